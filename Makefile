@@ -1,0 +1,99 @@
+# Needs Python >= 3.11, pip and make; everything else is installed into .venv from hashed locks.
+# Without make: python3 -m venv .venv, pip install --require-hashes -r requirements.lock, then the
+# commands below as they stand.
+
+PYTHON ?= python3
+PYTHON312 ?= python3.12
+WORKERS ?= 2
+MODEL ?= smollm2-135m
+PROMPT ?= What is the capital of France?
+# More arguments for the golden environment's pip, such as an index of CPU-only torch wheels.
+GOLDEN_PIP_ARGS ?=
+# `make lock LOCK_ARGS=--upgrade` moves every pin; without it existing pins stay where they can.
+LOCK_ARGS ?=
+UV_VERSION := 0.13.8
+
+INSTALL := -m pip --disable-pip-version-check install -qq
+LOCKED := $(INSTALL) --require-hashes
+COMPILE = .venv-lock/bin/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
+	--generate-hashes --no-emit-index-url --no-emit-find-links \
+	--custom-compile-command "make lock" $(LOCK_ARGS)
+IS_NEW_ENOUGH = -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ridgeline needs \
+	Python >= 3.11, this is " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
+
+export PROMPT
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-long check test-py312 golden lock clean
+
+help:  ## list these targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+run: .venv/.core  ## install, fetch the default model, answer a prompt (MODEL=..., PROMPT=...)
+	@.venv/bin/python -m scripts.generate --model=$(MODEL) --chat --prompt="$$PROMPT"
+
+test: .venv/.test  ## the suite, on WORKERS=2 processes
+	.venv/bin/python -m pytest -n $(WORKERS)
+
+test-long: .venv/.test  ## only the tests marked long
+	.venv/bin/python -m pytest -n $(WORKERS) -m long
+
+check: .venv/.test  ## format, lint, types, architecture
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/python -m pytest -q tests/test_architecture.py
+
+test-py312:  ## the suite on Python 3.12 and its newer jax; skipped where there is no python3.12
+	@PYENV_VERSION=3.12.1; export PYENV_VERSION; \
+	$(PYTHON312) -c 'import ensurepip, venv' 2>/dev/null || unset PYENV_VERSION; \
+	if $(PYTHON312) -c 'import ensurepip, venv' 2>/dev/null; then \
+		$(MAKE) .venv312/.test && echo ".venv312/bin/python -m pytest -n $(WORKERS)" && \
+		.venv312/bin/python -m pytest -n $(WORKERS); \
+	else \
+		echo "test-py312: SKIPPED, there is no $(PYTHON312) with venv on this machine"; \
+	fi
+
+golden: .venv-golden/.golden  ## recompute the goldens with transformers and compare
+	.venv-golden/bin/python tests/golden/make_golden.py --compare
+
+lock: .venv-lock/.uv  ## rewrite the hashed locks from pyproject.toml
+	$(COMPILE) -o requirements.lock
+	$(COMPILE) --extra test -c requirements.lock -o requirements-test.lock
+
+clean:  ## remove everything that make created
+	rm -rf .venv .venv312 .venv-golden .venv-lock .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build ridgeline.egg-info
+	find configs sharding layers inference scripts tests -name __pycache__ -prune -exec rm -rf {} +
+
+.venv/.python:
+	@$(PYTHON) $(IS_NEW_ENOUGH)
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/.core: requirements.lock .venv/.python
+	@echo "installing the locked dependencies into .venv (once, a minute or two)"
+	.venv/bin/python $(LOCKED) -r requirements.lock
+	@touch $@
+
+.venv/.test: requirements-test.lock .venv/.python
+	@echo "installing the locked dependencies and test tools into .venv (once, a minute or two)"
+	.venv/bin/python $(LOCKED) -r requirements-test.lock
+	@touch $@
+
+.venv312/.test: requirements-test.lock
+	$(PYTHON312) -m venv .venv312
+	.venv312/bin/python $(LOCKED) -r requirements-test.lock
+	@touch $@
+
+.venv-golden/.golden: pyproject.toml
+	@$(PYTHON) $(IS_NEW_ENOUGH)
+	$(PYTHON) -m venv .venv-golden
+	.venv-golden/bin/python $(INSTALL) $(GOLDEN_PIP_ARGS) $$(.venv-golden/bin/python -c \
+		"import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['golden'])")
+	@touch $@
+
+.venv-lock/.uv: Makefile
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python $(INSTALL) uv==$(UV_VERSION)
+	@touch $@

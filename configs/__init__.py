@@ -1,0 +1,1 @@
+"""What Ridgeline runs, as frozen data: models, caches, engine. Standard library only."""

@@ -1,0 +1,116 @@
+"""How the engine runs a model: how many sequences, how much cache, which step shapes."""
+
+import dataclasses
+
+from configs.errors import InputError
+from configs.model import ModelConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineConfig:
+    """Sizes and switches of an engine. Everything static about a step derives from these and the
+    model.
+
+    Attributes:
+        max_seqs: sequences that run at the same time (slots).
+        max_context: longest sequence in tokens; None is the model's own.
+        page_tokens: tokens a page holds.
+        cache_bytes: memory for pages; never more is taken than `max_seqs` full contexts need.
+        decode_rows: sizes of the decode rectangle to compile; a step uses the smallest that fits.
+        tile_tokens: query tokens of a prefill tile.
+        prefill_tiles: sizes of the prefill rectangle to compile, in tiles.
+        num_drafts: k, draft tokens a sequence may have verified in one step.
+        top_logprobs: alternatives reported beside each sampled or scored token.
+        penalties: count tokens, so that repetition, presence and frequency penalties can be asked
+            for.
+        deterministic: a token's bits depend on its own history only, not on neighbours or chunking.
+        seed: base of the random streams of requests without a seed; None draws one.
+    """
+
+    max_seqs: int = 32
+    max_context: int | None = None
+    page_tokens: int = 16
+    cache_bytes: int = 256 << 20
+    decode_rows: tuple[int, ...] = (2, 8, 16, 32)
+    tile_tokens: int = 64
+    prefill_tiles: tuple[int, ...] = (1, 4, 8)
+    num_drafts: int = 0
+    top_logprobs: int = 0
+    penalties: bool = False
+    deterministic: bool = False
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_seqs", "page_tokens", "tile_tokens", "cache_bytes"):
+            if getattr(self, name) < 1:
+                raise InputError(f"engine.{name} is at least 1, not {getattr(self, name)}")
+        for name in ("num_drafts", "top_logprobs"):
+            if getattr(self, name) < 0:
+                raise InputError(f"engine.{name} is at least 0, not {getattr(self, name)}")
+        for name in ("decode_rows", "prefill_tiles"):
+            sizes = getattr(self, name)
+            if not sizes or min(sizes) < 1:
+                raise InputError(f"engine.{name} lists at least one size >= 1, not {sizes}")
+        if 512 % self.page_tokens:
+            raise InputError(f"engine.page_tokens divides 512, {self.page_tokens} does not")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A whole run: what is run and how."""
+
+    model: ModelConfig
+    engine: EngineConfig = EngineConfig()
+
+    def __post_init__(self) -> None:
+        limit = self.engine.max_context
+        if limit is not None and not 1 <= limit <= self.model.max_context:
+            raise InputError(
+                f"engine.max_context is between 1 and the model's {self.model.max_context}, "
+                f"not {limit}"
+            )
+
+    @property
+    def max_context(self) -> int:
+        """Longest sequence in tokens."""
+        return self.engine.max_context or self.model.max_context
+
+    @property
+    def page_columns(self) -> int:
+        """P, entries of a page table: the longest sequence, in whole blocks of 512 tokens."""
+        return -(-self.max_context // 512) * (512 // self.engine.page_tokens)
+
+    def peak_pages(self, num_tokens: int) -> tuple[int, ...]:
+        """Pages a group, at most held at once by one sequence that grows to `num_tokens`."""
+        page, step = (
+            self.engine.page_tokens,
+            self.engine.tile_tokens * max(self.engine.prefill_tiles),
+        )
+        peaks = []
+        for group in self.model.page_groups:
+            window = group.spec.window
+            live = num_tokens if window is None else min(num_tokens, window + step + 2 * page)
+            peaks.append(-(-live // page))
+        return tuple(peaks)
+
+    @property
+    def num_pages(self) -> tuple[int, ...]:
+        """Pages each group gets of `cache_bytes`, in the proportion of a full sequence; page 0 is
+        the sink.
+        """
+        page, dtype = self.engine.page_tokens, self.model.dtype
+        peaks = self.peak_pages(self.max_context)
+        sizes = [group.bytes_per_page(dtype, page) for group in self.model.page_groups]
+        per_sequence = sum(n * size for n, size in zip(peaks, sizes, strict=True))
+        if not per_sequence:
+            return ()
+        sequences = min(self.engine.cache_bytes / per_sequence, self.engine.max_seqs)
+        return tuple(1 + max(1, int(sequences * n)) for n in peaks)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A file of `configs/runs`: a model by name (as `--model` takes it) and its engine."""
+
+    model: str
+    engine: EngineConfig = EngineConfig()

@@ -1,0 +1,71 @@
+"""`--set engine.max_seqs=64`: typed overrides of frozen dataclasses. An unknown key or a wrong type
+is an error.
+"""
+
+import ast
+import dataclasses
+import types
+import typing
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from configs.errors import InputError
+
+T = TypeVar("T")
+
+
+def apply(config: T, settings: Iterable[str]) -> T:
+    """Returns `config` with each 'path.to.field=value' replaced.
+
+    Raises:
+        InputError: a setting has no '=', names no field, or its value has the wrong type.
+    """
+    for setting in settings:
+        path, equals, value = setting.partition("=")
+        if not equals or not path:
+            raise InputError(f"--set takes key=value, not {setting!r}")
+        config = _replace(config, path.split("."), value, path)
+    return config
+
+
+def _replace(node: Any, keys: list[str], value: str, path: str) -> Any:
+    names = [field.name for field in dataclasses.fields(node)]
+    name, *rest = keys
+    if name not in names:
+        raise InputError(f"unknown key {path!r}: {name!r} is not one of {', '.join(names)}")
+    child = getattr(node, name)
+    if dataclasses.is_dataclass(child) != bool(rest):
+        raise InputError(
+            f"{path!r} names a whole section, a field of it is needed: "
+            f"{', '.join(field.name for field in dataclasses.fields(child))}"
+            if dataclasses.is_dataclass(child)
+            else f"unknown key {path!r}: {name!r} has no fields"
+        )
+    new = _replace(child, rest, value, path) if rest else _parse(node, name, value, path)
+    return dataclasses.replace(node, **{name: new})
+
+
+def _parse(node: Any, name: str, text: str, path: str) -> Any:
+    wanted = typing.get_type_hints(type(node))[name]
+    choices = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
+    if str in choices:
+        return text
+    try:
+        value = ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text, text))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        value = text
+    if float in choices and type(value) is int:
+        value = float(value)
+    if not any(_fits(value, choice) for choice in choices):
+        shown = " or ".join(getattr(choice, "__name__", str(choice)) for choice in choices)
+        raise InputError(f"{path}={text!r}: expected {shown}")
+    return value
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    if typing.get_origin(wanted) is tuple:
+        item = typing.get_args(wanted)[0]
+        return isinstance(value, tuple) and all(_fits(element, item) for element in value)
+    if wanted in (None, types.NoneType):
+        return value is None
+    return type(value) is wanted

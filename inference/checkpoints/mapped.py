@@ -1,0 +1,82 @@
+"""Opening checkpoint files: mapped read-only, with the reasons why not in one line."""
+
+import json
+import mmap
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from configs.errors import InputError
+
+_MAX_JSON_BYTES = 100 << 20
+
+
+def map_file(path: Path) -> mmap.mmap:
+    """The whole file as read-only memory.
+
+    Raises:
+        InputError: it is missing, unreadable, empty or not a regular file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO must not block the open
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(f"{path}: not a regular file")
+        if status.st_size == 0:
+            raise InputError(f"{path}: the file is empty")
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    finally:
+        os.close(descriptor)
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 text file of at most 100 MiB.
+
+    Raises:
+        InputError: as `map_file`, or the file is too large or not UTF-8.
+    """
+    with map_file(path) as data:
+        if len(data) > _MAX_JSON_BYTES:
+            raise InputError(f"{path}: {len(data)} bytes; at most {_MAX_JSON_BYTES} are accepted")
+        try:
+            return data[:].decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}: not UTF-8 text ({error.reason})") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        InputError: as `read_text`, or the text is not one JSON object.
+    """
+    return parse_json(read_text(path), str(path))
+
+
+def parse_json(text: str | bytes, label: str) -> dict[str, Any]:
+    """The JSON object in `text`; no key may appear twice.
+
+    Raises:
+        InputError: the text is not that; `label` says where it came from.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_unique)
+    except RecursionError:
+        raise InputError(f"{label}: JSON nested too deeply") from None
+    except ValueError as error:
+        raise InputError(f"{label}: not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{label}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"duplicate key {next(n for n in names if names.count(n) > 1)!r}")
+    return value

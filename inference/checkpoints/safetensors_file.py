@@ -1,0 +1,127 @@
+"""Safetensors, single or sharded. Pickles are refused: loading one runs its author's code."""
+
+import functools
+import mmap
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import safetensors
+
+from configs.errors import InputError
+from inference.checkpoints import mapped
+from inference.checkpoints.tensor_source import TensorSource
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+_FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F64": np.float64}
+
+
+def open_directory(directory: Path) -> TensorSource:
+    """The tensors of a Hugging Face directory.
+
+    Raises:
+        InputError: no safetensors, an unsound file, or an index that disagrees with its shards.
+    """
+    if (directory / INDEX).exists():
+        return _open_sharded(directory)
+    if (directory / SINGLE).exists():
+        return open_file(directory / SINGLE)
+    pickles = [
+        p.name for p in directory.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+    ]
+    if pickles:
+        raise InputError(
+            f"{directory}: {sorted(pickles)[0]} is a pickle, which can run code when loaded; "
+            "only .safetensors is accepted (convert it where you trust it)"
+        )
+    raise InputError(f"{directory}: no weights; expected {SINGLE} or {INDEX}")
+
+
+def open_file(path: Path) -> TensorSource:
+    """The tensors of one file.
+
+    Raises:
+        InputError: the file is unsound, or holds a tensor that is not floating point.
+    """
+    data, tensors, _ = _header(path)
+    shapes = {name: shape for name, (shape, _, _) in tensors.items()}
+    return TensorSource(str(path), shapes, functools.partial(_read, data, tensors))
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The free-form strings in a file's header.
+
+    Raises:
+        InputError: the file is unsound.
+    """
+    return _header(path)[2]
+
+
+_Tensors = dict[str, tuple[tuple[int, ...], Any, int]]  # shape, dtype, position
+
+
+def _header(path: Path) -> tuple[mmap.mmap, _Tensors, dict[str, str]]:
+    data = mapped.map_file(path)
+    try:
+        # The library proves the header sound: lengths, offsets, overlaps, holes.
+        with safetensors.safe_open(path, framework="np"):
+            pass
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise InputError(f"{path}: not a valid safetensors file ({error})") from None
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = mapped.parse_json(data[8:start], str(path))
+    metadata = header.pop("__metadata__", {})
+    tensors: _Tensors = {}
+    for name, entry in header.items():
+        if entry["dtype"] not in _FLOATS:
+            raise InputError(
+                f"{path}: tensor {name!r} has type {entry['dtype']}; valid: {', '.join(_FLOATS)}"
+            )
+        position = start + entry["data_offsets"][0]
+        tensors[name] = (tuple(entry["shape"]), np.dtype(_FLOATS[entry["dtype"]]), position)
+    return data, tensors, metadata
+
+
+def _read(data: mmap.mmap, tensors: _Tensors, name: str, start: int, stop: int) -> np.ndarray:
+    shape, dtype, position = tensors[name]
+    row = int(np.prod(shape[1:]))
+    values = np.frombuffer(
+        data, dtype, (stop - start) * row, position + start * row * dtype.itemsize
+    )
+    return values.reshape(stop - start, *shape[1:])
+
+
+def _open_sharded(directory: Path) -> TensorSource:
+    index = directory / INDEX
+    weight_map = mapped.read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise InputError(f"{index}: 'weight_map' must be an object of tensor name -> file name")
+    for name, shard in weight_map.items():
+        if (
+            not isinstance(shard, str)
+            or Path(shard).name != shard
+            or not shard.endswith(".safetensors")
+        ):
+            raise InputError(
+                f"{index}: tensor {name!r} is in {shard!r}; "
+                "valid: a .safetensors file of this directory"
+            )
+    shards = {shard: open_file(directory / shard) for shard in sorted(set(weight_map.values()))}
+    for shard, source in shards.items():
+        for name in source.shapes:
+            if weight_map.get(name) != shard:
+                raise InputError(
+                    f"{index}: tensor {name!r} is in {shard}, the index says {weight_map.get(name)}"
+                )
+    for name, shard in weight_map.items():
+        if name not in shards[shard].shapes:
+            raise InputError(f"{index}: tensor {name!r} is not in {shard}")
+
+    def read(name: str, start: int, stop: int) -> np.ndarray:
+        return shards[weight_map[name]].read(name, start, stop)
+
+    shapes = {name: shards[shard].shapes[name] for name, shard in weight_map.items()}
+    return TensorSource(str(directory), shapes, read)

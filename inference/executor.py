@@ -1,0 +1,135 @@
+"""Device state and the executables that advance it: one compiled program a `StepShape`, never one
+more after warm-up.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+
+from configs.engine import Config
+from inference import batch as batches
+from inference import sampling, step
+from inference.request import Sequence
+from inference.scheduler import Admission, Plan
+from inference.shapes import StepShape
+from layers import decoder, kv_cache
+from layers.mixer import Mixer
+from layers.params import Params
+
+_ADMISSIONS = 8  # rows of the admission program; more arrive in several calls
+
+
+class Executor:
+    """Owns parameters, cache and slots of one engine."""
+
+    def __init__(
+        self, config: Config, params: Params, mixers: Mapping[str, Mixer] = decoder.MIXERS
+    ):
+        self.config = config
+        self.params = params
+        self._mixers = mixers
+        self._compiled: dict[StepShape | None, Any] = {}
+        self._sealed = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Empty cache and slots: at the start, and after a failed step has lost them."""
+        engine = self.config.engine
+        self.cache = kv_cache.init(
+            self.config.model, self.config.num_pages, engine.page_tokens, engine.max_seqs,
+            engine.num_drafts,
+        )  # fmt: skip
+        self.slots = step.init_slots(self.config)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of pages and states."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self.cache))
+
+    def compiled(self, shape: StepShape) -> Any:
+        """The executable of a shape, compiled at first use.
+
+        Raises:
+            RuntimeError: warm-up is over and the shape is not among those it compiled.
+        """
+        if shape not in self._compiled:
+            if self._sealed:
+                raise RuntimeError(f"{shape} was not compiled at warm-up")
+            self._compiled[shape] = self._compile_step(shape)
+        return self._compiled[shape]
+
+    def warm_up(
+        self, shapes: Iterable[StepShape], progress: Callable[[], None] = lambda: None
+    ) -> None:
+        """Compiles these shapes, two at a time, and refuses to compile any other afterwards."""
+
+        def compile_one(shape: StepShape) -> None:
+            self.compiled(shape)
+            progress()
+
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(compile_one, shapes))
+        self._compiled_admit()
+        self._sealed = True
+
+    def admit(self, admissions: tuple[Admission, ...]) -> None:
+        """Writes the slot rows of sequences that start, fork or resume."""
+        vocab = self.config.model.vocab_size
+        for first in range(0, len(admissions), _ADMISSIONS):
+            some = admissions[first : first + _ADMISSIONS]
+            rows = [sampling_row(admission.sequence, vocab) for admission in some]
+            arrays = batches.build_admissions(
+                some, rows, sampling.neutral_row(vocab), _ADMISSIONS, self.config
+            )
+            self.cache, self.slots = self._compiled_admit()(self.cache, self.slots, arrays)
+
+    def run(self, plan: Plan) -> step.Output:
+        """Runs a plan on the device and waits for what the host must know, as numpy arrays."""
+        self.admit(plan.admissions)
+        arrays = batches.build(plan, self.config)
+        executable = self.compiled(plan.shape)
+        self.cache, self.slots, output = executable(self.params, self.cache, self.slots, arrays)
+        return jax.tree.map(np.asarray, output)
+
+    def _compile_step(self, shape: StepShape) -> Any:
+        arrays = batches.build(Plan(shape, (), (), ()), self.config)
+        program = functools.partial(step.step, config=self.config, shape=shape, mixers=self._mixers)
+        arguments = jax.tree.map(_abstract, (self.params, self.cache, self.slots, arrays))
+        return jax.jit(program, donate_argnums=(1, 2)).lower(*arguments).compile()
+
+    def _compiled_admit(self) -> Any:
+        if None not in self._compiled:
+            neutral = sampling.neutral_row(self.config.model.vocab_size)
+            arrays = batches.build_admissions((), [], neutral, _ADMISSIONS, self.config)
+            program = functools.partial(step.admit, config=self.config)
+            arguments = jax.tree.map(_abstract, (self.cache, self.slots, arrays))
+            self._compiled[None] = (
+                jax.jit(program, donate_argnums=(0, 1)).lower(*arguments).compile()
+            )
+        return self._compiled[None]
+
+
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+def sampling_row(sequence: Sequence, vocab_size: int) -> dict[str, np.ndarray]:
+    """A request's parameters as one row of `SlotSampling`."""
+    params, row = sequence.params, sampling.neutral_row(vocab_size)
+    for name in ("temperature", "top_k", "top_p", "min_p", "repetition", "presence", "frequency"):
+        row[name] = np.asarray(getattr(params, name), row[name].dtype)
+    seed = sequence.seed % 2**64
+    row["seed"] = np.asarray([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
+    row["prompt_length"] = np.asarray(sequence.num_prompt_tokens, np.int32)
+    row["min_tokens"] = np.asarray(params.min_tokens, np.int32)
+    ends = sorted(sequence.eos_ids | set(params.stop_ids))[: row["stop_ids"].size]
+    row["stop_ids"][: len(ends)] = ends
+    bias = params.logit_bias[: row["bias_ids"].size]
+    row["bias_ids"][: len(bias)] = [token for token, _ in bias]
+    row["bias_values"][: len(bias)] = [value for _, value in bias]
+    row["allowed"] = sampling.pack_mask(vocab_size, params.allowed_ids, params.banned_ids)
+    return row

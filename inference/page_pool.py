@@ -1,0 +1,77 @@
+"""Which page belongs to whom: free lists and reference counts, one pool a page group. No device
+memory here.
+"""
+
+from collections.abc import Iterable, Sequence
+
+
+class PagePool:
+    """Physical pages by group. Page 0 of each group is the sink of padding and is never handed
+    out.
+    """
+
+    def __init__(self, num_pages: Sequence[int]):
+        """`num_pages` counts each group's pages, the sink included."""
+        self._num_pages = tuple(num_pages)
+        self._free = [list(range(n - 1, 0, -1)) for n in num_pages]
+        self._references = [[0] * n for n in num_pages]
+
+    @property
+    def num_groups(self) -> int:
+        """Page groups."""
+        return len(self._num_pages)
+
+    @property
+    def num_free_pages(self) -> tuple[int, ...]:
+        """Free pages of each group."""
+        return tuple(map(len, self._free))
+
+    @property
+    def num_usable_pages(self) -> tuple[int, ...]:
+        """Pages of each group that can ever be held."""
+        return tuple(n - 1 for n in self._num_pages)
+
+    def can_allocate(self, needs: Sequence[int]) -> bool:
+        """Whether every group has the pages."""
+        return all(n <= len(free) for n, free in zip(needs, self._free, strict=True))
+
+    def allocate(self, group: int, n: int) -> list[int]:
+        """Takes n free pages, each with one reference; the caller has asked `can_allocate`."""
+        pages = [self._free[group].pop() for _ in range(n)]
+        for page in pages:
+            self._references[group][page] = 1
+        return pages
+
+    def share(self, group: int, pages: Iterable[int]) -> None:
+        """Adds a reference to pages that are held already."""
+        for page in pages:
+            self._references[group][page] += 1
+
+    def release(self, group: int, pages: Iterable[int]) -> None:
+        """Drops a reference; a page without any is free again. Sinks are skipped."""
+        references = self._references[group]
+        for page in pages:
+            if page:
+                references[page] -= 1
+                if not references[page]:
+                    self._free[group].append(page)
+
+    def check_integrity(self, holders: Iterable[Sequence[Sequence[int]]]) -> None:
+        """Compares the books with the page lists (one a group) of all who hold pages.
+
+        Raises:
+            RuntimeError: a page is lost, free while held, or counted wrongly.
+        """
+        holders = list(holders)
+        for group, references in enumerate(self._references):
+            held = [0] * len(references)
+            for lists in holders:
+                for page in lists[group] if lists else ():
+                    held[page] += 1
+            held[0] = 0
+            if held != references:
+                wrong = [p for p, n in enumerate(held) if n != references[p]]
+                raise RuntimeError(f"group {group}: pages {wrong[:5]} are counted wrongly")
+            free = self._free[group]
+            if sorted(free) != [p for p in range(1, len(held)) if not held[p]]:
+                raise RuntimeError(f"group {group}: free pages and unheld pages differ")

@@ -1,0 +1,189 @@
+"""What is asked, and how far it has come. Integers and text only."""
+
+import dataclasses
+import enum
+import math
+from collections.abc import Sequence as Tokens
+
+from configs.errors import InputError
+
+MAX_STOP_IDS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingParams:
+    """How to continue a prompt. Filters apply in the order of `inference/sampling.py`.
+
+    Attributes:
+        max_new_tokens: tokens to generate at most; 0 scores the prompt instead.
+        temperature: 0 is greedy.
+        top_k, top_p, min_p: kept candidates: the k most likely, the smallest set of mass p, those
+            at least min_p times as likely as the best. 0, 1 and 0 keep all.
+        repetition, presence, frequency: penalties on tokens seen (prompt and output; output; output
+            by count).
+        logit_bias: {token id: addend}.
+        allowed_ids, banned_ids: only these, never these.
+        min_tokens: end and stop tokens are banned before as many were generated.
+        stop: strings that end the text (excluded from it).
+        stop_ids: tokens that end the sequence, beside the model's own.
+        ignore_eos: the model's own end tokens do not end the sequence.
+        seed: 64-bit; the same request with the same seed gives the same tokens, whatever runs
+            beside it.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_ids: tuple[int, ...] | None = None
+    banned_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        limits = {
+            "max_new_tokens": (0, math.inf),
+            "temperature": (0, 100),
+            "top_k": (0, 2**31 - 1),
+            "top_p": (0, 1),
+            "min_p": (0, 1),
+            "presence": (-2, 2),
+            "frequency": (-2, 2),
+            "repetition": (0, 100),
+            "min_tokens": (0, 2**31 - 1),
+        }
+        for name, (low, high) in limits.items():
+            value = getattr(self, name)
+            if not (isinstance(value, (int, float)) and low <= value <= high):  # NaN fails both
+                raise InputError(f"{name} is a number from {low} to {high}, not {value}")
+        for name in ("top_p", "repetition"):
+            if not getattr(self, name):
+                raise InputError(f"{name} is above 0")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise InputError(f"seed is a 64-bit integer, not {self.seed}")
+        if any(not text for text in self.stop):
+            raise InputError("a stop string has at least one character")
+        if len(self.stop_ids) > MAX_STOP_IDS // 2:
+            raise InputError(f"at most {MAX_STOP_IDS // 2} stop_ids, not {len(self.stop_ids)}")
+        if any(not math.isfinite(bias) for _, bias in self.logit_bias):
+            raise InputError("a logit bias is a finite number; banned_ids bans a token")
+
+    @property
+    def needs_counts(self) -> bool:
+        """Whether penalties must know which tokens occurred."""
+        return self.repetition != 1 or self.presence != 0 or self.frequency != 0
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether plain argmax of the model's own logits is what is asked."""
+        return (
+            self.temperature == 0
+            and not self.needs_counts
+            and not (self.logit_bias or self.banned_ids or self.min_tokens)
+            and self.allowed_ids is None
+        )
+
+
+class Status(enum.Enum):
+    """Where a sequence stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(enum.StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclasses.dataclass(eq=False)
+class Sequence:
+    """One running request: its tokens and what is computed of them.
+
+    `tokens[:num_computed_tokens]` are in the cache; the rest (after the prompt is computed: one
+    token) is still to be fed.
+
+    Attributes:
+        id: names the sequence to callers.
+        params: what was asked.
+        tokens: prompt, then output.
+        num_prompt_tokens: length of the prompt.
+        eos_ids: the model's end tokens that count for this request.
+        seed: 64-bit key of the random stream.
+        slot: row of the device state while running.
+        pages: one page list a group; entry i holds positions [i, i + 1) * page_tokens, 0 where
+            given back.
+        logprobs: of each output token, the model's own.
+        top_logprobs: alternatives of each output token as (ids, log-probabilities).
+        prompt_logprobs: of each prompt token after the first, for requests that score.
+        drafts: tokens proposed for the next step, to be verified.
+        needs_commit: not schedulable while in flight (the host must see its tokens first).
+    """
+
+    id: int
+    params: SamplingParams
+    tokens: list[int]
+    num_prompt_tokens: int
+    eos_ids: frozenset[int] = frozenset()
+    seed: int = 0
+    status: Status = Status.WAITING
+    finish_reason: FinishReason | None = None
+    slot: int | None = None
+    num_computed_tokens: int = 0
+    pages: list[list[int]] = dataclasses.field(default_factory=list)
+    logprobs: list[float] = dataclasses.field(default_factory=list)
+    top_logprobs: list[tuple[Tokens[int], Tokens[float]]] = dataclasses.field(default_factory=list)
+    prompt_logprobs: list[float] = dataclasses.field(default_factory=list)
+    prompt_top_logprobs: list[tuple[Tokens[int], Tokens[float]]] = dataclasses.field(
+        default_factory=list
+    )
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def output_tokens(self) -> list[int]:
+        """Tokens generated so far."""
+        return self.tokens[self.num_prompt_tokens :]
+
+    @property
+    def num_output_tokens(self) -> int:
+        """How many tokens were generated."""
+        return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def scores(self) -> bool:
+        """Whether the prompt is scored instead of continued."""
+        return self.params.max_new_tokens == 0
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Known tokens that are not in the cache yet; a scored prompt's last token predicts
+        nothing.
+        """
+        return len(self.tokens) - self.num_computed_tokens - self.scores
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether more than the newest token is still to be fed."""
+        return self.scores or self.num_pending_tokens > 1
+
+    @property
+    def max_tokens(self) -> int:
+        """Length the sequence can reach."""
+        return self.num_prompt_tokens + self.params.max_new_tokens
+
+    def is_end(self, token: int) -> bool:
+        """Whether a generated token ends the sequence."""
+        return token in self.eos_ids or token in self.params.stop_ids

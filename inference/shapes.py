@@ -1,0 +1,81 @@
+"""The static side of a step: which rectangles it has, and whether rows are sampled in full or
+scored.
+"""
+
+import dataclasses
+
+from configs.engine import EngineConfig
+
+_DETERMINISTIC_ROWS = 8  # below, XLA's CPU backend sums a product's rows in another order
+
+
+@dataclasses.dataclass(frozen=True)
+class StepShape:
+    """The key of one compiled executable.
+
+    Attributes:
+        decode: (rows, 1 + k) of the decode rectangle.
+        prefill: (tiles, tokens each) of the prefill rectangle.
+        scored: log-probabilities of `targets` are computed for every prefill token.
+        sampler: 'greedy' (argmax) or 'full' (every filter).
+    """
+
+    decode: tuple[int, int]
+    prefill: tuple[int, int]
+    scored: bool = False
+    sampler: str = "full"
+
+    @property
+    def num_rows(self) -> int:
+        """R: rows of both rectangles."""
+        return self.decode[0] + self.prefill[0]
+
+    @property
+    def num_tokens(self) -> int:
+        """T: packed tokens."""
+        return self.decode[0] * self.decode[1] + self.prefill[0] * self.prefill[1]
+
+    @property
+    def num_logits(self) -> int:
+        """Q: rows of logits; every decode token and the last token of a tile."""
+        return self.decode[0] * self.decode[1] + self.prefill[0]
+
+    def covers(self, rows: int, tiles: int, scored: bool, sampler: str) -> bool:
+        """Whether a step with these needs fits."""
+        return (
+            self.decode[0] >= rows
+            and self.prefill[0] >= tiles
+            and self.scored >= scored
+            and (self.sampler == "full" or sampler == "greedy")
+        )
+
+
+def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
+    """Every shape the engine may run, cheapest first: steady decoding has its own greedy
+    executables, mixed steps share one sampler, scoring has one step of its own and one that
+    decoding can ride on.
+    """
+    width, least = 1 + engine.num_drafts, _DETERMINISTIC_ROWS if engine.deterministic else 1
+    rows = sorted(
+        {min(max(size, least), max(engine.max_seqs, least)) for size in engine.decode_rows}
+    )
+    if rows[-1] < engine.max_seqs:
+        rows.append(engine.max_seqs)
+    tiles = [(n, engine.tile_tokens) for n in sorted(set(engine.prefill_tiles))]
+    none = (0, engine.tile_tokens)
+    riders = sorted({next(size for size in rows if size >= min(8, rows[-1])), rows[-1]})
+    shapes = [StepShape((n, width), none, sampler=s) for n in rows for s in ("greedy", "full")]
+    shapes += [StepShape((n, width), tile) for n in (0, *riders) for tile in tiles]
+    shapes += [StepShape((n, width), tiles[-1], scored=True) for n in (0, rows[-1])]
+    return tuple(sorted(shapes, key=_cost))
+
+
+def choose(
+    shapes: tuple[StepShape, ...], rows: int, tiles: int, scored: bool, sampler: str
+) -> StepShape:
+    """The cheapest shape that covers a step's needs."""
+    return next(shape for shape in shapes if shape.covers(rows, tiles, scored, sampler))
+
+
+def _cost(shape: StepShape) -> tuple[int, int, bool, bool]:
+    return shape.num_tokens, shape.num_logits, shape.scored, shape.sampler == "full"

@@ -1,0 +1,17 @@
+"""The one projection. Every precision is a leaf type behind it; model code never branches on it."""
+
+import jax
+import jax.numpy as jnp
+
+_MIN_ROWS = 2  # XLA's CPU backend converts the whole weight to float32 for a single bfloat16 row
+
+
+def linear(x_TD: jax.Array, w_FD: jax.Array) -> jax.Array:
+    """x w^T: [T, D] x [F, D] -> float32 [T, F], in the weight's own precision with float32 sums."""
+    rows = x_TD.shape[0]
+    if rows < _MIN_ROWS:
+        x_TD = jnp.pad(x_TD, ((0, _MIN_ROWS - rows), (0, 0)))
+    y_TF = jax.lax.dot_general(
+        x_TD.astype(w_FD.dtype), w_FD, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+    )
+    return y_TF[:rows]

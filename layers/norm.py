@@ -1,0 +1,14 @@
+"""Normalization, always in float32."""
+
+import jax
+import jax.numpy as jnp
+
+
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float, offset: float = 0.0) -> jax.Array:
+    """RMSNorm (Zhang & Sennrich 2019, arXiv 1910.07467) over the last axis: float32 of x's shape.
+
+    `offset` is added to the stored weight (Gemma stores w - 1).
+    """
+    x = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
+    return x * scale * (weight.astype(jnp.float32) + offset)

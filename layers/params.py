@@ -1,0 +1,79 @@
+"""One declaration per parameter. Random values, shardings, byte counts and checkpoint checks all
+derive from it.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Params = Any  # a pytree of arrays with the structure of its declaration
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamInfo:
+    """A parameter before it exists.
+
+    Attributes:
+        shape: matrices are [out, in], so that a product reads rows.
+        dtype: stored type.
+        logical_axes: one name (or None) a dimension, mapped to mesh axes by `sharding/rules.py`.
+        init: 'normal' (variance 1 / fan-in) or 'zeros' or 'ones'.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    logical_axes: tuple[str | None, ...]
+    init: str = "normal"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes the parameter occupies."""
+        return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
+
+
+def is_info(node: Any) -> bool:
+    """Whether a node of a declaration is a leaf."""
+    return isinstance(node, ParamInfo)
+
+
+def init(infos: Any, seed: int = 0) -> Params:
+    """Random parameters for a declaration, each from its own stream of `seed`."""
+    leaves, tree = jax.tree.flatten(infos, is_leaf=is_info)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    return jax.tree.unflatten(tree, [_init_leaf(i, k) for i, k in zip(leaves, keys, strict=True)])
+
+
+def _init_leaf(info: ParamInfo, key: jax.Array) -> jax.Array:
+    if info.init == "normal":
+        values = jax.random.normal(key, info.shape, jnp.float32) * info.shape[-1] ** -0.5
+        return values.astype(info.dtype)
+    return jnp.full(info.shape, 0.0 if info.init == "zeros" else 1.0, info.dtype)
+
+
+def abstract(infos: Any) -> Any:
+    """Shapes and dtypes without arrays, for compiling ahead of time."""
+    return jax.tree.map(lambda i: jax.ShapeDtypeStruct(i.shape, i.dtype), infos, is_leaf=is_info)
+
+
+def num_bytes(infos: Any) -> int:
+    """Bytes of all parameters."""
+    return sum(info.num_bytes for info in jax.tree.leaves(infos, is_leaf=is_info))
+
+
+def flatten(tree: Any) -> dict[str, Any]:
+    """{'layers/3/mixer/qkv': leaf} for a tree of parameters or of their declarations."""
+    leaves, _ = jax.tree.flatten_with_path(tree, is_leaf=is_info)
+    return {"/".join(_key_name(key) for key in path): leaf for path, leaf in leaves}
+
+
+def _key_name(key: Any) -> str:
+    return str(getattr(key, "key", getattr(key, "idx", key)))
+
+
+def unflatten(infos: Any, leaves: dict[str, Any]) -> Params:
+    """Inverse of `flatten`, in the structure of `infos`."""
+    tree = jax.tree.structure(infos, is_leaf=is_info)
+    return jax.tree.unflatten(tree, [leaves[path] for path in flatten(infos)])

@@ -1,0 +1,70 @@
+"""How mixers see a step: rectangles of query tokens, each row belonging to one sequence.
+
+A step packs decode rows [C, 1 + k] and prefill tiles [C, tile tokens] into one [T]. Token-wise
+layers see [T, D]; mixers look at the rectangles, whose rows know their slot, positions and pages.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+
+@struct.dataclass
+class Rectangle:
+    """C rows of W consecutive query tokens. Padding tokens have position 0 and are not valid."""
+
+    slot_C: jax.Array  # i32[C], the last slot is the sink of padding rows
+    position_CW: jax.Array  # i32[C, W]
+    valid_CW: jax.Array  # bool[C, W]
+    tables: tuple[jax.Array, ...]  # i32[C, P] a page group; entry 0 is the sink page
+
+    @property
+    def num_tokens(self) -> int:
+        """Packed tokens of the rectangle, padding included."""
+        return self.position_CW.size
+
+
+@struct.dataclass
+class Ragged:
+    """The rectangles of one step, in packing order."""
+
+    rectangles: tuple[Rectangle, ...]
+
+    @property
+    def position_T(self) -> jax.Array:
+        """i32[T]: position of each packed token in its sequence."""
+        return jnp.concatenate([r.position_CW.reshape(-1) for r in self.rectangles])
+
+    @property
+    def valid_T(self) -> jax.Array:
+        """bool[T]: False for padding."""
+        return jnp.concatenate([r.valid_CW.reshape(-1) for r in self.rectangles])
+
+    def split(self, x: jax.Array) -> list[jax.Array]:
+        """[T, ...] -> one [C, W, ...] a rectangle."""
+        parts, start = [], 0
+        for rectangle in self.rectangles:
+            part = x[start : start + rectangle.num_tokens]
+            parts.append(part.reshape(*rectangle.position_CW.shape, *x.shape[1:]))
+            start += rectangle.num_tokens
+        return parts
+
+    def page_T(self, group: int, page_tokens: int) -> tuple[jax.Array, jax.Array]:
+        """Where each token's cache entry lives: page id and offset, i32[T] each; padding goes to
+        page 0.
+        """
+        pages = []
+        for rectangle in self.rectangles:
+            table_CP, position_CW = rectangle.tables[group], rectangle.position_CW
+            page_CW = jnp.take_along_axis(table_CP, position_CW // page_tokens, axis=1)
+            pages.append(jnp.where(rectangle.valid_CW, page_CW, 0).reshape(-1))
+        return jnp.concatenate(pages), self.position_T % page_tokens
+
+
+def contiguous(num_rows: int, num_tokens: int) -> Ragged:
+    """Rows that start at position 0 and have no cache: training, scoring without pages, the naive
+    decoder.
+    """
+    position_CW = jnp.broadcast_to(jnp.arange(num_tokens, dtype=jnp.int32), (num_rows, num_tokens))
+    slot_C = jnp.arange(num_rows, dtype=jnp.int32)
+    return Ragged((Rectangle(slot_C, position_CW, jnp.ones(position_CW.shape, bool), ()),))

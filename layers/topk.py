@@ -1,0 +1,91 @@
+"""Largest entries and exact thresholds of rows of logits, without sorting a vocabulary.
+
+Two levels: the maximum of each group of 128 entries, then a search inside the best groups only. On
+XLA's CPU backend that is 10 x cheaper than `jnp.argmax` and 100 x cheaper than a sort at 32 rows of
+49,152.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+GROUP = 128  # entries a group; of 64 to 512 the cheapest in the sum of both levels
+
+
+def pad_to_groups(x_QV: jax.Array) -> jax.Array:
+    """Appends -inf up to a multiple of `GROUP` entries; free where V is one already."""
+    return jnp.pad(x_QV, ((0, 0), (0, -x_QV.shape[1] % GROUP)), constant_values=-jnp.inf)
+
+
+def group_maxima(x_QV: jax.Array) -> jax.Array:
+    """Maximum of each group: [Q, V / GROUP]; V must be a multiple of `GROUP`."""
+    return x_QV.reshape(x_QV.shape[0], -1, GROUP).max(axis=-1)
+
+
+def take_groups(x_QV: jax.Array, groups_QJ: jax.Array) -> jax.Array:
+    """The entries of the chosen groups, side by side: [Q, J * GROUP]."""
+    x_QJG = x_QV.reshape(x_QV.shape[0], -1, GROUP)
+    return jnp.take_along_axis(x_QJG, groups_QJ[:, :, None], axis=1).reshape(x_QV.shape[0], -1)
+
+
+def group_ids(groups_QJ: jax.Array) -> jax.Array:
+    """Column numbers of the entries that `take_groups` returns: i32[Q, J * GROUP]."""
+    ids_QJG = groups_QJ[:, :, None] * GROUP + jnp.arange(GROUP, dtype=jnp.int32)
+    return ids_QJG.astype(jnp.int32).reshape(groups_QJ.shape[0], -1)
+
+
+def argmax(x_QV: jax.Array) -> jax.Array:
+    """`jnp.argmax(x_QV, axis=-1)`, the first of equals: i32[Q]; for a row with NaN, any id."""
+    x_QV = pad_to_groups(x_QV)
+    groups_Q1 = jnp.argmax(group_maxima(x_QV), axis=-1)[:, None]
+    offset_Q = jnp.argmax(take_groups(x_QV, groups_Q1), axis=-1)
+    return (groups_Q1[:, 0] * GROUP + offset_Q).astype(jnp.int32)
+
+
+def top_n(x_QV: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
+    """`lax.top_k(x_QV, n)`: values [Q, n] in falling order and ids i32[Q, n], equals by rising id.
+
+    Exact: an entry outside of the n best groups has n group maxima larger, or equal and earlier.
+    """
+    x_QV = pad_to_groups(x_QV)
+    maxima = group_maxima(x_QV)
+    _, groups_QJ = lax.top_k(maxima, min(n, maxima.shape[1]))
+    groups_QJ = jnp.sort(groups_QJ, axis=-1)  # equals then come in the order of their ids
+    found = lax.top_k(take_groups(x_QV, groups_QJ), n)
+    # A caller's slice, merged into that of top_k, hides it from XLA: a full sort, 20 x slower.
+    values_Qn, offset_Qn = lax.optimization_barrier(found)
+    groups_Qn = jnp.take_along_axis(groups_QJ, offset_Qn // GROUP, axis=1)
+    ids_Qn = (groups_Qn * GROUP + offset_Qn % GROUP).astype(jnp.int32)
+    return values_Qn, ids_Qn
+
+
+def ordered_key(x: jax.Array) -> jax.Array:
+    """u32 that orders like the float32 `x`; both zeros share one key."""
+    bits = lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.uint32)
+    return bits ^ jnp.where(bits >> 31, jnp.uint32(0xFFFFFFFF), jnp.uint32(0x80000000))
+
+
+def value_of_key(key: jax.Array) -> jax.Array:
+    """The float32 of a key; -inf for keys below all numbers, such as 0."""
+    key = jnp.maximum(key, jnp.uint32(0x007FFFFF))  # the key of -inf
+    bits = key ^ jnp.where(key >> 31, jnp.uint32(0x80000000), jnp.uint32(0xFFFFFFFF))
+    return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def mass_key(key_QV: jax.Array, weight_QV: jax.Array, mass_Q: jax.Array) -> jax.Array:
+    """Largest key such that the entries at or above it weigh `mass_Q` or more: u32[Q].
+
+    Found bit by bit, in 32 passes over the row. Weights of 1 give the key of the mass_Q-th largest.
+
+    Args:
+        key_QV: u32, from `ordered_key`.
+        weight_QV: f32, not negative.
+        mass_Q: f32 in (0, the row's sum of weights].
+    """
+
+    def try_bit(i: jax.Array, found_Q: jax.Array) -> jax.Array:
+        trial_Q = found_Q | (jnp.uint32(0x80000000) >> i.astype(jnp.uint32))
+        above_Q = jnp.where(key_QV >= trial_Q[:, None], weight_QV, 0.0).sum(axis=-1)
+        return jnp.where(above_Q >= mass_Q, trial_Q, found_Q)
+
+    return lax.fori_loop(0, 32, try_bit, jnp.zeros(key_QV.shape[0], jnp.uint32))

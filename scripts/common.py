@@ -1,0 +1,125 @@
+"""What the apps share: flags that name a model, exit statuses, progress on stderr."""
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags, logging
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from configs import overrides
+from configs.engine import Config, Run
+from configs.errors import InputError
+
+_MODEL = flags.DEFINE_string(
+    "model", "smollm2-135m", "Preset name, Hugging Face directory or .gguf file."
+)
+_RUN = flags.DEFINE_string("config", None, "A whole run: configs/runs/NAME.py.")
+_SET = flags.DEFINE_multi_string("set", [], "Overrides a field: engine.max_seqs=64 (repeatable).")
+JSON = flags.DEFINE_bool("json", False, "Print one JSON object on stdout, nothing else.")
+
+console = Console(stderr=True)
+
+
+def run(main: Callable[[Sequence[str]], None]) -> None:
+    """Runs an app: exit 0 done, 1 the work failed (one line on stderr), 2 bad flags."""
+
+    def guarded(argv: Sequence[str]) -> None:
+        logging.set_verbosity(logging.WARNING)
+        try:
+            if len(argv) > 1:
+                raise InputError(f"unexpected argument {argv[1]!r}: every input is a flag")
+            main(argv)
+        except InputError as error:
+            fail(str(error))
+        except KeyboardInterrupt:
+            fail("interrupted")
+
+    app.run(guarded, flags_parser=_parse_flags)
+
+
+def fail(message: str) -> None:
+    """Ends the process with one line on stderr and status 1."""
+    print("error:", " ".join(message.split()), file=sys.stderr)
+    sys.exit(1)
+
+
+def resolve_config(engine_defaults: dict[str, Any]) -> tuple[Any, Config]:
+    """The checkpoint that --model or --config names, and the configuration with --set applied.
+
+    Returns:
+        The `resolve.Resolved` model and the resolved configuration; no weights are read.
+    """
+    from inference.checkpoints import resolve
+
+    named = _load_run(_RUN.value) if _RUN.value else None
+    if named is not None and flags.FLAGS["model"].present:
+        raise InputError("--config names its model: leave --model out")
+    resolved = resolve.resolve(named.model if named else _MODEL.value)
+    settings = [f"engine.{name}={value}" for name, value in engine_defaults.items()]
+    config = Config(resolved.config, named.engine) if named else Config(resolved.config)
+    config = overrides.apply(config, [*([] if named else settings), *_SET.value])
+    if resolved.notice:
+        console.print(resolved.notice)
+    return resolved, config
+
+
+def load_engine(resolved: Any, config: Config) -> Any:
+    """The engine for a configuration, with progress bars for what takes long."""
+    from inference import compilation_cache
+    from inference.engine import Engine
+
+    compilation_cache.enable()
+    with bars() as progress:
+        return Engine.from_checkpoint(config, resolved.open(progress), progress)
+
+
+class bars:  # noqa: N801
+    """Context of progress bars on stderr; calls take (done, total, label)."""
+
+    def __enter__(self) -> Callable[[int, int, str], None]:
+        """Starts with no bar; each new label adds one."""
+        columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
+        self._progress = Progress(*columns, console=console, transient=True)
+        self._tasks: dict[str, TaskID] = {}
+        self._progress.start()
+        return self._update
+
+    def __exit__(self, *exception: Any) -> None:
+        """Removes the bars."""
+        self._progress.stop()
+
+    def _update(self, done: int, total: int, label: str) -> None:
+        if label not in self._tasks:
+            self._tasks[label] = self._progress.add_task(label)
+        self._progress.update(self._tasks[label], completed=done, total=total or None)
+
+
+def print_json(result: dict[str, Any]) -> None:
+    """One JSON object on stdout."""
+    print(json.dumps(result, ensure_ascii=False), flush=True)
+
+
+def _parse_flags(argv: Sequence[str]) -> list[str]:
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        sys.exit(2)
+
+
+def _load_run(path: str) -> Run:
+    folder = Path(__file__).resolve().parent.parent / "configs" / "runs"
+    names = sorted(file.stem for file in folder.glob("*.py") if file.stem != "__init__")
+    name = Path(path).stem
+    if name not in names:
+        raise InputError(
+            f"no run {path!r}; valid: {', '.join(f'configs/runs/{n}.py' for n in names)}"
+        )
+    run = importlib.import_module(f"configs.runs.{name}").RUN
+    assert isinstance(run, Run)
+    return run

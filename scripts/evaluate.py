@@ -1,0 +1,70 @@
+"""Perplexity of a text: python -m scripts.evaluate --model=smollm2-135m --max_tokens=4096."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from configs.errors import InputError
+from scripts import common
+
+_TEXT = flags.DEFINE_string("text", None, "File to score; default: Python's own help topics.")
+_WINDOW = flags.DEFINE_integer("window", 512, "Tokens scored together; windows do not overlap.")
+_MAX_TOKENS = flags.DEFINE_integer("max_tokens", None, "Score only the first N tokens.")
+
+
+def main(argv: Sequence[str]) -> None:
+    del argv
+    if _WINDOW.value < 2:
+        raise InputError(f"--window is at least 2 tokens, not {_WINDOW.value}")
+    if _MAX_TOKENS.value is not None and _MAX_TOKENS.value < 2:
+        raise InputError(f"--max_tokens is at least 2, not {_MAX_TOKENS.value}")
+    text = _read_text()
+    resolved, config = common.resolve_config({"max_seqs": 8})
+    if _WINDOW.value > config.max_context:
+        raise InputError(
+            f"--window is at most the context of {config.max_context}, not {_WINDOW.value}"
+        )
+    engine = common.load_engine(resolved, config)
+    tokens = engine.tokenizer.encode(text, add_special=False)[: _MAX_TOKENS.value]
+    windows = [tokens[i : i + _WINDOW.value] for i in range(0, len(tokens), _WINDOW.value)]
+    windows = [window for window in windows if len(window) > 1]
+    if not windows:
+        raise InputError("the text has fewer than 2 tokens: nothing to predict")
+    logprobs: list[float] = []
+    with common.bars() as progress:
+        for window in windows:
+            logprobs += engine.score([window])[0].logprobs
+            progress(len(logprobs), len(tokens), "scoring tokens")
+    result = {
+        "perplexity": math.exp(-sum(logprobs) / len(logprobs)),
+        "tokens": len(logprobs),
+        "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
+    }
+    if common.JSON.value:
+        common.print_json(result)
+    else:
+        print(
+            f"perplexity {result['perplexity']:.4f} over {result['tokens']} tokens "
+            f"(text SHA-256 {result['text_sha256']})"
+        )
+
+
+def _read_text() -> str:
+    """The file, or the standard library's help topics sorted by key and joined by newlines."""
+    if _TEXT.value is None:
+        from pydoc_data.topics import topics
+
+        return "\n".join(topics[key] for key in sorted(topics))
+    try:
+        return Path(_TEXT.value).read_bytes().decode("utf-8")
+    except OSError as error:
+        raise InputError(f"cannot read {_TEXT.value}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{_TEXT.value} is not UTF-8: byte {error.start}") from None
+
+
+if __name__ == "__main__":
+    common.run(main)

@@ -1,0 +1,276 @@
+"""Continues prompts: python -m scripts.generate --prompt="Once upon a time"."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from configs.errors import InputError
+from inference.request import SamplingParams
+from scripts import common
+
+_PROMPT = flags.DEFINE_multi_string("prompt", [], "Text to continue (repeatable).")
+_INPUT = flags.DEFINE_string("input", None, "JSONL with a 'prompt' or 'messages' a line.")
+_OUTPUT = flags.DEFINE_string("output", None, "Write one JSON result a line here.")
+_CHAT = flags.DEFINE_bool("chat", False, "A prompt is a user's message: apply the chat template.")
+_NAIVE = flags.DEFINE_bool("naive", False, "Decode without a cache: slow, and an oracle.")
+_LOGPROBS = flags.DEFINE_integer("logprobs", None, "Report log-probabilities and K alternatives.")
+_DETERMINISTIC = flags.DEFINE_bool(
+    "deterministic", False, "A request's bits do not depend on the requests beside it."
+)
+_STOP = flags.DEFINE_multi_string("stop", [], "Text that ends a completion (repeatable).")
+_PARAMS = {
+    "max_new_tokens": flags.DEFINE_integer("max_new_tokens", 128, "Tokens to generate at most."),
+    "temperature": flags.DEFINE_float("temperature", 0.0, "0 is greedy."),
+    "top_k": flags.DEFINE_integer("top_k", 0, "Keep the k most likely tokens; 0 keeps all."),
+    "top_p": flags.DEFINE_float("top_p", 1.0, "Keep the smallest set of this mass."),
+    "min_p": flags.DEFINE_float("min_p", 0.0, "Keep tokens this likely beside the best."),
+    "repetition": flags.DEFINE_float("repetition", 1.0, "Penalty on prompt and output tokens."),
+    "presence": flags.DEFINE_float("presence", 0.0, "Penalty on tokens of the output."),
+    "frequency": flags.DEFINE_float("frequency", 0.0, "The same for each occurrence."),
+    "min_tokens": flags.DEFINE_integer("min_tokens", 0, "No end before as many tokens."),
+    "ignore_eos": flags.DEFINE_bool("ignore_eos", False, "Go on past the model's end token."),
+    "seed": flags.DEFINE_integer("seed", None, "64-bit seed of the random stream."),
+}
+
+
+def main(argv: Sequence[str]) -> None:
+    del argv
+    params = _sampling_params()
+    requests = _read_requests()
+    output = _check_output()
+    resolved, config = common.resolve_config(_engine_defaults(len(requests), params))
+    engine = common.load_engine(resolved, config)
+    prompts = [_encode(engine, request) for request in requests]
+    if _NAIVE.value:
+        return _run_naive(engine, prompts, params)
+    start, first_token_s, num_tokens = time.perf_counter(), 0.0, 0
+    streams = len(prompts) == 1 and not (common.JSON.value or output)
+
+    with common.bars() as progress:
+
+        def on_update(update: Any) -> None:
+            nonlocal first_token_s, num_tokens
+            first_token_s = first_token_s or time.perf_counter() - start
+            num_tokens += len(update.token_ids)
+            if streams:
+                print(update.text, end="", flush=True)
+            else:
+                total = len(prompts) * params.max_new_tokens
+                progress(num_tokens, total, "generating tokens")
+
+        completions = engine.generate(prompts, params, on_update)
+    seconds = time.perf_counter() - start
+    results = [_result(completion) for completion in completions]
+    stats = _stats(engine, completions, first_token_s, seconds)
+    if output:
+        _write(output, [json.dumps(result, ensure_ascii=False) for result in results])
+    if common.JSON.value:
+        common.print_json({"results": results, "stats": stats})
+        return
+    if streams:
+        print()
+    elif not output:
+        for result in results:
+            print(result["text"], end="\n\n")
+    common.console.print(_summary(stats), style="dim", highlight=False)
+
+
+def _sampling_params() -> SamplingParams:
+    values: dict[str, Any] = {name: flag.value for name, flag in _PARAMS.items()}
+    if values["max_new_tokens"] < 1:
+        raise InputError(f"--max_new_tokens is at least 1, not {values['max_new_tokens']}")
+    if _LOGPROBS.value is not None and not 0 <= _LOGPROBS.value <= 20:
+        raise InputError(f"--logprobs is between 0 and 20, not {_LOGPROBS.value}")
+    return SamplingParams(**values, stop=tuple(_STOP.value))
+
+
+def _read_requests() -> list[dict[str, Any]]:
+    """Every prompt, checked before any work; a prompt under --chat is one user message."""
+    if bool(_PROMPT.value) == bool(_INPUT.value):
+        raise InputError("give either --prompt or --input")
+    if _INPUT.value is None:
+        requests = [{"prompt": prompt} for prompt in _PROMPT.value]
+    else:
+        lines = enumerate(_read_lines(_INPUT.value), 1)
+        requests = [_parse_line(n, line) for n, line in lines if line.strip()]
+    for n, request in enumerate(requests, 1):
+        if request.get("prompt", "x") == "":
+            raise InputError(f"prompt {n} is empty: at least one character is needed")
+    if not requests:
+        raise InputError(f"{_INPUT.value}: no line holds a request")
+    return [
+        {"messages": [{"role": "user", "content": r["prompt"]}]}
+        if _CHAT.value and "prompt" in r
+        else r
+        for r in requests
+    ]
+
+
+def _read_lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_bytes().decode("utf-8").splitlines()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8: byte {error.start}") from None
+
+
+def _parse_line(number: int, line: str) -> dict[str, Any]:
+    where = f"{_INPUT.value} line {number}"
+    try:
+        request = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where} is not JSON: {error}") from None
+    wanted = 'one of {"prompt": text} and {"messages": [{"role": text, "content": text}, ...]}'
+    if not isinstance(request, dict) or len({"prompt", "messages"} & set(request)) != 1:
+        raise InputError(f"{where} is not {wanted}")
+    if "prompt" in request and not isinstance(request["prompt"], str):
+        raise InputError(f"{where}: 'prompt' is a text, not {type(request['prompt']).__name__}")
+    if "messages" in request and not _are_messages(request["messages"]):
+        raise InputError(f"{where}: 'messages' is not {wanted}")
+    return request
+
+
+def _are_messages(messages: Any) -> bool:
+    return (
+        isinstance(messages, list)
+        and bool(messages)
+        and all(
+            isinstance(message, dict)
+            and isinstance(message.get("role"), str)
+            and isinstance(message.get("content"), str)
+            for message in messages
+        )
+    )
+
+
+def _check_output() -> Path | None:
+    if _OUTPUT.value is None:
+        return None
+    path = Path(_OUTPUT.value)
+    if path.is_dir() or not path.parent.is_dir():
+        raise InputError(f"--output={path}: not a file in an existing folder")
+    return path
+
+
+def _engine_defaults(num_requests: int, params: SamplingParams) -> dict[str, Any]:
+    """An engine no larger than the work."""
+    return {
+        "max_seqs": min(num_requests, 32),
+        "penalties": params.needs_counts,
+        "top_logprobs": _LOGPROBS.value or 0,
+        "deterministic": _DETERMINISTIC.value,
+    }
+
+
+def _encode(engine: Any, request: dict[str, Any]) -> list[int]:
+    if "messages" in request:
+        return engine.tokenizer.apply_chat_template(request["messages"])
+    return engine.tokenizer.encode(request["prompt"])
+
+
+def _result(completion: Any) -> dict[str, Any]:
+    asked = _LOGPROBS.value is not None
+    return {
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "prompt_tokens": len(completion.prompt_token_ids),
+        "finish_reason": completion.finish_reason,
+        "logprobs": completion.logprobs if asked else None,
+        "top_logprobs": completion.top_logprobs if asked and _LOGPROBS.value else None,
+    }
+
+
+def _stats(
+    engine: Any, completions: Sequence[Any], first_token_s: float, seconds: float
+) -> dict[str, Any]:
+    """What it took beside what it had to take: medians over steps that only decode."""
+    from inference.planner import cost, report
+
+    machine = cost.Machine(cost.measure_read_bandwidth())
+    num_tokens = sum(len(completion.token_ids) for completion in completions)
+    return {
+        "prompt_tokens": sum(len(completion.prompt_token_ids) for completion in completions),
+        "output_tokens": num_tokens,
+        "ttft_s": first_token_s,
+        "output_tok_s": num_tokens / seconds,
+        **dataclasses.asdict(report.decode_steps(engine.config, engine.records, machine)),
+    }
+
+
+def _summary(stats: dict[str, Any]) -> str:
+    line = (
+        f"{stats['prompt_tokens']} prompt tokens, first token after {stats['ttft_s']:.2f} s, "
+        f"{stats['output_tok_s']:.1f} tokens/s"
+    )
+    if stats["measured_step_s"] is None:
+        return line
+    return (
+        f"{line}; a step reads {stats['step_bytes'] / 1e6:.0f} MB: "
+        f"predicted {1e3 * stats['predicted_step_s']:.1f} ms, "
+        f"measured {1e3 * stats['measured_step_s']:.1f} ms, "
+        f"{100 * stats['bandwidth_share']:.0f} % of {stats['read_bandwidth'] / 1e9:.0f} GB/s"
+    )
+
+
+def _write(path: Path, lines: Sequence[str]) -> None:
+    """All lines or none: a file is replaced only when complete."""
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise InputError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _run_naive(engine: Any, prompts: Sequence[list[int]], params: SamplingParams) -> None:
+    """Decodes each prompt without a cache and then with it: both rates, measured and predicted."""
+    from inference import naive
+    from inference.planner import cost, report
+    from inference.request import Sequence as Decoded
+
+    model, results, naive_s = engine.config.model, [], 0.0
+    for number, prompt in enumerate(prompts):
+        seed = params.seed or 0
+        sequence = Decoded(number, params, list(prompt), len(prompt), engine.eos_ids, seed)
+        naive_s += sum(naive.decode(engine.executor.params, model, sequence))
+        results.append(sequence.output_tokens)
+    engine.generate(prompts[:1], dataclasses.replace(params, max_new_tokens=2))  # compiles
+    start = time.perf_counter()
+    completions = [engine.generate([prompt], params)[0] for prompt in prompts]
+    cached_s = time.perf_counter() - start
+    machine = cost.Machine(cost.measure_read_bandwidth(), cost.measure_matmul_rate(model.dtype))
+    tile = engine.config.engine.tile_tokens
+    sizes = [(len(prompt), len(tokens)) for prompt, tokens in zip(prompts, results, strict=True)]
+    predicted_naive = sum(report.naive_seconds(model, machine, *s, naive.BLOCK) for s in sizes)
+    predicted_cached = sum(report.cached_seconds(model, machine, *s, tile) for s in sizes)
+    num_tokens = sum(new for _, new in sizes)
+    stats = {
+        "naive_tok_s": num_tokens / naive_s,
+        "cached_tok_s": num_tokens / cached_s,
+        "measured_ratio": naive_s / cached_s,
+        "predicted_ratio": predicted_naive / predicted_cached,
+        "equal_tokens": [c.token_ids for c in completions] == results,
+    }
+    texts = [{"text": engine.tokenizer.decode(ids), "token_ids": ids} for ids in results]
+    if common.JSON.value:
+        return common.print_json({"results": texts, "stats": stats})
+    for text in texts:
+        print(text["text"], end="\n\n")
+    common.console.print(
+        f"naive {stats['naive_tok_s']:.2f} tokens/s, cached {stats['cached_tok_s']:.2f}: "
+        f"{stats['measured_ratio']:.1f} x measured, {stats['predicted_ratio']:.1f} x predicted; "
+        f"tokens {'equal' if stats['equal_tokens'] else 'differ'}",
+        style="dim",
+        highlight=False,
+    )
+
+
+if __name__ == "__main__":
+    common.run(main)

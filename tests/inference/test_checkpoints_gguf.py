@@ -1,0 +1,317 @@
+"""GGUF files: the parameters of the checkpoint they were made from, rounded once, cached once."""
+
+import dataclasses
+from pathlib import Path
+
+import gguf
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+from configs import presets
+from configs.errors import InputError
+from configs.model import LayerSpec, ModelConfig, Rope
+from inference.checkpoints import converted, gguf_file, resolve, sources
+from layers import decoder, params, rope
+
+LLAMA = ModelConfig(
+    name="tiny", family="llama", vocab_size=48, width=32, ffn_width=64, num_layers=2, num_heads=4,
+    num_kv_heads=2, head_width=8, max_context=64, pattern=(LayerSpec(rope=Rope(500.0)),),
+)  # fmt: skip
+_LOCAL = LayerSpec(rope=Rope(10_000.0), window=16)
+GEMMA3 = dataclasses.replace(
+    LLAMA, family="gemma3", num_layers=7, head_width=16, norm_eps=1e-6, norm_offset=1.0,
+    pattern=(_LOCAL,) * 5 + (LayerSpec(rope=Rope(1_000_000.0)),), qk_norm=True, post_norms=True,
+    activation="gelu_tanh", embedding_scale=32**0.5, tied=True,
+)  # fmt: skip
+CONFIGS = {"llama": LLAMA, "gemma3": GEMMA3}
+
+
+def random_params(config: ModelConfig) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(0)
+    declared = params.flatten(decoder.param_infos(config))
+    return {path: generator.normal(size=i.shape).astype(np.float32) for path, i in declared.items()}
+
+
+def interleave(rows: np.ndarray, head: int) -> np.ndarray:
+    """How llama.cpp's converter stores queries and keys: pairs (i, i + H/2) become neighbours."""
+    return rows.reshape(-1, 2, head // 2, rows.shape[-1]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def tensors_of(config: ModelConfig, leaves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors llama.cpp's converter writes."""
+    qkv = np.cumsum([config.num_heads, config.num_kv_heads]) * config.head_width
+    tensors = {
+        "token_embd.weight": leaves["embed/table"],
+        "output_norm.weight": leaves["final_norm"],
+    }
+    if not config.tied:
+        tensors["output.weight"] = leaves["head/table"]
+    for i in range(config.num_layers):
+        layer = {p.removeprefix(f"layers/{i}/"): v for p, v in leaves.items()}
+        query, key, value = np.split(layer["mixer/qkv"], qkv)
+        if config.family == "llama":
+            query, key = interleave(query, config.head_width), interleave(key, config.head_width)
+        gate, up = np.split(layer["ffn/gate_up"], 2)
+        block = {
+            "attn_q": query, "attn_k": key, "attn_v": value, "attn_output": layer["mixer/out"],
+            "attn_norm": layer["mixer_norm"], "ffn_norm": layer["ffn_norm"],
+            "ffn_gate": gate, "ffn_up": up, "ffn_down": layer["ffn/down"],
+        }  # fmt: skip
+        if config.qk_norm:
+            block |= {"attn_q_norm": layer["mixer/q_norm"], "attn_k_norm": layer["mixer/k_norm"]}
+        if config.post_norms:
+            block["post_attention_norm"] = layer["mixer_post_norm"]
+            block["post_ffw_norm"] = layer["ffn_post_norm"]
+        tensors |= {f"blk.{i}.{name}.weight": tensor for name, tensor in block.items()}
+    if config.norm_offset:
+        return {n: t + np.float32("norm" in n) for n, t in tensors.items()}
+    return tensors
+
+
+def metadata_of(config: ModelConfig) -> dict[str, int | float]:
+    values = {
+        "block_count": config.num_layers,
+        "context_length": config.max_context,
+        "embedding_length": config.width,
+        "feed_forward_length": config.ffn_width,
+        "attention.head_count": config.num_heads,
+        "attention.head_count_kv": config.num_kv_heads,
+        "attention.key_length": config.head_width,
+        "attention.layer_norm_rms_epsilon": config.norm_eps,
+        "rope.freq_base": config.layers[-1].rope.theta if config.family == "llama" else 1_000_000.0,
+    }
+    return values | ({"attention.sliding_window": 16} if config.family == "gemma3" else {})
+
+
+def write_gguf(
+    path: Path,
+    config: ModelConfig,
+    tensors: dict[str, np.ndarray],
+    changes: dict | None = None,
+    quantization: gguf.GGMLQuantizationType | None = None,
+) -> Path:
+    """A GGUF of the tensors; a change whose value is None drops that key."""
+    writer = gguf.GGUFWriter(path, config.family)
+    for key, value in (metadata_of(config) | (changes or {})).items():
+        if isinstance(value, str):
+            writer.add_string(f"{config.family}.{key}", value)
+        elif isinstance(value, int):
+            writer.add_uint32(f"{config.family}.{key}", value)
+        elif value is not None:
+            writer.add_float32(f"{config.family}.{key}", value)
+    for name, tensor in tensors.items():
+        if quantization is not None and tensor.ndim == 2:
+            writer.add_tensor(name, gguf.quantize(tensor, quantization), raw_dtype=quantization)
+        else:
+            writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def load(path: Path, dtype: str = "float32", progress=None) -> dict[str, jax.Array]:
+    resolved = resolve.resolve(str(path))
+    infos = decoder.param_infos(dataclasses.replace(resolved.config, dtype=dtype))
+    return params.flatten(resolved.open(None).load_params(infos, progress))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch, request):
+    if "real" not in request.node.name:
+        monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_configuration_is_the_one_it_was_made_from(family, tmp_path):
+    config = CONFIGS[family]
+    path = write_gguf(tmp_path / "tiny.gguf", config, tensors_of(config, random_params(config)))
+    assert gguf_file.read_config(gguf_file.open_gguf(path)) == config
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_parameters_are_the_originals_rounded_once(family, dtype, tmp_path):
+    config = CONFIGS[family]
+    original = random_params(config)
+    loaded = load(write_gguf(tmp_path / "tiny.gguf", config, tensors_of(config, original)), dtype)
+    assert loaded.keys() == original.keys()
+    for path, value in loaded.items():
+        assert value.dtype == dtype
+        exact = original[path]
+        if config.norm_offset and "norm" in path:  # what is left of it after the 1 went on and off
+            exact = (exact + np.float32(1)) - np.float32(1)
+        expected = exact.astype(ml_dtypes.bfloat16).astype(np.float32)
+        np.testing.assert_array_equal(np.asarray(value, np.float32), expected, path)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q5_0", "BF16", "F16"])
+def test_quantized_rows_are_dequantized_by_the_library(kind, tmp_path):
+    quantization = gguf.GGMLQuantizationType[kind]
+    tensors = tensors_of(LLAMA, random_params(LLAMA))
+    path = write_gguf(tmp_path / "tiny.gguf", LLAMA, tensors, quantization=quantization)
+    source = gguf_file.tensors(gguf_file.open_gguf(path), LLAMA)
+    name = "blk.1.ffn_down.weight"
+    whole = gguf.dequantize(gguf.quantize(tensors[name], quantization), quantization)
+    expected = whole.astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(source.read(name, 0, 32), expected)
+    np.testing.assert_array_equal(source.read(name, 5, 17), expected[5:17])
+    rows = source.read("blk.0.attn_q.weight", 0, 32)
+    np.testing.assert_array_equal(source.read("blk.0.attn_q.weight", 3, 21), rows[3:21])
+
+
+def test_second_start_reads_the_cache(tmp_path, monkeypatch):
+    path = write_gguf(tmp_path / "tiny.gguf", LLAMA, tensors_of(LLAMA, random_params(LLAMA)))
+    steps = []
+    first = load(path, progress=lambda done, total, label: steps.append(label))
+    assert set(steps) == {"converting weights", "loading weights"}
+    steps.clear()
+    monkeypatch.setattr(gguf_file, "_read", None)  # the file itself is not read again
+    second = load(path, progress=lambda done, total, label: steps.append(label))
+    assert set(steps) == {"loading weights"}
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, second[name])
+
+
+@pytest.mark.parametrize("damage", ["empty", "truncated", "foreign", "another format"])
+def test_damaged_cache_is_written_anew(damage, tmp_path):
+    path = write_gguf(tmp_path / "tiny.gguf", LLAMA, tensors_of(LLAMA, random_params(LLAMA)))
+    first = load(path)
+    (cached,) = (tmp_path / "cache").rglob("weights.safetensors")
+    sound = cached.read_bytes()
+    cached.write_bytes(
+        {
+            "empty": b"",
+            "truncated": sound[: len(sound) // 2],
+            "foreign": b"\2\0\0\0\0\0\0\0{}",
+            "another format": sound.replace(b'"format": "1"', b'"format": "0"'),
+        }[damage]
+    )
+    for name, value in load(path).items():
+        np.testing.assert_array_equal(value, first[name])
+    assert cached.read_bytes() == sound
+    assert [p.name for p in cached.parent.iterdir()] == [cached.name]  # nothing half-written
+
+
+def test_changed_file_is_converted_again(tmp_path):
+    path = tmp_path / "tiny.gguf"
+    original = random_params(LLAMA)
+    load(write_gguf(path, LLAMA, tensors_of(LLAMA, original)))
+    changed = original | {"final_norm": original["final_norm"] + 1}
+    write_gguf(path, LLAMA, tensors_of(LLAMA, changed))
+    expected = changed["final_norm"].astype(ml_dtypes.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(load(path)["final_norm"], expected)
+
+
+def test_cache_that_cannot_be_written_only_costs_time(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "file"))
+    path = write_gguf(tmp_path / "tiny.gguf", LLAMA, tensors_of(LLAMA, random_params(LLAMA)))
+    assert load(path)
+
+
+def test_llama3_frequencies_are_recognized(tmp_path):
+    scaled = Rope(500.0, "llama3", 8.0, 1.0, 4.0, 32)
+    divisors = rope.inverse_frequencies(Rope(500.0), 8) / rope.inverse_frequencies(scaled, 8)
+    tensors = tensors_of(LLAMA, random_params(LLAMA)) | {"rope_freqs.weight": divisors}
+    context = {"rope.scaling.original_context_length": 32}
+    path = write_gguf(tmp_path / "tiny.gguf", LLAMA, tensors, context)
+    assert gguf_file.read_config(gguf_file.open_gguf(path)).layers[0].rope == scaled
+    load(path)
+    tensors["rope_freqs.weight"] = divisors[::-1].copy()
+    write_gguf(path, LLAMA, tensors, context)
+    with pytest.raises(InputError, match="does not follow the llama3 rule"):
+        resolve.resolve(str(path))
+
+
+BAD_METADATA = {
+    "missing": ({"block_count": None}, "llama.block_count is missing"),
+    "unknown key": ({"expert_count": 8}, "'llama.expert_count' is not supported"),
+    "type": ({"block_count": "two"}, "llama.block_count must be one int"),
+    "zero": ({"attention.head_count": 0}, "head_count must be 1 to"),
+    "layers": ({"block_count": 10**6}, "block_count must be 1 to 10000"),
+    "heads": ({"attention.head_count_kv": 3}, "not a multiple"),
+    "theta": ({"rope.freq_base": float("nan")}, "freq_base must be positive"),
+    "partial rotation": ({"rope.dimension_count": 4}, "differs from the head width 8"),
+    "scaling": ({"rope.scaling.type": "yarn"}, "'yarn' is not supported; valid: none, linear"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_METADATA)
+def test_bad_metadata_is_named(case, tmp_path):
+    changes, expected = BAD_METADATA[case]
+    tensors = tensors_of(LLAMA, random_params(LLAMA))
+    path = write_gguf(tmp_path / "tiny.gguf", LLAMA, tensors, changes)
+    with pytest.raises(InputError, match=expected) as caught:
+        resolve.resolve(str(path))
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_unknown_architecture_lists_the_known(tmp_path):
+    config = dataclasses.replace(LLAMA, family="falcon")
+    path = write_gguf(tmp_path / "tiny.gguf", config, {"t": np.zeros(32, np.float32)})
+    with pytest.raises(InputError, match="'falcon' is not supported; valid: llama, gemma3"):
+        resolve.resolve(str(path))
+
+
+def test_missing_left_over_and_misshapen_tensors_are_named(tmp_path):
+    tensors = tensors_of(LLAMA, random_params(LLAMA))
+    up, down = "blk.0.ffn_up.weight", "blk.0.ffn_down.weight"
+    cases = {
+        "'blk.0.ffn_up.weight' is missing": {n: t for n, t in tensors.items() if n != up},
+        "no place for: extra": tensors | {"extra": tensors[up]},
+        "'blk.0.ffn_up.weight' is .32, 64.; expected .64, 32.": tensors | {up: tensors[down]},
+        "'blk.0.attn_q.weight' is .16, 32.; expected .32, 32.": tensors | swap(tensors, "q", "k"),
+        "'output_norm.weight' is .31.; expected .32. for final_norm": tensors
+        | {"output_norm.weight": tensors["output_norm.weight"][:31]},
+        "has type I32, which is no weight": tensors | {up: tensors[up].astype(np.int32)},
+    }
+    for expected, changed in cases.items():
+        path = write_gguf(tmp_path / "tiny.gguf", LLAMA, changed)
+        with pytest.raises(InputError, match=expected) as caught:
+            load(path)
+        assert "\n" not in str(caught.value)
+        assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
+def swap(tensors: dict[str, np.ndarray], one: str, other: str) -> dict[str, np.ndarray]:
+    first, second = f"blk.0.attn_{one}.weight", f"blk.0.attn_{other}.weight"
+    return {first: tensors[second], second: tensors[first]}
+
+
+def anonymous_bytes() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    pytest.skip("no RssAnon in /proc/self/status")
+
+
+@pytest.mark.parametrize("model", ["smollm2-135m", "gemma3-270m"])
+def test_real_weights_match_their_preset_and_load_in_bounded_memory(model):
+    weights = presets.get(model).weights
+    path = sources.fetch(weights)
+    assert sources.cached_path(weights) == path
+    checkpoint = resolve.resolve(model).open(None)
+    assert checkpoint.config == presets.get(model).config
+    infos = decoder.param_infos(checkpoint.config)
+    sizes = [info.num_bytes for info in params.flatten(infos).values()]
+    bound = sum(sizes) + 2 * 2 * max(sizes) + (64 << 20)
+    before, peak = anonymous_bytes(), 0
+
+    def watch(done: int, total: int, label: str) -> None:
+        nonlocal peak
+        peak = max(peak, anonymous_bytes() - before)
+
+    loaded = checkpoint.load_params(infos, watch)
+    assert params.num_bytes(infos) == sum(leaf.nbytes for leaf in jax.tree.leaves(loaded))
+    assert peak <= bound
+
+
+def test_atomic_file_leaves_nothing_behind_when_interrupted(tmp_path):
+    with pytest.raises(KeyboardInterrupt), converted.atomic_file(tmp_path / "x") as file:
+        file.write(b"half")
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())

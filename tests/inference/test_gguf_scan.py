@@ -1,0 +1,190 @@
+"""The scan refuses what the format's own reader crashes or hangs on: one line, at once."""
+
+import struct
+import time
+import tracemalloc
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from configs.errors import InputError
+from inference.checkpoints import gguf_file
+
+U32, U64 = struct.Struct("<I").pack, struct.Struct("<Q").pack
+UINT32, STRING, ARRAY = 4, 8, 9
+F32, Q8_0 = 0, 8
+
+
+def text(value: str | bytes) -> bytes:
+    data = value.encode() if isinstance(value, str) else value
+    return U64(len(data)) + data
+
+
+def entry(key: str, kind: int, value: bytes) -> bytes:
+    return text(key) + U32(kind) + value
+
+
+def tensor(name: str, dims: tuple[int, ...], kind: int = F32, offset: int = 0) -> bytes:
+    return text(name) + U32(len(dims)) + b"".join(map(U64, dims)) + U32(kind) + U64(offset)
+
+
+def gguf_bytes(
+    entries: tuple[bytes, ...] = (),
+    tensors: tuple[bytes, ...] = (),
+    data: bytes = b"",
+    version: int = 3,
+    alignment: int = 32,
+) -> bytes:
+    header = b"GGUF" + U32(version) + U64(len(tensors)) + U64(len(entries))
+    header += b"".join(entries) + b"".join(tensors)
+    return header + b"\0" * (-len(header) % alignment) + data
+
+
+def refusal(path: Path, data: bytes) -> str:
+    """The message with which a file is refused: one line, within a second of computing."""
+    path.write_bytes(data)
+    start = time.process_time()
+    with pytest.raises(InputError) as caught:
+        gguf_file.open_gguf(path)
+    assert time.process_time() - start < 1
+    message = str(caught.value)
+    assert "\n" not in message and str(path) in message
+    return message
+
+
+MALFORMED = {
+    "magic": (b"GGML" + b"\0" * 64, "it starts with"),
+    "old version": (gguf_bytes(version=1), "version 1 "),
+    "new version": (gguf_bytes(version=99), "version 99 "),
+    "big-endian": (b"GGUF" + struct.pack(">I", 3) + b"\0" * 16, "big-endian"),
+    "tensor count": (b"GGUF" + U32(3) + U64(1 << 62) + U64(0), "at most 65536"),
+    "entry count": (b"GGUF" + U32(3) + U64(0) + U64(1 << 62), "at most 65536"),
+    "key length": (gguf_bytes((U64(1 << 62),)), "bytes, 0 are left"),
+    "string length": (gguf_bytes((entry("k", STRING, U64(1 << 62)),)), "'k' needs"),
+    "array length": (gguf_bytes((entry("k", ARRAY, U32(UINT32) + U64(1 << 62)),)), "'k' needs"),
+    "long array": (gguf_bytes((entry("k", ARRAY, U32(UINT32) + U64(10**8)),)), "'k' needs"),
+    "string array length": (
+        gguf_bytes((entry("k", ARRAY, U32(STRING) + U64(1 << 62)),)),
+        "at most 1048576",
+    ),
+    "string in array": (
+        gguf_bytes((entry("k", ARRAY, U32(STRING) + U64(1) + U64(1 << 62)),)),
+        "'k' needs",
+    ),
+    "strings past the end": (
+        gguf_bytes((entry("k", ARRAY, U32(STRING) + U64(9) + text("a")),)),
+        "past the end",
+    ),
+    "nested arrays": (
+        gguf_bytes((entry("k", ARRAY, U32(ARRAY) + U64(1) + U32(ARRAY) + U64(1)),)),
+        "array of arrays",
+    ),
+    "value type": (gguf_bytes((entry("k", 13, b""),)), "unknown value type 13"),
+    "element type": (gguf_bytes((entry("k", ARRAY, U32(77) + U64(1)),)), "unknown element type 77"),
+    "key not UTF-8": (gguf_bytes((text(b"\xff") + U32(UINT32) + U32(1),)), "not UTF-8"),
+    "duplicate key": (gguf_bytes((entry("k", UINT32, U32(1)),) * 2), "duplicate metadata key 'k'"),
+    "duplicate tensor": (gguf_bytes((), (tensor("t", (8,)),) * 2, b"\0" * 32), "duplicate tensor"),
+    "rank 0": (gguf_bytes((), (tensor("t", ()),)), "0 dimensions"),
+    "rank 5": (gguf_bytes((), (tensor("t", (1,) * 5),)), "5 dimensions"),
+    "rank 2^31": (gguf_bytes((), (text("t") + U32(1 << 31),)), "dimensions"),
+    "empty dimension": (gguf_bytes((), (tensor("t", (0, 4)),)), "impossible shape"),
+    "overflowing shape": (gguf_bytes((), (tensor("t", (1 << 32, 1 << 32)),)), "impossible shape"),
+    "ggml type": (gguf_bytes((), (tensor("t", (8,), kind=1000),)), "unknown ggml type 1000"),
+    "row of half a block": (gguf_bytes((), (tensor("t", (33,), kind=Q8_0),)), "multiple of"),
+    "unaligned": (gguf_bytes((), (tensor("t", (8,), offset=4),), b"\0" * 64), "not aligned"),
+    "past the end": (gguf_bytes((), (tensor("t", (8,), offset=64),), b"\0" * 64), "past the end"),
+    "huge offset": (gguf_bytes((), (tensor("t", (8,), offset=1 << 63),)), "past the end"),
+    "overlap": (
+        gguf_bytes((), (tensor("a", (16,)), tensor("b", (8,), offset=32)), b"\0" * 64),
+        "'b' overlaps tensor 'a'",
+    ),
+    **{
+        f"alignment {value}": (
+            gguf_bytes((entry("general.alignment", UINT32, U32(value)),)),
+            "not a power of two",
+        )
+        for value in (0, 3, 1 << 31)
+    },
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_malformed_file_is_refused_by_name(case, tmp_path):
+    data, expected = MALFORMED[case]
+    assert expected in refusal(tmp_path / "bad.gguf", data)
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path):
+    for path in (tmp_path / "absent.gguf", tmp_path, Path("/dev/zero")):
+        with pytest.raises(InputError, match=str(path)):
+            gguf_file.open_gguf(path)
+    assert "empty" in refusal(tmp_path / "empty.gguf", b"")
+
+
+def write_sound(path: Path) -> None:
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint32("count", 7)
+    writer.add_array("words", ["a", "", "ünï"])
+    writer.add_array("scores", [1.5, -2.0])
+    writer.add_tensor("norm", np.arange(8, dtype=np.float32))
+    writer.add_tensor("matrix", np.arange(48, dtype=np.float32).reshape(6, 8))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_reads_what_the_library_writes(tmp_path):
+    write_sound(tmp_path / "sound.gguf")
+    header = gguf_file.open_gguf(tmp_path / "sound.gguf")
+    assert header.metadata["count"] == 7
+    assert header.strings("words") == ["a", "", "ünï"]
+    assert header.metadata["scores"].tolist() == [1.5, -2.0]
+    assert {name: t.shape for name, t in header.tensors.items()} == {
+        "norm": (8,),
+        "matrix": (6, 8),
+    }
+    with pytest.raises(InputError, match="not a list of strings"):
+        header.strings("count")
+
+
+@pytest.mark.parametrize("tenth", range(10))
+def test_truncated_file_is_refused(tenth, tmp_path):
+    write_sound(tmp_path / "sound.gguf")
+    data = (tmp_path / "sound.gguf").read_bytes()
+    refusal(tmp_path / "cut.gguf", data[: len(data) * tenth // 10])
+
+
+def test_many_strings_need_no_memory_of_their_number(tmp_path):
+    count = 1 << 20
+    lists = entry("k", ARRAY, U32(STRING) + U64(count) + bytes(8 * count))
+    data = gguf_bytes((lists, entry("k", UINT32, U32(1))))
+    refusal(tmp_path / "many.gguf", data)
+    tracemalloc.start()
+    with pytest.raises(InputError):
+        gguf_file.open_gguf(tmp_path / "many.gguf")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 64 << 20
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.data())
+def test_a_damaged_header_is_read_or_refused_but_never_crashes(tmp_path, data):
+    path = tmp_path / "fuzzed.gguf"
+    write_sound(path)
+    content = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        position = data.draw(st.integers(0, len(content) - 1))
+        content[position] = data.draw(st.integers(0, 255))
+    path.write_bytes(content)
+    try:
+        gguf_file.open_gguf(path)
+    except InputError as error:
+        assert "\n" not in str(error)
