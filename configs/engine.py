@@ -51,8 +51,8 @@ class EngineConfig:
             sizes = getattr(self, name)
             if not sizes or min(sizes) < 1:
                 raise InputError(f"engine.{name} lists at least one size >= 1, not {sizes}")
-        if 512 % self.page_tokens:
-            raise InputError(f"engine.page_tokens divides 512, {self.page_tokens} does not")
+        if 128 % self.page_tokens:
+            raise InputError(f"engine.page_tokens divides 128, {self.page_tokens} does not")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Config:
 
     @property
     def page_columns(self) -> int:
-        """P, entries of a page table: the longest sequence, in whole blocks of 512 tokens."""
-        return -(-self.max_context // 512) * (512 // self.engine.page_tokens)
+        """P, entries of a page table: the longest sequence, in whole blocks of 128 tokens."""
+        return -(-self.max_context // 128) * (128 // self.engine.page_tokens)
 
     def peak_pages(self, num_tokens: int) -> tuple[int, ...]:
         """Pages a group, at most held at once by one sequence that grows to `num_tokens`."""

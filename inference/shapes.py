@@ -65,7 +65,8 @@ def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
     none = (0, engine.tile_tokens)
     riders = sorted({next(size for size in rows if size >= min(8, rows[-1])), rows[-1]})
     shapes = [StepShape((n, width), none, sampler=s) for n in rows for s in ("greedy", "full")]
-    shapes += [StepShape((n, width), tile) for n in (0, *riders) for tile in tiles]
+    shapes += [StepShape((0, width), tile) for tile in tiles]
+    shapes += [StepShape((n, width), tile) for n in riders for tile in {tiles[0], tiles[-1]}]
     shapes += [StepShape((n, width), tiles[-1], scored=True) for n in (0, rows[-1])]
     return tuple(sorted(shapes, key=_cost))
 

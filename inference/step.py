@@ -161,7 +161,9 @@ def view(shape: StepShape, slots: SlotState, batch: Batch) -> Ragged:
             part = slice(first, first + rows)
             valid_CW = jnp.arange(width) < batch.query_length_R[part, None]
             start_C = slots.num_tokens[batch.slot_R[part]] + batch.query_start_R[part]
-            position_CW = jnp.where(valid_CW, start_C[:, None] + jnp.arange(width), 0)
+            position_CW = start_C[:, None] + jnp.arange(width)
+            newest = jnp.max(jnp.where(valid_CW, position_CW, 0))
+            position_CW = jnp.where(valid_CW, position_CW, newest)
             tables = tuple(table[part] for table in batch.tables)
             rectangles.append(Rectangle(batch.slot_R[part], position_CW, valid_CW, tables))
         first += rows

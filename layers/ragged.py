@@ -11,7 +11,10 @@ from flax import struct
 
 @struct.dataclass
 class Rectangle:
-    """C rows of W consecutive query tokens. Padding tokens have position 0 and are not valid."""
+    """C rows of W consecutive query tokens.
+
+    Padding tokens are not valid; they stand at the newest valid position and so widen no range.
+    """
 
     slot_C: jax.Array  # i32[C], the last slot is the sink of padding rows
     position_CW: jax.Array  # i32[C, W]

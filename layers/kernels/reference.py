@@ -1,9 +1,11 @@
 """Attention over pages in plain jnp: the oracle of every kernel, and the CPU path.
 
-Blocks of 128-512 tokens are gathered through the page table and folded into an online softmax
+Blocks of 128 tokens are gathered through the page table and folded into an online softmax
 (Milakov & Gimelshein 2018, arXiv 1805.02867). The trip count is data, so the longest context of the
 moment sets the cost and nothing is compiled for it.
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ _MASKED = -1e30
 _BLOCK_DIAGONAL_ROWS = (
     16  # up to here, query rows are too few to pay for transposing a block of keys
 )
+_BLOCK_TOKENS = 128  # keys a trip: larger ones amortize more, and waste more on what is masked
 _TILE = 8  # query tokens of a fixed tile: every shape then runs the same products
 
 
@@ -58,48 +61,36 @@ def attend_pages(
         q_CWNH: scaled queries, in the cache's precision.
         pages: [pages, page tokens, 2 K H], keys before values; this step's tokens are already
             written.
-        table_CP: page ids; P page tokens are a multiple of 512.
+        table_CP: page ids; P page tokens are a multiple of 128.
         position_CW: positions of the queries; a key is visible up to its query's own.
         window: tokens a query sees, itself included.
-        deterministic: same bits for a token whatever the rectangle: fixed tiles of queries, fixed
-            blocks of keys.
+        deterministic: same bits for a token whatever the rectangle: fixed tiles of queries.
     """
     C, W, N, H = q_CWNH.shape
     if deterministic:
         padded = -(-W // _TILE) * _TILE
         q_CWNH = jnp.pad(q_CWNH, ((0, 0), (0, padded - W), (0, 0), (0, 0)))
         position_CW = jnp.pad(position_CW, ((0, 0), (0, padded - W)), mode="edge")
-    block_tokens = _block_tokens(C, W, table_CP.shape[1] * pages.shape[1], deterministic)
     if W * N <= _BLOCK_DIAGONAL_ROWS and not deterministic:
         fold, finish, init = _block_diagonal(q_CWNH, pages.shape[2] // 2)
     else:
         fold, finish, init = _per_head(q_CWNH, pages.shape[2] // 2, deterministic)
 
-    block_pages = block_tokens // pages.shape[1]
-    newest, oldest = jnp.max(position_CW), jnp.int32(0)
+    stop, oldest = jnp.max(position_CW) + 1, jnp.int32(0)
     if window is not None:
-        oldest = jnp.maximum(0, jnp.min(position_CW) - window + 1) // block_tokens
+        oldest = jnp.maximum(0, jnp.min(position_CW) - window + 1)
+    block_pages = _BLOCK_TOKENS // pages.shape[1]
 
-    def block(j: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def block(j: jax.Array, carry: Any) -> Any:
         ids_CP = jax.lax.dynamic_slice_in_dim(table_CP, j * block_pages, block_pages, axis=1)
-        kv_CSX = pages.at[ids_CP].get(mode="promise_in_bounds").reshape(C, block_tokens, -1)
+        kv_CSX = pages.at[ids_CP].get(mode="promise_in_bounds").reshape(C, _BLOCK_TOKENS, -1)
         k_CSX, v_CSX = jnp.split(kv_cache.decode(kv_CSX), 2, axis=-1)
-        key_position = j * block_tokens + jnp.arange(block_tokens, dtype=jnp.int32)
+        key_position = j * _BLOCK_TOKENS + jnp.arange(_BLOCK_TOKENS, dtype=jnp.int32)
         mask_CWS = visible(key_position, position_CW[:, :, None], window)
         return fold(carry, k_CSX, v_CSX, mask_CWS)
 
-    carry = jax.lax.fori_loop(oldest, newest // block_tokens + 1, block, init)
+    carry = jax.lax.fori_loop(oldest // _BLOCK_TOKENS, -(-stop // _BLOCK_TOKENS), block, init)
     return finish(carry)[:, :W]
-
-
-def _block_tokens(rows: int, width: int, table_tokens: int, deterministic: bool) -> int:
-    """Keys a trip: large enough to amortize a trip, small enough for the caches (measured on
-    CPU).
-    """
-    if deterministic:
-        return 128
-    best = 256 if width > _TILE else min(512, max(128, 4096 // rows))
-    return min(table_tokens, 1 << (best.bit_length() - 1))
 
 
 def _accumulate(carry, scores, mask, weighted_sum):  # noqa: ANN001, ANN202

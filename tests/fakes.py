@@ -1,0 +1,221 @@
+"""Models whose tokens are known beforehand, and tiny real ones: what the engine's tests run.
+
+The fake model keeps integers in its channels, so a token follows from its history in plain Python
+(`next_token`). Its four layers cover the cache algebra: pages, a recurrent state, pages with a
+window, and a reader of an earlier layer's pages.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs.cache import CacheSpec, recurrent, shared
+from configs.engine import Config, EngineConfig
+from configs.model import LayerSpec, ModelConfig, Rope
+from inference import engine as engines
+from inference import request
+from layers import decoder, kv_cache
+from layers.mixer import Mixer
+from layers.params import init
+
+# --- a fake model: token, 1, total and 0 are the channels; each layer adds to the total ------------
+
+VOCAB, WINDOW, ELEMENTS = 61, 5, 3
+
+
+def _read(x_TD):
+    """Token and total as integers: the norm before a mixer scales all channels alike."""
+    x_TD = jnp.round(x_TD / x_TD[:, 1:2]).astype(jnp.int32)
+    return x_TD[:, 0], x_TD[:, 2]
+
+
+def _add(total_T, addend_T):
+    """What makes the residual's total (total + addend) mod V."""
+    new_T = (total_T + addend_T) % VOCAB - total_T
+    return jnp.zeros((new_T.shape[0], 4)).at[:, 2].set(new_T.astype(jnp.float32))
+
+
+def _sum_pages(pages, context, window, weigh):
+    """Sum over the visible positions of weigh(elements, position), i32[T]."""
+    sums = []
+    for rectangle in context.ragged.rectangles:
+        stored = kv_cache.decode(pages[rectangle.tables[context.group]])
+        stored_CSX = stored.reshape(len(stored), -1, ELEMENTS).astype(jnp.int32)
+        at_S, now_CW1 = jnp.arange(stored_CSX.shape[1]), rectangle.position_CW[:, :, None]
+        is_seen_CWS = (at_S <= now_CW1) & (at_S > now_CW1 - (window or 1 << 30))
+        value_CS = weigh(*jnp.moveaxis(stored_CSX, 2, 0), at_S)
+        sums.append(jnp.where(is_seen_CWS, value_CS[:, None], 0).sum(-1).reshape(-1))
+    return jnp.concatenate(sums)
+
+
+def paged(params, config, layer, x_TD, pages, context):
+    """Three elements a token; adds a sum over the visible ones."""
+    token_T, total_T = _read(x_TD)
+    position_T = context.ragged.position_T
+    row_TX = jnp.stack([token_T, position_T % 7, token_T * position_T % 11], axis=1)
+    pages = kv_cache.write(pages, row_TX, context.ragged, context.group)
+    sum_T = _sum_pages(pages, context, layer.cache.window, lambda a, b, c, at: a + 2 * b + 3 * c)
+    return _add(total_T, sum_T), pages
+
+
+def sharer(params, config, layer, x_TD, pages, context):
+    """Nothing of its own; adds another sum over an earlier layer's pages."""
+    assert not context.is_owner
+    sum_T = _sum_pages(pages, context, None, lambda a, b, c, at: a * (at % 5))
+    return _add(_read(x_TD)[1], sum_T), pages
+
+
+def counter(params, config, layer, x_TD, state, context):
+    """A checksum of the history in order; the one after position p lies at p mod (1 + k)."""
+    ragged, (token_T, total_T) = context.ragged, _read(x_TD)
+    slot_T = [jnp.repeat(r.slot_C, r.position_CW.shape[1]) for r in ragged.rectangles]
+
+    def feed(state, one):
+        token, p, slot, valid = one
+        before = jnp.where(p == 0, 0.0, state[slot, (p - 1) % state.shape[1], 0])
+        after = (3 * before + token + p) % 97
+        at = (slot, p % state.shape[1], 0)
+        return state.at[at].set(jnp.where(valid, after, state[at])), after
+
+    rows = (token_T, ragged.position_T, jnp.concatenate(slot_T), ragged.valid_T)
+    state, sum_T = jax.lax.scan(feed, state, rows)
+    return _add(total_T, sum_T.astype(jnp.int32)), state
+
+
+MIXERS = {
+    name: Mixer(lambda config, layer: {}, apply)
+    for name, apply in (("paged", paged), ("counter", counter), ("sharer", sharer))
+}
+
+
+def next_token(history: Sequence[int]) -> int:
+    """What the fake model says after these tokens, by hand."""
+    total, checksum = 0, 0
+    first_seen = len(history) - WINDOW
+    for p, token in enumerate(history):
+        value = token + 2 * (p % 7) + 3 * (token * p % 11)
+        total += value + value * (p >= first_seen) + token * (p % 5)
+        checksum = (3 * checksum + token + p) % 97
+    return (total + checksum) % VOCAB
+
+
+def continuation(history: Sequence[int], n: int) -> list[int]:
+    """The next n tokens, by hand."""
+    tokens = list(history)
+    for _ in range(n):
+        tokens.append(next_token(tokens))
+    return tokens[len(history) :]
+
+
+def fake_model(**changes: Any) -> ModelConfig:
+    """Pages, a state, pages with a window, and a sharer of the first layer: two page groups."""
+    pattern = (
+        LayerSpec("paged", cache=CacheSpec(ELEMENTS)),
+        LayerSpec("counter", cache=recurrent(1)),
+        LayerSpec("paged", cache=CacheSpec(ELEMENTS, window=WINDOW)),
+        LayerSpec("sharer", cache=shared(0)),
+    )
+    widths = dict(width=4, ffn_width=1, num_layers=4, num_heads=1, num_kv_heads=1, head_width=2)
+    return ModelConfig(
+        "fake",
+        "fake",
+        VOCAB,
+        **widths,
+        max_context=128,
+        pattern=pattern,
+        dtype="float32",
+        **changes,
+    )
+
+
+def fake_params(model: ModelConfig) -> Any:
+    """Embeds token t as (t, 1, 0, 0); the logit of v is -(v - total)^2 up to scale and offset."""
+    params = init(decoder.param_infos(model, MIXERS))
+    v = jnp.arange(VOCAB, dtype=jnp.float32)
+    zero, one = jnp.zeros_like(v), jnp.ones_like(v)
+    layers = [layer | {"ffn": jax.tree.map(jnp.zeros_like, layer["ffn"])} for layer in
+              params["layers"]]  # fmt: skip
+    return params | {
+        "embed": {"table": jnp.stack([v, one, zero, zero], axis=1)},
+        "head": {"table": jnp.stack([zero, -v * v, 2 * v, zero], axis=1)},
+        "layers": tuple(layers),
+    }
+
+
+# --- tiny real models -----------------------------------------------------------------------------
+
+
+def llama(dtype: str = "float32", **changes: Any) -> ModelConfig:
+    """Two layers of grouped-query attention with odd sizes."""
+    widths = dict(width=24, ffn_width=40, num_layers=2, num_heads=4, num_kv_heads=2, head_width=8)
+    widths |= {"vocab_size": 131, "max_context": 256} | changes
+    return ModelConfig("tiny-llama", "llama", **widths, dtype=dtype)
+
+
+def gemma(dtype: str = "float32", **changes: Any) -> ModelConfig:
+    """Two windowed layers and a global one, with every quirk of Gemma 3: two page groups."""
+    local, world = LayerSpec(window=20), LayerSpec(rope=Rope(theta=1e6))
+    widths = dict(width=24, ffn_width=40, num_layers=3, num_heads=3, num_kv_heads=1, head_width=10)
+    widths |= {"vocab_size": 131, "max_context": 256} | changes
+    return ModelConfig(
+        "tiny-gemma", "gemma3", **widths, dtype=dtype, pattern=(local, local, world),
+        norm_offset=1.0, norm_eps=1e-6, qk_norm=True, post_norms=True, activation="gelu_tanh",
+        embedding_scale=24**0.5, tied=True,
+    )  # fmt: skip
+
+
+@functools.cache
+def real_params(model: ModelConfig) -> Any:
+    """Random parameters, peaked enough that greedy text does not settle on one token."""
+    params = init(decoder.param_infos(model), seed=3)
+    return jax.tree.map(lambda leaf: leaf * 2 if leaf.ndim == 2 else leaf, params)
+
+
+# --- engines --------------------------------------------------------------------------------------
+
+_executables: dict[Config, dict] = {}
+
+
+def engine(model: ModelConfig, params: Any = None, **settings: Any) -> engines.Engine:
+    """An engine; engines of equal configuration share their executables."""
+    arguments = {name: settings.pop(name) for name in ("tokenizer", "eos_ids") if name in settings}
+    config = Config(model, EngineConfig(**settings))
+    is_fake = model.family == "fake"
+    if params is None:
+        params = fake_params(model) if is_fake else real_params(model)
+    mixers = MIXERS if is_fake else decoder.MIXERS
+    made = engines.Engine(config, params, mixers=mixers, **arguments)
+    made.executor._compiled = _executables.setdefault(config, {})
+    return made
+
+
+def drain(engine: engines.Engine, before_step: Any = lambda: None, limit: int = 2000) -> None:
+    """Steps until nothing is left to do, with the books checked after every step."""
+    for _ in range(limit):
+        if not engine.scheduler.has_work:
+            return
+        before_step()
+        engine.step()
+        engine.scheduler.check_integrity()
+    raise AssertionError(f"{limit} steps were not enough")
+
+
+def sequence_of(engine: engines.Engine, id: int) -> request.Sequence:
+    """The host's side of a request."""
+    return engine._sequences[id]
+
+
+def prompts(lengths: Sequence[int], vocab: int = VOCAB, seed: int = 0) -> list[list[int]]:
+    """Random prompts of these lengths."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, vocab, size=n).tolist() for n in lengths]
+
+
+def greedy(n: int, **more: Any) -> request.SamplingParams:
+    """Greedy decoding of exactly n tokens, unless something else ends it."""
+    return dataclasses.replace(request.SamplingParams(max_new_tokens=n), **more)

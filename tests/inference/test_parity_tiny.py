@@ -1,0 +1,218 @@
+"""Tiny random checkpoints that transformers wrote, and its logits at every position.
+
+Heads of every legal layout, tied and untied, odd sizes; prompt 0 is longer than two windows and
+three pages.
+"""
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from configs.engine import Config, EngineConfig
+from inference import step
+from inference.batch import Batch
+from inference.checkpoints import resolve
+from inference.engine import Engine
+from inference.request import SamplingParams
+from inference.shapes import StepShape
+from layers import decoder, kv_cache
+from layers.ragged import contiguous
+
+_GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+_NAMES = sorted(path.parent.name for path in _GOLDEN.glob("*/expected.npz"))
+_TOLERANCE = 1e-4
+_SLOTS = 3  # the two prompts sit in slots 0 and 2; the row after the last is the sink
+
+
+@functools.cache
+def _load(name: str):
+    """Configuration in float32, parameters, prompts and expected logits."""
+    checkpoint = resolve.resolve(str(_GOLDEN / name)).open(None)
+    model = dataclasses.replace(checkpoint.config, dtype="float32")
+    with np.load(_GOLDEN / name / "expected.npz") as arrays:
+        prompts = [arrays[f"tokens_{i}"] for i in (0, 1)]
+        expected = [arrays[f"logits_{i}"] for i in (0, 1)]
+    return model, checkpoint.load_params(decoder.param_infos(model), None), prompts, expected
+
+
+def _chunks(lengths: list[int], fed: list[int], each: int) -> list[list[tuple[int, int, int]]]:
+    """Steps of (prompt, start, length) rows: `fed` tokens of each prompt a step, in rows of
+    `each`.
+    """
+    steps, done = [], [0] * len(lengths)
+    while any(n < length for n, length in zip(done, lengths, strict=True)):
+        rows = []
+        for prompt, length in enumerate(lengths):
+            stop = min(length, done[prompt] + fed[prompt])
+            rows += [(prompt, at, min(each, stop - at)) for at in range(done[prompt], stop, each)]
+            done[prompt] = stop
+        steps.append(rows)
+    return steps
+
+
+def _tables(config: Config, num_pages: int) -> list[np.ndarray]:
+    """Page tables [slot, P] a group, the prompts' pages scattered over the pool."""
+    tables, per_prompt = [], (num_pages - 1) // 2
+    for group in range(len(config.model.page_groups)):
+        ids = 1 + np.random.default_rng(group).permutation(num_pages - 1)
+        table = np.zeros((_SLOTS + 1, config.page_columns), np.int32)
+        table[0, :per_prompt], table[2, :per_prompt] = (
+            ids[:per_prompt],
+            ids[per_prompt:][:per_prompt],
+        )
+        tables.append(table)
+    return tables
+
+
+@functools.cache
+def _forward(name: str, config: Config, shape: StepShape):
+    """The engine's step up to the logits, for every packed token."""
+    params = _load(name)[1]
+
+    @jax.jit
+    def forward(cache, slots, batch):
+        hidden_TD, cache = decoder.forward(
+            params, config.model, batch.tokens_T, step.view(shape, slots, batch), cache,
+            deterministic=config.engine.deterministic,
+        )  # fmt: skip
+        fed = slots.num_tokens.at[batch.slot_R].add(batch.query_length_R)
+        slots = dataclasses.replace(slots, num_tokens=fed)
+        return decoder.logits(params, config.model, hidden_TD), cache, slots
+
+    return forward
+
+
+def _paged_logits(
+    name: str, shape: StepShape, steps, page_tokens: int, **engine
+) -> list[np.ndarray]:
+    """Logits of every position of both prompts, fed through pages as the engine's step does."""
+    model, _, prompts, expected = _load(name)
+    config = Config(model, EngineConfig(max_seqs=_SLOTS, page_tokens=page_tokens, **engine))
+    num_pages = 1 + 2 * -(-max(map(len, prompts)) // page_tokens)
+    groups, rows = len(model.page_groups), shape.num_rows
+    cache = kv_cache.init(model, (num_pages,) * groups, page_tokens, _SLOTS, 0)
+    slots, tables = step.init_slots(config), _tables(config, num_pages)
+    results = [np.full_like(logits, np.nan) for logits in expected]
+    committed = [0, 0]
+    for planned in steps:
+        tokens_RW = np.zeros((rows, shape.num_tokens // rows), np.int32)
+        slot_R = np.full(rows, _SLOTS, np.int32)
+        start_R, length_R = np.zeros_like(slot_R), np.zeros_like(slot_R)
+        for r, (prompt, at, length) in enumerate(planned):
+            tokens_RW[r, :length] = prompts[prompt][at : at + length]
+            slot_R[r], start_R[r], length_R[r] = 2 * prompt, at - committed[prompt], length
+        batch = Batch(
+            tokens_RW.ravel(), slot_R, start_R, length_R, np.zeros(rows, bool),
+            tuple(table[slot_R] for table in tables), np.zeros((0, 0), np.int32),
+        )  # fmt: skip
+        logits_TV, cache, slots = _forward(name, config, shape)(cache, slots, batch)
+        logits_RWV = np.asarray(logits_TV).reshape(*tokens_RW.shape, -1)
+        for r, (prompt, at, length) in enumerate(planned):
+            results[prompt][at : at + length] = logits_RWV[r, :length]
+            committed[prompt] += length
+    return results
+
+
+def _assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for prompt, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+        worst = np.abs(mine - theirs).max()
+        print(f"prompt {prompt}: worst difference of logits {worst:.1e}")
+        assert worst <= _TOLERANCE, f"prompt {prompt}"  # a NaN fails too
+
+
+def test_every_layout_is_there():
+    models = [_load(name)[0] for name in _NAMES]
+    kinds = {
+        (
+            m.family,
+            "mqa" if m.num_kv_heads == 1 else "mha" if m.num_kv_heads == m.num_heads else "gqa",
+        )
+        for m in models
+    }
+    assert kinds == {(f, k) for f in ("llama", "gemma3") for k in ("mqa", "gqa", "mha")}
+    assert {(m.family, m.tied) for m in models} == {
+        (f, tied) for f in ("llama", "gemma3") for tied in (True, False)
+    }
+    for name in _NAMES:
+        model, _, prompts, _ = _load(name)
+        windows = [layer.window for layer in model.layers if layer.window]
+        assert len(prompts[0]) > max(3 * 16, *(2 * window for window in windows), 0)
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_without_a_cache(name):
+    model, params, prompts, expected = _load(name)
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def forward(params, tokens_T, length):
+        hidden_TD, cache = decoder.forward(params, model, tokens_T, contiguous(1, length))
+        assert cache is None
+        return decoder.logits(params, model, hidden_TD)
+
+    _assert_close([np.asarray(forward(params, p, len(p))) for p in prompts], expected)
+
+
+def _steps(name: str, fed: list[int] | None, each: int):
+    lengths = [len(prompt) for prompt in _load(name)[2]]
+    return _chunks(lengths, fed or lengths, each)
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_both_prompts_packed_in_one_step(name):
+    """Then in chunks that end inside of pages and tiles, each prompt at its own speed."""
+    packed, shape = (
+        _steps(name, None, 16),
+        StepShape((0, 1), (9, 16)),
+    )  # one tile or more is padding
+    assert len(packed) == 1
+    _assert_close(_paged_logits(name, shape, packed, page_tokens=8), _load(name)[3])
+    in_chunks = _steps(name, [21, 5], 11)
+    assert len(in_chunks) > 3
+    _assert_close(_paged_logits(name, shape, in_chunks, page_tokens=8), _load(name)[3])
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_token_by_token(name):
+    """As decoding does, with a third row that is padding."""
+    shape = StepShape((3, 1), (0, 16))
+    found = _paged_logits(name, shape, _steps(name, [1, 1], 1), page_tokens=16)
+    _assert_close(found, _load(name)[3])
+
+
+@pytest.mark.parametrize("name", ["llama-gqa-tied-rope3", "gemma3-mqa"])
+def test_deterministic_attention(name):
+    shape = StepShape((0, 1), (3, 16))
+    found = _paged_logits(
+        name, shape, _steps(name, [32, 16], 16), page_tokens=4, deterministic=True
+    )
+    _assert_close(found, _load(name)[3])
+
+
+def test_a_directory_with_a_tokenizer_end_to_end():
+    directory = _GOLDEN / "llama-tokenizer"
+    with np.load(directory / "expected.npz") as arrays:
+        golden = {name: arrays[name] for name in arrays.files}
+    settings = ("model.dtype=float32", "engine.max_seqs=3", "engine.prefill_tiles=(2,)",
+                "engine.decode_rows=(4,)", "engine.tile_tokens=32")  # fmt: skip
+    engine = Engine.from_model(str(directory), settings)
+    texts = golden["texts"].tolist()
+    messages = json.loads(str(golden["chat_messages"]))
+    chat_ids = engine.tokenizer.apply_chat_template(messages)
+    assert engine.tokenizer.chat_text(messages) == str(golden["chat_text"])
+    assert chat_ids == golden["ids_chat"].tolist()
+    completions = engine.generate([*texts, chat_ids], SamplingParams(max_new_tokens=24))
+    for key, completion in zip([*range(len(texts)), "chat"], completions, strict=True):
+        expected = golden[f"greedy_{key}"].tolist()
+        assert completion.prompt_token_ids == golden[f"ids_{key}"].tolist()
+        assert completion.token_ids == expected
+        ended = expected[-1] in engine.eos_ids
+        assert completion.finish_reason == ("stop" if ended else "length")
+        shown = expected[:-1] if ended else expected
+        assert completion.text == engine.tokenizer.decode(shown)
+    alone = engine.generate([texts[0]], SamplingParams(max_new_tokens=24))[0]
+    assert alone.token_ids == golden["greedy_0"].tolist()

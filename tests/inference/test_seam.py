@@ -1,0 +1,296 @@
+"""Three fake mixers through pool, admission, abort, fork, speculation, preemption and rebuild.
+
+The engine has never heard of them; every token is checked against plain Python.
+"""
+
+import numpy as np
+import pytest
+
+from configs.cache import PageGroup
+from configs.engine import Config, EngineConfig
+from inference.request import SamplingParams, Status
+from tests import fakes
+
+MODEL = fakes.fake_model()
+LENGTHS = (1, 7, 30, 4, 13, 2, 45, 16)
+
+
+def make(**settings):
+    settings = {
+        "max_seqs": 4,
+        "page_tokens": 4,
+        "decode_rows": (2, 4),
+        "tile_tokens": 4,
+        "prefill_tiles": (1, 3),
+    } | settings
+    return fakes.engine(MODEL, **settings)
+
+
+def small_pool(num_sequences: float, **settings) -> int:
+    """`cache_bytes` for so many full sequences."""
+    engine = EngineConfig(page_tokens=4, tile_tokens=4, prefill_tiles=(1, 3), **settings)
+    config = Config(MODEL, engine)
+    peaks = config.peak_pages(config.max_context)
+    sizes = [group.bytes_per_page("float32", 4) for group in MODEL.page_groups]
+    return int(num_sequences * sum(n * size for n, size in zip(peaks, sizes, strict=True)))
+
+
+def assert_plain(engine, prompts, n, before_step=lambda: None):
+    """Every prompt is continued by n tokens as by hand; nothing is left behind."""
+    ids = [engine.add_request(prompt, fakes.greedy(n)) for prompt in prompts]
+    sequences = [fakes.sequence_of(engine, id) for id in ids]
+    fakes.drain(engine, before_step)
+    for prompt, sequence in zip(prompts, sequences, strict=True):
+        assert sequence.output_tokens == fakes.continuation(prompt, n)
+    assert_empty(engine)
+
+
+def assert_empty(engine):
+    pool = engine.scheduler.pool
+    assert pool.num_free_pages == pool.num_usable_pages
+    assert not engine._sequences and not engine.scheduler.has_work
+    engine.scheduler.check_integrity()
+
+
+def proposer(engine, seed=0, accuracy=0.6, sure=None):
+    """Called before a step: proposes up to two tokens a sequence, each right or wrong by chance."""
+    rng = np.random.default_rng(seed)
+
+    def propose():
+        for sequence in engine.scheduler.running:
+            if sequence.is_prefilling:
+                continue
+            right = sure(sequence) if sure else fakes.continuation(sequence.tokens, 2)
+            sequence.drafts = tuple(
+                token if rng.random() < accuracy else int(rng.integers(fakes.VOCAB))
+                for token in right[: rng.integers(0, 3)]
+            )
+
+    return propose
+
+
+def test_the_specs_make_two_page_groups():
+    paged, _, windowed, reader = MODEL.cache_specs
+    assert MODEL.page_groups == (PageGroup(paged, (0,)), PageGroup(windowed, (2,)))
+    assert paged.bytes_per_token("float32") == 12 and reader.bytes_per_token("float32") == 0
+    assert [spec.bytes_per_sequence(2) for spec in MODEL.cache_specs] == [0, 12, 0, 0]
+    engine = make(num_drafts=2)
+    pages, state, window, nothing = engine.executor.cache
+    assert nothing is None and state.shape == (5, 3, 1)
+    assert (pages.shape[0], window.shape[0]) == engine.config.num_pages
+
+
+def test_the_continuation_is_not_trivial():
+    tokens = fakes.continuation([1, 2, 3], 60)
+    assert len(set(tokens)) > 20
+    for p in (0, 1, 30, 60):  # every token of the history counts
+        changed = [1, 2, 3, *tokens]
+        changed[p] = (changed[p] + 1) % fakes.VOCAB
+        assert fakes.continuation(changed, 3) != fakes.continuation([1, 2, 3, *tokens], 3)
+
+
+@pytest.mark.parametrize("tile_tokens, prefill_tiles", [(4, (1, 3)), (16, (2,)), (1, (1,))])
+def test_admission_and_chunks(tile_tokens, prefill_tiles):
+    engine = make(tile_tokens=tile_tokens, prefill_tiles=prefill_tiles)
+    assert_plain(engine, fakes.prompts(LENGTHS), 12)
+
+
+@pytest.mark.parametrize("page_tokens", [1, 16, 128])
+def test_page_sizes(page_tokens):
+    assert_plain(make(page_tokens=page_tokens), fakes.prompts((3, 40)), 20)
+
+
+def test_abort_leaves_no_trace():
+    engine = make()
+    prompts = fakes.prompts(LENGTHS)
+    doomed = [engine.add_request(prompt, fakes.greedy(40)) for prompt in prompts]
+    rng = np.random.default_rng(0)
+
+    def abort_one():
+        if doomed and rng.random() < 0.5:
+            engine.abort(doomed.pop(rng.integers(len(doomed))))
+
+    assert_plain(engine, fakes.prompts(LENGTHS, seed=1), 12, abort_one)
+    assert not doomed
+
+
+@pytest.mark.parametrize("num_computed", [3, 4, 6, 8, 21])
+def test_fork_shares_full_pages_and_copies_the_rest(num_computed):
+    engine = make(num_drafts=2)
+    pool = engine.scheduler.pool
+    prompt = fakes.prompts([num_computed])[0]
+    parent = fakes.sequence_of(engine, engine.add_request(prompt, fakes.greedy(30)))
+    while parent.num_computed_tokens < num_computed:
+        engine.step()
+    free = pool.num_free_pages
+    child = fakes.sequence_of(engine, engine.fork(parent.id, fakes.greedy(20)))
+    is_open = int(num_computed % 4 != 0)
+    assert pool.num_free_pages == tuple(n - is_open for n in free)
+    full = num_computed // 4
+    assert child.pages[0][:full] == parent.pages[0][:full]
+    assert not set(child.pages[0][full:]) & set(parent.pages[0])
+    # Different continuations of one history: the child is told another newest token.
+    grandchild = fakes.sequence_of(engine, engine.fork(parent.id, fakes.greedy(20)))
+    grandchild.tokens[-1] = (grandchild.tokens[-1] + 1) % fakes.VOCAB
+    other = fakes.continuation(grandchild.tokens, 10)
+    fakes.drain(engine, proposer(engine))
+    expected = fakes.continuation(prompt, 30)
+    assert parent.output_tokens == expected and child.output_tokens == expected[:20]
+    assert grandchild.output_tokens[1:11] == other
+    assert_empty(engine)
+
+
+def test_fork_of_a_prompt_in_flight_and_without_room():
+    engine = make(max_seqs=2)
+    prompt = fakes.prompts([30])[0]
+    parent = fakes.sequence_of(engine, engine.add_request(prompt, fakes.greedy(10)))
+    early = fakes.sequence_of(engine, engine.fork(parent.id, fakes.greedy(10)))  # still queued
+    engine.step()
+    assert 0 < parent.num_computed_tokens < 30
+    children = [fakes.sequence_of(engine, engine.fork(parent.id, fakes.greedy(10))) for _ in "abc"]
+    assert children[-1].status is Status.WAITING
+    fakes.drain(engine)
+    expected = fakes.continuation(prompt, 10)
+    for sequence in (parent, early, *children):
+        assert sequence.output_tokens == expected
+    assert_empty(engine)
+
+
+def test_fork_survives_the_end_of_its_parent():
+    """Parent aborted between fork and step: its slot and open page go to another at once."""
+    engine = make(max_seqs=2)
+    prompt, other = fakes.prompts([9, 11])
+    parent = engine.add_request(prompt, fakes.greedy(30))
+    for _ in range(4):
+        engine.step()
+    child = fakes.sequence_of(engine, engine.fork(parent, fakes.greedy(20)))
+    engine.abort(parent)
+    assert_plain(engine, [other], 8)
+    assert child.output_tokens == fakes.continuation(prompt, 20)
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("page_tokens", [1, 4])
+def test_any_proposer_gives_plain_decoding(accuracy, page_tokens):
+    engine = make(num_drafts=2, page_tokens=page_tokens)
+    propose = proposer(engine, seed=1, accuracy=accuracy)
+    assert_plain(engine, fakes.prompts(LENGTHS), 25, propose)
+
+
+def test_right_drafts_save_steps():
+    engine = make(num_drafts=2)
+    prompt = fakes.prompts([4])[0]
+
+    def propose():
+        for sequence in engine.scheduler.running:
+            sequence.drafts = tuple(fakes.continuation(sequence.tokens, 2))
+
+    assert_plain(engine, [prompt], 31, propose)
+    assert len(engine.records) == 1 + 10  # the prompt gives one token, each step 3
+
+
+def test_drafts_stop_at_the_context_and_at_an_end():
+    engine = make(num_drafts=2, max_context=16)
+    prompt = fakes.prompts([5])[0]
+    expected = fakes.continuation(prompt, 11)
+
+    def propose():
+        for sequence in engine.scheduler.running:
+            if not sequence.is_prefilling:
+                sequence.drafts = tuple(fakes.continuation(sequence.tokens, 2))
+
+    assert_plain(engine, [prompt], 11, propose)
+    params = fakes.greedy(11, stop_ids=(expected[2],))  # the first draft of a step
+    sequence = fakes.sequence_of(engine, engine.add_request(prompt, params))
+    fakes.drain(engine, propose)
+    assert sequence.output_tokens == expected[: expected.index(expected[2]) + 1]
+    assert_empty(engine)
+
+
+def test_sampled_tokens_do_not_depend_on_the_proposer():
+    """Coupled acceptance: noise belongs to the position, so drafts change nothing."""
+    prompts = fakes.prompts(LENGTHS)
+    params = SamplingParams(max_new_tokens=20, temperature=3.0, seed=5)
+    plain = [c.token_ids for c in make().generate(prompts, params)]
+    assert all(
+        tokens != fakes.continuation(prompt, 20)
+        for tokens, prompt in zip(plain, prompts, strict=True)
+    )
+    engine = make(num_drafts=2)
+    ids = [engine.add_request(prompt, params) for prompt in prompts]
+    sequences = [fakes.sequence_of(engine, id) for id in ids]
+    known = {tuple(p): p + tokens for p, tokens in zip(prompts, plain, strict=True)}
+
+    def sure(sequence):
+        text = known[tuple(sequence.tokens[: sequence.num_prompt_tokens])]
+        return text[len(sequence.tokens) :][:2]
+
+    fakes.drain(engine, proposer(engine, seed=2, sure=sure))
+    assert [sequence.output_tokens for sequence in sequences] == plain
+
+
+@pytest.mark.parametrize("num_drafts", [0, 2])
+def test_preemption_recomputes(num_drafts, monkeypatch):
+    engine = make(num_drafts=num_drafts, cache_bytes=small_pool(1.3))
+    preempted = []
+    preempt = engine.scheduler.preempt
+    monkeypatch.setattr(
+        engine.scheduler,
+        "preempt",
+        lambda sequence: (preempted.append(sequence), preempt(sequence)),
+    )
+    propose = proposer(engine, seed=3) if num_drafts else lambda: None
+    assert_plain(engine, fakes.prompts(LENGTHS), 50, propose)
+    assert preempted
+
+
+def test_rebuild_prefills_again_from_the_hosts_tokens():
+    engine = make(num_drafts=2)
+    propose, rng = proposer(engine, seed=4), np.random.default_rng(4)
+
+    def lose_the_cache():
+        propose()
+        if rng.random() < 0.2:
+            engine.rebuild()
+            assert all(
+                not np.asarray(leaf).any() for leaf in engine.executor.cache if leaf is not None
+            )
+
+    assert_plain(engine, fakes.prompts(LENGTHS), 15, lose_the_cache)
+
+
+def test_everything_at_once():
+    """Random requests, forks, aborts, drafts, preemption and rebuilds: tokens as by hand."""
+    rng = np.random.default_rng(7)
+    engine = make(num_drafts=2, cache_bytes=small_pool(1.5))
+    propose, expected = proposer(engine, seed=8), {}
+
+    def act():
+        propose()
+        unfinished = [s for s in expected if s.status is not Status.FINISHED]
+        action = rng.random()
+        if action < 0.3 and len(expected) < 60:
+            prompt, n = fakes.prompts([rng.integers(1, 60)], seed=rng)[0], int(rng.integers(1, 60))
+            id = engine.add_request(prompt, fakes.greedy(n))
+            expected[fakes.sequence_of(engine, id)] = fakes.continuation(prompt, n)
+        elif action < 0.45 and unfinished:
+            parent = unfinished[rng.integers(len(unfinished))]
+            child = fakes.sequence_of(engine, engine.fork(parent.id, parent.params))
+            expected[child] = expected[parent]
+        elif action < 0.5 and unfinished:
+            engine.abort(unfinished[rng.integers(len(unfinished))].id)
+        elif action < 0.52:
+            engine.rebuild()
+
+    engine.add_request([1], fakes.greedy(100))  # keeps the loop going
+    for _ in range(400):
+        act()
+        engine.step()
+        engine.scheduler.check_integrity()
+    fakes.drain(engine, propose)
+    assert len(expected) > 40
+    for sequence, tokens in expected.items():
+        if sequence.finish_reason == "abort":
+            tokens = tokens[: sequence.num_output_tokens]
+        assert sequence.output_tokens == tokens
+    assert_empty(engine)

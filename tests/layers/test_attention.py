@@ -1,0 +1,294 @@
+"""Attention over pages against a softmax in float64, and the mask against one written by hand."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.model import LayerSpec, ModelConfig, Rope
+from layers import attention, kv_cache, rope
+from layers.kernels import reference
+from layers.mixer import StepContext
+from layers.params import init
+from layers.ragged import Ragged, Rectangle, contiguous
+
+_TABLE_TOKENS = 512
+_HEADS = [(1, 1), (3, 1), (4, 2), (3, 3), (9, 3)]  # (N, K)
+_PATHS = {  # query tokens a row, deterministic
+    "block-diagonal": (1, False),
+    "block-diagonal, drafts": (3, False),
+    "per head": (20, False),
+    "deterministic, one token": (1, True),
+    "deterministic, tiles": (20, True),
+}
+
+
+# --- the mask -------------------------------------------------------------------------------------
+
+
+def test_visible_against_a_mask_by_hand():
+    causal = [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 1, 1, 1, 0],
+        [1, 1, 1, 1, 1],
+    ]
+    window_2 = [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [0, 1, 1, 0, 0],
+        [0, 0, 1, 1, 0],
+        [0, 0, 0, 1, 1],
+    ]
+    position = jnp.arange(5)
+    for window, expected in ((None, causal), (2, window_2), (1, np.eye(5)), (5, causal)):
+        found = reference.visible(position, position[:, None], window)
+        np.testing.assert_array_equal(found, np.array(expected, bool))
+
+
+# --- attention over pages -------------------------------------------------------------------------
+
+
+def _exact(q_NH, k_SKH, v_SKH, position: int, window: int | None) -> np.ndarray:
+    """One query in float64: softmax over the keys it sees, head by head."""
+    first = 0 if window is None else max(0, position + 1 - window)
+    out_NH = np.zeros(q_NH.shape)
+    group = q_NH.shape[0] // k_SKH.shape[1]
+    for head, q_H in enumerate(np.asarray(q_NH, np.float64)):
+        keys = np.asarray(k_SKH[first : position + 1, head // group], np.float64)
+        scores = keys @ q_H
+        weights = np.exp(scores - scores.max())
+        out_NH[head] = weights / weights.sum() @ v_SKH[first : position + 1, head // group]
+    return out_NH
+
+
+class _Case:
+    """Random sequences of the given lengths, their pages in random order among poisoned ones."""
+
+    def __init__(self, lengths, heads, page_tokens, width, dtype="float32", seed=0):
+        generator, H = np.random.default_rng(seed), 10
+        self.lengths, self.page_tokens = lengths, page_tokens
+        N, K = heads
+        self.position_CW = np.maximum(np.array(lengths)[:, None] - width + np.arange(width), 0)
+        self.valid_CW = np.array(lengths)[:, None] - width + np.arange(width) >= 0
+        rounded = lambda *shape: jnp.asarray(generator.standard_normal(shape), dtype)  # noqa: E731
+        self.q_CWNH = rounded(len(lengths), width, N, H)
+        self.kv = [(rounded(n, K, H), rounded(n, K, H)) for n in lengths]
+        held = [-(-n // page_tokens) for n in lengths]
+        ids = 1 + generator.permutation(sum(held) + 5)
+        stored = "float32" if dtype == "float32" else jnp.bfloat16
+        pages = np.full((len(ids) + 1, page_tokens, 2 * K * H), np.nan, np.float32)
+        # As the engine leaves them: a poisoned entry has a NaN key beside a value of 0.
+        pages[..., K * H :] = 0
+        self.table_CP = np.zeros((len(lengths), _TABLE_TOKENS // page_tokens), np.int32)
+        for row, (n, (k, v)) in enumerate(zip(held, self.kv, strict=True)):
+            own, ids = ids[:n], ids[n:]
+            self.table_CP[row, :n] = own
+            for position in range(lengths[row]):
+                page, offset = own[position // page_tokens], position % page_tokens
+                pages[page, offset] = np.concatenate([k[position].ravel(), v[position].ravel()])
+        self.pages = kv_cache.encode(
+            jnp.asarray(pages), jnp.zeros(0, kv_cache.stored_dtype(jnp.dtype(stored).name))
+        )
+
+    def attend(self, window, deterministic):
+        return np.asarray(
+            _attend_pages(window, deterministic)(
+                self.q_CWNH, self.pages, self.table_CP, self.position_CW
+            )
+        )
+
+    def expected(self, window):
+        rows = [
+            [_exact(q, k, v, p, window) for q, p in zip(q_WNH, positions, strict=True)]
+            for q_WNH, (k, v), positions in zip(
+                np.asarray(self.q_CWNH, np.float64), self.kv, self.position_CW, strict=True
+            )
+        ]
+        return np.array(rows)
+
+
+@functools.cache
+def _attend_pages(window, deterministic):
+    program = functools.partial(reference.attend_pages, window=window, deterministic=deterministic)
+    return jax.jit(program)
+
+
+@pytest.mark.parametrize("path", _PATHS)
+@pytest.mark.parametrize("page_tokens", [4, 16])
+def test_pages_of_ragged_lengths(path, page_tokens):
+    """One token, a page less one, a page, and more than a block of keys."""
+    width, deterministic = _PATHS[path]
+    lengths = [1, page_tokens - 1, page_tokens, page_tokens + 1, 130, 300]
+    case = _Case(lengths, (4, 2), page_tokens, width)
+    found = case.attend(None, deterministic)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found[case.valid_CW], case.expected(None)[case.valid_CW], atol=2e-5)
+
+
+@pytest.mark.parametrize("path", ["block-diagonal", "per head", "deterministic, tiles"])
+@pytest.mark.parametrize("heads", _HEADS)
+def test_every_head_layout(path, heads):
+    width, deterministic = _PATHS[path]
+    case = _Case([33, 7, 160], heads, 16, width, seed=sum(heads))
+    found, expected = case.attend(None, deterministic), case.expected(None)
+    np.testing.assert_allclose(found[case.valid_CW], expected[case.valid_CW], atol=2e-5)
+
+
+@pytest.mark.parametrize("path", ["block-diagonal", "per head", "deterministic, tiles"])
+@pytest.mark.parametrize("window", [1, 5, 24, 200])
+def test_windows_hide_what_slid_out(path, window):
+    width, deterministic = _PATHS[path]
+    case = _Case([1, 24, 25, 290], (4, 2), 8, width, seed=window)
+    found, expected = case.attend(window, deterministic), case.expected(window)
+    np.testing.assert_allclose(found[case.valid_CW], expected[case.valid_CW], atol=2e-5)
+
+
+@pytest.mark.parametrize("path", ["block-diagonal", "per head", "deterministic, tiles"])
+def test_pages_behind_the_window_may_be_given_back(path):
+    """Their entries then name the sink, whatever it holds."""
+    width, deterministic = _PATHS[path]
+    case = _Case([300, 290], (4, 2), 8, width)
+    before = case.attend(24, deterministic)
+    case.table_CP[:, : (290 - width - 24) // 8] = 0
+    np.testing.assert_array_equal(case.attend(24, deterministic), before)
+
+
+@pytest.mark.parametrize("path", ["block-diagonal", "per head", "deterministic, tiles"])
+def test_bfloat16_pages(path):
+    width, deterministic = _PATHS[path]
+    case = _Case([1, 40, 270], (4, 2), 16, width, "bfloat16")
+    assert case.pages.dtype == jnp.uint16
+    found, expected = case.attend(None, deterministic), case.expected(None)
+    np.testing.assert_allclose(found[case.valid_CW], expected[case.valid_CW], atol=0.02)
+
+
+@pytest.mark.parametrize("path", _PATHS)
+def test_random_batches(path):
+    width, deterministic = _PATHS[path]
+    for seed in range(3):
+        generator = np.random.default_rng(seed)
+        lengths = generator.integers(1, 500, 3).tolist()
+        case = _Case(lengths, (4, 2), 16, width, seed=seed)
+        for window in (None, 24):
+            found, expected = case.attend(window, deterministic), case.expected(window)
+            np.testing.assert_allclose(found[case.valid_CW], expected[case.valid_CW], atol=2e-5)
+
+
+def test_large_scores_do_not_overflow():
+    case = _Case([200], (4, 2), 16, 1)
+    case.q_CWNH = case.q_CWNH * 1000
+    np.testing.assert_allclose(case.attend(None, False), case.expected(None), atol=1e-3)
+
+
+def test_deterministic_bits_do_not_depend_on_the_rectangle():
+    """A token alone, in a tile, beside others: the same bits."""
+    tile = _Case([40, 300, 7], (4, 2), 16, 20)
+    found = tile.attend(None, True)
+    program = _attend_pages(None, True)
+    for row, w in ((0, 19), (0, 3), (1, 10)):
+        rows = slice(row, row + 1)
+        alone = program(
+            tile.q_CWNH[rows, w : w + 1], tile.pages, tile.table_CP[rows], tile.position_CW[rows, w : w + 1]
+        )  # fmt: skip
+        np.testing.assert_array_equal(np.asarray(alone)[0, 0], found[row, w])
+
+
+# --- the whole mixer ------------------------------------------------------------------------------
+
+_CONFIG = ModelConfig(
+    "m", "llama", 31, 12, 20, 1, 4, 2, 6, 512, dtype="float32", pattern=(LayerSpec(),)
+)
+_ROPE = Rope()
+
+
+def _context(ragged: Ragged) -> StepContext:
+    angles = {_ROPE: rope.angles(_ROPE, _CONFIG.head_width, ragged.position_T)}
+    return StepContext(ragged, angles, 0, True, False)
+
+
+def _paged(num_tokens: int) -> Ragged:
+    table = np.zeros((1, 128), np.int32)
+    table[0, :4] = (3, 1, 4, 2)
+    position = jnp.arange(num_tokens)[None]
+    valid = jnp.ones(position.shape, bool)
+    return Ragged((Rectangle(jnp.zeros(1, jnp.int32), position, valid, (jnp.asarray(table),)),))
+
+
+def _random(*shape: int, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_rows_among_themselves_equal_rows_over_pages(window):
+    q, k, v = _random(11, 4, 6), _random(11, 2, 6, seed=1), _random(11, 2, 6, seed=2)
+    dense, nothing = attention.attend(q, k, v, None, _context(contiguous(1, 11)), window)
+    assert nothing is None
+    pages = jnp.full((6, 4, 24), jnp.nan).at[..., 12:].set(0)
+    paged, written = attention.attend(q, k, v, pages, _context(_paged(11)), window)
+    np.testing.assert_allclose(paged, dense, atol=1e-5)
+    exact = [_exact(q[t], k, v, t, window) for t in range(11)]
+    np.testing.assert_allclose(dense, exact, atol=1e-5)
+    np.testing.assert_array_equal(written[3, 0], jnp.concatenate([k[0].ravel(), v[0].ravel()]))
+
+
+def test_a_layer_without_keys_reads_what_is_there():
+    q, k, v = _random(5, 4, 6), _random(5, 2, 6, seed=1), _random(5, 2, 6, seed=2)
+    pages, context = jnp.zeros((6, 4, 24)), _context(_paged(5))
+    first, pages = attention.attend(q, k, v, pages, context)
+    second, after = attention.attend(q, None, None, pages, context)
+    np.testing.assert_array_equal(second, first)
+    np.testing.assert_array_equal(after, pages)
+
+
+def test_an_unknown_implementation_is_refused():
+    q, kv = _random(1, 4, 6), _random(1, 2, 6)
+    with pytest.raises(ValueError, match="'reference' or None, not 'magic'"):
+        attention.attend(q, kv, kv, None, _context(contiguous(1, 1)), implementation="magic")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("num_tokens", [2, 8])  # block-diagonal and per head
+def test_a_bad_value_in_a_freed_page_reaches_nobody(bad, num_tokens):
+    """Whoever wrote it sees it; the page's next owner must not, though its rows are still there."""
+    q, k, v = _random(8, 4, 6), _random(8, 2, 6, seed=1), _random(8, 2, 6, seed=2)
+    clean = jnp.zeros((6, 4, 24))
+    spoiled, pages = attention.attend(q, k, v.at[5, 0, 0].set(bad), clean, _context(_paged(8)))
+    assert not np.isfinite(spoiled[5:]).all() and np.isfinite(spoiled[:5]).all()
+    assert not np.isfinite(pages).all()
+    few = (x[:num_tokens] for x in (q, k, v))
+    few = tuple(few)
+    new_pages = pages if num_tokens < 6 else pages.at[1, 1].set(jnp.nan).at[1, 1, 12:].set(0)
+    found, _ = attention.attend(*few, new_pages, _context(_paged(num_tokens)))
+    expected, _ = attention.attend(*few, clean, _context(_paged(num_tokens)))
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_apply_is_project_rotate_attend_project(qk_norm):
+    """The layer once more in numpy."""
+    import dataclasses
+
+    config = dataclasses.replace(_CONFIG, qk_norm=qk_norm, norm_offset=1.0, attention_scale=0.3)
+    params = init(attention.infos(config, config.layers[0]), 5)
+    x_TD, context = _random(9, 12), _context(contiguous(1, 9))
+    found, _ = attention.apply(params, config, LayerSpec(rope=_ROPE), x_TD, None, context)
+    N, K, H = 4, 2, 6
+    assert params["qkv"].shape == ((N + 2 * K) * H, 12) and params["out"].shape == (12, N * H)
+    heads = (np.asarray(x_TD, np.float64) @ np.asarray(params["qkv"]).T).reshape(9, N + 2 * K, H)
+
+    def rotated(x_TNH: np.ndarray, name: str) -> np.ndarray:
+        if qk_norm:
+            x_TNH = x_TNH / np.sqrt((x_TNH**2).mean(-1, keepdims=True) + config.norm_eps)
+            x_TNH = x_TNH * (1 + np.asarray(params[name]))
+        angle = np.arange(9)[:, None, None] * 10_000.0 ** (-np.arange(0, H, 2) / H)
+        z = (x_TNH[..., :3] + 1j * x_TNH[..., 3:]) * np.exp(1j * angle)
+        return np.concatenate([z.real, z.imag], -1)
+
+    q, k = rotated(heads[:, :N], "q_norm") * 0.3, rotated(heads[:, N : N + K], "k_norm")
+    out = np.array([_exact(q[t], k, heads[:, N + K :], t, None) for t in range(9)])
+    expected = out.reshape(9, N * H) @ np.asarray(params["out"], np.float64).T
+    np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -1,0 +1,194 @@
+"""The decoder as a composition: with and without pages, packed and alone, with other mixers."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import cache
+from configs.model import LayerSpec, ModelConfig, Rope
+from layers import decoder, ffn, kv_cache, params
+from layers.mixer import Mixer
+from layers.params import ParamInfo
+from layers.ragged import Ragged, Rectangle, contiguous
+
+_LLAMA = ModelConfig("l", "llama", 31, 12, 20, 2, 4, 2, 6, 512, dtype="float32")
+_GEMMA = dataclasses.replace(
+    _LLAMA, family="gemma3", num_layers=3, tied=True, qk_norm=True, post_norms=True,
+    norm_offset=1.0, activation="gelu_tanh", embedding_scale=12**0.5,
+    pattern=(LayerSpec(window=5), LayerSpec(rope=Rope(1e6))),
+)  # fmt: skip
+_PAGE = 4
+
+
+@functools.cache
+def _weights(config: ModelConfig):
+    return params.init(decoder.param_infos(config), 1)
+
+
+def _rectangle(rows: list[tuple[int, int, int]], width: int, num_groups: int) -> Rectangle:
+    """Rows of (sequence, first position, length); sequence s holds pages 1 + 8 s and on."""
+    position = np.zeros((len(rows), width), np.int32)
+    valid = np.zeros((len(rows), width), bool)
+    table = np.zeros((len(rows), 128), np.int32)
+    for r, (sequence, first, length) in enumerate(rows):
+        position[r, :length] = range(first, first + length)
+        valid[r, :length] = True
+        table[r, :8] = 1 + 8 * sequence + np.arange(8)[::-1]
+    slots = np.array([row[0] for row in rows], np.int32)
+    return Rectangle(slots, position, valid, (table,) * num_groups)
+
+
+@pytest.mark.parametrize("config", [_LLAMA, _GEMMA], ids=["llama", "gemma3"])
+def test_pages_equal_no_pages(config):
+    """Sequences of 20 and 9 tokens: tiles at first, then decode rows and a tile in one step."""
+    tokens = [np.random.default_rng(s).integers(0, 31, n) for s, n in enumerate((20, 9))]
+    weights, groups = _weights(config), len(config.page_groups)
+    plain = []
+    for sequence in tokens:
+        plain.append(decoder.forward(weights, config, sequence, contiguous(1, len(sequence)))[0])
+    leaves = kv_cache.init(config, (17,) * groups, _PAGE, 2, 0)
+    run = jax.jit(lambda t, ragged, c: decoder.forward(weights, config, t, ragged, c))
+    steps = [
+        [([], 1), ([(0, 0, 7), (0, 7, 7)], 7)],
+        [([(0, 14, 1), (0, 0, 0)], 1), ([(1, 0, 7)], 7)],
+        [([(0, 15, 1), (1, 7, 1)], 1), ([(0, 0, 0)], 7)],
+        [([(0, 16, 1), (1, 8, 1)], 1), ([(0, 0, 0)], 7)],
+        [([], 1), ([(0, 17, 3)], 7)],
+    ]
+    found = [np.full((len(t), config.width), np.nan, np.float32) for t in tokens]
+    for step in steps:
+        rectangles = [_rectangle(rows, width, groups) for rows, width in step if rows]
+        fed = [row for rows, _ in step for row in rows]
+        packed = np.concatenate(
+            [np.where(r.valid_CW[i], tokens[s][np.minimum(r.position_CW[i], len(tokens[s]) - 1)], 30)
+             for r, (rows, _) in zip(rectangles, [part for part in step if part[0]], strict=True)
+             for i, (s, _, _) in enumerate(rows)]
+        )  # fmt: skip
+        hidden_TD, leaves = run(packed, Ragged(tuple(rectangles)), leaves)
+        parts = Ragged(tuple(rectangles)).split(np.asarray(hidden_TD))
+        out = [row for part in parts for row in part]
+        for (sequence, first, length), row in zip(fed, out, strict=True):
+            found[sequence][first : first + length] = row[:length]
+    for mine, theirs in zip(found, plain, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=2e-5)
+
+
+def test_rows_of_a_batch_do_not_see_each_other():
+    tokens = np.random.default_rng(0).integers(0, 31, (3, 8))
+    together, _ = decoder.forward(_weights(_GEMMA), _GEMMA, tokens.ravel(), contiguous(3, 8))
+    for row in range(3):
+        alone, _ = decoder.forward(_weights(_GEMMA), _GEMMA, tokens[row], contiguous(1, 8))
+        np.testing.assert_allclose(together[8 * row : 8 * row + 8], alone, atol=1e-5)
+
+
+def test_the_future_changes_nothing():
+    tokens = np.random.default_rng(0).integers(0, 31, 10)
+    changed = np.where(np.arange(10) < 6, tokens, (tokens + 1) % 31)
+    one, _ = decoder.forward(_weights(_LLAMA), _LLAMA, tokens, contiguous(1, 10))
+    other, _ = decoder.forward(_weights(_LLAMA), _LLAMA, changed, contiguous(1, 10))
+    np.testing.assert_array_equal(one[:6], other[:6])
+    assert (np.asarray(one[6:]) != np.asarray(other[6:])).any(-1).all()
+
+
+def test_it_can_be_differentiated():
+    """The same function trains: a step against the gradient lowers the loss."""
+    tokens = np.random.default_rng(0).integers(0, 31, 9)
+
+    @jax.jit
+    def loss(weights):
+        hidden, _ = decoder.forward(weights, _GEMMA, tokens[:-1], contiguous(1, 8))
+        logprobs = jax.nn.log_softmax(decoder.logits(weights, _GEMMA, hidden))
+        return -logprobs[jnp.arange(8), tokens[1:]].mean()
+
+    before, gradient = jax.value_and_grad(loss)(_weights(_GEMMA))
+    assert all(np.asarray(g).any() for g in jax.tree.leaves(gradient))
+    stepped = jax.tree.map(lambda w, g: w - 0.05 * g, _weights(_GEMMA), gradient)
+    assert loss(stepped) < before
+
+
+def test_tied_models_declare_no_head():
+    untied = params.flatten(decoder.param_infos(_LLAMA))
+    tied = params.flatten(decoder.param_infos(_GEMMA))
+    assert "head/table" in untied and "head/table" not in tied
+    hidden = jnp.ones((1, 12))
+    np.testing.assert_allclose(
+        decoder.logits(_weights(_GEMMA), _GEMMA, hidden)[0],
+        _weights(_GEMMA)["embed"]["table"].sum(1),
+        rtol=1e-5,
+    )
+    np.testing.assert_allclose(
+        decoder.logits(_weights(_LLAMA), _LLAMA, hidden)[0],
+        _weights(_LLAMA)["head"]["table"].sum(1),
+        rtol=1e-5,
+    )
+
+
+def test_a_bfloat16_table_is_read_exactly():
+    table = jnp.asarray(np.random.default_rng(0).standard_normal((7, 4)), jnp.bfloat16)
+    found = decoder.embed(table, jnp.array([6, 0, 6]))
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, np.asarray(table, np.float32)[[6, 0, 6]])
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gated_feed_forward(activation):
+    config = dataclasses.replace(_LLAMA, activation=activation)
+    weights = params.init(ffn.infos(config), 2)
+    x = np.random.default_rng(0).standard_normal((5, 12))
+    gate, up = np.split(x @ np.asarray(weights["gate_up"], np.float64).T, 2, axis=1)
+    if activation == "silu":
+        gate = gate / (1 + np.exp(-gate))
+    else:
+        gate = gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
+    expected = (gate * up) @ np.asarray(weights["down"], np.float64).T
+    np.testing.assert_allclose(ffn.gated(weights, config, jnp.asarray(x, jnp.float32)), expected, atol=1e-5)  # fmt: skip
+
+
+def test_mixers_are_a_table():
+    """A model names a mixer; the decoder takes it from the table that it is given."""
+    assert set(decoder.MIXERS) == {"attention"}
+
+    def infos(config, layer):
+        return {"gain": ParamInfo((config.width,), "float32", ("embed",), "ones")}
+
+    def apply(params, config, layer, x_TD, leaf, context):
+        assert leaf is None and context.is_owner
+        return 2 * params["gain"] * x_TD, leaf
+
+    config = dataclasses.replace(
+        _LLAMA, num_layers=1, pattern=(LayerSpec(mixer="double", cache=cache.CacheSpec()),)
+    )
+    mixers = decoder.MIXERS | {"double": Mixer(infos, apply)}
+    weights = params.init(decoder.param_infos(config, mixers))
+    assert set(weights["layers"][0]["mixer"]) == {"gain"}
+    hidden, _ = decoder.forward(weights, config, np.arange(4), contiguous(1, 4), mixers=mixers)
+    assert np.isfinite(hidden).all()
+    with pytest.raises(KeyError):
+        decoder.param_infos(config)
+
+
+def test_a_sharer_reads_the_leaf_of_its_owner():
+    seen = []
+
+    def apply(params, config, layer, x_TD, leaf, context):
+        seen.append((leaf is not None and float(leaf.ravel()[0]), context.group, context.is_owner))
+        return jnp.zeros_like(x_TD), leaf if leaf is None or not context.is_owner else leaf + 1
+
+    pattern = (
+        LayerSpec(mixer="spy"),
+        LayerSpec(mixer="spy", window=4),
+        LayerSpec(mixer="spy", cache=cache.shared(1)),
+        LayerSpec(mixer="spy", cache=cache.shared(0)),
+    )
+    config = dataclasses.replace(_LLAMA, num_layers=4, pattern=pattern)
+    mixers = {"spy": Mixer(lambda config, layer: {}, apply)}
+    weights = params.init(decoder.param_infos(config, mixers))
+    leaves = kv_cache.init(config, (3, 3), _PAGE, 1, 0)
+    ragged = Ragged((_rectangle([(0, 0, 2)], 2, 2),))
+    _, after = decoder.forward(weights, config, np.arange(2), ragged, leaves, mixers=mixers)
+    assert seen == [(0.0, 0, True), (0.0, 1, True), (1.0, 1, False), (1.0, 0, False)]
+    assert [leaf is None for leaf in after] == [False, False, True, True]

@@ -1,0 +1,92 @@
+"""Leaves, bits and writes of the cache."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import cache
+from configs.model import LayerSpec, ModelConfig
+from layers import kv_cache
+from layers.ragged import Ragged, Rectangle
+
+_PAGE = 4
+
+
+def _model(dtype: str = "bfloat16") -> ModelConfig:
+    """Global and windowed attention, a state, and a layer that reads the first one's pages."""
+    pattern = (
+        LayerSpec(),
+        LayerSpec(window=8),
+        LayerSpec(cache=cache.recurrent(7)),
+        LayerSpec(cache=cache.shared(0)),
+    )
+    return ModelConfig("m", "llama", 31, 12, 20, 4, 4, 2, 6, 64, pattern=pattern, dtype=dtype)
+
+
+@pytest.mark.parametrize(("dtype", "stored"), [("bfloat16", "uint16"), ("float32", "float32")])
+def test_one_leaf_a_layer_as_its_spec_says(dtype, stored):
+    config = _model(dtype)
+    leaves = kv_cache.abstract(config, (9, 5), _PAGE, 3, 2)
+    shapes = [leaf and (leaf.shape, str(leaf.dtype)) for leaf in leaves]
+    assert shapes == [
+        ((9, _PAGE, 24), stored),
+        ((5, _PAGE, 24), stored),
+        ((4, 3, 7), "float32"),  # slots and the sink, 1 + k states each
+        None,
+    ]
+    made = kv_cache.init(config, (9, 5), _PAGE, 3, 2)
+    assert not any(np.asarray(leaf).any() for leaf in made if leaf is not None)
+    spec, per_page = config.cache_specs[0], made[0][0].nbytes
+    assert per_page == spec.bytes_per_token(dtype) * _PAGE
+    assert made[2][0].nbytes == config.cache_specs[2].bytes_per_sequence(2)
+
+
+def test_bfloat16_is_kept_as_its_bits():
+    pages = jnp.zeros((1, 1, 6), jnp.uint16)
+    x = jnp.array([0.0, -0.0, 1.0, jnp.inf, jnp.nan, 1.00390625])
+    stored = kv_cache.encode(x, pages)
+    assert stored.dtype == jnp.uint16
+    # 1 + 2^-8 lies between two bfloat16 numbers and rounds to the even one.
+    assert [hex(bits) for bits in stored.tolist()[:4]] == ["0x0", "0x8000", "0x3f80", "0x7f80"]
+    back = kv_cache.decode(stored)
+    assert back.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(back.astype(jnp.float32), x.astype(jnp.bfloat16).astype(float))
+
+
+def test_float32_is_kept_as_it_is():
+    pages, x = jnp.zeros((1, 1, 2)), jnp.array([1 / 3, -2.5])
+    np.testing.assert_array_equal(kv_cache.decode(kv_cache.encode(x, pages)), x)
+
+
+def _ragged() -> Ragged:
+    """A decode row at position 5 and a padding row; a tile of positions 2 to 4 with padding."""
+    table = np.zeros((3, 4), np.int32)
+    table[0, :2], table[2, :2] = (3, 6), (5, 2)
+
+    def rectangle(rows: slice, positions: list, valid: list) -> Rectangle:
+        slots = jnp.arange(3)[rows]
+        return Rectangle(slots, jnp.array(positions), jnp.array(valid), (jnp.asarray(table[rows]),))
+
+    decode = rectangle(slice(0, 2), [[5], [0]], [[True], [False]])
+    tile = rectangle(slice(2, 3), [[2, 3, 4, 0]], [[True, True, True, False]])
+    return Ragged((decode, tile))
+
+
+def test_tokens_are_written_to_their_pages_and_padding_to_the_sink():
+    before = np.random.default_rng(0).standard_normal((8, _PAGE, 3)).astype(np.float32)
+    x_TX = np.arange(18, dtype=np.float32).reshape(6, 3)
+    after = np.asarray(jax.jit(kv_cache.write, static_argnums=3)(before, x_TX, _ragged(), 0))
+    expected = before.copy()
+    expected[6, 1] = x_TX[0]  # position 5: the second page's second token
+    expected[5, 2:4], expected[2, 0] = x_TX[2:4], x_TX[4]
+    np.testing.assert_array_equal(after[1:], expected[1:])
+
+
+def test_pages_are_copied_whole_and_the_sink_onto_itself():
+    before = np.random.default_rng(0).integers(0, 2**16, (8, _PAGE, 3)).astype(np.uint16)
+    source, target = np.array([3, 0, 0], np.int32), np.array([6, 0, 0], np.int32)
+    after = np.asarray(jax.jit(kv_cache.copy_pages)(before, source, target))
+    expected = before.copy()
+    expected[6] = before[3]
+    np.testing.assert_array_equal(after, expected)

@@ -1,0 +1,31 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from layers.norm import rms_norm
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("shape", [(5, 36), (2, 3, 10)])
+def test_root_mean_square_becomes_one(shape, offset):
+    generator = np.random.default_rng(0)
+    x, weight = 7 * generator.standard_normal(shape), generator.standard_normal(shape[-1])
+    found = rms_norm(jnp.asarray(x, jnp.float32), jnp.asarray(weight, jnp.float32), 1e-6, offset)
+    expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * (weight + offset)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_bfloat16_is_normalized_in_float32():
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((3, 64)), jnp.bfloat16)
+    weight = jnp.asarray(np.linspace(0.5, 1.5, 64), jnp.bfloat16)
+    found = rms_norm(x, weight, 1e-5)
+    exact = np.asarray(x, np.float64)
+    exact = exact / np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-5)
+    exact *= np.asarray(weight, np.float64)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, exact, rtol=1e-5)
+
+
+def test_epsilon_keeps_zero_finite():
+    assert not np.asarray(rms_norm(jnp.zeros((2, 8)), jnp.ones(8), 1e-5)).any()
