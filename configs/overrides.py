@@ -52,7 +52,7 @@ def _parse(node: Any, name: str, text: str, path: str) -> Any:
         return text
     try:
         value = ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text, text))
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         value = text
     if float in choices and type(value) is int:
         value = float(value)

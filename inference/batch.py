@@ -51,7 +51,7 @@ def build(plan: Plan, config: Config) -> Batch:
     targets = np.zeros(tile_RW.shape if shape.scored else (0, 0), np.int32)
     for r, row in enumerate(plan.decode):
         decode_RW[r, 0] = -1
-        decode_RW[r, 1 : row.length] = row.sequence.drafts
+        decode_RW[r, 1 : row.length] = row.sequence.drafts[: row.length - 1]
     for r, row in enumerate(plan.tiles):
         first = row.sequence.num_computed_tokens + row.offset
         tile_RW[r, : row.length] = row.sequence.tokens[first : first + row.length]

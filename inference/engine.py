@@ -16,7 +16,7 @@ import numpy as np
 from configs import overrides
 from configs.engine import Config
 from configs.errors import InputError
-from inference import request
+from inference import request, sampling
 from inference.checkpoints import resolve
 from inference.checkpoints.load import Progress
 from inference.checkpoints.resolve import Checkpoint
@@ -134,20 +134,28 @@ class Engine:
                 for.
         """
         tokens = self._encode(prompt)
-        self._check(tokens, params)
-        seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed
-        eos_ids = frozenset() if params.ignore_eos else self.eos_ids
-        sequence = request.Sequence(self._new_id(), params, tokens, len(tokens), eos_ids, seed)
+        sequence = self._new_sequence(tokens, len(tokens), params)
         self.scheduler.add(sequence)
         self._register(sequence)
         return sequence.id
 
     def fork(self, id: int, params: SamplingParams) -> int:
-        """A second continuation of a running request, sharing its pages; returns the new id."""
-        parent = self._sequences[id]
-        self._check(parent.tokens, params)
-        seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed
-        child = self.scheduler.fork(parent, self._new_id(), params, seed)
+        """A second continuation of a running request, sharing its pages; returns the new id.
+
+        Raises:
+            InputError: there is no such request, or nothing is left to generate.
+        """
+        parent = self._sequences.get(id)
+        if parent is None or parent.scores:
+            raise InputError(f"request {id} is not generating: there is nothing to fork")
+        if params.max_new_tokens <= parent.num_output_tokens:
+            raise InputError(
+                f"request {id} has generated {parent.num_output_tokens} tokens: a fork's "
+                f"max_new_tokens is more, not {params.max_new_tokens}"
+            )
+        child = self._new_sequence(list(parent.tokens), parent.num_prompt_tokens, params)
+        child.logprobs, child.top_logprobs = list(parent.logprobs), list(parent.top_logprobs)
+        self.scheduler.fork(parent, child)
         self._register(child)
         if self.tokenizer:
             self._detokenizers[child.id].push(child.output_tokens)
@@ -197,9 +205,8 @@ class Engine:
     ) -> list[Completion]:
         """Continues every prompt and returns the completions in the order of the prompts."""
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        ids = [self.add_request(*request) for request in zip(prompts, each, strict=True)]
-        sequences = [self._sequences[id] for id in ids]
-        texts = dict.fromkeys(ids, "")
+        sequences = self._add_requests(list(zip(prompts, each, strict=True)))
+        texts = {sequence.id: "" for sequence in sequences}
         while any(sequence.status is not Status.FINISHED for sequence in sequences):
             for update in self.step():
                 if update.id in texts:
@@ -222,17 +229,31 @@ class Engine:
         """Log-probability of every token of each text, computed in blocks: never all logits at
         once.
         """
-        ids = [self.add_request(text, SamplingParams(max_new_tokens=0)) for text in texts]
-        sequences = [self._sequences[id] for id in ids]
+        params = SamplingParams(max_new_tokens=0)
+        sequences = self._add_requests([(text, params) for text in texts])
         while any(sequence.status is not Status.FINISHED for sequence in sequences):
             self.step()
-        failed = [s for s in sequences if s.finish_reason is FinishReason.ERROR]
-        if failed:
-            raise InputError(f"the model gave non-finite logits for text {ids.index(failed[0].id)}")
+        for index, sequence in enumerate(sequences):
+            if sequence.finish_reason is FinishReason.ERROR:
+                raise InputError(f"the model gave non-finite logits for text {index}")
         return [
             Score(list(s.tokens), s.prompt_logprobs, _alternatives(s.prompt_top_logprobs))
             for s in sequences
         ]
+
+    def _add_requests(
+        self, requests: Sequence[tuple[str | Sequence[int], SamplingParams]]
+    ) -> list[request.Sequence]:
+        """Queues all of them, or none."""
+        ids: list[int] = []
+        try:
+            for prompt, params in requests:
+                ids.append(self.add_request(prompt, params))
+        except InputError:
+            for id in ids:
+                self.abort(id)
+            raise
+        return [self._sequences[id] for id in ids]
 
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
         if not isinstance(prompt, str):
@@ -245,6 +266,8 @@ class Engine:
         vocab, limit = self.config.model.vocab_size, self.config.max_context
         if not tokens:
             raise InputError("the prompt is empty: at least one token is needed")
+        if len(tokens) == 1 and not params.max_new_tokens:
+            raise InputError("a single token has no score: at least two tokens are needed")
         if len(tokens) > limit - (params.max_new_tokens > 0):
             raise InputError(f"the prompt has {len(tokens)} tokens, the context holds {limit}")
         named = [*params.stop_ids, *params.banned_ids, *(params.allowed_ids or ())]
@@ -253,14 +276,23 @@ class Engine:
                 raise InputError(f"token id {token} is not in the vocabulary of {vocab}")
         if params.allowed_ids is not None and not set(params.allowed_ids) - set(params.banned_ids):
             raise InputError("every token is banned: allow at least one")
+        if len(params.logit_bias) > sampling.NUM_BIAS:
+            raise InputError(
+                f"at most {sampling.NUM_BIAS} logit biases, not {len(params.logit_bias)}"
+            )
         if params.needs_counts and not self.config.engine.penalties:
             raise InputError("penalties need an engine built with engine.penalties=true")
         if params.stop and self.tokenizer is None:
             raise InputError("stop strings need a tokenizer: use stop_ids")
 
-    def _new_id(self) -> int:
+    def _new_sequence(
+        self, tokens: list[int], num_prompt_tokens: int, params: SamplingParams
+    ) -> request.Sequence:
+        self._check(tokens, params)
         self._next_id += 1
-        return self._next_id
+        seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed
+        eos_ids = frozenset() if params.ignore_eos else self.eos_ids
+        return request.Sequence(self._next_id, params, tokens, num_prompt_tokens, eos_ids, seed)
 
     def _register(self, sequence: request.Sequence) -> None:
         self._sequences[sequence.id] = sequence

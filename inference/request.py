@@ -60,17 +60,21 @@ class SamplingParams:
             "repetition": (0, 100),
             "min_tokens": (0, 2**31 - 1),
         }
+        whole = ("max_new_tokens", "top_k", "min_tokens")
         for name, (low, high) in limits.items():
-            value = getattr(self, name)
-            if not (isinstance(value, (int, float)) and low <= value <= high):  # NaN fails both
-                raise InputError(f"{name} is a number from {low} to {high}, not {value}")
+            value, is_whole = getattr(self, name), name in whole
+            kind = int if is_whole else (int, float)
+            if not (isinstance(value, kind) and low <= value <= high):  # NaN fails both
+                noun = "whole number" if is_whole else "number"
+                raise InputError(f"{name} is a {noun} from {low} to {high}, not {value!r}")
         for name in ("top_p", "repetition"):
             if not getattr(self, name):
                 raise InputError(f"{name} is above 0")
-        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
-            raise InputError(f"seed is a 64-bit integer, not {self.seed}")
-        if any(not text for text in self.stop):
-            raise InputError("a stop string has at least one character")
+        seed = 0 if self.seed is None else self.seed
+        if not (isinstance(seed, int) and -(2**63) <= seed < 2**64):
+            raise InputError(f"seed is a 64-bit integer, not {self.seed!r}")
+        if isinstance(self.stop, str) or not all(self.stop):
+            raise InputError("stop is a tuple of strings, each of at least one character")
         if len(self.stop_ids) > MAX_STOP_IDS // 2:
             raise InputError(f"at most {MAX_STOP_IDS // 2} stop_ids, not {len(self.stop_ids)}")
         if any(not math.isfinite(bias) for _, bias in self.logit_bias):

@@ -25,6 +25,7 @@ from jax import lax
 from inference import noise
 from inference.request import MAX_STOP_IDS
 from layers import topk
+from layers.reduce import log_sum_exp
 
 NUM_BIAS = 32  # entries of a request's logit bias, unless the engine is built with others
 _CANDIDATES = 72  # top_k = 64, a common default, is proven only by a smaller logit after the 64th
@@ -68,7 +69,8 @@ def neutral_row(vocab_size: int, num_bias: int = NUM_BIAS) -> dict[str, np.ndarr
 def init(rows: int, vocab_size: int, num_bias: int = NUM_BIAS) -> SlotSampling:
     """Neutral parameters for `rows` slots, the sink of padding included."""
     neutral = neutral_row(vocab_size, num_bias)
-    return SlotSampling(**{k: jnp.repeat(v[None], rows, axis=0) for k, v in neutral.items()})
+    tiled = {k: np.repeat(v[None], rows, axis=0) for k, v in neutral.items()}
+    return SlotSampling(**{k: jnp.asarray(v) for k, v in tiled.items()})
 
 
 def pack_mask(
@@ -108,7 +110,7 @@ def log_probs(logits_QV: jax.Array, ids_Q: jax.Array) -> tuple[jax.Array, jax.Ar
     Returns:
         f32[Q], and bool[Q]: False where the row's logits are all -inf, or hold a NaN or +inf.
     """
-    total_Q = jax.nn.logsumexp(logits_QV.astype(jnp.float32), axis=-1)
+    total_Q = log_sum_exp(logits_QV.astype(jnp.float32))
     logit_Q = jnp.take_along_axis(logits_QV, ids_Q[:, None], axis=-1)[:, 0]
     return logit_Q.astype(jnp.float32) - total_Q, jnp.isfinite(total_Q)
 
@@ -119,7 +121,7 @@ def top_log_probs(logits_QV: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
         rows = logits_QV.shape[0]
         return jnp.zeros((rows, 0), jnp.float32), jnp.zeros((rows, 0), jnp.int32)
     values_Qn, ids_Qn = topk.top_n(logits_QV.astype(jnp.float32), n)
-    total_Q = jax.nn.logsumexp(logits_QV.astype(jnp.float32), axis=-1)
+    total_Q = log_sum_exp(logits_QV.astype(jnp.float32))
     return values_Qn - total_Q[:, None], ids_Qn
 
 

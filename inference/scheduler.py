@@ -13,7 +13,7 @@ from typing import Any
 from configs.engine import Config
 from configs.errors import InputError
 from inference.page_pool import PagePool
-from inference.request import FinishReason, SamplingParams, Sequence, Status
+from inference.request import FinishReason, Sequence, Status
 from inference.shapes import StepShape, choose, enumerate_shapes
 
 
@@ -77,12 +77,7 @@ class Scheduler:
         Raises:
             InputError: it could not finish even alone.
         """
-        peak = self._config.peak_pages(min(sequence.max_tokens, self._config.max_context))
-        if any(n > usable for n, usable in zip(peak, self.pool.num_usable_pages, strict=True)):
-            raise InputError(
-                f"a request of {sequence.max_tokens} tokens never fits into the cache of "
-                f"{min(self.pool.num_usable_pages)} pages; raise engine.cache_bytes"
-            )
+        self._check_fits(sequence)
         self.waiting.append(sequence)
 
     def schedule(self) -> Plan | None:
@@ -150,6 +145,8 @@ class Scheduler:
         """Takes pages and slot from a running sequence; it is computed again from its tokens."""
         self._leave(sequence)
         sequence.status, sequence.num_computed_tokens, sequence.drafts = Status.WAITING, 0, ()
+        sequence.prompt_logprobs.clear()
+        sequence.prompt_top_logprobs.clear()
         self.waiting.appendleft(sequence)
 
     def preempt_all(self) -> None:
@@ -157,14 +154,14 @@ class Scheduler:
         for sequence in reversed(list(self.running)):
             self.preempt(sequence)
 
-    def fork(self, parent: Sequence, child_id: int, params: SamplingParams, seed: int) -> Sequence:
-        """A second continuation of the same tokens. Shares full pages, copies the open one; without
-        room it waits.
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Starts `child`, a second continuation of its parent's tokens. Shares full pages, copies
+        the open one; without room it waits.
+
+        Raises:
+            InputError: it could not finish even alone.
         """
-        child = Sequence(
-            child_id, params, list(parent.tokens), parent.num_prompt_tokens, parent.eos_ids, seed,
-            logprobs=list(parent.logprobs), top_logprobs=list(parent.top_logprobs),
-        )  # fmt: skip
+        self._check_fits(child)
         page = self._config.engine.page_tokens
         is_open = parent.num_computed_tokens % page != 0
         room = self.pool.can_allocate((int(is_open),) * self.pool.num_groups)
@@ -173,7 +170,7 @@ class Scheduler:
         )
         if not (is_written and self._free_slots and room):
             self.waiting.append(child)
-            return child
+            return
         copies = []
         for group, pages in enumerate(parent.pages):
             full, rest = pages[: parent.num_computed_tokens // page], []
@@ -185,7 +182,6 @@ class Scheduler:
         child.num_computed_tokens = parent.num_computed_tokens
         slot = self._enter(child)
         self._admissions.append(Admission(child, slot, parent.slot, tuple(copies)))
-        return child
 
     def check_integrity(self) -> None:
         """Raises RuntimeError where slots or pages do not add up."""
@@ -196,13 +192,23 @@ class Scheduler:
         if any(s.pages or s.slot is not None for s in self.waiting):
             raise RuntimeError("a waiting sequence holds pages or a slot")
 
+    def _check_fits(self, sequence: Sequence) -> None:
+        longest = min(sequence.max_tokens, self._config.max_context)
+        peak = self._config.peak_pages(longest)
+        if any(n > usable for n, usable in zip(peak, self.pool.num_usable_pages, strict=True)):
+            raise InputError(
+                f"a request of {longest} tokens never fits into the cache of "
+                f"{min(self.pool.num_usable_pages)} pages; raise engine.cache_bytes"
+            )
+
     def _can_admit(self, num_free_tiles: int) -> bool:
         if not self.waiting or not self._free_slots:
             return False
         sequence = self.waiting[0]
         if sequence.is_prefilling and not num_free_tiles:
             return False
-        needs = self._config.peak_pages(min(len(sequence.tokens) + 1, self._config.max_context))
+        longest = min(sequence.max_tokens, self._config.max_context)
+        needs = self._config.peak_pages(min(len(sequence.tokens) + 1, longest))
         return self.pool.can_allocate(needs)
 
     def _admit(self) -> Sequence:
@@ -229,7 +235,7 @@ class Scheduler:
     def _plan_sequence(self, sequence: Sequence, decode: list[Row], tiles: list[Row]) -> None:
         """Adds what the next step feeds of a sequence: a decode row, or tiles of its prompt."""
         if not sequence.is_prefilling:
-            length = 1 + len(sequence.drafts)
+            length = 1 + min(len(sequence.drafts), self._room(sequence) - 1)
             slot = self._hold_pages(sequence, length)
             if slot is not None:
                 decode.append(Row(sequence, slot, 0, length, emits=True))
@@ -243,6 +249,10 @@ class Scheduler:
         for at in range(0, num_fed, size):
             emits = is_last and at + size >= num_fed
             tiles.append(Row(sequence, slot, at, min(size, num_fed - at), emits))
+
+    def _room(self, sequence: Sequence) -> int:
+        """Tokens that may still be generated."""
+        return min(sequence.max_tokens, self._config.max_context) - len(sequence.tokens)
 
     def _hold_pages(self, sequence: Sequence, num_tokens: int) -> int | None:
         """Makes sure the next tokens have pages, preempting the youngest; the sequence's slot, or
@@ -296,7 +306,7 @@ class Scheduler:
                 sequence.top_logprobs.append(top)
             if sequence.is_end(token):
                 self.finish(sequence, FinishReason.STOP)
-            elif len(sequence.tokens) >= min(sequence.max_tokens, self._config.max_context):
+            elif self._room(sequence) <= 0:
                 self.finish(sequence, FinishReason.LENGTH)
             if sequence.status is Status.FINISHED:
                 break

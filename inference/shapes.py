@@ -6,7 +6,7 @@ import dataclasses
 
 from configs.engine import EngineConfig
 
-_DETERMINISTIC_ROWS = 8  # below, XLA's CPU backend sums a product's rows in another order
+MIN_DETERMINISTIC_ROWS = 8  # below, XLA's CPU backend sums a product's rows in another order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
     executables, mixed steps share one sampler, scoring has one step of its own and one that
     decoding can ride on.
     """
-    width, least = 1 + engine.num_drafts, _DETERMINISTIC_ROWS if engine.deterministic else 1
+    width, least = 1 + engine.num_drafts, MIN_DETERMINISTIC_ROWS if engine.deterministic else 1
     rows = sorted(
         {min(max(size, least), max(engine.max_seqs, least)) for size in engine.decode_rows}
     )

@@ -12,12 +12,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from configs.engine import Config
 from inference import sampling
 from inference.batch import Admissions, Batch
-from inference.shapes import StepShape
+from inference.shapes import MIN_DETERMINISTIC_ROWS, StepShape
 from layers import decoder, kv_cache
 from layers.mixer import Mixer
 from layers.params import Params
@@ -54,10 +55,10 @@ def init_slots(config: Config) -> SlotState:
     rows, vocab = config.engine.max_seqs + 1, config.model.vocab_size
     counts = (rows, 2, vocab) if config.engine.penalties else (1, 1, 1)
     return SlotState(
-        num_tokens=jnp.zeros(rows, jnp.int32),
-        last_token=jnp.zeros(rows, jnp.int32),
+        num_tokens=jnp.asarray(np.zeros(rows, np.int32)),
+        last_token=jnp.asarray(np.zeros(rows, np.int32)),
         sampling=sampling.init(rows, vocab),
-        counts=jnp.zeros(counts, jnp.uint16),
+        counts=jnp.asarray(np.zeros(counts, np.uint16)),
     )
 
 
@@ -126,6 +127,8 @@ def step(
     )  # fmt: skip
     rows, width = shape.decode
     logit_Q = jnp.concatenate([jnp.arange(rows * width), _last_of_tiles(shape, batch)])
+    if config.engine.deterministic:  # fewer rows would be summed in another order
+        logit_Q = jnp.pad(logit_Q, (0, max(0, MIN_DETERMINISTIC_ROWS - shape.num_logits)))
     logits_QV = decoder.logits(params, config.model, hidden_TD[logit_Q])
     fed = _fed_counts(slots, tokens_T, slot_T, ragged, shape)
     with jax.named_scope("sample"):
@@ -187,7 +190,7 @@ def _rows_of_logits(x_Q: jax.Array, shape: StepShape) -> jax.Array:
     """[Q, ...] -> [R, W, ...]; a tile's only row is padded with zeros."""
     rows, width = shape.decode
     decode = x_Q[: rows * width].reshape(rows, width, *x_Q.shape[1:])
-    tiles = x_Q[rows * width :, None]
+    tiles = x_Q[rows * width : shape.num_logits, None]
     padding = [(0, 0), (0, width - 1)] + [(0, 0)] * (x_Q.ndim - 1)
     return jnp.concatenate([decode, jnp.pad(tiles, padding)])
 

@@ -50,7 +50,7 @@ def apply(
     if config.qk_norm:
         q_TNH = rms_norm(q_TNH, params["q_norm"], config.norm_eps, config.norm_offset)
         k_TKH = rms_norm(k_TKH, params["k_norm"], config.norm_eps, config.norm_offset)
-    cos_TH, sin_TH = context.angles[layer.rope]
+    cos_TH, sin_TH = context.angles
     scale = H**-0.5 if config.attention_scale is None else config.attention_scale
     q_TNH = (rotate(q_TNH, cos_TH, sin_TH) * scale).astype(config.dtype)
     k_TKH = rotate(k_TKH, cos_TH, sin_TH).astype(config.dtype)

@@ -2,13 +2,14 @@
 it.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from configs.model import ModelConfig
+from configs.model import LayerSpec, ModelConfig
 from layers import attention, ffn, rope
 from layers.linear import linear
 from layers.mixer import Mixer, StepContext
@@ -81,25 +82,47 @@ def forward(
     for index, (weights, layer) in enumerate(zip(params["layers"], config.layers, strict=True)):
         owner = config.cache_specs[index].owner
         home = index if owner is None else owner
-        context = StepContext(
-            ragged, angles, config.group_of_layer.get(home, 0), owner is None, deterministic
-        )
         with jax.named_scope(f"layer_{index}"):
-            out_TD, leaves[home] = mixers[layer.mixer].apply(
-                weights["mixer"], config, layer, _norm(x_TD, weights["mixer_norm"], config),
-                leaves[home], context,
+            x_TD, leaves[home] = _block(
+                weights, x_TD, leaves[home], ragged, angles[layer.rope], config=config, layer=layer,
+                mixer=mixers[layer.mixer], group=config.group_of_layer.get(home, 0),
+                is_owner=owner is None, deterministic=deterministic,
             )  # fmt: skip
-            if config.post_norms:
-                out_TD = _norm(out_TD, weights["mixer_post_norm"], config)
-            x_TD = x_TD + out_TD
-            with jax.named_scope("ffn"):
-                hidden_TD = _norm(x_TD, weights["ffn_norm"], config)
-                out_TD = ffn.gated(weights["ffn"], config, hidden_TD)
-            if config.post_norms:
-                out_TD = _norm(out_TD, weights["ffn_post_norm"], config)
-            x_TD = x_TD + out_TD
     hidden_TD = _norm(x_TD, params["final_norm"], config)
     return hidden_TD, None if cache is None else tuple(leaves)
+
+
+@functools.partial(  # traced once for all layers of a kind: tracing is most of a warm start
+    jax.jit,
+    static_argnames=("config", "layer", "mixer", "group", "is_owner", "deterministic"),
+)
+def _block(
+    weights: Params,
+    x_TD: jax.Array,
+    leaf: jax.Array | None,
+    ragged: Ragged,
+    angles: tuple[jax.Array, jax.Array],
+    *,
+    config: ModelConfig,
+    layer: LayerSpec,
+    mixer: Mixer,
+    group: int,
+    is_owner: bool,
+    deterministic: bool,
+) -> tuple[jax.Array, jax.Array | None]:
+    """One layer around the residual stream: mixer, then feed-forward."""
+    context = StepContext(ragged, angles, group, is_owner, deterministic)
+    hidden_TD = _norm(x_TD, weights["mixer_norm"], config)
+    out_TD, leaf = mixer.apply(weights["mixer"], config, layer, hidden_TD, leaf, context)
+    if config.post_norms:
+        out_TD = _norm(out_TD, weights["mixer_post_norm"], config)
+    x_TD = x_TD + out_TD
+    with jax.named_scope("ffn"):
+        hidden_TD = _norm(x_TD, weights["ffn_norm"], config)
+        out_TD = ffn.gated(weights["ffn"], config, hidden_TD)
+    if config.post_norms:
+        out_TD = _norm(out_TD, weights["ffn_post_norm"], config)
+    return x_TD + out_TD, leaf
 
 
 def logits(params: Params, config: ModelConfig, hidden_QD: jax.Array) -> jax.Array:

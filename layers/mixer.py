@@ -3,12 +3,12 @@ step.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 
-from configs.model import LayerSpec, ModelConfig, Rope
+from configs.model import LayerSpec, ModelConfig
 from layers.params import Params
 from layers.ragged import Ragged
 
@@ -19,14 +19,14 @@ class StepContext:
 
     Attributes:
         ragged: the step's rectangles.
-        angles: cos and sin of every distinct RoPE of the model, float32 [T, H/2] each.
+        angles: cos and sin of the layer's RoPE, float32 [T, H/2] each.
         group: index of the layer's page group in `Rectangle.tables`.
         is_owner: False where the cache leaf belongs to an earlier layer (read it, write nothing).
         deterministic: a token's bits may depend on its own history only.
     """
 
     ragged: Ragged
-    angles: Mapping[Rope, tuple[jax.Array, jax.Array]]
+    angles: tuple[jax.Array, jax.Array]
     group: int
     is_owner: bool
     deterministic: bool

@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from layers.reduce import row_sum
+
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float, offset: float = 0.0) -> jax.Array:
     """RMSNorm (Zhang & Sennrich 2019, arXiv 1910.07467) over the last axis: float32 of x's shape.
@@ -10,5 +12,5 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float, offset: float = 0.0) -
     `offset` is added to the stored weight (Gemma stores w - 1).
     """
     x = x.astype(jnp.float32)
-    scale = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
+    scale = jax.lax.rsqrt(row_sum(x * x) / x.shape[-1] + eps)
     return x * scale * (weight.astype(jnp.float32) + offset)

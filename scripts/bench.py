@@ -29,7 +29,8 @@ def main(argv: Sequence[str]) -> None:
     sizes = _sizes()
     beside = _read_beside()
     resolved, config = common.resolve_config({"max_seqs": max(sizes)})
-    engine = common.load_engine(resolved, config)
+    checkpoint, _ = common.open_checkpoint(resolved)
+    engine = common.load_engine(checkpoint, config)
     rng = random.Random(0)
 
     def prompts(count: int, length: int) -> list[list[int]]:

@@ -1,5 +1,6 @@
 """What the apps share: flags that name a model, exit statuses, progress on stderr."""
 
+import dataclasses
 import importlib
 import json
 import sys
@@ -48,8 +49,14 @@ def fail(message: str) -> None:
     sys.exit(1)
 
 
-def resolve_config(engine_defaults: dict[str, Any]) -> tuple[Any, Config]:
+def resolve_config(
+    sizes: dict[str, Any], needs: dict[str, Any] | None = None
+) -> tuple[Any, Config]:
     """The checkpoint that --model or --config names, and the configuration with --set applied.
+
+    Args:
+        sizes: of the engine, where no run names its own.
+        needs: what other flags ask of the engine, whatever the run says.
 
     Returns:
         The `resolve.Resolved` model and the resolved configuration; no weights are read.
@@ -60,22 +67,33 @@ def resolve_config(engine_defaults: dict[str, Any]) -> tuple[Any, Config]:
     if named is not None and flags.FLAGS["model"].present:
         raise InputError("--config names its model: leave --model out")
     resolved = resolve.resolve(named.model if named else _MODEL.value)
-    settings = [f"engine.{name}={value}" for name, value in engine_defaults.items()]
+    asked = (needs or {}) if named else sizes | (needs or {})
+    settings = [f"engine.{name}={value}" for name, value in asked.items()]
     config = Config(resolved.config, named.engine) if named else Config(resolved.config)
-    config = overrides.apply(config, [*([] if named else settings), *_SET.value])
+    config = overrides.apply(config, [*settings, *_SET.value])
     if resolved.notice:
         console.print(resolved.notice)
     return resolved, config
 
 
-def load_engine(resolved: Any, config: Config) -> Any:
+def open_checkpoint(resolved: Any) -> tuple[Any, Any]:
+    """The checkpoint, fetched if need be, and its tokenizer: inputs are checked with it before any
+    weights are read.
+    """
+    with bars() as progress:
+        checkpoint = resolved.open(progress)
+    tokenizer = checkpoint.load_tokenizer()
+    return dataclasses.replace(checkpoint, load_tokenizer=lambda: tokenizer), tokenizer
+
+
+def load_engine(checkpoint: Any, config: Config) -> Any:
     """The engine for a configuration, with progress bars for what takes long."""
     from inference import compilation_cache
     from inference.engine import Engine
 
     compilation_cache.enable()
     with bars() as progress:
-        return Engine.from_checkpoint(config, resolved.open(progress), progress)
+        return Engine.from_checkpoint(config, checkpoint, progress)
 
 
 class bars:  # noqa: N801

@@ -27,14 +27,15 @@ def main(argv: Sequence[str]) -> None:
         raise InputError(
             f"--window is at most the context of {config.max_context}, not {_WINDOW.value}"
         )
-    engine = common.load_engine(resolved, config)
-    start = engine.tokenizer.encode("")  # models trained with a first token need it in each window
-    tokens = engine.tokenizer.encode(text, add_special=False)[: _MAX_TOKENS.value]
+    checkpoint, tokenizer = common.open_checkpoint(resolved)
+    start = tokenizer.encode("")  # models trained with a first token need it in each window
+    tokens = tokenizer.encode(text, add_special=False)[: _MAX_TOKENS.value]
     step = _WINDOW.value - len(start)
     windows = [start + tokens[i : i + step] for i in range(0, len(tokens), step)]
     windows = [window for window in windows if len(window) > 1]
     if not windows:
         raise InputError("the text has fewer than 2 tokens: nothing to predict")
+    engine = common.load_engine(checkpoint, config)
     logprobs: list[float] = []
     with common.bars() as progress:
         for window in windows:

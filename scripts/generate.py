@@ -41,11 +41,17 @@ _PARAMS = {
 def main(argv: Sequence[str]) -> None:
     del argv
     params = _sampling_params()
+    if _NAIVE.value and (_OUTPUT.value or _LOGPROBS.value or _STOP.value or params.needs_counts):
+        raise InputError(
+            "--naive takes no --output, --stop, penalties or alternatives (--logprobs=0)"
+        )
     requests = _read_requests()
     output = _check_output()
-    resolved, config = common.resolve_config(_engine_defaults(len(requests), params))
-    engine = common.load_engine(resolved, config)
-    prompts = [_encode(engine, request) for request in requests]
+    resolved, config = common.resolve_config(_engine_sizes(len(requests)), _engine_needs(params))
+    checkpoint, tokenizer = common.open_checkpoint(resolved)
+    prompts = [_encode(tokenizer, request) for request in requests]
+    _check_lengths(prompts, config.max_context)
+    engine = common.load_engine(checkpoint, config)
     if _NAIVE.value:
         return _run_naive(engine, prompts, params)
     start, first_token_s, num_tokens = time.perf_counter(), 0.0, 0
@@ -94,13 +100,11 @@ def _read_requests() -> list[dict[str, Any]]:
     if bool(_PROMPT.value) == bool(_INPUT.value):
         raise InputError("give either --prompt or --input")
     if _INPUT.value is None:
-        requests = [{"prompt": prompt} for prompt in _PROMPT.value]
+        prompts = enumerate(_PROMPT.value, 1)
+        requests = [{"prompt": _check_text(f"prompt {n}", prompt)} for n, prompt in prompts]
     else:
         lines = enumerate(_read_lines(_INPUT.value), 1)
         requests = [_parse_line(n, line) for n, line in lines if line.strip()]
-    for n, request in enumerate(requests, 1):
-        if request.get("prompt", "x") == "":
-            raise InputError(f"prompt {n} is empty: at least one character is needed")
     if not requests:
         raise InputError(f"{_INPUT.value}: no line holds a request")
     return [
@@ -111,9 +115,22 @@ def _read_requests() -> list[dict[str, Any]]:
     ]
 
 
+def _check_text(where: str, text: str) -> str:
+    if not text:
+        raise InputError(f"{where} is empty: at least one character is needed")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        # From the command line: a byte that is no UTF-8. From JSON: half of an escaped pair.
+        raise InputError(
+            f"{where} is not valid text: character {error.start} has no UTF-8 form"
+        ) from None
+    return text
+
+
 def _read_lines(path: str) -> list[str]:
     try:
-        return Path(path).read_bytes().decode("utf-8").splitlines()
+        return Path(path).read_bytes().decode("utf-8").split("\n")  # not at U+2028, as splitlines
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -124,15 +141,23 @@ def _parse_line(number: int, line: str) -> dict[str, Any]:
     where = f"{_INPUT.value} line {number}"
     try:
         request = json.loads(line)
-    except (ValueError, RecursionError) as error:
+    except json.JSONDecodeError as error:
+        raise InputError(f"{where} is not JSON: {error.msg} at column {error.colno}") from None
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits; deep nesting
         raise InputError(f"{where} is not JSON: {error}") from None
     wanted = 'one of {"prompt": text} and {"messages": [{"role": text, "content": text}, ...]}'
     if not isinstance(request, dict) or len({"prompt", "messages"} & set(request)) != 1:
         raise InputError(f"{where} is not {wanted}")
-    if "prompt" in request and not isinstance(request["prompt"], str):
-        raise InputError(f"{where}: 'prompt' is a text, not {type(request['prompt']).__name__}")
-    if "messages" in request and not _are_messages(request["messages"]):
+    if "prompt" in request:
+        if not isinstance(request["prompt"], str):
+            raise InputError(f"{where}: 'prompt' is a text, not {type(request['prompt']).__name__}")
+        _check_text(f"{where}: 'prompt'", request["prompt"])
+        return request
+    if not _are_messages(request["messages"]):
         raise InputError(f"{where}: 'messages' is not {wanted}")
+    for message in request["messages"]:
+        for field in ("role", "content"):
+            _check_text(f"{where}: {field!r}", message[field] or " ")  # may be empty
     return request
 
 
@@ -158,20 +183,34 @@ def _check_output() -> Path | None:
     return path
 
 
-def _engine_defaults(num_requests: int, params: SamplingParams) -> dict[str, Any]:
+def _engine_sizes(num_requests: int) -> dict[str, Any]:
     """An engine no larger than the work."""
-    return {
-        "max_seqs": min(num_requests, 32),
+    return {"max_seqs": min(num_requests, 32)}
+
+
+def _engine_needs(params: SamplingParams) -> dict[str, Any]:
+    """What the requests cannot do without."""
+    needs = {
         "penalties": params.needs_counts,
         "top_logprobs": _LOGPROBS.value or 0,
         "deterministic": _DETERMINISTIC.value,
     }
+    return {name: value for name, value in needs.items() if value}
 
 
-def _encode(engine: Any, request: dict[str, Any]) -> list[int]:
+def _encode(tokenizer: Any, request: dict[str, Any]) -> list[int]:
     if "messages" in request:
-        return engine.tokenizer.apply_chat_template(request["messages"])
-    return engine.tokenizer.encode(request["prompt"])
+        return tokenizer.apply_chat_template(request["messages"])
+    return tokenizer.encode(request["prompt"])
+
+
+def _check_lengths(prompts: Sequence[list[int]], max_context: int) -> None:
+    for n, prompt in enumerate(prompts, 1):
+        if len(prompt) >= max_context:
+            raise InputError(
+                f"prompt {n} has {len(prompt)} tokens; the context of {max_context} holds at most "
+                f"{max_context - 1} and one to generate"
+            )
 
 
 def _result(completion: Any) -> dict[str, Any]:
@@ -235,19 +274,22 @@ def _run_naive(engine: Any, prompts: Sequence[list[int]], params: SamplingParams
     from inference.planner import cost, report
     from inference.request import Sequence as Decoded
 
-    model, results, naive_s = engine.config.model, [], 0.0
+    model, decoded, naive_s = engine.config.model, [], 0.0
     for number, prompt in enumerate(prompts):
-        seed = params.seed or 0
-        sequence = Decoded(number, params, list(prompt), len(prompt), engine.eos_ids, seed)
+        eos_ids = frozenset() if params.ignore_eos else engine.eos_ids
+        room = engine.config.max_context - len(prompt)
+        own = dataclasses.replace(params, max_new_tokens=min(params.max_new_tokens, room))
+        sequence = Decoded(number, own, list(prompt), len(prompt), eos_ids, params.seed or 0)
         naive_s += sum(naive.decode(engine.executor.params, model, sequence))
-        results.append(sequence.output_tokens)
+        decoded.append(sequence)
+    params = dataclasses.replace(params, seed=params.seed or 0)
     engine.generate(prompts[:1], dataclasses.replace(params, max_new_tokens=2))  # compiles
     start = time.perf_counter()
     completions = [engine.generate([prompt], params)[0] for prompt in prompts]
     cached_s = time.perf_counter() - start
     machine = cost.Machine(cost.measure_read_bandwidth(), cost.measure_matmul_rate(model.dtype))
     tile = engine.config.engine.tile_tokens
-    sizes = [(len(prompt), len(tokens)) for prompt, tokens in zip(prompts, results, strict=True)]
+    sizes = [(s.num_prompt_tokens, s.num_output_tokens) for s in decoded]
     predicted_naive = sum(report.naive_seconds(model, machine, *s, naive.BLOCK) for s in sizes)
     predicted_cached = sum(report.cached_seconds(model, machine, *s, tile) for s in sizes)
     num_tokens = sum(new for _, new in sizes)
@@ -256,13 +298,23 @@ def _run_naive(engine: Any, prompts: Sequence[list[int]], params: SamplingParams
         "cached_tok_s": num_tokens / cached_s,
         "measured_ratio": naive_s / cached_s,
         "predicted_ratio": predicted_naive / predicted_cached,
-        "equal_tokens": [c.token_ids for c in completions] == results,
+        "equal_tokens": [c.token_ids for c in completions] == [s.output_tokens for s in decoded],
     }
-    texts = [{"text": engine.tokenizer.decode(ids), "token_ids": ids} for ids in results]
+    results = [
+        {
+            "text": engine.tokenizer.decode(sequence.output_tokens),
+            "token_ids": sequence.output_tokens,
+            "prompt_tokens": sequence.num_prompt_tokens,
+            "finish_reason": "stop" if sequence.is_end(sequence.tokens[-1]) else "length",
+            "logprobs": None if _LOGPROBS.value is None else sequence.logprobs,
+            "top_logprobs": None,
+        }
+        for sequence in decoded
+    ]
     if common.JSON.value:
-        return common.print_json({"results": texts, "stats": stats})
-    for text in texts:
-        print(text["text"], end="\n\n")
+        return common.print_json({"results": results, "stats": stats})
+    for result in results:
+        print(result["text"], end="\n\n")
     common.console.print(
         f"naive {stats['naive_tok_s']:.2f} tokens/s, cached {stats['cached_tok_s']:.2f}: "
         f"{stats['measured_ratio']:.1f} x measured, {stats['predicted_ratio']:.1f} x predicted; "

@@ -23,7 +23,7 @@ from layers import decoder, kv_cache
 from layers.mixer import Mixer
 from layers.params import init
 
-# --- a fake model: token, 1, total and 0 are the channels; each layer adds to the total ------------
+# --- a fake model: its channels are token, 1, total and 0; each layer adds to the total -----------
 
 VOCAB, WINDOW, ELEMENTS = 61, 5, 3
 

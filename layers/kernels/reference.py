@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from layers import kv_cache
+from layers.reduce import row_sum
 
 _MASKED = -1e30
 _BLOCK_DIAGONAL_ROWS = (
@@ -99,7 +100,7 @@ def _accumulate(carry, scores, mask, weighted_sum):  # noqa: ANN001, ANN202
     scores = jnp.where(mask, scores, _MASKED)
     new_maximum = jnp.maximum(maximum, scores.max(-1, keepdims=True))
     weights, decay = jnp.exp(scores - new_maximum), jnp.exp(maximum - new_maximum)
-    mass = mass * decay + weights.sum(-1, keepdims=True)
+    mass = mass * decay + row_sum(weights)
     return new_maximum, mass, values * decay + weighted_sum(weights)
 
 

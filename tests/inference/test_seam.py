@@ -3,11 +3,12 @@
 The engine has never heard of them; every token is checked against plain Python.
 """
 
+import functools
+
 import numpy as np
 import pytest
 
 from configs.cache import PageGroup
-from configs.engine import Config, EngineConfig
 from inference.request import SamplingParams, Status
 from tests import fakes
 
@@ -16,23 +17,23 @@ LENGTHS = (1, 7, 30, 4, 13, 2, 45, 16)
 
 
 def make(**settings):
+    """Room for one and a half full sequences, so that more than a few preempt each other."""
     settings = {
         "max_seqs": 4,
         "page_tokens": 4,
-        "decode_rows": (2, 4),
+        "cache_bytes": 2800,
+        "decode_rows": (4,),
         "tile_tokens": 4,
-        "prefill_tiles": (1, 3),
+        "prefill_tiles": (3,),
+        "num_drafts": 2,
     } | settings
     return fakes.engine(MODEL, **settings)
 
 
-def small_pool(num_sequences: float, **settings) -> int:
-    """`cache_bytes` for so many full sequences."""
-    engine = EngineConfig(page_tokens=4, tile_tokens=4, prefill_tiles=(1, 3), **settings)
-    config = Config(MODEL, engine)
-    peaks = config.peak_pages(config.max_context)
-    sizes = [group.bytes_per_page("float32", 4) for group in MODEL.page_groups]
-    return int(num_sequences * sum(n * size for n, size in zip(peaks, sizes, strict=True)))
+def plain(**settings):
+    """An engine of another make: no drafts, other pages and tiles, room for all."""
+    settings = {"page_tokens": 16, "tile_tokens": 16, "prefill_tiles": (2,)} | settings
+    return make(num_drafts=0, cache_bytes=1 << 20, **settings)
 
 
 def assert_plain(engine, prompts, n, before_step=lambda: None):
@@ -74,7 +75,7 @@ def test_the_specs_make_two_page_groups():
     assert MODEL.page_groups == (PageGroup(paged, (0,)), PageGroup(windowed, (2,)))
     assert paged.bytes_per_token("float32") == 12 and reader.bytes_per_token("float32") == 0
     assert [spec.bytes_per_sequence(2) for spec in MODEL.cache_specs] == [0, 12, 0, 0]
-    engine = make(num_drafts=2)
+    engine = make()
     pages, state, window, nothing = engine.executor.cache
     assert nothing is None and state.shape == (5, 3, 1)
     assert (pages.shape[0], window.shape[0]) == engine.config.num_pages
@@ -89,15 +90,9 @@ def test_the_continuation_is_not_trivial():
         assert fakes.continuation(changed, 3) != fakes.continuation([1, 2, 3, *tokens], 3)
 
 
-@pytest.mark.parametrize("tile_tokens, prefill_tiles", [(4, (1, 3)), (16, (2,)), (1, (1,))])
-def test_admission_and_chunks(tile_tokens, prefill_tiles):
-    engine = make(tile_tokens=tile_tokens, prefill_tiles=prefill_tiles)
-    assert_plain(engine, fakes.prompts(LENGTHS), 12)
-
-
-@pytest.mark.parametrize("page_tokens", [1, 16, 128])
-def test_page_sizes(page_tokens):
-    assert_plain(make(page_tokens=page_tokens), fakes.prompts((3, 40)), 20)
+@pytest.mark.parametrize("build", [make, plain, functools.partial(plain, page_tokens=1)])
+def test_admission_and_chunks(build):
+    assert_plain(build(), fakes.prompts(LENGTHS), 12)
 
 
 def test_abort_leaves_no_trace():
@@ -116,7 +111,7 @@ def test_abort_leaves_no_trace():
 
 @pytest.mark.parametrize("num_computed", [3, 4, 6, 8, 21])
 def test_fork_shares_full_pages_and_copies_the_rest(num_computed):
-    engine = make(num_drafts=2)
+    engine = make()
     pool = engine.scheduler.pool
     prompt = fakes.prompts([num_computed])[0]
     parent = fakes.sequence_of(engine, engine.add_request(prompt, fakes.greedy(30)))
@@ -141,13 +136,15 @@ def test_fork_shares_full_pages_and_copies_the_rest(num_computed):
 
 
 def test_fork_of_a_prompt_in_flight_and_without_room():
-    engine = make(max_seqs=2)
+    engine = make()
     prompt = fakes.prompts([30])[0]
     parent = fakes.sequence_of(engine, engine.add_request(prompt, fakes.greedy(10)))
     early = fakes.sequence_of(engine, engine.fork(parent.id, fakes.greedy(10)))  # still queued
     engine.step()
     assert 0 < parent.num_computed_tokens < 30
-    children = [fakes.sequence_of(engine, engine.fork(parent.id, fakes.greedy(10))) for _ in "abc"]
+    children = [
+        fakes.sequence_of(engine, engine.fork(parent.id, fakes.greedy(10))) for _ in range(4)
+    ]
     assert children[-1].status is Status.WAITING
     fakes.drain(engine)
     expected = fakes.continuation(prompt, 10)
@@ -158,27 +155,26 @@ def test_fork_of_a_prompt_in_flight_and_without_room():
 
 def test_fork_survives_the_end_of_its_parent():
     """Parent aborted between fork and step: its slot and open page go to another at once."""
-    engine = make(max_seqs=2)
-    prompt, other = fakes.prompts([9, 11])
+    engine = make()
+    prompt, *others = fakes.prompts([9, 11, 8, 7, 12])
     parent = engine.add_request(prompt, fakes.greedy(30))
     for _ in range(4):
         engine.step()
     child = fakes.sequence_of(engine, engine.fork(parent, fakes.greedy(20)))
     engine.abort(parent)
-    assert_plain(engine, [other], 8)
+    assert_plain(engine, others, 8)
     assert child.output_tokens == fakes.continuation(prompt, 20)
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("page_tokens", [1, 4])
-def test_any_proposer_gives_plain_decoding(accuracy, page_tokens):
-    engine = make(num_drafts=2, page_tokens=page_tokens)
+def test_any_proposer_gives_plain_decoding(accuracy):
+    engine = make()
     propose = proposer(engine, seed=1, accuracy=accuracy)
     assert_plain(engine, fakes.prompts(LENGTHS), 25, propose)
 
 
 def test_right_drafts_save_steps():
-    engine = make(num_drafts=2)
+    engine = make()
     prompt = fakes.prompts([4])[0]
 
     def propose():
@@ -190,8 +186,8 @@ def test_right_drafts_save_steps():
 
 
 def test_drafts_stop_at_the_context_and_at_an_end():
-    engine = make(num_drafts=2, max_context=16)
-    prompt = fakes.prompts([5])[0]
+    engine = make()
+    prompt = fakes.prompts([117])[0]
     expected = fakes.continuation(prompt, 11)
 
     def propose():
@@ -211,27 +207,24 @@ def test_sampled_tokens_do_not_depend_on_the_proposer():
     """Coupled acceptance: noise belongs to the position, so drafts change nothing."""
     prompts = fakes.prompts(LENGTHS)
     params = SamplingParams(max_new_tokens=20, temperature=3.0, seed=5)
-    plain = [c.token_ids for c in make().generate(prompts, params)]
-    assert all(
-        tokens != fakes.continuation(prompt, 20)
-        for tokens, prompt in zip(plain, prompts, strict=True)
-    )
-    engine = make(num_drafts=2)
+    undisturbed = [c.token_ids for c in plain().generate(prompts, params)]
+    assert undisturbed != [fakes.continuation(prompt, 20) for prompt in prompts]
+    engine = make()
     ids = [engine.add_request(prompt, params) for prompt in prompts]
     sequences = [fakes.sequence_of(engine, id) for id in ids]
-    known = {tuple(p): p + tokens for p, tokens in zip(prompts, plain, strict=True)}
+    known = {tuple(p): p + tokens for p, tokens in zip(prompts, undisturbed, strict=True)}
 
     def sure(sequence):
         text = known[tuple(sequence.tokens[: sequence.num_prompt_tokens])]
         return text[len(sequence.tokens) :][:2]
 
     fakes.drain(engine, proposer(engine, seed=2, sure=sure))
-    assert [sequence.output_tokens for sequence in sequences] == plain
+    assert [sequence.output_tokens for sequence in sequences] == undisturbed
 
 
-@pytest.mark.parametrize("num_drafts", [0, 2])
-def test_preemption_recomputes(num_drafts, monkeypatch):
-    engine = make(num_drafts=num_drafts, cache_bytes=small_pool(1.3))
+@pytest.mark.parametrize("accuracy", [None, 0.6])
+def test_preemption_recomputes(accuracy, monkeypatch):
+    engine = make()
     preempted = []
     preempt = engine.scheduler.preempt
     monkeypatch.setattr(
@@ -239,13 +232,13 @@ def test_preemption_recomputes(num_drafts, monkeypatch):
         "preempt",
         lambda sequence: (preempted.append(sequence), preempt(sequence)),
     )
-    propose = proposer(engine, seed=3) if num_drafts else lambda: None
+    propose = (lambda: None) if accuracy is None else proposer(engine, 3, accuracy)
     assert_plain(engine, fakes.prompts(LENGTHS), 50, propose)
     assert preempted
 
 
 def test_rebuild_prefills_again_from_the_hosts_tokens():
-    engine = make(num_drafts=2)
+    engine = make()
     propose, rng = proposer(engine, seed=4), np.random.default_rng(4)
 
     def lose_the_cache():
@@ -262,7 +255,7 @@ def test_rebuild_prefills_again_from_the_hosts_tokens():
 def test_everything_at_once():
     """Random requests, forks, aborts, drafts, preemption and rebuilds: tokens as by hand."""
     rng = np.random.default_rng(7)
-    engine = make(num_drafts=2, cache_bytes=small_pool(1.5))
+    engine = make()
     propose, expected = proposer(engine, seed=8), {}
 
     def act():

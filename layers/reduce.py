@@ -1,0 +1,31 @@
+"""Sums whose bits do not depend on how many rows are summed beside them."""
+
+import jax
+import jax.numpy as jnp
+
+_SPLIT = 128
+
+
+def row_sum(x: jax.Array) -> jax.Array:
+    """Sum over the last axis, float32 [..., X] -> [..., 1].
+
+    A product with ones: XLA's CPU backend picks the order of a plain sum by the size of the whole
+    array, and that of a product (of at least 8 rows, with a matrix stored [out, in]) by X alone.
+    """
+    width = x.shape[-1]
+    if width > _SPLIT * 8 and width % _SPLIT == 0:
+        parts = row_sum(x.reshape(*x.shape[:-1], width // _SPLIT, _SPLIT))
+        return row_sum(parts[..., 0])
+    ones_8X = jnp.ones((8, width), jnp.float32)  # a single column would be another kernel
+    dims = (((1,), (1,)), ((), ()))
+    sums = jax.lax.dot_general(
+        x.reshape(-1, width), ones_8X, dims, precision=jax.lax.Precision.HIGHEST
+    )
+    return sums[:, :1].reshape(*x.shape[:-1], 1)
+
+
+def log_sum_exp(x: jax.Array) -> jax.Array:
+    """log of the sum of exp over the last axis, float32 [..., X] -> [...]; -inf for rows of -inf."""
+    top = jax.lax.stop_gradient(x.max(axis=-1, keepdims=True))
+    top = jnp.where(jnp.isfinite(top), top, 0)
+    return (top + jnp.log(row_sum(jnp.exp(x - top))))[..., 0]

@@ -1,0 +1,148 @@
+"""The cache algebra against values worked out by hand."""
+
+import pytest
+
+from configs.cache import CacheSpec, PageGroup, keys_values, page_groups, recurrent, shared
+from configs.engine import Config, EngineConfig
+from configs.errors import InputError
+from configs.model import LayerSpec, ModelConfig
+
+WINDOW = keys_values(2, 8, window=6)
+
+
+def model(**changes) -> ModelConfig:
+    widths = dict(width=8, ffn_width=8, num_layers=4, num_heads=4, num_kv_heads=2, head_width=8)
+    pattern = (LayerSpec(window=20), LayerSpec(window=20), LayerSpec())
+    fields = widths | {"vocab_size": 9, "max_context": 1000, "pattern": pattern} | changes
+    return ModelConfig("m", "m", **fields)
+
+
+@pytest.mark.parametrize(
+    "spec, per_token, per_sequence",
+    [
+        (keys_values(2, 8), 2 * 2 * 8, 0),
+        (keys_values(1, 64, window=3), 2 * 64, 0),
+        (recurrent(10), 0, 10),
+        (shared(0), 0, 0),
+        (CacheSpec(3), 3, 0),
+    ],
+)
+def test_bytes(spec, per_token, per_sequence):
+    assert spec.bytes_per_token("bfloat16") == 2 * per_token
+    assert spec.bytes_per_token("float32") == 4 * per_token
+    assert [spec.bytes_per_sequence(k) for k in (0, 1, 3)] == [
+        4 * per_sequence * n for n in (1, 2, 4)
+    ]
+    assert spec.can_tree == (per_sequence == 0)
+
+
+@pytest.mark.parametrize("length, first", [(0, 0), (5, 0), (6, 1), (7, 2), (100, 95)])
+def test_a_window_counts_the_newest_token(length, first):
+    """The token at position `length` sees itself and window - 1 others."""
+    assert WINDOW.live_from(length) == first
+    assert keys_values(2, 8).live_from(length) == 0
+    assert length - first + 1 <= WINDOW.window
+
+
+@pytest.mark.parametrize(
+    "start, stop, pages",
+    [(0, 0, []), (0, 1, [0]), (0, 4, [0]), (0, 5, [0, 1]), (4, 8, [1]), (7, 13, [1, 2, 3])],
+)
+def test_pages_for(start, stop, pages):
+    assert list(CacheSpec(3).pages_for(start, stop, 4)) == pages
+
+
+@pytest.mark.parametrize("boundary", range(0, 40))
+def test_resume_needs_the_pages_that_are_still_visible(boundary):
+    assert list(keys_values(2, 8).resume_at(boundary, 4)) == list(range(-(-boundary // 4)))
+    seen = {position // 4 for position in range(max(0, boundary - 5), boundary)}
+    assert set(WINDOW.resume_at(boundary, 4)) == seen
+    assert recurrent(3).resume_at(boundary, 4) is None
+
+
+def test_contradictions_are_refused():
+    with pytest.raises(ValueError, match="at least 1 token"):
+        CacheSpec(3, window=0)
+    with pytest.raises(ValueError, match="nothing of its own"):
+        CacheSpec(3, owner=0)
+    with pytest.raises(ValueError, match="nothing of its own"):
+        CacheSpec(elements_per_sequence=1, owner=0)
+
+
+def test_equal_specs_make_a_group():
+    specs = (WINDOW, keys_values(2, 8), shared(0), WINDOW, recurrent(4), keys_values(2, 8))
+    groups = page_groups(specs)
+    assert groups == (PageGroup(WINDOW, (0, 3)), PageGroup(keys_values(2, 8), (1, 5)))
+    assert groups[0].bytes_per_page("float32", 16) == 2 * 2 * 8 * 4 * 16 * 2
+    assert page_groups((recurrent(4),)) == ()
+
+
+def test_a_model_derives_its_specs():
+    config = model()
+    local, world = keys_values(2, 8, window=20), keys_values(2, 8)
+    assert config.cache_specs == (local, local, world, local)
+    assert [group.layers for group in config.page_groups] == [(0, 1, 3), (2,)]
+    assert config.group_of_layer == {0: 0, 1: 0, 3: 0, 2: 1}
+
+
+def test_peak_pages_hold_a_window_and_a_step():
+    config = Config(model(), EngineConfig(page_tokens=8, tile_tokens=16, prefill_tiles=(1, 2)))
+    assert config.peak_pages(10) == (2, 2)
+    assert config.peak_pages(1000) == (-(-(20 + 32 + 16) // 8), 125)
+    assert config.page_columns == 1024 // 8
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("cache_bytes", [40_000, 150_000, 1 << 30])
+def test_pages_are_split_in_proportion_and_within_the_budget(dtype, cache_bytes):
+    engine = EngineConfig(cache_bytes=cache_bytes, max_seqs=3)
+    config = Config(model(dtype=dtype), engine)
+    usable = [n - 1 for n in config.num_pages]
+    peaks = config.peak_pages(config.max_context)
+    used = sum(
+        n * group.bytes_per_page(dtype, engine.page_tokens)
+        for n, group in zip(usable, config.model.page_groups, strict=True)
+    )
+    assert used <= cache_bytes
+    assert all(n <= 3 * peak for n, peak in zip(usable, peaks, strict=True))
+    if cache_bytes == 1 << 30:
+        assert usable == [3 * peak for peak in peaks]
+
+
+def test_a_model_without_pages_needs_none():
+    state = model(pattern=(LayerSpec("counter", cache=recurrent(4)),))
+    config = Config(state)
+    assert config.num_pages == () and config.peak_pages(99) == ()
+
+
+@pytest.mark.parametrize(
+    "fields, cause",
+    [
+        (dict(width=0), "model.width is at least 1"),
+        (dict(num_heads=3), "num_heads=3 is not a multiple of model.num_kv_heads=2"),
+        (dict(dtype="float16"), "'float32' or 'bfloat16', not 'float16'"),
+        (dict(activation="relu"), "'silu' or 'gelu_tanh', not 'relu'"),
+    ],
+)
+def test_a_model_refuses(fields, cause):
+    with pytest.raises(InputError, match=cause):
+        model(**fields)
+
+
+@pytest.mark.parametrize(
+    "fields, cause",
+    [
+        (dict(max_seqs=0), "engine.max_seqs is at least 1, not 0"),
+        (dict(cache_bytes=-1), "engine.cache_bytes"),
+        (dict(num_drafts=-1), "engine.num_drafts is at least 0"),
+        (dict(decode_rows=()), "engine.decode_rows lists at least one size"),
+        (dict(prefill_tiles=(0, 2)), "engine.prefill_tiles lists"),
+        (dict(page_tokens=24), "divides"),
+        (dict(max_context=1001), "between 1 and the model's 1000"),
+        (dict(max_context=0), "between 1 and the model's 1000"),
+    ],
+)
+def test_an_engine_refuses(fields, cause):
+    with pytest.raises(InputError, match=cause) as error:
+        Config(model(), EngineConfig(**fields))
+    assert "\n" not in str(error.value)

@@ -1,0 +1,113 @@
+"""`--set`: what it replaces, and what it refuses in one line."""
+
+import dataclasses
+
+import pytest
+
+from configs import overrides
+from configs.engine import Config, EngineConfig
+from configs.errors import InputError
+from configs.presets import NAMES, get
+
+BASE = Config(get("smollm2-135m").config)
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    names: tuple[str, ...] = ()
+    rate: float | None = 1.0
+    limit: int | None = 3
+    flag: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree:
+    leaf: Leaf = Leaf()
+
+
+@pytest.mark.parametrize(
+    "setting, section, name, value",
+    [
+        ("engine.max_seqs=8", "engine", "max_seqs", 8),
+        ("engine.decode_rows=(2, 4)", "engine", "decode_rows", (2, 4)),
+        ("engine.decode_rows=2,4", "engine", "decode_rows", (2, 4)),
+        ("engine.decode_rows=(2,)", "engine", "decode_rows", (2,)),
+        ("engine.max_context=none", "engine", "max_context", None),
+        ("engine.max_context=None", "engine", "max_context", None),
+        ("engine.max_context=100", "engine", "max_context", 100),
+        ("engine.penalties=true", "engine", "penalties", True),
+        ("engine.penalties=False", "engine", "penalties", False),
+        ("engine.seed=-3", "engine", "seed", -3),
+        ("model.dtype=float32", "model", "dtype", "float32"),
+        ("model.norm_eps=1e-3", "model", "norm_eps", 1e-3),
+        ("model.norm_eps=1", "model", "norm_eps", 1.0),
+        ("model.attention_scale=none", "model", "attention_scale", None),
+        ("model.name=a=b", "model", "name", "a=b"),
+        ("model.name=", "model", "name", ""),
+    ],
+)
+def test_a_field_is_replaced(setting, section, name, value):
+    changed = overrides.apply(BASE, [setting])
+    found = getattr(getattr(changed, section), name)
+    assert found == value and type(found) is type(value)
+    expected = dataclasses.replace(getattr(BASE, section), **{name: value})
+    assert changed == dataclasses.replace(BASE, **{section: expected})
+
+
+def test_later_settings_win_and_none_changes_nothing():
+    changed = overrides.apply(BASE, ["engine.max_seqs=8", "engine.seed=1", "engine.max_seqs=9"])
+    assert changed.engine == EngineConfig(max_seqs=9, seed=1)
+    assert overrides.apply(BASE, []) is BASE
+
+
+def test_types_inside_unions_and_tuples():
+    changed = overrides.apply(Tree(), ["leaf.rate=2", "leaf.limit=none", "leaf.flag=true"])
+    assert changed.leaf == Leaf(rate=2.0, limit=None, flag=True)
+    assert overrides.apply(Tree(), ["leaf.names=('a', 'b')"]).leaf.names == ("a", "b")
+    with pytest.raises(InputError):
+        overrides.apply(Tree(), ["leaf.names=('a', 1)"])
+
+
+@pytest.mark.parametrize(
+    "setting, cause",
+    [
+        ("engine.max_seqs", "key=value"),
+        ("=3", "key=value"),
+        ("", "key=value"),
+        ("motor.max_seqs=3", "'motor' is not one of model, engine"),
+        ("engine.sequences=3", "'sequences' is not one of max_seqs, max_context, page_tokens"),
+        ("engine.=3", "'' is not one of max_seqs"),
+        ("engine=3", "a field of it is needed: max_seqs, "),
+        ("engine.max_seqs.x=3", "'max_seqs' has no fields"),
+        ("engine.max_seqs=3.0", "expected int"),
+        ("engine.max_seqs=many", "expected int"),
+        ("engine.max_seqs=true", "expected int"),
+        ("engine.max_seqs=none", "expected int"),
+        ("engine.max_seqs={[]: 1}", "expected int"),
+        ("engine.max_seqs=" + "(" * 500, "expected int"),
+        ("engine.max_seqs=__import__('os')", "expected int"),
+        ("engine.penalties=1", "expected bool"),
+        ("engine.penalties=yes", "expected bool"),
+        ("engine.max_context=1.5", "expected int or None"),
+        ("engine.decode_rows=8", "expected tuple"),
+        ("engine.decode_rows=(1, 'a')", "expected tuple"),
+        ("engine.decode_rows=[1, 2]", "expected tuple"),
+        ("model.norm_eps=small", "expected float"),
+        ("model.pattern=()()", "expected tuple"),
+        ("engine.max_seqs=0", "engine.max_seqs is at least 1"),
+        ("engine.max_context=99999", "between 1 and the model's 8192"),
+        ("model.dtype=int8", "'float32' or 'bfloat16'"),
+    ],
+)
+def test_refused_in_one_line(setting, cause):
+    with pytest.raises(InputError) as error:
+        overrides.apply(BASE, [setting])
+    assert cause in str(error.value) and "\n" not in str(error.value)
+
+
+def test_presets_are_whole():
+    for name, preset in NAMES.items():
+        assert preset.config.name == name and get(name) is preset
+        Config(preset.config)
+    with pytest.raises(InputError, match="no preset 'gpt-5'; valid: smollm2-135m, gemma3-270m"):
+        get("gpt-5")

@@ -1,0 +1,100 @@
+"""Speed of SmolLM2 on the machine at hand, as ratios measured in one process: `make test-long`."""
+
+import dataclasses
+import statistics
+import time
+
+import jax
+import pytest
+
+from configs.engine import Config, EngineConfig
+from inference import batch
+from inference.checkpoints import resolve
+from inference.engine import Engine
+from inference.executor import Executor
+from inference.request import SamplingParams, Sequence
+from inference.scheduler import Plan, Row
+from inference.shapes import StepShape, enumerate_shapes
+from layers import decoder
+
+pytestmark = pytest.mark.long
+SHAPE = StepShape((8, 1), (0, 64), sampler="greedy")
+
+
+@pytest.fixture(scope="module")
+def checkpoint():
+    return resolve.resolve("smollm2-135m").open(None)
+
+
+@pytest.fixture(scope="module")
+def params(checkpoint):
+    return checkpoint.load_params(decoder.param_infos(checkpoint.config), None)
+
+
+def decode_seconds(executor, context=96, steps=5):
+    """Seconds of decode steps of 8 rows at one context."""
+    pages = -(-context // executor.config.engine.page_tokens) + 1
+    rows = []
+    for slot in range(8):
+        sequence = Sequence(slot, SamplingParams(), [5] * (context + 1), context, slot=slot)
+        sequence.pages = [list(range(1 + slot * pages, 1 + (slot + 1) * pages))]
+        rows.append(Row(sequence, slot, 0, 1, emits=True))
+    arrays = batch.build(Plan(SHAPE, tuple(rows), (), ()), executor.config)
+    seconds = []
+    for _ in range(steps):
+        num_tokens = jax.numpy.full_like(executor.slots.num_tokens, context)
+        executor.slots = dataclasses.replace(executor.slots, num_tokens=num_tokens)
+        jax.block_until_ready(executor.slots)
+        start = time.perf_counter()
+        executor.cache, executor.slots, output = executor.compiled(SHAPE)(
+            executor.params, executor.cache, executor.slots, arrays
+        )
+        jax.block_until_ready((executor.cache, output))
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def test_step_time_does_not_grow_with_the_pool(checkpoint, params):
+    sizes = (64 << 20, 512 << 20)
+    small, large = (
+        Executor(Config(checkpoint.config, EngineConfig(max_seqs=8, cache_bytes=n)), params)
+        for n in sizes
+    )
+    assert large.cache_bytes / small.cache_bytes == pytest.approx(8, rel=0.02)
+    small_s, large_s = [], []
+    for _ in range(9):  # in turn, so that the machine's drift meets both
+        small_s += decode_seconds(small)[1:]
+        large_s += decode_seconds(large)[1:]
+    ratio = statistics.median(large_s) / statistics.median(small_s)
+    print(f"8 x the pages: {ratio:.3f} x the step time")
+    assert ratio <= 1.05
+
+
+def test_full_sampling_keeps_most_of_the_greedy_rate(checkpoint, params):
+    engine = Engine(Config(checkpoint.config, EngineConfig(max_seqs=32)), params)
+    greedy = SamplingParams(max_new_tokens=24, ignore_eos=True)
+    sampled = dataclasses.replace(greedy, temperature=0.8, top_p=0.95, top_k=50)
+    prompts = [[100 + 7 * i + j for j in range(64)] for i in range(32)]
+    rates = {greedy: [], sampled: []}
+    for run in range(4):
+        for each in (greedy, sampled):
+            start = time.perf_counter()
+            engine.generate(prompts, each)
+            if run:  # the first compiles
+                rates[each].append(1 / (time.perf_counter() - start))
+    ratio = statistics.median(rates[sampled]) / statistics.median(rates[greedy])
+    print(f"sampled / greedy rate: {ratio:.2f}")
+    assert ratio >= 0.75
+
+
+def test_warm_up_takes_at_most_90_seconds(checkpoint, params):
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        engine = Engine(Config(checkpoint.config), params)
+        start = time.perf_counter()
+        engine.warm_up()
+        seconds = time.perf_counter() - start
+    finally:
+        jax.config.update("jax_enable_compilation_cache", True)
+    print(f"warm-up: {seconds:.0f} s for {len(enumerate_shapes(EngineConfig()))} shapes")
+    assert seconds <= 90

@@ -1,0 +1,273 @@
+"""Invariants of the step on tiny random models: what may not change a token, down to its bits."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from configs.model import ModelConfig
+from inference import naive
+from inference.request import SamplingParams, Sequence
+from inference.shapes import StepShape
+from layers import decoder
+from tests import fakes
+
+LENGTHS = (37, 5, 100, 18, 40, 1, 64, 16)  # beyond pages of 8 and the window of 20
+NEW = 24
+MODELS = {
+    "llama float32": fakes.llama(),
+    "llama bfloat16": fakes.llama("bfloat16"),
+    "gemma float32": fakes.gemma(),
+    "gemma bfloat16": fakes.gemma("bfloat16"),
+}
+CHUNKS = {
+    "whole": {"tile_tokens": 128, "prefill_tiles": (1,)},
+    "chunks": {"tile_tokens": 16, "prefill_tiles": (3,)},
+    "tokens": {"tile_tokens": 1, "prefill_tiles": (1,)},
+}
+
+
+def make(model: str, chunks: str = "chunks", deterministic: bool = False, **settings):
+    settings = {"max_seqs": 8, "decode_rows": (8,), "page_tokens": 8} | settings
+    return fakes.engine(MODELS[model], deterministic=deterministic, **CHUNKS[chunks], **settings)
+
+
+def prompts():
+    return fakes.prompts(LENGTHS, 131)
+
+
+def results(completions):
+    return [(c.token_ids, c.logprobs) for c in completions]
+
+
+@functools.cache
+def together(model: str, chunks: str = "chunks", deterministic: bool = False):
+    """Tokens and log-probabilities of eight requests side by side."""
+    return results(make(model, chunks, deterministic).generate(prompts(), fakes.greedy(NEW)))
+
+
+def assert_close(found, expected, tolerance=0.02):
+    for (tokens, logprobs), (expected_tokens, expected_logprobs) in zip(
+        found, expected, strict=True
+    ):
+        assert tokens == expected_tokens
+        np.testing.assert_allclose(logprobs, expected_logprobs, atol=tolerance)
+
+
+def scores(engine, expected):
+    """Scores of the generated texts: those of the generated tokens."""
+    texts = [prompt + tokens for prompt, (tokens, _) in zip(prompts(), expected, strict=True)]
+    scored = engine.score(texts)
+    for score, text in zip(scored, texts, strict=True):
+        assert score.token_ids == text and len(score.logprobs) == len(text) - 1
+    return [(score.token_ids[-NEW:], score.logprobs[-NEW:]) for score in scored]
+
+
+def test_the_models_say_something():
+    for tokens, logprobs in together("llama float32"):
+        assert len(tokens) == NEW and len(set(tokens)) > 8
+        assert np.isfinite(logprobs).all() and max(logprobs) < 0
+
+
+# --- deterministic: bits --------------------------------------------------------------------------
+
+BITWISE = [
+    ("llama float32", "whole"),
+    ("llama float32", "chunks"),
+    ("llama float32", "tokens"),
+    ("llama bfloat16", "whole"),
+    ("llama bfloat16", "chunks"),
+    ("gemma float32", "chunks"),
+]
+
+
+@pytest.mark.parametrize("model, chunks", BITWISE)
+def test_chunks_change_no_bit(model, chunks):
+    assert together(model, chunks, True) == together(model, "chunks", True)
+
+
+@pytest.mark.parametrize("model, chunks", BITWISE)
+def test_neighbours_change_no_bit(model, chunks):
+    engine, expected = make(model, chunks, True), together(model, chunks, True)
+    for i in (0, 1, 5):
+        assert results(engine.generate([prompts()[i]], fakes.greedy(NEW))) == [expected[i]]
+    backwards = results(engine.generate(prompts()[::-1], fakes.greedy(NEW)))
+    assert backwards[::-1] == expected
+
+
+@pytest.mark.parametrize("model", ["llama float32", "llama bfloat16"])
+def test_scores_are_the_reported_logprobs_bit_by_bit(model):
+    expected = together(model, "chunks", True)
+    assert scores(make(model, "chunks", True), expected) == expected
+
+
+@pytest.mark.parametrize("model", ["llama float32", "gemma float32"])
+def test_page_ids_change_no_bit(model):
+    engine = make(model, "chunks", True)
+    for seed in range(2):
+        for free in engine.scheduler.pool._free:
+            np.random.default_rng(seed).shuffle(free)
+        assert results(engine.generate(prompts(), fakes.greedy(NEW))) == together(
+            model, "chunks", True
+        )
+
+
+def test_preemption_and_restart_change_no_bit():
+    engine = make("llama float32", "chunks", True)
+    ids = [engine.add_request(prompt, fakes.greedy(NEW)) for prompt in prompts()]
+    sequences = [fakes.sequence_of(engine, id) for id in ids]
+    steps = iter(range(1000))
+
+    def disturb():
+        step = next(steps)
+        if step % 7 == 3 and engine.scheduler.running:
+            engine.scheduler.preempt(engine.scheduler.running[-1])
+        if step == 11:
+            engine.rebuild()
+
+    fakes.drain(engine, disturb)
+    found = [(sequence.output_tokens, sequence.logprobs) for sequence in sequences]
+    assert found == together("llama float32", "chunks", True)
+
+
+# --- in general: the same tokens, up to rounding --------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["llama float32", "gemma bfloat16"])
+def test_neighbours_change_nothing(model):
+    engine, expected = make(model), together(model)
+    for i in (0, 2, 5):
+        alone = results(engine.generate([prompts()[i]], fakes.greedy(NEW)))
+        if model.endswith("float32"):
+            assert_close(alone, [expected[i]], 1e-4)
+        else:
+            np.testing.assert_allclose(alone[0][1][:1], expected[i][1][:1], atol=0.02)
+
+
+def test_scores_are_the_reported_logprobs():
+    expected = together("llama float32")
+    assert_close(scores(make("llama float32"), expected), expected)
+
+
+def test_page_ids_change_nothing():
+    engine = make("gemma bfloat16")
+    for free in engine.scheduler.pool._free:
+        np.random.default_rng(0).shuffle(free)
+    assert results(engine.generate(prompts(), fakes.greedy(NEW))) == together("gemma bfloat16")
+
+
+def test_deterministic_is_the_same_model():
+    assert_close(together("llama float32", "chunks", True), together("llama float32"), 1e-4)
+
+
+@pytest.mark.parametrize("model", ["llama float32", "gemma float32"])
+def test_the_cache_changes_nothing(model):
+    """Decoding without a cache is the oracle."""
+    found = together(model, "chunks", model != "llama float32")
+    config, params = MODELS[model], fakes.real_params(MODELS[model])
+    for i in (0, 2, 5):
+        prompt = prompts()[i]
+        sequence = Sequence(1, fakes.greedy(NEW), list(prompt), len(prompt))
+        seen: list[int] = []
+        seconds = naive.decode(params, config, sequence, seen.append)
+        assert len(seconds) == NEW and seen == sequence.output_tokens
+        assert_close([(sequence.output_tokens, sequence.logprobs)], [found[i]], 1e-4)
+
+
+def test_sampling_without_a_cache_and_an_early_end():
+    params = SamplingParams(max_new_tokens=NEW, temperature=0.9, top_p=0.9, seed=11)
+    prompt = prompts()[0]
+    engine = make("llama float32")
+    expected = engine.generate([prompt], params)[0]
+    sequence = Sequence(1, params, list(prompt), len(prompt), seed=11)
+    naive.decode(fakes.real_params(MODELS["llama float32"]), MODELS["llama float32"], sequence)
+    assert sequence.output_tokens == expected.token_ids
+    end = expected.token_ids[5]
+    first = expected.token_ids.index(end)
+    sequence = Sequence(1, params, list(prompt), len(prompt), frozenset({end}), seed=11)
+    naive.decode(fakes.real_params(MODELS["llama float32"]), MODELS["llama float32"], sequence)
+    assert sequence.output_tokens == expected.token_ids[: first + 1]
+
+
+# --- executables ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def warm():
+    engine = make("llama float32")
+    engine.warm_up()
+    return engine
+
+
+def test_no_compilation_after_warm_up(warm):
+    events = []
+
+    def listen(name, seconds, **more):
+        if name == "/jax/core/compile/backend_compile_duration":
+            events.append((name, more))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        rng = np.random.default_rng(0)
+        pending = 200
+        while pending or warm.scheduler.has_work:
+            for _ in range(min(pending, rng.integers(0, 5))):
+                prompt = fakes.prompts([rng.integers(2, 90)], 131, rng)[0]
+                params = SamplingParams(
+                    max_new_tokens=int(rng.choice([0, 1, 5, 20])),
+                    temperature=float(rng.choice([0, 0.8])),
+                    top_k=int(rng.choice([0, 5])),
+                    banned_ids=tuple(range(rng.integers(3))),
+                )
+                id = warm.add_request(prompt, params)
+                pending -= 1
+                if rng.random() < 0.05:
+                    warm.abort(id)
+            warm.step()
+            if rng.random() < 0.02:
+                warm.rebuild()
+        assert not events
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    used = {record.shape for record in warm.records}
+    assert used == set(warm.scheduler.shapes)
+    assert warm.scheduler.pool.num_free_pages == warm.scheduler.pool.num_usable_pages
+
+
+def test_another_shape_is_an_error_after_warm_up(warm):
+    with pytest.raises(RuntimeError, match="was not compiled at warm-up"):
+        warm.executor.compiled(StepShape((3, 1), (0, 16)))
+
+
+def num_bytes(tree) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+
+
+def test_cache_and_slots_are_updated_in_place(warm):
+    state = num_bytes(warm.executor.cache) + num_bytes(warm.executor.slots)
+    assert warm.executor.cache_bytes == num_bytes(warm.executor.cache)
+    for shape in warm.scheduler.shapes:
+        aliased = warm.executor.compiled(shape).memory_analysis().alias_size_in_bytes
+        assert aliased == state, shape
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_temporary_memory_does_not_grow_with_the_pool(dtype):
+    sizes = []
+    for context in (256, 2048):  # the pool is as large as eight full contexts
+        model: ModelConfig = fakes.llama(dtype, max_context=2048)
+        engine = fakes.engine(
+            model, max_seqs=8, decode_rows=(8,), cache_bytes=context * 8 * 2 * 32 * 4
+        )
+        shape = next(s for s in engine.scheduler.shapes if s.sampler == "greedy")
+        memory = engine.executor.compiled(shape).memory_analysis()
+        sizes.append((memory.temp_size_in_bytes, engine.executor.cache_bytes))
+    (small, few), (large, many) = sizes
+    assert many > 3 * few and large <= small + 4096
+
+
+def test_a_mixer_is_found_by_name():
+    model = fakes.fake_model()
+    with pytest.raises(KeyError, match="paged"):
+        decoder.param_infos(model)

@@ -1,0 +1,162 @@
+"""`python -m scripts.generate` as its user sees it, on a tiny checkpoint with a tokenizer."""
+
+import json
+
+import numpy as np
+import pytest
+
+from configs.engine import EngineConfig, Run
+from configs.runs import smollm2_laptop
+from scripts import common, generate
+from tests.scripts import apps
+
+_STATS = {
+    *("prompt_tokens", "output_tokens", "ttft_s", "output_tok_s", "predicted_step_s"),
+    *("measured_step_s", "step_bytes", "read_bandwidth", "bandwidth_share"),
+}
+_RESULT = {"text", "token_ids", "prompt_tokens", "finish_reason", "logprobs", "top_logprobs"}
+_SETTINGS = (
+    f"--model={apps.TINY}",
+    "--set=model.dtype=float32",
+    "--set=engine.prefill_tiles=(4,)",
+    "--set=engine.decode_rows=(4,)",
+)  # few programs to compile
+
+
+@pytest.fixture
+def run(monkeypatch, capfd):
+    return lambda *args: apps.call(generate, monkeypatch, capfd, *_SETTINGS, *args)
+
+
+@pytest.fixture(scope="module")
+def golden():
+    with np.load(apps.TINY / "expected.npz") as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+def test_json_of_two_prompts(run, golden):
+    texts = golden["texts"][[1, 3]].tolist()
+    prompts = [f"--prompt={text}" for text in texts]
+    ran = run(*prompts, "--json", "--logprobs=2", "--max_new_tokens=24")
+    assert ran.status == 0
+    assert ran.out.count("\n") == 1
+    answer = json.loads(ran.out)
+    assert set(answer) == {"results", "stats"} and set(answer["stats"]) >= _STATS
+    for name in ("ttft_s", "output_tok_s", "predicted_step_s", "measured_step_s"):
+        assert answer["stats"][name] > 0
+    for key, result in zip((1, 3), answer["results"], strict=True):
+        expected = golden[f"greedy_{key}"].tolist()
+        assert set(result) == _RESULT
+        assert result["token_ids"] == expected
+        assert result["prompt_tokens"] == len(golden[f"ids_{key}"])
+        assert result["finish_reason"] == ("stop" if expected[-1] in (1, 2) else "length")
+        assert len(result["logprobs"]) == len(result["top_logprobs"]) == len(expected)
+        for token, logprob, top in zip(
+            expected, result["logprobs"], result["top_logprobs"], strict=True
+        ):
+            assert len(top) == 2 and logprob <= 0
+            assert top[str(token)] == pytest.approx(logprob) == max(top.values())
+
+
+def test_one_prompt_streams_and_ends_with_a_line_of_cost(run, golden):
+    ran = run(f"--prompt={golden['texts'][1]}", "--max_new_tokens=4", "--seed=1")
+    assert ran.status == 0 and ran.out.endswith("\n") and len(ran.out) > 1
+    for part in (
+        "13 prompt tokens",
+        "first token after",
+        "tokens/s",
+        "predicted",
+        "measured",
+        "MB",
+    ):
+        assert part in " ".join(ran.err.split())
+
+
+def test_lines_in_lines_out(run, golden, tmp_path):
+    """Prompts and conversations, blank lines, a separator that only `splitlines` knows."""
+    messages = json.loads(str(golden["chat_messages"]))
+    requests = [{"messages": messages}, None, {"prompt": "line\u2028separator"},
+                {"prompt": str(golden["texts"][3])}]  # fmt: skip
+    lines = [json.dumps(r, ensure_ascii=False) if r else "" for r in requests]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes("\r\n".join(lines).encode())
+    ran = run(f"--input={source}", f"--output={target}", "--max_new_tokens=24")
+    assert ran.status == 0 and ran.out == ""
+    results = [json.loads(line) for line in target.read_text(encoding="utf-8").split("\n")[:-1]]
+    assert [set(result) for result in results] == [_RESULT] * 3
+    assert results[0]["token_ids"] == golden["greedy_chat"].tolist()
+    assert results[0]["prompt_tokens"] == len(golden["ids_chat"])
+    assert results[2]["token_ids"] == golden["greedy_3"].tolist()
+    assert results[0]["logprobs"] is None and results[0]["top_logprobs"] is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+def test_a_seed_repeats_and_another_does_not(run):
+    def tokens(seed: int) -> list[list[int]]:
+        ran = run("--prompt=A", "--prompt=A", "--json", "--temperature=1.5", f"--seed={seed}",
+                  "--max_new_tokens=6", "--ignore_eos")  # fmt: skip
+        return [result["token_ids"] for result in json.loads(ran.out)["results"]]
+
+    first, second = tokens(5), tokens(6)
+    assert first == tokens(5)
+    assert first[0] == first[1]  # the noise depends on seed and position, not on the neighbour
+    assert first != second
+
+
+def test_a_prompt_may_be_a_message(run, monkeypatch):
+    seen = []
+    monkeypatch.setattr(generate, "_check_lengths", lambda prompts, limit: seen.append(prompts))
+    monkeypatch.setattr(common, "load_engine", lambda *args: common.fail("far enough"))
+    run("--prompt=What holds the keys?", "--chat")
+    run("--prompt=What holds the keys?")
+    chat, plain = (prompts[0] for prompts in seen)
+    assert len(chat) > len(plain)
+
+
+def test_naive_agrees_with_the_cache(run, golden):
+    ran = run(f"--prompt={golden['texts'][1]}", "--naive", "--json", "--logprobs=0")
+    answer = json.loads(ran.out)
+    (result,) = answer["results"]
+    assert set(result) == _RESULT
+    assert result["token_ids"] == golden["greedy_1"].tolist()
+    assert result["finish_reason"] == "stop" and result["prompt_tokens"] == 13
+    assert len(result["logprobs"]) == len(result["token_ids"])
+    assert answer["stats"]["equal_tokens"]
+    assert answer["stats"]["measured_ratio"] > 0 and answer["stats"]["predicted_ratio"] > 0
+
+
+def test_preset_then_run_then_set_then_needs(monkeypatch, capfd):
+    """A run brings its engine; flags that ask for a feature get it all the same."""
+    configs = []
+
+    def stop(checkpoint, config):
+        configs.append(config)
+        common.fail("far enough")
+
+    monkeypatch.setattr(common, "load_engine", stop)
+    engine = EngineConfig(max_seqs=7, page_tokens=64)
+    monkeypatch.setattr(smollm2_laptop, "RUN", Run(str(apps.TINY), engine))
+    args = ["--config=configs/runs/smollm2_laptop.py", "--prompt=A", "--set=engine.max_context=99"]
+    for more in ((), ("--presence=0.5", "--logprobs=3", "--deterministic")):
+        ran = apps.call(generate, monkeypatch, capfd, *args, *more)
+        assert "far enough" in ran.error
+    plain, asked = (config.engine for config in configs)
+    assert (plain.max_seqs, plain.page_tokens, plain.max_context) == (7, 64, 99)
+    assert (plain.penalties, plain.top_logprobs, plain.deterministic) == (False, 0, False)
+    assert (asked.max_seqs, asked.page_tokens) == (7, 64)
+    assert (asked.penalties, asked.top_logprobs, asked.deterministic) == (True, 3, True)
+
+
+def test_as_a_process(tmp_path):
+    """The canonical call: one JSON object on stdout, logs elsewhere."""
+    ran = apps.start("generate", *_SETTINGS, "--prompt=A token", "--json", "--max_new_tokens=2",
+                     cache=tmp_path)  # fmt: skip
+    assert ran.status == 0, ran.err
+    assert len(json.loads(ran.out)["results"][0]["token_ids"]) == 2
+    assert "Traceback" not in ran.err and "Warning" not in ran.err
+
+
+def test_bytes_that_are_no_text_as_a_process(tmp_path):
+    ran = apps.start("generate", f"--model={apps.TINY}", b"--prompt=A \xff", cache=tmp_path)
+    assert ran.status == 1
+    assert "prompt 1 is not valid text: character 2" in ran.error
