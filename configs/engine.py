@@ -51,6 +51,10 @@ class EngineConfig:
             sizes = getattr(self, name)
             if not sizes or min(sizes) < 1:
                 raise InputError(f"engine.{name} lists at least one size >= 1, not {sizes}")
+        if self.deterministic and self.tile_tokens < 8:
+            raise InputError(
+                f"engine.deterministic needs engine.tile_tokens of at least 8, not {self.tile_tokens}"
+            )
         if 128 % self.page_tokens:
             raise InputError(f"engine.page_tokens divides 128, {self.page_tokens} does not")
 

@@ -1,4 +1,4 @@
-"""Records a command's output as a picture: python docs/record.py docs/demo.svg COMMAND [ARG ...]."""
+"""Records a command as a picture: python docs/record.py docs/demo.svg COMMAND [ARG ...]."""
 
 import subprocess
 import sys
@@ -8,6 +8,7 @@ from rich.text import Text
 
 
 def main(target: str, *command: str) -> None:
+    """Runs the command and writes what it printed to `target`."""
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     console = Console(record=True, width=100, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(

@@ -274,7 +274,8 @@ class Engine:
         for token in (*tokens, *named, *(token for token, _ in params.logit_bias)):
             if not 0 <= token < vocab:
                 raise InputError(f"token id {token} is not in the vocabulary of {vocab}")
-        if params.allowed_ids is not None and not set(params.allowed_ids) - set(params.banned_ids):
+        allowed = range(vocab) if params.allowed_ids is None else params.allowed_ids
+        if params.banned_ids and set(allowed) <= set(params.banned_ids) or not allowed:
             raise InputError("every token is banned: allow at least one")
         if len(params.logit_bias) > sampling.NUM_BIAS:
             raise InputError(

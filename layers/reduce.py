@@ -25,7 +25,7 @@ def row_sum(x: jax.Array) -> jax.Array:
 
 
 def log_sum_exp(x: jax.Array) -> jax.Array:
-    """log of the sum of exp over the last axis, float32 [..., X] -> [...]; -inf for rows of -inf."""
+    """log of the sum of exp over the last axis, float32 [..., X] -> [...]; -inf for only -inf."""
     top = jax.lax.stop_gradient(x.max(axis=-1, keepdims=True))
     top = jnp.where(jnp.isfinite(top), top, 0)
     return (top + jnp.log(row_sum(jnp.exp(x - top))))[..., 0]

@@ -100,11 +100,11 @@ class bars:  # noqa: N801
     """Context of progress bars on stderr; calls take (done, total, label)."""
 
     def __enter__(self) -> Callable[[int, int, str], None]:
-        """Starts with no bar; each new label adds one."""
+        """Starts with no bar; each new label adds one, on a terminal only."""
         columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
-        self._progress = Progress(*columns, console=console, transient=True)
+        hidden = not console.is_terminal
+        self._progress = Progress(*columns, console=console, transient=True, disable=hidden)
         self._tasks: dict[str, TaskID] = {}
-        self._progress.start()
         return self._update
 
     def __exit__(self, *exception: Any) -> None:
@@ -112,6 +112,7 @@ class bars:  # noqa: N801
         self._progress.stop()
 
     def _update(self, done: int, total: int, label: str) -> None:
+        self._progress.start()  # once
         if label not in self._tasks:
             self._tasks[label] = self._progress.add_task(label)
         self._progress.update(self._tasks[label], completed=done, total=total or None)

@@ -165,13 +165,13 @@ def gemma(dtype: str = "float32", **changes: Any) -> ModelConfig:
     return ModelConfig(
         "tiny-gemma", "gemma3", **widths, dtype=dtype, pattern=(local, local, world),
         norm_offset=1.0, norm_eps=1e-6, qk_norm=True, post_norms=True, activation="gelu_tanh",
-        embedding_scale=24**0.5, tied=True,
+        embedding_scale=24**0.5,
     )  # fmt: skip
 
 
 @functools.cache
 def real_params(model: ModelConfig) -> Any:
-    """Random parameters, peaked enough that greedy text does not settle on one token."""
+    """Random parameters, with an untied head: greedy text does not repeat its last token."""
     params = init(decoder.param_infos(model), seed=3)
     return jax.tree.map(lambda leaf: leaf * 2 if leaf.ndim == 2 else leaf, params)
 
@@ -181,8 +181,13 @@ def real_params(model: ModelConfig) -> Any:
 _executables: dict[Config, dict] = {}
 
 
-def engine(model: ModelConfig, params: Any = None, **settings: Any) -> engines.Engine:
-    """An engine; engines of equal configuration share their executables."""
+def engine(
+    model: ModelConfig, params: Any = None, all_shapes: bool = False, **settings: Any
+) -> engines.Engine:
+    """An engine; engines of equal configuration share their executables.
+
+    Prompts always ride on decode rows, which saves a compilation, unless `all_shapes`.
+    """
     arguments = {name: settings.pop(name) for name in ("tokenizer", "eos_ids") if name in settings}
     config = Config(model, EngineConfig(**settings))
     is_fake = model.family == "fake"
@@ -191,6 +196,8 @@ def engine(model: ModelConfig, params: Any = None, **settings: Any) -> engines.E
     mixers = MIXERS if is_fake else decoder.MIXERS
     made = engines.Engine(config, params, mixers=mixers, **arguments)
     made.executor._compiled = _executables.setdefault(config, {})
+    if not all_shapes:
+        made.scheduler.shapes = tuple(shape for shape in made.scheduler.shapes if shape.decode[0])
     return made
 
 

@@ -53,7 +53,7 @@ class _Loaded:
         return _LIMITS[self.dtype]
 
 
-@pytest.fixture(scope="module", params=_CASES)  # pytest runs the tests of one case together
+@pytest.fixture(scope="module", params=_CASES)
 def loaded(request) -> _Loaded:
     name, dtype = request.param
     resolved = resolve.resolve(_PRESETS[name])
@@ -89,7 +89,8 @@ def _check_given_text(what: str, errors: np.ndarray, loaded: _Loaded) -> None:
     assert (worst if loaded.dtype == "float32" else most) <= loaded.limits.worst
 
 
-def test_greedy_tokens_until_the_reference_hesitates(loaded):
+def _check_greedy_tokens(loaded: _Loaded) -> None:
+    """Equal until the reference hesitates, with its log-probabilities."""
     golden, limits = loaded.golden, loaded.limits
     params = SamplingParams(max_new_tokens=_NEW_TOKENS, ignore_eos=True)
     completions = loaded.engine.generate(_prompts(golden), params)
@@ -112,7 +113,7 @@ def test_greedy_tokens_until_the_reference_hesitates(loaded):
     assert median <= limits.median and worst <= limits.worst
 
 
-def test_perplexity_of_the_default_text(loaded):
+def _check_perplexity(loaded: _Loaded) -> None:
     golden = _golden("default_text_ids")
     scores = loaded.engine.score(golden[f"{loaded.name}_windows"].tolist())
     logprobs = np.array([score.logprobs for score in scores])
@@ -124,6 +125,12 @@ def test_perplexity_of_the_default_text(loaded):
     assert abs(share) <= 0.005
     errors = np.abs(logprobs - golden[f"{loaded.name}_logprobs"])
     _check_given_text("default text", errors, loaded)
+
+
+def test_greedy_tokens_and_perplexity(loaded):
+    """One test, so that suites run in parallel load and compile each model once."""
+    _check_greedy_tokens(loaded)
+    _check_perplexity(loaded)
 
 
 @pytest.mark.long

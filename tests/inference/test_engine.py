@@ -1,0 +1,436 @@
+"""The engine: how requests end, what it refuses, and that one request's trouble stays its own."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from configs.errors import InputError
+from inference.request import SamplingParams, Status
+from layers import decoder
+from layers.ragged import contiguous
+from tests import fakes
+
+MODEL = fakes.llama(max_context=128)
+VOCAB = MODEL.vocab_size
+SETTINGS = {
+    "max_seqs": 8,
+    "decode_rows": (8,),
+    "page_tokens": 8,
+    "tile_tokens": 16,
+    "prefill_tiles": (3,),
+}
+PROMPTS = fakes.prompts((20, 3, 50, 9), VOCAB)
+
+
+class Bytes:
+    """A tokenizer whose tokens are single bytes."""
+
+    strips_first_space = False
+
+    def encode(self, text):
+        return list(text.encode())
+
+    def token_bytes(self, token, skip_special=True):
+        return bytes([token])
+
+
+def make(params=None, **settings):
+    return fakes.engine(MODEL, params, tokenizer=Bytes(), **SETTINGS, **settings)
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    return make().generate(PROMPTS, fakes.greedy(20))
+
+
+def assert_idle(engine):
+    assert not engine._sequences and not engine._detokenizers and not engine.scheduler.has_work
+    assert engine.scheduler.pool.num_free_pages == engine.scheduler.pool.num_usable_pages
+    engine.scheduler.check_integrity()
+
+
+# --- how a request ends ---------------------------------------------------------------------------
+
+
+def test_length(undisturbed):
+    for completion, prompt in zip(undisturbed, PROMPTS, strict=True):
+        assert completion.prompt_token_ids == prompt and completion.finish_reason == "length"
+        assert len(completion.token_ids) == len(completion.logprobs) == 20
+        assert completion.text == bytes(completion.token_ids).decode(errors="replace")
+
+
+def test_text_is_encoded_and_streams(undisturbed):
+    engine = make()
+    assert engine.generate(["abc"], fakes.greedy(5)) == make().generate(
+        [[97, 98, 99]], fakes.greedy(5)
+    )
+    updates = []
+    completion = engine.generate([PROMPTS[0]], fakes.greedy(20), on_update=updates.append)[0]
+    assert "".join(update.text for update in updates) == completion.text == undisturbed[0].text
+    assert sum((update.token_ids for update in updates), []) == completion.token_ids
+    assert [update.finish_reason for update in updates] == [None] * 19 + ["length"]
+    streamed = list(engine.stream(PROMPTS[0], fakes.greedy(20)))
+    assert [update.text for update in streamed] == [update.text for update in updates]
+    assert_idle(engine)
+
+
+def test_stop_ids_and_end_tokens(undisturbed):
+    tokens = undisturbed[0].token_ids
+    end = tokens[4]
+    first = tokens.index(end)
+    cut = tokens[: first + 1]
+    stopped = make().generate([PROMPTS[0]], fakes.greedy(20, stop_ids=(end,)))[0]
+    assert stopped.token_ids == cut and stopped.finish_reason == "stop"
+    assert stopped.text == bytes(cut[:-1]).decode(errors="replace")  # the end itself is not text
+    engine = make(eos_ids=(end,))
+    assert engine.generate([PROMPTS[0]], fakes.greedy(20))[0].token_ids == cut
+    ignored = engine.generate([PROMPTS[0]], fakes.greedy(20, ignore_eos=True))[0]
+    assert ignored.token_ids == tokens and ignored.finish_reason == "length"
+    assert_idle(engine)
+
+
+def test_min_tokens_bans_the_end_until_then(undisturbed):
+    tokens = undisturbed[0].token_ids
+    end = tokens[0]
+    params = fakes.greedy(20, min_tokens=6)
+    found = make(eos_ids=(end,)).generate([PROMPTS[0]], params)[0].token_ids
+    assert len(found) >= 6 and end not in found[:6]
+    assert make(eos_ids=(end,)).generate([PROMPTS[0]], fakes.greedy(20))[0].token_ids == [end]
+
+
+@pytest.mark.parametrize("start, size", [(3, 1), (5, 3), (17, 3)])
+def test_stop_strings_across_tokens(undisturbed, start, size):
+    text = undisturbed[1].text
+    stop = text[start : start + size]
+    updates = []
+    engine = make()
+    params = fakes.greedy(20, stop=("never there", stop))
+    found = engine.generate([PROMPTS[1]], params, updates.append)[0]
+    assert found.text == text[: text.index(stop)] and found.finish_reason == "stop"
+    assert "".join(update.text for update in updates) == found.text
+    assert updates[-1].finish_reason == "stop"
+    assert_idle(engine)
+
+
+def test_the_context_ends_a_request():
+    engine = make()
+    prompt = fakes.prompts([120], VOCAB)[0]
+    found = engine.generate([prompt, prompt + prompt[:7]], fakes.greedy(100))
+    assert [len(c.token_ids) for c in found] == [8, 1]
+    assert {c.finish_reason for c in found} == {"length"}
+    assert len(engine.score([prompt + prompt[:8]])[0].logprobs) == 127
+    assert_idle(engine)
+
+
+# --- what it refuses ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "prompt, asked, cause",
+    [
+        ([], {}, "the prompt is empty"),
+        ("", {}, "the prompt is empty"),
+        ([1] * 128, {}, "128 tokens, the context holds 128"),
+        ([1] * 129, {"max_new_tokens": 0}, "129 tokens"),
+        ([5], {"max_new_tokens": 0}, "at least two tokens"),
+        ([1, 131], {}, "token id 131 is not in the vocabulary of 131"),
+        ([-1], {}, "token id -1"),
+        ([1], {"stop_ids": (200,)}, "token id 200"),
+        ([1], {"banned_ids": (131,)}, "token id 131"),
+        ([1], {"allowed_ids": (-1,)}, "token id -1"),
+        ([1], {"logit_bias": ((131, 1.0),)}, "token id 131"),
+        ([1], {"logit_bias": tuple((i, 1.0) for i in range(33))}, "at most 32"),
+        ([1], {"allowed_ids": ()}, "every token is banned"),
+        ([1], {"allowed_ids": (1, 2), "banned_ids": (2, 1)}, "every token is banned"),
+        ([1], {"banned_ids": tuple(range(131))}, "every token is banned"),
+        ([1], {"presence": 1.0}, "engine.penalties=true"),
+        ([1], {"repetition": 1.1}, "engine.penalties=true"),
+    ],
+)
+def test_refused_in_one_line(prompt, asked, cause):
+    engine = make()
+    with pytest.raises(InputError) as error:
+        engine.generate([[1, 2], prompt], [fakes.greedy(4), SamplingParams(**asked)])
+    assert cause in str(error.value) and "\n" not in str(error.value)
+    assert_idle(engine)  # the good one is not left behind
+
+
+def test_text_needs_a_tokenizer():
+    engine = fakes.engine(MODEL, **SETTINGS)
+    with pytest.raises(InputError, match="give token ids"):
+        engine.add_request("abc", fakes.greedy(1))
+    with pytest.raises(InputError, match="use stop_ids"):
+        engine.add_request([1], fakes.greedy(1, stop=("a",)))
+
+
+def test_what_cannot_be_forked():
+    engine = make()
+    scored = engine.add_request(PROMPTS[2], SamplingParams(max_new_tokens=0))
+    running = engine.add_request(PROMPTS[1], fakes.greedy(10))
+    for _ in range(4):
+        engine.step()
+    for id, params in [
+        (999, fakes.greedy(9)),
+        (scored, fakes.greedy(9)),
+        (running, fakes.greedy(0)),
+    ]:
+        with pytest.raises(InputError):
+            engine.fork(id, params)
+    generated = fakes.sequence_of(engine, running).num_output_tokens
+    with pytest.raises(InputError, match="max_new_tokens is more"):
+        engine.fork(running, fakes.greedy(generated))
+    fakes.drain(engine)
+    assert_idle(engine)
+
+
+# --- beside others --------------------------------------------------------------------------------
+
+
+def test_abort_and_leaving_a_stream():
+    engine = make()
+    engine.abort(12345)
+    for steps in range(4):  # queued, prefilling, decoding
+        id = engine.add_request(PROMPTS[2], fakes.greedy(30))
+        for _ in range(steps):
+            engine.step()
+        engine.abort(id)
+        engine.abort(id)
+        assert_idle(engine)
+    for update in engine.stream(PROMPTS[0], fakes.greedy(30)):
+        assert update.token_ids
+        break
+    assert_idle(engine)
+
+
+def test_a_fork_continues_its_parents_text(undisturbed):
+    engine = make()
+    parent = engine.add_request(PROMPTS[0], fakes.greedy(20))
+    texts = {parent: ""}
+    for step in range(40):
+        if step == 6:
+            prefix = texts[parent]
+            child = engine.fork(parent, fakes.greedy(20))
+            texts[child] = ""
+        for update in engine.step():
+            texts[update.id] += update.text
+    assert texts[parent] == undisturbed[0].text == prefix + texts[child]
+    assert_idle(engine)
+
+
+def test_a_seed_names_the_tokens():
+    params = [
+        SamplingParams(max_new_tokens=15, temperature=1.5, top_p=p, seed=seed)
+        for seed, p in [(3, 1.0), (-3, 0.9), (2**64 - 1, 1.0), (3, 1.0)]
+    ]
+    engine = make()
+    together = [c.token_ids for c in engine.generate([PROMPTS[0]] * 4, params)]
+    assert together[0] == together[3] and len({tuple(tokens) for tokens in together}) == 3
+    for own, tokens in zip(params, together, strict=True):
+        neighbours = [SamplingParams(max_new_tokens=9, temperature=0.8)] * 3
+        found = engine.generate([*PROMPTS[1:], PROMPTS[0]], [*neighbours, own])
+        assert found[-1].token_ids == tokens
+
+
+def test_the_engines_seed_names_all_requests():
+    params = SamplingParams(max_new_tokens=15, temperature=1.5)
+
+    def run(seed):
+        engine = make()
+        engine._seeds = np.random.default_rng(seed)
+        return [c.token_ids for c in engine.generate([PROMPTS[0]] * 2, params)]
+
+    assert run(1) == run(1) and len({tuple(t) for t in run(1) + run(2) + run(None)}) == 6
+
+
+# --- trouble --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def poison(undisturbed):
+    """A token that occurs nowhere else."""
+    used = {token for c in undisturbed for token in (*c.prompt_token_ids, *c.token_ids)}
+    return min(set(range(VOCAB)) - used)
+
+
+@pytest.fixture(scope="module")
+def poisoned(poison):
+    params = fakes.real_params(MODEL)
+    table = params["embed"]["table"].at[poison].set(np.nan)
+    return params | {"embed": {"table": table}}
+
+
+@pytest.mark.parametrize("position", [0, 17, 39])
+def test_a_nan_ends_its_own_request(poisoned, poison, undisturbed, position):
+    engine = make(poisoned)
+    bad = fakes.prompts([40], VOCAB, seed=5)[0]
+    bad = [t if t != poison else 0 for t in bad]
+    bad[position] = poison
+    found = engine.generate([PROMPTS[0], bad, *PROMPTS[1:]], fakes.greedy(20))
+    failed = found.pop(1)
+    assert failed.finish_reason == "error" and failed.token_ids == []
+    assert [c.token_ids for c in found] == [c.token_ids for c in undisturbed]
+    assert_idle(engine)
+    # Pages are handed out last in, first out: these get the ones with the NaN.
+    again = engine.generate(PROMPTS, fakes.greedy(20))
+    assert [(c.token_ids, c.logprobs) for c in again] == [
+        (c.token_ids, c.logprobs) for c in make().generate(PROMPTS, fakes.greedy(20))
+    ]
+    with pytest.raises(InputError, match="non-finite logits for text 1"):
+        engine.score([PROMPTS[0], bad])
+    assert_idle(engine)
+
+
+def test_a_lost_cache_is_computed_again(undisturbed, monkeypatch):
+    engine = make()
+    run, calls = engine.executor.run, []
+
+    def fail_twice(plan):
+        calls.append(plan)
+        if len(calls) in (2, 9):
+            for leaf in jax.tree.leaves((engine.executor.cache, engine.executor.slots)):
+                leaf.delete()
+            raise jax.errors.JaxRuntimeError("the device went away")
+        return run(plan)
+
+    monkeypatch.setattr(engine.executor, "run", fail_twice)
+    found = engine.generate(PROMPTS, fakes.greedy(20))
+    assert [c.token_ids for c in found] == [c.token_ids for c in undisturbed]
+    scored = PROMPTS[2] + PROMPTS[0] + PROMPTS[2]
+    expected = make().score([scored])[0].logprobs
+    calls.clear()
+    np.testing.assert_allclose(engine.score([scored])[0].logprobs, expected, atol=1e-4)
+    assert_idle(engine)
+
+
+def test_a_failure_that_stays_is_raised(monkeypatch):
+    engine = make()
+
+    def fail(plan):
+        raise jax.errors.JaxRuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.executor, "run", fail)
+        with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory"):
+            engine.generate([PROMPTS[0]], fakes.greedy(5))
+    fakes.drain(engine)
+    assert_idle(engine)
+
+
+# --- penalties and alternatives -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def own_logits():
+    """The model's logits after a text, without a cache."""
+    params = fakes.real_params(MODEL)
+
+    @jax.jit
+    def run(tokens_T):
+        hidden_TD, _ = decoder.forward(params, MODEL, tokens_T, contiguous(1, 128))
+        return decoder.logits(params, MODEL, hidden_TD)
+
+    def last(tokens):
+        padded = np.zeros(128, np.int32)
+        padded[: len(tokens)] = tokens
+        return np.asarray(run(padded))[len(tokens) - 1].astype(np.float64)
+
+    return last
+
+
+def penalized(own_logits, prompt, params):
+    """Greedy tokens, log-probabilities and the two most likely alternatives, in numpy."""
+    tokens, logprobs, tops = list(prompt), [], []
+    for _ in range(params.max_new_tokens):
+        x = own_logits(tokens)
+        logp = x - np.log(np.exp(x - x.max()).sum()) - x.max()
+        counts = np.bincount(tokens[len(prompt) :], minlength=VOCAB)
+        seen = np.isin(np.arange(VOCAB), tokens)
+        x = np.where(seen, np.where(x < 0, x * params.repetition, x / params.repetition), x)
+        x = x - params.presence * (counts > 0) - params.frequency * counts
+        tokens.append(int(x.argmax()))
+        logprobs.append(logp[tokens[-1]])
+        tops.append(np.argsort(-logp)[:2].tolist())
+    return tokens[len(prompt) :], logprobs, tops
+
+
+def make_penalizing(params=None):
+    """Small: four prompts with their continuations do not fit at once."""
+    settings = SETTINGS | {"cache_bytes": 16 * 8 * 32 * 4 * 2}
+    return fakes.engine(MODEL, params, penalties=True, num_drafts=2, top_logprobs=2, **settings)
+
+
+PENALTIES = [
+    {},
+    {"repetition": 1.7},
+    {"presence": 1.5},
+    {"frequency": 0.9, "presence": -0.3, "repetition": 1.2},
+]
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_penalties_survive_preemption_fork_and_drafts(own_logits, drafts, monkeypatch):
+    engine = make_penalizing()
+    preempted, preempt = [], engine.scheduler.preempt
+    monkeypatch.setattr(engine.scheduler, "preempt", lambda s: (preempted.append(s), preempt(s)))
+    rng = np.random.default_rng(0)
+    requests, known = [], {}
+    for prompt, asked in zip(PROMPTS, PENALTIES, strict=True):
+        params = fakes.greedy(40, **asked)
+        sequence = fakes.sequence_of(engine, engine.add_request(prompt, params))
+        known[tuple(prompt)] = penalized(own_logits, prompt, params)
+        requests.append((sequence, known[tuple(prompt)]))
+    forked = False
+
+    def disturb():
+        nonlocal forked
+        for sequence in engine.scheduler.running if drafts else ():
+            tokens = known[tuple(sequence.tokens[: sequence.num_prompt_tokens])][0]
+            after = tokens[sequence.num_output_tokens :][:2]
+            wrong = rng.random(2) < 0.3
+            sequence.drafts = tuple(int(t + w) % VOCAB for t, w in zip(after, wrong, strict=False))
+        first, expected = requests[1]
+        if not forked and first.num_output_tokens > 10 and first.status is Status.RUNNING:
+            child = fakes.sequence_of(engine, engine.fork(first.id, first.params))
+            requests.append((child, expected))
+            forked = True
+
+    fakes.drain(engine, disturb)
+    assert preempted and forked
+    for sequence, (tokens, logprobs, tops) in requests:
+        assert sequence.output_tokens == tokens
+        np.testing.assert_allclose(sequence.logprobs, logprobs, atol=1e-4)
+        assert [list(ids) for ids, _ in sequence.top_logprobs] == tops
+    assert len({tuple(tokens) for _, (tokens, _, _) in requests}) == 4
+    assert_idle(engine)
+
+
+def test_a_rejected_draft_may_be_a_nan(poisoned, poison, undisturbed):
+    """Its logits are no one's, and its page entry is written over."""
+    engine = make_penalizing(poisoned)
+    sequences = [
+        fakes.sequence_of(engine, engine.add_request(prompt, fakes.greedy(20)))
+        for prompt in PROMPTS
+    ]
+
+    def propose():
+        for sequence in engine.scheduler.running:
+            sequence.drafts = (poison,) * 2
+
+    fakes.drain(engine, propose)
+    assert [s.output_tokens for s in sequences] == [c.token_ids for c in undisturbed]
+
+
+def test_alternatives_are_reported(own_logits):
+    engine = make_penalizing()
+    completion = engine.generate([PROMPTS[0]], fakes.greedy(6))[0]
+    text = PROMPTS[0] + completion.token_ids
+    score = engine.score([text])[0]
+    assert score.top_logprobs[-6:] == [
+        pytest.approx(top, abs=1e-4) for top in completion.top_logprobs
+    ]
+    assert len(score.top_logprobs) == len(score.logprobs) == len(text) - 1
+    for at, (token, logprob) in enumerate(zip(text[1:], score.logprobs, strict=True)):
+        x = own_logits(text[: at + 1])
+        assert math.isclose(logprob, x[token] - np.logaddexp.reduce(x), abs_tol=1e-4)
