@@ -53,7 +53,7 @@ class EngineConfig:
                 raise InputError(f"engine.{name} lists at least one size >= 1, not {sizes}")
         if self.deterministic and self.tile_tokens < 8:
             raise InputError(
-                f"engine.deterministic needs engine.tile_tokens of at least 8, not {self.tile_tokens}"
+                f"engine.tile_tokens is at least 8 with deterministic, not {self.tile_tokens}"
             )
         if 128 % self.page_tokens:
             raise InputError(f"engine.page_tokens divides 128, {self.page_tokens} does not")
