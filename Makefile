@@ -33,10 +33,10 @@ run: .venv/.core  ## install, fetch the default model, answer a prompt (MODEL=..
 	@.venv/bin/python -m scripts.generate --model=$(MODEL) --chat --prompt="$$PROMPT"
 
 test: .venv/.test  ## the suite, on WORKERS=2 processes
-	.venv/bin/python -m pytest -n $(WORKERS)
+	.venv/bin/python -m pytest -n $(WORKERS) --dist=loadfile
 
 test-long: .venv/.test  ## only the tests marked long
-	.venv/bin/python -m pytest -n $(WORKERS) -m long
+	.venv/bin/python -m pytest -n $(WORKERS) --dist=loadfile -m long
 
 check: .venv/.test  ## format, lint, types, architecture
 	.venv/bin/ruff format --check .
@@ -48,8 +48,8 @@ test-py312:  ## the suite on Python 3.12 and its newer jax; skipped where there 
 	@PYENV_VERSION=3.12.1; export PYENV_VERSION; \
 	$(PYTHON312) -c 'import ensurepip, venv' 2>/dev/null || unset PYENV_VERSION; \
 	if $(PYTHON312) -c 'import ensurepip, venv' 2>/dev/null; then \
-		$(MAKE) .venv312/.test && echo ".venv312/bin/python -m pytest -n $(WORKERS)" && \
-		.venv312/bin/python -m pytest -n $(WORKERS); \
+		$(MAKE) .venv312/.test && echo ".venv312/bin/python -m pytest -n $(WORKERS) --dist=loadfile" && \
+		.venv312/bin/python -m pytest -n $(WORKERS) --dist=loadfile; \
 	else \
 		echo "test-py312: SKIPPED, there is no $(PYTHON312) with venv on this machine"; \
 	fi

@@ -275,7 +275,8 @@ class Engine:
             if not 0 <= token < vocab:
                 raise InputError(f"token id {token} is not in the vocabulary of {vocab}")
         allowed = range(vocab) if params.allowed_ids is None else params.allowed_ids
-        if params.banned_ids and set(allowed) <= set(params.banned_ids) or not allowed:
+        banned = set(params.banned_ids)
+        if all(token in banned for token in allowed):
             raise InputError("every token is banned: allow at least one")
         if len(params.logit_bias) > sampling.NUM_BIAS:
             raise InputError(

@@ -134,7 +134,6 @@ class Sequence:
         top_logprobs: alternatives of each output token as (ids, log-probabilities).
         prompt_logprobs: of each prompt token after the first, for requests that score.
         drafts: tokens proposed for the next step, to be verified.
-        needs_commit: not schedulable while in flight (the host must see its tokens first).
     """
 
     id: int

@@ -7,6 +7,7 @@ own back and is computed again later.
 """
 
 import dataclasses
+import math
 from collections import deque
 from typing import Any
 
@@ -283,7 +284,10 @@ class Scheduler:
                 index -= 1
 
     def _commit_scores(self, sequence: Sequence, row: Row, tile: int, output: Any) -> None:
-        sequence.prompt_logprobs += output.target_logprobs[tile, : row.length].tolist()
+        logprobs = output.target_logprobs[tile, : row.length].tolist()
+        if not all(map(math.isfinite, logprobs)):  # a window may have hidden it from the last token
+            return self.finish(sequence, FinishReason.ERROR)
+        sequence.prompt_logprobs += logprobs
         if output.target_top_ids.shape[-1]:
             ids, values = output.target_top_ids[tile], output.target_top_logprobs[tile]
             sequence.prompt_top_logprobs += list(

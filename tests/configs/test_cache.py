@@ -138,6 +138,7 @@ def test_a_model_refuses(fields, cause):
         (dict(decode_rows=()), "engine.decode_rows lists at least one size"),
         (dict(prefill_tiles=(0, 2)), "engine.prefill_tiles lists"),
         (dict(page_tokens=24), "divides"),
+        (dict(deterministic=True, tile_tokens=7), "at least 8"),
         (dict(max_context=1001), "between 1 and the model's 1000"),
         (dict(max_context=0), "between 1 and the model's 1000"),
     ],

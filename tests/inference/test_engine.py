@@ -278,7 +278,7 @@ def test_a_nan_ends_its_own_request(poisoned, poison, undisturbed, position):
         (c.token_ids, c.logprobs) for c in make().generate(PROMPTS, fakes.greedy(20))
     ]
     with pytest.raises(InputError, match="non-finite logits for text 1"):
-        engine.score([PROMPTS[0], bad])
+        engine.score([PROMPTS[0], [*bad, 1]])
     assert_idle(engine)
 
 
