@@ -28,6 +28,16 @@ def apply(config: T, settings: Iterable[str]) -> T:
     return config
 
 
+def changed(config: Any, base: Any) -> list[str]:
+    """The fields of a section that differ from `base`, as 'name=value'."""
+    names = [field.name for field in dataclasses.fields(config)]
+    return [
+        f"{name}={getattr(config, name)}"
+        for name in names
+        if getattr(config, name) != getattr(base, name)
+    ]
+
+
 def _replace(node: Any, keys: list[str], value: str, path: str) -> Any:
     names = [field.name for field in dataclasses.fields(node)]
     name, *rest = keys

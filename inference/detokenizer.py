@@ -11,17 +11,26 @@ class Detokenizer:
 
     Without a stop, all that `push` and `flush` return, joined, is `tokenizer.decode` of all ids.
 
+    A stop string may not begin within the first `min_tokens` tokens.
+
     Attributes:
         stopped: the stop string that was met; it and what follows are not returned.
         num_tokens: tokens taken, the one that completed the stop string included; later ones are
             ignored.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), skip_special: bool = True):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        skip_special: bool = True,
+    ):
         self.stopped: str | None = None
         self.num_tokens = 0
         self._tokenizer = tokenizer
         self._stop = tuple(text for text in stop if text)
+        self._min_tokens = min_tokens
         self._skip_special = skip_special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""  # may be the beginning of a stop string
@@ -50,7 +59,7 @@ class Detokenizer:
         if self._at_start and text:
             self._at_start = False
             text = text.removeprefix(" ")
-        if not self._stop or not text:
+        if not self._stop or not text or self.num_tokens <= self._min_tokens:
             return text
         text = self._held + text
         found = [(text.find(stop), stop) for stop in self._stop if stop in text]

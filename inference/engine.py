@@ -96,6 +96,7 @@ class Engine:
         self.records: deque[StepRecord] = deque(maxlen=4096)
         self._sequences: dict[int, request.Sequence] = {}
         self._detokenizers: dict[int, Detokenizer] = {}
+        self._unread: dict[int, deque[Update]] = {}  # of requests that are streamed
         self._next_id = 0
         self._num_failed_steps = 0
         self._seeds = np.random.default_rng(config.engine.seed)
@@ -208,7 +209,7 @@ class Engine:
         sequences = self._add_requests(list(zip(prompts, each, strict=True)))
         texts = {sequence.id: "" for sequence in sequences}
         while any(sequence.status is not Status.FINISHED for sequence in sequences):
-            for update in self.step():
+            for update in self._deliver():
                 if update.id in texts:
                     texts[update.id] += update.text
                     on_update(update)
@@ -217,12 +218,19 @@ class Engine:
     def stream(
         self, prompt: str | Sequence[int], params: SamplingParams = SamplingParams()
     ) -> Iterator[Update]:
-        """Continues one prompt, yielding its news; leaving the loop early aborts it."""
+        """Continues one prompt, yielding its news; leaving the loop early aborts it. Several
+        streams may be read in turn.
+        """
         id = self.add_request(prompt, params)
+        unread = self._unread[id] = deque()
         try:
-            while id in self._sequences:
-                yield from (update for update in self.step() if update.id == id)
+            while id in self._sequences or unread:
+                if not unread:
+                    self._deliver()
+                while unread:
+                    yield unread.popleft()
         finally:
+            del self._unread[id]
             self.abort(id)
 
     def score(self, texts: Sequence[str | Sequence[int]]) -> list[Score]:
@@ -232,7 +240,7 @@ class Engine:
         params = SamplingParams(max_new_tokens=0)
         sequences = self._add_requests([(text, params) for text in texts])
         while any(sequence.status is not Status.FINISHED for sequence in sequences):
-            self.step()
+            self._deliver()
         for index, sequence in enumerate(sequences):
             if sequence.finish_reason is FinishReason.ERROR:
                 raise InputError(f"the model gave non-finite logits for text {index}")
@@ -240,6 +248,14 @@ class Engine:
             Score(list(s.tokens), s.prompt_logprobs, _alternatives(s.prompt_top_logprobs))
             for s in sequences
         ]
+
+    def _deliver(self) -> list[Update]:
+        """One step; its news, which streams that are read later find as well."""
+        updates = self.step()
+        for update in updates:
+            if update.id in self._unread:
+                self._unread[update.id].append(update)
+        return updates
 
     def _add_requests(
         self, requests: Sequence[tuple[str | Sequence[int], SamplingParams]]
@@ -299,7 +315,8 @@ class Engine:
     def _register(self, sequence: request.Sequence) -> None:
         self._sequences[sequence.id] = sequence
         if self.tokenizer is not None:
-            self._detokenizers[sequence.id] = Detokenizer(self.tokenizer, sequence.params.stop)
+            stop, min_tokens = sequence.params.stop, sequence.params.min_tokens
+            self._detokenizers[sequence.id] = Detokenizer(self.tokenizer, stop, min_tokens)
 
     def _record(self, plan: Plan, seconds: float) -> None:
         rows = tuple(

@@ -23,7 +23,8 @@ class SamplingParams:
             by count).
         logit_bias: {token id: addend}.
         allowed_ids, banned_ids: only these, never these.
-        min_tokens: end and stop tokens are banned before as many were generated.
+        min_tokens: end and stop tokens are banned, and stop strings ignored, before as many were
+            generated.
         stop: strings that end the text (excluded from it).
         stop_ids: tokens that end the sequence, beside the model's own.
         ignore_eos: the model's own end tokens do not end the sequence.

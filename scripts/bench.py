@@ -1,5 +1,6 @@
 """Measures the engine under closed load: python -m scripts.bench --concurrency=1,8,32."""
 
+import dataclasses
 import json
 import random
 import statistics
@@ -21,7 +22,6 @@ _PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "Random tokens a prom
 _NEW_TOKENS = flags.DEFINE_integer("new_tokens", 48, "Tokens to generate a request.")
 _REPEATS = flags.DEFINE_integer("repeats", 3, "Runs of each point; medians are reported.")
 _BESIDE = flags.DEFINE_string("beside", None, "JSON of another engine on the same work.")
-_SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, top_k=50, ignore_eos=True)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -38,7 +38,8 @@ def main(argv: Sequence[str]) -> None:
         return [[rng.randrange(vocab // 500, vocab) for _ in range(length)] for _ in range(count)]
 
     greedy = SamplingParams(max_new_tokens=_NEW_TOKENS.value, ignore_eos=True)
-    one = SamplingParams(max_new_tokens=1, ignore_eos=True)
+    drawn = dataclasses.replace(greedy, temperature=0.8, top_p=0.95, top_k=50)
+    one = dataclasses.replace(greedy, max_new_tokens=1)
     engine.generate(prompts(1, _PROMPT_TOKENS.value), one)
     first_token_s = time.time() - START
     with common.bars() as progress:
@@ -54,7 +55,7 @@ def main(argv: Sequence[str]) -> None:
         warm_up_s = time.perf_counter() - start
     rows = [_measure(engine, prompts, size, greedy) for size in sizes]
     largest = max(sizes)
-    sampled = _measure(engine, prompts, largest, _replace(_SAMPLED, _NEW_TOKENS.value))
+    sampled = _measure(engine, prompts, largest, drawn)
     seconds = [_timed(engine, prompts(4, 500), one)[0] for _ in range(_REPEATS.value)]
     result = {
         "rows": rows,
@@ -65,7 +66,7 @@ def main(argv: Sequence[str]) -> None:
         "warm_up_s": warm_up_s,
         "shapes": len(engine.scheduler.shapes),
     }
-    common.print_json(result) if common.JSON.value else _print_table(result, beside)
+    common.print_json(result, config) if common.JSON.value else _print_table(result, beside)
 
 
 def _sizes() -> list[int]:
@@ -89,12 +90,6 @@ def _read_beside() -> dict[str, Any]:
         return figures
     except (OSError, ValueError, AssertionError):
         raise InputError(f"--beside={_BESIDE.value} is not a file with one JSON object") from None
-
-
-def _replace(params: SamplingParams, new_tokens: int) -> SamplingParams:
-    import dataclasses
-
-    return dataclasses.replace(params, max_new_tokens=new_tokens)
 
 
 def _timed(

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from configs import overrides
-from configs.engine import Config, Run
+from configs.engine import Config, EngineConfig, Run
 from configs.errors import InputError
 
 _MODEL = flags.DEFINE_string(
@@ -87,13 +87,19 @@ def open_checkpoint(resolved: Any) -> tuple[Any, Any]:
 
 
 def load_engine(checkpoint: Any, config: Config) -> Any:
-    """The engine for a configuration, with progress bars for what takes long."""
+    """The engine for a configuration, with progress bars for what takes long. Says on stderr what
+    was resolved.
+    """
     from inference import compilation_cache
     from inference.engine import Engine
 
     compilation_cache.enable()
     with bars() as progress:
-        return Engine.from_checkpoint(config, checkpoint, progress)
+        engine = Engine.from_checkpoint(config, checkpoint, progress)
+    sizes = overrides.changed(config.engine, EngineConfig())
+    line = ", ".join([config.model.name, config.model.dtype, *sizes])
+    console.print(line, style="dim", highlight=False)
+    return engine
 
 
 class bars:  # noqa: N801
@@ -118,9 +124,10 @@ class bars:  # noqa: N801
         self._progress.update(self._tasks[label], completed=done, total=total or None)
 
 
-def print_json(result: dict[str, Any]) -> None:
-    """One JSON object on stdout."""
-    print(json.dumps(result, ensure_ascii=False), flush=True)
+def print_json(result: dict[str, Any], config: Config) -> None:
+    """One JSON object on stdout: the result, and the configuration it was obtained with."""
+    whole = {**result, "config": dataclasses.asdict(config)}
+    print(json.dumps(whole, ensure_ascii=False), flush=True)
 
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
         "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
     }
     if common.JSON.value:
-        common.print_json(result)
+        common.print_json(result, config)
     else:
         print(
             f"perplexity {result['perplexity']:.4f} over {result['tokens']} tokens "

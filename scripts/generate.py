@@ -15,7 +15,7 @@ from scripts import common
 
 _PROMPT = flags.DEFINE_multi_string("prompt", [], "Text to continue (repeatable).")
 _INPUT = flags.DEFINE_string("input", None, "JSONL with a 'prompt' or 'messages' a line.")
-_OUTPUT = flags.DEFINE_string("output", None, "Write one JSON result a line here.")
+_OUTPUT = flags.DEFINE_string("output", None, "Write one JSON result a line here; beside it, the configuration.")
 _CHAT = flags.DEFINE_bool("chat", False, "A prompt is a user's message: apply the chat template.")
 _NAIVE = flags.DEFINE_bool("naive", False, "Decode without a cache: slow, and an oracle.")
 _LOGPROBS = flags.DEFINE_integer("logprobs", None, "Report log-probabilities and K alternatives.")
@@ -75,8 +75,10 @@ def main(argv: Sequence[str]) -> None:
     stats = _stats(engine, completions, first_token_s, seconds)
     if output:
         _write(output, [json.dumps(result, ensure_ascii=False) for result in results])
+        beside = output.with_name(f"{output.name}.config.json")
+        _write(beside, [json.dumps(dataclasses.asdict(config), indent=1)])
     if common.JSON.value:
-        common.print_json({"results": results, "stats": stats})
+        common.print_json({"results": results, "stats": stats}, config)
         return
     if streams:
         print()
@@ -312,7 +314,7 @@ def _run_naive(engine: Any, prompts: Sequence[list[int]], params: SamplingParams
         for sequence in decoded
     ]
     if common.JSON.value:
-        return common.print_json({"results": results, "stats": stats})
+        return common.print_json({"results": results, "stats": stats}, engine.config)
     for result in results:
         print(result["text"], end="\n\n")
     common.console.print(

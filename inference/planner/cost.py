@@ -112,7 +112,7 @@ def measure_read_bandwidth(num_bytes: int = 256 << 20, repeats: int = 5) -> floa
     """Bytes a second that all cores together read from memory: the best of several passes of a dot
     product.
     """
-    cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     parts = np.array_split(np.ones(num_bytes // 4, np.float32), cores)
 
     def once(pool: ThreadPoolExecutor) -> float:

@@ -101,6 +101,13 @@ def test_tokens_after_the_stop_are_not_taken():
     assert detokenizer.push(ids) == "" and detokenizer.flush() == ""
 
 
+def test_a_stop_string_is_ignored_in_the_first_tokens():
+    tokenizer = TOKENIZERS["byte-level"]
+    ids = [token for byte in b"a--b--c" for token in _ids_of(tokenizer, bytes([byte]))]
+    assert Detokenizer(tokenizer, ["--"], min_tokens=1).push(ids) == "a"
+    assert Detokenizer(tokenizer, ["--"], min_tokens=2).push(ids) == "a--b"  # begun too early
+
+
 def test_a_character_cut_off_at_the_end_is_replaced_once():
     tokenizer = TOKENIZERS["byte-level"]
     ids = [token for byte in "😀".encode()[:3] for token in _ids_of(tokenizer, bytes([byte]))]

@@ -204,6 +204,20 @@ def test_abort_and_leaving_a_stream():
     assert_idle(engine)
 
 
+def test_streams_read_in_turn_lose_nothing(undisturbed):
+    engine = make()
+    streams = [engine.stream(prompt, fakes.greedy(20)) for prompt in PROMPTS[:2]]
+    texts = ["", ""]
+    while None not in (news := [next(stream, None) for stream in streams]):
+        texts = [text + update.text for text, update in zip(texts, news, strict=True)]
+    beside = engine.generate([PROMPTS[2]], fakes.greedy(20))  # while a stream may still be open
+    for index, stream in enumerate(streams):
+        texts[index] += "".join(update.text for update in [news[index], *stream] if update)
+    assert texts == [completion.text for completion in undisturbed[:2]]
+    assert beside[0].text == undisturbed[2].text
+    assert_idle(engine)
+
+
 def test_a_fork_continues_its_parents_text(undisturbed):
     engine = make()
     parent = engine.add_request(PROMPTS[0], fakes.greedy(20))

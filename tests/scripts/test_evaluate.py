@@ -43,7 +43,7 @@ def test_perplexity_of_a_file(run, tmp_path):
     ran = run(f"--text={path}", "--json")
     assert ran.status == 0 and ran.out.count("\n") == 1
     answer = json.loads(ran.out)
-    assert set(answer) == {"perplexity", "tokens", "text_sha256"}
+    assert set(answer) == {"perplexity", "tokens", "text_sha256", "config"}
     assert answer["text_sha256"] == hashlib.sha256(text.encode()).hexdigest()
     tokenizer = resolve.resolve(str(apps.TINY)).open(None).load_tokenizer()
     expected, count = _perplexity(tokenizer.encode(text, add_special=False))

@@ -56,7 +56,9 @@ def test_json_of_two_prompts(run, golden):
     assert ran.status == 0
     assert ran.out.count("\n") == 1
     answer = json.loads(ran.out)
-    assert set(answer) == {"results", "stats"} and set(answer["stats"]) >= _STATS
+    assert set(answer) == {"results", "stats", "config"}
+    assert answer["config"]["engine"]["top_logprobs"] == 2
+    assert set(answer["stats"]) >= _STATS
     for name in ("ttft_s", "output_tok_s", "predicted_step_s", "measured_step_s"):
         assert answer["stats"][name] > 0
     for key, result in zip((1, 3), answer["results"], strict=True):
@@ -103,7 +105,9 @@ def test_lines_in_lines_out(run, golden, tmp_path):
     assert results[0]["prompt_tokens"] == len(golden["ids_chat"])
     assert results[2]["token_ids"] == golden["greedy_3"].tolist()
     assert results[0]["logprobs"] is None and results[0]["top_logprobs"] is None
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+    beside = tmp_path / "out.jsonl.config.json"
+    assert json.loads(beside.read_text(encoding="utf-8"))["model"]["dtype"] == "float32"
+    assert set(tmp_path.iterdir()) == {source, target, beside}
 
 
 def test_a_seed_repeats_and_another_does_not(run):
