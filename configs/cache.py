@@ -10,6 +10,10 @@ import dataclasses
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
+# Keys that attention folds in at a time: page tables and padded texts are whole blocks, so that a
+# block never ends in the middle of a page.
+BLOCK_TOKENS = 128
+
 
 @dataclasses.dataclass(frozen=True)
 class CacheSpec:

@@ -2,8 +2,12 @@
 
 import dataclasses
 
+from configs.cache import BLOCK_TOKENS
 from configs.errors import InputError
 from configs.model import ModelConfig
+
+# Below, XLA's CPU backend sums a product's rows in another order.
+MIN_DETERMINISTIC_ROWS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +55,15 @@ class EngineConfig:
             sizes = getattr(self, name)
             if not sizes or min(sizes) < 1:
                 raise InputError(f"engine.{name} lists at least one size >= 1, not {sizes}")
-        if self.deterministic and self.tile_tokens < 8:
+        if self.deterministic and self.tile_tokens < MIN_DETERMINISTIC_ROWS:
             raise InputError(
-                f"engine.tile_tokens is at least 8 with deterministic, not {self.tile_tokens}"
+                f"engine.tile_tokens is at least {MIN_DETERMINISTIC_ROWS} with deterministic, "
+                f"not {self.tile_tokens}"
             )
-        if 128 % self.page_tokens:
-            raise InputError(f"engine.page_tokens divides 128, {self.page_tokens} does not")
+        if BLOCK_TOKENS % self.page_tokens:
+            raise InputError(
+                f"engine.page_tokens divides {BLOCK_TOKENS}, {self.page_tokens} does not"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +88,8 @@ class Config:
 
     @property
     def page_columns(self) -> int:
-        """P, entries of a page table: the longest sequence, in whole blocks of 128 tokens."""
-        return -(-self.max_context // 128) * (128 // self.engine.page_tokens)
+        """P, entries of a page table: the longest sequence, in whole blocks of attention."""
+        return -(-self.max_context // BLOCK_TOKENS) * (BLOCK_TOKENS // self.engine.page_tokens)
 
     def peak_pages(self, num_tokens: int) -> tuple[int, ...]:
         """Pages a group, at most held at once by one sequence that grows to `num_tokens`."""

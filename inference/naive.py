@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from configs.cache import BLOCK_TOKENS
 from configs.model import ModelConfig
 from inference import sampling
 from inference.executor import sampling_row
@@ -21,7 +22,7 @@ from layers import decoder
 from layers.params import Params, abstract
 from layers.ragged import contiguous
 
-BLOCK = 128  # lengths are padded to multiples, so that few programs are compiled
+BLOCK = BLOCK_TOKENS  # lengths are padded to multiples, so that few programs are compiled
 
 
 def decode(

@@ -4,9 +4,7 @@ scored.
 
 import dataclasses
 
-from configs.engine import EngineConfig
-
-MIN_DETERMINISTIC_ROWS = 8  # below, XLA's CPU backend sums a product's rows in another order
+from configs.engine import MIN_DETERMINISTIC_ROWS, EngineConfig
 
 
 @dataclasses.dataclass(frozen=True)

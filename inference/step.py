@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from configs.engine import Config
+from configs.engine import MIN_DETERMINISTIC_ROWS, Config
 from inference import sampling
 from inference.batch import Admissions, Batch
-from inference.shapes import MIN_DETERMINISTIC_ROWS, StepShape
+from inference.shapes import StepShape
 from layers import decoder, kv_cache
 from layers.mixer import Mixer
 from layers.params import Params
