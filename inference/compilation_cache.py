@@ -5,12 +5,12 @@ import os
 
 import jax
 
-from inference.checkpoints.converted import cache_directory
+from inference import files
 
 
 def enable() -> None:
     """Turns on JAX's persistent compilation cache, in a directory only its owner can read."""
-    folder = cache_directory() / "compiled"
+    folder = files.cache_directory() / "compiled"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         os.chmod(folder, 0o700)

@@ -7,10 +7,6 @@ was made from something else, is written anew.
 import hashlib
 import json
 import math
-import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +14,7 @@ import jax
 import numpy as np
 
 from configs.errors import InputError
+from inference import files
 from inference.checkpoints import load, safetensors_file
 from inference.checkpoints.load import Progress
 from inference.checkpoints.names import NameMap
@@ -29,11 +26,6 @@ _FORMAT = "1"
 _DTYPE_NAMES = {"bfloat16": "BF16", "float32": "F32"}
 
 
-def cache_directory() -> Path:
-    """Where downloads and conversions are kept: RIDGELINE_CACHE, or ~/.cache/ridgeline."""
-    return Path(os.environ.get("RIDGELINE_CACHE") or Path.home() / ".cache" / "ridgeline")
-
-
 def fingerprint(path: Path) -> str:
     """Identifies a file's content by place, size and time of change, without reading it."""
     status = path.stat()
@@ -43,21 +35,7 @@ def fingerprint(path: Path) -> str:
 def place(path: Path) -> Path:
     """The cache's directory for what is derived from a file."""
     digest = hashlib.sha256(fingerprint(path).encode()).hexdigest()[:16]
-    return cache_directory() / "converted" / f"{path.stem}-{digest}"
-
-
-@contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that appears under its name only when complete."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    return files.cache_directory() / "converted" / f"{path.stem}-{digest}"
 
 
 def open_or_convert(
@@ -91,7 +69,7 @@ def open_or_convert(
         except InputError:
             pass  # unsound: convert again
     load.check(declared, source, name_map)
-    with atomic_file(path) as file:
+    with files.atomic_file(path) as file:
         _write(file, declared, metadata, source, name_map, progress)
     return safetensors_file.open_file(path)
 

@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from configs.errors import InputError
-from inference import tokenizer
+from inference import files, tokenizer
 from inference.checkpoints import converted, gguf_file
 from inference.checkpoints.gguf_scan import Header, StringArray
 from inference.tokenizer import Tokenizer
@@ -80,7 +80,7 @@ def _rebuild(header: Header, path: Path) -> tokenizers.Tokenizer:
         lambda: _build(header), f"{header.path}: cannot rebuild the tokenizer"
     )
     try:
-        with converted.atomic_file(path) as file:
+        with files.atomic_file(path) as file:
             file.write(backend.to_str().encode())
     except OSError as error:
         logging.warning("the tokenizer is not cached: %s: %s", path, error.strerror)

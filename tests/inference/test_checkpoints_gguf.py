@@ -12,7 +12,7 @@ import pytest
 from configs import presets
 from configs.errors import InputError
 from configs.model import LayerSpec, ModelConfig, Rope
-from inference.checkpoints import converted, gguf_file, resolve, sources
+from inference.checkpoints import gguf_file, resolve, sources
 from layers import decoder, params, rope
 
 LLAMA = ModelConfig(
@@ -308,10 +308,3 @@ def test_real_weights_match_their_preset_and_load_in_bounded_memory(model):
     loaded = checkpoint.load_params(infos, watch)
     assert params.num_bytes(infos) == sum(leaf.nbytes for leaf in jax.tree.leaves(loaded))
     assert peak <= bound
-
-
-def test_atomic_file_leaves_nothing_behind_when_interrupted(tmp_path):
-    with pytest.raises(KeyboardInterrupt), converted.atomic_file(tmp_path / "x") as file:
-        file.write(b"half")
-        raise KeyboardInterrupt
-    assert not list(tmp_path.iterdir())

@@ -1,0 +1,33 @@
+"""Files that appear under their name only when complete, and where caches are kept."""
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+def cache_directory() -> Path:
+    """Where downloads and conversions are kept: RIDGELINE_CACHE, or ~/.cache/ridgeline."""
+    return Path(os.environ.get("RIDGELINE_CACHE") or Path.home() / ".cache" / "ridgeline")
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that appears under its name only when complete.
+
+    Raises:
+        OSError: it cannot be written; whatever had the name before is untouched.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Not `tempfile`, whose files nobody else may read.
+    temporary = path.with_name(f".{path.name[:40]}.{uuid.uuid4().hex[:12]}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
