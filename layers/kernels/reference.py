@@ -10,15 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from configs.cache import BLOCK_TOKENS
+from configs.engine import MIN_DETERMINISTIC_ROWS
 from layers import kv_cache
 from layers.reduce import row_sum
 
 _MASKED = -1e30
-_BLOCK_DIAGONAL_ROWS = (
-    16  # up to here, query rows are too few to pay for transposing a block of keys
-)
-_BLOCK_TOKENS = 128  # keys a trip: larger ones amortize more, and waste more on what is masked
-_TILE = 8  # query tokens of a fixed tile: every shape then runs the same products
+_BLOCK_DIAGONAL_ROWS = 16  # up to here, query rows are too few to pay for transposing keys
 
 
 def visible(key_position: jax.Array, query_position: jax.Array, window: int | None) -> jax.Array:
@@ -69,7 +67,7 @@ def attend_pages(
     """
     C, W, N, H = q_CWNH.shape
     if deterministic:
-        padded = -(-W // _TILE) * _TILE
+        padded = -(-W // MIN_DETERMINISTIC_ROWS) * MIN_DETERMINISTIC_ROWS
         q_CWNH = jnp.pad(q_CWNH, ((0, 0), (0, padded - W), (0, 0), (0, 0)))
         position_CW = jnp.pad(position_CW, ((0, 0), (0, padded - W)), mode="edge")
     if W * N <= _BLOCK_DIAGONAL_ROWS and not deterministic:
@@ -80,32 +78,50 @@ def attend_pages(
     stop, oldest = jnp.max(position_CW) + 1, jnp.int32(0)
     if window is not None:
         oldest = jnp.maximum(0, jnp.min(position_CW) - window + 1)
-    block_pages = _BLOCK_TOKENS // pages.shape[1]
+    block_pages = BLOCK_TOKENS // pages.shape[1]
+    assert table_CP.shape[1] % block_pages == 0  # a slice past the end would be moved, silently
 
     def block(j: jax.Array, carry: Any) -> Any:
         ids_CP = jax.lax.dynamic_slice_in_dim(table_CP, j * block_pages, block_pages, axis=1)
-        kv_CSX = pages.at[ids_CP].get(mode="promise_in_bounds").reshape(C, _BLOCK_TOKENS, -1)
-        k_CSX, v_CSX = jnp.split(kv_cache.decode(kv_CSX), 2, axis=-1)
-        key_position = j * _BLOCK_TOKENS + jnp.arange(_BLOCK_TOKENS, dtype=jnp.int32)
+        key_position = j * BLOCK_TOKENS + jnp.arange(BLOCK_TOKENS, dtype=jnp.int32)
         mask_CWS = visible(key_position, position_CW[:, :, None], window)
-        return fold(carry, k_CSX, v_CSX, mask_CWS)
+        return fold(carry, _half(pages, ids_CP, 0), _half(pages, ids_CP, 1), mask_CWS)
 
-    carry = jax.lax.fori_loop(oldest // _BLOCK_TOKENS, -(-stop // _BLOCK_TOKENS), block, init)
+    carry = jax.lax.fori_loop(oldest // BLOCK_TOKENS, -(-stop // BLOCK_TOKENS), block, init)
     return finish(carry)[:, :W]
 
 
-def _accumulate(carry, scores, mask, weighted_sum):  # noqa: ANN001, ANN202
+def _half(pages: jax.Array, ids_CP: jax.Array, half: int) -> jax.Array:
+    """Keys (0) or values (1) of whole pages, [C, S, K H]: gathered apart, which costs no slice."""
+    width = pages.shape[2] // 2
+    start_CP2 = jnp.stack([ids_CP, jnp.full_like(ids_CP, half * width)], axis=-1)
+    dims = jax.lax.GatherDimensionNumbers((2, 3), (0,), (0, 2))
+    part = jax.lax.gather(
+        pages, start_CP2, dims, (1, pages.shape[1], width), mode="promise_in_bounds"
+    )
+    return kv_cache.decode(part).reshape(ids_CP.shape[0], -1, width)
+
+
+def _accumulate(carry, scores, mask, v_BSX):  # noqa: ANN001, ANN202
     """One step of the online softmax: running maximum, mass and weighted values."""
     maximum, mass, values = carry
     scores = jnp.where(mask, scores, _MASKED)
     new_maximum = jnp.maximum(maximum, scores.max(-1, keepdims=True))
     weights, decay = jnp.exp(scores - new_maximum), jnp.exp(maximum - new_maximum)
     mass = mass * decay + row_sum(weights)
-    return new_maximum, mass, values * decay + weighted_sum(weights)
+    return new_maximum, mass, values * decay + _dot(weights.astype(v_BSX.dtype), v_BSX, 1)
 
 
-def _dot(x, y, contract, batch):  # noqa: ANN001, ANN202
-    return jax.lax.dot_general(x, y, (contract, batch), preferred_element_type=jnp.float32)
+def _dot(x_BRX: jax.Array, y_B: jax.Array, contract: int) -> jax.Array:
+    """Products of a batch, contracting the last axis of x with axis `contract` of y; float32.
+
+    One batch axis: with two, XLA's CPU backend would compute in float32.
+    """
+    exact = jax.lax.Precision.HIGHEST if x_BRX.dtype == jnp.float32 else None
+    dims = (((2,), (contract,)), ((0,), (0,)))
+    return jax.lax.dot_general(
+        x_BRX, y_B, dims, precision=exact, preferred_element_type=jnp.float32
+    )
 
 
 def _block_diagonal(q_CWNH: jax.Array, width: int):  # noqa: ANN202
@@ -114,58 +130,55 @@ def _block_diagonal(q_CWNH: jax.Array, width: int):  # noqa: ANN202
     """
     C, W, N, H = q_CWNH.shape
     K = width // H
-    own_NK = jnp.repeat(jnp.eye(K, dtype=q_CWNH.dtype), N // K, axis=0)
-    q_CRX = jnp.einsum("CWNH,NK->CWNKH", q_CWNH, own_NK).reshape(C, W * N, width)
+    own_NK1 = jnp.repeat(jnp.eye(K, dtype=bool), N // K, axis=0)[:, :, None]
+    q_CRX = jnp.where(own_NK1, q_CWNH[:, :, :, None], 0).reshape(C, W * N, width)
 
     def fold(carry, k_CSX, v_CSX, mask_CWS):  # noqa: ANN001, ANN202
         mask_CRS = jnp.repeat(mask_CWS, N, axis=1)
-        scores_CRS = _dot(q_CRX, k_CSX, ((2,), (2,)), ((0,), (0,)))
-        return _accumulate(
-            carry, scores_CRS, mask_CRS,
-            lambda weights: _dot(weights.astype(v_CSX.dtype), v_CSX, ((2,), (1,)), ((0,), (0,))),
-        )  # fmt: skip
+        return _accumulate(carry, _dot(q_CRX, k_CSX, 2), mask_CRS, v_CSX)
 
     def finish(carry):  # noqa: ANN001, ANN202
         _, mass_CR1, values_CRX = carry
-        values = (values_CRX / mass_CR1).reshape(C, W, N, K, H)
-        return jnp.einsum("CWNKH,NK->CWNH", values, own_NK.astype(jnp.float32))
+        values_CWNKH = (values_CRX / mass_CR1).reshape(C, W, N, K, H)
+        return jnp.where(own_NK1, values_CWNKH, 0).sum(3)
 
     rows = jnp.zeros((C, W * N, 1), jnp.float32)
     return fold, finish, (rows + _MASKED, rows, jnp.zeros((C, W * N, width), jnp.float32))
 
 
 def _per_head(q_CWNH: jax.Array, width: int, deterministic: bool):  # noqa: ANN202
-    """Many query rows: one product a KV head, with the G W query rows that read it."""
+    """Many query rows: one product a sequence and KV head (B of them), with the query rows that
+    read it; in tiles of a fixed height, where bits must not depend on W.
+    """
     C, W, N, H = q_CWNH.shape
     K, G = width // H, N // (width // H)
-    tile = _TILE if deterministic else W
-    q_XCKRH = q_CWNH.reshape(C, W // tile, tile, K, G, H).transpose(1, 0, 3, 2, 4, 5)
-    q_XCKRH = q_XCKRH.reshape(W // tile, C, K, tile * G, H)
+    tile = MIN_DETERMINISTIC_ROWS if deterministic else W
+    num_tiles = W // tile
+    q_UBRH = q_CWNH.reshape(C, num_tiles, tile, K, G, H).transpose(1, 0, 3, 2, 4, 5)
+    q_UBRH = q_UBRH.reshape(num_tiles, C * K, tile * G, H)
 
     def fold(carry, k_CSX, v_CSX, mask_CWS):  # noqa: ANN001, ANN202
-        k_CKSH = k_CSX.reshape(C, -1, K, H).swapaxes(1, 2)
-        v_CKSH = v_CSX.reshape(C, -1, K, H).swapaxes(1, 2)
-        mask_XC1RS = jnp.repeat(mask_CWS.reshape(C, W // tile, tile, -1), G, axis=2).swapaxes(0, 1)[
-            :, :, None
-        ]
+        k_BSH, v_BSH = (
+            x_CSX.reshape(C, -1, K, H).swapaxes(1, 2).reshape(C * K, -1, H)
+            for x_CSX in (k_CSX, v_CSX)
+        )
+        mask_UCRS = jnp.repeat(mask_CWS.reshape(C, num_tiles, tile, -1), G, axis=2).swapaxes(0, 1)
+        mask_UBRS = jnp.repeat(mask_UCRS, K, axis=1)
 
-        def fold_tile(carry, q_CKRH, mask_C1RS):  # noqa: ANN001, ANN202
-            scores = _dot(q_CKRH, k_CKSH, ((3,), (3,)), ((0, 1), (0, 1)))
-            return _accumulate(
-                carry, scores, mask_C1RS,
-                lambda weights: _dot(weights.astype(v_CKSH.dtype), v_CKSH, ((3,), (2,)), ((0, 1),
-                    (0, 1))),
-            )  # fmt: skip
+        def fold_tile(tiled):  # noqa: ANN001, ANN202
+            carry, q_BRH, mask_BRS = tiled
+            return _accumulate(carry, _dot(q_BRH, k_BSH, 2), mask_BRS, v_BSH)
 
-        if tile == W:
-            folded = fold_tile(jax.tree.map(lambda x: x[0], carry), q_XCKRH[0], mask_XC1RS[0])
+        tiles = carry, q_UBRH, mask_UBRS
+        if num_tiles == 1:
+            folded = fold_tile(jax.tree.map(lambda x: x[0], tiles))
             return jax.tree.map(lambda x: x[None], folded)
-        return jax.lax.map(lambda xs: fold_tile(*xs), (carry, q_XCKRH, mask_XC1RS))
+        return jax.lax.map(fold_tile, tiles)
 
     def finish(carry):  # noqa: ANN001, ANN202
         _, mass, values = carry
-        values = (values / mass).reshape(W // tile, C, K, tile, G, H)
+        values = (values / mass).reshape(num_tiles, C, K, tile, G, H)
         return values.transpose(1, 0, 3, 2, 4, 5).reshape(C, W, N, H)
 
-    rows = jnp.zeros((W // tile, C, K, tile * G, 1), jnp.float32)
+    rows = jnp.zeros((num_tiles, C * K, tile * G, 1), jnp.float32)
     return fold, finish, (rows + _MASKED, rows, jnp.zeros((*rows.shape[:-1], H), jnp.float32))
