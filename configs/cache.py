@@ -39,6 +39,8 @@ class CacheSpec:
             raise ValueError(f"a cache window is at least 1 token, not {self.window}")
         if self.owner is not None and (self.elements_per_token or self.elements_per_sequence):
             raise ValueError("a cache shared with an earlier layer stores nothing of its own")
+        if self.elements_per_token and self.elements_per_sequence:
+            raise ValueError("a layer's cache holds elements per token or per sequence, not both")
 
     @property
     def can_tree(self) -> bool:

@@ -51,6 +51,8 @@ class EngineConfig:
         for name in ("num_drafts", "top_logprobs"):
             if getattr(self, name) < 0:
                 raise InputError(f"engine.{name} is at least 0, not {getattr(self, name)}")
+        if self.seed is not None and not 0 <= self.seed < 2**64:
+            raise InputError(f"engine.seed is at least 0 and below 2**64, not {self.seed}")
         for name in ("decode_rows", "prefill_tiles"):
             sizes = getattr(self, name)
             if not sizes or min(sizes) < 1:
@@ -80,6 +82,11 @@ class Config:
                 f"engine.max_context is between 1 and the model's {self.model.max_context}, "
                 f"not {limit}"
             )
+        if self.engine.top_logprobs > self.model.vocab_size:
+            raise InputError(
+                f"engine.top_logprobs is at most the vocabulary of {self.model.vocab_size}, "
+                f"not {self.engine.top_logprobs}"
+            )
 
     @property
     def max_context(self) -> int:
@@ -93,10 +100,8 @@ class Config:
 
     def peak_pages(self, num_tokens: int) -> tuple[int, ...]:
         """Pages a group, at most held at once by one sequence that grows to `num_tokens`."""
-        page, step = (
-            self.engine.page_tokens,
-            self.engine.tile_tokens * max(self.engine.prefill_tiles),
-        )
+        engine, page = self.engine, self.engine.page_tokens
+        step = max(engine.tile_tokens * max(engine.prefill_tiles), 1 + engine.num_drafts)
         peaks = []
         for group in self.model.page_groups:
             window = group.spec.window

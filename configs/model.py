@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 from configs.cache import CacheSpec, PageGroup, keys_values, page_groups
 from configs.errors import InputError
@@ -24,14 +25,22 @@ class Rope:
     high_freq_factor: float = 4.0
     original_context: int = 8192
 
+    def __post_init__(self) -> None:
+        if self.scaling not in ("none", "linear", "llama3"):
+            raise InputError(f"rope scaling is 'none', 'linear' or 'llama3', not {self.scaling!r}")
+
 
 @dataclasses.dataclass(frozen=True)
 class LayerSpec:
     """One layer: which mixer moves information between tokens, which feed-forward follows, what is
     cached.
 
-    `cache=None` derives the spec of keys and values from the model's widths and this layer's
-    window.
+    Attributes:
+        mixer, ffn: names in the decoder's tables.
+        rope: rotary positions of a mixer that rotates.
+        window: tokens that a query sees, itself included; None sees all.
+        cache: None derives the spec of keys and values from the model's widths and the window; a
+            spec that is given brings its own window, a shared cache its owner's.
     """
 
     mixer: str = "attention"
@@ -39,6 +48,17 @@ class LayerSpec:
     rope: Rope = Rope()
     window: int | None = None
     cache: CacheSpec | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.cache is not None:
+            raise InputError(
+                f"a layer takes window={self.window} or a cache with a window of its own, not both"
+            )
+
+    @property
+    def is_sharer(self) -> bool:
+        """Whether an earlier layer's cache is read."""
+        return self.cache is not None and self.cache.owner is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +77,6 @@ class ModelConfig:
         tied: the head is the embedding.
         dtype: of weights, matrix inputs and cache; the residual stream, norms and softmax are
             float32.
-        eos_ids, bos_id: end tokens, and the token a prompt starts with.
     """
 
     name: str
@@ -95,6 +114,22 @@ class ModelConfig:
             raise InputError(f"model.dtype is 'float32' or 'bfloat16', not {self.dtype!r}")
         if self.activation not in ("silu", "gelu_tanh"):
             raise InputError(f"model.activation is 'silu' or 'gelu_tanh', not {self.activation!r}")
+        if not self.pattern:
+            raise InputError("model.pattern lists at least one layer")
+        if not 0 < self.norm_eps < math.inf:
+            raise InputError(f"model.norm_eps is a finite number above 0, not {self.norm_eps}")
+        self._check_owners()
+
+    def _check_owners(self) -> None:
+        owners: list[int] = []  # earlier layers with a cache of their own
+        for layer, spec in enumerate(self.cache_specs):
+            if spec.owner is not None and spec.owner not in owners:
+                raise InputError(
+                    f"layer {layer} shares the cache of layer {spec.owner}, which is no earlier "
+                    f"layer with a cache of its own; valid: {', '.join(map(str, owners)) or 'none'}"
+                )
+            if spec.elements_per_token or spec.elements_per_sequence:
+                owners.append(layer)
 
     @functools.cached_property
     def layers(self) -> tuple[LayerSpec, ...]:

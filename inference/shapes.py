@@ -5,6 +5,9 @@ scored.
 import dataclasses
 
 from configs.engine import MIN_DETERMINISTIC_ROWS, EngineConfig
+from configs.errors import InputError
+
+MAX_SHAPES = 32  # warming up compiles them all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +18,8 @@ class StepShape:
         decode: (rows, 1 + k) of the decode rectangle.
         prefill: (tiles, tokens each) of the prefill rectangle.
         scored: log-probabilities of `targets` are computed for every prefill token.
-        sampler: 'greedy' (argmax) or 'full' (every filter).
+        sampler: 'greedy' (argmax) or 'full' (every filter). Steps with prefill tiles, scored ones
+            among them, always have the full one: only steady decoding is worth two programs.
     """
 
     decode: tuple[int, int]
@@ -52,6 +56,9 @@ def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
     """Every shape the engine may run, cheapest first: steady decoding has its own greedy
     executables, mixed steps share one sampler, scoring has one step of its own and one that
     decoding can ride on.
+
+    Raises:
+        InputError: the engine's sizes make more than `MAX_SHAPES`.
     """
     width, least = 1 + engine.num_drafts, MIN_DETERMINISTIC_ROWS if engine.deterministic else 1
     rows = sorted(
@@ -66,6 +73,11 @@ def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
     shapes += [StepShape((0, width), tile) for tile in tiles]
     shapes += [StepShape((n, width), tile) for n in riders for tile in {tiles[0], tiles[-1]}]
     shapes += [StepShape((n, width), tiles[-1], scored=True) for n in (0, rows[-1])]
+    if len(shapes) > MAX_SHAPES:
+        raise InputError(
+            f"engine.decode_rows and engine.prefill_tiles make {len(shapes)} step shapes, at most "
+            f"{MAX_SHAPES} are compiled: list fewer sizes"
+        )
     return tuple(sorted(shapes, key=_cost))
 
 

@@ -7,29 +7,34 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from configs.errors import InputError
 from configs.model import LayerSpec, ModelConfig
-from layers import kv_cache
+from layers import kv_cache, norm
 from layers.kernels import reference
 from layers.linear import linear
-from layers.mixer import StepContext
-from layers.norm import rms_norm
+from layers.mixer import Leaf, StepContext
 from layers.params import ParamInfo, Params
 from layers.rope import rotate
 
 
 def infos(config: ModelConfig, layer: LayerSpec) -> dict[str, Any]:
-    """Fused projections [(N + 2K) H, D] in the order q, k, v; the way out [D, N H]."""
-    del layer
-    heads, width = config.num_heads + 2 * config.num_kv_heads, config.head_width
+    """Fused projections [(N + 2K) H, D] in the order q, k, v, or only q [N H, D] where an earlier
+    layer's keys and values are read; the way out [D, N H].
+
+    Raises:
+        InputError: heads of an odd width have no pairs to rotate.
+    """
+    N, K, H, D = config.num_heads, config.num_kv_heads, config.head_width, config.width
+    if H % 2:
+        raise InputError(f"model.head_width is even where attention rotates, not {H}")
+    name, heads = ("q", N) if layer.is_sharer else ("qkv", N + 2 * K)
     declared = {
-        "qkv": ParamInfo((heads * width, config.width), config.dtype, ("heads", "embed")),
-        "out": ParamInfo(
-            (config.width, config.num_heads * width), config.dtype, ("embed", "heads")
-        ),
+        name: ParamInfo((heads * H, D), config.dtype, ("heads", "embed")),
+        "out": ParamInfo((D, N * H), config.dtype, ("embed", "heads")),
     }
     if config.qk_norm:
-        declared["q_norm"] = ParamInfo((width,), config.dtype, (None,), "ones")
-        declared["k_norm"] = ParamInfo((width,), config.dtype, (None,), "ones")
+        norms = ("q_norm",) if layer.is_sharer else ("q_norm", "k_norm")
+        declared |= {norm_name: norm.info(config, H, None) for norm_name in norms}
     return declared
 
 
@@ -38,73 +43,84 @@ def apply(
     config: ModelConfig,
     layer: LayerSpec,
     x_TD: jax.Array,
-    pages: jax.Array | None,
+    leaf: Leaf,
     context: StepContext,
-) -> tuple[jax.Array, jax.Array | None]:
-    """One attention layer: float32 [T, D], and the pages with this step's keys and values."""
+) -> tuple[jax.Array, Leaf]:
+    """One attention layer: float32 [T, D], and the leaf of `attend`."""
     T, H = x_TD.shape[0], config.head_width
     N, K = config.num_heads, config.num_kv_heads
+    k_TKH = v_TKH = None
     with jax.named_scope("qkv"):
-        qkv_TXH = linear(x_TD, params["qkv"]).reshape(T, N + 2 * K, H)
-    q_TNH, k_TKH, v_TKH = jnp.split(qkv_TXH, (N, N + K), axis=1)
-    if config.qk_norm:
-        q_TNH = rms_norm(q_TNH, params["q_norm"], config.norm_eps, config.norm_offset)
-        k_TKH = rms_norm(k_TKH, params["k_norm"], config.norm_eps, config.norm_offset)
-    cos_TH, sin_TH = context.angles
+        if context.is_owner:
+            qkv_TXH = linear(x_TD, params["qkv"]).reshape(T, N + 2 * K, H)
+            q_TNH, k_TKH, v_TKH = jnp.split(qkv_TXH, (N, N + K), axis=1)
+            k_TKH = _rotated(k_TKH, params.get("k_norm"), config, context).astype(config.dtype)
+            v_TKH = v_TKH.astype(config.dtype)
+        else:
+            q_TNH = linear(x_TD, params["q"]).reshape(T, N, H)
     scale = H**-0.5 if config.attention_scale is None else config.attention_scale
-    q_TNH = (rotate(q_TNH, cos_TH, sin_TH) * scale).astype(config.dtype)
-    k_TKH = rotate(k_TKH, cos_TH, sin_TH).astype(config.dtype)
-    v_TKH = v_TKH.astype(config.dtype)
+    q_TNH = _rotated(q_TNH, params.get("q_norm"), config, context) * scale
     with jax.named_scope("attend"):
-        out_TNH, pages = attend(q_TNH, k_TKH, v_TKH, pages, context, window=layer.window)
+        out_TNH, leaf = attend(q_TNH.astype(config.dtype), k_TKH, v_TKH, leaf, context)
     with jax.named_scope("out"):
-        return linear(out_TNH.reshape(T, N * H).astype(config.dtype), params["out"]), pages
+        return linear(out_TNH.reshape(T, N * H).astype(config.dtype), params["out"]), leaf
 
 
 def attend(
     q_TNH: jax.Array,
     k_TKH: jax.Array | None,
     v_TKH: jax.Array | None,
-    pages: jax.Array | None,
+    leaf: Leaf,
     context: StepContext,
-    window: int | None = None,
     implementation: str | None = None,
-) -> tuple[jax.Array, jax.Array | None]:
+) -> tuple[jax.Array, Leaf]:
     """Writes this step's keys and values and attends over all: one call, so that a kernel may fuse
     them.
 
     Args:
         q_TNH: scaled and rotated queries.
         k_TKH, v_TKH: keys and values of the packed tokens; None where an earlier layer wrote them.
-        pages: [pages, page tokens, 2 K H], or None: rows attend among themselves.
-        context: rectangles and page tables of the step.
-        window: tokens a query sees, itself included; None sees all.
+        leaf: pages [pages, page tokens, 2 K H]; or None, or the keys and values that an earlier
+            layer left: rows attend among themselves.
+        context: rectangles, page tables and window of the step.
         implementation: 'reference', or None for the best that can run here.
 
     Returns:
-        Float32 [T, N, H] and the updated pages.
+        Float32 [T, N, H], and the updated pages, or (without a cache) the keys and values.
 
     Raises:
-        ValueError: the named implementation does not exist.
+        ValueError: the named implementation does not exist, or there are no keys.
     """
     if implementation not in (None, "reference"):
         raise ValueError(f"attention implementation is 'reference' or None, not {implementation!r}")
-    ragged = context.ragged
-    if pages is None:
-        assert k_TKH is not None and v_TKH is not None
-        rows = zip(*map(ragged.split, (q_TNH, k_TKH, v_TKH)), ragged.rectangles, strict=True)
+    ragged, window = context.ragged, context.spec.window
+    has_keys = k_TKH is not None and v_TKH is not None
+    if leaf is None and not has_keys:
+        raise ValueError("attention needs keys and values, its own or an earlier layer's")
+    if leaf is None or isinstance(leaf, tuple):
+        leaf = (k_TKH, v_TKH) if has_keys else leaf
+        rows = zip(*map(ragged.split, (q_TNH, *leaf)), ragged.rectangles, strict=True)
         outs = [reference.attend_dense(q, k, v, r.position_CW, window) for q, k, v, r in rows]
-        return _pack(outs), None
+        return _pack(outs), leaf
     if k_TKH is not None and v_TKH is not None:
-        pages = kv_cache.write(pages, _poison_keys(k_TKH, v_TKH), ragged, context.group)
+        leaf = kv_cache.write(leaf, _poison_keys(k_TKH, v_TKH), ragged, context.group)
     outs = [
         reference.attend_pages(
-            q_CWNH, pages, rectangle.tables[context.group], rectangle.position_CW, window,
+            q_CWNH, leaf, rectangle.tables[context.group], rectangle.position_CW, window,
             context.deterministic,
         )
         for q_CWNH, rectangle in zip(ragged.split(q_TNH), ragged.rectangles, strict=True)
     ]  # fmt: skip
-    return _pack(outs), pages
+    return _pack(outs), leaf
+
+
+def _rotated(
+    x_TNH: jax.Array, weight: jax.Array | None, config: ModelConfig, context: StepContext
+) -> jax.Array:
+    """Heads after their norm, if they have one, and RoPE: float32 [T, N, H]."""
+    if weight is not None:
+        x_TNH = norm.rms_norm(x_TNH, weight, config.norm_eps, config.norm_offset)
+    return rotate(x_TNH, *context.angles)
 
 
 def _pack(outs: list[jax.Array]) -> jax.Array:
@@ -115,9 +131,8 @@ def _poison_keys(k_TKH: jax.Array, v_TKH: jax.Array) -> jax.Array:
     """Rows for the pages, [T, 2 K H], where a non-finite value becomes 0 beside a NaN key.
 
     A masked key is replaced before the softmax, a masked value is only multiplied by 0: so a NaN
-        left in a freed page
-    would reach its next owner through the values, never through the keys. Whoever may see the key
-    still gets the NaN.
+    left in a freed page would reach its next owner through the values, never through the keys.
+    Whoever may see the key still gets the NaN.
     """
     finite_TK1 = jnp.isfinite(v_TKH).all(-1, keepdims=True)
     kv_T2KH = jnp.stack([jnp.where(finite_TK1, k_TKH, jnp.nan), jnp.where(finite_TK1, v_TKH, 0)], 1)

@@ -9,40 +9,49 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from configs.cache import CacheSpec
+from configs.errors import InputError
 from configs.model import LayerSpec, ModelConfig
-from layers import attention, ffn, rope
+from layers import attention, ffn, norm, rope
+from layers.ffn import Ffn
 from layers.linear import linear
-from layers.mixer import Mixer, StepContext
-from layers.norm import rms_norm
+from layers.mixer import Leaf, Mixer, StepContext
 from layers.params import ParamInfo, Params
 from layers.ragged import Ragged
 
 MIXERS: Mapping[str, Mixer] = {"attention": Mixer(attention.infos, attention.apply)}
+FFNS: Mapping[str, Ffn] = {"gated": Ffn(ffn.infos, ffn.gated)}
 
 
 def param_infos(config: ModelConfig, mixers: Mapping[str, Mixer] = MIXERS) -> Any:
-    """Declaration of every parameter of the model."""
+    """Declaration of every parameter of the model.
+
+    Raises:
+        InputError: a layer names a mixer or a feed-forward that does not exist.
+    """
+    for layer in config.pattern:
+        for field, name, valid in (("mixer", layer.mixer, mixers), ("ffn", layer.ffn, FFNS)):
+            if name not in valid:
+                raise InputError(f"a layer's {field} is one of {', '.join(valid)}, not {name!r}")
     table = ParamInfo((config.vocab_size, config.width), config.dtype, ("vocab", "embed"))
-    norm = ParamInfo(
-        (config.width,), config.dtype, ("embed",), "zeros" if config.norm_offset else "ones"
-    )
+    norm_info = norm.info(config, config.width, "embed")
 
     def block(layer_index: int) -> dict[str, Any]:
         layer = config.layers[layer_index]
         declared = {
-            "mixer_norm": norm,
+            "mixer_norm": norm_info,
             "mixer": mixers[layer.mixer].infos(config, layer),
-            "ffn_norm": norm,
-            "ffn": ffn.infos(config),
+            "ffn_norm": norm_info,
+            "ffn": FFNS[layer.ffn].infos(config),
         }
         if config.post_norms:
-            declared |= {"mixer_post_norm": norm, "ffn_post_norm": norm}
+            declared |= {"mixer_post_norm": norm_info, "ffn_post_norm": norm_info}
         return declared
 
     declared = {
         "embed": {"table": table},
         "layers": tuple(block(i) for i in range(config.num_layers)),
-        "final_norm": norm,
+        "final_norm": norm_info,
     }
     return declared if config.tied else declared | {"head": {"table": table}}
 
@@ -76,7 +85,7 @@ def forward(
         layer.rope: rope.angles(layer.rope, config.head_width, position_T)
         for layer in config.pattern
     }
-    leaves = [None] * config.num_layers if cache is None else list(cache)
+    leaves: list[Leaf] = [None] * config.num_layers if cache is None else list(cache)
     with jax.named_scope("embed"):
         x_TD = embed(params["embed"]["table"], tokens_T) * config.embedding_scale
     for index, (weights, layer) in enumerate(zip(params["layers"], config.layers, strict=True)):
@@ -85,8 +94,9 @@ def forward(
         with jax.named_scope(f"layer_{index}"):
             x_TD, leaves[home] = _block(
                 weights, x_TD, leaves[home], ragged, angles[layer.rope], config=config, layer=layer,
-                mixer=mixers[layer.mixer], group=config.group_of_layer.get(home, 0),
-                is_owner=owner is None, deterministic=deterministic,
+                mixer=mixers[layer.mixer], spec=config.cache_specs[home],
+                group=config.group_of_layer.get(home, 0), is_owner=owner is None,
+                deterministic=deterministic,
             )  # fmt: skip
     hidden_TD = _norm(x_TD, params["final_norm"], config)
     return hidden_TD, None if cache is None else tuple(leaves)
@@ -94,24 +104,25 @@ def forward(
 
 @functools.partial(  # traced once for all layers of a kind: tracing is most of a warm start
     jax.jit,
-    static_argnames=("config", "layer", "mixer", "group", "is_owner", "deterministic"),
+    static_argnames=("config", "layer", "mixer", "spec", "group", "is_owner", "deterministic"),
 )
 def _block(
     weights: Params,
     x_TD: jax.Array,
-    leaf: jax.Array | None,
+    leaf: Leaf,
     ragged: Ragged,
     angles: tuple[jax.Array, jax.Array],
     *,
     config: ModelConfig,
     layer: LayerSpec,
     mixer: Mixer,
+    spec: CacheSpec,
     group: int,
     is_owner: bool,
     deterministic: bool,
-) -> tuple[jax.Array, jax.Array | None]:
+) -> tuple[jax.Array, Leaf]:
     """One layer around the residual stream: mixer, then feed-forward."""
-    context = StepContext(ragged, angles, group, is_owner, deterministic)
+    context = StepContext(ragged, angles, spec, group, is_owner, deterministic)
     hidden_TD = _norm(x_TD, weights["mixer_norm"], config)
     out_TD, leaf = mixer.apply(weights["mixer"], config, layer, hidden_TD, leaf, context)
     if config.post_norms:
@@ -119,7 +130,7 @@ def _block(
     x_TD = x_TD + out_TD
     with jax.named_scope("ffn"):
         hidden_TD = _norm(x_TD, weights["ffn_norm"], config)
-        out_TD = ffn.gated(weights["ffn"], config, hidden_TD)
+        out_TD = FFNS[layer.ffn].apply(weights["ffn"], config, hidden_TD)
     if config.post_norms:
         out_TD = _norm(out_TD, weights["ffn_post_norm"], config)
     return x_TD + out_TD, leaf
@@ -142,4 +153,4 @@ def embed(table_VD: jax.Array, tokens_T: jax.Array) -> jax.Array:
 
 
 def _norm(x_TD: jax.Array, weight: jax.Array, config: ModelConfig) -> jax.Array:
-    return rms_norm(x_TD, weight, config.norm_eps, config.norm_offset)
+    return norm.rms_norm(x_TD, weight, config.norm_eps, config.norm_offset)

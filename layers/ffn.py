@@ -1,6 +1,7 @@
 """Feed-forward layers."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,18 @@ _ACTIVATIONS = {
     "silu": jax.nn.silu,
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
 }
+
+
+class Ffn(NamedTuple):
+    """A feed-forward is two functions.
+
+    Attributes:
+        infos: config -> declaration of its parameters.
+        apply: (params, config, x_TD) -> float32 [T, D].
+    """
+
+    infos: Callable[[ModelConfig], Any]
+    apply: Callable[[Params, ModelConfig, jax.Array], jax.Array]
 
 
 def infos(config: ModelConfig) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """The device side of the cache: one leaf a layer, laid out by its `CacheSpec`.
 
 Pages are token-major, [pages, page tokens, elements]. Page 0 and the last slot are sinks for
-padding: nothing reads them.
-bfloat16 elements are kept as their bits in uint16: XLA's CPU backend rewrites a whole bfloat16
-    array for every scatter and
-converts it to float32 for every gather, integers stay in place. A recurrent state is float32 [slots
-+ 1, 1 + k, elements]: the state after position p lives at index p mod (1 + k), so that the
-committed length alone names the state to read.
+padding: nothing reads them. bfloat16 elements are kept as their bits in uint16: XLA's CPU backend
+rewrites a whole bfloat16 array for every scatter and converts it to float32 for every gather,
+integers stay in place.
+
+A recurrent state is float32 [slots + 1, 1 + k, elements]: the state after position p lives at index
+p mod (1 + k), so that the committed length alone names the state to read.
 """
 
 from typing import Any

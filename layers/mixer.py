@@ -8,9 +8,12 @@ from typing import Any, NamedTuple
 
 import jax
 
+from configs.cache import CacheSpec
 from configs.model import LayerSpec, ModelConfig
 from layers.params import Params
 from layers.ragged import Ragged
+
+Leaf = Any  # an array of the cache; None or a pytree where there is no cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,13 +23,15 @@ class StepContext:
     Attributes:
         ragged: the step's rectangles.
         angles: cos and sin of the layer's RoPE, float32 [T, H/2] each.
-        group: index of the layer's page group in `Rectangle.tables`.
+        spec: what the cache leaf holds: the layer's own `CacheSpec`, a sharer's is its owner's.
+        group: index of the leaf's page group in `Rectangle.tables`.
         is_owner: False where the cache leaf belongs to an earlier layer (read it, write nothing).
         deterministic: a token's bits may depend on its own history only.
     """
 
     ragged: Ragged
     angles: tuple[jax.Array, jax.Array]
+    spec: CacheSpec
     group: int
     is_owner: bool
     deterministic: bool
@@ -37,12 +42,12 @@ class Mixer(NamedTuple):
 
     Attributes:
         infos: (config, layer) -> declaration of its parameters.
-        apply: (params, config, layer, x_TD, cache leaf or None, context) -> (float32 [T, D], cache
-            leaf).
+        apply: (params, config, layer, x_TD, leaf, context) -> (float32 [T, D], leaf). The leaf is
+            the cache's; without a cache None at first, then whatever an owner leaves for its
+            sharers.
     """
 
     infos: Callable[[ModelConfig, LayerSpec], Any]
     apply: Callable[
-        [Params, ModelConfig, LayerSpec, jax.Array, jax.Array | None, StepContext],
-        tuple[jax.Array, jax.Array | None],
+        [Params, ModelConfig, LayerSpec, jax.Array, Leaf, StepContext], tuple[jax.Array, Leaf]
     ]

@@ -19,7 +19,7 @@ class ParamInfo:
     Attributes:
         shape: matrices are [out, in], so that a product reads rows.
         dtype: stored type.
-        logical_axes: one name (or None) a dimension, mapped to mesh axes by `sharding/rules.py`.
+        logical_axes: one name (or None) a dimension, for the rules that map names to mesh axes.
         init: 'normal' (variance 1 / fan-in) or 'zeros' or 'ones'.
     """
 

@@ -40,14 +40,14 @@ def _add(total_T, addend_T):
     return jnp.zeros((new_T.shape[0], 4)).at[:, 2].set(new_T.astype(jnp.float32))
 
 
-def _sum_pages(pages, context, window, weigh):
+def _sum_pages(pages, context, weigh):
     """Sum over the visible positions of weigh(elements, position), i32[T]."""
     sums = []
     for rectangle in context.ragged.rectangles:
         stored = kv_cache.decode(pages[rectangle.tables[context.group]])
         stored_CSX = stored.reshape(len(stored), -1, ELEMENTS).astype(jnp.int32)
         at_S, now_CW1 = jnp.arange(stored_CSX.shape[1]), rectangle.position_CW[:, :, None]
-        is_seen_CWS = (at_S <= now_CW1) & (at_S > now_CW1 - (window or 1 << 30))
+        is_seen_CWS = (at_S <= now_CW1) & (at_S > now_CW1 - (context.spec.window or 1 << 30))
         value_CS = weigh(*jnp.moveaxis(stored_CSX, 2, 0), at_S)
         sums.append(jnp.where(is_seen_CWS, value_CS[:, None], 0).sum(-1).reshape(-1))
     return jnp.concatenate(sums)
@@ -59,14 +59,14 @@ def paged(params, config, layer, x_TD, pages, context):
     position_T = context.ragged.position_T
     row_TX = jnp.stack([token_T, position_T % 7, token_T * position_T % 11], axis=1)
     pages = kv_cache.write(pages, row_TX, context.ragged, context.group)
-    sum_T = _sum_pages(pages, context, layer.cache.window, lambda a, b, c, at: a + 2 * b + 3 * c)
+    sum_T = _sum_pages(pages, context, lambda a, b, c, at: a + 2 * b + 3 * c)
     return _add(total_T, sum_T), pages
 
 
 def sharer(params, config, layer, x_TD, pages, context):
     """Nothing of its own; adds another sum over an earlier layer's pages."""
     assert not context.is_owner
-    sum_T = _sum_pages(pages, context, None, lambda a, b, c, at: a * (at % 5))
+    sum_T = _sum_pages(pages, context, lambda a, b, c, at: a * (at % 5))
     return _add(_read(x_TD)[1], sum_T), pages
 
 

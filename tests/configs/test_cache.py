@@ -5,7 +5,7 @@ import pytest
 from configs.cache import CacheSpec, PageGroup, keys_values, page_groups, recurrent, shared
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
-from configs.model import LayerSpec, ModelConfig
+from configs.model import LayerSpec, ModelConfig, Rope
 
 WINDOW = keys_values(2, 8, window=6)
 
@@ -67,6 +67,30 @@ def test_contradictions_are_refused():
         CacheSpec(3, owner=0)
     with pytest.raises(ValueError, match="nothing of its own"):
         CacheSpec(elements_per_sequence=1, owner=0)
+    with pytest.raises(ValueError, match="per token or per sequence, not both"):
+        CacheSpec(elements_per_token=1, elements_per_sequence=1)
+    with pytest.raises(InputError, match="window=4 or a cache with a window of its own, not both"):
+        LayerSpec(window=4, cache=keys_values(2, 8, window=4))
+    with pytest.raises(InputError, match="'none', 'linear' or 'llama3', not 'yarn'"):
+        Rope(scaling="yarn")
+
+
+@pytest.mark.parametrize(
+    "pattern, cause",
+    [
+        ([shared(0)], "layer 0 shares the cache of layer 0, .* valid: none"),
+        ([None, shared(2), None], "layer 1 shares the cache of layer 2, .* valid: 0"),
+        ([None, shared(0), shared(1)], "layer 2 shares the cache of layer 1, .* valid: 0"),
+        ([CacheSpec(), None, shared(0)], "layer 2 shares the cache of layer 0, .* valid: 1"),
+        ([None, shared(-1)], "layer 1 shares the cache of layer -1"),
+    ],
+)
+def test_a_sharer_names_an_earlier_owner(pattern, cause):
+    layers = tuple(LayerSpec(cache=spec) for spec in pattern)
+    with pytest.raises(InputError, match=cause):
+        model(pattern=layers, num_layers=len(layers))
+    recurrent_owner = (LayerSpec(cache=recurrent(3)), LayerSpec(cache=shared(0)))
+    assert model(pattern=recurrent_owner, num_layers=4).cache_specs[3] == shared(0)
 
 
 def test_equal_specs_make_a_group():
@@ -90,6 +114,8 @@ def test_peak_pages_hold_a_window_and_a_step():
     assert config.peak_pages(10) == (2, 2)
     assert config.peak_pages(1000) == (-(-(20 + 32 + 16) // 8), 125)
     assert config.page_columns == 1024 // 8
+    drafts = EngineConfig(page_tokens=8, tile_tokens=2, prefill_tiles=(1,), num_drafts=40)
+    assert Config(model(), drafts).peak_pages(1000)[0] == -(-(20 + 41 + 16) // 8)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -122,6 +148,10 @@ def test_a_model_without_pages_needs_none():
         (dict(num_heads=3), "num_heads=3 is not a multiple of model.num_kv_heads=2"),
         (dict(dtype="float16"), "'float32' or 'bfloat16', not 'float16'"),
         (dict(activation="relu"), "'silu' or 'gelu_tanh', not 'relu'"),
+        (dict(pattern=()), "model.pattern lists at least one layer"),
+        (dict(norm_eps=0.0), "model.norm_eps is a finite number above 0, not 0.0"),
+        (dict(norm_eps=float("nan")), "model.norm_eps is a finite number above 0, not nan"),
+        (dict(norm_eps=float("inf")), "model.norm_eps is a finite number above 0, not inf"),
     ],
 )
 def test_a_model_refuses(fields, cause):
@@ -138,6 +168,9 @@ def test_a_model_refuses(fields, cause):
         (dict(decode_rows=()), "engine.decode_rows lists at least one size"),
         (dict(prefill_tiles=(0, 2)), "engine.prefill_tiles lists"),
         (dict(page_tokens=24), "divides"),
+        (dict(seed=-1), "engine.seed is at least 0 and below 2..64, not -1"),
+        (dict(seed=2**64), "engine.seed is at least 0"),
+        (dict(top_logprobs=10), "engine.top_logprobs is at most the vocabulary of 9, not 10"),
         (dict(deterministic=True, tile_tokens=7), "at least 8"),
         (dict(max_context=1001), "between 1 and the model's 1000"),
         (dict(max_context=0), "between 1 and the model's 1000"),

@@ -37,7 +37,7 @@ class Tree:
         ("engine.max_context=100", "engine", "max_context", 100),
         ("engine.penalties=true", "engine", "penalties", True),
         ("engine.penalties=False", "engine", "penalties", False),
-        ("engine.seed=-3", "engine", "seed", -3),
+        ("engine.seed=3", "engine", "seed", 3),
         ("model.dtype=float32", "model", "dtype", "float32"),
         ("model.norm_eps=1e-3", "model", "norm_eps", 1e-3),
         ("model.norm_eps=1", "model", "norm_eps", 1.0),
@@ -96,6 +96,7 @@ def test_types_inside_unions_and_tuples():
         ("model.pattern=()()", "expected tuple"),
         ("engine.max_seqs=0", "engine.max_seqs is at least 1"),
         ("engine.max_context=99999", "between 1 and the model's 8192"),
+        ("engine.seed=-3", "engine.seed is at least 0 and below 2**64, not -3"),
         ("model.dtype=int8", "'float32' or 'bfloat16'"),
     ],
 )

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from configs.engine import EngineConfig
+from configs.errors import InputError
 from inference.shapes import StepShape, choose, enumerate_shapes
 
 ENGINES = [
@@ -47,6 +48,15 @@ def test_few_shapes_cover_every_need(engine):
     top = (engine.max_seqs, largest_tiles)
     assert shapes == tuple(sorted(shapes, key=lambda shape: shape.num_tokens))
     assert all(s.decode[0] <= max(8, *top) for s in shapes)
+
+
+def test_too_many_sizes_are_refused():
+    tiles = tuple(range(1, 40))
+    with pytest.raises(InputError, match="make 53 step shapes, at most 32 .* fewer sizes") as error:
+        enumerate_shapes(EngineConfig(prefill_tiles=tiles))
+    assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match="step shapes"):
+        enumerate_shapes(EngineConfig(decode_rows=tuple(range(1, 33))))
 
 
 def test_counts():

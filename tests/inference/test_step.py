@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from configs.errors import InputError
 from configs.model import ModelConfig
 from inference import naive
 from inference.request import SamplingParams, Sequence
@@ -272,5 +273,5 @@ def test_temporary_memory_does_not_grow_with_the_pool():
 
 def test_a_mixer_is_found_by_name():
     model = fakes.fake_model()
-    with pytest.raises(KeyError, match="paged"):
+    with pytest.raises(InputError, match="a layer's mixer is one of attention, not 'paged'"):
         decoder.param_infos(model)

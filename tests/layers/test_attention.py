@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs.cache import keys_values
+from configs.errors import InputError
 from configs.model import LayerSpec, ModelConfig, Rope
 from layers import attention, kv_cache, rope
 from layers.kernels import reference
@@ -200,8 +202,8 @@ _ROPE = Rope()
 @functools.partial(jax.jit, static_argnames=("window",))
 def _attend(q_TNH, k_TKH, v_TKH, pages, ragged: Ragged, window: int | None = None):
     angles = rope.angles(_ROPE, _CONFIG.head_width, ragged.position_T)
-    context = StepContext(ragged, angles, 0, True, False)
-    return attention.attend(q_TNH, k_TKH, v_TKH, pages, context, window)
+    context = StepContext(ragged, angles, keys_values(2, 6, window), 0, True, False)
+    return attention.attend(q_TNH, k_TKH, v_TKH, pages, context)
 
 
 def _paged(num_tokens: int) -> Ragged:
@@ -219,8 +221,9 @@ def _random(*shape: int, seed: int = 0) -> jax.Array:
 @pytest.mark.parametrize("window", [None, 3])
 def test_rows_among_themselves_equal_rows_over_pages(window):
     q, k, v = _random(11, 4, 6), _random(11, 2, 6, seed=1), _random(11, 2, 6, seed=2)
-    dense, nothing = _attend(q, k, v, None, contiguous(1, 11), window)
-    assert nothing is None
+    dense, left = _attend(q, k, v, None, contiguous(1, 11), window)
+    again, _ = _attend(q, None, None, left, contiguous(1, 11), window)
+    np.testing.assert_array_equal(again, dense)
     pages = jnp.full((6, 4, 24), jnp.nan).at[..., 12:].set(0)
     paged, written = _attend(q, k, v, pages, _paged(11), window)
     np.testing.assert_allclose(paged, dense, atol=1e-5)
@@ -241,6 +244,26 @@ def test_an_unknown_implementation_is_refused():
     q, kv = _random(1, 4, 6), _random(1, 2, 6)
     with pytest.raises(ValueError, match="'reference' or None, not 'magic'"):
         attention.attend(q, kv, kv, None, None, implementation="magic")
+
+
+def test_queries_need_keys_from_somewhere():
+    with pytest.raises(ValueError, match="its own or an earlier layer's"):
+        _attend(_random(3, 4, 6), None, None, None, contiguous(1, 3))
+
+
+def test_heads_rotate_in_pairs():
+    config = dataclasses.replace(_CONFIG, head_width=5)
+    with pytest.raises(InputError, match="model.head_width is even .* not 5"):
+        attention.infos(config, config.layers[0])
+
+
+def test_norms_of_heads_start_without_effect():
+    """Whatever the family adds to the stored weight."""
+    for offset in (0.0, 1.0):
+        config = dataclasses.replace(_CONFIG, qk_norm=True, norm_offset=offset)
+        params = init(attention.infos(config, config.layers[0]))
+        for name in ("q_norm", "k_norm"):
+            np.testing.assert_array_equal(params[name] + offset, np.ones(6))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -265,7 +288,7 @@ def test_apply_is_project_rotate_attend_project(qk_norm):
     params = init(attention.infos(config, config.layers[0]), 5)
     x_TD, ragged = np.asarray(_random(9, 12)), contiguous(1, 9)
     angles = rope.angles(_ROPE, config.head_width, ragged.position_T)
-    context = StepContext(ragged, angles, 0, True, False)
+    context = StepContext(ragged, angles, keys_values(2, 6), 0, True, False)
     apply = jax.jit(
         lambda x: attention.apply(params, config, LayerSpec(rope=_ROPE), x, None, context)[0]
     )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from configs import cache
+from configs.errors import InputError
 from configs.model import LayerSpec, ModelConfig, Rope
 from layers import decoder, ffn, kv_cache, params
 from layers.mixer import Mixer
@@ -20,6 +21,13 @@ _GEMMA = dataclasses.replace(
     _LLAMA, family="gemma3", num_layers=3, tied=True, qk_norm=True, post_norms=True,
     norm_offset=1.0, activation="gelu_tanh", embedding_scale=12**0.5,
     pattern=(LayerSpec(window=5), LayerSpec(rope=Rope(1e6))),
+)  # fmt: skip
+_SHARED = dataclasses.replace(  # two layers read the first one's keys, one the windowed one's
+    _GEMMA, num_layers=5, pattern=(
+        LayerSpec(), LayerSpec(cache=cache.keys_values(2, 6, window=5)),
+        LayerSpec(cache=cache.shared(0)), LayerSpec(cache=cache.shared(1)),
+        LayerSpec(cache=cache.shared(0)),
+    ),
 )  # fmt: skip
 _PAGE = 4
 
@@ -54,7 +62,9 @@ def _rectangle(rows: list[tuple[int, int, int]], width: int, num_groups: int) ->
     return Rectangle(slots, position, valid, (table,) * num_groups)
 
 
-@pytest.mark.parametrize("config", [_LLAMA, _GEMMA], ids=["llama", "gemma3"])
+@pytest.mark.parametrize(
+    "config", [_LLAMA, _GEMMA, _SHARED], ids=["llama", "gemma3", "shared caches"]
+)
 def test_pages_equal_no_pages(config):
     """Sequences of 20 and 9 tokens: tiles at first, then decode rows and a tile in one step."""
     tokens = [np.random.default_rng(s).integers(0, 31, 20) for s in range(2)]
@@ -176,15 +186,54 @@ def test_mixers_are_a_table():
     assert set(weights["layers"][0]["mixer"]) == {"gain"}
     hidden, _ = decoder.forward(weights, config, np.arange(4), contiguous(1, 4), mixers=mixers)
     assert np.isfinite(hidden).all()
-    with pytest.raises(KeyError):
+    with pytest.raises(InputError, match="a layer's mixer is one of attention, not 'double'"):
         decoder.param_infos(config)
+    unknown = dataclasses.replace(_LLAMA, pattern=(LayerSpec(ffn="dense"),))
+    with pytest.raises(InputError, match="a layer's ffn is one of gated, not 'dense'"):
+        decoder.param_infos(unknown)
+
+
+def test_a_sharer_projects_queries_only():
+    declared = decoder.param_infos(_SHARED)["layers"]
+    assert declared[0]["mixer"]["qkv"].shape == ((4 + 2 * 2) * 6, 12)
+    for sharer in declared[2:]:
+        assert set(sharer["mixer"]) == {"q", "q_norm", "out"}
+        assert sharer["mixer"]["q"].shape == (4 * 6, 12)
+
+
+def test_without_a_cache_sharers_are_handed_their_owners_keys():
+    seen = {}
+
+    def spy(params, config, layer, x_TD, leaf, context):
+        seen[len(seen)] = leaf
+        return decoder.MIXERS["attention"].apply(params, config, layer, x_TD, leaf, context)
+
+    mixers = {"attention": Mixer(decoder.MIXERS["attention"].infos, spy)}
+    with jax.disable_jit():
+        _, nothing = decoder.forward(
+            _weights(_SHARED), _SHARED, np.arange(9), contiguous(1, 9), mixers=mixers
+        )
+    assert nothing is None and seen[0] is None and seen[1] is None
+    for own, other in (((2, 0), (4, 0)), ((2, 1), (4, 1))):
+        np.testing.assert_array_equal(seen[own[0]][own[1]], seen[other[0]][other[1]])
+    assert (seen[2][0] != seen[3][0]).any()
+
+
+def test_a_window_may_stand_in_the_layer_or_in_its_cache():
+    by_layer = dataclasses.replace(_LLAMA, pattern=(LayerSpec(window=4),))
+    spec = cache.keys_values(2, 6, window=4)
+    by_cache = dataclasses.replace(_LLAMA, pattern=(LayerSpec(cache=spec),))
+    assert by_layer.cache_specs == by_cache.cache_specs
+    tokens = np.random.default_rng(0).integers(0, 31, 20)
+    np.testing.assert_array_equal(_plain(by_layer, tokens), _plain(by_cache, tokens))
+    assert (_plain(by_layer, tokens) != _plain(_LLAMA, tokens)).any()
 
 
 def test_a_sharer_reads_the_leaf_of_its_owner():
     seen = []
 
     def apply(params, config, layer, x_TD, leaf, context):
-        seen.append((float(leaf[0, 0, 0]), context.group, context.is_owner))
+        seen.append((float(leaf[0, 0, 0]), context.group, context.is_owner, context.spec.window))
         return jnp.zeros_like(x_TD), leaf + 1 if context.is_owner else leaf
 
     pattern = (
@@ -201,5 +250,7 @@ def test_a_sharer_reads_the_leaf_of_its_owner():
     ragged = Ragged((_rectangle([(0, 0, 2)], 2, 2),))
     with jax.disable_jit():
         _, after = decoder.forward(weights, config, np.arange(2), ragged, leaves, mixers=mixers)
-    assert seen == [(10, 0, True), (20, 1, True), (21, 1, False), (11, 0, False)]
+    assert seen == [
+        (10, 0, True, None), (20, 1, True, 4), (21, 1, False, 4), (11, 0, False, None),
+    ]  # fmt: skip
     assert [leaf is None for leaf in after] == [False, False, True, True]

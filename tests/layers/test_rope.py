@@ -52,11 +52,6 @@ def test_llama3_scaling_has_three_branches():
     assert ((ratio > 1.01) & (ratio < 7.99)).any()
 
 
-def test_an_unknown_scaling_is_refused():
-    with pytest.raises(ValueError, match="'none', 'linear' or 'llama3', not 'yarn'"):
-        rope.inverse_frequencies(Rope(scaling="yarn"), 64)
-
-
 def test_rotation_is_multiplication_by_a_complex_number():
     generator, width = np.random.default_rng(0), 10
     x_TNH = generator.standard_normal((7, 3, width)).astype(np.float32)
