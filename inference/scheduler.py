@@ -236,7 +236,8 @@ class Scheduler:
     def _plan_sequence(self, sequence: Sequence, decode: list[Row], tiles: list[Row]) -> None:
         """Adds what the next step feeds of a sequence: a decode row, or tiles of its prompt."""
         if not sequence.is_prefilling:
-            length = 1 + min(len(sequence.drafts), self._room(sequence) - 1)
+            most = min(self._config.engine.num_drafts, self._room(sequence) - 1)
+            length = 1 + min(len(sequence.drafts), most)
             slot = self._hold_pages(sequence, length)
             if slot is not None:
                 decode.append(Row(sequence, slot, 0, length, emits=True))

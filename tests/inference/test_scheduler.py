@@ -86,17 +86,19 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(
         page_tokens=st.sampled_from([1, 4, 16]),
-        sequences=st.floats(0.6, 3.5),
-        num_drafts=st.sampled_from([0, DRAFTS]),
+        sequences=st.one_of(st.just(1.0), st.floats(0.6, 3.5)),
+        num_drafts=st.sampled_from([0, DRAFTS, WINDOW + 2]),
+        tiles=st.sampled_from([(4, (1, 3)), (2, (1,))]),  # the latter is less than 1 + num_drafts
     )
-    def build(self, page_tokens, sequences, num_drafts):
+    def build(self, page_tokens, sequences, num_drafts, tiles):
+        more = {"num_drafts": num_drafts, "tile_tokens": tiles[0], "prefill_tiles": tiles[1]}
         per_sequence = sum(
             n * group.bytes_per_page("float32", page_tokens)
             for n, group in zip(
-                config(page_tokens).peak_pages(CONTEXT), MODEL.page_groups, strict=True
+                config(page_tokens, **more).peak_pages(CONTEXT), MODEL.page_groups, strict=True
             )
         )
-        self.config = config(page_tokens, int(per_sequence * sequences), num_drafts=num_drafts)
+        self.config = config(page_tokens, int(per_sequence * sequences), **more)
         self.scheduler = Scheduler(self.config)
         self.everyone: list[Sequence] = []
         self.arrivals: list[Sequence] = []  # waiting ones that nothing has moved yet
@@ -152,7 +154,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def step(self, data):
-        self.propose(data.draw(st.integers(0, self.config.engine.num_drafts)))
+        self.propose(data.draw(st.integers(0, self.config.engine.num_drafts + 1)))
         self.advance(lambda row, w: data.draw(st.sampled_from([1, 1, 1, 1, 2, 0])))
 
     @rule(steps=st.integers(1, 12))
@@ -218,6 +220,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(40 * len(self.everyone) * CONTEXT):
             if not self.scheduler.has_work:
                 break
+            self.propose(self.config.engine.num_drafts)
             self.advance(lambda row, w: 1)
         assert not self.scheduler.has_work
         pool = self.scheduler.pool
@@ -346,6 +349,33 @@ def test_drafts_never_pass_the_end():
         scheduler.commit(plan, fake_output(plan))
         one.drafts = (1, 1)
     assert fed == [(3, -1, 1, 1), (2, -1, 1, 0)] and one.num_output_tokens == 6
+
+
+def test_more_drafts_than_the_engine_verifies_are_left_out():
+    scheduler = Scheduler(config(cache_bytes=1 << 20, num_drafts=2))
+    one = sequence(1, [1] * 4, max_new_tokens=30)
+    scheduler.add(one)
+    scheduler.commit(plan := scheduler.schedule(), fake_output(plan))
+    one.drafts = (1,) * 5
+    plan = scheduler.schedule()
+    assert plan.decode[0].length == 3
+    assert build(plan, scheduler._config).tokens_T[:3].tolist() == [-1, 1, 1]
+    scheduler.commit(plan, fake_output(plan))
+    assert one.num_output_tokens == 1 + 3
+
+
+def test_drafts_wider_than_a_tile_find_pages():
+    """A window of 6, pages of one token, a single tile of 2 and 8 drafts: one request, alone."""
+    sizes = dict(page_tokens=1, tile_tokens=2, prefill_tiles=(1,), num_drafts=8, max_seqs=1)
+    scheduler = Scheduler(config(cache_bytes=1 << 20, **sizes))
+    one = sequence(1, [1] * 4, max_new_tokens=40)
+    scheduler.add(one)
+    for _ in range(60):
+        if (plan := scheduler.schedule()) is None:
+            break
+        scheduler.commit(plan, fake_output(plan, lambda row, w: 1 + w % 2))
+        one.drafts = (2,) * 8
+    assert one.num_output_tokens == 40
 
 
 def test_a_fork_that_never_fits_is_refused():
