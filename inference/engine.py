@@ -5,16 +5,18 @@ back.
 """
 
 import dataclasses
+import operator
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
 import numpy as np
 
 from configs import overrides
-from configs.engine import Config
+from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from inference import request, sampling
 from inference.checkpoints import resolve
@@ -99,24 +101,36 @@ class Engine:
         self._unread: dict[int, deque[Update]] = {}  # of requests that are streamed
         self._next_id = 0
         self._num_failed_steps = 0
+        self.compile_s = 0.0  # so far; no step's time includes it
         self._seeds = np.random.default_rng(config.engine.seed)
 
     @classmethod
     def from_model(
-        cls, model: str, settings: Iterable[str] = (), progress: Progress | None = None
+        cls, model: str, *, progress: Progress | None = None, **settings: Any
     ) -> "Engine":
-        """An engine for a preset, a Hugging Face directory or a `.gguf` file.
+        """An engine for a preset, a Hugging Face directory or a `.gguf` file:
+        `Engine.from_model("smollm2-135m", max_seqs=8, dtype="float32")`.
 
         Args:
             model: as `--model` takes it.
-            settings: overrides like 'engine.max_seqs=8' or 'model.dtype=float32'.
             progress: told of downloads and conversions.
+            settings: fields of `EngineConfig`, and `dtype` of the model.
 
         Raises:
             InputError: the model or a setting is not valid.
         """
+        names = [field.name for field in dataclasses.fields(EngineConfig)]
+        for name in settings:
+            if name not in (*names, "dtype"):
+                raise InputError(f"unknown setting {name!r}; valid: dtype, {', '.join(names)}")
         resolved = resolve.resolve(model)
-        config = overrides.apply(Config(resolved.config), settings)
+        config = overrides.apply(
+            Config(resolved.config),
+            [
+                f"{'model' if name == 'dtype' else 'engine'}.{name}={value}"
+                for name, value in settings.items()
+            ],
+        )
         return cls.from_checkpoint(config, resolved.open(progress), progress)
 
     @classmethod
@@ -174,15 +188,18 @@ class Engine:
         plan = self.scheduler.schedule()
         if plan is None:
             return []
-        start = time.perf_counter()
         try:
+            self._compile(plan)
+            start = time.perf_counter()
             output = self.executor.run(plan)
-        except jax.errors.JaxRuntimeError:
+        except BaseException as error:
+            self.rebuild()  # the cache is donated, the plan's admissions are spent
             self._num_failed_steps += 1
-            self.rebuild()
-            if self._num_failed_steps >= _MAX_FAILED_STEPS:
-                raise
-            return []
+            is_passing = self._num_failed_steps < _MAX_FAILED_STEPS
+            if isinstance(error, jax.errors.JaxRuntimeError) and is_passing:
+                return []
+            self._num_failed_steps = 0
+            raise
         self._num_failed_steps = 0
         self._record(plan, time.perf_counter() - start)
         return [self._update(*news) for news in self.scheduler.commit(plan, output)]
@@ -204,15 +221,21 @@ class Engine:
         params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),
         on_update: Callable[[Update], None] = lambda update: None,
     ) -> list[Completion]:
-        """Continues every prompt and returns the completions in the order of the prompts."""
+        """Continues every prompt and returns the completions in the order of the prompts.
+
+        Raises:
+            InputError: as `add_request`; then nothing was queued.
+        """
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        sequences = self._add_requests(list(zip(prompts, each, strict=True)))
-        texts = {sequence.id: "" for sequence in sequences}
-        while any(sequence.status is not Status.FINISHED for sequence in sequences):
-            for update in self._deliver():
-                if update.id in texts:
-                    texts[update.id] += update.text
-                    on_update(update)
+        if len(each) != len(prompts):
+            raise InputError(f"{len(prompts)} prompts do not go with {len(each)} SamplingParams")
+        with self._requests(prompts, each) as sequences:
+            texts = {sequence.id: "" for sequence in sequences}
+            while any(sequence.status is not Status.FINISHED for sequence in sequences):
+                for update in self._deliver():
+                    if update.id in texts:
+                        texts[update.id] += update.text
+                        on_update(update)
         return [_completion(sequence, texts[sequence.id]) for sequence in sequences]
 
     def stream(
@@ -221,26 +244,28 @@ class Engine:
         """Continues one prompt, yielding its news; leaving the loop early aborts it. Several
         streams may be read in turn.
         """
-        id = self.add_request(prompt, params)
-        unread = self._unread[id] = deque()
-        try:
-            while id in self._sequences or unread:
-                if not unread:
-                    self._deliver()
-                while unread:
-                    yield unread.popleft()
-        finally:
-            del self._unread[id]
-            self.abort(id)
+        with self._requests([prompt], [params]) as (sequence,):
+            unread = self._unread[sequence.id] = deque()
+            try:
+                while sequence.id in self._sequences or unread:
+                    if not unread:
+                        self._deliver()
+                    while unread:
+                        yield unread.popleft()
+            finally:
+                del self._unread[sequence.id]
 
     def score(self, texts: Sequence[str | Sequence[int]]) -> list[Score]:
         """Log-probability of every token of each text, computed in blocks: never all logits at
         once.
+
+        Raises:
+            InputError: as `add_request`, or the model gave non-finite logits.
         """
-        params = SamplingParams(max_new_tokens=0)
-        sequences = self._add_requests([(text, params) for text in texts])
-        while any(sequence.status is not Status.FINISHED for sequence in sequences):
-            self._deliver()
+        params = [SamplingParams(max_new_tokens=0)] * len(texts)
+        with self._requests(texts, params) as sequences:
+            while any(sequence.status is not Status.FINISHED for sequence in sequences):
+                self._deliver()
         for index, sequence in enumerate(sequences):
             if sequence.finish_reason is FinishReason.ERROR:
                 raise InputError(f"the model gave non-finite logits for text {index}")
@@ -257,23 +282,35 @@ class Engine:
                 self._unread[update.id].append(update)
         return updates
 
-    def _add_requests(
-        self, requests: Sequence[tuple[str | Sequence[int], SamplingParams]]
-    ) -> list[request.Sequence]:
-        """Queues all of them, or none."""
+    @contextmanager
+    def _requests(
+        self, prompts: Sequence[str | Sequence[int]], params: Sequence[SamplingParams]
+    ) -> Iterator[list[request.Sequence]]:
+        """Queues all of them or none; none outlives the block."""
+        if isinstance(prompts, str):
+            raise InputError("one text is given where a list of them is expected")
         ids: list[int] = []
         try:
-            for prompt, params in requests:
-                ids.append(self.add_request(prompt, params))
-        except InputError:
+            for prompt, own in zip(prompts, params, strict=True):
+                ids.append(self.add_request(prompt, own))
+            yield [self._sequences[id] for id in ids]
+        finally:
             for id in ids:
                 self.abort(id)
-            raise
-        return [self._sequences[id] for id in ids]
+
+    def _compile(self, plan: Plan) -> None:
+        start = time.perf_counter()
+        self.executor.compiled(plan.shape)
+        if plan.admissions:
+            self.executor._compiled_admit()
+        self.compile_s += time.perf_counter() - start
 
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
         if not isinstance(prompt, str):
-            return [int(token) for token in prompt]
+            try:
+                return [operator.index(token) for token in prompt]
+            except TypeError:
+                raise InputError("a prompt is a text or a list of token ids") from None
         if self.tokenizer is None:
             raise InputError("this engine has no tokenizer: give token ids instead of text")
         return self.tokenizer.encode(prompt)
@@ -292,8 +329,10 @@ class Engine:
                 raise InputError(f"token id {token} is not in the vocabulary of {vocab}")
         allowed = range(vocab) if params.allowed_ids is None else params.allowed_ids
         banned = set(params.banned_ids)
+        if params.min_tokens:
+            banned |= {*params.stop_ids, *(() if params.ignore_eos else self.eos_ids)}
         if all(token in banned for token in allowed):
-            raise InputError("every token is banned: allow at least one")
+            raise InputError("every token is banned: allow one (min_tokens bans all end tokens)")
         if len(params.logit_bias) > sampling.NUM_BIAS:
             raise InputError(
                 f"at most {sampling.NUM_BIAS} logit biases, not {len(params.logit_bias)}"

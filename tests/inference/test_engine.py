@@ -1,12 +1,14 @@
 """The engine: how requests end, what it refuses, and that one request's trouble stays its own."""
 
 import math
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 from configs.errors import InputError
+from inference.engine import Engine
 from inference.request import SamplingParams, Status
 from layers import decoder
 from layers.ragged import contiguous
@@ -145,12 +147,17 @@ def test_the_context_ends_a_request():
         ([1], {"allowed_ids": ()}, "every token is banned"),
         ([1], {"allowed_ids": (1, 2), "banned_ids": (2, 1)}, "every token is banned"),
         ([1], {"banned_ids": tuple(range(131))}, "every token is banned"),
+        ([1], {"allowed_ids": (7, 9), "min_tokens": 3, "stop_ids": (9,)}, "every token is banned"),
+        (["a"], {}, "a text or a list of token ids"),
+        ([1.5], {}, "a text or a list of token ids"),
+        (5, {}, "a text or a list of token ids"),
+        (np.ones((2, 2), int), {}, "a text or a list of token ids"),
         ([1], {"presence": 1.0}, "engine.penalties=true"),
         ([1], {"repetition": 1.1}, "engine.penalties=true"),
     ],
 )
 def test_refused_in_one_line(prompt, asked, cause):
-    engine = make()
+    engine = make(eos_ids=(7,))
     with pytest.raises(InputError) as error:
         engine.generate([[1, 2], prompt], [fakes.greedy(4), SamplingParams(**asked)])
     assert cause in str(error.value) and "\n" not in str(error.value)
@@ -163,6 +170,42 @@ def test_text_needs_a_tokenizer():
         engine.add_request("abc", fakes.greedy(1))
     with pytest.raises(InputError, match="use stop_ids"):
         engine.add_request([1], fakes.greedy(1, stop=("a",)))
+
+
+def test_one_text_is_no_list_of_texts():
+    engine = make()
+    for call in (engine.generate, engine.score):
+        with pytest.raises(InputError, match="one text is given"):
+            call("abc")
+    with pytest.raises(InputError, match="2 prompts do not go with 1 SamplingParams"):
+        engine.generate(["a", "b"], [fakes.greedy(1)])
+    assert_idle(engine)
+
+
+def test_end_tokens_may_be_all_that_is_allowed_unless_banned():
+    engine = make(eos_ids=(7,))
+    for more in ({}, {"min_tokens": 2, "ignore_eos": True}):
+        params = fakes.greedy(2, allowed_ids=(7,), **more)
+        assert set(engine.generate([[1, 2]], params)[0].token_ids) == {7}
+
+
+@pytest.mark.parametrize(
+    "settings, cause",
+    [
+        ({"max_seq": 8}, "unknown setting 'max_seq'; valid: dtype, max_seqs,"),
+        ({"vocab_size": 8}, "unknown setting 'vocab_size'"),
+        ({"max_seqs": 1.5}, "engine.max_seqs='1.5': expected int"),
+        ({"dtype": "int4"}, "not 'int4'"),
+    ],
+)
+def test_settings_of_a_named_model(settings, cause):
+    directory = Path(__file__).parents[1] / "golden" / "llama-tokenizer"
+    with pytest.raises(InputError) as error:
+        Engine.from_model(str(directory), **settings)
+    assert cause in str(error.value)
+    engine = Engine.from_model(str(directory), max_seqs=3, decode_rows=(4,), dtype="float32")
+    assert (engine.config.engine.max_seqs, engine.config.engine.decode_rows) == (3, (4,))
+    assert engine.config.model.dtype == "float32" and engine.tokenizer is not None
 
 
 def test_what_cannot_be_forked():
@@ -251,8 +294,7 @@ def test_the_engines_seed_names_all_requests():
     params = SamplingParams(max_new_tokens=15, temperature=1.5)
 
     def run(seed):
-        engine = make()
-        engine._seeds = np.random.default_rng(seed)
+        engine = make(seed=seed)
         return [c.token_ids for c in engine.generate([PROMPTS[0]] * 2, params)]
 
     assert run(1) == run(1) and len({tuple(t) for t in run(1) + run(2) + run(None)}) == 6
@@ -328,8 +370,61 @@ def test_a_failure_that_stays_is_raised(monkeypatch):
         patch.setattr(engine.executor, "run", fail)
         with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory"):
             engine.generate([PROMPTS[0]], fakes.greedy(5))
-    fakes.drain(engine)
     assert_idle(engine)
+    assert engine.generate([PROMPTS[0]], fakes.greedy(5))
+
+
+@pytest.mark.parametrize("call", ["generate", "score", "stream"])
+def test_an_interrupted_call_leaves_nothing_behind(call, undisturbed, monkeypatch):
+    """Not even a cache that was donated to the step that was interrupted."""
+    engine, calls = make(), []
+    run = engine.executor.run
+
+    def interrupt(plan):
+        calls.append(plan)
+        if len(calls) < 3:
+            return run(plan)
+        for leaf in jax.tree.leaves((engine.executor.cache, engine.executor.slots)):
+            leaf.delete()
+        raise KeyboardInterrupt
+
+    prompts = [prompt * 6 for prompt in PROMPTS[:2]]
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.executor, "run", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            if call == "generate":
+                engine.generate(prompts, fakes.greedy(20))
+            elif call == "score":
+                engine.score(prompts)
+            else:
+                list(engine.stream(PROMPTS[0], fakes.greedy(20)))
+    assert len(calls) == 3
+    assert_idle(engine)
+    found = engine.generate(PROMPTS, fakes.greedy(20))
+    assert [c.token_ids for c in found] == [c.token_ids for c in undisturbed]
+
+
+def test_a_callers_own_error_leaves_nothing_behind():
+    engine = make()
+
+    def stop(update):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        engine.generate(PROMPTS, fakes.greedy(20), on_update=stop)
+    assert_idle(engine)
+
+
+def test_steps_are_timed_without_compilation():
+    """Every program is compiled anew here, which takes a hundred times as long as a step."""
+    engine = make()
+    engine.executor._compiled = {}
+    engine.generate([PROMPTS[1]], fakes.greedy(3))
+    seconds = [record.seconds for record in engine.records]
+    assert len(seconds) == 3 and max(seconds) < engine.compile_s / 4
+    compiled = engine.compile_s
+    engine.generate([PROMPTS[1]], fakes.greedy(3))
+    assert engine.compile_s - compiled < compiled / 20
 
 
 # --- penalties and alternatives -------------------------------------------------------------------

@@ -205,9 +205,10 @@ def test_a_directory_with_a_tokenizer_end_to_end():
     directory = _GOLDEN / "llama-tokenizer"
     with np.load(directory / "expected.npz") as arrays:
         golden = {name: arrays[name] for name in arrays.files}
-    settings = ("model.dtype=float32", "engine.max_seqs=3", "engine.prefill_tiles=(2,)",
-                "engine.decode_rows=(4,)", "engine.tile_tokens=32")  # fmt: skip
-    engine = Engine.from_model(str(directory), settings)
+    engine = Engine.from_model(
+        str(directory), dtype="float32", max_seqs=3, prefill_tiles=(2,), decode_rows=(4,),
+        tile_tokens=32,
+    )  # fmt: skip
     texts = golden["texts"].tolist()
     messages = json.loads(str(golden["chat_messages"]))
     chat_ids = engine.tokenizer.apply_chat_template(messages)
