@@ -2,7 +2,9 @@
 
 import dataclasses
 import importlib
+import io
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,14 +25,18 @@ _RUN = flags.DEFINE_string("config", None, "A whole run: configs/runs/NAME.py.")
 _SET = flags.DEFINE_multi_string("set", [], "Overrides a field: engine.max_seqs=64 (repeatable).")
 JSON = flags.DEFINE_bool("json", False, "Print one JSON object on stdout, nothing else.")
 
+_MAX_REASON = 500  # characters of a failure: XLA's run to pages
+
 console = Console(stderr=True)
 
 
 def run(main: Callable[[Sequence[str]], None]) -> None:
-    """Runs an app: exit 0 done, 1 the work failed (one line on stderr), 2 bad flags."""
+    """Runs an app: exit 0 done, 1 the work failed (one line on stderr), 2 bad flags.
+
+    Under --verbosity=1 a failure that is not the input's shows where it happened.
+    """
 
     def guarded(argv: Sequence[str]) -> None:
-        logging.set_verbosity(logging.WARNING)
         try:
             if len(argv) > 1:
                 raise InputError(f"unexpected argument {argv[1]!r}: every input is a flag")
@@ -39,8 +45,25 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
             fail(str(error))
         except KeyboardInterrupt:
             fail("interrupted")
+        except BrokenPipeError:
+            raise
+        except (OSError, MemoryError, RuntimeError) as error:  # JAX's own are RuntimeErrors
+            if logging.get_verbosity() > logging.INFO:
+                raise
+            fail(f"{type(error).__name__}: {error}"[:_MAX_REASON])
 
-    app.run(guarded, flags_parser=_parse_flags)
+    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character ends no run
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        try:
+            app.run(guarded, flags_parser=_parse_flags)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # while a closed pipe can still be caught
+    except BrokenPipeError:  # the reader has left: what is buffered goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 def fail(message: str) -> None:
@@ -71,8 +94,6 @@ def resolve_config(
     settings = [f"engine.{name}={value}" for name, value in asked.items()]
     config = Config(resolved.config, named.engine) if named else Config(resolved.config)
     config = overrides.apply(config, [*settings, *_SET.value])
-    if resolved.notice:
-        console.print(resolved.notice)
     return resolved, config
 
 
@@ -98,8 +119,13 @@ def load_engine(checkpoint: Any, config: Config) -> Any:
         engine = Engine.from_checkpoint(config, checkpoint, progress)
     sizes = overrides.changed(config.engine, EngineConfig())
     line = ", ".join([config.model.name, config.model.dtype, *sizes])
-    console.print(line, style="dim", highlight=False)
+    say(line)
     return engine
+
+
+def say(line: str) -> None:
+    """One dim line on stderr, however wide the terminal is."""
+    console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
 class bars:  # noqa: N801
@@ -136,12 +162,14 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
     except flags.Error as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
+    except SystemExit:
+        sys.exit(0)  # after --help, which absl takes for a failure
 
 
 def _load_run(path: str) -> Run:
     folder = Path(__file__).resolve().parent.parent / "configs" / "runs"
     names = sorted(file.stem for file in folder.glob("*.py") if file.stem != "__init__")
-    name = Path(path).stem
+    name = path if path in names else _stem(path, folder)
     if name not in names:
         raise InputError(
             f"no run {path!r}; valid: {', '.join(f'configs/runs/{n}.py' for n in names)}"
@@ -149,3 +177,12 @@ def _load_run(path: str) -> Run:
     run = importlib.import_module(f"configs.runs.{name}").RUN
     assert isinstance(run, Run)
     return run
+
+
+def _stem(path: str, folder: Path) -> str | None:
+    """The name of a file of this very folder; None for any other path."""
+    try:
+        found = Path(path).resolve()
+    except (OSError, RuntimeError, ValueError):  # too long, a loop of links, a NUL
+        return None
+    return found.stem if found.parent == folder and found.suffix == ".py" else None

@@ -11,7 +11,7 @@ from absl import flags
 
 from configs.errors import InputError
 from inference.request import SamplingParams
-from scripts import common
+from scripts import common, output
 
 _PROMPT = flags.DEFINE_multi_string("prompt", [], "Text to continue (repeatable).")
 _INPUT = flags.DEFINE_string("input", None, "JSONL with a 'prompt' or 'messages' a line.")
@@ -48,22 +48,55 @@ def main(argv: Sequence[str]) -> None:
             "--naive takes no --output, --stop, penalties or alternatives (--logprobs=0)"
         )
     requests = _read_requests()
-    output = _check_output()
+    target = None if _OUTPUT.value is None else output.check(_OUTPUT.value)
     resolved, config = common.resolve_config(_engine_sizes(len(requests)), _engine_needs(params))
     checkpoint, tokenizer = common.open_checkpoint(resolved)
+    if tokenizer.template is None and any("messages" in request for request in requests):
+        raise InputError(
+            "this checkpoint has no chat template: leave --chat out, and give prompts, not messages"
+        )
     prompts = [_encode(tokenizer, request) for request in requests]
     _check_lengths(prompts, config.max_context)
     engine = common.load_engine(checkpoint, config)
     if _NAIVE.value:
-        return _run_naive(engine, prompts, params)
-    start, first_token_s, num_tokens = time.perf_counter(), 0.0, 0
-    streams = len(prompts) == 1 and not (common.JSON.value or output)
+        from scripts import uncached
 
+        results, stats = uncached.compare(engine, prompts, params)
+        if _LOGPROBS.value is None:
+            results = [result | {"logprobs": None} for result in results]
+        line, streams = uncached.summary(stats), False
+    else:
+        streams = len(prompts) == 1 and not (common.JSON.value or target)
+        results, stats = _run(engine, prompts, params, streams)
+        line = _summary(stats)
+    if target:
+        output.write(target, results, config)
+    if common.JSON.value:
+        common.print_json({"results": results, "stats": stats}, config)
+    else:
+        if streams:
+            print()
+        elif not target:
+            for result in results:
+                print(result["text"], end="\n\n")
+        common.say(line)
+    failed = [str(n) for n, r in enumerate(results, 1) if r["finish_reason"] == "error"]
+    if failed:
+        common.fail(f"the model gave non-finite logits for prompt {', '.join(failed)}")
+
+
+def _run(
+    engine: Any, prompts: Sequence[list[int]], params: SamplingParams, streams: bool
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Results and stats; with `streams`, the text goes to stdout as it comes."""
+    start, compiled_before = time.perf_counter(), engine.compile_s
+    first_token_s, num_tokens = 0.0, 0
     with common.bars() as progress:
 
         def on_update(update: Any) -> None:
             nonlocal first_token_s, num_tokens
-            first_token_s = first_token_s or time.perf_counter() - start
+            if update.token_ids:
+                first_token_s = first_token_s or time.perf_counter() - start
             num_tokens += len(update.token_ids)
             if streams:
                 print(update.text, end="", flush=True)
@@ -72,22 +105,9 @@ def main(argv: Sequence[str]) -> None:
                 progress(num_tokens, total, "generating tokens")
 
         completions = engine.generate(prompts, params, on_update)
-    seconds = time.perf_counter() - start
-    results = [_result(completion) for completion in completions]
-    stats = _stats(engine, completions, first_token_s, seconds)
-    if output:
-        _write(output, [json.dumps(result, ensure_ascii=False) for result in results])
-        beside = output.with_name(f"{output.name}.config.json")
-        _write(beside, [json.dumps(dataclasses.asdict(config), indent=1)])
-    if common.JSON.value:
-        common.print_json({"results": results, "stats": stats}, config)
-        return
-    if streams:
-        print()
-    elif not output:
-        for result in results:
-            print(result["text"], end="\n\n")
-    common.console.print(_summary(stats), style="dim", highlight=False)
+    seconds, compile_s = time.perf_counter() - start, engine.compile_s - compiled_before
+    stats = _stats(engine, completions, first_token_s, seconds, compile_s)
+    return [_result(completion) for completion in completions], stats
 
 
 def _sampling_params() -> SamplingParams:
@@ -178,15 +198,6 @@ def _are_messages(messages: Any) -> bool:
     )
 
 
-def _check_output() -> Path | None:
-    if _OUTPUT.value is None:
-        return None
-    path = Path(_OUTPUT.value)
-    if path.is_dir() or not path.parent.is_dir():
-        raise InputError(f"--output={path}: not a file in an existing folder")
-    return path
-
-
 def _engine_sizes(num_requests: int) -> dict[str, Any]:
     """An engine no larger than the work."""
     return {"max_seqs": min(num_requests, 32)}
@@ -230,9 +241,17 @@ def _result(completion: Any) -> dict[str, Any]:
 
 
 def _stats(
-    engine: Any, completions: Sequence[Any], first_token_s: float, seconds: float
+    engine: Any,
+    completions: Sequence[Any],
+    first_token_s: float,
+    seconds: float,
+    compile_s: float,
 ) -> dict[str, Any]:
-    """What it took beside what it had to take: medians over steps that only decode."""
+    """What it took beside what it had to take: medians over steps that only decode.
+
+    The first token is what the user waited for, compilation included; the rate is that of a program
+    that is there already.
+    """
     from inference.planner import cost, report
 
     machine = cost.Machine(cost.measure_read_bandwidth())
@@ -241,7 +260,8 @@ def _stats(
         "prompt_tokens": sum(len(completion.prompt_token_ids) for completion in completions),
         "output_tokens": num_tokens,
         "ttft_s": first_token_s,
-        "output_tok_s": num_tokens / seconds,
+        "output_tok_s": num_tokens / (seconds - compile_s),
+        "compile_s": compile_s,
         **dataclasses.asdict(report.decode_steps(engine.config, engine.records, machine)),
     }
 
@@ -249,7 +269,7 @@ def _stats(
 def _summary(stats: dict[str, Any]) -> str:
     line = (
         f"{stats['prompt_tokens']} prompt tokens, first token after {stats['ttft_s']:.2f} s, "
-        f"{stats['output_tok_s']:.1f} tokens/s"
+        f"{stats['output_tok_s']:.1f} tokens/s beside {stats['compile_s']:.1f} s of compiling"
     )
     if stats["measured_step_s"] is None:
         return line
@@ -258,73 +278,6 @@ def _summary(stats: dict[str, Any]) -> str:
         f"predicted {1e3 * stats['predicted_step_s']:.1f} ms, "
         f"measured {1e3 * stats['measured_step_s']:.1f} ms, "
         f"{100 * stats['bandwidth_share']:.0f} % of {stats['read_bandwidth'] / 1e9:.0f} GB/s"
-    )
-
-
-def _write(path: Path, lines: Sequence[str]) -> None:
-    """All lines or none: a file is replaced only when complete."""
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise InputError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _run_naive(engine: Any, prompts: Sequence[list[int]], params: SamplingParams) -> None:
-    """Decodes each prompt without a cache and then with it: both rates, measured and predicted."""
-    from inference import naive
-    from inference.planner import cost, report
-    from inference.request import Sequence as Decoded
-
-    model, decoded, naive_s = engine.config.model, [], 0.0
-    for number, prompt in enumerate(prompts):
-        eos_ids = frozenset() if params.ignore_eos else engine.eos_ids
-        room = engine.config.max_context - len(prompt)
-        own = dataclasses.replace(params, max_new_tokens=min(params.max_new_tokens, room))
-        sequence = Decoded(number, own, list(prompt), len(prompt), eos_ids, params.seed or 0)
-        naive_s += sum(naive.decode(engine.executor.params, model, sequence))
-        decoded.append(sequence)
-    params = dataclasses.replace(params, seed=params.seed or 0)
-    engine.generate(prompts[:1], dataclasses.replace(params, max_new_tokens=2))  # compiles
-    start = time.perf_counter()
-    completions = [engine.generate([prompt], params)[0] for prompt in prompts]
-    cached_s = time.perf_counter() - start
-    machine = cost.Machine(cost.measure_read_bandwidth(), cost.measure_matmul_rate(model.dtype))
-    tile = engine.config.engine.tile_tokens
-    sizes = [(s.num_prompt_tokens, s.num_output_tokens) for s in decoded]
-    predicted_naive = sum(report.naive_seconds(model, machine, *s, naive.BLOCK) for s in sizes)
-    predicted_cached = sum(report.cached_seconds(model, machine, *s, tile) for s in sizes)
-    num_tokens = sum(new for _, new in sizes)
-    stats = {
-        "naive_tok_s": num_tokens / naive_s,
-        "cached_tok_s": num_tokens / cached_s,
-        "measured_ratio": naive_s / cached_s,
-        "predicted_ratio": predicted_naive / predicted_cached,
-        "equal_tokens": [c.token_ids for c in completions] == [s.output_tokens for s in decoded],
-    }
-    results = [
-        {
-            "text": engine.tokenizer.decode(sequence.output_tokens),
-            "token_ids": sequence.output_tokens,
-            "prompt_tokens": sequence.num_prompt_tokens,
-            "finish_reason": "stop" if sequence.is_end(sequence.tokens[-1]) else "length",
-            "logprobs": None if _LOGPROBS.value is None else sequence.logprobs,
-            "top_logprobs": None,
-        }
-        for sequence in decoded
-    ]
-    if common.JSON.value:
-        return common.print_json({"results": results, "stats": stats}, engine.config)
-    for result in results:
-        print(result["text"], end="\n\n")
-    common.console.print(
-        f"naive {stats['naive_tok_s']:.2f} tokens/s, cached {stats['cached_tok_s']:.2f}: "
-        f"{stats['measured_ratio']:.1f} x measured, {stats['predicted_ratio']:.1f} x predicted; "
-        f"tokens {'equal' if stats['equal_tokens'] else 'differ'}",
-        style="dim",
-        highlight=False,
     )
 
 

@@ -1,6 +1,7 @@
 """What cannot be run is refused in one line that names the cause, before weights are read."""
 
 import json
+import os
 import shutil
 import struct
 
@@ -60,6 +61,9 @@ _FLAGS = {
     "unknown flag": (["--prompt=A", "--bogus=1"], 2, "Unknown command line flag 'bogus'"),
     "type of a flag": (["--prompt=A", "--max_new_tokens=some"], 2, "--max_new_tokens=some"),
     "unknown run": (["--prompt=A", "--config=nowhere.py"], 1, "configs/runs/smollm2_laptop.py"),
+    "a run of its own": (["--prompt=A", "--config=/tmp/smollm2_laptop.py"], 1, "no run '/tmp/smol"),
+    "a run's name in a path": (["--prompt=A", "--config=x/smollm2_laptop"], 1, "no run 'x/smollm2"),
+    "a run with a NUL": (["--prompt=A", "--config=a\0b"], 1, "configs/runs/smollm2_laptop.py"),
     "unknown key": (["--prompt=A", "--set=engine.max_seq=1"], 1, "is not one of max_seqs,"),
     "unknown section": (["--prompt=A", "--set=motor.max_seqs=1"], 1, "not one of model, engine"),
     "whole section": (["--prompt=A", "--set=engine=1"], 1, "a field of it is needed"),
@@ -75,7 +79,7 @@ _FLAGS = {
 @pytest.mark.parametrize("case", _FLAGS)
 def test_flags(refuse, case):
     args, status, message = _FLAGS[case]
-    named = [] if case == "unknown run" else [_TINY]
+    named = [] if any(arg.startswith("--config") for arg in args) else [_TINY]
     ran = refuse(*named, *args)
     assert ran.status == status and message in ran.err
 
@@ -119,12 +123,20 @@ def test_lines(refuse, tmp_path, case):
     assert message in ran.err and "in.jsonl" in ran.err
 
 
-def test_files_that_cannot_be_read_or_written(refuse, tmp_path):
+def test_files_that_cannot_be_read_or_written(refuse, tmp_path, monkeypatch):
     assert "cannot read" in refuse(_TINY, f"--input={tmp_path / 'none.jsonl'}").err
     assert "cannot read" in refuse(_TINY, f"--input={tmp_path}").err
-    for target in (tmp_path, tmp_path / "none" / "out.jsonl"):
-        ran = refuse(_TINY, "--prompt=A", f"--output={target}")
-        assert "not a file in an existing folder" in ran.err
+    (tmp_path / "x.jsonl.config.json").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/full")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for target in ("", "none/out.jsonl", "x.jsonl", "pipe", "link", "loop/x", "a\0b", "x" * 5000):
+        ran = refuse(_TINY, "--prompt=A", f"--output={tmp_path / target}")
+        assert "not a file in an existing folder" in ran.err or "is no path" in ran.err
+    with monkeypatch.context() as patch:  # whoever runs the tests may be allowed everything
+        patch.setattr(os, "access", lambda path, mode: False)
+        ran = refuse(_TINY, "--prompt=A", f"--output={tmp_path / 'new.jsonl'}")
+    assert f"the folder {tmp_path} cannot be written to" in ran.err
 
 
 @pytest.fixture
@@ -254,7 +266,8 @@ def test_no_template(refuse, model):
     config = json.loads(path.read_text())
     del config["chat_template"]
     path.write_text(json.dumps(config))
-    assert "no chat template" in refuse(f"--model={model}", "--prompt=A", "--chat").err
+    ran = refuse(f"--model={model}", "--prompt=A", "--chat")
+    assert "no chat template: leave --chat out" in ran.err
 
 
 def test_evaluate(refuse, tmp_path):

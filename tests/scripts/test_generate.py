@@ -1,17 +1,22 @@
 """`python -m scripts.generate` as its user sees it, on a tiny checkpoint with a tokenizer."""
 
+import contextlib
+import errno
 import json
+import time
 
 import numpy as np
 import pytest
 
 from configs.engine import EngineConfig, Run
 from configs.runs import smollm2_laptop
+from inference import files
+from inference.engine import Engine, Update
 from scripts import common, generate
 from tests.scripts import apps
 
 _STATS = {
-    *("prompt_tokens", "output_tokens", "ttft_s", "output_tok_s", "predicted_step_s"),
+    *("prompt_tokens", "output_tokens", "ttft_s", "output_tok_s", "compile_s", "predicted_step_s"),
     *("measured_step_s", "step_bytes", "read_bandwidth", "bandwidth_share"),
 }
 _RESULT = {"text", "token_ids", "prompt_tokens", "finish_reason", "logprobs", "top_logprobs"}
@@ -78,15 +83,57 @@ def test_json_of_two_prompts(run, golden):
 def test_one_prompt_streams_and_ends_with_a_line_of_cost(run, golden):
     ran = run(f"--prompt={golden['texts'][1]}", "--max_new_tokens=4", "--seed=1")
     assert ran.status == 0 and ran.out.endswith("\n") and len(ran.out) > 1
-    for part in (
-        "13 prompt tokens",
-        "first token after",
-        "tokens/s",
-        "predicted",
-        "measured",
-        "MB",
-    ):
-        assert part in " ".join(ran.err.split())
+    (line,) = (line for line in ran.err.split("\n") if "tokens/s" in line)  # one, however long
+    for part in ("13 prompt tokens", "first token after", "compiling", "predicted", "measured"):
+        assert part in line
+
+
+def test_the_rate_leaves_compilation_out(run, golden):
+    """The first run of a program is as fast as the next, but for the first token."""
+    args = (f"--prompt={golden['texts'][1]}", "--json", "--max_new_tokens=24", "--ignore_eos",
+            "--set=engine.tile_tokens=48")  # fmt: skip
+    first, second = (json.loads(run(*args).out)["stats"] for _ in range(2))
+    assert first["compile_s"] > 20 * second["compile_s"]
+    assert first["ttft_s"] > 5 * second["ttft_s"]
+    assert 1 / 5 < first["output_tok_s"] / second["output_tok_s"] < 5
+
+
+def test_the_first_token_is_no_update_without_one(run, monkeypatch):
+    generate_all = Engine.generate
+
+    def held(engine, prompts, params, on_update):
+        on_update(Update(0, [], "", None))
+        time.sleep(0.5)
+        return generate_all(engine, prompts, params, on_update)
+
+    monkeypatch.setattr(Engine, "generate", held)
+    stats = json.loads(run("--prompt=A", "--max_new_tokens=2", "--json").out)["stats"]
+    assert stats["ttft_s"] > 0.5
+
+
+@pytest.mark.parametrize("way", ["--json", "--output", "plain", "--naive"])
+def test_non_finite_logits_fail_after_the_results_are_written(run, monkeypatch, tmp_path, way):
+    monkeypatch.setattr(common, "load_engine", _load_poisoned)
+    target = tmp_path / "out.jsonl"
+    args = [] if way == "plain" else [f"--output={target}"] if way == "--output" else ["--json"]
+    more = ["--naive", "--logprobs=0"] if way == "--naive" else []
+    ran = run("--prompt=A", "--prompt=B", "--max_new_tokens=2", *args, *more)
+    assert ran.status == 1 and "Traceback" not in ran.err
+    line = "error: the model gave non-finite logits for prompt 1, 2\n"
+    assert ran.err.endswith(line) and ran.err.count("error:") == 1
+    if way == "--output":
+        results = [json.loads(line) for line in target.read_text().splitlines()]
+    else:
+        results = [] if way == "plain" else json.loads(ran.out)["results"]
+    assert {result["finish_reason"] for result in results} <= {"error"}
+    assert len(results) == (0 if way == "plain" else 2) and "NaN" not in ran.out
+
+
+def _load_poisoned(checkpoint, config):
+    engine = Engine.from_checkpoint(config, checkpoint)
+    poisoned = engine.executor.params["embed"]["table"] * np.nan
+    engine.executor.params |= {"embed": {"table": poisoned}}
+    return engine
 
 
 def test_lines_in_lines_out(run, golden, tmp_path):
@@ -141,7 +188,9 @@ def test_naive_agrees_with_the_cache(run, golden):
     assert result["finish_reason"] == "stop" and result["prompt_tokens"] == 13
     assert len(result["logprobs"]) == len(result["token_ids"])
     assert answer["stats"]["equal_tokens"]
-    assert answer["stats"]["measured_ratio"] > 0 and answer["stats"]["predicted_ratio"] > 0
+    for name in ("ttft_s", "output_tok_s", "predicted_step_s", "measured_step_s", "measured_ratio",
+                 "predicted_ratio"):  # fmt: skip
+        assert answer["stats"][name] > 0
 
 
 def test_preset_then_run_then_set_then_needs(monkeypatch, capfd):
@@ -164,6 +213,39 @@ def test_preset_then_run_then_set_then_needs(monkeypatch, capfd):
     assert (plain.penalties, plain.top_logprobs, plain.deterministic) == (False, 0, False)
     assert (asked.max_seqs, asked.page_tokens) == (7, 64)
     assert (asked.penalties, asked.top_logprobs, asked.deterministic) == (True, 3, True)
+
+
+def test_output_goes_where_a_link_points(run, tmp_path):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    link = tmp_path / "out.jsonl"
+    link.symlink_to(folder / "answers.jsonl")
+    assert run("--prompt=A", f"--output={link}", "--max_new_tokens=2").status == 0
+    assert link.is_symlink() and set(tmp_path.iterdir()) == {folder, link}
+    assert {path.name for path in folder.iterdir()} == {
+        "answers.jsonl",
+        "answers.jsonl.config.json",
+    }
+
+
+@pytest.mark.parametrize("kind", ["answers", "beside"])
+def test_neither_file_is_replaced_unless_both_are_written(run, tmp_path, monkeypatch, kind):
+    target, beside = tmp_path / "out.jsonl", tmp_path / "out.jsonl.config.json"
+    for path in (target, beside):
+        path.write_text("before")
+    write = files.atomic_file
+
+    @contextlib.contextmanager
+    def full(path):
+        with write(path) as file:
+            yield file
+            if (path == target) == (kind == "answers"):
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "atomic_file", full)
+    ran = run("--prompt=A", f"--output={target}", "--max_new_tokens=2")
+    assert ran.status == 1 and ran.err.endswith("out.jsonl: No space left on device\n")
+    assert target.read_text() == "before" and set(tmp_path.iterdir()) == {target, beside}
 
 
 def test_as_a_process(tmp_path):

@@ -1,0 +1,87 @@
+"""How every app ends: its exit status, and what it says on the way out."""
+
+import os
+import subprocess
+import sys
+import types
+
+import jax
+import pytest
+
+from configs.runs import smollm2_laptop
+from scripts import common
+from tests.scripts import apps
+
+
+@pytest.fixture
+def run(monkeypatch, capfd):
+    def call(main, *args):
+        return apps.call(
+            types.SimpleNamespace(main=main, __name__="app"), monkeypatch, capfd, *args
+        )
+
+    return call
+
+
+FAILURES = {
+    "disk": (OSError(28, "No space left on device"), "OSError: [Errno 28] No space left"),
+    "memory": (MemoryError(), "MemoryError"),
+    "device": (
+        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\n" + "detail\n" * 9999),
+        "JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory detail",
+    ),
+    "interrupt": (KeyboardInterrupt(), "interrupted"),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_a_failure_is_one_line(run, case):
+    error, message = FAILURES[case]
+
+    def main(argv):
+        raise error
+
+    ran = run(main)
+    assert ran.status == 1 and message in ran.error and len(ran.err) < 600
+
+
+def test_a_failure_in_detail(run):
+    def main(argv):
+        raise RuntimeError("where is it?")
+
+    with pytest.raises(RuntimeError, match="where is it"):
+        run(main, "--verbosity=1")
+    assert "where is it?" in run(main).error
+
+
+def test_runs_by_name_and_by_path(monkeypatch, tmp_path):
+    folder = apps.ROOT / "configs" / "runs"
+    monkeypatch.chdir(tmp_path)
+    for path in ("smollm2_laptop", folder / "smollm2_laptop.py", folder / ".." / "runs" /
+                 "smollm2_laptop.py", os.path.relpath(folder / "smollm2_laptop.py")):  # fmt: skip
+        assert common._load_run(str(path)) is smollm2_laptop.RUN
+
+
+def test_help_is_no_failure(tmp_path):
+    ran = apps.start("evaluate", "--help", cache=tmp_path)
+    assert ran.status == 0 and "--window" in ran.out and ran.err == ""
+
+
+def test_a_reader_that_has_left_is_no_traceback(tmp_path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.evaluate", "--help"], cwd=apps.ROOT, stdout=writing,
+        stderr=subprocess.PIPE, timeout=120,
+    )  # fmt: skip
+    os.close(writing)
+    assert done.returncode == 1 and done.stderr == b""
+
+
+def test_a_character_the_terminal_lacks_ends_nothing(tmp_path):
+    program = "from scripts import common; common.run(lambda argv: print('a \u2581 b'))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=apps.ROOT, capture_output=True, timeout=120,
+        env=os.environ | {"PYTHONIOENCODING": "ascii", "RIDGELINE_CACHE": str(tmp_path)},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, b"a \\u2581 b\n"), done.stderr
