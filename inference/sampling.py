@@ -25,7 +25,7 @@ from jax import lax
 from inference import noise
 from inference.request import MAX_STOP_IDS
 from layers import topk
-from layers.reduce import log_sum_exp
+from layers.reduce import log_sum_exp, row_sum, sums_before
 
 NUM_BIAS = 32  # entries of a request's logit bias, unless the engine is built with others
 _CANDIDATES = 72  # top_k = 64, a common default, is proven only by a smaller logit after the 64th
@@ -252,12 +252,11 @@ def _candidate_floor(
     weight_QJ = jnp.exp(within_QJ - top_Q1)
     total_Q = lax.cond(
         jnp.any(needs_row_Q),
-        lambda: jnp.exp(_scale(logits_QV, sampling) - top_Q1).sum(axis=-1),
+        lambda: row_sum(jnp.exp(_scale(logits_QV, sampling) - top_Q1))[:, 0],
         lambda: jnp.zeros_like(lowest_Q),
     )
-    total_Q = jnp.where(needs_row_Q, total_Q, weight_QJ.sum(axis=-1))
-    prob_QJ = weight_QJ / total_Q[:, None]
-    before_QJ = jnp.cumsum(prob_QJ, axis=-1) - prob_QJ
+    total_Q = jnp.where(needs_row_Q, total_Q, row_sum(weight_QJ)[:, 0])
+    before_QJ = sums_before(weight_QJ / total_Q[:, None])
     is_nucleus_QJ = (before_QJ < sampling.top_p[:, None]).at[:, 0].set(True)
     nucleus_Q = jnp.where(is_nucleus_QJ, within_QJ, jnp.inf).min(axis=-1)
     nucleus_Q = jnp.where(has_p_Q, nucleus_Q, -jnp.inf)
@@ -332,7 +331,7 @@ def _row_floor(logits_RV: jax.Array, sampling: SlotSampling) -> jax.Array:
         is_top_k = stage == 0
         weight_RV = jnp.where(is_top_k, 1.0, jnp.exp(scaled_RV - top_R[:, None]))
         weight_RV = jnp.where(key_RV >= floor_R[:, None], weight_RV, 0.0)
-        mass_R = jnp.where(is_top_k, k_R, sampling.top_p * weight_RV.sum(axis=-1))
+        mass_R = jnp.where(is_top_k, k_R, sampling.top_p * row_sum(weight_RV)[:, 0])
         found_R = topk.mass_key(key_RV, weight_RV, mass_R)
         return jnp.where(has_R[stage], jnp.minimum(found_R, topk.ordered_key(top_R)), floor_R)
 

@@ -17,11 +17,15 @@ def row_sum(x: jax.Array) -> jax.Array:
         parts = row_sum(x.reshape(*x.shape[:-1], width // _SPLIT, _SPLIT))
         return row_sum(parts[..., 0])
     ones_8X = jnp.ones((8, width), jnp.float32)  # a single column would be another kernel
-    dims = (((1,), (1,)), ((), ()))
-    sums = jax.lax.dot_general(
-        x.reshape(-1, width), ones_8X, dims, precision=jax.lax.Precision.HIGHEST
-    )
-    return sums[:, :1].reshape(*x.shape[:-1], 1)
+    return _product(x.reshape(-1, width), ones_8X)[:, :1].reshape(*x.shape[:-1], 1)
+
+
+def sums_before(x_QJ: jax.Array) -> jax.Array:
+    """What stands before each entry of its row, summed: float32 [Q, J] -> [Q, J], 0 at first.
+
+    A product with a triangle, for the same reason.
+    """
+    return _product(x_QJ, jnp.tri(x_QJ.shape[1], k=-1, dtype=jnp.float32))
 
 
 def log_sum_exp(x: jax.Array) -> jax.Array:
@@ -29,3 +33,8 @@ def log_sum_exp(x: jax.Array) -> jax.Array:
     top = jax.lax.stop_gradient(x.max(axis=-1, keepdims=True))
     top = jnp.where(jnp.isfinite(top), top, 0)
     return (top + jnp.log(row_sum(jnp.exp(x - top))))[..., 0]
+
+
+def _product(x_QX: jax.Array, y_FX: jax.Array) -> jax.Array:
+    dims = (((1,), (1,)), ((), ()))
+    return jax.lax.dot_general(x_QX, y_FX, dims, precision=jax.lax.Precision.HIGHEST)

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from layers.reduce import row_sum
+
 GROUP = 128  # entries a group; of 64 to 512 the cheapest in the sum of both levels
 
 
@@ -85,7 +87,7 @@ def mass_key(key_QV: jax.Array, weight_QV: jax.Array, mass_Q: jax.Array) -> jax.
 
     def try_bit(i: jax.Array, found_Q: jax.Array) -> jax.Array:
         trial_Q = found_Q | (jnp.uint32(0x80000000) >> i.astype(jnp.uint32))
-        above_Q = jnp.where(key_QV >= trial_Q[:, None], weight_QV, 0.0).sum(axis=-1)
+        above_Q = row_sum(jnp.where(key_QV >= trial_Q[:, None], weight_QV, 0.0))[:, 0]
         return jnp.where(above_Q >= mass_Q, trial_Q, found_Q)
 
     return lax.fori_loop(0, 32, try_bit, jnp.zeros(key_QV.shape[0], jnp.uint32))

@@ -106,6 +106,10 @@ def softmax(x) -> np.ndarray:
     return weights / weights.sum()
 
 
+def softmax_rows(x) -> np.ndarray:
+    return np.apply_along_axis(softmax, -1, x)
+
+
 # --- what the device keeps ------------------------------------------------------------------------
 
 
@@ -455,6 +459,26 @@ def test_a_row_depends_on_itself_only():
     order = rng.permutation(ROWS)
     permuted = np.asarray(sample(*jax.tree.map(lambda leaf: leaf[order], arguments)))
     np.testing.assert_array_equal(permuted[np.argsort(order)][:rows], together)
+
+
+@pytest.mark.parametrize("vocab, top_k", [(300, 0), (300, 50)])
+def test_an_edge_of_the_nucleus_does_not_move_with_the_rows(vocab, top_k):
+    """top_p is exactly the mass of the best tokens: the last bit of a sum decides on the next."""
+    rows = 40
+    x = peaked(np.random.default_rng(0), rows, vocab)
+    best = np.sort(x.astype(np.float64))[:, ::-1][:, : top_k or vocab]
+    mass = np.cumsum(softmax_rows(best), axis=-1).astype(np.float32)
+    for j in range(1, 20):
+        own = sampling.init(rows, vocab)
+        own = dataclasses.replace(
+            own, temperature=np.ones(rows, np.float32), top_p=mass[:, j],
+            top_k=np.full(rows, top_k, np.int32), seed=np.full((rows, 2), j, np.uint32),
+        )  # fmt: skip
+        arguments = x, own, np.arange(rows, dtype=np.int32), None, None
+        some = jax.tree.map(lambda leaf: leaf[:8], arguments)
+        for program in (floors, sample):
+            whole, found = program(*arguments), program(*some)
+            jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[:8]), found, whole)
 
 
 def test_seeds_name_the_stream():

@@ -131,6 +131,49 @@ def test_preemption_and_restart_change_no_bit():
     assert found == together("llama float32", "chunks", True)
 
 
+SAMPLED = [
+    SamplingParams(max_new_tokens=NEW, temperature=0.9, top_p=0.9, seed=11),
+    SamplingParams(max_new_tokens=NEW, temperature=1.3, top_k=20, top_p=0.8, seed=12),
+]
+
+
+@pytest.mark.parametrize("params", SAMPLED, ids=["top-p", "top-k and top-p"])
+def test_neighbours_change_no_bit_of_a_sample(params):
+    engine = make("llama float32", "chunks", True)
+    expected = results(engine.generate(prompts(), params))
+    assert expected != together("llama float32", "chunks", True)
+    for i in (0, 1, 5):
+        assert results(engine.generate([prompts()[i]], params)) == [expected[i]]
+    wide = fakes.engine(
+        MODELS["llama float32"], max_seqs=24, decode_rows=(24,), page_tokens=8, deterministic=True,
+        **CHUNKS["chunks"],
+    )  # fmt: skip
+    assert results(wide.generate(prompts() * 3, params)) == expected * 3
+
+
+@pytest.mark.parametrize("params", [None, SAMPLED[0]], ids=["greedy", "sampled"])
+def test_drafts_change_no_bit(params):
+    """Some right, some wrong: a token's bits are those of plain decoding."""
+    params = params or fakes.greedy(NEW)
+    expected = results(make("llama float32", "chunks", True).generate(prompts(), params))
+    engine = fakes.engine(
+        MODELS["llama float32"], max_seqs=8, decode_rows=(8,), page_tokens=8, deterministic=True,
+        num_drafts=2, **CHUNKS["chunks"],
+    )  # fmt: skip
+    ids = [engine.add_request(prompt, params) for prompt in prompts()]
+    sequences = [fakes.sequence_of(engine, id) for id in ids]
+    rng = np.random.default_rng(0)
+
+    def propose():
+        for sequence, (tokens, _) in zip(sequences, expected, strict=True):
+            right = tokens[sequence.num_output_tokens :][:2]
+            sequence.drafts = tuple(t if rng.random() < 0.7 else (t + 1) % 131 for t in right)
+
+    fakes.drain(engine, propose)
+    assert [(s.output_tokens, s.logprobs) for s in sequences] == expected
+    assert len(engine.records) < sum(LENGTHS) // 48 + NEW  # some were accepted
+
+
 # --- in general: the same tokens, up to rounding --------------------------------------------------
 
 

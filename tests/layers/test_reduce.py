@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from layers.reduce import log_sum_exp, row_sum
+from layers.reduce import log_sum_exp, row_sum, sums_before
 
 
 @pytest.mark.parametrize("width", [10, 64, 576, 1536, 49152])
@@ -14,6 +14,17 @@ def test_bits_do_not_depend_on_the_number_of_rows(width):
     for rows in (8, 16, 40):
         np.testing.assert_array_equal(np.asarray(jax.jit(row_sum)(x[:rows])), whole[:rows])
     np.testing.assert_allclose(whole[:, 0], x.astype(np.float64).sum(-1), atol=2e-3)
+
+
+@pytest.mark.parametrize("width", [1, 40, 72])
+def test_sums_before_each_entry(width):
+    x = np.random.default_rng(0).random((96, width)).astype(np.float32)
+    whole = np.asarray(jax.jit(sums_before)(x))
+    for rows in (8, 16, 40):
+        np.testing.assert_array_equal(np.asarray(jax.jit(sums_before)(x[:rows])), whole[:rows])
+    expected = np.cumsum(x.astype(np.float64), -1) - x
+    np.testing.assert_allclose(whole, expected, atol=1e-5)
+    assert not whole[:, 0].any()
 
 
 @pytest.mark.parametrize("width", [7, 2048])
