@@ -51,11 +51,14 @@ def render(
         raise InputError(f"the chat template failed: {_one_line(error)}") from None
     except RecursionError:
         raise InputError("the chat template failed: it recurses without end") from None
+    except SyntaxError:  # of the Python that Jinja makes of it
+        raise InputError("the chat template failed: it is nested too deeply") from None
     except (
         ArithmeticError,
         AttributeError,
         LookupError,
         MemoryError,
+        RuntimeError,
         TypeError,
         ValueError,
     ) as error:

@@ -139,7 +139,7 @@ class Engine:
     ) -> "Engine":
         """An engine for an opened checkpoint; `config` may differ from its own in how it runs."""
         params = checkpoint.load_params(decoder.param_infos(config.model), progress)
-        return cls(config, params, checkpoint.load_tokenizer(), checkpoint.defaults.eos_ids)
+        return cls(config, params, checkpoint.load_tokenizer(), checkpoint.eos_ids)
 
     def add_request(self, prompt: str | Sequence[int], params: SamplingParams) -> int:
         """Queues a prompt (text or token ids) and returns the request's id.

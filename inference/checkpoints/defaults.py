@@ -1,74 +1,44 @@
-"""What a checkpoint asks of generation: end tokens always apply, sampling when asked for."""
+"""The end tokens of a checkpoint. What its authors recommend for sampling is not read: a request
+says what it wants.
+"""
 
-import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
 from configs.errors import InputError
 from inference.checkpoints import mapped
+from inference.request import MAX_STOP_IDS
+
+_MAX_EOS_IDS = MAX_STOP_IDS // 2  # the rest of a row is for a request's own stop ids
 
 
-@dataclasses.dataclass(frozen=True)
-class Defaults:
-    """Generation defaults of a checkpoint; None where it names none.
-
-    `eos_ids` end a sequence. The sampling values are its authors' recommendation.
-    """
-
-    eos_ids: tuple[int, ...] = ()
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-
-
-def read_defaults(directory: Path, vocab_size: int) -> Defaults:
-    """Defaults of a directory: `generation_config.json`, or the end ids of `config.json`.
+def read_eos_ids(directory: Path, vocab_size: int) -> tuple[int, ...]:
+    """End-token ids of a directory: of `generation_config.json`, else of `config.json`.
 
     Raises:
-        InputError: a file is unsound, or a value is out of range.
+        InputError: a file is unsound, or as `check_ids`.
     """
-    path = directory / "generation_config.json"
-    raw = mapped.read_json(path) if path.exists() else {}
-    end = raw.get("eos_token_id")
-    if end is None:
-        end = mapped.read_json(directory / "config.json").get("eos_token_id")
-    return Defaults(
-        check_ids(end, vocab_size, str(path)),
-        _number(raw, "temperature", 0.0, math.inf, path),
-        _number(raw, "top_p", 0.0, 1.0, path),
-        _top_k(raw, path),
-    )
+    for path in (directory / "generation_config.json", directory / "config.json"):
+        value = mapped.read_json(path).get("eos_token_id") if path.exists() else None
+        if value is not None:
+            return check_ids(value, vocab_size, str(path))
+    return ()
 
 
 def check_ids(value: Any, vocab_size: int, label: str) -> tuple[int, ...]:
-    """End-token ids: none, one, or a list.
+    """End-token ids: none, one, or a list; each is returned once.
 
     Raises:
-        InputError: an id is no integer inside the vocabulary.
+        InputError: an id is no integer inside the vocabulary, or there are too many.
     """
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+            shown = " ".join(repr(token).split())[:80]
             raise InputError(
-                f"{label}: eos_token_id {token!r} is not an id from 0 to {vocab_size - 1}"
+                f"{label}: eos_token_id {shown} is not an id from 0 to {vocab_size - 1}"
             )
-    return tuple(ids)
-
-
-def _number(raw: dict[str, Any], key: str, low: float, high: float, path: Path) -> float | None:
-    value = raw.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise InputError(f"{path}: {key} must be a number from {low} to {high}, not {value!r}")
-    return float(value)
-
-
-def _top_k(raw: dict[str, Any], path: Path) -> int | None:
-    value = raw.get("top_k")
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InputError(f"{path}: top_k must be an integer of at least 0, not {value!r}")
-    return value
+    unique = tuple(dict.fromkeys(ids))
+    if len(unique) > _MAX_EOS_IDS:
+        raise InputError(f"{label}: {len(unique)} eos_token_ids; at most {_MAX_EOS_IDS} are kept")
+    return unique

@@ -57,9 +57,11 @@ def read_config(header: Header) -> ModelConfig:
 
 def _build(header: Header) -> ModelConfig:
     family = header.metadata.get("general.architecture")
-    if family not in ("llama", "gemma3"):
-        raise InputError(f"architecture {family!r} is not supported; valid: llama, gemma3")
-    if header.metadata.get("split.count", 1) != 1:
+    if not isinstance(family, str) or family not in ("llama", "gemma3"):
+        shown = " ".join(repr(family).split())[:80]
+        raise InputError(f"architecture {shown} is not supported; valid: llama, gemma3")
+    parts = header.metadata.get("split.count", 1)
+    if not isinstance(parts, int) or parts != 1:  # an array compares with 1 element by element
         raise InputError("one part of a split GGUF; join the parts with gguf-split --merge")
     keys = _Keys(header, family)
     keys.refuse_unknown()
@@ -71,8 +73,9 @@ def _build(header: Header) -> ModelConfig:
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
         raise InputError("tensor 'token_embd.weight' is missing")
+    name = header.metadata.get("general.name")
     widths: dict[str, Any] = {
-        "name": str(header.metadata.get("general.name", header.path.stem)),
+        "name": name if isinstance(name, str) else header.path.stem,
         "family": family,
         "vocab_size": embedding.shape[0],
         "width": width,
@@ -144,12 +147,17 @@ def _llama_rope(keys: _Keys, head_width: int) -> Rope:
     if entry is None:
         return rope
     # Llama 3.1 and later store the divisor of each frequency instead of the rule that made it.
+    plain = rope_math.inverse_frequencies(rope, head_width)
+    if entry.shape != plain.shape:
+        raise InputError(f"{_ROPE_FACTORS!r} is {list(entry.shape)}; expected {list(plain.shape)}")
+    _check_type(_ROPE_FACTORS, entry.ggml_type)
     divisors = _read(keys.header, _ROPE_FACTORS, 0, entry.shape[0], np.float32)
+    if not (np.isfinite(divisors) & (divisors > 0)).all():
+        raise InputError(f"{_ROPE_FACTORS!r} holds what divides no frequency")
     context = keys.integer("rope.scaling.original_context_length", Rope().original_context)
     candidate = Rope(rope.theta, "llama3", float(divisors.max()), original_context=context)
-    plain = rope_math.inverse_frequencies(rope, head_width)
     expected = plain / rope_math.inverse_frequencies(candidate, head_width)
-    if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-3):
+    if not np.allclose(divisors, expected, rtol=1e-3):
         raise InputError(f"{_ROPE_FACTORS!r} does not follow the llama3 rule")
     return candidate
 
@@ -185,20 +193,21 @@ def tensors(header: Header, config: ModelConfig) -> TensorSource:
     """
     example = {entry.ggml_type: name for name, entry in header.tensors.items()}
     for ggml_type, name in example.items():
-        _check_type(header, name, ggml_type)
+        try:
+            _check_type(name, ggml_type)
+        except InputError as error:
+            raise InputError(f"{header.path}: {error}") from None
     shapes = {n: entry.shape for n, entry in header.tensors.items() if n != _ROPE_FACTORS}
     return TensorSource(str(header.path), shapes, functools.partial(_read_rows, header, config))
 
 
-def _check_type(header: Header, name: str, ggml_type: int) -> None:
+def _check_type(name: str, ggml_type: int) -> None:
     kind = gguf.GGMLQuantizationType(ggml_type)
     sample = np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)
     try:
         gguf.dequantize(sample, kind)
     except NotImplementedError:
-        raise InputError(
-            f"{header.path}: tensor {name!r} has type {kind.name}, which is no weight"
-        ) from None
+        raise InputError(f"tensor {name!r} has type {kind.name}, which is no weight") from None
 
 
 def _read_rows(header: Header, config: ModelConfig, name: str, start: int, stop: int) -> np.ndarray:

@@ -20,6 +20,7 @@ from inference.checkpoints.gguf_scan import Header, StringArray
 from inference.tokenizer import Tokenizer
 
 _FORMAT = 1  # of the cached file; a new number when the rebuilding changes
+_MAX_TOKEN_CHARS = 1024  # every way to cut a token in two is tried; real ones have some 100
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _SPECIAL_KEYS = {
     "bos_token": "bos_token_id",
@@ -96,8 +97,9 @@ def _special_ids(header: Header) -> dict[str, int]:
         if token is None:
             continue
         if not isinstance(token, int) or not 0 <= token < count:
+            shown = " ".join(repr(token).split())[:80]
             raise InputError(
-                f"{header.path}: tokenizer.ggml.{key}={token!r} is outside the vocabulary"
+                f"{header.path}: tokenizer.ggml.{key}={shown} is outside the vocabulary"
             )
         ids[name] = token
     return ids
@@ -105,6 +107,11 @@ def _special_ids(header: Header) -> dict[str, int]:
 
 def _build(header: Header) -> tokenizers.Tokenizer:
     tokens = header.strings("tokenizer.ggml.tokens")
+    for index, token in enumerate(tokens):
+        if len(token) > _MAX_TOKEN_CHARS:
+            raise InputError(
+                f"token {index} has {len(token)} characters; at most {_MAX_TOKEN_CHARS} are valid"
+            )
     special = {name: tokens[token] for name, token in _special_ids(header).items()}
     kind = gguf_file.string_metadata(header, "tokenizer.ggml.model")
     if kind == "gpt2":

@@ -25,7 +25,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (1, None),
     "rope_interleaved": (False, None),
     "num_local_experts": (None, 0),
-    "is_decoder": (True, None),
     "is_encoder_decoder": (False, None),
     "auto_map": (None,),
 }

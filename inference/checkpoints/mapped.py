@@ -75,8 +75,9 @@ def parse_json(text: str | bytes, label: str) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"duplicate key {next(n for n in names if names.count(n) > 1)!r}")
+    value: dict[str, Any] = {}
+    for name, item in pairs:
+        if name in value:
+            raise ValueError(f"duplicate key {name[:80]!r}")
+        value[name] = item
     return value

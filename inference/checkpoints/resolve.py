@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ from inference.checkpoints import (
     safetensors_file,
     sources,
 )
-from inference.checkpoints.defaults import Defaults
 from inference.checkpoints.gguf_scan import Header
 from inference.checkpoints.load import Progress
 from inference.tokenizer import Tokenizer
@@ -37,12 +37,13 @@ from layers.params import Params
 class Checkpoint:
     """A model on disk whose headers have been checked; weights are read when called for.
 
+    `eos_ids` end a sequence.
     `load_params(infos, progress)` takes the declaration of the configuration, overrides included;
     `load_tokenizer()` builds the tokenizer.
     """
 
     config: ModelConfig
-    defaults: Defaults
+    eos_ids: tuple[int, ...]
     load_tokenizer: Callable[[], Tokenizer]
     load_params: Callable[[Any, Progress | None], Params]
 
@@ -53,12 +54,11 @@ class Resolved:
 
     Attributes:
         config: known without reading weights.
-        notice: licence terms to show before the first download; else empty.
         open: fetches a preset's weights when they are not cached, and opens the checkpoint.
+            Licence terms are shown on stderr before the first download.
     """
 
     config: ModelConfig
-    notice: str
     open: Callable[[Progress | None], Checkpoint]
 
 
@@ -69,7 +69,8 @@ def resolve(model: str) -> Resolved:
         InputError: it is none of these, or its description is unsound.
     """
     if model in presets.NAMES:
-        return _resolve_preset(presets.get(model))
+        preset = presets.get(model)
+        return Resolved(preset.config, functools.partial(_open_preset, preset))
     path = Path(model)
     try:
         found = bool(model) and path.exists()
@@ -77,25 +78,22 @@ def resolve(model: str) -> Resolved:
         found = False
     if found and path.is_dir():
         config = huggingface.read_config(path)
-        return Resolved(config, "", lambda progress: _open_directory(path, config))
+        return Resolved(config, lambda progress: _open_directory(path, config))
     if found and path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
         raise InputError(f"{model}: pickles can run code when loaded; use safetensors or GGUF")
     if found or path.suffix == ".gguf":
         header = gguf_file.open_gguf(path)
         config = gguf_file.read_config(header)
-        return Resolved(config, "", lambda progress: _open_gguf(header, config))
+        return Resolved(config, lambda progress: _open_gguf(header, config))
     raise InputError(
         f"no model {model!r}; valid: a preset ({', '.join(presets.NAMES)}), a directory in Hugging "
         "Face format, or a .gguf file (hub ids are not supported yet: download the repository)"
     )
 
 
-def _resolve_preset(preset: Preset) -> Resolved:
-    notice = "" if sources.cached_path(preset.weights) else preset.weights.notice
-    return Resolved(preset.config, notice, functools.partial(_open_preset, preset))
-
-
 def _open_preset(preset: Preset, progress: Progress | None) -> Checkpoint:
+    if preset.weights.notice and not sources.cached_path(preset.weights):
+        print(preset.weights.notice, file=sys.stderr, flush=True)
     path = sources.fetch(preset.weights, progress)
     if path.is_dir():
         found = huggingface.read_config(path)
@@ -117,7 +115,7 @@ def _open_directory(path: Path, config: ModelConfig) -> Checkpoint:
     load.check_parts(config, source, name_map)
     return Checkpoint(
         config,
-        defaults.read_defaults(path, config.vocab_size),
+        defaults.read_eos_ids(path, config.vocab_size),
         lambda: tokenizer.from_directory(path, config.vocab_size),
         lambda infos, progress: load.load_params(infos, source, name_map, progress),
     )
@@ -129,7 +127,7 @@ def _open_gguf(header: Header, config: ModelConfig) -> Checkpoint:
     ids = [token for token in (end, turn_end) if token is not None]
     return Checkpoint(
         config,
-        Defaults(defaults.check_ids(list(dict.fromkeys(ids)), config.vocab_size, str(header.path))),
+        defaults.check_ids(ids, config.vocab_size, str(header.path)),
         lambda: gguf_tokenizer.load_tokenizer(header, config.vocab_size),
         functools.partial(_load_gguf, header, config),
     )

@@ -53,6 +53,9 @@ BAD = {
         "{{ 'xxxxxxxxxxxxxxxxxxxx' }}{% endfor %}{% endfor %}",
         "characters",
     ),
+    "many loops": ("{% for a in [1] %}" * 25 + "{% endfor %}" * 25, "nested too deeply"),
+    "many branches": ("{% if messages %}" * 120 + "{% endif %}" * 120, "nested too deeply"),
+    "very many branches": ("{% if messages %}" * 9000 + "{% endif %}" * 9000, "recurses"),
     "length": ("x" * ((1 << 20) + 1), "longer than"),
 }
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import jax
@@ -12,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from configs.errors import InputError
 from configs.model import Rope
-from inference.checkpoints import defaults, huggingface, names, resolve, safetensors_file
+from inference.checkpoints import defaults, huggingface, mapped, names, resolve, safetensors_file
 from layers import decoder, params
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -56,6 +57,7 @@ def test_llama_defaults_and_spellings():
     assert parse(rope_scaling=LLAMA3_ROPE).layers[0].rope == expected
     version_5 = parse(rope_theta=None, rope_parameters=LLAMA3_ROPE | {"rope_theta": 500.0})
     assert version_5.layers[0].rope == expected
+    assert parse(is_decoder=False) == parse(is_decoder=True) == config
     linear = parse(rope_scaling={"type": "linear", "factor": 2})
     assert linear.layers[0].rope == Rope(500.0, "linear", 2.0)
 
@@ -126,19 +128,37 @@ def test_config_that_is_no_json_object_is_refused(text, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_generation_defaults(tmp_path):
-    path = tmp_path / "generation_config.json"
-    path.write_text('{"eos_token_id": [1, 2], "temperature": 0.6, "top_p": 0.9, "top_k": 40}')
-    expected = defaults.Defaults((1, 2), 0.6, 0.9, 40)
-    assert defaults.read_defaults(tmp_path, 32) == expected
-    for bad in ('{"eos_token_id": 32}', '{"eos_token_id": "x"}', '{"temperature": NaN}',
-                '{"top_p": 2}', '{"top_k": -1}'):  # fmt: skip
-        path.write_text(bad.replace("{", '{"eos_token_id": 1, ') if "eos" not in bad else bad)
-        with pytest.raises(InputError, match="generation_config"):
-            defaults.read_defaults(tmp_path, 32)
+def test_end_tokens(tmp_path):
+    path, other = tmp_path / "generation_config.json", tmp_path / "config.json"
+    path.write_text('{"eos_token_id": [1, 2, 1], "temperature": 0.6}')
+    other.write_text('{"eos_token_id": 7}')
+    assert defaults.read_eos_ids(tmp_path, 32) == (1, 2)
+    for bad in ("32", '"x"', "[1, [2]]", "true", "[1, 2.5]", '{"a": 1}'):
+        path.write_text(f'{{"eos_token_id": {bad}}}')
+        with pytest.raises(InputError, match="generation_config.json: eos_token_id") as caught:
+            defaults.read_eos_ids(tmp_path, 32)
+        assert "\n" not in str(caught.value)
+    path.write_text('{"eos_token_id": [1, 2, 3, 4, 5, 6, 7, 8, 1]}')
+    assert defaults.read_eos_ids(tmp_path, 32) == (1, 2, 3, 4, 5, 6, 7, 8)
+    path.write_text('{"eos_token_id": [1, 2, 3, 4, 5, 6, 7, 8, 9]}')
+    with pytest.raises(InputError, match="9 eos_token_ids; at most 8"):
+        defaults.read_eos_ids(tmp_path, 32)
+    for text in ("{}", '{"eos_token_id": null}'):
+        path.write_text(text)
+        assert defaults.read_eos_ids(tmp_path, 32) == (7,)
     path.unlink()
-    (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
-    assert defaults.read_defaults(tmp_path, 32) == defaults.Defaults((7,))
+    assert defaults.read_eos_ids(tmp_path, 32) == (7,)
+    other.write_text('{"eos_token_id": 99}')
+    with pytest.raises(InputError, match=r"/config.json: eos_token_id 99"):
+        defaults.read_eos_ids(tmp_path, 32)
+
+
+def test_many_keys_are_compared_in_time():
+    keys = [f'"{number}": 1' for number in range(100_000)]
+    start = time.process_time()
+    with pytest.raises(InputError, match="duplicate key '99999'"):
+        mapped.parse_json("{" + ", ".join([*keys, keys[-1]]) + "}", "header")
+    assert time.process_time() - start < 2
 
 
 def load(directory: Path, dtype: str = "float32") -> tuple[dict, list]:

@@ -12,11 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.errors import InputError
-from inference.checkpoints import gguf_file
+from configs.model import Rope
+from inference.checkpoints import gguf_file, resolve
+from layers import rope
 
 U32, U64 = struct.Struct("<I").pack, struct.Struct("<Q").pack
-UINT32, STRING, ARRAY = 4, 8, 9
-F32, Q8_0 = 0, 8
+UINT32, FLOAT32, BOOL, STRING, ARRAY = 4, 6, 7, 8, 9
+F32, Q8_0, I32 = 0, 8, 26
 
 
 def text(value: str | bytes) -> bytes:
@@ -186,5 +188,153 @@ def test_a_damaged_header_is_read_or_refused_but_never_crashes(tmp_path, data):
     path.write_bytes(content)
     try:
         gguf_file.open_gguf(path)
+    except InputError as error:
+        assert "\n" not in str(error)
+
+
+# --- whole files: what the scan lets through, model and tokenizer still refuse ---------------------
+
+
+def number(value: int) -> tuple[int, bytes]:
+    return UINT32, U32(value)
+
+
+def words(*values: str | bytes) -> tuple[int, bytes]:
+    return ARRAY, U32(STRING) + U64(len(values)) + b"".join(map(text, values))
+
+
+def numbers(*values: int) -> tuple[int, bytes]:
+    return ARRAY, U32(UINT32) + U64(len(values)) + b"".join(map(U32, values))
+
+
+def floats(*values: float) -> tuple[int, bytes]:
+    data = struct.pack(f"<{len(values)}f", *values)
+    return ARRAY, U32(FLOAT32) + U64(len(values)) + data
+
+
+TOKENS = ("<unk>", "<s>", "</s>", "a", "b", "ab", "\u2581", "aab")
+VALUES = {
+    "general.architecture": (STRING, text("llama")),
+    "general.name": (STRING, text("tiny")),
+    "split.count": number(1),
+    "llama.block_count": number(1),
+    "llama.context_length": number(64),
+    "llama.embedding_length": number(32),
+    "llama.feed_forward_length": number(64),
+    "llama.attention.head_count": number(4),
+    "llama.attention.head_count_kv": number(2),
+    "llama.attention.layer_norm_rms_epsilon": (FLOAT32, struct.pack("<f", 1e-5)),
+    "llama.rope.freq_base": (FLOAT32, struct.pack("<f", 500.0)),
+    "llama.rope.scaling.original_context_length": number(32),
+    "tokenizer.ggml.model": (STRING, text("llama")),
+    "tokenizer.ggml.pre": (STRING, text("default")),
+    "tokenizer.ggml.tokens": words(*TOKENS),
+    "tokenizer.ggml.scores": floats(*range(0, -8, -1)),
+    "tokenizer.ggml.token_type": numbers(2, 3, 3, 1, 1, 1, 1, 1),
+    "tokenizer.ggml.merges": words("a b", "a ab"),
+    "tokenizer.ggml.bos_token_id": number(1),
+    "tokenizer.ggml.eos_token_id": number(2),
+    "tokenizer.ggml.eot_token_id": number(2),
+    "tokenizer.ggml.unknown_token_id": number(0),
+    "tokenizer.ggml.add_bos_token": (BOOL, b"\1"),
+    "tokenizer.ggml.add_space_prefix": (BOOL, b"\1"),
+    "tokenizer.chat_template": (STRING, text("{{ messages }}")),
+}
+
+
+def whole_file(changes: dict | None = None, factors: tuple = (F32, 4)) -> bytes:
+    """A small Llama with its tokenizer and the frequencies of Llama 3."""
+    kind, count = factors
+    scaled = Rope(500.0, "llama3", 8.0, 1.0, 4.0, 32)
+    divisors = rope.inverse_frequencies(Rope(500.0), 8) / rope.inverse_frequencies(scaled, 8)
+    data = np.zeros(8 * 32 + 32, np.float32)
+    data[8 * 32 : 8 * 32 + 4] = divisors
+    tensors = (
+        tensor("token_embd.weight", (32, 8)),
+        tensor("rope_freqs.weight", (count,), kind, 4 * 8 * 32),
+    )
+    values = VALUES | (changes or {})
+    entries = tuple(entry(key, kind, value) for key, (kind, value) in values.items())
+    return gguf_bytes(entries, tensors, data.tobytes())
+
+
+def open_whole(path: Path) -> list[int]:
+    checkpoint = resolve.resolve(str(path)).open(None)
+    return checkpoint.load_tokenizer().encode("aab")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
+
+
+def test_the_whole_file_is_sound(tmp_path):
+    path = tmp_path / "whole.gguf"
+    path.write_bytes(whole_file())
+    assert open_whole(path) == [1, 6, 7]
+    header = gguf_file.open_gguf(path)
+    assert gguf_file.read_config(header).layers[0].rope == Rope(500.0, "llama3", 8.0, 1.0, 4.0, 32)
+
+
+CRAFTED = {
+    "factors of integers": (whole_file(factors=(I32, 4)), "has type I32, which is no weight"),
+    "few factors": (whole_file(factors=(F32, 3)), "expected [4]"),
+    "end as an array": (
+        whole_file({"tokenizer.ggml.eos_token_id": numbers(*range(2000))}),
+        "eos_token_id array([ 0, 1,",
+    ),
+    "end as texts": (
+        whole_file({"tokenizer.ggml.eos_token_id": words("a")}),
+        "eos_token_id StringArray",
+    ),
+    "parts as an array": (whole_file({"split.count": numbers(1, 1)}), "one part of a split GGUF"),
+    "parts as one": (whole_file({"split.count": numbers(1)}), "one part of a split GGUF"),
+    "architecture": (
+        whole_file({"general.architecture": numbers(*range(2000))}),
+        "valid: llama, gemma3",
+    ),
+    "long token": (
+        whole_file({"tokenizer.ggml.tokens": words(*TOKENS[:-1], "a" * (1 << 20))}),
+        "token 7 has 1048576 characters; at most 1024",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CRAFTED)
+def test_a_crafted_file_is_refused_by_name(case, tmp_path):
+    data, expected = CRAFTED[case]
+    path = tmp_path / "crafted.gguf"
+    path.write_bytes(data)
+    start = time.process_time()
+    with pytest.raises(InputError) as caught:
+        open_whole(path)
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+    assert str(caught.value).count(str(path)) == 1 and time.process_time() - start < 2
+
+
+ANY_VALUE = st.one_of(
+    st.integers(0, 2**32 - 1).map(number),
+    st.integers(0, 9).map(number),
+    st.floats(width=32).map(lambda value: (FLOAT32, struct.pack("<f", value))),
+    st.sampled_from([b"\0", b"\1"]).map(lambda value: (BOOL, value)),
+    st.text(max_size=9).map(lambda value: (STRING, text(value.encode(errors="replace")))),
+    st.lists(st.integers(0, 9), max_size=9).map(lambda values: numbers(*values)),
+    st.lists(st.floats(width=32), max_size=9).map(lambda values: floats(*values)),
+    st.lists(st.sampled_from([*TOKENS, "", " ", b"\xff"]), max_size=9).map(lambda v: words(*v)),
+)
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    changes=st.dictionaries(st.sampled_from(sorted(VALUES)), ANY_VALUE, min_size=1, max_size=3),
+    factors=st.tuples(st.sampled_from([F32, I32, 24, 30]), st.sampled_from([1, 4])),
+)
+def test_metadata_of_any_type_is_read_or_refused_but_never_crashes(tmp_path, changes, factors):
+    path = tmp_path / "fuzzed.gguf"
+    path.write_bytes(whole_file(changes, factors))
+    try:
+        open_whole(path)
     except InputError as error:
         assert "\n" not in str(error)
