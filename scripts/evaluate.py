@@ -2,8 +2,10 @@
 
 import hashlib
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
@@ -28,9 +30,13 @@ def main(argv: Sequence[str]) -> None:
             f"--window is at most the context of {config.max_context}, not {_WINDOW.value}"
         )
     checkpoint, tokenizer = common.open_checkpoint(resolved)
-    start = tokenizer.encode("")  # models trained with a first token need it in each window
+    start = _prefix(tokenizer)
     tokens = tokenizer.encode(text, add_special=False)[: _MAX_TOKENS.value]
     step = _WINDOW.value - len(start)
+    if step < 1:
+        raise InputError(
+            f"--window is above the {len(start)} tokens before each text, not {_WINDOW.value}"
+        )
     windows = [start + tokens[i : i + step] for i in range(0, len(tokens), step)]
     windows = [window for window in windows if len(window) > 1]
     if not windows:
@@ -42,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
             logprobs += engine.score([window])[0].logprobs
             progress(len(logprobs), len(tokens), "scoring tokens")
     result = {
-        "perplexity": math.exp(-sum(logprobs) / len(logprobs)),
+        "perplexity": _perplexity(logprobs),
         "tokens": len(logprobs),
         "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
     }
@@ -53,6 +59,22 @@ def main(argv: Sequence[str]) -> None:
             f"perplexity {result['perplexity']:.4f} over {result['tokens']} tokens "
             f"(text SHA-256 {result['text_sha256']})"
         )
+
+
+def _prefix(tokenizer: Any) -> list[int]:
+    """What the tokenizer puts before a text: models trained with a first token need it in each
+    window. What it puts behind (an end token) belongs to no window.
+    """
+    bare, whole = tokenizer.encode("a", add_special=False), tokenizer.encode("a")
+    places = (n for n in range(len(whole)) if whole[n : n + len(bare)] == bare)
+    return whole[: next(places, 0)]
+
+
+def _perplexity(logprobs: list[float]) -> float:
+    mean = -sum(logprobs) / len(logprobs)
+    if not mean < math.log(sys.float_info.max):  # NaN is not either
+        raise InputError(f"{mean:.1f} nats a token: the perplexity is too large for a number")
+    return math.exp(mean)
 
 
 def _read_text() -> str:

@@ -192,7 +192,7 @@ def test_a_damaged_header_is_read_or_refused_but_never_crashes(tmp_path, data):
         assert "\n" not in str(error)
 
 
-# --- whole files: what the scan lets through, model and tokenizer still refuse ---------------------
+# --- whole files: what the scan lets through, model and tokenizer still refuse --------------------
 
 
 def number(value: int) -> tuple[int, bytes]:

@@ -3,12 +3,15 @@
 import hashlib
 import json
 import math
+import shutil
 
 import jax
 import numpy as np
 import pytest
+import tokenizers
 
 from inference.checkpoints import resolve
+from inference.engine import Engine, Score
 from layers import decoder
 from layers.ragged import contiguous
 from scripts import evaluate
@@ -49,6 +52,55 @@ def test_perplexity_of_a_file(run, tmp_path):
     expected, count = _perplexity(tokenizer.encode(text, add_special=False))
     assert answer["tokens"] == count
     assert answer["perplexity"] == pytest.approx(expected, rel=0.01)  # bfloat16 beside float32
+
+
+def test_a_perplexity_beyond_numbers_is_refused(run, monkeypatch, tmp_path):
+    path = tmp_path / "text"
+    path.write_text("Where does the workload wait?")
+    for logprob in (-1000.0, -math.inf):
+        score = [Score([], [logprob] * 5, [])]
+        monkeypatch.setattr(Engine, "score", lambda engine, texts, score=score: score)
+        ran = run(f"--text={path}", "--json")
+        assert ran.status == 1 and ran.out == ""
+        assert "nats a token: the perplexity is too large" in ran.err.splitlines()[-1]
+
+
+def _with_post_processor(tmp_path, before, after):
+    model = shutil.copytree(apps.TINY, tmp_path / "model")
+    backend = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
+    ids = dict.fromkeys([*before, *after])
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single=[*before, "$A", *after],
+        special_tokens=[(token, backend.token_to_id(token)) for token in ids],
+    )
+    backend.save(str(model / "tokenizer.json"))
+    return model
+
+
+@pytest.mark.parametrize("count, room", [(1, 1), (2, 0)])
+def test_a_window_begins_with_what_comes_first_and_holds_no_end(
+    run, monkeypatch, tmp_path, count, room
+):
+    """A first token and an end token, and a window of two tokens."""
+    backend = tokenizers.Tokenizer.from_file(str(apps.TINY / "tokenizer.json"))
+    first, end = backend.id_to_token(0), backend.id_to_token(1)
+    model = _with_post_processor(tmp_path, [first] * count, [end])
+    windows = []
+
+    def score(engine, texts):
+        windows.extend(texts)
+        return [Score([], [-1.0], [])]
+
+    monkeypatch.setattr(Engine, "score", score)
+    path = tmp_path / "text"
+    path.write_text("Where does it wait?")
+    ran = run(f"--model={model}", f"--text={path}", "--window=2", "--json")
+    if not room:
+        assert "--window is above the 2 tokens before each text, not 2" in ran.error
+        return
+    tokens = backend.encode("Where does it wait?", add_special_tokens=False).ids
+    assert windows == [[0, token] for token in tokens]
+    assert json.loads(ran.out)["perplexity"] == pytest.approx(math.e)
 
 
 def test_the_default_text_as_a_process(tmp_path):
