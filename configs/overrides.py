@@ -15,17 +15,19 @@ T = TypeVar("T")
 
 
 def apply(config: T, settings: Iterable[str]) -> T:
-    """Returns `config` with each 'path.to.field=value' replaced.
+    """Returns `config` with each 'path.to.field=value' replaced; of two for one field, the later.
 
     Raises:
-        InputError: a setting has no '=', names no field, or its value has the wrong type.
+        InputError: a setting has no '=', names no field, or its value has the wrong type; or they
+            make no valid configuration together.
     """
+    changes: dict[str, Any] = {}
     for setting in settings:
         path, equals, value = setting.partition("=")
         if not equals or not path:
             raise InputError(f"--set takes key=value, not {setting!r}")
-        config = _replace(config, path.split("."), value, path)
-    return config
+        _collect(changes, config, path.split("."), value, path)
+    return _replace(config, changes) if changes else config
 
 
 def changed(config: Any, base: Any) -> list[str]:
@@ -38,7 +40,8 @@ def changed(config: Any, base: Any) -> list[str]:
     ]
 
 
-def _replace(node: Any, keys: list[str], value: str, path: str) -> Any:
+def _collect(changes: dict[str, Any], node: Any, keys: list[str], value: str, path: str) -> None:
+    """Adds one setting to the changes of a section, {field: value, or changes of a section}."""
     names = [field.name for field in dataclasses.fields(node)]
     name, *rest = keys
     if name not in names:
@@ -51,8 +54,19 @@ def _replace(node: Any, keys: list[str], value: str, path: str) -> Any:
             if dataclasses.is_dataclass(child)
             else f"unknown key {path!r}: {name!r} has no fields"
         )
-    new = _replace(child, rest, value, path) if rest else _parse(node, name, value, path)
-    return dataclasses.replace(node, **{name: new})
+    if rest:
+        _collect(changes.setdefault(name, {}), child, rest, value, path)
+    else:
+        changes[name] = _parse(node, name, value, path)
+
+
+def _replace(node: Any, changes: dict[str, Any]) -> Any:
+    """All changes of a section at once: settings may be valid only together."""
+    for name, change in changes.items():
+        child = getattr(node, name)
+        if dataclasses.is_dataclass(child):
+            changes = changes | {name: _replace(child, change)}
+    return dataclasses.replace(node, **changes)
 
 
 def _parse(node: Any, name: str, text: str, path: str) -> Any:

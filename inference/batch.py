@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import jax
 import numpy as np
 from flax import struct
 
 from configs.engine import Config
+from inference.sampling import SlotSampling
 from inference.scheduler import Admission, Plan
 
 Array = Any  # numpy on the host, a traced array inside the step
@@ -32,7 +34,7 @@ class Admissions:
     source_A: Array  # i32[A], slot to take state and counts from; its own: starts afresh
     num_tokens_A: Array  # i32[A]
     last_token_A: Array  # i32[A]
-    sampling: dict[str, Array]  # [A, ...] a field of `SlotSampling`
+    sampling: SlotSampling  # [A, ...]
     page_copies: tuple[Array, ...]  # i32[2, A] a page group: from, to
 
 
@@ -68,7 +70,11 @@ def build(plan: Plan, config: Config) -> Batch:
 
 
 def build_admissions(
-    admissions: tuple[Admission, ...], rows: list[dict], neutral: dict, size: int, config: Config
+    admissions: tuple[Admission, ...],
+    rows: list[SlotSampling],
+    neutral: SlotSampling,
+    size: int,
+    config: Config,
 ) -> Admissions:
     """The arrays of at most `size` admissions; `rows` are their sampling parameters, `neutral`
     pads.
@@ -86,5 +92,5 @@ def build_admissions(
         for group, source, target in admission.page_copies:
             copies[group][:, a] = source, target
     padded = [*rows, *[neutral] * (size - len(rows))]
-    sampling = {name: np.stack([row[name] for row in padded]) for name in neutral}
+    sampling = jax.tree.map(lambda *values: np.stack(values), *padded)
     return Admissions(slot_A, source_A, num_tokens_A, last_token_A, sampling, copies)

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from configs.engine import Config
+from configs.errors import InputError
 from inference import batch as batches
 from inference import sampling, step
-from inference.request import Sequence
 from inference.scheduler import Admission, Plan
 from inference.shapes import StepShape
 from layers import decoder, kv_cache
@@ -29,6 +29,16 @@ class Executor:
     def __init__(
         self, config: Config, params: Params, mixers: Mapping[str, Mixer] = decoder.MIXERS
     ):
+        """Params and cache live on JAX's default device.
+
+        Raises:
+            InputError: `engine.deterministic` on a device where it has not been measured.
+        """
+        if config.engine.deterministic and jax.default_backend() != "cpu":
+            raise InputError(
+                "engine.deterministic holds on XLA's cpu backend, it is not measured on "
+                f"{jax.default_backend()}"
+            )
         self.config = config
         self.params = params
         self._mixers = mixers
@@ -81,7 +91,7 @@ class Executor:
         vocab = self.config.model.vocab_size
         for first in range(0, len(admissions), _ADMISSIONS):
             some = admissions[first : first + _ADMISSIONS]
-            rows = [sampling_row(admission.sequence, vocab) for admission in some]
+            rows = [sampling.request_row(admission.sequence, vocab) for admission in some]
             arrays = batches.build_admissions(
                 some, rows, sampling.neutral_row(vocab), _ADMISSIONS, self.config
             )
@@ -115,21 +125,3 @@ class Executor:
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-
-
-def sampling_row(sequence: Sequence, vocab_size: int) -> dict[str, np.ndarray]:
-    """A request's parameters as one row of `SlotSampling`."""
-    params, row = sequence.params, sampling.neutral_row(vocab_size)
-    for name in ("temperature", "top_k", "top_p", "min_p", "repetition", "presence", "frequency"):
-        row[name] = np.asarray(getattr(params, name), row[name].dtype)
-    seed = sequence.seed % 2**64
-    row["seed"] = np.asarray([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
-    row["prompt_length"] = np.asarray(sequence.num_prompt_tokens, np.int32)
-    row["min_tokens"] = np.asarray(params.min_tokens, np.int32)
-    ends = sorted(sequence.eos_ids | set(params.stop_ids))[: row["stop_ids"].size]
-    row["stop_ids"][: len(ends)] = ends
-    bias = params.logit_bias[: row["bias_ids"].size]
-    row["bias_ids"][: len(bias)] = [token for token, _ in bias]
-    row["bias_values"][: len(bias)] = [value for _, value in bias]
-    row["allowed"] = sampling.pack_mask(vocab_size, params.allowed_ids, params.banned_ids)
-    return row

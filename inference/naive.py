@@ -16,7 +16,6 @@ import numpy as np
 from configs.cache import BLOCK_TOKENS
 from configs.model import ModelConfig
 from inference import sampling
-from inference.executor import sampling_row
 from inference.request import Sequence
 from layers import decoder
 from layers.params import Params, abstract
@@ -42,7 +41,7 @@ def decode(
     Returns:
         Seconds of each token, compilation left out.
     """
-    own = _one_row(sampling_row(sequence, config.vocab_size))
+    own = _one_row(sampling.request_row(sequence, config.vocab_size))
     seconds: list[float] = []
     while sequence.num_output_tokens < sequence.params.max_new_tokens:
         length = len(sequence.tokens)
@@ -82,5 +81,5 @@ def _compiled(config: ModelConfig, num_tokens: int, greedy: bool) -> Any:
     return jax.jit(next_token).lower(infos, *arguments).compile()
 
 
-def _one_row(row: dict[str, np.ndarray]) -> sampling.SlotSampling:
-    return sampling.SlotSampling(**{name: jnp.asarray(value)[None] for name, value in row.items()})
+def _one_row(row: sampling.SlotSampling) -> sampling.SlotSampling:
+    return jax.tree.map(lambda value: jnp.asarray(value)[None], row)

@@ -18,16 +18,16 @@ def row_keys(seed_Q2: jax.Array, position_Q: jax.Array) -> jax.Array:
     """Names each row's stream of noise.
 
     Args:
-        seed_Q2: u32[Q, 2], the request's seed.
+        seed_Q2: u32[Q, 2], the request's seed: high word, low word.
         position_Q: i32[Q], absolute position of the token that is sampled.
 
     Returns:
         u32[Q, 2]: two words, each a hash of both seed words and the position.
     """
-    low_Q, high_Q = seed_Q2[:, 0], seed_Q2[:, 1]
+    high_Q, low_Q = seed_Q2[:, 0], seed_Q2[:, 1]
     position_Q = position_Q.astype(jnp.uint32)
-    first_Q = _mix(_mix(_mix(low_Q ^ jnp.uint32(0x9E3779B9)) + high_Q) ^ position_Q)
-    second_Q = _mix(_mix(_mix(high_Q ^ jnp.uint32(0x85EBCA6B)) + low_Q) + position_Q)
+    first_Q = _mix(_mix(_mix(high_Q ^ jnp.uint32(0x9E3779B9)) + low_Q) ^ position_Q)
+    second_Q = _mix(_mix(_mix(low_Q ^ jnp.uint32(0x85EBCA6B)) + high_Q) + position_Q)
     return jnp.stack([first_Q, second_Q], axis=-1)
 
 

@@ -118,6 +118,8 @@ class FinishReason(enum.StrEnum):
 class Sequence:
     """One running request: its tokens and what is computed of them.
 
+    More than `MAX_STOP_IDS` end tokens are an InputError.
+
     `tokens[:num_computed_tokens]` are in the cache; the rest (after the prompt is computed: one
     token) is still to be fed.
 
@@ -155,6 +157,18 @@ class Sequence:
         default_factory=list
     )
     drafts: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.end_ids) > MAX_STOP_IDS:
+            raise InputError(
+                f"at most {MAX_STOP_IDS} tokens end a sequence, the model's own and stop_ids "
+                f"together, not {len(self.end_ids)}"
+            )
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end the sequence: the model's own that count, and the request's."""
+        return self.eos_ids | set(self.params.stop_ids)
 
     @property
     def output_tokens(self) -> list[int]:

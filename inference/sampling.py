@@ -14,7 +14,9 @@ the row is *open*: its floor is found by bisection over the whole row. Whether a
 on that row alone, and so does its sample.
 """
 
+import dataclasses
 from collections.abc import Collection
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,54 +25,88 @@ from flax import struct
 from jax import lax
 
 from inference import noise
-from inference.request import MAX_STOP_IDS
+from inference.request import MAX_STOP_IDS, Sequence
 from layers import topk
 from layers.reduce import log_sum_exp, row_sum, sums_before
 
-NUM_BIAS = 32  # entries of a request's logit bias, unless the engine is built with others
+NUM_BIAS = 32  # entries of a request's logit bias
 _CANDIDATES = 72  # top_k = 64, a common default, is proven only by a smaller logit after the 64th
 _ALL = np.uint32(0xFFFFFFFF)
+
+Array = Any  # numpy in a request's row, on the device in a slot's
 
 
 @struct.dataclass
 class SlotSampling:
-    """How each slot samples, written at admission; gathered to Q rows for `sample`."""
+    """How each slot samples, written at admission; gathered to Q rows for `sample`. One row of it,
+    without the first axis, is a request's.
+    """
 
-    temperature: jax.Array  # f32[B+1] 0: greedy
-    top_k: jax.Array  # i32[B+1] 0: off
-    top_p: jax.Array  # f32[B+1] 1: off
-    min_p: jax.Array  # f32[B+1] 0: off
-    repetition: jax.Array  # f32[B+1] 1: off; divides positive, multiplies negative logits
-    presence: jax.Array  # f32[B+1] 0: off; subtracted once from each token of the output
-    frequency: jax.Array  # f32[B+1] 0: off; subtracted per occurrence in the output
-    seed: jax.Array  # u32[B+1, 2]
-    prompt_length: jax.Array  # i32[B+1] position - prompt_length tokens were generated before one
-    min_tokens: jax.Array  # i32[B+1] stop_ids are banned while fewer were generated
-    stop_ids: jax.Array  # i32[B+1, NS] padded with -1
-    bias_ids: jax.Array  # i32[B+1, NB] padded with -1; repeated ids add up
-    bias_values: jax.Array  # f32[B+1, NB]
-    allowed: jax.Array  # u32[B+1, ceil(V / 32)] bit v % 32 of word v // 32
-
-
-def neutral_row(vocab_size: int, num_bias: int = NUM_BIAS) -> dict[str, np.ndarray]:
-    """Fields of one row, greedy and without effect: fresh numpy arrays, free to be overwritten."""
-    zero, one = np.zeros((), np.float32), np.ones((), np.float32)
-    row: dict[str, np.ndarray] = {"temperature": zero, "top_p": one, "min_p": zero}
-    row |= {"repetition": one, "presence": zero, "frequency": zero}
-    row |= {name: np.zeros((), np.int32) for name in ("top_k", "prompt_length", "min_tokens")}
-    row["seed"] = np.zeros(2, np.uint32)
-    row["stop_ids"] = np.full(MAX_STOP_IDS, -1, np.int32)
-    row["bias_ids"] = np.full(num_bias, -1, np.int32)
-    row["bias_values"] = np.zeros(num_bias, np.float32)
-    row["allowed"] = pack_mask(vocab_size, None, ())
-    return {name: value.copy() for name, value in row.items()}
+    temperature: Array  # f32[B+1] 0: greedy
+    top_k: Array  # i32[B+1] 0: off
+    top_p: Array  # f32[B+1] 1: off
+    min_p: Array  # f32[B+1] 0: off
+    repetition: Array  # f32[B+1] 1: off; divides positive, multiplies negative logits
+    presence: Array  # f32[B+1] 0: off; subtracted once from each token of the output
+    frequency: Array  # f32[B+1] 0: off; subtracted per occurrence in the output
+    seed: Array  # u32[B+1, 2] high word, low word
+    prompt_length: Array  # i32[B+1] position - prompt_length tokens were generated before one
+    min_tokens: Array  # i32[B+1] stop_ids are banned while fewer were generated
+    stop_ids: Array  # i32[B+1, NS] padded with -1
+    bias_ids: Array  # i32[B+1, NB] padded with -1; repeated ids add up
+    bias_values: Array  # f32[B+1, NB]
+    allowed: Array  # u32[B+1, ceil(V / 32)] bit v % 32 of word v // 32
 
 
-def init(rows: int, vocab_size: int, num_bias: int = NUM_BIAS) -> SlotSampling:
+def neutral_row(vocab_size: int) -> SlotSampling:
+    """One row, greedy and without effect, of numpy scalars and fresh numpy arrays."""
+    zero, one, none = np.float32(0), np.float32(1), np.int32(0)
+    return SlotSampling(
+        temperature=zero,
+        top_k=none,
+        top_p=one,
+        min_p=zero,
+        repetition=one,
+        presence=zero,
+        frequency=zero,
+        seed=np.zeros(2, np.uint32),
+        prompt_length=none,
+        min_tokens=none,
+        stop_ids=np.full(MAX_STOP_IDS, -1, np.int32),
+        bias_ids=np.full(NUM_BIAS, -1, np.int32),
+        bias_values=np.zeros(NUM_BIAS, np.float32),
+        allowed=pack_mask(vocab_size, None, ()),
+    )
+
+
+def request_row(sequence: Sequence, vocab_size: int) -> SlotSampling:
+    """A request's parameters as one row, of numpy scalars and arrays."""
+    params, neutral = sequence.params, neutral_row(vocab_size)
+    seed, ends, bias = sequence.seed % 2**64, sorted(sequence.end_ids), params.logit_bias
+    neutral.stop_ids[: len(ends)] = ends
+    neutral.bias_ids[: len(bias)] = [token for token, _ in bias]
+    neutral.bias_values[: len(bias)] = [value for _, value in bias]
+    return dataclasses.replace(
+        neutral,
+        temperature=np.float32(params.temperature),
+        top_k=np.int32(params.top_k),
+        top_p=np.float32(params.top_p),
+        min_p=np.float32(params.min_p),
+        repetition=np.float32(params.repetition),
+        presence=np.float32(params.presence),
+        frequency=np.float32(params.frequency),
+        seed=np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32),
+        prompt_length=np.int32(sequence.num_prompt_tokens),
+        min_tokens=np.int32(params.min_tokens),
+        allowed=pack_mask(vocab_size, params.allowed_ids, params.banned_ids),
+    )
+
+
+def init(rows: int, vocab_size: int) -> SlotSampling:
     """Neutral parameters for `rows` slots, the sink of padding included."""
-    neutral = neutral_row(vocab_size, num_bias)
-    tiled = {k: np.repeat(v[None], rows, axis=0) for k, v in neutral.items()}
-    return SlotSampling(**{k: jnp.asarray(v) for k, v in tiled.items()})
+    return jax.tree.map(
+        lambda value: jnp.asarray(np.repeat(value[None], rows, axis=0)), neutral_row(vocab_size)
+    )
 
 
 def pack_mask(

@@ -65,34 +65,33 @@ def init_slots(config: Config) -> SlotState:
 def admit(
     cache: Any, slots: SlotState, admissions: Admissions, *, config: Config
 ) -> tuple[Any, SlotState]:
-    """Writes the rows of sequences that take a slot; a fork takes over its source's counts, states
-    and open page.
+    """Writes the rows of sequences that take a slot: a fork takes over its source's counts, states
+    and open page, others start from zero.
     """
     slot_A, source_A = admissions.slot_A, admissions.source_A
+    is_fork_A = source_A != slot_A
     group_of = config.model.group_of_layer
+
+    def inherit(x: jax.Array) -> jax.Array:
+        is_fork = is_fork_A.reshape(-1, *[1] * (x.ndim - 1))
+        return x.at[slot_A].set(jnp.where(is_fork, x[source_A], 0))
 
     def take_over(layer: int, leaf: jax.Array | None) -> jax.Array | None:
         if leaf is None:
             return None
         if layer in group_of:
             return kv_cache.copy_pages(leaf, *admissions.page_copies[group_of[layer]])
-        return leaf.at[slot_A].set(leaf[source_A])
+        return inherit(leaf)
 
     cache = tuple(take_over(layer, leaf) for layer, leaf in enumerate(cache))
-    counts = slots.counts
-    if counts.size > 1:
-        is_fork = (source_A != slot_A)[:, None, None]
-        counts = counts.at[slot_A].set(jnp.where(is_fork, counts[source_A], 0))
-    rows = {
-        name: getattr(slots.sampling, name).at[slot_A].set(value)
-        for name, value in admissions.sampling.items()
-    }
     slots = dataclasses.replace(
         slots,
         num_tokens=slots.num_tokens.at[slot_A].set(admissions.num_tokens_A),
         last_token=slots.last_token.at[slot_A].set(admissions.last_token_A),
-        sampling=dataclasses.replace(slots.sampling, **rows),
-        counts=counts,
+        sampling=jax.tree.map(
+            lambda old, new: old.at[slot_A].set(new), slots.sampling, admissions.sampling
+        ),
+        counts=inherit(slots.counts) if slots.counts.size > 1 else slots.counts,
     )
     return cache, slots
 
@@ -117,6 +116,9 @@ def step(
         config: model and engine, static.
         shape: static.
         mixers: implementations of the model's mixers.
+
+    Returns:
+        The cache with the step's tokens, the slots after it, and what the host is told.
     """
     ragged = view(shape, slots, batch)
     slot_T = _per_token(batch.slot_R, shape)

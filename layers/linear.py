@@ -11,7 +11,10 @@ def linear(x_TD: jax.Array, w_FD: jax.Array) -> jax.Array:
     rows = x_TD.shape[0]
     if rows < _MIN_ROWS:
         x_TD = jnp.pad(x_TD, ((0, _MIN_ROWS - rows), (0, 0)))
+    # A GPU's default for float32 operands is TF32, ten bits of mantissa.
+    precision = jax.lax.Precision.HIGHEST if w_FD.dtype == jnp.float32 else None
     y_TF = jax.lax.dot_general(
-        x_TD.astype(w_FD.dtype), w_FD, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
-    )
+        x_TD.astype(w_FD.dtype), w_FD, (((1,), (1,)), ((), ())), precision=precision,
+        preferred_element_type=jnp.float32,
+    )  # fmt: skip
     return y_TF[:rows]

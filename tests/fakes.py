@@ -77,7 +77,7 @@ def counter(params, config, layer, x_TD, state, context):
 
     def feed(state, one):
         token, p, slot, valid = one
-        before = jnp.where(p == 0, 0.0, state[slot, (p - 1) % state.shape[1], 0])
+        before = state[slot, (p - 1) % state.shape[1], 0]  # 0 at first, whoever had the slot
         after = (3 * before + token + p) % 97
         at = (slot, p % state.shape[1], 0)
         return state.at[at].set(jnp.where(valid, after, state[at])), after

@@ -60,6 +60,20 @@ def test_later_settings_win_and_none_changes_nothing():
     assert overrides.apply(BASE, []) is BASE
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_settings_may_be_valid_only_together(order):
+    heads = ["model.num_heads=4", "model.num_kv_heads=2"][::order]
+    model = overrides.apply(BASE, heads).model
+    assert (model.num_heads, model.num_kv_heads) == (4, 2)
+    context = ["model.max_context=64", "engine.max_context=32", "engine.max_seqs=2"][::order]
+    changed = overrides.apply(
+        dataclasses.replace(BASE, engine=EngineConfig(max_context=99)), context
+    )
+    assert (changed.model.max_context, changed.max_context) == (64, 32)
+    with pytest.raises(InputError, match="not a multiple"):
+        overrides.apply(BASE, heads[:1])
+
+
 def test_types_inside_unions_and_tuples():
     changed = overrides.apply(Tree(), ["leaf.rate=2", "leaf.limit=none", "leaf.flag=true"])
     assert changed.leaf == Leaf(rate=2.0, limit=None, flag=True)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from configs.errors import InputError
-from inference.request import SamplingParams, Sequence
+from inference.request import MAX_STOP_IDS, SamplingParams, Sequence
 
 NAN, INF = math.nan, math.inf
 
@@ -80,3 +80,12 @@ def test_a_scored_prompt_feeds_all_but_its_last_token():
     assert sequence.num_pending_tokens == 1 and sequence.is_prefilling
     sequence.num_computed_tokens = 2
     assert sequence.num_pending_tokens == 0
+
+
+def test_end_tokens_are_few():
+    eos_ids = frozenset(range(MAX_STOP_IDS - 1))
+    fits = Sequence(1, SamplingParams(stop_ids=(0, 90)), [1], 1, eos_ids)
+    assert fits.end_ids == eos_ids | {90} and fits.is_end(90) and fits.is_end(0)
+    with pytest.raises(InputError, match="at most 16 tokens end a sequence, .* not 17") as error:
+        Sequence(1, SamplingParams(stop_ids=(90, 91)), [1], 1, eos_ids)
+    assert "\n" not in str(error.value)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from inference import noise, sampling
+from inference.request import MAX_STOP_IDS, SamplingParams, Sequence
 from layers import topk
 
 ROWS = 32  # most tests fill up to as many, so that a vocabulary compiles once
@@ -40,21 +41,25 @@ class Request:
     grammar_ids: tuple[int, ...] | None = None
 
 
-def pack(requests: list[Request], vocab: int, num_bias: int = sampling.NUM_BIAS):
+def pack(requests: list[Request], vocab: int):
     """Device parameters and grammar masks of the requests, one row each."""
     rows = []
     for request in requests:
-        row = sampling.neutral_row(vocab, num_bias)
-        for name in set(row) & {f.name for f in dataclasses.fields(Request)} - {"stop_ids"}:
-            row[name] = np.asarray(getattr(request, name), row[name].dtype)
-        row["stop_ids"][: len(request.stop_ids)] = request.stop_ids
+        row = sampling.neutral_row(vocab)
+        row.stop_ids[: len(request.stop_ids)] = request.stop_ids
         for i, (token, value) in enumerate(request.bias):
-            row["bias_ids"][i], row["bias_values"][i] = token, value
-        row["allowed"] = sampling.pack_mask(vocab, request.allowed_ids, request.banned_ids)
-        rows.append(row)
-    stacked = {name: jnp.asarray(np.stack([row[name] for row in rows])) for name in rows[0]}
+            row.bias_ids[i], row.bias_values[i] = token, value
+        plain = {f.name for f in dataclasses.fields(row)} & {
+            f.name for f in dataclasses.fields(Request)
+        } - {"stop_ids"}
+        values = {
+            name: np.asarray(getattr(request, name), getattr(row, name).dtype) for name in plain
+        }
+        allowed = sampling.pack_mask(vocab, request.allowed_ids, request.banned_ids)
+        rows.append(dataclasses.replace(row, allowed=allowed, **values))
     masks = np.stack([sampling.pack_mask(vocab, r.grammar_ids, ()) for r in requests])
-    return sampling.SlotSampling(**stacked), jnp.asarray(masks)
+    stacked = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *rows)
+    return stacked, jnp.asarray(masks)
 
 
 def tile(tree, rows: int):
@@ -311,12 +316,6 @@ def test_a_bias_does_not_revive_a_banned_token():
     assert draw_filled(np.zeros((1, 131), np.float32), [request])[0] == 8
 
 
-def test_without_room_for_a_bias():
-    x = peaked(np.random.default_rng(1), 2, 131)
-    own, _ = pack([Request(temperature=0.0)] * 2, 131, num_bias=0)
-    np.testing.assert_array_equal(sample(x, own, jnp.array([1, 2])), x.argmax(-1))
-
-
 @pytest.mark.parametrize("vocab", [40, 131, 300])
 def test_samples_stay_in_mask_and_vocabulary(vocab):
     rng = np.random.default_rng(vocab)
@@ -374,12 +373,30 @@ def test_neutral_rows_change_nothing():
     state = sampling.init(ROWS, 131)
     assert all(leaf.shape[0] == ROWS for leaf in jax.tree.leaves(state))
     row = sampling.neutral_row(131)
-    for name, value in row.items():
-        leaf = getattr(state, name)
+    for leaf, value in zip(jax.tree.leaves(state), jax.tree.leaves(row), strict=True):
         assert leaf.dtype == value.dtype and leaf.shape[1:] == value.shape
-        value[...] = 1  # owned by the caller
+    row.stop_ids[:] = row.allowed[:] = 1  # owned by the caller
     x = peaked(np.random.default_rng(1), ROWS, 131)
     np.testing.assert_array_equal(sample(x, state, *fill(x, [Request()] * ROWS)[2:]), x.argmax(-1))
+
+
+def test_a_request_as_a_row():
+    params = SamplingParams(
+        temperature=0.5, top_k=3, top_p=0.25, min_p=0.125, repetition=1.5, presence=0.75,
+        frequency=-0.5, logit_bias=((7, 1.5), (9, -2.0)), banned_ids=(8,), min_tokens=2,
+        stop_ids=(5, 4),
+    )  # fmt: skip
+    sequence = Sequence(1, params, [1, 2, 3], 2, frozenset({6}), seed=(7 << 32) + 9)
+    row = sampling.request_row(sequence, 40)
+    neutral = sampling.neutral_row(40)
+    for name in ("temperature", "top_k", "top_p", "min_p", "repetition", "presence", "frequency"):
+        assert getattr(row, name) == getattr(params, name)
+    assert row.seed.tolist() == [7, 9] and (row.prompt_length, row.min_tokens) == (2, 2)
+    assert row.stop_ids.tolist() == [4, 5, 6] + [-1] * (MAX_STOP_IDS - 3)
+    assert row.bias_ids[:3].tolist() == [7, 9, -1] and row.bias_values[:3].tolist() == [1.5, -2, 0]
+    np.testing.assert_array_equal(row.allowed, sampling.pack_mask(40, None, (8,)))
+    for mine, other in zip(jax.tree.leaves(row), jax.tree.leaves(neutral), strict=True):
+        assert (mine.shape, mine.dtype) == (other.shape, other.dtype)
 
 
 # --- the law --------------------------------------------------------------------------------------
@@ -510,7 +527,7 @@ def test_noise_is_uniform_and_independent_of_its_neighbours(axis):
     elif axis == "positions":
         u = uniforms(np.tile([3, 4], (n, 1)), steps, [9])[:, 0]
     else:
-        pair = (steps, zeros) if axis == "low seeds" else (zeros, steps)
+        pair = (steps, zeros) if axis == "high seeds" else (zeros, steps)
         u = uniforms(np.stack(pair, -1), zeros, [9])[:, 0]
     assert u.min() > 0 and u.max() < 1
     assert stats.kstest(u, "uniform").pvalue > 1e-4

@@ -95,6 +95,17 @@ def test_admission_and_chunks(build):
     assert_plain(build(), fakes.prompts(LENGTHS), 12)
 
 
+def test_a_slot_starts_without_its_predecessors_state():
+    """One slot, one request after the other; then the state itself, before the first step."""
+    engine = make(max_seqs=1, decode_rows=(1,))
+    for prompt in fakes.prompts([9, 5]):
+        assert_plain(engine, [prompt], 4)
+    assert np.asarray(engine.executor.cache[1][0]).any()
+    engine.add_request([1, 2], fakes.greedy(1))
+    engine.executor.admit(engine.scheduler.schedule().admissions)
+    assert not np.asarray(engine.executor.cache[1][0]).any()
+
+
 def test_abort_leaves_no_trace():
     engine = make()
     prompts = fakes.prompts(LENGTHS)

@@ -6,9 +6,11 @@ import jax
 import numpy as np
 import pytest
 
+from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.model import ModelConfig
 from inference import naive
+from inference.executor import Executor
 from inference.request import SamplingParams, Sequence
 from inference.shapes import StepShape
 from layers import decoder
@@ -298,6 +300,22 @@ def test_cache_and_slots_are_updated_in_place(warm):
     for shape in warm.scheduler.shapes:
         aliased = warm.executor.compiled(shape).memory_analysis().alias_size_in_bytes
         assert aliased == state, shape
+
+
+def test_admission_is_in_place_too():
+    """With penalties the slots hold 2 V counts a sequence."""
+    engine = fakes.engine(fakes.fake_model(), max_seqs=4, num_drafts=2, penalties=True)
+    executor = engine.executor
+    state = num_bytes(executor.cache) + num_bytes(executor.slots)
+    for program in (executor._compiled_admit(), executor.compiled(engine.scheduler.shapes[0])):
+        assert program.memory_analysis().alias_size_in_bytes == state
+
+
+def test_deterministic_is_refused_where_it_is_not_measured(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    config = Config(MODELS["llama float32"], EngineConfig(deterministic=True))
+    with pytest.raises(InputError, match="cpu backend, it is not measured on gpu"):
+        Executor(config, {})
 
 
 def test_temporary_memory_does_not_grow_with_the_pool():
