@@ -6,6 +6,8 @@ PYTHON ?= python3
 PYTHON312 ?= python3.12
 WORKERS ?= 2
 MODEL ?= smollm2-135m
+# The one preset whose weights bring a chat template; any other model continues the prompt.
+CHAT ?= $(if $(filter smollm2-135m,$(MODEL)),--chat)
 PROMPT ?= What is the capital of France?
 # More arguments for the golden environment's pip, such as an index of CPU-only torch wheels.
 GOLDEN_PIP_ARGS ?=
@@ -30,7 +32,7 @@ help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 run: .venv/.core  ## install, fetch the default model, answer a prompt (MODEL=..., PROMPT=...)
-	@.venv/bin/python -m scripts.generate --model=$(MODEL) --chat --prompt="$$PROMPT"
+	@.venv/bin/python -m scripts.generate --model=$(MODEL) $(CHAT) --prompt="$$PROMPT"
 
 test: .venv/.test  ## the suite, on WORKERS=2 processes
 	.venv/bin/python -m pytest -n $(WORKERS) --dist=loadfile

