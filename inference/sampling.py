@@ -166,7 +166,7 @@ def sample(
     sampling: SlotSampling,
     position_Q: jax.Array,
     counts: jax.Array | None = None,
-    mask_QM: jax.Array | None = None,
+    mask_QX: jax.Array | None = None,
 ) -> jax.Array:
     """Applies every filter and draws one token a row.
 
@@ -177,12 +177,12 @@ def sample(
         sampling: parameters gathered to the Q rows.
         position_Q: i32[Q], absolute position of the token that is sampled.
         counts: integers [Q, 2, V], occurrences in the prompt and in the output; None: no penalties.
-        mask_QM: u32[Q, ceil(V / 32)], what a grammar permits, packed as by `pack_mask`; None: all.
+        mask_QX: u32[Q, ceil(V / 32)], what a grammar permits, packed as by `pack_mask`; None: all.
 
     Returns:
         i32[Q]. A row that permits no token can only end: its first stop id, or 0 if it has none.
     """
-    edited_QV = _edit(logits_QV.astype(jnp.float32), sampling, position_Q, counts, mask_QM)
+    edited_QV = _edit(logits_QV.astype(jnp.float32), sampling, position_Q, counts, mask_QX)
     padded_QV = topk.pad_to_groups(edited_QV)
     keys_Q2 = noise.row_keys(sampling.seed, position_Q)
     values_QJ, ids_QJ = topk.top_n(padded_QV, _CANDIDATES)
@@ -202,22 +202,22 @@ def _edit(
     sampling: SlotSampling,
     position_Q: jax.Array,
     counts: jax.Array | None,
-    mask_QM: jax.Array | None,
+    mask_QX: jax.Array | None,
 ) -> jax.Array:
     """Mask, penalties and bias; a step in which no row has any skips them: f32[Q, V]."""
     rows, vocab_size = logits_QV.shape
-    allowed_QM = sampling.allowed if mask_QM is None else sampling.allowed & mask_QM
+    allowed_QX = sampling.allowed if mask_QX is None else sampling.allowed & mask_QX
     num_generated_Q = position_Q - sampling.prompt_length
     is_early_Q1 = (num_generated_Q < sampling.min_tokens)[:, None]
-    allowed_QM &= ~_bits(jnp.where(is_early_Q1, sampling.stop_ids, -1), allowed_QM.shape[1])
-    is_needed = jnp.any(allowed_QM != _ALL) | jnp.any(sampling.bias_ids >= 0)
+    allowed_QX &= ~_bits(jnp.where(is_early_Q1, sampling.stop_ids, -1), allowed_QX.shape[1])
+    is_needed = jnp.any(allowed_QX != _ALL) | jnp.any(sampling.bias_ids >= 0)
     if counts is not None:
         is_needed |= jnp.any(sampling.repetition != 1)
         is_needed |= jnp.any((sampling.presence != 0) | (sampling.frequency != 0))
 
     def edit(x_QV: jax.Array) -> jax.Array:
-        bits_QM32 = allowed_QM[:, :, None] >> jnp.arange(32, dtype=jnp.uint32) & 1
-        x_QV = jnp.where(bits_QM32.reshape(rows, -1)[:, :vocab_size] == 1, x_QV, -jnp.inf)
+        bits_QX32 = allowed_QX[:, :, None] >> jnp.arange(32, dtype=jnp.uint32) & 1
+        x_QV = jnp.where(bits_QX32.reshape(rows, -1)[:, :vocab_size] == 1, x_QV, -jnp.inf)
         if counts is not None:
             output_QV = counts[:, 1].astype(jnp.float32)
             factor_Q1 = sampling.repetition[:, None]
@@ -226,18 +226,18 @@ def _edit(
             x_QV -= jnp.where(output_QV > 0, sampling.presence[:, None], 0.0)
             x_QV -= output_QV * sampling.frequency[:, None]
         # Padding (-1) would wrap around to the last token; past the end it is dropped.
-        ids_QN = jnp.where(sampling.bias_ids < 0, vocab_size, sampling.bias_ids)
-        return x_QV.at[jnp.arange(rows)[:, None], ids_QN].add(sampling.bias_values, mode="drop")
+        ids_QJ = jnp.where(sampling.bias_ids < 0, vocab_size, sampling.bias_ids)
+        return x_QV.at[jnp.arange(rows)[:, None], ids_QJ].add(sampling.bias_values, mode="drop")
 
     return lax.cond(is_needed, edit, lambda x_QV: x_QV, logits_QV)
 
 
-def _bits(ids_QN: jax.Array, words: int) -> jax.Array:
+def _bits(ids_QJ: jax.Array, words: int) -> jax.Array:
     """Packed mask with the bits of the ids set, negative ids ignored: u32[Q, words]."""
-    is_word_QNM = (ids_QN >> 5)[:, :, None] == jnp.arange(words)
-    bit_QN1 = (jnp.uint32(1) << (ids_QN & 31).astype(jnp.uint32))[:, :, None]
+    is_word_QJX = (ids_QJ >> 5)[:, :, None] == jnp.arange(words)
+    bit_QJ1 = (jnp.uint32(1) << (ids_QJ & 31).astype(jnp.uint32))[:, :, None]
     return lax.reduce(
-        jnp.where(is_word_QNM, bit_QN1, jnp.uint32(0)), jnp.uint32(0), lax.bitwise_or, (1,)
+        jnp.where(is_word_QJX, bit_QJ1, jnp.uint32(0)), jnp.uint32(0), lax.bitwise_or, (1,)
     )
 
 
@@ -350,9 +350,9 @@ def _sample_rows(logits_RV: jax.Array, sampling: SlotSampling, keys_R2: jax.Arra
     # The winning group's scores are computed once more: an argmax over all of them costs 2 x.
     score_RV = score(logits_RV, jnp.arange(logits_RV.shape[1])[None])
     group_R1 = jnp.argmax(topk.group_maxima(score_RV), axis=-1)[:, None]
-    ids_RG = topk.group_ids(group_R1)
-    best_R1 = jnp.argmax(score(topk.take_groups(logits_RV, group_R1), ids_RG), axis=-1)[:, None]
-    return jnp.take_along_axis(ids_RG, best_R1, axis=-1)[:, 0]
+    ids_RJ = topk.group_ids(group_R1)
+    best_R1 = jnp.argmax(score(topk.take_groups(logits_RV, group_R1), ids_RJ), axis=-1)[:, None]
+    return jnp.take_along_axis(ids_RJ, best_R1, axis=-1)[:, 0]
 
 
 def _row_floor(logits_RV: jax.Array, sampling: SlotSampling) -> jax.Array:

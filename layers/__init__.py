@@ -7,7 +7,9 @@ The axis key, used in einsums, name suffixes (`q_TNH`) and comments everywhere:
     N  query heads                     K  key/value heads        G  = N / K
     H  head width                      V  vocabulary             E  experts
     L  layers                          Q  packed rows of logits  C  rows of a rectangle
-    R  rows of all rectangles          M  state width (SSM)      W  query tokens of a row
+    W  query tokens of a row           R  rows of all rectangles, or a few rows of Q
+    A  rows of an admission            J  entries chosen from a row of logits
+    M  state width (SSM)               X  any other axis, said where it stands
     k  drafts per sequence (lower case). In latent attention C is the rank, R the rope width.
 
 The packed T of a step is two rectangles, decode rows [C, W = 1 + k] and prefill tiles

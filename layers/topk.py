@@ -26,14 +26,14 @@ def group_maxima(x_QV: jax.Array) -> jax.Array:
 
 def take_groups(x_QV: jax.Array, groups_QJ: jax.Array) -> jax.Array:
     """The entries of the chosen groups, side by side: [Q, J * GROUP]."""
-    x_QJG = x_QV.reshape(x_QV.shape[0], -1, GROUP)
-    return jnp.take_along_axis(x_QJG, groups_QJ[:, :, None], axis=1).reshape(x_QV.shape[0], -1)
+    x_QJX = x_QV.reshape(x_QV.shape[0], -1, GROUP)
+    return jnp.take_along_axis(x_QJX, groups_QJ[:, :, None], axis=1).reshape(x_QV.shape[0], -1)
 
 
 def group_ids(groups_QJ: jax.Array) -> jax.Array:
     """Column numbers of the entries that `take_groups` returns: i32[Q, J * GROUP]."""
-    ids_QJG = groups_QJ[:, :, None] * GROUP + jnp.arange(GROUP, dtype=jnp.int32)
-    return ids_QJG.astype(jnp.int32).reshape(groups_QJ.shape[0], -1)
+    ids_QJX = groups_QJ[:, :, None] * GROUP + jnp.arange(GROUP, dtype=jnp.int32)
+    return ids_QJX.astype(jnp.int32).reshape(groups_QJ.shape[0], -1)
 
 
 def argmax(x_QV: jax.Array) -> jax.Array:
