@@ -37,6 +37,8 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
     """
 
     def guarded(argv: Sequence[str]) -> None:
+        if not flags.FLAGS["verbosity"].present:  # absl's default tells what JAX looked for
+            logging.set_verbosity(logging.WARNING)
         try:
             if len(argv) > 1:
                 raise InputError(f"unexpected argument {argv[1]!r}: every input is a flag")

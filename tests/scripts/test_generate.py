@@ -255,6 +255,7 @@ def test_as_a_process(tmp_path):
     assert ran.status == 0, ran.err
     assert len(json.loads(ran.out)["results"][0]["token_ids"]) == 2
     assert "Traceback" not in ran.err and "Warning" not in ran.err
+    assert ran.err == "llama-tokenizer, float32, max_seqs=3, decode_rows=(4,), prefill_tiles=(4,)\n"
 
 
 def test_bytes_that_are_no_text_as_a_process(tmp_path):
