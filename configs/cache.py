@@ -8,6 +8,8 @@ A spec says nothing of arrays or devices: `layers/kv_cache.py` turns it into lea
 
 import dataclasses
 
+from configs.errors import InputError
+
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 # Keys that attention folds in at a time: page tables and padded texts are whole blocks, so that a
@@ -36,11 +38,11 @@ class CacheSpec:
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
-            raise ValueError(f"a cache window is at least 1 token, not {self.window}")
+            raise InputError(f"a cache window is at least 1 token, not {self.window}")
         if self.owner is not None and (self.elements_per_token or self.elements_per_sequence):
-            raise ValueError("a cache shared with an earlier layer stores nothing of its own")
+            raise InputError("a cache shared with an earlier layer stores nothing of its own")
         if self.elements_per_token and self.elements_per_sequence:
-            raise ValueError("a layer's cache holds elements per token or per sequence, not both")
+            raise InputError("a layer's cache holds elements per token or per sequence, not both")
 
     @property
     def can_tree(self) -> bool:

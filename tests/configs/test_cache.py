@@ -61,13 +61,13 @@ def test_resume_needs_the_pages_that_are_still_visible(boundary):
 
 
 def test_contradictions_are_refused():
-    with pytest.raises(ValueError, match="at least 1 token"):
+    with pytest.raises(InputError, match="at least 1 token"):
         CacheSpec(3, window=0)
-    with pytest.raises(ValueError, match="nothing of its own"):
+    with pytest.raises(InputError, match="nothing of its own"):
         CacheSpec(3, owner=0)
-    with pytest.raises(ValueError, match="nothing of its own"):
+    with pytest.raises(InputError, match="nothing of its own"):
         CacheSpec(elements_per_sequence=1, owner=0)
-    with pytest.raises(ValueError, match="per token or per sequence, not both"):
+    with pytest.raises(InputError, match="per token or per sequence, not both"):
         CacheSpec(elements_per_token=1, elements_per_sequence=1)
     with pytest.raises(InputError, match="window=4 or a cache with a window of its own, not both"):
         LayerSpec(window=4, cache=keys_values(2, 8, window=4))
