@@ -128,12 +128,12 @@ def _pack(outs: list[jax.Array]) -> jax.Array:
 
 
 def _poison_keys(k_TKH: jax.Array, v_TKH: jax.Array) -> jax.Array:
-    """Rows for the pages, [T, 2 K H], where a non-finite value becomes 0 beside a NaN key.
+    """Rows for the pages, [T, 2K, H], where a non-finite value becomes 0 beside a NaN key.
 
     A masked key is replaced before the softmax, a masked value is only multiplied by 0: so a NaN
     left in a freed page would reach its next owner through the values, never through the keys.
     Whoever may see the key still gets the NaN.
     """
     finite_TK1 = jnp.isfinite(v_TKH).all(-1, keepdims=True)
-    kv_T2KH = jnp.stack([jnp.where(finite_TK1, k_TKH, jnp.nan), jnp.where(finite_TK1, v_TKH, 0)], 1)
-    return kv_T2KH.reshape(k_TKH.shape[0], -1)
+    k_TKH, v_TKH = jnp.where(finite_TK1, k_TKH, jnp.nan), jnp.where(finite_TK1, v_TKH, 0)
+    return jnp.concatenate([k_TKH, v_TKH], axis=1)

@@ -66,10 +66,16 @@ def decode(stored: jax.Array) -> jax.Array:
     )
 
 
-def write(pages: jax.Array, x_TX: jax.Array, ragged: Ragged, group: int) -> jax.Array:
-    """Stores one row of elements a packed token, in place where `pages` is donated."""
+def write(pages: jax.Array, x_T: jax.Array, ragged: Ragged, group: int) -> jax.Array:
+    """Stores the elements of each packed token, in place where `pages` is donated.
+
+    `x_T` is [T, ...] of any shape: pages are seen in it, since a reshape of the elements would be
+    computed one by one.
+    """
     page_T, offset_T = ragged.page_T(group, pages.shape[1])
-    return pages.at[page_T, offset_T].set(encode(x_TX, pages), mode="promise_in_bounds")
+    seen = pages.reshape(*pages.shape[:2], *x_T.shape[1:])
+    seen = seen.at[page_T, offset_T].set(encode(x_T, pages), mode="promise_in_bounds")
+    return seen.reshape(pages.shape)
 
 
 def copy_pages(pages: jax.Array, source_X: jax.Array, target_X: jax.Array) -> jax.Array:

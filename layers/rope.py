@@ -27,9 +27,16 @@ def inverse_frequencies(rope: Rope, head_width: int) -> np.ndarray:
 
 
 def angles(rope: Rope, head_width: int, positions_T: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """cos and sin of each position's angles, float32 [T, H/2] each."""
+    """cos and sin of each position's angles, float32 [T, H/2] each.
+
+    They pass through a product with the identity, which changes no bit: XLA's CPU backend would
+    otherwise compute them again inside each layer, for every head.
+    """
     angles_TX = positions_T[:, None].astype(jnp.float32) * inverse_frequencies(rope, head_width)
-    return jnp.cos(angles_TX), jnp.sin(angles_TX)
+    both_TH = jnp.concatenate([jnp.cos(angles_TX), jnp.sin(angles_TX)], axis=-1)
+    same_TH = jnp.dot(both_TH, jnp.eye(head_width), precision=jax.lax.Precision.HIGHEST)
+    cos_TX, sin_TX = jnp.split(same_TH, 2, axis=-1)
+    return cos_TX, sin_TX
 
 
 def rotate(x_TNH: jax.Array, cos_TX: jax.Array, sin_TX: jax.Array) -> jax.Array:
