@@ -63,8 +63,12 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # while a closed pipe can still be caught
-    except BrokenPipeError:  # the reader has left: what is buffered goes nowhere
+    except OSError as error:  # of stdout: what is buffered goes nowhere
+        if logging.get_verbosity() > logging.INFO:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # a reader that has left wants no more
+            fail(f"cannot write to stdout: {error.strerror}")
         sys.exit(1)
 
 

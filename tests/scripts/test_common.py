@@ -78,6 +78,20 @@ def test_a_reader_that_has_left_is_no_traceback(tmp_path):
     assert done.returncode == 1 and done.stderr == b""
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+@pytest.mark.parametrize("flag", ["--help", "--window=16"])
+def test_output_that_cannot_be_written_is_one_line(tmp_path, flag):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "scripts.evaluate", f"--model={apps.TINY}", "--max_tokens=8",
+             flag, "--set=engine.prefill_tiles=(1,)"],
+            cwd=apps.ROOT, stdout=full, stderr=subprocess.PIPE, timeout=120, text=True,
+            env=os.environ | {"RIDGELINE_CACHE": str(tmp_path)},
+        )  # fmt: skip
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "No space left on device" in done.stderr.splitlines()[-1]
+
+
 def test_a_character_the_terminal_lacks_ends_nothing(tmp_path):
     program = "from scripts import common; common.run(lambda argv: print('a \u2581 b'))"
     done = subprocess.run(
