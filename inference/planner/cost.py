@@ -113,6 +113,7 @@ def measure_read_bandwidth(num_bytes: int = 256 << 20, repeats: int = 5) -> floa
     product.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = cores or 1
     parts = np.array_split(np.ones(num_bytes // 4, np.float32), cores)
 
     def once(pool: ThreadPoolExecutor) -> float:
