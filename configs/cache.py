@@ -81,6 +81,11 @@ def keys_values(num_kv_heads: int, head_width: int, window: int | None = None) -
     return CacheSpec(2 * num_kv_heads * head_width, window=window, shard_axis="kv_heads")
 
 
+def latent(rank: int, rope_width: int) -> CacheSpec:
+    """Multi-head latent attention: one vector for all heads and one rotary key a token."""
+    return CacheSpec(rank + rope_width)
+
+
 def recurrent(elements: int) -> CacheSpec:
     """A state of fixed size: SSM, linear attention, the tail of a convolution."""
     return CacheSpec(elements_per_sequence=elements)

@@ -4,8 +4,9 @@ import dataclasses
 import functools
 import math
 
-from configs.cache import CacheSpec, PageGroup, keys_values, page_groups
+from configs.cache import CacheSpec, PageGroup, keys_values, latent, page_groups, recurrent
 from configs.errors import InputError
+from configs.mixers import Experts, Indexer, Latent, Recurrent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +40,9 @@ class LayerSpec:
         mixer, ffn: names in the decoder's tables.
         rope: rotary positions of a mixer that rotates.
         window: tokens that a query sees, itself included; None sees all.
-        cache: None derives the spec of keys and values from the model's widths and the window; a
+        cache: None derives the spec from the model's widths, the window and the fields below; a
             spec that is given brings its own window, a shared cache its owner's.
+        latent, recurrent, indexer, experts: widths of the mixers and feed-forwards that have them.
     """
 
     mixer: str = "attention"
@@ -48,6 +50,10 @@ class LayerSpec:
     rope: Rope = Rope()
     window: int | None = None
     cache: CacheSpec | None = None
+    latent: Latent | None = None
+    recurrent: Recurrent | None = None
+    indexer: Indexer | None = None
+    experts: Experts | None = None
 
     def __post_init__(self) -> None:
         if self.window is not None and self.cache is not None:
@@ -139,10 +145,19 @@ class ModelConfig:
     @functools.cached_property
     def cache_specs(self) -> tuple[CacheSpec, ...]:
         """What each layer caches."""
-        return tuple(
-            layer.cache or keys_values(self.num_kv_heads, self.head_width, layer.window)
-            for layer in self.layers
-        )
+        return tuple(layer.cache or self._derived_cache(layer) for layer in self.layers)
+
+    def _derived_cache(self, layer: LayerSpec) -> CacheSpec:
+        if layer.recurrent is not None:
+            return recurrent(layer.recurrent.state_elements)
+        if layer.latent is not None:
+            spec = latent(layer.latent.rank, layer.latent.rope_width)
+        else:
+            spec = keys_values(self.num_kv_heads, self.head_width, layer.window)
+        if layer.indexer is None:
+            return spec
+        elements = spec.elements_per_token + layer.indexer.head_width
+        return dataclasses.replace(spec, elements_per_token=elements)
 
     @functools.cached_property
     def page_groups(self) -> tuple[PageGroup, ...]:

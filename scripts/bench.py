@@ -16,8 +16,8 @@ from absl import flags  # noqa: E402
 
 from configs.engine import Config  # noqa: E402
 from configs.errors import InputError  # noqa: E402
-from inference.planner import cost  # noqa: E402
-from inference.planner.cost import Machine  # noqa: E402
+from configs.hardware.spec import HardwareSpec  # noqa: E402
+from inference.planner import measure, report  # noqa: E402
 from inference.request import SamplingParams  # noqa: E402
 from scripts import common  # noqa: E402
 
@@ -63,19 +63,17 @@ def main(argv: Sequence[str]) -> None:
         start = time.perf_counter()
         engine.warm_up(compiled)
         warm_up_s = time.perf_counter() - start
-    machine = cost.Machine(
-        cost.measure_read_bandwidth(), cost.measure_matmul_rate(config.model.dtype)
-    )
+    machine = measure.this_machine(config.model.dtype)
     num_compiles = _count_compiles()
 
-    def measure(size: int, params: SamplingParams) -> dict[str, Any]:
+    def measure_row(size: int, params: SamplingParams) -> dict[str, Any]:
         before = num_compiles()
         row = _measure(engine, prompts, size, params, machine)
         return row | {"compiles": num_compiles() - before}
 
-    rows = [measure(size, greedy) for size in sizes]
+    rows = [measure_row(size, greedy) for size in sizes]
     largest = max(sizes)
-    sampled = measure(largest, drawn)
+    sampled = measure_row(largest, drawn)
     length = _PREFILL_TOKENS.value
     seconds = [_timed(engine, prompts(4, length), one).seconds for _ in range(_REPEATS.value)]
     result = {
@@ -198,7 +196,7 @@ def _page_waste(engine: Any) -> float:
 
 
 def _measure(
-    engine: Any, prompts: Any, size: int, params: SamplingParams, machine: Machine
+    engine: Any, prompts: Any, size: int, params: SamplingParams, machine: HardwareSpec
 ) -> dict[str, Any]:
     """One row: the median run's rate, latencies over all runs; the predicted rate is that of the
     last run's steps at the roofline.
@@ -212,10 +210,7 @@ def _measure(
     waste = [step for run in runs for step in run.waste]
     model = engine.config.model
     predicted_s = sum(
-        machine.seconds(
-            cost.step_cost(model, step.shape.num_tokens, step.rows, step.shape.num_logits)
-        )
-        for step in engine.records
+        report.seconds(model, report.operations(model, step), machine) for step in engine.records
     )
     return {
         "concurrency": size,

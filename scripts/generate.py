@@ -252,9 +252,9 @@ def _stats(
     The first token is what the user waited for, compilation included; the rate is that of a program
     that is there already.
     """
-    from inference.planner import cost, report
+    from inference.planner import measure, report
 
-    machine = cost.Machine(cost.measure_read_bandwidth())
+    machine = measure.this_machine()
     num_tokens = sum(len(completion.token_ids) for completion in completions)
     return {
         "prompt_tokens": sum(len(completion.prompt_token_ids) for completion in completions),

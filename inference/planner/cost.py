@@ -1,4 +1,4 @@
-"""What a step must cost, from shapes alone: bytes, FLOPs, seconds at the roofline.
+"""What a step must cost, from shapes alone: bytes and FLOPs, operation by operation.
 
 A decode step reads every weight and every live cache entry once and computes little with each byte,
 so it waits for memory; a prefill step reuses each weight for all its tokens, so it waits for
@@ -6,145 +6,257 @@ arithmetic.
 """
 
 import dataclasses
-import functools
-import math
-import os
-import time
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-import numpy as np
+from configs.cache import CacheSpec
+from configs.model import LayerSpec, ModelConfig
+from configs.precision import FORMATS, Format
+from inference.planner import weights
+from inference.planner.weights import Matrix
 
-from configs.cache import DTYPE_BYTES
-from configs.model import ModelConfig
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """Formats of the layers' matrices, of the cache, and of all else: tables, norms and what
+    flows.
+    """
+
+    weights: Format
+    cache: Format
+    rest: Format
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> "Precision":
+        """Everything as the model's own dtype says."""
+        own = FORMATS[config.dtype]
+        return cls(own, own, own)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """`count` sequences that feed `queries` tokens each; the last of them sees `context` positions,
+    itself included.
+    """
+
+    count: int
+    queries: int
+    context: int
+
+    def pairs(self, window: int | None) -> float:
+        """Pairs of query and visible key in one sequence."""
+        first = self.context - self.queries + 1
+        if window is None or self.context <= window:
+            return self.queries * (first + self.context) / 2
+        growing = max(0, window - first)  # queries that do not see a whole window yet
+        return growing * (first + window - 1) / 2 + (self.queries - growing) * window
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What one step does: T packed tokens (padding included), the rows they belong to, Q rows of
+    logits.
+    """
+
+    num_tokens: int
+    rows: tuple[Rows, ...]
+    num_logits: int
+
+    @classmethod
+    def decode(cls, batch: int, context: int, drafts: int = 0) -> "Work":
+        """Each of `batch` sequences feeds its newest token, and drafts to be verified."""
+        tokens = batch * (1 + drafts)
+        return cls(tokens, (Rows(batch, 1 + drafts, context + drafts),), tokens)
+
+    @classmethod
+    def prefill(cls, batch: int, context: int) -> "Work":
+        """Prompts of `context` tokens, from nothing."""
+        return cls(batch * context, (Rows(batch, context, context),), batch)
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """What one kind of operation costs in all the layers of a step that run it.
+
+    Attributes:
+        name: 'part.operation'.
+        layers: how many layers run it.
+        flops: floating-point operations.
+        weight_bytes, cache_bytes, activation_bytes: bytes moved to and from memory.
+        split: whether tensor parallelism divides it (otherwise each chip does all of it).
+    """
+
+    name: str
+    layers: int
+    flops: float
+    weight_bytes: float = 0.0
+    cache_bytes: float = 0.0
+    activation_bytes: float = 0.0
+    split: bool = True
+
+    @property
+    def bytes(self) -> float:
+        """All bytes moved."""
+        return self.weight_bytes + self.cache_bytes + self.activation_bytes
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs a byte."""
+        return self.flops / self.bytes if self.bytes else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Bytes moved to and from memory, and floating-point operations."""
+    """Totals of a step."""
 
-    bytes: int
-    flops: int
+    bytes: float
+    flops: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Machine:
-    """Rates of the machine at hand: bytes read a second, FLOPs a second of a large matrix
-    product.
+def total(operations: Iterable[Operation]) -> Cost:
+    """The sum of operations."""
+    found = list(operations)
+    return Cost(sum(o.bytes for o in found), sum(o.flops for o in found))
+
+
+def step_operations(
+    config: ModelConfig, work: Work, precision: Precision | None = None
+) -> tuple[Operation, ...]:
+    """Every operation of one step: products with matrices, mixing over the cache, tables, norms.
+
+    Each weight is read once (of a mixture's experts the expected number that is visited, of an
+    untied embedding only the rows looked up); each row's live cache once; new entries are written;
+    activations are read by each product and written by it; logits are written and read.
     """
+    precision = precision or Precision.of(config)
+    T, V, D = work.num_tokens, config.vocab_size, config.width
+    rest, table = precision.rest, weights.table_elements(config)
+    operations = [
+        _product(matrix, layers, T, precision)
+        for matrix, layers in weights.matrices(config).items()
+    ]
+    operations += _mixing(config, work, precision)
+    operations.append(
+        Operation(
+            "head", 1, 2 * work.num_logits * table, rest.bytes_for(table, D),
+            activation_bytes=rest.bytes_for(work.num_logits * D, D) + 2 * 4 * work.num_logits * V,
+        )
+    )  # fmt: skip
+    looked_up = rest.bytes_for(T * D, D)
+    own = 0.0 if config.tied else looked_up  # a tied table is the head's, which reads it whole
+    operations.append(Operation("embed", 1, 0, own, activation_bytes=looked_up, split=False))
+    vectors = rest.bytes_for(weights.vector_elements(config), D)
+    operations.append(Operation("vectors", 1, 0, vectors, split=False))
+    return tuple(operations)
 
-    read_bandwidth: float
-    matmul_rate: float = math.inf
 
-    def seconds(self, cost: Cost) -> float:
-        """Roofline time (Williams et al. 2009): whichever of memory and arithmetic takes longer."""
-        return max(cost.bytes / self.read_bandwidth, cost.flops / self.matmul_rate)
+def _product(matrix: Matrix, layers: int, T: int, precision: Precision) -> Operation:
+    """One kind of matrix in all the layers that hold it."""
+    visited = T * matrix.copies_per_token
+    touched = layers * matrix.copies_touched(T) * matrix.rows * matrix.width
+    moved = layers * visited * (matrix.rows + matrix.width)
+    return Operation(
+        matrix.name, layers, 2 * layers * visited * matrix.rows * matrix.width,
+        weight_bytes=precision.weights.bytes_for(touched, matrix.width),
+        activation_bytes=precision.rest.bytes_for(moved, matrix.width),
+        split=matrix.split is not None,
+    )  # fmt: skip
 
 
-def matrix_elements(config: ModelConfig) -> int:
-    """Weights that every token is multiplied with, the head apart: attention and feed-forward
-    matrices.
+def _mixing(config: ModelConfig, work: Work, precision: Precision) -> list[Operation]:
+    """What tokens exchange: one operation a kind of layer."""
+    kinds: dict[tuple[LayerSpec, CacheSpec], int] = {}
+    for layer, spec in zip(config.layers, config.cache_specs, strict=True):
+        key = (dataclasses.replace(layer, rope=type(layer.rope)()), spec)
+        kinds[key] = kinds.get(key, 0) + 1
+    return [
+        _recur(layer, layers, work, precision)
+        if layer.recurrent is not None
+        else _attend(config, layer, spec, layers, work, precision)
+        for (layer, spec), layers in kinds.items()
+    ]
+
+
+def _attend(
+    config: ModelConfig, layer: LayerSpec, spec: CacheSpec, layers: int, work: Work,
+    precision: Precision,
+) -> Operation:  # fmt: skip
+    """Scores and weighted sums over the cache; a sharer reads what its owner stored."""
+    stored = spec if spec.owner is None else config.cache_specs[spec.owner]
+    heads, indexer = config.num_heads, layer.indexer
+    index_width = 0 if indexer is None else indexer.head_width
+    if layer.latent is None:
+        flops_per_pair, row = 4 * heads * config.head_width, config.head_width
+        queries_width = 2 * heads * config.head_width
+    else:  # queries are projected into the latent space instead of keys out of it
+        flops_per_pair = 2 * heads * (2 * layer.latent.rank + layer.latent.rope_width)
+        row = layer.latent.rank + layer.latent.rope_width
+        queries_width = heads * (2 * layer.latent.rank + layer.latent.rope_width)
+    read = written = scored = flops = 0.0
+    for rows in work.rows:
+        live = rows.context - stored.live_from(rows.context - rows.queries)
+        pairs, chosen = rows.pairs(stored.window), float(live)
+        if indexer is not None:
+            flops += rows.count * pairs * 2 * indexer.num_heads * index_width
+            pairs = min(pairs, float(rows.queries * indexer.top_k))
+            chosen, scored = min(live, rows.queries * indexer.top_k), scored + rows.count * live
+        flops += rows.count * pairs * flops_per_pair
+        read += rows.count * chosen
+        written += rows.count * rows.queries
+    width = stored.elements_per_token - index_width
+    elements = read * width + scored * index_width
+    elements += 0 if spec.owner is not None else written * stored.elements_per_token
+    name = "attend" if layer.latent is None else "attend.latent"
+    return Operation(
+        name if stored.window is None else f"{name}.window{stored.window}", layers, layers * flops,
+        cache_bytes=layers * precision.cache.bytes_for(elements, row),
+        activation_bytes=layers * precision.rest.bytes_for(work.num_tokens * queries_width, row),
+    )  # fmt: skip
+
+
+def _recur(layer: LayerSpec, layers: int, work: Work, precision: Precision) -> Operation:
+    """A state is decayed, added to and read for each token; it is read and written once a step, in
+    float32.
     """
-    heads = 2 * config.num_heads + 2 * config.num_kv_heads
-    return config.num_layers * (
-        heads * config.head_width * config.width + 3 * config.width * config.ffn_width
+    sizes = layer.recurrent
+    assert sizes is not None
+    tokens = sum(rows.count * rows.queries for rows in work.rows)
+    sequences = sum(rows.count for rows in work.rows)
+    per_token = (
+        6 * sizes.inner_width * sizes.state_width + 2 * sizes.conv_width * sizes.conv_channels
+    )
+    channels = sizes.conv_channels + sizes.inner_width
+    return Operation(
+        "recur", layers, layers * tokens * per_token,
+        cache_bytes=layers * sequences * 2 * 4 * sizes.state_elements,
+        activation_bytes=layers * precision.rest.bytes_for(work.num_tokens * channels, channels),
+    )  # fmt: skip
+
+
+def cache_bytes_per_token(config: ModelConfig, precision: Precision | None = None) -> float:
+    """Bytes that one more token adds to a sequence, windows aside."""
+    return sum(
+        _token_bytes(config, layer, spec, precision or Precision.of(config))
+        for layer, spec in zip(config.layers, config.cache_specs, strict=True)
     )
 
 
-def norm_elements(config: ModelConfig) -> int:
-    """Weights of all norms."""
-    per_layer = config.width * (4 if config.post_norms else 2)
-    per_layer += 2 * config.head_width if config.qk_norm else 0
-    return config.num_layers * per_layer + config.width
+def cache_bytes(
+    config: ModelConfig, context: int, precision: Precision | None = None, drafts: int = 0
+) -> float:
+    """Bytes of a sequence of `context` tokens: what its windows keep, and its states."""
+    precision = precision or Precision.of(config)
+    found = 0.0
+    for layer, spec in zip(config.layers, config.cache_specs, strict=True):
+        tokens = context if spec.window is None else min(context, spec.window)
+        found += tokens * _token_bytes(config, layer, spec, precision)
+        found += spec.bytes_per_sequence(drafts)
+    return found
 
 
-def num_parameters(config: ModelConfig) -> int:
-    """All weights, a tied head counted once."""
-    tables = config.vocab_size * config.width * (1 if config.tied else 2)
-    return matrix_elements(config) + norm_elements(config) + tables
-
-
-def step_cost(
-    config: ModelConfig, num_tokens: int, contexts: Iterable[tuple[int, int]], num_logits: int
-) -> Cost:
-    """Cost of one step.
-
-    Args:
-        config: the model.
-        num_tokens: T, packed tokens the matrices are applied to, padding included.
-        contexts: (query tokens, context tokens) of each row: the last query sees that many
-            positions, itself included.
-        num_logits: Q, rows of logits.
-
-    Returns:
-        Bytes: each weight once (of an untied embedding only the rows looked up), each row's live
-            cache once, new cache
-        entries written, logits written and read. FLOPs: 2 a weight and token, 4 a query, head, head
-        width and key.
-    """
-    width, head_elements = DTYPE_BYTES[config.dtype], config.vocab_size * config.width
-    rows = list(contexts)
-    cache_bytes = score_flops = 0
-    for spec in config.cache_specs:
-        per_token = spec.bytes_per_token(config.dtype)
-        for queries, context in rows:
-            live = context - spec.live_from(context - queries)
-            cache_bytes += per_token * (live + queries) + 2 * spec.bytes_per_sequence()
-            score_flops += (
-                4 * config.num_heads * config.head_width * _pairs(queries, context, spec.window)
-            )
-    looked_up = 0 if config.tied else num_tokens * config.width
-    weights = matrix_elements(config) + norm_elements(config) + head_elements + looked_up
-    return Cost(
-        weights * width + cache_bytes + 2 * 4 * num_logits * config.vocab_size,
-        2 * num_tokens * matrix_elements(config) + 2 * num_logits * head_elements + score_flops,
-    )
-
-
-def _pairs(queries: int, context: int, window: int | None) -> int:
-    """Pairs of query and visible key."""
-    seen = range(context - queries + 1, context + 1)
-    return sum(seen) if window is None else sum(min(n, window) for n in seen)
-
-
-def measure_read_bandwidth(num_bytes: int = 256 << 20, repeats: int = 5) -> float:
-    """Bytes a second that all cores together read from memory: the best of several passes of a dot
-    product.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    cores = cores or 1
-    parts = np.array_split(np.ones(num_bytes // 4, np.float32), cores)
-
-    def once(pool: ThreadPoolExecutor) -> float:
-        start = time.perf_counter()
-        list(pool.map(lambda part: float(np.dot(part, part)), parts))
-        return time.perf_counter() - start
-
-    with ThreadPoolExecutor(cores) as pool:
-        return num_bytes / min(once(pool) for _ in range(repeats))
-
-
-def measure_matmul_rate(dtype: str, repeats: int = 5) -> float:
-    """FLOPs a second of a [512, 2048] x [2048, 2048] product with float32 sums, the best of
-    several.
-    """
-    import jax
-    import jax.numpy as jnp
-
-    rows, width = 512, 2048
-    dims = (((1,), (1,)), ((), ()))
-    product = jax.jit(functools.partial(_product, jax.lax.dot_general, dims, jnp.float32))
-    x, w = jnp.ones((rows, width), dtype), jnp.ones((width, width), dtype)
-    product(x, w).block_until_ready()
-
-    def once() -> float:
-        start = time.perf_counter()
-        product(x, w).block_until_ready()
-        return time.perf_counter() - start
-
-    return 2 * rows * width * width / min(once() for _ in range(repeats))
-
-
-def _product(dot: Any, dims: Any, dtype: Any, x: Any, w: Any) -> Any:
-    return dot(x, w, dims, preferred_element_type=dtype)
+def _token_bytes(
+    config: ModelConfig, layer: LayerSpec, spec: CacheSpec, precision: Precision
+) -> float:
+    row = config.head_width
+    if layer.latent is not None:
+        row = layer.latent.rank + layer.latent.rope_width
+    return precision.cache.bytes_for(spec.elements_per_token, row)

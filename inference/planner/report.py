@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from configs.engine import Config
+from configs.hardware.spec import HardwareSpec
 from configs.model import ModelConfig
-from inference.planner.cost import Machine, step_cost
+from inference.planner import cost, roofline
+from inference.planner.cost import Operation, Precision, Rows, Work
 from inference.shapes import StepShape
 
 
@@ -42,34 +44,56 @@ class DecodeReport:
     bandwidth_share: float | None
 
 
-def decode_steps(config: Config, records: Iterable[StepRecord], machine: Machine) -> DecodeReport:
+def operations(model: ModelConfig, record: StepRecord) -> tuple[Operation, ...]:
+    """What a step that ran had to do."""
+    rows = tuple(Rows(1, queries, context) for queries, context in record.rows)
+    work = Work(record.shape.num_tokens, rows, record.shape.num_logits)
+    return cost.step_operations(model, work)
+
+
+def decode_steps(
+    config: Config, records: Iterable[StepRecord], hardware: HardwareSpec
+) -> DecodeReport:
     """Compares an engine's decode steps with what they had to read."""
     steps = [record for record in records if not record.shape.prefill[0]]
+    bandwidth = hardware.read_bandwidth
     if not steps:
-        return DecodeReport(None, None, None, machine.read_bandwidth, None)
-    costs = [step_cost(config.model, r.shape.num_tokens, r.rows, r.shape.num_logits) for r in steps]
-    num_bytes = int(statistics.median(cost.bytes for cost in costs))
-    predicted = statistics.median(machine.seconds(cost) for cost in costs)
+        return DecodeReport(None, None, None, bandwidth, None)
+    needed = [operations(config.model, record) for record in steps]
+    num_bytes = int(statistics.median(cost.total(step).bytes for step in needed))
+    predicted = statistics.median(seconds(config.model, step, hardware) for step in needed)
     measured = statistics.median(record.seconds for record in steps)
-    share = num_bytes / measured / machine.read_bandwidth
-    return DecodeReport(num_bytes, predicted, measured, machine.read_bandwidth, share)
+    return DecodeReport(num_bytes, predicted, measured, bandwidth, num_bytes / measured / bandwidth)
+
+
+def seconds(model: ModelConfig, step: Iterable[Operation], hardware: HardwareSpec) -> float:
+    """Predicted time of a step on one chip, in the model's own precision."""
+    return roofline.step_time(step, hardware, Precision.of(model)).total_s
 
 
 def naive_seconds(
-    config: ModelConfig, machine: Machine, num_prompt: int, num_new: int, block: int
+    config: ModelConfig, hardware: HardwareSpec, num_prompt: int, num_new: int, block: int
 ) -> float:
     """Predicted time without a cache: each token runs all before it, padded to blocks."""
     lengths = (-(-(num_prompt + n) // block) * block for n in range(num_new))
-    return sum(
-        machine.seconds(step_cost(config, length, [(length, length)], 1)) for length in lengths
-    )
+    return sum(_step_seconds(config, hardware, length, length, 1) for length in lengths)
 
 
 def cached_seconds(
-    config: ModelConfig, machine: Machine, num_prompt: int, num_new: int, tile: int
+    config: ModelConfig, hardware: HardwareSpec, num_prompt: int, num_new: int, tile: int
 ) -> float:
     """Predicted time of the same with a cache: the prompt once, then one row a token."""
     padded = -(-num_prompt // tile) * tile
-    prefill = step_cost(config, padded, [(num_prompt, num_prompt)], 1)
-    decode = (step_cost(config, 2, [(1, num_prompt + n)], 2) for n in range(1, num_new))
-    return machine.seconds(prefill) + sum(machine.seconds(cost) for cost in decode)
+    prefill = _step_seconds(config, hardware, padded, num_prompt, 1, num_prompt)
+    lengths = (num_prompt + n for n in range(1, num_new))
+    return prefill + sum(_step_seconds(config, hardware, 2, n, 2, 1) for n in lengths)
+
+
+def _step_seconds(
+    config: ModelConfig, hardware: HardwareSpec, num_tokens: int, context: int, num_logits: int,
+    queries: int | None = None,
+) -> float:  # fmt: skip
+    """A step of one sequence that feeds its last `queries` tokens: all of them, if None."""
+    row = Rows(1, context if queries is None else queries, context)
+    step = cost.step_operations(config, Work(num_tokens, (row,), num_logits))
+    return seconds(config, step, hardware)

@@ -9,9 +9,10 @@ import pytest
 
 from configs import presets
 from configs.engine import Config, EngineConfig
+from configs.hardware.spec import HardwareSpec
 from configs.model import LayerSpec, ModelConfig
-from inference.planner import cost, report
-from inference.planner.cost import Cost, Machine
+from inference.planner import cost, measure, report, weights
+from inference.planner.cost import Cost, Rows, Work
 from inference.shapes import StepShape
 from layers import decoder, kv_cache, params
 
@@ -26,15 +27,32 @@ _NORMS = 2 * 2 * 8 + 8
 _TOKEN_BYTES = 2 * 2 * 3 * 2  # keys and values of 2 heads of 3 elements of 2 bytes: 24
 
 
+def machine(read_bandwidth: float, rate: float = math.inf) -> HardwareSpec:
+    return HardwareSpec("test", math.inf, read_bandwidth, {"bfloat16": rate})
+
+
+def operations(config, num_tokens, contexts, num_logits):
+    rows = tuple(Rows(1, queries, context) for queries, context in contexts)
+    return cost.step_operations(config, Work(num_tokens, rows, num_logits))
+
+
+def step_cost(*args) -> Cost:
+    return cost.total(operations(*args))
+
+
+def activation_bytes(*args) -> float:
+    return sum(operation.activation_bytes for operation in operations(*args))
+
+
 # --- weights --------------------------------------------------------------------------------------
 
 
 def test_parameters_by_hand():
-    assert cost.matrix_elements(_TINY) == 2 * _LAYER == 1344
-    assert cost.norm_elements(_TINY) == _NORMS == 40
-    assert cost.num_parameters(_TINY) == 1344 + 40 + 160
+    assert sum(m.elements * n for m, n in weights.matrices(_TINY).items()) == 2 * _LAYER == 1344
+    assert weights.vector_elements(_TINY) == _NORMS == 40
+    assert weights.num_parameters(_TINY) == 1344 + 40 + 160
     tied = dataclasses.replace(_TINY, tied=True, qk_norm=True, post_norms=True)
-    assert cost.num_parameters(tied) == 1344 + 2 * (4 * 8 + 2 * 3) + 8 + 80
+    assert weights.num_parameters(tied) == 1344 + 2 * (4 * 8 + 2 * 3) + 8 + 80
 
 
 @pytest.mark.parametrize(
@@ -45,7 +63,7 @@ def test_parameters_by_hand():
 def test_parameters_of_every_preset(name, published):
     config = presets.get(name).config
     infos = jax.tree.leaves(decoder.param_infos(config), is_leaf=params.is_info)
-    assert cost.num_parameters(config) == sum(math.prod(info.shape) for info in infos) == published
+    assert weights.num_parameters(config) == sum(math.prod(info.shape) for info in infos) == published
     assert 2 * published == params.num_bytes(decoder.param_infos(config))
 
 
@@ -59,32 +77,37 @@ def test_every_preset_is_counted():
 
 def test_a_decode_step_by_hand():
     """Two rows, of 3 tokens (inside the window) and of 10; of which the last is new."""
-    found = cost.step_cost(_TINY, 2, [(1, 3), (1, 10)], 2)
+    found = step_cost(_TINY, 2, [(1, 3), (1, 10)], 2)
     weights = (2 * _LAYER + _NORMS + _TABLE + 2 * 8) * 2  # of the embedding two rows are read
     read = (3 + 10) + (3 + 4)  # tokens of the first layer, of the windowed one
     written = 2 * 2
-    logits = 2 * 10 * 4 * 2  # written and read
-    assert found.bytes == weights + (read + written) * _TOKEN_BYTES + logits
+    moved = activation_bytes(_TINY, 2, [(1, 3), (1, 10)], 2)
+    assert found.bytes == weights + (read + written) * _TOKEN_BYTES + moved
+    matrices = 24 + 8 + 12 + 8 + 32 + 8 + 16 + 8  # inputs and outputs of the four of a layer
+    mixing = 2 * 4 * 3  # queries and what they gathered
+    elements = 2 * 2 * (matrices + mixing) + 2 * 8 + 2 * 8  # of the head, of the embedding
+    assert moved == 2 * elements + 2 * 10 * 4 * 2  # logits are written and read
     products = 2 * 2 * (2 * _LAYER + _TABLE)
     attention = 4 * 4 * 3 * read  # scores and weighted sum of 4 heads of 3 elements
     assert found.flops == products + attention
 
 
 def test_a_tied_table_is_read_once_and_whole():
-    tied = cost.step_cost(dataclasses.replace(_TINY, tied=True), 2, [], 0)
-    assert tied.bytes == 2 * (2 * _LAYER + _NORMS + _TABLE)
-    assert cost.step_cost(_TINY, 2, [], 0).bytes - tied.bytes == 2 * 2 * 8
+    tied = operations(dataclasses.replace(_TINY, tied=True), 2, [], 0)
+    assert sum(o.weight_bytes for o in tied) == 2 * (2 * _LAYER + _NORMS + _TABLE)
+    assert step_cost(_TINY, 2, [], 0).bytes - cost.total(tied).bytes == 2 * 2 * 8
 
 
 def test_a_prefill_step_by_hand():
     """The last 5 of 10 tokens: each query sees one key more, in the window at most 4."""
-    found = cost.step_cost(_TINY, 8, [(5, 10)], 1)
+    found = step_cost(_TINY, 8, [(5, 10)], 1)
     seen = (6 + 7 + 8 + 9 + 10) + 5 * 4
     products = 2 * 8 * 2 * _LAYER + 2 * _TABLE  # padding is computed, logits only where sampled
     assert found.flops == products + 4 * 4 * 3 * seen
     weights = (2 * _LAYER + _NORMS + _TABLE + 8 * 8) * 2
     read = 10 + 8  # the window of the first query begins at position 2
-    assert found.bytes == weights + (read + 2 * 5) * _TOKEN_BYTES + 10 * 4 * 2
+    moved = activation_bytes(_TINY, 8, [(5, 10)], 1)
+    assert found.bytes == weights + (read + 2 * 5) * _TOKEN_BYTES + moved
 
 
 @pytest.mark.parametrize(
@@ -94,8 +117,8 @@ def test_a_prefill_step_by_hand():
 )  # fmt: skip
 def test_pairs_of_query_and_key(queries, context, window, pairs):
     alone = dataclasses.replace(_TINY, num_layers=1, pattern=(LayerSpec(window=window),))
-    with_rows = cost.step_cost(alone, 1, [(queries, context)], 1)
-    assert with_rows.flops - cost.step_cost(alone, 1, [], 1).flops == 4 * 4 * 3 * pairs
+    with_rows = step_cost(alone, 1, [(queries, context)], 1)
+    assert with_rows.flops - step_cost(alone, 1, [], 1).flops == 4 * 4 * 3 * pairs
 
 
 def test_predicted_bytes_are_allocated_bytes():
@@ -108,14 +131,14 @@ def test_predicted_bytes_are_allocated_bytes():
             pages = (tokens // page,) * len(config.page_groups)
             leaves = jax.tree.leaves(kv_cache.abstract(config, pages, page, 1, 0))
             allocated = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
-            step = cost.step_cost(config, 1, [(1, tokens)], 0)
+            step = step_cost(config, 1, [(1, tokens)], 0)
             new = sum(spec.bytes_per_token(dtype) for spec in config.cache_specs)
-            assert step.bytes - cost.step_cost(config, 1, [], 0).bytes == allocated + new
+            assert step.bytes - step_cost(config, 1, [], 0).bytes == allocated + new
 
 
 def test_window_groups_stop_growing():
     config = presets.get("gemma3-270m").config
-    at = {n: cost.step_cost(config, 1, [(1, n)], 1).bytes for n in (512, 513, 2048)}
+    at = {n: step_cost(config, 1, [(1, n)], 1).bytes for n in (512, 513, 2048)}
     per_token = config.cache_specs[0].bytes_per_token("bfloat16")
     assert at[513] - at[512] == 3 * per_token  # 3 global layers of 18
     assert at[2048] - at[512] == 3 * per_token * (2048 - 512)
@@ -123,21 +146,24 @@ def test_window_groups_stop_growing():
 
 def test_decoding_waits_for_memory_and_prefill_for_arithmetic():
     config = presets.get("llama3-8b").config
-    machine = Machine(read_bandwidth=1e12, matmul_rate=1e14)
-    decode = cost.step_cost(config, 1, [(1, 1000)], 1)
-    assert machine.seconds(decode) == decode.bytes / 1e12
+    chip = machine(1e12, 1e14)
+    decode = step_cost(config, 1, [(1, 1000)], 1)
+    found = report.seconds(config, operations(config, 1, [(1, 1000)], 1), chip)
+    assert found == pytest.approx(decode.bytes / 1e12)
     assert decode.bytes == pytest.approx(2 * 7.5e9, rel=0.02)  # the embedding is not read
-    prefill = cost.step_cost(config, 4096, [(4096, 4096)], 1)
-    assert machine.seconds(prefill) == prefill.flops / 1e14
-    assert Machine(1e12).seconds(prefill) == prefill.bytes / 1e12  # no rate: never the limit
+    prefill = step_cost(config, 4096, [(4096, 4096)], 1)
+    needed = operations(config, 4096, [(4096, 4096)], 1)
+    assert report.seconds(config, needed, chip) == pytest.approx(prefill.flops / 1e14)
+    unlimited = report.seconds(config, needed, machine(1e12))
+    assert unlimited == pytest.approx(prefill.bytes / 1e12)
 
 
 # --- this machine ---------------------------------------------------------------------------------
 
 
 def test_this_machine_is_measured():
-    assert 1e8 < cost.measure_read_bandwidth(8 << 20, repeats=2) < 1e13
-    assert 1e8 < cost.measure_matmul_rate("float32", repeats=2) < 1e15
+    assert 1e8 < measure.read_bandwidth(8 << 20, repeats=2) < 1e13
+    assert 1e8 < measure.matmul_rate("float32", repeats=2) < 1e15
 
 
 # --- predicted beside measured --------------------------------------------------------------------
@@ -158,8 +184,8 @@ def test_report_takes_medians_of_steps_that_only_decode():
         _Record(decode, ((1, 4), (1, 11)), 1e-3),
         _Record(decode, ((1, 5), (1, 12)), 2e-3),
     ]
-    found = report.decode_steps(config, records, Machine(1e6))
-    expected = cost.step_cost(_TINY, 2, [(1, 4), (1, 11)], 2).bytes
+    found = report.decode_steps(config, records, machine(1e6))
+    expected = step_cost(_TINY, 2, [(1, 4), (1, 11)], 2).bytes
     assert found.step_bytes == expected
     assert found.predicted_step_s == pytest.approx(expected / 1e6)
     assert found.measured_step_s == 2e-3
@@ -169,19 +195,18 @@ def test_report_takes_medians_of_steps_that_only_decode():
 
 def test_report_without_decode_steps():
     only_prefill = _Record(StepShape((0, 1), (1, 64)), ((64, 64),), 1.0)
-    found = report.decode_steps(Config(_TINY), [only_prefill], Machine(5.0))
+    found = report.decode_steps(Config(_TINY), [only_prefill], machine(5.0))
     assert found == report.DecodeReport(None, None, None, 5.0, None)
 
 
 def test_the_ladders_first_rung():
     """Without a cache every token runs all before it; with one, the prompt once and then itself."""
-    machine = Machine(math.inf, 1.0)  # seconds are FLOPs
-    naive = report.naive_seconds(_TINY, machine, 120, 10, 128)
-    short = cost.step_cost(_TINY, 128, [(128, 128)], 1).flops
-    long = cost.step_cost(_TINY, 256, [(256, 256)], 1).flops
+    chip = machine(math.inf, 1.0)  # seconds are FLOPs
+    naive = report.naive_seconds(_TINY, chip, 120, 10, 128)
+    short = step_cost(_TINY, 128, [(128, 128)], 1).flops
+    long = step_cost(_TINY, 256, [(256, 256)], 1).flops
     assert naive == 9 * short + long  # the tenth new token runs 129 tokens
-    cached = report.cached_seconds(_TINY, machine, 120, 10, 64)
-    assert cached == cost.step_cost(_TINY, 128, [(120, 120)], 1).flops + sum(
-        cost.step_cost(_TINY, 2, [(1, n)], 2).flops for n in range(121, 130)
+    cached = report.cached_seconds(_TINY, chip, 120, 10, 64)
+    assert cached == step_cost(_TINY, 128, [(120, 120)], 1).flops + sum(
+        step_cost(_TINY, 2, [(1, n)], 2).flops for n in range(121, 130)
     )
-    assert Cost(6, 8).flops == 8 and Machine(2.0, 4.0).seconds(Cost(6, 8)) == 3.0

@@ -1,0 +1,46 @@
+"""What a step runs on: rates and sizes of one chip and its links."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class HardwareSpec:
+    """One chip.
+
+    Attributes:
+        memory_bytes: memory that holds weights and cache.
+        read_bandwidth: bytes a second from that memory.
+        rates: FLOPs a second of dense matrix products, by type.
+        link_bandwidth: bytes a second that a chip sends to its peers, all links together and one
+            direction; 0 where it has none.
+        link_latency_s: seconds before the first byte of a collective's step arrives.
+        overhead_s: seconds of a step that are neither reading nor computing.
+        gamma: share of the shorter of reading and computing that does not hide behind the longer.
+        bandwidth_share, rate_share: of the rates above that steps were seen to reach.
+        price_per_hour: dollars, for costs; None where nobody names one.
+    """
+
+    name: str
+    memory_bytes: float
+    read_bandwidth: float
+    rates: Mapping[str, float]
+    link_bandwidth: float = 0.0
+    link_latency_s: float = 0.0
+    overhead_s: float = 0.0
+    gamma: float = 0.0
+    bandwidth_share: float = 1.0
+    rate_share: float = 1.0
+    price_per_hour: float | None = None
+
+    def rate(self, compute: str) -> float:
+        """FLOPs a second in a type; in bfloat16 where the chip has no faster path for it.
+
+        A machine of which no rate is known computes for nothing: what remains is reading.
+        """
+        return self.rates.get(compute, self.rates.get("bfloat16", math.inf))
+
+    def ridge(self, compute: str = "bfloat16") -> float:
+        """FLOPs a byte above which a workload stops waiting for memory (Williams et al. 2009)."""
+        return self.rate(compute) / self.read_bandwidth

@@ -1,0 +1,104 @@
+"""From costs to seconds: what bounds a step on a chip, and on several."""
+
+import dataclasses
+from collections.abc import Iterable
+
+from configs.hardware.spec import HardwareSpec
+from configs.mesh import ONE_CHIP, Mesh
+from configs.model import ModelConfig
+from inference.planner.cost import Operation, Precision, Work
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+    """Where the seconds of one step go.
+
+    Attributes:
+        memory_s: reading and writing.
+        compute_s: arithmetic.
+        collective_s: exchange between chips.
+        overhead_s: neither.
+        total_s: all of it, as far as it does not hide.
+    """
+
+    memory_s: float
+    compute_s: float
+    collective_s: float
+    overhead_s: float
+    total_s: float
+
+    @property
+    def bound(self) -> str:
+        """What takes longest: 'memory', 'compute', 'collectives' or 'overhead'."""
+        parts = {
+            "memory": self.memory_s,
+            "compute": self.compute_s,
+            "collectives": self.collective_s,
+            "overhead": self.overhead_s,
+        }
+        return max(parts, key=lambda name: parts[name])
+
+
+def step_time(
+    operations: Iterable[Operation],
+    hardware: HardwareSpec,
+    precision: Precision,
+    mesh: Mesh = ONE_CHIP,
+    collective_s: float = 0.0,
+) -> StepTime:
+    """overhead + max(m, f) + gamma min(m, f), and the collectives.
+
+    Reading (m) and computing (f) overlap but for a share gamma of the shorter: a plain maximum
+    (Williams et al. 2009) is gamma = 0, a sum gamma = 1.
+
+    Args:
+        operations: of one step on one data-parallel group.
+        hardware: a chip.
+        precision: says in which type products run.
+        mesh: chips that divide the operations.
+        collective_s: seconds of exchange, as `collective_seconds` finds.
+    """
+    bandwidth = hardware.read_bandwidth * hardware.bandwidth_share
+    memory = compute = 0.0
+    for operation in operations:
+        chips = chips_of(operation, mesh)
+        in_weights = operation.weight_bytes and "." in operation.name
+        rate = hardware.rate((precision.weights if in_weights else precision.rest).compute)
+        memory += operation.bytes / chips / bandwidth
+        compute += operation.flops / chips / (rate * hardware.rate_share)
+    hidden = max(memory, compute) + hardware.gamma * min(memory, compute)
+    whole = hardware.overhead_s + hidden + collective_s
+    return StepTime(memory, compute, collective_s, hardware.overhead_s, whole)
+
+
+def chips_of(operation: Operation, mesh: Mesh) -> int:
+    """Chips that share an operation's work evenly."""
+    if not operation.split:
+        return 1
+    return mesh.model * (mesh.expert if operation.name.startswith("experts.") else 1)
+
+
+def collective_seconds(
+    config: ModelConfig, work: Work, precision: Precision, hardware: HardwareSpec, mesh: Mesh
+) -> float:
+    """Exchange of one step: per layer two all-reduces of [T, D] over `model` (after the mixer and
+    after the feed-forward; Shoeybi et al. 2019, arXiv 1909.08053), and two all-to-alls of each
+    token's copies over `expert`.
+
+    A ring of n moves 2 (n - 1) / n of the bytes in 2 (n - 1) turns (Patarasuk & Yuan 2009); an
+    all-to-all (n - 1) / n in n - 1.
+    """
+    if mesh.model * mesh.expert == 1 or not hardware.link_bandwidth:
+        return 0.0
+    activations = precision.rest.bytes_for(work.num_tokens * config.width, config.width)
+
+    def seconds(num_bytes: float, chips: int, passes: int) -> float:
+        moved = passes * (chips - 1) / chips * num_bytes / hardware.link_bandwidth
+        return moved + passes * (chips - 1) * hardware.link_latency_s if chips > 1 else 0.0
+
+    found = 2 * config.num_layers * seconds(activations, mesh.model, 2)
+    for layer in config.layers:
+        if layer.experts is not None:
+            copies = activations * layer.experts.top_k / mesh.expert
+            found += 2 * seconds(copies, mesh.expert, 1)
+    return found

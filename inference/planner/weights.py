@@ -1,0 +1,172 @@
+"""What a model's parameters are, from its configuration alone: matrices, norms, tables.
+
+The same shapes as `layers` declares, without jax: a test compares them parameter by parameter for
+every preset.
+"""
+
+import collections
+import dataclasses
+
+from configs.mixers import Experts
+from configs.model import LayerSpec, ModelConfig
+from configs.precision import Format
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """A weight matrix [rows, width] that tokens are multiplied with.
+
+    Attributes:
+        name: 'part.matrix'.
+        rows, width: outputs and inputs.
+        split: 'rows' or 'width', the side that tensor parallelism divides; None: neither.
+        experts: of a mixture, this is one expert's matrix; None: every token uses it.
+    """
+
+    name: str
+    rows: int
+    width: int
+    split: str | None = None
+    experts: Experts | None = None
+
+    @property
+    def copies(self) -> int:
+        """Matrices of this shape in a layer."""
+        return self.experts.num_experts if self.experts else 1
+
+    @property
+    def copies_per_token(self) -> int:
+        """Of them, those that one token is multiplied with."""
+        return self.experts.top_k if self.experts else 1
+
+    def copies_touched(self, num_tokens: float) -> float:
+        """Expected number of them that at least one of `num_tokens` tokens visits, each choosing
+        evenly and on its own.
+        """
+        if self.experts is None:
+            return 1
+        missed = 1 - self.experts.top_k / self.experts.num_experts
+        return self.experts.num_experts * (1 - missed**num_tokens)
+
+    @property
+    def elements(self) -> int:
+        """Weights of all copies in a layer."""
+        return self.copies * self.rows * self.width
+
+
+def layer_matrices(config: ModelConfig, layer: LayerSpec) -> tuple[Matrix, ...]:
+    """Matrices of one layer: its mixer's, then its feed-forward's."""
+    return _mixer_matrices(config, layer) + _ffn_matrices(config, layer)
+
+
+def matrices(config: ModelConfig) -> dict[Matrix, int]:
+    """Every matrix and how many layers hold it; the head, which only rows of logits meet, apart."""
+    return dict(
+        collections.Counter(
+            matrix for layer in config.layers for matrix in layer_matrices(config, layer)
+        )
+    )
+
+
+def _mixer_matrices(config: ModelConfig, layer: LayerSpec) -> tuple[Matrix, ...]:
+    D, N, K, H = config.width, config.num_heads, config.num_kv_heads, config.head_width
+    if layer.recurrent is not None:
+        inner = layer.recurrent.inner_width
+        rows = inner + layer.recurrent.conv_channels + layer.recurrent.num_heads
+        return (
+            Matrix("recurrent.in", rows, D, "rows"),
+            Matrix("recurrent.out", D, inner, "width"),
+        )
+    found: list[Matrix] = []
+    if layer.indexer is not None:
+        heads = layer.indexer.num_heads * layer.indexer.head_width
+        rows = heads + layer.indexer.head_width + layer.indexer.num_heads
+        found.append(Matrix("indexer.in", rows, D))
+    if layer.latent is not None:
+        sizes, head = layer.latent, layer.latent.nope_width + layer.latent.rope_width
+        if sizes.query_rank is None:
+            found.append(Matrix("latent.q", N * head, D, "rows"))
+        else:
+            found.append(Matrix("latent.q_down", sizes.query_rank, D))
+            found.append(Matrix("latent.q_up", N * head, sizes.query_rank, "rows"))
+        up = N * (sizes.nope_width + sizes.value_width)
+        return (
+            *found,
+            Matrix("latent.kv_down", sizes.rank + sizes.rope_width, D),
+            Matrix("latent.kv_up", up, sizes.rank, "rows"),
+            Matrix("latent.out", D, N * sizes.value_width, "width"),
+        )
+    heads = N if layer.is_sharer else N + 2 * K
+    name = "attention.q" if layer.is_sharer else "attention.qkv"
+    return (
+        *found,
+        Matrix(name, heads * H, D, "rows"),
+        Matrix("attention.out", D, N * H, "width"),
+    )
+
+
+def _ffn_matrices(config: ModelConfig, layer: LayerSpec) -> tuple[Matrix, ...]:
+    D = config.width
+    if layer.experts is None:
+        return _gated("ffn", D, config.ffn_width, None)
+    experts = layer.experts
+    found = (
+        Matrix("experts.router", experts.num_experts, D),
+        *_gated("experts", D, experts.width, experts),
+    )
+    if experts.num_shared:
+        return found + _gated("shared", D, experts.num_shared * experts.width, None)
+    return found
+
+
+def _gated(part: str, width: int, hidden: int, experts: Experts | None) -> tuple[Matrix, ...]:
+    return (
+        Matrix(f"{part}.gate_up", 2 * hidden, width, "rows", experts),
+        Matrix(f"{part}.down", width, hidden, "width", experts),
+    )
+
+
+def vector_elements(config: ModelConfig) -> int:
+    """Weights that are no matrix: norms, and a recurrent layer's taps, decays and skips."""
+    count = config.width  # the final norm
+    for layer in config.layers:
+        count += config.width * (4 if config.post_norms else 2)
+        if layer.recurrent is not None:
+            sizes = layer.recurrent
+            count += sizes.conv_channels * (sizes.conv_width + 1)
+            count += 3 * sizes.num_heads + sizes.inner_width
+        elif layer.latent is not None:
+            count += layer.latent.rank + (layer.latent.query_rank or 0)
+        elif config.qk_norm:
+            count += (1 if layer.is_sharer else 2) * config.head_width
+    return count
+
+
+def table_elements(config: ModelConfig) -> int:
+    """Weights of one table [V, D]: the embedding, or an untied head."""
+    return config.vocab_size * config.width
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """All weights, a tied head counted once."""
+    tables = table_elements(config) * (1 if config.tied else 2)
+    in_layers = sum(matrix.elements * count for matrix, count in matrices(config).items())
+    return in_layers + vector_elements(config) + tables
+
+
+def num_active_parameters(config: ModelConfig) -> int:
+    """Weights that one token is multiplied with, the head included and the embedding not."""
+    used = sum(
+        matrix.copies_per_token * matrix.rows * matrix.width * count
+        for matrix, count in matrices(config).items()
+    )
+    return used + table_elements(config)
+
+
+def weight_bytes(config: ModelConfig, format: Format, rest: Format) -> float:
+    """Bytes of all weights: the layers' matrices in `format`, tables and vectors in `rest`."""
+    total = rest.bytes_for(vector_elements(config), config.width)
+    total += rest.bytes_for(table_elements(config), config.width) * (1 if config.tied else 2)
+    for matrix, count in matrices(config).items():
+        total += format.bytes_for(matrix.elements * count, matrix.width)
+    return total
