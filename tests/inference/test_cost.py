@@ -63,7 +63,9 @@ def test_parameters_by_hand():
 def test_parameters_of_every_preset(name, published):
     config = presets.get(name).config
     infos = jax.tree.leaves(decoder.param_infos(config), is_leaf=params.is_info)
-    assert weights.num_parameters(config) == sum(math.prod(info.shape) for info in infos) == published
+    assert (
+        weights.num_parameters(config) == sum(math.prod(info.shape) for info in infos) == published
+    )
     assert 2 * published == params.num_bytes(decoder.param_infos(config))
 
 
