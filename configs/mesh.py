@@ -1,6 +1,7 @@
 """How one model is spread over chips."""
 
 import dataclasses
+import math
 
 from configs.errors import InputError
 from configs.model import ModelConfig
@@ -13,7 +14,8 @@ class Mesh:
     Attributes:
         data: groups that hold the same weights and different sequences, and step together.
         model: chips that divide heads and feed-forward columns of each layer.
-        expert: chips that divide the experts of each mixture.
+        expert: chips that divide the experts of each mixture; for all else each of them works for
+            sequences of its own, like `data`.
     """
 
     data: int = 1
@@ -25,6 +27,16 @@ class Mesh:
         """Chips of one replica."""
         return self.data * self.model * self.expert
 
+    @property
+    def num_groups(self) -> int:
+        """Parts that the sequences of a step are divided into."""
+        return self.data * self.expert
+
+    def __str__(self) -> str:
+        """As `parse` reads it: 'model=2', or 'one chip'."""
+        sizes = [f"{axis}={size}" for axis, size in dataclasses.asdict(self).items() if size > 1]
+        return ",".join(sizes) or "one chip"
+
     def check(self, config: ModelConfig) -> None:
         """Whether the model can be divided so.
 
@@ -34,33 +46,42 @@ class Mesh:
         for axis in ("data", "model", "expert"):
             if getattr(self, axis) < 1:
                 raise InputError(f"mesh axis {axis} is at least 1, not {getattr(self, axis)}")
-        hidden = [config.ffn_width]
         experts = [layer.experts for layer in config.pattern if layer.experts]
-        hidden += [sizes.width for sizes in experts]
-        divisors = [n for n in range(1, config.num_heads + 1) if self._splits(config, n, hidden)]
-        if self.model not in divisors:
+        hidden = {sizes.width for sizes in experts}
+        if any(layer.ffn != "none" and not layer.experts for layer in config.pattern):
+            hidden.add(config.ffn_width)
+        valid = [n for n in range(1, config.num_heads + 1) if _divides(n, config, hidden)]
+        if self.model not in valid:
             raise InputError(
                 f"mesh model={self.model} does not divide the {config.num_heads} heads, "
-                f"{config.num_kv_heads} key/value heads and feed-forward widths {hidden} of "
-                f"{config.name}; valid: {', '.join(map(str, divisors))}"
+                f"{config.num_kv_heads} key/value heads and feed-forward widths {sorted(hidden)} "
+                f"of {config.name}; valid: {', '.join(map(str, valid))}"
             )
         if self.expert > 1 and not experts:
             raise InputError(f"mesh expert={self.expert}: {config.name} has no experts to divide")
-        for sizes in experts:
-            if sizes.num_experts % self.expert:
-                raise InputError(
-                    f"mesh expert={self.expert} does not divide {sizes.num_experts} experts"
-                )
+        shared = math.gcd(*(sizes.num_experts for sizes in experts))
+        if experts and shared % self.expert:
+            valid = [n for n in range(1, shared + 1) if shared % n == 0]
+            raise InputError(
+                f"mesh expert={self.expert} does not divide the {shared} experts of "
+                f"{config.name}; valid: {', '.join(map(str, valid))}"
+            )
 
-    @staticmethod
-    def _splits(config: ModelConfig, chips: int, hidden: list[int]) -> bool:
-        """Key/value heads are divided, or, where chips outnumber them, copied evenly."""
-        kv_heads = config.num_kv_heads
-        return (
-            config.num_heads % chips == 0
-            and (kv_heads % chips == 0 or chips % kv_heads == 0)
-            and all(width % chips == 0 for width in hidden)
-        )
+
+def _divides(chips: int, config: ModelConfig, hidden: set[int]) -> bool:
+    """Whether chips along `model` get equal parts; where they outnumber the key/value heads, these
+    are copied evenly. Latent and recurrent layers have no key/value heads.
+    """
+    kv_heads = {
+        config.num_kv_heads
+        for layer in config.pattern
+        if layer.latent is None and layer.recurrent is None
+    }
+    state_heads = {layer.recurrent.num_heads for layer in config.pattern if layer.recurrent}
+    whole = {config.num_heads} | state_heads | hidden
+    return all(size % chips == 0 for size in whole) and all(
+        heads % chips == 0 or chips % heads == 0 for heads in kv_heads
+    )
 
 
 ONE_CHIP = Mesh()

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from configs.cache import CacheSpec
+from configs.mixers import Latent
 from configs.model import LayerSpec, ModelConfig
 from configs.precision import FORMATS, Format
 from inference.planner import weights
@@ -83,6 +84,7 @@ class Operation:
         flops: floating-point operations.
         weight_bytes, cache_bytes, activation_bytes: bytes moved to and from memory.
         split: whether tensor parallelism divides it (otherwise each chip does all of it).
+        cache_parts: chips that the cache can be divided over; more of them hold copies.
     """
 
     name: str
@@ -92,6 +94,7 @@ class Operation:
     cache_bytes: float = 0.0
     activation_bytes: float = 0.0
     split: bool = True
+    cache_parts: int = 1
 
     @property
     def bytes(self) -> float:
@@ -199,7 +202,10 @@ def _attend(
             flops += rows.count * pairs * 2 * indexer.num_heads * index_width
             pairs = min(pairs, float(rows.queries * indexer.top_k))
             chosen, scored = min(live, rows.queries * indexer.top_k), scored + rows.count * live
-        flops += rows.count * pairs * flops_per_pair
+        per_row = pairs * flops_per_pair
+        if layer.latent is not None:
+            per_row = min(per_row, _expanded_flops(layer.latent, heads, rows, pairs))
+        flops += rows.count * per_row
         read += rows.count * chosen
         written += rows.count * rows.queries
     width = stored.elements_per_token - index_width
@@ -210,7 +216,17 @@ def _attend(
         name if stored.window is None else f"{name}.window{stored.window}", layers, layers * flops,
         cache_bytes=layers * precision.cache.bytes_for(elements, row),
         activation_bytes=layers * precision.rest.bytes_for(work.num_tokens * queries_width, row),
+        cache_parts=cache_parts(config, layer),
     )  # fmt: skip
+
+
+def _expanded_flops(sizes: Latent, heads: int, rows: Rows, pairs: float) -> float:
+    """Attention of one row over keys and values projected out of the latent vectors, which pays in
+    prefill: those of new tokens are `latent.kv_up`, those of earlier ones come on top.
+    """
+    per_pair = 2 * heads * (sizes.nope_width + sizes.rope_width + sizes.value_width)
+    per_token = 2 * heads * (sizes.nope_width + sizes.value_width) * sizes.rank
+    return pairs * per_pair + (rows.context - rows.queries) * per_token
 
 
 def _recur(layer: LayerSpec, layers: int, work: Work, precision: Precision) -> Operation:
@@ -229,7 +245,17 @@ def _recur(layer: LayerSpec, layers: int, work: Work, precision: Precision) -> O
         "recur", layers, layers * tokens * per_token,
         cache_bytes=layers * sequences * 2 * 4 * sizes.state_elements,
         activation_bytes=layers * precision.rest.bytes_for(work.num_tokens * channels, channels),
+        cache_parts=sizes.num_heads,
     )  # fmt: skip
+
+
+def cache_parts(config: ModelConfig, layer: LayerSpec) -> int:
+    """Chips that a layer's cache can be divided over: key/value heads and the heads of a state
+    can, a latent vector belongs to all heads.
+    """
+    if layer.recurrent is not None:
+        return layer.recurrent.num_heads
+    return 1 if layer.latent is not None else config.num_kv_heads
 
 
 def cache_bytes_per_token(config: ModelConfig, precision: Precision | None = None) -> float:
@@ -244,12 +270,20 @@ def cache_bytes(
     config: ModelConfig, context: int, precision: Precision | None = None, drafts: int = 0
 ) -> float:
     """Bytes of a sequence of `context` tokens: what its windows keep, and its states."""
+    return sum(cache_by_parts(config, context, precision, drafts).values())
+
+
+def cache_by_parts(
+    config: ModelConfig, context: int, precision: Precision | None = None, drafts: int = 0
+) -> dict[int, float]:
+    """Bytes of a sequence of `context` tokens, by the chips they can be divided over."""
     precision = precision or Precision.of(config)
-    found = 0.0
+    found: dict[int, float] = {}
     for layer, spec in zip(config.layers, config.cache_specs, strict=True):
         tokens = context if spec.window is None else min(context, spec.window)
-        found += tokens * _token_bytes(config, layer, spec, precision)
-        found += spec.bytes_per_sequence(drafts)
+        held = tokens * _token_bytes(config, layer, spec, precision)
+        parts = cache_parts(config, layer)
+        found[parts] = found.get(parts, 0.0) + held + spec.bytes_per_sequence(drafts)
     return found
 
 

@@ -1,6 +1,7 @@
 """A plan: memory, latency and throughput of a deployment, a row a batch and context."""
 
 import dataclasses
+import functools
 import math
 
 from configs.errors import InputError
@@ -20,18 +21,21 @@ class Row:
     """One point. Bytes are of a whole replica, rates of all replicas.
 
     Attributes:
-        batch, context: sequences at the same time, and tokens of each prompt.
+        batch, context: sequences of a replica at the same time, and tokens of each prompt.
         parameters: of the model.
-        weight_bytes, cache_bytes, memory_bytes: weights, cache of all sequences at their longest,
-            both.
+        weight_bytes, cache_bytes, memory_bytes: one copy of the weights, cache of all sequences at
+            their longest, both; a draft model's included.
         fits: whether each chip holds its part.
-        step_s: time of a decode step, at the mean length of the sequences.
+        step_s: time of a decode step, at the mean length of the sequences; of proposing and
+            verifying, where there are drafts.
         ttft_s: time of the prefill of the whole batch.
         output_tok_s: tokens a second while decoding.
         request_s: prefill and all new tokens; None without new tokens.
         intensity: FLOPs a byte of the decode step.
         bound: what takes longest in a decode step.
         dollars_per_million: of output tokens while decoding; None without a price.
+        tpot_s: time per output token of one sequence.
+        chip_bytes: what the fullest chip holds.
     """
 
     batch: int
@@ -48,17 +52,24 @@ class Row:
     intensity: float
     bound: str
     dollars_per_million: float | None
+    tpot_s: float
+    chip_bytes: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Deployment:
-    """A model on chips.
+    """A model on chips. Activations and temporaries are no part of its memory.
 
     Attributes:
         precision: None stores everything in the model's dtype.
         replicas: copies of the whole mesh, with requests of their own.
         accounting: 'exact' counts every byte and FLOP; 'lecture' reads all parameters and the whole
-            cache once a step, and takes reading alone for its time.
+            cache once a decode step and takes that for its time; its prefill is two FLOPs a
+            parameter and token.
+
+    Raises:
+        InputError: the mesh cannot divide the model, or the chips have no links; or a field is out
+            of range.
     """
 
     config: ModelConfig
@@ -77,8 +88,10 @@ class Deployment:
             )
         if self.replicas < 1:
             raise InputError(f"at least 1 replica, not {self.replicas}")
+        if self.mesh.model * self.mesh.expert > 1 and not self.hardware.link_bandwidth:
+            raise InputError(f"{self.hardware.name} has no links: its mesh is one chip")
 
-    @property
+    @functools.cached_property
     def formats(self) -> Precision:
         """The precision in effect."""
         return self.precision or Precision.of(self.config)
@@ -89,55 +102,98 @@ class Deployment:
         return self.speculation.drafts if self.speculation else 0
 
     @property
+    def tokens_per_step(self) -> float:
+        """Expected tokens of a sequence's decode step."""
+        return self.speculation.tokens_per_step if self.speculation else 1.0
+
+    @property
+    def _with_draft(self) -> float:
+        """Models held, in targets: a draft model is a share of one."""
+        return 1 + (self.speculation.size if self.speculation else 0.0)
+
+    # --- memory -----------------------------------------------------------------------------------
+
+    @functools.cached_property
     def weight_bytes(self) -> float:
-        """Bytes of one copy of the weights."""
-        return weights.weight_bytes(self.config, self.formats.weights, self.formats.rest)
+        """Bytes of one copy of the weights, a draft model's included."""
+        held = weights.weight_bytes(self.config, self.formats.weights, self.formats.rest)
+        return held * self._with_draft
+
+    @functools.cached_property
+    def chip_weight_bytes(self) -> float:
+        """Bytes of weights that each chip holds."""
+        formats = (self.formats.weights, self.formats.rest)
+        return weights.chip_weight_bytes(self.config, *formats, self.mesh) * self._with_draft
 
     def cache_bytes(self, length: int) -> float:
-        """Bytes of one sequence of `length` tokens."""
-        return cost.cache_bytes(self.config, length, self.formats, self.drafts)
+        """Bytes of one sequence of `length` tokens, stored once."""
+        held = cost.cache_bytes(self.config, length, self.formats, self.drafts)
+        return held * self._with_draft
+
+    def chip_cache_bytes(self, length: int) -> float:
+        """Bytes that one sequence of `length` tokens takes on each chip along `model`: beyond the
+        number of key/value heads, chips hold copies.
+        """
+        parts = cost.cache_by_parts(self.config, length, self.formats, self.drafts)
+        divided = (held / min(self.mesh.model, part) for part, held in parts.items())
+        return sum(divided) * self._with_draft
 
     @property
     def memory_room(self) -> float:
-        """Bytes of a replica that weights leave for the cache; negative where they do not fit."""
-        copies = self.mesh.data  # each group holds the weights
-        return self.hardware.memory_bytes * self.mesh.num_chips - copies * self.weight_bytes
+        """Bytes that the weights leave on each chip for the cache; negative where they do not
+        fit.
+        """
+        return self.hardware.memory_bytes - self.chip_weight_bytes
 
     def largest_batch(self, context: int, new_tokens: int = 0) -> int:
-        """Sequences a replica holds at their longest."""
-        per_sequence = self.cache_bytes(context + new_tokens) * self._cache_copies
-        return max(0, math.floor(self.memory_room / per_sequence)) if per_sequence else 0
+        """Sequences a replica holds at their longest; 0 where not even the weights fit."""
+        per_sequence = self.chip_cache_bytes(context + new_tokens)
+        return self.mesh.num_groups * max(0, math.floor(self.memory_room / per_sequence))
 
-    @property
-    def _cache_copies(self) -> float:
-        """Chips beyond the key/value heads hold copies of them."""
-        splits = [layer for layer in self.config.layers if not layer.latent and not layer.recurrent]
-        limit = self.config.num_kv_heads if splits else self.mesh.model
-        return max(1.0, self.mesh.model / limit)
+    def _on_fullest(self, batch: int) -> int:
+        """Sequences of the chips that have most of them."""
+        return math.ceil(batch / self.mesh.num_groups)
+
+    # --- time -------------------------------------------------------------------------------------
 
     def decode_operations(self, batch: int, context: int) -> tuple[Operation, ...]:
         """Operations of a decode step of one data-parallel group."""
-        work = Work.decode(math.ceil(batch / self.mesh.data), context, self.drafts)
-        return cost.step_operations(self.config, work, self.formats)
+        return cost.step_operations(self.config, self._decode(batch, context), self.formats)
 
     def prefill_operations(self, batch: int, context: int) -> tuple[Operation, ...]:
         """Operations of a prefill of one data-parallel group."""
-        work = Work.prefill(math.ceil(batch / self.mesh.data), context)
-        return cost.step_operations(self.config, work, self.formats)
+        return cost.step_operations(self.config, self._prefill(batch, context), self.formats)
 
     def decode_time(self, batch: int, context: int) -> StepTime:
-        """Time of one decode step of a replica."""
+        """Time of one decode step of a replica; where there are drafts it verifies them, what
+        proposes them comes on top.
+        """
         if self.accounting == "lecture":
-            read = self.weight_bytes + batch * self.cache_bytes(context)
-            return self._lecture_time(read, batch * (1 + self.drafts))
-        work = Work.decode(math.ceil(batch / self.mesh.data), context, self.drafts)
-        return self._exact_time(work)
+            found = self._lecture_time(batch * (1 + self.drafts), batch, context)
+            return dataclasses.replace(found, total_s=found.memory_s)
+        return self._exact_time(self._decode(batch, context))
 
     def prefill_time(self, batch: int, context: int) -> StepTime:
         """Time of prefilling `batch` prompts at once."""
         if self.accounting == "lecture":
-            return self._lecture_time(self.weight_bytes, batch * context)
-        return self._exact_time(Work.prefill(math.ceil(batch / self.mesh.data), context))
+            return self._lecture_time(batch * context, 0, context)
+        return self._exact_time(self._prefill(batch, context))
+
+    def step_seconds(self, batch: int, context: int) -> float:
+        """Time of one decode step: proposing, verifying."""
+        verify = self.decode_time(batch, context).total_s
+        if not self.speculation:
+            return verify
+        plain = dataclasses.replace(self, speculation=None)
+        return verify + self.drafts * self.speculation.cost * (
+            plain.decode_time(batch, context).total_s
+        )
+
+    def _decode(self, batch: int, context: int) -> Work:
+        return Work.decode(math.ceil(batch / self.mesh.data), context, self.drafts)
+
+    def _prefill(self, batch: int, context: int) -> Work:
+        return Work.prefill(math.ceil(batch / self.mesh.data), context)
 
     def _exact_time(self, work: Work) -> StepTime:
         operations = cost.step_operations(self.config, work, self.formats)
@@ -145,19 +201,52 @@ class Deployment:
         exchanged = roofline.collective_seconds(*shape)
         return roofline.step_time(operations, self.hardware, self.formats, self.mesh, exchanged)
 
-    def _lecture_time(self, read: float, num_tokens: int) -> StepTime:
-        """Two FLOPs a parameter and token; whichever of memory and arithmetic takes longer."""
-        chips = self.mesh.num_chips
-        flops = 2 * num_tokens * weights.num_active_parameters(self.config)
-        rate = self.hardware.rate(self.formats.weights.compute)
-        memory, compute = read / self.hardware.read_bandwidth / chips, flops / rate / chips
+    def _lecture_time(self, num_tokens: int, num_read: int, context: int) -> StepTime:
+        """Each chip's weights and the caches of `num_read` sequences once; two FLOPs a parameter
+        and token; the longer of both.
+        """
+        formats = (self.formats.weights, self.formats.rest)
+        read = weights.chip_weight_bytes(self.config, *formats, self.mesh)
+        parts = cost.cache_by_parts(self.config, context, self.formats)
+        cached = sum(held / min(self.mesh.model, part) for part, held in parts.items())
+        read += self._on_fullest(num_read) * cached
+        flops = 2 * num_tokens * weights.num_active_parameters(self.config) / self.mesh.num_chips
+        memory = read / self.hardware.read_bandwidth
+        compute = flops / self.hardware.rate(self.formats.weights.compute)
         return StepTime(memory, compute, 0.0, 0.0, max(memory, compute))
+
+    # --- both -------------------------------------------------------------------------------------
 
     def row(self, batch: int, context: int, new_tokens: int = 0) -> Row:
         """The point of `batch` prompts of `context` tokens that grow by `new_tokens`.
 
         Raises:
             InputError: a size is out of range.
+        """
+        self.check_lengths(batch, context, new_tokens)
+        middle, longest = context + new_tokens // 2, context + new_tokens
+        held, cached = self.weight_bytes, batch * self.cache_bytes(longest)
+        on_chip = self._on_fullest(batch) * self.chip_cache_bytes(longest)
+        step_s, ttft_s = self.step_seconds(batch, middle), self.prefill_time(batch, context).total_s
+        tpot_s = step_s / self.tokens_per_step
+        rate = self.replicas * batch / tpot_s
+        price = self.hardware.price_per_hour
+        hourly = None if price is None else price * self.mesh.num_chips * self.replicas
+        done = cost.total(self.decode_operations(batch, middle))
+        return Row(
+            batch, context, weights.num_parameters(self.config), held, cached, held + cached,
+            on_chip <= self.memory_room, step_s, ttft_s, rate,
+            ttft_s + new_tokens * tpot_s if new_tokens else None,
+            done.flops / done.bytes, self.decode_time(batch, middle).bound,
+            None if hourly is None else hourly / 3600 / rate * 1e6, tpot_s,
+            self.chip_weight_bytes + on_chip,
+        )  # fmt: skip
+
+    def check_lengths(self, batch: int, context: int, new_tokens: int = 0) -> None:
+        """Whether these are sizes that the model can have.
+
+        Raises:
+            InputError: one is below its least, or together they exceed the model's context.
         """
         for name, value, least in (("batch", batch, 1), ("context", context, 1),
                                    ("new_tokens", new_tokens, 0)):  # fmt: skip
@@ -166,30 +255,6 @@ class Deployment:
         if context + new_tokens > self.config.max_context:
             raise InputError(
                 f"context and new_tokens are at most the {self.config.max_context} tokens of "
-                f"{self.config.name} together, not {context + new_tokens}"
+                f"{self.config.name} together, not {context + new_tokens} "
+                "(--set model.max_context=... asks what if)"
             )
-        held, cached = self.weight_bytes, batch * self.cache_bytes(context + new_tokens)
-        decode = self.decode_time(batch, context + new_tokens // 2)
-        prefill = self.prefill_time(batch, context)
-        step_s = decode.total_s
-        per_step = 1.0
-        if self.speculation:
-            per_step = self.speculation.tokens_per_step
-            step_s += self.drafts * self.speculation.cost * step_s / self._verified(batch, context)
-        rate = self.replicas * batch * per_step / step_s
-        price = self.hardware.price_per_hour
-        hourly = None if price is None else price * self.mesh.num_chips * self.replicas
-        done = cost.total(self.decode_operations(batch, context + new_tokens // 2))
-        return Row(
-            batch, context, weights.num_parameters(self.config), held, cached, held + cached,
-            cached * self._cache_copies <= self.memory_room, step_s, prefill.total_s, rate,
-            prefill.total_s + new_tokens * step_s / per_step if new_tokens else None,
-            done.flops / done.bytes, decode.bound,
-            None if hourly is None else hourly / 3600 / rate * 1e6,
-        )  # fmt: skip
-
-    def _verified(self, batch: int, context: int) -> float:
-        """A step that verifies drafts, in plain decode steps: what a draft's cost is counted in."""
-        plain = dataclasses.replace(self, speculation=None)
-        verifying, decoding = self.decode_time(batch, context), plain.decode_time(batch, context)
-        return verifying.total_s / decoding.total_s

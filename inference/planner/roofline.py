@@ -8,6 +8,8 @@ from configs.mesh import ONE_CHIP, Mesh
 from configs.model import ModelConfig
 from inference.planner.cost import Operation, Precision, Work
 
+EXPERT_MATRICES = ("experts.gate_up", "experts.down")
+
 
 @dataclasses.dataclass(frozen=True)
 class StepTime:
@@ -61,29 +63,44 @@ def step_time(
     bandwidth = hardware.read_bandwidth * hardware.bandwidth_share
     memory = compute = 0.0
     for operation in operations:
-        chips = chips_of(operation, mesh)
-        in_weights = operation.weight_bytes and "." in operation.name
-        rate = hardware.rate((precision.weights if in_weights else precision.rest).compute)
-        memory += operation.bytes / chips / bandwidth
-        compute += operation.flops / chips / (rate * hardware.rate_share)
+        done = per_chip(operation, mesh)
+        rate = hardware.rate(compute_type(operation, precision)) * hardware.rate_share
+        memory += done.bytes / bandwidth
+        compute += done.flops / rate
     hidden = max(memory, compute) + hardware.gamma * min(memory, compute)
     whole = hardware.overhead_s + hidden + collective_s
     return StepTime(memory, compute, collective_s, hardware.overhead_s, whole)
 
 
-def chips_of(operation: Operation, mesh: Mesh) -> int:
-    """Chips that share an operation's work evenly."""
-    if not operation.split:
-        return 1
-    return mesh.model * (mesh.expert if operation.name.startswith("experts.") else 1)
+def compute_type(operation: Operation, precision: Precision) -> str:
+    """Type in which an operation's products run, a key of `HardwareSpec.rates`."""
+    in_layers = operation.weight_bytes and "." in operation.name  # the head's table is `rest`
+    return (precision.weights if in_layers else precision.rest).compute
+
+
+def per_chip(operation: Operation, mesh: Mesh) -> Operation:
+    """A chip's part of what one data-parallel group does.
+
+    Chips along `model` divide heads and columns. Chips along `expert` divide the experts; around
+    them each works for its own sequences, so there they divide tokens and caches, not weights.
+    """
+    heads = mesh.model if operation.split else 1
+    holders = heads * (mesh.expert if operation.name in EXPERT_MATRICES else 1)
+    return dataclasses.replace(
+        operation,
+        flops=operation.flops / heads / mesh.expert,
+        weight_bytes=operation.weight_bytes / holders,
+        cache_bytes=operation.cache_bytes / min(heads, operation.cache_parts) / mesh.expert,
+        activation_bytes=operation.activation_bytes / heads / mesh.expert,
+    )
 
 
 def collective_seconds(
     config: ModelConfig, work: Work, precision: Precision, hardware: HardwareSpec, mesh: Mesh
 ) -> float:
-    """Exchange of one step: per layer two all-reduces of [T, D] over `model` (after the mixer and
-    after the feed-forward; Shoeybi et al. 2019, arXiv 1909.08053), and two all-to-alls of each
-    token's copies over `expert`.
+    """Exchange of one step of T tokens: per layer two all-reduces of [T, D] over `model` (after the
+    mixer and after the feed-forward; Shoeybi et al. 2019, arXiv 1909.08053), and two all-to-alls of
+    each token's copies over `expert`, along which the tokens are divided.
 
     A ring of n moves 2 (n - 1) / n of the bytes in 2 (n - 1) turns (Patarasuk & Yuan 2009); an
     all-to-all (n - 1) / n in n - 1.
@@ -96,9 +113,10 @@ def collective_seconds(
         moved = passes * (chips - 1) / chips * num_bytes / hardware.link_bandwidth
         return moved + passes * (chips - 1) * hardware.link_latency_s if chips > 1 else 0.0
 
-    found = 2 * config.num_layers * seconds(activations, mesh.model, 2)
+    activations /= mesh.expert
+    found = 0.0
     for layer in config.layers:
+        found += (1 if layer.ffn == "none" else 2) * seconds(activations, mesh.model, 2)
         if layer.experts is not None:
-            copies = activations * layer.experts.top_k / mesh.expert
-            found += 2 * seconds(copies, mesh.expert, 1)
+            found += 2 * seconds(activations * layer.experts.top_k, mesh.expert, 1)
     return found

@@ -1,6 +1,10 @@
-"""What drafts are worth: tokens a step, speed, the best number of them."""
+"""What drafts are worth: the law of acceptance, tokens a step, speed, the best number of them."""
 
 import dataclasses
+import math
+from collections.abc import Sequence
+
+from configs.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -10,12 +14,24 @@ class Speculation:
     Attributes:
         drafts: k, tokens proposed for each step.
         acceptance: a, chance that a draft is accepted, given that those before it were.
-        cost: c, time of one draft step in steps of the target.
+        cost: c, time of one draft step in plain decode steps of the target.
+        size: of the draft model in the target's: its weights and cache are that share of the
+            target's. 0: what proposes needs no memory worth counting.
     """
 
     drafts: int
     acceptance: float
     cost: float
+    size: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.drafts < 0:
+            raise InputError(f"the number of drafts is at least 0, not {self.drafts}")
+        if not 0 <= self.acceptance <= 1:
+            raise InputError(f"an acceptance is a number from 0 to 1, not {self.acceptance}")
+        for name in ("cost", "size"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"a draft's {name} is at least 0, not {getattr(self, name)}")
 
     @property
     def tokens_per_step(self) -> float:
@@ -24,7 +40,7 @@ class Speculation:
 
     @property
     def speedup(self) -> float:
-        """Over one token a step, where verifying k drafts takes a step's time."""
+        """Over one token a step, where verifying k drafts takes a plain step's time."""
         return self.tokens_per_step / (1 + self.drafts * self.cost)
 
 
@@ -36,3 +52,45 @@ def expected_tokens(acceptance: float, drafts: int) -> float:
 def best_drafts(acceptance: float, cost: float, most: int = 32) -> int:
     """k of the highest speedup, 0 where drafts do not pay."""
     return max(range(most + 1), key=lambda k: Speculation(k, acceptance, cost).speedup)
+
+
+def acceptance_of(target: Sequence[float], draft: Sequence[float]) -> float:
+    """Chance that a token drawn from `draft` is accepted: the sum of min(p, q) over the vocabulary
+    (Leviathan et al. 2023, theorem 3.5).
+
+    Raises:
+        InputError: these are no two laws of one vocabulary.
+    """
+    _check_laws(target, draft)
+    return math.fsum(map(min, target, draft))
+
+
+def residual(target: Sequence[float], draft: Sequence[float]) -> list[float]:
+    """Law of the token that replaces a rejected draft: max(0, target - draft), normalized. Equal
+    laws reject nothing: then it is the target's.
+
+    Raises:
+        InputError: these are no two laws of one vocabulary.
+    """
+    _check_laws(target, draft)
+    missing = [max(0.0, q - p) for q, p in zip(target, draft, strict=True)]
+    total = math.fsum(missing)
+    return [share / total for share in missing] if total > 0 else list(target)
+
+
+def output_law(target: Sequence[float], draft: Sequence[float]) -> list[float]:
+    """Law of a token after draft, test and replacement; it is the target's, whatever the draft's.
+
+    Each token is drawn with p and kept with min(1, q / p); what was rejected falls on the residual.
+    """
+    rejected = 1 - acceptance_of(target, draft)
+    replaced = residual(target, draft)
+    return [min(q, p) + rejected * r for q, p, r in zip(target, draft, replaced, strict=True)]
+
+
+def _check_laws(*laws: Sequence[float]) -> None:
+    for law in laws:
+        if len(law) != len(laws[0]) or min(law, default=-1) < 0:
+            raise InputError("two laws give each token of one vocabulary a chance of at least 0")
+        if not math.isclose(math.fsum(law), 1, abs_tol=1e-6):
+            raise InputError(f"the chances of a law sum to 1, not {math.fsum(law)}")

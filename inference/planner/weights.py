@@ -7,6 +7,7 @@ every preset.
 import collections
 import dataclasses
 
+from configs.mesh import Mesh
 from configs.mixers import Experts
 from configs.model import LayerSpec, ModelConfig
 from configs.precision import Format
@@ -78,10 +79,11 @@ def _mixer_matrices(config: ModelConfig, layer: LayerSpec) -> tuple[Matrix, ...]
             Matrix("recurrent.out", D, inner, "width"),
         )
     found: list[Matrix] = []
-    if layer.indexer is not None:
+    if layer.indexer is not None:  # its queries come from the latent ones where there are any
+        query_rank = layer.latent.query_rank if layer.latent else None
         heads = layer.indexer.num_heads * layer.indexer.head_width
-        rows = heads + layer.indexer.head_width + layer.indexer.num_heads
-        found.append(Matrix("indexer.in", rows, D))
+        found.append(Matrix("indexer.q", heads, query_rank or D))
+        found.append(Matrix("indexer.k", layer.indexer.head_width + layer.indexer.num_heads, D))
     if layer.latent is not None:
         sizes, head = layer.latent, layer.latent.nope_width + layer.latent.rope_width
         if sizes.query_rank is None:
@@ -107,6 +109,8 @@ def _mixer_matrices(config: ModelConfig, layer: LayerSpec) -> tuple[Matrix, ...]
 
 def _ffn_matrices(config: ModelConfig, layer: LayerSpec) -> tuple[Matrix, ...]:
     D = config.width
+    if layer.ffn == "none":
+        return ()
     if layer.experts is None:
         return _gated("ffn", D, config.ffn_width, None)
     experts = layer.experts
@@ -130,7 +134,10 @@ def vector_elements(config: ModelConfig) -> int:
     """Weights that are no matrix: norms, and a recurrent layer's taps, decays and skips."""
     count = config.width  # the final norm
     for layer in config.layers:
-        count += config.width * (4 if config.post_norms else 2)
+        parts = 1 if layer.ffn == "none" else 2
+        count += config.width * parts * (2 if config.post_norms else 1)
+        if layer.indexer is not None:
+            count += 2 * layer.indexer.head_width  # a layer norm of its keys
         if layer.recurrent is not None:
             sizes = layer.recurrent
             count += sizes.conv_channels * (sizes.conv_width + 1)
@@ -169,4 +176,18 @@ def weight_bytes(config: ModelConfig, format: Format, rest: Format) -> float:
     total += rest.bytes_for(table_elements(config), config.width) * (1 if config.tied else 2)
     for matrix, count in matrices(config).items():
         total += format.bytes_for(matrix.elements * count, matrix.width)
+    return total
+
+
+def chip_weight_bytes(config: ModelConfig, format: Format, rest: Format, mesh: Mesh) -> float:
+    """Bytes of the weights that one chip of a mesh holds: heads, columns and tables divided over
+    `model`, experts over `expert` too, vectors and undivided matrices whole.
+    """
+    total = rest.bytes_for(vector_elements(config), config.width)
+    tables = rest.bytes_for(table_elements(config), config.width) * (1 if config.tied else 2)
+    total += tables / mesh.model
+    for matrix, count in matrices(config).items():
+        chips = mesh.model if matrix.split else 1
+        chips *= mesh.expert if matrix.experts else 1
+        total += format.bytes_for(matrix.elements * count, matrix.width) / chips
     return total
