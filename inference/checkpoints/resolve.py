@@ -71,6 +71,13 @@ def resolve(model: str) -> Resolved:
     if model in presets.NAMES:
         preset = presets.get(model)
         return Resolved(preset.config, functools.partial(_open_preset, preset))
+    if model in presets.PLANNED:
+        layers = presets.PLANNED[model].config.pattern
+        parts = sorted({layer.mixer for layer in layers} | {layer.ffn for layer in layers})
+        raise InputError(
+            f"{model} can be planned (scripts.plan), not run yet: its layers have "
+            f"{', '.join(parts)}; what runs: {', '.join(presets.NAMES)}"
+        )
     path = Path(model)
     try:
         found = bool(model) and path.exists()

@@ -1,0 +1,36 @@
+"""Granite 4.0 H Small (IBM 2025, 32B of which 9B are active): Mamba-2 layers, one in ten with
+attention, all with a mixture of 72 experts; the layout of Jamba (arXiv 2403.19887).
+
+Planned, not run: recurrent layers and the mixture of experts are to come.
+"""
+
+from configs.mixers import Experts, Recurrent
+from configs.model import LayerSpec, ModelConfig
+from configs.weights import Hub
+
+_EXPERTS = Experts(num_experts=72, top_k=10, width=768, num_shared=2)
+_STATE = LayerSpec(
+    mixer="recurrent",
+    ffn="experts",
+    recurrent=Recurrent(inner_width=8192, state_width=128, num_heads=128),
+    experts=_EXPERTS,
+)
+_ATTENTION = LayerSpec(ffn="experts", experts=_EXPERTS)  # its layers rotate nothing
+
+CONFIG = ModelConfig(
+    name="granite4-h-small",
+    family="granite4",
+    vocab_size=100_352,
+    width=4096,
+    ffn_width=1536,
+    num_layers=40,
+    num_heads=32,
+    num_kv_heads=8,
+    head_width=128,
+    max_context=131_072,
+    pattern=(_STATE,) * 5 + (_ATTENTION,) + (_STATE,) * 4,
+    norm_eps=1e-5,
+    tied=True,
+)
+
+WEIGHTS = Hub("ibm-granite/granite-4.0-h-small", license="Apache-2.0")
