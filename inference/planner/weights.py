@@ -6,6 +6,8 @@ every preset.
 
 import collections
 import dataclasses
+import functools
+from collections.abc import Mapping
 
 from configs.mesh import Mesh
 from configs.mixers import Experts
@@ -60,7 +62,8 @@ def layer_matrices(config: ModelConfig, layer: LayerSpec) -> tuple[Matrix, ...]:
     return _mixer_matrices(config, layer) + _ffn_matrices(config, layer)
 
 
-def matrices(config: ModelConfig) -> dict[Matrix, int]:
+@functools.lru_cache(maxsize=64)  # a sweep asks for the same model thousands of times
+def matrices(config: ModelConfig) -> Mapping[Matrix, int]:
     """Every matrix and how many layers hold it; the head, which only rows of logits meet, apart."""
     return dict(
         collections.Counter(
@@ -130,6 +133,7 @@ def _gated(part: str, width: int, hidden: int, experts: Experts | None) -> tuple
     )
 
 
+@functools.lru_cache(maxsize=64)
 def vector_elements(config: ModelConfig) -> int:
     """Weights that are no matrix: norms, and a recurrent layer's taps, decays and skips."""
     count = config.width  # the final norm
