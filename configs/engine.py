@@ -27,6 +27,9 @@ class EngineConfig:
         top_logprobs: alternatives reported beside each sampled or scored token.
         penalties: count tokens, so that repetition, presence and frequency penalties can be asked
             for.
+        overcommit: more sequences than fit at their longest are taken on, and the youngest is
+            preempted when pages run out; without it `max_seqs` sequences of `max_context` tokens
+            fit into `cache_bytes`, or the configuration is refused.
         deterministic: a token's bits depend on its own history only, not on neighbours or chunking.
         seed: base of the random streams of requests without a seed; None draws one.
     """
@@ -41,6 +44,7 @@ class EngineConfig:
     num_drafts: int = 0
     top_logprobs: int = 0
     penalties: bool = False
+    overcommit: bool = True
     deterministic: bool = False
     seed: int | None = None
 
@@ -87,6 +91,13 @@ class Config:
                 f"engine.top_logprobs is at most the vocabulary of {self.model.vocab_size}, "
                 f"not {self.engine.top_logprobs}"
             )
+        if not self.engine.overcommit and self.engine.max_seqs > self.most_seqs:
+            raise InputError(
+                f"{self.engine.max_seqs} sequences of {self.max_context} tokens need "
+                f"{self.full_bytes(self.engine.max_seqs)} bytes of cache, engine.cache_bytes is "
+                f"{self.engine.cache_bytes}: engine.max_seqs is at most {self.most_seqs} without "
+                "engine.overcommit"
+            )
 
     @property
     def max_context(self) -> int:
@@ -108,6 +119,24 @@ class Config:
             live = num_tokens if window is None else min(num_tokens, window + step + 2 * page)
             peaks.append(-(-live // page))
         return tuple(peaks)
+
+    def full_bytes(self, num_seqs: int) -> int:
+        """Bytes of the pages of as many sequences at their longest, and of each group's sink."""
+        page, dtype = self.engine.page_tokens, self.model.dtype
+        groups = zip(self.peak_pages(self.max_context), self.model.page_groups, strict=True)
+        return sum(
+            (1 + num_seqs * peak) * group.bytes_per_page(dtype, page) for peak, group in groups
+        )
+
+    @property
+    def most_seqs(self) -> int:
+        """Sequences that `cache_bytes` hold at their longest; as many as there may be, where the
+        model has no pages.
+        """
+        sinks = self.full_bytes(0)
+        if not sinks:
+            return self.engine.max_seqs
+        return max(0, (self.engine.cache_bytes - sinks) // (self.full_bytes(1) - sinks))
 
     @property
     def num_pages(self) -> tuple[int, ...]:

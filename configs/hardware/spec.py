@@ -16,9 +16,14 @@ class HardwareSpec:
         link_bandwidth: bytes a second that a chip sends to its peers, all links together and one
             direction; 0 where it has none.
         link_latency_s: seconds before the first byte of a collective's step arrives.
+        linked_chips: chips that such links join; None: as many as wanted.
         overhead_s: seconds of a step that are neither reading nor computing.
         gamma: share of the shorter of reading and computing that does not hide behind the longer.
         bandwidth_share, rate_share: of the rates above that steps were seen to reach.
+        half_rows: rows at which a product with weights reaches half of its rate: T rows take the
+            time of T + half_rows.
+        attention_share: of those shares, what attention reaches where it gathers its keys and
+            writes its scores instead of keeping both on the chip.
         price_per_hour: dollars, for costs; None where nobody names one.
     """
 
@@ -28,10 +33,13 @@ class HardwareSpec:
     rates: Mapping[str, float]
     link_bandwidth: float = 0.0
     link_latency_s: float = 0.0
+    linked_chips: int | None = None
     overhead_s: float = 0.0
     gamma: float = 0.0
     bandwidth_share: float = 1.0
     rate_share: float = 1.0
+    half_rows: float = 0.0
+    attention_share: float = 1.0
     price_per_hour: float | None = None
 
     def rate(self, compute: str) -> float:

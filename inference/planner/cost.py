@@ -5,8 +5,11 @@ so it waits for memory; a prefill step reuses each weight for all its tokens, so
 arithmetic.
 """
 
+import collections
 import dataclasses
-from collections.abc import Iterable
+import functools
+import math
+from collections.abc import Iterable, Mapping
 
 from configs.cache import CacheSpec
 from configs.mixers import Latent
@@ -85,6 +88,7 @@ class Operation:
         weight_bytes, cache_bytes, activation_bytes: bytes moved to and from memory.
         split: whether tensor parallelism divides it (otherwise each chip does all of it).
         cache_parts: chips that the cache can be divided over; more of them hold copies.
+        rows: of a product with weights, tokens that each weight is multiplied with.
     """
 
     name: str
@@ -95,6 +99,7 @@ class Operation:
     activation_bytes: float = 0.0
     split: bool = True
     cache_parts: int = 1
+    rows: float = math.inf
 
     @property
     def bytes(self) -> float:
@@ -142,6 +147,7 @@ def step_operations(
         Operation(
             "head", 1, 2 * work.num_logits * table, rest.bytes_for(table, D),
             activation_bytes=rest.bytes_for(work.num_logits * D, D) + 2 * 4 * work.num_logits * V,
+            rows=work.num_logits,
         )
     )  # fmt: skip
     looked_up = rest.bytes_for(T * D, D)
@@ -154,29 +160,34 @@ def step_operations(
 
 def _product(matrix: Matrix, layers: int, T: int, precision: Precision) -> Operation:
     """One kind of matrix in all the layers that hold it."""
-    visited = T * matrix.copies_per_token
-    touched = layers * matrix.copies_touched(T) * matrix.rows * matrix.width
+    visited, copies = T * matrix.copies_per_token, matrix.copies_touched(T)
+    touched = layers * copies * matrix.rows * matrix.width
     moved = layers * visited * (matrix.rows + matrix.width)
     return Operation(
         matrix.name, layers, 2 * layers * visited * matrix.rows * matrix.width,
         weight_bytes=precision.weights.bytes_for(touched, matrix.width),
         activation_bytes=precision.rest.bytes_for(moved, matrix.width),
-        split=matrix.split is not None,
+        split=matrix.split is not None, rows=visited / copies if copies else 0,
     )  # fmt: skip
 
 
 def _mixing(config: ModelConfig, work: Work, precision: Precision) -> list[Operation]:
     """What tokens exchange: one operation a kind of layer."""
-    kinds: dict[tuple[LayerSpec, CacheSpec], int] = {}
-    for layer, spec in zip(config.layers, config.cache_specs, strict=True):
-        key = (dataclasses.replace(layer, rope=type(layer.rope)()), spec)
-        kinds[key] = kinds.get(key, 0) + 1
     return [
         _recur(layer, layers, work, precision)
         if layer.recurrent is not None
         else _attend(config, layer, spec, layers, work, precision)
-        for (layer, spec), layers in kinds.items()
+        for (layer, spec), layers in _kinds(config).items()
     ]
+
+
+@functools.lru_cache(maxsize=64)  # a sweep asks for the same model thousands of times
+def _kinds(config: ModelConfig) -> Mapping[tuple[LayerSpec, CacheSpec], int]:
+    """How many layers mix alike; how positions rotate costs nothing."""
+    return collections.Counter(
+        (dataclasses.replace(layer, rope=type(layer.rope)()), spec)
+        for layer, spec in zip(config.layers, config.cache_specs, strict=True)
+    )
 
 
 def _attend(
@@ -279,11 +290,11 @@ def cache_by_parts(
     """Bytes of a sequence of `context` tokens, by the chips they can be divided over."""
     precision = precision or Precision.of(config)
     found: dict[int, float] = {}
-    for layer, spec in zip(config.layers, config.cache_specs, strict=True):
+    for (layer, spec), layers in _kinds(config).items():
         tokens = context if spec.window is None else min(context, spec.window)
         held = tokens * _token_bytes(config, layer, spec, precision)
-        parts = cache_parts(config, layer)
-        found[parts] = found.get(parts, 0.0) + held + spec.bytes_per_sequence(drafts)
+        parts, kept = cache_parts(config, layer), held + spec.bytes_per_sequence(drafts)
+        found[parts] = found.get(parts, 0.0) + layers * kept
     return found
 
 

@@ -51,7 +51,10 @@ def step_time(
     """overhead + max(m, f) + gamma min(m, f), and the collectives.
 
     Reading (m) and computing (f) overlap but for a share gamma of the shorter: a plain maximum
-    (Williams et al. 2009) is gamma = 0, a sum gamma = 1.
+    (Williams et al. 2009) is gamma = 0, a sum gamma = 1. Two things keep a step from its rates: a
+    product of few rows cannot fill the arithmetic (T rows take the time of T + half_rows), and
+    attention that writes its gathered keys and its scores to memory reaches `attention_share` of
+    what the rest does. Whatever is not calibrated (`inference/planner/calibrate.py`) costs nothing.
 
     Args:
         operations: of one step on one data-parallel group.
@@ -63,13 +66,25 @@ def step_time(
     bandwidth = hardware.read_bandwidth * hardware.bandwidth_share
     memory = compute = 0.0
     for operation in operations:
-        done = per_chip(operation, mesh)
+        done = _as_reached(per_chip(operation, mesh), hardware)
         rate = hardware.rate(compute_type(operation, precision)) * hardware.rate_share
         memory += done.bytes / bandwidth
         compute += done.flops / rate
     hidden = max(memory, compute) + hardware.gamma * min(memory, compute)
     whole = hardware.overhead_s + hidden + collective_s
     return StepTime(memory, compute, collective_s, hardware.overhead_s, whole)
+
+
+def _as_reached(operation: Operation, hardware: HardwareSpec) -> Operation:
+    """The operation, larger by what keeps it from the rates that steps reach."""
+    if operation.name.startswith("attend"):
+        share = hardware.attention_share
+        flops, cached = operation.flops / share, operation.cache_bytes / share
+        return dataclasses.replace(operation, flops=flops, cache_bytes=cached)
+    if not operation.rows:
+        return operation
+    slower = 1 + hardware.half_rows / operation.rows
+    return dataclasses.replace(operation, flops=operation.flops * slower)
 
 
 def compute_type(operation: Operation, precision: Precision) -> str:
