@@ -16,7 +16,7 @@ class HardwareSpec:
         link_bandwidth: bytes a second that a chip sends to its peers, all links together and one
             direction; 0 where it has none.
         link_latency_s: seconds before the first byte of a collective's step arrives.
-        linked_chips: chips that such links join; None: as many as wanted.
+        linked_chips: chips that such links join, itself included.
         overhead_s: seconds of a step that are neither reading nor computing.
         gamma: share of the shorter of reading and computing that does not hide behind the longer.
         bandwidth_share, rate_share: of the rates above that steps were seen to reach.
@@ -33,7 +33,7 @@ class HardwareSpec:
     rates: Mapping[str, float]
     link_bandwidth: float = 0.0
     link_latency_s: float = 0.0
-    linked_chips: int | None = None
+    linked_chips: float = 1
     overhead_s: float = 0.0
     gamma: float = 0.0
     bandwidth_share: float = 1.0

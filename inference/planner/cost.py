@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from configs.cache import CacheSpec
 from configs.mixers import Latent
-from configs.model import LayerSpec, ModelConfig
+from configs.model import LayerSpec, ModelConfig, Rope
 from configs.precision import FORMATS, Format
 from inference.planner import weights
 from inference.planner.weights import Matrix
@@ -183,9 +183,9 @@ def _mixing(config: ModelConfig, work: Work, precision: Precision) -> list[Opera
 
 @functools.lru_cache(maxsize=64)  # a sweep asks for the same model thousands of times
 def _kinds(config: ModelConfig) -> Mapping[tuple[LayerSpec, CacheSpec], int]:
-    """How many layers mix alike; how positions rotate costs nothing."""
+    """How many layers mix alike, whatever follows; how positions rotate costs nothing."""
     return collections.Counter(
-        (dataclasses.replace(layer, rope=type(layer.rope)()), spec)
+        (dataclasses.replace(layer, rope=Rope(), ffn="none", experts=None), spec)
         for layer, spec in zip(config.layers, config.cache_specs, strict=True)
     )
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from configs.errors import InputError
 
+_MOST_DRAFTS = 1024
+
 
 @dataclasses.dataclass(frozen=True)
 class Speculation:
@@ -27,6 +29,8 @@ class Speculation:
     def __post_init__(self) -> None:
         if self.drafts < 0:
             raise InputError(f"the number of drafts is at least 0, not {self.drafts}")
+        if self.drafts > _MOST_DRAFTS:
+            raise InputError(f"the number of drafts is at most {_MOST_DRAFTS}, not {self.drafts}")
         if not 0 <= self.acceptance <= 1:
             raise InputError(f"an acceptance is a number from 0 to 1, not {self.acceptance}")
         for name in ("cost", "size"):

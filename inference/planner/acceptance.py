@@ -1,0 +1,111 @@
+"""How often a smaller model's drafts are accepted: published rates, and a curve through them."""
+
+import dataclasses
+import functools
+import math
+
+from inference.planner.plan import Deployment
+from inference.planner.speculation import Speculation
+
+
+@dataclasses.dataclass(frozen=True)
+class Observed:
+    """One acceptance that was measured.
+
+    Attributes:
+        target, draft: which models, and the task where there are two.
+        size: parameters of the draft in the target's.
+        greedy, sampled: acceptance at temperature 0 and 1.
+    """
+
+    target: str
+    draft: str
+    size: float
+    greedy: float
+    sampled: float
+
+
+# Leviathan et al. 2023 (arXiv 2211.17192), table 3, without its n-grams; parameters as section 4
+# names them: T5 77M, 250M, 800M of 11B; LaMDA 100M, 2B, 8B of 137B; a GPT-like 6M of 97M.
+OBSERVED = (
+    Observed("T5-XXL, translation", "T5-small", 77e6 / 11e9, 0.75, 0.62),
+    Observed("T5-XXL, translation", "T5-base", 250e6 / 11e9, 0.80, 0.68),
+    Observed("T5-XXL, translation", "T5-large", 800e6 / 11e9, 0.82, 0.71),
+    Observed("T5-XXL, summaries", "T5-small", 77e6 / 11e9, 0.65, 0.53),
+    Observed("T5-XXL, summaries", "T5-base", 250e6 / 11e9, 0.73, 0.55),
+    Observed("T5-XXL, summaries", "T5-large", 800e6 / 11e9, 0.74, 0.56),
+    Observed("LaMDA", "LaMDA 100M", 100e6 / 137e9, 0.61, 0.57),
+    Observed("LaMDA", "LaMDA 2B", 2e9 / 137e9, 0.71, 0.71),
+    Observed("LaMDA", "LaMDA 8B", 8e9 / 137e9, 0.75, 0.74),
+    Observed("GPT-like 97M", "GPT-like 6M", 6e6 / 97e6, 0.88, 0.89),
+)
+
+# Sizes the curve is asked for: those observed, half a decade apart or less; no further.
+SIZES = tuple(round(10 ** (exponent / 4), 6) for exponent in range(-12, -3))
+_MOST_DRAFTS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """1 - a = miss x size^-slope: larger drafts are refused less often.
+
+    Attributes:
+        miss, slope: of the law above.
+        error: root mean square of the acceptances around it.
+    """
+
+    miss: float
+    slope: float
+    error: float
+
+    def __call__(self, size: float) -> float:
+        """Acceptance of a draft of that size, within the sizes observed."""
+        least, most = (pick(o.size for o in OBSERVED) for pick in (min, max))
+        return 1 - self.miss * min(max(size, least), most) ** -self.slope
+
+
+@functools.cache
+def fitted(greedy: bool = False) -> Curve:
+    """Least squares through the logarithms of size and refusal, at temperature 0 or 1."""
+    rates = [o.greedy if greedy else o.sampled for o in OBSERVED]
+    x = [math.log(o.size) for o in OBSERVED]
+    y = [math.log(1 - rate) for rate in rates]
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+    slope = covariance / sum((a - mean_x) ** 2 for a in x)
+    bare = Curve(math.exp(mean_y - slope * mean_x), -slope, 0.0)
+    squares = [(bare(o.size) - rate) ** 2 for o, rate in zip(OBSERVED, rates, strict=True)]
+    return dataclasses.replace(bare, error=math.sqrt(sum(squares) / len(squares)))
+
+
+def best(
+    deployment: Deployment, batch: int, context: int, greedy: bool = False
+) -> Speculation | None:
+    """The draft size and number of drafts that give most tokens a second; None where plain decoding
+    does, or where no draft model fits beside the rest.
+
+    A draft of a given size reads and computes that share of what the target does, and pays the same
+    overhead a step.
+
+    Args:
+        deployment: its own speculation is ignored.
+        batch, context: sequences of a replica, and tokens of each.
+        greedy: at temperature 0, where drafts are accepted more often.
+    """
+    plain = dataclasses.replace(deployment, speculation=None)
+    curve, usual = fitted(greedy), plain.decode_time(batch, context)
+    found, fastest = None, batch / usual.total_s
+    sequences = -(-batch // plain.mesh.num_groups)
+    for drafts in range(1, _MOST_DRAFTS + 1):
+        # What is verified does not depend on the draft's size.
+        free = dataclasses.replace(plain, speculation=Speculation(drafts, 0.0, 0.0))
+        verify_s = free.decode_time(batch, context).total_s
+        for size in SIZES:
+            draft_s = usual.overhead_s + size * (usual.total_s - usual.overhead_s)
+            tried = Speculation(drafts, curve(size), draft_s / usual.total_s, size)
+            rate = batch * tried.tokens_per_step / (verify_s + drafts * draft_s)
+            if rate > fastest:
+                beside = dataclasses.replace(plain, speculation=tried)
+                if sequences * beside.chip_cache_bytes(context) <= beside.memory_room:
+                    found, fastest = tried, rate
+    return found

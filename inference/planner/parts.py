@@ -1,0 +1,103 @@
+"""A plan's formula with its parts visible: what each operation of a step moves and computes."""
+
+import dataclasses
+
+from inference.planner import cost, roofline
+from inference.planner.plan import Deployment
+from inference.planner.roofline import StepTime
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One kind of operation of a step, in all its layers, on one chip.
+
+    Attributes:
+        operation: 'part.operation'.
+        layers: that run it.
+        flops, bytes: of one chip.
+        intensity: FLOPs a byte.
+        ridge: the intensity above which it waits for arithmetic, in the type it runs in.
+        seconds: the longer of moving and computing.
+        bound: which of them: 'memory' or 'compute'.
+    """
+
+    operation: str
+    layers: int
+    flops: float
+    bytes: float
+    intensity: float
+    ridge: float
+    seconds: float
+    bound: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One step: its operations, and the time of all of them."""
+
+    operations: tuple[Part, ...]
+    time: StepTime
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What a row of a plan is made of.
+
+    Attributes:
+        batch, context: of the decode step; prefill is of one prompt of `context` tokens.
+        parameters, active_parameters: all, and those that one token is multiplied with.
+        weight_bytes, cache_bytes_per_token, cache_bytes_per_sequence: stored once.
+        ridge: FLOPs a byte of the chip, in the type that the layers' products run in.
+        decode, prefill: the steps.
+    """
+
+    batch: int
+    context: int
+    parameters: int
+    active_parameters: int
+    weight_bytes: float
+    cache_bytes_per_token: float
+    cache_bytes_per_sequence: float
+    ridge: float
+    decode: Step
+    prefill: Step
+
+
+def explain(deployment: Deployment, batch: int, context: int) -> Explanation:
+    """The parts of one point, always in the exact accounting."""
+    from inference.planner import weights
+
+    config, formats = deployment.config, deployment.formats
+    exact = dataclasses.replace(deployment, accounting="exact")
+    decode = exact.decode_operations(batch, context), exact.decode_time(batch, context)
+    prefill = exact.prefill_operations(1, context), exact.prefill_time(1, context)
+    return Explanation(
+        batch, context, weights.num_parameters(config), weights.num_active_parameters(config),
+        deployment.weight_bytes, cost.cache_bytes_per_token(config, formats),
+        deployment.cache_bytes(context), ridge(deployment, formats.weights.compute),
+        *(Step(_parts(deployment, operations), time) for operations, time in (decode, prefill)),
+    )  # fmt: skip
+
+
+def ridge(deployment: Deployment, compute: str) -> float:
+    """FLOPs a byte where a chip's reading and computing take equally long, at the rates reached."""
+    hardware = deployment.hardware
+    return hardware.ridge(compute) * hardware.rate_share / hardware.bandwidth_share
+
+
+def _parts(deployment: Deployment, operations: tuple[cost.Operation, ...]) -> tuple[Part, ...]:
+    found = []
+    for operation in operations:
+        done = roofline.per_chip(operation, deployment.mesh)
+        alone = roofline.step_time(
+            (operation,), deployment.hardware, deployment.formats, deployment.mesh
+        )
+        compute = roofline.compute_type(operation, deployment.formats)
+        bound = "compute" if alone.compute_s > alone.memory_s else "memory"
+        found.append(
+            Part(
+                done.name, done.layers, done.flops, done.bytes, done.intensity,
+                ridge(deployment, compute), max(alone.memory_s, alone.compute_s), bound,
+            )
+        )  # fmt: skip
+    return tuple(found)

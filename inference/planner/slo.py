@@ -1,0 +1,179 @@
+"""From promises to chips: the smallest mesh, the largest batch and the replicas that keep them."""
+
+import dataclasses
+import math
+
+from configs.errors import InputError
+from configs.mesh import Mesh
+from inference.planner.plan import Deployment
+
+_MOST_CHIPS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Steady:
+    """A replica that is never idle: as one request ends, the prompt of the next is run.
+
+    Attributes:
+        ttft_s: the decode step in flight, then the request's own prefill.
+        tpot_s: mean time between a request's tokens, the prefills of others in between included.
+        requests_s: requests that begin and end each second.
+        output_tok_s: new tokens of all of them.
+    """
+
+    ttft_s: float
+    tpot_s: float
+    requests_s: float
+    output_tok_s: float
+
+
+def steady(deployment: Deployment, batch: int, context: int, new_tokens: int) -> Steady:
+    """What `batch` sequences of each replica see; rates are of all replicas.
+
+    In the time that a request lives, the chips run the prompts of its `batch` peers, one at a time,
+    and the steps that give it `new_tokens` tokens.
+    """
+    steps = new_tokens / deployment.tokens_per_step
+    step_s = deployment.step_seconds(batch, context + new_tokens // 2)
+    prefill_s = deployment.prefill_time(1, context).total_s
+    lives = batch * prefill_s + steps * step_s
+    rate = deployment.replicas * batch / lives
+    tpot_s = (lives - prefill_s) / new_tokens
+    return Steady(step_s + prefill_s, tpot_s, rate, rate * new_tokens)
+
+
+@dataclasses.dataclass(frozen=True)
+class Promise:
+    """Limits that each request is promised, in seconds; None promises nothing.
+
+    Raises:
+        InputError: a limit is not above 0.
+    """
+
+    ttft: float | None = None
+    tpot: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, limit in dataclasses.asdict(self).items():
+            if limit is not None and not 0 < limit < math.inf:
+                raise InputError(f"--slo {name} is a number of seconds above 0, not {limit}")
+
+    def is_kept(self, found: Steady) -> bool:
+        """Whether both limits hold."""
+        return (self.ttft is None or found.ttft_s <= self.ttft) and (
+            self.tpot is None or found.tpot_s <= self.tpot
+        )
+
+    def __str__(self) -> str:
+        """As it is given: 'ttft=0.5,tpot=0.03'."""
+        limits = dataclasses.asdict(self).items()
+        return ",".join(f"{name}={limit:g}" for name, limit in limits if limit is not None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What keeps a promise.
+
+    Attributes:
+        mesh: of one replica.
+        batch: most sequences at a time that keep it.
+        replicas: for the rate asked; 1 without.
+        num_chips: of all replicas.
+        replica: what one replica gives at that batch.
+        limited_by: what forbids one more sequence: 'memory', or the promise.
+        dollars_per_million: of output tokens while all replicas are busy; None without a price.
+    """
+
+    mesh: Mesh
+    batch: int
+    replicas: int
+    num_chips: int
+    replica: Steady
+    limited_by: str
+    dollars_per_million: float | None
+
+
+def answers(
+    deployment: Deployment, promise: Promise, context: int, new_tokens: int,
+    rate: float | None = None,
+) -> list[Answer]:  # fmt: skip
+    """Every mesh, of up to 64 chips that are linked, that keeps the promise, the smallest first.
+
+    Args:
+        deployment: its mesh and replicas are what is asked for.
+        promise: to each request.
+        context, new_tokens: of each request.
+        rate: requests a second that all replicas together take.
+
+    Raises:
+        InputError: none does.
+    """
+    deployment.check_lengths(1, context, new_tokens)
+    if new_tokens < 1:
+        raise InputError(f"--slo needs --new_tokens of at least 1, not {new_tokens}")
+    if rate is not None and not 0 < rate < math.inf:
+        raise InputError(f"--rate is a number of requests a second above 0, not {rate}")
+    found, nearest = [], None
+    for mesh in meshes(deployment):
+        placed = dataclasses.replace(deployment, mesh=mesh, replicas=1)
+        most = placed.largest_batch(context, new_tokens)
+        if not most:
+            continue
+        alone = steady(placed, 1, context, new_tokens)
+        if nearest is None or alone.tpot_s < nearest[1].tpot_s:
+            nearest = mesh, alone
+        if promise.is_kept(alone):
+            found.append(_answer(placed, promise, context, new_tokens, rate, most))
+    if found:
+        return found
+    if nearest is None:
+        raise InputError(
+            f"{deployment.config.name} with one sequence of {context + new_tokens} tokens fits no "
+            f"mesh of {deployment.hardware.name}: fewer bits or larger chips"
+        )
+    raise InputError(
+        f"no mesh of {deployment.hardware.name} keeps {promise}: the fastest is {nearest[0]} with "
+        f" ttft={nearest[1].ttft_s:.3g},tpot={nearest[1].tpot_s:.3g}"
+    )
+
+
+def meshes(deployment: Deployment, most: int = _MOST_CHIPS) -> list[Mesh]:
+    """Every valid mesh of one replica of up to `most` chips, as far as links join them, by chips;
+    replicas cover `data`.
+    """
+    config, found = deployment.config, []
+    most = min(most, int(deployment.hardware.linked_chips))
+    shared = [layer.experts.num_experts for layer in config.pattern if layer.experts]
+    for expert in [n for n in range(1, most + 1) if all(count % n == 0 for count in shared)]:
+        if expert > 1 and not shared:
+            break
+        for model in range(1, most // expert + 1):
+            mesh = Mesh(model=model, expert=expert)
+            try:
+                dataclasses.replace(deployment, mesh=mesh)
+            except InputError:
+                continue
+            found.append(mesh)
+    return sorted(found, key=lambda mesh: (mesh.num_chips, mesh.expert))
+
+
+def _answer(
+    placed: Deployment, promise: Promise, context: int, new_tokens: int, rate: float | None,
+    most: int,
+) -> Answer:  # fmt: skip
+    """The largest batch of a mesh that keeps the promise with one sequence; both times grow with
+    the batch.
+    """
+    least, limit = 1, most
+    while least < limit:
+        middle = (least + limit + 1) // 2
+        if promise.is_kept(steady(placed, middle, context, new_tokens)):
+            least = middle
+        else:
+            limit = middle - 1
+    replica = steady(placed, least, context, new_tokens)
+    replicas = 1 if rate is None else math.ceil(rate / replica.requests_s)
+    chips, price = placed.mesh.num_chips, placed.hardware.price_per_hour
+    dollars = None if price is None else price * chips / 3600 / replica.output_tok_s * 1e6
+    bound = "memory" if least == most else str(promise)
+    return Answer(placed.mesh, least, replicas, replicas * chips, replica, bound, dollars)

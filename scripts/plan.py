@@ -1,0 +1,244 @@
+"""What a deployment must cost: python -m scripts.plan --model=llama2-13b --batch=1,16,64.
+
+Memory, latency and throughput before anything runs; loads no JAX for presets on known chips.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from configs import mesh, overrides, precision, presets
+from configs.engine import Config
+from configs.errors import InputError
+from configs.hardware import catalog
+from inference.planner import acceptance, advise, machine, parts, slo
+from inference.planner.cost import Precision
+from inference.planner.plan import ACCOUNTINGS, Deployment, Row
+from inference.planner.speculation import Speculation
+from scripts import common, plan_text
+
+_HARDWARE = flags.DEFINE_string("hardware", "h100", f"{', '.join(catalog.NAMES)} or cpu.")
+_BATCH = flags.DEFINE_string("batch", "1", "Sequences at a time: 1,16,64 sweeps.")
+_CONTEXT = flags.DEFINE_string("context", "1024", "Tokens of a prompt: 1024,4096 sweeps.")
+_NEW_TOKENS = flags.DEFINE_integer("new_tokens", None, "Tokens each sequence grows by.")
+_MESH = flags.DEFINE_string("mesh", "", "Chips of a replica: data=1,model=2,expert=1.")
+_REPLICAS = flags.DEFINE_integer("replicas", 1, "Copies of the mesh.")
+_WEIGHTS = flags.DEFINE_string("weights", None, f"Format: {', '.join(precision.FORMATS)}.")
+_CACHE = flags.DEFINE_string("cache", None, "Format of the cache, likewise.")
+_SPECULATE = flags.DEFINE_string(
+    "speculate", None, "k,acceptance,cost of a draft in steps; or auto, or auto,greedy."
+)
+_PRICE = flags.DEFINE_float("price", None, "Dollars an hour of one chip.")
+_ACCOUNTING = flags.DEFINE_string("accounting", "exact", f"{' or '.join(ACCOUNTINGS)}.")
+_PLOT = flags.DEFINE_string("plot", None, "PNG file: roofline, and latency against throughput.")
+_HTML = flags.DEFINE_string("html", None, "HTML file: the interactive page.")
+_SLO = flags.DEFINE_string("slo", None, "Promise to keep: ttft=0.5,tpot=0.03 (seconds).")
+_RATE = flags.DEFINE_float("rate", None, "Requests a second to keep --slo for.")
+_ADVISE = flags.DEFINE_bool("advise", False, "Rank combinations of techniques.")
+_CHIPS = flags.DEFINE_integer("chips", 1, "Chips to --advise on.")
+_GOAL = flags.DEFINE_string("goal", "throughput", f"Of --advise: {' or '.join(advise.GOALS)}.")
+
+_ADVISED_TOKENS = 256  # new tokens of a workload that names none
+
+
+def main(argv: Sequence[str]) -> None:
+    del argv
+    config = _config()
+    batches, contexts = _sizes("batch", _BATCH.value), _sizes("context", _CONTEXT.value)
+    for flag, ending in ((_PLOT, ".png"), (_HTML, ".html")):
+        if flag.value is not None:
+            _check_file(flag.name, flag.value, ending)
+    _check_questions()
+    deployment = _deployment(config)
+    found: dict[str, Any] = {"chip": dataclasses.asdict(deployment.hardware)}
+    if _SLO.value is not None:
+        found["slo"] = slo.answers(
+            deployment, _promise(_SLO.value), contexts[0], _new_tokens(_ADVISED_TOKENS), _RATE.value
+        )
+    elif _ADVISE.value:
+        workload = advise.Workload(contexts[0], _new_tokens(_ADVISED_TOKENS), _GOAL.value)
+        fixed = deployment.formats if _WEIGHTS.value or _CACHE.value else None
+        found["advice"] = advise.advise(deployment, workload, _CHIPS.value, fixed)
+    else:
+        found |= _sweep(deployment, batches, contexts)
+    if _HTML.value is not None:
+        from inference.planner import page
+
+        _write(Path(_HTML.value), page.render().encode())
+    if _PLOT.value is not None:
+        from scripts import plan_plot
+
+        figure = plan_plot.draw(deployment, batches, contexts[0], _new_tokens(0))
+        _write(Path(_PLOT.value), figure)
+    if common.JSON.value:
+        common.print_json(plan_text.as_json(found), config)
+    else:
+        plan_text.show(deployment, found)
+
+
+def _sweep(
+    deployment: Deployment, batches: Sequence[int], contexts: Sequence[int]
+) -> dict[str, Any]:
+    """A row a batch and context, the parts of the first, and the largest batches."""
+    rows: list[Row] = []
+    speculations: list[Speculation | None] = []
+    for context in contexts:
+        for batch in batches:
+            placed = _with_drafts(deployment, batch, context)
+            rows.append(placed.row(batch, context, _new_tokens(0)))
+            speculations.append(placed.speculation)
+    largest = [
+        {"context": context, "batch": deployment.largest_batch(context, _new_tokens(0))}
+        for context in contexts
+    ]
+    return {
+        "rows": rows,
+        "speculation": speculations,
+        "largest_batch": largest,
+        "parts": parts.explain(deployment, batches[0], contexts[0]),
+    }
+
+
+# --- flags ----------------------------------------------------------------------------------------
+
+
+def _config() -> Config:
+    """The configuration that --model or --config and --set name; only checkpoints need JAX."""
+    name, settings = str(flags.FLAGS["model"].value), list(flags.FLAGS["set"].value or ())
+    if flags.FLAGS["config"].value is None:
+        if name in presets.NAMES or name in presets.PLANNED:
+            return overrides.apply(Config(presets.get(name).config), settings)
+        try:
+            exists = bool(name) and Path(name).exists()
+        except (OSError, ValueError):  # too long, or holds a NUL
+            exists = False
+        if not exists:
+            raise InputError(
+                f"no model {name!r}; valid: {', '.join(presets.NAMES | presets.PLANNED)}, a "
+                "directory in Hugging Face format, or a .gguf file"
+            )
+    config: Config = common.resolve_config({})[1]
+    return config
+
+
+def _deployment(config: Config) -> Deployment:
+    own = Precision.of(config.model)
+    formats = Precision(
+        precision.get(_WEIGHTS.value) if _WEIGHTS.value is not None else own.weights,
+        precision.get(_CACHE.value) if _CACHE.value is not None else own.cache,
+        own.rest,
+    )
+    placed = mesh.parse(_MESH.value)
+    placed.check(config.model)
+    price = _PRICE.value
+    if price is not None and not 0 < price < math.inf:
+        raise InputError(f"--price is a number of dollars an hour above 0, not {price}")
+    drafts = _SPECULATE.value
+    speculation = None if drafts is None or _automatic(drafts) else _speculation(drafts)
+    chip = machine.get(_HARDWARE.value)  # last: this machine is measured
+    if price is not None:
+        chip = dataclasses.replace(chip, price_per_hour=price)
+    return Deployment(
+        config.model, chip, formats, placed, _REPLICAS.value, speculation, _ACCOUNTING.value
+    )
+
+
+def _with_drafts(deployment: Deployment, batch: int, context: int) -> Deployment:
+    """The deployment with the best drafts for a point, where --speculate leaves them open."""
+    if _SPECULATE.value is None or not _automatic(_SPECULATE.value):
+        return deployment
+    deployment.check_lengths(batch, context, _new_tokens(0))
+    greedy = _SPECULATE.value == "auto,greedy"
+    found = acceptance.best(deployment, batch, context + _new_tokens(0), greedy)
+    return dataclasses.replace(deployment, speculation=found)
+
+
+def _automatic(text: str) -> bool:
+    return text in ("auto", "auto,greedy")
+
+
+def _new_tokens(usual: int) -> int:
+    return usual if _NEW_TOKENS.value is None else _NEW_TOKENS.value
+
+
+def _sizes(name: str, text: str) -> list[int]:
+    numbers = text.split(",")
+    if not all(n.isascii() and n.isdigit() and len(n) < 16 and int(n) > 0 for n in numbers):
+        raise InputError(
+            f"--{name} takes whole numbers from 1, separated by commas, not {text[:80]!r}"
+        )
+    return [int(number) for number in numbers]
+
+
+def _speculation(text: str) -> Speculation:
+    try:
+        drafts, accepted, cost = text.split(",")
+        found = int(drafts), float(accepted), float(cost)
+    except ValueError:
+        raise InputError(
+            f"--speculate is k,acceptance,cost (4,0.8,0.11), auto or auto,greedy, not {text!r}"
+        ) from None
+    return Speculation(*found)
+
+
+def _promise(text: str) -> slo.Promise:
+    limits: dict[str, float] = {}
+    names = [field.name for field in dataclasses.fields(slo.Promise)]
+    try:
+        for part in text.split(","):
+            name, _, limit = part.partition("=")
+            if name not in names or name in limits:
+                raise ValueError
+            limits[name] = float(limit)
+    except ValueError:
+        raise InputError(f"--slo is like ttft=0.5,tpot=0.03 (seconds), not {text!r}") from None
+    return slo.Promise(**limits)
+
+
+def _check_questions() -> None:
+    """Whether the flags ask one question."""
+    if _SLO.value is not None and _ADVISE.value:
+        raise InputError("give either --slo or --advise")
+    asked = _SLO.value is not None or _ADVISE.value
+    if asked and _SPECULATE.value is not None and (_ADVISE.value or _automatic(_SPECULATE.value)):
+        raise InputError("--advise finds drafts by itself, --slo takes them as k,acceptance,cost")
+    if _SLO.value is None and _RATE.value is not None:
+        raise InputError("--rate needs --slo")
+    for flag in (_CHIPS, _GOAL):
+        if flag.present and not _ADVISE.value:
+            raise InputError(f"--{flag.name} needs --advise")
+    if asked and (_MESH.value or _REPLICAS.present):
+        raise InputError("--slo and --advise find the mesh and the replicas: leave both out")
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def _check_file(name: str, text: str, ending: str) -> None:
+    try:
+        path = Path(text)
+        if path.suffix != ending or path.is_dir() or not path.resolve().parent.is_dir():
+            raise InputError(f"--{name} is a {ending} file in an existing folder, not {text!r}")
+    except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, a NUL
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"--{name}={text[:80]!r} is no path: {error}") from None
+
+
+def _write(path: Path, content: bytes) -> None:
+    from inference import files
+
+    try:
+        with files.atomic_file(path) as file:
+            file.write(content)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from None
+    common.say(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    common.run(main)

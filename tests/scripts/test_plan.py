@@ -1,0 +1,240 @@
+"""`python -m scripts.plan` as its own process: known truths, its start, and what it refuses."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.scripts import apps
+
+
+@pytest.fixture
+def plan(tmp_path):
+    def run(*args: str) -> apps.Ran:
+        return apps.start("plan", *args, cache=tmp_path)
+
+    return run
+
+
+@pytest.fixture
+def answer(plan):
+    def run(*args: str) -> dict:
+        ran = plan(*args, "--json")
+        assert ran.status == 0, ran.err
+        return json.loads(ran.out)
+
+    return run
+
+
+_LECTURE = ("--accounting=lecture", "--hardware=h100")
+
+
+# --- known truths ---------------------------------------------------------------------------------
+
+
+def test_the_lecture_on_llama2_13b(answer):
+    found = answer(*_LECTURE, "--model=llama2-13b", "--batch=1,16,64,256", "--context=1024")
+    rows = [
+        (f"{row['memory_bytes'] / 1e9:.4g}", f"{row['step_s'] * 1e3:.4g}",
+         f"{row['output_tok_s']:.1f}") for row in found["rows"]
+    ]  # fmt: skip
+    assert rows == [
+        ("26.87", "8.021", "124.7"), ("39.45", "11.78", "1358.6"),
+        ("79.72", "23.8", "2689.5"), ("240.8", "71.87", "3561.8"),
+    ]  # fmt: skip
+    assert [row["fits"] for row in found["rows"]] == [True, True, True, False]
+    assert found["largest_batch"] == [{"context": 1024, "batch": 64}]
+    assert {row["parameters"] for row in found["rows"]} == {13_015_864_320}
+    wanted = {"batch", "context", "parameters", "weight_bytes", "cache_bytes", "memory_bytes",
+              "step_s", "ttft_s", "output_tok_s", "bound"}  # fmt: skip
+    assert wanted <= set(found["rows"][0])
+    assert found["config"]["model"]["name"] == "llama2-13b"
+
+
+def test_fewer_key_value_heads(answer):
+    found = answer(*_LECTURE, "--model=llama2-13b", "--set=model.num_kv_heads=8", "--batch=64,256")
+    assert [f"{row['memory_bytes'] / 1e9:.2f}" for row in found["rows"]] == ["33.41", "65.63"]
+    assert [f"{row['output_tok_s']:.0f}" for row in found["rows"]] == ["6417", "13068"]
+    assert f"{found['rows'][0]['parameters'] / 1e9:.2f}" == "11.34"
+
+
+def test_caches_of_llama2_70b(answer):
+    one = answer(*_LECTURE, "--model=llama2-70b", "--context=4096")
+    assert f"{one['rows'][0]['cache_bytes'] / 1e9:.2f}" == "1.34"
+    many = answer(
+        *_LECTURE, "--model=llama2-70b", "--context=32768", "--batch=64",
+        "--set=model.max_context=32768",
+    )  # fmt: skip
+    assert f"{many['rows'][0]['cache_bytes'] / 1e9:.1f}" == "687.2"
+
+
+def test_drafts_of_the_lecture(answer):
+    plain, drafted = (
+        answer(*_LECTURE, "--model=llama2-70b", *more)["rows"][0]["output_tok_s"]
+        for more in ((), ("--speculate=4,0.8,0.11",))
+    )
+    assert f"{drafted / plain:.2f}" == "2.33"
+
+
+def test_the_formula_shows_its_parts(answer):
+    found = answer("--model=llama2-13b", "--hardware=h100", "--batch=64", "--mesh=model=2")
+    parts = found["parts"]
+    assert parts["cache_bytes_per_token"] == 2 * 40 * 40 * 128 * 2
+    assert parts["ridge"] == pytest.approx(989 / 3.35, rel=1e-6)
+    decode = {part["operation"]: part for part in parts["decode"]["operations"]}
+    prefill = {part["operation"]: part for part in parts["prefill"]["operations"]}
+    assert decode["ffn.gate_up"]["bound"] == "memory"
+    assert 60 < decode["ffn.gate_up"]["intensity"] < 64  # one FLOP a byte for each sequence
+    assert prefill["ffn.gate_up"]["bound"] == "compute"
+    assert decode["attend"]["intensity"] == pytest.approx(1, rel=0.01)
+    assert parts["decode"]["time"]["collective_s"] > 0
+
+
+def test_tables_for_people(plan):
+    shown = plan("--model=mixtral-8x7b", "--batch=1,16", "--weights=int4", "--cache=int8",
+                 "--price=2", "--new_tokens=128", "--speculate=auto").out  # fmt: skip
+    for words in ("int4 weights, int8 cache", "ridge", "experts.gate_up", "largest batch",
+                  "tokens a step", "$/1M tok", "12.75 B for a token"):  # fmt: skip
+        assert words in shown
+
+
+# --- questions ------------------------------------------------------------------------------------
+
+
+def test_slo(answer, plan):
+    asked = ("--model=llama2-70b", "--slo=ttft=0.5,tpot=0.03", "--rate=20", "--price=2.5")
+    found = answer(*asked)["slo"]
+    assert [entry["mesh"]["model"] for entry in found] == [2, 4, 8]
+    for entry in found:
+        assert entry["replica"]["tpot_s"] <= 0.03 and entry["replica"]["ttft_s"] <= 0.5
+        assert entry["replicas"] * entry["replica"]["requests_s"] >= 20
+        assert (entry["replicas"] - 1) * entry["replica"]["requests_s"] < 20
+    assert "smallest mesh: model=2, up to" in plan(*asked).out
+
+
+def test_advice(answer, plan):
+    asked = ("--model=llama2-70b", "--hardware=h100", "--chips=2", "--advise")
+    found = answer(*asked)["advice"]
+    scores = [choice["output_tok_s"] for choice in found["choices"]]
+    assert scores == sorted(scores, reverse=True)
+    assert any("bfloat16 weights" in reason for reason in found["excluded"])
+    best = found["choices"][0]
+    assert best["weights"] == "fp8" and best["mesh"]["model"] == 2 and best["batch"] > 100
+    assert {part["technique"].split()[-1] for part in best["parts"]} >= {"weights", "cache"}
+    assert all(part["costs"] for part in best["parts"])
+    soon = answer(*asked, "--goal=latency")["advice"]["choices"]
+    assert soon[0]["batch"] == 1 and soon[0]["speculation"]["drafts"] > 2
+    assert soon[0]["request_s"] < best["request_s"]
+    assert "in the best" in plan(*asked).out
+
+
+# --- its start ------------------------------------------------------------------------------------
+
+
+def test_it_starts_without_jax():
+    code = (
+        "import sys; sys.argv=['plan','--model=llama2-13b','--json']; from scripts import common, "
+        "plan; common.run(plan.main)\n"
+    )
+    probe = (
+        "import atexit, sys; atexit.register(lambda: print(sorted({'jax','numpy','flax','gguf'} & "
+        "set(sys.modules)), file=sys.stderr));"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe + code], capture_output=True, cwd=apps.ROOT, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.strip() == "[]"
+
+
+def test_it_starts_in_half_a_second(plan):
+    def seconds() -> float:
+        start = time.perf_counter()
+        assert plan("--model=llama2-13b", "--json").status == 0
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(5)) <= 0.5
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_plot(plan, tmp_path):
+    target = tmp_path / "out.png"
+    ran = plan("--model=llama2-13b", "--batch=1,64,256", f"--plot={target}")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        assert "pip install 'ridgeline[plots]'" in ran.err and not target.exists()
+        assert ran.error
+    else:
+        assert ran.status == 0 and target.read_bytes().startswith(b"\x89PNG")
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+_REFUSED = {
+    "model": (["--model=llama9"], "no model 'llama9'; valid: smollm2-135m"),
+    "empty model": (["--model="], "no model ''"),
+    "long model": (["--model=" + "x" * 5000], "no model"),
+    "hardware": (["--hardware=h9000"], "no hardware 'h9000'; valid: h100, h200"),
+    "weights": (["--weights=int3"], "no number format 'int3'; valid: float32, bfloat16"),
+    "cache": (["--cache="], "no number format ''"),
+    "batch": (["--batch=0"], "--batch takes whole numbers from 1"),
+    "negative batch": (["--batch=-4"], "--batch takes whole numbers from 1"),
+    "no batch": (["--batch="], "--batch takes whole numbers from 1"),
+    "words": (["--batch=1,many"], "--batch takes whole numbers from 1"),
+    "digits": (["--batch=²"], "--batch takes whole numbers from 1"),
+    "huge batch": (["--batch=" + "9" * 5000], "--batch takes whole numbers from 1"),
+    "context": (["--context=1e3"], "--context takes whole numbers from 1"),
+    "long context": (
+        ["--model=llama2-13b", "--context=8192"], "at most the 4096 tokens of llama2-13b"
+    ),
+    "long answer": (["--model=llama2-13b", "--new_tokens=4000"], "at most the 4096 tokens"),
+    "new tokens": (["--new_tokens=-1"], "new_tokens is at least 0, not -1"),
+    "new tokens in words": (["--new_tokens=two"], "new_tokens"),
+    "mesh": (["--mesh=2"], "a mesh is like data=2,model=4"),
+    "mesh axis": (["--mesh=pipeline=2"], "with the axes data, model, expert"),
+    "mesh heads": (
+        ["--model=llama2-13b", "--mesh=model=3"], "does not divide the 40 heads"
+    ),
+    "mesh zero": (["--mesh=model=0"], "mesh axis model is at least 1, not 0"),
+    "mesh experts": (["--model=mixtral-8x7b", "--mesh=expert=3"], "valid: 1, 2, 4, 8"),
+    "no experts": (["--model=llama2-13b", "--mesh=expert=2"], "has no experts to divide"),
+    "replicas": (["--replicas=0"], "at least 1 replica, not 0"),
+    "accounting": (["--accounting=guess"], "accounting is one of exact, lecture"),
+    "price": (["--price=nan"], "--price is a number of dollars an hour above 0, not nan"),
+    "price in words": (["--price=cheap"], "price"),
+    "drafts": (["--speculate=4"], "--speculate is k,acceptance,cost"),
+    "acceptance": (["--speculate=4,1.5,0.1"], "an acceptance is a number from 0 to 1, not 1.5"),
+    "acceptance NaN": (["--speculate=4,nan,0.1"], "an acceptance is a number from 0 to 1"),
+    "negative drafts": (["--speculate=-4,0.5,0.1"], "drafts is at least 0, not -4"),
+    "many drafts": (["--speculate=1000000000,0.5,0.1"], "drafts is at most 1024"),
+    "draft cost": (["--speculate=4,0.5,inf"], "a draft's cost is at least 0"),
+    "setting": (["--set=model.heads=3"], "unknown key 'model.heads'"),
+    "setting's value": (["--model=llama2-13b", "--set=model.num_kv_heads=7"], "not a multiple of"),
+    "promise": (["--slo=fast"], "--slo is like ttft=0.5,tpot=0.03"),
+    "promise below 0": (["--slo=ttft=-1"], "--slo ttft is a number of seconds above 0"),
+    "promise nobody keeps": (["--model=llama2-70b", "--slo=tpot=1e-9"], "the fastest is model=8"),
+    "rate": (["--slo=tpot=1", "--rate=0"], "--rate is a number of requests a second above 0"),
+    "rate alone": (["--rate=3"], "--rate needs --slo"),
+    "too large": (["--model=deepseek-v3.2", "--hardware=l4", "--slo=tpot=1"], "fits no mesh of l4"),
+    "goal": (["--advise", "--goal=fame"], "--goal is one of throughput, latency"),
+    "chips": (["--advise", "--chips=0"], "--chips is at least 1, not 0"),
+    "goal alone": (["--goal=latency"], "--goal needs --advise"),
+    "nothing fits": (["--model=llama2-70b", "--hardware=l4", "--advise"], "nothing fits"),
+    "two questions": (["--advise", "--slo=tpot=1"], "either --slo or --advise"),
+    "mesh of an answer": (["--advise", "--mesh=model=2"], "leave both out"),
+    "plot": (["--plot=out.jpg"], "--plot is a .png file in an existing folder"),
+    "plot's folder": (["--plot=missing/out.png"], "--plot is a .png file in an existing folder"),
+    "page": (["--html=."], "--html is a .html file in an existing folder"),
+    "positional": (["h100"], "unexpected argument 'h100'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _REFUSED)
+def test_refusals_are_one_line(name, plan):
+    args, words = _REFUSED[name]
+    assert words in plan(*args).error
