@@ -95,9 +95,10 @@ def weight_gb(config: ModelConfig, format: str = "bfloat16") -> float:
     return weights.weight_bytes(config, FORMATS[format], FORMATS["bfloat16"]) / 1e9
 
 
-def lecture(config: ModelConfig, batch: int, context: int = 1024) -> Row:
+def lecture(config: ModelConfig, batch: int, context: int = 1024, replicas: int = 1) -> Row:
     """The lecture's accounting: read all weights and the whole cache once a step."""
-    return Deployment(config, H100, accounting="lecture").row(batch, context)
+    held = Deployment(config, H100, replicas=replicas, accounting="lecture")
+    return held.row(batch, context)
 
 
 def speedup(config: ModelConfig, format: str) -> float:

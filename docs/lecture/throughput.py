@@ -111,8 +111,7 @@ GAINS = (
         "A D",
         "2",
         lambda: (
-            Deployment(LLAMA_13B, H100, replicas=2).row(64, 1024).output_tok_s
-            / Deployment(LLAMA_13B, H100).row(64, 1024).output_tok_s
+            lecture(LLAMA_13B, 64, replicas=2).output_tok_s / lecture(LLAMA_13B, 64).output_tok_s
         ),
     ),
 )
