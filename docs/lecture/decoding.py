@@ -159,7 +159,7 @@ def drafts(score: Score) -> list[str]:
         *prose(
             "A verified draft is free only while the step waits for memory. Llama 2 70B on two",
             "H100s at S = 1,024, k = 4, a = 0.8, c = 0.11, every byte and FLOP counted",
-            "(`drafts_gain(batch, Speculation(4, 0.8, 0.11))`):",
+            "(`drafts_gain`):",
         ),
         *table(("batch", *map(str, batches)), [("speedup", *gains)]),
         *code(

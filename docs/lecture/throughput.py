@@ -75,6 +75,26 @@ CACHE = (
         lambda: gigabytes(LLAMA_13B, 1024) * 1e3,
         "cut off, not rounded",
     ),
+    Claim(
+        "13B, 1 of them, GB",
+        "C",
+        "0.84",
+        lambda: gigabytes(LLAMA_13B, 1024, batch=1),
+    ),
+    Claim(
+        "13B, 64 of them, GB",
+        "C",
+        "53.6",
+        lambda: gigabytes(LLAMA_13B, 1024, batch=64),
+        "likewise",
+    ),
+    Claim(
+        "13B, 256 of them, GB",
+        "C",
+        "214",
+        lambda: gigabytes(LLAMA_13B, 1024, batch=256),
+        "likewise",
+    ),
 )
 
 # Memory in GB, step in ms, tokens/s.
