@@ -89,13 +89,13 @@ def test_one_prompt_streams_and_ends_with_a_line_of_cost(run, golden):
 
 
 def test_the_rate_leaves_compilation_out(run, golden):
-    """The first run of a program is as fast as the next, but for the first token."""
+    """With it the first run would have taken longer than all its compiling."""
     args = (f"--prompt={golden['texts'][1]}", "--json", "--max_new_tokens=24", "--ignore_eos",
             "--set=engine.tile_tokens=48")  # fmt: skip
     first, second = (json.loads(run(*args).out)["stats"] for _ in range(2))
     assert first["compile_s"] > 20 * second["compile_s"]
     assert first["ttft_s"] > 5 * second["ttft_s"]
-    assert 1 / 5 < first["output_tok_s"] / second["output_tok_s"] < 5
+    assert 24 / first["output_tok_s"] < first["compile_s"] / 2
 
 
 def test_the_first_token_is_no_update_without_one(run, monkeypatch):
