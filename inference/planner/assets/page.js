@@ -1,0 +1,221 @@
+"use strict";
+// What the page shows of a plan, and what happens when something changes.
+
+// --- figures -------------------------------------------------------------------------------------
+
+/** A figure, its exact value beside the rounded one. */
+function show(id, value, shown) {
+  const [amount, unit] = [].concat(shown);
+  at(id).value = value ?? "";
+  at(id).innerHTML = escaped(amount) + (unit ? ` <span>${escaped(unit)}</span>` : "");
+}
+
+function showFigures(p) {
+  const d = p.deployment,
+    { mesh } = d,
+    tokens = state.context + state.new_tokens;
+  show("step_s", p.step_s, scaled(p.step_s, SECONDS));
+  at("step_note").textContent = d.drafts
+    ? `${digits(p.tokens_per_step)} tokens a sequence`
+    : "one token a sequence";
+  show("ttft_s", p.ttft_s, scaled(p.ttft_s, SECONDS));
+  at("ttft_note").textContent = `${digits(state.batch * state.context)} tokens read`;
+  show("output_tok_s", p.output_tok_s, [digits(p.output_tok_s), "tok/s"]);
+  at("rate_note").textContent = `${digits(1 / p.tpot_s)} a sequence`;
+  show("bound", p.bound, WAITS[p.bound]);
+  at("bound").style.color = `var(--${p.bound})`;
+  at("bound_note").textContent = `${digits(p.intensity)} FLOPs a byte`;
+  show("largest_batch", p.largest_batch, digits(p.largest_batch));
+  at("largest_batch").style.color = p.fits ? "" : "var(--over)";
+  at("batch_note").textContent = p.largest_batch
+    ? `of ${digits(tokens)} tokens each`
+    : "the weights leave no room";
+  const price = d.hardware.price_per_hour ?? null,
+    cost = p.dollars_per_million;
+  show(
+    "dollars_per_million",
+    cost,
+    cost === null ? "–" : `$${cost < 1000 ? cost.toPrecision(3) : digits(cost)}`,
+  );
+  at("price_note").textContent = price === null ? "once a price is given" : `$${price} a chip-hour`;
+  show("chip_weight_bytes", p.chip_weight_bytes, bytes(p.chip_weight_bytes));
+  show("chip_cache_bytes", p.chip_cache_bytes, bytes(p.chip_cache_bytes));
+  show("capacity_bytes", p.capacity_bytes, bytes(p.capacity_bytes));
+  show("weight_bytes", p.weight_bytes, bytes(p.weight_bytes));
+  show("cache_bytes", p.cache_bytes, bytes(p.cache_bytes));
+  at("memory_title").textContent =
+    d.numChips > 1 ? `Memory of each of ${d.numChips} chips` : "Memory";
+  at("all_chips").hidden = d.numChips === 1;
+  at("links_note").hidden = mesh.model * mesh.expert <= (d.hardware.linked_chips ?? Infinity);
+  at("links_note").textContent =
+    `links join ${d.hardware.linked_chips} chips; this counts all as joined`;
+  at("sequence_note").textContent = `${bytes(p.chip_sequence_bytes)} a sequence`;
+  const moved = p.decode.memory_s * bandwidthOf(d),
+    chips = d.numChips > 1 ? "each chip moves" : "a decode step moves";
+  const parts = [
+    `moving takes ${seconds(p.decode.memory_s)}`,
+    `computing ${seconds(p.decode.compute_s)}`,
+  ];
+  if (p.decode.collective_s) parts.push(`exchanging ${seconds(p.decode.collective_s)}`);
+  const tokensOfStep = state.batch * (1 + d.drafts);
+  const counted =
+    `${digits(tokensOfStep)} token${tokensOfStep > 1 ? "s" : ""}` +
+    (d.drafts ? ", drafts among them," : "");
+  at("sentence").innerHTML =
+    `For ${counted} ` +
+    `${chips} ${bytes(moved)}: ${parts.join(", ")}. The step <b>waits for ${WAITS[p.bound]}</b>.`;
+  at("request_note").textContent = state.new_tokens
+    ? `${digits(state.new_tokens / p.tokens_per_step)} steps after the prefill; in each, the longer part hides the shorter`
+    : "the prefill alone";
+}
+
+function showOperations(p) {
+  const phases = ["decode", "prefill"],
+    found = dots(p);
+  const rows = p.decode_operations.map((operation, i) => [operation, p.prefill_operations[i]]);
+  const cell = (value) => `<td>${value}</td>`;
+  const share = (operation, phase) =>
+    found.find((dot) => dot.found === operation && dot.phase === phase)?.share;
+  at("operations").innerHTML =
+    "<thead><tr><th></th>" +
+    phases.map((phase) => `<th colspan="4">${phase}</th>`).join("") +
+    "</tr><tr><th>operation</th>" +
+    phases.map(() => "<th>FLOPs</th><th>bytes</th><th>FLOPs a byte</th><th>share</th>").join("") +
+    "</tr></thead><tbody>" +
+    rows
+      .map(
+        (pair) =>
+          `<tr><th scope="row">${escaped(pair[0].name)}${pair[0].layers > 1 ? ` × ${pair[0].layers}` : ""}</th>` +
+          pair
+            .map(
+              (operation, i) =>
+                cell(operation.flops ? said(operation.flops, FLOPS).replace(" FLOP", "") : "0") +
+                cell(bytes(operation.bytes)) +
+                cell(digits(operation.intensity)) +
+                cell(operation.flops ? percent(share(operation, phases[i])) : ""),
+            )
+            .join("") +
+          "</tr>",
+      )
+      .join("") +
+    "</tbody>";
+}
+
+function showCommand() {
+  const model = CATALOG.models[state.model],
+    flags = { ...state };
+  const words = ["python -m scripts.plan"];
+  const add = (flag, value) => words.push(`--${flag}=${value}`);
+  for (const key of ["model", "hardware", "batch", "context", "new_tokens"]) add(key, flags[key]);
+  if (state.weights !== model.dtype) add("weights", state.weights);
+  if (state.cache !== model.dtype) add("cache", state.cache);
+  if (state.kv_heads !== model.kv_heads) add("set", `model.num_kv_heads=${state.kv_heads}`);
+  const mesh = [
+    ["model", state.chips],
+    ["expert", state.expert],
+  ].filter(([, n]) => n > 1);
+  if (mesh.length) add("mesh", mesh.map((axis) => axis.join("=")).join(","));
+  if (state.replicas > 1) add("replicas", state.replicas);
+  if (state.price !== null) add("price", state.price);
+  if (state.drafts) add("speculate", [state.drafts, state.acceptance, state.draft_cost].join(","));
+  if (state.accounting !== "exact") add("accounting", state.accounting);
+  at("command").textContent = words.join(" ");
+}
+
+// --- pictures ------------------------------------------------------------------------------------
+
+let curves = null;
+
+function put(id, { height, markup }, about) {
+  at(id).setAttribute("height", height);
+  at(id).setAttribute("aria-label", about);
+  at(id).innerHTML = markup;
+}
+
+function showPictures(p) {
+  const width = (id) => at(id).parentElement.clientWidth;
+  put(
+    "memory",
+    drawMemory(p, width("memory")),
+    `Of a chip's ${bytes(p.capacity_bytes)} weights take ${bytes(p.chip_weight_bytes)}, the cache ${bytes(p.chip_cache_bytes)}`,
+  );
+  put(
+    "roofline",
+    drawRoofline(p, width("roofline")),
+    `Roofline with its ridge at ${digits(p.ridge)} FLOPs a byte; the operations are listed in the table below`,
+  );
+  const most = Math.min(
+    65536,
+    2 ** Math.ceil(Math.log2(Math.max(64, 2 * p.batch, 2 * p.largest_batch))),
+  );
+  const points = batchLadder(most).map((batch) => plan(CATALOG, { ...state, batch }));
+  curves = { ...drawCurves(p, points, width("curves")), points };
+  put(
+    "curves",
+    curves,
+    `At ${digits(p.batch)} sequences ${digits(p.output_tok_s)} tokens a second in steps of ` +
+      `${seconds(p.step_s)}; ${digits(p.largest_batch)} sequences fit`,
+  );
+  put(
+    "timeline",
+    drawTimeline(p, state.new_tokens, width("timeline")),
+    `First token after ${seconds(p.ttft_s)}` +
+      (p.request_s ? `, last after ${seconds(p.request_s)}` : ""),
+  );
+}
+
+function pointed(event) {
+  const from = at("curves").getBoundingClientRect().left,
+    pixel = event.clientX - from;
+  return curves.points.reduce((best, point) =>
+    Math.abs(curves.x(point.batch) - pixel) < Math.abs(curves.x(best.batch) - pixel) ? point : best,
+  );
+}
+
+function hover(event) {
+  at("curves").querySelector(".hover")?.remove();
+  const point = pointed(event),
+    x = curves.x(point.batch);
+  const marks = curves.panels.map(
+    ({ key, y }) => `<circle class="dot decode memory" cx="${x}" cy="${y(point[key])}" r="4"/>`,
+  );
+  at("curves").insertAdjacentHTML(
+    "beforeend",
+    `<g class="hover" pointer-events="none">` +
+      line(x, curves.top, x, curves.bottom, "thin") +
+      marks.join("") +
+      "</g>",
+  );
+  at("curve_note").textContent =
+    `${digits(point.batch)} at once: ${digits(point.output_tok_s)} tok/s, step ${seconds(point.step_s)}`;
+}
+
+function leave() {
+  at("curves").querySelector(".hover")?.remove();
+  at("curve_note").textContent = "click to choose a batch";
+}
+
+function refresh() {
+  const p = plan(CATALOG, state);
+  showControls();
+  showFigures(p);
+  showOperations(p);
+  showCommand();
+  showPictures(p);
+}
+
+state = readAddress();
+buildControls();
+refresh();
+at("curves").addEventListener("pointermove", hover);
+at("curves").addEventListener("pointerleave", leave);
+at("curves").addEventListener("click", (event) => change({ batch: pointed(event).batch }));
+addEventListener("hashchange", () => {
+  state = readAddress();
+  refresh();
+});
+let resizing = null;
+addEventListener("resize", () => {
+  cancelAnimationFrame(resizing);
+  resizing = requestAnimationFrame(refresh);
+});
