@@ -8,6 +8,12 @@ from configs.errors import InputError
 from inference.planner import parts
 from inference.planner.plan import Deployment
 
+# Paul Tol's muted and bright schemes: told apart by most eyes, and more than ten of them.
+_COLOURS = (
+    "#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255",
+    "#AA4499", "#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#BBBBBB",
+)  # fmt: skip
+
 
 def draw(deployment: Deployment, batches: Sequence[int], context: int, new_tokens: int) -> bytes:
     """A PNG: on the left the operations of the largest batch asked for, decode and prefill, under
@@ -32,35 +38,29 @@ def draw(deployment: Deployment, batches: Sequence[int], context: int, new_token
 
 
 def _roofline(axes: Any, deployment: Deployment, batch: int, context: int) -> None:
+    """A colour an operation, a marker a phase: points lie on each other where bytes dominate."""
     chip, formats = deployment.hardware, deployment.formats
     found = parts.explain(deployment, batch, context)
-    intensities = [2.0**n for n in range(-4, 15)]
     bandwidth = chip.read_bandwidth * chip.bandwidth_share
     for compute in sorted({formats.weights.compute, formats.rest.compute}):
         rate = chip.rate(compute) * chip.rate_share
-        roof = [min(rate, bandwidth * intensity) for intensity in intensities]
-        axes.plot(intensities, roof, label=f"roof, {compute}", linewidth=1)
-        axes.axvline(rate / bandwidth, color="0.8", linestyle=":", linewidth=1)
-    decode, prefill = f"decode, batch {batch}", "prefill of one prompt"
-    for name, step, marker in ((decode, found.decode, "o"), (prefill, found.prefill, "^")):
-        drawn = [part for part in step.operations if part.flops]
-        x = [part.intensity for part in drawn]
-        y = [part.flops / part.seconds for part in drawn]
-        axes.scatter(x, y, marker=marker, s=28, label=name)
-        for part in _apart(drawn):
-            axes.annotate(part.operation, (part.intensity, part.flops / part.seconds), fontsize=6,
-                          xytext=(4, -7), textcoords="offset points")  # fmt: skip
+        ridge = rate / bandwidth
+        x = [0.1, ridge, 2e4]
+        axes.plot(x, [min(rate, bandwidth * i) for i in x], color="0.6", linewidth=1, zorder=1)
+        axes.axvline(ridge, color="0.8", linestyle=":", linewidth=1)
+        axes.annotate(f"{compute}: ridge {ridge:.0f}", (ridge, rate), fontsize=7,
+                      xytext=(4, 4), textcoords="offset points")  # fmt: skip
+    names = list(dict.fromkeys(part.operation for part in found.decode.operations if part.flops))
+    for step, marker in ((found.decode, "o"), (found.prefill, "^")):
+        for part in step.operations:
+            if part.flops:
+                colour = _COLOURS[names.index(part.operation) % len(_COLOURS)]
+                axes.scatter(part.intensity, part.flops / part.seconds, marker=marker, s=34,
+                             color=colour, alpha=0.8, zorder=2,
+                             label=part.operation if marker == "o" else None)  # fmt: skip
     axes.set(xscale="log", yscale="log", xlabel="FLOPs a byte", ylabel="FLOP/s of a chip",
-             title=f"roofline, {context:,} tokens")  # fmt: skip
-    axes.legend(fontsize=7)
-
-
-def _apart(drawn: Sequence[parts.Part]) -> list[parts.Part]:
-    """Of operations that lie on each other, the one that takes longest."""
-    nearest: dict[tuple[int, int], parts.Part] = {}
-    for part in sorted(drawn, key=lambda part: part.seconds):
-        nearest[int(part.intensity).bit_length(), part.bound == "compute"] = part
-    return list(nearest.values())
+             title=f"{context:,} tokens: o decode of {batch}, ^ prefill of one")  # fmt: skip
+    axes.legend(fontsize=7, loc="lower right")
 
 
 def _tradeoff(
@@ -72,6 +72,8 @@ def _tradeoff(
     axes.plot([1e3 * row.tpot_s for row in rows], [row.output_tok_s for row in rows], color="0.7")
     for fits, color, label in ((True, "C0", "fits"), (False, "C3", "does not fit")):
         some = [row for row in rows if row.fits is fits]
+        if not some:
+            continue
         axes.scatter([1e3 * row.tpot_s for row in some], [row.output_tok_s for row in some],
                      color=color, label=label, zorder=3)  # fmt: skip
     for row in rows:
