@@ -17,7 +17,7 @@ from absl import flags  # noqa: E402
 from configs.engine import Config  # noqa: E402
 from configs.errors import InputError  # noqa: E402
 from configs.hardware.spec import HardwareSpec  # noqa: E402
-from inference.planner import measure, report  # noqa: E402
+from inference.planner import calibrate, report  # noqa: E402
 from inference.request import SamplingParams  # noqa: E402
 from scripts import common  # noqa: E402
 
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> None:
         start = time.perf_counter()
         engine.warm_up(compiled)
         warm_up_s = time.perf_counter() - start
-    machine = measure.this_machine(config.model.dtype)
+    machine = calibrate.this_machine(config.model.dtype)
     num_compiles = _count_compiles()
 
     def measure_row(size: int, params: SamplingParams) -> dict[str, Any]:
@@ -84,6 +84,7 @@ def main(argv: Sequence[str]) -> None:
         "first_token_s": first_token_s,
         "warm_up_s": warm_up_s,
         "shapes": len(engine.scheduler.shapes),
+        "predicted_by": report.predicted_by(machine),
     }
     common.print_json(result, config) if common.JSON.value else _print_table(result, beside)
 
@@ -199,7 +200,7 @@ def _measure(
     engine: Any, prompts: Any, size: int, params: SamplingParams, machine: HardwareSpec
 ) -> dict[str, Any]:
     """One row: the median run's rate, latencies over all runs; the predicted rate is that of the
-    last run's steps at the roofline.
+    last run's steps on the machine as calibrated, or else at the roofline.
     """
     runs = [
         _timed(engine, prompts(size, _PROMPT_TOKENS.value), params) for _ in range(_REPEATS.value)
@@ -250,7 +251,8 @@ def _print_table(result: dict[str, Any], beside: dict[str, Any]) -> None:
     rows = result["rows"]
     print(
         f"page room without a token at {rows[-1]['concurrency']}: {rows[-1]['kv_waste']:.0%}; "
-        f"programs compiled after warm-up: {sum(row['compiles'] for row in rows)}"
+        f"programs compiled after warm-up: {sum(row['compiles'] for row in rows)}; "
+        f"predicted by: {result['predicted_by']}"
     )
     print(
         f"sampled (temperature 0.8, top-p 0.95, top-k 50) runs at "

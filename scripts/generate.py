@@ -252,9 +252,9 @@ def _stats(
     The first token is what the user waited for, compilation included; the rate is that of a program
     that is there already.
     """
-    from inference.planner import measure, report
+    from inference.planner import calibrate, report
 
-    machine = measure.this_machine()
+    machine = calibrate.this_machine()
     num_tokens = sum(len(completion.token_ids) for completion in completions)
     return {
         "prompt_tokens": sum(len(completion.prompt_token_ids) for completion in completions),
@@ -275,7 +275,7 @@ def _summary(stats: dict[str, Any]) -> str:
         return line
     return (
         f"{line}; a step reads {stats['step_bytes'] / 1e6:.0f} MB: "
-        f"predicted {1e3 * stats['predicted_step_s']:.1f} ms, "
+        f"predicted {1e3 * stats['predicted_step_s']:.1f} ms ({stats['predicted_by']}), "
         f"measured {1e3 * stats['measured_step_s']:.1f} ms, "
         f"{100 * stats['bandwidth_share']:.0f} % of {stats['read_bandwidth'] / 1e9:.0f} GB/s"
     )

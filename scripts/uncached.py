@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inference import naive
-from inference.planner import measure, report
+from inference.planner import calibrate, report
 from inference.request import SamplingParams
 from inference.request import Sequence as Decoded
 
@@ -39,7 +39,7 @@ def compare(
     start_cached = time.perf_counter()
     completions = [engine.generate([prompt], params)[0] for prompt in prompts]
     cached_s = time.perf_counter() - start_cached
-    machine = measure.this_machine(model.dtype)
+    machine = calibrate.this_machine(model.dtype)
     tile = engine.config.engine.tile_tokens
     sizes = [(s.num_prompt_tokens, s.num_output_tokens) for s in decoded]
     predicted_naive = sum(report.naive_seconds(model, machine, *s, naive.BLOCK) for s in sizes)

@@ -49,6 +49,11 @@ class HardwareSpec:
         """
         return self.rates.get(compute, self.rates.get("bfloat16", math.inf))
 
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether steps were timed on it: its predictions are more than a roofline."""
+        return self.gamma > 0 or self.bandwidth_share != 1 or self.rate_share != 1
+
     def ridge(self, compute: str = "bfloat16") -> float:
         """FLOPs a byte above which a workload stops waiting for memory (Williams et al. 2009)."""
         return self.rate(compute) / self.read_bandwidth

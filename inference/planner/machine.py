@@ -51,12 +51,12 @@ def this_machine() -> HardwareSpec:
 
 def cache_file(num_cores: int) -> Path:
     """Where the rates of this machine are kept."""
-    key = [_processor(), num_cores, importlib.metadata.version("jax"), _VERSION]
+    key = [processor(), num_cores, importlib.metadata.version("jax"), _VERSION]
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
     return files.cache_directory() / "hardware" / f"cpu-{digest}.json"
 
 
-def _processor() -> str:
+def processor() -> str:
     """The processor's model, as far as the system names it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -25,20 +25,35 @@ def num_cores() -> int:
     return os.cpu_count() or 1
 
 
-def read_bandwidth(num_bytes: int = 256 << 20, repeats: int = 5) -> float:
-    """Bytes a second that all cores together read from memory: the best of several passes of a dot
-    product.
-    """
-    cores = num_cores()
-    parts = np.array_split(np.ones(num_bytes // 4, np.float32), cores)
+class Probe:
+    """Reads the same memory again and again with all cores: a dot product of each core's part."""
 
-    def once(pool: ThreadPoolExecutor) -> float:
+    def __init__(self, num_bytes: int = 256 << 20):
+        cores = num_cores()
+        self._num_bytes, self._pool = num_bytes, ThreadPoolExecutor(cores)
+        self._parts = np.array_split(np.ones(num_bytes // 4, np.float32), cores)
+
+    def read(self, repeats: int = 3) -> float:
+        """Bytes a second that all cores together read: the best of several passes."""
+        return self._num_bytes / min(self._once() for _ in range(repeats))
+
+    def close(self) -> None:
+        """Ends its threads."""
+        self._pool.shutdown()
+
+    def _once(self) -> float:
         start = time.perf_counter()
-        list(pool.map(lambda part: float(np.dot(part, part)), parts))
+        list(self._pool.map(lambda part: float(np.dot(part, part)), self._parts))
         return time.perf_counter() - start
 
-    with ThreadPoolExecutor(cores) as pool:
-        return num_bytes / min(once(pool) for _ in range(repeats))
+
+def read_bandwidth(num_bytes: int = 256 << 20, repeats: int = 5) -> float:
+    """Bytes a second that all cores together read from memory, the best of several passes."""
+    probe = Probe(num_bytes)
+    try:
+        return probe.read(repeats)
+    finally:
+        probe.close()
 
 
 def matmul_rate(dtype: str, repeats: int = 5) -> float:

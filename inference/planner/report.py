@@ -33,8 +33,9 @@ class StepRecord(Protocol):
 class DecodeReport:
     """Medians over the steps that only decode; None where there was none.
 
-    `predicted_step_s` is the roofline: the bytes at the measured bandwidth; `bandwidth_share` is
-    how much of that the measured steps reached.
+    `predicted_step_s` is the time on a machine as it was calibrated (`predicted_by` 'calibrated'),
+    or else the roofline: the bytes at the measured bandwidth ('roofline'); `bandwidth_share` is how
+    much of that bandwidth the measured steps reached.
     """
 
     step_bytes: int | None
@@ -42,6 +43,12 @@ class DecodeReport:
     measured_step_s: float | None
     read_bandwidth: float
     bandwidth_share: float | None
+    predicted_by: str = "roofline"
+
+
+def predicted_by(hardware: HardwareSpec) -> str:
+    """What predicts: 'calibrated', where steps of the machine were timed, else 'roofline'."""
+    return "calibrated" if hardware.is_calibrated else "roofline"
 
 
 def operations(model: ModelConfig, record: StepRecord) -> tuple[Operation, ...]:
@@ -56,14 +63,15 @@ def decode_steps(
 ) -> DecodeReport:
     """Compares an engine's decode steps with what they had to read."""
     steps = [record for record in records if not record.shape.prefill[0]]
-    bandwidth = hardware.read_bandwidth
+    bandwidth, by = hardware.read_bandwidth, predicted_by(hardware)
     if not steps:
-        return DecodeReport(None, None, None, bandwidth, None)
+        return DecodeReport(None, None, None, bandwidth, None, by)
     needed = [operations(config.model, record) for record in steps]
     num_bytes = int(statistics.median(cost.total(step).bytes for step in needed))
     predicted = statistics.median(seconds(config.model, step, hardware) for step in needed)
     measured = statistics.median(record.seconds for record in steps)
-    return DecodeReport(num_bytes, predicted, measured, bandwidth, num_bytes / measured / bandwidth)
+    share = num_bytes / measured / bandwidth
+    return DecodeReport(num_bytes, predicted, measured, bandwidth, share, by)
 
 
 def seconds(model: ModelConfig, step: Iterable[Operation], hardware: HardwareSpec) -> float:
