@@ -361,17 +361,24 @@ def test_the_address_holds_the_state(tmp_path):
         _LOOK
         + """
     look('opened'); slide('batch', 5); slide('drafts', 3); pick('cache', 'fp8');
-    setTimeout(() => { results.push([state, readAddress(), location.hash]); finish(); }, 500);"""
+    setTimeout(() => {
+      results.push([state, readAddress(), location.hash]);
+      addEventListener('hashchange', () => { look('followed'); finish(); });
+      location.hash = '#model=llama2-13b&batch=3';
+    }, 500);"""
     )
     given = "model=mixtral-8x7b&hardware=a100&batch=9&context=700&new_tokens=33&chips=2&expert=4"
-    opened, (state, read, address) = browse(tmp_path, script, given + "&accounting=lecture")
+    given += "&accounting=lecture"
+    opened, (state, read, address), followed = browse(tmp_path, script, given)
     for setting in given.split("&"):
         key, value = setting.split("=")
         assert str(opened["state"][key]) == value
-    assert opened["state"]["accounting"] == "lecture"
     assert "--mesh=model=2,expert=4" in opened["command"]
     assert state == read
     assert "drafts=3" in address and "cache=fp8" in address
+    assert (followed["state"]["model"], followed["state"]["batch"]) == ("llama2-13b", 3)
+    step_s = float(followed["figures"]["step_s"][0])
+    assert step_s == pytest.approx(figures(followed["state"])["step_s"], rel=1e-6)
 
 
 @needs_browser
