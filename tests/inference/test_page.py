@@ -402,6 +402,10 @@ def test_every_control_has_a_name_and_nothing_is_loaded(tmp_path, width):
     for (const control of document.querySelectorAll('input, select'))
       if (!control.labels.length && !control.ariaLabel) results.push(control.outerHTML);
     for (const entry of performance.getEntriesByType('resource')) results.push(entry.name);
+    document.querySelector('details').open = true;
+    refresh();
+    for (const part of document.querySelectorAll('main > *, .charts > *'))
+      if (part.getBoundingClientRect().right > innerWidth) results.push(part.outerHTML.slice(0, 80));
     if (document.documentElement.scrollWidth > innerWidth) results.push('wider than the window');
     setTimeout(finish, 300);"""
     assert browse(tmp_path, script, width=width) == []

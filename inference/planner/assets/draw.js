@@ -357,9 +357,10 @@ function drawCurves(p, points, width) {
     const cx = x(p.batch),
       cy = y(p[panel.key]),
       label = panel.said(p[panel.key]);
+    const free = p.batch <= limit && limit < most ? edge : right;
     const rate = panel.key === "output_tok_s",
       room = 7 * label.length + 14;
-    const after = rate ? cx + room < right : cx - room < left; // where the curve is not
+    const after = rate ? cx + room < free : cx - room < left; // where the curve is not
     markup += `<circle class="point" data-point="${panel.key}" cx="${cx.toFixed(2)}" cy="${cy.toFixed(2)}" r="5.5"/>`;
     markup += text(
       after ? cx + 8 : cx - 6,

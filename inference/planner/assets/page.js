@@ -65,7 +65,7 @@ function showFigures(p) {
     `For ${counted} ` +
     `${chips} ${bytes(moved)}: ${parts.join(", ")}. The step <b>waits for ${WAITS[p.bound]}</b>.`;
   at("request_note").textContent = state.new_tokens
-    ? `${digits(state.new_tokens / p.tokens_per_step)} steps after the prefill; in each, the longer part hides the shorter`
+    ? `${digits(Math.ceil(state.new_tokens / p.tokens_per_step))} steps after the prefill; in each, the longer part hides the shorter`
     : "the prefill alone";
 }
 
