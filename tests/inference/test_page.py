@@ -405,7 +405,7 @@ def test_every_control_has_a_name_and_nothing_is_loaded(tmp_path, width):
     document.querySelector('details').open = true;
     refresh();
     for (const part of document.querySelectorAll('main > *, .charts > *'))
-      if (part.getBoundingClientRect().right > innerWidth) results.push(part.outerHTML.slice(0, 80));
+      if (part.getBoundingClientRect().right > innerWidth) results.push(part.className);
     if (document.documentElement.scrollWidth > innerWidth) results.push('too wide');
     setTimeout(finish, 300);"""
     assert browse(tmp_path, script, width=width) == []
