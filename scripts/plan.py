@@ -41,6 +41,10 @@ _RATE = flags.DEFINE_float("rate", None, "Requests a second to keep --slo for.")
 _ADVISE = flags.DEFINE_bool("advise", False, "Rank combinations of techniques.")
 _CHIPS = flags.DEFINE_integer("chips", 1, "Chips to --advise on.")
 _GOAL = flags.DEFINE_string("goal", "throughput", f"Of --advise: {' or '.join(advise.GOALS)}.")
+_VERIFY = flags.DEFINE_bool(
+    "verify", False, "Time the engine's steps on this machine, calibrate it, show both."
+)
+_OUTPUT = flags.DEFINE_string("output", None, "Markdown file for the result of --verify.")
 
 _ADVISED_TOKENS = 256  # new tokens of a workload that names none
 
@@ -48,13 +52,18 @@ _ADVISED_TOKENS = 256  # new tokens of a workload that names none
 def main(argv: Sequence[str]) -> None:
     del argv
     config = _config()
+    if _VERIFY.value:
+        return _verify(config)
     batches, contexts = _sizes("batch", _BATCH.value), _sizes("context", _CONTEXT.value)
     for flag, ending in ((_PLOT, ".png"), (_HTML, ".html")):
         if flag.value is not None:
             _check_file(flag.name, flag.value, ending)
     _check_questions()
     deployment = _deployment(config)
-    found: dict[str, Any] = {"chip": dataclasses.asdict(deployment.hardware)}
+    found: dict[str, Any] = {
+        "hardware": dataclasses.asdict(deployment.hardware),
+        "ridge": deployment.hardware.ridge(deployment.formats.weights.compute),
+    }
     if _SLO.value is not None:
         found["slo"] = slo.answers(
             deployment, _promise(_SLO.value), contexts[0], _new_tokens(_ADVISED_TOKENS), _RATE.value
@@ -78,6 +87,27 @@ def main(argv: Sequence[str]) -> None:
         common.print_json(plan_text.as_json(found), config)
     else:
         plan_text.show(deployment, found)
+
+
+def _verify(config: Config) -> None:
+    """Predicted beside measured, of a model on this machine."""
+    from scripts import verifying
+
+    for flag in (_SLO, _ADVISE, _PLOT, _HTML):
+        if flag.present:
+            raise InputError(f"--verify answers one question: leave --{flag.name} out")
+    verifying.check(config.model)
+    if _OUTPUT.value is not None:
+        _check_file("output", _OUTPUT.value, ".md")
+    with common.bars() as progress:
+        found = verifying.run(config.model, progress)
+    page = verifying.markdown(found)
+    if _OUTPUT.value is not None:
+        _write(Path(_OUTPUT.value), page.encode())
+    if common.JSON.value:
+        common.print_json(verifying.as_json(found), config)
+    elif _OUTPUT.value is None:
+        print(page, end="")
 
 
 def _sweep(
@@ -206,6 +236,8 @@ def _check_questions() -> None:
     asked = _SLO.value is not None or _ADVISE.value
     if asked and _SPECULATE.value is not None and (_ADVISE.value or _automatic(_SPECULATE.value)):
         raise InputError("--advise finds drafts by itself, --slo takes them as k,acceptance,cost")
+    if _OUTPUT.value is not None:
+        raise InputError("--output needs --verify")
     if _SLO.value is None and _RATE.value is not None:
         raise InputError("--rate needs --slo")
     for flag in (_CHIPS, _GOAL):

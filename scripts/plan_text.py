@@ -14,7 +14,7 @@ from inference.planner.plan import Deployment, Row
 from inference.planner.slo import Answer
 from inference.planner.speculation import Speculation
 
-_ADVICE_ROWS = 8
+_ADVICE_ROWS, _EXCLUDED_ROWS = 8, 4
 
 
 # --- JSON -----------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def show(deployment: Deployment, found: dict[str, Any]) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 200  # a file has no edge to wrap at
-    for line in _heading(deployment):
+    for line in _heading(deployment, found):
         console.print(line, markup=False, soft_wrap=True)
     if "slo" in found:
         _show_answers(console, found["slo"])
@@ -78,13 +78,19 @@ def show(deployment: Deployment, found: dict[str, Any]) -> None:
         _show_parts(console, found["parts"])
 
 
-def _heading(deployment: Deployment) -> Iterable[str]:
+def _heading(deployment: Deployment, found: dict[str, Any]) -> Iterable[str]:
     chip, formats = deployment.hardware, deployment.formats
-    yield (
-        f"{deployment.config.name} on {deployment.replicas} x {_chips(deployment)}: "
-        f"{formats.weights.name} weights, {formats.cache.name} cache, {deployment.accounting} "
-        "accounting"
-    )
+    stored = f"{formats.weights.name} weights, {formats.cache.name} cache"
+    if "advice" in found:
+        best: Choice = found["advice"].choices[0]
+        num_chips = best.deployment.mesh.num_chips * best.deployment.replicas
+        yield f"{deployment.config.name} on {num_chips} x {chip.name}"
+    elif "slo" in found:
+        yield f"{deployment.config.name} on {chip.name}: {stored}"
+    else:
+        placed = f"{deployment.replicas} x {_chips(deployment)}"
+        kind = f"{deployment.accounting} accounting"
+        yield f"{deployment.config.name} on {placed}: {stored}, {kind}"
     yield (
         f"a chip: {_size(chip.memory_bytes)}, {_size(chip.read_bandwidth)}/s, "
         f"{chip.rate(formats.weights.compute) / 1e12:.5g} TFLOP/s in {formats.weights.compute}, "
@@ -201,8 +207,10 @@ def _show_advice(console: Console, advice: Advice) -> None:
         gain = "does not fit without" if part.gain is None else f"{part.gain:.2f} x"
         best.add_row(part.technique, gain, part.costs)
     console.print(best)
-    for reason in advice.excluded:
+    for reason in advice.excluded[:_EXCLUDED_ROWS]:
         console.print(f"does not fit: {reason}", markup=False, soft_wrap=True)
+    if len(advice.excluded) > _EXCLUDED_ROWS:
+        console.print(f"... and {len(advice.excluded) - _EXCLUDED_ROWS} more that do not fit")
 
 
 def _table(columns: Sequence[str]) -> Table:

@@ -65,6 +65,11 @@ class Work:
     rows: tuple[Rows, ...]
     num_logits: int
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that feed tokens."""
+        return sum(rows.count for rows in self.rows)
+
     @classmethod
     def decode(cls, batch: int, context: int, drafts: int = 0) -> "Work":
         """Each of `batch` sequences feeds its newest token, and drafts to be verified."""
@@ -88,6 +93,7 @@ class Operation:
         weight_bytes, cache_bytes, activation_bytes: bytes moved to and from memory.
         split: whether tensor parallelism divides it (otherwise each chip does all of it).
         cache_parts: chips that the cache can be divided over; more of them hold copies.
+        sequences: whose tokens these are: chips that work for different ones divide them.
         rows: of a product with weights, tokens that each weight is multiplied with.
     """
 
@@ -99,6 +105,7 @@ class Operation:
     activation_bytes: float = 0.0
     split: bool = True
     cache_parts: int = 1
+    sequences: int = 1
     rows: float = math.inf
 
     @property
@@ -155,7 +162,8 @@ def step_operations(
     operations.append(Operation("embed", 1, 0, own, activation_bytes=looked_up, split=False))
     vectors = rest.bytes_for(weights.vector_elements(config), D)
     operations.append(Operation("vectors", 1, 0, vectors, split=False))
-    return tuple(operations)
+    sequences = max(1, work.num_sequences)
+    return tuple(dataclasses.replace(o, sequences=sequences) for o in operations)
 
 
 def _product(matrix: Matrix, layers: int, T: int, precision: Precision) -> Operation:

@@ -1,6 +1,7 @@
 """From costs to seconds: what bounds a step on a chip, and on several."""
 
 import dataclasses
+import math
 from collections.abc import Iterable
 
 from configs.hardware.spec import HardwareSpec
@@ -96,18 +97,25 @@ def compute_type(operation: Operation, precision: Precision) -> str:
 def per_chip(operation: Operation, mesh: Mesh) -> Operation:
     """A chip's part of what one data-parallel group does.
 
-    Chips along `model` divide heads and columns. Chips along `expert` divide the experts; around
-    them each works for its own sequences, so there they divide tokens and caches, not weights.
+    Chips along `model` divide heads and columns. Chips along `expert` divide the experts and, where
+    tokens choose evenly, the work on them; around them each works for its own sequences, so there
+    they divide sequences and caches, not weights, and the fullest chip counts.
     """
     heads = mesh.model if operation.split else 1
-    holders = heads * (mesh.expert if operation.name in EXPERT_MATRICES else 1)
+    is_divided = operation.name in EXPERT_MATRICES
+    share = 1 / mesh.expert if is_divided else fullest(operation.sequences, mesh)
     return dataclasses.replace(
         operation,
-        flops=operation.flops / heads / mesh.expert,
-        weight_bytes=operation.weight_bytes / holders,
-        cache_bytes=operation.cache_bytes / min(heads, operation.cache_parts) / mesh.expert,
-        activation_bytes=operation.activation_bytes / heads / mesh.expert,
+        flops=operation.flops / heads * share,
+        weight_bytes=operation.weight_bytes / heads / (mesh.expert if is_divided else 1),
+        cache_bytes=operation.cache_bytes / min(heads, operation.cache_parts) * share,
+        activation_bytes=operation.activation_bytes / heads * share,
     )
+
+
+def fullest(sequences: int, mesh: Mesh) -> float:
+    """Share of a data-parallel group's sequences that the fullest chip along `expert` works for."""
+    return math.ceil(sequences / mesh.expert) / sequences
 
 
 def collective_seconds(
@@ -128,7 +136,7 @@ def collective_seconds(
         moved = passes * (chips - 1) / chips * num_bytes / hardware.link_bandwidth
         return moved + passes * (chips - 1) * hardware.link_latency_s if chips > 1 else 0.0
 
-    activations /= mesh.expert
+    activations *= fullest(max(1, work.num_sequences), mesh)
     found = 0.0
     for layer in config.layers:
         found += (1 if layer.ffn == "none" else 2) * seconds(activations, mesh.model, 2)

@@ -16,12 +16,14 @@ class Steady:
 
     Attributes:
         ttft_s: the decode step in flight, then the request's own prefill.
+        prefill_s: of that, the prefill.
         tpot_s: mean time between a request's tokens, the prefills of others in between included.
         requests_s: requests that begin and end each second.
         output_tok_s: new tokens of all of them.
     """
 
     ttft_s: float
+    prefill_s: float
     tpot_s: float
     requests_s: float
     output_tok_s: float
@@ -30,16 +32,18 @@ class Steady:
 def steady(deployment: Deployment, batch: int, context: int, new_tokens: int) -> Steady:
     """What `batch` sequences of each replica see; rates are of all replicas.
 
-    In the time that a request lives, the chips run the prompts of its `batch` peers, one at a time,
-    and the steps that give it `new_tokens` tokens.
+    In the time that a request lives, the chips run the prompts of its `batch` peers, one at a time
+    (each group of chips with sequences of its own runs one), and the steps that give it
+    `new_tokens` tokens.
     """
     steps = new_tokens / deployment.tokens_per_step
     step_s = deployment.step_seconds(batch, context + new_tokens // 2)
-    prefill_s = deployment.prefill_time(1, context).total_s
-    lives = batch * prefill_s + steps * step_s
+    groups = min(batch, deployment.mesh.num_groups)
+    prefill_s = deployment.prefill_time(groups, context).total_s
+    lives = math.ceil(batch / groups) * prefill_s + steps * step_s
     rate = deployment.replicas * batch / lives
     tpot_s = (lives - prefill_s) / new_tokens
-    return Steady(step_s + prefill_s, tpot_s, rate, rate * new_tokens)
+    return Steady(step_s + prefill_s, prefill_s, tpot_s, rate, rate * new_tokens)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +151,7 @@ def meshes(deployment: Deployment, most: int = _MOST_CHIPS) -> list[Mesh]:
     for expert in [n for n in range(1, most + 1) if all(count % n == 0 for count in shared)]:
         if expert > 1 and not shared:
             break
-        for model in range(1, most // expert + 1):
+        for model in range(1, min(most // expert, config.num_heads) + 1):
             mesh = Mesh(model=model, expert=expert)
             try:
                 dataclasses.replace(deployment, mesh=mesh)

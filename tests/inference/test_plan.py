@@ -135,6 +135,11 @@ def test_expert_parallel_chips_divide_experts_and_sequences():
     assert roofline.per_chip(read, four.mesh).cache_bytes == read.cache_bytes / 4
     assert roofline.per_chip(read, four.mesh).flops == read.flops / 4
     assert four.decode_time(64, 512).collective_s > 0
+    # One prompt has nobody to share attention with.
+    (alone,) = (o for o in four.prefill_operations(1, 512) if o.name == "attend")
+    assert roofline.per_chip(alone, four.mesh).flops == alone.flops
+    (gate,) = (o for o in four.prefill_operations(1, 512) if o.name == "experts.gate_up")
+    assert roofline.per_chip(gate, four.mesh).flops == gate.flops / 4
 
 
 @pytest.mark.parametrize("tokens, expected", [(1, 2.0), (2, 3.5), (1000, 8.0)])

@@ -173,6 +173,22 @@ def test_plot(plan, tmp_path):
         assert ran.status == 0 and target.read_bytes().startswith(b"\x89PNG")
 
 
+def test_page(plan, tmp_path):
+    target = tmp_path / "out.html"
+    ran = plan(f"--html={target}")
+    assert ran.status == 0 and "wrote" in ran.err
+    assert target.read_text(encoding="utf-8").lower().startswith("<!doctype html>")
+
+
+def test_this_machine(plan, tmp_path):
+    """Measured by the first call, remembered by the second."""
+    first, second = (plan("--hardware=cpu", "--batch=1,8", "--json") for _ in range(2))
+    rows = [json.loads(ran.out)["rows"] for ran in (first, second)]
+    assert rows[0] == rows[1] and 1e-4 < rows[0][0]["step_s"] < 10
+    assert [path.suffix for path in (tmp_path / "hardware").iterdir()] == [".json"]
+    assert "cpu has no links" in plan("--hardware=cpu", "--mesh=model=3").error
+
+
 # --- bad input ------------------------------------------------------------------------------------
 
 _REFUSED = {

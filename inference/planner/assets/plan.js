@@ -132,6 +132,7 @@ function operation(name, layers, flops, parts) {
     split: true,
     cache_parts: 1,
     rows: Infinity,
+    sequences: 1,
     ...parts,
   };
   found.bytes = found.weight_bytes + found.cache_bytes + found.activation_bytes;
@@ -164,7 +165,7 @@ function stepOperations(d, work) {
       weight_bytes: bytesFor(rest, model.vector_elements, D),
       split: false,
     }),
-  ];
+  ].map((found) => ({ ...found, sequences: work.count }));
 }
 
 function product(d, matrix, numTokens) {
@@ -265,14 +266,18 @@ function rateFor(d, found) {
 
 const bandwidthOf = ({ hardware }) => hardware.read_bandwidth * hardware.bandwidth_share;
 
+/** Share of a group's sequences that the fullest chip along `expert` works for. */
+const fullest = (sequences, mesh) => Math.ceil(sequences / mesh.expert) / sequences;
+
 /** A chip's part of an operation. */
 function perChip({ mesh }, found) {
   const heads = found.split ? mesh.model : 1;
-  const holders = heads * (EXPERT_MATRICES.includes(found.name) ? mesh.expert : 1);
-  const flops = found.flops / heads / mesh.expert;
-  const weight_bytes = found.weight_bytes / holders;
-  const cache_bytes = found.cache_bytes / Math.min(heads, found.cache_parts) / mesh.expert;
-  const activation_bytes = found.activation_bytes / heads / mesh.expert;
+  const isDivided = EXPERT_MATRICES.includes(found.name);
+  const share = isDivided ? 1 / mesh.expert : fullest(found.sequences, mesh);
+  const flops = (found.flops / heads) * share;
+  const weight_bytes = found.weight_bytes / heads / (isDivided ? mesh.expert : 1);
+  const cache_bytes = (found.cache_bytes / Math.min(heads, found.cache_parts)) * share;
+  const activation_bytes = (found.activation_bytes / heads) * share;
   return {
     flops,
     weight_bytes,
@@ -322,9 +327,10 @@ function exactTime(d, work) {
   return timed(memory, compute, exchanged, overhead, overhead + hidden + exchanged);
 }
 
-function collectiveSeconds({ model, mesh, hardware, rest }, { numTokens }) {
+function collectiveSeconds({ model, mesh, hardware, rest }, { numTokens, count }) {
   if (mesh.model * mesh.expert === 1 || !hardware.link_bandwidth) return 0;
-  const activations = bytesFor(rest, numTokens * model.width, model.width) / mesh.expert;
+  const activations =
+    bytesFor(rest, numTokens * model.width, model.width) * fullest(count, mesh);
   const seconds = (moved, chips, passes) =>
     ((passes * (chips - 1)) / chips) * (moved / hardware.link_bandwidth) +
     passes * (chips - 1) * hardware.link_latency_s;
