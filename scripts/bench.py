@@ -19,11 +19,12 @@ from configs.errors import InputError  # noqa: E402
 from configs.hardware.spec import HardwareSpec  # noqa: E402
 from inference.planner import calibrate, report  # noqa: E402
 from inference.request import SamplingParams  # noqa: E402
-from scripts import common  # noqa: E402
+from scripts import common, lengths  # noqa: E402
 
 _CONCURRENCY = flags.DEFINE_list("concurrency", ["1", "8", "32"], "Requests at the same time.")
 _PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "Random tokens a prompt.")
-_NEW_TOKENS = flags.DEFINE_integer("new_tokens", 48, "Tokens to generate a request.")
+_NEW_TOKENS = lengths.NEW_TOKENS
+flags.adopt_module_key_flags(lengths)
 _PREFILL_TOKENS = flags.DEFINE_integer(
     "prefill_tokens", 500, "Tokens of each of four prompts that measure prefill."
 )

@@ -15,9 +15,8 @@ from scripts import common, output
 
 _PROMPT = flags.DEFINE_multi_string("prompt", [], "Text to continue (repeatable).")
 _INPUT = flags.DEFINE_string("input", None, "JSONL with a 'prompt' or 'messages' a line.")
-_OUTPUT = flags.DEFINE_string(
-    "output", None, "Write one JSON result a line here; beside it, the configuration."
-)
+_OUTPUT = output.FLAG
+flags.adopt_module_key_flags(output)
 _CHAT = flags.DEFINE_bool("chat", False, "A prompt is a user's message: apply the chat template.")
 _NAIVE = flags.DEFINE_bool("naive", False, "Decode without a cache: slow, and an oracle.")
 _LOGPROBS = flags.DEFINE_integer("logprobs", None, "Report log-probabilities and K alternatives.")

@@ -7,9 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from absl import flags
+
 from configs.engine import Config
 from configs.errors import InputError
 from inference import files
+
+# Here and not in the apps that write, so that one process can load them all.
+FLAG = flags.DEFINE_string(
+    "output",
+    None,
+    "generate: one JSON result a line, and beside it the configuration. plan: --verify's page.",
+)
 
 
 def check(name: str) -> Path:

@@ -19,12 +19,12 @@ from inference.planner import acceptance, advise, machine, parts, slo
 from inference.planner.cost import Precision
 from inference.planner.plan import ACCOUNTINGS, Deployment, Row
 from inference.planner.speculation import Speculation
-from scripts import common, plan_text
+from scripts import common, lengths, output, plan_text
 
 _HARDWARE = flags.DEFINE_string("hardware", "h100", f"{', '.join(catalog.NAMES)} or cpu.")
 _BATCH = flags.DEFINE_string("batch", "1", "Sequences at a time: 1,16,64 sweeps.")
 _CONTEXT = flags.DEFINE_string("context", "1024", "Tokens of a prompt: 1024,4096 sweeps.")
-_NEW_TOKENS = flags.DEFINE_integer("new_tokens", None, "Tokens each sequence grows by.")
+_NEW_TOKENS = lengths.NEW_TOKENS
 _MESH = flags.DEFINE_string("mesh", "", "Chips of a replica: data=1,model=2,expert=1.")
 _REPLICAS = flags.DEFINE_integer("replicas", 1, "Copies of the mesh.")
 _WEIGHTS = flags.DEFINE_string("weights", None, f"Format: {', '.join(precision.FORMATS)}.")
@@ -44,7 +44,9 @@ _GOAL = flags.DEFINE_string("goal", "throughput", f"Of --advise: {' or '.join(ad
 _VERIFY = flags.DEFINE_bool(
     "verify", False, "Time the engine's steps on this machine, calibrate it, show both."
 )
-_OUTPUT = flags.DEFINE_string("output", None, "Markdown file for the result of --verify.")
+_OUTPUT = output.FLAG
+for _module in (common, lengths, output):  # --help shows theirs too
+    flags.adopt_module_key_flags(_module)
 
 _ADVISED_TOKENS = 256  # new tokens of a workload that names none
 
@@ -192,7 +194,7 @@ def _automatic(text: str) -> bool:
 
 
 def _new_tokens(usual: int) -> int:
-    return usual if _NEW_TOKENS.value is None else _NEW_TOKENS.value
+    return int(_NEW_TOKENS.value) if _NEW_TOKENS.present else usual
 
 
 def _sizes(name: str, text: str) -> list[int]:
