@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from configs import presets
+from configs.errors import InputError
 from configs.model import ModelConfig
 from inference import batch, compilation_cache, request
 from inference.executor import Executor
@@ -93,6 +94,23 @@ def _arrays(point: Point, executor: Executor) -> tuple[np.ndarray, batch.Batch]:
     return num_tokens, batch.build(Plan(point.shape, decode, tiles, ()), config)
 
 
+def check(model: ModelConfig) -> None:
+    """Whether this machine can run the model's points.
+
+    Raises:
+        InputError: a layer cannot run yet, or weights and caches in both types need more memory
+            than there is.
+    """
+    decoder.param_infos(model)
+    models = {point.model for point in verify.points([model, CUT_GEMMA])}
+    needed = sum(sum(verify.predicted_bytes(each)) for each in models)
+    room = int(measure.this_memory())
+    if needed > room:
+        raise InputError(
+            f"--verify holds {model.name} in both types: {needed} bytes, this machine has {room}"
+        )
+
+
 def run(model: ModelConfig, progress: Callable[[int, int, str], None]) -> Verification:
     """Verifies the planner with a model and a second one of another kind, and keeps what the
     machine was found to reach.
@@ -112,6 +130,12 @@ def run(model: ModelConfig, progress: Callable[[int, int, str], None]) -> Verifi
     return found
 
 
+def as_json(found: Verification) -> dict[str, Any]:
+    """Everything as plain data, and which machine it was."""
+    where = {"processor": machine.processor(), "cores": measure.num_cores()}
+    return verify.as_json(found) | where | {"jax": importlib.metadata.version("jax")}
+
+
 def markdown(found: Verification) -> str:
     """The result page."""
     hardware = found.hardware
@@ -120,9 +144,10 @@ def markdown(found: Verification) -> str:
         f"# Predicted and measured steps on {measure.num_cores()} cores of {machine.processor()}",
         "",
         f"Written by `{COMMAND} --output=...` on {datetime.date.today()}, jax "
-        f"{importlib.metadata.version('jax')}. Weights are random. A point is the median of "
-        "rounds in random orders, each between two readings of the bandwidth, in units of the "
-        "lower one. Half of the points calibrate; the errors are of the other half.",
+        f"{importlib.metadata.version('jax')}. Weights are random. A time is the median over "
+        "rounds in random orders; in each it is the best of three between two readings of the "
+        "bandwidth, in units of the lower one. Half of the points calibrate, the errors are of "
+        "the other half.",
         "",
         f"* Held-out points: median error **{median}**, 90th percentile **{p90}**.",
     ]

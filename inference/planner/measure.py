@@ -13,9 +13,13 @@ def this_machine(*dtypes: str) -> HardwareSpec:
     """The machine at hand: its memory, its measured read bandwidth, and its measured rates in these
     types (without any: it computes for nothing).
     """
-    memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     rates = {dtype: matmul_rate(dtype) for dtype in dtypes}
-    return HardwareSpec("cpu", memory, read_bandwidth(), rates)
+    return HardwareSpec("cpu", this_memory(), read_bandwidth(), rates)
+
+
+def this_memory() -> float:
+    """Bytes of the machine's memory."""
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def num_cores() -> int:

@@ -22,6 +22,7 @@ from inference.shapes import StepShape
 TILE = 64
 MAX_CONTEXT = 16 * BLOCK_TOKENS
 _CACHE_BYTES = 512 << 20
+_TRIES, _STEADY = 3, 1.25  # times a point is tried until the bandwidth stays within this factor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Result:
     """A point, measured and predicted.
 
     Attributes:
-        raw_s: median over the rounds, by the clock.
+        raw_s: median over the rounds of the best of each, by the clock.
         seconds: the same with every round at the bandwidth of the whole run.
         predicted_s: by the calibrated model.
         roofline_s: by the longer of reading and computing at full rates.
@@ -173,15 +174,16 @@ def verify(
     """Runs every point `rounds` times in random orders, each time between two readings of the
     bandwidth, and calibrates on half of them.
 
-    A time is counted in units of the probe: seconds times the lower of its two readings. A reading
-    may be lucky, and what slows the probe slows the step.
+    A time is counted in units of the probe: seconds times the lower of its two readings. Both are
+    the best of a few in a row, since neighbours only slow a machine down; a time between readings
+    that differ by more than a quarter is taken again, twice at most.
 
     Args:
         hardware: the machine with its rates; its bandwidth and constants are found here.
         chosen: at least four.
         runner: runs their steps.
         probe: bytes a second that the machine reads now.
-        rounds, repeats: a point's time is the median over rounds of the median over repeats.
+        rounds, repeats: a point's time is the median over rounds of the best of its repeats.
         seed: of the orders, and of which half is held out.
         progress: told of (done, total, label).
     """
@@ -194,11 +196,10 @@ def verify(
         for done, index in enumerate(order):
             progress(round_index * len(chosen) + done, rounds * len(chosen), "timing steps")
             runner.run(chosen[index])  # what another point left in the caches is not its own
-            before = probe()
-            seconds = statistics.median(runner.run(chosen[index]) for _ in range(repeats))
-            readings.append(min(before, probe()))
+            seconds, reading = _bracketed(chosen[index], runner, probe, repeats)
+            readings.append(reading)
             raw[index].append(seconds)
-            units[index].append(seconds * readings[-1])
+            units[index].append(seconds * reading)
     bandwidth = statistics.median(readings)
     machine = dataclasses.replace(hardware, read_bandwidth=bandwidth)
     samples = [
@@ -217,6 +218,19 @@ def verify(
     models = {point.model: None for point in chosen}
     held = tuple(Memory(m, predicted_bytes(m), runner.held_bytes(m)) for m in models)
     return Verification(calibrated, results, held, (min(readings), max(readings)))
+
+
+def _bracketed(
+    point: Point, runner: Runner, probe: Callable[[], float], repeats: int
+) -> tuple[float, float]:
+    """Seconds of a step, and the lower reading of the bandwidth around them."""
+    reading = probe()
+    for _ in range(_TRIES):
+        before, seconds = reading, min(runner.run(point) for _ in range(repeats))
+        reading = probe()
+        if max(before, reading) <= _STEADY * min(before, reading):
+            break
+    return seconds, min(before, reading)
 
 
 def predicted_bytes(model: ModelConfig) -> tuple[int, int]:

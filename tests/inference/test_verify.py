@@ -164,6 +164,25 @@ def test_each_measurement_is_bracketed_and_the_order_random(points):
     assert set(first) == set(second) == set(few) and first != second != few
 
 
+def test_a_time_between_unsteady_readings_is_taken_again():
+    class Script:
+        readings, seconds = iter([30e9, 20e9, 21e9]), iter([9.0, 8.0, 4.0, 5.0])
+
+        def run(self, point):
+            return next(self.seconds)
+
+        def probe(self):
+            return next(self.readings)
+
+    script = Script()
+    point = verify.Point(SMOL, 2, 0, 64)
+    found = verify._bracketed(point, script, script.probe, repeats=2)
+    assert found == (4.0, 20e9)  # the best of two, the lower of two
+
+    script.readings, script.seconds = iter([1.0, 2.0, 4.0, 8.0]), iter([3.0, 2.0, 1.0])
+    assert verify._bracketed(point, script, script.probe, repeats=1) == (1.0, 4.0)  # no fourth try
+
+
 def test_memory_is_compared_to_the_byte(exact):
     assert exact.is_exact_memory and len(exact.memory) == 4
     wrong = dataclasses.replace(exact.memory[0], allocated=(1, 2))
