@@ -180,7 +180,7 @@ def _choice(placed: Deployment, workload: Workload, batch: int, drafted: bool) -
             return None
         placed = dataclasses.replace(placed, speculation=proposed)
     found = slo.steady(placed, batch, workload.context, workload.new_tokens)
-    request_s = found.prefill_s + workload.new_tokens * found.tpot_s
+    request_s = found.prefill_s + (workload.new_tokens - 1) * found.tpot_s
     score = found.output_tok_s if workload.goal == "throughput" else 1 / request_s
     return Choice(placed, batch, found, request_s, score)
 

@@ -40,11 +40,16 @@ class Precision:
 class Rows:
     """`count` sequences that feed `queries` tokens each; the last of them sees `context` positions,
     itself included.
+
+    Attributes:
+        drafts: of the queries, those that may be refused: a recurrent layer keeps the state before
+            each of them.
     """
 
     count: int
     queries: int
     context: int
+    drafts: int = 0
 
     def pairs(self, window: int | None) -> float:
         """Pairs of query and visible key in one sequence."""
@@ -74,7 +79,7 @@ class Work:
     def decode(cls, batch: int, context: int, drafts: int = 0) -> "Work":
         """Each of `batch` sequences feeds its newest token, and drafts to be verified."""
         tokens = batch * (1 + drafts)
-        return cls(tokens, (Rows(batch, 1 + drafts, context + drafts),), tokens)
+        return cls(tokens, (Rows(batch, 1 + drafts, context + drafts, drafts),), tokens)
 
     @classmethod
     def prefill(cls, batch: int, context: int) -> "Work":
@@ -219,7 +224,7 @@ def _attend(
         pairs, chosen = rows.pairs(stored.window), float(live)
         if indexer is not None:
             flops += rows.count * pairs * 2 * indexer.num_heads * index_width
-            pairs = min(pairs, float(rows.queries * indexer.top_k))
+            pairs = rows.pairs(min(stored.window or indexer.top_k, indexer.top_k))
             chosen, scored = min(live, rows.queries * indexer.top_k), scored + rows.count * live
         per_row = pairs * flops_per_pair
         if layer.latent is not None:
@@ -249,20 +254,20 @@ def _expanded_flops(sizes: Latent, heads: int, rows: Rows, pairs: float) -> floa
 
 
 def _recur(layer: LayerSpec, layers: int, work: Work, precision: Precision) -> Operation:
-    """A state is decayed, added to and read for each token; it is read and written once a step, in
-    float32.
+    """A state is decayed, added to and read for each token; in float32 it is read once a step and
+    written once, and once more for each draft.
     """
     sizes = layer.recurrent
     assert sizes is not None
     tokens = sum(rows.count * rows.queries for rows in work.rows)
-    sequences = sum(rows.count for rows in work.rows)
+    moved = sum(rows.count * (2 + rows.drafts) for rows in work.rows)
     per_token = (
         6 * sizes.inner_width * sizes.state_width + 2 * sizes.conv_width * sizes.conv_channels
     )
     channels = sizes.conv_channels + sizes.inner_width
     return Operation(
         "recur", layers, layers * tokens * per_token,
-        cache_bytes=layers * sequences * 2 * 4 * sizes.state_elements,
+        cache_bytes=layers * moved * 4 * sizes.state_elements,
         activation_bytes=layers * precision.rest.bytes_for(work.num_tokens * channels, channels),
         cache_parts=sizes.num_heads,
     )  # fmt: skip

@@ -30,7 +30,8 @@ class Row:
             verifying, where there are drafts.
         ttft_s: time of the prefill of the whole batch.
         output_tok_s: tokens a second while decoding.
-        request_s: prefill and all new tokens; None without new tokens.
+        request_s: prefill, which gives the first new token, and a step for each of the others; None
+            without new tokens.
         intensity: FLOPs a byte of the decode step.
         bound: what takes longest in a decode step.
         dollars_per_million: of output tokens while decoding; None without a price.
@@ -236,7 +237,7 @@ class Deployment:
         return Row(
             batch, context, weights.num_parameters(self.config), held, cached, held + cached,
             on_chip <= self.memory_room, step_s, ttft_s, rate,
-            ttft_s + new_tokens * tpot_s if new_tokens else None,
+            ttft_s + (new_tokens - 1) * tpot_s if new_tokens else None,
             done.flops / done.bytes, self.decode_time(batch, middle).bound,
             None if hourly is None else hourly / 3600 / rate * 1e6, tpot_s,
             self.chip_weight_bytes + on_chip,

@@ -33,16 +33,16 @@ def steady(deployment: Deployment, batch: int, context: int, new_tokens: int) ->
     """What `batch` sequences of each replica see; rates are of all replicas.
 
     In the time that a request lives, the chips run the prompts of its `batch` peers, one at a time
-    (each group of chips with sequences of its own runs one), and the steps that give it
-    `new_tokens` tokens.
+    (each group of chips with sequences of its own runs one), and the steps that give it its tokens
+    but the first, which its prefill gives.
     """
-    steps = new_tokens / deployment.tokens_per_step
+    steps = (new_tokens - 1) / deployment.tokens_per_step
     step_s = deployment.step_seconds(batch, context + new_tokens // 2)
     groups = min(batch, deployment.mesh.num_groups)
     prefill_s = deployment.prefill_time(groups, context).total_s
     lives = math.ceil(batch / groups) * prefill_s + steps * step_s
     rate = deployment.replicas * batch / lives
-    tpot_s = (lives - prefill_s) / new_tokens
+    tpot_s = (lives - prefill_s) / max(1, new_tokens - 1)
     return Steady(step_s + prefill_s, prefill_s, tpot_s, rate, rate * new_tokens)
 
 

@@ -204,6 +204,36 @@ def test_latent_attention_takes_the_cheaper_order_of_products():
     assert decode == 60 * 2 * 128 * (2 * 512 + 64) * 1000
 
 
+def test_sparse_prefill_sees_all_until_there_are_more_than_it_takes():
+    """Query i of 3,000 attends to min(i, 2048) keys: 2,048 queries to 1, 2, ..., 952 to 2,048."""
+    config, length = _MODELS["deepseek-v3.2"], 3000
+    (found,) = (o for o in cost.step_operations(config, Work.prefill(1, length))
+                if o.name == "attend.latent")  # fmt: skip
+    pairs = 2048 * 2049 // 2 + 952 * 2048
+    scored = length * (length + 1) // 2 * 2 * 64 * 128
+    assert found.flops == 61 * (pairs * 2 * 128 * (192 + 128) + scored)
+
+
+def test_states_are_read_once_and_written_for_every_draft():
+    config = _MODELS["mamba2-2.7b"]
+    state = 64 * 4 * config.layers[0].recurrent.state_elements
+
+    def moved(work: Work) -> float:
+        return next(o for o in cost.step_operations(config, work) if o.name == "recur").cache_bytes
+
+    assert moved(Work.decode(3, 100)) == 3 * 2 * state
+    assert moved(Work.decode(3, 100, drafts=4)) == 3 * (1 + 5) * state
+    assert moved(Work.prefill(3, 100)) == 3 * 2 * state  # a chunk keeps its last
+
+
+def test_the_prefill_gives_the_first_token():
+    placed = Deployment(_LLAMA, _H100)
+    assert placed.row(4, 100).request_s is None
+    assert placed.row(4, 100, 1).request_s == placed.row(4, 100).ttft_s
+    row = placed.row(4, 100, 11)
+    assert row.request_s == pytest.approx(row.ttft_s + 10 * row.tpot_s)
+
+
 def test_shared_and_windowed_and_sparse_caches():
     crossed = dataclasses.replace(
         _LLAMA, pattern=tuple(LayerSpec(cache=shared(i - 1) if i % 2 else None) for i in range(40))

@@ -17,15 +17,17 @@ _70B = Deployment(presets.get("llama2-70b").config, catalog.get("h100"))
 
 
 def test_a_busy_replica_by_hand():
-    """In a request's life: the prompts of all `batch`, and its own steps."""
+    """In a request's life: the prompts of all `batch`, and its steps, one less than its tokens."""
     placed = dataclasses.replace(_70B, mesh=Mesh(model=4))
     found = slo.steady(placed, 8, 1024, 100)
     prefill, step = placed.prefill_time(1, 1024).total_s, placed.step_seconds(8, 1074)
-    life = 8 * prefill + 100 * step
+    life = 8 * prefill + 99 * step
     assert found.requests_s == pytest.approx(8 / life)
     assert found.output_tok_s == pytest.approx(800 / life)
-    assert found.tpot_s == pytest.approx((life - prefill) / 100)
+    assert found.tpot_s == pytest.approx((life - prefill) / 99)
     assert found.ttft_s == pytest.approx(prefill + step)
+    one = slo.steady(placed, 8, 1024, 1)
+    assert one.requests_s == pytest.approx(1 / prefill)  # a prompt gives a token, no step follows
 
 
 def test_answers_keep_the_promise_and_one_more_sequence_does_not():

@@ -401,7 +401,7 @@ function drawTimeline(p, newTokens, width) {
     `fill ${p.bound}`,
     'data-part="decode"',
   );
-  const steps = newTokens / p.tokens_per_step,
+  const steps = (newTokens - 1) / p.tokens_per_step, // the prefill gives the first
     gap = (width - 1 - first) / Math.max(1, steps);
   if (gap >= 3) {
     for (let n = 1; n < steps; n++) {

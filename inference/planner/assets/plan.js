@@ -101,6 +101,7 @@ function decodeWork(batch, context, drafts) {
     count: batch,
     queries: 1 + drafts,
     context: context + drafts,
+    drafts,
     numLogits: numTokens,
   };
 }
@@ -110,6 +111,7 @@ const prefillWork = (batch, context) => ({
   count: batch,
   queries: context,
   context,
+  drafts: 0,
   numLogits: batch,
 });
 
@@ -201,7 +203,7 @@ function attend(d, mixer, work) {
     flops = 0;
   if (indexer) {
     flops += work.count * pairs * 2 * indexer.num_heads * indexWidth;
-    pairs = Math.min(pairs, work.queries * indexer.top_k);
+    pairs = pairsOf(work, Math.min(window ?? indexer.top_k, indexer.top_k));
     chosen = Math.min(live, work.queries * indexer.top_k);
     scored = work.count * live;
   }
@@ -236,7 +238,7 @@ function recur(d, { recurrent: sizes, layers, name, parts }, work) {
     6 * sizes.inner_width * sizes.state_width + 2 * sizes.conv_width * sizes.conv_channels;
   const channels = sizes.conv_channels + sizes.inner_width;
   return operation(name, layers, layers * work.count * work.queries * perToken, {
-    cache_bytes: layers * work.count * 2 * 4 * sizes.state_elements,
+    cache_bytes: layers * work.count * (2 + work.drafts) * 4 * sizes.state_elements,
     activation_bytes: layers * bytesFor(d.rest, work.numTokens * channels, channels),
     cache_parts: sized(parts, d.kvHeads),
   });
@@ -417,7 +419,7 @@ function plan(catalog, input) {
     step_s: step,
     ttft_s: prefill.total_s,
     output_tok_s: rate,
-    request_s: newTokens ? prefill.total_s + newTokens * perToken : null,
+    request_s: newTokens ? prefill.total_s + (newTokens - 1) * perToken : null,
     intensity: sum(decoding, (o) => o.flops) / sum(decoding, (o) => o.bytes),
     bound: decode.bound,
     dollars_per_million:
