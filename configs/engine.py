@@ -19,7 +19,8 @@ class EngineConfig:
         max_seqs: sequences that run at the same time (slots).
         max_context: longest sequence in tokens; None is the model's own.
         page_tokens: tokens a page holds.
-        cache_bytes: memory for pages; never more is taken than `max_seqs` full contexts need.
+        cache_bytes: memory for pages, and without overcommit for recurrent states too; never more
+            is taken than `max_seqs` full contexts need.
         decode_rows: sizes of the decode rectangle to compile; a step uses the smallest that fits.
         tile_tokens: query tokens of a prefill tile.
         prefill_tiles: sizes of the prefill rectangle to compile, in tiles.
@@ -121,17 +122,22 @@ class Config:
         return tuple(peaks)
 
     def full_bytes(self, num_seqs: int) -> int:
-        """Bytes of the pages of as many sequences at their longest, and of each group's sink."""
+        """Bytes of the pages and states of as many sequences at their longest, and of a sink of
+        each.
+        """
         page, dtype = self.engine.page_tokens, self.model.dtype
         groups = zip(self.peak_pages(self.max_context), self.model.page_groups, strict=True)
-        return sum(
+        paged = sum(
             (1 + num_seqs * peak) * group.bytes_per_page(dtype, page) for peak, group in groups
         )
+        drafts = self.engine.num_drafts
+        state = sum(spec.bytes_per_sequence(drafts) for spec in self.model.cache_specs)
+        return paged + (1 + num_seqs) * state
 
     @property
     def most_seqs(self) -> int:
         """Sequences that `cache_bytes` hold at their longest; as many as there may be, where the
-        model has no pages.
+        model keeps nothing.
         """
         sinks = self.full_bytes(0)
         if not sinks:

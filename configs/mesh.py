@@ -6,6 +6,8 @@ import math
 from configs.errors import InputError
 from configs.model import ModelConfig
 
+MOST_CHIPS = 1_000_000  # along an axis, and replicas: beyond any installation
+
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
@@ -46,12 +48,14 @@ class Mesh:
         for axis in ("data", "model", "expert"):
             if getattr(self, axis) < 1:
                 raise InputError(f"mesh axis {axis} is at least 1, not {getattr(self, axis)}")
+            if getattr(self, axis) > MOST_CHIPS:
+                raise InputError(f"mesh axis {axis} is at most {MOST_CHIPS} chips")
         experts = [layer.experts for layer in config.pattern if layer.experts]
         hidden = {sizes.width for sizes in experts}
         if any(layer.ffn != "none" and not layer.experts for layer in config.pattern):
             hidden.add(config.ffn_width)
-        valid = [n for n in range(1, config.num_heads + 1) if _divides(n, config, hidden)]
-        if self.model not in valid:
+        if not _divides(self.model, config, hidden):
+            valid = [n for n in range(1, config.num_heads + 1) if _divides(n, config, hidden)]
             raise InputError(
                 f"mesh model={self.model} does not divide the {config.num_heads} heads, "
                 f"{config.num_kv_heads} key/value heads and feed-forward widths {sorted(hidden)} "
@@ -97,9 +101,10 @@ def parse(text: str) -> Mesh:
     names = [field.name for field in dataclasses.fields(Mesh)]
     for part in filter(None, text.split(",")):
         axis, _, size = part.partition("=")
-        if axis not in names or axis in sizes or not size.isascii() or not size.isdigit():
+        is_size = size.isascii() and size.isdigit() and len(size) < 16
+        if axis not in names or axis in sizes or not is_size:
             raise InputError(
-                f"a mesh is like data=2,model=4 with the axes {', '.join(names)}, not {text!r}"
+                f"a mesh is like data=2,model=4 with the axes {', '.join(names)}, not {text[:80]!r}"
             )
         sizes[axis] = int(size)
     return Mesh(**sizes)

@@ -8,6 +8,9 @@ from configs.cache import CacheSpec, PageGroup, keys_values, latent, page_groups
 from configs.errors import InputError
 from configs.mixers import Experts, Indexer, Latent, Recurrent
 
+# What sizes of a model may be, whoever names them: a checkpoint's reader asks no more.
+MOST_LAYERS, MOST_WIDTH, MOST_CONTEXT = 10_000, 1 << 24, 2**31 - 1
+
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
@@ -111,6 +114,9 @@ class ModelConfig:
                      "head_width", "max_context"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise InputError(f"model.{name} is at least 1, not {getattr(self, name)}")
+            most = {"num_layers": MOST_LAYERS, "max_context": MOST_CONTEXT}.get(name, MOST_WIDTH)
+            if getattr(self, name) > most:
+                raise InputError(f"model.{name} is at most {most}")
         if self.num_heads % self.num_kv_heads:
             raise InputError(
                 f"model.num_heads={self.num_heads} is not a multiple of "

@@ -12,7 +12,7 @@ from typing import Any
 from absl import flags
 
 from configs import mesh, overrides, precision, presets
-from configs.engine import Config
+from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.hardware import catalog
 from inference.planner import acceptance, advise, machine, parts, slo
@@ -48,6 +48,11 @@ _OUTPUT = output.FLAG
 for _module in (common, lengths, output):  # --help shows theirs too
     flags.adopt_module_key_flags(_module)
 
+_OF_VERIFY = {
+    "verify",
+    "output",
+    *(flag.name for flag in flags.FLAGS.get_key_flags_for_module(common)),
+}
 _ADVISED_TOKENS = 256  # new tokens of a workload that names none
 
 
@@ -75,7 +80,14 @@ def main(argv: Sequence[str]) -> None:
         fixed = deployment.formats if _WEIGHTS.value or _CACHE.value else None
         found["advice"] = advise.advise(deployment, workload, _CHIPS.value, fixed)
     else:
+        deployment = _with_drafts(deployment, batches[0], contexts[0])
         found |= _sweep(deployment, batches, contexts)
+        if config.engine != EngineConfig():
+            found["engine"] = {
+                "context": config.max_context,
+                "cache_bytes": config.engine.cache_bytes,
+                "batch": config.most_seqs,
+            }
     if _HTML.value is not None:
         from inference.planner import page
 
@@ -95,8 +107,8 @@ def _verify(config: Config) -> None:
     """Predicted beside measured, of a model on this machine."""
     from scripts import verifying
 
-    for flag in (_SLO, _ADVISE, _PLOT, _HTML):
-        if flag.present:
+    for flag in flags.FLAGS.get_key_flags_for_module(__name__):
+        if flag.present and flag.name not in _OF_VERIFY:
             raise InputError(f"--verify answers one question: leave --{flag.name} out")
     verifying.check(config.model)
     if _OUTPUT.value is not None:
@@ -115,7 +127,11 @@ def _verify(config: Config) -> None:
 def _sweep(
     deployment: Deployment, batches: Sequence[int], contexts: Sequence[int]
 ) -> dict[str, Any]:
-    """A row a batch and context, the parts of the first, and the largest batches."""
+    """A row a batch and context, the parts of the first, and the largest batches.
+
+    Where --speculate leaves the drafts open, each row has its best; all else is of `deployment`,
+    which has those of the first row.
+    """
     rows: list[Row] = []
     speculations: list[Speculation | None] = []
     for context in contexts:
@@ -238,6 +254,8 @@ def _check_questions() -> None:
     asked = _SLO.value is not None or _ADVISE.value
     if asked and _SPECULATE.value is not None and (_ADVISE.value or _automatic(_SPECULATE.value)):
         raise InputError("--advise finds drafts by itself, --slo takes them as k,acceptance,cost")
+    if asked and _PLOT.value is not None:
+        raise InputError("--plot draws a sweep: leave --slo and --advise out")
     if _OUTPUT.value is not None:
         raise InputError("--output needs --verify")
     if _SLO.value is None and _RATE.value is not None:

@@ -75,6 +75,8 @@ def show(deployment: Deployment, found: dict[str, Any]) -> None:
         _show_rows(console, found["rows"], found["speculation"])
         for line in _memory(deployment, found["parts"], found["largest_batch"]):
             console.print(line, markup=False, soft_wrap=True)
+        if "engine" in found:
+            console.print(_engine(found["engine"]), markup=False, soft_wrap=True)
         _show_parts(console, found["parts"])
 
 
@@ -147,6 +149,13 @@ def _memory(
     )
     fits = (f"{point['batch']:,} at {point['context']:,}" for point in largest)
     yield f"largest batch: {', '.join(fits)}"
+
+
+def _engine(found: dict[str, int]) -> str:
+    return (
+        f"engine: {found['batch']:,} sequences of {found['context']:,} in "
+        f"{found['cache_bytes']:,} bytes of whole pages, in the model's dtype, by engine.*"
+    )
 
 
 def _show_parts(console: Console, parts: Explanation) -> None:

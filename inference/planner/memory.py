@@ -1,7 +1,5 @@
 """Cache of an engine in whole pages: the bytes it allocates, the batch it holds."""
 
-import dataclasses
-
 from configs.engine import Config, EngineConfig
 from configs.model import ModelConfig
 
@@ -18,20 +16,10 @@ def pool_bytes(config: Config) -> int:
 
 
 def largest_batch(model: ModelConfig, cache_bytes: int, context: int, page_tokens: int = 16) -> int:
-    """Sequences of `context` tokens whose pages fit into `cache_bytes` together, sinks included: an
-    engine of that many never preempts. 0 where not even one fits.
+    """Sequences of `context` tokens whose pages and states fit into `cache_bytes` together, sinks
+    included: an engine of that many never preempts. 0 where not even one fits.
     """
     engine = EngineConfig(
         max_seqs=1, max_context=context, page_tokens=page_tokens, cache_bytes=cache_bytes
     )
     return Config(model, engine).most_seqs
-
-
-def with_largest_batch(config: Config) -> Config:
-    """The same engine for as many sequences as its cache holds at their longest.
-
-    Raises:
-        InputError: not even one fits.
-    """
-    engine = dataclasses.replace(config.engine, max_seqs=config.most_seqs, overcommit=False)
-    return dataclasses.replace(config, engine=engine)

@@ -6,7 +6,7 @@ import math
 
 from configs.errors import InputError
 from configs.hardware.spec import HardwareSpec
-from configs.mesh import ONE_CHIP, Mesh
+from configs.mesh import MOST_CHIPS, ONE_CHIP, Mesh
 from configs.model import ModelConfig
 from inference.planner import cost, roofline, weights
 from inference.planner.cost import Operation, Precision, Work
@@ -89,6 +89,8 @@ class Deployment:
             )
         if self.replicas < 1:
             raise InputError(f"at least 1 replica, not {self.replicas}")
+        if self.replicas > MOST_CHIPS:
+            raise InputError(f"at most {MOST_CHIPS} replicas")
         if self.mesh.model * self.mesh.expert > 1 and not self.hardware.link_bandwidth:
             raise InputError(f"{self.hardware.name} has no links: its mesh is one chip")
 

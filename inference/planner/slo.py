@@ -8,6 +8,7 @@ from configs.mesh import Mesh
 from inference.planner.plan import Deployment
 
 _MOST_CHIPS = 64
+_MOST_RATE = 1e9  # requests a second
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +116,11 @@ def answers(
     deployment.check_lengths(1, context, new_tokens)
     if new_tokens < 1:
         raise InputError(f"--slo needs --new_tokens of at least 1, not {new_tokens}")
-    if rate is not None and not 0 < rate < math.inf:
-        raise InputError(f"--rate is a number of requests a second above 0, not {rate}")
+    if rate is not None and not 0 < rate <= _MOST_RATE:
+        raise InputError(
+            f"--rate is a number of requests a second above 0 and at most {_MOST_RATE:g}, "
+            f"not {rate}"
+        )
     found, nearest = [], None
     for mesh in meshes(deployment):
         placed = dataclasses.replace(deployment, mesh=mesh, replicas=1)

@@ -145,6 +145,10 @@ def test_a_model_without_pages_needs_none():
     "fields, cause",
     [
         (dict(width=0), "model.width is at least 1"),
+        (dict(width=2**24 + 1), "model.width is at most 16777216"),
+        (dict(vocab_size=10**400), "model.vocab_size is at most 16777216"),
+        (dict(num_layers=10_001), "model.num_layers is at most 10000"),
+        (dict(max_context=2**31), "model.max_context is at most 2147483647"),
         (dict(num_heads=3), "num_heads=3 is not a multiple of model.num_kv_heads=2"),
         (dict(dtype="float16"), "'float32' or 'bfloat16', not 'float16'"),
         (dict(activation="relu"), "'silu' or 'gelu_tanh', not 'relu'"),

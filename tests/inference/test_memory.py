@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from configs import overrides, presets
+from configs.cache import CacheSpec
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.mixers import Recurrent
@@ -50,7 +51,6 @@ def test_the_largest_batch_by_hand():
     config = Config(model, engine_config(max_seqs=fits))
     assert config.full_bytes(fits) <= LIMIT < config.full_bytes(fits + 1)
     assert config.full_bytes(fits) == memory.pool_bytes(config)
-    assert memory.with_largest_batch(config).engine.max_seqs == fits
 
 
 def test_an_open_page_is_a_whole_one():
@@ -110,8 +110,26 @@ def test_overcommit_is_the_default_and_a_setting():
     assert fitting.engine.max_seqs == 45
 
 
-def test_a_model_without_pages_is_never_refused():
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_states_are_counted_with_their_sink(drafts):
+    """A state is the sequence's whole cache, in float32, once more for every draft."""
     layer = LayerSpec(mixer="recurrent", recurrent=Recurrent(4, 16, 8))
     model = dataclasses.replace(THIN, num_layers=2, pattern=(layer,))
+    state = 2 * (4 * 16 + 3 * (4 + 2 * 16)) * 4 * (1 + drafts)
+    engine = EngineConfig(
+        max_seqs=7, cache_bytes=8 * state, overcommit=False, num_drafts=drafts, max_context=512
+    )
+    config = Config(model, engine)
+    assert config.num_pages == () and config.most_seqs == 7
+    assert config.full_bytes(7) == memory.pool_bytes(config) == 8 * state
+    with pytest.raises(InputError, match=f"7 sequences of 512 tokens need {8 * state} bytes"):
+        Config(model, dataclasses.replace(engine, cache_bytes=8 * state - 1))
+    mixed = dataclasses.replace(model, pattern=(layer, LayerSpec()))
+    held = Config(mixed, dataclasses.replace(engine, max_seqs=1, cache_bytes=1 << 30))
+    assert held.full_bytes(1) == memory.pool_bytes(held)
+
+
+def test_a_model_that_keeps_nothing_is_never_refused():
+    model = dataclasses.replace(THIN, num_layers=1, pattern=(LayerSpec(cache=CacheSpec()),))
     config = Config(model, EngineConfig(max_seqs=7, cache_bytes=1, overcommit=False))
     assert config.num_pages == () and config.most_seqs == 7

@@ -100,6 +100,34 @@ def test_tables_for_people(plan):
         assert words in shown
 
 
+def test_the_engines_own_answer_stands_beside_the_chips(answer, plan):
+    """512 tokens of SmolLM2 are 32 pages of 368,640 bytes; 45 sequences and a sink fit 512 MiB."""
+    asked = ("--model=smollm2-135m", "--context=512", "--set=engine.max_context=512",
+             "--set=engine.cache_bytes=536870912")  # fmt: skip
+    found = answer(*asked)
+    assert found["engine"] == {"context": 512, "cache_bytes": 512 << 20, "batch": 45}
+    assert found["largest_batch"][0]["batch"] > 1000
+    assert "engine: 45 sequences of 512 in 536,870,912 bytes" in plan(*asked).out
+    assert "engine" not in answer("--model=smollm2-135m")
+
+
+def test_drafts_that_are_found_are_in_all_that_is_shown(answer):
+    """Rows, parts and largest batch are those of the same drafts, given."""
+    asked = ("--model=llama2-13b", "--context=512")
+    found = answer(*asked, "--speculate=auto")
+    (drafts,) = found["speculation"]
+    plain = answer(*asked)
+    assert drafts["size"] > 0
+    held = found["rows"][0]["weight_bytes"]
+    assert held == pytest.approx((1 + drafts["size"]) * plain["rows"][0]["weight_bytes"])
+    assert found["parts"]["weight_bytes"] == held
+    attend = next(p for p in found["parts"]["decode"]["operations"] if p["operation"] == "attend")
+    assert attend["flops"] == (1 + drafts["drafts"]) * 40 * 4 * 40 * 128 * (
+        512 + drafts["drafts"] / 2
+    )
+    assert found["largest_batch"][0]["batch"] < plain["largest_batch"][0]["batch"]
+
+
 # --- questions ------------------------------------------------------------------------------------
 
 
@@ -217,9 +245,14 @@ _REFUSED = {
         ["--model=llama2-13b", "--mesh=model=3"], "does not divide the 40 heads"
     ),
     "mesh zero": (["--mesh=model=0"], "mesh axis model is at least 1, not 0"),
+    "mesh of many digits": (["--mesh=data=" + "9" * 5000], "a mesh is like data=2,model=4"),
+    "mesh beyond reason": (["--mesh=data=2000000"], "mesh axis data is at most 1000000 chips"),
     "mesh experts": (["--model=mixtral-8x7b", "--mesh=expert=3"], "valid: 1, 2, 4, 8"),
     "no experts": (["--model=llama2-13b", "--mesh=expert=2"], "has no experts to divide"),
     "replicas": (["--replicas=0"], "at least 1 replica, not 0"),
+    "replicas of many digits": (["--replicas=" + "9" * 400], "at most 1000000 replicas"),
+    "width of many digits": (["--set=model.width=" + "9" * 400], "width is at most 16777216"),
+    "layers": (["--set=model.num_layers=1000000000"], "model.num_layers is at most 10000"),
     "accounting": (["--accounting=guess"], "accounting is one of exact, lecture"),
     "price": (["--price=nan"], "--price is a number of dollars an hour above 0, not nan"),
     "price in words": (["--price=cheap"], "price"),
@@ -235,6 +268,7 @@ _REFUSED = {
     "promise below 0": (["--slo=ttft=-1"], "--slo ttft is a number of seconds above 0"),
     "promise nobody keeps": (["--model=llama2-70b", "--slo=tpot=1e-9"], "the fastest is model=8"),
     "rate": (["--slo=tpot=1", "--rate=0"], "--rate is a number of requests a second above 0"),
+    "endless rate": (["--slo=tpot=1", "--rate=1e308"], "above 0 and at most 1e+09, not 1e+308"),
     "rate alone": (["--rate=3"], "--rate needs --slo"),
     "too large": (["--model=deepseek-v3.2", "--hardware=l4", "--slo=tpot=1"], "fits no mesh of l4"),
     "goal": (["--advise", "--goal=fame"], "--goal is one of throughput, latency"),
@@ -243,6 +277,14 @@ _REFUSED = {
     "nothing fits": (["--model=llama2-70b", "--hardware=l4", "--advise"], "nothing fits"),
     "two questions": (["--advise", "--slo=tpot=1"], "either --slo or --advise"),
     "mesh of an answer": (["--advise", "--mesh=model=2"], "leave both out"),
+    "plot of an answer": (
+        ["--slo=tpot=1", "--plot=out.png"], "--plot draws a sweep: leave --slo and --advise out"
+    ),
+    "verify a chip": (["--verify", "--hardware=h100"], "leave --hardware out"),
+    "verify a batch": (["--verify", "--batch=4"], "leave --batch out"),
+    "verify new tokens": (["--verify", "--new_tokens=4"], "leave --new_tokens out"),
+    "verify a mesh": (["--verify", "--mesh=model=2"], "leave --mesh out"),
+    "verify a format": (["--verify", "--weights=int4"], "leave --weights out"),
     "plot": (["--plot=out.jpg"], "--plot is a .png file in an existing folder"),
     "plot's folder": (["--plot=missing/out.png"], "--plot is a .png file in an existing folder"),
     "page": (["--html=."], "--html is a .html file in an existing folder"),
