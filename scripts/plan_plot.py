@@ -44,7 +44,7 @@ def _roofline(axes: Any, deployment: Deployment, batch: int, context: int) -> No
     bandwidth = chip.read_bandwidth * chip.bandwidth_share
     for compute in sorted({formats.weights.compute, formats.rest.compute}):
         rate = chip.rate(compute) * chip.rate_share
-        ridge = rate / bandwidth
+        ridge = chip.ridge(compute)
         x = [0.1, ridge, 2e4]
         axes.plot(x, [min(rate, bandwidth * i) for i in x], color="0.6", linewidth=1, zorder=1)
         axes.axvline(ridge, color="0.8", linestyle=":", linewidth=1)

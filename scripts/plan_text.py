@@ -190,16 +190,18 @@ def _show_answers(console: Console, answers: Sequence[Answer]) -> None:
         markup=False, soft_wrap=True,
     )  # fmt: skip
     table = _table(["mesh", "batch", "limit", "TTFT", "TPOT", "req/s", "tok/s", "replicas",
-                    "chips", "$/1M tok"])  # fmt: skip
+                    "load", "chips", "$/1M tok"])  # fmt: skip
     for answer in answers:
         replica, dollars = answer.replica, answer.dollars_per_million
         table.add_row(
             str(answer.mesh), str(answer.batch), answer.limited_by, _time(replica.ttft_s),
             _time(replica.tpot_s), f"{replica.requests_s:.3g}", f"{replica.output_tok_s:,.0f}",
-            str(answer.replicas), str(answer.num_chips),
+            str(answer.replicas), "" if answer.load is None else f"{answer.load:.0%}",
+            str(answer.num_chips),
             "" if dollars is None else f"{dollars:.3g}",
         )  # fmt: skip
     console.print(table)
+    console.print("TTFT is the step in flight and the prompt; waiting for a place comes on top")
 
 
 def _show_advice(console: Console, advice: Advice) -> None:

@@ -98,9 +98,15 @@ def check(model: ModelConfig) -> None:
     """Whether this machine can run the model's points.
 
     Raises:
-        InputError: a layer cannot run yet, or weights and caches in both types need more memory
+        InputError: JAX computes on another device than this machine's processor, which is what is
+            calibrated; a layer cannot run yet; or weights and caches in both types need more memory
             than there is.
     """
+    if jax.default_backend() != "cpu":
+        raise InputError(
+            f"--verify calibrates this machine's processor, JAX computes on {jax.default_backend()}"
+            ": set JAX_PLATFORMS=cpu"
+        )
     decoder.param_infos(model)
     models = {point.model for point in verify.points([model, CUT_GEMMA])}
     needed = sum(sum(verify.predicted_bytes(each)) for each in models)

@@ -55,5 +55,8 @@ class HardwareSpec:
         return self.gamma > 0 or self.bandwidth_share != 1 or self.rate_share != 1
 
     def ridge(self, compute: str = "bfloat16") -> float:
-        """FLOPs a byte above which a workload stops waiting for memory (Williams et al. 2009)."""
-        return self.rate(compute) / self.read_bandwidth
+        """FLOPs a byte above which a workload stops waiting for memory (Williams et al. 2009), at
+        the rates that steps reach.
+        """
+        rate, bandwidth = self.rate(compute), self.read_bandwidth
+        return rate * self.rate_share / (bandwidth * self.bandwidth_share)

@@ -40,8 +40,9 @@ OBSERVED = (
     Observed("GPT-like 97M", "GPT-like 6M", 6e6 / 97e6, 0.88, 0.89),
 )
 
-# Sizes the curve is asked for: those observed, half a decade apart or less; no further.
-SIZES = tuple(round(10 ** (exponent / 4), 6) for exponent in range(-12, -3))
+# Sizes the curve is asked for: from the least observed to the most, a quarter of a decade apart.
+_LEAST, _MOST = (pick(o.size for o in OBSERVED) for pick in (min, max))
+SIZES = (_LEAST, *(round(10 ** (exponent / 4), 6) for exponent in range(-12, -4)), _MOST)
 _MOST_DRAFTS = 16
 
 
@@ -60,8 +61,7 @@ class Curve:
 
     def __call__(self, size: float) -> float:
         """Acceptance of a draft of that size, within the sizes observed."""
-        least, most = (pick(o.size for o in OBSERVED) for pick in (min, max))
-        return 1 - self.miss * min(max(size, least), most) ** -self.slope
+        return 1 - self.miss * min(max(size, _LEAST), _MOST) ** -self.slope
 
 
 @functools.cache
@@ -85,7 +85,8 @@ def best(
     does, or where no draft model fits beside the rest.
 
     A draft of a given size reads and computes that share of what the target does, and pays the same
-    overhead a step.
+    overhead a step. On the same mesh it exchanges once a layer as well: models grow in layers about
+    as much as in width, so its layers, and its exchange, are the third root of that share.
 
     Args:
         deployment: its own speculation is ignored.
@@ -95,13 +96,14 @@ def best(
     plain = dataclasses.replace(deployment, speculation=None)
     curve, usual = fitted(greedy), plain.decode_time(batch, context)
     found, fastest = None, batch / usual.total_s
+    local_s = usual.total_s - usual.overhead_s - usual.collective_s
     sequences = -(-batch // plain.mesh.num_groups)
     for drafts in range(1, _MOST_DRAFTS + 1):
         # What is verified does not depend on the draft's size.
         free = dataclasses.replace(plain, speculation=Speculation(drafts, 0.0, 0.0))
         verify_s = free.decode_time(batch, context).total_s
         for size in SIZES:
-            draft_s = usual.overhead_s + size * (usual.total_s - usual.overhead_s)
+            draft_s = usual.overhead_s + size * local_s + size ** (1 / 3) * usual.collective_s
             tried = Speculation(drafts, curve(size), draft_s / usual.total_s, size)
             rate = batch * tried.tokens_per_step / (verify_s + drafts * draft_s)
             if rate > fastest:

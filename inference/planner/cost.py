@@ -187,28 +187,47 @@ def _product(matrix: Matrix, layers: int, T: int, precision: Precision) -> Opera
 def _mixing(config: ModelConfig, work: Work, precision: Precision) -> list[Operation]:
     """What tokens exchange: one operation a kind of layer."""
     return [
-        _recur(layer, layers, work, precision)
-        if layer.recurrent is not None
-        else _attend(config, layer, spec, layers, work, precision)
-        for (layer, spec), layers in _kinds(config).items()
+        _recur(kind.layer, layers, work, precision)
+        if kind.layer.recurrent is not None
+        else _attend(config, kind, layers, work, precision)
+        for kind, layers in _kinds(config).items()
     ]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """Layers that mix alike.
+
+    Attributes:
+        layer: without what costs nothing here: how positions rotate, what follows, whose cache.
+        stored: what it reads, its own or its owner's.
+        is_sharer: whether it is the owner's.
+    """
+
+    layer: LayerSpec
+    stored: CacheSpec
+    is_sharer: bool
+
+
 @functools.lru_cache(maxsize=64)  # a sweep asks for the same model thousands of times
-def _kinds(config: ModelConfig) -> Mapping[tuple[LayerSpec, CacheSpec], int]:
-    """How many layers mix alike, whatever follows; how positions rotate costs nothing."""
+def _kinds(config: ModelConfig) -> Mapping[_Kind, int]:
+    """How many layers mix alike."""
+    specs = config.cache_specs
     return collections.Counter(
-        (dataclasses.replace(layer, rope=Rope(), ffn="none", experts=None), spec)
-        for layer, spec in zip(config.layers, config.cache_specs, strict=True)
+        _Kind(
+            dataclasses.replace(layer, rope=Rope(), ffn="none", experts=None, cache=None),
+            spec if spec.owner is None else specs[spec.owner],
+            layer.is_sharer,
+        )
+        for layer, spec in zip(config.layers, specs, strict=True)
     )
 
 
 def _attend(
-    config: ModelConfig, layer: LayerSpec, spec: CacheSpec, layers: int, work: Work,
-    precision: Precision,
-) -> Operation:  # fmt: skip
+    config: ModelConfig, kind: _Kind, layers: int, work: Work, precision: Precision
+) -> Operation:
     """Scores and weighted sums over the cache; a sharer reads what its owner stored."""
-    stored = spec if spec.owner is None else config.cache_specs[spec.owner]
+    layer, stored = kind.layer, kind.stored
     heads, indexer = config.num_heads, layer.indexer
     index_width = 0 if indexer is None else indexer.head_width
     if layer.latent is None:
@@ -234,7 +253,7 @@ def _attend(
         written += rows.count * rows.queries
     width = stored.elements_per_token - index_width
     elements = read * width + scored * index_width
-    elements += 0 if spec.owner is not None else written * stored.elements_per_token
+    elements += 0 if kind.is_sharer else written * stored.elements_per_token
     name = "attend" if layer.latent is None else "attend.latent"
     return Operation(
         name if stored.window is None else f"{name}.window{stored.window}", layers, layers * flops,
@@ -303,7 +322,10 @@ def cache_by_parts(
     """Bytes of a sequence of `context` tokens, by the chips they can be divided over."""
     precision = precision or Precision.of(config)
     found: dict[int, float] = {}
-    for (layer, spec), layers in _kinds(config).items():
+    for kind, layers in _kinds(config).items():
+        if kind.is_sharer:
+            continue
+        layer, spec = kind.layer, kind.stored
         tokens = context if spec.window is None else min(context, spec.window)
         held = tokens * _token_bytes(config, layer, spec, precision)
         parts, kept = cache_parts(config, layer), held + spec.bytes_per_sequence(drafts)

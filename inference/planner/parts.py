@@ -74,15 +74,9 @@ def explain(deployment: Deployment, batch: int, context: int) -> Explanation:
     return Explanation(
         batch, context, weights.num_parameters(config), weights.num_active_parameters(config),
         deployment.weight_bytes, cost.cache_bytes_per_token(config, formats),
-        deployment.cache_bytes(context), ridge(deployment, formats.weights.compute),
+        deployment.cache_bytes(context), deployment.hardware.ridge(formats.weights.compute),
         *(Step(_parts(deployment, operations), time) for operations, time in (decode, prefill)),
     )  # fmt: skip
-
-
-def ridge(deployment: Deployment, compute: str) -> float:
-    """FLOPs a byte where a chip's reading and computing take equally long, at the rates reached."""
-    hardware = deployment.hardware
-    return hardware.ridge(compute) * hardware.rate_share / hardware.bandwidth_share
 
 
 def _parts(deployment: Deployment, operations: tuple[cost.Operation, ...]) -> tuple[Part, ...]:
@@ -97,7 +91,7 @@ def _parts(deployment: Deployment, operations: tuple[cost.Operation, ...]) -> tu
         found.append(
             Part(
                 done.name, done.layers, done.flops, done.bytes, done.intensity,
-                ridge(deployment, compute), max(alone.memory_s, alone.compute_s), bound,
+                deployment.hardware.ridge(compute), max(alone.memory_s, alone.compute_s), bound,
             )
         )  # fmt: skip
     return tuple(found)

@@ -9,7 +9,7 @@ from configs.hardware.spec import HardwareSpec
 from configs.mesh import MOST_CHIPS, ONE_CHIP, Mesh
 from configs.model import ModelConfig
 from inference.planner import cost, roofline, weights
-from inference.planner.cost import Operation, Precision, Work
+from inference.planner.cost import Cost, Operation, Precision, Work
 from inference.planner.roofline import StepTime
 from inference.planner.speculation import Speculation
 
@@ -32,7 +32,7 @@ class Row:
         output_tok_s: tokens a second while decoding.
         request_s: prefill, which gives the first new token, and a step for each of the others; None
             without new tokens.
-        intensity: FLOPs a byte of the decode step.
+        intensity: FLOPs a byte of the decode step, both as the accounting counts them.
         bound: what takes longest in a decode step.
         dollars_per_million: of output tokens while decoding; None without a price.
         tpot_s: time per output token of one sequence.
@@ -204,9 +204,24 @@ class Deployment:
         exchanged = roofline.collective_seconds(*shape)
         return roofline.step_time(operations, self.hardware, self.formats, self.mesh, exchanged)
 
+    def _intensity(self, batch: int, context: int) -> float:
+        """FLOPs a byte of a decode step."""
+        if self.accounting == "lecture":
+            done = self._lecture_cost(batch * (1 + self.drafts), batch, context)
+        else:
+            done = cost.total(self.decode_operations(batch, context))
+        return done.flops / done.bytes
+
     def _lecture_time(self, num_tokens: int, num_read: int, context: int) -> StepTime:
+        """The longer of reading and computing what the lecture counts."""
+        done = self._lecture_cost(num_tokens, num_read, context)
+        memory = done.bytes / self.hardware.read_bandwidth
+        compute = done.flops / self.hardware.rate(self.formats.weights.compute)
+        return StepTime(memory, compute, 0.0, 0.0, max(memory, compute))
+
+    def _lecture_cost(self, num_tokens: int, num_read: int, context: int) -> Cost:
         """Each chip's weights and the caches of `num_read` sequences once; two FLOPs a parameter
-        and token; the longer of both.
+        and token.
         """
         formats = (self.formats.weights, self.formats.rest)
         read = weights.chip_weight_bytes(self.config, *formats, self.mesh)
@@ -214,9 +229,7 @@ class Deployment:
         cached = sum(held / min(self.mesh.model, part) for part, held in parts.items())
         read += self._on_fullest(num_read) * cached
         flops = 2 * num_tokens * weights.num_active_parameters(self.config) / self.mesh.num_chips
-        memory = read / self.hardware.read_bandwidth
-        compute = flops / self.hardware.rate(self.formats.weights.compute)
-        return StepTime(memory, compute, 0.0, 0.0, max(memory, compute))
+        return Cost(read, flops)
 
     # --- both -------------------------------------------------------------------------------------
 
@@ -235,12 +248,11 @@ class Deployment:
         rate = self.replicas * batch / tpot_s
         price = self.hardware.price_per_hour
         hourly = None if price is None else price * self.mesh.num_chips * self.replicas
-        done = cost.total(self.decode_operations(batch, middle))
         return Row(
             batch, context, weights.num_parameters(self.config), held, cached, held + cached,
             on_chip <= self.memory_room, step_s, ttft_s, rate,
             ttft_s + (new_tokens - 1) * tpot_s if new_tokens else None,
-            done.flops / done.bytes, self.decode_time(batch, middle).bound,
+            self._intensity(batch, middle), self.decode_time(batch, middle).bound,
             None if hourly is None else hourly / 3600 / rate * 1e6, tpot_s,
             self.chip_weight_bytes + on_chip,
         )  # fmt: skip

@@ -9,6 +9,8 @@ from inference.planner.plan import Deployment
 
 _MOST_CHIPS = 64
 _MOST_RATE = 1e9  # requests a second
+# Share of what they can take that replicas are asked for: at all of it, queues grow without end.
+UTILIZATION = 0.8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +18,8 @@ class Steady:
     """A replica that is never idle: as one request ends, the prompt of the next is run.
 
     Attributes:
-        ttft_s: the decode step in flight, then the request's own prefill.
+        ttft_s: the decode step in flight, then the request's own prefill; waiting for a place
+            comes on top, where requests do not come evenly.
         prefill_s: of that, the prefill.
         tpot_s: mean time between a request's tokens, the prefills of others in between included.
         requests_s: requests that begin and end each second.
@@ -82,7 +85,8 @@ class Answer:
     Attributes:
         mesh: of one replica.
         batch: most sequences at a time that keep it.
-        replicas: for the rate asked; 1 without.
+        replicas: for the rate asked, busy for at most `UTILIZATION`; 1 without.
+        load: share of what they can take that the rate is; None without.
         num_chips: of all replicas.
         replica: what one replica gives at that batch.
         limited_by: what forbids one more sequence: 'memory', or the promise.
@@ -92,6 +96,7 @@ class Answer:
     mesh: Mesh
     batch: int
     replicas: int
+    load: float | None
     num_chips: int
     replica: Steady
     limited_by: str
@@ -180,8 +185,9 @@ def _answer(
         else:
             limit = middle - 1
     replica = steady(placed, least, context, new_tokens)
-    replicas = 1 if rate is None else math.ceil(rate / replica.requests_s)
+    replicas = 1 if rate is None else math.ceil(rate / (UTILIZATION * replica.requests_s))
+    load = None if rate is None else rate / (replicas * replica.requests_s)
     chips, price = placed.mesh.num_chips, placed.hardware.price_per_hour
     dollars = None if price is None else price * chips / 3600 / replica.output_tok_s * 1e6
     bound = "memory" if least == most else str(promise)
-    return Answer(placed.mesh, least, replicas, replicas * chips, replica, bound, dollars)
+    return Answer(placed.mesh, least, replicas, load, replicas * chips, replica, bound, dollars)

@@ -170,6 +170,22 @@ def test_the_lecture_reads_everything_once_and_waits_for_nothing_else():
     assert mixture.row(1, 1).step_s > Deployment(_MIXTURE, _H100).row(1, 1).step_s  # of 8, 2
 
 
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_intensity_is_the_accountings_own(drafts):
+    speculation = Speculation(drafts, 0.5, 0.1) if drafts else None
+    placed = Deployment(_LLAMA, _H100, speculation=speculation, accounting="lecture")
+    row = placed.row(16, 1024)
+    flops = 2 * 16 * (1 + drafts) * weights.num_active_parameters(_LLAMA)
+    assert row.intensity == pytest.approx(flops / row.memory_bytes)
+
+
+def test_the_ridge_is_where_steps_reach_it():
+    chip = dataclasses.replace(_H100, bandwidth_share=0.8, rate_share=0.6)
+    assert chip.ridge() == pytest.approx(_H100.ridge() * 0.75)
+    found = parts.explain(Deployment(_LLAMA, chip), 1, 1)
+    assert {found.ridge, *(part.ridge for part in found.decode.operations)} == {chip.ridge()}
+
+
 def test_intensity_of_prefill_and_decode():
     """A matrix does a FLOP a byte for each token, attention S/2 in prefill and 1 in decode (the
     notes: ST / (S + T)).
@@ -247,6 +263,14 @@ def test_shared_and_windowed_and_sparse_caches():
              if o.name == "attend.latent").cache_bytes for length in (4096, 8192)
     ]  # fmt: skip
     assert reads[1] - reads[0] == 61 * 4096 * 128 * 2  # the indexer's keys alone
+
+
+def test_layers_that_mix_alike_are_one_operation():
+    """Hunyuan-Large: every second of 64 layers reads the cache of the layer before."""
+    operations = cost.step_operations(_MODELS["hunyuan-large"], Work.decode(4, 100))
+    own, shared_ = (o for o in operations if o.name == "attend")
+    assert own.layers == shared_.layers == 32
+    assert shared_.cache_bytes / own.cache_bytes == pytest.approx(100 / 101)  # it writes nothing
 
 
 # --- drafts ---------------------------------------------------------------------------------------

@@ -41,7 +41,10 @@ def test_answers_keep_the_promise_and_one_more_sequence_does_not():
         fits = more <= placed.largest_batch(1024, 256)
         assert not (fits and promise.is_kept(slo.steady(placed, more, 1024, 256)))
         assert answer.num_chips == answer.replicas * answer.mesh.num_chips
-    assert slo.answers(_70B, Promise(), 1024, 256)[0].limited_by == "memory"
+        assert answer.load == pytest.approx(20 / (answer.replicas * answer.replica.requests_s))
+        assert answer.load <= 0.8 < 20 / max(1, answer.replicas - 1) / answer.replica.requests_s
+    unasked = slo.answers(_70B, Promise(), 1024, 256)[0]
+    assert (unasked.limited_by, unasked.replicas, unasked.load) == ("memory", 1, None)
 
 
 def test_meshes_are_valid_and_linked():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from configs import presets
 from configs.errors import InputError
 from configs.hardware import catalog
+from configs.mesh import Mesh
 from inference.planner import acceptance, speculation
 from inference.planner.plan import Deployment
 from inference.planner.speculation import Speculation
@@ -74,6 +75,22 @@ def _squares(curve, rates):
 
     pairs = zip(acceptance.OBSERVED, rates, strict=True)
     return sum((log(1 - curve(o.size)) - log(1 - rate)) ** 2 for o, rate in pairs)
+
+
+def test_no_size_is_tried_that_was_not_observed():
+    sizes = [o.size for o in acceptance.OBSERVED]
+    assert acceptance.SIZES[0] == min(sizes) and acceptance.SIZES[-1] == max(sizes)
+    assert list(acceptance.SIZES) == sorted(acceptance.SIZES)
+
+
+def test_a_draft_exchanges_for_each_of_its_layers():
+    chip = dataclasses.replace(catalog.get("h100"), overhead_s=1e-5)
+    placed = Deployment(presets.get("llama2-70b").config, chip, mesh=Mesh(model=8))
+    found, usual = acceptance.best(placed, 1, 512), placed.decode_time(1, 512)
+    assert found is not None and usual.collective_s > 0.05 * usual.total_s
+    local_s = usual.total_s - usual.overhead_s - usual.collective_s
+    draft_s = 1e-5 + found.size * local_s + found.size ** (1 / 3) * usual.collective_s
+    assert found.cost * usual.total_s == pytest.approx(draft_s)
 
 
 def test_the_best_drafts_of_a_deployment():

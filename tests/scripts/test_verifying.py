@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from configs import presets
+from configs.errors import InputError
 from configs.model import LayerSpec
 from inference.planner import calibrate, machine, measure, verify
 from scripts import plan, verifying
@@ -98,3 +99,9 @@ def test_refused_in_one_line(name, monkeypatch, capfd):
 def test_output_needs_verify(monkeypatch, capfd):
     ran = apps.call(plan, monkeypatch, capfd, "--output=x.md")
     assert ran.status == 1 and "--output needs --verify" in ran.err
+
+
+def test_another_device_is_not_calibrated(monkeypatch):
+    monkeypatch.setattr(verifying.jax, "default_backend", lambda: "gpu")
+    with pytest.raises(InputError, match="this machine's processor, JAX computes on gpu"):
+        verifying.check(MODEL)

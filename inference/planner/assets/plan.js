@@ -346,12 +346,17 @@ function collectiveSeconds({ model, mesh, hardware, rest }, { numTokens, count }
 }
 
 /** Weights and the caches of `numRead` sequences once; two FLOPs a parameter and token. */
-function lectureTime(d, numTokens, numRead, context) {
+function lectureCost(d, numTokens, numRead, context) {
   const cached = cacheBytes({ ...d, drafts: 0 }, context, d.mesh.model);
-  const read = chipWeightBytes(d) + Math.ceil(numRead / d.numGroups) * cached;
-  const memory = read / d.hardware.read_bandwidth;
-  const flops = (2 * numTokens * numActiveParameters(d)) / d.numChips;
-  const compute = flops / rateOf(d.hardware, d.weights.compute);
+  const bytes = chipWeightBytes(d) + Math.ceil(numRead / d.numGroups) * cached;
+  return { bytes, flops: (2 * numTokens * numActiveParameters(d)) / d.numChips };
+}
+
+/** The longer of reading and computing what the lecture counts. */
+function lectureTime(d, numTokens, numRead, context) {
+  const { bytes, flops } = lectureCost(d, numTokens, numRead, context);
+  const memory = bytes / d.hardware.read_bandwidth,
+    compute = flops / rateOf(d.hardware, d.weights.compute);
   return timed(memory, compute, 0, 0, Math.max(memory, compute));
 }
 
@@ -372,6 +377,14 @@ function prefillTime(d, batch, context) {
 }
 
 // --- a plan --------------------------------------------------------------------------------------
+
+/** FLOPs a byte of a decode step, as the accounting counts both. */
+function intensityOf(d, batch, context, operations) {
+  const counted = d.lecture
+    ? [lectureCost(d, batch * (1 + d.drafts), batch, context)]
+    : operations;
+  return sum(counted, (o) => o.flops) / sum(counted, (o) => o.bytes);
+}
 
 /** (1 - a^(k+1)) / (1 - a) */
 function expectedTokens(acceptance, drafts) {
@@ -420,7 +433,7 @@ function plan(catalog, input) {
     ttft_s: prefill.total_s,
     output_tok_s: rate,
     request_s: newTokens ? prefill.total_s + (newTokens - 1) * perToken : null,
-    intensity: sum(decoding, (o) => o.flops) / sum(decoding, (o) => o.bytes),
+    intensity: intensityOf(d, batch, middle, decoding),
     bound: decode.bound,
     dollars_per_million:
       price === null ? null : ((price * d.numChips * d.replicas) / 3600 / rate) * 1e6,
@@ -431,7 +444,7 @@ function plan(catalog, input) {
     chip_sequence_bytes: chipSequence,
     memory_room: room,
     tokens_per_step: perStep,
-    ridge: rateOf(hardware, d.weights.compute) / hardware.read_bandwidth,
+    ridge: (rateOf(hardware, d.weights.compute) * hardware.rate_share) / bandwidthOf(d),
     decode,
     prefill,
     decode_operations: decoding,
