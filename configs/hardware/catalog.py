@@ -2,7 +2,8 @@
 
 Rates are of dense products: where a sheet prints the rate with 2:4 sparsity, half of it. Links are
 all links of a chip together, one direction: half of what sheets print as bidirectional; they join
-the eight GPUs of a server, or a TPU pod.
+the eight GPUs of a server through a switch, or a TPU pod as a torus: of two axes in v5e and v6e, of
+three in v5p and v7x (Austin et al. 2025).
 """
 
 from configs.errors import InputError
@@ -54,21 +55,27 @@ NAMES = {
         ),
         # docs.cloud.google.com/tpu/docs/v5e: 16 GB, 197 TFLOP/s bf16, 393 TOP/s int8, ICI 400 GB/s
         # bidirectional; 819 GB/s: Austin et al. 2025 (the page has 800 GiB/s).
-        HardwareSpec("v5e", 16e9, 819e9, {"bfloat16": 197e12, "int8": 393e12}, 200e9, _ICI_S, 256),
+        HardwareSpec(
+            "v5e", 16e9, 819e9, {"bfloat16": 197e12, "int8": 393e12}, 200e9, _ICI_S, 256,
+            link_axes=2,
+        ),
         # docs.cloud.google.com/tpu/docs/v5p: 95 GB, 2,765 GB/s, 459 TFLOP/s bf16 (fp8 is no
         # faster), ICI 1,200 GB/s bidirectional; int8 918 TOP/s: Austin et al. 2025.
         HardwareSpec(
-            "v5p", 95e9, 2.765e12, {"bfloat16": 459e12, "int8": 918e12}, 600e9, _ICI_S, 8960
+            "v5p", 95e9, 2.765e12, {"bfloat16": 459e12, "int8": 918e12}, 600e9, _ICI_S, 8960,
+            link_axes=3,
         ),
         # docs.cloud.google.com/tpu/docs/v6e: 32 GB, 1,640 GB/s (1,638 in older editions), 918
         # TFLOP/s bf16 (fp8 is no faster), 1,836 TOP/s int8, ICI 800 GB/s bidirectional.
         HardwareSpec(
-            "v6e", 32e9, 1.64e12, {"bfloat16": 918e12, "int8": 1836e12}, 400e9, _ICI_S, 256
+            "v6e", 32e9, 1.64e12, {"bfloat16": 918e12, "int8": 1836e12}, 400e9, _ICI_S, 256,
+            link_axes=2,
         ),
         # docs.cloud.google.com/tpu/docs/tpu7x: 192 GiB, 7,380 GB/s, 2,307 TFLOP/s bf16, 4,614 fp8
         # (no faster int8), ICI 1,200 GB/s bidirectional.
         HardwareSpec(
-            "v7x", 192 * 2**30, 7.38e12, {"bfloat16": 2307e12, "fp8": 4614e12}, 600e9, _ICI_S, 9216
+            "v7x", 192 * 2**30, 7.38e12, {"bfloat16": 2307e12, "fp8": 4614e12}, 600e9, _ICI_S, 9216,
+            link_axes=3,
         ),
     )
 }  # fmt: skip

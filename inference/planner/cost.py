@@ -97,7 +97,11 @@ class Operation:
         flops: floating-point operations.
         weight_bytes, cache_bytes, activation_bytes: bytes moved to and from memory.
         split: whether tensor parallelism divides it (otherwise each chip does all of it).
-        cache_parts: chips that the cache can be divided over; more of them hold copies.
+        cache_parts: chips that the cache, and what makes it, can be divided over; more of them hold
+            copies.
+        copied: of a matrix's rows, the share that makes the cache.
+        kind: what it runs as: 'matrix' (tokens and a layer's weights), 'attention' or 'other'.
+        by_expert: whether chips along `expert` divide its weights.
         sequences: whose tokens these are: chips that work for different ones divide them.
         rows: of a product with weights, tokens that each weight is multiplied with.
     """
@@ -112,6 +116,9 @@ class Operation:
     cache_parts: int = 1
     sequences: int = 1
     rows: float = math.inf
+    copied: float = 0.0
+    kind: str = "other"
+    by_expert: bool = False
 
     @property
     def bytes(self) -> float:
@@ -181,6 +188,8 @@ def _product(matrix: Matrix, layers: int, T: int, precision: Precision) -> Opera
         weight_bytes=precision.weights.bytes_for(touched, matrix.width),
         activation_bytes=precision.rest.bytes_for(moved, matrix.width),
         split=matrix.split is not None, rows=visited / copies if copies else 0,
+        copied=matrix.copied_rows / matrix.rows, cache_parts=matrix.copied_parts, kind="matrix",
+        by_expert=matrix.experts is not None,
     )  # fmt: skip
 
 
@@ -259,7 +268,7 @@ def _attend(
         name if stored.window is None else f"{name}.window{stored.window}", layers, layers * flops,
         cache_bytes=layers * precision.cache.bytes_for(elements, row),
         activation_bytes=layers * precision.rest.bytes_for(work.num_tokens * queries_width, row),
-        cache_parts=cache_parts(config, layer),
+        cache_parts=cache_parts(config, layer), kind="attention",
     )  # fmt: skip
 
 

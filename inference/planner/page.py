@@ -92,6 +92,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
                 "width": matrix.width,
                 "split": matrix.split is not None,
                 "experts": _fields(matrix.experts, "num_experts", "top_k"),
+                "copied": ends.sized(matrix.copied_rows, other.copied_rows),
             }
             for (matrix, layers), other in zip(few.items(), many, strict=True)
         ],

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from configs.hardware.spec import HardwareSpec
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import ModelConfig
+from inference.planner import weights
 from inference.planner.cost import Operation, Precision, Work
-
-EXPERT_MATRICES = ("experts.gate_up", "experts.down")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +77,7 @@ def step_time(
 
 def _as_reached(operation: Operation, hardware: HardwareSpec) -> Operation:
     """The operation, larger by what keeps it from the rates that steps reach."""
-    if operation.name.startswith("attend"):
+    if operation.kind == "attention":
         share = hardware.attention_share
         flops, cached = operation.flops / share, operation.cache_bytes / share
         return dataclasses.replace(operation, flops=flops, cache_bytes=cached)
@@ -90,8 +89,7 @@ def _as_reached(operation: Operation, hardware: HardwareSpec) -> Operation:
 
 def compute_type(operation: Operation, precision: Precision) -> str:
     """Type in which an operation's products run, a key of `HardwareSpec.rates`."""
-    in_layers = operation.weight_bytes and "." in operation.name  # the head's table is `rest`
-    return (precision.weights if in_layers else precision.rest).compute
+    return (precision.weights if operation.kind == "matrix" else precision.rest).compute
 
 
 def per_chip(operation: Operation, mesh: Mesh) -> Operation:
@@ -102,14 +100,18 @@ def per_chip(operation: Operation, mesh: Mesh) -> Operation:
     they divide sequences and caches, not weights, and the fullest chip counts.
     """
     heads = mesh.model if operation.split else 1
-    is_divided = operation.name in EXPERT_MATRICES
+    is_divided = operation.by_expert
     share = 1 / mesh.expert if is_divided else fullest(operation.sequences, mesh)
+
+    def part(whole: float) -> float:
+        return weights.divided(whole, heads, operation.copied, operation.cache_parts)
+
     return dataclasses.replace(
         operation,
-        flops=operation.flops / heads * share,
-        weight_bytes=operation.weight_bytes / heads / (mesh.expert if is_divided else 1),
+        flops=part(operation.flops) * share,
+        weight_bytes=part(operation.weight_bytes) / (mesh.expert if is_divided else 1),
         cache_bytes=operation.cache_bytes / min(heads, operation.cache_parts) * share,
-        activation_bytes=operation.activation_bytes / heads * share,
+        activation_bytes=part(operation.activation_bytes) * share,
     )
 
 
@@ -125,15 +127,18 @@ def collective_seconds(
     mixer and after the feed-forward; Shoeybi et al. 2019, arXiv 1909.08053), and two all-to-alls of
     each token's copies over `expert`, along which the tokens are divided.
 
-    A ring of n moves 2 (n - 1) / n of the bytes in 2 (n - 1) turns (Patarasuk & Yuan 2009); an
-    all-to-all (n - 1) / n in n - 1.
+    Each mesh axis lies along one axis of a torus, whose links alone it uses. A ring of n moves
+    2 (n - 1) / n of the bytes in 2 (n - 1) turns (Patarasuk & Yuan 2009); an all-to-all (n - 1) / n
+    in n - 1.
     """
     if mesh.model * mesh.expert == 1 or not hardware.link_bandwidth:
         return 0.0
     activations = precision.rest.bytes_for(work.num_tokens * config.width, config.width)
 
+    bandwidth = hardware.link_bandwidth / hardware.link_axes
+
     def seconds(num_bytes: float, chips: int, passes: int) -> float:
-        moved = passes * (chips - 1) / chips * num_bytes / hardware.link_bandwidth
+        moved = passes * (chips - 1) / chips * num_bytes / bandwidth
         return moved + passes * (chips - 1) * hardware.link_latency_s if chips > 1 else 0.0
 
     activations *= fullest(max(1, work.num_sequences), mesh)

@@ -24,6 +24,8 @@ class Matrix:
         rows, width: outputs and inputs.
         split: 'rows' or 'width', the side that tensor parallelism divides; None: neither.
         experts: of a mixture, this is one expert's matrix; None: every token uses it.
+        copied_rows: of the rows, those of key/value heads.
+        copied_parts: chips that can divide these; more of them hold copies.
     """
 
     name: str
@@ -31,6 +33,8 @@ class Matrix:
     width: int
     split: str | None = None
     experts: Experts | None = None
+    copied_rows: int = 0
+    copied_parts: int = 1
 
     @property
     def copies(self) -> int:
@@ -101,11 +105,12 @@ def _mixer_matrices(config: ModelConfig, layer: LayerSpec) -> tuple[Matrix, ...]
             Matrix("latent.kv_up", up, sizes.rank, "rows"),
             Matrix("latent.out", D, N * sizes.value_width, "width"),
         )
-    heads = N if layer.is_sharer else N + 2 * K
-    name = "attention.q" if layer.is_sharer else "attention.qkv"
+    inputs = Matrix("attention.qkv", (N + 2 * K) * H, D, "rows", None, 2 * K * H, K)
+    if layer.is_sharer:
+        inputs = Matrix("attention.q", N * H, D, "rows")
     return (
         *found,
-        Matrix(name, heads * H, D, "rows"),
+        inputs,
         Matrix("attention.out", D, N * H, "width"),
     )
 
@@ -185,13 +190,20 @@ def weight_bytes(config: ModelConfig, format: Format, rest: Format) -> float:
 
 def chip_weight_bytes(config: ModelConfig, format: Format, rest: Format, mesh: Mesh) -> float:
     """Bytes of the weights that one chip of a mesh holds: heads, columns and tables divided over
-    `model`, experts over `expert` too, vectors and undivided matrices whole.
+    `model` (key/value heads as far as there are any), experts over `expert` too, vectors and
+    undivided matrices whole.
     """
     total = rest.bytes_for(vector_elements(config), config.width)
     tables = rest.bytes_for(table_elements(config), config.width) * (1 if config.tied else 2)
     total += tables / mesh.model
     for matrix, count in matrices(config).items():
+        held = format.bytes_for(matrix.elements * count, matrix.width)
+        held /= mesh.expert if matrix.experts else 1
         chips = mesh.model if matrix.split else 1
-        chips *= mesh.expert if matrix.experts else 1
-        total += format.bytes_for(matrix.elements * count, matrix.width) / chips
+        total += divided(held, chips, matrix.copied_rows / matrix.rows, matrix.copied_parts)
     return total
+
+
+def divided(whole: float, chips: int, copied: float, parts: int) -> float:
+    """A chip's part of what `chips` divide, where the share `copied` of it has so many parts."""
+    return whole * (1 - copied) / chips + whole * copied / min(chips, parts)

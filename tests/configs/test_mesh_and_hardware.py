@@ -62,6 +62,8 @@ def test_every_chip_is_plausible():
         assert 100 < chip.ridge() < 700 and chip.link_bandwidth > 0 and chip.linked_chips >= 8
         eight = max(chip.rates.get("fp8", 0), chip.rates.get("int8", 0))
         assert eight == pytest.approx(2 * chip.rates["bfloat16"], rel=0.01)
+    axes = {name: chip.link_axes for name, chip in catalog.NAMES.items()}
+    assert axes == dict.fromkeys(axes, 1) | {"v5e": 2, "v5p": 3, "v6e": 2, "v7x": 3}
     assert catalog.get("h100").ridge() == pytest.approx(295, abs=0.5)  # the notes' figure
     with pytest.raises(InputError, match="no hardware 'x'; valid: h100, .* cpu"):
         catalog.get("x")

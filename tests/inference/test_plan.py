@@ -93,6 +93,9 @@ def test_all_reduces_by_hand():
         _LLAMA, work, Precision.of(_LLAMA), chip, Mesh(model=4)
     )  # fmt: skip
     assert found == pytest.approx(80 * (1.5 * 16 * 5120 * 2 / 1e9 + 6e-6))
+    torus = dataclasses.replace(chip, link_axes=2)  # whose other axis the ring does not use
+    found = roofline.collective_seconds(_LLAMA, work, Precision.of(_LLAMA), torus, Mesh(model=4))
+    assert found == pytest.approx(80 * (1.5 * 16 * 5120 * 2 / 0.5e9 + 6e-6))
 
 
 def test_heads_and_columns_are_divided_and_key_value_heads_copied_beyond_their_number():
@@ -107,6 +110,35 @@ def test_heads_and_columns_are_divided_and_key_value_heads_copied_beyond_their_n
     memory = [placed.decode_time(64, 512).memory_s for placed in (one, eight, sixteen)]
     assert memory[1] == pytest.approx(memory[0] / 8, rel=1e-3)
     assert memory[1] > memory[2] > memory[1] / 2  # each still reads a whole head
+
+
+def test_rows_of_key_value_heads_are_copied_beyond_their_number():
+    """On 16 chips each holds 4 of 64 query heads, and one of 8 for keys and one for values."""
+    config = _MODELS["llama2-70b"]
+    placed = Deployment(config, _H100, mesh=Mesh(model=16))
+    (qkv,) = (o for o in placed.decode_operations(4, 64) if o.name == "attention.qkv")
+    found = roofline.per_chip(qkv, placed.mesh)
+    rows = (4 + 2) * 128
+    assert found.weight_bytes == pytest.approx(80 * rows * 8192 * 2)
+    assert found.flops == pytest.approx(80 * 2 * 4 * rows * 8192)
+    whole = 2 * weights.vector_elements(config)
+    even = (placed.weight_bytes - whole) / 16
+    assert placed.chip_weight_bytes - whole - even == pytest.approx(80 * 2 * 64 * 8192 * 2)
+
+
+def test_what_an_operation_runs_as_does_not_hang_on_its_name():
+    kinds = {o.name: o.kind for o in Deployment(_MIXTURE, _H100).decode_operations(1, 1)}
+    assert kinds == dict.fromkeys(kinds, "matrix") | {"attend": "attention"} | dict.fromkeys(
+        ("head", "embed", "vectors"), "other"
+    )
+    (attend,) = (
+        o for o in Deployment(_LLAMA, _H100).decode_operations(1, 1) if o.kind == "attention"
+    )
+    renamed = dataclasses.replace(attend, name="mixer.mix", weight_bytes=1.0)
+    fp8, chip = formats("fp8"), dataclasses.replace(_H100, attention_share=0.5)
+    assert roofline.compute_type(renamed, fp8) == "bfloat16"
+    same = (roofline.step_time((o,), chip, fp8).compute_s for o in (attend, renamed))
+    assert next(same) == next(same)
 
 
 def test_a_latent_vector_is_copied_on_every_chip():

@@ -84,12 +84,20 @@ function chipWeightBytes({ model, mesh, kvHeads, weights, rest }) {
     whole +
     divided +
     sum(model.matrices, (m) => {
-      const chips = (m.split ? mesh.model : 1) * (m.experts ? mesh.expert : 1);
       const elements = m.layers * copies(m) * sized(m.rows, kvHeads) * m.width;
-      return bytesFor(weights, elements, m.width) / chips;
+      const held = bytesFor(weights, elements, m.width) / (m.experts ? mesh.expert : 1);
+      return chipPart(held, m.split ? mesh.model : 1, copiedShare(m, kvHeads), kvHeads);
     })
   );
 }
+
+/** Share of a matrix's rows that belongs to key/value heads. */
+const copiedShare = (matrix, kvHeads) =>
+  sized(matrix.copied, kvHeads) / sized(matrix.rows, kvHeads);
+
+/** A chip's part of what `chips` divide, where the share `copied` of it has so many parts. */
+const chipPart = (whole, chips, copied, parts) =>
+  (whole * (1 - copied)) / chips + (whole * copied) / Math.min(chips, parts);
 
 // --- a step --------------------------------------------------------------------------------------
 
@@ -133,6 +141,9 @@ function operation(name, layers, flops, parts) {
     activation_bytes: 0,
     split: true,
     cache_parts: 1,
+    copied: 0,
+    kind: "other",
+    by_expert: false,
     rows: Infinity,
     sequences: 1,
     ...parts,
@@ -180,6 +191,10 @@ function product(d, matrix, numTokens) {
     activation_bytes: bytesFor(d.rest, layers * visited * (rows + width), width),
     split: matrix.split,
     rows: touched ? visited / touched : 0,
+    copied: copiedShare(matrix, d.kvHeads),
+    cache_parts: d.kvHeads,
+    kind: "matrix",
+    by_expert: Boolean(matrix.experts),
   });
 }
 
@@ -217,6 +232,7 @@ function attend(d, mixer, work) {
     cache_bytes: layers * bytesFor(d.cache, elements, row),
     activation_bytes: layers * bytesFor(d.rest, work.numTokens * queriesWidth, row),
     cache_parts: sized(mixer.parts, d.kvHeads),
+    kind: "attention",
   });
 }
 
@@ -262,8 +278,8 @@ const rateOf = (hardware, compute) =>
 
 /** FLOPs a second that an operation's products run at. */
 function rateFor(d, found) {
-  const inWeights = found.weight_bytes > 0 && found.name.includes(".");
-  return rateOf(d.hardware, (inWeights ? d.weights : d.rest).compute) * d.hardware.rate_share;
+  const { compute } = found.kind === "matrix" ? d.weights : d.rest;
+  return rateOf(d.hardware, compute) * d.hardware.rate_share;
 }
 
 const bandwidthOf = ({ hardware }) => hardware.read_bandwidth * hardware.bandwidth_share;
@@ -274,12 +290,13 @@ const fullest = (sequences, mesh) => Math.ceil(sequences / mesh.expert) / sequen
 /** A chip's part of an operation. */
 function perChip({ mesh }, found) {
   const heads = found.split ? mesh.model : 1;
-  const isDivided = EXPERT_MATRICES.includes(found.name);
+  const isDivided = found.by_expert;
+  const part = (whole) => chipPart(whole, heads, found.copied, found.cache_parts);
   const share = isDivided ? 1 / mesh.expert : fullest(found.sequences, mesh);
-  const flops = (found.flops / heads) * share;
-  const weight_bytes = found.weight_bytes / heads / (isDivided ? mesh.expert : 1);
+  const flops = part(found.flops) * share;
+  const weight_bytes = part(found.weight_bytes) / (isDivided ? mesh.expert : 1);
   const cache_bytes = (found.cache_bytes / Math.min(heads, found.cache_parts)) * share;
-  const activation_bytes = (found.activation_bytes / heads) * share;
+  const activation_bytes = part(found.activation_bytes) * share;
   return {
     flops,
     weight_bytes,
@@ -289,13 +306,11 @@ function perChip({ mesh }, found) {
   };
 }
 
-const EXPERT_MATRICES = ["experts.gate_up", "experts.down"];
-
 /** A chip's bytes and FLOPs, larger by what keeps an operation from the rates that steps reach. */
 function asReached(d, found) {
   const done = perChip(d, found),
     { attention_share: share, half_rows: half } = d.hardware;
-  if (found.name.startsWith("attend")) {
+  if (found.kind === "attention") {
     const bytes = done.weight_bytes + done.cache_bytes / share + done.activation_bytes;
     return { bytes, flops: done.flops / share };
   }
@@ -334,7 +349,7 @@ function collectiveSeconds({ model, mesh, hardware, rest }, { numTokens, count }
   const activations =
     bytesFor(rest, numTokens * model.width, model.width) * fullest(count, mesh);
   const seconds = (moved, chips, passes) =>
-    ((passes * (chips - 1)) / chips) * (moved / hardware.link_bandwidth) +
+    ((passes * (chips - 1)) / chips) * ((moved * hardware.link_axes) / hardware.link_bandwidth) +
     passes * (chips - 1) * hardware.link_latency_s;
   return (
     model.exchanges * seconds(activations, mesh.model, 2) +
