@@ -7,7 +7,8 @@ Planned, not run: latent attention and the mixture of experts are to come.
 import dataclasses
 
 from configs.mixers import Experts, Latent
-from configs.model import LayerSpec, ModelConfig, Rope
+from configs.model import LayerSpec, ModelConfig
+from configs.rope import Rope
 from configs.weights import Hub
 
 _FIRST = LayerSpec(

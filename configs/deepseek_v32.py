@@ -7,7 +7,8 @@ Planned, not run. The layer that predicts a second token is not counted.
 import dataclasses
 
 from configs.mixers import Experts, Indexer, Latent
-from configs.model import LayerSpec, ModelConfig, Rope
+from configs.model import LayerSpec, ModelConfig
+from configs.rope import Rope
 from configs.weights import Hub
 
 _FIRST = LayerSpec(

@@ -1,6 +1,7 @@
 """Gemma 3 270M (Gemma Team 2025, arXiv 2503.19786): five windowed layers for each global one."""
 
-from configs.model import LayerSpec, ModelConfig, Rope
+from configs.model import LayerSpec, ModelConfig
+from configs.rope import Rope
 from configs.weights import Wheel, Wheels
 
 _LOCAL = LayerSpec(rope=Rope(theta=10_000.0), window=512)
@@ -20,7 +21,7 @@ CONFIG = ModelConfig(
     pattern=(_LOCAL,) * 5 + (_GLOBAL,),
     norm_eps=1e-6,
     norm_offset=1.0,
-    qk_norm=True,
+    qk_norm="head",
     post_norms=True,
     activation="gelu_tanh",
     embedding_scale=640**0.5,

@@ -28,7 +28,7 @@ CONFIG = ModelConfig(
     max_context=262_144,
     pattern=_LAYERS,
     norm_eps=1e-5,
-    qk_norm=True,
+    qk_norm="head",
 )
 
 WEIGHTS = Hub("tencent/Tencent-Hunyuan-Large", license="Tencent Hunyuan License")

@@ -1,6 +1,7 @@
 """Llama 2 70B (Touvron et al. 2023, arXiv 2307.09288): eight key/value heads for 64 query heads."""
 
-from configs.model import LayerSpec, ModelConfig, Rope
+from configs.model import LayerSpec, ModelConfig
+from configs.rope import Rope
 from configs.weights import Hub
 
 CONFIG = ModelConfig(

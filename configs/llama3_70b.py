@@ -1,6 +1,7 @@
 """Llama 3 70B (Grattafiori et al. 2024, arXiv 2407.21783)."""
 
-from configs.model import LayerSpec, ModelConfig, Rope
+from configs.model import LayerSpec, ModelConfig
+from configs.rope import Rope
 from configs.weights import Hub
 
 CONFIG = ModelConfig(

@@ -4,7 +4,8 @@ Planned, not run: the mixture of experts is to come.
 """
 
 from configs.mixers import Experts
-from configs.model import LayerSpec, ModelConfig, Rope
+from configs.model import LayerSpec, ModelConfig
+from configs.rope import Rope
 from configs.weights import Hub
 
 CONFIG = ModelConfig(

@@ -7,31 +7,18 @@ import math
 from configs.cache import CacheSpec, PageGroup, keys_values, latent, page_groups, recurrent
 from configs.errors import InputError
 from configs.mixers import Experts, Indexer, Latent, Recurrent
+from configs.rope import Rope
 
 # What sizes of a model may be, whoever names them: a checkpoint's reader asks no more.
 MOST_LAYERS, MOST_WIDTH, MOST_CONTEXT = 10_000, 1 << 24, 2**31 - 1
 
-
-@dataclasses.dataclass(frozen=True)
-class Rope:
-    """Rotary position embedding (Su et al. 2021, arXiv 2104.09864) and how its frequencies are
-    stretched.
-
-    `scaling` is 'none', 'linear' (all frequencies / factor) or 'llama3' (Llama 3.1: low frequencies
-    / factor, a smooth ramp between `low_freq_factor` and `high_freq_factor` wavelengths per
-    `original_context`).
-    """
-
-    theta: float = 10_000.0
-    scaling: str = "none"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_context: int = 8192
-
-    def __post_init__(self) -> None:
-        if self.scaling not in ("none", "linear", "llama3"):
-            raise InputError(f"rope scaling is 'none', 'linear' or 'llama3', not {self.scaling!r}")
+_CHOICES = {
+    "dtype": ("float32", "bfloat16"),
+    "activation": ("silu", "gelu_tanh"),
+    "norm": ("rms", "layer"),
+    "qk_norm": (None, "head", "all"),
+}
+_BIASES = ("qkv", "out", "ffn")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +28,7 @@ class LayerSpec:
 
     Attributes:
         mixer, ffn: names in the decoder's tables.
-        rope: rotary positions of a mixer that rotates.
+        rope: rotary positions of a mixer that rotates; None: it does not.
         window: tokens that a query sees, itself included; None sees all.
         cache: None derives the spec from the model's widths, the window and the fields below; a
             spec that is given brings its own window, a shared cache its owner's.
@@ -50,7 +37,7 @@ class LayerSpec:
 
     mixer: str = "attention"
     ffn: str = "gated"
-    rope: Rope = Rope()
+    rope: Rope | None = Rope()
     window: int | None = None
     cache: CacheSpec | None = None
     latent: Latent | None = None
@@ -75,14 +62,20 @@ class ModelConfig:
     """Widths, the layer pattern (repeated over `num_layers`) and a family's few quirks.
 
     Attributes:
-        family: selects the weight-name map ('llama', 'gemma3').
+        family: selects the weight-name map ('llama', 'gemma3', ...).
         width, ffn_width, head_width: D, F and H of the axis key.
         max_context: longest sequence in tokens.
         attention_scale: factor on q.k; None means head_width ** -0.5.
         embedding_scale: factor on the embedded tokens (Gemma: D ** 0.5).
+        norm: 'rms', or 'layer' with a bias.
         norm_offset: added to stored norm weights (Gemma stores w - 1).
-        qk_norm: RMS norm of each query and key head before RoPE.
-        post_norms: a second norm after mixer and feed-forward ("sandwich").
+        qk_norm: RMS norm before RoPE of each query and key head ('head') or of all queries and all
+            keys of a token at once ('all'); None: there is none.
+        pre_norms, post_norms: of the input and of the output of mixer and feed-forward; both are a
+            "sandwich".
+        biases: which products add one: 'qkv', 'out' (attention's), 'ffn'.
+        score_cap, logit_cap: soft limits c tanh(x / c) of attention's scores and of the logits.
+        learned_positions: rows of a table of positions added to the embedding; 0: there is none.
         tied: the head is the embedding.
         dtype: of weights, matrix inputs and cache; the residual stream, norms and softmax are
             float32.
@@ -100,12 +93,18 @@ class ModelConfig:
     max_context: int
     pattern: tuple[LayerSpec, ...] = (LayerSpec(),)
     norm_eps: float = 1e-5
+    norm: str = "rms"
     norm_offset: float = 0.0
-    qk_norm: bool = False
+    qk_norm: str | None = None
+    pre_norms: bool = True
     post_norms: bool = False
+    biases: tuple[str, ...] = ()
     activation: str = "silu"
     attention_scale: float | None = None
+    score_cap: float | None = None
+    logit_cap: float | None = None
     embedding_scale: float = 1.0
+    learned_positions: int = 0
     tied: bool = False
     dtype: str = "bfloat16"
 
@@ -122,15 +121,39 @@ class ModelConfig:
                 f"model.num_heads={self.num_heads} is not a multiple of "
                 f"model.num_kv_heads={self.num_kv_heads}"
             )
-        if self.dtype not in ("float32", "bfloat16"):
-            raise InputError(f"model.dtype is 'float32' or 'bfloat16', not {self.dtype!r}")
-        if self.activation not in ("silu", "gelu_tanh"):
-            raise InputError(f"model.activation is 'silu' or 'gelu_tanh', not {self.activation!r}")
+        for name, valid in _CHOICES.items():
+            if getattr(self, name) not in valid:
+                raise InputError(
+                    f"model.{name} is {' or '.join(map(repr, valid))}, not {getattr(self, name)!r}"
+                )
         if not self.pattern:
             raise InputError("model.pattern lists at least one layer")
-        if not 0 < self.norm_eps < math.inf:
-            raise InputError(f"model.norm_eps is a finite number above 0, not {self.norm_eps}")
+        for name in ("norm_eps", "score_cap", "logit_cap"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise InputError(f"model.{name} is a finite number above 0, not {value}")
+        self._check_parts()
         self._check_owners()
+
+    def _check_parts(self) -> None:
+        """Refuses parts that contradict each other."""
+        unknown = [bias for bias in self.biases if bias not in _BIASES]
+        if unknown or len(set(self.biases)) != len(self.biases):
+            raise InputError(
+                f"model.biases names each of {', '.join(_BIASES)} at most once, not {self.biases}"
+            )
+        if not (self.pre_norms or self.post_norms):
+            raise InputError("a model has model.pre_norms, model.post_norms or both")
+        if self.norm == "layer" and (self.norm_offset or self.qk_norm):
+            raise InputError("model.norm='layer' goes with no norm_offset and no qk_norm")
+        if self.learned_positions:
+            if self.max_context > self.learned_positions:
+                raise InputError(
+                    f"model.max_context={self.max_context} exceeds the "
+                    f"{self.learned_positions} positions that were learned"
+                )
+            if any(layer.rope is not None for layer in self.pattern):
+                raise InputError("learned positions go with layers without rope")
 
     def _check_owners(self) -> None:
         owners: list[int] = []  # earlier layers with a cache of their own

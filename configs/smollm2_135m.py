@@ -1,6 +1,7 @@
 """SmolLM2 135M Instruct (Ben Allal et al. 2025, arXiv 2502.02737): the default model."""
 
-from configs.model import LayerSpec, ModelConfig, Rope
+from configs.model import LayerSpec, ModelConfig
+from configs.rope import Rope
 from configs.weights import Wheel, Wheels
 
 CONFIG = ModelConfig(

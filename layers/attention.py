@@ -1,5 +1,5 @@
-"""Softmax attention: MHA, GQA and MQA, with rotary positions, over pages or (without a cache) over
-the rows themselves.
+"""Softmax attention: MHA, GQA and MQA, with rotary positions or none, over pages or (without a
+cache) over the rows themselves.
 """
 
 from typing import Any
@@ -7,11 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from configs.errors import InputError
 from configs.model import LayerSpec, ModelConfig
 from layers import kv_cache, norm
 from layers.kernels import reference
-from layers.linear import linear
+from layers.linear import add_bias, linear
 from layers.mixer import Leaf, StepContext
 from layers.params import ParamInfo, Params
 from layers.rope import rotate
@@ -22,19 +21,24 @@ def infos(config: ModelConfig, layer: LayerSpec) -> dict[str, Any]:
     layer's keys and values are read; the way out [D, N H].
 
     Raises:
-        InputError: heads of an odd width have no pairs to rotate.
+        InputError: heads have no pairs to rotate (`Rope.rotating`).
     """
     N, K, H, D = config.num_heads, config.num_kv_heads, config.head_width, config.width
-    if H % 2:
-        raise InputError(f"model.head_width is even where attention rotates, not {H}")
+    if layer.rope is not None:
+        layer.rope.rotating(H)
     name, heads = ("q", N) if layer.is_sharer else ("qkv", N + 2 * K)
     declared = {
         name: ParamInfo((heads * H, D), config.dtype, ("heads", "embed")),
         "out": ParamInfo((D, N * H), config.dtype, ("embed", "heads")),
     }
+    if "qkv" in config.biases:
+        declared[f"{name}_bias"] = ParamInfo((heads * H,), config.dtype, ("heads",), "zeros")
+    if "out" in config.biases:
+        declared["out_bias"] = ParamInfo((D,), config.dtype, ("embed",), "zeros")
     if config.qk_norm:
-        norms = ("q_norm",) if layer.is_sharer else ("q_norm", "k_norm")
-        declared |= {norm_name: norm.info(config, H, None) for norm_name in norms}
+        widths = {"q_norm": N * H} if layer.is_sharer else {"q_norm": N * H, "k_norm": K * H}
+        for norm_name, width in widths.items():
+            declared[norm_name] = norm.info(config, H if config.qk_norm == "head" else width, None)
     return declared
 
 
@@ -52,18 +56,22 @@ def apply(
     k_TKH = v_TKH = None
     with jax.named_scope("qkv"):
         if context.is_owner:
-            qkv_TXH = linear(x_TD, params["qkv"]).reshape(T, N + 2 * K, H)
+            qkv_TX = add_bias(linear(x_TD, params["qkv"]), params, "qkv_bias")
+            qkv_TXH = qkv_TX.reshape(T, N + 2 * K, H)
             q_TNH, k_TKH, v_TKH = jnp.split(qkv_TXH, (N, N + K), axis=1)
             k_TKH = _rotated(k_TKH, params.get("k_norm"), config, context).astype(config.dtype)
             v_TKH = v_TKH.astype(config.dtype)
         else:
-            q_TNH = linear(x_TD, params["q"]).reshape(T, N, H)
+            q_TNH = add_bias(linear(x_TD, params["q"]), params, "q_bias").reshape(T, N, H)
     scale = H**-0.5 if config.attention_scale is None else config.attention_scale
     q_TNH = _rotated(q_TNH, params.get("q_norm"), config, context) * scale
     with jax.named_scope("attend"):
-        out_TNH, leaf = attend(q_TNH.astype(config.dtype), k_TKH, v_TKH, leaf, context)
+        out_TNH, leaf = attend(
+            q_TNH.astype(config.dtype), k_TKH, v_TKH, leaf, context, score_cap=config.score_cap
+        )
     with jax.named_scope("out"):
-        return linear(out_TNH.reshape(T, N * H).astype(config.dtype), params["out"]), leaf
+        out_TD = linear(out_TNH.reshape(T, N * H).astype(config.dtype), params["out"])
+        return add_bias(out_TD, params, "out_bias"), leaf
 
 
 def attend(
@@ -73,6 +81,7 @@ def attend(
     leaf: Leaf,
     context: StepContext,
     implementation: str | None = None,
+    score_cap: float | None = None,
 ) -> tuple[jax.Array, Leaf]:
     """Writes this step's keys and values and attends over all: one call, so that a kernel may fuse
     them.
@@ -84,6 +93,7 @@ def attend(
             layer left: rows attend among themselves.
         context: rectangles, page tables and window of the step.
         implementation: 'reference', or None for the best that can run here.
+        score_cap: soft limit of the scores.
 
     Returns:
         Float32 [T, N, H], and the updated pages, or (without a cache) the keys and values.
@@ -100,14 +110,16 @@ def attend(
     if leaf is None or isinstance(leaf, tuple):
         leaf = (k_TKH, v_TKH) if has_keys else leaf
         rows = zip(*map(ragged.split, (q_TNH, *leaf)), ragged.rectangles, strict=True)
-        outs = [reference.attend_dense(q, k, v, r.position_CW, window) for q, k, v, r in rows]
+        outs = [
+            reference.attend_dense(q, k, v, r.position_CW, window, score_cap) for q, k, v, r in rows
+        ]
         return _pack(outs), leaf
     if k_TKH is not None and v_TKH is not None:
         leaf = kv_cache.write(leaf, _poison_keys(k_TKH, v_TKH), ragged, context.group)
     outs = [
         reference.attend_pages(
             q_CWNH, leaf, rectangle.tables[context.group], rectangle.position_CW, window,
-            context.deterministic,
+            context.deterministic, score_cap,
         )
         for q_CWNH, rectangle in zip(ragged.split(q_TNH), ragged.rectangles, strict=True)
     ]  # fmt: skip
@@ -117,10 +129,13 @@ def attend(
 def _rotated(
     x_TNH: jax.Array, weight: jax.Array | None, config: ModelConfig, context: StepContext
 ) -> jax.Array:
-    """Heads after their norm, if they have one, and RoPE: float32 [T, N, H]."""
+    """Heads after their norm (of each, or of all at once) and RoPE, if they have them: float32
+    [T, N, H].
+    """
     if weight is not None:
-        x_TNH = norm.rms_norm(x_TNH, weight, config.norm_eps, config.norm_offset)
-    return rotate(x_TNH, *context.angles)
+        parts_TXX = x_TNH.reshape(x_TNH.shape[0], -1, weight.shape[0])
+        x_TNH = norm.apply(parts_TXX, weight, config).reshape(x_TNH.shape)
+    return x_TNH if context.angles is None else rotate(x_TNH, *context.angles)
 
 
 def _pack(outs: list[jax.Array]) -> jax.Array:

@@ -14,13 +14,16 @@ from configs.errors import InputError
 from configs.model import LayerSpec, ModelConfig
 from layers import attention, ffn, norm, rope
 from layers.ffn import Ffn
-from layers.linear import linear
+from layers.linear import linear, soft_cap
 from layers.mixer import Leaf, Mixer, StepContext
 from layers.params import ParamInfo, Params
 from layers.ragged import Ragged
 
 MIXERS: Mapping[str, Mixer] = {"attention": Mixer(attention.infos, attention.apply)}
-FFNS: Mapping[str, Ffn] = {"gated": Ffn(ffn.infos, ffn.gated)}
+FFNS: Mapping[str, Ffn] = {
+    "gated": Ffn(ffn.infos, ffn.gated),
+    "plain": Ffn(ffn.plain_infos, ffn.plain),
+}
 
 
 def param_infos(config: ModelConfig, mixers: Mapping[str, Mixer] = MIXERS) -> Any:
@@ -39,11 +42,11 @@ def param_infos(config: ModelConfig, mixers: Mapping[str, Mixer] = MIXERS) -> An
     def block(layer_index: int) -> dict[str, Any]:
         layer = config.layers[layer_index]
         declared = {
-            "mixer_norm": norm_info,
             "mixer": mixers[layer.mixer].infos(config, layer),
-            "ffn_norm": norm_info,
             "ffn": FFNS[layer.ffn].infos(config),
         }
+        if config.pre_norms:
+            declared |= {"mixer_norm": norm_info, "ffn_norm": norm_info}
         if config.post_norms:
             declared |= {"mixer_post_norm": norm_info, "ffn_post_norm": norm_info}
         return declared
@@ -53,6 +56,9 @@ def param_infos(config: ModelConfig, mixers: Mapping[str, Mixer] = MIXERS) -> An
         "layers": tuple(block(i) for i in range(config.num_layers)),
         "final_norm": norm_info,
     }
+    if config.learned_positions:
+        shape = (config.learned_positions, config.width)
+        declared["positions"] = {"table": ParamInfo(shape, config.dtype, (None, "embed"))}
     return declared if config.tied else declared | {"head": {"table": table}}
 
 
@@ -82,12 +88,14 @@ def forward(
     """
     position_T = ragged.position_T
     angles = {
-        layer.rope: rope.angles(layer.rope, config.head_width, position_T)
-        for layer in config.pattern
+        turn: turn and rope.angles(turn, config.head_width, position_T, config.max_context)
+        for turn in {layer.rope: None for layer in config.pattern}
     }
     leaves: list[Leaf] = [None] * config.num_layers if cache is None else list(cache)
     with jax.named_scope("embed"):
         x_TD = embed(params["embed"]["table"], tokens_T) * config.embedding_scale
+        if config.learned_positions:
+            x_TD += embed(params["positions"]["table"], position_T)
     for index, (weights, layer) in enumerate(zip(params["layers"], config.layers, strict=True)):
         owner = config.cache_specs[index].owner
         home = index if owner is None else owner
@@ -98,7 +106,7 @@ def forward(
                 group=config.group_of_layer.get(home, 0), is_owner=owner is None,
                 deterministic=deterministic,
             )  # fmt: skip
-    hidden_TD = _norm(x_TD, params["final_norm"], config)
+    hidden_TD = norm.apply(x_TD, params["final_norm"], config)
     return hidden_TD, None if cache is None else tuple(leaves)
 
 
@@ -111,7 +119,7 @@ def _block(
     x_TD: jax.Array,
     leaf: Leaf,
     ragged: Ragged,
-    angles: tuple[jax.Array, jax.Array],
+    angles: tuple[jax.Array, jax.Array] | None,
     *,
     config: ModelConfig,
     layer: LayerSpec,
@@ -123,23 +131,24 @@ def _block(
 ) -> tuple[jax.Array, Leaf]:
     """One layer around the residual stream: mixer, then feed-forward."""
     context = StepContext(ragged, angles, spec, group, is_owner, deterministic)
-    hidden_TD = _norm(x_TD, weights["mixer_norm"], config)
+    hidden_TD = norm.apply(x_TD, weights["mixer_norm"], config) if config.pre_norms else x_TD
     out_TD, leaf = mixer.apply(weights["mixer"], config, layer, hidden_TD, leaf, context)
     if config.post_norms:
-        out_TD = _norm(out_TD, weights["mixer_post_norm"], config)
+        out_TD = norm.apply(out_TD, weights["mixer_post_norm"], config)
     x_TD = x_TD + out_TD
     with jax.named_scope("ffn"):
-        hidden_TD = _norm(x_TD, weights["ffn_norm"], config)
+        hidden_TD = norm.apply(x_TD, weights["ffn_norm"], config) if config.pre_norms else x_TD
         out_TD = FFNS[layer.ffn].apply(weights["ffn"], config, hidden_TD)
     if config.post_norms:
-        out_TD = _norm(out_TD, weights["ffn_post_norm"], config)
+        out_TD = norm.apply(out_TD, weights["ffn_post_norm"], config)
     return x_TD + out_TD, leaf
 
 
 def logits(params: Params, config: ModelConfig, hidden_QD: jax.Array) -> jax.Array:
     """Head over packed rows: float32 [Q, V]."""
     with jax.named_scope("head"):
-        return linear(hidden_QD, (params["embed"] if config.tied else params["head"])["table"])
+        logits_QV = linear(hidden_QD, (params["embed"] if config.tied else params["head"])["table"])
+        return logits_QV if config.logit_cap is None else soft_cap(logits_QV, config.logit_cap)
 
 
 def embed(table_VD: jax.Array, tokens_T: jax.Array) -> jax.Array:
@@ -150,7 +159,3 @@ def embed(table_VD: jax.Array, tokens_T: jax.Array) -> jax.Array:
         return table_VD[tokens_T].astype(jnp.float32)
     bits_TD = jax.lax.bitcast_convert_type(table_VD, jnp.uint16)[tokens_T]
     return jax.lax.bitcast_convert_type(bits_TD, jnp.bfloat16).astype(jnp.float32)
-
-
-def _norm(x_TD: jax.Array, weight: jax.Array, config: ModelConfig) -> jax.Array:
-    return norm.rms_norm(x_TD, weight, config.norm_eps, config.norm_offset)

@@ -1,5 +1,7 @@
 """The one projection. Every precision is a leaf type behind it; model code never branches on it."""
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 
@@ -18,3 +20,15 @@ def linear(x_TD: jax.Array, w_FD: jax.Array) -> jax.Array:
         preferred_element_type=jnp.float32,
     )  # fmt: skip
     return y_TF[:rows]
+
+
+def add_bias(y_TF: jax.Array, params: Mapping[str, jax.Array], name: str) -> jax.Array:
+    """y + params[name], float32 [T, F], where a layer declares that bias."""
+    return y_TF + params[name].astype(jnp.float32) if name in params else y_TF
+
+
+def soft_cap(x: jax.Array, cap: float) -> jax.Array:
+    """cap tanh(x / cap) (Bello et al. 2017, arXiv 1611.09940): near 0 x itself, never beyond the
+    cap.
+    """
+    return cap * jnp.tanh(x / cap)

@@ -22,7 +22,8 @@ class StepContext:
 
     Attributes:
         ragged: the step's rectangles.
-        angles: cos and sin of the layer's RoPE, float32 [T, H/2] each.
+        angles: cos and sin of the layer's RoPE, float32 [T, X] each for X rotating pairs; None
+            where it has none.
         spec: what the cache leaf holds: the layer's own `CacheSpec`, a sharer's is its owner's.
         group: index of the leaf's page group in `Rectangle.tables`.
         is_owner: False where the cache leaf belongs to an earlier layer (read it, write nothing).
@@ -30,7 +31,7 @@ class StepContext:
     """
 
     ragged: Ragged
-    angles: tuple[jax.Array, jax.Array]
+    angles: tuple[jax.Array, jax.Array] | None
     spec: CacheSpec
     group: int
     is_owner: bool

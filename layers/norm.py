@@ -1,5 +1,7 @@
 """Normalization, always in float32."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -8,11 +10,21 @@ from layers.params import ParamInfo
 from layers.reduce import row_sum
 
 
-def info(config: ModelConfig, width: int, axis: str | None) -> ParamInfo:
-    """Declaration of a norm's weight, [width]; at random it changes nothing: weight + offset = 1
-    for the offsets of 0 and 1 that families have.
+def info(config: ModelConfig, width: int, axis: str | None) -> Any:
+    """Declaration of a norm's weight, [width], with a layer norm's bias beside it; at random it
+    changes nothing: weight + offset = 1 for the offsets of 0 and 1 that families have.
     """
-    return ParamInfo((width,), config.dtype, (axis,), "zeros" if config.norm_offset else "ones")
+    scale = ParamInfo((width,), config.dtype, (axis,), "zeros" if config.norm_offset else "ones")
+    if config.norm == "rms":
+        return scale
+    return {"weight": scale, "bias": ParamInfo((width,), config.dtype, (axis,), "zeros")}
+
+
+def apply(x: jax.Array, weights: Any, config: ModelConfig) -> jax.Array:
+    """The model's norm over the last axis: float32 of x's shape."""
+    if config.norm == "rms":
+        return rms_norm(x, weights, config.norm_eps, config.norm_offset)
+    return layer_norm(x, weights["weight"], weights["bias"], config.norm_eps)
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float, offset: float = 0.0) -> jax.Array:
@@ -23,3 +35,11 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float, offset: float = 0.0) -
     x = x.astype(jnp.float32)
     scale = jax.lax.rsqrt(row_sum(x * x) / x.shape[-1] + eps)
     return x * scale * (weight.astype(jnp.float32) + offset)
+
+
+def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
+    """LayerNorm (Ba et al. 2016, arXiv 1607.06450) over the last axis: float32 of x's shape."""
+    x = x.astype(jnp.float32)
+    x = x - row_sum(x) / x.shape[-1]
+    scale = jax.lax.rsqrt(row_sum(x * x) / x.shape[-1] + eps)
+    return x * scale * weight.astype(jnp.float32) + bias.astype(jnp.float32)

@@ -6,41 +6,106 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs.model import Rope
+from configs.rope import Dynamic, Linear, Llama3, LongRope, Rope, Yarn
 
 
-def inverse_frequencies(rope: Rope, head_width: int) -> np.ndarray:
-    """Radians per position of each of the H/2 rotating pairs, float32 [H/2].
+def inverse_frequencies(rope: Rope, head_width: int, max_context: int | None = None) -> np.ndarray:
+    """Radians per position of each of the X rotating pairs, float32 [X], as transformers computes
+    them; of 'dynamic' those of its original context.
 
-    'linear' is position interpolation (Chen et al. 2023, arXiv 2306.15595); 'llama3' that of
-    Llama 3.1 (Grattafiori et al. 2024, arXiv 2407.21783), as transformers computes it.
+    `max_context` chooses between longrope's divisors; None is a model as long as its original.
     """
-    frequencies = 1.0 / rope.theta ** (np.arange(0, head_width, 2, dtype=np.float64) / head_width)
-    if rope.scaling == "linear":
-        frequencies /= rope.factor
-    elif rope.scaling == "llama3":
-        turns = rope.original_context * frequencies / (2 * math.pi)
-        ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    width = rope.rotating(head_width)
+    exponents = np.arange(0, width, 2, dtype=np.float64) / width
+    frequencies = 1.0 / rope.theta**exponents
+    scaling = rope.scaling
+    if isinstance(scaling, Linear):
+        frequencies /= scaling.factor
+    elif isinstance(scaling, Llama3):
+        turns = scaling.original_context * frequencies / (2 * math.pi)
+        ramp = (turns - scaling.low_freq_factor) / (
+            scaling.high_freq_factor - scaling.low_freq_factor
+        )
         keep = np.clip(ramp, 0.0, 1.0)
-        frequencies = keep * frequencies + (1 - keep) * frequencies / rope.factor
+        frequencies = keep * frequencies + (1 - keep) * frequencies / scaling.factor
+    elif isinstance(scaling, Yarn):
+        keep = _yarn_kept(scaling, rope.theta, width)
+        frequencies = keep * frequencies + (1 - keep) * frequencies / scaling.factor
+    elif isinstance(scaling, LongRope):
+        is_long = max_context is not None and max_context > scaling.original_context
+        frequencies /= np.array(scaling.long if is_long else scaling.short)
     return frequencies.astype(np.float32)
 
 
-def angles(rope: Rope, head_width: int, positions_T: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """cos and sin of each position's angles, float32 [T, H/2] each.
+def _yarn_kept(scaling: Yarn, theta: float, width: int) -> np.ndarray:
+    """Share of each pair's frequency that stays (Peng et al. 2023, section 3.2), float64 [X]."""
+
+    def pair_of(turns: float) -> float:
+        """The (fractional) pair that turns so often within the original context."""
+        length = scaling.original_context / (turns * 2 * math.pi)
+        return width * math.log(length) / (2 * math.log(theta))
+
+    low, high = pair_of(scaling.beta_fast), pair_of(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    if low == high:
+        high += 0.001
+    return 1 - np.clip((np.arange(width // 2) - low) / (high - low), 0, 1)
+
+
+def attention_factor(rope: Rope) -> float:
+    """What cos and sin are multiplied with, so that a stretched model's scores keep their
+    sharpness.
+    """
+    scaling = rope.scaling
+    if isinstance(scaling, LongRope):
+        return scaling.attention_factor
+    if isinstance(scaling, Yarn):
+        if scaling.attention_factor is not None:
+            return scaling.attention_factor
+        return 0.1 * math.log(scaling.factor) + 1 if scaling.factor > 1 else 1.0
+    return 1.0
+
+
+def angles(
+    rope: Rope, head_width: int, positions_T: jax.Array, max_context: int | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """cos and sin of each position's angles, times the attention factor, float32 [T, X] each.
 
     They pass through a product with the identity, which changes no bit: XLA's CPU backend would
     otherwise compute them again inside each layer, for every head.
     """
-    angles_TX = positions_T[:, None].astype(jnp.float32) * inverse_frequencies(rope, head_width)
+    frequencies_X = inverse_frequencies(rope, head_width, max_context)
+    angles_TX = positions_T[:, None].astype(jnp.float32) * frequencies_X
+    if isinstance(rope.scaling, Dynamic):
+        angles_TX *= _dynamic_stretch(rope.scaling, 2 * len(frequencies_X), positions_T)
     both_TH = jnp.concatenate([jnp.cos(angles_TX), jnp.sin(angles_TX)], axis=-1)
-    same_TH = jnp.dot(both_TH, jnp.eye(head_width), precision=jax.lax.Precision.HIGHEST)
+    both_TH *= attention_factor(rope)
+    identity = jnp.eye(both_TH.shape[-1])
+    same_TH = jnp.dot(both_TH, identity, precision=jax.lax.Precision.HIGHEST)
     cos_TX, sin_TX = jnp.split(same_TH, 2, axis=-1)
     return cos_TX, sin_TX
 
 
+def _dynamic_stretch(scaling: Dynamic, width: int, positions_T: jax.Array) -> jax.Array:
+    """What a growing base, theta r^(w / (w - 2)), makes of each frequency: r^(-2 i / (w - 2)),
+    float32 [T, X] with r = factor n / original - (factor - 1) at length n; exactly 1 up to
+    the original context.
+    """
+    length_T = jnp.maximum(positions_T + 1, scaling.original_context).astype(jnp.float32)
+    growth_T = 1 + scaling.factor * (length_T / scaling.original_context - 1)
+    powers_X = np.arange(0, width, 2, dtype=np.float32) / max(width - 2, 1)
+    return jnp.exp(-jnp.log(growth_T)[:, None] * powers_X)
+
+
 def rotate(x_TNH: jax.Array, cos_TX: jax.Array, sin_TX: jax.Array) -> jax.Array:
-    """Rotates the pairs (i, i + H/2) of every head, X = H/2 angles a token: float32 [T, N, H]."""
-    first, second = jnp.split(x_TNH, 2, axis=-1)
+    """Rotates the pairs (i, i + X) of every head by X angles a token, elements from 2X on stay:
+    float32 [T, N, H].
+    """
+    pairs = cos_TX.shape[-1]
+    first, second = x_TNH[..., :pairs], x_TNH[..., pairs : 2 * pairs]
     cos, sin = cos_TX[:, None], sin_TX[:, None]
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    turned = [first * cos - second * sin, second * cos + first * sin]
+    rest = [x_TNH[..., 2 * pairs :]] if x_TNH.shape[-1] > 2 * pairs else []
+    return jnp.concatenate(turned + rest, axis=-1)

@@ -16,7 +16,8 @@ import numpy as np
 
 from configs.cache import CacheSpec, recurrent, shared
 from configs.engine import Config, EngineConfig
-from configs.model import LayerSpec, ModelConfig, Rope
+from configs.model import LayerSpec, ModelConfig
+from configs.rope import Dynamic, Rope
 from inference import engine as engines
 from inference import request
 from layers import decoder, kv_cache
@@ -164,8 +165,18 @@ def gemma(dtype: str = "float32", **changes: Any) -> ModelConfig:
     widths |= {"vocab_size": 131, "max_context": 256} | changes
     return ModelConfig(
         "tiny-gemma", "gemma3", **widths, dtype=dtype, pattern=(local, local, world),
-        norm_offset=1.0, norm_eps=1e-6, qk_norm=True, post_norms=True, activation="gelu_tanh",
+        norm_offset=1.0, norm_eps=1e-6, qk_norm="head", post_norms=True, activation="gelu_tanh",
         embedding_scale=24**0.5,
+    )  # fmt: skip
+
+
+def quirks(dtype: str = "float32", **changes: Any) -> ModelConfig:
+    """Layer norms, biases, caps, a plain feed-forward, growing and missing RoPE, a window."""
+    turning = LayerSpec(ffn="plain", rope=Rope(500.0, Dynamic(4.0, 16), 0.75))
+    return dataclasses.replace(
+        llama(dtype, **changes), name="tiny-quirks",
+        pattern=(turning, LayerSpec(rope=None, window=20)), norm="layer",
+        biases=("qkv", "out", "ffn"), score_cap=2.0, logit_cap=6.0,
     )  # fmt: skip
 
 
@@ -173,7 +184,8 @@ def gemma(dtype: str = "float32", **changes: Any) -> ModelConfig:
 def real_params(model: ModelConfig) -> Any:
     """Random parameters, with an untied head: greedy text does not repeat its last token."""
     params = init(decoder.param_infos(model), seed=3)
-    return jax.tree.map(lambda leaf: leaf * 2 if leaf.ndim == 2 else leaf, params)
+    shift = 0.1 if model.biases else 0.0  # biases are 0 at first
+    return jax.tree.map(lambda leaf: leaf * 2 if leaf.ndim == 2 else leaf + shift, params)
 
 
 # --- engines --------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import numpy as np
 
 from configs.errors import InputError
 from inference import files
-from inference.checkpoints import load, safetensors_file
+from inference.checkpoints import load, names, safetensors_file
 from inference.checkpoints.load import Progress
 from inference.checkpoints.names import NameMap
 from inference.checkpoints.tensor_source import TensorSource
@@ -63,7 +63,7 @@ def open_or_convert(
     if path.exists():
         try:
             cached = safetensors_file.open_file(path)
-            load.check(declared, cached, lambda name: (name,))
+            load.check(declared, cached, names.identity)
             if safetensors_file.read_metadata(path) == metadata:
                 return cached
         except InputError:

@@ -1,11 +1,10 @@
-"""A `.gguf` file: its metadata as a `ModelConfig`, its tensors as rows of bfloat16.
+"""The tensors of a `.gguf` file as rows of bfloat16; `gguf_config` reads its metadata.
 
 Quantized weights are dequantized to float32 and rounded to bfloat16, once: the rounded values are
 the model, whatever precision later computes with them.
 """
 
 import functools
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +13,15 @@ import ml_dtypes
 import numpy as np
 
 from configs.errors import InputError
-from configs.model import LayerSpec, ModelConfig, Rope
+from configs.model import ModelConfig
 from inference.checkpoints import gguf_scan
 from inference.checkpoints.gguf_scan import Header
 from inference.checkpoints.tensor_source import TensorSource
-from layers import rope as rope_math
 
 _BLOCK_ELEMENTS = 1 << 17  # dequantized at a time: temporaries stay in the processor's cache
-_ROPE_FACTORS = "rope_freqs.weight"
-_MAX_WIDTH = 1 << 24
-_MAX_LAYERS = 10_000
-_GEMMA3_27B_LAYERS = 62  # the one size whose queries are scaled by D / N instead of H
-
-# Keys that are understood below or say nothing about the mathematics. Any other is refused.
-_KNOWN_KEYS = {
-    "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
-    "attention.head_count", "attention.head_count_kv", "attention.key_length",
-    "attention.value_length", "attention.layer_norm_rms_epsilon", "attention.sliding_window",
-    "attention.sliding_window_pattern",
-    "rope.freq_base", "rope.freq_base_swa", "rope.dimension_count", "rope.scaling.type",
-    "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.finetuned",
-}  # fmt: skip
+# Tensors that say how positions rotate, and so are part of the configuration.
+_POSITION_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_INTERLEAVED = ("llama", "smollm3")  # families whose rotary pairs llama.cpp stores as neighbours
 
 
 def open_gguf(path: Path) -> Header:
@@ -42,151 +29,11 @@ def open_gguf(path: Path) -> Header:
     return gguf_scan.scan(path, {int(kind): size for kind, size in gguf.GGML_QUANT_SIZES.items()})
 
 
-def read_config(header: Header) -> ModelConfig:
-    """The model a file describes.
-
-    Raises:
-        InputError: another architecture, a missing key, or a key that changes the model and is not
-            understood.
-    """
-    try:
-        return _build(header)
-    except ValueError as error:
-        raise InputError(f"{header.path}: {error}") from None
-
-
-def _build(header: Header) -> ModelConfig:
-    family = header.metadata.get("general.architecture")
-    if not isinstance(family, str) or family not in ("llama", "gemma3"):
-        shown = " ".join(repr(family).split())[:80]
-        raise InputError(f"architecture {shown} is not supported; valid: llama, gemma3")
-    parts = header.metadata.get("split.count", 1)
-    if not isinstance(parts, int) or parts != 1:  # an array compares with 1 element by element
-        raise InputError("one part of a split GGUF; join the parts with gguf-split --merge")
-    keys = _Keys(header, family)
-    keys.refuse_unknown()
-    width, num_heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
-    head_width = keys.integer("attention.key_length", max(width // num_heads, 1))
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if keys.integer(key, head_width) != head_width:
-            raise InputError(f"{family}.{key} differs from the head width {head_width}")
-    embedding = header.tensors.get("token_embd.weight")
-    if embedding is None:
-        raise InputError("tensor 'token_embd.weight' is missing")
-    name = header.metadata.get("general.name")
-    widths: dict[str, Any] = {
-        "name": name if isinstance(name, str) else header.path.stem,
-        "family": family,
-        "vocab_size": embedding.shape[0],
-        "width": width,
-        "ffn_width": keys.integer("feed_forward_length"),
-        "num_layers": keys.integer("block_count", limit=_MAX_LAYERS),
-        "num_heads": num_heads,
-        "num_kv_heads": keys.integer("attention.head_count_kv", num_heads),
-        "head_width": head_width,
-        "max_context": keys.integer("context_length"),
-        "norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
-        "tied": "output.weight" not in header.tensors,
-    }
-    if family == "gemma3":
-        return _gemma3(keys, widths)
-    return ModelConfig(**widths, pattern=(LayerSpec(rope=_llama_rope(keys, head_width)),))
-
-
-class _Keys:
-    """An architecture's metadata, read by type."""
-
-    def __init__(self, header: Header, family: str):
-        self.header = header
-        self.family = family
-
-    def refuse_unknown(self) -> None:
-        prefix = f"{self.family}."
-        for key in self.header.metadata:
-            if key.startswith(prefix) and key.removeprefix(prefix) not in _KNOWN_KEYS:
-                raise InputError(f"metadata {key!r} is not supported")
-
-    def get(self, key: str, kinds: tuple[type, ...], default: Any) -> Any:
-        value = self.header.metadata.get(f"{self.family}.{key}", default)
-        if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
-            value = value[0].item()  # one value a layer, all equal
-        if value is None:
-            raise InputError(f"metadata {self.family}.{key!s} is missing")
-        if isinstance(value, bool) or not isinstance(value, kinds):
-            raise InputError(f"metadata {self.family}.{key} must be one {kinds[0].__name__}")
-        return value
-
-    def integer(self, key: str, default: int | None = None, limit: int = _MAX_WIDTH) -> int:
-        value = self.get(key, (int,), default)
-        if not 1 <= value <= limit:
-            raise InputError(f"metadata {self.family}.{key} must be 1 to {limit}, not {value}")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        # Stored in float32: the shortest decimal that rounds to it is the number that was meant.
-        value = float(str(np.float32(self.get(key, (float, int), default))))
-        if not 0 < value < math.inf:
-            raise InputError(f"metadata {self.family}.{key} must be positive, not {value}")
-        return value
-
-    def text(self, key: str, default: str) -> str:
-        return self.get(key, (str,), default)
-
-
-def _linear_rope(keys: _Keys, theta: float) -> Rope:
-    scaling = keys.text("rope.scaling.type", "none")
-    if scaling not in ("none", "linear"):
-        raise InputError(f"rope scaling {scaling!r} is not supported; valid: none, linear")
-    factor = keys.number("rope.scaling.factor", 1.0) if scaling == "linear" else 1.0
-    return Rope(theta) if factor == 1.0 else Rope(theta, "linear", factor)
-
-
-def _llama_rope(keys: _Keys, head_width: int) -> Rope:
-    rope = _linear_rope(keys, keys.number("rope.freq_base", 10_000.0))
-    entry = keys.header.tensors.get(_ROPE_FACTORS)
-    if entry is None:
-        return rope
-    # Llama 3.1 and later store the divisor of each frequency instead of the rule that made it.
-    plain = rope_math.inverse_frequencies(rope, head_width)
-    if entry.shape != plain.shape:
-        raise InputError(f"{_ROPE_FACTORS!r} is {list(entry.shape)}; expected {list(plain.shape)}")
-    _check_type(_ROPE_FACTORS, entry.ggml_type)
-    divisors = _read(keys.header, _ROPE_FACTORS, 0, entry.shape[0], np.float32)
-    if not (np.isfinite(divisors) & (divisors > 0)).all():
-        raise InputError(f"{_ROPE_FACTORS!r} holds what divides no frequency")
-    context = keys.integer("rope.scaling.original_context_length", Rope().original_context)
-    candidate = Rope(rope.theta, "llama3", float(divisors.max()), original_context=context)
-    expected = plain / rope_math.inverse_frequencies(candidate, head_width)
-    if not np.allclose(divisors, expected, rtol=1e-3):
-        raise InputError(f"{_ROPE_FACTORS!r} does not follow the llama3 rule")
-    return candidate
-
-
-def _gemma3(keys: _Keys, widths: dict[str, Any]) -> ModelConfig:
-    period = keys.integer("attention.sliding_window_pattern", 6)
-    local = LayerSpec(
-        rope=Rope(keys.number("rope.freq_base_swa", 10_000.0)),
-        window=keys.integer("attention.sliding_window"),
-    )
-    distant = LayerSpec(rope=_linear_rope(keys, keys.number("rope.freq_base", 1_000_000.0)))
-    scaled_by = widths["width"] / widths["num_heads"]
-    return ModelConfig(
-        **widths,
-        pattern=(local,) * (period - 1) + (distant,),
-        norm_offset=1.0,
-        qk_norm=True,
-        post_norms=True,
-        activation="gelu_tanh",
-        attention_scale=scaled_by**-0.5 if widths["num_layers"] == _GEMMA3_27B_LAYERS else None,
-        embedding_scale=widths["width"] ** 0.5,
-    )
-
-
 def tensors(header: Header, config: ModelConfig) -> TensorSource:
     """The file's tensors, in transformers' conventions.
 
-    llama.cpp interleaves the rotary pairs of a llama's queries and keys, and stores Gemma's norm
-    weights with the 1 already added; both are undone here.
+    llama.cpp interleaves the rotary pairs of some families' queries and keys, and stores Gemma's
+    norm weights with the 1 already added; both are undone here.
 
     Raises:
         InputError: a tensor's type cannot be dequantized.
@@ -197,7 +44,7 @@ def tensors(header: Header, config: ModelConfig) -> TensorSource:
             _check_type(name, ggml_type)
         except InputError as error:
             raise InputError(f"{header.path}: {error}") from None
-    shapes = {n: entry.shape for n, entry in header.tensors.items() if n != _ROPE_FACTORS}
+    shapes = {n: entry.shape for n, entry in header.tensors.items() if n not in _POSITION_TENSORS}
     return TensorSource(str(header.path), shapes, functools.partial(_read_rows, header, config))
 
 
@@ -210,8 +57,22 @@ def _check_type(name: str, ggml_type: int) -> None:
         raise InputError(f"tensor {name!r} has type {kind.name}, which is no weight") from None
 
 
+def read_numbers(header: Header, name: str) -> np.ndarray:
+    """A whole small tensor, float32.
+
+    Raises:
+        InputError: its type is no weight's, or a value is no finite number above 0.
+    """
+    entry = header.tensors[name]
+    _check_type(name, entry.ggml_type)
+    values = _read(header, name, 0, entry.shape[0], np.float32)
+    if not (np.isfinite(values) & (values > 0)).all():
+        raise InputError(f"{name!r} holds what divides no frequency")
+    return values
+
+
 def _read_rows(header: Header, config: ModelConfig, name: str, start: int, stop: int) -> np.ndarray:
-    if config.family == "llama" and name.endswith(("attn_q.weight", "attn_k.weight")):
+    if config.family in _INTERLEAVED and name.endswith(("attn_q.weight", "attn_k.weight")):
         head = config.head_width  # whole heads are read, so that rows can move inside them
         first, last = start // head * head, -(-stop // head) * head
         rows = _read(header, name, first, min(last, header.tensors[name].shape[0]))

@@ -9,7 +9,7 @@ import numpy as np
 
 from configs.errors import InputError
 from configs.model import ModelConfig
-from inference.checkpoints.names import NameMap
+from inference.checkpoints.names import NameMap, Stored
 from inference.checkpoints.tensor_source import TensorSource
 from layers import params
 from layers.params import ParamInfo, Params
@@ -58,7 +58,7 @@ def check(declared: dict[str, ParamInfo], source: TensorSource, name_map: NameMa
     """
     used = set()
     for path, info in declared.items():
-        names = name_map(path)
+        names, transposed = name_map(path)
         for name in names:
             if name not in source.shapes:
                 raise InputError(
@@ -66,11 +66,13 @@ def check(declared: dict[str, ParamInfo], source: TensorSource, name_map: NameMa
                     f"it holds {path}, {list(info.shape)}"
                 )
             used.add(name)
-        shapes = [source.shapes[name] for name in names]
+        turn = -1 if transposed else 1
+        shapes = [source.shapes[name][::turn] for name in names]
         rows = sum(shape[0] if shape else 0 for shape in shapes)
         if any(shape[1:] != info.shape[1:] for shape in shapes) or rows != info.shape[0]:
-            found = ", ".join(f"{n!r} is {list(s)}" for n, s in zip(names, shapes, strict=True))
-            raise InputError(f"{source.label}: {found}; expected {list(info.shape)} for {path}")
+            found = ", ".join(f"{name!r} is {list(source.shapes[name])}" for name in names)
+            expected = list(info.shape[::turn])
+            raise InputError(f"{source.label}: {found}; expected {expected} for {path}")
     extra = sorted(set(source.shapes) - used)
     if extra:
         more = f" and {len(extra) - _SHOWN} more" if len(extra) > _SHOWN else ""
@@ -80,28 +82,47 @@ def check(declared: dict[str, ParamInfo], source: TensorSource, name_map: NameMa
 
 
 def check_parts(config: ModelConfig, source: TensorSource, name_map: NameMap) -> None:
-    """Checks the tensors that are stacked into one parameter, whose sum alone may hide a swap.
+    """Checks the tensors that are stacked into one parameter, whose sum alone may hide a swap; what
+    the checkpoint itself has stacked is a sum.
 
     Raises:
         InputError: naming the first tensor with a wrong number of rows.
     """
     query, key = (n * config.head_width for n in (config.num_heads, config.num_kv_heads))
-    stacked = {"mixer/qkv": (query, key, key), "ffn/gate_up": (config.ffn_width,) * 2}
-    for layer in range(config.num_layers):
-        for part, rows in stacked.items():
-            for name, expected in zip(name_map(f"layers/{layer}/{part}"), rows, strict=True):
-                shape = source.shapes.get(name, (expected, config.width))
-                if shape != (expected, config.width):
-                    raise InputError(
-                        f"{source.label}: {name!r} is {list(shape)}; "
-                        f"expected {[expected, config.width]}"
-                    )
+    qkv, gate_up = (query, key, key), (config.ffn_width,) * 2
+    for index, layer in enumerate(config.layers):
+        stacked: list[tuple[str, str, tuple[int, ...]]] = [("mixer/qkv", "qkv", qkv)]
+        stacked += [("ffn/gate_up", "ffn", gate_up)] if layer.ffn == "gated" else []
+        for part, bias, rows in stacked:
+            path = f"layers/{index}/{part}"
+            _check_rows(source, name_map(path).names, rows, (config.width,))
+            if bias in config.biases:
+                _check_rows(source, name_map(f"{path}_bias").names, rows, ())
 
 
-def rows_of(source: TensorSource, names: Iterable[str]) -> Iterable[np.ndarray]:
-    """The rows of several tensors after one another, in blocks of bounded size."""
-    for name in names:
+def _check_rows(
+    source: TensorSource, names: tuple[str, ...], rows: tuple[int, ...], inner: tuple[int, ...]
+) -> None:
+    if len(names) == 1:
+        return
+    for name, count in zip(names, rows, strict=True):
+        expected = (count, *inner)
+        shape = source.shapes.get(name, expected)
+        if shape != expected:
+            raise InputError(
+                f"{source.label}: {name!r} is {list(shape)}; expected {list(expected)}"
+            )
+
+
+def rows_of(source: TensorSource, stored: Stored) -> Iterable[np.ndarray]:
+    """The rows of several tensors after one another, in blocks of bounded size; a transposed tensor
+    is one block.
+    """
+    for name in stored.names:
         shape = source.shapes[name]
+        if stored.transposed:
+            yield source.read(name, 0, shape[0]).T
+            continue
         step = max(_BLOCK_ELEMENTS // math.prod(shape[1:]), 1)
         for start in range(0, shape[0], step):
             yield source.read(name, start, min(start + step, shape[0]))

@@ -4,14 +4,46 @@ A name map takes one of our paths ('layers/3/mixer/qkv') and gives the source te
 their rows.
 """
 
+import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from configs.errors import InputError
 
-NameMap = Callable[[str], tuple[str, ...]]
 
-_HUGGINGFACE = {
+class Stored(NamedTuple):
+    """Where a parameter is in a checkpoint.
+
+    Attributes:
+        names: tensors whose rows follow one another; a checkpoint that stacks them has one.
+        transposed: matrices are stored [in, out].
+    """
+
+    names: tuple[str, ...]
+    transposed: bool = False
+
+
+NameMap = Callable[[str], Stored]
+Table = Mapping[str, tuple[str, ...]]
+
+
+class Names(NamedTuple):
+    """How a family's checkpoints name tensors.
+
+    Attributes:
+        table: our paths, of layers without 'layers/N/', and the tensors that make them up; a bias
+            goes by its weight's names.
+        layers: what stands before a layer's number; its first word stands before all but the head.
+        transposed: paths of matrices stored [in, out].
+    """
+
+    table: Table
+    layers: str = "model.layers"
+    transposed: tuple[str, ...] = ()
+
+
+_LLAMA: Table = {
     "embed/table": ("model.embed_tokens.weight",),
     "final_norm": ("model.norm.weight",),
     "head/table": ("lm_head.weight",),
@@ -24,12 +56,31 @@ _HUGGINGFACE = {
     "ffn/gate_up": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
     "ffn/down": ("mlp.down_proj.weight",),
 }
-_HUGGINGFACE_GEMMA3 = _HUGGINGFACE | {
+_GEMMA: Table = {
+    **_LLAMA,
     "mixer_post_norm": ("post_attention_layernorm.weight",),
     "ffn_norm": ("pre_feedforward_layernorm.weight",),
     "ffn_post_norm": ("post_feedforward_layernorm.weight",),
 }
-_GGUF = {
+_PHI3: Table = {
+    **_LLAMA,
+    "mixer/qkv": ("self_attn.qkv_proj.weight",),
+    "ffn/gate_up": ("mlp.gate_up_proj.weight",),
+}
+_GPT2: Table = {
+    "embed/table": ("transformer.wte.weight",),
+    "positions/table": ("transformer.wpe.weight",),
+    "final_norm/weight": ("transformer.ln_f.weight",),
+    "head/table": ("lm_head.weight",),
+    "mixer_norm/weight": ("ln_1.weight",),
+    "mixer/qkv": ("attn.c_attn.weight",),
+    "mixer/out": ("attn.c_proj.weight",),
+    "ffn_norm/weight": ("ln_2.weight",),
+    "ffn/up": ("mlp.c_fc.weight",),
+    "ffn/down": ("mlp.c_proj.weight",),
+}
+_GPT2_TRANSPOSED = ("mixer/qkv", "mixer/out", "ffn/up", "ffn/down")
+_GGUF: Table = {
     "embed/table": ("token_embd.weight",),
     "final_norm": ("output_norm.weight",),
     "head/table": ("output.weight",),
@@ -44,28 +95,66 @@ _GGUF = {
     "ffn/down": ("ffn_down.weight",),
     "ffn_post_norm": ("post_ffw_norm.weight",),
 }
+_GGUF_PHI3: Table = {
+    **_GGUF,
+    "mixer/qkv": ("attn_qkv.weight",),
+    "ffn/gate_up": ("ffn_up.weight",),
+}
+_GGUF_GPT2: Table = {
+    **_GGUF,
+    "positions/table": ("position_embd.weight",),
+    "final_norm/weight": ("output_norm.weight",),
+    "mixer_norm/weight": ("attn_norm.weight",),
+    "mixer/qkv": ("attn_qkv.weight",),
+    "ffn_norm/weight": ("ffn_norm.weight",),
+    "ffn/up": ("ffn_up.weight",),
+}
 _LAYER = re.compile(r"layers/(\d+)/(.+)")
+
+_FAMILIES: dict[str, Names] = {
+    "llama": Names(_LLAMA),
+    "gemma2": Names(_GEMMA),
+    "gemma3": Names(_GEMMA),
+    "gpt2": Names(_GPT2, "transformer.h", _GPT2_TRANSPOSED),
+    "mistral": Names(_LLAMA),
+    "olmo2": Names(_GEMMA),
+    "phi3": Names(_PHI3),
+    "qwen2": Names(_LLAMA),
+    "qwen3": Names(_LLAMA),
+    "smollm3": Names(_LLAMA),
+}
 
 
 def huggingface(family: str) -> NameMap:
     """The map to the names transformers gives a family's tensors."""
-    table = {"llama": _HUGGINGFACE, "gemma3": _HUGGINGFACE_GEMMA3}[family]
-    return lambda path: _translate(path, table, "model.layers")
+    return functools.partial(_translate, _FAMILIES[family])
 
 
-def gguf(path: str) -> tuple[str, ...]:
-    """The map to llama.cpp's names."""
-    return _translate(path, _GGUF, "blk")
+def base(family: str) -> str:
+    """What stands before the names of all tensors but the head's."""
+    return _FAMILIES[family].layers.split(".")[0]
 
 
-def identity(path: str) -> tuple[str, ...]:
+def gguf(family: str) -> NameMap:
+    """The map to the names llama.cpp gives a family's tensors."""
+    own = {"phi3": _GGUF_PHI3, "gpt2": _GGUF_GPT2}.get(family, _GGUF)
+    return functools.partial(_translate, Names(own, layers="blk"))
+
+
+def identity(path: str) -> Stored:
     """The map of a checkpoint that is stored under our own paths."""
-    return (path,)
+    return Stored((path,))
 
 
-def _translate(path: str, table: dict[str, tuple[str, ...]], prefix: str) -> tuple[str, ...]:
+def _translate(names: Names, path: str) -> Stored:
     layer = _LAYER.fullmatch(path)
-    names = table.get(layer[2] if layer else path)
-    if names is None:
+    own = layer[2] if layer else path
+    is_bias = own.endswith(("_bias", "/bias"))
+    found = names.table.get(own.removesuffix("_bias").replace("/bias", "/weight"))
+    if found is None:
         raise InputError(f"parameter {path!r} has no counterpart in this checkpoint format")
-    return tuple(f"{prefix}.{layer[1]}.{name}" for name in names) if layer else names
+    if is_bias:
+        found = tuple(name.removesuffix(".weight") + ".bias" for name in found)
+    if layer:
+        found = tuple(f"{names.layers}.{layer[1]}.{name}" for name in found)
+    return Stored(found, own in names.transposed)

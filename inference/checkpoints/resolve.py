@@ -18,6 +18,7 @@ from inference import tokenizer
 from inference.checkpoints import (
     converted,
     defaults,
+    gguf_config,
     gguf_file,
     gguf_tokenizer,
     huggingface,
@@ -90,7 +91,7 @@ def resolve(model: str) -> Resolved:
         raise InputError(f"{model}: pickles can run code when loaded; use safetensors or GGUF")
     if found or path.suffix == ".gguf":
         header = gguf_file.open_gguf(path)
-        config = gguf_file.read_config(header)
+        config = gguf_config.read_config(header)
         return Resolved(config, lambda progress: _open_gguf(header, config))
     raise InputError(
         f"no model {model!r}; valid: a preset ({', '.join(presets.NAMES)}), a directory in Hugging "
@@ -107,7 +108,7 @@ def _open_preset(preset: Preset, progress: Progress | None) -> Checkpoint:
         opened = _open_directory(path, preset.config)
     else:
         header = gguf_file.open_gguf(path)
-        found = gguf_file.read_config(header)
+        found = gguf_config.read_config(header)
         opened = _open_gguf(header, preset.config)
     for field in dataclasses.fields(ModelConfig):
         expected, actual = getattr(preset.config, field.name), getattr(found, field.name)
@@ -117,7 +118,7 @@ def _open_preset(preset: Preset, progress: Progress | None) -> Checkpoint:
 
 
 def _open_directory(path: Path, config: ModelConfig) -> Checkpoint:
-    source = huggingface.drop_derived(safetensors_file.open_directory(path), config)
+    source = huggingface.tensors(safetensors_file.open_directory(path), config)
     name_map = names.huggingface(config.family)
     load.check_parts(config, source, name_map)
     return Checkpoint(
@@ -143,15 +144,15 @@ def _open_gguf(header: Header, config: ModelConfig) -> Checkpoint:
 def _load_gguf(
     header: Header, config: ModelConfig, infos: Any, progress: Progress | None
 ) -> Params:
-    source = gguf_file.tensors(header, config)
-    load.check_parts(config, source, names.gguf)
+    source, name_map = gguf_file.tensors(header, config), names.gguf(config.family)
+    load.check_parts(config, source, name_map)
     rounded = jax.tree.map(
         lambda info: dataclasses.replace(info, dtype="bfloat16"), infos, is_leaf=params.is_info
     )
     place = converted.place(header.path) / "weights.safetensors"
     try:
-        cached = converted.open_or_convert(place, rounded, source, names.gguf, progress)
+        cached = converted.open_or_convert(place, rounded, source, name_map, progress)
     except OSError as error:
         logging.warning("converted weights are not cached: %s: %s", place, error.strerror)
-        return load.load_params(infos, source, names.gguf, progress)
+        return load.load_params(infos, source, name_map, progress)
     return load.load_params(infos, cached, names.identity, progress)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from configs.cache import CacheSpec
 from configs.mixers import Latent
-from configs.model import LayerSpec, ModelConfig, Rope
+from configs.model import LayerSpec, ModelConfig
 from configs.precision import FORMATS, Format
 from inference.planner import weights
 from inference.planner.weights import Matrix
@@ -171,6 +171,7 @@ def step_operations(
     )  # fmt: skip
     looked_up = rest.bytes_for(T * D, D)
     own = 0.0 if config.tied else looked_up  # a tied table is the head's, which reads it whole
+    own += looked_up if config.learned_positions else 0.0
     operations.append(Operation("embed", 1, 0, own, activation_bytes=looked_up, split=False))
     vectors = rest.bytes_for(weights.vector_elements(config), D)
     operations.append(Operation("vectors", 1, 0, vectors, split=False))
@@ -224,7 +225,7 @@ def _kinds(config: ModelConfig) -> Mapping[_Kind, int]:
     specs = config.cache_specs
     return collections.Counter(
         _Kind(
-            dataclasses.replace(layer, rope=Rope(), ffn="none", experts=None, cache=None),
+            dataclasses.replace(layer, rope=None, ffn="none", experts=None, cache=None),
             spec if spec.owner is None else specs[spec.owner],
             layer.is_sharer,
         )

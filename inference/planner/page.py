@@ -76,7 +76,8 @@ def describe(config: ModelConfig) -> dict[str, Any]:
     return {
         **{name: getattr(config, name) for name in _PLAIN},
         "kv_heads": config.num_kv_heads,
-        "vector_elements": weights.vector_elements(config),
+        "vector_elements": ends.sized(*map(weights.vector_elements, (ends.few, ends.many))),
+        "position_elements": weights.position_elements(config),
         "has_kv_heads": any(not p.latent and not p.recurrent for p in config.pattern),
         "divided": sorted({config.num_heads} | states | hidden),
         "exchanges": sum(1 if layer.ffn == "none" else 2 for layer in config.layers),

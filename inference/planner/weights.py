@@ -119,6 +119,9 @@ def _ffn_matrices(config: ModelConfig, layer: LayerSpec) -> tuple[Matrix, ...]:
     D = config.width
     if layer.ffn == "none":
         return ()
+    if layer.ffn == "plain":
+        up, down = Matrix("ffn.up", config.ffn_width, D, "rows"), config.ffn_width
+        return up, Matrix("ffn.down", D, down, "width")
     if layer.experts is None:
         return _gated("ffn", D, config.ffn_width, None)
     experts = layer.experts
@@ -140,11 +143,12 @@ def _gated(part: str, width: int, hidden: int, experts: Experts | None) -> tuple
 
 @functools.lru_cache(maxsize=64)
 def vector_elements(config: ModelConfig) -> int:
-    """Weights that are no matrix: norms, and a recurrent layer's taps, decays and skips."""
-    count = config.width  # the final norm
+    """Weights that are no matrix: norms, biases, and a recurrent layer's taps, decays and skips."""
+    norm = config.width * (2 if config.norm == "layer" else 1)
+    count = norm  # the final one
     for layer in config.layers:
         parts = 1 if layer.ffn == "none" else 2
-        count += config.width * parts * (2 if config.post_norms else 1)
+        count += norm * parts * (config.pre_norms + config.post_norms) + _biases(config, layer)
         if layer.indexer is not None:
             count += 2 * layer.indexer.head_width  # a layer norm of its keys
         if layer.recurrent is not None:
@@ -154,8 +158,22 @@ def vector_elements(config: ModelConfig) -> int:
         elif layer.latent is not None:
             count += layer.latent.rank + (layer.latent.query_rank or 0)
         elif config.qk_norm:
-            count += (1 if layer.is_sharer else 2) * config.head_width
+            queries, keys = 1, 0 if layer.is_sharer else 1
+            if config.qk_norm == "all":
+                queries, keys = config.num_heads * queries, config.num_kv_heads * keys
+            count += (queries + keys) * config.head_width
     return count
+
+
+def _biases(config: ModelConfig, layer: LayerSpec) -> int:
+    """A bias has an element for each row of the matrix it belongs to."""
+    kinds = {"attention.qkv": "qkv", "attention.q": "qkv", "attention.out": "out"}
+    rows = [
+        matrix.rows
+        for matrix in layer_matrices(config, layer)
+        if kinds.get(matrix.name, matrix.name.split(".")[0]) in config.biases
+    ]
+    return sum(rows)
 
 
 def table_elements(config: ModelConfig) -> int:
@@ -163,11 +181,16 @@ def table_elements(config: ModelConfig) -> int:
     return config.vocab_size * config.width
 
 
+def position_elements(config: ModelConfig) -> int:
+    """Weights of the table of learned positions."""
+    return config.learned_positions * config.width
+
+
 def num_parameters(config: ModelConfig) -> int:
     """All weights, a tied head counted once."""
     tables = table_elements(config) * (1 if config.tied else 2)
     in_layers = sum(matrix.elements * count for matrix, count in matrices(config).items())
-    return in_layers + vector_elements(config) + tables
+    return in_layers + vector_elements(config) + position_elements(config) + tables
 
 
 def num_active_parameters(config: ModelConfig) -> int:
@@ -183,6 +206,7 @@ def weight_bytes(config: ModelConfig, format: Format, rest: Format) -> float:
     """Bytes of all weights: the layers' matrices in `format`, tables and vectors in `rest`."""
     total = rest.bytes_for(vector_elements(config), config.width)
     total += rest.bytes_for(table_elements(config), config.width) * (1 if config.tied else 2)
+    total += rest.bytes_for(position_elements(config), config.width)
     for matrix, count in matrices(config).items():
         total += format.bytes_for(matrix.elements * count, matrix.width)
     return total
@@ -195,7 +219,7 @@ def chip_weight_bytes(config: ModelConfig, format: Format, rest: Format, mesh: M
     """
     total = rest.bytes_for(vector_elements(config), config.width)
     tables = rest.bytes_for(table_elements(config), config.width) * (1 if config.tied else 2)
-    total += tables / mesh.model
+    total += rest.bytes_for(position_elements(config), config.width) + tables / mesh.model
     for matrix, count in matrices(config).items():
         held = format.bytes_for(matrix.elements * count, matrix.width)
         held /= mesh.expert if matrix.experts else 1

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from configs.cache import BLOCK_TOKENS
 from configs.engine import MIN_DETERMINISTIC_ROWS
 from layers import kv_cache
+from layers.linear import soft_cap
 from layers.reduce import row_sum
 
 _MASKED = -1e30
@@ -33,6 +34,7 @@ def attend_dense(
     v_CWKH: jax.Array,
     position_CW: jax.Array,
     window: int | None,
+    score_cap: float | None = None,
 ) -> jax.Array:
     """Attention of rows among themselves, without a cache: float32 [C, W, N, H]. Differentiable."""
     C, W, N, H = q_CWNH.shape
@@ -40,6 +42,7 @@ def attend_dense(
     q_CWKGH = q_CWNH.reshape(C, W, K, N // K, H)
     scores = jnp.einsum("CWKGH,CSKH->CKGWS", q_CWKGH, k_CWKH, preferred_element_type=jnp.float32)
     mask_CWS = visible(position_CW[:, None, :], position_CW[:, :, None], window)
+    scores = _capped(scores, score_cap)
     scores = jnp.where(mask_CWS[:, None, None], scores, _MASKED)
     weights = jax.nn.softmax(scores, axis=-1).astype(v_CWKH.dtype)
     out = jnp.einsum("CKGWS,CSKH->CWKGH", weights, v_CWKH, preferred_element_type=jnp.float32)
@@ -53,6 +56,7 @@ def attend_pages(
     position_CW: jax.Array,
     window: int | None,
     deterministic: bool = False,
+    score_cap: float | None = None,
 ) -> jax.Array:
     """Attention of a rectangle over its sequences' pages: float32 [C, W, N, H].
 
@@ -64,6 +68,7 @@ def attend_pages(
         position_CW: positions of the queries; a key is visible up to its query's own.
         window: tokens a query sees, itself included.
         deterministic: same bits for a token whatever the rectangle: fixed tiles of queries.
+        score_cap: soft limit of the scores.
     """
     C, W, N, H = q_CWNH.shape
     if deterministic:
@@ -71,9 +76,9 @@ def attend_pages(
         q_CWNH = jnp.pad(q_CWNH, ((0, 0), (0, padded - W), (0, 0), (0, 0)))
         position_CW = jnp.pad(position_CW, ((0, 0), (0, padded - W)), mode="edge")
     if W * N <= _BLOCK_DIAGONAL_ROWS and not deterministic:
-        fold, finish, init = _block_diagonal(q_CWNH, pages.shape[2] // 2)
+        fold, finish, init = _block_diagonal(q_CWNH, pages.shape[2] // 2, score_cap)
     else:
-        fold, finish, init = _per_head(q_CWNH, pages.shape[2] // 2, deterministic)
+        fold, finish, init = _per_head(q_CWNH, pages.shape[2] // 2, deterministic, score_cap)
 
     stop, oldest = jnp.max(position_CW) + 1, jnp.int32(0)
     if window is not None:
@@ -89,6 +94,11 @@ def attend_pages(
 
     carry = jax.lax.fori_loop(oldest // BLOCK_TOKENS, -(-stop // BLOCK_TOKENS), block, init)
     return finish(carry)[:, :W]
+
+
+def _capped(scores: jax.Array, cap: float | None) -> jax.Array:
+    """Scores within a soft limit, before the mask is."""
+    return scores if cap is None else soft_cap(scores, cap)
 
 
 def _half(pages: jax.Array, ids_CP: jax.Array, half: int) -> jax.Array:
@@ -124,7 +134,7 @@ def _dot(x_BRX: jax.Array, y_B: jax.Array, contract: int) -> jax.Array:
     )
 
 
-def _block_diagonal(q_CWNH: jax.Array, width: int):  # noqa: ANN202
+def _block_diagonal(q_CWNH: jax.Array, width: int, cap: float | None):  # noqa: ANN202
     """Few query rows: each sits in its own head's columns of [K H], so keys are used as they lie,
     untransposed.
     """
@@ -135,7 +145,7 @@ def _block_diagonal(q_CWNH: jax.Array, width: int):  # noqa: ANN202
 
     def fold(carry, k_CSX, v_CSX, mask_CWS):  # noqa: ANN001, ANN202
         mask_CRS = jnp.repeat(mask_CWS, N, axis=1)
-        return _accumulate(carry, _dot(q_CRX, k_CSX, 2), mask_CRS, v_CSX)
+        return _accumulate(carry, _capped(_dot(q_CRX, k_CSX, 2), cap), mask_CRS, v_CSX)
 
     def finish(carry):  # noqa: ANN001, ANN202
         _, mass_CR1, values_CRX = carry
@@ -146,7 +156,7 @@ def _block_diagonal(q_CWNH: jax.Array, width: int):  # noqa: ANN202
     return fold, finish, (rows + _MASKED, rows, jnp.zeros((C, W * N, width), jnp.float32))
 
 
-def _per_head(q_CWNH: jax.Array, width: int, deterministic: bool):  # noqa: ANN202
+def _per_head(q_CWNH: jax.Array, width: int, deterministic: bool, cap: float | None):  # noqa: ANN202
     """Many query rows: one product a sequence and KV head (B of them), with the query rows that
     read it; in tiles of a fixed height, where bits must not depend on W.
     """
@@ -167,7 +177,7 @@ def _per_head(q_CWNH: jax.Array, width: int, deterministic: bool):  # noqa: ANN2
 
         def fold_tile(tiled):  # noqa: ANN001, ANN202
             carry, q_BRH, mask_BRS = tiled
-            return _accumulate(carry, _dot(q_BRH, k_BSH, 2), mask_BRS, v_BSH)
+            return _accumulate(carry, _capped(_dot(q_BRH, k_BSH, 2), cap), mask_BRS, v_BSH)
 
         tiles = carry, q_UBRH, mask_UBRS
         if num_tiles == 1:

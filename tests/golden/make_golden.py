@@ -1,6 +1,6 @@
 r"""Writes the golden data, or compares what it would write with what is committed.
 
-    python tests/golden/make_golden.py [--compare] [--only=tiny|real]
+    python tests/golden/make_golden.py [--compare] [--only=tiny|real] [--family=NAME]
 
 Run by Python 3.11.7 in an environment with the `golden` extra (torch 2.13.0, transformers 5.23.0).
 Tiny checkpoints are made from fixed seeds. The real models' files are taken from `--work`, or
@@ -48,6 +48,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--compare", action="store_true", help="write nothing, exit 1 if different")
     parser.add_argument("--only", choices=("tiny", "real"), help="leave the other part alone")
+    parser.add_argument("--family", help="of the tiny checkpoints, only these")
     parser.add_argument("--tolerance", type=float, default=1e-5)
     parser.add_argument(
         "--work",
@@ -56,6 +57,8 @@ def main() -> int:
         help="where the real models' files are kept (NAME.gguf, NAME-hf/)",
     )
     args = parser.parse_args()
+    if args.compare and args.family:
+        parser.error("--compare looks at all families")
     torch.set_num_threads(2)  # sums depend on how they are split
     transformers.utils.logging.disable_progress_bar()
     if not args.compare:
@@ -72,7 +75,7 @@ def main() -> int:
 
 def _write(root: pathlib.Path, args: argparse.Namespace) -> None:
     if args.only != "real":
-        tiny_checkpoints.write(root)
+        tiny_checkpoints.write(root, lambda case: args.family in (None, case.family))
     if args.only != "tiny":
         models = {name: _load_real(name, args.work) for name in _REAL}
         for name, (model, tokenizer) in models.items():

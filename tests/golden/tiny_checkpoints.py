@@ -2,164 +2,35 @@
 
 Each directory is what `save_pretrained` writes, and `expected.npz` beside it holds, for prompts 0
 and 1, `tokens_0` i32[T] and `logits_0` f32[T, V] at every position: float32 arithmetic on stored
-weights, eager attention. Sizes are odd on purpose, prompt 0 is longer than two sliding windows and
-three pages of 16 tokens, and norm weights are far from their neutral value, so that a wrong
-convention shows. Some config.json files are rewritten with the keys of transformers 4, which most
-published checkpoints still have.
+weights, eager attention. Norm weights are far from their neutral value and biases from 0, so that a
+wrong convention shows. One checkpoint a family also holds `greedy_prompts` i32[10, 40], padded with
+-1, and `greedy_tokens` i32[10, 16]. `tiny_cases` has the configurations.
 """
 
-import dataclasses
 import json
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tiny_tokenizer
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
+from tiny_cases import CASES, VOCAB_SIZE, Case
 
-_VOCAB_SIZE = 131
 _PROMPT_LENGTHS = (75, 29)
 _MATRIX_STD = 0.2
-_NORM_STD = 0.3
+_VECTOR_STD = 0.3
 # Far below the 1e-4 that an implementation may differ by: the reference's own rounding is no issue.
 _MAX_ROUNDING_ERROR = 2e-5
-
-# A context below the prompt's: all three branches of the rule occur among the 8 frequencies.
-_LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-_LLAMA = {
-    "vocab_size": _VOCAB_SIZE,
-    "intermediate_size": 52,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5,
-    "pad_token_id": None,
-    "tie_word_embeddings": False,
-}
-_GEMMA3 = {
-    "vocab_size": _VOCAB_SIZE,
-    "intermediate_size": 52,
-    "max_position_embeddings": 256,
-    "sliding_window": 24,
-}
+_NUM_GREEDY, _GREEDY_TOKENS, _LONGEST_GREEDY = 10, 16, 40
+_MIN_GAP = 0.01  # between the best token and the next, so that rounding decides nothing
 
 
-def _gemma3_rope(global_base: float, local_base: float, **scaling: Any) -> dict:
-    return {
-        "full_attention": {"rope_type": "default", "rope_theta": global_base} | scaling,
-        "sliding_attention": {"rope_type": "default", "rope_theta": local_base},
-    }
-
-
-def _layers(pattern: str) -> list[str]:
-    """'ssf' names two sliding layers, then a full one."""
-    return [{"s": "sliding_attention", "f": "full_attention"}[letter] for letter in pattern]
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One checkpoint: its config's fields and how it is stored."""
-
-    name: str
-    fields: dict
-    seed: int
-    dtype: torch.dtype = torch.bfloat16
-    version_4_keys: bool = False
-    max_shard_size: str = "5GB"
-    tokenizer: bool = False
-
-    def config(self) -> transformers.PreTrainedConfig:
-        if self.name.startswith("gemma3"):
-            return transformers.Gemma3TextConfig(**_GEMMA3 | self.fields)
-        return transformers.LlamaConfig(**_LLAMA | self.fields)
-
-
-def _widths(width: int, layers: int, heads: int, kv_heads: int, head_width: int) -> dict:
-    return {
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_width,
-    }
-
-
-CASES = (
-    Case("llama-mqa-float32", _widths(40, 2, 5, 1, 10), seed=1, dtype=torch.float32),
-    Case(
-        "llama-gqa-tied-rope3",
-        _widths(48, 3, 4, 2, 16) | {"tie_word_embeddings": True, "rope_parameters": _LLAMA3_ROPE},
-        seed=2,
-        version_4_keys=True,
-    ),
-    # head_dim is absent from this config.json, as from those of Llama 2.
-    Case(
-        "llama-mha-sharded",
-        _widths(36, 2, 3, 3, 12),
-        seed=3,
-        version_4_keys=True,
-        max_shard_size="20KB",
-    ),
-    Case(
-        "llama-tokenizer",
-        _widths(32, 2, 4, 2, 8)
-        | {
-            "vocab_size": tiny_tokenizer.VOCAB_SIZE,
-            "tie_word_embeddings": True,
-            "bos_token_id": tiny_tokenizer.BOS_ID,
-            "eos_token_id": tiny_tokenizer.EOS_IDS,
-        },
-        seed=9,
-        tokenizer=True,
-    ),
-    # The scale of attention is not the head width's; the global layers' positions are stretched.
-    Case(
-        "gemma3-gqa-linear-rope",
-        _widths(40, 6, 4, 2, 10)
-        | {
-            "query_pre_attn_scalar": 24,
-            "layer_types": _layers("ssfssf"),
-            "rope_parameters": _gemma3_rope(1e6, 1e4, rope_type="linear", factor=8.0),
-        },
-        seed=5,
-        version_4_keys=True,
-    ),
-    # A pattern that the number of layers is no multiple of.
-    Case(
-        "gemma3-mqa",
-        _widths(36, 5, 3, 1, 10)
-        | {
-            "query_pre_attn_scalar": 10,
-            "layer_types": _layers("ssfss"),
-            "rope_parameters": _gemma3_rope(1e5, 100.0),
-        },
-        seed=6,
-    ),
-    Case(
-        "gemma3-mha-untied-float32-sharded",
-        _widths(36, 3, 3, 3, 14)
-        | {
-            "query_pre_attn_scalar": 14,
-            "layer_types": _layers("sfs"),
-            "tie_word_embeddings": False,
-            "rope_parameters": _gemma3_rope(1e6, 1e4),
-        },
-        seed=7,
-        dtype=torch.float32,
-        max_shard_size="40KB",
-    ),
-)
-
-
-def write(root: pathlib.Path) -> None:
-    """Writes every case under `root`."""
-    for case in CASES:
+def write(root: pathlib.Path, chosen: Callable[[Case], bool] = lambda case: True) -> None:
+    """Writes the chosen cases under `root`."""
+    for case in filter(chosen, CASES):
         directory = root / case.name
         _write_checkpoint(case, directory)
         expected, error = _expected(case, directory)
@@ -179,18 +50,32 @@ def _write_checkpoint(case: Case, directory: pathlib.Path) -> None:
     model.to(case.dtype).save_pretrained(directory, max_shard_size=case.max_shard_size)
     if case.tokenizer:
         tiny_tokenizer.write(directory)
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
     if case.version_4_keys:
-        path = directory / "config.json"
-        path.write_text(json.dumps(_version_4(json.loads(path.read_text())), indent=2) + "\n")
+        config = _version_4(config)
+    for key, value in case.rewrites.items():
+        config[key] = value
+        if value is None:
+            del config[key]
+    path.write_text(json.dumps(config, indent=2) + "\n")
+    if case.bare:
+        _make_bare(directory / "model.safetensors", case)
 
 
 def _randomize(model: torch.nn.Module, case: Case) -> None:
-    """Matrices from N(0, 0.2^2); norm factors around 1, which Gemma stores as w - 1."""
-    neutral = 0.0 if case.name.startswith("gemma3") else 1.0
+    """Matrices from N(0, 0.2^2), biases wider; norm factors around 1, which Gemma stores as
+    w - 1.
+    """
+    neutral = 0.0 if case.family.startswith("gemma") else 1.0
     generator = np.random.default_rng(case.seed)
     for name, parameter in sorted(model.named_parameters()):
         values = generator.standard_normal(parameter.shape)
-        values = neutral + _NORM_STD * values if "norm" in name else _MATRIX_STD * values
+        is_norm = "norm" in name or ".ln_" in name
+        if name.endswith(".bias"):
+            values = _VECTOR_STD * values
+        else:
+            values = neutral + _VECTOR_STD * values if is_norm else _MATRIX_STD * values
         parameter.data = torch.from_numpy(values.astype(np.float32))
 
 
@@ -203,11 +88,23 @@ def _version_4(config: dict) -> dict:
         rope = rope["full_attention"]
         del config["_sliding_window_pattern"]
         config["sliding_window_pattern"] = config.pop("layer_types").index("full_attention") + 1
-    elif config["head_dim"] * config["num_attention_heads"] == config["hidden_size"]:
+    elif config.get("head_dim", 0) * config["num_attention_heads"] == config["hidden_size"]:
         del config["head_dim"]
     config["rope_theta"] = rope.pop("rope_theta")
+    if config["model_type"] == "phi3":
+        config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+        rope.pop("original_max_position_embeddings", None)
     config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     return config
+
+
+def _make_bare(path: pathlib.Path, case: Case) -> None:
+    """Names and masks as the first conversion of GPT-2 wrote them."""
+    tensors = {name.removeprefix("transformer."): t for name, t in load_file(path).items()}
+    size = case.fields["n_positions"]
+    mask = torch.ones(size, size).tril().to(case.dtype)[None, None]
+    masks = {f"h.{i}.attn.bias": mask.clone() for i in range(case.fields["n_layer"])}
+    save_file(tensors | masks, path, metadata={"format": "pt"})
 
 
 def _load(directory: pathlib.Path, dtype: torch.dtype) -> torch.nn.Module:
@@ -219,7 +116,7 @@ def _load(directory: pathlib.Path, dtype: torch.dtype) -> torch.nn.Module:
 def _expected(case: Case, directory: pathlib.Path) -> tuple[dict[str, Any], float]:
     """The reference's arrays, and how far its float32 logits are from float64 ones."""
     generator = np.random.default_rng(case.seed)
-    prompts = [generator.integers(0, _VOCAB_SIZE, n) for n in _PROMPT_LENGTHS]
+    prompts = [generator.integers(0, VOCAB_SIZE, n) for n in _PROMPT_LENGTHS]
     model, exact = _load(directory, torch.float32), _load(directory, torch.float64)
     expected: dict[str, Any] = {}
     if case.tokenizer:
@@ -227,10 +124,43 @@ def _expected(case: Case, directory: pathlib.Path) -> tuple[dict[str, Any], floa
         prompts = [expected["ids_0"], expected["ids_1"]]
     error = 0.0
     for i, prompt in enumerate(prompts):
-        tokens = torch.from_numpy(prompt.astype(np.int64))[None]
-        with torch.no_grad():
-            logits = model(tokens).logits[0]
-            error = max(error, (logits - exact(tokens).logits[0]).abs().max().item())
+        logits, exact_logits = (_logits(m, prompt, case.stepwise) for m in (model, exact))
+        error = max(error, (logits - exact_logits).abs().max().item())
         expected[f"tokens_{i}"] = prompt.astype(np.int32)
         expected[f"logits_{i}"] = logits.numpy()
-    return expected, error
+    return expected | (_greedy(model, generator) if case.greedy else {}), error
+
+
+@torch.no_grad()
+def _logits(model: torch.nn.Module, prompt: np.ndarray, stepwise: int | None) -> torch.Tensor:
+    """Logits of all positions at once, or of those after `stepwise` as decoding computes them."""
+    tokens = torch.from_numpy(prompt.astype(np.int64))[None]
+    if stepwise is None:
+        return model(tokens).logits[0]
+    out = model(tokens[:, :stepwise], use_cache=True)
+    parts = [out.logits]
+    for t in range(stepwise, tokens.shape[1]):
+        out = model(tokens[:, t : t + 1], past_key_values=out.past_key_values, use_cache=True)
+        parts.append(out.logits)
+    return torch.cat(parts, dim=1)[0]
+
+
+def _greedy(model: torch.nn.Module, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    """Ten prompts of 1 to 40 tokens whose greedy continuations have no near ties."""
+    prompts = np.full((_NUM_GREEDY, _LONGEST_GREEDY), -1, np.int32)
+    continued = np.empty((_NUM_GREEDY, _GREEDY_TOKENS), np.int32)
+    found = 0
+    for _ in range(100 * _NUM_GREEDY):
+        length = 1 + found * (_LONGEST_GREEDY - 1) // (_NUM_GREEDY - 1)
+        tokens = generator.integers(0, VOCAB_SIZE, length)
+        for _ in range(_GREEDY_TOKENS):
+            first, second = _logits(model, tokens, None)[-1].topk(2)[0].tolist()
+            if first - second < _MIN_GAP:
+                break
+            tokens = np.append(tokens, _logits(model, tokens, None)[-1].argmax().item())
+        else:
+            prompts[found, :length], continued[found] = tokens[:length], tokens[length:]
+            found += 1
+        if found == _NUM_GREEDY:
+            return {"greedy_prompts": prompts, "greedy_tokens": continued}
+    raise ValueError("too many near ties among greedy continuations")

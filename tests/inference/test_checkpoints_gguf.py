@@ -13,8 +13,9 @@ import pytest
 
 from configs import presets
 from configs.errors import InputError
-from configs.model import LayerSpec, ModelConfig, Rope
-from inference.checkpoints import gguf_file, resolve, sources
+from configs.model import LayerSpec, ModelConfig
+from configs.rope import Llama3, LongRope, Rope
+from inference.checkpoints import gguf_config, gguf_file, resolve, sources
 from layers import decoder, params, rope
 
 LLAMA = ModelConfig(
@@ -24,10 +25,35 @@ LLAMA = ModelConfig(
 _LOCAL = LayerSpec(rope=Rope(10_000.0), window=16)
 GEMMA3 = dataclasses.replace(
     LLAMA, family="gemma3", num_layers=7, head_width=16, norm_eps=1e-6, norm_offset=1.0,
-    pattern=(_LOCAL,) * 5 + (LayerSpec(rope=Rope(1_000_000.0)),), qk_norm=True, post_norms=True,
+    pattern=(_LOCAL,) * 5 + (LayerSpec(rope=Rope(1_000_000.0)),), qk_norm="head", post_norms=True,
     activation="gelu_tanh", embedding_scale=32**0.5, tied=True,
 )  # fmt: skip
-CONFIGS = {"llama": LLAMA, "gemma3": GEMMA3}
+_PLAIN = Rope(10_000.0)
+QWEN2 = dataclasses.replace(LLAMA, family="qwen2", biases=("qkv",))
+QWEN3 = dataclasses.replace(LLAMA, family="qwen3", head_width=12, qk_norm="head", tied=True)
+SMOLLM3 = dataclasses.replace(
+    LLAMA, family="smollm3", num_layers=5, tied=True,
+    pattern=(LayerSpec(rope=Rope(500.0)),) * 3 + (LayerSpec(rope=None),),
+)  # fmt: skip
+GEMMA2 = dataclasses.replace(
+    GEMMA3, family="gemma2", qk_norm=None, score_cap=50.0, logit_cap=30.0,
+    pattern=(LayerSpec(rope=_PLAIN, window=16), LayerSpec(rope=_PLAIN)),
+)  # fmt: skip
+OLMO2 = dataclasses.replace(
+    LLAMA, family="olmo2", qk_norm="all", pre_norms=False, post_norms=True,
+)  # fmt: skip
+_LONGROPE = LongRope((1.0, 1.5, 1.25), (2.0, 4.0, 8.0), 32, 1.25)
+PHI3 = dataclasses.replace(
+    LLAMA, family="phi3", pattern=(LayerSpec(rope=Rope(500.0, _LONGROPE, 0.75), window=16),)
+)
+GPT2 = dataclasses.replace(
+    LLAMA, family="gpt2", num_kv_heads=4, norm="layer", biases=("qkv", "out", "ffn"), tied=True,
+    activation="gelu_tanh", learned_positions=64, pattern=(LayerSpec(ffn="plain", rope=None),),
+)  # fmt: skip
+CONFIGS = {
+    config.family: config
+    for config in (LLAMA, GEMMA3, QWEN2, QWEN3, SMOLLM3, GEMMA2, OLMO2, PHI3, GPT2)
+}
 
 
 def random_params(config: ModelConfig) -> dict[str, np.ndarray]:
@@ -44,6 +70,8 @@ def interleave(rows: np.ndarray, head: int) -> np.ndarray:
 def tensors_of(config: ModelConfig, leaves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The tensors llama.cpp's converter writes."""
     qkv = np.cumsum([config.num_heads, config.num_kv_heads]) * config.head_width
+    if config.family in ("phi3", "gpt2"):
+        return _stacked_tensors(config, leaves)
     tensors = {
         "token_embd.weight": leaves["embed/table"],
         "output_norm.weight": leaves["final_norm"],
@@ -53,14 +81,18 @@ def tensors_of(config: ModelConfig, leaves: dict[str, np.ndarray]) -> dict[str, 
     for i in range(config.num_layers):
         layer = {p.removeprefix(f"layers/{i}/"): v for p, v in leaves.items()}
         query, key, value = np.split(layer["mixer/qkv"], qkv)
-        if config.family == "llama":
+        if config.family in ("llama", "smollm3"):
             query, key = interleave(query, config.head_width), interleave(key, config.head_width)
         gate, up = np.split(layer["ffn/gate_up"], 2)
         block = {
             "attn_q": query, "attn_k": key, "attn_v": value, "attn_output": layer["mixer/out"],
-            "attn_norm": layer["mixer_norm"], "ffn_norm": layer["ffn_norm"],
             "ffn_gate": gate, "ffn_up": up, "ffn_down": layer["ffn/down"],
         }  # fmt: skip
+        if config.pre_norms:
+            block |= {"attn_norm": layer["mixer_norm"], "ffn_norm": layer["ffn_norm"]}
+        if config.biases:
+            parts = zip("qkv", np.split(layer["mixer/qkv_bias"], qkv), strict=True)
+            tensors |= {f"blk.{i}.attn_{part}.bias": bias for part, bias in parts}
         if config.qk_norm:
             block |= {"attn_q_norm": layer["mixer/q_norm"], "attn_k_norm": layer["mixer/k_norm"]}
         if config.post_norms:
@@ -69,6 +101,32 @@ def tensors_of(config: ModelConfig, leaves: dict[str, np.ndarray]) -> dict[str, 
         tensors |= {f"blk.{i}.{name}.weight": tensor for name, tensor in block.items()}
     if config.norm_offset:
         return {n: t + np.float32("norm" in n) for n, t in tensors.items()}
+    return tensors
+
+
+def _stacked_tensors(config: ModelConfig, leaves: dict[str, np.ndarray]) -> dict:
+    """Of families whose tensors are one to one ours."""
+    own = {
+        "embed/table": "token_embd.weight", "head/table": "output.weight",
+        "positions/table": "position_embd.weight", "final_norm": "output_norm", "mixer/qkv":
+        "attn_qkv.weight", "mixer/out": "attn_output.weight", "mixer_norm": "attn_norm",
+        "ffn/up": "ffn_up.weight", "ffn/gate_up": "ffn_up.weight", "ffn/down": "ffn_down.weight",
+    }  # fmt: skip
+    tensors = {}
+    for path, leaf in leaves.items():
+        layer, _, name = path.removeprefix("layers/").partition("/")
+        prefix, name = (f"blk.{layer}.", name) if path.startswith("layers") else ("", path)
+        matrix = name.removesuffix("_bias")
+        if "norm" in name:
+            norm, _, part = name.partition("/")
+            stored = f"{own.get(norm, norm)}.{part or 'weight'}"
+        else:
+            stored = own[matrix] if matrix == name else own[matrix].replace(".weight", ".bias")
+        tensors[prefix + stored] = leaf
+    scaling = config.layers[0].rope and config.layers[0].rope.scaling
+    if isinstance(scaling, LongRope):
+        tensors["rope_factors_long.weight"] = np.array(scaling.long, np.float32)
+        tensors["rope_factors_short.weight"] = np.array(scaling.short, np.float32)
     return tensors
 
 
@@ -82,9 +140,27 @@ def metadata_of(config: ModelConfig) -> dict[str, int | float]:
         "attention.head_count_kv": config.num_kv_heads,
         "attention.key_length": config.head_width,
         "attention.layer_norm_rms_epsilon": config.norm_eps,
-        "rope.freq_base": config.layers[-1].rope.theta if config.family == "llama" else 1_000_000.0,
     }
-    return values | ({"attention.sliding_window": 16} if config.family == "gemma3" else {})
+    own: dict[str, dict[str, int | float]] = {
+        "gemma3": {"attention.sliding_window": 16, "rope.freq_base": 1_000_000.0},
+        "gemma2": {
+            "attention.sliding_window": 16,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        "gpt2": {"attention.layer_norm_epsilon": config.norm_eps},
+        "phi3": {
+            "attention.sliding_window": 16,
+            "rope.freq_base": 500.0,
+            "rope.dimension_count": 6,
+            "rope.scaling.original_context_length": 32,
+            "rope.scaling.attn_factor": 1.25,
+        },
+    }
+    values |= own.get(config.family, {"rope.freq_base": 500.0})
+    if config.norm == "layer":
+        del values["attention.layer_norm_rms_epsilon"]
+    return values
 
 
 def write_gguf(
@@ -131,7 +207,7 @@ def own_cache(tmp_path, monkeypatch, request):
 def test_configuration_is_the_one_it_was_made_from(family, tmp_path):
     config = CONFIGS[family]
     path = write_gguf(tmp_path / "tiny.gguf", config, tensors_of(config, random_params(config)))
-    assert gguf_file.read_config(gguf_file.open_gguf(path)) == config
+    assert gguf_config.read_config(gguf_file.open_gguf(path)) == config
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -216,12 +292,12 @@ def test_cache_that_cannot_be_written_only_costs_time(tmp_path, monkeypatch):
 
 
 def test_llama3_frequencies_are_recognized(tmp_path):
-    scaled = Rope(500.0, "llama3", 8.0, 1.0, 4.0, 32)
+    scaled = Rope(500.0, Llama3(8.0, 1.0, 4.0, 32))
     divisors = rope.inverse_frequencies(Rope(500.0), 8) / rope.inverse_frequencies(scaled, 8)
     tensors = tensors_of(LLAMA, random_params(LLAMA)) | {"rope_freqs.weight": divisors}
     context = {"rope.scaling.original_context_length": 32}
     path = write_gguf(tmp_path / "tiny.gguf", LLAMA, tensors, context)
-    assert gguf_file.read_config(gguf_file.open_gguf(path)).layers[0].rope == scaled
+    assert gguf_config.read_config(gguf_file.open_gguf(path)).layers[0].rope == scaled
     load(path)
     tensors["rope_freqs.weight"] = divisors[::-1].copy()
     write_gguf(path, LLAMA, tensors, context)
@@ -255,7 +331,9 @@ def test_bad_metadata_is_named(case, tmp_path):
 def test_unknown_architecture_lists_the_known(tmp_path):
     config = dataclasses.replace(LLAMA, family="falcon")
     path = write_gguf(tmp_path / "tiny.gguf", config, {"t": np.zeros(32, np.float32)})
-    with pytest.raises(InputError, match="'falcon' is not supported; valid: llama, gemma3"):
+    with pytest.raises(
+        InputError, match="'falcon' is not supported; valid: llama, gemma3, gemma2, gpt2"
+    ):
         resolve.resolve(str(path))
 
 

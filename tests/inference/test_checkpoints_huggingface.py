@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from configs.errors import InputError
-from configs.model import Rope
+from configs.rope import Linear, Llama3, Rope
 from inference.checkpoints import defaults, huggingface, mapped, names, resolve, safetensors_file
 from layers import decoder, params
 
@@ -53,13 +53,13 @@ def test_llama_defaults_and_spellings():
     assert (config.name, config.head_width, config.num_kv_heads) == ("tiny", 8, 3)
     assert (config.tied, config.dtype, config.norm_eps) == (False, "bfloat16", 1e-6)
     assert config.layers[0].rope == Rope(500.0)
-    expected = Rope(500.0, "llama3", 8.0, 1.0, 4.0, 32)
+    expected = Rope(500.0, Llama3(8.0, 1.0, 4.0, 32))
     assert parse(rope_scaling=LLAMA3_ROPE).layers[0].rope == expected
     version_5 = parse(rope_theta=None, rope_parameters=LLAMA3_ROPE | {"rope_theta": 500.0})
     assert version_5.layers[0].rope == expected
     assert parse(is_decoder=False) == parse(is_decoder=True) == config
     linear = parse(rope_scaling={"type": "linear", "factor": 2})
-    assert linear.layers[0].rope == Rope(500.0, "linear", 2.0)
+    assert linear.layers[0].rope == Rope(500.0, Linear(2.0))
 
 
 def test_gemma3_spellings():
@@ -78,7 +78,7 @@ def test_gemma3_spellings():
     )
     assert version_5 == version_4
     assert [layer.window for layer in version_4.layers] == [16, 16, None, 16, 16, None, 16]
-    assert version_4.layers[2].rope == Rope(1e6, "linear", 8.0)
+    assert version_4.layers[2].rope == Rope(1e6, Linear(8.0))
     assert version_4.layers[0].rope == Rope(100.0)
     assert version_4.tied and version_4.embedding_scale == 24**0.5
     assert version_4.attention_scale is None
@@ -87,16 +87,17 @@ def test_gemma3_spellings():
 
 
 BAD_CONFIG = {
-    "architecture": ({"architectures": ["GPT2LMHeadModel"]}, "valid: LlamaForCausalLM, Gemma3"),
+    "architecture": ({"architectures": ["FalconForCausalLM"]}, "valid: LlamaForCausalLM, "),
     "no architecture": ({"architectures": None}, "architecture None"),
     "odd architecture": ({"architectures": [["x"]]}, "is not supported"),
-    "attention bias": ({"attention_bias": True}, "attention_bias=True is not supported"),
+    "attention bias": ({"attention_bias": "qkv"}, "attention_bias must be true or false"),
+    "partial rotation": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not"),
     "quantized": ({"quantization_config": {"bits": 4}}, "quantization_config="),
     "code": ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map="),
     "soft cap": ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
     "bidirectional": ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     "activation": ({"hidden_act": "relu"}, "hidden_act='relu' is not supported; valid: silu"),
-    "rope type": ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "valid: default, linear"),
+    "rope type": ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "valid: default, linear"),
     "rope factor": ({"rope_scaling": {"type": "linear"}}, "factor must be a number"),
     "rope shape": ({"rope_scaling": [1]}, "rope_scaling must be an object"),
     "theta": ({"rope_theta": float("nan")}, "rope_theta must be positive and finite"),
@@ -190,7 +191,9 @@ def test_every_value_lands_where_it_belongs(case):
     tensors = stored(GOLDEN / case)
     name_map = names.huggingface("gemma3" if "gemma3" in case else "llama")
     for path, value in loaded.items():
-        expected = np.concatenate([tensors[name] for name in name_map(path)]).astype(np.float32)
+        expected = np.concatenate([tensors[name] for name in name_map(path).names]).astype(
+            np.float32
+        )
         np.testing.assert_array_equal(value, expected)
     assert [done for done, _, _ in progress] == sorted(done for done, _, _ in progress)
     assert progress[-1][0] == progress[-1][1]

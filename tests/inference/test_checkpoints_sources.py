@@ -113,7 +113,7 @@ def test_hub_that_cannot_be_reached_is_one_line(tmp_path, monkeypatch):
 
 def test_presets_list_themselves():
     with pytest.raises(InputError, match="valid: smollm2-135m, gemma3-270m, llama2-13b"):
-        presets.get("smollm3")
+        presets.get("smollm4")
     for name, preset in presets.NAMES.items():
         assert preset.config.name == name and preset.weights.license
     assert "Gemma Terms" in presets.get("gemma3-270m").weights.notice

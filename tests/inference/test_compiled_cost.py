@@ -195,7 +195,9 @@ def test_a_period_scales_to_the_whole_model():
     for name in presets.NAMES:
         whole, period = presets.get(name).config, one_period(name).model
         times, formats = whole.num_layers / period.num_layers, Precision.of(whole)
-        once = 2 * weights.table_elements(whole) * (1 if whole.tied else 2) + 2 * whole.width
+        tables = weights.table_elements(whole) * (1 if whole.tied else 2)
+        tables += weights.position_elements(whole)
+        once = 2 * (tables + whole.width * (2 if whole.norm == "layer" else 1))
         held = [weights.weight_bytes(m, formats.weights, formats.rest) - once
                 for m in (whole, period)]  # fmt: skip
         assert held[0] == pytest.approx(times * held[1])

@@ -8,9 +8,11 @@ import jax
 import pytest
 
 from configs import presets
+from configs.cache import shared
 from configs.engine import Config, EngineConfig
 from configs.hardware.spec import HardwareSpec
 from configs.model import LayerSpec, ModelConfig
+from configs.precision import Format
 from inference.planner import cost, measure, report, weights
 from inference.planner.cost import Cost, Rows, Work
 from inference.shapes import StepShape
@@ -51,14 +53,41 @@ def test_parameters_by_hand():
     assert sum(m.elements * n for m, n in weights.matrices(_TINY).items()) == 2 * _LAYER == 1344
     assert weights.vector_elements(_TINY) == _NORMS == 40
     assert weights.num_parameters(_TINY) == 1344 + 40 + 160
-    tied = dataclasses.replace(_TINY, tied=True, qk_norm=True, post_norms=True)
+    tied = dataclasses.replace(_TINY, tied=True, qk_norm="head", post_norms=True)
     assert weights.num_parameters(tied) == 1344 + 2 * (4 * 8 + 2 * 3) + 8 + 80
+
+
+_FULL = ("qkv", "out", "ffn")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"norm": "layer", "biases": _FULL}, {"pre_norms": False, "post_norms": True, "qk_norm": "all"},
+     {"biases": ("out",), "pattern": (LayerSpec(ffn="plain"), LayerSpec(cache=shared(0)))},
+     {"biases": _FULL, "qk_norm": "all", "pattern": (LayerSpec(), LayerSpec(cache=shared(0)))},
+     {"learned_positions": 512, "pattern": (LayerSpec(ffn="plain", rope=None),)}],
+)  # fmt: skip
+def test_parts_of_other_families_are_counted(changes):
+    config = dataclasses.replace(_TINY, head_width=4, **changes)
+    infos = jax.tree.leaves(decoder.param_infos(config), is_leaf=params.is_info)
+    declared = sum(math.prod(info.shape) for info in infos)
+    assert weights.num_parameters(config) == declared
+    both = Format("bytes", 8), Format("bytes", 8)
+    assert weights.weight_bytes(config, *both) == declared
 
 
 @pytest.mark.parametrize(
     ("name", "published"),
     [("smollm2-135m", 134_515_008), ("gemma3-270m", 268_098_176), ("llama2-13b", 13_015_864_320),
-     ("llama2-70b", 68_976_648_192), ("llama3-8b", 8_030_261_248), ("llama3-70b", 70_553_706_496)],
+     ("llama2-70b", 68_976_648_192), ("llama3-8b", 8_030_261_248), ("llama3-70b", 70_553_706_496),
+     ("qwen2.5-0.5b", 494_032_768),
+     ("mistral-7b", 7_241_732_096),
+     ("qwen3-0.6b", 596_049_920),
+     ("smollm3-3b", 3_075_098_624),
+     ("gemma2-2b", 2_614_341_888),
+     ("phi3-mini", 3_821_079_552),
+     ("olmo2-1b", 1_484_916_736),
+     ("gpt2", 124_439_808)],
 )  # fmt: skip
 def test_parameters_of_every_preset(name, published):
     config = presets.get(name).config

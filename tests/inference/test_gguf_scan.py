@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.errors import InputError
-from configs.model import Rope
-from inference.checkpoints import gguf_file, resolve
+from configs.rope import Llama3, Rope
+from inference.checkpoints import gguf_config, gguf_file, resolve
 from layers import rope
 
 U32, U64 = struct.Struct("<I").pack, struct.Struct("<Q").pack
@@ -245,7 +245,7 @@ VALUES = {
 def whole_file(changes: dict | None = None, factors: tuple = (F32, 4)) -> bytes:
     """A small Llama with its tokenizer and the frequencies of Llama 3."""
     kind, count = factors
-    scaled = Rope(500.0, "llama3", 8.0, 1.0, 4.0, 32)
+    scaled = Rope(500.0, Llama3(8.0, 1.0, 4.0, 32))
     divisors = rope.inverse_frequencies(Rope(500.0), 8) / rope.inverse_frequencies(scaled, 8)
     data = np.zeros(8 * 32 + 32, np.float32)
     data[8 * 32 : 8 * 32 + 4] = divisors
@@ -273,7 +273,7 @@ def test_the_whole_file_is_sound(tmp_path):
     path.write_bytes(whole_file())
     assert open_whole(path) == [1, 6, 7]
     header = gguf_file.open_gguf(path)
-    assert gguf_file.read_config(header).layers[0].rope == Rope(500.0, "llama3", 8.0, 1.0, 4.0, 32)
+    assert gguf_config.read_config(header).layers[0].rope == Rope(500.0, Llama3(8.0, 1.0, 4.0, 32))
 
 
 CRAFTED = {

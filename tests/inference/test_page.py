@@ -34,7 +34,7 @@ needs_browser = pytest.mark.skipif(
 _PRESETS = {name: preset.config for name, preset in (presets.NAMES | presets.PLANNED).items()}
 # What no preset combines: float32, windows beside an indexer over plain attention, norms of heads.
 _ODD = ModelConfig(
-    "odd", "llama", 999, 96, 160, 7, 12, 4, 40, 5000, dtype="float32", qk_norm=True,
+    "odd", "llama", 999, 96, 160, 7, 12, 4, 40, 5000, dtype="float32", qk_norm="head",
     post_norms=True, tied=True,
     pattern=(LayerSpec(window=300), LayerSpec(indexer=Indexer(3, 24, 100)), LayerSpec()),
 )  # fmt: skip

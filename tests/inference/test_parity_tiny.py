@@ -1,7 +1,7 @@
 """Tiny random checkpoints that transformers wrote, and its logits at every position.
 
-Heads of every legal layout, tied and untied, odd sizes; prompt 0 is longer than two windows and
-three pages.
+Each family with heads of every layout it allows, tied and untied, odd sizes; prompt 0 is longer
+than two windows and three pages.
 """
 
 import dataclasses
@@ -14,17 +14,21 @@ import numpy as np
 import pytest
 
 from configs.engine import Config, EngineConfig
+from configs.model import LayerSpec, ModelConfig
+from configs.rope import LongRope, Rope
 from inference import step
 from inference.batch import Batch
-from inference.checkpoints import resolve
+from inference.checkpoints import families, resolve
 from inference.engine import Engine
 from inference.request import SamplingParams
 from inference.shapes import StepShape
 from layers import decoder, kv_cache
 from layers.ragged import contiguous
+from tests import fakes
 
 _GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 _NAMES = sorted(path.parent.name for path in _GOLDEN.glob("*/expected.npz"))
+_GREEDY = [n for n in _NAMES if "greedy_tokens" in np.load(_GOLDEN / n / "expected.npz").files]
 _TOLERANCE = 1e-4
 _SLOTS = 3  # the two prompts sit in slots 0 and 2; the row after the last is the sink
 
@@ -37,6 +41,10 @@ def _load(name: str):
     with np.load(_GOLDEN / name / "expected.npz") as arrays:
         prompts = [arrays[f"tokens_{i}"] for i in (0, 1)]
         expected = [arrays[f"logits_{i}"] for i in (0, 1)]
+    scaling = model.layers[0].rope and model.layers[0].rope.scaling
+    if isinstance(scaling, LongRope) and len(prompts[0]) <= scaling.original_context:
+        # transformers takes the short divisors by length, we by the longest context allowed.
+        model = dataclasses.replace(model, max_context=scaling.original_context)
     return model, checkpoint.load_params(decoder.param_infos(model), None), prompts, expected
 
 
@@ -134,20 +142,22 @@ def test_every_layout_is_there():
         )
         for m in models
     }
-    assert kinds == {(f, k) for f in ("llama", "gemma3") for k in ("mqa", "gqa", "mha")}
+    supported = [family.name for family in families.ARCHITECTURES.values()]
+    layouts = {f: ("mha",) if f == "gpt2" else ("mqa", "gqa", "mha") for f in supported}
+    assert kinds == {(f, kind) for f, legal in layouts.items() for kind in legal}
     assert {(m.family, m.tied) for m in models} == {
-        (f, tied) for f in ("llama", "gemma3") for tied in (True, False)
+        (f, tied) for f in supported for tied in (True, False)
     }
+    assert {_family(name) for name in _GREEDY} == {*supported}
     for name in _NAMES:
         model, _, prompts, _ = _load(name)
         windows = [layer.window for layer in model.layers if layer.window]
         assert len(prompts[0]) > max(3 * 16, *(2 * window for window in windows), 0)
 
 
-@pytest.mark.parametrize("name", _NAMES)
-def test_without_a_cache(name):
+def _uncached_logits(name: str, model: ModelConfig) -> list[np.ndarray]:
     """Both prompts as rows of one batch, the shorter one padded behind its end."""
-    model, params, prompts, expected = _load(name)
+    _, params, prompts, _ = _load(name)
     tokens = np.zeros((2, max(map(len, prompts))), np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):
         row[: len(prompt)] = prompt
@@ -159,7 +169,92 @@ def test_without_a_cache(name):
         return decoder.logits(params, model, hidden_TD)
 
     found = np.asarray(forward(params, tokens.ravel())).reshape(*tokens.shape, -1)
-    _assert_close([row[: len(p)] for row, p in zip(found, prompts, strict=True)], expected)
+    return [row[: len(p)] for row, p in zip(found, prompts, strict=True)]
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_without_a_cache(name):
+    model, _, _, expected = _load(name)
+    _assert_close(_uncached_logits(name, model), expected)
+
+
+def _each_layer(change):
+    """A change of a model that changes all of its layers."""
+    return lambda m: {"pattern": tuple(dataclasses.replace(s, **change(s)) for s in m.pattern)}
+
+
+def _rescaled(**changes):
+    """A change of how every layer's frequencies are stretched."""
+
+    def change(spec: LayerSpec) -> dict:
+        scaling = dataclasses.replace(spec.rope.scaling, **changes)
+        return {"rope": dataclasses.replace(spec.rope, scaling=scaling)}
+
+    return _each_layer(change)
+
+
+# Checkpoints whose logits must show a quirk: what the model would be without it.
+_VISIBLE = {
+    "gemma2-gqa-tied": (
+        lambda m: {"score_cap": None},
+        lambda m: {"logit_cap": None},
+        lambda m: {"attention_scale": None},
+        _each_layer(lambda s: {"window": None}),
+    ),
+    "gemma3-gqa-linear-rope": (
+        lambda m: {"attention_scale": None},
+        _each_layer(lambda s: {"window": None}),
+        _each_layer(lambda s: {"rope": Rope(s.rope.theta)}),
+    ),
+    "llama-gqa-tied-rope3": (_each_layer(lambda s: {"rope": Rope(s.rope.theta)}),),
+    "llama-gqa-yarn-bias": (
+        _each_layer(lambda s: {"rope": Rope(s.rope.theta)}),
+        _rescaled(attention_factor=1.0),
+    ),
+    "llama-mha-tied-yarn-scales-float32": (_rescaled(truncate=True), _rescaled(beta_fast=32.0)),
+    "llama-mqa-dynamic": (_each_layer(lambda s: {"rope": Rope(s.rope.theta)}),),
+    "mistral-mha-window-float32": (_each_layer(lambda s: {"window": None}),),
+    "phi3-mha-window": (_each_layer(lambda s: {"window": None}),),
+    "phi3-gqa-longrope-partial": (
+        lambda m: {"max_context": 24},  # the original one: the short divisors
+        _each_layer(lambda s: {"rope": Rope(s.rope.theta, None, s.rope.share)}),
+    ),
+    "phi3-mqa-tied-longrope-within-float32": (lambda m: {"max_context": 256},),
+    "qwen2-mqa-window": (_each_layer(lambda s: {"window": None}),),
+    "qwen3-mqa-bias-window": (_each_layer(lambda s: {"window": None}),),
+    "smollm3-mha-window-float32": (
+        _each_layer(lambda s: {"window": None}),
+        _each_layer(lambda s: {"rope": Rope()}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _VISIBLE)
+def test_a_quirk_is_visible(name):
+    model, _, _, expected = _load(name)
+    for without in _VISIBLE[name]:
+        found = _uncached_logits(name, dataclasses.replace(model, **without(model)))
+        assert np.abs(found[0] - expected[0]).max() > 0.05
+
+
+@pytest.mark.parametrize("name", _GREEDY)
+def test_greedy_text(name):
+    """Ten prompts of different lengths continue as transformers continues them."""
+    model, params, _, _ = _load(name)
+    with np.load(_GOLDEN / name / "expected.npz") as arrays:
+        prompts, expected = arrays["greedy_prompts"], arrays["greedy_tokens"]
+    engine = fakes.engine(
+        model, params, max_seqs=4, max_context=64, decode_rows=(4,), prefill_tiles=(2,),
+        tile_tokens=16,
+    )  # fmt: skip
+    completions = engine.generate(
+        [prompt[prompt >= 0].tolist() for prompt in prompts], fakes.greedy(expected.shape[1])
+    )
+    assert [completion.token_ids for completion in completions] == expected.tolist()
+
+
+def _family(name: str) -> str:
+    return name.split("-")[0]
 
 
 def _steps(name: str, fed: list[int] | None, each: int):
@@ -181,10 +276,10 @@ def test_both_prompts_packed_in_one_step(name):
     _assert_close(_paged_logits(name, shape, in_chunks, page_tokens=8), _load(name)[3])
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["llama-mqa-float32", "llama-gqa-tied-rope3", "llama-mha-sharded", "gemma3-gqa-linear-rope"],
-)
+_STEPWISE = ("llama-mqa-float32", "llama-mqa-dynamic", "llama-gqa-tied-rope3", "llama-mha-sharded")
+
+
+@pytest.mark.parametrize("name", sorted({*_STEPWISE, *_GREEDY}))
 def test_token_by_token(name):
     """As decoding does, with a third row that is padding."""
     shape = StepShape((3, 1), (0, 16))
@@ -192,7 +287,16 @@ def test_token_by_token(name):
     _assert_close(found, _load(name)[3])
 
 
-@pytest.mark.parametrize("name", ["llama-gqa-tied-rope3", "gemma3-mqa"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama-gqa-tied-rope3",
+        "gemma3-mqa",
+        "gemma2-gqa-tied",
+        "gpt2-mha-tied-bare",
+        "olmo2-mqa-bias",
+    ],
+)
 def test_deterministic_attention(name):
     shape = StepShape((0, 1), (3, 16))
     found = _paged_logits(

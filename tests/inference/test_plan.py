@@ -40,6 +40,7 @@ _SIZES = st.integers(1, 2048)
 @given(_NAMES, _SIZES, _SIZES, _SIZES)
 def test_more_sequences_and_longer_ones_cost_more(name, batch, context, more):
     placed = Deployment(_MODELS[name], _H100)
+    context = min(context, placed.config.max_context - more)
     row = placed.row(batch, context)
     wider, longer = placed.row(batch + more, context), placed.row(batch, context + more)
     for other in (wider, longer):
@@ -51,6 +52,7 @@ def test_more_sequences_and_longer_ones_cost_more(name, batch, context, more):
 
 @given(_NAMES, _SIZES, _SIZES, st.sampled_from(["exact", "lecture"]))
 def test_fewer_bits_cost_less(name, batch, context, accounting):
+    context = min(context, _MODELS[name].max_context)
     rows = [
         Deployment(_MODELS[name], _H100, formats(*bits), accounting=accounting).row(batch, context)
         for bits in (("float32", "float32"), ("bfloat16", "bfloat16"), ("int8", "bfloat16"),
@@ -64,6 +66,7 @@ def test_fewer_bits_cost_less(name, batch, context, accounting):
 def test_the_largest_batch_fits_and_one_more_does_not(name, context):
     chip = dataclasses.replace(_H100, memory_bytes=2e12)
     placed = Deployment(_MODELS[name], chip, mesh=Mesh(data=2))
+    context = min(context, placed.config.max_context)
     largest = placed.largest_batch(context)
     assert largest > 0 and largest % 2 == 0
     assert placed.row(largest, context).fits and not placed.row(largest + 1, context).fits

@@ -22,6 +22,7 @@ MODELS = {
     "llama float32": fakes.llama(),
     "llama bfloat16": fakes.llama("bfloat16"),
     "gemma float32": fakes.gemma(),
+    "quirks float32": fakes.quirks(),
 }
 CHUNKS = {
     "whole": {"tile_tokens": 128, "prefill_tiles": (1,)},
@@ -81,6 +82,7 @@ BITWISE = [
     ("llama bfloat16", "whole"),
     ("llama bfloat16", "chunks"),
     ("gemma float32", "chunks"),
+    ("quirks float32", "whole"),
 ]
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from configs.cache import keys_values
 from configs.errors import InputError
-from configs.model import LayerSpec, ModelConfig, Rope
+from configs.model import LayerSpec, ModelConfig
+from configs.rope import Rope
 from layers import attention, kv_cache, rope
 from layers.kernels import reference
 from layers.mixer import StepContext
@@ -58,13 +59,14 @@ def test_visible_against_a_mask_by_hand():
 # --- attention over pages -------------------------------------------------------------------------
 
 
-def _exact(q_NH, k_SKH, v_SKH, position: int, window: int | None) -> np.ndarray:
+def _exact(q_NH, k_SKH, v_SKH, position: int, window: int | None, cap=None) -> np.ndarray:
     """One query in float64: softmax over the keys it sees, head by head."""
     first = 0 if window is None else max(0, position + 1 - window)
     out_NH = np.zeros(q_NH.shape)
     group = q_NH.shape[0] // k_SKH.shape[1]
     for head, q_H in enumerate(q_NH):
         scores = k_SKH[first : position + 1, head // group] @ q_H
+        scores = scores if cap is None else cap * np.tanh(scores / cap)
         weights = np.exp(scores - scores.max())
         out_NH[head] = weights / weights.sum() @ v_SKH[first : position + 1, head // group]
     return out_NH
@@ -102,24 +104,26 @@ class _Case:
         self.pages = kv_cache.encode(jnp.asarray(pages), stored)
         self._dtype = dtype
 
-    def attend(self, window, deterministic):
+    def attend(self, window, deterministic, cap=None):
         return np.asarray(
-            _attend_pages(window, deterministic)(
+            _attend_pages(window, deterministic, cap)(
                 self.q_CWNH.astype(self._dtype), self.pages, self.table_CP, self.position_CW
             )
         )
 
-    def expected(self, window):
+    def expected(self, window, cap=None):
         rows = [
-            [_exact(q, k, v, p, window) for q, p in zip(q_WNH, positions, strict=True)]
+            [_exact(q, k, v, p, window, cap) for q, p in zip(q_WNH, positions, strict=True)]
             for q_WNH, (k, v), positions in zip(self.q_CWNH, self.kv, self.position_CW, strict=True)
         ]
         return np.array(rows)
 
 
 @functools.cache
-def _attend_pages(window, deterministic):
-    program = functools.partial(reference.attend_pages, window=window, deterministic=deterministic)
+def _attend_pages(window, deterministic, cap=None):
+    program = functools.partial(
+        reference.attend_pages, window=window, deterministic=deterministic, score_cap=cap
+    )
     return jax.jit(program)
 
 
@@ -164,6 +168,15 @@ def test_pages_behind_the_window_may_be_given_back(path):
     before = case.attend(24, deterministic)
     case.table_CP[:, : (290 - width - 24) // 16] = 0
     np.testing.assert_array_equal(case.attend(24, deterministic), before)
+
+
+@pytest.mark.parametrize("path", _MAIN_PATHS)
+def test_scores_stay_within_their_cap(path):
+    width, deterministic = _PATHS[path]
+    case = _Case((33, 1, 7, 160), (4, 2), 16, width)
+    found = case.attend(24, deterministic, 1.5)[case.valid_CW]
+    np.testing.assert_allclose(found, case.expected(24, 1.5)[case.valid_CW], atol=2e-5)
+    assert np.abs(found - case.attend(24, deterministic)[case.valid_CW]).max() > 0.1
 
 
 @pytest.mark.parametrize("path", _MAIN_PATHS)
@@ -260,7 +273,7 @@ def test_heads_rotate_in_pairs():
 def test_norms_of_heads_start_without_effect():
     """Whatever the family adds to the stored weight."""
     for offset in (0.0, 1.0):
-        config = dataclasses.replace(_CONFIG, qk_norm=True, norm_offset=offset)
+        config = dataclasses.replace(_CONFIG, qk_norm="head", norm_offset=offset)
         params = init(attention.infos(config, config.layers[0]))
         for name in ("q_norm", "k_norm"):
             np.testing.assert_array_equal(params[name] + offset, np.ones(6))
@@ -281,7 +294,7 @@ def test_a_bad_value_in_a_freed_page_reaches_nobody(bad, num_tokens):
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("qk_norm", [None, "head"])
 def test_apply_is_project_rotate_attend_project(qk_norm):
     """The layer once more in numpy."""
     config = dataclasses.replace(_CONFIG, qk_norm=qk_norm, norm_offset=1.0, attention_scale=0.3)

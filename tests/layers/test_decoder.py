@@ -10,7 +10,8 @@ import pytest
 
 from configs import cache
 from configs.errors import InputError
-from configs.model import LayerSpec, ModelConfig, Rope
+from configs.model import LayerSpec, ModelConfig
+from configs.rope import Dynamic, Rope
 from layers import decoder, ffn, kv_cache, params
 from layers.mixer import Mixer
 from layers.params import ParamInfo
@@ -18,7 +19,7 @@ from layers.ragged import Ragged, Rectangle, contiguous
 
 _LLAMA = ModelConfig("l", "llama", 31, 12, 20, 2, 4, 2, 6, 512, dtype="float32")
 _GEMMA = dataclasses.replace(
-    _LLAMA, family="gemma3", num_layers=3, tied=True, qk_norm=True, post_norms=True,
+    _LLAMA, family="gemma3", num_layers=3, tied=True, qk_norm="head", post_norms=True,
     norm_offset=1.0, activation="gelu_tanh", embedding_scale=12**0.5,
     pattern=(LayerSpec(window=5), LayerSpec(rope=Rope(1e6))),
 )  # fmt: skip
@@ -29,12 +30,23 @@ _SHARED = dataclasses.replace(  # two layers read the first one's keys, one the 
         LayerSpec(cache=cache.shared(0)),
     ),
 )  # fmt: skip
+_QUIRKS = dataclasses.replace(  # every part of the families' that the two above do not have
+    _LLAMA, num_layers=3, norm="layer", biases=("qkv", "out", "ffn"), score_cap=2.0, logit_cap=3.0,
+    learned_positions=512,
+    pattern=(LayerSpec(ffn="plain", rope=None), LayerSpec(rope=None, window=5)),
+)  # fmt: skip
+_AFTER = dataclasses.replace(
+    _LLAMA, pre_norms=False, post_norms=True, qk_norm="all", pattern=(
+        LayerSpec(rope=Rope(100.0, Dynamic(4.0, 8), 0.7)), LayerSpec(rope=None),
+    ),
+)  # fmt: skip
 _PAGE = 4
 
 
 @functools.cache
 def _weights(config: ModelConfig):
-    return params.init(decoder.param_infos(config), 1)
+    weights = params.init(decoder.param_infos(config), 1)
+    return jax.tree.map(lambda w: w + 0.1 if w.ndim == 1 else w, weights)  # biases are 0 at first
 
 
 @functools.cache
@@ -63,7 +75,9 @@ def _rectangle(rows: list[tuple[int, int, int]], width: int, num_groups: int) ->
 
 
 @pytest.mark.parametrize(
-    "config", [_LLAMA, _GEMMA, _SHARED], ids=["llama", "gemma3", "shared caches"]
+    "config",
+    [_LLAMA, _GEMMA, _SHARED, _QUIRKS, _AFTER],
+    ids=["llama", "gemma3", "shared caches", "biases, positions, caps", "norms after"],
 )
 def test_pages_equal_no_pages(config):
     """Sequences of 20 and 9 tokens: tiles at first, then decode rows and a tile in one step."""
@@ -152,6 +166,26 @@ def test_a_bfloat16_table_is_read_exactly():
     np.testing.assert_array_equal(found, np.asarray(table, np.float32)[[6, 0, 6]])
 
 
+def test_every_declared_part_is_used():
+    """Each of a model's parameters moves its logits, and the caps hold them."""
+    tokens = np.arange(20)
+
+    @functools.partial(jax.jit, static_argnames="config")
+    def logits(weights, config):
+        hidden, _ = decoder.forward(weights, config, tokens, contiguous(1, 20))
+        return decoder.logits(weights, config, hidden)
+
+    for config in (_QUIRKS, _AFTER):
+        weights = _weights(config)
+        before = logits(weights, config)
+        for path, leaf in params.flatten(weights).items():
+            noise = np.random.default_rng(0).standard_normal(leaf.shape).astype(np.float32)
+            moved = params.flatten(weights) | {path: leaf + noise}
+            after = logits(params.unflatten(decoder.param_infos(config), moved), config)
+            assert np.abs(after - before).max() > 1e-3, path
+    assert np.abs(logits(jax.tree.map(lambda w: w * 9, _weights(_QUIRKS)), _QUIRKS)).max() <= 3.0
+
+
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_gated_feed_forward(activation):
     config = dataclasses.replace(_LLAMA, activation=activation)
@@ -189,7 +223,7 @@ def test_mixers_are_a_table():
     with pytest.raises(InputError, match="a layer's mixer is one of attention, not 'double'"):
         decoder.param_infos(config)
     unknown = dataclasses.replace(_LLAMA, pattern=(LayerSpec(ffn="dense"),))
-    with pytest.raises(InputError, match="a layer's ffn is one of gated, not 'dense'"):
+    with pytest.raises(InputError, match="a layer's ffn is one of gated, plain, not 'dense'"):
         decoder.param_infos(unknown)
 
 

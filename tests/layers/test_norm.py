@@ -2,7 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from layers.norm import rms_norm
+from layers.norm import layer_norm, rms_norm
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
@@ -29,3 +29,11 @@ def test_bfloat16_is_normalized_in_float32():
 
 def test_epsilon_keeps_zero_finite():
     assert not np.asarray(rms_norm(jnp.zeros((2, 8)), jnp.ones(8), 1e-5)).any()
+
+
+def test_layer_norm_removes_the_mean_and_adds_a_bias():
+    x, weight, bias = np.random.default_rng(2).standard_normal((3, 5, 36)) + 4
+    exact = x - x.mean(-1, keepdims=True)
+    exact = exact / np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-2) * weight[0] + bias[0]
+    arrays = (jnp.asarray(a, jnp.float32) for a in (x, weight[0], bias[0]))
+    np.testing.assert_allclose(layer_norm(*arrays, 1e-2), exact, atol=1e-5)

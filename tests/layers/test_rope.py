@@ -6,26 +6,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.model import Rope
+from configs.rope import Dynamic, Linear, Llama3, LongRope, Rope, Yarn
 from layers import rope
 
-_LLAMA3 = Rope(500_000.0, "llama3", 8.0, 1.0, 4.0, 8192)
+_LLAMA3 = Rope(500_000.0, Llama3(8.0, 1.0, 4.0, 8192))
 
 
 def _llama3_by_wavelength(rope_config: Rope, head_width: int) -> np.ndarray:
     """Llama 3.1's rule as it is published: by wavelength, one pair after the other."""
-    low = rope_config.original_context / rope_config.low_freq_factor
-    high = rope_config.original_context / rope_config.high_freq_factor
+    rule = rope_config.scaling
+    low = rule.original_context / rule.low_freq_factor
+    high = rule.original_context / rule.high_freq_factor
     frequencies = []
     for pair in range(head_width // 2):
         frequency = rope_config.theta ** (-2 * pair / head_width)
         wavelength = 2 * math.pi / frequency
         if wavelength > low:
-            frequency /= rope_config.factor
+            frequency /= rule.factor
         elif wavelength >= high:
-            smooth = rope_config.original_context / wavelength - rope_config.low_freq_factor
-            smooth /= rope_config.high_freq_factor - rope_config.low_freq_factor
-            frequency = (1 - smooth) * frequency / rope_config.factor + smooth * frequency
+            smooth = rule.original_context / wavelength - rule.low_freq_factor
+            smooth /= rule.high_freq_factor - rule.low_freq_factor
+            frequency = (1 - smooth) * frequency / rule.factor + smooth * frequency
         frequencies.append(frequency)
     return np.array(frequencies)
 
@@ -39,7 +40,7 @@ def test_frequencies_fall_geometrically(theta, head_width):
 
 
 def test_linear_scaling_stretches_all_frequencies():
-    plain, stretched = Rope(10_000.0), Rope(10_000.0, "linear", 8.0)
+    plain, stretched = Rope(10_000.0), Rope(10_000.0, Linear(8.0))
     expected = rope.inverse_frequencies(plain, 64) / 8
     np.testing.assert_allclose(rope.inverse_frequencies(stretched, 64), expected, rtol=1e-6)
 
@@ -75,3 +76,55 @@ def test_products_depend_on_distance_only():
 
     assert math.isclose(product(9, 4), product(1009, 1004), abs_tol=1e-3)
     assert not math.isclose(product(9, 4), product(9, 5), abs_tol=1e-2)
+
+
+def test_dynamic_scaling_grows_the_base_with_a_tokens_own_length():
+    """The base as emozilla published it, token by token; nothing changes in the old context."""
+    factor, original, width = 4.0, 32, 16
+    position = np.arange(100)
+    scaled, plain = Rope(500.0, Dynamic(factor, original)), Rope(500.0)
+    cos, sin = rope.angles(scaled, width, jnp.asarray(position))
+    old_cos, old_sin = rope.angles(plain, width, jnp.asarray(position))
+    np.testing.assert_array_equal(cos[:original], old_cos[:original])
+    np.testing.assert_array_equal(sin[:original], old_sin[:original])
+    length = np.maximum(position + 1, original)
+    base = 500.0 * (factor * length / original - (factor - 1)) ** (width / (width - 2))
+    angle = position[:, None] / base[:, None] ** (np.arange(0, width, 2) / width)
+    np.testing.assert_allclose(cos, np.cos(angle), atol=1e-4)
+    np.testing.assert_allclose(sin, np.sin(angle), atol=1e-4)
+
+
+def test_yarn_keeps_fast_pairs_and_interpolates_slow_ones():
+    """The ramp of the paper: by turns in the original context, where its ends are not rounded."""
+    scaling = Yarn(8.0, 2048, truncate=False)
+    found = rope.inverse_frequencies(Rope(10_000.0, scaling), 128)
+    plain = rope.inverse_frequencies(Rope(10_000.0), 128)
+    turns = 2048 * plain / (2 * math.pi)
+    np.testing.assert_allclose(found[turns > 32], plain[turns > 32], rtol=1e-6)
+    np.testing.assert_allclose(found[turns < 1], plain[turns < 1] / 8, rtol=1e-6)
+    between = (plain / found)[(turns < 32) & (turns > 1)]
+    assert ((between > 1) & (between < 8)).all() and (np.diff(between) > 0).all()
+    assert math.isclose(rope.attention_factor(Rope(scaling=scaling)), 0.1 * math.log(8) + 1)
+    assert rope.attention_factor(Rope(scaling=Yarn(8.0, 2048, attention_factor=0.7))) == 0.7
+
+
+def test_longrope_divides_by_the_context_that_a_model_may_grow_to():
+    scaled = Rope(10_000.0, LongRope((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), 64, 1.25))
+    plain = rope.inverse_frequencies(Rope(10_000.0), 6)
+    for context, divisors in ((64, (1, 2, 3)), (65, (4, 5, 6)), (None, (1, 2, 3))):
+        found = rope.inverse_frequencies(scaled, 6, context)
+        np.testing.assert_allclose(found, plain / np.array(divisors), rtol=1e-6)
+    cos, sin = rope.angles(scaled, 6, jnp.arange(5), 65)
+    np.testing.assert_allclose(cos**2 + sin**2, 1.25**2, rtol=1e-5)
+
+
+def test_a_share_of_each_head_rotates():
+    rule, x_TNH = Rope(share=0.75), np.random.default_rng(0).standard_normal((5, 2, 8))
+    cos, sin = rope.angles(rule, 8, jnp.arange(5))
+    found = rope.rotate(jnp.asarray(x_TNH, jnp.float32), cos, sin)
+    assert cos.shape == (5, 3)
+    np.testing.assert_array_equal(found[..., 6:], x_TNH[..., 6:].astype(np.float32))
+    alone = rope.rotate(
+        jnp.asarray(x_TNH[..., :6], jnp.float32), *rope.angles(Rope(), 6, jnp.arange(5))
+    )
+    np.testing.assert_array_equal(found[..., :6], alone)

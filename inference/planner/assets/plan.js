@@ -41,6 +41,9 @@ function deployment(catalog, input) {
 
 const tableElements = (model) => model.vocab_size * model.width;
 const tables = (model) => tableElements(model) * (model.tied ? 1 : 2);
+/** Weights that each chip holds whole: norms and biases, and a table of positions. */
+const wholeElements = ({ model, kvHeads }) =>
+  sized(model.vector_elements, kvHeads) + model.position_elements;
 const copies = (matrix) => (matrix.experts ? matrix.experts.num_experts : 1);
 const copiesPerToken = (matrix) => (matrix.experts ? matrix.experts.top_k : 1);
 
@@ -51,12 +54,13 @@ function copiesTouched(matrix, numTokens) {
   return all * (1 - (1 - visited / all) ** numTokens);
 }
 
-function numParameters({ model, kvHeads }) {
+function numParameters(d) {
+  const { model, kvHeads } = d;
   const inLayers = sum(
     model.matrices,
     (m) => m.layers * copies(m) * sized(m.rows, kvHeads) * m.width,
   );
-  return inLayers + model.vector_elements + tables(model);
+  return inLayers + wholeElements(d) + tables(model);
 }
 
 function numActiveParameters({ model, kvHeads }) {
@@ -67,9 +71,10 @@ function numActiveParameters({ model, kvHeads }) {
   return used + tableElements(model);
 }
 
-function weightBytes({ model, kvHeads, weights, rest }) {
+function weightBytes(d) {
+  const { model, kvHeads, weights, rest } = d;
   return (
-    bytesFor(rest, model.vector_elements + tables(model), model.width) +
+    bytesFor(rest, wholeElements(d) + tables(model), model.width) +
     sum(model.matrices, (m) =>
       bytesFor(weights, m.layers * copies(m) * sized(m.rows, kvHeads) * m.width, m.width),
     )
@@ -77,8 +82,9 @@ function weightBytes({ model, kvHeads, weights, rest }) {
 }
 
 /** Bytes of the weights that one chip of the mesh holds. */
-function chipWeightBytes({ model, mesh, kvHeads, weights, rest }) {
-  const whole = bytesFor(rest, model.vector_elements, model.width);
+function chipWeightBytes(d) {
+  const { model, mesh, kvHeads, weights, rest } = d;
+  const whole = bytesFor(rest, wholeElements(d), model.width);
   const divided = bytesFor(rest, tables(model), model.width) / mesh.model;
   return (
     whole +
@@ -170,12 +176,12 @@ function stepOperations(d, work) {
       rows: numLogits,
     }),
     operation("embed", 1, 0, {
-      weight_bytes: model.tied ? 0 : lookedUp,
+      weight_bytes: (model.tied ? 0 : lookedUp) + (model.position_elements ? lookedUp : 0),
       activation_bytes: lookedUp,
       split: false,
     }),
     operation("vectors", 1, 0, {
-      weight_bytes: bytesFor(rest, model.vector_elements, D),
+      weight_bytes: bytesFor(rest, sized(model.vector_elements, d.kvHeads), D),
       split: false,
     }),
   ].map((found) => ({ ...found, sequences: work.count }));

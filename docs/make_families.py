@@ -1,0 +1,121 @@
+"""Writes docs/families.md: which families run, and what of them was compared with what.
+
+python docs/make_families.py [FILE]
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+DOCS = Path(__file__).resolve().parent
+GOLDEN = DOCS.parent / "tests" / "golden"
+sys.path[:0] = [str(DOCS.parent)]
+
+from configs import presets  # noqa: E402
+from configs.model import ModelConfig  # noqa: E402
+from configs.rope import Rope  # noqa: E402
+from inference.checkpoints import families, huggingface  # noqa: E402
+from inference.planner import weights  # noqa: E402
+
+_INTRODUCTION = """\
+# Families
+
+Written by `python docs/make_families.py` from the tiny checkpoints in `tests/golden/`. Each of them
+was written by transformers, with the logits that it computes in float32 from the stored weights.
+Ours differ by at most 1e-4 at every position of both prompts: without a cache, packed into one
+step, and in chunks through pages; those with greedy prompts also token by token, and they continue
+them with the same tokens (`tests/inference/test_parity_tiny.py`). A `.gguf` file of each family
+gives the parameters it was made from (`tests/inference/test_checkpoints_gguf.py`), under the names
+of the `gguf` library (`tests/inference/test_families.py`); llama.cpp calls Mistral a llama, and
+keeps no window of it.
+[Adding a family](add_a_model.md).
+"""
+_REAL = """\
+The real SmolLM2 135M and Gemma 3 270M are compared with transformers too: greedy text up to near
+ties, perplexity within 0.5 % (`tests/inference/test_parity_real.py`). Of the other presets only
+configuration and number of parameters are checked, no real weights.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    found = {path.parent.name: path.parent for path in sorted(GOLDEN.glob("*/expected.npz"))}
+    configs = {name: huggingface.read_config(directory) for name, directory in found.items()}
+    lines = [_INTRODUCTION, *_table(("family", "architecture", "beside Llama", "presets"))]
+    for architecture, family in families.ARCHITECTURES.items():
+        own = [config for config in configs.values() if config.family == family.name]
+        parts = dict.fromkeys(part for config in own for part in _parts(config))
+        sizes = [
+            f"`{name}` ({weights.num_parameters(preset.config) / 1e9:.2f} B)"
+            for name, preset in presets.NAMES.items()
+            if preset.config.family == family.name
+        ]
+        lines.append(_row(family.name, architecture, ", ".join(parts), ", ".join(sizes)))
+    header = ("checkpoint", "heads", "layers", "head", "stored", "keys of", "prompts", "greedy")
+    lines += ["", _REAL, *_table(header)]
+    lines += [_checkpoint(name, found[name], config) for name, config in configs.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _parts(config: ModelConfig) -> list[str]:
+    """What a model has that the first Llama has not."""
+    layers = config.layers
+    ropes = [layer.rope for layer in layers]
+    windows = [layer.window is not None for layer in layers]
+    parts = [
+        ("layer norm" if config.norm == "layer" else ""),
+        ("" if config.pre_norms else "norms after only"),
+        ("norms before and after" if config.pre_norms and config.post_norms else ""),
+        {
+            None: "",
+            "head": "norm of each query and key head",
+            "all": "norm of all queries and keys",
+        }[config.qk_norm],
+        (f"biases ({', '.join(config.biases)})" if config.biases else ""),
+        ("plain feed-forward" if layers[0].ffn == "plain" else ""),
+        ("learned positions" if config.learned_positions else ""),
+        ("windows in some layers" if any(windows) and not all(windows) else ""),
+        ("windows in all layers" if all(windows) else ""),
+        ("layers without RoPE" if None in ropes and any(ropes) else ""),
+        ("soft cap of scores" if config.score_cap else ""),
+        ("soft cap of logits" if config.logit_cap else ""),
+        ("scaled embedding" if config.embedding_scale != 1 else ""),
+    ]
+    turning = [rope for rope in ropes if isinstance(rope, Rope)]
+    kinds = {type(rope.scaling).__name__.lower() for rope in turning if rope.scaling is not None}
+    parts += [f"RoPE {kind}" for kind in sorted(kinds)]
+    parts += ["partial RoPE" for rope in turning[:1] if rope.share < 1]
+    return [part for part in parts if part]
+
+
+def _checkpoint(name: str, directory: Path, config: ModelConfig) -> str:
+    raw = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    with np.load(directory / "expected.npz") as arrays:
+        prompts = [str(len(arrays[f"tokens_{i}"])) for i in (0, 1)]
+        greedy = sum(file.startswith("greedy_") for file in arrays.files)
+        greedy = len(arrays["greedy_prompts"]) if "greedy_prompts" in arrays.files else greedy
+    return _row(
+        f"`{name}`",
+        f"{config.num_heads}/{config.num_kv_heads} of {config.head_width}",
+        str(config.num_layers),
+        "tied" if config.tied else "own",
+        str(raw.get("dtype", raw.get("torch_dtype"))),
+        "transformers 5" if "dtype" in raw else "transformers 4",
+        " and ".join(prompts),
+        f"{greedy} prompts" if greedy else "",
+    )
+
+
+def _table(header: tuple[str, ...]) -> list[str]:
+    return [_row(*header), _row(*["---"] * len(header))]
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS / "families.md"
+    target.write_text(page(), encoding="utf-8")
