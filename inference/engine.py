@@ -226,17 +226,38 @@ class Engine:
         Raises:
             InputError: as `add_request`; then nothing was queued.
         """
+        found = dict(self.as_completed(prompts, params, on_update))
+        return [found[index] for index in range(len(prompts))]
+
+    def as_completed(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),
+        on_update: Callable[[Update], None] = lambda update: None,
+    ) -> Iterator[tuple[int, Completion]]:
+        """Continues every prompt and yields (index of the prompt, completion) as each ends; leaving
+        the loop early aborts the others.
+
+        Raises:
+            InputError: as `add_request`; then nothing was queued.
+        """
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise InputError(f"{len(prompts)} prompts do not go with {len(each)} SamplingParams")
         with self._requests(prompts, each) as sequences:
-            texts = {sequence.id: "" for sequence in sequences}
-            while any(sequence.status is not Status.FINISHED for sequence in sequences):
+            open_ = {sequence.id: index for index, sequence in enumerate(sequences)}
+            texts = dict.fromkeys(open_, "")
+            while any(sequences[i].status is not Status.FINISHED for i in open_.values()):
                 for update in self._deliver():
-                    if update.id in texts:
-                        texts[update.id] += update.text
-                        on_update(update)
-        return [_completion(sequence, texts[sequence.id]) for sequence in sequences]
+                    if update.id not in open_:
+                        continue
+                    texts[update.id] += update.text
+                    on_update(update)
+                    if update.finish_reason is not None:
+                        index = open_.pop(update.id)
+                        yield index, _completion(sequences[index], texts.pop(update.id))
+            for id, index in open_.items():  # aborted: there was no news of them
+                yield index, _completion(sequences[index], texts[id])
 
     def stream(
         self, prompt: str | Sequence[int], params: SamplingParams = SamplingParams()

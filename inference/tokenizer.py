@@ -2,6 +2,7 @@
 
 import json
 import re
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 import tokenizers
 
 from configs.errors import InputError
-from inference import chat_template
+from inference import chat_template, quoting
 from inference.checkpoints import mapped
 
 _T = TypeVar("_T")
@@ -21,10 +22,12 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token
 class Tokenizer:
     """A checkpoint's tokenizer and chat template.
 
-    Special tokens written out in a text are taken as special tokens, in raw prompts and in chat
-    messages alike, as transformers does.
+    Special tokens written out in a raw prompt are taken as special tokens, as transformers does; in
+    the messages of a conversation they are text (`inference/quoting.py`).
 
     Attributes:
+        template: the chat template; None when there is none.
+        templates: further ones by name; "tool_use" is the one for conversations with tools.
         vocab_size: ids are below this, the rows of the model's embedding.
         special_tokens: {"bos_token": "<s>", ...}, as templates see them.
         bos_id, eos_id: the tokenizer's own; None when it has none.
@@ -37,10 +40,12 @@ class Tokenizer:
         vocab_size: int,
         special_tokens: Mapping[str, str],
         template: str | None,
+        templates: Mapping[str, str] = types.MappingProxyType({}),
     ):
         self.vocab_size = vocab_size
         self.special_tokens = dict(special_tokens)
         self.template = template
+        self.templates = dict(templates)
         self._backend = backend
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -49,6 +54,7 @@ class Tokenizer:
             token for token, added in backend.get_added_tokens_decoder().items() if added.special
         }
         self._bytes: dict[int, bytes] = {}
+        self._quoter: quoting.Quoter | None = None  # until a conversation needs it
         self.bos_id = self._id("bos_token")
         self.eos_id = self._id("eos_token")
 
@@ -67,17 +73,22 @@ class Tokenizer:
             InputError: the text is no valid Unicode, or holds a token the model has no embedding
                 for.
         """
+        return self._encode(self._backend, text, add_special)
+
+    def _encode(
+        self, backend: tokenizers.Tokenizer, text: str, add_special: bool = False
+    ) -> list[int]:
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise InputError(f"the text is not valid Unicode: {error.reason}") from None
         encoding = guard(
-            lambda: self._backend.encode(text, add_special_tokens=add_special), "cannot encode text"
+            lambda: backend.encode(text, add_special_tokens=add_special), "cannot encode text"
         )
         ids: list[int] = encoding.ids
-        if ids and max(ids) >= self.vocab_size:
+        if ids and max(ids) >= self.vocab_size and backend is self._backend:
             raise InputError(
-                f"the text holds token {self._backend.id_to_token(max(ids))!r} (id {max(ids)}), "
+                f"the text holds token {backend.id_to_token(max(ids))!r} (id {max(ids)}), "
                 f"outside the model's vocabulary of {self.vocab_size}"
             )
         return ids
@@ -100,31 +111,53 @@ class Tokenizer:
         return known
 
     def chat_text(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Any] | None = None,
     ) -> str:
         """A conversation as the checkpoint's template writes it.
 
         Raises:
             InputError: there is no template, or as `chat_template.render`.
         """
-        if self.template is None:
-            raise InputError("this checkpoint has no chat template; give it a plain prompt")
+        template = self.templates.get("tool_use", self.template) if tools else self.template
+        if template is None:
+            named = f" but {', '.join(self.templates)}" if self.templates else ""
+            raise InputError(f"this checkpoint has no chat template{named}; give it a plain prompt")
         return chat_template.render(
-            self.template,
+            template,
             messages,
+            tools=tools,
+            documents=documents,
             add_generation_prompt=add_generation_prompt,
             special_tokens=self.special_tokens,
         )
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Any] | None = None,
     ) -> list[int]:
-        """Token ids of a conversation; the template writes its own special tokens.
+        """Token ids of a conversation. The special tokens that the template writes are tokens;
+        those that messages, tools or documents hold are text.
 
         Raises:
-            InputError: as `chat_text` and `encode`.
+            InputError: as `chat_text` and `encode`, or the two cannot be told apart.
         """
-        return self.encode(self.chat_text(messages, add_generation_prompt), add_special=False)
+        text = self.chat_text(messages, add_generation_prompt, tools, documents)
+        self._quoter = self._quoter or quoting.Quoter(self._backend)
+        given = [list(map(dict, messages)), tools, documents]
+        mark = quoting.free_mark(text)
+        marked = self._quoter.mark(given, mark)
+        if marked != given:
+            again = self.chat_text(marked[0], add_generation_prompt, marked[1], marked[2])
+            if self._quoter.split(text, again, mark):
+                return self._quoter.encode(again, mark, self._encode)
+        return self._encode(self._backend, text)
 
 
 def from_directory(directory: Path, vocab_size: int) -> Tokenizer:
@@ -142,11 +175,13 @@ def from_directory(directory: Path, vocab_size: int) -> Tokenizer:
     config = mapped.read_json(config_path) if config_path.exists() else {}
     special_path = directory / "special_tokens_map.json"
     special = mapped.read_json(special_path) if special_path.exists() else {}
+    templates = _templates(directory, config)
     return Tokenizer(
         load_backend(path),
         vocab_size,
         _special_tokens(special | {k: v for k, v in config.items() if v is not None}),
-        _template(directory, config),
+        templates.pop("default", None),
+        templates,
     )
 
 
@@ -184,17 +219,24 @@ def _special_tokens(raw: Mapping[str, Any]) -> dict[str, str]:
     return named
 
 
-def _template(directory: Path, config: Mapping[str, Any]) -> str | None:
-    path = directory / "chat_template.jinja"
-    if path.exists():
-        return mapped.read_text(path)
+def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Chat templates by name, those in files first; "default" is the one without a name."""
+    found = {
+        path.stem: mapped.read_text(path)
+        for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))
+    }
+    if (path := directory / "chat_template.jinja").exists():
+        found["default"] = mapped.read_text(path)
+    if found:
+        return found
     value = config.get("chat_template")
-    if isinstance(value, list):  # several templates by name
-        by_name = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}
-        value = by_name.get("default")
-    if value is not None and not isinstance(value, str):
+    if isinstance(value, list):
+        value = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}
+    elif value is not None:
+        value = {"default": value}
+    if any(not isinstance(text, str) for pair in (value or {}).items() for text in pair):
         raise InputError(f"{directory / 'tokenizer_config.json'}: chat_template must be a string")
-    return value
+    return value or {}
 
 
 def _byte_decoder(backend: tokenizers.Tokenizer) -> tuple[Callable[[str], bytes], bool]:

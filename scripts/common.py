@@ -135,9 +135,11 @@ def say(line: str) -> None:
 
 
 class bars:  # noqa: N801
-    """Context of progress bars on stderr; calls take (done, total, label)."""
+    """Context of progress bars on stderr; calls take (done, total, label), and a text to show for
+    the label.
+    """
 
-    def __enter__(self) -> Callable[[int, int, str], None]:
+    def __enter__(self) -> Callable[..., None]:
         """Starts with no bar; each new label adds one, on a terminal only."""
         columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
         hidden = not console.is_terminal
@@ -149,11 +151,13 @@ class bars:  # noqa: N801
         """Removes the bars."""
         self._progress.stop()
 
-    def _update(self, done: int, total: int, label: str) -> None:
+    def _update(self, done: int, total: int, label: str, text: str = "") -> None:
         self._progress.start()  # once
         if label not in self._tasks:
             self._tasks[label] = self._progress.add_task(label)
-        self._progress.update(self._tasks[label], completed=done, total=total or None)
+        self._progress.update(
+            self._tasks[label], completed=done, total=total or None, description=text or label
+        )
 
 
 def print_json(result: dict[str, Any], config: Config) -> None:

@@ -12,6 +12,7 @@ from absl import flags
 from configs.engine import Config
 from configs.errors import InputError
 from inference import files
+from scripts import partial
 
 # Here and not in the apps that write, so that one process can load them all.
 FLAG = flags.DEFINE_string(
@@ -25,11 +26,11 @@ def check(name: str) -> Path:
     """The file that --output names, links followed.
 
     Raises:
-        InputError: it, or the configuration beside it, cannot become a file.
+        InputError: it, or what is written beside it, cannot become a file.
     """
     try:
         path = Path(name).resolve()
-        for target in (path, _beside(path)):
+        for target in (path, _beside(path), partial.name(path)):
             if not path.parent.is_dir() or (target.exists() and not target.is_file()):
                 raise InputError(f"--output={name}: {target} is not a file in an existing folder")
     except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, a NUL

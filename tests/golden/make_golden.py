@@ -18,10 +18,12 @@ import sys
 import tempfile
 import zipfile
 
+import chat_templates
 import numpy as np
 import real_models
 import real_weights
 import tiny_checkpoints
+import tiny_sentencepiece
 import torch
 import transformers
 from safetensors.torch import load_file
@@ -76,6 +78,8 @@ def main() -> int:
 def _write(root: pathlib.Path, args: argparse.Namespace) -> None:
     if args.only != "real":
         tiny_checkpoints.write(root, lambda case: args.family in (None, case.family))
+        chat_templates.write(root)
+        tiny_sentencepiece.write(root)
     if args.only != "tiny":
         models = {name: _load_real(name, args.work) for name in _REAL}
         for name, (model, tokenizer) in models.items():

@@ -90,8 +90,25 @@ def test_templates_by_name_and_in_a_file(tmp_path):
     config.write_text(json.dumps({"chat_template": named, "bos_token": {"content": "<|begin|>"}}))
     read = tokenizer.from_directory(directory, 320)
     assert read.chat_text([]) == "D" and read.bos_id == 0
+    assert read.templates == {"tool": "T"} and read.chat_text([], tools=[{}]) == "D"
     (directory / "chat_template.jinja").write_text("J{{ bos_token }}")
     assert tokenizer.from_directory(directory, 320).chat_text([]) == "J<|begin|>"
+    more = directory / "additional_chat_templates"
+    more.mkdir()
+    (more / "tool_use.jinja").write_text("U{{ tools | length }}")
+    read = tokenizer.from_directory(directory, 320)
+    assert read.chat_text([]) == "J<|begin|>" and read.chat_text([], tools=[{}, {}]) == "U2"
+    (directory / "chat_template.jinja").unlink()
+    with pytest.raises(InputError, match="no chat template but tool_use"):
+        tokenizer.from_directory(directory, 320).chat_text([])
+
+
+@pytest.mark.parametrize("template", [5, [{"name": "default", "template": 5}], [{"template": "x"}]])
+def test_a_template_that_is_no_text_is_refused(template, tmp_path):
+    directory = copy_golden(tmp_path)
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    with pytest.raises(InputError, match="chat_template must be a string"):
+        tokenizer.from_directory(directory, 320)
 
 
 def test_without_a_template_there_is_no_guess(tmp_path):

@@ -99,14 +99,14 @@ def test_the_rate_leaves_compilation_out(run, golden):
 
 
 def test_the_first_token_is_no_update_without_one(run, monkeypatch):
-    generate_all = Engine.generate
+    generate_all = Engine.as_completed
 
     def held(engine, prompts, params, on_update):
         on_update(Update(0, [], "", None))
         time.sleep(0.5)
         return generate_all(engine, prompts, params, on_update)
 
-    monkeypatch.setattr(Engine, "generate", held)
+    monkeypatch.setattr(Engine, "as_completed", held)
     stats = json.loads(run("--prompt=A", "--max_new_tokens=2", "--json").out)["stats"]
     assert stats["ttft_s"] > 0.5
 
@@ -245,7 +245,13 @@ def test_neither_file_is_replaced_unless_both_are_written(run, tmp_path, monkeyp
     monkeypatch.setattr(files, "atomic_file", full)
     ran = run("--prompt=A", f"--output={target}", "--max_new_tokens=2")
     assert ran.status == 1 and ran.err.endswith("out.jsonl: No space left on device\n")
-    assert target.read_text() == "before" and set(tmp_path.iterdir()) == {target, beside}
+    kept = tmp_path / "out.jsonl.partial"  # nothing computed is lost
+    assert target.read_text() == "before" and set(tmp_path.iterdir()) == {target, beside, kept}
+    monkeypatch.setattr(files, "atomic_file", write)
+    ran = run("--prompt=A", f"--output={target}", "--max_new_tokens=2")
+    assert ran.status == 0 and "all 1 results had been computed before" in ran.err
+    assert json.loads(target.read_text())["token_ids"]
+    assert set(tmp_path.iterdir()) == {target, beside}
 
 
 def test_as_a_process(tmp_path):

@@ -1,0 +1,143 @@
+"""Special tokens that users write stay text; those that the chat template writes are tokens.
+
+A conversation is rendered a second time with a mark inside every special token of its own, and at
+the ends of texts where one could come about by joining. What then still reads as a special token
+was written by the template.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken
+
+from configs.errors import InputError
+
+# Cuneiform: letters without case that no filter takes for blanks and Python prints as they are.
+_MARKS = range(0x12000, 0x12399)
+_ALIASES = range(0x100000, 0x10FFFE)  # private use
+
+
+class Quoter:
+    """Finds and keeps apart the special tokens of one tokenizer.
+
+    A special token of a single character cannot hold a mark; it is a token wherever it stands.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer):
+        self._backend = backend
+        added: dict[int, AddedToken] = backend.get_added_tokens_decoder()
+        names = [t.content for t in added.values() if t.special and len(t.content) > 1]
+        longest_first = sorted(names, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._starts = frozenset(name[:end] for name in names for end in range(1, len(name)))
+        self._ends = frozenset(name[start:] for name in names for start in range(1, len(name)))
+        self._longest = max(map(len, names), default=0)
+        self._names = names
+        self._aliased: _Aliased | None = None
+
+    def mark(self, value: Any, mark: str) -> Any:
+        """Plain data with marks in its texts; equal to what came in where nothing is to quote."""
+        if isinstance(value, str):
+            return self._mark_ends(self._mark_tokens(value, mark), mark)
+        if isinstance(value, Mapping):
+            return {
+                # Keys are the template's words, unless a whole token stands in one.
+                self._mark_tokens(key, mark) if isinstance(key, str) else key: self.mark(item, mark)
+                for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self.mark(item, mark) for item in value]
+        return value
+
+    def _mark_tokens(self, text: str, mark: str) -> str:
+        return self._pattern.sub(lambda found: found[0][0] + mark + found[0][1:], text)
+
+    def _mark_ends(self, text: str, mark: str) -> str:
+        """Marks before a first and after a last part of a token; templates trim around both."""
+        bare = text.strip()
+        sizes = range(1, min(self._longest, len(bare) + 1))
+        if any(bare[:size] in self._ends for size in sizes):
+            at = text.index(bare)
+            text = text[:at] + mark + text[at:]
+        if any(bare[-size:] in self._starts for size in sizes):
+            at = len(text.rstrip())
+            text = text[:at] + mark + text[at:]
+        return text
+
+    def split(self, rendered: str, marked: str, mark: str) -> str | None:
+        """The marked rendering, where tokens of users are to be quoted; None where none is.
+
+        Raises:
+            InputError: the marks have changed more than themselves.
+        """
+        if marked.replace(mark, "") != rendered:
+            raise InputError(
+                "a message holds a special token of the model, and the chat template reads it: "
+                f"leave {self._first(rendered)} out"
+            )
+        tokens = self._pattern.findall
+        return None if tokens(marked) == tokens(rendered) else marked
+
+    def _first(self, rendered: str) -> str:
+        found = self._pattern.search(rendered)
+        return repr(found[0]) if found else "it"
+
+    def encode(self, marked: str, mark: str, encode: Callable[..., list[int]]) -> list[int]:
+        """Token ids of a marked rendering: `encode(backend, text)` gives those of plain text."""
+        self._aliased = self._aliased or _Aliased(self._backend, self._names)
+        return self._aliased.encode(self._pattern, marked, mark, encode)
+
+
+def free_mark(rendered: str) -> str:
+    """A character that a rendering does not hold."""
+    used = set(rendered)
+    mark = next((chr(code) for code in _MARKS if chr(code) not in used), None)
+    if mark is None:
+        raise InputError("the conversation uses every sign of cuneiform, and special tokens")
+    return mark
+
+
+class _Aliased:
+    """The same tokenizer with another name for each special token, one that nobody writes.
+
+    So the template's tokens act as tokens, down to the blanks they take with them, while the
+    users' are text to the whole pipeline.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, names: list[str]):
+        self._alias = {name: chr(code) for name, code in zip(names, _ALIASES, strict=False)}
+        self._copy = tokenizers.Tokenizer(backend.model)  # the vocabulary itself is shared
+        if backend.normalizer is not None:
+            self._copy.normalizer = backend.normalizer
+        if backend.pre_tokenizer is not None:
+            self._copy.pre_tokenizer = backend.pre_tokenizer
+        added: dict[int, AddedToken] = backend.get_added_tokens_decoder()
+        tokens = dict(sorted(added.items()))
+        contents = [self._alias.get(t.content, t.content) for t in tokens.values()]
+        self._copy.add_tokens(
+            [
+                AddedToken(
+                    content, single_word=t.single_word, lstrip=t.lstrip, rstrip=t.rstrip,
+                    normalized=t.normalized, special=False,
+                )
+                for content, t in zip(contents, tokens.values(), strict=True)
+            ]
+        )  # fmt: skip
+        own = zip(contents, tokens, strict=True)
+        self._ids = {self._copy.token_to_id(content): token for content, token in own}
+        unknown = getattr(backend.model, "unk_token", None)
+        known = {self._copy.token_to_id(name) for name in self._alias if name != unknown}
+        self._forbidden = known - {None}  # the vocabulary's own, in the numbers of the copy
+
+    def encode(
+        self, pattern: re.Pattern[str], marked: str, mark: str, encode: Callable[..., list[int]]
+    ) -> list[int]:
+        if not set(marked).isdisjoint(self._alias.values()):
+            raise InputError("a message holds special tokens beside characters above U+100000")
+        text = pattern.sub(lambda found: self._alias[found[0]], marked).replace(mark, "")
+        ids = encode(self._copy, text)
+        if not self._forbidden.isdisjoint(ids):  # its vocabulary has it as a word as well
+            raise InputError("a message holds a special token that this tokenizer knows as a word")
+        return [self._ids.get(token, token) for token in ids]

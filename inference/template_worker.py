@@ -1,0 +1,186 @@
+"""The program that renders chat templates, in a process of its own so that it can be ended.
+
+It reads one JSON request a line and answers each with one: {"text": ...} or {"error": ...}. A
+template that takes too much time is ended by the system, one that takes too much memory by itself.
+Run by `chat_template`; imports nothing but Jinja, to start in a tenth of a second.
+"""
+
+import contextlib
+import datetime
+import functools
+import json
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import ext, nodes, parser, sandbox, utils
+
+try:
+    import resource
+except ImportError:  # not a POSIX system: time alone is limited, by the parent
+    resource = None  # type: ignore[assignment]
+
+MAX_TEMPLATE_CHARS = 1 << 20
+# What a request may take for each MB of it, begun ones included: a bomb is small.
+SECONDS, DATA_BYTES, OUTPUT_CHARS = 0.8, 48 << 20, 1 << 20
+
+
+def allowance(request_size: int) -> int:
+    """How many times the limits of one MB a request of so many bytes gets."""
+    return 1 + request_size // (1 << 20)
+
+
+def main() -> None:
+    """Answers until the parent closes the pipe."""
+    for line in sys.stdin.buffer:
+        share = allowance(len(line))
+        _limit(share)
+        try:
+            request = json.loads(line)
+            text = render(request["template"], request["variables"], share * OUTPUT_CHARS)
+            answer: dict[str, Any] = {"text": text}
+        except Exception as error:
+            # After it has run out of memory, a fresh process is the safer one.
+            answer = {"error": _reason(error, share), "spent": isinstance(error, MemoryError)}
+        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+        sys.stdout.buffer.flush()
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _limit(share: int) -> None:
+    signal.setitimer(signal.ITIMER_PROF, share * SECONDS)  # its signal ends the process
+    if resource is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        soft = (
+            share * DATA_BYTES if hard == resource.RLIM_INFINITY else min(share * DATA_BYTES, hard)
+        )
+        with contextlib.suppress(OSError, ValueError):  # a system that knows no such limit
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def render(template: str, variables: Mapping[str, Any], max_chars: int) -> str:
+    """What a template writes.
+
+    Raises:
+        Exception: whatever Jinja, or the Python it makes of the template, fails with.
+    """
+    pieces, size = [], 0
+    for piece in _compile(template).generate(**variables):
+        size += len(piece)
+        if size > max_chars:
+            raise jinja2.TemplateError(f"it writes more than {max_chars} characters")
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+def _reason(error: Exception, share: int) -> str:
+    text = " ".join(str(error).split())[:300]
+    if isinstance(error, sandbox.SecurityError):
+        return f"reaches outside its sandbox: {text}"
+    if isinstance(error, jinja2.TemplateError):
+        return f"failed: {text}"
+    if isinstance(error, MemoryError):
+        return f"needs more than {share * DATA_BYTES >> 20} MB of memory"
+    if isinstance(error, RecursionError):
+        return "failed: it recurses without end"
+    if isinstance(error, SyntaxError):  # of the Python that Jinja makes of it
+        return "failed: it is nested too deeply"
+    return f"failed: {type(error).__name__}: {text}"
+
+
+class _Sandbox(sandbox.ImmutableSandboxedEnvironment):
+    """Refuses at once what Jinja's own sandbox would print as nothing."""
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
+        raise sandbox.SecurityError(
+            f"access to attribute {attribute!r} of {type(obj).__name__!r} object is unsafe"
+        )
+
+
+class _GenerationTag(ext.Extension):
+    """`{% generation %}` marks the assistant's text for training; it renders as its content.
+
+    A block call, as in transformers: what is set inside is not seen outside.
+    """
+
+    tags = {"generation"}
+
+    def parse(self, parser: parser.Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
+
+    def _content(self, caller: Any) -> str:
+        return caller()
+
+
+class _Namespace(utils.Namespace):
+    """`namespace(...)` without names that begin with an underscore."""
+
+    def __init__(*args: Any, **values: Any) -> None:
+        self, *rest = args  # `namespace(self=...)` is legal
+        whole = dict(*rest, **values)
+        for name in whole:
+            _check_name(name)
+        utils.Namespace.__init__(self, whole)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise sandbox.SecurityError(f"a namespace takes no name that begins with '_': {name!r}")
+
+
+class _Dict:
+    """`dict` as a function, without the class that Jinja's own would show."""
+
+    def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
+        return dict(*args, **values)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+@functools.lru_cache(maxsize=8)
+def _compile(template: str) -> jinja2.Template:
+    environment = _Sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+        "namespace": _Namespace,
+        "dict": _Dict(),
+    }
+    return environment.from_string(template)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML, which no model was trained on.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.datetime.now().strftime(pattern)
+
+
+if __name__ == "__main__":
+    main()

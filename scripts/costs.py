@@ -1,0 +1,46 @@
+"""What an answer took beside what it had to take."""
+
+import dataclasses
+from typing import Any
+
+
+def stats(
+    engine: Any,
+    prompt_tokens: int,
+    output_tokens: int,
+    first_token_s: float,
+    seconds: float,
+    compile_s: float,
+) -> dict[str, Any]:
+    """Figures of a run: medians over steps that only decode.
+
+    The first token is what the user waited for, compilation included; the rate is that of a program
+    that is there already.
+    """
+    from inference.planner import calibrate, report
+
+    machine = calibrate.this_machine()
+    return {
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": output_tokens,
+        "ttft_s": first_token_s,
+        "output_tok_s": output_tokens / (seconds - compile_s),
+        "compile_s": compile_s,
+        **dataclasses.asdict(report.decode_steps(engine.config, engine.records, machine)),
+    }
+
+
+def summary(stats: dict[str, Any]) -> str:
+    """The line of figures."""
+    line = (
+        f"{stats['prompt_tokens']} prompt tokens, first token after {stats['ttft_s']:.2f} s, "
+        f"{stats['output_tok_s']:.1f} tokens/s beside {stats['compile_s']:.1f} s of compiling"
+    )
+    if stats["measured_step_s"] is None:
+        return line
+    return (
+        f"{line}; a step reads {stats['step_bytes'] / 1e6:.0f} MB: "
+        f"predicted {1e3 * stats['predicted_step_s']:.1f} ms ({stats['predicted_by']}), "
+        f"measured {1e3 * stats['measured_step_s']:.1f} ms, "
+        f"{100 * stats['bandwidth_share']:.0f} % of {stats['read_bandwidth'] / 1e9:.0f} GB/s"
+    )

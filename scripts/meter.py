@@ -1,0 +1,66 @@
+"""How far a batch has come, how fast, and how long it still takes at most."""
+
+import time
+from collections.abc import Callable, Sequence
+
+_EVERY_S = 30.0  # between two lines, where there is no terminal
+
+
+class Meter:
+    """Counts tokens and answers; a bar on a terminal, else a line now and then.
+
+    A request that goes on counts as if it were to take all its tokens, so the time left is an upper
+    bound.
+    """
+
+    def __init__(
+        self,
+        most_tokens: Sequence[int],
+        bar: Callable[[int, int, str, str], None],
+        say: Callable[[str], None] | None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """`most_tokens` of each request, `say` None where the bar is seen."""
+        self.num_tokens = 0
+        self.num_answers = 0
+        self._most = list(most_tokens)
+        self._total = sum(most_tokens)
+        self._bar, self._say, self._clock = bar, say, clock
+        self._start: float | None = None  # with the first tokens: compiling is no rate
+        self._first_tokens = 0
+        self._said = clock()
+
+    def add_tokens(self, count: int) -> None:
+        """Tokens have come."""
+        self.num_tokens += count
+        now = self._clock()
+        if self._start is None:
+            self._start, self._first_tokens = now, self.num_tokens
+        self._bar(self.num_tokens, self._total, "generating", self._rate(now))
+        if self._say is not None and now - self._said >= _EVERY_S:
+            self._said = now
+            self._say(self._rate(now) + self._left(now))
+
+    def add_answer(self, index: int, num_tokens: int) -> None:
+        """A request has ended with so many tokens."""
+        self.num_answers += 1
+        self._total -= self._most[index] - num_tokens
+
+    def _rate(self, now: float) -> str:
+        line = f"{self.num_answers} of {len(self._most)} answers"
+        rate = self._tokens_a_second(now)
+        return f"{line}, {rate:.1f} tokens/s" if rate else line
+
+    def _left(self, now: float) -> str:
+        rate = self._tokens_a_second(now)
+        return f", at most {_duration((self._total - self.num_tokens) / rate)} left" if rate else ""
+
+    def _tokens_a_second(self, now: float) -> float:
+        seconds = now - (now if self._start is None else self._start)
+        return (self.num_tokens - self._first_tokens) / seconds if seconds > 0 else 0.0
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,304 @@
+"""`python -m scripts.chat`: what is typed, what is said, and how each of them ends."""
+
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+
+import pytest
+
+from configs.errors import InputError
+from inference import tokenizer
+from inference.engine import Update
+from scripts import chat, common, costs
+from scripts.conversation import Conversation
+from tests.scripts import apps
+
+_SETTINGS = (
+    f"--model={apps.TINY}",
+    "--set=model.dtype=float32",
+    "--set=engine.prefill_tiles=(1,)",
+    "--set=engine.decode_rows=(2,)",
+)
+
+
+# The conversation.
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return tokenizer.from_directory(apps.TINY, 320)
+
+
+def test_it_grows_by_what_is_said(tiny):
+    talk = Conversation(tiny, 200)
+    talk.instruct("Be brief.")
+    ids = talk.ask("Hi <|end_of_turn|>")
+    assert tiny.decode(ids, skip_special=False) == (
+        "<|begin|>[system]\nBe brief.<|end_of_turn|>\n[user]\nHi <|end_of_turn|><|end_of_turn|>\n"
+        "[assistant]\n"
+    )
+    assert ids.count(2) == 2  # those of the template
+    talk.answer("Hello", 3)
+    assert talk.num_tokens == len(ids) + 3 and talk.num_free_tokens == 200 - len(ids) - 3
+    longer = talk.ask("Bye")
+    assert longer[: len(ids)] == ids  # what a cache of prefixes finds again
+    talk.withdraw()
+    assert [message["role"] for message in talk.messages] == ["system", "user", "assistant"]
+    talk.instruct("")
+    assert [message["role"] for message in talk.messages] == ["user", "assistant"]
+    talk.instruct("Again.")
+    talk.reset()
+    assert talk.messages == [{"role": "system", "content": "Again."}] and talk.num_tokens == 0
+
+
+def test_what_does_not_fit_is_not_kept(tiny):
+    talk = Conversation(tiny, 40)
+    first = talk.ask("Hi")
+    talk.answer("Hello", 2)
+    before = list(talk.messages)
+    refused = ("word " * 40, "not kept; /reset"), ("\udcff", "not valid text"), ("", "is empty")
+    for text, message in refused:
+        with pytest.raises(InputError, match=message):
+            talk.ask(text)
+    assert talk.messages == before and talk.num_tokens == len(first) + 2
+
+
+def test_it_is_saved_whole_or_not_at_all(tiny, tmp_path, monkeypatch):
+    talk = Conversation(tiny, 100)
+    talk.ask("ünï")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    talk.save("~/saved.jsonl")
+    (line,) = (tmp_path / "saved.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(line) == {"messages": talk.messages}
+    for name in (f"{tmp_path}/saved.jsonl/x", str(tmp_path), "a\0b", "~nobody-of-this-name/x"):
+        with pytest.raises(InputError, match="cannot write"):
+            talk.save(name)
+    assert [path.name for path in tmp_path.iterdir()] == ["saved.jsonl"]
+
+
+# The program, with an engine that says what it is told to say.
+
+
+class Scripted:
+    """Answers in order; each is a list of texts, then a reason or an exception."""
+
+    def __init__(self, *answers):
+        self.answers = deque(answers)
+        self.records: list = []
+        self.compile_s = 0.0
+        self.asked: list[list[int]] = []
+        self.closed = 0
+
+    def stream(self, ids, params):
+        self.asked.append(ids)
+        *texts, reason = self.answers.popleft()
+        try:
+            for text in texts:
+                if text == "^C":
+                    os.kill(os.getpid(), signal.SIGINT)
+                    text = ""
+                yield Update(1, [5], text, None)
+            if isinstance(reason, Exception):
+                raise reason
+            yield Update(1, [], "", reason)
+        finally:
+            self.closed += 1
+
+
+@pytest.fixture
+def talk(monkeypatch, capfd):
+    def run(engine, typed: str | bytes, *args: str) -> apps.Ran:
+        data = typed.encode() if isinstance(typed, str) else typed
+        monkeypatch.setattr(common, "load_engine", lambda checkpoint, config: engine)
+        monkeypatch.setattr(costs, "stats", lambda engine, *took: took)
+        monkeypatch.setattr(costs, "summary", lambda took: f"took {took[:2]}")
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+        return apps.call(chat, monkeypatch, capfd, f"--model={apps.TINY}", *args)
+
+    return run
+
+
+def decoded(tiny, engine):
+    return [tiny.decode(ids, skip_special=False).removeprefix("<|begin|>") for ids in engine.asked]
+
+
+def test_turns_and_commands(talk, tiny, tmp_path):
+    engine = Scripted(["He", "llo", "stop"], ["Two", "stop"], ["Three", "length"])
+    saved = tmp_path / "saved.jsonl"
+    ran = talk(engine, f"Hi\n\n/stats\nmore \\\nlines\n/save {saved}\n/help\n/system S\n/reset\n"
+               "last\n/stats\n/quit\nnever\n", "--max_new_tokens=7")  # fmt: skip
+    assert (ran.status, ran.out) == (0, "Hello\nTwo\nThree\n")
+    assert decoded(tiny, engine) == [
+        "[user]\nHi<|end_of_turn|>\n[assistant]\n",
+        "[user]\nHi<|end_of_turn|>\n[assistant]\nHello<|end_of_turn|>\n"
+        "[user]\nmore \nlines<|end_of_turn|>\n[assistant]\n",
+        "[system]\nS<|end_of_turn|>\n[user]\nlast<|end_of_turn|>\n[assistant]\n",
+    ]
+    assert len(json.loads(saved.read_text())["messages"]) == 4
+    first = len(engine.asked[0]) + 2
+    said = ran.err.splitlines()
+    assert said[0] == f"2 messages, {first} tokens of a context of 256"
+    assert said[1] == f"took {(len(engine.asked[0]), 2)}"
+    assert f"4 messages are in {saved}" in said
+    assert "(cut off at --max_new_tokens=7)" in said
+    assert engine.closed == 3
+
+
+def test_an_interrupt_ends_the_answer_only(talk, tiny):
+    engine = Scripted(["One", "^C", "never", "stop"], ["^C", "never", "stop"], ["Two", "stop"])
+    ran = talk(engine, "a\nb\nc\n", "--system=S")
+    assert (ran.status, ran.out) == (0, "One\nTwo\n")
+    assert ran.err.splitlines() == [
+        "(stopped: what was said stays)",
+        "(stopped before the first word: the message was not kept)",
+    ]
+    assert engine.closed == 3 and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    last = decoded(tiny, engine)[-1]
+    assert last.startswith("[system]\nS<|end_of_turn|>\n[user]\na<|end_of_turn|>\n[assistant]\nOne")
+    assert "[user]\nb" not in last
+
+
+def test_a_second_interrupt_does_not_wait_for_words(talk):
+    engine = Scripted(["never", "stop"], ["Two", "stop"])
+    stream = engine.stream
+
+    def long_prompt(ids, params):
+        engine.stream = stream
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        yield from stream(ids, params)
+
+    engine.stream = long_prompt
+    ran = talk(engine, "a\nb\n")
+    assert (ran.status, ran.out) == (0, "never\n")  # the script's second answer goes unasked
+    assert ran.err == "(stopped before the first word: the message was not kept)\n"
+
+
+def test_failures_keep_the_conversation(talk, tiny):
+    engine = Scripted(
+        ["One", "stop"], [RuntimeError("the device\nis gone")], ["error"], ["Two", "stop"]
+    )
+    typed = "a\nb\nc\n" + "word " * 300 + "\n/save \n/nothing x\n/reset now\n"
+    ran = talk(engine, typed.encode() + b"\xff\nd\n")
+    assert (ran.status, ran.out) == (0, "One\nTwo\n")
+    said = ran.err.splitlines()
+    assert said[:2] == ["error: the device is gone", "error: the model gave non-finite logits"]
+    assert said[2].startswith("error: the context holds 256 tokens, with this message the convers")
+    assert said[3:6] == [
+        "error: /save is no command: /help lists them",
+        "error: /nothing x is no command: /help lists them",
+        "error: /reset now is no command: /help lists them",
+    ]
+    assert said[6].startswith("error: the message is not valid text: character 0")
+    asked = decoded(tiny, engine)[-1]
+    assert "One<|end_of_turn|>\n[user]\nd<|end_of_turn|>" in asked
+
+
+def test_a_full_context_is_told(talk, tiny):
+    engine = Scripted(["One", *[""] * 300, "length"])
+    ran = talk(engine, "a\n")
+    line = "the context is full: /save FILE keeps the conversation, /reset starts over\n"
+    assert ran.err == line
+
+
+def test_what_cannot_be_talked_to_is_refused(monkeypatch, capfd, tmp_path):
+    def no_engine(*args):
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(common, "load_engine", no_engine)
+    for args, message in (
+        (["--json"], "generate takes messages"),
+        (["--temperature=-1"], "from 0 to 100"),
+        (["--system=\udcff"], "not valid text"),
+        (["--max_new_tokens=0"], "at least 1"),
+    ):
+        ran = apps.call(chat, monkeypatch, capfd, f"--model={apps.TINY}", *args)
+        assert message in ran.error and ran.status == 1
+    for path in apps.TINY.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "tokenizer_config.json").unlink()
+    ran = apps.call(chat, monkeypatch, capfd, f"--model={tmp_path}")
+    assert "no chat template" in ran.error
+
+
+# As a process.
+
+_OWN_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_through_a_pipe(tmp_path):
+    ran = subprocess.run(
+        [sys.executable, "-m", "scripts.chat", *_SETTINGS, "--max_new_tokens=5", "--ignore_eos"],
+        cwd=apps.ROOT, capture_output=True, text=True, timeout=240,
+        env=os.environ | {"RIDGELINE_CACHE": str(tmp_path)}, input="Hi\nAgain\n/stats",
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.endswith("\n") and "> " not in ran.stdout
+    said = ran.stderr.splitlines()
+    assert said[1:3] == ["(cut off at --max_new_tokens=5)"] * 2
+    assert said[3].startswith("4 messages, ") and "measured" in said[4]
+
+
+def test_ctrl_c_at_a_terminal(tmp_path):
+    """In an answer it ends the answer, at the prompt the program."""
+    master, slave = pty.openpty()
+    app = [sys.executable, "-m", "scripts.chat", *_SETTINGS, "--max_new_tokens=230", "--ignore_eos"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", _OWN_TERMINAL, *app], cwd=apps.ROOT, start_new_session=True,
+        stdin=slave, stdout=slave, stderr=slave,
+        env=os.environ | {"RIDGELINE_CACHE": str(tmp_path), "TERM": "dumb"},
+    )  # fmt: skip
+    os.close(slave)
+    screen = _Screen(master)
+    try:
+        screen.wait_for("> ")
+        for _ in range(9):  # an answer may have ended before the key arrives
+            start = len(screen.text)
+            os.write(master, b"Hi\n")
+            screen.wait_for("Hi\r\n", start)
+            at = screen.text.index("Hi\r\n", start) + 4
+            screen.wait_until(lambda at=at: len(screen.text) > at)  # its first words
+            os.write(master, b"\x03")
+            screen.wait_for("> ", at)
+            if "(stopped" in screen.text[at:]:
+                break
+            assert "(cut off" in screen.text[at:]
+            os.write(master, b"/reset\n")
+            screen.wait_for("> ", len(screen.text))
+        assert "(stopped" in screen.text and process.poll() is None
+        os.write(master, b"\x03")
+        assert process.wait(timeout=60) == 0
+        assert "Traceback" not in screen.text and "error" not in screen.text
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+
+
+class _Screen:
+    def __init__(self, master: int):
+        self.text = ""
+        self._master = master
+        os.set_blocking(master, False)
+
+    def wait_for(self, text: str, start: int = 0) -> None:
+        self.wait_until(lambda: text in self.text[start:])
+
+    def wait_until(self, holds) -> None:
+        deadline = time.monotonic() + 120
+        while not holds():
+            assert time.monotonic() < deadline, self.text
+            try:
+                self.text += os.read(self._master, 4096).decode(errors="replace")
+            except BlockingIOError:
+                time.sleep(0.002)

@@ -1,0 +1,73 @@
+"""Commands of the pages per task run as they stand, on a tiny model."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from inference import template_worker
+from scripts import sampling_flags
+from tests.scripts import apps
+
+_DOCS = apps.ROOT / "docs"
+_PAGES = ("generate", "chat")
+_SETTINGS = (
+    f"--model={apps.TINY}",
+    "--set=engine.prefill_tiles=(1,)",
+    "--set=engine.decode_rows=(4,)",
+    "--set=engine.max_seqs=3",
+)  # few programs to compile
+
+
+def blocks(page: str) -> list[str]:
+    """The indented blocks of a page."""
+    text = (_DOCS / f"{page}.md").read_text(encoding="utf-8")
+    found = re.findall(r"(?:^    .*\n|^\n(?=    ))+", text, re.MULTILINE)
+    return [textwrap.dedent(block).strip("\n") + "\n" for block in found]
+
+
+@pytest.mark.parametrize("page", _PAGES)
+def test_commands(page, tmp_path):
+    found = blocks(page)
+    assert all("python -m scripts." in block for block in found) and len(found) >= 2
+    shim = tmp_path / "bin" / "python"
+    shim.parent.mkdir()
+    settings = " ".join(map(shlex.quote, _SETTINGS))
+    shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@" {settings}\n')
+    shim.chmod(0o755)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    environment = os.environ | {
+        "PATH": f"{shim.parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(apps.ROOT),
+        "RIDGELINE_CACHE": str(tmp_path / "cache"),
+    }
+    for block in found:
+        ran = subprocess.run(
+            ["bash", "-eo", "pipefail", "-c", block], cwd=folder, env=environment, timeout=240,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        )  # fmt: skip
+        assert ran.returncode == 0, f"{block}\n{ran.stderr}"
+        assert "error" not in ran.stderr, ran.stderr
+    assert not list(folder.glob("*.partial"))
+    written = {path.name for path in folder.iterdir()}
+    if page == "generate":
+        assert json.loads((folder / "answer.json").read_text())["results"][0]["logprobs"]
+        answers = (folder / "answers.jsonl").read_text().splitlines()
+        assert [json.loads(line).get("id") for line in answers] == ["greedy", "drawn", None]
+        assert "answers.jsonl.config.json" in written
+    else:
+        assert {"talk.jsonl", "more.jsonl"} <= written
+
+
+def test_the_pages_name_what_there_is():
+    text = (_DOCS / "generate.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in text for name in sampling_flags.FIELDS)
+    seconds, megabytes = template_worker.SECONDS, template_worker.DATA_BYTES >> 20
+    assert f"{seconds} s, {megabytes} MB and a million characters" in " ".join(text.split())
+    assert template_worker.OUTPUT_CHARS == 1 << 20
