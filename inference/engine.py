@@ -21,7 +21,7 @@ from configs.errors import InputError
 from inference import request, sampling
 from inference.checkpoints import resolve
 from inference.checkpoints.load import Progress
-from inference.checkpoints.resolve import Checkpoint
+from inference.checkpoints.opened import Checkpoint
 from inference.detokenizer import Detokenizer
 from inference.executor import Executor
 from inference.request import FinishReason, SamplingParams, Status

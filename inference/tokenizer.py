@@ -11,11 +11,12 @@ import tokenizers
 
 from configs.errors import InputError
 from inference import chat_template, quoting
-from inference.checkpoints import mapped
+from inference.checkpoints import mapped, text_files
 
 _T = TypeVar("_T")
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_FLAGS = ("special", "normalized", "lstrip", "rstrip", "single_word")
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
@@ -175,14 +176,13 @@ def from_directory(directory: Path, vocab_size: int) -> Tokenizer:
     config = mapped.read_json(config_path) if config_path.exists() else {}
     special_path = directory / "special_tokens_map.json"
     special = mapped.read_json(special_path) if special_path.exists() else {}
+    # transformers reads the map only where the configuration has no `added_tokens_decoder`.
+    first, second = (special, config) if "added_tokens_decoder" in config else (config, special)
+    named = _special_tokens(first) | _special_tokens(second)
+    backend = load_backend(path)
+    guard(lambda: _add_tokens(backend, config, named), f"{config_path}: added_tokens_decoder")
     templates = _templates(directory, config)
-    return Tokenizer(
-        load_backend(path),
-        vocab_size,
-        _special_tokens(special | {k: v for k, v in config.items() if v is not None}),
-        templates.pop("default", None),
-        templates,
-    )
+    return Tokenizer(backend, vocab_size, named, templates.pop("default", None), templates)
 
 
 def load_backend(path: Path) -> tokenizers.Tokenizer:
@@ -219,23 +219,48 @@ def _special_tokens(raw: Mapping[str, Any]) -> dict[str, str]:
     return named
 
 
+def _add_tokens(
+    backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str]
+) -> None:
+    """Adds what only the configuration knows, as transformers does: by id, then by name."""
+    listed = config.get("added_tokens_decoder", {})
+    if not isinstance(listed, dict) or not all(isinstance(v, dict) for v in listed.values()):
+        raise InputError("must be an object of id -> token")
+    for index, token in sorted((int(key), token) for key, token in listed.items()):
+        content = token.get("content")
+        flags = {flag: token[flag] for flag in _FLAGS if flag in token}
+        if not isinstance(content, str) or not content:
+            raise InputError(f"token {index} has no content")
+        if not all(isinstance(value, bool) for value in flags.values()):
+            raise InputError(f"a flag of token {index} is neither true nor false")
+        flags["special"] = flags.get("special", False) or content in named.values()
+        backend.add_tokens([tokenizers.AddedToken(content, **flags)])
+        if backend.token_to_id(content) != index:
+            raise InputError(
+                f"token {content[:80]!r} is listed as {index}, "
+                f"the tokenizer has it as {backend.token_to_id(content)}"
+            )
+    unknown = [token for token in named.values() if backend.token_to_id(token) is None]
+    backend.add_special_tokens(list(dict.fromkeys(unknown)))
+
+
 def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name, those in files first; "default" is the one without a name."""
-    found = {
-        path.stem: mapped.read_text(path)
-        for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))
-    }
-    if (path := directory / "chat_template.jinja").exists():
-        found["default"] = mapped.read_text(path)
-    if found:
-        return found
+    """Chat templates by name, "default" among them; files win over the configuration."""
+    label = str(directory / "tokenizer_config.json")
+    files = text_files.named_templates(directory)
+    if (directory / text_files.TEMPLATE).exists():
+        files["default"] = directory / text_files.TEMPLATE
+    if files:
+        return {name: mapped.read_text(path) for name, path in files.items()}
     value = config.get("chat_template")
-    if isinstance(value, list):
+    if isinstance(value, list):  # several templates by name
         value = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}
     elif value is not None:
         value = {"default": value}
-    if any(not isinstance(text, str) for pair in (value or {}).items() for text in pair):
-        raise InputError(f"{directory / 'tokenizer_config.json'}: chat_template must be a string")
+    for name, template in (value or {}).items():
+        text_files.check_template_name(name, label)
+        if not isinstance(template, str):
+            raise InputError(f"{label}: chat_template must be a string")
     return value or {}
 
 

@@ -19,7 +19,9 @@ from configs.engine import Config, EngineConfig, Run
 from configs.errors import InputError
 
 _MODEL = flags.DEFINE_string(
-    "model", "smollm2-135m", "Preset name, Hugging Face directory or .gguf file."
+    "model",
+    "smollm2-135m",
+    "Preset name, directory (Hugging Face, or of scripts.convert), .gguf file or hub id.",
 )
 _RUN = flags.DEFINE_string("config", None, "A whole run: configs/runs/NAME.py.")
 _SET = flags.DEFINE_multi_string("set", [], "Overrides a field: engine.max_seqs=64 (repeatable).")

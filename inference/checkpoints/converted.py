@@ -7,6 +7,7 @@ was made from something else, is written anew.
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,9 +33,10 @@ def fingerprint(path: Path) -> str:
     return f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}"
 
 
-def place(path: Path) -> Path:
-    """The cache's directory for what is derived from a file."""
-    digest = hashlib.sha256(fingerprint(path).encode()).hexdigest()[:16]
+def place(path: Path, *further_parts: Path) -> Path:
+    """The cache's directory for what is derived from a file, or from one cut into parts."""
+    prints = "\n".join(fingerprint(part) for part in (path, *further_parts))
+    digest = hashlib.sha256(prints.encode()).hexdigest()[:16]
     return files.cache_directory() / "converted" / f"{path.stem}-{digest}"
 
 
@@ -70,7 +72,7 @@ def open_or_convert(
             pass  # unsound: convert again
     load.check(declared, source, name_map)
     with files.atomic_file(path) as file:
-        _write(file, declared, metadata, source, name_map, progress)
+        write(file, declared, metadata, source, name_map, progress)
     return safetensors_file.open_file(path)
 
 
@@ -79,7 +81,7 @@ def _digest(declared: dict[str, ParamInfo]) -> str:
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 
-def _write(
+def write(
     file: BinaryIO,
     declared: dict[str, ParamInfo],
     metadata: dict[str, str],
@@ -87,19 +89,8 @@ def _write(
     name_map: NameMap,
     progress: Progress | None,
 ) -> None:
-    header: dict[str, Any] = {"__metadata__": metadata}
-    total = 0
-    for path, info in declared.items():
-        offsets = [total, total + info.num_bytes]
-        header[path] = {
-            "dtype": _DTYPE_NAMES[info.dtype],
-            "shape": info.shape,
-            "data_offsets": offsets,
-        }
-        total += info.num_bytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
+    """Writes parameters under our own paths as one safetensors file, a block of rows at a time."""
+    total = write_header(file, {p: (i.shape, i.dtype) for p, i in declared.items()}, metadata)
     done = 0
     for path, info in declared.items():
         dtype = jax.numpy.dtype(info.dtype)
@@ -108,3 +99,32 @@ def _write(
         done += math.prod(info.shape) * dtype.itemsize
         if progress:
             progress(done, total, "converting weights")
+
+
+def write_header(
+    file: BinaryIO, tensors: Mapping[str, tuple[tuple[int, ...], str]], metadata: dict[str, str]
+) -> int:
+    """Writes the header of a safetensors file whose tensors follow in this order, without gaps.
+
+    Args:
+        file: what is written to.
+        tensors: shape and type ('bfloat16' or 'float32') of each.
+        metadata: free-form strings.
+
+    Returns:
+        Bytes that the tensors take.
+    """
+    header: dict[str, Any] = {"__metadata__": metadata}
+    total = 0
+    for name, (shape, dtype) in tensors.items():
+        stop = total + math.prod(shape) * jax.numpy.dtype(dtype).itemsize
+        header[name] = {
+            "dtype": _DTYPE_NAMES[dtype],
+            "shape": shape,
+            "data_offsets": [total, stop],
+        }
+        total = stop
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # data begins aligned
+    file.write(len(text).to_bytes(8, "little") + text)
+    return total

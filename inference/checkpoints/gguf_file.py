@@ -14,7 +14,7 @@ import numpy as np
 
 from configs.errors import InputError
 from configs.model import ModelConfig
-from inference.checkpoints import gguf_scan
+from inference.checkpoints import gguf_parts, gguf_scan
 from inference.checkpoints.gguf_scan import Header
 from inference.checkpoints.tensor_source import TensorSource
 
@@ -25,8 +25,10 @@ _INTERLEAVED = ("llama", "smollm3")  # families whose rotary pairs llama.cpp sto
 
 
 def open_gguf(path: Path) -> Header:
-    """Scans the file's header (`gguf_scan.scan`)."""
-    return gguf_scan.scan(path, {int(kind): size for kind, size in gguf.GGML_QUANT_SIZES.items()})
+    """Scans the file's header (`gguf_scan.scan`), and those of its further parts."""
+    sizes = {int(kind): size for kind, size in gguf.GGML_QUANT_SIZES.items()}
+    scan = functools.partial(gguf_scan.scan, quant_sizes=sizes)
+    return gguf_parts.join(scan(path), scan)
 
 
 def tensors(header: Header, config: ModelConfig) -> TensorSource:
@@ -100,9 +102,8 @@ def _read(
     for offset in range(0, flat.size, step):
         size = min(step, flat.size - offset)
         position = entry.position + (first + offset) // block_elements * block_bytes
-        blocks = np.frombuffer(
-            header.data, np.uint8, size // block_elements * block_bytes, position
-        )
+        num_bytes = size // block_elements * block_bytes
+        blocks = np.frombuffer(entry.data, np.uint8, num_bytes, position)
         # One row of many blocks: the library works by 16 rows, 10 x slower when they are short.
         flat[offset : offset + size] = gguf.dequantize(blocks[None], kind)[0]
     return rows

@@ -41,22 +41,27 @@ class StringArray:
 
 @dataclasses.dataclass(frozen=True)
 class TensorEntry:
-    """One tensor: its shape (rows first), ggml type number, and place in the file."""
+    """One tensor: its shape (rows first), ggml type number, and place in its mapped file."""
 
     shape: tuple[int, ...]
     ggml_type: int
     position: int
     num_bytes: int
+    data: mmap.mmap
 
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """A scanned file. `metadata` holds scalars, numpy arrays and `StringArray`s."""
+    """A scanned file. `metadata` holds scalars, numpy arrays and `StringArray`s.
+
+    `further_parts` are the files that hold the rest of a file cut into parts.
+    """
 
     path: Path
     data: mmap.mmap
     metadata: dict[str, Any]
     tensors: dict[str, TensorEntry]
+    further_parts: tuple[Path, ...] = ()
 
     def strings(self, key: str) -> list[str]:
         """The string array stored under `key`.
@@ -245,4 +250,4 @@ def _tensor(cursor: _Cursor, what: str, quant_sizes: dict[int, tuple[int, int]])
         )
     offset = cursor.number(_U64, f"the offset of {what}")
     num_bytes = math.prod(dims) // block_elements * block_bytes
-    return TensorEntry(tuple(reversed(dims)), ggml_type, offset, num_bytes)
+    return TensorEntry(tuple(reversed(dims)), ggml_type, offset, num_bytes, cursor.data)

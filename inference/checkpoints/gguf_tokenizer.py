@@ -5,8 +5,9 @@ merges takes seconds.
 """
 
 import dataclasses
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,10 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from configs.errors import InputError
+from configs.model import ModelConfig
 from inference import files, tokenizer
 from inference.checkpoints import converted, gguf_file
+from inference.checkpoints import text_files as names
 from inference.checkpoints.gguf_scan import Header, StringArray
 from inference.tokenizer import Tokenizer
 
@@ -62,11 +65,58 @@ def load_tokenizer(header: Header, vocab_size: int) -> Tokenizer:
     Raises:
         InputError: its kind is not supported, or its metadata is unsound.
     """
-    template = gguf_file.string_metadata(header, "tokenizer.chat_template")
-    path = converted.place(header.path) / f"tokenizer-{_FORMAT}.json"
-    backend = _cached(path) or _rebuild(header, path)
-    special = {name: str(backend.id_to_token(i)) for name, i in _special_ids(header).items()}
-    return Tokenizer(backend, vocab_size, special, template)
+    backend, templates = _load(header), _templates(header)
+    special = _special_tokens(header, backend)
+    return Tokenizer(backend, vocab_size, special, templates.pop("default", None), templates)
+
+
+def text_files(header: Header, config: ModelConfig, eos_ids: Sequence[int]) -> dict[str, bytes]:
+    """The tokenizer and what goes with it as files that load without the GGUF.
+
+    Raises:
+        InputError: as `load_tokenizer`.
+    """
+    backend, ids = _load(header), _special_ids(header)
+    described = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.max_context,
+        "clean_up_tokenization_spaces": False,
+        **_special_tokens(header, backend),
+    }
+    generation = {"eos_token_id": list(eos_ids)} | {
+        name: ids[key]
+        for name, key in (("bos_token_id", "bos_token"), ("pad_token_id", "pad_token"))
+        if key in ids
+    }
+    files = {
+        "tokenizer.json": backend.to_str(),
+        "tokenizer_config.json": json.dumps(described, indent=1, ensure_ascii=False) + "\n",
+        names.GENERATION: json.dumps(generation, indent=1) + "\n",
+    }
+    for name, template in _templates(header).items():
+        place = names.TEMPLATE if name == "default" else f"{names.TEMPLATES}/{name}.jinja"
+        files[place] = template
+    return {name: text.encode() for name, text in files.items()}
+
+
+def _load(header: Header) -> tokenizers.Tokenizer:
+    path = converted.place(header.path, *header.further_parts) / f"tokenizer-{_FORMAT}.json"
+    return _cached(path) or _rebuild(header, path)
+
+
+def _special_tokens(header: Header, backend: tokenizers.Tokenizer) -> dict[str, str]:
+    return {name: str(backend.id_to_token(i)) for name, i in _special_ids(header).items()}
+
+
+def _templates(header: Header) -> dict[str, str]:
+    """Chat templates by name; the one without a name is the default."""
+    prefix, found = "tokenizer.chat_template", {}
+    for key in header.metadata:
+        if key == prefix or key.startswith(f"{prefix}."):
+            name = key.removeprefix(prefix).removeprefix(".") or "default"
+            names.check_template_name(name, str(header.path))
+            found[name] = gguf_file.string_metadata(header, key) or ""
+    return found
 
 
 def _cached(path: Path) -> tokenizers.Tokenizer | None:

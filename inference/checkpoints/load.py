@@ -1,7 +1,8 @@
 """From tensors on disk to parameters: strict both ways, one parameter at a time."""
 
-import math
-from collections.abc import Callable, Iterable
+import collections
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from layers.params import ParamInfo, Params
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what is happening
 
-_BLOCK_ELEMENTS = 1 << 22
+_WORKERS = 2  # one reads while the other waits for the disk, or both check digests
 _ALIGNMENT = 64  # bytes; JAX adopts a buffer aligned like this instead of copying it
 _SHOWN = 3
 
@@ -39,14 +40,33 @@ def load_params(
     check(declared, source, name_map)
     done, total = 0, params.num_bytes(infos)
     leaves = {}
-    for path, info in declared.items():
-        buffer = _aligned(info)
+
+    def read(path: str) -> np.ndarray:
+        buffer = _aligned(declared[path])
         fill(buffer, rows_of(source, name_map(path)))
+        return buffer
+
+    for path, buffer in _in_order(read, declared):
         leaves[path] = jax.device_put(buffer)
-        done += info.num_bytes
+        done += declared[path].num_bytes
         if progress:
             progress(done, total, "loading weights")
     return params.unflatten(infos, leaves)
+
+
+def _in_order(
+    read: Callable[[str], np.ndarray], paths: Iterable[str]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Results of threads, never more of them at once than there are threads."""
+    pending: collections.deque[tuple[str, Future[np.ndarray]]] = collections.deque()
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        for path in paths:
+            if len(pending) == _WORKERS:
+                first, future = pending.popleft()
+                yield first, future.result()
+            pending.append((path, pool.submit(read, path)))
+        for path, future in pending:
+            yield path, future.result()
 
 
 def check(declared: dict[str, ParamInfo], source: TensorSource, name_map: NameMap) -> None:
@@ -119,13 +139,10 @@ def rows_of(source: TensorSource, stored: Stored) -> Iterable[np.ndarray]:
     is one block.
     """
     for name in stored.names:
-        shape = source.shapes[name]
         if stored.transposed:
-            yield source.read(name, 0, shape[0]).T
-            continue
-        step = max(_BLOCK_ELEMENTS // math.prod(shape[1:]), 1)
-        for start in range(0, shape[0], step):
-            yield source.read(name, start, min(start + step, shape[0]))
+            yield source.read(name, 0, source.shapes[name][0]).T
+        else:
+            yield from source.blocks(name)
 
 
 def fill(buffer: np.ndarray, blocks: Iterable[np.ndarray]) -> None:

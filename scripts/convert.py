@@ -1,0 +1,49 @@
+"""A checkpoint in another format: python -m scripts.convert --model=smollm2-135m --output=DIR."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from configs.errors import InputError
+from scripts import common
+
+_OUTPUT = flags.DEFINE_string("output", None, "Directory to write; it must not exist yet.")
+_TO = flags.DEFINE_enum("to", "orbax", ["orbax", "hf"], "Format: our native one, or transformers'.")
+_DTYPE = flags.DEFINE_enum(
+    "dtype", None, ["float32", "bfloat16"], "Type of the weights; default: as they are stored."
+)
+_MAX_SHARD_GB = flags.DEFINE_float(
+    "max_shard_gb", 5.0, "Largest safetensors file of --to=hf.", lower_bound=0.0001
+)
+
+
+def main(argv: Sequence[str]) -> None:
+    del argv
+    if not _OUTPUT.value:
+        raise InputError("--output=DIR is needed: the directory to write")
+    from inference.checkpoints import convert
+
+    output = Path(_OUTPUT.value)
+    convert.check_output(output)
+    resolved, config = common.resolve_config({})
+    if config.model != resolved.config:
+        raise InputError("a conversion changes no field of the model; --dtype chooses the type")
+    start = time.monotonic()
+    checkpoint, _ = common.open_checkpoint(resolved)  # a tokenizer that cannot load is no use
+    with common.bars() as progress:
+        convert.convert(
+            checkpoint, output, _TO.value, _DTYPE.value, int(_MAX_SHARD_GB.value * 1e9), progress
+        )
+    seconds = time.monotonic() - start
+    size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
+    if common.JSON.value:
+        result = {"output": str(output), "format": _TO.value, "bytes": size, "seconds": seconds}
+        common.print_json(result, config)
+    else:
+        print(f"{output}: {size / 1e6:.1f} MB in {seconds:.1f} s, verified")
+
+
+if __name__ == "__main__":
+    common.run(main)
