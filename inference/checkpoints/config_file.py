@@ -25,9 +25,10 @@ def from_json(value: Any, label: str) -> ModelConfig:
         InputError: a field is missing, unknown, of another type or without sense.
     """
     try:
-        config = _read(ModelConfig, value, "model")
-        if config.num_layers > _MAX_LAYERS:
-            raise InputError(f"model.num_layers is at most {_MAX_LAYERS}, not {config.num_layers}")
+        layers = value.get("num_layers") if isinstance(value, dict) else None
+        if isinstance(layers, int) and layers > _MAX_LAYERS:  # a model makes a list of them
+            raise InputError(f"model.num_layers is at most {_MAX_LAYERS}, not {layers}")
+        config: ModelConfig = _read(ModelConfig, value, "model")
         return config
     except (ValueError, ArithmeticError) as error:  # InputError is a ValueError
         raise InputError(f"{label}: {' '.join(str(error).split())[:300]}") from None

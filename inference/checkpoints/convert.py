@@ -45,6 +45,8 @@ def check_output(output: Path) -> None:
         InputError: it exists and is not an empty directory, or its parent cannot be written to.
     """
     try:
+        if "\0" in str(output):
+            raise ValueError("it holds a NUL")
         if output.exists() and not (output.is_dir() and not any(output.iterdir())):
             raise InputError(f"--output={output}: exists already")
         if not output.parent.is_dir() or not os.access(output.parent, os.W_OK | os.X_OK):

@@ -42,8 +42,9 @@ def load_params(
     leaves = {}
 
     def read(path: str) -> np.ndarray:
-        buffer = _aligned(declared[path])
-        fill(buffer, rows_of(source, name_map(path)))
+        buffer, names = _aligned(declared[path]), name_map(path)
+        if source.read_into is None or len(names) > 1 or not source.read_into(names[0], buffer):
+            fill(buffer, rows_of(source, names))
         return buffer
 
     for path, buffer in _in_order(read, declared):

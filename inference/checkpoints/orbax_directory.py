@@ -127,7 +127,16 @@ def open_tensors(directory: Path) -> TensorSource:
     def stream(path: str) -> Iterator[np.ndarray]:
         return _rows(listed, data[path], *layouts[path][:2])
 
-    return TensorSource(str(directory), shapes, read, max(dtypes, default="bfloat16"), stream)
+    def read_into(path: str, target: np.ndarray) -> bool:
+        shape, dtype, _ = layouts[path]
+        if target.dtype != dtype or target.shape != shape:
+            return False
+        for _ in _rows(listed, data[path], shape, dtype, target):
+            pass
+        return True
+
+    dtype = max(dtypes, default="bfloat16")
+    return TensorSource(str(directory), shapes, read, dtype, stream, read_into)
 
 
 def _layout(listed: Manifest, name: str) -> tuple[tuple[int, ...], np.dtype, str]:
@@ -149,15 +158,24 @@ def _layout(listed: Manifest, name: str) -> tuple[tuple[int, ...], np.dtype, str
 
 
 def _rows(
-    listed: Manifest, name: str, shape: tuple[int, ...], dtype: np.dtype
+    listed: Manifest,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    target: np.ndarray | None = None,
 ) -> Iterator[np.ndarray]:
+    """The rows of an array; of `target` they are views, when there is one to be filled."""
     row_bytes = int(np.prod(shape[1:])) * dtype.itemsize
     step = max(_BLOCK_BYTES // row_bytes, 1)
-    buffer = bytearray(min(step, shape[0]) * row_bytes)
+    if target is None:
+        buffer = memoryview(bytearray(min(step, shape[0]) * row_bytes))
+    else:
+        buffer = memoryview(target.reshape(-1).view(np.uint8))
     digest = hashlib.sha256()
     with (listed.directory / name).open("rb", buffering=0) as file:
         for start in range(0, shape[0], step):
-            block = memoryview(buffer)[: min(step, shape[0] - start) * row_bytes]
+            offset = 0 if target is None else start * row_bytes
+            block = buffer[offset : offset + min(step, shape[0] - start) * row_bytes]
             _read_exactly(file, block)
             digest.update(block)
             yield np.frombuffer(block, dtype).reshape(-1, *shape[1:])

@@ -20,6 +20,7 @@ class TensorSource:
             stands for; the array may be a view of mapped memory.
         dtype: the smaller of bfloat16 and float32 that holds every value.
         stream: whole tensors in blocks of rows, where reading in order can do more than `read`.
+        read_into: fills an array with a whole tensor, or says that its type is another.
     """
 
     label: str
@@ -27,6 +28,7 @@ class TensorSource:
     read: Callable[[str, int, int], np.ndarray]
     dtype: str = "bfloat16"
     stream: Callable[[str], Iterator[np.ndarray]] | None = None
+    read_into: Callable[[str, np.ndarray], bool] | None = None
 
     def blocks(self, name: str) -> Iterator[np.ndarray]:
         """A tensor's rows in order, in blocks of bounded size."""
