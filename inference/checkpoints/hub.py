@@ -18,10 +18,7 @@ from inference.checkpoints import safetensors_file, text_files
 
 CONFIG = "config.json"
 
-_ID = re.compile(
-    r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(@(?P<revision>[\w./-]{1,255}))?"
-)
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,255})?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,16 +43,12 @@ def open_snapshot(model: str) -> Snapshot:
     """
     import huggingface_hub
 
-    match = _ID.fullmatch(model)
-    assert match is not None
+    repo, _, revision = model.partition("@")
     with _one_line(model):
-        path = huggingface_hub.hf_hub_download(
-            match["repo"], CONFIG, revision=match["revision"] or None
-        )
-    directory = Path(path).parent
-    if not _COMMIT.fullmatch(directory.name):
-        raise InputError(f"{model}: the hub's cache names no commit: {directory}")
-    return Snapshot(match["repo"], directory.name, directory)
+        api = huggingface_hub.HfApi()
+        commit = api.resolve_revision(repo, revision=revision or None).resolved
+        path = huggingface_hub.hf_hub_download(repo, CONFIG, revision=commit)
+    return Snapshot(repo, commit, Path(path).parent)
 
 
 def fetch(snapshot: Snapshot) -> Path:
@@ -76,9 +69,10 @@ def fetch(snapshot: Snapshot) -> Path:
 
 def _download(snapshot: Snapshot, patterns: list[str]) -> None:
     import huggingface_hub
+    from huggingface_hub import utils
 
     if not sys.stderr.isatty():
-        huggingface_hub.utils.disable_progress_bars()
+        utils.disable_progress_bars()
     with _one_line(f"{snapshot.repo}@{snapshot.commit}"):
         huggingface_hub.snapshot_download(
             snapshot.repo, revision=snapshot.commit, allow_patterns=patterns
@@ -104,7 +98,14 @@ def _one_line(model: str) -> Iterator[None]:
             reason = _unreachable()
         else:
             reason = f"it holds no {CONFIG}: not a model in Hugging Face format"
-    except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled, OSError, ValueError) as error:
+    except errors.RevisionResolutionError:
+        reason = _unreachable()
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        denied = status in (401, 403)
+        reason = "it is not for this HF_TOKEN, or it needs one" if denied else "the hub answered"
+        reason += f" (status {status})" if denied else f" with status {status}"
+    except (OSError, ValueError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = lines[0][:300]
     except Exception as error:  # of the HTTP client, whose package the hub's client may change
