@@ -1,9 +1,11 @@
 """Text to token ids and back: a thin wrapper over `tokenizers`, plus the bytes of each token."""
 
+import contextlib
 import json
+import os
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -192,7 +194,31 @@ def load_backend(path: Path) -> tokenizers.Tokenizer:
         InputError: the file is unsound.
     """
     text = mapped.read_text(path)
-    return guard(lambda: tokenizers.Tokenizer.from_str(text), f"{path}: not a valid tokenizer")
+    with _muted():
+        return guard(lambda: _tried(text), f"{path}: not a valid tokenizer")
+
+
+def _tried(text: str) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer.from_str(text)
+    backend.encode("a")  # some files panic only here
+    return backend
+
+
+@contextlib.contextmanager
+def _muted() -> Iterator[None]:
+    """Nothing on stderr: a Rust panic writes its trace there before it is an exception."""
+    try:
+        kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    except OSError:  # there is no stderr
+        yield
+        return
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def guard(call: Callable[[], _T], message: str) -> _T:

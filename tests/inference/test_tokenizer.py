@@ -111,6 +111,65 @@ def test_a_template_that_is_no_text_is_refused(template, tmp_path):
         tokenizer.from_directory(directory, 320)
 
 
+def test_further_templates_have_names(tmp_path):
+    directory = copy_golden(tmp_path)
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text("T")
+    (directory / "chat_template.jinja").write_text("D")
+    read = tokenizer.from_directory(directory, 320)
+    assert read.template == "D" and read.templates == {"tool_use": "T"}
+    (directory / "chat_template.jinja").unlink()
+    read = tokenizer.from_directory(directory, 320)  # files win over the configuration
+    assert read.template is None and read.templates == {"tool_use": "T"}
+
+
+def test_tokens_that_only_the_configuration_knows_are_added(tmp_path):
+    """As transformers 5 does: by id, after what tokenizer.json has; then those with a name."""
+    directory = copy_golden(tmp_path)
+    count = json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"].__len__()
+    size = max(tokenizer.load_backend(directory / "tokenizer.json").get_vocab_size(), count)
+    added = {
+        str(size): {"content": "<|one|>", "special": True, "normalized": False},
+        str(size + 1): {"content": "two words", "special": False, "rstrip": True},
+    }
+    config = directory / "tokenizer_config.json"
+    config.write_text(
+        json.dumps({"added_tokens_decoder": added, "bos_token": "<|one|>", "pad_token": "<|pad|>"})
+    )
+    (directory / "special_tokens_map.json").write_text('{"bos_token": "<|begin|>"}')
+    read = tokenizer.from_directory(directory, size + 3)
+    ids = read.encode("a<|one|> two words  b<|pad|>", add_special=False)
+    assert {size, size + 1, size + 2} <= set(ids) and read.bos_id == size
+    assert read.decode([size]) == "" and read.decode([size + 1]) == "two words"
+
+
+def test_the_map_of_special_tokens_rules_where_nothing_is_listed(tmp_path):
+    directory = copy_golden(tmp_path)
+    (directory / "tokenizer_config.json").write_text('{"bos_token": "<|end|>"}')
+    (directory / "special_tokens_map.json").write_text(
+        '{"bos_token": {"content": "<|begin|>", "lstrip": false}}'
+    )
+    read = tokenizer.from_directory(directory, 320)
+    assert read.special_tokens["bos_token"] == "<|begin|>" and read.bos_id == 0
+
+
+@pytest.mark.parametrize("how", ["map", "decoder"])
+def test_a_panic_leaves_no_trace_on_stderr(how, tmp_path, capfd):
+    directory = copy_golden(tmp_path)
+    value = json.loads(GOLDEN_JSON)
+    single = [{"SpecialToken": {"id": "<none>", "type_id": 0}}]
+    value["post_processor"] = {
+        "type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": {},
+    }  # fmt: skip
+    if how == "map":
+        value = json.loads(GOLDEN_JSON)
+        value["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    (directory / "tokenizer.json").write_text(json.dumps(value))
+    with pytest.raises(InputError, match="not a valid tokenizer"):
+        tokenizer.from_directory(directory, 320)
+    assert capfd.readouterr().err == ""
+
+
 def test_without_a_template_there_is_no_guess(tmp_path):
     directory = copy_golden(tmp_path)
     (directory / "tokenizer_config.json").unlink()
