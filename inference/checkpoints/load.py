@@ -20,6 +20,7 @@ Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what is 
 _WORKERS = 2  # one reads while the other waits for the disk, or both check digests
 _ALIGNMENT = 64  # bytes; JAX adopts a buffer aligned like this instead of copying it
 _SHOWN = 3
+_AHEAD = 16  # arrays read or being read that are not on the device yet
 
 
 def load_params(
@@ -58,11 +59,11 @@ def load_params(
 def _in_order(
     read: Callable[[str], np.ndarray], paths: Iterable[str]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Results of threads, never more of them at once than there are threads."""
+    """Results of threads, a few ahead of whoever takes them."""
     pending: collections.deque[tuple[str, Future[np.ndarray]]] = collections.deque()
     with ThreadPoolExecutor(_WORKERS) as pool:
         for path in paths:
-            if len(pending) == _WORKERS:
+            if len(pending) == _AHEAD:
                 first, future = pending.popleft()
                 yield first, future.result()
             pending.append((path, pool.submit(read, path)))

@@ -132,7 +132,7 @@ def _special(index: int, content: str) -> dict:
 
 
 def _many_tokens(value: dict) -> None:
-    names = [*(f"<x{i}>" for i in range(100)), "The"]
+    names = [*(f"<x{i}>" for i in range(100)), "The cat"]
     value["added_tokens"] += [_special(320 + i, name) for i, name in enumerate(names)]
 
 
