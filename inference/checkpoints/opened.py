@@ -80,7 +80,8 @@ def read_directory_config(path: Path) -> ModelConfig:
 
 
 def _refuse_quantized(path: Path, raw: dict[str, Any]) -> None:
-    value = raw.get("quantization_config", raw.get("compression_config"))
+    value = raw.get("quantization_config")
+    value = raw.get("compression_config") if value is None else value
     for name in ("quantize_config.json", "quant_config.json", "hf_quant_config.json"):
         if value is None and (path / name).exists():  # GPTQ, AWQ and ModelOpt before transformers
             raise InputError(f"{path / name}: {_QUANTIZED}")

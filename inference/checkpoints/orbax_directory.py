@@ -135,8 +135,8 @@ def open_tensors(directory: Path) -> TensorSource:
             pass
         return True
 
-    dtype = max(dtypes, default="bfloat16")
-    return TensorSource(str(directory), shapes, read, dtype, stream, read_into)
+    widest = max(dtypes, default="bfloat16")
+    return TensorSource(str(directory), shapes, read, widest, stream, read_into)
 
 
 def _layout(listed: Manifest, name: str) -> tuple[tuple[int, ...], np.dtype, str]:
@@ -170,7 +170,7 @@ def _rows(
     if target is None:
         buffer = memoryview(bytearray(min(step, shape[0]) * row_bytes))
     else:
-        buffer = memoryview(target.reshape(-1).view(np.uint8))
+        buffer = target.reshape(-1).view(np.uint8).data
     digest = hashlib.sha256()
     with (listed.directory / name).open("rb", buffering=0) as file:
         for start in range(0, shape[0], step):
