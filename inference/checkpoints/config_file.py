@@ -13,9 +13,27 @@ _MAX_LAYERS = 10_000
 _MAX_INTEGER = 1 << 31
 
 
-def to_json(config: ModelConfig) -> dict[str, Any]:
-    """The fields of a configuration, as plain JSON values."""
-    return dataclasses.asdict(config)
+def to_json(config: Any) -> Any:
+    """The fields of a configuration, as plain JSON values; what may be one of several types says
+    which under "kind".
+    """
+    if isinstance(config, tuple):
+        return [to_json(item) for item in config]
+    if not dataclasses.is_dataclass(config):
+        return config
+    hints = typing.get_type_hints(type(config))
+    value = {}
+    for field in dataclasses.fields(config):
+        item = getattr(config, field.name)
+        value[field.name] = to_json(item)
+        if dataclasses.is_dataclass(item) and len(_choices(hints[field.name])) > 1:
+            value[field.name]["kind"] = type(item).__name__
+    return value
+
+
+def _choices(kind: Any) -> dict[str, Any]:
+    """The types of a union that are not None, by name."""
+    return {part.__name__: part for part in typing.get_args(kind) if part is not type(None)}
 
 
 def from_json(value: Any, label: str) -> ModelConfig:
@@ -40,8 +58,14 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in parts:
             return None
-        (kind,) = (part for part in parts if part is not type(None))
-        return _read(kind, value, where)
+        choices = _choices(kind)
+        if len(choices) == 1:
+            return _read(next(iter(choices.values())), value, where)
+        name = value.get("kind") if isinstance(value, dict) else None
+        if not isinstance(name, str) or name not in choices:
+            raise InputError(f"{where}.kind is one of {', '.join(choices)}, not {_shown(name)}")
+        fields = {key: item for key, item in value.items() if key != "kind"}
+        return _read(choices[name], fields, where)
     if origin is tuple:
         if not isinstance(value, list):
             raise InputError(f"{where} is a list, not {_shown(value)}")

@@ -54,9 +54,6 @@ def _build(header: Header) -> ModelConfig:
         shown = " ".join(repr(name).split())[:80]
         raise InputError(f"architecture {shown} is not supported; valid: {', '.join(_FAMILIES)}")
     assert isinstance(name, str)
-    parts = header.metadata.get("split.count", 1)
-    if not isinstance(parts, int) or parts != 1:  # an array compares with 1 element by element
-        raise InputError("one part of a split GGUF; join the parts with gguf-split --merge")
     keys = _Keys(header, name)
     keys.refuse_unknown(_KNOWN_KEYS.union(family.reads))
     return ModelConfig(**_widths(keys, family) | family.build(keys))

@@ -13,6 +13,7 @@ from configs.errors import InputError
 from configs.model import ModelConfig
 from inference.checkpoints import converted, names, safetensors_file
 from inference.checkpoints.load import Progress
+from inference.checkpoints.names import Stored
 from layers.params import ParamInfo
 
 _METADATA = {"format": "pt"}  # transformers refuses a file without it
@@ -40,7 +41,8 @@ def write(
         InputError: a parameter has no name there.
     """
     name_map = names.huggingface(config.family)
-    parts = {path: _parts(config, path, i, name_map(path)) for path, i in declared.items()}
+    stored = {path: name_map(path) for path in declared}
+    parts = {path: _parts(config, path, i, stored[path]) for path, i in declared.items()}
     tensors = {
         name: (shape, declared[path].dtype)
         for path, named in parts.items()
@@ -48,7 +50,11 @@ def write(
     }
     sizes = {n: math.prod(s) * jax.numpy.dtype(d).itemsize for n, (s, d) in tensors.items()}
     shards = _shards(sizes, max_shard_bytes)
-    blocks = (block for path in declared for block in _cut(rows(path), parts[path], declared[path]))
+    blocks = (
+        block
+        for path, info in declared.items()
+        for block in _cut(_turned(rows(path), stored[path]), parts[path], info)
+    )
     done, total = 0, sum(sizes.values())
     files = [_file_name(index, len(shards)) for index in range(len(shards))]
     for file_name, shard in zip(files, shards, strict=True):
@@ -71,18 +77,26 @@ def write(
 
 
 def _parts(
-    config: ModelConfig, path: str, info: ParamInfo, tensors: tuple[str, ...]
+    config: ModelConfig, path: str, info: ParamInfo, stored: Stored
 ) -> dict[str, tuple[int, ...]]:
     """The tensors that a parameter is stacked of, with their shapes."""
+    tensors = stored.names
     if len(tensors) == 1:
-        rows = [info.shape[0]]
-    elif len(tensors) == 2:  # gate and up
+        return {tensors[0]: info.shape[:: -1 if stored.transposed else 1]}
+    if len(tensors) == 2:  # gate and up
         rows = [info.shape[0] // 2] * 2
     else:  # query, key, value
         rows = [n * config.head_width for n in (config.num_heads, *(config.num_kv_heads,) * 2)]
     if len(rows) != len(tensors) or sum(rows) != info.shape[0]:
         raise InputError(f"{path} {list(info.shape)} cannot be cut into {', '.join(tensors)}")
     return {name: (n, *info.shape[1:]) for name, n in zip(tensors, rows, strict=True)}
+
+
+def _turned(blocks: Iterable[np.ndarray], stored: Stored) -> Iterable[np.ndarray]:
+    """A matrix that is stored [in, out] is written whole."""
+    if not stored.transposed:
+        return blocks
+    return [np.concatenate([np.array(block) for block in blocks]).T]
 
 
 def _cut(

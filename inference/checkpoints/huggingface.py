@@ -1,7 +1,10 @@
 """A Hugging Face directory: `config.json` as a `ModelConfig`, and the tensors that count."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from configs.errors import InputError
 from configs.model import ModelConfig
@@ -50,6 +53,8 @@ def tensors(source: TensorSource, config: ModelConfig) -> TensorSource:
         if not name.endswith(_DERIVED) and not (config.tied and name == "lm_head.weight")
     }
     shapes = {name: source.shapes[own] for name, own in stored.items()}
-    return TensorSource(
-        source.label, shapes, lambda name, start, stop: source.read(stored[name], start, stop)
-    )
+
+    def read(name: str, start: int, stop: int) -> np.ndarray:
+        return source.read(stored[name], start, stop)
+
+    return dataclasses.replace(source, shapes=shapes, read=read)

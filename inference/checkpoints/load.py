@@ -43,9 +43,10 @@ def load_params(
     leaves = {}
 
     def read(path: str) -> np.ndarray:
-        buffer, names = _aligned(declared[path]), name_map(path)
-        if source.read_into is None or len(names) > 1 or not source.read_into(names[0], buffer):
-            fill(buffer, rows_of(source, names))
+        buffer, stored = _aligned(declared[path]), name_map(path)
+        read_into = None if len(stored.names) > 1 or stored.transposed else source.read_into
+        if read_into is None or not read_into(stored.names[0], buffer):
+            fill(buffer, rows_of(source, stored))
         return buffer
 
     for path, buffer in _in_order(read, declared):

@@ -105,7 +105,7 @@ def directory(path: Path, config: ModelConfig) -> Checkpoint:
     if (path / manifest.NAME).exists():
         listed = manifest.read(path, (".json", ".jinja", ".safetensors"))
         listed.verify(listed.digests)
-    source = huggingface.drop_derived(safetensors_file.open_directory(path), config)
+    source = huggingface.tensors(safetensors_file.open_directory(path), config)
     name_map = names.huggingface(config.family)
     load.check_parts(config, source, name_map)
     return Checkpoint(
@@ -161,7 +161,7 @@ def gguf(header: Header, config: ModelConfig) -> Checkpoint:
         functools.partial(_load_gguf, header, config),
         lambda: Contents(
             _gguf_tensors(header, config),
-            names.gguf,
+            names.gguf(config.family),
             lambda: gguf_tokenizer.text_files(header, config, eos_ids),
         ),
     )
@@ -169,21 +169,21 @@ def gguf(header: Header, config: ModelConfig) -> Checkpoint:
 
 def _gguf_tensors(header: Header, config: ModelConfig) -> TensorSource:
     source = gguf_file.tensors(header, config)
-    load.check_parts(config, source, names.gguf)
+    load.check_parts(config, source, names.gguf(config.family))
     return source
 
 
 def _load_gguf(
     header: Header, config: ModelConfig, infos: Any, progress: Progress | None
 ) -> Params:
-    source = _gguf_tensors(header, config)
+    source, name_map = _gguf_tensors(header, config), names.gguf(config.family)
     rounded = jax.tree.map(
         lambda info: dataclasses.replace(info, dtype="bfloat16"), infos, is_leaf=params.is_info
     )
     place = converted.place(header.path, *header.further_parts) / "weights.safetensors"
     try:
-        cached = converted.open_or_convert(place, rounded, source, names.gguf, progress)
+        cached = converted.open_or_convert(place, rounded, source, name_map, progress)
     except OSError as error:
         logging.warning("converted weights are not cached: %s: %s", place, error.strerror)
-        return load.load_params(infos, source, names.gguf, progress)
+        return load.load_params(infos, source, name_map, progress)
     return load.load_params(infos, cached, names.identity, progress)
