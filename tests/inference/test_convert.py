@@ -83,7 +83,11 @@ def test_there_and_back_is_bit_identical(case, tmp_path):
     back = run(native, tmp_path / "back", "hf")
     tensors = stored(GOLDEN / case)
     if "bare" in case:  # written without its head: transformers adds the prefix, and so do we
-        tensors = {f"transformer.{name}": tensor for name, tensor in tensors.items()}
+        tensors = {
+            f"transformer.{name}": tensor
+            for name, tensor in tensors.items()
+            if not name.endswith(".attn.bias")
+        }  # a causal mask that old files store
     assert_equal(stored(back), tensors)
     first, second, third = (resolve.resolve(str(d)) for d in (GOLDEN / case, native, back))
     assert first.config == second.config == dataclasses.replace(third.config, name=case)

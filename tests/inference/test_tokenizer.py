@@ -107,7 +107,7 @@ def test_templates_by_name_and_in_a_file(tmp_path):
 def test_a_template_that_is_no_text_is_refused(template, tmp_path):
     directory = copy_golden(tmp_path)
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-    with pytest.raises(InputError, match="chat_template must be a string"):
+    with pytest.raises(InputError, match="chat_template must be a string|no name of a chat"):
         tokenizer.from_directory(directory, 320)
 
 
