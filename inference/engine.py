@@ -8,7 +8,7 @@ import dataclasses
 import operator
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,13 +19,16 @@ from configs import overrides
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from inference import request, sampling
+from inference.batch import build
 from inference.checkpoints import resolve
 from inference.checkpoints.load import Progress
 from inference.checkpoints.opened import Checkpoint
 from inference.detokenizer import Detokenizer
 from inference.executor import Executor
+from inference.plan import Plan
+from inference.planner import swap
 from inference.request import FinishReason, SamplingParams, Status
-from inference.scheduler import Plan, Scheduler
+from inference.scheduler import Scheduler
 from inference.shapes import StepShape
 from inference.tokenizer import Tokenizer
 from layers import decoder
@@ -69,11 +72,25 @@ class Update:
 
 @dataclasses.dataclass(frozen=True)
 class StepRecord:
-    """One step as it ran: its shape, (query tokens, context tokens) of each row, wall time."""
+    """One step as it ran: its shape, (query tokens, context tokens) of each row, wall time since
+    the step before it was done or this one was begun, and the host's work for it.
+    """
 
     shape: StepShape
     rows: tuple[tuple[int, int], ...]
     seconds: float
+    host_s: float
+
+
+@dataclasses.dataclass
+class _Flight:
+    """A step that was given to the device."""
+
+    plan: Plan
+    output: Any
+    rows: tuple[tuple[int, int], ...]
+    began: float
+    host_s: float
 
 
 class Engine:
@@ -94,7 +111,9 @@ class Engine:
         self.tokenizer = tokenizer
         self.eos_ids = frozenset(eos_ids)
         self.executor = Executor(config, params, mixers)
-        self.scheduler = Scheduler(config)
+        self.scheduler = Scheduler(config, self._spills())
+        self._flights: deque[_Flight] = deque()
+        self._idle_since = 0.0  # when the newest step was done
         self.records: deque[StepRecord] = deque(maxlen=4096)
         self._sequences: dict[int, request.Sequence] = {}
         self._detokenizers: dict[int, Detokenizer] = {}
@@ -183,15 +202,19 @@ class Engine:
         if sequence is not None:
             self.scheduler.finish(sequence, FinishReason.ABORT)
 
-    def step(self) -> list[Update]:
-        """Advances every request that can run by one step."""
-        plan = self.scheduler.schedule()
-        if plan is None:
-            return []
+    def step(self, is_open: bool = False) -> list[Update]:
+        """Starts a step for every request that can run, and returns the news of the oldest one in
+        flight: with `engine.overlap` that is the one before it, which the device runs while the
+        next is planned.
+
+        Args:
+            is_open: more requests will come, which a policy of whole batches may wait for.
+        """
         try:
-            self._compile(plan)
-            start = time.perf_counter()
-            output = self.executor.run(plan)
+            is_under_way = self._launch(is_open)
+            if len(self._flights) <= (is_under_way and self.config.engine.overlap):
+                return []
+            news = self._land()
         except BaseException as error:
             self.rebuild()  # the cache is donated, the plan's admissions are spent
             self._num_failed_steps += 1
@@ -201,15 +224,30 @@ class Engine:
             self._num_failed_steps = 0
             raise
         self._num_failed_steps = 0
-        self._record(plan, time.perf_counter() - start)
-        return [self._update(*news) for news in self.scheduler.commit(plan, output)]
+        return news
 
     def rebuild(self) -> None:
         """Starts over with an empty cache: running requests are computed again from the host's
         tokens.
         """
-        self.scheduler.preempt_all()
+        self._flights.clear()
+        self.scheduler.start_over()
         self.executor.reset()
+
+    def update_params(self, params: Params) -> None:
+        """Goes on with other weights of the same shapes: what is cached is computed again.
+
+        Raises:
+            InputError: the parameters are not those of this model.
+        """
+
+        def kinds(tree: Params) -> Any:
+            return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
+
+        if kinds(params) != kinds(self.executor.params):
+            raise InputError("update_params takes parameters of the model that the engine runs")
+        self.executor.params = params
+        self.rebuild()
 
     def warm_up(self, progress: Callable[[], None] = lambda: None) -> None:
         """Compiles every shape; from then on a compilation is an error."""
@@ -319,12 +357,48 @@ class Engine:
             for id in ids:
                 self.abort(id)
 
+    def _launch(self, is_open: bool) -> bool:
+        """Plans a step and gives it to the device; False where there is nothing to do."""
+        start = time.perf_counter()
+        plan = self.scheduler.schedule(start, is_open)
+        if plan is None:
+            return False
+        arrays = build(plan, self.config)
+        rows = tuple((row.length, row.start + row.length) for row in (*plan.decode, *plan.tiles))
+        host_s = time.perf_counter() - start
+        self._compile(plan)
+        began = time.perf_counter()
+        output = self.executor.launch(plan, arrays)
+        self._flights.append(_Flight(plan, output, rows, began, host_s))
+        return True
+
+    def _land(self) -> list[Update]:
+        """Waits for the oldest step in flight and takes its results in."""
+        flight = self._flights[0]
+        output = self.executor.wait(flight.output)
+        done = time.perf_counter()
+        del self._flights[0]
+        news = [self._update(*each) for each in self.scheduler.commit(flight.plan, output)]
+        seconds = done - max(flight.began, self._idle_since)
+        host_s = flight.host_s + time.perf_counter() - done
+        self.records.append(StepRecord(flight.plan.shape, flight.rows, seconds, host_s))
+        self._idle_since = done
+        if not self.scheduler.has_work:  # a step in flight serves nobody any more
+            self._flights.clear()
+        return news
+
     def _compile(self, plan: Plan) -> None:
         start = time.perf_counter()
         self.executor.compiled(plan.shape)
         if plan.admissions:
             self.executor._compiled_admit()
         self.compile_s += time.perf_counter() - start
+
+    def _spills(self) -> Callable[[int], bool]:
+        """Whether a page is worth a copy on the host, by `engine.preemption`."""
+        if self.config.engine.preemption != "auto":
+            return lambda num_tokens: True
+        return swap.copy_beats_recompute(self.config)
 
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
         if not isinstance(prompt, str):
@@ -370,20 +444,22 @@ class Engine:
         self._next_id += 1
         seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed
         eos_ids = frozenset() if params.ignore_eos else self.eos_ids
-        return request.Sequence(self._next_id, params, tokens, num_prompt_tokens, eos_ids, seed)
+        engine = self.config.engine
+        key: Hashable = None
+        if engine.prefix_cache:
+            key = "shared"
+        elif engine.preemption != "recompute":  # pages on the host are found by their tokens too
+            key = self._next_id
+        return request.Sequence(
+            self._next_id, params, tokens, num_prompt_tokens, eos_ids, seed,
+            needs_commit=engine.num_drafts > 0, arrival_s=time.perf_counter(), cache_key=key,
+        )  # fmt: skip
 
     def _register(self, sequence: request.Sequence) -> None:
         self._sequences[sequence.id] = sequence
         if self.tokenizer is not None:
             stop, min_tokens = sequence.params.stop, sequence.params.min_tokens
             self._detokenizers[sequence.id] = Detokenizer(self.tokenizer, stop, min_tokens)
-
-    def _record(self, plan: Plan, seconds: float) -> None:
-        rows = tuple(
-            (row.length, row.sequence.num_computed_tokens + row.offset + row.length)
-            for row in (*plan.decode, *plan.tiles)
-        )
-        self.records.append(StepRecord(plan.shape, rows, seconds))
 
     def _update(self, sequence: request.Sequence, tokens: list[int]) -> Update:
         """Turns new tokens into text; a stop string ends the sequence here, where text is known."""

@@ -14,7 +14,9 @@ from configs.engine import Config
 from configs.errors import InputError
 from inference import batch as batches
 from inference import sampling, step
-from inference.scheduler import Admission, Plan
+from inference.batch import Batch
+from inference.host_tier import HostTier
+from inference.plan import Admission, Plan
 from inference.shapes import StepShape
 from layers import decoder, kv_cache
 from layers.mixer import Mixer
@@ -45,12 +47,14 @@ class Executor:
         self._compiled: dict[StepShape | None, Any] = {}
         self._sealed = False
         self.reset()
+        self._host = HostTier(config, self.cache)
 
     def reset(self) -> None:
         """Empty cache and slots: at the start, and after a failed step has lost them."""
         engine = self.config.engine
+        num_pages = tuple(n * engine.device_pages for n in self.config.num_pages)
         self.cache = kv_cache.init(
-            self.config.model, self.config.num_pages, engine.page_tokens, engine.max_seqs,
+            self.config.model, num_pages, engine.device_page_tokens, engine.max_seqs,
             engine.num_drafts,
         )  # fmt: skip
         self.slots = step.init_slots(self.config)
@@ -84,6 +88,7 @@ class Executor:
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(compile_one, shapes))
         self._compiled_admit()
+        self._host.warm_up(self.cache)
         self._sealed = True
 
     def admit(self, admissions: tuple[Admission, ...]) -> None:
@@ -97,16 +102,22 @@ class Executor:
             )
             self.cache, self.slots = self._compiled_admit()(self.cache, self.slots, arrays)
 
-    def run(self, plan: Plan) -> step.Output:
-        """Runs a plan on the device and waits for what the host must know, as numpy arrays."""
+    def launch(self, plan: Plan, arrays: Batch) -> step.Output:
+        """Starts a plan on the device, behind those that were started before; its output is not
+        there yet.
+        """
+        self.cache = self._host.carry(self.cache, plan.transfers)
         self.admit(plan.admissions)
-        arrays = batches.build(plan, self.config)
         executable = self.compiled(plan.shape)
         self.cache, self.slots, output = executable(self.params, self.cache, self.slots, arrays)
+        return output
+
+    def wait(self, output: step.Output) -> step.Output:
+        """What the host must know of a step, as numpy arrays."""
         return jax.tree.map(np.asarray, output)
 
     def _compile_step(self, shape: StepShape) -> Any:
-        arrays = batches.build(Plan(shape, (), (), ()), self.config)
+        arrays = batches.build(Plan(shape), self.config)
         program = functools.partial(step.step, config=self.config, shape=shape, mixers=self._mixers)
         arguments = jax.tree.map(_abstract, (self.params, self.cache, self.slots, arrays))
         return jax.jit(program, donate_argnums=(1, 2)).lower(*arguments).compile()

@@ -24,9 +24,9 @@ from configs import presets
 from configs.cache import BLOCK_TOKENS
 from configs.engine import Config, EngineConfig
 from inference import batch, step
+from inference.plan import Plan
 from inference.planner import cost, memory, weights
 from inference.planner.cost import Precision, Rows, Work
-from inference.scheduler import Plan
 from inference.shapes import StepShape, enumerate_shapes
 from layers import decoder, kv_cache, params
 
@@ -60,7 +60,7 @@ def abstract_arguments(config: Config, shape: StepShape) -> Arguments:
         jax.eval_shape(lambda: step.init_slots(config)),
         jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
-            batch.build(Plan(shape, (), (), ()), config),
+            batch.build(Plan(shape), config),
         ),
     )
 

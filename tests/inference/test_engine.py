@@ -49,7 +49,8 @@ def undisturbed():
 
 def assert_idle(engine):
     assert not engine._sequences and not engine._detokenizers and not engine.scheduler.has_work
-    assert engine.scheduler.pool.num_free_pages == engine.scheduler.pool.num_usable_pages
+    pages = engine.scheduler.pages
+    assert pages.prefix.num_available_pages == pages.pool.num_usable_pages
     engine.scheduler.check_integrity()
 
 
@@ -340,17 +341,17 @@ def test_a_nan_ends_its_own_request(poisoned, poison, undisturbed, position):
 
 def test_a_lost_cache_is_computed_again(undisturbed, monkeypatch):
     engine = make()
-    run, calls = engine.executor.run, []
+    launch, calls = engine.executor.launch, []
 
-    def fail_twice(plan):
+    def fail_twice(plan, arrays):
         calls.append(plan)
         if len(calls) in (2, 9):
             for leaf in jax.tree.leaves((engine.executor.cache, engine.executor.slots)):
                 leaf.delete()
             raise jax.errors.JaxRuntimeError("the device went away")
-        return run(plan)
+        return launch(plan, arrays)
 
-    monkeypatch.setattr(engine.executor, "run", fail_twice)
+    monkeypatch.setattr(engine.executor, "launch", fail_twice)
     found = engine.generate(PROMPTS, fakes.greedy(20))
     assert [c.token_ids for c in found] == [c.token_ids for c in undisturbed]
     scored = PROMPTS[2] + PROMPTS[0] + PROMPTS[2]
@@ -363,11 +364,11 @@ def test_a_lost_cache_is_computed_again(undisturbed, monkeypatch):
 def test_a_failure_that_stays_is_raised(monkeypatch):
     engine = make()
 
-    def fail(plan):
+    def fail(plan, arrays):
         raise jax.errors.JaxRuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.executor, "run", fail)
+        patch.setattr(engine.executor, "launch", fail)
         with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory"):
             engine.generate([PROMPTS[0]], fakes.greedy(5))
     assert_idle(engine)
@@ -378,19 +379,19 @@ def test_a_failure_that_stays_is_raised(monkeypatch):
 def test_an_interrupted_call_leaves_nothing_behind(call, undisturbed, monkeypatch):
     """Not even a cache that was donated to the step that was interrupted."""
     engine, calls = make(), []
-    run = engine.executor.run
+    launch = engine.executor.launch
 
-    def interrupt(plan):
+    def interrupt(plan, arrays):
         calls.append(plan)
         if len(calls) < 3:
-            return run(plan)
+            return launch(plan, arrays)
         for leaf in jax.tree.leaves((engine.executor.cache, engine.executor.slots)):
             leaf.delete()
         raise KeyboardInterrupt
 
     prompts = [prompt * 6 for prompt in PROMPTS[:2]]
     with monkeypatch.context() as patch:
-        patch.setattr(engine.executor, "run", interrupt)
+        patch.setattr(engine.executor, "launch", interrupt)
         with pytest.raises(KeyboardInterrupt):
             if call == "generate":
                 engine.generate(prompts, fakes.greedy(20))
@@ -482,6 +483,7 @@ PENALTIES = [
 def test_penalties_survive_preemption_fork_and_drafts(own_logits, drafts, monkeypatch):
     engine = make_penalizing()
     preempted, preempt = [], engine.scheduler.preempt
+    monkeypatch.setattr(engine.scheduler, "_will_fit", lambda *who: True)  # nobody looks ahead
     monkeypatch.setattr(engine.scheduler, "preempt", lambda s: (preempted.append(s), preempt(s)))
     rng = np.random.default_rng(0)
     requests, known = [], {}
