@@ -76,6 +76,16 @@ class Executor:
             self._compiled[shape] = self._compile_step(shape)
         return self._compiled[shape]
 
+    def is_ready(self, plan: Plan) -> bool:
+        """Whether nothing has to be compiled for a plan."""
+        return plan.shape in self._compiled and (None in self._compiled or not plan.admissions)
+
+    def prepare(self, plan: Plan) -> None:
+        """Compiles what a plan needs."""
+        self.compiled(plan.shape)
+        if plan.admissions:
+            self._compiled_admit()
+
     def warm_up(
         self, shapes: Iterable[StepShape], progress: Callable[[], None] = lambda: None
     ) -> None:

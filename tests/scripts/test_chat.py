@@ -14,7 +14,7 @@ import pytest
 
 from configs.errors import InputError
 from inference import tokenizer
-from inference.engine import Update
+from inference.results import Update
 from scripts import chat, common, costs
 from scripts.conversation import Conversation
 from tests.scripts import apps

@@ -11,7 +11,8 @@ import pytest
 import tokenizers
 
 from inference.checkpoints import resolve
-from inference.engine import Engine, Score
+from inference.engine import Engine
+from inference.results import Score
 from layers import decoder
 from layers.ragged import contiguous
 from scripts import evaluate

@@ -11,7 +11,8 @@ import pytest
 from configs.engine import EngineConfig, Run
 from configs.runs import smollm2_laptop
 from inference import files
-from inference.engine import Engine, Update
+from inference.engine import Engine
+from inference.results import Update
 from scripts import common, generate
 from tests.scripts import apps
 
