@@ -46,7 +46,8 @@ class EngineConfig:
         preemption: what becomes of the pages of a preempted sequence. 'recompute': they are given
             up; 'swap': they are kept in host memory while there is room; 'auto': whichever is
             cheaper.
-        swap_bytes: host memory for pages that the device has no room for.
+        swap_bytes: host memory for pages that the device has no room for; never more than four times
+            the device's is used.
         overlap: the next step is planned while the device runs the current one.
         overcommit: more sequences than fit at their longest are taken on, and the youngest is
             preempted when pages run out; without it `max_seqs` sequences of `max_context` tokens
@@ -215,8 +216,8 @@ class Config:
 
     @property
     def num_host_pages(self) -> tuple[int, ...]:
-        """Pages each group gets of `swap_bytes`, in the proportion of the device's; page 0 stands
-        for none. Recurrent states are computed again instead.
+        """Pages each group gets of `swap_bytes`, in the proportion of the device's and at most four
+        times as many; page 0 stands for none. Recurrent states are computed again instead.
         """
         page, dtype, model = self.engine.page_tokens, self.model.dtype, self.model
         total = sum(
@@ -225,7 +226,8 @@ class Config:
         )
         if self.engine.preemption == "recompute" or model.has_states or not total:
             return tuple(1 for _ in self.num_pages)
-        return tuple(1 + (n - 1) * self.engine.swap_bytes // total for n in self.num_pages)
+        times = min(4.0, self.engine.swap_bytes / total)
+        return tuple(1 + int((n - 1) * times) for n in self.num_pages)
 
 
 @dataclasses.dataclass(frozen=True)

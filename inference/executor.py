@@ -45,7 +45,8 @@ class Executor:
         self.params = params
         self._mixers = mixers
         self._compiled: dict[StepShape | None, Any] = {}
-        self._sealed = False
+        self._is_warm = self._sealed = False
+        self.num_late_compiles = 0
         self.reset()
         self._host = HostTier(config, self.cache)
 
@@ -68,12 +69,13 @@ class Executor:
         """The executable of a shape, compiled at first use.
 
         Raises:
-            RuntimeError: warm-up is over and the shape is not among those it compiled.
+            RuntimeError: warm-up sealed the executor and the shape is not among those it compiled.
         """
         if shape not in self._compiled:
             if self._sealed:
                 raise RuntimeError(f"{shape} was not compiled at warm-up")
             self._compiled[shape] = self._compile_step(shape)
+            self.num_late_compiles += self._is_warm
         return self._compiled[shape]
 
     def is_ready(self, plan: Plan) -> bool:
@@ -87,19 +89,25 @@ class Executor:
             self._compiled_admit()
 
     def warm_up(
-        self, shapes: Iterable[StepShape], progress: Callable[[], None] = lambda: None
+        self,
+        shapes: Iterable[StepShape],
+        progress: Callable[[], None] = lambda: None,
+        seals: bool = True,
     ) -> None:
-        """Compiles these shapes, two at a time, and refuses to compile any other afterwards."""
+        """Compiles these shapes, two at a time, what a first request needs first. Afterwards a
+        compilation is refused, or (`seals` is False) counted in `num_late_compiles`.
+        """
 
         def compile_one(shape: StepShape) -> None:
             self.compiled(shape)
             progress()
 
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(compile_one, shapes))
-        self._compiled_admit()
+            admit = pool.submit(self._compiled_admit)
+            list(pool.map(compile_one, sorted(shapes, key=_first_needed)))
+            admit.result()
         self._host.warm_up(self.cache)
-        self._sealed = True
+        self._is_warm, self._sealed = True, seals
 
     def admit(self, admissions: tuple[Admission, ...]) -> None:
         """Writes the slot rows of sequences that start, fork or resume."""
@@ -142,6 +150,12 @@ class Executor:
                 jax.jit(program, donate_argnums=(0, 1)).lower(*arguments).compile()
             )
         return self._compiled[None]
+
+
+def _first_needed(shape: StepShape) -> tuple[bool, bool, bool, int]:
+    """Sorts shapes: a prompt's, steady decoding's, those of many requests at once, scoring's."""
+    has_both = bool(shape.decode[0] and shape.prefill[0])
+    return shape.scored, has_both, bool(shape.decode[0]), shape.num_tokens
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:

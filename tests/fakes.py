@@ -192,6 +192,12 @@ def real_params(model: ModelConfig) -> Any:
 
 _executables: dict[Config, dict] = {}
 
+# What the scheduler alone knows of: engines that differ in these run the same programs.
+_SCHEDULING = (
+    "policy", "max_wait_s", "chunked_prefill", "prefill_budget", "max_prefill_seqs", "prefix_cache",
+    "max_overtakes", "preemption", "swap_bytes", "overlap", "overcommit", "seed",
+)  # fmt: skip
+
 
 def engine(
     model: ModelConfig, params: Any = None, all_shapes: bool = False, **settings: Any
@@ -207,7 +213,8 @@ def engine(
         params = fake_params(model) if is_fake else real_params(model)
     mixers = MIXERS if is_fake else decoder.MIXERS
     made = engines.Engine(config, params, mixers=mixers, **arguments)
-    made.executor._compiled = _executables.setdefault(config, {})
+    same = EngineConfig(**{k: v for k, v in settings.items() if k not in _SCHEDULING})
+    made.executor._compiled = _executables.setdefault(Config(model, same), {})
     if not all_shapes:
         made.scheduler.shapes = tuple(shape for shape in made.scheduler.shapes if shape.decode[0])
     return made

@@ -251,7 +251,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=250, stateful_step_count=25, deadline=None
+    max_examples=400, stateful_step_count=25, deadline=None
 )
 TestScheduler = SchedulerMachine.TestCase
 
