@@ -46,8 +46,8 @@ class EngineConfig:
         preemption: what becomes of the pages of a preempted sequence. 'recompute': they are given
             up; 'swap': they are kept in host memory while there is room; 'auto': whichever is
             cheaper.
-        swap_bytes: host memory for pages that the device has no room for; never more than four times
-            the device's is used.
+        swap_bytes: host memory for pages that the device has no room for; at most four times what
+            the device has is used.
         overlap: the next step is planned while the device runs the current one.
         overcommit: more sequences than fit at their longest are taken on, and the youngest is
             preempted when pages run out; without it `max_seqs` sequences of `max_context` tokens

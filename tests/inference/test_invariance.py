@@ -29,8 +29,8 @@ DISTURBANCES = {
     "static": {"policy": "static"},
     "contiguous": {"page_tokens": 256, "prefix_cache": False},
     "recompute": {"preemption": "recompute", "prefix_cache": False},
-    "swap": {"preemption": "swap", "prefix_cache": False, "cache_bytes": 100_000},
-    "prefixes on the host": {"preemption": "swap", "cache_bytes": 50_000},
+    "swap": {"preemption": "swap", "prefix_cache": False, "cache_bytes": 32_000},
+    "prefixes on the host": {"preemption": "swap", "cache_bytes": 32_000},
     "restart": {},
 }
 

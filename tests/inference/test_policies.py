@@ -1,4 +1,4 @@
-"""Who starts when: batching policies, budgets, priorities, cached prefixes, memory that is short."""
+"""Who starts when: policies, budgets, priorities, cached prefixes, memory that is short."""
 
 import numpy as np
 import pytest
