@@ -14,6 +14,8 @@ from layers import decoder
 from layers.ragged import contiguous
 from tests import fakes
 
+pytestmark = pytest.mark.quick_code
+
 MODEL = fakes.llama(max_context=128)
 VOCAB = MODEL.vocab_size
 SETTINGS = {

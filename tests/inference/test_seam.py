@@ -12,6 +12,8 @@ from configs.cache import PageGroup
 from inference.request import SamplingParams, Status
 from tests import fakes
 
+pytestmark = pytest.mark.quick_code
+
 MODEL = fakes.fake_model()
 LENGTHS = (1, 7, 30, 4, 13, 2, 45, 16)
 

@@ -12,7 +12,10 @@ import pytest
 from configs.errors import InputError
 from inference.request import SamplingParams
 from scripts import common, generate, meter, partial, prompts, sampling_flags
+from tests import compiling
 from tests.scripts import apps
+
+pytestmark = pytest.mark.quick_code
 
 _SETTINGS = (
     f"--model={apps.TINY}",
@@ -301,7 +304,7 @@ def test_the_meter_tells_rate_and_time_left():
 def start(args, cache):
     return subprocess.Popen(
         [sys.executable, "-m", "scripts.generate", *_SETTINGS, *args], cwd=apps.ROOT,
-        env=os.environ | {"RIDGELINE_CACHE": str(cache)}, text=True,
+        env=os.environ | compiling.ENVIRONMENT | {"RIDGELINE_CACHE": str(cache)}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
@@ -313,14 +316,18 @@ def wait_for_lines(path, count, process):
         time.sleep(0.001)
 
 
-def test_killed_and_interrupted_runs_lose_no_line(tmp_path):
-    lines = [{"prompt": f"Token {n}", "max_new_tokens": 150 + n % 7} for n in range(60)]
+_LONG = (pytest.mark.long, pytest.mark.timeout(1200))
+
+
+@pytest.mark.parametrize("times, num_lines", [(1, 40), pytest.param(10, 240, marks=_LONG)])
+def test_killed_and_interrupted_runs_lose_no_line(tmp_path, times, num_lines):
+    lines = [{"prompt": f"Token {n}", "max_new_tokens": 150 + n % 7} for n in range(num_lines)]
     source, target = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     kept, cache = tmp_path / "out.jsonl.partial", tmp_path / "cache"
     args = [f"--input={source}", f"--output={target}", "--ignore_eos"]
     seen: list[dict] = []
-    for end, count in ((signal.SIGINT, 4), (signal.SIGKILL, 11), (signal.SIGKILL, 23)):
-        process = start(args, cache)
+    for end in [signal.SIGINT, signal.SIGKILL] * times:
+        process, count = start(args, cache), len(seen) + 4
         wait_for_lines(kept, count, process)
         process.send_signal(end)
         out, err = process.communicate(timeout=60)
@@ -330,7 +337,8 @@ def test_killed_and_interrupted_runs_lose_no_line(tmp_path):
         assert out == "" and not target.exists()
         if end is signal.SIGINT:
             assert process.returncode == 1 and "Traceback" not in err
-            line = f"error: interrupted: {len(now) - 1} of 60 results are in {kept}; the same "
+            held = f"{len(now) - 1} of {num_lines} results are in {kept}"
+            line = f"error: interrupted: {held}; the same "
             assert err.splitlines()[-1].startswith(line)
         else:
             assert process.returncode == -signal.SIGKILL
@@ -338,7 +346,7 @@ def test_killed_and_interrupted_runs_lose_no_line(tmp_path):
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     results = read_lines(target)
-    assert not kept.exists() and len(results) == 60
+    assert not kept.exists() and len(results) == num_lines
     for n, result in enumerate(results):
         assert len(result["token_ids"]) == 150 + n % 7
     assert all(results[line["index"]] == line["result"] for line in seen[1:])

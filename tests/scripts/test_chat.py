@@ -17,6 +17,7 @@ from inference import tokenizer
 from inference.results import Update
 from scripts import chat, common, costs
 from scripts.conversation import Conversation
+from tests import compiling
 from tests.scripts import apps
 
 _SETTINGS = (
@@ -248,7 +249,8 @@ def test_through_a_pipe(tmp_path):
     ran = subprocess.run(
         [sys.executable, "-m", "scripts.chat", *_SETTINGS, "--max_new_tokens=5", "--ignore_eos"],
         cwd=apps.ROOT, capture_output=True, text=True, timeout=240,
-        env=os.environ | {"RIDGELINE_CACHE": str(tmp_path)}, input="Hi\nAgain\n/stats",
+        env=os.environ | compiling.ENVIRONMENT | {"RIDGELINE_CACHE": str(tmp_path)},
+        input="Hi\nAgain\n/stats",
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.endswith("\n") and "> " not in ran.stdout
@@ -263,7 +265,7 @@ def test_ctrl_c_at_a_terminal(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", _AT_A_TERMINAL, *_SETTINGS, "--max_new_tokens=230", "--ignore_eos"],
         cwd=apps.ROOT, start_new_session=True, stdin=slave, stdout=slave, stderr=slave,
-        env=os.environ | {"RIDGELINE_CACHE": str(tmp_path), "TERM": "dumb"},
+        env=os.environ | compiling.ENVIRONMENT | {"RIDGELINE_CACHE": str(tmp_path), "TERM": "dumb"},
     )  # fmt: skip
     os.close(slave)
     screen = _Screen(master)

@@ -10,6 +10,7 @@ import pytest
 
 from configs.runs import smollm2_laptop
 from scripts import common
+from tests import compiling
 from tests.scripts import apps
 
 
@@ -86,7 +87,7 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path, flag):
             [sys.executable, "-m", "scripts.evaluate", f"--model={apps.TINY}", "--max_tokens=8",
              flag, "--set=engine.prefill_tiles=(1,)"],
             cwd=apps.ROOT, stdout=full, stderr=subprocess.PIPE, timeout=120, text=True,
-            env=os.environ | {"RIDGELINE_CACHE": str(tmp_path)},
+            env=os.environ | compiling.ENVIRONMENT | {"RIDGELINE_CACHE": str(tmp_path)},
         )  # fmt: skip
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "No space left on device" in done.stderr.splitlines()[-1]

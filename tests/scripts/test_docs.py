@@ -12,6 +12,7 @@ import pytest
 
 from inference import template_worker
 from scripts import sampling_flags
+from tests import compiling
 from tests.scripts import apps
 
 _DOCS = apps.ROOT / "docs"
@@ -42,11 +43,15 @@ def test_commands(page, tmp_path):
     shim.chmod(0o755)
     folder = tmp_path / "folder"
     folder.mkdir()
-    environment = os.environ | {
-        "PATH": f"{shim.parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(apps.ROOT),
-        "RIDGELINE_CACHE": str(tmp_path / "cache"),
-    }
+    environment = (
+        os.environ
+        | compiling.ENVIRONMENT
+        | {
+            "PATH": f"{shim.parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(apps.ROOT),
+            "RIDGELINE_CACHE": str(tmp_path / "cache"),
+        }
+    )
     for block in found:
         ran = subprocess.run(
             ["bash", "-eo", "pipefail", "-c", block], cwd=folder, env=environment, timeout=240,

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import os
 import time
 
 import numpy as np
@@ -15,6 +16,8 @@ from inference.engine import Engine
 from inference.results import Update
 from scripts import common, generate
 from tests.scripts import apps
+
+pytestmark = pytest.mark.quick_code
 
 _STATS = {
     *("prompt_tokens", "output_tokens", "ttft_s", "output_tok_s", "compile_s", "predicted_step_s"),
@@ -256,9 +259,9 @@ def test_neither_file_is_replaced_unless_both_are_written(run, tmp_path, monkeyp
 
 
 def test_as_a_process(tmp_path):
-    """The canonical call: one JSON object on stdout, logs elsewhere."""
+    """The canonical call, compiled as it is: one JSON object on stdout, logs elsewhere."""
     ran = apps.start("generate", *_SETTINGS, "--prompt=A token", "--json", "--max_new_tokens=2",
-                     cache=tmp_path)  # fmt: skip
+                     cache=tmp_path, XLA_FLAGS=os.environ.get("XLA_FLAGS", ""))  # fmt: skip
     assert ran.status == 0, ran.err
     assert len(json.loads(ran.out)["results"][0]["token_ids"]) == 2
     assert "Traceback" not in ran.err and "Warning" not in ran.err

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from scripts import plan as script
 from tests.scripts import apps
 
 
@@ -295,6 +296,12 @@ _REFUSED = {
 
 
 @pytest.mark.parametrize("name", _REFUSED)
-def test_refusals_are_one_line(name, plan):
+def test_refusals_are_one_line(name, monkeypatch, capfd):
+    args, words = _REFUSED[name]
+    assert words in apps.call(script, monkeypatch, capfd, *args).error
+
+
+@pytest.mark.parametrize("name", ["new tokens in words", "model", "positional"])
+def test_refusals_of_a_process_are_one_line(name, plan):
     args, words = _REFUSED[name]
     assert words in plan(*args).error
