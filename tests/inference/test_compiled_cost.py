@@ -65,10 +65,25 @@ def abstract_arguments(config: Config, shape: StepShape) -> Arguments:
     )
 
 
-def compile_step(config: Config, shape: StepShape, arguments: Arguments):
+def compile_step(config: Config, shape: StepShape, arguments: Arguments, optimized: bool = False):
+    """The program and its memory are settled before LLVM writes the code, which is most of the
+    time: it need not be good code.
+    """
+    options = None if optimized else {"xla_backend_optimization_level": 0}
     program = functools.partial(step.step, config=config, shape=shape)
     jitted = jax.jit(program, donate_argnums=(1, 2), keep_unused=True)
-    return jitted.lower(*arguments).compile()
+    return jitted.lower(*arguments).compile(options)
+
+
+def test_what_is_compared_does_not_depend_on_the_code():
+    config = one_period("smollm2-135m")
+    arguments = abstract_arguments(config, DECODE)
+    optimized, plain = (compile_step(config, DECODE, arguments, o) for o in (True, False))
+    assert optimized.as_text() == plain.as_text()
+    sizes, plain_sizes = optimized.memory_analysis(), plain.memory_analysis()
+    for name in ("argument", "output", "alias", "temp"):
+        field = f"{name}_size_in_bytes"
+        assert getattr(sizes, field) == getattr(plain_sizes, field) > 0
 
 
 def num_bytes(tree) -> int:
