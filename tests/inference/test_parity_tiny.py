@@ -172,6 +172,7 @@ def _uncached_logits(name: str, model: ModelConfig) -> list[np.ndarray]:
     return [row[: len(p)] for row, p in zip(found, prompts, strict=True)]
 
 
+@pytest.mark.quick_code
 @pytest.mark.parametrize("name", _NAMES)
 def test_without_a_cache(name):
     model, _, _, expected = _load(name)
