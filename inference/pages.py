@@ -20,6 +20,7 @@ class Pages:
         self._config = config
         self._page = config.engine.page_tokens
         self._specs = [group.spec for group in config.model.page_groups]
+        self._windows = [(g, s) for g, s in enumerate(self._specs) if s.window is not None]
         self.pool = PagePool(config.num_pages)
         self.prefix = PrefixCache(
             self.pool, self._specs, self._page, PagePool(config.num_host_pages), spills,
@@ -74,10 +75,10 @@ class Pages:
         page tables of their own, and run before any that could use those pages.
         """
         self._slide(sequence)
-        stop = sequence.num_scheduled_tokens + num_tokens
-        needs = [max(0, -(-stop // self._page) - len(pages)) for pages in sequence.pages]
-        if not any(needs):
+        num_pages = -(-(sequence.num_scheduled_tokens + num_tokens) // self._page)
+        if all(num_pages <= len(pages) for pages in sequence.pages):
             return True
+        needs = [max(0, num_pages - len(pages)) for pages in sequence.pages]
         if not self.prefix.can_allocate(needs):
             return False
         for group, n in enumerate(needs):
@@ -155,9 +156,8 @@ class Pages:
         return self._page * len(filled), sum(filled.values())
 
     def _slide(self, sequence: Sequence) -> None:
-        for group, (spec, pages) in enumerate(zip(self._specs, sequence.pages, strict=True)):
-            if spec.window is None:
-                continue
+        for group, spec in self._windows:
+            pages = sequence.pages[group]
             index = spec.live_from(sequence.num_scheduled_tokens) // self._page - 1
             while index >= 0 and pages[index]:
                 self.prefix.release(group, [pages[index]])

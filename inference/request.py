@@ -156,6 +156,7 @@ class Sequence:
         num_overtakes: later arrivals that were admitted before it.
         cache_key: names the prefixes it may share; None shares none.
         node: its deepest page that the prefix cache knows.
+        scores: whether the prompt is scored instead of continued.
     """
 
     id: int
@@ -186,8 +187,10 @@ class Sequence:
     num_overtakes: int = 0
     cache_key: Hashable | None = None
     node: Node | None = None
+    scores: bool = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
+        self.scores = self.params.max_new_tokens == 0
         if len(self.end_ids) > MAX_STOP_IDS:
             raise InputError(
                 f"at most {MAX_STOP_IDS} tokens end a sequence, the model's own and stop_ids "
@@ -208,11 +211,6 @@ class Sequence:
     def num_output_tokens(self) -> int:
         """How many tokens were generated."""
         return len(self.tokens) - self.num_prompt_tokens
-
-    @property
-    def scores(self) -> bool:
-        """Whether the prompt is scored instead of continued."""
-        return self.params.max_new_tokens == 0
 
     @property
     def num_pending_tokens(self) -> int:

@@ -67,12 +67,13 @@ class Scheduler:
             now: seconds, on the clock of `Sequence.arrival_s`.
             is_open: more requests will come, which whole batches may wait for.
         """
-        if self._is_held_up():
-            return None
+        decoding = [sequence for sequence in self.running if not sequence.is_prefilling]
+        if decoding and all(s.needs_commit and s.num_awaited_tokens for s in decoding):
+            return None  # a step without them would only split the batch
         decode: list[Row] = []
         tiles: list[Row] = []
         may_admit = self._may_admit(now, is_open)
-        most_tiles = self._most_tiles()
+        most_tiles = self._most_tiles(bool(decoding))
         is_chunked = self._engine.chunked_prefill
         for sequence in list(self.running):  # by rank: whoever is preempted is not planned yet
             if is_chunked or sequence.is_prefilling:
@@ -80,9 +81,8 @@ class Scheduler:
         while may_admit and (admitted := self._next_to_admit(most_tiles - len(tiles))):
             self._plan_sequence(admitted, decode, tiles, most_tiles)
         if not is_chunked and not tiles:
-            for sequence in list(self.running):
-                if not sequence.is_prefilling:
-                    self._plan_sequence(sequence, decode, tiles, most_tiles)
+            for sequence in decoding:
+                self._plan_sequence(sequence, decode, tiles, most_tiles)
         transfers = self.pages.unpin()
         if not decode and not tiles:
             return None
@@ -110,6 +110,7 @@ class Scheduler:
         """
         news: list[tuple[Sequence, list[int]]] = []
         finite, num_emitted = output.finite.tolist(), output.num_emitted.tolist()
+        sampled = list(zip(output.tokens.tolist(), output.logprobs.tolist(), strict=True))
         first_tile = plan.shape.decode[0]
         for row, where in [
             *((row, r) for r, row in enumerate(plan.decode)),
@@ -132,7 +133,11 @@ class Scheduler:
                 sequence.drafts = ()
                 if sequence.scores:
                     self._commit_scores(sequence, row, where - first_tile, output)
-            tokens = self._commit_tokens(sequence, where, emitted, output)
+            tokens = self._commit_tokens(sequence, emitted, *sampled[where])
+            if output.top_ids.shape[-1]:
+                for w in range(len(tokens)):
+                    ids, values = output.top_ids[where, w], output.top_logprobs[where, w]
+                    sequence.top_logprobs.append((ids.tolist(), values.tolist()))
             if sequence.status is Status.RUNNING:
                 self.pages.name(sequence)
             if tokens or sequence.status is Status.FINISHED:
@@ -218,13 +223,6 @@ class Scheduler:
                 f"{min(usable)} pages; raise engine.cache_bytes"
             )
 
-    def _is_held_up(self) -> bool:
-        """Whether all who decode wait for a commit: a step without them would only split the
-        batch.
-        """
-        decoding = [sequence for sequence in self.running if not sequence.is_prefilling]
-        return bool(decoding) and all(s.needs_commit and s.num_awaited_tokens for s in decoding)
-
     def _may_admit(self, now: float, is_open: bool) -> bool:
         """Whether the policy lets waiting sequences start."""
         if self._engine.policy == "continuous" or not self.waiting:
@@ -246,10 +244,9 @@ class Scheduler:
         oldest = min(sequence.arrival_s for sequence in self.waiting)
         return waiting.may_start(self._engine, num_ready, num_room, now - oldest, is_open)
 
-    def _most_tiles(self) -> int:
+    def _most_tiles(self, is_decoding: bool) -> int:
         """Tiles this step may have: the budget holds where somebody decodes."""
         budget = self._engine.prefill_budget
-        is_decoding = any(not sequence.is_prefilling for sequence in self.running)
         if budget is None or not is_decoding or not self._engine.chunked_prefill:
             return self._max_tiles
         return min(self._max_tiles, budget // self._engine.tile_tokens)
@@ -330,7 +327,6 @@ class Scheduler:
         self, sequence: Sequence, decode: list[Row], tiles: list[Row], most_tiles: int
     ) -> None:
         """Adds what the next step feeds of a sequence: a decode row, or tiles of its prompt."""
-        pending = sequence.num_pending_tokens
         if sequence.needs_commit and sequence.num_awaited_tokens:
             return
         if not sequence.is_prefilling:
@@ -342,7 +338,7 @@ class Scheduler:
             if slot is not None:
                 decode.append(_fed(sequence, slot, 0, length, emits=True))
             return
-        size = self._engine.tile_tokens
+        size, pending = self._engine.tile_tokens, sequence.num_pending_tokens
         num_fed = min(pending, size * (most_tiles - len(tiles)))
         prompts = {row.sequence.id for row in tiles}
         if num_fed < 1 or len(prompts) >= (self._engine.max_prefill_seqs or self._engine.max_seqs):
@@ -387,24 +383,20 @@ class Scheduler:
             self.finish(sequence, FinishReason.LENGTH)
 
     def _commit_tokens(
-        self, sequence: Sequence, where: int, emitted: int, output: Any
+        self, sequence: Sequence, emitted: int, tokens: list[int], logprobs: list[float]
     ) -> list[int]:
-        tokens: list[int] = []
+        """Takes sampled tokens in, up to one that ends the sequence; returns those."""
+        longest = min(sequence.max_tokens, self._config.max_context)
         for w in range(emitted):
-            token = int(output.tokens[where, w])
-            tokens.append(token)
-            sequence.tokens.append(token)
-            sequence.logprobs.append(float(output.logprobs[where, w]))
-            if output.top_ids.shape[-1]:
-                top = output.top_ids[where, w].tolist(), output.top_logprobs[where, w].tolist()
-                sequence.top_logprobs.append(top)
-            if sequence.is_end(token):
+            sequence.tokens.append(tokens[w])
+            sequence.logprobs.append(logprobs[w])
+            if sequence.is_end(tokens[w]):
                 self.finish(sequence, FinishReason.STOP)
-            elif len(sequence.tokens) >= min(sequence.max_tokens, self._config.max_context):
+            elif len(sequence.tokens) >= longest:
                 self.finish(sequence, FinishReason.LENGTH)
             if sequence.status is Status.FINISHED:
-                break
-        return tokens
+                return tokens[: w + 1]
+        return tokens[:emitted]
 
 
 def _fed(sequence: Sequence, slot: int, offset: int, length: int, emits: bool) -> Row:

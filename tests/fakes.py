@@ -215,7 +215,9 @@ def engine(
     mixers = MIXERS if is_fake else decoder.MIXERS
     made = engines.Engine(config, params, mixers=mixers, **arguments)
     same = EngineConfig(**{k: v for k, v in settings.items() if k not in _SCHEDULING})
-    made.executor._compiled = _executables.setdefault((Config(model, same), compiling.is_quick()), {})
+    made.executor._compiled = _executables.setdefault(
+        (Config(model, same), compiling.is_quick()), {}
+    )
     if not all_shapes:
         made.scheduler.shapes = tuple(shape for shape in made.scheduler.shapes if shape.decode[0])
     return made
