@@ -547,3 +547,32 @@ def test_alternatives_are_reported(own_logits):
     for at, (token, logprob) in enumerate(zip(text[1:], score.logprobs, strict=True)):
         x = own_logits(text[: at + 1])
         assert math.isclose(logprob, x[token] - np.logaddexp.reduce(x), abs_tol=1e-4)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_next_step_is_planned_while_the_device_runs(overlap, monkeypatch):
+    """With overlap nobody waits for a step before the one after it is under way."""
+    engine, order = make(overlap=overlap), []
+
+    def told(name):
+        call = getattr(engine.executor, name)
+        return lambda *arguments: (order.append(name), call(*arguments))[1]
+
+    for name in ("launch", "wait"):
+        monkeypatch.setattr(engine.executor, name, told(name))
+    engine.executor.warm_up(engine.scheduler.shapes)
+    engine.generate([PROMPTS[0]], fakes.greedy(4))
+    both = ["launch", "wait"]
+    assert order == (["launch", *both * 3, "wait"] if overlap else both * 4)
+
+
+def test_other_weights_are_cached_anew():
+    engine = make()
+    engine.generate([PROMPTS[0]], fakes.greedy(4))
+    other = jax.tree.map(lambda leaf: leaf * 1.5, engine.executor.params)
+    engine.update_params(other)
+    (found,) = engine.generate([PROMPTS[0]], fakes.greedy(8))
+    assert engine.scheduler.counters.num_cached_tokens == 0
+    assert found.token_ids == make(other).generate([PROMPTS[0]], fakes.greedy(8))[0].token_ids
+    with pytest.raises(InputError, match="parameters of the model"):
+        engine.update_params({"embed": other["embed"]})
