@@ -1,5 +1,6 @@
 """`python -m scripts.chat`: what is typed, what is said, and how each of them ends."""
 
+import builtins
 import io
 import json
 import os
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections import deque
 
 import pytest
@@ -50,6 +52,7 @@ def test_it_grows_by_what_is_said(tiny):
     longer = talk.ask("Bye")
     assert longer[: len(ids)] == ids  # what a cache of prefixes finds again
     talk.withdraw()
+    assert talk.num_tokens == len(ids) + 3  # as if it had not been asked
     assert [message["role"] for message in talk.messages] == ["system", "user", "assistant"]
     talk.instruct("")
     assert [message["role"] for message in talk.messages] == ["user", "assistant"]
@@ -77,10 +80,15 @@ def test_it_is_saved_whole_or_not_at_all(tiny, tmp_path, monkeypatch):
     talk.save("~/saved.jsonl")
     (line,) = (tmp_path / "saved.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(line) == {"messages": talk.messages}
-    for name in (f"{tmp_path}/saved.jsonl/x", str(tmp_path), "a\0b", "~nobody-of-this-name/x"):
-        with pytest.raises(InputError, match="cannot write"):
-            talk.save(name)
-    assert [path.name for path in tmp_path.iterdir()] == ["saved.jsonl"]
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "linked")
+    for name in ("saved.jsonl/x", "", "a\0b", "pipe", "none/x", "~nobody-of-this-name/x"):
+        with pytest.raises(InputError, match="is not a file in an existing folder|is no path"):
+            talk.save(f"{tmp_path}/{name}")
+    talk.save(str(tmp_path / "link"))
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "pipe").is_fifo()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"saved.jsonl", "pipe", "link", "linked"}
 
 
 # The program, with an engine that says what it is told to say.
@@ -149,6 +157,41 @@ def test_turns_and_commands(talk, tiny, tmp_path):
     assert f"4 messages are in {saved}" in said
     assert "(cut off at --max_new_tokens=7)" in said
     assert engine.closed == 3
+
+
+def test_a_message_may_begin_with_a_slash(talk, tiny):
+    engine = Scripted(["One", "stop"])
+    assert talk(engine, "//tmp is full\n").out == "One\n"
+    assert "[user]\n/tmp is full<|" in decoded(tiny, engine)[0]
+
+
+def test_an_interrupt_forgets_a_message_half_typed(monkeypatch, capsys):
+    typed = deque(["half \\", KeyboardInterrupt, "whole", "again \\", EOFError])
+
+    def type_in(prompt):
+        key = typed.popleft()
+        if isinstance(key, str):
+            return key
+        raise key
+
+    terminal = types.SimpleNamespace(isatty=lambda: True, reconfigure=lambda errors: None)
+    monkeypatch.setattr(sys, "stdin", terminal)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(builtins, "input", type_in)
+    assert list(chat._lines()) == ["whole", "again \n"]
+    typed.extend([KeyboardInterrupt, "never"])
+    assert list(chat._lines()) == []
+
+
+def test_no_input_at_all_is_one_line(monkeypatch, capfd):
+    monkeypatch.setattr(sys, "stdin", None)  # chat <&-
+    assert "stdin is closed" in apps.call(chat, monkeypatch, capfd).error
+
+
+def test_the_template_is_a_choice(talk, tiny):
+    engine = Scripted(["One", "stop"])
+    assert talk(engine, "a\n", "--template=default").out == "One\n"
+    assert "no chat template 'rag'; valid: default" in talk(engine, "a\n", "--template=rag").error
 
 
 def test_an_interrupt_ends_the_answer_only(talk, tiny):

@@ -24,6 +24,19 @@ def run(monkeypatch, capfd):
     return call
 
 
+def test_one_process_can_load_every_app():
+    """No two define a flag of one name."""
+    names = sorted(path.stem for path in (apps.ROOT / "scripts").glob("*.py"))
+    code = f"import importlib\nfor name in {names}: importlib.import_module('scripts.' + name)"
+    subprocess.run([sys.executable, "-c", code], cwd=apps.ROOT, check=True, timeout=120)
+
+
+@pytest.mark.parametrize("app", ["generate", "chat", "evaluate", "convert", "plan"])
+def test_flags_are_checked_before_jax_is_loaded(app):
+    code = f"import sys\nfrom scripts import {app}\nassert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=apps.ROOT, check=True, timeout=60)
+
+
 FAILURES = {
     "disk": (OSError(28, "No space left on device"), "OSError: [Errno 28] No space left"),
     "memory": (MemoryError(), "MemoryError"),
