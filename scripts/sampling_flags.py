@@ -130,4 +130,5 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "stop_ids": _ids,
     "ignore_eos": _switch,
     "seed": _optional(_whole),
+    "priority": _whole,
 }

@@ -49,7 +49,7 @@ def test_every_field_of_a_line(tmp_path):
         "max_new_tokens": 7.0, "temperature": 1, "top_k": 3, "top_p": 0.5, "min_p": 0.1,
         "repetition": 1.5, "presence": -1, "frequency": 0.5, "logit_bias": {"5": -1.5},
         "allowed_ids": [5, 6], "banned_ids": [6], "min_tokens": 2, "stop": ["a", "b"],
-        "stop_ids": [7], "ignore_eos": True, "seed": 2**63,
+        "stop_ids": [7], "ignore_eos": True, "seed": 2**63, "priority": -1,
     }  # fmt: skip
     messages = [
         {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]},
@@ -87,7 +87,7 @@ _BAD = {
     "id in ids": ({"prompt": "A", "banned_ids": ["5"]}, "each of banned_ids is a whole number"),
     "bias": ({"prompt": "A", "logit_bias": [[5, 1]]}, 'logit_bias is {"token id": number, ...}'),
     "biased word": ({"prompt": "A", "logit_bias": {"a": 1}}, 'logit_bias is {"token id"'),
-    "endless bias": ({"prompt": "A", "logit_bias": {"5": float("inf")}}, "is a finite number"),
+    "endless bias": ({"prompt": "A", "logit_bias": {"5": float("inf")}}, "number from -1e+06"),
     "id": ({"prompt": "A", "id": [1]}, "'id' is a text or a whole number, not [1]"),
     "the same id": ({"prompt": "A", "id": "x"}, "id 'x' is that of line 1 as well"),
     "tools": ({"messages": [{"role": "user", "content": ""}], "tools": {}}, "list of objects"),
