@@ -17,6 +17,10 @@ from layers import decoder
 from layers.mixer import Mixer
 
 ROOT = Path(__file__).resolve().parents[1]
+_FOR_A_SHORT_CONTEXT = {
+    "evaluate": ["--window=64"],
+    "bench": ["--prompt_tokens=32", "--new_tokens=16", "--prefill_tokens=64"],
+}
 GOLDEN_PYTHON = ROOT / ".venv-golden" / "bin" / "python"
 
 
@@ -124,9 +128,7 @@ def test_the_commands_of_the_readme(tmp_path):
     for app, flags in found:
         words = shlex.split(flags)
         if app != "plan":
-            words.append(f"--model={tiny}")
-        if app == "evaluate":
-            words.append("--window=64")
+            words += [f"--model={tiny}", *_FOR_A_SHORT_CONTEXT.get(app, ())]
         ran = subprocess.run(
             [sys.executable, "-m", f"scripts.{app}", *words], cwd=tmp_path, env=environment,
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600,
