@@ -10,6 +10,8 @@ from configs.model import ModelConfig
 POLICIES = ("continuous", "static", "dynamic")
 PREEMPTIONS = ("auto", "recompute", "swap")
 
+MOST_ROWS = 4096  # of a rectangle: no machine is faster with more
+
 # Below, XLA's CPU backend sums a product's rows in another order.
 MIN_DETERMINISTIC_ROWS = 8
 
@@ -84,6 +86,9 @@ class EngineConfig:
         for name in ("max_seqs", "page_tokens", "tile_tokens", "cache_bytes"):
             if getattr(self, name) < 1:
                 raise InputError(f"engine.{name} is at least 1, not {getattr(self, name)}")
+        for name in ("max_seqs", "tile_tokens", "num_drafts", "top_logprobs"):
+            if getattr(self, name) > MOST_ROWS:
+                raise InputError(f"engine.{name} is at most {MOST_ROWS}, not {getattr(self, name)}")
         for name in ("num_drafts", "top_logprobs", "max_overtakes", "swap_bytes"):
             if getattr(self, name) < 0:
                 raise InputError(f"engine.{name} is at least 0, not {getattr(self, name)}")
@@ -102,8 +107,8 @@ class EngineConfig:
             raise InputError(f"engine.seed is at least 0 and below 2**64, not {self.seed}")
         for name in ("decode_rows", "prefill_tiles"):
             sizes = getattr(self, name)
-            if not sizes or min(sizes) < 1:
-                raise InputError(f"engine.{name} lists at least one size >= 1, not {sizes}")
+            if not sizes or min(sizes) < 1 or max(sizes) > MOST_ROWS:
+                raise InputError(f"engine.{name} lists sizes from 1 to {MOST_ROWS}, not {sizes}")
         if self.deterministic and self.tile_tokens < MIN_DETERMINISTIC_ROWS:
             raise InputError(
                 f"engine.tile_tokens is at least {MIN_DETERMINISTIC_ROWS} with deterministic, "
