@@ -109,9 +109,14 @@ class Served:
         return self.token_s[-1] - self.arrival_s
 
     @property
+    def intervals(self) -> list[tuple[float, float]]:
+        """From each token to the next."""
+        return list(itertools.pairwise(self.token_s))
+
+    @property
     def gaps_s(self) -> list[float]:
         """Between consecutive tokens."""
-        return [after - before for before, after in itertools.pairwise(self.token_s)]
+        return [after - before for before, after in self.intervals]
 
     @property
     def tpot_s(self) -> float | None:

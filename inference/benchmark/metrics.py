@@ -34,13 +34,16 @@ class Promise:
         return not slow and (self.ttft_s is None or served.ttft_s <= self.ttft_s)
 
 
+NOTHING = Promise()
+
+
 def quantile(values: Iterable[float], share: float) -> float:
     """The least value that at least this share of them do not exceed; 0 of none."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 
-def figures(run: Run, promise: Promise = Promise()) -> dict[str, float]:
+def figures(run: Run, promise: Promise = NOTHING) -> dict[str, float]:
     """Every figure of a run, by name; times in seconds, rates a second.
 
     Raises:

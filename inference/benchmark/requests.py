@@ -43,10 +43,10 @@ def generate(workload: Workload, vocab_size: int) -> list[TimedRequest]:
     assert count is not None and workload.kind != "trace"
     lengths = [(workload.prompt.draw(rng), workload.output.draw(rng)) for _ in range(count)]
     shares = set(rng.sample(range(count), round(workload.prefix_share * count)))
-    prefix = _random_tokens(workload.prefix_tokens, vocab_size, rng)
+    prefix = random_tokens(workload.prefix_tokens, vocab_size, rng)
     requests, arrival_s = [], 0.0
     for n, (num_prompt, num_new) in enumerate(lengths):
-        own = _random_tokens(num_prompt, vocab_size, rng)
+        own = random_tokens(num_prompt, vocab_size, rng)
         requests.append(TimedRequest(0.0, (*prefix, *own) if n in shares else own, num_new))
     if workload.rate is None:
         return requests
@@ -97,7 +97,7 @@ def from_trace(
     rng, requests = random.Random(seed), []
     for line in lines:
         if isinstance(line.prompt, int):
-            prompt = _random_tokens(line.prompt, vocab_size, rng)
+            prompt = random_tokens(line.prompt, vocab_size, rng)
         else:
             prompt = tuple(encode(line.prompt) if isinstance(line.prompt, str) else line.prompt)
         wrong = next((token for token in prompt if not 0 <= token < vocab_size), None)
@@ -110,7 +110,7 @@ def from_trace(
     return requests
 
 
-def _random_tokens(count: int, vocab_size: int, rng: random.Random) -> tuple[int, ...]:
+def random_tokens(count: int, vocab_size: int, rng: random.Random) -> tuple[int, ...]:
     """Ids above the lowest, where vocabularies keep their special tokens."""
     return tuple(rng.randrange(vocab_size // 500, vocab_size) for _ in range(count))
 
