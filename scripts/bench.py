@@ -97,14 +97,14 @@ class _Bench:
         self._num_compiles = measure.count_compiles()
 
     @classmethod
-    def of(cls, checkpoint: Any, config: Config, first: Sequence[TimedRequest]) -> "_Bench":
+    def of(cls, checkpoint: Any, config: Config, promise: Promise, first: TimedRequest) -> "_Bench":
         """Serves `first` before anything else, compiling what it needs, then compiles the rest."""
         engine = common.load_engine(checkpoint, config)
-        measure.measure(engine, first, 1)
+        measure.measure(engine, [first], 1)
         first_token_s = time.time() - START
         warm_up_s = common.warm_up(engine)
         machine = calibrate.this_machine(config.model.dtype)
-        return cls(engine, machine, workload_flags.promise(), first_token_s, warm_up_s)
+        return cls(engine, machine, promise, first_token_s, warm_up_s)
 
     def serve(
         self, load: Sequence[TimedRequest], concurrency: int | None, params: SamplingParams
@@ -137,7 +137,7 @@ class _Bench:
 
 def _run_closed() -> None:
     """As many requests at a time as --concurrency says, one row each."""
-    sizes = _sizes()
+    sizes, promise = _sizes(), workload_flags.promise()
     beside = _read_beside()
     resolved, config = common.resolve_config({"max_seqs": max(sizes)})
     if max(sizes) > config.engine.max_seqs:
@@ -151,7 +151,7 @@ def _run_closed() -> None:
         _check_fits(config, load)
     checkpoint, _ = common.open_checkpoint(resolved)
     shortest = dataclasses.replace(loads[sizes[0]][0], num_new_tokens=1)
-    bench = _Bench.of(checkpoint, config, [shortest])
+    bench = _Bench.of(checkpoint, config, promise, shortest)
     rows = {size: bench.serve(loads[size], size, GREEDY)[0] for size in sizes}
     largest = max(sizes)
     sampled, _ = bench.serve(loads[largest], largest, _DRAWN)
@@ -171,7 +171,7 @@ def _run_closed() -> None:
 
 def _run_open() -> None:
     """Requests that arrive by themselves, one row."""
-    workload = workload_flags.read()
+    workload, promise = workload_flags.read(), workload_flags.promise()
     if _CONCURRENCY.present or _BESIDE.value is not None:
         raise InputError("--concurrency and --beside go with --workload=closed")
     lines = requests.read_trace(workload.trace, workload.num_requests) if workload.trace else []
@@ -184,7 +184,7 @@ def _run_open() -> None:
         load = requests.generate(workload, vocab)
     _check_fits(config, load)
     first = dataclasses.replace(load[0], arrival_s=0.0, num_new_tokens=1)
-    bench = _Bench.of(checkpoint, config, [first])
+    bench = _Bench.of(checkpoint, config, promise, first)
     row, runs = bench.serve(load, None, GREEDY)
     result = bench.result([row | {"workload": workload.kind, "rate": workload.rate}])
     if common.JSON.value:

@@ -219,5 +219,6 @@ def drive(
             clock.sleep(min(_POLL_S, due[0].arrival_s - after) if due else _POLL_S)
     run.seconds = max((each.token_s[-1] for each in run.served if each.token_s), default=0.0)
     counters = dataclasses.asdict(server.scheduler.counters)
+    del counters["peak_running"]  # of all time: no difference tells this run's
     run.counters = {name: value - counted[name] for name, value in counters.items()}
     return run
