@@ -82,6 +82,8 @@ def ladder(rows: Sequence[dict[str, Any]], title: str) -> bytes:
             places = [index + offset for index in range(len(rows))]
             right.barh(places, rates, height=0.38, color=colour, label=kind)
         left.set(xscale="log", xlabel="times better than the rung above it")
+        left.xaxis.set_major_formatter("{x:g}")
+        left.xaxis.set_minor_formatter("{x:g}")
         left.set_yticks(range(len(gained)), names, fontsize=7)
         left.axvline(1, color="0.6", linewidth=1)
         right.set(xlabel="output tokens a second")

@@ -9,6 +9,7 @@ from inference.benchmark import measure
 from inference.benchmark.drive import Run
 from inference.benchmark.interference import Interference
 from inference.benchmark.requests import TimedRequest
+from inference.planner import calibrate
 from scripts import bench_text, common
 
 _HOST_RUNNING = (64, 256)
@@ -33,12 +34,18 @@ def interference(num_running: int, long_tokens: int, repeats: int) -> None:
             common.warm_up(engines[is_chunked])
         return measure.measure(engines[is_chunked], requests, repeats)
 
+    machine = calibrate.this_machine(model.dtype)
+
+    def expect(is_chunked: bool, requests: list[TimedRequest]) -> list[Run]:
+        return [measure.predict(configs[is_chunked], requests, machine)]
+
+    predicted = probe.measure(model.vocab_size, expect)
     found = probe.measure(model.vocab_size, serve)
     if common.JSON.value:
-        sizes = {"running": num_running, "long_tokens": long_tokens}
+        sizes = {"running": num_running, "long_tokens": long_tokens, "predicted": predicted}
         common.print_json({"interference": sizes | found}, configs[True])
     else:
-        bench_text.show_interference(found)
+        bench_text.show_interference(found, predicted)
 
 
 def host_cost() -> None:

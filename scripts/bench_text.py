@@ -128,14 +128,16 @@ def show_waste(rows: list[dict[str, Any]]) -> None:
         )
 
 
-def show_interference(found: Mapping[str, Any]) -> None:
+def show_interference(found: Mapping[str, Any], predicted: Mapping[str, Any]) -> None:
     """Time between tokens alone and beside a long prompt."""
-    print(f"{'between tokens, ms':22}{'p50':>9}{'p99':>9}{'times':>9}   first token, s")
+    names = ("between tokens: p50, ms", "p99, ms", "times", "predicted", "first token, s")
+    print(" " * 12 + "".join(f"{name:>{max(len(name) + 2, 10)}}" for name in names))
     for name in ("undisturbed", "chunked", "unchunked"):
-        own = found[name]
-        line = f"{name:22}{1e3 * own['itl_p50_s']:9.1f}{1e3 * own['itl_p99_s']:9.1f}"
+        own, expected = found[name], predicted[name]
+        line = f"{name:12}{1e3 * own['itl_p50_s']:25.1f}{1e3 * own['itl_p99_s']:10.1f}"
         if "ttft_s" in own:
-            line += f"{own['times_undisturbed']:7.2f} x{own['ttft_s']:17.2f}"
+            line += f"{own['times_undisturbed']:8.2f} x{expected['times_undisturbed']:9.2f} x"
+            line += f"{own['ttft_s']:16.2f}"
         print(line)
 
 

@@ -32,7 +32,7 @@ class Interference:
                 raise InputError(f"interference's {name} is at least 1, not {getattr(self, name)}")
 
     def engine(self, model: ModelConfig, base: EngineConfig, is_chunked: bool) -> EngineConfig:
-        """One that holds all of it; chunks are one tile a step."""
+        """One that holds all of it; chunks are `base`'s budget, or else one tile a step."""
         context = -(-(max(self.num_tokens, _PROMPT + _NEW) + 1) // BLOCK_TOKENS) * BLOCK_TOKENS
         if context > model.max_context:
             raise InputError(
@@ -41,10 +41,11 @@ class Interference:
             )
         room = (self.num_running + 1) * context
         per_token = sum(group.bytes_per_page(model.dtype, 1) for group in model.page_groups)
+        budget = base.prefill_budget or base.tile_tokens * min(base.prefill_tiles)
         return dataclasses.replace(
             base, max_seqs=self.num_running + 1, max_context=context, prefix_cache=False,
             cache_bytes=max(1, room * per_token), chunked_prefill=is_chunked,
-            prefill_budget=base.tile_tokens * min(base.prefill_tiles) if is_chunked else None,
+            prefill_budget=budget if is_chunked else None,
         )  # fmt: skip
 
     def undisturbed(self, vocab_size: int) -> list[TimedRequest]:
