@@ -212,7 +212,8 @@ def drive(
                 del open_[update.id]
                 on_progress(len(run.served) - len(open_))
         scheduler = server.scheduler
-        run.samples.append(Sample(after - before, len(scheduler.running), *scheduler.page_use()))
+        use = scheduler.pages.use(scheduler.running)
+        run.samples.append(Sample(after - before, len(scheduler.running), *use))
         while server.records:
             run.records.append(server.records.popleft())
         if not updates and scheduler.counters.num_steps == num_steps:

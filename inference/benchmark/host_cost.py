@@ -36,7 +36,7 @@ def measure(model: ModelConfig, num_running: int) -> HostCost:
     rng = random.Random(0)
     for id in range(num_running):
         tokens = [rng.randrange(model.vocab_size) for _ in range(_PROMPT)]
-        scheduler.add(Sequence(id, params, tokens, _PROMPT))
+        scheduler.add(Sequence(id, params, tokens, _PROMPT, cache_key="shared"))
     while len(scheduler.running) < num_running or any(s.is_prefilling for s in scheduler.running):
         _step(scheduler, config)
     steps = [_step(scheduler, config) for _ in range(_STEPS)]

@@ -9,6 +9,7 @@ from inference.benchmark import drive, metrics
 from inference.benchmark.drive import GREEDY, Run, Server
 from inference.benchmark.metrics import NOTHING, Promise
 from inference.benchmark.requests import TimedRequest
+from inference.planner import swap
 from inference.planner.simulate import Simulator
 from inference.request import SamplingParams
 from inference.scheduler import Scheduler
@@ -58,7 +59,10 @@ def predict(
     params: SamplingParams = GREEDY,
 ) -> Run:
     """The run that the planner expects, on a clock of its own."""
-    simulator = Simulator(config, Scheduler(config), hardware, host_s)
+    spills: Callable[[int], bool] = lambda num_tokens: True  # noqa: E731
+    if config.engine.preemption == "auto":
+        spills = swap.copy_beats_recompute(config, hardware)
+    simulator = Simulator(config, Scheduler(config, spills), hardware, host_s)
     return drive.drive(simulator, requests, simulator.clock, concurrency, params)
 
 

@@ -11,9 +11,10 @@ import numpy as np
 from configs.engine import Config
 from configs.hardware.spec import HardwareSpec
 from inference import request
+from inference.plan import Plan
 from inference.planner import report
 from inference.request import SamplingParams
-from inference.scheduler import Plan, Scheduler
+from inference.scheduler import Scheduler
 from inference.shapes import StepShape
 
 
@@ -78,18 +79,27 @@ class Output:
         )
 
 
+@dataclasses.dataclass
+class _Flight:
+    """A step that was given to the device, and when it is done."""
+
+    plan: Plan
+    rows: tuple[tuple[int, int], ...]
+    began: float
+    done: float
+
+
 class Simulator:
     """Takes requests and steps as an `Engine` does, without a device, a model or time.
 
-    Every generated token is 0; requests whose text matters to their end (stop tokens) are none for
-    it.
+    Every generated token is 0, and requests end by their length alone.
     """
 
     def __init__(
         self, config: Config, scheduler: Scheduler, hardware: HardwareSpec, host_s: float = 0.0
     ):
-        """`host_s` is what the host takes for a step: beside the device's time, or with
-        `engine.overlap` during it.
+        """`host_s` is what the host takes for a step; with `engine.overlap` the device runs the
+        step before meanwhile.
         """
         self.config = config
         self.scheduler = scheduler
@@ -97,6 +107,7 @@ class Simulator:
         self.records: deque[StepRecord] = deque()
         self._hardware = hardware
         self._host_s = host_s
+        self._flights: deque[_Flight] = deque()
         self._next_id = 0
 
     def add_request(self, prompt: Tokens[int], params: SamplingParams) -> int:
@@ -106,31 +117,40 @@ class Simulator:
             InputError: it could not finish even alone.
         """
         self._next_id += 1
-        tokens = list(prompt)
-        self.scheduler.add(request.Sequence(self._next_id, params, tokens, len(tokens)))
+        engine, tokens = self.config.engine, list(prompt)
+        own = self._next_id if engine.preemption != "recompute" else None
+        self.scheduler.add(
+            request.Sequence(
+                self._next_id, params, tokens, len(tokens), arrival_s=self.clock.now(),
+                cache_key="shared" if engine.prefix_cache else own,
+            )
+        )  # fmt: skip
         return self._next_id
 
     def step(self, is_open: bool = False) -> list[Update]:
-        """One step, or nothing where the scheduler waits; `is_open`: more requests will come."""
-        plan = self.scheduler.schedule()
-        if plan is None:
+        """As `Engine.step`: starts a step, and returns the news of the oldest one in flight."""
+        plan = self.scheduler.schedule(self.clock.now(), is_open)
+        if plan is not None:
+            self._launch(plan)
+        if len(self._flights) <= (plan is not None and self.config.engine.overlap):
             return []
-        record = self._record(plan)
-        self.records.append(record)
-        self.clock.sleep(record.seconds)
-        return [
-            Update(sequence.id, tokens, sequence.finish_reason)
-            for sequence, tokens in self.scheduler.commit(plan, Output.of(plan))
-        ]
+        return self._land()
 
-    def _record(self, plan: Plan) -> StepRecord:
-        rows = tuple(
-            (row.length, row.sequence.num_computed_tokens + row.offset + row.length)
-            for row in (*plan.decode, *plan.tiles)
-        )
-        record = StepRecord(plan.shape, rows, 0.0, self._host_s)
-        model = self.config.model
-        device_s = report.seconds(model, report.operations(model, record), self._hardware)
-        is_hidden = self.config.engine.overlap
-        seconds = max(device_s, self._host_s) if is_hidden else device_s + self._host_s
-        return dataclasses.replace(record, seconds=seconds)
+    def _launch(self, plan: Plan) -> None:
+        self.clock.sleep(self._host_s)
+        rows = tuple((row.length, row.start + row.length) for row in (*plan.decode, *plan.tiles))
+        model, now = self.config.model, self.clock.now()
+        step = report.operations(model, StepRecord(plan.shape, rows, 0.0, 0.0))
+        began = max(now, self._flights[-1].done) if self._flights else now
+        done = began + report.seconds(model, step, self._hardware)
+        self._flights.append(_Flight(plan, rows, began, done))
+
+    def _land(self) -> list[Update]:
+        flight = self._flights.popleft()
+        self.clock.sleep(flight.done - self.clock.now())
+        news = self.scheduler.commit(flight.plan, Output.of(flight.plan))
+        seconds = flight.done - flight.began
+        self.records.append(StepRecord(flight.plan.shape, flight.rows, seconds, self._host_s))
+        if not self.scheduler.has_work:  # a step in flight serves nobody any more
+            self._flights.clear()
+        return [Update(sequence.id, tokens, sequence.finish_reason) for sequence, tokens in news]
