@@ -72,7 +72,10 @@ def ladder(rows: Sequence[dict[str, Any]], title: str) -> bytes:
 
     def draw(left: Any, right: Any) -> None:
         gained = [row for row in rows if row["measured"]["gain"] is not None]
-        names = [f"{row['rung']}\n{bench_text.METRICS[row['metric']][0]}" for row in gained]
+        names = [
+            f"{row['rung']} over {row['over']}\n{bench_text.METRICS[row['metric']][0]}"
+            for row in gained
+        ]
         for offset, kind, colour in ((-0.2, "measured", _MEASURED), (0.2, "predicted", _PREDICTED)):
             places = [index + offset for index in range(len(gained))]
             gains = [row[kind]["gain"] for row in gained]
@@ -81,7 +84,7 @@ def ladder(rows: Sequence[dict[str, Any]], title: str) -> bytes:
             rates = [row[kind]["figures"]["output_tok_s"] for row in rows]
             places = [index + offset for index in range(len(rows))]
             right.barh(places, rates, height=0.38, color=colour, label=kind)
-        left.set(xscale="log", xlabel="times better than the rung above it")
+        left.set(xscale="log", xlabel="times better")
         left.xaxis.set_major_formatter("{x:g}")
         left.xaxis.set_minor_formatter("{x:g}")
         left.set_yticks(range(len(gained)), names, fontsize=7)

@@ -79,7 +79,7 @@ def show_open(result: Mapping[str, Any]) -> None:
 
 
 LADDER_HEAD = (
-    f"{'rung':12}{'metric':30}{'before':>9}{'after':>9}{'gain':>8}   predicted:"
+    f"{'rung':12}{'over':12}{'metric':26}{'before':>9}{'after':>9}{'gain':>8}   predicted:"
     f"{'before':>9}{'after':>9}{'gain':>8}"
 )
 
@@ -93,7 +93,8 @@ def ladder_row(row: Mapping[str, Any]) -> str:
         gain = "" if found["gain"] is None else f"{found['gain']:.2f} x"
         return f"{before:>9}{form.format(found['after']):>9}{gain:>8}"
 
-    return f"{row['rung']:12}{name:30}{cells(row['measured'])}{'':13}{cells(row['predicted'])}"
+    names = f"{row['rung']:12}{row['over'] or '':12}{name:26}"
+    return f"{names}{cells(row['measured'])}{'':13}{cells(row['predicted'])}"
 
 
 def show_ladder_notes(result: Mapping[str, Any]) -> None:

@@ -27,12 +27,14 @@ class Rung:
         engine: the whole of it; None for 'naive', which has none.
         metric: the figure (`metrics.figures`) that the addition is for.
         is_cost: whether less of it is better.
+        over: the rung it is compared with; None for the first.
     """
 
     name: str
     engine: EngineConfig | None
     metric: str = "output_tok_s"
     is_cost: bool = False
+    over: str | None = None
 
     def config(self, model: ModelConfig) -> Config:
         """Its engine and the model."""
@@ -96,14 +98,16 @@ def rungs(
     found = [Rung(NAIVE, None)]
     for name, change, metric, is_cost in changes:
         base = dataclasses.replace(base, **change)
-        found.append(Rung(name, base, metric, is_cost))
+        # 'dynamic' trades batches for latency; what batches cost is what 'static' shows.
+        over = "static" if name == "continuous" else found[-1].name
+        found.append(Rung(name, base, metric, is_cost, over))
     return tuple(found)
 
 
 @dataclasses.dataclass(frozen=True)
 class Climbed:
     """A rung that ran: all its figures, as predicted before and as measured; its metric on the rung
-    before it, None for the first.
+    it is compared with, None where that did not run.
     """
 
     rung: Rung
@@ -115,7 +119,8 @@ class Climbed:
     def as_json(self) -> dict[str, Any]:
         """Its row."""
         rung, metric = self.rung, self.rung.metric
-        row: dict[str, Any] = {"rung": rung.name, "metric": metric, "less_is_better": rung.is_cost}
+        row: dict[str, Any] = {"rung": rung.name, "over": rung.over, "metric": metric}
+        row["less_is_better"] = rung.is_cost
         for name, found, before in (
             ("predicted", self.predicted, self.predicted_before),
             ("measured", self.measured, self.measured_before),
@@ -131,15 +136,16 @@ def climb(
     measure: Callable[[Rung], dict[str, float]],
 ) -> Iterator[Climbed]:
     """Runs one rung after another, each only after it was predicted."""
-    last: Climbed | None = None
+    done: dict[str | None, Climbed] = {}
     for rung in steps:
         predicted = predict(rung)
         measured = measure(rung)
+        below = done.get(rung.over)
         before: tuple[float | None, float | None] = (None, None)
-        if last is not None and rung.metric in last.measured:
-            before = last.predicted[rung.metric], last.measured[rung.metric]
-        last = Climbed(rung, predicted, measured, *before)
-        yield last
+        if below is not None and rung.metric in below.measured:
+            before = below.predicted[rung.metric], below.measured[rung.metric]
+        done[rung.name] = Climbed(rung, predicted, measured, *before)
+        yield done[rung.name]
 
 
 def half_page_waste(requests: Sequence[TimedRequest], page_tokens: int) -> float:
