@@ -7,6 +7,7 @@ from typing import Any
 
 from configs.errors import InputError
 from inference.checkpoints import mapped
+from inference.checkpoints.config_keys import shown
 from inference.request import MAX_STOP_IDS
 
 _MAX_EOS_IDS = MAX_STOP_IDS // 2  # the rest of a row is for a request's own stop ids
@@ -34,9 +35,8 @@ def check_ids(value: Any, vocab_size: int, label: str) -> tuple[int, ...]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-            shown = " ".join(repr(token).split())[:80]
             raise InputError(
-                f"{label}: eos_token_id {shown} is not an id from 0 to {vocab_size - 1}"
+                f"{label}: eos_token_id {shown(token)} is not an id from 0 to {vocab_size - 1}"
             )
     unique = tuple(dict.fromkeys(ids))
     if len(unique) > _MAX_EOS_IDS:

@@ -11,16 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs.errors import InputError
-from configs.model import LayerSpec, ModelConfig
+from configs.model import MOST_LAYERS, MOST_WIDTH, LayerSpec, ModelConfig
 from configs.rope import Linear, Llama3, LongRope, Rope
 from inference.checkpoints import gguf_file
+from inference.checkpoints.config_keys import shown
 from inference.checkpoints.gguf_scan import Header
 from layers import rope as rope_math
 
 _ROPE_FACTORS = "rope_freqs.weight"
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
-_MAX_WIDTH = 1 << 24
-_MAX_LAYERS = 10_000
 # The one size of a family whose queries are scaled by D / N instead of H, by its layers.
 _GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62
 
@@ -51,8 +50,9 @@ def _build(header: Header) -> ModelConfig:
     name = header.metadata.get("general.architecture")
     family = _FAMILIES.get(name) if isinstance(name, str) else None
     if family is None:
-        shown = " ".join(repr(name).split())[:80]
-        raise InputError(f"architecture {shown} is not supported; valid: {', '.join(_FAMILIES)}")
+        raise InputError(
+            f"architecture {shown(name)} is not supported; valid: {', '.join(_FAMILIES)}"
+        )
     assert isinstance(name, str)
     keys = _Keys(header, name)
     keys.refuse_unknown(_KNOWN_KEYS.union(family.reads))
@@ -70,7 +70,7 @@ class _Keys:
         prefix = f"{self.family}."
         for key in self.header.metadata:
             if key.startswith(prefix) and key.removeprefix(prefix) not in known:
-                raise InputError(f"metadata {key!r} is not supported")
+                raise InputError(f"metadata {shown(key)} is not supported")
 
     def get(self, key: str, kinds: tuple[type, ...], default: Any) -> Any:
         value = self.header.metadata.get(f"{self.family}.{key}", default)
@@ -82,7 +82,7 @@ class _Keys:
             raise InputError(f"metadata {self.family}.{key} must be one {kinds[0].__name__}")
         return value
 
-    def integer(self, key: str, default: int | None = None, limit: int = _MAX_WIDTH) -> int:
+    def integer(self, key: str, default: int | None = None, limit: int = MOST_WIDTH) -> int:
         value = self.get(key, (int,), default)
         if not 1 <= value <= limit:
             raise InputError(f"metadata {self.family}.{key} must be 1 to {limit}, not {value}")
@@ -138,7 +138,7 @@ def _widths(keys: _Keys, family: _Family) -> dict[str, Any]:
         "vocab_size": embedding.shape[0],
         "width": keys.integer("embedding_length"),
         "ffn_width": keys.integer("feed_forward_length"),
-        "num_layers": keys.integer("block_count", limit=_MAX_LAYERS),
+        "num_layers": keys.integer("block_count", limit=MOST_LAYERS),
         "num_heads": num_heads,
         "num_kv_heads": keys.integer("attention.head_count_kv", num_heads),
         "head_width": head_width,
@@ -151,7 +151,7 @@ def _widths(keys: _Keys, family: _Family) -> dict[str, Any]:
 def _rope(keys: _Keys, key: str = "rope.freq_base", default: float = 10_000.0) -> Rope:
     theta, scaling = keys.number(key, default), keys.text("rope.scaling.type", "none")
     if scaling not in ("none", "linear"):
-        raise InputError(f"rope scaling {scaling!r} is not supported; valid: none, linear")
+        raise InputError(f"rope scaling {shown(scaling)} is not supported; valid: none, linear")
     factor = keys.number("rope.scaling.factor", 1.0) if scaling == "linear" else 1.0
     return Rope(theta) if factor == 1.0 else Rope(theta, Linear(factor))
 
@@ -196,7 +196,7 @@ def _olmo2(keys: _Keys) -> dict[str, Any]:
 
 
 def _gemma(keys: _Keys, layers_of_27b: int) -> dict[str, Any]:
-    is_27b = keys.integer("block_count", limit=_MAX_LAYERS) == layers_of_27b
+    is_27b = keys.integer("block_count", limit=MOST_LAYERS) == layers_of_27b
     return {
         "norm_offset": 1.0,
         "post_norms": True,

@@ -15,6 +15,7 @@ import numpy as np
 from configs.errors import InputError
 from configs.model import ModelConfig
 from inference.checkpoints import gguf_parts, gguf_scan
+from inference.checkpoints.config_keys import shown
 from inference.checkpoints.gguf_scan import Header
 from inference.checkpoints.tensor_source import TensorSource
 
@@ -56,7 +57,7 @@ def _check_type(name: str, ggml_type: int) -> None:
     try:
         gguf.dequantize(sample, kind)
     except NotImplementedError:
-        raise InputError(f"tensor {name!r} has type {kind.name}, which is no weight") from None
+        raise InputError(f"tensor {shown(name)} has type {kind.name}, which is no weight") from None
 
 
 def read_numbers(header: Header, name: str) -> np.ndarray:
@@ -79,7 +80,9 @@ def _read_rows(header: Header, config: ModelConfig, name: str, start: int, stop:
         first, last = start // head * head, -(-stop // head) * head
         rows = _read(header, name, first, min(last, header.tensors[name].shape[0]))
         if len(rows) % head:
-            raise InputError(f"{header.path}: tensor {name!r} is not made of heads of {head} rows")
+            raise InputError(
+                f"{header.path}: tensor {shown(name)} is not made of heads of {head} rows"
+            )
         heads = rows.reshape(-1, head // 2, 2, rows.shape[-1])
         return heads.swapaxes(1, 2).reshape(rows.shape)[start - first : stop - first]
     if config.norm_offset and name.endswith("norm.weight"):

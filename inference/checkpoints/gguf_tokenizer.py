@@ -16,9 +16,10 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from configs.errors import InputError
 from configs.model import ModelConfig
-from inference import files, tokenizer
-from inference.checkpoints import converted, gguf_file
+from inference import files, panics
+from inference.checkpoints import converted, gguf_file, hf_tokenizer
 from inference.checkpoints import text_files as names
+from inference.checkpoints.config_keys import shown
 from inference.checkpoints.gguf_scan import Header, StringArray
 from inference.tokenizer import Tokenizer
 
@@ -121,15 +122,13 @@ def _templates(header: Header) -> dict[str, str]:
 
 def _cached(path: Path) -> tokenizers.Tokenizer | None:
     try:
-        return tokenizer.load_backend(path)
+        return hf_tokenizer.load_backend(path)
     except InputError:
         return None  # absent or unsound: rebuild
 
 
 def _rebuild(header: Header, path: Path) -> tokenizers.Tokenizer:
-    backend = tokenizer.guard(
-        lambda: _build(header), f"{header.path}: cannot rebuild the tokenizer"
-    )
+    backend = panics.guard(lambda: _build(header), f"{header.path}: cannot rebuild the tokenizer")
     try:
         with files.atomic_file(path) as file:
             file.write(backend.to_str().encode())
@@ -147,9 +146,8 @@ def _special_ids(header: Header) -> dict[str, int]:
         if token is None:
             continue
         if not isinstance(token, int) or not 0 <= token < count:
-            shown = " ".join(repr(token).split())[:80]
             raise InputError(
-                f"{header.path}: tokenizer.ggml.{key}={shown} is outside the vocabulary"
+                f"{header.path}: tokenizer.ggml.{key}={shown(token)} is outside the vocabulary"
             )
         ids[name] = token
     return ids
@@ -169,7 +167,7 @@ def _build(header: Header) -> tokenizers.Tokenizer:
     elif kind == "llama":
         backend, adds_bos = _sentencepiece(header, tokens, special.get("unk_token")), True
     else:
-        raise InputError(f"tokenizer model {kind!r} is not supported; valid: gpt2, llama")
+        raise InputError(f"tokenizer model {shown(kind)} is not supported; valid: gpt2, llama")
     _add_tokens(backend, header, tokens)
     _add_template(backend, header, special, adds_bos)
     return backend
@@ -186,7 +184,9 @@ def _byte_level(header: Header, tokens: list[str]) -> tuple[tokenizers.Tokenizer
     name = gguf_file.string_metadata(header, "tokenizer.ggml.pre") or "default"
     split = _SPLITS.get(name)
     if split is None:
-        raise InputError(f"pre-tokenizer {name!r} is not supported; valid: {', '.join(_SPLITS)}")
+        raise InputError(
+            f"pre-tokenizer {shown(name)} is not supported; valid: {', '.join(_SPLITS)}"
+        )
     merges = []
     for merge in header.strings("tokenizer.ggml.merges"):
         left, _, right = merge.partition(" ")

@@ -9,7 +9,9 @@ from typing import Any
 
 from configs.errors import InputError
 
-_MAX_JSON_BYTES = 100 << 20
+# Read whole into memory, where JSON takes ten times its size.
+_MAX_BYTES = 8 << 20
+MAX_TOKENIZER_BYTES = 100 << 20
 
 
 def map_file(path: Path) -> mmap.mmap:
@@ -33,15 +35,15 @@ def map_file(path: Path) -> mmap.mmap:
         os.close(descriptor)
 
 
-def read_text(path: Path) -> str:
-    """A UTF-8 text file of at most 100 MiB.
+def read_text(path: Path, most: int = _MAX_BYTES) -> str:
+    """A UTF-8 text file of at most `most` bytes.
 
     Raises:
         InputError: as `map_file`, or the file is too large or not UTF-8.
     """
     with map_file(path) as data:
-        if len(data) > _MAX_JSON_BYTES:
-            raise InputError(f"{path}: {len(data)} bytes; at most {_MAX_JSON_BYTES} are accepted")
+        if len(data) > most:
+            raise InputError(f"{path}: {len(data)} bytes; at most {most} are accepted")
         try:
             return data[:].decode("utf-8-sig")
         except UnicodeDecodeError as error:

@@ -11,12 +11,12 @@ import jax
 
 from configs.errors import InputError
 from configs.model import ModelConfig
-from inference import tokenizer
 from inference.checkpoints import (
     converted,
     defaults,
     gguf_file,
     gguf_tokenizer,
+    hf_tokenizer,
     huggingface,
     load,
     manifest,
@@ -111,7 +111,7 @@ def directory(path: Path, config: ModelConfig) -> Checkpoint:
     return Checkpoint(
         config,
         defaults.read_eos_ids(path, config.vocab_size),
-        lambda: tokenizer.from_directory(path, config.vocab_size),
+        lambda: hf_tokenizer.load_tokenizer(path, config.vocab_size),
         lambda infos, progress: load.load_params(infos, source, name_map, progress),
         lambda: Contents(
             source,
@@ -133,7 +133,7 @@ def orbax(path: Path, config: ModelConfig, raw: dict[str, Any]) -> Checkpoint:
     return Checkpoint(
         config,
         defaults.read_eos_ids(path, config.vocab_size),
-        lambda: tokenizer.from_directory(path, config.vocab_size),
+        lambda: hf_tokenizer.load_tokenizer(path, config.vocab_size),
         lambda infos, progress: load.load_params(infos, source, names.identity, progress),
         lambda: Contents(
             source,

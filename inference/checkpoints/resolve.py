@@ -11,6 +11,7 @@ from configs.errors import InputError
 from configs.model import ModelConfig
 from configs.presets import Preset
 from inference.checkpoints import gguf_config, gguf_file, hub, opened, orbax_directory, sources
+from inference.checkpoints.config_keys import shown
 from inference.checkpoints.load import Progress
 from inference.checkpoints.opened import Checkpoint
 
@@ -67,8 +68,8 @@ def resolve(model: str) -> Resolved:
         config = dataclasses.replace(config, name=snapshot.repo.split("/")[1])
         return Resolved(config, lambda progress: opened.directory(hub.fetch(snapshot), config))
     raise InputError(
-        f"no model {model!r}; valid: a preset ({', '.join(presets.NAMES)}), a directory in Hugging "
-        "Face format or written by scripts.convert, a .gguf file, or a hub id (owner/name, "
+        f"no model {shown(model)}; valid: a preset ({', '.join(presets.NAMES)}), a directory in "
+        "Hugging Face format or written by scripts.convert, a .gguf file, or a hub id (owner/name, "
         "owner/name@revision)"
     )
 

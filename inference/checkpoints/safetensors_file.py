@@ -11,6 +11,7 @@ import safetensors
 
 from configs.errors import InputError
 from inference.checkpoints import mapped
+from inference.checkpoints.config_keys import shown
 from inference.checkpoints.tensor_source import TensorSource
 
 INDEX = "model.safetensors.index.json"
@@ -80,7 +81,8 @@ def _header(path: Path) -> tuple[mmap.mmap, _Tensors, dict[str, str]]:
     for name, entry in header.items():
         if entry["dtype"] not in _FLOATS:
             raise InputError(
-                f"{path}: tensor {name!r} has type {entry['dtype']}; valid: {', '.join(_FLOATS)}"
+                f"{path}: tensor {shown(name)} has type {entry['dtype']}; "
+                f"valid: {', '.join(_FLOATS)}"
             )
         position = start + entry["data_offsets"][0]
         tensors[name] = (tuple(entry["shape"]), np.dtype(_FLOATS[entry["dtype"]]), position)
@@ -113,7 +115,7 @@ def read_index(directory: Path) -> dict[str, str]:
             or not shard.endswith(".safetensors")
         ):
             raise InputError(
-                f"{index}: tensor {name!r} is in {shard!r}; "
+                f"{index}: tensor {shown(name)} is in {shown(shard)}; "
                 "valid: a .safetensors file of this directory"
             )
     return weight_map
@@ -126,11 +128,12 @@ def _open_sharded(directory: Path) -> TensorSource:
         for name in source.shapes:
             if weight_map.get(name) != shard:
                 raise InputError(
-                    f"{index}: tensor {name!r} is in {shard}, the index says {weight_map.get(name)}"
+                    f"{index}: tensor {shown(name)} is in {shard}, "
+                    f"the index says {shown(weight_map.get(name))}"
                 )
     for name, shard in weight_map.items():
         if name not in shards[shard].shapes:
-            raise InputError(f"{index}: tensor {name!r} is not in {shard}")
+            raise InputError(f"{index}: tensor {shown(name)} is not in {shard}")
 
     def read(name: str, start: int, stop: int) -> np.ndarray:
         return shards[weight_map[name]].read(name, start, stop)
