@@ -79,7 +79,8 @@ class Keys:
 
     def choice(self, key: str, valid: dict[str, str], default: str) -> str:
         """What `valid` makes of one of its keys."""
-        value = self.raw.get(key) or default
+        value = self.raw.get(key)
+        value = default if value is None else value
         if not isinstance(value, str) or value not in valid:
             raise InputError(
                 f"{self.label}{key}={shown(value)} is not supported; valid: {', '.join(valid)}"
@@ -93,11 +94,13 @@ class Keys:
             raise InputError(f"{self.label}{key} must list one kind for each of {length} layers")
         return value
 
-    def numbers(self, key: str) -> tuple[float, ...]:
-        """A list of finite numbers above 0."""
+    def numbers(self, key: str, most: int) -> tuple[float, ...]:
+        """A list of at most `most` finite numbers above 0."""
         value = self.raw.get(key)
-        if not isinstance(value, list):
-            raise InputError(f"{self.label}{key} must be a list of numbers, not {shown(value)}")
+        if not isinstance(value, list) or len(value) > most:
+            raise InputError(
+                f"{self.label}{key} must be a list of at most {most} numbers, not {shown(value)}"
+            )
         return tuple(Keys({key: item}, self.label).number(key) for item in value)
 
     def nested(self, key: str) -> "Keys | None":

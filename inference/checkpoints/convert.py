@@ -105,10 +105,11 @@ def convert(
             )
         else:
             raw = contents.raw_config or hf_config.of_model(config)
+            raw = raw | {"tie_word_embeddings": config.tied}
             raw = hf_config.with_dtype(raw, stored, checkpoint.eos_ids)
             description = (json.dumps(raw, indent=1) + "\n").encode()
             hf_export.write(folder, config, declared, rows, max_shard_bytes, progress)
-        for name, data in (copied | {"config.json": description}).items():
+        for name, data in (copied | {text_files.CONFIG: description}).items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(data)
         manifest.write(folder)

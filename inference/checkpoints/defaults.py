@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import InputError
-from inference.checkpoints import mapped
+from inference.checkpoints import mapped, text_files
 from inference.checkpoints.config_keys import shown
 from inference.request import MAX_STOP_IDS
 
@@ -19,7 +19,7 @@ def read_eos_ids(directory: Path, vocab_size: int) -> tuple[int, ...]:
     Raises:
         InputError: a file is unsound, or as `check_ids`.
     """
-    for path in (directory / "generation_config.json", directory / "config.json"):
+    for path in (directory / text_files.GENERATION, directory / text_files.CONFIG):
         value = mapped.read_json(path).get("eos_token_id") if path.exists() else None
         if value is not None:
             return check_ids(value, vocab_size, str(path))

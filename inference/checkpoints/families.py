@@ -74,9 +74,11 @@ def _llama(keys: Keys, name: str) -> ModelConfig:
 
 
 def _gemma3(keys: Keys, name: str) -> ModelConfig:
-    per_kind = keys.nested("rope_parameters")
-    distant = per_kind.nested("full_attention") if per_kind else keys.nested("rope_scaling")
-    near = per_kind.nested("sliding_attention") if per_kind else None
+    per_kind = keys.nested("rope_parameters") or Keys({})
+    distant, near = (per_kind.nested(f"{kind}_attention") for kind in ("full", "sliding"))
+    older = keys.nested("rope_scaling")
+    if older is not None:  # it is of the layers without a window
+        distant = Keys((distant.raw if distant else {}) | older.raw, older.label)
     kinds = {
         "full_attention": LayerSpec(
             rope=rope_keys.scaled(keys, distant, keys.number("rope_theta", 1_000_000.0))
@@ -86,8 +88,7 @@ def _gemma3(keys: Keys, name: str) -> ModelConfig:
             window=keys.integer("sliding_window", 4096),
         ),
     }
-    default = keys.raw.get("_sliding_window_pattern", 6)
-    period = keys.integer("sliding_window_pattern", default, limit=MOST_LAYERS)
+    period = keys.integer("sliding_window_pattern", 6, limit=MOST_LAYERS)
     repeated = (*["sliding_attention"] * (period - 1), "full_attention")
     return ModelConfig(
         **_gemma_fields(keys, name, "gemma3"),
@@ -183,7 +184,7 @@ def _phi3(keys: Keys, name: str) -> ModelConfig:
 
 def _phi3_rope(keys: Keys) -> Rope:
     """A share of each head rotates; 'su' and 'yarn' are longrope's names in older files."""
-    own = keys.nested("rope_parameters") or keys.nested("rope_scaling")
+    own = rope_keys.described(keys)
     share, theta = keys.number("partial_rotary_factor", 1.0), keys.number("rope_theta", 10_000.0)
     if own is not None:
         share = own.number("partial_rotary_factor", share)

@@ -17,6 +17,7 @@ from inference.checkpoints import (
     gguf_file,
     gguf_tokenizer,
     hf_tokenizer,
+    hub,
     huggingface,
     load,
     manifest,
@@ -74,16 +75,29 @@ def read_directory_config(path: Path) -> ModelConfig:
         InputError: as `huggingface.read_config`, or its weights are quantized in a way that is not
             served.
     """
-    raw = mapped.read_json(path / "config.json")
+    raw = mapped.read_json(path / text_files.CONFIG)
     _refuse_quantized(path, raw)
     return huggingface.parse_config(raw, path)
+
+
+def read_stored_config(path: Path) -> ModelConfig:
+    """As `read_directory_config`, where the weights are there and may have their say.
+
+    Raises:
+        InputError: as `read_directory_config`, or the weights are unsound.
+    """
+    config = read_directory_config(path)
+    if config.tied and safetensors_file.is_in(path):
+        source = safetensors_file.open_directory(path)
+        return dataclasses.replace(config, tied=not huggingface.has_other_head(source, config))
+    return config
 
 
 def _refuse_quantized(path: Path, raw: dict[str, Any]) -> None:
     value = raw.get("quantization_config")
     value = raw.get("compression_config") if value is None else value
-    for name in ("quantize_config.json", "quant_config.json", "hf_quant_config.json"):
-        if value is None and (path / name).exists():  # GPTQ, AWQ and ModelOpt before transformers
+    for name in hub.QUANTIZED:
+        if value is None and (path / name).exists():
             raise InputError(f"{path / name}: {_QUANTIZED}")
     if value is not None:
         method = value.get("quant_method") if isinstance(value, dict) else None
@@ -117,7 +131,7 @@ def directory(path: Path, config: ModelConfig) -> Checkpoint:
             source,
             name_map,
             lambda: text_files.read(path),
-            mapped.read_json(path / "config.json"),
+            mapped.read_json(path / text_files.CONFIG),
         ),
     )
 

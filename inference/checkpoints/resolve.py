@@ -80,7 +80,7 @@ def _resolve_directory(path: Path) -> Resolved:
     if orbax_directory.is_ours(path):
         config, raw = orbax_directory.read_config(path)
         return Resolved(config, lambda progress: opened.orbax(path, config, raw))
-    config = opened.read_directory_config(path)
+    config = opened.read_stored_config(path)
     return Resolved(config, lambda progress: opened.directory(path, config))
 
 

@@ -20,6 +20,11 @@ SINGLE = "model.safetensors"
 _FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F64": np.float64}
 
 
+def is_in(directory: Path) -> bool:
+    """Whether a directory holds weights that can be opened."""
+    return (directory / INDEX).exists() or (directory / SINGLE).exists()
+
+
 def open_directory(directory: Path) -> TensorSource:
     """The tensors of a Hugging Face directory.
 

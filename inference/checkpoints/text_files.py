@@ -8,6 +8,7 @@ from pathlib import Path
 from configs.errors import InputError
 from inference.checkpoints import mapped
 
+CONFIG = "config.json"  # written anew, unlike the others
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION = "generation_config.json"

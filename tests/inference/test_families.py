@@ -8,7 +8,7 @@ import pytest
 
 from configs import presets
 from configs.errors import InputError
-from configs.rope import Dynamic, LongRope, Rope, Yarn
+from configs.rope import Dynamic, Linear, LongRope, Rope, Yarn
 from inference.checkpoints import huggingface, names
 from layers import decoder, params
 
@@ -123,6 +123,19 @@ def test_stretched_positions():
     assert found.layers[0].rope == Rope(5e5, Dynamic(2.0, 4096)) and found.max_context == 8192
 
 
+def test_of_two_spellings_transformers_takes_the_older():
+    newer = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 5.0}
+    older = {"rope_type": None, "type": "linear", "factor": 8.0}
+    both = {"rope_parameters": newer, "rope_scaling": older}
+    assert parse("qwen3-0.6b", **both).layers[0].rope == Rope(1e6, Linear(8.0))
+    assert parse("qwen3-0.6b", **both | {"rope_scaling": {}}).layers[0].rope == Rope(
+        5.0, Dynamic(2.0, 40960)
+    )
+    factors = {"type": "su", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+    found = parse("phi3-mini", rope_scaling=factors, rope_parameters=newer).layers[0].rope
+    assert isinstance(found.scaling, LongRope) and found.theta == 10_000
+
+
 @pytest.mark.parametrize("kind", ["su", "yarn", "longrope"])
 def test_longrope_by_its_names(kind):
     short, long = [1.0] * 36, [2.0] * 36
@@ -161,13 +174,26 @@ BAD = {
     "both ways": ("gemma2-2b", {"use_bidirectional_attention": True}, "use_bidirectional"),
     "factors": (
         "phi3-mini", {"rope_scaling": {"type": "longrope", "short_factor": 1}},
-        "rope_scaling: long_factor must be a list|short_factor must be a list of numbers",
+        "rope_scaling: long_factor must be a list|short_factor must be a list of at most",
     ),
     "number of factors": (
         "phi3-mini",
         {"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}},
         "longrope has 1 factors for 48 rotating pairs",
     ),
+    "millions of factors": (
+        "phi3-mini",
+        {"rope_scaling": {"type": "su", "short_factor": [1.0] * 2_000_000, "long_factor": [1.0]}},
+        "short_factor must be a list of at most 65536 numbers",
+    ),
+    "rope of each kind": (
+        "qwen3-0.6b", {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}},
+        "rope_parameters: full_attention=.* is not supported",
+    ),
+    "digits": ("olmo2-1b", {"rope_theta": 10**400}, "rope_theta must be .* a number of 1329 bits"),
+    "a long value": ("olmo2-1b", {"hidden_size": "x" * 10**6}, "not 'x{79}[.]{3}$"),
+    "a long kind": ("gemma2-2b", {"layer_types": ["x" * 10**6] * 26}, "layer type 'x{79}[.]{3} is"),
+    "no activation": ("olmo2-1b", {"hidden_act": 0}, "hidden_act=0 is not supported"),
     "share": ("phi3-mini", {"partial_rotary_factor": 2}, "rope share is above 0 and at most 1"),
     "factor": (
         "olmo2-1b", {"rope_scaling": {"type": "dynamic", "factor": 1e300}},
