@@ -15,11 +15,10 @@ from configs.model import MOST_LAYERS, MOST_WIDTH, LayerSpec, ModelConfig
 from configs.rope import Linear, Llama3, LongRope, Rope
 from inference.checkpoints import gguf_file
 from inference.checkpoints.config_keys import shown
+from inference.checkpoints.gguf_file import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from inference.checkpoints.gguf_scan import Header
 from layers import rope as rope_math
 
-_ROPE_FACTORS = "rope_freqs.weight"
-_LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 # The one size of a family whose queries are scaled by D / N instead of H, by its layers.
 _GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62
 
@@ -149,7 +148,7 @@ def _widths(keys: _Keys, family: _Family) -> dict[str, Any]:
 
 
 def _rope(keys: _Keys, key: str = "rope.freq_base", default: float = 10_000.0) -> Rope:
-    theta, scaling = keys.number(key, default), keys.text("rope.scaling.type", "none")
+    theta, scaling = keys.number(key, default), keys.text("rope.scaling.type", "linear")
     if scaling not in ("none", "linear"):
         raise InputError(f"rope scaling {shown(scaling)} is not supported; valid: none, linear")
     factor = keys.number("rope.scaling.factor", 1.0) if scaling == "linear" else 1.0
@@ -162,19 +161,19 @@ def _llama(keys: _Keys) -> dict[str, Any]:
 
 def _llama_rope(keys: _Keys) -> Rope:
     rope = _rope(keys)
-    entry = keys.header.tensors.get(_ROPE_FACTORS)
+    entry = keys.header.tensors.get(ROPE_FACTORS)
     if entry is None:
         return rope
     # Llama 3.1 and later store the divisor of each frequency instead of the rule that made it.
     plain = rope_math.inverse_frequencies(rope, keys.head_width)
     if entry.shape != plain.shape:
-        raise InputError(f"{_ROPE_FACTORS!r} is {list(entry.shape)}; expected {list(plain.shape)}")
-    divisors = gguf_file.read_numbers(keys.header, _ROPE_FACTORS)
+        raise InputError(f"{ROPE_FACTORS!r} is {list(entry.shape)}; expected {list(plain.shape)}")
+    divisors = gguf_file.read_numbers(keys.header, ROPE_FACTORS)
     context = keys.integer("rope.scaling.original_context_length", Llama3(1.0).original_context)
     candidate = Rope(rope.theta, Llama3(float(divisors.max()), original_context=context))
     expected = plain / rope_math.inverse_frequencies(candidate, keys.head_width)
     if not np.allclose(divisors, expected, rtol=1e-3):
-        raise InputError(f"{_ROPE_FACTORS!r} does not follow the llama3 rule")
+        raise InputError(f"{ROPE_FACTORS!r} does not follow the llama3 rule")
     return candidate
 
 
@@ -234,8 +233,10 @@ def _phi3(keys: _Keys) -> dict[str, Any]:
     share = keys.integer("rope.dimension_count", head_width) / head_width
     window = keys.get("attention.sliding_window", (int,), 0)  # 0 where there is none
     scaling = None
-    if _LONG in keys.header.tensors and _SHORT in keys.header.tensors:
-        short, long = (gguf_file.read_numbers(keys.header, name) for name in (_SHORT, _LONG))
+    if LONG_FACTORS in keys.header.tensors and SHORT_FACTORS in keys.header.tensors:
+        short, long = (
+            gguf_file.read_numbers(keys.header, name) for name in (SHORT_FACTORS, LONG_FACTORS)
+        )
         scaling = LongRope(
             tuple(short.tolist()),
             tuple(long.tolist()),

@@ -14,14 +14,16 @@ import numpy as np
 
 from configs.errors import InputError
 from configs.model import ModelConfig
+from configs.rope import Llama3, LongRope
 from inference.checkpoints import gguf_parts, gguf_scan
 from inference.checkpoints.config_keys import shown
 from inference.checkpoints.gguf_scan import Header
 from inference.checkpoints.tensor_source import TensorSource
 
 _BLOCK_ELEMENTS = 1 << 17  # dequantized at a time: temporaries stay in the processor's cache
-# Tensors that say how positions rotate, and so are part of the configuration.
-_POSITION_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+# Tensors that say how positions rotate, by the kind of scaling that a configuration has of them.
+ROPE_FACTORS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 _INTERLEAVED = ("llama", "smollm3")  # families whose rotary pairs llama.cpp stores as neighbours
 
 
@@ -47,8 +49,19 @@ def tensors(header: Header, config: ModelConfig) -> TensorSource:
             _check_type(name, ggml_type)
         except InputError as error:
             raise InputError(f"{header.path}: {error}") from None
-    shapes = {n: entry.shape for n, entry in header.tensors.items() if n not in _POSITION_TENSORS}
+    configured = _in_configuration(config)
+    shapes = {n: entry.shape for n, entry in header.tensors.items() if n not in configured}
     return TensorSource(str(header.path), shapes, functools.partial(_read_rows, header, config))
+
+
+def _in_configuration(config: ModelConfig) -> set[str]:
+    """The tensors that the configuration was made of, and nothing else has a place for."""
+    names: set[str] = set()
+    for layer in config.pattern:
+        scaling = None if layer.rope is None else layer.rope.scaling
+        names |= {ROPE_FACTORS} if isinstance(scaling, Llama3) else set()
+        names |= {LONG_FACTORS, SHORT_FACTORS} if isinstance(scaling, LongRope) else set()
+    return names
 
 
 def _check_type(name: str, ggml_type: int) -> None:
