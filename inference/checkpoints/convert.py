@@ -21,6 +21,7 @@ from inference.checkpoints import (
     hf_export,
     load,
     manifest,
+    mapped,
     opened,
     orbax_directory,
     resolve,
@@ -83,6 +84,11 @@ def convert(
     check_output(output)
     contents = checkpoint.contents()
     stored = dtype or contents.source.dtype
+    if stored not in ("bfloat16", "float32"):
+        raise InputError(
+            f"{contents.source.label}: weights are {stored}, which is not kept; say what they "
+            "become: --dtype=float32 or --dtype=bfloat16"
+        )
     config = dataclasses.replace(checkpoint.config, dtype=stored)
     infos = decoder.param_infos(config)
     declared = params.flatten(infos)
@@ -104,7 +110,7 @@ def convert(
                 model, checkpoint.eos_ids, contents.raw_config
             )
         else:
-            raw = contents.raw_config or hf_config.of_model(config)
+            raw = contents.raw_config or hf_config.of_model(config, _generation(copied))
             raw = raw | {"tie_word_embeddings": config.tied}
             raw = hf_config.with_dtype(raw, stored, checkpoint.eos_ids)
             description = (json.dumps(raw, indent=1) + "\n").encode()
@@ -114,6 +120,11 @@ def convert(
             (folder / name).write_bytes(data)
         manifest.write(folder)
         _compare(folder, checkpoint, declared, digests)
+
+
+def _generation(copied: dict[str, bytes]) -> dict[str, Any]:
+    text = copied.get(text_files.GENERATION)
+    return {} if text is None else mapped.parse_json(text, text_files.GENERATION)
 
 
 @contextlib.contextmanager
@@ -153,10 +164,18 @@ def _hashed(
 ) -> Iterator[np.ndarray]:
     digest = hashlib.sha256()
     for block in load.rows_of(contents.source, contents.name_map(path)):
-        block = np.ascontiguousarray(block, jax.numpy.dtype(info.dtype))
+        block = _as_type(block, path, info.dtype)
         digest.update(block.view(np.uint8).data)
         yield block
     digests[path] = digest.hexdigest()
+
+
+def _as_type(block: np.ndarray, path: str, dtype: str) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        made = np.ascontiguousarray(block, jax.numpy.dtype(dtype))
+    if made.dtype != block.dtype and (np.isinf(made) & ~np.isinf(block)).any():
+        raise InputError(f"{path} holds values that {dtype} has no number for")
+    return made
 
 
 def _write_orbax(folder: Path, infos: Any, rows: Any, progress: Progress | None) -> None:
@@ -172,8 +191,8 @@ def _write_orbax(folder: Path, infos: Any, rows: Any, progress: Progress | None)
                 done += block.nbytes
             if progress:
                 progress(done, total, "writing weights")
-    mapped = safetensors_file.open_file(intermediate)
-    leaves = {path: mapped.read(path, 0, info.shape[0]) for path, info in declared.items()}
+    written = safetensors_file.open_file(intermediate)
+    leaves = {path: written.read(path, 0, info.shape[0]) for path, info in declared.items()}
     orbax_directory.save(folder, params.unflatten(infos, leaves))
     intermediate.unlink()
 

@@ -5,7 +5,7 @@ give the same model: a field that no family writes here is an error, never a los
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,8 @@ from configs.errors import InputError
 from configs.model import ModelConfig
 from configs.rope import Dynamic, Linear, Llama3, LongRope, Rope, Scaling, Yarn
 from inference.checkpoints import huggingface
+
+_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 class _Family(NamedTuple):
@@ -23,8 +25,13 @@ class _Family(NamedTuple):
     build: Callable[[ModelConfig], dict[str, Any]]
 
 
-def of_model(config: ModelConfig) -> dict[str, Any]:
+def of_model(config: ModelConfig, ids: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The `config.json` of a model.
+
+    Args:
+        config: the model.
+        ids: of its tokens, by the names they have there. Those that are not given are null: left
+            out, they would be those of the family's best known vocabulary.
 
     Raises:
         InputError: its family, or something about it, has no counterpart here.
@@ -38,6 +45,7 @@ def of_model(config: ModelConfig) -> dict[str, Any]:
         **family.build(config),
         "tie_word_embeddings": config.tied,
         "use_cache": True,
+        **{name: (ids or {}).get(name) for name in _TOKEN_IDS},
     }
     found = huggingface.parse_config(raw, Path(config.name))
     for field in dataclasses.fields(ModelConfig):
@@ -92,7 +100,7 @@ def _gemma(config: ModelConfig) -> dict[str, Any]:
     fields = {key: value for key, value in _fields(config).items() if key != "mlp_bias"}
     return fields | _kinds(config) | {
         "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": config.head_width if scale is None else round(scale**-2, 6),
+        "query_pre_attn_scalar": config.head_width if scale is None else round(scale**-2),
         "attn_logit_softcapping": config.score_cap,
         "final_logit_softcapping": config.logit_cap,
     }  # fmt: skip

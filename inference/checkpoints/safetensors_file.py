@@ -18,6 +18,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 _FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F64": np.float64}
+_HOLDS = {"float16": "float32"}
 
 
 def is_in(directory: Path) -> bool:
@@ -54,9 +55,9 @@ def open_file(path: Path) -> TensorSource:
     """
     data, tensors, _ = _header(path)
     shapes = {name: shape for name, (shape, _, _) in tensors.items()}
-    is_wide = any(dtype != ml_dtypes.bfloat16 for _, dtype, _ in tensors.values())
+    dtypes = {"bfloat16", *(_HOLDS.get(dtype.name, dtype.name) for _, dtype, _ in tensors.values())}
     reader = functools.partial(_read, data, tensors)
-    return TensorSource(str(path), shapes, reader, "float32" if is_wide else "bfloat16")
+    return TensorSource(str(path), shapes, reader, max(dtypes))
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -145,4 +146,4 @@ def _open_sharded(directory: Path) -> TensorSource:
 
     shapes = {name: shards[shard].shapes[name] for name, shard in weight_map.items()}
     dtypes = {source.dtype for source in shards.values()}
-    return TensorSource(str(directory), shapes, read, max(dtypes))  # float32 where any has it
+    return TensorSource(str(directory), shapes, read, max(dtypes))
