@@ -55,7 +55,7 @@ class Quoter:
         tools: Sequence[Any] | None,
         documents: Sequence[Any] | None,
         mark: str,
-    ) -> list[Any]:
+    ) -> tuple[list[Any], Any, Any]:
         """Messages, tools and documents with marks in their texts; equal to what came in where
         nothing is to quote.
         """
@@ -63,7 +63,7 @@ class Quoter:
             (self._special if message.get("role") == "assistant" else self._all).mark(message, mark)
             for message in messages
         ]
-        return [marked, self._all.mark(tools, mark), self._all.mark(documents, mark)]
+        return marked, self._all.mark(tools, mark), self._all.mark(documents, mark)
 
     def split(self, rendered: str, marked: str, mark: str) -> str | None:
         """The marked rendering, where tokens of users are to be quoted; None where none is.

@@ -6,9 +6,8 @@ import types
 import typing
 from typing import Any
 
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from configs.model import MOST_LAYERS, ModelConfig
-from inference.checkpoints.config_keys import shown
 
 _MAX_INTEGER = 1 << 31
 

@@ -5,18 +5,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from configs.model import MOST_WIDTH
-
-_SHOWN_CHARS = 80
-
-
-def shown(value: Any) -> str:
-    """A value from a file in a message: of one line, cut where it is long."""
-    if isinstance(value, int) and value.bit_length() > 256:  # its digits may be refused, or slow
-        return f"a number of {value.bit_length()} bits"
-    text = " ".join(repr(value).split())
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,9 +5,8 @@ says what it wants.
 from pathlib import Path
 from typing import Any
 
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from inference.checkpoints import mapped, text_files
-from inference.checkpoints.config_keys import shown
 from inference.request import MAX_STOP_IDS
 
 _MAX_EOS_IDS = MAX_STOP_IDS // 2  # the rest of a row is for a request's own stop ids

@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from configs.rope import Rope
 from inference.checkpoints import rope_keys
-from inference.checkpoints.config_keys import Keys, shown
+from inference.checkpoints.config_keys import Keys
 
 _GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 

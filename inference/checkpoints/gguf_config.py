@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from configs.model import MOST_LAYERS, MOST_WIDTH, LayerSpec, ModelConfig
 from configs.rope import Linear, Llama3, LongRope, Rope
 from inference.checkpoints import gguf_file
-from inference.checkpoints.config_keys import shown
 from inference.checkpoints.gguf_file import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from inference.checkpoints.gguf_scan import Header
 from layers import rope as rope_math

@@ -12,11 +12,10 @@ import gguf
 import ml_dtypes
 import numpy as np
 
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from configs.model import ModelConfig
 from configs.rope import Llama3, LongRope
 from inference.checkpoints import gguf_parts, gguf_scan
-from inference.checkpoints.config_keys import shown
 from inference.checkpoints.gguf_scan import Header
 from inference.checkpoints.tensor_source import TensorSource
 

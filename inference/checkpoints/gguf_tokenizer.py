@@ -13,12 +13,11 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from configs.model import ModelConfig
 from inference import files, panics
 from inference.checkpoints import converted, gguf_file, hf_tokenizer
 from inference.checkpoints import text_files as names
-from inference.checkpoints.config_keys import shown
 from inference.checkpoints.gguf_scan import Header, StringArray
 from inference.checkpoints.gguf_splits import SPLITS
 from inference.tokenizer import Tokenizer

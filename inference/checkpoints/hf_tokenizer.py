@@ -9,10 +9,9 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from inference import panics
 from inference.checkpoints import mapped, text_files
-from inference.checkpoints.config_keys import shown
 from inference.tokenizer import Tokenizer
 
 _FLAGS = ("special", "normalized", "lstrip", "rstrip", "single_word")

@@ -8,9 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from configs.model import ModelConfig
-from inference.checkpoints.config_keys import shown
 from inference.checkpoints.names import NameMap, Stored
 from inference.checkpoints.tensor_source import TensorSource
 from layers import params

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from configs import presets
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from configs.model import ModelConfig
 from configs.presets import Preset
 from inference.checkpoints import gguf_config, gguf_file, hub, opened, orbax_directory, sources
-from inference.checkpoints.config_keys import shown
 from inference.checkpoints.load import Progress
 from inference.checkpoints.opened import Checkpoint
 

@@ -9,9 +9,8 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from inference.checkpoints import mapped
-from inference.checkpoints.config_keys import shown
 from inference.checkpoints.tensor_source import TensorSource
 
 INDEX = "model.safetensors.index.json"
