@@ -84,7 +84,7 @@ def _add_tokens(
         token.special = token.special or token.content in names
     backend.add_tokens([token for _, token in sorted(listed.items())])
     for index, token in listed.items():
-        if index not in own and backend.token_to_id(token.content) != index:
+        if own.get(index) is not token and backend.token_to_id(token.content) != index:
             raise InputError(
                 f"{_LISTED}: token {shown(token.content)} is listed as {index}, "
                 f"the tokenizer has it as {backend.token_to_id(token.content)}"

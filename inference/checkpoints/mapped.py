@@ -9,8 +9,9 @@ from typing import Any
 
 from configs.errors import InputError
 
-# Read whole into memory, where JSON takes ten times its size.
-_MAX_BYTES = 8 << 20
+# Read whole into memory, where JSON takes up to ten times its size, by the number of its values.
+MAX_JSON_BYTES = 8 << 20
+_MAX_VALUES = 1 << 18
 MAX_TOKENIZER_BYTES = 100 << 20
 
 
@@ -35,7 +36,7 @@ def map_file(path: Path) -> mmap.mmap:
         os.close(descriptor)
 
 
-def read_text(path: Path, most: int = _MAX_BYTES) -> str:
+def read_text(path: Path, most: int = MAX_JSON_BYTES) -> str:
     """A UTF-8 text file of at most `most` bytes.
 
     Raises:
@@ -65,6 +66,9 @@ def parse_json(text: str | bytes, label: str) -> dict[str, Any]:
     Raises:
         InputError: the text is not that; `label` says where it came from.
     """
+    commas = text.count(",") if isinstance(text, str) else text.count(b",")
+    if commas > _MAX_VALUES:
+        raise InputError(f"{label}: more than {_MAX_VALUES} values")
     try:
         value = json.loads(text, object_pairs_hook=_unique)
     except RecursionError:

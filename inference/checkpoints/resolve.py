@@ -57,12 +57,17 @@ def resolve(model: str) -> Resolved:
         return _resolve_directory(path)
     if found and path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
         raise InputError(f"{model}: pickles can run code when loaded; use safetensors or GGUF")
+    if found and path.suffix == ".safetensors":
+        raise InputError(f"{model}: weights alone; name the directory they are in, {path.parent}")
     if found or path.suffix == ".gguf":
         header = gguf_file.open_gguf(path)
         config = gguf_config.read_config(header)
         return Resolved(config, lambda progress: opened.gguf(header, config))
     if hub.is_id(model):
-        snapshot = hub.open_snapshot(model)
+        try:
+            snapshot = hub.open_snapshot(model)
+        except InputError as error:
+            raise InputError(f"{error}; nor is there a file or directory {model}") from None
         config = opened.read_directory_config(snapshot.directory)
         config = dataclasses.replace(config, name=snapshot.repo.split("/")[1])
         return Resolved(config, lambda progress: opened.directory(hub.fetch(snapshot), config))

@@ -17,6 +17,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 _FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F64": np.float64}
+_MAX_TENSORS = 1 << 15
 _HOLDS = {"float16": "float32"}
 
 
@@ -73,13 +74,15 @@ _Tensors = dict[str, tuple[tuple[int, ...], Any, int]]  # shape, dtype, position
 
 def _header(path: Path) -> tuple[mmap.mmap, _Tensors, dict[str, str]]:
     data = mapped.map_file(path)
+    start = 8 + int.from_bytes(data[:8], "little")
+    if start <= len(data):  # else it is no such file, as the library says
+        _check_size(data[8 : min(start, 9 + mapped.MAX_JSON_BYTES)], path)
     try:
         # The library proves the header sound: lengths, offsets, overlaps, holes.
         with safetensors.safe_open(path, framework="np"):
             pass
     except (safetensors.SafetensorError, OSError, ValueError) as error:
         raise InputError(f"{path}: not a valid safetensors file ({error})") from None
-    start = 8 + int.from_bytes(data[:8], "little")
     header = mapped.parse_json(data[8:start], str(path))
     metadata = header.pop("__metadata__", {})
     tensors: _Tensors = {}
@@ -92,6 +95,15 @@ def _header(path: Path) -> tuple[mmap.mmap, _Tensors, dict[str, str]]:
         position = start + entry["data_offsets"][0]
         tensors[name] = (tuple(entry["shape"]), np.dtype(_FLOATS[entry["dtype"]]), position)
     return data, tensors, metadata
+
+
+def _check_size(header: bytes, path: Path) -> None:
+    """Refuses more tensors than any model has, before their names are read."""
+    if len(header) > mapped.MAX_JSON_BYTES or header.count(b"data_offsets") > _MAX_TENSORS:
+        raise InputError(
+            f"{path}: its header has more than {mapped.MAX_JSON_BYTES} bytes or names more than "
+            f"{_MAX_TENSORS} tensors"
+        )
 
 
 def _read(data: mmap.mmap, tensors: _Tensors, name: str, start: int, stop: int) -> np.ndarray:

@@ -343,6 +343,11 @@ def test_index_that_leaves_the_directory_or_lies_is_refused(sharded):
     assert f"{shard}: No such file" in refusal(sharded)
 
 
+def test_weights_alone_are_no_model(single):
+    with pytest.raises(InputError, match=f"name the directory they are in, {single}"):
+        resolve.resolve(str(single / "model.safetensors"))
+
+
 def test_pickles_are_refused_and_explained(single, tmp_path):
     (single / "model.safetensors").rename(single / "pytorch_model.bin")
     assert "is a pickle" in refusal(single)

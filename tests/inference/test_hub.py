@@ -139,7 +139,9 @@ def test_refusals_are_one_line(fake):
         "owner/gated"
     )
     assert "not for this HF_TOKEN, or it needs one (status 401)" in refusal("owner/private")
-    assert "there is no such repository, or it is private" in refusal("owner/absent")
+    absent = refusal("owner/absent")
+    assert "there is no such repository, or it is private" in absent
+    assert absent.endswith("; nor is there a file or directory owner/absent")
     assert "it holds no config.json: not a model" in refusal("owner/gguf")
     assert "the hub answered with status 410" in refusal("owner/gone")
     assert "cannot be reached and the cache" in refusal("owner/broken")
