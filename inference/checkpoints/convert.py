@@ -48,6 +48,10 @@ def check_output(output: Path) -> None:
     try:
         if "\0" in str(output):
             raise ValueError("it holds a NUL")
+        if output.name in ("", "..") or output.name.endswith(resolve.UNFINISHED):
+            raise ValueError(f"name a new directory, not in {resolve.UNFINISHED}")
+        if output.is_symlink() or _folder_of(output).is_symlink():
+            raise InputError(f"--output={output}: it or its {resolve.UNFINISHED} is a link")
         if output.exists() and not (output.is_dir() and not any(output.iterdir())):
             raise InputError(f"--output={output}: exists already")
         if not output.parent.is_dir() or not os.access(output.parent, os.W_OK | os.X_OK):
@@ -132,9 +136,12 @@ def _unfinished(output: Path) -> Iterator[Path]:
     """A directory that takes the output's name at the end; whoever is killed leaves it under one
     that no script loads.
     """
-    folder = output.with_name(output.name + resolve.UNFINISHED)
-    folder.mkdir(exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    folder = _folder_of(output)
+    try:
+        folder.mkdir(exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}") from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with its process
@@ -151,9 +158,22 @@ def _unfinished(output: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
+def _folder_of(output: Path) -> Path:
+    return output.with_name(output.name + resolve.UNFINISHED)
+
+
 def _empty(folder: Path) -> None:
+    """Clears what a conversion left, which its manifest tells from anything else: it is there from
+    the beginning, and has lines at the end.
+    """
+    mark = folder / manifest.NAME
+    if any(folder.iterdir()) and not mark.exists():
+        raise InputError(f"{folder}: holds what no conversion wrote; move it away")
+    mark.touch()
     for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
+        if path == mark:
+            mark.write_text("")
+        elif path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink()

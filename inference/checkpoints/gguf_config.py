@@ -46,10 +46,10 @@ def read_config(header: Header) -> ModelConfig:
 
 def _build(header: Header) -> ModelConfig:
     name = header.metadata.get("general.architecture")
-    family = _FAMILIES.get(name) if isinstance(name, str) else None
+    family = FAMILIES.get(name) if isinstance(name, str) else None
     if family is None:
         raise InputError(
-            f"architecture {shown(name)} is not supported; valid: {', '.join(_FAMILIES)}"
+            f"architecture {shown(name)} is not supported; valid: {', '.join(FAMILIES)}"
         )
     assert isinstance(name, str)
     keys = _Keys(header, name)
@@ -264,7 +264,7 @@ def _gpt2(keys: _Keys) -> dict[str, Any]:
 
 
 _WINDOW = "attention.sliding_window"
-_FAMILIES = {
+FAMILIES = {
     "llama": _Family(_llama),
     "gemma3": _Family(_gemma3, (_WINDOW, f"{_WINDOW}_pattern", "rope.freq_base_swa")),
     "gemma2": _Family(_gemma2, (_WINDOW, "attn_logit_softcapping", "final_logit_softcapping")),

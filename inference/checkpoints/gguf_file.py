@@ -15,7 +15,7 @@ import numpy as np
 from configs.errors import InputError, shown
 from configs.model import ModelConfig
 from configs.rope import Llama3, LongRope
-from inference.checkpoints import gguf_parts, gguf_scan
+from inference.checkpoints import gguf_parts, gguf_scan, names
 from inference.checkpoints.gguf_scan import Header
 from inference.checkpoints.tensor_source import TensorSource
 
@@ -23,7 +23,6 @@ _BLOCK_ELEMENTS = 1 << 17  # dequantized at a time: temporaries stay in the proc
 # Tensors that say how positions rotate, by the kind of scaling that a configuration has of them.
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
-_INTERLEAVED = ("llama", "smollm3")  # families whose rotary pairs llama.cpp stores as neighbours
 
 
 def open_gguf(path: Path) -> Header:
@@ -55,12 +54,12 @@ def tensors(header: Header, config: ModelConfig) -> TensorSource:
 
 def _in_configuration(config: ModelConfig) -> set[str]:
     """The tensors that the configuration was made of, and nothing else has a place for."""
-    names: set[str] = set()
+    found: set[str] = set()
     for layer in config.pattern:
         scaling = None if layer.rope is None else layer.rope.scaling
-        names |= {ROPE_FACTORS} if isinstance(scaling, Llama3) else set()
-        names |= {LONG_FACTORS, SHORT_FACTORS} if isinstance(scaling, LongRope) else set()
-    return names
+        found |= {ROPE_FACTORS} if isinstance(scaling, Llama3) else set()
+        found |= {LONG_FACTORS, SHORT_FACTORS} if isinstance(scaling, LongRope) else set()
+    return found
 
 
 def _check_type(name: str, ggml_type: int) -> None:
@@ -87,7 +86,7 @@ def read_numbers(header: Header, name: str) -> np.ndarray:
 
 
 def _read_rows(header: Header, config: ModelConfig, name: str, start: int, stop: int) -> np.ndarray:
-    if config.family in _INTERLEAVED and name.endswith(("attn_q.weight", "attn_k.weight")):
+    if names.interleaved(config.family) and name.endswith(("attn_q.weight", "attn_k.weight")):
         head = config.head_width  # whole heads are read, so that rows can move inside them
         first, last = start // head * head, -(-stop // head) * head
         rows = _read(header, name, first, min(last, header.tensors[name].shape[0]))

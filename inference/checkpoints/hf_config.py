@@ -36,7 +36,7 @@ def of_model(config: ModelConfig, ids: Mapping[str, Any] | None = None) -> dict[
     Raises:
         InputError: its family, or something about it, has no counterpart here.
     """
-    family = _FAMILIES.get(config.family)
+    family = FAMILIES.get(config.family)
     if family is None:
         raise InputError(f"{config.name}: the family {config.family} has no config.json")
     raw = {
@@ -183,7 +183,7 @@ def _scaling(scaling: Scaling | None) -> dict[str, Any] | None:
 
 
 _SCALINGS = {Linear: "linear", Dynamic: "dynamic", Llama3: "llama3", Yarn: "yarn"}
-_FAMILIES = {
+FAMILIES = {
     "llama": _Family("LlamaForCausalLM", "llama", _fields),
     "gemma2": _Family("Gemma2ForCausalLM", "gemma2", _gemma),
     "gemma3": _Family("Gemma3ForCausalLM", "gemma3_text", _gemma3),

@@ -382,12 +382,20 @@ def test_the_output_is_checked_first(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("")
     (tmp_path / "file").write_text("")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "linked.incomplete").symlink_to(tmp_path / "full")
+    (tmp_path / "taken.incomplete").write_text("")
     for target, expected in (
         ("full", "exists already"), ("file", "exists already"), ("none/x", "no folder to write to"),
-        ("a\0b", "is no path"), ("x" * 5000, "is no path"),
+        ("a\0b", "is no path"), ("x" * 5000, "is no path"), ("x" * 250, "is no path"),
+        ("a.incomplete", "name a new directory"), ("..", "name a new directory"),
+        ("dangling", "is a link"), ("linked", "is a link"), ("taken", "File exists"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=expected):
             convert.convert(checkpoint, tmp_path / target, "orbax")
+    with pytest.raises(InputError, match="name a new directory"):
+        convert.check_output(Path("."))
+    assert (tmp_path / "full" / "file").exists()
     (tmp_path / "empty").mkdir()
     run(TINY, tmp_path / "empty", "orbax")
     load(tmp_path / "empty")
@@ -397,6 +405,9 @@ def test_two_conversions_to_one_place_are_kept_apart(tmp_path):
     folder = tmp_path / "native.incomplete"
     folder.mkdir()
     (folder / "left over").write_text("from a run that was killed")
+    with pytest.raises(InputError, match="holds what no conversion wrote; move it away"):
+        run(TINY, tmp_path / "native", "orbax")
+    (folder / manifest.NAME).touch()
     descriptor = os.open(folder, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     with pytest.raises(InputError, match="another conversion is writing it"):

@@ -9,7 +9,7 @@ import pytest
 from configs import presets
 from configs.errors import InputError
 from configs.rope import Dynamic, Linear, LongRope, Rope, Yarn
-from inference.checkpoints import huggingface, names
+from inference.checkpoints import families, gguf_config, hf_config, huggingface, names
 from layers import decoder, params
 
 # The keys of the published files that say something about the mathematics, as they stand there.
@@ -209,6 +209,15 @@ def test_what_is_not_served_is_named(case):
     with pytest.raises(InputError, match=cause) as caught:
         parse(name, **changes)
     assert "\n" not in str(caught.value) and f"/models/{name}/config.json" in str(caught.value)
+
+
+def test_every_family_is_read_written_and_named():
+    read = {family.name for family in families.ARCHITECTURES.values()}
+    assert read == names.FAMILIES.keys() == hf_config.FAMILIES.keys()
+    assert read - gguf_config.FAMILIES.keys() == {"mistral"}  # llama.cpp calls it a llama
+    assert read >= gguf_config.FAMILIES.keys()
+    written = {family.architecture: name for name, family in hf_config.FAMILIES.items()}
+    assert written == {a: family.name for a, family in families.ARCHITECTURES.items()}
 
 
 GOLDEN = Path(__file__).parents[1] / "golden"
