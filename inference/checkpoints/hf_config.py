@@ -97,7 +97,8 @@ def _kinds(config: ModelConfig) -> dict[str, Any]:
 
 def _gemma(config: ModelConfig) -> dict[str, Any]:
     scale = config.attention_scale
-    fields = {key: value for key, value in _fields(config).items() if key != "mlp_bias"}
+    others = ("mlp_bias", "hidden_act")
+    fields = {key: value for key, value in _fields(config).items() if key not in others}
     return fields | _kinds(config) | {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": config.head_width if scale is None else round(scale**-2),

@@ -88,6 +88,15 @@ def test_a_preset_is_what_was_published(name):
     assert parse(name) == presets.get(name).config
 
 
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_is_exported_is_what_was_published(name):
+    """Key by key, but for windows that are stated and not used."""
+    raw, published = hf_config.of_model(presets.get(name).config), PUBLISHED[name]
+    unused = set() if published.get("use_sliding_window", True) else {"sliding_window"}
+    for key in (raw.keys() & published.keys()) - unused:
+        assert raw[key] == published[key], key
+
+
 def test_windows_in_every_spelling():
     def windows(name, **changes):
         return [layer.window for layer in parse(name, num_hidden_layers=4, **changes).layers]
