@@ -28,10 +28,10 @@ was written by transformers, with the logits that it computes in float32 from th
 Ours differ by at most 1e-4 at every position of both prompts: without a cache, packed into one
 step, and in chunks through pages; those with greedy prompts also token by token, and they continue
 them with the same tokens (`tests/inference/test_parity_tiny.py`). A `.gguf` file of each family
-gives the parameters it was made from (`tests/inference/test_checkpoints_gguf.py`), and the logits of
-its conversion to the last bit (`tests/inference/test_gguf_types.py`), under the names of the `gguf`
-library (`tests/inference/test_families.py`); llama.cpp calls Mistral a llama, and keeps no window
-of it.
+gives the parameters it was made from (`tests/inference/test_checkpoints_gguf.py`), and the logits
+of its conversion to the last bit (`tests/inference/test_gguf_types.py`), under the names of the
+`gguf` library (`tests/inference/test_families.py`); llama.cpp calls Mistral a llama, and keeps no
+window of it.
 [Adding a family](add_a_model.md).
 """
 _GGUF = """\

@@ -28,8 +28,9 @@ class _HeldStderr:
         with self._lock:
             if not self._depth:
                 with contextlib.suppress(OSError):
-                    self._own = os.dup(2)
+                    os.fstat(2)  # there may be none, whose place a new file would take
                     self._held = self._held or tempfile.TemporaryFile(buffering=0)
+                    self._own = os.dup(2)
                     os.dup2(self._held.fileno(), 2)
             self._depth += 1
 
@@ -52,7 +53,8 @@ class _HeldStderr:
             self._held.seek(0)
             self._held.truncate()
             if not self._panicked:  # what others wrote
-                os.write(2, text)
+                with contextlib.suppress(OSError):  # nobody reads it any more
+                    os.write(2, text)
         self._panicked = False
 
 
