@@ -1,10 +1,16 @@
 """How the engine runs a model: how many sequences, how much cache, which step shapes."""
 
 import dataclasses
+import math
 
 from configs.cache import BLOCK_TOKENS
 from configs.errors import InputError
 from configs.model import ModelConfig
+
+POLICIES = ("continuous", "static", "dynamic")
+PREEMPTIONS = ("auto", "recompute", "swap")
+
+MOST_ROWS = 4096  # of a rectangle: no machine is faster with more
 
 # Below, XLA's CPU backend sums a product's rows in another order.
 MIN_DETERMINISTIC_ROWS = 8
@@ -28,6 +34,23 @@ class EngineConfig:
         top_logprobs: alternatives reported beside each sampled or scored token.
         penalties: count tokens, so that repetition, presence and frequency penalties can be asked
             for.
+        policy: when waiting requests may start. 'continuous': as soon as a slot and pages are free;
+            'static': when a full batch waits, which is then held to its end; 'dynamic': the same,
+            or when the first of them has waited `max_wait_s`.
+        max_wait_s: seconds that the dynamic policy waits for a full batch.
+        chunked_prefill: prompts are computed in pieces beside decoding rows; without it prompts
+            stop decoding and are computed to their end first.
+        prefill_budget: prompt tokens a step may take while others decode; None is all tiles.
+        max_prefill_seqs: sequences whose prompts a step may work on; None is `max_seqs`.
+        prefix_cache: requests share the pages of equal beginnings, kept until room is needed.
+        max_overtakes: later arrivals with longer cached prefixes that may be admitted before a
+            request.
+        preemption: what becomes of the pages of a preempted sequence. 'recompute': they are given
+            up; 'swap': they are kept in host memory while there is room; 'auto': whichever is
+            cheaper.
+        swap_bytes: host memory for pages that the device has no room for; at most four times what
+            the device has is used.
+        overlap: the next step is planned while the device runs the current one.
         overcommit: more sequences than fit at their longest are taken on, and the youngest is
             preempted when pages run out; without it `max_seqs` sequences of `max_context` tokens
             fit into `cache_bytes`, or the configuration is refused.
@@ -45,6 +68,16 @@ class EngineConfig:
     num_drafts: int = 0
     top_logprobs: int = 0
     penalties: bool = False
+    policy: str = "continuous"
+    max_wait_s: float = 0.05
+    chunked_prefill: bool = True
+    prefill_budget: int | None = None
+    max_prefill_seqs: int | None = None
+    prefix_cache: bool = True
+    max_overtakes: int = 16
+    preemption: str = "auto"
+    swap_bytes: int = 256 << 20
+    overlap: bool = True
     overcommit: bool = True
     deterministic: bool = False
     seed: int | None = None
@@ -53,24 +86,51 @@ class EngineConfig:
         for name in ("max_seqs", "page_tokens", "tile_tokens", "cache_bytes"):
             if getattr(self, name) < 1:
                 raise InputError(f"engine.{name} is at least 1, not {getattr(self, name)}")
-        for name in ("num_drafts", "top_logprobs"):
+        for name in ("max_seqs", "tile_tokens", "num_drafts", "top_logprobs"):
+            if getattr(self, name) > MOST_ROWS:
+                raise InputError(f"engine.{name} is at most {MOST_ROWS}, not {getattr(self, name)}")
+        for name in ("num_drafts", "top_logprobs", "max_overtakes", "swap_bytes"):
             if getattr(self, name) < 0:
                 raise InputError(f"engine.{name} is at least 0, not {getattr(self, name)}")
+        if not 0 <= self.max_wait_s < math.inf:
+            raise InputError(f"engine.max_wait_s is 0 or more seconds, not {self.max_wait_s}")
+        for name, valid in (("policy", POLICIES), ("preemption", PREEMPTIONS)):
+            if getattr(self, name) not in valid:
+                raise InputError(
+                    f"engine.{name} is one of {', '.join(valid)}, not {getattr(self, name)!r}"
+                )
+        for name, least in (("prefill_budget", self.tile_tokens), ("max_prefill_seqs", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InputError(f"engine.{name} is at least {least}, not {value}")
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise InputError(f"engine.seed is at least 0 and below 2**64, not {self.seed}")
         for name in ("decode_rows", "prefill_tiles"):
             sizes = getattr(self, name)
-            if not sizes or min(sizes) < 1:
-                raise InputError(f"engine.{name} lists at least one size >= 1, not {sizes}")
+            if not sizes or min(sizes) < 1 or max(sizes) > MOST_ROWS:
+                raise InputError(f"engine.{name} lists sizes from 1 to {MOST_ROWS}, not {sizes}")
         if self.deterministic and self.tile_tokens < MIN_DETERMINISTIC_ROWS:
             raise InputError(
                 f"engine.tile_tokens is at least {MIN_DETERMINISTIC_ROWS} with deterministic, "
                 f"not {self.tile_tokens}"
             )
-        if BLOCK_TOKENS % self.page_tokens:
+        if BLOCK_TOKENS % self.page_tokens and self.page_tokens % BLOCK_TOKENS:
             raise InputError(
-                f"engine.page_tokens divides {BLOCK_TOKENS}, {self.page_tokens} does not"
+                f"engine.page_tokens divides {BLOCK_TOKENS} or is a multiple of it, "
+                f"{self.page_tokens} is neither"
             )
+
+    @property
+    def device_page_tokens(self) -> int:
+        """Tokens of a page on the device: a page larger than a block of attention is a run of
+        blocks.
+        """
+        return min(self.page_tokens, BLOCK_TOKENS)
+
+    @property
+    def device_pages(self) -> int:
+        """Pages of the device that a page is made of."""
+        return self.page_tokens // self.device_page_tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,8 +167,9 @@ class Config:
 
     @property
     def page_columns(self) -> int:
-        """P, entries of a page table: the longest sequence, in whole blocks of attention."""
-        return -(-self.max_context // BLOCK_TOKENS) * (BLOCK_TOKENS // self.engine.page_tokens)
+        """P, entries of a device page table: the longest sequence, in whole blocks of attention."""
+        blocks = -(-self.max_context // BLOCK_TOKENS)
+        return blocks * (BLOCK_TOKENS // self.engine.device_page_tokens)
 
     def peak_pages(self, num_tokens: int) -> tuple[int, ...]:
         """Pages a group, at most held at once by one sequence that grows to `num_tokens`."""
@@ -157,6 +218,21 @@ class Config:
             return ()
         sequences = min(self.engine.cache_bytes / per_sequence, self.engine.max_seqs)
         return tuple(1 + max(1, int(sequences * n)) for n in peaks)
+
+    @property
+    def num_host_pages(self) -> tuple[int, ...]:
+        """Pages each group gets of `swap_bytes`, in the proportion of the device's and at most four
+        times as many; page 0 stands for none. Recurrent states are computed again instead.
+        """
+        page, dtype, model = self.engine.page_tokens, self.model.dtype, self.model
+        total = sum(
+            (n - 1) * group.bytes_per_page(dtype, page)
+            for n, group in zip(self.num_pages, model.page_groups, strict=True)
+        )
+        if self.engine.preemption == "recompute" or model.has_states or not total:
+            return tuple(1 for _ in self.num_pages)
+        times = min(4.0, self.engine.swap_bytes / total)
+        return tuple(1 + int((n - 1) * times) for n in self.num_pages)
 
 
 @dataclasses.dataclass(frozen=True)

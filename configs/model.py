@@ -194,6 +194,11 @@ class ModelConfig:
         return page_groups(self.cache_specs)
 
     @functools.cached_property
+    def has_states(self) -> bool:
+        """Whether any layer keeps a recurrent state, which pages cannot restore."""
+        return any(spec.elements_per_sequence for spec in self.cache_specs)
+
+    @functools.cached_property
     def group_of_layer(self) -> dict[int, int]:
         """Page group of each layer that stores tokens."""
         return {layer: g for g, group in enumerate(self.page_groups) for layer in group.layers}

@@ -7,8 +7,8 @@ import numpy as np
 from flax import struct
 
 from configs.engine import Config
+from inference.plan import Admission, Plan
 from inference.sampling import SlotSampling
-from inference.scheduler import Admission, Plan
 
 Array = Any  # numpy on the host, a traced array inside the step
 
@@ -35,7 +35,10 @@ class Admissions:
     num_tokens_A: Array  # i32[A]
     last_token_A: Array  # i32[A]
     sampling: SlotSampling  # [A, ...]
-    page_copies: tuple[Array, ...]  # i32[2, A] a page group: from, to
+    page_copies: tuple[Array, ...]  # i32[2, A x device pages] a page group: from, to
+    history: (
+        Array  # i32[A, longest] tokens in the cache already, -1 after; [A, 0] without penalties
+    )
 
 
 def build(plan: Plan, config: Config) -> Batch:
@@ -47,15 +50,14 @@ def build(plan: Plan, config: Config) -> Batch:
     slot_R = np.full(shape.num_rows, sink, np.int32)
     start_R, length_R = np.zeros_like(slot_R), np.zeros_like(slot_R)
     emits_R = np.zeros(shape.num_rows, bool)
-    tables = tuple(
-        np.zeros((shape.num_rows, config.page_columns), np.int32) for _ in config.model.page_groups
-    )
+    columns = -(-config.page_columns // config.engine.device_pages)
+    tables = [np.zeros((shape.num_rows, columns), np.int32) for _ in config.model.page_groups]
     targets = np.zeros(tile_RW.shape if shape.scored else (0, 0), np.int32)
     for r, row in enumerate(plan.decode):
         decode_RW[r, 0] = -1
         decode_RW[r, 1 : row.length] = row.sequence.drafts[: row.length - 1]
     for r, row in enumerate(plan.tiles):
-        first = row.sequence.num_computed_tokens + row.offset
+        first = row.start
         tile_RW[r, : row.length] = row.sequence.tokens[first : first + row.length]
         if row.sequence.scores:
             targets[r, : row.length] = row.sequence.tokens[first + 1 : first + 1 + row.length]
@@ -66,7 +68,16 @@ def build(plan: Plan, config: Config) -> Batch:
         for table, pages in zip(tables, row.sequence.pages, strict=True):
             table[r, : len(pages)] = pages
     tokens_T = np.concatenate([decode_RW.ravel(), tile_RW.ravel()])
-    return Batch(tokens_T, slot_R, start_R, length_R, emits_R, tables, targets)
+    expanded = tuple(device_pages(table, config)[:, : config.page_columns] for table in tables)
+    return Batch(tokens_T, slot_R, start_R, length_R, emits_R, expanded, targets)
+
+
+def device_pages(pages: np.ndarray, config: Config) -> np.ndarray:
+    """Pages of the device that pages are made of, [..., P] -> [..., P * device_pages]."""
+    n = config.engine.device_pages
+    if n == 1:
+        return pages
+    return (pages[..., None] * n + np.arange(n, dtype=np.int32)).reshape(*pages.shape[:-1], -1)
 
 
 def build_admissions(
@@ -82,7 +93,9 @@ def build_admissions(
     sink = config.engine.max_seqs
     slot_A, num_tokens_A = np.full(size, sink, np.int32), np.zeros(size, np.int32)
     source_A, last_token_A = slot_A.copy(), num_tokens_A.copy()
-    copies = tuple(np.zeros((2, size), np.int32) for _ in config.model.page_groups)
+    copies = [np.zeros((2, size), np.int32) for _ in config.model.page_groups]
+    longest = config.max_context if config.engine.penalties else 0
+    history = np.full((size, longest), -1, np.int32)
     for a, admission in enumerate(admissions):
         sequence = admission.sequence
         slot_A[a] = admission.slot
@@ -91,6 +104,9 @@ def build_admissions(
         last_token_A[a] = sequence.tokens[-1]
         for group, source, target in admission.page_copies:
             copies[group][:, a] = source, target
+        if longest:
+            history[a, : num_tokens_A[a]] = sequence.tokens[: num_tokens_A[a]]
     padded = [*rows, *[neutral] * (size - len(rows))]
     sampling = jax.tree.map(lambda *values: np.stack(values), *padded)
-    return Admissions(slot_A, source_A, num_tokens_A, last_token_A, sampling, copies)
+    copied = tuple(device_pages(pages, config) for pages in copies)
+    return Admissions(slot_A, source_A, num_tokens_A, last_token_A, sampling, copied, history)

@@ -5,7 +5,6 @@ back.
 """
 
 import dataclasses
-import operator
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,20 +12,23 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
-import numpy as np
 
 from configs import overrides
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
-from inference import request, sampling
+from inference import request
+from inference.batch import build
 from inference.checkpoints import resolve
 from inference.checkpoints.load import Progress
 from inference.checkpoints.opened import Checkpoint
 from inference.detokenizer import Detokenizer
 from inference.executor import Executor
+from inference.intake import Intake
+from inference.plan import Plan
+from inference.planner import swap
 from inference.request import FinishReason, SamplingParams, Status
-from inference.scheduler import Plan, Scheduler
-from inference.shapes import StepShape
+from inference.results import Completion, Score, StepRecord, Update, alternatives, completion
+from inference.scheduler import Scheduler
 from inference.tokenizer import Tokenizer
 from layers import decoder
 from layers.mixer import Mixer
@@ -35,45 +37,16 @@ from layers.params import Params
 _MAX_FAILED_STEPS = 2  # in a row: then the failure is not a passing one
 
 
-@dataclasses.dataclass(frozen=True)
-class Completion:
-    """What became of a request."""
+@dataclasses.dataclass
+class _Flight:
+    """A step that was given to the device."""
 
-    id: int
-    prompt_token_ids: list[int]
-    token_ids: list[int]
-    text: str
-    finish_reason: str
-    logprobs: list[float]
-    top_logprobs: list[dict[int, float]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Score:
-    """Log-probabilities of a text's tokens after the first, each given all before it."""
-
-    token_ids: list[int]
-    logprobs: list[float]
-    top_logprobs: list[dict[int, float]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Update:
-    """News of one request after a step; `text` is what can be shown already."""
-
-    id: int
-    token_ids: list[int]
-    text: str
-    finish_reason: str | None
-
-
-@dataclasses.dataclass(frozen=True)
-class StepRecord:
-    """One step as it ran: its shape, (query tokens, context tokens) of each row, wall time."""
-
-    shape: StepShape
+    plan: Plan
+    output: Any
     rows: tuple[tuple[int, int], ...]
-    seconds: float
+    began: float
+    host_s: float
+    done: float | None = None  # where that was seen before its results were taken in
 
 
 class Engine:
@@ -93,16 +66,17 @@ class Engine:
         self.config = config
         self.tokenizer = tokenizer
         self.eos_ids = frozenset(eos_ids)
+        self._intake = Intake(config, tokenizer, self.eos_ids)
         self.executor = Executor(config, params, mixers)
-        self.scheduler = Scheduler(config)
+        self.scheduler = Scheduler(config, self._spills())
+        self._flights: deque[_Flight] = deque()
+        self._idle_since = 0.0  # when the newest step was done
         self.records: deque[StepRecord] = deque(maxlen=4096)
         self._sequences: dict[int, request.Sequence] = {}
         self._detokenizers: dict[int, Detokenizer] = {}
         self._unread: dict[int, deque[Update]] = {}  # of requests that are streamed
-        self._next_id = 0
         self._num_failed_steps = 0
         self.compile_s = 0.0  # so far; no step's time includes it
-        self._seeds = np.random.default_rng(config.engine.seed)
 
     @classmethod
     def from_model(
@@ -148,8 +122,8 @@ class Engine:
             InputError: the prompt is empty or too long, or asks for what this engine was not built
                 for.
         """
-        tokens = self._encode(prompt)
-        sequence = self._new_sequence(tokens, len(tokens), params)
+        tokens = self._intake.encode(prompt)
+        sequence = self._intake.sequence(tokens, len(tokens), params)
         self.scheduler.add(sequence)
         self._register(sequence)
         return sequence.id
@@ -168,7 +142,7 @@ class Engine:
                 f"request {id} has generated {parent.num_output_tokens} tokens: a fork's "
                 f"max_new_tokens is more, not {params.max_new_tokens}"
             )
-        child = self._new_sequence(list(parent.tokens), parent.num_prompt_tokens, params)
+        child = self._intake.sequence(list(parent.tokens), parent.num_prompt_tokens, params)
         child.logprobs, child.top_logprobs = list(parent.logprobs), list(parent.top_logprobs)
         self.scheduler.fork(parent, child)
         self._register(child)
@@ -183,15 +157,19 @@ class Engine:
         if sequence is not None:
             self.scheduler.finish(sequence, FinishReason.ABORT)
 
-    def step(self) -> list[Update]:
-        """Advances every request that can run by one step."""
-        plan = self.scheduler.schedule()
-        if plan is None:
-            return []
+    def step(self, is_open: bool = False) -> list[Update]:
+        """Starts a step for every request that can run, and returns the news of the oldest one in
+        flight: with `engine.overlap` that is the one before it, which the device runs while the
+        next is planned.
+
+        Args:
+            is_open: more requests will come, which a policy of whole batches may wait for.
+        """
         try:
-            self._compile(plan)
-            start = time.perf_counter()
-            output = self.executor.run(plan)
+            is_under_way = self._launch(is_open)
+            if len(self._flights) <= (is_under_way and self.config.engine.overlap):
+                return []
+            news = self._land()
         except BaseException as error:
             self.rebuild()  # the cache is donated, the plan's admissions are spent
             self._num_failed_steps += 1
@@ -201,15 +179,30 @@ class Engine:
             self._num_failed_steps = 0
             raise
         self._num_failed_steps = 0
-        self._record(plan, time.perf_counter() - start)
-        return [self._update(*news) for news in self.scheduler.commit(plan, output)]
+        return news
 
     def rebuild(self) -> None:
         """Starts over with an empty cache: running requests are computed again from the host's
         tokens.
         """
-        self.scheduler.preempt_all()
+        self._flights.clear()
+        self.scheduler.start_over()
         self.executor.reset()
+
+    def update_params(self, params: Params) -> None:
+        """Goes on with other weights of the same shapes: what is cached is computed again.
+
+        Raises:
+            InputError: the parameters are not those of this model.
+        """
+
+        def kinds(tree: Params) -> Any:
+            return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
+
+        if kinds(params) != kinds(self.executor.params):
+            raise InputError("update_params takes parameters of the model that the engine runs")
+        self.executor.params = params
+        self.rebuild()
 
     def warm_up(self, progress: Callable[[], None] = lambda: None) -> None:
         """Compiles every shape; from then on a compilation is an error."""
@@ -255,9 +248,9 @@ class Engine:
                     on_update(update)
                     if update.finish_reason is not None:
                         index = open_.pop(update.id)
-                        yield index, _completion(sequences[index], texts.pop(update.id))
+                        yield index, completion(sequences[index], texts.pop(update.id))
             for id, index in open_.items():  # aborted: there was no news of them
-                yield index, _completion(sequences[index], texts[id])
+                yield index, completion(sequences[index], texts[id])
 
     def stream(
         self, prompt: str | Sequence[int], params: SamplingParams = SamplingParams()
@@ -291,7 +284,7 @@ class Engine:
             if sequence.finish_reason is FinishReason.ERROR:
                 raise InputError(f"the model gave non-finite logits for text {index}")
         return [
-            Score(list(s.tokens), s.prompt_logprobs, _alternatives(s.prompt_top_logprobs))
+            Score(list(s.tokens), s.prompt_logprobs, alternatives(s.prompt_top_logprobs))
             for s in sequences
         ]
 
@@ -319,71 +312,59 @@ class Engine:
             for id in ids:
                 self.abort(id)
 
-    def _compile(self, plan: Plan) -> None:
+    def _launch(self, is_open: bool) -> bool:
+        """Plans a step and gives it to the device; False where there is nothing to do."""
         start = time.perf_counter()
-        self.executor.compiled(plan.shape)
-        if plan.admissions:
-            self.executor._compiled_admit()
+        plan = self.scheduler.schedule(start, is_open)
+        if plan is None:
+            return False
+        arrays = build(plan, self.config)
+        rows = tuple((row.length, row.start + row.length) for row in (*plan.decode, *plan.tiles))
+        host_s = time.perf_counter() - start
+        self._compile(plan)
+        began = time.perf_counter()
+        output = self.executor.launch(plan, arrays)
+        self._flights.append(_Flight(plan, output, rows, began, host_s))
+        return True
+
+    def _land(self) -> list[Update]:
+        """Waits for the oldest step in flight and takes its results in."""
+        flight = self._flights[0]
+        output = self.executor.wait(flight.output)
+        landed = time.perf_counter()
+        done = flight.done or landed
+        del self._flights[0]
+        news = [self._update(*each) for each in self.scheduler.commit(flight.plan, output)]
+        seconds = done - max(flight.began, self._idle_since)
+        host_s = flight.host_s + time.perf_counter() - landed
+        self.records.append(StepRecord(flight.plan.shape, flight.rows, seconds, host_s))
+        self._idle_since = done
+        if not self.scheduler.has_work:  # a step in flight serves nobody any more
+            self._flights.clear()
+        return news
+
+    def _compile(self, plan: Plan) -> None:
+        """Compiles what the plan needs; no step's time includes it, nor that of one in flight."""
+        if self.executor.is_ready(plan):
+            return
+        for flight in self._flights:
+            self.executor.wait(flight.output)
+            flight.done = time.perf_counter()
+        start = time.perf_counter()
+        self.executor.prepare(plan)
         self.compile_s += time.perf_counter() - start
 
-    def _encode(self, prompt: str | Sequence[int]) -> list[int]:
-        if not isinstance(prompt, str):
-            try:
-                return [operator.index(token) for token in prompt]
-            except TypeError:
-                raise InputError("a prompt is a text or a list of token ids") from None
-        if self.tokenizer is None:
-            raise InputError("this engine has no tokenizer: give token ids instead of text")
-        return self.tokenizer.encode(prompt)
-
-    def _check(self, tokens: list[int], params: SamplingParams) -> None:
-        vocab, limit = self.config.model.vocab_size, self.config.max_context
-        if not tokens:
-            raise InputError("the prompt is empty: at least one token is needed")
-        if len(tokens) == 1 and not params.max_new_tokens:
-            raise InputError("a single token has no score: at least two tokens are needed")
-        if len(tokens) > limit - (params.max_new_tokens > 0):
-            raise InputError(f"the prompt has {len(tokens)} tokens, the context holds {limit}")
-        named = [*params.stop_ids, *params.banned_ids, *(params.allowed_ids or ())]
-        for token in (*tokens, *named, *(token for token, _ in params.logit_bias)):
-            if not 0 <= token < vocab:
-                raise InputError(f"token id {token} is not in the vocabulary of {vocab}")
-        allowed = range(vocab) if params.allowed_ids is None else params.allowed_ids
-        banned = set(params.banned_ids)
-        if params.min_tokens:
-            banned |= {*params.stop_ids, *(() if params.ignore_eos else self.eos_ids)}
-        if all(token in banned for token in allowed):
-            raise InputError("every token is banned: allow one (min_tokens bans all end tokens)")
-        if len(params.logit_bias) > sampling.NUM_BIAS:
-            raise InputError(
-                f"at most {sampling.NUM_BIAS} logit biases, not {len(params.logit_bias)}"
-            )
-        if params.needs_counts and not self.config.engine.penalties:
-            raise InputError("penalties need an engine built with engine.penalties=true")
-        if params.stop and self.tokenizer is None:
-            raise InputError("stop strings need a tokenizer: use stop_ids")
-
-    def _new_sequence(
-        self, tokens: list[int], num_prompt_tokens: int, params: SamplingParams
-    ) -> request.Sequence:
-        self._check(tokens, params)
-        self._next_id += 1
-        seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed
-        eos_ids = frozenset() if params.ignore_eos else self.eos_ids
-        return request.Sequence(self._next_id, params, tokens, num_prompt_tokens, eos_ids, seed)
+    def _spills(self) -> Callable[[int], bool]:
+        """Whether a page is worth a copy on the host, by `engine.preemption`."""
+        if self.config.engine.preemption != "auto":
+            return lambda num_tokens: True
+        return swap.copy_beats_recompute(self.config)
 
     def _register(self, sequence: request.Sequence) -> None:
         self._sequences[sequence.id] = sequence
         if self.tokenizer is not None:
             stop, min_tokens = sequence.params.stop, sequence.params.min_tokens
             self._detokenizers[sequence.id] = Detokenizer(self.tokenizer, stop, min_tokens)
-
-    def _record(self, plan: Plan, seconds: float) -> None:
-        rows = tuple(
-            (row.length, row.sequence.num_computed_tokens + row.offset + row.length)
-            for row in (*plan.decode, *plan.tiles)
-        )
-        self.records.append(StepRecord(plan.shape, rows, seconds))
 
     def _update(self, sequence: request.Sequence, tokens: list[int]) -> Update:
         """Turns new tokens into text; a stop string ends the sequence here, where text is known."""
@@ -401,15 +382,3 @@ class Engine:
             self._detokenizers.pop(sequence.id, None)
         reason = sequence.finish_reason
         return Update(sequence.id, tokens, text, reason.value if reason else None)
-
-
-def _completion(sequence: request.Sequence, text: str) -> Completion:
-    assert sequence.finish_reason is not None
-    return Completion(
-        sequence.id, sequence.tokens[: sequence.num_prompt_tokens], sequence.output_tokens, text,
-        sequence.finish_reason.value, sequence.logprobs, _alternatives(sequence.top_logprobs),
-    )  # fmt: skip
-
-
-def _alternatives(tops: list[tuple[Any, Any]]) -> list[dict[int, float]]:
-    return [dict(zip(ids, values, strict=True)) for ids, values in tops]

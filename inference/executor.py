@@ -14,7 +14,9 @@ from configs.engine import Config
 from configs.errors import InputError
 from inference import batch as batches
 from inference import sampling, step
-from inference.scheduler import Admission, Plan
+from inference.batch import Batch
+from inference.host_tier import HostTier
+from inference.plan import Admission, Plan
 from inference.shapes import StepShape
 from layers import decoder, kv_cache
 from layers.mixer import Mixer
@@ -43,14 +45,17 @@ class Executor:
         self.params = params
         self._mixers = mixers
         self._compiled: dict[StepShape | None, Any] = {}
-        self._sealed = False
+        self._is_warm = self._sealed = False
+        self.num_late_compiles = 0
         self.reset()
+        self._host = HostTier(config, self.cache)
 
     def reset(self) -> None:
         """Empty cache and slots: at the start, and after a failed step has lost them."""
         engine = self.config.engine
+        num_pages = tuple(n * engine.device_pages for n in self.config.num_pages)
         self.cache = kv_cache.init(
-            self.config.model, self.config.num_pages, engine.page_tokens, engine.max_seqs,
+            self.config.model, num_pages, engine.device_page_tokens, engine.max_seqs,
             engine.num_drafts,
         )  # fmt: skip
         self.slots = step.init_slots(self.config)
@@ -64,27 +69,45 @@ class Executor:
         """The executable of a shape, compiled at first use.
 
         Raises:
-            RuntimeError: warm-up is over and the shape is not among those it compiled.
+            RuntimeError: warm-up sealed the executor and the shape is not among those it compiled.
         """
         if shape not in self._compiled:
             if self._sealed:
                 raise RuntimeError(f"{shape} was not compiled at warm-up")
             self._compiled[shape] = self._compile_step(shape)
+            self.num_late_compiles += self._is_warm
         return self._compiled[shape]
 
+    def is_ready(self, plan: Plan) -> bool:
+        """Whether nothing has to be compiled for a plan."""
+        return plan.shape in self._compiled and (None in self._compiled or not plan.admissions)
+
+    def prepare(self, plan: Plan) -> None:
+        """Compiles what a plan needs."""
+        self.compiled(plan.shape)
+        if plan.admissions:
+            self._compiled_admit()
+
     def warm_up(
-        self, shapes: Iterable[StepShape], progress: Callable[[], None] = lambda: None
+        self,
+        shapes: Iterable[StepShape],
+        progress: Callable[[], None] = lambda: None,
+        seals: bool = True,
     ) -> None:
-        """Compiles these shapes, two at a time, and refuses to compile any other afterwards."""
+        """Compiles these shapes, two at a time, what a first request needs first. Afterwards a
+        compilation is refused, or (`seals` is False) counted in `num_late_compiles`.
+        """
 
         def compile_one(shape: StepShape) -> None:
             self.compiled(shape)
             progress()
 
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(compile_one, shapes))
-        self._compiled_admit()
-        self._sealed = True
+            admit = pool.submit(self._compiled_admit)
+            list(pool.map(compile_one, sorted(shapes, key=_first_needed)))
+            admit.result()
+        self._host.warm_up(self.cache)
+        self._is_warm, self._sealed = True, seals
 
     def admit(self, admissions: tuple[Admission, ...]) -> None:
         """Writes the slot rows of sequences that start, fork or resume."""
@@ -97,16 +120,22 @@ class Executor:
             )
             self.cache, self.slots = self._compiled_admit()(self.cache, self.slots, arrays)
 
-    def run(self, plan: Plan) -> step.Output:
-        """Runs a plan on the device and waits for what the host must know, as numpy arrays."""
+    def launch(self, plan: Plan, arrays: Batch) -> step.Output:
+        """Starts a plan on the device, behind those that were started before; its output is not
+        there yet.
+        """
+        self.cache = self._host.carry(self.cache, plan.transfers)
         self.admit(plan.admissions)
-        arrays = batches.build(plan, self.config)
         executable = self.compiled(plan.shape)
         self.cache, self.slots, output = executable(self.params, self.cache, self.slots, arrays)
+        return output
+
+    def wait(self, output: step.Output) -> step.Output:
+        """What the host must know of a step, as numpy arrays."""
         return jax.tree.map(np.asarray, output)
 
     def _compile_step(self, shape: StepShape) -> Any:
-        arrays = batches.build(Plan(shape, (), (), ()), self.config)
+        arrays = batches.build(Plan(shape), self.config)
         program = functools.partial(step.step, config=self.config, shape=shape, mixers=self._mixers)
         arguments = jax.tree.map(_abstract, (self.params, self.cache, self.slots, arrays))
         return jax.jit(program, donate_argnums=(1, 2)).lower(*arguments).compile()
@@ -121,6 +150,12 @@ class Executor:
                 jax.jit(program, donate_argnums=(0, 1)).lower(*arguments).compile()
             )
         return self._compiled[None]
+
+
+def _first_needed(shape: StepShape) -> tuple[bool, bool, bool, int]:
+    """Sorts shapes: a prompt's, steady decoding's, those of many requests at once, scoring's."""
+    has_both = bool(shape.decode[0] and shape.prefill[0])
+    return shape.scored, has_both, bool(shape.decode[0]), shape.num_tokens
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:

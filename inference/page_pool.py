@@ -35,6 +35,10 @@ class PagePool:
         """Whether every group has the pages."""
         return all(n <= len(free) for n, free in zip(needs, self._free, strict=True))
 
+    def num_references(self, group: int, page: int) -> int:
+        """How many hold a page."""
+        return self._references[group][page]
+
     def allocate(self, group: int, n: int) -> list[int]:
         """Takes n free pages, each with one reference; the caller has asked `can_allocate`."""
         pages = [self._free[group].pop() for _ in range(n)]

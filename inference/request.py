@@ -3,11 +3,14 @@
 import dataclasses
 import enum
 import math
+from collections.abc import Hashable
 from collections.abc import Sequence as Tokens
 
 from configs.errors import InputError
+from inference.prefix_tree import Node
 
 MAX_STOP_IDS = 16
+_MAX_BIAS = 1e6  # far beyond any logit, and a float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +33,7 @@ class SamplingParams:
         ignore_eos: the model's own end tokens do not end the sequence.
         seed: 64-bit; the same request with the same seed gives the same tokens, whatever runs
             beside it.
+        priority: requests of a higher one are admitted first and preempted last.
     """
 
     max_new_tokens: int = 128
@@ -48,6 +52,7 @@ class SamplingParams:
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int | None = None
+    priority: int = 0
 
     def __post_init__(self) -> None:
         limits = {
@@ -74,12 +79,17 @@ class SamplingParams:
         seed = 0 if self.seed is None else self.seed
         if not (isinstance(seed, int) and -(2**63) <= seed < 2**64):
             raise InputError(f"seed is a 64-bit integer, not {self.seed!r}")
+        if not isinstance(self.priority, int):
+            raise InputError(f"priority is a whole number, not {self.priority!r}")
         if isinstance(self.stop, str) or not all(self.stop):
             raise InputError("stop is a tuple of strings, each of at least one character")
         if len(self.stop_ids) > MAX_STOP_IDS // 2:
             raise InputError(f"at most {MAX_STOP_IDS // 2} stop_ids, not {len(self.stop_ids)}")
-        if any(not math.isfinite(bias) for _, bias in self.logit_bias):
-            raise InputError("a logit bias is a finite number; banned_ids bans a token")
+        if any(not -_MAX_BIAS <= bias <= _MAX_BIAS for _, bias in self.logit_bias):
+            raise InputError(
+                f"a logit bias is a number from -{_MAX_BIAS:g} to {_MAX_BIAS:g}; banned_ids bans "
+                "a token"
+            )
 
     @property
     def needs_counts(self) -> bool:
@@ -120,8 +130,8 @@ class Sequence:
 
     More than `MAX_STOP_IDS` end tokens are an InputError.
 
-    `tokens[:num_computed_tokens]` are in the cache; the rest (after the prompt is computed: one
-    token) is still to be fed.
+    `tokens[:num_computed_tokens]` are in the cache, `[:num_scheduled_tokens]` once the steps in
+    flight are done; the rest (after the prompt is computed: one token) is still to be fed.
 
     Attributes:
         id: names the sequence to callers.
@@ -137,6 +147,16 @@ class Sequence:
         top_logprobs: alternatives of each output token as (ids, log-probabilities).
         prompt_logprobs: of each prompt token after the first, for requests that score.
         drafts: tokens proposed for the next step, to be verified.
+        needs_commit: the host must see what was sampled before it plans what comes next.
+        arrival_s: when it was queued, on the caller's clock.
+        num_rows_in_flight: rows of steps that were planned and not committed yet.
+        num_awaited_tokens: tokens that these rows will sample, unknown to the host.
+        num_cached_tokens: tokens that the last admission found in the prefix cache.
+        num_preemptions: times it gave up slot and pages.
+        num_overtakes: later arrivals that were admitted before it.
+        cache_key: names the prefixes it may share; None shares none.
+        node: its deepest page that the prefix cache knows.
+        scores: whether the prompt is scored instead of continued.
     """
 
     id: int
@@ -157,8 +177,20 @@ class Sequence:
         default_factory=list
     )
     drafts: tuple[int, ...] = ()
+    needs_commit: bool = False
+    arrival_s: float = 0.0
+    num_scheduled_tokens: int = 0
+    num_rows_in_flight: int = 0
+    num_awaited_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    num_overtakes: int = 0
+    cache_key: Hashable | None = None
+    node: Node | None = None
+    scores: bool = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
+        self.scores = self.params.max_new_tokens == 0
         if len(self.end_ids) > MAX_STOP_IDS:
             raise InputError(
                 f"at most {MAX_STOP_IDS} tokens end a sequence, the model's own and stop_ids "
@@ -181,16 +213,12 @@ class Sequence:
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
-    def scores(self) -> bool:
-        """Whether the prompt is scored instead of continued."""
-        return self.params.max_new_tokens == 0
-
-    @property
     def num_pending_tokens(self) -> int:
-        """Known tokens that are not in the cache yet; a scored prompt's last token predicts
-        nothing.
+        """Tokens that no step has been planned for, an awaited one included; a scored prompt's
+        last token predicts nothing.
         """
-        return len(self.tokens) - self.num_computed_tokens - self.scores
+        known = len(self.tokens) + self.num_awaited_tokens
+        return known - self.num_scheduled_tokens - self.scores
 
     @property
     def is_prefilling(self) -> bool:

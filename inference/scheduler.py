@@ -1,71 +1,50 @@
-"""Who runs next, how many tokens each, on which pages. Integers only: no device, no clock, no
-randomness.
+"""Who runs next, how many tokens each, on which pages. Integers only: no device, no randomness;
+time comes in as an argument.
 
-First come, first served. Running sequences decode in every step; what the prefill rectangle can
-take goes to prompts in the order of arrival. When pages run out, the youngest sequence gives its
-own back and is computed again later.
+Running sequences decode in every step; what the prefill rectangle can take goes to prompts. A
+waiting sequence starts where its policy allows, where its pages are free, and where the lengths to
+be expected say that all who run find room until they end (`lookahead`). When pages run out
+nevertheless, the last in rank gives its own up and is resumed later.
+
+A step may be planned while the one before it is still in flight: then positions count as computed,
+and each sampling row as one token whose value the device knows.
 """
 
-import dataclasses
 import math
-from collections import deque
+from bisect import insort
+from collections.abc import Callable
 from typing import Any
 
 from configs.engine import Config
 from configs.errors import InputError
-from inference.page_pool import PagePool
+from inference import lookahead, waiting
+from inference.lookahead import Demand, LengthStatistics
+from inference.pages import Pages
+from inference.plan import Admission, Counters, Plan, Row
+from inference.prefix import Match
 from inference.request import FinishReason, Sequence, Status
-from inference.shapes import StepShape, choose, enumerate_shapes
+from inference.shapes import choose, enumerate_shapes
 
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """Consecutive tokens of one sequence in one row of a rectangle.
-
-    `offset` counts from the sequence's committed length; `emits` rows end with a sampled token.
-    """
-
-    sequence: Sequence
-    slot: int
-    offset: int
-    length: int
-    emits: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Admission:
-    """A sequence takes a slot; `source` is the slot it was forked from, with pages to copy as
-    (group, from, to).
-    """
-
-    sequence: Sequence
-    slot: int
-    source: int | None = None
-    page_copies: tuple[tuple[int, int, int], ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """What one step does."""
-
-    shape: StepShape
-    decode: tuple[Row, ...]
-    tiles: tuple[Row, ...]
-    admissions: tuple[Admission, ...]
+_PREEMPTIONS_TO_YIELD = 2  # after as many a sequence starts only where all its tokens find room
 
 
 class Scheduler:
-    """Queues, slots and pages of an engine."""
+    """Queue, slots and pages of an engine."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, spills: Callable[[int], bool] = lambda num_tokens: True):
+        """`spills`: as `Pages` takes it."""
         self._config = config
+        self._engine = config.engine
         self.shapes = enumerate_shapes(config.engine)
-        self.pool = PagePool(config.num_pages)
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []  # oldest first
+        self.pages = Pages(config, spills)
+        self.waiting = waiting.Waiting(config.engine.max_overtakes)
+        self.running: list[Sequence] = []  # by rank
+        self.counters = Counters()
+        self._lengths = LengthStatistics()
         self._free_slots = list(range(config.engine.max_seqs - 1, -1, -1))
         self._admissions: list[Admission] = []
         self._max_tiles = max(config.engine.prefill_tiles)
+        self._batch_rows = 0  # decode rows that a policy of whole batches holds to the end
 
     @property
     def has_work(self) -> bool:
@@ -79,55 +58,88 @@ class Scheduler:
             InputError: it could not finish even alone.
         """
         self._check_fits(sequence)
-        self.waiting.append(sequence)
+        self.waiting.add(sequence)
 
-    def schedule(self) -> Plan | None:
-        """Plans the next step; None where nothing can run."""
+    def schedule(self, now: float = 0.0, is_open: bool = False) -> Plan | None:
+        """Plans the next step; None where nothing can run.
+
+        Args:
+            now: seconds, on the clock of `Sequence.arrival_s`.
+            is_open: more requests will come, which whole batches may wait for.
+        """
+        decoding = [sequence for sequence in self.running if not sequence.is_prefilling]
+        if decoding and all(s.needs_commit and s.num_awaited_tokens for s in decoding):
+            return None  # a step without them would only split the batch
         decode: list[Row] = []
         tiles: list[Row] = []
-        for sequence in list(self.running):  # oldest first: whoever is preempted is not planned yet
-            self._plan_sequence(sequence, decode, tiles)
-        while self._can_admit(self._max_tiles - len(tiles)):
-            self._plan_sequence(self._admit(), decode, tiles)
+        may_admit = self._may_admit(now, is_open)
+        most_tiles = self._most_tiles(bool(decoding))
+        is_chunked = self._engine.chunked_prefill
+        for sequence in list(self.running):  # by rank: whoever is preempted is not planned yet
+            if is_chunked or sequence.is_prefilling:
+                self._plan_sequence(sequence, decode, tiles, most_tiles)
+        while may_admit and (admitted := self._next_to_admit(most_tiles - len(tiles))):
+            self._plan_sequence(admitted, decode, tiles, most_tiles)
+        if not is_chunked and not tiles:
+            for sequence in decoding:
+                self._plan_sequence(sequence, decode, tiles, most_tiles)
+        transfers = self.pages.unpin()
         if not decode and not tiles:
             return None
         rows = [*decode, *tiles]
         scored = any(row.sequence.scores for row in tiles)
         greedy = all(row.sequence.params.is_greedy for row in rows)
+        if self._engine.policy != "continuous":
+            self._batch_rows = max(self._batch_rows, len(self.running))
+        num_rows = max(len(decode), self._batch_rows if decode else 0)
         sampler = "greedy" if greedy else "full"
-        shape = choose(self.shapes, len(decode), len(tiles), scored, sampler)
+        shape = choose(self.shapes, num_rows, len(tiles), scored, sampler)
         admissions, self._admissions = tuple(self._admissions), []
-        return Plan(shape, tuple(decode), tuple(tiles), admissions)
+        self.counters.num_steps += 1
+        self.counters.num_prefilled_tokens += sum(row.length for row in tiles)
+        self.counters.peak_running = max(self.counters.peak_running, len(self.running))
+        return Plan(shape, tuple(decode), tuple(tiles), admissions, transfers)
 
     def commit(self, plan: Plan, output: Any) -> list[tuple[Sequence, list[int]]]:
         """Takes a step's results into the sequences; returns each sequence's new tokens.
 
         Args:
-            plan: the step.
+            plan: the step, the oldest one that is not committed.
             output: `tokens[R, W]`, `num_emitted[R]`, `finite[R]` and log-probabilities as numpy
                 arrays (`step.Output`).
         """
         news: list[tuple[Sequence, list[int]]] = []
+        finite, num_emitted = output.finite.tolist(), output.num_emitted.tolist()
+        sampled = list(zip(output.tokens.tolist(), output.logprobs.tolist(), strict=True))
         first_tile = plan.shape.decode[0]
         for row, where in [
             *((row, r) for r, row in enumerate(plan.decode)),
             *((row, first_tile + r) for r, row in enumerate(plan.tiles)),
         ]:
             sequence = row.sequence
-            if sequence.status is not Status.RUNNING:
+            sequence.num_rows_in_flight -= 1
+            sequence.num_awaited_tokens -= row.emits
+            if sequence.status is Status.FINISHED:
                 continue
-            if not output.finite[where]:
+            if not finite[where]:
                 self.finish(sequence, FinishReason.ERROR)
                 news.append((sequence, []))
                 continue
-            emitted = int(output.num_emitted[where])
-            sequence.num_computed_tokens += row.length if where >= first_tile else emitted
-            sequence.drafts = ()
-            if sequence.scores:
-                self._commit_scores(sequence, row, where - first_tile, output)
-            tokens = self._commit_tokens(sequence, where, emitted, output)
+            emitted = num_emitted[where]
             if sequence.status is Status.RUNNING:
-                self._give_back(sequence)
+                num_fed = row.length if where >= first_tile else emitted
+                sequence.num_computed_tokens += num_fed
+                sequence.num_scheduled_tokens -= row.length - num_fed  # rejected drafts
+                sequence.drafts = ()
+                if sequence.scores:
+                    self._commit_scores(sequence, row, where - first_tile, output)
+            tokens = self._commit_tokens(sequence, emitted, *sampled[where])
+            if output.top_ids.shape[-1]:
+                for w in range(len(tokens)):
+                    ids, values = output.top_ids[where, w], output.top_logprobs[where, w]
+                    sequence.top_logprobs.append((ids.tolist(), values.tolist()))
+            if sequence.status is Status.RUNNING:
+                self.pages.name(sequence)
             if tokens or sequence.status is Status.FINISHED:
                 news.append((sequence, tokens))
         return news
@@ -141,19 +153,31 @@ class Scheduler:
         else:
             self._leave(sequence)
         sequence.status, sequence.finish_reason = Status.FINISHED, reason
+        if reason in (FinishReason.STOP, FinishReason.LENGTH) and not sequence.scores:
+            self._lengths.record(sequence.num_output_tokens)
+        if not self._engine.prefix_cache:
+            self.pages.forget(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Takes pages and slot from a running sequence; it is computed again from its tokens."""
+        """Takes slot and pages from a running sequence; it resumes from what is kept of them. Of
+        steps in flight only its sampled tokens will count.
+        """
         self._leave(sequence)
-        sequence.status, sequence.num_computed_tokens, sequence.drafts = Status.WAITING, 0, ()
+        sequence.status, sequence.drafts = Status.WAITING, ()
+        sequence.num_preemptions += 1
         sequence.prompt_logprobs.clear()
         sequence.prompt_top_logprobs.clear()
-        self.waiting.appendleft(sequence)
+        self.counters.num_preemptions += 1
+        self.waiting.add(sequence)
 
-    def preempt_all(self) -> None:
-        """Preempts every running sequence, keeping their order: the device lost its cache."""
-        for sequence in reversed(list(self.running)):
+    def start_over(self) -> None:
+        """The device lost its cache: nothing is in flight, nothing is kept, all who ran wait."""
+        for sequence in list(self.running):
             self.preempt(sequence)
+        for sequence in self.waiting:
+            sequence.num_rows_in_flight = sequence.num_awaited_tokens = 0
+        self.pages.unpin()
+        self.pages.prefix.clear()
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Starts `child`, a second continuation of its parent's tokens. Shares full pages, copies
@@ -163,32 +187,28 @@ class Scheduler:
             InputError: it could not finish even alone.
         """
         self._check_fits(child)
-        page = self._config.engine.page_tokens
-        is_open = parent.num_computed_tokens % page != 0
-        room = self.pool.can_allocate((int(is_open),) * self.pool.num_groups)
+        is_settled = not (self._config.model.has_states and parent.num_rows_in_flight)
         is_written = parent.slot is not None and all(
             admission.sequence is not parent for admission in self._admissions
         )
-        if not (is_written and self._free_slots and room):
-            self.waiting.append(child)
+        child.num_computed_tokens = min(parent.num_computed_tokens, len(child.tokens) - 1)
+        child.num_scheduled_tokens = child.num_computed_tokens
+        if not self._engine.prefix_cache:  # its pages go by the parent's key
+            child.cache_key = None
+        copies = None
+        if is_written and is_settled and self._free_slots:
+            copies = self.pages.fork(parent, child)
+        if copies is None:
+            child.num_computed_tokens = child.num_scheduled_tokens = 0
+            self.waiting.add(child)
             return
-        copies = []
-        for group, pages in enumerate(parent.pages):
-            full, rest = pages[: parent.num_computed_tokens // page], []
-            self.pool.share(group, [p for p in full if p])
-            if is_open:
-                rest = self.pool.allocate(group, 1)
-                copies.append((group, pages[len(full)], rest[0]))
-            child.pages.append(full + rest)
-        child.num_computed_tokens = parent.num_computed_tokens
-        slot = self._enter(child)
-        self._admissions.append(Admission(child, slot, parent.slot, tuple(copies)))
+        self._admissions.append(Admission(child, self._enter(child), parent.slot, copies))
 
     def check_integrity(self) -> None:
         """Raises RuntimeError where slots or pages do not add up."""
-        self.pool.check_integrity([s.pages for s in self.running])
+        self.pages.check_integrity(self.running)
         slots = [s.slot for s in self.running if s.slot is not None]
-        if sorted([*slots, *self._free_slots]) != list(range(self._config.engine.max_seqs)):
+        if sorted([*slots, *self._free_slots]) != list(range(self._engine.max_seqs)):
             raise RuntimeError(f"slots {slots} and free slots {self._free_slots} do not add up")
         if any(s.pages or s.slot is not None for s in self.waiting):
             raise RuntimeError("a waiting sequence holds pages or a slot")
@@ -196,93 +216,158 @@ class Scheduler:
     def _check_fits(self, sequence: Sequence) -> None:
         longest = min(sequence.max_tokens, self._config.max_context)
         peak = self._config.peak_pages(longest)
-        if any(n > usable for n, usable in zip(peak, self.pool.num_usable_pages, strict=True)):
+        usable = self.pages.pool.num_usable_pages
+        if any(n > most for n, most in zip(peak, usable, strict=True)):
             raise InputError(
                 f"a request of {longest} tokens never fits into the cache of "
-                f"{min(self.pool.num_usable_pages)} pages; raise engine.cache_bytes"
+                f"{min(usable)} pages; raise engine.cache_bytes"
             )
 
-    def _can_admit(self, num_free_tiles: int) -> bool:
-        if not self.waiting or not self._free_slots:
+    def _may_admit(self, now: float, is_open: bool) -> bool:
+        """Whether the policy lets waiting sequences start."""
+        if self._engine.policy == "continuous" or not self.waiting:
+            return True
+        if self.running:
             return False
-        sequence = self.waiting[0]
-        if sequence.is_prefilling and not num_free_tiles:
-            return False
-        longest = min(sequence.max_tokens, self._config.max_context)
-        needs = self._config.peak_pages(min(len(sequence.tokens) + 1, longest))
-        return self.pool.can_allocate(needs)
+        self._batch_rows = 0
+        used, num_ready = [0] * self.pages.pool.num_groups, 0
+        for sequence in self.waiting:
+            longest = min(sequence.max_tokens, self._config.max_context)
+            used = [a + b for a, b in zip(used, self._config.peak_pages(longest), strict=True)]
+            usable = self.pages.pool.num_usable_pages
+            if num_ready == self._engine.max_seqs or any(map(int.__gt__, used, usable)):
+                num_room = num_ready
+                break
+            num_ready += 1
+        else:
+            num_room = self._engine.max_seqs
+        oldest = min(sequence.arrival_s for sequence in self.waiting)
+        return waiting.may_start(self._engine, num_ready, num_room, now - oldest, is_open)
 
-    def _admit(self) -> Sequence:
-        sequence = self.waiting.popleft()
-        sequence.pages = [[] for _ in range(self.pool.num_groups)]
+    def _most_tiles(self, is_decoding: bool) -> int:
+        """Tiles this step may have: the budget holds where somebody decodes."""
+        budget = self._engine.prefill_budget
+        if budget is None or not is_decoding or not self._engine.chunked_prefill:
+            return self._max_tiles
+        return min(self._max_tiles, budget // self._engine.tile_tokens)
+
+    def _next_to_admit(self, num_free_tiles: int) -> Sequence | None:
+        """Starts the next waiting sequence, if it can."""
+        if not self.waiting or not self._free_slots:
+            return None
+        is_batch = self._engine.policy != "continuous"  # which starts as a whole
+        found: dict[int, Match] = {}
+
+        def num_cached_tokens(sequence: Sequence) -> int:
+            found[sequence.id] = self.pages.find(sequence)
+            return found[sequence.id].num_tokens
+
+        sequence = self.waiting.next(num_cached_tokens)
+        if sequence is None or (sequence.is_prefilling and not num_free_tiles and not is_batch):
+            return None
+        match = found.get(sequence.id) or self.pages.find(sequence)
+        if not self.pages.has_room(sequence, match) or not self._will_fit(sequence, match):
+            return None
+        self.waiting.take(sequence)
+        self.pages.take(sequence, match)
+        self.counters.num_prompt_tokens += len(sequence.tokens)
+        self.counters.num_cached_tokens += match.num_tokens
         self._admissions.append(Admission(sequence, self._enter(sequence)))
         return sequence
+
+    def _will_fit(self, candidate: Sequence, match: Match) -> bool:
+        """Whether the running sequences and one more find pages until they end, as far as the
+        lengths of earlier ones tell. Who was preempted repeatedly starts only where even the
+        longest answers fit, and so is not preempted again.
+        """
+        if not self.running:
+            return True
+        is_patient = candidate.num_preemptions >= _PREEMPTIONS_TO_YIELD
+        if is_patient:
+            ahead = [s for s in self.running if waiting.rank(s) < waiting.rank(candidate)]
+        else:
+            ahead = self.running
+        page = self._engine.page_tokens
+        windows = [group.spec.window for group in self._config.model.page_groups]
+
+        def demand(sequence: Sequence, num_cached_tokens: int) -> Demand:
+            most = self._room(sequence)
+            remaining = most
+            if not is_patient:
+                remaining = self._lengths.remaining(sequence.num_output_tokens, most)
+            shared = num_cached_tokens // page
+            return Demand(
+                len(sequence.tokens) + sequence.num_awaited_tokens,
+                max(0, remaining - 1),
+                tuple(shared if window is None else 0 for window in windows),
+            )
+
+        demands = [demand(s, s.num_cached_tokens) for s in ahead]
+        demands.append(demand(candidate, match.num_tokens))
+        peak = lookahead.peak_pages(demands, windows, page)
+        shared = self.pages.num_shared(self.running, match)
+        usable = self.pages.pool.num_usable_pages
+        return all(a + b <= n for a, b, n in zip(peak, shared, usable, strict=True))
 
     def _enter(self, sequence: Sequence) -> int:
         slot = self._free_slots.pop()
         sequence.slot, sequence.status = slot, Status.RUNNING
-        self.running.append(sequence)
+        insort(self.running, sequence, key=waiting.rank)
         return slot
 
     def _leave(self, sequence: Sequence) -> None:
-        for group, pages in enumerate(sequence.pages):
-            self.pool.release(group, pages)
         assert sequence.slot is not None
+        self.pages.let_go(sequence)
         self._free_slots.append(sequence.slot)
         self.running.remove(sequence)
         self._admissions = [a for a in self._admissions if a.sequence is not sequence]
-        sequence.pages, sequence.slot = [], None
+        sequence.slot = None
 
-    def _plan_sequence(self, sequence: Sequence, decode: list[Row], tiles: list[Row]) -> None:
+    def _plan_sequence(
+        self, sequence: Sequence, decode: list[Row], tiles: list[Row], most_tiles: int
+    ) -> None:
         """Adds what the next step feeds of a sequence: a decode row, or tiles of its prompt."""
+        if sequence.needs_commit and sequence.num_awaited_tokens:
+            return
         if not sequence.is_prefilling:
-            most = min(self._config.engine.num_drafts, self._room(sequence) - 1)
-            length = 1 + min(len(sequence.drafts), most)
+            room = self._room(sequence)
+            if room < 1:  # its last token is in flight
+                return
+            length = 1 + min(len(sequence.drafts), self._engine.num_drafts, room - 1)
             slot = self._hold_pages(sequence, length)
             if slot is not None:
-                decode.append(Row(sequence, slot, 0, length, emits=True))
+                decode.append(_fed(sequence, slot, 0, length, emits=True))
             return
-        size, pending = self._config.engine.tile_tokens, sequence.num_pending_tokens
-        num_fed = min(pending, size * (self._max_tiles - len(tiles)))
-        slot = self._hold_pages(sequence, num_fed) if num_fed else None
+        size, pending = self._engine.tile_tokens, sequence.num_pending_tokens
+        num_fed = min(pending, size * (most_tiles - len(tiles)))
+        prompts = {row.sequence.id for row in tiles}
+        if num_fed < 1 or len(prompts) >= (self._engine.max_prefill_seqs or self._engine.max_seqs):
+            return
+        slot = self._hold_pages(sequence, num_fed)
         if slot is None:
             return
         is_last = num_fed == pending and not sequence.scores
         for at in range(0, num_fed, size):
             emits = is_last and at + size >= num_fed
-            tiles.append(Row(sequence, slot, at, min(size, num_fed - at), emits))
+            tiles.append(_fed(sequence, slot, at, min(size, num_fed - at), emits))
 
     def _room(self, sequence: Sequence) -> int:
-        """Tokens that may still be generated."""
-        return min(sequence.max_tokens, self._config.max_context) - len(sequence.tokens)
+        """Tokens that may still be generated, beside those in flight."""
+        longest = min(sequence.max_tokens, self._config.max_context)
+        return longest - len(sequence.tokens) - sequence.num_awaited_tokens
 
     def _hold_pages(self, sequence: Sequence, num_tokens: int) -> int | None:
-        """Makes sure the next tokens have pages, preempting the youngest; the sequence's slot, or
-        None where it was preempted itself.
+        """Makes sure the next tokens have pages, preempting the last in rank; the sequence's slot,
+        or None where it was preempted itself.
         """
         if sequence.slot is None:  # preempted earlier in this very plan
             return None
-        page, stop = self._config.engine.page_tokens, sequence.num_computed_tokens + num_tokens
-        needs = [max(0, -(-stop // page) - len(pages)) for pages in sequence.pages]
-        while not self.pool.can_allocate(needs):
+        while not self.pages.hold(sequence, num_tokens):
             victim = self.running[-1]
             self.preempt(victim)
             if victim is sequence:
                 return None
-        for group, n in enumerate(needs):
-            sequence.pages[group] += self.pool.allocate(group, n)
         return sequence.slot
-
-    def _give_back(self, sequence: Sequence) -> None:
-        """Frees the pages that have slid out of their group's window."""
-        page = self._config.engine.page_tokens
-        groups = self._config.model.page_groups
-        for g, (group, pages) in enumerate(zip(groups, sequence.pages, strict=True)):
-            index = group.spec.live_from(sequence.num_computed_tokens) // page - 1
-            while index >= 0 and pages[index]:
-                self.pool.release(g, [pages[index]])
-                pages[index] = 0
-                index -= 1
 
     def _commit_scores(self, sequence: Sequence, row: Row, tile: int, output: Any) -> None:
         logprobs = output.target_logprobs[tile, : row.length].tolist()
@@ -294,25 +379,30 @@ class Scheduler:
             sequence.prompt_top_logprobs += list(
                 zip(ids[: row.length].tolist(), values[: row.length].tolist(), strict=True)
             )
-        if not sequence.num_pending_tokens:
+        if not sequence.num_pending_tokens and not sequence.num_rows_in_flight:
             self.finish(sequence, FinishReason.LENGTH)
 
     def _commit_tokens(
-        self, sequence: Sequence, where: int, emitted: int, output: Any
+        self, sequence: Sequence, emitted: int, tokens: list[int], logprobs: list[float]
     ) -> list[int]:
-        tokens: list[int] = []
+        """Takes sampled tokens in, up to one that ends the sequence; returns those."""
+        longest = min(sequence.max_tokens, self._config.max_context)
         for w in range(emitted):
-            token = int(output.tokens[where, w])
-            tokens.append(token)
-            sequence.tokens.append(token)
-            sequence.logprobs.append(float(output.logprobs[where, w]))
-            if output.top_ids.shape[-1]:
-                top = output.top_ids[where, w].tolist(), output.top_logprobs[where, w].tolist()
-                sequence.top_logprobs.append(top)
-            if sequence.is_end(token):
+            sequence.tokens.append(tokens[w])
+            sequence.logprobs.append(logprobs[w])
+            if sequence.is_end(tokens[w]):
                 self.finish(sequence, FinishReason.STOP)
-            elif self._room(sequence) <= 0:
+            elif len(sequence.tokens) >= longest:
                 self.finish(sequence, FinishReason.LENGTH)
             if sequence.status is Status.FINISHED:
-                break
-        return tokens
+                return tokens[: w + 1]
+        return tokens[:emitted]
+
+
+def _fed(sequence: Sequence, slot: int, offset: int, length: int, emits: bool) -> Row:
+    """A row of a plan, counted as under way."""
+    row = Row(sequence, slot, sequence.num_scheduled_tokens, offset, length, emits)
+    sequence.num_scheduled_tokens += length
+    sequence.num_rows_in_flight += 1
+    sequence.num_awaited_tokens += emits
+    return row

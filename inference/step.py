@@ -65,8 +65,8 @@ def init_slots(config: Config) -> SlotState:
 def admit(
     cache: Any, slots: SlotState, admissions: Admissions, *, config: Config
 ) -> tuple[Any, SlotState]:
-    """Writes the rows of sequences that take a slot: a fork takes over its source's counts, states
-    and open page, others start from zero.
+    """Writes the rows of sequences that take a slot: a fork takes over its source's states and open
+    page, others start from zero; tokens that are in the cache already are counted.
     """
     slot_A, source_A = admissions.slot_A, admissions.source_A
     is_fork_A = source_A != slot_A
@@ -91,9 +91,21 @@ def admit(
         sampling=jax.tree.map(
             lambda old, new: old.at[slot_A].set(new), slots.sampling, admissions.sampling
         ),
-        counts=inherit(slots.counts) if slots.counts.size > 1 else slots.counts,
+        counts=_count_history(slots.counts, admissions),
     )
     return cache, slots
+
+
+def _count_history(counts: jax.Array, admissions: Admissions) -> jax.Array:
+    """Counts of the admitted rows, from the tokens that no step will feed."""
+    if counts.size == 1:
+        return counts
+    slot_A, history = admissions.slot_A, admissions.history
+    prompt_length_A = admissions.sampling.prompt_length[:, None]
+    is_output = (jnp.arange(history.shape[1]) >= prompt_length_A).astype(jnp.int32)
+    counts = counts.at[slot_A].set(0)
+    is_token = (history >= 0).astype(counts.dtype)
+    return counts.at[slot_A[:, None], is_output, history].add(is_token)
 
 
 def step(

@@ -8,7 +8,7 @@ from typing import Any
 
 import tokenizers
 
-from configs.errors import InputError, shown
+from configs.errors import InputError
 from inference import chat_template, panics, quoting
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -112,16 +112,18 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[Any] | None = None,
         documents: Sequence[Any] | None = None,
-        template_name: str | None = None,
     ) -> str:
-        """A conversation as one of the checkpoint's templates writes it: that of `template_name`,
-        else the one for tools where there are any, else the default.
+        """A conversation as the checkpoint's template writes it.
 
         Raises:
-            InputError: there is no such template, or as `chat_template.render`.
+            InputError: there is no template, or as `chat_template.render`.
         """
+        template = self.templates.get("tool_use", self.template) if tools else self.template
+        if template is None:
+            named = f" but {', '.join(self.templates)}" if self.templates else ""
+            raise InputError(f"this checkpoint has no chat template{named}; give it a plain prompt")
         return chat_template.render(
-            self._template(template_name, bool(tools)),
+            template,
             messages,
             tools=tools,
             documents=documents,
@@ -129,27 +131,12 @@ class Tokenizer:
             special_tokens=self.special_tokens,
         )
 
-    def _template(self, name: str | None, has_tools: bool) -> str:
-        """The template of that name; without one, that for tools where there are any."""
-        named = {"default": self.template, **self.templates}
-        if name is None:
-            name = "tool_use" if has_tools and "tool_use" in named else "default"
-        elif name not in named:
-            valid = ", ".join(known for known, template in named.items() if template is not None)
-            raise InputError(f"no chat template {shown(name)}; valid: {valid or 'there is none'}")
-        template = named[name]
-        if template is None:
-            but = f" but {', '.join(self.templates)}" if self.templates else ""
-            raise InputError(f"this checkpoint has no chat template{but}; give it a plain prompt")
-        return template
-
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         tools: Sequence[Any] | None = None,
         documents: Sequence[Any] | None = None,
-        template_name: str | None = None,
     ) -> list[int]:
         """Token ids of a conversation. The special tokens that the template writes are tokens;
         those that messages, tools or documents hold are text.
@@ -157,7 +144,7 @@ class Tokenizer:
         Raises:
             InputError: as `chat_text` and `encode`, or the two cannot be told apart.
         """
-        text = self.chat_text(messages, add_generation_prompt, tools, documents, template_name)
+        text = self.chat_text(messages, add_generation_prompt, tools, documents)
         if self._quoter is None:
             sources = filter(None, (self.template, *self.templates.values()))
             self._quoter = quoting.Quoter(self._backend, sources)
@@ -165,9 +152,7 @@ class Tokenizer:
         mark = quoting.free_mark(text)
         marked = self._quoter.mark(given, tools, documents, mark)
         if marked != (given, tools, documents):
-            again = self.chat_text(
-                marked[0], add_generation_prompt, marked[1], marked[2], template_name
-            )
+            again = self.chat_text(marked[0], add_generation_prompt, marked[1], marked[2])
             if self._quoter.split(text, again, mark):
                 return self._quoter.encode(again, mark, self._encode)
         if self._backend.encode_special_tokens:  # texts hold none; the template's are tokens still

@@ -10,11 +10,12 @@ from absl import flags
 
 from configs.errors import InputError
 from inference.request import SamplingParams
-from scripts import common, costs, interrupts, sampling_flags
+from scripts import common, costs, interrupts, sampling_flags, templates
 from scripts.conversation import Conversation
 
 _SYSTEM = flags.DEFINE_string("system", None, "What the model is told first; see /system.")
 flags.adopt_module_key_flags(sampling_flags)
+flags.adopt_module_key_flags(templates)
 
 _HELP = """\
 /system TEXT   another instruction for the model; without TEXT none
@@ -23,18 +24,27 @@ _HELP = """\
 /save FILE     the conversation as a line for generate --input
 /help          these lines
 /quit          leave, as Ctrl-D and Ctrl-C do
-A line that ends in \\ goes on in the next. Ctrl-C ends an answer early."""
+A line that ends in \\ goes on in the next; Ctrl-C there forgets it. A message that begins with /
+is typed with //. Ctrl-C ends an answer early."""
 
 
 def main(argv: Sequence[str]) -> None:
     del argv
     if common.JSON.value:
         raise InputError("chat prints what is said, not JSON: generate takes messages as JSON")
+    if sys.stdin is None:
+        raise InputError("stdin is closed: there is nobody to talk to")
     params = sampling_flags.read()
     resolved, config = common.resolve_config({"max_seqs": 1}, sampling_flags.engine_needs([params]))
     checkpoint, tokenizer = common.open_checkpoint(resolved)
+    tokenizer = templates.choose(tokenizer, templates.FLAG.value)
     if tokenizer.template is None:
-        raise InputError("this checkpoint has no chat template: continue texts with generate")
+        named = ", ".join(tokenizer.templates)
+        raise InputError(
+            f"this checkpoint has no default chat template: choose one of {named} by --template"
+            if named
+            else "this checkpoint has no chat template: continue texts with generate"
+        )
     conversation = Conversation(tokenizer, config.max_context)
     conversation.instruct(_SYSTEM.value or "")
     talk = _Talk(common.load_engine(checkpoint, config), conversation, params)
@@ -42,19 +52,21 @@ def main(argv: Sequence[str]) -> None:
         common.say("/help lists what can be done beside talking; Ctrl-C ends an answer early")
     for text in _lines():
         try:
-            if text.startswith("/"):
+            if text.startswith("/") and not text.startswith("//"):
                 command, _, rest = text.partition(" ")
                 if command == "/quit":
                     return
                 talk.obey(command, rest.strip())
             elif text.strip():
-                talk.answer(text)
+                talk.answer(text.removeprefix("/"))
         except (InputError, RuntimeError) as error:  # JAX's own are RuntimeErrors
             common.say(f"error: {' '.join(str(error).split())[:500]}")
 
 
 def _lines() -> Iterator[str]:
-    """What the user types, until the end of it or Ctrl-C; a prompt on a terminal only."""
+    """What the user types, until the end of it or Ctrl-C, which in the middle of a message only
+    forgets that; a prompt on a terminal only.
+    """
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if is_terminal:
         import readline  # noqa: F401  # gives `input` editing and a history of lines
@@ -63,7 +75,14 @@ def _lines() -> Iterator[str]:
     while True:
         try:
             line = input(("... " if held else "> ") if is_terminal else "")
-        except (EOFError, KeyboardInterrupt):
+        except KeyboardInterrupt:
+            if is_terminal:
+                print()
+            if held and is_terminal:
+                held = ""
+                continue
+            return
+        except EOFError:
             if is_terminal:
                 print()
             if held:

@@ -94,15 +94,25 @@ def resolve_config(
     """
     from inference.checkpoints import resolve
 
-    named = _load_run(_RUN.value) if _RUN.value else None
+    named = _named_run()
     if named is not None and flags.FLAGS["model"].present:
         raise InputError("--config names its model: leave --model out")
-    resolved = resolve.resolve(named.model if named else _MODEL.value)
+    resolved = resolve.resolve(model_name())
     asked = (needs or {}) if named else sizes | (needs or {})
     settings = [f"engine.{name}={value}" for name, value in asked.items()]
     config = Config(resolved.config, named.engine) if named else Config(resolved.config)
     config = overrides.apply(config, [*settings, *_SET.value])
     return resolved, config
+
+
+def model_name() -> str:
+    """What --model says, or the run of --config."""
+    named = _named_run()
+    return named.model if named else _MODEL.value
+
+
+def _named_run() -> Run | None:
+    return _load_run(_RUN.value) if _RUN.value else None
 
 
 def open_checkpoint(resolved: Any) -> tuple[Any, Any]:

@@ -1,12 +1,12 @@
 """A conversation that grows by a message and an answer at a time, or stays as it was."""
 
 import json
-from pathlib import Path
+import os
 from typing import Any
 
 from configs.errors import InputError
 from inference import files
-from scripts import prompts
+from scripts import prompts, targets
 
 
 class Conversation:
@@ -20,6 +20,7 @@ class Conversation:
     def __init__(self, tokenizer: Any, max_context: int):
         self.messages: list[dict[str, str]] = []
         self.num_tokens = 0
+        self._num_tokens_before = 0  # the message that is being answered
         self._tokenizer = tokenizer
         self._max_context = max_context
 
@@ -40,6 +41,7 @@ class Conversation:
                 f"the context holds {self._max_context} tokens, with this message the conversation "
                 f"has {len(ids)}: the message was not kept; /reset starts over"
             )
+        self._num_tokens_before = self.num_tokens
         self.messages, self.num_tokens = asked, len(ids)
         return ids
 
@@ -51,6 +53,7 @@ class Conversation:
     def withdraw(self) -> None:
         """The last message goes: it has no answer."""
         self.messages.pop()
+        self.num_tokens = self._num_tokens_before
 
     def reset(self) -> None:
         """Back to the system's message."""
@@ -78,10 +81,10 @@ class Conversation:
         Raises:
             InputError: the file cannot be written.
         """
+        path = targets.check(f"/save {name}", os.path.expanduser(name))
         line = json.dumps({"messages": self.messages}, ensure_ascii=False) + "\n"
         try:
-            with files.atomic_file(Path(name).expanduser()) as file:
+            with files.atomic_file(path) as file:
                 file.write(line.encode())
-        except (OSError, RuntimeError, ValueError) as error:  # no such user; a NUL
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise InputError(f"cannot write {name}: {reason}") from None
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror}") from None

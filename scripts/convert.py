@@ -7,26 +7,28 @@ from pathlib import Path
 from absl import flags
 
 from configs.errors import InputError
-from scripts import common
+from inference.checkpoints import new_directory
+from scripts import common, output
 
-_OUTPUT = flags.DEFINE_string("output", None, "Directory to write; it must not exist yet.")
+_OUTPUT = output.FLAG
 _TO = flags.DEFINE_enum("to", "orbax", ["orbax", "hf"], "Format: our native one, or transformers'.")
 _DTYPE = flags.DEFINE_enum(
     "dtype", None, ["float32", "bfloat16"], "Type of the weights; default: as they are stored."
 )
-_MAX_SHARD_GB = flags.DEFINE_float(
-    "max_shard_gb", 5.0, "Largest safetensors file of --to=hf.", lower_bound=0.0001
-)
+_MAX_SHARD_GB = flags.DEFINE_float("max_shard_gb", 5.0, "Largest safetensors file of --to=hf.")
+flags.adopt_module_key_flags(output)
 
 
 def main(argv: Sequence[str]) -> None:
     del argv
     if not _OUTPUT.value:
         raise InputError("--output=DIR is needed: the directory to write")
-    from inference.checkpoints import convert
+    if not 1e-4 <= _MAX_SHARD_GB.value <= 1e6:  # NaN is neither
+        raise InputError(f"--max_shard_gb is from 0.0001 to 1000000, not {_MAX_SHARD_GB.value}")
+    target = Path(_OUTPUT.value)
+    new_directory.check(target)
+    from inference.checkpoints import convert  # brings JAX
 
-    output = Path(_OUTPUT.value)
-    convert.check_output(output)
     resolved, config = common.resolve_config({})
     if config.model != resolved.config:
         raise InputError("a conversion changes no field of the model; --dtype chooses the type")
@@ -34,15 +36,15 @@ def main(argv: Sequence[str]) -> None:
     checkpoint, _ = common.open_checkpoint(resolved)  # a tokenizer that cannot load is no use
     with common.bars() as progress:
         convert.convert(
-            checkpoint, output, _TO.value, _DTYPE.value, int(_MAX_SHARD_GB.value * 1e9), progress
+            checkpoint, target, _TO.value, _DTYPE.value, int(_MAX_SHARD_GB.value * 1e9), progress
         )
     seconds = time.monotonic() - start
-    size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
+    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     if common.JSON.value:
-        result = {"output": str(output), "format": _TO.value, "bytes": size, "seconds": seconds}
+        result = {"output": str(target), "format": _TO.value, "bytes": size, "seconds": seconds}
         common.print_json(result, config)
     else:
-        print(f"{output}: {size / 1e6:.1f} MB in {seconds:.1f} s, verified")
+        print(f"{target}: {size / 1e6:.1f} MB in {seconds:.1f} s, verified")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,16 @@ def stats(
     }
 
 
+def nothing() -> dict[str, Any]:
+    """The same figures of a run that had nothing left to do."""
+    from inference.planner import report
+
+    measured = (field.name for field in dataclasses.fields(report.DecodeReport))
+    return {"prompt_tokens": 0, "output_tokens": 0, "compile_s": 0.0} | dict.fromkeys(
+        ("ttft_s", "output_tok_s", *measured)
+    )
+
+
 def summary(stats: dict[str, Any]) -> str:
     """The line of figures."""
     line = (

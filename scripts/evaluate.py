@@ -4,17 +4,19 @@ import hashlib
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from absl import flags
 
 from configs.errors import InputError
-from scripts import common
+from scripts import common, inputs
 
 _TEXT = flags.DEFINE_string("text", None, "File to score; default: Python's own help topics.")
 _WINDOW = flags.DEFINE_integer("window", 512, "Tokens scored together; windows do not overlap.")
 _MAX_TOKENS = flags.DEFINE_integer("max_tokens", None, "Score only the first N tokens.")
+
+_MAX_BYTES = 16 << 20  # of a text: `tokenizers` takes some 300 bytes a token
+_WINDOWS_AT_ONCE = 64  # keep every sequence of the engine busy, and the bar moving
 
 
 def main(argv: Sequence[str]) -> None:
@@ -44,8 +46,9 @@ def main(argv: Sequence[str]) -> None:
     engine = common.load_engine(checkpoint, config)
     logprobs: list[float] = []
     with common.bars() as progress:
-        for window in windows:
-            logprobs += engine.score([window])[0].logprobs
+        for first in range(0, len(windows), _WINDOWS_AT_ONCE):
+            for score in engine.score(windows[first : first + _WINDOWS_AT_ONCE]):
+                logprobs += score.logprobs
             progress(len(logprobs), len(tokens), "scoring tokens")
     result = {
         "perplexity": _perplexity(logprobs),
@@ -83,12 +86,7 @@ def _read_text() -> str:
         from pydoc_data.topics import topics
 
         return "\n".join(topics[key] for key in sorted(topics))
-    try:
-        return Path(_TEXT.value).read_bytes().decode("utf-8")
-    except OSError as error:
-        raise InputError(f"cannot read {_TEXT.value}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{_TEXT.value} is not UTF-8: byte {error.start}") from None
+    return inputs.read_text(_TEXT.value, _MAX_BYTES)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,17 @@ from absl import flags
 from configs.engine import Config
 from configs.errors import InputError
 from inference.request import SamplingParams
-from scripts import common, costs, interrupts, meter, output, partial, prompts, sampling_flags
+from scripts import (
+    common,
+    costs,
+    interrupts,
+    meter,
+    output,
+    partial,
+    prompts,
+    sampling_flags,
+    templates,
+)
 from scripts.prompts import Prompt
 
 _PROMPT = flags.DEFINE_multi_string("prompt", [], "Text to continue (repeatable).")
@@ -28,41 +38,51 @@ _NAIVE = flags.DEFINE_bool("naive", False, "Decode without a cache: slow, and an
 _LOGPROBS = flags.DEFINE_integer("logprobs", None, "Report log-probabilities and K alternatives.")
 flags.adopt_module_key_flags(output)
 flags.adopt_module_key_flags(sampling_flags)
+flags.adopt_module_key_flags(templates)
 
-Results = dict[int, dict[str, Any]]
+Results = dict[str, dict[str, Any]]  # by key of the request
 
 
 def main(argv: Sequence[str]) -> None:
     del argv
     requests = _read_requests()
-    target = None if _OUTPUT.value is None else output.check(_OUTPUT.value)
+    target = None if _OUTPUT.value is None else output.check(_OUTPUT.value, _INPUT.value)
     resolved, config = common.resolve_config(
         {"max_seqs": min(len(requests), 32)},  # an engine no larger than the work
         sampling_flags.engine_needs(request.params for request in requests)
         | ({"top_logprobs": _LOGPROBS.value} if _LOGPROBS.value else {}),
     )
     checkpoint, tokenizer = common.open_checkpoint(resolved)
-    if tokenizer.template is None and any(request.messages for request in requests):
-        raise InputError(
-            "this checkpoint has no chat template: leave --chat out, and give prompts, not messages"
-        )
-    ids = [_encode(tokenizer, request) for request in requests]
-    _check_lengths(ids, config.max_context)
-    with _kept(target, config, requests, ids) as kept:
+    ids = [request.encode(tokenizer) for request in requests]
+    _check(requests, ids, config, tokenizer, checkpoint.eos_ids)
+    keys = partial.keys(
+        [request.id, tokens, dataclasses.asdict(request.params)]
+        for request, tokens in zip(requests, ids, strict=True)
+    )
+    with _kept(target, config, checkpoint.eos_ids, keys) as kept:
         results: Results = {} if kept is None else kept.results
         streams = len(requests) == 1 and not (common.JSON.value or target)
-        stats: dict[str, Any] = {}
+        stats: dict[str, Any]
         if _NAIVE.value:
             engine = common.load_engine(checkpoint, config)
-            results, stats, line = _run_naive(engine, ids, requests[0].params)
+            found, stats, line = _run_naive(engine, ids, requests[0].params)
+            results = dict(zip(keys, found, strict=True))
         elif len(results) < len(requests):
             engine = common.load_engine(checkpoint, config)
             add = results.__setitem__ if kept is None else kept.add
-            stats = _run(engine, requests, ids, results, add, streams)
+            todo = [index for index, key in enumerate(keys) if key not in results]
+            stats = _run(
+                engine,
+                [requests[index] for index in todo],
+                [ids[index] for index in todo],
+                lambda place, result: add(keys[todo[place]], result),
+                streams,
+            )
             line = costs.summary(stats)
         else:
+            stats = costs.nothing()
             line = f"all {len(results)} results had been computed before"
-        ordered = [results[index] for index in range(len(requests))]
+        ordered = [results[key] for key in keys]
         if target:
             output.write(target, ordered, config)
     if common.JSON.value:
@@ -81,6 +101,8 @@ def main(argv: Sequence[str]) -> None:
 
 def _read_requests() -> list[Prompt]:
     """Every prompt, checked before any work; a prompt under --chat is one user message."""
+    if _OVERWRITE.value and _OUTPUT.value is None:
+        raise InputError("--overwrite starts an --output over: give that as well")
     params = sampling_flags.read()
     if _LOGPROBS.value is not None and not 0 <= _LOGPROBS.value <= 20:
         raise InputError(f"--logprobs is between 0 and 20, not {_LOGPROBS.value}")
@@ -98,51 +120,63 @@ def _read_requests() -> list[Prompt]:
             "--naive takes no --output, --stop, penalties, alternatives (--logprobs=0) or sampling "
             "of a line"
         )
-    return [prompts.as_message(request) for request in requests] if _CHAT.value else requests
+    if _CHAT.value:
+        requests = [prompts.as_message(request) for request in requests]
+    if templates.FLAG.value is None:
+        return requests
+    if not all(request.messages for request in requests):
+        raise InputError("--template is for messages: give --chat, or messages instead of prompts")
+    return [prompts.with_template(request, templates.FLAG.value) for request in requests]
 
 
-def _encode(tokenizer: Any, request: Prompt) -> list[int]:
-    try:
-        return request.encode(tokenizer)
-    except InputError as error:
-        raise InputError(f"{request.where}: {error}") from None
+def _check(
+    requests: Sequence[Prompt],
+    ids: Sequence[list[int]],
+    config: Config,
+    tokenizer: Any,
+    eos_ids: Sequence[int],
+) -> None:
+    """What the engine will say of the requests, said before weights are read."""
+    from inference.intake import Intake
 
-
-def _check_lengths(ids: Sequence[list[int]], max_context: int) -> None:
-    for n, prompt in enumerate(ids, 1):
-        if len(prompt) >= max_context:
+    intake, limit = Intake(config, tokenizer, frozenset(eos_ids)), config.max_context
+    for request, prompt in zip(requests, ids, strict=True):
+        if len(prompt) >= limit:
             raise InputError(
-                f"prompt {n} has {len(prompt)} tokens; the context of {max_context} holds at most "
-                f"{max_context - 1} and one to generate"
+                f"{request.where} has {len(prompt)} tokens; the context of {limit} holds at most "
+                f"{limit - 1} and one to generate"
             )
+        try:
+            intake.sequence(prompt, len(prompt), request.params)
+        except InputError as error:
+            raise InputError(f"{request.where}: {error}") from None
 
 
 @contextmanager
 def _kept(
-    target: Path | None, config: Config, requests: Sequence[Prompt], ids: Sequence[list[int]]
+    target: Path | None, config: Config, eos_ids: Sequence[int], keys: Sequence[str]
 ) -> Iterator[partial.Partial | None]:
     """The results that an earlier run has left and this one adds to; they go when all is done."""
     if target is None:
         yield None
         return
-    model = flags.FLAGS["config"].value or flags.FLAGS["model"].value
-    asked = [
-        [request.id, tokens, dataclasses.asdict(request.params)]
-        for request, tokens in zip(requests, ids, strict=True)
-    ]
+    from scripts import provenance
+
+    engine = config.engine  # of it, what decides an answer: the rest follows from the requests
+    decisive = [config.max_context, engine.deterministic, engine.seed, _LOGPROBS.value]
     identity = {
-        "configuration": partial.digest([model, dataclasses.asdict(config), _LOGPROBS.value]),
-        "requests": partial.digest(asked),
+        "weights": partial.digest([provenance.of(common.model_name()), eos_ids]),
+        "configuration": partial.digest([dataclasses.asdict(config.model), *decisive]),
     }
-    kept = partial.Partial(target, identity, _OVERWRITE.value)
+    kept = partial.Partial(target, identity, keys, _OVERWRITE.value)
     finished = False
     try:
         if kept.results:
-            common.say(f"{len(kept.results)} of {len(requests)} results are in {kept.path} already")
+            common.say(f"{len(kept.results)} of {len(keys)} results are in {kept.path} already")
         yield kept
         finished = True
     except KeyboardInterrupt:
-        count = f"{len(kept.results)} of {len(requests)} results"
+        count = f"{len(kept.results)} of {len(keys)} results"
         raise InputError(
             f"interrupted: {count} are in {kept.path}; the same command goes on from there"
             if kept.results
@@ -156,20 +190,23 @@ def _run(
     engine: Any,
     requests: Sequence[Prompt],
     ids: Sequence[list[int]],
-    done: Results,
     add: Callable[[int, dict[str, Any]], None],
     streams: bool,
 ) -> dict[str, Any]:
-    """Computes and adds what is not done; returns stats. With `streams`, text goes to stdout as it
-    comes.
+    """Adds the result of each request, by its place among them, as it ends; returns stats. With
+    `streams`, text goes to stdout as it comes.
     """
-    todo = [index for index in range(len(requests)) if index not in done]
-    params = [requests[index].params for index in todo]
+    params = [request.params for request in requests]
     start, compiled_before = time.perf_counter(), engine.compile_s
     first_token_s, completions = 0.0, []
     with common.bars() as bar, interrupts.Deferred() as interrupt:
         say = None if streams or common.console.is_terminal else common.say
-        counted = meter.Meter(_most_tokens(engine, ids, todo, params), bar, say)
+        limit = engine.config.max_context
+        most = [
+            min(own.max_new_tokens, limit - len(prompt))
+            for prompt, own in zip(ids, params, strict=True)
+        ]
+        counted = meter.Meter(most, bar, say)
 
         def on_update(update: Any) -> None:
             nonlocal first_token_s
@@ -182,10 +219,9 @@ def _run(
             else:
                 counted.add_tokens(len(update.token_ids))
 
-        given = [ids[index] for index in todo]
-        for position, completion in engine.as_completed(given, params, on_update):
-            add(todo[position], _result(completion, requests[todo[position]].id))
-            counted.add_answer(position, len(completion.token_ids))
+        for place, completion in engine.as_completed(ids, params, on_update):
+            add(place, _result(completion, requests[place].id))
+            counted.add_answer(place, len(completion.token_ids))
             completions.append(completion)
     seconds, compile_s = time.perf_counter() - start, engine.compile_s - compiled_before
     num_prompt = sum(len(completion.prompt_token_ids) for completion in completions)
@@ -193,23 +229,15 @@ def _run(
     return costs.stats(engine, num_prompt, num_output, first_token_s, seconds, compile_s)
 
 
-def _most_tokens(
-    engine: Any, ids: Sequence[list[int]], todo: Sequence[int], params: Sequence[SamplingParams]
-) -> list[int]:
-    limit = engine.config.max_context
-    pairs = zip(todo, params, strict=True)
-    return [min(own.max_new_tokens, limit - len(ids[index])) for index, own in pairs]
-
-
 def _run_naive(
     engine: Any, ids: Sequence[list[int]], params: SamplingParams
-) -> tuple[Results, dict[str, Any], str]:
+) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
     from scripts import uncached
 
     results, stats = uncached.compare(engine, ids, params)
     if _LOGPROBS.value is None:
         results = [result | {"logprobs": None} for result in results]
-    return dict(enumerate(results)), stats, uncached.summary(stats)
+    return results, stats, uncached.summary(stats)
 
 
 def _result(completion: Any, id: str | int | None) -> dict[str, Any]:

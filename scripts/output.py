@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,33 +11,34 @@ from absl import flags
 from configs.engine import Config
 from configs.errors import InputError
 from inference import files
-from scripts import partial
+from scripts import partial, targets
 
 # Here and not in the apps that write, so that one process can load them all.
 FLAG = flags.DEFINE_string(
     "output",
     None,
-    "generate: one JSON result a line, and beside it the configuration. plan: --verify's page.",
+    "generate: one JSON result a line, and beside it the configuration. plan: --verify's page. "
+    "convert: the directory, which must not exist yet.",
 )
 
 
-def check(name: str) -> Path:
+def check(name: str, source: str | None = None) -> Path:
     """The file that --output names, links followed.
 
+    Args:
+        name: the flag's value.
+        source: the file that is read, if any.
+
     Raises:
-        InputError: it, or what is written beside it, cannot become a file.
+        InputError: it, or what is written beside it, cannot become a file or is the one that is
+            read.
     """
-    try:
-        path = Path(name).resolve()
-        for target in (path, _beside(path), partial.name(path)):
-            if not path.parent.is_dir() or (target.exists() and not target.is_file()):
-                raise InputError(f"--output={name}: {target} is not a file in an existing folder")
-    except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, a NUL
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"--output={name!r} is no path: {error}") from None
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise InputError(f"--output={name}: the folder {path.parent} cannot be written to")
+    label = f"--output={name}"
+    path = targets.check(label, name)
+    for target in (path, _beside(path), partial.name(path)):
+        written = targets.check(label, str(target))
+        if source is not None and written == Path(source).resolve():
+            raise InputError(f"{label}: {written} is the --input, which would be replaced")
     return path
 
 

@@ -3,15 +3,15 @@
 import dataclasses
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from configs.errors import InputError
 from inference.request import SamplingParams
-from scripts import sampling_flags
+from scripts import inputs, sampling_flags, templates
 
 _WANTED = 'one of {"prompt": text} and {"messages": [{"role": text, "content": text}, ...]}'
-_MORE = ("id", "tools", "documents")
+_MAX_BYTES = 64 << 20  # of a file
+_MORE = ("id", "tools", "documents", "template")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Prompt:
 
     Attributes:
         where: names it in errors.
+        template: name of the chat template; None takes the one for the conversation.
         id: as its line gives it; None where it gives none.
     """
 
@@ -29,15 +30,25 @@ class Prompt:
     messages: tuple[dict[str, Any], ...] = ()
     tools: list[Any] | None = None
     documents: list[Any] | None = None
+    template: str | None = None
     id: str | int | None = None
 
     def encode(self, tokenizer: Any) -> list[int]:
-        """Its token ids."""
-        if self.text is not None:
-            return tokenizer.encode(self.text)
-        return tokenizer.apply_chat_template(
-            self.messages, tools=self.tools, documents=self.documents
-        )
+        """Its token ids.
+
+        Raises:
+            InputError: there are none; names the request.
+        """
+        try:
+            if self.text is not None:
+                return tokenizer.encode(self.text)
+            return templates.choose(tokenizer, self.template).apply_chat_template(
+                self.messages, tools=self.tools, documents=self.documents
+            )
+        except RecursionError:
+            raise InputError(f"{self.where}: its messages are nested too deeply") from None
+        except InputError as error:
+            raise InputError(f"{self.where}: {error}") from None
 
 
 def from_texts(texts: Sequence[str], params: SamplingParams) -> list[Prompt]:
@@ -56,7 +67,8 @@ def from_file(name: str, params: SamplingParams) -> list[Prompt]:
     """
     prompts: list[Prompt] = []
     seen: dict[str | int, int] = {}
-    for number, line in enumerate(_read_lines(name), 1):
+    lines = inputs.read_text(name, _MAX_BYTES).split("\n")  # not at U+2028, as splitlines
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         where = f"{name} line {number}"
@@ -77,6 +89,11 @@ def as_message(prompt: Prompt) -> Prompt:
     return dataclasses.replace(prompt, text=None, messages=(message,))
 
 
+def with_template(prompt: Prompt, name: str) -> Prompt:
+    """With a chat template of this name, unless it names one itself."""
+    return prompt if prompt.template else dataclasses.replace(prompt, template=name)
+
+
 def check_text(where: str, text: str) -> str:
     """The text, when it is one.
 
@@ -85,6 +102,10 @@ def check_text(where: str, text: str) -> str:
     """
     if not text:
         raise InputError(f"{where} is empty: at least one character is needed")
+    return _check_unicode(where, text)
+
+
+def _check_unicode(where: str, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -95,18 +116,9 @@ def check_text(where: str, text: str) -> str:
     return text
 
 
-def _read_lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_bytes().decode("utf-8").split("\n")  # not at U+2028, as splitlines
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8: byte {error.start}") from None
-
-
 def _parse(where: str, line: str, params: SamplingParams) -> Prompt:
     try:
-        given = json.loads(line)
+        given = json.loads(line, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise InputError(f"{where} is not JSON: {error.msg} at column {error.colno}") from None
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits; deep nesting
@@ -130,8 +142,18 @@ def _parse(where: str, line: str, params: SamplingParams) -> Prompt:
         tuple(given.get("messages", ())),
         _list(where, given, "tools"),
         _list(where, given, "documents"),
+        _template(where, given),
         _id(where, given),
     )
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"it has the key {name[:60]!r} twice")
+        found[name] = value
+    return found
 
 
 def _check_messages(where: str, messages: Any) -> None:
@@ -146,7 +168,7 @@ def _check_messages(where: str, messages: Any) -> None:
         if not isinstance(content, str):
             raise InputError(f"{where}: 'messages' is not {_WANTED}")
         for field, text in (("role", message["role"]), ("content", content)):
-            check_text(f"{where}: {field!r}", text or " ")  # may be empty
+            _check_unicode(f"{where}: {field!r}", text)
 
 
 def _params(where: str, given: dict[str, Any], params: SamplingParams) -> SamplingParams:
@@ -168,8 +190,17 @@ def _list(where: str, given: dict[str, Any], name: str) -> list[Any] | None:
     return value
 
 
+def _template(where: str, given: dict[str, Any]) -> str | None:
+    name = given.get("template")
+    if name is not None and not isinstance(name, str):
+        raise InputError(f"{where}: 'template' is the name of a chat template, not {name!r:.60}")
+    if name is not None and "messages" not in given:
+        raise InputError(f"{where}: 'template' goes with messages, not with a prompt")
+    return name
+
+
 def _id(where: str, given: dict[str, Any]) -> str | int | None:
     own = given.get("id")
     if own is not None and (isinstance(own, bool) or not isinstance(own, str | int)):
         raise InputError(f"{where}: 'id' is a text or a whole number, not {own!r:.60}")
-    return own
+    return _check_unicode(f"{where}: 'id'", own) if isinstance(own, str) else own

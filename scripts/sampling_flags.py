@@ -1,6 +1,7 @@
 """How to sample: flags that `generate` and `chat` share, and the same fields in a line of input."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -26,6 +27,7 @@ _PARAMS = {
     "ignore_eos": flags.DEFINE_bool("ignore_eos", False, "Go on past the model's end token."),
     "seed": flags.DEFINE_integer("seed", None, "64-bit seed of the random stream."),
 }
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,18}")
 FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
 
 
@@ -69,7 +71,10 @@ def _whole(name: str, value: Any) -> int:
 def _number(name: str, value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise InputError(f"{name} is a number, not {_shown(value)}")
-    return value
+    try:
+        return float(value)
+    except OverflowError:  # a whole number of 400 digits
+        raise InputError(f"{name} is a number that a float holds, not {_shown(value)}") from None
 
 
 def _switch(name: str, value: Any) -> bool:
@@ -95,10 +100,9 @@ def _biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
     wanted = f'{name} is {{"token id": number, ...}}, not {_shown(value)}'
     if not isinstance(value, dict):
         raise InputError(wanted)
-    try:
-        return tuple((int(token), _number(name, bias)) for token, bias in value.items())
-    except ValueError:
-        raise InputError(wanted) from None
+    if not all(_TOKEN_ID.fullmatch(token) for token in value):
+        raise InputError(wanted)
+    return tuple((int(token), _number(name, bias)) for token, bias in value.items())
 
 
 def _optional(reader: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
@@ -126,4 +130,5 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "stop_ids": _ids,
     "ignore_eos": _switch,
     "seed": _optional(_whole),
+    "priority": _whole,
 }

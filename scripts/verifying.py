@@ -15,9 +15,9 @@ from configs.errors import InputError
 from configs.model import ModelConfig
 from inference import batch, compilation_cache, request
 from inference.executor import Executor
+from inference.plan import Plan, Row
 from inference.planner import calibrate, machine, measure, verify
 from inference.planner.verify import Point, Verification
-from inference.scheduler import Plan, Row
 from layers import decoder, params
 
 COMMAND = "python -m scripts.plan --verify"
@@ -87,11 +87,11 @@ def _arrays(point: Point, executor: Executor) -> tuple[np.ndarray, batch.Batch]:
             sequence.pages.append([0] * first + [free[group] + i for i in range(count)])
             free[group] += count
         rows += [
-            Row(sequence, slot, at, queries, emits=at + queries == fed)
+            Row(sequence, slot, computed + at, at, queries, emits=at + queries == fed)
             for at in range(0, fed, queries)
         ]
     decode, tiles = (tuple(rows), ()) if point.rows else ((), tuple(rows))
-    return num_tokens, batch.build(Plan(point.shape, decode, tiles, ()), config)
+    return num_tokens, batch.build(Plan(point.shape, decode, tiles), config)
 
 
 def check(model: ModelConfig) -> None:

@@ -1,7 +1,30 @@
 """The suite runs on the CPU unless the caller chose a platform, and asks no hub for anything."""
 
+import contextlib
 import os
+import signal
+
+import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# A shell's background jobs ignore interrupts, and so would what they start: tests send some.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config):
+    """Files go to workers as they are listed, which is no file of minutes behind all others."""
+    config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Tests marked `quick_code`, and the fixtures set up for them, compile quickly."""
+    from tests import compiling  # JAX reads the environment above
+
+    is_quick = item.get_closest_marker("quick_code") is not None
+    with compiling.quickly() if is_quick else contextlib.nullcontext():
+        return (yield)

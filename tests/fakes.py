@@ -23,6 +23,7 @@ from inference import request
 from layers import decoder, kv_cache
 from layers.mixer import Mixer
 from layers.params import init
+from tests import compiling
 
 # --- a fake model: its channels are token, 1, total and 0; each layer adds to the total -----------
 
@@ -190,7 +191,13 @@ def real_params(model: ModelConfig) -> Any:
 
 # --- engines --------------------------------------------------------------------------------------
 
-_executables: dict[Config, dict] = {}
+_executables: dict[tuple[Config, bool], dict] = {}
+
+# What the scheduler alone knows of: engines that differ in these run the same programs.
+_SCHEDULING = (
+    "policy", "max_wait_s", "chunked_prefill", "prefill_budget", "max_prefill_seqs", "prefix_cache",
+    "max_overtakes", "preemption", "swap_bytes", "overlap", "overcommit", "seed",
+)  # fmt: skip
 
 
 def engine(
@@ -207,7 +214,10 @@ def engine(
         params = fake_params(model) if is_fake else real_params(model)
     mixers = MIXERS if is_fake else decoder.MIXERS
     made = engines.Engine(config, params, mixers=mixers, **arguments)
-    made.executor._compiled = _executables.setdefault(config, {})
+    same = EngineConfig(**{k: v for k, v in settings.items() if k not in _SCHEDULING})
+    made.executor._compiled = _executables.setdefault(
+        (Config(model, same), compiling.is_quick()), {}
+    )
     if not all_shapes:
         made.scheduler.shapes = tuple(shape for shape in made.scheduler.shapes if shape.decode[0])
     return made

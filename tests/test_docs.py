@@ -1,30 +1,140 @@
-"""Pages that are written by programs are up to date, and their commands run."""
+"""Pages that are written by programs are up to date, and what pages show runs."""
 
+import importlib
+import importlib.util
+import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
+import pytest
+
+from layers import decoder
+from layers.mixer import Mixer
+
 ROOT = Path(__file__).resolve().parents[1]
+_FOR_A_SHORT_CONTEXT = {
+    "evaluate": ["--window=64"],
+    "bench": ["--prompt_tokens=32", "--new_tokens=16", "--prefill_tokens=64"],
+}
+GOLDEN_PYTHON = ROOT / ".venv-golden" / "bin" / "python"
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def blocks(page: str) -> list[str]:
+    """The indented blocks of a page; blank lines may stand within one."""
+    found = re.findall(r"^ {4}.*\n(?:\n*^ {4}.*\n)*", read(page), re.MULTILINE)
+    return [textwrap.dedent(block) for block in found]
 
 
 def test_the_families_page_is_up_to_date(tmp_path):
     target = tmp_path / "families.md"
     subprocess.run([sys.executable, "docs/make_families.py", target], cwd=ROOT, check=True)
-    committed = (ROOT / "docs" / "families.md").read_text(encoding="utf-8")
+    committed = read("docs/families.md")
     assert target.read_text("utf-8") == committed, "stale: python docs/make_families.py"
 
 
-def test_adding_a_model_names_files_that_exist():
-    text = (ROOT / "docs" / "add_a_model.md").read_text(encoding="utf-8")
-    for name in re.findall(r"[\w/]+\.(?:py|md)", text.replace("configs/NAME.py", "")):
+@pytest.mark.parametrize("page", ["add_a_model", "add_a_mixer"])
+def test_adding_names_files_that_exist(page):
+    text = read(f"docs/{page}.md")
+    for made in ("configs/NAME.py", "tests/layers/test_min_gru.py", "layers/min_gru.py"):
+        text = text.replace(made, "")
+    for name in re.findall(r"[\w/]+\.(?:py|md)", text):
         assert (ROOT / name).exists() or (ROOT / "docs" / name).exists(), name
 
 
 def test_our_paths_are_printed_as_the_page_says():
-    text = (ROOT / "docs" / "add_a_model.md").read_text(encoding="utf-8")
-    (command,) = re.findall(r'    python -c "(.*?)"\n', text, re.DOTALL)
+    (command,) = re.findall(r'    python -c "(.*?)"\n', read("docs/add_a_model.md"), re.DOTALL)
     code = command.replace("\\\n", "")
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert "layers/29/mixer/qkv" in run.stdout.split()
+
+
+def load(path: Path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_mixer_of_the_page_runs(tmp_path, monkeypatch):
+    """Its files as they stand on the page, and its entry in the decoder's table."""
+    mixer, entry, tests = blocks("docs/add_a_mixer.md")
+    assert (mixer + tests).count("\n") + 1 < 100  # and a line of the table
+    (tmp_path / "min_gru.py").write_text(mixer)
+    (tmp_path / "test_min_gru.py").write_text(tests)
+    for name in ("min_gru.py", "test_min_gru.py"):
+        flags = ["--config", ROOT / "pyproject.toml", "--ignore", "D", tmp_path / name]
+        subprocess.run([Path(sys.executable).with_name("ruff"), "check", "-q", *flags], check=True)
+    layers = sys.modules["layers"]
+    monkeypatch.setattr(layers, "__path__", [*layers.__path__, str(tmp_path)])
+    min_gru = importlib.import_module("layers.min_gru")
+    assert '"min_gru": Mixer(min_gru.infos, min_gru.apply)' in entry
+    monkeypatch.setitem(decoder.MIXERS, "min_gru", Mixer(min_gru.infos, min_gru.apply))
+    try:
+        written = load(tmp_path / "test_min_gru.py")
+        shown = [name for name in vars(written) if name.startswith("test_")]
+        assert len(shown) == 2
+        for name in shown:
+            getattr(written, name)()
+    finally:
+        del layers.min_gru, sys.modules["layers.min_gru"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_commands_of_adding_a_model(tmp_path):
+    """In a copy of the repository, since they write; that of transformers where it is there."""
+    ignored = shutil.ignore_patterns(".*", "__pycache__")
+    copy = shutil.copytree(ROOT, tmp_path / "copy", ignore=ignored, symlinks=True)
+    lines = (line for block in blocks("docs/add_a_model.md") for line in block.splitlines())
+    commands = dict.fromkeys(
+        line.replace("NAME", "gpt2")
+        for line in lines
+        if line.startswith(("python tests/", "python docs/", "python -m pytest"))
+    )
+    golden, parity, table = (shlex.split(command)[1:] for command in commands)
+    for words in ([*parity, "-k", "gpt2"], table):  # all families would take minutes
+        subprocess.run([sys.executable, *words], cwd=copy, check=True, timeout=600)
+    assert (copy / "docs" / "families.md").read_text() == read("docs/families.md")
+    if not GOLDEN_PYTHON.exists():
+        pytest.skip(f"{' '.join(golden)}: no {GOLDEN_PYTHON.parent.parent.name} (make golden)")
+    subprocess.run([GOLDEN_PYTHON, *golden], cwd=copy, check=True, timeout=600)
+    for path in sorted((ROOT / "tests" / "golden").glob("gpt2-*/config.json")):
+        assert (copy / path.relative_to(ROOT)).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_commands_of_the_readme(tmp_path):
+    """Those that run a model, on a tiny one; what they need beside it is made first."""
+    tiny = ROOT / "tests" / "golden" / "llama-tokenizer"
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "A"}\n')
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT), "RIDGELINE_CACHE": str(tmp_path / "cache"),
+    }  # fmt: skip
+    found = re.findall(
+        r"python -m scripts\.(\w+)(.*?)(?:  +#|`|$)", read("README.md"), re.MULTILINE
+    )
+    assert len(found) >= 11
+    for app, flags in found:
+        words = shlex.split(flags)
+        if app != "plan":
+            words += [f"--model={tiny}", *_FOR_A_SHORT_CONTEXT.get(app, ())]
+        ran = subprocess.run(
+            [sys.executable, "-m", f"scripts.{app}", *words], cwd=tmp_path, env=environment,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
+        assert ran.returncode == 0, f"{app} {flags}\n{ran.stderr}"
+    assert (tmp_path / "plan.html").exists() and (tmp_path / "answers.jsonl").exists()
+    (code,) = (block for block in blocks("README.md") if "Engine.from_model" in block)
+    code = code.replace("smollm2-135m", str(tiny))
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=300)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import compiling
 from tests.fake_hub import FakeHub
 
 ROOT = Path(__file__).parents[1]
@@ -32,7 +33,7 @@ def test_every_command_of_the_page_works(tmp_path):
     hub.publish(
         "owner/name", {p.name: p.read_bytes() for p in TINY.iterdir() if p.suffix != ".npz"}
     )
-    environment = os.environ | {
+    environment = os.environ | compiling.ENVIRONMENT | {
         "PYTHONPATH": str(ROOT), "RIDGELINE_CACHE": str(tmp_path / "cache"),
         "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0",
     }  # fmt: skip

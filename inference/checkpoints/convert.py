@@ -1,12 +1,8 @@
 """One checkpoint written in another format: complete under its name, or not there at all."""
 
-import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,9 +18,9 @@ from inference.checkpoints import (
     load,
     manifest,
     mapped,
+    new_directory,
     opened,
     orbax_directory,
-    resolve,
     safetensors_file,
     text_files,
 )
@@ -37,29 +33,6 @@ FORMATS = ("orbax", "hf")
 SHARD_BYTES = 5 * 10**9  # what transformers writes
 
 _INTERMEDIATE = "weights.safetensors"
-
-
-def check_output(output: Path) -> None:
-    """Refuses what cannot become a new directory.
-
-    Raises:
-        InputError: it exists and is not an empty directory, or its parent cannot be written to.
-    """
-    try:
-        if "\0" in str(output):
-            raise ValueError("it holds a NUL")
-        if output.name in ("", "..") or output.name.endswith(resolve.UNFINISHED):
-            raise ValueError(f"name a new directory, not in {resolve.UNFINISHED}")
-        if output.is_symlink() or _folder_of(output).is_symlink():
-            raise InputError(f"--output={output}: it or its {resolve.UNFINISHED} is a link")
-        if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-            raise InputError(f"--output={output}: exists already")
-        if not output.parent.is_dir() or not os.access(output.parent, os.W_OK | os.X_OK):
-            raise InputError(f"--output={output}: {output.parent} is no folder to write to")
-    except (OSError, ValueError) as error:  # too long, or holds a NUL
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"--output={str(output)[:80]!r} is no path: {error}") from None
 
 
 def convert(
@@ -85,7 +58,7 @@ def convert(
         InputError: the source is unsound, the format cannot hold it, or the output is in the way.
         OSError: the output cannot be written.
     """
-    check_output(output)
+    new_directory.check(output)
     contents = checkpoint.contents()
     stored = dtype or contents.source.dtype
     if stored not in ("bfloat16", "float32"):
@@ -101,7 +74,7 @@ def convert(
     if checkpoint.eos_ids and text_files.GENERATION not in copied:
         ends = json.dumps({"eos_token_id": list(checkpoint.eos_ids)}) + "\n"
         copied[text_files.GENERATION] = ends.encode()
-    with _unfinished(output) as folder:
+    with new_directory.create(output) as folder:
         digests: dict[str, str] = {}
 
         def rows(path: str) -> Iterator[np.ndarray]:
@@ -129,54 +102,6 @@ def convert(
 def _generation(copied: dict[str, bytes]) -> dict[str, Any]:
     text = copied.get(text_files.GENERATION)
     return {} if text is None else mapped.parse_json(text, text_files.GENERATION)
-
-
-@contextlib.contextmanager
-def _unfinished(output: Path) -> Iterator[Path]:
-    """A directory that takes the output's name at the end; whoever is killed leaves it under one
-    that no script loads.
-    """
-    folder = _folder_of(output)
-    try:
-        folder.mkdir(exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError as error:
-        raise InputError(f"{folder}: {error.strerror}") from None
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with its process
-        except BlockingIOError:
-            raise InputError(f"{folder}: another conversion is writing it") from None
-        _empty(folder)
-        try:
-            yield folder
-            folder.rename(output)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def _folder_of(output: Path) -> Path:
-    return output.with_name(output.name + resolve.UNFINISHED)
-
-
-def _empty(folder: Path) -> None:
-    """Clears what a conversion left, which its manifest tells from anything else: it is there from
-    the beginning, and has lines at the end.
-    """
-    mark = folder / manifest.NAME
-    if any(folder.iterdir()) and not mark.exists():
-        raise InputError(f"{folder}: holds what no conversion wrote; move it away")
-    mark.touch()
-    for path in folder.iterdir():
-        if path == mark:
-            mark.write_text("")
-        elif path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
 
 
 def _hashed(

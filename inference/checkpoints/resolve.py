@@ -12,9 +12,8 @@ from configs.model import ModelConfig
 from configs.presets import Preset
 from inference.checkpoints import gguf_config, gguf_file, hub, opened, orbax_directory, sources
 from inference.checkpoints.load import Progress
+from inference.checkpoints.new_directory import UNFINISHED
 from inference.checkpoints.opened import Checkpoint
-
-UNFINISHED = ".incomplete"  # how the name of a directory ends while a conversion writes it
 
 
 @dataclasses.dataclass(frozen=True)

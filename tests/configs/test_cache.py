@@ -170,7 +170,7 @@ def test_a_model_refuses(fields, cause):
         (dict(max_seqs=0), "engine.max_seqs is at least 1, not 0"),
         (dict(cache_bytes=-1), "engine.cache_bytes"),
         (dict(num_drafts=-1), "engine.num_drafts is at least 0"),
-        (dict(decode_rows=()), "engine.decode_rows lists at least one size"),
+        (dict(decode_rows=()), "engine.decode_rows lists sizes from 1 to 4096"),
         (dict(prefill_tiles=(0, 2)), "engine.prefill_tiles lists"),
         (dict(page_tokens=24), "divides"),
         (dict(seed=-1), "engine.seed is at least 0 and below 2..64, not -1"),

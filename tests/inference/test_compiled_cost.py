@@ -24,9 +24,9 @@ from configs import presets
 from configs.cache import BLOCK_TOKENS
 from configs.engine import Config, EngineConfig
 from inference import batch, step
+from inference.plan import Plan
 from inference.planner import cost, memory, weights
 from inference.planner.cost import Precision, Rows, Work
-from inference.scheduler import Plan
 from inference.shapes import StepShape, enumerate_shapes
 from layers import decoder, kv_cache, params
 
@@ -60,15 +60,30 @@ def abstract_arguments(config: Config, shape: StepShape) -> Arguments:
         jax.eval_shape(lambda: step.init_slots(config)),
         jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
-            batch.build(Plan(shape, (), (), ()), config),
+            batch.build(Plan(shape), config),
         ),
     )
 
 
-def compile_step(config: Config, shape: StepShape, arguments: Arguments):
+def compile_step(config: Config, shape: StepShape, arguments: Arguments, optimized: bool = False):
+    """The program and its memory are settled before LLVM writes the code, which is most of the
+    time: it need not be good code.
+    """
+    options = None if optimized else {"xla_backend_optimization_level": 0}
     program = functools.partial(step.step, config=config, shape=shape)
     jitted = jax.jit(program, donate_argnums=(1, 2), keep_unused=True)
-    return jitted.lower(*arguments).compile()
+    return jitted.lower(*arguments).compile(options)
+
+
+def test_what_is_compared_does_not_depend_on_the_code():
+    config = one_period("smollm2-135m")
+    arguments = abstract_arguments(config, DECODE)
+    optimized, plain = (compile_step(config, DECODE, arguments, o) for o in (True, False))
+    assert optimized.as_text() == plain.as_text()
+    sizes, plain_sizes = optimized.memory_analysis(), plain.memory_analysis()
+    for name in ("argument", "output", "alias", "temp"):
+        field = f"{name}_size_in_bytes"
+        assert getattr(sizes, field) == getattr(plain_sizes, field) > 0
 
 
 def num_bytes(tree) -> int:

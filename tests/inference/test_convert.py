@@ -26,6 +26,7 @@ from inference.checkpoints import (
     convert,
     hf_config,
     manifest,
+    new_directory,
     opened,
     orbax_directory,
     resolve,
@@ -382,20 +383,13 @@ def test_the_output_is_checked_first(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("")
     (tmp_path / "file").write_text("")
-    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
-    (tmp_path / "linked.incomplete").symlink_to(tmp_path / "full")
-    (tmp_path / "taken.incomplete").write_text("")
     for target, expected in (
         ("full", "exists already"), ("file", "exists already"), ("none/x", "no folder to write to"),
         ("a\0b", "is no path"), ("x" * 5000, "is no path"), ("x" * 250, "is no path"),
-        ("a.incomplete", "name a new directory"), ("..", "name a new directory"),
-        ("dangling", "is a link"), ("linked", "is a link"), ("taken", "File exists"),
+        ("file/x", "no folder to write to"), ("a.incomplete", "of unfinished directories only"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=expected):
             convert.convert(checkpoint, tmp_path / target, "orbax")
-    with pytest.raises(InputError, match="name a new directory"):
-        convert.check_output(Path("."))
-    assert (tmp_path / "full" / "file").exists()
     (tmp_path / "empty").mkdir()
     run(TINY, tmp_path / "empty", "orbax")
     load(tmp_path / "empty")
@@ -404,10 +398,8 @@ def test_the_output_is_checked_first(tmp_path):
 def test_two_conversions_to_one_place_are_kept_apart(tmp_path):
     folder = tmp_path / "native.incomplete"
     folder.mkdir()
+    (folder / manifest.NAME).write_text("")
     (folder / "left over").write_text("from a run that was killed")
-    with pytest.raises(InputError, match="holds what no conversion wrote; move it away"):
-        run(TINY, tmp_path / "native", "orbax")
-    (folder / manifest.NAME).touch()
     descriptor = os.open(folder, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     with pytest.raises(InputError, match="another conversion is writing it"):
@@ -415,6 +407,40 @@ def test_two_conversions_to_one_place_are_kept_apart(tmp_path):
     os.close(descriptor)
     run(TINY, tmp_path / "native", "orbax")
     assert [path.name for path in tmp_path.iterdir()] == ["native"]
+
+
+def test_what_is_not_ours_stays(tmp_path):
+    """A folder, a file and links under the name that an unfinished directory has."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "thesis").write_text("mine")
+    place = tmp_path / "native.incomplete"
+    for make in (
+        lambda: place.symlink_to(theirs),
+        lambda: place.symlink_to(tmp_path / "nowhere"),
+        lambda: place.write_text("mine"),
+        lambda: shutil.copytree(theirs, place),
+    ):
+        make()
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(InputError, match="native.incomplete: in the way, and not what a conv"):
+            run(TINY, tmp_path / "native", "orbax")
+        assert sorted(tmp_path.rglob("*")) == before
+        if place.is_symlink() or place.is_file():
+            place.unlink()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="exists already"):
+        run(TINY, tmp_path / "dangling", "orbax")
+
+
+def test_whoever_is_killed_at_once_has_left_a_mark(tmp_path):
+    with pytest.raises(KeyboardInterrupt), new_directory.create(tmp_path / "native") as folder:
+        assert [path.name for path in folder.iterdir()] == [manifest.NAME]
+        with pytest.raises(InputError, match="no digest and name of a file"):
+            manifest.read(folder)
+        new_directory.check(tmp_path / "native")
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_failed_conversion_leaves_nothing(tmp_path, monkeypatch):

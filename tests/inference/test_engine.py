@@ -14,6 +14,8 @@ from layers import decoder
 from layers.ragged import contiguous
 from tests import fakes
 
+pytestmark = pytest.mark.quick_code
+
 MODEL = fakes.llama(max_context=128)
 VOCAB = MODEL.vocab_size
 SETTINGS = {
@@ -49,7 +51,8 @@ def undisturbed():
 
 def assert_idle(engine):
     assert not engine._sequences and not engine._detokenizers and not engine.scheduler.has_work
-    assert engine.scheduler.pool.num_free_pages == engine.scheduler.pool.num_usable_pages
+    pages = engine.scheduler.pages
+    assert pages.prefix.num_available_pages == pages.pool.num_usable_pages
     engine.scheduler.check_integrity()
 
 
@@ -340,17 +343,17 @@ def test_a_nan_ends_its_own_request(poisoned, poison, undisturbed, position):
 
 def test_a_lost_cache_is_computed_again(undisturbed, monkeypatch):
     engine = make()
-    run, calls = engine.executor.run, []
+    launch, calls = engine.executor.launch, []
 
-    def fail_twice(plan):
+    def fail_twice(plan, arrays):
         calls.append(plan)
         if len(calls) in (2, 9):
             for leaf in jax.tree.leaves((engine.executor.cache, engine.executor.slots)):
                 leaf.delete()
             raise jax.errors.JaxRuntimeError("the device went away")
-        return run(plan)
+        return launch(plan, arrays)
 
-    monkeypatch.setattr(engine.executor, "run", fail_twice)
+    monkeypatch.setattr(engine.executor, "launch", fail_twice)
     found = engine.generate(PROMPTS, fakes.greedy(20))
     assert [c.token_ids for c in found] == [c.token_ids for c in undisturbed]
     scored = PROMPTS[2] + PROMPTS[0] + PROMPTS[2]
@@ -363,11 +366,11 @@ def test_a_lost_cache_is_computed_again(undisturbed, monkeypatch):
 def test_a_failure_that_stays_is_raised(monkeypatch):
     engine = make()
 
-    def fail(plan):
+    def fail(plan, arrays):
         raise jax.errors.JaxRuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.executor, "run", fail)
+        patch.setattr(engine.executor, "launch", fail)
         with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory"):
             engine.generate([PROMPTS[0]], fakes.greedy(5))
     assert_idle(engine)
@@ -378,19 +381,19 @@ def test_a_failure_that_stays_is_raised(monkeypatch):
 def test_an_interrupted_call_leaves_nothing_behind(call, undisturbed, monkeypatch):
     """Not even a cache that was donated to the step that was interrupted."""
     engine, calls = make(), []
-    run = engine.executor.run
+    launch = engine.executor.launch
 
-    def interrupt(plan):
+    def interrupt(plan, arrays):
         calls.append(plan)
         if len(calls) < 3:
-            return run(plan)
+            return launch(plan, arrays)
         for leaf in jax.tree.leaves((engine.executor.cache, engine.executor.slots)):
             leaf.delete()
         raise KeyboardInterrupt
 
     prompts = [prompt * 6 for prompt in PROMPTS[:2]]
     with monkeypatch.context() as patch:
-        patch.setattr(engine.executor, "run", interrupt)
+        patch.setattr(engine.executor, "launch", interrupt)
         with pytest.raises(KeyboardInterrupt):
             if call == "generate":
                 engine.generate(prompts, fakes.greedy(20))
@@ -482,6 +485,7 @@ PENALTIES = [
 def test_penalties_survive_preemption_fork_and_drafts(own_logits, drafts, monkeypatch):
     engine = make_penalizing()
     preempted, preempt = [], engine.scheduler.preempt
+    monkeypatch.setattr(engine.scheduler, "_will_fit", lambda *who: True)  # nobody looks ahead
     monkeypatch.setattr(engine.scheduler, "preempt", lambda s: (preempted.append(s), preempt(s)))
     rng = np.random.default_rng(0)
     requests, known = [], {}
@@ -543,3 +547,32 @@ def test_alternatives_are_reported(own_logits):
     for at, (token, logprob) in enumerate(zip(text[1:], score.logprobs, strict=True)):
         x = own_logits(text[: at + 1])
         assert math.isclose(logprob, x[token] - np.logaddexp.reduce(x), abs_tol=1e-4)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_next_step_is_planned_while_the_device_runs(overlap, monkeypatch):
+    """With overlap nobody waits for a step before the one after it is under way."""
+    engine, order = make(overlap=overlap), []
+
+    def told(name):
+        call = getattr(engine.executor, name)
+        return lambda *arguments: (order.append(name), call(*arguments))[1]
+
+    for name in ("launch", "wait"):
+        monkeypatch.setattr(engine.executor, name, told(name))
+    engine.executor.warm_up(engine.scheduler.shapes)
+    engine.generate([PROMPTS[0]], fakes.greedy(4))
+    both = ["launch", "wait"]
+    assert order == (["launch", *both * 3, "wait"] if overlap else both * 4)
+
+
+def test_other_weights_are_cached_anew():
+    engine = make()
+    engine.generate([PROMPTS[0]], fakes.greedy(4))
+    other = jax.tree.map(lambda leaf: leaf * 1.5, engine.executor.params)
+    engine.update_params(other)
+    (found,) = engine.generate([PROMPTS[0]], fakes.greedy(8))
+    assert engine.scheduler.counters.num_cached_tokens == 0
+    assert found.token_ids == make(other).generate([PROMPTS[0]], fakes.greedy(8))[0].token_ids
+    with pytest.raises(InputError, match="parameters of the model"):
+        engine.update_params({"embed": other["embed"]})

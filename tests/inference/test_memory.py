@@ -71,11 +71,14 @@ def test_windows_keep_what_a_step_may_add():
 
 
 def test_the_largest_batch_is_served_without_a_preemption():
-    fits = memory.largest_batch(THIN, LIMIT, 512)
-    assert fits == 45
-    config = Config(THIN, engine_config(max_seqs=fits, decode_rows=(64,), prefill_tiles=(32,)))
-    engine = Engine(config, params.init(decoder.param_infos(THIN)))
-    assert engine.executor.cache_bytes == memory.pool_bytes(config) <= LIMIT
+    """A tenth of the layers in a tenth of the memory: as many sequences."""
+    model, limit = dataclasses.replace(THIN, num_layers=3), LIMIT // 10
+    fits = memory.largest_batch(model, limit, 512)
+    assert fits == memory.largest_batch(THIN, LIMIT, 512) == 45
+    settings = engine_config(max_seqs=fits, decode_rows=(64,), prefill_tiles=(32,))
+    config = Config(model, dataclasses.replace(settings, cache_bytes=limit))
+    engine = Engine(config, params.init(decoder.param_infos(model)))
+    assert engine.executor.cache_bytes == memory.pool_bytes(config) <= limit
     preempted = []
     engine.scheduler.preempt = preempted.append
     prompts = [[1 + (7 * i + j) % 60 for j in range(480)] for i in range(fits)]

@@ -57,6 +57,10 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.num_free_pages == free
         assert self.pool.num_usable_pages == tuple(n - 1 for n in self.sizes)
         assert self.pool.num_groups == len(self.sizes)
+        for group, size in enumerate(self.sizes):
+            for page in range(1, size):
+                held = sum(holder[group].count(page) for holder in self.holders)
+                assert self.pool.num_references(group, page) == held
 
 
 PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -65,9 +65,9 @@ def test_counters():
     sequence = Sequence(1, params, [5, 6, 8], 3, eos_ids=frozenset({2}))
     assert sequence.num_pending_tokens == 3 and sequence.is_prefilling and not sequence.scores
     assert sequence.max_tokens == 7 and sequence.num_output_tokens == 0
-    sequence.num_computed_tokens = 2
+    sequence.num_scheduled_tokens = 2
     assert sequence.num_pending_tokens == 1 and not sequence.is_prefilling
-    sequence.num_computed_tokens = 3
+    sequence.num_scheduled_tokens = 3
     sequence.tokens.append(9)
     assert sequence.output_tokens == [9] and sequence.num_pending_tokens == 1
     assert [sequence.is_end(token) for token in (2, 7, 9)] == [True, True, False]
@@ -76,9 +76,9 @@ def test_counters():
 def test_a_scored_prompt_feeds_all_but_its_last_token():
     sequence = Sequence(1, SamplingParams(max_new_tokens=0), [5, 6, 8], 3)
     assert sequence.scores and sequence.num_pending_tokens == 2 and sequence.is_prefilling
-    sequence.num_computed_tokens = 1
+    sequence.num_scheduled_tokens = 1
     assert sequence.num_pending_tokens == 1 and sequence.is_prefilling
-    sequence.num_computed_tokens = 2
+    sequence.num_scheduled_tokens = 2
     assert sequence.num_pending_tokens == 0
 
 

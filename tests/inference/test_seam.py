@@ -12,6 +12,8 @@ from configs.cache import PageGroup
 from inference.request import SamplingParams, Status
 from tests import fakes
 
+pytestmark = pytest.mark.quick_code
+
 MODEL = fakes.fake_model()
 LENGTHS = (1, 7, 30, 4, 13, 2, 45, 16)
 
@@ -47,8 +49,8 @@ def assert_plain(engine, prompts, n, before_step=lambda: None):
 
 
 def assert_empty(engine):
-    pool = engine.scheduler.pool
-    assert pool.num_free_pages == pool.num_usable_pages
+    pages = engine.scheduler.pages
+    assert pages.prefix.num_available_pages == pages.pool.num_usable_pages
     assert not engine._sequences and not engine.scheduler.has_work
     engine.scheduler.check_integrity()
 
@@ -123,7 +125,7 @@ def test_abort_leaves_no_trace():
 @pytest.mark.parametrize("num_computed", [3, 4, 6, 8, 21])
 def test_fork_shares_full_pages_and_copies_the_rest(num_computed):
     engine = make()
-    pool = engine.scheduler.pool
+    pool = engine.scheduler.pages.pool
     prompt = fakes.prompts([num_computed])[0]
     parent = fakes.sequence_of(engine, engine.add_request(prompt, fakes.greedy(30)))
     while parent.num_computed_tokens < num_computed:
@@ -147,7 +149,7 @@ def test_fork_shares_full_pages_and_copies_the_rest(num_computed):
 
 
 def test_fork_of_a_prompt_in_flight_and_without_room():
-    engine = make()
+    engine = make(overlap=False)
     prompt = fakes.prompts([30])[0]
     parent = fakes.sequence_of(engine, engine.add_request(prompt, fakes.greedy(10)))
     early = fakes.sequence_of(engine, engine.fork(parent.id, fakes.greedy(10)))  # still queued
@@ -238,6 +240,7 @@ def test_preemption_recomputes(accuracy, monkeypatch):
     engine = make()
     preempted = []
     preempt = engine.scheduler.preempt
+    monkeypatch.setattr(engine.scheduler, "_will_fit", lambda *who: True)  # nobody looks ahead
     monkeypatch.setattr(
         engine.scheduler,
         "preempt",
@@ -291,7 +294,7 @@ def test_everything_at_once():
         act()
         engine.step()
         engine.scheduler.check_integrity()
-    fakes.drain(engine, propose)
+    fakes.drain(engine, propose, limit=20_000)
     assert len(expected) > 40
     for sequence, tokens in expected.items():
         if sequence.finish_reason == "abort":

@@ -12,8 +12,8 @@ from inference import batch
 from inference.checkpoints import resolve
 from inference.engine import Engine
 from inference.executor import Executor
+from inference.plan import Plan, Row
 from inference.request import SamplingParams, Sequence
-from inference.scheduler import Plan, Row
 from inference.shapes import StepShape, enumerate_shapes
 from layers import decoder
 
@@ -38,8 +38,8 @@ def decode_seconds(executor, context=96, steps=5):
     for slot in range(8):
         sequence = Sequence(slot, SamplingParams(), [5] * (context + 1), context, slot=slot)
         sequence.pages = [list(range(1 + slot * pages, 1 + (slot + 1) * pages))]
-        rows.append(Row(sequence, slot, 0, 1, emits=True))
-    arrays = batch.build(Plan(SHAPE, tuple(rows), (), ()), executor.config)
+        rows.append(Row(sequence, slot, context, 0, 1, emits=True))
+    arrays = batch.build(Plan(SHAPE, tuple(rows)), executor.config)
     seconds = []
     for _ in range(steps):
         num_tokens = jax.numpy.full_like(executor.slots.num_tokens, context)

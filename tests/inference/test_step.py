@@ -110,7 +110,7 @@ def test_scores_are_the_reported_logprobs_bit_by_bit(model):
 def test_page_ids_change_no_bit(model):
     engine = make(model, "chunks", True)
     for seed in range(2):
-        for free in engine.scheduler.pool._free:
+        for free in engine.scheduler.pages.pool._free:
             np.random.default_rng(seed).shuffle(free)
         assert results(engine.generate(prompts(), fakes.greedy(NEW))) == together(
             model, "chunks", True
@@ -203,7 +203,7 @@ def test_scores_are_the_reported_logprobs():
 
 def test_page_ids_change_nothing():
     engine = make("llama float32")
-    for free in engine.scheduler.pool._free:
+    for free in engine.scheduler.pages.pool._free:
         np.random.default_rng(0).shuffle(free)
     assert results(engine.generate(prompts(), fakes.greedy(NEW))) == together("llama float32")
 
@@ -284,7 +284,8 @@ def test_no_compilation_after_warm_up(warm):
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert {record.shape for record in warm.records} == set(warm.scheduler.shapes)
-    assert warm.scheduler.pool.num_free_pages == warm.scheduler.pool.num_usable_pages
+    pages = warm.scheduler.pages
+    assert pages.prefix.num_available_pages == pages.pool.num_usable_pages
 
 
 def test_another_shape_is_an_error_after_warm_up(warm):

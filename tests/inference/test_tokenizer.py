@@ -98,12 +98,6 @@ def test_templates_by_name_and_in_a_file(tmp_path):
     (more / "tool_use.jinja").write_text("U{{ tools | length }}")
     read = hf_tokenizer.load_tokenizer(directory, 320)
     assert read.chat_text([]) == "J<|begin|>" and read.chat_text([], tools=[{}, {}]) == "U2"
-    user = [{"role": "user", "content": "<|begin|>"}]
-    assert read.chat_text(user, tools=[], template_name="tool_use") == "U0"
-    assert read.chat_text(user, tools=[{}], template_name="default") == "J<|begin|>"
-    assert read.apply_chat_template(user, template_name="default")[-1] == read.bos_id
-    with pytest.raises(InputError, match="no chat template 'rag'; valid: default, tool_use"):
-        read.chat_text([], template_name="rag")
     (directory / "chat_template.jinja").unlink()
     with pytest.raises(InputError, match="no chat template but tool_use"):
         hf_tokenizer.load_tokenizer(directory, 320).chat_text([])

@@ -10,6 +10,7 @@ from absl.testing import flagsaver
 
 from inference import compilation_cache
 from scripts import common
+from tests import compiling
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "tests" / "golden" / "llama-tokenizer"
@@ -48,6 +49,6 @@ def start(name: str, *args: str | bytes, cache: Path, **environment: str) -> Ran
     command = [sys.executable, "-m", f"scripts.{name}", *args]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, timeout=240,
-        env=os.environ | {"RIDGELINE_CACHE": str(cache)} | environment,
+        env=os.environ | compiling.ENVIRONMENT | {"RIDGELINE_CACHE": str(cache)} | environment,
     )  # fmt: skip
     return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())

@@ -8,7 +8,8 @@ import struct
 import pytest
 
 from inference.checkpoints import load
-from scripts import evaluate, generate
+from inference.request import SamplingParams
+from scripts import evaluate, generate, inputs, prompts
 from tests.scripts import apps
 
 _TINY = f"--model={apps.TINY}"
@@ -106,6 +107,7 @@ _LINES = {
         b'{"messages": [{"role": "user", "content": "\\ud83d"}]}\n',
         "line 1: 'content' is not valid text",
     ),
+    "twice": (_GOOD + b'{"prompt": "A", "prompt": "B"}\n', "line 2 is not JSON: it has the key"),
     "deep": (b"[" * 100_000, "line 1 is not JSON"),
     "long number": (b'{"prompt": ' + b"9" * 5000 + b"}", "line 1 is not JSON"),
     "not UTF-8": (_GOOD + b'{"prompt": "\xff"}\n', "is not UTF-8: byte 28"),
@@ -121,6 +123,50 @@ def test_lines(refuse, tmp_path, case):
     # Not even the model is looked for.
     ran = refuse("--model=nowhere", f"--input={source}")
     assert message in ran.err and "in.jsonl" in ran.err
+
+
+def test_a_mark_of_byte_order_is_no_text(tmp_path):
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(b"\xef\xbb\xbf" + _GOOD)
+    (prompt,) = prompts.from_file(str(source), SamplingParams())
+    assert prompt.text == "A"
+    assert inputs.read_text(str(source), 99) == _GOOD.decode()
+
+
+def test_files_without_end_are_refused(refuse):
+    for app, flag, size in ((generate, "--input", 64), (evaluate, "--text", 16)):
+        ran = refuse(_TINY, f"{flag}=/dev/zero", app=app)
+        assert f"/dev/zero: at most {size} MiB are read" in ran.err
+
+
+def test_a_file_is_not_replaced_by_its_answers(monkeypatch, capfd, tmp_path):
+    source = tmp_path / "in"
+    source.write_bytes(_GOOD)
+    (tmp_path / "link").symlink_to(source)
+    for name in ("in", "in.config.json", "in.partial"):
+        target = tmp_path / name
+        source.rename(target)
+        ran = apps.call(generate, monkeypatch, capfd, _TINY, f"--input={target}",
+                        f"--output={tmp_path / 'in'}")  # fmt: skip
+        assert "is the --input, which would be replaced" in ran.error
+        target.rename(source)
+    ran = apps.call(generate, monkeypatch, capfd, _TINY, f"--input={source}",
+                    f"--output={tmp_path / 'link'}")  # fmt: skip
+    assert "is the --input" in ran.error and source.read_bytes() == _GOOD
+
+
+def test_overwrite_goes_with_an_output(monkeypatch, capfd):
+    ran = apps.call(generate, monkeypatch, capfd, _TINY, "--prompt=A", "--overwrite")
+    assert "--overwrite starts an --output over" in ran.error
+
+
+def test_deep_messages_are_named(refuse, tmp_path):
+    deep = {"role": "user", "content": "A", "x": []}
+    for _ in range(900):
+        deep["x"] = [deep["x"]]
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(_GOOD + json.dumps({"messages": [deep]}).encode())
+    assert "in.jsonl line 2: " in refuse(_TINY, f"--input={source}").err
 
 
 def test_files_that_cannot_be_read_or_written(refuse, tmp_path, monkeypatch):
@@ -267,7 +313,7 @@ def test_no_template(refuse, model):
     del config["chat_template"]
     path.write_text(json.dumps(config))
     ran = refuse(f"--model={model}", "--prompt=A", "--chat")
-    assert "no chat template: leave --chat out" in ran.err
+    assert "prompt 1: this checkpoint has no chat template; give it a plain prompt" in ran.err
 
 
 def test_evaluate(refuse, tmp_path):

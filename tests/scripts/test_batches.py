@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,10 +10,15 @@ import time
 
 import pytest
 
+from configs import presets
 from configs.errors import InputError
+from inference.checkpoints import hf_tokenizer, hub, manifest
 from inference.request import SamplingParams
-from scripts import common, generate, meter, partial, prompts, sampling_flags
+from scripts import common, generate, meter, partial, prompts, provenance, sampling_flags
+from tests import compiling
 from tests.scripts import apps
+
+pytestmark = pytest.mark.quick_code
 
 _SETTINGS = (
     f"--model={apps.TINY}",
@@ -42,7 +48,7 @@ def test_every_field_of_a_line(tmp_path):
         "max_new_tokens": 7.0, "temperature": 1, "top_k": 3, "top_p": 0.5, "min_p": 0.1,
         "repetition": 1.5, "presence": -1, "frequency": 0.5, "logit_bias": {"5": -1.5},
         "allowed_ids": [5, 6], "banned_ids": [6], "min_tokens": 2, "stop": ["a", "b"],
-        "stop_ids": [7], "ignore_eos": True, "seed": 2**63,
+        "stop_ids": [7], "ignore_eos": True, "seed": 2**63, "priority": -1,
     }  # fmt: skip
     messages = [
         {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]},
@@ -80,11 +86,17 @@ _BAD = {
     "id in ids": ({"prompt": "A", "banned_ids": ["5"]}, "each of banned_ids is a whole number"),
     "bias": ({"prompt": "A", "logit_bias": [[5, 1]]}, 'logit_bias is {"token id": number, ...}'),
     "biased word": ({"prompt": "A", "logit_bias": {"a": 1}}, 'logit_bias is {"token id"'),
-    "endless bias": ({"prompt": "A", "logit_bias": {"5": float("inf")}}, "is a finite number"),
+    "endless bias": ({"prompt": "A", "logit_bias": {"5": float("inf")}}, "number from -1e+06"),
     "id": ({"prompt": "A", "id": [1]}, "'id' is a text or a whole number, not [1]"),
     "the same id": ({"prompt": "A", "id": "x"}, "id 'x' is that of line 1 as well"),
     "tools": ({"messages": [{"role": "user", "content": ""}], "tools": {}}, "list of objects"),
     "tools of a prompt": ({"prompt": "A", "tools": []}, "'tools' goes with messages"),
+    "half a pair in an id": ({"prompt": "A", "id": "\ud83d"}, "'id' is not valid text: charact"),
+    "biased 05": ({"prompt": "A", "logit_bias": {"05": 1}}, 'logit_bias is {"token id"'),
+    "biased 5_0": ({"prompt": "A", "logit_bias": {" 5_0 ": 1}}, 'logit_bias is {"token id"'),
+    "long bias": ({"prompt": "A", "logit_bias": {"5": 10**400}}, "a number that a float holds"),
+    "template": ({"messages": [{"role": "a", "content": ""}], "template": 1}, "name of a chat"),
+    "template of a prompt": ({"prompt": "A", "template": "x"}, "'template' goes with messages"),
     "no content": ({"messages": [{"role": "user", "content": None}]}, "'messages' is not one of"),
 }  # fmt: skip
 
@@ -95,6 +107,77 @@ def test_bad_lines_are_named_before_any_work(case, tmp_path, monkeypatch, capfd)
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": "A", "id": "x"}, line])
     ran = apps.call(generate, monkeypatch, capfd, "--model=nowhere", f"--input={source}")
     assert "in.jsonl line 2: " in ran.error and message in ran.error
+
+
+_UNSERVED = {
+    "stop_ids": ([320], "token id 320 is not in the vocabulary of 320"),
+    "allowed_ids": ([5, -1], "token id -1 is not in the vocabulary of 320"),
+    "banned_ids": ([10**20], f"token id {10**20} is not in the vocabulary of 320"),
+    "logit_bias": ({str(token): 1 for token in range(99)}, "logit biases, not 99"),
+}
+
+
+@pytest.mark.parametrize("field", _UNSERVED)
+def test_what_the_engine_cannot_serve_is_named_before_weights_are_read(
+    field, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.setattr(common, "load_engine", lambda *args: common.fail("too late"))
+    value, message = _UNSERVED[field]
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "A"}, {"prompt": "A", field: value}])
+    ran = apps.call(generate, monkeypatch, capfd, f"--model={apps.TINY}", f"--input={source}")
+    assert "in.jsonl line 2: " in ran.error and message in ran.err
+
+
+def templated(tmp_path, templates):
+    """The tiny model with other chat templates."""
+    model = shutil.copytree(apps.TINY, tmp_path / "model")
+    path = model / "tokenizer_config.json"
+    named = [{"name": name, "template": text} for name, text in templates.items()]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": named}))
+    return model
+
+
+@pytest.fixture
+def encoded(monkeypatch, capfd, tmp_path):
+    """Texts of the prompts that a file's requests become."""
+
+    def call(model, lines, *flags):
+        texts = []
+
+        def stop(requests, ids, *model):
+            decode = hf_tokenizer.load_tokenizer(apps.TINY, 320).decode
+            texts.extend(decode(tokens, skip_special=False) for tokens in ids)
+            common.fail("far enough")
+
+        monkeypatch.setattr(generate, "_check", stop)
+        source = write_lines(tmp_path / "in.jsonl", lines)
+        ran = apps.call(
+            generate, monkeypatch, capfd, f"--model={model}", f"--input={source}", *flags
+        )
+        return texts, ran.error
+
+    return call
+
+
+def test_a_line_chooses_its_template(encoded, tmp_path):
+    model = templated(tmp_path, {"default": "D", "tool_use": "T", "rag": "R"})
+    said = {"messages": [{"role": "user", "content": "A"}]}
+    lines = [said, said | {"tools": [{}]}, said | {"template": "rag"},
+             said | {"template": "default", "tools": [{}]}]  # fmt: skip
+    assert encoded(model, lines)[0] == ["D", "T", "R", "D"]
+    assert encoded(model, lines, "--template=rag")[0] == ["R", "R", "R", "D"]
+    refused = encoded(model, lines, "--template=none")[1]
+    assert "line 1: no chat template 'none'; valid: default, tool_use, rag" in refused
+    refused = encoded(model, [said, {"prompt": "A"}], "--template=rag")[1]
+    assert "--template is for messages" in refused
+
+
+def test_a_template_for_tools_alone_serves_lines_with_tools(encoded, tmp_path):
+    model = templated(tmp_path, {"tool_use": "T"})
+    said = {"messages": [{"role": "user", "content": "A"}]}
+    assert encoded(model, [said | {"tools": [{}]}])[0] == ["T"]
+    refused = encoded(model, [said | {"tools": [{}]}, said])[1]
+    assert "in.jsonl line 2: this checkpoint has no chat template but tool_use" in refused
 
 
 # Runs.
@@ -143,10 +226,10 @@ def cut_off(monkeypatch, after: int):
     """A run that is interrupted with its second result still on the way."""
     add = partial.Partial.add
 
-    def add_some(kept, index, result):
+    def add_some(kept, key, result):
         if len(kept.results) == after:
             raise KeyboardInterrupt
-        add(kept, index, result)
+        add(kept, key, result)
 
     monkeypatch.setattr(partial.Partial, "add", add_some)
 
@@ -176,13 +259,11 @@ def test_a_run_goes_on_where_it_was_interrupted(run, tmp_path, monkeypatch):
     ):
         refused = run(*args, *change)
         assert refused.status == 1 and kept.read_text() == lines_kept
-        differs = "requests" if "--temperature=1" in change else "configuration"
-        assert f"holds 4 results of another run, whose {differs} differ" in refused.err
+        other = "--temperature=1" in change
+        differs = "none of them for these requests" if other else "whose configuration differ"
+        assert f"holds 4 results of another run, {differs}" in refused.err
         assert "--overwrite to start over" in refused.err
-    write_lines(source, [*lines[:8], {"prompt": "other"}])
-    assert "whose requests differ" in run(*args).err
 
-    write_lines(source, lines)
     asked = []
     as_completed = generate_engine().as_completed
 
@@ -207,6 +288,73 @@ def test_a_run_goes_on_where_it_was_interrupted(run, tmp_path, monkeypatch):
     assert not kept.exists()
 
 
+def test_lines_may_come_go_and_move(run, tmp_path, monkeypatch):
+    """Each answer belongs to what its line asks, not to the line's place."""
+    lines = [{"prompt": "A token " * (1 + n % 4), "max_new_tokens": 3 + n // 4} for n in range(7)]
+    lines[2]["id"], lines[3]["id"] = "two", "three"
+    lines[6] = lines[5]  # two equal lines have an answer each
+    source, target = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    args = (f"--input={source}", f"--output={target}")
+    asked = []
+    as_completed = generate_engine().as_completed
+
+    def counted(engine, given, *rest):
+        asked.append(len(given))
+        return as_completed(engine, given, *rest)
+
+    monkeypatch.setattr(generate_engine(), "as_completed", counted)
+    with monkeypatch.context() as patch:
+        cut_off(patch, 6)
+        run(*args)
+    kept = {json.dumps(line["result"]) for line in read_lines(tmp_path / "out.jsonl.partial")[1:]}
+    assert len(read_lines(tmp_path / "out.jsonl.partial")) == 7
+    changed = [{"prompt": "new"}, *reversed(lines[1:]), lines[2] | {"id": "2"}]
+    changed[5] = changed[5] | {"max_new_tokens": 9}  # the same id, another request
+    write_lines(source, changed)
+    ran = run(*args)
+    assert ran.status == 0, ran.err
+    assert asked[0] == 7 and asked[1] in (3, 4)  # whether the first one had been the last to end
+    results = read_lines(target)
+    assert sum(json.dumps(result) in kept for result in results) >= 4
+    write_lines(source, changed)
+    run(*args)
+    assert read_lines(target) == results and asked[2] == len(changed)
+
+
+def test_other_weights_under_the_same_name_are_another_run(run, tmp_path, monkeypatch):
+    model = shutil.copytree(apps.TINY, tmp_path / "model")
+    lines = [{"prompt": f"A {n}", "max_new_tokens": 3} for n in range(3)]
+    source = write_lines(tmp_path / "in.jsonl", lines)
+    args = (f"--model={model}", f"--input={source}", f"--output={tmp_path / 'out.jsonl'}")
+    with monkeypatch.context() as patch:
+        cut_off(patch, 1)
+        run(*args)
+    weights = model / "model.safetensors"
+    os.utime(weights, ns=(1, 1))
+    ran = run(*args)
+    assert ran.status == 1 and "1 results of another run, whose weights differ" in ran.err
+    assert run(*args, "--overwrite").status == 0
+
+
+def test_what_tells_weights_apart(tmp_path, monkeypatch):
+    snapshot = hub.Snapshot("owner/name", "c0ffee", tmp_path)
+    monkeypatch.setattr(hub, "open_snapshot", lambda model: snapshot)
+    assert provenance.of("owner/name") == ["owner/name", "c0ffee"]
+    assert provenance.of("gpt2") == ["owner/name", "c0ffee"]  # a preset whose weights are there
+    assert provenance.of("smollm2-135m") == [presets.get("smollm2-135m").weights.sha256]
+    for name in ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "m.gguf", "m-q4.gguf"):
+        (tmp_path / name).write_text("x")
+    first, second = provenance.of(str(tmp_path / "m-00001-of-00002.gguf"))
+    assert "m-00001-of" in first and "m-00002-of" in second
+    (one,) = provenance.of(str(tmp_path / "m.gguf"))
+    (tmp_path / "m.gguf").write_text("xy")
+    assert [one] != provenance.of(str(tmp_path / "m.gguf"))
+    before = provenance.of(str(apps.TINY))
+    assert any("model.safetensors" in line for line in before)
+    manifest.write(tmp_path)
+    assert provenance.of(str(tmp_path)) == [(tmp_path / manifest.NAME).read_text()]
+
+
 def generate_engine():
     from inference.engine import Engine
 
@@ -215,61 +363,65 @@ def generate_engine():
 
 # The file.
 
-IDENTITY = {"configuration": "c", "requests": "r"}
+IDENTITY = {"configuration": "c", "weights": "w"}
+KEYS = ("three", "zero", "seven", "nine")
+
+
+def open_partial(folder, overwrite=False, wanted=KEYS):
+    return partial.Partial(folder / "out", IDENTITY, wanted, overwrite)
 
 
 def test_a_line_that_was_cut_off_anywhere_is_computed_again(tmp_path):
-    target = tmp_path / "out"
-    kept = partial.Partial(target, IDENTITY, False)
-    for index in (3, 0, 7):
-        kept.add(index, {"text": f"ünï {index}\u2028"})
+    kept = open_partial(tmp_path)
+    for key in KEYS[:3]:
+        kept.add(key, {"text": f"ünï {key}\u2028"})
     kept.close(False)
     whole = kept.path.read_bytes()
     lines = whole.count(b"\n")
     for size in range(len(whole) + 1):
         kept.path.write_bytes(whole[:size])
-        again = partial.Partial(target, IDENTITY, False)
+        again = open_partial(tmp_path)
         complete = whole[:size].count(b"\n")
-        assert list(again.results) == [3, 0, 7][: max(0, complete - 1)]
-        again.add(9, {"text": "more"})
+        assert tuple(again.results) == KEYS[: max(0, complete - 1)]
+        again.add("nine", {"text": "more"})
         again.close(False)
         last = kept.path.read_bytes().split(b"\n")
-        assert json.loads(last[-2]) == {"index": 9, "result": {"text": "more"}} and not last[-1]
+        assert json.loads(last[-2]) == {"key": "nine", "result": {"text": "more"}} and not last[-1]
     assert complete == lines == 4
 
 
 def test_two_runs_do_not_write_one_file(tmp_path):
-    first = partial.Partial(tmp_path / "out", IDENTITY, False)
+    first = open_partial(tmp_path)
     with pytest.raises(InputError, match="another run is writing"):
-        partial.Partial(tmp_path / "out", IDENTITY, True)
+        open_partial(tmp_path, overwrite=True)
     first.close(True)
     assert not first.path.exists()
-    partial.Partial(tmp_path / "out", IDENTITY, False).close(False)
+    open_partial(tmp_path).close(False)
     assert not first.path.exists()
 
 
-@pytest.mark.parametrize("damage", [b"{\n", b"[]\n", b'"x"\n', b"\xff\n", b'{"index": 1}\n'])
+@pytest.mark.parametrize("damage", [b"{\n", b"[]\n", b'"x"\n', b"\xff\n", b'{"key": "x"}\n'])
 def test_damage_is_named(tmp_path, damage):
-    kept = partial.Partial(tmp_path / "out", IDENTITY, False)
-    kept.add(0, {})
+    kept = open_partial(tmp_path)
+    kept.add("zero", {})
     kept.close(False)
     for data in (damage, kept.path.read_bytes() + damage):
         kept.path.write_bytes(data)
         with pytest.raises(InputError, match=r"--overwrite to start over") as caught:
-            partial.Partial(tmp_path / "out", IDENTITY, False)
+            open_partial(tmp_path)
         assert "\n" not in str(caught.value)
-    partial.Partial(tmp_path / "out", IDENTITY, True).close(False)
+    open_partial(tmp_path, overwrite=True).close(False)
 
 
 def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
-    kept = partial.Partial(tmp_path / "out", IDENTITY, False)
+    kept = open_partial(tmp_path)
 
     def full(*args):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(InputError, match=r"cannot write .*partial: No space left"):
-        kept.add(0, {})
+        kept.add("zero", {})
 
 
 # Progress.
@@ -301,7 +453,7 @@ def test_the_meter_tells_rate_and_time_left():
 def start(args, cache):
     return subprocess.Popen(
         [sys.executable, "-m", "scripts.generate", *_SETTINGS, *args], cwd=apps.ROOT,
-        env=os.environ | {"RIDGELINE_CACHE": str(cache)}, text=True,
+        env=os.environ | compiling.ENVIRONMENT | {"RIDGELINE_CACHE": str(cache)}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
@@ -313,14 +465,18 @@ def wait_for_lines(path, count, process):
         time.sleep(0.001)
 
 
-def test_killed_and_interrupted_runs_lose_no_line(tmp_path):
-    lines = [{"prompt": f"Token {n}", "max_new_tokens": 150 + n % 7} for n in range(60)]
+_LONG = (pytest.mark.long, pytest.mark.timeout(1200))
+
+
+@pytest.mark.parametrize("times, num_lines", [(1, 40), pytest.param(10, 240, marks=_LONG)])
+def test_killed_and_interrupted_runs_lose_no_line(tmp_path, times, num_lines):
+    lines = [{"prompt": f"Token {n}", "max_new_tokens": 150 + n % 7} for n in range(num_lines)]
     source, target = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     kept, cache = tmp_path / "out.jsonl.partial", tmp_path / "cache"
     args = [f"--input={source}", f"--output={target}", "--ignore_eos"]
     seen: list[dict] = []
-    for end, count in ((signal.SIGINT, 4), (signal.SIGKILL, 11), (signal.SIGKILL, 23)):
-        process = start(args, cache)
+    for end in [signal.SIGINT, signal.SIGKILL] * times:
+        process, count = start(args, cache), len(seen) + 4
         wait_for_lines(kept, count, process)
         process.send_signal(end)
         out, err = process.communicate(timeout=60)
@@ -330,7 +486,8 @@ def test_killed_and_interrupted_runs_lose_no_line(tmp_path):
         assert out == "" and not target.exists()
         if end is signal.SIGINT:
             assert process.returncode == 1 and "Traceback" not in err
-            line = f"error: interrupted: {len(now) - 1} of 60 results are in {kept}; the same "
+            held = f"{len(now) - 1} of {num_lines} results are in {kept}"
+            line = f"error: interrupted: {held}; the same "
             assert err.splitlines()[-1].startswith(line)
         else:
             assert process.returncode == -signal.SIGKILL
@@ -338,7 +495,7 @@ def test_killed_and_interrupted_runs_lose_no_line(tmp_path):
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     results = read_lines(target)
-    assert not kept.exists() and len(results) == 60
+    assert not kept.exists() and len(results) == num_lines
     for n, result in enumerate(results):
         assert len(result["token_ids"]) == 150 + n % 7
-    assert all(results[line["index"]] == line["result"] for line in seen[1:])
+    assert all(line["result"] in results for line in seen[1:])

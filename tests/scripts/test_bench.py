@@ -9,6 +9,8 @@ from inference.planner import calibrate
 from scripts import bench
 from tests.scripts import apps
 
+pytestmark = pytest.mark.quick_code
+
 _ARGS = (
     f"--model={apps.TINY}", "--prompt_tokens=20", "--new_tokens=5", "--prefill_tokens=40",
     "--set=engine.prefill_tiles=(2,)", "--set=engine.decode_rows=(4,)",

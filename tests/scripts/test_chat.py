@@ -1,5 +1,6 @@
 """`python -m scripts.chat`: what is typed, what is said, and how each of them ends."""
 
+import builtins
 import io
 import json
 import os
@@ -8,15 +9,17 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections import deque
 
 import pytest
 
 from configs.errors import InputError
 from inference.checkpoints import hf_tokenizer
-from inference.engine import Update
+from inference.results import Update
 from scripts import chat, common, costs
 from scripts.conversation import Conversation
+from tests import compiling
 from tests.scripts import apps
 
 _SETTINGS = (
@@ -49,6 +52,7 @@ def test_it_grows_by_what_is_said(tiny):
     longer = talk.ask("Bye")
     assert longer[: len(ids)] == ids  # what a cache of prefixes finds again
     talk.withdraw()
+    assert talk.num_tokens == len(ids) + 3  # as if it had not been asked
     assert [message["role"] for message in talk.messages] == ["system", "user", "assistant"]
     talk.instruct("")
     assert [message["role"] for message in talk.messages] == ["user", "assistant"]
@@ -76,10 +80,15 @@ def test_it_is_saved_whole_or_not_at_all(tiny, tmp_path, monkeypatch):
     talk.save("~/saved.jsonl")
     (line,) = (tmp_path / "saved.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(line) == {"messages": talk.messages}
-    for name in (f"{tmp_path}/saved.jsonl/x", str(tmp_path), "a\0b", "~nobody-of-this-name/x"):
-        with pytest.raises(InputError, match="cannot write"):
-            talk.save(name)
-    assert [path.name for path in tmp_path.iterdir()] == ["saved.jsonl"]
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "linked")
+    for name in ("saved.jsonl/x", "", "a\0b", "pipe", "none/x", "~nobody-of-this-name/x"):
+        with pytest.raises(InputError, match="is not a file in an existing folder|is no path"):
+            talk.save(f"{tmp_path}/{name}")
+    talk.save(str(tmp_path / "link"))
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "pipe").is_fifo()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"saved.jsonl", "pipe", "link", "linked"}
 
 
 # The program, with an engine that says what it is told to say.
@@ -148,6 +157,41 @@ def test_turns_and_commands(talk, tiny, tmp_path):
     assert f"4 messages are in {saved}" in said
     assert "(cut off at --max_new_tokens=7)" in said
     assert engine.closed == 3
+
+
+def test_a_message_may_begin_with_a_slash(talk, tiny):
+    engine = Scripted(["One", "stop"])
+    assert talk(engine, "//tmp is full\n").out == "One\n"
+    assert "[user]\n/tmp is full<|" in decoded(tiny, engine)[0]
+
+
+def test_an_interrupt_forgets_a_message_half_typed(monkeypatch, capsys):
+    typed = deque(["half \\", KeyboardInterrupt, "whole", "again \\", EOFError])
+
+    def type_in(prompt):
+        key = typed.popleft()
+        if isinstance(key, str):
+            return key
+        raise key
+
+    terminal = types.SimpleNamespace(isatty=lambda: True, reconfigure=lambda errors: None)
+    monkeypatch.setattr(sys, "stdin", terminal)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(builtins, "input", type_in)
+    assert list(chat._lines()) == ["whole", "again \n"]
+    typed.extend([KeyboardInterrupt, "never"])
+    assert list(chat._lines()) == []
+
+
+def test_no_input_at_all_is_one_line(monkeypatch, capfd):
+    monkeypatch.setattr(sys, "stdin", None)  # chat <&-
+    assert "stdin is closed" in apps.call(chat, monkeypatch, capfd).error
+
+
+def test_the_template_is_a_choice(talk, tiny):
+    engine = Scripted(["One", "stop"])
+    assert talk(engine, "a\n", "--template=default").out == "One\n"
+    assert "no chat template 'rag'; valid: default" in talk(engine, "a\n", "--template=rag").error
 
 
 def test_an_interrupt_ends_the_answer_only(talk, tiny):
@@ -229,10 +273,18 @@ def test_what_cannot_be_talked_to_is_refused(monkeypatch, capfd, tmp_path):
 
 # As a process.
 
-_OWN_TERMINAL = """
-import fcntl, os, sys, termios
+# Slow steps: an answer outlasts whatever this machine does between its first word and the key.
+_AT_A_TERMINAL = """
+import fcntl, runpy, termios, time
+from inference.engine import Engine
+
+def slow_step(engine, step=Engine.step):
+    time.sleep(0.1)
+    return step(engine)
+
+Engine.step = slow_step
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.argv[1], sys.argv[1:])
+runpy.run_module("scripts.chat", run_name="__main__")
 """
 
 
@@ -240,7 +292,8 @@ def test_through_a_pipe(tmp_path):
     ran = subprocess.run(
         [sys.executable, "-m", "scripts.chat", *_SETTINGS, "--max_new_tokens=5", "--ignore_eos"],
         cwd=apps.ROOT, capture_output=True, text=True, timeout=240,
-        env=os.environ | {"RIDGELINE_CACHE": str(tmp_path)}, input="Hi\nAgain\n/stats",
+        env=os.environ | compiling.ENVIRONMENT | {"RIDGELINE_CACHE": str(tmp_path)},
+        input="Hi\nAgain\n/stats",
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.endswith("\n") and "> " not in ran.stdout
@@ -252,32 +305,29 @@ def test_through_a_pipe(tmp_path):
 def test_ctrl_c_at_a_terminal(tmp_path):
     """In an answer it ends the answer, at the prompt the program."""
     master, slave = pty.openpty()
-    app = [sys.executable, "-m", "scripts.chat", *_SETTINGS, "--max_new_tokens=230", "--ignore_eos"]
     process = subprocess.Popen(
-        [sys.executable, "-c", _OWN_TERMINAL, *app], cwd=apps.ROOT, start_new_session=True,
-        stdin=slave, stdout=slave, stderr=slave,
-        env=os.environ | {"RIDGELINE_CACHE": str(tmp_path), "TERM": "dumb"},
+        [sys.executable, "-c", _AT_A_TERMINAL, *_SETTINGS, "--max_new_tokens=230", "--ignore_eos"],
+        cwd=apps.ROOT, start_new_session=True, stdin=slave, stdout=slave, stderr=slave,
+        env=os.environ | compiling.ENVIRONMENT | {"RIDGELINE_CACHE": str(tmp_path), "TERM": "dumb"},
     )  # fmt: skip
     os.close(slave)
     screen = _Screen(master)
     try:
         screen.wait_for("> ")
-        for _ in range(9):  # an answer may have ended before the key arrives
-            start = len(screen.text)
-            os.write(master, b"Hi\n")
-            screen.wait_for("Hi\r\n", start)
-            at = screen.text.index("Hi\r\n", start) + 4
-            screen.wait_until(lambda at=at: len(screen.text) > at)  # its first words
-            os.write(master, b"\x03")
-            screen.wait_for("> ", at)
-            if "(stopped" in screen.text[at:]:
-                break
-            assert "(cut off" in screen.text[at:]
-            os.write(master, b"/reset\n")
-            screen.wait_for("> ", len(screen.text))
-        assert "(stopped" in screen.text and process.poll() is None
+        os.write(master, b"Hi\n")
+        screen.wait_for("Hi\r\n")
+        said = screen.text.index("Hi\r\n") + 4
+        screen.wait_until(lambda: len(screen.text) > said)  # its first words
         os.write(master, b"\x03")
-        assert process.wait(timeout=60) == 0
+        screen.wait_for("(stopped: what was said stays)", said)
+        screen.wait_for("\n> ", said)
+        assert process.poll() is None
+        prompted = len(screen.text)
+        for _ in range(9):  # readline sleeps through a key that comes right behind its prompt
+            os.write(master, b"\x03")
+            if screen.shows("\n", prompted, seconds=20):
+                break
+        assert process.wait(timeout=120) == 0
         assert "Traceback" not in screen.text and "error" not in screen.text
     finally:
         process.kill()
@@ -295,10 +345,18 @@ class _Screen:
         self.wait_until(lambda: text in self.text[start:])
 
     def wait_until(self, holds) -> None:
-        deadline = time.monotonic() + 120
+        assert self._reads_until(holds, 120), self.text
+
+    def shows(self, text: str, start: int, seconds: float) -> bool:
+        return self._reads_until(lambda: text in self.text[start:], seconds)
+
+    def _reads_until(self, holds, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
         while not holds():
-            assert time.monotonic() < deadline, self.text
+            if time.monotonic() > deadline:
+                return False
             try:
                 self.text += os.read(self._master, 4096).decode(errors="replace")
             except BlockingIOError:
                 time.sleep(0.002)
+        return True

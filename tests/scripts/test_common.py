@@ -10,6 +10,7 @@ import pytest
 
 from configs.runs import smollm2_laptop
 from scripts import common
+from tests import compiling
 from tests.scripts import apps
 
 
@@ -21,6 +22,21 @@ def run(monkeypatch, capfd):
         )
 
     return call
+
+
+def test_one_process_can_load_every_app():
+    """No two define a flag of one name."""
+    names = sorted(path.stem for path in (apps.ROOT / "scripts").glob("*.py"))
+    code = f"import importlib\nfor name in {names}: importlib.import_module('scripts.' + name)"
+    subprocess.run([sys.executable, "-c", code], cwd=apps.ROOT, check=True, timeout=120)
+
+
+def test_flags_are_checked_before_jax_is_loaded():
+    code = (
+        "import sys\nfrom scripts import chat, convert, evaluate, generate, plan\n"
+        "assert 'jax' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=apps.ROOT, check=True, timeout=60)
 
 
 FAILURES = {
@@ -86,7 +102,7 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path, flag):
             [sys.executable, "-m", "scripts.evaluate", f"--model={apps.TINY}", "--max_tokens=8",
              flag, "--set=engine.prefill_tiles=(1,)"],
             cwd=apps.ROOT, stdout=full, stderr=subprocess.PIPE, timeout=120, text=True,
-            env=os.environ | {"RIDGELINE_CACHE": str(tmp_path)},
+            env=os.environ | compiling.ENVIRONMENT | {"RIDGELINE_CACHE": str(tmp_path)},
         )  # fmt: skip
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "No space left on device" in done.stderr.splitlines()[-1]

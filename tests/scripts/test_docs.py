@@ -12,10 +12,11 @@ import pytest
 
 from inference import template_worker
 from scripts import sampling_flags
+from tests import compiling
 from tests.scripts import apps
 
 _DOCS = apps.ROOT / "docs"
-_PAGES = ("generate", "chat")
+_PAGES = {"generate": (), "chat": (), "evaluate": ("--window=64",)}  # and flags for a tiny model
 _SETTINGS = (
     f"--model={apps.TINY}",
     "--set=engine.prefill_tiles=(1,)",
@@ -37,16 +38,20 @@ def test_commands(page, tmp_path):
     assert all("python -m scripts." in block for block in found) and len(found) >= 2
     shim = tmp_path / "bin" / "python"
     shim.parent.mkdir()
-    settings = " ".join(map(shlex.quote, _SETTINGS))
+    settings = " ".join(map(shlex.quote, (*_SETTINGS, *_PAGES[page])))
     shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@" {settings}\n')
     shim.chmod(0o755)
     folder = tmp_path / "folder"
     folder.mkdir()
-    environment = os.environ | {
-        "PATH": f"{shim.parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(apps.ROOT),
-        "RIDGELINE_CACHE": str(tmp_path / "cache"),
-    }
+    environment = (
+        os.environ
+        | compiling.ENVIRONMENT
+        | {
+            "PATH": f"{shim.parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(apps.ROOT),
+            "RIDGELINE_CACHE": str(tmp_path / "cache"),
+        }
+    )
     for block in found:
         ran = subprocess.run(
             ["bash", "-eo", "pipefail", "-c", block], cwd=folder, env=environment, timeout=240,
@@ -61,6 +66,8 @@ def test_commands(page, tmp_path):
         answers = (folder / "answers.jsonl").read_text().splitlines()
         assert [json.loads(line).get("id") for line in answers] == ["greedy", "drawn", None]
         assert "answers.jsonl.config.json" in written
+    elif page == "evaluate":
+        assert json.loads((folder / "score.json").read_text())["perplexity"] > 1
     else:
         assert {"talk.jsonl", "more.jsonl"} <= written
 

@@ -11,7 +11,8 @@ import pytest
 import tokenizers
 
 from inference.checkpoints import resolve
-from inference.engine import Engine, Score
+from inference.engine import Engine
+from inference.results import Score
 from layers import decoder
 from layers.ragged import contiguous
 from scripts import evaluate
@@ -58,8 +59,8 @@ def test_a_perplexity_beyond_numbers_is_refused(run, monkeypatch, tmp_path):
     path = tmp_path / "text"
     path.write_text("Where does the workload wait?")
     for logprob in (-1000.0, -math.inf):
-        score = [Score([], [logprob] * 5, [])]
-        monkeypatch.setattr(Engine, "score", lambda engine, texts, score=score: score)
+        score = Score([], [logprob] * 5, [])
+        monkeypatch.setattr(Engine, "score", lambda engine, texts, score=score: [score])
         ran = run(f"--text={path}", "--json")
         assert ran.status == 1 and ran.out == ""
         assert "nats a token: the perplexity is too large" in ran.err.splitlines()[-1]
@@ -85,11 +86,12 @@ def test_a_window_begins_with_what_comes_first_and_holds_no_end(
     backend = tokenizers.Tokenizer.from_file(str(apps.TINY / "tokenizer.json"))
     first, end = backend.id_to_token(0), backend.id_to_token(1)
     model = _with_post_processor(tmp_path, [first] * count, [end])
-    windows = []
+    windows, calls = [], []
 
     def score(engine, texts):
+        calls.append(len(texts))
         windows.extend(texts)
-        return [Score([], [-1.0], [])]
+        return [Score([], [-1.0], [])] * len(texts)
 
     monkeypatch.setattr(Engine, "score", score)
     path = tmp_path / "text"
@@ -99,7 +101,7 @@ def test_a_window_begins_with_what_comes_first_and_holds_no_end(
         assert "--window is above the 2 tokens before each text, not 2" in ran.error
         return
     tokens = backend.encode("Where does it wait?", add_special_tokens=False).ids
-    assert windows == [[0, token] for token in tokens]
+    assert windows == [[0, token] for token in tokens] and calls == [len(tokens)]
     assert json.loads(ran.out)["perplexity"] == pytest.approx(math.e)
 
 

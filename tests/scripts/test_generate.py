@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import os
 import time
 
 import numpy as np
@@ -11,9 +12,12 @@ import pytest
 from configs.engine import EngineConfig, Run
 from configs.runs import smollm2_laptop
 from inference import files
-from inference.engine import Engine, Update
+from inference.engine import Engine
+from inference.results import Update
 from scripts import common, generate
 from tests.scripts import apps
+
+pytestmark = pytest.mark.quick_code
 
 _STATS = {
     *("prompt_tokens", "output_tokens", "ttft_s", "output_tok_s", "compile_s", "predicted_step_s"),
@@ -171,7 +175,7 @@ def test_a_seed_repeats_and_another_does_not(run):
 
 def test_a_prompt_may_be_a_message(run, monkeypatch):
     seen = []
-    monkeypatch.setattr(generate, "_check_lengths", lambda prompts, limit: seen.append(prompts))
+    monkeypatch.setattr(generate, "_check", lambda requests, ids, *model: seen.append(ids))
     monkeypatch.setattr(common, "load_engine", lambda *args: common.fail("far enough"))
     run("--prompt=What holds the keys?", "--chat")
     run("--prompt=What holds the keys?")
@@ -248,16 +252,18 @@ def test_neither_file_is_replaced_unless_both_are_written(run, tmp_path, monkeyp
     kept = tmp_path / "out.jsonl.partial"  # nothing computed is lost
     assert target.read_text() == "before" and set(tmp_path.iterdir()) == {target, beside, kept}
     monkeypatch.setattr(files, "atomic_file", write)
-    ran = run("--prompt=A", f"--output={target}", "--max_new_tokens=2")
-    assert ran.status == 0 and "all 1 results had been computed before" in ran.err
+    ran = run("--prompt=A", f"--output={target}", "--max_new_tokens=2", "--json")
+    assert ran.status == 0 and "1 of 1 results are in" in ran.err
+    stats = json.loads(ran.out)["stats"]
+    assert set(stats) >= _STATS and stats["output_tokens"] == 0 and stats["ttft_s"] is None
     assert json.loads(target.read_text())["token_ids"]
     assert set(tmp_path.iterdir()) == {target, beside}
 
 
 def test_as_a_process(tmp_path):
-    """The canonical call: one JSON object on stdout, logs elsewhere."""
+    """The canonical call, compiled as it is: one JSON object on stdout, logs elsewhere."""
     ran = apps.start("generate", *_SETTINGS, "--prompt=A token", "--json", "--max_new_tokens=2",
-                     cache=tmp_path)  # fmt: skip
+                     cache=tmp_path, XLA_FLAGS=os.environ.get("XLA_FLAGS", ""))  # fmt: skip
     assert ran.status == 0, ran.err
     assert len(json.loads(ran.out)["results"][0]["token_ids"]) == 2
     assert "Traceback" not in ran.err and "Warning" not in ran.err

@@ -14,6 +14,8 @@ from scripts import plan, verifying
 from tests import fakes
 from tests.scripts import apps
 
+pytestmark = pytest.mark.quick_code
+
 MODEL = fakes.llama(max_context=verify.MAX_CONTEXT)
 WINDOWED = dataclasses.replace(
     MODEL, name="windowed", pattern=(LayerSpec(window=100), LayerSpec()), num_layers=2

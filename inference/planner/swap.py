@@ -1,0 +1,38 @@
+"""Whether a page that left the device is copied back or computed again, by what each costs."""
+
+import functools
+from collections.abc import Callable
+
+from configs.engine import Config
+from configs.hardware.spec import HardwareSpec
+from inference.planner import calibrate, cost, report
+from inference.planner.cost import Rows, Work
+
+# What is assumed of a machine that was not calibrated: a measurement would hold up the engine.
+_NOMINAL = HardwareSpec("nominal", 0, read_bandwidth=10e9, rates={"bfloat16": 1e12})
+
+
+def copy_beats_recompute(
+    config: Config, hardware: HardwareSpec | None = None
+) -> Callable[[int], bool]:
+    """Tells of a page that ends at a position (tokens before it) whether two copies of its bytes,
+    to the host and back, take less time than computing its tokens in a prefill step.
+
+    Args:
+        config: model and engine.
+        hardware: the machine; None is as it was calibrated, or else a nominal one.
+    """
+    model, page = config.model, config.engine.page_tokens
+    num_bytes = sum(group.bytes_per_page(model.dtype, page) for group in model.page_groups)
+
+    machine = hardware or calibrate.read() or _NOMINAL
+
+    @functools.cache
+    def is_cheaper(num_tokens: int) -> bool:
+        copy_s = 2 * num_bytes / machine.read_bandwidth
+        tile = config.engine.tile_tokens
+        work = Work(tile, (Rows(1, tile, max(tile, num_tokens)),), 1)
+        recompute_s = report.seconds(model, cost.step_operations(model, work), machine)
+        return copy_s < recompute_s * page / tile
+
+    return is_cheaper

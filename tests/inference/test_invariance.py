@@ -1,0 +1,116 @@
+"""What may not change an output: neighbours, chunks, cached prefixes, preemption, a lost cache, and
+the order in which host and device work. Bit for bit under `deterministic`.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from inference.request import SamplingParams
+from tests import fakes
+
+PREFIX = 40
+MODELS = {"llama": fakes.llama("bfloat16"), "gemma": fakes.gemma("bfloat16")}
+SIZES = dict(
+    max_seqs=32, decode_rows=(8, 32), page_tokens=8, tile_tokens=16, prefill_tiles=(1, 4),
+    deterministic=True, cache_bytes=8 << 20,
+)  # fmt: skip
+
+# What is done to the engine, and what it is built with.
+DISTURBANCES = {
+    "together": {},
+    "planned one by one": {"overlap": False},
+    "chunks of 16": {"prefill_budget": 16},
+    "chunks of 64": {"tile_tokens": 64, "prefill_tiles": (1,)},
+    "chunks of 256": {"tile_tokens": 64, "prefill_tiles": (4,), "prefix_cache": False},
+    "no prefixes": {"prefix_cache": False},
+    "prompts first": {"chunked_prefill": False},
+    "static": {"policy": "static"},
+    "contiguous": {"page_tokens": 256, "prefix_cache": False},
+    "recompute": {"preemption": "recompute", "prefix_cache": False},
+    "swap": {"preemption": "swap", "prefix_cache": False, "cache_bytes": 32_000},
+    "prefixes on the host": {"preemption": "swap", "cache_bytes": 32_000},
+    "restart": {},
+}
+
+
+def requests(count):
+    """Prompts of 2 to 90 tokens, half of them with one beginning; some sampled, some greedy."""
+    rng = np.random.default_rng(4)
+    prefix = fakes.prompts([PREFIX], 131, seed=1)[0]
+    prompts = [
+        prefix * int(i % 2) + rng.integers(0, 131, rng.integers(2, 50)).tolist()
+        for i in range(count)
+    ]
+    params = [
+        SamplingParams(
+            max_new_tokens=int(rng.integers(1, 24)), temperature=float(i % 3 > 0), top_p=0.9,
+            seed=i, ignore_eos=True,
+        )
+        for i in range(count)
+    ]  # fmt: skip
+    return prompts, params
+
+
+def make(model, **changes):
+    return fakes.engine(MODELS[model], **(SIZES | changes))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((model, count), marks=[pytest.mark.long] if count > 30 else [])
+        for model in MODELS
+        for count in (30, 100)
+    ],
+    ids=lambda param: "-".join(map(str, param)),
+)
+def alone(request):
+    """Each request by itself: model, their number, tokens and log-probabilities."""
+    model, count = request.param
+    engine = make(model, prefix_cache=False, overlap=False)
+    one_by_one = [engine.generate([p], s)[0] for p, s in zip(*requests(count), strict=True)]
+    return model, count, [(c.token_ids, c.logprobs) for c in one_by_one]
+
+
+@pytest.mark.parametrize("name", DISTURBANCES)
+def test_no_bit_changes(alone, name):
+    model, count, expected = alone
+    engine = make(model, **DISTURBANCES[name])
+    prompts, params = requests(count)
+    ids = [engine.add_request(*each) for each in zip(prompts, params, strict=True)]
+    sequences = [fakes.sequence_of(engine, id) for id in ids]
+    steps, rng = 0, np.random.default_rng(0)
+
+    def disturb():
+        nonlocal steps
+        steps += 1
+        running = engine.scheduler.running
+        if name in ("recompute", "swap", "prefixes on the host") and steps % 3 == 0 and running:
+            engine.scheduler.preempt(running[rng.integers(len(running))])
+        if name == "restart" and steps % 17 == 0:
+            engine.rebuild()
+
+    fakes.drain(engine, disturb)
+    assert [(s.output_tokens, s.logprobs) for s in sequences] == expected
+    counters, prefix = engine.scheduler.counters, engine.scheduler.pages.prefix
+    if name in ("together", "prefixes on the host"):
+        assert counters.num_cached_tokens > count // 3 * PREFIX // 2
+    if name in ("recompute", "swap", "prefixes on the host"):
+        assert counters.num_preemptions > count // 5
+    if name in ("swap", "prefixes on the host"):
+        assert prefix.num_restored_pages > count // 5
+    if name == "recompute":
+        assert counters.num_cached_tokens == 0
+
+
+def test_a_second_round_is_read_from_the_cache(alone):
+    model, count, expected = alone
+    engine = make(model)
+    for _ in range(2):
+        found = engine.generate(*requests(count))
+        assert [(c.token_ids, c.logprobs) for c in found] == expected
+    counters = engine.scheduler.counters
+    assert counters.num_cached_tokens > 0.5 * counters.num_prompt_tokens
+    assert dataclasses.asdict(counters)["num_preemptions"] == 0
