@@ -17,6 +17,7 @@ from configs import presets  # noqa: E402
 from configs.model import ModelConfig  # noqa: E402
 from configs.rope import Rope  # noqa: E402
 from inference.checkpoints import families, huggingface  # noqa: E402
+from inference.checkpoints.gguf_splits import SPLITS  # noqa: E402
 from inference.planner import weights  # noqa: E402
 
 _INTRODUCTION = """\
@@ -27,10 +28,18 @@ was written by transformers, with the logits that it computes in float32 from th
 Ours differ by at most 1e-4 at every position of both prompts: without a cache, packed into one
 step, and in chunks through pages; those with greedy prompts also token by token, and they continue
 them with the same tokens (`tests/inference/test_parity_tiny.py`). A `.gguf` file of each family
-gives the parameters it was made from (`tests/inference/test_checkpoints_gguf.py`), under the names
-of the `gguf` library (`tests/inference/test_families.py`); llama.cpp calls Mistral a llama, and
-keeps no window of it.
+gives the parameters it was made from (`tests/inference/test_checkpoints_gguf.py`), and the logits
+of its conversion to the last bit (`tests/inference/test_gguf_types.py`), under the names of the
+`gguf` library (`tests/inference/test_families.py`); llama.cpp calls Mistral a llama, and keeps no
+window of it.
 [Adding a family](add_a_model.md).
+"""
+_GGUF = """\
+Tokenizers of `.gguf` files are rebuilt from their metadata: SentencePiece (`llama`), and byte-level
+BPE (`gpt2`) with one of these pre-tokenizers:
+{}.
+All but llama.cpp's `default` cut text as the published `tokenizer.json` does
+(`tests/inference/test_gguf_splits.py`); another is refused by name.
 """
 _REAL = """\
 The real SmolLM2 135M and Gemma 3 270M are compared with transformers too: greedy text up to near
@@ -54,7 +63,7 @@ def page() -> str:
         ]
         lines.append(_row(family.name, architecture, ", ".join(parts), ", ".join(sizes)))
     header = ("checkpoint", "heads", "layers", "head", "stored", "keys of", "prompts", "greedy")
-    lines += ["", _REAL, *_table(header)]
+    lines += ["", _GGUF.format(", ".join(f"`{name}`" for name in SPLITS)), _REAL, *_table(header)]
     lines += [_checkpoint(name, found[name], config) for name, config in configs.items()]
     return "\n".join(lines) + "\n"
 

@@ -1,12 +1,16 @@
-"""Special tokens that users write stay text; those that the chat template writes are tokens.
+"""Control tokens that users write stay text; those that the chat template writes are tokens.
 
-A conversation is rendered a second time with a mark inside every special token of its own, and at
-the ends of texts where one could come about by joining. What then still reads as a special token
+A conversation is rendered a second time with a mark inside every control token of its own, and at
+the ends of texts where one could come about by joining. What then still reads as a control token
 was written by the template.
+
+Control tokens are the special ones, and any other added token that a template writes (turns of
+DeepSeek R1's distillations). The latter are tokens in the assistant's own messages too: templates
+read them there (`</think>`), and the model meant them so.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
@@ -20,51 +24,46 @@ _ALIASES = range(0x100000, 0x10FFFE)  # private use
 
 
 class Quoter:
-    """Finds and keeps apart the special tokens of one tokenizer.
+    """Finds and keeps apart the control tokens of one tokenizer.
 
-    A special token of a single character cannot hold a mark; it is a token wherever it stands.
+    A token of a single character cannot hold a mark; it is a token wherever it stands.
+
+    Args:
+        backend: the tokenizer.
+        templates: the chat templates it goes with.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer):
+    def __init__(self, backend: tokenizers.Tokenizer, templates: Iterable[str]):
         self._backend = backend
-        added: dict[int, AddedToken] = backend.get_added_tokens_decoder()
-        names = [t.content for t in added.values() if t.special and len(t.content) > 1]
-        longest_first = sorted(names, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        self._starts = frozenset(name[:end] for name in names for end in range(1, len(name)))
-        self._ends = frozenset(name[start:] for name in names for start in range(1, len(name)))
-        self._longest = max(map(len, names), default=0)
-        self._names = names
+        added: list[AddedToken] = list(backend.get_added_tokens_decoder().values())
+        source = "\n".join(templates)
+        long = [token for token in added if len(token.content) > 1]
+        special = [token.content for token in long if token.special]
+        written = [
+            token.content
+            for token in long
+            if not token.special and token.content.strip() and token.content in source
+        ]
+        self._names = special + written
+        self._all, self._special = _Marker(self._names), _Marker(special)
+        self._pattern = self._all.pattern
         self._aliased: _Aliased | None = None
 
-    def mark(self, value: Any, mark: str) -> Any:
-        """Plain data with marks in its texts; equal to what came in where nothing is to quote."""
-        if isinstance(value, str):
-            return self._mark_ends(self._mark_tokens(value, mark), mark)
-        if isinstance(value, Mapping):
-            return {
-                # Keys are the template's words, unless a whole token stands in one.
-                self._mark_tokens(key, mark) if isinstance(key, str) else key: self.mark(item, mark)
-                for key, item in value.items()
-            }
-        if isinstance(value, list | tuple):
-            return [self.mark(item, mark) for item in value]
-        return value
-
-    def _mark_tokens(self, text: str, mark: str) -> str:
-        return self._pattern.sub(lambda found: found[0][0] + mark + found[0][1:], text)
-
-    def _mark_ends(self, text: str, mark: str) -> str:
-        """Marks before a first and after a last part of a token; templates trim around both."""
-        bare = text.strip()
-        sizes = range(1, min(self._longest, len(bare) + 1))
-        if any(bare[:size] in self._ends for size in sizes):
-            at = text.index(bare)
-            text = text[:at] + mark + text[at:]
-        if any(bare[-size:] in self._starts for size in sizes):
-            at = len(text.rstrip())
-            text = text[:at] + mark + text[at:]
-        return text
+    def mark(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None,
+        documents: Sequence[Any] | None,
+        mark: str,
+    ) -> tuple[list[Any], Any, Any]:
+        """Messages, tools and documents with marks in their texts; equal to what came in where
+        nothing is to quote.
+        """
+        marked = [
+            (self._special if message.get("role") == "assistant" else self._all).mark(message, mark)
+            for message in messages
+        ]
+        return marked, self._all.mark(tools, mark), self._all.mark(documents, mark)
 
     def split(self, rendered: str, marked: str, mark: str) -> str | None:
         """The marked rendering, where tokens of users are to be quoted; None where none is.
@@ -74,7 +73,7 @@ class Quoter:
         """
         if marked.replace(mark, "") != rendered:
             raise InputError(
-                "a message holds a special token of the model, and the chat template reads it: "
+                "a message holds a control token of the model, and the chat template reads it: "
                 f"leave {self._first(rendered)} out"
             )
         tokens = self._pattern.findall
@@ -90,17 +89,57 @@ class Quoter:
         return self._aliased.encode(self._pattern, marked, mark, encode)
 
 
+class _Marker:
+    """Marks tokens of these names in texts."""
+
+    def __init__(self, names: list[str]):
+        longest_first = sorted(names, key=len, reverse=True)
+        self.pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._starts = frozenset(name[:end] for name in names for end in range(1, len(name)))
+        self._ends = frozenset(name[start:] for name in names for start in range(1, len(name)))
+        self._longest = max(map(len, names), default=0)
+
+    def mark(self, value: Any, mark: str) -> Any:
+        """Plain data with marks in its texts."""
+        if isinstance(value, str):
+            return self._mark_ends(self._mark_tokens(value, mark), mark)
+        if isinstance(value, Mapping):
+            return {
+                # Keys are the template's words, unless a whole token stands in one.
+                self._mark_tokens(key, mark) if isinstance(key, str) else key: self.mark(item, mark)
+                for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self.mark(item, mark) for item in value]
+        return value
+
+    def _mark_tokens(self, text: str, mark: str) -> str:
+        return self.pattern.sub(lambda found: found[0][0] + mark + found[0][1:], text)
+
+    def _mark_ends(self, text: str, mark: str) -> str:
+        """Marks before a first and after a last part of a token; templates trim around both."""
+        bare = text.strip()
+        sizes = range(1, min(self._longest, len(bare) + 1))
+        if any(bare[:size] in self._ends for size in sizes):
+            at = text.index(bare)
+            text = text[:at] + mark + text[at:]
+        if any(bare[-size:] in self._starts for size in sizes):
+            at = len(text.rstrip())
+            text = text[:at] + mark + text[at:]
+        return text
+
+
 def free_mark(rendered: str) -> str:
     """A character that a rendering does not hold."""
     used = set(rendered)
     mark = next((chr(code) for code in _MARKS if chr(code) not in used), None)
     if mark is None:
-        raise InputError("the conversation uses every sign of cuneiform, and special tokens")
+        raise InputError("the conversation uses every sign of cuneiform, and control tokens")
     return mark
 
 
 class _Aliased:
-    """The same tokenizer with another name for each special token, one that nobody writes.
+    """The same tokenizer with another name for each control token, one that nobody writes.
 
     So the template's tokens act as tokens, down to the blanks they take with them, while the
     users' are text to the whole pipeline.
@@ -135,9 +174,9 @@ class _Aliased:
         self, pattern: re.Pattern[str], marked: str, mark: str, encode: Callable[..., list[int]]
     ) -> list[int]:
         if not set(marked).isdisjoint(self._alias.values()):
-            raise InputError("a message holds special tokens beside characters above U+100000")
+            raise InputError("a message holds control tokens beside characters above U+100000")
         text = pattern.sub(lambda found: self._alias[found[0]], marked).replace(mark, "")
         ids = encode(self._copy, text)
         if not self._forbidden.isdisjoint(ids):  # its vocabulary has it as a word as well
-            raise InputError("a message holds a special token that this tokenizer knows as a word")
+            raise InputError("a message holds a control token that this tokenizer knows as a word")
         return [self._ids.get(token, token) for token in ids]

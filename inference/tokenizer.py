@@ -1,32 +1,25 @@
 """Text to token ids and back: a thin wrapper over `tokenizers`, plus the bytes of each token."""
 
-import contextlib
 import json
-import os
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import tokenizers
 
 from configs.errors import InputError
-from inference import chat_template, quoting
-from inference.checkpoints import mapped, text_files
-
-_T = TypeVar("_T")
+from inference import chat_template, panics, quoting
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-_FLAGS = ("special", "normalized", "lstrip", "rstrip", "single_word")
-_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
 class Tokenizer:
     """A checkpoint's tokenizer and chat template.
 
-    Special tokens written out in a raw prompt are taken as special tokens, as transformers does; in
-    the messages of a conversation they are text (`inference/quoting.py`).
+    Special tokens written out in a raw prompt are taken as special tokens, as transformers does
+    (unless the checkpoint says `split_special_tokens`); in the messages of a conversation they are
+    text (`inference/quoting.py`).
 
     Attributes:
         template: the chat template; None when there is none.
@@ -85,7 +78,7 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise InputError(f"the text is not valid Unicode: {error.reason}") from None
-        encoding = guard(
+        encoding = panics.guard(
             lambda: backend.encode(text, add_special_tokens=add_special), "cannot encode text"
         )
         ids: list[int] = encoding.ids
@@ -152,142 +145,19 @@ class Tokenizer:
             InputError: as `chat_text` and `encode`, or the two cannot be told apart.
         """
         text = self.chat_text(messages, add_generation_prompt, tools, documents)
-        self._quoter = self._quoter or quoting.Quoter(self._backend)
-        given = [list(map(dict, messages)), tools, documents]
+        if self._quoter is None:
+            sources = filter(None, (self.template, *self.templates.values()))
+            self._quoter = quoting.Quoter(self._backend, sources)
+        given = list(map(dict, messages))
         mark = quoting.free_mark(text)
-        marked = self._quoter.mark(given, mark)
-        if marked != given:
+        marked = self._quoter.mark(given, tools, documents, mark)
+        if marked != (given, tools, documents):
             again = self.chat_text(marked[0], add_generation_prompt, marked[1], marked[2])
             if self._quoter.split(text, again, mark):
                 return self._quoter.encode(again, mark, self._encode)
+        if self._backend.encode_special_tokens:  # texts hold none; the template's are tokens still
+            return self._quoter.encode(text, mark, self._encode)
         return self._encode(self._backend, text)
-
-
-def from_directory(directory: Path, vocab_size: int) -> Tokenizer:
-    """The tokenizer of a Hugging Face directory.
-
-    Raises:
-        InputError: `tokenizer.json` is missing, or a file is unsound.
-    """
-    path = directory / "tokenizer.json"
-    if not path.exists():
-        raise InputError(
-            f"{directory}: tokenizer.json is missing (save it from the fast tokenizer)"
-        )
-    config_path = directory / "tokenizer_config.json"
-    config = mapped.read_json(config_path) if config_path.exists() else {}
-    special_path = directory / "special_tokens_map.json"
-    special = mapped.read_json(special_path) if special_path.exists() else {}
-    # transformers reads the map only where the configuration has no `added_tokens_decoder`.
-    first, second = (special, config) if "added_tokens_decoder" in config else (config, special)
-    named = _special_tokens(first) | _special_tokens(second)
-    backend = load_backend(path)
-    guard(lambda: _add_tokens(backend, config, named), f"{config_path}: added_tokens_decoder")
-    templates = _templates(directory, config)
-    return Tokenizer(backend, vocab_size, named, templates.pop("default", None), templates)
-
-
-def load_backend(path: Path) -> tokenizers.Tokenizer:
-    """A `tokenizer.json`.
-
-    Raises:
-        InputError: the file is unsound.
-    """
-    text = mapped.read_text(path)
-    with _muted():
-        return guard(lambda: _tried(text), f"{path}: not a valid tokenizer")
-
-
-def _tried(text: str) -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer.from_str(text)
-    backend.encode("a")  # some files panic only here
-    return backend
-
-
-@contextlib.contextmanager
-def _muted() -> Iterator[None]:
-    """Nothing on stderr: a Rust panic writes its trace there before it is an exception."""
-    try:
-        kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    except OSError:  # there is no stderr
-        yield
-        return
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
-
-
-def guard(call: Callable[[], _T], message: str) -> _T:
-    """Runs a call into `tokenizers`, whose Rust panics are no `Exception`s.
-
-    Raises:
-        InputError: the call failed or panicked.
-    """
-    try:
-        return call()
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise InputError(f"{message}: {' '.join(str(error).split())[:300]}") from None
-
-
-def _special_tokens(raw: Mapping[str, Any]) -> dict[str, str]:
-    named = {}
-    for name in _SPECIAL_NAMES:
-        value = raw.get(name)
-        content = value.get("content") if isinstance(value, dict) else value
-        if isinstance(content, str):
-            named[name] = content
-    return named
-
-
-def _add_tokens(
-    backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str]
-) -> None:
-    """Adds what only the configuration knows, as transformers does: by id, then by name."""
-    listed = config.get("added_tokens_decoder", {})
-    if not isinstance(listed, dict) or not all(isinstance(v, dict) for v in listed.values()):
-        raise InputError("must be an object of id -> token")
-    for index, token in sorted((int(key), token) for key, token in listed.items()):
-        content = token.get("content")
-        flags = {flag: token[flag] for flag in _FLAGS if flag in token}
-        if not isinstance(content, str) or not content:
-            raise InputError(f"token {index} has no content")
-        if not all(isinstance(value, bool) for value in flags.values()):
-            raise InputError(f"a flag of token {index} is neither true nor false")
-        flags["special"] = flags.get("special", False) or content in named.values()
-        backend.add_tokens([tokenizers.AddedToken(content, **flags)])
-        if backend.token_to_id(content) != index:
-            raise InputError(
-                f"token {content[:80]!r} is listed as {index}, "
-                f"the tokenizer has it as {backend.token_to_id(content)}"
-            )
-    unknown = [token for token in named.values() if backend.token_to_id(token) is None]
-    backend.add_special_tokens(list(dict.fromkeys(unknown)))
-
-
-def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name, "default" among them; files win over the configuration."""
-    label = str(directory / "tokenizer_config.json")
-    files = text_files.named_templates(directory)
-    if (directory / text_files.TEMPLATE).exists():
-        files["default"] = directory / text_files.TEMPLATE
-    if files:
-        return {name: mapped.read_text(path) for name, path in files.items()}
-    value = config.get("chat_template")
-    if isinstance(value, list):  # several templates by name
-        value = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}
-    elif value is not None:
-        value = {"default": value}
-    for name, template in (value or {}).items():
-        text_files.check_template_name(name, label)
-        if not isinstance(template, str):
-            raise InputError(f"{label}: chat_template must be a string")
-    return value or {}
 
 
 def _byte_decoder(backend: tokenizers.Tokenizer) -> tuple[Callable[[str], bytes], bool]:

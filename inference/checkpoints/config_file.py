@@ -6,10 +6,9 @@ import types
 import typing
 from typing import Any
 
-from configs.errors import InputError
-from configs.model import ModelConfig
+from configs.errors import InputError, shown
+from configs.model import MOST_LAYERS, ModelConfig
 
-_MAX_LAYERS = 10_000
 _MAX_INTEGER = 1 << 31
 
 
@@ -44,8 +43,8 @@ def from_json(value: Any, label: str) -> ModelConfig:
     """
     try:
         layers = value.get("num_layers") if isinstance(value, dict) else None
-        if isinstance(layers, int) and layers > _MAX_LAYERS:  # a model makes a list of them
-            raise InputError(f"model.num_layers is at most {_MAX_LAYERS}, not {layers}")
+        if isinstance(layers, int) and layers > MOST_LAYERS:  # a model makes a list of them
+            raise InputError(f"model.num_layers is at most {MOST_LAYERS}, not {layers}")
         config: ModelConfig = _read(ModelConfig, value, "model")
         return config
     except (ValueError, ArithmeticError) as error:  # InputError is a ValueError
@@ -63,14 +62,14 @@ def _read(kind: Any, value: Any, where: str) -> Any:
             return _read(next(iter(choices.values())), value, where)
         name = value.get("kind") if isinstance(value, dict) else None
         if not isinstance(name, str) or name not in choices:
-            raise InputError(f"{where}.kind is one of {', '.join(choices)}, not {_shown(name)}")
+            raise InputError(f"{where}.kind is one of {', '.join(choices)}, not {shown(name)}")
         fields = {key: item for key, item in value.items() if key != "kind"}
         return _read(choices[name], fields, where)
     if origin is tuple:
         if not isinstance(value, list):
-            raise InputError(f"{where} is a list, not {_shown(value)}")
-        if len(value) > _MAX_LAYERS:
-            raise InputError(f"{where} lists {len(value)} values; at most {_MAX_LAYERS} are valid")
+            raise InputError(f"{where} is a list, not {shown(value)}")
+        if len(value) > MOST_LAYERS:
+            raise InputError(f"{where} lists {len(value)} values; at most {MOST_LAYERS} are valid")
         if len(parts) == 2 and parts[1] is Ellipsis:
             parts = parts[:1] * len(value)
         if len(parts) != len(value):
@@ -83,15 +82,15 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
-        raise InputError(f"{where} is {kind.__name__}, not {_shown(value)}")
+        raise InputError(f"{where} is {kind.__name__}, not {shown(value)}")
     if kind is int and abs(value) > _MAX_INTEGER:
-        raise InputError(f"{where} is at most {_MAX_INTEGER}, not {_shown(value)}")
+        raise InputError(f"{where} is at most {_MAX_INTEGER}, not {shown(value)}")
     return value
 
 
 def _dataclass(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
-        raise InputError(f"{where} is an object, not {_shown(value)}")
+        raise InputError(f"{where} is an object, not {shown(value)}")
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     unknown = sorted(value.keys() - fields.keys())
     if unknown:
@@ -103,7 +102,3 @@ def _dataclass(kind: Any, value: Any, where: str) -> Any:
         if name not in value and field.default is field.default_factory is dataclasses.MISSING:
             raise InputError(f"{where}.{name} is missing")
     return kind(**{name: _read(hints[name], v, f"{where}.{name}") for name, v in value.items()})
-
-
-def _shown(value: Any) -> str:
-    return " ".join(repr(value).split())[:80]

@@ -1,13 +1,12 @@
 """A JSON object of a checkpoint's configuration, read by type: a wrong value is named."""
 
 import dataclasses
-import math
+import sys
 from collections.abc import Iterable
 from typing import Any
 
-from configs.errors import InputError
-
-_MAX_WIDTH = 1 << 24
+from configs.errors import InputError, shown
+from configs.model import MOST_WIDTH
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,19 +25,19 @@ class Keys:
         """Raises InputError for the first key with a value that would change the model."""
         for key, values in neutral.items():
             if key not in except_for and self.raw.get(key) not in values:
-                raise InputError(f"{self.label}{key}={str(self.raw[key])[:80]} is not supported")
+                raise InputError(f"{self.label}{key}={shown(self.raw[key])} is not supported")
 
-    def integer(self, key: str, default: int | None = None, limit: int = _MAX_WIDTH) -> int:
+    def integer(self, key: str, default: int | None = None, limit: int = MOST_WIDTH) -> int:
         """An integer from 1 to `limit`."""
         value = self.raw.get(key)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
             raise InputError(
-                f"{self.label}{key} must be an integer from 1 to {limit}, not {value!r}"
+                f"{self.label}{key} must be an integer from 1 to {limit}, not {shown(value)}"
             )
         return value
 
-    def whole(self, key: str, default: int, limit: int = _MAX_WIDTH) -> int:
+    def whole(self, key: str, default: int, limit: int = MOST_WIDTH) -> int:
         """An integer from 0 to `limit`."""
         return 0 if self.raw.get(key) == 0 else self.integer(key, default, limit)
 
@@ -47,9 +46,9 @@ class Keys:
         value = self.raw.get(key)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InputError(f"{self.label}{key} must be a number, not {value!r}")
-        if not (math.isfinite(value) and value > 0):
-            raise InputError(f"{self.label}{key} must be positive and finite, not {value}")
+            raise InputError(f"{self.label}{key} must be a number, not {shown(value)}")
+        if not 0 < value <= sys.float_info.max:
+            raise InputError(f"{self.label}{key} must be positive and finite, not {shown(value)}")
         return float(value)
 
     def optional_number(self, key: str, absent: float | None = None) -> float | None:
@@ -65,15 +64,16 @@ class Keys:
         value = self.raw.get(key)
         value = default if value is None else value
         if not isinstance(value, bool):
-            raise InputError(f"{self.label}{key} must be true or false, not {value!r}")
+            raise InputError(f"{self.label}{key} must be true or false, not {shown(value)}")
         return value
 
     def choice(self, key: str, valid: dict[str, str], default: str) -> str:
         """What `valid` makes of one of its keys."""
-        value = self.raw.get(key) or default
+        value = self.raw.get(key)
+        value = default if value is None else value
         if not isinstance(value, str) or value not in valid:
             raise InputError(
-                f"{self.label}{key}={value!r} is not supported; valid: {', '.join(valid)}"
+                f"{self.label}{key}={shown(value)} is not supported; valid: {', '.join(valid)}"
             )
         return valid[value]
 
@@ -84,11 +84,13 @@ class Keys:
             raise InputError(f"{self.label}{key} must list one kind for each of {length} layers")
         return value
 
-    def numbers(self, key: str) -> tuple[float, ...]:
-        """A list of finite numbers above 0."""
+    def numbers(self, key: str, most: int) -> tuple[float, ...]:
+        """A list of at most `most` finite numbers above 0."""
         value = self.raw.get(key)
-        if not isinstance(value, list):
-            raise InputError(f"{self.label}{key} must be a list of numbers, not {value!r:.80}")
+        if not isinstance(value, list) or len(value) > most:
+            raise InputError(
+                f"{self.label}{key} must be a list of at most {most} numbers, not {shown(value)}"
+            )
         return tuple(Keys({key: item}, self.label).number(key) for item in value)
 
     def nested(self, key: str) -> "Keys | None":
@@ -97,5 +99,5 @@ class Keys:
         if value is None:
             return None
         if not isinstance(value, dict):
-            raise InputError(f"{self.label}{key} must be an object, not {value!r}")
+            raise InputError(f"{self.label}{key} must be an object, not {shown(value)}")
         return Keys(value, f"{self.label}{key}: ")

@@ -17,6 +17,7 @@ from inference.checkpoints import (
     hf_export,
     load,
     manifest,
+    mapped,
     new_directory,
     opened,
     orbax_directory,
@@ -60,6 +61,11 @@ def convert(
     new_directory.check(output)
     contents = checkpoint.contents()
     stored = dtype or contents.source.dtype
+    if stored not in ("bfloat16", "float32"):
+        raise InputError(
+            f"{contents.source.label}: weights are {stored}, which is not kept; say what they "
+            "become: --dtype=float32 or --dtype=bfloat16"
+        )
     config = dataclasses.replace(checkpoint.config, dtype=stored)
     infos = decoder.param_infos(config)
     declared = params.flatten(infos)
@@ -81,15 +87,21 @@ def convert(
                 model, checkpoint.eos_ids, contents.raw_config
             )
         else:
-            raw = contents.raw_config or hf_config.of_model(config)
+            raw = contents.raw_config or hf_config.of_model(config, _generation(copied))
+            raw = raw | {"tie_word_embeddings": config.tied}
             raw = hf_config.with_dtype(raw, stored, checkpoint.eos_ids)
             description = (json.dumps(raw, indent=1) + "\n").encode()
             hf_export.write(folder, config, declared, rows, max_shard_bytes, progress)
-        for name, data in (copied | {"config.json": description}).items():
+        for name, data in (copied | {text_files.CONFIG: description}).items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(data)
         manifest.write(folder)
         _compare(folder, checkpoint, declared, digests)
+
+
+def _generation(copied: dict[str, bytes]) -> dict[str, Any]:
+    text = copied.get(text_files.GENERATION)
+    return {} if text is None else mapped.parse_json(text, text_files.GENERATION)
 
 
 def _hashed(
@@ -97,10 +109,18 @@ def _hashed(
 ) -> Iterator[np.ndarray]:
     digest = hashlib.sha256()
     for block in load.rows_of(contents.source, contents.name_map(path)):
-        block = np.ascontiguousarray(block, jax.numpy.dtype(info.dtype))
+        block = _as_type(block, path, info.dtype)
         digest.update(block.view(np.uint8).data)
         yield block
     digests[path] = digest.hexdigest()
+
+
+def _as_type(block: np.ndarray, path: str, dtype: str) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        made = np.ascontiguousarray(block, jax.numpy.dtype(dtype))
+    if made.dtype != block.dtype and (np.isinf(made) & ~np.isinf(block)).any():
+        raise InputError(f"{path} holds values that {dtype} has no number for")
+    return made
 
 
 def _write_orbax(folder: Path, infos: Any, rows: Any, progress: Progress | None) -> None:
@@ -116,8 +136,8 @@ def _write_orbax(folder: Path, infos: Any, rows: Any, progress: Progress | None)
                 done += block.nbytes
             if progress:
                 progress(done, total, "writing weights")
-    mapped = safetensors_file.open_file(intermediate)
-    leaves = {path: mapped.read(path, 0, info.shape[0]) for path, info in declared.items()}
+    written = safetensors_file.open_file(intermediate)
+    leaves = {path: written.read(path, 0, info.shape[0]) for path, info in declared.items()}
     orbax_directory.save(folder, params.unflatten(infos, leaves))
     intermediate.unlink()
 

@@ -5,8 +5,8 @@ says what it wants.
 from pathlib import Path
 from typing import Any
 
-from configs.errors import InputError
-from inference.checkpoints import mapped
+from configs.errors import InputError, shown
+from inference.checkpoints import mapped, text_files
 from inference.request import MAX_STOP_IDS
 
 _MAX_EOS_IDS = MAX_STOP_IDS // 2  # the rest of a row is for a request's own stop ids
@@ -18,7 +18,7 @@ def read_eos_ids(directory: Path, vocab_size: int) -> tuple[int, ...]:
     Raises:
         InputError: a file is unsound, or as `check_ids`.
     """
-    for path in (directory / "generation_config.json", directory / "config.json"):
+    for path in (directory / text_files.GENERATION, directory / text_files.CONFIG):
         value = mapped.read_json(path).get("eos_token_id") if path.exists() else None
         if value is not None:
             return check_ids(value, vocab_size, str(path))
@@ -34,9 +34,8 @@ def check_ids(value: Any, vocab_size: int, label: str) -> tuple[int, ...]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-            shown = " ".join(repr(token).split())[:80]
             raise InputError(
-                f"{label}: eos_token_id {shown} is not an id from 0 to {vocab_size - 1}"
+                f"{label}: eos_token_id {shown(token)} is not an id from 0 to {vocab_size - 1}"
             )
     unique = tuple(dict.fromkeys(ids))
     if len(unique) > _MAX_EOS_IDS:

@@ -4,13 +4,12 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from configs.errors import InputError
-from configs.model import LayerSpec, ModelConfig
+from configs.errors import InputError, shown
+from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from configs.rope import Rope
 from inference.checkpoints import rope_keys
 from inference.checkpoints.config_keys import Keys
 
-_MAX_LAYERS = 10_000
 _GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
 # Keys that change the mathematics, and the values under which they do not.
@@ -55,7 +54,7 @@ def build(keys: Keys, name: str) -> ModelConfig:
     family = ARCHITECTURES.get(architecture) if isinstance(architecture, str) else None
     if family is None:
         valid = ", ".join(ARCHITECTURES)
-        raise InputError(f"architecture {architecture!r} is not supported; valid: {valid}")
+        raise InputError(f"architecture {shown(architecture)} is not supported; valid: {valid}")
     keys.require_neutral(_NEUTRAL, except_for=family.reads)
     config = family.build(keys, name)
     for layer in config.pattern:
@@ -75,9 +74,11 @@ def _llama(keys: Keys, name: str) -> ModelConfig:
 
 
 def _gemma3(keys: Keys, name: str) -> ModelConfig:
-    per_kind = keys.nested("rope_parameters")
-    distant = per_kind.nested("full_attention") if per_kind else keys.nested("rope_scaling")
-    near = per_kind.nested("sliding_attention") if per_kind else None
+    per_kind = keys.nested("rope_parameters") or Keys({})
+    distant, near = (per_kind.nested(f"{kind}_attention") for kind in ("full", "sliding"))
+    older = keys.nested("rope_scaling")
+    if older is not None:  # it is of the layers without a window
+        distant = Keys((distant.raw if distant else {}) | older.raw, older.label)
     kinds = {
         "full_attention": LayerSpec(
             rope=rope_keys.scaled(keys, distant, keys.number("rope_theta", 1_000_000.0))
@@ -87,8 +88,7 @@ def _gemma3(keys: Keys, name: str) -> ModelConfig:
             window=keys.integer("sliding_window", 4096),
         ),
     }
-    default = keys.raw.get("_sliding_window_pattern", 6)
-    period = keys.integer("sliding_window_pattern", default, limit=_MAX_LAYERS)
+    period = keys.integer("sliding_window_pattern", 6, limit=MOST_LAYERS)
     repeated = (*["sliding_attention"] * (period - 1), "full_attention")
     return ModelConfig(
         **_gemma_fields(keys, name, "gemma3"),
@@ -147,7 +147,7 @@ def _qwen3(keys: Keys, name: str) -> ModelConfig:
 
 def _smollm3(keys: Keys, name: str) -> ModelConfig:
     rope = rope_keys.read(keys, 2_000_000.0)
-    layers = keys.integer("num_hidden_layers", limit=_MAX_LAYERS)
+    layers = keys.integer("num_hidden_layers", limit=MOST_LAYERS)
     period = keys.integer("no_rope_layer_interval", 4)
     rotates = keys.listed("no_rope_layers", layers)  # 1 where a layer does, despite the name
     if rotates is None:
@@ -184,7 +184,7 @@ def _phi3(keys: Keys, name: str) -> ModelConfig:
 
 def _phi3_rope(keys: Keys) -> Rope:
     """A share of each head rotates; 'su' and 'yarn' are longrope's names in older files."""
-    own = keys.nested("rope_parameters") or keys.nested("rope_scaling")
+    own = rope_keys.described(keys)
     share, theta = keys.number("partial_rotary_factor", 1.0), keys.number("rope_theta", 10_000.0)
     if own is not None:
         share = own.number("partial_rotary_factor", share)
@@ -225,7 +225,7 @@ def _gpt2(keys: Keys, name: str) -> ModelConfig:
         vocab_size=keys.integer("vocab_size", 50257),
         width=width,
         ffn_width=keys.integer("n_inner", 4 * width),
-        num_layers=keys.integer("n_layer", 12, limit=_MAX_LAYERS),
+        num_layers=keys.integer("n_layer", 12, limit=MOST_LAYERS),
         num_heads=num_heads,
         num_kv_heads=num_heads,
         head_width=width // num_heads,
@@ -254,7 +254,7 @@ def _llama_fields(
         "vocab_size": keys.integer("vocab_size"),
         "width": width,
         "ffn_width": keys.integer("intermediate_size"),
-        "num_layers": keys.integer("num_hidden_layers", limit=_MAX_LAYERS),
+        "num_layers": keys.integer("num_hidden_layers", limit=MOST_LAYERS),
         "num_heads": num_heads,
         "num_kv_heads": keys.integer("num_key_value_heads", num_heads),
         "head_width": keys.integer("head_dim", head_width or max(width // num_heads, 1)),
@@ -294,8 +294,8 @@ def _upper_windows(keys: Keys, rope: Rope) -> tuple[LayerSpec, ...]:
         "full_attention": LayerSpec(rope=rope),
         "sliding_attention": LayerSpec(rope=rope, window=window),
     }
-    layers = keys.integer("num_hidden_layers", limit=_MAX_LAYERS)
-    full = keys.whole("max_window_layers", 28, limit=_MAX_LAYERS)
+    layers = keys.integer("num_hidden_layers", limit=MOST_LAYERS)
+    full = keys.whole("max_window_layers", 28, limit=MOST_LAYERS)
     repeated = [
         "full_attention" if layer < full else "sliding_attention" for layer in range(layers)
     ]
@@ -304,12 +304,12 @@ def _upper_windows(keys: Keys, rope: Rope) -> tuple[LayerSpec, ...]:
 
 def _kinds(keys: Keys, kinds: Mapping[str, LayerSpec], repeated: Sequence[str]) -> list[LayerSpec]:
     """Every layer by `layer_types`, or by names that repeat where the file lists none."""
-    layers = keys.integer("num_hidden_layers", limit=_MAX_LAYERS)
+    layers = keys.integer("num_hidden_layers", limit=MOST_LAYERS)
     names = keys.listed("layer_types", layers)
     for kind in names or ():
         if not isinstance(kind, str) or kind not in kinds:
             raise InputError(
-                f"{keys.label}layer type {kind!r} is not supported; valid: {', '.join(kinds)}"
+                f"{keys.label}layer type {shown(kind)} is not supported; valid: {', '.join(kinds)}"
             )
     names = names or [repeated[layer % len(repeated)] for layer in range(layers)]
     return [kinds[kind] for kind in names]

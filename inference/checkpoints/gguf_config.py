@@ -10,17 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from configs.errors import InputError
-from configs.model import LayerSpec, ModelConfig
+from configs.errors import InputError, shown
+from configs.model import MOST_LAYERS, MOST_WIDTH, LayerSpec, ModelConfig
 from configs.rope import Linear, Llama3, LongRope, Rope
 from inference.checkpoints import gguf_file
+from inference.checkpoints.gguf_file import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from inference.checkpoints.gguf_scan import Header
 from layers import rope as rope_math
 
-_ROPE_FACTORS = "rope_freqs.weight"
-_LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
-_MAX_WIDTH = 1 << 24
-_MAX_LAYERS = 10_000
 # The one size of a family whose queries are scaled by D / N instead of H, by its layers.
 _GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62
 
@@ -49,10 +46,11 @@ def read_config(header: Header) -> ModelConfig:
 
 def _build(header: Header) -> ModelConfig:
     name = header.metadata.get("general.architecture")
-    family = _FAMILIES.get(name) if isinstance(name, str) else None
+    family = FAMILIES.get(name) if isinstance(name, str) else None
     if family is None:
-        shown = " ".join(repr(name).split())[:80]
-        raise InputError(f"architecture {shown} is not supported; valid: {', '.join(_FAMILIES)}")
+        raise InputError(
+            f"architecture {shown(name)} is not supported; valid: {', '.join(FAMILIES)}"
+        )
     assert isinstance(name, str)
     keys = _Keys(header, name)
     keys.refuse_unknown(_KNOWN_KEYS.union(family.reads))
@@ -70,7 +68,7 @@ class _Keys:
         prefix = f"{self.family}."
         for key in self.header.metadata:
             if key.startswith(prefix) and key.removeprefix(prefix) not in known:
-                raise InputError(f"metadata {key!r} is not supported")
+                raise InputError(f"metadata {shown(key)} is not supported")
 
     def get(self, key: str, kinds: tuple[type, ...], default: Any) -> Any:
         value = self.header.metadata.get(f"{self.family}.{key}", default)
@@ -82,7 +80,7 @@ class _Keys:
             raise InputError(f"metadata {self.family}.{key} must be one {kinds[0].__name__}")
         return value
 
-    def integer(self, key: str, default: int | None = None, limit: int = _MAX_WIDTH) -> int:
+    def integer(self, key: str, default: int | None = None, limit: int = MOST_WIDTH) -> int:
         value = self.get(key, (int,), default)
         if not 1 <= value <= limit:
             raise InputError(f"metadata {self.family}.{key} must be 1 to {limit}, not {value}")
@@ -138,7 +136,7 @@ def _widths(keys: _Keys, family: _Family) -> dict[str, Any]:
         "vocab_size": embedding.shape[0],
         "width": keys.integer("embedding_length"),
         "ffn_width": keys.integer("feed_forward_length"),
-        "num_layers": keys.integer("block_count", limit=_MAX_LAYERS),
+        "num_layers": keys.integer("block_count", limit=MOST_LAYERS),
         "num_heads": num_heads,
         "num_kv_heads": keys.integer("attention.head_count_kv", num_heads),
         "head_width": head_width,
@@ -149,9 +147,9 @@ def _widths(keys: _Keys, family: _Family) -> dict[str, Any]:
 
 
 def _rope(keys: _Keys, key: str = "rope.freq_base", default: float = 10_000.0) -> Rope:
-    theta, scaling = keys.number(key, default), keys.text("rope.scaling.type", "none")
+    theta, scaling = keys.number(key, default), keys.text("rope.scaling.type", "linear")
     if scaling not in ("none", "linear"):
-        raise InputError(f"rope scaling {scaling!r} is not supported; valid: none, linear")
+        raise InputError(f"rope scaling {shown(scaling)} is not supported; valid: none, linear")
     factor = keys.number("rope.scaling.factor", 1.0) if scaling == "linear" else 1.0
     return Rope(theta) if factor == 1.0 else Rope(theta, Linear(factor))
 
@@ -162,19 +160,19 @@ def _llama(keys: _Keys) -> dict[str, Any]:
 
 def _llama_rope(keys: _Keys) -> Rope:
     rope = _rope(keys)
-    entry = keys.header.tensors.get(_ROPE_FACTORS)
+    entry = keys.header.tensors.get(ROPE_FACTORS)
     if entry is None:
         return rope
     # Llama 3.1 and later store the divisor of each frequency instead of the rule that made it.
     plain = rope_math.inverse_frequencies(rope, keys.head_width)
     if entry.shape != plain.shape:
-        raise InputError(f"{_ROPE_FACTORS!r} is {list(entry.shape)}; expected {list(plain.shape)}")
-    divisors = gguf_file.read_numbers(keys.header, _ROPE_FACTORS)
+        raise InputError(f"{ROPE_FACTORS!r} is {list(entry.shape)}; expected {list(plain.shape)}")
+    divisors = gguf_file.read_numbers(keys.header, ROPE_FACTORS)
     context = keys.integer("rope.scaling.original_context_length", Llama3(1.0).original_context)
     candidate = Rope(rope.theta, Llama3(float(divisors.max()), original_context=context))
     expected = plain / rope_math.inverse_frequencies(candidate, keys.head_width)
     if not np.allclose(divisors, expected, rtol=1e-3):
-        raise InputError(f"{_ROPE_FACTORS!r} does not follow the llama3 rule")
+        raise InputError(f"{ROPE_FACTORS!r} does not follow the llama3 rule")
     return candidate
 
 
@@ -196,7 +194,7 @@ def _olmo2(keys: _Keys) -> dict[str, Any]:
 
 
 def _gemma(keys: _Keys, layers_of_27b: int) -> dict[str, Any]:
-    is_27b = keys.integer("block_count", limit=_MAX_LAYERS) == layers_of_27b
+    is_27b = keys.integer("block_count", limit=MOST_LAYERS) == layers_of_27b
     return {
         "norm_offset": 1.0,
         "post_norms": True,
@@ -234,8 +232,10 @@ def _phi3(keys: _Keys) -> dict[str, Any]:
     share = keys.integer("rope.dimension_count", head_width) / head_width
     window = keys.get("attention.sliding_window", (int,), 0)  # 0 where there is none
     scaling = None
-    if _LONG in keys.header.tensors and _SHORT in keys.header.tensors:
-        short, long = (gguf_file.read_numbers(keys.header, name) for name in (_SHORT, _LONG))
+    if LONG_FACTORS in keys.header.tensors and SHORT_FACTORS in keys.header.tensors:
+        short, long = (
+            gguf_file.read_numbers(keys.header, name) for name in (SHORT_FACTORS, LONG_FACTORS)
+        )
         scaling = LongRope(
             tuple(short.tolist()),
             tuple(long.tolist()),
@@ -264,7 +264,7 @@ def _gpt2(keys: _Keys) -> dict[str, Any]:
 
 
 _WINDOW = "attention.sliding_window"
-_FAMILIES = {
+FAMILIES = {
     "llama": _Family(_llama),
     "gemma3": _Family(_gemma3, (_WINDOW, f"{_WINDOW}_pattern", "rope.freq_base_swa")),
     "gemma2": _Family(_gemma2, (_WINDOW, "attn_logit_softcapping", "final_logit_softcapping")),

@@ -12,16 +12,17 @@ import gguf
 import ml_dtypes
 import numpy as np
 
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from configs.model import ModelConfig
-from inference.checkpoints import gguf_parts, gguf_scan
+from configs.rope import Llama3, LongRope
+from inference.checkpoints import gguf_parts, gguf_scan, names
 from inference.checkpoints.gguf_scan import Header
 from inference.checkpoints.tensor_source import TensorSource
 
 _BLOCK_ELEMENTS = 1 << 17  # dequantized at a time: temporaries stay in the processor's cache
-# Tensors that say how positions rotate, and so are part of the configuration.
-_POSITION_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-_INTERLEAVED = ("llama", "smollm3")  # families whose rotary pairs llama.cpp stores as neighbours
+# Tensors that say how positions rotate, by the kind of scaling that a configuration has of them.
+ROPE_FACTORS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
 
 def open_gguf(path: Path) -> Header:
@@ -46,8 +47,19 @@ def tensors(header: Header, config: ModelConfig) -> TensorSource:
             _check_type(name, ggml_type)
         except InputError as error:
             raise InputError(f"{header.path}: {error}") from None
-    shapes = {n: entry.shape for n, entry in header.tensors.items() if n not in _POSITION_TENSORS}
+    configured = _in_configuration(config)
+    shapes = {n: entry.shape for n, entry in header.tensors.items() if n not in configured}
     return TensorSource(str(header.path), shapes, functools.partial(_read_rows, header, config))
+
+
+def _in_configuration(config: ModelConfig) -> set[str]:
+    """The tensors that the configuration was made of, and nothing else has a place for."""
+    found: set[str] = set()
+    for layer in config.pattern:
+        scaling = None if layer.rope is None else layer.rope.scaling
+        found |= {ROPE_FACTORS} if isinstance(scaling, Llama3) else set()
+        found |= {LONG_FACTORS, SHORT_FACTORS} if isinstance(scaling, LongRope) else set()
+    return found
 
 
 def _check_type(name: str, ggml_type: int) -> None:
@@ -56,7 +68,7 @@ def _check_type(name: str, ggml_type: int) -> None:
     try:
         gguf.dequantize(sample, kind)
     except NotImplementedError:
-        raise InputError(f"tensor {name!r} has type {kind.name}, which is no weight") from None
+        raise InputError(f"tensor {shown(name)} has type {kind.name}, which is no weight") from None
 
 
 def read_numbers(header: Header, name: str) -> np.ndarray:
@@ -74,12 +86,14 @@ def read_numbers(header: Header, name: str) -> np.ndarray:
 
 
 def _read_rows(header: Header, config: ModelConfig, name: str, start: int, stop: int) -> np.ndarray:
-    if config.family in _INTERLEAVED and name.endswith(("attn_q.weight", "attn_k.weight")):
+    if names.interleaved(config.family) and name.endswith(("attn_q.weight", "attn_k.weight")):
         head = config.head_width  # whole heads are read, so that rows can move inside them
         first, last = start // head * head, -(-stop // head) * head
         rows = _read(header, name, first, min(last, header.tensors[name].shape[0]))
         if len(rows) % head:
-            raise InputError(f"{header.path}: tensor {name!r} is not made of heads of {head} rows")
+            raise InputError(
+                f"{header.path}: tensor {shown(name)} is not made of heads of {head} rows"
+            )
         heads = rows.reshape(-1, head // 2, 2, rows.shape[-1])
         return heads.swapaxes(1, 2).reshape(rows.shape)[start - first : stop - first]
     if config.norm_offset and name.endswith("norm.weight"):

@@ -4,7 +4,6 @@ The rebuilt `tokenizer.json` is cached beside the converted weights: finding a l
 merges takes seconds.
 """
 
-import dataclasses
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -14,15 +13,16 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from configs.model import ModelConfig
-from inference import files, tokenizer
-from inference.checkpoints import converted, gguf_file
+from inference import files, panics
+from inference.checkpoints import converted, gguf_file, hf_tokenizer
 from inference.checkpoints import text_files as names
 from inference.checkpoints.gguf_scan import Header, StringArray
+from inference.checkpoints.gguf_splits import SPLITS
 from inference.tokenizer import Tokenizer
 
-_FORMAT = 1  # of the cached file; a new number when the rebuilding changes
+_FORMAT = 2  # of the cached file; a new number when the rebuilding changes
 _MAX_TOKEN_CHARS = 1024  # every way to cut a token in two is tried; real ones have some 100
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _SPECIAL_KEYS = {
@@ -30,32 +30,6 @@ _SPECIAL_KEYS = {
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class _Split:
-    """How a byte-level vocabulary cuts text before merging.
-
-    `patterns` isolate their matches, one after the other; `whole_words` takes a word that is a
-    token without merging.
-    """
-
-    patterns: tuple[str, ...]
-    whole_words: bool = False
-    adds_bos: bool = False
-
-
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_SPLITS = {
-    "gpt-2": _Split((_GPT2,)),
-    "smollm": _Split((r"\p{N}", _GPT2)),
-    "default": _Split((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
-    "llama-bpe": _Split((_LLAMA3,), whole_words=True, adds_bos=True),
 }
 
 
@@ -121,15 +95,13 @@ def _templates(header: Header) -> dict[str, str]:
 
 def _cached(path: Path) -> tokenizers.Tokenizer | None:
     try:
-        return tokenizer.load_backend(path)
+        return hf_tokenizer.load_backend(path)
     except InputError:
         return None  # absent or unsound: rebuild
 
 
 def _rebuild(header: Header, path: Path) -> tokenizers.Tokenizer:
-    backend = tokenizer.guard(
-        lambda: _build(header), f"{header.path}: cannot rebuild the tokenizer"
-    )
+    backend = panics.guard(lambda: _build(header), f"{header.path}: cannot rebuild the tokenizer")
     try:
         with files.atomic_file(path) as file:
             file.write(backend.to_str().encode())
@@ -147,9 +119,8 @@ def _special_ids(header: Header) -> dict[str, int]:
         if token is None:
             continue
         if not isinstance(token, int) or not 0 <= token < count:
-            shown = " ".join(repr(token).split())[:80]
             raise InputError(
-                f"{header.path}: tokenizer.ggml.{key}={shown} is outside the vocabulary"
+                f"{header.path}: tokenizer.ggml.{key}={shown(token)} is outside the vocabulary"
             )
         ids[name] = token
     return ids
@@ -169,7 +140,7 @@ def _build(header: Header) -> tokenizers.Tokenizer:
     elif kind == "llama":
         backend, adds_bos = _sentencepiece(header, tokens, special.get("unk_token")), True
     else:
-        raise InputError(f"tokenizer model {kind!r} is not supported; valid: gpt2, llama")
+        raise InputError(f"tokenizer model {shown(kind)} is not supported; valid: gpt2, llama")
     _add_tokens(backend, header, tokens)
     _add_template(backend, header, special, adds_bos)
     return backend
@@ -184,9 +155,11 @@ def _ids(tokens: list[str]) -> dict[str, int]:
 
 def _byte_level(header: Header, tokens: list[str]) -> tuple[tokenizers.Tokenizer, bool]:
     name = gguf_file.string_metadata(header, "tokenizer.ggml.pre") or "default"
-    split = _SPLITS.get(name)
+    split = SPLITS.get(name)
     if split is None:
-        raise InputError(f"pre-tokenizer {name!r} is not supported; valid: {', '.join(_SPLITS)}")
+        raise InputError(
+            f"pre-tokenizer {shown(name)} is not supported; valid: {', '.join(SPLITS)}"
+        )
     merges = []
     for merge in header.strings("tokenizer.ggml.merges"):
         left, _, right = merge.partition(" ")
@@ -194,6 +167,8 @@ def _byte_level(header: Header, tokens: list[str]) -> tuple[tokenizers.Tokenizer
     backend = tokenizers.Tokenizer(
         models.BPE(_ids(tokens), merges, ignore_merges=split.whole_words)
     )
+    if split.composes:
+        backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split.patterns]
         + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -250,13 +225,25 @@ def _add_tokens(backend: tokenizers.Tokenizer, header: Header, tokens: list[str]
         raise InputError(
             f"tokenizer.ggml.token_type has {len(kinds)} entries for {len(tokens)} tokens"
         )
+    strips = _strips_blanks(header)
     added = []
     for index in np.flatnonzero(np.isin(kinds, (_UNKNOWN, _CONTROL, _USER_DEFINED))):
         # A token spelled otherwise in the vocabulary (Gemma's runs of spaces) is found by merging.
         if backend.token_to_id(tokens[index]) == index:
             special = kinds[index] != _USER_DEFINED
-            added.append(AddedToken(tokens[index], normalized=False, special=bool(special)))
+            rstrip = strips and tokens[index] not in ("<unk>", "<s>", "<|endoftext|>")
+            added.append(
+                AddedToken(tokens[index], normalized=False, special=bool(special), rstrip=rstrip)
+            )
     backend.add_tokens(added)
+
+
+def _strips_blanks(header: Header) -> bool:
+    """Whether control tokens take the blanks after them: the file does not say, and llama.cpp goes
+    by the model's name.
+    """
+    name = str(header.metadata.get("general.name", "")).lower()
+    return "phi-3" in name or "phi3" in name
 
 
 def _add_template(

@@ -5,7 +5,7 @@ give the same model: a field that no family writes here is an error, never a los
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,8 @@ from configs.errors import InputError
 from configs.model import ModelConfig
 from configs.rope import Dynamic, Linear, Llama3, LongRope, Rope, Scaling, Yarn
 from inference.checkpoints import huggingface
+
+_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 class _Family(NamedTuple):
@@ -23,13 +25,18 @@ class _Family(NamedTuple):
     build: Callable[[ModelConfig], dict[str, Any]]
 
 
-def of_model(config: ModelConfig) -> dict[str, Any]:
+def of_model(config: ModelConfig, ids: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The `config.json` of a model.
+
+    Args:
+        config: the model.
+        ids: of its tokens, by the names they have there. Those that are not given are null: left
+            out, they would be those of the family's best known vocabulary.
 
     Raises:
         InputError: its family, or something about it, has no counterpart here.
     """
-    family = _FAMILIES.get(config.family)
+    family = FAMILIES.get(config.family)
     if family is None:
         raise InputError(f"{config.name}: the family {config.family} has no config.json")
     raw = {
@@ -38,6 +45,7 @@ def of_model(config: ModelConfig) -> dict[str, Any]:
         **family.build(config),
         "tie_word_embeddings": config.tied,
         "use_cache": True,
+        **{name: (ids or {}).get(name) for name in _TOKEN_IDS},
     }
     found = huggingface.parse_config(raw, Path(config.name))
     for field in dataclasses.fields(ModelConfig):
@@ -89,10 +97,11 @@ def _kinds(config: ModelConfig) -> dict[str, Any]:
 
 def _gemma(config: ModelConfig) -> dict[str, Any]:
     scale = config.attention_scale
-    fields = {key: value for key, value in _fields(config).items() if key != "mlp_bias"}
+    others = ("mlp_bias", "hidden_act")
+    fields = {key: value for key, value in _fields(config).items() if key not in others}
     return fields | _kinds(config) | {
         "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": config.head_width if scale is None else round(scale**-2, 6),
+        "query_pre_attn_scalar": config.head_width if scale is None else round(scale**-2),
         "attn_logit_softcapping": config.score_cap,
         "final_logit_softcapping": config.logit_cap,
     }  # fmt: skip
@@ -175,7 +184,7 @@ def _scaling(scaling: Scaling | None) -> dict[str, Any] | None:
 
 
 _SCALINGS = {Linear: "linear", Dynamic: "dynamic", Llama3: "llama3", Yarn: "yarn"}
-_FAMILIES = {
+FAMILIES = {
     "llama": _Family("LlamaForCausalLM", "llama", _fields),
     "gemma2": _Family("Gemma2ForCausalLM", "gemma2", _gemma),
     "gemma3": _Family("Gemma3ForCausalLM", "gemma3_text", _gemma3),

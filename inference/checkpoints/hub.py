@@ -16,7 +16,8 @@ from pathlib import Path
 from configs.errors import InputError
 from inference.checkpoints import safetensors_file, text_files
 
-CONFIG = "config.json"
+# How GPTQ, AWQ and ModelOpt described their weights before transformers did.
+QUANTIZED = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,255})?")
 
@@ -36,7 +37,7 @@ def is_id(model: str) -> bool:
 
 
 def open_snapshot(model: str) -> Snapshot:
-    """Resolves the revision, and fetches nothing but the configuration.
+    """Resolves the revision, and fetches nothing but what describes the model.
 
     Raises:
         InputError: there is no such repository or revision, it is gated, or it cannot be reached.
@@ -47,8 +48,10 @@ def open_snapshot(model: str) -> Snapshot:
     with _one_line(model):
         api = huggingface_hub.HfApi()
         commit = api.resolve_revision(repo, revision=revision or None).resolved
-        path = huggingface_hub.hf_hub_download(repo, CONFIG, revision=commit)
-    return Snapshot(repo, commit, Path(path).parent)
+        path = huggingface_hub.hf_hub_download(repo, text_files.CONFIG, revision=commit)
+    snapshot = Snapshot(repo, commit, Path(path).parent)
+    _download(snapshot, list(QUANTIZED))
+    return snapshot
 
 
 def fetch(snapshot: Snapshot) -> Path:
@@ -57,7 +60,12 @@ def fetch(snapshot: Snapshot) -> Path:
     Raises:
         InputError: as `open_snapshot`, or the index of the weights is unsound.
     """
-    wanted = [CONFIG, *text_files.NAMES, f"{text_files.TEMPLATES}/*.jinja", safetensors_file.INDEX]
+    wanted = [
+        text_files.CONFIG,
+        *text_files.NAMES,
+        f"{text_files.TEMPLATES}/*.jinja",
+        safetensors_file.INDEX,
+    ]
     _download(snapshot, wanted)
     if (snapshot.directory / safetensors_file.INDEX).exists():
         weights = sorted(set(safetensors_file.read_index(snapshot.directory).values()))
@@ -97,7 +105,7 @@ def _one_line(model: str) -> Iterator[None]:
         if isinstance(error, errors.LocalEntryNotFoundError):
             reason = _unreachable()
         else:
-            reason = f"it holds no {CONFIG}: not a model in Hugging Face format"
+            reason = f"it holds no {text_files.CONFIG}: not a model in Hugging Face format"
     except errors.RevisionResolutionError:
         reason = _unreachable()
     except errors.HfHubHTTPError as error:

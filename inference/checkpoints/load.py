@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from configs.model import ModelConfig
 from inference.checkpoints.names import NameMap, Stored
 from inference.checkpoints.tensor_source import TensorSource
@@ -85,7 +85,7 @@ def check(declared: dict[str, ParamInfo], source: TensorSource, name_map: NameMa
         for name in names:
             if name not in source.shapes:
                 raise InputError(
-                    f"{source.label}: tensor {name!r} is missing; "
+                    f"{source.label}: tensor {shown(name)} is missing; "
                     f"it holds {path}, {list(info.shape)}"
                 )
             used.add(name)
@@ -93,7 +93,7 @@ def check(declared: dict[str, ParamInfo], source: TensorSource, name_map: NameMa
         shapes = [source.shapes[name][::turn] for name in names]
         rows = sum(shape[0] if shape else 0 for shape in shapes)
         if any(shape[1:] != info.shape[1:] for shape in shapes) or rows != info.shape[0]:
-            found = ", ".join(f"{name!r} is {list(source.shapes[name])}" for name in names)
+            found = ", ".join(f"{shown(name)} is {list(source.shapes[name])}" for name in names)
             expected = list(info.shape[::turn])
             raise InputError(f"{source.label}: {found}; expected {expected} for {path}")
     extra = sorted(set(source.shapes) - used)
@@ -133,7 +133,7 @@ def _check_rows(
         shape = source.shapes.get(name, expected)
         if shape != expected:
             raise InputError(
-                f"{source.label}: {name!r} is {list(shape)}; expected {list(expected)}"
+                f"{source.label}: {shown(name)} is {list(shape)}; expected {list(expected)}"
             )
 
 

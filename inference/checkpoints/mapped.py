@@ -9,7 +9,10 @@ from typing import Any
 
 from configs.errors import InputError
 
-_MAX_JSON_BYTES = 100 << 20
+# Read whole into memory, where JSON takes up to ten times its size, by the number of its values.
+MAX_JSON_BYTES = 8 << 20
+_MAX_VALUES = 1 << 18
+MAX_TOKENIZER_BYTES = 100 << 20
 
 
 def map_file(path: Path) -> mmap.mmap:
@@ -33,15 +36,15 @@ def map_file(path: Path) -> mmap.mmap:
         os.close(descriptor)
 
 
-def read_text(path: Path) -> str:
-    """A UTF-8 text file of at most 100 MiB.
+def read_text(path: Path, most: int = MAX_JSON_BYTES) -> str:
+    """A UTF-8 text file of at most `most` bytes.
 
     Raises:
         InputError: as `map_file`, or the file is too large or not UTF-8.
     """
     with map_file(path) as data:
-        if len(data) > _MAX_JSON_BYTES:
-            raise InputError(f"{path}: {len(data)} bytes; at most {_MAX_JSON_BYTES} are accepted")
+        if len(data) > most:
+            raise InputError(f"{path}: {len(data)} bytes; at most {most} are accepted")
         try:
             return data[:].decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -63,6 +66,9 @@ def parse_json(text: str | bytes, label: str) -> dict[str, Any]:
     Raises:
         InputError: the text is not that; `label` says where it came from.
     """
+    commas = text.count(",") if isinstance(text, str) else text.count(b",")
+    if commas > _MAX_VALUES:
+        raise InputError(f"{label}: more than {_MAX_VALUES} values")
     try:
         value = json.loads(text, object_pairs_hook=_unique)
     except RecursionError:

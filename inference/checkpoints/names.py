@@ -28,21 +28,6 @@ NameMap = Callable[[str], Stored]
 Table = Mapping[str, tuple[str, ...]]
 
 
-class Names(NamedTuple):
-    """How a family's checkpoints name tensors.
-
-    Attributes:
-        table: our paths, of layers without 'layers/N/', and the tensors that make them up; a bias
-            goes by its weight's names.
-        layers: what stands before a layer's number; its first word stands before all but the head.
-        transposed: paths of matrices stored [in, out].
-    """
-
-    table: Table
-    layers: str = "model.layers"
-    transposed: tuple[str, ...] = ()
-
-
 _LLAMA: Table = {
     "embed/table": ("model.embed_tokens.weight",),
     "final_norm": ("model.norm.weight",),
@@ -109,36 +94,61 @@ _GGUF_GPT2: Table = {
     "ffn_norm/weight": ("ffn_norm.weight",),
     "ffn/up": ("ffn_up.weight",),
 }
+
+
+class Names(NamedTuple):
+    """How a family's checkpoints name tensors.
+
+    Attributes:
+        table: our paths, of layers without 'layers/N/', and the tensors that make them up; a bias
+            goes by its weight's names.
+        layers: what stands before a layer's number; its first word stands before all but the head.
+        transposed: paths of matrices stored [in, out].
+        gguf: as `table`, for the names that llama.cpp gives them.
+        interleaved: llama.cpp stores rotary pairs of queries and keys as neighbours.
+    """
+
+    table: Table
+    layers: str = "model.layers"
+    transposed: tuple[str, ...] = ()
+    gguf: Table = _GGUF
+    interleaved: bool = False
+
+
 _LAYER = re.compile(r"layers/(\d+)/(.+)")
 
-_FAMILIES: dict[str, Names] = {
-    "llama": Names(_LLAMA),
+FAMILIES: dict[str, Names] = {
+    "llama": Names(_LLAMA, interleaved=True),
     "gemma2": Names(_GEMMA),
     "gemma3": Names(_GEMMA),
-    "gpt2": Names(_GPT2, "transformer.h", _GPT2_TRANSPOSED),
+    "gpt2": Names(_GPT2, "transformer.h", _GPT2_TRANSPOSED, _GGUF_GPT2),
     "mistral": Names(_LLAMA),
     "olmo2": Names(_GEMMA),
-    "phi3": Names(_PHI3),
+    "phi3": Names(_PHI3, gguf=_GGUF_PHI3),
     "qwen2": Names(_LLAMA),
     "qwen3": Names(_LLAMA),
-    "smollm3": Names(_LLAMA),
+    "smollm3": Names(_LLAMA, interleaved=True),
 }
 
 
 def huggingface(family: str) -> NameMap:
     """The map to the names transformers gives a family's tensors."""
-    return functools.partial(_translate, _FAMILIES[family])
+    return functools.partial(_translate, FAMILIES[family])
 
 
 def base(family: str) -> str:
     """What stands before the names of all tensors but the head's."""
-    return _FAMILIES[family].layers.split(".")[0]
+    return FAMILIES[family].layers.split(".")[0]
 
 
 def gguf(family: str) -> NameMap:
     """The map to the names llama.cpp gives a family's tensors."""
-    own = {"phi3": _GGUF_PHI3, "gpt2": _GGUF_GPT2}.get(family, _GGUF)
-    return functools.partial(_translate, Names(own, layers="blk"))
+    return functools.partial(_translate, Names(FAMILIES[family].gguf, layers="blk"))
+
+
+def interleaved(family: str) -> bool:
+    """Whether llama.cpp stores the rotary pairs of a family's queries and keys as neighbours."""
+    return FAMILIES[family].interleaved
 
 
 def identity(path: str) -> Stored:

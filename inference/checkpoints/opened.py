@@ -11,12 +11,13 @@ import jax
 
 from configs.errors import InputError
 from configs.model import ModelConfig
-from inference import tokenizer
 from inference.checkpoints import (
     converted,
     defaults,
     gguf_file,
     gguf_tokenizer,
+    hf_tokenizer,
+    hub,
     huggingface,
     load,
     manifest,
@@ -74,16 +75,29 @@ def read_directory_config(path: Path) -> ModelConfig:
         InputError: as `huggingface.read_config`, or its weights are quantized in a way that is not
             served.
     """
-    raw = mapped.read_json(path / "config.json")
+    raw = mapped.read_json(path / text_files.CONFIG)
     _refuse_quantized(path, raw)
     return huggingface.parse_config(raw, path)
+
+
+def read_stored_config(path: Path) -> ModelConfig:
+    """As `read_directory_config`, where the weights are there and may have their say.
+
+    Raises:
+        InputError: as `read_directory_config`, or the weights are unsound.
+    """
+    config = read_directory_config(path)
+    if config.tied and safetensors_file.is_in(path):
+        source = safetensors_file.open_directory(path)
+        return dataclasses.replace(config, tied=not huggingface.has_other_head(source, config))
+    return config
 
 
 def _refuse_quantized(path: Path, raw: dict[str, Any]) -> None:
     value = raw.get("quantization_config")
     value = raw.get("compression_config") if value is None else value
-    for name in ("quantize_config.json", "quant_config.json", "hf_quant_config.json"):
-        if value is None and (path / name).exists():  # GPTQ, AWQ and ModelOpt before transformers
+    for name in hub.QUANTIZED:
+        if value is None and (path / name).exists():
             raise InputError(f"{path / name}: {_QUANTIZED}")
     if value is not None:
         method = value.get("quant_method") if isinstance(value, dict) else None
@@ -111,13 +125,13 @@ def directory(path: Path, config: ModelConfig) -> Checkpoint:
     return Checkpoint(
         config,
         defaults.read_eos_ids(path, config.vocab_size),
-        lambda: tokenizer.from_directory(path, config.vocab_size),
+        lambda: hf_tokenizer.load_tokenizer(path, config.vocab_size),
         lambda infos, progress: load.load_params(infos, source, name_map, progress),
         lambda: Contents(
             source,
             name_map,
             lambda: text_files.read(path),
-            mapped.read_json(path / "config.json"),
+            mapped.read_json(path / text_files.CONFIG),
         ),
     )
 
@@ -133,7 +147,7 @@ def orbax(path: Path, config: ModelConfig, raw: dict[str, Any]) -> Checkpoint:
     return Checkpoint(
         config,
         defaults.read_eos_ids(path, config.vocab_size),
-        lambda: tokenizer.from_directory(path, config.vocab_size),
+        lambda: hf_tokenizer.load_tokenizer(path, config.vocab_size),
         lambda infos, progress: load.load_params(infos, source, names.identity, progress),
         lambda: Contents(
             source,

@@ -19,12 +19,11 @@ from absl import logging
 
 from configs.errors import InputError
 from configs.model import ModelConfig
-from inference.checkpoints import config_file, manifest, mapped
+from inference.checkpoints import config_file, manifest, mapped, text_files
 from inference.checkpoints.manifest import Manifest
 from inference.checkpoints.tensor_source import TensorSource
 
 FORMAT = "ridgeline-orbax-1"
-CONFIG = "config.json"
 PARAMS = "params"
 
 _BLOCK_BYTES = 1 << 20
@@ -40,7 +39,7 @@ def is_ours(directory: Path) -> bool:
     """
     if (directory / PARAMS).is_dir():
         return True
-    path = directory / CONFIG
+    path = directory / text_files.CONFIG
     return path.exists() and "format" in mapped.read_json(path)
 
 
@@ -51,8 +50,8 @@ def read_config(directory: Path) -> tuple[ModelConfig, dict[str, Any]]:
         InputError: the conversion is unfinished, a file is damaged, or a field makes no sense.
     """
     listed = manifest.read(directory)
-    listed.verify([CONFIG])
-    path = directory / CONFIG
+    listed.verify([text_files.CONFIG])
+    path = directory / text_files.CONFIG
     raw = mapped.read_json(path)
     if raw.get("format") != FORMAT:
         raise InputError(f"{path}: format {str(raw.get('format'))[:80]!r}; valid: {FORMAT}")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from configs import presets
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from configs.model import ModelConfig
 from configs.presets import Preset
 from inference.checkpoints import gguf_config, gguf_file, hub, opened, orbax_directory, sources
@@ -56,18 +56,23 @@ def resolve(model: str) -> Resolved:
         return _resolve_directory(path)
     if found and path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
         raise InputError(f"{model}: pickles can run code when loaded; use safetensors or GGUF")
+    if found and path.suffix == ".safetensors":
+        raise InputError(f"{model}: weights alone; name the directory they are in, {path.parent}")
     if found or path.suffix == ".gguf":
         header = gguf_file.open_gguf(path)
         config = gguf_config.read_config(header)
         return Resolved(config, lambda progress: opened.gguf(header, config))
     if hub.is_id(model):
-        snapshot = hub.open_snapshot(model)
+        try:
+            snapshot = hub.open_snapshot(model)
+        except InputError as error:
+            raise InputError(f"{error}; nor is there a file or directory {model}") from None
         config = opened.read_directory_config(snapshot.directory)
         config = dataclasses.replace(config, name=snapshot.repo.split("/")[1])
         return Resolved(config, lambda progress: opened.directory(hub.fetch(snapshot), config))
     raise InputError(
-        f"no model {model!r}; valid: a preset ({', '.join(presets.NAMES)}), a directory in Hugging "
-        "Face format or written by scripts.convert, a .gguf file, or a hub id (owner/name, "
+        f"no model {shown(model)}; valid: a preset ({', '.join(presets.NAMES)}), a directory in "
+        "Hugging Face format or written by scripts.convert, a .gguf file, or a hub id (owner/name, "
         "owner/name@revision)"
     )
 
@@ -78,7 +83,7 @@ def _resolve_directory(path: Path) -> Resolved:
     if orbax_directory.is_ours(path):
         config, raw = orbax_directory.read_config(path)
         return Resolved(config, lambda progress: opened.orbax(path, config, raw))
-    config = opened.read_directory_config(path)
+    config = opened.read_stored_config(path)
     return Resolved(config, lambda progress: opened.directory(path, config))
 
 

@@ -8,14 +8,24 @@ from configs.errors import InputError
 from configs.rope import Dynamic, Linear, Llama3, LongRope, Rope, Scaling, Yarn
 from inference.checkpoints.config_keys import Keys
 
-_MAX_CONTEXT = 1 << 24
+_MAX_STRETCHED = 1 << 24
+_MAX_FACTORS = 1 << 16
+# Under these names an object holds one for each kind of layer, which only Gemma 3 has.
+_LAYERS = ("full_attention", "sliding_attention")
 _KINDS = {k: k for k in ("default", "linear", "dynamic", "yarn", "longrope", "llama3")}
 
 
 def read(keys: Keys, theta: float = 10_000.0) -> Rope:
     """The one RoPE of a model; `theta` where the file names none."""
-    own = keys.nested("rope_parameters") or keys.nested("rope_scaling")
-    return scaled(keys, own, keys.number("rope_theta", theta))
+    return scaled(keys, described(keys), keys.number("rope_theta", theta))
+
+
+def described(keys: Keys) -> Keys | None:
+    """The object that says how positions rotate; where there are two, transformers 5 takes the
+    older one.
+    """
+    both = keys.nested("rope_scaling"), keys.nested("rope_parameters")
+    return next((own for own in both if own is not None and own.raw), None)
 
 
 def scaled(keys: Keys, own: Keys | None, theta: float) -> Rope:
@@ -31,9 +41,9 @@ def scaled(keys: Keys, own: Keys | None, theta: float) -> Rope:
     """
     if own is None:
         return Rope(theta)
-    own.require_neutral({"partial_rotary_factor": (1, None)})
+    own.require_neutral({"partial_rotary_factor": (1, None)} | dict.fromkeys(_LAYERS, (None,)))
     theta = own.number("rope_theta", theta)
-    kind_key = "rope_type" if "rope_type" in own.raw else "type"
+    kind_key = "type" if own.raw.get("rope_type") is None else "rope_type"
     return Rope(theta, _scaling(own.choice(kind_key, _KINDS, "default"), keys, own))
 
 
@@ -44,7 +54,7 @@ def max_context(keys: Keys, rope: Rope) -> int:
     stored, scaling = keys.integer("max_position_embeddings"), rope.scaling
     if isinstance(scaling, Dynamic | Yarn):
         stretched = scaling.factor * scaling.original_context
-        if stretched > _MAX_CONTEXT:
+        if stretched > _MAX_STRETCHED:
             raise InputError(f"rope factor {scaling.factor:g} stretches the context too far")
         return max(stored, math.floor(stretched))
     return stored
@@ -71,7 +81,8 @@ def _scaling(kind: str, keys: Keys, own: Keys) -> Scaling | None:
     is_stretched = factor > 1 and original > 1
     default = math.sqrt(1 + math.log(factor) / math.log(original)) if is_stretched else 1.0
     attention = own.number("attention_factor", default)
-    return LongRope(own.numbers("short_factor"), own.numbers("long_factor"), original, attention)
+    short, long = (own.numbers(f"{kind}_factor", _MAX_FACTORS) for kind in ("short", "long"))
+    return LongRope(short, long, original, attention)
 
 
 def _yarn_attention(own: Keys, factor: float) -> float | None:

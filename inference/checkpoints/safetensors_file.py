@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from inference.checkpoints import mapped
 from inference.checkpoints.tensor_source import TensorSource
 
@@ -17,6 +17,13 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 _FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F64": np.float64}
+_MAX_TENSORS = 1 << 15
+_HOLDS = {"float16": "float32"}
+
+
+def is_in(directory: Path) -> bool:
+    """Whether a directory holds weights that can be opened."""
+    return (directory / INDEX).exists() or (directory / SINGLE).exists()
 
 
 def open_directory(directory: Path) -> TensorSource:
@@ -48,9 +55,9 @@ def open_file(path: Path) -> TensorSource:
     """
     data, tensors, _ = _header(path)
     shapes = {name: shape for name, (shape, _, _) in tensors.items()}
-    is_wide = any(dtype != ml_dtypes.bfloat16 for _, dtype, _ in tensors.values())
+    dtypes = {"bfloat16", *(_HOLDS.get(dtype.name, dtype.name) for _, dtype, _ in tensors.values())}
     reader = functools.partial(_read, data, tensors)
-    return TensorSource(str(path), shapes, reader, "float32" if is_wide else "bfloat16")
+    return TensorSource(str(path), shapes, reader, max(dtypes))
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -67,24 +74,36 @@ _Tensors = dict[str, tuple[tuple[int, ...], Any, int]]  # shape, dtype, position
 
 def _header(path: Path) -> tuple[mmap.mmap, _Tensors, dict[str, str]]:
     data = mapped.map_file(path)
+    start = 8 + int.from_bytes(data[:8], "little")
+    if start <= len(data):  # else it is no such file, as the library says
+        _check_size(data[8 : min(start, 9 + mapped.MAX_JSON_BYTES)], path)
     try:
         # The library proves the header sound: lengths, offsets, overlaps, holes.
         with safetensors.safe_open(path, framework="np"):
             pass
     except (safetensors.SafetensorError, OSError, ValueError) as error:
         raise InputError(f"{path}: not a valid safetensors file ({error})") from None
-    start = 8 + int.from_bytes(data[:8], "little")
     header = mapped.parse_json(data[8:start], str(path))
     metadata = header.pop("__metadata__", {})
     tensors: _Tensors = {}
     for name, entry in header.items():
         if entry["dtype"] not in _FLOATS:
             raise InputError(
-                f"{path}: tensor {name!r} has type {entry['dtype']}; valid: {', '.join(_FLOATS)}"
+                f"{path}: tensor {shown(name)} has type {entry['dtype']}; "
+                f"valid: {', '.join(_FLOATS)}"
             )
         position = start + entry["data_offsets"][0]
         tensors[name] = (tuple(entry["shape"]), np.dtype(_FLOATS[entry["dtype"]]), position)
     return data, tensors, metadata
+
+
+def _check_size(header: bytes, path: Path) -> None:
+    """Refuses more tensors than any model has, before their names are read."""
+    if len(header) > mapped.MAX_JSON_BYTES or header.count(b"data_offsets") > _MAX_TENSORS:
+        raise InputError(
+            f"{path}: its header has more than {mapped.MAX_JSON_BYTES} bytes or names more than "
+            f"{_MAX_TENSORS} tensors"
+        )
 
 
 def _read(data: mmap.mmap, tensors: _Tensors, name: str, start: int, stop: int) -> np.ndarray:
@@ -113,7 +132,7 @@ def read_index(directory: Path) -> dict[str, str]:
             or not shard.endswith(".safetensors")
         ):
             raise InputError(
-                f"{index}: tensor {name!r} is in {shard!r}; "
+                f"{index}: tensor {shown(name)} is in {shown(shard)}; "
                 "valid: a .safetensors file of this directory"
             )
     return weight_map
@@ -126,15 +145,16 @@ def _open_sharded(directory: Path) -> TensorSource:
         for name in source.shapes:
             if weight_map.get(name) != shard:
                 raise InputError(
-                    f"{index}: tensor {name!r} is in {shard}, the index says {weight_map.get(name)}"
+                    f"{index}: tensor {shown(name)} is in {shard}, "
+                    f"the index says {shown(weight_map.get(name))}"
                 )
     for name, shard in weight_map.items():
         if name not in shards[shard].shapes:
-            raise InputError(f"{index}: tensor {name!r} is not in {shard}")
+            raise InputError(f"{index}: tensor {shown(name)} is not in {shard}")
 
     def read(name: str, start: int, stop: int) -> np.ndarray:
         return shards[weight_map[name]].read(name, start, stop)
 
     shapes = {name: shards[shard].shapes[name] for name, shard in weight_map.items()}
     dtypes = {source.dtype for source in shards.values()}
-    return TensorSource(str(directory), shapes, read, max(dtypes))  # float32 where any has it
+    return TensorSource(str(directory), shapes, read, max(dtypes))

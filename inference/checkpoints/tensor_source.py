@@ -18,7 +18,7 @@ class TensorSource:
         shapes: shape of each tensor, the outermost dimension (rows) first.
         read: `read(name, start, stop)` gives rows [start, stop) in the precision the checkpoint
             stands for; the array may be a view of mapped memory.
-        dtype: the smaller of bfloat16 and float32 that holds every value.
+        dtype: the smallest of bfloat16, float32 and float64 that holds every value.
         stream: whole tensors in blocks of rows, where reading in order can do more than `read`.
         read_into: fills an array with a whole tensor, or says that its type is another.
     """

@@ -8,11 +8,14 @@ from pathlib import Path
 from configs.errors import InputError
 from inference.checkpoints import mapped
 
+CONFIG = "config.json"  # written anew, unlike the others
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION = "generation_config.json"
 TEMPLATE = "chat_template.jinja"
 TEMPLATES = "additional_chat_templates"
 NAMES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json",
     GENERATION, TEMPLATE,
 )  # fmt: skip
 
@@ -28,7 +31,10 @@ def read(directory: Path) -> dict[str, bytes]:
     """
     found = {name: directory / name for name in NAMES if (directory / name).exists()}
     found |= {f"{TEMPLATES}/{path.name}": path for path in named_templates(directory).values()}
-    return {name: mapped.read_text(path).encode() for name, path in found.items()}
+    sizes = {TOKENIZER: (mapped.MAX_TOKENIZER_BYTES,)}
+    return {
+        name: mapped.read_text(path, *sizes.get(name, ())).encode() for name, path in found.items()
+    }
 
 
 def named_templates(directory: Path) -> dict[str, Path]:

@@ -22,6 +22,7 @@ import chat_templates
 import numpy as np
 import real_models
 import real_weights
+import special_tokens
 import tiny_checkpoints
 import tiny_sentencepiece
 import torch
@@ -79,6 +80,7 @@ def _write(root: pathlib.Path, args: argparse.Namespace) -> None:
     if args.only != "real":
         tiny_checkpoints.write(root, lambda case: args.family in (None, case.family))
         chat_templates.write(root)
+        special_tokens.write(root)
         tiny_sentencepiece.write(root)
     if args.only != "tiny":
         models = {name: _load_real(name, args.work) for name in _REAL}

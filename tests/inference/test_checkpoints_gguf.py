@@ -14,7 +14,7 @@ import pytest
 from configs import presets
 from configs.errors import InputError
 from configs.model import LayerSpec, ModelConfig
-from configs.rope import Llama3, LongRope, Rope
+from configs.rope import Linear, Llama3, LongRope, Rope
 from inference.checkpoints import gguf_config, gguf_file, resolve, sources
 from layers import decoder, params, rope
 
@@ -303,6 +303,35 @@ def test_llama3_frequencies_are_recognized(tmp_path):
     write_gguf(path, LLAMA, tensors, context)
     with pytest.raises(InputError, match="does not follow the llama3 rule"):
         resolve.resolve(str(path))
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_position_tensors_are_understood_or_named(family, tmp_path):
+    config = CONFIGS[family]
+    usual = tensors_of(config, random_params(config))
+    for name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"):
+        if (family, name) == ("llama", "rope_freqs.weight"):
+            continue
+        tensors = {n: t for n, t in usual.items() if n != name}
+        if name not in usual:
+            tensors[name] = np.linspace(1, 8, config.head_width // 2, dtype=np.float32)
+        with pytest.raises(
+            InputError, match="rope_f.* (no place for|missing)|no place for: rope_f"
+        ):
+            load(write_gguf(tmp_path / "tiny.gguf", config, tensors))
+
+
+@pytest.mark.parametrize(
+    ("changes", "scaling"),
+    [({"rope.scaling.factor": 4.0}, Linear(4.0)),  # llama.cpp's own default is linear
+     ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, Linear(4.0)),
+     ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None),
+     ({"rope.scaling.type": "linear"}, None)],
+)  # fmt: skip
+def test_a_factor_stretches_unless_the_file_says_otherwise(changes, scaling, tmp_path):
+    tensors = tensors_of(LLAMA, random_params(LLAMA))
+    path = write_gguf(tmp_path / "tiny.gguf", LLAMA, tensors, changes)
+    assert resolve.resolve(str(path)).config.layers[0].rope == Rope(500.0, scaling)
 
 
 BAD_METADATA = {

@@ -13,7 +13,15 @@ from safetensors.numpy import load_file, save_file
 
 from configs.errors import InputError
 from configs.rope import Linear, Llama3, Rope
-from inference.checkpoints import defaults, huggingface, mapped, names, resolve, safetensors_file
+from inference.checkpoints import (
+    defaults,
+    huggingface,
+    mapped,
+    names,
+    opened,
+    resolve,
+    safetensors_file,
+)
 from layers import decoder, params
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -77,6 +85,12 @@ def test_gemma3_spellings():
         rope_scaling={"rope_type": "linear", "factor": 8.0},
     )
     assert version_5 == version_4
+    both = parse(
+        gemma=True, layer_types=kinds, rope_parameters=per_kind,
+        rope_scaling={"rope_type": "linear", "factor": 4.0},
+    )  # fmt: skip
+    assert both.layers[2].rope == Rope(1e6, Linear(4.0)) and both.layers[0].rope == Rope(100.0)
+    assert parse(gemma=True, _sliding_window_pattern=3) == parse(gemma=True)
     assert [layer.window for layer in version_4.layers] == [16, 16, None, 16, 16, None, 16]
     assert version_4.layers[2].rope == Rope(1e6, Linear(8.0))
     assert version_4.layers[0].rope == Rope(100.0)
@@ -254,9 +268,25 @@ def test_tensors_that_repeat_the_configuration_are_ignored(single):
         ),
     )
     load(single)
+
+
+def test_a_head_is_tied_where_it_is_the_embedding(single):
+    """As transformers 5 does, whatever the configuration says."""
     config = json.loads((single / "config.json").read_text())
     (single / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
-    assert "head/table" not in load(single)[0]
+    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+    values = stored(single)
+    found, _ = load(single)
+    np.testing.assert_array_equal(found["head/table"], values[head])
+    np.testing.assert_array_equal(found["embed/table"], values[embedding])
+    config_only = opened.read_directory_config(single)  # a hub's, before its weights are there
+    with pytest.raises(InputError, match="lm_head.weight is not the embedding; name this"):
+        opened.directory(single, config_only)
+    for change in (lambda t: t.update({head: t[embedding].copy()}), lambda t: t.pop(embedding)):
+        rewrite(single, change)
+        found, _ = load(single)
+        assert "head/table" not in found
+        np.testing.assert_array_equal(found["embed/table"], values[embedding])
 
 
 @pytest.mark.parametrize("tenth", range(10))
@@ -311,6 +341,11 @@ def test_index_that_leaves_the_directory_or_lies_is_refused(sharded):
     path.write_text(original)
     (sharded / shard).unlink()
     assert f"{shard}: No such file" in refusal(sharded)
+
+
+def test_weights_alone_are_no_model(single):
+    with pytest.raises(InputError, match=f"name the directory they are in, {single}"):
+        resolve.resolve(str(single / "model.safetensors"))
 
 
 def test_pickles_are_refused_and_explained(single, tmp_path):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from configs import presets
 from configs.errors import InputError
@@ -36,6 +36,7 @@ from layers import decoder, params
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 TINY = GOLDEN / "llama-tokenizer"
+GOLDEN_PYTHON = Path(os.environ.get("GOLDEN_PYTHON", ROOT / ".venv-golden" / "bin" / "python"))
 
 
 def run(source: Path, output: Path, to: str, **options) -> Path:
@@ -79,6 +80,32 @@ def test_a_configuration_is_written_for_every_family(case):
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_nothing_is_left_to_the_defaults_of_transformers(case):
+    """Whose tokens are those of a family's best known vocabulary, larger than a tiny one."""
+    config = resolve.resolve(str(GOLDEN / case)).config
+    raw = hf_config.of_model(config, {"bos_token_id": 3})
+    assert (raw["bos_token_id"], raw["eos_token_id"], raw["pad_token_id"]) == (3, None, None)
+    assert isinstance(raw.get("query_pre_attn_scalar", 0), int)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    not GOLDEN_PYTHON.exists(), reason="transformers is missing: make golden, or GOLDEN_PYTHON="
+)
+def test_transformers_reads_the_exports_of_every_family(tmp_path):
+    """With a config.json of our own making, as for a checkpoint that brings none."""
+    cases = [case for case in CASES if "dynamic" not in case]  # whose logits are token by token
+    for case in cases:
+        checkpoint = resolve.resolve(str(GOLDEN / case)).open(None)
+        contents = dataclasses.replace(checkpoint.contents(), raw_config=None)
+        ours = dataclasses.replace(checkpoint, contents=lambda made=contents: made)
+        convert.convert(ours, tmp_path / case, "hf")
+    command = [str(GOLDEN_PYTHON), "tests/golden/read_exports.py", str(tmp_path)]
+    worst = json.loads(subprocess.check_output(command, cwd=ROOT, text=True))
+    assert worst.keys() == set(cases) and max(worst.values()) <= 1e-4, worst
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_there_and_back_is_bit_identical(case, tmp_path):
     native = run(GOLDEN / case, tmp_path / "native", "orbax")
     back = run(native, tmp_path / "back", "hf")
@@ -119,6 +146,41 @@ def test_the_type_is_a_choice(to, dtype, tmp_path):
             assert resolve.resolve(str(directory)).config.dtype == dtype
         else:
             assert {str(tensor.dtype) for tensor in stored(directory).values()} == {dtype}
+
+
+def retyped(folder: Path, change) -> Path:
+    made = Path(shutil.copytree(TINY, folder / "retyped"))
+    tensors = stored(TINY)
+    change(tensors)
+    save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
+    return made
+
+
+NORM = "model.norm.weight"
+
+
+def test_of_mixed_types_the_wider_is_kept(tmp_path):
+    mixed = retyped(tmp_path, lambda t: t.update({NORM: t[NORM].astype(np.float32) + 1e-7}))
+    native = run(mixed, tmp_path / "native", "orbax")
+    back = stored(run(native, tmp_path / "back", "hf"))
+    assert {str(tensor.dtype) for tensor in back.values()} == {"float32"}
+    for name, tensor in stored(mixed).items():
+        np.testing.assert_array_equal(back[name], tensor.astype(np.float32))
+
+
+def test_float64_needs_a_decision(tmp_path):
+    wide = retyped(tmp_path, lambda t: t.update({NORM: t[NORM].astype(np.float64)}))
+    with pytest.raises(InputError, match="weights are float64, which is not kept; say what"):
+        run(wide, tmp_path / "native", "orbax")
+    run(wide, tmp_path / "native", "orbax", dtype="float32")
+
+
+@pytest.mark.parametrize("to", convert.FORMATS)
+def test_no_value_becomes_infinite(to, tmp_path):
+    large = retyped(tmp_path, lambda t: t.update({NORM: t[NORM].astype(np.float32) * 0 + 3.4e38}))
+    with pytest.raises(InputError, match="final_norm holds values that bfloat16 has no number for"):
+        run(large, tmp_path / "native", to, dtype="bfloat16")
+    run(large, tmp_path / "native", to)
 
 
 def test_large_files_are_cut_into_shards(tmp_path):

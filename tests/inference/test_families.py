@@ -8,8 +8,8 @@ import pytest
 
 from configs import presets
 from configs.errors import InputError
-from configs.rope import Dynamic, LongRope, Rope, Yarn
-from inference.checkpoints import huggingface, names
+from configs.rope import Dynamic, Linear, LongRope, Rope, Yarn
+from inference.checkpoints import families, gguf_config, hf_config, huggingface, names
 from layers import decoder, params
 
 # The keys of the published files that say something about the mathematics, as they stand there.
@@ -88,6 +88,15 @@ def test_a_preset_is_what_was_published(name):
     assert parse(name) == presets.get(name).config
 
 
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_is_exported_is_what_was_published(name):
+    """Key by key, but for windows that are stated and not used."""
+    raw, published = hf_config.of_model(presets.get(name).config), PUBLISHED[name]
+    unused = set() if published.get("use_sliding_window", True) else {"sliding_window"}
+    for key in (raw.keys() & published.keys()) - unused:
+        assert raw[key] == published[key], key
+
+
 def test_windows_in_every_spelling():
     def windows(name, **changes):
         return [layer.window for layer in parse(name, num_hidden_layers=4, **changes).layers]
@@ -121,6 +130,19 @@ def test_stretched_positions():
     assert parse("qwen2.5-0.5b", rope_scaling=scales).layers[0].rope.scaling == expected
     found = parse("olmo2-1b", rope_scaling={"type": "dynamic", "factor": 2})
     assert found.layers[0].rope == Rope(5e5, Dynamic(2.0, 4096)) and found.max_context == 8192
+
+
+def test_of_two_spellings_transformers_takes_the_older():
+    newer = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 5.0}
+    older = {"rope_type": None, "type": "linear", "factor": 8.0}
+    both = {"rope_parameters": newer, "rope_scaling": older}
+    assert parse("qwen3-0.6b", **both).layers[0].rope == Rope(1e6, Linear(8.0))
+    assert parse("qwen3-0.6b", **both | {"rope_scaling": {}}).layers[0].rope == Rope(
+        5.0, Dynamic(2.0, 40960)
+    )
+    factors = {"type": "su", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+    found = parse("phi3-mini", rope_scaling=factors, rope_parameters=newer).layers[0].rope
+    assert isinstance(found.scaling, LongRope) and found.theta == 10_000
 
 
 @pytest.mark.parametrize("kind", ["su", "yarn", "longrope"])
@@ -161,13 +183,26 @@ BAD = {
     "both ways": ("gemma2-2b", {"use_bidirectional_attention": True}, "use_bidirectional"),
     "factors": (
         "phi3-mini", {"rope_scaling": {"type": "longrope", "short_factor": 1}},
-        "rope_scaling: long_factor must be a list|short_factor must be a list of numbers",
+        "rope_scaling: long_factor must be a list|short_factor must be a list of at most",
     ),
     "number of factors": (
         "phi3-mini",
         {"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}},
         "longrope has 1 factors for 48 rotating pairs",
     ),
+    "millions of factors": (
+        "phi3-mini",
+        {"rope_scaling": {"type": "su", "short_factor": [1.0] * 2_000_000, "long_factor": [1.0]}},
+        "short_factor must be a list of at most 65536 numbers",
+    ),
+    "rope of each kind": (
+        "qwen3-0.6b", {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}},
+        "rope_parameters: full_attention=.* is not supported",
+    ),
+    "digits": ("olmo2-1b", {"rope_theta": 10**400}, "rope_theta must be .* a number of 1329 bits"),
+    "a long value": ("olmo2-1b", {"hidden_size": "x" * 10**6}, "not 'x{79}[.]{3}$"),
+    "a long kind": ("gemma2-2b", {"layer_types": ["x" * 10**6] * 26}, "layer type 'x{79}[.]{3} is"),
+    "no activation": ("olmo2-1b", {"hidden_act": 0}, "hidden_act=0 is not supported"),
     "share": ("phi3-mini", {"partial_rotary_factor": 2}, "rope share is above 0 and at most 1"),
     "factor": (
         "olmo2-1b", {"rope_scaling": {"type": "dynamic", "factor": 1e300}},
@@ -183,6 +218,15 @@ def test_what_is_not_served_is_named(case):
     with pytest.raises(InputError, match=cause) as caught:
         parse(name, **changes)
     assert "\n" not in str(caught.value) and f"/models/{name}/config.json" in str(caught.value)
+
+
+def test_every_family_is_read_written_and_named():
+    read = {family.name for family in families.ARCHITECTURES.values()}
+    assert read == names.FAMILIES.keys() == hf_config.FAMILIES.keys()
+    assert read - gguf_config.FAMILIES.keys() == {"mistral"}  # llama.cpp calls it a llama
+    assert read >= gguf_config.FAMILIES.keys()
+    written = {family.architecture: name for name, family in hf_config.FAMILIES.items()}
+    assert written == {a: family.name for a, family in families.ARCHITECTURES.items()}
 
 
 GOLDEN = Path(__file__).parents[1] / "golden"

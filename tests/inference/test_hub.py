@@ -76,6 +76,14 @@ def test_a_repository_is_the_directory_it_was_made_of(case, fake):
         assert resolve.resolve("owner/tiny").open(None).load_tokenizer().encode("a b")
 
 
+@pytest.mark.parametrize("name", hub.QUANTIZED)
+def test_quantized_weights_are_refused_before_they_are_fetched(name, fake):
+    fake.publish("owner/gptq", files_of("llama-tokenizer") | {name: b'{"bits": 4}'})
+    with pytest.raises(InputError, match=f"{name}: weights quantized like this are not served"):
+        resolve.resolve("owner/gptq")
+    assert not [path for _, path in fake.requests if path.endswith(".safetensors")]
+
+
 def test_every_file_is_of_the_commit_first_seen(fake):
     """The repository moves on after each request."""
     first = fake.publish("owner/tiny", files_of("llama-mha-sharded"))
@@ -131,7 +139,9 @@ def test_refusals_are_one_line(fake):
         "owner/gated"
     )
     assert "not for this HF_TOKEN, or it needs one (status 401)" in refusal("owner/private")
-    assert "there is no such repository, or it is private" in refusal("owner/absent")
+    absent = refusal("owner/absent")
+    assert "there is no such repository, or it is private" in absent
+    assert absent.endswith("; nor is there a file or directory owner/absent")
     assert "it holds no config.json: not a model" in refusal("owner/gguf")
     assert "the hub answered with status 410" in refusal("owner/gone")
     assert "cannot be reached and the cache" in refusal("owner/broken")

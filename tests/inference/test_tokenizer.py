@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from configs.errors import InputError
 from inference import tokenizer
-from inference.checkpoints import gguf_file, gguf_tokenizer, resolve
+from inference.checkpoints import gguf_file, gguf_tokenizer, hf_tokenizer, resolve
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "llama-tokenizer"
 TEXTS = (
@@ -68,7 +68,7 @@ def test_smollm2_chat_template():
 
 def test_hugging_face_directory():
     expected = np.load(GOLDEN / "expected.npz")
-    tiny = tokenizer.from_directory(GOLDEN, 320)
+    tiny = hf_tokenizer.load_tokenizer(GOLDEN, 320)
     for i, text in enumerate(expected["texts"].tolist()):
         assert tiny.encode(text) == expected[f"ids_{i}"].tolist()
         assert tiny.decode(tiny.encode(text)) == text
@@ -88,19 +88,19 @@ def test_templates_by_name_and_in_a_file(tmp_path):
     named = [{"name": "tool", "template": "T"}, {"name": "default", "template": "D"}]
     config = directory / "tokenizer_config.json"
     config.write_text(json.dumps({"chat_template": named, "bos_token": {"content": "<|begin|>"}}))
-    read = tokenizer.from_directory(directory, 320)
+    read = hf_tokenizer.load_tokenizer(directory, 320)
     assert read.chat_text([]) == "D" and read.bos_id == 0
     assert read.templates == {"tool": "T"} and read.chat_text([], tools=[{}]) == "D"
     (directory / "chat_template.jinja").write_text("J{{ bos_token }}")
-    assert tokenizer.from_directory(directory, 320).chat_text([]) == "J<|begin|>"
+    assert hf_tokenizer.load_tokenizer(directory, 320).chat_text([]) == "J<|begin|>"
     more = directory / "additional_chat_templates"
     more.mkdir()
     (more / "tool_use.jinja").write_text("U{{ tools | length }}")
-    read = tokenizer.from_directory(directory, 320)
+    read = hf_tokenizer.load_tokenizer(directory, 320)
     assert read.chat_text([]) == "J<|begin|>" and read.chat_text([], tools=[{}, {}]) == "U2"
     (directory / "chat_template.jinja").unlink()
     with pytest.raises(InputError, match="no chat template but tool_use"):
-        tokenizer.from_directory(directory, 320).chat_text([])
+        hf_tokenizer.load_tokenizer(directory, 320).chat_text([])
 
 
 @pytest.mark.parametrize("template", [5, [{"name": "default", "template": 5}], [{"template": "x"}]])
@@ -108,7 +108,7 @@ def test_a_template_that_is_no_text_is_refused(template, tmp_path):
     directory = copy_golden(tmp_path)
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     with pytest.raises(InputError, match="chat_template must be a string|no name of a chat"):
-        tokenizer.from_directory(directory, 320)
+        hf_tokenizer.load_tokenizer(directory, 320)
 
 
 def test_further_templates_have_names(tmp_path):
@@ -116,10 +116,10 @@ def test_further_templates_have_names(tmp_path):
     (directory / "additional_chat_templates").mkdir()
     (directory / "additional_chat_templates" / "tool_use.jinja").write_text("T")
     (directory / "chat_template.jinja").write_text("D")
-    read = tokenizer.from_directory(directory, 320)
+    read = hf_tokenizer.load_tokenizer(directory, 320)
     assert read.template == "D" and read.templates == {"tool_use": "T"}
     (directory / "chat_template.jinja").unlink()
-    read = tokenizer.from_directory(directory, 320)  # files win over the configuration
+    read = hf_tokenizer.load_tokenizer(directory, 320)  # files win over the configuration
     assert read.template is None and read.templates == {"tool_use": "T"}
 
 
@@ -127,7 +127,7 @@ def test_tokens_that_only_the_configuration_knows_are_added(tmp_path):
     """As transformers 5 does: by id, after what tokenizer.json has; then those with a name."""
     directory = copy_golden(tmp_path)
     count = json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"].__len__()
-    size = max(tokenizer.load_backend(directory / "tokenizer.json").get_vocab_size(), count)
+    size = max(hf_tokenizer.load_backend(directory / "tokenizer.json").get_vocab_size(), count)
     added = {
         str(size): {"content": "<|one|>", "special": True, "normalized": False},
         str(size + 1): {"content": "two words", "special": False, "rstrip": True},
@@ -137,7 +137,7 @@ def test_tokens_that_only_the_configuration_knows_are_added(tmp_path):
         json.dumps({"added_tokens_decoder": added, "bos_token": "<|one|>", "pad_token": "<|pad|>"})
     )
     (directory / "special_tokens_map.json").write_text('{"bos_token": "<|begin|>"}')
-    read = tokenizer.from_directory(directory, size + 3)
+    read = hf_tokenizer.load_tokenizer(directory, size + 3)
     ids = read.encode("a<|one|> two words  b<|pad|>", add_special=False)
     assert {size, size + 1, size + 2} <= set(ids) and read.bos_id == size
     assert read.decode([size]) == "" and read.decode([size + 1]) == "two words"
@@ -149,7 +149,7 @@ def test_the_map_of_special_tokens_rules_where_nothing_is_listed(tmp_path):
     (directory / "special_tokens_map.json").write_text(
         '{"bos_token": {"content": "<|begin|>", "lstrip": false}}'
     )
-    read = tokenizer.from_directory(directory, 320)
+    read = hf_tokenizer.load_tokenizer(directory, 320)
     assert read.special_tokens["bos_token"] == "<|begin|>" and read.bos_id == 0
 
 
@@ -166,7 +166,7 @@ def test_a_panic_leaves_no_trace_on_stderr(how, tmp_path, capfd):
         value["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
     (directory / "tokenizer.json").write_text(json.dumps(value))
     with pytest.raises(InputError, match="not a valid tokenizer"):
-        tokenizer.from_directory(directory, 320)
+        hf_tokenizer.load_tokenizer(directory, 320)
     assert capfd.readouterr().err == ""
 
 
@@ -174,18 +174,18 @@ def test_without_a_template_there_is_no_guess(tmp_path):
     directory = copy_golden(tmp_path)
     (directory / "tokenizer_config.json").unlink()
     with pytest.raises(InputError, match="no chat template"):
-        tokenizer.from_directory(directory, 320).chat_text([])
+        hf_tokenizer.load_tokenizer(directory, 320).chat_text([])
 
 
 def test_a_token_without_an_embedding_is_refused():
     with pytest.raises(InputError, match="outside the model's vocabulary of 300"):
-        small = tokenizer.from_directory(GOLDEN, 300)
+        small = hf_tokenizer.load_tokenizer(GOLDEN, 300)
         small.encode(" ".join(np.load(GOLDEN / "expected.npz")["texts"].tolist()))
 
 
 def test_lone_surrogates_are_refused():
     with pytest.raises(InputError, match="not valid Unicode"):
-        tokenizer.from_directory(GOLDEN, 320).encode("\ud800")
+        hf_tokenizer.load_tokenizer(GOLDEN, 320).encode("\ud800")
 
 
 GOLDEN_JSON = (GOLDEN / "tokenizer.json").read_text()
@@ -205,13 +205,13 @@ def test_bad_tokenizer_json_is_one_line(case, tmp_path):
     directory = copy_golden(tmp_path)
     (directory / "tokenizer.json").write_text(BAD_JSON[case])
     with pytest.raises(InputError, match="tokenizer") as caught:
-        tokenizer.from_directory(directory, 320)
+        hf_tokenizer.load_tokenizer(directory, 320)
     assert "\n" not in str(caught.value)
 
 
 def test_missing_tokenizer_json_is_named(tmp_path):
     with pytest.raises(InputError, match=r"tokenizer\.json is missing"):
-        tokenizer.from_directory(tmp_path, 320)
+        hf_tokenizer.load_tokenizer(tmp_path, 320)
 
 
 # Rebuilt from GGUF metadata.

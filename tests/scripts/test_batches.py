@@ -12,8 +12,7 @@ import pytest
 
 from configs import presets
 from configs.errors import InputError
-from inference import tokenizer
-from inference.checkpoints import hub, manifest
+from inference.checkpoints import hf_tokenizer, hub, manifest
 from inference.request import SamplingParams
 from scripts import common, generate, meter, partial, prompts, provenance, sampling_flags
 from tests import compiling
@@ -146,7 +145,7 @@ def encoded(monkeypatch, capfd, tmp_path):
         texts = []
 
         def stop(requests, ids, *model):
-            decode = tokenizer.from_directory(apps.TINY, 320).decode
+            decode = hf_tokenizer.load_tokenizer(apps.TINY, 320).decode
             texts.extend(decode(tokens, skip_special=False) for tokens in ids)
             common.fail("far enough")
 

@@ -15,7 +15,7 @@ from collections import deque
 import pytest
 
 from configs.errors import InputError
-from inference import tokenizer
+from inference.checkpoints import hf_tokenizer
 from inference.results import Update
 from scripts import chat, common, costs
 from scripts.conversation import Conversation
@@ -35,7 +35,7 @@ _SETTINGS = (
 
 @pytest.fixture(scope="module")
 def tiny():
-    return tokenizer.from_directory(apps.TINY, 320)
+    return hf_tokenizer.load_tokenizer(apps.TINY, 320)
 
 
 def test_it_grows_by_what_is_said(tiny):

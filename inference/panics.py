@@ -1,0 +1,80 @@
+"""Calls into `tokenizers`, whose Rust may panic: one clear line instead of a trace."""
+
+import contextlib
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from typing import IO, TypeVar
+
+from configs.errors import InputError
+
+_T = TypeVar("_T")
+
+
+class _HeldStderr:
+    """Keeps back what is written to stderr meanwhile: a Rust panic leaves a trace there before it
+    is an exception. Several threads may hold it; the last one lets go.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._depth = 0
+        self._own: int | None = None  # stderr itself; None: there is none, or it is not held
+        self._held: IO[bytes] | None = None
+        self._panicked = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._depth:
+                with contextlib.suppress(OSError):
+                    os.fstat(2)  # there may be none, whose place a new file would take
+                    self._held = self._held or tempfile.TemporaryFile(buffering=0)
+                    self._own = os.dup(2)
+                    os.dup2(self._held.fileno(), 2)
+            self._depth += 1
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._lock:
+            self._depth -= 1
+            self._panicked = self._panicked or _is_panic(kind)
+            if self._depth or self._own is None:
+                return
+            os.dup2(self._own, 2)
+            os.close(self._own)
+            self._own = None
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        assert self._held is not None
+        if self._held.tell():
+            self._held.seek(0)
+            text = self._held.read()
+            self._held.seek(0)
+            self._held.truncate()
+            if not self._panicked:  # what others wrote
+                with contextlib.suppress(OSError):  # nobody reads it any more
+                    os.write(2, text)
+        self._panicked = False
+
+
+_STDERR = _HeldStderr()
+
+
+def _is_panic(kind: type[BaseException] | None) -> bool:
+    return kind is not None and kind.__name__ == "PanicException"
+
+
+def guard(call: Callable[[], _T], message: str) -> _T:
+    """Runs a call into `tokenizers`, whose Rust panics are no `Exception`s.
+
+    Raises:
+        InputError: the call failed or panicked.
+    """
+    try:
+        with _STDERR:
+            return call()
+    except BaseException as error:
+        if not isinstance(error, Exception) and not _is_panic(type(error)):
+            raise
+        raise InputError(f"{message}: {' '.join(str(error).split())[:300]}") from None
