@@ -142,15 +142,15 @@ class Pages:
         return self.prefix.take_transfers()
 
     def use(self, running: Iterable[Sequence]) -> tuple[int, int]:
-        """(tokens that the pages of running sequences have room for, tokens in them), each page
-        once.
+        """(tokens that the pages of running sequences have room for, tokens in them once the steps
+        in flight are done), each page once.
         """
         filled: dict[tuple[int, int], int] = {}
         for sequence in running:
             for group, pages in enumerate(sequence.pages):
                 for index, page in enumerate(pages):
                     if page:
-                        rest = sequence.num_computed_tokens - index * self._page
+                        rest = sequence.num_scheduled_tokens - index * self._page
                         key = group, page
                         filled[key] = max(filled.get(key, 0), min(max(rest, 0), self._page))
         return self._page * len(filled), sum(filled.values())

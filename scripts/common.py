@@ -3,9 +3,11 @@
 import dataclasses
 import importlib
 import io
+import itertools
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -139,6 +141,15 @@ def load_engine(checkpoint: Any, config: Config) -> Any:
     line = ", ".join([config.model.name, config.model.dtype, *sizes])
     say(line)
     return engine
+
+
+def warm_up(engine: Any, label: str = "compiling steps") -> float:
+    """Compiles every shape, with a progress bar; the seconds it took."""
+    shapes, done = engine.scheduler.shapes, itertools.count(1)
+    start = time.perf_counter()
+    with bars() as progress:
+        engine.warm_up(lambda: progress(next(done), len(shapes), label))
+    return time.perf_counter() - start
 
 
 def say(line: str) -> None:

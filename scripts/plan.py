@@ -19,12 +19,12 @@ from inference.planner import acceptance, advise, machine, parts, slo
 from inference.planner.cost import Precision
 from inference.planner.plan import ACCOUNTINGS, Deployment, Row
 from inference.planner.speculation import Speculation
-from scripts import common, lengths, output, plan_text
+from scripts import common, file_flags, output, plan_text, shared_flags
 
 _HARDWARE = flags.DEFINE_string("hardware", "h100", f"{', '.join(catalog.NAMES)} or cpu.")
 _BATCH = flags.DEFINE_string("batch", "1", "Sequences at a time: 1,16,64 sweeps.")
 _CONTEXT = flags.DEFINE_string("context", "1024", "Tokens of a prompt: 1024,4096 sweeps.")
-_NEW_TOKENS = lengths.NEW_TOKENS
+_NEW_TOKENS = shared_flags.NEW_TOKENS
 _MESH = flags.DEFINE_string("mesh", "", "Chips of a replica: data=1,model=2,expert=1.")
 _REPLICAS = flags.DEFINE_integer("replicas", 1, "Copies of the mesh.")
 _WEIGHTS = flags.DEFINE_string("weights", None, f"Format: {', '.join(precision.FORMATS)}.")
@@ -34,10 +34,10 @@ _SPECULATE = flags.DEFINE_string(
 )
 _PRICE = flags.DEFINE_float("price", None, "Dollars an hour of one chip.")
 _ACCOUNTING = flags.DEFINE_string("accounting", "exact", f"{' or '.join(ACCOUNTINGS)}.")
-_PLOT = flags.DEFINE_string("plot", None, "PNG file: roofline, and latency against throughput.")
+_PLOT = file_flags.PLOT
 _HTML = flags.DEFINE_string("html", None, "HTML file: the interactive page.")
 _SLO = flags.DEFINE_string("slo", None, "Promise to keep: ttft=0.5,tpot=0.03 (seconds).")
-_RATE = flags.DEFINE_float("rate", None, "Requests a second to keep --slo for.")
+_RATE = shared_flags.RATE
 _ADVISE = flags.DEFINE_bool("advise", False, "Rank combinations of techniques.")
 _CHIPS = flags.DEFINE_integer("chips", 1, "Chips to --advise on.")
 _GOAL = flags.DEFINE_string("goal", "throughput", f"Of --advise: {' or '.join(advise.GOALS)}.")
@@ -45,7 +45,7 @@ _VERIFY = flags.DEFINE_bool(
     "verify", False, "Time the engine's steps on this machine, calibrate it, show both."
 )
 _OUTPUT = output.FLAG
-for _module in (common, lengths, output):  # --help shows theirs too
+for _module in (common, file_flags, output, shared_flags):  # --help shows theirs too
     flags.adopt_module_key_flags(_module)
 
 _OF_VERIFY = {
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> None:
     batches, contexts = _sizes("batch", _BATCH.value), _sizes("context", _CONTEXT.value)
     for flag, ending in ((_PLOT, ".png"), (_HTML, ".html")):
         if flag.value is not None:
-            _check_file(flag.name, flag.value, ending)
+            file_flags.check(flag.name, flag.value, ending)
     _check_questions()
     deployment = _deployment(config)
     found: dict[str, Any] = {
@@ -91,12 +91,12 @@ def main(argv: Sequence[str]) -> None:
     if _HTML.value is not None:
         from inference.planner import page
 
-        _write(Path(_HTML.value), page.render().encode())
+        file_flags.write(_HTML.value, page.render().encode())
     if _PLOT.value is not None:
         from scripts import plan_plot
 
         figure = plan_plot.draw(deployment, batches, contexts[0], _new_tokens(0))
-        _write(Path(_PLOT.value), figure)
+        file_flags.write(_PLOT.value, figure)
     if common.JSON.value:
         common.print_json(plan_text.as_json(found), config)
     else:
@@ -112,12 +112,12 @@ def _verify(config: Config) -> None:
             raise InputError(f"--verify answers one question: leave --{flag.name} out")
     verifying.check(config.model)
     if _OUTPUT.value is not None:
-        _check_file("output", _OUTPUT.value, ".md")
+        file_flags.check("output", _OUTPUT.value, ".md")
     with common.bars() as progress:
         found = verifying.run(config.model, progress)
     page = verifying.markdown(found)
     if _OUTPUT.value is not None:
-        _write(Path(_OUTPUT.value), page.encode())
+        file_flags.write(_OUTPUT.value, page.encode())
     if common.JSON.value:
         common.print_json(verifying.as_json(found), config)
     elif _OUTPUT.value is None:
@@ -265,31 +265,6 @@ def _check_questions() -> None:
             raise InputError(f"--{flag.name} needs --advise")
     if asked and (_MESH.value or _REPLICAS.present):
         raise InputError("--slo and --advise find the mesh and the replicas: leave both out")
-
-
-# --- files ----------------------------------------------------------------------------------------
-
-
-def _check_file(name: str, text: str, ending: str) -> None:
-    try:
-        path = Path(text)
-        if path.suffix != ending or path.is_dir() or not path.resolve().parent.is_dir():
-            raise InputError(f"--{name} is a {ending} file in an existing folder, not {text!r}")
-    except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, a NUL
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"--{name}={text[:80]!r} is no path: {error}") from None
-
-
-def _write(path: Path, content: bytes) -> None:
-    from inference import files
-
-    try:
-        with files.atomic_file(path) as file:
-            file.write(content)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}") from None
-    common.say(f"wrote {path}")
 
 
 if __name__ == "__main__":

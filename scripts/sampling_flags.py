@@ -9,7 +9,9 @@ from absl import flags
 
 from configs.errors import InputError
 from inference.request import SamplingParams
+from scripts import seed_flag
 
+flags.adopt_module_key_flags(seed_flag)
 _DETERMINISTIC = flags.DEFINE_bool(
     "deterministic", False, "A request's bits do not depend on the requests beside it."
 )
@@ -25,7 +27,7 @@ _PARAMS = {
     "frequency": flags.DEFINE_float("frequency", 0.0, "The same for each occurrence."),
     "min_tokens": flags.DEFINE_integer("min_tokens", 0, "No end before as many tokens."),
     "ignore_eos": flags.DEFINE_bool("ignore_eos", False, "Go on past the model's end token."),
-    "seed": flags.DEFINE_integer("seed", None, "64-bit seed of the random stream."),
+    "seed": seed_flag.SEED,
 }
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,18}")
 FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))

@@ -4,21 +4,35 @@ import json
 
 import pytest
 
+from configs.hardware.spec import HardwareSpec
+from inference import engine as engines
+from inference import naive as uncached
 from inference.executor import Executor
 from inference.planner import calibrate
-from scripts import bench
+from inference.planner.simulate import Simulator
+from inference.scheduler import Scheduler
+from scripts import bench, bench_probes, common
 from tests.scripts import apps
 
 pytestmark = pytest.mark.quick_code
 
 _ARGS = (
-    f"--model={apps.TINY}", "--prompt_tokens=20", "--new_tokens=5", "--prefill_tokens=40",
+    f"--model={apps.TINY}", "--prefill_tokens=40",
     "--set=engine.prefill_tiles=(2,)", "--set=engine.decode_rows=(4,)",
     "--set=engine.page_tokens=16", "--set=engine.tile_tokens=32",
 )  # fmt: skip
-_ROW = {
-    *("concurrency", "output_tok_s", "predicted_output_tok_s", "ttft_p50_s", "ttft_p99_s"),
-    *("itl_p50_s", "itl_p99_s", "kv_waste", "compiles"),
+CHIP = HardwareSpec("chip", 1e9, 1e9, {})
+_SHORT = ("--prompt_tokens=20", "--new_tokens=5")
+_LATENCIES = {
+    f"{name}_{statistic}_s"
+    for name in ("ttft", "tpot", "itl", "e2e")
+    for statistic in ("mean", "p50", "p90", "p99")
+}
+_ROW = _LATENCIES | {
+    *("concurrency", "requests", "seconds", "output_tok_s", "requests_s", "goodput_share"),
+    *("goodput_requests_s", "kv_waste", "running_mean", "running_peak", "hit_rate", "steps"),
+    *("prefilled_tokens", "preemptions", "host_step_s", "compiles", "predicted"),
+    *("predicted_output_tok_s",),
 }
 
 
@@ -29,13 +43,16 @@ def run(monkeypatch, capfd):
 
 
 def test_rows_and_table(run, monkeypatch, tmp_path):
-    ran = run("--concurrency=1,3", "--repeats=2", "--json")
+    ran = run(*_SHORT, "--concurrency=1,3", "--repeats=2", "--json")
     assert ran.status == 0, ran.err
     answer = json.loads(ran.out)
     assert [row["concurrency"] for row in answer["rows"]] == [1, 3]
     for row in (*answer["rows"], answer["sampled"]):
         assert set(row) == _ROW and row["compiles"] == 0
         assert row["output_tok_s"] > 0 and row["predicted_output_tok_s"] > row["output_tok_s"]
+        assert set(row["predicted"]) == _ROW - {"concurrency", "requests", "compiles"} - {
+            "predicted", "predicted_output_tok_s"}  # fmt: skip
+        assert row["requests"] == row["concurrency"] == row["running_peak"]
         # Two pages of 16 hold 20 to 24 tokens; after the last token nothing is held.
         assert 0.1 < row["kv_waste"] <= 12 / 32
     assert answer["prefill_tok_s"] > 0 and answer["first_token_s"] > 0
@@ -43,17 +60,120 @@ def test_rows_and_table(run, monkeypatch, tmp_path):
     beside = tmp_path / "beside.json"
     beside.write_text('{"peer": "other", "output_tok_s_1": 10, "prefill_tok_s": 2.5}')
     monkeypatch.setattr(Executor, "warm_up", lambda *args: None)  # then steps compile as they come
-    ran = run("--concurrency=1", "--repeats=1", f"--beside={beside}")
+    ran = run(*_SHORT, "--concurrency=1", "--repeats=1", f"--beside={beside}")
     lines = ran.out.splitlines()
     assert lines[0].split() == ["ridgeline", "predicted", "other", "ratio"]
     assert len(lines[1].split()) == 8 and "output tok/s at 1" in lines[1]
     assert "programs compiled after warm-up: 0" not in ran.out
 
 
+class Instant(Simulator):
+    """An engine whose steps take no time."""
+
+    def __init__(self, config, params=None):
+        super().__init__(config, Scheduler(config), CHIP)
+
+    def warm_up(self, progress):
+        progress()
+
+    def rebuild(self):
+        assert not self.scheduler.has_work
+
+
+def test_requests_that_arrive_by_themselves(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(common, "load_engine", lambda checkpoint, config: Instant(config))
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(
+        '{"arrival_s": 0.01, "prompt": "two words", "output_tokens": 2}\n'
+        '{"arrival_s": 0.0, "prompt_tokens": 5, "output_tokens": 3}\n'
+    )
+    ran = run(f"--workload={trace}", "--slo_ttft_s=1e-9", "--repeats=1", "--json")
+    assert ran.status == 0, ran.err
+    (row,) = json.loads(ran.out)["rows"]
+    assert set(row) == _ROW | {"workload", "rate"} and row["requests"] == 2
+    assert row["workload"] == "trace" and row["goodput_share"] == 0
+
+    arrivals = ("--workload=poisson", "--rate=100", "--requests=3", *_SHORT)
+    lines = run(*arrivals, "--prefix_tokens=16", "--repeats=1").out.splitlines()
+    assert lines[0].split() == ["mean", "p50", "p90", "p99"]
+    assert lines[1].startswith("first token, s") and "predicted" in lines[2]
+    assert any(line.startswith("goodput, share") and "100%" in line for line in lines)
+
+
+def test_ladder(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(engines, "Engine", Instant)
+    monkeypatch.setattr(uncached, "decode", lambda params, model, sequence: [0.5] * 4)
+    args = ("--ladder", "--requests=5", "--prompt_lengths=uniform:8:24", "--new_tokens=4",
+            "--prefix_tokens=16", "--repeats=1")  # fmt: skip
+    ran = run(*args, "--json", "--rate=100", "--ladder_rungs=naive,paged,prefix")
+    assert ran.status == 0, ran.err
+    found = json.loads(ran.out)
+    naive, paged, prefix = found["ladder"]
+    assert [row["rung"] for row in found["ladder"]] == ["naive", "paged", "prefix"]
+    assert naive["measured"]["figures"]["scaled_from_requests"] == 4
+    assert naive["measured"]["figures"]["seconds"] == 5 * 4 * 0.5
+    assert naive["measured"]["gain"] is None and naive["predicted"]["after"] > 0
+    assert paged["metric"] == "running_mean" and paged["measured"]["gain"] is None
+    assert prefix["metric"] == "prefilled_tokens" and prefix["less_is_better"]
+    assert prefix["measured"]["before"] == paged["measured"]["figures"]["prefilled_tokens"]
+    assert prefix["measured"]["figures"]["equal_tokens"] == 1
+    assert found["workload"]["rate"] == 100 and found["compiles"] == 0
+    assert [row["page_tokens"] for row in found["waste"]] == [16, 64, 128]
+
+    lines = run(*args).out.splitlines()
+    names = ("rung", "naive", "cached", "static", "dynamic", "continuous", "paged", "prefix",
+             "chunked", "overlap")  # fmt: skip
+    assert tuple(line.split()[0] for line in lines[: len(names)]) == names
+    assert any("naive: 4 of the requests, scaled by tokens" in line for line in lines)
+    assert any("tokens of 100% of the requests equal" in line for line in lines)
+
+
+def test_probes(run, monkeypatch):
+    monkeypatch.setattr(bench_probes, "_HOST_RUNNING", (2,))
+    lines = run("--host_cost", "--set=model.max_context=1024").out.splitlines()
+    assert lines[0].split()[0] == "running" and len(lines) == 2 and len(lines[1].split()) == 6
+
+
 REFUSED = {
+    "workload": (["--workload=bursty"], "closed, poisson or a FILE.jsonl, not 'bursty'"),
+    "no rate": (["--workload=poisson"], "workload.rate is needed where kind is 'poisson'"),
+    "negative rate": (["--workload=poisson", "--rate=-1"], "a second above 0, not -1.0"),
+    "rate of a closed load": (["--rate=1"], "workload.rate goes with kind 'poisson'"),
+    "no requests": (["--workload=poisson", "--rate=1", "--requests=0"], "is at least 1, not 0"),
+    "lengths": (["--prompt_lengths=lognormal:9"], "--prompt_lengths: lengths are fixed:N, uniform"),
+    "lengths twice": (
+        ["--output_lengths=fixed:9", "--new_tokens=9"],
+        "either --output_lengths or --new_tokens",
+    ),
+    "share": (["--prefix_share=2"], "workload.prefix_share is from 0 to 1, not 2.0"),
+    "promise": (["--slo_ttft_s=0"], "slo_ttft_s is a number of seconds above 0, not 0.0"),
+    "no trace": (["--workload=missing.jsonl"], "cannot read 'missing.jsonl': No such file"),
+    "a trace and lengths": (["--workload=a.jsonl", "--prefix_tokens=1"], "leave --prefix_tokens"),
+    "two answers": (["--ladder", "--host_cost"], "give one of --ladder, --host_cost"),
+    "rungs": (
+        [
+            "--ladder",
+            "--ladder_rungs=orbital",
+            "--prompt_lengths=fixed:8",
+            "--new_tokens=5",
+            "--prefix_tokens=9",
+        ],
+        "no rung 'orbital'; valid: naive, cached",
+    ),
+    "rungs alone": (["--ladder_rungs=paged"], "--ladder_rungs needs --ladder"),
+    "ladder and load": (["--ladder", "--workload=poisson"], "leave --workload out"),
+    "interference": (["--interference"], "needs a context of 4096, the model's holds 256"),
+    "nobody": (["--interference", "--running=0"], "num_running is at least 1, not 0"),
+    "repeats": (["--repeats=0"], "--repeats is at least 1, not 0"),
+    "plot": (["--plot=x.jpg"], "--plot is a .png file in an existing folder"),
+    "open and closed": (
+        ["--workload=poisson", "--rate=1", "--concurrency=2"],
+        "go with --workload=closed",
+    ),
     "no number": (["--concurrency=1,x"], "is a list of numbers"),
     "zero": (["--concurrency=0"], "are at least 1"),
-    "no prefill": (["--prefill_tokens=0"], "--prefill_tokens, --new_tokens, --repeats are at"),
+    "no tokens": (["--prompt_tokens=0"], "fixed lengths are from 1 to"),
+    "no prefill": (["--prefill_tokens=0"], "--concurrency and --prefill_tokens are at least 1"),
     "long prefill": (["--prefill_tokens=256"], "grow to 257 tokens, the context holds 256"),
     "long": (["--prompt_tokens=200", "--new_tokens=57"], "grow to 257 tokens"),
     "many": (

@@ -1,0 +1,69 @@
+"""What the host does for a step, by the clock, without a device: schedule, build, commit."""
+
+import dataclasses
+import random
+import statistics
+import time
+
+from configs.cache import BLOCK_TOKENS
+from configs.engine import Config, EngineConfig
+from configs.model import ModelConfig
+from inference import batch
+from inference.planner.simulate import Output
+from inference.request import SamplingParams, Sequence
+from inference.scheduler import Scheduler
+
+_PROMPT, _STEPS = 290, 200  # tokens; steps that are timed, so that every page fills several times
+
+
+@dataclasses.dataclass(frozen=True)
+class HostCost:
+    """Median seconds a step of so many sequences that decode, and the 99th percentile of all."""
+
+    num_running: int
+    schedule_s: float
+    build_s: float
+    commit_s: float
+    total_s: float
+    total_p99_s: float
+
+
+def measure(model: ModelConfig, num_running: int) -> HostCost:
+    """Times the steps of `num_running` sequences once their prompts are computed."""
+    config = _config(model, num_running)
+    scheduler = Scheduler(config)
+    params = SamplingParams(max_new_tokens=2 * _STEPS, ignore_eos=True)
+    rng = random.Random(0)
+    for id in range(num_running):
+        tokens = [rng.randrange(model.vocab_size) for _ in range(_PROMPT)]
+        scheduler.add(Sequence(id, params, tokens, _PROMPT, cache_key="shared"))
+    while len(scheduler.running) < num_running or any(s.is_prefilling for s in scheduler.running):
+        _step(scheduler, config)
+    steps = [_step(scheduler, config) for _ in range(_STEPS)]
+    schedule_s, build_s, commit_s = map(statistics.median, zip(*steps, strict=True))
+    totals = sorted(map(sum, steps))
+    total_s, total_p99_s = statistics.median(totals), totals[-_STEPS // 100]
+    return HostCost(num_running, schedule_s, build_s, commit_s, total_s, total_p99_s)
+
+
+def _config(model: ModelConfig, num_running: int) -> Config:
+    context = -(-(_PROMPT + 2 * _STEPS) // BLOCK_TOKENS) * BLOCK_TOKENS
+    per_token = sum(group.bytes_per_page(model.dtype, 1) for group in model.page_groups)
+    engine = EngineConfig(
+        max_seqs=num_running, max_context=context, cache_bytes=num_running * context * per_token
+    )
+    return Config(model, engine)
+
+
+def _step(scheduler: Scheduler, config: Config) -> tuple[float, float, float]:
+    """Seconds of scheduling, building and committing one step."""
+    begin = time.perf_counter()
+    plan = scheduler.schedule()
+    scheduled = time.perf_counter()
+    assert plan is not None
+    batch.build(plan, config)
+    built = time.perf_counter()
+    output = Output.of(plan)
+    returned = time.perf_counter()
+    scheduler.commit(plan, output)
+    return scheduled - begin, built - scheduled, time.perf_counter() - returned

@@ -1,0 +1,116 @@
+"""What a long prompt does to those that are decoding beside it."""
+
+import dataclasses
+import random
+from collections.abc import Callable
+from typing import Any
+
+from configs.cache import BLOCK_TOKENS
+from configs.engine import EngineConfig
+from configs.errors import InputError
+from configs.model import ModelConfig
+from inference.benchmark import metrics
+from inference.benchmark.drive import Run
+from inference.benchmark.requests import TimedRequest, random_tokens
+
+_PROMPT, _NEW = 64, 256  # tokens of each running request
+_ARRIVES = 0.3  # of the time that the running requests take when nothing comes
+
+
+@dataclasses.dataclass(frozen=True)
+class Interference:
+    """Time between tokens of `num_running` requests before a prompt of `num_tokens` comes, and
+    while it is prefilled.
+    """
+
+    num_running: int
+    num_tokens: int
+
+    def __post_init__(self) -> None:
+        for name in ("num_running", "num_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(f"interference's {name} is at least 1, not {getattr(self, name)}")
+
+    def engine(self, model: ModelConfig, base: EngineConfig, is_chunked: bool) -> EngineConfig:
+        """One that holds all of it; chunks are `base`'s budget, or else one tile a step."""
+        context = -(-(max(self.num_tokens, _PROMPT + _NEW) + 1) // BLOCK_TOKENS) * BLOCK_TOKENS
+        if context > model.max_context:
+            raise InputError(
+                f"a prompt of {self.num_tokens} tokens beside others of {_PROMPT + _NEW} needs a "
+                f"context of {context}, the model's holds {model.max_context}"
+            )
+        room = (self.num_running + 1) * context
+        per_token = sum(group.bytes_per_page(model.dtype, 1) for group in model.page_groups)
+        budget = base.prefill_budget or base.tile_tokens * min(base.prefill_tiles)
+        return dataclasses.replace(
+            base, max_seqs=self.num_running + 1, max_context=context, prefix_cache=False,
+            cache_bytes=max(1, room * per_token), chunked_prefill=is_chunked,
+            prefill_budget=budget if is_chunked else None,
+        )  # fmt: skip
+
+    def undisturbed(self, vocab_size: int) -> list[TimedRequest]:
+        """The running requests alone."""
+        rng = random.Random(0)
+        return [
+            TimedRequest(0.0, random_tokens(_PROMPT, vocab_size, rng), _NEW)
+            for _ in range(self.num_running)
+        ]
+
+    def disturbed(self, vocab_size: int, seconds: float) -> list[TimedRequest]:
+        """The same, and the long prompt; `seconds` is what they took alone."""
+        prompt = random_tokens(self.num_tokens, vocab_size, random.Random(1))
+        return [*self.undisturbed(vocab_size), TimedRequest(_ARRIVES * seconds, prompt, 1)]
+
+    def measure(
+        self, vocab_size: int, serve: Callable[[bool, list[TimedRequest]], list[Run]]
+    ) -> dict[str, Any]:
+        """Figures with chunks and without, beside the undisturbed.
+
+        Args:
+            vocab_size: of the model.
+            serve: (is_chunked, requests) -> runs on the engine that `engine` describes.
+        """
+        alone = serve(True, self.undisturbed(vocab_size))
+        found: dict[str, Any] = {"undisturbed": _medians([_gaps_alone(run) for run in alone])}
+        seconds = metrics.quantile([run.seconds for run in alone], 0.5)
+        usual = found["undisturbed"]["itl_p99_s"]
+        for name, is_chunked in (("chunked", True), ("unchunked", False)):
+            runs = serve(is_chunked, self.disturbed(vocab_size, seconds))
+            own = _medians([_gaps_beside(run) for run in runs])
+            long = metrics.quantile([run.served[-1].ttft_s for run in runs], 0.5)
+            found[name] = own | {"ttft_s": long, "times_undisturbed": own["itl_p99_s"] / usual}
+        return found
+
+
+def _gaps_alone(run: Run) -> list[float]:
+    """Between tokens, once every request has its first."""
+    start = max(each.token_s[0] for each in run.served)
+    return _gaps(run, start, run.seconds)
+
+
+def _gaps_beside(run: Run) -> list[float]:
+    """Between tokens of the others, where any of the last request's prefill falls between them."""
+    long = run.served[-1]
+    others = dataclasses.replace(run, served=run.served[:-1])
+    gaps = _gaps(others, long.arrival_s, long.token_s[0])
+    if not gaps:
+        raise InputError("the running requests ended before the long prompt came: run fewer tokens")
+    return gaps
+
+
+def _gaps(run: Run, start: float, stop: float) -> list[float]:
+    return [
+        after - before
+        for each in run.served
+        for before, after in each.intervals
+        if after > start and before < stop
+    ]
+
+
+def _medians(runs: list[list[float]]) -> dict[str, float]:
+    return metrics.medians(
+        [
+            {f"itl_p{percent}_s": metrics.quantile(gaps, percent / 100) for percent in (50, 99)}
+            for gaps in runs
+        ]
+    )

@@ -1,0 +1,103 @@
+"""Figures of a served workload: latencies, rates, what the cache held, what the host took."""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from configs.errors import InputError
+from inference.benchmark.drive import Run, Served
+
+
+@dataclasses.dataclass(frozen=True)
+class Promise:
+    """Limits that a request is promised, in seconds; None promises nothing.
+
+    Attributes:
+        ttft_s: until the first token.
+        itl_s: between its tokens, the 99th percentile of each request.
+    """
+
+    ttft_s: float | None = None
+    itl_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, limit in dataclasses.asdict(self).items():
+            if limit is not None and not 0 < limit < math.inf:
+                raise InputError(f"slo_{name} is a number of seconds above 0, not {limit}")
+
+    def is_kept(self, served: Served) -> bool:
+        """Whether one request met both."""
+        gaps = served.gaps_s
+        slow = self.itl_s is not None and bool(gaps) and quantile(gaps, 0.99) > self.itl_s
+        return not slow and (self.ttft_s is None or served.ttft_s <= self.ttft_s)
+
+
+NOTHING = Promise()
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    """The least value that at least this share of them do not exceed; 0 of none."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
+
+
+def figures(run: Run, promise: Promise = NOTHING) -> dict[str, float]:
+    """Every figure of a run, by name; times in seconds, rates a second.
+
+    Raises:
+        InputError: a request failed: there is no rate to tell.
+    """
+    if any(each.finish_reason == "error" for each in run.served):
+        raise InputError("the model gave non-finite logits: there is no rate to tell")
+    latencies = {
+        "ttft": [each.ttft_s for each in run.served],
+        "tpot": [each.tpot_s for each in run.served if each.tpot_s is not None],
+        "itl": [gap for each in run.served for gap in each.gaps_s],
+        "e2e": [each.e2e_s for each in run.served],
+    }
+    found: dict[str, float] = {
+        "seconds": run.seconds,
+        "output_tok_s": run.num_new_tokens / run.seconds,
+        "requests_s": len(run.served) / run.seconds,
+    }
+    for name, values in latencies.items():
+        found[f"{name}_mean_s"] = statistics.fmean(values) if values else 0.0
+        for percent in (50, 90, 99):
+            found[f"{name}_p{percent}_s"] = quantile(values, percent / 100)
+    kept = sum(promise.is_kept(each) for each in run.served)
+    found |= {"goodput_share": kept / len(run.served), "goodput_requests_s": kept / run.seconds}
+    return found | _held(run) | _counted(run)
+
+
+def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The median of every figure."""
+    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+
+
+def _held(run: Run) -> dict[str, float]:
+    """What running sequences held, weighted by the steps' times."""
+    seconds = sum(sample.seconds for sample in run.samples)
+
+    def mean(of: str) -> float:
+        return sum(getattr(each, of) * each.seconds for each in run.samples) / seconds
+
+    allocated = mean("num_allocated")
+    return {
+        "kv_waste": 1 - mean("num_written") / allocated if allocated else 0.0,
+        "running_mean": mean("num_running"),
+        "running_peak": max(sample.num_running for sample in run.samples),
+    }
+
+
+def _counted(run: Run) -> dict[str, float]:
+    counters: dict[str, Any] = run.counters
+    prompt_tokens = counters["num_prompt_tokens"]
+    return {
+        "hit_rate": counters["num_cached_tokens"] / prompt_tokens if prompt_tokens else 0.0,
+        "prefilled_tokens": counters["num_prefilled_tokens"],
+        "preemptions": counters["num_preemptions"],
+        "steps": counters["num_steps"],
+        "host_step_s": statistics.median(record.host_s for record in run.records),
+    }

@@ -1,0 +1,165 @@
+"""From a workload to requests: token ids, lengths and times of arrival, the same for one seed."""
+
+import dataclasses
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from configs.errors import InputError
+from configs.workload import MOST_TOKENS, Workload
+
+_WANTED = (
+    '{"arrival_s": seconds, "output_tokens": count} and one of "prompt_tokens": count, '
+    '"prompt": text, "token_ids": [id, ...]'
+)
+_PROMPTS = ("prompt_tokens", "prompt", "token_ids")
+_MOST_SECONDS = 1e9
+_FIELDS = ("arrival_s", "output_tokens", *_PROMPTS)
+
+
+@dataclasses.dataclass(frozen=True)
+class TimedRequest:
+    """A prompt that comes `arrival_s` seconds after the start and wants `num_new_tokens`."""
+
+    arrival_s: float
+    prompt: tuple[int, ...]
+    num_new_tokens: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Length at its end."""
+        return len(self.prompt) + self.num_new_tokens
+
+
+def generate(workload: Workload, vocab_size: int) -> list[TimedRequest]:
+    """The requests of a closed or poisson workload, in the order of arrival.
+
+    Workloads that differ in how requests arrive alone have the same requests. Those of 'poisson'
+    begin with one at 0.
+    """
+    rng, count = random.Random(workload.seed), workload.num_requests
+    assert count is not None and workload.kind != "trace"
+    lengths = [(workload.prompt.draw(rng), workload.output.draw(rng)) for _ in range(count)]
+    shares = set(rng.sample(range(count), round(workload.prefix_share * count)))
+    prefix = random_tokens(workload.prefix_tokens, vocab_size, rng)
+    requests, arrival_s = [], 0.0
+    for n, (num_prompt, num_new) in enumerate(lengths):
+        own = random_tokens(num_prompt, vocab_size, rng)
+        requests.append(TimedRequest(0.0, (*prefix, *own) if n in shares else own, num_new))
+    if workload.rate is None:
+        return requests
+    for n, request in enumerate(requests):
+        requests[n] = dataclasses.replace(request, arrival_s=arrival_s)
+        arrival_s += rng.expovariate(workload.rate)
+    return requests
+
+
+@dataclasses.dataclass(frozen=True)
+class TraceLine:
+    """A request as a trace has it; `where` names it in errors."""
+
+    where: str
+    arrival_s: float
+    prompt: int | str | tuple[int, ...]
+    num_new_tokens: int
+
+
+def read_trace(name: str, limit: int | None = None) -> list[TraceLine]:
+    """The lines of a JSONL trace, blank ones aside; at most `limit`.
+
+    Raises:
+        InputError: names the first line that is not valid.
+    """
+    try:
+        text = Path(name).read_bytes().decode("utf-8")
+    except (OSError, ValueError) as error:  # a NUL in the name, a byte that is no UTF-8
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(f"cannot read {name!r}: {reason}") from None
+    lines: list[TraceLine] = []
+    for number, line in enumerate(text.split("\n"), 1):  # not at U+2028, as splitlines does
+        if line.strip() and len(lines) != limit:
+            lines.append(_parse(f"{name} line {number}", line))
+    if not lines:
+        raise InputError(f"{name}: no line holds a request; one is {_WANTED}")
+    return sorted(lines, key=lambda each: each.arrival_s)
+
+
+def from_trace(
+    lines: list[TraceLine], vocab_size: int, encode: Callable[[str], list[int]], seed: int
+) -> list[TimedRequest]:
+    """The requests of a trace; where it gives lengths alone, tokens are drawn.
+
+    Raises:
+        InputError: a line has no tokens, or one that is not in the vocabulary.
+    """
+    rng, requests = random.Random(seed), []
+    for line in lines:
+        if isinstance(line.prompt, int):
+            prompt = random_tokens(line.prompt, vocab_size, rng)
+        else:
+            prompt = tuple(encode(line.prompt) if isinstance(line.prompt, str) else line.prompt)
+        wrong = next((token for token in prompt if not 0 <= token < vocab_size), None)
+        if not prompt or wrong is not None:
+            what = "no tokens" if wrong is None else f"token id {wrong}"
+            raise InputError(
+                f"{line.where}: {what}; a prompt has at least one id from 0 to {vocab_size - 1}"
+            )
+        requests.append(TimedRequest(line.arrival_s, prompt, line.num_new_tokens))
+    return requests
+
+
+def random_tokens(count: int, vocab_size: int, rng: random.Random) -> tuple[int, ...]:
+    """Ids above the lowest, where vocabularies keep their special tokens."""
+    return tuple(rng.randrange(vocab_size // 500, vocab_size) for _ in range(count))
+
+
+def _parse(where: str, line: str) -> TraceLine:
+    try:
+        given = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{where} is not JSON: {error.msg} at column {error.colno}") from None
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits; deep nesting
+        raise InputError(f"{where} is not JSON: {error}") from None
+    if not isinstance(given, dict) or len(set(_PROMPTS) & set(given)) != 1:
+        raise InputError(f"{where} is not {_WANTED}")
+    unknown = [name for name in given if name not in _FIELDS]
+    if unknown:
+        raise InputError(f"{where}: {unknown[0]!r:.60} is not one of {', '.join(_FIELDS)}")
+    arrival_s: Any = given.get("arrival_s")
+    is_number = isinstance(arrival_s, int | float) and not isinstance(arrival_s, bool)
+    if not is_number or not 0 <= arrival_s <= _MOST_SECONDS:  # or NaN
+        raise InputError(
+            f"{where}: 'arrival_s' is a number of seconds from 0 to {_MOST_SECONDS:g}, not "
+            f"{arrival_s!r:.60}"
+        )
+    return TraceLine(where, float(arrival_s), _prompt(where, given), _count(where, given, "output"))
+
+
+def _prompt(where: str, given: dict[str, Any]) -> int | str | tuple[int, ...]:
+    if "prompt_tokens" in given:
+        return _count(where, given, "prompt")
+    if "prompt" in given:
+        text = given["prompt"]
+        if not isinstance(text, str) or not text or _is_torn(text):
+            raise InputError(f"{where}: 'prompt' is a text, not {text!r:.60}")
+        return text
+    ids = given["token_ids"]
+    if not isinstance(ids, list) or not ids or any(type(token) is not int for token in ids):
+        raise InputError(f"{where}: 'token_ids' is a list of whole numbers, not {ids!r:.60}")
+    return tuple(ids)
+
+
+def _count(where: str, given: dict[str, Any], of: str) -> int:
+    value = given.get(f"{of}_tokens")
+    if type(value) is not int or not 1 <= value <= MOST_TOKENS:
+        raise InputError(
+            f"{where}: '{of}_tokens' is a whole number from 1 to {MOST_TOKENS}, not {value!r:.60}"
+        )
+    return value
+
+
+def _is_torn(text: str) -> bool:
+    """Whether half of an escaped pair stands alone in it: no UTF-8 stands for that."""
+    return any("\ud800" <= character <= "\udfff" for character in text)

@@ -1,0 +1,190 @@
+"""`bench --ladder`: naive, cached, static, dynamic, continuous, paged, prefix, chunked, overlap."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from configs.errors import InputError
+from configs.model import ModelConfig
+from configs.workload import LogNormal
+from inference.benchmark import ladder, measure, requests
+from inference.benchmark.drive import GREEDY, Run
+from inference.benchmark.ladder import Rung
+from inference.benchmark.requests import TimedRequest
+from inference.planner import calibrate, report
+from inference.request import Sequence as Decoded
+from scripts import (
+    bench_plot,
+    bench_text,
+    common,
+    file_flags,
+    shared_flags,
+    workload_flags,
+)
+
+_DEFAULTS: dict[str, Any] = dict(
+    num_requests=64, prompt=LogNormal(150, 1.0), output=LogNormal(80, 1.0), prefix_tokens=200,
+    prefix_share=0.5,
+)  # fmt: skip
+_OVERLOAD = 2  # arrivals, in capacities of the 'continuous' rung
+_NUM_NAIVE = 4  # requests that run without a cache; their time is scaled by tokens
+_PAGE_SIZES = (16, 64, 128)
+
+
+def run(repeats: int, names: Sequence[str] | None, plot: str | None) -> None:
+    """Climbs the rungs of these names, or all of them."""
+    if workload_flags.is_open():
+        raise InputError("--ladder has its own arrivals: leave --workload out")
+    kind = "closed" if shared_flags.RATE.value is None else "poisson"
+    workload = workload_flags.read(kind=kind, **_DEFAULTS)
+    resolved, config = common.resolve_config({})
+    model = config.model
+    load = requests.generate(workload, model.vocab_size)
+    rungs = {rung.name: rung for rung in ladder.rungs(model, config.engine, load)}
+    for name in names or ():
+        if name not in rungs:
+            raise InputError(f"--ladder_rungs: no rung {name!r}; valid: {', '.join(rungs)}")
+    checkpoint, _ = common.open_checkpoint(resolved)
+    bench = _Bench(checkpoint, model, repeats)
+    if workload.rate is None:
+        runs = bench.serve(rungs["continuous"], load, "capacity")
+        rate = _OVERLOAD * measure.figures(runs)["requests_s"]
+        workload = dataclasses.replace(workload, kind="poisson", rate=rate)
+        load = requests.generate(workload, model.vocab_size)
+    chosen = [rung for rung in rungs.values() if names is None or rung.name in names]
+    rows = _climb(bench, chosen, load)
+    waste = _waste(bench, rungs["overlap"], load)
+    result = {
+        "ladder": rows,
+        "waste": waste,
+        "workload": dataclasses.asdict(workload),
+        "cache_bytes": rungs["overlap"].config(model).engine.cache_bytes,
+        "compiles": bench.num_compiles,
+        "predicted_by": report.predicted_by(bench.machine),
+    }
+    if common.JSON.value:
+        common.print_json(result, rungs["overlap"].config(model))
+    else:
+        bench_text.show_waste(waste)
+        bench_text.show_ladder_notes(result)
+    if plot is not None:
+        file_flags.write(plot, bench_plot.ladder(rows, model.name))
+
+
+class _Bench:
+    """Engines of one model, one at a time."""
+
+    def __init__(self, checkpoint: Any, model: ModelConfig, repeats: int):
+        from inference import compilation_cache
+        from layers import decoder
+
+        compilation_cache.enable()
+        with common.bars() as progress:
+            self.params = checkpoint.load_params(decoder.param_infos(model), progress)
+        self.model = model
+        self.machine = calibrate.this_machine(model.dtype)
+        self.num_compiles = 0  # while requests were served
+        self._repeats = repeats
+        self._count = measure.count_compiles()
+
+    def serve(self, rung: Rung, load: Sequence[TimedRequest], label: str) -> list[Run]:
+        """The runs on a new engine, which is warm."""
+        from inference.engine import Engine
+
+        engine = Engine(rung.config(self.model), self.params)
+        common.warm_up(engine, f"{label}: compiling steps")
+        before = self._count()
+        with common.bars() as progress:
+            runs = measure.measure(
+                engine, load, self._repeats,
+                on_progress=lambda done: progress(done, len(load), f"{label}: serving"),
+            )  # fmt: skip
+        self.num_compiles += self._count() - before
+        return runs
+
+
+def _climb(
+    bench: _Bench, rungs: Sequence[Rung], load: Sequence[TimedRequest]
+) -> list[dict[str, Any]]:
+    """A row a rung; printed as they come, unless JSON is asked for."""
+    tokens: list[list[list[int]]] = []  # of every request, a rung
+    host_s = 0.0
+
+    def predict(rung: Rung) -> dict[str, float]:
+        if rung.engine is None:
+            return _predict_naive(bench, load)
+        run = measure.predict(rung.config(bench.model), load, bench.machine, host_s)
+        return measure.figures([run])
+
+    def serve(rung: Rung) -> dict[str, float]:
+        nonlocal host_s
+        if rung.engine is None:
+            return _run_naive(bench, load)
+        runs = bench.serve(rung, load, rung.name)
+        tokens.append([served.token_ids for served in runs[-1].served])
+        found = measure.figures(runs)
+        host_s = found["host_step_s"]  # what the next rung is expected to take
+        if len(tokens) > 1:
+            pairs = zip(tokens[-2], tokens[-1], strict=True)
+            found["equal_tokens"] = sum(one == other for one, other in pairs) / len(load)
+        return found
+
+    rows = []
+    if not common.JSON.value:
+        print(bench_text.LADDER_HEAD, flush=True)
+    for climbed in ladder.climb(rungs, predict, serve):
+        rows.append(climbed.as_json())
+        if not common.JSON.value:
+            print(bench_text.ladder_row(rows[-1]), flush=True)
+    return rows
+
+
+def _predict_naive(bench: _Bench, load: Sequence[TimedRequest]) -> dict[str, float]:
+    from inference import naive
+
+    seconds = sum(
+        report.naive_seconds(
+            bench.model, bench.machine, len(each.prompt), each.num_new_tokens, naive.BLOCK
+        )
+        for each in load[:_NUM_NAIVE]
+    )
+    return _scaled(load, seconds)
+
+
+def _run_naive(bench: _Bench, load: Sequence[TimedRequest]) -> dict[str, float]:
+    """The first requests one after another, compilation left out."""
+    from inference import naive
+
+    seconds = 0.0
+    with common.bars() as progress:
+        for number, each in enumerate(load[:_NUM_NAIVE]):
+            progress(number, _NUM_NAIVE, "naive: serving")
+            params = dataclasses.replace(GREEDY, max_new_tokens=each.num_new_tokens)
+            sequence = Decoded(number, params, list(each.prompt), len(each.prompt))
+            seconds += sum(naive.decode(bench.params, bench.model, sequence))
+    return _scaled(load, seconds)
+
+
+def _scaled(load: Sequence[TimedRequest], seconds: float) -> dict[str, float]:
+    """Figures of the whole load, from the seconds of its first requests."""
+    some = sum(each.num_new_tokens for each in load[:_NUM_NAIVE])
+    every = sum(each.num_new_tokens for each in load)
+    return {
+        "output_tok_s": some / seconds,
+        "seconds": seconds * every / some,
+        "scaled_from_requests": min(_NUM_NAIVE, len(load)),
+    }
+
+
+def _waste(bench: _Bench, top: Rung, load: Sequence[TimedRequest]) -> list[dict[str, float]]:
+    """Room without a token on the highest rung, for several sizes of page."""
+    rows = []
+    for size in _PAGE_SIZES:
+        rung = top.with_engine(page_tokens=size)
+        expected = measure.predict(rung.config(bench.model), load, bench.machine)
+        predicted = measure.figures([expected])
+        measured = measure.figures(bench.serve(rung, load, f"pages of {size}"))
+        row = {"page_tokens": size, "kv_waste": measured["kv_waste"]}
+        row |= {"predicted_kv_waste": predicted["kv_waste"]}
+        rows.append(row | {"half_page": ladder.half_page_waste(load, size)})
+    return rows

@@ -1,0 +1,158 @@
+"""`bench` as tables: measured beside predicted."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_STATISTICS = ("mean", "p50", "p90", "p99")
+_LATENCIES = {
+    "ttft": "first token, s",
+    "tpot": "output token, s",
+    "itl": "between tokens, s",
+    "e2e": "end to end, s",
+}
+_FIGURES = {
+    "output_tok_s": ("output tok/s", "{:.1f}"),
+    "requests_s": ("requests/s", "{:.2f}"),
+    "goodput_requests_s": ("goodput, requests/s", "{:.2f}"),
+    "goodput_share": ("goodput, share", "{:.0%}"),
+    "running_mean": ("running, mean", "{:.1f}"),
+    "running_peak": ("running, peak", "{:.0f}"),
+    "kv_waste": ("page room without a token", "{:.1%}"),
+    "hit_rate": ("prompt tokens found in cache", "{:.1%}"),
+    "prefilled_tokens": ("prompt tokens computed", "{:.0f}"),
+    "preemptions": ("preemptions", "{:.0f}"),
+    "steps": ("steps", "{:.0f}"),
+}
+# How a rung's metric is shown.
+METRICS = _FIGURES | {
+    "ttft_p50_s": ("first token p50, s", "{:.2f}"),
+    "itl_p99_s": ("between tokens p99, s", "{:.3f}"),
+}
+
+
+def show_closed(result: Mapping[str, Any], beside: Mapping[str, Any]) -> None:
+    """A rate a row, beside another engine's where there is one."""
+    peer = beside.get("peer", "")
+    rows = result["rows"]
+    lines = [
+        (
+            f"output tok/s at {row['concurrency']}",
+            row["output_tok_s"],
+            f"output_tok_s_{row['concurrency']}",
+            row["predicted_output_tok_s"],
+        )
+        for row in rows
+    ]
+    lines += [("prefill tok/s", result["prefill_tok_s"], "prefill_tok_s", None)]
+    lines += [("first token, s", result["first_token_s"], "first_token_s", None)]
+    print(f"{'':22}{'ridgeline':>10}{'predicted':>11}{peer:>12}{'ratio' if peer else '':>8}")
+    for name, value, key, predicted in lines:
+        shown = f"{predicted:11.1f}" if predicted else " " * 11
+        other = beside.get(key)
+        shown += f"{other:12.1f}{value / other:8.2f}" if other else ""
+        print(f"{name:22}{value:10.1f}{shown}".rstrip())
+    last = rows[-1]
+    print(
+        f"at {last['concurrency']}: page room without a token {last['kv_waste']:.1%}, host "
+        f"{1e3 * last['host_step_s']:.2f} ms a step; {_compiles(result)}"
+    )
+    print(
+        f"sampled (temperature 0.8, top-p 0.95, top-k 50) runs at "
+        f"{result['sampled_share']:.2f} x the greedy rate; "
+        f"{result['shapes']} shapes compiled in {result['warm_up_s']:.0f} s"
+    )
+
+
+def show_open(result: Mapping[str, Any]) -> None:
+    """Latencies and rates of one row, measured over predicted."""
+    (row,) = result["rows"]
+    print(f"{'':30}" + "".join(f"{name:>10}" for name in _STATISTICS))
+    for key, name in _LATENCIES.items():
+        for label, figures in ((name, row), ("  predicted", row["predicted"])):
+            values = (figures[f"{key}_{statistic}_s"] for statistic in _STATISTICS)
+            print(f"{label:30}" + "".join(f"{value:10.3f}" for value in values))
+    print(f"\n{'':30}{'measured':>10}{'predicted':>10}")
+    for key, (name, form) in _FIGURES.items():
+        cells = (form.format(figures[key]) for figures in (row, row["predicted"]))
+        print(f"{name:30}" + "".join(f"{cell:>10}" for cell in cells))
+    print(f"\nhost {1e3 * row['host_step_s']:.2f} ms a step; {_compiles(result)}")
+
+
+LADDER_HEAD = (
+    f"{'rung':12}{'over':12}{'metric':26}{'before':>9}{'after':>9}{'gain':>8}   predicted:"
+    f"{'before':>9}{'after':>9}{'gain':>8}"
+)
+
+
+def ladder_row(row: Mapping[str, Any]) -> str:
+    """A rung: its metric on the rung below and on it, measured and predicted."""
+    name, form = METRICS[row["metric"]]
+
+    def cells(found: Mapping[str, Any]) -> str:
+        before = "" if found["before"] is None else form.format(found["before"])
+        gain = "" if found["gain"] is None else f"{found['gain']:.2f} x"
+        return f"{before:>9}{form.format(found['after']):>9}{gain:>8}"
+
+    names = f"{row['rung']:12}{row['over'] or '':12}{name:26}"
+    return f"{names}{cells(row['measured'])}{'':13}{cells(row['predicted'])}"
+
+
+def show_ladder_notes(result: Mapping[str, Any]) -> None:
+    """What the table leaves out."""
+    workload, rows = result["workload"], {row["rung"]: row for row in result["ladder"]}
+    print(
+        f"\n{workload['num_requests']} requests at {workload['rate']:.2f} a second, "
+        f"{result['cache_bytes'] / 1e6:.0f} MB of cache; programs compiled while serving: "
+        f"{result['compiles']}; predicted by: {result['predicted_by']}"
+    )
+    if "naive" in rows:
+        count = rows["naive"]["measured"]["figures"]["scaled_from_requests"]
+        print(f"naive: {count:.0f} of the requests, scaled by tokens")
+    if "overlap" in rows:
+        figures = rows["overlap"]["measured"]["figures"]
+        before = rows.get("chunked", rows["overlap"])["measured"]["figures"]
+        equal = figures.get("equal_tokens")
+        print(
+            f"overlap: host {1e3 * before['host_step_s']:.2f} -> "
+            f"{1e3 * figures['host_step_s']:.2f} ms a step"
+            + ("" if equal is None else f", tokens of {equal:.0%} of the requests equal")
+        )
+
+
+def show_waste(rows: list[dict[str, Any]]) -> None:
+    """Room without a token for several sizes of page."""
+    print(f"\n{'page room without a token':30}{'measured':>10}{'predicted':>10}{'half a page':>13}")
+    for row in rows:
+        print(
+            f"{'pages of ' + str(row['page_tokens']):30}{row['kv_waste']:10.1%}"
+            f"{row['predicted_kv_waste']:10.1%}{row['half_page']:13.1%}"
+        )
+
+
+def show_interference(found: Mapping[str, Any], predicted: Mapping[str, Any]) -> None:
+    """Time between tokens alone and beside a long prompt."""
+    names = ("between tokens: p50, ms", "p99, ms", "times", "predicted", "first token, s")
+    print(" " * 12 + "".join(f"{name:>{max(len(name) + 2, 10)}}" for name in names))
+    for name in ("undisturbed", "chunked", "unchunked"):
+        own, expected = found[name], predicted[name]
+        line = f"{name:12}{1e3 * own['itl_p50_s']:25.1f}{1e3 * own['itl_p99_s']:10.1f}"
+        if "ttft_s" in own:
+            line += f"{own['times_undisturbed']:8.2f} x{expected['times_undisturbed']:9.2f} x"
+            line += f"{own['ttft_s']:16.2f}"
+        print(line)
+
+
+def show_host_cost(rows: list[dict[str, Any]]) -> None:
+    """Milliseconds a step."""
+    names = ("schedule", "build", "commit", "total", "total_p99")
+    print(f"{'running':>8}" + "".join(f"{name.replace('_', ' ') + ', ms':>15}" for name in names))
+    for row in rows:
+        cells = "".join(f"{1e3 * row[f'{name}_s']:15.3f}" for name in names)
+        print(f"{row['num_running']:8}{cells}")
+
+
+def _compiles(result: Mapping[str, Any]) -> str:
+    return (
+        f"programs compiled after warm-up: {sum(row['compiles'] for row in result['rows'])}; "
+        f"predicted by: {result['predicted_by']}"
+    )

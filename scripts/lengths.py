@@ -1,7 +1,0 @@
-"""The flag that `bench` and `plan` share, so that one process can load both."""
-
-from absl import flags
-
-NEW_TOKENS = flags.DEFINE_integer(
-    "new_tokens", 48, "Tokens to generate a request (`plan`: none unless given)."
-)

@@ -1,0 +1,8 @@
+"""Flags that two apps share, so that one process can load both."""
+
+from absl import flags
+
+NEW_TOKENS = flags.DEFINE_integer(
+    "new_tokens", 48, "Tokens to generate a request (`plan`: none unless given)."
+)
+RATE = flags.DEFINE_float("rate", None, "Requests a second (`plan`: to keep --slo for).")
