@@ -55,4 +55,6 @@ class Counters:
     num_cached_tokens: int = 0  # of these, found in the prefix cache
     num_prefilled_tokens: int = 0  # that went through prefill tiles
     num_preemptions: int = 0
+    num_spilled_pages: int = 0  # copied to the host
+    num_restored_pages: int = 0  # copied back
     peak_running: int = 0

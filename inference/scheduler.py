@@ -97,6 +97,9 @@ class Scheduler:
         admissions, self._admissions = tuple(self._admissions), []
         self.counters.num_steps += 1
         self.counters.num_prefilled_tokens += sum(row.length for row in tiles)
+        prefix = self.pages.prefix
+        self.counters.num_spilled_pages = prefix.num_spilled_pages
+        self.counters.num_restored_pages = prefix.num_restored_pages
         self.counters.peak_running = max(self.counters.peak_running, len(self.running))
         return Plan(shape, tuple(decode), tuple(tiles), admissions, transfers)
 

@@ -98,6 +98,8 @@ def _counted(run: Run) -> dict[str, float]:
         "hit_rate": counters["num_cached_tokens"] / prompt_tokens if prompt_tokens else 0.0,
         "prefilled_tokens": counters["num_prefilled_tokens"],
         "preemptions": counters["num_preemptions"],
+        "spilled_pages": counters["num_spilled_pages"],
+        "restored_pages": counters["num_restored_pages"],
         "steps": counters["num_steps"],
         "host_step_s": statistics.median(record.host_s for record in run.records),
     }
