@@ -31,7 +31,7 @@ class Admissions:
     """Rows of the device state to write before a step, padded with sinks."""
 
     slot_A: Array  # i32[A]
-    source_A: Array  # i32[A], slot to take state and counts from; its own: starts afresh
+    source_A: Array  # i32[A], slot to take states from; -1: starts afresh
     num_tokens_A: Array  # i32[A]
     last_token_A: Array  # i32[A]
     sampling: SlotSampling  # [A, ...]
@@ -92,14 +92,14 @@ def build_admissions(
     """
     sink = config.engine.max_seqs
     slot_A, num_tokens_A = np.full(size, sink, np.int32), np.zeros(size, np.int32)
-    source_A, last_token_A = slot_A.copy(), num_tokens_A.copy()
+    source_A, last_token_A = np.full(size, -1, np.int32), num_tokens_A.copy()
     copies = [np.zeros((2, size), np.int32) for _ in config.model.page_groups]
     longest = config.max_context if config.engine.penalties else 0
     history = np.full((size, longest), -1, np.int32)
     for a, admission in enumerate(admissions):
         sequence = admission.sequence
         slot_A[a] = admission.slot
-        source_A[a] = admission.slot if admission.source is None else admission.source
+        source_A[a] = -1 if admission.source is None else admission.source
         num_tokens_A[a] = sequence.num_computed_tokens
         last_token_A[a] = sequence.tokens[-1]
         for group, source, target in admission.page_copies:

@@ -17,6 +17,7 @@ from configs import overrides
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from inference import request
+from inference.answers import Answers, Beams, Samples
 from inference.batch import build
 from inference.checkpoints import resolve
 from inference.checkpoints.load import Progress
@@ -27,7 +28,7 @@ from inference.intake import Intake
 from inference.plan import Plan
 from inference.planner import swap
 from inference.request import FinishReason, SamplingParams, Status
-from inference.results import Completion, Score, StepRecord, Update, alternatives, completion
+from inference.results import Completion, Score, StepRecord, Update, alternatives
 from inference.scheduler import Scheduler
 from inference.tokenizer import Tokenizer
 from layers import decoder
@@ -72,6 +73,7 @@ class Engine:
         self._flights: deque[_Flight] = deque()
         self._idle_since = 0.0  # when the newest step was done
         self.records: deque[StepRecord] = deque(maxlen=4096)
+        self._answers: dict[int, Answers] = {}  # by the ids of their sequences
         self._sequences: dict[int, request.Sequence] = {}
         self._detokenizers: dict[int, Detokenizer] = {}
         self._unread: dict[int, deque[Update]] = {}  # of requests that are streamed
@@ -122,21 +124,28 @@ class Engine:
             InputError: the prompt is empty or too long, or asks for what this engine was not built
                 for.
         """
-        tokens = self._intake.encode(prompt)
-        sequence = self._intake.sequence(tokens, len(tokens), params)
-        self.scheduler.add(sequence)
-        self._register(sequence)
-        return sequence.id
+        sequences = self._intake.sequences(self._intake.encode(prompt), params)
+        for sequence in sequences:
+            self.scheduler.add(sequence)
+        answers: Answers = Samples(sequences)
+        if params.beam_width:
+            limit = self.config.max_context
+            answers = Beams(self.scheduler, sequences[0], limit, self._text_of)
+        self._register(answers)
+        return answers.id
 
     def fork(self, id: int, params: SamplingParams) -> int:
         """A second continuation of a running request, sharing its pages; returns the new id.
 
         Raises:
-            InputError: there is no such request, or nothing is left to generate.
+            InputError: there is no such request, it has several answers or is to have them, or
+                nothing is left to generate.
         """
         parent = self._sequences.get(id)
         if parent is None or parent.scores:
             raise InputError(f"request {id} is not generating: there is nothing to fork")
+        if any(asked.beam_width or asked.num_samples > 1 for asked in (parent.params, params)):
+            raise InputError("a fork and what it is forked from have one answer each: leave n=1")
         if params.max_new_tokens <= parent.num_output_tokens:
             raise InputError(
                 f"request {id} has generated {parent.num_output_tokens} tokens: a fork's "
@@ -145,17 +154,17 @@ class Engine:
         child = self._intake.sequence(list(parent.tokens), parent.num_prompt_tokens, params)
         child.logprobs, child.top_logprobs = list(parent.logprobs), list(parent.top_logprobs)
         self.scheduler.fork(parent, child)
-        self._register(child)
+        self._register(Samples([child]))
         if self.tokenizer:
             self._detokenizers[child.id].push(child.output_tokens)
         return child.id
 
     def abort(self, id: int) -> None:
         """Ends a request wherever it is; an unknown id has no effect."""
-        sequence = self._sequences.pop(id, None)
-        self._detokenizers.pop(id, None)
-        if sequence is not None:
-            self.scheduler.finish(sequence, FinishReason.ABORT)
+        if answers := self._answers.get(id):
+            for sequence in answers.sequences:
+                self.scheduler.finish(sequence, FinishReason.ABORT)
+            self._retire(answers)
 
     def step(self, is_open: bool = False) -> list[Update]:
         """Starts a step for every request that can run, and returns the news of the oldest one in
@@ -237,20 +246,15 @@ class Engine:
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise InputError(f"{len(prompts)} prompts do not go with {len(each)} SamplingParams")
-        with self._requests(prompts, each) as sequences:
-            open_ = {sequence.id: index for index, sequence in enumerate(sequences)}
-            texts = dict.fromkeys(open_, "")
-            while any(sequences[i].status is not Status.FINISHED for i in open_.values()):
-                for update in self._deliver():
-                    if update.id not in open_:
-                        continue
-                    texts[update.id] += update.text
-                    on_update(update)
-                    if update.finish_reason is not None:
-                        index = open_.pop(update.id)
-                        yield index, completion(sequences[index], texts.pop(update.id))
-            for id, index in open_.items():  # aborted: there was no news of them
-                yield index, completion(sequences[index], texts[id])
+        with self._requests(prompts, each) as requests:
+            open_ = {answers.id: index for index, answers in enumerate(requests)}
+            while open_:
+                ended = [id for id in open_ if id not in self._answers]
+                for index in [open_.pop(id) for id in ended]:
+                    yield index, requests[index].completion()
+                for update in self._deliver() if open_ and not ended else ():
+                    if update.id in open_:
+                        on_update(update)
 
     def stream(
         self, prompt: str | Sequence[int], params: SamplingParams = SamplingParams()
@@ -258,16 +262,16 @@ class Engine:
         """Continues one prompt, yielding its news; leaving the loop early aborts it. Several
         streams may be read in turn.
         """
-        with self._requests([prompt], [params]) as (sequence,):
-            unread = self._unread[sequence.id] = deque()
+        with self._requests([prompt], [params]) as (answers,):
+            unread = self._unread[answers.id] = deque()
             try:
-                while sequence.id in self._sequences or unread:
+                while answers.id in self._answers or unread:
                     if not unread:
                         self._deliver()
                     while unread:
                         yield unread.popleft()
             finally:
-                del self._unread[sequence.id]
+                del self._unread[answers.id]
 
     def score(self, texts: Sequence[str | Sequence[int]]) -> list[Score]:
         """Log-probability of every token of each text, computed in blocks: never all logits at
@@ -277,9 +281,10 @@ class Engine:
             InputError: as `add_request`, or the model gave non-finite logits.
         """
         params = [SamplingParams(max_new_tokens=0)] * len(texts)
-        with self._requests(texts, params) as sequences:
-            while any(sequence.status is not Status.FINISHED for sequence in sequences):
+        with self._requests(texts, params) as requests:
+            while any(answers.id in self._answers for answers in requests):
                 self._deliver()
+        sequences = [answers.sequences[0] for answers in requests]
         for index, sequence in enumerate(sequences):
             if sequence.finish_reason is FinishReason.ERROR:
                 raise InputError(f"the model gave non-finite logits for text {index}")
@@ -299,7 +304,7 @@ class Engine:
     @contextmanager
     def _requests(
         self, prompts: Sequence[str | Sequence[int]], params: Sequence[SamplingParams]
-    ) -> Iterator[list[request.Sequence]]:
+    ) -> Iterator[list[Answers]]:
         """Queues all of them or none; none outlives the block."""
         if isinstance(prompts, str):
             raise InputError("one text is given where a list of them is expected")
@@ -307,7 +312,7 @@ class Engine:
         try:
             for prompt, own in zip(prompts, params, strict=True):
                 ids.append(self.add_request(prompt, own))
-            yield [self._sequences[id] for id in ids]
+            yield [self._answers[id] for id in ids]
         finally:
             for id in ids:
                 self.abort(id)
@@ -334,7 +339,9 @@ class Engine:
         landed = time.perf_counter()
         done = flight.done or landed
         del self._flights[0]
-        news = [self._update(*each) for each in self.scheduler.commit(flight.plan, output)]
+        news: list[Update] = []
+        for sequence, tokens in self.scheduler.commit(flight.plan, output):
+            news += self._take(sequence, tokens)
         seconds = done - max(flight.began, self._idle_since)
         host_s = flight.host_s + time.perf_counter() - landed
         self.records.append(StepRecord(flight.plan.shape, flight.rows, seconds, host_s))
@@ -360,11 +367,28 @@ class Engine:
             return lambda num_tokens: True
         return swap.copy_beats_recompute(self.config)
 
-    def _register(self, sequence: request.Sequence) -> None:
-        self._sequences[sequence.id] = sequence
-        if self.tokenizer is not None:
-            stop, min_tokens = sequence.params.stop, sequence.params.min_tokens
-            self._detokenizers[sequence.id] = Detokenizer(self.tokenizer, stop, min_tokens)
+    def _register(self, answers: Answers) -> None:
+        self._answers |= dict.fromkeys(answers.ids, answers)
+        for sequence in answers.sequences:
+            self._sequences[sequence.id] = sequence
+            if self.tokenizer is not None:
+                stop, min_tokens = sequence.params.stop, sequence.params.min_tokens
+                self._detokenizers[sequence.id] = Detokenizer(self.tokenizer, stop, min_tokens)
+
+    def _retire(self, answers: Answers) -> None:
+        for id in answers.ids:
+            for known in (self._answers, self._sequences, self._detokenizers):
+                known.pop(id, None)
+
+    def _take(self, sequence: request.Sequence, tokens: list[int]) -> list[Update]:
+        """News of a sequence as the news of its request."""
+        answers = self._answers.get(sequence.id)
+        if answers is None:  # ended by what another of its sequences brought
+            return []
+        news = answers.take(self._update(sequence, tokens))
+        if answers.is_finished:
+            self._retire(answers)
+        return news
 
     def _update(self, sequence: request.Sequence, tokens: list[int]) -> Update:
         """Turns new tokens into text; a stop string ends the sequence here, where text is known."""
@@ -377,8 +401,13 @@ class Engine:
                 sequence.finish_reason = FinishReason.STOP
             elif sequence.status is Status.FINISHED:
                 text += detokenizer.flush()
-        if sequence.status is Status.FINISHED:
-            self._sequences.pop(sequence.id, None)
-            self._detokenizers.pop(sequence.id, None)
         reason = sequence.finish_reason
         return Update(sequence.id, tokens, text, reason.value if reason else None)
+
+    def _text_of(self, sequence: request.Sequence) -> str:
+        """Text of a finished sequence that was not followed as it grew."""
+        if self.tokenizer is None:
+            return ""
+        tokens, detokenizer = sequence.output_tokens, Detokenizer(self.tokenizer)
+        ended = bool(tokens) and sequence.is_end(tokens[-1])
+        return detokenizer.push(tokens[:-1] if ended else tokens) + detokenizer.flush()

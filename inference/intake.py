@@ -2,6 +2,7 @@
 is made of both.
 """
 
+import dataclasses
 import operator
 import time
 from collections.abc import Hashable
@@ -12,7 +13,7 @@ import numpy as np
 from configs.engine import Config
 from configs.errors import InputError
 from inference import sampling
-from inference.request import SamplingParams, Sequence
+from inference.request import SamplingParams, Sequence, derived_seed
 from inference.tokenizer import Tokenizer
 
 
@@ -68,6 +69,49 @@ class Intake:
             raise InputError("penalties need an engine built with engine.penalties=true")
         if params.stop and self._tokenizer is None:
             raise InputError("stop strings need a tokenizer: use stop_ids")
+        most = self._config.engine.max_seqs
+        for name in ("n", "best_of", "beam_width"):
+            if (getattr(params, name) or 0) > most:
+                raise InputError(
+                    f"{name} is at most engine.max_seqs={most}, not {getattr(params, name)}"
+                )
+
+    def _check_beams(self, sequence: Sequence) -> None:
+        """A beam needs as many of its best tokens as there are beams beside those that end it: even
+        if the others get none, so many go on.
+        """
+        width = sequence.params.beam_width
+        need = width + len(sequence.end_ids)
+        if width and self._config.engine.top_logprobs < need:
+            raise InputError(
+                f"beam_width={width} with {len(sequence.end_ids)} end tokens needs an engine built "
+                f"with engine.top_logprobs of at least {need}, not "
+                f"{self._config.engine.top_logprobs}"
+            )
+
+    def sequences(self, tokens: list[int], params: SamplingParams) -> list[Sequence]:
+        """A new request's sequences: one an answer that is sampled, the first of which computes the
+        prompt for all; or the one that a beam search begins with, whose further beams take the ids
+        that follow its own.
+
+        Raises:
+            InputError: the engine cannot serve it: the message says why.
+        """
+        first = self.sequence(tokens, len(tokens), params)
+        self._check_beams(first)
+        sequences, num_siblings = [first], params.num_samples - 1
+        if params.beam_width:
+            first.needs_commit = True
+            self._next_id += params.beam_width - 1
+            return sequences
+        is_leader = num_siblings > 0 and len(tokens) > 1  # else nothing is shared
+        first.keeps_last |= is_leader
+        for index in range(1, 1 + num_siblings):
+            own = dataclasses.replace(params, seed=derived_seed(first.seed, index))
+            sibling = self.sequence(list(tokens), len(tokens), own)
+            sibling.leader = first if is_leader else None
+            sequences.append(sibling)
+        return sequences
 
     def sequence(
         self, tokens: list[int], num_prompt_tokens: int, params: SamplingParams

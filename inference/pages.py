@@ -117,6 +117,7 @@ class Pages:
         if not self.prefix.can_allocate([int(is_open > 0)] * len(self._specs)):
             return None
         copies = []
+        child.num_cached_tokens = num_full * self._page
         child.pages = [list(pages[:num_full]) for pages in parent.pages]
         for group, pages in enumerate(child.pages):
             self.pool.share(group, [page for page in pages if page])
@@ -154,6 +155,19 @@ class Pages:
                         key = group, page
                         filled[key] = max(filled.get(key, 0), min(max(rest, 0), self._page))
         return self._page * len(filled), sum(filled.values())
+
+    def prompt_use(self, running: Iterable[Sequence]) -> tuple[int, int]:
+        """(pages that running sequences hold of their prompts, distinct ones among them): sharing
+        saves 1 - second / first.
+        """
+        held = [
+            (group, page)
+            for sequence in running
+            for group, pages in enumerate(sequence.pages)
+            for page in pages[: -(-sequence.num_prompt_tokens // self._page)]
+            if page
+        ]
+        return len(held), len(set(held))
 
     def _slide(self, sequence: Sequence) -> None:
         for group, spec in self._windows:

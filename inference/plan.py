@@ -26,7 +26,7 @@ class Row:
 @dataclasses.dataclass(frozen=True)
 class Admission:
     """A sequence takes a slot; `source` is the slot it was forked from, with pages to copy as
-    (group, from, to).
+    (group, from, to). From its own slot it goes on with another last token.
     """
 
     sequence: Sequence

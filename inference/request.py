@@ -34,6 +34,13 @@ class SamplingParams:
         seed: 64-bit; the same request with the same seed gives the same tokens, whatever runs
             beside it.
         priority: requests of a higher one are admitted first and preempted last.
+        n: answers to return.
+        best_of: answers to sample, of which the n with the highest mean log-probability a token are
+            returned, best first; None samples n and returns them in the order of their seeds.
+        beam_width: beams of a beam search, which returns its n best hypotheses; 0 samples instead.
+        length_penalty: a hypothesis of m tokens scores its log-probability / m**length_penalty.
+        early_stopping: a beam search ends with its `beam_width`-th hypothesis; otherwise, when its
+            best beam scores no better than the worst of them.
     """
 
     max_new_tokens: int = 128
@@ -53,6 +60,11 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None
     priority: int = 0
+    n: int = 1
+    best_of: int | None = None
+    beam_width: int = 0
+    length_penalty: float = 1.0
+    early_stopping: bool = False
 
     def __post_init__(self) -> None:
         limits = {
@@ -65,8 +77,11 @@ class SamplingParams:
             "frequency": (-2, 2),
             "repetition": (0, 100),
             "min_tokens": (0, 2**31 - 1),
+            "n": (1, math.inf),
+            "beam_width": (0, math.inf),
+            "length_penalty": (-10, 10),
         }
-        whole = ("max_new_tokens", "top_k", "min_tokens")
+        whole = ("max_new_tokens", "top_k", "min_tokens", "n", "beam_width")
         for name, (low, high) in limits.items():
             value, is_whole = getattr(self, name), name in whole
             kind = int if is_whole else (int, float)
@@ -90,6 +105,30 @@ class SamplingParams:
                 f"a logit bias is a number from -{_MAX_BIAS:g} to {_MAX_BIAS:g}; banned_ids bans "
                 "a token"
             )
+        self._check_answers()
+
+    def _check_answers(self) -> None:
+        if not isinstance(self.early_stopping, bool):
+            raise InputError(f"early_stopping is true or false, not {self.early_stopping!r}")
+        if self.best_of is not None and not (isinstance(self.best_of, int) and self.best_of >= 1):
+            raise InputError(f"best_of is a whole number from 1 on, not {self.best_of!r}")
+        if self.beam_width:
+            if not self.is_greedy or self.stop or self.best_of is not None:
+                raise InputError(
+                    "beam_width takes no temperature, penalties, biases, min_tokens, allowed_ids, "
+                    "banned_ids, stop strings or best_of: leave those at their defaults"
+                )
+            if self.n > self.beam_width:
+                raise InputError(f"n is at most beam_width={self.beam_width}, not {self.n}")
+        elif self.n > self.num_samples:
+            raise InputError(f"n is at most best_of={self.best_of}, not {self.n}")
+        if not self.max_new_tokens and (self.beam_width or self.num_samples > 1):
+            raise InputError("a prompt that is scored (max_new_tokens=0) has no answers: leave n=1")
+
+    @property
+    def num_samples(self) -> int:
+        """Answers to sample."""
+        return self.n if self.best_of is None else self.best_of
 
     @property
     def needs_counts(self) -> bool:
@@ -147,16 +186,22 @@ class Sequence:
         top_logprobs: alternatives of each output token as (ids, log-probabilities).
         prompt_logprobs: of each prompt token after the first, for requests that score.
         drafts: tokens proposed for the next step, to be verified.
+        leader: computes the prompt for this one too, which is forked from it then.
+        candidates: of a beam that is computed to its end, (ids, log-probabilities) of the most
+            likely next tokens; the search chooses among those of all its beams.
         needs_commit: the host must see what was sampled before it plans what comes next.
         arrival_s: when it was queued, on the caller's clock.
         num_rows_in_flight: rows of steps that were planned and not committed yet.
         num_awaited_tokens: tokens that these rows will sample, unknown to the host.
-        num_cached_tokens: tokens that the last admission found in the prefix cache.
+        num_cached_tokens: tokens whose pages were there when it last took a slot: found in the
+            prefix cache, or shared with what it was forked from.
         num_preemptions: times it gave up slot and pages.
         num_overtakes: later arrivals that were admitted before it.
         cache_key: names the prefixes it may share; None shares none.
         node: its deepest page that the prefix cache knows.
         scores: whether the prompt is scored instead of continued.
+        keeps_last: whether the newest token is not to be fed: a scored prompt's predicts nothing, a
+            leader's waits until others are forked.
     """
 
     id: int
@@ -177,6 +222,8 @@ class Sequence:
         default_factory=list
     )
     drafts: tuple[int, ...] = ()
+    leader: "Sequence | None" = None
+    candidates: tuple[Tokens[int], Tokens[float]] | None = None
     needs_commit: bool = False
     arrival_s: float = 0.0
     num_scheduled_tokens: int = 0
@@ -188,9 +235,10 @@ class Sequence:
     cache_key: Hashable | None = None
     node: Node | None = None
     scores: bool = dataclasses.field(init=False)
+    keeps_last: bool = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        self.scores = self.params.max_new_tokens == 0
+        self.scores = self.keeps_last = self.params.max_new_tokens == 0
         if len(self.end_ids) > MAX_STOP_IDS:
             raise InputError(
                 f"at most {MAX_STOP_IDS} tokens end a sequence, the model's own and stop_ids "
@@ -214,16 +262,14 @@ class Sequence:
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens that no step has been planned for, an awaited one included; a scored prompt's
-        last token predicts nothing.
-        """
+        """Tokens to feed that no step has been planned for, an awaited one included."""
         known = len(self.tokens) + self.num_awaited_tokens
-        return known - self.num_scheduled_tokens - self.scores
+        return known - self.num_scheduled_tokens - self.keeps_last
 
     @property
     def is_prefilling(self) -> bool:
         """Whether more than the newest token is still to be fed."""
-        return self.scores or self.num_pending_tokens > 1
+        return self.keeps_last or self.num_pending_tokens > 1
 
     @property
     def max_tokens(self) -> int:
@@ -233,3 +279,12 @@ class Sequence:
     def is_end(self, token: int) -> bool:
         """Whether a generated token ends the sequence."""
         return token in self.eos_ids or token in self.params.stop_ids
+
+
+def derived_seed(seed: int, index: int) -> int:
+    """Seed of a request's answer number `index`; the first one's is the request's own.
+
+    Steps of the golden ratio, a Weyl sequence as in SplitMix64 (Steele et al. 2014): seeds of one
+    request differ, and neighbouring requests' do not meet.
+    """
+    return (seed + index * 0x9E3779B97F4A7C15) % 2**64

@@ -9,7 +9,13 @@ from inference.shapes import StepShape
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """What became of a request."""
+    """What became of a request.
+
+    Attributes:
+        id: the request's.
+        score: of a beam search's hypothesis: log-probability / tokens**length_penalty.
+        others: its further answers, best first where they are ranked.
+    """
 
     id: int
     prompt_token_ids: list[int]
@@ -18,6 +24,8 @@ class Completion:
     finish_reason: str
     logprobs: list[float]
     top_logprobs: list[dict[int, float]]
+    score: float | None = None
+    others: tuple["Completion", ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +39,17 @@ class Score:
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """News of one request after a step; `text` is what can be shown already."""
+    """News of one request after a step; `text` is what can be shown already.
+
+    Of several answers each has its own, with its `index`: those of `n` as they come, those of
+    `best_of` and of a beam search once, whole and best first, when the request ends.
+    """
 
     id: int
     token_ids: list[int]
     text: str
     finish_reason: str | None
+    index: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,11 @@ waiting sequence starts where its policy allows, where its pages are free, and w
 be expected say that all who run find room until they end (`lookahead`). When pages run out
 nevertheless, the last in rank gives its own up and is resumed later.
 
+Answers to one prompt are forked from the first of them, where the prompt ends. Beams of one search
+wait for each other, running or not: who is preempted is computed again from its tokens, and only
+then does the search choose how all go on. Should that leave nobody who can run, the last in rank
+makes room for those who wait.
+
 A step may be planned while the one before it is still in flight: then positions count as computed,
 and each sampling row as one token whose value the device knows.
 """
@@ -67,6 +72,9 @@ class Scheduler:
             now: seconds, on the clock of `Sequence.arrival_s`.
             is_open: more requests will come, which whole batches may wait for.
         """
+        for leader in [s for s in self.running if s.keeps_last and not s.scores]:
+            if leader.num_computed_tokens == len(leader.tokens) - 1:
+                self._fork_siblings(leader)
         decoding = [sequence for sequence in self.running if not sequence.is_prefilling]
         if decoding and all(s.needs_commit and s.num_awaited_tokens for s in decoding):
             return None  # a step without them would only split the batch
@@ -85,6 +93,7 @@ class Scheduler:
                 self._plan_sequence(sequence, decode, tiles, most_tiles)
         transfers = self.pages.unpin()
         if not decode and not tiles:
+            self._make_way()
             return None
         rows = [*decode, *tiles]
         scored = any(row.sequence.scores for row in tiles)
@@ -136,6 +145,10 @@ class Scheduler:
                 sequence.drafts = ()
                 if sequence.scores:
                     self._commit_scores(sequence, row, where - first_tile, output)
+            if emitted and sequence.params.beam_width:  # the search chooses, not the device
+                ids, values = output.top_ids[where, 0], output.top_logprobs[where, 0]
+                sequence.candidates = ids.tolist(), values.tolist()
+                emitted = 0
             tokens = self._commit_tokens(sequence, emitted, *sampled[where])
             if output.top_ids.shape[-1]:
                 for w in range(len(tokens)):
@@ -143,7 +156,7 @@ class Scheduler:
                     sequence.top_logprobs.append((ids.tolist(), values.tolist()))
             if sequence.status is Status.RUNNING:
                 self.pages.name(sequence)
-            if tokens or sequence.status is Status.FINISHED:
+            if tokens or sequence.candidates or sequence.status is Status.FINISHED:
                 news.append((sequence, tokens))
         return news
 
@@ -190,12 +203,15 @@ class Scheduler:
             InputError: it could not finish even alone.
         """
         self._check_fits(child)
-        is_settled = not (self._config.model.has_states and parent.num_rows_in_flight)
+        child.num_computed_tokens = min(parent.num_computed_tokens, len(child.tokens) - 1)
+        child.num_scheduled_tokens = child.num_computed_tokens
+        is_settled = not self._config.model.has_states or (
+            not parent.num_rows_in_flight
+            and parent.num_computed_tokens == child.num_computed_tokens
+        )
         is_written = parent.slot is not None and all(
             admission.sequence is not parent for admission in self._admissions
         )
-        child.num_computed_tokens = min(parent.num_computed_tokens, len(child.tokens) - 1)
-        child.num_scheduled_tokens = child.num_computed_tokens
         if not self._engine.prefix_cache:  # its pages go by the parent's key
             child.cache_key = None
         copies = None
@@ -207,6 +223,15 @@ class Scheduler:
             return
         self._admissions.append(Admission(child, self._enter(child), parent.slot, copies))
 
+    def choose(self, sequence: Sequence, token: int) -> None:
+        """Goes on with a token that the host chose, whatever the device sampled; nothing of the
+        sequence is in flight.
+        """
+        sequence.tokens.append(token)
+        sequence.candidates = None
+        if sequence.slot is not None and all(a.sequence is not sequence for a in self._admissions):
+            self._admissions.append(Admission(sequence, sequence.slot, sequence.slot))
+
     def check_integrity(self) -> None:
         """Raises RuntimeError where slots or pages do not add up."""
         self.pages.check_integrity(self.running)
@@ -217,14 +242,37 @@ class Scheduler:
             raise RuntimeError("a waiting sequence holds pages or a slot")
 
     def _check_fits(self, sequence: Sequence) -> None:
-        longest = min(sequence.max_tokens, self._config.max_context)
+        longest, width = self._longest(sequence), max(1, sequence.params.beam_width)
         peak = self._config.peak_pages(longest)
         usable = self.pages.pool.num_usable_pages
-        if any(n > most for n, most in zip(peak, usable, strict=True)):
+        if any(width * n > most for n, most in zip(peak, usable, strict=True)):
+            what = f"a request of {longest} tokens"
+            if width > 1:  # resumed beams may share nothing
+                what = f"a beam search of {width} beams of {longest} tokens"
             raise InputError(
-                f"a request of {longest} tokens never fits into the cache of "
-                f"{min(usable)} pages; raise engine.cache_bytes"
+                f"{what} never fits into the cache of {min(usable)} pages; raise engine.cache_bytes"
             )
+
+    def _longest(self, sequence: Sequence) -> int:
+        """Tokens that a sequence can reach here."""
+        return min(sequence.max_tokens, self._config.max_context)
+
+    def _fork_siblings(self, leader: Sequence) -> None:
+        """Starts those who wait for a leader's prompt, which is computed but for its last token."""
+        leader.keeps_last = False
+        for sibling in [s for s in self.waiting if s.leader is leader]:
+            self.waiting.remove(sibling)
+            sibling.leader = None
+            self.fork(leader, sibling)
+
+    def _make_way(self) -> None:
+        """Nobody can run: where beams wait for others of their search that find no room, the last
+        in rank gives its own up. The first search gets along so: `_check_fits` has seen to it that
+        its beams fit when nobody else runs.
+        """
+        is_in_flight = any(s.num_rows_in_flight for s in (*self.running, *self.waiting))
+        if self.running and not self._admissions and not is_in_flight:
+            self.preempt(self.running[-1])
 
     def _may_admit(self, now: float, is_open: bool) -> bool:
         """Whether the policy lets waiting sequences start."""
@@ -235,7 +283,7 @@ class Scheduler:
         self._batch_rows = 0
         used, num_ready = [0] * self.pages.pool.num_groups, 0
         for sequence in self.waiting:
-            longest = min(sequence.max_tokens, self._config.max_context)
+            longest = self._longest(sequence)
             used = [a + b for a, b in zip(used, self._config.peak_pages(longest), strict=True)]
             usable = self.pages.pool.num_usable_pages
             if num_ready == self._engine.max_seqs or any(map(int.__gt__, used, usable)):
@@ -330,7 +378,7 @@ class Scheduler:
         self, sequence: Sequence, decode: list[Row], tiles: list[Row], most_tiles: int
     ) -> None:
         """Adds what the next step feeds of a sequence: a decode row, or tiles of its prompt."""
-        if sequence.needs_commit and sequence.num_awaited_tokens:
+        if sequence.candidates or (sequence.needs_commit and sequence.num_awaited_tokens):
             return
         if not sequence.is_prefilling:
             room = self._room(sequence)
@@ -349,15 +397,14 @@ class Scheduler:
         slot = self._hold_pages(sequence, num_fed)
         if slot is None:
             return
-        is_last = num_fed == pending and not sequence.scores
+        is_last = num_fed == pending and not sequence.keeps_last
         for at in range(0, num_fed, size):
             emits = is_last and at + size >= num_fed
             tiles.append(_fed(sequence, slot, at, min(size, num_fed - at), emits))
 
     def _room(self, sequence: Sequence) -> int:
         """Tokens that may still be generated, beside those in flight."""
-        longest = min(sequence.max_tokens, self._config.max_context)
-        return longest - len(sequence.tokens) - sequence.num_awaited_tokens
+        return self._longest(sequence) - len(sequence.tokens) - sequence.num_awaited_tokens
 
     def _hold_pages(self, sequence: Sequence, num_tokens: int) -> int | None:
         """Makes sure the next tokens have pages, preempting the last in rank; the sequence's slot,
@@ -389,7 +436,7 @@ class Scheduler:
         self, sequence: Sequence, emitted: int, tokens: list[int], logprobs: list[float]
     ) -> list[int]:
         """Takes sampled tokens in, up to one that ends the sequence; returns those."""
-        longest = min(sequence.max_tokens, self._config.max_context)
+        longest = self._longest(sequence)
         for w in range(emitted):
             sequence.tokens.append(tokens[w])
             sequence.logprobs.append(logprobs[w])

@@ -66,10 +66,11 @@ def admit(
     cache: Any, slots: SlotState, admissions: Admissions, *, config: Config
 ) -> tuple[Any, SlotState]:
     """Writes the rows of sequences that take a slot: a fork takes over its source's states and open
-    page, others start from zero; tokens that are in the cache already are counted.
+    page, one that stays in its slot its own, others start from zero; tokens that are in the cache
+    already are counted.
     """
     slot_A, source_A = admissions.slot_A, admissions.source_A
-    is_fork_A = source_A != slot_A
+    is_fork_A = source_A >= 0
     group_of = config.model.group_of_layer
 
     def inherit(x: jax.Array) -> jax.Array:

@@ -1,10 +1,11 @@
 """Requests that wait, and when a batch of them may start."""
 
 import bisect
+import itertools
 from collections.abc import Callable, Iterator
 
 from configs.engine import EngineConfig
-from inference.request import Sequence
+from inference.request import Sequence, Status
 
 _NUM_COMPARED = 16  # sequences whose cached prefixes are looked up when one may overtake
 
@@ -36,7 +37,7 @@ class Waiting:
         cached prefix, unless that would pass somebody who was passed too often, or who was
         preempted. None where nobody can be admitted yet.
         """
-        ready = [s for s in self._sequences[:_NUM_COMPARED] if not s.num_rows_in_flight]
+        ready = list(itertools.islice(filter(_is_ready, self._sequences), _NUM_COMPARED))
         if not ready:
             return None
         first = ready[0]
@@ -52,6 +53,12 @@ class Waiting:
         del self._sequences[index]
         for passed in self._sequences[:index]:
             passed.num_overtakes += 1
+
+
+def _is_ready(sequence: Sequence) -> bool:
+    leader = sequence.leader  # one that has ended computes the prompt for nobody
+    is_led = leader is not None and leader.status is not Status.FINISHED
+    return not sequence.num_rows_in_flight and not is_led
 
 
 def rank(sequence: Sequence) -> tuple[int, int]:
