@@ -131,6 +131,11 @@ class SamplingParams:
         return self.n if self.best_of is None else self.best_of
 
     @property
+    def num_running(self) -> int:
+        """Sequences that run side by side for it."""
+        return max(self.num_samples, self.beam_width)
+
+    @property
     def needs_counts(self) -> bool:
         """Whether penalties must know which tokens occurred."""
         return self.repetition != 1 or self.presence != 0 or self.frequency != 0

@@ -35,6 +35,8 @@ def main(argv: Sequence[str]) -> None:
     if sys.stdin is None:
         raise InputError("stdin is closed: there is nobody to talk to")
     params = sampling_flags.read()
+    if params.num_running > 1:
+        raise InputError("a conversation has one answer a turn: leave --n, --best_of, --beam_width")
     resolved, config = common.resolve_config({"max_seqs": 1}, sampling_flags.engine_needs([params]))
     checkpoint, tokenizer = common.open_checkpoint(resolved)
     tokenizer = templates.choose(tokenizer, templates.FLAG.value)

@@ -1,6 +1,7 @@
 """Continues prompts: python -m scripts.generate --prompt="Once upon a time"."""
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,9 +49,8 @@ def main(argv: Sequence[str]) -> None:
     requests = _read_requests()
     target = None if _OUTPUT.value is None else output.check(_OUTPUT.value, _INPUT.value)
     resolved, config = common.resolve_config(
-        {"max_seqs": min(len(requests), 32)},  # an engine no larger than the work
-        sampling_flags.engine_needs(request.params for request in requests)
-        | ({"top_logprobs": _LOGPROBS.value} if _LOGPROBS.value else {}),
+        {"max_seqs": _num_slots(requests)},
+        _engine_needs(requests),
     )
     checkpoint, tokenizer = common.open_checkpoint(resolved)
     ids = [request.encode(tokenizer) for request in requests]
@@ -61,7 +61,8 @@ def main(argv: Sequence[str]) -> None:
     )
     with _kept(target, config, checkpoint.eos_ids, keys) as kept:
         results: Results = {} if kept is None else kept.results
-        streams = len(requests) == 1 and not (common.JSON.value or target)
+        is_one = len(requests) == requests[0].params.num_running == 1
+        streams = is_one and not (common.JSON.value or target)
         stats: dict[str, Any]
         if _NAIVE.value:
             engine = common.load_engine(checkpoint, config)
@@ -92,7 +93,8 @@ def main(argv: Sequence[str]) -> None:
             print()
         elif not target:
             for result in ordered:
-                print(result["text"], end="\n\n")
+                for choice in result.get("choices", [result]):
+                    print(choice["text"], end="\n\n")
         common.say(line)
     failed = [str(n) for n, r in enumerate(ordered, 1) if r["finish_reason"] == "error"]
     if failed:
@@ -114,11 +116,12 @@ def _read_requests() -> list[Prompt]:
         requests = prompts.from_file(_INPUT.value, params)
     if _NAIVE.value and (
         _OUTPUT.value or _LOGPROBS.value or params.stop or params.needs_counts
+        or params.num_running > 1
         or any(request.params != params for request in requests)
     ):  # fmt: skip
         raise InputError(
-            "--naive takes no --output, --stop, penalties, alternatives (--logprobs=0) or sampling "
-            "of a line"
+            "--naive takes no --output, --stop, penalties, alternatives (--logprobs=0), several "
+            "answers or sampling of a line"
         )
     if _CHAT.value:
         requests = [prompts.as_message(request) for request in requests]
@@ -127,6 +130,18 @@ def _read_requests() -> list[Prompt]:
     if not all(request.messages for request in requests):
         raise InputError("--template is for messages: give --chat, or messages instead of prompts")
     return [prompts.with_template(request, templates.FLAG.value) for request in requests]
+
+
+def _num_slots(requests: Sequence[Prompt]) -> int:
+    """Of an engine no larger than the work."""
+    each = [request.params.num_running for request in requests]
+    return max(min(sum(each), 32), *each)
+
+
+def _engine_needs(requests: Sequence[Prompt]) -> dict[str, Any]:
+    needs = sampling_flags.engine_needs(request.params for request in requests)
+    num_alternatives = max(_LOGPROBS.value or 0, needs.get("top_logprobs", 0))
+    return needs | ({"top_logprobs": num_alternatives} if num_alternatives else {})
 
 
 def _check(
@@ -147,7 +162,7 @@ def _check(
                 f"{limit - 1} and one to generate"
             )
         try:
-            intake.sequence(prompt, len(prompt), request.params)
+            intake.sequences(prompt, request.params)
         except InputError as error:
             raise InputError(f"{request.where}: {error}") from None
 
@@ -203,7 +218,7 @@ def _run(
         say = None if streams or common.console.is_terminal else common.say
         limit = engine.config.max_context
         most = [
-            min(own.max_new_tokens, limit - len(prompt))
+            own.n * min(own.max_new_tokens, limit - len(prompt))
             for prompt, own in zip(ids, params, strict=True)
         ]
         counted = meter.Meter(most, bar, say)
@@ -221,12 +236,16 @@ def _run(
 
         for place, completion in engine.as_completed(ids, params, on_update):
             add(place, _result(completion, requests[place].id))
-            counted.add_answer(place, len(completion.token_ids))
+            counted.add_answer(place, _num_tokens(completion))
             completions.append(completion)
     seconds, compile_s = time.perf_counter() - start, engine.compile_s - compiled_before
     num_prompt = sum(len(completion.prompt_token_ids) for completion in completions)
-    num_output = sum(len(completion.token_ids) for completion in completions)
+    num_output = sum(map(_num_tokens, completions))
     return costs.stats(engine, num_prompt, num_output, first_token_s, seconds, compile_s)
+
+
+def _num_tokens(completion: Any) -> int:
+    return sum(len(answer.token_ids) for answer in (completion, *completion.others))
 
 
 def _run_naive(
@@ -241,15 +260,26 @@ def _run_naive(
 
 
 def _result(completion: Any, id: str | int | None) -> dict[str, Any]:
+    choices = [_choice(answer) for answer in (completion, *completion.others)]
+    return (
+        ({} if id is None else {"id": id})
+        | choices[0]
+        | {"prompt_tokens": len(completion.prompt_token_ids)}
+        | ({"choices": choices} if len(choices) > 1 else {})
+    )
+
+
+def _choice(answer: Any) -> dict[str, Any]:
+    """One answer; the first one's fields are the result's too."""
     asked = _LOGPROBS.value is not None
-    return ({} if id is None else {"id": id}) | {
-        "text": completion.text,
-        "token_ids": completion.token_ids,
-        "prompt_tokens": len(completion.prompt_token_ids),
-        "finish_reason": completion.finish_reason,
-        "logprobs": completion.logprobs if asked else None,
-        "top_logprobs": completion.top_logprobs if asked and _LOGPROBS.value else None,
-    }
+    tops = [dict(itertools.islice(top.items(), _LOGPROBS.value)) for top in answer.top_logprobs]
+    return {
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
+        "logprobs": answer.logprobs if asked else None,
+        "top_logprobs": tops if asked and _LOGPROBS.value else None,
+    } | ({} if answer.score is None else {"score": answer.score})
 
 
 if __name__ == "__main__":

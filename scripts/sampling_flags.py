@@ -8,7 +8,7 @@ from typing import Any
 from absl import flags
 
 from configs.errors import InputError
-from inference.request import SamplingParams
+from inference.request import MAX_STOP_IDS, SamplingParams
 from scripts import seed_flag
 
 flags.adopt_module_key_flags(seed_flag)
@@ -28,6 +28,15 @@ _PARAMS = {
     "min_tokens": flags.DEFINE_integer("min_tokens", 0, "No end before as many tokens."),
     "ignore_eos": flags.DEFINE_bool("ignore_eos", False, "Go on past the model's end token."),
     "seed": seed_flag.SEED,
+    "n": flags.DEFINE_integer("n", 1, "Answers to each prompt."),
+    "best_of": flags.DEFINE_integer("best_of", None, "Sample as many, return the n likeliest."),
+    "beam_width": flags.DEFINE_integer("beam_width", 0, "Beams of a beam search; 0 samples."),
+    "length_penalty": flags.DEFINE_float(
+        "length_penalty", 1.0, "A hypothesis scores log-probability / tokens**length_penalty."
+    ),
+    "early_stopping": flags.DEFINE_bool(
+        "early_stopping", False, "A beam search ends with its beam_width-th hypothesis."
+    ),
 }
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,18}")
 FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
@@ -43,9 +52,12 @@ def read() -> SamplingParams:
 
 def engine_needs(each: Iterable[SamplingParams]) -> dict[str, Any]:
     """What an engine must be built with to sample so."""
+    each = list(each)
+    width = max(params.beam_width for params in each)
     needs = {
         "penalties": any(params.needs_counts for params in each),
         "deterministic": _DETERMINISTIC.value,
+        "top_logprobs": width and width + MAX_STOP_IDS,  # whichever tokens end its model's texts
     }
     return {name: value for name, value in needs.items() if value}
 
@@ -133,4 +145,9 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "ignore_eos": _switch,
     "seed": _optional(_whole),
     "priority": _whole,
+    "n": _whole,
+    "best_of": _optional(_whole),
+    "beam_width": _whole,
+    "length_penalty": _number,
+    "early_stopping": _switch,
 }

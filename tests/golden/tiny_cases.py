@@ -26,6 +26,7 @@ class Case:
             as in the first checkpoints of GPT-2.
         stepwise: logits are those of decoding token by token, after a prompt of so many tokens.
         greedy: greedy continuations of ten prompts are stored too.
+        beams: beam searches of three prompts are stored too.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Case:
     tokenizer: bool = False
     stepwise: int | None = None
     greedy: bool = False
+    beams: bool = False
 
     @property
     def family(self) -> str:
@@ -134,6 +136,7 @@ CASES = (
         seed=2,
         version_4_keys=True,
         greedy=True,
+        beams=True,
     ),
     # head_dim is absent from this config.json, as from those of Llama 2.
     Case(

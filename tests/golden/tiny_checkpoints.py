@@ -4,9 +4,14 @@ Each directory is what `save_pretrained` writes, and `expected.npz` beside it ho
 and 1, `tokens_0` i32[T] and `logits_0` f32[T, V] at every position: float32 arithmetic on stored
 weights, eager attention. Norm weights are far from their neutral value and biases from 0, so that a
 wrong convention shows. One checkpoint a family also holds `greedy_prompts` i32[10, 40], padded with
--1, and `greedy_tokens` i32[10, 16]. `tiny_cases` has the configurations.
+-1, and `greedy_tokens` i32[10, 16]. One holds beam searches by `generate` of 4 beams, three prompts
+in each of `beam_settings` f32[searches, 2] (length penalty, early stopping): `beam_prompts`
+i32[searches, 20], and the hypotheses of each, best first, `beam_tokens` i32[searches, 4, 16] padded
+with -1 and `beam_scores` f32[searches, 4]; they end with `beam_ends`. `tiny_cases` has the
+configurations.
 """
 
+import itertools
 import json
 import pathlib
 from collections.abc import Callable
@@ -25,6 +30,9 @@ _VECTOR_STD = 0.3
 # Far below the 1e-4 that an implementation may differ by: the reference's own rounding is no issue.
 _MAX_ROUNDING_ERROR = 2e-5
 _NUM_GREEDY, _GREEDY_TOKENS, _LONGEST_GREEDY = 10, 16, 40
+_BEAMS, _BEAM_PROMPT, _BEAM_TOKENS = 4, 20, 16
+_BEAM_ENDS = list(range(0, 72, 6))
+_BEAM_SETTINGS = ((1.0, False), (0.6, True), (1.5, False), (1.5, True), (0.6, False))
 _MIN_GAP = 0.01  # between the best token and the next, so that rounding decides nothing
 
 
@@ -128,7 +136,11 @@ def _expected(case: Case, directory: pathlib.Path) -> tuple[dict[str, Any], floa
         error = max(error, (logits - exact_logits).abs().max().item())
         expected[f"tokens_{i}"] = prompt.astype(np.int32)
         expected[f"logits_{i}"] = logits.numpy()
-    return expected | (_greedy(model, generator) if case.greedy else {}), error
+    if case.greedy:
+        expected |= _greedy(model, generator)
+    if case.beams:
+        expected |= _beams(model, generator)
+    return expected, error
 
 
 @torch.no_grad()
@@ -164,3 +176,33 @@ def _greedy(model: torch.nn.Module, generator: np.random.Generator) -> dict[str,
         if found == _NUM_GREEDY:
             return {"greedy_prompts": prompts, "greedy_tokens": continued}
     raise ValueError("too many near ties among greedy continuations")
+
+
+@torch.no_grad()
+def _beams(model: torch.nn.Module, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    """Searches of every setting for three prompts."""
+    prompts = generator.integers(0, VOCAB_SIZE, (3, _BEAM_PROMPT))
+    searches = list(itertools.product(_BEAM_SETTINGS, prompts))
+    tokens = np.full((len(searches), _BEAMS, _BEAM_TOKENS), -1, np.int32)
+    scores = np.empty((len(searches), _BEAMS), np.float32)
+    for search, ((length_penalty, early_stopping), prompt) in enumerate(searches):
+        given = torch.from_numpy(prompt)[None]
+        out = model.generate(
+            given, attention_mask=torch.ones_like(given), num_beams=_BEAMS,
+            num_return_sequences=_BEAMS, max_new_tokens=_BEAM_TOKENS, do_sample=False,
+            length_penalty=length_penalty, early_stopping=early_stopping,
+            eos_token_id=_BEAM_ENDS, pad_token_id=_BEAM_ENDS[0],
+            return_dict_in_generate=True, output_scores=True,
+        )  # fmt: skip
+        scores[search] = out.sequences_scores.numpy()
+        for row, generated in zip(tokens[search], out.sequences[:, _BEAM_PROMPT:], strict=True):
+            is_end = np.isin(generated.numpy(), _BEAM_ENDS)
+            length = is_end.argmax() + 1 if is_end.any() else _BEAM_TOKENS
+            row[:length] = generated[:length]
+    return {
+        "beam_prompts": np.array([prompt for _, prompt in searches], np.int32),
+        "beam_settings": np.array([settings for settings, _ in searches], np.float32),
+        "beam_ends": np.array(_BEAM_ENDS, np.int32),
+        "beam_tokens": tokens,
+        "beam_scores": scores,
+    }

@@ -3,12 +3,14 @@
 import dataclasses
 import functools
 import itertools
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 from configs.errors import InputError
+from inference.checkpoints import resolve
 from inference.request import SamplingParams, derived_seed
 from layers import decoder
 from layers.ragged import contiguous
@@ -24,7 +26,6 @@ SETTINGS = {
     "deterministic": True,
     "top_logprobs": 12,
 }
-PROGRAMS: dict = {}  # one set for all engines here: what their settings change is the host's
 PROMPT = fakes.prompts([200], VOCAB)[0]
 DRAWN = SamplingParams(max_new_tokens=12, temperature=1.3, seed=7)
 
@@ -39,16 +40,14 @@ class Bytes:
 
 
 def make(**settings):
-    engine = fakes.engine(MODEL, tokenizer=Bytes(), **SETTINGS | settings)
-    engine.executor._compiled = PROGRAMS
-    return engine
+    return fakes.engine(MODEL, tokenizer=Bytes(), **SETTINGS | settings)
 
 
 def make_fake(**settings):
-    """Pages, a window, recurrent states; room for one and a half full sequences."""
+    """Pages, a window, recurrent states; six slots, room for four sequences at their longest."""
     settings = {
-        "max_seqs": 4, "decode_rows": (4,), "page_tokens": 4, "cache_bytes": 2800,
-        "tile_tokens": 4, "prefill_tiles": (3,), "top_logprobs": 6,
+        "max_seqs": 6, "decode_rows": (6,), "page_tokens": 4, "cache_bytes": 3850,
+        "max_context": 48, "tile_tokens": 4, "prefill_tiles": (3,), "top_logprobs": 6,
     } | settings  # fmt: skip
     return fakes.engine(fakes.fake_model(), **settings)
 
@@ -171,7 +170,7 @@ def test_many_answers_in_little_room():
         for prompt, answers in zip(prompts, requests, strict=True):
             found = [tokens for tokens, *_ in each(answers.completion())]
             assert found == [fakes.continuation(prompt, 20)] * 4
-        assert engine.scheduler.counters.num_preemptions
+        assert bool(engine.scheduler.counters.num_preemptions) == bool(chance)
         assert_empty(engine)
 
 
@@ -199,14 +198,14 @@ def search(candidates, prompt, params, ends, limit):
                 found.append((total / length**penalty, tokens))
         found = sorted(found, key=lambda one: -one[0])[:width]
         beams = [step for step in steps if step[1][-1] not in ends][:width]
-        if len(found) == width:
-            if params.early_stopping or beams[0][0] / length**penalty <= found[-1][0]:
-                break
+        is_worse = beams[0][0] / length**penalty <= min(score for score, _ in [*found, (1, 0)])
+        if len(found) == width and (params.early_stopping or is_worse):
+            break
     return found[: params.n]
 
 
 STARTS = fakes.prompts([21, 9, 30], VOCAB, seed=4)
-ENDS = tuple(range(5, VOCAB, 16))
+ENDS = (110, 16, 73, 9, 3, 100)  # which the likeliest texts come by
 
 
 @functools.cache
@@ -284,6 +283,34 @@ def test_beams_share_their_pages():
     assert all(1 - distinct / held >= 0.37 for held, distinct in shares)
 
 
+def test_beam_search_is_that_of_transformers():
+    """Whose hypotheses, by `generate` in float32, are stored beside the checkpoint."""
+    directory = Path(__file__).parents[1] / "golden" / "llama-gqa-tied-rope3"
+    checkpoint = resolve.resolve(str(directory)).open(None)
+    with np.load(directory / "expected.npz") as arrays:
+        golden = {name: arrays[name].tolist() for name in arrays.files if name.startswith("beam_")}
+    model = dataclasses.replace(checkpoint.config, dtype="float32")
+    engine = fakes.engine(
+        model, checkpoint.load_params(decoder.param_infos(model), None),
+        eos_ids=golden["beam_ends"], **SETTINGS | {"top_logprobs": 16},
+    )  # fmt: skip
+    asked = [
+        beams(4, num_tokens=16, length_penalty=round(penalty, 3), early_stopping=bool(early))
+        for penalty, early in golden["beam_settings"]
+    ]
+    found = engine.generate(golden["beam_prompts"], asked)
+    for completion, tokens, scores in zip(
+        found, golden["beam_tokens"], golden["beam_scores"], strict=True
+    ):
+        expected = [
+            (score, [token for token in own if token >= 0])
+            for score, own in zip(scores, tokens, strict=True)
+        ]
+        assert [(c.score, c.token_ids) for c in (completion, *completion.others)] == [
+            (pytest.approx(score, abs=1e-4), own) for score, own in expected
+        ]
+
+
 def law(history):
     """The fake model's log-probabilities, by hand."""
     total, v = fakes.next_token(history), np.arange(fakes.VOCAB)
@@ -292,32 +319,116 @@ def law(history):
     return x - np.logaddexp.reduce(x)
 
 
-@functools.cache
-def undisturbed(overlap=True):
-    engine = make_fake(cache_bytes=1 << 20, overlap=overlap)
-    prompts = fakes.prompts([21, 4, 13])
-    return [each(c) for c in engine.generate(prompts, beams(4, num_tokens=20))]
+@pytest.fixture(scope="module")
+def undisturbed():
+    """Three searches, one after the other."""
+    engine, prompts = make_fake(), fakes.prompts([21, 4, 13])
+    found = [(prompt, each(run(engine, prompt, beams(4, num_tokens=20)))) for prompt in prompts]
+    assert not engine.scheduler.counters.num_preemptions
+    return found
 
 
-@pytest.mark.parametrize("settings", [{}, {"overlap": False}, {"prefix_cache": False}])
-def test_searches_survive_preemption(settings):
-    """Three searches that fit one at a time, whose beams are thrown out at random too; every
-    token's log-probability tells whether pages, window and state were those of its beam.
-    """
-    prompts = fakes.prompts([21, 4, 13])
+def test_a_search_follows_the_model(undisturbed):
+    """A token's log-probability tells whether pages, window and state were those of its beam."""
+    for prompt, answers in undisturbed:
+        for tokens, logprobs, _, _ in answers:
+            for at, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+                expected = law([*prompt, *tokens[:at]])[token]
+                assert logprob == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"overlap": False}, {"prefix_cache": False}, {"policy": "static"}]
+)
+def test_searches_survive_preemption(settings, undisturbed):
+    """All at once, on slots for one and a half; then with beams thrown out at random."""
     for chance in (0.0, 0.2):
-        engine = make_fake(cache_bytes=3600, **settings)
+        engine = make_fake(**settings)
         requests = [
-            engine._answers[engine.add_request(p, beams(4, num_tokens=20))] for p in prompts
+            engine._answers[engine.add_request(prompt, beams(4, num_tokens=20))]
+            for prompt, _ in undisturbed
         ]
-        fakes.drain(engine, stirrer(engine, chance), limit=8000)
-        for prompt, answers, expected in zip(prompts, requests, undisturbed(), strict=True):
-            completion = answers.completion()
-            assert each(completion) == expected
-            for answer in (completion, *completion.others):
-                for at, (token, logprob) in enumerate(
-                    zip(answer.token_ids, answer.logprobs, strict=True)
-                ):
-                    history = [*prompt, *answer.token_ids[:at]]
-                    assert logprob == pytest.approx(law(history)[token], abs=1e-3)
+        fakes.drain(engine, stirrer(engine, chance))
+        assert [each(answers.completion()) for answers in requests] == [
+            answers for _, answers in undisturbed
+        ]
+        assert engine.scheduler.counters.num_preemptions or not chance
         assert_empty(engine)
+
+
+def test_a_lost_cache_and_an_abort_amid_many_answers(undisturbed):
+    """Requests of every kind are aborted in every state; the others go on as if alone."""
+    sampled = SamplingParams(max_new_tokens=20, n=3, best_of=4)
+    rng, engine = np.random.default_rng(3), make_fake()
+    kept = [
+        engine._answers[engine.add_request(prompt, beams(4, num_tokens=20))]
+        for prompt, _ in undisturbed
+    ]
+    doomed = []
+
+    def disturb():
+        if len(doomed) < 12 and rng.random() < 0.3:
+            params = [sampled, beams(3, num_tokens=20)][len(doomed) % 2]
+            doomed.append(engine._answers[engine.add_request([1, 2, 3, 4, 5, 6], params)])
+        for answers in doomed:
+            if rng.random() < 0.1:
+                engine.abort(answers.id)
+                assert answers.completion().finish_reason in ("abort", "length")
+        if rng.random() < 0.03:
+            engine.rebuild()
+
+    fakes.drain(engine, disturb)
+    assert [each(answers.completion()) for answers in kept] == [each_ for _, each_ in undisturbed]
+    assert_empty(engine)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "asked, cause",
+    [
+        ({"n": 0}, "n is a whole number from 1 to"),
+        ({"n": 1.5}, "n is a whole number"),
+        ({"n": 3, "best_of": 2}, "n is at most best_of=2, not 3"),
+        ({"best_of": 0}, "best_of is a whole number from 1 on, not 0"),
+        ({"beam_width": -1}, "beam_width is a whole number from 0"),
+        ({"n": 3, "beam_width": 2}, "n is at most beam_width=2, not 3"),
+        ({"beam_width": 2, "temperature": 1.0}, "beam_width takes no temperature"),
+        ({"beam_width": 2, "best_of": 2}, "beam_width takes no temperature"),
+        ({"beam_width": 2, "stop": ("a",)}, "beam_width takes no temperature"),
+        ({"length_penalty": float("nan")}, "length_penalty is a number from -10 to 10"),
+        ({"early_stopping": "never"}, "early_stopping is true or false, not 'never'"),
+        ({"n": 2, "max_new_tokens": 0}, "leave n=1"),
+        ({"n": 9}, "n is at most engine.max_seqs=8, not 9"),
+        ({"best_of": 9}, "best_of is at most engine.max_seqs=8, not 9"),
+        ({"beam_width": 9}, "beam_width is at most engine.max_seqs=8, not 9"),
+        ({"beam_width": 8, "stop_ids": (1, 2, 3, 4, 5)}, "engine.top_logprobs of at least 13"),
+    ],
+)
+def test_refused_in_one_line(asked, cause):
+    engine = make()
+    with pytest.raises(InputError) as error:
+        engine.generate([[1, 2], [3]], [fakes.greedy(4), SamplingParams(**asked)])
+    assert cause in str(error.value) and "\n" not in str(error.value)
+    assert_empty(engine)
+
+
+def test_what_has_several_answers_is_not_forked():
+    engine = make()
+    for params, own in [(beams(2), fakes.greedy(9)), (fakes.greedy(9), beams(2))]:
+        with pytest.raises(InputError, match="leave n=1"):
+            engine.fork(engine.add_request([1, 2], params), own)
+    with pytest.raises(InputError, match="4 beams of 41 tokens never fits"):
+        make_fake(cache_bytes=2000).add_request([1] * 21, beams(4, num_tokens=20))
+
+
+def test_a_nan_ends_every_answer_of_its_prompt():
+    params = fakes.real_params(MODEL)
+    table = params["embed"]["table"].at[130].set(np.nan)
+    engine = make()
+    engine.executor.params = params | {"embed": {"table": table}}
+    asked = [dataclasses.replace(DRAWN, n=3), dataclasses.replace(DRAWN, n=2, best_of=3), beams(2)]
+    for completion in engine.generate([[130, *range(40)]] * 3, asked):
+        assert {reason for *_, reason in each(completion)} == {"error"}
+    assert_empty(engine)

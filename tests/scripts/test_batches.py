@@ -49,6 +49,7 @@ def test_every_field_of_a_line(tmp_path):
         "repetition": 1.5, "presence": -1, "frequency": 0.5, "logit_bias": {"5": -1.5},
         "allowed_ids": [5, 6], "banned_ids": [6], "min_tokens": 2, "stop": ["a", "b"],
         "stop_ids": [7], "ignore_eos": True, "seed": 2**63, "priority": -1,
+        "n": 2, "best_of": 3, "beam_width": 0, "length_penalty": 0.5, "early_stopping": True,
     }  # fmt: skip
     messages = [
         {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]},

@@ -84,6 +84,32 @@ def test_json_of_two_prompts(run, golden):
             assert top[str(token)] == pytest.approx(logprob) == max(top.values())
 
 
+def test_several_answers(run, tmp_path):
+    source = tmp_path / "in.jsonl"
+    lines = [
+        {"prompt": "Once upon", "n": 2, "temperature": 1.0, "seed": 3},
+        {"prompt": "Once upon", "beam_width": 3, "n": 3, "length_penalty": 0.5},
+        {"prompt": "Once upon"},
+    ]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    common_args = (f"--input={source}", "--max_new_tokens=6", "--json", "--logprobs=1")
+    sampled, searched, plain = run(*common_args).json()["results"]
+    assert set(plain) == _RESULT and set(sampled) == _RESULT | {"choices"}
+    assert [len(result["choices"]) for result in (sampled, searched)] == [2, 3]
+    for result in (sampled, searched):
+        first = result["choices"][0]
+        assert first == {name: result[name] for name in first}
+        for choice in result["choices"]:
+            assert len(choice["logprobs"]) == len(choice["token_ids"])
+            assert {len(top) for top in choice["top_logprobs"]} == {1}
+    scores = [choice["score"] for choice in searched["choices"]]
+    assert scores == sorted(scores, reverse=True)
+    printed = run(
+        "--prompt=Once upon", "--max_new_tokens=6", "--n=2", "--temperature=1", "--seed=3"
+    )
+    assert printed.out.split("\n\n")[:2] == [choice["text"] for choice in sampled["choices"]]
+
+
 def test_one_prompt_streams_and_ends_with_a_line_of_cost(run, golden):
     ran = run(f"--prompt={golden['texts'][1]}", "--max_new_tokens=4", "--seed=1")
     assert ran.status == 0 and ran.out.endswith("\n") and len(ran.out) > 1
