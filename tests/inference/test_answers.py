@@ -160,6 +160,7 @@ def test_short_prompts_and_prompts_known_before(length):
     assert_empty(engine)
 
 
+@pytest.mark.quick_code
 def test_many_answers_in_little_room():
     """Three requests of four answers on four slots and too few pages, with recurrent states."""
     prompts, params = fakes.prompts([21, 4, 13]), SamplingParams(max_new_tokens=20, n=4)
@@ -283,6 +284,7 @@ def test_beams_share_their_pages():
     assert all(1 - distinct / held >= 0.37 for held, distinct in shares)
 
 
+@pytest.mark.quick_code
 def test_beam_search_is_that_of_transformers():
     """Whose hypotheses, by `generate` in float32, are stored beside the checkpoint."""
     directory = Path(__file__).parents[1] / "golden" / "llama-gqa-tied-rope3"
@@ -328,6 +330,7 @@ def undisturbed():
     return found
 
 
+@pytest.mark.quick_code
 def test_a_search_follows_the_model(undisturbed):
     """A token's log-probability tells whether pages, window and state were those of its beam."""
     for prompt, answers in undisturbed:
@@ -337,6 +340,7 @@ def test_a_search_follows_the_model(undisturbed):
                 assert logprob == pytest.approx(expected, abs=1e-3)
 
 
+@pytest.mark.quick_code
 @pytest.mark.parametrize(
     "settings", [{}, {"overlap": False}, {"prefix_cache": False}, {"policy": "static"}]
 )
@@ -356,6 +360,7 @@ def test_searches_survive_preemption(settings, undisturbed):
         assert_empty(engine)
 
 
+@pytest.mark.quick_code
 def test_a_lost_cache_and_an_abort_amid_many_answers(undisturbed):
     """Requests of every kind are aborted in every state; the others go on as if alone."""
     sampled = SamplingParams(max_new_tokens=20, n=3, best_of=4)
