@@ -92,8 +92,8 @@ def test_several_answers(run, tmp_path):
         {"prompt": "Once upon"},
     ]
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    common_args = (f"--input={source}", "--max_new_tokens=6", "--json", "--logprobs=1")
-    sampled, searched, plain = run(*common_args).json()["results"]
+    ran = run(f"--input={source}", "--max_new_tokens=6", "--json", "--logprobs=1")
+    sampled, searched, plain = json.loads(ran.out)["results"]
     assert set(plain) == _RESULT and set(sampled) == _RESULT | {"choices"}
     assert [len(result["choices"]) for result in (sampled, searched)] == [2, 3]
     for result in (sampled, searched):
@@ -104,10 +104,9 @@ def test_several_answers(run, tmp_path):
             assert {len(top) for top in choice["top_logprobs"]} == {1}
     scores = [choice["score"] for choice in searched["choices"]]
     assert scores == sorted(scores, reverse=True)
-    printed = run(
-        "--prompt=Once upon", "--max_new_tokens=6", "--n=2", "--temperature=1", "--seed=3"
-    )
-    assert printed.out.split("\n\n")[:2] == [choice["text"] for choice in sampled["choices"]]
+    asked = ("--n=2", "--temperature=1", "--seed=3")
+    printed = run("--prompt=Once upon", "--max_new_tokens=6", *asked)
+    assert printed.out == "".join(choice["text"] + "\n\n" for choice in sampled["choices"])
 
 
 def test_one_prompt_streams_and_ends_with_a_line_of_cost(run, golden):
