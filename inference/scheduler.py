@@ -87,9 +87,10 @@ class Scheduler:
             if is_chunked or sequence.is_prefilling:
                 self._plan_sequence(sequence, decode, tiles, most_tiles)
         while may_admit and (admitted := self._next_to_admit(most_tiles - len(tiles))):
-            self._plan_sequence(admitted, decode, tiles, most_tiles)
-        if not is_chunked and not tiles:
-            for sequence in decoding:
+            if is_chunked or admitted.is_prefilling:
+                self._plan_sequence(admitted, decode, tiles, most_tiles)
+        if not is_chunked and not tiles:  # by rank again, a prompt of one token among them
+            for sequence in [s for s in self.running if not s.is_prefilling]:
                 self._plan_sequence(sequence, decode, tiles, most_tiles)
         transfers = self.pages.unpin()
         if not decode and not tiles:
