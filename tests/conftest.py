@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 
+import hypothesis
 import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -13,6 +14,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # A shell's background jobs ignore interrupts, and so would what they start: tests send some.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+hypothesis.settings.register_profile("ridgeline", deadline=None)  # machines may be busy
+hypothesis.settings.load_profile("ridgeline")
 
 
 def pytest_configure(config):
