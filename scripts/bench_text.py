@@ -18,6 +18,7 @@ _FIGURES = {
     "running_mean": ("running, mean", "{:.1f}"),
     "running_peak": ("running, peak", "{:.0f}"),
     "kv_waste": ("page room without a token", "{:.1%}"),
+    "prompt_sharing": ("prompt pages saved by sharing", "{:.1%}"),
     "hit_rate": ("prompt tokens found in cache", "{:.1%}"),
     "prefilled_tokens": ("prompt tokens computed", "{:.0f}"),
     "preemptions": ("preemptions", "{:.0f}"),

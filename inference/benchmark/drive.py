@@ -128,13 +128,15 @@ class Served:
 @dataclasses.dataclass(frozen=True)
 class Sample:
     """What was held after a step that took `seconds`: sequences that ran, tokens of room in their
-    pages, and tokens written there.
+    pages, and tokens written there; pages of their prompts, and distinct ones among these.
     """
 
     seconds: float
     num_running: int
     num_allocated: int
     num_written: int
+    num_prompt_pages: int
+    num_distinct_pages: int
 
 
 @dataclasses.dataclass
@@ -212,8 +214,9 @@ def drive(
                 del open_[update.id]
                 on_progress(len(run.served) - len(open_))
         scheduler = server.scheduler
-        use = scheduler.pages.use(scheduler.running)
-        run.samples.append(Sample(after - before, len(scheduler.running), *use))
+        pages, running = scheduler.pages, scheduler.running
+        held = *pages.use(running), *pages.prompt_use(running)
+        run.samples.append(Sample(after - before, len(running), *held))
         while server.records:
             run.records.append(server.records.popleft())
         if not updates and scheduler.counters.num_steps == num_steps:

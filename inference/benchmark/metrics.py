@@ -83,9 +83,10 @@ def _held(run: Run) -> dict[str, float]:
     def mean(of: str) -> float:
         return sum(getattr(each, of) * each.seconds for each in run.samples) / seconds
 
-    allocated = mean("num_allocated")
+    allocated, prompts = mean("num_allocated"), mean("num_prompt_pages")
     return {
         "kv_waste": 1 - mean("num_written") / allocated if allocated else 0.0,
+        "prompt_sharing": 1 - mean("num_distinct_pages") / prompts if prompts else 0.0,
         "running_mean": mean("num_running"),
         "running_peak": max(sample.num_running for sample in run.samples),
     }

@@ -135,6 +135,9 @@ class Metronome:
     def use(self, running):
         return 10 * len(running), 6 * len(running)
 
+    def prompt_use(self, running):
+        return 4 * len(running), 3 * len(running)
+
     def add_request(self, prompt, params):
         self.waiting.append([len(self.open_seen), prompt[0], params.max_new_tokens])
         self.counters.num_prompt_tokens += len(prompt)
@@ -203,6 +206,7 @@ def test_figures_by_hand():
     assert found["e2e_mean_s"] == 2 and found["e2e_p50_s"] == 2 and found["e2e_p90_s"] == 3
     assert found["goodput_share"] == 1 and found["goodput_requests_s"] == 1
     assert found["kv_waste"] == pytest.approx(0.4)
+    assert found["prompt_sharing"] == pytest.approx(0.25)
     assert found["host_step_s"] == 0.25 and found["steps"] == 3 and found["hit_rate"] == 0
     assert metrics.figures(run, Promise(itl_s=0.5))["goodput_share"] == pytest.approx(1 / 3)
     assert metrics.medians([{"a": 1.0}, {"a": 5.0}, {"a": 2.0}]) == {"a": 2.0}
