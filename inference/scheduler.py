@@ -86,7 +86,7 @@ class Scheduler:
         for sequence in list(self.running):  # by rank: whoever is preempted is not planned yet
             if is_chunked or sequence.is_prefilling:
                 self._plan_sequence(sequence, decode, tiles, most_tiles)
-        while may_admit and (admitted := self._next_to_admit(most_tiles - len(tiles))):
+        while may_admit and (admitted := self._next_to_admit(self._num_free(most_tiles, tiles))):
             if is_chunked or admitted.is_prefilling:
                 self._plan_sequence(admitted, decode, tiles, most_tiles)
         if not is_chunked and not tiles:  # by rank again, a prompt of one token among them
@@ -303,6 +303,13 @@ class Scheduler:
             return self._max_tiles
         return min(self._max_tiles, budget // self._engine.tile_tokens)
 
+    def _num_free(self, most_tiles: int, tiles: list[Row]) -> int:
+        """Tiles that are left for one more prompt."""
+        most_prompts = self._engine.max_prefill_seqs
+        if most_prompts is not None and len({row.sequence.id for row in tiles}) >= most_prompts:
+            return 0
+        return most_tiles - len(tiles)
+
     def _next_to_admit(self, num_free_tiles: int) -> Sequence | None:
         """Starts the next waiting sequence, if it can."""
         if not self.waiting or not self._free_slots:
@@ -391,9 +398,8 @@ class Scheduler:
                 decode.append(_fed(sequence, slot, 0, length, emits=True))
             return
         size, pending = self._engine.tile_tokens, sequence.num_pending_tokens
-        num_fed = min(pending, size * (most_tiles - len(tiles)))
-        prompts = {row.sequence.id for row in tiles}
-        if num_fed < 1 or len(prompts) >= (self._engine.max_prefill_seqs or self._engine.max_seqs):
+        num_fed = min(pending, size * self._num_free(most_tiles, tiles))
+        if num_fed < 1:
             return
         slot = self._hold_pages(sequence, num_fed)
         if slot is None:

@@ -43,6 +43,7 @@ def interference(num_running: int, long_tokens: int, repeats: int) -> None:
     found = probe.measure(model.vocab_size, serve)
     if common.JSON.value:
         sizes = {"running": num_running, "long_tokens": long_tokens, "predicted": predicted}
+        sizes["tile_tokens"] = config.engine.tile_tokens
         common.print_json({"interference": sizes | found}, configs[True])
     else:
         bench_text.show_interference(found, predicted)
