@@ -199,7 +199,7 @@ def drive(
             open_[server.add_request(request.prompt, own)] = served
             run.served.append(served)
         if not open_:
-            clock.sleep(due[0].arrival_s - before)
+            clock.sleep(max(0.0, due[0].arrival_s - before))
             continue
         num_steps = server.scheduler.counters.num_steps
         # Whoever waits for a place does not come before one ends: a batch need not wait for it.
@@ -220,7 +220,7 @@ def drive(
         while server.records:
             run.records.append(server.records.popleft())
         if not updates and scheduler.counters.num_steps == num_steps:
-            clock.sleep(min(_POLL_S, due[0].arrival_s - after) if due else _POLL_S)
+            clock.sleep(min(_POLL_S, max(0.0, due[0].arrival_s - after)) if due else _POLL_S)
     run.seconds = max((each.token_s[-1] for each in run.served if each.token_s), default=0.0)
     counters = dataclasses.asdict(server.scheduler.counters)
     del counters["peak_running"]  # of all time: no difference tells this run's
