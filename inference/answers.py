@@ -156,7 +156,8 @@ class Beams(Answers):
 
     def _results(self) -> list[tuple[Sequence, str, float | None]]:
         left = [(self._score(beam), beam) for beam in self.sequences]  # of a search cut short
-        found = [*self._found, *left][: self._params.n]
+        has_failed = any(beam.finish_reason is FinishReason.ERROR for beam in self.sequences)
+        found = (left if has_failed else [*self._found, *left])[: self._params.n]
         return [(sequence, self._text_of(sequence), score) for score, sequence in found]
 
     def _advance(self) -> None:

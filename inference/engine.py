@@ -72,6 +72,7 @@ class Engine:
         self.scheduler = Scheduler(config, self._spills())
         self._flights: deque[_Flight] = deque()
         self._idle_since = 0.0  # when the newest step was done
+        self._left_at = 0.0  # when `step` last returned
         self.records: deque[StepRecord] = deque(maxlen=4096)
         self._answers: dict[int, Answers] = {}  # by the ids of their sequences
         self._sequences: dict[int, request.Sequence] = {}
@@ -174,11 +175,13 @@ class Engine:
         Args:
             is_open: more requests will come, which a policy of whole batches may wait for.
         """
+        for flight in self._flights:  # done while the caller was busy, which is no step's time
+            if flight.done is None and self.executor.is_done(flight.output):
+                flight.done = max(flight.began, self._left_at)
         try:
             is_under_way = self._launch(is_open)
-            if len(self._flights) <= (is_under_way and self.config.engine.overlap):
-                return []
-            news = self._land()
+            has_news = len(self._flights) > (is_under_way and self.config.engine.overlap)
+            news = self._land() if has_news else []
         except BaseException as error:
             self.rebuild()  # the cache is donated, the plan's admissions are spent
             self._num_failed_steps += 1
@@ -187,7 +190,8 @@ class Engine:
                 return []
             self._num_failed_steps = 0
             raise
-        self._num_failed_steps = 0
+        self._num_failed_steps = 0 if has_news else self._num_failed_steps
+        self._left_at = time.perf_counter()
         return news
 
     def rebuild(self) -> None:
@@ -213,9 +217,11 @@ class Engine:
         self.executor.params = params
         self.rebuild()
 
-    def warm_up(self, progress: Callable[[], None] = lambda: None) -> None:
-        """Compiles every shape; from then on a compilation is an error."""
-        self.executor.warm_up(self.scheduler.shapes, progress)
+    def warm_up(self, progress: Callable[[], None] = lambda: None, seals: bool = True) -> None:
+        """Compiles every shape; from then on a compilation is an error, or (`seals` is False) it is
+        counted in `executor.num_late_compiles`.
+        """
+        self.executor.warm_up(self.scheduler.shapes, progress, seals)
 
     def generate(
         self,

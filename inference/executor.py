@@ -80,13 +80,15 @@ class Executor:
 
     def is_ready(self, plan: Plan) -> bool:
         """Whether nothing has to be compiled for a plan."""
-        return plan.shape in self._compiled and (None in self._compiled or not plan.admissions)
+        is_admitting = None in self._compiled or not plan.admissions
+        return plan.shape in self._compiled and is_admitting and self._host.is_ready(plan.transfers)
 
     def prepare(self, plan: Plan) -> None:
         """Compiles what a plan needs."""
         self.compiled(plan.shape)
         if plan.admissions:
             self._compiled_admit()
+        self._host.prepare(self.cache, plan.transfers)
 
     def warm_up(
         self,
@@ -129,6 +131,10 @@ class Executor:
         executable = self.compiled(plan.shape)
         self.cache, self.slots, output = executable(self.params, self.cache, self.slots, arrays)
         return output
+
+    def is_done(self, output: step.Output) -> bool:
+        """Whether the device has finished a step."""
+        return all(leaf.is_ready() for leaf in jax.tree.leaves(output))
 
     def wait(self, output: step.Output) -> step.Output:
         """What the host must know of a step, as numpy arrays."""

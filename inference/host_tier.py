@@ -36,6 +36,15 @@ class HostTier:
                 self._program(cache, group, to_host=True)
                 self._program(cache, group, to_host=False)
 
+    def is_ready(self, transfers: tuple[Transfer, ...]) -> bool:
+        """Whether nothing has to be compiled for them."""
+        return all(_kind(transfer) in self._compiled for transfer in transfers)
+
+    def prepare(self, cache: Cache, transfers: tuple[Transfer, ...]) -> None:
+        """Compiles what they need."""
+        for kind in set(map(_kind, transfers)):
+            self._program(cache, *kind)
+
     def carry(self, cache: Cache, transfers: tuple[Transfer, ...]) -> Cache:
         """Copies pages in the order given; returns the cache, with those that came back."""
         for (group, to_host), same in itertools.groupby(transfers, _kind):

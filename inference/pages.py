@@ -71,14 +71,17 @@ class Pages:
 
     def hold(self, sequence: Sequence, num_tokens: int) -> bool:
         """Gives a running sequence pages for its next tokens; False where there is no room. Pages
-        that have slid out of their group's window are given back first: steps in flight have
-        page tables of their own, and run before any that could use those pages.
+        that have slid out of their group's window are given back first, those without a name only
+        where room is short: steps in flight have page tables of their own, and run before any that
+        could use those pages.
         """
-        self._slide(sequence)
+        self._slide(sequence, sequence.node.depth if sequence.node else 0)
         num_pages = -(-(sequence.num_scheduled_tokens + num_tokens) // self._page)
         if all(num_pages <= len(pages) for pages in sequence.pages):
             return True
         needs = [max(0, num_pages - len(pages)) for pages in sequence.pages]
+        if not self.prefix.can_allocate(needs):
+            self._slide(sequence, num_pages)
         if not self.prefix.can_allocate(needs):
             return False
         for group, n in enumerate(needs):
@@ -169,10 +172,16 @@ class Pages:
         ]
         return len(held), len(set(held))
 
-    def _slide(self, sequence: Sequence) -> None:
+    def _slide(self, sequence: Sequence, num_named: int) -> None:
+        """Gives back what no window sees any more, of the first so many pages; of all, where pages
+        get no names.
+        """
         for group, spec in self._windows:
             pages = sequence.pages[group]
-            index = spec.live_from(sequence.num_scheduled_tokens) // self._page - 1
+            num_dead = spec.live_from(sequence.num_scheduled_tokens) // self._page
+            if sequence.cache_key is not None:
+                num_dead = min(num_dead, num_named)
+            index = num_dead - 1
             while index >= 0 and pages[index]:
                 self.prefix.release(group, [pages[index]])
                 pages[index] = 0

@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import math
+import numbers
 from collections.abc import Hashable
 from collections.abc import Sequence as Tokens
 
@@ -85,9 +86,11 @@ class SamplingParams:
         for name, (low, high) in limits.items():
             value, is_whole = getattr(self, name), name in whole
             kind = int if is_whole else (int, float)
-            if not (isinstance(value, kind) and low <= value <= high):  # NaN fails both
+            is_number = isinstance(value, kind) and not isinstance(value, bool)
+            if not (is_number and low <= value <= high):  # NaN fails both
                 noun = "whole number" if is_whole else "number"
-                raise InputError(f"{name} is a {noun} from {low} to {high}, not {value!r}")
+                bounds = f"from {low} on" if high == math.inf else f"from {low} to {high}"
+                raise InputError(f"{name} is a {noun} {bounds}, not {value!r}")
         for name in ("top_p", "repetition"):
             if not getattr(self, name):
                 raise InputError(f"{name} is above 0")
@@ -100,6 +103,11 @@ class SamplingParams:
             raise InputError("stop is a tuple of strings, each of at least one character")
         if len(self.stop_ids) > MAX_STOP_IDS // 2:
             raise InputError(f"at most {MAX_STOP_IDS // 2} stop_ids, not {len(self.stop_ids)}")
+        ids = (*self.stop_ids, *self.banned_ids, *(self.allowed_ids or ()), *dict(self.logit_bias))
+        if not all(isinstance(id, numbers.Integral) for id in ids):
+            raise InputError("stop_ids, banned_ids, allowed_ids and logit_bias name token ids")
+        if not all(isinstance(bias, int | float) for _, bias in self.logit_bias):
+            raise InputError("a logit bias is a number")
         if any(not -_MAX_BIAS <= bias <= _MAX_BIAS for _, bias in self.logit_bias):
             raise InputError(
                 f"a logit bias is a number from -{_MAX_BIAS:g} to {_MAX_BIAS:g}; banned_ids bans "

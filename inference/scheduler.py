@@ -30,6 +30,7 @@ from inference.prefix import Match
 from inference.request import FinishReason, Sequence, Status
 from inference.shapes import choose, enumerate_shapes
 
+_STEPS_TO_LOOK_AGAIN = 16  # for room: windows slide, answers turn out longer or shorter
 _PREEMPTIONS_TO_YIELD = 2  # after as many a sequence starts only where all its tokens find room
 
 
@@ -49,6 +50,7 @@ class Scheduler:
         self._free_slots = list(range(config.engine.max_seqs - 1, -1, -1))
         self._admissions: list[Admission] = []
         self._max_tiles = max(config.engine.prefill_tiles)
+        self._is_refused = False  # who is next found no room, and nobody has left since
         self._batch_rows = 0  # decode rows that a policy of whole batches holds to the end
 
     @property
@@ -64,6 +66,7 @@ class Scheduler:
         """
         self._check_fits(sequence)
         self.waiting.add(sequence)
+        self._is_refused = False
 
     def schedule(self, now: float = 0.0, is_open: bool = False) -> Plan | None:
         """Plans the next step; None where nothing can run.
@@ -92,7 +95,6 @@ class Scheduler:
         if not is_chunked and not tiles:  # by rank again, a prompt of one token among them
             for sequence in [s for s in self.running if not s.is_prefilling]:
                 self._plan_sequence(sequence, decode, tiles, most_tiles)
-        transfers = self.pages.unpin()
         if not decode and not tiles:
             self._make_way()
             return None
@@ -104,6 +106,7 @@ class Scheduler:
         num_rows = max(len(decode), self._batch_rows if decode else 0)
         sampler = "greedy" if greedy else "full"
         shape = choose(self.shapes, num_rows, len(tiles), scored, sampler)
+        transfers = self.pages.unpin()
         admissions, self._admissions = tuple(self._admissions), []
         self.counters.num_steps += 1
         self.counters.num_prefilled_tokens += sum(row.length for row in tiles)
@@ -179,18 +182,14 @@ class Scheduler:
         """Takes slot and pages from a running sequence; it resumes from what is kept of them. Of
         steps in flight only its sampled tokens will count.
         """
-        self._leave(sequence)
-        sequence.status, sequence.drafts = Status.WAITING, ()
         sequence.num_preemptions += 1
-        sequence.prompt_logprobs.clear()
-        sequence.prompt_top_logprobs.clear()
         self.counters.num_preemptions += 1
-        self.waiting.add(sequence)
+        self._suspend(sequence)
 
     def start_over(self) -> None:
         """The device lost its cache: nothing is in flight, nothing is kept, all who ran wait."""
         for sequence in list(self.running):
-            self.preempt(sequence)
+            self._suspend(sequence)
         for sequence in self.waiting:
             sequence.num_rows_in_flight = sequence.num_awaited_tokens = 0
         self.pages.unpin()
@@ -213,8 +212,6 @@ class Scheduler:
         is_written = parent.slot is not None and all(
             admission.sequence is not parent for admission in self._admissions
         )
-        if not self._engine.prefix_cache:  # its pages go by the parent's key
-            child.cache_key = None
         copies = None
         if is_written and is_settled and self._free_slots:
             copies = self.pages.fork(parent, child)
@@ -222,6 +219,8 @@ class Scheduler:
             child.num_computed_tokens = child.num_scheduled_tokens = 0
             self.waiting.add(child)
             return
+        if not self._engine.prefix_cache:  # its pages go by the parent's key
+            child.cache_key = None
         self._admissions.append(Admission(child, self._enter(child), parent.slot, copies))
 
     def choose(self, sequence: Sequence, token: int) -> None:
@@ -274,6 +273,7 @@ class Scheduler:
         is_in_flight = any(s.num_rows_in_flight for s in (*self.running, *self.waiting))
         if self.running and not self._admissions and not is_in_flight:
             self.preempt(self.running[-1])
+        self._is_refused = False
 
     def _may_admit(self, now: float, is_open: bool) -> bool:
         """Whether the policy lets waiting sequences start."""
@@ -312,7 +312,8 @@ class Scheduler:
 
     def _next_to_admit(self, num_free_tiles: int) -> Sequence | None:
         """Starts the next waiting sequence, if it can."""
-        if not self.waiting or not self._free_slots:
+        is_same = self._is_refused and self.counters.num_steps % _STEPS_TO_LOOK_AGAIN
+        if not self.waiting or not self._free_slots or is_same:
             return None
         is_batch = self._engine.policy != "continuous"  # which starts as a whole
         found: dict[int, Match] = {}
@@ -326,11 +327,13 @@ class Scheduler:
             return None
         match = found.get(sequence.id) or self.pages.find(sequence)
         if not self.pages.has_room(sequence, match) or not self._will_fit(sequence, match):
+            self._is_refused = True
             return None
         self.waiting.take(sequence)
         self.pages.take(sequence, match)
-        self.counters.num_prompt_tokens += len(sequence.tokens)
-        self.counters.num_cached_tokens += match.num_tokens
+        if not sequence.num_preemptions:  # to find one's own pages again is no hit
+            self.counters.num_prompt_tokens += len(sequence.tokens)
+            self.counters.num_cached_tokens += match.num_tokens
         self._admissions.append(Admission(sequence, self._enter(sequence)))
         return sequence
 
@@ -377,10 +380,18 @@ class Scheduler:
     def _leave(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
         self.pages.let_go(sequence)
+        self._is_refused = False
         self._free_slots.append(sequence.slot)
         self.running.remove(sequence)
         self._admissions = [a for a in self._admissions if a.sequence is not sequence]
         sequence.slot = None
+
+    def _suspend(self, sequence: Sequence) -> None:
+        self._leave(sequence)
+        sequence.status, sequence.drafts = Status.WAITING, ()
+        sequence.prompt_logprobs.clear()
+        sequence.prompt_top_logprobs.clear()
+        self.waiting.add(sequence)
 
     def _plan_sequence(
         self, sequence: Sequence, decode: list[Row], tiles: list[Row], most_tiles: int

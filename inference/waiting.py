@@ -56,9 +56,12 @@ class Waiting:
 
 
 def _is_ready(sequence: Sequence) -> bool:
+    """Whether there is something to feed: nothing is in flight, no search has to choose, and the
+    prompt is not computed by another.
+    """
     leader = sequence.leader  # one that has ended computes the prompt for nobody
     is_led = leader is not None and leader.status is not Status.FINISHED
-    return not sequence.num_rows_in_flight and not is_led
+    return not (sequence.num_rows_in_flight or sequence.candidates or is_led)
 
 
 def rank(sequence: Sequence) -> tuple[int, int]:

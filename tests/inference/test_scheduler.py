@@ -121,7 +121,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ignore_eos=st.booleans(),
     )
     def add(self, length, n, temperature, ignore_eos):
-        prompt, n = [1] * length, max(n, length == 1)  # a single token has no score
+        prompt, n = [1] * length, max(n, int(length == 1))  # a single token has no score
         params = SamplingParams(max_new_tokens=n, temperature=temperature)
         new = self.sequence(params, prompt, len(prompt), frozenset({0} - {0 * ignore_eos}))
         try:
