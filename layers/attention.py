@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from configs.model import LayerSpec, ModelConfig
 from layers import kv_cache, norm
-from layers.kernels import reference
+from layers.kernels.attention import api, reference
 from layers.linear import add_bias, linear
 from layers.mixer import Leaf, StepContext
 from layers.params import ParamInfo, Params
@@ -92,22 +92,22 @@ def attend(
         leaf: pages [pages, page tokens, 2 K H]; or None, or the keys and values that an earlier
             layer left: rows attend among themselves.
         context: rectangles, page tables and window of the step.
-        implementation: 'reference', or None for the best that can run here.
+        implementation: one of `api.NAMES`, or None for the best that can run here.
         score_cap: soft limit of the scores.
 
     Returns:
         Float32 [T, N, H], and the updated pages, or (without a cache) the keys and values.
 
     Raises:
-        ValueError: the named implementation does not exist, or there are no keys.
+        ValueError: the named implementation does not exist or cannot run this, or there are no
+            keys.
     """
-    if implementation not in (None, "reference"):
-        raise ValueError(f"attention implementation is 'reference' or None, not {implementation!r}")
     ragged, window = context.ragged, context.spec.window
     has_keys = k_TKH is not None and v_TKH is not None
     if leaf is None and not has_keys:
         raise ValueError("attention needs keys and values, its own or an earlier layer's")
     if leaf is None or isinstance(leaf, tuple):
+        api.check_dense(implementation)
         leaf = (k_TKH, v_TKH) if has_keys else leaf
         rows = zip(*map(ragged.split, (q_TNH, *leaf)), ragged.rectangles, strict=True)
         outs = [
@@ -117,9 +117,9 @@ def attend(
     if k_TKH is not None and v_TKH is not None:
         leaf = kv_cache.write(leaf, _poison_keys(k_TKH, v_TKH), ragged, context.group)
     outs = [
-        reference.attend_pages(
+        api.attend_pages(
             q_CWNH, leaf, rectangle.tables[context.group], rectangle.position_CW, window,
-            context.deterministic, score_cap,
+            context.deterministic, score_cap, implementation,
         )
         for q_CWNH, rectangle in zip(ragged.split(q_TNH), ragged.rectangles, strict=True)
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from configs.errors import InputError
 from configs.model import LayerSpec, ModelConfig
 from configs.rope import Rope
 from layers import attention, kv_cache, rope
-from layers.kernels import reference
+from layers.kernels.attention import reference
 from layers.mixer import StepContext
 from layers.params import init
 from layers.ragged import Ragged, Rectangle, contiguous
@@ -253,10 +253,14 @@ def test_a_layer_without_keys_reads_what_is_there():
     np.testing.assert_array_equal(after, pages)
 
 
-def test_an_unknown_implementation_is_refused():
+@pytest.mark.parametrize("pages", [None, np.zeros((6, 4, 24), np.float32)])
+def test_an_unknown_implementation_is_refused(pages):
     q, kv = _random(1, 4, 6), _random(1, 2, 6)
-    with pytest.raises(ValueError, match="'reference' or None, not 'magic'"):
-        attention.attend(q, kv, kv, None, None, implementation="magic")
+    ragged = contiguous(1, 1) if pages is None else _paged(1)
+    context = StepContext(ragged, None, keys_values(2, 6), 0, True, False)
+    leaf = None if pages is None else jnp.asarray(pages)
+    with pytest.raises(InputError, match="'reference'.* or None, not 'magic'"):
+        attention.attend(q, kv, kv, leaf, context, implementation="magic")
 
 
 def test_queries_need_keys_from_somewhere():
