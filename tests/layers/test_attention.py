@@ -12,14 +12,13 @@ from configs.cache import keys_values
 from configs.errors import InputError
 from configs.model import LayerSpec, ModelConfig
 from configs.rope import Rope
-from layers import attention, kv_cache, rope
+from layers import attention, rope
 from layers.kernels.attention import reference
 from layers.mixer import StepContext
 from layers.params import init
 from layers.ragged import Ragged, Rectangle, contiguous
+from tests.layers import paged_case
 
-_TABLE_TOKENS = 512
-_NUM_PAGES = 100
 _HEADS = [(3, 1), (3, 3), (9, 3)]  # (N, K); elsewhere (4, 2)
 _PATHS = {  # query tokens a row, deterministic
     "block-diagonal": (1, False),
@@ -59,64 +58,9 @@ def test_visible_against_a_mask_by_hand():
 # --- attention over pages -------------------------------------------------------------------------
 
 
-def _exact(q_NH, k_SKH, v_SKH, position: int, window: int | None, cap=None) -> np.ndarray:
-    """One query in float64: softmax over the keys it sees, head by head."""
-    first = 0 if window is None else max(0, position + 1 - window)
-    out_NH = np.zeros(q_NH.shape)
-    group = q_NH.shape[0] // k_SKH.shape[1]
-    for head, q_H in enumerate(q_NH):
-        scores = k_SKH[first : position + 1, head // group] @ q_H
-        scores = scores if cap is None else cap * np.tanh(scores / cap)
-        weights = np.exp(scores - scores.max())
-        out_NH[head] = weights / weights.sum() @ v_SKH[first : position + 1, head // group]
-    return out_NH
-
-
-class _Case:
-    """Random sequences of the given lengths, their pages in random order among poisoned ones."""
-
-    def __init__(self, lengths, heads, page_tokens, width, dtype="float32", seed=0):
-        generator, H = np.random.default_rng(seed), 10
-        self.lengths, self.page_tokens = lengths, page_tokens
-        N, K = heads
-        self.position_CW = np.maximum(np.array(lengths)[:, None] - width + np.arange(width), 0)
-        self.valid_CW = np.array(lengths)[:, None] - width + np.arange(width) >= 0
-
-        def draw(*shape: int) -> np.ndarray:
-            return generator.standard_normal(shape).astype(dtype).astype(np.float64)
-
-        dtype = np.dtype(jnp.dtype(dtype))
-        self.q_CWNH = draw(len(lengths), width, N, H)
-        self.kv = [(draw(n, K, H), draw(n, K, H)) for n in lengths]
-        held = [-(-n // page_tokens) for n in lengths]
-        ids = 1 + generator.permutation(_NUM_PAGES * 16 // page_tokens)
-        pages = np.full((len(ids) + 1, page_tokens, 2 * K * H), np.nan, np.float32)
-        # As the engine leaves them: a poisoned entry has a NaN key beside a value of 0.
-        pages[..., K * H :] = 0
-        self.table_CP = np.zeros((len(lengths), _TABLE_TOKENS // page_tokens), np.int32)
-        for row, (n, (k, v)) in enumerate(zip(held, self.kv, strict=True)):
-            own, ids = ids[:n], ids[n:]
-            self.table_CP[row, :n] = own
-            for position in range(lengths[row]):
-                page, offset = own[position // page_tokens], position % page_tokens
-                pages[page, offset] = np.concatenate([k[position].ravel(), v[position].ravel()])
-        stored = jnp.zeros(0, kv_cache.stored_dtype(dtype.name))
-        self.pages = kv_cache.encode(jnp.asarray(pages), stored)
-        self._dtype = dtype
-
+class _Case(paged_case.Case):
     def attend(self, window, deterministic, cap=None):
-        return np.asarray(
-            _attend_pages(window, deterministic, cap)(
-                self.q_CWNH.astype(self._dtype), self.pages, self.table_CP, self.position_CW
-            )
-        )
-
-    def expected(self, window, cap=None):
-        rows = [
-            [_exact(q, k, v, p, window, cap) for q, p in zip(q_WNH, positions, strict=True)]
-            for q_WNH, (k, v), positions in zip(self.q_CWNH, self.kv, self.position_CW, strict=True)
-        ]
-        return np.array(rows)
+        return np.asarray(_attend_pages(window, deterministic, cap)(*self.arguments))
 
 
 @functools.cache
@@ -240,7 +184,7 @@ def test_rows_among_themselves_equal_rows_over_pages(window):
     pages = jnp.full((6, 4, 24), jnp.nan).at[..., 12:].set(0)
     paged, written = _attend(q, k, v, pages, _paged(11), window)
     np.testing.assert_allclose(paged, dense, atol=1e-5)
-    exact = [_exact(*map(np.asarray, (q[t], k, v)), t, window) for t in range(11)]
+    exact = [paged_case.exact(*map(np.asarray, (q[t], k, v)), t, window) for t in range(11)]
     np.testing.assert_allclose(dense, exact, atol=1e-5)
     np.testing.assert_array_equal(written[3, 0], jnp.concatenate([k[0].ravel(), v[0].ravel()]))
 
@@ -323,6 +267,6 @@ def test_apply_is_project_rotate_attend_project(qk_norm):
         return np.concatenate([z.real, z.imag], -1)
 
     q, k = rotated(heads[:, :N], "q_norm") * 0.3, rotated(heads[:, N : N + K], "k_norm")
-    out = np.array([_exact(q[t], k, heads[:, N + K :], t, None) for t in range(9)])
+    out = np.array([paged_case.exact(q[t], k, heads[:, N + K :], t, None) for t in range(9)])
     expected = out.reshape(9, N * H) @ np.asarray(params["out"], np.float64).T
     np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -1,0 +1,318 @@
+"""Attention over pages on Hopper GPUs (Pallas, Mosaic GPU): made for decoding, where a row has few
+query tokens and its whole context is read for them.
+
+Such a kernel is as good as its memory traffic. So
+
+* a block of threads (one warpgroup) belongs to a row, a KV head and a split of the row's pages, and
+  reads each key and value once: every query head and token that sees them is one of the 64 rows of
+  a tensor-core tile (wgmma);
+* a page's keys of a head are one box of the copy engine (TMA), [page tokens, H] out of [pages, page
+  tokens, 2 K H], its values another; further pages are on their way while one is used;
+* where rows are few, their pages are split over blocks until every multiprocessor has work. A split
+  keeps its own maximum, mass and values (online softmax, Milakov & Gimelshein 2018, arXiv
+  1805.02867); they are combined after (Flash-Decoding, Dao et al. 2023).
+
+The step's keys and values are already in the pages (`kv_cache.write`, in place): a fused write
+would have to reach every split that reads them, across blocks that know no order.
+
+Letters beside the common ones: B rows of the kernel's grid, R query rows of a tile (W G of them are
+used), X splits.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from layers import kv_cache
+from layers.kernels.attention.reference import visible
+from layers.kernels.device import Device, target_device
+from layers.linear import soft_cap
+
+ROWS = 64  # of a wgmma tile
+_MOVED_ROWS = 8  # of a tile in shared memory: what is copied comes in multiples
+_PAGE_TOKENS, _HEAD_WIDTHS = (64, 128), (64, 128, 256)
+_OUT_WIDTH = 128  # columns that leave at once
+_HOPPER = ("H100", "H200", "H800", "H20")
+_SHARED_BYTES = 227 << 10  # of one block (CUDA C++ programming guide, compute capability 9.0)
+_STAGES = 4  # pages on their way or in use, where they fit
+_MASKED = -1e30
+_LOG2_E = math.log2(math.e)
+
+
+def limit(q_CWNH: jax.Array, pages: jax.Array, deterministic: bool, device: Device) -> str | None:
+    """What keeps the kernel from these arguments on that device, and what would work; None:
+    nothing.
+    """
+    (_, _, N, H), page_tokens = q_CWNH.shape, pages.shape[1]
+    dtype = kv_cache.decoded_dtype(pages)
+    if device.platform != "gpu" or not any(name in device.kind for name in _HOPPER):
+        return f"runs on Hopper GPUs (H100, H200), not on {device.kind}"
+    if deterministic:
+        return "has not been measured to be deterministic"
+    if dtype not in (jnp.bfloat16, jnp.float16):
+        return f"reads pages of bfloat16 or float16, not {dtype.name}"
+    if page_tokens not in _PAGE_TOKENS:
+        return f"reads pages of 64 or 128 tokens, not {page_tokens}: set engine.page_tokens"
+    if H not in _HEAD_WIDTHS:
+        return f"has heads of 64, 128 or 256, not {H}"
+    if ROWS * pages.shape[2] < N * 2 * H:
+        return f"has at most {ROWS} query heads a KV head, not {N * 2 * H // pages.shape[2]}"
+    if _num_stages(page_tokens, H, dtype.itemsize) < 2:
+        return f"has no room for pages of {page_tokens} tokens with heads of {H}: 64 tokens fit"
+    return None
+
+
+def attend_pages(
+    q_CWNH: jax.Array,
+    pages: jax.Array,
+    table_CP: jax.Array,
+    position_CW: jax.Array,
+    window: int | None,
+    deterministic: bool = False,
+    score_cap: float | None = None,
+    *,
+    num_splits: int | None = None,
+    interpret: Any = None,
+) -> jax.Array:
+    """`reference.attend_pages`; where that needs fixed tiles (`deterministic`), `limit` says no.
+
+    A row with more query tokens than a tile holds is several rows of the grid, which read its
+    pages once each.
+
+    Args:
+        q_CWNH: as there.
+        pages: as there.
+        table_CP: as there.
+        position_CW: as there.
+        window: as there.
+        deterministic: as there.
+        score_cap: as there.
+        num_splits: blocks that share the pages of a row and KV head; None: as many as fill the
+            device.
+        interpret: `InterpretGPUParams`: interpreted, on any device.
+    """
+    (C, W, N, H), page_tokens = q_CWNH.shape, pages.shape[1]
+    K = pages.shape[2] // (2 * H)
+    G = N // K
+    width = min(W, ROWS // G)  # query tokens of a tile
+    padding = (0, -W % width)
+    q_CWNH = jnp.pad(q_CWNH, ((0, 0), padding, (0, 0), (0, 0)))
+    position_BW = jnp.pad(position_CW, ((0, 0), padding), mode="edge").reshape(-1, width)
+    B, num_rows = position_BW.shape[0], -(-width * G // _MOVED_ROWS) * _MOVED_ROWS
+    if num_splits is None:
+        num_splits = max(1, target_device().num_cores // (B * K))
+    q_BKRH = q_CWNH.reshape(B, width, K, G, H).transpose(0, 2, 1, 3, 4)
+    unused = (0, num_rows - width * G)
+    q_BKRH = jnp.pad(q_BKRH.reshape(B, K, width * G, H), ((0, 0), (0, 0), unused, (0, 0)))
+    position_BR = jnp.repeat(position_BW, G, axis=1)
+    position_BR = jnp.pad(position_BR, ((0, 0), (0, ROWS - width * G)), mode="edge")
+    values_BKXRH, stats_BKX2R = _attend_splits(
+        q_BKRH, kv_cache.decode(pages), jnp.repeat(table_CP, B // C, axis=0), position_BR,
+        *_split_pages(position_BW, page_tokens, window, num_splits),
+        window=window, score_cap=score_cap, interpret=interpret,
+    )  # fmt: skip
+    out_BKRH = _combine(values_BKXRH, stats_BKX2R)[:, :, : width * G]
+    out_BWKGH = out_BKRH.reshape(B, K, width, G, H).transpose(0, 2, 1, 3, 4)
+    return out_BWKGH.reshape(C, -1, N, H)[:, :W]
+
+
+def _split_pages(
+    position_BW: jax.Array, page_tokens: int, window: int | None, num_splits: int
+) -> tuple[jax.Array, jax.Array]:
+    """Table columns that each split of a row reads, from and up to: i32[B, X] each. Together those
+    that hold a visible key, in equal shares; late splits of a short row are empty.
+    """
+    stop_B1 = position_BW.max(1, keepdims=True) // page_tokens + 1
+    first_B1 = jnp.zeros_like(stop_B1)
+    if window is not None:
+        oldest_B1 = position_BW.min(1, keepdims=True) - window + 1
+        first_B1 = jnp.maximum(oldest_B1, 0) // page_tokens
+    share_B1 = -(-(stop_B1 - first_B1) // num_splits)
+    start_BX = first_B1 + share_B1 * jnp.arange(num_splits, dtype=jnp.int32)
+    return jnp.minimum(start_BX, stop_B1), jnp.minimum(start_BX + share_B1, stop_B1)
+
+
+def _combine(values_BKXRH: jax.Array, stats_BKX2R: jax.Array) -> jax.Array:
+    """The softmax over all splits of a row: float32 [B, K, R, H]."""
+    stats_BKX2R = stats_BKX2R[..., : values_BKXRH.shape[3]]
+    maximum_BKXR, mass_BKXR = stats_BKX2R[:, :, :, 0], stats_BKX2R[:, :, :, 1]
+    decay_BKXR = jnp.exp2(maximum_BKXR - maximum_BKXR.max(2, keepdims=True))
+    mass_BKR = (mass_BKXR * decay_BKXR).sum(2)
+    return (values_BKXRH * decay_BKXR[..., None]).sum(2) / mass_BKR[..., None]
+
+
+# --- the kernel -----------------------------------------------------------------------------------
+
+
+class _Shared(NamedTuple):
+    """A block's shared memory and the barriers that its copies arrive at."""
+
+    q: Any  # [R, H]
+    position: Any  # i32[R]
+    keys: Any  # [stages, page tokens, H]
+    values: Any  # likewise
+    out: Any  # f32[R, columns]
+    stats: Any  # f32[2, R]
+    q_arrived: Any
+    position_arrived: Any
+    keys_arrived: Any  # one a stage
+    values_arrived: Any
+
+
+def _num_stages(page_tokens: int, width: int, itemsize: int) -> int:
+    """Pages that shared memory has room for beside the queries and the output."""
+    rest = ROWS * (width * itemsize + min(width, _OUT_WIDTH) * 4)
+    rest += 8 << 10  # positions, statistics, alignment
+    return min(_STAGES, (_SHARED_BYTES - rest) // (2 * page_tokens * width * itemsize))
+
+
+def _attend_splits(
+    q_BKRH: jax.Array,
+    pages: jax.Array,
+    table_BP: jax.Array,
+    position_BR: jax.Array,
+    start_BX: jax.Array,
+    stop_BX: jax.Array,
+    *,
+    window: int | None,
+    score_cap: float | None,
+    interpret: Any,
+) -> tuple[jax.Array, jax.Array]:
+    """Attention of each split alone: weighted values, float32 [B, K, X, R, H], and maximum (base 2)
+    and mass of their weights, float32 [B, K, X, 2, 64].
+    """
+    (B, K, num_rows, H), page_tokens, X = q_BKRH.shape, pages.shape[1], start_BX.shape[1]
+    dtype = pages.dtype
+    num_stages = _num_stages(page_tokens, H, dtype.itemsize)
+    moved, out_width = pl.ds(0, num_rows), min(H, _OUT_WIDTH)
+
+    def kernel(
+        q_ref, pages_ref, table_ref, position_ref, start_ref, stop_ref, values_ref, stats_ref,
+        **scratch,
+    ):  # fmt: skip
+        shared = _Shared(**scratch)
+        b, head, split = (lax.axis_index(name) for name in ("row", "head", "split"))
+        start, stop = start_ref[b, split], stop_ref[b, split]
+
+        def fetch(page, j):
+            stage = lax.rem(j - start, jnp.int32(num_stages))
+            for part, target, arrived in (
+                (head, shared.keys, shared.keys_arrived),
+                (K + head, shared.values, shared.values_arrived),
+            ):
+                box = pages_ref.at[page, :, pl.ds(part * H, H)]
+                plgpu.copy_gmem_to_smem(box, target.at[stage], arrived.at[stage])
+
+        plgpu.copy_gmem_to_smem(q_ref.at[b, head], shared.q.at[moved], shared.q_arrived)
+        plgpu.copy_gmem_to_smem(position_ref.at[b], shared.position, shared.position_arrived)
+        pl.loop(start, jnp.minimum(stop, start + num_stages))(lambda j: fetch(table_ref[b, j], j))
+        plgpu.barrier_wait(shared.q_arrived)
+        plgpu.barrier_wait(shared.position_arrived)
+        position_R = shared.position[...]
+
+        def fold(j, carry):
+            maximum_R, mass_R, values_RH = carry
+            stage = lax.rem(j - start, jnp.int32(num_stages))
+            ahead = j + num_stages
+            page = table_ref[b, jnp.minimum(ahead, stop - 1)]  # asked for long before it is used
+            plgpu.barrier_wait(shared.keys_arrived.at[stage])
+            scores_RS = _scores(shared.q, shared.keys, stage, interpret)
+            scores_RS = scores_RS if score_cap is None else soft_cap(scores_RS, score_cap)
+            shape = scores_RS.shape
+            key_position = j * page_tokens + lax.broadcasted_iota(jnp.int32, shape, 1)
+            mask_RS = visible(key_position, lax.broadcast_in_dim(position_R, shape, (0,)), window)
+            scores_RS = jnp.where(mask_RS, scores_RS * _LOG2_E, _MASKED)
+            new_maximum_R = jnp.maximum(maximum_R, scores_RS.max(1))
+            decay_R = jnp.exp2(maximum_R - new_maximum_R)
+            weights_RS = jnp.exp2(scores_RS - lax.broadcast_in_dim(new_maximum_R, shape, (0,)))
+            mass_R = mass_R * decay_R + weights_RS.sum(1)
+            values_RH *= lax.broadcast_in_dim(decay_R, values_RH.shape, (0,))
+            plgpu.barrier_wait(shared.values_arrived.at[stage])
+            weights_RS = weights_RS.astype(dtype)
+            values_RH = _add_values(values_RH, weights_RS, shared.values, stage, interpret)
+            pl.when(ahead < stop)(lambda: fetch(page, ahead))
+            return new_maximum_R, mass_R, values_RH
+
+        init = (
+            jnp.full((ROWS,), _MASKED, jnp.float32),
+            jnp.zeros((ROWS,), jnp.float32),
+            jnp.zeros((ROWS, H), jnp.float32),
+        )
+        maximum_R, mass_R, values_RH = lax.fori_loop(start, stop, fold, init)
+        shared.stats[0], shared.stats[1] = maximum_R, mass_R
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(shared.stats, stats_ref.at[b, head, split])
+        for first in range(0, H, out_width):
+            shared.out[...] = values_RH[:, first : first + out_width]
+            plgpu.commit_smem()
+            columns = values_ref.at[b, head, split, :, pl.ds(first, out_width)]
+            plgpu.copy_smem_to_gmem(shared.out.at[moved], columns)
+            plgpu.wait_smem_to_gmem(0)
+
+    # Tiles of 8 rows x 128 bytes, whose 16-byte parts are swizzled: how wgmma reads its operands.
+    tiles = (plgpu.TilingTransform((8, 128 // dtype.itemsize)), plgpu.SwizzleTransform(128))
+    pages_held = plgpu.SMEM((num_stages, page_tokens, H), dtype, transforms=tiles)
+    scratch = _Shared(
+        q=plgpu.SMEM((ROWS, H), dtype, transforms=tiles),
+        position=plgpu.SMEM((ROWS,), jnp.int32),
+        keys=pages_held,
+        values=pages_held,
+        out=plgpu.SMEM((ROWS, out_width), jnp.float32),
+        stats=plgpu.SMEM((2, ROWS), jnp.float32),
+        q_arrived=plgpu.Barrier(),
+        position_arrived=plgpu.Barrier(),
+        keys_arrived=plgpu.Barrier(num_barriers=num_stages),
+        values_arrived=plgpu.Barrier(num_barriers=num_stages),
+    )
+    return plgpu.kernel(
+        kernel,
+        out_type=(
+            jax.ShapeDtypeStruct((B, K, X, num_rows, H), jnp.float32),
+            jax.ShapeDtypeStruct((B, K, X, 2, ROWS), jnp.float32),
+        ),
+        scratch_types=scratch._asdict(),
+        grid=(B, K, X),
+        grid_names=("row", "head", "split"),
+        kernel_name="paged_attention",
+        # The approximate tanh is off by up to 2^-11, which a soft cap would multiply.
+        compiler_params=plgpu.CompilerParams(
+            approx_math=score_cap is None,
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,  # jax 0.10's default is another
+        ),
+        interpret=interpret,
+    )(q_BKRH, pages, table_BP, position_BR, start_BX, stop_BX)
+
+
+def _scores(q_smem, keys_smem, stage, interpret):
+    """Products of the queries with a page's keys: float32 [R, page tokens]."""
+    if interpret:
+        return _dot(q_smem[...], keys_smem[stage], 1)
+    shape = (q_smem.shape[0], keys_smem.shape[1])
+
+    def product(sum_ref):
+        plgpu.wgmma(sum_ref, q_smem, plgpu.transpose_ref(keys_smem.at[stage], (1, 0)))
+        return sum_ref[...]
+
+    return pl.run_scoped(product, plgpu.ACC(shape, jnp.float32))
+
+
+def _add_values(values_RH, weights_RS, values_smem, stage, interpret):
+    """values_RH + weights_RS x a page's values."""
+    if interpret:
+        return values_RH + _dot(weights_RS, values_smem[stage], 0)
+
+    def product(sum_ref):
+        plgpu.wgmma(sum_ref, weights_RS, values_smem.at[stage])
+
+    return pl.run_state(product)(plgpu.ACC.init(values_RH))
+
+
+def _dot(x, y, contract: int):
+    """The tensor core's product, in interpret mode: contracts axis 1 of x, `contract` of y."""
+    dims = (((1,), (contract,)), ((), ()))
+    return lax.dot_general(x, y, dims, preferred_element_type=jnp.float32)

@@ -1,0 +1,25 @@
+"""The device that a program is traced for."""
+
+from typing import NamedTuple
+
+import jax
+
+
+class Device(NamedTuple):
+    """What a kernel must know of its device."""
+
+    platform: str  # "cpu", "gpu" or "tpu"
+    kind: str  # as `jax.Device.device_kind` names it
+    num_cores: int  # streaming multiprocessors, tensor cores
+
+
+def target_device() -> Device:
+    """The abstract mesh's device where one is set, as for a compilation without the device
+    (`jax.sharding.use_abstract_mesh`); else JAX's default device.
+    """
+    described = jax.sharding.get_abstract_mesh().abstract_device
+    if described is not None:
+        platform = "gpu" if described.platform == "cuda" else described.platform
+        return Device(platform, described.device_kind, described.num_cores or 1)
+    device = jax.devices()[0]
+    return Device(device.platform, device.device_kind, getattr(device, "core_count", None) or 1)

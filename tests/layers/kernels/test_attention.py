@@ -1,0 +1,185 @@
+"""Every implementation of attention over pages against a softmax in float64, on one set of cases;
+kernels in the interpreter of their back end.
+
+The interpreter runs the Hopper kernel's copies, barriers, masks and splits as they are, and starts
+from NaN: only the two products of its tensor core are plain dots there.
+"""
+
+import functools
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import mosaic_gpu
+
+from configs.cache import keys_values
+from configs.errors import InputError
+from layers import attention
+from layers.kernels import tuning
+from layers.kernels.attention import api, gpu, reference
+from layers.kernels.device import Device, target_device
+from layers.mixer import StepContext
+from layers.ragged import contiguous
+from tests.layers import paged_case
+
+try:
+    _INTERPRETER = mosaic_gpu.InterpretGPUParams
+except AttributeError:  # private before jax 0.11
+    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams as _INTERPRETER
+
+_H200 = Device("gpu", "NVIDIA H200", 132)
+_ATOL = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 2e-2}
+
+
+def _interpreted(*args, **options):
+    return gpu.attend_pages(*args, **options, interpret=_INTERPRETER())
+
+
+_IMPLEMENTATIONS = {"reference": reference.attend_pages, "pallas_gpu": _interpreted}
+
+
+def _check(name, case, window=None, dtype="float32", cap=None, **options):
+    attend = functools.partial(_IMPLEMENTATIONS[name], window=window, score_cap=cap, **options)
+    found = jax.jit(attend)(*case.arguments)
+    assert found.dtype == jnp.float32
+    expected = case.expected(window, cap)
+    np.testing.assert_allclose(
+        np.asarray(found)[case.valid_CW], expected[case.valid_CW], atol=_ATOL[dtype]
+    )
+
+
+def _lengths(page_tokens: int) -> tuple[int, ...]:
+    return 0, 1, page_tokens - 1, page_tokens, page_tokens + 1, 300
+
+
+_CASES = {  # (N, K), page tokens, query tokens, head width, dtype, window
+    "one query head": ((2, 2), 64, 1, 64, "float32", None),
+    "many query heads": ((16, 2), 64, 1, 64, "bfloat16", None),
+    "odd group": ((9, 3), 128, 1, 64, "float32", 24),
+    "one KV head": ((8, 1), 64, 1, 128, "float16", None),
+    "drafts": ((4, 2), 64, 4, 64, "float32", None),
+    "drafts, window": ((4, 2), 128, 4, 64, "bfloat16", 100),
+    "window of one": ((4, 2), 64, 1, 64, "float32", 1),
+    "more tokens than a tile holds": ((32, 2), 64, 9, 64, "float32", 70),
+    "wide heads": ((2, 1), 64, 1, 256, "bfloat16", None),
+}
+
+
+@pytest.mark.parametrize("case", _CASES)
+@pytest.mark.parametrize("name", _IMPLEMENTATIONS)
+def test_ragged_lengths(name, case):
+    heads, page_tokens, width, head_width, dtype, window = _CASES[case]
+    drawn = paged_case.Case(
+        _lengths(page_tokens), heads, page_tokens, width, dtype, head_width=head_width
+    )
+    drawn.q_CWNH *= head_width**-0.5
+    _check(name, drawn, window, dtype)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", _IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("heads", [(2, 2), (6, 2), (16, 2)])
+@pytest.mark.parametrize("page_tokens", [64, 128])
+def test_the_whole_product(name, dtype, heads, page_tokens):
+    for seed, (width, window) in enumerate(itertools.product((1, 3), (None, 1, 90))):
+        drawn = paged_case.Case(
+            _lengths(page_tokens), heads, page_tokens, width, dtype, seed, head_width=64
+        )
+        drawn.q_CWNH /= 8
+        _check(name, drawn, window, dtype)
+
+
+@pytest.mark.parametrize("num_splits", [2, 5])
+@pytest.mark.parametrize("window", [None, 130])
+def test_splits_of_a_row_are_combined(num_splits, window):
+    """Among them empty ones, and ones whose keys a draft does not see yet."""
+    case = paged_case.Case((1, 65, 257, 300), (4, 2), 64, 2, head_width=64)
+    case.q_CWNH /= 8
+    _check("pallas_gpu", case, window, num_splits=num_splits)
+
+
+@pytest.mark.parametrize("name", _IMPLEMENTATIONS)
+def test_scores_stay_within_their_cap(name):
+    case = paged_case.Case((1, 64, 200), (4, 2), 64, 1, head_width=64)
+    _check(name, case, cap=1.5)
+
+
+def test_large_scores_do_not_overflow():
+    case = paged_case.Case((1, 64, 200), (4, 2), 64, 1, head_width=64)
+    case.q_CWNH = np.float32(case.q_CWNH * 1000).astype(np.float64)
+    attend = jax.jit(functools.partial(_interpreted, window=None))
+    np.testing.assert_allclose(attend(*case.arguments), case.expected(None), atol=1e-3)
+
+
+@pytest.mark.parametrize("name", _IMPLEMENTATIONS)
+def test_a_visible_nan_reaches_its_readers_only(name):
+    case = paged_case.Case((70, 130), (4, 2), 64, 1, head_width=64)
+    page = case.table_CP[1, 1]
+    pages = np.array(case.pages)
+    pages[page, 3, :64] = np.nan  # a key of KV head 0
+    q, _, table, position = case.arguments
+    attend = functools.partial(_IMPLEMENTATIONS[name], window=None)
+    found = np.asarray(jax.jit(attend)(q, jnp.asarray(pages), table, position))
+    assert np.isnan(found[1, 0, :2]).all()
+    assert np.isfinite(found[0]).all()
+
+
+# --- who computes ---------------------------------------------------------------------------------
+
+
+def _shapes(N=8, K=2, H=128, page_tokens=64, dtype=jnp.uint16):
+    pages = jax.ShapeDtypeStruct((9, page_tokens, 2 * K * H), dtype)
+    return jax.ShapeDtypeStruct((3, 1, N, H), jnp.bfloat16), pages
+
+
+@pytest.mark.parametrize(
+    ("shapes", "reason"),
+    [
+        (_shapes(dtype=jnp.float32), "bfloat16 or float16, not float32"),
+        (_shapes(page_tokens=16), "64 or 128 tokens, not 16: set engine.page_tokens"),
+        (_shapes(H=80), "heads of 64, 128 or 256, not 80"),
+        (_shapes(N=130), "at most 64 query heads a KV head, not 65"),
+        (_shapes(H=256, page_tokens=128), "no room for pages of 128 tokens .* 64 tokens fit"),
+    ],
+)
+def test_the_kernel_names_its_limits(shapes, reason):
+    assert re.search(reason, gpu.limit(*shapes, False, _H200))
+
+
+def test_the_kernel_runs_on_hopper():
+    assert gpu.limit(*_shapes(), False, _H200) is None
+    assert gpu.limit(*_shapes(), False, Device("gpu", "NVIDIA GH200 480GB", 132)) is None
+    for kind in ("NVIDIA A100-SXM4-80GB", "NVIDIA B200", "cpu"):
+        assert "Hopper" in gpu.limit(*_shapes(), False, Device("gpu", kind, 100))
+    assert "deterministic" in gpu.limit(*_shapes(), True, _H200)
+
+
+def test_a_named_kernel_never_falls_back():
+    case = paged_case.Case((1, 64), (4, 2), 64, 1, "bfloat16", head_width=64)
+    with pytest.raises(InputError, match="'pallas_gpu' runs on Hopper .* not on cpu; 'reference'"):
+        api.attend_pages(*case.arguments, None, implementation="pallas_gpu")
+    q = jnp.zeros((1, 4, 64))
+    context = StepContext(contiguous(1, 1), None, keys_values(4, 64), 0, True, False)
+    with pytest.raises(InputError, match="'pallas_gpu' reads pages, and there is no cache"):
+        attention.attend(q, q, q, None, context, implementation="pallas_gpu")
+
+
+def test_without_a_measurement_the_reference_runs(monkeypatch):
+    """Whatever the device; a measured winner that cannot run is passed over."""
+    case = paged_case.Case((1, 64), (4, 2), 16, 1, head_width=64)
+    before = api.attend_pages(*case.arguments, None)
+    assert tuning.winners("attention", "NVIDIA H200") == ()
+    monkeypatch.setattr(tuning, "winners", lambda operation, kind: ("pallas_gpu",))
+    np.testing.assert_array_equal(api.attend_pages(*case.arguments, None), before)
+
+
+def test_the_device_may_be_one_that_is_not_there():
+    assert target_device().platform == jax.default_backend()
+    described = jax.sharding.AbstractDevice("NVIDIA H200", 132, "cuda")
+    mesh = jax.sharding.AbstractMesh((1,), ("x",), abstract_device=described)
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert target_device() == _H200
