@@ -304,7 +304,9 @@ def _scores(q_smem, keys_smem, stage, interpret):
 def _add_values(values_RH, weights_RS, values_smem, stage, interpret):
     """values_RH + weights_RS x a page's values."""
     if interpret:
-        return values_RH + _dot(weights_RS, values_smem[stage], 0)
+        values_RH += _dot(weights_RS, values_smem[stage], 0)
+        plgpu.commit_smem()  # later copies wait for plain reads; those of wgmma are in their order
+        return values_RH
 
     def product(sum_ref):
         plgpu.wgmma(sum_ref, weights_RS, values_smem.at[stage])

@@ -1,8 +1,8 @@
 """Every implementation of attention over pages against a softmax in float64, on one set of cases;
 kernels in the interpreter of their back end.
 
-The interpreter runs the Hopper kernel's copies, barriers, masks and splits as they are, and starts
-from NaN: only the two products of its tensor core are plain dots there.
+The interpreter runs the Hopper kernel's copies, barriers, masks and splits as they are, starts from
+NaN and (from jax 0.11) looks for races: only the two products of the tensor core are plain dots.
 """
 
 import functools
@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import mosaic_gpu
+from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call  # no public name in 0.10
+from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 
 from configs.cache import keys_values
 from configs.errors import InputError
@@ -25,17 +26,13 @@ from layers.mixer import StepContext
 from layers.ragged import contiguous
 from tests.layers import paged_case
 
-try:
-    _INTERPRETER = mosaic_gpu.InterpretGPUParams
-except AttributeError:  # private before jax 0.11
-    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams as _INTERPRETER
-
+_INTERPRETER = InterpretGPUParams(detect_races=jax.__version_info__ >= (0, 11))  # 0.10 hangs on it
 _H200 = Device("gpu", "NVIDIA H200", 132)
 _ATOL = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 2e-2}
 
 
 def _interpreted(*args, **options):
-    return gpu.attend_pages(*args, **options, interpret=_INTERPRETER())
+    return gpu.attend_pages(*args, **options, interpret=_INTERPRETER)
 
 
 _IMPLEMENTATIONS = {"reference": reference.attend_pages, "pallas_gpu": _interpreted}
@@ -45,6 +42,8 @@ def _check(name, case, window=None, dtype="float32", cap=None, **options):
     attend = functools.partial(_IMPLEMENTATIONS[name], window=window, score_cap=cap, **options)
     found = jax.jit(attend)(*case.arguments)
     assert found.dtype == jnp.float32
+    if name == "pallas_gpu" and _INTERPRETER.detect_races:
+        assert not interpret_pallas_call.get_races().races_found
     expected = case.expected(window, cap)
     np.testing.assert_allclose(
         np.asarray(found)[case.valid_CW], expected[case.valid_CW], atol=_ATOL[dtype]
