@@ -3,6 +3,7 @@
 # commands below as they stand.
 
 PYTHON ?= python3
+PYTHON311 ?= python3.11
 PYTHON312 ?= python3.12
 WORKERS ?= 2
 MODEL ?= smollm2-135m
@@ -15,6 +16,12 @@ GOLDEN_PIP_ARGS ?=
 LOCK_ARGS ?=
 UV_VERSION := 0.13.8
 
+# Environments of the compile gates: a jax of the lock, and a compiler for chips that are not there.
+AOT := cuda-py312 cuda-py311 tpu-py311
+# No GPU is looked for; libtpu asks no metadata server and tolerates several processes.
+AOT_ENV := JAX_PLATFORMS=cpu CUDA_VISIBLE_DEVICES= TPU_SKIP_MDS_QUERY=1 TPU_ACCELERATOR_TYPE=v6e-4 \
+	TPU_WORKER_HOSTNAMES=localhost TPU_WORKER_ID=0 ALLOW_MULTIPLE_LIBTPU_LOAD=1
+
 INSTALL := -m pip --disable-pip-version-check install -qq
 LOCKED := $(INSTALL) --require-hashes
 COMPILE = .venv-lock/bin/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
@@ -26,7 +33,7 @@ IS_NEW_ENOUGH = -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ridgeli
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long check test-py312 golden lock clean
+.PHONY: help run test test-long check test-py312 test-aot golden lock clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -56,6 +63,16 @@ test-py312:  ## the suite on Python 3.12 and its newer jax; skipped where there 
 		echo "test-py312: SKIPPED, there is no $(PYTHON312) with venv on this machine"; \
 	fi
 
+test-aot:  ## compile for H200 and TPUs without a device; skipped by name where that cannot be installed
+	@for name in $(AOT); do \
+		if ! $(MAKE) .venv-aot-$$name/.ready; then \
+			echo "test-aot: SKIPPED $$name, its environment cannot be installed here"; continue; \
+		fi; \
+		echo "test-aot: $$name"; \
+		$(AOT_ENV) .venv-aot-$$name/bin/python -m pytest -n $(WORKERS) -rP -m aot \
+			tests/aot/test_$${name%-*}.py || exit 1; \
+	done
+
 golden: .venv-golden/.golden  ## recompute the goldens with transformers and compare
 	.venv-golden/bin/python tests/golden/make_golden.py --compare
 
@@ -64,7 +81,7 @@ lock: .venv-lock/.uv  ## rewrite the hashed locks from pyproject.toml
 	$(COMPILE) --extra test -c requirements.lock -o requirements-test.lock
 
 clean:  ## remove everything that make created
-	rm -rf .venv .venv312 .venv-golden .venv-lock .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv312 .venv-aot-* .venv-golden .venv-lock .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -rf build ridgeline.egg-info
 	find configs sharding layers inference scripts tests -name __pycache__ -prune -exec rm -rf {} +
 
@@ -86,6 +103,12 @@ clean:  ## remove everything that make created
 .venv312/.test: requirements-test.lock
 	$(PYTHON312) -m venv .venv312
 	.venv312/bin/python $(LOCKED) -r requirements-test.lock
+	@touch $@
+
+.venv-aot-%/.ready: requirements-test.lock tests/aot/%.txt
+	@PYENV_VERSION=3.12.1 $(PYTHON3$(lastword $(subst -py3, ,$*))) -m venv $(@D) 2>/dev/null || $(PYTHON3$(lastword $(subst -py3, ,$*))) -m venv $(@D)
+	.venv-aot-$*/bin/python $(LOCKED) -r requirements-test.lock
+	.venv-aot-$*/bin/python $(INSTALL) --no-deps -r tests/aot/$*.txt
 	@touch $@
 
 .venv-golden/.golden: pyproject.toml

@@ -295,7 +295,7 @@ def _scores(q_smem, keys_smem, stage, interpret):
     shape = (q_smem.shape[0], keys_smem.shape[1])
 
     def product(sum_ref):
-        plgpu.wgmma(sum_ref, q_smem, plgpu.transpose_ref(keys_smem.at[stage], (1, 0)))
+        plgpu.wgmma(sum_ref, q_smem, keys_smem.at[stage].transpose((1, 0)))
         return sum_ref[...]
 
     return pl.run_scoped(product, plgpu.ACC(shape, jnp.float32))

@@ -26,7 +26,9 @@ from layers.mixer import StepContext
 from layers.ragged import contiguous
 from tests.layers import paged_case
 
-_INTERPRETER = InterpretGPUParams(detect_races=jax.__version_info__ >= (0, 11))  # 0.10 hangs on it
+_INTERPRETER = InterpretGPUParams(
+    detect_races=jax.__version_info__ >= (0, 11)
+)  # 0.10 overlooks them
 _H200 = Device("gpu", "NVIDIA H200", 132)
 _ATOL = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 2e-2}
 

@@ -1,0 +1,85 @@
+"""Compiling for chips that are not there, and what every compiled program owes its cache."""
+
+import dataclasses
+import functools
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, SingleDeviceSharding
+
+from configs import presets
+from configs.engine import Config, EngineConfig
+from inference import batch, step
+from inference.plan import Plan
+from inference.shapes import StepShape
+from layers import decoder, kv_cache, params
+
+MEGABYTE = 1 << 20
+DECODE = StepShape((16, 1), (0, 64), sampler="greedy")
+MIXED = StepShape((16, 1), (2, 64))
+_H200_CORES = 132
+
+
+@functools.cache
+def h200() -> Any:
+    """The device as XLA's compiler knows it."""
+    description = Path(__file__).with_name("h200.txtpb").read_text(encoding="utf-8")
+    topology = topologies.get_topology_desc(
+        platform="cuda", target_config=description, topology="1x1x1"
+    )
+    return topology.devices[0]
+
+
+@functools.cache
+def tpu(topology_name: str) -> Any:
+    """One chip of a topology."""
+    return topologies.get_topology_desc(platform="tpu", topology_name=topology_name).devices[0]
+
+
+def compiled(program: Any, device: Any, arguments: Any, donated: tuple[int, ...]) -> Any:
+    """The executable of a program over abstract arguments, traced as if the device were there."""
+    is_gpu = device.platform == "gpu"
+    described = AbstractDevice(
+        device.device_kind, _H200_CORES if is_gpu else 1, "cuda" if is_gpu else device.platform
+    )
+    mesh = AbstractMesh((1,), ("x",), axis_types=(AxisType.Auto,), abstract_device=described)
+    sharding = SingleDeviceSharding(device)
+    arguments = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arguments
+    )
+    with jax.sharding.use_abstract_mesh(mesh):
+        jitted = jax.jit(program, donate_argnums=donated, keep_unused=True)
+        return jitted.lower(*arguments).compile()
+
+
+@functools.cache
+def compiled_step(device: Any, shape: StepShape, page_tokens: int) -> tuple[Any, Any, Any]:
+    """One layer of Llama 3 8B as a step: the executable, its cache and its slots."""
+    model = dataclasses.replace(presets.get("llama3-8b").config, num_layers=1)
+    engine = EngineConfig(
+        max_seqs=16, max_context=4096, cache_bytes=256 * MEGABYTE, page_tokens=page_tokens
+    )
+    config = Config(model, engine)
+    cache = kv_cache.abstract(model, config.num_pages, page_tokens, engine.max_seqs, 0)
+    slots = jax.eval_shape(lambda: step.init_slots(config))
+    weights = params.abstract(decoder.param_infos(model))
+    program = functools.partial(step.step, config=config, shape=shape)
+    arguments = weights, cache, slots, batch.build(Plan(shape), config)
+    return compiled(program, device, arguments, (1, 2)), cache, slots
+
+
+def num_bytes(tree: Any) -> int:
+    """Bytes of a pytree of shapes."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def copies(executable: Any, leaf: Any) -> list[str]:
+    """Instructions that write a leaf's elements anew, under whatever shape."""
+    found = re.finditer(
+        r"= \w+\[([\d,]+)\]\S* (?:copy|copy-start|transpose)\(", executable.as_text()
+    )
+    return [m[0] for m in found if math.prod(map(int, m[1].split(","))) == math.prod(leaf.shape)]

@@ -1,0 +1,69 @@
+"""Programs compiled for an H200 by XLA's CUDA plug-in, without one."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from configs.cache import keys_values
+from layers import attention, kv_cache
+from layers.mixer import StepContext
+from layers.ragged import Ragged, Rectangle
+from tests.aot import programs
+
+pytestmark = pytest.mark.aot
+
+
+@pytest.mark.parametrize("shape", [programs.DECODE, programs.MIXED], ids=["decode", "mixed"])
+def test_the_step_keeps_its_cache_in_place(shape):
+    executable, cache, slots = programs.compiled_step(programs.h200(), shape, 64)
+    memory = executable.memory_analysis()
+    assert memory.alias_size_in_bytes == programs.num_bytes((cache, slots))
+    assert memory.temp_size_in_bytes < 48 * programs.MEGABYTE
+    assert not programs.copies(executable, cache[0])
+
+
+_CASES = {  # rows, query tokens, (N, K), H, page tokens, window, cap, dtype; registers a thread
+    "llama3-8b": ((32, 1, (32, 8), 128, 64, None, None, "bfloat16"), 160),
+    "llama3-8b, alone": ((1, 1, (32, 8), 128, 64, None, None, "bfloat16"), 160),
+    "llama3-8b, large pages": ((32, 1, (32, 8), 128, 128, None, None, "bfloat16"), 216),
+    "llama3-8b, drafts": ((32, 5, (32, 8), 128, 64, None, None, "float16"), 160),
+    "llama3-8b, prefill": ((4, 64, (32, 8), 128, 64, None, None, "bfloat16"), 160),
+    "llama2-13b": ((16, 1, (40, 40), 128, 64, None, None, "bfloat16"), 160),
+    "smollm2-135m, window": ((8, 1, (9, 3), 64, 128, 512, None, "bfloat16"), 184),
+    "gemma2": ((8, 1, (8, 4), 256, 64, 4096, 50.0, "bfloat16"), 255),
+}
+
+
+@pytest.mark.parametrize("case", _CASES)
+def test_the_kernel_fits_its_registers_and_keeps_the_cache_in_place(case, tmp_path, monkeypatch):
+    (rows, width, (N, K), H, page_tokens, window, cap, dtype), max_registers = _CASES[case]
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_TO", str(tmp_path))
+
+    def tensor(*shape: int, dtype="int32") -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    ragged = Ragged((Rectangle(
+        tensor(rows), tensor(rows, width), tensor(rows, width, dtype="bool"),
+        (tensor(rows, 4096 // page_tokens),),
+    ),))  # fmt: skip
+    pages = tensor(1025, page_tokens, 2 * K * H, dtype=kv_cache.stored_dtype(dtype))
+    kv = tensor(rows * width, K, H, dtype=jnp.dtype(dtype))
+
+    def attend(q, k, v, pages, ragged):
+        context = StepContext(ragged, None, keys_values(K, H, window), 0, True, False)
+        return attention.attend(q, k, v, pages, context, "pallas_gpu", cap)
+
+    arguments = tensor(rows * width, N, H, dtype=kv.dtype), kv, kv, pages, ragged
+    executable = programs.compiled(attend, programs.h200(), arguments, (3,))
+    memory = executable.memory_analysis()
+    assert memory.alias_size_in_bytes == programs.num_bytes(pages)
+    assert memory.temp_size_in_bytes < 16 * programs.MEGABYTE
+    assert not programs.copies(executable, pages)
+    (report,) = (path.read_text() for path in tmp_path.glob("*.ptxas"))
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report
+    registers = int(re.search(r"Used (\d+) registers", report)[1])
+    print(f"{case}: {registers} registers, {memory.temp_size_in_bytes} bytes of temporaries")
+    assert registers <= max_registers
