@@ -64,6 +64,7 @@ def test_the_kernel_fits_its_registers_and_keeps_the_cache_in_place(case, tmp_pa
     assert not programs.copies(executable, pages)
     (report,) = (path.read_text() for path in tmp_path.glob("*.ptxas"))
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report
+    assert "serialized" not in report  # what ptxas does to products it cannot overlap
     registers = int(re.search(r"Used (\d+) registers", report)[1])
     print(f"{case}: {registers} registers, {memory.temp_size_in_bytes} bytes of temporaries")
     assert registers <= max_registers
