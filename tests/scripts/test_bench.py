@@ -30,7 +30,17 @@ _LATENCIES = {
 }
 _ROW = _LATENCIES | {
     *("concurrency", "requests", "seconds", "output_tok_s", "requests_s", "goodput_share"),
-    *("goodput_requests_s", "kv_waste", "running_mean", "running_peak", "hit_rate", "steps"),
+    *(
+        "goodput_requests_s",
+        "kv_waste",
+        "prompt_sharing",
+        "spilled_pages",
+        "restored_pages",
+        "running_mean",
+        "running_peak",
+        "hit_rate",
+        "steps",
+    ),
     *("prefilled_tokens", "preemptions", "host_step_s", "compiles", "predicted"),
     *("predicted_output_tok_s",),
 }
