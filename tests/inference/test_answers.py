@@ -393,7 +393,7 @@ def test_a_lost_cache_and_an_abort_amid_many_answers(undisturbed):
 @pytest.mark.parametrize(
     "asked, cause",
     [
-        ({"n": 0}, "n is a whole number from 1 to"),
+        ({"n": 0}, "n is a whole number from 1 on"),
         ({"n": 1.5}, "n is a whole number"),
         ({"n": 3, "best_of": 2}, "n is at most best_of=2, not 3"),
         ({"best_of": 0}, "best_of is a whole number from 1 on, not 0"),

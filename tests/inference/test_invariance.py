@@ -66,7 +66,7 @@ def alone(model, count):
 
 
 CASES = [("llama", 30, name) for name in DISTURBANCES]
-CASES += [("gemma", 16, name) for name in ("together", "prefixes on the host")]
+CASES += [("gemma", 30, name) for name in ("together", "prefixes on the host")]
 CASES += [
     pytest.param(model, 100, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])
     for model in MODELS
