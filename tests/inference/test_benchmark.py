@@ -249,10 +249,11 @@ def test_the_simulation_plans_what_the_engine_runs(monkeypatch):
     assert expected.counters == run.counters and run.counters["num_preemptions"] > 0
     assert [len(each.token_s) for each in expected.served] == [n.num_new_tokens for n in load]
     assert run.served[0].token_ids == fakes.continuation(load[0].prompt, load[0].num_new_tokens)
-    # Every step takes its overhead at least; only the first has nothing to hide the host behind.
+    # Every step takes its overhead at least; the first has nothing to hide the host behind, nor has
+    # one that waits for the token of somebody who was preempted.
     assert all(step.seconds > 1e-3 for step in expected.records)
-    busy = sum(step.seconds for step in expected.records)
-    assert expected.seconds == pytest.approx(1e-3 + busy)
+    num_shown = round((expected.seconds - sum(step.seconds for step in expected.records)) / 1e-3)
+    assert 1 <= num_shown <= 1 + run.counters["num_preemptions"]
 
 
 def test_overlap_hides_the_host():
