@@ -85,7 +85,7 @@ class Engine:
     def from_model(
         cls, model: str, *, progress: Progress | None = None, **settings: Any
     ) -> "Engine":
-        """An engine for a preset, a Hugging Face directory or a `.gguf` file:
+        """An engine for a preset, a directory, a `.gguf` file or a hub id:
         `Engine.from_model("smollm2-135m", max_seqs=8, dtype="float32")`.
 
         Args:

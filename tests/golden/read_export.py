@@ -11,7 +11,7 @@ import transformers
 
 
 def main(directory: str, text: str, num_tokens: int) -> None:
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     messages = [{"role": "user", "content": text}]
     chat = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)

@@ -79,7 +79,7 @@ def load(directory: pathlib.Path) -> tuple[torch.nn.Module, transformers.PreTrai
     model = transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager"
     )
-    return model.eval(), transformers.AutoTokenizer.from_pretrained(directory)
+    return model, transformers.AutoTokenizer.from_pretrained(directory)
 
 
 def _state(reader: gguf.GGUFReader, metadata: _Metadata) -> dict[str, torch.Tensor]:

@@ -118,7 +118,7 @@ def _make_bare(path: pathlib.Path, case: Case) -> None:
 def _load(directory: pathlib.Path, dtype: torch.dtype) -> torch.nn.Module:
     return transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=dtype, attn_implementation="eager"
-    ).eval()
+    )
 
 
 def _expected(case: Case, directory: pathlib.Path) -> tuple[dict[str, Any], float]:

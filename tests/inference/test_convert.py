@@ -100,7 +100,7 @@ def test_transformers_reads_the_exports_of_every_family(tmp_path):
         contents = dataclasses.replace(checkpoint.contents(), raw_config=None)
         ours = dataclasses.replace(checkpoint, contents=lambda made=contents: made)
         convert.convert(ours, tmp_path / case, "hf")
-    command = [str(GOLDEN_PYTHON), "tests/golden/read_exports.py", str(tmp_path)]
+    command = [str(GOLDEN_PYTHON), "tests/golden/compare_exports.py", str(tmp_path)]
     worst = json.loads(subprocess.check_output(command, cwd=ROOT, text=True))
     assert worst.keys() == set(cases) and max(worst.values()) <= 1e-4, worst
 

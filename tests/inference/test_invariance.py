@@ -113,5 +113,5 @@ def test_a_second_round_is_read_from_the_cache(model):
         found = engine.generate(*requests(count))
         assert [(c.token_ids, c.logprobs) for c in found] == alone(model, count)
     counters = engine.scheduler.counters
-    assert counters.num_cached_tokens > 0.4 * counters.num_prompt_tokens
+    assert counters.num_cached_tokens > 0.5 * counters.num_prompt_tokens
     assert counters.num_preemptions == 0

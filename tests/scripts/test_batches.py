@@ -184,21 +184,8 @@ def test_a_template_for_tools_alone_serves_lines_with_tools(encoded, tmp_path):
 # Runs.
 
 
-@pytest.fixture(scope="module")
-def engines():
-    return {}
-
-
 @pytest.fixture
-def run(monkeypatch, capfd, engines):
-    load_engine = common.load_engine
-
-    def load_once(checkpoint, config):
-        if config not in engines:
-            engines[config] = load_engine(checkpoint, config)
-        return engines[config]
-
-    monkeypatch.setattr(common, "load_engine", load_once)
+def run(monkeypatch, capfd, load_once):
     return lambda *args: apps.call(generate, monkeypatch, capfd, *_SETTINGS, *args)
 
 

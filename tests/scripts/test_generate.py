@@ -33,22 +33,8 @@ _SETTINGS = (
 )  # few programs to compile
 
 
-@pytest.fixture(scope="module")
-def engines():
-    """Engines by configuration, so that calls share what they compile."""
-    return {}
-
-
 @pytest.fixture
-def run(monkeypatch, capfd, engines):
-    load_engine = common.load_engine
-
-    def load_once(checkpoint, config):
-        if config not in engines:
-            engines[config] = load_engine(checkpoint, config)
-        return engines[config]
-
-    monkeypatch.setattr(common, "load_engine", load_once)
+def run(monkeypatch, capfd, load_once):
     return lambda *args: apps.call(generate, monkeypatch, capfd, *_SETTINGS, *args)
 
 

@@ -1,6 +1,6 @@
 """How far transformers' logits of exported checkpoints are from those of their originals.
 
-.venv-golden/bin/python tests/golden/read_exports.py EXPORTS
+.venv-golden/bin/python tests/golden/compare_exports.py EXPORTS
 
 EXPORTS holds directories named like those of tests/golden; one JSON object on stdout, by name.
 """
@@ -31,7 +31,7 @@ def _worst(made: pathlib.Path) -> float:
     for i in (0, 1):
         tokens = torch.tensor(expected[f"tokens_{i}"]).long()
         with torch.no_grad():
-            logits = model.eval()(tokens[None]).logits[0].numpy()
+            logits = model(tokens[None]).logits[0].numpy()
         differences.append(np.abs(logits - expected[f"logits_{i}"]).max())
     return float(max(differences))
 

@@ -1,0 +1,24 @@
+"""Engines that the calls of a file's tests share, and so what they compile."""
+
+import pytest
+
+from scripts import common
+
+
+@pytest.fixture(scope="module")
+def engines():
+    """By configuration."""
+    return {}
+
+
+@pytest.fixture
+def load_once(monkeypatch, engines):
+    """Scripts load an engine of one configuration once a file."""
+    load_engine = common.load_engine
+
+    def load(checkpoint, config):
+        if config not in engines:
+            engines[config] = load_engine(checkpoint, config)
+        return engines[config]
+
+    monkeypatch.setattr(common, "load_engine", load)
