@@ -64,7 +64,7 @@ class EngineConfig:
     cache_bytes: int = 256 << 20
     decode_rows: tuple[int, ...] = (2, 8, 16, 32)
     tile_tokens: int = 64
-    prefill_tiles: tuple[int, ...] = (1, 4, 8)
+    prefill_tiles: tuple[int, ...] = (1, 2, 4, 8)
     num_drafts: int = 0
     top_logprobs: int = 0
     penalties: bool = False

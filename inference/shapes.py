@@ -71,7 +71,7 @@ def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
     riders = sorted({next(size for size in rows if size >= min(8, rows[-1])), rows[-1]})
     shapes = [StepShape((n, width), none, sampler=s) for n in rows for s in ("greedy", "full")]
     shapes += [StepShape((0, width), tile) for tile in tiles]
-    shapes += [StepShape((n, width), tile) for n in riders for tile in {tiles[0], tiles[-1]}]
+    shapes += [StepShape((n, width), tile) for n in riders for tile in tiles]
     shapes += [StepShape((n, width), tiles[-1], scored=True) for n in (0, rows[-1])]
     if len(shapes) > MAX_SHAPES:
         raise InputError(
