@@ -9,6 +9,7 @@ from configs.model import ModelConfig
 
 POLICIES = ("continuous", "static", "dynamic")
 PREEMPTIONS = ("auto", "recompute", "swap")
+ATTENTIONS = ("reference", "pallas_gpu")
 
 MOST_ROWS = 4096  # of a rectangle: no machine is faster with more
 
@@ -55,6 +56,9 @@ class EngineConfig:
             preempted when pages run out; without it `max_seqs` sequences of `max_context` tokens
             fit into `cache_bytes`, or the configuration is refused.
         deterministic: a token's bits depend on its own history only, not on neighbours or chunking.
+        attention: who computes attention over pages (`docs/kernels.md`): 'reference' anywhere, a
+            kernel where it can or not at all; None is the kernel that was measured to be right and
+            faster on this kind of device, else the reference.
         seed: base of the random streams of requests without a seed; None draws one.
     """
 
@@ -80,6 +84,7 @@ class EngineConfig:
     overlap: bool = True
     overcommit: bool = True
     deterministic: bool = False
+    attention: str | None = None
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -99,6 +104,11 @@ class EngineConfig:
                 raise InputError(
                     f"engine.{name} is one of {', '.join(valid)}, not {getattr(self, name)!r}"
                 )
+        if self.attention is not None and self.attention not in ATTENTIONS:
+            raise InputError(
+                f"engine.attention is one of {', '.join(ATTENTIONS)} or None, not "
+                f"{self.attention!r}"
+            )
         for name, least in (("prefill_budget", self.tile_tokens), ("max_prefill_seqs", 1)):
             value = getattr(self, name)
             if value is not None and value < least:

@@ -73,7 +73,7 @@ def _parse(node: Any, name: str, text: str, path: str) -> Any:
     wanted = typing.get_type_hints(type(node))[name]
     choices = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
     if str in choices:
-        return text
+        return None if types.NoneType in choices and text.lower() == "none" else text
     try:
         value = ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text, text))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):

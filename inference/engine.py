@@ -23,7 +23,7 @@ from inference.checkpoints import resolve
 from inference.checkpoints.load import Progress
 from inference.checkpoints.opened import Checkpoint
 from inference.detokenizer import Detokenizer
-from inference.executor import Executor
+from inference.executor import Executor, check
 from inference.intake import Intake
 from inference.plan import Plan
 from inference.planner import swap
@@ -114,7 +114,12 @@ class Engine:
     def from_checkpoint(
         cls, config: Config, checkpoint: Checkpoint, progress: Progress | None = None
     ) -> "Engine":
-        """An engine for an opened checkpoint; `config` may differ from its own in how it runs."""
+        """An engine for an opened checkpoint; `config` may differ from its own in how it runs.
+
+        Raises:
+            InputError: this device cannot run it so.
+        """
+        check(config)
         params = checkpoint.load_params(decoder.param_infos(config.model), progress)
         return cls(config, params, checkpoint.load_tokenizer(), checkpoint.eos_ids)
 

@@ -19,10 +19,26 @@ from inference.host_tier import HostTier
 from inference.plan import Admission, Plan
 from inference.shapes import StepShape
 from layers import decoder, kv_cache
+from layers.kernels.attention import api
 from layers.mixer import Mixer
 from layers.params import Params
 
 _ADMISSIONS = 8  # rows of the admission program; more arrive in several calls
+
+
+def check(config: Config) -> None:
+    """What this device cannot do, said before weights are read.
+
+    Raises:
+        InputError: `engine.deterministic` on a device where it has not been measured, or
+            `engine.attention` names what cannot run.
+    """
+    if config.engine.deterministic and jax.default_backend() != "cpu":
+        raise InputError(
+            "engine.deterministic holds on XLA's cpu backend, it is not measured on "
+            f"{jax.default_backend()}"
+        )
+    api.choose(config)
 
 
 class Executor:
@@ -34,13 +50,9 @@ class Executor:
         """Params and cache live on JAX's default device.
 
         Raises:
-            InputError: `engine.deterministic` on a device where it has not been measured.
+            InputError: as `check`.
         """
-        if config.engine.deterministic and jax.default_backend() != "cpu":
-            raise InputError(
-                "engine.deterministic holds on XLA's cpu backend, it is not measured on "
-                f"{jax.default_backend()}"
-            )
+        check(config)
         self.config = config
         self.params = params
         self._mixers = mixers
@@ -56,7 +68,7 @@ class Executor:
         num_pages = tuple(n * engine.device_pages for n in self.config.num_pages)
         self.cache = kv_cache.init(
             self.config.model, num_pages, engine.device_page_tokens, engine.max_seqs,
-            engine.num_drafts,
+            engine.num_drafts, api.implementation(api.choose(self.config)).layout,
         )  # fmt: skip
         self.slots = step.init_slots(self.config)
 

@@ -20,6 +20,7 @@ from inference import sampling
 from inference.batch import Admissions, Batch
 from inference.shapes import StepShape
 from layers import decoder, kv_cache
+from layers.kernels.attention import api
 from layers.mixer import Mixer
 from layers.params import Params
 from layers.ragged import Ragged, Rectangle
@@ -138,7 +139,7 @@ def step(
     tokens_T = jnp.where(batch.tokens_T < 0, slots.last_token[slot_T], batch.tokens_T)
     hidden_TD, cache = decoder.forward(
         params, config.model, tokens_T, ragged, cache,
-        deterministic=config.engine.deterministic, mixers=mixers,
+        deterministic=config.engine.deterministic, attention=api.choose(config), mixers=mixers,
     )  # fmt: skip
     rows, width = shape.decode
     logit_Q = jnp.concatenate([jnp.arange(rows * width), _last_of_tiles(shape, batch)])

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from configs.model import LayerSpec, ModelConfig
-from layers import kv_cache, norm
+from layers import norm
 from layers.kernels.attention import api, reference
 from layers.linear import add_bias, linear
 from layers.mixer import Leaf, StepContext
@@ -80,8 +80,8 @@ def attend(
     v_TKH: jax.Array | None,
     leaf: Leaf,
     context: StepContext,
-    implementation: str | None = None,
     score_cap: float | None = None,
+    sinks_N: jax.Array | None = None,
 ) -> tuple[jax.Array, Leaf]:
     """Writes this step's keys and values and attends over all: one call, so that a kernel may fuse
     them.
@@ -89,37 +89,36 @@ def attend(
     Args:
         q_TNH: scaled and rotated queries.
         k_TKH, v_TKH: keys and values of the packed tokens; None where an earlier layer wrote them.
-        leaf: pages [pages, page tokens, 2 K H]; or None, or the keys and values that an earlier
-            layer left: rows attend among themselves.
-        context: rectangles, page tables and window of the step.
-        implementation: one of `api.NAMES`, or None for the best that can run here.
+        leaf: pages as the chosen implementation lays them out; or None, or the keys and values that
+            an earlier layer left: rows attend among themselves.
+        context: rectangles, page tables and window of the step, and the implementation.
         score_cap: soft limit of the scores.
+        sinks_N: a learned logit a query head, as in `contract.AttendPages`.
 
     Returns:
         Float32 [T, N, H], and the updated pages, or (without a cache) the keys and values.
 
     Raises:
-        ValueError: the named implementation does not exist or cannot run this, or there are no
-            keys.
+        ValueError: there are no keys.
     """
     ragged, window = context.ragged, context.spec.window
     has_keys = k_TKH is not None and v_TKH is not None
     if leaf is None and not has_keys:
         raise ValueError("attention needs keys and values, its own or an earlier layer's")
     if leaf is None or isinstance(leaf, tuple):
-        api.check_dense(implementation)
         leaf = (k_TKH, v_TKH) if has_keys else leaf
         rows = zip(*map(ragged.split, (q_TNH, *leaf)), ragged.rectangles, strict=True)
         outs = [
-            reference.attend_dense(q, k, v, r.position_CW, window, score_cap) for q, k, v, r in rows
+            reference.attend_dense(q, k, v, r, window, score_cap, sinks_N) for q, k, v, r in rows
         ]
         return _pack(outs), leaf
+    chosen = api.implementation(context.attention)
     if k_TKH is not None and v_TKH is not None:
-        leaf = kv_cache.write(leaf, _poison_keys(k_TKH, v_TKH), ragged, context.group)
+        leaf = chosen.write(leaf, *_poison_keys(k_TKH, v_TKH), ragged, context.group)
     outs = [
-        api.attend_pages(
-            q_CWNH, leaf, rectangle.tables[context.group], rectangle.position_CW, window,
-            context.deterministic, score_cap, implementation,
+        chosen.attend_pages(
+            q_CWNH, leaf, rectangle, context.group, window=window, score_cap=score_cap,
+            sinks_N=sinks_N, deterministic=context.deterministic,
         )
         for q_CWNH, rectangle in zip(ragged.split(q_TNH), ragged.rectangles, strict=True)
     ]  # fmt: skip
@@ -142,13 +141,12 @@ def _pack(outs: list[jax.Array]) -> jax.Array:
     return jnp.concatenate([out_CWNH.reshape(-1, *out_CWNH.shape[2:]) for out_CWNH in outs])
 
 
-def _poison_keys(k_TKH: jax.Array, v_TKH: jax.Array) -> jax.Array:
-    """Rows for the pages, [T, 2K, H], where a non-finite value becomes 0 beside a NaN key.
+def _poison_keys(k_TKH: jax.Array, v_TKH: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Keys and values for the pages, where a non-finite value becomes 0 beside a NaN key.
 
     A masked key is replaced before the softmax, a masked value is only multiplied by 0: so a NaN
     left in a freed page would reach its next owner through the values, never through the keys.
     Whoever may see the key still gets the NaN.
     """
     finite_TK1 = jnp.isfinite(v_TKH).all(-1, keepdims=True)
-    k_TKH, v_TKH = jnp.where(finite_TK1, k_TKH, jnp.nan), jnp.where(finite_TK1, v_TKH, 0)
-    return jnp.concatenate([k_TKH, v_TKH], axis=1)
+    return jnp.where(finite_TK1, k_TKH, jnp.nan), jnp.where(finite_TK1, v_TKH, 0)

@@ -70,6 +70,7 @@ def forward(
     cache: Any = None,
     *,
     deterministic: bool = False,
+    attention: str = "reference",
     mixers: Mapping[str, Mixer] = MIXERS,
 ) -> tuple[jax.Array, Any]:
     """Runs packed tokens through the model.
@@ -81,6 +82,7 @@ def forward(
         ragged: which token belongs where.
         cache: leaves of `kv_cache.abstract`, or None: the rows of a rectangle see only each other.
         deterministic: a token's bits depend on its own history only.
+        attention: the implementation that the cache is laid out for (`api.choose`).
         mixers: implementations of the mixers that the layers name.
 
     Returns:
@@ -104,7 +106,7 @@ def forward(
                 weights, x_TD, leaves[home], ragged, angles[layer.rope], config=config, layer=layer,
                 mixer=mixers[layer.mixer], spec=config.cache_specs[home],
                 group=config.group_of_layer.get(home, 0), is_owner=owner is None,
-                deterministic=deterministic,
+                deterministic=deterministic, attention=attention,
             )  # fmt: skip
     hidden_TD = norm.apply(x_TD, params["final_norm"], config)
     return hidden_TD, None if cache is None else tuple(leaves)
@@ -112,7 +114,16 @@ def forward(
 
 @functools.partial(  # traced once for all layers of a kind: tracing is most of a warm start
     jax.jit,
-    static_argnames=("config", "layer", "mixer", "spec", "group", "is_owner", "deterministic"),
+    static_argnames=(
+        "config",
+        "layer",
+        "mixer",
+        "spec",
+        "group",
+        "is_owner",
+        "deterministic",
+        "attention",
+    ),
 )
 def _block(
     weights: Params,
@@ -128,9 +139,10 @@ def _block(
     group: int,
     is_owner: bool,
     deterministic: bool,
+    attention: str,
 ) -> tuple[jax.Array, Leaf]:
     """One layer around the residual stream: mixer, then feed-forward."""
-    context = StepContext(ragged, angles, spec, group, is_owner, deterministic)
+    context = StepContext(ragged, angles, spec, group, is_owner, deterministic, attention)
     hidden_TD = norm.apply(x_TD, weights["mixer_norm"], config) if config.pre_norms else x_TD
     out_TD, leaf = mixer.apply(weights["mixer"], config, layer, hidden_TD, leaf, context)
     if config.post_norms:

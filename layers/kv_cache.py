@@ -1,6 +1,7 @@
 """The device side of the cache: one leaf a layer, laid out by its `CacheSpec`.
 
-Pages are token-major, [pages, page tokens, elements]. Page 0 and the last slot are sinks for
+Pages are token-major, [pages, page tokens, elements], unless the implementation of attention lays
+its own out (`layers/kernels/attention/contract.py`). Page 0 and the last slot are sinks for
 padding: nothing reads them. bfloat16 elements are kept as their bits in uint16: XLA's CPU backend
 rewrites a whole bfloat16 array for every scatter and converts it to float32 for every gather,
 integers stay in place.
@@ -9,6 +10,7 @@ A recurrent state is float32 [slots + 1, 1 + k, elements]: the state after posit
 p mod (1 + k), so that the committed length alone names the state to read.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,14 +28,19 @@ def abstract(
     page_tokens: int,
     max_seqs: int,
     num_drafts: int,
+    layout: Callable[[int, int, int, int, str], jax.ShapeDtypeStruct] | None = None,
 ) -> Cache:
-    """Shapes of the cache: `num_pages` counts each page group's pages, the sink included."""
+    """Shapes of the cache: `num_pages` counts each page group's pages, the sink included; `layout`
+    is that of the chosen attention, None for any that is token-major.
+    """
 
     def leaf(layer: int) -> jax.ShapeDtypeStruct | None:
         spec = config.cache_specs[layer]
         if spec.elements_per_token:
-            shape = (num_pages[config.group_of_layer[layer]], page_tokens, spec.elements_per_token)
-            return jax.ShapeDtypeStruct(shape, stored_dtype(config.dtype))
+            pages = num_pages[config.group_of_layer[layer]], page_tokens
+            if layout is not None and config.layers[layer].mixer == "attention":
+                return layout(*pages, config.num_kv_heads, config.head_width, config.dtype)
+            return token_major(*pages, spec.elements_per_token, config.dtype)
         if spec.elements_per_sequence:
             shape = (max_seqs + 1, 1 + num_drafts, spec.elements_per_sequence)
             return jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -45,6 +52,13 @@ def abstract(
 def init(*args: Any) -> Cache:
     """An empty cache; same arguments as `abstract`."""
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract(*args))
+
+
+def token_major(
+    num_pages: int, page_tokens: int, elements: int, dtype: str
+) -> jax.ShapeDtypeStruct:
+    """Pages of one row of elements a token."""
+    return jax.ShapeDtypeStruct((num_pages, page_tokens, elements), stored_dtype(dtype))
 
 
 def stored_dtype(dtype: str) -> Any:

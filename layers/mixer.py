@@ -28,6 +28,7 @@ class StepContext:
         group: index of the leaf's page group in `Rectangle.tables`.
         is_owner: False where the cache leaf belongs to an earlier layer (read it, write nothing).
         deterministic: a token's bits may depend on its own history only.
+        attention: the implementation of attention over pages that was chosen (`api.choose`).
     """
 
     ragged: Ragged
@@ -36,6 +37,7 @@ class StepContext:
     group: int
     is_owner: bool
     deterministic: bool
+    attention: str = "reference"
 
 
 class Mixer(NamedTuple):

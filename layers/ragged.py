@@ -11,7 +11,11 @@ from flax import struct
 
 @struct.dataclass
 class Rectangle:
-    """C rows of W consecutive query tokens.
+    """C rows of W query tokens, which lie in the cache one after another.
+
+    Without `ancestors_CW` they are consecutive tokens of a sequence, and a token's place in the
+    cache is its position. With it they are a tree of drafts: the first is the root, and a token's
+    position follows from its depth, so that branches share positions but no places.
 
     Padding tokens are not valid; they stand at the newest valid position and so widen no range.
     """
@@ -20,11 +24,23 @@ class Rectangle:
     position_CW: jax.Array  # i32[C, W]
     valid_CW: jax.Array  # bool[C, W]
     tables: tuple[jax.Array, ...]  # i32[C, P] a page group; entry 0 is the sink page
+    # u32[C, W], W <= 32: bit j says that a token sees the row's j-th; a chain's i-th has the
+    # lowest i + 1 bits. None: every row is one.
+    ancestors_CW: jax.Array | None = None
+    causal_C: jax.Array | None = None  # bool[C], False: a row's tokens see each other; None: True
 
     @property
     def num_tokens(self) -> int:
         """Packed tokens of the rectangle, padding included."""
         return self.position_CW.size
+
+    @property
+    def place_CW(self) -> jax.Array:
+        """i32[C, W]: where in its sequence's cache each token lies."""
+        if self.ancestors_CW is None:
+            return self.position_CW
+        nth_W = jnp.arange(self.position_CW.shape[1], dtype=jnp.int32)
+        return jnp.where(self.valid_CW, self.position_CW[:, :1] + nth_W, self.position_CW)
 
 
 @struct.dataclass
@@ -58,10 +74,11 @@ class Ragged:
         """
         pages = []
         for rectangle in self.rectangles:
-            table_CP, position_CW = rectangle.tables[group], rectangle.position_CW
-            page_CW = jnp.take_along_axis(table_CP, position_CW // page_tokens, axis=1)
+            table_CP, place_CW = rectangle.tables[group], rectangle.place_CW
+            page_CW = jnp.take_along_axis(table_CP, place_CW // page_tokens, axis=1)
             pages.append(jnp.where(rectangle.valid_CW, page_CW, 0).reshape(-1))
-        return jnp.concatenate(pages), self.position_T % page_tokens
+        place_T = jnp.concatenate([r.place_CW.reshape(-1) for r in self.rectangles])
+        return jnp.concatenate(pages), place_T % page_tokens
 
 
 def contiguous(num_rows: int, num_tokens: int) -> Ragged:

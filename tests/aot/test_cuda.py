@@ -53,8 +53,9 @@ def test_the_kernel_fits_its_registers_and_keeps_the_cache_in_place(case, tmp_pa
     kv = tensor(rows * width, K, H, dtype=jnp.dtype(dtype))
 
     def attend(q, k, v, pages, ragged):
-        context = StepContext(ragged, None, keys_values(K, H, window), 0, True, False)
-        return attention.attend(q, k, v, pages, context, "pallas_gpu", cap)
+        spec = keys_values(K, H, window)
+        context = StepContext(ragged, None, spec, 0, True, False, "pallas_gpu")
+        return attention.attend(q, k, v, pages, context, cap)
 
     arguments = tensor(rows * width, N, H, dtype=kv.dtype), kv, kv, pages, ragged
     executable = programs.compiled(attend, programs.h200(), arguments, (3,))

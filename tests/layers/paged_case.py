@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from layers import kv_cache
+from layers.ragged import Rectangle
 
 _TABLE_TOKENS = 512
 _POOL_TOKENS = 1600
@@ -57,9 +58,15 @@ class Case:
         self._dtype = dtype
 
     @property
+    def rectangle(self) -> Rectangle:
+        slot_C = jnp.arange(len(self.lengths), dtype=jnp.int32)
+        position_CW, valid_CW = jnp.asarray(self.position_CW), jnp.asarray(self.valid_CW)
+        return Rectangle(slot_C, position_CW, valid_CW, (jnp.asarray(self.table_CP),))
+
+    @property
     def arguments(self) -> tuple:
-        """The first four of `attend_pages`."""
-        return self.q_CWNH.astype(self._dtype), self.pages, self.table_CP, self.position_CW
+        """The first three of `attend_pages`; the group is 0."""
+        return self.q_CWNH.astype(self._dtype), self.pages, self.rectangle
 
     def expected(self, window, cap=None) -> np.ndarray:
         """[C, W, N, H] in float64, 0 where a row has no token."""

@@ -1,4 +1,4 @@
-"""Attention over pages against a softmax in float64, and the mask against one written by hand."""
+"""Attention over pages against a softmax in float64, and the whole mixer."""
 
 import dataclasses
 import functools
@@ -31,30 +31,6 @@ _PATHS = {  # query tokens a row, deterministic
 _MAIN_PATHS = ["block-diagonal", "per head", "deterministic, tiles"]
 
 
-# --- the mask -------------------------------------------------------------------------------------
-
-
-def test_visible_against_a_mask_by_hand():
-    causal = [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [1, 1, 1, 0, 0],
-        [1, 1, 1, 1, 0],
-        [1, 1, 1, 1, 1],
-    ]
-    window_2 = [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [0, 1, 1, 0, 0],
-        [0, 0, 1, 1, 0],
-        [0, 0, 0, 1, 1],
-    ]
-    position = jnp.arange(5)
-    for window, expected in ((None, causal), (2, window_2), (1, np.eye(5)), (5, causal)):
-        found = reference.visible(position, position[:, None], window)
-        np.testing.assert_array_equal(found, np.array(expected, bool))
-
-
 # --- attention over pages -------------------------------------------------------------------------
 
 
@@ -66,7 +42,7 @@ class _Case(paged_case.Case):
 @functools.cache
 def _attend_pages(window, deterministic, cap=None):
     program = functools.partial(
-        reference.attend_pages, window=window, deterministic=deterministic, score_cap=cap
+        reference.attend_pages, group=0, window=window, deterministic=deterministic, score_cap=cap
     )
     return jax.jit(program)
 
@@ -144,7 +120,9 @@ def test_deterministic_bits_do_not_depend_on_the_rectangle():
     program, q_CWNH = _attend_pages(None, True), case.q_CWNH.astype(np.float32)
     for row, w in ((0, 19), (0, 3), (1, 10)):
         q_11NH, position_11 = q_CWNH[row, w][None, None], case.position_CW[row, w][None, None]
-        alone = program(q_11NH, case.pages, case.table_CP[row][None], position_11)
+        table = (case.table_CP[row][None],)
+        rectangle = Rectangle(np.zeros(1, np.int32), position_11, np.ones((1, 1), bool), table)
+        alone = program(q_11NH, case.pages, rectangle)
         np.testing.assert_array_equal(np.asarray(alone)[0, 0], found[row, w])
 
 
@@ -195,16 +173,6 @@ def test_a_layer_without_keys_reads_what_is_there():
     second, after = _attend(q, None, None, pages, _paged(5))
     np.testing.assert_array_equal(second, first)
     np.testing.assert_array_equal(after, pages)
-
-
-@pytest.mark.parametrize("pages", [None, np.zeros((6, 4, 24), np.float32)])
-def test_an_unknown_implementation_is_refused(pages):
-    q, kv = _random(1, 4, 6), _random(1, 2, 6)
-    ragged = contiguous(1, 1) if pages is None else _paged(1)
-    context = StepContext(ragged, None, keys_values(2, 6), 0, True, False)
-    leaf = None if pages is None else jnp.asarray(pages)
-    with pytest.raises(InputError, match="'reference'.* or None, not 'magic'"):
-        attention.attend(q, kv, kv, leaf, context, implementation="magic")
 
 
 def test_queries_need_keys_from_somewhere():

@@ -74,6 +74,14 @@ _FLAGS = {
     "fraction": (["--prompt=A", "--set=engine.max_seqs=1.5"], 1, "expected int"),
     "dtype": (["--prompt=A", "--set=model.dtype=int4"], 1, "'float32' or 'bfloat16', not 'int4'"),
     "page size": (["--prompt=A", "--set=engine.page_tokens=15"], 1, "engine.page_tokens divides"),
+    "attention": (
+        ["--prompt=A", "--set=engine.attention=magic"],
+        *(1, "engine.attention is one of reference, pallas_gpu or None, not 'magic'"),
+    ),
+    "a kernel elsewhere": (
+        ["--prompt=A", "--set=engine.attention=pallas_gpu"],
+        *(1, "engine.attention=pallas_gpu runs on Hopper GPUs (H100, H200), not on cpu"),
+    ),
     "context": (["--prompt=A", "--set=engine.max_context=512"], 1, "between 1 and the model's 256"),
 }  # fmt: skip
 

@@ -29,13 +29,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from layers import kv_cache
-from layers.kernels.attention.reference import visible
+from layers.kernels.attention.contract import Demand
+from layers.kernels.attention.mask import Sight, sight_of, visible
 from layers.kernels.device import Device, target_device
 from layers.linear import soft_cap
+from layers.ragged import Rectangle
 
 ROWS = 64  # of a wgmma tile
 _MOVED_ROWS = 8  # of a tile in shared memory: what is copied comes in multiples
 _PAGE_TOKENS, _HEAD_WIDTHS = (64, 128), (64, 128, 256)
+_DTYPES = ("bfloat16", "float16")
 _OUT_WIDTH = 128  # columns that leave at once
 _HOPPER = ("H100", "H200", "H800", "H20")
 _SHARED_BYTES = 227 << 10  # of one block (CUDA C++ programming guide, compute capability 9.0)
@@ -44,25 +47,22 @@ _MASKED = -1e30
 _LOG2_E = math.log2(math.e)
 
 
-def limit(q_CWNH: jax.Array, pages: jax.Array, deterministic: bool, device: Device) -> str | None:
-    """What keeps the kernel from these arguments on that device, and what would work; None:
-    nothing.
-    """
-    (_, _, N, H), page_tokens = q_CWNH.shape, pages.shape[1]
-    dtype = kv_cache.decoded_dtype(pages)
+def limit(demand: Demand, device: Device) -> str | None:
+    """What the kernel cannot do: `contract.Limit`."""
+    N, K, H, page_tokens, dtype, deterministic = demand
     if device.platform != "gpu" or not any(name in device.kind for name in _HOPPER):
         return f"runs on Hopper GPUs (H100, H200), not on {device.kind}"
     if deterministic:
         return "has not been measured to be deterministic"
-    if dtype not in (jnp.bfloat16, jnp.float16):
-        return f"reads pages of bfloat16 or float16, not {dtype.name}"
+    if dtype not in _DTYPES:
+        return f"reads pages of {' or '.join(_DTYPES)}, not {dtype}: set model.dtype=bfloat16"
     if page_tokens not in _PAGE_TOKENS:
         return f"reads pages of 64 or 128 tokens, not {page_tokens}: set engine.page_tokens"
     if H not in _HEAD_WIDTHS:
         return f"has heads of 64, 128 or 256, not {H}"
-    if ROWS * pages.shape[2] < N * 2 * H:
-        return f"has at most {ROWS} query heads a KV head, not {N * 2 * H // pages.shape[2]}"
-    if _num_stages(page_tokens, H, dtype.itemsize) < 2:
+    if N > ROWS * K:
+        return f"has at most {ROWS} query heads a KV head, not {N // K}"
+    if _num_stages(page_tokens, H, jnp.dtype(dtype).itemsize) < 2:
         return f"has no room for pages of {page_tokens} tokens with heads of {H}: 64 tokens fit"
     return None
 
@@ -70,16 +70,18 @@ def limit(q_CWNH: jax.Array, pages: jax.Array, deterministic: bool, device: Devi
 def attend_pages(
     q_CWNH: jax.Array,
     pages: jax.Array,
-    table_CP: jax.Array,
-    position_CW: jax.Array,
-    window: int | None,
-    deterministic: bool = False,
-    score_cap: float | None = None,
+    rectangle: Rectangle,
+    group: int,
     *,
+    window: int | None = None,
+    score_cap: float | None = None,
+    sinks_N: jax.Array | None = None,
+    deterministic: bool = False,
     num_splits: int | None = None,
     interpret: Any = None,
 ) -> jax.Array:
-    """`reference.attend_pages`; where that needs fixed tiles (`deterministic`), `limit` says no.
+    """`contract.AttendPages`; `limit` refuses `deterministic`. Tokens that are not valid have no
+    pages read for them.
 
     A row with more query tokens than a tile holds is several rows of the grid, which read its
     pages once each.
@@ -87,11 +89,12 @@ def attend_pages(
     Args:
         q_CWNH: as there.
         pages: as there.
-        table_CP: as there.
-        position_CW: as there.
+        rectangle: as there.
+        group: as there.
         window: as there.
-        deterministic: as there.
         score_cap: as there.
+        sinks_N: as there.
+        deterministic: as there.
         num_splits: blocks that share the pages of a row and KV head; None: as many as fill the
             device.
         interpret: `InterpretGPUParams`: interpreted, on any device.
@@ -100,50 +103,68 @@ def attend_pages(
     K = pages.shape[2] // (2 * H)
     G = N // K
     width = min(W, ROWS // G)  # query tokens of a tile
-    padding = (0, -W % width)
-    q_CWNH = jnp.pad(q_CWNH, ((0, 0), padding, (0, 0), (0, 0)))
-    position_BW = jnp.pad(position_CW, ((0, 0), padding), mode="edge").reshape(-1, width)
-    B, num_rows = position_BW.shape[0], -(-width * G // _MOVED_ROWS) * _MOVED_ROWS
+    padding = (0, 0), (0, -W % width)
+
+    def tiles(x_CW: jax.Array) -> jax.Array:
+        return jnp.pad(x_CW, padding).reshape(-1, width)
+
+    q_CWNH = jnp.pad(q_CWNH, (*padding, (0, 0), (0, 0)))
+    valid_BW = tiles(rectangle.valid_CW)
+    sight = jax.tree.map(tiles, sight_of(rectangle, window))
+    B, num_rows = valid_BW.shape[0], -(-width * G // _MOVED_ROWS) * _MOVED_ROWS
     if num_splits is None:
         num_splits = max(1, target_device().num_cores // (B * K))
     q_BKRH = q_CWNH.reshape(B, width, K, G, H).transpose(0, 2, 1, 3, 4)
     unused = (0, num_rows - width * G)
     q_BKRH = jnp.pad(q_BKRH.reshape(B, K, width * G, H), ((0, 0), (0, 0), unused, (0, 0)))
-    position_BR = jnp.repeat(position_BW, G, axis=1)
-    position_BR = jnp.pad(position_BR, ((0, 0), (0, ROWS - width * G)), mode="edge")
+    spread = lambda x_BW: jnp.pad(jnp.repeat(x_BW, G, axis=1), ((0, 0), (0, ROWS - width * G)))  # noqa: E731
     values_BKXRH, stats_BKX2R = _attend_splits(
-        q_BKRH, kv_cache.decode(pages), jnp.repeat(table_CP, B // C, axis=0), position_BR,
-        *_split_pages(position_BW, page_tokens, window, num_splits),
-        window=window, score_cap=score_cap, interpret=interpret,
+        q_BKRH, kv_cache.decode(pages), jnp.repeat(rectangle.tables[group], B // C, axis=0),
+        jax.tree.map(spread, sight), *_split_pages(sight, valid_BW, page_tokens, num_splits),
+        score_cap=score_cap, interpret=interpret,
     )  # fmt: skip
-    out_BKRH = _combine(values_BKXRH, stats_BKX2R)[:, :, : width * G]
+    if sinks_N is not None:
+        sinks_KR = jnp.tile(sinks_N.reshape(K, G), width)
+        sinks_N = jnp.pad(sinks_KR, ((0, 0), (0, num_rows - width * G)))
+    out_BKRH = _combine(values_BKXRH, stats_BKX2R, sinks_N)[:, :, : width * G]
     out_BWKGH = out_BKRH.reshape(B, K, width, G, H).transpose(0, 2, 1, 3, 4)
     return out_BWKGH.reshape(C, -1, N, H)[:, :W]
 
 
 def _split_pages(
-    position_BW: jax.Array, page_tokens: int, window: int | None, num_splits: int
+    sight: Sight, valid_BW: jax.Array, page_tokens: int, num_splits: int
 ) -> tuple[jax.Array, jax.Array]:
     """Table columns that each split of a row reads, from and up to: i32[B, X] each. Together those
-    that hold a visible key, in equal shares; late splits of a short row are empty.
+    that hold a key which a valid token sees, in equal shares; late splits of a short row are empty.
     """
-    stop_B1 = position_BW.max(1, keepdims=True) // page_tokens + 1
+    stop_BW = jnp.where(valid_BW, sight.last_CW // page_tokens + 1, 0)
+    stop_B1 = stop_BW.max(1, keepdims=True)
     first_B1 = jnp.zeros_like(stop_B1)
-    if window is not None:
-        oldest_B1 = position_BW.min(1, keepdims=True) - window + 1
-        first_B1 = jnp.maximum(oldest_B1, 0) // page_tokens
+    if sight.first_CW is not None:
+        first_BW = jnp.where(valid_BW, sight.first_CW // page_tokens, stop_B1)
+        first_B1 = first_BW.min(1, keepdims=True)
     share_B1 = -(-(stop_B1 - first_B1) // num_splits)
     start_BX = first_B1 + share_B1 * jnp.arange(num_splits, dtype=jnp.int32)
     return jnp.minimum(start_BX, stop_B1), jnp.minimum(start_BX + share_B1, stop_B1)
 
 
-def _combine(values_BKXRH: jax.Array, stats_BKX2R: jax.Array) -> jax.Array:
-    """The softmax over all splits of a row: float32 [B, K, R, H]."""
+def _combine(
+    values_BKXRH: jax.Array, stats_BKX2R: jax.Array, sinks_KR: jax.Array | None
+) -> jax.Array:
+    """The softmax over all splits of a row and its sink: float32 [B, K, R, H]; 0 where nothing was
+    read.
+    """
     stats_BKX2R = stats_BKX2R[..., : values_BKXRH.shape[3]]
     maximum_BKXR, mass_BKXR = stats_BKX2R[:, :, :, 0], stats_BKX2R[:, :, :, 1]
-    decay_BKXR = jnp.exp2(maximum_BKXR - maximum_BKXR.max(2, keepdims=True))
+    maximum_BKR = maximum_BKXR.max(2)
+    if sinks_KR is not None:
+        maximum_BKR = jnp.maximum(maximum_BKR, sinks_KR * _LOG2_E)
+    decay_BKXR = jnp.exp2(maximum_BKXR - maximum_BKR[:, :, None])
     mass_BKR = (mass_BKXR * decay_BKXR).sum(2)
-    return (values_BKXRH * decay_BKXR[..., None]).sum(2) / mass_BKR[..., None]
+    if sinks_KR is not None:
+        mass_BKR += jnp.exp2(sinks_KR * _LOG2_E - maximum_BKR)
+    out_BKRH = (values_BKXRH * decay_BKXR[..., None]).sum(2) / mass_BKR[..., None]
+    return jnp.where(mass_BKR[..., None] == 0, 0, out_BKRH)
 
 
 # --- the kernel -----------------------------------------------------------------------------------
@@ -153,13 +174,13 @@ class _Shared(NamedTuple):
     """A block's shared memory and the barriers that its copies arrive at."""
 
     q: Any  # [R, H]
-    position: Any  # i32[R]
+    sight: Any  # i32[fields of a Sight, R]
     keys: Any  # [stages, page tokens, H]
     values: Any  # likewise
     out: Any  # f32[R, columns]
     stats: Any  # f32[2, R]
     q_arrived: Any
-    position_arrived: Any
+    sight_arrived: Any
     keys_arrived: Any  # one a stage
     values_arrived: Any
 
@@ -175,11 +196,10 @@ def _attend_splits(
     q_BKRH: jax.Array,
     pages: jax.Array,
     table_BP: jax.Array,
-    position_BR: jax.Array,
+    sight: Sight,  # i32[B, 64] each
     start_BX: jax.Array,
     stop_BX: jax.Array,
     *,
-    window: int | None,
     score_cap: float | None,
     interpret: Any,
 ) -> tuple[jax.Array, jax.Array]:
@@ -187,12 +207,12 @@ def _attend_splits(
     and mass of their weights, float32 [B, K, X, 2, 64].
     """
     (B, K, num_rows, H), page_tokens, X = q_BKRH.shape, pages.shape[1], start_BX.shape[1]
-    dtype = pages.dtype
+    dtype, sight_BR = pages.dtype, jax.tree.leaves(sight)
     num_stages = _num_stages(page_tokens, H, dtype.itemsize)
     moved, out_width = pl.ds(0, num_rows), min(H, _OUT_WIDTH)
 
     def kernel(
-        q_ref, pages_ref, table_ref, position_ref, start_ref, stop_ref, values_ref, stats_ref,
+        q_ref, pages_ref, table_ref, sight_ref, start_ref, stop_ref, values_ref, stats_ref,
         **scratch,
     ):  # fmt: skip
         shared = _Shared(**scratch)
@@ -209,11 +229,11 @@ def _attend_splits(
                 plgpu.copy_gmem_to_smem(box, target.at[stage], arrived.at[stage])
 
         plgpu.copy_gmem_to_smem(q_ref.at[b, head], shared.q.at[moved], shared.q_arrived)
-        plgpu.copy_gmem_to_smem(position_ref.at[b], shared.position, shared.position_arrived)
+        plgpu.copy_gmem_to_smem(sight_ref.at[b], shared.sight, shared.sight_arrived)
         pl.loop(start, jnp.minimum(stop, start + num_stages))(lambda j: fetch(table_ref[b, j], j))
         plgpu.barrier_wait(shared.q_arrived)
-        plgpu.barrier_wait(shared.position_arrived)
-        position_R = shared.position[...]
+        plgpu.barrier_wait(shared.sight_arrived)
+        fields_R = [shared.sight[i] for i in range(len(sight_BR))]
 
         def fold(j, carry):
             maximum_R, mass_R, values_RH = carry
@@ -224,8 +244,9 @@ def _attend_splits(
             scores_RS = _scores(shared.q, shared.keys, stage, interpret)
             scores_RS = scores_RS if score_cap is None else soft_cap(scores_RS, score_cap)
             shape = scores_RS.shape
-            key_position = j * page_tokens + lax.broadcasted_iota(jnp.int32, shape, 1)
-            mask_RS = visible(key_position, lax.broadcast_in_dim(position_R, shape, (0,)), window)
+            place_RS = j * page_tokens + lax.broadcasted_iota(jnp.int32, shape, 1)
+            fields_RS = [lax.broadcast_in_dim(x_R, shape, (0,)) for x_R in fields_R]
+            mask_RS = visible(place_RS, *jax.tree.unflatten(jax.tree.structure(sight), fields_RS))
             scores_RS = jnp.where(mask_RS, scores_RS * _LOG2_E, _MASKED)
             new_maximum_R = jnp.maximum(maximum_R, scores_RS.max(1))
             decay_R = jnp.exp2(maximum_R - new_maximum_R)
@@ -259,13 +280,13 @@ def _attend_splits(
     pages_held = plgpu.SMEM((num_stages, page_tokens, H), dtype, transforms=tiles)
     scratch = _Shared(
         q=plgpu.SMEM((ROWS, H), dtype, transforms=tiles),
-        position=plgpu.SMEM((ROWS,), jnp.int32),
+        sight=plgpu.SMEM((len(sight_BR), ROWS), jnp.int32),
         keys=pages_held,
         values=pages_held,
         out=plgpu.SMEM((ROWS, out_width), jnp.float32),
         stats=plgpu.SMEM((2, ROWS), jnp.float32),
         q_arrived=plgpu.Barrier(),
-        position_arrived=plgpu.Barrier(),
+        sight_arrived=plgpu.Barrier(),
         keys_arrived=plgpu.Barrier(num_barriers=num_stages),
         values_arrived=plgpu.Barrier(num_barriers=num_stages),
     )
@@ -285,7 +306,7 @@ def _attend_splits(
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,  # jax 0.10's default is another
         ),
         interpret=interpret,
-    )(q_BKRH, pages, table_BP, position_BR, start_BX, stop_BX)
+    )(q_BKRH, pages, table_BP, jnp.stack(sight_BR, axis=1), start_BX, stop_BX)
 
 
 def _scores(q_smem, keys_smem, stage, interpret):

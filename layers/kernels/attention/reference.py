@@ -13,92 +13,104 @@ import jax.numpy as jnp
 from configs.cache import BLOCK_TOKENS
 from configs.engine import MIN_DETERMINISTIC_ROWS
 from layers import kv_cache
+from layers.kernels.attention.contract import Demand
+from layers.kernels.attention.mask import Sight, sight_of, visible
 from layers.kernels.device import Device
 from layers.linear import soft_cap
+from layers.ragged import Ragged, Rectangle
 from layers.reduce import row_sum
 
 _MASKED = -1e30
 _BLOCK_DIAGONAL_ROWS = 16  # up to here, query rows are too few to pay for transposing keys
 
 
-def visible(key_position: jax.Array, query_position: jax.Array, window: int | None) -> jax.Array:
-    """The one mask: a query sees itself and what came before it, at most `window` tokens in all."""
-    mask = key_position <= query_position
-    if window is not None:
-        mask &= key_position > query_position - window
-    return mask
-
-
 def attend_dense(
     q_CWNH: jax.Array,
     k_CWKH: jax.Array,
     v_CWKH: jax.Array,
-    position_CW: jax.Array,
+    rectangle: Rectangle,
     window: int | None,
     score_cap: float | None = None,
+    sinks_N: jax.Array | None = None,
 ) -> jax.Array:
     """Attention of rows among themselves, without a cache: float32 [C, W, N, H]. Differentiable."""
     C, W, N, H = q_CWNH.shape
     K = k_CWKH.shape[2]
     q_CWKGH = q_CWNH.reshape(C, W, K, N // K, H)
     scores = jnp.einsum("CWKGH,CSKH->CKGWS", q_CWKGH, k_CWKH, preferred_element_type=jnp.float32)
-    mask_CWS = visible(position_CW[:, None, :], position_CW[:, :, None], window)
+    mask_CWS = _mask(rectangle.place_CW[:, None, :], sight_of(rectangle, window))
     scores = _capped(scores, score_cap)
     scores = jnp.where(mask_CWS[:, None, None], scores, _MASKED)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v_CWKH.dtype)
+    if sinks_N is not None:
+        sinks = jnp.broadcast_to(sinks_N.reshape(K, -1, 1, 1), (*scores.shape[:-1], 1))
+        scores = jnp.concatenate([scores, sinks], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., :W].astype(v_CWKH.dtype)
     out = jnp.einsum("CKGWS,CSKH->CWKGH", weights, v_CWKH, preferred_element_type=jnp.float32)
     return out.reshape(C, W, N, H)
 
 
-def limit(q_CWNH: jax.Array, pages: jax.Array, deterministic: bool, device: Device) -> None:
-    """Nothing keeps the reference from any arguments on any device."""
+def limit(demand: Demand, device: Device) -> None:
+    """Nothing keeps the reference from anything on any device."""
+
+
+def layout(
+    num_pages: int, page_tokens: int, num_kv_heads: int, head_width: int, dtype: str
+) -> jax.ShapeDtypeStruct:
+    """Token-major [pages, page tokens, 2 K H], keys before values."""
+    return kv_cache.token_major(num_pages, page_tokens, 2 * num_kv_heads * head_width, dtype)
+
+
+def write(
+    pages: jax.Array, k_TKH: jax.Array, v_TKH: jax.Array, ragged: Ragged, group: int
+) -> jax.Array:
+    """Scatters rows of 2 K heads."""
+    return kv_cache.write(pages, jnp.concatenate([k_TKH, v_TKH], axis=1), ragged, group)
 
 
 def attend_pages(
     q_CWNH: jax.Array,
     pages: jax.Array,
-    table_CP: jax.Array,
-    position_CW: jax.Array,
-    window: int | None,
-    deterministic: bool = False,
+    rectangle: Rectangle,
+    group: int,
+    *,
+    window: int | None = None,
     score_cap: float | None = None,
+    sinks_N: jax.Array | None = None,
+    deterministic: bool = False,
 ) -> jax.Array:
-    """Attention of a rectangle over its sequences' pages: float32 [C, W, N, H].
-
-    Args:
-        q_CWNH: scaled queries, in the cache's precision.
-        pages: [pages, page tokens, 2 K H], keys before values; this step's tokens are already
-            written.
-        table_CP: page ids; P page tokens are a multiple of 128.
-        position_CW: positions of the queries; a key is visible up to its query's own.
-        window: tokens a query sees, itself included.
-        deterministic: same bits for a token whatever the rectangle: fixed tiles of queries.
-        score_cap: soft limit of the scores.
-    """
-    C, W, N, H = q_CWNH.shape
+    """`contract.AttendPages`; where `deterministic`, queries come in tiles of a fixed height."""
+    W, N = q_CWNH.shape[1:3]
+    table_CP, sight = rectangle.tables[group], sight_of(rectangle, window)
     if deterministic:
-        padded = -(-W // MIN_DETERMINISTIC_ROWS) * MIN_DETERMINISTIC_ROWS
-        q_CWNH = jnp.pad(q_CWNH, ((0, 0), (0, padded - W), (0, 0), (0, 0)))
-        position_CW = jnp.pad(position_CW, ((0, 0), (0, padded - W)), mode="edge")
+        padding = (0, 0), (0, -W % MIN_DETERMINISTIC_ROWS)
+        q_CWNH = jnp.pad(q_CWNH, (*padding, (0, 0), (0, 0)))
+        sight = jax.tree.map(lambda x_CW: jnp.pad(x_CW, padding, mode="edge"), sight)
+    sinks_N = jnp.full(N, _MASKED, jnp.float32) if sinks_N is None else sinks_N
     if W * N <= _BLOCK_DIAGONAL_ROWS and not deterministic:
-        fold, finish, init = _block_diagonal(q_CWNH, pages.shape[2] // 2, score_cap)
+        fold, finish, init = _block_diagonal(q_CWNH, pages.shape[2] // 2, score_cap, sinks_N)
     else:
-        fold, finish, init = _per_head(q_CWNH, pages.shape[2] // 2, deterministic, score_cap)
+        fold, finish, init = _per_head(
+            q_CWNH, pages.shape[2] // 2, deterministic, score_cap, sinks_N
+        )
 
-    stop, oldest = jnp.max(position_CW) + 1, jnp.int32(0)
-    if window is not None:
-        oldest = jnp.maximum(0, jnp.min(position_CW) - window + 1)
+    stop = jnp.max(sight.last_CW) + 1
+    oldest = jnp.int32(0) if sight.first_CW is None else jnp.min(sight.first_CW)
     block_pages = BLOCK_TOKENS // pages.shape[1]
     assert table_CP.shape[1] % block_pages == 0  # a slice past the end would be moved, silently
 
     def block(j: jax.Array, carry: Any) -> Any:
         ids_CP = jax.lax.dynamic_slice_in_dim(table_CP, j * block_pages, block_pages, axis=1)
-        key_position = j * BLOCK_TOKENS + jnp.arange(BLOCK_TOKENS, dtype=jnp.int32)
-        mask_CWS = visible(key_position, position_CW[:, :, None], window)
+        place_S = j * BLOCK_TOKENS + jnp.arange(BLOCK_TOKENS, dtype=jnp.int32)
+        mask_CWS = _mask(place_S, sight)
         return fold(carry, _half(pages, ids_CP, 0), _half(pages, ids_CP, 1), mask_CWS)
 
     carry = jax.lax.fori_loop(oldest // BLOCK_TOKENS, -(-stop // BLOCK_TOKENS), block, init)
     return finish(carry)[:, :W]
+
+
+def _mask(place: jax.Array, sight: Sight) -> jax.Array:
+    """Which keys each query sees, [C, W, S], of keys at places [S] or [C, 1, S]."""
+    return visible(place, *jax.tree.map(lambda x_CW: x_CW[:, :, None], sight))
 
 
 def _capped(scores: jax.Array, cap: float | None) -> jax.Array:
@@ -115,6 +127,11 @@ def _half(pages: jax.Array, ids_CP: jax.Array, half: int) -> jax.Array:
         pages, start_CP2, dims, (1, pages.shape[1], width), mode="promise_in_bounds"
     )
     return kv_cache.decode(part).reshape(ids_CP.shape[0], -1, width)
+
+
+def _start(sinks_1: jax.Array, width: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The softmax before its first key: of a sink of mass 1, [..., 1], and no value."""
+    return sinks_1, jnp.ones_like(sinks_1), jnp.zeros((*sinks_1.shape[:-1], width), jnp.float32)
 
 
 def _accumulate(carry, scores, mask, v_BSX):  # noqa: ANN001, ANN202
@@ -139,7 +156,7 @@ def _dot(x_BRX: jax.Array, y_B: jax.Array, contract: int) -> jax.Array:
     )
 
 
-def _block_diagonal(q_CWNH: jax.Array, width: int, cap: float | None):  # noqa: ANN202
+def _block_diagonal(q_CWNH: jax.Array, width: int, cap: float | None, sinks_N: jax.Array):  # noqa: ANN202
     """Few query rows: each sits in its own head's columns of [K H], so keys are used as they lie,
     untransposed.
     """
@@ -157,11 +174,13 @@ def _block_diagonal(q_CWNH: jax.Array, width: int, cap: float | None):  # noqa: 
         values_CWNKH = (values_CRX / mass_CR1).reshape(C, W, N, K, H)
         return jnp.where(own_NK1, values_CWNKH, 0).sum(3)
 
-    rows = jnp.zeros((C, W * N, 1), jnp.float32)
-    return fold, finish, (rows + _MASKED, rows, jnp.zeros((C, W * N, width), jnp.float32))
+    sinks_CWN = jnp.broadcast_to(sinks_N, (C, W, N))
+    return fold, finish, _start(sinks_CWN.reshape(C, W * N, 1), width)
 
 
-def _per_head(q_CWNH: jax.Array, width: int, deterministic: bool, cap: float | None):  # noqa: ANN202
+def _per_head(  # noqa: ANN202
+    q_CWNH: jax.Array, width: int, deterministic: bool, cap: float | None, sinks_N: jax.Array
+):
     """Many query rows: one product a sequence and KV head (B of them), with the query rows that
     read it; in tiles of a fixed height, where bits must not depend on W.
     """
@@ -195,5 +214,5 @@ def _per_head(q_CWNH: jax.Array, width: int, deterministic: bool, cap: float | N
         values = (values / mass).reshape(num_tiles, C, K, tile, G, H)
         return values.transpose(1, 0, 3, 2, 4, 5).reshape(C, W, N, H)
 
-    rows = jnp.zeros((num_tiles, C * K, tile * G, 1), jnp.float32)
-    return fold, finish, (rows + _MASKED, rows, jnp.zeros((*rows.shape[:-1], H), jnp.float32))
+    sinks_UCKRG = jnp.broadcast_to(sinks_N.reshape(K, 1, G), (num_tiles, C, K, tile, G))
+    return fold, finish, _start(sinks_UCKRG.reshape(num_tiles, C * K, tile * G, 1), H)

@@ -7,7 +7,6 @@ NaN and (from jax 0.11) looks for races: only the two products of the tensor cor
 
 import functools
 import itertools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -16,20 +15,12 @@ import pytest
 from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call  # no public name in 0.10
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 
-from configs.cache import keys_values
-from configs.errors import InputError
-from layers import attention
-from layers.kernels import tuning
-from layers.kernels.attention import api, gpu, reference
-from layers.kernels.device import Device, target_device
-from layers.mixer import StepContext
-from layers.ragged import contiguous
+from layers.kernels.attention import gpu, reference
 from tests.layers import paged_case
 
 _INTERPRETER = InterpretGPUParams(
     detect_races=jax.__version_info__ >= (0, 11)
 )  # 0.10 overlooks them
-_H200 = Device("gpu", "NVIDIA H200", 132)
 _ATOL = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 2e-2}
 
 
@@ -41,7 +32,8 @@ _IMPLEMENTATIONS = {"reference": reference.attend_pages, "pallas_gpu": _interpre
 
 
 def _check(name, case, window=None, dtype="float32", cap=None, **options):
-    attend = functools.partial(_IMPLEMENTATIONS[name], window=window, score_cap=cap, **options)
+    program = _IMPLEMENTATIONS[name]
+    attend = functools.partial(program, group=0, window=window, score_cap=cap, **options)
     found = jax.jit(attend)(*case.arguments)
     assert found.dtype == jnp.float32
     if name == "pallas_gpu" and _INTERPRETER.detect_races:
@@ -112,7 +104,7 @@ def test_scores_stay_within_their_cap(name):
 def test_large_scores_do_not_overflow():
     case = paged_case.Case((1, 64, 200), (4, 2), 64, 1, head_width=64)
     case.q_CWNH = np.float32(case.q_CWNH * 1000).astype(np.float64)
-    attend = jax.jit(functools.partial(_interpreted, window=None))
+    attend = jax.jit(functools.partial(_interpreted, group=0))
     np.testing.assert_allclose(attend(*case.arguments), case.expected(None), atol=1e-3)
 
 
@@ -122,65 +114,8 @@ def test_a_visible_nan_reaches_its_readers_only(name):
     page = case.table_CP[1, 1]
     pages = np.array(case.pages)
     pages[page, 3, :64] = np.nan  # a key of KV head 0
-    q, _, table, position = case.arguments
-    attend = functools.partial(_IMPLEMENTATIONS[name], window=None)
-    found = np.asarray(jax.jit(attend)(q, jnp.asarray(pages), table, position))
+    q, _, rectangle = case.arguments
+    attend = functools.partial(_IMPLEMENTATIONS[name], group=0)
+    found = np.asarray(jax.jit(attend)(q, jnp.asarray(pages), rectangle))
     assert np.isnan(found[1, 0, :2]).all()
     assert np.isfinite(found[0]).all()
-
-
-# --- who computes ---------------------------------------------------------------------------------
-
-
-def _shapes(N=8, K=2, H=128, page_tokens=64, dtype=jnp.uint16):
-    pages = jax.ShapeDtypeStruct((9, page_tokens, 2 * K * H), dtype)
-    return jax.ShapeDtypeStruct((3, 1, N, H), jnp.bfloat16), pages
-
-
-@pytest.mark.parametrize(
-    ("shapes", "reason"),
-    [
-        (_shapes(dtype=jnp.float32), "bfloat16 or float16, not float32"),
-        (_shapes(page_tokens=16), "64 or 128 tokens, not 16: set engine.page_tokens"),
-        (_shapes(H=80), "heads of 64, 128 or 256, not 80"),
-        (_shapes(N=130), "at most 64 query heads a KV head, not 65"),
-        (_shapes(H=256, page_tokens=128), "no room for pages of 128 tokens .* 64 tokens fit"),
-    ],
-)
-def test_the_kernel_names_its_limits(shapes, reason):
-    assert re.search(reason, gpu.limit(*shapes, False, _H200))
-
-
-def test_the_kernel_runs_on_hopper():
-    assert gpu.limit(*_shapes(), False, _H200) is None
-    assert gpu.limit(*_shapes(), False, Device("gpu", "NVIDIA GH200 480GB", 132)) is None
-    for kind in ("NVIDIA A100-SXM4-80GB", "NVIDIA B200", "cpu"):
-        assert "Hopper" in gpu.limit(*_shapes(), False, Device("gpu", kind, 100))
-    assert "deterministic" in gpu.limit(*_shapes(), True, _H200)
-
-
-def test_a_named_kernel_never_falls_back():
-    case = paged_case.Case((1, 64), (4, 2), 64, 1, "bfloat16", head_width=64)
-    with pytest.raises(InputError, match="'pallas_gpu' runs on Hopper .* not on cpu; 'reference'"):
-        api.attend_pages(*case.arguments, None, implementation="pallas_gpu")
-    q = jnp.zeros((1, 4, 64))
-    context = StepContext(contiguous(1, 1), None, keys_values(4, 64), 0, True, False)
-    with pytest.raises(InputError, match="'pallas_gpu' reads pages, and there is no cache"):
-        attention.attend(q, q, q, None, context, implementation="pallas_gpu")
-
-
-def test_without_a_measurement_the_reference_runs(monkeypatch):
-    """Whatever the device; a measured winner that cannot run is passed over."""
-    case = paged_case.Case((1, 64), (4, 2), 16, 1, head_width=64)
-    before = api.attend_pages(*case.arguments, None)
-    assert tuning.winners("attention", "NVIDIA H200") == ()
-    monkeypatch.setattr(tuning, "winners", lambda operation, kind: ("pallas_gpu",))
-    np.testing.assert_array_equal(api.attend_pages(*case.arguments, None), before)
-
-
-def test_the_device_may_be_one_that_is_not_there():
-    assert target_device().platform == jax.default_backend()
-    described = jax.sharding.AbstractDevice("NVIDIA H200", 132, "cuda")
-    mesh = jax.sharding.AbstractMesh((1,), ("x",), abstract_device=described)
-    with jax.sharding.use_abstract_mesh(mesh):
-        assert target_device() == _H200

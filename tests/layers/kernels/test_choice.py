@@ -1,0 +1,77 @@
+"""Who computes attention: by name, by measurement, and what is refused."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from configs.engine import ATTENTIONS, Config, EngineConfig
+from configs.errors import InputError
+from layers.kernels import tuning
+from layers.kernels.attention import api, gpu
+from layers.kernels.attention.contract import Demand
+from layers.kernels.device import Device, target_device
+from tests import fakes
+
+_H200 = Device("gpu", "NVIDIA H200", 132)
+_LLAMA = Demand(32, 8, 128, 64, "bfloat16", False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"dtype": "float32"}, "bfloat16 or float16, not float32: set model.dtype"),
+        ({"page_tokens": 16}, "64 or 128 tokens, not 16: set engine.page_tokens"),
+        ({"head_width": 80}, "heads of 64, 128 or 256, not 80"),
+        ({"num_heads": 130, "num_kv_heads": 2}, "at most 64 query heads a KV head, not 65"),
+        ({"head_width": 256, "page_tokens": 128}, "no room for pages of 128 tokens"),
+        ({"deterministic": True}, "not been measured to be deterministic"),
+    ],
+)
+def test_the_hopper_kernel_names_its_limits(asked, reason):
+    assert reason in gpu.limit(_LLAMA._replace(**asked), _H200)
+
+
+def test_the_hopper_kernel_runs_on_hopper():
+    assert gpu.limit(_LLAMA, _H200) is None
+    assert gpu.limit(_LLAMA, Device("gpu", "NVIDIA GH200 480GB", 132)) is None
+    for kind in ("NVIDIA A100-SXM4-80GB", "NVIDIA B200", "cpu"):
+        assert "Hopper" in gpu.limit(_LLAMA, Device("gpu", kind, 100))
+
+
+def _config(attention: str | None, **changes) -> Config:
+    model = fakes.llama("bfloat16", num_heads=4, num_kv_heads=2, head_width=64)
+    return Config(model, EngineConfig(attention=attention, page_tokens=64, **changes))
+
+
+def test_a_name_never_falls_back():
+    for name in ATTENTIONS:
+        assert api.implementation(name).limit is not None
+    assert api.choose(_config("reference")) == "reference"
+    with pytest.raises(InputError, match="pallas_gpu runs on Hopper .* not on cpu; 'reference'"):
+        api.choose(_config("pallas_gpu"))
+    with pytest.raises(InputError, match="one of reference, pallas_gpu or None, not 'magic'"):
+        _config("magic")
+
+
+def test_without_a_measurement_the_reference_runs(monkeypatch):
+    """Whatever the device; a measured winner that cannot run is passed over."""
+    assert tuning.winners("attention", "NVIDIA H200") == ()
+    with jax.sharding.use_abstract_mesh(_mesh()):
+        assert api.choose(_config(None)) == "reference"
+        monkeypatch.setattr(tuning, "winners", lambda operation, kind: ("pallas_gpu",))
+        assert api.choose(_config(None)) == "pallas_gpu"
+        small_pages = dataclasses.replace(_config(None), engine=EngineConfig(page_tokens=16))
+        assert api.choose(small_pages) == "reference"
+    assert api.choose(_config(None)) == "reference"
+
+
+def _mesh() -> jax.sharding.AbstractMesh:
+    described = jax.sharding.AbstractDevice(_H200.kind, _H200.num_cores, "cuda")
+    return jax.sharding.AbstractMesh((1,), ("x",), abstract_device=described)
+
+
+def test_the_device_may_be_one_that_is_not_there():
+    assert target_device().platform == jax.default_backend()
+    with jax.sharding.use_abstract_mesh(_mesh()):
+        assert target_device() == _H200

@@ -1,0 +1,123 @@
+"""The mask of attention against matrices written by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from layers.kernels.attention.mask import sight_of, visible
+from layers.ragged import Rectangle
+
+
+def _seen(rectangle: Rectangle, window: int | None, num_places: int) -> np.ndarray:
+    """bool[C, W, S] of every place."""
+    sight = jax.tree.map(lambda x_CW: x_CW[:, :, None], sight_of(rectangle, window))
+    return np.asarray(visible(jnp.arange(num_places), *sight))
+
+
+def _rectangle(position_CW, valid_CW=None, **masks) -> Rectangle:
+    position_CW = jnp.asarray(position_CW)
+    valid_CW = jnp.ones(position_CW.shape, bool) if valid_CW is None else jnp.asarray(valid_CW)
+    return Rectangle(jnp.zeros(len(position_CW), jnp.int32), position_CW, valid_CW, (), **masks)
+
+
+_CAUSAL = [
+    [1, 0, 0, 0, 0],
+    [1, 1, 0, 0, 0],
+    [1, 1, 1, 0, 0],
+    [1, 1, 1, 1, 0],
+    [1, 1, 1, 1, 1],
+]
+_WINDOW_2 = [
+    [1, 0, 0, 0, 0],
+    [1, 1, 0, 0, 0],
+    [0, 1, 1, 0, 0],
+    [0, 0, 1, 1, 0],
+    [0, 0, 0, 1, 1],
+]
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"), [(None, _CAUSAL), (2, _WINDOW_2), (1, np.eye(5)), (5, _CAUSAL)]
+)
+def test_what_came_before_and_a_window_of_it(window, expected):
+    chain_CW = (jnp.uint32(2) << jnp.arange(5, dtype=jnp.uint32))[None] - 1
+    for ancestors_CW in (None, chain_CW):
+        rectangle = _rectangle([[0, 1, 2, 3, 4]], ancestors_CW=ancestors_CW)
+        np.testing.assert_array_equal(_seen(rectangle, window, 5)[0], np.array(expected, bool))
+
+
+# The root at position 3, two drafts after it, and two after the first of them.
+#
+#     3 -+- 4 -+- 5
+#        |     +- 5
+#        +- 4
+_TREE = {"position_CW": [[3, 4, 4, 5, 5]], "ancestors_CW": [[0b1, 0b11, 0b101, 0b1011, 0b10011]]}
+_TREE_SEES = [
+    [1, 1, 1, 1, 0, 0, 0, 0, 0],
+    [1, 1, 1, 1, 1, 0, 0, 0, 0],
+    [1, 1, 1, 1, 0, 1, 0, 0, 0],
+    [1, 1, 1, 1, 1, 0, 1, 0, 0],
+    [1, 1, 1, 1, 1, 0, 0, 1, 0],
+]
+_TREE_SEES_3 = [  # positions p - 2 to p
+    [0, 1, 1, 1, 0, 0, 0, 0, 0],
+    [0, 0, 1, 1, 1, 0, 0, 0, 0],
+    [0, 0, 1, 1, 0, 1, 0, 0, 0],
+    [0, 0, 0, 1, 1, 0, 1, 0, 0],
+    [0, 0, 0, 1, 1, 0, 0, 1, 0],
+]
+_TREE_SEES_2 = [  # and p - 1: the root no more, though its place is near
+    [0, 0, 1, 1, 0, 0, 0, 0, 0],
+    [0, 0, 0, 1, 1, 0, 0, 0, 0],
+    [0, 0, 0, 1, 0, 1, 0, 0, 0],
+    [0, 0, 0, 0, 1, 0, 1, 0, 0],
+    [0, 0, 0, 0, 1, 0, 0, 1, 0],
+]
+
+
+def _tree(**changes) -> Rectangle:
+    arrays = {**_TREE, **changes}
+    ancestors_CW = jnp.asarray(arrays.pop("ancestors_CW"), jnp.uint32)
+    return _rectangle(**arrays, ancestors_CW=ancestors_CW)
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"), [(None, _TREE_SEES), (3, _TREE_SEES_3), (2, _TREE_SEES_2)]
+)
+def test_a_tree_lies_in_the_order_of_its_tokens(window, expected):
+    assert _tree().place_CW.tolist() == [[3, 4, 5, 6, 7]]
+    np.testing.assert_array_equal(_seen(_tree(), window, 9)[0], np.array(expected, bool))
+
+
+def test_a_tree_of_32_uses_every_bit():
+    """A star: the root and 31 drafts after it."""
+    ancestors_W = np.uint32(1) | (np.uint32(1) << np.arange(32, dtype=np.uint32))
+    position_CW = [[70] + [71] * 31]
+    seen_WS = _seen(_tree(position_CW=position_CW, ancestors_CW=ancestors_W[None]), None, 128)[0]
+    expected = np.zeros((32, 128), bool)
+    expected[:, :71], expected[np.arange(32), 70 + np.arange(32)] = True, True
+    np.testing.assert_array_equal(seen_WS, expected)
+
+
+def test_rows_of_a_canvas_see_each_other():
+    """The first row is one, of three tokens and padding; the second is causal."""
+    rectangle = _rectangle(
+        [[2, 3, 4, 6], [3, 4, 5, 6]],
+        [[1, 1, 1, 0], [1, 1, 1, 1]],
+        causal_C=jnp.array([False, True]),
+    )
+    expected = np.zeros((2, 4, 8), bool)
+    expected[0, :, :5] = True
+    for w in range(4):
+        expected[1, w, : 4 + w] = True
+    np.testing.assert_array_equal(_seen(rectangle, None, 8)[:, :3], expected[:, :3])
+
+
+def test_padding_widens_no_range():
+    tree = _tree(
+        position_CW=[[3, 4, 4, 9, 9], [9, 9, 9, 9, 9]], ancestors_CW=[[1, 3, 5, 0, 0], [0] * 5],
+        valid_CW=[[1, 1, 1, 0, 0], [0] * 5],
+    )  # fmt: skip
+    assert tree.place_CW[0].tolist() == [3, 4, 5, 9, 9]
+    assert sight_of(tree, None).last_CW[:, 0].tolist() == [5, 0]
