@@ -17,6 +17,7 @@ from inference import batch, step
 from inference.plan import Plan
 from inference.shapes import StepShape
 from layers import decoder, kv_cache, params
+from layers.kernels.attention import api
 
 MEGABYTE = 1 << 20
 DECODE = StepShape((16, 1), (0, 64), sampler="greedy")
@@ -57,14 +58,18 @@ def compiled(program: Any, device: Any, arguments: Any, donated: tuple[int, ...]
 
 
 @functools.cache
-def compiled_step(device: Any, shape: StepShape, page_tokens: int) -> tuple[Any, Any, Any]:
+def compiled_step(
+    device: Any, shape: StepShape, page_tokens: int, attention: str = "reference"
+) -> tuple[Any, Any, Any]:
     """One layer of Llama 3 8B as a step: the executable, its cache and its slots."""
     model = dataclasses.replace(presets.get("llama3-8b").config, num_layers=1)
     engine = EngineConfig(
-        max_seqs=16, max_context=4096, cache_bytes=256 * MEGABYTE, page_tokens=page_tokens
-    )
+        max_seqs=16, max_context=4096, cache_bytes=256 * MEGABYTE, page_tokens=page_tokens,
+        attention=attention,
+    )  # fmt: skip
     config = Config(model, engine)
-    cache = kv_cache.abstract(model, config.num_pages, page_tokens, engine.max_seqs, 0)
+    layout = api.implementation(attention).layout
+    cache = kv_cache.abstract(model, config.num_pages, page_tokens, engine.max_seqs, 0, layout)
     slots = jax.eval_shape(lambda: step.init_slots(config))
     weights = params.abstract(decoder.param_infos(model))
     program = functools.partial(step.step, config=config, shape=shape)

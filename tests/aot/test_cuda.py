@@ -15,49 +15,57 @@ from tests.aot import programs
 pytestmark = pytest.mark.aot
 
 
+@pytest.mark.parametrize("attention", ["reference", "pallas_gpu"])
 @pytest.mark.parametrize("shape", [programs.DECODE, programs.MIXED], ids=["decode", "mixed"])
-def test_the_step_keeps_its_cache_in_place(shape):
-    executable, cache, slots = programs.compiled_step(programs.h200(), shape, 64)
+def test_the_step_keeps_its_cache_in_place(shape, attention):
+    executable, cache, slots = programs.compiled_step(programs.h200(), shape, 64, attention)
+    assert ("paged_attention" in executable.as_text()) == (attention == "pallas_gpu")
     memory = executable.memory_analysis()
     assert memory.alias_size_in_bytes == programs.num_bytes((cache, slots))
     assert memory.temp_size_in_bytes < 48 * programs.MEGABYTE
     assert not programs.copies(executable, cache[0])
 
 
-_CASES = {  # rows, query tokens, (N, K), H, page tokens, window, cap, dtype; registers a thread
-    "llama3-8b": ((32, 1, (32, 8), 128, 64, None, None, "bfloat16"), 160),
-    "llama3-8b, alone": ((1, 1, (32, 8), 128, 64, None, None, "bfloat16"), 160),
-    "llama3-8b, large pages": ((32, 1, (32, 8), 128, 128, None, None, "bfloat16"), 216),
-    "llama3-8b, drafts": ((32, 5, (32, 8), 128, 64, None, None, "float16"), 160),
-    "llama3-8b, prefill": ((4, 64, (32, 8), 128, 64, None, None, "bfloat16"), 160),
-    "llama2-13b": ((16, 1, (40, 40), 128, 64, None, None, "bfloat16"), 160),
-    "smollm2-135m, window": ((8, 1, (9, 3), 64, 128, 512, None, "bfloat16"), 184),
-    "gemma2": ((8, 1, (8, 4), 256, 64, 4096, 50.0, "bfloat16"), 255),
+# Rows, query tokens, (N, K), H, page tokens, window, cap, dtype, whether trees and sinks; registers
+# a thread.
+_CASES = {
+    "llama3-8b": ((32, 1, (32, 8), 128, 64, None, None, "bfloat16", False), 160),
+    "llama3-8b, alone": ((1, 1, (32, 8), 128, 64, None, None, "bfloat16", False), 160),
+    "llama3-8b, large pages": ((32, 1, (32, 8), 128, 128, None, None, "bfloat16", False), 216),
+    "llama3-8b, drafts": ((32, 5, (32, 8), 128, 64, None, None, "float16", False), 160),
+    "llama3-8b, trees and sinks": ((32, 16, (32, 8), 128, 64, 128, None, "bfloat16", True), 176),
+    "llama3-8b, prefill": ((4, 64, (32, 8), 128, 64, None, None, "bfloat16", False), 160),
+    "llama2-13b": ((16, 1, (40, 40), 128, 64, None, None, "bfloat16", False), 160),
+    "smollm2-135m, window": ((8, 1, (9, 3), 64, 128, 512, None, "bfloat16", False), 184),
+    "gemma2": ((8, 1, (8, 4), 256, 64, 4096, 50.0, "bfloat16", False), 255),
 }
 
 
 @pytest.mark.parametrize("case", _CASES)
 def test_the_kernel_fits_its_registers_and_keeps_the_cache_in_place(case, tmp_path, monkeypatch):
-    (rows, width, (N, K), H, page_tokens, window, cap, dtype), max_registers = _CASES[case]
+    shape, max_registers = _CASES[case]
+    rows, width, (N, K), H, page_tokens, window, cap, dtype, has_trees = shape
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     monkeypatch.setenv("MOSAIC_GPU_DUMP_TO", str(tmp_path))
 
     def tensor(*shape: int, dtype="int32") -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype)
 
+    ancestors_CW = tensor(rows, width, dtype="uint32") if has_trees else None
     ragged = Ragged((Rectangle(
         tensor(rows), tensor(rows, width), tensor(rows, width, dtype="bool"),
-        (tensor(rows, 4096 // page_tokens),),
+        (tensor(rows, 4096 // page_tokens),), ancestors_CW,
     ),))  # fmt: skip
     pages = tensor(1025, page_tokens, 2 * K * H, dtype=kv_cache.stored_dtype(dtype))
     kv = tensor(rows * width, K, H, dtype=jnp.dtype(dtype))
+    sinks_N = tensor(N, dtype="float32") if has_trees else None
 
-    def attend(q, k, v, pages, ragged):
+    def attend(q, k, v, pages, ragged, sinks_N):
         spec = keys_values(K, H, window)
         context = StepContext(ragged, None, spec, 0, True, False, "pallas_gpu")
-        return attention.attend(q, k, v, pages, context, cap)
+        return attention.attend(q, k, v, pages, context, cap, sinks_N)
 
-    arguments = tensor(rows * width, N, H, dtype=kv.dtype), kv, kv, pages, ragged
+    arguments = tensor(rows * width, N, H, dtype=kv.dtype), kv, kv, pages, ragged, sinks_N
     executable = programs.compiled(attend, programs.h200(), arguments, (3,))
     memory = executable.memory_analysis()
     assert memory.alias_size_in_bytes == programs.num_bytes(pages)

@@ -35,8 +35,9 @@ _MAIN_PATHS = ["block-diagonal", "per head", "deterministic, tiles"]
 
 
 class _Case(paged_case.Case):
-    def attend(self, window, deterministic, cap=None):
-        return np.asarray(_attend_pages(window, deterministic, cap)(*self.arguments))
+    def attend(self, window, deterministic, cap=None, sinks_N=None):
+        program = _attend_pages(window, deterministic, cap)
+        return np.asarray(program(*self.arguments, sinks_N=sinks_N))
 
 
 @functools.cache
@@ -47,11 +48,8 @@ def _attend_pages(window, deterministic, cap=None):
     return jax.jit(program)
 
 
-def _check(case: "_Case", window: int | None, deterministic: bool, atol: float = 2e-5) -> None:
-    found = case.attend(window, deterministic)
-    assert found.dtype == np.float32
-    valid = case.valid_CW
-    np.testing.assert_allclose(found[valid], case.expected(window)[valid], atol=atol)
+def _check(case: "_Case", window: int | None, deterministic: bool) -> None:
+    case.check(case.attend(window, deterministic), window)
 
 
 @pytest.mark.parametrize("window", [None, 24])
@@ -94,9 +92,26 @@ def test_pages_behind_the_window_may_be_given_back(path):
 def test_scores_stay_within_their_cap(path):
     width, deterministic = _PATHS[path]
     case = _Case((33, 1, 7, 160), (4, 2), 16, width)
-    found = case.attend(24, deterministic, 1.5)[case.valid_CW]
-    np.testing.assert_allclose(found, case.expected(24, 1.5)[case.valid_CW], atol=2e-5)
-    assert np.abs(found - case.attend(24, deterministic)[case.valid_CW]).max() > 0.1
+    found = case.attend(24, deterministic, 1.5)
+    case.check(found, 24, 1.5)
+    assert np.abs(found - case.attend(24, deterministic))[case.valid_CW].max() > 0.1
+
+
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("masks", [{"trees": True}, {"canvases": True}])
+@pytest.mark.parametrize("path", ["block-diagonal, drafts", *_MAIN_PATHS[1:]])
+def test_trees_and_canvases(path, masks, window):
+    width, deterministic = _PATHS[path]
+    _check(_Case((33, 1, 7, 160), (4, 2), 16, width, **masks), window, deterministic)
+
+
+@pytest.mark.parametrize("path", _MAIN_PATHS)
+def test_a_sink_takes_its_share(path):
+    width, deterministic = _PATHS[path]
+    case, sinks_N = _Case((33, 1, 7, 160), (4, 2), 16, width), np.float32([-3, 40, 0, 5])
+    found = case.attend(24, deterministic, 1.5, sinks_N)
+    case.check(found, 24, 1.5, sinks_N)
+    assert np.abs(found[case.valid_CW][:, 1]).max() < 1e-6  # next to nothing is left
 
 
 @pytest.mark.parametrize("path", _MAIN_PATHS)
@@ -104,13 +119,14 @@ def test_bfloat16_pages(path):
     width, deterministic = _PATHS[path]
     case = _Case((1, 40, 16, 270), (4, 2), 16, width, "bfloat16")
     assert case.pages.dtype == jnp.uint16
-    _check(case, None, deterministic, atol=0.02)
+    _check(case, None, deterministic)
 
 
 def test_large_scores_do_not_overflow():
     case = _Case((200, 1, 16, 300), (4, 2), 16, 1)
     case.q_CWNH = np.float32(case.q_CWNH * 1000).astype(np.float64)
-    _check(case, None, False, atol=1e-3)
+    expected, _ = case.expected()
+    np.testing.assert_allclose(case.attend(None, False), expected, atol=1e-3)
 
 
 def test_deterministic_bits_do_not_depend_on_the_rectangle():
@@ -162,9 +178,32 @@ def test_rows_among_themselves_equal_rows_over_pages(window):
     pages = jnp.full((6, 4, 24), jnp.nan).at[..., 12:].set(0)
     paged, written = _attend(q, k, v, pages, _paged(11), window)
     np.testing.assert_allclose(paged, dense, atol=1e-5)
-    exact = [paged_case.exact(*map(np.asarray, (q[t], k, v)), t, window) for t in range(11)]
+    exact = [
+        paged_case.exact(*map(np.asarray, (q[t], k, v)), paged_case.seen(t, window, 11))[0]
+        for t in range(11)
+    ]
     np.testing.assert_allclose(dense, exact, atol=1e-5)
     np.testing.assert_array_equal(written[3, 0], jnp.concatenate([k[0].ravel(), v[0].ravel()]))
+
+
+@pytest.mark.parametrize(
+    "masks", [{"ancestors_CW": [[0b1, 0b11, 0b101, 0b1011]]}, {"causal_C": [False]}]
+)
+def test_masks_and_sinks_are_the_same_without_a_cache(masks):
+    q, k, v = _random(4, 4, 6), _random(4, 2, 6, seed=1), _random(4, 2, 6, seed=2)
+    masks = {
+        name: jnp.asarray(x, bool if x == [False] else jnp.uint32) for name, x in masks.items()
+    }
+    position_CW = jnp.array([[0, 1, 1, 2]]) if "ancestors_CW" in masks else jnp.arange(4)[None]
+
+    def attend(ragged, leaf):
+        (rectangle,) = ragged.rectangles
+        ragged = Ragged((dataclasses.replace(rectangle, position_CW=position_CW, **masks),))
+        context = StepContext(ragged, None, keys_values(2, 6), 0, True, False)
+        return attention.attend(q, k, v, leaf, context, sinks_N=jnp.array([0.0, 1, -1, 2]))[0]
+
+    dense = attend(contiguous(1, 4), None)
+    np.testing.assert_allclose(attend(_paged(4), jnp.zeros((6, 4, 24))), dense, atol=1e-6)
 
 
 def test_a_layer_without_keys_reads_what_is_there():
@@ -235,6 +274,7 @@ def test_apply_is_project_rotate_attend_project(qk_norm):
         return np.concatenate([z.real, z.imag], -1)
 
     q, k = rotated(heads[:, :N], "q_norm") * 0.3, rotated(heads[:, N : N + K], "k_norm")
-    out = np.array([paged_case.exact(q[t], k, heads[:, N + K :], t, None) for t in range(9)])
+    v, seen = heads[:, N + K :], functools.partial(paged_case.seen, window=None, num_keys=9)
+    out = np.array([paged_case.exact(q[t], k, v, seen(t))[0] for t in range(9)])
     expected = out.reshape(9, N * H) @ np.asarray(params["out"], np.float64).T
     np.testing.assert_allclose(found, expected, atol=1e-5)
