@@ -4,7 +4,7 @@ scored.
 
 import dataclasses
 
-from configs.engine import MIN_DETERMINISTIC_ROWS, EngineConfig
+from configs.engine import EngineConfig
 from configs.errors import InputError
 
 MAX_SHAPES = 32  # warming up compiles them all
@@ -60,10 +60,8 @@ def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
     Raises:
         InputError: the engine's sizes make more than `MAX_SHAPES`.
     """
-    width, least = 1 + engine.num_drafts, MIN_DETERMINISTIC_ROWS if engine.deterministic else 1
-    rows = sorted(
-        {min(max(size, least), max(engine.max_seqs, least)) for size in engine.decode_rows}
-    )
+    width = 1 + engine.num_drafts
+    rows = sorted({min(size, engine.max_seqs) for size in engine.decode_rows})
     if rows[-1] < engine.max_seqs:
         rows.append(engine.max_seqs)
     tiles = [(n, engine.tile_tokens) for n in sorted(set(engine.prefill_tiles))]

@@ -134,17 +134,17 @@ def step(
     Returns:
         The cache with the step's tokens, the slots after it, and what the host is told.
     """
-    ragged = view(shape, slots, batch)
-    slot_T = _per_token(batch.slot_R, shape)
-    tokens_T = jnp.where(batch.tokens_T < 0, slots.last_token[slot_T], batch.tokens_T)
+    ragged = view(shape, slots, batch, _rows_to_fill(shape.num_tokens, config))
+    slot_T = jnp.pad(_per_token(batch.slot_R, shape), (0, ragged.num_fillers))
+    tokens_T = jnp.pad(batch.tokens_T, (0, ragged.num_fillers))
+    tokens_T = jnp.where(tokens_T < 0, slots.last_token[slot_T], tokens_T)
     hidden_TD, cache = decoder.forward(
         params, config.model, tokens_T, ragged, cache,
         deterministic=config.engine.deterministic, attention=api.choose(config), mixers=mixers,
     )  # fmt: skip
     rows, width = shape.decode
     logit_Q = jnp.concatenate([jnp.arange(rows * width), _last_of_tiles(shape, batch)])
-    if config.engine.deterministic:  # fewer rows would be summed in another order
-        logit_Q = jnp.pad(logit_Q, (0, max(0, MIN_DETERMINISTIC_ROWS - shape.num_logits)))
+    logit_Q = jnp.pad(logit_Q, (0, _rows_to_fill(shape.num_logits, config)))
     logits_QV = decoder.logits(params, config.model, hidden_TD[logit_Q])
     fed = _fed_counts(slots, tokens_T, slot_T, ragged, shape)
     with jax.named_scope("sample"):
@@ -172,7 +172,12 @@ def step(
     return cache, _advance(slots, shape, batch, output, fed), output
 
 
-def view(shape: StepShape, slots: SlotState, batch: Batch) -> Ragged:
+def _rows_to_fill(num_rows: int, config: Config) -> int:
+    """Rows that a product lacks under `deterministic`: fewer are summed in another order."""
+    return max(0, MIN_DETERMINISTIC_ROWS - num_rows) if config.engine.deterministic else 0
+
+
+def view(shape: StepShape, slots: SlotState, batch: Batch, num_fillers: int = 0) -> Ragged:
     """The rectangles of a batch: positions follow from the slots' committed lengths."""
     rectangles, first = [], 0
     for rows, width in (shape.decode, shape.prefill):
@@ -186,7 +191,7 @@ def view(shape: StepShape, slots: SlotState, batch: Batch) -> Ragged:
             tables = tuple(table[part] for table in batch.tables)
             rectangles.append(Rectangle(batch.slot_R[part], position_CW, valid_CW, tables))
         first += rows
-    return Ragged(tuple(rectangles))
+    return Ragged(tuple(rectangles), num_fillers)
 
 
 def _per_token(x_R: jax.Array, shape: StepShape) -> jax.Array:
@@ -298,7 +303,9 @@ def _score(
         tiles, tokens = 0, 0
         targets = jnp.zeros((0, 0)), jnp.zeros((0, 0, n), jnp.int32), jnp.zeros((0, 0, n))
     else:
-        hidden_CWD = hidden_TD[-tiles * tokens :].reshape(tiles, tokens, -1)
+        first = shape.decode[0] * shape.decode[1]
+        hidden_TD = hidden_TD[first : first + tiles * tokens]
+        hidden_CWD = hidden_TD.reshape(tiles, tokens, -1)
 
         def score_tile(rows: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
             logits_QV = decoder.logits(params, config.model, rows[0])

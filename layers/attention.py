@@ -111,7 +111,7 @@ def attend(
         outs = [
             reference.attend_dense(q, k, v, r, window, score_cap, sinks_N) for q, k, v, r in rows
         ]
-        return _pack(outs), leaf
+        return ragged.pack(outs), leaf
     chosen = api.implementation(context.attention)
     if k_TKH is not None and v_TKH is not None:
         leaf = chosen.write(leaf, *_poison_keys(k_TKH, v_TKH), ragged, context.group)
@@ -122,7 +122,7 @@ def attend(
         )
         for q_CWNH, rectangle in zip(ragged.split(q_TNH), ragged.rectangles, strict=True)
     ]  # fmt: skip
-    return _pack(outs), leaf
+    return ragged.pack(outs), leaf
 
 
 def _rotated(
@@ -135,10 +135,6 @@ def _rotated(
         parts_TXX = x_TNH.reshape(x_TNH.shape[0], -1, weight.shape[0])
         x_TNH = norm.apply(parts_TXX, weight, config).reshape(x_TNH.shape)
     return x_TNH if context.angles is None else rotate(x_TNH, *context.angles)
-
-
-def _pack(outs: list[jax.Array]) -> jax.Array:
-    return jnp.concatenate([out_CWNH.reshape(-1, *out_CWNH.shape[2:]) for out_CWNH in outs])
 
 
 def _poison_keys(k_TKH: jax.Array, v_TKH: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -4,6 +4,8 @@ A step packs decode rows [C, 1 + k] and prefill tiles [C, tile tokens] into one 
 layers see [T, D]; mixers look at the rectangles, whose rows know their slot, positions and pages.
 """
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -45,19 +47,27 @@ class Rectangle:
 
 @struct.dataclass
 class Ragged:
-    """The rectangles of one step, in packing order."""
+    """The rectangles of one step, in packing order, and tokens behind them that belong to nobody:
+    they make products as high as `deterministic` needs them.
+    """
 
     rectangles: tuple[Rectangle, ...]
+    num_fillers: int = struct.field(pytree_node=False, default=0)
 
     @property
     def position_T(self) -> jax.Array:
         """i32[T]: position of each packed token in its sequence."""
-        return jnp.concatenate([r.position_CW.reshape(-1) for r in self.rectangles])
+        return self.pack([r.position_CW for r in self.rectangles])
 
     @property
     def valid_T(self) -> jax.Array:
         """bool[T]: False for padding."""
-        return jnp.concatenate([r.valid_CW.reshape(-1) for r in self.rectangles])
+        return self.pack([r.valid_CW for r in self.rectangles])
+
+    def pack(self, parts: Sequence[jax.Array]) -> jax.Array:
+        """One [C, W, ...] a rectangle -> [T, ...]; fillers are 0."""
+        x_T = jnp.concatenate([part.reshape(-1, *part.shape[2:]) for part in parts])
+        return jnp.pad(x_T, ((0, self.num_fillers), *[(0, 0)] * (x_T.ndim - 1)))
 
     def split(self, x: jax.Array) -> list[jax.Array]:
         """[T, ...] -> one [C, W, ...] a rectangle."""
@@ -76,9 +86,8 @@ class Ragged:
         for rectangle in self.rectangles:
             table_CP, place_CW = rectangle.tables[group], rectangle.place_CW
             page_CW = jnp.take_along_axis(table_CP, place_CW // page_tokens, axis=1)
-            pages.append(jnp.where(rectangle.valid_CW, page_CW, 0).reshape(-1))
-        place_T = jnp.concatenate([r.place_CW.reshape(-1) for r in self.rectangles])
-        return jnp.concatenate(pages), place_T % page_tokens
+            pages.append(jnp.where(rectangle.valid_CW, page_CW, 0))
+        return self.pack(pages), self.pack([r.place_CW for r in self.rectangles]) % page_tokens
 
 
 def contiguous(num_rows: int, num_tokens: int) -> Ragged:

@@ -51,8 +51,8 @@ def _sum_pages(pages, context, weigh):
         at_S, now_CW1 = jnp.arange(stored_CSX.shape[1]), rectangle.position_CW[:, :, None]
         is_seen_CWS = (at_S <= now_CW1) & (at_S > now_CW1 - (context.spec.window or 1 << 30))
         value_CS = weigh(*jnp.moveaxis(stored_CSX, 2, 0), at_S)
-        sums.append(jnp.where(is_seen_CWS, value_CS[:, None], 0).sum(-1).reshape(-1))
-    return jnp.concatenate(sums)
+        sums.append(jnp.where(is_seen_CWS, value_CS[:, None], 0).sum(-1))
+    return context.ragged.pack(sums)
 
 
 def paged(params, config, layer, x_TD, pages, context):
@@ -75,7 +75,7 @@ def sharer(params, config, layer, x_TD, pages, context):
 def counter(params, config, layer, x_TD, state, context):
     """A checksum of the history in order; the one after position p lies at p mod (1 + k)."""
     ragged, (token_T, total_T) = context.ragged, _read(x_TD)
-    slot_T = [jnp.repeat(r.slot_C, r.position_CW.shape[1]) for r in ragged.rectangles]
+    slots = [jnp.broadcast_to(r.slot_C[:, None], r.position_CW.shape) for r in ragged.rectangles]
 
     def feed(state, one):
         token, p, slot, valid = one
@@ -84,7 +84,7 @@ def counter(params, config, layer, x_TD, state, context):
         at = (slot, p % state.shape[1], 0)
         return state.at[at].set(jnp.where(valid, after, state[at])), after
 
-    rows = (token_T, ragged.position_T, jnp.concatenate(slot_T), ragged.valid_T)
+    rows = (token_T, ragged.position_T, ragged.pack(slots), ragged.valid_T)
     state, sum_T = jax.lax.scan(feed, state, rows)
     return _add(total_T, sum_T.astype(jnp.int32)), state
 

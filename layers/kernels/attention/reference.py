@@ -22,6 +22,9 @@ from layers.reduce import row_sum
 
 _MASKED = -1e30
 _BLOCK_DIAGONAL_ROWS = 16  # up to here, query rows are too few to pay for transposing keys
+# XLA's CPU backend sums the rows of a bfloat16 product in one order whatever their number, if that
+# is a multiple of 16 and the product no wider than this.
+_STEADY_ROWS, _STEADY_WIDTH = 16, 1024
 
 
 def attend_dense(
@@ -78,20 +81,20 @@ def attend_pages(
     sinks_N: jax.Array | None = None,
     deterministic: bool = False,
 ) -> jax.Array:
-    """`contract.AttendPages`; where `deterministic`, queries come in tiles of a fixed height."""
-    W, N = q_CWNH.shape[1:3]
+    """`contract.AttendPages`; where `deterministic`, the rows of a product come in numbers that do
+    not show in their sums.
+    """
+    (_, W, N, _), width = q_CWNH.shape, pages.shape[2] // 2
     table_CP, sight = rectangle.tables[group], sight_of(rectangle, window)
-    if deterministic:
-        padding = (0, 0), (0, -W % MIN_DETERMINISTIC_ROWS)
-        q_CWNH = jnp.pad(q_CWNH, (*padding, (0, 0), (0, 0)))
-        sight = jax.tree.map(lambda x_CW: jnp.pad(x_CW, padding, mode="edge"), sight)
+    is_diagonal, tile, rows = _tiling(q_CWNH, width, deterministic)
+    padding = (0, 0), (0, -W % tile)
+    q_CWNH = jnp.pad(q_CWNH, (*padding, (0, 0), (0, 0)))
+    sight = jax.tree.map(lambda x_CW: jnp.pad(x_CW, padding, mode="edge"), sight)
     sinks_N = jnp.full(N, _MASKED, jnp.float32) if sinks_N is None else sinks_N
-    if W * N <= _BLOCK_DIAGONAL_ROWS and not deterministic:
-        fold, finish, init = _block_diagonal(q_CWNH, pages.shape[2] // 2, score_cap, sinks_N)
+    if is_diagonal:
+        fold, finish, init = _block_diagonal(q_CWNH, width, rows, score_cap, sinks_N)
     else:
-        fold, finish, init = _per_head(
-            q_CWNH, pages.shape[2] // 2, deterministic, score_cap, sinks_N
-        )
+        fold, finish, init = _per_head(q_CWNH, width, tile, rows, score_cap, sinks_N)
 
     stop = jnp.max(sight.last_CW) + 1
     oldest = jnp.int32(0) if sight.first_CW is None else jnp.min(sight.first_CW)
@@ -106,6 +109,19 @@ def attend_pages(
 
     carry = jax.lax.fori_loop(oldest // BLOCK_TOKENS, -(-stop // BLOCK_TOKENS), block, init)
     return finish(carry)[:, :W]
+
+
+def _tiling(q_CWNH: jax.Array, width: int, deterministic: bool) -> tuple[bool, int, int]:
+    """How queries become the rows of products with keys of `width` elements: whether block-diagonal
+    or a KV head at a time, the tokens of a tile, and what the rows of a product are a multiple of.
+    """
+    _, W, N, H = q_CWNH.shape
+    is_diagonal = W * N <= _BLOCK_DIAGONAL_ROWS
+    if not deterministic:
+        return is_diagonal, W, 1
+    if q_CWNH.dtype == jnp.bfloat16 and H % _STEADY_ROWS == 0:
+        return is_diagonal and width <= _STEADY_WIDTH, W, _STEADY_ROWS
+    return False, MIN_DETERMINISTIC_ROWS, 1
 
 
 def _mask(place: jax.Array, sight: Sight) -> jax.Array:
@@ -156,40 +172,42 @@ def _dot(x_BRX: jax.Array, y_B: jax.Array, contract: int) -> jax.Array:
     )
 
 
-def _block_diagonal(q_CWNH: jax.Array, width: int, cap: float | None, sinks_N: jax.Array):  # noqa: ANN202
+def _block_diagonal(  # noqa: ANN202
+    q_CWNH: jax.Array, width: int, rows: int, cap: float | None, sinks_N: jax.Array
+):
     """Few query rows: each sits in its own head's columns of [K H], so keys are used as they lie,
     untransposed.
     """
     C, W, N, H = q_CWNH.shape
-    K = width // H
+    K, R = width // H, W * N
     own_NK1 = jnp.repeat(jnp.eye(K, dtype=bool), N // K, axis=0)[:, :, None]
-    q_CRX = jnp.where(own_NK1, q_CWNH[:, :, :, None], 0).reshape(C, W * N, width)
+    q_CRX = jnp.where(own_NK1, q_CWNH[:, :, :, None], 0).reshape(C, R, width)
+    q_CRX = _padded(q_CRX, rows)
 
     def fold(carry, k_CSX, v_CSX, mask_CWS):  # noqa: ANN001, ANN202
-        mask_CRS = jnp.repeat(mask_CWS, N, axis=1)
+        mask_CRS = _padded(jnp.repeat(mask_CWS, N, axis=1), rows)
         return _accumulate(carry, _capped(_dot(q_CRX, k_CSX, 2), cap), mask_CRS, v_CSX)
 
     def finish(carry):  # noqa: ANN001, ANN202
         _, mass_CR1, values_CRX = carry
-        values_CWNKH = (values_CRX / mass_CR1).reshape(C, W, N, K, H)
+        values_CWNKH = (values_CRX / mass_CR1)[:, :R].reshape(C, W, N, K, H)
         return jnp.where(own_NK1, values_CWNKH, 0).sum(3)
 
-    sinks_CWN = jnp.broadcast_to(sinks_N, (C, W, N))
-    return fold, finish, _start(sinks_CWN.reshape(C, W * N, 1), width)
+    sinks_CR1 = jnp.broadcast_to(sinks_N, (C, W, N)).reshape(C, R, 1)
+    return fold, finish, _start(_padded(sinks_CR1, rows), width)
 
 
 def _per_head(  # noqa: ANN202
-    q_CWNH: jax.Array, width: int, deterministic: bool, cap: float | None, sinks_N: jax.Array
+    q_CWNH: jax.Array, width: int, tile: int, rows: int, cap: float | None, sinks_N: jax.Array
 ):
     """Many query rows: one product a sequence and KV head (B of them), with the query rows that
-    read it; in tiles of a fixed height, where bits must not depend on W.
+    read it, a tile of tokens at a time.
     """
     C, W, N, H = q_CWNH.shape
     K, G = width // H, N // (width // H)
-    tile = MIN_DETERMINISTIC_ROWS if deterministic else W
-    num_tiles = W // tile
+    num_tiles, R = W // tile, tile * G
     q_UBRH = q_CWNH.reshape(C, num_tiles, tile, K, G, H).transpose(1, 0, 3, 2, 4, 5)
-    q_UBRH = q_UBRH.reshape(num_tiles, C * K, tile * G, H)
+    q_UBRH = _padded(q_UBRH.reshape(num_tiles, C * K, R, H), rows)
 
     def fold(carry, k_CSX, v_CSX, mask_CWS):  # noqa: ANN001, ANN202
         k_BSH, v_BSH = (
@@ -197,7 +215,7 @@ def _per_head(  # noqa: ANN202
             for x_CSX in (k_CSX, v_CSX)
         )
         mask_UCRS = jnp.repeat(mask_CWS.reshape(C, num_tiles, tile, -1), G, axis=2).swapaxes(0, 1)
-        mask_UBRS = jnp.repeat(mask_UCRS, K, axis=1)
+        mask_UBRS = jnp.repeat(_padded(mask_UCRS, rows), K, axis=1)
 
         def fold_tile(tiled):  # noqa: ANN001, ANN202
             carry, q_BRH, mask_BRS = tiled
@@ -211,8 +229,15 @@ def _per_head(  # noqa: ANN202
 
     def finish(carry):  # noqa: ANN001, ANN202
         _, mass, values = carry
-        values = (values / mass).reshape(num_tiles, C, K, tile, G, H)
+        values = (values / mass)[:, :, :R].reshape(num_tiles, C, K, tile, G, H)
         return values.transpose(1, 0, 3, 2, 4, 5).reshape(C, W, N, H)
 
     sinks_UCKRG = jnp.broadcast_to(sinks_N.reshape(K, 1, G), (num_tiles, C, K, tile, G))
-    return fold, finish, _start(sinks_UCKRG.reshape(num_tiles, C * K, tile * G, 1), H)
+    sinks_UBR1 = sinks_UCKRG.reshape(num_tiles, C * K, R, 1)
+    return fold, finish, _start(_padded(sinks_UBR1, rows), H)
+
+
+def _padded(x_RX: jax.Array, rows: int) -> jax.Array:
+    """[..., R, X] with R a multiple of `rows`; what is added is 0, and sees nothing."""
+    padding = (0, -x_RX.shape[-2] % rows), (0, 0)
+    return jnp.pad(x_RX, ((0, 0),) * (x_RX.ndim - 2) + padding)
