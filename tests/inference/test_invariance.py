@@ -13,7 +13,7 @@ from tests import fakes
 PREFIX = 40
 MODELS = {"llama": fakes.llama("bfloat16"), "gemma": fakes.gemma("bfloat16")}
 SIZES = dict(
-    max_seqs=32, decode_rows=(8, 32), page_tokens=8, tile_tokens=16, prefill_tiles=(1, 4),
+    max_seqs=32, decode_rows=(1, 8, 32), page_tokens=8, tile_tokens=16, prefill_tiles=(1, 4),
     deterministic=True, cache_bytes=8 << 20,
 )  # fmt: skip
 

@@ -129,17 +129,24 @@ def test_large_scores_do_not_overflow():
     np.testing.assert_allclose(case.attend(None, False), expected, atol=1e-3)
 
 
-def test_deterministic_bits_do_not_depend_on_the_rectangle():
-    """A token alone, in a tile, beside others: the same bits."""
-    case = _Case((40, 300, 7, 20), (4, 2), 16, 20)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("heads", "head_width"),
+    [((9, 3), 64), ((4, 1), 256), ((8, 8), 32), ((14, 2), 80), ((6, 2), 24), ((16, 16), 96)],
+)
+def test_deterministic_bits_do_not_depend_on_the_rectangle(heads, head_width, dtype):
+    """Tokens alone, a few at a time, in a tile, beside others: the same bits."""
+    case = _Case((40, 300, 7, 20), heads, 16, 20, dtype, head_width=head_width)
     found = case.attend(None, True)
-    program, q_CWNH = _attend_pages(None, True), case.q_CWNH.astype(np.float32)
-    for row, w in ((0, 19), (0, 3), (1, 10)):
-        q_11NH, position_11 = q_CWNH[row, w][None, None], case.position_CW[row, w][None, None]
-        table = (case.table_CP[row][None],)
-        rectangle = Rectangle(np.zeros(1, np.int32), position_11, np.ones((1, 1), bool), table)
-        alone = program(q_11NH, case.pages, rectangle)
-        np.testing.assert_array_equal(np.asarray(alone)[0, 0], found[row, w])
+    program, (q_CWNH, pages, whole) = _attend_pages(None, True), case.arguments
+    for row, w, count in ((0, 19, 1), (0, 3, 1), (1, 10, 1), (1, 4, 3), (3, 2, 11)):
+        part = slice(row, row + 1), slice(w, w + count)
+        rectangle = Rectangle(
+            whole.slot_C[part[0]], whole.position_CW[part], whole.valid_CW[part],
+            (whole.tables[0][part[0]],),
+        )  # fmt: skip
+        alone = program(q_CWNH[part], pages, rectangle)
+        np.testing.assert_array_equal(np.asarray(alone)[0], found[row, w : w + count])
 
 
 # --- the whole mixer ------------------------------------------------------------------------------
