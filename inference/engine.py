@@ -69,7 +69,7 @@ class Engine:
         self.eos_ids = frozenset(eos_ids)
         self._intake = Intake(config, tokenizer, self.eos_ids)
         self.executor = Executor(config, params, mixers)
-        self.scheduler = Scheduler(config, self._spills())
+        self.scheduler = Scheduler(config, swap.spills(config))
         self._flights: deque[_Flight] = deque()
         self._idle_since = 0.0  # when the newest step was done
         self._left_at = 0.0  # when `step` last returned
@@ -371,12 +371,6 @@ class Engine:
         start = time.perf_counter()
         self.executor.prepare(plan)
         self.compile_s += time.perf_counter() - start
-
-    def _spills(self) -> Callable[[int], bool]:
-        """Whether a page is worth a copy on the host, by `engine.preemption`."""
-        if self.config.engine.preemption != "auto":
-            return lambda num_tokens: True
-        return swap.copy_beats_recompute(self.config)
 
     def _register(self, answers: Answers) -> None:
         self._answers |= dict.fromkeys(answers.ids, answers)

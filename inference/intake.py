@@ -5,7 +5,6 @@ is made of both.
 import dataclasses
 import operator
 import time
-from collections.abc import Hashable
 from collections.abc import Sequence as Tokens
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from configs.engine import Config
 from configs.errors import InputError
 from inference import sampling
-from inference.request import SamplingParams, Sequence, derived_seed
+from inference.request import SamplingParams, Sequence, cache_key, derived_seed
 from inference.tokenizer import Tokenizer
 
 
@@ -126,12 +125,8 @@ class Intake:
         seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed
         eos_ids = frozenset() if params.ignore_eos else self._eos_ids
         engine = self._config.engine
-        key: Hashable = None
-        if engine.prefix_cache:
-            key = "shared"
-        elif engine.preemption != "recompute":  # pages on the host are found by their tokens too
-            key = self._next_id
         return Sequence(
             self._next_id, params, tokens, num_prompt_tokens, eos_ids, seed,
-            needs_commit=engine.num_drafts > 0, arrival_s=time.perf_counter(), cache_key=key,
+            needs_commit=engine.num_drafts > 0, arrival_s=time.perf_counter(),
+            cache_key=cache_key(engine, self._next_id),
         )  # fmt: skip

@@ -7,6 +7,7 @@ import numbers
 from collections.abc import Hashable
 from collections.abc import Sequence as Tokens
 
+from configs.engine import EngineConfig
 from configs.errors import InputError
 from inference.prefix_tree import Node
 
@@ -292,6 +293,15 @@ class Sequence:
     def is_end(self, token: int) -> bool:
         """Whether a generated token ends the sequence."""
         return token in self.eos_ids or token in self.params.stop_ids
+
+
+def cache_key(engine: EngineConfig, id: int) -> Hashable | None:
+    """`Sequence.cache_key` of a request: all share prefixes, or, without a prefix cache, each finds
+    its own pages on the host again.
+    """
+    if engine.prefix_cache:
+        return "shared"
+    return id if engine.preemption != "recompute" else None
 
 
 def derived_seed(seed: int, index: int) -> int:

@@ -15,6 +15,8 @@ class HardwareSpec:
         rates: FLOPs a second of dense matrix products, by type.
         link_bandwidth: bytes a second that a chip sends to its peers, all links together and one
             direction; 0 where it has none.
+        host_bandwidth: bytes a second of copies between that memory and the host's, one direction;
+            None: they are the same memory.
         link_axes: axes of the torus that those links make; a ring along one of them has its share.
             1: a switch, through which every link reaches every peer.
         link_latency_s: seconds before the first byte of a collective's step arrives.
@@ -44,6 +46,7 @@ class HardwareSpec:
     attention_share: float = 1.0
     price_per_hour: float | None = None
     link_axes: int = 1
+    host_bandwidth: float | None = None
 
     def rate(self, compute: str) -> float:
         """FLOPs a second in a type; in bfloat16 where the chip has no faster path for it.

@@ -59,10 +59,8 @@ def predict(
     params: SamplingParams = GREEDY,
 ) -> Run:
     """The run that the planner expects, on a clock of its own."""
-    spills: Callable[[int], bool] = lambda num_tokens: True  # noqa: E731
-    if config.engine.preemption == "auto":
-        spills = swap.copy_beats_recompute(config, hardware)
-    simulator = Simulator(config, Scheduler(config, spills), hardware, host_s)
+    scheduler = Scheduler(config, swap.spills(config, hardware))
+    simulator = Simulator(config, scheduler, hardware, host_s)
     return drive.drive(simulator, requests, simulator.clock, concurrency, params)
 
 

@@ -117,12 +117,11 @@ class Simulator:
             InputError: it could not finish even alone.
         """
         self._next_id += 1
-        engine, tokens = self.config.engine, list(prompt)
-        own = self._next_id if engine.preemption != "recompute" else None
+        tokens, key = list(prompt), request.cache_key(self.config.engine, self._next_id)
         self.scheduler.add(
             request.Sequence(
                 self._next_id, params, tokens, len(tokens), arrival_s=self.clock.now(),
-                cache_key="shared" if engine.prefix_cache else own,
+                cache_key=key,
             )
         )  # fmt: skip
         return self._next_id
