@@ -138,11 +138,12 @@ def _rotated(
 
 
 def _poison_keys(k_TKH: jax.Array, v_TKH: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Keys and values for the pages, where a non-finite value becomes 0 beside a NaN key.
+    """Keys and values for the pages, where what is not finite in a value becomes 0, and NaN in its
+    key.
 
     A masked key is replaced before the softmax, a masked value is only multiplied by 0: so a NaN
     left in a freed page would reach its next owner through the values, never through the keys.
     Whoever may see the key still gets the NaN.
     """
-    finite_TK1 = jnp.isfinite(v_TKH).all(-1, keepdims=True)
-    return jnp.where(finite_TK1, k_TKH, jnp.nan), jnp.where(finite_TK1, v_TKH, 0)
+    is_finite_TKH = jnp.isfinite(v_TKH)
+    return jnp.where(is_finite_TKH, k_TKH, jnp.nan), jnp.where(is_finite_TKH, v_TKH, 0)

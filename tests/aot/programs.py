@@ -59,10 +59,14 @@ def compiled(program: Any, device: Any, arguments: Any, donated: tuple[int, ...]
 
 @functools.cache
 def compiled_step(
-    device: Any, shape: StepShape, page_tokens: int, attention: str = "reference"
+    device: Any,
+    shape: StepShape,
+    page_tokens: int,
+    attention: str = "reference",
+    num_layers: int = 1,
 ) -> tuple[Any, Any, Any]:
-    """One layer of Llama 3 8B as a step: the executable, its cache and its slots."""
-    model = dataclasses.replace(presets.get("llama3-8b").config, num_layers=1)
+    """A layer or more of Llama 3 8B as a step: the executable, its cache and its slots."""
+    model = dataclasses.replace(presets.get("llama3-8b").config, num_layers=num_layers)
     engine = EngineConfig(
         max_seqs=16, max_context=4096, cache_bytes=256 * MEGABYTE, page_tokens=page_tokens,
         attention=attention,
@@ -80,6 +84,13 @@ def compiled_step(
 def num_bytes(tree: Any) -> int:
     """Bytes of a pytree of shapes."""
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def launches(executable: Any, scope: str) -> list[str]:
+    """Instructions of the program's top level that run a kernel, within a part of their names."""
+    entry = executable.as_text().split("\nENTRY ")[1]
+    kernels = re.finditer(r"%(\S+) = [^=]* (?:fusion|custom-call)\(.*op_name=\"([^\"]*)\"", entry)
+    return [m[1] for m in kernels if re.search(scope, m[2])]
 
 
 def copies(executable: Any, leaf: Any) -> list[str]:

@@ -26,6 +26,21 @@ def test_the_step_keeps_its_cache_in_place(shape, attention):
     assert not programs.copies(executable, cache[0])
 
 
+def test_the_write_rotates_the_keys():
+    """A layer's attention is four launches: one makes rows of the pages from the product of
+    queries, keys and values, one rotates the queries, one reads the pages, one combines its parts.
+    What all layers share (which pages a split reads, the mask) is computed by the first.
+    """
+    device = programs.h200()
+    executable, _, _ = programs.compiled_step(device, programs.DECODE, 64, "pallas_gpu", 2)
+    found = programs.launches(executable, "layer_1/.*/attend/")
+    print(found)
+    assert len(found) == 4
+    (write,) = [name for name in found if "scatter" in name]
+    *_, product = programs.launches(executable, "layer_1/.*/qkv/")
+    assert re.search(rf"%{write} = .*%{product}\b", executable.as_text())
+
+
 # Rows, query tokens, (N, K), H, page tokens, window, cap, dtype, whether trees and sinks; registers
 # a thread.
 _CASES = {
