@@ -12,8 +12,8 @@ Such a kernel is as good as its memory traffic. So
   keeps its own maximum, mass and values (online softmax, Milakov & Gimelshein 2018, arXiv
   1805.02867); they are combined after (Flash-Decoding, Dao et al. 2023).
 
-The step's keys and values are already in the pages (`kv_cache.write`, in place): a fused write
-would have to reach every split that reads them, across blocks that know no order.
+The step's keys and values are already in the pages (`reference.write`, in place). XLA writes them
+from the launch that rotates them, so an append in here would save no launch (`docs/kernels.md`).
 
 Letters beside the common ones: B rows of the kernel's grid, R query rows of a tile (W G of them are
 used), X splits.
@@ -103,31 +103,31 @@ def attend_pages(
     K = pages.shape[2] // (2 * H)
     G = N // K
     width = min(W, ROWS // G)  # query tokens of a tile
-    padding = (0, 0), (0, -W % width)
+    num_rows = -(-width * G // _MOVED_ROWS) * _MOVED_ROWS
 
-    def tiles(x_CW: jax.Array) -> jax.Array:
-        return jnp.pad(x_CW, padding).reshape(-1, width)
+    def by_tile(x_CW: jax.Array) -> jax.Array:  # [B, width, ...]
+        padding = [(0, 0)] * x_CW.ndim
+        padding[1] = (0, -W % width)
+        return jnp.pad(x_CW, padding).reshape(-1, width, *x_CW.shape[2:])
 
-    q_CWNH = jnp.pad(q_CWNH, (*padding, (0, 0), (0, 0)))
-    valid_BW = tiles(rectangle.valid_CW)
-    sight = jax.tree.map(tiles, sight_of(rectangle, window))
-    B, num_rows = valid_BW.shape[0], -(-width * G // _MOVED_ROWS) * _MOVED_ROWS
+    def by_row(x_BW: jax.Array) -> jax.Array:  # [B, 64]
+        return jnp.pad(jnp.repeat(x_BW, G, axis=1), ((0, 0), (0, ROWS - width * G)))
+
+    sight, valid_BW = sight_of(rectangle, window), by_tile(rectangle.valid_CW)
+    sight, B = jax.tree.map(by_tile, sight), len(valid_BW)
     if num_splits is None:
         num_splits = max(1, target_device().num_cores // (B * K))
-    q_BKRH = q_CWNH.reshape(B, width, K, G, H).transpose(0, 2, 1, 3, 4)
-    unused = (0, num_rows - width * G)
-    q_BKRH = jnp.pad(q_BKRH.reshape(B, K, width * G, H), ((0, 0), (0, 0), unused, (0, 0)))
-    spread = lambda x_BW: jnp.pad(jnp.repeat(x_BW, G, axis=1), ((0, 0), (0, ROWS - width * G)))  # noqa: E731
+    q_BKWGH = by_tile(q_CWNH.reshape(C, W, K, G, H)).swapaxes(1, 2)
+    unused = (0, 0), (0, num_rows - width * G)
+    q_BKRH = jnp.pad(q_BKWGH.reshape(B, K, width * G, H), ((0, 0), *unused, (0, 0)))
+    sinks_KR = None if sinks_N is None else jnp.tile(sinks_N.reshape(K, G), width)
     values_BKXRH, stats_BKX2R = _attend_splits(
         q_BKRH, kv_cache.decode(pages), jnp.repeat(rectangle.tables[group], B // C, axis=0),
-        jax.tree.map(spread, sight), *_split_pages(sight, valid_BW, page_tokens, num_splits),
+        jax.tree.map(by_row, sight), *_split_pages(sight, valid_BW, page_tokens, num_splits),
         score_cap=score_cap, interpret=interpret,
     )  # fmt: skip
-    if sinks_N is not None:
-        sinks_KR = jnp.tile(sinks_N.reshape(K, G), width)
-        sinks_N = jnp.pad(sinks_KR, ((0, 0), (0, num_rows - width * G)))
-    out_BKRH = _combine(values_BKXRH, stats_BKX2R, sinks_N)[:, :, : width * G]
-    out_BWKGH = out_BKRH.reshape(B, K, width, G, H).transpose(0, 2, 1, 3, 4)
+    out_BKRH = _combine(values_BKXRH[..., : width * G, :], stats_BKX2R[..., : width * G], sinks_KR)
+    out_BWKGH = out_BKRH.reshape(B, K, width, G, H).swapaxes(1, 2)
     return out_BWKGH.reshape(C, -1, N, H)[:, :W]
 
 
@@ -154,7 +154,6 @@ def _combine(
     """The softmax over all splits of a row and its sink: float32 [B, K, R, H]; 0 where nothing was
     read.
     """
-    stats_BKX2R = stats_BKX2R[..., : values_BKXRH.shape[3]]
     maximum_BKXR, mass_BKXR = stats_BKX2R[:, :, :, 0], stats_BKX2R[:, :, :, 1]
     maximum_BKR = maximum_BKXR.max(2)
     if sinks_KR is not None:

@@ -96,8 +96,8 @@ _DRAWN = {  # (N, K), page tokens, query tokens, dtype, window, cap, sinks, mask
     "one token, all at once": ((6, 2), 128, 1, "float32", 90, 3.0, True, {}),
     "drafts": ((4, 2), 64, 4, "float16", 70, None, False, {}),
     "a tree": ((4, 2), 64, 8, "bfloat16", None, None, True, {"trees": True}),
-    "a tree, window": ((4, 4), 64, 32, "float32", 5, None, False, {"trees": True}),
-    "a canvas": ((4, 2), 64, 40, "float32", None, None, False, {"canvases": True}),
+    "a tree, window": ((2, 2), 64, 16, "float32", 5, None, False, {"trees": True}),
+    "a canvas": ((8, 2), 64, 20, "float32", None, None, False, {"canvases": True}),
     "a canvas of trees": ((2, 1), 128, 6, "float16", 40, 2.0, True,
                           {"canvases": True, "trees": True}),
 }  # fmt: skip
