@@ -23,7 +23,7 @@ from inference.checkpoints import resolve
 from inference.checkpoints.load import Progress
 from inference.checkpoints.opened import Checkpoint
 from inference.detokenizer import Detokenizer
-from inference.executor import Executor, check
+from inference.executor import Executor, check_device
 from inference.intake import Intake
 from inference.plan import Plan
 from inference.planner import swap
@@ -119,7 +119,7 @@ class Engine:
         Raises:
             InputError: this device cannot run it so.
         """
-        check(config)
+        check_device(config)
         params = checkpoint.load_params(decoder.param_infos(config.model), progress)
         return cls(config, params, checkpoint.load_tokenizer(), checkpoint.eos_ids)
 

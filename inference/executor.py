@@ -26,7 +26,7 @@ from layers.params import Params
 _ADMISSIONS = 8  # rows of the admission program; more arrive in several calls
 
 
-def check(config: Config) -> None:
+def check_device(config: Config) -> None:
     """What this device cannot do, said before weights are read.
 
     Raises:
@@ -50,9 +50,9 @@ class Executor:
         """Params and cache live on JAX's default device.
 
         Raises:
-            InputError: as `check`.
+            InputError: as `check_device`.
         """
-        check(config)
+        check_device(config)
         self.config = config
         self.params = params
         self._mixers = mixers

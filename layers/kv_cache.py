@@ -80,11 +80,6 @@ def decode(stored: jax.Array) -> jax.Array:
     )
 
 
-def decoded_dtype(stored: jax.Array) -> Any:
-    """Type of the numbers that `decode` gives."""
-    return jnp.dtype(jnp.bfloat16 if stored.dtype == jnp.uint16 else stored.dtype)
-
-
 def write(pages: jax.Array, x_T: jax.Array, ragged: Ragged, group: int) -> jax.Array:
     """Stores the elements of each packed token, in place where `pages` is donated.
 

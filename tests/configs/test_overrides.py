@@ -32,6 +32,8 @@ class Tree:
         ("engine.decode_rows=(2, 4)", "engine", "decode_rows", (2, 4)),
         ("engine.decode_rows=2,4", "engine", "decode_rows", (2, 4)),
         ("engine.decode_rows=(2,)", "engine", "decode_rows", (2,)),
+        ("engine.attention=reference", "engine", "attention", "reference"),
+        ("engine.attention=none", "engine", "attention", None),
         ("engine.max_context=none", "engine", "max_context", None),
         ("engine.max_context=None", "engine", "max_context", None),
         ("engine.max_context=100", "engine", "max_context", 100),

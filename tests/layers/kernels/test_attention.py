@@ -116,16 +116,15 @@ def _check_drawn(name, case, seed):
 
 @pytest.mark.parametrize("case", _DRAWN)
 @pytest.mark.parametrize("name", _IMPLEMENTATIONS)
-def test_random_batches(name, case):
-    for seed in range(2):
-        _check_drawn(name, case, seed)
+def test_a_random_batch(name, case):
+    _check_drawn(name, case, seed=0)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", _DRAWN)
 @pytest.mark.parametrize("name", _IMPLEMENTATIONS)
 def test_500_random_batches(name, case):
-    for seed in range(2, 2 + -(-500 // len(_DRAWN))):
+    for seed in range(1, 1 + -(-500 // len(_DRAWN))):
         _check_drawn(name, case, seed)
 
 
