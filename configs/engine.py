@@ -9,7 +9,7 @@ from configs.model import ModelConfig
 
 POLICIES = ("continuous", "static", "dynamic")
 PREEMPTIONS = ("auto", "recompute", "swap")
-ATTENTIONS = ("reference", "pallas_gpu")
+ATTENTIONS = ("reference", "pallas_gpu", "pallas_tpu", "jax_tpu")
 
 MOST_ROWS = 4096  # of a rectangle: no machine is faster with more
 

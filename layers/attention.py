@@ -113,15 +113,23 @@ def attend(
         ]
         return ragged.pack(outs), leaf
     chosen = api.implementation(context.attention)
-    if k_TKH is not None and v_TKH is not None:
-        leaf = chosen.write(leaf, *_poison_keys(k_TKH, v_TKH), ragged, context.group)
+    kv = None if k_TKH is None or v_TKH is None else _poison_keys(k_TKH, v_TKH)
+    options: dict[str, Any] = {
+        "window": window, "score_cap": score_cap, "sinks_N": sinks_N,
+        "deterministic": context.deterministic,
+    }  # fmt: skip
+    if kv is not None and chosen.append_and_attend is not None:
+        outs, rows = [], zip(*map(ragged.split, (q_TNH, *kv)), strict=True)
+        for (q, k, v), rectangle in zip(rows, ragged.rectangles, strict=True):
+            out, leaf = chosen.append_and_attend(q, k, v, leaf, rectangle, context.group, **options)
+            outs.append(out)
+        return _pack(outs), leaf
+    if kv is not None:
+        leaf = chosen.write(leaf, *kv, ragged, context.group)
     outs = [
-        chosen.attend_pages(
-            q_CWNH, leaf, rectangle, context.group, window=window, score_cap=score_cap,
-            sinks_N=sinks_N, deterministic=context.deterministic,
-        )
+        chosen.attend_pages(q_CWNH, leaf, rectangle, context.group, **options)
         for q_CWNH, rectangle in zip(ragged.split(q_TNH), ragged.rectangles, strict=True)
-    ]  # fmt: skip
+    ]
     return ragged.pack(outs), leaf
 
 

@@ -5,19 +5,22 @@ import functools
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, SingleDeviceSharding
 
 from configs import presets
+from configs.cache import keys_values
 from configs.engine import Config, EngineConfig
 from inference import batch, step
 from inference.plan import Plan
 from inference.shapes import StepShape
-from layers import decoder, kv_cache, params
+from layers import attention, decoder, kv_cache, params
 from layers.kernels.attention import api
+from layers.mixer import StepContext
+from layers.ragged import Ragged, Rectangle
 
 MEGABYTE = 1 << 20
 DECODE = StepShape((16, 1), (0, 64), sampler="greedy")
@@ -79,6 +82,46 @@ def compiled_step(
     program = functools.partial(step.step, config=config, shape=shape)
     arguments = weights, cache, slots, batch.build(Plan(shape), config)
     return compiled(program, device, arguments, (1, 2)), cache, slots
+
+
+class Attention(NamedTuple):
+    """One rectangle of attention over pages."""
+
+    rows: int
+    width: int
+    heads: tuple[int, int]  # N, K
+    head_width: int
+    page_tokens: int
+    window: int | None = None
+    cap: float | None = None
+    dtype: str = "bfloat16"
+    has_trees: bool = False  # and sinks
+
+
+def compiled_attention(device: Any, name: str, case: Attention) -> tuple[Any, Any]:
+    """An implementation alone, over sequences of at most 4,096 tokens: the executable and its
+    pages.
+    """
+    rows, width, (N, K), H, page_tokens = case[:5]
+
+    def tensor(*shape: int, dtype: Any = "int32") -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    ancestors_CW = tensor(rows, width, dtype="uint32") if case.has_trees else None
+    ragged = Ragged((Rectangle(
+        tensor(rows), tensor(rows, width), tensor(rows, width, dtype="bool"),
+        (tensor(rows, 4096 // page_tokens),), ancestors_CW,
+    ),))  # fmt: skip
+    pages = api.implementation(name).layout(1025, page_tokens, K, H, case.dtype)
+    q, kv = (tensor(rows * width, heads, H, dtype=case.dtype) for heads in (N, K))
+    sinks_N = tensor(N, dtype="float32") if case.has_trees else None
+
+    def attend(q: Any, k: Any, v: Any, pages: Any, ragged: Any, sinks_N: Any) -> Any:
+        spec = keys_values(K, H, case.window)
+        context = StepContext(ragged, None, spec, 0, True, False, name)
+        return attention.attend(q, k, v, pages, context, case.cap, sinks_N)
+
+    return compiled(attend, device, (q, kv, kv, pages, ragged, sinks_N), (3,)), pages
 
 
 def num_bytes(tree: Any) -> int:

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+from jax.experimental.pallas import tpu as pltpu
 
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from inference.engine import Engine
 from inference.request import SamplingParams
 from layers import kv_cache
-from layers.kernels.attention import api, gpu, reference
+from layers.kernels.attention import api, gpu, reference, tpu
 from layers.kernels.attention.contract import Implementation
 from tests import fakes
 
@@ -96,14 +97,24 @@ def test_whole_pages_move_in_any_layout(monkeypatch):
 # --- a kernel -------------------------------------------------------------------------------------
 
 
-def test_the_step_with_the_hopper_kernel_gives_the_reference_tokens(monkeypatch):
+_HOPPER = Implementation(
+    gpu.limit, reference.layout, reference.write,
+    functools.partial(gpu.attend_pages, num_splits=2, interpret=InterpretGPUParams()),
+)  # fmt: skip
+_TPU = Implementation(
+    tpu.limit, reference.layout, reference.write,
+    functools.partial(tpu.attend_pages, interpret=pltpu.InterpretParams()),
+    functools.partial(tpu.append_and_attend, interpret=pltpu.InterpretParams()),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel", [_HOPPER, _TPU], ids=["pallas_gpu", "pallas_tpu"])
+def test_the_step_with_a_kernel_gives_the_reference_tokens(kernel, monkeypatch):
     """Interpreted: decode rows with padding, prefill tiles, a window and a soft cap."""
     widths = {"num_heads": 4, "num_kv_heads": 2, "head_width": 64, "max_context": 256}
     model = fakes.quirks("bfloat16", **widths)
     sizes = {"page_tokens": 64, "overlap": False}
     expected = _tokens(_engine(model, **sizes), (70, 3), 4)
-    attend = functools.partial(gpu.attend_pages, num_splits=2, interpret=InterpretGPUParams())
-    kernel = Implementation(gpu.limit, reference.layout, reference.write, attend)
     monkeypatch.setattr(api, "implementation", lambda name: kernel)
-    monkeypatch.setattr(api, "choose", lambda config: "pallas_gpu")
+    monkeypatch.setattr(api, "choose", lambda config: "kernel")
     assert _tokens(_engine(model, **sizes), (70, 3), 4) == expected

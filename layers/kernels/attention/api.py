@@ -14,6 +14,16 @@ def implementation(name: str) -> Implementation:
         from layers.kernels.attention import gpu  # Mosaic takes its time to load
 
         return Implementation(gpu.limit, reference.layout, reference.write, gpu.attend_pages)
+    if name == "pallas_tpu":
+        from layers.kernels.attention import tpu
+
+        return Implementation(
+            tpu.limit, reference.layout, reference.write, tpu.attend_pages, tpu.append_and_attend
+        )
+    if name == "jax_tpu":
+        from layers.kernels.attention import jax_tpu
+
+        return Implementation(jax_tpu.limit, jax_tpu.layout, jax_tpu.write, jax_tpu.attend_pages)
     assert name == "reference", name
     return Implementation(
         reference.limit, reference.layout, reference.write, reference.attend_pages
@@ -30,7 +40,7 @@ def choose(config: Config) -> str:
     model, engine, device = config.model, config.engine, target_device()
     demand = Demand(
         model.num_heads, model.num_kv_heads, model.head_width, engine.device_page_tokens,
-        model.dtype, engine.deterministic,
+        model.dtype, engine.deterministic, any(spec.window for spec in model.cache_specs),
     )  # fmt: skip
     name = engine.attention
     if name is None:

@@ -21,6 +21,7 @@ class Demand(NamedTuple):
     page_tokens: int
     dtype: str  # of queries, keys and values
     deterministic: bool
+    has_windows: bool = False  # in any layer
 
 
 class Limit(Protocol):
@@ -84,6 +85,28 @@ class AttendPages(Protocol):
         """
 
 
+class AppendAndAttend(Protocol):
+    """`append_and_attend` of an implementation: for a rectangle both of the above at once."""
+
+    def __call__(
+        self,
+        q_CWNH: jax.Array,
+        k_CWKH: jax.Array,
+        v_CWKH: jax.Array,
+        pages: jax.Array,
+        rectangle: Rectangle,
+        group: int,
+        *,
+        window: int | None = None,
+        score_cap: float | None = None,
+        sinks_N: jax.Array | None = None,
+        deterministic: bool = False,
+    ) -> tuple[jax.Array, jax.Array]:
+        """The attention, and the pages with the valid tokens' keys and values; arguments as
+        there.
+        """
+
+
 class Implementation(NamedTuple):
     """Attention over pages on some devices."""
 
@@ -91,3 +114,4 @@ class Implementation(NamedTuple):
     layout: Layout
     write: Write
     attend_pages: AttendPages
+    append_and_attend: AppendAndAttend | None = None  # where one kernel does both

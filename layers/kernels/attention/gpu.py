@@ -49,7 +49,7 @@ _LOG2_E = math.log2(math.e)
 
 def limit(demand: Demand, device: Device) -> str | None:
     """What the kernel cannot do: `contract.Limit`."""
-    N, K, H, page_tokens, dtype, deterministic = demand
+    N, K, H, page_tokens, dtype, deterministic, _ = demand
     if device.platform != "gpu" or not any(name in device.kind for name in _HOPPER):
         return f"runs on Hopper GPUs (H100, H200), not on {device.kind}"
     if deterministic:

@@ -1,8 +1,8 @@
 """Every implementation of attention over pages against a softmax in float64, on one set of cases;
 kernels in the interpreter of their back end.
 
-The interpreter runs the Hopper kernel's copies, barriers, masks and splits as they are, starts from
-NaN and (from jax 0.11) looks for races: only the two products of the tensor core are plain dots.
+The interpreters run the kernels' copies, barriers, masks and splits as they are, start from NaN and
+look for races (Hopper's from jax 0.11 on): only its tensor core's two products are plain dots.
 """
 
 import dataclasses
@@ -13,11 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreted_tpu
 from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call  # no public name in 0.10
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+from jax.experimental.pallas import tpu as pltpu
 
-from layers.kernels.attention import gpu, reference
+from layers import kv_cache
+from layers.kernels.attention import gpu, reference, tpu
 from layers.kernels.attention.mask import sight_of
+from layers.ragged import Ragged
 from tests.layers import paged_case
 
 _INTERPRETER = InterpretGPUParams(
@@ -29,7 +33,30 @@ def _interpreted(*args, **options):
     return gpu.attend_pages(*args, **options, interpret=_INTERPRETER)
 
 
-_IMPLEMENTATIONS = {"reference": reference.attend_pages, "pallas_gpu": _interpreted}
+def _appended(q_CWNH, pages, rectangle, group, **options):
+    """The TPU kernel, which brings the row's tokens to pages that do not have them yet."""
+    (C, W, _, H), ragged = q_CWNH.shape, Ragged((rectangle,))
+    at = ragged.page_T(group, pages.shape[1])
+    kv_CWXH = kv_cache.decode(pages[at]).reshape(C, W, -1, H)
+    k_CWKH, v_CWKH = jnp.split(kv_CWXH, 2, axis=2)
+    pages = pages.at[at].set(jnp.broadcast_to(pages[0, -1], pages[at].shape))  # poisoned
+    interpret = pltpu.InterpretParams(detect_races=True)
+    return tpu.append_and_attend(
+        q_CWNH, k_CWKH, v_CWKH, pages, rectangle, group, interpret=interpret, **options
+    )[0]  # fmt: skip
+
+
+_IMPLEMENTATIONS = {
+    "reference": reference.attend_pages,
+    "pallas_gpu": _interpreted,
+    "pallas_tpu": _appended,
+}
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    """A row's pages are several blocks."""
+    monkeypatch.setattr(tpu, "_BLOCK_TOKENS", 128)
 
 
 @functools.cache
@@ -44,6 +71,8 @@ def _check(name, case, window=None, cap=None, sinks_N=None, **options):
     found = program(*case.arguments, sinks_N=sinks_N)
     if name == "pallas_gpu" and _INTERPRETER.detect_races:
         assert not interpret_pallas_call.get_races().races_found
+    if name == "pallas_tpu":
+        assert not interpreted_tpu.races.races_found
     case.check(found, window, cap, sinks_N)
     again = program(*case.arguments, sinks_N=sinks_N)
     np.testing.assert_array_equal(

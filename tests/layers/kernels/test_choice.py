@@ -8,7 +8,7 @@ import pytest
 from configs.engine import ATTENTIONS, Config, EngineConfig
 from configs.errors import InputError
 from layers.kernels import tuning
-from layers.kernels.attention import api, gpu
+from layers.kernels.attention import api, gpu, jax_tpu, tpu
 from layers.kernels.attention.contract import Demand
 from layers.kernels.device import Device, target_device
 from tests import fakes
@@ -37,6 +37,44 @@ def test_the_hopper_kernel_runs_on_hopper():
     assert gpu.limit(_LLAMA, Device("gpu", "NVIDIA GH200 480GB", 132)) is None
     for kind in ("NVIDIA A100-SXM4-80GB", "NVIDIA B200", "cpu"):
         assert "Hopper" in gpu.limit(_LLAMA, Device("gpu", kind, 100))
+
+
+_V6E = Device("tpu", "TPU v6 lite", 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"dtype": "float16"}, "bfloat16 or float32, not float16: set model.dtype"),
+        ({"page_tokens": 8}, "16, 32, 64 or 128 tokens, not 8: set engine.page_tokens"),
+        ({"head_width": 80}, "multiple of 64, not 80"),
+        ({"deterministic": True}, "not been measured to be deterministic"),
+    ],
+)
+def test_the_tpu_kernel_names_its_limits(asked, reason):
+    assert reason in tpu.limit(_LLAMA._replace(**asked), _V6E)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"dtype": "float32"}, "bfloat16, not float32: set model.dtype"),
+        ({"head_width": 64}, "heads of 128, not 64: 'pallas_tpu' has others"),
+        ({"num_kv_heads": 3}, "1, 2, 4 or a multiple of 8 KV heads, not 3: 'pallas_tpu'"),
+        ({"has_windows": True}, "'pallas_tpu' skips it"),
+        ({"deterministic": True}, "not been measured to be deterministic"),
+    ],
+)
+def test_jax_kernel_for_tpus_names_its_limits(asked, reason):
+    assert reason in jax_tpu.limit(_LLAMA._replace(**asked), _V6E)
+
+
+@pytest.mark.parametrize("kernel", [tpu, jax_tpu])
+def test_the_tpu_kernels_run_on_what_the_gate_compiles_for(kernel):
+    for kind in ("TPU v5 lite", "TPU v5", "TPU v6 lite", "TPU7x"):
+        assert kernel.limit(_LLAMA, Device("tpu", kind, 1)) is None
+    for kind in ("TPU v4", "NVIDIA H200", "cpu"):
+        assert kind in kernel.limit(_LLAMA, Device("tpu", kind, 1))
 
 
 def _config(attention: str | None, **changes) -> Config:
