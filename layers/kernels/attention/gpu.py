@@ -31,6 +31,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from layers import kv_cache
 from layers.kernels.attention.contract import Demand
 from layers.kernels.attention.mask import Sight, sight_of, visible
+from layers.kernels.attention.tiles import Tiling, seen_pages
 from layers.kernels.device import Device, target_device
 from layers.linear import soft_cap
 from layers.ragged import Rectangle
@@ -103,32 +104,21 @@ def attend_pages(
     K = pages.shape[2] // (2 * H)
     G = N // K
     width = min(W, ROWS // G)  # query tokens of a tile
-    num_rows = -(-width * G // _MOVED_ROWS) * _MOVED_ROWS
-
-    def by_tile(x_CW: jax.Array) -> jax.Array:  # [B, width, ...]
-        padding = [(0, 0)] * x_CW.ndim
-        padding[1] = (0, -W % width)
-        return jnp.pad(x_CW, padding).reshape(-1, width, *x_CW.shape[2:])
-
-    def by_row(x_BW: jax.Array) -> jax.Array:  # [B, 64]
-        return jnp.pad(jnp.repeat(x_BW, G, axis=1), ((0, 0), (0, ROWS - width * G)))
-
-    sight, valid_BW = sight_of(rectangle, window), by_tile(rectangle.valid_CW)
-    sight, B = jax.tree.map(by_tile, sight), len(valid_BW)
+    tiling = Tiling(width, G, -(-width * G // _MOVED_ROWS) * _MOVED_ROWS)
+    sight, valid_BW = sight_of(rectangle, window), tiling.split(rectangle.valid_CW)
+    sight, B = jax.tree.map(tiling.split, sight), len(valid_BW)
     if num_splits is None:
         num_splits = max(1, target_device().num_cores // (B * K))
-    q_BKWGH = by_tile(q_CWNH.reshape(C, W, K, G, H)).swapaxes(1, 2)
-    unused = (0, 0), (0, num_rows - width * G)
-    q_BKRH = jnp.pad(q_BKWGH.reshape(B, K, width * G, H), ((0, 0), *unused, (0, 0)))
-    sinks_KR = None if sinks_N is None else jnp.tile(sinks_N.reshape(K, G), width)
     values_BKXRH, stats_BKX2R = _attend_splits(
-        q_BKRH, kv_cache.decode(pages), jnp.repeat(rectangle.tables[group], B // C, axis=0),
-        jax.tree.map(by_row, sight), *_split_pages(sight, valid_BW, page_tokens, num_splits),
+        tiling.pack(q_CWNH), kv_cache.decode(pages),
+        jnp.repeat(rectangle.tables[group], B // C, axis=0),
+        jax.tree.map(lambda x_BW: tiling.spread(x_BW, ROWS), sight),
+        *_split_pages(sight, valid_BW, page_tokens, num_splits),
         score_cap=score_cap, interpret=interpret,
     )  # fmt: skip
-    out_BKRH = _combine(values_BKXRH[..., : width * G, :], stats_BKX2R[..., : width * G], sinks_KR)
-    out_BWKGH = out_BKRH.reshape(B, K, width, G, H).swapaxes(1, 2)
-    return out_BWKGH.reshape(C, -1, N, H)[:, :W]
+    sinks_KR = None if sinks_N is None else tiling.sinks(sinks_N)
+    stats_BKX2R = stats_BKX2R[..., : tiling.num_rows]
+    return tiling.unpack(_combine(values_BKXRH, stats_BKX2R, sinks_KR), q_CWNH.shape)
 
 
 def _split_pages(
@@ -137,12 +127,8 @@ def _split_pages(
     """Table columns that each split of a row reads, from and up to: i32[B, X] each. Together those
     that hold a key which a valid token sees, in equal shares; late splits of a short row are empty.
     """
-    stop_BW = jnp.where(valid_BW, sight.last_CW // page_tokens + 1, 0)
-    stop_B1 = stop_BW.max(1, keepdims=True)
-    first_B1 = jnp.zeros_like(stop_B1)
-    if sight.first_CW is not None:
-        first_BW = jnp.where(valid_BW, sight.first_CW // page_tokens, stop_B1)
-        first_B1 = first_BW.min(1, keepdims=True)
+    first_B, stop_B = seen_pages(sight, valid_BW, page_tokens)
+    first_B1, stop_B1 = first_B[:, None], stop_B[:, None]
     share_B1 = -(-(stop_B1 - first_B1) // num_splits)
     start_BX = first_B1 + share_B1 * jnp.arange(num_splits, dtype=jnp.int32)
     return jnp.minimum(start_BX, stop_B1), jnp.minimum(start_BX + share_B1, stop_B1)
