@@ -13,6 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 
 from configs.errors import InputError
+from layers import kv_cache
 from layers.kernels.attention import jax_tpu, reference, tpu
 from layers.ragged import Ragged, Rectangle
 from tests.layers import paged_case
@@ -49,18 +50,11 @@ def _drawn(rows: str, dtype=jnp.bfloat16, heads=(4, 2), head_width=64):
     rectangle = _rows(starts, counts, sequences, width, max(sequences) + 1)
     generator, (N, K), H = np.random.default_rng(1), heads, head_width
     draw = lambda *shape: jnp.asarray(generator.standard_normal(shape), dtype)  # noqa: E731
-    shape = len(starts), width
     pages = reference.layout(16 * (max(sequences) + 1) + 2, _PAGE, K, H, jnp.dtype(dtype).name)
-    T, ragged = len(starts) * width, Ragged((rectangle,))
-    empty, places = jnp.zeros(pages.shape, pages.dtype), pages.shape[0] * _PAGE
-    everywhere = Rectangle(
-        jnp.zeros(1, jnp.int32), jnp.arange(places, dtype=jnp.int32)[None],
-        jnp.ones((1, places), bool), (jnp.arange(pages.shape[0], dtype=jnp.int32)[None],),
-    )  # fmt: skip
-    before = draw(places, K, H), draw(places, K, H)
-    held = reference.write(empty, *before, Ragged((everywhere,)), 0)
+    held = kv_cache.encode(draw(*pages.shape), pages)
+    T, shape = len(starts) * width, (len(starts), width)
     new = draw(T, K, H), draw(T, K, H)
-    written = reference.write(held, *new, ragged, 0)
+    written = reference.write(held, *new, Ragged((rectangle,)), 0)
     return draw(*shape, N, H) / 8, [x.reshape(*shape, K, H) for x in new], held, written, rectangle
 
 
@@ -125,8 +119,7 @@ def _stand_in(*args, num_kv_pages_per_block, num_queries_per_block, vmem_limit_b
 
 def _interleaved(pages: jax.Array, num_kv_heads: int) -> jax.Array:
     """Token-major pages as `jax_tpu` lays them out."""
-    numbers = jax.lax.bitcast_convert_type(pages, jnp.bfloat16)
-    halves = numbers.reshape(*pages.shape[:2], 2, num_kv_heads, -1)
+    halves = kv_cache.decode(pages).reshape(*pages.shape[:2], 2, num_kv_heads, -1)
     return halves.swapaxes(2, 3).reshape(*pages.shape[:2], 2 * num_kv_heads, -1)
 
 
