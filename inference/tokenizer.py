@@ -4,12 +4,15 @@ import json
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
-
-import tokenizers
+from typing import TYPE_CHECKING, Any
 
 from configs.errors import InputError
-from inference import chat_template, panics, quoting
+from inference import chat_template, panics
+
+if TYPE_CHECKING:  # an engine of token ids alone needs neither
+    import tokenizers
+
+    from inference.quoting import Quoter
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -32,7 +35,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer,
+        backend: "tokenizers.Tokenizer",
         vocab_size: int,
         special_tokens: Mapping[str, str],
         template: str | None,
@@ -50,7 +53,7 @@ class Tokenizer:
             token for token, added in backend.get_added_tokens_decoder().items() if added.special
         }
         self._bytes: dict[int, bytes] = {}
-        self._quoter: quoting.Quoter | None = None  # until a conversation needs it
+        self._quoter: Quoter | None = None  # until a conversation needs it
         self.bos_id = self._id("bos_token")
         self.eos_id = self._id("eos_token")
 
@@ -72,7 +75,7 @@ class Tokenizer:
         return self._encode(self._backend, text, add_special)
 
     def _encode(
-        self, backend: tokenizers.Tokenizer, text: str, add_special: bool = False
+        self, backend: "tokenizers.Tokenizer", text: str, add_special: bool = False
     ) -> list[int]:
         try:
             text.encode()
@@ -144,6 +147,8 @@ class Tokenizer:
         Raises:
             InputError: as `chat_text` and `encode`, or the two cannot be told apart.
         """
+        from inference import quoting
+
         text = self.chat_text(messages, add_generation_prompt, tools, documents)
         if self._quoter is None:
             sources = filter(None, (self.template, *self.templates.values()))
@@ -160,7 +165,7 @@ class Tokenizer:
         return self._encode(self._backend, text)
 
 
-def _byte_decoder(backend: tokenizers.Tokenizer) -> tuple[Callable[[str], bytes], bool]:
+def _byte_decoder(backend: "tokenizers.Tokenizer") -> tuple[Callable[[str], bytes], bool]:
     """How this tokenizer spells bytes, and whether it strips the first space."""
     decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder else {}
     steps = decoder.get("decoders", [decoder])

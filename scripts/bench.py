@@ -4,6 +4,7 @@
 --ladder                                       what each idea is worth, one after another
 --interference                                 a long prompt beside requests that decode
 --host_cost                                    the host's part of a step
+--decode=1x1024,16x1024 --random_weights       decode steps alone, of any model that fits
 """
 
 import dataclasses
@@ -44,6 +45,13 @@ _INTERFERENCE = flags.DEFINE_bool(
 )
 _LONG_TOKENS = flags.DEFINE_integer("long_tokens", 4000, "--interference: tokens of that prompt.")
 _RUNNING = flags.DEFINE_integer("running", 8, "--interference: requests that decode beside it.")
+_RANDOM_WEIGHTS = flags.DEFINE_bool(
+    "random_weights", False, "Draw the weights on the device: no checkpoint, no network."
+)
+_DECODE = flags.DEFINE_list(
+    "decode", None, "Decode steps alone: sequences x context, such as 1x1024,16x1024."
+)
+_GAP = flags.DEFINE_bool("gap", False, "--decode: also what the engine adds to a step.")
 _HOST_COST = flags.DEFINE_bool("host_cost", False, "The host's part of a step, without a device.")
 _PLOT = file_flags.PLOT
 for _module in (file_flags, workload_flags):
@@ -54,14 +62,19 @@ _DRAWN = dataclasses.replace(GREEDY, temperature=0.8, top_p=0.95, top_k=50)
 
 def main(argv: Sequence[str]) -> None:
     del argv
-    modes = [flag for flag in (_LADDER, _INTERFERENCE, _HOST_COST) if flag.value]
+    every: tuple[Any, ...] = (_LADDER, _INTERFERENCE, _HOST_COST, _DECODE)
+    modes = [flag.name for flag in every if flag.value not in (False, None)]
     if len(modes) > 1:
-        raise InputError(f"give one of {', '.join(f'--{flag.name}' for flag in modes)}")
+        raise InputError(f"give one of --{', --'.join(modes)}")
+    if _RANDOM_WEIGHTS.value and modes and modes != ["decode"]:
+        raise InputError(f"--{modes[0]} needs a checkpoint: leave --random_weights out")
+    if _GAP.value and _DECODE.value is None:
+        raise InputError("--gap needs --decode")
     if _REPEATS.value < 1:
         raise InputError(f"--repeats is at least 1, not {_REPEATS.value}")
     if _PLOT.value is not None:
         file_flags.check("plot", _PLOT.value, ".png")
-        if _INTERFERENCE.value or _HOST_COST.value:
+        if modes and modes != ["ladder"]:
             raise InputError("--plot draws a workload or a ladder")
         bench_plot.check()
     if _LADDER_RUNGS.value is not None and not _LADDER.value:
@@ -77,6 +90,10 @@ def main(argv: Sequence[str]) -> None:
             bench_probes.host_cost()
         else:
             bench_probes.interference(_RUNNING.value, _LONG_TOKENS.value, _REPEATS.value)
+    elif _DECODE.value is not None:
+        from scripts import bench_steps
+
+        bench_steps.run(_DECODE.value, _open, _REPEATS.value, _GAP.value)
     elif workload_flags.is_open():
         _run_open()
     else:
@@ -149,7 +166,7 @@ def _run_closed() -> None:
     loads = {size: requests.generate(workload_flags.read(size), vocab) for size in sizes}
     for load in (prefill, *loads.values()):
         _check_fits(config, load)
-    checkpoint, _ = common.open_checkpoint(resolved)
+    checkpoint, _ = _open(resolved)
     shortest = dataclasses.replace(loads[sizes[0]][0], num_new_tokens=1)
     bench = _Bench.of(checkpoint, config, promise, shortest)
     rows = {size: bench.serve(loads[size], size, GREEDY)[0] for size in sizes}
@@ -175,8 +192,10 @@ def _run_open() -> None:
     if _CONCURRENCY.present or _BESIDE.value is not None:
         raise InputError("--concurrency and --beside go with --workload=closed")
     lines = requests.read_trace(workload.trace, workload.num_requests) if workload.trace else []
+    if lines and _RANDOM_WEIGHTS.value:
+        raise InputError("a trace holds text: leave --random_weights out")
     resolved, config = common.resolve_config({})
-    checkpoint, tokenizer = common.open_checkpoint(resolved)
+    checkpoint, tokenizer = _open(resolved)
     vocab = config.model.vocab_size
     if lines:
         load = requests.from_trace(lines, vocab, tokenizer.encode, workload.seed)
@@ -193,6 +212,11 @@ def _run_open() -> None:
         bench_text.show_open(result)
     if _PLOT.value is not None:
         file_flags.write(_PLOT.value, bench_plot.latencies(runs, config.model.name))
+
+
+def _open(resolved: Any) -> tuple[Any, Any]:
+    """The checkpoint and its tokenizer; neither with --random_weights."""
+    return (None, None) if _RANDOM_WEIGHTS.value else common.open_checkpoint(resolved)
 
 
 def _sizes() -> list[int]:

@@ -127,16 +127,20 @@ def open_checkpoint(resolved: Any) -> tuple[Any, Any]:
     return dataclasses.replace(checkpoint, load_tokenizer=lambda: tokenizer), tokenizer
 
 
-def load_engine(checkpoint: Any, config: Config) -> Any:
-    """The engine for a configuration, with progress bars for what takes long. Says on stderr what
-    was resolved.
+def load_engine(checkpoint: Any | None, config: Config) -> Any:
+    """The engine for a configuration, with progress bars for what takes long; without a checkpoint
+    with random weights and no tokenizer. Says on stderr what was resolved.
     """
     from inference import compilation_cache
     from inference.engine import Engine
+    from layers import decoder, params
 
     compilation_cache.enable()
-    with bars() as progress:
-        engine = Engine.from_checkpoint(config, checkpoint, progress)
+    if checkpoint is None:
+        engine = Engine(config, params.init(decoder.param_infos(config.model)))
+    else:
+        with bars() as progress:
+            engine = Engine.from_checkpoint(config, checkpoint, progress)
     sizes = overrides.changed(config.engine, EngineConfig())
     line = ", ".join([config.model.name, config.model.dtype, *sizes])
     say(line)

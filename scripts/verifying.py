@@ -3,19 +3,17 @@
 import dataclasses
 import datetime
 import importlib.metadata
-import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from configs import presets
 from configs.errors import InputError
 from configs.model import ModelConfig
-from inference import batch, compilation_cache, request
+from inference import compilation_cache
+from inference.benchmark import steps
 from inference.executor import Executor
-from inference.plan import Plan, Row
 from inference.planner import calibrate, machine, measure, verify
 from inference.planner.verify import Point, Verification
 from layers import decoder, params
@@ -42,56 +40,18 @@ class EngineRunner:
             config = verify.engine_config(point.model)
             values = params.init(decoder.param_infos(point.model))
             self._executors[point.model] = Executor(config, values)
-        self._arrays[point] = _arrays(point, self._executors[point.model])
+        self._arrays[point] = steps.arrays(point, self._executors[point.model].config)
         self.run(point)
 
     def run(self, point: Point) -> float:
         """Seconds of one step, from the call to its last output."""
-        executor = self._executors[point.model]
-        num_tokens, arrays = self._arrays[point]
-        executor.slots = dataclasses.replace(executor.slots, num_tokens=jax.numpy.array(num_tokens))
-        jax.block_until_ready(executor.slots)
-        program = executor.compiled(point.shape)
-        start = time.perf_counter()
-        executor.cache, executor.slots, output = program(
-            executor.params, executor.cache, executor.slots, arrays
-        )
-        jax.block_until_ready((executor.cache, executor.slots, output))
-        return time.perf_counter() - start
+        return steps.run(self._executors[point.model], point.shape, self._arrays[point])
 
     def held_bytes(self, model: ModelConfig) -> tuple[int, int]:
         """Bytes of weights and of cache, as allocated."""
         executor = self._executors[model]
         held = sum(leaf.nbytes for leaf in jax.tree.leaves(executor.params))
         return held, executor.cache_bytes
-
-
-def _arrays(point: Point, executor: Executor) -> tuple[np.ndarray, batch.Batch]:
-    """Committed lengths of the slots, and the batch: each sequence on pages of its own."""
-    config = executor.config
-    page, sink = config.engine.page_tokens, config.engine.max_seqs
-    queries = 1 if point.rows else verify.TILE
-    num_prompts = 1 if point.tiles and point.context > verify.TILE else len(point.contexts)
-    fed = queries * len(point.contexts) // num_prompts
-    num_tokens, rows = np.zeros(sink + 1, np.int32), []
-    free = [1 for _ in config.num_pages]
-    for slot in range(num_prompts):
-        computed = num_tokens[slot] = point.context - fed
-        tokens = [5] * (point.context + 1)
-        sequence = request.Sequence(slot, request.SamplingParams(), tokens, computed, slot=slot)
-        for group, pages in enumerate(config.model.page_groups):
-            first = pages.spec.live_from(computed) // page  # those before were given back
-            count = -(-point.context // page) - first
-            if free[group] + count > config.num_pages[group]:
-                raise ValueError(f"{point.label} needs more pages than there are")
-            sequence.pages.append([0] * first + [free[group] + i for i in range(count)])
-            free[group] += count
-        rows += [
-            Row(sequence, slot, computed + at, at, queries, emits=at + queries == fed)
-            for at in range(0, fed, queries)
-        ]
-    decode, tiles = (tuple(rows), ()) if point.rows else ((), tuple(rows))
-    return num_tokens, batch.build(Plan(point.shape, decode, tiles), config)
 
 
 def check(model: ModelConfig) -> None:

@@ -2,13 +2,14 @@
 
 Quantized weights are dequantized to float32 and rounded to bfloat16, once: the rounded values are
 the model, whatever precision later computes with them.
+
+`gguf` is loaded where it is used: an engine without such files needs it not.
 """
 
 import functools
 from pathlib import Path
 from typing import Any
 
-import gguf
 import ml_dtypes
 import numpy as np
 
@@ -27,6 +28,8 @@ LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.we
 
 def open_gguf(path: Path) -> Header:
     """Scans the file's header (`gguf_scan.scan`), and those of its further parts."""
+    import gguf
+
     sizes = {int(kind): size for kind, size in gguf.GGML_QUANT_SIZES.items()}
     scan = functools.partial(gguf_scan.scan, quant_sizes=sizes)
     return gguf_parts.join(scan(path), scan)
@@ -63,6 +66,8 @@ def _in_configuration(config: ModelConfig) -> set[str]:
 
 
 def _check_type(name: str, ggml_type: int) -> None:
+    import gguf
+
     kind = gguf.GGMLQuantizationType(ggml_type)
     sample = np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)
     try:
@@ -105,6 +110,8 @@ def _read_rows(header: Header, config: ModelConfig, name: str, start: int, stop:
 def _read(
     header: Header, name: str, start: int, stop: int, dtype: Any = ml_dtypes.bfloat16
 ) -> np.ndarray:
+    import gguf
+
     entry = header.tensors[name]
     kind = gguf.GGMLQuantizationType(entry.ggml_type)
     block_elements, block_bytes = gguf.GGML_QUANT_SIZES[kind]

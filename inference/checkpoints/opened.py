@@ -15,8 +15,6 @@ from inference.checkpoints import (
     converted,
     defaults,
     gguf_file,
-    gguf_tokenizer,
-    hf_tokenizer,
     hub,
     huggingface,
     load,
@@ -125,7 +123,7 @@ def directory(path: Path, config: ModelConfig) -> Checkpoint:
     return Checkpoint(
         config,
         defaults.read_eos_ids(path, config.vocab_size),
-        lambda: hf_tokenizer.load_tokenizer(path, config.vocab_size),
+        lambda: _hf_tokenizer(path, config.vocab_size),
         lambda infos, progress: load.load_params(infos, source, name_map, progress),
         lambda: Contents(
             source,
@@ -134,6 +132,12 @@ def directory(path: Path, config: ModelConfig) -> Checkpoint:
             mapped.read_json(path / text_files.CONFIG),
         ),
     )
+
+
+def _hf_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
+    from inference.checkpoints import hf_tokenizer  # loads `tokenizers`
+
+    return hf_tokenizer.load_tokenizer(path, vocab_size)
 
 
 def orbax(path: Path, config: ModelConfig, raw: dict[str, Any]) -> Checkpoint:
@@ -147,7 +151,7 @@ def orbax(path: Path, config: ModelConfig, raw: dict[str, Any]) -> Checkpoint:
     return Checkpoint(
         config,
         defaults.read_eos_ids(path, config.vocab_size),
-        lambda: hf_tokenizer.load_tokenizer(path, config.vocab_size),
+        lambda: _hf_tokenizer(path, config.vocab_size),
         lambda infos, progress: load.load_params(infos, source, names.identity, progress),
         lambda: Contents(
             source,
@@ -168,15 +172,26 @@ def gguf(header: Header, config: ModelConfig) -> Checkpoint:
     turn_end = header.metadata.get("tokenizer.ggml.eot_token_id")
     ids = [token for token in (end, turn_end) if token is not None]
     eos_ids = defaults.check_ids(ids, config.vocab_size, str(header.path))
+
+    def load_tokenizer() -> Tokenizer:
+        from inference.checkpoints import gguf_tokenizer
+
+        return gguf_tokenizer.load_tokenizer(header, config.vocab_size)
+
+    def read_text_files() -> dict[str, bytes]:
+        from inference.checkpoints import gguf_tokenizer
+
+        return gguf_tokenizer.text_files(header, config, eos_ids)
+
     return Checkpoint(
         config,
         eos_ids,
-        lambda: gguf_tokenizer.load_tokenizer(header, config.vocab_size),
+        load_tokenizer,
         functools.partial(_load_gguf, header, config),
         lambda: Contents(
             _gguf_tensors(header, config),
             names.gguf(config.family),
-            lambda: gguf_tokenizer.text_files(header, config, eos_ids),
+            read_text_files,
         ),
     )
 

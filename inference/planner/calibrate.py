@@ -127,10 +127,17 @@ def _number(value: Any) -> float:
 
 
 def this_machine(*dtypes: str) -> HardwareSpec:
-    """The machine at hand as calibrated, or else with its rates in these types alone.
+    """The machine at hand as calibrated, or else with its rates in these types alone; where JAX
+    computes on an accelerator, that one.
 
     A calibrated machine is as fast as it reads now: other tenants slow all of it down.
     """
+    import jax
+
+    if jax.default_backend() != "cpu":
+        from inference.planner import on_device
+
+        return on_device.this_device(*dtypes)
     found = read()
     if found is None or not set(dtypes) <= set(found.rates):
         return measure.this_machine(*dtypes)

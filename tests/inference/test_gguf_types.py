@@ -11,7 +11,7 @@ import pytest
 
 from configs.errors import InputError
 from configs.model import LayerSpec, ModelConfig, Rope
-from inference.checkpoints import convert, gguf_file, resolve
+from inference.checkpoints import convert, gguf_file, gguf_tokenizer, resolve
 from layers import decoder, params
 from layers.ragged import contiguous
 from tests.inference import test_checkpoints_gguf as tiny
@@ -221,7 +221,7 @@ def test_a_gguf_and_what_is_made_of_it_give_the_same_logits(family, tmp_path, mo
         tmp_path / "tiny.gguf", config, tiny.tensors_of(config, tiny.random_params(config))
     )
     checkpoint = resolve.resolve(str(path)).open(None)
-    monkeypatch.setattr(convert.opened.gguf_tokenizer, "text_files", lambda *args: {})
+    monkeypatch.setattr(gguf_tokenizer, "text_files", lambda *args: {})
     expected = checkpoint.load_params(decoder.param_infos(config), None)
     logits = logits_of(checkpoint.config, expected)
     assert np.isfinite(logits).all() and logits.std() > 0

@@ -7,6 +7,7 @@ import pytest
 from configs.hardware.spec import HardwareSpec
 from inference import engine as engines
 from inference import naive as uncached
+from inference.benchmark import steps
 from inference.executor import Executor
 from inference.planner import calibrate
 from inference.planner.simulate import Simulator
@@ -144,7 +145,41 @@ def test_probes(run, monkeypatch):
     assert lines[0].split()[0] == "running" and len(lines) == 2 and len(lines[1].split()) == 6
 
 
+def test_decode_steps_of_random_weights(run, monkeypatch):
+    """Of a checkpoint nothing but its configuration is read."""
+    monkeypatch.setattr(bench.common, "open_checkpoint", None)
+    points = ("--random_weights", "--decode=2x40,1x64,4x200", "--repeats=1")
+    ran = run(*points, "--gap", "--json")
+    assert ran.status == 0, ran.err
+    measured = json.loads(ran.out)["decode_steps"]
+    assert [(row["rows"], row["context"]) for row in measured] == [(2, 40), (1, 64), (4, 200)]
+    for row in measured:
+        assert row["measured_s"] > 0 and row["step_bytes"] > 0 and row["needed_bytes"] > 0
+        assert row["ratio"] == row["predicted_s"] / row["measured_s"]
+        assert row["gap_s"] == row["engine_s"] - row["measured_s"]
+
+    monkeypatch.setattr(calibrate, "this_machine", lambda *dtypes: CHIP)
+    monkeypatch.setattr(steps, "needed_bytes", lambda config: 2e9 * config.engine.max_seqs - 2e9)
+    header, first, second, machine = run(*points[:1], "--decode=1x40,2x40").out.splitlines()
+    assert header.split()[:3] == ["rows", "x", "context"] and len(first.split()) == 8
+    assert second.endswith("does not fit: 2.0 GB of 1.0 GB") and "roofline" in machine
+
+
+def test_a_closed_load_on_random_weights(run, monkeypatch):
+    monkeypatch.setattr(bench.common, "open_checkpoint", None)
+    ran = run(*_SHORT, "--random_weights", "--concurrency=1", "--repeats=1", "--json")
+    assert ran.status == 0, ran.err
+    assert json.loads(ran.out)["rows"][0]["output_tok_s"] > 0
+
+
 REFUSED = {
+    "no point": (["--decode=16"], "is like 1x1024,16x1024 (sequences x context), not '16'"),
+    "no sequences": (["--decode=0x64"], "not '0x64'"),
+    "short context": (["--decode=1x16"], "contexts from 17 to the model's 256 - 16, not at 16"),
+    "gap of nothing": (["--gap"], "--gap needs --decode"),
+    "decoding and a ladder": (["--decode=1x64", "--ladder"], "give one of --ladder, --decode"),
+    "ladder without weights": (["--ladder", "--random_weights"], "leave --random_weights out"),
+    "picture of decoding": (["--decode=1x64", "--plot=x.png"], "--plot draws a workload"),
     "workload": (["--workload=bursty"], "closed, poisson or a FILE.jsonl, not 'bursty'"),
     "no rate": (["--workload=poisson"], "workload.rate is needed where kind is 'poisson'"),
     "negative rate": (["--workload=poisson", "--rate=-1"], "a second above 0, not -1.0"),

@@ -1,0 +1,186 @@
+"""Steps of an engine by the clock, on tokens and pages of no meaning: what a step costs does not
+depend on them.
+"""
+
+import dataclasses
+import statistics
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from configs.engine import Config
+from configs.errors import InputError
+from configs.hardware.spec import HardwareSpec
+from inference import batch, request
+from inference.benchmark import drive
+from inference.benchmark.requests import TimedRequest
+from inference.executor import Executor
+from inference.plan import Plan, Row
+from inference.planner import cost, memory, report, verify, weights
+from inference.planner.cost import Precision
+from inference.planner.verify import Point
+from inference.shapes import StepShape
+
+IN_A_ROW = 16  # steps of a measurement
+
+
+def arrays(point: Point, config: Config, steps: int = 1) -> tuple[np.ndarray, batch.Batch]:
+    """Committed lengths of the slots, and the batch: each sequence on pages of its own, with room
+    for so many steps in a row.
+
+    Raises:
+        ValueError: there are not as many pages.
+    """
+    page, sink = config.engine.page_tokens, config.engine.max_seqs
+    queries = 1 if point.rows else verify.TILE
+    num_prompts = 1 if point.tiles and point.context > verify.TILE else len(point.contexts)
+    fed = queries * len(point.contexts) // num_prompts
+    num_tokens, rows = np.zeros(sink + 1, np.int32), []
+    free = [1 for _ in config.num_pages]
+    for slot in range(num_prompts):
+        computed = num_tokens[slot] = point.context - fed
+        tokens = [5] * (point.context + 1)
+        sequence = request.Sequence(slot, request.SamplingParams(), tokens, computed, slot=slot)
+        for group, pages in enumerate(config.model.page_groups):
+            first = pages.spec.live_from(computed) // page  # those before were given back
+            count = -(-(point.context + steps - 1) // page) - first
+            if free[group] + count > config.num_pages[group]:
+                raise ValueError(f"{point.label} needs more pages than there are")
+            sequence.pages.append([0] * first + [free[group] + i for i in range(count)])
+            free[group] += count
+        rows += [
+            Row(sequence, slot, computed + at, at, queries, emits=at + queries == fed)
+            for at in range(0, fed, queries)
+        ]
+    decode, tiles = (tuple(rows), ()) if point.rows else ((), tuple(rows))
+    return num_tokens, batch.build(Plan(point.shape, decode, tiles), config)
+
+
+def run(
+    executor: Executor, shape: StepShape, prepared: tuple[np.ndarray, batch.Batch], steps: int = 1
+) -> float:
+    """Seconds of a step, from the call to its last output; of several that are launched one behind
+    the other, each a token further, their mean.
+
+    Args:
+        executor: whose cache is written to.
+        shape: of the step.
+        prepared: what `arrays` made for it.
+        steps: at most as many as there is room for.
+    """
+    num_tokens, batch_arrays = prepared
+    executor.slots = dataclasses.replace(executor.slots, num_tokens=jax.numpy.array(num_tokens))
+    jax.block_until_ready(executor.slots)
+    program, output = executor.compiled(shape), None
+    start = time.perf_counter()
+    for _ in range(steps):
+        executor.cache, executor.slots, output = program(
+            executor.params, executor.cache, executor.slots, batch_arrays
+        )
+    jax.block_until_ready((executor.cache, executor.slots, output))
+    return (time.perf_counter() - start) / steps
+
+
+# --- decode steps, beside what they should take ---------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeStep:
+    """A decode step of `rows` sequences of `context` tokens.
+
+    Attributes:
+        step_bytes: that it reads and writes.
+        predicted_s: by the roofline at the device's measured rates.
+        measured_s: mean of steps launched one behind the other, the median over repeats.
+        ratio: predicted over measured.
+        bandwidth_share: of the measured copy bandwidth.
+        engine_s: median of the same steps in the engine, which also plans them and takes their
+            tokens; None where it was not asked.
+        gap_s: what the engine adds.
+    """
+
+    rows: int
+    context: int
+    step_bytes: float
+    predicted_s: float
+    measured_s: float
+    ratio: float
+    bandwidth_share: float
+    engine_s: float | None = None
+    gap_s: float | None = None
+
+
+def sizes(config: Config, rows: int, context: int) -> Config:
+    """The configuration with room for these sequences alone, all of which decode together.
+
+    Raises:
+        InputError: so many tokens cannot be measured.
+    """
+    most = context + IN_A_ROW
+    if context <= IN_A_ROW or most > config.model.max_context:
+        raise InputError(
+            f"decode steps are measured at contexts from {IN_A_ROW + 1} to the model's "
+            f"{config.model.max_context} - {IN_A_ROW}, not at {context}"
+        )
+    engine = dataclasses.replace(
+        config.engine, max_seqs=rows, decode_rows=(rows,), max_context=most, cache_bytes=1,
+        overcommit=True, prefix_cache=False, chunked_prefill=False,
+    )  # fmt: skip
+    needed = Config(config.model, engine).full_bytes(rows)
+    return Config(config.model, dataclasses.replace(engine, cache_bytes=needed))
+
+
+def needed_bytes(config: Config) -> float:
+    """Bytes of weights and cache."""
+    own = Precision.of(config.model)
+    return weights.weight_bytes(config.model, own.weights, own.rest) + memory.pool_bytes(config)
+
+
+def decode(
+    engine: Any, context: int, hardware: HardwareSpec, repeats: int, serves: bool = False
+) -> DecodeStep:
+    """Measures the decode step of all of an engine's sequences.
+
+    Args:
+        engine: configured by `sizes`.
+        context: tokens of each sequence in the middle of the steps.
+        hardware: at its measured rates.
+        repeats: medians are reported.
+        serves: ask the engine for the same.
+    """
+    config, rows = engine.config, engine.config.engine.max_seqs
+    first = context - IN_A_ROW // 2
+    point = Point(config.model, rows, 0, first)
+    prepared = arrays(point, config, IN_A_ROW)
+    run(engine.executor, point.shape, prepared)  # compiles
+    measured = statistics.median(
+        run(engine.executor, point.shape, prepared, IN_A_ROW) for _ in range(repeats)
+    )
+    needed = Point(config.model, rows, 0, context).sample[0]
+    predicted, moved = report.seconds(config.model, needed, hardware), cost.total(needed).bytes
+    engine_s = _served(engine, first) if serves else None
+    return DecodeStep(
+        rows, context, moved, predicted, measured, predicted / measured,
+        moved / measured / hardware.read_bandwidth, engine_s,
+        None if engine_s is None else engine_s - measured,
+    )  # fmt: skip
+
+
+def _served(engine: Any, first: int) -> float:
+    """Median seconds of the engine's steps in which every sequence decodes."""
+    rows, vocab = engine.config.engine.max_seqs, engine.config.model.vocab_size
+    generator = np.random.default_rng(0)
+    load = [
+        TimedRequest(0.0, tuple(generator.integers(vocab, size=first).tolist()), IN_A_ROW)
+        for _ in range(rows)
+    ]
+    engine.rebuild()
+    drive.drive(engine, load, drive.WallClock())  # compiles
+    served = drive.drive(engine, load, drive.WallClock())
+    return statistics.median(
+        record.seconds
+        for record in served.records
+        if not record.shape.prefill[0] and len(record.rows) == rows
+    )
