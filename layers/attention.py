@@ -123,7 +123,7 @@ def attend(
         for (q, k, v), rectangle in zip(rows, ragged.rectangles, strict=True):
             out, leaf = chosen.append_and_attend(q, k, v, leaf, rectangle, context.group, **options)
             outs.append(out)
-        return _pack(outs), leaf
+        return ragged.pack(outs), leaf
     if kv is not None:
         leaf = chosen.write(leaf, *kv, ragged, context.group)
     outs = [

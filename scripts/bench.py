@@ -30,13 +30,20 @@ from inference.benchmark.metrics import Promise  # noqa: E402
 from inference.benchmark.requests import TimedRequest  # noqa: E402
 from inference.planner import calibrate, report  # noqa: E402
 from inference.request import SamplingParams  # noqa: E402
-from scripts import bench_plot, bench_text, common, file_flags, workload_flags  # noqa: E402
+from scripts import (  # noqa: E402
+    bench_plot,
+    bench_text,
+    common,
+    file_flags,
+    shared_flags,
+    workload_flags,
+)
 
 _CONCURRENCY = flags.DEFINE_list("concurrency", ["1", "8", "32"], "Requests at the same time.")
 _PREFILL_TOKENS = flags.DEFINE_integer(
     "prefill_tokens", 500, "Tokens of each of four prompts that measure prefill."
 )
-_REPEATS = flags.DEFINE_integer("repeats", 3, "Runs of each point; medians are reported.")
+_REPEATS = shared_flags.REPEATS
 _BESIDE = flags.DEFINE_string("beside", None, "JSON of another engine on the same work.")
 _LADDER = flags.DEFINE_bool("ladder", False, "Add one idea after another, each on its own metric.")
 _LADDER_RUNGS = flags.DEFINE_list("ladder_rungs", None, "Only these rungs of --ladder.")

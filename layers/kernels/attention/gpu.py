@@ -29,6 +29,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from layers import kv_cache
+from layers.kernels import tuning
 from layers.kernels.attention.contract import Demand
 from layers.kernels.attention.mask import Sight, sight_of, visible
 from layers.kernels.attention.tiles import Tiling, seen_pages
@@ -96,8 +97,8 @@ def attend_pages(
         score_cap: as there.
         sinks_N: as there.
         deterministic: as there.
-        num_splits: blocks that share the pages of a row and KV head; None: as many as fill the
-            device.
+        num_splits: blocks that share the pages of a row and KV head; None: what was tuned, else as
+            many as fill the device.
         interpret: `InterpretGPUParams`: interpreted, on any device.
     """
     (C, W, N, H), page_tokens = q_CWNH.shape, pages.shape[1]
@@ -108,7 +109,11 @@ def attend_pages(
     sight, valid_BW = sight_of(rectangle, window), tiling.split(rectangle.valid_CW)
     sight, B = jax.tree.map(tiling.split, sight), len(valid_BW)
     if num_splits is None:
-        num_splits = max(1, target_device().num_cores // (B * K))
+        device = target_device()
+        tuned = tuning.sizes(
+            "pallas_gpu", device.kind, tuning.attention_class(B, K, H, page_tokens)
+        )
+        num_splits = tuned.get("num_splits") or max(1, device.num_cores // (B * K))
     values_BKXRH, stats_BKX2R = _attend_splits(
         tiling.pack(q_CWNH), kv_cache.decode(pages),
         jnp.repeat(rectangle.tables[group], B // C, axis=0),

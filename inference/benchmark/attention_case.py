@@ -1,0 +1,181 @@
+"""Attention over pages as a benchmark: sizes, random arrays on the device, what it has to move and
+to compute, and its values in float64.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs.cache import BLOCK_TOKENS
+from configs.model import ModelConfig
+from inference.planner import cost
+from inference.planner.cost import Operation, Rows, Work
+from layers.kernels.attention.contract import Demand
+from layers.ragged import Rectangle
+
+_SAMPLED_ROWS, _SAMPLED_QUERIES = 4, 3
+# Largest error of a head's output, as a share of its norm. Weights are rounded to the type of the
+# values, and some kernels round the output too: half a unit in the last place each, and a margin.
+_BOUNDS = {"float32": 1e-5, "float16": 2.0**-9, "bfloat16": 2.0**-6}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Rows of `queries` tokens each, the newest of sequences of `context` tokens.
+
+    Attributes:
+        heads, kv_heads, head_width: N, K and H.
+        page_tokens: tokens a page holds.
+        is_shuffled: pages lie in random order; else one after another, as in a contiguous cache.
+        dtype: of queries and pages.
+    """
+
+    rows: int
+    queries: int
+    context: int
+    heads: int = 32
+    kv_heads: int = 8
+    head_width: int = 128
+    page_tokens: int = 64
+    is_shuffled: bool = True
+    dtype: str = "bfloat16"
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether rows have one token each."""
+        return self.queries == 1
+
+    @property
+    def columns(self) -> int:
+        """P: entries of a page table, in whole blocks of attention."""
+        return -(-self.context // BLOCK_TOKENS) * (BLOCK_TOKENS // self.page_tokens)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the sequences' keys and values."""
+        elements = 2 * self.kv_heads * self.head_width
+        return self.rows * self.context * elements * jnp.dtype(self.dtype).itemsize
+
+    @property
+    def demand(self) -> Demand:
+        """What is asked of an implementation."""
+        return Demand(
+            self.heads, self.kv_heads, self.head_width, self.page_tokens, self.dtype, False
+        )
+
+    @functools.cached_property
+    def operation(self) -> Operation:
+        """What the planner says that it costs."""
+        model = ModelConfig(
+            "case", "llama", vocab_size=2, width=self.heads * self.head_width, ffn_width=1,
+            num_layers=1, num_heads=self.heads, num_kv_heads=self.kv_heads,
+            head_width=self.head_width, max_context=self.context, dtype=self.dtype,
+        )  # fmt: skip
+        rows = Rows(self.rows, self.queries, self.context)
+        work = Work(self.rows * self.queries, (rows,), 0)
+        return next(o for o in cost.step_operations(model, work) if o.kind == "attention")
+
+    @property
+    def label(self) -> str:
+        """One line."""
+        order = "shuffled" if self.is_shuffled else "in order"
+        return (
+            f"{'decode' if self.is_decode else 'prefill'} {self.rows} x {self.queries} at "
+            f"{self.context}, {self.heads}/{self.kv_heads} heads of {self.head_width}, pages of "
+            f"{self.page_tokens} {order}, {self.dtype}"
+        )
+
+
+class Arrays(NamedTuple):
+    """Scaled queries, the sequences' keys and values one after another, their page tables and
+    lengths, drawn on the device.
+    """
+
+    q_CWNH: jax.Array
+    k_CSKH: jax.Array
+    v_CSKH: jax.Array
+    table_CP: jax.Array  # page 0, the sink, is nobody's
+    length_C: jax.Array  # i32[C], at least `queries`
+
+    @property
+    def rectangle(self) -> Rectangle:
+        """A row's queries are its newest tokens."""
+        return self._rectangle(self.q_CWNH.shape[1], self.length_C)
+
+    @property
+    def contexts(self) -> Rectangle:
+        """All tokens of the sequences, to be written to pages."""
+        C, S = self.k_CSKH.shape[:2]
+        return self._rectangle(S, jnp.full(C, S, jnp.int32))
+
+    def _rectangle(self, width: int, length_C: jax.Array) -> Rectangle:
+        slot_C = jnp.arange(length_C.shape[0], dtype=jnp.int32)
+        position_CW = length_C[:, None] - width + jnp.arange(width, dtype=jnp.int32)
+        return Rectangle(slot_C, position_CW, jnp.ones(position_CW.shape, bool), (self.table_CP,))
+
+
+def draw(case: Case, seed: int, is_ragged: bool) -> Arrays:
+    """Fresh random arrays; ragged: lengths from `queries` to `context`, else all of them full."""
+    generator = np.random.default_rng(seed)
+    count = case.rows * case.columns
+    order = generator.permutation(count) if case.is_shuffled else np.arange(count)
+    table_CP = 1 + order.reshape(case.rows, -1).astype(np.int32)
+    length_C = np.full(case.rows, case.context, np.int32)
+    if is_ragged:
+        length_C = generator.integers(case.queries, case.context, case.rows, np.int32, True)
+    q_CWNH, k_CSKH, v_CSKH = _random(case, seed)
+    return Arrays(q_CWNH, k_CSKH, v_CSKH, jnp.asarray(table_CP), jnp.asarray(length_C))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _random(case: Case, seed: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    queries = case.rows, case.queries, case.heads, case.head_width
+    keys = case.rows, case.context, case.kv_heads, case.head_width
+    q, k, v = (
+        jax.random.normal(key, shape, case.dtype)
+        for key, shape in zip(
+            jax.random.split(jax.random.key(seed), 3), (queries, keys, keys), strict=True
+        )
+    )
+    return (q * case.head_width**-0.5).astype(case.dtype), k, v
+
+
+def error(case: Case, arrays: Arrays, out_CWNH: jax.Array) -> float | None:
+    """Largest error of a head's output, as a share of its norm, over a sample of rows and queries;
+    None where any value of the whole output is not finite.
+    """
+    if not bool(jnp.isfinite(out_CWNH).all()):
+        return None
+    rows = np.unique(np.linspace(0, case.rows - 1, _SAMPLED_ROWS).astype(int))
+    tokens = np.unique(np.linspace(0, case.queries - 1, _SAMPLED_QUERIES).astype(int))
+    worst = 0.0
+    for row in map(int, rows):
+        k_SKH, v_SKH = _on_host(arrays.k_CSKH[row]), _on_host(arrays.v_CSKH[row])
+        for token in map(int, tokens):
+            stop = int(arrays.length_C[row]) - case.queries + token + 1
+            expected_NH = exact(_on_host(arrays.q_CWNH[row, token]), k_SKH[:stop], v_SKH[:stop])
+            off_N = np.linalg.norm(_on_host(out_CWNH[row, token]) - expected_NH, axis=1)
+            worst = max(worst, float((off_N / np.linalg.norm(expected_NH, axis=1)).max()))
+    return worst
+
+
+def is_right(case: Case, error: float) -> bool:
+    """Whether an error is one of rounding."""
+    return error <= _BOUNDS[case.dtype]
+
+
+def exact(q_NH: np.ndarray, k_SKH: np.ndarray, v_SKH: np.ndarray) -> np.ndarray:
+    """Softmax attention of one query over all keys: float64 [N, H]."""
+    (N, H), K = q_NH.shape, k_SKH.shape[1]
+    scores_KGS = np.einsum("KGH,SKH->KGS", q_NH.reshape(K, N // K, H), k_SKH, optimize=True)
+    weights_KGS = np.exp(scores_KGS - scores_KGS.max(-1, keepdims=True))
+    out_KGH = np.einsum("KGS,SKH->KGH", weights_KGS, v_SKH, optimize=True)
+    return (out_KGH / weights_KGS.sum(-1)[..., None]).reshape(N, H)
+
+
+def _on_host(x: jax.Array) -> np.ndarray:
+    return np.asarray(x.astype(jnp.float32), np.float64)

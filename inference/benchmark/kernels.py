@@ -1,0 +1,195 @@
+"""Kernels by the clock, once they are right: each contender on each case of attention, beside what
+the planner says of it.
+
+A time is printed only of what was shown right: fresh random numbers, rows of different lengths and
+full ones, outputs and free memory filled with NaN, a float64 softmax on the host.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs.hardware.spec import HardwareSpec
+from inference.benchmark import attention_case
+from inference.benchmark.attention_case import Arrays, Case
+from inference.benchmark.contenders import Contender, Sizes
+from inference.planner import on_device
+from layers.kernels.device import target_device
+
+# What matters most comes first: time may run out.
+_DEVICE_CASES = (
+    Case(32, 1, 4096),  # Llama 3 8B: 537 MB
+    Case(32, 1, 4096, is_shuffled=False),
+    Case(1, 4096, 4096),
+    Case(64, 1, 1024, heads=40, kv_heads=40),  # Llama 2 13B of the lecture: 1.3 GB
+    Case(1, 1, 8192),
+    Case(8, 64, 1024),  # the tiles of an engine
+    Case(256, 1, 1024, heads=40, kv_heads=8),
+    Case(4, 512, 4096),
+    Case(32, 1, 4096, page_tokens=128),
+    Case(1, 1, 32768),
+    Case(32, 1, 2048, heads=9, kv_heads=3, head_width=64),  # SmolLM2
+)
+_CPU_CASES = (
+    Case(3, 1, 200, 4, 2, 64),
+    Case(3, 1, 200, 4, 2, 64, is_shuffled=False),
+    Case(2, 128, 128, 4, 2, 64),
+)
+_COPIES = 4  # of keys and values at the same time: contiguous, in pages, in a peer's, and room
+
+
+def cases(platform: str, memory_bytes: float) -> list[Case]:
+    """The benchmark's cases, with fewer rows where memory is short."""
+    if platform == "cpu":
+        return list(_CPU_CASES)
+    found: dict[Case, None] = {}
+    for case in _DEVICE_CASES:
+        while _COPIES * case.cache_bytes > memory_bytes and case.rows > 1:
+            case = dataclasses.replace(case, rows=case.rows // 2)
+        if _COPIES * case.cache_bytes <= memory_bytes:
+            found[case] = None
+    return list(found)
+
+
+def measure(
+    chosen: Sequence[Case],
+    contenders: Sequence[Contender],
+    hardware: HardwareSpec,
+    *,
+    repeats: int,
+    budget_s: float,
+    tunes: bool = False,
+    seed: int | None = None,
+    progress: Callable[[int, int, str], None] = lambda done, total, label: None,
+) -> list[dict[str, Any]]:
+    """A row a case.
+
+    Args:
+        chosen: in order; those for which no time is left are named as such.
+        contenders: compared on each.
+        hardware: the device's measured rates.
+        repeats: medians are reported.
+        budget_s: after which no contender is begun.
+        tunes: try all candidates for sizes of ours too.
+        seed: of the random numbers; None: other ones each time.
+        progress: told of (done, total, label).
+    """
+    seeds = np.random.default_rng(seed)
+    deadline, rows = time.monotonic() + budget_s, []
+    for done, case in enumerate(chosen):
+        progress(done, len(chosen), "kernels")
+        memory_s = case.operation.bytes / hardware.read_bandwidth
+        compute_s = case.operation.flops / hardware.rate(case.dtype)
+        row: dict[str, Any] = {"case": case.label, **dataclasses.asdict(case)}
+        row |= {"bytes": case.operation.bytes, "flops": case.operation.flops}
+        row |= {"bound": "compute" if compute_s > memory_s else "memory", "results": {}}
+        row["predicted_s"] = max(memory_s, compute_s)
+        arrays: Arrays | None = None
+        for contender in contenders:
+            reason = contender.limit(case, target_device())
+            if reason is None and time.monotonic() > deadline:
+                reason = "has no time left"
+            if reason is not None:
+                row["results"][contender.name] = {"status": "not run", "reason": reason}
+                continue
+            if arrays is None:
+                arrays = attention_case.draw(case, int(seeds.integers(1 << 31)), is_ragged=False)
+            run = _Run(case, contender, arrays, seeds, repeats)
+            found = run.best(row["predicted_s"], tunes, deadline)
+            if "seconds" in found:
+                found["share"] = row["predicted_s"] / found["seconds"]
+            row["results"][contender.name] = found
+        rows.append(row)
+    return rows
+
+
+class _Run:
+    """One contender on one case."""
+
+    def __init__(
+        self, case: Case, contender: Contender, arrays: Arrays, seeds: Any, repeats: int
+    ) -> None:
+        self._case, self._contender, self._arrays = case, contender, arrays
+        self._seeds, self._repeats = seeds, repeats
+
+    def best(self, expected_s: float, tunes: bool, deadline: float) -> dict[str, Any]:
+        """The fastest of the right candidates, or what is wrong with the first that is not."""
+        case, contender = self._case, self._contender
+        candidates = contender.candidates(case, target_device())
+        if not tunes and not candidates[0]:  # it chooses by itself
+            candidates = candidates[:1]
+        tried: list[dict[str, Any]] = []
+        try:
+            stored = contender.store(case, self._arrays)
+            for sizes in candidates:
+                if tried and time.monotonic() > deadline:
+                    break
+                found = self._check(stored, sizes)
+                if found["status"] == "right":
+                    found["seconds"] = self._time(stored, sizes, expected_s)
+                tried.append(found | {"sizes": dict(sizes)})
+        except Exception as failure:  # a library's own, whatever it is
+            reason = f"{type(failure).__name__}: {' '.join(str(failure).split())[:300]}"
+            return {"status": "failed", "reason": reason}
+        wrong = [found for found in tried if found["status"] != "right"]
+        best = wrong[0] if wrong else min(tried, key=lambda found: found["seconds"])
+        return best | ({"candidates": tried} if len(candidates) > 1 else {})
+
+    def _attend(self, sizes: Sizes) -> Callable[..., jax.Array]:
+        attend = self._contender.attend
+        return lambda q_CWNH, arrays, stored: attend(q_CWNH, arrays, stored, **sizes)
+
+    def _check(self, stored: Any, sizes: Sizes) -> dict[str, Any]:
+        """Its error on rows of different lengths and on full ones, whichever is larger."""
+        case, arrays, attend = self._case, self._arrays, self._attend(sizes)
+
+        def poisoned(out_CWNH: jax.Array, arrays: Arrays, stored: Any) -> jax.Array:
+            return attend(arrays.q_CWNH, arrays, stored).astype(out_CWNH.dtype)
+
+        def nans() -> jax.Array:
+            return jnp.full(arrays.q_CWNH.shape, jnp.nan, jnp.float32)
+
+        lowered = jax.jit(poisoned, donate_argnums=0, keep_unused=True)
+        program = lowered.lower(nans(), arrays, stored).compile()
+        memory = program.memory_analysis()
+        _poison(memory.temp_size_in_bytes if memory is not None else 0)
+        errors, is_repeatable = [], True
+        for is_ragged in (True, False) if self._contender.has_lengths else (False,):
+            own = arrays
+            if is_ragged:
+                lengths = self._seeds.integers(
+                    case.queries, case.context, case.rows, np.int32, endpoint=True
+                )
+                own = arrays._replace(length_C=jnp.asarray(lengths))
+            out_CWNH = program(nans(), own, stored)
+            errors.append(attention_case.error(case, own, out_CWNH))
+            again_CWNH = program(nans(), own, stored)
+            is_repeatable &= bool((out_CWNH == again_CWNH).all())
+        known = [error for error in errors if error is not None]
+        is_right = len(known) == len(errors) and attention_case.is_right(case, max(known))
+        worst = max(known) if len(known) == len(errors) else None
+        status = "right" if is_right else "wrong"
+        return {"status": status, "error": worst, "is_repeatable": is_repeatable}
+
+    def _time(self, stored: Any, sizes: Sizes, expected_s: float) -> float:
+        attend = self._attend(sizes)
+
+        def step(q_CWNH: jax.Array, arrays: Arrays, stored: Any) -> jax.Array:
+            out_CWNH = attend(q_CWNH, arrays, stored)
+            return q_CWNH.at[0, 0, 0, 0].set(out_CWNH[0, 0, 0, 0].astype(q_CWNH.dtype))
+
+        return on_device.seconds(
+            step, jnp.array(self._arrays.q_CWNH), self._arrays, stored,
+            expected_s=expected_s, repeats=self._repeats,
+        )  # fmt: skip
+
+
+def _poison(num_bytes: int) -> None:
+    """Fills memory that the next program is likely to get with NaN."""
+    for _ in range(2):
+        jnp.full(num_bytes // 4 + 1, jnp.nan, jnp.float32).block_until_ready().delete()

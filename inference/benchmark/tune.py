@@ -1,0 +1,79 @@
+"""From measured kernels to `layers/kernels/tuning.json`: what was shown right and faster."""
+
+import collections
+import datetime
+import importlib.metadata
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from configs.engine import ATTENTIONS
+from inference import files
+from layers.kernels import tuning
+
+_GAIN = 1.01  # below, a difference is noise
+
+Row = Mapping[str, Any]  # of `kernels.measure`
+
+
+def entry(rows: Sequence[Row], today: datetime.date | None = None) -> dict[str, Any]:
+    """What the file says of the device on which the rows were measured."""
+    own = [name for name in ATTENTIONS if name != "reference"]
+    ahead = {name: gain for name in own if (gain := _gain(rows, name)) is not None}
+    sizes = {name: _sizes(rows, name) for name in own}
+    return {
+        "attention": sorted(ahead, key=lambda name: -ahead[name]),
+        "date": str(today or datetime.date.today()),
+        "jax": importlib.metadata.version("jax"),
+        "sizes": {name: found for name, found in sizes.items() if found},
+    }
+
+
+def write(device_kind: str, found: Mapping[str, Any]) -> None:
+    """Puts a device's entry in the place of its last one; the other devices keep theirs.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    whole = tuning.results() | {device_kind: found}
+    with files.atomic_file(tuning.PATH) as file:
+        file.write(json.dumps(whole, indent=1, sort_keys=True).encode() + b"\n")
+    tuning.results.cache_clear()
+
+
+def _gain(rows: Sequence[Row], name: str) -> float | None:
+    """How many times as fast as the reference, the median over cases; None unless it was right
+    wherever it could run and faster in every case.
+    """
+    gains = []
+    for row in rows:
+        found, reference = row["results"].get(name, {}), row["results"].get("reference", {})
+        if found.get("status") in ("wrong", "failed"):
+            return None
+        if "seconds" in found and "seconds" in reference:
+            gains.append(reference["seconds"] / found["seconds"])
+    return statistics.median(gains) if gains and min(gains) > _GAIN else None
+
+
+def _sizes(rows: Sequence[Row], name: str) -> dict[str, dict[str, int]]:
+    """The best sizes of each class of shape, where they beat the kernel's own rule."""
+    classes: dict[str, list[dict[Any, float]]] = collections.defaultdict(list)
+    for row in rows:
+        found = row["results"].get(name, {})
+        if found.get("status") != "right" or "candidates" not in found:
+            continue
+        shape = (row["rows"], row["kv_heads"], row["head_width"], row["page_tokens"])
+        seconds = {tuple(c["sizes"].items()): c["seconds"] for c in found["candidates"]}
+        classes[tuning.attention_class(*shape)].append(seconds)
+    best = {}
+    for shape_class, cases in sorted(classes.items()):
+        common = set.intersection(*(set(seconds) for seconds in cases))
+        if () not in common:
+            continue
+        # Against the kernel's own rule, so that long and short contexts weigh the same.
+        times = {c: statistics.mean(case[c] / case[()] for case in cases) for c in sorted(common)}
+        chosen = min(times, key=lambda candidate: times[candidate])
+        if chosen and times[chosen] * _GAIN < 1:
+            best[shape_class] = dict(chosen)
+    return best

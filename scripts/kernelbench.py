@@ -1,0 +1,100 @@
+"""Kernels by the clock, beside what they should take: python -m scripts.kernelbench.
+
+Every implementation of attention that this device can run, cuDNN and flash-attn3-jax where they
+are; who is wrong has no time. --tune tries sizes and writes layers/kernels/tuning.json.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from absl import flags
+
+from configs.errors import InputError
+from scripts import common, shared_flags
+
+_DEVICE = flags.DEFINE_string(
+    "device", "auto", "auto: whatever JAX computes on; or cpu, gpu, tpu: that, or nothing."
+)
+_REPEATS = shared_flags.REPEATS
+_SECONDS = flags.DEFINE_float("seconds", 240.0, "Begin nothing more after this.")
+_TUNE = flags.DEFINE_bool("tune", False, "Try sizes, write layers/kernels/tuning.json.")
+
+
+def main(argv: Sequence[str]) -> None:
+    del argv
+    if _REPEATS.value < 3:
+        raise InputError(f"--repeats is at least 3, not {_REPEATS.value}")
+    if not _SECONDS.value > 0:
+        raise InputError(f"--seconds is above 0, not {_SECONDS.value}")
+    import jax
+
+    from inference import compilation_cache
+    from inference.benchmark import contenders, kernels, tune
+    from inference.planner import calibrate
+    from layers.kernels.device import target_device
+
+    if _DEVICE.value != "auto":
+        jax.config.update("jax_platforms", {"gpu": "cuda"}.get(_DEVICE.value, _DEVICE.value))
+    device = target_device()
+    if _DEVICE.value not in ("auto", device.platform):
+        raise InputError(f"--device={_DEVICE.value}: JAX computes on {device.platform} here")
+    if _TUNE.value and device.platform == "cpu":
+        raise InputError("--tune needs an accelerator: the CPU has one implementation")
+    compilation_cache.enable()
+    hardware = calibrate.this_machine("bfloat16")
+    with common.bars() as progress:
+        rows = kernels.measure(
+            kernels.cases(device.platform, hardware.memory_bytes), contenders.everyone(), hardware,
+            repeats=_REPEATS.value, budget_s=_SECONDS.value, tunes=_TUNE.value, progress=progress,
+        )  # fmt: skip
+    found: dict[str, Any] = {
+        "device": device.kind, "jax": jax.__version__, "hardware": dataclasses.asdict(hardware),
+        "rows": rows,
+    }  # fmt: skip
+    if _TUNE.value:
+        found["tuning"] = tune.entry(rows)
+        tune.write(device.kind, found["tuning"])
+    if common.JSON.value:
+        print(json.dumps(found), flush=True)
+    else:
+        print("\n".join(table(found)))
+
+
+def table(found: Mapping[str, Any]) -> list[str]:
+    """The lines for people."""
+    hardware = found["hardware"]
+    rate = hardware["rates"]["bfloat16"]
+    lines = [
+        f"{found['device']}, jax {found['jax']}; measured: memory "
+        f"{hardware['read_bandwidth'] / 1e9:.0f} GB/s, bfloat16 products {rate / 1e12:.1f} TFLOP/s"
+    ]
+    for row in found["rows"]:
+        lines += [
+            "",
+            f"{row['case']}: {row['bytes'] / 1e6:.1f} MB, {row['flops'] / 1e9:.2f} GFLOP, "
+            f"{row['bound']}: {1e6 * row['predicted_s']:.1f} us",
+        ]
+        for name, result in row["results"].items():
+            lines.append(f"  {name:16}{_line(result)}")
+    if "tuning" in found:
+        lines += ["", f"tuning.json: {found['tuning']}"]
+    return lines
+
+
+def _line(result: Mapping[str, Any]) -> str:
+    if "reason" in result:
+        return f"{result['status']}: {result['reason']}"
+    if "seconds" not in result:
+        off = "not finite" if result["error"] is None else f"error {result['error']:.1e}"
+        return f"{result['status'].upper()}: {off}"
+    sizes = ", ".join(f"{name} {value}" for name, value in result["sizes"].items())
+    bits = "" if result["is_repeatable"] else "bits vary"
+    notes = ", ".join(filter(None, (sizes, bits)))
+    line = f"{1e6 * result['seconds']:10.1f} us{result['share']:7.0%}   error {result['error']:.1e}"
+    return f"{line}   {notes}".rstrip()
+
+
+if __name__ == "__main__":
+    common.run(main)

@@ -1,0 +1,244 @@
+"""The benchmark of kernels: who is wrong has no time, and what is written down was right and
+faster.
+"""
+
+import datetime
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.hardware.spec import HardwareSpec
+from inference.benchmark import attention_case, contenders, kernels, tune
+from inference.benchmark.attention_case import Case
+from inference.benchmark.contenders import Contender
+from inference.planner import calibrate, on_device
+from layers.kernels import tuning
+from layers.kernels.device import Device
+
+CHIP = HardwareSpec("chip", 1e9, 1e9, {"bfloat16": 1e12})
+CASE = Case(3, 1, 200, 4, 2, 64)
+REFERENCE, PALLAS = contenders.everyone()[:2]
+
+
+def bench(*chosen, case=CASE, **options):
+    options = {"repeats": 3, "budget_s": 60.0, "seed": 1} | options
+    (row,) = kernels.measure([case], chosen, CHIP, **options)
+    return row
+
+
+def changed(change, **fields) -> Contender:
+    """The reference with another output."""
+    return REFERENCE._replace(
+        attend=lambda *args, **sizes: change(REFERENCE.attend(*args), **sizes), **fields
+    )
+
+
+@pytest.mark.parametrize(
+    "case",
+    [CASE, Case(2, 128, 128, 4, 2, 64, is_shuffled=False), Case(2, 7, 150, 9, 3, 10, 16)],
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_float64_agrees_with_the_reference_and_with_nothing_else(case, dtype):
+    case = Case(**{**case.__dict__, "dtype": dtype})
+    arrays = attention_case.draw(case, 0, is_ragged=True)
+    assert len({*np.asarray(arrays.length_C)}) > 1 or case.queries == case.context
+    out = REFERENCE.attend(arrays.q_CWNH, arrays, REFERENCE.store(case, arrays))
+    assert attention_case.is_right(case, attention_case.error(case, arrays, out))
+    swapped = out[:, :, ::-1]  # each head is somebody else's
+    assert attention_case.error(case, arrays, swapped) > 0.5
+    late = arrays._replace(length_C=jnp.maximum(arrays.length_C - 1, case.queries))
+    if case.queries < case.context:
+        assert not attention_case.is_right(case, attention_case.error(case, late, out))
+    assert attention_case.error(case, arrays, out.at[-1, -1, -1, -1].set(jnp.nan)) is None
+
+
+def test_bytes_and_flops_are_the_planners():
+    operation = CASE.operation
+    queries_and_output = 2 * 3 * 4 * 64 * 2
+    assert operation.bytes == CASE.cache_bytes + 3 * 2 * 2 * 64 * 2 + queries_and_output
+    assert operation.flops == 3 * 4 * 200 * 4 * 64
+    assert Case(1, 128, 128).operation.flops == 4 * 32 * 128 * 128 * 129 / 2
+
+
+def test_who_is_right_has_a_time():
+    row = bench(REFERENCE, PALLAS)
+    found = row["results"]["reference"]
+    assert found["status"] == "right" and found["is_repeatable"] and found["sizes"] == {}
+    assert found["share"] == row["predicted_s"] / found["seconds"] > 0
+    assert row["bound"] == "memory" and row["predicted_s"] == row["bytes"] / 1e9
+    assert row["results"]["pallas_gpu"]["reason"].endswith("not on cpu")
+    assert "seconds" not in row["results"]["pallas_gpu"]
+
+
+WRONG = {
+    "a little": lambda out: out * 1.05,
+    "one head": lambda out: out.at[:, :, 1].set(out[:, :, 0]),
+    "unwritten": lambda out: out.at[-1, 0, 0, 0].set(jnp.nan),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_who_is_wrong_has_none(kind):
+    found = bench(changed(WRONG[kind]))["results"]["reference"]
+    assert found["status"] == "wrong" and "seconds" not in found and "share" not in found
+    assert (found["error"] is None) == (kind == "unwritten")
+
+
+def test_rows_of_any_length_are_asked_for():
+    """One that takes every row for a full one is right on full rows alone."""
+
+    def attend(q_CWNH, arrays, stored):
+        full = arrays._replace(length_C=jnp.full_like(arrays.length_C, 200))
+        return REFERENCE.attend(q_CWNH, full, stored)
+
+    assert bench(REFERENCE._replace(attend=attend))["results"]["reference"]["status"] == "wrong"
+    forgiving = REFERENCE._replace(attend=attend, has_lengths=False)
+    assert bench(forgiving)["results"]["reference"]["status"] == "right"
+
+
+def test_a_failure_is_one_line_and_the_others_go_on():
+    def fail(out):
+        raise NotImplementedError("no such\nmask")
+
+    row = bench(changed(fail, name="other"), REFERENCE)
+    assert row["results"]["other"] == {
+        "status": "failed",
+        "reason": "NotImplementedError: no such mask",
+    }
+    assert row["results"]["reference"]["status"] == "right"
+    late = bench(REFERENCE, budget_s=-1.0)["results"]["reference"]
+    assert late == {"status": "not run", "reason": "has no time left"}
+
+
+def test_the_fastest_sizes_count(monkeypatch):
+    times = iter([3e-3, 1e-3, 2e-3])
+    monkeypatch.setattr(on_device, "seconds", lambda *args, **options: next(times))
+    sizes = tuple({"n": n} for n in (1, 2, 3))
+    peer = changed(lambda out, n: out, candidates=lambda case, device: sizes)
+    found = bench(peer)["results"]["reference"]
+    assert found["sizes"] == {"n": 2} and found["seconds"] == 1e-3
+    assert [each["seconds"] for each in found["candidates"]] == [3e-3, 1e-3, 2e-3]
+
+    times = iter([3e-3])
+    own = peer._replace(candidates=lambda case, device: ({}, *sizes))
+    own = own._replace(attend=REFERENCE.attend)
+    assert bench(own)["results"]["reference"]["sizes"] == {}  # untuned: it chooses by itself
+
+
+def test_cases_fit_the_device():
+    full = kernels.cases("gpu", 141e9)
+    assert max(case.cache_bytes for case in full if case.is_decode) > 1e9
+    assert sum(case.cache_bytes >= 256e6 for case in full) >= 4
+    small = kernels.cases("gpu", 2e9)
+    assert small and all(4 * case.cache_bytes <= 2e9 for case in small)
+    assert len(small) == len(set(small))
+    assert all(case.cache_bytes < 1e6 for case in kernels.cases("cpu", 141e9))
+
+
+def test_splits_are_tried_around_what_fills_the_device():
+    device = Device("gpu", "NVIDIA H200", 132)
+    assert PALLAS.limit(Case(32, 1, 4096), device) is None
+    alone = [sizes.get("num_splits") for sizes in PALLAS.candidates(Case(1, 1, 8192), device)]
+    assert alone == [None, 1, 8, 16, 32, 48, 64]
+    many = [sizes.get("num_splits") for sizes in PALLAS.candidates(Case(256, 1, 128), device)]
+    assert many == [None, 1, 2]  # two pages have no more
+    assert PALLAS.candidates(Case(1, 64, 64), device) == ({},)
+
+
+# --- what is written down -------------------------------------------------------------------------
+
+
+def row(own, reference, case=CASE, candidates=None):
+    right = {"status": "right", "sizes": {}}
+    found = {"pallas_gpu": right | {"seconds": own}, "reference": right | {"seconds": reference}}
+    if candidates:
+        tried = [{"sizes": dict(sizes), "seconds": s} for sizes, s in candidates.items()]
+        found["pallas_gpu"] |= {"candidates": tried}
+    return {**case.__dict__, "results": found}
+
+
+def test_winners_are_right_and_faster_in_every_case():
+    assert tune.entry([row(1.0, 3.0), row(1.0, 1.5)])["attention"] == ["pallas_gpu"]
+    assert tune.entry([row(1.0, 3.0), row(1.0, 0.9)])["attention"] == []
+    assert tune.entry([row(1.0, 1.001)])["attention"] == []
+    for status in ("wrong", "failed"):
+        bad = row(1.0, 3.0)
+        bad["results"]["pallas_gpu"] = {"status": status}
+        assert tune.entry([row(1.0, 3.0), bad])["attention"] == []
+    absent = row(1.0, 3.0)
+    absent["results"]["pallas_gpu"] = {"status": "not run"}
+    assert tune.entry([absent])["attention"] == []
+    assert tune.entry([row(1.0, 3.0), absent])["attention"] == ["pallas_gpu"]
+
+
+def test_sizes_are_written_where_they_beat_the_kernels_own():
+    two, four = (("num_splits", 2),), (("num_splits", 4),)
+    short = row(1.0, 3.0, candidates={(): 10e-6, two: 5e-6, four: 6e-6})
+    long = row(1.0, 3.0, Case(4, 1, 900, 4, 2, 64), {(): 900e-6, two: 1000e-6, four: 450e-6})
+    found = tune.entry([short, long], datetime.date(2026, 1, 2))
+    assert found == {
+        "attention": ["pallas_gpu"],
+        "date": "2026-01-02",
+        "jax": jax.__version__,
+        "sizes": {"pallas_gpu": {"H64 page64 blocks8": {"num_splits": 4}}},
+    }
+    slower = row(1.0, 3.0, candidates={(): 10e-6, two: 9.95e-6})
+    assert tune.entry([slower])["sizes"] == {}
+
+
+def test_the_file_keeps_other_devices(monkeypatch, tmp_path):
+    path = tmp_path / "tuning.json"
+    path.write_text('{"other": {"attention": ["pallas_gpu"]}}')
+    monkeypatch.setattr(tuning, "PATH", path)
+    tuning.results.cache_clear()
+    try:
+        shape_class = tuning.attention_class(3, 2, 64, 64)
+        sizes = {"pallas_gpu": {shape_class: {"num_splits": 2}}}
+        tune.write("chip", {"attention": ["pallas_gpu"], "sizes": sizes})
+        assert tuning.winners("attention", "other") == ("pallas_gpu",)
+        assert tuning.winners("attention", "chip") == ("pallas_gpu",)
+        assert tuning.sizes("pallas_gpu", "chip", shape_class) == {"num_splits": 2}
+        assert tuning.sizes("pallas_gpu", "chip", "H1 page64 blocks1") == {}
+        assert tuning.sizes("pallas_gpu", "nobody's", shape_class) == {}
+        tune.write("chip", {"attention": []})
+        assert tuning.winners("attention", "chip") == ()
+        assert list(json.loads(path.read_text())) == ["chip", "other"]
+    finally:
+        tuning.results.cache_clear()
+
+
+# --- the clock ------------------------------------------------------------------------------------
+
+
+def test_a_run_is_timed_as_often_as_it_takes(monkeypatch):
+    """Calls that hold several runs, and a data dependence from each to the next."""
+    ticks = iter([0.0, 6.0, 10.0, 19.0, 20.0, 26.0])
+    monkeypatch.setattr(on_device.time, "perf_counter", lambda: next(ticks))
+    seen = []
+
+    def step(x, y):
+        jax.debug.callback(lambda value: seen.append(int(value)), x)
+        return x + y
+
+    found = on_device.seconds(step, jnp.int32(0), jnp.int32(1), expected_s=0.5, call_s=1.0)
+    jax.effects_barrier()
+    assert sorted(seen) == list(range(2 * (1 + 3 * 3)))  # a warm-up, three times three calls
+    assert found == 1.0  # the median of 6, 9 and 6 seconds for 6 runs
+
+
+def test_rates_of_the_device():
+    assert on_device.copy_bandwidth(1 << 16) > 0
+    assert on_device.matmul_rate("float32", 64) > 0
+    assert on_device.memory_bytes() > 0
+
+
+def test_an_accelerator_is_measured_where_there_is_one(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(on_device, "copy_bandwidth", lambda: 5.0)
+    monkeypatch.setattr(on_device, "matmul_rate", lambda dtype: 7.0)
+    found = calibrate.this_machine("bfloat16")
+    assert found.read_bandwidth == 5.0 and found.rates == {"bfloat16": 7.0}
+    assert found.name == jax.devices()[0].device_kind

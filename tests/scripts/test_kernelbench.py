@@ -1,0 +1,68 @@
+"""`python -m scripts.kernelbench` where there is no accelerator: small shapes, every line of it."""
+
+import json
+
+import jax
+import pytest
+
+from scripts import kernelbench
+from tests.scripts import apps
+
+
+@pytest.fixture
+def run(monkeypatch, capfd):
+    platforms = jax.config.jax_platforms
+    yield lambda *args: apps.call(kernelbench, monkeypatch, capfd, *args)
+    jax.config.update("jax_platforms", platforms)
+
+
+def test_rows_and_table(run):
+    ran = run("--json", "--device=cpu")
+    assert ran.status == 0, ran.err
+    found = json.loads(ran.out)
+    assert found["device"] == "cpu" and found["hardware"]["read_bandwidth"] > 0
+    shuffled, in_order, prefill = found["rows"]
+    assert shuffled["is_shuffled"] and not in_order["is_shuffled"] and prefill["queries"] == 128
+    for row in found["rows"]:
+        right = row["results"].pop("reference")
+        assert right["status"] == "right" and right["seconds"] > 0 and right["error"] < 2.0**-6
+        assert row["bytes"] > 0 and row["flops"] > 0 and row["predicted_s"] > 0
+        assert {"pallas_gpu", "cudnn", "flash-attn3-jax"} <= set(row["results"])
+        assert {result["status"] for result in row["results"].values()} == {"not run"}
+
+    lines = run().out.splitlines()
+    assert lines[0].startswith("cpu, jax") and "GB/s" in lines[0]
+    assert sum(line.startswith("  reference") and "error" in line for line in lines) == 3
+    assert sum("not run: " in line for line in lines) >= 9
+
+
+def test_what_is_wrong_is_told_without_a_time():
+    results = {
+        "one": {"status": "wrong", "error": 0.5, "is_repeatable": True},
+        "two": {"status": "wrong", "error": None, "is_repeatable": False},
+        "three": {"status": "right", "error": 1e-3, "is_repeatable": False, "seconds": 2e-3}
+        | {"share": 0.5, "sizes": {"num_splits": 4}},
+    }
+    row = {"case": "a case", "bytes": 1e6, "flops": 1e9, "bound": "memory", "predicted_s": 1e-3}
+    hardware = {"read_bandwidth": 1e9, "rates": {"bfloat16": 1e12}}
+    found = {"device": "chip", "jax": "0", "hardware": hardware, "tuning": {}}
+    assert kernelbench.table(found | {"rows": [row | {"results": results}]})[2:6] == [
+        "a case: 1.0 MB, 1.00 GFLOP, memory: 1000.0 us",
+        "  one             WRONG: error 5.0e-01",
+        "  two             WRONG: not finite",
+        "  three               2000.0 us    50%   error 1.0e-03   num_splits 4, bits vary",
+    ]
+
+
+REFUSED = {
+    "no such device": (["--device=gpu"], "--device=gpu: JAX computes on cpu here"),
+    "nothing to tune": (["--tune"], "--tune needs an accelerator"),
+    "too few": (["--repeats=2"], "--repeats is at least 3, not 2"),
+    "no time": (["--seconds=0"], "--seconds is above 0, not 0.0"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(run, case):
+    args, message = REFUSED[case]
+    assert message in run(*args).error
