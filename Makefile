@@ -12,6 +12,10 @@ CHAT ?= $(if $(filter smollm2-135m,$(MODEL)),--chat)
 PROMPT ?= What is the capital of France?
 # More arguments for the golden environment's pip, such as an index of CPU-only torch wheels.
 GOLDEN_PIP_ARGS ?=
+# `make device RESULTS=folder`: where its page goes. PYTHON=... is then used as it is: an image that
+# brings JAX for its accelerator needs no environment of ours.
+RESULTS ?= docs/results
+DEVICE ?= auto
 # `make lock LOCK_ARGS=--upgrade` moves every pin; without it existing pins stay where they can.
 LOCK_ARGS ?=
 UV_VERSION := 0.13.8
@@ -33,7 +37,7 @@ IS_NEW_ENOUGH = -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ridgeli
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long check test-py312 test-aot golden lock clean
+.PHONY: help run test test-long check test-py312 test-aot device golden lock clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -72,6 +76,9 @@ test-aot:  ## compile for H200 and TPUs without a device; skipped by name where 
 		$(AOT_ENV) .venv-aot-$$name/bin/python -m pytest -n $(WORKERS) -rP -m aot \
 			tests/aot/test_$${name%-*}.py || exit 1; \
 	done
+
+device: $(if $(filter file,$(origin PYTHON)),.venv/.test)  ## what the accelerator at hand does, in 9 minutes (PYTHON=..., RESULTS=...)
+	@$(if $(filter file,$(origin PYTHON)),.venv/bin/python,$(PYTHON)) -m scripts.device --device=$(DEVICE) --results=$(RESULTS)
 
 golden: .venv-golden/.golden  ## recompute the goldens with transformers and compare
 	.venv-golden/bin/python tests/golden/make_golden.py --compare

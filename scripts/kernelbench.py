@@ -12,11 +12,10 @@ from typing import Any
 from absl import flags
 
 from configs.errors import InputError
+from inference.benchmark.attention_case import Case
 from scripts import common, shared_flags
 
-_DEVICE = flags.DEFINE_string(
-    "device", "auto", "auto: whatever JAX computes on; or cpu, gpu, tpu: that, or nothing."
-)
+_DEVICE = shared_flags.DEVICE
 _REPEATS = shared_flags.REPEATS
 _SECONDS = flags.DEFINE_float("seconds", 240.0, "Begin nothing more after this.")
 _TUNE = flags.DEFINE_bool("tune", False, "Try sizes, write layers/kernels/tuning.json.")
@@ -53,6 +52,7 @@ def main(argv: Sequence[str]) -> None:
         "device": device.kind, "jax": jax.__version__, "hardware": dataclasses.asdict(hardware),
         "rows": rows,
     }  # fmt: skip
+    found["paged_over_contiguous"] = paged_over_contiguous(rows)
     if _TUNE.value:
         found["tuning"] = tune.entry(rows)
         tune.write(device.kind, found["tuning"])
@@ -78,9 +78,34 @@ def table(found: Mapping[str, Any]) -> list[str]:
         ]
         for name, result in row["results"].items():
             lines.append(f"  {name:16}{_line(result)}")
+    for name, ratio in found["paged_over_contiguous"].items():
+        lines += [
+            "",
+            f"{name}: pages in random order take {ratio:.2f} x the time of pages in order",
+        ]
     if "tuning" in found:
         lines += ["", f"tuning.json: {found['tuning']}"]
     return lines
+
+
+def paged_over_contiguous(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Times on pages in random order over those on pages one after another: of each implementation
+    the largest ratio.
+    """
+    names = [field.name for field in dataclasses.fields(Case) if field.name != "is_shuffled"]
+
+    def sizes(row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(row[name] for name in names)
+
+    in_order = {sizes(row): row["results"] for row in rows if not row["is_shuffled"]}
+    found: dict[str, float] = {}
+    for row in rows:
+        for name, result in row["results"].items() if row["is_shuffled"] else ():
+            beside = in_order.get(sizes(row), {}).get(name, {})
+            if "seconds" in result and "seconds" in beside:
+                ratio = result["seconds"] / beside["seconds"]
+                found[name] = max(ratio, found.get(name, 0.0))
+    return found
 
 
 def _line(result: Mapping[str, Any]) -> str:

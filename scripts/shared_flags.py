@@ -5,5 +5,8 @@ from absl import flags
 NEW_TOKENS = flags.DEFINE_integer(
     "new_tokens", 48, "Tokens to generate a request (`plan`: none unless given)."
 )
+DEVICE = flags.DEFINE_string(
+    "device", "auto", "auto: whatever JAX computes on; or cpu, gpu, tpu: that, or nothing."
+)
 REPEATS = flags.DEFINE_integer("repeats", 3, "Measurements of each; medians are reported.")
 RATE = flags.DEFINE_float("rate", None, "Requests a second (`plan`: to keep --slo for).")

@@ -118,17 +118,22 @@ class Arrays(NamedTuple):
         return Rectangle(slot_C, position_CW, jnp.ones(position_CW.shape, bool), (self.table_CP,))
 
 
-def draw(case: Case, seed: int, is_ragged: bool) -> Arrays:
-    """Fresh random arrays; ragged: lengths from `queries` to `context`, else all of them full."""
+def draw(case: Case, seed: int) -> Arrays:
+    """Fresh random arrays of full rows."""
     generator = np.random.default_rng(seed)
     count = case.rows * case.columns
     order = generator.permutation(count) if case.is_shuffled else np.arange(count)
     table_CP = 1 + order.reshape(case.rows, -1).astype(np.int32)
-    length_C = np.full(case.rows, case.context, np.int32)
-    if is_ragged:
-        length_C = generator.integers(case.queries, case.context, case.rows, np.int32, True)
     q_CWNH, k_CSKH, v_CSKH = _random(case, seed)
-    return Arrays(q_CWNH, k_CSKH, v_CSKH, jnp.asarray(table_CP), jnp.asarray(length_C))
+    length_C = jnp.full(case.rows, case.context, jnp.int32)
+    return Arrays(q_CWNH, k_CSKH, v_CSKH, jnp.asarray(table_CP), length_C)
+
+
+def ragged(case: Case, arrays: Arrays, seed: int) -> Arrays:
+    """The same of lengths from `queries` to `context`."""
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(case.queries, case.context, case.rows, np.int32, endpoint=True)
+    return arrays._replace(length_C=jnp.asarray(lengths))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -144,22 +149,42 @@ def _random(case: Case, seed: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     return (q * case.head_width**-0.5).astype(case.dtype), k, v
 
 
-def error(case: Case, arrays: Arrays, out_CWNH: jax.Array) -> float | None:
-    """Largest error of a head's output, as a share of its norm, over a sample of rows and queries;
-    None where any value of the whole output is not finite.
+class Sample(NamedTuple):
+    """Some of a case's outputs in float64.
+
+    Attributes:
+        arrays: what they are of.
+        values: (row, token) -> [N, H].
     """
-    if not bool(jnp.isfinite(out_CWNH).all()):
-        return None
+
+    arrays: Arrays
+    values: dict[tuple[int, int], np.ndarray]
+
+
+def sample(case: Case, arrays: Arrays) -> Sample:
+    """The first and the last of rows and queries, and some between."""
     rows = np.unique(np.linspace(0, case.rows - 1, _SAMPLED_ROWS).astype(int))
     tokens = np.unique(np.linspace(0, case.queries - 1, _SAMPLED_QUERIES).astype(int))
-    worst = 0.0
+    found = Sample(arrays, {})
     for row in map(int, rows):
         k_SKH, v_SKH = _on_host(arrays.k_CSKH[row]), _on_host(arrays.v_CSKH[row])
         for token in map(int, tokens):
             stop = int(arrays.length_C[row]) - case.queries + token + 1
-            expected_NH = exact(_on_host(arrays.q_CWNH[row, token]), k_SKH[:stop], v_SKH[:stop])
-            off_N = np.linalg.norm(_on_host(out_CWNH[row, token]) - expected_NH, axis=1)
-            worst = max(worst, float((off_N / np.linalg.norm(expected_NH, axis=1)).max()))
+            q_NH = _on_host(arrays.q_CWNH[row, token])
+            found.values[row, token] = exact(q_NH, k_SKH[:stop], v_SKH[:stop])
+    return found
+
+
+def error(sample: Sample, out_CWNH: jax.Array) -> float | None:
+    """Largest error of a head's output, as a share of its norm, over the sample; None where any
+    value of the whole output is not finite.
+    """
+    if not bool(jnp.isfinite(out_CWNH).all()):
+        return None
+    worst = 0.0
+    for (row, token), expected_NH in sample.values.items():
+        off_N = np.linalg.norm(_on_host(out_CWNH[row, token]) - expected_NH, axis=1)
+        worst = max(worst, float((off_N / np.linalg.norm(expected_NH, axis=1)).max()))
     return worst
 
 

@@ -6,7 +6,6 @@ the same numbers.
 
 import functools
 import importlib.util
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -81,13 +80,13 @@ def _written(name: str, case: Case, arrays: Arrays) -> jax.Array:
 
 
 def _splits(case: Case, device: Device) -> Sequence[Sizes]:
-    """Blocks that share a row's pages: what the kernel chooses by itself, and powers of 2 around
-    what fills the device.
+    """Blocks that share a row's pages: what the kernel chooses by itself, which fills the device,
+    and others around that.
     """
     if not case.is_decode:
         return ({},)
     full = max(1, device.num_cores // (case.rows * case.kv_heads))
-    around = {1, *(round(full * factor) for factor in (0.5, 1, 2, 3, 4))}
+    around = {1, full // 2, 2 * full, 4 * full} - {full}
     return ({}, *({"num_splits": n} for n in sorted(around) if 1 <= n <= case.columns))
 
 
@@ -152,8 +151,10 @@ def _flash(q_CWNH: jax.Array, arrays: Arrays, stored: Any, **sizes: int) -> jax.
 
 
 def _flash_splits(case: Case, device: Device) -> Sequence[Sizes]:
-    own = [sizes for sizes in _splits(case, device) if sizes]
-    return [*itertools.islice(own, 4)] or ({"num_splits": 1},)
+    """As with ours; by itself it does not split."""
+    full = max(1, device.num_cores // (case.rows * case.kv_heads))
+    around = sorted({1, full, 2 * full} if case.is_decode else {1})
+    return [{"num_splits": n} for n in around if n <= case.columns]
 
 
 # Its cached lengths are whole pages, as its documentation says.

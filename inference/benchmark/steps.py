@@ -127,6 +127,7 @@ def sizes(config: Config, rows: int, context: int) -> Config:
     engine = dataclasses.replace(
         config.engine, max_seqs=rows, decode_rows=(rows,), max_context=most, cache_bytes=1,
         overcommit=True, prefix_cache=False, chunked_prefill=False,
+        prefill_tiles=(max(config.engine.prefill_tiles),),
     )  # fmt: skip
     needed = Config(config.model, engine).full_bytes(rows)
     return Config(config.model, dataclasses.replace(engine, cache_bytes=needed))

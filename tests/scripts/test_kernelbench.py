@@ -1,10 +1,12 @@
 """`python -m scripts.kernelbench` where there is no accelerator: small shapes, every line of it."""
 
+import dataclasses
 import json
 
 import jax
 import pytest
 
+from inference.benchmark.attention_case import Case
 from scripts import kernelbench
 from tests.scripts import apps
 
@@ -23,6 +25,7 @@ def test_rows_and_table(run):
     assert found["device"] == "cpu" and found["hardware"]["read_bandwidth"] > 0
     shuffled, in_order, prefill = found["rows"]
     assert shuffled["is_shuffled"] and not in_order["is_shuffled"] and prefill["queries"] == 128
+    assert found["paged_over_contiguous"]["reference"] > 0
     for row in found["rows"]:
         right = row["results"].pop("reference")
         assert right["status"] == "right" and right["seconds"] > 0 and right["error"] < 2.0**-6
@@ -45,13 +48,27 @@ def test_what_is_wrong_is_told_without_a_time():
     }
     row = {"case": "a case", "bytes": 1e6, "flops": 1e9, "bound": "memory", "predicted_s": 1e-3}
     hardware = {"read_bandwidth": 1e9, "rates": {"bfloat16": 1e12}}
-    found = {"device": "chip", "jax": "0", "hardware": hardware, "tuning": {}}
-    assert kernelbench.table(found | {"rows": [row | {"results": results}]})[2:6] == [
+    found = {"device": "chip", "jax": "0", "hardware": hardware, "tuning": {"attention": []}}
+    found |= {"rows": [row | {"results": results}], "paged_over_contiguous": {"three": 1.04}}
+    lines = kernelbench.table(found)
+    assert lines[2:6] == [
         "a case: 1.0 MB, 1.00 GFLOP, memory: 1000.0 us",
         "  one             WRONG: error 5.0e-01",
         "  two             WRONG: not finite",
         "  three               2000.0 us    50%   error 1.0e-03   num_splits 4, bits vary",
     ]
+    assert lines[7] == "three: pages in random order take 1.04 x the time of pages in order"
+    assert lines[9] == "tuning.json: {'attention': []}"
+
+
+def test_pages_in_random_order_beside_pages_in_order():
+    def row(seconds, *sizes, is_shuffled=True):
+        case = dataclasses.asdict(Case(*sizes, is_shuffled=is_shuffled))
+        return case | {"results": {"one": {"seconds": seconds}, "two": {}}}
+
+    rows = [row(3.0, 8, 1, 64), row(2.0, 8, 1, 64, is_shuffled=False), row(9.0, 8, 1, 128)]
+    rows += [row(5.0, 4, 1, 64), row(5.0, 4, 1, 64, is_shuffled=False)]
+    assert kernelbench.paged_over_contiguous(rows) == {"one": 1.5}
 
 
 REFUSED = {
