@@ -43,11 +43,7 @@ def seconds(
         call_s: seconds that a call shall take.
     """
     num_runs = max(1, min(_MOST_RUNS, math.ceil(call_s / expected_s)))
-
-    def loop(carry: Any, *arguments: Any) -> Any:
-        return jax.lax.fori_loop(0, num_runs, lambda _, c: step(c, *arguments), carry)
-
-    call = jax.jit(loop, donate_argnums=0).lower(carry, *arguments).compile()
+    call = jax.jit(looped(step, num_runs), donate_argnums=0).lower(carry, *arguments).compile()
     carry = jax.block_until_ready(call(carry, *arguments))
     found = []
     for _ in range(repeats):
@@ -59,13 +55,32 @@ def seconds(
     return statistics.median(found)
 
 
+def looped(step: Callable[..., Any], num_runs: int) -> Callable[..., Any]:
+    """(carry, *arguments) -> the carry after so many runs of `step`."""
+
+    def loop(carry: Any, *arguments: Any) -> Any:
+        return jax.lax.fori_loop(0, num_runs, lambda _, c: step(c, *arguments), carry)
+
+    return loop
+
+
+def changed(x: jax.Array) -> jax.Array:
+    """A copy in place: reads and writes every element."""
+    return x + 1
+
+
+def products(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Two products, so that the second one's result takes the operand's place in memory."""
+    return (x @ w) @ w
+
+
 def copy_bandwidth(num_bytes: int = _COPIED_BYTES, repeats: int = 3) -> float:
     """Bytes a second that are read and written: an array of random numbers, each changed in
     place.
     """
     x = jax.random.bits(jax.random.key(0), (num_bytes // 4,), jnp.uint32)
     moved = 2 * x.nbytes
-    return moved / seconds(lambda x: x + 1, x, expected_s=moved / 2e12, repeats=repeats)
+    return moved / seconds(changed, x, expected_s=moved / 2e12, repeats=repeats)
 
 
 def matmul_rate(dtype: str, width: int = _PRODUCT_WIDTH, repeats: int = 3) -> float:
@@ -75,9 +90,8 @@ def matmul_rate(dtype: str, width: int = _PRODUCT_WIDTH, repeats: int = 3) -> fl
     keys = jax.random.split(jax.random.key(0))
     x, w = (jax.random.normal(key, (width, width), dtype) for key in keys)
     w = w * jnp.asarray(width**-0.5, dtype)  # products keep the size of their operands
-    flops = 2 * 2 * width**3  # two, so that the second's result takes the place of the operand
-    step = lambda x, w: (x @ w) @ w  # noqa: E731
-    return flops / seconds(step, x, w, expected_s=flops / 5e14, repeats=repeats)
+    flops = 2 * 2 * width**3
+    return flops / seconds(products, x, w, expected_s=flops / 5e14, repeats=repeats)
 
 
 def memory_bytes() -> float:

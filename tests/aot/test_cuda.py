@@ -2,8 +2,13 @@
 
 import re
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from inference.benchmark import contenders, kernels
+from inference.benchmark.attention_case import Arrays
+from inference.planner import on_device
 from tests.aot import programs
 
 pytestmark = pytest.mark.aot
@@ -66,3 +71,36 @@ def test_the_kernel_fits_its_registers_and_keeps_the_cache_in_place(case, tmp_pa
     registers = int(re.search(r"Used (\d+) registers", report)[1])
     print(f"{case}: {registers} registers, {memory.temp_size_in_bytes} bytes of temporaries")
     assert registers <= max_registers
+
+
+@pytest.mark.parametrize("name", ["reference", "pallas_gpu"])
+def test_what_is_timed_runs_in_a_loop_without_a_copy(name):
+    """A trip count that is known, so that no iteration waits for the host, and in each the work."""
+
+    def tensor(*shape: int, dtype="bfloat16") -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+
+    (contender,) = (c for c in contenders.everyone() if c.name == name)
+    kv = tensor(8, 1024, 8, 128)
+    arrays = Arrays(
+        tensor(8, 1, 32, 128), kv, kv, tensor(8, 16, dtype="int32"), tensor(8, dtype="int32")
+    )
+    pages = tensor(129, 64, 2048, dtype="uint16")
+    loop = on_device.looped(kernels.chained(contender.attend), 50)
+    executable = programs.compiled(loop, programs.h200(), (arrays.q_CWNH, arrays, pages), (0,))
+    assert '"known_trip_count":{"n":"50"}' in executable.as_text()
+    assert not programs.copies(executable, pages)
+    assert not programs.copies(executable, arrays.q_CWNH)
+    body = re.findall(r"^%\S*region\S* .*?^}", executable.as_text(), re.MULTILINE | re.DOTALL)
+    assert any("u16[129,64,2048]" in text and "dynamic-update-slice" in text for text in body)
+
+
+def test_rates_are_of_what_they_count():
+    """Copies of a gigabyte and products, and nothing that moves as much beside them."""
+    for step, shapes in (
+        (on_device.changed, (jax.ShapeDtypeStruct((1 << 28,), jnp.uint32),)),
+        (on_device.products, (jax.ShapeDtypeStruct((8192, 8192), jnp.bfloat16),) * 2),
+    ):
+        executable = programs.compiled(on_device.looped(step, 20), programs.h200(), shapes, (0,))
+        assert '"known_trip_count":{"n":"20"}' in executable.as_text()
+        assert not programs.copies(executable, shapes[0])

@@ -3,12 +3,14 @@ faster.
 """
 
 import datetime
+import functools
 import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 
 from configs.hardware.spec import HardwareSpec
 from inference.benchmark import attention_case, contenders, kernels, tune
@@ -16,6 +18,7 @@ from inference.benchmark.attention_case import Case
 from inference.benchmark.contenders import Contender
 from inference.planner import calibrate, on_device
 from layers.kernels import tuning
+from layers.kernels.attention import api, gpu
 from layers.kernels.device import Device
 
 CHIP = HardwareSpec("chip", 1e9, 1e9, {"bfloat16": 1e12})
@@ -128,6 +131,28 @@ def test_the_fastest_sizes_count(monkeypatch):
     own = peer._replace(candidates=lambda case, device: ({}, *sizes))
     own = own._replace(attend=REFERENCE.attend)
     assert bench(own)["results"]["reference"]["sizes"] == {}  # untuned: it chooses by itself
+
+
+def test_a_kernel_is_tuned_from_check_to_file(monkeypatch):
+    """The Hopper kernel in its interpreter, which says nothing of its time."""
+    attend = functools.partial(gpu.attend_pages, interpret=InterpretGPUParams())
+    limit = lambda demand, device: None  # noqa: E731
+    kernel = api.implementation("pallas_gpu")._replace(limit=limit, attend_pages=attend)
+    own = api.implementation
+    monkeypatch.setattr(
+        api, "implementation", lambda name: kernel if name == "pallas_gpu" else own(name)
+    )
+    times = iter([9.0, 5.0, 3.0, 4.0])  # the reference; by itself, one split, two
+    monkeypatch.setattr(on_device, "seconds", lambda *args, **options: next(times))
+    contender = contenders._ours("pallas_gpu")._replace(
+        candidates=lambda case, device: ({}, {"num_splits": 1}, {"num_splits": 2})
+    )
+    row = bench(REFERENCE, contender, case=Case(2, 1, 130, 4, 2, 64), tunes=True)
+    found = row["results"]["pallas_gpu"]
+    assert found["status"] == "right" and found["sizes"] == {"num_splits": 1}
+    entry = tune.entry([row])
+    assert entry["attention"] == ["pallas_gpu"]
+    assert entry["sizes"] == {"pallas_gpu": {"H64 page64 blocks4": {"num_splits": 1}}}
 
 
 def test_cases_fit_the_device():
