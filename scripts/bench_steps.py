@@ -1,6 +1,7 @@
 """`bench --decode`: decode steps beside what they should take."""
 
 import dataclasses
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ def run(
             values = engine.executor.params
             row |= dataclasses.asdict(steps.decode(engine, context, hardware, repeats, serves))
             del engine  # its cache makes room for the next
+            gc.collect()
         rows.append(row)
     result = {
         "decode_steps": rows,

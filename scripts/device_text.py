@@ -45,14 +45,16 @@ def _command(command: Sequence[str]) -> str:
 
 def _lines(part: Mapping[str, Any]) -> list[str]:
     """What a part found, for people; the end of what it printed, where that is no JSON."""
-    result = part["result"]
+    result, tail = part["result"], part["tail"].splitlines()[-_TAIL_LINES:]
     if result is None:
-        return part["tail"].splitlines()[-_TAIL_LINES:]
+        return tail
     if "decode_steps" in result:
-        return bench_steps.table(result["decode_steps"], HardwareSpec(**result["hardware"]))
-    if "rows" in result and "hardware" in result:
-        return kernelbench.table(result)
-    return [repr(answer["text"]) for answer in result["results"]]
+        rows = bench_steps.table(result["decode_steps"], HardwareSpec(**result["hardware"]))
+    elif "hardware" in result:
+        rows = kernelbench.table(result)
+    else:
+        rows = [repr(answer["text"]) for answer in result["results"]]
+    return [*rows, *tail]
 
 
 def _equal_tokens(parts: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -6,6 +6,7 @@ are; who is wrong has no time. --tune tries sizes and writes layers/kernels/tuni
 
 import dataclasses
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from scripts import common, shared_flags
 _DEVICE = shared_flags.DEVICE
 _REPEATS = shared_flags.REPEATS
 _SECONDS = flags.DEFINE_float("seconds", 240.0, "Begin nothing more after this.")
+_ONLY = flags.DEFINE_list("only", None, "Of all contenders these, by name.")
 _TUNE = flags.DEFINE_bool("tune", False, "Try sizes, write layers/kernels/tuning.json.")
 
 
@@ -41,25 +43,37 @@ def main(argv: Sequence[str]) -> None:
         raise InputError(f"--device={_DEVICE.value}: JAX computes on {device.platform} here")
     if _TUNE.value and device.platform == "cpu":
         raise InputError("--tune needs an accelerator: the CPU has one implementation")
+    chosen = _chosen(contenders.everyone())
     compilation_cache.enable()
+    seed = secrets.randbits(31)
     hardware = calibrate.this_machine("bfloat16")
     with common.bars() as progress:
         rows = kernels.measure(
-            kernels.cases(device.platform, hardware.memory_bytes), contenders.everyone(), hardware,
+            kernels.cases(device.platform, hardware.memory_bytes), chosen, hardware, seed=seed,
             repeats=_REPEATS.value, budget_s=_SECONDS.value, tunes=_TUNE.value, progress=progress,
         )  # fmt: skip
     found: dict[str, Any] = {
         "device": device.kind, "jax": jax.__version__, "hardware": dataclasses.asdict(hardware),
-        "rows": rows,
+        "seed": seed, "rows": rows,
     }  # fmt: skip
     found["paged_over_contiguous"] = paged_over_contiguous(rows)
     if _TUNE.value:
         found["tuning"] = tune.entry(rows)
-        tune.write(device.kind, found["tuning"])
     if common.JSON.value:
         print(json.dumps(found), flush=True)
     else:
         print("\n".join(table(found)))
+    if _TUNE.value:
+        tune.write(device.kind, found["tuning"])  # last: what was measured is told in any case
+
+
+def _chosen(known: Sequence[Any]) -> list[Any]:
+    """The contenders that --only names."""
+    names = [contender.name for contender in known]
+    for name in _ONLY.value or ():
+        if name not in names:
+            raise InputError(f"--only lists some of {', '.join(names)}, not {name!r}")
+    return [each for each in known if _ONLY.value is None or each.name in _ONLY.value]
 
 
 def table(found: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MISSING = ("gguf", "llguidance", "starlette", "msgspec", "tokenizers")
 NEEDED = (
     *("inference.engine", "layers.kernels.attention.gpu", "layers.kernels.attention.reference"),
-    *("scripts.bench", "scripts.bench_steps", "scripts.kernelbench"),
+    *("scripts.bench", "scripts.bench_steps", "scripts.kernelbench", "scripts.device"),
     *("inference.benchmark.kernels", "inference.benchmark.contenders"),
 )
 CODE = f"""

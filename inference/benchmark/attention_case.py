@@ -18,9 +18,9 @@ from layers.kernels.attention.contract import Demand
 from layers.ragged import Rectangle
 
 _SAMPLED_ROWS, _SAMPLED_QUERIES = 4, 3
-# Largest error of a head's output, as a share of its norm. Weights are rounded to the type of the
-# values, and some kernels round the output too: half a unit in the last place each, and a margin.
-_BOUNDS = {"float32": 1e-5, "float16": 2.0**-9, "bfloat16": 2.0**-6}
+# Largest error of a head's output, as a share of its norm. The softmax's weights are rounded to the
+# type of the values, and some kernels round the output too; errors of many weights average out.
+_BOUNDS = {"float32": 1e-5, "float16": 1.5 * 2.0**-11, "bfloat16": 1.5 * 2.0**-8}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,13 +165,14 @@ def sample(case: Case, arrays: Arrays) -> Sample:
     """The first and the last of rows and queries, and some between."""
     rows = np.unique(np.linspace(0, case.rows - 1, _SAMPLED_ROWS).astype(int))
     tokens = np.unique(np.linspace(0, case.queries - 1, _SAMPLED_QUERIES).astype(int))
+    q_CWNH, length_C = np.asarray(arrays.q_CWNH), np.asarray(arrays.length_C)
+    keys, values = (np.asarray(jnp.take(x, rows, axis=0)) for x in (arrays.k_CSKH, arrays.v_CSKH))
     found = Sample(arrays, {})
-    for row in map(int, rows):
-        k_SKH, v_SKH = _on_host(arrays.k_CSKH[row]), _on_host(arrays.v_CSKH[row])
-        for token in map(int, tokens):
-            stop = int(arrays.length_C[row]) - case.queries + token + 1
-            q_NH = _on_host(arrays.q_CWNH[row, token])
-            found.values[row, token] = exact(q_NH, k_SKH[:stop], v_SKH[:stop])
+    for row, k_SKH, v_SKH in zip(rows, keys, values, strict=True):
+        for token in tokens:
+            stop = length_C[row] - case.queries + token + 1
+            seen = (x_SKH[:stop].astype(np.float64) for x_SKH in (k_SKH, v_SKH))
+            found.values[row, token] = exact(q_CWNH[row, token].astype(np.float64), *seen)
     return found
 
 
@@ -179,11 +180,12 @@ def error(sample: Sample, out_CWNH: jax.Array) -> float | None:
     """Largest error of a head's output, as a share of its norm, over the sample; None where any
     value of the whole output is not finite.
     """
-    if not bool(jnp.isfinite(out_CWNH).all()):
+    found_CWNH = np.asarray(out_CWNH, np.float64)
+    if not np.isfinite(found_CWNH).all():
         return None
     worst = 0.0
-    for (row, token), expected_NH in sample.values.items():
-        off_N = np.linalg.norm(_on_host(out_CWNH[row, token]) - expected_NH, axis=1)
+    for at, expected_NH in sample.values.items():
+        off_N = np.linalg.norm(found_CWNH[at] - expected_NH, axis=1)
         worst = max(worst, float((off_N / np.linalg.norm(expected_NH, axis=1)).max()))
     return worst
 
@@ -200,7 +202,3 @@ def exact(q_NH: np.ndarray, k_SKH: np.ndarray, v_SKH: np.ndarray) -> np.ndarray:
     weights_KGS = np.exp(scores_KGS - scores_KGS.max(-1, keepdims=True))
     out_KGH = np.einsum("KGS,SKH->KGH", weights_KGS, v_SKH, optimize=True)
     return (out_KGH / weights_KGS.sum(-1)[..., None]).reshape(N, H)
-
-
-def _on_host(x: jax.Array) -> np.ndarray:
-    return np.asarray(x.astype(jnp.float32), np.float64)

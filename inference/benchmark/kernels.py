@@ -64,7 +64,7 @@ def measure(
     repeats: int,
     budget_s: float,
     tunes: bool = False,
-    seed: int | None = None,
+    seed: int,
     progress: Callable[[int, int, str], None] = lambda done, total, label: None,
 ) -> list[dict[str, Any]]:
     """A row a case.
@@ -76,7 +76,7 @@ def measure(
         repeats: medians are reported.
         budget_s: after which no contender is begun.
         tunes: try all candidates for sizes of ours too.
-        seed: of the random numbers; None: other ones each time.
+        seed: of the random numbers.
         progress: told of (done, total, label).
     """
     seeds = np.random.default_rng(seed)

@@ -43,7 +43,7 @@ class Outcome:
         status: 'done', 'failed', 'out of time' or 'not run'.
         seconds: that it took.
         result: what it printed, parsed; None where it printed no JSON object.
-        tail: the end of what it printed, where `result` does not hold it.
+        tail: the end of what it printed, where `result` does not hold it or it failed.
     """
 
     name: str
@@ -92,13 +92,13 @@ def _run(program: Program, limit_s: float, folder: Path, environment: dict[str, 
             _end(process)
         printed, said = (_read(file) for file in (out, err))
     outcome = Outcome(program.name, program.command, status, time.monotonic() - start)
-    if program.is_json and status == "done":
+    if program.is_json:
         try:
             outcome.result = json.loads(printed)
         except ValueError:
-            outcome.status = "failed"
-    if outcome.result is None:
-        outcome.tail = f"{printed}\n{said}".strip()[-_TAIL:]
+            outcome.status = "failed" if status == "done" else status
+    if outcome.result is None or status != "done":
+        outcome.tail = (said if outcome.result else f"{printed}\n{said}").strip()[-_TAIL:]
     return outcome
 
 

@@ -27,18 +27,20 @@ def test_what_became_of_each(run):
         python("text", "print('x' * 5000 + 'end')"),
         python("broken", "import sys; print('so far'); sys.exit('why')"),
         python("no json", "print('oops')", is_json=True),
+        python("half", "import sys; print('{}'); sys.exit('late')", is_json=True),
         python("absent", "", missing="no such weights"),
         N="3",
     )
     by_name = {outcome.name: outcome for outcome in outcomes}
     assert [outcome.status for outcome in outcomes] == [
-        "done", "done", "failed", "failed", "not run"
+        "done", "done", "failed", "failed", "failed", "not run"
     ]  # fmt: skip
     assert by_name["json"].result == {"a": 3} and by_name["json"].tail == ""
     assert by_name["text"].result is None and by_name["text"].tail.endswith("xend")
     assert len(by_name["text"].tail) == 3000
     assert by_name["broken"].tail == "so far\n\nwhy"
     assert by_name["no json"].tail == "oops"
+    assert by_name["half"].result == {} and by_name["half"].tail.endswith("late")
     assert by_name["absent"].tail == "no such weights"
 
 

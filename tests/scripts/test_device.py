@@ -84,6 +84,18 @@ def test_the_engine_runs_the_kernel_that_was_shown_right():
     assert not any(named("not run"))
 
 
+def test_who_is_wrong_in_decoding_is_not_asked_again():
+    outcomes = []
+    parts = device._parts("gpu", outcomes)
+    assert next(parts).name == "decode is right"
+    outcomes.append(Outcome("decode is right", (), "out of time"))
+    assert next(parts).missing == "decoding is not right"
+    outcomes.append(Outcome("device tests", (), "not run"))
+    kernels = next(parts)
+    assert "--only=reference,cudnn,flash-attn3-jax" in kernels.command
+    assert "--tune" not in kernels.command
+
+
 def test_the_page_shows_every_kind_of_result():
     def part(name, result, status="done", tail=""):
         command = ("/somewhere/bin/python3", "-m", "scripts.x")

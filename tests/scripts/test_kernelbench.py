@@ -75,6 +75,7 @@ REFUSED = {
     "no such device": (["--device=gpu"], "--device=gpu: JAX computes on cpu here"),
     "nothing to tune": (["--tune"], "--tune needs an accelerator"),
     "too few": (["--repeats=2"], "--repeats is at least 3, not 2"),
+    "nobody": (["--only=reference,cublas"], "--only lists some of reference, pallas_gpu, "),
     "no time": (["--seconds=0"], "--seconds is above 0, not 0.0"),
 }
 
