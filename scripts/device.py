@@ -117,7 +117,7 @@ def _parts(kind: str, outcomes: Sequence[Outcome]) -> Iterator[Program]:
     engine += [] if kernel is None else [f"--set=engine.attention={kernel}"]
     for name, limit_s, flags_of in _STEPS if kind != "cpu" else _SMALL_STEPS:
         yield _app(name, limit_s, "bench", "--random_weights", *engine, *flags_of)
-    yield from _tokens(kind, engine)
+    yield from _tokens(kind)
 
 
 _13B = "--model=llama2-13b"
@@ -135,7 +135,7 @@ _SMALL_STEPS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
 )  # fmt: skip
 
 
-def _tokens(kind: str, engine: Sequence[str]) -> Iterator[Program]:
+def _tokens(kind: str) -> Iterator[Program]:
     """The real model's greedy tokens, here and on the CPU."""
     missing = None
     if sources.cached_path(presets.get(_MODEL).weights) is None:

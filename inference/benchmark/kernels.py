@@ -44,11 +44,12 @@ _COPIES = 4  # of keys and values at the same time: contiguous, in pages, in a p
 
 
 def cases(platform: str, memory_bytes: float) -> list[Case]:
-    """The benchmark's cases, with fewer rows where memory is short."""
+    """The benchmark's cases, with fewer rows where memory is short, and a TPU's size of pages."""
     if platform == "cpu":
         return list(_CPU_CASES)
     found: dict[Case, None] = {}
     for case in _DEVICE_CASES:
+        case = dataclasses.replace(case, page_tokens=128) if platform == "tpu" else case
         while _COPIES * case.cache_bytes > memory_bytes and case.rows > 1:
             case = dataclasses.replace(case, rows=case.rows // 2)
         if _COPIES * case.cache_bytes <= memory_bytes:
@@ -63,8 +64,8 @@ def measure(
     *,
     repeats: int,
     budget_s: float,
-    tunes: bool = False,
     seed: int,
+    tunes: bool = False,
     progress: Callable[[int, int, str], None] = lambda done, total, label: None,
 ) -> list[dict[str, Any]]:
     """A row a case.
@@ -75,8 +76,8 @@ def measure(
         hardware: the device's measured rates.
         repeats: medians are reported.
         budget_s: after which no contender is begun.
-        tunes: try all candidates for sizes of ours too.
         seed: of the random numbers.
+        tunes: try all candidates for sizes of ours too.
         progress: told of (done, total, label).
     """
     seeds = np.random.default_rng(seed)
@@ -98,8 +99,9 @@ def measure(
                 row["results"][contender.name] = {"status": "not run", "reason": reason}
                 continue
             samples = samples or _samples(case, *seeds.integers(1 << 31, size=2).tolist())
-            run = _Run(case, contender, samples, repeats)
-            found = run.best(row["predicted_s"], tunes, deadline)
+            found = _Run(case, contender, samples, repeats).best(
+                row["predicted_s"], tunes, deadline
+            )
             if "seconds" in found:
                 found["share"] = row["predicted_s"] / found["seconds"]
             row["results"][contender.name] = found

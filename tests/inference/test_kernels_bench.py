@@ -162,6 +162,7 @@ def test_cases_fit_the_device():
     small = kernels.cases("gpu", 2e9)
     assert small and all(4 * case.cache_bytes <= 2e9 for case in small)
     assert len(small) == len(set(small))
+    assert {case.page_tokens for case in kernels.cases("tpu", 32e9)} == {128}
     assert all(case.cache_bytes < 1e6 for case in kernels.cases("cpu", 141e9))
 
 
