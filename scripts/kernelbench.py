@@ -82,7 +82,8 @@ def table(found: Mapping[str, Any]) -> list[str]:
     rate = hardware["rates"]["bfloat16"]
     lines = [
         f"{found['device']}, jax {found['jax']}; measured: memory "
-        f"{hardware['read_bandwidth'] / 1e9:.0f} GB/s, bfloat16 products {rate / 1e12:.1f} TFLOP/s"
+        f"{hardware['read_bandwidth'] / 1e9:.0f} GB/s, bfloat16 products {rate / 1e12:.1f} TFLOP/s",
+        f"{'':18}{'us':>10}{'of the bound':>14}{'of the fastest':>16}{'error':>10}",
     ]
     for row in found["rows"]:
         lines += [
@@ -90,13 +91,12 @@ def table(found: Mapping[str, Any]) -> list[str]:
             f"{row['case']}: {row['bytes'] / 1e6:.1f} MB, {row['flops'] / 1e9:.2f} GFLOP, "
             f"{row['bound']}: {1e6 * row['predicted_s']:.1f} us",
         ]
-        for name, result in row["results"].items():
-            lines.append(f"  {name:16}{_line(result)}")
+        results = row["results"]
+        fastest_s = min((r["seconds"] for r in results.values() if "seconds" in r), default=0.0)
+        lines += [f"  {name:16}{_line(result, fastest_s)}" for name, result in results.items()]
+    lines += [""] if found["paged_over_contiguous"] else []
     for name, ratio in found["paged_over_contiguous"].items():
-        lines += [
-            "",
-            f"{name}: pages in random order take {ratio:.2f} x the time of pages in order",
-        ]
+        lines.append(f"{name}: pages in random order take {ratio:.2f} x the time of pages in order")
     if "tuning" in found:
         lines += ["", f"tuning.json: {found['tuning']}"]
     return lines
@@ -122,7 +122,7 @@ def paged_over_contiguous(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]
     return found
 
 
-def _line(result: Mapping[str, Any]) -> str:
+def _line(result: Mapping[str, Any], fastest_s: float) -> str:
     if "reason" in result:
         return f"{result['status']}: {result['reason']}"
     if "seconds" not in result:
@@ -131,8 +131,11 @@ def _line(result: Mapping[str, Any]) -> str:
     sizes = ", ".join(f"{name} {value}" for name, value in result["sizes"].items())
     bits = "" if result["is_repeatable"] else "bits vary"
     notes = ", ".join(filter(None, (sizes, bits)))
-    line = f"{1e6 * result['seconds']:10.1f} us{result['share']:7.0%}   error {result['error']:.1e}"
-    return f"{line}   {notes}".rstrip()
+    seconds = result["seconds"]
+    return (
+        f"{1e6 * seconds:10.1f}{result['share']:14.0%}{fastest_s / seconds:16.0%}"
+        f"{result['error']:10.1e}   {notes}".rstrip()
+    )
 
 
 if __name__ == "__main__":
