@@ -1,6 +1,7 @@
 """`bench --ladder`: naive, cached, static, dynamic, continuous, paged, prefix, chunked, overlap."""
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,7 +54,8 @@ def run(repeats: int, names: Sequence[str] | None, plot: str | None) -> None:
         load = requests.generate(workload, model.vocab_size)
     chosen = [rung for rung in rungs.values() if names is None or rung.name in names]
     rows = _climb(bench, chosen, load)
-    waste = _waste(bench, rungs["overlap"], load)
+    top = rungs["overlap"]
+    waste = [_waste(bench, top, load, size) for size in _PAGE_SIZES if top in chosen]
     result = {
         "ladder": rows,
         "waste": waste,
@@ -106,7 +108,7 @@ class _Bench:
 def _climb(
     bench: _Bench, rungs: Sequence[Rung], load: Sequence[TimedRequest]
 ) -> list[dict[str, Any]]:
-    """A row a rung; printed as they come, unless JSON is asked for."""
+    """A row a rung; printed as they come, beside JSON on stderr."""
     tokens: list[list[list[int]]] = []  # of every request, a rung
     host_s = 0.0
 
@@ -129,13 +131,11 @@ def _climb(
             found["equal_tokens"] = sum(one == other for one, other in pairs) / len(load)
         return found
 
-    rows = []
-    if not common.JSON.value:
-        print(bench_text.LADDER_HEAD, flush=True)
+    rows, table = [], sys.stderr if common.JSON.value else sys.stdout
+    print(bench_text.LADDER_HEAD, file=table, flush=True)
     for climbed in ladder.climb(rungs, predict, serve):
         rows.append(climbed.as_json())
-        if not common.JSON.value:
-            print(bench_text.ladder_row(rows[-1]), flush=True)
+        print(bench_text.ladder_row(rows[-1]), file=table, flush=True)
     return rows
 
 
@@ -176,15 +176,16 @@ def _scaled(load: Sequence[TimedRequest], seconds: float) -> dict[str, float]:
     }
 
 
-def _waste(bench: _Bench, top: Rung, load: Sequence[TimedRequest]) -> list[dict[str, float]]:
-    """Room without a token on the highest rung, for several sizes of page."""
-    rows = []
-    for size in _PAGE_SIZES:
-        rung = top.with_engine(page_tokens=size)
-        expected = measure.predict(rung.config(bench.model), load, bench.machine)
-        predicted = measure.figures([expected])
-        measured = measure.figures(bench.serve(rung, load, f"pages of {size}"))
-        row = {"page_tokens": size, "kv_waste": measured["kv_waste"]}
-        row |= {"predicted_kv_waste": predicted["kv_waste"]}
-        rows.append(row | {"half_page": ladder.half_page_waste(load, size)})
-    return rows
+def _waste(
+    bench: _Bench, top: Rung, load: Sequence[TimedRequest], page_tokens: int
+) -> dict[str, float]:
+    """Room without a token on the highest rung, for a size of page."""
+    rung = top.with_engine(page_tokens=page_tokens)
+    expected = measure.predict(rung.config(bench.model), load, bench.machine)
+    measured = measure.figures(bench.serve(rung, load, f"pages of {page_tokens}"))
+    return {
+        "page_tokens": page_tokens,
+        "kv_waste": measured["kv_waste"],
+        "predicted_kv_waste": measure.figures([expected])["kv_waste"],
+        "half_page": ladder.half_page_waste(load, page_tokens),
+    }
