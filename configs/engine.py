@@ -11,6 +11,8 @@ POLICIES = ("continuous", "static", "dynamic")
 PREEMPTIONS = ("auto", "recompute", "swap")
 ATTENTIONS = ("reference", "pallas_gpu", "pallas_tpu", "jax_tpu")
 
+PAGE_TOKENS = {"cpu": 16, "gpu": 64, "tpu": 128}  # what suits a platform
+
 MOST_ROWS = 4096  # of a rectangle: no machine is faster with more
 
 # Below, XLA's CPU backend sums a product's rows in another order.
@@ -25,7 +27,7 @@ class EngineConfig:
     Attributes:
         max_seqs: sequences that run at the same time (slots).
         max_context: longest sequence in tokens; None is the model's own.
-        page_tokens: tokens a page holds.
+        page_tokens: tokens a page holds; None is what suits the device (`Config.on`).
         cache_bytes: memory for pages, and without overcommit for recurrent states too; never more
             is taken than `max_seqs` full contexts need.
         decode_rows: sizes of the decode rectangle to compile; a step uses the smallest that fits.
@@ -64,7 +66,7 @@ class EngineConfig:
 
     max_seqs: int = 32
     max_context: int | None = None
-    page_tokens: int = 16
+    page_tokens: int | None = None
     cache_bytes: int = 256 << 20
     decode_rows: tuple[int, ...] = (2, 8, 16, 32)
     tile_tokens: int = 64
@@ -88,7 +90,7 @@ class EngineConfig:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_seqs", "page_tokens", "tile_tokens", "cache_bytes"):
+        for name in ("max_seqs", "tile_tokens", "cache_bytes"):
             if getattr(self, name) < 1:
                 raise InputError(f"engine.{name} is at least 1, not {getattr(self, name)}")
         for name in ("max_seqs", "tile_tokens", "num_drafts", "top_logprobs"):
@@ -109,7 +111,11 @@ class EngineConfig:
                 f"engine.attention is one of {', '.join(ATTENTIONS)} or None, not "
                 f"{self.attention!r}"
             )
-        for name, least in (("prefill_budget", self.tile_tokens), ("max_prefill_seqs", 1)):
+        for name, least in (
+            ("prefill_budget", self.tile_tokens),
+            ("max_prefill_seqs", 1),
+            ("page_tokens", 1),
+        ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"engine.{name} is at least {least}, not {value}")
@@ -124,23 +130,12 @@ class EngineConfig:
                 f"engine.tile_tokens is at least {MIN_DETERMINISTIC_ROWS} with deterministic, "
                 f"not {self.tile_tokens}"
             )
-        if BLOCK_TOKENS % self.page_tokens and self.page_tokens % BLOCK_TOKENS:
+        page = self.page_tokens
+        if page is not None and BLOCK_TOKENS % page and page % BLOCK_TOKENS:
             raise InputError(
-                f"engine.page_tokens divides {BLOCK_TOKENS} or is a multiple of it, "
-                f"{self.page_tokens} is neither"
+                f"engine.page_tokens divides {BLOCK_TOKENS} or is a multiple of it, {page} is "
+                "neither"
             )
-
-    @property
-    def device_page_tokens(self) -> int:
-        """Tokens of a page on the device: a page larger than a block of attention is a run of
-        blocks.
-        """
-        return min(self.page_tokens, BLOCK_TOKENS)
-
-    @property
-    def device_pages(self) -> int:
-        """Pages of the device that a page is made of."""
-        return self.page_tokens // self.device_page_tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,15 +170,39 @@ class Config:
         """Longest sequence in tokens."""
         return self.engine.max_context or self.model.max_context
 
+    def on(self, platform: str) -> "Config":
+        """The same for a device, as JAX names its platform: pages are of the size that suits it,
+        where none was asked for.
+        """
+        page = self.engine.page_tokens or PAGE_TOKENS.get(platform, PAGE_TOKENS["cpu"])
+        return dataclasses.replace(self, engine=dataclasses.replace(self.engine, page_tokens=page))
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens a page holds: a CPU's, where neither anybody nor a device says."""
+        return self.engine.page_tokens or PAGE_TOKENS["cpu"]
+
+    @property
+    def device_page_tokens(self) -> int:
+        """Tokens of a page on the device: a page larger than a block of attention is a run of
+        blocks.
+        """
+        return min(self.page_tokens, BLOCK_TOKENS)
+
+    @property
+    def device_pages(self) -> int:
+        """Pages of the device that a page is made of."""
+        return self.page_tokens // self.device_page_tokens
+
     @property
     def page_columns(self) -> int:
         """P, entries of a device page table: the longest sequence, in whole blocks of attention."""
         blocks = -(-self.max_context // BLOCK_TOKENS)
-        return blocks * (BLOCK_TOKENS // self.engine.device_page_tokens)
+        return blocks * (BLOCK_TOKENS // self.device_page_tokens)
 
     def peak_pages(self, num_tokens: int) -> tuple[int, ...]:
         """Pages a group, at most held at once by one sequence that grows to `num_tokens`."""
-        engine, page = self.engine, self.engine.page_tokens
+        engine, page = self.engine, self.page_tokens
         step = max(engine.tile_tokens * max(engine.prefill_tiles), 1 + engine.num_drafts)
         peaks = []
         for group in self.model.page_groups:
@@ -196,7 +215,7 @@ class Config:
         """Bytes of the pages and states of as many sequences at their longest, and of a sink of
         each.
         """
-        page, dtype = self.engine.page_tokens, self.model.dtype
+        page, dtype = self.page_tokens, self.model.dtype
         groups = zip(self.peak_pages(self.max_context), self.model.page_groups, strict=True)
         paged = sum(
             (1 + num_seqs * peak) * group.bytes_per_page(dtype, page) for peak, group in groups
@@ -220,7 +239,7 @@ class Config:
         """Pages each group gets of `cache_bytes`, in the proportion of a full sequence; page 0 is
         the sink.
         """
-        page, dtype = self.engine.page_tokens, self.model.dtype
+        page, dtype = self.page_tokens, self.model.dtype
         peaks = self.peak_pages(self.max_context)
         sizes = [group.bytes_per_page(dtype, page) for group in self.model.page_groups]
         per_sequence = sum(n * size for n, size in zip(peaks, sizes, strict=True))
@@ -234,7 +253,7 @@ class Config:
         """Pages each group gets of `swap_bytes`, in the proportion of the device's and at most four
         times as many; page 0 stands for none. Recurrent states are computed again instead.
         """
-        page, dtype, model = self.engine.page_tokens, self.model.dtype, self.model
+        page, dtype, model = self.page_tokens, self.model.dtype, self.model
         total = sum(
             (n - 1) * group.bytes_per_page(dtype, page)
             for n, group in zip(self.num_pages, model.page_groups, strict=True)

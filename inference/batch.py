@@ -50,7 +50,7 @@ def build(plan: Plan, config: Config) -> Batch:
     slot_R = np.full(shape.num_rows, sink, np.int32)
     start_R, length_R = np.zeros_like(slot_R), np.zeros_like(slot_R)
     emits_R = np.zeros(shape.num_rows, bool)
-    columns = -(-config.page_columns // config.engine.device_pages)
+    columns = -(-config.page_columns // config.device_pages)
     tables = [np.zeros((shape.num_rows, columns), np.int32) for _ in config.model.page_groups]
     targets = np.zeros(tile_RW.shape if shape.scored else (0, 0), np.int32)
     for r, row in enumerate(plan.decode):
@@ -74,7 +74,7 @@ def build(plan: Plan, config: Config) -> Batch:
 
 def device_pages(pages: np.ndarray, config: Config) -> np.ndarray:
     """Pages of the device that pages are made of, [..., P] -> [..., P * device_pages]."""
-    n = config.engine.device_pages
+    n = config.device_pages
     if n == 1:
         return pages
     return (pages[..., None] * n + np.arange(n, dtype=np.int32)).reshape(*pages.shape[:-1], -1)

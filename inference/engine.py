@@ -23,7 +23,7 @@ from inference.checkpoints import resolve
 from inference.checkpoints.load import Progress
 from inference.checkpoints.opened import Checkpoint
 from inference.detokenizer import Detokenizer
-from inference.executor import Executor, check_device
+from inference.executor import Executor, for_this_device
 from inference.intake import Intake
 from inference.plan import Plan
 from inference.planner import swap
@@ -64,7 +64,7 @@ class Engine:
         mixers: Mapping[str, Mixer] = decoder.MIXERS,
     ):
         """`eos_ids` end every sequence whose request does not ignore them."""
-        self.config = config
+        self.config = config = for_this_device(config)
         self.tokenizer = tokenizer
         self.eos_ids = frozenset(eos_ids)
         self._intake = Intake(config, tokenizer, self.eos_ids)
@@ -119,7 +119,7 @@ class Engine:
         Raises:
             InputError: this device cannot run it so.
         """
-        check_device(config)
+        config = for_this_device(config)
         params = checkpoint.load_params(decoder.param_infos(config.model), progress)
         return cls(config, params, checkpoint.load_tokenizer(), checkpoint.eos_ids)
 

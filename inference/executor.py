@@ -20,14 +20,16 @@ from inference.plan import Admission, Plan
 from inference.shapes import StepShape
 from layers import decoder, kv_cache
 from layers.kernels.attention import api
+from layers.kernels.device import target_device
 from layers.mixer import Mixer
 from layers.params import Params
 
 _ADMISSIONS = 8  # rows of the admission program; more arrive in several calls
 
 
-def check_device(config: Config) -> None:
-    """What this device cannot do, said before weights are read.
+def for_this_device(config: Config) -> Config:
+    """The configuration with what the device decides; what it cannot do is said before weights are
+    read.
 
     Raises:
         InputError: `engine.deterministic` on a device where it has not been measured, or
@@ -38,7 +40,9 @@ def check_device(config: Config) -> None:
             "engine.deterministic holds on XLA's cpu backend, it is not measured on "
             f"{jax.default_backend()}"
         )
+    config = config.on(target_device().platform)
     api.choose(config)
+    return config
 
 
 class Executor:
@@ -50,10 +54,9 @@ class Executor:
         """Params and cache live on JAX's default device.
 
         Raises:
-            InputError: as `check_device`.
+            InputError: as `for_this_device`.
         """
-        check_device(config)
-        self.config = config
+        self.config = config = for_this_device(config)
         self.params = params
         self._mixers = mixers
         self._compiled: dict[StepShape | None, Any] = {}
@@ -64,13 +67,13 @@ class Executor:
 
     def reset(self) -> None:
         """Empty cache and slots: at the start, and after a failed step has lost them."""
-        engine = self.config.engine
-        num_pages = tuple(n * engine.device_pages for n in self.config.num_pages)
+        config, engine = self.config, self.config.engine
+        num_pages = tuple(n * config.device_pages for n in config.num_pages)
         self.cache = kv_cache.init(
-            self.config.model, num_pages, engine.device_page_tokens, engine.max_seqs,
-            engine.num_drafts, api.implementation(api.choose(self.config)).layout,
+            config.model, num_pages, config.device_page_tokens, engine.max_seqs, engine.num_drafts,
+            api.implementation(api.choose(config)).layout,
         )  # fmt: skip
-        self.slots = step.init_slots(self.config)
+        self.slots = step.init_slots(config)
 
     @property
     def cache_bytes(self) -> int:

@@ -25,7 +25,7 @@ class HostTier:
         self._stored = []  # a group: [pages, layers, tokens, elements]
         for group, num_pages in zip(config.model.page_groups, config.num_host_pages, strict=True):
             _, *widths = cache[group.layers[0]].shape
-            shape = (num_pages * config.engine.device_pages, len(group.layers), *widths)
+            shape = (num_pages * config.device_pages, len(group.layers), *widths)
             self._stored.append(np.empty(shape, cache[group.layers[0]].dtype))
         self._compiled: dict[tuple[int, bool], Any] = {}
 
@@ -70,7 +70,7 @@ class HostTier:
     def _program(self, cache: Cache, group: int, to_host: bool) -> Any:
         if (group, to_host) not in self._compiled:
             layers = self._config.model.page_groups[group].layers
-            page_X = jax.ShapeDtypeStruct((_PAGES * self._config.engine.device_pages,), jnp.int32)
+            page_X = jax.ShapeDtypeStruct((_PAGES * self._config.device_pages,), jnp.int32)
             leaves = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), cache)
             if to_host:
                 lowered = jax.jit(functools.partial(_read, layers=layers)).lower(leaves, page_X)

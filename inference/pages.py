@@ -18,7 +18,7 @@ class Pages:
         host beats computing it again.
         """
         self._config = config
-        self._page = config.engine.page_tokens
+        self._page = config.page_tokens
         self._specs = [group.spec for group in config.model.page_groups]
         self._windows = [(g, s) for g, s in enumerate(self._specs) if s.window is not None]
         self.pool = PagePool(config.num_pages)

@@ -349,7 +349,7 @@ class Scheduler:
             ahead = [s for s in self.running if waiting.rank(s) < waiting.rank(candidate)]
         else:
             ahead = self.running
-        page = self._engine.page_tokens
+        page = self._config.page_tokens
         windows = [group.spec.window for group in self._config.model.page_groups]
 
         def demand(sequence: Sequence, num_cached_tokens: int) -> Demand:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from configs import overrides
-from configs.engine import Config, EngineConfig, Run
+from configs.engine import Config, Run
 from configs.errors import InputError
 
 _MODEL = flags.DEFINE_string(
@@ -85,7 +85,16 @@ def fail(message: str) -> None:
 def resolve_config(
     sizes: dict[str, Any], needs: dict[str, Any] | None = None
 ) -> tuple[Any, Config]:
-    """The checkpoint that --model or --config names, and the configuration with --set applied.
+    """`named_config`, with what the device decides that JAX computes on."""
+    from layers.kernels.device import target_device
+
+    resolved, config = named_config(sizes, needs)
+    return resolved, config.on(target_device().platform)
+
+
+def named_config(sizes: dict[str, Any], needs: dict[str, Any] | None = None) -> tuple[Any, Config]:
+    """The checkpoint that --model or --config names, and the configuration with --set applied, for
+    whatever device.
 
     Args:
         sizes: of the engine, where no run names its own.
@@ -134,6 +143,7 @@ def load_engine(checkpoint: Any | None, config: Config) -> Any:
     from inference import compilation_cache
     from inference.engine import Engine
     from layers import decoder, params
+    from layers.kernels.device import target_device
 
     compilation_cache.enable()
     if checkpoint is None:
@@ -141,7 +151,8 @@ def load_engine(checkpoint: Any | None, config: Config) -> Any:
     else:
         with bars() as progress:
             engine = Engine.from_checkpoint(config, checkpoint, progress)
-    sizes = overrides.changed(config.engine, EngineConfig())
+    defaults = Config(config.model).on(target_device().platform).engine
+    sizes = overrides.changed(config.engine, defaults)
     line = ", ".join([config.model.name, config.model.dtype, *sizes])
     say(line)
     return engine

@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> None:
     new_directory.check(target)
     from inference.checkpoints import convert  # brings JAX
 
-    resolved, config = common.resolve_config({})
+    resolved, config = common.named_config({})
     if config.model != resolved.config:
         raise InputError("a conversion changes no field of the model; --dtype chooses the type")
     start = time.monotonic()

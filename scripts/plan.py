@@ -83,6 +83,7 @@ def main(argv: Sequence[str]) -> None:
         deployment = _with_drafts(deployment, batches[0], contexts[0])
         found |= _sweep(deployment, batches, contexts)
         if config.engine != EngineConfig():
+            config = config.on(catalog.platform(_HARDWARE.value))
             found["engine"] = {
                 "context": config.max_context,
                 "cache_bytes": config.engine.cache_bytes,
@@ -169,7 +170,7 @@ def _config() -> Config:
                 f"no model {name!r}; valid: {', '.join(presets.NAMES | presets.PLANNED)}, a "
                 "directory in Hugging Face format, or a .gguf file"
             )
-    config: Config = common.resolve_config({})[1]
+    config: Config = common.named_config({})[1]
     return config
 
 

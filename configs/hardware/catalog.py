@@ -88,6 +88,13 @@ NAMES = {
 THIS_MACHINE = "cpu"
 
 
+def platform(name: str) -> str:
+    """What JAX calls the platform of a chip that is here: 'cpu', 'gpu' or 'tpu'."""
+    if name == THIS_MACHINE:
+        return "cpu"
+    return "tpu" if name.startswith("v") else "gpu"  # only Google's go by versions
+
+
 def get(name: str) -> HardwareSpec:
     """The chip of that name.
 

@@ -65,7 +65,7 @@ def rungs(
         base: what the ladder does not set: tiles, rows, precision.
         requests: to be served.
     """
-    page = EngineConfig.page_tokens
+    page = Config(model, base).page_tokens
     context = max(-(-request.num_tokens // BLOCK_TOKENS) for request in requests) * BLOCK_TOKENS
     if context > model.max_context:
         raise InputError(

@@ -33,7 +33,7 @@ def arrays(point: Point, config: Config, steps: int = 1) -> tuple[np.ndarray, ba
     Raises:
         ValueError: there are not as many pages.
     """
-    page, sink = config.engine.page_tokens, config.engine.max_seqs
+    page, sink = config.page_tokens, config.engine.max_seqs
     queries = 1 if point.rows else verify.TILE
     num_prompts = 1 if point.tiles and point.context > verify.TILE else len(point.contexts)
     fed = queries * len(point.contexts) // num_prompts

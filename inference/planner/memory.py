@@ -10,12 +10,14 @@ def pool_bytes(config: Config) -> int:
     """
     engine, dtype = config.engine, config.model.dtype
     groups = zip(config.model.page_groups, config.num_pages, strict=True)
-    paged = sum(group.bytes_per_page(dtype, engine.page_tokens) * n for group, n in groups)
+    paged = sum(group.bytes_per_page(dtype, config.page_tokens) * n for group, n in groups)
     state = sum(spec.bytes_per_sequence(engine.num_drafts) for spec in config.model.cache_specs)
     return paged + (engine.max_seqs + 1) * state
 
 
-def largest_batch(model: ModelConfig, cache_bytes: int, context: int, page_tokens: int = 16) -> int:
+def largest_batch(
+    model: ModelConfig, cache_bytes: int, context: int, page_tokens: int | None = None
+) -> int:
     """Sequences of `context` tokens whose pages and states fit into `cache_bytes` together, sinks
     included: an engine of that many never preempts. 0 where not even one fits.
     """

@@ -23,7 +23,7 @@ def spills(config: Config, hardware: HardwareSpec | None = None) -> Callable[[in
     """
     if config.engine.preemption != "auto":
         return lambda num_tokens: True  # 'recompute' has no memory there to begin with
-    model, page = config.model, config.engine.page_tokens
+    model, page = config.model, config.page_tokens
     num_bytes = sum(group.bytes_per_page(model.dtype, page) for group in model.page_groups)
     machine = hardware or calibrate.read() or _NOMINAL
     copy_s = 2 * num_bytes / (machine.host_bandwidth or machine.read_bandwidth)

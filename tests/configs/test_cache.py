@@ -127,13 +127,31 @@ def test_pages_are_split_in_proportion_and_within_the_budget(dtype, cache_bytes)
     usable = [n - 1 for n in config.num_pages]
     peaks = config.peak_pages(config.max_context)
     used = sum(
-        n * group.bytes_per_page(dtype, engine.page_tokens)
+        n * group.bytes_per_page(dtype, config.page_tokens)
         for n, group in zip(usable, config.model.page_groups, strict=True)
     )
     assert used <= cache_bytes
     assert all(n <= 3 * peak for n, peak in zip(usable, peaks, strict=True))
     if cache_bytes == 1 << 30:
         assert usable == [3 * peak for peak in peaks]
+
+
+def test_pages_are_of_the_devices_size_unless_one_is_asked_for():
+    """And whatever follows from it, what does not fit included."""
+    config = Config(model(), EngineConfig(max_seqs=3))
+    sizes = {"cpu": 16, "gpu": 64, "tpu": 128, "unheard of": 16}
+    for platform, tokens in sizes.items():
+        there = config.on(platform)
+        assert there.engine.page_tokens == there.page_tokens == there.device_page_tokens == tokens
+        assert there.page_columns == 1024 // tokens
+        assert there.on("cpu") == there
+    assert config.page_tokens == 16
+    asked = Config(model(), EngineConfig(page_tokens=256))
+    assert asked.on("gpu") == asked and asked.device_page_tokens == 128 and asked.device_pages == 2
+    needed = config.full_bytes(3)
+    tight = EngineConfig(max_seqs=3, cache_bytes=needed, overcommit=False)
+    with pytest.raises(InputError, match="engine.max_seqs is at most 2 without"):
+        Config(model(), tight).on("tpu")
 
 
 def test_a_model_without_pages_needs_none():
@@ -173,6 +191,7 @@ def test_a_model_refuses(fields, cause):
         (dict(decode_rows=()), "engine.decode_rows lists sizes from 1 to 4096"),
         (dict(prefill_tiles=(0, 2)), "engine.prefill_tiles lists"),
         (dict(page_tokens=24), "divides"),
+        (dict(page_tokens=0), "engine.page_tokens is at least 1, not 0"),
         (dict(seed=-1), "engine.seed is at least 0 and below 2..64, not -1"),
         (dict(seed=2**64), "engine.seed is at least 0"),
         (dict(top_logprobs=10), "engine.top_logprobs is at most the vocabulary of 9, not 10"),

@@ -64,6 +64,9 @@ def test_every_chip_is_plausible():
         assert eight == pytest.approx(2 * chip.rates["bfloat16"], rel=0.01)
     axes = {name: chip.link_axes for name, chip in catalog.NAMES.items()}
     assert axes == dict.fromkeys(axes, 1) | {"v5e": 2, "v5p": 3, "v6e": 2, "v7x": 3}
+    tpus = [name for name in catalog.NAMES if catalog.platform(name) == "tpu"]
+    assert tpus == ["v5e", "v5p", "v6e", "v7x"]
+    assert (catalog.platform("l4"), catalog.platform("cpu")) == ("gpu", "cpu")
     assert catalog.get("h100").ridge() == pytest.approx(295, abs=0.5)  # the notes' figure
     with pytest.raises(InputError, match="no hardware 'x'; valid: h100, .* cpu"):
         catalog.get("x")

@@ -12,11 +12,13 @@ from jax.experimental.pallas import tpu as pltpu
 
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
+from inference import executor, request
 from inference.engine import Engine
 from inference.request import SamplingParams
 from layers import kv_cache
 from layers.kernels.attention import api, gpu, reference, tpu
 from layers.kernels.attention.contract import Implementation
+from layers.kernels.device import Device
 from tests import fakes
 
 pytestmark = pytest.mark.quick_code
@@ -51,6 +53,20 @@ def test_what_cannot_run_is_refused_before_weights_are_read():
         Engine.from_checkpoint(config, Unread())
     with pytest.raises(InputError, match="pallas_gpu runs on Hopper GPUs .* not on cpu"):
         Engine(config, fakes.real_params(config.model))
+
+
+@pytest.mark.parametrize(("platform", "tokens"), [("cpu", 16), ("gpu", 64), ("tpu", 128)])
+def test_pages_are_of_the_size_that_suits_the_device(platform, tokens, monkeypatch):
+    """In the engine's arrays, and in what its scheduler counts."""
+    monkeypatch.setattr(executor, "target_device", lambda: Device(platform, "a chip", 1))
+    model = fakes.llama(max_context=512)
+    engine = Engine(Config(model, EngineConfig(max_seqs=2)), fakes.real_params(model))
+    assert engine.config.engine.page_tokens == tokens
+    assert {leaf.shape[1] for leaf in engine.executor.cache} == {tokens}
+    sequence = request.Sequence(0, SamplingParams(), [1] * 300, 300)
+    engine.scheduler.add(sequence)
+    engine.scheduler.schedule()
+    assert [len(pages) for pages in sequence.pages] == [-(-sequence.num_scheduled_tokens // tokens)]
 
 
 # --- another layout -------------------------------------------------------------------------------

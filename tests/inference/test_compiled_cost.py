@@ -55,7 +55,7 @@ def abstract_arguments(config: Config, shape: StepShape) -> Arguments:
     return Arguments(
         params.abstract(decoder.param_infos(model)),
         kv_cache.abstract(
-            model, config.num_pages, engine.page_tokens, engine.max_seqs, engine.num_drafts
+            model, config.num_pages, config.page_tokens, engine.max_seqs, engine.num_drafts
         ),
         jax.eval_shape(lambda: step.init_slots(config)),
         jax.tree.map(

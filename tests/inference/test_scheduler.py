@@ -73,7 +73,7 @@ def check_plan(scheduler, plan):
         assert stop <= min(CONTEXT, len(owner.tokens) + owner.num_awaited_tokens + DRAFTS * 9)
         for group, pages in zip(MODEL.page_groups, owner.pages, strict=True):
             seen = group.spec.live_from(row.start - row.offset)
-            page_tokens = scheduler._config.engine.page_tokens
+            page_tokens = scheduler._config.page_tokens
             live = group.spec.pages_for(seen, stop, page_tokens)
             assert all(pages[page] for page in live)
     assert batch.slot_R[batch.query_length_R == 0].tolist() == [

@@ -33,7 +33,7 @@ def params(checkpoint):
 
 def decode_seconds(executor, context=96, steps=5):
     """Seconds of decode steps of 8 rows at one context."""
-    pages = -(-context // executor.config.engine.page_tokens) + 1
+    pages = -(-context // executor.config.page_tokens) + 1
     rows = []
     for slot in range(8):
         sequence = Sequence(slot, SamplingParams(), [5] * (context + 1), context, slot=slot)

@@ -102,7 +102,7 @@ def test_tables_for_people(plan):
 
 
 def test_the_engines_own_answer_stands_beside_the_chips(answer, plan):
-    """512 tokens of SmolLM2 are 32 pages of 368,640 bytes; 45 sequences and a sink fit 512 MiB."""
+    """512 tokens of SmolLM2 are 8 pages of 1,474,560 bytes; 45 sequences and a sink fit 512 MiB."""
     asked = ("--model=smollm2-135m", "--context=512", "--set=engine.max_context=512",
              "--set=engine.cache_bytes=536870912")  # fmt: skip
     found = answer(*asked)
@@ -110,6 +110,12 @@ def test_the_engines_own_answer_stands_beside_the_chips(answer, plan):
     assert found["largest_batch"][0]["batch"] > 1000
     assert "engine: 45 sequences of 512 in 536,870,912 bytes" in plan(*asked).out
     assert "engine" not in answer("--model=smollm2-135m")
+    for changed, batch in (
+        ("--hardware=h100", 51),  # of 400 tokens: 7 pages of 64
+        ("--hardware=v6e", 45),  # 4 of 128
+        ("--set=engine.page_tokens=16", 58),
+    ):
+        assert answer(*asked, "--set=engine.max_context=400", changed)["engine"]["batch"] == batch
 
 
 def test_drafts_that_are_found_are_in_all_that_is_shown(answer):

@@ -39,7 +39,7 @@ def choose(config: Config) -> str:
     """
     model, engine, device = config.model, config.engine, target_device()
     demand = Demand(
-        model.num_heads, model.num_kv_heads, model.head_width, engine.device_page_tokens,
+        model.num_heads, model.num_kv_heads, model.head_width, config.device_page_tokens,
         model.dtype, engine.deterministic, any(spec.window for spec in model.cache_specs),
     )  # fmt: skip
     name = engine.attention

@@ -1,11 +1,9 @@
 """Who computes attention: by name, by measurement, and what is refused."""
 
-import dataclasses
-
 import jax
 import pytest
 
-from configs.engine import ATTENTIONS, Config, EngineConfig
+from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from layers.kernels import tuning
 from layers.kernels.attention import api, gpu, jax_tpu, tpu
@@ -79,15 +77,18 @@ def test_the_tpu_kernels_run_on_what_the_gate_compiles_for(kernel):
 
 def _config(attention: str | None, **changes) -> Config:
     model = fakes.llama("bfloat16", num_heads=4, num_kv_heads=2, head_width=64)
-    return Config(model, EngineConfig(attention=attention, page_tokens=64, **changes))
+    return Config(model, EngineConfig(attention=attention, **changes)).on("gpu")
 
 
 def test_a_name_never_falls_back():
-    for name in ATTENTIONS:
-        assert api.implementation(name).limit is not None
     assert api.choose(_config("reference")) == "reference"
-    with pytest.raises(InputError, match="pallas_gpu runs on Hopper .* not on cpu; 'reference'"):
-        api.choose(_config("pallas_gpu"))
+    for name, devices in (
+        ("pallas_gpu", "Hopper GPUs"),
+        ("pallas_tpu", "TPU v5e"),
+        ("jax_tpu", "TPU v5e"),
+    ):
+        with pytest.raises(InputError, match=f"{name} runs on {devices}.* not on cpu; 'reference'"):
+            api.choose(_config(name))
     with pytest.raises(InputError, match="one of reference, pallas_gpu.* or None, not 'magic'"):
         _config("magic")
 
@@ -99,8 +100,7 @@ def test_without_a_measurement_the_reference_runs(monkeypatch):
         assert api.choose(_config(None)) == "reference"
         monkeypatch.setattr(tuning, "winners", lambda operation, kind: ("pallas_gpu",))
         assert api.choose(_config(None)) == "pallas_gpu"
-        small_pages = dataclasses.replace(_config(None), engine=EngineConfig(page_tokens=16))
-        assert api.choose(small_pages) == "reference"
+        assert api.choose(_config(None, page_tokens=16)) == "reference"
     assert api.choose(_config(None)) == "reference"
 
 
