@@ -142,10 +142,13 @@ def load_engine(checkpoint: Any | None, config: Config) -> Any:
     """
     from inference import compilation_cache
     from inference.engine import Engine
+    from inference.planner import calibrate
     from layers import decoder, params
     from layers.kernels.device import target_device
 
     compilation_cache.enable()
+    if target_device().platform != "cpu":  # while its memory is free; predictions ask again
+        calibrate.this_machine_or_none(config.model.dtype)
     if checkpoint is None:
         engine = Engine(config, params.init(decoder.param_infos(config.model)))
     else:

@@ -12,32 +12,36 @@ def stats(
     seconds: float,
     compile_s: float,
 ) -> dict[str, Any]:
-    """Figures of a run: medians over steps that only decode.
+    """Figures of a run: medians over steps that only decode, None where the machine cannot be
+    measured beside the engine.
 
     The first token is what the user waited for, compilation included; the rate is that of a program
     that is there already.
     """
     from inference.planner import calibrate, report
 
-    machine = calibrate.this_machine()
+    machine = calibrate.this_machine_or_none()
+    steps = machine and report.decode_steps(engine.config, engine.records, machine)
     return {
         "prompt_tokens": prompt_tokens,
         "output_tokens": output_tokens,
         "ttft_s": first_token_s,
         "output_tok_s": output_tokens / (seconds - compile_s),
         "compile_s": compile_s,
-        **dataclasses.asdict(report.decode_steps(engine.config, engine.records, machine)),
+        **(dataclasses.asdict(steps) if steps else _no_steps()),
     }
 
 
 def nothing() -> dict[str, Any]:
     """The same figures of a run that had nothing left to do."""
+    counts = {"prompt_tokens": 0, "output_tokens": 0, "compile_s": 0.0}
+    return counts | dict.fromkeys(("ttft_s", "output_tok_s")) | _no_steps()
+
+
+def _no_steps() -> dict[str, None]:
     from inference.planner import report
 
-    measured = (field.name for field in dataclasses.fields(report.DecodeReport))
-    return {"prompt_tokens": 0, "output_tokens": 0, "compile_s": 0.0} | dict.fromkeys(
-        ("ttft_s", "output_tok_s", *measured)
-    )
+    return dict.fromkeys(field.name for field in dataclasses.fields(report.DecodeReport))
 
 
 def summary(stats: dict[str, Any]) -> str:

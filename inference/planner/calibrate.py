@@ -144,6 +144,17 @@ def this_machine(*dtypes: str) -> HardwareSpec:
     return at_bandwidth(found, measure.read_bandwidth())
 
 
+def this_machine_or_none(*dtypes: str) -> HardwareSpec | None:
+    """`this_machine`; None where the device has too little memory left to be measured."""
+    import jax
+
+    try:
+        return this_machine(*dtypes)
+    except jax.errors.JaxRuntimeError as failure:
+        logging.getLogger(__name__).warning("the device cannot be measured: %s", failure)
+        return None
+
+
 def at_bandwidth(hardware: HardwareSpec, read_bandwidth: float) -> HardwareSpec:
     """The same machine where everything goes as much faster as it reads."""
     speed = read_bandwidth / hardware.read_bandwidth

@@ -4,8 +4,11 @@ A program is put into a loop on the device, so that one dispatch pays for many r
 calls are queued before the host waits, so that the rest of the dispatch hides behind them. The trip
 count is static: a loop that asks the host whether to go on would wait for it each time. What a run
 returns must reach what the next one reads, or XLA moves the work out of the loop.
+
+Rates are measured once a process: nobody shares the device, and an engine leaves little room.
 """
 
+import functools
 import math
 import statistics
 import time
@@ -74,6 +77,7 @@ def products(x: jax.Array, w: jax.Array) -> jax.Array:
     return (x @ w) @ w
 
 
+@functools.cache
 def copy_bandwidth(num_bytes: int = _COPIED_BYTES, repeats: int = 3) -> float:
     """Bytes a second that are read and written: an array of random numbers, each changed in
     place.
@@ -83,6 +87,7 @@ def copy_bandwidth(num_bytes: int = _COPIED_BYTES, repeats: int = 3) -> float:
     return moved / seconds(changed, x, expected_s=moved / 2e12, repeats=repeats)
 
 
+@functools.cache
 def matmul_rate(dtype: str, width: int = _PRODUCT_WIDTH, repeats: int = 3) -> float:
     """FLOPs a second of [width, width] x [width, width] on random numbers, each product the next
     one's operand.

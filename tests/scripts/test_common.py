@@ -8,9 +8,13 @@ import types
 import jax
 import pytest
 
+from configs.engine import Config
 from configs.runs import smollm2_laptop
+from inference.engine import Engine
+from inference.planner import calibrate, on_device
+from layers.kernels import device
 from scripts import common
-from tests import compiling
+from tests import compiling, fakes
 from tests.scripts import apps
 
 
@@ -29,6 +33,26 @@ def test_one_process_can_load_every_app():
     names = sorted(path.stem for path in (apps.ROOT / "scripts").glob("*.py"))
     code = f"import importlib\nfor name in {names}: importlib.import_module('scripts.' + name)"
     subprocess.run([sys.executable, "-c", code], cwd=apps.ROOT, check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("platform", "expected"), [("cpu", ["loaded"]), ("gpu", [("bfloat16",), "loaded"])]
+)
+def test_an_accelerator_is_measured_before_its_memory_is_taken(platform, expected, monkeypatch):
+    order = []
+    monkeypatch.setattr(device, "target_device", lambda: device.Device(platform, "a chip", 1))
+    monkeypatch.setattr(calibrate, "this_machine", lambda *dtypes: order.append(dtypes))
+    monkeypatch.setattr(Engine, "from_checkpoint", lambda *args: order.append("loaded"))
+    common.load_engine(object(), Config(fakes.llama("bfloat16")))
+    assert order == expected
+
+
+def test_rates_are_measured_once(monkeypatch):
+    measured = []
+    monkeypatch.setattr(on_device, "seconds", lambda *args, **options: measured.append(1) or 1.0)
+    for _ in range(2):
+        assert on_device.copy_bandwidth(1 << 14) > 0 and on_device.matmul_rate("float32", 32) > 0
+    assert len(measured) == 2
 
 
 def test_flags_are_checked_before_jax_is_loaded():

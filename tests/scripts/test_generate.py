@@ -6,6 +6,7 @@ import json
 import os
 import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -13,6 +14,7 @@ from configs.engine import EngineConfig, Run
 from configs.runs import smollm2_laptop
 from inference import files
 from inference.engine import Engine
+from inference.planner import calibrate
 from inference.results import Update
 from scripts import common, generate
 from tests.scripts import apps
@@ -124,6 +126,18 @@ def test_the_first_token_is_no_update_without_one(run, monkeypatch):
     monkeypatch.setattr(Engine, "as_completed", held)
     stats = json.loads(run("--prompt=A", "--max_new_tokens=2", "--json").out)["stats"]
     assert stats["ttft_s"] > 0.5
+
+
+def test_a_device_without_room_to_be_measured_costs_no_answer(run, monkeypatch):
+    def full(*dtypes):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    monkeypatch.setattr(calibrate, "this_machine", full)
+    ran = run("--prompt=A", "--max_new_tokens=2", "--json")
+    answer = json.loads(ran.out)
+    assert len(answer["results"][0]["token_ids"]) == answer["stats"]["output_tokens"] == 2
+    assert answer["stats"]["ttft_s"] > 0 and answer["stats"]["predicted_step_s"] is None
+    assert "tokens/s" in run("--prompt=A", "--max_new_tokens=2").err
 
 
 @pytest.mark.parametrize("way", ["--json", "--output", "plain", "--naive"])
