@@ -41,20 +41,22 @@ ROWS = 64  # of a wgmma tile
 _MOVED_ROWS = 8  # of a tile in shared memory: what is copied comes in multiples
 _PAGE_TOKENS, _HEAD_WIDTHS = (64, 128), (64, 128, 256)
 _DTYPES = ("bfloat16", "float16")
-_OUT_WIDTH = 128  # columns that leave at once
+# Columns that leave at once: few, so that a multiprocessor has room for two blocks of two stages.
+# They come out of registers 64 rows at a time, whatever number of them leaves.
+_OUT_WIDTH = 64
 _HOPPER = ("H100", "H200", "H800", "H20")
 _SHARED_BYTES = 227 << 10  # of one block (CUDA C++ programming guide, compute capability 9.0)
-_STAGES = 4  # pages on their way or in use, where they fit
+_STAGES = 4  # pages on their way or in use, where they fit and nothing else was tuned
 _MASKED = -1e30
 _LOG2_E = math.log2(math.e)
 
 
 def limit(demand: Demand, device: Device) -> str | None:
     """What the kernel cannot do: `contract.Limit`."""
-    N, K, H, page_tokens, dtype, deterministic, _ = demand
+    H, page_tokens, dtype = demand.head_width, demand.page_tokens, demand.dtype
     if device.platform != "gpu" or not any(name in device.kind for name in _HOPPER):
         return f"runs on Hopper GPUs (H100, H200), not on {device.kind}"
-    if deterministic:
+    if demand.deterministic:
         return "has not been measured to be deterministic"
     if dtype not in _DTYPES:
         return f"reads pages of {' or '.join(_DTYPES)}, not {dtype}: set model.dtype=bfloat16"
@@ -62,11 +64,19 @@ def limit(demand: Demand, device: Device) -> str | None:
         return f"reads pages of 64 or 128 tokens, not {page_tokens}: set engine.page_tokens"
     if H not in _HEAD_WIDTHS:
         return f"has heads of 64, 128 or 256, not {H}"
-    if N > ROWS * K:
-        return f"has at most {ROWS} query heads a KV head, not {N // K}"
-    if _num_stages(page_tokens, H, jnp.dtype(dtype).itemsize) < 2:
+    if demand.num_heads > ROWS * demand.num_kv_heads:
+        group = demand.num_heads // demand.num_kv_heads
+        return f"has at most {ROWS} query heads a KV head, not {group}"
+    if most_stages(page_tokens, H, jnp.dtype(dtype).itemsize) < 2:
         return f"has no room for pages of {page_tokens} tokens with heads of {H}: 64 tokens fit"
     return None
+
+
+def most_stages(page_tokens: int, head_width: int, itemsize: int) -> int:
+    """Pages that a block's shared memory has room for beside its queries and its output."""
+    rest = ROWS * (head_width * itemsize + _OUT_WIDTH * 4)
+    rest += 8 << 10  # positions, statistics, alignment
+    return (_SHARED_BYTES - rest) // (2 * page_tokens * head_width * itemsize)
 
 
 def attend_pages(
@@ -80,6 +90,7 @@ def attend_pages(
     sinks_N: jax.Array | None = None,
     deterministic: bool = False,
     num_splits: int | None = None,
+    num_stages: int | None = None,
     interpret: Any = None,
 ) -> jax.Array:
     """`contract.AttendPages`; `limit` refuses `deterministic`. Tokens that are not valid have no
@@ -99,6 +110,8 @@ def attend_pages(
         deterministic: as there.
         num_splits: blocks that share the pages of a row and KV head; None: what was tuned, else as
             many as fill the device.
+        num_stages: pages that a block has on their way or in use, at most `most_stages`; None: what
+            was tuned, else 4 where they fit. With fewer, two blocks may share a multiprocessor.
         interpret: `InterpretGPUParams`: interpreted, on any device.
     """
     (C, W, N, H), page_tokens = q_CWNH.shape, pages.shape[1]
@@ -108,17 +121,17 @@ def attend_pages(
     tiling = Tiling(width, G, -(-width * G // _MOVED_ROWS) * _MOVED_ROWS)
     sight, valid_BW = sight_of(rectangle, window), tiling.split(rectangle.valid_CW)
     sight, B = jax.tree.map(tiling.split, sight), len(valid_BW)
-    if num_splits is None:
-        device = target_device()
-        tuned = tuning.sizes(
-            "pallas_gpu", device.kind, tuning.attention_class(B, K, H, page_tokens)
-        )
-        num_splits = tuned.get("num_splits") or max(1, device.num_cores // (B * K))
+    device, shape_class = target_device(), tuning.attention_class(B, K, H, page_tokens)
+    tuned = tuning.sizes("pallas_gpu", device.kind, shape_class)
+    full = max(1, device.num_cores // (B * K))
+    num_splits = num_splits or tuned.get("num_splits", full)
+    num_stages = num_stages or tuned.get("num_stages", _STAGES)
     values_BKXRH, stats_BKX2R = _attend_splits(
         tiling.pack(q_CWNH), kv_cache.decode(pages),
         jnp.repeat(rectangle.tables[group], B // C, axis=0),
         jax.tree.map(lambda x_BW: tiling.spread(x_BW, ROWS), sight),
         *_split_pages(sight, valid_BW, page_tokens, num_splits),
+        num_stages=min(num_stages, most_stages(page_tokens, H, pages.dtype.itemsize)),
         score_cap=score_cap, interpret=interpret,
     )  # fmt: skip
     sinks_KR = None if sinks_N is None else tiling.sinks(sinks_N)
@@ -175,13 +188,6 @@ class _Shared(NamedTuple):
     values_arrived: Any
 
 
-def _num_stages(page_tokens: int, width: int, itemsize: int) -> int:
-    """Pages that shared memory has room for beside the queries and the output."""
-    rest = ROWS * (width * itemsize + min(width, _OUT_WIDTH) * 4)
-    rest += 8 << 10  # positions, statistics, alignment
-    return min(_STAGES, (_SHARED_BYTES - rest) // (2 * page_tokens * width * itemsize))
-
-
 def _attend_splits(
     q_BKRH: jax.Array,
     pages: jax.Array,
@@ -190,6 +196,7 @@ def _attend_splits(
     start_BX: jax.Array,
     stop_BX: jax.Array,
     *,
+    num_stages: int,
     score_cap: float | None,
     interpret: Any,
 ) -> tuple[jax.Array, jax.Array]:
@@ -198,8 +205,7 @@ def _attend_splits(
     """
     (B, K, num_rows, H), page_tokens, X = q_BKRH.shape, pages.shape[1], start_BX.shape[1]
     dtype, sight_BR = pages.dtype, jax.tree.leaves(sight)
-    num_stages = _num_stages(page_tokens, H, dtype.itemsize)
-    moved, out_width = pl.ds(0, num_rows), min(H, _OUT_WIDTH)
+    moved = pl.ds(0, num_rows)
 
     def kernel(
         q_ref, pages_ref, table_ref, sight_ref, start_ref, stop_ref, values_ref, stats_ref,
@@ -258,12 +264,14 @@ def _attend_splits(
         shared.stats[0], shared.stats[1] = maximum_R, mass_R
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(shared.stats, stats_ref.at[b, head, split])
-        for first in range(0, H, out_width):
-            shared.out[...] = values_RH[:, first : first + out_width]
+        for first in range(0, H, _OUT_WIDTH):
+            if first:
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the last ones have left `out`
+            shared.out[...] = values_RH[:, first : first + _OUT_WIDTH]
             plgpu.commit_smem()
-            columns = values_ref.at[b, head, split, :, pl.ds(first, out_width)]
+            columns = values_ref.at[b, head, split, :, pl.ds(first, _OUT_WIDTH)]
             plgpu.copy_smem_to_gmem(shared.out.at[moved], columns)
-            plgpu.wait_smem_to_gmem(0)
+        plgpu.wait_smem_to_gmem(0)
 
     # Tiles of 8 rows x 128 bytes, whose 16-byte parts are swizzled: how wgmma reads its operands.
     tiles = (plgpu.TilingTransform((8, 128 // dtype.itemsize)), plgpu.SwizzleTransform(128))
@@ -273,7 +281,7 @@ def _attend_splits(
         sight=plgpu.SMEM((len(sight_BR), ROWS), jnp.int32),
         keys=pages_held,
         values=pages_held,
-        out=plgpu.SMEM((ROWS, out_width), jnp.float32),
+        out=plgpu.SMEM((ROWS, _OUT_WIDTH), jnp.float32),
         stats=plgpu.SMEM((2, ROWS), jnp.float32),
         q_arrived=plgpu.Barrier(),
         sight_arrived=plgpu.Barrier(),

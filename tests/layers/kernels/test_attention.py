@@ -181,6 +181,13 @@ def test_splits_of_a_row_are_combined(num_splits, window):
     _check("pallas_gpu", case, window, num_splits=num_splits)
 
 
+@pytest.mark.parametrize("num_stages", [1, 2, 99])
+def test_any_number_of_pages_may_be_on_their_way(num_stages):
+    """As many as fit, at most; more than a split has."""
+    case = paged_case.Case((1, 65, 257, 300), (4, 2), 64, 2, "bfloat16", 0, 128, 1 / 8)
+    _check("pallas_gpu", case, num_splits=2, num_stages=num_stages)
+
+
 @pytest.mark.parametrize("name", _IMPLEMENTATIONS)
 def test_scores_stay_within_their_cap(name):
     case = paged_case.Case((1, 64, 200), (4, 2), 64, 1, head_width=64)

@@ -30,6 +30,15 @@ def test_the_hopper_kernel_names_its_limits(asked, reason):
     assert reason in gpu.limit(_LLAMA._replace(**asked), _H200)
 
 
+def test_two_blocks_of_the_hopper_kernel_fit_a_multiprocessor(monkeypatch):
+    """Of Llama 3's heads, with two pages on their way each: 228 KiB, of which the system takes 1 a
+    block.
+    """
+    assert [gpu.most_stages(*each, 2) for each in ((64, 128), (128, 128), (64, 256))] == [5, 2, 2]
+    monkeypatch.setattr(gpu, "_SHARED_BYTES", 113 << 10)
+    assert gpu.most_stages(64, 128, 2) == 2
+
+
 def test_the_hopper_kernel_runs_on_hopper():
     assert gpu.limit(_LLAMA, _H200) is None
     assert gpu.limit(_LLAMA, Device("gpu", "NVIDIA GH200 480GB", 132)) is None
