@@ -14,7 +14,7 @@ from configs.errors import InputError
 from configs.model import LayerSpec, ModelConfig
 from layers import attention, ffn, norm, rope
 from layers.ffn import Ffn
-from layers.kernels.device import target_device
+from layers.kernels.device import has_free_views
 from layers.linear import linear, soft_cap
 from layers.mixer import Leaf, Mixer, StepContext
 from layers.params import ParamInfo, Params
@@ -166,9 +166,9 @@ def logits(params: Params, config: ModelConfig, hidden_QD: jax.Array) -> jax.Arr
 
 def embed(table_VD: jax.Array, tokens_T: jax.Array) -> jax.Array:
     """Rows of the embedding, float32 [T, D]; read as bits, since XLA's CPU backend converts a
-    gathered bfloat16 table whole. On TPUs the bits would be a copy of it.
+    gathered bfloat16 table whole, unless the bits would be a copy of it.
     """
-    if table_VD.dtype != jnp.bfloat16 or target_device().platform == "tpu":
+    if table_VD.dtype != jnp.bfloat16 or not has_free_views():
         return table_VD[tokens_T].astype(jnp.float32)
     bits_TD = jax.lax.bitcast_convert_type(table_VD, jnp.uint16)[tokens_T]
     return jax.lax.bitcast_convert_type(bits_TD, jnp.bfloat16).astype(jnp.float32)

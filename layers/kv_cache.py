@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from configs.model import ModelConfig
-from layers.kernels.device import target_device
+from layers.kernels.device import has_free_views
 from layers.ragged import Ragged
 
 Cache = Any  # tuple with one array (or None, where a layer reads another's) a layer
@@ -85,10 +85,10 @@ def write(pages: jax.Array, x_T: jax.Array, ragged: Ragged, group: int) -> jax.A
     """Stores the elements of each packed token, in place where `pages` is donated.
 
     `x_T` is [T, ...] of any shape: pages are seen in it, since XLA's CPU backend computes a reshape
-    of the elements one by one. On TPUs it is the pages whose reshape is a copy.
+    of the elements one by one, unless that would be a copy of the pages.
     """
     page_T, offset_T = ragged.page_T(group, pages.shape[1])
-    if target_device().platform == "tpu":
+    if not has_free_views():
         x_T = x_T.reshape(-1, *pages.shape[2:])
     seen = pages.reshape(*pages.shape[:2], *x_T.shape[1:])
     seen = seen.at[page_T, offset_T].set(encode(x_T, pages), mode="promise_in_bounds")

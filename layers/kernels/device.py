@@ -13,6 +13,13 @@ class Device(NamedTuple):
     num_cores: int  # streaming multiprocessors, tensor cores
 
 
+def has_free_views() -> bool:
+    """Whether an array under another shape or type of the same bytes is the same memory there. TPUs
+    keep arrays in tiles that go by both, so that such a view of pages or of a table is a copy.
+    """
+    return target_device().platform != "tpu"
+
+
 def target_device() -> Device:
     """The abstract mesh's device where one is set, as for a compilation without the device
     (`jax.sharding.use_abstract_mesh`); else JAX's default device.
