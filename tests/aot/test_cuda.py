@@ -9,6 +9,7 @@ import pytest
 from inference.benchmark import contenders, kernels
 from inference.benchmark.attention_case import Arrays
 from inference.planner import on_device
+from layers.kernels import tuning
 from tests.aot import programs
 
 pytestmark = pytest.mark.aot
@@ -42,8 +43,9 @@ def test_the_write_rotates_the_keys():
 
 
 _LLAMA = programs.Attention(32, 1, (32, 8), 128, 64)
-_CASES = {  # and registers a thread
+_CASES = {  # and registers a thread, and tuned sizes
     "llama3-8b": (_LLAMA, 160),
+    "llama3-8b, two stages": (_LLAMA, 160, {"num_splits": 4, "num_stages": 2}),
     "llama3-8b, alone": (_LLAMA._replace(rows=1), 160),
     "llama3-8b, large pages": (_LLAMA._replace(page_tokens=128), 216),
     "llama3-8b, drafts": (_LLAMA._replace(width=5, dtype="float16"), 160),
@@ -57,7 +59,9 @@ _CASES = {  # and registers a thread
 
 @pytest.mark.parametrize("case", _CASES)
 def test_the_kernel_fits_its_registers_and_keeps_the_cache_in_place(case, tmp_path, monkeypatch):
-    shape, max_registers = _CASES[case]
+    shape, max_registers, *tuned = _CASES[case]
+    if tuned:
+        monkeypatch.setattr(tuning, "sizes", lambda *names: tuned[0])
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     monkeypatch.setenv("MOSAIC_GPU_DUMP_TO", str(tmp_path))
     executable, pages = programs.compiled_attention(programs.h200(), "pallas_gpu", shape)

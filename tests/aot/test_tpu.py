@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from layers.kernels.attention import tpu
 from tests.aot import programs
 
 pytestmark = pytest.mark.aot
@@ -25,6 +26,15 @@ def test_the_step_keeps_its_cache_in_place(shape, attention, topology):
     assert owned <= memory.alias_size_in_bytes < owned + programs.MEGABYTE
     assert memory.temp_size_in_bytes < 128 * programs.MEGABYTE
     assert not programs.copies(executable, cache[0])
+
+
+@pytest.mark.parametrize("topology", _TOPOLOGIES)
+@pytest.mark.parametrize("attention", ["jax_tpu", "pallas_tpu"])
+def test_the_largest_page_tables_fit_scalar_memory(attention, topology):
+    """As many entries as are not refused."""
+    rows = tpu._TABLE_ENTRIES * 16 // 4096
+    case = _LLAMA._replace(rows=rows, page_tokens=16)
+    assert programs.compiled_attention(programs.tpu(topology), attention, case)
 
 
 _LLAMA = programs.Attention(32, 1, (32, 8), 128, 128)

@@ -41,6 +41,7 @@ def choose(config: Config) -> str:
     demand = Demand(
         model.num_heads, model.num_kv_heads, model.head_width, config.device_page_tokens,
         model.dtype, engine.deterministic, any(spec.window for spec in model.cache_specs),
+        max(engine.max_seqs, *engine.prefill_tiles) * config.page_columns,
     )  # fmt: skip
     name = engine.attention
     if name is None:

@@ -22,6 +22,7 @@ class Demand(NamedTuple):
     dtype: str  # of queries, keys and values
     deterministic: bool
     has_windows: bool = False  # in any layer
+    table_entries: int = 0  # of the largest rectangle: its rows times their page tables' columns
 
 
 class Limit(Protocol):

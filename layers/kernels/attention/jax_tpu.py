@@ -13,7 +13,7 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 
 from configs.errors import InputError
 from layers.kernels.attention.contract import Demand
-from layers.kernels.attention.tpu import KINDS
+from layers.kernels.attention.tpu import KINDS, table_limit
 from layers.kernels.device import Device
 from layers.ragged import Ragged, Rectangle
 
@@ -41,7 +41,7 @@ def limit(demand: Demand, device: Device) -> str | None:
             f"has 1, 2, 4 or a multiple of 8 KV heads, not {demand.num_kv_heads}: 'pallas_tpu' "
             "has any number"
         )
-    return None
+    return table_limit(demand)
 
 
 def layout(

@@ -30,6 +30,7 @@ def sight_of(rectangle: Rectangle, window: int | None) -> Sight:
     first_CW = None if window is None else jnp.maximum(position_CW - window + 1, 0)
     newest_C1 = jnp.max(jnp.where(rectangle.valid_CW, rectangle.place_CW, 0), 1, keepdims=True)
     if ancestors_CW is not None:
+        assert position_CW.shape[1] <= 32, "a tree has at most 32 tokens, the bits of a query"
         seen_CWW = (ancestors_CW[:, :, None] >> jnp.arange(position_CW.shape[1])) & 1 == 1
         if rectangle.causal_C is not None:
             seen_CWW |= ~rectangle.causal_C[:, None, None]

@@ -41,6 +41,7 @@ _TILE_BYTES = 12 << 20  # of queries, output and sums, unless a row must not be 
 _BLOCK_TOKENS, _BLOCK_BYTES = 512, 2 << 20  # of a block, at most, and at least a page
 _STAGES = 3  # blocks on their way or in use
 _VMEM_BYTES = 48 << 20  # of 64 MiB (7x) or 128
+_TABLE_ENTRIES = 224 << 10  # that are kept in scalar memory, 896 KiB of 1 MiB
 _MASKED = -1e30
 
 
@@ -59,7 +60,17 @@ def limit(demand: Demand, device: Device) -> str | None:
         )
     if demand.head_width % _LANES:
         return f"has heads of a multiple of {_LANES}, not {demand.head_width}"
-    return None
+    return table_limit(demand)
+
+
+def table_limit(demand: Demand) -> str | None:
+    """What is too much for scalar memory, which holds a rectangle's page tables as a whole."""
+    if demand.table_entries <= _TABLE_ENTRIES:
+        return None
+    return (
+        f"has room for page tables of {_TABLE_ENTRIES} entries, {demand.table_entries} are needed "
+        "(sequences x pages): lower engine.max_seqs or engine.max_context, raise engine.page_tokens"
+    )
 
 
 def attend_pages(

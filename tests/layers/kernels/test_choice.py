@@ -1,5 +1,7 @@
 """Who computes attention: by name, by measurement, and what is refused."""
 
+import dataclasses
+
 import jax
 import pytest
 
@@ -55,6 +57,7 @@ _V6E = Device("tpu", "TPU v6 lite", 1)
         ({"dtype": "float16"}, "bfloat16 or float32, not float16: set model.dtype"),
         ({"page_tokens": 8}, "16, 32, 64 or 128 tokens, not 8: set engine.page_tokens"),
         ({"head_width": 80}, "multiple of 64, not 80"),
+        ({"table_entries": 1 << 18}, "tables of 229376 entries, 262144 are needed"),
         ({"deterministic": True}, "not been measured to be deterministic"),
     ],
 )
@@ -69,6 +72,7 @@ def test_the_tpu_kernel_names_its_limits(asked, reason):
         ({"head_width": 64}, "heads of 128, not 64: 'pallas_tpu' has others"),
         ({"num_kv_heads": 3}, "1, 2, 4 or a multiple of 8 KV heads, not 3: 'pallas_tpu'"),
         ({"has_windows": True}, "'pallas_tpu' skips it"),
+        ({"table_entries": 1 << 18}, "tables of 229376 entries, 262144 are needed"),
         ({"deterministic": True}, "not been measured to be deterministic"),
     ],
 )
@@ -87,6 +91,19 @@ def test_the_tpu_kernels_run_on_what_the_gate_compiles_for(kernel):
 def _config(attention: str | None, **changes) -> Config:
     model = fakes.llama("bfloat16", num_heads=4, num_kv_heads=2, head_width=64)
     return Config(model, EngineConfig(attention=attention, **changes)).on("gpu")
+
+
+def test_tables_are_counted_of_the_most_rows_a_step_has(monkeypatch):
+    """Of long sequences in small pages they outgrow a TPU's scalar memory."""
+    model = fakes.llama("bfloat16", num_heads=4, num_kv_heads=2, head_width=64, max_context=131072)
+    monkeypatch.setattr(api, "target_device", lambda: _V6E)
+    fits = EngineConfig(max_seqs=32, max_context=112 << 10, page_tokens=16, attention="pallas_tpu")
+    assert api.choose(Config(model, fits)) == "pallas_tpu"
+    for change in ({"max_seqs": 33}, {"max_context": None}, {"prefill_tiles": (33,)}):
+        with pytest.raises(InputError, match="pallas_tpu has room .* raise engine.page_tokens"):
+            api.choose(Config(model, dataclasses.replace(fits, **change)))
+    large = dataclasses.replace(fits, max_seqs=200, page_tokens=None)
+    assert api.choose(Config(model, large).on("tpu")) == "pallas_tpu"
 
 
 def test_a_name_never_falls_back():

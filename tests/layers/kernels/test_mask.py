@@ -37,6 +37,16 @@ _WINDOW_2 = [
 ]
 
 
+def test_a_tree_has_no_more_tokens_than_bits():
+    def see(width):
+        ancestors_CW = jnp.ones((1, width), jnp.uint32)
+        return sight_of(_rectangle(jnp.arange(width)[None], ancestors_CW=ancestors_CW), None)
+
+    assert see(32).bits_CW.shape == (1, 32)
+    with pytest.raises(AssertionError, match="at most 32 tokens"):
+        see(33)
+
+
 @pytest.mark.parametrize(
     ("window", "expected"), [(None, _CAUSAL), (2, _WINDOW_2), (1, np.eye(5)), (5, _CAUSAL)]
 )
