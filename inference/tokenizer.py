@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from configs.errors import InputError
-from inference import chat_template, panics
+from inference import panics
 
 if TYPE_CHECKING:  # an engine of token ids alone needs neither
     import tokenizers
@@ -121,6 +121,8 @@ class Tokenizer:
         Raises:
             InputError: there is no template, or as `chat_template.render`.
         """
+        from inference import chat_template  # an engine of token ids lacks jinja2, perhaps
+
         template = self.templates.get("tool_use", self.template) if tools else self.template
         if template is None:
             named = f" but {', '.join(self.templates)}" if self.templates else ""

@@ -1,11 +1,25 @@
-"""Engine, kernels and benches on a machine that has JAX and little else."""
+"""Engine, kernels and benches on a machine that has JAX and little else: what `docs/kernels.md`
+says.
+"""
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-MISSING = ("gguf", "llguidance", "starlette", "msgspec", "tokenizers")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+REQUIRED = {re.split("[<>=]", name)[0] for name in PROJECT["dependencies"]}
+(SENTENCE,) = re.findall(
+    r"It takes (.*?) from the\s+interpreter", (ROOT / "docs" / "kernels.md").read_text(), re.DOTALL
+)
+LISTED = {"absl-py" if word == "absl" else word for word in re.findall(r"\w+", SENTENCE.lower())}
+IMPORTED = {"huggingface-hub": "huggingface_hub", "orbax-checkpoint": "orbax"}
+MISSING = sorted(
+    {IMPORTED.get(name, name) for name in REQUIRED - LISTED}
+    | {"llguidance", "starlette", "msgspec"}
+)
 NEEDED = (
     *("inference.engine", "layers.kernels.attention.gpu", "layers.kernels.attention.reference"),
     *("scripts.bench", "scripts.bench_steps", "scripts.kernelbench", "scripts.device"),
@@ -28,6 +42,11 @@ sys.argv = ["bench", "--random_weights", "--model=smollm2-135m", "--decode=1x32"
             "--set=model.num_layers=1", "--set=model.vocab_size=64"]
 common.run(bench.main)
 """
+
+
+def test_the_page_lists_some_packages():
+    assert {"absl-py", "flax", "jax", "numpy", "rich"} == REQUIRED & LISTED
+    assert {"gguf", "safetensors", "tokenizers"} <= {*MISSING}
 
 
 def test_nothing_loads_what_a_plain_jax_image_lacks(tmp_path):

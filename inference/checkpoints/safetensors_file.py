@@ -7,7 +7,6 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import safetensors
 
 from configs.errors import InputError, shown
 from inference.checkpoints import mapped
@@ -73,6 +72,8 @@ _Tensors = dict[str, tuple[tuple[int, ...], Any, int]]  # shape, dtype, position
 
 
 def _header(path: Path) -> tuple[mmap.mmap, _Tensors, dict[str, str]]:
+    import safetensors  # a machine that runs random weights may lack it
+
     data = mapped.map_file(path)
     start = 8 + int.from_bytes(data[:8], "little")
     if start <= len(data):  # else it is no such file, as the library says
