@@ -69,7 +69,7 @@ class Case:
 
     @functools.cached_property
     def operation(self) -> Operation:
-        """What the planner says that it costs."""
+        """What the planner says that it costs, where the newest tokens are in the cache already."""
         model = ModelConfig(
             "case", "llama", vocab_size=2, width=self.heads * self.head_width, ffn_width=1,
             num_layers=1, num_heads=self.heads, num_kv_heads=self.kv_heads,
@@ -77,7 +77,9 @@ class Case:
         )  # fmt: skip
         rows = Rows(self.rows, self.queries, self.context)
         work = Work(self.rows * self.queries, (rows,), 0)
-        return next(o for o in cost.step_operations(model, work) if o.kind == "attention")
+        whole = next(o for o in cost.step_operations(model, work) if o.kind == "attention")
+        written = self.cache_bytes * self.queries / self.context
+        return dataclasses.replace(whole, cache_bytes=whole.cache_bytes - written)
 
     @property
     def label(self) -> str:
@@ -105,6 +107,15 @@ class Arrays(NamedTuple):
     def rectangle(self) -> Rectangle:
         """A row's queries are its newest tokens."""
         return self._rectangle(self.q_CWNH.shape[1], self.length_C)
+
+    @property
+    def newest(self) -> tuple[jax.Array, jax.Array]:
+        """Keys and values of the queries' own tokens, [C, W, K, H] each."""
+        place_CW11 = self.rectangle.place_CW[:, :, None, None]
+        k_CWKH, v_CWKH = (
+            jnp.take_along_axis(x_CSKH, place_CW11, axis=1) for x_CSKH in (self.k_CSKH, self.v_CSKH)
+        )
+        return k_CWKH, v_CWKH
 
     @property
     def contexts(self) -> Rectangle:
@@ -171,8 +182,7 @@ def sample(case: Case, arrays: Arrays) -> Sample:
     for row, k_SKH, v_SKH in zip(rows, keys, values, strict=True):
         for token in tokens:
             stop = length_C[row] - case.queries + token + 1
-            seen = (x_SKH[:stop].astype(np.float64) for x_SKH in (k_SKH, v_SKH))
-            found.values[row, token] = exact(q_CWNH[row, token].astype(np.float64), *seen)
+            found.values[row, token], _ = exact(q_CWNH[row, token], k_SKH[:stop], v_SKH[:stop])
     return found
 
 
@@ -195,10 +205,37 @@ def is_right(case: Case, error: float) -> bool:
     return error <= _BOUNDS[case.dtype]
 
 
-def exact(q_NH: np.ndarray, k_SKH: np.ndarray, v_SKH: np.ndarray) -> np.ndarray:
-    """Softmax attention of one query over all keys: float64 [N, H]."""
+def exact(
+    q_NH: np.ndarray,
+    k_SKH: np.ndarray,
+    v_SKH: np.ndarray,
+    seen_S: np.ndarray | None = None,
+    cap: float | None = None,
+    sinks_N: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Softmax attention of one query, in float64.
+
+    Args:
+        q_NH: scaled queries.
+        k_SKH, v_SKH: keys and values of its sequence.
+        seen_S: bool, those that it sees; None: all.
+        cap: soft limit of the scores.
+        sinks_N: a logit a head that takes its share and brings no value.
+
+    Returns:
+        [N, H] twice: the output, and what it would be if no value were negative, to which errors
+        of the weights are relative.
+    """
     (N, H), K = q_NH.shape, k_SKH.shape[1]
-    scores_KGS = np.einsum("KGH,SKH->KGS", q_NH.reshape(K, N // K, H), k_SKH, optimize=True)
-    weights_KGS = np.exp(scores_KGS - scores_KGS.max(-1, keepdims=True))
-    out_KGH = np.einsum("KGS,SKH->KGH", weights_KGS, v_SKH, optimize=True)
-    return (out_KGH / weights_KGS.sum(-1)[..., None]).reshape(N, H)
+    if seen_S is not None:
+        k_SKH, v_SKH = k_SKH[seen_S], v_SKH[seen_S]
+    k_KHS = k_SKH.astype(np.float64).transpose(1, 2, 0)
+    v_KSH = v_SKH.astype(np.float64).swapaxes(0, 1)
+    scores_KGS = q_NH.astype(np.float64).reshape(K, N // K, H) @ k_KHS
+    scores_KGS = scores_KGS if cap is None else cap * np.tanh(scores_KGS / cap)
+    sinks = -np.inf if sinks_N is None else sinks_N.astype(np.float64).reshape(K, N // K, 1)
+    most_KG1 = np.maximum(scores_KGS.max(-1, keepdims=True), sinks)
+    weights_KGS = np.exp(scores_KGS - most_KG1)
+    weights_KGS /= weights_KGS.sum(-1, keepdims=True) + np.exp(sinks - most_KG1)
+    out_KGH, size_KGH = weights_KGS @ v_KSH, weights_KGS @ np.abs(v_KSH)
+    return out_KGH.reshape(N, H), size_KGH.reshape(N, H)

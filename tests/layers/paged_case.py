@@ -3,11 +3,12 @@
 import jax.numpy as jnp
 import numpy as np
 
+from inference.benchmark.attention_case import exact
 from layers import kv_cache
-from layers.ragged import Rectangle
+from layers.ragged import Ragged, Rectangle
 
 _TABLE_TOKENS = 512
-_POOL_TOKENS = 1600
+POOL_TOKENS = 6 * _TABLE_TOKENS + 128  # of every case, so that programs fit; some are nobody's
 
 
 def seen(position: int, window: int | None, num_keys: int) -> np.ndarray:
@@ -16,21 +17,15 @@ def seen(position: int, window: int | None, num_keys: int) -> np.ndarray:
     return (place_S <= position) & (place_S > position - (window or num_keys + position + 1))
 
 
-def exact(q_NH, k_SKH, v_SKH, seen_S, cap=None, sinks_N=None) -> tuple[np.ndarray, np.ndarray]:
-    """One query in float64, head by head: its softmax over the keys it sees, and what the values
-    would be if none were negative, to which rounding errors of the weights are relative.
+def take_newest(pages, rectangle: Rectangle, head_width: int) -> tuple:
+    """The keys and values of a rectangle's tokens, [C, W, K, H] each, and the token-major pages
+    (with a poisoned sink) poisoned where they were.
     """
-    out_NH, size_NH = np.zeros(q_NH.shape), np.zeros(q_NH.shape)
-    group = q_NH.shape[0] // k_SKH.shape[1]
-    for head, q_H in enumerate(q_NH):
-        v_SH = v_SKH[seen_S, head // group]
-        scores = k_SKH[seen_S, head // group] @ q_H
-        scores = scores if cap is None else cap * np.tanh(scores / cap)
-        most = scores.max() if sinks_N is None else max(scores.max(), sinks_N[head])
-        weights = np.exp(scores - most)
-        mass = weights.sum() + (0 if sinks_N is None else np.exp(sinks_N[head] - most))
-        out_NH[head], size_NH[head] = weights / mass @ v_SH, weights / mass @ np.abs(v_SH)
-    return out_NH, size_NH
+    C, W = rectangle.valid_CW.shape
+    at = Ragged((rectangle,)).page_T(0, pages.shape[1])
+    kv_CWXH = kv_cache.decode(pages[at]).reshape(C, W, -1, head_width)
+    poisoned = pages.at[at].set(jnp.broadcast_to(pages[0, -1], pages[at].shape))
+    return *jnp.split(kv_CWXH, 2, axis=2), poisoned
 
 
 class Case:
@@ -72,7 +67,7 @@ class Case:
         self.q_CWNH = draw(C, width, N, H, scale=scale)
         self.kv = [(draw(n, K, H), draw(n, K, H)) for n in lengths]
         held = [-(-n // page_tokens) for n in lengths]
-        ids = 1 + generator.permutation(_POOL_TOKENS // page_tokens)
+        ids = 1 + generator.permutation(POOL_TOKENS // page_tokens)
         pages = np.full((len(ids) + 1, page_tokens, 2 * K * H), np.nan, np.float32)
         # As the engine leaves them: a poisoned entry has a NaN key beside a value of 0.
         pages[..., K * H :] = 0
@@ -80,12 +75,12 @@ class Case:
         for row, (n, (k, v)) in enumerate(zip(held, self.kv, strict=True)):
             own, ids = ids[:n], ids[n:]
             self.table_CP[row, :n] = own
-            for place in range(lengths[row]):
-                page, offset = own[place // page_tokens], place % page_tokens
-                pages[page, offset] = np.concatenate([k[place].ravel(), v[place].ravel()])
+            place = np.arange(lengths[row])
+            entries = np.concatenate([k, v], axis=1).reshape(lengths[row], -1)
+            pages[own[place // page_tokens], place % page_tokens] = entries
         stored = jnp.zeros(0, kv_cache.stored_dtype(dtype.name))
         self.pages = kv_cache.encode(jnp.asarray(pages), stored)
-        self._dtype = dtype
+        self.dtype = dtype
 
     def _ancestors(self, row: int, w: int) -> list[int]:
         """The query itself and what it follows from, among the row's tokens."""
@@ -111,7 +106,21 @@ class Case:
     @property
     def arguments(self) -> tuple:
         """The first three of `attend_pages`; the group is 0."""
-        return self.q_CWNH.astype(self._dtype), self.pages, self.rectangle
+        return self.q_CWNH.astype(self.dtype), self.pages, self.rectangle
+
+    @property
+    def contexts(self) -> tuple:
+        """Keys and values of all sequences, [T, K, H] each, and where they belong."""
+        C, S, shape = len(self.lengths), max(self.lengths), self.kv[0][0].shape[1:]
+        kv = np.zeros((2, C, S, *shape))
+        for row, own in enumerate(self.kv):
+            kv[:, row, : self.lengths[row]] = own
+        length_C1, place_S = np.array(self.lengths)[:, None], np.arange(S)
+        position_CS = jnp.asarray(np.minimum(place_S, np.maximum(length_C1 - 1, 0)), jnp.int32)
+        slot_C, valid_CS = jnp.arange(C, dtype=jnp.int32), jnp.asarray(place_S < length_C1)
+        rectangle = Rectangle(slot_C, position_CS, valid_CS, (jnp.asarray(self.table_CP),))
+        k_TKH, v_TKH = (jnp.asarray(x.reshape(C * S, *shape), self.dtype) for x in kv)
+        return k_TKH, v_TKH, Ragged((rectangle,))
 
     def _seen(self, row: int, w: int, window: int | None) -> np.ndarray:
         """bool[S] of the sequence's places."""
@@ -127,25 +136,29 @@ class Case:
             seen_S &= position_S > self.position_CW[row, w] - window
         return seen_S
 
-    def expected(self, window=None, cap=None, sinks_N=None) -> tuple[np.ndarray, np.ndarray]:
+    def expected(
+        self, window=None, cap=None, sinks_N=None, asked_CW=None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """[C, W, N, H] in float64 and the bound of the error that the dtype's rounding of the
-        softmax's weights makes (and, small beside it, float32's of everything else).
+        softmax's weights makes (and, small beside it, float32's of everything else), of the queries
+        that are asked for: all that are valid, unless told.
         """
         out_CWNH, bound_CWNH = np.zeros(self.q_CWNH.shape), np.zeros(self.q_CWNH.shape)
-        for row, w in np.argwhere(self.valid_CW):
+        for row, w in np.argwhere(self.valid_CW if asked_CW is None else asked_CW):
             out_CWNH[row, w], size_NH = exact(
                 self.q_CWNH[row, w], *self.kv[row], self._seen(row, w, window), cap, sinks_N
             )
-            roundoff = float(jnp.finfo(self._dtype).eps) / 2
+            roundoff = float(jnp.finfo(self.dtype).eps) / 2
             bound_CWNH[row, w] = 2e-5 + roundoff * size_NH
         return out_CWNH, bound_CWNH
 
-    def check(self, found_CWNH, window=None, cap=None, sinks_N=None) -> None:
-        """Every valid query's result within the bound; none is compared where there is none."""
-        expected_CWNH, bound_CWNH = self.expected(window, cap, sinks_N)
+    def check(self, found_CWNH, window=None, cap=None, sinks_N=None, asked_CW=None) -> None:
+        """Results within the bound: of every valid query, unless told."""
+        asked_CW = self.valid_CW if asked_CW is None else asked_CW
+        expected_CWNH, bound_CWNH = self.expected(window, cap, sinks_N, asked_CW)
         assert found_CWNH.dtype == np.float32
         error_CWNH = np.abs(np.asarray(found_CWNH, np.float64) - expected_CWNH)
-        assert (error_CWNH <= bound_CWNH)[self.valid_CW].all(), (
-            f"error {error_CWNH[self.valid_CW].max()}, "
-            f"{(error_CWNH / np.maximum(bound_CWNH, 1e-9))[self.valid_CW].max()} of its bound"
+        assert (error_CWNH <= bound_CWNH)[asked_CW].all(), (
+            f"error {error_CWNH[asked_CW].max()}, "
+            f"{(error_CWNH / np.maximum(bound_CWNH, 1e-9))[asked_CW].max()} of its bound"
         )

@@ -12,6 +12,7 @@ from configs.cache import keys_values
 from configs.errors import InputError
 from configs.model import LayerSpec, ModelConfig
 from configs.rope import Rope
+from inference.benchmark import attention_case
 from layers import attention, rope
 from layers.kernels.attention import reference
 from layers.mixer import StepContext
@@ -186,7 +187,7 @@ def test_rows_among_themselves_equal_rows_over_pages(window):
     paged, written = _attend(q, k, v, pages, _paged(11), window)
     np.testing.assert_allclose(paged, dense, atol=1e-5)
     exact = [
-        paged_case.exact(*map(np.asarray, (q[t], k, v)), paged_case.seen(t, window, 11))[0]
+        attention_case.exact(*map(np.asarray, (q[t], k, v)), paged_case.seen(t, window, 11))[0]
         for t in range(11)
     ]
     np.testing.assert_allclose(dense, exact, atol=1e-5)
@@ -282,6 +283,6 @@ def test_apply_is_project_rotate_attend_project(qk_norm):
 
     q, k = rotated(heads[:, :N], "q_norm") * 0.3, rotated(heads[:, N : N + K], "k_norm")
     v, seen = heads[:, N + K :], functools.partial(paged_case.seen, window=None, num_keys=9)
-    out = np.array([paged_case.exact(q[t], k, v, seen(t))[0] for t in range(9)])
+    out = np.array([attention_case.exact(q[t], k, v, seen(t))[0] for t in range(9)])
     expected = out.reshape(9, N * H) @ np.asarray(params["out"], np.float64).T
     np.testing.assert_allclose(found, expected, atol=1e-5)

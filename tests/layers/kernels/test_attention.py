@@ -18,10 +18,8 @@ from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call  # no pub
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 from jax.experimental.pallas import tpu as pltpu
 
-from layers import kv_cache
 from layers.kernels.attention import gpu, reference, tpu
 from layers.kernels.attention.mask import sight_of
-from layers.ragged import Ragged
 from tests.layers import paged_case
 
 _INTERPRETER = InterpretGPUParams(
@@ -35,11 +33,7 @@ def _interpreted(*args, **options):
 
 def _appended(q_CWNH, pages, rectangle, group, **options):
     """The TPU kernel, which brings the row's tokens to pages that do not have them yet."""
-    (C, W, _, H), ragged = q_CWNH.shape, Ragged((rectangle,))
-    at = ragged.page_T(group, pages.shape[1])
-    kv_CWXH = kv_cache.decode(pages[at]).reshape(C, W, -1, H)
-    k_CWKH, v_CWKH = jnp.split(kv_CWXH, 2, axis=2)
-    pages = pages.at[at].set(jnp.broadcast_to(pages[0, -1], pages[at].shape))  # poisoned
+    k_CWKH, v_CWKH, pages = paged_case.take_newest(pages, rectangle, q_CWNH.shape[-1])
     interpret = pltpu.InterpretParams(detect_races=True)
     return tpu.append_and_attend(
         q_CWNH, k_CWKH, v_CWKH, pages, rectangle, group, interpret=interpret, **options

@@ -1,0 +1,67 @@
+"""The random batches that kernels are tested with on a device."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tests.layers import paged_case
+
+_SEQUENCES, _MOST_TOKENS = 6, 500
+
+
+class Rows(NamedTuple):
+    """What the batches of one case have in common."""
+
+    heads: tuple[int, int]  # N, K
+    head_width: int
+    page_tokens: int
+    queries: int
+    dtype: str = "bfloat16"
+    window: int | None = None
+    cap: float | None = None
+    has_sinks: bool = False
+    masks: Mapping[str, Any] = {}
+
+
+DECODE = {
+    "llama3-8b": Rows((32, 8), 128, 64, 1),
+    "llama3-8b, large pages": Rows((32, 8), 128, 128, 1, window=200),
+    "one KV head": Rows((16, 1), 64, 64, 1, "float16", has_sinks=True),
+    "odd group, cap": Rows((9, 3), 64, 64, 1, window=90, cap=3.0),
+    "drafts": Rows((8, 2), 128, 64, 5, window=70),
+}
+OTHERS = {
+    "a tree": Rows((4, 2), 64, 64, 8, has_sinks=True, masks={"trees": True}),
+    "a tree, window": Rows((4, 4), 128, 64, 16, window=5, masks={"trees": True}),
+    "a canvas": Rows((4, 2), 64, 64, 40, "float16", masks={"canvases": True}),
+    "a prompt": Rows((32, 8), 128, 64, 64),
+    "wide heads": Rows((8, 4), 256, 64, 33, window=100, cap=50.0),
+}
+CASES = DECODE | OTHERS
+
+
+def lengths(case: str, seed: int) -> list[int]:
+    """Of the sequences: one ends near the end of a page, of the others some are empty."""
+    generator, page_tokens = np.random.default_rng(seed), CASES[case].page_tokens
+    drawn = generator.integers(0, _MOST_TOKENS, _SEQUENCES)
+    drawn[generator.random(_SEQUENCES) > 0.9] = 0
+    drawn[0] = generator.choice([1, page_tokens - 1, page_tokens, page_tokens + 1])
+    return drawn.tolist()
+
+
+def draw(case: str, seed: int) -> tuple[paged_case.Case, np.ndarray | None, np.ndarray]:
+    """The sequences, their sinks, and which queries are compared with float64: bool[C, W], of each
+    row the first, the last and one between.
+    """
+    rows, generator = CASES[case], np.random.default_rng(seed)
+    drawn = paged_case.Case(
+        lengths(case, seed), rows.heads, rows.page_tokens, rows.queries, rows.dtype, seed,
+        rows.head_width, rows.head_width**-0.5, **rows.masks,
+    )  # fmt: skip
+    sinks_N = np.float32(generator.normal(size=rows.heads[0]) * 3) if rows.has_sinks else None
+    asked_CW = np.zeros_like(drawn.valid_CW)
+    for row, count in enumerate(drawn.valid_CW.sum(1)):
+        if count:
+            asked_CW[row, [0, generator.integers(count), count - 1]] = True
+    return drawn, sinks_N, asked_CW

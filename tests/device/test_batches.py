@@ -1,0 +1,27 @@
+"""The batches of the device's tests, where there is no device: all of them can be drawn, and the
+reference passes.
+"""
+
+import pytest
+
+from tests.device import batches
+from tests.device.test_attention import SEEDS, check
+from tests.layers import paged_case
+
+
+@pytest.mark.parametrize("case", batches.CASES)
+def test_every_batch_fits_the_pool(case):
+    page_tokens = batches.CASES[case].page_tokens
+    held = {seed: sum(-(-n // page_tokens) for n in batches.lengths(case, seed)) for seed in SEEDS}
+    fullest = max(held, key=lambda seed: held[seed])
+    assert held[fullest] > 0.5 * paged_case.POOL_TOKENS // page_tokens
+    drawn, _, asked_CW = batches.draw(case, fullest)
+    assert (drawn.table_CP > 0).sum() == held[fullest]
+    assert (asked_CW <= drawn.valid_CW).all() and asked_CW.any(1).sum() == drawn.valid_CW.any(
+        1
+    ).sum()
+
+
+@pytest.mark.parametrize("case", ["odd group, cap", "a tree", "a canvas"])
+def test_the_reference_passes(case):
+    check("reference", case, SEEDS[-1:])
