@@ -31,11 +31,13 @@ from inference.benchmark.requests import TimedRequest  # noqa: E402
 from inference.planner import calibrate, report  # noqa: E402
 from inference.request import SamplingParams  # noqa: E402
 from scripts import (  # noqa: E402
+    bench_modes,
     bench_plot,
     bench_text,
     common,
     file_flags,
     shared_flags,
+    so_far,
     workload_flags,
 )
 
@@ -61,7 +63,7 @@ _DECODE = flags.DEFINE_list(
 _GAP = flags.DEFINE_bool("gap", False, "--decode: also what the engine adds to a step.")
 _HOST_COST = flags.DEFINE_bool("host_cost", False, "The host's part of a step, without a device.")
 _PLOT = file_flags.PLOT
-for _module in (file_flags, workload_flags):
+for _module in (file_flags, so_far, workload_flags):
     flags.adopt_module_key_flags(_module)
 
 _DRAWN = dataclasses.replace(GREEDY, temperature=0.8, top_p=0.95, top_k=50)
@@ -70,22 +72,16 @@ _DRAWN = dataclasses.replace(GREEDY, temperature=0.8, top_p=0.95, top_k=50)
 def main(argv: Sequence[str]) -> None:
     del argv
     every: tuple[Any, ...] = (_LADDER, _INTERFERENCE, _HOST_COST, _DECODE)
-    modes = [flag.name for flag in every if flag.value not in (False, None)]
+    modes = [f"--{flag.name}" for flag in every if flag.value not in (False, None)]
     if len(modes) > 1:
-        raise InputError(f"give one of --{', --'.join(modes)}")
-    if _RANDOM_WEIGHTS.value and modes and modes != ["decode"]:
-        raise InputError(f"--{modes[0]} needs a checkpoint: leave --random_weights out")
-    if _GAP.value and _DECODE.value is None:
-        raise InputError("--gap needs --decode")
+        raise InputError(f"give one of {', '.join(modes)}")
+    usual = bench_modes.OPEN if workload_flags.is_open() else bench_modes.CLOSED
+    common.check_flags(modes[0] if modes else usual, bench_modes.READ)
     if _REPEATS.value < 1:
         raise InputError(f"--repeats is at least 1, not {_REPEATS.value}")
     if _PLOT.value is not None:
         file_flags.check("plot", _PLOT.value, ".png")
-        if modes and modes != ["ladder"]:
-            raise InputError("--plot draws a workload or a ladder")
         bench_plot.check()
-    if _LADDER_RUNGS.value is not None and not _LADDER.value:
-        raise InputError("--ladder_rungs needs --ladder")
     if _LADDER.value:
         from scripts import bench_ladder
 
@@ -196,8 +192,6 @@ def _run_closed() -> None:
 def _run_open() -> None:
     """Requests that arrive by themselves, one row."""
     workload, promise = workload_flags.read(), workload_flags.promise()
-    if _CONCURRENCY.present or _BESIDE.value is not None:
-        raise InputError("--concurrency and --beside go with --workload=closed")
     lines = requests.read_trace(workload.trace, workload.num_requests) if workload.trace else []
     if lines and _RANDOM_WEIGHTS.value:
         raise InputError("a trace holds text: leave --random_weights out")

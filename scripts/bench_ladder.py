@@ -34,8 +34,6 @@ _PAGE_SIZES = (16, 64, 128)
 
 def run(repeats: int, names: Sequence[str] | None, plot: str | None) -> None:
     """Climbs the rungs of these names, or all of them."""
-    if workload_flags.is_open():
-        raise InputError("--ladder has its own arrivals: leave --workload out")
     kind = "closed" if shared_flags.RATE.value is None else "poisson"
     workload = workload_flags.read(kind=kind, **_DEFAULTS)
     resolved, config = common.resolve_config({})

@@ -7,10 +7,9 @@ from typing import Any
 
 from configs.engine import Config
 from configs.errors import InputError
-from configs.hardware.spec import HardwareSpec
 from inference.benchmark import steps
 from inference.planner import calibrate, report
-from scripts import common
+from scripts import common, so_far, steps_text
 
 _LARGEST = 1 << 20
 
@@ -31,7 +30,13 @@ def run(
     configs = [steps.sizes(config, *each) for each in asked]
     checkpoint, _ = open_(resolved)
     hardware = calibrate.this_machine(config.model.dtype)
-    rows, values = [], None
+    rows: list[dict[str, Any]] = []
+    result = {
+        "decode_steps": rows,
+        "hardware": dataclasses.asdict(hardware),
+        "predicted_by": report.predicted_by(hardware),
+    }
+    values = None
     for own, (count, context) in zip(configs, asked, strict=True):
         needed = steps.needed_bytes(own)
         row: dict[str, Any] = {"rows": count, "context": context, "needed_bytes": needed}
@@ -42,15 +47,11 @@ def run(
             del engine  # its cache makes room for the next
             gc.collect()
         rows.append(row)
-    result = {
-        "decode_steps": rows,
-        "hardware": dataclasses.asdict(hardware),
-        "predicted_by": report.predicted_by(hardware),
-    }
-    if common.JSON.value:
+        so_far.tell(result)
+    if so_far.is_json():
         common.print_json(result, config)
     else:
-        print("\n".join(table(rows, hardware)))
+        print("\n".join(steps_text.table(rows, hardware)))
 
 
 def _engine(config: Config, checkpoint: Any, values: Any) -> Any:
@@ -60,29 +61,6 @@ def _engine(config: Config, checkpoint: Any, values: Any) -> Any:
     from inference.engine import Engine
 
     return Engine(config, values)
-
-
-def table(rows: Sequence[dict[str, Any]], hardware: HardwareSpec) -> list[str]:
-    """The lines for people."""
-    names = ("measured ms", "predicted ms", "ratio", "GB a step", "bandwidth", "engine adds us")
-    lines = [f"{'rows x context':>16}" + "".join(f"{name:>16}" for name in names)]
-    for row in rows:
-        line = f"{row['rows']:>8} x {row['context']:<5}"
-        if "measured_s" not in row:
-            room = f"{hardware.memory_bytes / 1e9:.1f} GB"
-            lines.append(f"{line}  does not fit: {row['needed_bytes'] / 1e9:.1f} GB of {room}")
-            continue
-        gap = "" if row["gap_s"] is None else f"{1e6 * row['gap_s']:.0f}"
-        lines.append(
-            f"{line}{1e3 * row['measured_s']:16.3f}{1e3 * row['predicted_s']:16.3f}"
-            f"{row['ratio']:16.2f}{row['step_bytes'] / 1e9:16.2f}{row['bandwidth_share']:16.0%}"
-            f"{gap:>16}"
-        )
-    lines.append(
-        f"{hardware.name}: {hardware.read_bandwidth / 1e9:.0f} GB/s, measured; predicted by: "
-        f"{report.predicted_by(hardware)}"
-    )
-    return lines
 
 
 def _point(text: str) -> tuple[int, int]:

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,25 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
         if not isinstance(error, BrokenPipeError):  # a reader that has left wants no more
             fail(f"cannot write to stdout: {error.strerror}")
         sys.exit(1)
+
+
+def check_flags(reader: str, readers: Mapping[str, Collection[str]]) -> None:
+    """Whether `reader` reads every flag that is given.
+
+    Args:
+        reader: an app, or one of its modes.
+        readers: of all that share a command line, the flags that each reads.
+
+    Raises:
+        InputError: a flag is not read; says who would.
+    """
+    for module, own in flags.FLAGS.flags_by_module_dict().items():
+        for flag in own:
+            if module.startswith("absl.") or not flag.present or flag.name in readers[reader]:
+                continue
+            others = [name for name, read in readers.items() if flag.name in read]
+            hint = f": it goes with {' or '.join(others)}" if others else ""
+            raise InputError(f"{reader} does not read --{flag.name}{hint}")
 
 
 def fail(message: str) -> None:

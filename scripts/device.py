@@ -1,9 +1,9 @@
 """What the device at hand does, in nine minutes: python -m scripts.device (make device).
 
-Whether its kernels are right comes first, then the sizes that are best, kernels beside their peers,
-whole decode steps beside what they should take. Every part is a program with a limit of its own;
-after each the page and the JSON are written anew, so that what was found is kept. Needs no network
-and no package that an image with JAX lacks.
+Whether decoding is right comes first, then kernels beside their peers, whole decode steps beside
+what they should take, a real model's tokens, and 500 random batches. Every part is a program with a
+limit of its own; after each the page and the JSON are written anew, so that what was found is kept.
+Needs no network, and no package but those that `docs/kernels.md` lists.
 """
 
 import dataclasses
@@ -13,7 +13,8 @@ import json
 import platform
 import re
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from scripts import common, device_text, shared_flags
 _DEVICE = shared_flags.DEVICE
 _RESULTS = flags.DEFINE_string("results", "docs/results", "Folder of the page and the JSON.")
 _BUDGET_S = flags.DEFINE_float("budget_s", 530.0, "Seconds for all parts together.")
-_PARTS = flags.DEFINE_list("parts", None, "Only these, by name.")
+_PARTS = flags.DEFINE_list("parts", None, "Only these, by name, beside what is on the page.")
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PROBE = """
@@ -46,11 +47,13 @@ _PROMPTS = ("The capital of France is", "def fibonacci(n):", "Once upon a time")
 
 def main(argv: Sequence[str]) -> None:
     del argv
+    common.check_flags("device", {"device": ("device", "results", "budget_s", "parts")})
     if _DEVICE.value not in ("auto", "cpu"):
         raise InputError(f"--device is auto or cpu, not {_DEVICE.value!r}")
     folder = Path(_RESULTS.value)
     if not folder.is_dir():
         raise InputError(f"--results={_RESULTS.value} is no folder")
+    deadline = time.monotonic() + _BUDGET_S.value
     environment = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}
     environment |= {"JAX_PLATFORMS": "cpu"} if _DEVICE.value == "cpu" else {}
     kind, device, version = _probe(environment)
@@ -62,13 +65,19 @@ def main(argv: Sequence[str]) -> None:
         "device": device, "date": str(datetime.date.today()), "jax": version,
         "python": platform.python_version(), "parts": [],
     }  # fmt: skip
-    name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    place = folder / f"{name}-{found['date']}"
-    outcomes: list[Outcome] = []
-    chosen = _chosen(_parts(kind, outcomes))
-    for outcome in programs.run(chosen, _BUDGET_S.value, _ROOT, environment):
+    slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    place = folder / f"{slug}-{found['date']}"
+    names = [part.name for part in _parts(kind, [])]
+    chosen = _PARTS.value or names
+    for name in chosen:
+        if name not in names:
+            raise InputError(f"--parts lists some of {', '.join(names)}, not {name!r}")
+    outcomes = [each for each in _earlier(place, found) if each.name not in chosen]
+    parts = (part for part in _parts(kind, outcomes) if part.name in chosen)
+    for outcome in programs.run(parts, deadline - time.monotonic(), _ROOT, environment):
         outcomes.append(outcome)
-        found["parts"].append(dataclasses.asdict(outcome))
+        in_order = sorted(outcomes, key=lambda each: names.index(each.name))
+        found["parts"] = [dataclasses.asdict(each) for each in in_order]
         for ending, text in (
             (".json", json.dumps(found, indent=1)),
             (".md", device_text.page(found)),
@@ -77,8 +86,24 @@ def main(argv: Sequence[str]) -> None:
                 file.write(f"{text.rstrip()}\n".encode())
         print(f"{outcome.name}: {outcome.status}, {outcome.seconds:.0f} s", flush=True)
     print(f"{place}.md")
-    if any(outcome.status in ("failed", "out of time") for outcome in outcomes):
+    is_bad = any(outcome.status in ("failed", "out of time") for outcome in outcomes)
+    if is_bad or not all(each.agrees for each in device_text.tokens(found["parts"])):
         sys.exit(1)
+
+
+def _earlier(place: Path, found: Mapping[str, Any]) -> list[Outcome]:
+    """What other parts found today, on the same device with the same versions: --parts adds to
+    it.
+    """
+    if _PARTS.value is None or not place.with_suffix(".json").exists():
+        return []
+    try:
+        earlier = json.loads(place.with_suffix(".json").read_text(encoding="utf-8"))
+        if any(earlier[name] != value for name, value in found.items() if name != "parts"):
+            return []
+        return [Outcome(**part) for part in earlier["parts"]]
+    except (ValueError, TypeError, KeyError):
+        raise InputError(f"{place}.json is damaged: remove it, or leave --parts out") from None
 
 
 def _probe(environment: dict[str, str]) -> tuple[str, str, str]:
@@ -100,78 +125,87 @@ def _probe(environment: dict[str, str]) -> tuple[str, str, str]:
 
 
 def _parts(kind: str, outcomes: Sequence[Outcome]) -> Iterator[Program]:
-    """What is run on a platform, in order of worth; later parts look at the earlier ones' ends."""
+    """What is run on a platform, in order of worth; later parts look at the earlier ones' ends. The
+    limits leave time for the last one, which has all that is left.
+    """
     on_device = "tests/device", "-m", "device", "-q", "-p", "no:cacheprovider"
-    yield _module("decode is right", 100, "pytest", *on_device, "-x", "-k", "test_decoding")
-    is_right = all(outcome.status == "done" for outcome in outcomes)
-    tests = _module("device tests", 90, "pytest", *on_device, "-k", "not test_decoding")
-    yield tests if is_right else dataclasses.replace(tests, missing="decoding is not right")
+    yield _module("decode", 75, "pytest", *on_device, "-x", "-k", "test_decoding")
+    decode = _outcome("decode", outcomes)
+    is_right = decode is None or decode.status == "done"
     if kind == "cpu":
         yield _app("kernels", 120, "kernelbench")
     elif is_right:
-        yield _app("kernels", 190, "kernelbench", "--tune", "--seconds=130")
+        yield _app("kernels", 115, "kernelbench", "--tune", "--seconds=85")
     else:  # one that hangs would take all others along
-        yield _app("kernels", 120, "kernelbench", "--only=reference,cudnn,flash-attn3-jax")
+        peers = "cudnn,flash-attn3-jax,flash-attn3-contiguous"
+        yield _app("kernels", 120, "kernelbench", f"--only=reference,{peers}")
     kernel = _shown_right(outcomes)
-    engine = [f"--set=engine.page_tokens={_PAGE_TOKENS[kind]}"]
-    engine += [] if kernel is None else [f"--set=engine.attention={kernel}"]
+    pages = f"--set=engine.page_tokens={_PAGE_TOKENS[kind]}"
     for name, limit_s, flags_of in _STEPS if kind != "cpu" else _SMALL_STEPS:
-        yield _app(name, limit_s, "bench", "--random_weights", *engine, *flags_of)
-    yield from _tokens(kind)
+        attention = f"--set=engine.attention={kernel or 'reference'}"
+        yield _app(name, limit_s, "bench", "--random_weights", pages, attention, *flags_of)
+    yield from _tokens(pages, kernel)
+    tests = _module("batches", 300, "pytest", *on_device, "-k", "not test_decoding")
+    yield tests if is_right else dataclasses.replace(tests, missing="decoding is not right")
 
 
 _13B = "--model=llama2-13b"
 _STEPS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
-    ("llama3-8b", 70, ("--model=llama3-8b", "--decode=1x1024")),
-    ("llama2-13b", 100, (_13B, "--decode=1x1024,16x1024,64x1024")),
-    ("llama2-13b, K=8", 70, (_13B, "--set=model.num_kv_heads=8", "--decode=256x1024")),
-    ("llama3-8b, the engine's part", 100, ("--model=llama3-8b", "--decode=64x256", "--gap")),
+    ("llama3-8b", 45, ("--model=llama3-8b", "--decode=1x1024")),
+    ("llama2-13b", 80, (_13B, "--decode=1x1024,16x1024,64x1024")),
+    ("llama2-13b-gqa", 45, (_13B, "--set=model.num_kv_heads=8", "--decode=256x1024")),
+    ("engine", 55, ("--model=llama3-8b", "--decode=64x256", "--gap")),
 )
 _SMALL_STEPS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
     (
-        "smollm2-135m, a layer", 60,
+        "smollm2-135m-layer", 60,
         ("--model=smollm2-135m", "--set=model.num_layers=1", "--decode=1x64,4x128", "--gap"),
     ),
 )  # fmt: skip
 
 
-def _tokens(kind: str) -> Iterator[Program]:
-    """The real model's greedy tokens, here and on the CPU."""
+def _tokens(pages: str, kernel: str | None) -> Iterator[Program]:
+    """The real model's greedy tokens in its own precision: on the CPU, and here with the reference
+    and with the kernel that was shown right.
+    """
     missing = None
     if sources.cached_path(presets.get(_MODEL).weights) is None:
         missing = f"the weights of {_MODEL} are not on this machine"
     for package in ("gguf", "tokenizers"):
         if missing is None and importlib.util.find_spec(package) is None:
             missing = f"{_MODEL} needs {package}, which is not installed"
-    asked = [f"--prompt={prompt}" for prompt in _PROMPTS]
-    asked += [f"--model={_MODEL}", "--set=model.dtype=float32", "--max_new_tokens=32"]
-    command = _app("", 0, "generate", *asked).command
-    yield Program(f"tokens on {kind}", command, 60, is_json=True, missing=missing)
-    if kind != "cpu":
-        command = ("env", "JAX_PLATFORMS=cpu", *command)
-        yield Program("tokens on cpu", command, 60, is_json=True, missing=missing)
+    asked = [f"--prompt={prompt}" for prompt in _PROMPTS] + [pages, "--max_new_tokens=32"]
+    asked += [f"--model={_MODEL}", "--ignore_eos", "--logprobs=5", "--json"]
+    for name, attention, limit_s in (
+        ("tokens-cpu", "reference", 25), ("tokens-reference", "reference", 25),
+        ("tokens-kernel", kernel, 25),
+    ):  # fmt: skip
+        part = _module(name, limit_s, "scripts.generate", *asked)
+        command = (*part.command, f"--set=engine.attention={attention}")
+        if name == "tokens-cpu":
+            command = ("env", "JAX_PLATFORMS=cpu", *command)
+        reason = missing or (None if attention else "no kernel was shown right")
+        yield dataclasses.replace(part, command=command, is_json=True, missing=reason)
+
+
+def _outcome(name: str, outcomes: Sequence[Outcome]) -> Outcome | None:
+    return next((outcome for outcome in outcomes if outcome.name == name), None)
 
 
 def _shown_right(outcomes: Sequence[Outcome]) -> str | None:
-    """A kernel of ours that was right wherever it ran, and ran."""
-    results = [outcome.result for outcome in outcomes if outcome.name == "kernels"]
-    rows = (results[0] or {}).get("rows", []) if results else []
-    for name in ATTENTIONS:
-        statuses = [row["results"].get(name, {}).get("status") for row in rows]
-        if name != "reference" and {*statuses} - {"not run"} == {"right"}:
+    """A kernel of ours that was right wherever it ran, the same bits again, and ran."""
+    kernels = _outcome("kernels", outcomes)
+    rows = kernels.result["rows"] if kernels is not None and kernels.result else []
+    for name in ATTENTIONS[1:]:
+        found = [row["results"][name] for row in rows if name in row["results"]]
+        began = [each for each in found if each["status"] not in ("not run", "out of time")]
+        if began and all(each["status"] == "right" and each["is_repeatable"] for each in began):
             return name
     return None
 
 
-def _chosen(parts: Iterator[Program]) -> Iterator[Program]:
-    """Those that --parts names."""
-    for part in parts:
-        if _PARTS.value is None or part.name in _PARTS.value:
-            yield part
-
-
 def _app(name: str, limit_s: float, app: str, *arguments: str) -> Program:
-    own = _module(name, limit_s, f"scripts.{app}", "--json", *arguments)
+    own = _module(name, limit_s, f"scripts.{app}", "--json_lines", *arguments)
     return dataclasses.replace(own, is_json=True)
 
 

@@ -3,12 +3,14 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from configs.hardware.spec import HardwareSpec
-from scripts import bench_steps, kernelbench
+from inference.benchmark import agreement
+from scripts import kernel_text, steps_text
 
 _TAIL_LINES = 15
+_NEAR_TIE = 0.25  # nats between bfloat16 computed in another order
 
 
 def page(found: Mapping[str, Any]) -> str:
@@ -25,7 +27,8 @@ def page(found: Mapping[str, Any]) -> str:
         "|---|---|---|",
     ]
     lines += [f"| {part['name']} | {_status(part)} | {part['seconds']:.0f} |" for part in parts]
-    lines += [*_equal_tokens(parts)]
+    for line in _agreements(parts):
+        lines += ["", line]
     for part in parts:
         lines += ["", f"## {part['name']}", "", f"    {_command(part['command'])}", ""]
         lines += _block(_lines(part))
@@ -49,26 +52,49 @@ def _lines(part: Mapping[str, Any]) -> list[str]:
     if result is None:
         return tail
     if "decode_steps" in result:
-        rows = bench_steps.table(result["decode_steps"], HardwareSpec(**result["hardware"]))
+        rows = steps_text.table(result["decode_steps"], HardwareSpec(**result["hardware"]))
     elif "hardware" in result:
-        rows = kernelbench.table(result)
+        rows = kernel_text.table(result)
     else:
         rows = [repr(answer["text"]) for answer in result["results"]]
     return [*rows, *tail]
 
 
-def _equal_tokens(parts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Whether the device's tokens are the CPU's."""
-    answers = [
-        [answer["token_ids"] for answer in part["result"]["results"]]
+class Tokens(NamedTuple):
+    """A part's answers beside those of the CPU."""
+
+    name: str
+    num_answers: int
+    found: agreement.Agreement
+
+    @property
+    def agrees(self) -> bool:
+        """Whether rounding explains what differs."""
+        return self.found.worst <= _NEAR_TIE
+
+
+def tokens(parts: Sequence[Mapping[str, Any]]) -> list[Tokens]:
+    """Of the real model, computed here, beside those of the CPU."""
+    answers = {
+        part["name"]: [agreement.Answer.of_json(result) for result in part["result"]["results"]]
         for part in parts
-        if part["name"].startswith("tokens on") and part["result"] is not None
+        if part["name"].startswith("tokens-") and part["result"] is not None
+    }
+    expected = answers.pop("tokens-cpu", None)
+    return [
+        Tokens(name, len(own), agreement.compare(own, expected))
+        for name, own in answers.items()
+        if expected is not None
     ]
-    if len(answers) < 2:
-        return []
-    pairs = list(zip(*answers, strict=True))
-    equal = sum(one == other for one, other in pairs)
-    return ["", f"Answers with the CPU's tokens: {equal} of {len(pairs)}."]
+
+
+def _agreements(parts: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
+        f"{each.name}: {each.found.equal} of {each.num_answers} answers have the CPU's tokens; "
+        f"scores differ by {each.found.worst:.3f} up to the first other token, itself included: "
+        f"{'as rounding may' if each.agrees else f'WRONG, more than {_NEAR_TIE}'}."
+        for each in tokens(parts)
+    ]
 
 
 def _block(lines: Sequence[str]) -> list[str]:

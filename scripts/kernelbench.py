@@ -7,64 +7,89 @@ are; who is wrong has no time. --tune tries sizes and writes layers/kernels/tuni
 import dataclasses
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
 
 from configs.errors import InputError
-from inference.benchmark.attention_case import Case
-from scripts import common, shared_flags
+from scripts import common, kernel_text, shared_flags, so_far
 
 _DEVICE = shared_flags.DEVICE
 _REPEATS = shared_flags.REPEATS
 _SECONDS = flags.DEFINE_float("seconds", 240.0, "Begin nothing more after this.")
 _ONLY = flags.DEFINE_list("only", None, "Of all contenders these, by name.")
 _TUNE = flags.DEFINE_bool("tune", False, "Try sizes, write layers/kernels/tuning.json.")
+_READ = ("device", "repeats", "seconds", "only", "tune", "json", "json_lines")
 
 
 def main(argv: Sequence[str]) -> None:
     del argv
+    common.check_flags("kernelbench", {"kernelbench": _READ})
     if _REPEATS.value < 3:
         raise InputError(f"--repeats is at least 3, not {_REPEATS.value}")
     if not _SECONDS.value > 0:
         raise InputError(f"--seconds is above 0, not {_SECONDS.value}")
+    if _TUNE.value and _ONLY.value is not None:
+        raise InputError("--tune compares all contenders: leave --only out")
+    device = _device()
+    if _TUNE.value and device.platform == "cpu":
+        raise InputError("--tune needs an accelerator: the CPU has one implementation")
     import jax
 
     from inference import compilation_cache
     from inference.benchmark import contenders, kernels, tune
     from inference.planner import calibrate
-    from layers.kernels.device import target_device
 
-    if _DEVICE.value != "auto":
-        jax.config.update("jax_platforms", {"gpu": "cuda"}.get(_DEVICE.value, _DEVICE.value))
-    device = target_device()
-    if _DEVICE.value not in ("auto", device.platform):
-        raise InputError(f"--device={_DEVICE.value}: JAX computes on {device.platform} here")
-    if _TUNE.value and device.platform == "cpu":
-        raise InputError("--tune needs an accelerator: the CPU has one implementation")
     chosen = _chosen(contenders.everyone())
     compilation_cache.enable()
-    seed = secrets.randbits(31)
     hardware = calibrate.this_machine("bfloat16")
-    with common.bars() as progress:
-        rows = kernels.measure(
-            kernels.cases(device.platform, hardware.memory_bytes), chosen, hardware, seed=seed,
-            repeats=_REPEATS.value, budget_s=_SECONDS.value, tunes=_TUNE.value, progress=progress,
-        )  # fmt: skip
     found: dict[str, Any] = {
         "device": device.kind, "jax": jax.__version__, "hardware": dataclasses.asdict(hardware),
-        "seed": seed, "rows": rows,
+        "seed": secrets.randbits(31), "rows": [],
     }  # fmt: skip
-    found["paged_over_contiguous"] = paged_over_contiguous(rows)
+    with common.bars() as progress:
+        for row in kernels.measure(
+            kernels.cases(device.platform, hardware.memory_bytes), chosen, hardware,
+            seed=found["seed"], repeats=_REPEATS.value, budget_s=_SECONDS.value,
+            tunes=_TUNE.value, progress=progress,
+        ):  # fmt: skip
+            found["rows"].append(row)
+            so_far.tell(found)
+    found["paged_over_contiguous"] = kernel_text.paged_over_contiguous(found["rows"])
+    found["shuffled_over_in_order"] = kernel_text.shuffled_over_in_order(found["rows"])
+    reason = tune.missing(found["rows"]) if _TUNE.value else None
     if _TUNE.value:
-        found["tuning"] = tune.entry(rows)
-    if common.JSON.value:
+        found["tuning"] = f"as it was: {reason}" if reason else tune.entry(found["rows"])
+    if so_far.is_json():
         print(json.dumps(found), flush=True)
     else:
-        print("\n".join(table(found)))
-    if _TUNE.value:
-        tune.write(device.kind, found["tuning"])  # last: what was measured is told in any case
+        print("\n".join(kernel_text.table(found)))
+    if _TUNE.value and reason is None:  # last: what was measured is told in any case
+        tune.write(device.kind, found["tuning"])
+
+
+def _device() -> Any:
+    """The device that --device names.
+
+    Raises:
+        InputError: JAX has none.
+    """
+    import jax
+
+    from layers.kernels.device import target_device
+
+    asked = _DEVICE.value
+    if asked != "auto":
+        jax.config.update("jax_platforms", {"gpu": "cuda"}.get(asked, asked))
+    try:
+        device = target_device()
+    except RuntimeError as failure:
+        reason = " ".join(str(failure).split())[:300]
+        raise InputError(f"--device={asked}: JAX finds none here ({reason})") from None
+    if asked not in ("auto", device.platform):
+        raise InputError(f"--device={asked}: JAX computes on {device.platform} here")
+    return device
 
 
 def _chosen(known: Sequence[Any]) -> list[Any]:
@@ -74,68 +99,6 @@ def _chosen(known: Sequence[Any]) -> list[Any]:
         if name not in names:
             raise InputError(f"--only lists some of {', '.join(names)}, not {name!r}")
     return [each for each in known if _ONLY.value is None or each.name in _ONLY.value]
-
-
-def table(found: Mapping[str, Any]) -> list[str]:
-    """The lines for people."""
-    hardware = found["hardware"]
-    rate = hardware["rates"]["bfloat16"]
-    lines = [
-        f"{found['device']}, jax {found['jax']}; measured: memory "
-        f"{hardware['read_bandwidth'] / 1e9:.0f} GB/s, bfloat16 products {rate / 1e12:.1f} TFLOP/s",
-        f"{'':18}{'us':>10}{'of the bound':>14}{'of the fastest':>16}{'error':>10}",
-    ]
-    for row in found["rows"]:
-        lines += [
-            "",
-            f"{row['case']}: {row['bytes'] / 1e6:.1f} MB, {row['flops'] / 1e9:.2f} GFLOP, "
-            f"{row['bound']}: {1e6 * row['predicted_s']:.1f} us",
-        ]
-        results = row["results"]
-        fastest_s = min((r["seconds"] for r in results.values() if "seconds" in r), default=0.0)
-        lines += [f"  {name:16}{_line(result, fastest_s)}" for name, result in results.items()]
-    lines += [""] if found["paged_over_contiguous"] else []
-    for name, ratio in found["paged_over_contiguous"].items():
-        lines.append(f"{name}: pages in random order take {ratio:.2f} x the time of pages in order")
-    if "tuning" in found:
-        lines += ["", f"tuning.json: {found['tuning']}"]
-    return lines
-
-
-def paged_over_contiguous(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Times on pages in random order over those on pages one after another: of each implementation
-    the largest ratio.
-    """
-    names = [field.name for field in dataclasses.fields(Case) if field.name != "is_shuffled"]
-
-    def sizes(row: Mapping[str, Any]) -> tuple[Any, ...]:
-        return tuple(row[name] for name in names)
-
-    in_order = {sizes(row): row["results"] for row in rows if not row["is_shuffled"]}
-    found: dict[str, float] = {}
-    for row in rows:
-        for name, result in row["results"].items() if row["is_shuffled"] else ():
-            beside = in_order.get(sizes(row), {}).get(name, {})
-            if "seconds" in result and "seconds" in beside:
-                ratio = result["seconds"] / beside["seconds"]
-                found[name] = max(ratio, found.get(name, 0.0))
-    return found
-
-
-def _line(result: Mapping[str, Any], fastest_s: float) -> str:
-    if "reason" in result:
-        return f"{result['status']}: {result['reason']}"
-    if "seconds" not in result:
-        off = "not finite" if result["error"] is None else f"error {result['error']:.1e}"
-        return f"{result['status'].upper()}: {off}"
-    sizes = ", ".join(f"{name} {value}" for name, value in result["sizes"].items())
-    bits = "" if result["is_repeatable"] else "bits vary"
-    notes = ", ".join(filter(None, (sizes, bits)))
-    seconds = result["seconds"]
-    return (
-        f"{1e6 * seconds:10.1f}{result['share']:14.0%}{fastest_s / seconds:16.0%}"
-        f"{result['error']:10.1e}   {notes}".rstrip()
-    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from layers.mixer import Mixer
 ROOT = Path(__file__).resolve().parents[1]
 _FOR_A_SHORT_CONTEXT = {
     "evaluate": ["--window=64"],
-    "bench": ["--prompt_tokens=32", "--new_tokens=16", "--prefill_tokens=64"],
+    "bench": ["--prompt_tokens=32", "--new_tokens=16"],
+    "bench --concurrency": ["--prefill_tokens=64"],
 }
 GOLDEN_PYTHON = ROOT / ".venv-golden" / "bin" / "python"
 
@@ -129,6 +130,7 @@ def test_the_commands_of_the_readme(tmp_path):
         words = shlex.split(flags)
         if app != "plan":
             words += [f"--model={tiny}", *_FOR_A_SHORT_CONTEXT.get(app, ())]
+            words += _FOR_A_SHORT_CONTEXT.get(f"{app}{flags.partition('=')[0]}", ())
         ran = subprocess.run(
             [sys.executable, "-m", f"scripts.{app}", *words], cwd=tmp_path, env=environment,
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600,

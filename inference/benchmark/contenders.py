@@ -1,7 +1,8 @@
 """Who can compute a case of attention: our implementations, and peers beside them.
 
 Peers are libraries that may be there or not. Those without pages get contiguous keys and values of
-the same numbers.
+the same numbers. Of ours, one that appends does so in every run, as in a step of the engine; the
+others find the newest tokens in the pages.
 """
 
 import functools
@@ -28,23 +29,26 @@ class Contender(NamedTuple):
     Attributes:
         name: as results call it.
         limit: (case, device) -> what keeps it from that, to be read after its name; None: nothing.
-        store: keys and values as it wants them, made of the arrays.
-        attend: (queries, arrays, stored, **sizes) -> [C, W, N, H].
-        candidates: (case, device) -> sizes to choose from, the first without tuning.
+        store: keys and values as it wants them, a copy of those of the arrays.
+        attend: (queries, arrays, stored, **sizes) -> [C, W, N, H], and what is stored then.
+        candidates: (case, device, whether to tune) -> sizes to try. The first are its own choice;
+            in tuning they say so themselves, since without sizes what was tuned before counts.
         has_lengths: rows may have different ones.
+        is_paged: it reads pages.
     """
 
     name: str
     limit: Callable[[Case, Device], str | None]
     store: Callable[[Case, Arrays], Any]
-    attend: Callable[..., jax.Array]
-    candidates: Callable[[Case, Device], Sequence[Sizes]] = lambda case, device: ({},)
+    attend: Callable[..., tuple[jax.Array, Any]]
+    candidates: Callable[[Case, Device, bool], Sequence[Sizes]] = lambda case, device, tunes: ({},)
     has_lengths: bool = True
+    is_paged: bool = True
 
 
 def everyone() -> list[Contender]:
     """Ours, and then peers."""
-    return [*map(_ours, ATTENTIONS), _CUDNN, _FLASH_ATTENTION]
+    return [*map(_ours, ATTENTIONS), _CUDNN, _FLASH_PAGED, _FLASH_CONTIGUOUS]
 
 
 # --- ours -----------------------------------------------------------------------------------------
@@ -54,20 +58,23 @@ def _ours(name: str) -> Contender:
     def limit(case: Case, device: Device) -> str | None:
         return api.implementation(name).limit(case.demand, device)
 
-    def store(case: Case, arrays: Arrays) -> jax.Array:
-        return _written(name, case, arrays)
-
-    def attend(q_CWNH: jax.Array, arrays: Arrays, pages: jax.Array, **sizes: int) -> jax.Array:
+    def attend(
+        q_CWNH: jax.Array, arrays: Arrays, pages: jax.Array, **sizes: int
+    ) -> tuple[jax.Array, jax.Array]:
         chosen: Any = api.implementation(name)
-        return chosen.attend_pages(q_CWNH, pages, arrays.rectangle, 0, **sizes)
+        if chosen.append_and_attend is None:
+            return chosen.attend_pages(q_CWNH, pages, arrays.rectangle, 0, **sizes), pages
+        return chosen.append_and_attend(
+            q_CWNH, *arrays.newest, pages, arrays.rectangle, 0, **sizes
+        )  # fmt: skip
 
-    candidates = _splits if name == "pallas_gpu" else Contender._field_defaults["candidates"]
-    return Contender(name, limit, store, attend, candidates)
+    found = Contender(name, limit, functools.partial(_written, name), attend)
+    return found._replace(candidates=_splits) if name == "pallas_gpu" else found
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _written(name: str, case: Case, arrays: Arrays) -> jax.Array:
-    """Pages that an implementation has written."""
+    """Pages that an implementation has written; NaN where it is yet to append."""
     chosen = api.implementation(name)
     shape = chosen.layout(
         1 + case.rows * case.columns, case.page_tokens, case.kv_heads, case.head_width, case.dtype
@@ -76,18 +83,25 @@ def _written(name: str, case: Case, arrays: Arrays) -> jax.Array:
     k_TKH, v_TKH = (
         x_CSKH.reshape(-1, *x_CSKH.shape[2:]) for x_CSKH in (arrays.k_CSKH, arrays.v_CSKH)
     )
-    return chosen.write(pages, k_TKH, v_TKH, Ragged((arrays.contexts,)), 0)
+    pages = chosen.write(pages, k_TKH, v_TKH, Ragged((arrays.contexts,)), 0)
+    if chosen.append_and_attend is None:
+        return pages
+    k_TKH, v_TKH = (
+        jnp.full((x_CWKH.size // x_CWKH[0, 0].size, *x_CWKH.shape[2:]), jnp.nan, x_CWKH.dtype)
+        for x_CWKH in arrays.newest
+    )
+    return chosen.write(pages, k_TKH, v_TKH, Ragged((arrays.rectangle,)), 0)
 
 
-def _splits(case: Case, device: Device) -> Sequence[Sizes]:
-    """Blocks that share a row's pages: what the kernel chooses by itself, which fills the device,
+def _splits(case: Case, device: Device, tunes: bool) -> Sequence[Sizes]:
+    """Blocks that share a row's pages: as many as fill the device, which is the kernel's own rule,
     and others around that.
     """
-    if not case.is_decode:
+    if not (tunes and case.is_decode):
         return ({},)
     full = max(1, device.num_cores // (case.rows * case.kv_heads))
-    around = {1, full // 2, 2 * full, 4 * full} - {full}
-    return ({}, *({"num_splits": n} for n in sorted(around) if 1 <= n <= case.columns))
+    around = sorted({1, full // 2, 2 * full, 4 * full} - {full})
+    return [{"num_splits": n} for n in (full, *around) if n == full or 1 <= n <= case.columns]
 
 
 # --- peers ----------------------------------------------------------------------------------------
@@ -103,20 +117,20 @@ def _cudnn_limit(case: Case, device: Device) -> str | None:
     return None
 
 
-def _cudnn(q_CWNH: jax.Array, arrays: Arrays, stored: Any) -> jax.Array:
+def _contiguous(case: Case, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
+    return jnp.copy(arrays.k_CSKH), jnp.copy(arrays.v_CSKH)
+
+
+def _cudnn(q_CWNH: jax.Array, arrays: Arrays, stored: Any) -> tuple[jax.Array, Any]:
     is_prefill = q_CWNH.shape[1] > 1
-    return jax.nn.dot_product_attention(
+    out_CWNH = jax.nn.dot_product_attention(
         q_CWNH, *stored, scale=1.0, is_causal=is_prefill, implementation="cudnn",
         key_value_seq_lengths=None if is_prefill else arrays.length_C,
     )  # fmt: skip
+    return out_CWNH, stored
 
 
-_CUDNN = Contender(
-    "cudnn",
-    _cudnn_limit,
-    lambda case, arrays: (arrays.k_CSKH, arrays.v_CSKH),
-    _cudnn,
-)
+_CUDNN = Contender("cudnn", _cudnn_limit, _contiguous, _cudnn, is_paged=False)
 
 
 def _flash_limit(case: Case, device: Device) -> str | None:
@@ -129,7 +143,8 @@ def _flash_limit(case: Case, device: Device) -> str | None:
     return None
 
 
-def _flash_store(case: Case, arrays: Arrays) -> Any:
+@functools.partial(jax.jit, static_argnums=0)
+def _flash_pages(case: Case, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
     """Pages of keys and pages of values, [pages, page tokens, K, H] each."""
 
     def paged(x_CSKH: jax.Array) -> jax.Array:
@@ -139,18 +154,22 @@ def _flash_store(case: Case, arrays: Arrays) -> Any:
         pages = jnp.zeros((1 + own.shape[0], *own.shape[1:]), own.dtype)
         return pages.at[arrays.table_CP.reshape(-1)].set(own)
 
-    return jax.jit(lambda k, v: (paged(k), paged(v)))(arrays.k_CSKH, arrays.v_CSKH)
+    return paged(arrays.k_CSKH), paged(arrays.v_CSKH)
 
 
-def _flash(q_CWNH: jax.Array, arrays: Arrays, stored: Any, **sizes: int) -> jax.Array:
+def _flash(
+    q_CWNH: jax.Array, arrays: Arrays, stored: Any, *, is_paged: bool, **sizes: int
+) -> tuple[jax.Array, Any]:
     library: Any = importlib.import_module(_FLASH)
-    return library.flash_mha_with_kvcache(
-        q_CWNH, *stored, cache_seqlens=arrays.length_C, page_table=arrays.table_CP,
+    out_CWNH = library.flash_mha_with_kvcache(
+        q_CWNH, *stored, cache_seqlens=arrays.length_C,
+        page_table=arrays.table_CP if is_paged else None,
         softmax_scale=1.0, is_causal=q_CWNH.shape[1] > 1, **sizes,
     )  # fmt: skip
+    return out_CWNH, stored
 
 
-def _flash_splits(case: Case, device: Device) -> Sequence[Sizes]:
+def _flash_splits(case: Case, device: Device, tunes: bool) -> Sequence[Sizes]:
     """As with ours; by itself it does not split."""
     full = max(1, device.num_cores // (case.rows * case.kv_heads))
     around = sorted({1, full, 2 * full} if case.is_decode else {1})
@@ -158,6 +177,11 @@ def _flash_splits(case: Case, device: Device) -> Sequence[Sizes]:
 
 
 # Its cached lengths are whole pages, as its documentation says.
-_FLASH_ATTENTION = Contender(
-    "flash-attn3-jax", _flash_limit, _flash_store, _flash, _flash_splits, has_lengths=False
-)
+_FLASH_PAGED = Contender(
+    "flash-attn3-jax", _flash_limit, _flash_pages, functools.partial(_flash, is_paged=True),
+    _flash_splits, has_lengths=False,
+)  # fmt: skip
+_FLASH_CONTIGUOUS = Contender(
+    "flash-attn3-contiguous", _flash_limit, _contiguous, functools.partial(_flash, is_paged=False),
+    _flash_splits, is_paged=False,
+)  # fmt: skip

@@ -6,8 +6,9 @@ full ones, outputs and free memory filled with NaN, a float64 softmax on the hos
 """
 
 import dataclasses
+import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -40,7 +41,8 @@ _CPU_CASES = (
     Case(3, 1, 200, 4, 2, 64, is_shuffled=False),
     Case(2, 128, 128, 4, 2, 64),
 )
-_COPIES = 4  # of keys and values at the same time: contiguous, in pages, in a peer's, and room
+_COPIES = 4  # of keys and values at the same time: as drawn, as stored, and room
+_OUT_OF_TIME = {"status": "out of time", "reason": "was not begun"}
 
 
 def cases(platform: str, memory_bytes: float) -> list[Case]:
@@ -67,8 +69,8 @@ def measure(
     seed: int,
     tunes: bool = False,
     progress: Callable[[int, int, str], None] = lambda done, total, label: None,
-) -> list[dict[str, Any]]:
-    """A row a case.
+) -> Iterator[dict[str, Any]]:
+    """A row a case, as they end.
 
     Args:
         chosen: in order; those for which no time is left are named as such.
@@ -81,7 +83,7 @@ def measure(
         progress: told of (done, total, label).
     """
     seeds = np.random.default_rng(seed)
-    deadline, rows = time.monotonic() + budget_s, []
+    deadline = time.monotonic() + budget_s
     for done, case in enumerate(chosen):
         progress(done, len(chosen), "kernels")
         memory_s = case.operation.bytes / hardware.read_bandwidth
@@ -92,11 +94,11 @@ def measure(
         row["predicted_s"] = max(memory_s, compute_s)
         samples: list[Sample] = []
         for contender in contenders:
-            reason = contender.limit(case, target_device())
-            if reason is None and time.monotonic() > deadline:
-                reason = "has no time left"
-            if reason is not None:
+            if (reason := contender.limit(case, target_device())) is not None:
                 row["results"][contender.name] = {"status": "not run", "reason": reason}
+                continue
+            if time.monotonic() > deadline:
+                row["results"][contender.name] = _OUT_OF_TIME
                 continue
             samples = samples or _samples(case, *seeds.integers(1 << 31, size=2).tolist())
             found = _Run(case, contender, samples, repeats).best(
@@ -104,9 +106,9 @@ def measure(
             )
             if "seconds" in found:
                 found["share"] = row["predicted_s"] / found["seconds"]
+                found["is_paged"] = contender.is_paged
             row["results"][contender.name] = found
-        rows.append(row)
-    return rows
+        yield row
 
 
 def _samples(case: Case, seed: int, lengths_seed: int) -> list[Sample]:
@@ -129,51 +131,54 @@ class _Run:
     def best(self, expected_s: float, tunes: bool, deadline: float) -> dict[str, Any]:
         """The fastest of the right candidates, or what is wrong with the first that is not."""
         case, contender = self._case, self._contender
-        candidates = contender.candidates(case, target_device())
-        if not tunes and not candidates[0]:  # it chooses by itself
-            candidates = candidates[:1]
+        candidates = contender.candidates(case, target_device(), tunes)
         tried: list[dict[str, Any]] = []
         try:
-            stored = contender.store(case, self._arrays)
             for sizes in candidates:
                 if tried and time.monotonic() > deadline:
                     break
-                found, one_s = self._check(stored, sizes)
+                found, one_s = self._check(sizes)
                 if found["status"] == "right":
-                    found["seconds"] = self._time(stored, sizes, max(one_s, expected_s))
+                    found["seconds"] = self._time(sizes, max(one_s, expected_s))
                 tried.append(found | {"sizes": dict(sizes)})
         except Exception as failure:  # a library's own, whatever it is
             reason = f"{type(failure).__name__}: {' '.join(str(failure).split())[:300]}"
             return {"status": "failed", "reason": reason}
         wrong = [found for found in tried if found["status"] != "right"]
-        best = wrong[0] if wrong else min(tried, key=lambda found: found["seconds"])
+        best = dict(wrong[0] if wrong else min(tried, key=lambda found: found["seconds"]))
+        best["is_repeatable"] = all(found["is_repeatable"] for found in tried)
         return best | ({"candidates": tried} if len(candidates) > 1 else {})
 
-    def _attend(self, sizes: Sizes) -> Callable[..., jax.Array]:
-        attend = self._contender.attend
-        return lambda q_CWNH, arrays, stored: attend(q_CWNH, arrays, stored, **sizes)
+    def _store(self, arrays: Arrays) -> Any:
+        return self._contender.store(self._case, arrays)
 
-    def _check(self, stored: Any, sizes: Sizes) -> tuple[dict[str, Any], float]:
+    def _attend(self, sizes: Sizes) -> Callable[..., tuple[jax.Array, Any]]:
+        return functools.partial(self._contender.attend, **sizes)
+
+    def _check(self, sizes: Sizes) -> tuple[dict[str, Any], float]:
         """Its largest error; and seconds of a run, dispatch included."""
         arrays, attend = self._arrays, self._attend(sizes)
 
-        def poisoned(out_CWNH: jax.Array, arrays: Arrays, stored: Any) -> jax.Array:
-            return attend(arrays.q_CWNH, arrays, stored).astype(out_CWNH.dtype)
+        def poisoned(out_CWNH: jax.Array, stored: Any, arrays: Arrays) -> tuple[jax.Array, Any]:
+            found_CWNH, stored = attend(arrays.q_CWNH, arrays, stored)
+            return found_CWNH.astype(out_CWNH.dtype), stored
 
         def nans() -> jax.Array:
             return jnp.full(arrays.q_CWNH.shape, jnp.nan, jnp.float32)
 
-        lowered = jax.jit(poisoned, donate_argnums=0, keep_unused=True)
-        program = lowered.lower(nans(), arrays, stored).compile()
+        lowered = jax.jit(poisoned, donate_argnums=(0, 1), keep_unused=True)
+        program = lowered.lower(nans(), self._store(arrays), arrays).compile()
         memory = program.memory_analysis()
-        _poison(memory.temp_size_in_bytes if memory is not None else 0)
+        num_bytes = memory.temp_size_in_bytes if memory is not None else 0
         errors, is_repeatable, one_s = [], True, 0.0
         for sample in self._samples:
-            out_CWNH = program(nans(), sample.arrays, stored)
+            out_CWNH, stored = nans(), self._store(sample.arrays)
+            _poison(num_bytes)
+            out_CWNH, stored = program(out_CWNH, stored, sample.arrays)
             errors.append(attention_case.error(sample, out_CWNH))
-            again = jax.block_until_ready(nans())
+            again, stored = jax.block_until_ready((nans(), stored))
             start = time.perf_counter()
-            again = jax.block_until_ready(program(again, sample.arrays, stored))
+            again, _ = jax.block_until_ready(program(again, stored, sample.arrays))
             one_s = time.perf_counter() - start
             is_repeatable &= bool((out_CWNH == again).all())
         known = [error for error in errors if error is not None]
@@ -182,21 +187,26 @@ class _Run:
         status = "right" if is_right else "wrong"
         return {"status": status, "error": worst, "is_repeatable": is_repeatable}, one_s
 
-    def _time(self, stored: Any, sizes: Sizes, expected_s: float) -> float:
+    def _time(self, sizes: Sizes, expected_s: float) -> float:
+        attend, q_CWNH = self._attend(sizes), jnp.array(self._arrays.q_CWNH)
+        stored = self._store(self._arrays)
+        out_CWNH, _ = jax.eval_shape(attend, q_CWNH, self._arrays, stored)
+        carry = q_CWNH, jnp.zeros(out_CWNH.shape, out_CWNH.dtype), stored
         return on_device.seconds(
-            chained(self._attend(sizes)), jnp.array(self._arrays.q_CWNH), self._arrays, stored,
-            expected_s=expected_s, repeats=self._repeats,
-        )  # fmt: skip
+            chained(attend), carry, self._arrays, expected_s=expected_s, repeats=self._repeats
+        )
 
 
-def chained(attend: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Attention whose queries wait for its last output: one element of it, which costs next to
-    nothing.
+def chained(attend: Callable[..., tuple[jax.Array, Any]]) -> Callable[..., Any]:
+    """Attention whose queries wait for its last output: for one element of it, which costs next to
+    nothing. The whole output is carried along, or what makes the rest of it would be left out.
     """
 
-    def step(q_CWNH: jax.Array, arrays: Arrays, stored: Any) -> jax.Array:
-        out_CWNH = attend(q_CWNH, arrays, stored)
-        return q_CWNH.at[0, 0, 0, 0].set(out_CWNH[0, 0, 0, 0].astype(q_CWNH.dtype))
+    def step(carry: tuple[jax.Array, jax.Array, Any], arrays: Arrays) -> Any:
+        q_CWNH, _, stored = carry
+        out_CWNH, stored = attend(q_CWNH, arrays, stored)
+        q_CWNH = q_CWNH.at[0, 0, 0, 0].set(out_CWNH[0, 0, 0, 0].astype(q_CWNH.dtype))
+        return q_CWNH, out_CWNH, stored
 
     return step
 

@@ -24,7 +24,8 @@ class Program:
     """A command and its limit in seconds.
 
     Attributes:
-        is_json: it prints one JSON object.
+        is_json: it prints JSON, a value a line; the last whole one is its result, also when it was
+            ended.
         missing: what it needs and is not there; None: nothing.
     """
 
@@ -42,7 +43,7 @@ class Outcome:
     Attributes:
         status: 'done', 'failed', 'out of time' or 'not run'.
         seconds: that it took.
-        result: what it printed, parsed; None where it printed no JSON object.
+        result: the last value that it printed; None where it printed no JSON.
         tail: the end of what it printed, where `result` does not hold it or it failed.
     """
 
@@ -93,13 +94,20 @@ def _run(program: Program, limit_s: float, folder: Path, environment: dict[str, 
         printed, said = (_read(file) for file in (out, err))
     outcome = Outcome(program.name, program.command, status, time.monotonic() - start)
     if program.is_json:
-        try:
-            outcome.result = json.loads(printed)
-        except ValueError:
-            outcome.status = "failed" if status == "done" else status
+        outcome.result = _last_value(printed)
+        if outcome.result is None and status == "done":
+            outcome.status = "failed"
     if outcome.result is None or status != "done":
         outcome.tail = (said if outcome.result else f"{printed}\n{said}").strip()[-_TAIL:]
     return outcome
+
+
+def _last_value(printed: str) -> Any:
+    """The last line that is JSON; None without one."""
+    for line in reversed(printed.splitlines()):
+        with contextlib.suppress(ValueError):
+            return json.loads(line)
+    return None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -13,17 +13,30 @@ from inference import files
 from layers.kernels import tuning
 
 _GAIN = 1.01  # below, a difference is noise
+_OWN = [name for name in ATTENTIONS if name != "reference"]
 
 Row = Mapping[str, Any]  # of `kernels.measure`
 
 
+def missing(rows: Sequence[Row]) -> str | None:
+    """Why the rows are too few to replace what the file says; None: they are not."""
+    for row in rows:
+        status = row["results"].get("reference", {}).get("status")
+        if status != "right":
+            return f"no time of the reference ({status}): {row['case']}"
+        for name in _OWN:
+            if row["results"].get(name, {}).get("status") in (None, "out of time"):
+                return f"{name} was not begun: {row['case']}"
+    return None
+
+
 def entry(rows: Sequence[Row], today: datetime.date | None = None) -> dict[str, Any]:
-    """What the file says of the device on which the rows were measured."""
-    own = [name for name in ATTENTIONS if name != "reference"]
-    ahead = {name: gain for name in own if (gain := _gain(rows, name)) is not None}
-    sizes = {name: _sizes(rows, name) for name in own}
+    """What the file says of the device on which the rows were measured, none of them missing."""
+    ahead = {name: gain for name in _OWN if (gain := _gain(rows, name)) is not None}
+    sizes = {name: _sizes(rows, name) for name in _OWN}
     return {
         "attention": sorted(ahead, key=lambda name: -ahead[name]),
+        "cases": [row["case"] for row in rows],
         "date": str(today or datetime.date.today()),
         "jax": importlib.metadata.version("jax"),
         "sizes": {name: found for name, found in sizes.items() if found},
@@ -43,16 +56,17 @@ def write(device_kind: str, found: Mapping[str, Any]) -> None:
 
 
 def _gain(rows: Sequence[Row], name: str) -> float | None:
-    """How many times as fast as the reference, the median over cases; None unless it was right
-    wherever it could run and faster in every case.
+    """How many times as fast as the reference, the median over cases; None unless it was right,
+    the same bits again, wherever it could run, and faster in every case.
     """
     gains = []
     for row in rows:
-        found, reference = row["results"].get(name, {}), row["results"].get("reference", {})
-        if found.get("status") in ("wrong", "failed"):
+        found, reference = row["results"][name], row["results"]["reference"]
+        if found["status"] == "not run":
+            continue
+        if found["status"] != "right" or not found["is_repeatable"]:
             return None
-        if "seconds" in found and "seconds" in reference:
-            gains.append(reference["seconds"] / found["seconds"])
+        gains.append(reference["seconds"] / found["seconds"])
     return statistics.median(gains) if gains and min(gains) > _GAIN else None
 
 
@@ -60,20 +74,19 @@ def _sizes(rows: Sequence[Row], name: str) -> dict[str, dict[str, int]]:
     """The best sizes of each class of shape, where they beat the kernel's own rule."""
     classes: dict[str, list[dict[Any, float]]] = collections.defaultdict(list)
     for row in rows:
-        found = row["results"].get(name, {})
-        if found.get("status") != "right" or "candidates" not in found:
+        found = row["results"][name]
+        if found["status"] != "right" or "candidates" not in found:
             continue
         shape = (row["rows"], row["kv_heads"], row["head_width"], row["page_tokens"])
-        seconds = {tuple(c["sizes"].items()): c["seconds"] for c in found["candidates"]}
-        classes[tuning.attention_class(*shape)].append(seconds)
+        # Against the kernel's own rule, so that long and short contexts weigh the same.
+        own_s = found["candidates"][0]["seconds"]
+        times = {tuple(c["sizes"].items()): c["seconds"] / own_s for c in found["candidates"]}
+        classes[tuning.attention_class(*shape)].append(times)
     best = {}
     for shape_class, cases in sorted(classes.items()):
-        common = set.intersection(*(set(seconds) for seconds in cases))
-        if () not in common:
-            continue
-        # Against the kernel's own rule, so that long and short contexts weigh the same.
-        times = {c: statistics.mean(case[c] / case[()] for case in cases) for c in sorted(common)}
-        chosen = min(times, key=lambda candidate: times[candidate])
+        common = sorted(set.intersection(*(set(times) for times in cases)))
+        times = {c: statistics.mean(case[c] for case in cases) for c in common}
+        chosen = min(times, key=lambda candidate: times[candidate], default=())
         if chosen and times[chosen] * _GAIN < 1:
             best[shape_class] = dict(chosen)
     return best

@@ -136,6 +136,21 @@ def launches(executable: Any, scope: str) -> list[str]:
     return [m[1] for m in kernels if re.search(scope, m[2])]
 
 
+def loop_body(executable: Any, num_runs: int) -> dict[str, str]:
+    """Instructions of the loop with this trip count by name; the last is "ROOT"."""
+    text = executable.as_text()
+    trips = re.escape(f'"known_trip_count":{{"n":"{num_runs}"}}')
+    (name,) = re.findall(rf" while\(.*body=(%[\w.-]+),.*{trips}", text)
+    (body,) = re.findall(rf"^{re.escape(name)} .*?^}}", text, re.MULTILINE | re.DOTALL)
+    lines = (line.strip() for line in body.splitlines()[1:-1])
+    return {line.split(" ")[0].lstrip("%"): line for line in lines}
+
+
+def operands(instruction: str) -> list[str]:
+    """Names of what an instruction reads, in order."""
+    return re.findall(r"%([\w.-]+)", re.search(r" [\w-]+\((%.*?)\)(?:,|$)", instruction)[1])
+
+
 def copies(executable: Any, leaf: Any) -> list[str]:
     """Instructions that write a leaf's elements anew, under whatever shape."""
     found = re.finditer(

@@ -11,19 +11,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+from jax.experimental.pallas import tpu as pltpu
 
 from configs.hardware.spec import HardwareSpec
 from inference.benchmark import attention_case, contenders, kernels, tune
 from inference.benchmark.attention_case import Case
 from inference.benchmark.contenders import Contender
 from inference.planner import calibrate, on_device
+from layers import kv_cache
 from layers.kernels import tuning
-from layers.kernels.attention import api, gpu
+from layers.kernels.attention import api, gpu, tpu
 from layers.kernels.device import Device
 
 CHIP = HardwareSpec("chip", 1e9, 1e9, {"bfloat16": 1e12})
 CASE = Case(3, 1, 200, 4, 2, 64)
-REFERENCE, PALLAS = contenders.everyone()[:2]
+REFERENCE, PALLAS, *FOR_TPUS = contenders.everyone()[:4]
 
 
 def bench(*chosen, case=CASE, **options):
@@ -34,9 +36,12 @@ def bench(*chosen, case=CASE, **options):
 
 def changed(change, **fields) -> Contender:
     """The reference with another output."""
-    return REFERENCE._replace(
-        attend=lambda *args, **sizes: change(REFERENCE.attend(*args), **sizes), **fields
-    )
+
+    def attend(*args, **sizes):
+        out_CWNH, stored = REFERENCE.attend(*args)
+        return change(out_CWNH, **sizes), stored
+
+    return REFERENCE._replace(attend=attend, **fields)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +54,7 @@ def test_float64_agrees_with_the_reference_and_with_nothing_else(case, dtype):
     arrays = attention_case.ragged(case, attention_case.draw(case, 0), 0)
     sample = attention_case.sample(case, arrays)
     assert len({*np.asarray(arrays.length_C)}) > 1 or case.queries == case.context
-    out = REFERENCE.attend(arrays.q_CWNH, arrays, REFERENCE.store(case, arrays))
+    out, _ = REFERENCE.attend(arrays.q_CWNH, arrays, REFERENCE.store(case, arrays))
     assert attention_case.is_right(case, attention_case.error(sample, out))
     swapped = out[:, :, ::-1]  # each head is somebody else's
     assert attention_case.error(sample, swapped) > 0.5
@@ -61,9 +66,10 @@ def test_float64_agrees_with_the_reference_and_with_nothing_else(case, dtype):
 
 
 def test_bytes_and_flops_are_the_planners():
+    """But for the new tokens, which are in the cache before."""
     operation = CASE.operation
     queries_and_output = 2 * 3 * 4 * 64 * 2
-    assert operation.bytes == CASE.cache_bytes + 3 * 2 * 2 * 64 * 2 + queries_and_output
+    assert operation.bytes == CASE.cache_bytes + queries_and_output
     assert operation.flops == 3 * 4 * 200 * 4 * 64
     assert Case(1, 128, 128).operation.flops == 4 * 32 * 128 * 128 * 129 / 2
 
@@ -115,26 +121,56 @@ def test_a_failure_is_one_line_and_the_others_go_on():
     }
     assert row["results"]["reference"]["status"] == "right"
     late = bench(REFERENCE, budget_s=-1.0)["results"]["reference"]
-    assert late == {"status": "not run", "reason": "has no time left"}
+    assert late == {"status": "out of time", "reason": "was not begun"}
 
 
 def test_the_fastest_sizes_count(monkeypatch):
     times = iter([3e-3, 1e-3, 2e-3])
     monkeypatch.setattr(on_device, "seconds", lambda *args, **options: next(times))
     sizes = tuple({"n": n} for n in (1, 2, 3))
-    peer = changed(lambda out, n: out, candidates=lambda case, device: sizes)
+    peer = changed(lambda out, n: out, candidates=lambda case, device, tunes: sizes)
     found = bench(peer)["results"]["reference"]
     assert found["sizes"] == {"n": 2} and found["seconds"] == 1e-3
     assert [each["seconds"] for each in found["candidates"]] == [3e-3, 1e-3, 2e-3]
 
-    times = iter([3e-3])
-    own = peer._replace(candidates=lambda case, device: ({}, *sizes))
-    own = own._replace(attend=REFERENCE.attend)
-    assert bench(own)["results"]["reference"]["sizes"] == {}  # untuned: it chooses by itself
+
+def test_one_whose_bits_vary_is_told(monkeypatch):
+    """Whatever the size that is the fastest."""
+    times, runs = iter([1e-3, 2e-3]), iter(range(100))
+    monkeypatch.setattr(on_device, "seconds", lambda *args, **options: next(times))
+
+    def drift(out, n):
+        late = jax.pure_callback(lambda: np.float32(next(runs)), jnp.zeros(()))
+        return out * (1 + (n - 1) * 1e-5 * late)
+
+    sizes = tuple({"n": n} for n in (1, 2))
+    found = bench(changed(drift, candidates=lambda case, device, tunes: sizes))["results"]
+    assert found["reference"]["sizes"] == {"n": 1} and not found["reference"]["is_repeatable"]
 
 
-def test_a_kernel_is_tuned_from_check_to_file(monkeypatch):
-    """The Hopper kernel in its interpreter, which says nothing of its time."""
+@pytest.fixture
+def tuned(monkeypatch, tmp_path):
+    """Writes `tuning.json`; what it says counts within the test."""
+    path = tmp_path / "tuning.json"
+    monkeypatch.setattr(tuning, "PATH", path)
+
+    def write(found):
+        path.write_text(json.dumps(found))
+        tuning.results.cache_clear()
+        return path
+
+    yield write
+    tuning.results.cache_clear()
+
+
+def test_a_kernel_is_tuned_from_check_to_file(monkeypatch, tuned):
+    """The Hopper kernel in its interpreter, which says nothing of its time; what an earlier run
+    wrote does not matter.
+    """
+    kind = jax.devices()[0].device_kind
+    tuned({kind: {"sizes": {"pallas_gpu": {"H64 page64 blocks4": {"num_splits": 4}}}}})
+    asked, split = [], gpu._split_pages
+    monkeypatch.setattr(gpu, "_split_pages", lambda *args: asked.append(args[-1]) or split(*args))
     attend = functools.partial(gpu.attend_pages, interpret=InterpretGPUParams())
     limit = lambda demand, device: None  # noqa: E731
     kernel = api.implementation("pallas_gpu")._replace(limit=limit, attend_pages=attend)
@@ -142,14 +178,19 @@ def test_a_kernel_is_tuned_from_check_to_file(monkeypatch):
     monkeypatch.setattr(
         api, "implementation", lambda name: kernel if name == "pallas_gpu" else own(name)
     )
-    times = iter([9.0, 5.0, 3.0, 4.0])  # the reference; by itself, one split, two
+    times = iter([9.0, 5.0, 3.0, 4.0])  # the reference; two splits by itself, one, four
     monkeypatch.setattr(on_device, "seconds", lambda *args, **options: next(times))
-    contender = contenders._ours("pallas_gpu")._replace(
-        candidates=lambda case, device: ({}, {"num_splits": 1}, {"num_splits": 2})
+    contender = contenders._ours("pallas_gpu")
+    candidates = contender.candidates
+    contender = contender._replace(
+        candidates=lambda case, device, tunes: candidates(
+            case, device._replace(num_cores=8), tunes
+        )[:3]
     )
-    row = bench(REFERENCE, contender, case=Case(2, 1, 130, 4, 2, 64), tunes=True)
+    row = bench(REFERENCE, contender, *FOR_TPUS, case=Case(2, 1, 130, 4, 2, 64), tunes=True)
     found = row["results"]["pallas_gpu"]
     assert found["status"] == "right" and found["sizes"] == {"num_splits": 1}
+    assert {*asked} == {2, 1, 4}
     entry = tune.entry([row])
     assert entry["attention"] == ["pallas_gpu"]
     assert entry["sizes"] == {"pallas_gpu": {"H64 page64 blocks4": {"num_splits": 1}}}
@@ -169,23 +210,80 @@ def test_cases_fit_the_device():
 def test_splits_are_tried_around_what_fills_the_device():
     device = Device("gpu", "NVIDIA H200", 132)
     assert PALLAS.limit(Case(32, 1, 4096), device) is None
-    alone = [sizes.get("num_splits") for sizes in PALLAS.candidates(Case(1, 1, 8192), device)]
-    assert alone == [None, 1, 8, 32, 64]
-    many = [sizes.get("num_splits") for sizes in PALLAS.candidates(Case(256, 1, 128), device)]
-    assert many == [None, 2]  # two pages have no more
-    assert PALLAS.candidates(Case(1, 64, 64), device) == ({},)
+
+    def splits(case):
+        return [sizes["num_splits"] for sizes in PALLAS.candidates(case, device, True)]
+
+    assert splits(Case(1, 1, 8192)) == [16, 1, 8, 32, 64]
+    assert splits(Case(256, 1, 128)) == [1, 2]  # two pages have no more
+    assert PALLAS.candidates(Case(1, 1, 8192), device, False) == ({},)
+    assert PALLAS.candidates(Case(1, 64, 64), device, True) == ({},)
+
+
+@pytest.mark.parametrize("case", [Case(1, 1, 8192), Case(256, 1, 128), Case(32, 1, 4096)])
+def test_the_first_candidate_is_the_kernels_own_rule(monkeypatch, case):
+    device = Device("gpu", "a new one", 132)
+    monkeypatch.setattr(gpu, "target_device", lambda: device)
+
+    class Asked(Exception):
+        pass
+
+    def stop(sight, valid_BW, page_tokens, num_splits):
+        raise Asked(num_splits)
+
+    monkeypatch.setattr(gpu, "_split_pages", stop)
+    arrays = jax.eval_shape(lambda: attention_case.draw(case, 0))
+    with pytest.raises(Asked) as asked:
+        jax.eval_shape(PALLAS.attend, arrays.q_CWNH, arrays, _pages(case))
+    assert PALLAS.candidates(case, device, True)[0] == {"num_splits": asked.value.args[0]}
+
+
+def _pages(case):
+    return api.implementation("pallas_gpu").layout(
+        1 + case.rows * case.columns, case.page_tokens, case.kv_heads, case.head_width, case.dtype
+    )
+
+
+def test_one_that_appends_does_so_in_every_run(monkeypatch):
+    """The TPU kernel in its interpreter: the newest tokens are not in its pages before."""
+    interpret = pltpu.InterpretParams()
+    append = functools.partial(tpu.append_and_attend, interpret=interpret)
+    kernel = api.implementation("pallas_tpu")._replace(
+        limit=lambda demand, device: None, append_and_attend=append
+    )
+    own = api.implementation
+    monkeypatch.setattr(
+        api, "implementation", lambda name: kernel if name == "pallas_tpu" else own(name)
+    )
+    monkeypatch.setattr(on_device, "seconds", lambda *args, **options: 1.0)
+    case, contender = Case(2, 1, 130, 4, 2, 64), contenders._ours("pallas_tpu")
+    arrays = attention_case.draw(case, 0)
+    pages = contender.store(case, arrays)
+    complete = REFERENCE.store(case, arrays)
+    assert np.isnan(kv_cache.decode(pages)).any()
+    _, left = contender.attend(arrays.q_CWNH, arrays, pages)
+    np.testing.assert_array_equal(left[1:], complete[1:])
+    found = bench(contender, case=case)["results"]["pallas_tpu"]
+    assert found["status"] == "right" and found["is_repeatable"]
+
+    def forgets(q_CWNH, k_CWKH, v_CWKH, pages, rectangle, group):
+        return own("reference").attend_pages(q_CWNH, pages, rectangle, group), pages
+
+    kernel = kernel._replace(append_and_attend=forgets)
+    assert bench(contender, case=case)["results"]["pallas_tpu"]["status"] == "wrong"
 
 
 # --- what is written down -------------------------------------------------------------------------
 
 
 def row(own, reference, case=CASE, candidates=None):
-    right = {"status": "right", "sizes": {}}
+    right = {"status": "right", "sizes": {}, "is_repeatable": True}
     found = {"pallas_gpu": right | {"seconds": own}, "reference": right | {"seconds": reference}}
     if candidates:
         tried = [{"sizes": dict(sizes), "seconds": s} for sizes, s in candidates.items()]
         found["pallas_gpu"] |= {"candidates": tried}
-    return {**case.__dict__, "results": found}
+    found |= {name: {"status": "not run"} for name in ("pallas_tpu", "jax_tpu")}
+    return {**case.__dict__, "case": case.label, "results": found}
 
 
 def test_winners_are_right_and_faster_in_every_case():
@@ -200,42 +298,54 @@ def test_winners_are_right_and_faster_in_every_case():
     absent["results"]["pallas_gpu"] = {"status": "not run"}
     assert tune.entry([absent])["attention"] == []
     assert tune.entry([row(1.0, 3.0), absent])["attention"] == ["pallas_gpu"]
+    varying = row(1.0, 3.0)
+    varying["results"]["pallas_gpu"]["is_repeatable"] = False
+    assert tune.entry([row(1.0, 3.0), varying])["attention"] == []
+
+
+def test_too_few_measurements_decide_nothing():
+    whole = row(1.0, 3.0)
+    assert tune.missing([whole, whole]) is None
+    late = row(1.0, 3.0, Case(4, 1, 900, 4, 2, 64))
+    late["results"]["pallas_gpu"] = {"status": "out of time"}
+    assert tune.missing([whole, late]) == f"pallas_gpu was not begun: {late['case']}"
+    for status in ("out of time", "failed", "wrong"):
+        alone = row(1.0, 3.0)
+        alone["results"]["reference"] = {"status": status}
+        assert tune.missing([whole, alone]).startswith(f"no time of the reference ({status}): ")
+    del alone["results"]["reference"]
+    assert "no time of the reference (None)" in tune.missing([alone])
 
 
 def test_sizes_are_written_where_they_beat_the_kernels_own():
-    two, four = (("num_splits", 2),), (("num_splits", 4),)
-    short = row(1.0, 3.0, candidates={(): 10e-6, two: 5e-6, four: 6e-6})
-    long = row(1.0, 3.0, Case(4, 1, 900, 4, 2, 64), {(): 900e-6, two: 1000e-6, four: 450e-6})
+    one, two, four = ((("num_splits", n),) for n in (1, 2, 4))
+    short = row(1.0, 3.0, candidates={one: 10e-6, two: 5e-6, four: 6e-6})
+    long = row(1.0, 3.0, Case(4, 1, 900, 4, 2, 64), {one: 900e-6, two: 1000e-6, four: 450e-6})
     found = tune.entry([short, long], datetime.date(2026, 1, 2))
     assert found == {
         "attention": ["pallas_gpu"],
+        "cases": [short["case"], long["case"]],
         "date": "2026-01-02",
         "jax": jax.__version__,
         "sizes": {"pallas_gpu": {"H64 page64 blocks8": {"num_splits": 4}}},
     }
-    slower = row(1.0, 3.0, candidates={(): 10e-6, two: 9.95e-6})
+    slower = row(1.0, 3.0, candidates={one: 10e-6, two: 9.95e-6})
     assert tune.entry([slower])["sizes"] == {}
 
 
-def test_the_file_keeps_other_devices(monkeypatch, tmp_path):
-    path = tmp_path / "tuning.json"
-    path.write_text('{"other": {"attention": ["pallas_gpu"]}}')
-    monkeypatch.setattr(tuning, "PATH", path)
-    tuning.results.cache_clear()
-    try:
-        shape_class = tuning.attention_class(3, 2, 64, 64)
-        sizes = {"pallas_gpu": {shape_class: {"num_splits": 2}}}
-        tune.write("chip", {"attention": ["pallas_gpu"], "sizes": sizes})
-        assert tuning.winners("attention", "other") == ("pallas_gpu",)
-        assert tuning.winners("attention", "chip") == ("pallas_gpu",)
-        assert tuning.sizes("pallas_gpu", "chip", shape_class) == {"num_splits": 2}
-        assert tuning.sizes("pallas_gpu", "chip", "H1 page64 blocks1") == {}
-        assert tuning.sizes("pallas_gpu", "nobody's", shape_class) == {}
-        tune.write("chip", {"attention": []})
-        assert tuning.winners("attention", "chip") == ()
-        assert list(json.loads(path.read_text())) == ["chip", "other"]
-    finally:
-        tuning.results.cache_clear()
+def test_the_file_keeps_other_devices(tuned):
+    path = tuned({"other": {"attention": ["pallas_gpu"]}})
+    shape_class = tuning.attention_class(3, 2, 64, 64)
+    sizes = {"pallas_gpu": {shape_class: {"num_splits": 2}}}
+    tune.write("chip", {"attention": ["pallas_gpu"], "sizes": sizes})
+    assert tuning.winners("attention", "other") == ("pallas_gpu",)
+    assert tuning.winners("attention", "chip") == ("pallas_gpu",)
+    assert tuning.sizes("pallas_gpu", "chip", shape_class) == {"num_splits": 2}
+    assert tuning.sizes("pallas_gpu", "chip", "H1 page64 blocks1") == {}
+    assert tuning.sizes("pallas_gpu", "nobody's", shape_class) == {}
+    tune.write("chip", {"attention": []})
+    assert tuning.winners("attention", "chip") == ()
+    assert list(json.loads(path.read_text())) == ["chip", "other"]
 
 
 # --- the clock ------------------------------------------------------------------------------------

@@ -27,7 +27,9 @@ def test_what_became_of_each(run):
         python("text", "print('x' * 5000 + 'end')"),
         python("broken", "import sys; print('so far'); sys.exit('why')"),
         python("no json", "print('oops')", is_json=True),
-        python("half", "import sys; print('{}'); sys.exit('late')", is_json=True),
+        python(
+            "half", "import sys; print('{}\\n{\"a\": 1}\\n{\"a'); sys.exit('late')", is_json=True
+        ),
         python("absent", "", missing="no such weights"),
         N="3",
     )
@@ -40,7 +42,7 @@ def test_what_became_of_each(run):
     assert len(by_name["text"].tail) == 3000
     assert by_name["broken"].tail == "so far\n\nwhy"
     assert by_name["no json"].tail == "oops"
-    assert by_name["half"].result == {} and by_name["half"].tail.endswith("late")
+    assert by_name["half"].result == {"a": 1} and by_name["half"].tail.endswith("late")
     assert by_name["absent"].tail == "no such weights"
 
 
@@ -49,9 +51,11 @@ def test_a_program_is_ended_with_its_children(run, monkeypatch):
     child = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', '{0}']); {0}"
     sleep = "import time; print(1, flush=True); time.sleep(60)"
     start = time.monotonic()
-    late, never = run(python("late", child.format(sleep), 2.0), python("next", ""), budget_s=2.05)
+    late, never = run(
+        python("late", child.format(sleep), 2.0, is_json=True), python("next", ""), budget_s=2.05
+    )
     assert time.monotonic() - start < 20
-    assert late.status == "out of time" and 2 <= late.seconds < 20 and "1" in late.tail
+    assert late.status == "out of time" and 2 <= late.seconds < 20 and late.result == 1
     assert never.status == "not run" and never.tail == "no time is left"
 
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from absl import flags
 
 from configs.hardware.spec import HardwareSpec
 from inference import engine as engines
@@ -12,18 +13,19 @@ from inference.executor import Executor
 from inference.planner import calibrate
 from inference.planner.simulate import Simulator
 from inference.scheduler import Scheduler
-from scripts import bench, bench_probes, common
+from scripts import bench, bench_modes, bench_probes, common
 from tests.scripts import apps
 
 pytestmark = pytest.mark.quick_code
 
 _ARGS = (
-    f"--model={apps.TINY}", "--prefill_tokens=40",
+    f"--model={apps.TINY}",
     "--set=engine.prefill_tiles=(2,)", "--set=engine.decode_rows=(4,)",
     "--set=engine.page_tokens=16", "--set=engine.tile_tokens=32",
 )  # fmt: skip
 CHIP = HardwareSpec("chip", 1e9, 1e9, {})
 _SHORT = ("--prompt_tokens=20", "--new_tokens=5")
+_PREFILL = ("--prefill_tokens=40",)
 _LATENCIES = {
     f"{name}_{statistic}_s"
     for name in ("ttft", "tpot", "itl", "e2e")
@@ -54,7 +56,7 @@ def run(monkeypatch, capfd):
 
 
 def test_rows_and_table(run, monkeypatch, tmp_path):
-    ran = run(*_SHORT, "--concurrency=1,3", "--repeats=2", "--json")
+    ran = run(*_SHORT, *_PREFILL, "--concurrency=1,3", "--repeats=2", "--json")
     assert ran.status == 0, ran.err
     answer = json.loads(ran.out)
     assert [row["concurrency"] for row in answer["rows"]] == [1, 3]
@@ -71,7 +73,7 @@ def test_rows_and_table(run, monkeypatch, tmp_path):
     beside = tmp_path / "beside.json"
     beside.write_text('{"peer": "other", "output_tok_s_1": 10, "prefill_tok_s": 2.5}')
     monkeypatch.setattr(Executor, "warm_up", lambda *args: None)  # then steps compile as they come
-    ran = run(*_SHORT, "--concurrency=1", "--repeats=1", f"--beside={beside}")
+    ran = run(*_SHORT, *_PREFILL, "--concurrency=1", "--repeats=1", f"--beside={beside}")
     lines = ran.out.splitlines()
     assert lines[0].split() == ["ridgeline", "predicted", "other", "ratio"]
     assert len(lines[1].split()) == 8 and "output tok/s at 1" in lines[1]
@@ -168,7 +170,7 @@ def test_decode_steps_of_random_weights(run, monkeypatch):
 
 def test_a_closed_load_on_random_weights(run, monkeypatch):
     monkeypatch.setattr(bench.common, "open_checkpoint", None)
-    ran = run(*_SHORT, "--random_weights", "--concurrency=1", "--repeats=1", "--json")
+    ran = run(*_SHORT, *_PREFILL, "--random_weights", "--concurrency=1", "--repeats=1", "--json")
     assert ran.status == 0, ran.err
     assert json.loads(ran.out)["rows"][0]["output_tok_s"] > 0
 
@@ -177,10 +179,27 @@ REFUSED = {
     "no point": (["--decode=16"], "is like 1x1024,16x1024 (sequences x context), not '16'"),
     "no sequences": (["--decode=0x64"], "not '0x64'"),
     "short context": (["--decode=1x16"], "contexts from 17 to the model's 256 - 16, not at 16"),
-    "gap of nothing": (["--gap"], "--gap needs --decode"),
+    "gap of nothing": (["--gap"], "--workload=closed does not read --gap: it goes with --decode"),
     "decoding and a ladder": (["--decode=1x64", "--ladder"], "give one of --ladder, --decode"),
-    "ladder without weights": (["--ladder", "--random_weights"], "leave --random_weights out"),
-    "picture of decoding": (["--decode=1x64", "--plot=x.png"], "--plot draws a workload"),
+    "ladder without weights": (["--ladder", "--random_weights"], "not read --random_weights: it"),
+    "ladder of a few": (
+        ["--ladder", "--concurrency=4"],
+        "error: --ladder does not read --concurrency: it goes with --workload=closed\n",
+    ),
+    "picture of decoding": (
+        ["--decode=1x64", "--plot=x.png"],
+        "--decode does not read --plot: it goes with --workload=closed or --workload=poisson or",
+    ),
+    "seed of decoding": (["--decode=1x64", "--seed=1"], "--decode does not read --seed"),
+    "requests of the host": (
+        ["--host_cost", "--requests=5"],
+        "--host_cost does not read --requests",
+    ),
+    "repeats of the host": (["--host_cost", "--repeats=5"], "--host_cost does not read --repeats"),
+    "a promise of a ladder": (["--ladder", "--slo_itl_s=1"], "--ladder does not read --slo_itl_s"),
+    "prefill beside": (["--interference", "--prefill_tokens=5"], "not read --prefill_tokens: it"),
+    "lines of a load": (["--json_lines"], "does not read --json_lines: it goes with --decode"),
+    "another app's": (["--device=cpu"], "--workload=closed does not read --device\n"),
     "workload": (["--workload=bursty"], "closed, poisson or a FILE.jsonl, not 'bursty'"),
     "no rate": (["--workload=poisson"], "workload.rate is needed where kind is 'poisson'"),
     "negative rate": (["--workload=poisson", "--rate=-1"], "a second above 0, not -1.0"),
@@ -206,27 +225,43 @@ REFUSED = {
         ],
         "no rung 'orbital'; valid: naive, cached",
     ),
-    "rungs alone": (["--ladder_rungs=paged"], "--ladder_rungs needs --ladder"),
-    "ladder and load": (["--ladder", "--workload=poisson"], "leave --workload out"),
+    "rungs alone": (
+        ["--ladder_rungs=paged"],
+        "does not read --ladder_rungs: it goes with --ladder",
+    ),
+    "ladder and load": (
+        ["--ladder", "--workload=poisson"],
+        "--ladder does not read --workload: it",
+    ),
     "interference": (["--interference"], "needs a context of 4096, the model's holds 256"),
     "nobody": (["--interference", "--running=0"], "num_running is at least 1, not 0"),
     "repeats": (["--repeats=0"], "--repeats is at least 1, not 0"),
     "plot": (["--plot=x.jpg"], "--plot is a .png file in an existing folder"),
     "open and closed": (
         ["--workload=poisson", "--rate=1", "--concurrency=2"],
-        "go with --workload=closed",
+        "FILE.jsonl does not read --concurrency: it goes with --workload=closed",
     ),
     "no number": (["--concurrency=1,x"], "is a list of numbers"),
     "zero": (["--concurrency=0"], "are at least 1"),
     "no tokens": (["--prompt_tokens=0"], "fixed lengths are from 1 to"),
     "no prefill": (["--prefill_tokens=0"], "--concurrency and --prefill_tokens are at least 1"),
     "long prefill": (["--prefill_tokens=256"], "grow to 257 tokens, the context holds 256"),
-    "long": (["--prompt_tokens=200", "--new_tokens=57"], "grow to 257 tokens"),
+    "long": (["--prompt_tokens=200", "--new_tokens=57", *_PREFILL], "grow to 257 tokens"),
     "many": (
         ["--concurrency=1,9", "--set=engine.max_seqs=8"],
         "--concurrency=9 is above engine.max_seqs=8",
     ),
 }
+
+
+def test_every_flag_is_read_by_some_mode():
+    """But for those that concern the process."""
+    modules = ("scripts.bench", "scripts.common")
+    keys = (key for name in modules for key in flags.FLAGS.get_key_flags_for_module(name))
+    known = {key.name for key in keys}
+    assert "concurrency" in known and "prefix_share" in known
+    read = {name for names in bench_modes.READ.values() for name in names}
+    assert known - read <= {"device"} and read <= known
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -31,14 +31,42 @@ def test_small_shapes_on_a_cpu(run, tmp_path):
     (part,) = found["parts"]
     assert part["result"]["rows"] and part["tail"] == "" and found["device"] == "cpu"
     assert "| kernels | done |" in page.read_text() and "  reference  " in page.read_text()
+    assert "--parts lists some of decode, kernels, smollm2" in run(
+        "--device=cpu", "--parts=kernel"
+    ).error  # fmt: skip
+    assert json.loads(page.with_suffix(".json").read_text()) == found
+
+
+def test_parts_are_added_to_the_page_of_the_day(run, monkeypatch, tmp_path):
+    seen = []
+
+    def parts(kind, outcomes):
+        for name in ("one", "two", "three"):
+            seen.append((name, [(outcome.name, outcome.tail) for outcome in outcomes]))
+            yield Program(name, ("echo", name), 60)
+
+    monkeypatch.setattr(device, "_parts", parts)
+    assert run("--device=cpu").status == 0
+    assert run("--device=cpu", "--parts=two").status == 0
+    assert ("two", [("one", "one"), ("three", "three")]) in seen
+    (page,) = tmp_path.glob("cpu-*.json")
+    found = json.loads(page.read_text())
+    assert [part["name"] for part in found["parts"]] == ["one", "two", "three"]
+
+    page.write_text(json.dumps(found | {"jax": "another"}))
+    assert run("--device=cpu", "--parts=three").status == 0
+    assert [part["name"] for part in json.loads(page.read_text())["parts"]] == ["three"]
+    page.write_text("{")
+    assert ".json is damaged: remove it" in run("--device=cpu", "--parts=three").error
 
 
 def test_what_was_found_is_kept_when_a_part_fails(run, monkeypatch, tmp_path):
     def parts(kind, outcomes):
         yield Program("one", (sys.executable, "-c", "print('fine')"), 60)
-        assert outcomes[0].status == "done"
-        (page,) = tmp_path.glob("cpu-*.md")
-        assert "fine" in page.read_text()
+        if outcomes:  # as it runs, not as names are asked for
+            assert outcomes[0].status == "done"
+            (page,) = tmp_path.glob("cpu-*.md")
+            assert "fine" in page.read_text()
         yield Program("two", (sys.executable, "-c", "raise SystemExit('bad')"), 60)
         yield Program("three", ("true",), 60, missing="nothing to do it with")
 
@@ -58,42 +86,61 @@ def test_what_was_found_is_kept_when_a_part_fails(run, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("kind, page_tokens", [("gpu", 64), ("tpu", 128)])
 def test_a_devices_parts_in_order_of_worth(kind, page_tokens):
-    parts = list(device._parts(kind, []))
-    names = [part.name for part in parts]
-    assert names[:3] == ["decode is right", "device tests", "kernels"]
-    assert names[3:7] == [
-        "llama3-8b", "llama2-13b", "llama2-13b, K=8", "llama3-8b, the engine's part"
-    ]  # fmt: skip
-    assert names[7:] == [f"tokens on {kind}", "tokens on cpu"]
-    assert "--tune" in parts[2].command and parts[2].is_json
-    for part in parts[3:7]:
+    parts = {part.name: part for part in device._parts(kind, [])}
+    names = list(parts)
+    assert names[:3] == ["decode", "kernels", "llama3-8b"] and names[-1] == "batches"
+    assert len({*names}) == len(names) and not any("," in name for name in names)
+    assert "--tune" in parts["kernels"].command and parts["kernels"].is_json
+    steps = [part for part in parts.values() if "scripts.bench" in part.command]
+    assert [part.name for part in steps] == ["llama3-8b", "llama2-13b", "llama2-13b-gqa", "engine"]
+    for part in steps:
         assert f"--set=engine.page_tokens={page_tokens}" in part.command
-        assert not any("engine.attention" in word for word in part.command)
-    assert "JAX_PLATFORMS=cpu" in parts[-1].command
+        assert "--set=engine.attention=reference" in part.command
+    assert "JAX_PLATFORMS=cpu" in parts["tokens-cpu"].command
+    # Each may take all of its time, and something is left for the last.
+    assert sum(part.limit_s for part in parts.values()) - parts["batches"].limit_s <= 500
+    assert device._BUDGET_S.default == 530
 
 
 def test_the_engine_runs_the_kernel_that_was_shown_right():
-    def named(*statuses):
-        rows = [{"results": {"pallas_gpu": {"status": status}}} for status in statuses]
-        outcome = Outcome("kernels", (), "done", result={"rows": rows})
-        commands = [part.command for part in device._parts("gpu", [outcome])]
-        return ["--set=engine.attention=pallas_gpu" in command for command in commands[3:7]]
+    def named(*statuses, is_repeatable=True):
+        rows = [
+            {"results": {"pallas_gpu": {"status": status, "is_repeatable": is_repeatable}}}
+            for status in statuses
+        ]
+        outcome = Outcome("kernels", (), "out of time", result={"rows": rows})
+        return {
+            part.name
+            for part in device._parts("gpu", [outcome])
+            if "--set=engine.attention=pallas_gpu" in part.command
+        }
 
-    assert all(named("right", "not run", "right"))
-    assert not any(named("right", "wrong"))
-    assert not any(named("not run"))
+    assert named("right", "not run", "out of time", "right") == {
+        "llama3-8b", "llama2-13b", "llama2-13b-gqa", "engine", "tokens-kernel"
+    }  # fmt: skip
+    assert not named("right", "wrong") and not named("right", is_repeatable=False)
+    assert not named("not run") and not named()
 
 
 def test_who_is_wrong_in_decoding_is_not_asked_again():
     outcomes = []
     parts = device._parts("gpu", outcomes)
-    assert next(parts).name == "decode is right"
-    outcomes.append(Outcome("decode is right", (), "out of time"))
-    assert next(parts).missing == "decoding is not right"
-    outcomes.append(Outcome("device tests", (), "not run"))
-    kernels = next(parts)
-    assert "--only=reference,cudnn,flash-attn3-jax" in kernels.command
+    assert next(parts).name == "decode"
+    outcomes.append(Outcome("decode", (), "out of time"))
+    kernels, *_, last = parts
+    assert "--only=reference,cudnn,flash-attn3-jax,flash-attn3-contiguous" in kernels.command
     assert "--tune" not in kernels.command
+    assert last.name == "batches" and last.missing == "decoding is not right"
+
+
+def test_tokens_of_a_kernel_stand_beside_the_cpus(monkeypatch):
+    monkeypatch.setattr(device.sources, "cached_path", lambda weights: "here")
+    parts = {part.name: part for part in device._parts("gpu", [])}
+    assert "bfloat16" not in " ".join(parts["tokens-kernel"].command)  # the model's own
+    assert parts["tokens-cpu"].missing is None
+    assert parts["tokens-kernel"].missing == "no kernel was shown right"
+    monkeypatch.setattr(device.sources, "cached_path", lambda weights: None)
+    assert "weights of smollm2-135m are not" in list(device._parts("gpu", []))[-2].missing
 
 
 def test_the_page_shows_every_kind_of_result():
@@ -104,28 +151,41 @@ def test_the_page_shows_every_kind_of_result():
     hardware = {"name": "chip", "memory_bytes": 1e9, "read_bandwidth": 2e12}
     hardware |= {"rates": {"bfloat16": 5e14}}
     step = {"rows": 2, "context": 64, "needed_bytes": 2e9}
-    answers = [{"text": "a\nb", "token_ids": [1, 2]}, {"text": "c", "token_ids": [3]}]
-    other = [answers[0], {"text": "d", "token_ids": [4]}]
-    kernels = {"device": "chip", "jax": "0", "rows": [], "paged_over_contiguous": {}}
+
+    def answer(text, token_ids, logprobs, **top):
+        tops = [dict(zip("1234", (-1.0, -1.1, -1.3, -5.0), strict=True)) for _ in token_ids]
+        found = {"text": text, "token_ids": token_ids, "logprobs": logprobs}
+        return found | {"top_logprobs": tops}
+
+    answers = [answer("a\nb", [1, 2], [-1.0, -1.1]), answer("c", [3], [-1.3])]
+    tie = [answers[0], answer("d", [1], [-1.0])]
+    other = [answers[0], answer("e", [1], [-1.0]) | {"top_logprobs": [{"1": -1.0}]}]
+    kernels = {"device": "chip", "jax": "0", "rows": []}
     found = {"device": "chip", "date": "today", "jax": "0", "python": "3"}
     parts = [
         part("kernels", kernels | {"hardware": hardware}),
         part("steps", {"decode_steps": [step], "hardware": hardware}),
-        part("tokens on gpu", {"results": answers}),
-        part("tokens on cpu", {"results": other}),
+        part("tokens-cpu", {"results": answers}),
+        part("tokens-reference", {"results": tie}),
+        part("tokens-kernel", {"results": other}),
         part("late", None, "out of time", "\n".join(map(str, range(30)))),
     ]
     text = device_text.page(found | {"parts": parts})
     assert "    python -m scripts.x" in text and "somewhere" not in text
     assert "memory 2000 GB/s, bfloat16 products 500.0 TFLOP/s" in text
     assert "does not fit: 2.0 GB of 1.0 GB" in text
-    assert "    'a\\nb'\n" in text and "Answers with the CPU's tokens: 1 of 2." in text
+    assert "    'a\\nb'\n" in text and "reference: 1 of 2 answers have the CPU's tokens" in text
+    assert [each.agrees for each in device_text.tokens(parts)] == [True, False]
+    assert "as rounding may." in text and "WRONG, more than 0.25." in text
     assert "| late | out of time | 1 |" in text and "    29\n" in text and "    14\n" not in text
 
 
 REFUSED = {
     "another device": (["--device=gpu"], "--device is auto or cpu, not 'gpu'"),
     "no folder": (["--results=missing"], "--results=missing is no folder"),
+    "a model": (["--model=llama3-8b"], "device does not read --model\n"),
+    "another app's": (["--rate=3"], "device does not read --rate\n"),
+    "JSON": (["--json"], "device does not read --json\n"),
 }
 
 

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from inference.benchmark.attention_case import Case
-from scripts import kernelbench
+from scripts import kernel_text, kernelbench
 from tests.scripts import apps
 
 
@@ -25,13 +25,18 @@ def test_rows_and_table(run):
     assert found["device"] == "cpu" and found["hardware"]["read_bandwidth"] > 0
     shuffled, in_order, prefill = found["rows"]
     assert shuffled["is_shuffled"] and not in_order["is_shuffled"] and prefill["queries"] == 128
-    assert found["paged_over_contiguous"]["reference"] > 0
+    assert found["shuffled_over_in_order"]["reference"] > 0
+    assert found["paged_over_contiguous"] == {}
     for row in found["rows"]:
         right = row["results"].pop("reference")
         assert right["status"] == "right" and right["seconds"] > 0 and right["error"] < 2.0**-6
         assert row["bytes"] > 0 and row["flops"] > 0 and row["predicted_s"] > 0
         assert {"pallas_gpu", "cudnn", "flash-attn3-jax"} <= set(row["results"])
         assert {result["status"] for result in row["results"].values()} == {"not run"}
+
+    *earlier, last = map(json.loads, run("--json_lines").out.splitlines())
+    assert [len(each["rows"]) for each in earlier] == [1, 2, 3] and len(last["rows"]) == 3
+    assert "shuffled_over_in_order" in last
 
     lines = run().out.splitlines()
     assert lines[0].startswith("cpu, jax") and "GB/s" in lines[0]
@@ -44,13 +49,15 @@ def test_what_is_wrong_is_told_without_a_time():
         "one": {"status": "wrong", "error": 0.5, "is_repeatable": True},
         "two": {"status": "wrong", "error": None, "is_repeatable": False},
         "three": {"status": "right", "error": 1e-3, "is_repeatable": False, "seconds": 2e-3}
-        | {"share": 0.5, "sizes": {"num_splits": 4}},
+        | {"share": 0.5, "sizes": {"num_splits": 4}, "is_paged": True},
     }
-    row = {"case": "a case", "bytes": 1e6, "flops": 1e9, "bound": "memory", "predicted_s": 1e-3}
+    row = dataclasses.asdict(Case(8, 1, 64)) | {"case": "a case", "bytes": 1e6, "flops": 1e9}
+    row |= {"bound": "memory", "predicted_s": 1e-3}
     hardware = {"read_bandwidth": 1e9, "rates": {"bfloat16": 1e12}}
     found = {"device": "chip", "jax": "0", "hardware": hardware, "tuning": {"attention": []}}
-    found |= {"rows": [row | {"results": results}], "paged_over_contiguous": {"three": 1.04}}
-    lines = kernelbench.table(found)
+    faster = {"three": results["three"] | {"seconds": 1.6e-3}}
+    found |= {"rows": [row | {"results": results}, row | {"results": faster, "is_shuffled": False}]}
+    lines = kernel_text.table(found)
     assert lines[3:6] == [
         "a case: 1.0 MB, 1.00 GFLOP, memory: 1000.0 us",
         "  one             WRONG: error 5.0e-01",
@@ -58,22 +65,40 @@ def test_what_is_wrong_is_told_without_a_time():
     ]
     three = ["three", "2000.0", "50%", "100%", "1.0e-03", "num_splits", "4,", "bits", "vary"]
     assert lines[6].split() == three
-    assert lines[8] == "three: pages in random order take 1.04 x the time of pages in order"
-    assert lines[10] == "tuning.json: {'attention': []}"
+    assert lines[-4:] == [
+        "pages in random order over pages in order, at most:",
+        "  three                   1.25 x",
+        "",
+        "tuning.json: {'attention': []}",
+    ]
 
 
-def test_pages_in_random_order_beside_pages_in_order():
-    def row(seconds, *sizes, is_shuffled=True):
+def test_what_pages_cost():
+    def row(seconds, *sizes, is_shuffled=True, **peers):
         case = dataclasses.asdict(Case(*sizes, is_shuffled=is_shuffled))
-        return case | {"results": {"one": {"seconds": seconds}, "two": {}}}
+        peers = {name: {"seconds": s, "is_paged": False} for name, s in peers.items()}
+        own = {"one": {"seconds": seconds, "is_paged": True}, "two": {}}
+        return case | {"results": own | peers}
 
-    rows = [row(3.0, 8, 1, 64), row(2.0, 8, 1, 64, is_shuffled=False), row(9.0, 8, 1, 128)]
-    rows += [row(5.0, 4, 1, 64), row(5.0, 4, 1, 64, is_shuffled=False)]
-    assert kernelbench.paged_over_contiguous(rows) == {"one": 1.5}
+    rows = [row(3.0, 8, 1, 64), row(2.0, 8, 1, 64, is_shuffled=False, cudnn=0.1)]
+    rows += [row(9.0, 8, 1, 128, cudnn=9.0, flash=6.0), row(5.0, 4, 1, 64, cudnn=5.0)]
+    rows += [row(5.0, 4, 1, 64, is_shuffled=False)]
+    assert kernel_text.shuffled_over_in_order(rows) == {"one": 1.5}
+    assert kernel_text.paged_over_contiguous(rows) == {"one": 1.5}
+
+
+def test_a_device_that_is_not_there_is_one_line(tmp_path):
+    """In a process in which JAX has not looked for one yet."""
+    ran = apps.start("kernelbench", "--device=tpu", cache=tmp_path, JAX_PLATFORMS="")
+    assert ran.error.startswith("error: --device=tpu: JAX ")
 
 
 REFUSED = {
     "no such device": (["--device=gpu"], "--device=gpu: JAX computes on cpu here"),
+    "no kind of device": (["--device=npu"], "should be one of <auto|cpu|gpu|tpu>"),
+    "some are tuned": (["--tune", "--only=reference"], "--tune compares all contenders: leave"),
+    "a model": (["--model=llama3-8b"], "kernelbench does not read --model\n"),
+    "a rate": (["--rate=3"], "kernelbench does not read --rate\n"),
     "nothing to tune": (["--tune"], "--tune needs an accelerator"),
     "too few": (["--repeats=2"], "--repeats is at least 3, not 2"),
     "nobody": (["--only=reference,cublas"], "--only lists some of reference, pallas_gpu, "),
