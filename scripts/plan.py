@@ -67,6 +67,7 @@ def main(argv: Sequence[str]) -> None:
             file_flags.check(flag.name, flag.value, ending)
     _check_questions()
     deployment = _deployment(config)
+    there = config.on(catalog.platform(_HARDWARE.value))
     found: dict[str, Any] = {
         "hardware": dataclasses.asdict(deployment.hardware),
         "ridge": deployment.hardware.ridge(deployment.formats.weights.compute),
@@ -83,11 +84,10 @@ def main(argv: Sequence[str]) -> None:
         deployment = _with_drafts(deployment, batches[0], contexts[0])
         found |= _sweep(deployment, batches, contexts)
         if config.engine != EngineConfig():
-            config = config.on(catalog.platform(_HARDWARE.value))
             found["engine"] = {
-                "context": config.max_context,
-                "cache_bytes": config.engine.cache_bytes,
-                "batch": config.most_seqs,
+                "context": there.max_context,
+                "cache_bytes": there.engine.cache_bytes,
+                "batch": there.most_seqs,
             }
     if _HTML.value is not None:
         from inference.planner import page
@@ -99,7 +99,7 @@ def main(argv: Sequence[str]) -> None:
         figure = plan_plot.draw(deployment, batches, contexts[0], _new_tokens(0))
         file_flags.write(_PLOT.value, figure)
     if common.JSON.value:
-        common.print_json(plan_text.as_json(found), config)
+        common.print_json(plan_text.as_json(found), there)
     else:
         plan_text.show(deployment, found)
 

@@ -115,7 +115,9 @@ def test_the_engines_own_answer_stands_beside_the_chips(answer, plan):
         ("--hardware=v6e", 45),  # 4 of 128
         ("--set=engine.page_tokens=16", 58),
     ):
-        assert answer(*asked, "--set=engine.max_context=400", changed)["engine"]["batch"] == batch
+        found = answer(*asked, "--set=engine.max_context=400", changed)
+        assert found["engine"]["batch"] == batch
+    assert found["config"]["engine"]["page_tokens"] == 16
 
 
 def test_drafts_that_are_found_are_in_all_that_is_shown(answer):
