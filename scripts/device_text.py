@@ -10,7 +10,7 @@ from inference.benchmark import agreement
 from scripts import kernel_text, steps_text
 
 _TAIL_LINES = 15
-_NEAR_TIE = 0.25  # nats between bfloat16 computed in another order
+_NEAR_TIE = 0.1  # nats; on a CPU bfloat16 is off float32 by 0.048, either way
 
 
 def page(found: Mapping[str, Any]) -> str:

@@ -5,11 +5,13 @@
 
     {"NVIDIA H200": {
         "attention": ["pallas_gpu"],
+        "cases": ["decode 32 x 1 at 4096, ..."],
         "date": "...", "jax": "...",
         "sizes": {"pallas_gpu": {"H128 page64 blocks256": {"num_splits": 2, "num_stages": 2}}}}}
 
-`attention` lists the implementations that won, best first. `sizes` are keyword arguments of an
-implementation's kernel by class of shape; a class that is not there has the kernel's own rule.
+`attention` lists the implementations that won in all of `cases`, best first. `sizes` are keyword
+arguments of an implementation's kernel by class of shape; a class that is not there has the kernel's own
+rule.
 """
 
 import functools

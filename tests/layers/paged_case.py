@@ -76,7 +76,7 @@ class Case:
             own, ids = ids[:n], ids[n:]
             self.table_CP[row, :n] = own
             place = np.arange(lengths[row])
-            entries = np.concatenate([k, v], axis=1).reshape(lengths[row], -1)
+            entries = np.concatenate([k, v], axis=1).reshape(-1, 2 * K * H)
             pages[own[place // page_tokens], place % page_tokens] = entries
         stored = jnp.zeros(0, kv_cache.stored_dtype(dtype.name))
         self.pages = kv_cache.encode(jnp.asarray(pages), stored)
