@@ -10,7 +10,7 @@
         "sizes": {"pallas_gpu": {"H128 page64 blocks256": {"num_splits": 2, "num_stages": 2}}}}}
 
 `attention` lists the implementations that won in all of `cases`, best first. `sizes` are keyword
-arguments of an implementation's kernel by class of shape; a class that is not there has the kernel's own
+arguments of an implementation's kernel by class of shape; a class that is not there has its own
 rule.
 """
 
