@@ -90,7 +90,8 @@ def rungs(
         ("static", dict(policy="static", max_seqs=num_reserved), "output_tok_s", False),
         ("dynamic", dict(policy="dynamic", max_wait_s=MAX_WAIT_S), "ttft_p50_s", True),
         ("continuous", dict(policy="continuous"), "output_tok_s", False),
-        ("paged", dict(page_tokens=page, max_seqs=len(requests)), "running_mean", False),
+        # How many fit: their mean would tell how fast they come and go, too.
+        ("paged", dict(page_tokens=page, max_seqs=len(requests)), "running_peak", False),
         ("prefix", dict(prefix_cache=True), "prefilled_tokens", True),
         ("chunked", dict(chunked_prefill=True, prefill_budget=budget), "itl_p99_s", True),
         ("overlap", dict(overlap=True), "output_tok_s", False),

@@ -126,7 +126,7 @@ def test_ladder(run, monkeypatch, tmp_path):
     assert naive["measured"]["figures"]["scaled_from_requests"] == 4
     assert naive["measured"]["figures"]["seconds"] == 5 * 4 * 0.5
     assert naive["measured"]["gain"] is None and naive["predicted"]["after"] > 0
-    assert paged["metric"] == "running_mean" and paged["measured"]["gain"] is None
+    assert paged["metric"] == "running_peak" and paged["measured"]["gain"] is None
     assert prefix["metric"] == "prefilled_tokens" and prefix["less_is_better"]
     assert prefix["measured"]["before"] == paged["measured"]["figures"]["prefilled_tokens"]
     assert prefix["measured"]["figures"]["equal_tokens"] == 1
