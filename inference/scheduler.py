@@ -98,6 +98,7 @@ class Scheduler:
         if not decode and not tiles:
             self._make_way()
             return None
+        decode.sort(key=lambda row: row.start, reverse=True)  # as plain attention wants them
         rows = [*decode, *tiles]
         scored = any(row.sequence.scores for row in tiles)
         greedy = all(row.sequence.params.is_greedy for row in rows)

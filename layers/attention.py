@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from configs.model import LayerSpec, ModelConfig
 from layers import norm
 from layers.kernels.attention import api, reference
+from layers.kernels.attention.contract import Options
 from layers.linear import add_bias, linear
 from layers.mixer import Leaf, StepContext
 from layers.params import ParamInfo, Params
@@ -93,7 +94,7 @@ def attend(
             an earlier layer left: rows attend among themselves.
         context: rectangles, page tables and window of the step, and the implementation.
         score_cap: soft limit of the scores.
-        sinks_N: a learned logit a query head, as in `contract.AttendPages`.
+        sinks_N: a learned logit a query head, as in `contract.Options`.
 
     Returns:
         Float32 [T, N, H], and the updated pages, or (without a cache) the keys and values.
@@ -101,33 +102,28 @@ def attend(
     Raises:
         ValueError: there are no keys.
     """
-    ragged, window = context.ragged, context.spec.window
+    ragged = context.ragged
+    options = Options(context.spec.window, score_cap, sinks_N, context.deterministic)
     has_keys = k_TKH is not None and v_TKH is not None
     if leaf is None and not has_keys:
         raise ValueError("attention needs keys and values, its own or an earlier layer's")
     if leaf is None or isinstance(leaf, tuple):
         leaf = (k_TKH, v_TKH) if has_keys else leaf
         rows = zip(*map(ragged.split, (q_TNH, *leaf)), ragged.rectangles, strict=True)
-        outs = [
-            reference.attend_dense(q, k, v, r, window, score_cap, sinks_N) for q, k, v, r in rows
-        ]
+        outs = [reference.attend_dense(q, k, v, r, options) for q, k, v, r in rows]
         return ragged.pack(outs), leaf
     chosen = api.implementation(context.attention)
     kv = None if k_TKH is None or v_TKH is None else _poison_keys(k_TKH, v_TKH)
-    options: dict[str, Any] = {
-        "window": window, "score_cap": score_cap, "sinks_N": sinks_N,
-        "deterministic": context.deterministic,
-    }  # fmt: skip
     if kv is not None and chosen.append_and_attend is not None:
         outs, rows = [], zip(*map(ragged.split, (q_TNH, *kv)), strict=True)
         for (q, k, v), rectangle in zip(rows, ragged.rectangles, strict=True):
-            out, leaf = chosen.append_and_attend(q, k, v, leaf, rectangle, context.group, **options)
+            out, leaf = chosen.append_and_attend(q, k, v, leaf, rectangle, context.group, options)
             outs.append(out)
         return ragged.pack(outs), leaf
     if kv is not None:
         leaf = chosen.write(leaf, *kv, ragged, context.group)
     outs = [
-        chosen.attend_pages(q_CWNH, leaf, rectangle, context.group, **options)
+        chosen.attend_pages(q_CWNH, leaf, rectangle, context.group, options)
         for q_CWNH, rectangle in zip(ragged.split(q_TNH), ragged.rectangles, strict=True)
     ]
     return ragged.pack(outs), leaf

@@ -64,8 +64,9 @@ class Case:
     def demand(self) -> Demand:
         """What is asked of an implementation."""
         return Demand(
-            self.heads, self.kv_heads, self.head_width, self.page_tokens, self.dtype, False
-        )
+            self.heads, self.kv_heads, self.head_width, self.page_tokens, self.dtype, False,
+            table_entries=self.rows * self.columns,
+        )  # fmt: skip
 
     @functools.cached_property
     def operation(self) -> Operation:

@@ -69,7 +69,7 @@ def _ours(name: str) -> Contender:
         )  # fmt: skip
 
     found = Contender(name, limit, functools.partial(_written, name), attend)
-    return found._replace(candidates=_splits) if name == "pallas_gpu" else found
+    return found._replace(candidates=_hopper_sizes) if name == "pallas_gpu" else found
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -93,15 +93,26 @@ def _written(name: str, case: Case, arrays: Arrays) -> jax.Array:
     return chosen.write(pages, k_TKH, v_TKH, Ragged((arrays.rectangle,)), 0)
 
 
-def _splits(case: Case, device: Device, tunes: bool) -> Sequence[Sizes]:
-    """Blocks that share a row's pages: as many as fill the device, which is the kernel's own rule,
-    and others around that.
+def _hopper_sizes(case: Case, device: Device, tunes: bool) -> Sequence[Sizes]:
+    """The kernel's own sizes; then other numbers of splits around them, and two stages, so that two
+    blocks may share a multiprocessor.
     """
     if not (tunes and case.is_decode):
         return ({},)
-    full = max(1, device.num_cores // (case.rows * case.kv_heads))
-    around = sorted({1, full // 2, 2 * full, 4 * full} - {full})
-    return [{"num_splits": n} for n in (full, *around) if n == full or 1 <= n <= case.columns]
+    from layers.kernels.attention import gpu  # as in `api`
+
+    own = gpu.own_sizes(
+        case.rows * case.kv_heads, case.page_tokens, case.head_width,
+        jnp.dtype(case.dtype).itemsize, device,
+    )  # fmt: skip
+    full, stages = own["num_splits"], own["num_stages"]
+    around = [(n, stages) for n in (1, full // 2, 2 * full, 4 * full)] + [(full, 2), (2 * full, 2)]
+    others = [
+        {"num_splits": n, "num_stages": s}
+        for n, s in dict.fromkeys(around)
+        if 1 <= n <= case.columns
+    ]
+    return [own, *(sizes for sizes in others if sizes != own)]
 
 
 # --- peers ----------------------------------------------------------------------------------------

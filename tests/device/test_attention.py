@@ -13,7 +13,7 @@ from configs.engine import ATTENTIONS, Config, EngineConfig
 from inference.benchmark import agreement
 from inference.engine import Engine
 from layers.kernels.attention import api, reference
-from layers.kernels.attention.contract import Demand
+from layers.kernels.attention.contract import Demand, Options
 from layers.kernels.device import target_device
 from tests import fakes
 from tests.device import batches
@@ -34,11 +34,11 @@ def _program(name, window, cap):
     chosen = api.implementation(name)
 
     def attend(q_CWNH, pages, rectangle, sinks_N):
-        options = {"window": window, "score_cap": cap, "sinks_N": sinks_N}
+        options = Options(window, cap, sinks_N)
         if chosen.append_and_attend is None:
-            return chosen.attend_pages(q_CWNH, pages, rectangle, 0, **options), pages
+            return chosen.attend_pages(q_CWNH, pages, rectangle, 0, options), pages
         *kv, pages = paged_case.take_newest(pages, rectangle, q_CWNH.shape[-1])
-        return chosen.append_and_attend(q_CWNH, *kv, pages, rectangle, 0, **options)
+        return chosen.append_and_attend(q_CWNH, *kv, pages, rectangle, 0, options)
 
     return jax.jit(attend)
 

@@ -83,10 +83,10 @@ def _heads_write(pages, k_TKH, v_TKH, ragged, group):
     return kv_cache.write(pages, heads_TKH, ragged, group)
 
 
-def _heads_attend(q_CWNH, pages, rectangle, group, **options):
+def _heads_attend(q_CWNH, pages, rectangle, group, options):
     halves = pages[:, :, 0::2], pages[:, :, 1::2]
     token_major = jnp.concatenate(halves, axis=2).reshape(*pages.shape[:2], -1)
-    return reference.attend_pages(q_CWNH, token_major, rectangle, group, **options)
+    return reference.attend_pages(q_CWNH, token_major, rectangle, group, options)
 
 
 def test_whole_pages_move_in_any_layout(monkeypatch):

@@ -177,13 +177,17 @@ def check(name: str, shape: StepShape) -> None:
 
 
 def attention_trip(config: Config, shape: StepShape) -> int:
-    """FLOPs of one trip of every layer's attention loop: all query rows meet all keys of a block;
-    few of them (decoding) sit in a block-diagonal matrix and meet the keys of all K heads. The
-    softmax's mass is a product with `_ONES` columns of ones.
+    """FLOPs of one trip of every layer's attention loops: all query rows meet all keys of a block;
+    few of them (decoding) sit in a block-diagonal matrix and meet the keys of all K heads, in a
+    loop of their own for all rows, the first half and the first quarter. The softmax's mass is a
+    product with `_ONES` columns of ones.
     """
     model, found = config.model, 0
     for rows, queries in (shape.decode, shape.prefill):
-        copies = model.num_kv_heads if queries * model.num_heads <= _BLOCK_DIAGONAL_ROWS else 1
+        copies = 1
+        if queries * model.num_heads <= _BLOCK_DIAGONAL_ROWS:
+            copies = model.num_kv_heads
+            rows += (rows // 2 + rows // 4) * (rows >= 8)
         per_pair = 4 * model.head_width * copies + 2 * _ONES
         pairs = model.num_heads * queries * BLOCK_TOKENS
         found += rows * model.num_layers * per_pair * pairs

@@ -189,11 +189,12 @@ def test_a_kernel_is_tuned_from_check_to_file(monkeypatch, tuned):
     )
     row = bench(REFERENCE, contender, *FOR_TPUS, case=Case(2, 1, 130, 4, 2, 64), tunes=True)
     found = row["results"]["pallas_gpu"]
-    assert found["status"] == "right" and found["sizes"] == {"num_splits": 1}
+    best = {"num_splits": 1, "num_stages": 4}
+    assert found["status"] == "right" and found["sizes"] == best
     assert {*asked} == {2, 1, 4}
     entry = tune.entry([row])
     assert entry["attention"] == ["pallas_gpu"]
-    assert entry["sizes"] == {"pallas_gpu": {"H64 page64 blocks4": {"num_splits": 1}}}
+    assert entry["sizes"] == {"pallas_gpu": {"H64 page64 blocks4": best}}
 
 
 def test_cases_fit_the_device():
@@ -207,15 +208,19 @@ def test_cases_fit_the_device():
     assert all(case.cache_bytes < 1e6 for case in kernels.cases("cpu", 141e9))
 
 
-def test_splits_are_tried_around_what_fills_the_device():
+def test_sizes_are_tried_around_what_fills_the_device():
     device = Device("gpu", "NVIDIA H200", 132)
     assert PALLAS.limit(Case(32, 1, 4096), device) is None
 
-    def splits(case):
-        return [sizes["num_splits"] for sizes in PALLAS.candidates(case, device, True)]
+    def tried(case):
+        candidates = PALLAS.candidates(case, device, True)
+        return [(sizes["num_splits"], sizes["num_stages"]) for sizes in candidates]
 
-    assert splits(Case(1, 1, 8192)) == [16, 1, 8, 32, 64]
-    assert splits(Case(256, 1, 128)) == [1, 2]  # two pages have no more
+    assert tried(Case(1, 1, 8192)) == [
+        (16, 4), (1, 4), (8, 4), (32, 4), (64, 4), (16, 2), (32, 2),
+    ]  # fmt: skip
+    assert tried(Case(256, 1, 128)) == [(1, 4), (2, 4), (1, 2), (2, 2)]  # two pages: no more splits
+    assert tried(Case(1, 1, 8192, 8, 4, 256)) == [(33, 2), (1, 2), (16, 2), (66, 2)]  # no room
     assert PALLAS.candidates(Case(1, 1, 8192), device, False) == ({},)
     assert PALLAS.candidates(Case(1, 64, 64), device, True) == ({},)
 
@@ -228,14 +233,14 @@ def test_the_first_candidate_is_the_kernels_own_rule(monkeypatch, case):
     class Asked(Exception):
         pass
 
-    def stop(sight, valid_BW, page_tokens, num_splits):
-        raise Asked(num_splits)
+    def stop(*args, num_stages, **options):
+        raise Asked({"num_splits": args[-1].shape[1], "num_stages": num_stages})
 
-    monkeypatch.setattr(gpu, "_split_pages", stop)
+    monkeypatch.setattr(gpu, "_attend_splits", stop)
     arrays = jax.eval_shape(lambda: attention_case.draw(case, 0))
     with pytest.raises(Asked) as asked:
         jax.eval_shape(PALLAS.attend, arrays.q_CWNH, arrays, _pages(case))
-    assert PALLAS.candidates(case, device, True)[0] == {"num_splits": asked.value.args[0]}
+    assert PALLAS.candidates(case, device, True)[0] == asked.value.args[0]
 
 
 def _pages(case):

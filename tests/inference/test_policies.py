@@ -109,8 +109,8 @@ def test_without_chunks_prompts_stop_decoding():
     one = scheduler(chunked_prefill=False)
     one.add(request(0, n=30))
     step(one)
-    one.add(request(1, length=30))
-    assert [step(one) for _ in range(3)] == [([], {1: 16}), ([], {1: 14}), ([0, 1], {})]
+    one.add(request(1, length=30))  # longer, so that its row comes first
+    assert [step(one) for _ in range(3)] == [([], {1: 16}), ([], {1: 14}), ([1, 0], {})]
 
 
 def test_few_prompts_at_a_time():

@@ -15,6 +15,7 @@ from configs.rope import Rope
 from inference.benchmark import attention_case
 from layers import attention, rope
 from layers.kernels.attention import reference
+from layers.kernels.attention.contract import Options
 from layers.mixer import StepContext
 from layers.params import init
 from layers.ragged import Ragged, Rectangle, contiguous
@@ -43,10 +44,11 @@ class _Case(paged_case.Case):
 
 @functools.cache
 def _attend_pages(window, deterministic, cap=None):
-    program = functools.partial(
-        reference.attend_pages, group=0, window=window, deterministic=deterministic, score_cap=cap
-    )
-    return jax.jit(program)
+    def attend(q_CWNH, pages, rectangle, sinks_N=None):
+        options = Options(window, cap, sinks_N, deterministic)
+        return reference.attend_pages(q_CWNH, pages, rectangle, 0, options)
+
+    return jax.jit(attend)
 
 
 def _check(case: "_Case", window: int | None, deterministic: bool) -> None:
@@ -63,6 +65,16 @@ def test_ragged_lengths(path, window):
     for seed in range(3, 6):
         lengths = np.random.default_rng(seed).integers(1, 400, 4).tolist()
         _check(_Case(lengths, (4, 2), 16, width, seed=seed), window, deterministic)
+
+
+@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize("path", [path for path, (width, _) in _PATHS.items() if width < 20])
+def test_the_longest_rows_go_through_late_blocks_alone(path, window):
+    """Rows that decode come in that order; in any other they are as right, and slower."""
+    width, deterministic = _PATHS[path]
+    lengths = 500, 400, 270, 260, 140, 120, 60, 17, 2, 1
+    for order in (lengths, lengths[::-1], (1, 500, 17, 270, 2, 400, 140, 60, 260, 120)):
+        _check(_Case(order, (4, 2), 16, width), window, deterministic)
 
 
 @pytest.mark.parametrize("path", _MAIN_PATHS)

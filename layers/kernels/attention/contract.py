@@ -25,6 +25,26 @@ class Demand(NamedTuple):
     table_entries: int = 0  # of the largest rectangle: its rows times their page tables' columns
 
 
+class Options(NamedTuple):
+    """How a layer attends.
+
+    Attributes:
+        window: positions that a query sees, its own included.
+        score_cap: soft limit of the scores.
+        sinks_N: float32 [N], a logit a query head that takes its share of the softmax and brings no
+            value (gpt-oss, arXiv 2508.10925); not scaled, not capped.
+        deterministic: same bits for a token whatever the rectangle.
+    """
+
+    window: int | None = None
+    score_cap: float | None = None
+    sinks_N: jax.Array | None = None
+    deterministic: bool = False
+
+
+PLAIN = Options()
+
+
 class Limit(Protocol):
     """`limit` of an implementation."""
 
@@ -63,11 +83,7 @@ class AttendPages(Protocol):
         pages: jax.Array,
         rectangle: Rectangle,
         group: int,
-        *,
-        window: int | None = None,
-        score_cap: float | None = None,
-        sinks_N: jax.Array | None = None,
-        deterministic: bool = False,
+        options: Options = PLAIN,
     ) -> jax.Array:
         """Attention of a rectangle over its sequences' pages: float32 [C, W, N, H], whatever where
         a token is not valid.
@@ -78,11 +94,7 @@ class AttendPages(Protocol):
             rectangle: where the queries stand, which are valid, what they see (`mask.sight_of`) and
                 the page tables, [C, P]; P page tokens are a multiple of 128.
             group: index of the pages' table.
-            window: positions that a query sees, its own included.
-            score_cap: soft limit of the scores.
-            sinks_N: float32 [N], a logit a query head that takes its share of the softmax and
-                brings no value (gpt-oss, arXiv 2508.10925); not scaled, not capped.
-            deterministic: same bits for a token whatever the rectangle.
+            options: of the layer.
         """
 
 
@@ -97,11 +109,7 @@ class AppendAndAttend(Protocol):
         pages: jax.Array,
         rectangle: Rectangle,
         group: int,
-        *,
-        window: int | None = None,
-        score_cap: float | None = None,
-        sinks_N: jax.Array | None = None,
-        deterministic: bool = False,
+        options: Options = PLAIN,
     ) -> tuple[jax.Array, jax.Array]:
         """The attention, and the pages with the valid tokens' keys and values; arguments as
         there.

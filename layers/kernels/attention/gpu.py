@@ -30,7 +30,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from layers import kv_cache
 from layers.kernels import tuning
-from layers.kernels.attention.contract import Demand
+from layers.kernels.attention.contract import PLAIN, Demand, Options
 from layers.kernels.attention.mask import Sight, sight_of, visible
 from layers.kernels.attention.tiles import Tiling, seen_pages
 from layers.kernels.device import Device, target_device
@@ -46,7 +46,6 @@ _DTYPES = ("bfloat16", "float16")
 _OUT_WIDTH = 64
 _HOPPER = ("H100", "H200", "H800", "H20")
 _SHARED_BYTES = 227 << 10  # of one block (CUDA C++ programming guide, compute capability 9.0)
-_STAGES = 4  # pages on their way or in use, where they fit and nothing else was tuned
 _MASKED = -1e30
 _LOG2_E = math.log2(math.e)
 
@@ -72,6 +71,16 @@ def limit(demand: Demand, device: Device) -> str | None:
     return None
 
 
+def own_sizes(
+    num_blocks: int, page_tokens: int, head_width: int, itemsize: int, device: Device
+) -> dict[str, int]:
+    """Sizes that hold where nothing else was tuned, for so many pairs of row and KV head."""
+    return {
+        "num_splits": max(1, device.num_cores // num_blocks),
+        "num_stages": min(4, most_stages(page_tokens, head_width, itemsize)),
+    }
+
+
 def most_stages(page_tokens: int, head_width: int, itemsize: int) -> int:
     """Pages that a block's shared memory has room for beside its queries and its output."""
     rest = ROWS * (head_width * itemsize + _OUT_WIDTH * 4)
@@ -84,17 +93,14 @@ def attend_pages(
     pages: jax.Array,
     rectangle: Rectangle,
     group: int,
+    options: Options = PLAIN,
     *,
-    window: int | None = None,
-    score_cap: float | None = None,
-    sinks_N: jax.Array | None = None,
-    deterministic: bool = False,
     num_splits: int | None = None,
     num_stages: int | None = None,
     interpret: Any = None,
 ) -> jax.Array:
-    """`contract.AttendPages`; `limit` refuses `deterministic`. Tokens that are not valid have no
-    pages read for them.
+    """`contract.AttendPages`; `limit` refuses `options.deterministic`. No pages are read for tokens
+    that are not valid.
 
     A row with more query tokens than a tile holds is several rows of the grid, which read its
     pages once each.
@@ -104,14 +110,11 @@ def attend_pages(
         pages: as there.
         rectangle: as there.
         group: as there.
-        window: as there.
-        score_cap: as there.
-        sinks_N: as there.
-        deterministic: as there.
+        options: as there.
         num_splits: blocks that share the pages of a row and KV head; None: what was tuned, else as
             many as fill the device.
         num_stages: pages that a block has on their way or in use, at most `most_stages`; None: what
-            was tuned, else 4 where they fit. With fewer, two blocks may share a multiprocessor.
+            was tuned, else 4 where they fit. With 2, two blocks may share a multiprocessor.
         interpret: `InterpretGPUParams`: interpreted, on any device.
     """
     (C, W, N, H), page_tokens = q_CWNH.shape, pages.shape[1]
@@ -119,22 +122,20 @@ def attend_pages(
     G = N // K
     width = min(W, ROWS // G)  # query tokens of a tile
     tiling = Tiling(width, G, -(-width * G // _MOVED_ROWS) * _MOVED_ROWS)
-    sight, valid_BW = sight_of(rectangle, window), tiling.split(rectangle.valid_CW)
+    sight, valid_BW = sight_of(rectangle, options.window), tiling.split(rectangle.valid_CW)
     sight, B = jax.tree.map(tiling.split, sight), len(valid_BW)
     device, shape_class = target_device(), tuning.attention_class(B, K, H, page_tokens)
-    tuned = tuning.sizes("pallas_gpu", device.kind, shape_class)
-    full = max(1, device.num_cores // (B * K))
-    num_splits = num_splits or tuned.get("num_splits", full)
-    num_stages = num_stages or tuned.get("num_stages", _STAGES)
+    sizes = own_sizes(B * K, page_tokens, H, pages.dtype.itemsize, device)
+    sizes |= tuning.sizes("pallas_gpu", device.kind, shape_class)
     values_BKXRH, stats_BKX2R = _attend_splits(
         tiling.pack(q_CWNH), kv_cache.decode(pages),
         jnp.repeat(rectangle.tables[group], B // C, axis=0),
         jax.tree.map(lambda x_BW: tiling.spread(x_BW, ROWS), sight),
-        *_split_pages(sight, valid_BW, page_tokens, num_splits),
-        num_stages=min(num_stages, most_stages(page_tokens, H, pages.dtype.itemsize)),
-        score_cap=score_cap, interpret=interpret,
+        *_split_pages(sight, valid_BW, page_tokens, num_splits or sizes["num_splits"]),
+        num_stages=num_stages or sizes["num_stages"],
+        score_cap=options.score_cap, interpret=interpret,
     )  # fmt: skip
-    sinks_KR = None if sinks_N is None else tiling.sinks(sinks_N)
+    sinks_KR = None if options.sinks_N is None else tiling.sinks(options.sinks_N)
     stats_BKX2R = stats_BKX2R[..., : tiling.num_rows]
     return tiling.unpack(_combine(values_BKXRH, stats_BKX2R, sinks_KR), q_CWNH.shape)
 

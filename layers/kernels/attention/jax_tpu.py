@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 
 from configs.errors import InputError
-from layers.kernels.attention.contract import Demand
+from layers.kernels.attention.contract import PLAIN, Demand, Options
 from layers.kernels.attention.tpu import KINDS, table_limit
 from layers.kernels.device import Device
 from layers.ragged import Ragged, Rectangle
@@ -65,18 +65,14 @@ def attend_pages(
     pages: jax.Array,
     rectangle: Rectangle,
     group: int,
-    *,
-    window: int | None = None,
-    score_cap: float | None = None,
-    sinks_N: jax.Array | None = None,
-    deterministic: bool = False,
+    options: Options = PLAIN,
 ) -> jax.Array:
     """`contract.AttendPages`, of rows that are chains and see all before them.
 
     Raises:
         InputError: a window, sinks, a tree or a canvas.
     """
-    unknown = [window, sinks_N, rectangle.ancestors_CW, rectangle.causal_C]
+    unknown = [options.window, options.sinks_N, rectangle.ancestors_CW, rectangle.causal_C]
     if any(x is not None for x in unknown):
         raise InputError(
             "attention 'jax_tpu' knows no windows, sinks, trees or canvases: 'pallas_tpu' does"
@@ -92,7 +88,7 @@ def attend_pages(
     out_TNH = kernel.ragged_paged_attention(
         q_CWNH.reshape(C * W, *q_CWNH.shape[2:])[source_T], pages,
         jnp.where(rectangle.valid_CW.any(1), last_C + 1, 1), table_CP, start_X,
-        jnp.array([C], jnp.int32), soft_cap=score_cap,
+        jnp.array([C], jnp.int32), soft_cap=options.score_cap,
         num_kv_pages_per_block=min(
             table_CP.shape[1], _BLOCK_PAGES, max(1, _BLOCK_TOKENS // pages.shape[1])
         ),

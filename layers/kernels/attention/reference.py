@@ -1,10 +1,11 @@
 """Attention over pages in plain jnp: the oracle of every kernel, and the CPU path.
 
 Blocks of 128 tokens are gathered through the page table and folded into an online softmax
-(Milakov & Gimelshein 2018, arXiv 1805.02867). The trip count is data, so the longest context of the
-moment sets the cost and nothing is compiled for it.
+(Milakov & Gimelshein 2018, arXiv 1805.02867). Trip counts are data, so the contexts of the moment
+set the cost and nothing is compiled for them.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 from configs.cache import BLOCK_TOKENS
 from configs.engine import MIN_DETERMINISTIC_ROWS
 from layers import kv_cache
-from layers.kernels.attention.contract import Demand
+from layers.kernels.attention.contract import PLAIN, Demand, Options
 from layers.kernels.attention.mask import Sight, sight_of, visible
 from layers.kernels.device import Device
 from layers.linear import soft_cap
@@ -21,6 +22,7 @@ from layers.ragged import Ragged, Rectangle
 from layers.reduce import row_sum
 
 _MASKED = -1e30
+_DIVIDED_ROWS = 8  # from here on, rows that decode are worth a loop of their own
 _BLOCK_DIAGONAL_ROWS = 16  # up to here, query rows are too few to pay for transposing keys
 # XLA's CPU backend sums the rows of a bfloat16 product in one order whatever their number, if that
 # is a multiple of 16 and the product no wider than this.
@@ -32,20 +34,18 @@ def attend_dense(
     k_CWKH: jax.Array,
     v_CWKH: jax.Array,
     rectangle: Rectangle,
-    window: int | None,
-    score_cap: float | None = None,
-    sinks_N: jax.Array | None = None,
+    options: Options = PLAIN,
 ) -> jax.Array:
     """Attention of rows among themselves, without a cache: float32 [C, W, N, H]. Differentiable."""
     C, W, N, H = q_CWNH.shape
     K = k_CWKH.shape[2]
     q_CWKGH = q_CWNH.reshape(C, W, K, N // K, H)
     scores = jnp.einsum("CWKGH,CSKH->CKGWS", q_CWKGH, k_CWKH, preferred_element_type=jnp.float32)
-    mask_CWS = _mask(rectangle.place_CW[:, None, :], sight_of(rectangle, window))
-    scores = _capped(scores, score_cap)
+    mask_CWS = _mask(rectangle.place_CW[:, None, :], sight_of(rectangle, options.window))
+    scores = _capped(scores, options.score_cap)
     scores = jnp.where(mask_CWS[:, None, None], scores, _MASKED)
-    if sinks_N is not None:
-        sinks = jnp.broadcast_to(sinks_N.reshape(K, -1, 1, 1), (*scores.shape[:-1], 1))
+    if options.sinks_N is not None:
+        sinks = jnp.broadcast_to(options.sinks_N.reshape(K, -1, 1, 1), (*scores.shape[:-1], 1))
         scores = jnp.concatenate([scores, sinks], axis=-1)
     weights = jax.nn.softmax(scores, axis=-1)[..., :W].astype(v_CWKH.dtype)
     out = jnp.einsum("CKGWS,CSKH->CWKGH", weights, v_CWKH, preferred_element_type=jnp.float32)
@@ -75,40 +75,59 @@ def attend_pages(
     pages: jax.Array,
     rectangle: Rectangle,
     group: int,
-    *,
-    window: int | None = None,
-    score_cap: float | None = None,
-    sinks_N: jax.Array | None = None,
-    deterministic: bool = False,
+    options: Options = PLAIN,
 ) -> jax.Array:
-    """`contract.AttendPages`; where `deterministic`, the rows of a product come in numbers that do
-    not show in their sums.
+    """`contract.AttendPages`; where `options.deterministic`, the rows of a product come in numbers
+    that do not show in their sums.
     """
     (_, W, N, _), width = q_CWNH.shape, pages.shape[2] // 2
-    table_CP, sight = rectangle.tables[group], sight_of(rectangle, window)
-    is_diagonal, tile, rows = _tiling(q_CWNH, width, deterministic)
+    table_CP, sight = rectangle.tables[group], sight_of(rectangle, options.window)
+    is_diagonal, tile, rows = _tiling(q_CWNH, width, options.deterministic)
     padding = (0, 0), (0, -W % tile)
     q_CWNH = jnp.pad(q_CWNH, (*padding, (0, 0), (0, 0)))
+    last_C = jnp.max(jnp.where(rectangle.valid_CW, sight.last_CW, 0), axis=1)
     sight = jax.tree.map(lambda x_CW: jnp.pad(x_CW, padding, mode="edge"), sight)
-    sinks_N = jnp.full(N, _MASKED, jnp.float32) if sinks_N is None else sinks_N
+    sinks_N = jnp.full(N, _MASKED, jnp.float32) if options.sinks_N is None else options.sinks_N
     if is_diagonal:
-        fold, finish, init = _block_diagonal(q_CWNH, width, rows, score_cap, sinks_N)
+        fold, finish, init = _block_diagonal(q_CWNH, width, rows, options.score_cap, sinks_N)
     else:
-        fold, finish, init = _per_head(q_CWNH, width, tile, rows, score_cap, sinks_N)
+        fold, finish, init = _per_head(q_CWNH, width, tile, rows, options.score_cap, sinks_N)
 
-    stop = jnp.max(sight.last_CW) + 1
     oldest = jnp.int32(0) if sight.first_CW is None else jnp.min(sight.first_CW)
     block_pages = BLOCK_TOKENS // pages.shape[1]
     assert table_CP.shape[1] % block_pages == 0  # a slice past the end would be moved, silently
 
-    def block(j: jax.Array, carry: Any) -> Any:
-        ids_CP = jax.lax.dynamic_slice_in_dim(table_CP, j * block_pages, block_pages, axis=1)
+    def block(count: int, j: jax.Array, carry: Any) -> Any:
+        ids_CP = jax.lax.dynamic_slice_in_dim(
+            table_CP[:count], j * block_pages, block_pages, axis=1
+        )
         place_S = j * BLOCK_TOKENS + jnp.arange(BLOCK_TOKENS, dtype=jnp.int32)
-        mask_CWS = _mask(place_S, sight)
+        mask_CWS = _mask(place_S, jax.tree.map(lambda x_CW: x_CW[:count], sight))
         return fold(carry, _half(pages, ids_CP, 0), _half(pages, ids_CP, 1), mask_CWS)
 
-    carry = jax.lax.fori_loop(oldest // BLOCK_TOKENS, -(-stop // BLOCK_TOKENS), block, init)
-    return finish(carry)[:, :W]
+    counts = _counts(len(table_CP)) if is_diagonal else (len(table_CP),)
+    start, carry, ended = oldest // BLOCK_TOKENS, init, []
+    for count, next_count in zip(counts, (*counts[1:], 0), strict=True):
+        stop = jnp.max(last_C[next_count:count]) // BLOCK_TOKENS + 1
+        carry = jax.lax.fori_loop(start, stop, functools.partial(block, count), carry)
+        carry, rest = _split(carry, next_count)
+        ended.append(rest)
+        start = jnp.maximum(start, stop)
+    return finish(jax.tree.map(lambda *parts: jnp.concatenate(parts), *ended[::-1]))[:, :W]
+
+
+def _counts(num_rows: int) -> tuple[int, ...]:
+    """How many rows go through the first blocks, and how many of the first rows on through later
+    ones: rows come longest first (`Scheduler.schedule`), and a block costs by its rows.
+    """
+    if num_rows < _DIVIDED_ROWS:
+        return (num_rows,)
+    return num_rows, -(-num_rows // 2), -(-num_rows // 4)
+
+
+def _split(carry: Any, count: int) -> tuple[Any, Any]:
+    """The first rows of every array, and the others."""
+    return jax.tree.map(lambda x: x[:count], carry), jax.tree.map(lambda x: x[count:], carry)
 
 
 def _tiling(q_CWNH: jax.Array, width: int, deterministic: bool) -> tuple[bool, int, int]:
@@ -186,7 +205,8 @@ def _block_diagonal(  # noqa: ANN202
 
     def fold(carry, k_CSX, v_CSX, mask_CWS):  # noqa: ANN001, ANN202
         mask_CRS = _padded(jnp.repeat(mask_CWS, N, axis=1), rows)
-        return _accumulate(carry, _capped(_dot(q_CRX, k_CSX, 2), cap), mask_CRS, v_CSX)
+        scores_CRS = _dot(q_CRX[: len(k_CSX)], k_CSX, 2)
+        return _accumulate(carry, _capped(scores_CRS, cap), mask_CRS, v_CSX)
 
     def finish(carry):  # noqa: ANN001, ANN202
         _, mass_CR1, values_CRX = carry

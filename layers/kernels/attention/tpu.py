@@ -24,7 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from layers import kv_cache
-from layers.kernels.attention.contract import Demand
+from layers.kernels.attention.contract import PLAIN, Demand, Options
 from layers.kernels.attention.mask import Sight, sight_of, visible
 from layers.kernels.attention.tiles import Tiling, seen_pages
 from layers.kernels.device import Device
@@ -78,19 +78,14 @@ def attend_pages(
     pages: jax.Array,
     rectangle: Rectangle,
     group: int,
+    options: Options = PLAIN,
     *,
-    window: int | None = None,
-    score_cap: float | None = None,
-    sinks_N: jax.Array | None = None,
-    deterministic: bool = False,
     interpret: Any = False,
 ) -> jax.Array:
     """`contract.AttendPages`, where the step's keys are written already; `interpret` takes
     `pltpu.InterpretParams`, to run anywhere.
     """
-    return _attend(
-        q_CWNH, None, pages, rectangle, group, window, score_cap, sinks_N, interpret
-    )[0]  # fmt: skip
+    return _attend(q_CWNH, None, pages, rectangle, group, options, interpret)[0]
 
 
 def append_and_attend(
@@ -100,16 +95,13 @@ def append_and_attend(
     pages: jax.Array,
     rectangle: Rectangle,
     group: int,
+    options: Options = PLAIN,
     *,
-    window: int | None = None,
-    score_cap: float | None = None,
-    sinks_N: jax.Array | None = None,
-    deterministic: bool = False,
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
     """`contract.AppendAndAttend`; `interpret` as in `attend_pages`."""
     kv_CWE = jnp.concatenate([k_CWKH, v_CWKH], axis=2).reshape(*q_CWNH.shape[:2], -1)
-    return _attend(q_CWNH, kv_CWE, pages, rectangle, group, window, score_cap, sinks_N, interpret)
+    return _attend(q_CWNH, kv_CWE, pages, rectangle, group, options, interpret)
 
 
 def _attend(
@@ -118,9 +110,7 @@ def _attend(
     pages: jax.Array,
     rectangle: Rectangle,
     group: int,
-    window: int | None,
-    score_cap: float | None,
-    sinks_N: jax.Array | None,
+    options: Options,
     interpret: Any,
 ) -> tuple[jax.Array, jax.Array]:
     (C, W, N, H), (_, page_tokens, E) = q_CWNH.shape, pages.shape
@@ -133,7 +123,7 @@ def _attend(
     width = min(W, max(1, _TILE_BYTES // token_bytes)) if is_chain else W
     tiling = Tiling(width, G, -(-width * G // _ROWS) * _ROWS)
     valid_BW, place_BW = tiling.split(rectangle.valid_CW), tiling.split(rectangle.place_CW)
-    sight = jax.tree.map(tiling.split, sight_of(rectangle, window))
+    sight = jax.tree.map(tiling.split, sight_of(rectangle, options.window))
     table_BP = jnp.repeat(rectangle.tables[group], valid_BW.shape[0] // C, axis=0)
     place_B, count_B = place_BW[:, 0], valid_BW.sum(1, dtype=jnp.int32)
     start_B, stop_B = seen_pages(sight, valid_BW, page_tokens)
@@ -142,10 +132,10 @@ def _attend(
         new_BAE = _aligned(tiling.split(kv_cache.encode(kv_CWE, pages)), place_B)
         waits_B = _waits(table_BP, place_B // page_tokens, count_B)
     plan = _Plan(table_BP, start_B, stop_B, _next(stop_B > start_B), place_B, count_B, waits_B)
-    sinks_N = jnp.full(N, _MASKED, jnp.float32) if sinks_N is None else sinks_N
+    sinks_N = jnp.full(N, _MASKED, jnp.float32) if options.sinks_N is None else options.sinks_N
     out_BKRH, pages = _attend_tiles(
         plan, tiling.pack(q_CWNH), jax.tree.map(tiling.spread, sight), tiling.sinks(sinks_N),
-        new_BAE, pages, score_cap, interpret,
+        new_BAE, pages, options.score_cap, interpret,
     )  # fmt: skip
     return tiling.unpack(out_BKRH, q_CWNH.shape), pages
 

@@ -15,6 +15,7 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 from configs.errors import InputError
 from layers import kv_cache
 from layers.kernels.attention import jax_tpu, reference, tpu
+from layers.kernels.attention.contract import Options
 from layers.ragged import Ragged, Rectangle
 from tests.layers import paged_case
 
@@ -71,16 +72,18 @@ def test_appended_tokens_are_where_xla_writes_them_and_are_seen(rows, window, mo
     """In blocks of a page, and in a ring that is full most of the time."""
     monkeypatch.setattr(tpu, "_BLOCK_TOKENS", 1)
     q, kv, held, written, rectangle = _drawn(rows)
-    append = functools.partial(tpu.append_and_attend, group=0, window=window)
+    append = functools.partial(tpu.append_and_attend, group=0, options=Options(window))
     found, pages = jax.jit(functools.partial(append, interpret=_INTERPRETER))(
         q, *kv, held, rectangle
     )
     assert not interpret_pallas_call.races.races_found
     np.testing.assert_array_equal(pages[1:], written[1:])
     np.testing.assert_array_equal(pages[0], held[0])  # no padding is stored
-    expected = reference.attend_pages(q, written, rectangle, 0, window=window)
+    expected = reference.attend_pages(q, written, rectangle, 0, Options(window))
     _check(found, expected, rectangle, 2e-2)
-    read = functools.partial(tpu.attend_pages, group=0, window=window, interpret=_INTERPRETER)
+    read = functools.partial(
+        tpu.attend_pages, group=0, options=Options(window), interpret=_INTERPRETER
+    )
     np.testing.assert_array_equal(jax.jit(read)(q, written, rectangle), found)
 
 
@@ -131,9 +134,9 @@ def test_jax_kernel_is_told_of_valid_tokens_only(rows, cap, monkeypatch):
     pages = jax_tpu.write(_interleaved(held, 2), *new, Ragged((rectangle,)), 0)
     np.testing.assert_array_equal(pages[1:], _interleaved(written, 2)[1:])
     assert pages.shape == jax_tpu.layout(len(held), _PAGE, 2, 128, "bfloat16").shape
-    found = jax_tpu.attend_pages(q, pages, rectangle, 0, score_cap=cap)
+    found = jax_tpu.attend_pages(q, pages, rectangle, 0, Options(score_cap=cap))
     assert found.dtype == jnp.float32
-    expected = reference.attend_pages(q, written, rectangle, 0, score_cap=cap)
+    expected = reference.attend_pages(q, written, rectangle, 0, Options(score_cap=cap))
     _check(found, expected, rectangle, 3e-2)  # it rounds its output, too
 
 
