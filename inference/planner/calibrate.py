@@ -130,7 +130,7 @@ def this_machine(*dtypes: str) -> HardwareSpec:
     """The machine at hand as calibrated, or else with its rates in these types alone; where JAX
     computes on an accelerator, that one.
 
-    A calibrated machine is as fast as it reads now: other tenants slow all of it down.
+    A calibrated machine is as slow as it reads now: other tenants slow all of it down.
     """
     import jax
 
@@ -156,10 +156,12 @@ def this_machine_or_none(*dtypes: str) -> HardwareSpec | None:
 
 
 def at_bandwidth(hardware: HardwareSpec, read_bandwidth: float) -> HardwareSpec:
-    """The same machine where everything goes as much faster as it reads."""
-    speed = read_bandwidth / hardware.read_bandwidth
+    """The same machine where everything goes as much slower as it reads. Where it reads faster,
+    nothing is faster: such moments pass, and steps do not show them (`docs/log.md`).
+    """
+    speed = min(1.0, read_bandwidth / hardware.read_bandwidth)
     rates = {name: rate * speed for name, rate in hardware.rates.items()}
     overhead_s = hardware.overhead_s / speed
     return dataclasses.replace(
-        hardware, read_bandwidth=read_bandwidth, rates=rates, overhead_s=overhead_s
+        hardware, read_bandwidth=hardware.read_bandwidth * speed, rates=rates, overhead_s=overhead_s
     )
