@@ -64,11 +64,11 @@ class Engine:
         mixers: Mapping[str, Mixer] = decoder.MIXERS,
     ):
         """`eos_ids` end every sequence whose request does not ignore them."""
-        self.config = config = for_this_device(config)
+        self.executor = Executor(config, params, mixers)
+        self.config = config = self.executor.config
         self.tokenizer = tokenizer
         self.eos_ids = frozenset(eos_ids)
         self._intake = Intake(config, tokenizer, self.eos_ids)
-        self.executor = Executor(config, params, mixers)
         self.scheduler = Scheduler(config, swap.spills(config))
         self._flights: deque[_Flight] = deque()
         self._idle_since = 0.0  # when the newest step was done
