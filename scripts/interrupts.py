@@ -6,12 +6,16 @@ from typing import Any
 
 
 class Deferred:
-    """Context in which the first interrupt only sets `asked`, and the second is the usual one."""
+    """Context in which the first interrupt only sets `asked`, and the second is the usual one.
+    Where interrupts are ignored, as by a job in the background, they stay so.
+    """
 
     def __enter__(self) -> "Deferred":
         """Starts to listen."""
         self.asked = False
-        self._before: Any = signal.signal(signal.SIGINT, self._on_signal)
+        self._before: Any = signal.getsignal(signal.SIGINT)
+        if self._before is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, self._on_signal)
         return self
 
     def __exit__(self, *exception: Any) -> None:

@@ -208,6 +208,17 @@ def test_an_interrupt_ends_the_answer_only(talk, tiny):
     assert "[user]\nb" not in last
 
 
+def test_an_ignored_interrupt_stays_ignored(talk):
+    """A shell starts its jobs in the background so."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        ran = talk(Scripted(["One", "^C", " two", "stop"]), "a\n")
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (ran.status, ran.out, ran.err) == (0, "One two\n", "")
+
+
 def test_a_second_interrupt_does_not_wait_for_words(talk):
     engine = Scripted(["never", "stop"], ["Two", "stop"])
     stream = engine.stream
