@@ -1,7 +1,7 @@
 """What `scripts.bench --json` printed of a live workload, as a page.
 
-python docs/make_serving.py --ladder=L.json --interference=I.json ... --host_cost=H.json \
-        --plain=P.json --deterministic=D.json > docs/results/NAME.md
+python docs/make_serving.py --ladder=L.json --interference I.json ... --host_cost=H.json \
+        --determinism PLAIN.json DETERMINISTIC.json > docs/results/NAME.md
 """
 
 import argparse
@@ -24,40 +24,52 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Prints the page."""
+    """Prints the page: a section for each file."""
     parser = argparse.ArgumentParser()
-    for name in ("ladder", "host_cost", "plain", "deterministic"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--interference", type=Path, nargs="+", required=True)
+    for name in ("ladder", "host_cost"):
+        parser.add_argument(f"--{name}", type=Path)
+    parser.add_argument("--interference", type=Path, nargs="+", default=())
+    parser.add_argument("--determinism", type=Path, nargs=2, metavar=("PLAIN", "DETERMINISTIC"))
     paths = parser.parse_args()
     print("# A live workload\n")
     print(f"{datetime.date.today()}, {processor()}; medians of 3 runs, SmolLM2-135M in bfloat16.")
-    print("Written by `docs/make_serving.py` from what `scripts.bench --json` printed.\n")
-
-    ladder = read(paths.ladder)
-    print("## One idea more a rung\n\n    python -m scripts.bench --ladder --repeats=3\n\n```")
-    print(bench_text.LADDER_HEAD.rstrip())
-    for row in ladder["ladder"]:
-        print(bench_text.ladder_row(row).rstrip())
-    bench_text.show_waste(ladder["waste"])
-    bench_text.show_ladder_notes(ladder)
-    print("```\n\n## Tokens beside a long prompt\n")
+    print("Written by `docs/make_serving.py` from what `scripts.bench --json` printed.")
+    if paths.ladder:
+        _show_ladder(read(paths.ladder))
+    if paths.interference:
+        print("\n## Tokens beside a long prompt")
     for path in paths.interference:
         found = read(path)["interference"]
         sizes = f"{found['running']} running, tiles of {found['tile_tokens']} tokens"
-        print(f"{sizes}, a prompt of {found['long_tokens']}:\n\n```")
+        print(f"\n{sizes}, a prompt of {found['long_tokens']}:\n\n```")
         bench_text.show_interference(found, found["predicted"])
-        print("```\n")
-    print("## The host's part of a step\n\n    python -m scripts.bench --host_cost\n\n```")
-    bench_text.show_host_cost(read(paths.host_cost)["host_cost"])
-    print("```\n\n## What determinism costs\n")
-    print("    python -m scripts.bench --concurrency=1,8,32 --set=engine.deterministic=true\n")
+        print("```")
+    if paths.host_cost:
+        print("\n## The host's part of a step\n\n    python -m scripts.bench --host_cost\n\n```")
+        bench_text.show_host_cost(read(paths.host_cost)["host_cost"])
+        print("```")
+    if paths.determinism:
+        _show_determinism(*(read(path)["rows"] for path in paths.determinism))
+
+
+def _show_ladder(found: dict[str, Any]) -> None:
+    print("\n## One idea more a rung\n\n    python -m scripts.bench --ladder --repeats=3\n\n```")
+    print(bench_text.LADDER_HEAD.rstrip())
+    for row in found["ladder"]:
+        print(bench_text.ladder_row(row).rstrip())
+    bench_text.show_waste(found["waste"])
+    bench_text.show_ladder_notes(found)
+    print("```")
+
+
+def _show_determinism(plain: list[dict[str, Any]], fixed: list[dict[str, Any]]) -> None:
+    print("\n## What determinism costs\n")
+    print("    python -m scripts.bench --concurrency=1,8,32 [--set=engine.deterministic=true]\n")
     print("| requests at a time | tokens/s | deterministic | cost |\n|---|---|---|---|")
-    pairs = zip(read(paths.plain)["rows"], read(paths.deterministic)["rows"], strict=True)
-    for plain, fixed in pairs:
-        rates = plain["output_tok_s"], fixed["output_tok_s"]
+    for one, other in zip(plain, fixed, strict=True):
+        rates = one["output_tok_s"], other["output_tok_s"]
         cost = 1 - rates[1] / rates[0]
-        print(f"| {plain['concurrency']} | {rates[0]:.1f} | {rates[1]:.1f} | {cost:.1%} |")
+        print(f"| {one['concurrency']} | {rates[0]:.1f} | {rates[1]:.1f} | {cost:.1%} |")
 
 
 if __name__ == "__main__":
