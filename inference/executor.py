@@ -111,17 +111,20 @@ class Executor:
         progress: Callable[[], None] = lambda: None,
         seals: bool = True,
     ) -> None:
-        """Compiles these shapes, two at a time, what a first request needs first. Afterwards a
-        compilation is refused, or (`seals` is False) counted in `num_late_compiles`.
+        """Compiles these shapes, two at a time, what a first request needs first, and runs each
+        once, on rows of padding: XLA's CPU backend plans a product when it first runs. Afterwards
+        a compilation is refused, or (`seals` is False) counted in `num_late_compiles`.
         """
 
-        def compile_one(shape: StepShape) -> None:
+        def compile_one(shape: StepShape) -> Plan:
             self.compiled(shape)
-            progress()
+            return Plan(shape)
 
         with ThreadPoolExecutor(2) as pool:
             admit = pool.submit(self._compiled_admit)
-            list(pool.map(compile_one, sorted(shapes, key=_first_needed)))
+            for plan in pool.map(compile_one, sorted(shapes, key=_first_needed)):
+                self.wait(self.launch(plan, batches.build(plan, self.config)))
+                progress()
             admit.result()
         self._host.warm_up(self.cache)
         self._is_warm, self._sealed = True, seals

@@ -1,7 +1,9 @@
 """The suite runs on the CPU unless the caller chose a platform, and asks no hub for anything."""
 
 import contextlib
+import gc
 import os
+import pathlib
 import signal
 
 import hypothesis
@@ -19,6 +21,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 hypothesis.settings.register_profile("ridgeline", deadline=None)  # machines may be busy
 hypothesis.settings.load_profile("ridgeline")
 
+# What a process has mapped, a line each. Linux allows 65,530; XLA aborts where it gets no more.
+_MAPS = pathlib.Path("/proc/self/maps")
+_MANY_MAPS = 20_000
+
 
 def pytest_configure(config):
     """Files go to workers as they are listed, which is no file of minutes behind all others."""
@@ -33,3 +39,17 @@ def pytest_runtest_protocol(item):
     is_quick = item.get_closest_marker("quick_code") is not None
     with compiling.quickly() if is_quick else contextlib.nullcontext():
         return (yield)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_programs_are_let_go():
+    """A compiled program holds mappings of memory, and those of tests gone by are kept."""
+    yield
+    if _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MANY_MAPS:
+        import jax  # reads the environment above
+
+        from tests import fakes
+
+        fakes.forget_programs()
+        jax.clear_caches()
+        gc.collect()

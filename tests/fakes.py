@@ -200,6 +200,11 @@ _SCHEDULING = (
 )  # fmt: skip
 
 
+def forget_programs() -> None:
+    """What engines compiled is not kept for engines to come."""
+    _executables.clear()
+
+
 def engine(
     model: ModelConfig, params: Any = None, all_shapes: bool = False, **settings: Any
 ) -> engines.Engine:

@@ -187,7 +187,7 @@ def attention_trip(config: Config, shape: StepShape) -> int:
         copies = 1
         if queries * model.num_heads <= _BLOCK_DIAGONAL_ROWS:
             copies = model.num_kv_heads
-            rows += (rows // 2 + rows // 4) * (rows >= 8)
+            rows += (-(-rows // 2) - (-rows // 4)) * (rows >= 8)
         per_pair = 4 * model.head_width * copies + 2 * _ONES
         pairs = model.num_heads * queries * BLOCK_TOKENS
         found += rows * model.num_layers * per_pair * pairs

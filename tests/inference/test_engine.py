@@ -9,6 +9,7 @@ import pytest
 
 from configs.errors import InputError
 from inference.engine import Engine
+from inference.plan import Plan
 from inference.request import SamplingParams, Status
 from layers import decoder
 from layers.ragged import contiguous
@@ -553,6 +554,7 @@ def test_alternatives_are_reported(own_logits):
 def test_the_next_step_is_planned_while_the_device_runs(overlap, monkeypatch):
     """With overlap nobody waits for a step before the one after it is under way."""
     engine, order = make(overlap=overlap), []
+    engine.warm_up()
 
     def told(name):
         call = getattr(engine.executor, name)
@@ -560,10 +562,32 @@ def test_the_next_step_is_planned_while_the_device_runs(overlap, monkeypatch):
 
     for name in ("launch", "wait"):
         monkeypatch.setattr(engine.executor, name, told(name))
-    engine.executor.warm_up(engine.scheduler.shapes)
     engine.generate([PROMPTS[0]], fakes.greedy(4))
     both = ["launch", "wait"]
     assert order == (["launch", *both * 3, "wait"] if overlap else both * 4)
+
+
+def test_warm_up_runs_every_shape_once_and_disturbs_nobody(monkeypatch):
+    """The first run of a program is slower than the others: no request is to wait for it."""
+    engine, plans = make(), []
+    launch = engine.executor.launch
+    ids = [engine.add_request(prompt, fakes.greedy(8)) for prompt in PROMPTS]
+    news = [update for _ in range(3) for update in engine.step()]
+
+    def told(plan, arrays):
+        plans.append(plan)
+        return launch(plan, arrays)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.executor, "launch", told)
+        engine.warm_up()
+    assert sorted(map(str, plans)) == sorted(str(Plan(shape)) for shape in engine.scheduler.shapes)
+    while engine.scheduler.has_work:
+        news += engine.step()
+    expected = make().generate(PROMPTS, fakes.greedy(8))
+    for id, completion in zip(ids, expected, strict=True):
+        tokens = [token for update in news if update.id == id for token in update.token_ids]
+        assert tokens == completion.token_ids
 
 
 def test_other_weights_are_cached_anew():
