@@ -40,8 +40,9 @@ def main() -> None:
         print("\n## Tokens beside a long prompt")
     for path in paths.interference:
         found = read(path)["interference"]
-        sizes = f"{found['running']} running, tiles of {found['tile_tokens']} tokens"
-        print(f"\n{sizes}, a prompt of {found['long_tokens']}:\n\n```")
+        running, tile = found["running"], found["tile_tokens"]
+        print(f"\n    python -m scripts.bench --interference --running={running} ", end="")
+        print(f"--set=engine.tile_tokens={tile}\n\nA prompt of {found['long_tokens']}:\n\n```")
         bench_text.show_interference(found, found["predicted"])
         print("```")
     if paths.host_cost:

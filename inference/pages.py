@@ -136,6 +136,12 @@ class Pages:
                 copies.append((group, source, pages[-1]))
         return tuple(copies)
 
+    def cancel(self, copies: Iterable[tuple[int, int, int]]) -> None:
+        """Lets sources go of a fork's copies that are not to be made."""
+        for group, source, _ in copies:
+            self._pinned[group].remove(source)
+            self.prefix.release(group, [source])
+
     def unpin(self) -> tuple[Transfer, ...]:
         """Closes a plan: sources of copies may be used again afterwards. Returns the transfers
         that come before the plan's copies.

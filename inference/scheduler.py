@@ -384,6 +384,9 @@ class Scheduler:
         self._is_refused = False
         self._free_slots.append(sequence.slot)
         self.running.remove(sequence)
+        for admission in self._admissions:
+            if admission.sequence is sequence:
+                self.pages.cancel(admission.page_copies)
         self._admissions = [a for a in self._admissions if a.sequence is not sequence]
         sequence.slot = None
 

@@ -393,6 +393,22 @@ def test_drafts_wider_than_a_tile_find_pages():
     assert one.num_output_tokens == 40
 
 
+def test_a_fork_that_is_preempted_at_once_holds_no_page():
+    """Its copy is not to be made: else what it was copied from would stay taken."""
+    scheduler = Scheduler(config(page_tokens=4, cache_bytes=1 << 20, prefix_cache=False))
+    parent, child = sequence(1, [1] * 6, max_new_tokens=9), sequence(2, [1] * 6, max_new_tokens=9)
+    scheduler.add(parent)
+    scheduler.commit(plan := scheduler.schedule(), fake_output(plan))
+    scheduler.fork(parent, child)
+    assert child.status is Status.RUNNING
+    for each in (parent, child):
+        scheduler.preempt(each)
+    pages = scheduler.pages
+    assert pages.prefix.num_available_pages == pages.pool.num_usable_pages
+    steps_of(scheduler)
+    assert parent.num_output_tokens == child.num_output_tokens == 9
+
+
 def test_a_fork_that_never_fits_is_refused():
     scheduler = Scheduler(config(page_tokens=4, cache_bytes=500))
     parent = sequence(1, [1] * 8, max_new_tokens=4)

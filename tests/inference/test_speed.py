@@ -87,6 +87,34 @@ def test_full_sampling_keeps_most_of_the_greedy_rate(checkpoint, params):
     assert ratio >= 0.75
 
 
+def test_planning_ahead_is_no_slower(checkpoint, params):
+    """By turns of ten steps: whole runs differ by more than what it gains."""
+    engines = {
+        overlap: Engine(
+            Config(checkpoint.config, EngineConfig(max_seqs=8, overlap=overlap)), params
+        )
+        for overlap in (True, False)
+    }
+    for engine in engines.values():
+        for first in range(8):
+            prompt = list(range(100 + first, 164 + first))
+            engine.add_request(prompt, SamplingParams(max_new_tokens=400, ignore_eos=True))
+        for _ in range(10):  # compiles, and takes the prompts in
+            engine.step()
+    ratios = []
+    for turn in range(30):
+        seconds = {}
+        for overlap in (turn % 2 == 0, turn % 2 == 1):
+            start = time.perf_counter()
+            for _ in range(10):
+                engines[overlap].step()
+            seconds[overlap] = time.perf_counter() - start
+        ratios.append(seconds[False] / seconds[True])
+    ratio = statistics.median(ratios)
+    print(f"without / with overlap: {ratio:.3f} x the step time")
+    assert ratio >= 1.0
+
+
 def test_warm_up_takes_at_most_90_seconds(checkpoint, params):
     jax.config.update("jax_enable_compilation_cache", False)
     try:
