@@ -47,7 +47,7 @@ def decode(
         length = len(sequence.tokens)
         padded = np.zeros(-(-length // BLOCK) * BLOCK, np.int32)
         padded[:length] = sequence.tokens
-        program = _compiled(config, len(padded), sequence.params.is_greedy)
+        program = _compiled(config, len(padded))
         start = time.perf_counter()
         token, logprob = jax.device_get(program(params, padded, np.int32(length), own))
         seconds.append(time.perf_counter() - start)
@@ -60,7 +60,7 @@ def decode(
 
 
 @functools.cache
-def _compiled(config: ModelConfig, num_tokens: int, greedy: bool) -> Any:
+def _compiled(config: ModelConfig, num_tokens: int) -> Any:
     """The program for one padded length: (params, tokens, length, sampling) -> token, log-prob."""
 
     def next_token(
@@ -69,10 +69,7 @@ def _compiled(config: ModelConfig, num_tokens: int, greedy: bool) -> Any:
         hidden_TD, _ = decoder.forward(params, config, tokens_T, contiguous(1, num_tokens))
         last_1D = jax.lax.dynamic_slice_in_dim(hidden_TD, length - 1, 1)
         logits_1V = decoder.logits(params, config, last_1D)
-        if greedy:
-            ids = sampling.greedy(logits_1V)
-        else:
-            ids = sampling.sample(logits_1V, own, length[None])
+        ids = sampling.sample(logits_1V, own, length[None])
         return ids[0], sampling.log_probs(logits_1V, ids)[0][0]
 
     own = _one_row(sampling.neutral_row(config.vocab_size))

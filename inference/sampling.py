@@ -135,11 +135,6 @@ def pack_mask(
     return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
 
 
-def greedy(logits_QV: jax.Array) -> jax.Array:
-    """Most likely ids, i32[Q]; the first of equals, as `jnp.argmax`."""
-    return topk.argmax(logits_QV)
-
-
 def log_probs(logits_QV: jax.Array, ids_Q: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The model's own log-probability of the ids, in nats, before every filter.
 
@@ -170,7 +165,8 @@ def sample(
 ) -> jax.Array:
     """Applies every filter and draws one token a row.
 
-    At temperature 0 that is the argmax of the logits after the bias.
+    At temperature 0 that is the argmax of the logits after the bias; where all rows want that, no
+    more is computed.
 
     Args:
         logits_QV: f32[Q, V], the model's own.
@@ -183,7 +179,18 @@ def sample(
         i32[Q]. A row that permits no token can only end: its first stop id, or 0 if it has none.
     """
     edited_QV = _edit(logits_QV.astype(jnp.float32), sampling, position_Q, counts, mask_QX)
-    padded_QV = topk.pad_to_groups(edited_QV)
+    ids_Q = lax.cond(
+        jnp.any(sampling.temperature > 0),
+        lambda: _draw(edited_QV, sampling, position_Q),
+        lambda: topk.argmax(edited_QV),
+    )
+    is_empty_Q = jnp.take_along_axis(edited_QV, ids_Q[:, None], axis=-1)[:, 0] == -jnp.inf
+    return jnp.where(is_empty_Q, jnp.maximum(sampling.stop_ids[:, 0], 0), ids_Q)
+
+
+def _draw(logits_QV: jax.Array, sampling: SlotSampling, position_Q: jax.Array) -> jax.Array:
+    """One token a row, of the edited logits: i32[Q]."""
+    padded_QV = topk.pad_to_groups(logits_QV)
     keys_Q2 = noise.row_keys(sampling.seed, position_Q)
     values_QJ, ids_QJ = topk.top_n(padded_QV, _CANDIDATES)
     floor_Q, is_open_Q = _candidate_floor(padded_QV, values_QJ, sampling)
@@ -192,9 +199,7 @@ def sample(
     best_Q = jnp.where(is_greedy_Q, 0, jnp.argmax(score_QJ, axis=-1))
     ids_Q = jnp.take_along_axis(ids_QJ, best_Q[:, None], axis=-1)[:, 0]
     ids_Q = _sample_open(padded_QV, sampling, keys_Q2, ids_Q, is_open_Q & ~is_greedy_Q)
-    ids_Q = jnp.minimum(ids_Q, logits_QV.shape[1] - 1)  # the padding of a row of NaN may win
-    is_empty_Q = values_QJ[:, 0] == -jnp.inf
-    return jnp.where(is_empty_Q, jnp.maximum(sampling.stop_ids[:, 0], 0), ids_Q)
+    return jnp.minimum(ids_Q, logits_QV.shape[1] - 1)  # the padding of a row of NaN may win
 
 
 def _edit(

@@ -99,14 +99,11 @@ class Scheduler:
             self._make_way()
             return None
         decode.sort(key=lambda row: row.start, reverse=True)  # as plain attention wants them
-        rows = [*decode, *tiles]
         scored = any(row.sequence.scores for row in tiles)
-        greedy = all(row.sequence.params.is_greedy for row in rows)
         if self._engine.policy != "continuous":
             self._batch_rows = max(self._batch_rows, len(self.running))
         num_rows = max(len(decode), self._batch_rows if decode else 0)
-        sampler = "greedy" if greedy else "full"
-        shape = choose(self.shapes, num_rows, len(tiles), scored, sampler)
+        shape = choose(self.shapes, num_rows, len(tiles), scored)
         transfers = self.pages.unpin()
         admissions, self._admissions = tuple(self._admissions), []
         self.counters.num_steps += 1

@@ -1,6 +1,4 @@
-"""The static side of a step: which rectangles it has, and whether rows are sampled in full or
-scored.
-"""
+"""The static side of a step: which rectangles it has, and whether prompts are scored."""
 
 import dataclasses
 
@@ -18,14 +16,11 @@ class StepShape:
         decode: (rows, 1 + k) of the decode rectangle.
         prefill: (tiles, tokens each) of the prefill rectangle.
         scored: log-probabilities of `targets` are computed for every prefill token.
-        sampler: 'greedy' (argmax) or 'full' (every filter). Steps with prefill tiles, scored ones
-            among them, always have the full one: only steady decoding is worth two programs.
     """
 
     decode: tuple[int, int]
     prefill: tuple[int, int]
     scored: bool = False
-    sampler: str = "full"
 
     @property
     def num_rows(self) -> int:
@@ -42,19 +37,13 @@ class StepShape:
         """Q: rows of logits; every decode token and the last token of a tile."""
         return self.decode[0] * self.decode[1] + self.prefill[0]
 
-    def covers(self, rows: int, tiles: int, scored: bool, sampler: str) -> bool:
+    def covers(self, rows: int, tiles: int, scored: bool) -> bool:
         """Whether a step with these needs fits."""
-        return (
-            self.decode[0] >= rows
-            and self.prefill[0] >= tiles
-            and self.scored >= scored
-            and (self.sampler == "full" or sampler == "greedy")
-        )
+        return self.decode[0] >= rows and self.prefill[0] >= tiles and self.scored >= scored
 
 
 def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
-    """Every shape the engine may run, cheapest first: steady decoding has its own greedy
-    executables, mixed steps share one sampler, scoring has one step of its own and one that
+    """Every shape the engine may run, cheapest first; scoring has one step of its own and one that
     decoding can ride on.
 
     Raises:
@@ -67,7 +56,7 @@ def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
     tiles = [(n, engine.tile_tokens) for n in sorted(set(engine.prefill_tiles))]
     none = (0, engine.tile_tokens)
     riders = sorted({next(size for size in rows if size >= min(8, rows[-1])), rows[-1]})
-    shapes = [StepShape((n, width), none, sampler=s) for n in rows for s in ("greedy", "full")]
+    shapes = [StepShape((n, width), none) for n in rows]
     shapes += [StepShape((0, width), tile) for tile in tiles]
     shapes += [StepShape((n, width), tile) for n in riders for tile in tiles]
     shapes += [StepShape((n, width), tiles[-1], scored=True) for n in (0, rows[-1])]
@@ -79,12 +68,10 @@ def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
     return tuple(sorted(shapes, key=_cost))
 
 
-def choose(
-    shapes: tuple[StepShape, ...], rows: int, tiles: int, scored: bool, sampler: str
-) -> StepShape:
+def choose(shapes: tuple[StepShape, ...], rows: int, tiles: int, scored: bool) -> StepShape:
     """The cheapest shape that covers a step's needs."""
-    return next(shape for shape in shapes if shape.covers(rows, tiles, scored, sampler))
+    return next(shape for shape in shapes if shape.covers(rows, tiles, scored))
 
 
-def _cost(shape: StepShape) -> tuple[int, int, bool, bool]:
-    return shape.num_tokens, shape.num_logits, shape.scored, shape.sampler == "full"
+def _cost(shape: StepShape) -> tuple[int, int, bool]:
+    return shape.num_tokens, shape.num_logits, shape.scored

@@ -149,12 +149,9 @@ def step(
     fed = _fed_counts(slots, tokens_T, slot_T, ragged, shape)
     with jax.named_scope("sample"):
         position_Q, slot_Q = ragged.position_T[logit_Q] + 1, slot_T[logit_Q]
-        if shape.sampler == "greedy":
-            ids_Q = sampling.greedy(logits_QV)
-        else:
-            own = jax.tree.map(lambda x: x[slot_Q], slots.sampling)
-            counts = _counts_seen(fed, slot_Q, tokens_T, shape)
-            ids_Q = sampling.sample(logits_QV, own, position_Q, counts)
+        own = jax.tree.map(lambda x: x[slot_Q], slots.sampling)
+        counts = _counts_seen(fed, slot_Q, tokens_T, shape)
+        ids_Q = sampling.sample(logits_QV, own, position_Q, counts)
         logprob_Q, finite_Q = sampling.log_probs(logits_QV, ids_Q)
         top_Qn = sampling.top_log_probs(logits_QV, config.engine.top_logprobs)
     tokens_RW, num_emitted_R = _verify(shape, batch, ids_Q, tokens_T)

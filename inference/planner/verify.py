@@ -39,8 +39,7 @@ class Point:
     @property
     def shape(self) -> StepShape:
         """Its executable."""
-        sampler = "full" if self.tiles else "greedy"
-        return StepShape((self.rows, 1), (self.tiles, TILE), sampler=sampler)
+        return StepShape((self.rows, 1), (self.tiles, TILE))
 
     @property
     def contexts(self) -> tuple[int, ...]:

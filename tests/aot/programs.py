@@ -23,7 +23,7 @@ from layers.mixer import StepContext
 from layers.ragged import Ragged, Rectangle
 
 MEGABYTE = 1 << 20
-DECODE = StepShape((16, 1), (0, 64), sampler="greedy")
+DECODE = StepShape((16, 1), (0, 64))
 MIXED = StepShape((16, 1), (2, 64))
 _H200_CORES = 132
 

@@ -30,7 +30,7 @@ from inference.planner.cost import Precision, Rows, Work
 from inference.shapes import StepShape, enumerate_shapes
 from layers import decoder, kv_cache, params
 
-DECODE = StepShape((8, 1), (0, 64), sampler="greedy")
+DECODE = StepShape((8, 1), (0, 64))
 PREFILL = StepShape((0, 1), (4, 64))
 _ONES = 8  # columns of the matrix of ones that sums rows
 _BLOCK_DIAGONAL_ROWS = 16  # of a sequence: up to here attention multiplies with every head's keys

@@ -18,7 +18,7 @@ from inference.shapes import StepShape, enumerate_shapes
 from layers import decoder
 
 pytestmark = pytest.mark.long
-SHAPE = StepShape((8, 1), (0, 64), sampler="greedy")
+SHAPE = StepShape((8, 1), (0, 64))
 
 
 @pytest.fixture(scope="module")
