@@ -60,6 +60,7 @@ def test_the_kernel_fits_and_keeps_the_cache_in_place(case, topology):
     assert memory.alias_size_in_bytes == programs.num_bytes(pages)
     rows, width, (N, _), H = _CASES[case][:4]
     packed = rows * width * N * H * (2 + 4)  # queries and float32 output in the kernel's order
-    assert memory.temp_size_in_bytes < packed + 6 * programs.MEGABYTE
+    # Besides, new keys are written sixteen tokens at a time, and one query fills a tile of eight.
+    assert memory.temp_size_in_bytes < packed + 8 * programs.MEGABYTE
     assert not programs.copies(executable, pages)
     assert " scatter(" not in executable.as_text()  # the kernel appends
