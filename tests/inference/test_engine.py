@@ -575,8 +575,9 @@ def test_warm_up_runs_every_shape_once_and_disturbs_nobody(monkeypatch):
     news = [update for _ in range(3) for update in engine.step()]
 
     with monkeypatch.context() as patch:
-        told = lambda plan, arrays: (plans.append(plan), launch(plan, arrays))[1]  # noqa: E731
-        patch.setattr(engine.executor, "launch", told)
+        patch.setattr(
+            engine.executor, "launch", lambda *both: (plans.append(both[0]), launch(*both))[1]
+        )
         engine.warm_up()
     assert sorted(map(str, plans)) == sorted(str(Plan(shape)) for shape in engine.scheduler.shapes)
     while engine.scheduler.has_work:
