@@ -1,5 +1,6 @@
 """A plan as arrays: one numpy pass, fixed shapes."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -7,10 +8,13 @@ import numpy as np
 from flax import struct
 
 from configs.engine import Config
+from inference import sampling
 from inference.plan import Admission, Plan
 from inference.sampling import SlotSampling
 
 Array = Any  # numpy on the host, a traced array inside the step
+
+_ADMISSIONS = 8  # rows of the admission program; more arrive in several calls
 
 
 @struct.dataclass
@@ -41,8 +45,25 @@ class Admissions:
     )
 
 
-def build(plan: Plan, config: Config) -> Batch:
-    """The arrays of a plan's shape."""
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What the device is told of a plan: it holds whatever becomes of the sequences later."""
+
+    admissions: tuple[Admissions, ...]
+    batch: Batch
+
+
+def build(plan: Plan, config: Config) -> Inputs:
+    """The arrays of a plan."""
+    firsts = range(0, len(plan.admissions), _ADMISSIONS)
+    admissions = [plan.admissions[first : first + _ADMISSIONS] for first in firsts]
+    return Inputs(
+        tuple(build_admissions(some, config) for some in admissions), build_batch(plan, config)
+    )
+
+
+def build_batch(plan: Plan, config: Config) -> Batch:
+    """The arrays of a plan's rows, in its shape."""
     shape, sink = plan.shape, config.engine.max_seqs
     (rows, width), (_, tile_tokens) = shape.decode, shape.prefill
     decode_RW = np.zeros((rows, width), np.int32)
@@ -80,17 +101,9 @@ def device_pages(pages: np.ndarray, config: Config) -> np.ndarray:
     return (pages[..., None] * n + np.arange(n, dtype=np.int32)).reshape(*pages.shape[:-1], -1)
 
 
-def build_admissions(
-    admissions: tuple[Admission, ...],
-    rows: list[SlotSampling],
-    neutral: SlotSampling,
-    size: int,
-    config: Config,
-) -> Admissions:
-    """The arrays of at most `size` admissions; `rows` are their sampling parameters, `neutral`
-    pads.
-    """
-    sink = config.engine.max_seqs
+def build_admissions(admissions: tuple[Admission, ...], config: Config) -> Admissions:
+    """The arrays of some admissions, as many as the program has rows at most."""
+    size, sink, vocab = _ADMISSIONS, config.engine.max_seqs, config.model.vocab_size
     slot_A, num_tokens_A = np.full(size, sink, np.int32), np.zeros(size, np.int32)
     source_A, last_token_A = np.full(size, -1, np.int32), num_tokens_A.copy()
     copies = [np.zeros((2, size), np.int32) for _ in config.model.page_groups]
@@ -106,7 +119,8 @@ def build_admissions(
             copies[group][:, a] = source, target
         if longest:
             history[a, : num_tokens_A[a]] = sequence.tokens[: num_tokens_A[a]]
-    padded = [*rows, *[neutral] * (size - len(rows))]
-    sampling = jax.tree.map(lambda *values: np.stack(values), *padded)
+    rows = [sampling.request_row(admission.sequence, vocab) for admission in admissions]
+    rows += [sampling.neutral_row(vocab)] * (size - len(rows))
+    stacked = jax.tree.map(lambda *values: np.stack(values), *rows)
     copied = tuple(device_pages(pages, config) for pages in copies)
-    return Admissions(slot_A, source_A, num_tokens_A, last_token_A, sampling, copied, history)
+    return Admissions(slot_A, source_A, num_tokens_A, last_token_A, stacked, copied, history)

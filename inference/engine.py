@@ -18,7 +18,7 @@ from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from inference import request
 from inference.answers import Answers, Beams, Samples
-from inference.batch import build
+from inference.batch import Inputs, build
 from inference.checkpoints import resolve
 from inference.checkpoints.load import Progress
 from inference.checkpoints.opened import Checkpoint
@@ -40,13 +40,13 @@ _MAX_FAILED_STEPS = 2  # in a row: then the failure is not a passing one
 
 @dataclasses.dataclass
 class _Flight:
-    """A step that was given to the device."""
+    """A step, from its planning until its results are taken in."""
 
     plan: Plan
-    output: Any
-    rows: tuple[tuple[int, int], ...]
-    began: float
+    inputs: Inputs
     host_s: float
+    output: Any = None  # once the device has it
+    began: float = 0.0
     done: float | None = None  # where that was seen before its results were taken in
 
 
@@ -71,6 +71,7 @@ class Engine:
         self._intake = Intake(config, tokenizer, self.eos_ids)
         self.scheduler = Scheduler(config, swap.spills(config))
         self._flights: deque[_Flight] = deque()
+        self._held: _Flight | None = None  # planned; its program is not there yet
         self._idle_since = 0.0  # when the newest step was done
         self._left_at = 0.0  # when `step` last returned
         self.records: deque[StepRecord] = deque(maxlen=4096)
@@ -204,6 +205,7 @@ class Engine:
         tokens.
         """
         self._flights.clear()
+        self._held = None
         self.scheduler.start_over()
         self.executor.reset()
 
@@ -329,19 +331,29 @@ class Engine:
                 self.abort(id)
 
     def _launch(self, is_open: bool) -> bool:
-        """Plans a step and gives it to the device; False where there is nothing to do."""
+        """Plans a step and gives it to the device; False where there is nothing to do, or where the
+        news of the step in flight need not wait for a program.
+        """
+        flight, self._held = self._held or self._plan(is_open), None
+        if flight is None:
+            return False
+        if not self.executor.is_ready(flight.plan):
+            if self._flights:
+                self._held = flight
+                return False
+            self._compile(flight.plan)
+        flight.began = time.perf_counter()
+        flight.output = self.executor.launch(flight.plan, flight.inputs)
+        self._flights.append(flight)
+        return True
+
+    def _plan(self, is_open: bool) -> _Flight | None:
         start = time.perf_counter()
         plan = self.scheduler.schedule(start, is_open)
         if plan is None:
-            return False
-        arrays = build(plan, self.config)
-        rows = tuple((row.length, row.start + row.length) for row in (*plan.decode, *plan.tiles))
-        host_s = time.perf_counter() - start
-        self._compile(plan)
-        began = time.perf_counter()
-        output = self.executor.launch(plan, arrays)
-        self._flights.append(_Flight(plan, output, rows, began, host_s))
-        return True
+            return None
+        inputs = build(plan, self.config)
+        return _Flight(plan, inputs, time.perf_counter() - start)
 
     def _land(self) -> list[Update]:
         """Waits for the oldest step in flight and takes its results in."""
@@ -354,20 +366,17 @@ class Engine:
         for sequence, tokens in self.scheduler.commit(flight.plan, output):
             news += self._take(sequence, tokens)
         seconds = done - max(flight.began, self._idle_since)
+        plan = flight.plan
+        rows = tuple((row.length, row.start + row.length) for row in (*plan.decode, *plan.tiles))
         host_s = flight.host_s + time.perf_counter() - landed
-        self.records.append(StepRecord(flight.plan.shape, flight.rows, seconds, host_s))
+        self.records.append(StepRecord(plan.shape, rows, seconds, host_s))
         self._idle_since = done
         if not self.scheduler.has_work:  # a step in flight serves nobody any more
             self._flights.clear()
         return news
 
     def _compile(self, plan: Plan) -> None:
-        """Compiles what the plan needs; no step's time includes it, nor that of one in flight."""
-        if self.executor.is_ready(plan):
-            return
-        for flight in self._flights:
-            self.executor.wait(flight.output)
-            flight.done = time.perf_counter()
+        """Compiles what the plan needs; no step's time includes it."""
         start = time.perf_counter()
         self.executor.prepare(plan)
         self.compile_s += time.perf_counter() - start

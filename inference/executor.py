@@ -13,18 +13,16 @@ import numpy as np
 from configs.engine import Config
 from configs.errors import InputError
 from inference import batch as batches
-from inference import sampling, step
-from inference.batch import Batch
+from inference import step
+from inference.batch import Admissions, Inputs
 from inference.host_tier import HostTier
-from inference.plan import Admission, Plan
+from inference.plan import Plan
 from inference.shapes import StepShape
 from layers import decoder, kv_cache
 from layers.kernels.attention import api
 from layers.kernels.device import target_device
 from layers.mixer import Mixer
 from layers.params import Params
-
-_ADMISSIONS = 8  # rows of the admission program; more arrive in several calls
 
 
 def for_this_device(config: Config) -> Config:
@@ -129,25 +127,19 @@ class Executor:
         self._host.warm_up(self.cache)
         self._is_warm, self._sealed = True, seals
 
-    def admit(self, admissions: tuple[Admission, ...]) -> None:
+    def admit(self, admissions: tuple[Admissions, ...]) -> None:
         """Writes the slot rows of sequences that start, fork or resume."""
-        vocab = self.config.model.vocab_size
-        for first in range(0, len(admissions), _ADMISSIONS):
-            some = admissions[first : first + _ADMISSIONS]
-            rows = [sampling.request_row(admission.sequence, vocab) for admission in some]
-            arrays = batches.build_admissions(
-                some, rows, sampling.neutral_row(vocab), _ADMISSIONS, self.config
-            )
+        for arrays in admissions:
             self.cache, self.slots = self._compiled_admit()(self.cache, self.slots, arrays)
 
-    def launch(self, plan: Plan, arrays: Batch) -> step.Output:
+    def launch(self, plan: Plan, inputs: Inputs) -> step.Output:
         """Starts a plan on the device, behind those that were started before; its output is not
         there yet.
         """
         self.cache = self._host.carry(self.cache, plan.transfers)
-        self.admit(plan.admissions)
-        executable = self.compiled(plan.shape)
-        self.cache, self.slots, output = executable(self.params, self.cache, self.slots, arrays)
+        self.admit(inputs.admissions)
+        executable, batch = self.compiled(plan.shape), inputs.batch
+        self.cache, self.slots, output = executable(self.params, self.cache, self.slots, batch)
         return output
 
     def is_done(self, output: step.Output) -> bool:
@@ -159,15 +151,14 @@ class Executor:
         return jax.tree.map(np.asarray, output)
 
     def _compile_step(self, shape: StepShape) -> Any:
-        arrays = batches.build(Plan(shape), self.config)
+        batch = batches.build_batch(Plan(shape), self.config)
         program = functools.partial(step.step, config=self.config, shape=shape, mixers=self._mixers)
-        arguments = jax.tree.map(_abstract, (self.params, self.cache, self.slots, arrays))
+        arguments = jax.tree.map(_abstract, (self.params, self.cache, self.slots, batch))
         return jax.jit(program, donate_argnums=(1, 2)).lower(*arguments).compile()
 
     def _compiled_admit(self) -> Any:
         if None not in self._compiled:
-            neutral = sampling.neutral_row(self.config.model.vocab_size)
-            arrays = batches.build_admissions((), [], neutral, _ADMISSIONS, self.config)
+            arrays = batches.build_admissions((), self.config)
             program = functools.partial(step.admit, config=self.config)
             arguments = jax.tree.map(_abstract, (self.cache, self.slots, arrays))
             self._compiled[None] = (

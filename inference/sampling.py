@@ -103,10 +103,8 @@ def request_row(sequence: Sequence, vocab_size: int) -> SlotSampling:
 
 
 def init(rows: int, vocab_size: int) -> SlotSampling:
-    """Neutral parameters for `rows` slots, the sink of padding included."""
-    return jax.tree.map(
-        lambda value: jnp.asarray(np.repeat(value[None], rows, axis=0)), neutral_row(vocab_size)
-    )
+    """Neutral parameters for `rows` slots, the sink of padding included; numpy arrays."""
+    return jax.tree.map(lambda value: np.repeat(value[None], rows, axis=0), neutral_row(vocab_size))
 
 
 def pack_mask(

@@ -7,6 +7,7 @@ sequence and a sink row for padding. Phases differ in data; only `StepShape` is 
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,14 +53,17 @@ class Output:
 
 
 def init_slots(config: Config) -> SlotState:
-    """Empty slots."""
+    """Empty slots, put on the device without a program for each shape; the host keeps no part of
+    them, since steps overwrite them.
+    """
     rows, vocab = config.engine.max_seqs + 1, config.model.vocab_size
     counts = (rows, 2, vocab) if config.engine.penalties else (1, 1, 1)
+    put = functools.partial(jax.device_put, may_alias=False)
     return SlotState(
-        num_tokens=jnp.asarray(np.zeros(rows, np.int32)),
-        last_token=jnp.asarray(np.zeros(rows, np.int32)),
-        sampling=sampling.init(rows, vocab),
-        counts=jnp.asarray(np.zeros(counts, np.uint16)),
+        num_tokens=put(np.zeros(rows, np.int32)),
+        last_token=put(np.zeros(rows, np.int32)),
+        sampling=put(sampling.init(rows, vocab)),
+        counts=put(np.zeros(counts, np.uint16)),
     )
 
 

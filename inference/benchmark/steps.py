@@ -55,7 +55,7 @@ def arrays(point: Point, config: Config, steps: int = 1) -> tuple[np.ndarray, ba
             for at in range(0, fed, queries)
         ]
     decode, tiles = (tuple(rows), ()) if point.rows else ((), tuple(rows))
-    return num_tokens, batch.build(Plan(point.shape, decode, tiles), config)
+    return num_tokens, batch.build_batch(Plan(point.shape, decode, tiles), config)
 
 
 def run(

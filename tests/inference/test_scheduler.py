@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.model import LayerSpec, ModelConfig
-from inference.batch import build
+from inference.batch import build_batch
 from inference.request import FinishReason, SamplingParams, Sequence, Status
 from inference.scheduler import Scheduler
 
@@ -62,7 +62,7 @@ def fake_output(plan, token=lambda row, w: 1, is_finite=lambda row: True):
 def check_plan(scheduler, plan):
     """What the device relies on: rows continue their sequences on pages of their own."""
     fed: dict[int, int] = {}
-    batch = build(plan, scheduler._config)
+    batch = build_batch(plan, scheduler._config)
     assert len(plan.decode) <= plan.shape.decode[0] and len(plan.tiles) <= plan.shape.prefill[0]
     for row in (*plan.decode, *plan.tiles):
         owner = row.sequence
@@ -360,7 +360,9 @@ def test_drafts_never_pass_the_end():
     scheduler.add(one)
     fed = []
     while (plan := scheduler.schedule()) is not None:
-        fed += [(row.length, *build(plan, scheduler._config).tokens_T[:3]) for row in plan.decode]
+        fed += [
+            (row.length, *build_batch(plan, scheduler._config).tokens_T[:3]) for row in plan.decode
+        ]
         scheduler.commit(plan, fake_output(plan))
         one.drafts = (1, 1)
     assert fed == [(3, -1, 1, 1), (2, -1, 1, 0)] and one.num_output_tokens == 6
@@ -374,7 +376,7 @@ def test_more_drafts_than_the_engine_verifies_are_left_out():
     one.drafts = (1,) * 5
     plan = scheduler.schedule()
     assert plan.decode[0].length == 3
-    assert build(plan, scheduler._config).tokens_T[:3].tolist() == [-1, 1, 1]
+    assert build_batch(plan, scheduler._config).tokens_T[:3].tolist() == [-1, 1, 1]
     scheduler.commit(plan, fake_output(plan))
     assert one.num_output_tokens == 1 + 3
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from configs.cache import PageGroup
+from inference import batch
 from inference.request import SamplingParams, Status
 from tests import fakes
 
@@ -104,7 +105,8 @@ def test_a_slot_starts_without_its_predecessors_state():
         assert_plain(engine, [prompt], 4)
     assert np.asarray(engine.executor.cache[1][0]).any()
     engine.add_request([1, 2], fakes.greedy(1))
-    engine.executor.admit(engine.scheduler.schedule().admissions)
+    plan = engine.scheduler.schedule()
+    engine.executor.admit(batch.build(plan, engine.config).admissions)
     assert not np.asarray(engine.executor.cache[1][0]).any()
 
 
@@ -266,11 +268,42 @@ def test_rebuild_prefills_again_from_the_hosts_tokens():
     assert_plain(engine, fakes.prompts(LENGTHS), 15, lose_the_cache)
 
 
-def test_everything_at_once():
-    """Random requests, forks, aborts, drafts, preemption and rebuilds: tokens as by hand."""
+def test_news_do_not_wait_for_the_program_of_the_next_step(monkeypatch):
+    """A prompt's token is handed out before steady decoding is compiled, and nothing is lost."""
+    engine, prepared = plain(), []
+    executor = engine.executor
+    prepare = executor.prepare
+    monkeypatch.setattr(executor, "is_ready", lambda plan: plan.shape in prepared)
+    monkeypatch.setattr(
+        executor, "prepare", lambda plan: (prepared.append(plan.shape), prepare(plan))
+    )
+    prompt = fakes.prompts([3])[0]
+    engine.add_request(prompt, fakes.greedy(4))
+    news = []
+    while not news:
+        news = engine.step()
+    assert [shape.prefill[0] for shape in prepared] == [2]
+    while engine.scheduler.has_work:
+        news += engine.step()
+    assert [shape.prefill[0] for shape in prepared] == [2, 0]
+    assert [t for update in news for t in update.token_ids] == fakes.continuation(prompt, 4)
+    assert [record.shape.prefill[0] for record in engine.records] == [2, 0, 0, 0]
+    assert_empty(engine)
+
+
+@pytest.mark.parametrize(("num_drafts", "is_ready"), [(2, 1.0), (2, 0.5), (0, 0.4)])
+def test_everything_at_once(num_drafts, is_ready, monkeypatch):
+    """Random requests, forks, aborts, drafts, preemption and rebuilds, also while a planned step
+    waits for its program: tokens as by hand.
+    """
     rng = np.random.default_rng(7)
-    engine = make()
-    propose, expected = proposer(engine, seed=8), {}
+    engine = make(num_drafts=num_drafts)
+    luck = np.random.default_rng(9)
+    known = engine.executor.is_ready
+    monkeypatch.setattr(
+        engine.executor, "is_ready", lambda plan: luck.random() < is_ready and known(plan)
+    )
+    propose, expected = proposer(engine, seed=8) if num_drafts else lambda: None, {}
 
     def act():
         propose()

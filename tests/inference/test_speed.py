@@ -39,7 +39,7 @@ def decode_seconds(executor, context=96, steps=5):
         sequence = Sequence(slot, SamplingParams(), [5] * (context + 1), context, slot=slot)
         sequence.pages = [list(range(1 + slot * pages, 1 + (slot + 1) * pages))]
         rows.append(Row(sequence, slot, context, 0, 1, emits=True))
-    arrays = batch.build(Plan(SHAPE, tuple(rows)), executor.config)
+    arrays = batch.build_batch(Plan(SHAPE, tuple(rows)), executor.config)
     seconds = []
     for _ in range(steps):
         num_tokens = jax.numpy.full_like(executor.slots.num_tokens, context)
