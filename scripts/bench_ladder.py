@@ -46,7 +46,7 @@ def run(repeats: int, names: Sequence[str] | None, plot: str | None) -> None:
     checkpoint, _ = common.open_checkpoint(resolved)
     bench = _Bench(checkpoint, model, repeats)
     if workload.rate is None:
-        runs = bench.serve(rungs["continuous"], load, "capacity")
+        (runs,) = bench.serve([rungs["continuous"]], load, "capacity")
         rate = _OVERLOAD * measure.figures(runs)["requests_s"]
         workload = dataclasses.replace(workload, kind="poisson", rate=rate)
         load = requests.generate(workload, model.vocab_size)
@@ -72,7 +72,7 @@ def run(repeats: int, names: Sequence[str] | None, plot: str | None) -> None:
 
 
 class _Bench:
-    """Engines of one model, one at a time."""
+    """Engines of one model, each for its own runs."""
 
     def __init__(self, checkpoint: Any, model: ModelConfig, repeats: int):
         from inference import compilation_cache
@@ -87,18 +87,24 @@ class _Bench:
         self._repeats = repeats
         self._count = measure.count_compiles()
 
-    def serve(self, rung: Rung, load: Sequence[TimedRequest], label: str) -> list[Run]:
-        """The runs on a new engine, which is warm."""
+    def serve(
+        self, rungs: Sequence[Rung], load: Sequence[TimedRequest], label: str
+    ) -> list[list[Run]]:
+        """The runs of each rung on a new engine, which is warm; several rungs run by turns."""
         from inference.engine import Engine
 
-        engine = Engine(rung.config(self.model), self.params)
-        common.warm_up(engine, f"{label}: compiling steps")
+        engines = [Engine(rung.config(self.model), self.params) for rung in rungs]
+        for engine in engines:
+            common.warm_up(engine, f"{label}: compiling steps")
+        runs: list[list[Run]] = [[] for _ in engines]
         before = self._count()
         with common.bars() as progress:
-            runs = measure.measure(
-                engine, load, self._repeats,
-                on_progress=lambda done: progress(done, len(load), f"{label}: serving"),
-            )  # fmt: skip
+            for _ in range(self._repeats):
+                for engine, own in zip(engines, runs, strict=True):
+                    own += measure.measure(
+                        engine, load, repeats=1,
+                        on_progress=lambda done: progress(done, len(load), f"{label}: serving"),
+                    )  # fmt: skip
         self.num_compiles += self._count() - before
         return runs
 
@@ -107,7 +113,7 @@ def _climb(
     bench: _Bench, rungs: Sequence[Rung], load: Sequence[TimedRequest]
 ) -> list[dict[str, Any]]:
     """A row a rung; printed as they come, beside JSON on stderr."""
-    tokens: list[list[list[int]]] = []  # of every request, a rung
+    tokens: list[list[int]] = []  # of every request, on the rung before
     host_s = 0.0
 
     def predict(rung: Rung) -> dict[str, float]:
@@ -116,17 +122,19 @@ def _climb(
         run = measure.predict(rung.config(bench.model), load, bench.machine, host_s)
         return measure.figures([run])
 
-    def serve(rung: Rung) -> dict[str, float]:
-        nonlocal host_s
-        if rung.engine is None:
-            return _run_naive(bench, load)
-        runs = bench.serve(rung, load, rung.name)
-        tokens.append([served.token_ids for served in runs[-1].served])
-        found = measure.figures(runs)
-        host_s = found["host_step_s"]  # what the next rung is expected to take
-        if len(tokens) > 1:
-            pairs = zip(tokens[-2], tokens[-1], strict=True)
-            found["equal_tokens"] = sum(one == other for one, other in pairs) / len(load)
+    def serve(rungs: Sequence[Rung]) -> list[dict[str, float]]:
+        nonlocal host_s, tokens
+        *_, newest = rungs
+        if newest.engine is None:
+            return [_run_naive(bench, load)]
+        found = []
+        for runs in bench.serve(rungs, load, newest.name):
+            found.append(measure.figures(runs))
+            earlier, tokens = tokens, [served.token_ids for served in runs[-1].served]
+            if earlier:
+                pairs = zip(earlier, tokens, strict=True)
+                found[-1]["equal_tokens"] = sum(a == b for a, b in pairs) / len(load)
+        host_s = found[-1]["host_step_s"]  # what the next rung is expected to take
         return found
 
     rows, table = [], sys.stderr if common.JSON.value else sys.stdout
@@ -180,7 +188,8 @@ def _waste(
     """Room without a token on the highest rung, for a size of page."""
     rung = top.with_engine(page_tokens=page_tokens)
     expected = measure.predict(rung.config(bench.model), load, bench.machine)
-    measured = measure.figures(bench.serve(rung, load, f"pages of {page_tokens}"))
+    (runs,) = bench.serve([rung], load, f"pages of {page_tokens}")
+    measured = measure.figures(runs)
     return {
         "page_tokens": page_tokens,
         "kv_waste": measured["kv_waste"],

@@ -114,7 +114,7 @@ def show_ladder_notes(result: Mapping[str, Any]) -> None:
         before = rows.get("chunked", rows["overlap"])["measured"]["figures"]
         equal = figures.get("equal_tokens")
         print(
-            f"overlap: host {1e3 * before['host_step_s']:.2f} -> "
+            f"overlap: by turns with chunked; host {1e3 * before['host_step_s']:.2f} -> "
             f"{1e3 * figures['host_step_s']:.2f} ms a step"
             + ("" if equal is None else f", tokens of {equal:.0%} of the requests equal")
         )

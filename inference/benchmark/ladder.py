@@ -28,6 +28,7 @@ class Rung:
         metric: the figure (`metrics.figures`) that the addition is for.
         is_cost: whether less of it is better.
         over: the rung it is compared with; None for the first.
+        by_turns: both run again, in turn: what it gains is less than a machine drifts meanwhile.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Rung:
     metric: str = "output_tok_s"
     is_cost: bool = False
     over: str | None = None
+    by_turns: bool = False
 
     def config(self, model: ModelConfig) -> Config:
         """Its engine and the model."""
@@ -101,7 +103,7 @@ def rungs(
         base = dataclasses.replace(base, **change)
         # 'dynamic' trades batches for latency; what batches cost is what 'static' shows.
         over = "static" if name == "continuous" else found[-1].name
-        found.append(Rung(name, base, metric, is_cost, over))
+        found.append(Rung(name, base, metric, is_cost, over, by_turns=name == "overlap"))
     return tuple(found)
 
 
@@ -134,17 +136,23 @@ class Climbed:
 def climb(
     steps: Sequence[Rung],
     predict: Callable[[Rung], dict[str, float]],
-    measure: Callable[[Rung], dict[str, float]],
+    measure: Callable[[Sequence[Rung]], Sequence[dict[str, float]]],
 ) -> Iterator[Climbed]:
-    """Runs one rung after another, each only after it was predicted."""
+    """Runs one rung after another, each only after it was predicted; `measure` takes those that
+    run by turns, and gives the figures of each.
+    """
     done: dict[str | None, Climbed] = {}
     for rung in steps:
         predicted = predict(rung)
-        measured = measure(rung)
         below = done.get(rung.over)
+        earlier = {} if below is None else below.measured
+        if below is not None and rung.by_turns:
+            earlier, measured = measure([below.rung, rung])
+        else:
+            (measured,) = measure([rung])
         before: tuple[float | None, float | None] = (None, None)
-        if below is not None and rung.metric in below.measured:
-            before = below.predicted[rung.metric], below.measured[rung.metric]
+        if below is not None and rung.metric in earlier:
+            before = below.predicted[rung.metric], earlier[rung.metric]
         done[rung.name] = Climbed(rung, predicted, measured, *before)
         yield done[rung.name]
 

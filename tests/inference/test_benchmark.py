@@ -323,10 +323,15 @@ def test_a_rung_is_judged_on_its_own_metric():
 
         return run
 
-    climbed = list(ladder.climb(rungs, figures("predicted", CHIP), figures("measured", faster)))
+    timed = figures("measured", faster)
+    climbed = list(
+        ladder.climb(rungs, figures("predicted", CHIP), lambda turns: list(map(timed, turns)))
+    )
     rows = {each.rung.name: each.as_json() for each in climbed}
     assert order[:4] == [("predicted", "cached"), ("measured", "cached"),
                          ("predicted", "static"), ("measured", "static")]  # fmt: skip
+    assert order[-3:] == [("predicted", "overlap"), ("measured", "chunked"),
+                          ("measured", "overlap")]  # fmt: skip
     assert rows["cached"]["measured"]["gain"] is None
     for row in list(rows.values())[1:]:
         for found in (row["measured"], row["predicted"]):
