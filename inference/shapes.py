@@ -43,8 +43,8 @@ class StepShape:
 
 
 def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
-    """Every shape the engine may run, cheapest first; scoring has one step of its own and one that
-    decoding can ride on.
+    """Every shape the engine may run, cheapest first; scoring has one step of its own. Decoding
+    rides on the steps of prompts and of scoring where prompts are chunked.
 
     Raises:
         InputError: the engine's sizes make more than `MAX_SHAPES`.
@@ -58,8 +58,10 @@ def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
     riders = sorted({next(size for size in rows if size >= min(8, rows[-1])), rows[-1]})
     shapes = [StepShape((n, width), none) for n in rows]
     shapes += [StepShape((0, width), tile) for tile in tiles]
-    shapes += [StepShape((n, width), tile) for n in riders for tile in tiles]
-    shapes += [StepShape((n, width), tiles[-1], scored=True) for n in (0, rows[-1])]
+    shapes += [StepShape((0, width), tiles[-1], scored=True)]
+    if engine.chunked_prefill:
+        shapes += [StepShape((n, width), tile) for n in riders for tile in tiles]
+        shapes += [StepShape((rows[-1], width), tiles[-1], scored=True)]
     if len(shapes) > MAX_SHAPES:
         raise InputError(
             f"engine.decode_rows and engine.prefill_tiles make {len(shapes)} step shapes, at most "

@@ -223,7 +223,7 @@ def engine(
     made.executor._compiled = _executables.setdefault(
         (Config(model, same), compiling.is_quick()), {}
     )
-    if not all_shapes:
+    if not all_shapes and made.config.engine.chunked_prefill:
         made.scheduler.shapes = tuple(shape for shape in made.scheduler.shapes if shape.decode[0])
     return made
 

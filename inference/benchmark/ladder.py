@@ -80,12 +80,15 @@ def rungs(
     reserving = dataclasses.replace(base, page_tokens=context, max_seqs=len(requests))
     num_reserved = min(n - 1 for n in Config(model, reserving).num_pages)
     budget = base.prefill_budget or base.tile_tokens * min(base.prefill_tiles)
+    # Prompts that are computed alone need no mixed programs: there is room for every small size.
+    mixed, small = base.prefill_tiles, range(1, min(8, max(base.prefill_tiles)))
+    alone = tuple(sorted({*small, *mixed}))
     changes: tuple[tuple[str, dict[str, Any], str, bool], ...] = (
         (
             "cached",
             dict(
                 policy="continuous", page_tokens=context, max_seqs=1, prefix_cache=False,
-                chunked_prefill=False, prefill_budget=None, overlap=False,
+                chunked_prefill=False, prefill_budget=None, prefill_tiles=alone, overlap=False,
             ),
             *("output_tok_s", False),
         ),
@@ -95,7 +98,11 @@ def rungs(
         # How many fit: their mean would tell how fast they come and go, too.
         ("paged", dict(page_tokens=page, max_seqs=len(requests)), "running_peak", False),
         ("prefix", dict(prefix_cache=True), "prefilled_tokens", True),
-        ("chunked", dict(chunked_prefill=True, prefill_budget=budget), "itl_p99_s", True),
+        (
+            "chunked",
+            dict(chunked_prefill=True, prefill_budget=budget, prefill_tiles=mixed),
+            *("itl_p99_s", True),
+        ),
         ("overlap", dict(overlap=True), "output_tok_s", False),
     )  # fmt: skip
     found = [Rung(NAIVE, None)]

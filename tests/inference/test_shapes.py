@@ -23,6 +23,8 @@ def test_the_default_engine():
     assert len(shapes) <= 32
     steady = [s.decode[0] for s in shapes if not s.prefill[0]]
     assert steady == [2, 8, 16, 32]
+    alone = enumerate_shapes(EngineConfig(chunked_prefill=False))
+    assert set(alone) == {shape for shape in shapes if not (shape.decode[0] and shape.prefill[0])}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
