@@ -2,6 +2,8 @@
 
 import dataclasses
 import statistics
+import subprocess
+import sys
 import time
 
 import jax
@@ -113,6 +115,21 @@ def test_planning_ahead_is_no_slower(checkpoint, params):
     ratio = statistics.median(ratios)
     print(f"without / with overlap: {ratio:.3f} x the step time")
     assert ratio >= 1.0
+
+
+def test_a_new_process_answers_within_four_seconds():
+    """From its start to the first word on its pipe; the first start may have had to compile."""
+    command = [sys.executable, "-m", "scripts.generate", "--model=smollm2-135m", "--max_new_tokens=4"]
+    command.append("--prompt=The capital of France is")
+    seconds = []
+    for _ in range(4):
+        start = time.perf_counter()
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout.read(len(" Paris")) == b" Paris"
+            seconds.append(time.perf_counter() - start)
+            process.communicate()
+    print(f"first start {seconds[0]:.1f} s, then {', '.join(f'{s:.2f}' for s in seconds[1:])} s")
+    assert statistics.median(seconds[1:]) <= 4.0
 
 
 def test_warm_up_takes_at_most_90_seconds(checkpoint, params):
