@@ -176,7 +176,7 @@ class Engine:
     def step(self, is_open: bool = False) -> list[Update]:
         """Starts a step for every request that can run, and returns the news of the oldest one in
         flight: with `engine.overlap` that is the one before it, which the device runs while the
-        next is planned.
+        next is planned. A step whose program is not compiled yet starts in the next call.
 
         Args:
             is_open: more requests will come, which a policy of whole batches may wait for.
@@ -196,7 +196,8 @@ class Engine:
                 return []
             self._num_failed_steps = 0
             raise
-        self._num_failed_steps = 0 if has_news else self._num_failed_steps
+        if has_news and self._held is None:  # a program that is not there may fail to compile
+            self._num_failed_steps = 0
         self._left_at = time.perf_counter()
         return news
 
@@ -334,7 +335,9 @@ class Engine:
         """Plans a step and gives it to the device; False where there is nothing to do, or where the
         news of the step in flight need not wait for a program.
         """
-        flight, self._held = self._held or self._plan(is_open), None
+        flight, self._held = self._held, None
+        if flight is None or not _serves_anybody(flight.plan):
+            flight = self._plan(is_open)
         if flight is None:
             return False
         if not self.executor.is_ready(flight.plan):
@@ -425,3 +428,10 @@ class Engine:
         tokens, detokenizer = sequence.output_tokens, Detokenizer(self.tokenizer)
         ended = bool(tokens) and sequence.is_end(tokens[-1])
         return detokenizer.push(tokens[:-1] if ended else tokens) + detokenizer.flush()
+
+
+def _serves_anybody(plan: Plan) -> bool:
+    """Whether a plan still has to run: for a sequence, or for pages that the books say it moves."""
+    sequences = [row.sequence for row in (*plan.decode, *plan.tiles)]
+    sequences += [admission.sequence for admission in plan.admissions]
+    return bool(plan.transfers) or any(s.status is not Status.FINISHED for s in sequences)

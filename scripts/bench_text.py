@@ -111,12 +111,11 @@ def show_ladder_notes(result: Mapping[str, Any]) -> None:
         print(f"naive: {count:.0f} of the requests, scaled by tokens")
     if "overlap" in rows:
         figures = rows["overlap"]["measured"]["figures"]
-        before = rows.get("chunked", rows["overlap"])["measured"]["figures"]
         equal = figures.get("equal_tokens")
         print(
-            f"overlap: by turns with chunked; host {1e3 * before['host_step_s']:.2f} -> "
-            f"{1e3 * figures['host_step_s']:.2f} ms a step"
+            f"overlap: host {1e3 * figures['host_step_s']:.2f} ms a step"
             + ("" if equal is None else f", tokens of {equal:.0%} of the requests equal")
+            + ("" if rows["overlap"]["measured"]["before"] is None else "; by turns with chunked")
         )
 
 

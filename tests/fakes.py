@@ -210,7 +210,8 @@ def engine(
 ) -> engines.Engine:
     """An engine; engines of equal configuration share their executables.
 
-    Prompts always ride on decode rows, which saves a compilation, unless `all_shapes`.
+    Prompts always ride on decode rows, which saves a compilation, unless `all_shapes` or prompts
+    run alone.
     """
     arguments = {name: settings.pop(name) for name in ("tokenizer", "eos_ids") if name in settings}
     config = Config(model, EngineConfig(**settings))

@@ -28,7 +28,8 @@ class Rung:
         metric: the figure (`metrics.figures`) that the addition is for.
         is_cost: whether less of it is better.
         over: the rung it is compared with; None for the first.
-        by_turns: both run again, in turn: what it gains is less than a machine drifts meanwhile.
+        by_turns: both run in turn, the one below again: what it gains is less than a machine
+            drifts meanwhile.
     """
 
     name: str
@@ -57,14 +58,16 @@ class Rung:
 def rungs(
     model: ModelConfig, base: EngineConfig, requests: Sequence[TimedRequest]
 ) -> tuple[Rung, ...]:
-    """Every rung, lowest first: the engine of each is that of the one below and one change.
+    """Every rung, lowest first: the engine of each is that of the one below and one change. Those
+    that compute prompts alone have a program for every small number of tiles, in place of mixed
+    ones.
 
     The cache holds half of what the requests would take up together at their ends, each in pages of
     its own.
 
     Args:
         model: to be served.
-        base: what the ladder does not set: tiles, rows, precision.
+        base: what the ladder does not set: tiles beside decoding rows, rows, precision.
         requests: to be served.
     """
     page = Config(model, base).page_tokens
@@ -80,7 +83,6 @@ def rungs(
     reserving = dataclasses.replace(base, page_tokens=context, max_seqs=len(requests))
     num_reserved = min(n - 1 for n in Config(model, reserving).num_pages)
     budget = base.prefill_budget or base.tile_tokens * min(base.prefill_tiles)
-    # Prompts that are computed alone need no mixed programs: there is room for every small size.
     mixed, small = base.prefill_tiles, range(1, min(8, max(base.prefill_tiles)))
     alone = tuple(sorted({*small, *mixed}))
     changes: tuple[tuple[str, dict[str, Any], str, bool], ...] = (

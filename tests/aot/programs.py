@@ -80,7 +80,7 @@ def compiled_step(
     slots = jax.eval_shape(lambda: step.init_slots(config))
     weights = params.abstract(decoder.param_infos(model))
     program = functools.partial(step.step, config=config, shape=shape)
-    arguments = weights, cache, slots, batch.build(Plan(shape), config)
+    arguments = weights, cache, slots, batch.build_batch(Plan(shape), config)
     return compiled(program, device, arguments, (1, 2)), cache, slots
 
 

@@ -304,6 +304,10 @@ def test_rungs_change_one_thing_each():
     per_token = sum(group.bytes_per_page("float32", 1) for group in model.page_groups)
     assert engines[0].cache_bytes == need * per_token // 2
     assert engines[3].page_tokens == 128 and engines[3].max_seqs == need // 2 // 128
+    assert [engine.prefill_tiles for engine in engines] == 6 * [tuple(range(1, 9))] + 2 * [
+        (1, 2, 4, 8)
+    ]
+    assert [rung.name for rung in rungs if rung.by_turns] == ["overlap"]
     assert engines[4].page_tokens == 16 and engines[4].max_seqs == len(load)
     with pytest.raises(InputError, match="requests grow to 305 tokens, in whole blocks 384"):
         ladder.rungs(model, EngineConfig(), [TimedRequest(0.0, (1,) * 300, 5)])

@@ -60,7 +60,7 @@ def abstract_arguments(config: Config, shape: StepShape) -> Arguments:
         jax.eval_shape(lambda: step.init_slots(config)),
         jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
-            batch.build(Plan(shape), config),
+            batch.build_batch(Plan(shape), config),
         ),
     )
 

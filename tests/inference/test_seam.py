@@ -5,6 +5,7 @@ The engine has never heard of them; every token is checked against plain Python.
 
 import functools
 
+import jax
 import numpy as np
 import pytest
 
@@ -291,8 +292,40 @@ def test_news_do_not_wait_for_the_program_of_the_next_step(monkeypatch):
     assert_empty(engine)
 
 
-@pytest.mark.parametrize(("num_drafts", "is_ready"), [(2, 1.0), (2, 0.5), (0, 0.4)])
-def test_everything_at_once(num_drafts, is_ready, monkeypatch):
+@pytest.mark.parametrize("is_chunked", [True, False])
+def test_a_program_that_does_not_compile_is_raised(is_chunked, monkeypatch):
+    """Though every step before it lands."""
+    engine = plain(chunked_prefill=is_chunked)
+    executor = engine.executor
+    monkeypatch.setattr(executor, "is_ready", lambda plan: bool(plan.tiles))
+
+    def fail(plan):
+        raise jax.errors.JaxRuntimeError("out of memory")
+
+    monkeypatch.setattr(executor, "prepare", fail)
+    engine.add_request(fakes.prompts([3])[0], fakes.greedy(4))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory"):
+        fakes.drain(engine, limit=20)
+
+
+def test_nobody_waits_for_a_program_that_served_another(monkeypatch):
+    """The first request ends while its decode step waits to be compiled."""
+    engine, prepared = plain(), []
+    executor = engine.executor
+    monkeypatch.setattr(executor, "is_ready", lambda plan: bool(plan.tiles))
+    monkeypatch.setattr(executor, "prepare", prepared.append)
+    doomed = engine.add_request(fakes.prompts([3])[0], fakes.greedy(4))
+    while not engine.step():
+        pass
+    assert engine._held is not None
+    engine.abort(doomed)
+    assert_plain(engine, fakes.prompts([5]), 1)
+    assert not prepared and engine._held is None
+    assert len(engine.records) == 2
+
+
+@pytest.mark.parametrize(("num_drafts", "readiness"), [(2, 1.0), (2, 0.5), (0, 0.4)])
+def test_everything_at_once(num_drafts, readiness, monkeypatch):
     """Random requests, forks, aborts, drafts, preemption and rebuilds, also while a planned step
     waits for its program: tokens as by hand.
     """
@@ -301,7 +334,7 @@ def test_everything_at_once(num_drafts, is_ready, monkeypatch):
     luck = np.random.default_rng(9)
     known = engine.executor.is_ready
     monkeypatch.setattr(
-        engine.executor, "is_ready", lambda plan: luck.random() < is_ready and known(plan)
+        engine.executor, "is_ready", lambda plan: luck.random() < readiness and known(plan)
     )
     propose, expected = proposer(engine, seed=8) if num_drafts else lambda: None, {}
 

@@ -1,5 +1,6 @@
 """Few shapes, and one for every step that the scheduler can plan."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -16,6 +17,7 @@ ENGINES = [
         ({}, {"decode_rows": (4,)}, {"prefill_tiles": (2,)}, {"prefill_tiles": (4, 1, 4)}),
     )
 ]
+ENGINES += [dataclasses.replace(engine, chunked_prefill=False) for engine in ENGINES]
 
 
 def test_the_default_engine():
@@ -38,6 +40,8 @@ def test_few_shapes_cover_every_need(engine):
         range(engine.max_seqs + 1), range(largest_tiles + 1), (False, True)
     ):
         if not rows + tiles or (scored and not tiles):
+            continue
+        if rows and tiles and not engine.chunked_prefill:
             continue
         shape = choose(shapes, rows, tiles, scored)
         assert shape.decode[0] >= rows and shape.prefill[0] >= tiles

@@ -142,6 +142,23 @@ def test_ladder(run, monkeypatch, tmp_path):
     assert [line.split()[2] for line in lines if line.startswith("pages of")] == ["16", "64", "128"]
 
 
+def test_the_last_rung_runs_by_turns(run, monkeypatch):
+    order, again = [], Instant.rebuild
+
+    def rebuild(engine):
+        order.append((engine.config.engine.chunked_prefill, engine.config.engine.overlap))
+        again(engine)
+
+    monkeypatch.setattr(engines, "Engine", Instant)
+    monkeypatch.setattr(Instant, "rebuild", rebuild)
+    ran = run("--ladder", "--requests=5", "--prompt_lengths=uniform:8:24", "--new_tokens=4",
+              "--prefix_tokens=16", "--repeats=2", "--rate=100",
+              "--ladder_rungs=chunked,overlap")  # fmt: skip
+    assert ran.status == 0 and "by turns with chunked" in ran.out, ran.err
+    chunked, overlap = (True, False), (True, True)
+    assert order[:6] == [chunked, chunked, chunked, overlap, chunked, overlap]
+
+
 def test_probes(run, monkeypatch):
     monkeypatch.setattr(bench_probes, "_HOST_RUNNING", (2,))
     lines = run("--host_cost", "--set=model.max_context=1024").out.splitlines()
