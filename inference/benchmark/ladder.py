@@ -83,8 +83,9 @@ def rungs(
     reserving = dataclasses.replace(base, page_tokens=context, max_seqs=len(requests))
     num_reserved = min(n - 1 for n in Config(model, reserving).num_pages)
     budget = base.prefill_budget or base.tile_tokens * min(base.prefill_tiles)
-    mixed, small = base.prefill_tiles, range(1, min(8, max(base.prefill_tiles)))
-    alone = tuple(sorted({*small, *mixed}))
+    mixed = base.prefill_tiles
+    others = sorted({*range(1, min(8, max(mixed)))} - {*mixed})
+    alone = tuple(sorted({*mixed, *others[: 1 + len({*mixed})]}))  # no more than mixed ones were
     changes: tuple[tuple[str, dict[str, Any], str, bool], ...] = (
         (
             "cached",

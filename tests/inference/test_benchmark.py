@@ -20,6 +20,7 @@ from inference.benchmark.requests import TimedRequest
 from inference.plan import Counters
 from inference.planner.simulate import Simulator, VirtualClock
 from inference.scheduler import Scheduler
+from inference.shapes import enumerate_shapes
 from tests import fakes
 
 CHIP = HardwareSpec("chip", 1e9, 1e9, {"float32": 1e10}, overhead_s=1e-3)
@@ -308,6 +309,9 @@ def test_rungs_change_one_thing_each():
         (1, 2, 4, 8)
     ]
     assert [rung.name for rung in rungs if rung.by_turns] == ["overlap"]
+    fewest = EngineConfig(tile_tokens=8, decode_rows=tuple(range(1, 28)), prefill_tiles=(8,))
+    for rung in ladder.rungs(model, fewest, load)[1:]:
+        enumerate_shapes(rung.engine)  # where the last one's are few enough, so are the others'
     assert engines[4].page_tokens == 16 and engines[4].max_seqs == len(load)
     with pytest.raises(InputError, match="requests grow to 305 tokens, in whole blocks 384"):
         ladder.rungs(model, EngineConfig(), [TimedRequest(0.0, (1,) * 300, 5)])

@@ -119,14 +119,8 @@ def test_planning_ahead_is_no_slower(checkpoint, params):
 
 def test_a_new_process_answers_within_four_seconds(checkpoint):
     """From its start to the first word on its pipe; the first start may have had to compile."""
-    command = [
-        sys.executable,
-        "-m",
-        "scripts.generate",
-        "--model=smollm2-135m",
-        "--max_new_tokens=4",
-    ]
-    command.append("--prompt=The capital of France is")
+    command = [sys.executable, "-m", "scripts.generate", "--model=smollm2-135m"]
+    command += ["--max_new_tokens=4", "--prompt=The capital of France is"]
     seconds = []
     for _ in range(4):
         start = time.perf_counter()
