@@ -309,8 +309,8 @@ def test_rungs_change_one_thing_each():
         (1, 2, 4, 8)
     ]
     assert [rung.name for rung in rungs if rung.by_turns] == ["overlap"]
-    fewest = EngineConfig(tile_tokens=8, decode_rows=tuple(range(1, 28)), prefill_tiles=(8,))
-    for rung in ladder.rungs(model, fewest, load)[1:]:
+    many = EngineConfig(tile_tokens=8, decode_rows=tuple(range(1, 25)), prefill_tiles=(8,))
+    for rung in ladder.rungs(model, many, _load(num_requests=32))[1:]:
         enumerate_shapes(rung.engine)  # where the last one's are few enough, so are the others'
     assert engines[4].page_tokens == 16 and engines[4].max_seqs == len(load)
     with pytest.raises(InputError, match="requests grow to 305 tokens, in whole blocks 384"):
