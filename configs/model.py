@@ -6,8 +6,8 @@ import math
 
 from configs.cache import CacheSpec, PageGroup, keys_values, latent, page_groups, recurrent
 from configs.errors import InputError
+from configs.kinds.rope import Rope
 from configs.mixers import Experts, Indexer, Latent, Recurrent
-from configs.rope import Rope
 
 # What sizes of a model may be, whoever names them: a checkpoint's reader asks no more.
 MOST_LAYERS, MOST_WIDTH, MOST_CONTEXT = 10_000, 1 << 24, 2**31 - 1

@@ -2,7 +2,9 @@
 
 import dataclasses
 
-from configs import (
+from configs.errors import InputError
+from configs.model import ModelConfig
+from configs.models import (
     deepseek_v2,
     deepseek_v32,
     gemma2_2b,
@@ -24,8 +26,6 @@ from configs import (
     smollm2_135m,
     smollm3_3b,
 )
-from configs.errors import InputError
-from configs.model import ModelConfig
 from configs.weights import Weights
 
 

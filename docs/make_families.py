@@ -14,10 +14,10 @@ GOLDEN = DOCS.parent / "tests" / "golden"
 sys.path[:0] = [str(DOCS.parent)]
 
 from configs import presets  # noqa: E402
+from configs.kinds.rope import Rope  # noqa: E402
 from configs.model import ModelConfig  # noqa: E402
-from configs.rope import Rope  # noqa: E402
-from inference.checkpoints import families, huggingface  # noqa: E402
-from inference.checkpoints.gguf_splits import SPLITS  # noqa: E402
+from inference.checkpoints.gguf.pretokenizers import SPLITS  # noqa: E402
+from inference.checkpoints.hf import families, hf_directory  # noqa: E402
 from inference.planner import weights  # noqa: E402
 
 _INTRODUCTION = """\
@@ -28,10 +28,9 @@ was written by transformers, with the logits that it computes in float32 from th
 Ours differ by at most 1e-4 at every position of both prompts: without a cache, packed into one
 step, and in chunks through pages; those with greedy prompts also token by token, and they continue
 them with the same tokens (`tests/inference/test_parity_tiny.py`). A `.gguf` file of each family
-gives the parameters it was made from (`tests/inference/test_checkpoints_gguf.py`), and the logits
-of its conversion to the last bit (`tests/inference/test_gguf_types.py`), under the names of the
-`gguf` library (`tests/inference/test_families.py`); llama.cpp calls Mistral a llama, and keeps no
-window of it.
+gives the parameters it was made from, and the logits of its conversion to the last bit, under the
+names of the `gguf` library (`test_gguf.py`, `test_gguf_types.py` and `test_families.py` in
+`tests/inference/checkpoints/`); llama.cpp calls Mistral a llama, and keeps no window of it.
 [Adding a family](add_a_model.md).
 """
 _GGUF = """\
@@ -39,7 +38,7 @@ Tokenizers of `.gguf` files are rebuilt from their metadata: SentencePiece (`lla
 BPE (`gpt2`) with one of these pre-tokenizers:
 {}.
 All but llama.cpp's `default` cut text as the published `tokenizer.json` does
-(`tests/inference/test_gguf_splits.py`); another is refused by name.
+(`tests/inference/checkpoints/test_pretokenizers.py`); another is refused by name.
 """
 _REAL = """\
 The real SmolLM2 135M and Gemma 3 270M are compared with transformers too: greedy text up to near
@@ -51,7 +50,7 @@ configuration and number of parameters are checked, no real weights.
 def page() -> str:
     """The whole page."""
     found = {path.parent.name: path.parent for path in sorted(GOLDEN.glob("*/expected.npz"))}
-    configs = {name: huggingface.read_config(directory) for name, directory in found.items()}
+    configs = {name: hf_directory.read_config(directory) for name, directory in found.items()}
     lines = [_INTRODUCTION, *_table(("family", "architecture", "beside Llama", "presets"))]
     for architecture, family in families.ARCHITECTURES.items():
         own = [config for config in configs.values() if config.family == family.name]

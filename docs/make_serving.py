@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from compare import processor  # noqa: E402
 
-from scripts import bench_text  # noqa: E402
+from scripts.reports import bench_text  # noqa: E402
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from inference.planner import page  # noqa: E402
+from inference.planner.page import render  # noqa: E402
 
 _SETTINGS = "model=llama3-70b&hardware=h100&batch=64&context=2048&new_tokens=256&chips=4&price=2.5"
 
@@ -22,12 +22,12 @@ def main(
     scheme: str = "light",
 ) -> None:  # fmt: skip
     """Renders the page and writes what a browser shows of it to `target`."""
-    browser = next(filter(None, map(shutil.which, page.BROWSERS)), None)
+    browser = next(filter(None, map(shutil.which, render.BROWSERS)), None)
     if browser is None:
-        sys.exit(f"error: no browser found; tried {', '.join(page.BROWSERS)}")
+        sys.exit(f"error: no browser found; tried {', '.join(render.BROWSERS)}")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan.html"
-        file.write_text(page.render(), encoding="utf-8")
+        file.write_text(render.render(), encoding="utf-8")
         scheme_flag = f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}"
         done = subprocess.run(
             [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",

@@ -17,20 +17,20 @@ from configs import overrides
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from inference import request
-from inference.answers import Answers, Beams, Samples
-from inference.batch import Inputs, build
 from inference.checkpoints import resolve
 from inference.checkpoints.load import Progress
 from inference.checkpoints.opened import Checkpoint
-from inference.detokenizer import Detokenizer
-from inference.executor import Executor, for_this_device
-from inference.intake import Intake
-from inference.plan import Plan
-from inference.planner import swap
+from inference.input_processor import Intake
+from inference.outputs import Completion, Score, StepRecord, Update, alternatives
+from inference.planner import swap_policy
 from inference.request import FinishReason, SamplingParams, Status
-from inference.results import Completion, Score, StepRecord, Update, alternatives
-from inference.scheduler import Scheduler
-from inference.tokenizer import Tokenizer
+from inference.runtime.batch import Inputs, build
+from inference.runtime.model_runner import Executor, for_this_device
+from inference.scheduling.scheduler import Scheduler
+from inference.scheduling.sequence_group import Answers, Beams, Samples
+from inference.scheduling.step_schedule import Plan
+from inference.text.detokenizer import Detokenizer
+from inference.text.tokenizer import Tokenizer
 from layers import decoder
 from layers.mixer import Mixer
 from layers.params import Params
@@ -69,7 +69,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.eos_ids = frozenset(eos_ids)
         self._intake = Intake(config, tokenizer, self.eos_ids)
-        self.scheduler = Scheduler(config, swap.spills(config))
+        self.scheduler = Scheduler(config, swap_policy.spills(config))
         self._flights: deque[_Flight] = deque()
         self._held: _Flight | None = None  # planned; its program is not there yet
         self._idle_since = 0.0  # when the newest step was done

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Tokens
 
 from configs.engine import EngineConfig
 from configs.errors import InputError
-from inference.prefix_tree import Node
+from inference.kv_pages.radix_tree import Node
 
 MAX_STOP_IDS = 16
 _MAX_BIAS = 1e6  # far beyond any logit, and a float32
@@ -17,7 +17,7 @@ _MAX_BIAS = 1e6  # far beyond any logit, and a float32
 
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
-    """How to continue a prompt. Filters apply in the order of `inference/sampling.py`.
+    """How to continue a prompt. Filters apply in the order of `inference/runtime/sampling.py`.
 
     Attributes:
         max_new_tokens: tokens to generate at most; 0 scores the prompt instead.

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs.rope import Dynamic, Linear, Llama3, LongRope, Rope, Yarn
+from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Rope, Yarn
 
 
 def inverse_frequencies(rope: Rope, head_width: int, max_context: int | None = None) -> np.ndarray:

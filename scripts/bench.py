@@ -28,18 +28,12 @@ from inference.benchmark import measure, requests  # noqa: E402
 from inference.benchmark.drive import GREEDY, Run  # noqa: E402
 from inference.benchmark.metrics import Promise  # noqa: E402
 from inference.benchmark.requests import TimedRequest  # noqa: E402
-from inference.planner import calibrate, report  # noqa: E402
+from inference.planner import report  # noqa: E402
+from inference.planner.calibration import calibrate  # noqa: E402
 from inference.request import SamplingParams  # noqa: E402
-from scripts import (  # noqa: E402
-    bench_modes,
-    bench_plot,
-    bench_text,
-    common,
-    file_flags,
-    shared_flags,
-    so_far,
-    workload_flags,
-)
+from scripts import common, so_far  # noqa: E402
+from scripts.flags import bench_modes, file_flags, shared_flags, workload_flags  # noqa: E402
+from scripts.reports import bench_plot, bench_text  # noqa: E402
 
 _CONCURRENCY = flags.DEFINE_list("concurrency", ["1", "8", "32"], "Requests at the same time.")
 _PREFILL_TOKENS = flags.DEFINE_integer(
@@ -83,18 +77,18 @@ def main(argv: Sequence[str]) -> None:
         file_flags.check("plot", _PLOT.value, ".png")
         bench_plot.check()
     if _LADDER.value:
-        from scripts import bench_ladder
+        from scripts.modes import bench_ablation
 
-        bench_ladder.run(_REPEATS.value, _LADDER_RUNGS.value, _PLOT.value)
+        bench_ablation.run(_REPEATS.value, _LADDER_RUNGS.value, _PLOT.value)
     elif _INTERFERENCE.value or _HOST_COST.value:
-        from scripts import bench_probes
+        from scripts.modes import bench_probes
 
         if _HOST_COST.value:
             bench_probes.host_cost()
         else:
             bench_probes.interference(_RUNNING.value, _LONG_TOKENS.value, _REPEATS.value)
     elif _DECODE.value is not None:
-        from scripts import bench_steps
+        from scripts.modes import bench_steps
 
         bench_steps.run(_DECODE.value, _open, _REPEATS.value, _GAP.value)
     elif workload_flags.is_open():

@@ -10,8 +10,10 @@ from absl import flags
 
 from configs.errors import InputError
 from inference.request import SamplingParams
-from scripts import common, costs, interrupts, sampling_flags, templates
+from scripts import common, interrupts, templates
 from scripts.conversation import Conversation
+from scripts.flags import sampling_flags
+from scripts.reports import costs
 
 _SYSTEM = flags.DEFINE_string("system", None, "What the model is told first; see /system.")
 flags.adopt_module_key_flags(sampling_flags)

@@ -159,9 +159,9 @@ def load_engine(checkpoint: Any | None, config: Config) -> Any:
     """The engine for a configuration, with progress bars for what takes long; without a checkpoint
     with random weights and no tokenizer. Says on stderr what was resolved.
     """
-    from inference import compilation_cache
     from inference.engine import Engine
-    from inference.planner import calibrate
+    from inference.planner.calibration import calibrate
+    from inference.runtime import compilation_cache
     from layers import decoder, params
     from layers.kernels.device import target_device
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from absl import flags
 
 from configs.errors import InputError
-from inference.checkpoints import new_directory
+from inference.checkpoints.native import new_directory
 from scripts import common, output
 
 _OUTPUT = output.FLAG

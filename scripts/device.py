@@ -24,10 +24,12 @@ from configs import presets
 from configs.engine import ATTENTIONS
 from configs.errors import InputError
 from inference import files
-from inference.benchmark import programs
-from inference.benchmark.programs import Outcome, Program
+from inference.benchmark import subprocesses
+from inference.benchmark.subprocesses import Outcome, Program
 from inference.checkpoints import sources
-from scripts import common, device_text, shared_flags
+from scripts import common
+from scripts.flags import shared_flags
+from scripts.reports import device_text
 
 _DEVICE = shared_flags.DEVICE
 _RESULTS = flags.DEFINE_string("results", "docs/results", "Folder of the page and the JSON.")
@@ -74,7 +76,7 @@ def main(argv: Sequence[str]) -> None:
             raise InputError(f"--parts lists some of {', '.join(names)}, not {name!r}")
     outcomes = [each for each in _earlier(place, found) if each.name not in chosen]
     parts = (part for part in _parts(kind, outcomes) if part.name in chosen)
-    for outcome in programs.run(parts, deadline - time.monotonic(), _ROOT, environment):
+    for outcome in subprocesses.run(parts, deadline - time.monotonic(), _ROOT, environment):
         outcomes.append(outcome)
         in_order = sorted(outcomes, key=lambda each: names.index(each.name))
         found["parts"] = [dataclasses.asdict(each) for each in in_order]
@@ -110,7 +112,7 @@ def _probe(environment: dict[str, str]) -> tuple[str, str, str]:
     """Platform and kind of the device, and the version of JAX: asked of another process, since
     whoever asks holds the device's memory.
     """
-    (outcome,) = programs.run(
+    (outcome,) = subprocesses.run(
         [Program("probe", (sys.executable, "-c", _PROBE), 120.0, is_json=True)],
         120.0, _ROOT, environment,
     )  # fmt: skip

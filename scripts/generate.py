@@ -13,18 +13,10 @@ from absl import flags
 from configs.engine import Config
 from configs.errors import InputError
 from inference.request import SamplingParams
-from scripts import (
-    common,
-    costs,
-    interrupts,
-    meter,
-    output,
-    partial,
-    prompts,
-    sampling_flags,
-    templates,
-)
+from scripts import common, interrupts, meter, output, partial, prompts, templates
+from scripts.flags import sampling_flags
 from scripts.prompts import Prompt
+from scripts.reports import costs
 
 _PROMPT = flags.DEFINE_multi_string("prompt", [], "Text to continue (repeatable).")
 _INPUT = flags.DEFINE_string(
@@ -152,7 +144,7 @@ def _check(
     eos_ids: Sequence[int],
 ) -> None:
     """What the engine will say of the requests, said before weights are read."""
-    from inference.intake import Intake
+    from inference.input_processor import Intake
 
     intake, limit = Intake(config, tokenizer, frozenset(eos_ids)), config.max_context
     for request, prompt in zip(requests, ids, strict=True):
@@ -251,12 +243,12 @@ def _num_tokens(completion: Any) -> int:
 def _run_naive(
     engine: Any, ids: Sequence[list[int]], params: SamplingParams
 ) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
-    from scripts import uncached
+    from scripts.modes import generate_naive
 
-    results, stats = uncached.compare(engine, ids, params)
+    results, stats = generate_naive.compare(engine, ids, params)
     if _LOGPROBS.value is None:
         results = [result | {"logprobs": None} for result in results]
-    return results, stats, uncached.summary(stats)
+    return results, stats, generate_naive.summary(stats)
 
 
 def _result(completion: Any, id: str | int | None) -> dict[str, Any]:

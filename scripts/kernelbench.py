@@ -13,7 +13,9 @@ from typing import Any
 from absl import flags
 
 from configs.errors import InputError
-from scripts import common, kernel_text, shared_flags, so_far
+from scripts import common, so_far
+from scripts.flags import shared_flags
+from scripts.reports import kernel_text
 
 _DEVICE = shared_flags.DEVICE
 _REPEATS = shared_flags.REPEATS
@@ -37,11 +39,11 @@ def main(argv: Sequence[str]) -> None:
         raise InputError("--tune needs an accelerator: the CPU has one implementation")
     import jax
 
-    from inference import compilation_cache
-    from inference.benchmark import contenders, kernels, tune
-    from inference.planner import calibrate
+    from inference.benchmark.kernels import baselines, timing, tune
+    from inference.planner.calibration import calibrate
+    from inference.runtime import compilation_cache
 
-    chosen = _chosen(contenders.everyone())
+    chosen = _chosen(baselines.everyone())
     compilation_cache.enable()
     hardware = calibrate.this_machine("bfloat16")
     found: dict[str, Any] = {
@@ -49,8 +51,8 @@ def main(argv: Sequence[str]) -> None:
         "seed": secrets.randbits(31), "rows": [],
     }  # fmt: skip
     with common.bars() as progress:
-        for row in kernels.measure(
-            kernels.cases(device.platform, hardware.memory_bytes), chosen, hardware,
+        for row in timing.measure(
+            timing.cases(device.platform, hardware.memory_bytes), chosen, hardware,
             seed=found["seed"], repeats=_REPEATS.value, budget_s=_SECONDS.value,
             tunes=_TUNE.value, progress=progress,
         ):  # fmt: skip

@@ -15,11 +15,14 @@ from configs import mesh, overrides, precision, presets
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.hardware import catalog
-from inference.planner import acceptance, advise, machine, parts, slo
+from inference.planner import acceptance, advise, parts, slo
+from inference.planner.calibration import machine
 from inference.planner.cost import Precision
-from inference.planner.plan import ACCOUNTINGS, Deployment, Row
+from inference.planner.deployment import ACCOUNTINGS, Deployment, Row
 from inference.planner.speculation import Speculation
-from scripts import common, file_flags, output, plan_text, shared_flags
+from scripts import common, output
+from scripts.flags import file_flags, shared_flags
+from scripts.reports import plan_text
 
 _HARDWARE = flags.DEFINE_string("hardware", "h100", f"{', '.join(catalog.NAMES)} or cpu.")
 _BATCH = flags.DEFINE_string("batch", "1", "Sequences at a time: 1,16,64 sweeps.")
@@ -90,11 +93,11 @@ def main(argv: Sequence[str]) -> None:
                 "batch": there.most_seqs,
             }
     if _HTML.value is not None:
-        from inference.planner import page
+        from inference.planner.page import render
 
-        file_flags.write(_HTML.value, page.render().encode())
+        file_flags.write(_HTML.value, render.render().encode())
     if _PLOT.value is not None:
-        from scripts import plan_plot
+        from scripts.reports import plan_plot
 
         figure = plan_plot.draw(deployment, batches, contexts[0], _new_tokens(0))
         file_flags.write(_PLOT.value, figure)
@@ -106,23 +109,23 @@ def main(argv: Sequence[str]) -> None:
 
 def _verify(config: Config) -> None:
     """Predicted beside measured, of a model on this machine."""
-    from scripts import verifying
+    from scripts.modes import plan_verify
 
     for flag in flags.FLAGS.get_key_flags_for_module(__name__):
         if flag.present and flag.name not in _OF_VERIFY:
             raise InputError(f"--verify answers one question: leave --{flag.name} out")
-    verifying.check(config.model)
+    plan_verify.check(config.model)
     if _OUTPUT.value is not None:
         file_flags.check("output", _OUTPUT.value, ".md")
     with common.bars() as progress:
-        found = verifying.run(config.model, progress)
-    page = verifying.markdown(found)
+        found = plan_verify.run(config.model, progress)
+    render = plan_verify.markdown(found)
     if _OUTPUT.value is not None:
-        file_flags.write(_OUTPUT.value, page.encode())
+        file_flags.write(_OUTPUT.value, render.encode())
     if common.JSON.value:
-        common.print_json(verifying.as_json(found), config)
+        common.print_json(plan_verify.as_json(found), config)
     elif _OUTPUT.value is None:
-        print(page, end="")
+        print(render, end="")
 
 
 def _sweep(

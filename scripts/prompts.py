@@ -7,7 +7,8 @@ from typing import Any
 
 from configs.errors import InputError
 from inference.request import SamplingParams
-from scripts import inputs, sampling_flags, templates
+from scripts import inputs, templates
+from scripts.flags import sampling_flags
 
 _WANTED = 'one of {"prompt": text} and {"messages": [{"role": text, "content": text}, ...]}'
 _MAX_BYTES = 64 << 20  # of a file

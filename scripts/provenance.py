@@ -5,7 +5,8 @@ from pathlib import Path
 
 from configs import presets
 from configs.weights import Wheels
-from inference.checkpoints import converted, hub, manifest
+from inference.checkpoints.hf import hub
+from inference.checkpoints.native import converted, manifest
 
 _READ = (".json", ".jinja", ".safetensors")  # of a directory, what loading reads
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from configs.cache import CacheSpec, recurrent, shared
 from configs.engine import Config, EngineConfig
+from configs.kinds.rope import Dynamic, Rope
 from configs.model import LayerSpec, ModelConfig
-from configs.rope import Dynamic, Rope
 from inference import engine as engines
 from inference import request
 from layers import decoder, kv_cache

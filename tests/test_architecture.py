@@ -22,7 +22,7 @@ LAYERS = ("configs", "sharding", "layers", "inference", "scripts", "tests")
 PACKAGES = LAYERS[:4]
 
 # Host decisions are integers: replayable, and the same on every host.
-SCHEDULER = ("request", "scheduler", "page_pool", "prefix", "lookahead")
+SCHEDULER = ("request", "scheduling", "kv_pages")  # modules and folders of inference/
 SCHEDULER_NEVER = {
     *("jax", "jaxlib", "flax", "layers", "sharding"),
     *("time", "datetime", "random", "secrets", "uuid", "os"),
@@ -170,8 +170,9 @@ def test_tools_never_reach_the_engine(package):
 
 
 def scheduler_modules() -> list[str]:
-    names = [f"inference.{name}" for name in SCHEDULER]
-    return [name for name in names if module_file(name) is not None]
+    rooms = [f"inference.{name}" for name in SCHEDULER]
+    found = map(dotted, python_files())
+    return [name for name in found if any(is_below(name, room) for room in rooms)]
 
 
 @pytest.mark.parametrize("module", scheduler_modules())

@@ -20,7 +20,7 @@ from configs import presets
 from configs.hardware import catalog
 from inference.planner import cost, weights
 from inference.planner.cost import Operation, Work
-from inference.planner.plan import Deployment, Row
+from inference.planner.deployment import Deployment, Row
 from inference.planner.speculation import Speculation, acceptance_of, expected_tokens, output_law
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -22,8 +22,8 @@ MISSING = sorted(
 )
 NEEDED = (
     *("inference.engine", "layers.kernels.attention.gpu", "layers.kernels.attention.reference"),
-    *("scripts.bench", "scripts.bench_steps", "scripts.kernelbench", "scripts.device"),
-    *("inference.benchmark.kernels", "inference.benchmark.contenders"),
+    *("scripts.bench", "scripts.modes.bench_steps", "scripts.kernelbench", "scripts.device"),
+    *("inference.benchmark.kernels.timing", "inference.benchmark.kernels.baselines"),
 )
 CODE = f"""
 import importlib, sys

@@ -18,7 +18,7 @@ from configs.model import LayerSpec, ModelConfig
 from configs.precision import FORMATS
 from inference.planner import cost, weights
 from inference.planner.cost import Operation, Precision, Rows, Work
-from inference.planner.plan import Deployment, Row
+from inference.planner.deployment import Deployment, Row
 from inference.planner.speculation import (
     Speculation,
     acceptance_of,

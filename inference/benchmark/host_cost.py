@@ -8,10 +8,10 @@ import time
 from configs.cache import BLOCK_TOKENS
 from configs.engine import Config, EngineConfig
 from configs.model import ModelConfig
-from inference import batch
 from inference.planner.simulate import Output
 from inference.request import SamplingParams, Sequence
-from inference.scheduler import Scheduler
+from inference.runtime import batch
+from inference.scheduling.scheduler import Scheduler
 
 _PROMPT, _STEPS = 290, 200  # tokens; steps that are timed, so that every page fills several times
 

@@ -9,10 +9,10 @@ from inference.benchmark import drive, metrics
 from inference.benchmark.drive import GREEDY, Run, Server
 from inference.benchmark.metrics import NOTHING, Promise
 from inference.benchmark.requests import TimedRequest
-from inference.planner import swap
+from inference.planner import swap_policy
 from inference.planner.simulate import Simulator
 from inference.request import SamplingParams
-from inference.scheduler import Scheduler
+from inference.scheduling.scheduler import Scheduler
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 
@@ -59,7 +59,7 @@ def predict(
     params: SamplingParams = GREEDY,
 ) -> Run:
     """The run that the planner expects, on a clock of its own."""
-    scheduler = Scheduler(config, swap.spills(config, hardware))
+    scheduler = Scheduler(config, swap_policy.spills(config, hardware))
     simulator = Simulator(config, scheduler, hardware, host_s)
     return drive.drive(simulator, requests, simulator.clock, concurrency, params)
 

@@ -13,15 +13,17 @@ import numpy as np
 from configs.engine import Config
 from configs.errors import InputError
 from configs.hardware.spec import HardwareSpec
-from inference import batch, request
+from inference import request
 from inference.benchmark import drive
 from inference.benchmark.requests import TimedRequest
-from inference.executor import Executor
-from inference.plan import Plan, Row
-from inference.planner import cost, memory, report, verify, weights
+from inference.planner import cost, memory, report, weights
+from inference.planner.calibration import verify
+from inference.planner.calibration.verify import Point
 from inference.planner.cost import Precision
-from inference.planner.verify import Point
-from inference.shapes import StepShape
+from inference.runtime import batch
+from inference.runtime.model_runner import Executor
+from inference.scheduling.step_schedule import Plan, Row
+from inference.scheduling.step_shapes import StepShape
 
 IN_A_ROW = 16  # steps of a measurement
 

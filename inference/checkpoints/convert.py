@@ -11,20 +11,10 @@ import jax
 import numpy as np
 
 from configs.errors import InputError
-from inference.checkpoints import (
-    converted,
-    hf_config,
-    hf_export,
-    load,
-    manifest,
-    mapped,
-    new_directory,
-    opened,
-    orbax_directory,
-    safetensors_file,
-    text_files,
-)
+from inference.checkpoints import load, mapped, opened, text_files
+from inference.checkpoints.hf import config_export, safetensors_file, weights_export
 from inference.checkpoints.load import Progress
+from inference.checkpoints.native import converted, manifest, new_directory, orbax_directory
 from inference.checkpoints.opened import Checkpoint, Contents
 from layers import decoder, params
 from layers.params import ParamInfo
@@ -87,11 +77,11 @@ def convert(
                 model, checkpoint.eos_ids, contents.raw_config
             )
         else:
-            raw = contents.raw_config or hf_config.of_model(config, _generation(copied))
+            raw = contents.raw_config or config_export.of_model(config, _generation(copied))
             raw = raw | {"tie_word_embeddings": config.tied}
-            raw = hf_config.with_dtype(raw, stored, checkpoint.eos_ids)
+            raw = config_export.with_dtype(raw, stored, checkpoint.eos_ids)
             description = (json.dumps(raw, indent=1) + "\n").encode()
-            hf_export.write(folder, config, declared, rows, max_shard_bytes, progress)
+            weights_export.write(folder, config, declared, rows, max_shard_bytes, progress)
         for name, data in (copied | {text_files.CONFIG: description}).items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(data)

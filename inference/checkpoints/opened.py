@@ -11,25 +11,15 @@ import jax
 
 from configs.errors import InputError
 from configs.model import ModelConfig
-from inference.checkpoints import (
-    converted,
-    defaults,
-    gguf_file,
-    hub,
-    huggingface,
-    load,
-    manifest,
-    mapped,
-    names,
-    orbax_directory,
-    safetensors_file,
-    text_files,
-)
-from inference.checkpoints.gguf_scan import Header
+from inference.checkpoints import defaults, load, mapped, names, text_files
+from inference.checkpoints.gguf import gguf_file
+from inference.checkpoints.gguf.gguf_scan import Header
+from inference.checkpoints.hf import hf_directory, hub, safetensors_file
 from inference.checkpoints.load import Progress
 from inference.checkpoints.names import NameMap
+from inference.checkpoints.native import converted, manifest, orbax_directory
 from inference.checkpoints.tensor_source import TensorSource
-from inference.tokenizer import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from layers import params
 from layers.params import Params
 
@@ -75,7 +65,7 @@ def read_directory_config(path: Path) -> ModelConfig:
     """
     raw = mapped.read_json(path / text_files.CONFIG)
     _refuse_quantized(path, raw)
-    return huggingface.parse_config(raw, path)
+    return hf_directory.parse_config(raw, path)
 
 
 def read_stored_config(path: Path) -> ModelConfig:
@@ -87,7 +77,7 @@ def read_stored_config(path: Path) -> ModelConfig:
     config = read_directory_config(path)
     if config.tied and safetensors_file.is_in(path):
         source = safetensors_file.open_directory(path)
-        return dataclasses.replace(config, tied=not huggingface.has_other_head(source, config))
+        return dataclasses.replace(config, tied=not hf_directory.has_other_head(source, config))
     return config
 
 
@@ -117,7 +107,7 @@ def directory(path: Path, config: ModelConfig) -> Checkpoint:
     if (path / manifest.NAME).exists():
         listed = manifest.read(path, (".json", ".jinja", ".safetensors"))
         listed.verify(listed.digests)
-    source = huggingface.tensors(safetensors_file.open_directory(path), config)
+    source = hf_directory.tensors(safetensors_file.open_directory(path), config)
     name_map = names.huggingface(config.family)
     load.check_parts(config, source, name_map)
     return Checkpoint(
@@ -135,7 +125,7 @@ def directory(path: Path, config: ModelConfig) -> Checkpoint:
 
 
 def _hf_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
-    from inference.checkpoints import hf_tokenizer  # loads `tokenizers`
+    from inference.checkpoints.hf import hf_tokenizer  # loads `tokenizers`
 
     return hf_tokenizer.load_tokenizer(path, vocab_size)
 
@@ -174,12 +164,12 @@ def gguf(header: Header, config: ModelConfig) -> Checkpoint:
     eos_ids = defaults.check_ids(ids, config.vocab_size, str(header.path))
 
     def load_tokenizer() -> Tokenizer:
-        from inference.checkpoints import gguf_tokenizer
+        from inference.checkpoints.gguf import gguf_tokenizer
 
         return gguf_tokenizer.load_tokenizer(header, config.vocab_size)
 
     def read_text_files() -> dict[str, bytes]:
-        from inference.checkpoints import gguf_tokenizer
+        from inference.checkpoints.gguf import gguf_tokenizer
 
         return gguf_tokenizer.text_files(header, config, eos_ids)
 

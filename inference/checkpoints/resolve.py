@@ -10,9 +10,12 @@ from configs import presets
 from configs.errors import InputError, shown
 from configs.model import ModelConfig
 from configs.presets import Preset
-from inference.checkpoints import gguf_config, gguf_file, hub, opened, orbax_directory, sources
+from inference.checkpoints import opened, sources
+from inference.checkpoints.gguf import gguf_file, gguf_metadata
+from inference.checkpoints.hf import hub
 from inference.checkpoints.load import Progress
-from inference.checkpoints.new_directory import UNFINISHED
+from inference.checkpoints.native import orbax_directory
+from inference.checkpoints.native.new_directory import UNFINISHED
 from inference.checkpoints.opened import Checkpoint
 
 
@@ -60,7 +63,7 @@ def resolve(model: str) -> Resolved:
         raise InputError(f"{model}: weights alone; name the directory they are in, {path.parent}")
     if found or path.suffix == ".gguf":
         header = gguf_file.open_gguf(path)
-        config = gguf_config.read_config(header)
+        config = gguf_metadata.read_config(header)
         return Resolved(config, lambda progress: opened.gguf(header, config))
     if hub.is_id(model):
         try:
@@ -96,7 +99,7 @@ def _open_preset(preset: Preset, progress: Progress | None) -> Checkpoint:
         checkpoint = opened.directory(path, preset.config)
     else:
         header = gguf_file.open_gguf(path)
-        found = gguf_config.read_config(header)
+        found = gguf_metadata.read_config(header)
         checkpoint = opened.gguf(header, preset.config)
     for field in dataclasses.fields(ModelConfig):
         expected, actual = getattr(preset.config, field.name), getattr(found, field.name)

@@ -12,7 +12,7 @@ from pathlib import Path
 from configs.errors import InputError
 from configs.weights import Hub, Weights, Wheel, Wheels
 from inference import files
-from inference.checkpoints import hub
+from inference.checkpoints.hf import hub
 from inference.checkpoints.load import Progress
 
 _CHUNK_BYTES = 1 << 20

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 
-from inference.planner.plan import Deployment
+from inference.planner.deployment import Deployment
 from inference.planner.speculation import Speculation
 
 

@@ -10,7 +10,7 @@ from configs.mesh import Mesh
 from configs.precision import FORMATS
 from inference.planner import acceptance, slo
 from inference.planner.cost import Precision
-from inference.planner.plan import Deployment
+from inference.planner.deployment import Deployment
 from inference.planner.slo import Steady
 
 GOALS = ("throughput", "latency")

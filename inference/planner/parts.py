@@ -3,7 +3,7 @@
 import dataclasses
 
 from inference.planner import cost, roofline
-from inference.planner.plan import Deployment
+from inference.planner.deployment import Deployment
 from inference.planner.roofline import StepTime
 
 

@@ -10,7 +10,7 @@ from configs.hardware.spec import HardwareSpec
 from configs.model import ModelConfig
 from inference.planner import cost, roofline
 from inference.planner.cost import Operation, Precision, Rows, Work
-from inference.shapes import StepShape
+from inference.scheduling.step_shapes import StepShape
 
 
 class StepRecord(Protocol):

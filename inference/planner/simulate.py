@@ -11,11 +11,11 @@ import numpy as np
 from configs.engine import Config
 from configs.hardware.spec import HardwareSpec
 from inference import request
-from inference.plan import Plan
 from inference.planner import report
 from inference.request import SamplingParams
-from inference.scheduler import Scheduler
-from inference.shapes import StepShape
+from inference.scheduling.scheduler import Scheduler
+from inference.scheduling.step_schedule import Plan
+from inference.scheduling.step_shapes import StepShape
 
 
 class VirtualClock:

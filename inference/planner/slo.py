@@ -5,7 +5,7 @@ import math
 
 from configs.errors import InputError
 from configs.mesh import Mesh
-from inference.planner.plan import Deployment
+from inference.planner.deployment import Deployment
 
 _MOST_CHIPS = 64
 _MOST_RATE = 1e9  # requests a second

@@ -14,9 +14,9 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, SingleDeviceSha
 from configs import presets
 from configs.cache import keys_values
 from configs.engine import Config, EngineConfig
-from inference import batch, step
-from inference.plan import Plan
-from inference.shapes import StepShape
+from inference.runtime import batch, step
+from inference.scheduling.step_schedule import Plan
+from inference.scheduling.step_shapes import StepShape
 from layers import attention, decoder, kv_cache, params
 from layers.kernels.attention import api
 from layers.mixer import StepContext

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from inference.benchmark import contenders, kernels
-from inference.benchmark.attention_case import Arrays
-from inference.planner import on_device
+from inference.benchmark.kernels import baselines, timing
+from inference.benchmark.kernels.attention_case import Arrays
+from inference.planner.calibration import on_device
 from layers.kernels import tuning
 from tests.aot import programs
 
@@ -87,14 +87,14 @@ def test_what_is_timed_runs_in_a_loop_without_a_copy(name):
     def tensor(*shape: int, dtype="bfloat16") -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
 
-    (contender,) = (c for c in contenders.everyone() if c.name == name)
+    (contender,) = (c for c in baselines.everyone() if c.name == name)
     kv, out = tensor(8, 1024, 8, 128), tensor(8, 1, 32, 128, dtype="float32")
     arrays = Arrays(
         tensor(8, 1, 32, 128), kv, kv, tensor(8, 16, dtype="int32"), tensor(8, dtype="int32")
     )
     pages = tensor(129, 64, 2048, dtype="uint16")
     loop, carry = (
-        on_device.looped(kernels.chained(contender.attend), 50),
+        on_device.looped(timing.chained(contender.attend), 50),
         (arrays.q_CWNH, out, pages),
     )
     executable = programs.compiled(loop, programs.h200(), (carry, arrays), (0,))

@@ -5,8 +5,8 @@ import pytest
 from configs.cache import CacheSpec, PageGroup, keys_values, page_groups, recurrent, shared
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
+from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
-from configs.rope import Rope
 
 WINDOW = keys_values(2, 8, window=6)
 
@@ -72,7 +72,7 @@ def test_contradictions_are_refused():
         CacheSpec(elements_per_token=1, elements_per_sequence=1)
     with pytest.raises(InputError, match="window=4 or a cache with a window of its own, not both"):
         LayerSpec(window=4, cache=keys_values(2, 8, window=4))
-    with pytest.raises(InputError, match="a value of configs/rope.py, not 'yarn'"):
+    with pytest.raises(InputError, match="a value of configs/kinds/rope.py, not 'yarn'"):
         Rope(scaling="yarn")
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from configs.errors import InputError
+from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Rope, Yarn
 from configs.model import LayerSpec, ModelConfig
-from configs.rope import Dynamic, Linear, Llama3, LongRope, Rope, Yarn
 
 _STILL = (LayerSpec(rope=None),)
 _BAD_MODELS = {

@@ -9,8 +9,8 @@ import pytest
 
 from configs.errors import InputError
 from inference.engine import Engine
-from inference.plan import Plan
 from inference.request import SamplingParams, Status
+from inference.scheduling.step_schedule import Plan
 from layers import decoder
 from layers.ragged import contiguous
 from tests import fakes

@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 
 from configs.engine import Config, EngineConfig
+from configs.kinds.rope import LongRope, Rope
 from configs.model import LayerSpec, ModelConfig
-from configs.rope import LongRope, Rope
-from inference import step
-from inference.batch import Batch
-from inference.checkpoints import families, resolve
+from inference.checkpoints import resolve
+from inference.checkpoints.hf import families
 from inference.engine import Engine
 from inference.request import SamplingParams
-from inference.shapes import StepShape
+from inference.runtime import step
+from inference.runtime.batch import Batch
+from inference.scheduling.step_shapes import StepShape
 from layers import decoder, kv_cache
 from layers.ragged import contiguous
 from tests import fakes

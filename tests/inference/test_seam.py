@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from configs.cache import PageGroup
-from inference import batch
 from inference.request import SamplingParams, Status
+from inference.runtime import batch
 from tests import fakes
 
 pytestmark = pytest.mark.quick_code

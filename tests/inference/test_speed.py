@@ -10,13 +10,13 @@ import jax
 import pytest
 
 from configs.engine import Config, EngineConfig
-from inference import batch
 from inference.checkpoints import resolve
 from inference.engine import Engine
-from inference.executor import Executor
-from inference.plan import Plan, Row
 from inference.request import SamplingParams, Sequence
-from inference.shapes import StepShape, enumerate_shapes
+from inference.runtime import batch
+from inference.runtime.model_runner import Executor
+from inference.scheduling.step_schedule import Plan, Row
+from inference.scheduling.step_shapes import StepShape, enumerate_shapes
 from layers import decoder
 
 pytestmark = pytest.mark.long

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from inference.benchmark.attention_case import exact
+from inference.benchmark.kernels.attention_case import exact
 from layers import kv_cache
 from layers.ragged import Ragged, Rectangle
 

@@ -10,9 +10,9 @@ import pytest
 
 from configs.cache import keys_values
 from configs.errors import InputError
+from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
-from configs.rope import Rope
-from inference.benchmark import attention_case
+from inference.benchmark.kernels import attention_case
 from layers import attention, rope
 from layers.kernels.attention import reference
 from layers.kernels.attention.contract import Options

@@ -10,8 +10,8 @@ import pytest
 
 from configs import cache
 from configs.errors import InputError
+from configs.kinds.rope import Dynamic, Rope
 from configs.model import LayerSpec, ModelConfig
-from configs.rope import Dynamic, Rope
 from layers import decoder, ffn, kv_cache, params
 from layers.mixer import Mixer
 from layers.params import ParamInfo

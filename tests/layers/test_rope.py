@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.rope import Dynamic, Linear, Llama3, LongRope, Rope, Yarn
+from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Rope, Yarn
 from layers import rope
 
 _LLAMA3 = Rope(500_000.0, Llama3(8.0, 1.0, 4.0, 8192))

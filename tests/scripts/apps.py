@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from absl.testing import flagsaver
 
-from inference import compilation_cache
+from inference.runtime import compilation_cache
 from scripts import common
 from tests import compiling
 

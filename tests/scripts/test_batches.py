@@ -12,9 +12,11 @@ import pytest
 
 from configs import presets
 from configs.errors import InputError
-from inference.checkpoints import hf_tokenizer, hub, manifest
+from inference.checkpoints.hf import hf_tokenizer, hub
+from inference.checkpoints.native import manifest
 from inference.request import SamplingParams
-from scripts import common, generate, meter, partial, prompts, provenance, sampling_flags
+from scripts import common, generate, meter, partial, prompts, provenance
+from scripts.flags import sampling_flags
 from tests import compiling
 from tests.scripts import apps
 

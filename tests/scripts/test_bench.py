@@ -7,13 +7,15 @@ from absl import flags
 
 from configs.hardware.spec import HardwareSpec
 from inference import engine as engines
-from inference import naive as uncached
 from inference.benchmark import steps
-from inference.executor import Executor
-from inference.planner import calibrate
+from inference.planner.calibration import calibrate
 from inference.planner.simulate import Simulator
-from inference.scheduler import Scheduler
-from scripts import bench, bench_modes, bench_probes, common
+from inference.runtime import naive as uncached
+from inference.runtime.model_runner import Executor
+from inference.scheduling.scheduler import Scheduler
+from scripts import bench, common
+from scripts.flags import bench_modes
+from scripts.modes import bench_probes
 from tests.scripts import apps
 
 pytestmark = pytest.mark.quick_code

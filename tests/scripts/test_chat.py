@@ -15,10 +15,11 @@ from collections import deque
 import pytest
 
 from configs.errors import InputError
-from inference.checkpoints import hf_tokenizer
-from inference.results import Update
-from scripts import chat, common, costs
+from inference.checkpoints.hf import hf_tokenizer
+from inference.outputs import Update
+from scripts import chat, common
 from scripts.conversation import Conversation
+from scripts.reports import costs
 from tests import compiling
 from tests.scripts import apps
 

@@ -11,7 +11,7 @@ import pytest
 from configs.engine import Config
 from configs.runs import smollm2_laptop
 from inference.engine import Engine
-from inference.planner import calibrate, on_device
+from inference.planner.calibration import calibrate, on_device
 from layers.kernels import device
 from scripts import common
 from tests import compiling, fakes

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from inference.benchmark.programs import Outcome, Program
-from scripts import device, device_text
+from inference.benchmark.subprocesses import Outcome, Program
+from scripts import device
+from scripts.reports import device_text
 from tests.scripts import apps
 
 

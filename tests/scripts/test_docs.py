@@ -10,8 +10,8 @@ import textwrap
 
 import pytest
 
-from inference import template_worker
-from scripts import sampling_flags
+from inference.text import template_worker
+from scripts.flags import sampling_flags
 from tests import compiling
 from tests.scripts import apps
 

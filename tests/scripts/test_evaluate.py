@@ -12,7 +12,7 @@ import tokenizers
 
 from inference.checkpoints import resolve
 from inference.engine import Engine
-from inference.results import Score
+from inference.outputs import Score
 from layers import decoder
 from layers.ragged import contiguous
 from scripts import evaluate

@@ -14,8 +14,8 @@ from configs.engine import EngineConfig, Run
 from configs.runs import smollm2_laptop
 from inference import files
 from inference.engine import Engine
-from inference.planner import calibrate
-from inference.results import Update
+from inference.outputs import Update
+from inference.planner.calibration import calibrate
 from scripts import common, generate
 from tests.scripts import apps
 

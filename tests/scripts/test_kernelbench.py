@@ -6,8 +6,9 @@ import json
 import jax
 import pytest
 
-from inference.benchmark.attention_case import Case
-from scripts import kernel_text, kernelbench
+from inference.benchmark.kernels.attention_case import Case
+from scripts import kernelbench
+from scripts.reports import kernel_text
 from tests.scripts import apps
 
 

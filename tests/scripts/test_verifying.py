@@ -9,8 +9,9 @@ import pytest
 from configs import presets
 from configs.errors import InputError
 from configs.model import LayerSpec
-from inference.planner import calibrate, machine, measure, verify
-from scripts import plan, verifying
+from inference.planner.calibration import calibrate, machine, measure, verify
+from scripts import plan
+from scripts.modes import plan_verify
 from tests import fakes
 from tests.scripts import apps
 
@@ -26,20 +27,20 @@ WINDOWED = dataclasses.replace(
 def tiny(monkeypatch, tmp_path):
     """Few points of tiny models, a small cache, and a cheap probe."""
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
-    monkeypatch.setattr(verifying, "CUT_GEMMA", WINDOWED)
+    monkeypatch.setattr(plan_verify, "CUT_GEMMA", WINDOWED)
     monkeypatch.setattr(verify, "_DECODE", ((2, 64), (8, 300)))
     monkeypatch.setattr(verify, "_PREFILL", ((1, 64), (4, 300)))
     monkeypatch.setattr(verify, "_CACHE_BYTES", 2 << 20)
     monkeypatch.setattr(measure, "matmul_rate", lambda dtype: 1e11)
     monkeypatch.setattr(measure, "read_bandwidth", lambda: 1e10)
     monkeypatch.setattr(measure.Probe, "read", lambda self: 1e10)
-    monkeypatch.setattr(verifying.compilation_cache, "enable", lambda: None)
+    monkeypatch.setattr(plan_verify.compilation_cache, "enable", lambda: None)
     monkeypatch.setitem(presets.NAMES, "tiny", presets.Preset(MODEL, None))
     return tmp_path
 
 
 def test_every_row_reads_and_writes_pages_of_its_own(tiny):
-    runner = verifying.EngineRunner()
+    runner = plan_verify.EngineRunner()
     for point in (verify.Point(WINDOWED, 8, 0, 300), verify.Point(WINDOWED, 0, 4, 64)):
         runner.prepare(point)
         num_tokens, arrays = runner._arrays[point]
@@ -104,6 +105,6 @@ def test_output_needs_verify(monkeypatch, capfd):
 
 
 def test_another_device_is_not_calibrated(monkeypatch):
-    monkeypatch.setattr(verifying.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(plan_verify.jax, "default_backend", lambda: "gpu")
     with pytest.raises(InputError, match="this machine's processor, JAX computes on gpu"):
-        verifying.check(MODEL)
+        plan_verify.check(MODEL)

@@ -1,0 +1,24 @@
+"""Qwen2.5 0.5B (Qwen Team 2024, arXiv 2412.15115): biases on queries, keys and values."""
+
+from configs.kinds.rope import Rope
+from configs.model import LayerSpec, ModelConfig
+from configs.weights import Hub
+
+CONFIG = ModelConfig(
+    name="qwen2.5-0.5b",
+    family="qwen2",
+    vocab_size=151_936,
+    width=896,
+    ffn_width=4864,
+    num_layers=24,
+    num_heads=14,
+    num_kv_heads=2,
+    head_width=64,
+    max_context=32_768,
+    pattern=(LayerSpec(rope=Rope(theta=1_000_000.0)),),
+    norm_eps=1e-6,
+    biases=("qkv",),
+    tied=True,
+)
+
+WEIGHTS = Hub("Qwen/Qwen2.5-0.5B-Instruct", license="Apache-2.0")

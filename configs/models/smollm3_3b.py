@@ -1,0 +1,27 @@
+"""SmolLM3 3B (Hugging Face 2025): every fourth layer does not rotate (Yang et al. 2025, arXiv
+2501.18795).
+"""
+
+from configs.kinds.rope import Rope
+from configs.model import LayerSpec, ModelConfig
+from configs.weights import Hub
+
+_TURNING = LayerSpec(rope=Rope(theta=5_000_000.0))
+
+CONFIG = ModelConfig(
+    name="smollm3-3b",
+    family="smollm3",
+    vocab_size=128_256,
+    width=2048,
+    ffn_width=11_008,
+    num_layers=36,
+    num_heads=16,
+    num_kv_heads=4,
+    head_width=128,
+    max_context=65_536,
+    pattern=(_TURNING,) * 3 + (LayerSpec(rope=None),),
+    norm_eps=1e-6,
+    tied=True,
+)
+
+WEIGHTS = Hub("HuggingFaceTB/SmolLM3-3B", license="Apache-2.0")

@@ -1,0 +1,198 @@
+"""Who can compute a case of attention: our implementations, and peers beside them.
+
+Peers are libraries that may be there or not. Those without pages get contiguous keys and values of
+the same numbers. Of ours, one that appends does so in every run, as in a step of the engine; the
+others find the newest tokens in the pages.
+"""
+
+import functools
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from configs.engine import ATTENTIONS
+from inference.benchmark.kernels.attention_case import Arrays, Case
+from layers.kernels.attention import api
+from layers.kernels.device import Device
+from layers.ragged import Ragged
+
+Sizes = Mapping[str, int]  # keyword arguments of a kernel that change nothing but its time
+_FLASH = "flash_attn3_jax"
+
+
+class Contender(NamedTuple):
+    """Somebody who computes attention.
+
+    Attributes:
+        name: as results call it.
+        limit: (case, device) -> what keeps it from that, to be read after its name; None: nothing.
+        store: keys and values as it wants them, a copy of those of the arrays.
+        attend: (queries, arrays, stored, **sizes) -> [C, W, N, H], and what is stored then.
+        candidates: (case, device, whether to tune) -> sizes to try. The first are its own choice;
+            in tuning they say so themselves, since without sizes what was tuned before counts.
+        has_lengths: rows may have different ones.
+        is_paged: it reads pages.
+    """
+
+    name: str
+    limit: Callable[[Case, Device], str | None]
+    store: Callable[[Case, Arrays], Any]
+    attend: Callable[..., tuple[jax.Array, Any]]
+    candidates: Callable[[Case, Device, bool], Sequence[Sizes]] = lambda case, device, tunes: ({},)
+    has_lengths: bool = True
+    is_paged: bool = True
+
+
+def everyone() -> list[Contender]:
+    """Ours, and then peers."""
+    return [*map(_ours, ATTENTIONS), _CUDNN, _FLASH_PAGED, _FLASH_CONTIGUOUS]
+
+
+# --- ours -----------------------------------------------------------------------------------------
+
+
+def _ours(name: str) -> Contender:
+    def limit(case: Case, device: Device) -> str | None:
+        return api.implementation(name).limit(case.demand, device)
+
+    def attend(
+        q_CWNH: jax.Array, arrays: Arrays, pages: jax.Array, **sizes: int
+    ) -> tuple[jax.Array, jax.Array]:
+        chosen: Any = api.implementation(name)
+        if chosen.append_and_attend is None:
+            return chosen.attend_pages(q_CWNH, pages, arrays.rectangle, 0, **sizes), pages
+        return chosen.append_and_attend(
+            q_CWNH, *arrays.newest, pages, arrays.rectangle, 0, **sizes
+        )  # fmt: skip
+
+    found = Contender(name, limit, functools.partial(_written, name), attend)
+    return found._replace(candidates=_hopper_sizes) if name == "pallas_gpu" else found
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _written(name: str, case: Case, arrays: Arrays) -> jax.Array:
+    """Pages that an implementation has written; NaN where it is yet to append."""
+    chosen = api.implementation(name)
+    shape = chosen.layout(
+        1 + case.rows * case.columns, case.page_tokens, case.kv_heads, case.head_width, case.dtype
+    )
+    pages = jnp.zeros(shape.shape, shape.dtype)
+    k_TKH, v_TKH = (
+        x_CSKH.reshape(-1, *x_CSKH.shape[2:]) for x_CSKH in (arrays.k_CSKH, arrays.v_CSKH)
+    )
+    pages = chosen.write(pages, k_TKH, v_TKH, Ragged((arrays.contexts,)), 0)
+    if chosen.append_and_attend is None:
+        return pages
+    k_TKH, v_TKH = (
+        jnp.full((x_CWKH.size // x_CWKH[0, 0].size, *x_CWKH.shape[2:]), jnp.nan, x_CWKH.dtype)
+        for x_CWKH in arrays.newest
+    )
+    return chosen.write(pages, k_TKH, v_TKH, Ragged((arrays.rectangle,)), 0)
+
+
+def _hopper_sizes(case: Case, device: Device, tunes: bool) -> Sequence[Sizes]:
+    """The kernel's own sizes; then other numbers of splits around them, and two stages, so that two
+    blocks may share a multiprocessor.
+    """
+    if not (tunes and case.is_decode):
+        return ({},)
+    from layers.kernels.attention import gpu  # as in `api`
+
+    own = gpu.own_sizes(
+        case.rows * case.kv_heads, case.page_tokens, case.head_width,
+        jnp.dtype(case.dtype).itemsize, device,
+    )  # fmt: skip
+    full, stages = own["num_splits"], own["num_stages"]
+    around = [(n, stages) for n in (1, full // 2, 2 * full, 4 * full)] + [(full, 2), (2 * full, 2)]
+    others = [
+        {"num_splits": n, "num_stages": s}
+        for n, s in dict.fromkeys(around)
+        if 1 <= n <= case.columns
+    ]
+    return [own, *(sizes for sizes in others if sizes != own)]
+
+
+# --- peers ----------------------------------------------------------------------------------------
+
+
+def _cudnn_limit(case: Case, device: Device) -> str | None:
+    if device.platform != "gpu":
+        return "is a library for NVIDIA's GPUs"
+    if case.dtype not in ("bfloat16", "float16"):
+        return f"computes in bfloat16 and float16, not {case.dtype}"
+    if not case.is_decode and case.queries != case.context:
+        return "has no causal mask for rows that continue a prefix"
+    return None
+
+
+def _contiguous(case: Case, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
+    return jnp.copy(arrays.k_CSKH), jnp.copy(arrays.v_CSKH)
+
+
+def _cudnn(q_CWNH: jax.Array, arrays: Arrays, stored: Any) -> tuple[jax.Array, Any]:
+    is_prefill = q_CWNH.shape[1] > 1
+    out_CWNH = jax.nn.dot_product_attention(
+        q_CWNH, *stored, scale=1.0, is_causal=is_prefill, implementation="cudnn",
+        key_value_seq_lengths=None if is_prefill else arrays.length_C,
+    )  # fmt: skip
+    return out_CWNH, stored
+
+
+_CUDNN = Contender("cudnn", _cudnn_limit, _contiguous, _cudnn, is_paged=False)
+
+
+def _flash_limit(case: Case, device: Device) -> str | None:
+    if device.platform != "gpu" or "H" not in device.kind:
+        return "is a library for Hopper GPUs"
+    if importlib.util.find_spec(_FLASH) is None:
+        return "is not installed (pip install flash-attn3-jax)"
+    if case.head_width != 128 or case.dtype not in ("bfloat16", "float16"):
+        return "is built for heads of 128 in bfloat16 and float16"
+    return None
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _flash_pages(case: Case, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
+    """Pages of keys and pages of values, [pages, page tokens, K, H] each."""
+
+    def paged(x_CSKH: jax.Array) -> jax.Array:
+        short = case.columns * case.page_tokens - case.context
+        x_CSKH = jnp.pad(x_CSKH, ((0, 0), (0, short), (0, 0), (0, 0)))
+        own = x_CSKH.reshape(-1, case.page_tokens, *x_CSKH.shape[2:])
+        pages = jnp.zeros((1 + own.shape[0], *own.shape[1:]), own.dtype)
+        return pages.at[arrays.table_CP.reshape(-1)].set(own)
+
+    return paged(arrays.k_CSKH), paged(arrays.v_CSKH)
+
+
+def _flash(
+    q_CWNH: jax.Array, arrays: Arrays, stored: Any, *, is_paged: bool, **sizes: int
+) -> tuple[jax.Array, Any]:
+    library: Any = importlib.import_module(_FLASH)
+    out_CWNH = library.flash_mha_with_kvcache(
+        q_CWNH, *stored, cache_seqlens=arrays.length_C,
+        page_table=arrays.table_CP if is_paged else None,
+        softmax_scale=1.0, is_causal=q_CWNH.shape[1] > 1, **sizes,
+    )  # fmt: skip
+    return out_CWNH, stored
+
+
+def _flash_splits(case: Case, device: Device, tunes: bool) -> Sequence[Sizes]:
+    """As with ours; by itself it does not split."""
+    full = max(1, device.num_cores // (case.rows * case.kv_heads))
+    around = sorted({1, full, 2 * full} if case.is_decode else {1})
+    return [{"num_splits": n} for n in around if n <= case.columns]
+
+
+# Its cached lengths are whole pages, as its documentation says.
+_FLASH_PAGED = Contender(
+    "flash-attn3-jax", _flash_limit, _flash_pages, functools.partial(_flash, is_paged=True),
+    _flash_splits, has_lengths=False,
+)  # fmt: skip
+_FLASH_CONTIGUOUS = Contender(
+    "flash-attn3-contiguous", _flash_limit, _contiguous, functools.partial(_flash, is_paged=False),
+    _flash_splits, is_paged=False,
+)  # fmt: skip

@@ -1,0 +1,143 @@
+"""The tensors of a `.gguf` file as rows of bfloat16; `gguf_config` reads its metadata.
+
+Quantized weights are dequantized to float32 and rounded to bfloat16, once: the rounded values are
+the model, whatever precision later computes with them.
+
+`gguf` is loaded where it is used: an engine without such files needs it not.
+"""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from configs.errors import InputError, shown
+from configs.kinds.rope import Llama3, LongRope
+from configs.model import ModelConfig
+from inference.checkpoints import names
+from inference.checkpoints.gguf import gguf_parts, gguf_scan
+from inference.checkpoints.gguf.gguf_scan import Header
+from inference.checkpoints.tensor_source import TensorSource
+
+_BLOCK_ELEMENTS = 1 << 17  # dequantized at a time: temporaries stay in the processor's cache
+# Tensors that say how positions rotate, by the kind of scaling that a configuration has of them.
+ROPE_FACTORS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+
+
+def open_gguf(path: Path) -> Header:
+    """Scans the file's header (`gguf_scan.scan`), and those of its further parts."""
+    import gguf
+
+    sizes = {int(kind): size for kind, size in gguf.GGML_QUANT_SIZES.items()}
+    scan = functools.partial(gguf_scan.scan, quant_sizes=sizes)
+    return gguf_parts.join(scan(path), scan)
+
+
+def tensors(header: Header, config: ModelConfig) -> TensorSource:
+    """The file's tensors, in transformers' conventions.
+
+    llama.cpp interleaves the rotary pairs of some families' queries and keys, and stores Gemma's
+    norm weights with the 1 already added; both are undone here.
+
+    Raises:
+        InputError: a tensor's type cannot be dequantized.
+    """
+    example = {entry.ggml_type: name for name, entry in header.tensors.items()}
+    for ggml_type, name in example.items():
+        try:
+            _check_type(name, ggml_type)
+        except InputError as error:
+            raise InputError(f"{header.path}: {error}") from None
+    configured = _in_configuration(config)
+    shapes = {n: entry.shape for n, entry in header.tensors.items() if n not in configured}
+    return TensorSource(str(header.path), shapes, functools.partial(_read_rows, header, config))
+
+
+def _in_configuration(config: ModelConfig) -> set[str]:
+    """The tensors that the configuration was made of, and nothing else has a place for."""
+    found: set[str] = set()
+    for layer in config.pattern:
+        scaling = None if layer.rope is None else layer.rope.scaling
+        found |= {ROPE_FACTORS} if isinstance(scaling, Llama3) else set()
+        found |= {LONG_FACTORS, SHORT_FACTORS} if isinstance(scaling, LongRope) else set()
+    return found
+
+
+def _check_type(name: str, ggml_type: int) -> None:
+    import gguf
+
+    kind = gguf.GGMLQuantizationType(ggml_type)
+    sample = np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)
+    try:
+        gguf.dequantize(sample, kind)
+    except NotImplementedError:
+        raise InputError(f"tensor {shown(name)} has type {kind.name}, which is no weight") from None
+
+
+def read_numbers(header: Header, name: str) -> np.ndarray:
+    """A whole small tensor, float32.
+
+    Raises:
+        InputError: its type is no weight's, or a value is no finite number above 0.
+    """
+    entry = header.tensors[name]
+    _check_type(name, entry.ggml_type)
+    values = _read(header, name, 0, entry.shape[0], np.float32)
+    if not (np.isfinite(values) & (values > 0)).all():
+        raise InputError(f"{name!r} holds what divides no frequency")
+    return values
+
+
+def _read_rows(header: Header, config: ModelConfig, name: str, start: int, stop: int) -> np.ndarray:
+    if names.interleaved(config.family) and name.endswith(("attn_q.weight", "attn_k.weight")):
+        head = config.head_width  # whole heads are read, so that rows can move inside them
+        first, last = start // head * head, -(-stop // head) * head
+        rows = _read(header, name, first, min(last, header.tensors[name].shape[0]))
+        if len(rows) % head:
+            raise InputError(
+                f"{header.path}: tensor {shown(name)} is not made of heads of {head} rows"
+            )
+        heads = rows.reshape(-1, head // 2, 2, rows.shape[-1])
+        return heads.swapaxes(1, 2).reshape(rows.shape)[start - first : stop - first]
+    if config.norm_offset and name.endswith("norm.weight"):
+        values = _read(header, name, start, stop, np.float32) - np.float32(config.norm_offset)
+        return values.astype(ml_dtypes.bfloat16)
+    return _read(header, name, start, stop)
+
+
+def _read(
+    header: Header, name: str, start: int, stop: int, dtype: Any = ml_dtypes.bfloat16
+) -> np.ndarray:
+    import gguf
+
+    entry = header.tensors[name]
+    kind = gguf.GGMLQuantizationType(entry.ggml_type)
+    block_elements, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    row_elements = int(np.prod(entry.shape[1:]))
+    rows = np.empty((stop - start, *entry.shape[1:]), dtype)
+    flat = rows.reshape(-1)
+    step = max(_BLOCK_ELEMENTS // block_elements, 1) * block_elements
+    first = start * row_elements
+    for offset in range(0, flat.size, step):
+        size = min(step, flat.size - offset)
+        position = entry.position + (first + offset) // block_elements * block_bytes
+        num_bytes = size // block_elements * block_bytes
+        blocks = np.frombuffer(entry.data, np.uint8, num_bytes, position)
+        # One row of many blocks: the library works by 16 rows, 10 x slower when they are short.
+        flat[offset : offset + size] = gguf.dequantize(blocks[None], kind)[0]
+    return rows
+
+
+def string_metadata(header: Header, key: str) -> str | None:
+    """A string from the metadata, None when absent.
+
+    Raises:
+        InputError: the value is no string.
+    """
+    value = header.metadata.get(key)
+    if value is not None and not isinstance(value, str):
+        raise InputError(f"{header.path}: metadata {key!r} is not a string")
+    return value

@@ -1,0 +1,263 @@
+"""A tokenizer rebuilt from a GGUF file's metadata.
+
+The rebuilt `tokenizer.json` is cached beside the converted weights: finding a large vocabulary's
+merges takes seconds.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from configs.errors import InputError, shown
+from configs.model import ModelConfig
+from inference import files
+from inference.checkpoints import text_files as names
+from inference.checkpoints.gguf import gguf_file
+from inference.checkpoints.gguf.gguf_scan import Header, StringArray
+from inference.checkpoints.gguf.pretokenizers import SPLITS
+from inference.checkpoints.hf import hf_tokenizer
+from inference.checkpoints.native import converted
+from inference.text import panics
+from inference.text.tokenizer import Tokenizer
+
+_FORMAT = 2  # of the cached file; a new number when the rebuilding changes
+_MAX_TOKEN_CHARS = 1024  # every way to cut a token in two is tried; real ones have some 100
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+_SPECIAL_KEYS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+
+
+def load_tokenizer(header: Header, vocab_size: int) -> Tokenizer:
+    """The tokenizer a file describes, from the cache when it was rebuilt before.
+
+    Raises:
+        InputError: its kind is not supported, or its metadata is unsound.
+    """
+    backend, templates = _load(header), _templates(header)
+    special = _special_tokens(header, backend)
+    return Tokenizer(backend, vocab_size, special, templates.pop("default", None), templates)
+
+
+def text_files(header: Header, config: ModelConfig, eos_ids: Sequence[int]) -> dict[str, bytes]:
+    """The tokenizer and what goes with it as files that load without the GGUF.
+
+    Raises:
+        InputError: as `load_tokenizer`.
+    """
+    backend, ids = _load(header), _special_ids(header)
+    described = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.max_context,
+        "clean_up_tokenization_spaces": False,
+        **_special_tokens(header, backend),
+    }
+    generation = {"eos_token_id": list(eos_ids)} | {
+        name: ids[key]
+        for name, key in (("bos_token_id", "bos_token"), ("pad_token_id", "pad_token"))
+        if key in ids
+    }
+    files = {
+        "tokenizer.json": backend.to_str(),
+        "tokenizer_config.json": json.dumps(described, indent=1, ensure_ascii=False) + "\n",
+        names.GENERATION: json.dumps(generation, indent=1) + "\n",
+    }
+    for name, template in _templates(header).items():
+        place = names.TEMPLATE if name == "default" else f"{names.TEMPLATES}/{name}.jinja"
+        files[place] = template
+    return {name: text.encode() for name, text in files.items()}
+
+
+def _load(header: Header) -> tokenizers.Tokenizer:
+    path = converted.place(header.path, *header.further_parts) / f"tokenizer-{_FORMAT}.json"
+    return _cached(path) or _rebuild(header, path)
+
+
+def _special_tokens(header: Header, backend: tokenizers.Tokenizer) -> dict[str, str]:
+    return {name: str(backend.id_to_token(i)) for name, i in _special_ids(header).items()}
+
+
+def _templates(header: Header) -> dict[str, str]:
+    """Chat templates by name; the one without a name is the default."""
+    prefix, found = "tokenizer.chat_template", {}
+    for key in header.metadata:
+        if key == prefix or key.startswith(f"{prefix}."):
+            name = key.removeprefix(prefix).removeprefix(".") or "default"
+            names.check_template_name(name, str(header.path))
+            found[name] = gguf_file.string_metadata(header, key) or ""
+    return found
+
+
+def _cached(path: Path) -> tokenizers.Tokenizer | None:
+    try:
+        return hf_tokenizer.load_backend(path)
+    except InputError:
+        return None  # absent or unsound: rebuild
+
+
+def _rebuild(header: Header, path: Path) -> tokenizers.Tokenizer:
+    backend = panics.guard(lambda: _build(header), f"{header.path}: cannot rebuild the tokenizer")
+    try:
+        with files.atomic_file(path) as file:
+            file.write(backend.to_str().encode())
+    except OSError as error:
+        logging.warning("the tokenizer is not cached: %s: %s", path, error.strerror)
+    return backend
+
+
+def _special_ids(header: Header) -> dict[str, int]:
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    count = tokens.count if isinstance(tokens, StringArray) else 0
+    ids = {}
+    for name, key in _SPECIAL_KEYS.items():
+        token = header.metadata.get(f"tokenizer.ggml.{key}")
+        if token is None:
+            continue
+        if not isinstance(token, int) or not 0 <= token < count:
+            raise InputError(
+                f"{header.path}: tokenizer.ggml.{key}={shown(token)} is outside the vocabulary"
+            )
+        ids[name] = token
+    return ids
+
+
+def _build(header: Header) -> tokenizers.Tokenizer:
+    tokens = header.strings("tokenizer.ggml.tokens")
+    for index, token in enumerate(tokens):
+        if len(token) > _MAX_TOKEN_CHARS:
+            raise InputError(
+                f"token {index} has {len(token)} characters; at most {_MAX_TOKEN_CHARS} are valid"
+            )
+    special = {name: tokens[token] for name, token in _special_ids(header).items()}
+    kind = gguf_file.string_metadata(header, "tokenizer.ggml.model")
+    if kind == "gpt2":
+        backend, adds_bos = _byte_level(header, tokens)
+    elif kind == "llama":
+        backend, adds_bos = _sentencepiece(header, tokens, special.get("unk_token")), True
+    else:
+        raise InputError(f"tokenizer model {shown(kind)} is not supported; valid: gpt2, llama")
+    _add_tokens(backend, header, tokens)
+    _add_template(backend, header, special, adds_bos)
+    return backend
+
+
+def _ids(tokens: list[str]) -> dict[str, int]:
+    ids: dict[str, int] = {}
+    for index, token in enumerate(tokens):
+        ids.setdefault(token, index)
+    return ids
+
+
+def _byte_level(header: Header, tokens: list[str]) -> tuple[tokenizers.Tokenizer, bool]:
+    name = gguf_file.string_metadata(header, "tokenizer.ggml.pre") or "default"
+    split = SPLITS.get(name)
+    if split is None:
+        raise InputError(
+            f"pre-tokenizer {shown(name)} is not supported; valid: {', '.join(SPLITS)}"
+        )
+    merges = []
+    for merge in header.strings("tokenizer.ggml.merges"):
+        left, _, right = merge.partition(" ")
+        merges.append((left, right))
+    backend = tokenizers.Tokenizer(
+        models.BPE(_ids(tokens), merges, ignore_merges=split.whole_words)
+    )
+    if split.composes:
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split.patterns]
+        + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    backend.decoder = decoders.ByteLevel()
+    return backend, split.adds_bos
+
+
+def _sentencepiece(header: Header, tokens: list[str], unknown: str | None) -> tokenizers.Tokenizer:
+    is_gemma = str(header.metadata.get("general.architecture")).startswith("gemma")
+    # llama.cpp writes Gemma's runs of spaces as spaces; the model knows them as runs of "▁".
+    tokens = [token.replace(" ", "▁") if token.isspace() else token for token in tokens]
+    if is_gemma:  # its scores do not follow the order of its merges; its ids do
+        ranks = -np.arange(len(tokens), dtype=np.float64)
+    else:
+        ranks = np.asarray(header.metadata.get("tokenizer.ggml.scores", ()), np.float64)
+    if len(ranks) != len(tokens):
+        raise InputError(f"tokenizer.ggml.scores has {len(ranks)} entries for {len(tokens)} tokens")
+    ids = _ids(tokens)
+    backend = tokenizers.Tokenizer(
+        models.BPE(
+            ids, _merges(ids, ranks.tolist()), unk_token=unknown, fuse_unk=True, byte_fallback=True
+        )
+    )
+    replace_spaces = normalizers.Replace(" ", "▁")
+    steps: list[decoders.Decoder] = [
+        decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+    ]  # fmt: skip
+    if header.metadata.get("tokenizer.ggml.add_space_prefix", True):
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace_spaces])
+        steps.append(decoders.Strip(" ", 1, 0))
+    else:
+        backend.normalizer = replace_spaces
+    backend.decoder = decoders.Sequence(steps)
+    return backend
+
+
+def _merges(ids: Mapping[str, int], ranks: list[float]) -> list[tuple[str, str]]:
+    """Every way to make a token of two others, best first, as SentencePiece ranks them."""
+    found = []
+    for token, index in ids.items():
+        for cut in range(1, len(token)):
+            left, right = ids.get(token[:cut]), ids.get(token[cut:])
+            if left is not None and right is not None:
+                key = (-ranks[index], -cut, cut - len(token), index, left, right)
+                found.append((key, token[:cut], token[cut:]))
+    found.sort()
+    return [(left, right) for _, left, right in found]
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, header: Header, tokens: list[str]) -> None:
+    kinds = np.asarray(header.metadata.get("tokenizer.ggml.token_type", np.ones(len(tokens))))
+    if len(kinds) != len(tokens):
+        raise InputError(
+            f"tokenizer.ggml.token_type has {len(kinds)} entries for {len(tokens)} tokens"
+        )
+    strips = _strips_blanks(header)
+    added = []
+    for index in np.flatnonzero(np.isin(kinds, (_UNKNOWN, _CONTROL, _USER_DEFINED))):
+        # A token spelled otherwise in the vocabulary (Gemma's runs of spaces) is found by merging.
+        if backend.token_to_id(tokens[index]) == index:
+            special = kinds[index] != _USER_DEFINED
+            rstrip = strips and tokens[index] not in ("<unk>", "<s>", "<|endoftext|>")
+            added.append(
+                AddedToken(tokens[index], normalized=False, special=bool(special), rstrip=rstrip)
+            )
+    backend.add_tokens(added)
+
+
+def _strips_blanks(header: Header) -> bool:
+    """Whether control tokens take the blanks after them: the file does not say, and llama.cpp goes
+    by the model's name.
+    """
+    name = str(header.metadata.get("general.name", "")).lower()
+    return "phi-3" in name or "phi3" in name
+
+
+def _add_template(
+    backend: tokenizers.Tokenizer, header: Header, special: Mapping[str, str], adds_bos: bool
+) -> None:
+    first = header.metadata.get("tokenizer.ggml.add_bos_token", adds_bos)
+    last = header.metadata.get("tokenizer.ggml.add_eos_token", False)
+    before = [special["bos_token"]] if first and "bos_token" in special else []
+    after = [special["eos_token"]] if last and "eos_token" in special else []
+    if before or after:
+        backend.post_processor = processors.TemplateProcessing(
+            single=[*before, "$A", *after],
+            special_tokens=[(token, backend.token_to_id(token)) for token in before + after],
+        )

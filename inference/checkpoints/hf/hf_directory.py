@@ -1,0 +1,96 @@
+"""A Hugging Face directory: `config.json` as a `ModelConfig`, and the tensors that count."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs.errors import InputError
+from configs.model import ModelConfig
+from inference.checkpoints import mapped, names, text_files
+from inference.checkpoints.hf import families
+from inference.checkpoints.hf.config_keys import Keys
+from inference.checkpoints.tensor_source import TensorSource
+
+_DERIVED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+_HEAD = "lm_head.weight"
+
+
+def read_config(directory: Path) -> ModelConfig:
+    """The model that `config.json` describes.
+
+    Raises:
+        InputError: the file is unsound, the architecture is another, or a key changes the model in
+            a way that is not supported.
+    """
+    return parse_config(mapped.read_json(directory / text_files.CONFIG), directory)
+
+
+def parse_config(raw: dict[str, Any], directory: Path) -> ModelConfig:
+    """As `read_config`, for the parsed object.
+
+    Raises:
+        InputError: as `read_config`.
+    """
+    try:
+        return families.build(Keys(raw), directory.resolve().name)
+    except ValueError as error:
+        raise InputError(f"{directory / 'config.json'}: {error}") from None
+
+
+def tensors(source: TensorSource, config: ModelConfig) -> TensorSource:
+    """The source under the names of a whole model, without tensors that only repeat what the
+    configuration says.
+
+    Old checkpoints store the rotary frequencies or the causal masks, and tied ones may store the
+    head beside the embedding or in its place. One that was written without its head lacks the
+    prefix of all other names.
+
+    Raises:
+        InputError: the configuration ties the head to an embedding of other values.
+    """
+    if has_other_head(source, config):
+        raise InputError(
+            f"{source.label}: tie_word_embeddings is true, but {_HEAD} is not the embedding; name "
+            "this directory as the model: it is then read as untied"
+        )
+    stored = _stored(source, config)
+    if config.tied and _HEAD in stored:
+        head = stored.pop(_HEAD)
+        stored.setdefault(_embedding(config), head)
+    shapes = {name: source.shapes[own] for name, own in stored.items()}
+
+    def read(name: str, start: int, stop: int) -> np.ndarray:
+        return source.read(stored[name], start, stop)
+
+    return dataclasses.replace(source, shapes=shapes, read=read)
+
+
+def has_other_head(source: TensorSource, config: ModelConfig) -> bool:
+    """Whether a configuration ties what is stored twice with different values: transformers then
+    leaves the two apart.
+    """
+    stored, embedding = _stored(source, config), _embedding(config)
+    if not config.tied or not {_HEAD, embedding} <= stored.keys():
+        return False
+    pair = stored[_HEAD], stored[embedding]
+    if source.shapes[pair[0]] != source.shapes[pair[1]]:
+        return True
+    blocks = zip(*map(source.blocks, pair), strict=True)
+    return not all(np.array_equal(head, rows) for head, rows in blocks)
+
+
+def _stored(source: TensorSource, config: ModelConfig) -> dict[str, str]:
+    """The names of a whole model, and those the source has instead."""
+    base = names.base(config.family)
+    is_bare = not any(name.startswith(f"{base}.") for name in source.shapes)
+    return {
+        f"{base}.{name}" if is_bare and name != _HEAD else name: name
+        for name in source.shapes
+        if not name.endswith(_DERIVED)
+    }
+
+
+def _embedding(config: ModelConfig) -> str:
+    return names.huggingface(config.family)("embed/table").names[0]

@@ -1,0 +1,97 @@
+"""Rotary positions of a `config.json`: `rope_theta` and `rope_scaling` as transformers 4 writes
+them, `rope_parameters` as transformers 5 does.
+"""
+
+import math
+
+from configs.errors import InputError
+from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Rope, Scaling, Yarn
+from inference.checkpoints.hf.config_keys import Keys
+
+_MAX_STRETCHED = 1 << 24
+_MAX_FACTORS = 1 << 16
+# Under these names an object holds one for each kind of layer, which only Gemma 3 has.
+_LAYERS = ("full_attention", "sliding_attention")
+_KINDS = {k: k for k in ("default", "linear", "dynamic", "yarn", "longrope", "llama3")}
+
+
+def read(keys: Keys, theta: float = 10_000.0) -> Rope:
+    """The one RoPE of a model; `theta` where the file names none."""
+    return scaled(keys, described(keys), keys.number("rope_theta", theta))
+
+
+def described(keys: Keys) -> Keys | None:
+    """The object that says how positions rotate; where there are two, transformers 5 takes the
+    older one.
+    """
+    both = keys.nested("rope_scaling"), keys.nested("rope_parameters")
+    return next((own for own in both if own is not None and own.raw), None)
+
+
+def scaled(keys: Keys, own: Keys | None, theta: float) -> Rope:
+    """RoPE by the object that describes it.
+
+    Args:
+        keys: the whole configuration.
+        own: the object; None: nothing is scaled.
+        theta: the base where the object names none.
+
+    Raises:
+        InputError: the object is unsound, or of another kind.
+    """
+    if own is None:
+        return Rope(theta)
+    own.require_neutral({"partial_rotary_factor": (1, None)} | dict.fromkeys(_LAYERS, (None,)))
+    theta = own.number("rope_theta", theta)
+    kind_key = "type" if own.raw.get("rope_type") is None else "rope_type"
+    return Rope(theta, _scaling(own.choice(kind_key, _KINDS, "default"), keys, own))
+
+
+def max_context(keys: Keys, rope: Rope) -> int:
+    """Tokens a model is good for: of two kinds of stretching a configuration states the length
+    before it.
+    """
+    stored, scaling = keys.integer("max_position_embeddings"), rope.scaling
+    if isinstance(scaling, Dynamic | Yarn):
+        stretched = scaling.factor * scaling.original_context
+        if stretched > _MAX_STRETCHED:
+            raise InputError(f"rope factor {scaling.factor:g} stretches the context too far")
+        return max(stored, math.floor(stretched))
+    return stored
+
+
+def _scaling(kind: str, keys: Keys, own: Keys) -> Scaling | None:
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return Linear(own.number("factor"))
+    longest = keys.integer("max_position_embeddings")
+    if kind == "dynamic":  # from the configuration's own length, whatever else is stated
+        return Dynamic(own.number("factor"), longest)
+    original = own.integer("original_max_position_embeddings", longest)
+    original = keys.integer("original_max_position_embeddings", original)
+    if kind == "llama3":
+        ends = own.number("low_freq_factor"), own.number("high_freq_factor")
+        return Llama3(own.number("factor"), *ends, original)
+    factor = own.number("factor", longest / original)
+    if kind == "yarn":
+        ends = own.number("beta_fast", 32.0), own.number("beta_slow", 1.0)
+        attention = _yarn_attention(own, factor)
+        return Yarn(factor, original, *ends, attention, own.boolean("truncate", True))
+    is_stretched = factor > 1 and original > 1
+    default = math.sqrt(1 + math.log(factor) / math.log(original)) if is_stretched else 1.0
+    attention = own.number("attention_factor", default)
+    short, long = (own.numbers(f"{kind}_factor", _MAX_FACTORS) for kind in ("short", "long"))
+    return LongRope(short, long, original, attention)
+
+
+def _yarn_attention(own: Keys, factor: float) -> float | None:
+    """The factor that is stated, or follows from two scales; None: the paper's."""
+    if own.raw.get("attention_factor") is not None:
+        return own.number("attention_factor")
+    if own.raw.get("mscale") is None or own.raw.get("mscale_all_dim") is None or factor <= 1:
+        return None
+    top, bottom = (
+        0.1 * own.number(f"mscale{end}") * math.log(factor) + 1 for end in ("", "_all_dim")
+    )
+    return top / bottom

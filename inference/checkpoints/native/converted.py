@@ -1,0 +1,131 @@
+"""The cache of converted weights: one safetensors file under our own parameter paths.
+
+A `.gguf` file is dequantized once; later starts map the result. A cached file that is unsound, or
+was made from something else, is written anew.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import jax
+import numpy as np
+
+from configs.errors import InputError
+from inference import files
+from inference.checkpoints import load, names
+from inference.checkpoints.hf import safetensors_file
+from inference.checkpoints.load import Progress
+from inference.checkpoints.names import NameMap
+from inference.checkpoints.tensor_source import TensorSource
+from layers import params
+from layers.params import ParamInfo
+
+_FORMAT = "1"
+_DTYPE_NAMES = {"bfloat16": "BF16", "float32": "F32"}
+
+
+def fingerprint(path: Path) -> str:
+    """Identifies a file's content by place, size and time of change, without reading it."""
+    status = path.stat()
+    return f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}"
+
+
+def place(path: Path, *further_parts: Path) -> Path:
+    """The cache's directory for what is derived from a file, or from one cut into parts."""
+    prints = "\n".join(fingerprint(part) for part in (path, *further_parts))
+    digest = hashlib.sha256(prints.encode()).hexdigest()[:16]
+    return files.cache_directory() / "converted" / f"{path.stem}-{digest}"
+
+
+def open_or_convert(
+    path: Path,
+    infos: Any,
+    source: TensorSource,
+    name_map: NameMap,
+    progress: Progress | None = None,
+) -> TensorSource:
+    """The converted form of a checkpoint, made now unless a sound one is cached.
+
+    Args:
+        path: where the converted file belongs.
+        infos: tree of `ParamInfo`; its dtypes are those stored.
+        source: the checkpoint's tensors.
+        name_map: from our paths to the tensors that make them up.
+        progress: called after each parameter converted.
+
+    Raises:
+        InputError: as `load.check`.
+        OSError: the cache cannot be written.
+    """
+    declared = params.flatten(infos)
+    metadata = {"format": _FORMAT, "declaration": _digest(declared)}
+    if path.exists():
+        try:
+            cached = safetensors_file.open_file(path)
+            load.check(declared, cached, names.identity)
+            if safetensors_file.read_metadata(path) == metadata:
+                return cached
+        except InputError:
+            pass  # unsound: convert again
+    load.check(declared, source, name_map)
+    with files.atomic_file(path) as file:
+        write(file, declared, metadata, source, name_map, progress)
+    return safetensors_file.open_file(path)
+
+
+def _digest(declared: dict[str, ParamInfo]) -> str:
+    described = [(path, list(info.shape), info.dtype) for path, info in declared.items()]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+
+
+def write(
+    file: BinaryIO,
+    declared: dict[str, ParamInfo],
+    metadata: dict[str, str],
+    source: TensorSource,
+    name_map: NameMap,
+    progress: Progress | None,
+) -> None:
+    """Writes parameters under our own paths as one safetensors file, a block of rows at a time."""
+    total = write_header(file, {p: (i.shape, i.dtype) for p, i in declared.items()}, metadata)
+    done = 0
+    for path, info in declared.items():
+        dtype = jax.numpy.dtype(info.dtype)
+        for block in load.rows_of(source, name_map(path)):
+            file.write(np.ascontiguousarray(block, dtype).view(np.uint8).data)
+        done += math.prod(info.shape) * dtype.itemsize
+        if progress:
+            progress(done, total, "converting weights")
+
+
+def write_header(
+    file: BinaryIO, tensors: Mapping[str, tuple[tuple[int, ...], str]], metadata: dict[str, str]
+) -> int:
+    """Writes the header of a safetensors file whose tensors follow in this order, without gaps.
+
+    Args:
+        file: what is written to.
+        tensors: shape and type ('bfloat16' or 'float32') of each.
+        metadata: free-form strings.
+
+    Returns:
+        Bytes that the tensors take.
+    """
+    header: dict[str, Any] = {"__metadata__": metadata}
+    total = 0
+    for name, (shape, dtype) in tensors.items():
+        stop = total + math.prod(shape) * jax.numpy.dtype(dtype).itemsize
+        header[name] = {
+            "dtype": _DTYPE_NAMES[dtype],
+            "shape": shape,
+            "data_offsets": [total, stop],
+        }
+        total = stop
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # data begins aligned
+    file.write(len(text).to_bytes(8, "little") + text)
+    return total

@@ -1,0 +1,103 @@
+"""A directory that is complete under its name, or not there at all. Imports no jax."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from configs.errors import InputError
+from inference.checkpoints.native import manifest
+
+UNFINISHED = ".incomplete"  # how the name of a directory ends while it is written
+
+# In place of the manifest, from the first moment on: what is in this directory may be cleared away.
+_MARK = "what an interrupted conversion left\n"
+
+
+def check(output: Path) -> None:
+    """Refuses what cannot become a new directory.
+
+    Raises:
+        InputError: it is there and no empty directory, is no name of one, its parent cannot be
+            written to, or what stands where it would be written is not ours.
+    """
+    label = f"--output={str(output)[:80]}"
+    try:
+        if output.name in ("", ".."):
+            raise InputError(f"{label}: the name of a new directory is needed")
+        if output.name.endswith(UNFINISHED):
+            raise InputError(f"{label}: {UNFINISHED} ends the names of unfinished directories only")
+        if _exists(output) and not _is_empty(output):
+            raise InputError(f"{label}: exists already")
+        if not output.parent.is_dir() or not os.access(output.parent, os.W_OK | os.X_OK):
+            raise InputError(f"{label}: {output.parent} is no folder to write to")
+        _check_unfinished(_unfinished(output))
+    except (OSError, ValueError) as error:  # too long, or holds a NUL
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{label!r} is no path: {error}") from None
+
+
+@contextlib.contextmanager
+def create(output: Path) -> Iterator[Path]:
+    """A directory that takes the output's name at the end; whoever is killed leaves it under one
+    that no script loads.
+
+    Raises:
+        InputError: what stands there already is not ours, or another conversion is writing it.
+        OSError: it cannot be written.
+    """
+    folder = _unfinished(output)
+    folder.mkdir(exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with its process
+        except BlockingIOError:
+            raise InputError(f"{folder}: another conversion is writing it") from None
+        _check_unfinished(folder)
+        (folder / manifest.NAME).write_text(_MARK)
+        _clear(folder)
+        try:
+            yield folder
+            folder.rename(output)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _unfinished(output: Path) -> Path:
+    return output.with_name(output.name + UNFINISHED)
+
+
+def _exists(path: Path) -> bool:
+    """Whether anything has the name, a link that leads nowhere too."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _is_empty(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+
+
+def _check_unfinished(folder: Path) -> None:
+    if not _exists(folder) or _is_empty(folder):
+        return
+    mark = folder / manifest.NAME
+    if folder.is_symlink() or mark.is_symlink() or not mark.is_file():
+        raise InputError(f"{folder}: in the way, and not what a conversion left: move it elsewhere")
+
+
+def _clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != manifest.NAME:
+            path.unlink()

@@ -1,0 +1,132 @@
+"""Where requests come in: prompts become ids, wishes are checked against the engine, a `Sequence`
+is made of both.
+"""
+
+import dataclasses
+import operator
+import time
+from collections.abc import Sequence as Tokens
+
+import numpy as np
+
+from configs.engine import Config
+from configs.errors import InputError
+from inference.request import SamplingParams, Sequence, cache_key, derived_seed
+from inference.runtime import sampling
+from inference.text.tokenizer import Tokenizer
+
+
+class Intake:
+    """Makes the sequences of one engine."""
+
+    def __init__(self, config: Config, tokenizer: Tokenizer | None, eos_ids: frozenset[int]):
+        """`eos_ids` end every sequence whose request does not ignore them."""
+        self._config = config
+        self._tokenizer = tokenizer
+        self._eos_ids = eos_ids
+        self._next_id = 0
+        self._seeds = np.random.default_rng(config.engine.seed)
+
+    def encode(self, prompt: str | Tokens[int]) -> list[int]:
+        """Token ids of a prompt, checked to be any.
+
+        Raises:
+            InputError: it is neither a text nor ids, or a text without a tokenizer to read it.
+        """
+        if not isinstance(prompt, str):
+            try:
+                return [operator.index(token) for token in prompt]
+            except TypeError:
+                raise InputError("a prompt is a text or a list of token ids") from None
+        if self._tokenizer is None:
+            raise InputError("this engine has no tokenizer: give token ids instead of text")
+        return self._tokenizer.encode(prompt)
+
+    def _check(self, tokens: list[int], params: SamplingParams) -> None:
+        vocab, limit = self._config.model.vocab_size, self._config.max_context
+        if not tokens:
+            raise InputError("the prompt is empty: at least one token is needed")
+        if len(tokens) == 1 and not params.max_new_tokens:
+            raise InputError("a single token has no score: at least two tokens are needed")
+        if len(tokens) > limit - (params.max_new_tokens > 0):
+            raise InputError(f"the prompt has {len(tokens)} tokens, the context holds {limit}")
+        named = [*params.stop_ids, *params.banned_ids, *(params.allowed_ids or ())]
+        for token in (*tokens, *named, *(token for token, _ in params.logit_bias)):
+            if not 0 <= token < vocab:
+                raise InputError(f"token id {token} is not in the vocabulary of {vocab}")
+        allowed = range(vocab) if params.allowed_ids is None else params.allowed_ids
+        banned = set(params.banned_ids)
+        if params.min_tokens:
+            banned |= {*params.stop_ids, *(() if params.ignore_eos else self._eos_ids)}
+        if all(token in banned for token in allowed):
+            raise InputError("every token is banned: allow one (min_tokens bans all end tokens)")
+        if len(params.logit_bias) > sampling.NUM_BIAS:
+            raise InputError(
+                f"at most {sampling.NUM_BIAS} logit biases, not {len(params.logit_bias)}"
+            )
+        if params.needs_counts and not self._config.engine.penalties:
+            raise InputError("penalties need an engine built with engine.penalties=true")
+        if params.stop and self._tokenizer is None:
+            raise InputError("stop strings need a tokenizer: use stop_ids")
+        most = self._config.engine.max_seqs
+        for name in ("n", "best_of", "beam_width"):
+            if (getattr(params, name) or 0) > most:
+                raise InputError(
+                    f"{name} is at most engine.max_seqs={most}, not {getattr(params, name)}"
+                )
+
+    def _check_beams(self, sequence: Sequence) -> None:
+        """A beam needs as many of its best tokens as there are beams beside those that end it: even
+        if the others get none, so many go on.
+        """
+        width = sequence.params.beam_width
+        need = width + len(sequence.end_ids)
+        if width and self._config.engine.top_logprobs < need:
+            raise InputError(
+                f"beam_width={width} with {len(sequence.end_ids)} end tokens needs an engine built "
+                f"with engine.top_logprobs of at least {need}, not "
+                f"{self._config.engine.top_logprobs}"
+            )
+
+    def sequences(self, tokens: list[int], params: SamplingParams) -> list[Sequence]:
+        """A new request's sequences: one an answer that is sampled, the first of which computes the
+        prompt for all; or the one that a beam search begins with, whose further beams take the ids
+        that follow its own.
+
+        Raises:
+            InputError: the engine cannot serve it: the message says why.
+        """
+        first = self.sequence(tokens, len(tokens), params)
+        self._check_beams(first)
+        sequences, num_siblings = [first], params.num_samples - 1
+        if params.beam_width:
+            first.needs_commit = True
+            self._next_id += params.beam_width - 1
+            return sequences
+        is_leader = num_siblings > 0 and len(tokens) > 1  # else nothing is shared
+        first.keeps_last |= is_leader
+        for index in range(1, 1 + num_siblings):
+            own = dataclasses.replace(params, seed=derived_seed(first.seed, index))
+            sibling = self.sequence(list(tokens), len(tokens), own)
+            sibling.leader = first if is_leader else None
+            sequences.append(sibling)
+        return sequences
+
+    def sequence(
+        self, tokens: list[int], num_prompt_tokens: int, params: SamplingParams
+    ) -> Sequence:
+        """A new request.
+
+        Raises:
+            InputError: the engine cannot serve it: the message says why.
+        """
+        self._check(tokens, params)
+        self._next_id += 1
+        seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed
+        eos_ids = frozenset() if params.ignore_eos else self._eos_ids
+        engine = self._config.engine
+        return Sequence(
+            self._next_id, params, tokens, num_prompt_tokens, eos_ids, seed,
+            needs_commit=engine.num_drafts > 0, arrival_s=time.perf_counter(),
+            cache_key=cache_key(engine, self._next_id),
+        )  # fmt: skip

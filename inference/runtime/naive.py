@@ -1,0 +1,82 @@
+"""Decoding without a cache: every new token runs the whole sequence again.
+
+The first rung of the ladder, and an oracle for the engine: it shares decoder and sampler with it,
+and neither pages nor slots nor scheduling.
+"""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs.cache import BLOCK_TOKENS
+from configs.model import ModelConfig
+from inference.request import Sequence
+from inference.runtime import sampling
+from layers import decoder
+from layers.params import Params, abstract
+from layers.ragged import contiguous
+
+BLOCK = BLOCK_TOKENS  # lengths are padded to multiples, so that few programs are compiled
+
+
+def decode(
+    params: Params,
+    config: ModelConfig,
+    sequence: Sequence,
+    on_token: Callable[[int], None] = lambda token: None,
+) -> list[float]:
+    """Continues `sequence` to its end, appending to its tokens.
+
+    Args:
+        params: the model's parameters.
+        config: the model.
+        sequence: what to continue; its penalties do not apply.
+        on_token: called with each new token.
+
+    Returns:
+        Seconds of each token, compilation left out.
+    """
+    own = _one_row(sampling.request_row(sequence, config.vocab_size))
+    seconds: list[float] = []
+    while sequence.num_output_tokens < sequence.params.max_new_tokens:
+        length = len(sequence.tokens)
+        padded = np.zeros(-(-length // BLOCK) * BLOCK, np.int32)
+        padded[:length] = sequence.tokens
+        program = _compiled(config, len(padded))
+        start = time.perf_counter()
+        token, logprob = jax.device_get(program(params, padded, np.int32(length), own))
+        seconds.append(time.perf_counter() - start)
+        sequence.tokens.append(int(token))
+        sequence.logprobs.append(float(logprob))
+        on_token(int(token))
+        if sequence.is_end(int(token)):
+            break
+    return seconds
+
+
+@functools.cache
+def _compiled(config: ModelConfig, num_tokens: int) -> Any:
+    """The program for one padded length: (params, tokens, length, sampling) -> token, log-prob."""
+
+    def next_token(
+        params: Params, tokens_T: jax.Array, length: jax.Array, own: sampling.SlotSampling
+    ) -> tuple[jax.Array, jax.Array]:
+        hidden_TD, _ = decoder.forward(params, config, tokens_T, contiguous(1, num_tokens))
+        last_1D = jax.lax.dynamic_slice_in_dim(hidden_TD, length - 1, 1)
+        logits_1V = decoder.logits(params, config, last_1D)
+        ids = sampling.sample(logits_1V, own, length[None])
+        return ids[0], sampling.log_probs(logits_1V, ids)[0][0]
+
+    own = _one_row(sampling.neutral_row(config.vocab_size))
+    arguments = (np.zeros(num_tokens, np.int32), np.int32(1), own)
+    infos = abstract(decoder.param_infos(config))
+    return jax.jit(next_token).lower(infos, *arguments).compile()
+
+
+def _one_row(row: sampling.SlotSampling) -> sampling.SlotSampling:
+    return jax.tree.map(lambda value: jnp.asarray(value)[None], row)

@@ -1,0 +1,380 @@
+"""From logits to token ids: filters and sampler of the step, pure functions over packed rows.
+
+Filters apply in one order, that of transformers' logits processors:
+
+    mask (grammar, allowed and banned ids, min_tokens) -> repetition (prompt + output)
+    -> presence, frequency (output) -> bias -> temperature -> top-k -> top-p -> min-p
+
+The last three each keep the logits that reach a threshold (all equals with it), so together they
+keep those that reach the highest, the *floor*. A token is drawn by adding Gumbel noise
+(`inference/runtime/gumbel.py`) and taking the argmax; no distribution is normalized or sorted.
+
+The floor comes from each row's best candidates. Where these cannot prove that nothing else is kept,
+the row is *open*: its floor is found by bisection over the whole row. Whether a row is open depends
+on that row alone, and so does its sample.
+"""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax import lax
+
+from inference.request import MAX_STOP_IDS, Sequence
+from inference.runtime import gumbel
+from layers import topk
+from layers.reduce import log_sum_exp, row_sum, sums_before
+
+NUM_BIAS = 32  # entries of a request's logit bias
+_CANDIDATES = 72  # top_k = 64, a common default, is proven only by a smaller logit after the 64th
+_ALL = np.uint32(0xFFFFFFFF)
+
+Array = Any  # numpy in a request's row, on the device in a slot's
+
+
+@struct.dataclass
+class SlotSampling:
+    """How each slot samples, written at admission; gathered to Q rows for `sample`. One row of it,
+    without the first axis, is a request's.
+    """
+
+    temperature: Array  # f32[B+1] 0: greedy
+    top_k: Array  # i32[B+1] 0: off
+    top_p: Array  # f32[B+1] 1: off
+    min_p: Array  # f32[B+1] 0: off
+    repetition: Array  # f32[B+1] 1: off; divides positive, multiplies negative logits
+    presence: Array  # f32[B+1] 0: off; subtracted once from each token of the output
+    frequency: Array  # f32[B+1] 0: off; subtracted per occurrence in the output
+    seed: Array  # u32[B+1, 2] high word, low word
+    prompt_length: Array  # i32[B+1] position - prompt_length tokens were generated before one
+    min_tokens: Array  # i32[B+1] stop_ids are banned while fewer were generated
+    stop_ids: Array  # i32[B+1, NS] padded with -1
+    bias_ids: Array  # i32[B+1, NB] padded with -1; repeated ids add up
+    bias_values: Array  # f32[B+1, NB]
+    allowed: Array  # u32[B+1, ceil(V / 32)] bit v % 32 of word v // 32
+
+
+def neutral_row(vocab_size: int) -> SlotSampling:
+    """One row, greedy and without effect, of numpy scalars and fresh numpy arrays."""
+    zero, one, none = np.float32(0), np.float32(1), np.int32(0)
+    return SlotSampling(
+        temperature=zero,
+        top_k=none,
+        top_p=one,
+        min_p=zero,
+        repetition=one,
+        presence=zero,
+        frequency=zero,
+        seed=np.zeros(2, np.uint32),
+        prompt_length=none,
+        min_tokens=none,
+        stop_ids=np.full(MAX_STOP_IDS, -1, np.int32),
+        bias_ids=np.full(NUM_BIAS, -1, np.int32),
+        bias_values=np.zeros(NUM_BIAS, np.float32),
+        allowed=pack_mask(vocab_size, None, ()),
+    )
+
+
+def request_row(sequence: Sequence, vocab_size: int) -> SlotSampling:
+    """A request's parameters as one row, of numpy scalars and arrays."""
+    params, neutral = sequence.params, neutral_row(vocab_size)
+    seed, ends, bias = sequence.seed % 2**64, sorted(sequence.end_ids), params.logit_bias
+    neutral.stop_ids[: len(ends)] = ends
+    neutral.bias_ids[: len(bias)] = [token for token, _ in bias]
+    neutral.bias_values[: len(bias)] = [value for _, value in bias]
+    return dataclasses.replace(
+        neutral,
+        temperature=np.float32(params.temperature),
+        top_k=np.int32(params.top_k),
+        top_p=np.float32(params.top_p),
+        min_p=np.float32(params.min_p),
+        repetition=np.float32(params.repetition),
+        presence=np.float32(params.presence),
+        frequency=np.float32(params.frequency),
+        seed=np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32),
+        prompt_length=np.int32(sequence.num_prompt_tokens),
+        min_tokens=np.int32(params.min_tokens),
+        allowed=pack_mask(vocab_size, params.allowed_ids, params.banned_ids),
+    )
+
+
+def init(rows: int, vocab_size: int) -> SlotSampling:
+    """Neutral parameters for `rows` slots, the sink of padding included; numpy arrays."""
+    return jax.tree.map(lambda value: np.repeat(value[None], rows, axis=0), neutral_row(vocab_size))
+
+
+def pack_mask(
+    vocab_size: int, allowed_ids: Collection[int] | None, banned_ids: Collection[int]
+) -> np.ndarray:
+    """Bit mask of the tokens that may be sampled: u32[ceil(V / 32)], bit v % 32 of word v // 32.
+
+    Args:
+        vocab_size: V; bits past it are set.
+        allowed_ids: only these, or None for all.
+        banned_ids: never these, even if allowed.
+
+    Raises:
+        ValueError: an id is outside of the vocabulary, or no token is left.
+    """
+    bits = np.ones(-(-vocab_size // 32) * 32, np.bool_)
+    for name, ids in (("allowed", allowed_ids or ()), ("banned", banned_ids)):
+        if wrong := [i for i in ids if not 0 <= i < vocab_size]:
+            raise ValueError(f"{name} id {wrong[0]} is not in 0 .. {vocab_size - 1}")
+    if allowed_ids is not None:
+        bits[:vocab_size] = False
+        bits[list(allowed_ids)] = True
+    bits[list(banned_ids)] = False
+    if not bits[:vocab_size].any():
+        raise ValueError("allowed and banned ids leave no token")
+    return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
+
+
+def log_probs(logits_QV: jax.Array, ids_Q: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The model's own log-probability of the ids, in nats, before every filter.
+
+    Returns:
+        f32[Q], and bool[Q]: False where the row's logits are all -inf, or hold a NaN or +inf.
+    """
+    total_Q = log_sum_exp(logits_QV.astype(jnp.float32))
+    logit_Q = jnp.take_along_axis(logits_QV, ids_Q[:, None], axis=-1)[:, 0]
+    return logit_Q.astype(jnp.float32) - total_Q, jnp.isfinite(total_Q)
+
+
+def top_log_probs(logits_QV: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
+    """The model's own n most likely tokens, in falling order: f32[Q, n] in nats, ids i32[Q, n]."""
+    if n == 0:
+        rows = logits_QV.shape[0]
+        return jnp.zeros((rows, 0), jnp.float32), jnp.zeros((rows, 0), jnp.int32)
+    values_Qn, ids_Qn = topk.top_n(logits_QV.astype(jnp.float32), n)
+    total_Q = log_sum_exp(logits_QV.astype(jnp.float32))
+    return values_Qn - total_Q[:, None], ids_Qn
+
+
+def sample(
+    logits_QV: jax.Array,
+    sampling: SlotSampling,
+    position_Q: jax.Array,
+    counts: jax.Array | None = None,
+    mask_QX: jax.Array | None = None,
+) -> jax.Array:
+    """Applies every filter and draws one token a row.
+
+    At temperature 0 that is the argmax of the logits after the bias; where all rows want that, no
+    more is computed.
+
+    Args:
+        logits_QV: f32[Q, V], the model's own.
+        sampling: parameters gathered to the Q rows.
+        position_Q: i32[Q], absolute position of the token that is sampled.
+        counts: integers [Q, 2, V], occurrences in the prompt and in the output; None: no penalties.
+        mask_QX: u32[Q, ceil(V / 32)], what a grammar permits, packed as by `pack_mask`; None: all.
+
+    Returns:
+        i32[Q]. A row that permits no token can only end: its first stop id, or 0 if it has none.
+    """
+    edited_QV = _edit(logits_QV.astype(jnp.float32), sampling, position_Q, counts, mask_QX)
+    ids_Q = lax.cond(
+        jnp.any(sampling.temperature > 0),
+        lambda: _draw(edited_QV, sampling, position_Q),
+        lambda: topk.argmax(edited_QV),
+    )
+    is_empty_Q = jnp.take_along_axis(edited_QV, ids_Q[:, None], axis=-1)[:, 0] == -jnp.inf
+    return jnp.where(is_empty_Q, jnp.maximum(sampling.stop_ids[:, 0], 0), ids_Q)
+
+
+def _draw(logits_QV: jax.Array, sampling: SlotSampling, position_Q: jax.Array) -> jax.Array:
+    """One token a row, of the edited logits: i32[Q]."""
+    padded_QV = topk.pad_to_groups(logits_QV)
+    keys_Q2 = gumbel.row_keys(sampling.seed, position_Q)
+    values_QJ, ids_QJ = topk.top_n(padded_QV, _CANDIDATES)
+    floor_Q, is_open_Q = _candidate_floor(padded_QV, values_QJ, sampling)
+    score_QJ = _keep(_scale(values_QJ, sampling), floor_Q) + gumbel.gumbel(keys_Q2, ids_QJ)
+    is_greedy_Q = sampling.temperature == 0
+    best_Q = jnp.where(is_greedy_Q, 0, jnp.argmax(score_QJ, axis=-1))
+    ids_Q = jnp.take_along_axis(ids_QJ, best_Q[:, None], axis=-1)[:, 0]
+    ids_Q = _sample_open(padded_QV, sampling, keys_Q2, ids_Q, is_open_Q & ~is_greedy_Q)
+    return jnp.minimum(ids_Q, logits_QV.shape[1] - 1)  # the padding of a row of NaN may win
+
+
+def _edit(
+    logits_QV: jax.Array,
+    sampling: SlotSampling,
+    position_Q: jax.Array,
+    counts: jax.Array | None,
+    mask_QX: jax.Array | None,
+) -> jax.Array:
+    """Mask, penalties and bias; a step in which no row has any skips them: f32[Q, V]."""
+    rows, vocab_size = logits_QV.shape
+    allowed_QX = sampling.allowed if mask_QX is None else sampling.allowed & mask_QX
+    num_generated_Q = position_Q - sampling.prompt_length
+    is_early_Q1 = (num_generated_Q < sampling.min_tokens)[:, None]
+    allowed_QX &= ~_bits(jnp.where(is_early_Q1, sampling.stop_ids, -1), allowed_QX.shape[1])
+    is_needed = jnp.any(allowed_QX != _ALL) | jnp.any(sampling.bias_ids >= 0)
+    if counts is not None:
+        is_needed |= jnp.any(sampling.repetition != 1)
+        is_needed |= jnp.any((sampling.presence != 0) | (sampling.frequency != 0))
+
+    def edit(x_QV: jax.Array) -> jax.Array:
+        bits_QX32 = allowed_QX[:, :, None] >> jnp.arange(32, dtype=jnp.uint32) & 1
+        x_QV = jnp.where(bits_QX32.reshape(rows, -1)[:, :vocab_size] == 1, x_QV, -jnp.inf)
+        if counts is not None:
+            output_QV = counts[:, 1].astype(jnp.float32)
+            factor_Q1 = sampling.repetition[:, None]
+            penalized_QV = jnp.where(x_QV < 0, x_QV * factor_Q1, x_QV / factor_Q1)
+            x_QV = jnp.where((counts[:, 0] > 0) | (output_QV > 0), penalized_QV, x_QV)
+            x_QV -= jnp.where(output_QV > 0, sampling.presence[:, None], 0.0)
+            x_QV -= output_QV * sampling.frequency[:, None]
+        # Padding (-1) would wrap around to the last token; past the end it is dropped.
+        ids_QJ = jnp.where(sampling.bias_ids < 0, vocab_size, sampling.bias_ids)
+        return x_QV.at[jnp.arange(rows)[:, None], ids_QJ].add(sampling.bias_values, mode="drop")
+
+    return lax.cond(is_needed, edit, lambda x_QV: x_QV, logits_QV)
+
+
+def _bits(ids_QJ: jax.Array, words: int) -> jax.Array:
+    """Packed mask with the bits of the ids set, negative ids ignored: u32[Q, words]."""
+    is_word_QJX = (ids_QJ >> 5)[:, :, None] == jnp.arange(words)
+    bit_QJ1 = (jnp.uint32(1) << (ids_QJ & 31).astype(jnp.uint32))[:, :, None]
+    return lax.reduce(
+        jnp.where(is_word_QJX, bit_QJ1, jnp.uint32(0)), jnp.uint32(0), lax.bitwise_or, (1,)
+    )
+
+
+def _scale(logits_QJ: jax.Array, sampling: SlotSampling) -> jax.Array:
+    """Logits over the temperature, in the same order; greedy rows as they are."""
+    # Its inverse must be finite; 1e-6 already draws the argmax, or one of its equals.
+    divisor_Q = jnp.where(sampling.temperature > 0, jnp.maximum(sampling.temperature, 1e-6), 1.0)
+    return logits_QJ * (1 / divisor_Q)[:, None]
+
+
+def _keep(scaled_QJ: jax.Array, floor_Q: jax.Array) -> jax.Array:
+    """The logits that reach the floor, -inf for others; before noise is added, or XLA takes 2 x."""
+    return jnp.where(scaled_QJ >= floor_Q[:, None], scaled_QJ, -jnp.inf)
+
+
+def _candidate_floor(
+    logits_QV: jax.Array, values_QJ: jax.Array, sampling: SlotSampling
+) -> tuple[jax.Array, jax.Array]:
+    """Threshold of top-k, top-p and min-p from the best candidates.
+
+    Args:
+        logits_QV: f32[Q, V].
+        values_QJ: the J largest of each row, in falling order.
+        sampling: parameters of the rows.
+
+    Returns:
+        f32[Q], on the scale of logits / temperature, and bool[Q]: the row is open, that is, tokens
+        that are no candidates may reach the floor too.
+    """
+    num_candidates = values_QJ.shape[1]
+    scaled_QJ = _scale(values_QJ, sampling)
+    # All that is no candidate lies at or below the last one, and is impossible where that is -inf.
+    lowest_Q = scaled_QJ[:, -1]
+    is_complete_Q = lowest_Q == -jnp.inf
+
+    has_k_Q = sampling.top_k > 0
+    index_Q1 = jnp.clip(sampling.top_k - 1, 0, num_candidates - 1)[:, None]
+    kth_Q = jnp.take_along_axis(scaled_QJ, index_Q1, axis=-1)[:, 0]
+    kth_Q = jnp.where(has_k_Q, kth_Q, -jnp.inf)
+    is_in_Q = (sampling.top_k <= num_candidates) & (kth_Q > lowest_Q)
+    is_k_proven_Q = ~has_k_Q | is_complete_Q | is_in_Q
+
+    has_p_Q = sampling.top_p < 1
+    within_QJ = _keep(scaled_QJ, kth_Q)
+    # Without top-k the mass is that of the whole row, not only of its candidates.
+    needs_row_Q = has_p_Q & ~has_k_Q & ~is_complete_Q
+    top_Q1 = scaled_QJ[:, :1]
+    weight_QJ = jnp.exp(within_QJ - top_Q1)
+    total_Q = lax.cond(
+        jnp.any(needs_row_Q),
+        lambda: row_sum(jnp.exp(_scale(logits_QV, sampling) - top_Q1))[:, 0],
+        lambda: jnp.zeros_like(lowest_Q),
+    )
+    total_Q = jnp.where(needs_row_Q, total_Q, row_sum(weight_QJ)[:, 0])
+    before_QJ = sums_before(weight_QJ / total_Q[:, None])
+    is_nucleus_QJ = (before_QJ < sampling.top_p[:, None]).at[:, 0].set(True)
+    nucleus_Q = jnp.where(is_nucleus_QJ, within_QJ, jnp.inf).min(axis=-1)
+    nucleus_Q = jnp.where(has_p_Q, nucleus_Q, -jnp.inf)
+
+    floor_Q = jnp.maximum(jnp.maximum(kth_Q, nucleus_Q), _min_p_floor(scaled_QJ[:, 0], sampling))
+    return floor_Q, ~(is_k_proven_Q & (is_complete_Q | (floor_Q > lowest_Q)))
+
+
+def _min_p_floor(top_Q: jax.Array, sampling: SlotSampling) -> jax.Array:
+    """Threshold of min-p beside the row's largest scaled logit; -inf where it is off."""
+    return jnp.where(sampling.min_p > 0, top_Q + jnp.log(sampling.min_p), -jnp.inf)
+
+
+def _sample_open(
+    logits_QV: jax.Array,
+    sampling: SlotSampling,
+    keys_Q2: jax.Array,
+    ids_Q: jax.Array,
+    is_open_Q: jax.Array,
+) -> jax.Array:
+    """Replaces the ids of open rows, a few at a time: closed rows cost nothing. i32[Q]."""
+    num_rows = logits_QV.shape[0]
+    # Two rows stay in a CPU's cache over the passes of a bisection; accelerators want all at once.
+    block = min(num_rows, 2) if jax.default_backend() == "cpu" else num_rows
+    order_Q = jnp.argsort(~is_open_Q, stable=True)  # open rows first
+    order_Q = jnp.pad(order_Q, (0, -num_rows % block), mode="edge")
+
+    def replace(i: jax.Array, ids_Q: jax.Array) -> jax.Array:
+        rows_R = lax.dynamic_slice(order_Q, (i * block,), (block,))
+        own = jax.tree.map(lambda leaf: leaf[rows_R], sampling)
+        drawn_R = _sample_rows(logits_QV[rows_R], own, keys_Q2[rows_R])
+        return ids_Q.at[rows_R].set(jnp.where(is_open_Q[rows_R], drawn_R, ids_Q[rows_R]))
+
+    num_blocks = (is_open_Q.sum() + block - 1) // block
+    # XLA moves what is the same for all blocks in front of the loop, even if there is none.
+    return lax.cond(
+        num_blocks > 0,
+        lambda: lax.fori_loop(0, num_blocks, replace, ids_Q),
+        lambda: ids_Q,
+    )
+
+
+def _sample_rows(logits_RV: jax.Array, sampling: SlotSampling, keys_R2: jax.Array) -> jax.Array:
+    """One token a row from the whole vocabulary, exact for every row: i32[R]."""
+    is_filtered_R = (sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)
+    floor_R = lax.cond(
+        jnp.any(is_filtered_R),
+        lambda: _row_floor(logits_RV, sampling),
+        lambda: jnp.full(logits_RV.shape[0], -jnp.inf),
+    )
+
+    def score(logits_RJ: jax.Array, ids_RJ: jax.Array) -> jax.Array:
+        return _keep(_scale(logits_RJ, sampling), floor_R) + gumbel.gumbel(keys_R2, ids_RJ)
+
+    # The winning group's scores are computed once more: an argmax over all of them costs 2 x.
+    score_RV = score(logits_RV, jnp.arange(logits_RV.shape[1])[None])
+    group_R1 = jnp.argmax(topk.group_maxima(score_RV), axis=-1)[:, None]
+    ids_RJ = topk.group_ids(group_R1)
+    best_R1 = jnp.argmax(score(topk.take_groups(logits_RV, group_R1), ids_RJ), axis=-1)[:, None]
+    return jnp.take_along_axis(ids_RJ, best_R1, axis=-1)[:, 0]
+
+
+def _row_floor(logits_RV: jax.Array, sampling: SlotSampling) -> jax.Array:
+    """Threshold of top-k, top-p and min-p from the whole row: f32[R], as `_candidate_floor`."""
+    scaled_RV = _scale(logits_RV, sampling)
+    key_RV, top_R = topk.ordered_key(scaled_RV), scaled_RV.max(axis=-1)
+    has_R = jnp.stack([sampling.top_k > 0, sampling.top_p < 1])
+    k_R = jnp.clip(sampling.top_k, 1, logits_RV.shape[1]).astype(jnp.float32)
+
+    def raise_floor(stage: jax.Array, floor_R: jax.Array) -> jax.Array:
+        """Top-k counts entries, top-p weighs those that top-k left: one search, compiled once."""
+        is_top_k = stage == 0
+        weight_RV = jnp.where(is_top_k, 1.0, jnp.exp(scaled_RV - top_R[:, None]))
+        weight_RV = jnp.where(key_RV >= floor_R[:, None], weight_RV, 0.0)
+        mass_R = jnp.where(is_top_k, k_R, sampling.top_p * row_sum(weight_RV)[:, 0])
+        found_R = topk.mass_key(key_RV, weight_RV, mass_R)
+        return jnp.where(has_R[stage], jnp.minimum(found_R, topk.ordered_key(top_R)), floor_R)
+
+    any_k, any_p = jnp.any(has_R, axis=1).astype(jnp.int32)
+    nothing_R = jnp.zeros(logits_RV.shape[0], jnp.uint32)
+    floor_R = topk.value_of_key(lax.fori_loop(1 - any_k, 1 + any_p, raise_floor, nothing_R))
+    return jnp.maximum(floor_R, _min_p_floor(top_R, sampling))

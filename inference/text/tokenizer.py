@@ -1,0 +1,211 @@
+"""Text to token ids and back: a thin wrapper over `tokenizers`, plus the bytes of each token."""
+
+import json
+import re
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from configs.errors import InputError
+from inference.text import panics
+
+if TYPE_CHECKING:  # an engine of token ids alone needs neither
+    import tokenizers
+
+    from inference.text.quoting import Quoter
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer and chat template.
+
+    Special tokens written out in a raw prompt are taken as special tokens, as transformers does
+    (unless the checkpoint says `split_special_tokens`); in the messages of a conversation they are
+    text (`inference/text/quoting.py`).
+
+    Attributes:
+        template: the chat template; None when there is none.
+        templates: further ones by name; "tool_use" is the one for conversations with tools.
+        vocab_size: ids are below this, the rows of the model's embedding.
+        special_tokens: {"bos_token": "<s>", ...}, as templates see them.
+        bos_id, eos_id: the tokenizer's own; None when it has none.
+        strips_first_space: the decoded text loses one leading space (SentencePiece's dummy prefix).
+    """
+
+    def __init__(
+        self,
+        backend: "tokenizers.Tokenizer",
+        vocab_size: int,
+        special_tokens: Mapping[str, str],
+        template: str | None,
+        templates: Mapping[str, str] = types.MappingProxyType({}),
+    ):
+        self.vocab_size = vocab_size
+        self.special_tokens = dict(special_tokens)
+        self.template = template
+        self.templates = dict(templates)
+        self._backend = backend
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._to_bytes, self.strips_first_space = _byte_decoder(backend)
+        self._special_ids = {
+            token for token, added in backend.get_added_tokens_decoder().items() if added.special
+        }
+        self._bytes: dict[int, bytes] = {}
+        self._quoter: Quoter | None = None  # until a conversation needs it
+        self.bos_id = self._id("bos_token")
+        self.eos_id = self._id("eos_token")
+
+    def _id(self, name: str) -> int | None:
+        content = self.special_tokens.get(name)
+        return None if content is None else self._backend.token_to_id(content)
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+            text: what to encode.
+            add_special: add what the tokenizer puts around a text, such as a BOS.
+
+        Raises:
+            InputError: the text is no valid Unicode, or holds a token the model has no embedding
+                for.
+        """
+        return self._encode(self._backend, text, add_special)
+
+    def _encode(
+        self, backend: "tokenizers.Tokenizer", text: str, add_special: bool = False
+    ) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"the text is not valid Unicode: {error.reason}") from None
+        encoding = panics.guard(
+            lambda: backend.encode(text, add_special_tokens=add_special), "cannot encode text"
+        )
+        ids: list[int] = encoding.ids
+        if ids and max(ids) >= self.vocab_size and backend is self._backend:
+            raise InputError(
+                f"the text holds token {backend.id_to_token(max(ids))!r} (id {max(ids)}), "
+                f"outside the model's vocabulary of {self.vocab_size}"
+            )
+        return ids
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """The text of token ids; bytes that are no UTF-8 become U+FFFD."""
+        text = b"".join(self.token_bytes(token, skip_special) for token in ids).decode(
+            errors="replace"
+        )
+        return text[1:] if self.strips_first_space and text.startswith(" ") else text
+
+    def token_bytes(self, token: int, skip_special: bool = True) -> bytes:
+        """The bytes of a token; none for a skipped special token or an unassigned id."""
+        if skip_special and token in self._special_ids:
+            return b""
+        known = self._bytes.get(token)
+        if known is None:
+            content = self._backend.id_to_token(token)
+            known = self._bytes[token] = b"" if content is None else self._to_bytes(content)
+        return known
+
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Any] | None = None,
+    ) -> str:
+        """A conversation as the checkpoint's template writes it.
+
+        Raises:
+            InputError: there is no template, or as `chat_template.render`.
+        """
+        from inference.text import chat_template  # an engine of token ids lacks jinja2, perhaps
+
+        template = self.templates.get("tool_use", self.template) if tools else self.template
+        if template is None:
+            named = f" but {', '.join(self.templates)}" if self.templates else ""
+            raise InputError(f"this checkpoint has no chat template{named}; give it a plain prompt")
+        return chat_template.render(
+            template,
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            special_tokens=self.special_tokens,
+        )
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation. The special tokens that the template writes are tokens;
+        those that messages, tools or documents hold are text.
+
+        Raises:
+            InputError: as `chat_text` and `encode`, or the two cannot be told apart.
+        """
+        from inference.text import quoting
+
+        text = self.chat_text(messages, add_generation_prompt, tools, documents)
+        if self._quoter is None:
+            sources = filter(None, (self.template, *self.templates.values()))
+            self._quoter = quoting.Quoter(self._backend, sources)
+        given = list(map(dict, messages))
+        mark = quoting.free_mark(text)
+        marked = self._quoter.mark(given, tools, documents, mark)
+        if marked != (given, tools, documents):
+            again = self.chat_text(marked[0], add_generation_prompt, marked[1], marked[2])
+            if self._quoter.split(text, again, mark):
+                return self._quoter.encode(again, mark, self._encode)
+        if self._backend.encode_special_tokens:  # texts hold none; the template's are tokens still
+            return self._quoter.encode(text, mark, self._encode)
+        return self._encode(self._backend, text)
+
+
+def _byte_decoder(backend: "tokenizers.Tokenizer") -> tuple[Callable[[str], bytes], bool]:
+    """How this tokenizer spells bytes, and whether it strips the first space."""
+    decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder else {}
+    steps = decoder.get("decoders", [decoder])
+    kinds = [step.get("type") for step in steps]
+    if kinds == ["ByteLevel"]:
+        return _from_byte_level, False
+    if set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"} and kinds:
+        strips = any(
+            (step["type"] == "Strip" and step.get("start") == 1)
+            or (step["type"] == "Metaspace" and step.get("prepend_scheme") != "never")
+            for step in steps
+        )
+        return _from_sentencepiece, strips
+    raise InputError(
+        f"tokenizer decoder {' + '.join(map(str, kinds))} is not supported; "
+        "valid: byte-level BPE, SentencePiece"
+    )
+
+
+def byte_alphabet() -> dict[int, str]:
+    """The printable character that byte-level BPE writes for each byte (Radford et al. 2019)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {
+        byte: chr(256 + i) for i, byte in enumerate(others)
+    }
+
+
+_BYTE_OF = {character: byte for byte, character in byte_alphabet().items()}
+
+
+def _from_byte_level(content: str) -> bytes:
+    try:
+        return bytes(_BYTE_OF[character] for character in content)
+    except KeyError:
+        return content.encode()  # an added token, spelled as it is
+
+
+def _from_sentencepiece(content: str) -> bytes:
+    byte = _BYTE_TOKEN.fullmatch(content)
+    return bytes([int(byte[1], 16)]) if byte else content.replace("▁", " ").encode()

@@ -1,0 +1,99 @@
+"""What `bench` asks of an engine, as flags."""
+
+from typing import Any
+
+from absl import flags
+
+from configs import workload
+from configs.errors import InputError
+from configs.workload import Fixed, Lengths, Workload
+from inference.benchmark.metrics import Promise
+from scripts.flags import seed_flag, shared_flags
+
+_WORKLOAD = flags.DEFINE_string(
+    "workload",
+    "closed",
+    "closed (as many at a time), poisson (--rate) or a FILE.jsonl of arrivals.",
+)
+_REQUESTS = flags.DEFINE_integer("requests", None, "How many; closed: as many as at a time.")
+_PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "Random tokens a prompt.")
+_NEW_TOKENS = shared_flags.NEW_TOKENS
+_PROMPT_LENGTHS = flags.DEFINE_string(
+    "prompt_lengths", None,
+    "Instead of --prompt_tokens: fixed:150, uniform:10:200, lognormal:150:1.0, sharegpt-prompt.",
+)  # fmt: skip
+_OUTPUT_LENGTHS = flags.DEFINE_string(
+    "output_lengths", None, "Instead of --new_tokens, likewise; sharegpt-output."
+)
+_PREFIX_TOKENS = flags.DEFINE_integer("prefix_tokens", None, "Tokens that some prompts share.")
+_PREFIX_SHARE = flags.DEFINE_float("prefix_share", None, "Share of the prompts that begin so.")
+_SLO_TTFT_S = flags.DEFINE_float("slo_ttft_s", None, "Goodput: seconds to the first token.")
+_SLO_ITL_S = flags.DEFINE_float("slo_itl_s", None, "Goodput: seconds between tokens (p99).")
+for _module in (shared_flags, seed_flag):
+    flags.adopt_module_key_flags(_module)
+
+_DRAWN = (  # what a trace does not leave open
+    *(_PROMPT_TOKENS, _NEW_TOKENS, _PREFIX_TOKENS),
+    *(_PROMPT_LENGTHS, _OUTPUT_LENGTHS, _PREFIX_SHARE),
+)
+
+
+def is_open() -> bool:
+    """Whether requests come by the clock, not as others end."""
+    return _WORKLOAD.value != "closed"
+
+
+def read(concurrency: int | None = None, kind: str | None = None, **defaults: Any) -> Workload:
+    """The workload that the flags name.
+
+    Args:
+        concurrency: of a closed one.
+        kind: whatever --workload says.
+        defaults: fields of `Workload` that hold where no flag says otherwise.
+
+    Raises:
+        InputError: a flag is not valid, or does not go with the kind.
+    """
+    name = _WORKLOAD.value
+    kind = kind or (name if name in ("closed", "poisson") else "trace")
+    seed = seed_flag.SEED.value or 0
+    if kind == "trace":
+        if not name.endswith(".jsonl"):
+            raise InputError(f"--workload is closed, poisson or a FILE.jsonl, not {name[:80]!r}")
+        for flag in _DRAWN:
+            if flag.present:
+                raise InputError(f"a trace has its own lengths: leave --{flag.name} out")
+        rate = shared_flags.RATE.value
+        return Workload("trace", _REQUESTS.value, rate, trace=name, seed=seed)
+    given = {
+        "num_requests": _REQUESTS.value,
+        "rate": shared_flags.RATE.value,
+        "prompt": _lengths(_PROMPT_LENGTHS, _PROMPT_TOKENS),
+        "output": _lengths(_OUTPUT_LENGTHS, _NEW_TOKENS),
+        "prefix_tokens": _PREFIX_TOKENS.value,
+        "prefix_share": _PREFIX_SHARE.value,
+    }
+    fields = {"num_requests": concurrency or 64} | defaults
+    fields |= {field: value for field, value in given.items() if value is not None}
+    for field, flag in (("prompt", _PROMPT_TOKENS), ("output", _NEW_TOKENS)):
+        fields.setdefault(field, Fixed(flag.value))
+    if fields.get("prefix_tokens") and "prefix_share" not in fields:
+        fields["prefix_share"] = 1.0
+    return Workload(kind, concurrency=concurrency, seed=seed, **fields)
+
+
+def promise() -> Promise:
+    """What goodput counts."""
+    return Promise(_SLO_TTFT_S.value, _SLO_ITL_S.value)
+
+
+def _lengths(lengths: Any, tokens: Any) -> Lengths | None:
+    """What one of two flags says; None where neither does."""
+    if lengths.value is None:
+        return Fixed(tokens.value) if tokens.present else None
+    if tokens.present:
+        raise InputError(f"give either --{lengths.name} or --{tokens.name}")
+    try:
+        return workload.parse_lengths(lengths.value)
+    except InputError as error:
+        raise InputError(f"--{lengths.name}: {error}") from None

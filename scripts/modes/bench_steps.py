@@ -1,0 +1,77 @@
+"""`bench --decode`: decode steps beside what they should take."""
+
+import dataclasses
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from configs.engine import Config
+from configs.errors import InputError
+from inference.benchmark import steps
+from inference.planner import report
+from inference.planner.calibration import calibrate
+from scripts import common, so_far
+from scripts.reports import steps_text
+
+_LARGEST = 1 << 20
+
+
+def run(
+    points: Sequence[str], open_: Callable[[Any], tuple[Any, Any]], repeats: int, serves: bool
+) -> None:
+    """A row a point.
+
+    Args:
+        points: "sequences x context" each.
+        open_: a resolved model -> its checkpoint and tokenizer, or None and None.
+        repeats: medians are reported.
+        serves: also what the engine adds.
+    """
+    asked = [_point(text) for text in points]
+    resolved, config = common.resolve_config({})
+    configs = [steps.sizes(config, *each) for each in asked]
+    checkpoint, _ = open_(resolved)
+    hardware = calibrate.this_machine(config.model.dtype)
+    rows: list[dict[str, Any]] = []
+    result = {
+        "decode_steps": rows,
+        "hardware": dataclasses.asdict(hardware),
+        "predicted_by": report.predicted_by(hardware),
+    }
+    values = None
+    for own, (count, context) in zip(configs, asked, strict=True):
+        needed = steps.needed_bytes(own)
+        row: dict[str, Any] = {"rows": count, "context": context, "needed_bytes": needed}
+        if needed < hardware.memory_bytes:
+            engine = _engine(own, checkpoint, values)
+            values = engine.executor.params
+            row |= dataclasses.asdict(steps.decode(engine, context, hardware, repeats, serves))
+            del engine  # its cache makes room for the next
+            gc.collect()
+        rows.append(row)
+        so_far.tell(result)
+    if so_far.is_json():
+        common.print_json(result, config)
+    else:
+        print("\n".join(steps_text.table(rows, hardware)))
+
+
+def _engine(config: Config, checkpoint: Any, values: Any) -> Any:
+    """An engine with weights that are there already, or with its own."""
+    if values is None:
+        return common.load_engine(checkpoint, config)
+    from inference.engine import Engine
+
+    return Engine(config, values)
+
+
+def _point(text: str) -> tuple[int, int]:
+    """'16x1024' -> (16, 1024)."""
+    numbers = text.split("x")
+    if len(numbers) != 2 or not all(
+        n.isascii() and n.isdigit() and 0 < int(n[:9]) <= _LARGEST and len(n) < 9 for n in numbers
+    ):
+        raise InputError(
+            f"--decode is like 1x1024,16x1024 (sequences x context), not {text[:80]!r}"
+        )
+    return int(numbers[0]), int(numbers[1])

@@ -1,0 +1,84 @@
+"""`generate --naive`: prompts decoded without a cache and then with it, both rates side by side."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from inference.planner import report
+from inference.planner.calibration import calibrate
+from inference.request import SamplingParams
+from inference.request import Sequence as Decoded
+from inference.runtime import naive
+
+
+def compare(
+    engine: Any, prompts: Sequence[list[int]], params: SamplingParams
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Results as `generate` prints them, decoded without a cache, and what both ways took.
+
+    Times without a cache leave compilation out, but for the first token's.
+    """
+    params = dataclasses.replace(params, seed=params.seed or 0)
+    model = engine.config.model
+    decoded, naive_s, first_token_s = [], 0.0, 0.0
+    start = time.perf_counter()
+
+    def on_token(token: int) -> None:
+        nonlocal first_token_s
+        first_token_s = first_token_s or time.perf_counter() - start
+
+    for number, prompt in enumerate(prompts):
+        eos_ids = frozenset() if params.ignore_eos else engine.eos_ids
+        room = engine.config.max_context - len(prompt)
+        own = dataclasses.replace(params, max_new_tokens=min(params.max_new_tokens, room))
+        sequence = Decoded(number, own, list(prompt), len(prompt), eos_ids, params.seed or 0)
+        naive_s += sum(naive.decode(engine.executor.params, model, sequence, on_token))
+        decoded.append(sequence)
+    engine.generate(prompts[:1], dataclasses.replace(params, max_new_tokens=2))  # compiles
+    start_cached = time.perf_counter()
+    completions = [engine.generate([prompt], params)[0] for prompt in prompts]
+    cached_s = time.perf_counter() - start_cached
+    machine = calibrate.this_machine(model.dtype)
+    tile = engine.config.engine.tile_tokens
+    sizes = [(s.num_prompt_tokens, s.num_output_tokens) for s in decoded]
+    predicted_naive = sum(report.naive_seconds(model, machine, *s, naive.BLOCK) for s in sizes)
+    predicted_cached = sum(report.cached_seconds(model, machine, *s, tile) for s in sizes)
+    num_tokens = sum(new for _, new in sizes)
+    stats = {
+        "prompt_tokens": sum(length for length, _ in sizes),
+        "output_tokens": num_tokens,
+        "ttft_s": first_token_s,
+        "output_tok_s": num_tokens / naive_s,
+        "predicted_step_s": predicted_naive / num_tokens,
+        "measured_step_s": naive_s / num_tokens,
+        "naive_tok_s": num_tokens / naive_s,
+        "cached_tok_s": num_tokens / cached_s,
+        "measured_ratio": naive_s / cached_s,
+        "predicted_ratio": predicted_naive / predicted_cached,
+        "equal_tokens": [c.token_ids for c in completions] == [s.output_tokens for s in decoded],
+    }
+    return [_result(engine, sequence) for sequence in decoded], stats
+
+
+def summary(stats: dict[str, Any]) -> str:
+    """The line of figures."""
+    return (
+        f"naive {stats['naive_tok_s']:.2f} tokens/s, cached {stats['cached_tok_s']:.2f}: "
+        f"{stats['measured_ratio']:.1f} x measured, {stats['predicted_ratio']:.1f} x predicted; "
+        f"tokens {'equal' if stats['equal_tokens'] else 'differ'}"
+    )
+
+
+def _result(engine: Any, sequence: Decoded) -> dict[str, Any]:
+    is_sound = all(map(math.isfinite, sequence.logprobs))
+    reason = "stop" if sequence.is_end(sequence.tokens[-1]) else "length"
+    return {
+        "text": engine.tokenizer.decode(sequence.output_tokens),
+        "token_ids": sequence.output_tokens,
+        "prompt_tokens": sequence.num_prompt_tokens,
+        "finish_reason": reason if is_sound else "error",
+        "logprobs": sequence.logprobs if is_sound else None,  # JSON has no NaN
+        "top_logprobs": None,
+    }

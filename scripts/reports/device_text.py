@@ -1,0 +1,101 @@
+"""The page of `scripts.device`: what was found, and what became of every part."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from configs.hardware.spec import HardwareSpec
+from inference.benchmark import agreement
+from scripts.reports import kernel_text, steps_text
+
+_TAIL_LINES = 15
+_NEAR_TIE = 0.1  # nats; on a CPU bfloat16 is off float32 by 0.048, either way
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """Markdown."""
+    parts = found["parts"]
+    lines = [
+        f"# {found['device']}",
+        "",
+        f"Written by `python -m scripts.device` on {found['date']}, jax {found['jax']}, Python "
+        f"{found['python']}. Weights and inputs are random. [Measuring](../kernels.md#measuring) "
+        "says how.",
+        "",
+        "| part | status | s |",
+        "|---|---|---|",
+    ]
+    lines += [f"| {part['name']} | {_status(part)} | {part['seconds']:.0f} |" for part in parts]
+    for line in _agreements(parts):
+        lines += ["", line]
+    for part in parts:
+        lines += ["", f"## {part['name']}", "", f"    {_command(part['command'])}", ""]
+        lines += _block(_lines(part))
+    return "\n".join(lines) + "\n"
+
+
+def _status(part: Mapping[str, Any]) -> str:
+    return part["status"] if part["status"] != "not run" else f"not run: {part['tail']}"
+
+
+def _command(command: Sequence[str]) -> str:
+    """Without the path of this machine's interpreter."""
+    is_python = ("python" in Path(word).name and "/" in word for word in command)
+    words = ["python" if python else word for word, python in zip(command, is_python, strict=True)]
+    return shlex.join(words)
+
+
+def _lines(part: Mapping[str, Any]) -> list[str]:
+    """What a part found, for people; the end of what it printed, where that is no JSON."""
+    result, tail = part["result"], part["tail"].splitlines()[-_TAIL_LINES:]
+    if result is None:
+        return tail
+    if "decode_steps" in result:
+        rows = steps_text.table(result["decode_steps"], HardwareSpec(**result["hardware"]))
+    elif "hardware" in result:
+        rows = kernel_text.table(result)
+    else:
+        rows = [repr(answer["text"]) for answer in result["results"]]
+    return [*rows, *tail]
+
+
+class Tokens(NamedTuple):
+    """A part's answers beside those of the CPU."""
+
+    name: str
+    num_answers: int
+    found: agreement.Agreement
+
+    @property
+    def agrees(self) -> bool:
+        """Whether rounding explains what differs."""
+        return self.found.worst <= _NEAR_TIE
+
+
+def tokens(parts: Sequence[Mapping[str, Any]]) -> list[Tokens]:
+    """Of the real model, computed here, beside those of the CPU."""
+    answers = {
+        part["name"]: [agreement.Answer.of_json(result) for result in part["result"]["results"]]
+        for part in parts
+        if part["name"].startswith("tokens-") and part["result"] is not None
+    }
+    expected = answers.pop("tokens-cpu", None)
+    return [
+        Tokens(name, len(own), agreement.compare(own, expected))
+        for name, own in answers.items()
+        if expected is not None
+    ]
+
+
+def _agreements(parts: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
+        f"{each.name}: {each.found.equal} of {each.num_answers} answers have the CPU's tokens; "
+        f"scores differ by {each.found.worst:.3f} up to the first other token, itself included: "
+        f"{'as rounding may' if each.agrees else f'WRONG, more than {_NEAR_TIE}'}."
+        for each in tokens(parts)
+    ]
+
+
+def _block(lines: Sequence[str]) -> list[str]:
+    return [f"    {line}".rstrip() for line in lines]

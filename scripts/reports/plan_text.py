@@ -1,0 +1,251 @@
+"""A plan as tables for people and as JSON for tools."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from configs.mesh import Mesh
+from inference.planner.advise import Advice, Choice
+from inference.planner.deployment import Deployment, Row
+from inference.planner.parts import Explanation, Step
+from inference.planner.slo import Answer
+from inference.planner.speculation import Speculation
+
+_ADVICE_ROWS, _EXCLUDED_ROWS = 8, 4
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+def as_json(found: dict[str, Any]) -> dict[str, Any]:
+    """What `json` can write: data classes become objects, a mesh its axes."""
+    found = dict(found)
+    if "advice" in found:
+        advice: Advice = found["advice"]
+        found["advice"] = {
+            "choices": [_choice(choice) for choice in advice.choices],
+            "plain": advice.plain and _choice(advice.plain),
+            "excluded": list(advice.excluded),
+        }
+    for name, value in found.items():
+        items = [_plain(item) for item in value] if isinstance(value, list) else _plain(value)
+        found[name] = items
+    return found
+
+
+def _plain(value: Any) -> Any:
+    is_data = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return dataclasses.asdict(value) if is_data else value
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    placed = choice.deployment
+    return {
+        "name": choice.name,
+        "weights": placed.formats.weights.name,
+        "cache": placed.formats.cache.name,
+        "mesh": dataclasses.asdict(placed.mesh),
+        "replicas": placed.replicas,
+        "speculation": placed.speculation and dataclasses.asdict(placed.speculation),
+        "batch": choice.batch,
+        **dataclasses.asdict(choice.steady),
+        "request_s": choice.request_s,
+        "parts": [dataclasses.asdict(part) for part in choice.parts],
+    }
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def show(deployment: Deployment, found: dict[str, Any]) -> None:
+    """Prints what was found."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200  # a file has no edge to wrap at
+    for line in _heading(deployment, found):
+        console.print(line, markup=False, soft_wrap=True)
+    if "slo" in found:
+        _show_answers(console, found["slo"])
+    elif "advice" in found:
+        _show_advice(console, found["advice"])
+    else:
+        _show_rows(console, found["rows"], found["speculation"])
+        for line in _memory(deployment, found["parts"], found["largest_batch"]):
+            console.print(line, markup=False, soft_wrap=True)
+        if "engine" in found:
+            console.print(_engine(found["engine"]), markup=False, soft_wrap=True)
+        _show_parts(console, found["parts"])
+
+
+def _heading(deployment: Deployment, found: dict[str, Any]) -> Iterable[str]:
+    chip, formats = deployment.hardware, deployment.formats
+    stored = f"{formats.weights.name} weights, {formats.cache.name} cache"
+    if "advice" in found:
+        best: Choice = found["advice"].choices[0]
+        num_chips = best.deployment.mesh.num_chips * best.deployment.replicas
+        yield f"{deployment.config.name} on {num_chips} x {chip.name}"
+    elif "slo" in found:
+        yield f"{deployment.config.name} on {chip.name}: {stored}"
+    else:
+        placed = f"{deployment.replicas} x {_chips(deployment)}"
+        kind = f"{deployment.accounting} accounting"
+        yield f"{deployment.config.name} on {placed}: {stored}, {kind}"
+    yield (
+        f"a chip: {_size(chip.memory_bytes)}, {_size(chip.read_bandwidth)}/s, "
+        f"{chip.rate(formats.weights.compute) / 1e12:.5g} TFLOP/s in {formats.weights.compute}, "
+        f"ridge {chip.ridge(formats.weights.compute):.4g} FLOPs a byte"
+    )
+    if deployment.mesh.model * deployment.mesh.expert > chip.linked_chips:
+        yield f"note: links join {chip.linked_chips} chips, this mesh takes all for joined so"
+
+
+def _chips(deployment: Deployment) -> str:
+    mesh, name = deployment.mesh, deployment.hardware.name
+    return name if mesh == Mesh() else f"{mesh.num_chips} {name} ({mesh})"
+
+
+def _show_rows(
+    console: Console, rows: Sequence[Row], speculations: Sequence[Speculation | None]
+) -> None:
+    requests, priced = rows[0].request_s is not None, rows[0].dollars_per_million is not None
+    columns = ["batch", "context", "memory", "fits", "step", "TTFT", "tok/s"]
+    columns += ["request"] * requests + ["$/1M tok"] * priced
+    columns += ["FLOPs/byte", "bound"] + ["drafts"] * any(speculations)
+    table = _table(columns)
+    for row, drafts in zip(rows, speculations, strict=True):
+        cells = [str(row.batch), f"{row.context:,}", _size(row.memory_bytes), _yes(row.fits)]
+        cells += [_time(row.step_s), _time(row.ttft_s), f"{row.output_tok_s:,.1f}"]
+        cells += [_time(row.request_s)] if row.request_s is not None else []
+        cells += [f"{row.dollars_per_million:.3g}"] if row.dollars_per_million is not None else []
+        cells += [f"{row.intensity:.3g}", row.bound]
+        cells += [_drafts(drafts)] if any(speculations) else []
+        table.add_row(*cells)
+    console.print(table)
+
+
+def _drafts(found: Speculation | None) -> str:
+    if found is None:
+        return "none"
+    size = f", {1 / found.size:.0f} x smaller" if found.size else ""
+    return f"k={found.drafts}{size}: {found.tokens_per_step:.2f} tokens a step"
+
+
+def _memory(
+    deployment: Deployment, parts: Explanation, largest: Sequence[dict[str, int]]
+) -> Iterable[str]:
+    active = ""
+    if parts.active_parameters < 0.9 * parts.parameters:
+        active = f" ({parts.active_parameters / 1e9:.4g} B for a token)"
+    yield (
+        f"weights: {parts.parameters / 1e9:.4g} B parameters{active} = "
+        f"{_size(parts.weight_bytes)}, {_size(deployment.chip_weight_bytes)} a chip"
+    )
+    yield (
+        f"cache: {parts.cache_bytes_per_token:,.0f} bytes a token, "
+        f"{_size(parts.cache_bytes_per_sequence)} a sequence of {parts.context:,}"
+    )
+    fits = (f"{point['batch']:,} at {point['context']:,}" for point in largest)
+    yield f"largest batch: {', '.join(fits)}"
+
+
+def _engine(found: dict[str, int]) -> str:
+    return (
+        f"engine: {found['batch']:,} sequences of {found['context']:,} in "
+        f"{found['cache_bytes']:,} bytes of whole pages, in the model's dtype, by engine.*"
+    )
+
+
+def _show_parts(console: Console, parts: Explanation) -> None:
+    """Decode of the first point beside the prefill of one prompt, operation by operation."""
+    table = _table(["operation", "layers", "FLOPs", "bytes", "FLOPs/byte", "ridge", "time", "bound",
+                    "| prefill: FLOPs/byte", "time", "bound"])  # fmt: skip
+    for decode, prefill in zip(parts.decode.operations, parts.prefill.operations, strict=True):
+        table.add_row(
+            decode.operation, str(decode.layers), f"{decode.flops:.3g}", f"{decode.bytes:.3g}",
+            f"{decode.intensity:.4g}", f"{decode.ridge:.4g}", _time(decode.seconds), decode.bound,
+            f"{prefill.intensity:.4g}", _time(prefill.seconds), prefill.bound,
+        )  # fmt: skip
+    console.print(table)
+    for name, step in (("decode", parts.decode), ("prefill", parts.prefill)):
+        console.print(f"{name}: {_total(step)}", markup=False, soft_wrap=True)
+
+
+def _total(step: Step) -> str:
+    time = step.time
+    return (
+        f"{_time(time.total_s)} from {_time(time.memory_s)} of memory, {_time(time.compute_s)} of "
+        f"arithmetic, {_time(time.collective_s)} of exchange, {_time(time.overhead_s)} overhead: "
+        f"{time.bound}"
+    )
+
+
+def _show_answers(console: Console, answers: Sequence[Answer]) -> None:
+    first = answers[0]
+    console.print(
+        f"smallest mesh: {first.mesh}, up to {first.batch} sequences (limit: {first.limited_by}), "
+        f"{first.replicas} replicas of it = {first.num_chips} chips",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
+    table = _table(["mesh", "batch", "limit", "TTFT", "TPOT", "req/s", "tok/s", "replicas",
+                    "load", "chips", "$/1M tok"])  # fmt: skip
+    for answer in answers:
+        replica, dollars = answer.replica, answer.dollars_per_million
+        table.add_row(
+            str(answer.mesh), str(answer.batch), answer.limited_by, _time(replica.ttft_s),
+            _time(replica.tpot_s), f"{replica.requests_s:.3g}", f"{replica.output_tok_s:,.0f}",
+            str(answer.replicas), "" if answer.load is None else f"{answer.load:.0%}",
+            str(answer.num_chips),
+            "" if dollars is None else f"{dollars:.3g}",
+        )  # fmt: skip
+    console.print(table)
+    console.print("TTFT is the step in flight and the prompt; waiting for a place comes on top")
+
+
+def _show_advice(console: Console, advice: Advice) -> None:
+    table = _table(["", "combination", "batch", "tok/s", "TTFT", "TPOT", "request", "x plain"])
+    for rank, choice in enumerate(advice.choices[:_ADVICE_ROWS], 1):
+        table.add_row(
+            str(rank), choice.name, str(choice.batch), f"{choice.steady.output_tok_s:,.0f}",
+            _time(choice.steady.ttft_s), _time(choice.steady.tpot_s), _time(choice.request_s),
+            f"{choice.score / advice.plain.score:.2f}" if advice.plain else "plain does not fit",
+        )  # fmt: skip
+    console.print(table)
+    best = _table(["in the best", "gains", "costs"])
+    for part in advice.choices[0].parts:
+        gain = "does not fit without" if part.gain is None else f"{part.gain:.2f} x"
+        best.add_row(part.technique, gain, part.costs)
+    console.print(best)
+    for reason in advice.excluded[:_EXCLUDED_ROWS]:
+        console.print(f"does not fit: {reason}", markup=False, soft_wrap=True)
+    if len(advice.excluded) > _EXCLUDED_ROWS:
+        console.print(f"... and {len(advice.excluded) - _EXCLUDED_ROWS} more that do not fit")
+
+
+def _table(columns: Sequence[str]) -> Table:
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    words = ("", "combination", "operation", "bound", "mesh", "limit", "drafts", "fits",
+             "in the best", "costs")  # fmt: skip
+    for column in columns:
+        table.add_column(column, justify="left" if column in words else "right")
+    return table
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _size(num_bytes: float) -> str:
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:,.4g} {unit}"
+    return f"{num_bytes:,.0f} B"
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.4g} {unit}"
+    return f"{seconds * 1e6:.4g} us"

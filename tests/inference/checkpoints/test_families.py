@@ -1,0 +1,260 @@
+"""Each preset equals what its published `config.json` says; what is not served is named."""
+
+import dataclasses
+from pathlib import Path
+
+import gguf
+import pytest
+
+from configs import presets
+from configs.errors import InputError
+from configs.kinds.rope import Dynamic, Linear, LongRope, Rope, Yarn
+from inference.checkpoints import names
+from inference.checkpoints.gguf import gguf_metadata
+from inference.checkpoints.hf import config_export, families, hf_directory
+from layers import decoder, params
+
+# The keys of the published files that say something about the mathematics, as they stand there.
+PUBLISHED = {
+    "gpt2": {
+        "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"],
+        "layer_norm_epsilon": 1e-05, "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12,
+        "n_positions": 1024, "vocab_size": 50257,
+    },
+    "mistral-7b": {
+        "architectures": ["MistralForCausalLM"], "hidden_act": "silu", "hidden_size": 4096,
+        "intermediate_size": 14336, "max_position_embeddings": 32768, "num_attention_heads": 32,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+        "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": False,
+        "vocab_size": 32000,
+    },
+    "qwen2.5-0.5b": {
+        "architectures": ["Qwen2ForCausalLM"], "hidden_act": "silu", "hidden_size": 896,
+        "intermediate_size": 4864, "max_position_embeddings": 32768, "max_window_layers": 21,
+        "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768,
+        "tie_word_embeddings": True, "use_sliding_window": False, "vocab_size": 151936,
+    },
+    "qwen3-0.6b": {
+        "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3072,
+        "max_position_embeddings": 40960, "max_window_layers": 28, "num_attention_heads": 16,
+        "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
+        "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None,
+        "tie_word_embeddings": True, "use_sliding_window": False, "vocab_size": 151936,
+    },
+    "smollm3-3b": {
+        "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "hidden_act": "silu",
+        "hidden_size": 2048, "intermediate_size": 11008, "layer_types": ["full_attention"] * 36,
+        "max_position_embeddings": 65536, "mlp_bias": False, "no_rope_layer_interval": 4,
+        "no_rope_layers": [1, 1, 1, 0] * 9, "num_attention_heads": 16, "num_hidden_layers": 36,
+        "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_scaling": None,
+        "rope_theta": 5000000.0, "sliding_window": None, "use_sliding_window": False,
+        "vocab_size": 128256,
+    },
+    "gemma2-2b": {
+        "architectures": ["Gemma2ForCausalLM"], "attention_bias": False,
+        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "head_dim": 256,
+        "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 2304, "intermediate_size": 9216, "max_position_embeddings": 8192,
+        "num_attention_heads": 8, "num_hidden_layers": 26, "num_key_value_heads": 4,
+        "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_theta": 10000.0,
+        "sliding_window": 4096, "vocab_size": 256000,
+    },
+    "phi3-mini": {
+        "architectures": ["Phi3ForCausalLM"], "attention_bias": False,
+        "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}, "hidden_act": "silu",
+        "hidden_size": 3072, "intermediate_size": 8192, "max_position_embeddings": 4096,
+        "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+        "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-05, "rope_scaling": None,
+        "rope_theta": 10000.0, "sliding_window": 2047, "tie_word_embeddings": False,
+        "vocab_size": 32064,
+    },
+    "olmo2-1b": {
+        "architectures": ["Olmo2ForCausalLM"], "attention_bias": False, "hidden_act": "silu",
+        "hidden_size": 2048, "intermediate_size": 8192, "max_position_embeddings": 4096,
+        "num_attention_heads": 16, "num_hidden_layers": 16, "num_key_value_heads": 16,
+        "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 500000,
+        "tie_word_embeddings": False, "vocab_size": 100352,
+    },
+}  # fmt: skip
+
+
+def parse(name: str, **changes):
+    """The published configuration with some keys changed."""
+    return hf_directory.parse_config(PUBLISHED[name] | changes, Path("/models") / name)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_preset_is_what_was_published(name):
+    assert parse(name) == presets.get(name).config
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_is_exported_is_what_was_published(name):
+    """Key by key, but for windows that are stated and not used."""
+    raw, published = config_export.of_model(presets.get(name).config), PUBLISHED[name]
+    unused = set() if published.get("use_sliding_window", True) else {"sliding_window"}
+    for key in (raw.keys() & published.keys()) - unused:
+        assert raw[key] == published[key], key
+
+
+def test_windows_in_every_spelling():
+    def windows(name, **changes):
+        return [layer.window for layer in parse(name, num_hidden_layers=4, **changes).layers]
+
+    assert windows("mistral-7b", sliding_window=None) == [None] * 4
+    used = {"use_sliding_window": True, "sliding_window": 9}
+    assert windows("qwen2.5-0.5b", **used, max_window_layers=3) == [None, None, None, 9]
+    assert windows("qwen2.5-0.5b", **used, max_window_layers=0) == [9] * 4
+    kinds = ["sliding_attention", "full_attention"] * 2
+    assert windows("qwen3-0.6b", **used, layer_types=kinds) == [9, None, 9, None]
+    assert windows("qwen3-0.6b", sliding_window=9, layer_types=kinds) == [None] * 4
+    assert windows("gemma2-2b", sliding_window=9) == [9, None, 9, None]
+    assert windows("phi3-mini", sliding_window=None) == [None] * 4
+    by_rope = {"layer_types": None, "no_rope_layers": None, "no_rope_layer_interval": 2}
+    assert windows("smollm3-3b", **used, **by_rope) == [None, 9, None, 9]
+
+
+def test_biases_are_read():
+    both = {"attention_bias": True, "mlp_bias": True}
+    assert parse("smollm3-3b", **both).biases == ("qkv", "out", "ffn")
+    assert parse("olmo2-1b", attention_bias=True).biases == ("qkv", "out")
+
+
+def test_stretched_positions():
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    found = parse("qwen2.5-0.5b", rope_scaling=yarn)
+    assert found.layers[0].rope == Rope(1e6, Yarn(4.0, 32768))
+    assert found.max_context == 4 * 32768
+    scales = yarn | {"mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 16, "truncate": False}
+    expected = Yarn(4.0, 32768, 16.0, attention_factor=1.0, truncate=False)
+    assert parse("qwen2.5-0.5b", rope_scaling=scales).layers[0].rope.scaling == expected
+    found = parse("olmo2-1b", rope_scaling={"type": "dynamic", "factor": 2})
+    assert found.layers[0].rope == Rope(5e5, Dynamic(2.0, 4096)) and found.max_context == 8192
+
+
+def test_of_two_spellings_transformers_takes_the_older():
+    newer = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 5.0}
+    older = {"rope_type": None, "type": "linear", "factor": 8.0}
+    both = {"rope_parameters": newer, "rope_scaling": older}
+    assert parse("qwen3-0.6b", **both).layers[0].rope == Rope(1e6, Linear(8.0))
+    assert parse("qwen3-0.6b", **both | {"rope_scaling": {}}).layers[0].rope == Rope(
+        5.0, Dynamic(2.0, 40960)
+    )
+    factors = {"type": "su", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+    found = parse("phi3-mini", rope_scaling=factors, rope_parameters=newer).layers[0].rope
+    assert isinstance(found.scaling, LongRope) and found.theta == 10_000
+
+
+@pytest.mark.parametrize("kind", ["su", "yarn", "longrope"])
+def test_longrope_by_its_names(kind):
+    short, long = [1.0] * 36, [2.0] * 36
+    scaling = {"type": kind, "short_factor": short, "long_factor": long}
+    found = parse("phi3-mini", rope_scaling=scaling, max_position_embeddings=131072,
+                  partial_rotary_factor=0.75)  # fmt: skip
+    rule = found.layers[0].rope
+    assert isinstance(rule.scaling, LongRope) and rule.share == 0.75
+    assert rule.scaling.attention_factor == pytest.approx(1.1902380714)  # sqrt(1 + 5 / 12)
+    assert dataclasses.replace(rule.scaling, attention_factor=1.0) == LongRope(
+        tuple(short), tuple(long), 4096
+    )
+
+
+def test_the_shortest_pattern_is_found_among_thousands_of_layers():
+    kinds = (["sliding_attention"] * 2 + ["full_attention"]) * 3333 + ["sliding_attention"]
+    found = parse("gemma2-2b", num_hidden_layers=10_000, layer_types=kinds, sliding_window=9)
+    assert [layer.window for layer in found.pattern] == [9, 9, None]
+    almost = ["full_attention"] * 9_999 + ["sliding_attention"]
+    found = parse("gemma2-2b", num_hidden_layers=10_000, layer_types=almost)
+    assert len(found.pattern) == 10_000
+
+
+BAD = {
+    "scale": ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights=False is not supported"),
+    "odd heads": ("gpt2", {"n_head": 7}, "n_embd=768 is not a multiple of n_head=7"),
+    "gelu": ("gpt2", {"activation_function": "gelu"}, "valid: gelu_pytorch_tanh, gelu_new"),
+    "Ministral": ("mistral-7b", {"layer_types": ["full_attention"] * 32}, "layer_types=.* is not"),
+    "biases": ("mistral-7b", {"attention_bias": True}, "attention_bias=True is not supported"),
+    "window": ("mistral-7b", {"sliding_window": 0}, "sliding_window must be an integer from 1"),
+    "kind": ("qwen2.5-0.5b", {"layer_types": ["conv"] * 24}, "layer type 'conv' is not supported"),
+    "use": ("qwen3-0.6b", {"use_sliding_window": 1}, "use_sliding_window must be true or false"),
+    "count": ("smollm3-3b", {"no_rope_layers": [1]}, "no_rope_layers must list one .* of 36"),
+    "turning": ("smollm3-3b", {"no_rope_layers": ["a"] * 36}, "no_rope_layers lists 1 for a layer"),
+    "cap": ("gemma2-2b", {"attn_logit_softcapping": -1}, "attn_logit_softcapping must be positive"),
+    "both ways": ("gemma2-2b", {"use_bidirectional_attention": True}, "use_bidirectional"),
+    "factors": (
+        "phi3-mini", {"rope_scaling": {"type": "longrope", "short_factor": 1}},
+        "rope_scaling: long_factor must be a list|short_factor must be a list of at most",
+    ),
+    "number of factors": (
+        "phi3-mini",
+        {"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}},
+        "longrope has 1 factors for 48 rotating pairs",
+    ),
+    "millions of factors": (
+        "phi3-mini",
+        {"rope_scaling": {"type": "su", "short_factor": [1.0] * 2_000_000, "long_factor": [1.0]}},
+        "short_factor must be a list of at most 65536 numbers",
+    ),
+    "rope of each kind": (
+        "qwen3-0.6b", {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}},
+        "rope_parameters: full_attention=.* is not supported",
+    ),
+    "digits": ("olmo2-1b", {"rope_theta": 10**400}, "rope_theta must be .* a number of 1329 bits"),
+    "a long value": ("olmo2-1b", {"hidden_size": "x" * 10**6}, "not 'x{79}[.]{3}$"),
+    "a long kind": ("gemma2-2b", {"layer_types": ["x" * 10**6] * 26}, "layer type 'x{79}[.]{3} is"),
+    "no activation": ("olmo2-1b", {"hidden_act": 0}, "hidden_act=0 is not supported"),
+    "share": ("phi3-mini", {"partial_rotary_factor": 2}, "rope share is above 0 and at most 1"),
+    "factor": (
+        "olmo2-1b", {"rope_scaling": {"type": "dynamic", "factor": 1e300}},
+        "rope factor 1e\\+300 stretches the context too far",
+    ),
+    "other rope": ("olmo2-1b", {"rope_scaling": {"type": "axial"}}, "valid: default, linear, dyn"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_not_served_is_named(case):
+    name, changes, cause = BAD[case]
+    with pytest.raises(InputError, match=cause) as caught:
+        parse(name, **changes)
+    assert "\n" not in str(caught.value) and f"/models/{name}/config.json" in str(caught.value)
+
+
+def test_every_family_is_read_written_and_named():
+    read = {family.name for family in families.ARCHITECTURES.values()}
+    assert read == names.FAMILIES.keys() == config_export.FAMILIES.keys()
+    assert read - gguf_metadata.FAMILIES.keys() == {"mistral"}  # llama.cpp calls it a llama
+    assert read >= gguf_metadata.FAMILIES.keys()
+    written = {family.architecture: name for name, family in config_export.FAMILIES.items()}
+    assert written == {a: family.name for a, family in families.ARCHITECTURES.items()}
+
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+CHECKPOINTS = sorted(path.parent.name for path in GOLDEN.glob("*/expected.npz"))
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+def test_names_in_gguf_are_those_the_library_gives(checkpoint):
+    """What `gguf` makes of each name in a Hugging Face checkpoint."""
+    config = hf_directory.read_config(GOLDEN / checkpoint)
+    family = "llama" if config.family == "mistral" else config.family
+    architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[family]
+    library = gguf.get_tensor_name_map(architecture, config.num_layers)
+    for path in params.flatten(decoder.param_infos(config)):
+        if path == "head/table" and family == "gemma2":
+            continue  # always tied there
+        stored = names.huggingface(config.family)(path).names
+        found = tuple(library.get_name(name, try_suffixes=(".weight", ".bias")) for name in stored)
+        assert found == names.gguf(family)(path).names
+
+
+def test_biases_go_by_their_matrices_names():
+    found = names.huggingface("qwen2")("layers/3/mixer/qkv_bias")
+    assert found.names == tuple(f"model.layers.3.self_attn.{part}_proj.bias" for part in "qkv")
+    assert names.huggingface("phi3")("layers/0/ffn/gate_up").names == (
+        "model.layers.0.mlp.gate_up_proj.weight",
+    )
+    with pytest.raises(InputError, match="'layers/0/mixer/latent' has no counterpart"):
+        names.huggingface("llama")("layers/0/mixer/latent")

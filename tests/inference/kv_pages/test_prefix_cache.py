@@ -1,0 +1,446 @@
+"""The prefix cache, one rule at a time, by hand."""
+
+import pytest
+
+from configs.cache import CacheSpec
+from inference.kv_pages.page_pool import PagePool
+from inference.kv_pages.prefix_cache import Match, PrefixCache, Transfer
+
+
+def cache_of(num_pages, windows=(None,), page_tokens=2, host=None, **settings) -> PrefixCache:
+    """A cache over `num_pages` usable pages of each group, `host` likewise."""
+    pools = [
+        PagePool([n + 1 for n in sizes]) if sizes is not None else None
+        for sizes in (num_pages, host)
+    ]
+    specs = [CacheSpec(1, window=window) for window in windows]
+    return PrefixCache(pools[0], specs, page_tokens, pools[1], **settings)
+
+
+class Run:
+    """A sequence as the scheduler has it: its pages, and its deepest node."""
+
+    def __init__(self, cache: PrefixCache, tokens, key=(), limit=None):
+        self.cache, self.tokens, self.key = cache, list(tokens), key
+        match = cache.match(self.tokens, key, limit)
+        self.num_tokens = self.num_cached_tokens = match.num_tokens
+        self.pages = cache.acquire(match)
+        self.node = match.nodes[-1] if match.nodes else None
+
+    def hold(self, num_tokens):
+        """Takes pages for the next tokens."""
+        stop = -(-(self.num_tokens + num_tokens) // self.cache._page_tokens)
+        for group, pages in enumerate(self.pages):
+            pages += self.cache.allocate(group, max(0, stop - len(pages)))
+
+    def commit(self, num_tokens):
+        self.num_tokens += num_tokens
+        self.node = self.cache.insert(self.tokens, self.num_tokens, self.pages, self.key, self.node)
+
+    def slide(self):
+        """Gives back what every window has passed, as the scheduler does."""
+        for group, (spec, pages) in enumerate(zip(self.cache._specs, self.pages, strict=True)):
+            for index in range(spec.live_from(self.num_tokens) // self.cache._page_tokens):
+                self.cache.release(group, [pages[index]])
+                pages[index] = 0
+
+    def end(self):
+        for group, pages in enumerate(self.pages):
+            self.cache.release(group, pages)
+
+
+def run(cache, tokens, **settings) -> Run:
+    """A sequence that has computed all its tokens."""
+    new = Run(cache, tokens, **settings)
+    new.hold(len(new.tokens) - new.num_tokens)
+    new.commit(len(new.tokens) - new.num_tokens)
+    return new
+
+
+def put(cache, tokens, **settings) -> list[list[int]]:
+    """Leaves a finished sequence's pages behind."""
+    done = run(cache, tokens, **settings)
+    done.end()
+    cache.check_integrity([])
+    return done.pages
+
+
+def cached(cache, tokens, **settings) -> int:
+    return cache.match(tokens, limit=len(tokens), **settings).num_tokens
+
+
+# --- matching -------------------------------------------------------------------------------------
+
+
+def test_a_match_is_whole_pages_of_equal_tokens_and_leaves_one_to_feed():
+    cache = cache_of([9])
+    put(cache, "abcdefg")
+    assert cache.match("abcdefg").num_tokens == 6 and cache.match("abcdef").num_tokens == 4
+    assert cache.match("abcdef", limit=6).num_tokens == 6
+    assert cache.match("abcdef", limit=5).num_tokens == 4
+    assert cache.match("abcdef", limit=1).num_tokens == 0
+    assert cached(cache, "abcXef") == 2 and cached(cache, "Xbcdef") == 0
+    assert cache.match("") == Match((), 0, (0,))
+    assert cache.num_nodes == 3
+
+
+def test_keys_share_nothing():
+    cache = cache_of([9])
+    put(cache, "abcd", key=("v1", "salt"))
+    assert cached(cache, "abcd") == cached(cache, "abcd", key=("v2", "salt")) == 0
+    assert cached(cache, "abcd", key=("v1", "salt")) == 4
+
+
+def test_a_hit_shares_pages_and_branches_where_tokens_differ():
+    cache = cache_of([9])
+    first = run(cache, "abcdef")
+    second = run(cache, "abcdXY")
+    assert second.num_cached_tokens == 4
+    assert second.pages[0][:2] == first.pages[0][:2] and second.pages[0][2] != first.pages[0][2]
+    assert cache.num_nodes == 4 and cache.num_available_pages == (5,)
+    cache.check_integrity([first.pages, second.pages])
+    first.end()
+    assert cache.num_available_pages == (6,)  # the other still holds what both share
+
+
+def test_pages_are_named_as_they_fill():
+    cache = cache_of([9])
+    new = Run(cache, "abcde")
+    new.hold(5)
+    for num_tokens, nodes in ((1, 0), (0, 0), (1, 1), (3, 2)):
+        new.commit(num_tokens)
+        assert cache.num_nodes == nodes and cached(cache, "abcde") == 2 * nodes
+        cache.check_integrity([new.pages])
+
+
+def test_a_recurrent_state_is_in_no_page():
+    cache = cache_of([4], has_states=True)
+    put(cache, "abcd")
+    assert cached(cache, "abcd") == cache.num_nodes == 0 and cache.num_available_pages == (4,)
+
+
+def test_a_model_may_have_no_groups():
+    cache = cache_of([], (), has_states=True)
+    put(cache, "abcd")
+    assert cache.match("abcd") == Match((), 0, ()) and cache.can_allocate(())
+
+
+def test_computed_twice_is_kept_once():
+    cache = cache_of([9])
+    twins = [Run(cache, "abcde") for _ in range(2)]  # neither finds anything
+    for twin in twins:
+        twin.hold(5)
+    own = [list(twin.pages[0]) for twin in twins]
+    for twin in twins:
+        twin.commit(5)
+    assert twins[0].pages[0] == own[0]
+    assert twins[1].pages[0] == [*own[0][:2], own[1][2]] and twins[0].node is twins[1].node
+    assert cache.num_available_pages == (9 - 4,)
+    cache.check_integrity([twin.pages for twin in twins])
+
+
+# --- eviction -------------------------------------------------------------------------------------
+
+
+def test_leaves_go_first_the_least_recently_used_before_others():
+    cache = cache_of([6])
+    put(cache, "aabbcc")
+    put(cache, "xxyy")
+    put(cache, "aabb")  # now aa and bb are used more recently than xx
+    cache.allocate(0, 1 + 1)  # one is free
+    assert [cached(cache, t) for t in ("aabbcc", "xxyy")] == [4, 4]
+    cache.allocate(0, 1)
+    assert [cached(cache, t) for t in ("aabbcc", "xxyy")] == [4, 2]
+    cache.allocate(0, 2)
+    assert [cached(cache, t) for t in ("aabbcc", "xxyy")] == [2, 0]
+    assert cache.num_available_pages == (1,) and not cache.can_allocate((2,))
+
+
+def test_pages_in_use_stay():
+    cache = cache_of([4])
+    put(cache, "aabbcc")
+    user = Run(cache, "aabbX")
+    assert user.num_cached_tokens == 4 and cache.num_available_pages == (2,)
+    taken = cache.allocate(0, 2)
+    assert not set(taken) & set(user.pages[0]) and cached(cache, "aabbcc") == 4
+    cache.check_integrity([user.pages, [taken]])
+
+
+def test_acquiring_evicts_others_never_itself():
+    cache = cache_of([4], host=[2])
+    [old] = put(cache, "aabb")
+    taken = cache.allocate(0, 3)  # bb goes to the host
+    assert cache.take_transfers() == (Transfer(0, old[1], 1, True),)
+    cache.release(0, taken)
+    put(cache, "xxyyzz")
+    match = cache.match("aabbX")
+    assert match.num_tokens == 4 and match.num_new_pages == (2,)  # aa was idle, bb needs a page
+    assert cache.can_allocate((4,)) and not cache.can_allocate((5,))
+    pages = cache.acquire(match)
+    assert cache.num_available_pages == (2,) and cached(cache, "xxyyzz") == 6  # zz is on the host
+    assert cache.take_transfers() == (
+        Transfer(0, pages[0][1], 2, True), Transfer(0, pages[0][1], 1, False),
+    )  # fmt: skip
+    cache.check_integrity([pages])
+
+
+def test_what_is_acquired_from_the_host_is_not_evicted_there():
+    cache = cache_of([4], host=[2])
+    put(cache, "aabb")
+    hoard = cache.allocate(0, 4)  # fills the host
+    cache.release(0, hoard)
+    [others] = put(cache, "wwxxyyzz")
+    cache.take_transfers()
+    [pages] = cache.acquire(cache.match("aabbX"))
+    # zz finds no room there, yy has aa's, which is copied back by then.
+    assert cache.take_transfers() == (
+        Transfer(0, pages[0], 2, False),
+        Transfer(0, others[2], 2, True),
+        Transfer(0, pages[1], 1, False),
+    )
+    assert cached(cache, "wwxxyyzz") == 6 and cached(cache, "aabb") == 4
+    cache.check_integrity([[pages]])
+
+
+# --- windows --------------------------------------------------------------------------------------
+
+
+def test_a_window_needs_its_last_pages_only():
+    cache = cache_of([9, 9], (None, 4))
+    pages = put(cache, "aabbccdd")
+    match = cache.match("aabbccddX")
+    assert match.num_tokens == 8 and match.num_new_pages == (4, 2)
+    user = Run(cache, "aabbccddX")
+    assert user.pages == [pages[0], [0, 0, *pages[1][2:]]]
+    assert cache.num_available_pages == (5, 7)
+    cache.check_integrity([user.pages])
+
+
+def test_every_group_must_be_able_to_resume():
+    cache = cache_of([9, 3], (None, 4))
+    user = Run(cache, "aabbccdd")
+    for _ in range(4):
+        user.hold(2)
+        user.commit(2)
+        user.slide()
+    # With 3 pages for the window, dd got aa's when that had slid out of use.
+    assert user.pages[1][:2] == [0, 0] and cache.num_nodes == 4
+    assert [cached(cache, "aabbccdd"[:n]) for n in (2, 4, 6, 8)] == [0, 0, 6, 8]
+    assert cached(cache, "aabbX") == 0 and cached(cache, "aabbccX") == 6
+    cache.check_integrity([user.pages])
+    user.end()
+    put(cache, "aabb")  # computes both again, and aa has a page in the window's group once more
+    assert cached(cache, "aabb") == 4
+
+
+def test_a_slid_page_goes_alone_and_an_idle_leaf_whole():
+    cache = cache_of([9, 4], (None, 2), host=[9, 9])
+    user = run(cache, "aabbcc")
+    user.slide()
+    assert user.pages[1] == [0, 0, user.pages[1][2]] and cache.num_available_pages == (6, 3)
+    first = cache.allocate(1, 2)  # one is free, the other aa's
+    assert cache.take_transfers() == () and cached(cache, "aa") == 0 and cached(cache, "aabb") == 4
+    user.end()
+    second = cache.allocate(1, 1)  # bb's
+    assert cache.take_transfers() == () and cached(cache, "aabb") == 0
+    assert cache.num_available_pages == (9, 1) and cache.num_nodes == 3
+    third = cache.allocate(1, 1)  # cc with its page of the first group
+    assert cache.take_transfers() == (
+        Transfer(0, user.pages[0][2], 1, True), Transfer(1, user.pages[1][2], 1, True),
+    )  # fmt: skip
+    assert cached(cache, "aabbcc") == 6 and cache.num_available_pages == (9, 0)
+    cache.check_integrity([[[], first + second + third]])
+
+
+def test_the_deepest_page_of_a_running_sequence_may_slide():
+    cache = cache_of([9, 2], (None, 1), host=[9, 9])
+    user = run(cache, "aabb")
+    user.slide()
+    hoard = cache.allocate(1, 2)
+    assert user.pages[1] == [0, 0] and cache.take_transfers() == ()
+    assert cached(cache, "aabb") == 4  # the window of one token sees nothing before it
+    cache.check_integrity([user.pages, [[], hoard]])
+
+
+def test_only_what_is_needed_is_evicted():
+    cache = cache_of([4, 4], (None, 4))
+    put(cache, "aabbccdd")
+    cache.allocate(0, 1)
+    assert cache.num_available_pages == (3, 4)
+    cache.allocate(1, 1)  # dd had a page in either group
+    assert cached(cache, "aabbccdd") == 6 and cache.num_available_pages == (3, 3)
+
+
+def test_where_all_groups_slide_empty_nodes_go_and_a_kept_one_comes_back():
+    cache = cache_of([3], (1,))  # whose window is shorter than a page
+    user = Run(cache, "aabbcc")
+    for nodes in (1, 2):
+        user.hold(2)
+        user.commit(2)
+        user.slide()
+        assert cache.num_nodes == nodes and cached(cache, "aabb"[: 2 * nodes]) == 2 * nodes
+    hoard = cache.allocate(0, 3)
+    assert cache.num_nodes == 0 and cached(cache, "aabb") == 0
+    cache.release(0, hoard)
+    user.hold(2)
+    user.commit(2)
+    assert cache.num_nodes == 3 and cached(cache, "aabbcc") == 6  # aa and bb without pages
+    assert cache.match("aabbccX").num_new_pages == (0,)  # a window of one token sees only itself
+    cache.check_integrity([user.pages])
+    user.end()
+    cache.allocate(0, 3)
+    assert cache.num_nodes == 0
+    user = Run(cache, "aabb")
+    user.num_tokens, user.pages = 4, [[0, 0]]  # slid before they were named
+    user.commit(0)
+    assert cache.num_nodes == 0
+
+
+def test_a_page_that_slid_away_is_adopted_from_the_next_who_computes_it():
+    cache = cache_of([9, 9], (None, 2))
+    first = run(cache, "aabbcc")
+    first.slide()
+    hoard = cache.allocate(1, 8)  # all that slid away
+    assert cached(cache, "aa") == 0 and cached(cache, "aabbcc") == 6
+    cache.release(1, hoard)
+    second = run(cache, "aabbX")
+    assert second.num_cached_tokens == 0 and second.pages[0][:2] == first.pages[0][:2]
+    assert cached(cache, "aabb") == 4 and cache.match("aabbX").num_new_pages == (0, 0)
+    cache.check_integrity([first.pages, second.pages])
+
+
+# --- the host -------------------------------------------------------------------------------------
+
+
+def test_what_is_evicted_comes_back_from_the_host():
+    cache = cache_of([3], host=[3])
+    [old] = put(cache, "aabb")
+    hoard = cache.allocate(0, 3)
+    assert cache.take_transfers() == (
+        Transfer(0, old[1], 1, True), Transfer(0, old[0], 2, True),
+    )  # fmt: skip
+    assert cache.num_spilled_pages == 2 and cache.num_nodes == 2
+    assert cache.match("aabbX").num_new_pages == (2,) and cache.num_available_pages == (0,)
+    cache.release(0, hoard)
+    user = Run(cache, "aabbX")
+    [new] = user.pages
+    assert cache.take_transfers() == (
+        Transfer(0, new[0], 2, False), Transfer(0, new[1], 1, False),
+    )  # fmt: skip
+    assert cache.num_restored_pages == 2 and cache._host.num_free_pages == (3,)
+    assert cache.take_transfers() == ()
+    cache.check_integrity([user.pages])
+
+
+def test_the_host_keeps_the_most_recently_used():
+    cache = cache_of([4], host=[2])
+    put(cache, "aabb")
+    put(cache, "xxyy")
+    cache.allocate(0, 2)
+    assert cached(cache, "aabb") == cached(cache, "xxyy") == 4
+    cache.allocate(0, 1)  # yy in place of bb
+    assert cached(cache, "aabb") == 2 and cached(cache, "xxyy") == 4
+    cache.allocate(0, 1)  # xx in place of aa
+    assert cached(cache, "aabb") == 0 and cached(cache, "xxyy") == 4 and cache.num_nodes == 2
+
+
+def test_pages_cheap_to_compute_are_dropped_with_what_hangs_on_them():
+    asked = []
+    cache = cache_of([3], host=[3], spills=lambda n: asked.append(n) or n > 4)
+    put(cache, "aabbcc")
+    cache.allocate(0, 1)
+    assert cached(cache, "aabbcc") == 6 and asked == [6]
+    cache.allocate(0, 1)
+    assert cached(cache, "aabbcc") == 2 and asked == [6, 4] and cache.num_nodes == 1
+    assert cache._host.num_free_pages == (3,)
+
+
+def test_a_group_without_room_on_the_host_keeps_none_there():
+    cache = cache_of([2, 2], (None, 4), host=[2, 0])
+    put(cache, "aabb")
+    cache.allocate(0, 1)
+    assert cached(cache, "aabb") == 2 and cache.take_transfers() == ()
+
+
+def test_pages_computed_again_replace_those_on_the_host():
+    cache = cache_of([2], host=[2])
+    put(cache, "aabb")
+    cache.release(0, cache.allocate(0, 2))
+    assert cache._host.num_free_pages == (0,)
+    user = run(cache, "aabb", limit=0)
+    assert user.num_cached_tokens == 0 and cache._host.num_free_pages == (2,)
+    assert cache.num_nodes == 2 and cache.num_restored_pages == 0
+    cache.check_integrity([user.pages])
+
+
+def test_a_window_leaves_on_the_host_what_it_does_not_need():
+    cache = cache_of([3, 3], (None, 2), host=[3, 3])
+    put(cache, "aabbcc")
+    hoards = [cache.allocate(group, 3) for group in range(2)]
+    cache.take_transfers()
+    for group, hoard in enumerate(hoards):
+        cache.release(group, hoard)
+    user = Run(cache, "aabbccX")
+    assert user.num_cached_tokens == 6 and [t.group for t in cache.take_transfers()] == [0] * 3 + [
+        1
+    ]
+    assert cache._host.num_free_pages == (3, 1) and cached(cache, "aabb") == 4
+    cache.check_integrity([user.pages])
+
+
+# --- forgetting -----------------------------------------------------------------------------------
+
+
+def test_a_key_is_dropped_with_its_pages():
+    cache = cache_of([6], host=[2])
+    put(cache, "aabb", key=1)
+    user = run(cache, "aabbc", key=2)
+    hoard = cache.allocate(0, 2)  # one of them bb's of key 1, which goes to the host
+    cache.drop(1)
+    cache.drop("unknown")
+    assert cached(cache, "aabb", key=1) == 0 and cached(cache, "aabb", key=2) == 4
+    assert cache._host.num_free_pages == (2,) and cache.num_available_pages == (1,)
+    cache.drop(2)
+    cache.check_integrity([user.pages, [hoard]])
+    user.tokens += "d"
+    user.hold(1)
+    user.commit(1)  # all of it is known again
+    assert cached(cache, "aabbcd", key=2) == 6
+
+
+def test_a_lost_device_forgets_all():
+    cache = cache_of([4], host=[4])
+    put(cache, "aabbcc")
+    user = run(cache, "xx")
+    cache.allocate(0, 2)
+    cache.clear()
+    assert cache.num_nodes == 0 and cache.take_transfers() == ()
+    assert cached(cache, "aabbcc") == cached(cache, "xx") == 0
+    user.end()
+    assert cache._host.num_free_pages == (4,) and cache.num_available_pages == (2,)
+
+
+@pytest.mark.parametrize(
+    "break_books",
+    [
+        lambda cache, tree, node: cache._pool.share(0, [node.pages[0]]),
+        lambda cache, tree, node: cache._host.allocate(0, 1),
+        lambda cache, tree, node: tree.idle[0].popitem(),
+        lambda cache, tree, node: tree.idle[0].move_to_end(node.pages[0]),
+        lambda cache, tree, node: tree._named[1].popitem(),
+        lambda cache, tree, node: tree.child(node, "empty"),
+        lambda cache, tree, node: node.children.clear(),
+        lambda cache, tree, node: tree.forget(node.parent, 0),
+        lambda cache, tree, node: setattr(node, "num_device_children", 3),
+        lambda cache, tree, node: setattr(tree, "_num_nodes", 9),
+        lambda cache, tree, node: tree.name_host(node, 1, cache._host.allocate(1, 1)[0]),
+    ],
+)
+def test_integrity_can_fail(break_books):
+    cache = cache_of([6, 6], (None, 4), host=[6, 6])
+    put(cache, "aabbccdd")
+    cache.release(0, cache.allocate(0, 3))
+    cache.check_integrity([])
+    break_books(cache, cache._tree, cache.match("aabbX").nodes[-1])
+    with pytest.raises(RuntimeError):
+        cache.check_integrity([])

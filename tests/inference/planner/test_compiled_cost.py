@@ -1,0 +1,223 @@
+"""The planner against the compiler: XLA's own account of a compiled step, nothing allocated.
+
+Weights and cache are equal to the byte. The products with weights are counted in the compiled
+program, dot by dot; what comes on top are sums over rows, written as products with ones
+(`layers/reduce.py`): less than 2 % in layers and head; sampling's own are counted apart.
+
+`cost_analysis` is no help with FLOPs: it adds every exponential and comparison, and takes the
+attention loop, whose trips are data, for one trip. So the loop's dots are counted apart: one trip
+folds in 128 keys for every query row, masked or not.
+"""
+
+import collections
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import pytest
+
+from configs import presets
+from configs.cache import BLOCK_TOKENS
+from configs.engine import Config, EngineConfig
+from inference.planner import cost, memory, weights
+from inference.planner.cost import Precision, Rows, Work
+from inference.runtime import batch, step
+from inference.scheduling.step_schedule import Plan
+from inference.scheduling.step_shapes import StepShape, enumerate_shapes
+from layers import decoder, kv_cache, params
+
+DECODE = StepShape((8, 1), (0, 64))
+PREFILL = StepShape((0, 1), (4, 64))
+_ONES = 8  # columns of the matrix of ones that sums rows
+_BLOCK_DIAGONAL_ROWS = 16  # of a sequence: up to here attention multiplies with every head's keys
+
+
+def one_period(name: str) -> Config:
+    """A preset cut to the layers that its pattern repeats, at full widths."""
+    model = presets.get(name).config
+    model = dataclasses.replace(model, num_layers=len(model.pattern))
+    return Config(model, EngineConfig(max_seqs=8, max_context=1024, cache_bytes=64 << 20))
+
+
+class Arguments(NamedTuple):
+    params: object
+    cache: object
+    slots: object
+    batch: object
+
+
+def abstract_arguments(config: Config, shape: StepShape) -> Arguments:
+    engine, model = config.engine, config.model
+    return Arguments(
+        params.abstract(decoder.param_infos(model)),
+        kv_cache.abstract(
+            model, config.num_pages, config.page_tokens, engine.max_seqs, engine.num_drafts
+        ),
+        jax.eval_shape(lambda: step.init_slots(config)),
+        jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
+            batch.build_batch(Plan(shape), config),
+        ),
+    )
+
+
+def compile_step(config: Config, shape: StepShape, arguments: Arguments, optimized: bool = False):
+    """The program and its memory are settled before LLVM writes the code, which is most of the
+    time: it need not be good code.
+    """
+    options = None if optimized else {"xla_backend_optimization_level": 0}
+    program = functools.partial(step.step, config=config, shape=shape)
+    jitted = jax.jit(program, donate_argnums=(1, 2), keep_unused=True)
+    return jitted.lower(*arguments).compile(options)
+
+
+def test_what_is_compared_does_not_depend_on_the_code():
+    config = one_period("smollm2-135m")
+    arguments = abstract_arguments(config, DECODE)
+    optimized, plain = (compile_step(config, DECODE, arguments, o) for o in (True, False))
+    assert optimized.as_text() == plain.as_text()
+    sizes, plain_sizes = optimized.memory_analysis(), plain.memory_analysis()
+    for name in ("argument", "output", "alias", "temp"):
+        field = f"{name}_size_in_bytes"
+        assert getattr(sizes, field) == getattr(plain_sizes, field) > 0
+
+
+def num_bytes(tree) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+# --- dots of a compiled program -------------------------------------------------------------------
+
+_SHAPE = r"[a-z]+\d+\[([\d,]*)\]"
+_HEAD = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
+_VALUE = re.compile(rf"^\s+(?:ROOT )?%([\w.\-]+) = {_SHAPE}")
+_DOT = re.compile(
+    rf"= {_SHAPE}\S* dot\(%([\w.\-]+), %[\w.\-]+\).*?lhs_contracting_dims=\{{([\d,]*)\}}"
+)
+_CALLED = re.compile(r"(?:calls|to_apply|body)=%([\w.\-]+)")
+
+
+def dims(text: str) -> list[int]:
+    return [int(n) for n in text.split(",") if n]
+
+
+def dots(hlo: str) -> Iterator[tuple[str, int]]:
+    """(part, FLOPs) of every dot that a run of the program meets, a loop's once: 'loop', 'sample'
+    (which is no product with weights) or 'rest'.
+    """
+    bodies: dict[str, list[str]] = {}
+    entry, lines = "", []
+    for line in hlo.splitlines():
+        if head := _HEAD.match(line):
+            lines = bodies[head[1]] = []
+            entry = head[1] if line.startswith("ENTRY") else entry
+        lines.append(line)
+
+    def walk(name: str, in_loop: bool) -> Iterator[tuple[str, int]]:
+        shapes = {m[1]: dims(m[2]) for line in bodies[name] if (m := _VALUE.match(line))}
+        for line in bodies[name]:
+            if dot := _DOT.search(line):
+                contracted = math.prod(shapes[dot[2]][axis] for axis in dims(dot[3]))
+                part = "sample" if "/sample/" in line else "rest"
+                yield "loop" if in_loop else part, 2 * math.prod(dims(dot[1])) * contracted
+            for called in _CALLED.findall(line):
+                yield from walk(called, in_loop or " while(" in line)
+
+    return walk(entry, False)
+
+
+def test_dots_are_found_and_loops_told_apart():
+    def program(x, w):
+        y = jax.jit(lambda x: x @ w)(x)
+        return jax.lax.fori_loop(0, x.shape[0] - jax.numpy.int32(x[0, 0]), lambda _, y: y @ w, y)
+
+    shapes = jax.ShapeDtypeStruct((3, 5), "float32"), jax.ShapeDtypeStruct((5, 5), "float32")
+    found = list(dots(jax.jit(program).lower(*shapes).compile().as_text()))
+    assert sorted(found) == [("loop", 2 * 3 * 5 * 5), ("rest", 2 * 3 * 5 * 5)]
+
+
+# --- the comparison -------------------------------------------------------------------------------
+
+
+def check(name: str, shape: StepShape) -> None:
+    config = one_period(name)
+    model, arguments = config.model, abstract_arguments(config, shape)
+    formats = Precision.of(model)
+    predicted_weights = weights.weight_bytes(model, formats.weights, formats.rest)
+    assert predicted_weights == num_bytes(arguments.params)
+    assert predicted_weights == params.num_bytes(decoder.param_infos(model))
+    assert memory.pool_bytes(config) == num_bytes(arguments.cache)
+
+    compiled = compile_step(config, shape, arguments)
+    told = compiled.memory_analysis()
+    around = num_bytes(arguments.slots), num_bytes(arguments.batch)
+    held = predicted_weights + memory.pool_bytes(config)
+    assert told.argument_size_in_bytes == held + sum(around)
+    assert told.alias_size_in_bytes == memory.pool_bytes(config) + around[0]  # written in place
+
+    found = list(dots(compiled.as_text()))
+    block = tuple(
+        Rows(rows, queries, BLOCK_TOKENS) for rows, queries in (shape.decode, shape.prefill) if rows
+    )
+    logits = max(shape.num_logits, 2)  # a product never has a single row (`layers/linear.py`)
+    work = Work(shape.num_tokens, block, logits)
+    operations = cost.step_operations(model, work)
+    products = sum(o.flops for o in operations if not o.name.startswith("attend"))
+    by_part = collections.Counter()
+    for part, flops in found:
+        by_part[part] += flops
+    assert by_part["rest"] == pytest.approx(products, rel=0.02)
+    assert by_part["loop"] == attention_trip(config, shape)
+    # Masses and sums over the vocabulary: a few columns of ones beside the D of the head.
+    assert by_part["sample"] <= 8 * _ONES * 2 * shape.num_logits * model.vocab_size
+
+
+def attention_trip(config: Config, shape: StepShape) -> int:
+    """FLOPs of one trip of every layer's attention loops: all query rows meet all keys of a block;
+    few of them (decoding) sit in a block-diagonal matrix and meet the keys of all K heads, in a
+    loop of their own for all rows, the first half and the first quarter. The softmax's mass is a
+    product with `_ONES` columns of ones.
+    """
+    model, found = config.model, 0
+    for rows, queries in (shape.decode, shape.prefill):
+        copies = 1
+        if queries * model.num_heads <= _BLOCK_DIAGONAL_ROWS:
+            copies = model.num_kv_heads
+            rows += (-(-rows // 2) - (-rows // 4)) * (rows >= 8)
+        per_pair = 4 * model.head_width * copies + 2 * _ONES
+        pairs = model.num_heads * queries * BLOCK_TOKENS
+        found += rows * model.num_layers * per_pair * pairs
+    return found
+
+
+@pytest.mark.parametrize("shape", [DECODE, PREFILL], ids=["decode", "prefill"])
+@pytest.mark.parametrize("name", presets.NAMES)
+def test_a_step_is_what_the_compiler_says(name, shape):
+    check(name, shape)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", presets.NAMES)
+def test_every_shape_is_what_the_compiler_says(name):
+    for shape in enumerate_shapes(one_period(name).engine):
+        if not shape.scored:  # the head of a scored step runs in a loop over tiles
+            check(name, shape)
+
+
+def test_a_period_scales_to_the_whole_model():
+    """What one period says of a preset: all but tables and the last norm grows with the layers."""
+    for name in presets.NAMES:
+        whole, period = presets.get(name).config, one_period(name).model
+        times, formats = whole.num_layers / period.num_layers, Precision.of(whole)
+        tables = weights.table_elements(whole) * (1 if whole.tied else 2)
+        tables += weights.position_elements(whole)
+        once = 2 * (tables + whole.width * (2 if whole.norm == "layer" else 1))
+        held = [weights.weight_bytes(m, formats.weights, formats.rest) - once
+                for m in (whole, period)]  # fmt: skip
+        assert held[0] == pytest.approx(times * held[1])
+        assert cost.cache_bytes(whole, 512) == times * cost.cache_bytes(period, 512)

@@ -1,0 +1,244 @@
+"""The cost model against figures worked out by hand, and against the declarations it predicts."""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax
+import pytest
+
+from configs import presets
+from configs.cache import shared
+from configs.engine import Config, EngineConfig
+from configs.hardware.spec import HardwareSpec
+from configs.model import LayerSpec, ModelConfig
+from configs.precision import Format
+from inference.planner import cost, report, weights
+from inference.planner.calibration import measure
+from inference.planner.cost import Cost, Rows, Work
+from inference.scheduling.step_shapes import StepShape
+from layers import decoder, kv_cache, params
+
+# D = 8, F = 16, 2 layers (one windowed), N = 4, K = 2, H = 3, V = 10.
+_TINY = ModelConfig(
+    "tiny", "llama", 10, 8, 16, 2, 4, 2, 3, 512, dtype="bfloat16",
+    pattern=(LayerSpec(), LayerSpec(window=4)),
+)  # fmt: skip
+_LAYER = (4 + 2 + 2) * 3 * 8 + 8 * 12 + 3 * 8 * 16  # qkv, out, gate, up and down: 672
+_TABLE = 10 * 8
+_NORMS = 2 * 2 * 8 + 8
+_TOKEN_BYTES = 2 * 2 * 3 * 2  # keys and values of 2 heads of 3 elements of 2 bytes: 24
+
+
+def machine(read_bandwidth: float, rate: float = math.inf) -> HardwareSpec:
+    return HardwareSpec("test", math.inf, read_bandwidth, {"bfloat16": rate})
+
+
+def operations(config, num_tokens, contexts, num_logits):
+    rows = tuple(Rows(1, queries, context) for queries, context in contexts)
+    return cost.step_operations(config, Work(num_tokens, rows, num_logits))
+
+
+def step_cost(*args) -> Cost:
+    return cost.total(operations(*args))
+
+
+def activation_bytes(*args) -> float:
+    return sum(operation.activation_bytes for operation in operations(*args))
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+
+def test_parameters_by_hand():
+    assert sum(m.elements * n for m, n in weights.matrices(_TINY).items()) == 2 * _LAYER == 1344
+    assert weights.vector_elements(_TINY) == _NORMS == 40
+    assert weights.num_parameters(_TINY) == 1344 + 40 + 160
+    tied = dataclasses.replace(_TINY, tied=True, qk_norm="head", post_norms=True)
+    assert weights.num_parameters(tied) == 1344 + 2 * (4 * 8 + 2 * 3) + 8 + 80
+
+
+_FULL = ("qkv", "out", "ffn")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"norm": "layer", "biases": _FULL}, {"pre_norms": False, "post_norms": True, "qk_norm": "all"},
+     {"biases": ("out",), "pattern": (LayerSpec(ffn="plain"), LayerSpec(cache=shared(0)))},
+     {"biases": _FULL, "qk_norm": "all", "pattern": (LayerSpec(), LayerSpec(cache=shared(0)))},
+     {"learned_positions": 512, "pattern": (LayerSpec(ffn="plain", rope=None),)}],
+)  # fmt: skip
+def test_parts_of_other_families_are_counted(changes):
+    config = dataclasses.replace(_TINY, head_width=4, **changes)
+    infos = jax.tree.leaves(decoder.param_infos(config), is_leaf=params.is_info)
+    declared = sum(math.prod(info.shape) for info in infos)
+    assert weights.num_parameters(config) == declared
+    both = Format("bytes", 8), Format("bytes", 8)
+    assert weights.weight_bytes(config, *both) == declared
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [("smollm2-135m", 134_515_008), ("gemma3-270m", 268_098_176), ("llama2-13b", 13_015_864_320),
+     ("llama2-70b", 68_976_648_192), ("llama3-8b", 8_030_261_248), ("llama3-70b", 70_553_706_496),
+     ("qwen2.5-0.5b", 494_032_768),
+     ("mistral-7b", 7_241_732_096),
+     ("qwen3-0.6b", 596_049_920),
+     ("smollm3-3b", 3_075_098_624),
+     ("gemma2-2b", 2_614_341_888),
+     ("phi3-mini", 3_821_079_552),
+     ("olmo2-1b", 1_484_916_736),
+     ("gpt2", 124_439_808)],
+)  # fmt: skip
+def test_parameters_of_every_preset(name, published):
+    config = presets.get(name).config
+    infos = jax.tree.leaves(decoder.param_infos(config), is_leaf=params.is_info)
+    assert (
+        weights.num_parameters(config) == sum(math.prod(info.shape) for info in infos) == published
+    )
+    assert 2 * published == params.num_bytes(decoder.param_infos(config))
+
+
+def test_every_preset_is_counted():
+    counted = test_parameters_of_every_preset.pytestmark[0].args[1]
+    assert {name for name, _ in counted} == set(presets.NAMES)
+
+
+# --- a step ---------------------------------------------------------------------------------------
+
+
+def test_a_decode_step_by_hand():
+    """Two rows, of 3 tokens (inside the window) and of 10; of which the last is new."""
+    found = step_cost(_TINY, 2, [(1, 3), (1, 10)], 2)
+    weights = (2 * _LAYER + _NORMS + _TABLE + 2 * 8) * 2  # of the embedding two rows are read
+    read = (3 + 10) + (3 + 4)  # tokens of the first layer, of the windowed one
+    written = 2 * 2
+    moved = activation_bytes(_TINY, 2, [(1, 3), (1, 10)], 2)
+    assert found.bytes == weights + (read + written) * _TOKEN_BYTES + moved
+    matrices = 24 + 8 + 12 + 8 + 32 + 8 + 16 + 8  # inputs and outputs of the four of a layer
+    mixing = 2 * 4 * 3  # queries and what they gathered
+    elements = 2 * 2 * (matrices + mixing) + 2 * 8 + 2 * 8  # of the head, of the embedding
+    assert moved == 2 * elements + 2 * 10 * 4 * 2  # logits are written and read
+    products = 2 * 2 * (2 * _LAYER + _TABLE)
+    attention = 4 * 4 * 3 * read  # scores and weighted sum of 4 heads of 3 elements
+    assert found.flops == products + attention
+
+
+def test_a_tied_table_is_read_once_and_whole():
+    tied = operations(dataclasses.replace(_TINY, tied=True), 2, [], 0)
+    assert sum(o.weight_bytes for o in tied) == 2 * (2 * _LAYER + _NORMS + _TABLE)
+    assert step_cost(_TINY, 2, [], 0).bytes - cost.total(tied).bytes == 2 * 2 * 8
+
+
+def test_a_prefill_step_by_hand():
+    """The last 5 of 10 tokens: each query sees one key more, in the window at most 4."""
+    found = step_cost(_TINY, 8, [(5, 10)], 1)
+    seen = (6 + 7 + 8 + 9 + 10) + 5 * 4
+    products = 2 * 8 * 2 * _LAYER + 2 * _TABLE  # padding is computed, logits only where sampled
+    assert found.flops == products + 4 * 4 * 3 * seen
+    weights = (2 * _LAYER + _NORMS + _TABLE + 8 * 8) * 2
+    read = 10 + 8  # the window of the first query begins at position 2
+    moved = activation_bytes(_TINY, 8, [(5, 10)], 1)
+    assert found.bytes == weights + (read + 2 * 5) * _TOKEN_BYTES + moved
+
+
+@pytest.mark.parametrize(
+    ("queries", "context", "window", "pairs"),
+    [(1, 1, None, 1), (1, 7, None, 7), (3, 7, None, 5 + 6 + 7), (4, 4, None, 10), (1, 7, 3, 3),
+     (4, 4, 3, 1 + 2 + 3 + 3), (3, 3, 5, 6), (2, 9, 1, 2)],
+)  # fmt: skip
+def test_pairs_of_query_and_key(queries, context, window, pairs):
+    alone = dataclasses.replace(_TINY, num_layers=1, pattern=(LayerSpec(window=window),))
+    with_rows = step_cost(alone, 1, [(queries, context)], 1)
+    assert with_rows.flops - step_cost(alone, 1, [], 1).flops == 4 * 4 * 3 * pairs
+
+
+def test_predicted_bytes_are_allocated_bytes():
+    """A full cache read once: what `kv_cache` allocates, its sink and the new token apart."""
+    page = 16
+    for name in ("smollm2-135m", "gemma3-270m"):
+        for dtype in ("bfloat16", "float32"):
+            config = dataclasses.replace(presets.get(name).config, dtype=dtype)
+            tokens = min(layer.window or 512 for layer in config.layers)
+            pages = (tokens // page,) * len(config.page_groups)
+            leaves = jax.tree.leaves(kv_cache.abstract(config, pages, page, 1, 0))
+            allocated = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+            step = step_cost(config, 1, [(1, tokens)], 0)
+            new = sum(spec.bytes_per_token(dtype) for spec in config.cache_specs)
+            assert step.bytes - step_cost(config, 1, [], 0).bytes == allocated + new
+
+
+def test_window_groups_stop_growing():
+    config = presets.get("gemma3-270m").config
+    at = {n: step_cost(config, 1, [(1, n)], 1).bytes for n in (512, 513, 2048)}
+    per_token = config.cache_specs[0].bytes_per_token("bfloat16")
+    assert at[513] - at[512] == 3 * per_token  # 3 global layers of 18
+    assert at[2048] - at[512] == 3 * per_token * (2048 - 512)
+
+
+def test_decoding_waits_for_memory_and_prefill_for_arithmetic():
+    config = presets.get("llama3-8b").config
+    chip = machine(1e12, 1e14)
+    decode = step_cost(config, 1, [(1, 1000)], 1)
+    found = report.seconds(config, operations(config, 1, [(1, 1000)], 1), chip)
+    assert found == pytest.approx(decode.bytes / 1e12)
+    assert decode.bytes == pytest.approx(2 * 7.5e9, rel=0.02)  # the embedding is not read
+    prefill = step_cost(config, 4096, [(4096, 4096)], 1)
+    needed = operations(config, 4096, [(4096, 4096)], 1)
+    assert report.seconds(config, needed, chip) == pytest.approx(prefill.flops / 1e14)
+    unlimited = report.seconds(config, needed, machine(1e12))
+    assert unlimited == pytest.approx(prefill.bytes / 1e12)
+
+
+# --- this machine ---------------------------------------------------------------------------------
+
+
+def test_this_machine_is_measured():
+    assert 1e8 < measure.read_bandwidth(8 << 20, repeats=2) < 1e13
+    assert 1e8 < measure.matmul_rate("float32", repeats=2) < 1e15
+
+
+# --- predicted beside measured --------------------------------------------------------------------
+
+
+class _Record(NamedTuple):
+    shape: StepShape
+    rows: tuple[tuple[int, int], ...]
+    seconds: float
+
+
+def test_report_takes_medians_of_steps_that_only_decode():
+    config = Config(_TINY, EngineConfig(max_seqs=2))
+    decode, mixed = StepShape((2, 1), (0, 64)), StepShape((2, 1), (1, 64))
+    records = [
+        _Record(mixed, ((64, 64),), 9.0),
+        _Record(decode, ((1, 3), (1, 10)), 4e-3),
+        _Record(decode, ((1, 4), (1, 11)), 1e-3),
+        _Record(decode, ((1, 5), (1, 12)), 2e-3),
+    ]
+    found = report.decode_steps(config, records, machine(1e6))
+    expected = step_cost(_TINY, 2, [(1, 4), (1, 11)], 2).bytes
+    assert found.step_bytes == expected
+    assert found.predicted_step_s == pytest.approx(expected / 1e6)
+    assert found.measured_step_s == 2e-3
+    assert found.bandwidth_share == pytest.approx(expected / 2e-3 / 1e6)
+    assert found.read_bandwidth == 1e6
+
+
+def test_report_without_decode_steps():
+    only_prefill = _Record(StepShape((0, 1), (1, 64)), ((64, 64),), 1.0)
+    found = report.decode_steps(Config(_TINY), [only_prefill], machine(5.0))
+    assert found == report.DecodeReport(None, None, None, 5.0, None)
+
+
+def test_the_ladders_first_rung():
+    """Without a cache every token runs all before it; with one, the prompt once and then itself."""
+    chip = machine(math.inf, 1.0)  # seconds are FLOPs
+    naive = report.naive_seconds(_TINY, chip, 120, 10, 128)
+    short = step_cost(_TINY, 128, [(128, 128)], 1).flops
+    long = step_cost(_TINY, 256, [(256, 256)], 1).flops
+    assert naive == 9 * short + long  # the tenth new token runs 129 tokens
+    cached = report.cached_seconds(_TINY, chip, 120, 10, 64)
+    assert cached == step_cost(_TINY, 128, [(120, 120)], 1).flops + sum(
+        step_cost(_TINY, 2, [(1, n)], 2).flops for n in range(121, 130)
+    )

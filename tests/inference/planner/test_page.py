@@ -1,0 +1,428 @@
+"""The page in a real browser: its figures are the planner's, its controls move them, it asks no
+network.
+"""
+
+import dataclasses
+import html
+import itertools
+import json
+import math
+import random
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from configs import presets
+from configs.hardware import catalog
+from configs.hardware.spec import HardwareSpec
+from configs.mesh import Mesh
+from configs.mixers import Indexer
+from configs.model import LayerSpec, ModelConfig
+from configs.precision import FORMATS
+from inference.planner.cost import Precision
+from inference.planner.deployment import Deployment
+from inference.planner.page import render
+from inference.planner.speculation import Speculation
+
+BROWSER = next(filter(None, map(shutil.which, render.BROWSERS)), None)
+needs_browser = pytest.mark.skipif(
+    BROWSER is None, reason=f"no browser: none of {', '.join(render.BROWSERS)} is installed"
+)
+
+_PRESETS = {name: preset.config for name, preset in (presets.NAMES | presets.PLANNED).items()}
+# What no preset combines: float32, windows beside an indexer over plain attention, norms of heads.
+_ODD = ModelConfig(
+    "odd", "llama", 999, 96, 160, 7, 12, 4, 40, 5000, dtype="float32", qk_norm="head",
+    post_norms=True, tied=True,
+    pattern=(LayerSpec(window=300), LayerSpec(indexer=Indexer(3, 24, 100)), LayerSpec()),
+)  # fmt: skip
+MODELS = _PRESETS | {"odd": _ODD}
+# What no data sheet says: a machine as it was measured, and one of which no rate is known.
+_MEASURED = HardwareSpec(
+    "measured", 9e10, 7e11, {"bfloat16": 5e13, "float32": 2e13}, link_bandwidth=1e11,
+    link_latency_s=2e-6, overhead_s=3e-4, gamma=0.3, bandwidth_share=0.8, rate_share=0.6,
+    half_rows=5.0, attention_share=0.5, price_per_hour=1.75, link_axes=3,
+)  # fmt: skip
+HARDWARE = catalog.NAMES | {
+    "measured": _MEASURED,
+    "unknown": HardwareSpec("unknown", 2e10, 3e10, {}),
+}
+
+
+def browse(folder, script, settings="", *, width=1280):
+    """What `script`, run at the end of the page, leaves in `results`."""
+    text = render.render(MODELS, HARDWARE)
+    ending = (
+        "<script>const results = [];\n"
+        "addEventListener('securitypolicyviolation', (e) => results.push(e.violatedDirective));\n"
+        "addEventListener('error', (e) => results.push(`error: ${e.message}`));\n"
+        "const finish = () => { const pre = document.createElement('pre'); pre.id = 'results';\n"
+        "pre.textContent = JSON.stringify(results, (key, value) => key === 'deployment' ? undefined"
+        " : value === Infinity ? 'inf' : value); document.body.append(pre); };\n"
+        f"{script}</script></body>"
+    )
+    file = folder / "page.html"
+    file.write_text(text.replace("</body>", ending), encoding="utf-8")
+    done = subprocess.run(
+        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync",
+         "--disable-dev-shm-usage", f"--user-data-dir={folder / 'profile'}",
+         f"--window-size={width},900", "--virtual-time-budget=5000", "--dump-dom",
+         f"{file.as_uri()}#{settings}"],
+        capture_output=True, text=True, timeout=120, encoding="utf-8",
+    )  # fmt: skip
+    found = re.search(r'<pre id="results">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found, f"the page left no results\n{done.stderr[-2000:]}"
+    return json.loads(html.unescape(found[1]))
+
+
+def close(found, expected):
+    if isinstance(expected, float | int) and not isinstance(expected, bool):
+        number = math.inf if found == "inf" else found
+        return number == pytest.approx(expected, rel=1e-6)
+    return found == expected
+
+
+# --- the planner's side ---------------------------------------------------------------------------
+
+
+def deployment(point):
+    config = MODELS[point["model"]]
+    config = dataclasses.replace(config, num_kv_heads=point["kv_heads"])
+    hardware = HARDWARE[point["hardware"]]
+    if point["price"] is not None:
+        hardware = dataclasses.replace(hardware, price_per_hour=point["price"])
+    formats = (FORMATS[name] for name in (point["weights"], point["cache"], config.dtype))
+    drafts = [point[name] for name in ("drafts", "acceptance", "draft_cost")]
+    drafts.append(point.get("draft_size", 0))  # which no control sets
+    return Deployment(
+        config, hardware, Precision(*formats),
+        Mesh(point.get("data", 1), point["chips"], point["expert"]), point["replicas"],
+        Speculation(*drafts) if drafts[0] else None, point["accounting"],
+    )  # fmt: skip
+
+
+def figures(point):
+    """All that the planner says of a point, under the page's names."""
+    plan, (batch, context, new) = deployment(point), map(point.get, LENGTHS)
+    middle = context + new // 2
+    found = dataclasses.asdict(plan.row(batch, context, new))
+    found |= {
+        "largest_batch": plan.largest_batch(context, new),
+        "chip_weight_bytes": plan.chip_weight_bytes,
+        "chip_sequence_bytes": plan.chip_cache_bytes(context + new),
+        "memory_room": plan.memory_room,
+        "tokens_per_step": plan.tokens_per_step,
+        "ridge": plan.hardware.ridge(plan.formats.weights.compute),
+    }
+    phases = {
+        "decode": (plan.decode_time(batch, middle), plan.decode_operations(batch, middle)),
+        "prefill": (plan.prefill_time(batch, context), plan.prefill_operations(batch, context)),
+    }
+    for phase, (time, operations) in phases.items():
+        found |= {f"{phase}.{name}": value for name, value in dataclasses.asdict(time).items()}
+        found[f"{phase}.bound"] = time.bound
+        found |= by_name(phase, map(dataclasses.asdict, operations))
+    return found
+
+
+def by_name(phase, operations):
+    """Costs of a step's operations, those of one name together."""
+    found = {}
+    for operation, part in itertools.product(operations, PARTS):
+        key = f"{phase}.{operation['name']}.{part}"
+        found[key] = found.get(key, 0) + operation[part]
+    return found
+
+
+def flat(found):
+    """A plan of the page under the same names."""
+    flat = {name: value for name, value in found.items() if not isinstance(value, dict | list)}
+    for phase in ("decode", "prefill"):
+        flat |= {f"{phase}.{name}": value for name, value in found[phase].items()}
+        flat |= by_name(phase, found[f"{phase}_operations"])
+    return flat
+
+
+LENGTHS = ("batch", "context", "new_tokens")
+PARTS = ("layers", "flops", "weight_bytes", "cache_bytes", "activation_bytes")
+
+
+def points(count, seed):
+    """Random points, each model and each chip among them."""
+    rng = random.Random(seed)
+    models, chips = itertools.cycle(MODELS), itertools.cycle(HARDWARE)
+    found = []
+    while len(found) < count:
+        config, hardware = MODELS[next(models)], next(chips)
+        longest = min(config.max_context, 1 << 18)
+        new = rng.choice((0, 1, 37, int(longest ** rng.uniform(0.1, 0.8))))
+        heads = [n for n in range(1, config.num_heads + 1) if config.num_heads % n == 0]
+        linked = HARDWARE[hardware].link_bandwidth > 0
+        with_experts = any(layer.experts for layer in config.layers)
+        point = {
+            "model": next(name for name, other in MODELS.items() if other is config),
+            "hardware": hardware,
+            "batch": int(4000 ** rng.random()),
+            "context": int((longest - new) ** rng.random()),
+            "new_tokens": new,
+            "kv_heads": rng.choice([config.num_kv_heads, rng.choice(heads)]),
+            "weights": rng.choice(list(FORMATS)),
+            "cache": rng.choice(list(FORMATS)),
+            "data": rng.choice((1, 1, 2, 3)),
+            "chips": rng.choice((1, *heads)) if linked else 1,
+            "expert": rng.choice((1, 2, 4, 8)) if linked and with_experts else 1,
+            "replicas": rng.choice((1, 3)),
+            "price": rng.choice((None, 2.5)),
+            "drafts": rng.choice((0, 0, 1, 4, 7)),
+            "acceptance": rng.random(),
+            "draft_cost": rng.random() / 4,
+            "draft_size": rng.choice((0, 0.1)),
+            "accounting": rng.choice(("exact", "exact", "lecture")),
+        }
+        while not is_possible(point):
+            point["chips"] = rng.choice([n for n in (1, *heads) if n < point["chips"]])
+        found.append(point)
+    return found
+
+
+def is_possible(point):
+    try:
+        deployment(point)
+    except ValueError:
+        return False
+    return True
+
+
+# --- the same figures -----------------------------------------------------------------------------
+
+
+@needs_browser
+def test_the_pages_figures_are_the_planners(tmp_path):
+    asked = points(220, seed=3)
+    script = f"for (const p of {json.dumps(asked)}) results.push(plan(CATALOG, p)); finish();"
+    answers = browse(tmp_path, script)
+    assert len(answers) == len(asked)
+    wrong = [
+        f"{point}: {name} is {found.get(name)}, the planner's {expected}"
+        for point, found in zip(asked, map(flat, answers), strict=True)
+        for name, expected in figures(point).items()
+        if not close(found.get(name), expected)
+    ]
+    assert not wrong, "\n".join(wrong[:8])
+    assert {p["model"] for p in asked} == set(MODELS), "every model is asked"
+    assert {found["bound"] for found in answers} >= {"memory", "compute", "collectives"}
+    assert {found["fits"] for found in answers} == {True, False}
+
+
+@needs_browser
+def test_what_may_be_chosen_is_what_the_mesh_allows(tmp_path):
+    script = """
+    for (const [name, model] of Object.entries(CATALOG.models))
+      for (const kv of divisors(model.num_heads)) results.push([name, kv,
+        validChips(model, CATALOG.hardware.h200, kv), validExperts(model, CATALOG.hardware.h200)]);
+    finish();"""
+    base = {**points(1, 0)[0], "hardware": "h200", "price": None}
+    for name, kv_heads, chips, experts in browse(tmp_path, script):
+        config = MODELS[name]
+        point = {**base, "model": name, "kv_heads": kv_heads, "expert": 1}
+        valid = [n for n in range(1, config.num_heads + 1) if is_possible({**point, "chips": n})]
+        assert chips == valid, (name, kv_heads)
+        most = max(
+            (layer.experts.num_experts for layer in config.layers if layer.experts), default=1
+        )
+        point["chips"] = 1
+        assert experts == [n for n in range(1, most + 1) if is_possible({**point, "expert": n})]
+
+
+# --- what is shown --------------------------------------------------------------------------------
+
+_LOOK = """
+const box = (query) => { const found = document.querySelector(query);
+  return found && Object.fromEntries([...found.attributes].map((a) => [a.name, a.value])); };
+const look = (step) => results.push({ step, state: { ...state },
+  figures: Object.fromEntries([...document.querySelectorAll('data')].map((d) =>
+    [d.id, [d.value, d.textContent]])),
+  weights: box('#memory [data-part=weights]'), cache: box('#memory [data-part=cache]'),
+  capacity: box('#memory .rule'), prefill: box('#timeline [data-part=prefill]'),
+  decode: box('#timeline [data-part=decode]'), curve: box('[data-curve=output_tok_s]')?.d,
+  points: ['output_tok_s', 'step_s'].map((key) => box(`[data-point=${key}]`)),
+  ticks: [...document.querySelectorAll('.tick')].map((tick) => { const l = tick.firstChild;
+    return [tick.dataset.axis, Number(tick.dataset.value), +l.getAttribute('x1'),
+            +l.getAttribute('y1')]; }),
+  dots: document.querySelectorAll('#roofline .dot').length,
+  hidden: document.querySelector('[data-control=expert]').hidden,
+  command: document.getElementById('command').textContent });
+const slide = (id, stop) => { const range = document.getElementById(id);
+  range.value = stop; range.dispatchEvent(new Event('input', { bubbles: true })); };
+const write = (id, text) => { const field = document.getElementById(id); field.value = text;
+  field.dispatchEvent(new Event('input', { bubbles: true })); };
+const pick = (name, value) =>
+  document.querySelector(`input[name=${name}][value=${value}]`).click();
+"""
+_MOVES = {
+    "start": "",
+    "batch": "slide('batch', 11);",
+    "context": "slide('context', 12);",
+    "typed": "write('context-typed', '1777'); write('batch-typed', '77');",
+    "new tokens": "slide('new_tokens', 9);",
+    "kv heads": "slide('kv_heads', 2);",
+    "weights": "pick('weights', 'int4');",
+    "cache": "pick('cache', 'int8');",
+    "chips": "slide('chips', 2);",
+    "hardware": "write('hardware', 'h200');",
+    "replicas": "write('replicas-typed', '3');",
+    "price": "write('price', '3.25');",
+    "drafts": "slide('drafts', 4); slide('acceptance', 70); slide('draft_cost', 5);",
+    "lecture": "pick('accounting', 'lecture');",
+    "too large": "pick('accounting', 'exact'); write('batch-typed', '4000');",
+    "mixture": "write('model', 'deepseek-v3.2'); slide('expert', 4);",
+    "states": "write('model', 'mamba2-2.7b');",
+}
+
+
+def position(ticks, axis, value, side):
+    """Where a value lies on a logarithmic axis, told from two of its ticks."""
+    marks = [(math.log(tick[1]), tick[side]) for tick in ticks if tick[0] == axis]
+    (low, start), (high, end) = marks[0], marks[-1]
+    return start + (math.log(value) - low) / (high - low) * (end - start)
+
+
+@needs_browser
+def test_controls_move_figures_bars_and_curves(tmp_path):
+    script = _LOOK + "".join(f"{move} look('{step}');" for step, move in _MOVES.items())
+    looks = browse(tmp_path, script + "finish();", "model=llama3-8b&hardware=h100")
+    assert [look["step"] for look in looks] == list(_MOVES)
+    for look in looks:
+        expected = figures(look["state"])
+        for name, (value, shown) in look["figures"].items():
+            check_figure(look, name, value, shown, expected)
+        check_pictures(look, expected)
+    for before, after in itertools.pairwise(looks):
+        assert before["state"] != after["state"], after["step"]
+        assert before["figures"] != after["figures"], after["step"]
+        drawn = [[look["curve"], look["points"], look["ticks"]] for look in (before, after)]
+        assert drawn[0] != drawn[1] or after["step"] == "price", after["step"]
+
+
+def check_figure(look, name, value, shown, expected):
+    """The exact figure, and its first digits as text."""
+    if name == "chip_cache_bytes":
+        wanted = expected["chip_bytes"] - expected["chip_weight_bytes"]
+    elif name == "capacity_bytes":
+        wanted = HARDWARE[look["state"]["hardware"]].memory_bytes
+    else:
+        wanted = expected[name]
+    where = f"{name} after {look['step']}: {shown}"
+    if name == "bound":
+        assert value == wanted, where
+    elif wanted is None:
+        assert (value, shown) == ("", "–"), where
+    else:
+        assert float(value) == pytest.approx(wanted, rel=1e-6), where
+        number, unit = re.fullmatch(r"\$?([\d.,]+) ?(.*)", shown).groups()
+        factor = {"s": 1, "ms": 1e-3, "µs": 1e-6, "TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}
+        amount = float(number.replace(",", "")) * factor.get(unit, 1)
+        assert amount == pytest.approx(wanted, rel=5.1e-3), where
+
+
+def check_pictures(look, expected):
+    """Bars as long as their figures, points where the axes say."""
+    weights, cache = (float(look[name]["width"]) for name in ("weights", "cache"))
+    chip = expected["chip_weight_bytes"]
+    capacity = HARDWARE[look["state"]["hardware"]].memory_bytes
+    assert cache / weights == pytest.approx(expected["chip_bytes"] / chip - 1, rel=1e-3)
+    assert float(look["capacity"]["x1"]) / weights == pytest.approx(capacity / chip, rel=1e-3)
+    whole = expected["request_s"] or expected["ttft_s"]
+    first, rest = (float(look[name]["width"]) for name in ("prefill", "decode"))
+    assert first / (first + rest + 2) == pytest.approx(expected["ttft_s"] / whole, abs=0.01)
+    batch = look["state"]["batch"]
+    for point, axis in zip(look["points"], ("output_tok_s", "step_s"), strict=True):
+        assert float(point["cx"]) == pytest.approx(
+            position(look["ticks"], "batch", batch, 2), abs=1
+        )
+        marks = [tick for tick in look["ticks"] if tick[0] == axis]
+        if len(marks) > 1:
+            at = position(look["ticks"], axis, expected[axis], 3)
+            assert float(point["cy"]) == pytest.approx(at, abs=1), (look["step"], axis)
+    computing = [name for name, value in expected.items() if name.endswith(".flops") and value]
+    assert look["dots"] == len(computing), look["step"]
+    assert look["hidden"] == (not any(x.experts for x in MODELS[look["state"]["model"]].layers))
+
+
+# --- the address, and what else a page owes -------------------------------------------------------
+
+
+@needs_browser
+def test_the_address_holds_the_state(tmp_path):
+    script = (
+        _LOOK
+        + """
+    look('opened'); slide('batch', 5); slide('drafts', 3); pick('cache', 'fp8');
+    setTimeout(() => {
+      results.push([state, readAddress(), location.hash]);
+      addEventListener('hashchange', () => { look('followed'); finish(); });
+      location.hash = '#model=llama2-13b&batch=3';
+    }, 500);"""
+    )
+    given = "model=mixtral-8x7b&hardware=a100&batch=9&context=700&new_tokens=33&chips=2&expert=4"
+    given += "&accounting=lecture"
+    opened, (state, read, address), followed = browse(tmp_path, script, given)
+    for setting in given.split("&"):
+        key, value = setting.split("=")
+        assert str(opened["state"][key]) == value
+    assert "--mesh=model=2,expert=4" in opened["command"]
+    assert state == read
+    assert "drafts=3" in address and "cache=fp8" in address
+    assert (followed["state"]["model"], followed["state"]["batch"]) == ("llama2-13b", 3)
+    step_s = float(followed["figures"]["step_s"][0])
+    assert step_s == pytest.approx(figures(followed["state"])["step_s"], rel=1e-6)
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    "settings",
+    ["model=nope&hardware=<b>&batch=-5&context=1e99&chips=7&expert=9&weights=float7&price=-1",
+     "batch=NaN&context=&new_tokens=1e9&kv_heads=3&drafts=99&acceptance=7&accounting=__proto__",
+     "model=constructor&hardware=unknown&chips=8&batch=2.6", "%%%=&&="],
+)  # fmt: skip
+def test_an_impossible_address_becomes_a_possible_plan(tmp_path, settings):
+    (look,) = browse(tmp_path, _LOOK + "look('opened'); finish();", settings)
+    state = look["state"]
+    assert state["model"] in MODELS and state["hardware"] in HARDWARE
+    assert float(look["figures"]["step_s"][0]) == pytest.approx(figures(state)["step_s"], rel=1e-6)
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [390, 1280])
+def test_every_control_has_a_name_and_nothing_is_loaded(tmp_path, width):
+    script = """
+    for (const control of document.querySelectorAll('input, select'))
+      if (!control.labels.length && !control.ariaLabel) results.push(control.outerHTML);
+    for (const entry of performance.getEntriesByType('resource')) results.push(entry.name);
+    document.querySelector('details').open = true;
+    refresh();
+    for (const part of document.querySelectorAll('main > *, .charts > *'))
+      if (part.getBoundingClientRect().right > innerWidth) results.push(part.className);
+    if (document.documentElement.scrollWidth > innerWidth) results.push('too wide');
+    setTimeout(finish, 300);"""
+    assert browse(tmp_path, script, width=width) == []
+
+
+def test_the_page_asks_no_network():
+    text = render.render()
+    assert not re.search(r"https?:|//[a-z]+\.|@import|\burl\(|\bfetch\(|XMLHttp|WebSocket", text)
+    assert not re.search(r'<(?:script|img|iframe)[^>]*\ssrc=|<link[^>]*href="(?!data:,")', text)
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+    assert policy and policy[1].startswith("default-src 'none'; script-src 'unsafe-inline';")
+    assert "connect-src" not in policy[1]
+
+
+def test_names_cannot_end_the_data_they_stand_in():
+    config = dataclasses.replace(_ODD, name="</script><script>alert(1)")
+    text = render.render({config.name: config}, HARDWARE)
+    assert "<script>alert" not in text
+    data = re.search(r'<script type="application/json" id="catalog">(.*?)</script>', text)
+    assert list(json.loads(data[1])["models"]) == [config.name]

@@ -1,0 +1,103 @@
+"""--slo and --advise: what they promise holds, and nothing smaller or better was overlooked."""
+
+import dataclasses
+
+import pytest
+
+from configs import presets
+from configs.errors import InputError
+from configs.hardware import catalog
+from configs.mesh import Mesh
+from inference.planner import advise, slo
+from inference.planner.advise import Workload
+from inference.planner.deployment import Deployment
+from inference.planner.slo import Promise
+
+_70B = Deployment(presets.get("llama2-70b").config, catalog.get("h100"))
+
+
+def test_a_busy_replica_by_hand():
+    """In a request's life: the prompts of all `batch`, and its steps, one less than its tokens."""
+    placed = dataclasses.replace(_70B, mesh=Mesh(model=4))
+    found = slo.steady(placed, 8, 1024, 100)
+    prefill, step = placed.prefill_time(1, 1024).total_s, placed.step_seconds(8, 1074)
+    life = 8 * prefill + 99 * step
+    assert found.requests_s == pytest.approx(8 / life)
+    assert found.output_tok_s == pytest.approx(800 / life)
+    assert found.tpot_s == pytest.approx((life - prefill) / 99)
+    assert found.ttft_s == pytest.approx(prefill + step)
+    one = slo.steady(placed, 8, 1024, 1)
+    assert one.requests_s == pytest.approx(1 / prefill)  # a prompt gives a token, no step follows
+
+
+def test_answers_keep_the_promise_and_one_more_sequence_does_not():
+    promise = Promise(ttft=0.5, tpot=0.03)
+    found = slo.answers(_70B, promise, 1024, 256, rate=20)
+    assert [answer.mesh.num_chips for answer in found] == [2, 4, 8]
+    for answer in found:
+        placed = dataclasses.replace(_70B, mesh=answer.mesh)
+        assert promise.is_kept(slo.steady(placed, answer.batch, 1024, 256))
+        more = answer.batch + 1
+        fits = more <= placed.largest_batch(1024, 256)
+        assert not (fits and promise.is_kept(slo.steady(placed, more, 1024, 256)))
+        assert answer.num_chips == answer.replicas * answer.mesh.num_chips
+        assert answer.load == pytest.approx(20 / (answer.replicas * answer.replica.requests_s))
+        assert answer.load <= 0.8 < 20 / max(1, answer.replicas - 1) / answer.replica.requests_s
+    unasked = slo.answers(_70B, Promise(), 1024, 256)[0]
+    assert (unasked.limited_by, unasked.replicas, unasked.load) == ("memory", 1, None)
+
+
+def test_meshes_are_valid_and_linked():
+    assert [mesh.model for mesh in slo.meshes(_70B)] == [1, 2, 4, 8]
+    mixture = Deployment(presets.get("mixtral-8x7b").config, catalog.get("h100"))
+    shapes = {(mesh.model, mesh.expert) for mesh in slo.meshes(mixture)}
+    assert shapes == {(m, e) for m in (1, 2, 4, 8) for e in (1, 2, 4, 8) if m * e <= 8}
+
+
+def test_promises_nobody_keeps():
+    with pytest.raises(InputError, match=r"no mesh of h100 keeps tpot=1e-06: the fastest is model"):
+        slo.answers(_70B, Promise(tpot=1e-6), 1024, 256)
+    small = dataclasses.replace(_70B, hardware=catalog.get("l4"))
+    with pytest.raises(InputError, match="fits no mesh of l4: fewer bits or larger chips"):
+        slo.answers(dataclasses.replace(small, config=presets.get("deepseek-v2").config),
+                    Promise(tpot=1), 1024, 256)  # fmt: skip
+
+
+@pytest.mark.parametrize("goal", advise.GOALS)
+def test_advice_is_ranked_and_fits(goal):
+    workload = Workload(1024, 256, goal)
+    found = advise.advise(_70B, workload, 2)
+    scores = [choice.score for choice in found.choices]
+    assert scores == sorted(scores, reverse=True) and found.plain in [
+        dataclasses.replace(choice, parts=()) for choice in found.choices
+    ]
+    for choice in found.choices:
+        assert choice.deployment.row(choice.batch, 1024, 256).fits
+        assert choice.deployment.mesh.num_chips * choice.deployment.replicas == 2
+        for part in choice.parts:
+            assert part.costs and (part.gain is None or part.gain > 0)
+    assert found.choices[0].score > 2 * found.plain.score
+    # Of bfloat16 one chip does not hold 70 B parameters.
+    assert {reason.split(" weights")[0] for reason in found.excluded} == {"bfloat16"}
+    assert all("138.0 GB of weights" in reason for reason in found.excluded)
+
+
+def test_what_a_part_gains_is_what_its_absence_costs():
+    found = advise.advise(_70B, Workload(1024, 256), 2)
+    best = found.choices[0]
+    placed, formats = best.deployment, best.deployment.formats
+    (without,) = (
+        choice for choice in found.choices
+        if choice.deployment.formats.weights.name == "bfloat16"
+        and choice.deployment.formats.cache == formats.cache
+        and choice.deployment.mesh == placed.mesh
+        and bool(choice.deployment.speculation) == bool(placed.speculation)
+    )  # fmt: skip
+    (part,) = (part for part in best.parts if part.technique.endswith("weights"))
+    assert part.gain == pytest.approx(best.score / without.score)
+
+
+def test_given_formats_are_kept():
+    fixed = _70B.formats
+    found = advise.advise(_70B, Workload(1024, 256), 4, fixed)
+    assert {choice.deployment.formats.weights.name for choice in found.choices} == {"bfloat16"}

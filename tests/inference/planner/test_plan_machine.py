@@ -1,0 +1,58 @@
+"""This machine is measured once; what is remembered is believed only as far as it is sound."""
+
+import json
+
+import pytest
+
+from configs.errors import InputError
+from configs.hardware import catalog
+from configs.hardware.spec import HardwareSpec
+from inference.planner.calibration import machine, measure
+
+_MEASURED = HardwareSpec("cpu", 16e9, 30e9, {"float32": 2e11, "bfloat16": 1e11})
+
+
+@pytest.fixture
+def counted(monkeypatch, tmp_path):
+    """How often the machine was measured."""
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
+    calls = []
+    monkeypatch.setattr(measure, "this_machine", lambda *dtypes: calls.append(dtypes) or _MEASURED)
+    return calls
+
+
+def test_this_machine_is_measured_once(counted):
+    assert machine.get("cpu") == machine.get("cpu") == _MEASURED
+    assert counted == [("float32", "bfloat16")]
+    assert machine.get("h100") is catalog.get("h100")
+    with pytest.raises(InputError, match="no hardware"):
+        machine.get("tpu")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff\x00", b"[]", b"null", b"{}", b"[" * 100_000, b'"cpu"',
+     b'{"memory_bytes": 1, "read_bandwidth": 1, "rates": 3}',
+     b'{"memory_bytes": 1, "read_bandwidth": 1, "rates": {"float32": 1}}',
+     b'{"memory_bytes": 0, "read_bandwidth": 1, "rates": {"float32": 1, "bfloat16": 1}}',
+     b'{"memory_bytes": NaN, "read_bandwidth": 1, "rates": {"float32": 1, "bfloat16": 1}}',
+     b'{"memory_bytes": 1, "read_bandwidth": "1", "rates": {"float32": 1, "bfloat16": 1}}',
+     b'{"memory_bytes": 1, "read_bandwidth": 1e999, "rates": {"float32": 1, "bfloat16": 1}}'],
+)  # fmt: skip
+def test_an_unsound_memory_is_measured_again(counted, content):
+    path = machine.cache_file(measure.num_cores())
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    assert machine.get("cpu") == _MEASURED and len(counted) == 1
+    assert json.loads(path.read_bytes())["read_bandwidth"] == 30e9
+    assert machine.get("cpu") == _MEASURED and len(counted) == 1
+
+
+def test_a_memory_that_cannot_be_kept_costs_a_measurement_each_time(counted, tmp_path, caplog):
+    (tmp_path / "hardware").write_text("a file where the folder should be")
+    assert machine.get("cpu") == machine.get("cpu") == _MEASURED
+    assert len(counted) == 2 and "cannot keep" in caplog.text
+
+
+def test_another_number_of_cores_is_another_machine(counted):
+    assert machine.cache_file(1) != machine.cache_file(2)

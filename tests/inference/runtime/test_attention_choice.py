@@ -1,0 +1,137 @@
+"""An engine with the attention that it names: the reference, another layout of pages, a kernel in
+its interpreter.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+from jax.experimental.pallas import tpu as pltpu
+
+from configs.engine import Config, EngineConfig
+from configs.errors import InputError
+from inference import request
+from inference.engine import Engine
+from inference.request import SamplingParams
+from inference.runtime import model_runner
+from layers import kv_cache
+from layers.kernels.attention import api, gpu, reference, tpu
+from layers.kernels.attention.contract import Implementation
+from layers.kernels.device import Device
+from tests import fakes
+
+pytestmark = pytest.mark.quick_code
+
+_SIZES = {
+    "max_seqs": 4, "decode_rows": (4,), "page_tokens": 8, "tile_tokens": 16, "prefill_tiles": (2,),
+}  # fmt: skip
+
+
+def _engine(model, **settings) -> Engine:
+    config = Config(model, EngineConfig(**(_SIZES | settings)))
+    return Engine(config, fakes.real_params(model))
+
+
+def _tokens(engine: Engine, lengths=(20, 3, 50, 9, 33), num_tokens: int = 8) -> list[list[int]]:
+    prompts = fakes.prompts(lengths, engine.config.model.vocab_size)
+    return [answer.token_ids for answer in engine.generate(prompts, fakes.greedy(num_tokens))]
+
+
+def test_the_reference_by_name_is_what_runs_without_one():
+    model = fakes.llama(max_context=128)
+    assert _tokens(_engine(model, attention="reference")) == _tokens(_engine(model))
+
+
+def test_what_cannot_run_is_refused_before_weights_are_read():
+    class Unread:
+        def load_params(self, *args):
+            raise AssertionError("weights were read")
+
+    config = Config(fakes.llama(), EngineConfig(attention="pallas_gpu"))
+    with pytest.raises(InputError, match="pallas_gpu runs on Hopper GPUs .* not on cpu"):
+        Engine.from_checkpoint(config, Unread())
+    with pytest.raises(InputError, match="pallas_gpu runs on Hopper GPUs .* not on cpu"):
+        Engine(config, fakes.real_params(config.model))
+
+
+@pytest.mark.parametrize(("platform", "tokens"), [("cpu", 16), ("gpu", 64), ("tpu", 128)])
+def test_pages_are_of_the_size_that_suits_the_device(platform, tokens, monkeypatch):
+    """In the engine's arrays, and in what its scheduler counts."""
+    monkeypatch.setattr(model_runner, "target_device", lambda: Device(platform, "a chip", 1))
+    model = fakes.llama(max_context=512)
+    engine = Engine(Config(model, EngineConfig(max_seqs=2)), fakes.real_params(model))
+    assert engine.config.engine.page_tokens == tokens
+    assert {leaf.shape[1] for leaf in engine.executor.cache} == {tokens}
+    sequence = request.Sequence(0, SamplingParams(), [1] * 300, 300)
+    engine.scheduler.add(sequence)
+    engine.scheduler.schedule()
+    assert [len(pages) for pages in sequence.pages] == [-(-sequence.num_scheduled_tokens // tokens)]
+
+
+# --- another layout -------------------------------------------------------------------------------
+
+
+def _heads_layout(num_pages, page_tokens, num_kv_heads, head_width, dtype):
+    """Keys and values of a head beside each other, [pages, page tokens, 2 K, H]."""
+    shape = num_pages, page_tokens, 2 * num_kv_heads, head_width
+    return jax.ShapeDtypeStruct(shape, kv_cache.stored_dtype(dtype))
+
+
+def _heads_write(pages, k_TKH, v_TKH, ragged, group):
+    heads_TKH = jnp.stack([k_TKH, v_TKH], axis=2).reshape(len(k_TKH), *pages.shape[2:])
+    return kv_cache.write(pages, heads_TKH, ragged, group)
+
+
+def _heads_attend(q_CWNH, pages, rectangle, group, options):
+    halves = pages[:, :, 0::2], pages[:, :, 1::2]
+    token_major = jnp.concatenate(halves, axis=2).reshape(*pages.shape[:2], -1)
+    return reference.attend_pages(q_CWNH, token_major, rectangle, group, options)
+
+
+def test_whole_pages_move_in_any_layout(monkeypatch):
+    """Shared, copied on write, evicted into the host's memory and back: the same tokens."""
+    model = fakes.llama(max_context=128)
+
+    def run() -> list:
+        engine = _engine(model, preemption="swap", cache_bytes=60_000)
+        lengths = 60, 3, 50, 9, 64, 60
+        tokens = [_tokens(engine, lengths, num_tokens=20) for _ in range(2)]
+        samples = SamplingParams(max_new_tokens=6, n=3, temperature=1.5, seed=1)
+        prompt = fakes.prompts((21,), model.vocab_size)
+        answers = engine.generate(prompt, samples)[0]
+        assert engine.scheduler.pages.prefix.num_restored_pages
+        return [tokens, [answer.token_ids for answer in (answers, *answers.others)]]
+
+    expected = run()
+    heads = Implementation(reference.limit, _heads_layout, _heads_write, _heads_attend)
+    monkeypatch.setattr(api, "implementation", lambda name: heads)
+    monkeypatch.setattr(api, "choose", lambda config: "heads")
+    assert run() == expected
+
+
+# --- a kernel -------------------------------------------------------------------------------------
+
+
+_HOPPER = Implementation(
+    gpu.limit, reference.layout, reference.write,
+    functools.partial(gpu.attend_pages, num_splits=2, interpret=InterpretGPUParams()),
+)  # fmt: skip
+_TPU = Implementation(
+    tpu.limit, reference.layout, reference.write,
+    functools.partial(tpu.attend_pages, interpret=pltpu.InterpretParams()),
+    functools.partial(tpu.append_and_attend, interpret=pltpu.InterpretParams()),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel", [_HOPPER, _TPU], ids=["pallas_gpu", "pallas_tpu"])
+def test_the_step_with_a_kernel_gives_the_reference_tokens(kernel, monkeypatch):
+    """Interpreted: decode rows with padding, prefill tiles, a window and a soft cap."""
+    widths = {"num_heads": 4, "num_kv_heads": 2, "head_width": 64, "max_context": 256}
+    model = fakes.quirks("bfloat16", **widths)
+    sizes = {"page_tokens": 64, "overlap": False}
+    expected = _tokens(_engine(model, **sizes), (70, 3), 4)
+    monkeypatch.setattr(api, "implementation", lambda name: kernel)
+    monkeypatch.setattr(api, "choose", lambda config: "kernel")
+    assert _tokens(_engine(model, **sizes), (70, 3), 4) == expected

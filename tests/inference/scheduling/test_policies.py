@@ -1,0 +1,227 @@
+"""Who starts when: policies, budgets, priorities, cached prefixes, memory that is short."""
+
+import numpy as np
+import pytest
+
+from configs.engine import Config, EngineConfig
+from configs.errors import InputError
+from configs.model import LayerSpec, ModelConfig
+from inference.request import SamplingParams, Sequence, Status
+from inference.scheduling.scheduler import Scheduler
+from tests.inference.scheduling.test_scheduler import fake_output
+
+CONTEXT = 256
+MODEL = ModelConfig(
+    "host", "host", 10, width=1, ffn_width=1, num_layers=1, num_heads=1, num_kv_heads=1,
+    head_width=1, max_context=CONTEXT, pattern=(LayerSpec(),), dtype="float32",
+)  # fmt: skip
+BYTES_PER_TOKEN = 8
+
+
+def scheduler(num_tokens=4096, **settings):
+    """Room for so many tokens."""
+    sizes = dict(max_seqs=4, page_tokens=4, tile_tokens=4, prefill_tiles=(1, 4)) | settings
+    return Scheduler(Config(MODEL, EngineConfig(cache_bytes=BYTES_PER_TOKEN * num_tokens, **sizes)))
+
+
+def request(id, length=4, n=4, arrival_s=0.0, tokens=None, key="shared", **params):
+    tokens = [1 + id % 9] * length if tokens is None else tokens
+    params = SamplingParams(max_new_tokens=n, **params)
+    return Sequence(id, params, list(tokens), len(tokens), arrival_s=arrival_s, cache_key=key)
+
+
+def step(scheduler, **when):
+    """One step; who decodes, who prefills (with how many tokens)."""
+    plan = scheduler.schedule(**when)
+    if plan is None:
+        return None
+    fed: dict[int, int] = {}
+    for row in plan.tiles:
+        fed[row.sequence.id] = fed.get(row.sequence.id, 0) + row.length
+    scheduler.commit(plan, fake_output(plan))
+    scheduler.check_integrity()
+    return [row.sequence.id for row in plan.decode], fed
+
+
+def finish(scheduler, limit=3000):
+    for _ in range(limit):
+        if step(scheduler) is None:
+            return
+    raise AssertionError("it does not end")
+
+
+def test_static_waits_for_a_full_batch_and_holds_it_to_the_end():
+    one = scheduler(policy="static", decode_rows=(2, 4))
+    for i in range(3):
+        one.add(request(i, n=2 + 3 * i))
+    assert step(one, is_open=True) is None
+    one.add(request(3))
+    one.add(request(4))
+    assert step(one, is_open=True) == ([], {0: 4, 1: 4, 2: 4, 3: 4})
+    shapes = []
+    while one.running:
+        plan = one.schedule(is_open=True)
+        assert all(row.sequence.id < 4 for row in plan.decode)
+        shapes.append(plan.shape.decode[0])
+        one.commit(plan, fake_output(plan))
+    assert set(shapes) == {4}  # rows of those that ended are computed to the end
+    assert step(one, is_open=True) is None  # one alone is no full batch
+    assert step(one) == ([], {4: 4})  # but no more will come
+
+
+def test_a_full_batch_is_what_memory_holds():
+    one = scheduler(num_tokens=40, policy="static")
+    for i in range(3):
+        one.add(request(i, length=10, n=10))
+    assert step(one, is_open=True) == ([], {0: 10, 1: 4})
+
+
+def test_dynamic_waits_only_so_long():
+    one = scheduler(policy="dynamic", max_wait_s=0.5)
+    one.add(request(0, arrival_s=10.0))
+    assert step(one, now=10.4, is_open=True) is None
+    assert step(one, now=10.5, is_open=True) == ([], {0: 4})
+    one.add(request(1, arrival_s=10.6, n=1))
+    assert step(one, now=20.0, is_open=True) == ([0], {})  # the batch is held
+
+
+def test_continuous_starts_at_once_beside_others():
+    one = scheduler()
+    one.add(request(0))
+    assert step(one, is_open=True) == ([], {0: 4})
+    one.add(request(1))
+    assert step(one, is_open=True) == ([0], {1: 4})
+
+
+def test_a_budget_keeps_prompts_from_holding_up_tokens():
+    one = scheduler(prefill_budget=8)
+    one.add(request(0, n=30))
+    step(one)
+    one.add(request(1, length=30))
+    fed = [step(one) for _ in range(4)]
+    assert fed == [([0], {1: 8}), ([0], {1: 8}), ([0], {1: 8}), ([0], {1: 6})]
+    alone = scheduler(prefill_budget=8)
+    alone.add(request(1, length=30))
+    assert step(alone) == ([], {1: 16})  # nobody waits for a token
+
+
+def test_without_chunks_prompts_stop_decoding():
+    one = scheduler(chunked_prefill=False)
+    one.add(request(0, n=30))
+    step(one)
+    one.add(request(1, length=30))  # longer, so that its row comes first
+    assert [step(one) for _ in range(3)] == [([], {1: 16}), ([], {1: 14}), ([1, 0], {})]
+
+
+def test_few_prompts_at_a_time():
+    one = scheduler(max_prefill_seqs=1)
+    for i in range(3):
+        one.add(request(i))
+    assert step(one) == ([], {0: 4})
+    assert step(one) == ([0], {1: 4})
+
+
+def test_a_higher_priority_goes_first_and_stays_longest():
+    one = scheduler(num_tokens=64)
+    one._will_fit = lambda *who: True  # so that memory runs out
+    for i, priority in enumerate((0, 5, 0)):
+        one.add(request(i, length=8, n=40, priority=priority, key=None))
+    assert list(step(one)[1]) == [1, 0]
+    preempted = set()
+    while one.has_work:
+        step(one)
+        preempted |= {s.id for s in one.waiting if s.num_preemptions}
+    assert preempted == {0, 2}
+
+
+def test_a_cached_prefix_goes_first_but_not_for_ever():
+    one = scheduler(max_seqs=1, max_overtakes=2)
+    known = [1, 2, 3, 4, 5, 6, 7, 8]
+    one.add(request(0, tokens=[*known, 9], n=1))
+    finish(one)
+    one.add(request(1, length=6, n=1))
+    for i in range(2, 6):
+        one.add(request(i, tokens=[*known, i], n=1))
+    order = []
+    while one.has_work:
+        decoding, prompts = step(one)
+        order += [*decoding, *prompts]  # a prompt with one token left is a decode row
+    assert order == [2, 3, 1, 4, 5]
+    assert one.counters.num_cached_tokens == 4 * 8
+
+
+def test_a_prefix_is_computed_once():
+    one = scheduler()
+    tokens = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1]
+    one.add(request(0, tokens=tokens))
+    assert step(one) == ([], {0: 10})
+    one.add(request(1, tokens=tokens))
+    one.add(request(2, tokens=tokens, key=None))
+    assert step(one) == ([0], {1: 2, 2: 10})
+    pages = [s.pages[0][:2] for s in one.running]
+    assert pages[0] == pages[1] != pages[2]
+
+
+def test_a_full_page_is_kept_once_though_computed_twice():
+    """Both start before either is committed: the later one takes over the earlier one's pages."""
+    one = scheduler()
+    for i in range(2):
+        one.add(request(i, tokens=[1, 2, 3, 4, 5, 6, 7, 8]))
+    step(one)
+    first, second = one.running
+    assert first.pages[0][:2] == second.pages[0][:2]
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("lengths", ["known", "guessed"])
+def test_a_quarter_of_the_memory_serves_all(preemption, prefix_cache, lengths):
+    """Nobody is lost and nobody is preempted more than four times, even where answers end long
+    before they may.
+    """
+    rng = np.random.default_rng(0)
+    wanted = [(int(rng.integers(1, 60)), int(rng.integers(1, 60))) for _ in range(160)]
+    one = scheduler(
+        num_tokens=16 * 60 // 4, max_seqs=16, preemption=preemption, prefix_cache=prefix_cache,
+        swap_bytes=1 << 12,
+    )  # fmt: skip
+    most = 150 if lengths == "guessed" else None
+    ends = {}
+    for i, (length, n) in enumerate(wanted):
+        key = "shared" if prefix_cache else i if preemption == "swap" else None
+        new = request(i, length=length, n=most or n, key=key, stop_ids=(0,))
+        ends[i] = n
+        one.add(new)
+    everyone = list(one.waiting)
+    for at in range(20_000):
+        if (plan := one.schedule()) is None:
+            break
+
+        def token(row, w):
+            return 0 if row.sequence.num_output_tokens + 1 >= ends[row.sequence.id] else 1
+
+        one.commit(plan, fake_output(plan, token))
+        if at % 16 == 0:
+            one.check_integrity()
+    assert all(s.status is Status.FINISHED for s in everyone)
+    assert [s.num_output_tokens for s in everyone] == [n for _, n in wanted]
+    assert max(s.num_preemptions for s in everyone) <= 4
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"policy": "eager"}, "engine.policy is one of continuous, static, dynamic, not 'eager'"),
+        ({"preemption": "drop"}, "engine.preemption is one of auto, recompute, swap"),
+        ({"prefill_budget": 3}, "engine.prefill_budget is at least 4, not 3"),
+        ({"max_prefill_seqs": 0}, "engine.max_prefill_seqs is at least 1"),
+        ({"max_wait_s": -1.0}, "engine.max_wait_s is 0 or more seconds"),
+        ({"max_wait_s": float("nan")}, "engine.max_wait_s is 0 or more seconds"),
+        ({"swap_bytes": -1}, "engine.swap_bytes is at least 0"),
+        ({"max_overtakes": -1}, "engine.max_overtakes is at least 0"),
+        ({"page_tokens": 100}, "engine.page_tokens divides 128 or is a multiple of it"),
+    ],
+)
+def test_bad_settings_are_named(settings, message):
+    with pytest.raises(InputError, match=message):
+        scheduler(**settings)

@@ -1,0 +1,440 @@
+"""The scheduler beside a fake device: random requests on pages of two sizes, in two groups."""
+
+import itertools
+import types
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from configs.engine import Config, EngineConfig
+from configs.errors import InputError
+from configs.model import LayerSpec, ModelConfig
+from inference.request import FinishReason, SamplingParams, Sequence, Status
+from inference.runtime.batch import build_batch
+from inference.scheduling.scheduler import Scheduler
+
+VOCAB, CONTEXT, WINDOW, DRAFTS = 10, 64, 6, 2
+MODEL = ModelConfig(
+    "host", "host", VOCAB, width=1, ffn_width=1, num_layers=2, num_heads=1, num_kv_heads=1,
+    head_width=1, max_context=CONTEXT, pattern=(LayerSpec(), LayerSpec(window=WINDOW)),
+    dtype="float32",
+)  # fmt: skip
+
+
+def config(page_tokens=4, cache_bytes=400, **settings) -> Config:
+    settings = {"max_seqs": 3, "tile_tokens": 4, "prefill_tiles": (1, 3)} | settings
+    return Config(MODEL, EngineConfig(page_tokens=page_tokens, cache_bytes=cache_bytes, **settings))
+
+
+def sequence(id, prompt, **params) -> Sequence:
+    return Sequence(id, SamplingParams(**params), list(prompt), len(prompt), frozenset({0}))
+
+
+def fake_output(plan, token=lambda row, w: 1, is_finite=lambda row: True):
+    """What a device would say of a plan: tokens as asked, drafts accepted while they agree."""
+    shape, width = plan.shape, plan.shape.decode[1]
+    tokens = np.zeros((shape.num_rows, width), int)
+    num_emitted, finite = np.zeros(shape.num_rows, int), np.ones(shape.num_rows, bool)
+    tiles = shape.prefill if shape.scored else (0, 0)
+    places = [
+        *enumerate(plan.decode),
+        *((shape.decode[0] + i, r) for i, r in enumerate(plan.tiles)),
+    ]
+    for where, row in places:
+        finite[where] = is_finite(row)
+        tokens[where] = [token(row, w) for w in range(width)]
+        drafts = row.sequence.drafts[: row.length - 1] if where < shape.decode[0] else ()
+        agree = itertools.takewhile(
+            bool, (d == t for d, t in zip(drafts, tokens[where], strict=False))
+        )
+        num_emitted[where] = row.emits * (1 + len(list(agree)))
+    return types.SimpleNamespace(
+        tokens=tokens, num_emitted=num_emitted, finite=finite, logprobs=np.zeros(tokens.shape),
+        top_ids=np.zeros((*tokens.shape, 0), int), top_logprobs=np.zeros((*tokens.shape, 0)),
+        target_logprobs=np.zeros(tiles), target_top_ids=np.zeros((*tiles, 0), int),
+        target_top_logprobs=np.zeros((*tiles, 0)),
+    )  # fmt: skip
+
+
+def check_plan(scheduler, plan):
+    """What the device relies on: rows continue their sequences on pages of their own."""
+    fed: dict[int, int] = {}
+    batch = build_batch(plan, scheduler._config)
+    assert len(plan.decode) <= plan.shape.decode[0] and len(plan.tiles) <= plan.shape.prefill[0]
+    for row in (*plan.decode, *plan.tiles):
+        owner = row.sequence
+        assert owner.status is Status.RUNNING and owner.slot == row.slot
+        assert row.offset == fed.get(owner.id, 0) and row.length > 0
+        fed[owner.id] = row.offset + row.length
+        stop = row.start + row.length
+        assert stop <= min(CONTEXT, len(owner.tokens) + owner.num_awaited_tokens + DRAFTS * 9)
+        for group, pages in zip(MODEL.page_groups, owner.pages, strict=True):
+            seen = group.spec.live_from(row.start - row.offset)
+            page_tokens = scheduler._config.page_tokens
+            live = group.spec.pages_for(seen, stop, page_tokens)
+            assert all(pages[page] for page in live)
+    assert batch.slot_R[batch.query_length_R == 0].tolist() == [
+        scheduler._config.engine.max_seqs
+    ] * (plan.shape.num_rows - len(plan.decode) - len(plan.tiles))
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Admit, step, draft, abort, preempt, fork and lose the cache in any order."""
+
+    @initialize(
+        page_tokens=st.sampled_from([1, 4, 16]),
+        sequences=st.one_of(st.just(1.0), st.floats(0.6, 3.5)),
+        num_drafts=st.sampled_from([0, DRAFTS, WINDOW + 2]),
+        tiles=st.sampled_from([(4, (1, 3)), (2, (1,))]),  # the latter is less than 1 + num_drafts
+        chunked=st.booleans(),
+        prefix_cache=st.booleans(),
+        preemption=st.sampled_from(["recompute", "swap"]),
+        policy=st.sampled_from(["continuous", "continuous", "static"]),
+        in_flight=st.sampled_from([0, 1]),
+    )
+    def build(
+        self, page_tokens, sequences, num_drafts, tiles, chunked, prefix_cache, preemption, policy,
+        in_flight,
+    ):  # fmt: skip
+        more = {"num_drafts": num_drafts, "tile_tokens": tiles[0], "prefill_tiles": tiles[1]}
+        more |= {"chunked_prefill": chunked, "prefix_cache": prefix_cache, "policy": policy}
+        more |= {"preemption": preemption, "swap_bytes": 600}
+        self.in_flight, self.flights = in_flight, []
+        per_sequence = sum(
+            n * group.bytes_per_page("float32", page_tokens)
+            for n, group in zip(
+                config(page_tokens, **more).peak_pages(CONTEXT), MODEL.page_groups, strict=True
+            )
+        )
+        self.config = config(page_tokens, int(per_sequence * sequences), **more)
+        self.scheduler = Scheduler(self.config)
+        self.everyone: list[Sequence] = []
+        self.ids = itertools.count()
+
+    @rule(
+        length=st.integers(1, CONTEXT - 1),
+        n=st.one_of(st.just(0), st.integers(1, 6), st.just(CONTEXT)),
+        temperature=st.sampled_from([0.0, 1.0]),
+        ignore_eos=st.booleans(),
+    )
+    def add(self, length, n, temperature, ignore_eos):
+        prompt, n = [1] * length, max(n, int(length == 1))  # a single token has no score
+        params = SamplingParams(max_new_tokens=n, temperature=temperature)
+        new = self.sequence(params, prompt, len(prompt), frozenset({0} - {0 * ignore_eos}))
+        try:
+            self.scheduler.add(new)
+        except InputError:
+            peak = self.config.peak_pages(min(new.max_tokens, CONTEXT))
+            usable = self.scheduler.pages.pool.num_usable_pages
+            assert any(n > m for n, m in zip(peak, usable, strict=True))
+            return
+        self.everyone.append(new)
+
+    def sequence(self, params, tokens, num_prompt_tokens, eos_ids):
+        id, engine = next(self.ids), self.config.engine
+        key = id if engine.preemption == "swap" else None
+        return Sequence(
+            id, params, tokens, num_prompt_tokens, eos_ids, needs_commit=engine.num_drafts > 0,
+            cache_key="shared" if engine.prefix_cache else key,
+        )  # fmt: skip
+
+    def propose(self, size):
+        for owner in self.scheduler.running:
+            if not owner.is_prefilling:
+                owner.drafts = (1,) * size
+
+    def unfinished(self):
+        return [s for s in self.everyone if s.status is not Status.FINISHED]
+
+    def advance(self, choose, is_finite=lambda row: True):
+        """Plans a step, and commits the oldest in flight once there are more than may be."""
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            check_plan(self.scheduler, plan)
+            self.flights.append(plan)
+        elif not self.flights:
+            assert not self.scheduler.has_work
+        if self.flights and len(self.flights) > (self.in_flight if plan else 0):
+            self.commit(self.flights.pop(0), choose, is_finite)
+
+    def commit(self, plan, choose, is_finite):
+        lengths = {s.id: len(s.tokens) for s in self.everyone}
+        was_running = any(row.sequence.status is not Status.FINISHED for row in plan.decode)
+        news = self.scheduler.commit(plan, fake_output(plan, choose, is_finite))
+        for owner, tokens in news:
+            assert len(owner.tokens) == lengths[owner.id] + len(tokens)
+        assert news or not was_running
+
+    @rule(data=st.data())
+    def step(self, data):
+        self.propose(data.draw(st.integers(0, self.config.engine.num_drafts + 1)))
+        self.advance(lambda row, w: data.draw(st.sampled_from([1, 1, 1, 1, 2, 0])))
+
+    @rule(steps=st.integers(1, 12))
+    def several_steps(self, steps):
+        for _ in range(steps):
+            self.propose(self.config.engine.num_drafts)
+            self.advance(lambda row, w: 1)
+
+    @rule(data=st.data())
+    def fail_some(self, data):
+        bad = data.draw(st.sets(st.integers(0, 5)))
+        self.advance(lambda row, w: 1, lambda row: row.sequence.id % 6 not in bad)
+
+    @precondition(lambda self: self.unfinished())
+    @rule(data=st.data())
+    def abort(self, data):
+        victim = data.draw(st.sampled_from(self.unfinished()))
+        self.scheduler.finish(victim, FinishReason.ABORT)
+
+    @precondition(lambda self: self.scheduler.running)
+    @rule(data=st.data())
+    def preempt(self, data):
+        self.scheduler.preempt(data.draw(st.sampled_from(self.scheduler.running)))
+
+    @rule()
+    def lose_the_cache(self):
+        order = list(self.scheduler.running)
+        self.scheduler.start_over()
+        self.flights.clear()
+        assert not self.scheduler.running and all(s in self.scheduler.waiting for s in order)
+
+    @rule(data=st.data(), more=st.integers(1, 20))
+    def fork(self, data, more):
+        parents = [s for s in self.unfinished() if not s.scores]
+        if not parents:
+            return
+        parent = data.draw(st.sampled_from(parents))
+        params = SamplingParams(max_new_tokens=parent.num_output_tokens + more)
+        child = self.sequence(params, list(parent.tokens), parent.num_prompt_tokens, parent.eos_ids)
+        try:
+            self.scheduler.fork(parent, child)
+        except InputError:
+            return
+        self.everyone.append(child)
+
+    @invariant()
+    def books_add_up(self):
+        self.scheduler.check_integrity()
+        states = [s for s in self.everyone if s.status is Status.FINISHED]
+        assert len(states) + len(self.scheduler.waiting) + len(self.scheduler.running) == len(
+            self.everyone
+        )
+        for s in self.everyone:
+            assert (s.finish_reason is None) == (s.status is not Status.FINISHED)
+            assert s.num_output_tokens <= s.params.max_new_tokens and len(s.tokens) <= CONTEXT
+            assert s.num_computed_tokens < len(s.tokens) or s.status is Status.FINISHED
+
+    def teardown(self):
+        """Every request ends, and every page comes back."""
+        if not hasattr(self, "scheduler"):
+            return
+        for _ in range(6 * (1 + len(self.everyone)) * CONTEXT):
+            if not self.scheduler.has_work:
+                break
+            self.propose(self.config.engine.num_drafts)
+            self.advance(lambda row, w: 1)
+        assert not self.scheduler.has_work
+        pages = self.scheduler.pages
+        pages.check_integrity([])
+        assert pages.prefix.num_available_pages == pages.pool.num_usable_pages
+        for s in self.everyone:
+            if s.finish_reason is FinishReason.STOP:
+                assert s.tokens[-1] == 0 and 0 in s.eos_ids
+            if s.finish_reason is FinishReason.LENGTH and not s.scores:
+                assert len(s.tokens) == min(s.max_tokens, CONTEXT)
+            if s.finish_reason is FinishReason.LENGTH and s.scores:
+                assert len(s.prompt_logprobs) == s.num_prompt_tokens - 1
+
+
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=400, stateful_step_count=25, deadline=None
+)
+TestScheduler = SchedulerMachine.TestCase
+
+
+# --- single rules ---------------------------------------------------------------------------------
+
+
+def steps_of(scheduler, limit=500):
+    """Plans until nothing is left to do."""
+    plans = []
+    while (plan := scheduler.schedule()) is not None:
+        plans.append(plan)
+        scheduler.commit(plan, fake_output(plan))
+        assert len(plans) < limit
+    return plans
+
+
+def test_decoding_goes_on_beside_prompts():
+    scheduler = Scheduler(config(cache_bytes=1 << 20))
+    first, second = sequence(1, [1] * 5, max_new_tokens=9), sequence(2, [1] * 30, max_new_tokens=2)
+    scheduler.add(first)
+    scheduler.commit(plan := scheduler.schedule(), fake_output(plan))
+    scheduler.add(second)
+    plan = scheduler.schedule()
+    assert [row.sequence for row in plan.decode] == [first]
+    assert [(row.sequence, row.offset, row.length) for row in plan.tiles] == [
+        (second, 0, 4), (second, 4, 4), (second, 8, 4),
+    ]  # fmt: skip
+    assert not any(row.emits for row in plan.tiles) and all(row.emits for row in plan.decode)
+    scheduler.commit(plan, fake_output(plan))
+    steps_of(scheduler)
+    assert first.num_output_tokens == 9 and second.num_output_tokens == 2
+
+
+def test_tiles_of_one_step_belong_to_several_prompts():
+    scheduler = Scheduler(config(cache_bytes=1 << 20))
+    prompts = [sequence(i, [1] * n, max_new_tokens=1) for i, n in enumerate((6, 3, 4))]
+    for prompt in prompts:
+        scheduler.add(prompt)
+    plans = steps_of(scheduler)
+    rows = [[(row.sequence.id, row.length, row.emits) for row in plan.tiles] for plan in plans]
+    assert rows == [[(0, 4, False), (0, 2, True), (1, 3, True)], [(2, 4, True)]]
+
+
+def test_pages_that_left_the_window_come_back():
+    scheduler = Scheduler(config(page_tokens=4, cache_bytes=1 << 20))
+    one = sequence(1, [1] * 3, max_new_tokens=40)
+    scheduler.add(one)
+    for _ in range(30):
+        scheduler.commit(plan := scheduler.schedule(), fake_output(plan))
+    everything, windowed = one.pages
+    assert all(everything)
+    first = (one.num_computed_tokens + 1 - WINDOW) // 4
+    assert not any(windowed[:first]) and all(windowed[first:])
+
+
+def test_the_youngest_gives_its_pages_back():
+    scheduler = Scheduler(config(page_tokens=4, cache_bytes=int(1.2 * 8 * (64 + 32))))
+    old, young = (sequence(i, [1] * 8, max_new_tokens=50) for i in range(2))
+    scheduler.add(old)
+    scheduler.add(young)
+    preempted = False
+    while old.status is not Status.FINISHED:
+        scheduler.commit(plan := scheduler.schedule(), fake_output(plan))
+        assert old.status is not Status.WAITING
+        preempted |= young.status is Status.WAITING
+    assert preempted
+    steps_of(scheduler)
+    assert young.num_output_tokens == 50
+
+
+def test_a_request_that_never_fits_is_refused():
+    scheduler = Scheduler(config(page_tokens=4, cache_bytes=300))
+    with pytest.raises(InputError, match="never fits .* engine.cache_bytes") as error:
+        scheduler.add(sequence(1, [1] * 40, max_new_tokens=10))
+    assert "\n" not in str(error.value) and not scheduler.has_work
+
+
+def test_a_scored_prompt_may_fill_the_last_page():
+    """It never needs room for one more token."""
+    scheduler = Scheduler(config(page_tokens=4, cache_bytes=200))
+    usable = scheduler.pages.pool.num_usable_pages
+    fits = max(n for n in range(2, CONTEXT + 1) if all(
+        peak <= m for peak, m in zip(scheduler._config.peak_pages(n), usable, strict=True)
+    ))  # fmt: skip
+    scored = sequence(1, [1] * fits, max_new_tokens=0)
+    scheduler.add(scored)
+    assert steps_of(scheduler) and scored.status is Status.FINISHED
+    assert len(scored.prompt_logprobs) == fits - 1
+
+
+def test_a_preempted_score_starts_over():
+    scheduler = Scheduler(config(cache_bytes=1 << 20))
+    scored = sequence(1, [1] * 30, max_new_tokens=0)
+    scheduler.add(scored)
+    scheduler.commit(plan := scheduler.schedule(), fake_output(plan))
+    assert len(scored.prompt_logprobs) == 12
+    scheduler.start_over()
+    steps_of(scheduler)
+    assert len(scored.prompt_logprobs) == 29
+
+
+def test_drafts_never_pass_the_end():
+    scheduler = Scheduler(config(cache_bytes=1 << 20, num_drafts=2))
+    one = sequence(1, [1] * 4, max_new_tokens=6)
+    scheduler.add(one)
+    fed = []
+    while (plan := scheduler.schedule()) is not None:
+        fed += [
+            (row.length, *build_batch(plan, scheduler._config).tokens_T[:3]) for row in plan.decode
+        ]
+        scheduler.commit(plan, fake_output(plan))
+        one.drafts = (1, 1)
+    assert fed == [(3, -1, 1, 1), (2, -1, 1, 0)] and one.num_output_tokens == 6
+
+
+def test_more_drafts_than_the_engine_verifies_are_left_out():
+    scheduler = Scheduler(config(cache_bytes=1 << 20, num_drafts=2))
+    one = sequence(1, [1] * 4, max_new_tokens=30)
+    scheduler.add(one)
+    scheduler.commit(plan := scheduler.schedule(), fake_output(plan))
+    one.drafts = (1,) * 5
+    plan = scheduler.schedule()
+    assert plan.decode[0].length == 3
+    assert build_batch(plan, scheduler._config).tokens_T[:3].tolist() == [-1, 1, 1]
+    scheduler.commit(plan, fake_output(plan))
+    assert one.num_output_tokens == 1 + 3
+
+
+def test_drafts_wider_than_a_tile_find_pages():
+    """A window of 6, pages of one token, a single tile of 2 and 8 drafts: one request, alone."""
+    sizes = dict(page_tokens=1, tile_tokens=2, prefill_tiles=(1,), num_drafts=8, max_seqs=1)
+    scheduler = Scheduler(config(cache_bytes=1 << 20, **sizes))
+    one = sequence(1, [1] * 4, max_new_tokens=40)
+    scheduler.add(one)
+    for _ in range(60):
+        if (plan := scheduler.schedule()) is None:
+            break
+        scheduler.commit(plan, fake_output(plan, lambda row, w: 1 + w % 2))
+        one.drafts = (2,) * 8
+    assert one.num_output_tokens == 40
+
+
+def test_a_fork_that_is_preempted_at_once_holds_no_page():
+    """Its copy is not to be made: else what it was copied from would stay taken."""
+    scheduler = Scheduler(config(page_tokens=4, cache_bytes=1 << 20, prefix_cache=False))
+    parent, child = sequence(1, [1] * 6, max_new_tokens=9), sequence(2, [1] * 6, max_new_tokens=9)
+    scheduler.add(parent)
+    scheduler.commit(plan := scheduler.schedule(), fake_output(plan))
+    scheduler.fork(parent, child)
+    assert child.status is Status.RUNNING
+    for each in (parent, child):
+        scheduler.preempt(each)
+    pages = scheduler.pages
+    assert pages.prefix.num_available_pages == pages.pool.num_usable_pages
+    steps_of(scheduler)
+    assert parent.num_output_tokens == child.num_output_tokens == 9
+
+
+def test_a_fork_that_never_fits_is_refused():
+    scheduler = Scheduler(config(page_tokens=4, cache_bytes=500))
+    parent = sequence(1, [1] * 8, max_new_tokens=4)
+    scheduler.add(parent)
+    scheduler.schedule()
+    with pytest.raises(InputError, match="never fits"):
+        scheduler.fork(parent, sequence(2, [1] * 8, max_new_tokens=50))
+    scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("break_books", [
+    lambda scheduler: scheduler._free_slots.pop(),
+    lambda scheduler: scheduler._free_slots.append(scheduler.running[0].slot),
+    lambda scheduler: scheduler.running[0].pages[0].pop(),
+    lambda scheduler: scheduler.running[0].pages[1].append(scheduler.running[1].pages[1][0]),
+    lambda scheduler: setattr(next(iter(scheduler.waiting)), "slot", 0),
+    lambda scheduler: scheduler.running.pop(),
+])  # fmt: skip
+def test_integrity_can_fail(break_books):
+    scheduler = Scheduler(config(cache_bytes=1 << 20, max_seqs=4, prefill_tiles=(2,)))
+    for i in range(3):
+        scheduler.add(sequence(i, [1] * 4))
+    scheduler.schedule()
+    scheduler.check_integrity()
+    break_books(scheduler)
+    with pytest.raises(RuntimeError):
+        scheduler.check_integrity()

@@ -1,0 +1,78 @@
+"""Few shapes, and one for every step that the scheduler can plan."""
+
+import dataclasses
+import itertools
+
+import pytest
+
+from configs.engine import EngineConfig
+from configs.errors import InputError
+from inference.scheduling.step_shapes import StepShape, choose, enumerate_shapes
+
+ENGINES = [
+    EngineConfig(max_seqs=max_seqs, num_drafts=num_drafts, **sizes)
+    for max_seqs, num_drafts, sizes in itertools.product(
+        (1, 2, 3, 7, 8, 9, 16, 31, 32, 33, 64),
+        (0, 1, 5),
+        ({}, {"decode_rows": (4,)}, {"prefill_tiles": (2,)}, {"prefill_tiles": (4, 1, 4)}),
+    )
+]
+ENGINES += [dataclasses.replace(engine, chunked_prefill=False) for engine in ENGINES]
+
+
+def test_the_default_engine():
+    shapes = enumerate_shapes(EngineConfig())
+    assert len(shapes) <= 32
+    steady = [s.decode[0] for s in shapes if not s.prefill[0]]
+    assert steady == [2, 8, 16, 32]
+    alone = enumerate_shapes(EngineConfig(chunked_prefill=False))
+    assert set(alone) == {shape for shape in shapes if not (shape.decode[0] and shape.prefill[0])}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_few_shapes_cover_every_need(engine):
+    shapes = enumerate_shapes(engine)
+    assert len(shapes) <= 32 and len(set(shapes)) == len(shapes)
+    assert {shape.decode[1] for shape in shapes} == {1 + engine.num_drafts}
+    assert {shape.prefill[1] for shape in shapes} == {engine.tile_tokens}
+    largest_tiles = max(engine.prefill_tiles)
+    for rows, tiles, scored in itertools.product(
+        range(engine.max_seqs + 1), range(largest_tiles + 1), (False, True)
+    ):
+        if not rows + tiles or (scored and not tiles):
+            continue
+        if rows and tiles and not engine.chunked_prefill:
+            continue
+        shape = choose(shapes, rows, tiles, scored)
+        assert shape.decode[0] >= rows and shape.prefill[0] >= tiles
+        assert shape.scored >= scored
+        if not tiles:
+            assert not shape.prefill[0]  # steady decoding computes no prompt
+    top = (engine.max_seqs, largest_tiles)
+    assert shapes == tuple(sorted(shapes, key=lambda shape: shape.num_tokens))
+    assert all(s.decode[0] <= max(8, *top) for s in shapes)
+
+
+def test_too_many_sizes_are_refused():
+    tiles = tuple(range(1, 40))
+    with pytest.raises(
+        InputError, match="make 123 step shapes, at most 32 .* fewer sizes"
+    ) as error:
+        enumerate_shapes(EngineConfig(prefill_tiles=tiles))
+    assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match="step shapes"):
+        enumerate_shapes(EngineConfig(decode_rows=tuple(range(1, 33))))
+
+
+def test_counts():
+    shape = StepShape((3, 2), (4, 16))
+    assert (shape.num_rows, shape.num_tokens, shape.num_logits) == (7, 70, 10)
+
+
+def test_the_cheapest_cover_is_chosen():
+    shapes = enumerate_shapes(EngineConfig(decode_rows=(2, 8), prefill_tiles=(1, 4), max_seqs=8))
+    assert choose(shapes, 2, 0, False) == StepShape((2, 1), (0, 64))
+    assert choose(shapes, 3, 0, False) == StepShape((8, 1), (0, 64))
+    assert choose(shapes, 0, 1, False) == StepShape((0, 1), (1, 64))
+    assert choose(shapes, 1, 2, False) == StepShape((8, 1), (4, 64))
+    assert choose(shapes, 0, 1, True) == StepShape((0, 1), (4, 64), scored=True)

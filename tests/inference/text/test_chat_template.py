@@ -1,0 +1,217 @@
+"""Chat templates run as transformers runs them, and stay in their sandbox."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from configs.errors import InputError
+from inference.text import chat_template
+
+ROOT = Path(__file__).resolve().parents[3]
+GOLDEN = json.loads(
+    (ROOT / "tests" / "golden" / "chat-templates" / "expected.json").read_text(encoding="utf-8")
+)
+MESSAGES = [
+    {"role": "user", "content": "Hi <b>"},
+    {"role": "assistant", "content": "Hello"},
+    {"role": "user", "content": "ünï"},
+]
+
+
+def test_conversation_is_rendered():
+    template = """{{ bos_token }}{% for m in messages %}
+    {% if m.role == 'assistant' %}
+        {% generation %}A: {{ m.content }}{% endgeneration %}
+
+        {% continue %}
+    {% endif %}
+U: {{ m['content'] | trim }}
+{% endfor %}
+{% if add_generation_prompt %}A:{% endif %}"""
+    rendered = chat_template.render(template, MESSAGES, special_tokens={"bos_token": "<s>"})
+    assert rendered == "<s>U: Hi <b>\nA: Hello\nU: ünï\nA:"
+    assert not chat_template.render(template, [], add_generation_prompt=False)
+
+
+@pytest.mark.parametrize("family", GOLDEN["families"])
+def test_rendering_equals_transformers(family):
+    """Text for text, and a refusal where it refuses."""
+    made = GOLDEN["families"][family]
+    special = {name: made[name] for name in ("bos_token", "eos_token") if made[name]}
+    rows = [row for row in GOLDEN["rows"] if row["family"] == family]
+    assert len(rows) == 28 and sum("text" in row for row in rows) >= 18
+    for row in rows:
+        given = GOLDEN["conversations"][row["conversation"]]
+
+        def render(given=given, prompt=row["prompt"]):
+            return chat_template.render(
+                made["template"], **given, add_generation_prompt=prompt, special_tokens=special
+            )
+
+        if "text" in row:
+            assert render() == row["text"], row["conversation"]
+        else:
+            with pytest.raises(InputError) as caught:
+                render()
+            assert row["error"] in str(caught.value), row["conversation"]
+
+
+def test_tojson_escapes_nothing_and_dates_are_there():
+    rendered = chat_template.render("{{ messages | tojson }}", MESSAGES[:1])
+    assert rendered == '[{"role": "user", "content": "Hi <b>"}]'
+    assert re.fullmatch(r"\d{4}", chat_template.render("{{ strftime_now('%Y') }}", []))
+
+
+BAD = {
+    "internals": ("{{ messages.__class__.__mro__ }}", "sandbox"),
+    "subclasses": ("{{ ''.__class__.__base__.__subclasses__() }}", "sandbox"),
+    "globals": ("{{ raise_exception.__globals__ }}", "sandbox"),
+    "format": ("{{ '{0.__class__.__init__}'.format(messages) }}", "sandbox"),
+    "os": ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "sandbox"),
+    "private name": ("{% set n = namespace(_x=1) %}", "sandbox"),
+    "mutation": ("{{ messages.append(1) }}", "sandbox"),
+    "import": ("{% include 'x' %}", "failed"),
+    "refusal": ("{{ raise_exception('roles must\nalternate') }}", "roles must alternate"),
+    "syntax": ("{% if %}", "failed"),
+    "undefined": ("{{ messages[7].role.x }}", "failed"),
+    "type": ("{{ messages + 1 }}", "failed"),
+    "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "failed"),
+    "long range": ("{% for i in range(10000000) %}x{% endfor %}", "failed"),
+    "output": (
+        "{% for i in range(1000) %}{% for j in range(1000) %}"
+        "{{ 'xxxxxxxxxxxxxxxxxxxx' }}{% endfor %}{% endfor %}",
+        "characters",
+    ),
+    "many loops": ("{% for a in [1] %}" * 25 + "{% endfor %}" * 25, "nested too deeply"),
+    "many branches": ("{% if messages %}" * 120 + "{% endif %}" * 120, "nested too deeply"),
+    "very many branches": ("{% if messages %}" * 9000 + "{% endif %}" * 9000, "recurses"),
+    "length": ("x" * ((1 << 20) + 1), "longer than"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_template_is_one_line(case):
+    template, expected = BAD[case]
+    with pytest.raises(InputError, match=expected) as caught:
+        chat_template.render(template, MESSAGES)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_data_is_refused():
+    for messages in ([{"role": "user", "content": object()}], [{"content": {1, 2}}]):
+        with pytest.raises(InputError, match="not plain data"):
+            chat_template.render("{{ messages }}", messages)
+
+
+def test_half_a_character_passes_through():
+    messages = [{"role": "user", "content": "\ud83d"}]
+    assert chat_template.render("{{ messages[0].content }}", messages) == "\ud83d"
+
+
+# A template that would take the machine. Ended within a second and 64 MB, one line each.
+
+BOMBS = {
+    "nested loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
+    "{% endfor %}",
+    "doubling": "{% set n = namespace(x='x') %}{% for i in range(40) %}{% set n.x = n.x + n.x %}"
+    "{% endfor %}",
+    "folded": "{{ 'x' * 10 ** 10 }}",
+    "power": "{{ 10 ** (10 ** 8) }}",
+    "power in a loop": "{% for i in range(9) %}{{ (7 + i) ** (7 ** 7) }}{% endfor %}",
+    "list": "{% set n = namespace(x=[1]) %}{% for i in range(40) %}{% set n.x = n.x + n.x %}"
+    "{% endfor %}",
+    "padding": "{{ 'x' | center(1000000000) }}",
+    "format": "{{ '%999999999d' % 1 }}",
+    "filler text": "{{ lipsum(n=100000) }}",
+    "replace": "{% set s = 'x' * 5000 %}{{ s | replace('x', s) | replace('x', s) }}",
+    "output": "{% for i in range(99999) %}{{ messages | tojson }}{% endfor %}",
+    "macros": "{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n else 'x' }}{% endmacro %}{{ f(40) }}",
+    "filters": "{{ range(99999) | map('string') | join | list | sort | batch(3) | list | tojson }}"
+    * 50,
+    "nesting": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+    "blocks": "{% for a in [1] %}" * 3000,
+}
+MEASURE = """
+import resource, sys, time
+from configs.errors import InputError
+from inference import chat_template
+
+template = sys.stdin.read()
+start = time.process_time(), time.perf_counter()
+try:
+    chat_template.render(template, [{"role": "user", "content": "x" * 1000}])
+except InputError as error:
+    print(error, file=sys.stderr)
+seconds = time.perf_counter() - start[1]
+chat_template._WORKER.stop()
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, time.process_time() - start[0])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_bombs_are_ended(bomb):
+    ran = subprocess.run([sys.executable, "-c", MEASURE], input=BOMBS[bomb], cwd=ROOT,
+                         capture_output=True, text=True, timeout=60)  # fmt: skip
+    assert ran.returncode == 0 and ran.stderr.startswith("the chat template "), ran.stderr
+    assert ran.stderr.count("\n") == 1
+    wall, child, megabytes, own = map(float, ran.stdout.split())
+    # Processor seconds: those of the wall are the machine's business as well.
+    assert child <= 1 and own <= 0.1 and megabytes <= 64 and wall <= 10
+
+
+def test_after_a_bomb_the_next_rendering_works_again():
+    with pytest.raises(InputError, match=r"takes more than 0\.8 s"):
+        chat_template.render(BOMBS["nested loops"], MESSAGES)
+    with pytest.raises(InputError, match="needs more than 48 MB of memory"):
+        chat_template.render(BOMBS["doubling"], MESSAGES)
+    assert chat_template.render("{{ messages | length }}", MESSAGES) == "3"
+
+
+def test_a_long_conversation_has_longer_limits():
+    messages = [{"role": "user", "content": "ü日" * 1000}] * 1500
+    rendered = chat_template.render("{% for m in messages %}{{ m.content }}{% endfor %}", messages)
+    assert len(rendered) == 3_000_000
+
+
+def test_a_worker_that_is_gone_is_started_again():
+    chat_template.render("x", [])
+    process = chat_template._WORKER._process
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert chat_template.render("y", []) == "y"
+
+
+def test_a_worker_starts_fast_and_leaves_with_its_parent():
+    code = (
+        "import sys, time\nfrom inference import chat_template\n"
+        "assert chat_template._WORKER._process is None\nstart = time.perf_counter()\n"
+        "chat_template.render('x', [])\n"
+        "print(time.perf_counter() - start, chat_template._WORKER._process.pid)\n"
+        "import os; os.kill(os.getpid(), 9)"
+    )
+    runs = []
+    for _ in range(3):
+        ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+        seconds, pid = ran.stdout.split()
+        runs.append(float(seconds))
+        deadline = time.monotonic() + 20
+        while is_running(int(pid)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert min(runs) < 0.5  # 0.1 s on an idle machine
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,124 @@
+"""Streaming text equals decoding at once, however the tokens arrive."""
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import decoders, models
+
+from inference.text.detokenizer import Detokenizer
+from inference.text.tokenizer import Tokenizer, byte_alphabet
+
+WORDS = ["hello", " world", "é", "日本", "😀", "\n", "stop", "st"]
+
+
+def byte_level() -> Tokenizer:
+    alphabet = byte_alphabet()
+    spelled = ["".join(alphabet[byte] for byte in word.encode()) for word in WORDS]
+    tokens = list(dict.fromkeys([*alphabet.values(), *spelled]))
+    backend = tokenizers.Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, []))
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<|end|>"])
+    return Tokenizer(backend, backend.get_vocab_size(), {"eos_token": "<|end|>"}, None)
+
+
+def sentencepiece(strips: bool) -> Tokenizer:
+    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokens += [word.replace(" ", "▁") for word in WORDS] + ["▁", "▁▁"]
+    backend = tokenizers.Tokenizer(
+        models.BPE({token: i for i, token in enumerate(tokens)}, [], byte_fallback=True)
+    )
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence(steps + [decoders.Strip(" ", 1, 0)] * strips)
+    return Tokenizer(backend, len(tokens), {}, None)
+
+
+TOKENIZERS = {
+    "byte-level": byte_level(),
+    "sentencepiece": sentencepiece(False),
+    "sentencepiece with a dummy prefix": sentencepiece(True),
+}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(st.data())
+def test_deltas_join_to_the_decoded_text(name, data):
+    tokenizer = TOKENIZERS[name]
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1)))
+    detokenizer = Detokenizer(tokenizer)
+    deltas = []
+    while len(ids) > detokenizer.num_tokens:
+        size = data.draw(st.integers(1, 3))
+        start = detokenizer.num_tokens
+        deltas.append(detokenizer.push(ids[start : start + size]))
+    assert "".join(deltas) + detokenizer.flush() == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(st.text())
+def test_no_character_is_split(name, text):
+    tokenizer = TOKENIZERS[name]
+    lookup = {tokenizer.token_bytes(i): i for i in reversed(range(tokenizer.vocab_size))}
+    detokenizer = Detokenizer(tokenizer)
+    deltas = [detokenizer.push([lookup[bytes([byte])]]) for byte in text.encode()]
+    expected = text.removeprefix(" ") if tokenizer.strips_first_space else text
+    assert "".join(deltas) == expected and detokenizer.flush() == ""
+
+
+@given(st.data())
+def test_stop_strings_end_the_text_before_them(data):
+    tokenizer = TOKENIZERS["byte-level"]
+    text = data.draw(st.text("abc é", max_size=30))
+    stop = data.draw(st.lists(st.text("abc é", min_size=1, max_size=4), min_size=1, max_size=3))
+    ids = [token for byte in text.encode() for token in _ids_of(tokenizer, bytes([byte]))]
+    detokenizer = Detokenizer(tokenizer, stop)
+    emitted = ""
+    for token in ids:
+        emitted += detokenizer.push([token])
+        if detokenizer.stopped is None:
+            seen = tokenizer.decode(ids[: detokenizer.num_tokens]).rstrip("\ufffd")
+            assert len(seen) - len(emitted) <= max(map(len, stop)) - 1
+    emitted += detokenizer.flush()
+    ends = [text.find(s) for s in stop if s in text]
+    if not ends:
+        assert emitted == text and detokenizer.stopped is None
+    else:
+        assert detokenizer.stopped in stop
+        assert text.startswith(emitted + detokenizer.stopped)
+        assert all(s not in emitted for s in stop)
+
+
+def _ids_of(tokenizer: Tokenizer, data: bytes) -> list[int]:
+    return [next(i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == data)]
+
+
+def test_tokens_after_the_stop_are_not_taken():
+    tokenizer = TOKENIZERS["byte-level"]
+    ids = [token for byte in b"ab--c--d" for token in _ids_of(tokenizer, bytes([byte]))]
+    detokenizer = Detokenizer(tokenizer, ["--"])
+    assert detokenizer.push(ids) == "ab"
+    assert (detokenizer.stopped, detokenizer.num_tokens) == ("--", 4)
+    assert detokenizer.push(ids) == "" and detokenizer.flush() == ""
+
+
+def test_a_stop_string_is_ignored_in_the_first_tokens():
+    tokenizer = TOKENIZERS["byte-level"]
+    ids = [token for byte in b"a--b--c" for token in _ids_of(tokenizer, bytes([byte]))]
+    assert Detokenizer(tokenizer, ["--"], min_tokens=1).push(ids) == "a"
+    assert Detokenizer(tokenizer, ["--"], min_tokens=2).push(ids) == "a--b"  # begun too early
+
+
+def test_a_character_cut_off_at_the_end_is_replaced_once():
+    tokenizer = TOKENIZERS["byte-level"]
+    ids = [token for byte in "😀".encode()[:3] for token in _ids_of(tokenizer, bytes([byte]))]
+    detokenizer = Detokenizer(tokenizer)
+    assert detokenizer.push(ids) == ""
+    assert detokenizer.flush() == tokenizer.decode(ids) == "\ufffd"
+
+
+def test_special_tokens_are_shown_only_when_asked():
+    tokenizer = TOKENIZERS["byte-level"]
+    ids = [tokenizer.eos_id]
+    assert Detokenizer(tokenizer).push(ids) == tokenizer.decode(ids) == ""
+    shown = Detokenizer(tokenizer, skip_special=False).push(ids)
+    assert shown == tokenizer.decode(ids, skip_special=False) == "<|end|>"
