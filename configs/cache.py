@@ -18,11 +18,59 @@ BLOCK_TOKENS = 128
 
 
 @dataclasses.dataclass(frozen=True)
+class PageFormat:
+    """How a token lies in a page: all that a kernel or a layout of pages is told of it.
+
+    One packed row a token: the keys of all KV heads, then their values.
+
+    Attributes:
+        kv_heads: K.
+        key_width, value_width: elements of one head's key and of its value.
+        values_in_keys: a value is the first `value_width` elements of its key, stored once.
+        dtype: of the elements, a key of `DTYPE_BYTES`.
+        scales: dtype of a scale of each key and each value; None: there are none.
+    """
+
+    kv_heads: int
+    key_width: int
+    value_width: int
+    values_in_keys: bool
+    dtype: str
+    scales: str | None = None
+
+    @property
+    def keys(self) -> slice:
+        """Elements of the packed row that are keys."""
+        return slice(0, self.kv_heads * self.key_width)
+
+    @property
+    def values(self) -> slice:
+        """Elements of the packed row that are values."""
+        start = 0 if self.values_in_keys else self.keys.stop
+        return slice(start, start + self.kv_heads * self.value_width)
+
+    @property
+    def row_width(self) -> int:
+        """Elements of the packed row."""
+        return max(self.keys.stop, self.values.stop)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of the packed row, and of its scales."""
+        size = self.row_width * DTYPE_BYTES[self.dtype]
+        if self.scales is None:
+            return size
+        return size + self.kv_heads * (2 - self.values_in_keys) * DTYPE_BYTES[self.scales]
+
+
+@dataclasses.dataclass(frozen=True)
 class CacheSpec:
     """What one layer caches. A spec with neither tokens nor state of its own reads its `owner`'s.
 
     Attributes:
-        elements_per_token: elements stored for each live token (2 K H for keys and values).
+        kv_heads, key_width, value_width, values_in_keys: of each live token, as `PageFormat`'s.
+        index_width: elements of a token's key for the indexer of sparse attention, in pages of
+            their own.
         elements_per_sequence: elements of a recurrent state; kept 1 + k times, so that a rejected
             draft is undone by choosing the state after the last accepted token.
         window: tokens that stay visible, the newest included; None keeps all of them.
@@ -30,7 +78,11 @@ class CacheSpec:
         shard_axis: logical axis the elements are split over, None for replicated.
     """
 
-    elements_per_token: int = 0
+    kv_heads: int = 0
+    key_width: int = 0
+    value_width: int = 0
+    values_in_keys: bool = False
+    index_width: int = 0
     elements_per_sequence: int = 0
     window: int | None = None
     owner: int | None = None
@@ -43,6 +95,24 @@ class CacheSpec:
             raise InputError("a cache shared with an earlier layer stores nothing of its own")
         if self.elements_per_token and self.elements_per_sequence:
             raise InputError("a layer's cache holds elements per token or per sequence, not both")
+        if self.values_in_keys and (self.kv_heads != 1 or self.value_width > self.key_width):
+            raise InputError("values lie in keys where there is one KV head and keys are as wide")
+
+    @property
+    def elements_per_token(self) -> int:
+        """Elements stored for each live token."""
+        values = 0 if self.values_in_keys else self.value_width
+        return self.kv_heads * (self.key_width + values) + self.index_width
+
+    def page_format(self, dtype: str) -> PageFormat:
+        """Format of the pages of keys and values."""
+        return PageFormat(
+            self.kv_heads, self.key_width, self.value_width, self.values_in_keys, dtype
+        )
+
+    def index_format(self, dtype: str) -> PageFormat:
+        """Format of the pages of the indexer's keys, which have no values."""
+        return PageFormat(1, self.index_width, 0, False, dtype)
 
     @property
     def can_tree(self) -> bool:
@@ -51,7 +121,8 @@ class CacheSpec:
 
     def bytes_per_token(self, dtype: str) -> int:
         """Bytes each live token adds to this layer."""
-        return self.elements_per_token * DTYPE_BYTES[dtype]
+        formats = self.page_format(dtype), self.index_format(dtype)
+        return sum(page_format.bytes_per_token for page_format in formats)
 
     def bytes_per_sequence(self, num_drafts: int = 0) -> int:
         """Bytes a sequence holds whatever its length; states are float32, one per verified
@@ -78,12 +149,14 @@ class CacheSpec:
 
 def keys_values(num_kv_heads: int, head_width: int, window: int | None = None) -> CacheSpec:
     """Paged keys and values: MHA, GQA and MQA differ only in K; a window forgets."""
-    return CacheSpec(2 * num_kv_heads * head_width, window=window, shard_axis="kv_heads")
+    return CacheSpec(num_kv_heads, head_width, head_width, window=window, shard_axis="kv_heads")
 
 
 def latent(rank: int, rope_width: int) -> CacheSpec:
-    """Multi-head latent attention: one vector for all heads and one rotary key a token."""
-    return CacheSpec(rank + rope_width)
+    """Multi-head latent attention: one vector for all heads and one rotary key a token; the vector
+    is the value too.
+    """
+    return CacheSpec(1, rank + rope_width, rank, values_in_keys=True)
 
 
 def recurrent(elements: int) -> CacheSpec:

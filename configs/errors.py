@@ -1,4 +1,4 @@
-"""The one exception for what a user can put right."""
+"""The one exception for what a user can put right, and the words of others."""
 
 from typing import Any
 
@@ -7,6 +7,14 @@ _SHOWN_CHARS = 80
 
 class InputError(ValueError):
     """One line that names the cause and what would be valid; scripts print it and exit 1."""
+
+
+def reason(error: BaseException) -> str:
+    """What an exception says, in one line, without its class and number."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    said = " ".join(str(error).split())
+    return said or ("out of memory" if isinstance(error, MemoryError) else "it gives no reason")
 
 
 def shown(value: Any) -> str:

@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 from configs.errors import InputError
+from configs.kinds.attention import Attention
 from configs.model import ModelConfig
 
 MOST_CHIPS = 1_000_000  # along an axis, and replicas: beyond any installation
@@ -50,20 +51,20 @@ class Mesh:
                 raise InputError(f"mesh axis {axis} is at least 1, not {getattr(self, axis)}")
             if getattr(self, axis) > MOST_CHIPS:
                 raise InputError(f"mesh axis {axis} is at most {MOST_CHIPS} chips")
-        experts = [layer.experts for layer in config.pattern if layer.experts]
-        hidden = {sizes.width for sizes in experts}
-        if any(layer.ffn != "none" and not layer.experts for layer in config.pattern):
-            hidden.add(config.ffn_width)
-        if not _divides(self.model, config, hidden):
-            valid = [n for n in range(1, config.num_heads + 1) if _divides(n, config, hidden)]
+        whole = config.divided
+        heads = {mixer.cache_parts for mixer in config.mixers(Attention)}
+        if not _divides(self.model, whole, heads):
+            valid = [n for n in range(1, min(whole) + 1) if _divides(n, whole, heads)]
             raise InputError(
-                f"mesh model={self.model} does not divide the {config.num_heads} heads, "
-                f"{config.num_kv_heads} key/value heads and feed-forward widths {sorted(hidden)} "
-                f"of {config.name}; valid: {', '.join(map(str, valid))}"
+                f"mesh model={self.model} does not divide the heads and feed-forward widths "
+                f"{sorted(whole)} and the key/value heads {sorted(heads)} of {config.name}; valid: "
+                f"{', '.join(map(str, valid))}"
             )
+        mixtures = {layer.ffn.experts for layer in config.pattern if layer.ffn}
+        experts = {found[0] for found in mixtures if found}
         if self.expert > 1 and not experts:
             raise InputError(f"mesh expert={self.expert}: {config.name} has no experts to divide")
-        shared = math.gcd(*(sizes.num_experts for sizes in experts))
+        shared = math.gcd(*experts)
         if experts and shared % self.expert:
             valid = [n for n in range(1, shared + 1) if shared % n == 0]
             raise InputError(
@@ -72,17 +73,10 @@ class Mesh:
             )
 
 
-def _divides(chips: int, config: ModelConfig, hidden: set[int]) -> bool:
+def _divides(chips: int, whole: set[int], kv_heads: set[int]) -> bool:
     """Whether chips along `model` get equal parts; where they outnumber the key/value heads, these
-    are copied evenly. Latent and recurrent layers have no key/value heads.
+    are copied evenly.
     """
-    kv_heads = {
-        config.num_kv_heads
-        for layer in config.pattern
-        if layer.latent is None and layer.recurrent is None
-    }
-    state_heads = {layer.recurrent.num_heads for layer in config.pattern if layer.recurrent}
-    whole = {config.num_heads} | state_heads | hidden
     return all(size % chips == 0 for size in whole) and all(
         heads % chips == 0 or chips % heads == 0 for heads in kv_heads
     )

@@ -1,60 +1,41 @@
 """A model is data: widths plus a pattern of layers. One decoder composes them."""
 
+import collections
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
+from typing import Any
 
-from configs.cache import CacheSpec, PageGroup, keys_values, latent, page_groups, recurrent
+from configs.cache import CacheSpec, PageGroup, page_groups
 from configs.errors import InputError
-from configs.kinds.rope import Rope
-from configs.mixers import Experts, Indexer, Latent, Recurrent
+from configs.kinds import params
+from configs.kinds.kind import FeedForward, Mixer
+from configs.kinds.operations import LOGITS, TOKENS, Amount, Move, Operation
+from configs.kinds.params import ParamInfo
 
 # What sizes of a model may be, whoever names them: a checkpoint's reader asks no more.
 MOST_LAYERS, MOST_WIDTH, MOST_CONTEXT = 10_000, 1 << 24, 2**31 - 1
 
-_CHOICES = {
-    "dtype": ("float32", "bfloat16"),
-    "activation": ("silu", "gelu_tanh"),
-    "norm": ("rms", "layer"),
-    "qk_norm": (None, "head", "all"),
-}
-_BIASES = ("qkv", "out", "ffn")
-
 
 @dataclasses.dataclass(frozen=True)
 class LayerSpec:
-    """One layer: which mixer moves information between tokens, which feed-forward follows, what is
-    cached.
-
-    Attributes:
-        mixer, ffn: names in the decoder's tables.
-        rope: rotary positions of a mixer that rotates; None: it does not.
-        window: tokens that a query sees, itself included; None sees all.
-        cache: None derives the spec from the model's widths, the window and the fields below; a
-            spec that is given brings its own window, a shared cache its owner's.
-        latent, recurrent, indexer, experts: widths of the mixers and feed-forwards that have them.
+    """One layer: which mixer moves information between tokens, and which feed-forward follows
+    (None: there is none). Each is a kind of `configs/kinds/`, with its own widths.
     """
 
-    mixer: str = "attention"
-    ffn: str = "gated"
-    rope: Rope | None = Rope()
-    window: int | None = None
-    cache: CacheSpec | None = None
-    latent: Latent | None = None
-    recurrent: Recurrent | None = None
-    indexer: Indexer | None = None
-    experts: Experts | None = None
+    mixer: Mixer
+    ffn: FeedForward | None
 
     def __post_init__(self) -> None:
-        if self.window is not None and self.cache is not None:
+        if not isinstance(self.mixer, Mixer):
             raise InputError(
-                f"a layer takes window={self.window} or a cache with a window of its own, not both"
+                f"a layer's mixer is one of {', '.join(Mixer.kinds)}, not {self.mixer!r}"
             )
-
-    @property
-    def is_sharer(self) -> bool:
-        """Whether an earlier layer's cache is read."""
-        return self.cache is not None and self.cache.owner is not None
+        if not isinstance(self.ffn, FeedForward | None):
+            raise InputError(
+                f"a layer's ffn is one of {', '.join(FeedForward.kinds)} or None, not {self.ffn!r}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,45 +44,32 @@ class ModelConfig:
 
     Attributes:
         family: selects the weight-name map ('llama', 'gemma3', ...).
-        width, ffn_width, head_width: D, F and H of the axis key.
+        width: D of the axis key.
         max_context: longest sequence in tokens.
-        attention_scale: factor on q.k; None means head_width ** -0.5.
         embedding_scale: factor on the embedded tokens (Gemma: D ** 0.5).
         norm: 'rms', or 'layer' with a bias.
         norm_offset: added to stored norm weights (Gemma stores w - 1).
-        qk_norm: RMS norm before RoPE of each query and key head ('head') or of all queries and all
-            keys of a token at once ('all'); None: there is none.
         pre_norms, post_norms: of the input and of the output of mixer and feed-forward; both are a
             "sandwich".
-        biases: which products add one: 'qkv', 'out' (attention's), 'ffn'.
-        score_cap, logit_cap: soft limits c tanh(x / c) of attention's scores and of the logits.
+        logit_cap: soft limit c tanh(x / c) of the logits.
         learned_positions: rows of a table of positions added to the embedding; 0: there is none.
         tied: the head is the embedding.
-        dtype: of weights, matrix inputs and cache; the residual stream, norms and softmax are
-            float32.
+        dtype: of activations, and of weights and cache where nothing else is said; the residual
+            stream, norms and softmax are float32.
     """
 
     name: str
     family: str
     vocab_size: int
     width: int
-    ffn_width: int
     num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_width: int
     max_context: int
-    pattern: tuple[LayerSpec, ...] = (LayerSpec(),)
+    pattern: tuple[LayerSpec, ...]
     norm_eps: float = 1e-5
     norm: str = "rms"
     norm_offset: float = 0.0
-    qk_norm: str | None = None
     pre_norms: bool = True
     post_norms: bool = False
-    biases: tuple[str, ...] = ()
-    activation: str = "silu"
-    attention_scale: float | None = None
-    score_cap: float | None = None
     logit_cap: float | None = None
     embedding_scale: float = 1.0
     learned_positions: int = 0
@@ -109,26 +77,20 @@ class ModelConfig:
     dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "width", "ffn_width", "num_layers", "num_heads", "num_kv_heads",
-                     "head_width", "max_context"):  # fmt: skip
+        for name in ("vocab_size", "width", "num_layers", "max_context"):
             if getattr(self, name) < 1:
                 raise InputError(f"model.{name} is at least 1, not {getattr(self, name)}")
             most = {"num_layers": MOST_LAYERS, "max_context": MOST_CONTEXT}.get(name, MOST_WIDTH)
             if getattr(self, name) > most:
                 raise InputError(f"model.{name} is at most {most}")
-        if self.num_heads % self.num_kv_heads:
-            raise InputError(
-                f"model.num_heads={self.num_heads} is not a multiple of "
-                f"model.num_kv_heads={self.num_kv_heads}"
-            )
-        for name, valid in _CHOICES.items():
+        for name, valid in (("dtype", ("float32", "bfloat16")), ("norm", ("rms", "layer"))):
             if getattr(self, name) not in valid:
                 raise InputError(
                     f"model.{name} is {' or '.join(map(repr, valid))}, not {getattr(self, name)!r}"
                 )
         if not self.pattern:
             raise InputError("model.pattern lists at least one layer")
-        for name in ("norm_eps", "score_cap", "logit_cap"):
+        for name in ("norm_eps", "logit_cap"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise InputError(f"model.{name} is a finite number above 0, not {value}")
@@ -137,22 +99,19 @@ class ModelConfig:
 
     def _check_parts(self) -> None:
         """Refuses parts that contradict each other."""
-        unknown = [bias for bias in self.biases if bias not in _BIASES]
-        if unknown or len(set(self.biases)) != len(self.biases):
-            raise InputError(
-                f"model.biases names each of {', '.join(_BIASES)} at most once, not {self.biases}"
-            )
         if not (self.pre_norms or self.post_norms):
             raise InputError("a model has model.pre_norms, model.post_norms or both")
-        if self.norm == "layer" and (self.norm_offset or self.qk_norm):
-            raise InputError("model.norm='layer' goes with no norm_offset and no qk_norm")
+        if self.norm == "layer" and self.norm_offset:
+            raise InputError("model.norm='layer' goes with no norm_offset")
+        for layer in set(self.pattern):
+            self._layer_parameters(layer)
         if self.learned_positions:
             if self.max_context > self.learned_positions:
                 raise InputError(
                     f"model.max_context={self.max_context} exceeds the "
                     f"{self.learned_positions} positions that were learned"
                 )
-            if any(layer.rope is not None for layer in self.pattern):
+            if any(layer.mixer.rotation is not None for layer in self.pattern):
                 raise InputError("learned positions go with layers without rope")
 
     def _check_owners(self) -> None:
@@ -171,22 +130,68 @@ class ModelConfig:
         """One spec a layer."""
         return tuple(self.pattern[i % len(self.pattern)] for i in range(self.num_layers))
 
+    def mixers(self, kind: type[Any]) -> list[Any]:
+        """The different mixers of one kind, in the order of their layers."""
+        found = dict.fromkeys(layer.mixer for layer in self.pattern)
+        return [mixer for mixer in found if isinstance(mixer, kind)]
+
+    @property
+    def divided(self) -> set[int]:
+        """Sizes that chips along the mesh's `model` have to divide."""
+        kinds = {kind for layer in self.pattern for kind in (layer.mixer, layer.ffn) if kind}
+        return {getattr(kind, field) for kind in kinds for field in kind.divided}
+
+    def with_kinds(self, **changes: Any) -> "ModelConfig":
+        """The same with these fields of every mixer and feed-forward that has them."""
+
+        def changed(kind: Any) -> Any:
+            own = {name: value for name, value in changes.items() if hasattr(kind, name)}
+            return dataclasses.replace(kind, **own) if own else kind
+
+        pattern = tuple(
+            LayerSpec(changed(layer.mixer), changed(layer.ffn)) for layer in self.pattern
+        )
+        return dataclasses.replace(self, pattern=pattern)
+
+    # --- parameters -------------------------------------------------------------------------------
+
+    def parameters(self) -> dict[str, Any]:
+        """Declaration of every parameter: `ParamInfo` leaves in the structure of the values."""
+        table = ParamInfo((self.vocab_size, self.width), self.dtype, ("vocab", "embed"))
+        declared: dict[str, Any] = {
+            "embed": {"table": table},
+            "layers": tuple(self._layer_parameters(layer) for layer in self.layers),
+            "final_norm": params.norm(self, self.width, "embed"),
+        }
+        if self.learned_positions:
+            shape = (self.learned_positions, self.width)
+            declared["positions"] = {"table": ParamInfo(shape, self.dtype, (None, "embed"))}
+        return declared if self.tied else declared | {"head": {"table": table}}
+
+    def _layer_parameters(self, layer: LayerSpec) -> dict[str, Any]:
+        norm = params.norm(self, self.width, "embed")
+        declared: dict[str, Any] = {}
+        for part, kind in (("mixer", layer.mixer), ("ffn", layer.ffn)):
+            if kind is None:
+                continue
+            declared[part] = dict(kind.parameters(self))
+            if self.pre_norms:
+                declared[f"{part}_norm"] = norm
+            if self.post_norms:
+                declared[f"{part}_post_norm"] = norm
+        return declared
+
+    # --- cache ------------------------------------------------------------------------------------
+
     @functools.cached_property
     def cache_specs(self) -> tuple[CacheSpec, ...]:
         """What each layer caches."""
-        return tuple(layer.cache or self._derived_cache(layer) for layer in self.layers)
+        return tuple(layer.mixer.cache(self) for layer in self.layers)
 
-    def _derived_cache(self, layer: LayerSpec) -> CacheSpec:
-        if layer.recurrent is not None:
-            return recurrent(layer.recurrent.state_elements)
-        if layer.latent is not None:
-            spec = latent(layer.latent.rank, layer.latent.rope_width)
-        else:
-            spec = keys_values(self.num_kv_heads, self.head_width, layer.window)
-        if layer.indexer is None:
-            return spec
-        elements = spec.elements_per_token + layer.indexer.head_width
-        return dataclasses.replace(spec, elements_per_token=elements)
+    def stored_by(self, layer: int) -> CacheSpec:
+        """What a layer reads: its own cache, or its owner's."""
+        spec = self.cache_specs[layer]
+        return spec if spec.owner is None else self.cache_specs[spec.owner]
 
     @functools.cached_property
     def page_groups(self) -> tuple[PageGroup, ...]:
@@ -202,3 +207,45 @@ class ModelConfig:
     def group_of_layer(self) -> dict[int, int]:
         """Page group of each layer that stores tokens."""
         return {layer: g for g, group in enumerate(self.page_groups) for layer in group.layers}
+
+    # --- cost -------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def operations(self) -> Mapping[Operation, int]:
+        """Every operation of a step, and how many layers run it: products, then what tokens
+        exchange, then the tables, and the norms and biases.
+        """
+        found: collections.Counter[Operation] = collections.Counter()
+        for index, layer in enumerate(self.layers):
+            found.update(layer.mixer.operations(self, self.stored_by(index)))
+            found.update(layer.ffn.operations(self) if layer.ffn else ())
+        ordered = sorted(found.items(), key=lambda item: item[0].kind != "matrix")
+        return dict(ordered) | dict.fromkeys((self._head, self._embedding, self._vectors), 1)
+
+    @property
+    def _head(self) -> Operation:
+        D, V = self.width, self.vocab_size
+        return Operation(
+            "head", "other", flops=((2 * V * D, LOGITS),), rows=((1, LOGITS),),
+            moves=(Move("weights", ((V * D, ()),), D, "rest"),
+                   Move("activations", ((D, LOGITS),), D, "rest"),
+                   Move("activations", ((2 * V, LOGITS),), V, "float32")),  # written and read
+        )  # fmt: skip
+
+    @property
+    def _embedding(self) -> Operation:
+        """Rows are looked up; a tied table is the head's, which reads it whole."""
+        tables = (not self.tied) + bool(self.learned_positions)
+        read: Amount = ((tables * self.width, TOKENS),)
+        made: Amount = ((self.width, TOKENS),)
+        moves = (
+            Move("weights", read, self.width, "rest"),
+            Move("activations", made, self.width, "rest"),
+        )
+        return Operation("embed", "other", moves=moves, is_split=False)
+
+    @property
+    def _vectors(self) -> Operation:
+        vectors = sum(i.elements for _, i in params.leaves(self.parameters()) if not i.is_matrix)
+        move = Move("weights", ((vectors, ()),), self.width, "rest")
+        return Operation("vectors", "other", moves=(move,), is_split=False)

@@ -1,5 +1,5 @@
 """`--set engine.max_seqs=64`: typed overrides of frozen dataclasses. An unknown key or a wrong type
-is an error.
+is an error. `model.pattern.ffn.width=512` changes every layer of the pattern that has that field.
 """
 
 import ast
@@ -21,7 +21,7 @@ def apply(config: T, settings: Iterable[str]) -> T:
         InputError: a setting has no '=', names no field, or its value has the wrong type; or they
             make no valid configuration together.
     """
-    changes: dict[str, Any] = {}
+    changes: dict[Any, Any] = {}
     for setting in settings:
         path, equals, value = setting.partition("=")
         if not equals or not path:
@@ -40,18 +40,29 @@ def changed(config: Any, base: Any) -> list[str]:
     ]
 
 
-def _collect(changes: dict[str, Any], node: Any, keys: list[str], value: str, path: str) -> None:
-    """Adds one setting to the changes of a section, {field: value, or changes of a section}."""
+def _collect(changes: dict[Any, Any], node: Any, keys: list[str], value: str, path: str) -> None:
+    """Adds one setting to the changes of a section, {field: value, or changes of a section}; of a
+    list of sections it changes every one that has the field.
+    """
+    if isinstance(node, tuple):
+        names = list(dict.fromkeys(_names(node, keys[:-1])))
+        if keys[-1] not in names:
+            valid = ", ".join(names or _names(node, []))
+            raise InputError(f"unknown key {path!r}: {keys[-1]!r} is not one of {valid}")
+        for index, item in enumerate(node):
+            if keys[-1] in _names(item, keys[:-1]):
+                _collect(changes.setdefault(index, {}), item, keys, value, path)
+        return
     names = [field.name for field in dataclasses.fields(node)]
     name, *rest = keys
     if name not in names:
         raise InputError(f"unknown key {path!r}: {name!r} is not one of {', '.join(names)}")
     child = getattr(node, name)
-    if dataclasses.is_dataclass(child) != bool(rest):
+    if _is_section(child) != bool(rest):
         raise InputError(
             f"{path!r} names a whole section, a field of it is needed: "
-            f"{', '.join(field.name for field in dataclasses.fields(child))}"
-            if dataclasses.is_dataclass(child)
+            f"{', '.join(dict.fromkeys(_names(child, [])))}"
+            if _is_section(child)
             else f"unknown key {path!r}: {name!r} has no fields"
         )
     if rest:
@@ -60,11 +71,29 @@ def _collect(changes: dict[str, Any], node: Any, keys: list[str], value: str, pa
         changes[name] = _parse(node, name, value, path)
 
 
-def _replace(node: Any, changes: dict[str, Any]) -> Any:
+def _is_section(node: Any) -> bool:
+    """Whether settings go into it: a dataclass, or a list of them."""
+    if isinstance(node, tuple):
+        return bool(node) and dataclasses.is_dataclass(node[0])
+    return dataclasses.is_dataclass(node)
+
+
+def _names(node: Any, keys: list[str]) -> list[str]:
+    """The fields of the section (or sections) that `keys` lead to."""
+    if isinstance(node, tuple):
+        return [name for item in node for name in _names(item, keys)]
+    if keys:
+        return _names(getattr(node, keys[0], None), keys[1:])
+    return [field.name for field in dataclasses.fields(node)] if _is_section(node) else []
+
+
+def _replace(node: Any, changes: dict[Any, Any]) -> Any:
     """All changes of a section at once: settings may be valid only together."""
+    if isinstance(node, tuple):
+        return tuple(_replace(item, changes.get(i, {})) for i, item in enumerate(node))
     for name, change in changes.items():
         child = getattr(node, name)
-        if dataclasses.is_dataclass(child):
+        if _is_section(child):
             changes = changes | {name: _replace(child, change)}
     return dataclasses.replace(node, **changes)
 

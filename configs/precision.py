@@ -1,4 +1,9 @@
-"""How numbers are stored: bits of an element and of the scale that a group of elements shares."""
+"""How numbers are stored: bits of an element and of the scale that a group of elements shares.
+
+Weights of eight bits meet activations that are rounded to eight bits, a scale a token (W8A8), so
+their products run at the chip's int8 or fp8 rate where it has one. Four-bit weights are expanded to
+bfloat16 for their products (W4A16). A cache is expanded for attention whatever its format.
+"""
 
 import dataclasses
 
@@ -34,7 +39,7 @@ FORMATS = {
         Format("float32", 32, compute="float32"),
         Format("bfloat16", 16),
         Format("fp8", 8, scale_bits=32, compute="fp8"),
-        Format("int8", 8, scale_bits=32),
+        Format("int8", 8, scale_bits=32, compute="int8"),
         Format("int4", 4, group=128, scale_bits=16),
     )
 }

@@ -14,6 +14,8 @@ GOLDEN = DOCS.parent / "tests" / "golden"
 sys.path[:0] = [str(DOCS.parent)]
 
 from configs import presets  # noqa: E402
+from configs.kinds.attention import Attention  # noqa: E402
+from configs.kinds.feed_forward import Plain  # noqa: E402
 from configs.kinds.rope import Rope  # noqa: E402
 from configs.model import ModelConfig  # noqa: E402
 from inference.checkpoints.gguf.pretokenizers import SPLITS  # noqa: E402
@@ -70,8 +72,10 @@ def page() -> str:
 def _parts(config: ModelConfig) -> list[str]:
     """What a model has that the first Llama has not."""
     layers = config.layers
-    ropes = [layer.rope for layer in layers]
-    windows = [layer.window is not None for layer in layers]
+    attention, ffn = config.mixers(Attention)[0], layers[0].ffn
+    ropes = [layer.mixer.rope for layer in layers]
+    windows = [layer.mixer.window is not None for layer in layers]
+    biases = (*attention.biases, *(("ffn",) if ffn.has_bias else ()))
     parts = [
         ("layer norm" if config.norm == "layer" else ""),
         ("" if config.pre_norms else "norms after only"),
@@ -80,14 +84,14 @@ def _parts(config: ModelConfig) -> list[str]:
             None: "",
             "head": "norm of each query and key head",
             "all": "norm of all queries and keys",
-        }[config.qk_norm],
-        (f"biases ({', '.join(config.biases)})" if config.biases else ""),
-        ("plain feed-forward" if layers[0].ffn == "plain" else ""),
+        }[attention.qk_norm],
+        (f"biases ({', '.join(biases)})" if biases else ""),
+        ("plain feed-forward" if isinstance(ffn, Plain) else ""),
         ("learned positions" if config.learned_positions else ""),
         ("windows in some layers" if any(windows) and not all(windows) else ""),
         ("windows in all layers" if all(windows) else ""),
         ("layers without RoPE" if None in ropes and any(ropes) else ""),
-        ("soft cap of scores" if config.score_cap else ""),
+        ("soft cap of scores" if attention.score_cap else ""),
         ("soft cap of logits" if config.logit_cap else ""),
         ("scaled embedding" if config.embedding_scale != 1 else ""),
     ]
@@ -99,6 +103,7 @@ def _parts(config: ModelConfig) -> list[str]:
 
 
 def _checkpoint(name: str, directory: Path, config: ModelConfig) -> str:
+    (heads, *_) = config.mixers(Attention)
     raw = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     with np.load(directory / "expected.npz") as arrays:
         prompts = [str(len(arrays[f"tokens_{i}"])) for i in (0, 1)]
@@ -106,7 +111,7 @@ def _checkpoint(name: str, directory: Path, config: ModelConfig) -> str:
         greedy = len(arrays["greedy_prompts"]) if "greedy_prompts" in arrays.files else greedy
     return _row(
         f"`{name}`",
-        f"{config.num_heads}/{config.num_kv_heads} of {config.head_width}",
+        f"{heads.num_heads}/{heads.num_kv_heads} of {heads.head_width}",
         str(config.num_layers),
         "tied" if config.tied else "own",
         str(raw.get("dtype", raw.get("torch_dtype"))),

@@ -1,6 +1,6 @@
 """What `scripts.bench --json` printed of a live workload, as a page.
 
-python docs/make_serving.py --ladder=L.json --interference I.json ... --host_cost=H.json \
+python docs/make_serving.py --ablation=A.json --interference I.json ... --host_cost=H.json \
         --determinism PLAIN.json DETERMINISTIC.json > docs/results/NAME.md
 """
 
@@ -26,7 +26,7 @@ def read(path: Path) -> dict[str, Any]:
 def main() -> None:
     """Prints the page: a section for each file."""
     parser = argparse.ArgumentParser()
-    for name in ("ladder", "host_cost"):
+    for name in ("ablation", "host_cost"):
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--interference", type=Path, nargs="+", default=())
     parser.add_argument("--determinism", type=Path, nargs=2, metavar=("PLAIN", "DETERMINISTIC"))
@@ -34,15 +34,15 @@ def main() -> None:
     print("# A live workload\n")
     print(f"{datetime.date.today()}, {processor()}; medians of 3 runs, SmolLM2-135M in bfloat16.")
     print("Written by `docs/make_serving.py` from what `scripts.bench --json` printed.")
-    if paths.ladder:
-        _show_ladder(read(paths.ladder))
+    if paths.ablation:
+        _show_ablation(read(paths.ablation))
     if paths.interference:
         print("\n## Tokens beside a long prompt")
     for path in paths.interference:
         found = read(path)["interference"]
-        running, tile = found["running"], found["tile_tokens"]
+        running, chunk = found["running"], found["tile_tokens"]
         print(f"\n    python -m scripts.bench --interference --running={running} ", end="")
-        print(f"--set=engine.tile_tokens={tile}\n\nA prompt of {found['long_tokens']}:\n\n```")
+        print(f"--set=engine.chunk_tokens={chunk}\n\nA prompt of {found['long_tokens']}:\n\n```")
         bench_text.show_interference(found, found["predicted"])
         print("```")
     if paths.host_cost:
@@ -53,13 +53,14 @@ def main() -> None:
         _show_determinism(*(read(path)["rows"] for path in paths.determinism))
 
 
-def _show_ladder(found: dict[str, Any]) -> None:
-    print("\n## One idea more a rung\n\n    python -m scripts.bench --ladder --repeats=3\n\n```")
-    print(bench_text.LADDER_HEAD.rstrip())
+def _show_ablation(found: dict[str, Any]) -> None:
+    print("\n## One technique after another\n")
+    print("    python -m scripts.bench --ablation --repeats=3\n\n```")
+    print(bench_text.ABLATION_HEAD.rstrip())
     for row in found["ladder"]:
-        print(bench_text.ladder_row(row).rstrip())
+        print(bench_text.ablation_row(row).rstrip())
     bench_text.show_waste(found["waste"])
-    bench_text.show_ladder_notes(found)
+    bench_text.show_ablation_notes(found)
     print("```")
 
 

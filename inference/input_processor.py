@@ -1,6 +1,4 @@
-"""Where requests come in: prompts become ids, wishes are checked against the engine, a `Sequence`
-is made of both.
-"""
+"""Prompts and sampling parameters become sequences, checked against what the engine can do."""
 
 import dataclasses
 import operator
@@ -11,27 +9,37 @@ import numpy as np
 
 from configs.engine import Config
 from configs.errors import InputError
-from inference.request import SamplingParams, Sequence, cache_key, derived_seed
+from inference.request import SamplingParams
 from inference.runtime import sampling
+from inference.scheduling.sequence import Sequence, cache_key, derived_seed
 from inference.text.tokenizer import Tokenizer
 
 
-class Intake:
+class InputProcessor:
     """Makes the sequences of one engine."""
 
-    def __init__(self, config: Config, tokenizer: Tokenizer | None, eos_ids: frozenset[int]):
-        """`eos_ids` end every sequence whose request does not ignore them."""
+    def __init__(
+        self,
+        config: Config,
+        tokenizer: Tokenizer | None,
+        eos_ids: frozenset[int],
+        why_no_text: str = "",
+    ):
+        """`eos_ids` end every sequence whose request does not ignore them; `why_no_text` says what
+        is wrong where there is no tokenizer.
+        """
         self._config = config
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
+        self._why_no_text = why_no_text
         self._next_id = 0
         self._seeds = np.random.default_rng(config.engine.seed)
 
     def encode(self, prompt: str | Tokens[int]) -> list[int]:
-        """Token ids of a prompt, checked to be any.
+        """Token ids of a prompt.
 
         Raises:
-            InputError: it is neither a text nor ids, or a text without a tokenizer to read it.
+            InputError: it is neither a text nor ids, or a text that no tokenizer is there to read.
         """
         if not isinstance(prompt, str):
             try:
@@ -39,7 +47,7 @@ class Intake:
             except TypeError:
                 raise InputError("a prompt is a text or a list of token ids") from None
         if self._tokenizer is None:
-            raise InputError("this engine has no tokenizer: give token ids instead of text")
+            raise InputError(f"{self._why_no_text}: give token ids instead of text")
         return self._tokenizer.encode(prompt)
 
     def _check(self, tokens: list[int], params: SamplingParams) -> None:
@@ -76,8 +84,8 @@ class Intake:
                 )
 
     def _check_beams(self, sequence: Sequence) -> None:
-        """A beam needs as many of its best tokens as there are beams beside those that end it: even
-        if the others get none, so many go on.
+        """A beam needs as many candidates as there are beams, and those that end it: all beams may
+        continue from the same one.
         """
         width = sequence.params.beam_width
         need = width + len(sequence.end_ids)
@@ -89,14 +97,14 @@ class Intake:
             )
 
     def sequences(self, tokens: list[int], params: SamplingParams) -> list[Sequence]:
-        """A new request's sequences: one an answer that is sampled, the first of which computes the
-        prompt for all; or the one that a beam search begins with, whose further beams take the ids
-        that follow its own.
+        """A new request's sequences: one a sample, the first of which computes the prompt for all;
+        or the one that a beam search begins with, whose further beams take the ids that follow its
+        own.
 
         Raises:
             InputError: the engine cannot serve it: the message says why.
         """
-        first = self.sequence(tokens, len(tokens), params)
+        first = self._sequence(tokens, len(tokens), params)
         self._check_beams(first)
         sequences, num_siblings = [first], params.num_samples - 1
         if params.beam_width:
@@ -107,19 +115,25 @@ class Intake:
         first.keeps_last |= is_leader
         for index in range(1, 1 + num_siblings):
             own = dataclasses.replace(params, seed=derived_seed(first.seed, index))
-            sibling = self.sequence(list(tokens), len(tokens), own)
+            sibling = self._sequence(list(tokens), len(tokens), own)
             sibling.leader = first if is_leader else None
             sequences.append(sibling)
         return sequences
 
-    def sequence(
-        self, tokens: list[int], num_prompt_tokens: int, params: SamplingParams
-    ) -> Sequence:
-        """A new request.
+    def continuation(self, parent: Sequence, params: SamplingParams) -> Sequence:
+        """A sequence that continues another's tokens in its own way.
 
         Raises:
-            InputError: the engine cannot serve it: the message says why.
+            InputError: as `sequences`.
         """
+        child = self._sequence(list(parent.tokens), parent.num_prompt_tokens, params)
+        child.logprobs, child.top_logprobs = list(parent.logprobs), list(parent.top_logprobs)
+        return child
+
+    def _sequence(
+        self, tokens: list[int], num_prompt_tokens: int, params: SamplingParams
+    ) -> Sequence:
+        """A new sequence, with an id and a seed of its own."""
         self._check(tokens, params)
         self._next_id += 1
         seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed

@@ -1,20 +1,19 @@
-"""What an engine tells of its requests and steps."""
+"""What an engine returns of its requests."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
 
-from inference.request import Sequence
-from inference.scheduling.step_shapes import StepShape
+Alternatives = tuple[Sequence[int], Sequence[float]]  # ids and their log-probabilities
 
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """What became of a request.
+    """A request that has ended.
 
     Attributes:
         id: the request's.
         score: of a beam search's hypothesis: log-probability / tokens**length_penalty.
-        others: its further answers, best first where they are ranked.
+        others: its further results, best first where they are ranked.
     """
 
     id: int
@@ -38,11 +37,11 @@ class Score:
 
 
 @dataclasses.dataclass(frozen=True)
-class Update:
-    """News of one request after a step; `text` is what can be shown already.
+class RequestOutput:
+    """What is new of one request after a step; `text` is what can be shown already.
 
-    Of several answers each has its own, with its `index`: those of `n` as they come, those of
-    `best_of` and of a beam search once, whole and best first, when the request ends.
+    Of several sequences each has outputs of its own, with its `index`: those of `n` as they come,
+    those of `best_of` and of a beam search once, whole and best first, when the request ends.
     """
 
     id: int
@@ -52,27 +51,6 @@ class Update:
     index: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class StepRecord:
-    """One step as it ran: its shape, (query tokens, context tokens) of each row, wall time since
-    the step before it was done or this one was begun, and the host's work for it.
-    """
-
-    shape: StepShape
-    rows: tuple[tuple[int, int], ...]
-    seconds: float
-    host_s: float
-
-
-def completion(sequence: Sequence, text: str) -> Completion:
-    """A finished sequence with the text of its tokens."""
-    assert sequence.finish_reason is not None
-    return Completion(
-        sequence.id, sequence.tokens[: sequence.num_prompt_tokens], sequence.output_tokens, text,
-        sequence.finish_reason.value, sequence.logprobs, alternatives(sequence.top_logprobs),
-    )  # fmt: skip
-
-
-def alternatives(tops: list[tuple[Any, Any]]) -> list[dict[int, float]]:
+def alternatives(tops: list[Alternatives]) -> list[dict[int, float]]:
     """(ids, log-probabilities) of each token as a mapping."""
     return [dict(zip(ids, values, strict=True)) for ids, values in tops]

@@ -2,58 +2,31 @@
 cache) over the rows themselves.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
-from configs.model import LayerSpec, ModelConfig
+from configs.kinds.attention import Attention
+from configs.model import ModelConfig
 from layers import norm
 from layers.kernels.attention import api, reference
 from layers.kernels.attention.contract import Options
 from layers.linear import add_bias, linear
-from layers.mixer import Leaf, StepContext
-from layers.params import ParamInfo, Params
+from layers.params import Params
+from layers.registry import Leaf, StepContext
 from layers.rope import rotate
-
-
-def infos(config: ModelConfig, layer: LayerSpec) -> dict[str, Any]:
-    """Fused projections [(N + 2K) H, D] in the order q, k, v, or only q [N H, D] where an earlier
-    layer's keys and values are read; the way out [D, N H].
-
-    Raises:
-        InputError: heads have no pairs to rotate (`Rope.rotating`).
-    """
-    N, K, H, D = config.num_heads, config.num_kv_heads, config.head_width, config.width
-    if layer.rope is not None:
-        layer.rope.rotating(H)
-    name, heads = ("q", N) if layer.is_sharer else ("qkv", N + 2 * K)
-    declared = {
-        name: ParamInfo((heads * H, D), config.dtype, ("heads", "embed")),
-        "out": ParamInfo((D, N * H), config.dtype, ("embed", "heads")),
-    }
-    if "qkv" in config.biases:
-        declared[f"{name}_bias"] = ParamInfo((heads * H,), config.dtype, ("heads",), "zeros")
-    if "out" in config.biases:
-        declared["out_bias"] = ParamInfo((D,), config.dtype, ("embed",), "zeros")
-    if config.qk_norm:
-        widths = {"q_norm": N * H} if layer.is_sharer else {"q_norm": N * H, "k_norm": K * H}
-        for norm_name, width in widths.items():
-            declared[norm_name] = norm.info(config, H if config.qk_norm == "head" else width, None)
-    return declared
 
 
 def apply(
     params: Params,
     config: ModelConfig,
-    layer: LayerSpec,
+    kind: Attention,
     x_TD: jax.Array,
     leaf: Leaf,
     context: StepContext,
 ) -> tuple[jax.Array, Leaf]:
     """One attention layer: float32 [T, D], and the leaf of `attend`."""
-    T, H = x_TD.shape[0], config.head_width
-    N, K = config.num_heads, config.num_kv_heads
+    T, H = x_TD.shape[0], kind.head_width
+    N, K = kind.num_heads, kind.num_kv_heads
     k_TKH = v_TKH = None
     with jax.named_scope("qkv"):
         if context.is_owner:
@@ -64,11 +37,11 @@ def apply(
             v_TKH = v_TKH.astype(config.dtype)
         else:
             q_TNH = add_bias(linear(x_TD, params["q"]), params, "q_bias").reshape(T, N, H)
-    scale = H**-0.5 if config.attention_scale is None else config.attention_scale
+    scale = H**-0.5 if kind.scale is None else kind.scale
     q_TNH = _rotated(q_TNH, params.get("q_norm"), config, context) * scale
     with jax.named_scope("attend"):
         out_TNH, leaf = attend(
-            q_TNH.astype(config.dtype), k_TKH, v_TKH, leaf, context, score_cap=config.score_cap
+            q_TNH.astype(config.dtype), k_TKH, v_TKH, leaf, context, score_cap=kind.score_cap
         )
     with jax.named_scope("out"):
         out_TD = linear(out_TNH.reshape(T, N * H).astype(config.dtype), params["out"])
@@ -84,8 +57,8 @@ def attend(
     score_cap: float | None = None,
     sinks_N: jax.Array | None = None,
 ) -> tuple[jax.Array, Leaf]:
-    """Writes this step's keys and values and attends over all: one call, so that a kernel may fuse
-    them.
+    """Writes this step's keys and values and attends over all of them: one call, so that a kernel
+    may fuse the two.
 
     Args:
         q_TNH: scaled and rotated queries.
@@ -113,19 +86,19 @@ def attend(
         outs = [reference.attend_dense(q, k, v, r, options) for q, k, v, r in rows]
         return ragged.pack(outs), leaf
     chosen = api.implementation(context.attention)
-    kv = None if k_TKH is None or v_TKH is None else _poison_keys(k_TKH, v_TKH)
-    if kv is not None and chosen.append_and_attend is not None:
-        outs, rows = [], zip(*map(ragged.split, (q_TNH, *kv)), strict=True)
-        for (q, k, v), rectangle in zip(rows, ragged.rectangles, strict=True):
-            out, leaf = chosen.append_and_attend(q, k, v, leaf, rectangle, context.group, options)
+    assert context.page_format is not None
+    told, outs = (context.group, context.page_format, options), []
+    row_TX = None if k_TKH is None or v_TKH is None else _packed_row(k_TKH, v_TKH)
+    if row_TX is not None and chosen.append_and_attend is not None:
+        rows = zip(ragged.split(q_TNH), ragged.split(row_TX), ragged.rectangles, strict=True)
+        for q_YWNH, row_YWX, rectangle in rows:
+            out, leaf = chosen.append_and_attend(q_YWNH, row_YWX, leaf, rectangle, *told)
             outs.append(out)
         return ragged.pack(outs), leaf
-    if kv is not None:
-        leaf = chosen.write(leaf, *kv, ragged, context.group)
-    outs = [
-        chosen.attend_pages(q_CWNH, leaf, rectangle, context.group, options)
-        for q_CWNH, rectangle in zip(ragged.split(q_TNH), ragged.rectangles, strict=True)
-    ]
+    if row_TX is not None:
+        leaf = chosen.write(leaf, row_TX, ragged, context.group)
+    for q_YWNH, rectangle in zip(ragged.split(q_TNH), ragged.rectangles, strict=True):
+        outs.append(chosen.attend_pages(q_YWNH, leaf, rectangle, *told))
     return ragged.pack(outs), leaf
 
 
@@ -141,13 +114,14 @@ def _rotated(
     return x_TNH if context.angles is None else rotate(x_TNH, *context.angles)
 
 
-def _poison_keys(k_TKH: jax.Array, v_TKH: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Keys and values for the pages, where what is not finite in a value becomes 0, and NaN in its
-    key.
+def _packed_row(k_TKH: jax.Array, v_TKH: jax.Array) -> jax.Array:
+    """Keys and values for the pages, [T, 2 K, H], where what is not finite in a value becomes 0,
+    and NaN in its key.
 
-    A masked key is replaced before the softmax, a masked value is only multiplied by 0: so a NaN
+    A masked score is replaced before the softmax, a masked value is only multiplied by 0: a NaN
     left in a freed page would reach its next owner through the values, never through the keys.
-    Whoever may see the key still gets the NaN.
+    Queries that do see the key still get the NaN.
     """
     is_finite_TKH = jnp.isfinite(v_TKH)
-    return jnp.where(is_finite_TKH, k_TKH, jnp.nan), jnp.where(is_finite_TKH, v_TKH, 0)
+    k_TKH, v_TKH = jnp.where(is_finite_TKH, k_TKH, jnp.nan), jnp.where(is_finite_TKH, v_TKH, 0)
+    return jnp.concatenate([k_TKH, v_TKH], axis=1)

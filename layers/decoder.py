@@ -3,64 +3,39 @@ it.
 """
 
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from configs.cache import CacheSpec
-from configs.errors import InputError
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Gated, Plain
 from configs.model import LayerSpec, ModelConfig
-from layers import attention, ffn, norm, rope
-from layers.ffn import Ffn
+from layers import attention as attend
+from layers import ffn, norm, registry, rope
 from layers.kernels.device import has_free_views
 from layers.linear import linear, soft_cap
-from layers.mixer import Leaf, Mixer, StepContext
-from layers.params import ParamInfo, Params
+from layers.params import Params
 from layers.ragged import Ragged
+from layers.registry import Leaf, StepContext
 
-MIXERS: Mapping[str, Mixer] = {"attention": Mixer(attention.infos, attention.apply)}
-FFNS: Mapping[str, Ffn] = {
-    "gated": Ffn(ffn.infos, ffn.gated),
-    "plain": Ffn(ffn.plain_infos, ffn.plain),
-}
+registry.register(Attention, attend.apply)
+registry.register(Gated, ffn.gated)
+registry.register(Plain, ffn.plain)
 
 
-def param_infos(config: ModelConfig, mixers: Mapping[str, Mixer] = MIXERS) -> Any:
-    """Declaration of every parameter of the model.
+def param_infos(config: ModelConfig) -> Any:
+    """Declaration of every parameter of a model that runs.
 
     Raises:
-        InputError: a layer names a mixer or a feed-forward that does not exist.
+        InputError: nothing applies one of its layer kinds yet.
     """
     for layer in config.pattern:
-        for field, name, valid in (("mixer", layer.mixer, mixers), ("ffn", layer.ffn, FFNS)):
-            if name not in valid:
-                raise InputError(f"a layer's {field} is one of {', '.join(valid)}, not {name!r}")
-    table = ParamInfo((config.vocab_size, config.width), config.dtype, ("vocab", "embed"))
-    norm_info = norm.info(config, config.width, "embed")
-
-    def block(layer_index: int) -> dict[str, Any]:
-        layer = config.layers[layer_index]
-        declared = {
-            "mixer": mixers[layer.mixer].infos(config, layer),
-            "ffn": FFNS[layer.ffn].infos(config),
-        }
-        if config.pre_norms:
-            declared |= {"mixer_norm": norm_info, "ffn_norm": norm_info}
-        if config.post_norms:
-            declared |= {"mixer_post_norm": norm_info, "ffn_post_norm": norm_info}
-        return declared
-
-    declared = {
-        "embed": {"table": table},
-        "layers": tuple(block(i) for i in range(config.num_layers)),
-        "final_norm": norm_info,
-    }
-    if config.learned_positions:
-        shape = (config.learned_positions, config.width)
-        declared["positions"] = {"table": ParamInfo(shape, config.dtype, (None, "embed"))}
-    return declared if config.tied else declared | {"head": {"table": table}}
+        registry.apply_mixer(layer.mixer)
+        if layer.ffn is not None:
+            registry.apply_feed_forward(layer.ffn)
+    return config.parameters()
 
 
 def forward(
@@ -72,7 +47,6 @@ def forward(
     *,
     deterministic: bool = False,
     attention: str = "reference",
-    mixers: Mapping[str, Mixer] = MIXERS,
 ) -> tuple[jax.Array, Any]:
     """Runs packed tokens through the model.
 
@@ -84,15 +58,14 @@ def forward(
         cache: leaves of `kv_cache.abstract`, or None: the rows of a rectangle see only each other.
         deterministic: a token's bits depend on its own history only.
         attention: the implementation that the cache is laid out for (`api.choose`).
-        mixers: implementations of the mixers that the layers name.
 
     Returns:
         Normalized hidden states, float32 [T, D], and the updated cache.
     """
     position_T = ragged.position_T
     angles = {
-        turn: turn and rope.angles(turn, config.head_width, position_T, config.max_context)
-        for turn in {layer.rope: None for layer in config.pattern}
+        turns: turns and rope.angles(*turns, position_T, config.max_context)
+        for turns in {layer.mixer.rotation: None for layer in config.pattern}
     }
     leaves: list[Leaf] = [None] * config.num_layers if cache is None else list(cache)
     with jax.named_scope("embed"):
@@ -104,8 +77,8 @@ def forward(
         home = index if owner is None else owner
         with jax.named_scope(f"layer_{index}"):
             x_TD, leaves[home] = _block(
-                weights, x_TD, leaves[home], ragged, angles[layer.rope], config=config, layer=layer,
-                mixer=mixers[layer.mixer], spec=config.cache_specs[home],
+                weights, x_TD, leaves[home], ragged, angles[layer.mixer.rotation], config=config,
+                layer=layer, spec=config.cache_specs[home],
                 group=config.group_of_layer.get(home, 0), is_owner=owner is None,
                 deterministic=deterministic, attention=attention,
             )  # fmt: skip
@@ -118,7 +91,6 @@ def forward(
     static_argnames=(
         "config",
         "layer",
-        "mixer",
         "spec",
         "group",
         "is_owner",
@@ -135,7 +107,6 @@ def _block(
     *,
     config: ModelConfig,
     layer: LayerSpec,
-    mixer: Mixer,
     spec: CacheSpec,
     group: int,
     is_owner: bool,
@@ -143,15 +114,22 @@ def _block(
     attention: str,
 ) -> tuple[jax.Array, Leaf]:
     """One layer around the residual stream: mixer, then feed-forward."""
-    context = StepContext(ragged, angles, spec, group, is_owner, deterministic, attention)
+    page_format = spec.page_format(config.dtype)
+    context = StepContext(
+        ragged, angles, spec, group, is_owner, deterministic, attention, page_format
+    )
     hidden_TD = norm.apply(x_TD, weights["mixer_norm"], config) if config.pre_norms else x_TD
-    out_TD, leaf = mixer.apply(weights["mixer"], config, layer, hidden_TD, leaf, context)
+    mix = registry.apply_mixer(layer.mixer)
+    out_TD, leaf = mix(weights["mixer"], config, layer.mixer, hidden_TD, leaf, context)
     if config.post_norms:
         out_TD = norm.apply(out_TD, weights["mixer_post_norm"], config)
     x_TD = x_TD + out_TD
+    if layer.ffn is None:
+        return x_TD, leaf
     with jax.named_scope("ffn"):
         hidden_TD = norm.apply(x_TD, weights["ffn_norm"], config) if config.pre_norms else x_TD
-        out_TD = FFNS[layer.ffn].apply(weights["ffn"], config, hidden_TD)
+        feed = registry.apply_feed_forward(layer.ffn)
+        out_TD = feed(weights["ffn"], config, layer.ffn, hidden_TD)
     if config.post_norms:
         out_TD = norm.apply(out_TD, weights["ffn_post_norm"], config)
     return x_TD + out_TD, leaf

@@ -16,11 +16,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from configs.cache import PageFormat
+from configs.kinds.attention import Attention
 from configs.model import ModelConfig
 from layers.kernels.device import has_free_views
 from layers.ragged import Ragged
 
-Cache = Any  # tuple with one array (or None, where a layer reads another's) a layer
+CacheLeaf = Any  # an array, or a pytree of arrays: pages and what belongs to them
+Cache = tuple[CacheLeaf, ...]  # a leaf a layer, None where it reads another's
 
 
 def abstract(
@@ -29,19 +32,22 @@ def abstract(
     page_tokens: int,
     max_seqs: int,
     num_drafts: int,
-    layout: Callable[[int, int, int, int, str], jax.ShapeDtypeStruct] | None = None,
+    layout: Callable[[int, int, PageFormat], CacheLeaf] | None = None,
 ) -> Cache:
     """Shapes of the cache: `num_pages` counts each page group's pages, the sink included; `layout`
     is that of the chosen attention, None for any that is token-major.
     """
 
-    def leaf(layer: int) -> jax.ShapeDtypeStruct | None:
+    def leaf(layer: int) -> CacheLeaf:
         spec = config.cache_specs[layer]
         if spec.elements_per_token:
             pages = num_pages[config.group_of_layer[layer]], page_tokens
-            if layout is not None and config.layers[layer].mixer == "attention":
-                return layout(*pages, config.num_kv_heads, config.head_width, config.dtype)
-            return token_major(*pages, spec.elements_per_token, config.dtype)
+            is_attention = isinstance(config.layers[layer].mixer, Attention)
+            of_format = layout if layout is not None and is_attention else token_major
+            leaf = of_format(*pages, spec.page_format(config.dtype))
+            if not spec.index_width:
+                return leaf
+            return leaf, token_major(*pages, spec.index_format(config.dtype))
         if spec.elements_per_sequence:
             shape = (max_seqs + 1, 1 + num_drafts, spec.elements_per_sequence)
             return jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -55,11 +61,10 @@ def init(*args: Any) -> Cache:
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract(*args))
 
 
-def token_major(
-    num_pages: int, page_tokens: int, elements: int, dtype: str
-) -> jax.ShapeDtypeStruct:
-    """Pages of one row of elements a token."""
-    return jax.ShapeDtypeStruct((num_pages, page_tokens, elements), stored_dtype(dtype))
+def token_major(num_pages: int, page_tokens: int, page_format: PageFormat) -> jax.ShapeDtypeStruct:
+    """Pages of one packed row a token."""
+    shape = num_pages, page_tokens, page_format.row_width
+    return jax.ShapeDtypeStruct(shape, stored_dtype(page_format.dtype))
 
 
 def stored_dtype(dtype: str) -> Any:
@@ -81,22 +86,24 @@ def decode(stored: jax.Array) -> jax.Array:
     )
 
 
-def write(pages: jax.Array, x_T: jax.Array, ragged: Ragged, group: int) -> jax.Array:
-    """Stores the elements of each packed token, in place where `pages` is donated.
+def write(pages: jax.Array, row_TX: jax.Array, ragged: Ragged, group: int) -> jax.Array:
+    """Stores a row of elements of each packed token, in place where `pages` is donated.
 
-    `x_T` is [T, ...] of any shape: pages are seen in it, since XLA's CPU backend computes a reshape
-    of the elements one by one, unless that would be a copy of the pages.
+    `row_TX` is [T, ...] of any shape, such as [T, 2 K, H]: pages are viewed in it, since XLA's CPU
+    backend computes a reshape of the elements one by one, unless that would be a copy of the pages.
     """
     page_T, offset_T = ragged.page_T(group, pages.shape[1])
     if not has_free_views():
-        x_T = x_T.reshape(-1, *pages.shape[2:])
-    seen = pages.reshape(*pages.shape[:2], *x_T.shape[1:])
-    seen = seen.at[page_T, offset_T].set(encode(x_T, pages), mode="promise_in_bounds")
-    return seen.reshape(pages.shape)
+        row_TX = row_TX.reshape(-1, *pages.shape[2:])
+    view = pages.reshape(*pages.shape[:2], *row_TX.shape[1:])
+    view = view.at[page_T, offset_T].set(encode(row_TX, pages), mode="promise_in_bounds")
+    return view.reshape(pages.shape)
 
 
-def copy_pages(pages: jax.Array, source_X: jax.Array, target_X: jax.Array) -> jax.Array:
+def copy_pages(leaf: CacheLeaf, source_X: jax.Array, target_X: jax.Array) -> CacheLeaf:
     """Copy-on-write: whole pages, before anything of the step is written. Sink to sink is a
     no-op.
     """
-    return pages.at[target_X].set(pages[source_X], mode="promise_in_bounds")
+    return jax.tree.map(
+        lambda pages: pages.at[target_X].set(pages[source_X], mode="promise_in_bounds"), leaf
+    )

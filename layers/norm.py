@@ -6,18 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from configs.model import ModelConfig
-from layers.params import ParamInfo
 from layers.reduce import row_sum
-
-
-def info(config: ModelConfig, width: int, axis: str | None) -> Any:
-    """Declaration of a norm's weight, [width], with a layer norm's bias beside it; at random it
-    changes nothing: weight + offset = 1 for the offsets of 0 and 1 that families have.
-    """
-    scale = ParamInfo((width,), config.dtype, (axis,), "zeros" if config.norm_offset else "ones")
-    if config.norm == "rms":
-        return scale
-    return {"weight": scale, "bias": ParamInfo((width,), config.dtype, (axis,), "zeros")}
 
 
 def apply(x: jax.Array, weights: Any, config: ModelConfig) -> jax.Array:

@@ -1,37 +1,13 @@
-"""One declaration per parameter. Random values, shardings, byte counts and checkpoint checks all
-derive from it.
-"""
+"""Parameters from their declarations (`configs/kinds/params.py`): random values, shapes, bytes."""
 
-import dataclasses
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from configs.kinds.params import ParamInfo
+
 Params = Any  # a pytree of arrays with the structure of its declaration
-
-
-@dataclasses.dataclass(frozen=True)
-class ParamInfo:
-    """A parameter before it exists.
-
-    Attributes:
-        shape: matrices are [out, in], so that a product reads rows.
-        dtype: stored type.
-        logical_axes: one name (or None) a dimension, for the rules that map names to mesh axes.
-        init: 'normal' (variance 1 / fan-in) or 'zeros' or 'ones'.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    logical_axes: tuple[str | None, ...]
-    init: str = "normal"
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes the parameter occupies."""
-        return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
 
 
 def is_info(node: Any) -> bool:
@@ -49,18 +25,19 @@ def init(infos: Any, seed: int = 0) -> Params:
 def _init_leaf(info: ParamInfo, key: jax.Array) -> jax.Array:
     if info.init == "normal":
         values = jax.random.normal(key, info.shape, jnp.float32) * info.shape[-1] ** -0.5
-        return values.astype(info.dtype)
-    return jnp.full(info.shape, 0.0 if info.init == "zeros" else 1.0, info.dtype)
+        return values.astype(info.format)
+    return jnp.full(info.shape, 0.0 if info.init == "zeros" else 1.0, info.format)
 
 
 def abstract(infos: Any) -> Any:
     """Shapes and dtypes without arrays, for compiling ahead of time."""
-    return jax.tree.map(lambda i: jax.ShapeDtypeStruct(i.shape, i.dtype), infos, is_leaf=is_info)
+    return jax.tree.map(lambda i: jax.ShapeDtypeStruct(i.shape, i.format), infos, is_leaf=is_info)
 
 
 def num_bytes(infos: Any) -> int:
     """Bytes of all parameters."""
-    return sum(info.num_bytes for info in jax.tree.leaves(infos, is_leaf=is_info))
+    found = jax.tree.leaves(infos, is_leaf=is_info)
+    return sum(info.elements * jnp.dtype(info.format).itemsize for info in found)
 
 
 def flatten(tree: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """How mixers see a step: rectangles of query tokens, each row belonging to one sequence.
 
-A step packs decode rows [C, 1 + k] and prefill tiles [C, tile tokens] into one [T]. Token-wise
+A step packs decode rows [Y, 1 + k] and prefill chunks [Y, chunk tokens] into one [T]. Token-wise
 layers see [T, D]; mixers look at the rectangles, whose rows know their slot, positions and pages.
 """
 
@@ -15,40 +15,40 @@ from flax import struct
 class Rectangle:
     """C rows of W query tokens, which lie in the cache one after another.
 
-    Without `ancestors_CW` they are consecutive tokens of a sequence, and a token's place in the
+    Without `ancestors_YW` they are consecutive tokens of a sequence, and a token's index in the
     cache is its position. With it they are a tree of drafts: the first is the root, and a token's
-    position follows from its depth, so that branches share positions but no places.
+    position follows from its depth, so that branches share positions but no KV positions.
 
-    Padding tokens are not valid; they stand at the newest valid position and so widen no range.
+    Padding tokens are not valid; they stand at the newest valid position, so they widen no range.
     """
 
-    slot_C: jax.Array  # i32[C], the last slot is the sink of padding rows
-    position_CW: jax.Array  # i32[C, W]
-    valid_CW: jax.Array  # bool[C, W]
-    tables: tuple[jax.Array, ...]  # i32[C, P] a page group; entry 0 is the sink page
-    # u32[C, W], W <= 32: bit j says that a token sees the row's j-th; a chain's i-th has the
+    slot_Y: jax.Array  # i32[Y], the last slot is the sink of padding rows
+    position_YW: jax.Array  # i32[Y, W]
+    valid_YW: jax.Array  # bool[Y, W]
+    tables: tuple[jax.Array, ...]  # i32[Y, P] a page group; entry 0 is the sink page
+    # u32[Y, W], W <= 32: bit j says that a token sees the row's j-th; a chain's i-th has the
     # lowest i + 1 bits. None: every row is one.
-    ancestors_CW: jax.Array | None = None
-    causal_C: jax.Array | None = None  # bool[C], False: a row's tokens see each other; None: True
+    ancestors_YW: jax.Array | None = None
+    causal_Y: jax.Array | None = None  # bool[Y], False: a row's tokens see each other; None: True
 
     @property
     def num_tokens(self) -> int:
         """Packed tokens of the rectangle, padding included."""
-        return self.position_CW.size
+        return self.position_YW.size
 
     @property
-    def place_CW(self) -> jax.Array:
-        """i32[C, W]: where in its sequence's cache each token lies."""
-        if self.ancestors_CW is None:
-            return self.position_CW
-        nth_W = jnp.arange(self.position_CW.shape[1], dtype=jnp.int32)
-        return jnp.where(self.valid_CW, self.position_CW[:, :1] + nth_W, self.position_CW)
+    def kv_position_YW(self) -> jax.Array:
+        """i32[Y, W]: where in its sequence's cache each token lies."""
+        if self.ancestors_YW is None:
+            return self.position_YW
+        nth_W = jnp.arange(self.position_YW.shape[1], dtype=jnp.int32)
+        return jnp.where(self.valid_YW, self.position_YW[:, :1] + nth_W, self.position_YW)
 
 
 @struct.dataclass
 class Ragged:
-    """The rectangles of one step, in packing order, and tokens behind them that belong to nobody:
-    they make products as high as `deterministic` needs them.
+    """The rectangles of one step, in packing order, and filler tokens behind them, which give
+    products the number of rows that `deterministic` needs.
     """
 
     rectangles: tuple[Rectangle, ...]
@@ -57,24 +57,24 @@ class Ragged:
     @property
     def position_T(self) -> jax.Array:
         """i32[T]: position of each packed token in its sequence."""
-        return self.pack([r.position_CW for r in self.rectangles])
+        return self.pack([r.position_YW for r in self.rectangles])
 
     @property
     def valid_T(self) -> jax.Array:
         """bool[T]: False for padding."""
-        return self.pack([r.valid_CW for r in self.rectangles])
+        return self.pack([r.valid_YW for r in self.rectangles])
 
     def pack(self, parts: Sequence[jax.Array]) -> jax.Array:
-        """One [C, W, ...] a rectangle -> [T, ...]; fillers are 0."""
+        """One [Y, W, ...] a rectangle -> [T, ...]; fillers are 0."""
         x_T = jnp.concatenate([part.reshape(-1, *part.shape[2:]) for part in parts])
         return jnp.pad(x_T, ((0, self.num_fillers), *[(0, 0)] * (x_T.ndim - 1)))
 
     def split(self, x: jax.Array) -> list[jax.Array]:
-        """[T, ...] -> one [C, W, ...] a rectangle."""
+        """[T, ...] -> one [Y, W, ...] a rectangle."""
         parts, start = [], 0
         for rectangle in self.rectangles:
             part = x[start : start + rectangle.num_tokens]
-            parts.append(part.reshape(*rectangle.position_CW.shape, *x.shape[1:]))
+            parts.append(part.reshape(*rectangle.position_YW.shape, *x.shape[1:]))
             start += rectangle.num_tokens
         return parts
 
@@ -84,16 +84,18 @@ class Ragged:
         """
         pages = []
         for rectangle in self.rectangles:
-            table_CP, place_CW = rectangle.tables[group], rectangle.place_CW
-            page_CW = jnp.take_along_axis(table_CP, place_CW // page_tokens, axis=1)
-            pages.append(jnp.where(rectangle.valid_CW, page_CW, 0))
-        return self.pack(pages), self.pack([r.place_CW for r in self.rectangles]) % page_tokens
+            table_YP, kv_position_YW = rectangle.tables[group], rectangle.kv_position_YW
+            page_YW = jnp.take_along_axis(table_YP, kv_position_YW // page_tokens, axis=1)
+            pages.append(jnp.where(rectangle.valid_YW, page_YW, 0))
+        return self.pack(pages), self.pack(
+            [r.kv_position_YW for r in self.rectangles]
+        ) % page_tokens
 
 
 def contiguous(num_rows: int, num_tokens: int) -> Ragged:
     """Rows that start at position 0 and have no cache: training, scoring without pages, the naive
     decoder.
     """
-    position_CW = jnp.broadcast_to(jnp.arange(num_tokens, dtype=jnp.int32), (num_rows, num_tokens))
-    slot_C = jnp.arange(num_rows, dtype=jnp.int32)
-    return Ragged((Rectangle(slot_C, position_CW, jnp.ones(position_CW.shape, bool), ()),))
+    position_YW = jnp.broadcast_to(jnp.arange(num_tokens, dtype=jnp.int32), (num_rows, num_tokens))
+    slot_Y = jnp.arange(num_rows, dtype=jnp.int32)
+    return Ragged((Rectangle(slot_Y, position_YW, jnp.ones(position_YW.shape, bool), ()),))

@@ -21,7 +21,7 @@ def row_sum(x: jax.Array) -> jax.Array:
 
 
 def sums_before(x_QJ: jax.Array) -> jax.Array:
-    """What stands before each entry of its row, summed: float32 [Q, J] -> [Q, J], 0 at first.
+    """Exclusive sums of each row: float32 [Q, J] -> [Q, J], beginning with 0.
 
     A product with a triangle, for the same reason.
     """

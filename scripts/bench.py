@@ -1,14 +1,16 @@
 """Measures the engine beside what was predicted: python -m scripts.bench --concurrency=1,8,32.
 
---workload=poisson --rate=2 --requests=64      requests that arrive by themselves
---ladder                                       what each idea is worth, one after another
+--workload=poisson --rate=2 --requests=64      requests that arrive at times of their own
+--ablation                                     what each technique is worth, one after another
 --interference                                 a long prompt beside requests that decode
 --host_cost                                    the host's part of a step
---decode=1x1024,16x1024 --random_weights       decode steps alone, of any model that fits
+--decode=1x1024,16x1024 --random_weights       decode steps alone, for any model that fits
 """
 
+from scripts import interrupts  # noqa: F401
+
+# isort: split
 import dataclasses
-import json
 import math
 import statistics
 import time
@@ -24,25 +26,34 @@ from configs.engine import Config  # noqa: E402
 from configs.errors import InputError  # noqa: E402
 from configs.hardware.spec import HardwareSpec  # noqa: E402
 from configs.workload import Fixed, Workload  # noqa: E402
-from inference.benchmark import measure, requests  # noqa: E402
+from inference.benchmark import first_start, measure, requests  # noqa: E402
 from inference.benchmark.drive import GREEDY, Run  # noqa: E402
-from inference.benchmark.metrics import Promise  # noqa: E402
+from inference.benchmark.metrics import SloTargets  # noqa: E402
 from inference.benchmark.requests import TimedRequest  # noqa: E402
+from inference.checkpoints import mapped  # noqa: E402
 from inference.planner import report  # noqa: E402
-from inference.planner.calibration import calibrate  # noqa: E402
+from inference.planner.calibration import lookup  # noqa: E402
 from inference.request import SamplingParams  # noqa: E402
-from scripts import common, so_far  # noqa: E402
-from scripts.flags import bench_modes, file_flags, shared_flags, workload_flags  # noqa: E402
+from scripts import common  # noqa: E402
+from scripts.flags import (  # noqa: E402
+    bench_modes,
+    file_flags,
+    json_lines_flag,
+    shared_flags,
+    workload_flags,
+)
 from scripts.reports import bench_plot, bench_text  # noqa: E402
 
-_CONCURRENCY = flags.DEFINE_list("concurrency", ["1", "8", "32"], "Requests at the same time.")
+_CONCURRENCY = flags.DEFINE_string("concurrency", "1,8,32", "Requests at a time.")
 _PREFILL_TOKENS = flags.DEFINE_integer(
     "prefill_tokens", 500, "Tokens of each of four prompts that measure prefill."
 )
 _REPEATS = shared_flags.REPEATS
-_BESIDE = flags.DEFINE_string("beside", None, "JSON of another engine on the same work.")
-_LADDER = flags.DEFINE_bool("ladder", False, "Add one idea after another, each on its own metric.")
-_LADDER_RUNGS = flags.DEFINE_list("ladder_rungs", None, "Only these rungs of --ladder.")
+_BESIDE = flags.DEFINE_string("beside", None, "JSON file of another engine's figures.")
+_ABLATION = flags.DEFINE_bool(
+    "ablation", False, "Add one technique after another, each judged by its own metric."
+)
+_ABLATION_ONLY = flags.DEFINE_list("ablation_only", None, "Only these of --ablation, by name.")
 _INTERFERENCE = flags.DEFINE_bool(
     "interference", False, "Time between tokens while a long prompt is prefilled."
 )
@@ -57,7 +68,7 @@ _DECODE = flags.DEFINE_list(
 _GAP = flags.DEFINE_bool("gap", False, "--decode: also what the engine adds to a step.")
 _HOST_COST = flags.DEFINE_bool("host_cost", False, "The host's part of a step, without a device.")
 _PLOT = file_flags.PLOT
-for _module in (file_flags, so_far, workload_flags):
+for _module in (file_flags, json_lines_flag, workload_flags):
     flags.adopt_module_key_flags(_module)
 
 _DRAWN = dataclasses.replace(GREEDY, temperature=0.8, top_p=0.95, top_k=50)
@@ -65,7 +76,7 @@ _DRAWN = dataclasses.replace(GREEDY, temperature=0.8, top_p=0.95, top_k=50)
 
 def main(argv: Sequence[str]) -> None:
     del argv
-    every: tuple[Any, ...] = (_LADDER, _INTERFERENCE, _HOST_COST, _DECODE)
+    every: tuple[Any, ...] = (_ABLATION, _INTERFERENCE, _HOST_COST, _DECODE)
     modes = [f"--{flag.name}" for flag in every if flag.value not in (False, None)]
     if len(modes) > 1:
         raise InputError(f"give one of {', '.join(modes)}")
@@ -73,13 +84,11 @@ def main(argv: Sequence[str]) -> None:
     common.check_flags(modes[0] if modes else usual, bench_modes.READ)
     if _REPEATS.value < 1:
         raise InputError(f"--repeats is at least 1, not {_REPEATS.value}")
-    if _PLOT.value is not None:
-        file_flags.check("plot", _PLOT.value, ".png")
-        bench_plot.check()
-    if _LADDER.value:
+    file_flags.check_plot()
+    if _ABLATION.value:
         from scripts.modes import bench_ablation
 
-        bench_ablation.run(_REPEATS.value, _LADDER_RUNGS.value, _PLOT.value)
+        bench_ablation.run(_REPEATS.value, _ABLATION_ONLY, _PLOT.value)
     elif _INTERFERENCE.value or _HOST_COST.value:
         from scripts.modes import bench_probes
 
@@ -99,11 +108,11 @@ def main(argv: Sequence[str]) -> None:
 
 @dataclasses.dataclass
 class _Bench:
-    """An engine, warm, and what predicts it."""
+    """A warm engine, and the hardware that predictions are made for."""
 
     engine: Any
     machine: HardwareSpec
-    promise: Promise
+    slo: SloTargets
     first_token_s: float
     warm_up_s: float
 
@@ -111,22 +120,23 @@ class _Bench:
         self._num_compiles = measure.count_compiles()
 
     @classmethod
-    def of(cls, checkpoint: Any, config: Config, promise: Promise, first: TimedRequest) -> "_Bench":
-        """Serves `first` before anything else, compiling what it needs, then compiles the rest."""
+    def of(cls, checkpoint: Any, config: Config, slo: SloTargets, first: TimedRequest) -> "_Bench":
+        """Serves `first`, compiling what that needs, before it compiles the rest."""
         engine = common.load_engine(checkpoint, config)
         measure.measure(engine, [first], 1)
         first_token_s = time.time() - START
         warm_up_s = common.warm_up(engine)
-        machine = calibrate.this_machine(config.model.dtype)
-        return cls(engine, machine, promise, first_token_s, warm_up_s)
+        machine = first_start.calibration(engine, anew=True, say=common.say)
+        machine = machine or lookup.this_machine(config.model.dtype)
+        return cls(engine, machine, slo, first_token_s, warm_up_s)
 
     def serve(
         self, load: Sequence[TimedRequest], concurrency: int | None, params: SamplingParams
     ) -> tuple[dict[str, Any], list[Run]]:
-        """A row: medians of the runs, beside what was predicted before them; and the runs."""
+        """A row of medians beside what was predicted before the runs; and the runs."""
         config = self.engine.config
         expected = measure.predict(config, load, self.machine, 0.0, concurrency, params)
-        predicted = measure.figures([expected], self.promise)
+        predicted = measure.figures([expected], self.slo)
         before = self._num_compiles()
         with common.bars() as progress:
             runs = measure.measure(
@@ -134,12 +144,12 @@ class _Bench:
                 lambda done: progress(done, len(load), "serving"),
             )  # fmt: skip
         row: dict[str, Any] = {"concurrency": concurrency, "requests": len(load)}
-        row |= measure.figures(runs, self.promise)
+        row |= measure.figures(runs, self.slo)
         row |= {"compiles": self._num_compiles() - before, "predicted": predicted}
         return row | {"predicted_output_tok_s": predicted["output_tok_s"]}, runs
 
     def result(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """What is printed of any workload."""
+        """What every workload prints."""
         return {
             "rows": rows,
             "first_token_s": self.first_token_s,
@@ -150,22 +160,25 @@ class _Bench:
 
 
 def _run_closed() -> None:
-    """As many requests at a time as --concurrency says, one row each."""
-    sizes, promise = _sizes(), workload_flags.promise()
+    """One row for each number of requests at a time that --concurrency lists."""
+    sizes, slo = shared_flags.whole_numbers(_CONCURRENCY), workload_flags.slo()
+    if _PREFILL_TOKENS.value < 1:
+        raise InputError(f"--prefill_tokens is at least 1, not {_PREFILL_TOKENS.value}")
     beside = _read_beside()
     resolved, config = common.resolve_config({"max_seqs": max(sizes)})
     if max(sizes) > config.engine.max_seqs:
         raise InputError(
             f"--concurrency={max(sizes)} is above engine.max_seqs={config.engine.max_seqs}"
         )
-    vocab, length = config.model.vocab_size, _PREFILL_TOKENS.value
-    prefill = requests.generate(Workload("closed", 4, prompt=Fixed(length), output=Fixed(1)), vocab)
-    loads = {size: requests.generate(workload_flags.read(size), vocab) for size in sizes}
-    for load in (prefill, *loads.values()):
-        _check_fits(config, load)
-    checkpoint, _ = _open(resolved)
+    drawn, length = (config.model.vocab_size, config.max_context), _PREFILL_TOKENS.value
+    loads = {size: requests.generate(workload_flags.read(size), *drawn) for size in sizes}
+    if length >= config.max_context:
+        raise InputError(f"--prefill_tokens is below the context of {drawn[1]}, not {length}")
+    alone = Workload("closed", 4, prompt=Fixed(length), output=Fixed(1))
+    prefill = requests.generate(alone, *drawn)
+    checkpoint = _open(resolved)
     shortest = dataclasses.replace(loads[sizes[0]][0], num_new_tokens=1)
-    bench = _Bench.of(checkpoint, config, promise, shortest)
+    bench = _Bench.of(checkpoint, config, slo, shortest)
     rows = {size: bench.serve(loads[size], size, GREEDY)[0] for size in sizes}
     largest = max(sizes)
     sampled, _ = bench.serve(loads[largest], largest, _DRAWN)
@@ -184,21 +197,22 @@ def _run_closed() -> None:
 
 
 def _run_open() -> None:
-    """Requests that arrive by themselves, one row."""
-    workload, promise = workload_flags.read(), workload_flags.promise()
+    """One row of requests that arrive at times of their own."""
+    workload, slo = workload_flags.read(), workload_flags.slo()
     lines = requests.read_trace(workload.trace, workload.num_requests) if workload.trace else []
     if lines and _RANDOM_WEIGHTS.value:
         raise InputError("a trace holds text: leave --random_weights out")
     resolved, config = common.resolve_config({})
-    checkpoint, tokenizer = _open(resolved)
-    vocab = config.model.vocab_size
+    checkpoint = _open(resolved)
+    drawn = config.model.vocab_size, config.max_context
     if lines:
-        load = requests.from_trace(lines, vocab, tokenizer.encode, workload.seed)
+        load = requests.from_trace(
+            lines, *drawn, lambda text: checkpoint.load_tokenizer().encode(text), workload.seed
+        )
     else:
-        load = requests.generate(workload, vocab)
-    _check_fits(config, load)
+        load = requests.generate(workload, *drawn)
     first = dataclasses.replace(load[0], arrival_s=0.0, num_new_tokens=1)
-    bench = _Bench.of(checkpoint, config, promise, first)
+    bench = _Bench.of(checkpoint, config, slo, first)
     row, runs = bench.serve(load, None, GREEDY)
     result = bench.result([row | {"workload": workload.kind, "rate": workload.rate}])
     if common.JSON.value:
@@ -209,39 +223,15 @@ def _run_open() -> None:
         file_flags.write(_PLOT.value, bench_plot.latencies(runs, config.model.name))
 
 
-def _open(resolved: Any) -> tuple[Any, Any]:
-    """The checkpoint and its tokenizer; neither with --random_weights."""
-    return (None, None) if _RANDOM_WEIGHTS.value else common.open_checkpoint(resolved)
-
-
-def _sizes() -> list[int]:
-    try:
-        sizes = [int(text) for text in _CONCURRENCY.value]
-    except ValueError:
-        raise InputError(f"--concurrency is a list of numbers, not {_CONCURRENCY.value}") from None
-    if not sizes or min([*sizes, _PREFILL_TOKENS.value]) < 1:
-        raise InputError("--concurrency and --prefill_tokens are at least 1")
-    return sizes
-
-
-def _check_fits(config: Config, load: Sequence[TimedRequest]) -> None:
-    longest = max(request.num_tokens for request in load)
-    if longest > config.max_context:
-        raise InputError(
-            f"requests grow to {longest} tokens, the context holds {config.max_context}: ask for "
-            "shorter prompts or outputs"
-        )
+def _open(resolved: Any) -> Any:
+    """The checkpoint; None with --random_weights."""
+    return None if _RANDOM_WEIGHTS.value else common.open_checkpoint(resolved)
 
 
 def _read_beside() -> dict[str, Any]:
     if _BESIDE.value is None:
         return {}
-    try:
-        figures = json.loads(Path(_BESIDE.value).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        figures = None
-    if not isinstance(figures, dict):
-        raise InputError(f"--beside={_BESIDE.value} is not a file with one JSON object")
+    figures = mapped.read_json(Path(_BESIDE.value))
     for name, value in figures.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if name == "peer" and not isinstance(value, str):

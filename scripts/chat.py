@@ -1,5 +1,8 @@
 """Talks to a model in the terminal: python -m scripts.chat --model=smollm2-135m."""
 
+from scripts import interrupts
+
+# isort: split
 import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -9,15 +12,15 @@ from typing import Any
 from absl import flags
 
 from configs.errors import InputError
+from inference.outputs import RequestOutput
 from inference.request import SamplingParams
-from scripts import common, interrupts, templates
-from scripts.conversation import Conversation
+from inference.text.conversation import Conversation
+from scripts import common
 from scripts.flags import sampling_flags
 from scripts.reports import costs
 
 _SYSTEM = flags.DEFINE_string("system", None, "What the model is told first; see /system.")
 flags.adopt_module_key_flags(sampling_flags)
-flags.adopt_module_key_flags(templates)
 
 _HELP = """\
 /system TEXT   another instruction for the model; without TEXT none
@@ -40,8 +43,9 @@ def main(argv: Sequence[str]) -> None:
     if params.num_running > 1:
         raise InputError("a conversation has one answer a turn: leave --n, --best_of, --beam_width")
     resolved, config = common.resolve_config({"max_seqs": 1}, sampling_flags.engine_needs([params]))
-    checkpoint, tokenizer = common.open_checkpoint(resolved)
-    tokenizer = templates.choose(tokenizer, templates.FLAG.value)
+    checkpoint = common.open_checkpoint(resolved)
+    tokenizer = checkpoint.load_tokenizer()
+    tokenizer = tokenizer.with_template(sampling_flags.TEMPLATE.value)
     if tokenizer.template is None:
         named = ", ".join(tokenizer.templates)
         raise InputError(
@@ -68,40 +72,40 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _lines() -> Iterator[str]:
-    """What the user types, until the end of it or Ctrl-C, which in the middle of a message only
-    forgets that; a prompt on a terminal only.
+    """What the user types, until its end or Ctrl-C; within a message of several lines, Ctrl-C only
+    discards that message. Prompts appear on a terminal only.
     """
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if is_terminal:
         import readline  # noqa: F401  # gives `input` editing and a history of lines
     sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
-    held = ""
+    typed = ""
     while True:
         try:
-            line = input(("... " if held else "> ") if is_terminal else "")
+            line = input(("... " if typed else "> ") if is_terminal else "")
         except KeyboardInterrupt:
             if is_terminal:
                 print()
-            if held and is_terminal:
-                held = ""
+            if typed and is_terminal:
+                typed = ""
                 continue
             return
         except EOFError:
             if is_terminal:
                 print()
-            if held:
-                yield held
+            if typed:
+                yield typed
             return
-        held += line
+        typed += line
         if line.endswith("\\"):
-            held = held[:-1] + "\n"
+            typed = typed[:-1] + "\n"
             continue
-        text, held = held, ""
+        text, typed = typed, ""
         yield text
 
 
 class _Talk:
-    """An engine, a conversation, and what the last answer took."""
+    """An engine, a conversation, and the costs of the last answer."""
 
     def __init__(self, engine: Any, conversation: Conversation, params: SamplingParams):
         self._engine = engine
@@ -110,7 +114,7 @@ class _Talk:
         self._took: tuple[Any, ...] | None = None
 
     def obey(self, command: str, rest: str) -> None:
-        """What a line with a slash asks for."""
+        """Runs a command, a line that begins with a slash."""
         conversation = self._conversation
         if command == "/help":
             common.say(_HELP)
@@ -129,27 +133,27 @@ class _Talk:
             common.say(f"error: {command} {rest}".rstrip() + " is no command: /help lists them")
 
     def answer(self, text: str) -> None:
-        """Answers a message, as it comes; Ctrl-C ends the answer and not the program: after the
-        next words, or pressed again at once.
+        """Answers a message, as it comes; Ctrl-C ends the answer and not the app: after the next
+        words, or at once when pressed again.
         """
         with interrupts.Deferred() as interrupt:
             reason, has_said = self._answer(self._conversation.ask(text), interrupt)
         self._say_why(reason, has_said)
 
     def _answer(self, ids: list[int], interrupt: interrupts.Deferred) -> tuple[str | None, bool]:
-        """Why the answer ended, and whether there is any."""
+        """Why the answer ended, and whether it has any text."""
         said, num_tokens, reason = "", 0, None
         try:
-            with closing(self._stream(ids)) as updates:
-                for update in updates:
-                    print(update.text, end="", flush=True)
-                    said += update.text
-                    num_tokens += len(update.token_ids)
-                    reason = update.finish_reason
+            with closing(self._stream(ids)) as outputs:
+                for output in outputs:
+                    print(output.text, end="", flush=True)
+                    said += output.text
+                    num_tokens += len(output.token_ids)
+                    reason = output.finish_reason
                     if interrupt.asked and reason is None:
                         reason = "interrupt"
                         break
-        except KeyboardInterrupt:  # the second: not even a long prompt is waited for
+        except KeyboardInterrupt:  # the second: does not even wait for a long prompt
             reason = "interrupt"
         finally:
             if said:
@@ -160,23 +164,23 @@ class _Talk:
                 self._conversation.withdraw()
         return reason, bool(said)
 
-    def _stream(self, ids: list[int]) -> Generator[Any, None, None]:
-        """The engine's news of one answer, its costs noted."""
+    def _stream(self, ids: list[int]) -> Generator[RequestOutput, None, None]:
+        """The engine's outputs of one answer; notes what it costs."""
         engine = self._engine
         engine.records.clear()
         start, compiled_before = time.perf_counter(), engine.compile_s
         first_token_s, num_tokens = 0.0, 0
-        with closing(engine.stream(ids, self._params)) as updates:
-            for update in updates:
-                num_tokens += len(update.token_ids)
+        with closing(engine.stream(ids, self._params)) as outputs:
+            for output in outputs:
+                num_tokens += len(output.token_ids)
                 seconds = time.perf_counter() - start
-                first_token_s = first_token_s or (seconds if update.token_ids else 0.0)
+                first_token_s = first_token_s or (seconds if output.token_ids else 0.0)
                 compile_s = engine.compile_s - compiled_before
                 self._took = (len(ids), num_tokens, first_token_s, seconds, compile_s)
-                yield update
+                yield output
 
     def _say_why(self, reason: str | None, has_said: bool) -> None:
-        """One line where an answer did not end by itself."""
+        """Says why an answer did not end by itself."""
         if reason == "error":
             common.say("error: the model gave non-finite logits")
         elif reason == "interrupt" and has_said:

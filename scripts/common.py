@@ -1,6 +1,7 @@
 """What the apps share: flags that name a model, exit statuses, progress on stderr."""
 
 import dataclasses
+import functools
 import importlib
 import io
 import itertools
@@ -18,7 +19,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from configs import overrides
 from configs.engine import Config, Run
-from configs.errors import InputError
+from configs.errors import InputError, reason
+from scripts import interrupts
 
 _MODEL = flags.DEFINE_string(
     "model",
@@ -46,17 +48,19 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
         try:
             if len(argv) > 1:
                 raise InputError(f"unexpected argument {argv[1]!r}: every input is a flag")
-            main(argv)
+            with interrupts.caught():
+                main(argv)
         except InputError as error:
             fail(str(error))
         except KeyboardInterrupt:
+            interrupts.end()
             fail("interrupted")
         except BrokenPipeError:
             raise
         except (OSError, MemoryError, RuntimeError) as error:  # JAX's own are RuntimeErrors
             if logging.get_verbosity() > logging.INFO:
                 raise
-            fail(f"{type(error).__name__}: {error}"[:_MAX_REASON])
+            fail(reason(error)[:_MAX_REASON])
 
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character ends no run
         if isinstance(stream, io.TextIOWrapper):
@@ -67,6 +71,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # while a closed pipe can still be caught
+            interrupts.ignore()
     except OSError as error:  # of stdout: what is buffered goes nowhere
         if logging.get_verbosity() > logging.INFO:
             raise
@@ -97,6 +102,7 @@ def check_flags(reader: str, readers: Mapping[str, Collection[str]]) -> None:
 
 def fail(message: str) -> None:
     """Ends the process with one line on stderr and status 1."""
+    interrupts.ignore()
     print("error:", " ".join(message.split()), file=sys.stderr)
     sys.exit(1)
 
@@ -108,7 +114,7 @@ def resolve_config(
     from layers.kernels.device import target_device
 
     resolved, config = named_config(sizes, needs)
-    return resolved, config.on(target_device().platform)
+    return resolved, config.for_platform(target_device().platform)
 
 
 def named_config(sizes: dict[str, Any], needs: dict[str, Any] | None = None) -> tuple[Any, Config]:
@@ -145,14 +151,13 @@ def _named_run() -> Run | None:
     return _load_run(_RUN.value) if _RUN.value else None
 
 
-def open_checkpoint(resolved: Any) -> tuple[Any, Any]:
-    """The checkpoint, fetched if need be, and its tokenizer: inputs are checked with it before any
-    weights are read.
-    """
+def open_checkpoint(resolved: Any) -> Any:
+    """The checkpoint, fetched if need be; its tokenizer is loaded once."""
     with bars() as progress:
         checkpoint = resolved.open(progress)
-    tokenizer = checkpoint.load_tokenizer()
-    return dataclasses.replace(checkpoint, load_tokenizer=lambda: tokenizer), tokenizer
+    return dataclasses.replace(
+        checkpoint, load_tokenizer=functools.cache(checkpoint.load_tokenizer)
+    )
 
 
 def load_engine(checkpoint: Any | None, config: Config) -> Any:
@@ -160,20 +165,20 @@ def load_engine(checkpoint: Any | None, config: Config) -> Any:
     with random weights and no tokenizer. Says on stderr what was resolved.
     """
     from inference.engine import Engine
-    from inference.planner.calibration import calibrate
+    from inference.planner.calibration import lookup
     from inference.runtime import compilation_cache
     from layers import decoder, params
     from layers.kernels.device import target_device
 
     compilation_cache.enable()
     if target_device().platform != "cpu":  # while its memory is free; predictions ask again
-        calibrate.this_machine_or_none(config.model.dtype)
+        lookup.this_machine_or_none(config.model.dtype)
     if checkpoint is None:
         engine = Engine(config, params.init(decoder.param_infos(config.model)))
     else:
         with bars() as progress:
             engine = Engine.from_checkpoint(config, checkpoint, progress)
-    defaults = Config(config.model).on(target_device().platform).engine
+    defaults = Config(config.model).for_platform(target_device().platform).engine
     sizes = overrides.changed(config.engine, defaults)
     line = ", ".join([config.model.name, config.model.dtype, *sizes])
     say(line)

@@ -1,5 +1,9 @@
-"""A checkpoint in another format: python -m scripts.convert --model=smollm2-135m --output=DIR."""
+"""Converts a checkpoint: python -m scripts.convert --model=smollm2-135m --output=DIR."""
 
+from scripts import interrupts  # noqa: F401
+
+# isort: split
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,15 +12,17 @@ from absl import flags
 
 from configs.errors import InputError
 from inference.checkpoints.native import new_directory
-from scripts import common, output
+from inference.text.tokenizer import MissingTokenizer
+from scripts import common
+from scripts.flags import output_flag
 
-_OUTPUT = output.FLAG
+_OUTPUT = output_flag.OUTPUT
 _TO = flags.DEFINE_enum("to", "orbax", ["orbax", "hf"], "Format: our native one, or transformers'.")
 _DTYPE = flags.DEFINE_enum(
     "dtype", None, ["float32", "bfloat16"], "Type of the weights; default: as they are stored."
 )
 _MAX_SHARD_GB = flags.DEFINE_float("max_shard_gb", 5.0, "Largest safetensors file of --to=hf.")
-flags.adopt_module_key_flags(output)
+flags.adopt_module_key_flags(output_flag)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -33,7 +39,9 @@ def main(argv: Sequence[str]) -> None:
     if config.model != resolved.config:
         raise InputError("a conversion changes no field of the model; --dtype chooses the type")
     start = time.monotonic()
-    checkpoint, _ = common.open_checkpoint(resolved)  # a tokenizer that cannot load is no use
+    checkpoint = common.open_checkpoint(resolved)
+    with contextlib.suppress(MissingTokenizer):
+        checkpoint.load_tokenizer()  # one that cannot be read is no use
     with common.bars() as progress:
         convert.convert(
             checkpoint, target, _TO.value, _DTYPE.value, int(_MAX_SHARD_GB.value * 1e9), progress

@@ -1,11 +1,15 @@
-"""What the device at hand does, in nine minutes: python -m scripts.device (make device).
+"""Tests and measures the device at hand in nine minutes: python -m scripts.device (make device).
 
-Whether decoding is right comes first, then kernels beside their peers, whole decode steps beside
-what they should take, a real model's tokens, and 500 random batches. Every part is a program with a
-limit of its own; after each the page and the JSON are written anew, so that what was found is kept.
-Needs no network, and no package but those that `docs/kernels.md` lists.
+First whether decoding is right, then kernels beside baselines, whole decode steps beside
+predictions, a real model's tokens, and 500 random batches. Every part is a subprocess
+with a limit of its own; after each the page and the JSON are written again, so that nothing found
+is lost.
+Needs no network, and only the packages that `docs/kernels.md` lists.
 """
 
+from scripts import interrupts  # noqa: F401
+
+# isort: split
 import dataclasses
 import datetime
 import importlib.util
@@ -23,10 +27,10 @@ from absl import flags
 from configs import presets
 from configs.engine import ATTENTIONS
 from configs.errors import InputError
-from inference import files
 from inference.benchmark import subprocesses
-from inference.benchmark.subprocesses import Outcome, Program
+from inference.benchmark.subprocesses import Outcome, Subprocess
 from inference.checkpoints import sources
+from inference.files import user_files
 from scripts import common
 from scripts.flags import shared_flags
 from scripts.reports import device_text
@@ -68,52 +72,43 @@ def main(argv: Sequence[str]) -> None:
         "python": platform.python_version(), "parts": [],
     }  # fmt: skip
     slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    place = folder / f"{slug}-{found['date']}"
+    page = folder / f"{slug}-{found['date']}"
     names = [part.name for part in _parts(kind, [])]
-    chosen = _PARTS.value or names
-    for name in chosen:
-        if name not in names:
-            raise InputError(f"--parts lists some of {', '.join(names)}, not {name!r}")
-    outcomes = [each for each in _earlier(place, found) if each.name not in chosen]
+    chosen = shared_flags.chosen(_PARTS, names)
+    outcomes = [each for each in _earlier(page, found) if each.name not in chosen]
     parts = (part for part in _parts(kind, outcomes) if part.name in chosen)
     for outcome in subprocesses.run(parts, deadline - time.monotonic(), _ROOT, environment):
         outcomes.append(outcome)
         in_order = sorted(outcomes, key=lambda each: names.index(each.name))
         found["parts"] = [dataclasses.asdict(each) for each in in_order]
-        for ending, text in (
-            (".json", json.dumps(found, indent=1)),
-            (".md", device_text.page(found)),
-        ):
-            with files.atomic_file(place.with_suffix(ending)) as file:
-                file.write(f"{text.rstrip()}\n".encode())
+        texts = {".json": json.dumps(found, indent=1), ".md": device_text.page(found).rstrip()}
+        user_files.write({page.with_suffix(k): f"{v}\n".encode() for k, v in texts.items()})
         print(f"{outcome.name}: {outcome.status}, {outcome.seconds:.0f} s", flush=True)
-    print(f"{place}.md")
+    print(f"{page}.md")
     is_bad = any(outcome.status in ("failed", "out of time") for outcome in outcomes)
     if is_bad or not all(each.agrees for each in device_text.tokens(found["parts"])):
         sys.exit(1)
 
 
-def _earlier(place: Path, found: Mapping[str, Any]) -> list[Outcome]:
-    """What other parts found today, on the same device with the same versions: --parts adds to
-    it.
-    """
-    if _PARTS.value is None or not place.with_suffix(".json").exists():
+def _earlier(page: Path, found: Mapping[str, Any]) -> list[Outcome]:
+    """Outcomes of other parts, of today, the same device and versions, to which --parts adds."""
+    if _PARTS.value is None or not page.with_suffix(".json").exists():
         return []
     try:
-        earlier = json.loads(place.with_suffix(".json").read_text(encoding="utf-8"))
+        earlier = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
         if any(earlier[name] != value for name, value in found.items() if name != "parts"):
             return []
         return [Outcome(**part) for part in earlier["parts"]]
     except (ValueError, TypeError, KeyError):
-        raise InputError(f"{place}.json is damaged: remove it, or leave --parts out") from None
+        raise InputError(f"{page}.json is damaged: remove it, or leave --parts out") from None
 
 
 def _probe(environment: dict[str, str]) -> tuple[str, str, str]:
-    """Platform and kind of the device, and the version of JAX: asked of another process, since
-    whoever asks holds the device's memory.
+    """Platform and kind of the device, and the version of JAX: from a subprocess, since the process
+    that asks holds the device's memory.
     """
     (outcome,) = subprocesses.run(
-        [Program("probe", (sys.executable, "-c", _PROBE), 120.0, is_json=True)],
+        [Subprocess("probe", (sys.executable, "-c", _PROBE), 120.0, is_json=True)],
         120.0, _ROOT, environment,
     )  # fmt: skip
     if outcome.status != "done":
@@ -126,9 +121,9 @@ def _probe(environment: dict[str, str]) -> tuple[str, str, str]:
 # --- the parts ------------------------------------------------------------------------------------
 
 
-def _parts(kind: str, outcomes: Sequence[Outcome]) -> Iterator[Program]:
-    """What is run on a platform, in order of worth; later parts look at the earlier ones' ends. The
-    limits leave time for the last one, which has all that is left.
+def _parts(kind: str, outcomes: Sequence[Outcome]) -> Iterator[Subprocess]:
+    """What is run on a platform, the most important first; later parts depend on earlier outcomes.
+    The limits leave time for the last part, which gets all the rest.
     """
     on_device = "tests/device", "-m", "device", "-q", "-p", "no:cacheprovider"
     yield _module("decode", 75, "pytest", *on_device, "-x", "-k", "test_decoding")
@@ -138,9 +133,9 @@ def _parts(kind: str, outcomes: Sequence[Outcome]) -> Iterator[Program]:
         yield _app("kernels", 120, "kernelbench")
     elif is_right:
         yield _app("kernels", 115, "kernelbench", "--tune", "--seconds=85")
-    else:  # one that hangs would take all others along
-        peers = "cudnn,flash-attn3-jax,flash-attn3-contiguous"
-        yield _app("kernels", 120, "kernelbench", f"--only=reference,{peers}")
+    else:  # a kernel of ours that hangs would take the time of all others
+        baselines = "cudnn,flash-attn3-jax,flash-attn3-contiguous"
+        yield _app("kernels", 120, "kernelbench", f"--only=reference,{baselines}")
     kernel = _shown_right(outcomes)
     pages = f"--set=engine.page_tokens={_PAGE_TOKENS[kind]}"
     for name, limit_s, flags_of in _STEPS if kind != "cpu" else _SMALL_STEPS:
@@ -155,7 +150,7 @@ _13B = "--model=llama2-13b"
 _STEPS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
     ("llama3-8b", 45, ("--model=llama3-8b", "--decode=1x1024")),
     ("llama2-13b", 80, (_13B, "--decode=1x1024,16x1024,64x1024")),
-    ("llama2-13b-gqa", 45, (_13B, "--set=model.num_kv_heads=8", "--decode=256x1024")),
+    ("llama2-13b-gqa", 45, (_13B, "--set=model.pattern.mixer.num_kv_heads=8", "--decode=256x1024")),
     ("engine", 55, ("--model=llama3-8b", "--decode=64x256", "--gap")),
 )
 _SMALL_STEPS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
@@ -166,9 +161,9 @@ _SMALL_STEPS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
 )  # fmt: skip
 
 
-def _tokens(pages: str, kernel: str | None) -> Iterator[Program]:
-    """The real model's greedy tokens in its own precision: on the CPU, and here with the reference
-    and with the kernel that was shown right.
+def _tokens(pages: str, kernel: str | None) -> Iterator[Subprocess]:
+    """The real model's greedy tokens in its own precision: on the CPU, and on the device with the
+    reference and with the kernel that was shown right.
     """
     missing = None
     if sources.cached_path(presets.get(_MODEL).weights) is None:
@@ -195,7 +190,7 @@ def _outcome(name: str, outcomes: Sequence[Outcome]) -> Outcome | None:
 
 
 def _shown_right(outcomes: Sequence[Outcome]) -> str | None:
-    """A kernel of ours that was right wherever it ran, the same bits again, and ran."""
+    """A kernel of ours that ran, and was right and repeatable wherever it ran."""
     kernels = _outcome("kernels", outcomes)
     rows = kernels.result["rows"] if kernels is not None and kernels.result else []
     for name in ATTENTIONS[1:]:
@@ -206,13 +201,13 @@ def _shown_right(outcomes: Sequence[Outcome]) -> str | None:
     return None
 
 
-def _app(name: str, limit_s: float, app: str, *arguments: str) -> Program:
+def _app(name: str, limit_s: float, app: str, *arguments: str) -> Subprocess:
     own = _module(name, limit_s, f"scripts.{app}", "--json_lines", *arguments)
     return dataclasses.replace(own, is_json=True)
 
 
-def _module(name: str, limit_s: float, module: str, *arguments: str) -> Program:
-    return Program(name, (sys.executable, "-m", module, *arguments), limit_s)
+def _module(name: str, limit_s: float, module: str, *arguments: str) -> Subprocess:
+    return Subprocess(name, (sys.executable, "-m", module, *arguments), limit_s)
 
 
 if __name__ == "__main__":

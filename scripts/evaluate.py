@@ -1,5 +1,8 @@
 """Perplexity of a text: python -m scripts.evaluate --model=smollm2-135m --max_tokens=4096."""
 
+from scripts import interrupts  # noqa: F401
+
+# isort: split
 import hashlib
 import math
 import sys
@@ -9,14 +12,15 @@ from typing import Any
 from absl import flags
 
 from configs.errors import InputError
-from scripts import common, inputs
+from inference.files import user_files
+from scripts import common
 
 _TEXT = flags.DEFINE_string("text", None, "File to score; default: Python's own help topics.")
 _WINDOW = flags.DEFINE_integer("window", 512, "Tokens scored together; windows do not overlap.")
 _MAX_TOKENS = flags.DEFINE_integer("max_tokens", None, "Score only the first N tokens.")
 
 _MAX_BYTES = 16 << 20  # of a text: `tokenizers` takes some 300 bytes a token
-_WINDOWS_AT_ONCE = 64  # keep every sequence of the engine busy, and the bar moving
+_WINDOWS_AT_ONCE = 64  # keeps every sequence of the engine busy, and the bar moving
 
 
 def main(argv: Sequence[str]) -> None:
@@ -31,7 +35,8 @@ def main(argv: Sequence[str]) -> None:
         raise InputError(
             f"--window is at most the context of {config.max_context}, not {_WINDOW.value}"
         )
-    checkpoint, tokenizer = common.open_checkpoint(resolved)
+    checkpoint = common.open_checkpoint(resolved)
+    tokenizer = checkpoint.load_tokenizer()
     start = _prefix(tokenizer)
     tokens = tokenizer.encode(text, add_special=False)[: _MAX_TOKENS.value]
     step = _WINDOW.value - len(start)
@@ -65,8 +70,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _prefix(tokenizer: Any) -> list[int]:
-    """What the tokenizer puts before a text: models trained with a first token need it in each
-    window. What it puts behind (an end token) belongs to no window.
+    """What the tokenizer puts before a text: models that are trained with a first token need it in
+    each window. What it puts after a text, an end token, belongs to no window.
     """
     bare, whole = tokenizer.encode("a", add_special=False), tokenizer.encode("a")
     places = (n for n in range(len(whole)) if whole[n : n + len(bare)] == bare)
@@ -86,7 +91,7 @@ def _read_text() -> str:
         from pydoc_data.topics import topics
 
         return "\n".join(topics[key] for key in sorted(topics))
-    return inputs.read_text(_TEXT.value, _MAX_BYTES)
+    return user_files.read_text(_TEXT.value, _MAX_BYTES)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 """Continues prompts: python -m scripts.generate --prompt="Once upon a time"."""
 
+from scripts import interrupts
+
+# isort: split
 import dataclasses
 import itertools
 import time
@@ -12,26 +15,30 @@ from absl import flags
 
 from configs.engine import Config
 from configs.errors import InputError
+from inference.files import resumable_results
+from inference.files.resumable_results import ResumableResults
+from inference.outputs import RequestOutput
 from inference.request import SamplingParams
-from scripts import common, interrupts, meter, output, partial, prompts, templates
-from scripts.flags import sampling_flags
-from scripts.prompts import Prompt
+from inference.text import prompts
+from inference.text.prompts import Prompt
+from scripts import common
+from scripts.flags import output_flag, sampling_flags
 from scripts.reports import costs
+from scripts.reports.batch_progress import BatchProgress
 
 _PROMPT = flags.DEFINE_multi_string("prompt", [], "Text to continue (repeatable).")
 _INPUT = flags.DEFINE_string(
     "input", None, "JSONL with a 'prompt' or 'messages' a line, and sampling of its own."
 )
-_OUTPUT = output.FLAG
+_OUTPUT = output_flag.OUTPUT
 _OVERWRITE = flags.DEFINE_bool(
     "overwrite", False, "Start over where an earlier run of --output was cut off."
 )
 _CHAT = flags.DEFINE_bool("chat", False, "A prompt is a user's message: apply the chat template.")
 _NAIVE = flags.DEFINE_bool("naive", False, "Decode without a cache: slow, and an oracle.")
 _LOGPROBS = flags.DEFINE_integer("logprobs", None, "Report log-probabilities and K alternatives.")
-flags.adopt_module_key_flags(output)
+flags.adopt_module_key_flags(output_flag)
 flags.adopt_module_key_flags(sampling_flags)
-flags.adopt_module_key_flags(templates)
 
 Results = dict[str, dict[str, Any]]  # by key of the request
 
@@ -39,54 +46,58 @@ Results = dict[str, dict[str, Any]]  # by key of the request
 def main(argv: Sequence[str]) -> None:
     del argv
     requests = _read_requests()
-    target = None if _OUTPUT.value is None else output.check(_OUTPUT.value, _INPUT.value)
+    target = None
+    if _OUTPUT.value is not None:
+        label = f"--output={_OUTPUT.value}"
+        target = resumable_results.check_target(label, _OUTPUT.value, _INPUT.value)
     resolved, config = common.resolve_config(
         {"max_seqs": _num_slots(requests)},
         _engine_needs(requests),
     )
-    checkpoint, tokenizer = common.open_checkpoint(resolved)
+    checkpoint = common.open_checkpoint(resolved)
+    tokenizer = checkpoint.load_tokenizer()
     ids = [request.encode(tokenizer) for request in requests]
     _check(requests, ids, config, tokenizer, checkpoint.eos_ids)
-    keys = partial.keys(
+    keys = resumable_results.keys(
         [request.id, tokens, dataclasses.asdict(request.params)]
         for request, tokens in zip(requests, ids, strict=True)
     )
-    with _kept(target, config, checkpoint.eos_ids, keys) as kept:
-        results: Results = {} if kept is None else kept.results
+    with _resumable(target, config, checkpoint.eos_ids, keys) as saved:
+        results: Results = {} if saved is None else saved.results
         is_one = len(requests) == requests[0].params.num_running == 1
         streams = is_one and not (common.JSON.value or target)
-        stats: dict[str, Any]
+        took: tuple[Any, ...] | None = None
+        stats, line = costs.nothing(), f"all {len(results)} results had been computed before"
         if _NAIVE.value:
             engine = common.load_engine(checkpoint, config)
             found, stats, line = _run_naive(engine, ids, requests[0].params)
             results = dict(zip(keys, found, strict=True))
         elif len(results) < len(requests):
             engine = common.load_engine(checkpoint, config)
-            add = results.__setitem__ if kept is None else kept.add
+            add = results.__setitem__ if saved is None else saved.add
             todo = [index for index, key in enumerate(keys) if key not in results]
-            stats = _run(
+            took = _run(
                 engine,
                 [requests[index] for index in todo],
                 [ids[index] for index in todo],
-                lambda place, result: add(keys[todo[place]], result),
+                lambda index, result: add(keys[todo[index]], result),
                 streams,
             )
-            line = costs.summary(stats)
-        else:
-            stats = costs.nothing()
-            line = f"all {len(results)} results had been computed before"
         ordered = [results[key] for key in keys]
         if target:
-            output.write(target, ordered, config)
+            resumable_results.write(target, ordered, config)
+    if streams:
+        print(flush=True)
+    elif not (common.JSON.value or target):
+        for result in ordered:
+            for choice in result.get("choices", [result]):
+                print(choice["text"], end="\n\n", flush=True)
+    if took is not None:
+        stats = _stats(took)
+        line = costs.summary(stats)
     if common.JSON.value:
         common.print_json({"results": ordered, "stats": stats}, config)
     else:
-        if streams:
-            print()
-        elif not target:
-            for result in ordered:
-                for choice in result.get("choices", [result]):
-                    print(choice["text"], end="\n\n")
         common.say(line)
     failed = [str(n) for n, r in enumerate(ordered, 1) if r["finish_reason"] == "error"]
     if failed:
@@ -94,7 +105,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _read_requests() -> list[Prompt]:
-    """Every prompt, checked before any work; a prompt under --chat is one user message."""
+    """Every prompt, checked before any work; under --chat a prompt is a user's message."""
     if _OVERWRITE.value and _OUTPUT.value is None:
         raise InputError("--overwrite starts an --output over: give that as well")
     params = sampling_flags.read()
@@ -117,15 +128,15 @@ def _read_requests() -> list[Prompt]:
         )
     if _CHAT.value:
         requests = [prompts.as_message(request) for request in requests]
-    if templates.FLAG.value is None:
+    if sampling_flags.TEMPLATE.value is None:
         return requests
     if not all(request.messages for request in requests):
         raise InputError("--template is for messages: give --chat, or messages instead of prompts")
-    return [prompts.with_template(request, templates.FLAG.value) for request in requests]
+    return [prompts.with_template(request, sampling_flags.TEMPLATE.value) for request in requests]
 
 
 def _num_slots(requests: Sequence[Prompt]) -> int:
-    """Of an engine no larger than the work."""
+    """Sequences of an engine that is no larger than the work."""
     each = [request.params.num_running for request in requests]
     return max(min(sum(each), 32), *each)
 
@@ -143,10 +154,10 @@ def _check(
     tokenizer: Any,
     eos_ids: Sequence[int],
 ) -> None:
-    """What the engine will say of the requests, said before weights are read."""
-    from inference.input_processor import Intake
+    """Refuses before weights are read what the engine would refuse later."""
+    from inference.input_processor import InputProcessor
 
-    intake, limit = Intake(config, tokenizer, frozenset(eos_ids)), config.max_context
+    processor, limit = InputProcessor(config, tokenizer, frozenset(eos_ids)), config.max_context
     for request, prompt in zip(requests, ids, strict=True):
         if len(prompt) >= limit:
             raise InputError(
@@ -154,43 +165,43 @@ def _check(
                 f"{limit - 1} and one to generate"
             )
         try:
-            intake.sequences(prompt, request.params)
+            processor.sequences(prompt, request.params)
         except InputError as error:
             raise InputError(f"{request.where}: {error}") from None
 
 
 @contextmanager
-def _kept(
+def _resumable(
     target: Path | None, config: Config, eos_ids: Sequence[int], keys: Sequence[str]
-) -> Iterator[partial.Partial | None]:
-    """The results that an earlier run has left and this one adds to; they go when all is done."""
+) -> Iterator[ResumableResults | None]:
+    """The results that an earlier run has left and this one adds to, until all are there."""
     if target is None:
         yield None
         return
-    from scripts import provenance
+    from inference.checkpoints import provenance
 
-    engine = config.engine  # of it, what decides an answer: the rest follows from the requests
+    engine = config.engine  # only what can change an answer
     decisive = [config.max_context, engine.deterministic, engine.seed, _LOGPROBS.value]
     identity = {
-        "weights": partial.digest([provenance.of(common.model_name()), eos_ids]),
-        "configuration": partial.digest([dataclasses.asdict(config.model), *decisive]),
+        "weights": resumable_results.digest([provenance.identity(common.model_name()), eos_ids]),
+        "configuration": resumable_results.digest([dataclasses.asdict(config.model), *decisive]),
     }
-    kept = partial.Partial(target, identity, keys, _OVERWRITE.value)
+    saved = ResumableResults(target, identity, keys, _OVERWRITE.value)
     finished = False
     try:
-        if kept.results:
-            common.say(f"{len(kept.results)} of {len(keys)} results are in {kept.path} already")
-        yield kept
+        if saved.results:
+            common.say(f"{len(saved.results)} of {len(keys)} results are in {saved.path} already")
+        yield saved
         finished = True
     except KeyboardInterrupt:
-        count = f"{len(kept.results)} of {len(keys)} results"
+        count = f"{len(saved.results)} of {len(keys)} results"
         raise InputError(
-            f"interrupted: {count} are in {kept.path}; the same command goes on from there"
-            if kept.results
+            f"interrupted: {count} are in {saved.path}; the same command goes on from there"
+            if saved.results
             else "interrupted before the first result"
         ) from None
     finally:
-        kept.close(finished)
+        saved.close(finished)
 
 
 def _run(
@@ -199,9 +210,12 @@ def _run(
     ids: Sequence[list[int]],
     add: Callable[[int, dict[str, Any]], None],
     streams: bool,
-) -> dict[str, Any]:
-    """Adds the result of each request, by its place among them, as it ends; returns stats. With
-    `streams`, text goes to stdout as it comes.
+) -> tuple[Any, ...]:
+    """Calls `add` with each request's index and result as it ends. With `streams`, text goes to
+    stdout as it comes.
+
+    Returns:
+        The engine, tokens of prompts and output, and seconds to the first token, in all, compiling.
     """
     params = [request.params for request in requests]
     start, compiled_before = time.perf_counter(), engine.compile_s
@@ -213,27 +227,38 @@ def _run(
             own.n * min(own.max_new_tokens, limit - len(prompt))
             for prompt, own in zip(ids, params, strict=True)
         ]
-        counted = meter.Meter(most, bar, say)
+        progress = BatchProgress(most, bar, say)
 
-        def on_update(update: Any) -> None:
+        def on_output(output: RequestOutput) -> None:
             nonlocal first_token_s
             if interrupt.asked:
                 raise KeyboardInterrupt
-            if update.token_ids:
+            if output.token_ids:
                 first_token_s = first_token_s or time.perf_counter() - start
             if streams:
-                print(update.text, end="", flush=True)
+                print(output.text, end="", flush=True)
             else:
-                counted.add_tokens(len(update.token_ids))
+                progress.add_tokens(len(output.token_ids))
 
-        for place, completion in engine.as_completed(ids, params, on_update):
-            add(place, _result(completion, requests[place].id))
-            counted.add_answer(place, _num_tokens(completion))
+        for index, completion in engine.as_completed(ids, params, on_output):
+            add(index, _result(completion, requests[index].id))
+            progress.add_answer(index, _num_tokens(completion))
             completions.append(completion)
+        if interrupt.asked:  # after the last token
+            raise KeyboardInterrupt
     seconds, compile_s = time.perf_counter() - start, engine.compile_s - compiled_before
     num_prompt = sum(len(completion.prompt_token_ids) for completion in completions)
     num_output = sum(map(_num_tokens, completions))
-    return costs.stats(engine, num_prompt, num_output, first_token_s, seconds, compile_s)
+    return engine, num_prompt, num_output, first_token_s, seconds, compile_s
+
+
+def _stats(took: tuple[Any, ...]) -> dict[str, Any]:
+    """Figures of what `_run` returned; a machine is calibrated for a model's first answer, now that
+    it is out.
+    """
+    from inference.benchmark import first_start
+
+    return costs.stats(*took, machine=first_start.calibration(took[0], say=common.say))
 
 
 def _num_tokens(completion: Any) -> int:

@@ -1,8 +1,34 @@
-"""Ctrl-C at a moment of one's own choosing: between two steps and never within one."""
+"""Ctrl-C: one line and exit status 1 wherever it lands, or a moment of the app's own choosing.
 
+Every app imports this first. In a process that runs an app, Ctrl-C then ends it at once, imports
+included; while `caught`, it raises KeyboardInterrupt instead, so that what is under way is undone.
+Inside JAX and imports that exception would be printed, turned into another one or lost: there it
+waits until they return to whoever called them.
+"""
+
+import os
 import signal
-from types import FrameType
-from typing import Any
+import sys
+from types import FrameType  # and not `typing`, which takes as long to import as all of these
+
+_UNSAFE = {"jax", "jaxlib", "importlib", "_frozen_importlib", "_frozen_importlib_external"}
+
+_is_caught = False
+_is_waiting = False
+
+
+class caught:  # noqa: N801
+    """Context in which an interrupt is a KeyboardInterrupt, as long as the last one was raised."""
+
+    def __enter__(self) -> None:
+        """Begins."""
+        global _is_caught
+        _is_caught = True
+
+    def __exit__(self, *exception: object) -> None:
+        """From here on an interrupt ends the process at once."""
+        global _is_caught
+        _is_caught = False
 
 
 class Deferred:
@@ -13,16 +39,66 @@ class Deferred:
     def __enter__(self) -> "Deferred":
         """Starts to listen."""
         self.asked = False
-        self._before: Any = signal.getsignal(signal.SIGINT)
+        self._before = signal.getsignal(signal.SIGINT)
         if self._before is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, self._on_signal)
         return self
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Leaves interrupts as they were."""
         signal.signal(signal.SIGINT, self._before)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
+        if self.asked and callable(self._before):
+            self._before(number, frame)
         self.asked = True
+
+
+def end() -> None:
+    """Ends a process that runs an app: nothing that happens on the way out is seen."""
+    if signal.getsignal(signal.SIGINT) is not _on_signal:
+        return
+    cursor = b"\033[?25h" if os.isatty(2) else b""  # which a progress bar may have hidden
+    os.write(2, cursor + b"error: interrupted\n")
+    os._exit(1)
+
+
+def ignore() -> None:
+    """The work is done: an interrupt on the way out changes nothing."""
+    if signal.getsignal(signal.SIGINT) is _on_signal:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    global _is_waiting
+    if not _is_caught or _is_waiting:
+        end()
+    stack = []
+    while frame is not None:
+        stack.append(frame)
+        frame = frame.f_back
+    caller = stack[-1]
+    for inner in reversed(stack):
+        if str(inner.f_globals.get("__name__")).partition(".")[0] in _UNSAFE:
+            break
+        caller = inner
+    else:
+        raise KeyboardInterrupt
+    _is_waiting = True
+    caller.f_trace = _raise
+    sys.settrace(lambda *event: None)  # without it no frame's own is called
+
+
+def _raise(frame: FrameType, event: str, argument: object) -> object:
+    global _is_waiting
+    if event == "exception":  # of what was waited for; it may be caught
+        return _raise
+    sys.settrace(None)
+    _is_waiting = False
+    raise KeyboardInterrupt
+
+
+_spec = getattr(sys.modules["__main__"], "__spec__", None)
+_runs_app = _spec is not None and _spec.name.startswith("scripts.")  # and does not only import one
+if _runs_app and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, _on_signal)

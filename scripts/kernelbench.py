@@ -1,9 +1,12 @@
-"""Kernels by the clock, beside what they should take: python -m scripts.kernelbench.
+"""Times attention kernels beside predictions: python -m scripts.kernelbench.
 
-Every implementation of attention that this device can run, cuDNN and flash-attn3-jax where they
-are; who is wrong has no time. --tune tries sizes and writes layers/kernels/tuning.json.
+Every implementation that this device can run, and cuDNN and flash-attn3-jax where they are
+installed. A wrong kernel gets no time. --tune tries sizes and writes layers/kernels/tuning.json.
 """
 
+from scripts import interrupts  # noqa: F401
+
+# isort: split
 import dataclasses
 import json
 import secrets
@@ -13,14 +16,14 @@ from typing import Any
 from absl import flags
 
 from configs.errors import InputError
-from scripts import common, so_far
-from scripts.flags import shared_flags
+from scripts import common
+from scripts.flags import json_lines_flag, shared_flags
 from scripts.reports import kernel_text
 
 _DEVICE = shared_flags.DEVICE
 _REPEATS = shared_flags.REPEATS
-_SECONDS = flags.DEFINE_float("seconds", 240.0, "Begin nothing more after this.")
-_ONLY = flags.DEFINE_list("only", None, "Of all contenders these, by name.")
+_SECONDS = flags.DEFINE_float("seconds", 240.0, "Begin no kernel after that.")
+_ONLY = flags.DEFINE_list("only", None, "Only these kernels, by name.")
 _TUNE = flags.DEFINE_bool("tune", False, "Try sizes, write layers/kernels/tuning.json.")
 _READ = ("device", "repeats", "seconds", "only", "tune", "json", "json_lines")
 
@@ -33,19 +36,20 @@ def main(argv: Sequence[str]) -> None:
     if not _SECONDS.value > 0:
         raise InputError(f"--seconds is above 0, not {_SECONDS.value}")
     if _TUNE.value and _ONLY.value is not None:
-        raise InputError("--tune compares all contenders: leave --only out")
+        raise InputError("--tune compares all kernels: leave --only out")
     device = _device()
     if _TUNE.value and device.platform == "cpu":
         raise InputError("--tune needs an accelerator: the CPU has one implementation")
     import jax
 
     from inference.benchmark.kernels import baselines, timing, tune
-    from inference.planner.calibration import calibrate
+    from inference.planner.calibration import lookup
     from inference.runtime import compilation_cache
 
-    chosen = _chosen(baselines.everyone())
+    kernels = {kernel.name: kernel for kernel in baselines.kernels()}
+    chosen = [kernels[name] for name in shared_flags.chosen(_ONLY, kernels)]
     compilation_cache.enable()
-    hardware = calibrate.this_machine("bfloat16")
+    hardware = lookup.this_machine("bfloat16")
     found: dict[str, Any] = {
         "device": device.kind, "jax": jax.__version__, "hardware": dataclasses.asdict(hardware),
         "seed": secrets.randbits(31), "rows": [],
@@ -57,17 +61,17 @@ def main(argv: Sequence[str]) -> None:
             tunes=_TUNE.value, progress=progress,
         ):  # fmt: skip
             found["rows"].append(row)
-            so_far.tell(found)
+            json_lines_flag.print_line(found)
     found["paged_over_contiguous"] = kernel_text.paged_over_contiguous(found["rows"])
     found["shuffled_over_in_order"] = kernel_text.shuffled_over_in_order(found["rows"])
     reason = tune.missing(found["rows"]) if _TUNE.value else None
     if _TUNE.value:
         found["tuning"] = f"as it was: {reason}" if reason else tune.entry(found["rows"])
-    if so_far.is_json():
+    if json_lines_flag.is_json():
         print(json.dumps(found), flush=True)
     else:
         print("\n".join(kernel_text.table(found)))
-    if _TUNE.value and reason is None:  # last: what was measured is told in any case
+    if _TUNE.value and reason is None:  # last, so that what was measured is printed in any case
         tune.write(device.kind, found["tuning"])
 
 
@@ -92,15 +96,6 @@ def _device() -> Any:
     if asked not in ("auto", device.platform):
         raise InputError(f"--device={asked}: JAX computes on {device.platform} here")
     return device
-
-
-def _chosen(known: Sequence[Any]) -> list[Any]:
-    """The contenders that --only names."""
-    names = [contender.name for contender in known]
-    for name in _ONLY.value or ():
-        if name not in names:
-            raise InputError(f"--only lists some of {', '.join(names)}, not {name!r}")
-    return [each for each in known if _ONLY.value is None or each.name in _ONLY.value]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
-"""What a deployment must cost: python -m scripts.plan --model=llama2-13b --batch=1,16,64.
+"""What a deployment costs: python -m scripts.plan --model=llama2-13b --batch=1,16,64.
 
 Memory, latency and throughput before anything runs; loads no JAX for presets on known chips.
 """
 
+from scripts import interrupts  # noqa: F401
+
+# isort: split
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -15,13 +18,14 @@ from configs import mesh, overrides, precision, presets
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.hardware import catalog
+from inference.files import user_files
 from inference.planner import acceptance, advise, parts, slo
-from inference.planner.calibration import machine
+from inference.planner.calibration import lookup
 from inference.planner.cost import Precision
 from inference.planner.deployment import ACCOUNTINGS, Deployment, Row
 from inference.planner.speculation import Speculation
-from scripts import common, output
-from scripts.flags import file_flags, shared_flags
+from scripts import common
+from scripts.flags import file_flags, output_flag, shared_flags
 from scripts.reports import plan_text
 
 _HARDWARE = flags.DEFINE_string("hardware", "h100", f"{', '.join(catalog.NAMES)} or cpu.")
@@ -39,7 +43,7 @@ _PRICE = flags.DEFINE_float("price", None, "Dollars an hour of one chip.")
 _ACCOUNTING = flags.DEFINE_string("accounting", "exact", f"{' or '.join(ACCOUNTINGS)}.")
 _PLOT = file_flags.PLOT
 _HTML = flags.DEFINE_string("html", None, "HTML file: the interactive page.")
-_SLO = flags.DEFINE_string("slo", None, "Promise to keep: ttft=0.5,tpot=0.03 (seconds).")
+_SLO = flags.DEFINE_string("slo", None, "Targets: ttft=0.5,tpot=0.03 (seconds).")
 _RATE = shared_flags.RATE
 _ADVISE = flags.DEFINE_bool("advise", False, "Rank combinations of techniques.")
 _CHIPS = flags.DEFINE_integer("chips", 1, "Chips to --advise on.")
@@ -47,8 +51,8 @@ _GOAL = flags.DEFINE_string("goal", "throughput", f"Of --advise: {' or '.join(ad
 _VERIFY = flags.DEFINE_bool(
     "verify", False, "Time the engine's steps on this machine, calibrate it, show both."
 )
-_OUTPUT = output.FLAG
-for _module in (common, file_flags, output, shared_flags):  # --help shows theirs too
+_OUTPUT = output_flag.OUTPUT
+for _module in (common, file_flags, output_flag, shared_flags):  # --help shows theirs too
     flags.adopt_module_key_flags(_module)
 
 _OF_VERIFY = {
@@ -64,20 +68,21 @@ def main(argv: Sequence[str]) -> None:
     config = _config()
     if _VERIFY.value:
         return _verify(config)
-    batches, contexts = _sizes("batch", _BATCH.value), _sizes("context", _CONTEXT.value)
-    for flag, ending in ((_PLOT, ".png"), (_HTML, ".html")):
-        if flag.value is not None:
-            file_flags.check(flag.name, flag.value, ending)
+    batches, contexts = map(shared_flags.whole_numbers, (_BATCH, _CONTEXT))
     _check_questions()
+    file_flags.check_plot()
+    if _HTML.value is not None:
+        user_files.check_target(f"--html={_HTML.value}", _HTML.value, ".html")
     deployment = _deployment(config)
-    there = config.on(catalog.platform(_HARDWARE.value))
+    there = config.for_platform(catalog.platform(_HARDWARE.value))
     found: dict[str, Any] = {
         "hardware": dataclasses.asdict(deployment.hardware),
         "ridge": deployment.hardware.ridge(deployment.formats.weights.compute),
+        "warnings": list(deployment.warnings),
     }
     if _SLO.value is not None:
         found["slo"] = slo.answers(
-            deployment, _promise(_SLO.value), contexts[0], _new_tokens(_ADVISED_TOKENS), _RATE.value
+            deployment, _targets(_SLO.value), contexts[0], _new_tokens(_ADVISED_TOKENS), _RATE.value
         )
     elif _ADVISE.value:
         workload = advise.Workload(contexts[0], _new_tokens(_ADVISED_TOKENS), _GOAL.value)
@@ -108,22 +113,23 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _verify(config: Config) -> None:
-    """Predicted beside measured, of a model on this machine."""
+    """Predicted beside measured steps of a model on this machine."""
     from scripts.modes import plan_verify
+    from scripts.reports import verify_text
 
     for flag in flags.FLAGS.get_key_flags_for_module(__name__):
         if flag.present and flag.name not in _OF_VERIFY:
             raise InputError(f"--verify answers one question: leave --{flag.name} out")
     plan_verify.check(config.model)
     if _OUTPUT.value is not None:
-        file_flags.check("output", _OUTPUT.value, ".md")
+        user_files.check_target(f"--output={_OUTPUT.value}", _OUTPUT.value, ".md")
     with common.bars() as progress:
         found = plan_verify.run(config.model, progress)
-    render = plan_verify.markdown(found)
+    render = verify_text.markdown(found)
     if _OUTPUT.value is not None:
         file_flags.write(_OUTPUT.value, render.encode())
     if common.JSON.value:
-        common.print_json(plan_verify.as_json(found), config)
+        common.print_json(verify_text.as_json(found), config)
     elif _OUTPUT.value is None:
         print(render, end="")
 
@@ -131,10 +137,10 @@ def _verify(config: Config) -> None:
 def _sweep(
     deployment: Deployment, batches: Sequence[int], contexts: Sequence[int]
 ) -> dict[str, Any]:
-    """A row a batch and context, the parts of the first, and the largest batches.
+    """A row for each batch and context, the parts of the first, and the largest batches.
 
-    Where --speculate leaves the drafts open, each row has its best; all else is of `deployment`,
-    which has those of the first row.
+    Where --speculate leaves the drafts open, each row has its best; everything else is for
+    `deployment`, which has those of the first row.
     """
     rows: list[Row] = []
     speculations: list[Speculation | None] = []
@@ -191,7 +197,7 @@ def _deployment(config: Config) -> Deployment:
         raise InputError(f"--price is a number of dollars an hour above 0, not {price}")
     drafts = _SPECULATE.value
     speculation = None if drafts is None or _automatic(drafts) else _speculation(drafts)
-    chip = machine.get(_HARDWARE.value)  # last: this machine is measured
+    chip = lookup.get(_HARDWARE.value, config.model)  # last: this machine is measured
     if price is not None:
         chip = dataclasses.replace(chip, price_per_hour=price)
     return Deployment(
@@ -217,15 +223,6 @@ def _new_tokens(usual: int) -> int:
     return int(_NEW_TOKENS.value) if _NEW_TOKENS.present else usual
 
 
-def _sizes(name: str, text: str) -> list[int]:
-    numbers = text.split(",")
-    if not all(n.isascii() and n.isdigit() and len(n) < 16 and int(n) > 0 for n in numbers):
-        raise InputError(
-            f"--{name} takes whole numbers from 1, separated by commas, not {text[:80]!r}"
-        )
-    return [int(number) for number in numbers]
-
-
 def _speculation(text: str) -> Speculation:
     try:
         drafts, accepted, cost = text.split(",")
@@ -237,9 +234,9 @@ def _speculation(text: str) -> Speculation:
     return Speculation(*found)
 
 
-def _promise(text: str) -> slo.Promise:
+def _targets(text: str) -> slo.Targets:
     limits: dict[str, float] = {}
-    names = [field.name for field in dataclasses.fields(slo.Promise)]
+    names = [field.name for field in dataclasses.fields(slo.Targets)]
     try:
         for part in text.split(","):
             name, _, limit = part.partition("=")
@@ -248,7 +245,7 @@ def _promise(text: str) -> slo.Promise:
             limits[name] = float(limit)
     except ValueError:
         raise InputError(f"--slo is like ttft=0.5,tpot=0.03 (seconds), not {text!r}") from None
-    return slo.Promise(**limits)
+    return slo.Targets(**limits)
 
 
 def _check_questions() -> None:

@@ -4,7 +4,9 @@ import contextlib
 import gc
 import os
 import pathlib
+import shutil
 import signal
+import tempfile
 
 import hypothesis
 import pytest
@@ -26,18 +28,33 @@ _MAPS = pathlib.Path("/proc/self/maps")
 _MANY_MAPS = 20_000
 
 
+def pytest_collection_finish():
+    """What is there stays: collecting it again and again took a fifth of all tracing."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
 def pytest_configure(config):
-    """Files go to workers as they are listed, which is no file of minutes behind all others."""
+    """Files go to workers as they are listed, which is no file of minutes behind all others. What
+    one of them has compiled is compiled by none again in this run; workers inherit the environment.
+    """
     config.option.loadscopereorder = False
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        folder = tempfile.mkdtemp(prefix="ridgeline-compiled-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Tests marked `quick_code`, and the fixtures set up for them, compile quickly."""
+    """Tests marked `quick_code`, and the fixtures set up for them, compile quickly; those of such a
+    file that are marked `quick_code(False)` do not.
+    """
     from tests import compiling  # JAX reads the environment above
 
-    is_quick = item.get_closest_marker("quick_code") is not None
-    with compiling.quickly() if is_quick else contextlib.nullcontext():
+    mark = item.get_closest_marker("quick_code")
+    with compiling.quickly() if mark and mark.args != (False,) else contextlib.nullcontext():
         return (yield)
 
 

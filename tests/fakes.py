@@ -13,17 +13,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from configs.cache import CacheSpec, recurrent, shared
 from configs.engine import Config, EngineConfig
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.rope import Dynamic, Rope
 from configs.model import LayerSpec, ModelConfig
 from inference import engine as engines
-from inference import request
-from layers import decoder, kv_cache
-from layers.mixer import Mixer
+from inference.request import SamplingParams
+from inference.runtime import sampling
+from inference.runtime.model_runner import Executables
+from inference.scheduling import sequence
+from inference.scheduling.step_shapes import StepShape
+from layers import decoder, kv_cache, registry
 from layers.params import init
 from tests import compiling
+from tests.kinds import Caching
 
 # --- a fake model: its channels are token, 1, total and 0; each layer adds to the total -----------
 
@@ -47,15 +54,15 @@ def _sum_pages(pages, context, weigh):
     sums = []
     for rectangle in context.ragged.rectangles:
         stored = kv_cache.decode(pages[rectangle.tables[context.group]])
-        stored_CSX = stored.reshape(len(stored), -1, ELEMENTS).astype(jnp.int32)
-        at_S, now_CW1 = jnp.arange(stored_CSX.shape[1]), rectangle.position_CW[:, :, None]
-        is_seen_CWS = (at_S <= now_CW1) & (at_S > now_CW1 - (context.spec.window or 1 << 30))
-        value_CS = weigh(*jnp.moveaxis(stored_CSX, 2, 0), at_S)
-        sums.append(jnp.where(is_seen_CWS, value_CS[:, None], 0).sum(-1))
+        stored_YSX = stored.reshape(len(stored), -1, ELEMENTS).astype(jnp.int32)
+        at_S, now_YW1 = jnp.arange(stored_YSX.shape[1]), rectangle.position_YW[:, :, None]
+        is_seen_YWS = (at_S <= now_YW1) & (at_S > now_YW1 - (context.spec.window or 1 << 30))
+        value_YS = weigh(*jnp.moveaxis(stored_YSX, 2, 0), at_S)
+        sums.append(jnp.where(is_seen_YWS, value_YS[:, None], 0).sum(-1))
     return context.ragged.pack(sums)
 
 
-def paged(params, config, layer, x_TD, pages, context):
+def paged(x_TD, pages, context):
     """Three elements a token; adds a sum over the visible ones."""
     token_T, total_T = _read(x_TD)
     position_T = context.ragged.position_T
@@ -65,21 +72,23 @@ def paged(params, config, layer, x_TD, pages, context):
     return _add(total_T, sum_T), pages
 
 
-def sharer(params, config, layer, x_TD, pages, context):
+def sharer(x_TD, pages, context):
     """Nothing of its own; adds another sum over an earlier layer's pages."""
     assert not context.is_owner
     sum_T = _sum_pages(pages, context, lambda a, b, c, at: a * (at % 5))
     return _add(_read(x_TD)[1], sum_T), pages
 
 
-def counter(params, config, layer, x_TD, state, context):
+def counter(x_TD, state, context):
     """A checksum of the history in order; the one after position p lies at p mod (1 + k)."""
     ragged, (token_T, total_T) = context.ragged, _read(x_TD)
-    slots = [jnp.broadcast_to(r.slot_C[:, None], r.position_CW.shape) for r in ragged.rectangles]
+    slots = [jnp.broadcast_to(r.slot_Y[:, None], r.position_YW.shape) for r in ragged.rectangles]
 
     def feed(state, one):
         token, p, slot, valid = one
-        before = state[slot, (p - 1) % state.shape[1], 0]  # 0 at first, whoever had the slot
+        before = state[
+            slot, (p - 1) % state.shape[1], 0
+        ]  # 0 at first, whichever sequence had the slot
         after = (3 * before + token + p) % 97
         at = (slot, p % state.shape[1], 0)
         return state.at[at].set(jnp.where(valid, after, state[at])), after
@@ -89,10 +98,14 @@ def counter(params, config, layer, x_TD, state, context):
     return _add(total_T, sum_T.astype(jnp.int32)), state
 
 
-MIXERS = {
-    name: Mixer(lambda config, layer: {}, apply)
-    for name, apply in (("paged", paged), ("counter", counter), ("sharer", sharer))
-}
+def apply(params, config, kind, x_TD, leaf, context):
+    """Any of the three."""
+    if kind.spec.elements_per_sequence:
+        return counter(x_TD, leaf, context)
+    return (sharer if kind.spec.owner is not None else paged)(x_TD, leaf, context)
+
+
+registry.register(Caching, apply)
 
 
 def next_token(history: Sequence[int]) -> int:
@@ -116,36 +129,20 @@ def continuation(history: Sequence[int], n: int) -> list[int]:
 
 def fake_model(**changes: Any) -> ModelConfig:
     """Pages, a state, pages with a window, and a sharer of the first layer: two page groups."""
-    pattern = (
-        LayerSpec("paged", cache=CacheSpec(ELEMENTS)),
-        LayerSpec("counter", cache=recurrent(1)),
-        LayerSpec("paged", cache=CacheSpec(ELEMENTS, window=WINDOW)),
-        LayerSpec("sharer", cache=shared(0)),
-    )
-    widths = dict(width=4, ffn_width=1, num_layers=4, num_heads=1, num_kv_heads=1, head_width=2)
-    return ModelConfig(
-        "fake",
-        "fake",
-        VOCAB,
-        **widths,
-        max_context=128,
-        pattern=pattern,
-        dtype="float32",
-        **changes,
-    )
+    specs = CacheSpec(1, ELEMENTS), recurrent(1), CacheSpec(1, ELEMENTS, window=WINDOW), shared(0)
+    pattern = tuple(LayerSpec(Caching(spec), None) for spec in specs)
+    fields = dict(width=4, num_layers=4, max_context=128, pattern=pattern, dtype="float32")
+    return ModelConfig("fake", "fake", VOCAB, **fields | changes)
 
 
 def fake_params(model: ModelConfig) -> Any:
     """Embeds token t as (t, 1, 0, 0); the logit of v is -(v - total)^2 up to scale and offset."""
-    params = init(decoder.param_infos(model, MIXERS))
+    params = init(decoder.param_infos(model))
     v = jnp.arange(VOCAB, dtype=jnp.float32)
     zero, one = jnp.zeros_like(v), jnp.ones_like(v)
-    layers = [layer | {"ffn": jax.tree.map(jnp.zeros_like, layer["ffn"])} for layer in
-              params["layers"]]  # fmt: skip
     return params | {
         "embed": {"table": jnp.stack([v, one, zero, zero], axis=1)},
         "head": {"table": jnp.stack([zero, -v * v, 2 * v, zero], axis=1)},
-        "layers": tuple(layers),
     }
 
 
@@ -153,47 +150,65 @@ def fake_params(model: ModelConfig) -> Any:
 
 
 def llama(dtype: str = "float32", **changes: Any) -> ModelConfig:
-    """Two layers of grouped-query attention with odd sizes."""
-    widths = dict(width=24, ffn_width=40, num_layers=2, num_heads=4, num_kv_heads=2, head_width=8)
-    widths |= {"vocab_size": 131, "max_context": 256} | changes
-    return ModelConfig("tiny-llama", "llama", **widths, dtype=dtype)
+    """Two layers of grouped-query attention with odd sizes; `changes` are fields of the model or of
+    its layers' kinds.
+    """
+    layer = LayerSpec(Attention(num_heads=4, num_kv_heads=2, head_width=8), Gated(40))
+    model = ModelConfig(
+        "tiny-llama", "llama", 131, width=24, num_layers=2, max_context=256, pattern=(layer,),
+        dtype=dtype,
+    )  # fmt: skip
+    return _changed(model, changes)
 
 
 def gemma(dtype: str = "float32", **changes: Any) -> ModelConfig:
     """Two windowed layers and a global one, with every quirk of Gemma 3: two page groups."""
-    local, world = LayerSpec(window=20), LayerSpec(rope=Rope(theta=1e6))
-    widths = dict(width=24, ffn_width=40, num_layers=3, num_heads=3, num_kv_heads=1, head_width=10)
-    widths |= {"vocab_size": 131, "max_context": 256} | changes
-    return ModelConfig(
-        "tiny-gemma", "gemma3", **widths, dtype=dtype, pattern=(local, local, world),
-        norm_offset=1.0, norm_eps=1e-6, qk_norm="head", post_norms=True, activation="gelu_tanh",
-        embedding_scale=24**0.5,
+    local = Attention(num_heads=3, num_kv_heads=1, head_width=10, window=20, qk_norm="head")
+    world = dataclasses.replace(local, window=None, rope=Rope(theta=1e6))
+    ffn = Gated(40, activation="gelu_tanh")
+    model = ModelConfig(
+        "tiny-gemma", "gemma3", 131, width=24, num_layers=3, max_context=256, dtype=dtype,
+        pattern=(LayerSpec(local, ffn),) * 2 + (LayerSpec(world, ffn),),
+        norm_offset=1.0, norm_eps=1e-6, post_norms=True, embedding_scale=24**0.5,
     )  # fmt: skip
+    return _changed(model, changes)
 
 
 def quirks(dtype: str = "float32", **changes: Any) -> ModelConfig:
     """Layer norms, biases, caps, a plain feed-forward, growing and missing RoPE, a window."""
-    turning = LayerSpec(ffn="plain", rope=Rope(500.0, Dynamic(4.0, 16), 0.75))
-    return dataclasses.replace(
-        llama(dtype, **changes), name="tiny-quirks",
-        pattern=(turning, LayerSpec(rope=None, window=20)), norm="layer",
-        biases=("qkv", "out", "ffn"), score_cap=2.0, logit_cap=6.0,
+    rotating = Attention(
+        num_heads=4, num_kv_heads=2, head_width=8, rope=Rope(500.0, Dynamic(4.0, 16), 0.75),
+        biases=("qkv", "out"), score_cap=2.0,
     )  # fmt: skip
+    still = dataclasses.replace(rotating, rope=None, window=20)
+    model = dataclasses.replace(
+        llama(dtype), name="tiny-quirks", norm="layer", logit_cap=6.0,
+        pattern=(LayerSpec(rotating, Plain(40, has_bias=True)),
+                 LayerSpec(still, Gated(40, has_bias=True))),
+    )  # fmt: skip
+    return _changed(model, changes)
+
+
+def _changed(model: ModelConfig, changes: dict[str, Any]) -> ModelConfig:
+    own = {field.name for field in dataclasses.fields(ModelConfig)}
+    model = model.with_kinds(**{k: v for k, v in changes.items() if k not in own})
+    return dataclasses.replace(model, **{k: v for k, v in changes.items() if k in own})
 
 
 @functools.cache
 def real_params(model: ModelConfig) -> Any:
     """Random parameters, with an untied head: greedy text does not repeat its last token."""
     params = init(decoder.param_infos(model), seed=3)
-    shift = 0.1 if model.biases else 0.0  # biases are 0 at first
+    has_biases = any(mixer.biases for mixer in model.mixers(Attention))
+    shift = 0.1 if has_biases else 0.0  # biases are 0 at first
     return jax.tree.map(lambda leaf: leaf * 2 if leaf.ndim == 2 else leaf + shift, params)
 
 
 # --- engines --------------------------------------------------------------------------------------
 
-_executables: dict[tuple[Config, bool], dict] = {}
+_executables: dict[tuple[Config, bool, bool], Executables] = {}
 
-# What the scheduler alone knows of: engines that differ in these run the same programs.
+# What the scheduler alone knows of: engines that differ in these run the same executables.
 _SCHEDULING = (
     "policy", "max_wait_s", "chunked_prefill", "prefill_budget", "max_prefill_seqs", "prefix_cache",
     "max_overtakes", "preemption", "swap_bytes", "overlap", "overcommit", "seed",
@@ -206,27 +221,44 @@ def forget_programs() -> None:
 
 
 def engine(
-    model: ModelConfig, params: Any = None, all_shapes: bool = False, **settings: Any
+    model: ModelConfig,
+    params: Any = None,
+    shapes: str = "riding",
+    draws: bool = True,
+    **settings: Any,
 ) -> engines.Engine:
     """An engine; engines of equal configuration share their executables.
 
-    Prompts always ride on decode rows, which saves a compilation, unless `all_shapes` or prompts
-    run alone.
+    The fewer step shapes, the fewer compilations: where prompts do not run alone they always ride
+    on decode rows, unless `shapes` is "all"; "one" shape does for every step, scoring included.
+    Without `draws` it is for greedy requests alone: the branch of a step that only rows with a
+    temperature take, half of its code, is left empty.
     """
     arguments = {name: settings.pop(name) for name in ("tokenizer", "eos_ids") if name in settings}
     config = Config(model, EngineConfig(**settings))
     is_fake = model.family == "fake"
     if params is None:
         params = fake_params(model) if is_fake else real_params(model)
-    mixers = MIXERS if is_fake else decoder.MIXERS
-    made = engines.Engine(config, params, mixers=mixers, **arguments)
+    made = engines.Engine(config, params, **arguments)
     same = EngineConfig(**{k: v for k, v in settings.items() if k not in _SCHEDULING})
-    made.executor._compiled = _executables.setdefault(
-        (Config(model, same), compiling.is_quick()), {}
+    made.model_runner._executables = _executables.setdefault(
+        (Config(model, same), draws, compiling.is_quick()), Executables()
     )
-    if not all_shapes and made.config.engine.chunked_prefill:
-        made.scheduler.shapes = tuple(shape for shape in made.scheduler.shapes if shape.decode[0])
+    if not draws:
+        made.model_runner._compile_step = _without_draws(made.model_runner._compile_step)
+    if shapes != "all" and made.config.engine.chunked_prefill:
+        riding = tuple(shape for shape in made.scheduler.shapes if shape.decode[0])
+        made.scheduler.shapes = riding[-1:] if shapes == "one" else riding
     return made
+
+
+def _without_draws(compile_step: Any) -> Any:
+    def compile_greedy(shape: StepShape) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sampling, "_draw", lambda x_QV, *_: jnp.zeros(len(x_QV), jnp.int32))
+            return compile_step(shape)
+
+    return compile_greedy
 
 
 def drain(engine: engines.Engine, before_step: Any = lambda: None, limit: int = 2000) -> None:
@@ -240,9 +272,10 @@ def drain(engine: engines.Engine, before_step: Any = lambda: None, limit: int = 
     raise AssertionError(f"{limit} steps were not enough")
 
 
-def sequence_of(engine: engines.Engine, id: int) -> request.Sequence:
+def sequence_of(engine: engines.Engine, id: int) -> sequence.Sequence:
     """The host's side of a request."""
-    return engine._sequences[id]
+    sequences = engine._requests[id].group.sequences
+    return next(one for one in sequences if one.id == id)
 
 
 def prompts(lengths: Sequence[int], vocab: int = VOCAB, seed: int = 0) -> list[list[int]]:
@@ -251,6 +284,6 @@ def prompts(lengths: Sequence[int], vocab: int = VOCAB, seed: int = 0) -> list[l
     return [rng.integers(0, vocab, size=n).tolist() for n in lengths]
 
 
-def greedy(n: int, **more: Any) -> request.SamplingParams:
+def greedy(n: int, **more: Any) -> SamplingParams:
     """Greedy decoding of exactly n tokens, unless something else ends it."""
-    return dataclasses.replace(request.SamplingParams(max_new_tokens=n), **more)
+    return dataclasses.replace(SamplingParams(max_new_tokens=n), **more)

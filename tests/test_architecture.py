@@ -28,10 +28,17 @@ SCHEDULER_NEVER = {
     *("time", "datetime", "random", "secrets", "uuid", "os"),
 }
 
+# The rooms of inference/, each of which imports those before it only.
+ROOMS = (
+    *("files", "request", "outputs", "text", "kv_pages", "scheduling", "runtime"),
+    *("checkpoints", "planner", "input_processor", "request_state", "engine", "benchmark"),
+)
+
 # These receive a sampler as an argument, so that each can be used without an engine.
 ENGINELESS = ("checkpoints", "planner", "training", "quantize", "prune")
 
 MEDIAN_LINES, P90_LINES, MAX_LINES, MAX_KERNEL_LINES, MAX_TEST_LINES = 150, 350, 500, 800, 600
+MAX_MODULES = 12  # of a folder, presets not counted
 
 
 # --- what is in the repository --------------------------------------------------------------------
@@ -144,6 +151,36 @@ def test_imports_run_one_way():
             if rank.get(other, 0) > rank[own]:
                 problems.append(f"{relative(path)}:{line} imports {name}")
     report(f"imports run {' -> '.join(LAYERS)}, never to the right:", problems)
+
+
+def room_of(name: str) -> str:
+    """'planner' of inference.planner.cost."""
+    return name.split(".")[1]
+
+
+def test_rooms_import_one_way():
+    found = {room_of(dotted(p)) for p in python_files() if is_below(dotted(p), "inference")
+             and dotted(p) != "inference"}  # fmt: skip
+    assert found == set(ROOMS), "a room of inference/ has its place in ROOMS"
+    problems = [
+        f"{relative(path)}:{line} imports {name}"
+        for path in python_files()
+        if dotted(path).startswith("inference.")
+        for line, name in imports(path)
+        if name.startswith("inference.")
+        and ROOMS.index(room_of(name)) > ROOMS.index(room_of(dotted(path)))
+    ]
+    report(f"rooms import {' -> '.join(ROOMS)}, never to the right:", problems)
+
+
+def test_no_modules_import_each_other():
+    problems = [
+        f"{relative(path)} -> {route}"
+        for path in python_files()
+        for name, route in reach(path)
+        if module_file(name) == path and path.name != "__init__.py"
+    ]
+    report("imports make no circles:", problems)
 
 
 def test_configs_need_only_the_standard_library():
@@ -277,6 +314,13 @@ def test_few_files_are_long():
     lines = budgeted_lines()
     p90 = lines[math.ceil(0.9 * len(lines)) - 1]
     assert p90 <= P90_LINES, f"the 90th percentile is {p90} lines, over {P90_LINES}"
+
+
+def test_no_folder_is_crowded():
+    files = [p for p in python_files() if p.name != "__init__.py" and not is_preset(p)]
+    modules = collections.Counter(p.parent for p in files if not relative(p).startswith("tests/"))
+    problems = [f"{relative(f)} has {n} modules" for f, n in modules.items() if n > MAX_MODULES]
+    report(f"a folder has at most {MAX_MODULES} modules:", problems)
 
 
 def test_no_file_is_too_long():

@@ -1,7 +1,6 @@
 """The commands of docs/convert.md, as they stand there, in a folder of their own."""
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -33,10 +32,10 @@ def test_every_command_of_the_page_works(tmp_path):
     hub.publish(
         "owner/name", {p.name: p.read_bytes() for p in TINY.iterdir() if p.suffix != ".npz"}
     )
-    environment = os.environ | compiling.ENVIRONMENT | {
-        "PYTHONPATH": str(ROOT), "RIDGELINE_CACHE": str(tmp_path / "cache"),
-        "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0",
-    }  # fmt: skip
+    environment = compiling.environment(
+        tmp_path / "cache", PYTHONPATH=str(ROOT), HF_ENDPOINT=hub.endpoint,
+        HF_HOME=str(tmp_path / "home"), HF_HUB_OFFLINE="0",
+    )  # fmt: skip
     for command in commands():
         words = shlex.split(command.replace("--model=smollm2-135m", f"--model={TINY}"))
         done = subprocess.run(

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 H100 = catalog.get("h100")
 LLAMA_13B = presets.get("llama2-13b").config
 LLAMA_70B = presets.get("llama2-70b").config
-GQA_13B = dataclasses.replace(LLAMA_13B, num_kv_heads=8)
+GQA_13B = LLAMA_13B.with_kinds(num_kv_heads=8)
 
 
 def digits(value: float) -> str:
@@ -85,7 +85,7 @@ def test_sizes():
 
 def product(tokens: int) -> Operation:
     """The last product of a feed-forward of 4096 x 11008."""
-    config = dataclasses.replace(LLAMA_13B, width=4096, ffn_width=11_008)
+    config = dataclasses.replace(LLAMA_13B.with_kinds(width=11_008), width=4096)
     operations = cost.step_operations(config, Work(tokens, (), tokens))
     return next(operation for operation in operations if operation.name == "ffn.down")
 

@@ -145,7 +145,7 @@ class Rope:
         width = int(head_width * self.share)
         if width % 2 or not width:
             raise InputError(
-                f"model.head_width is even where attention rotates, not {width}"
+                f"head_width is even where attention rotates, not {width}"
                 if self.share == 1
                 else f"rope share {self.share} of a head of {head_width} is {width}: not pairs"
             )

@@ -2,29 +2,31 @@
 layer sees a window.
 """
 
+import dataclasses
+
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
 from configs.weights import Hub
 
-_ROPE = Rope(theta=10_000.0)
+_FFN = Gated(width=9216, activation="gelu_tanh")
+_GLOBAL = Attention(
+    num_heads=8, num_kv_heads=4, head_width=256, rope=Rope(theta=10_000.0), score_cap=50.0
+)
+_LOCAL = dataclasses.replace(_GLOBAL, window=4096)
 
 CONFIG = ModelConfig(
     name="gemma2-2b",
     family="gemma2",
     vocab_size=256_000,
     width=2304,
-    ffn_width=9216,
     num_layers=26,
-    num_heads=8,
-    num_kv_heads=4,
-    head_width=256,
     max_context=8192,
-    pattern=(LayerSpec(rope=_ROPE, window=4096), LayerSpec(rope=_ROPE)),
+    pattern=(LayerSpec(_LOCAL, _FFN), LayerSpec(_GLOBAL, _FFN)),
     norm_eps=1e-6,
     norm_offset=1.0,
     post_norms=True,
-    activation="gelu_tanh",
-    score_cap=50.0,
     logit_cap=30.0,
     embedding_scale=2304**0.5,
     tied=True,

@@ -1,29 +1,35 @@
 """Gemma 3 270M (Gemma Team 2025, arXiv 2503.19786): five windowed layers for each global one."""
 
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
 from configs.weights import Wheel, Wheels
 
-_LOCAL = LayerSpec(rope=Rope(theta=10_000.0), window=512)
-_GLOBAL = LayerSpec(rope=Rope(theta=1_000_000.0))
+_FFN = Gated(width=2048, activation="gelu_tanh")
+_LOCAL = Attention(
+    num_heads=4,
+    num_kv_heads=1,
+    head_width=256,
+    rope=Rope(theta=10_000.0),
+    window=512,
+    qk_norm="head",
+)
+_GLOBAL = Attention(
+    num_heads=4, num_kv_heads=1, head_width=256, rope=Rope(theta=1_000_000.0), qk_norm="head"
+)
 
 CONFIG = ModelConfig(
     name="gemma3-270m",
     family="gemma3",
     vocab_size=262_144,
     width=640,
-    ffn_width=2048,
     num_layers=18,
-    num_heads=4,
-    num_kv_heads=1,
-    head_width=256,
     max_context=32_768,
-    pattern=(_LOCAL,) * 5 + (_GLOBAL,),
+    pattern=(LayerSpec(_LOCAL, _FFN),) * 5 + (LayerSpec(_GLOBAL, _FFN),),
     norm_eps=1e-6,
     norm_offset=1.0,
-    qk_norm="head",
     post_norms=True,
-    activation="gelu_tanh",
     embedding_scale=640**0.5,
     tied=True,
 )

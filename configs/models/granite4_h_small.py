@@ -4,29 +4,22 @@ attention, all with a mixture of 72 experts; the layout of Jamba (arXiv 2403.198
 Planned, not run: recurrent layers and the mixture of experts are to come.
 """
 
-from configs.mixers import Experts, Recurrent
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Experts
+from configs.kinds.recurrent import Recurrent
 from configs.model import LayerSpec, ModelConfig
 from configs.weights import Hub
 
 _EXPERTS = Experts(num_experts=72, top_k=10, width=768, num_shared=2)
-_STATE = LayerSpec(
-    mixer="recurrent",
-    ffn="experts",
-    recurrent=Recurrent(inner_width=8192, state_width=128, num_heads=128),
-    experts=_EXPERTS,
-)
-_ATTENTION = LayerSpec(ffn="experts", experts=_EXPERTS)  # its layers rotate nothing
+_STATE = LayerSpec(Recurrent(inner_width=8192, state_width=128, num_heads=128), _EXPERTS)
+_ATTENTION = LayerSpec(Attention(num_heads=32, num_kv_heads=8, head_width=128, rope=None), _EXPERTS)
 
 CONFIG = ModelConfig(
     name="granite4-h-small",
     family="granite4",
     vocab_size=100_352,
     width=4096,
-    ffn_width=1536,
     num_layers=40,
-    num_heads=32,
-    num_kv_heads=8,
-    head_width=128,
     max_context=131_072,
     pattern=(_STATE,) * 5 + (_ATTENTION,) + (_STATE,) * 4,
     norm_eps=1e-5,

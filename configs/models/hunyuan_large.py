@@ -4,31 +4,36 @@ reads the keys and values of the one before; a token visits one expert of 16, an
 Planned, not run: the mixture of experts is to come.
 """
 
-from configs.cache import shared
-from configs.mixers import Experts
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Experts
 from configs.model import LayerSpec, ModelConfig
 from configs.weights import Hub
 
 _EXPERTS = Experts(num_experts=16, top_k=1, width=18_304, num_shared=1)
 _LAYERS = tuple(
-    LayerSpec(ffn="experts", experts=_EXPERTS, cache=shared(layer - 1) if layer % 2 else None)
+    LayerSpec(
+        Attention(
+            num_heads=80,
+            num_kv_heads=8,
+            head_width=80,
+            qk_norm="head",
+            owner=layer - 1 if layer % 2 else None,
+        ),
+        _EXPERTS,
+    )
     for layer in range(64)
 )
 
 CONFIG = ModelConfig(
     name="hunyuan-large",
     family="hunyuan",
-    vocab_size=128_000,
+    vocab_size=128_512,
     width=6400,
-    ffn_width=18_304,
     num_layers=64,
-    num_heads=80,
-    num_kv_heads=8,
-    head_width=80,
     max_context=262_144,
     pattern=_LAYERS,
     norm_eps=1e-5,
-    qk_norm="head",
+    tied=True,
 )
 
 WEIGHTS = Hub("tencent/Tencent-Hunyuan-Large", license="Tencent Hunyuan License")

@@ -1,21 +1,26 @@
 """Llama 3 8B (Grattafiori et al. 2024, arXiv 2407.21783)."""
 
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
 from configs.weights import Hub
+
+_ATTENTION = Attention(
+    num_heads=32,
+    num_kv_heads=8,
+    head_width=128,
+    rope=Rope(theta=500_000.0),
+)
 
 CONFIG = ModelConfig(
     name="llama3-8b",
     family="llama",
     vocab_size=128_256,
     width=4096,
-    ffn_width=14_336,
     num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_width=128,
     max_context=8192,
-    pattern=(LayerSpec(rope=Rope(theta=500_000.0)),),
+    pattern=(LayerSpec(_ATTENTION, Gated(width=14_336)),),
     norm_eps=1e-5,
 )
 

@@ -1,10 +1,10 @@
 """Mamba-2 2.7B (Dao & Gu 2024, arXiv 2405.21060): no attention, no feed-forward, no growing cache.
 
-Planned, not run: recurrent layers are to come. The widths of heads and feed-forward go unused;
-states bound no context, `max_context` is the largest that an int32 position can name.
+Planned, not run: recurrent layers are to come. States bound no context: `max_context` is the
+largest that an int32 position can name.
 """
 
-from configs.mixers import Recurrent
+from configs.kinds.recurrent import Recurrent
 from configs.model import LayerSpec, ModelConfig
 from configs.weights import Hub
 
@@ -13,19 +13,9 @@ CONFIG = ModelConfig(
     family="mamba2",
     vocab_size=50_288,
     width=2560,
-    ffn_width=5120,
     num_layers=64,
-    num_heads=80,
-    num_kv_heads=80,
-    head_width=64,
     max_context=2**31 - 1,
-    pattern=(
-        LayerSpec(
-            mixer="recurrent",
-            ffn="none",
-            recurrent=Recurrent(inner_width=5120, state_width=128, num_heads=80),
-        ),
-    ),
+    pattern=(LayerSpec(Recurrent(inner_width=5120, state_width=128, num_heads=80), ffn=None),),
     norm_eps=1e-5,
     tied=True,
 )

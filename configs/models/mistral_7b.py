@@ -1,5 +1,7 @@
 """Mistral 7B (Jiang et al. 2023, arXiv 2310.06825): every layer sees a window."""
 
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
 from configs.weights import Hub
@@ -9,13 +11,16 @@ CONFIG = ModelConfig(
     family="mistral",
     vocab_size=32_000,
     width=4096,
-    ffn_width=14_336,
     num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_width=128,
     max_context=32_768,
-    pattern=(LayerSpec(rope=Rope(theta=10_000.0), window=4096),),
+    pattern=(
+        LayerSpec(
+            Attention(
+                num_heads=32, num_kv_heads=8, head_width=128, rope=Rope(theta=10_000.0), window=4096
+            ),
+            Gated(width=14_336),
+        ),
+    ),
     norm_eps=1e-5,
 )
 

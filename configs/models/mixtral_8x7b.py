@@ -3,8 +3,9 @@
 Planned, not run: the mixture of experts is to come.
 """
 
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Experts
 from configs.kinds.rope import Rope
-from configs.mixers import Experts
 from configs.model import LayerSpec, ModelConfig
 from configs.weights import Hub
 
@@ -13,17 +14,12 @@ CONFIG = ModelConfig(
     family="mixtral",
     vocab_size=32_000,
     width=4096,
-    ffn_width=14_336,
     num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_width=128,
     max_context=32_768,
     pattern=(
         LayerSpec(
-            ffn="experts",
-            rope=Rope(theta=1_000_000.0),
-            experts=Experts(num_experts=8, top_k=2, width=14_336),
+            Attention(num_heads=32, num_kv_heads=8, head_width=128, rope=Rope(theta=1_000_000.0)),
+            Experts(num_experts=8, top_k=2, width=14_336),
         ),
     ),
     norm_eps=1e-5,

@@ -2,6 +2,8 @@
 queries and all keys at once.
 """
 
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
 from configs.weights import Hub
@@ -11,15 +13,21 @@ CONFIG = ModelConfig(
     family="olmo2",
     vocab_size=100_352,
     width=2048,
-    ffn_width=8192,
     num_layers=16,
-    num_heads=16,
-    num_kv_heads=16,
-    head_width=128,
     max_context=4096,
-    pattern=(LayerSpec(rope=Rope(theta=500_000.0)),),
+    pattern=(
+        LayerSpec(
+            Attention(
+                num_heads=16,
+                num_kv_heads=16,
+                head_width=128,
+                rope=Rope(theta=500_000.0),
+                qk_norm="all",
+            ),
+            Gated(width=8192),
+        ),
+    ),
     norm_eps=1e-6,
-    qk_norm="all",
     pre_norms=False,
     post_norms=True,
 )

@@ -1,5 +1,7 @@
 """Qwen2.5 0.5B (Qwen Team 2024, arXiv 2412.15115): biases on queries, keys and values."""
 
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
 from configs.weights import Hub
@@ -9,15 +11,21 @@ CONFIG = ModelConfig(
     family="qwen2",
     vocab_size=151_936,
     width=896,
-    ffn_width=4864,
     num_layers=24,
-    num_heads=14,
-    num_kv_heads=2,
-    head_width=64,
     max_context=32_768,
-    pattern=(LayerSpec(rope=Rope(theta=1_000_000.0)),),
+    pattern=(
+        LayerSpec(
+            Attention(
+                num_heads=14,
+                num_kv_heads=2,
+                head_width=64,
+                rope=Rope(theta=1_000_000.0),
+                biases=("qkv",),
+            ),
+            Gated(width=4864),
+        ),
+    ),
     norm_eps=1e-6,
-    biases=("qkv",),
     tied=True,
 )
 

@@ -1,21 +1,26 @@
 """SmolLM2 135M Instruct (Ben Allal et al. 2025, arXiv 2502.02737): the default model."""
 
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
 from configs.weights import Wheel, Wheels
+
+_ATTENTION = Attention(
+    num_heads=9,
+    num_kv_heads=3,
+    head_width=64,
+    rope=Rope(theta=100_000.0),
+)
 
 CONFIG = ModelConfig(
     name="smollm2-135m",
     family="llama",
     vocab_size=49152,
     width=576,
-    ffn_width=1536,
     num_layers=30,
-    num_heads=9,
-    num_kv_heads=3,
-    head_width=64,
     max_context=8192,
-    pattern=(LayerSpec(rope=Rope(theta=100_000.0)),),
+    pattern=(LayerSpec(_ATTENTION, Gated(width=1536)),),
     norm_eps=1e-5,
     tied=True,
 )

@@ -6,6 +6,7 @@ from lecture.names import (
     DEEPSEEK_V32,
     FORMATS,
     GQA_13B,
+    LATENT,
     LLAMA3_8B,
     LLAMA_13B,
     LLAMA_70B,
@@ -28,13 +29,13 @@ SMALLER = (
         "DeepSeek-V2, N x H",
         "A D E",
         "16,000",
-        lambda: DEEPSEEK_V2.num_heads * DEEPSEEK_V2.layers[0].latent.nope_width,
+        lambda: LATENT.num_heads * LATENT.nope_width,
     ),
     Claim(
         "DeepSeek-V2, N x H",
         "C",
         "8192",
-        lambda: DEEPSEEK_V2.num_heads * DEEPSEEK_V2.layers[0].latent.nope_width,
+        lambda: LATENT.num_heads * LATENT.nope_width,
         "128 heads of 128, not 64",
     ),
     Claim(
@@ -54,7 +55,7 @@ SMALLER = (
         "DeepSeek-V2, reduction over MHA",
         "C",
         "14",
-        lambda: 2 * DEEPSEEK_V2.num_heads * 128 / DEEPSEEK_V2.cache_specs[0].elements_per_token,
+        lambda: 2 * LATENT.num_heads * 128 / DEEPSEEK_V2.cache_specs[0].elements_per_token,
         "MHA stores keys and values of 128 heads",
     ),
     Claim(
@@ -181,7 +182,7 @@ def smaller(score: Score) -> list[str]:
     for name, elements, config in kinds:
         held = gigabytes(config, 32_768)
         rows.append((name, elements, shown(held), f"{whole / held:.1f} x"))
-    sparse = DEEPSEEK_V32.layers[0].indexer
+    sparse = DEEPSEEK_V32.layers[0].mixer.indexer
     kept = DEEPSEEK_V32.cache_specs[0].elements_per_token
     return [
         *("## 5. Smaller caches", ""),

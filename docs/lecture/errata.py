@@ -116,9 +116,12 @@ def _caches() -> list[tuple[str, str, str]]:
 
 
 def _architectures() -> list[tuple[str, str, str]]:
-    heads, kept = DEEPSEEK_V2.num_heads, DEEPSEEK_V2.cache_specs[0].elements_per_token
+    heads, kept = (
+        DEEPSEEK_V2.layers[0].mixer.num_heads,
+        DEEPSEEK_V2.cache_specs[0].elements_per_token,
+    )
     gain = lecture(LLAMA_13B, 64).step_s / lecture(GQA_13B, 64).step_s
-    indexer = DEEPSEEK_V32.layers[0].indexer
+    indexer = DEEPSEEK_V32.layers[0].mixer.indexer
     return [
         ("D", "G key/value heads; K = 40 query heads", "K key/value heads; G = N/K"),
         ("C", "DeepSeek-V2: 64 x 128 = 8192, MLA saves 14x",

@@ -10,10 +10,10 @@ import itertools
 import math
 
 from configs import presets
-from configs.cache import CacheSpec, shared
+from configs.cache import CacheSpec
 from configs.hardware import catalog
+from configs.kinds.recurrent import Recurrent
 from configs.mesh import Mesh
-from configs.mixers import Recurrent
 from configs.model import LayerSpec, ModelConfig
 from configs.precision import FORMATS
 from inference.planner import cost, weights
@@ -34,14 +34,15 @@ LLAMA_70B = presets.get("llama2-70b").config
 LLAMA3_8B = presets.get("llama3-8b").config
 LLAMA3_70B = presets.get("llama3-70b").config
 DEEPSEEK_V2 = presets.get("deepseek-v2").config
+LATENT = DEEPSEEK_V2.layers[0].mixer
 DEEPSEEK_V32 = presets.get("deepseek-v3.2").config
-GQA_13B = dataclasses.replace(LLAMA_13B, num_kv_heads=8)
+GQA_13B = LLAMA_13B.with_kinds(num_kv_heads=8)
 LLAMA_7B = dataclasses.replace(
-    LLAMA_13B, name="llama2-7b", width=4096, ffn_width=11_008, num_layers=32, num_heads=32,
-    num_kv_heads=32,
+    LLAMA_13B.with_kinds(width=11_008, num_heads=32, num_kv_heads=32),
+    name="llama2-7b", width=4096, num_layers=32,
 )  # fmt: skip
 MINITRON_4B = dataclasses.replace(
-    LLAMA3_8B, name="llama3.1-minitron-4b-width", width=3072, ffn_width=9216
+    LLAMA3_8B.with_kinds(width=9216), name="llama3.1-minitron-4b-width", width=3072
 )
 
 # Laws of a target and a draft over {A, B}.
@@ -113,39 +114,44 @@ def speedup(config: ModelConfig, format: str) -> float:
 
 def with_window(config: ModelConfig, window: int, period: int | None = None) -> ModelConfig:
     """Every layer sees a window; with a period, the last layer of each sees everything."""
-    local = LayerSpec(window=window)
-    pattern = (local,) if period is None else (*[local] * (period - 1), LayerSpec())
+    (local,), (world,) = config.with_kinds(window=window).pattern, config.pattern
+    pattern = (local,) if period is None else (*[local] * (period - 1), world)
     return dataclasses.replace(config, pattern=pattern)
 
 
 def with_sharing(config: ModelConfig, layers: int = 2) -> ModelConfig:
     """Neighbouring layers use one cache."""
+    (own,) = config.pattern
     pattern = (
-        LayerSpec(cache=None if i % layers == 0 else shared(i - i % layers))
+        own if i % layers == 0 else _sharer(own, i - i % layers) for i in range(config.num_layers)
+    )
+    return dataclasses.replace(config, pattern=tuple(pattern))
+
+
+def _sharer(layer: LayerSpec, owner: int) -> LayerSpec:
+    return LayerSpec(dataclasses.replace(layer.mixer, owner=owner), layer.ffn)
+
+
+def with_all(config: ModelConfig) -> ModelConfig:
+    """One key/value head; neighbours share; of six caches five hold 1,024 tokens (Character.AI)."""
+    config = config.with_kinds(num_kv_heads=1)
+    (world,), (local,) = config.pattern, config.with_kinds(window=1024).pattern
+    pattern = (
+        _sharer(world, i - 1) if i % 2 else (world if i // 2 % 6 == 5 else local)
         for i in range(config.num_layers)
     )
     return dataclasses.replace(config, pattern=tuple(pattern))
 
 
-def with_all(config: ModelConfig) -> ModelConfig:
-    """One key/value head; neighbours share; of six caches five hold 1,024 tokens (Character.AI)."""
-    pattern = (
-        LayerSpec(cache=shared(i - 1)) if i % 2
-        else LayerSpec(window=None if i // 2 % 6 == 5 else 1024)
-        for i in range(config.num_layers)
-    )  # fmt: skip
-    return dataclasses.replace(config, num_kv_heads=1, pattern=tuple(pattern))
-
-
 def with_state(config: ModelConfig) -> ModelConfig:
     """Every layer a Mamba-2 state of twice the model's width."""
     sizes = Recurrent(2 * config.width, state_width=128, num_heads=2 * config.width // 64)
-    return dataclasses.replace(config, pattern=(LayerSpec(recurrent=sizes),))
+    return dataclasses.replace(config, pattern=(LayerSpec(sizes, config.layers[0].ffn),))
 
 
 def with_heads(config: ModelConfig, num_kv_heads: int) -> ModelConfig:
     """Fewer, or more, key/value heads."""
-    return dataclasses.replace(config, num_kv_heads=num_kv_heads)
+    return config.with_kinds(num_kv_heads=num_kv_heads)
 
 
 # --- drafts ---------------------------------------------------------------------------------------
@@ -168,7 +174,7 @@ def share_static(lengths: tuple[int, ...]) -> float:
 
 def share_paged(lengths: tuple[int, ...], page_tokens: int) -> float:
     """Share of the allocated cache that holds a token."""
-    spec = CacheSpec(1)
+    spec = CacheSpec(1, 1)
     pages = sum(len(spec.pages_for(0, length, page_tokens)) for length in lengths)
     return sum(lengths) / (pages * page_tokens)
 

@@ -198,7 +198,7 @@ def latency(score: Score) -> list[str]:
         ),
         *compared(4, GAINS, score),
         *prose(
-            f"80 GB hold {most} requests of 1,024 tokens with K = 40, and {most_gqa} with K = 8;",
+            f"An H100 holds {most} requests of 1,024 tokens with K = 40, {most_gqa} with K = 8;",
             f"C's own configurator starts at B = 32, S = 2,048, which takes {start:.2f}. The cache",
             f'outweighs the weights from B = {even} on: that it "dominates" (A, C) is a matter of',
             "batch and length.",
@@ -207,6 +207,6 @@ def latency(score: Score) -> list[str]:
             "python -m scripts.plan --accounting=lecture --model=llama2-13b --hardware=h100 \\",
             "    --batch=1,16,64,256 --context=1024",
             "python -m scripts.plan --accounting=lecture --model=llama2-13b --hardware=h100 \\",
-            "    --batch=16,64,256 --context=1024 --set model.num_kv_heads=8",
+            "    --batch=16,64,256 --context=1024 --set model.pattern.mixer.num_kv_heads=8",
         ),
     ]

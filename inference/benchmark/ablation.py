@@ -1,7 +1,8 @@
-"""One idea more a rung, each judged on its own metric, named before it runs.
+"""What each technique is worth: one is added after another, and each is judged by a metric of its
+own, named before it runs.
 
-Every rung serves the same requests with the same memory for its cache. Those below 'paged' reserve
-the longest request's room for each sequence.
+Every configuration serves the same requests with the same memory for its cache. Those before
+'paged' reserve the longest request's room for each sequence.
 """
 
 import dataclasses
@@ -19,17 +20,17 @@ MAX_WAIT_S = 0.2  # of the first request in 'dynamic'
 
 
 @dataclasses.dataclass(frozen=True)
-class Rung:
-    """An engine and what it is judged by.
+class Ablation:
+    """An engine that adds one technique to that of another ablation.
 
     Attributes:
-        name: of what it adds.
-        engine: the whole of it; None for 'naive', which has none.
-        metric: the figure (`metrics.figures`) that the addition is for.
+        name: of the technique.
+        engine: its whole configuration; None for 'naive', which has none.
+        metric: the figure (`metrics.figures`) that the technique is meant to improve.
         is_cost: whether less of it is better.
-        over: the rung it is compared with; None for the first.
-        by_turns: both run in turn, the one below again: what it gains is less than a machine
-            drifts meanwhile.
+        over: the ablation that it is compared with; None for the first.
+        by_turns: whether both run in turn, since the gain is smaller than a machine's drift between
+            two runs.
     """
 
     name: str
@@ -44,30 +45,25 @@ class Rung:
         assert self.engine is not None
         return Config(model, self.engine)
 
-    def with_engine(self, **changes: Any) -> "Rung":
-        """The same with fields of its engine changed."""
-        assert self.engine is not None
-        return dataclasses.replace(self, engine=dataclasses.replace(self.engine, **changes))
-
     def gain(self, before: float, after: float) -> float:
         """How many times better the metric became."""
         better, worse = (before, after) if self.is_cost else (after, before)
         return better / worse if worse else 1.0 if not better else float("inf")
 
 
-def rungs(
+def ablations(
     model: ModelConfig, base: EngineConfig, requests: Sequence[TimedRequest]
-) -> tuple[Rung, ...]:
-    """Every rung, lowest first: the engine of each is that of the one below and one change. Those
-    that compute prompts alone have a program for every small number of tiles, in place of mixed
-    ones.
+) -> tuple[Ablation, ...]:
+    """Every ablation, in order: each engine is that of the one before with one change. Those that
+    never mix prompts with decoding compile a step for every small number of chunks instead of the
+    mixed steps.
 
-    The cache holds half of what the requests would take up together at their ends, each in pages of
-    its own.
+    The cache holds half of what the requests would occupy together at their ends, if none shared a
+    page, and at least the longest of them.
 
     Args:
         model: to be served.
-        base: what the ladder does not set: tiles beside decoding rows, rows, precision.
+        base: what the ablations leave alone: chunks beside decoding rows, rows, precision.
         requests: to be served.
     """
     page = Config(model, base).page_tokens
@@ -79,51 +75,52 @@ def rungs(
         )
     pages = sum(-(-request.num_tokens // page) for request in requests)
     paged = sum(group.bytes_per_page(model.dtype, page) for group in model.page_groups)
-    base = dataclasses.replace(base, max_context=context, cache_bytes=pages * paged // 2)
+    held = max(pages * paged // 2, context // page * paged)
+    base = dataclasses.replace(base, max_context=context, cache_bytes=held)
     reserving = dataclasses.replace(base, page_tokens=context, max_seqs=len(requests))
     num_reserved = min(n - 1 for n in Config(model, reserving).num_pages)
-    budget = base.prefill_budget or base.tile_tokens * min(base.prefill_tiles)
-    mixed = base.prefill_tiles
+    budget = base.prefill_budget or base.chunk_tokens * min(base.prefill_chunks)
+    mixed = base.prefill_chunks
     others = sorted({*range(1, min(8, max(mixed)))} - {*mixed})
-    alone = tuple(sorted({*mixed, *others[: 1 + len({*mixed})]}))  # no more than mixed ones were
+    alone = tuple(sorted({*mixed, *others[: 1 + len({*mixed})]}))  # no more than the mixed ones
     changes: tuple[tuple[str, dict[str, Any], str, bool], ...] = (
         (
             "cached",
             dict(
                 policy="continuous", page_tokens=context, max_seqs=1, prefix_cache=False,
-                chunked_prefill=False, prefill_budget=None, prefill_tiles=alone, overlap=False,
+                chunked_prefill=False, prefill_budget=None, prefill_chunks=alone, overlap=False,
             ),
             *("output_tok_s", False),
         ),
         ("static", dict(policy="static", max_seqs=num_reserved), "output_tok_s", False),
         ("dynamic", dict(policy="dynamic", max_wait_s=MAX_WAIT_S), "ttft_p50_s", True),
         ("continuous", dict(policy="continuous"), "output_tok_s", False),
-        # How many fit: their mean would tell how fast they come and go, too.
+        # The peak says how many fit; the mean also depends on how fast they come and go.
         ("paged", dict(page_tokens=page, max_seqs=len(requests)), "running_peak", False),
         ("prefix", dict(prefix_cache=True), "prefilled_tokens", True),
         (
             "chunked",
-            dict(chunked_prefill=True, prefill_budget=budget, prefill_tiles=mixed),
+            dict(chunked_prefill=True, prefill_budget=budget, prefill_chunks=mixed),
             *("itl_p99_s", True),
         ),
         ("overlap", dict(overlap=True), "output_tok_s", False),
     )  # fmt: skip
-    found = [Rung(NAIVE, None)]
+    found = [Ablation(NAIVE, None)]
     for name, change, metric, is_cost in changes:
         base = dataclasses.replace(base, **change)
-        # 'dynamic' trades batches for latency; what batches cost is what 'static' shows.
+        # 'dynamic' trades throughput for latency, so 'static' is the one to compare with.
         over = "static" if name == "continuous" else found[-1].name
-        found.append(Rung(name, base, metric, is_cost, over, by_turns=name == "overlap"))
+        found.append(Ablation(name, base, metric, is_cost, over, by_turns=name == "overlap"))
     return tuple(found)
 
 
 @dataclasses.dataclass(frozen=True)
-class Climbed:
-    """A rung that ran: all its figures, as predicted before and as measured; its metric on the rung
-    it is compared with, None where that did not run.
+class AblationResult:
+    """An ablation that ran: all its figures, as predicted before and as measured; and its metric
+    for the ablation it is compared with, None where that did not run.
     """
 
-    rung: Rung
+    ablation: Ablation
     predicted: dict[str, float]
     measured: dict[str, float]
     predicted_before: float | None
@@ -131,45 +128,49 @@ class Climbed:
 
     def as_json(self) -> dict[str, Any]:
         """Its row."""
-        rung, metric = self.rung, self.rung.metric
-        row: dict[str, Any] = {"rung": rung.name, "over": rung.over, "metric": metric}
-        row["less_is_better"] = rung.is_cost
+        own, metric = self.ablation, self.ablation.metric
+        row: dict[str, Any] = {"rung": own.name, "over": own.over, "metric": metric}
+        row["less_is_better"] = own.is_cost
         for name, found, before in (
             ("predicted", self.predicted, self.predicted_before),
             ("measured", self.measured, self.measured_before),
         ):
-            gain = None if before is None else rung.gain(before, found[metric])
+            gain = None if before is None else own.gain(before, found[metric])
             row[name] = {"before": before, "after": found[metric], "gain": gain, "figures": found}
         return row
 
 
-def climb(
-    steps: Sequence[Rung],
-    predict: Callable[[Rung], dict[str, float]],
-    measure: Callable[[Sequence[Rung]], Sequence[dict[str, float]]],
-) -> Iterator[Climbed]:
-    """Runs one rung after another, each only after it was predicted; `measure` takes those that
-    run by turns, and gives the figures of each.
+def run(
+    chosen: Sequence[Ablation],
+    predict: Callable[[Ablation], dict[str, float]],
+    measure: Callable[[Sequence[Ablation]], Sequence[dict[str, float]]],
+) -> Iterator[AblationResult]:
+    """Runs one ablation after another, each only once it was predicted.
+
+    Args:
+        chosen: in order.
+        predict: gives an ablation's figures.
+        measure: gives the figures of ablations that run by turns, or of one.
     """
-    done: dict[str | None, Climbed] = {}
-    for rung in steps:
-        predicted = predict(rung)
-        below = done.get(rung.over)
-        earlier = {} if below is None else below.measured
-        if below is not None and rung.by_turns:
-            earlier, measured = measure([below.rung, rung])
+    done: dict[str | None, AblationResult] = {}
+    for ablation in chosen:
+        predicted = predict(ablation)
+        base = done.get(ablation.over)
+        earlier = {} if base is None else base.measured
+        if base is not None and ablation.by_turns:
+            earlier, measured = measure([base.ablation, ablation])
         else:
-            (measured,) = measure([rung])
+            (measured,) = measure([ablation])
         before: tuple[float | None, float | None] = (None, None)
-        if below is not None and rung.metric in earlier:
-            before = below.predicted[rung.metric], earlier[rung.metric]
-        done[rung.name] = Climbed(rung, predicted, measured, *before)
-        yield done[rung.name]
+        if base is not None and ablation.metric in earlier:
+            before = base.predicted[ablation.metric], earlier[ablation.metric]
+        done[ablation.name] = AblationResult(ablation, predicted, measured, *before)
+        yield done[ablation.name]
 
 
 def half_page_waste(requests: Sequence[TimedRequest], page_tokens: int) -> float:
-    """Expected share of held room that is empty where each sequence leaves half a page open and
-    shares none: what is held while its tokens come, evenly.
+    """Expected share of the allocated room that is empty, where each sequence leaves half a page
+    unfilled, shares none and gains its tokens at an even rate.
     """
     steps = sum(request.num_new_tokens for request in requests)
     live = sum(

@@ -1,5 +1,5 @@
-"""Whether two runs of the same greedy requests agree, where rounding differs: their tokens up to
-the first near-tie, and the scores of these.
+"""Whether two greedy runs of the same requests agree up to rounding: the same tokens up to the
+first near-tie, with the same log-probabilities.
 """
 
 from collections.abc import Mapping, Sequence
@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 
 class Answer(NamedTuple):
-    """One request's tokens.
+    """The tokens of one request.
 
     Attributes:
         token_ids: in order.
         logprobs: of each.
-        tops: of each the likeliest tokens with theirs; none where tokens were given, not chosen.
+        tops: of each, the likeliest tokens with theirs; none where tokens were given, not chosen.
     """
 
     token_ids: Sequence[int]
@@ -27,12 +27,12 @@ class Answer(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """How alike runs are.
+    """How far two runs agree.
 
     Attributes:
         equal: answers with the same tokens.
-        worst: the least difference of scores (in nats) that explains all that differs; infinite
-            where a token is not among the other run's likeliest.
+        worst: the least difference of log-probabilities (in nats) that explains every difference;
+            infinite where a token is not among the other run's likeliest.
     """
 
     equal: int
@@ -40,8 +40,8 @@ class Agreement(NamedTuple):
 
 
 def compare(own: Sequence[Answer], others: Sequence[Answer]) -> Agreement:
-    """Compares answers to the same requests, each up to its first different token: there each run
-    prefers its own, so that the scores differ by half of what both prefer it by, or more.
+    """Compares answers to the same requests, each up to its first different token. There each run
+    prefers its own, so the log-probabilities differ by at least half the sum of both preferences.
     """
     worst, equal = 0.0, 0
     for one, other in zip(own, others, strict=True):

@@ -1,93 +1,71 @@
-"""Requests fed to an engine as they arrive, and what became of each of them, by the clock."""
+"""Feeds requests to an engine as they arrive, and records when each of their tokens came."""
 
 import dataclasses
 import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from inference.benchmark.requests import TimedRequest
-from inference.planner.report import StepRecord
+from inference.outputs import RequestOutput
 from inference.request import SamplingParams
+from inference.scheduling.scheduler import Scheduler
+from inference.scheduling.step_schedule import StepRecord
 
-_POLL_S = 1e-3  # between two looks at an engine that waits for a fuller batch
+_POLL_S = 1e-3  # sleep while the engine waits for a fuller batch
 
 GREEDY = SamplingParams(ignore_eos=True)
 
 
 class Clock(Protocol):
-    """What tells the time and lets it pass."""
+    """A clock that can be slept on."""
 
     def now(self) -> float:
-        """Seconds since some moment."""
+        """Seconds since a fixed moment."""
 
     def sleep(self, seconds: float) -> None:
-        """Returns so many seconds later."""
+        """Returns that many seconds later."""
 
 
 class WallClock:
-    """The machine's own."""
+    """The machine's clock."""
 
     def now(self) -> float:
-        """Seconds since some moment."""
+        """Seconds since a fixed moment."""
         return time.perf_counter()
 
     def sleep(self, seconds: float) -> None:
-        """Returns so many seconds later."""
+        """Returns that many seconds later."""
         time.sleep(seconds)
 
 
-class Update(Protocol):
-    """News of one request."""
-
-    @property
-    def id(self) -> int:
-        """The request's."""
-
-    @property
-    def token_ids(self) -> Sequence[int]:
-        """New tokens."""
-
-    @property
-    def finish_reason(self) -> str | None:
-        """Why it ended; None where it goes on."""
-
-
-class Step(StepRecord, Protocol):
-    """A step that ran, and the host's part of it."""
-
-    @property
-    def host_s(self) -> float:
-        """Seconds of scheduling, building and committing."""
-
-
 class Server(Protocol):
-    """What serves requests step by step: an `Engine`, or a `Simulator`."""
+    """An `Engine` or a `Simulator`, which serve requests step by step."""
 
     @property
-    def scheduler(self) -> Any:
+    def scheduler(self) -> Scheduler:
         """Its `Scheduler`."""
 
     @property
-    def records(self) -> deque[Any]:
-        """Each `Step` that ran; they are taken out here."""
+    def records(self) -> deque[StepRecord]:
+        """Of the steps that ran; they are taken out here."""
 
     def add_request(self, prompt: Sequence[int], params: SamplingParams) -> int:
         """Queues a prompt; returns the request's id."""
 
-    def step(self, is_open: bool = False) -> Sequence[Update]:
-        """Advances all that can run; `is_open`: more requests will come."""
+    def step(self, is_open: bool = False) -> Sequence[RequestOutput]:
+        """Advances everything that can run; `is_open` says that more requests will come."""
 
 
 @dataclasses.dataclass
-class Served:
-    """One request as it was served; seconds since the start of the run.
+class RequestRecord:
+    """One request as it was served; times are seconds since the start of the run.
 
     Attributes:
         request: what was asked.
-        arrival_s: when it came; in a closed workload when a place was free for it.
-        token_s: when each token was there.
+        arrival_s: when it came; in a closed workload, when another request had made way for it.
+        token_s: when each token came.
         token_ids: the tokens.
         finish_reason: why it ended; None while it runs.
     """
@@ -126,9 +104,10 @@ class Served:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sample:
-    """What was held after a step that took `seconds`: sequences that ran, tokens of room in their
-    pages, and tokens written there; pages of their prompts, and distinct ones among these.
+class Usage:
+    """What running sequences held after a step that took `seconds`: how many they were, tokens that
+    their pages have room for, and tokens written there; pages of their prompts, and distinct ones
+    among these.
     """
 
     seconds: float
@@ -141,26 +120,26 @@ class Sample:
 
 @dataclasses.dataclass
 class Run:
-    """A workload, served.
+    """A workload as it was record.
 
     Attributes:
-        served: each request, in the order of arrival.
+        requests: each of them, in the order of arrival.
         seconds: from the first arrival to the last token.
         counters: what the scheduler counted meanwhile, by name.
-        samples: one a step.
+        usage: after each step.
         records: of the steps.
     """
 
-    served: list[Served] = dataclasses.field(default_factory=list)
+    requests: list[RequestRecord] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
     counters: dict[str, int] = dataclasses.field(default_factory=dict)
-    samples: list[Sample] = dataclasses.field(default_factory=list)
-    records: list[Step] = dataclasses.field(default_factory=list)
+    usage: list[Usage] = dataclasses.field(default_factory=list)
+    records: list[StepRecord] = dataclasses.field(default_factory=list)
 
     @property
     def num_new_tokens(self) -> int:
         """Tokens generated."""
-        return sum(len(each.token_s) for each in self.served)
+        return sum(len(each.token_s) for each in self.requests)
 
 
 def drive(
@@ -171,58 +150,58 @@ def drive(
     params: SamplingParams = GREEDY,
     on_progress: Callable[[int], None] = lambda num_done: None,
 ) -> Run:
-    """Serves the requests, each from its arrival on, to their ends.
+    """Serves every request from its arrival to its end.
 
     Args:
-        server: idle; requests it refuses are InputErrors.
+        server: idle; refuses a request by an InputError.
         requests: in the order of arrival.
         clock: the server's.
-        concurrency: at most so many at a time: whoever comes then arrives as one ends.
+        concurrency: at most so many at a time; a further one then arrives as another ends.
         params: how to sample.
-        on_progress: told of the number of requests that have ended.
+        on_progress: called with the number of requests that have ended.
     """
-    due, open_ = deque(requests), dict[int, Served]()
+    due, open_ = deque(requests), dict[int, RequestRecord]()
     counted = dataclasses.asdict(server.scheduler.counters)
     server.records.clear()
     run, start = Run(), clock.now()
 
-    def has_place() -> bool:
+    def can_add() -> bool:
         return bool(due) and (concurrency is None or len(open_) < concurrency)
 
     while due or open_:
         before = clock.now() - start
-        while has_place() and due[0].arrival_s <= before:
+        while can_add() and due[0].arrival_s <= before:
             request = due.popleft()
             own = dataclasses.replace(params, max_new_tokens=request.num_new_tokens)
-            # One that could not be taken at its own time, since a step ran, has waited since then.
-            served = Served(request, request.arrival_s if concurrency is None else before)
-            open_[server.add_request(request.prompt, own)] = served
-            run.served.append(served)
+            # A request that came while a step ran has waited since its own time.
+            record = RequestRecord(request, request.arrival_s if concurrency is None else before)
+            open_[server.add_request(request.prompt, own)] = record
+            run.requests.append(record)
         if not open_:
             clock.sleep(max(0.0, due[0].arrival_s - before))
             continue
         num_steps = server.scheduler.counters.num_steps
-        # Whoever waits for a place does not come before one ends: a batch need not wait for it.
-        updates = server.step(is_open=has_place())
+        # At full concurrency none comes before another ends, so no batch need wait for more.
+        outputs = server.step(is_open=can_add())
         after = clock.now() - start
-        for update in updates:
-            served = open_[update.id]
-            served.token_ids += update.token_ids
-            served.token_s += [after] * len(update.token_ids)
-            if update.finish_reason is not None:
-                served.finish_reason = update.finish_reason
-                del open_[update.id]
-                on_progress(len(run.served) - len(open_))
+        for output in outputs:
+            record = open_[output.id]
+            record.token_ids += output.token_ids
+            record.token_s += [after] * len(output.token_ids)
+            if output.finish_reason is not None:
+                record.finish_reason = output.finish_reason
+                del open_[output.id]
+                on_progress(len(run.requests) - len(open_))
         scheduler = server.scheduler
         pages, running = scheduler.pages, scheduler.running
-        held = *pages.use(running), *pages.prompt_use(running)
-        run.samples.append(Sample(after - before, len(running), *held))
+        usage = *pages.usage(running), *pages.prompt_usage(running)
+        run.usage.append(Usage(after - before, len(running), *usage))
         while server.records:
             run.records.append(server.records.popleft())
-        if not updates and scheduler.counters.num_steps == num_steps:
+        if not outputs and scheduler.counters.num_steps == num_steps:
             clock.sleep(min(_POLL_S, max(0.0, due[0].arrival_s - after)) if due else _POLL_S)
-    run.seconds = max((each.token_s[-1] for each in run.served if each.token_s), default=0.0)
+    run.seconds = max((each.token_s[-1] for each in run.requests if each.token_s), default=0.0)
     counters = dataclasses.asdict(server.scheduler.counters)
-    del counters["peak_running"]  # of all time: no difference tells this run's
+    del counters["peak_running"]  # of all time, not of this run
     run.counters = {name: value - counted[name] for name, value in counters.items()}
     return run

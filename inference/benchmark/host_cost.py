@@ -1,4 +1,4 @@
-"""What the host does for a step, by the clock, without a device: schedule, build, commit."""
+"""Times the host's part of a step, without a device: schedule, build, commit."""
 
 import dataclasses
 import random
@@ -8,17 +8,18 @@ import time
 from configs.cache import BLOCK_TOKENS
 from configs.engine import Config, EngineConfig
 from configs.model import ModelConfig
-from inference.planner.simulate import Output
-from inference.request import SamplingParams, Sequence
+from inference.planner.simulate import simulated_output
+from inference.request import SamplingParams
 from inference.runtime import batch
 from inference.scheduling.scheduler import Scheduler
+from inference.scheduling.sequence import Sequence
 
-_PROMPT, _STEPS = 290, 200  # tokens; steps that are timed, so that every page fills several times
+_PROMPT, _STEPS = 290, 200  # tokens; timed steps, enough for every page to fill several times
 
 
 @dataclasses.dataclass(frozen=True)
 class HostCost:
-    """Median seconds a step of so many sequences that decode, and the 99th percentile of all."""
+    """Median seconds of a step in which `num_running` sequences decode, and the 99th percentile."""
 
     num_running: int
     schedule_s: float
@@ -58,12 +59,12 @@ def _config(model: ModelConfig, num_running: int) -> Config:
 def _step(scheduler: Scheduler, config: Config) -> tuple[float, float, float]:
     """Seconds of scheduling, building and committing one step."""
     begin = time.perf_counter()
-    plan = scheduler.schedule()
+    schedule = scheduler.schedule()
     scheduled = time.perf_counter()
-    assert plan is not None
-    batch.build(plan, config)
+    assert schedule is not None
+    batch.build(schedule, config)
     built = time.perf_counter()
-    output = Output.of(plan)
+    output = simulated_output(schedule)
     returned = time.perf_counter()
-    scheduler.commit(plan, output)
+    scheduler.commit(schedule, output)
     return scheduled - begin, built - scheduled, time.perf_counter() - returned

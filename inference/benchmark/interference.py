@@ -1,4 +1,4 @@
-"""What a long prompt does to those that are decoding beside it."""
+"""What a long prompt does to requests that are decoding when it comes."""
 
 import dataclasses
 import random
@@ -14,7 +14,7 @@ from inference.benchmark.drive import Run
 from inference.benchmark.requests import TimedRequest, random_tokens
 
 _PROMPT, _NEW = 64, 256  # tokens of each running request
-_ARRIVES = 0.3  # of the time that the running requests take when nothing comes
+_ARRIVES = 0.3  # of the time that the running requests take by themselves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,9 @@ class Interference:
                 raise InputError(f"interference's {name} is at least 1, not {getattr(self, name)}")
 
     def engine(self, model: ModelConfig, base: EngineConfig, is_chunked: bool) -> EngineConfig:
-        """One that holds all of it; chunks are `base`'s budget, or else one tile a step."""
+        """One with room for everything; a step computes `base`'s budget of the prompt, or else one
+        chunk.
+        """
         context = -(-(max(self.num_tokens, _PROMPT + _NEW) + 1) // BLOCK_TOKENS) * BLOCK_TOKENS
         if context > model.max_context:
             raise InputError(
@@ -41,7 +43,7 @@ class Interference:
             )
         room = (self.num_running + 1) * context
         per_token = sum(group.bytes_per_page(model.dtype, 1) for group in model.page_groups)
-        budget = base.prefill_budget or base.tile_tokens * min(base.prefill_tiles)
+        budget = base.prefill_budget or base.chunk_tokens * min(base.prefill_chunks)
         return dataclasses.replace(
             base, max_seqs=self.num_running + 1, max_context=context, prefix_cache=False,
             cache_bytes=max(1, room * per_token), chunked_prefill=is_chunked,
@@ -49,7 +51,7 @@ class Interference:
         )  # fmt: skip
 
     def undisturbed(self, vocab_size: int) -> list[TimedRequest]:
-        """The running requests alone."""
+        """Only the running requests."""
         rng = random.Random(0)
         return [
             TimedRequest(0.0, random_tokens(_PROMPT, vocab_size, rng), _NEW)
@@ -77,21 +79,21 @@ class Interference:
         for name, is_chunked in (("chunked", True), ("unchunked", False)):
             runs = serve(is_chunked, self.disturbed(vocab_size, seconds))
             own = _medians([_gaps_beside(run) for run in runs])
-            long = metrics.quantile([run.served[-1].ttft_s for run in runs], 0.5)
+            long = metrics.quantile([run.requests[-1].ttft_s for run in runs], 0.5)
             found[name] = own | {"ttft_s": long, "times_undisturbed": own["itl_p99_s"] / usual}
         return found
 
 
 def _gaps_alone(run: Run) -> list[float]:
-    """Between tokens, once every request has its first."""
-    start = max(each.token_s[0] for each in run.served)
+    """Seconds between tokens, once every request has its first."""
+    start = max(each.token_s[0] for each in run.requests)
     return _gaps(run, start, run.seconds)
 
 
 def _gaps_beside(run: Run) -> list[float]:
-    """Between tokens of the others, where any of the last request's prefill falls between them."""
-    long = run.served[-1]
-    others = dataclasses.replace(run, served=run.served[:-1])
+    """Seconds between tokens of the others, where the last request's prefill falls there."""
+    long = run.requests[-1]
+    others = dataclasses.replace(run, requests=run.requests[:-1])
     gaps = _gaps(others, long.arrival_s, long.token_s[0])
     if not gaps:
         raise InputError("the running requests ended before the long prompt came: run fewer tokens")
@@ -101,7 +103,7 @@ def _gaps_beside(run: Run) -> list[float]:
 def _gaps(run: Run, start: float, stop: float) -> list[float]:
     return [
         after - before
-        for each in run.served
+        for each in run.requests
         for before, after in each.intervals
         if after > start and before < stop
     ]

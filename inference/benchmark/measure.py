@@ -1,4 +1,4 @@
-"""A workload on an engine, beside what was predicted for it."""
+"""Serves a workload on an engine, and predicts the same by simulation."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -7,7 +7,7 @@ from configs.engine import Config
 from configs.hardware.spec import HardwareSpec
 from inference.benchmark import drive, metrics
 from inference.benchmark.drive import GREEDY, Run, Server
-from inference.benchmark.metrics import NOTHING, Promise
+from inference.benchmark.metrics import NO_SLO, SloTargets
 from inference.benchmark.requests import TimedRequest
 from inference.planner import swap_policy
 from inference.planner.simulate import Simulator
@@ -17,15 +17,15 @@ from inference.scheduling.scheduler import Scheduler
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
-class Rebuilt(Server, Protocol):
-    """A server that can forget what it has cached."""
+class RebuildableServer(Server, Protocol):
+    """A server that can drop what it has cached."""
 
     def rebuild(self) -> None:
         """Starts over with an empty cache."""
 
 
 def measure(
-    engine: Rebuilt,
+    engine: RebuildableServer,
     requests: Sequence[TimedRequest],
     repeats: int,
     concurrency: int | None = None,
@@ -41,13 +41,13 @@ def measure(
     return runs
 
 
-def figures(runs: Sequence[Run], promise: Promise = NOTHING) -> dict[str, float]:
+def figures(runs: Sequence[Run], slo: SloTargets = NO_SLO) -> dict[str, float]:
     """The median over the runs of every figure.
 
     Raises:
         InputError: a request failed.
     """
-    return metrics.medians([metrics.figures(run, promise) for run in runs])
+    return metrics.medians([metrics.figures(run, slo) for run in runs])
 
 
 def predict(
@@ -58,14 +58,14 @@ def predict(
     concurrency: int | None = None,
     params: SamplingParams = GREEDY,
 ) -> Run:
-    """The run that the planner expects, on a clock of its own."""
-    scheduler = Scheduler(config, swap_policy.spills(config, hardware))
+    """The run that the planner expects, on a simulated clock."""
+    scheduler = Scheduler(config, swap_policy.offload_policy(config, hardware))
     simulator = Simulator(config, scheduler, hardware, host_s)
     return drive.drive(simulator, requests, simulator.clock, concurrency, params)
 
 
 def count_compiles() -> Callable[[], int]:
-    """How many programs were compiled since this call, ours or not."""
+    """How many executables were compiled since this call, ours or not."""
     import jax
 
     events: list[str] = []

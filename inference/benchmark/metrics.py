@@ -1,4 +1,4 @@
-"""Figures of a served workload: latencies, rates, what the cache held, what the host took."""
+"""Figures of a served workload: latencies, rates, use of the cache, the host's time."""
 
 import dataclasses
 import math
@@ -7,16 +7,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from configs.errors import InputError
-from inference.benchmark.drive import Run, Served
+from inference.benchmark.drive import RequestRecord, Run
 
 
 @dataclasses.dataclass(frozen=True)
-class Promise:
-    """Limits that a request is promised, in seconds; None promises nothing.
+class SloTargets:
+    """Service level objectives of a request, in seconds; None sets no limit.
 
     Attributes:
-        ttft_s: until the first token.
-        itl_s: between its tokens, the 99th percentile of each request.
+        ttft_s: to the first token.
+        itl_s: between its tokens, at the 99th percentile.
     """
 
     ttft_s: float | None = None
@@ -27,47 +27,50 @@ class Promise:
             if limit is not None and not 0 < limit < math.inf:
                 raise InputError(f"slo_{name} is a number of seconds above 0, not {limit}")
 
-    def is_kept(self, served: Served) -> bool:
-        """Whether one request met both."""
-        gaps = served.gaps_s
+    def is_met(self, request: RequestRecord) -> bool:
+        """Whether a request met both."""
+        gaps = request.gaps_s
         slow = self.itl_s is not None and bool(gaps) and quantile(gaps, 0.99) > self.itl_s
-        return not slow and (self.ttft_s is None or served.ttft_s <= self.ttft_s)
+        return not slow and (self.ttft_s is None or request.ttft_s <= self.ttft_s)
 
 
-NOTHING = Promise()
+NO_SLO = SloTargets()
 
 
 def quantile(values: Iterable[float], share: float) -> float:
-    """The least value that at least this share of them do not exceed; 0 of none."""
+    """The least value that at least this share of the values do not exceed; 0 without values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 
-def figures(run: Run, promise: Promise = NOTHING) -> dict[str, float]:
+def figures(run: Run, slo: SloTargets = NO_SLO) -> dict[str, float]:
     """Every figure of a run, by name; times in seconds, rates a second.
 
     Raises:
-        InputError: a request failed: there is no rate to tell.
+        InputError: a request failed, so that no rate means anything.
     """
-    if any(each.finish_reason == "error" for each in run.served):
+    if any(each.finish_reason == "error" for each in run.requests):
         raise InputError("the model gave non-finite logits: there is no rate to tell")
     latencies = {
-        "ttft": [each.ttft_s for each in run.served],
-        "tpot": [each.tpot_s for each in run.served if each.tpot_s is not None],
-        "itl": [gap for each in run.served for gap in each.gaps_s],
-        "e2e": [each.e2e_s for each in run.served],
+        "ttft": [each.ttft_s for each in run.requests],
+        "tpot": [each.tpot_s for each in run.requests if each.tpot_s is not None],
+        "itl": [gap for each in run.requests for gap in each.gaps_s],
+        "e2e": [each.e2e_s for each in run.requests],
     }
     found: dict[str, float] = {
         "seconds": run.seconds,
         "output_tok_s": run.num_new_tokens / run.seconds,
-        "requests_s": len(run.served) / run.seconds,
+        "requests_s": len(run.requests) / run.seconds,
     }
     for name, values in latencies.items():
         found[f"{name}_mean_s"] = statistics.fmean(values) if values else 0.0
         for percent in (50, 90, 99):
             found[f"{name}_p{percent}_s"] = quantile(values, percent / 100)
-    kept = sum(promise.is_kept(each) for each in run.served)
-    found |= {"goodput_share": kept / len(run.served), "goodput_requests_s": kept / run.seconds}
+    num_met = sum(slo.is_met(each) for each in run.requests)
+    found |= {
+        "goodput_share": num_met / len(run.requests),
+        "goodput_requests_s": num_met / run.seconds,
+    }
     return found | _held(run) | _counted(run)
 
 
@@ -78,17 +81,17 @@ def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def _held(run: Run) -> dict[str, float]:
     """What running sequences held, weighted by the steps' times."""
-    seconds = sum(sample.seconds for sample in run.samples)
+    seconds = sum(sample.seconds for sample in run.usage)
 
     def mean(of: str) -> float:
-        return sum(getattr(each, of) * each.seconds for each in run.samples) / seconds
+        return sum(getattr(each, of) * each.seconds for each in run.usage) / seconds
 
     allocated, prompts = mean("num_allocated"), mean("num_prompt_pages")
     return {
         "kv_waste": 1 - mean("num_written") / allocated if allocated else 0.0,
         "prompt_sharing": 1 - mean("num_distinct_pages") / prompts if prompts else 0.0,
         "running_mean": mean("num_running"),
-        "running_peak": max(sample.num_running for sample in run.samples),
+        "running_peak": max(sample.num_running for sample in run.usage),
     }
 
 
@@ -99,7 +102,7 @@ def _counted(run: Run) -> dict[str, float]:
         "hit_rate": counters["num_cached_tokens"] / prompt_tokens if prompt_tokens else 0.0,
         "prefilled_tokens": counters["num_prefilled_tokens"],
         "preemptions": counters["num_preemptions"],
-        "spilled_pages": counters["num_spilled_pages"],
+        "spilled_pages": counters["num_offloaded_pages"],
         "restored_pages": counters["num_restored_pages"],
         "steps": counters["num_steps"],
         "host_step_s": statistics.median(record.host_s for record in run.records),

@@ -1,14 +1,14 @@
-"""From a workload to requests: token ids, lengths and times of arrival, the same for one seed."""
+"""The requests of a workload: token ids, lengths and times of arrival, drawn from its seed."""
 
 import dataclasses
-import json
 import random
 from collections.abc import Callable
-from pathlib import Path
+from itertools import islice
 from typing import Any
 
 from configs.errors import InputError
 from configs.workload import MOST_TOKENS, Workload
+from inference.files import json_lines
 
 _WANTED = (
     '{"arrival_s": seconds, "output_tokens": count} and one of "prompt_tokens": count, '
@@ -16,12 +16,11 @@ _WANTED = (
 )
 _PROMPTS = ("prompt_tokens", "prompt", "token_ids")
 _MOST_SECONDS = 1e9
-_FIELDS = ("arrival_s", "output_tokens", *_PROMPTS)
 
 
 @dataclasses.dataclass(frozen=True)
 class TimedRequest:
-    """A prompt that comes `arrival_s` seconds after the start and wants `num_new_tokens`."""
+    """A prompt that arrives `arrival_s` seconds after the start and asks for `num_new_tokens`."""
 
     arrival_s: float
     prompt: tuple[int, ...]
@@ -33,16 +32,22 @@ class TimedRequest:
         return len(self.prompt) + self.num_new_tokens
 
 
-def generate(workload: Workload, vocab_size: int) -> list[TimedRequest]:
+def generate(workload: Workload, vocab_size: int, max_context: int) -> list[TimedRequest]:
     """The requests of a closed or poisson workload, in the order of arrival.
 
-    Workloads that differ in how requests arrive alone have the same requests. Those of 'poisson'
-    begin with one at 0.
+    Workloads that differ only in how requests arrive have the same requests. The first of a poisson
+    workload arrives at 0.
+
+    Raises:
+        InputError: one does not fit into `max_context` tokens; no token has been drawn yet.
     """
     rng, count = random.Random(workload.seed), workload.num_requests
     assert count is not None and workload.kind != "trace"
     lengths = [(workload.prompt.draw(rng), workload.output.draw(rng)) for _ in range(count)]
     shares = set(rng.sample(range(count), round(workload.prefix_share * count)))
+    shared = [workload.prefix_tokens if n in shares else 0 for n in range(count)]
+    for (num_prompt, num_new), num_shared in zip(lengths, shared, strict=True):
+        _check_fits(num_shared + num_prompt, num_new, max_context)
     prefix = random_tokens(workload.prefix_tokens, vocab_size, rng)
     requests, arrival_s = [], 0.0
     for n, (num_prompt, num_new) in enumerate(lengths):
@@ -72,34 +77,30 @@ def read_trace(name: str, limit: int | None = None) -> list[TraceLine]:
     Raises:
         InputError: names the first line that is not valid.
     """
-    try:
-        text = Path(name).read_bytes().decode("utf-8")
-    except (OSError, ValueError) as error:  # a NUL in the name, a byte that is no UTF-8
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise InputError(f"cannot read {name!r}: {reason}") from None
-    lines: list[TraceLine] = []
-    for number, line in enumerate(text.split("\n"), 1):  # not at U+2028, as splitlines does
-        if line.strip() and len(lines) != limit:
-            lines.append(_parse(f"{name} line {number}", line))
-    if not lines:
-        raise InputError(f"{name}: no line holds a request; one is {_WANTED}")
+    read = json_lines.read(name, _PROMPTS, ("arrival_s", "output_tokens"), _WANTED)
+    lines = [_parse(f"{name} line {number}", given) for number, given in islice(read, limit)]
     return sorted(lines, key=lambda each: each.arrival_s)
 
 
 def from_trace(
-    lines: list[TraceLine], vocab_size: int, encode: Callable[[str], list[int]], seed: int
+    lines: list[TraceLine],
+    vocab_size: int,
+    max_context: int,
+    encode: Callable[[str], list[int]],
+    seed: int,
 ) -> list[TimedRequest]:
-    """The requests of a trace; where it gives lengths alone, tokens are drawn.
+    """The requests of a trace; tokens are drawn where it gives only lengths.
 
     Raises:
-        InputError: a line has no tokens, or one that is not in the vocabulary.
+        InputError: a line has no tokens, or one that is not in the vocabulary, or does not fit into
+            `max_context` tokens.
     """
     rng, requests = random.Random(seed), []
     for line in lines:
-        if isinstance(line.prompt, int):
-            prompt = random_tokens(line.prompt, vocab_size, rng)
-        else:
-            prompt = tuple(encode(line.prompt) if isinstance(line.prompt, str) else line.prompt)
+        given = tuple(encode(line.prompt)) if isinstance(line.prompt, str) else line.prompt
+        num_prompt = given if isinstance(given, int) else len(given)
+        _check_fits(num_prompt, line.num_new_tokens, max_context, f"{line.where}: ")
+        prompt = random_tokens(given, vocab_size, rng) if isinstance(given, int) else given
         wrong = next((token for token in prompt if not 0 <= token < vocab_size), None)
         if not prompt or wrong is not None:
             what = "no tokens" if wrong is None else f"token id {wrong}"
@@ -110,23 +111,21 @@ def from_trace(
     return requests
 
 
+def _check_fits(num_prompt: int, num_new: int, max_context: int, where: str = "") -> None:
+    if num_prompt + num_new > max_context:
+        raise InputError(
+            f"{where}a prompt of {num_prompt} tokens and {num_new} new ones grow to "
+            f"{num_prompt + num_new} tokens, the context holds {max_context}: ask for shorter "
+            "prompts or outputs"
+        )
+
+
 def random_tokens(count: int, vocab_size: int, rng: random.Random) -> tuple[int, ...]:
-    """Ids above the lowest, where vocabularies keep their special tokens."""
+    """Random ids, but for the lowest, where vocabularies keep their special tokens."""
     return tuple(rng.randrange(vocab_size // 500, vocab_size) for _ in range(count))
 
 
-def _parse(where: str, line: str) -> TraceLine:
-    try:
-        given = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{where} is not JSON: {error.msg} at column {error.colno}") from None
-    except (ValueError, RecursionError) as error:  # a number of 5,000 digits; deep nesting
-        raise InputError(f"{where} is not JSON: {error}") from None
-    if not isinstance(given, dict) or len(set(_PROMPTS) & set(given)) != 1:
-        raise InputError(f"{where} is not {_WANTED}")
-    unknown = [name for name in given if name not in _FIELDS]
-    if unknown:
-        raise InputError(f"{where}: {unknown[0]!r:.60} is not one of {', '.join(_FIELDS)}")
+def _parse(where: str, given: dict[str, Any]) -> TraceLine:
     arrival_s: Any = given.get("arrival_s")
     is_number = isinstance(arrival_s, int | float) and not isinstance(arrival_s, bool)
     if not is_number or not 0 <= arrival_s <= _MOST_SECONDS:  # or NaN
@@ -161,5 +160,5 @@ def _count(where: str, given: dict[str, Any], of: str) -> int:
 
 
 def _is_torn(text: str) -> bool:
-    """Whether half of an escaped pair stands alone in it: no UTF-8 stands for that."""
+    """Whether it holds half of a surrogate pair, which UTF-8 cannot encode."""
     return any("\ud800" <= character <= "\udfff" for character in text)

@@ -1,6 +1,4 @@
-"""Steps of an engine by the clock, on tokens and pages of no meaning: what a step costs does not
-depend on them.
-"""
+"""Times an engine's steps on arbitrary tokens and pages: their values do not change the time."""
 
 import dataclasses
 import statistics
@@ -13,16 +11,16 @@ import numpy as np
 from configs.engine import Config
 from configs.errors import InputError
 from configs.hardware.spec import HardwareSpec
-from inference import request
 from inference.benchmark import drive
 from inference.benchmark.requests import TimedRequest
-from inference.planner import cost, memory, report, weights
-from inference.planner.calibration import verify
+from inference.planner import cost, report, weights
 from inference.planner.calibration.verify import Point
 from inference.planner.cost import Precision
+from inference.request import SamplingParams
 from inference.runtime import batch
-from inference.runtime.model_runner import Executor
-from inference.scheduling.step_schedule import Plan, Row
+from inference.runtime.model_runner import ModelRunner
+from inference.scheduling.sequence import Sequence
+from inference.scheduling.step_schedule import ScheduledChunk, StepSchedule
 from inference.scheduling.step_shapes import StepShape
 
 IN_A_ROW = 16  # steps of a measurement
@@ -30,21 +28,21 @@ IN_A_ROW = 16  # steps of a measurement
 
 def arrays(point: Point, config: Config, steps: int = 1) -> tuple[np.ndarray, batch.Batch]:
     """Committed lengths of the slots, and the batch: each sequence on pages of its own, with room
-    for so many steps in a row.
+    for that many steps in a row.
 
     Raises:
-        ValueError: there are not as many pages.
+        ValueError: there are not enough pages.
     """
     page, sink = config.page_tokens, config.engine.max_seqs
-    queries = 1 if point.rows else verify.TILE
-    num_prompts = 1 if point.tiles and point.context > verify.TILE else len(point.contexts)
+    queries = 1 if point.rows else point.chunk_tokens
+    num_prompts = 1 if point.chunks and point.context > queries else len(point.contexts)
     fed = queries * len(point.contexts) // num_prompts
     num_tokens, rows = np.zeros(sink + 1, np.int32), []
     free = [1 for _ in config.num_pages]
     for slot in range(num_prompts):
         computed = num_tokens[slot] = point.context - fed
         tokens = [5] * (point.context + 1)
-        sequence = request.Sequence(slot, request.SamplingParams(), tokens, computed, slot=slot)
+        sequence = Sequence(slot, SamplingParams(), tokens, computed, slot=slot)
         for group, pages in enumerate(config.model.page_groups):
             first = pages.spec.live_from(computed) // page  # those before were given back
             count = -(-(point.context + steps - 1) // page) - first
@@ -53,35 +51,35 @@ def arrays(point: Point, config: Config, steps: int = 1) -> tuple[np.ndarray, ba
             sequence.pages.append([0] * first + [free[group] + i for i in range(count)])
             free[group] += count
         rows += [
-            Row(sequence, slot, computed + at, at, queries, emits=at + queries == fed)
+            ScheduledChunk(sequence, slot, computed + at, at, queries, emits=at + queries == fed)
             for at in range(0, fed, queries)
         ]
-    decode, tiles = (tuple(rows), ()) if point.rows else ((), tuple(rows))
-    return num_tokens, batch.build_batch(Plan(point.shape, decode, tiles), config)
+    decode, chunks = (tuple(rows), ()) if point.rows else ((), tuple(rows))
+    return num_tokens, batch.build_batch(StepSchedule(point.shape, decode, chunks), config)
 
 
 def run(
-    executor: Executor, shape: StepShape, prepared: tuple[np.ndarray, batch.Batch], steps: int = 1
+    runner: ModelRunner, shape: StepShape, prepared: tuple[np.ndarray, batch.Batch], steps: int = 1
 ) -> float:
-    """Seconds of a step, from the call to its last output; of several that are launched one behind
-    the other, each a token further, their mean.
+    """Seconds of a step, from the call to its last output: the mean of several that are launched
+    back to back, each a token further.
 
     Args:
-        executor: whose cache is written to.
+        runner: whose cache is written to.
         shape: of the step.
         prepared: what `arrays` made for it.
-        steps: at most as many as there is room for.
+        steps: at most as many as `arrays` made room for.
     """
     num_tokens, batch_arrays = prepared
-    executor.slots = dataclasses.replace(executor.slots, num_tokens=jax.numpy.array(num_tokens))
-    jax.block_until_ready(executor.slots)
-    program, output = executor.compiled(shape), None
+    runner.slots = dataclasses.replace(runner.slots, num_tokens=jax.numpy.array(num_tokens))
+    jax.block_until_ready(runner.slots)
+    executable, output = runner.compiled(shape), None
     start = time.perf_counter()
     for _ in range(steps):
-        executor.cache, executor.slots, output = program(
-            executor.params, executor.cache, executor.slots, batch_arrays
+        runner.cache, runner.slots, output = executable(
+            runner.params, runner.cache, runner.slots, batch_arrays
         )
-    jax.block_until_ready((executor.cache, executor.slots, output))
+    jax.block_until_ready((runner.cache, runner.slots, output))
     return (time.perf_counter() - start) / steps
 
 
@@ -95,11 +93,11 @@ class DecodeStep:
     Attributes:
         step_bytes: that it reads and writes.
         predicted_s: by the roofline at the device's measured rates.
-        measured_s: mean of steps launched one behind the other, the median over repeats.
+        measured_s: mean of steps launched back to back, the median over repeats.
         ratio: predicted over measured.
         bandwidth_share: of the measured copy bandwidth.
-        engine_s: median of the same steps in the engine, which also plans them and takes their
-            tokens; None where it was not asked.
+        engine_s: median of the same steps in the engine, which also schedules and commits them;
+            None if not measured.
         gap_s: what the engine adds.
     """
 
@@ -115,10 +113,10 @@ class DecodeStep:
 
 
 def sizes(config: Config, rows: int, context: int) -> Config:
-    """The configuration with room for these sequences alone, all of which decode together.
+    """The configuration with room for exactly these sequences, all of which decode together.
 
     Raises:
-        InputError: so many tokens cannot be measured.
+        InputError: the context is too short or too long to measure.
     """
     most = context + IN_A_ROW
     if context <= IN_A_ROW or most > config.model.max_context:
@@ -127,9 +125,9 @@ def sizes(config: Config, rows: int, context: int) -> Config:
             f"{config.model.max_context} - {IN_A_ROW}, not at {context}"
         )
     engine = dataclasses.replace(
-        config.engine, max_seqs=rows, decode_rows=(rows,), max_context=most, cache_bytes=1,
-        overcommit=True, prefix_cache=False, chunked_prefill=False,
-        prefill_tiles=(max(config.engine.prefill_tiles),),
+        config.engine, max_seqs=rows, decode_rows=(rows,), max_context=most, overcommit=True,
+        prefix_cache=False, chunked_prefill=False,
+        prefill_chunks=(max(config.engine.prefill_chunks),),
     )  # fmt: skip
     needed = Config(config.model, engine).full_bytes(rows)
     return Config(config.model, dataclasses.replace(engine, cache_bytes=needed))
@@ -138,32 +136,32 @@ def sizes(config: Config, rows: int, context: int) -> Config:
 def needed_bytes(config: Config) -> float:
     """Bytes of weights and cache."""
     own = Precision.of(config.model)
-    return weights.weight_bytes(config.model, own.weights, own.rest) + memory.pool_bytes(config)
+    return weights.weight_bytes(config.model, own.weights, own.rest) + config.pool_bytes
 
 
 def decode(
-    engine: Any, context: int, hardware: HardwareSpec, repeats: int, serves: bool = False
+    engine: Any, context: int, hardware: HardwareSpec, repeats: int, with_engine: bool = False
 ) -> DecodeStep:
-    """Measures the decode step of all of an engine's sequences.
+    """Measures a decode step in which all of an engine's sequences take part.
 
     Args:
         engine: configured by `sizes`.
-        context: tokens of each sequence in the middle of the steps.
+        context: tokens of each sequence, halfway through the steps.
         hardware: at its measured rates.
         repeats: medians are reported.
-        serves: ask the engine for the same.
+        with_engine: measure the same in the engine.
     """
     config, rows = engine.config, engine.config.engine.max_seqs
     first = context - IN_A_ROW // 2
     point = Point(config.model, rows, 0, first)
     prepared = arrays(point, config, IN_A_ROW)
-    run(engine.executor, point.shape, prepared)  # compiles
+    run(engine.model_runner, point.shape, prepared)  # compiles
     measured = statistics.median(
-        run(engine.executor, point.shape, prepared, IN_A_ROW) for _ in range(repeats)
+        run(engine.model_runner, point.shape, prepared, IN_A_ROW) for _ in range(repeats)
     )
     needed = Point(config.model, rows, 0, context).sample[0]
     predicted, moved = report.seconds(config.model, needed, hardware), cost.total(needed).bytes
-    engine_s = _served(engine, first) if serves else None
+    engine_s = _engine_seconds(engine, first) if with_engine else None
     return DecodeStep(
         rows, context, moved, predicted, measured, predicted / measured,
         moved / measured / hardware.read_bandwidth, engine_s,
@@ -171,7 +169,7 @@ def decode(
     )  # fmt: skip
 
 
-def _served(engine: Any, first: int) -> float:
+def _engine_seconds(engine: Any, first: int) -> float:
     """Median seconds of the engine's steps in which every sequence decodes."""
     rows, vocab = engine.config.engine.max_seqs, engine.config.model.vocab_size
     generator = np.random.default_rng(0)
@@ -181,9 +179,9 @@ def _served(engine: Any, first: int) -> float:
     ]
     engine.rebuild()
     drive.drive(engine, load, drive.WallClock())  # compiles
-    served = drive.drive(engine, load, drive.WallClock())
+    run = drive.drive(engine, load, drive.WallClock())
     return statistics.median(
         record.seconds
-        for record in served.records
+        for record in run.records
         if not record.shape.prefill[0] and len(record.rows) == rows
     )

@@ -1,6 +1,6 @@
-"""Programs that run one after another, each within a time of its own; what became of each.
+"""Commands that run one after another, each in a process and within a time of its own.
 
-Each is a process: one that breaks the device's context, or hangs, takes nothing along.
+One that breaks the device's context, or hangs, does no harm to the others.
 """
 
 import contextlib
@@ -15,18 +15,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_TAIL = 3000  # characters of a program's output that are kept
-_LEAST_S = 5.0  # less is not worth a start
+_TAIL = 3000  # characters of a command's output that are kept
+_LEAST_S = 5.0  # less is not worth starting a process for
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class Subprocess:
     """A command and its limit in seconds.
 
     Attributes:
-        is_json: it prints JSON, a value a line; the last whole one is its result, also when it was
-            ended.
-        missing: what it needs and is not there; None: nothing.
+        is_json: whether it prints JSON, a value a line; the last whole one is its result, even if
+            it was ended early.
+        missing: what it needs and lacks; None if it can run.
     """
 
     name: str
@@ -38,11 +38,11 @@ class Program:
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of a program.
+    """How a subprocess ended.
 
     Attributes:
         status: 'done', 'failed', 'out of time' or 'not run'.
-        seconds: that it took.
+        seconds: it took.
         result: the last value that it printed; None where it printed no JSON.
         tail: the end of what it printed, where `result` does not hold it or it failed.
     """
@@ -56,33 +56,36 @@ class Outcome:
 
 
 def run(
-    programs: Iterable[Program], budget_s: float, folder: Path, environment: Mapping[str, str]
+    subprocesses: Iterable[Subprocess],
+    budget_s: float,
+    folder: Path,
+    environment: Mapping[str, str],
 ) -> Iterator[Outcome]:
     """Runs them in a folder, and yields each one's outcome when it has ended.
 
     Args:
-        programs: asked for one at a time, after the outcome of the one before.
-        budget_s: for all of them together: whoever comes last may have less than its own limit.
+        subprocesses: asked for one at a time, after the outcome of the one before.
+        budget_s: for all of them together; the last ones may have less than their own limits.
         folder: the working directory.
         environment: added to this process's own.
     """
     deadline = time.monotonic() + budget_s
-    for program in programs:
-        limit_s = min(program.limit_s, deadline - time.monotonic())
-        if program.missing is not None:
-            yield Outcome(program.name, program.command, "not run", tail=program.missing)
+    for each in subprocesses:
+        limit_s = min(each.limit_s, deadline - time.monotonic())
+        if each.missing is not None:
+            yield Outcome(each.name, each.command, "not run", tail=each.missing)
         elif limit_s < _LEAST_S:
-            yield Outcome(program.name, program.command, "not run", tail="no time is left")
+            yield Outcome(each.name, each.command, "not run", tail="no time is left")
         else:
-            yield _run(program, limit_s, folder, os.environ | dict(environment))
+            yield _run(each, limit_s, folder, os.environ | dict(environment))
 
 
-def _run(program: Program, limit_s: float, folder: Path, environment: dict[str, str]) -> Outcome:
+def _run(spec: Subprocess, limit_s: float, folder: Path, environment: dict[str, str]) -> Outcome:
     start = time.monotonic()
-    # Files, not pipes: whoever outlives the program cannot hold us up.
+    # Files, not pipes: a grandchild that lives on cannot hold us up.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(
-            program.command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out,
+            spec.command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out,
             stderr=err, start_new_session=True,
         )  # fmt: skip
         try:
@@ -92,8 +95,8 @@ def _run(program: Program, limit_s: float, folder: Path, environment: dict[str, 
         finally:
             _end(process)
         printed, said = (_read(file) for file in (out, err))
-    outcome = Outcome(program.name, program.command, status, time.monotonic() - start)
-    if program.is_json:
+    outcome = Outcome(spec.name, spec.command, status, time.monotonic() - start)
+    if spec.is_json:
         outcome.result = _last_value(printed)
         if outcome.result is None and status == "done":
             outcome.status = "failed"
@@ -111,7 +114,7 @@ def _last_value(printed: str) -> Any:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the program and what it started."""
+    """Ends the process and what it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -11,13 +11,13 @@ import jax
 import numpy as np
 
 from configs.errors import InputError
+from configs.kinds.params import ParamInfo
 from inference.checkpoints import load, mapped, opened, text_files
 from inference.checkpoints.hf import config_export, safetensors_file, weights_export
 from inference.checkpoints.load import Progress
 from inference.checkpoints.native import converted, manifest, new_directory, orbax_directory
 from inference.checkpoints.opened import Checkpoint, Contents
 from layers import decoder, params
-from layers.params import ParamInfo
 
 FORMATS = ("orbax", "hf")
 SHARD_BYTES = 5 * 10**9  # what transformers writes
@@ -45,8 +45,8 @@ def convert(
         progress: called as parameters are written.
 
     Raises:
-        InputError: the source is unsound, the format cannot hold it, or the output is in the way.
-        OSError: the output cannot be written.
+        InputError: the source is unsound, the format cannot hold it, or the output is in the way
+            or cannot be written.
     """
     new_directory.check(output)
     contents = checkpoint.contents()
@@ -99,7 +99,7 @@ def _hashed(
 ) -> Iterator[np.ndarray]:
     digest = hashlib.sha256()
     for block in load.rows_of(contents.source, contents.name_map(path)):
-        block = _as_type(block, path, info.dtype)
+        block = _as_type(block, path, info.format)
         digest.update(block.view(np.uint8).data)
         yield block
     digests[path] = digest.hexdigest()
@@ -118,7 +118,7 @@ def _write_orbax(folder: Path, infos: Any, rows: Any, progress: Progress | None)
     intermediate = folder / _INTERMEDIATE
     declared = params.flatten(infos)
     with intermediate.open("wb") as file:
-        tensors = {path: (info.shape, info.dtype) for path, info in declared.items()}
+        tensors = {path: (info.shape, info.format) for path, info in declared.items()}
         total, done = converted.write_header(file, tensors, {}), 0
         for path in declared:
             for block in rows(path):

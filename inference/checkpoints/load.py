@@ -9,11 +9,12 @@ import jax
 import numpy as np
 
 from configs.errors import InputError, shown
+from configs.kinds.params import ParamInfo
 from configs.model import ModelConfig
 from inference.checkpoints.names import NameMap, Stored
 from inference.checkpoints.tensor_source import TensorSource
 from layers import params
-from layers.params import ParamInfo, Params
+from layers.params import Params
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what is happening
 
@@ -51,7 +52,7 @@ def load_params(
 
     for path, buffer in _in_order(read, declared):
         leaves[path] = jax.device_put(buffer)
-        done += declared[path].num_bytes
+        done += params.num_bytes(declared[path])
         if progress:
             progress(done, total, "loading weights")
     return params.unflatten(infos, leaves)
@@ -111,30 +112,15 @@ def check_parts(config: ModelConfig, source: TensorSource, name_map: NameMap) ->
     Raises:
         InputError: naming the first tensor with a wrong number of rows.
     """
-    query, key = (n * config.head_width for n in (config.num_heads, config.num_kv_heads))
-    qkv, gate_up = (query, key, key), (config.ffn_width,) * 2
-    for index, layer in enumerate(config.layers):
-        stacked: list[tuple[str, str, tuple[int, ...]]] = [("mixer/qkv", "qkv", qkv)]
-        stacked += [("ffn/gate_up", "ffn", gate_up)] if layer.ffn == "gated" else []
-        for part, bias, rows in stacked:
-            path = f"layers/{index}/{part}"
-            _check_rows(source, name_map(path).names, rows, (config.width,))
-            if bias in config.biases:
-                _check_rows(source, name_map(f"{path}_bias").names, rows, ())
-
-
-def _check_rows(
-    source: TensorSource, names: tuple[str, ...], rows: tuple[int, ...], inner: tuple[int, ...]
-) -> None:
-    if len(names) == 1:
-        return
-    for name, count in zip(names, rows, strict=True):
-        expected = (count, *inner)
-        shape = source.shapes.get(name, expected)
-        if shape != expected:
-            raise InputError(
-                f"{source.label}: {shown(name)} is {list(shape)}; expected {list(expected)}"
-            )
+    for path, info in params.flatten(config.parameters()).items():
+        tensors = name_map(path).names if info.stacked else ()
+        for name, rows in zip(tensors, info.stacked, strict=True) if len(tensors) > 1 else ():
+            expected = (rows, *info.shape[1:])
+            shape = source.shapes.get(name, expected)
+            if shape != expected:
+                raise InputError(
+                    f"{source.label}: {shown(name)} is {list(shape)}; expected {list(expected)}"
+                )
 
 
 def rows_of(source: TensorSource, stored: Stored) -> Iterable[np.ndarray]:
@@ -157,6 +143,8 @@ def fill(buffer: np.ndarray, blocks: Iterable[np.ndarray]) -> None:
 
 
 def _aligned(info: ParamInfo) -> np.ndarray:
-    raw = np.empty(info.num_bytes + _ALIGNMENT, np.uint8)
+    dtype = jax.numpy.dtype(info.format)
+    num_bytes = info.elements * dtype.itemsize
+    raw = np.empty(num_bytes + _ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + info.num_bytes].view(jax.numpy.dtype(info.dtype)).reshape(info.shape)
+    return raw[start : start + num_bytes].view(dtype).reshape(info.shape)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import InputError
+from inference.files import json_lines
 
 # Read whole into memory, where JSON takes up to ten times its size, by the number of its values.
 MAX_JSON_BYTES = 8 << 20
@@ -70,20 +71,11 @@ def parse_json(text: str | bytes, label: str) -> dict[str, Any]:
     if commas > _MAX_VALUES:
         raise InputError(f"{label}: more than {_MAX_VALUES} values")
     try:
-        value = json.loads(text, object_pairs_hook=_unique)
+        value = json.loads(text, object_pairs_hook=json_lines.unique_keys)
     except RecursionError:
         raise InputError(f"{label}: JSON nested too deeply") from None
     except ValueError as error:
         raise InputError(f"{label}: not valid JSON ({error})") from None
     if not isinstance(value, dict):
         raise InputError(f"{label}: expected a JSON object, found {type(value).__name__}")
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value: dict[str, Any] = {}
-    for name, item in pairs:
-        if name in value:
-            raise ValueError(f"duplicate key {name[:80]!r}")
-        value[name] = item
     return value

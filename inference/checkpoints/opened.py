@@ -197,7 +197,7 @@ def _load_gguf(
 ) -> Params:
     source, name_map = _gguf_tensors(header, config), names.gguf(config.family)
     rounded = jax.tree.map(
-        lambda info: dataclasses.replace(info, dtype="bfloat16"), infos, is_leaf=params.is_info
+        lambda info: dataclasses.replace(info, format="bfloat16"), infos, is_leaf=params.is_info
     )
     place = converted.place(header.path, *header.further_parts) / "weights.safetensors"
     try:

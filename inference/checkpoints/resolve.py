@@ -45,7 +45,7 @@ def resolve(model: str) -> Resolved:
         return Resolved(preset.config, functools.partial(_open_preset, preset))
     if model in presets.PLANNED:
         layers = presets.PLANNED[model].config.pattern
-        parts = sorted({layer.mixer for layer in layers} | {layer.ffn for layer in layers})
+        parts = sorted({kind.name for each in layers for kind in (each.mixer, each.ffn) if kind})
         raise InputError(
             f"{model} can be planned (scripts.plan), not run yet: its layers have "
             f"{', '.join(parts)}; what runs: {', '.join(presets.NAMES)}"

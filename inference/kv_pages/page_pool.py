@@ -1,19 +1,17 @@
-"""Which page belongs to whom: free lists and reference counts, one pool a page group. No device
-memory here.
-"""
+"""Free lists and reference counts of pages, by page group. Integers only: no device memory here."""
 
 from collections.abc import Iterable, Sequence
 
 
 class PagePool:
-    """Physical pages by group. Page 0 of each group is the sink of padding and is never handed
-    out.
+    """Physical pages by group. Page 0 of each group is the sink of padding and is never
+    allocated.
     """
 
     def __init__(self, num_pages: Sequence[int]):
         """`num_pages` counts each group's pages, the sink included."""
         self._num_pages = tuple(num_pages)
-        self._free = [list(range(n - 1, 0, -1)) for n in num_pages]
+        self._free_pages = [list(range(n - 1, 0, -1)) for n in num_pages]
         self._references = [[0] * n for n in num_pages]
 
     @property
@@ -24,47 +22,47 @@ class PagePool:
     @property
     def num_free_pages(self) -> tuple[int, ...]:
         """Free pages of each group."""
-        return tuple(map(len, self._free))
+        return tuple(map(len, self._free_pages))
 
     @property
     def num_usable_pages(self) -> tuple[int, ...]:
-        """Pages of each group that can ever be held."""
+        """Pages of each group that can be allocated when all are free."""
         return tuple(n - 1 for n in self._num_pages)
 
     def can_allocate(self, needs: Sequence[int]) -> bool:
-        """Whether every group has the pages."""
-        return all(n <= len(free) for n, free in zip(needs, self._free, strict=True))
+        """Whether each group has as many free pages as `needs` asks of it."""
+        return all(n <= len(free) for n, free in zip(needs, self._free_pages, strict=True))
 
     def num_references(self, group: int, page: int) -> int:
-        """How many hold a page."""
+        """References to a page."""
         return self._references[group][page]
 
     def allocate(self, group: int, n: int) -> list[int]:
         """Takes n free pages, each with one reference; the caller has asked `can_allocate`."""
-        pages = [self._free[group].pop() for _ in range(n)]
+        pages = [self._free_pages[group].pop() for _ in range(n)]
         for page in pages:
             self._references[group][page] = 1
         return pages
 
     def share(self, group: int, pages: Iterable[int]) -> None:
-        """Adds a reference to pages that are held already."""
+        """Adds a reference to each of these pages, which have some already."""
         for page in pages:
             self._references[group][page] += 1
 
-    def release(self, group: int, pages: Iterable[int]) -> None:
-        """Drops a reference; a page without any is free again. Sinks are skipped."""
+    def free(self, group: int, pages: Iterable[int]) -> None:
+        """Drops a reference to each page; one without any is free again. Sinks are skipped."""
         references = self._references[group]
         for page in pages:
             if page:
                 references[page] -= 1
                 if not references[page]:
-                    self._free[group].append(page)
+                    self._free_pages[group].append(page)
 
     def check_integrity(self, holders: Iterable[Sequence[Sequence[int]]]) -> None:
-        """Compares the books with the page lists (one a group) of all who hold pages.
+        """Compares reference counts and free lists with every holder's page lists (one a group).
 
         Raises:
-            RuntimeError: a page is lost, free while held, or counted wrongly.
+            RuntimeError: a page is leaked, free while referenced, or counted wrongly.
         """
         holders = list(holders)
         for group, references in enumerate(self._references):
@@ -76,6 +74,5 @@ class PagePool:
             if held != references:
                 wrong = [p for p, n in enumerate(held) if n != references[p]]
                 raise RuntimeError(f"group {group}: pages {wrong[:5]} are counted wrongly")
-            free = self._free[group]
-            if sorted(free) != [p for p in range(1, len(held)) if not held[p]]:
-                raise RuntimeError(f"group {group}: free pages and unheld pages differ")
+            if sorted(self._free_pages[group]) != [p for p in range(1, len(held)) if not held[p]]:
+                raise RuntimeError(f"group {group}: free pages and unreferenced pages differ")

@@ -1,15 +1,15 @@
-"""Pages that outlive their sequence, found again by the tokens they hold. Integers only: no device
-memory here.
+"""Cached pages outlive their sequence and are found again by the tokens they hold. Integers only:
+no device memory here.
 
-Idle pages, which only the tree names, count as available: they are evicted, least recently used
-first, when somebody needs room. An evicted leaf moves to a host tier where copying it back is
-cheaper than computing it again. So a preempted sequence needs no special care: it lets go of its
-pages, and its re-admission is a match.
+Pages that only the tree refers to are evictable, and count as available: when room is needed they
+are evicted, least recently used first. An evicted leaf is offloaded to the host where copying it
+back is cheaper than computing it again. So preemption needs nothing of its own: a preempted
+sequence frees its pages, and its next admission is a match.
 
-Why idle pages can always be had: in a group without a window a sequence holds every page of its
-path, so nothing below an idle page is in use; and as a path is let go of deepest page first, the
-least recently used page of such a group is a leaf's. In a group with a window an idle page may be
-any node's (windows slide), but it may go alone.
+Why an evictable page can always be evicted: in a group without a window a sequence has references
+to every page of its path, so nothing below an evictable page is in use; and since a path is freed
+deepest page first, the least recently used page of such a group is a leaf's. In a group with a
+window an evictable page may be any node's (windows slide), but it may go alone.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from configs.cache import CacheSpec
 from inference.kv_pages.page_pool import PagePool
-from inference.kv_pages.radix_tree import Node, PrefixTree
+from inference.kv_pages.radix_tree import Node, RadixTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Transfer:
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """A cached prefix; good until the cache changes.
+    """A cached prefix; valid until the cache changes.
 
     Attributes:
         nodes: its path, from the root's child down.
         num_tokens: tokens that need not be computed.
-        num_new_pages: by how many pages of each group `acquire` lowers `num_available_pages`:
-            those that come back from the host, and those that are idle now.
+        num_new_pages: by how many pages of each group `attach` lowers `num_available_pages`: those
+            to be restored from the host, and those that are evictable now.
     """
 
     nodes: tuple[Node, ...]
@@ -47,8 +47,8 @@ class Match:
 
 
 class PrefixCache:
-    """Which page of which sequence is kept, and for how long. Whoever takes pages from the pool or
-    lets go of them does it here.
+    """Decides which pages stay cached, and for how long. All pages of the pool are allocated and
+    freed through it.
     """
 
     def __init__(
@@ -56,68 +56,71 @@ class PrefixCache:
         pool: PagePool,
         specs: Sequence[CacheSpec],
         page_tokens: int,
-        host: PagePool | None = None,
-        spills: Callable[[int], bool] = lambda num_tokens: True,
+        host_pool: PagePool | None = None,
+        should_offload: Callable[[int], bool] = lambda num_tokens: True,
         has_states: bool = False,
     ):
         """Starts empty.
 
         Args:
             pool: the device's pages.
-            specs: what each page group keeps.
+            specs: what each page group caches.
             page_tokens: tokens a page.
-            host: ids of host pages, in the same groups; None for no host tier.
-            spills: whether copying back a node that ends after `num_tokens` tokens beats
-                computing it again.
-            has_states: the model keeps recurrent states, which no page holds: nothing ever matches.
+            host_pool: host pages, in the same groups; None where nothing is offloaded.
+            should_offload: whether restoring a page that ends after `num_tokens` tokens is cheaper
+                than computing it again.
+            has_states: the model has recurrent states, which no page holds: nothing ever matches.
         """
         self._pool = pool
-        self._host = host or PagePool((1,) * len(specs))
+        self._host_pool = host_pool or PagePool((1,) * len(specs))
         self._specs = tuple(specs)
         self._page_tokens = page_tokens
-        self._spills = spills
+        self._should_offload = should_offload
         self._has_states = has_states
-        self._tree = PrefixTree(pool, self._host, self._specs)
+        self._tree = RadixTree(pool, self._host_pool, self._specs)
         self._transfers: list[Transfer] = []
-        self.num_spilled_pages = 0  # copied to the host so far
+        self.num_offloaded_pages = 0  # copied to the host so far
         self.num_restored_pages = 0  # copied back so far
 
     @property
     def num_nodes(self) -> int:
-        """Pages of tokens that the cache knows."""
+        """Full pages of tokens in the tree."""
         return self._tree.num_nodes
 
     @property
     def num_available_pages(self) -> tuple[int, ...]:
-        """Pages of each group that `allocate` can give: free or idle."""
+        """Pages of each group that can be allocated: free or evictable."""
         free = self._pool.num_free_pages
-        return tuple(n + len(idle) for n, idle in zip(free, self._tree.idle, strict=True))
+        return tuple(n + len(pages) for n, pages in zip(free, self._tree.evictable, strict=True))
 
     def can_allocate(self, needs: Sequence[int]) -> bool:
-        """Whether every group has the pages, free or idle."""
+        """Whether each group has as many free or evictable pages as `needs` asks of it."""
         return all(n <= m for n, m in zip(needs, self.num_available_pages, strict=True))
 
     def allocate(self, group: int, n: int) -> list[int]:
-        """Takes n pages, each with one reference, evicting no more than that needs; the caller has
-        asked `can_allocate`.
+        """Takes n pages, each with one reference, and evicts no more than needed for them; the
+        caller has asked `can_allocate`.
         """
         while self._pool.num_free_pages[group] < n:
             self._evict(group)
         return self._pool.allocate(group, n)
 
-    def release(self, group: int, pages: Sequence[int]) -> None:
-        """Drops a sequence's reference to each of its pages, given in its order. Sinks are
+    def free(self, group: int, pages: Sequence[int]) -> None:
+        """Drops a sequence's reference to each of its pages, given in their order. Sinks are
         skipped.
         """
         for page in reversed(pages):  # a parent is used more recently than its children
             if page:
-                self._tree.release(group, page)
+                self._tree.free(group, page)
 
-    def match(self, tokens: Sequence[int], key: Hashable = (), limit: int | None = None) -> Match:
-        """The longest boundary between pages at which every group can resume; changes nothing.
+    def match_prefix(
+        self, tokens: Sequence[int], key: Hashable = (), limit: int | None = None
+    ) -> Match:
+        """The longest cached prefix, in whole pages, after which every group can resume; changes
+        nothing.
 
         Args:
-            tokens: of a sequence.
+            tokens: the sequence's.
             key: what else must be equal, such as the version of the weights.
             limit: the most tokens to match; None leaves one to be fed.
         """
@@ -140,24 +143,24 @@ class PrefixCache:
                 num_matched = len(path)
         nodes = tuple(path[:num_matched])
         num_new_pages = tuple(
-            sum(not n.pages[g] or n.pages[g] in self._tree.idle[g] for n in nodes[part])
+            sum(not n.pages[g] or n.pages[g] in self._tree.evictable[g] for n in nodes[part])
             for g, part in enumerate(self._needed(num_matched))
         )
         return Match(nodes, num_matched * size, num_new_pages)
 
-    def acquire(self, match: Match) -> list[list[int]]:
-        """Adds a sequence's references to the pages it resumes on, and brings back those on the
-        host; the caller has asked `can_allocate` for `match.num_new_pages` and all else it needs.
+    def attach(self, match: Match) -> list[list[int]]:
+        """Adds a sequence's references to the pages it resumes on, and restores those on the host;
+        the caller has asked `can_allocate` for `match.num_new_pages` and all else it needs.
 
         Returns:
-            the sequence's pages by group, 0 where a window does not need them.
+            The sequence's pages by group, 0 where a window does not need them.
         """
         parts = [match.nodes[part] for part in self._needed(len(match.nodes))]
-        for group, nodes in enumerate(parts):  # all, before an allocation evicts any
+        for group, nodes in enumerate(parts):  # all of them, before an allocation evicts any
             for node in nodes:
-                self._tree.spilled[group].pop(node.host_pages[group], None)
+                self._tree.offloaded[group].pop(node.host_pages[group], None)
                 if node.pages[group]:
-                    self._tree.hold(group, node.pages[group])
+                    self._tree.share(group, node.pages[group])
         for group, nodes in enumerate(parts):
             for node in nodes:
                 if not node.pages[group]:
@@ -175,47 +178,47 @@ class PrefixCache:
         key: Hashable = (),
         start: Node | None = None,
     ) -> Node | None:
-        """Makes the full pages of a running sequence known, as they grow. Where the cache has a
-        page of the same tokens, the sequence's own is given up for it, in `pages` too.
+        """Caches the full pages of a running sequence, as their number grows. Where the cache has
+        a page of the same tokens, the sequence's own is freed and replaced by it, in `pages` too.
 
         Args:
             tokens: the sequence's.
             num_tokens: how many of them are computed.
             pages: its page lists by group, 0 where a window has slid past.
-            key: as for `match`; one for all of a sequence's pages.
-            start: what the last call returned, or the last node of the match acquired; None for a
+            key: as for `match_prefix`; the same for all of a sequence's pages.
+            start: what the last call returned, or the last node of the attached match; None for a
                 sequence that has neither.
 
         Returns:
-            its deepest node, for the next call.
+            Its deepest node, for the next call.
         """
         size, stop = self._page_tokens, num_tokens // self._page_tokens
         if self._has_states or stop <= (start.depth if start else 0):
             return start
         tree, node = self._tree, start
-        if node is None or not tree.holds(node):  # a window may slide past the deepest full page
+        if node is None or node not in tree:  # a window may slide past the deepest full page
             node = tree.child(tree.roots, key)
         for index in range(node.depth, stop):
             node = tree.child(node, tuple(tokens[index * size : (index + 1) * size]))
             for group, own in enumerate(pages):
                 if own[index] and not node.pages[group]:
-                    tree.forget(node, group)  # the copy on the host
-                    tree.hold(group, own[index])
-                    tree.name(node, group, own[index])
+                    tree.remove_page(node, group)  # the copy on the host
+                    tree.share(group, own[index])
+                    tree.set_page(node, group, own[index])
                 elif own[index] and own[index] != node.pages[group]:
-                    tree.hold(group, node.pages[group])
-                    tree.release(group, own[index])
+                    tree.share(group, node.pages[group])
+                    tree.free(group, own[index])
                     own[index] = node.pages[group]
         tree.prune(node)
         return node
 
     def drop(self, key: Hashable) -> None:
-        """Forgets all that was inserted under a key; pages in use stay with their sequences."""
+        """Removes all that was inserted under a key; pages in use stay with their sequences."""
         if root := self._tree.roots.children.get(key):
-            self._tree.remove(root)
+            self._tree.remove_subtree(root)
 
     def clear(self) -> None:
-        """Forgets everything, with the transfers not yet taken: the device lost its cache, and a
+        """Removes everything, transfers not yet taken included: the device lost its cache, and a
         copy on the host is of no use without the pages before it.
         """
         for key in list(self._tree.roots.children):
@@ -223,16 +226,13 @@ class PrefixCache:
         self._transfers.clear()
 
     def take_transfers(self) -> tuple[Transfer, ...]:
-        """What to copy since the last call, in this order and before the next step writes."""
+        """The copies to make since the last call, in this order and before the next step writes."""
         transfers, self._transfers = tuple(self._transfers), []
         return transfers
 
     def check_integrity(self, holders: Iterable[Sequence[Sequence[int]]]) -> None:
-        """Compares the cache's books with each other and with the page lists (one a group) of all
-        running sequences.
-
-        Raises:
-            RuntimeError: they do not add up.
+        """Raises RuntimeError where tree and pools contradict each other, or the page lists (one a
+        group) of all running sequences.
         """
         self._tree.check_integrity(holders)
 
@@ -243,38 +243,40 @@ class PrefixCache:
         return [slice(num_pages - len(pages or ()), num_pages) for pages in ranges]
 
     def _evict(self, group: int) -> None:
-        """Frees the least recently used idle page of a group: with its node where that is an idle
-        leaf, else alone.
+        """Frees the least recently used evictable page of a group; where its node is a leaf with
+        no page in use, the node's pages of all groups, which may be offloaded.
         """
-        node = next(iter(self._tree.idle[group].values()))
+        node = next(iter(self._tree.evictable[group].values()))
         held = [(g, page) for g, page in enumerate(node.pages) if page]
-        if node.num_device_children or any(page not in self._tree.idle[g] for g, page in held):
-            self._tree.lose(node, group)
-        elif self._spills(node.depth * self._page_tokens) and all(
-            self._host.num_free_pages[g] or self._tree.spilled[g] for g, _ in held
+        if node.num_device_children or any(page not in self._tree.evictable[g] for g, page in held):
+            self._tree.evict(node, group)
+        elif self._should_offload(node.depth * self._page_tokens) and all(
+            self._host_pool.num_free_pages[g] or self._tree.offloaded[g] for g, _ in held
         ):
             for g, page in held:
-                self._spill(node, g, page)
+                self._offload(node, g, page)
         else:
             for g, _ in held:
                 if node.pages[g]:  # not gone with another group's
-                    self._tree.lose(node, g)
+                    self._tree.evict(node, g)
 
-    def _spill(self, node: Node, group: int, page: int) -> None:
-        """Moves an idle page to the host, where the least recently used one makes room."""
-        if not self._host.num_free_pages[group]:
-            self._tree.lose(next(iter(self._tree.spilled[group].values())), group)
-        [host_page] = self._host.allocate(group, 1)
+    def _offload(self, node: Node, group: int, page: int) -> None:
+        """Moves an evictable page to the host; where that is full, in place of its least recently
+        used page.
+        """
+        if not self._host_pool.num_free_pages[group]:
+            self._tree.evict(next(iter(self._tree.offloaded[group].values())), group)
+        [host_page] = self._host_pool.allocate(group, 1)
         self._transfers.append(Transfer(group, page, host_page, to_host=True))
-        self._tree.forget(node, group)
-        self._tree.name_host(node, group, host_page)
-        self.num_spilled_pages += 1
+        self._tree.remove_page(node, group)
+        self._tree.set_host_page(node, group, host_page)
+        self.num_offloaded_pages += 1
 
     def _restore(self, node: Node, group: int) -> None:
-        """Brings a page back from the host, for a sequence."""
+        """Copies a page back from the host, for a sequence."""
         [page] = self.allocate(group, 1)
         self._transfers.append(Transfer(group, page, node.host_pages[group], to_host=False))
-        self._tree.forget(node, group)
-        self._tree.name(node, group, page)
-        self._tree.hold(group, page)
+        self._tree.remove_page(node, group)
+        self._tree.set_page(node, group, page)
+        self._tree.share(group, page)
         self.num_restored_pages += 1

@@ -1,8 +1,8 @@
-"""A radix tree with one edge a full page of tokens, and the books of the pages it names, on the
-device and on the host.
+"""A radix tree whose edges are full pages of tokens, and the pages cached under its nodes, on the
+device or offloaded to the host.
 
-The tree holds one reference to each page. A page on the device is *idle* while that is its only
-one; idle pages and those on the host stand in the order of their last use.
+The tree holds one reference to each page. A page on the device is *evictable* while that is its
+only reference; evictable and offloaded pages are kept in the order of their last use.
 """
 
 import dataclasses
@@ -15,14 +15,15 @@ from inference.kv_pages.page_pool import PagePool
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Node:
-    """One full page of tokens after those of its ancestors, and where each group's page of it is.
+    """One full page of tokens after those of its ancestors, and the page of each group that caches
+    it.
 
     Attributes:
-        edge: the page's tokens, by which the parent finds the node; a root's is its key.
-        parent: None only above the roots.
-        depth: pages from the root to this one, itself included.
+        edge: the page's tokens, under which the parent lists the node; a root's is its key.
+        parent: None only for the node above the roots.
+        depth: pages from the root to this one, inclusive.
         pages: device page of each group, 0 where absent.
-        host_pages: host page of each group, 0 where absent. No group has both.
+        host_pages: host page of each group, 0 where absent. No group has a page on both sides.
         children: by their edges.
         num_device_children: children with any page on the device.
     """
@@ -37,30 +38,30 @@ class Node:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is lost without it."""
+        """Whether the node caches nothing and leads nowhere."""
         return not (self.children or any(self.pages) or any(self.host_pages))
 
 
-class PrefixTree:
-    """Nodes by their tokens, and by their pages.
+class RadixTree:
+    """Cached pages, found by their tokens.
 
     Attributes:
         roots: the node whose children are the roots, by key.
-        idle: of each group, idle page -> its node, least recently used first.
-        spilled: of each group, host page -> its node, least recently used first.
+        evictable: of each group, evictable page -> its node, least recently used first.
+        offloaded: of each group, host page -> its node, least recently used first.
     """
 
-    def __init__(self, pool: PagePool, host: PagePool, specs: Sequence[CacheSpec]):
-        """`pool`, `host` and `specs` have the same page groups."""
+    def __init__(self, pool: PagePool, host_pool: PagePool, specs: Sequence[CacheSpec]):
+        """`pool`, `host_pool` and `specs` have the same page groups."""
         self._pool = pool
-        self._host = host
+        self._host_pool = host_pool
         self._specs = specs
         self._num_nodes = 0
-        self._named: list[dict[int, Node]] = [{} for _ in specs]  # device page -> its node
+        self._nodes: list[dict[int, Node]] = [{} for _ in specs]  # device page -> its node
         self.roots = Node((), None, -1, [], [])
-        # The first key of a plain dict would cost as much as was deleted before it.
-        self.idle: list[OrderedDict[int, Node]] = [OrderedDict() for _ in specs]
-        self.spilled: list[OrderedDict[int, Node]] = [OrderedDict() for _ in specs]
+        # To find a plain dict's first key takes time for every key that was deleted before it.
+        self.evictable: list[OrderedDict[int, Node]] = [OrderedDict() for _ in specs]
+        self.offloaded: list[OrderedDict[int, Node]] = [OrderedDict() for _ in specs]
 
     @property
     def num_nodes(self) -> int:
@@ -68,7 +69,7 @@ class PrefixTree:
         return self._num_nodes - len(self.roots.children)
 
     def child(self, node: Node, edge: Hashable) -> Node:
-        """The child along an edge, made where there is none."""
+        """The child along an edge; a new one where there is none."""
         child = node.children.get(edge)
         if child is None:
             absent = [0] * len(self._specs)
@@ -77,69 +78,71 @@ class PrefixTree:
             self._num_nodes += 1
         return child
 
-    def holds(self, node: Node) -> bool:
+    def __contains__(self, node: Node) -> bool:
         """Whether a node is still in the tree."""
         parent = node.parent
         return parent is not None and parent.children.get(node.edge) is node
 
-    def name(self, node: Node, group: int, page: int) -> None:
-        """Puts a device page where the node has none; the tree takes over one reference to it."""
+    def set_page(self, node: Node, group: int, page: int) -> None:
+        """Gives a node its device page of a group, with one reference that the tree keeps."""
         if not any(node.pages) and node.parent:
             node.parent.num_device_children += 1
         node.pages[group] = page
-        self._named[group][page] = node
+        self._nodes[group][page] = node
 
-    def name_host(self, node: Node, group: int, host_page: int) -> None:
-        """Puts a host page, used just now, where the node has none."""
+    def set_host_page(self, node: Node, group: int, host_page: int) -> None:
+        """Gives a node its host page of a group, the most recently used."""
         node.host_pages[group] = host_page
-        self.spilled[group][host_page] = node
+        self.offloaded[group][host_page] = node
 
-    def forget(self, node: Node, group: int) -> None:
-        """Drops the tree's reference to a node's page, on whichever side it is."""
+    def remove_page(self, node: Node, group: int) -> None:
+        """Drops the tree's reference to a node's page, on the device or on the host."""
         if page := node.pages[group]:
             node.pages[group] = 0
-            del self._named[group][page]
-            self.idle[group].pop(page, None)
-            self._pool.release(group, [page])
+            del self._nodes[group][page]
+            self.evictable[group].pop(page, None)
+            self._pool.free(group, [page])
             if not any(node.pages) and node.parent:
                 node.parent.num_device_children -= 1
         if host_page := node.host_pages[group]:
             node.host_pages[group] = 0
-            self.spilled[group].pop(host_page, None)
-            self._host.release(group, [host_page])
+            self.offloaded[group].pop(host_page, None)
+            self._host_pool.free(group, [host_page])
 
-    def hold(self, group: int, page: int) -> None:
-        """Adds a reference to a page, which is in use then."""
+    def share(self, group: int, page: int) -> None:
+        """Adds a sequence's reference to a cached page, which is not evictable then."""
         self._pool.share(group, [page])
-        self.idle[group].pop(page, None)
+        self.evictable[group].pop(page, None)
 
-    def release(self, group: int, page: int) -> None:
-        """Drops a sequence's reference to a page, whether the tree names it or not."""
-        self._pool.release(group, [page])
-        node = self._named[group].get(page)
+    def free(self, group: int, page: int) -> None:
+        """Drops a sequence's reference to a page, cached or not."""
+        self._pool.free(group, [page])
+        node = self._nodes[group].get(page)
         if node and self._pool.num_references(group, page) == 1:
-            self.idle[group][page] = node
+            self.evictable[group][page] = node
 
-    def lose(self, node: Node, group: int) -> None:
-        """Forgets a node's page, and where no window ever slides past it all that hangs on it."""
+    def evict(self, node: Node, group: int) -> None:
+        """Removes a node's page; in a group without a window the whole subtree, which is of no use
+        without that page.
+        """
         if self._specs[group].window is None:
-            self.remove(node)
+            self.remove_subtree(node)
         else:
-            self.forget(node, group)
+            self.remove_page(node, group)
             self.prune(node)
 
-    def remove(self, node: Node) -> None:
-        """Forgets a node and all below it."""
+    def remove_subtree(self, node: Node) -> None:
+        """Removes a node and all below it."""
         nodes = list(self._walk(node))
         for below in nodes:
             for group in range(len(self._specs)):
-                self.forget(below, group)
+                self.remove_page(below, group)
             below.children.clear()
         self._num_nodes -= len(nodes) - 1
         self.prune(node)
 
     def prune(self, node: Node) -> None:
-        """Takes an empty node out of the tree, and ancestors that are empty without it."""
+        """Removes a node that is empty, and ancestors that are empty without it."""
         while node.is_empty and (parent := node.parent):
             del parent.children[node.edge]
             self._num_nodes -= 1
@@ -150,14 +153,14 @@ class PrefixTree:
         group) of all running sequences.
 
         Raises:
-            RuntimeError: they do not add up.
+            RuntimeError: they contradict each other.
         """
         roots, *nodes = self._walk(self.roots)
         pages, host_pages = self._pages(nodes)
-        self._pool.check_integrity([[list(named) for named in pages], *holders])
-        self._host.check_integrity([[list(named) for named in host_pages]])
-        if pages != self._named or host_pages != list(map(dict, self.spilled)):
-            raise RuntimeError("the tree and its index name different pages")
+        self._pool.check_integrity([list(map(list, pages)), *holders])
+        self._host_pool.check_integrity([list(map(list, host_pages))])
+        if pages != self._nodes or host_pages != list(map(dict, self.offloaded)):
+            raise RuntimeError("the nodes and the index of pages differ")
         if len(nodes) != self._num_nodes:
             raise RuntimeError(f"{len(nodes)} nodes, not {self._num_nodes}")
         for node in (roots, *nodes):
@@ -169,26 +172,28 @@ class PrefixTree:
                 raise RuntimeError(f"a node at depth {node.depth} has a page on both sides")
         for group, spec in enumerate(self._specs):
             references = self._pool.num_references
-            if set(self.idle[group]) != {p for p in pages[group] if references(group, p) == 1}:
-                raise RuntimeError(f"group {group}: idle pages are not those of the tree alone")
+            if set(self.evictable[group]) != {p for p in pages[group] if references(group, p) == 1}:
+                raise RuntimeError(f"group {group}: evictable and unused cached pages differ")
             if spec.window is None:
                 self._check_paths(group, [node for node in nodes if node.depth])
 
     def _check_paths(self, group: int, nodes: list[Node]) -> None:
-        """Every node has a page, and a parent whose page would be evicted after its own: from the
-        host, then from the device, then not at all while in use.
+        """In a group without a window every node has a page, and its parent's page is evicted later
+        than its own: pages on the host go first, then those on the device, never those in use.
         """
-        order = [*self.spilled[group].values(), *self.idle[group].values()]
+        order = [*self.offloaded[group].values(), *self.evictable[group].values()]
         ranks = {node: rank for rank, node in enumerate(order)}
         for node in nodes:
             if not (node.pages[group] or node.host_pages[group]):
                 raise RuntimeError(f"group {group}: a node at depth {node.depth} has no page")
             parent = node.parent if node.depth > 1 else None
             if parent and ranks.get(parent, len(ranks)) < ranks.get(node, len(ranks)):
-                raise RuntimeError(f"group {group}: a page is evicted before one that hangs on it")
+                raise RuntimeError(
+                    f"group {group}: a page is evicted before one that depends on it"
+                )
 
     def _pages(self, nodes: list[Node]) -> list[list[dict[int, Node]]]:
-        """Of device and host and each group, page -> its node."""
+        """Page -> its node, by group: of the device, then of the host."""
         groups = range(len(self._specs))
         below = [node for node in nodes if node.depth]
         return [

@@ -140,7 +140,7 @@ def _placed(
 ) -> Iterator[Deployment]:
     """Every format on every division of the chips into equal replicas."""
     own = Precision.of(deployment.config)
-    # As many bits either way: fp8 where the chip computes in it, int8 is only stored.
+    # As many bits either way: fp8 where the chip has a rate for it.
     eight = "fp8" if "fp8" in deployment.hardware.rates else "int8"
     for mesh in slo.meshes(deployment, num_chips):
         if num_chips % mesh.num_chips:

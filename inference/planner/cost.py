@@ -12,11 +12,10 @@ import math
 from collections.abc import Iterable, Mapping
 
 from configs.cache import CacheSpec
-from configs.mixers import Latent
-from configs.model import LayerSpec, ModelConfig
+from configs.kinds import operations
+from configs.kinds.operations import Amount, Quantity
+from configs.model import ModelConfig
 from configs.precision import FORMATS, Format
-from inference.planner import weights
-from inference.planner.weights import Matrix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +34,10 @@ class Precision:
         own = FORMATS[config.dtype]
         return cls(own, own, own)
 
+    def format(self, name: str) -> Format:
+        """The format that a declaration names: 'weights', 'cache' or 'rest', or one by itself."""
+        return FORMATS[name] if name in FORMATS else getattr(self, name)
+
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
@@ -50,6 +53,25 @@ class Rows:
     queries: int
     context: int
     drafts: int = 0
+
+    def quantity(self, quantity: Quantity) -> float:
+        """A quantity of one of the sequences (`configs/kinds/operations.py`)."""
+        match quantity:
+            case ("sequences",):
+                return 1
+            case ("queries",):
+                return self.queries
+            case ("drafts",):
+                return self.drafts
+            case ("earlier",):
+                return self.context - self.queries
+            case ("pairs", window):
+                return self.pairs(window)
+            case ("read", window, most):
+                seen = self.context if window is None else self.queries + window - 1
+                live = min(self.context, seen)
+                return live if most is None else min(live, self.queries * most)
+        raise ValueError(f"no quantity of a step: {quantity}")
 
     def pairs(self, window: int | None) -> float:
         """Pairs of query and visible key in one sequence."""
@@ -74,6 +96,11 @@ class Work:
     def num_sequences(self) -> int:
         """Sequences that feed tokens."""
         return sum(rows.count for rows in self.rows)
+
+    @property
+    def each_row(self) -> tuple["Work", ...]:
+        """The same for the rows one by one."""
+        return tuple(dataclasses.replace(self, rows=(rows,)) for rows in self.rows)
 
     @classmethod
     def decode(cls, batch: int, context: int, drafts: int = 0) -> "Work":
@@ -155,168 +182,62 @@ def step_operations(
     activations are read by each product and written by it; logits are written and read.
     """
     precision = precision or Precision.of(config)
-    T, V, D = work.num_tokens, config.vocab_size, config.width
-    rest, table = precision.rest, weights.table_elements(config)
-    operations = [
-        _product(matrix, layers, T, precision)
-        for matrix, layers in weights.matrices(config).items()
-    ]
-    operations += _mixing(config, work, precision)
-    operations.append(
-        Operation(
-            "head", 1, 2 * work.num_logits * table, rest.bytes_for(table, D),
-            activation_bytes=rest.bytes_for(work.num_logits * D, D) + 2 * 4 * work.num_logits * V,
-            rows=work.num_logits,
-        )
-    )  # fmt: skip
-    looked_up = rest.bytes_for(T * D, D)
-    own = 0.0 if config.tied else looked_up  # a tied table is the head's, which reads it whole
-    own += looked_up if config.learned_positions else 0.0
-    operations.append(Operation("embed", 1, 0, own, activation_bytes=looked_up, split=False))
-    vectors = rest.bytes_for(weights.vector_elements(config), D)
-    operations.append(Operation("vectors", 1, 0, vectors, split=False))
-    sequences = max(1, work.num_sequences)
-    return tuple(dataclasses.replace(o, sequences=sequences) for o in operations)
-
-
-def _product(matrix: Matrix, layers: int, T: int, precision: Precision) -> Operation:
-    """One kind of matrix in all the layers that hold it."""
-    visited, copies = T * matrix.copies_per_token, matrix.copies_touched(T)
-    touched = layers * copies * matrix.rows * matrix.width
-    moved = layers * visited * (matrix.rows + matrix.width)
-    return Operation(
-        matrix.name, layers, 2 * layers * visited * matrix.rows * matrix.width,
-        weight_bytes=precision.weights.bytes_for(touched, matrix.width),
-        activation_bytes=precision.rest.bytes_for(moved, matrix.width),
-        split=matrix.split is not None, rows=visited / copies if copies else 0,
-        copied=matrix.copied_rows / matrix.rows, cache_parts=matrix.copied_parts, kind="matrix",
-        by_expert=matrix.experts is not None,
-    )  # fmt: skip
-
-
-def _mixing(config: ModelConfig, work: Work, precision: Precision) -> list[Operation]:
-    """What tokens exchange: one operation a kind of layer."""
-    return [
-        _recur(kind.layer, layers, work, precision)
-        if kind.layer.recurrent is not None
-        else _attend(config, kind, layers, work, precision)
-        for kind, layers in _kinds(config).items()
-    ]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Kind:
-    """Layers that mix alike.
-
-    Attributes:
-        layer: without what costs nothing here: how positions rotate, what follows, whose cache.
-        stored: what it reads, its own or its owner's.
-        is_sharer: whether it is the owner's.
-    """
-
-    layer: LayerSpec
-    stored: CacheSpec
-    is_sharer: bool
-
-
-@functools.lru_cache(maxsize=64)  # a sweep asks for the same model thousands of times
-def _kinds(config: ModelConfig) -> Mapping[_Kind, int]:
-    """How many layers mix alike."""
-    specs = config.cache_specs
-    return collections.Counter(
-        _Kind(
-            dataclasses.replace(layer, rope=None, ffn="none", experts=None, cache=None),
-            spec if spec.owner is None else specs[spec.owner],
-            layer.is_sharer,
-        )
-        for layer, spec in zip(config.layers, specs, strict=True)
+    return tuple(
+        evaluate(declared, layers, work, precision)
+        for declared, layers in config.operations.items()
     )
 
 
-def _attend(
-    config: ModelConfig, kind: _Kind, layers: int, work: Work, precision: Precision
+def evaluate(
+    declared: operations.Operation, layers: int, work: Work, precision: Precision
 ) -> Operation:
-    """Scores and weighted sums over the cache; a sharer reads what its owner stored."""
-    layer, stored = kind.layer, kind.stored
-    heads, indexer = config.num_heads, layer.indexer
-    index_width = 0 if indexer is None else indexer.head_width
-    if layer.latent is None:
-        flops_per_pair, row = 4 * heads * config.head_width, config.head_width
-        queries_width = 2 * heads * config.head_width
-    else:  # queries are projected into the latent space instead of keys out of it
-        flops_per_pair = 2 * heads * (2 * layer.latent.rank + layer.latent.rope_width)
-        row = layer.latent.rank + layer.latent.rope_width
-        queries_width = heads * (2 * layer.latent.rank + layer.latent.rope_width)
-    read = written = scored = flops = 0.0
-    for rows in work.rows:
-        live = rows.context - stored.live_from(rows.context - rows.queries)
-        pairs, chosen = rows.pairs(stored.window), float(live)
-        if indexer is not None:
-            flops += rows.count * pairs * 2 * indexer.num_heads * index_width
-            pairs = rows.pairs(min(stored.window or indexer.top_k, indexer.top_k))
-            chosen, scored = min(live, rows.queries * indexer.top_k), scored + rows.count * live
-        per_row = pairs * flops_per_pair
-        if layer.latent is not None:
-            per_row = min(per_row, _expanded_flops(layer.latent, heads, rows, pairs))
-        flops += rows.count * per_row
-        read += rows.count * chosen
-        written += rows.count * rows.queries
-    width = stored.elements_per_token - index_width
-    elements = read * width + scored * index_width
-    elements += 0 if kind.is_sharer else written * stored.elements_per_token
-    name = "attend" if layer.latent is None else "attend.latent"
+    """What an operation of `layers` layers costs in a step: the declared sums, counted out."""
+    moved = dict.fromkeys(("weights", "cache", "activations"), 0.0)
+    for move in declared.moves:
+        elements = layers * _count(move.amount, work)
+        moved[move.what] += precision.format(move.format).bytes_for(elements, move.row)
+    flops = _count(declared.flops, work)
+    if declared.cheapest:
+        flops += sum(min(_count(way, row) for way in declared.cheapest) for row in work.each_row)
+    visited = _count(declared.visited, work)
     return Operation(
-        name if stored.window is None else f"{name}.window{stored.window}", layers, layers * flops,
-        cache_bytes=layers * precision.cache.bytes_for(elements, row),
-        activation_bytes=layers * precision.rest.bytes_for(work.num_tokens * queries_width, row),
-        cache_parts=cache_parts(config, layer), kind="attention",
+        declared.name, layers, layers * flops, moved["weights"], moved["cache"],
+        moved["activations"], declared.is_split, declared.cache_parts,
+        max(1, work.num_sequences), _rows(declared, work, visited),
+        declared.kv_rows / declared.all_rows, declared.kind, declared.by_expert,
     )  # fmt: skip
 
 
-def _expanded_flops(sizes: Latent, heads: int, rows: Rows, pairs: float) -> float:
-    """Attention of one row over keys and values projected out of the latent vectors, which pays in
-    prefill: those of new tokens are `latent.kv_up`, those of earlier ones come on top.
-    """
-    per_pair = 2 * heads * (sizes.nope_width + sizes.rope_width + sizes.value_width)
-    per_token = 2 * heads * (sizes.nope_width + sizes.value_width) * sizes.rank
-    return pairs * per_pair + (rows.context - rows.queries) * per_token
+def _rows(declared: operations.Operation, work: Work, visited: float) -> float:
+    if not declared.rows:
+        return math.inf
+    return _count(declared.rows, work) / visited if visited else 0.0
 
 
-def _recur(layer: LayerSpec, layers: int, work: Work, precision: Precision) -> Operation:
-    """A state is decayed, added to and read for each token; in float32 it is read once a step and
-    written once, and once more for each draft.
-    """
-    sizes = layer.recurrent
-    assert sizes is not None
-    tokens = sum(rows.count * rows.queries for rows in work.rows)
-    moved = sum(rows.count * (2 + rows.drafts) for rows in work.rows)
-    per_token = (
-        6 * sizes.inner_width * sizes.state_width + 2 * sizes.conv_width * sizes.conv_channels
-    )
-    channels = sizes.conv_channels + sizes.inner_width
-    return Operation(
-        "recur", layers, layers * tokens * per_token,
-        cache_bytes=layers * moved * 4 * sizes.state_elements,
-        activation_bytes=layers * precision.rest.bytes_for(work.num_tokens * channels, channels),
-        cache_parts=sizes.num_heads,
-    )  # fmt: skip
+def _count(amount: Amount, work: Work) -> float:
+    """The sum of an amount's quantities in a step."""
+    return sum(coefficient * _quantity(quantity, work) for coefficient, quantity in amount)
 
 
-def cache_parts(config: ModelConfig, layer: LayerSpec) -> int:
-    """Chips that a layer's cache can be divided over: key/value heads and the heads of a state
-    can, a latent vector belongs to all heads.
-    """
-    if layer.recurrent is not None:
-        return layer.recurrent.num_heads
-    return 1 if layer.latent is not None else config.num_kv_heads
+def _quantity(quantity: Quantity, work: Work) -> float:
+    """A quantity of `configs/kinds/operations.py`."""
+    match quantity:
+        case ():
+            return 1
+        case ("tokens",):
+            return work.num_tokens
+        case ("logits",):
+            return work.num_logits
+        case ("experts", num_experts, top_k):
+            return num_experts * (1 - (1 - top_k / num_experts) ** work.num_tokens)
+        case _:
+            return sum(rows.count * rows.quantity(quantity) for rows in work.rows)
 
 
 def cache_bytes_per_token(config: ModelConfig, precision: Precision | None = None) -> float:
     """Bytes that one more token adds to a sequence, windows aside."""
-    return sum(
-        _token_bytes(config, layer, spec, precision or Precision.of(config))
-        for layer, spec in zip(config.layers, config.cache_specs, strict=True)
-    )
+    found = precision or Precision.of(config)
+    return sum(_token_bytes(spec, found) for spec in config.cache_specs)
 
 
 def cache_bytes(
@@ -332,21 +253,22 @@ def cache_by_parts(
     """Bytes of a sequence of `context` tokens, by the chips they can be divided over."""
     precision = precision or Precision.of(config)
     found: dict[int, float] = {}
-    for kind, layers in _kinds(config).items():
-        if kind.is_sharer:
-            continue
-        layer, spec = kind.layer, kind.stored
+    for (spec, parts), layers in caches(config).items():
         tokens = context if spec.window is None else min(context, spec.window)
-        held = tokens * _token_bytes(config, layer, spec, precision)
-        parts, kept = cache_parts(config, layer), held + spec.bytes_per_sequence(drafts)
-        found[parts] = found.get(parts, 0.0) + layers * kept
+        held = tokens * _token_bytes(spec, precision) + spec.bytes_per_sequence(drafts)
+        found[parts] = found.get(parts, 0.0) + layers * held
     return found
 
 
-def _token_bytes(
-    config: ModelConfig, layer: LayerSpec, spec: CacheSpec, precision: Precision
-) -> float:
-    row = config.head_width
-    if layer.latent is not None:
-        row = layer.latent.rank + layer.latent.rope_width
-    return precision.cache.bytes_for(spec.elements_per_token, row)
+@functools.lru_cache(maxsize=64)  # a sweep asks for the same model thousands of times
+def caches(config: ModelConfig) -> Mapping[tuple[CacheSpec, int], int]:
+    """What layers keep and the chips it can be divided over, and how many layers keep that."""
+    return collections.Counter(
+        (spec, layer.mixer.cache_parts)
+        for spec, layer in zip(config.cache_specs, config.layers, strict=True)
+        if spec.owner is None
+    )
+
+
+def _token_bytes(spec: CacheSpec, precision: Precision) -> float:
+    return precision.cache.bytes_for(spec.elements_per_token, spec.key_width or 1)

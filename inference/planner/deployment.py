@@ -114,6 +114,14 @@ class Deployment:
         """Models held, in targets: a draft model is a share of one."""
         return 1 + (self.speculation.size if self.speculation else 0.0)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the figures take for granted though this hardware does not offer it."""
+        linked = self.hardware.linked_chips
+        if self.mesh.model * self.mesh.expert <= linked:
+            return ()
+        return (f"links join {linked} chips, this mesh takes all for joined so",)
+
     # --- memory -----------------------------------------------------------------------------------
 
     @functools.cached_property

@@ -3,30 +3,13 @@
 import dataclasses
 import statistics
 from collections.abc import Iterable
-from typing import Protocol
 
 from configs.engine import Config
 from configs.hardware.spec import HardwareSpec
 from configs.model import ModelConfig
 from inference.planner import cost, roofline
 from inference.planner.cost import Operation, Precision, Rows, Work
-from inference.scheduling.step_shapes import StepShape
-
-
-class StepRecord(Protocol):
-    """One step as it ran."""
-
-    @property
-    def shape(self) -> StepShape:
-        """Which executable."""
-
-    @property
-    def rows(self) -> tuple[tuple[int, int], ...]:
-        """(query tokens, context tokens) of each row."""
-
-    @property
-    def seconds(self) -> float:
-        """Wall time, the host's part included."""
+from inference.scheduling.step_schedule import StepRecord
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,10 +71,10 @@ def naive_seconds(
 
 
 def cached_seconds(
-    config: ModelConfig, hardware: HardwareSpec, num_prompt: int, num_new: int, tile: int
+    config: ModelConfig, hardware: HardwareSpec, num_prompt: int, num_new: int, chunk: int
 ) -> float:
     """Predicted time of the same with a cache: the prompt once, then one row a token."""
-    padded = -(-num_prompt // tile) * tile
+    padded = -(-num_prompt // chunk) * chunk
     prefill = _step_seconds(config, hardware, padded, num_prompt, 1, num_prompt)
     lengths = (num_prompt + n for n in range(1, num_new))
     return prefill + sum(_step_seconds(config, hardware, 2, n, 2, 1) for n in lengths)

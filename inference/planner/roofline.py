@@ -1,6 +1,7 @@
 """From costs to seconds: what bounds a step on a chip, and on several."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable
 
@@ -66,25 +67,24 @@ def step_time(
     bandwidth = hardware.read_bandwidth * hardware.bandwidth_share
     memory = compute = 0.0
     for operation in operations:
-        done = _as_reached(per_chip(operation, mesh), hardware)
+        num_bytes, flops = _as_reached(per_chip(operation, mesh), hardware)
         rate = hardware.rate(compute_type(operation, precision)) * hardware.rate_share
-        memory += done.bytes / bandwidth
-        compute += done.flops / rate
+        memory += num_bytes / bandwidth
+        compute += flops / rate
     hidden = max(memory, compute) + hardware.gamma * min(memory, compute)
     whole = hardware.overhead_s + hidden + collective_s
     return StepTime(memory, compute, collective_s, hardware.overhead_s, whole)
 
 
-def _as_reached(operation: Operation, hardware: HardwareSpec) -> Operation:
-    """The operation, larger by what keeps it from the rates that steps reach."""
+def _as_reached(operation: Operation, hardware: HardwareSpec) -> tuple[float, float]:
+    """Bytes and FLOPs of an operation, larger by what keeps it from the rates that steps reach."""
+    num_bytes, flops = operation.bytes, operation.flops
     if operation.kind == "attention":
         share = hardware.attention_share
-        flops, cached = operation.flops / share, operation.cache_bytes / share
-        return dataclasses.replace(operation, flops=flops, cache_bytes=cached)
-    if not operation.rows:
-        return operation
-    slower = 1 + hardware.half_rows / operation.rows
-    return dataclasses.replace(operation, flops=operation.flops * slower)
+        return num_bytes + operation.cache_bytes * (1 / share - 1), flops / share
+    if operation.rows:
+        flops *= 1 + hardware.half_rows / operation.rows
+    return num_bytes, flops
 
 
 def compute_type(operation: Operation, precision: Precision) -> str:
@@ -92,6 +92,7 @@ def compute_type(operation: Operation, precision: Precision) -> str:
     return (precision.weights if operation.kind == "matrix" else precision.rest).compute
 
 
+@functools.lru_cache(1 << 12)  # fits of a machine's constants ask for the same ones
 def per_chip(operation: Operation, mesh: Mesh) -> Operation:
     """A chip's part of what one data-parallel group does.
 
@@ -99,6 +100,8 @@ def per_chip(operation: Operation, mesh: Mesh) -> Operation:
     tokens choose evenly, the work on them; around them each works for its own sequences, so there
     they divide sequences and caches, not weights, and the fullest chip counts.
     """
+    if mesh.model * mesh.expert == 1:
+        return operation
     heads = mesh.model if operation.split else 1
     is_divided = operation.by_expert
     share = 1 / mesh.expert if is_divided else fullest(operation.sequences, mesh)
@@ -144,7 +147,8 @@ def collective_seconds(
     activations *= fullest(max(1, work.num_sequences), mesh)
     found = 0.0
     for layer in config.layers:
-        found += (1 if layer.ffn == "none" else 2) * seconds(activations, mesh.model, 2)
-        if layer.experts is not None:
-            found += 2 * seconds(activations * layer.experts.top_k, mesh.expert, 1)
+        found += (1 if layer.ffn is None else 2) * seconds(activations, mesh.model, 2)
+        if layer.ffn is not None and layer.ffn.experts is not None:
+            _, top_k = layer.ffn.experts
+            found += 2 * seconds(activations * top_k, mesh.expert, 1)
     return found

@@ -10,16 +10,17 @@ import numpy as np
 
 from configs.engine import Config
 from configs.hardware.spec import HardwareSpec
-from inference import request
+from inference.outputs import RequestOutput
 from inference.planner import report
 from inference.request import SamplingParams
 from inference.scheduling.scheduler import Scheduler
-from inference.scheduling.step_schedule import Plan
-from inference.scheduling.step_shapes import StepShape
+from inference.scheduling.sequence import Sequence, cache_key
+from inference.scheduling.step_output import StepOutput
+from inference.scheduling.step_schedule import StepRecord, StepSchedule
 
 
 class VirtualClock:
-    """Time that passes only where somebody lets it."""
+    """Time that passes only by `sleep`."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -33,60 +34,27 @@ class VirtualClock:
         self._now += max(0.0, seconds)
 
 
-@dataclasses.dataclass(frozen=True)
-class Update:
-    """News of one request after a step."""
-
-    id: int
-    token_ids: list[int]
-    finish_reason: str | None
-
-
-@dataclasses.dataclass(frozen=True)
-class StepRecord:
-    """One step as it would run."""
-
-    shape: StepShape
-    rows: tuple[tuple[int, int], ...]
-    seconds: float
-    host_s: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Output:
-    """What a device would return: token 0 wherever one is due."""
-
-    tokens: np.ndarray  # i32[R, W]
-    logprobs: np.ndarray  # f32[R, W]
-    num_emitted: np.ndarray  # i32[R]
-    finite: np.ndarray  # bool[R]
-    top_ids: np.ndarray  # i32[R, W, 0]
-    top_logprobs: np.ndarray  # f32[R, W, 0]
-
-    @classmethod
-    def of(cls, plan: Plan) -> "Output":
-        """One token for each row that emits; of drafts none is accepted."""
-        rows, width = plan.shape.num_rows, plan.shape.decode[1]
-        num_emitted = np.zeros(rows, np.int32)
-        num_emitted[: len(plan.decode)] = 1
-        first = plan.shape.decode[0]
-        num_emitted[first : first + len(plan.tiles)] = [tile.emits for tile in plan.tiles]
-        none = np.zeros((rows, width, 0), np.int32)
-        tokens = np.zeros((rows, width), np.int32)
-        logprobs = tokens.astype(np.float32)
-        return cls(
-            tokens, logprobs, num_emitted, np.ones(rows, bool), none, none.astype(np.float32)
-        )
+def simulated_output(schedule: StepSchedule) -> StepOutput[np.ndarray]:
+    """What a device would return: token 0 wherever one is due; of drafts none is accepted."""
+    num_rows, width = schedule.shape.num_rows, schedule.shape.decode[1]
+    num_emitted = np.zeros(num_rows, np.int32)
+    for row, chunk in schedule.rows:
+        num_emitted[row] = chunk.emits
+    none = np.zeros((num_rows, width, 0), np.float32)
+    tokens = np.zeros((num_rows, width), np.int32)
+    return StepOutput(
+        tokens, num_emitted, np.ones(num_rows, bool), tokens.astype(np.float32),
+        none.astype(np.int32), none, none, none, none,
+    )  # fmt: skip
 
 
 @dataclasses.dataclass
-class _Flight:
-    """A step that was given to the device, and when it is done."""
+class _StepInFlight:
+    """A step that was given to the device, and when it starts and is done there."""
 
-    plan: Plan
-    rows: tuple[tuple[int, int], ...]
-    began: float
-    done: float
+    schedule: StepSchedule
+    started_at: float
+    done_at: float
 
 
 class Simulator:
@@ -107,7 +75,7 @@ class Simulator:
         self.records: deque[StepRecord] = deque()
         self._hardware = hardware
         self._host_s = host_s
-        self._flights: deque[_Flight] = deque()
+        self._steps: deque[_StepInFlight] = deque()
         self._next_id = 0
 
     def add_request(self, prompt: Tokens[int], params: SamplingParams) -> int:
@@ -117,39 +85,38 @@ class Simulator:
             InputError: it could not finish even alone.
         """
         self._next_id += 1
-        tokens, key = list(prompt), request.cache_key(self.config.engine, self._next_id)
+        tokens, key = list(prompt), cache_key(self.config.engine, self._next_id)
         self.scheduler.add(
-            request.Sequence(
+            Sequence(
                 self._next_id, params, tokens, len(tokens), arrival_s=self.clock.now(),
                 cache_key=key,
             )
         )  # fmt: skip
         return self._next_id
 
-    def step(self, is_open: bool = False) -> list[Update]:
-        """As `Engine.step`: starts a step, and returns the news of the oldest one in flight."""
-        plan = self.scheduler.schedule(self.clock.now(), is_open)
-        if plan is not None:
-            self._launch(plan)
-        if len(self._flights) <= (plan is not None and self.config.engine.overlap):
+    def step(self, is_open: bool = False) -> list[RequestOutput]:
+        """As `Engine.step`: starts a step, and returns the outputs of the oldest one in flight."""
+        schedule = self.scheduler.schedule(self.clock.now(), is_open)
+        if schedule is not None:
+            self._launch(schedule)
+        if len(self._steps) <= (schedule is not None and self.config.engine.overlap):
             return []
-        return self._land()
+        return self._commit()
 
-    def _launch(self, plan: Plan) -> None:
+    def _launch(self, schedule: StepSchedule) -> None:
         self.clock.sleep(self._host_s)
-        rows = tuple((row.length, row.start + row.length) for row in (*plan.decode, *plan.tiles))
         model, now = self.config.model, self.clock.now()
-        step = report.operations(model, StepRecord(plan.shape, rows, 0.0, 0.0))
-        began = max(now, self._flights[-1].done) if self._flights else now
-        done = began + report.seconds(model, step, self._hardware)
-        self._flights.append(_Flight(plan, rows, began, done))
+        record = StepRecord(schedule.shape, schedule.row_sizes, 0.0, 0.0)
+        seconds = report.seconds(model, report.operations(model, record), self._hardware)
+        started_at = max(now, self._steps[-1].done_at) if self._steps else now
+        self._steps.append(_StepInFlight(schedule, started_at, started_at + seconds))
 
-    def _land(self) -> list[Update]:
-        flight = self._flights.popleft()
-        self.clock.sleep(flight.done - self.clock.now())
-        news = self.scheduler.commit(flight.plan, Output.of(flight.plan))
-        seconds = flight.done - flight.began
-        self.records.append(StepRecord(flight.plan.shape, flight.rows, seconds, self._host_s))
-        if not self.scheduler.has_work:  # a step in flight serves nobody any more
-            self._flights.clear()
-        return [Update(sequence.id, tokens, sequence.finish_reason) for sequence, tokens in news]
+    def _commit(self) -> list[RequestOutput]:
+        step = self._steps.popleft()
+        self.clock.sleep(step.done_at - self.clock.now())
+        schedule, seconds = step.schedule, step.done_at - step.started_at
+        committed = self.scheduler.commit(schedule, simulated_output(schedule))
+        self.records.append(StepRecord(schedule.shape, schedule.row_sizes, seconds, self._host_s))
+        if not self.scheduler.has_work:  # steps in flight serve no sequence any more
+            self._steps.clear()
+        return [RequestOutput(s.id, tokens, "", s.finish_reason) for s, tokens in committed]

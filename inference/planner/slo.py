@@ -1,4 +1,4 @@
-"""From promises to chips: the smallest mesh, the largest batch and the replicas that keep them."""
+"""From service level objectives to chips: smallest mesh, largest batch and replicas."""
 
 import dataclasses
 import math
@@ -51,8 +51,8 @@ def steady(deployment: Deployment, batch: int, context: int, new_tokens: int) ->
 
 
 @dataclasses.dataclass(frozen=True)
-class Promise:
-    """Limits that each request is promised, in seconds; None promises nothing.
+class Targets:
+    """Service level objectives of each request, in seconds; None sets no limit.
 
     Raises:
         InputError: a limit is not above 0.
@@ -66,7 +66,7 @@ class Promise:
             if limit is not None and not 0 < limit < math.inf:
                 raise InputError(f"--slo {name} is a number of seconds above 0, not {limit}")
 
-    def is_kept(self, found: Steady) -> bool:
+    def is_met(self, found: Steady) -> bool:
         """Whether both limits hold."""
         return (self.ttft is None or found.ttft_s <= self.ttft) and (
             self.tpot is None or found.tpot_s <= self.tpot
@@ -80,16 +80,16 @@ class Promise:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What keeps a promise.
+    """A mesh that meets the targets.
 
     Attributes:
         mesh: of one replica.
-        batch: most sequences at a time that keep it.
+        batch: most sequences at a time that meet them.
         replicas: for the rate asked, busy for at most `UTILIZATION`; 1 without.
         load: share of what they can take that the rate is; None without.
         num_chips: of all replicas.
         replica: what one replica gives at that batch.
-        limited_by: what forbids one more sequence: 'memory', or the promise.
+        limited_by: what forbids one more sequence: 'memory', or the targets.
         dollars_per_million: of output tokens while all replicas are busy; None without a price.
     """
 
@@ -104,14 +104,14 @@ class Answer:
 
 
 def answers(
-    deployment: Deployment, promise: Promise, context: int, new_tokens: int,
+    deployment: Deployment, targets: Targets, context: int, new_tokens: int,
     rate: float | None = None,
 ) -> list[Answer]:  # fmt: skip
-    """Every mesh, of up to 64 chips that are linked, that keeps the promise, the smallest first.
+    """Every mesh, of up to 64 chips that are linked, that meets the targets, the smallest first.
 
     Args:
         deployment: its mesh and replicas are what is asked for.
-        promise: to each request.
+        targets: of each request.
         context, new_tokens: of each request.
         rate: requests a second that all replicas together take.
 
@@ -135,8 +135,8 @@ def answers(
         alone = steady(placed, 1, context, new_tokens)
         if nearest is None or alone.tpot_s < nearest[1].tpot_s:
             nearest = mesh, alone
-        if promise.is_kept(alone):
-            found.append(_answer(placed, promise, context, new_tokens, rate, most))
+        if targets.is_met(alone):
+            found.append(_answer(placed, targets, context, new_tokens, rate, most))
     if found:
         return found
     if nearest is None:
@@ -145,7 +145,7 @@ def answers(
             f"mesh of {deployment.hardware.name}: fewer bits or larger chips"
         )
     raise InputError(
-        f"no mesh of {deployment.hardware.name} keeps {promise}: the fastest is {nearest[0]} with "
+        f"no mesh of {deployment.hardware.name} meets {targets}: the fastest is {nearest[0]} with "
         f" ttft={nearest[1].ttft_s:.3g},tpot={nearest[1].tpot_s:.3g}"
     )
 
@@ -156,11 +156,12 @@ def meshes(deployment: Deployment, most: int = _MOST_CHIPS) -> list[Mesh]:
     """
     config, found = deployment.config, []
     most = min(most, int(deployment.hardware.linked_chips))
-    shared = [layer.experts.num_experts for layer in config.pattern if layer.experts]
+    shared = [layer.ffn.experts[0] for layer in config.pattern if layer.ffn and layer.ffn.experts]
+    widest = min(config.divided, default=1)
     for expert in [n for n in range(1, most + 1) if all(count % n == 0 for count in shared)]:
         if expert > 1 and not shared:
             break
-        for model in range(1, min(most // expert, config.num_heads) + 1):
+        for model in range(1, min(most // expert, widest) + 1):
             mesh = Mesh(model=model, expert=expert)
             try:
                 dataclasses.replace(deployment, mesh=mesh)
@@ -171,16 +172,16 @@ def meshes(deployment: Deployment, most: int = _MOST_CHIPS) -> list[Mesh]:
 
 
 def _answer(
-    placed: Deployment, promise: Promise, context: int, new_tokens: int, rate: float | None,
+    placed: Deployment, targets: Targets, context: int, new_tokens: int, rate: float | None,
     most: int,
 ) -> Answer:  # fmt: skip
-    """The largest batch of a mesh that keeps the promise with one sequence; both times grow with
+    """The largest batch of a mesh that meets the targets with one sequence; both times grow with
     the batch.
     """
     least, limit = 1, most
     while least < limit:
         middle = (least + limit + 1) // 2
-        if promise.is_kept(steady(placed, middle, context, new_tokens)):
+        if targets.is_met(steady(placed, middle, context, new_tokens)):
             least = middle
         else:
             limit = middle - 1
@@ -189,5 +190,5 @@ def _answer(
     load = None if rate is None else rate / (replicas * replica.requests_s)
     chips, price = placed.mesh.num_chips, placed.hardware.price_per_hour
     dollars = None if price is None else price * chips / 3600 / replica.output_tok_s * 1e6
-    bound = "memory" if least == most else str(promise)
+    bound = "memory" if least == most else str(targets)
     return Answer(placed.mesh, least, replicas, load, replicas * chips, replica, bound, dollars)

@@ -1,4 +1,4 @@
-"""Whether a page that leaves the device is kept on the host, by what a copy and its tokens cost."""
+"""Whether to offload an evicted page to the host: the time of a copy against recomputing it."""
 
 import functools
 from collections.abc import Callable
@@ -6,34 +6,34 @@ from collections.abc import Callable
 from configs.engine import Config
 from configs.hardware.spec import HardwareSpec
 from inference.planner import cost, report
-from inference.planner.calibration import calibrate
+from inference.planner.calibration import store
 from inference.planner.cost import Rows, Work
 
-# What is assumed of a machine that was not calibrated: a measurement would hold up the engine.
+# Assumed of a machine that was not calibrated, since a measurement would delay the engine.
 _NOMINAL = HardwareSpec("nominal", 0, read_bandwidth=10e9, rates={"bfloat16": 1e12})
 
 
-def spills(config: Config, hardware: HardwareSpec | None = None) -> Callable[[int], bool]:
-    """Tells of a page that ends at a position (tokens before it) whether it is worth a copy on the
-    host. Where `engine.preemption` is 'auto', two copies of its bytes, there and back, must take
-    less time than computing its tokens in a prefill step.
+def offload_policy(config: Config, hardware: HardwareSpec | None = None) -> Callable[[int], bool]:
+    """num_tokens -> whether to offload a page that ends after so many tokens. Where
+    `engine.preemption` is 'auto', two copies of its bytes, there and back, must take less time than
+    computing its tokens in a prefill step.
 
     Args:
         config: model and engine.
-        hardware: the machine; None is as it was calibrated, or else a nominal one.
+        hardware: the machine; None is the calibrated one, or else a nominal one.
     """
     if config.engine.preemption != "auto":
-        return lambda num_tokens: True  # 'recompute' has no memory there to begin with
+        return lambda num_tokens: True  # 'recompute' has no host pages
     model, page = config.model, config.page_tokens
     num_bytes = sum(group.bytes_per_page(model.dtype, page) for group in model.page_groups)
-    machine = hardware or calibrate.read() or _NOMINAL
+    machine = hardware or store.calibration(model) or _NOMINAL
     copy_s = 2 * num_bytes / (machine.host_bandwidth or machine.read_bandwidth)
-    tile = config.engine.tile_tokens
+    chunk = config.engine.chunk_tokens
 
     @functools.cache
     def is_cheaper(num_tokens: int) -> bool:
-        work = Work(tile, (Rows(1, tile, max(tile, num_tokens)),), 1)
+        work = Work(chunk, (Rows(1, chunk, max(chunk, num_tokens)),), 1)
         recompute_s = report.seconds(model, cost.step_operations(model, work), machine)
-        return copy_s < recompute_s * page / tile
+        return copy_s < recompute_s * page / chunk
 
     return is_cheaper

@@ -1,7 +1,6 @@
-"""A plan as arrays: one numpy pass, fixed shapes."""
+"""A schedule as numpy arrays of fixed shapes, the inputs of a step."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import numpy as np
@@ -9,30 +8,28 @@ from flax import struct
 
 from configs.engine import Config
 from inference.runtime import sampling
-from inference.runtime.sampling import SlotSampling
-from inference.scheduling.step_schedule import Admission, Plan
+from inference.runtime.sampling import Array, SlotSampling
+from inference.scheduling.step_schedule import Admission, StepSchedule
 
-Array = Any  # numpy on the host, a traced array inside the step
-
-_ADMISSIONS = 8  # rows of the admission program; more arrive in several calls
+_ADMISSIONS = 8  # rows of one call of `step.admit`; more take several calls
 
 
 @struct.dataclass
 class Batch:
-    """What the host tells a step. R rows of both rectangles, T packed tokens."""
+    """Inputs of a step. Y rows of both rectangles, T packed tokens."""
 
     tokens_T: Array  # i32[T], -1: the slot's last token
-    slot_R: Array  # i32[R], the last slot is the sink
-    query_start_R: Array  # i32[R], first token's offset from the slot's committed length
-    query_length_R: Array  # i32[R], valid tokens
-    emits_R: Array  # bool[R], the row ends with a sampled token
-    tables: tuple[Array, ...]  # i32[R, P] a page group
-    targets_T: Array  # i32[tiles, tokens] next tokens to score; [0, 0] where nothing is scored
+    slot_Y: Array  # i32[Y], the last slot is the sink
+    query_start_Y: Array  # i32[Y], first token's offset from the slot's committed length
+    query_length_Y: Array  # i32[Y], valid tokens
+    emits_Y: Array  # bool[Y], the row ends with a sampled token
+    tables: tuple[Array, ...]  # i32[Y, P] a page group
+    targets_T: Array  # i32[chunks, tokens] next tokens to score; [0, 0] where nothing is scored
 
 
 @struct.dataclass
 class Admissions:
-    """Rows of the device state to write before a step, padded with sinks."""
+    """Slots to write before a step, padded with sinks."""
 
     slot_A: Array  # i32[A]
     source_A: Array  # i32[A], slot to take states from; -1: starts afresh
@@ -47,54 +44,53 @@ class Admissions:
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """What the device is told of a plan: it holds whatever becomes of the sequences later."""
+    """A schedule as the device gets it, whatever becomes of its sequences afterwards."""
 
     admissions: tuple[Admissions, ...]
     batch: Batch
 
 
-def build(plan: Plan, config: Config) -> Inputs:
-    """The arrays of a plan."""
-    firsts = range(0, len(plan.admissions), _ADMISSIONS)
-    admissions = [plan.admissions[first : first + _ADMISSIONS] for first in firsts]
+def build(schedule: StepSchedule, config: Config) -> Inputs:
+    """The arrays of a schedule."""
+    firsts = range(0, len(schedule.admissions), _ADMISSIONS)
+    admissions = [schedule.admissions[first : first + _ADMISSIONS] for first in firsts]
     return Inputs(
-        tuple(build_admissions(some, config) for some in admissions), build_batch(plan, config)
+        tuple(build_admissions(some, config) for some in admissions), build_batch(schedule, config)
     )
 
 
-def build_batch(plan: Plan, config: Config) -> Batch:
-    """The arrays of a plan's rows, in its shape."""
-    shape, sink = plan.shape, config.engine.max_seqs
-    (rows, width), (_, tile_tokens) = shape.decode, shape.prefill
-    decode_RW = np.zeros((rows, width), np.int32)
-    tile_RW = np.zeros((shape.prefill[0], tile_tokens), np.int32)
-    slot_R = np.full(shape.num_rows, sink, np.int32)
-    start_R, length_R = np.zeros_like(slot_R), np.zeros_like(slot_R)
-    emits_R = np.zeros(shape.num_rows, bool)
+def build_batch(schedule: StepSchedule, config: Config) -> Batch:
+    """The arrays of a schedule's rows, in its shape."""
+    shape, sink = schedule.shape, config.engine.max_seqs
+    (rows, width), (_, chunk_tokens) = shape.decode, shape.prefill
+    decode_YW = np.zeros((rows, width), np.int32)
+    chunk_YW = np.zeros((shape.prefill[0], chunk_tokens), np.int32)
+    slot_Y = np.full(shape.num_rows, sink, np.int32)
+    start_Y, length_Y = np.zeros_like(slot_Y), np.zeros_like(slot_Y)
+    emits_Y = np.zeros(shape.num_rows, bool)
     columns = -(-config.page_columns // config.device_pages)
     tables = [np.zeros((shape.num_rows, columns), np.int32) for _ in config.model.page_groups]
-    targets = np.zeros(tile_RW.shape if shape.scored else (0, 0), np.int32)
-    for r, row in enumerate(plan.decode):
-        decode_RW[r, 0] = -1
-        decode_RW[r, 1 : row.length] = row.sequence.drafts[: row.length - 1]
-    for r, row in enumerate(plan.tiles):
+    targets = np.zeros(chunk_YW.shape if shape.scored else (0, 0), np.int32)
+    for r, row in enumerate(schedule.decode):
+        decode_YW[r, 0] = -1
+        decode_YW[r, 1 : row.length] = row.sequence.drafts[: row.length - 1]
+    for r, row in enumerate(schedule.prefill):
         first = row.start
-        tile_RW[r, : row.length] = row.sequence.tokens[first : first + row.length]
+        chunk_YW[r, : row.length] = row.sequence.tokens[first : first + row.length]
         if row.sequence.scores:
             targets[r, : row.length] = row.sequence.tokens[first + 1 : first + 1 + row.length]
-    places = [*enumerate(plan.decode), *((rows + r, row) for r, row in enumerate(plan.tiles))]
-    for r, row in places:
-        slot_R[r], start_R[r], length_R[r] = row.slot, row.offset, row.length
-        emits_R[r] = row.emits
+    for r, row in schedule.rows:
+        slot_Y[r], start_Y[r], length_Y[r] = row.slot, row.offset, row.length
+        emits_Y[r] = row.emits
         for table, pages in zip(tables, row.sequence.pages, strict=True):
             table[r, : len(pages)] = pages
-    tokens_T = np.concatenate([decode_RW.ravel(), tile_RW.ravel()])
+    tokens_T = np.concatenate([decode_YW.ravel(), chunk_YW.ravel()])
     expanded = tuple(device_pages(table, config)[:, : config.page_columns] for table in tables)
-    return Batch(tokens_T, slot_R, start_R, length_R, emits_R, expanded, targets)
+    return Batch(tokens_T, slot_Y, start_Y, length_Y, emits_Y, expanded, targets)
 
 
 def device_pages(pages: np.ndarray, config: Config) -> np.ndarray:
-    """Pages of the device that pages are made of, [..., P] -> [..., P * device_pages]."""
+    """The device pages that each page consists of, [..., P] -> [..., P * device_pages]."""
     n = config.device_pages
     if n == 1:
         return pages
@@ -102,7 +98,7 @@ def device_pages(pages: np.ndarray, config: Config) -> np.ndarray:
 
 
 def build_admissions(admissions: tuple[Admission, ...], config: Config) -> Admissions:
-    """The arrays of some admissions, as many as the program has rows at most."""
+    """The arrays of at most `_ADMISSIONS` admissions."""
     size, sink, vocab = _ADMISSIONS, config.engine.max_seqs, config.model.vocab_size
     slot_A, num_tokens_A = np.full(size, sink, np.int32), np.zeros(size, np.int32)
     source_A, last_token_A = np.full(size, -1, np.int32), num_tokens_A.copy()

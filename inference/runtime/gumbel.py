@@ -1,13 +1,13 @@
 """Gumbel noise as a pure function of (request seed, position, token id).
 
 Nothing is drawn in order and nothing is stored: any step, in any batch, on any path of the sampler,
-sees the same noise for the same token. Coupled speculation and independence from neighbours both
-rest on that.
+sees the same noise for the same token. Coupled speculation and independence from other requests
+both rest on that.
 
 The hash is `triple32` (Chris Wellons, github.com/skeeto/hash-prospector: three rounds of xor-shift
 and multiply, bias 0.021, about that of a random 32-bit permutation). Its input is the token id
-xored with one key word; a second key word enters between the rounds, so that 64 bits name a row's
-stream.
+xored with one key word; a second key word enters between the rounds, so that a row's stream is
+chosen by 64 bits.
 """
 
 import jax
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 
 def row_keys(seed_Q2: jax.Array, position_Q: jax.Array) -> jax.Array:
-    """Names each row's stream of noise.
+    """The key of each row's stream of noise.
 
     Args:
         seed_Q2: u32[Q, 2], the request's seed: high word, low word.

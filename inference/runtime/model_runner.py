@@ -1,107 +1,120 @@
-"""Device state and the executables that advance it: one compiled program a `StepShape`, never one
-more after warm-up.
+"""Device state and the executables that advance it: one a `StepShape`, and none is compiled after
+warm-up.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import jax
 import numpy as np
+from jax.stages import Compiled
 
 from configs.engine import Config
 from configs.errors import InputError
 from inference.runtime import batch as batches
 from inference.runtime import step
 from inference.runtime.batch import Admissions, Inputs
-from inference.runtime.swap import HostTier
-from inference.scheduling.step_schedule import Plan
+from inference.runtime.swap import PageSwapper
+from inference.scheduling.step_output import StepOutput
+from inference.scheduling.step_schedule import StepSchedule
 from inference.scheduling.step_shapes import StepShape
-from layers import decoder, kv_cache
+from layers import kv_cache
 from layers.kernels.attention import api
 from layers.kernels.device import target_device
-from layers.mixer import Mixer
 from layers.params import Params
 
 
-def for_this_device(config: Config) -> Config:
-    """The configuration with what the device decides; what it cannot do is said before weights are
-    read.
+@dataclasses.dataclass
+class Executables:
+    """What was compiled for an engine."""
+
+    steps: dict[StepShape, Compiled] = dataclasses.field(default_factory=dict)
+    admit: Compiled | None = None
+
+
+def for_this_device(config: Config) -> tuple[Config, str]:
+    """The configuration with the device's defaults, and the implementation of attention: checked
+    before weights are read.
 
     Raises:
-        InputError: `engine.deterministic` on a device where it has not been measured, or
-            `engine.attention` names what cannot run.
+        InputError: `engine.deterministic` on a device where it was not measured, or
+            `engine.attention` names an implementation that cannot run.
     """
     if config.engine.deterministic and jax.default_backend() != "cpu":
         raise InputError(
             "engine.deterministic holds on XLA's cpu backend, it is not measured on "
             f"{jax.default_backend()}"
         )
-    config = config.on(target_device().platform)
-    api.choose(config)
-    return config
+    config = config.for_platform(target_device().platform)
+    return config, api.choose(config)
 
 
-class Executor:
-    """Owns parameters, cache and slots of one engine."""
+class ModelRunner:
+    """Owns the parameters, cache and slots of one engine, and runs its steps."""
 
-    def __init__(
-        self, config: Config, params: Params, mixers: Mapping[str, Mixer] = decoder.MIXERS
-    ):
+    def __init__(self, config: Config, params: Params):
         """Params and cache live on JAX's default device.
 
         Raises:
             InputError: as `for_this_device`.
         """
-        self.config = config = for_this_device(config)
+        self.config, self._attention = for_this_device(config)
         self.params = params
-        self._mixers = mixers
-        self._compiled: dict[StepShape | None, Any] = {}
+        self._executables = Executables()
         self._is_warm = self._sealed = False
         self.num_late_compiles = 0
         self.reset()
-        self._host = HostTier(config, self.cache)
+        self._swapper = PageSwapper(self.config, self.cache)
 
     def reset(self) -> None:
-        """Empty cache and slots: at the start, and after a failed step has lost them."""
+        """Empties cache and slots: at the start, and after a failed step has lost them."""
         config, engine = self.config, self.config.engine
         num_pages = tuple(n * config.device_pages for n in config.num_pages)
         self.cache = kv_cache.init(
             config.model, num_pages, config.device_page_tokens, engine.max_seqs, engine.num_drafts,
-            api.implementation(api.choose(config)).layout,
+            api.implementation(self._attention).layout,
         )  # fmt: skip
         self.slots = step.init_slots(config)
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of pages and states."""
+        """Bytes of pages and recurrent states."""
         return sum(leaf.nbytes for leaf in jax.tree.leaves(self.cache))
 
-    def compiled(self, shape: StepShape) -> Any:
+    @property
+    def shapes(self) -> tuple[StepShape, ...]:
+        """Those that have an executable."""
+        return tuple(self._executables.steps)
+
+    def compiled(self, shape: StepShape) -> Compiled:
         """The executable of a shape, compiled at first use.
 
         Raises:
-            RuntimeError: warm-up sealed the executor and the shape is not among those it compiled.
+            RuntimeError: warm-up sealed the runner and the shape is not among those it compiled.
         """
-        if shape not in self._compiled:
+        steps = self._executables.steps
+        if shape not in steps:
             if self._sealed:
                 raise RuntimeError(f"{shape} was not compiled at warm-up")
-            self._compiled[shape] = self._compile_step(shape)
+            steps[shape] = self._compile_step(shape)
             self.num_late_compiles += self._is_warm
-        return self._compiled[shape]
+        return steps[shape]
 
-    def is_ready(self, plan: Plan) -> bool:
-        """Whether nothing has to be compiled for a plan."""
-        is_admitting = None in self._compiled or not plan.admissions
-        return plan.shape in self._compiled and is_admitting and self._host.is_ready(plan.transfers)
+    def is_ready(self, schedule: StepSchedule) -> bool:
+        """Whether a schedule needs no compilation."""
+        compiled = self._executables
+        can_admit = compiled.admit is not None or not schedule.admissions
+        can_run = can_admit and schedule.shape in compiled.steps
+        return can_run and self._swapper.is_ready(schedule.transfers)
 
-    def prepare(self, plan: Plan) -> None:
-        """Compiles what a plan needs."""
-        self.compiled(plan.shape)
-        if plan.admissions:
+    def prepare(self, schedule: StepSchedule) -> None:
+        """Compiles what a schedule needs."""
+        self.compiled(schedule.shape)
+        if schedule.admissions:
             self._compiled_admit()
-        self._host.prepare(self.cache, plan.transfers)
+        self._swapper.prepare(self.cache, schedule.transfers)
 
     def warm_up(
         self,
@@ -109,69 +122,70 @@ class Executor:
         progress: Callable[[], None] = lambda: None,
         seals: bool = True,
     ) -> None:
-        """Compiles these shapes, two at a time, what a first request needs first, and runs each
-        once, on rows of padding: XLA's CPU backend plans a product when it first runs. Afterwards
-        a compilation is refused, or (`seals` is False) counted in `num_late_compiles`.
+        """Compiles these shapes, two at a time, in the order that requests need them, and runs each
+        once on rows of padding, since an executable's first run on a CPU is slow. Afterwards a
+        compilation is an error, or (`seals` is False) counted in `num_late_compiles`.
         """
 
-        def compile_one(shape: StepShape) -> Plan:
+        def compile_one(shape: StepShape) -> StepSchedule:
             self.compiled(shape)
-            return Plan(shape)
+            return StepSchedule(shape)
 
         with ThreadPoolExecutor(2) as pool:
             admit = pool.submit(self._compiled_admit)
-            for plan in pool.map(compile_one, sorted(shapes, key=_first_needed)):
-                self.wait(self.launch(plan, batches.build(plan, self.config)))
+            for schedule in pool.map(compile_one, sorted(shapes, key=_first_needed)):
+                self.wait(self.launch(schedule, batches.build(schedule, self.config)))
                 progress()
             admit.result()
-        self._host.warm_up(self.cache)
+        self._swapper.warm_up(self.cache)
         self._is_warm, self._sealed = True, seals
 
     def admit(self, admissions: tuple[Admissions, ...]) -> None:
-        """Writes the slot rows of sequences that start, fork or resume."""
+        """Writes the slots of sequences that start, fork or resume."""
         for arrays in admissions:
             self.cache, self.slots = self._compiled_admit()(self.cache, self.slots, arrays)
 
-    def launch(self, plan: Plan, inputs: Inputs) -> step.Output:
-        """Starts a plan on the device, behind those that were started before; its output is not
-        there yet.
+    def launch(self, schedule: StepSchedule, inputs: Inputs) -> StepOutput[jax.Array]:
+        """Queues a step on the device, after those launched before; returns its output, not ready
+        yet.
         """
-        self.cache = self._host.carry(self.cache, plan.transfers)
+        self.cache = self._swapper.transfer(self.cache, schedule.transfers)
         self.admit(inputs.admissions)
-        executable, batch = self.compiled(plan.shape), inputs.batch
+        executable, batch = self.compiled(schedule.shape), inputs.batch
         self.cache, self.slots, output = executable(self.params, self.cache, self.slots, batch)
         return output
 
-    def is_done(self, output: step.Output) -> bool:
+    def is_done(self, output: StepOutput[jax.Array]) -> bool:
         """Whether the device has finished a step."""
         return all(leaf.is_ready() for leaf in jax.tree.leaves(output))
 
-    def wait(self, output: step.Output) -> step.Output:
-        """What the host must know of a step, as numpy arrays."""
+    def wait(self, output: StepOutput[jax.Array]) -> StepOutput[np.ndarray]:
+        """Waits for a step; its output as numpy arrays."""
         return jax.tree.map(np.asarray, output)
 
-    def _compile_step(self, shape: StepShape) -> Any:
-        batch = batches.build_batch(Plan(shape), self.config)
-        program = functools.partial(step.step, config=self.config, shape=shape, mixers=self._mixers)
+    def _compile_step(self, shape: StepShape) -> Compiled:
+        batch = batches.build_batch(StepSchedule(shape), self.config)
+        function = functools.partial(
+            step.step, config=self.config, shape=shape, attention=self._attention
+        )
         arguments = jax.tree.map(_abstract, (self.params, self.cache, self.slots, batch))
-        return jax.jit(program, donate_argnums=(1, 2)).lower(*arguments).compile()
+        return jax.jit(function, donate_argnums=(1, 2)).lower(*arguments).compile()
 
-    def _compiled_admit(self) -> Any:
-        if None not in self._compiled:
+    def _compiled_admit(self) -> Compiled:
+        if self._executables.admit is None:
             arrays = batches.build_admissions((), self.config)
-            program = functools.partial(step.admit, config=self.config)
+            function = functools.partial(step.admit, config=self.config)
             arguments = jax.tree.map(_abstract, (self.cache, self.slots, arrays))
-            self._compiled[None] = (
-                jax.jit(program, donate_argnums=(0, 1)).lower(*arguments).compile()
-            )
-        return self._compiled[None]
+            jitted = jax.jit(function, donate_argnums=(0, 1))
+            self._executables.admit = jitted.lower(*arguments).compile()
+        return self._executables.admit
 
 
 def _first_needed(shape: StepShape) -> tuple[bool, bool, bool, int]:
-    """Sorts shapes: a prompt's, steady decoding's, those of many requests at once, scoring's."""
+    """Sort key of shapes: prefill alone, decoding alone, both, then scoring."""
     has_both = bool(shape.decode[0] and shape.prefill[0])
     return shape.scored, has_both, bool(shape.decode[0]), shape.num_tokens
 
 
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+def _abstract(leaf: jax.Array | np.ndarray) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)

@@ -1,27 +1,27 @@
 """Decoding without a cache: every new token runs the whole sequence again.
 
-The first rung of the ladder, and an oracle for the engine: it shares decoder and sampler with it,
-and neither pages nor slots nor scheduling.
+The baseline of the ablation and an oracle for the engine, with which it shares decoder and sampler,
+but no pages, slots or scheduling.
 """
 
 import functools
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.stages import Compiled
 
 from configs.cache import BLOCK_TOKENS
 from configs.model import ModelConfig
-from inference.request import Sequence
 from inference.runtime import sampling
+from inference.scheduling.sequence import Sequence
 from layers import decoder
 from layers.params import Params, abstract
 from layers.ragged import contiguous
 
-BLOCK = BLOCK_TOKENS  # lengths are padded to multiples, so that few programs are compiled
+BLOCK = BLOCK_TOKENS  # lengths are padded to multiples of it, so that few executables are compiled
 
 
 def decode(
@@ -30,16 +30,16 @@ def decode(
     sequence: Sequence,
     on_token: Callable[[int], None] = lambda token: None,
 ) -> list[float]:
-    """Continues `sequence` to its end, appending to its tokens.
+    """Generates `sequence` to its end, appending to its tokens.
 
     Args:
         params: the model's parameters.
         config: the model.
-        sequence: what to continue; its penalties do not apply.
+        sequence: what to continue; its penalties are not applied.
         on_token: called with each new token.
 
     Returns:
-        Seconds of each token, compilation left out.
+        Seconds of each token, without compilation.
     """
     own = _one_row(sampling.request_row(sequence, config.vocab_size))
     seconds: list[float] = []
@@ -47,9 +47,9 @@ def decode(
         length = len(sequence.tokens)
         padded = np.zeros(-(-length // BLOCK) * BLOCK, np.int32)
         padded[:length] = sequence.tokens
-        program = _compiled(config, len(padded))
+        executable = _compiled(config, len(padded))
         start = time.perf_counter()
-        token, logprob = jax.device_get(program(params, padded, np.int32(length), own))
+        token, logprob = jax.device_get(executable(params, padded, np.int32(length), own))
         seconds.append(time.perf_counter() - start)
         sequence.tokens.append(int(token))
         sequence.logprobs.append(float(logprob))
@@ -60,8 +60,8 @@ def decode(
 
 
 @functools.cache
-def _compiled(config: ModelConfig, num_tokens: int) -> Any:
-    """The program for one padded length: (params, tokens, length, sampling) -> token, log-prob."""
+def _compiled(config: ModelConfig, num_tokens: int) -> Compiled:
+    """(params, tokens, length, sampling) -> token, log-probability; for one padded length."""
 
     def next_token(
         params: Params, tokens_T: jax.Array, length: jax.Array, own: sampling.SlotSampling

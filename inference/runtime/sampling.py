@@ -2,16 +2,19 @@
 
 Filters apply in one order, that of transformers' logits processors:
 
-    mask (grammar, allowed and banned ids, min_tokens) -> repetition (prompt + output)
-    -> presence, frequency (output) -> bias -> temperature -> top-k -> top-p -> min-p
+    mask (grammar, allowed and banned ids, min_tokens) -> bias -> repetition (prompt + output)
+    -> presence, frequency (output) -> temperature -> top-k -> top-p -> min-p
+
+Transformers has no presence and frequency penalties: they stand where vLLM has them. It masks after
+the penalties, which comes to the same, since -inf stays -inf.
 
 The last three each keep the logits that reach a threshold (all equals with it), so together they
 keep those that reach the highest, the *floor*. A token is drawn by adding Gumbel noise
 (`inference/runtime/gumbel.py`) and taking the argmax; no distribution is normalized or sorted.
 
-The floor comes from each row's best candidates. Where these cannot prove that nothing else is kept,
-the row is *open*: its floor is found by bisection over the whole row. Whether a row is open depends
-on that row alone, and so does its sample.
+The floor is computed from each row's best candidates. Where other tokens might reach it too, the
+row is *open*: its floor is found by bisection over the whole row. Whether a row is open depends on
+that row alone, and so does its sample.
 """
 
 import dataclasses
@@ -24,8 +27,9 @@ import numpy as np
 from flax import struct
 from jax import lax
 
-from inference.request import MAX_STOP_IDS, Sequence
+from inference.request import MAX_STOP_IDS
 from inference.runtime import gumbel
+from inference.scheduling.sequence import Sequence
 from layers import topk
 from layers.reduce import log_sum_exp, row_sum, sums_before
 
@@ -33,13 +37,13 @@ NUM_BIAS = 32  # entries of a request's logit bias
 _CANDIDATES = 72  # top_k = 64, a common default, is proven only by a smaller logit after the 64th
 _ALL = np.uint32(0xFFFFFFFF)
 
-Array = Any  # numpy in a request's row, on the device in a slot's
+Array = Any  # numpy on the host, a traced jax.Array inside the step
 
 
 @struct.dataclass
 class SlotSampling:
-    """How each slot samples, written at admission; gathered to Q rows for `sample`. One row of it,
-    without the first axis, is a request's.
+    """Sampling parameters of each slot, written at admission and gathered to Q rows for `sample`.
+    Those of one request are a row of it, without the first axis.
     """
 
     temperature: Array  # f32[B+1] 0: greedy
@@ -59,7 +63,7 @@ class SlotSampling:
 
 
 def neutral_row(vocab_size: int) -> SlotSampling:
-    """One row, greedy and without effect, of numpy scalars and fresh numpy arrays."""
+    """One row that samples greedily, without any filter: numpy scalars and new numpy arrays."""
     zero, one, none = np.float32(0), np.float32(1), np.int32(0)
     return SlotSampling(
         temperature=zero,
@@ -80,7 +84,7 @@ def neutral_row(vocab_size: int) -> SlotSampling:
 
 
 def request_row(sequence: Sequence, vocab_size: int) -> SlotSampling:
-    """A request's parameters as one row, of numpy scalars and arrays."""
+    """A request's parameters as one row: numpy scalars and arrays."""
     params, neutral = sequence.params, neutral_row(vocab_size)
     seed, ends, bias = sequence.seed % 2**64, sorted(sequence.end_ids), params.logit_bias
     neutral.stop_ids[: len(ends)] = ends
@@ -163,8 +167,8 @@ def sample(
 ) -> jax.Array:
     """Applies every filter and draws one token a row.
 
-    At temperature 0 that is the argmax of the logits after the bias; where all rows want that, no
-    more is computed.
+    At temperature 0 that is the argmax of the logits after the penalties; where all rows are
+    greedy, nothing more is computed.
 
     Args:
         logits_QV: f32[Q, V], the model's own.
@@ -207,7 +211,7 @@ def _edit(
     counts: jax.Array | None,
     mask_QX: jax.Array | None,
 ) -> jax.Array:
-    """Mask, penalties and bias; a step in which no row has any skips them: f32[Q, V]."""
+    """Mask, bias and penalties, skipped in a step where no row has any: f32[Q, V]."""
     rows, vocab_size = logits_QV.shape
     allowed_QX = sampling.allowed if mask_QX is None else sampling.allowed & mask_QX
     num_generated_Q = position_Q - sampling.prompt_length
@@ -221,6 +225,9 @@ def _edit(
     def edit(x_QV: jax.Array) -> jax.Array:
         bits_QX32 = allowed_QX[:, :, None] >> jnp.arange(32, dtype=jnp.uint32) & 1
         x_QV = jnp.where(bits_QX32.reshape(rows, -1)[:, :vocab_size] == 1, x_QV, -jnp.inf)
+        # Padding (-1) would wrap around to the last token; past the end it is dropped.
+        ids_QJ = jnp.where(sampling.bias_ids < 0, vocab_size, sampling.bias_ids)
+        x_QV = x_QV.at[jnp.arange(rows)[:, None], ids_QJ].add(sampling.bias_values, mode="drop")
         if counts is not None:
             output_QV = counts[:, 1].astype(jnp.float32)
             factor_Q1 = sampling.repetition[:, None]
@@ -228,9 +235,7 @@ def _edit(
             x_QV = jnp.where((counts[:, 0] > 0) | (output_QV > 0), penalized_QV, x_QV)
             x_QV -= jnp.where(output_QV > 0, sampling.presence[:, None], 0.0)
             x_QV -= output_QV * sampling.frequency[:, None]
-        # Padding (-1) would wrap around to the last token; past the end it is dropped.
-        ids_QJ = jnp.where(sampling.bias_ids < 0, vocab_size, sampling.bias_ids)
-        return x_QV.at[jnp.arange(rows)[:, None], ids_QJ].add(sampling.bias_values, mode="drop")
+        return x_QV
 
     return lax.cond(is_needed, edit, lambda x_QV: x_QV, logits_QV)
 
@@ -245,14 +250,16 @@ def _bits(ids_QJ: jax.Array, words: int) -> jax.Array:
 
 
 def _scale(logits_QJ: jax.Array, sampling: SlotSampling) -> jax.Array:
-    """Logits over the temperature, in the same order; greedy rows as they are."""
-    # Its inverse must be finite; 1e-6 already draws the argmax, or one of its equals.
+    """Logits divided by the temperature; greedy rows unchanged."""
+    # The inverse must be finite; at 1e-6 the argmax is drawn already, or an equal of it.
     divisor_Q = jnp.where(sampling.temperature > 0, jnp.maximum(sampling.temperature, 1e-6), 1.0)
     return logits_QJ * (1 / divisor_Q)[:, None]
 
 
 def _keep(scaled_QJ: jax.Array, floor_Q: jax.Array) -> jax.Array:
-    """The logits that reach the floor, -inf for others; before noise is added, or XLA takes 2 x."""
+    """The logits that reach the floor, -inf for others; to be applied before the noise is added,
+    else XLA needs twice the time.
+    """
     return jnp.where(scaled_QJ >= floor_Q[:, None], scaled_QJ, -jnp.inf)
 
 
@@ -267,12 +274,12 @@ def _candidate_floor(
         sampling: parameters of the rows.
 
     Returns:
-        f32[Q], on the scale of logits / temperature, and bool[Q]: the row is open, that is, tokens
-        that are no candidates may reach the floor too.
+        f32[Q], in units of logits / temperature, and bool[Q]: the row is open, that is, tokens that
+        are no candidates may reach the floor too.
     """
     num_candidates = values_QJ.shape[1]
     scaled_QJ = _scale(values_QJ, sampling)
-    # All that is no candidate lies at or below the last one, and is impossible where that is -inf.
+    # All other tokens lie at or below the last candidate, and are impossible where that is -inf.
     lowest_Q = scaled_QJ[:, -1]
     is_complete_Q = lowest_Q == -jnp.inf
 
@@ -305,7 +312,7 @@ def _candidate_floor(
 
 
 def _min_p_floor(top_Q: jax.Array, sampling: SlotSampling) -> jax.Array:
-    """Threshold of min-p beside the row's largest scaled logit; -inf where it is off."""
+    """Threshold of min-p, from the row's largest scaled logit; -inf where min-p is off."""
     return jnp.where(sampling.min_p > 0, top_Q + jnp.log(sampling.min_p), -jnp.inf)
 
 
@@ -316,21 +323,21 @@ def _sample_open(
     ids_Q: jax.Array,
     is_open_Q: jax.Array,
 ) -> jax.Array:
-    """Replaces the ids of open rows, a few at a time: closed rows cost nothing. i32[Q]."""
+    """Replaces the ids of open rows, X at a time, so that other rows cost nothing: i32[Q]."""
     num_rows = logits_QV.shape[0]
-    # Two rows stay in a CPU's cache over the passes of a bisection; accelerators want all at once.
+    # Two rows stay in a CPU's cache over the passes of a bisection; accelerators take all at once.
     block = min(num_rows, 2) if jax.default_backend() == "cpu" else num_rows
     order_Q = jnp.argsort(~is_open_Q, stable=True)  # open rows first
     order_Q = jnp.pad(order_Q, (0, -num_rows % block), mode="edge")
 
     def replace(i: jax.Array, ids_Q: jax.Array) -> jax.Array:
-        rows_R = lax.dynamic_slice(order_Q, (i * block,), (block,))
-        own = jax.tree.map(lambda leaf: leaf[rows_R], sampling)
-        drawn_R = _sample_rows(logits_QV[rows_R], own, keys_Q2[rows_R])
-        return ids_Q.at[rows_R].set(jnp.where(is_open_Q[rows_R], drawn_R, ids_Q[rows_R]))
+        rows_X = lax.dynamic_slice(order_Q, (i * block,), (block,))
+        own = jax.tree.map(lambda leaf: leaf[rows_X], sampling)
+        drawn_X = _sample_rows(logits_QV[rows_X], own, keys_Q2[rows_X])
+        return ids_Q.at[rows_X].set(jnp.where(is_open_Q[rows_X], drawn_X, ids_Q[rows_X]))
 
     num_blocks = (is_open_Q.sum() + block - 1) // block
-    # XLA moves what is the same for all blocks in front of the loop, even if there is none.
+    # XLA moves what all blocks share in front of the loop, where it runs even without any block.
     return lax.cond(
         num_blocks > 0,
         lambda: lax.fori_loop(0, num_blocks, replace, ids_Q),
@@ -338,43 +345,44 @@ def _sample_open(
     )
 
 
-def _sample_rows(logits_RV: jax.Array, sampling: SlotSampling, keys_R2: jax.Array) -> jax.Array:
-    """One token a row from the whole vocabulary, exact for every row: i32[R]."""
-    is_filtered_R = (sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)
-    floor_R = lax.cond(
-        jnp.any(is_filtered_R),
-        lambda: _row_floor(logits_RV, sampling),
-        lambda: jnp.full(logits_RV.shape[0], -jnp.inf),
+def _sample_rows(logits_XV: jax.Array, sampling: SlotSampling, keys_X2: jax.Array) -> jax.Array:
+    """One token a row from the whole vocabulary, exact for open rows and others: i32[X]."""
+    is_filtered_X = (sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)
+    floor_X = lax.cond(
+        jnp.any(is_filtered_X),
+        lambda: _row_floor(logits_XV, sampling),
+        lambda: jnp.full(logits_XV.shape[0], -jnp.inf),
     )
 
-    def score(logits_RJ: jax.Array, ids_RJ: jax.Array) -> jax.Array:
-        return _keep(_scale(logits_RJ, sampling), floor_R) + gumbel.gumbel(keys_R2, ids_RJ)
+    def score(logits_XJ: jax.Array, ids_XJ: jax.Array) -> jax.Array:
+        return _keep(_scale(logits_XJ, sampling), floor_X) + gumbel.gumbel(keys_X2, ids_XJ)
 
-    # The winning group's scores are computed once more: an argmax over all of them costs 2 x.
-    score_RV = score(logits_RV, jnp.arange(logits_RV.shape[1])[None])
-    group_R1 = jnp.argmax(topk.group_maxima(score_RV), axis=-1)[:, None]
-    ids_RJ = topk.group_ids(group_R1)
-    best_R1 = jnp.argmax(score(topk.take_groups(logits_RV, group_R1), ids_RJ), axis=-1)[:, None]
-    return jnp.take_along_axis(ids_RJ, best_R1, axis=-1)[:, 0]
+    # The winning group's scores are computed once more: an argmax over all of them takes twice as
+    # long.
+    score_XV = score(logits_XV, jnp.arange(logits_XV.shape[1])[None])
+    group_X1 = jnp.argmax(topk.group_maxima(score_XV), axis=-1)[:, None]
+    ids_XJ = topk.group_ids(group_X1)
+    best_X1 = jnp.argmax(score(topk.take_groups(logits_XV, group_X1), ids_XJ), axis=-1)[:, None]
+    return jnp.take_along_axis(ids_XJ, best_X1, axis=-1)[:, 0]
 
 
-def _row_floor(logits_RV: jax.Array, sampling: SlotSampling) -> jax.Array:
-    """Threshold of top-k, top-p and min-p from the whole row: f32[R], as `_candidate_floor`."""
-    scaled_RV = _scale(logits_RV, sampling)
-    key_RV, top_R = topk.ordered_key(scaled_RV), scaled_RV.max(axis=-1)
-    has_R = jnp.stack([sampling.top_k > 0, sampling.top_p < 1])
-    k_R = jnp.clip(sampling.top_k, 1, logits_RV.shape[1]).astype(jnp.float32)
+def _row_floor(logits_XV: jax.Array, sampling: SlotSampling) -> jax.Array:
+    """Threshold of top-k, top-p and min-p from the whole row: f32[X], as `_candidate_floor`."""
+    scaled_XV = _scale(logits_XV, sampling)
+    key_XV, top_X = topk.ordered_key(scaled_XV), scaled_XV.max(axis=-1)
+    has_X = jnp.stack([sampling.top_k > 0, sampling.top_p < 1])
+    k_X = jnp.clip(sampling.top_k, 1, logits_XV.shape[1]).astype(jnp.float32)
 
-    def raise_floor(stage: jax.Array, floor_R: jax.Array) -> jax.Array:
-        """Top-k counts entries, top-p weighs those that top-k left: one search, compiled once."""
+    def raise_floor(stage: jax.Array, floor_X: jax.Array) -> jax.Array:
+        """Top-k counts tokens, top-p weighs those that top-k keeps: one search, compiled once."""
         is_top_k = stage == 0
-        weight_RV = jnp.where(is_top_k, 1.0, jnp.exp(scaled_RV - top_R[:, None]))
-        weight_RV = jnp.where(key_RV >= floor_R[:, None], weight_RV, 0.0)
-        mass_R = jnp.where(is_top_k, k_R, sampling.top_p * row_sum(weight_RV)[:, 0])
-        found_R = topk.mass_key(key_RV, weight_RV, mass_R)
-        return jnp.where(has_R[stage], jnp.minimum(found_R, topk.ordered_key(top_R)), floor_R)
+        weight_XV = jnp.where(is_top_k, 1.0, jnp.exp(scaled_XV - top_X[:, None]))
+        weight_XV = jnp.where(key_XV >= floor_X[:, None], weight_XV, 0.0)
+        mass_X = jnp.where(is_top_k, k_X, sampling.top_p * row_sum(weight_XV)[:, 0])
+        found_X = topk.mass_key(key_XV, weight_XV, mass_X)
+        return jnp.where(has_X[stage], jnp.minimum(found_X, topk.ordered_key(top_X)), floor_X)
 
-    any_k, any_p = jnp.any(has_R, axis=1).astype(jnp.int32)
-    nothing_R = jnp.zeros(logits_RV.shape[0], jnp.uint32)
-    floor_R = topk.value_of_key(lax.fori_loop(1 - any_k, 1 + any_p, raise_floor, nothing_R))
-    return jnp.maximum(floor_R, _min_p_floor(top_R, sampling))
+    any_k, any_p = jnp.any(has_X, axis=1).astype(jnp.int32)
+    nothing_X = jnp.zeros(logits_XV.shape[0], jnp.uint32)
+    floor_X = topk.value_of_key(lax.fori_loop(1 - any_k, 1 + any_p, raise_floor, nothing_X))
+    return jnp.maximum(floor_X, _min_p_floor(top_X, sampling))

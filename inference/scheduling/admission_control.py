@@ -1,20 +1,70 @@
-"""How many pages the coming steps will need: a simulation on the host, by which the scheduler
-admits as many sequences as fit to their end, instead of preempting what it should not have begun.
+"""Which sequences may start: as many as will find pages until they end, by a simulation of the
+coming steps on the host, instead of more that would have to be preempted.
 """
 
 import bisect
 import dataclasses
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence as Items
 
 import numpy as np
 
+from configs.engine import Config
+from inference.kv_pages.prefix_cache import Match
+from inference.scheduling import queue
+from inference.scheduling.page_manager import PageManager
+from inference.scheduling.sequence import Sequence
+
+_PREEMPTIONS_TO_YIELD = 2  # after as many a sequence starts only where all its tokens find room
+
+
+class AdmissionControl:
+    """Compares what the running sequences and one more will need with the pages there are."""
+
+    def __init__(self, config: Config, pages: PageManager):
+        self._pages = pages
+        self._page_tokens = config.page_tokens
+        self._windows = [group.spec.window for group in config.model.page_groups]
+        self.lengths = LengthStatistics()
+
+    def will_fit(self, candidate: Sequence, match: Match, running: Items[Sequence]) -> bool:
+        """Whether a waiting sequence and those that run find pages until they end, as far as the
+        lengths of earlier ones tell. One that was preempted repeatedly starts only where even the
+        longest outputs fit, and so is not preempted again.
+
+        Args:
+            candidate: what is to start.
+            match: its cached prefix.
+            running: by rank.
+        """
+        if not running:
+            return True
+        is_patient = candidate.num_preemptions >= _PREEMPTIONS_TO_YIELD
+        ahead = running
+        if is_patient:
+            ahead = [s for s in running if queue.rank(s) < queue.rank(candidate)]
+        demands = [self._demand(s, s.num_cached_tokens, is_patient) for s in ahead]
+        demands.append(self._demand(candidate, match.num_tokens, is_patient))
+        peak = peak_pages(demands, self._windows, self._page_tokens)
+        shared = self._pages.num_shared_pages(running, match)
+        usable = self._pages.pool.num_usable_pages
+        return all(a + b <= n for a, b, n in zip(peak, shared, usable, strict=True))
+
+    def _demand(self, sequence: Sequence, num_cached_tokens: int, is_longest: bool) -> "Demand":
+        remaining = sequence.num_remaining_tokens
+        if not is_longest:
+            remaining = self.lengths.remaining(sequence.num_output_tokens, remaining)
+        shared = num_cached_tokens // self._page_tokens
+        return Demand(
+            len(sequence.tokens) + sequence.num_awaited_tokens,
+            max(0, remaining - 1),
+            tuple(shared if window is None else 0 for window in self._windows),
+        )
+
 
 class LengthStatistics:
-    """Output lengths of finished requests (the newest `size`), and what they say of running
-    ones.
-    """
+    """Output lengths of the newest `size` finished requests, and what they say of running ones."""
 
     def __init__(self, size: int = 256):
         self._size = size
@@ -31,9 +81,9 @@ class LengthStatistics:
         self._sums = [0, *itertools.accumulate(reversed(self._sorted))]
 
     def remaining(self, num_output_tokens: int, most: int) -> int:
-        """Expected tokens still to come of a request that has generated as many and may generate
-        `most` more: the mean of what the longer ones went on for, rounded up; `most` where none
-        was longer.
+        """Expected tokens still to come of a request that has generated `num_output_tokens` and
+        may generate `most` more: the mean of what longer ones went on for, rounded up; `most` where
+        none was longer.
         """
         num_longer = len(self._sorted) - bisect.bisect_right(self._sorted, num_output_tokens)
         if not num_longer:
@@ -43,13 +93,14 @@ class LengthStatistics:
 
 @dataclasses.dataclass(frozen=True)
 class Demand:
-    """What a sequence holds now and will come to hold.
+    """What a sequence holds now and will hold.
 
     Attributes:
         num_tokens: tokens in the cache once this step has run.
         remaining: tokens it grows by afterwards, one a step; 0 or more. A request's last token is
             never fed: one that generates n more, this step's included, grows by n - 1.
-        num_shared_pages: a group, its leading pages that are counted elsewhere; empty for none.
+        num_shared_pages: of each group, the leading pages that are counted elsewhere; empty for
+            none.
     """
 
     num_tokens: int
@@ -58,37 +109,29 @@ class Demand:
 
 
 def peak_pages(
-    demands: Sequence[Demand],
-    windows: Sequence[int | None],
-    page_tokens: int,
-    horizon: int | None = None,
+    demands: Items[Demand], windows: Items[int | None], page_tokens: int
 ) -> tuple[int, ...]:
-    """Most pages a group that these sequences hold together in this step or a coming one, each
-    growing by one token a step and giving its pages back when its remaining tokens are done.
+    """The most pages that these sequences hold together, a group, in this step or a coming one:
+    each grows by a token a step and frees its pages when its remaining tokens are done.
 
-    A prompt is taken to be in the cache whole from this step on. Two things are not counted: one
-    that takes k steps more to compute ends k steps later (with `remaining` raised by k the peak is
-    a bound again), and a group with a window holds pages for all tokens of a prompt that are fed
-    at once.
+    A prompt is taken to be in the cache whole from this step on. Two things are not counted: a
+    sequence whose prompt takes k more steps ends k steps later (with `remaining` raised by k the
+    peak is a bound again), and a group with a window holds pages for all tokens of a prompt that
+    are fed at once.
 
     Args:
         demands: the sequences.
         windows: a group, the window of its `CacheSpec`.
         page_tokens: tokens a page holds.
-        horizon: steps to look at after this one; None looks until all are done. Time grows with
-            the steps looked at.
     """
     if not demands:
         return (0,) * len(windows)
     num_tokens = np.array([demand.num_tokens for demand in demands])
     remaining = np.array([demand.remaining for demand in demands])
-    last = int(remaining.max())
-    if horizon is not None:
-        last = min(last, horizon)
     peaks = []
     for group, window in enumerate(windows):
         shared = [d.num_shared_pages[group] if d.num_shared_pages else 0 for d in demands]
-        peaks.append(_peak(num_tokens, remaining, np.array(shared), window, page_tokens, last))
+        peaks.append(_peak(num_tokens, remaining, np.array(shared), window, page_tokens))
     return tuple(peaks)
 
 
@@ -98,16 +141,16 @@ def _peak(
     num_shared_pages: np.ndarray,
     window: int | None,
     page: int,
-    last: int,
 ) -> int:
-    """The largest sum over steps 0 to `last` of what the sequences hold in one group.
+    """The largest sum over this step and those to come of what the sequences hold in one group.
 
-    Each sequence takes a page every `page` steps, and with a window that has moved past the first
-    page of its own gives one back as often. Such a series is two marks: one at its first step, one
+    Each sequence allocates a page every `page` steps, and frees one as often once its window has
+    moved past the first page of its own. Such a series is two marks: one at its first step, one
     behind its last. In a table whose rows are `page` steps, marks summed down the columns are the
     changes of each step, and changes summed over the steps are the pages held. So the work grows
-    with sequences and steps, not with their product.
+    with sequences plus steps, not with their product.
     """
+    last = int(remaining.max())
     table = np.zeros((last // page + 2, page), np.int64)
     steps = table.reshape(-1)  # reaches beyond `last`: its end takes all that comes later
     end = steps.size - 1

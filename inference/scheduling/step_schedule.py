@@ -1,18 +1,19 @@
-"""What one step does, decided before it runs: integers only."""
+"""What one step does, and how that is put together before it runs: integers only."""
 
 import dataclasses
 
+from configs.engine import EngineConfig
 from inference.kv_pages.prefix_cache import Transfer
-from inference.request import Sequence
-from inference.scheduling.step_shapes import StepShape
+from inference.scheduling.sequence import FinishReason, Sequence
+from inference.scheduling.step_shapes import StepShape, choose
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class ScheduledChunk:
     """Consecutive tokens of one sequence in one row of a rectangle.
 
     `start` is the position of its first token, `offset` that position counted from the sequence's
-    length on the device when the step begins; `emits` rows end with a sampled token.
+    length on the device when the step begins; rows that `emit` end with a sampled token.
     """
 
     sequence: Sequence
@@ -25,8 +26,8 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Admission:
-    """A sequence takes a slot; `source` is the slot it was forked from, with pages to copy as
-    (group, from, to). From its own slot it goes on with another last token.
+    """What is written into a slot: its sequence starts; or it is forked from the one in `source`,
+    with pages to copy as (group, from, to); or, from its own slot, continues with another token.
     """
 
     sequence: Sequence
@@ -36,14 +37,102 @@ class Admission:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """One step: first pages travel, then slots are written, then the rows run."""
+class StepSchedule:
+    """One step: first pages are transferred, then slots are written, then the chunks run."""
 
     shape: StepShape
-    decode: tuple[Row, ...] = ()
-    tiles: tuple[Row, ...] = ()
+    decode: tuple[ScheduledChunk, ...] = ()
+    prefill: tuple[ScheduledChunk, ...] = ()
     admissions: tuple[Admission, ...] = ()
     transfers: tuple[Transfer, ...] = ()
+
+    @property
+    def rows(self) -> list[tuple[int, ScheduledChunk]]:
+        """Each chunk with its row among those of both rectangles."""
+        return [*enumerate(self.decode), *enumerate(self.prefill, self.shape.decode[0])]
+
+    @property
+    def row_sizes(self) -> tuple[tuple[int, int], ...]:
+        """(query tokens, context tokens) of each chunk."""
+        return tuple((chunk.length, chunk.start + chunk.length) for _, chunk in self.rows)
+
+
+class StepBuilder:
+    """A step while it is scheduled: the chunks it has so far, and what it may still take."""
+
+    def __init__(self, engine: EngineConfig, is_decoding: bool):
+        """`is_decoding`: any sequence waits for its next token, so that `prefill_budget` holds."""
+        self._engine = engine
+        self._max_chunks = max(engine.prefill_chunks)
+        if engine.prefill_budget is not None and is_decoding and engine.chunked_prefill:
+            self._max_chunks = min(self._max_chunks, engine.prefill_budget // engine.chunk_tokens)
+        self.decode: list[ScheduledChunk] = []
+        self.prefill: list[ScheduledChunk] = []
+
+    @property
+    def num_free_chunks(self) -> int:
+        """Prefill chunks that one more prompt may have."""
+        most_prompts = self._engine.max_prefill_seqs
+        if most_prompts is not None:
+            prompts = {chunk.sequence.id for chunk in self.prefill}
+            if len(prompts) >= most_prompts:
+                return 0
+        return self._max_chunks - len(self.prefill)
+
+    def num_tokens(self, sequence: Sequence) -> int:
+        """Tokens of a sequence that the step can take: its newest and drafts, or some of its
+        prompt; 0 where something has to be committed first.
+        """
+        if sequence.candidates or (sequence.needs_commit and sequence.num_awaited_tokens):
+            return 0
+        if sequence.is_prefilling:
+            room = self._engine.chunk_tokens * self.num_free_chunks
+            return max(0, min(sequence.num_pending_tokens, room))
+        remaining = sequence.num_remaining_tokens
+        if remaining < 1:  # its last token is in flight
+            return 0
+        return 1 + min(len(sequence.drafts), self._engine.num_drafts, remaining - 1)
+
+    def add(self, sequence: Sequence, slot: int, num_tokens: int) -> None:
+        """Adds as many tokens of a sequence, for which it has pages."""
+        if not sequence.is_prefilling:
+            self.decode.append(_chunk(sequence, slot, 0, num_tokens, emits=True))
+            return
+        size = self._engine.chunk_tokens
+        is_last = num_tokens == sequence.num_pending_tokens and not sequence.keeps_last
+        for at in range(0, num_tokens, size):
+            emits = is_last and at + size >= num_tokens
+            length = min(size, num_tokens - at)
+            self.prefill.append(_chunk(sequence, slot, at, length, emits))
+
+    def shape(self, shapes: tuple[StepShape, ...], num_decode_rows: int) -> StepShape:
+        """The cheapest shape for the chunks with so many decode rows."""
+        is_scored = any(chunk.sequence.scores for chunk in self.prefill)
+        return choose(shapes, num_decode_rows, len(self.prefill), is_scored)
+
+
+def _chunk(sequence: Sequence, slot: int, offset: int, length: int, emits: bool) -> ScheduledChunk:
+    """A sequence's next tokens, counted as scheduled."""
+    chunk = ScheduledChunk(sequence, slot, sequence.num_scheduled_tokens, offset, length, emits)
+    sequence.num_scheduled_tokens += length
+    sequence.num_rows_in_flight += 1
+    sequence.num_awaited_tokens += emits
+    return chunk
+
+
+@dataclasses.dataclass(frozen=True)
+class Decisions:
+    """What a request decides between steps; the scheduler applies it in the order of the fields.
+
+    Attributes:
+        ended: sequences, and why they end.
+        forks: sequences, and the continuation of each that starts as a sequence of its own.
+        chosen: sequences whose next token the host chooses: the token and its log-probability.
+    """
+
+    ended: tuple[tuple[Sequence, FinishReason], ...] = ()
+    forks: tuple[tuple[Sequence, Sequence], ...] = ()
+    chosen: tuple[tuple[Sequence, int, float], ...] = ()
 
 
 @dataclasses.dataclass
@@ -53,8 +142,20 @@ class Counters:
     num_steps: int = 0
     num_prompt_tokens: int = 0  # of admitted sequences, resumed ones again
     num_cached_tokens: int = 0  # of these, found in the prefix cache
-    num_prefilled_tokens: int = 0  # that went through prefill tiles
+    num_prefilled_tokens: int = 0  # that went through prefill chunks
     num_preemptions: int = 0
-    num_spilled_pages: int = 0  # copied to the host
+    num_offloaded_pages: int = 0  # copied to the host
     num_restored_pages: int = 0  # copied back
     peak_running: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class StepRecord:
+    """One step as it ran: its shape, (query tokens, context tokens) of each row, wall time since
+    the step before it was done or it was launched itself, and the host's work for it.
+    """
+
+    shape: StepShape
+    rows: tuple[tuple[int, int], ...]
+    seconds: float
+    host_s: float

@@ -14,7 +14,7 @@ class StepShape:
 
     Attributes:
         decode: (rows, 1 + k) of the decode rectangle.
-        prefill: (tiles, tokens each) of the prefill rectangle.
+        prefill: (chunks, tokens each) of the prefill rectangle.
         scored: log-probabilities of `targets` are computed for every prefill token.
     """
 
@@ -34,12 +34,12 @@ class StepShape:
 
     @property
     def num_logits(self) -> int:
-        """Q: rows of logits; every decode token and the last token of a tile."""
+        """Q: rows of logits; every decode token and the last token of a chunk."""
         return self.decode[0] * self.decode[1] + self.prefill[0]
 
-    def covers(self, rows: int, tiles: int, scored: bool) -> bool:
+    def covers(self, rows: int, chunks: int, scored: bool) -> bool:
         """Whether a step with these needs fits."""
-        return self.decode[0] >= rows and self.prefill[0] >= tiles and self.scored >= scored
+        return self.decode[0] >= rows and self.prefill[0] >= chunks and self.scored >= scored
 
 
 def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
@@ -53,26 +53,26 @@ def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
     rows = sorted({min(size, engine.max_seqs) for size in engine.decode_rows})
     if rows[-1] < engine.max_seqs:
         rows.append(engine.max_seqs)
-    tiles = [(n, engine.tile_tokens) for n in sorted(set(engine.prefill_tiles))]
-    none = (0, engine.tile_tokens)
+    chunks = [(n, engine.chunk_tokens) for n in sorted(set(engine.prefill_chunks))]
+    none = (0, engine.chunk_tokens)
     riders = sorted({next(size for size in rows if size >= min(8, rows[-1])), rows[-1]})
     shapes = [StepShape((n, width), none) for n in rows]
-    shapes += [StepShape((0, width), tile) for tile in tiles]
-    shapes += [StepShape((0, width), tiles[-1], scored=True)]
+    shapes += [StepShape((0, width), chunk) for chunk in chunks]
+    shapes += [StepShape((0, width), chunks[-1], scored=True)]
     if engine.chunked_prefill:
-        shapes += [StepShape((n, width), tile) for n in riders for tile in tiles]
-        shapes += [StepShape((rows[-1], width), tiles[-1], scored=True)]
+        shapes += [StepShape((n, width), chunk) for n in riders for chunk in chunks]
+        shapes += [StepShape((rows[-1], width), chunks[-1], scored=True)]
     if len(shapes) > MAX_SHAPES:
         raise InputError(
-            f"engine.decode_rows and engine.prefill_tiles make {len(shapes)} step shapes, at most "
+            f"engine.decode_rows and engine.prefill_chunks make {len(shapes)} step shapes, at most "
             f"{MAX_SHAPES} are compiled: list fewer sizes"
         )
     return tuple(sorted(shapes, key=_cost))
 
 
-def choose(shapes: tuple[StepShape, ...], rows: int, tiles: int, scored: bool) -> StepShape:
+def choose(shapes: tuple[StepShape, ...], rows: int, chunks: int, scored: bool) -> StepShape:
     """The cheapest shape that covers a step's needs."""
-    return next(shape for shape in shapes if shape.covers(rows, tiles, scored))
+    return next(shape for shape in shapes if shape.covers(rows, chunks, scored))
 
 
 def _cost(shape: StepShape) -> tuple[int, int, bool]:

@@ -1,7 +1,7 @@
-"""Chat templates: Jinja programs from a checkpoint, run in the sandbox transformers uses.
+"""Chat templates: Jinja code from a checkpoint, run in the sandbox that transformers uses.
 
-They are rendered by one process beside this one, started when the first is asked for: a template
-that never ends, or takes all memory, is an error and not the end of the program.
+A worker process renders them, which is started for the first: so a template that never ends or
+takes all memory is an error, and does not end this process.
 """
 
 import atexit
@@ -19,32 +19,32 @@ from typing import Any
 from configs.errors import InputError
 from inference.text import template_worker
 
-_WALL_SECONDS = 20  # for each MB; the worker's own limit counts its own time only
+_WALL_SECONDS = 20  # for each MB; the worker itself limits its CPU time
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
-Message = Mapping[str, Any]
+Message = Mapping[str, Any]  # a JSON object; so are tools and documents
 
 
 def render(
     template: str,
     messages: Sequence[Message],
     *,
-    tools: Sequence[Any] | None = None,
-    documents: Sequence[Any] | None = None,
+    tools: Sequence[Message] | None = None,
+    documents: Sequence[Message] | None = None,
     add_generation_prompt: bool = True,
     special_tokens: Mapping[str, str] | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> str:
-    """The prompt a template makes of a conversation.
+    """A conversation as a chat template renders it.
 
     Args:
         template: Jinja source.
-        messages: plain data, normally {"role": ..., "content": ...} each.
+        messages: normally {"role": ..., "content": ...} each.
         tools: JSON schemas of functions the model may call.
         documents: {"title": ..., "text": ...} each.
-        add_generation_prompt: end with the opening of the assistant's turn.
+        add_generation_prompt: end with the start of the assistant's turn.
         special_tokens: further variables, such as bos_token.
-        variables: whatever else this template knows, such as enable_thinking.
+        variables: further ones of this template, such as enable_thinking.
 
     Raises:
         InputError: the template is malformed, refuses the messages, reaches outside its sandbox, or
@@ -57,7 +57,7 @@ def render(
     whole = {
         **(special_tokens or {}),
         **(variables or {}),
-        "messages": [_as_read(message) for message in messages],
+        "messages": [_normalized(message) for message in messages],
         "tools": tools,
         "documents": documents,
         "add_generation_prompt": add_generation_prompt,
@@ -66,14 +66,14 @@ def render(
         request = json.dumps({"template": template, "variables": whole}).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"the conversation is not plain data: {error}") from None
-    answer = _WORKER.ask(request)
-    if "error" in answer:
-        raise InputError(f"the chat template {answer['error']}")
-    return answer["text"]
+    reply = _WORKER.ask(request)
+    if "error" in reply:
+        raise InputError(f"the chat template {reply['error']}")
+    return reply["text"]
 
 
-def _as_read(message: Message) -> dict[str, Any]:
-    """A message as transformers hands it on: absent for None, reasoning under its usual names."""
+def _normalized(message: Message) -> dict[str, Any]:
+    """A message as transformers passes it on: without None, reasoning under its usual names."""
     given = {name: value for name, value in message.items() if value is not None}
     reasoning = next((given[name] for name in _REASONING if name in given), None)
     if reasoning is None:
@@ -82,7 +82,7 @@ def _as_read(message: Message) -> dict[str, Any]:
 
 
 class _Worker:
-    """The process that renders; started when needed, and again after it was ended."""
+    """The process that renders templates, started when needed and again after it has ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -90,25 +90,25 @@ class _Worker:
         self._owner = 0
 
     def ask(self, request: bytes) -> dict[str, Any]:
-        """The worker's answer to a request of one line."""
-        share = template_worker.allowance(len(request) + 1)
-        answer: dict[str, Any] = {}
+        """The worker's reply to a request of one line."""
+        scale = template_worker.limit_scale(len(request) + 1)
+        reply: dict[str, Any] = {}
         with self._lock:
             process = self._start()
             assert process.stdin is not None and process.stdout is not None
-            timer = threading.Timer(share * _WALL_SECONDS, process.kill)
+            timer = threading.Timer(scale * _WALL_SECONDS, process.kill)
             timer.start()
             try:
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.write(request + b"\n")
                     process.stdin.flush()
                     line = process.stdout.readline()
-                    answer = json.loads(line) if line.endswith(b"\n") else {}
+                    reply = json.loads(line) if line.endswith(b"\n") else {}
             finally:
                 timer.cancel()
-                if not answer or answer.get("spent"):  # it has ended, or its answer is to come
+                if not reply or reply.get("is_last"):  # it has ended, or this was interrupted
                     self.stop()
-        return answer or {"error": _cause(process.returncode, share)}
+        return reply or {"error": _cause(process.returncode, scale)}
 
     def _start(self) -> subprocess.Popen[bytes]:
         process = self._process
@@ -117,17 +117,17 @@ class _Worker:
             return process
         self._owner = os.getpid()
         self._process = subprocess.Popen(
-            # -P: the folder of this file holds modules of other names than it needs.
+            # -P: modules in the folder of this file do not hide those it imports.
             [sys.executable, "-P", str(Path(template_worker.__file__))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # a Ctrl-C at the terminal is not for it
+            start_new_session=True,  # Ctrl-C at the terminal does not reach it
         )
         return self._process
 
     def stop(self) -> None:
-        """Ends the process, if it is this one's."""
+        """Ends the worker, unless a parent of this process started it."""
         process, self._process = self._process, None
         if process is None or self._owner != os.getpid():
             return
@@ -139,9 +139,9 @@ class _Worker:
         process.wait()
 
 
-def _cause(status: int, share: int) -> str:
+def _cause(status: int, scale: int) -> str:
     if status in (-signal.SIGPROF, -signal.SIGKILL):
-        return f"takes more than {share * template_worker.SECONDS:g} s"
+        return f"takes more than {scale * template_worker.SECONDS:g} s"
     return f"failed: it ended its process (status {status})"
 
 

@@ -1,4 +1,4 @@
-"""Streaming text: whole characters only, and nothing that may begin a stop string."""
+"""Text as it streams: whole characters only, and nothing that may be the start of a stop string."""
 
 import codecs
 from collections.abc import Iterable, Sequence
@@ -9,13 +9,12 @@ from inference.text.tokenizer import Tokenizer
 class Detokenizer:
     """Turns one sequence's tokens into text as they arrive.
 
-    Without a stop, all that `push` and `flush` return, joined, is `tokenizer.decode` of all ids.
-
-    A stop string may not begin within the first `min_tokens` tokens.
+    Without stop strings, the texts that `push` and `flush` return are, joined, `tokenizer.decode`
+    of all ids. No stop string may begin within the first `min_tokens` tokens.
 
     Attributes:
-        stopped: the stop string that was met; it and what follows are not returned.
-        num_tokens: tokens taken, the one that completed the stop string included; later ones are
+        stopped: the stop string that was found; neither it nor what follows is returned.
+        num_tokens: tokens decoded, including the one that completed the stop string; later ones are
             ignored.
     """
 
@@ -33,47 +32,48 @@ class Detokenizer:
         self._min_tokens = min_tokens
         self._skip_special = skip_special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held = ""  # may be the beginning of a stop string
+        self._pending = ""  # may be the start of a stop string
         self._at_start = tokenizer.strips_first_space
 
     def push(self, ids: Iterable[int]) -> str:
-        """Text that is now certain."""
+        """Decodes tokens; returns the text that is certain now."""
         text = ""
         for token in ids:
             if self.stopped is not None:
                 break
             self.num_tokens += 1
             data = self._tokenizer.token_bytes(token, self._skip_special)
-            text += self._release(self._decoder.decode(data))
+            text += self._until_stop(self._decoder.decode(data))
         return text
 
     def flush(self) -> str:
-        """The rest, at the end of the sequence."""
+        """The rest of the text, at the end of the sequence."""
         if self.stopped is not None:
             return ""
-        text = self._release(self._decoder.decode(b"", final=True))
-        held, self._held = self._held, ""
-        return text if self.stopped is not None else text + held
+        text = self._until_stop(self._decoder.decode(b"", final=True))
+        pending, self._pending = self._pending, ""
+        return text if self.stopped is not None else text + pending
 
-    def _release(self, text: str) -> str:
+    def _until_stop(self, text: str) -> str:
+        """The pending and this text, up to what may be a stop string."""
         if self._at_start and text:
             self._at_start = False
             text = text.removeprefix(" ")
         if not self._stop or not text or self.num_tokens <= self._min_tokens:
             return text
-        text = self._held + text
+        text = self._pending + text
         found = [(text.find(stop), stop) for stop in self._stop if stop in text]
         if found:
             start, self.stopped = min(found, key=lambda hit: (hit[0], -len(hit[1])))
-            self._held = ""
+            self._pending = ""
             return text[:start]
         keep = max(_overlap(text, stop) for stop in self._stop)
-        self._held = text[len(text) - keep :]
+        self._pending = text[len(text) - keep :]
         return text[: len(text) - keep]
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`, and is not all of it."""
+    """Length of the longest suffix of `text` that is a prefix of `stop`, not all of it."""
     for size in range(min(len(text), len(stop) - 1), 0, -1):
         if stop.startswith(text[-size:]):
             return size

@@ -2,14 +2,22 @@
 
 import contextlib
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Callable
-from typing import IO, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar
 
 from configs.errors import InputError
 
+if TYPE_CHECKING:
+    import tokenizers
+
 _T = TypeVar("_T")
+
+# Of the parts that read a text, those that were seen to panic: a table of characters that points
+# outside itself, and a pattern that backtracks without end, which takes a repeated group.
+_RISK = re.compile(rb'"Precompiled"|\)[*+{]')
 
 
 class _HeldStderr:
@@ -65,14 +73,28 @@ def _is_panic(kind: type[BaseException] | None) -> bool:
     return kind is not None and kind.__name__ == "PanicException"
 
 
-def guard(call: Callable[[], _T], message: str) -> _T:
+def may_panic(backend: "tokenizers.Tokenizer") -> bool:
+    """Whether a tokenizer that has encoded one text may panic at another. No published vocabulary
+    of the families served here does.
+    """
+    parts = filter(None, (backend.normalizer, backend.pre_tokenizer))
+    return any(_RISK.search(part.__getstate__()) for part in parts)
+
+
+def guard(call: Callable[[], _T], message: str, holds_stderr: bool = True) -> _T:
     """Runs a call into `tokenizers`, whose Rust panics are no `Exception`s.
+
+    Args:
+        call: what to run.
+        message: begins the line of a failure.
+        holds_stderr: keep the trace of a panic from stderr, which is the whole process's: for files
+            that are being loaded, and tokenizers that may panic.
 
     Raises:
         InputError: the call failed or panicked.
     """
     try:
-        with _STDERR:
+        with _STDERR if holds_stderr else contextlib.nullcontext():
             return call()
     except BaseException as error:
         if not isinstance(error, Exception) and not _is_panic(type(error)):

@@ -1,12 +1,12 @@
-"""Control tokens that users write stay text; those that the chat template writes are tokens.
+"""Control tokens that users write stay text; only those that the chat template writes are tokens.
 
-A conversation is rendered a second time with a mark inside every control token of its own, and at
-the ends of texts where one could come about by joining. What then still reads as a control token
-was written by the template.
+The conversation is rendered a second time with a mark inside every control token that its messages
+hold, and at the ends of texts which could become one together with the template's text. What still
+reads as a control token in that rendering was written by the template.
 
-Control tokens are the special ones, and any other added token that a template writes (turns of
-DeepSeek R1's distillations). The latter are tokens in the assistant's own messages too: templates
-read them there (`</think>`), and the model meant them so.
+Control tokens are the special tokens, and other added tokens that a template writes (the turns of
+DeepSeek R1's distillations). In the assistant's own messages the latter remain tokens: templates
+look for them there (`</think>`), and the model did generate tokens.
 """
 
 import re
@@ -17,20 +17,21 @@ import tokenizers
 from tokenizers import AddedToken
 
 from configs.errors import InputError
+from inference.text.chat_template import Message
 
-# Cuneiform: letters without case that no filter takes for blanks and Python prints as they are.
+# Cuneiform: letters without case, which no template strips as blanks and Python prints unescaped.
 _MARKS = range(0x12000, 0x12399)
 _ALIASES = range(0x100000, 0x10FFFE)  # private use
 
 
 class Quoter:
-    """Finds and keeps apart the control tokens of one tokenizer.
+    """Tells a tokenizer's control tokens in messages from those that chat templates write.
 
-    A token of a single character cannot hold a mark; it is a token wherever it stands.
+    A token of a single character cannot hold a mark: it is a token wherever it stands.
 
     Args:
         backend: the tokenizer.
-        templates: the chat templates it goes with.
+        templates: its chat templates.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, templates: Iterable[str]):
@@ -47,17 +48,17 @@ class Quoter:
         self._names = special + written
         self._all, self._special = _Marker(self._names), _Marker(special)
         self._pattern = self._all.pattern
-        self._aliased: _Aliased | None = None
+        self._aliased: _AliasedTokenizer | None = None
 
     def mark(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Any] | None,
-        documents: Sequence[Any] | None,
+        messages: Sequence[Message],
+        tools: Sequence[Message] | None,
+        documents: Sequence[Message] | None,
         mark: str,
-    ) -> tuple[list[Any], Any, Any]:
-        """Messages, tools and documents with marks in their texts; equal to what came in where
-        nothing is to quote.
+    ) -> tuple[list[Message], list[Message] | None, list[Message] | None]:
+        """Messages, tools and documents with marks in their texts; equal to the arguments where
+        these hold no control token.
         """
         marked = [
             (self._special if message.get("role") == "assistant" else self._all).mark(message, mark)
@@ -65,19 +66,18 @@ class Quoter:
         ]
         return marked, self._all.mark(tools, mark), self._all.mark(documents, mark)
 
-    def split(self, rendered: str, marked: str, mark: str) -> str | None:
-        """The marked rendering, where tokens of users are to be quoted; None where none is.
+    def has_quoted(self, rendered: str, marked: str, mark: str) -> bool:
+        """Whether the marked rendering has control tokens that are text.
 
         Raises:
-            InputError: the marks have changed more than themselves.
+            InputError: the renderings differ by more than the marks.
         """
         if marked.replace(mark, "") != rendered:
             raise InputError(
                 "a message holds a control token of the model, and the chat template reads it: "
                 f"leave {self._first(rendered)} out"
             )
-        tokens = self._pattern.findall
-        return None if tokens(marked) == tokens(rendered) else marked
+        return self._pattern.findall(marked) != self._pattern.findall(rendered)
 
     def _first(self, rendered: str) -> str:
         found = self._pattern.search(rendered)
@@ -85,12 +85,12 @@ class Quoter:
 
     def encode(self, marked: str, mark: str, encode: Callable[..., list[int]]) -> list[int]:
         """Token ids of a marked rendering: `encode(backend, text)` gives those of plain text."""
-        self._aliased = self._aliased or _Aliased(self._backend, self._names)
+        self._aliased = self._aliased or _AliasedTokenizer(self._backend, self._names)
         return self._aliased.encode(self._pattern, marked, mark, encode)
 
 
 class _Marker:
-    """Marks tokens of these names in texts."""
+    """Marks these control tokens in texts."""
 
     def __init__(self, names: list[str]):
         longest_first = sorted(names, key=len, reverse=True)
@@ -100,12 +100,12 @@ class _Marker:
         self._longest = max(map(len, names), default=0)
 
     def mark(self, value: Any, mark: str) -> Any:
-        """Plain data with marks in its texts."""
+        """JSON data with marks in its texts."""
         if isinstance(value, str):
             return self._mark_ends(self._mark_tokens(value, mark), mark)
         if isinstance(value, Mapping):
             return {
-                # Keys are the template's words, unless a whole token stands in one.
+                # Templates look keys up, so that only those with a whole token are marked.
                 self._mark_tokens(key, mark) if isinstance(key, str) else key: self.mark(item, mark)
                 for key, item in value.items()
             }
@@ -117,7 +117,9 @@ class _Marker:
         return self.pattern.sub(lambda found: found[0][0] + mark + found[0][1:], text)
 
     def _mark_ends(self, text: str, mark: str) -> str:
-        """Marks before a first and after a last part of a token; templates trim around both."""
+        """Marks a text that starts with a suffix of a token or ends with a prefix of one, inside of
+        blanks, which templates may strip.
+        """
         bare = text.strip()
         sizes = range(1, min(self._longest, len(bare) + 1))
         if any(bare[:size] in self._ends for size in sizes):
@@ -129,7 +131,7 @@ class _Marker:
         return text
 
 
-def free_mark(rendered: str) -> str:
+def unused_mark(rendered: str) -> str:
     """A character that a rendering does not hold."""
     used = set(rendered)
     mark = next((chr(code) for code in _MARKS if chr(code) not in used), None)
@@ -138,11 +140,11 @@ def free_mark(rendered: str) -> str:
     return mark
 
 
-class _Aliased:
-    """The same tokenizer with another name for each control token, one that nobody writes.
+class _AliasedTokenizer:
+    """The same tokenizer with an alias for each control token, a character of private use.
 
-    So the template's tokens act as tokens, down to the blanks they take with them, while the
-    users' are text to the whole pipeline.
+    So the template's tokens act as tokens, down to the blanks they strip, while the users' are text
+    to the whole pipeline.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, names: list[str]):
@@ -168,7 +170,7 @@ class _Aliased:
         self._ids = {self._copy.token_to_id(content): token for content, token in own}
         unknown = getattr(backend.model, "unk_token", None)
         known = {self._copy.token_to_id(name) for name in self._alias if name != unknown}
-        self._forbidden = known - {None}  # the vocabulary's own, in the numbers of the copy
+        self._forbidden = known - {None}  # words of the vocabulary itself, by the copy's ids
 
     def encode(
         self, pattern: re.Pattern[str], marked: str, mark: str, encode: Callable[..., list[int]]
@@ -177,6 +179,6 @@ class _Aliased:
             raise InputError("a message holds control tokens beside characters above U+100000")
         text = pattern.sub(lambda found: self._alias[found[0]], marked).replace(mark, "")
         ids = encode(self._copy, text)
-        if not self._forbidden.isdisjoint(ids):  # its vocabulary has it as a word as well
+        if not self._forbidden.isdisjoint(ids):  # the vocabulary has it as a word too
             raise InputError("a message holds a control token that this tokenizer knows as a word")
         return [self._ids.get(token, token) for token in ids]

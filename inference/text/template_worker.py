@@ -1,8 +1,8 @@
-"""The program that renders chat templates, in a process of its own so that it can be ended.
+"""Renders chat templates in a process of its own, which can be ended.
 
-It reads one JSON request a line and answers each with one: {"text": ...} or {"error": ...}. A
-template that takes too much time is ended by the system, one that takes too much memory by itself.
-Run by `chat_template`; imports nothing but Jinja, to start in a tenth of a second.
+Requests and replies are JSON, one a line; a reply is {"text": ...} or {"error": ...}. A template
+that takes too long ends the process by a signal, one that takes too much memory by an exception.
+`chat_template` runs it; it imports nothing but Jinja, to start in a tenth of a second.
 """
 
 import contextlib
@@ -19,52 +19,52 @@ from jinja2 import ext, nodes, parser, sandbox, utils
 
 try:
     import resource
-except ImportError:  # not a POSIX system: time alone is limited, by the parent
+except ImportError:  # not a POSIX system: the parent limits time, nothing limits memory
     resource = None  # type: ignore[assignment]
 
 MAX_TEMPLATE_CHARS = 1 << 20
-# What a request may take for each MB of it, begun ones included: a bomb is small.
+# Limits for each MB of the request, rounded up: malicious templates are small.
 SECONDS, DATA_BYTES, OUTPUT_CHARS = 0.8, 48 << 20, 1 << 20
 
 
-def allowance(request_size: int) -> int:
-    """How many times the limits of one MB a request of so many bytes gets."""
-    return 1 + request_size // (1 << 20)
+def limit_scale(num_bytes: int) -> int:
+    """By what the limits are multiplied for a request of so many bytes."""
+    return 1 + num_bytes // (1 << 20)
 
 
 def main() -> None:
-    """Answers until the parent closes the pipe."""
+    """Replies to requests until the parent closes the pipe."""
     for line in sys.stdin.buffer:
-        share = allowance(len(line))
-        _limit(share)
+        scale = limit_scale(len(line))
+        _limit(scale)
         try:
             request = json.loads(line)
-            text = render(request["template"], request["variables"], share * OUTPUT_CHARS)
-            answer: dict[str, Any] = {"text": text}
+            text = render(request["template"], request["variables"], scale * OUTPUT_CHARS)
+            reply: dict[str, Any] = {"text": text}
         except Exception as error:
-            # After it has run out of memory, a fresh process is the safer one.
-            answer = {"error": _reason(error, share), "spent": isinstance(error, MemoryError)}
-        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+            # After it ran out of memory, a new process is safer.
+            reply = {"error": _reason(error, scale), "is_last": isinstance(error, MemoryError)}
+        sys.stdout.buffer.write(json.dumps(reply).encode() + b"\n")
         sys.stdout.buffer.flush()
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _limit(share: int) -> None:
-    signal.setitimer(signal.ITIMER_PROF, share * SECONDS)  # its signal ends the process
+def _limit(scale: int) -> None:
+    signal.setitimer(signal.ITIMER_PROF, scale * SECONDS)  # its signal ends the process
     if resource is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         soft = (
-            share * DATA_BYTES if hard == resource.RLIM_INFINITY else min(share * DATA_BYTES, hard)
+            scale * DATA_BYTES if hard == resource.RLIM_INFINITY else min(scale * DATA_BYTES, hard)
         )
-        with contextlib.suppress(OSError, ValueError):  # a system that knows no such limit
+        with contextlib.suppress(OSError, ValueError):  # a system without this limit
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def render(template: str, variables: Mapping[str, Any], max_chars: int) -> str:
-    """What a template writes.
+    """The output of a template.
 
     Raises:
-        Exception: whatever Jinja, or the Python it makes of the template, fails with.
+        Exception: any that Jinja, or its Python code of the template, raises.
     """
     pieces, size = [], 0
     for piece in _compile(template).generate(**variables):
@@ -75,23 +75,23 @@ def render(template: str, variables: Mapping[str, Any], max_chars: int) -> str:
     return "".join(pieces)
 
 
-def _reason(error: Exception, share: int) -> str:
+def _reason(error: Exception, scale: int) -> str:
     text = " ".join(str(error).split())[:300]
     if isinstance(error, sandbox.SecurityError):
         return f"reaches outside its sandbox: {text}"
     if isinstance(error, jinja2.TemplateError):
         return f"failed: {text}"
     if isinstance(error, MemoryError):
-        return f"needs more than {share * DATA_BYTES >> 20} MB of memory"
+        return f"needs more than {scale * DATA_BYTES >> 20} MB of memory"
     if isinstance(error, RecursionError):
         return "failed: it recurses without end"
-    if isinstance(error, SyntaxError):  # of the Python that Jinja makes of it
+    if isinstance(error, SyntaxError):  # in the Python code that Jinja generates
         return "failed: it is nested too deeply"
     return f"failed: {type(error).__name__}: {text}"
 
 
 class _Sandbox(sandbox.ImmutableSandboxedEnvironment):
-    """Refuses at once what Jinja's own sandbox would print as nothing."""
+    """Refuses at once what Jinja's own sandbox would render as an empty text."""
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
         raise sandbox.SecurityError(
@@ -102,7 +102,7 @@ class _Sandbox(sandbox.ImmutableSandboxedEnvironment):
 class _GenerationTag(ext.Extension):
     """`{% generation %}` marks the assistant's text for training; it renders as its content.
 
-    A block call, as in transformers: what is set inside is not seen outside.
+    A call block, as in transformers: variables set inside are not seen outside.
     """
 
     tags = {"generation"}
@@ -117,7 +117,7 @@ class _GenerationTag(ext.Extension):
 
 
 class _Namespace(utils.Namespace):
-    """`namespace(...)` without names that begin with an underscore."""
+    """`namespace(...)` that refuses names with a leading underscore."""
 
     def __init__(*args: Any, **values: Any) -> None:
         self, *rest = args  # `namespace(self=...)` is legal
@@ -137,7 +137,7 @@ def _check_name(name: Any) -> None:
 
 
 class _Dict:
-    """`dict` as a function, without the class that Jinja's own would show."""
+    """`dict` as a function, which does not expose the class as Jinja's own does."""
 
     def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
         return dict(*args, **values)

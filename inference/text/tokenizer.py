@@ -1,10 +1,11 @@
-"""Text to token ids and back: a thin wrapper over `tokenizers`, plus the bytes of each token."""
+"""Text to token ids and back: a thin wrapper around `tokenizers`, and the bytes of each token."""
 
+import copy
 import json
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from configs.errors import InputError
 from inference.text import panics
@@ -12,21 +13,26 @@ from inference.text import panics
 if TYPE_CHECKING:  # an engine of token ids alone needs neither
     import tokenizers
 
+    from inference.text.chat_template import Message
     from inference.text.quoting import Quoter
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
+class MissingTokenizer(InputError):
+    """A checkpoint has none: it serves prompts of token ids."""
+
+
 class Tokenizer:
     """A checkpoint's tokenizer and chat template.
 
-    Special tokens written out in a raw prompt are taken as special tokens, as transformers does
-    (unless the checkpoint says `split_special_tokens`); in the messages of a conversation they are
-    text (`inference/text/quoting.py`).
+    Special tokens written out in a raw prompt are special tokens, as in transformers (unless the
+    checkpoint sets `split_special_tokens`); in the messages of a conversation they are text
+    (`inference/text/quoting.py`).
 
     Attributes:
         template: the chat template; None when there is none.
-        templates: further ones by name; "tool_use" is the one for conversations with tools.
+        templates: further ones by name; "tool_use" is for conversations with tools.
         vocab_size: ids are below this, the rows of the model's embedding.
         special_tokens: {"bos_token": "<s>", ...}, as templates see them.
         bos_id, eos_id: the tokenizer's own; None when it has none.
@@ -52,6 +58,7 @@ class Tokenizer:
         self._special_ids = {
             token for token, added in backend.get_added_tokens_decoder().items() if added.special
         }
+        self._may_panic = panics.may_panic(backend)
         self._bytes: dict[int, bytes] = {}
         self._quoter: Quoter | None = None  # until a conversation needs it
         self.bos_id = self._id("bos_token")
@@ -65,12 +72,12 @@ class Tokenizer:
         """Token ids of a text.
 
         Args:
-            text: what to encode.
-            add_special: add what the tokenizer puts around a text, such as a BOS.
+            text: to be encoded.
+            add_special: add the special tokens that the tokenizer puts around a text, such as BOS.
 
         Raises:
-            InputError: the text is no valid Unicode, or holds a token the model has no embedding
-                for.
+            InputError: the text is not valid Unicode, or holds a token for which the model has no
+                embedding.
         """
         return self._encode(self._backend, text, add_special)
 
@@ -82,7 +89,9 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise InputError(f"the text is not valid Unicode: {error.reason}") from None
         encoding = panics.guard(
-            lambda: backend.encode(text, add_special_tokens=add_special), "cannot encode text"
+            lambda: backend.encode(text, add_special_tokens=add_special),
+            "cannot encode text",
+            self._may_panic,
         )
         ids: list[int] = encoding.ids
         if ids and max(ids) >= self.vocab_size and backend is self._backend:
@@ -93,14 +102,14 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """The text of token ids; bytes that are no UTF-8 become U+FFFD."""
+        """The text of token ids; invalid UTF-8 becomes U+FFFD."""
         text = b"".join(self.token_bytes(token, skip_special) for token in ids).decode(
             errors="replace"
         )
         return text[1:] if self.strips_first_space and text.startswith(" ") else text
 
     def token_bytes(self, token: int, skip_special: bool = True) -> bytes:
-        """The bytes of a token; none for a skipped special token or an unassigned id."""
+        """The bytes of a token; empty for a skipped special token or an unassigned id."""
         if skip_special and token in self._special_ids:
             return b""
         known = self._bytes.get(token)
@@ -109,19 +118,38 @@ class Tokenizer:
             known = self._bytes[token] = b"" if content is None else self._to_bytes(content)
         return known
 
+    def with_template(self, name: str | None) -> "Tokenizer":
+        """The tokenizer with the chat template of this name for every conversation; itself where
+        the name is None.
+
+        Raises:
+            InputError: the checkpoint has no such template; lists those it has.
+        """
+        if name is None:
+            return self
+        named = self.templates
+        if self.template is not None:
+            named = {"default": self.template} | named
+        if name not in named:
+            have = f"valid: {', '.join(named)}" if named else "this checkpoint has none"
+            raise InputError(f"no chat template {name[:80]!r}; {have}")
+        chosen = copy.copy(self)
+        chosen.template, chosen.templates = named[name], {}
+        return chosen
+
     def chat_text(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence["Message"],
         add_generation_prompt: bool = True,
-        tools: Sequence[Any] | None = None,
-        documents: Sequence[Any] | None = None,
+        tools: "Sequence[Message] | None" = None,
+        documents: "Sequence[Message] | None" = None,
     ) -> str:
         """A conversation as the checkpoint's template writes it.
 
         Raises:
             InputError: there is no template, or as `chat_template.render`.
         """
-        from inference.text import chat_template  # an engine of token ids lacks jinja2, perhaps
+        from inference.text import chat_template  # an engine of token ids needs no jinja2
 
         template = self.templates.get("tool_use", self.template) if tools else self.template
         if template is None:
@@ -138,13 +166,13 @@ class Tokenizer:
 
     def apply_chat_template(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence["Message"],
         add_generation_prompt: bool = True,
-        tools: Sequence[Any] | None = None,
-        documents: Sequence[Any] | None = None,
+        tools: "Sequence[Message] | None" = None,
+        documents: "Sequence[Message] | None" = None,
     ) -> list[int]:
-        """Token ids of a conversation. The special tokens that the template writes are tokens;
-        those that messages, tools or documents hold are text.
+        """Token ids of a conversation. Special tokens that the template writes are tokens; those in
+        messages, tools or documents are text.
 
         Raises:
             InputError: as `chat_text` and `encode`, or the two cannot be told apart.
@@ -156,13 +184,13 @@ class Tokenizer:
             sources = filter(None, (self.template, *self.templates.values()))
             self._quoter = quoting.Quoter(self._backend, sources)
         given = list(map(dict, messages))
-        mark = quoting.free_mark(text)
+        mark = quoting.unused_mark(text)
         marked = self._quoter.mark(given, tools, documents, mark)
         if marked != (given, tools, documents):
             again = self.chat_text(marked[0], add_generation_prompt, marked[1], marked[2])
-            if self._quoter.split(text, again, mark):
+            if self._quoter.has_quoted(text, again, mark):
                 return self._quoter.encode(again, mark, self._encode)
-        if self._backend.encode_special_tokens:  # texts hold none; the template's are tokens still
+        if self._backend.encode_special_tokens:  # in texts they are text, in the template tokens
             return self._quoter.encode(text, mark, self._encode)
         return self._encode(self._backend, text)
 
@@ -188,7 +216,7 @@ def _byte_decoder(backend: "tokenizers.Tokenizer") -> tuple[Callable[[str], byte
 
 
 def byte_alphabet() -> dict[int, str]:
-    """The printable character that byte-level BPE writes for each byte (Radford et al. 2019)."""
+    """The printable character that stands for each byte in byte-level BPE (Radford et al. 2019)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {

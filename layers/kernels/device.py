@@ -6,7 +6,7 @@ import jax
 
 
 class Device(NamedTuple):
-    """What a kernel must know of its device."""
+    """What a kernel must know about its device."""
 
     platform: str  # "cpu", "gpu" or "tpu"
     kind: str  # as `jax.Device.device_kind` names it
@@ -14,8 +14,8 @@ class Device(NamedTuple):
 
 
 def has_free_views() -> bool:
-    """Whether an array under another shape or type of the same bytes is the same memory there. TPUs
-    keep arrays in tiles that go by both, so that such a view of pages or of a table is a copy.
+    """Whether reshaping or bitcasting an array is free on the target device. TPUs tile arrays by
+    shape and type, so such a view of pages or of a table is a copy.
     """
     return target_device().platform != "tpu"
 

@@ -1,4 +1,4 @@
-"""What was measured: which kernels were shown right and faster, which sizes are best, and where.
+"""Measurements: which kernels were correct and faster, and the best sizes, by kind of device.
 
 `tuning.json` maps a device kind (as `jax.Device.device_kind` names it) to what
 `python -m scripts.kernelbench --tune` found there:
@@ -10,8 +10,8 @@
         "sizes": {"pallas_gpu": {"H128 page64 blocks256": {"num_splits": 2, "num_stages": 2}}}}}
 
 `attention` lists the implementations that won in all of `cases`, best first. `sizes` are keyword
-arguments of an implementation's kernel by class of shape; a class that is not there has its own
-rule.
+arguments of an implementation's kernel by class of shape; for a class that is not listed the
+kernel's own rule holds.
 """
 
 import functools
@@ -23,12 +23,12 @@ PATH = Path(__file__).with_name("tuning.json")
 
 
 def winners(operation: str, device_kind: str) -> tuple[str, ...]:
-    """Implementations of an operation that a committed result puts before the reference."""
+    """Implementations of an operation that a committed measurement ranks above the reference."""
     return tuple(results().get(device_kind, {}).get(operation, ()))
 
 
 def sizes(implementation: str, device_kind: str, shape_class: str) -> dict[str, int]:
-    """Tuned sizes of a kernel; those that are not there are its own affair."""
+    """Tuned sizes of a kernel; it chooses those that are missing."""
     tuned = results().get(device_kind, {}).get("sizes", {})
     return dict(tuned.get(implementation, {}).get(shape_class, {}))
 

@@ -1,16 +1,16 @@
-"""What `bench` does, and the flags that each of its modes reads."""
+"""The modes of `bench`, and the flags that each of them reads."""
 
 _EVERY = ("model", "config", "set", "json")
 _LOAD = (  # requests, drawn
     *("requests", "rate", "seed", "prompt_tokens", "new_tokens", "prompt_lengths"),
     *("output_lengths", "prefix_tokens", "prefix_share"),
 )
-_SERVED = (*_EVERY, *_LOAD, "workload", "slo_ttft_s", "slo_itl_s", "repeats", "random_weights")
+_SERVING = (*_EVERY, *_LOAD, "workload", "slo_ttft_s", "slo_itl_s", "repeats", "random_weights")
 
 READ = {
-    "--workload=closed": (*_SERVED, "concurrency", "prefill_tokens", "beside", "plot"),
-    "--workload=poisson or FILE.jsonl": (*_SERVED, "plot"),
-    "--ladder": (*_EVERY, *_LOAD, "ladder", "ladder_rungs", "repeats", "plot"),
+    "--workload=closed": (*_SERVING, "concurrency", "prefill_tokens", "beside", "plot"),
+    "--workload=poisson or FILE.jsonl": (*_SERVING, "plot"),
+    "--ablation": (*_EVERY, *_LOAD, "ablation", "ablation_only", "repeats", "plot"),
     "--interference": (*_EVERY, "interference", "running", "long_tokens", "repeats"),
     "--host_cost": (*_EVERY, "host_cost"),
     "--decode": (*_EVERY, "decode", "gap", "repeats", "random_weights", "json_lines"),

@@ -1,42 +1,35 @@
-"""Files that flags name: checked before any work, written whole."""
+"""The picture that two apps draw, and files as apps write them."""
 
+import importlib.util
 from pathlib import Path
 
 from absl import flags
 
 from configs.errors import InputError
+from inference.files import user_files
 from scripts import common
 
 PLOT = flags.DEFINE_string("plot", None, "PNG file: a picture of the result.")
 
 
-def check(name: str, text: str, ending: str) -> None:
-    """Whether a file could get this name.
+def check_plot() -> None:
+    """Whether --plot could be drawn and written, where it is given.
 
     Raises:
-        InputError: it has another ending, or its folder does not exist.
+        InputError: it is no file that can be written, or matplotlib is not installed.
     """
-    try:
-        path = Path(text)
-        if path.suffix != ending or path.is_dir() or not path.resolve().parent.is_dir():
-            raise InputError(f"--{name} is a {ending} file in an existing folder, not {text!r}")
-    except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, a NUL
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"--{name}={text[:80]!r} is no path: {error}") from None
+    if PLOT.value is None:
+        return
+    user_files.check_target(f"--plot={PLOT.value}", PLOT.value, ".png")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError("--plot needs matplotlib: pip install 'ridgeline[plots]'")
 
 
 def write(name: str, content: bytes) -> None:
-    """The file, whole; says so on stderr.
+    """Writes the file whole and says so on stderr.
 
     Raises:
         InputError: it cannot be written.
     """
-    from inference import files
-
-    try:
-        with files.atomic_file(Path(name)) as file:
-            file.write(content)
-    except OSError as error:
-        raise InputError(f"cannot write {name}: {error.strerror}") from None
+    user_files.write({Path(name): content})
     common.say(f"wrote {name}")

@@ -1,8 +1,6 @@
-"""How to sample: flags that `generate` and `chat` share, and the same fields in a line of input."""
+"""How to sample: flags that `generate` and `chat` share."""
 
-import dataclasses
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from absl import flags
@@ -14,6 +12,11 @@ from scripts.flags import seed_flag
 flags.adopt_module_key_flags(seed_flag)
 _DETERMINISTIC = flags.DEFINE_bool(
     "deterministic", False, "A request's bits do not depend on the requests beside it."
+)
+TEMPLATE = flags.DEFINE_string(
+    "template",
+    None,
+    "Name of the chat template; default: the one that the checkpoint has for the conversation.",
 )
 _STOP = flags.DEFINE_multi_string("stop", [], "Text that ends a completion (repeatable).")
 _PARAMS = {
@@ -38,12 +41,10 @@ _PARAMS = {
         "early_stopping", False, "A beam search ends with its beam_width-th hypothesis."
     ),
 }
-_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,18}")
-FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
 
 
 def read() -> SamplingParams:
-    """What the flags ask for."""
+    """Sampling as the flags say."""
     values: dict[str, Any] = {name: flag.value for name, flag in _PARAMS.items()}
     if values["max_new_tokens"] < 1:
         raise InputError(f"--max_new_tokens is at least 1, not {values['max_new_tokens']}")
@@ -51,7 +52,7 @@ def read() -> SamplingParams:
 
 
 def engine_needs(each: Iterable[SamplingParams]) -> dict[str, Any]:
-    """What an engine must be built with to sample so."""
+    """Fields that an engine must be built with to sample so."""
     each = list(each)
     width = max(params.beam_width for params in each)
     needs = {
@@ -60,94 +61,3 @@ def engine_needs(each: Iterable[SamplingParams]) -> dict[str, Any]:
         "top_logprobs": width and width + MAX_STOP_IDS,  # whichever tokens end its model's texts
     }
     return {name: value for name, value in needs.items() if value}
-
-
-def override(params: SamplingParams, values: Mapping[str, Any]) -> SamplingParams:
-    """`params` with fields as JSON writes them; `values` holds no other names than `FIELDS`.
-
-    Raises:
-        InputError: a value is not valid.
-    """
-    read_values = {name: _READERS[name](name, value) for name, value in values.items()}
-    if read_values.get("max_new_tokens", 1) < 1:
-        raise InputError(f"max_new_tokens is at least 1, not {read_values['max_new_tokens']}")
-    return dataclasses.replace(params, **read_values)
-
-
-def _whole(name: str, value: Any) -> int:
-    if isinstance(value, float) and value.is_integer():  # JSON knows one kind of number
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise InputError(f"{name} is a whole number, not {_shown(value)}")
-    return value
-
-
-def _number(name: str, value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise InputError(f"{name} is a number, not {_shown(value)}")
-    try:
-        return float(value)
-    except OverflowError:  # a whole number of 400 digits
-        raise InputError(f"{name} is a number that a float holds, not {_shown(value)}") from None
-
-
-def _switch(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise InputError(f"{name} is true or false, not {_shown(value)}")
-    return value
-
-
-def _texts(name: str, value: Any) -> tuple[str, ...]:
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise InputError(f"{name} is a text or a list of them, not {_shown(value)}")
-    return tuple(texts)
-
-
-def _ids(name: str, value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        raise InputError(f"{name} is a list of token ids, not {_shown(value)}")
-    return tuple(_whole(f"each of {name}", item) for item in value)
-
-
-def _biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
-    wanted = f'{name} is {{"token id": number, ...}}, not {_shown(value)}'
-    if not isinstance(value, dict):
-        raise InputError(wanted)
-    if not all(_TOKEN_ID.fullmatch(token) for token in value):
-        raise InputError(wanted)
-    return tuple((int(token), _number(name, bias)) for token, bias in value.items())
-
-
-def _optional(reader: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
-    return lambda name, value: None if value is None else reader(name, value)
-
-
-def _shown(value: Any) -> str:
-    return repr(value)[:60]
-
-
-_READERS: dict[str, Callable[[str, Any], Any]] = {
-    "max_new_tokens": _whole,
-    "temperature": _number,
-    "top_k": _whole,
-    "top_p": _number,
-    "min_p": _number,
-    "repetition": _number,
-    "presence": _number,
-    "frequency": _number,
-    "logit_bias": _biases,
-    "allowed_ids": _optional(_ids),
-    "banned_ids": _ids,
-    "min_tokens": _whole,
-    "stop": _texts,
-    "stop_ids": _ids,
-    "ignore_eos": _switch,
-    "seed": _optional(_whole),
-    "priority": _whole,
-    "n": _whole,
-    "best_of": _optional(_whole),
-    "beam_width": _whole,
-    "length_penalty": _number,
-    "early_stopping": _switch,
-}

@@ -1,6 +1,11 @@
-"""Flags that two apps share, so that one process can load both."""
+"""Flags that two apps share, so that one process can load both, and how lists are read."""
+
+from collections.abc import Collection
+from typing import Any
 
 from absl import flags
+
+from configs.errors import InputError
 
 NEW_TOKENS = flags.DEFINE_integer(
     "new_tokens", 48, "Tokens to generate a request (`plan`: none unless given)."
@@ -13,3 +18,30 @@ DEVICE = flags.DEFINE_enum(
 )
 REPEATS = flags.DEFINE_integer("repeats", 3, "Measurements of each; medians are reported.")
 RATE = flags.DEFINE_float("rate", None, "Requests a second (`plan`: to keep --slo for).")
+
+
+def whole_numbers(flag: Any) -> list[int]:
+    """The numbers of a flag that lists some, separated by commas.
+
+    Raises:
+        InputError: one of them is no whole number from 1.
+    """
+    numbers = [number.strip() for number in flag.value.split(",")]
+    if not all(n.isascii() and n.isdigit() and len(n) < 16 and int(n) > 0 for n in numbers):
+        raise InputError(
+            f"--{flag.name} takes whole numbers from 1, separated by commas, not "
+            f"{flag.value[:80]!r}"
+        )
+    return [int(number) for number in numbers]
+
+
+def chosen(flag: Any, names: Collection[str]) -> list[str]:
+    """Those of the names that a flag lists, in their own order; all where it is not given.
+
+    Raises:
+        InputError: it lists another.
+    """
+    for name in flag.value or ():
+        if name not in names:
+            raise InputError(f"--{flag.name} lists some of {', '.join(names)}, not {name!r}")
+    return [name for name in names if flag.value is None or name in flag.value]

@@ -1,4 +1,4 @@
-"""What `bench` asks of an engine, as flags."""
+"""Flags of the workload that `bench` serves."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from absl import flags
 from configs import workload
 from configs.errors import InputError
 from configs.workload import Fixed, Lengths, Workload
-from inference.benchmark.metrics import Promise
+from inference.benchmark.metrics import SloTargets
 from scripts.flags import seed_flag, shared_flags
 
 _WORKLOAD = flags.DEFINE_string(
@@ -32,14 +32,14 @@ _SLO_ITL_S = flags.DEFINE_float("slo_itl_s", None, "Goodput: seconds between tok
 for _module in (shared_flags, seed_flag):
     flags.adopt_module_key_flags(_module)
 
-_DRAWN = (  # what a trace does not leave open
+_DRAWN = (  # what a trace fixes by itself
     *(_PROMPT_TOKENS, _NEW_TOKENS, _PREFIX_TOKENS),
     *(_PROMPT_LENGTHS, _OUTPUT_LENGTHS, _PREFIX_SHARE),
 )
 
 
 def is_open() -> bool:
-    """Whether requests come by the clock, not as others end."""
+    """Whether requests arrive at times of their own, not as others end."""
     return _WORKLOAD.value != "closed"
 
 
@@ -82,13 +82,13 @@ def read(concurrency: int | None = None, kind: str | None = None, **defaults: An
     return Workload(kind, concurrency=concurrency, seed=seed, **fields)
 
 
-def promise() -> Promise:
+def slo() -> SloTargets:
     """What goodput counts."""
-    return Promise(_SLO_TTFT_S.value, _SLO_ITL_S.value)
+    return SloTargets(_SLO_TTFT_S.value, _SLO_ITL_S.value)
 
 
 def _lengths(lengths: Any, tokens: Any) -> Lengths | None:
-    """What one of two flags says; None where neither does."""
+    """The lengths that one of two flags gives; None where neither is given."""
     if lengths.value is None:
         return Fixed(tokens.value) if tokens.present else None
     if tokens.present:

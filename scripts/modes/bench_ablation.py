@@ -1,20 +1,20 @@
-"""`bench --ladder`: naive, cached, static, dynamic, continuous, paged, prefix, chunked, overlap."""
+"""`bench --ablation`: one technique after another, predicted and measured."""
 
 import dataclasses
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from configs.errors import InputError
+from configs.engine import Config
 from configs.model import ModelConfig
 from configs.workload import LogNormal
 from inference.benchmark import ablation, measure, requests
-from inference.benchmark.ablation import Rung
+from inference.benchmark.ablation import Ablation
 from inference.benchmark.drive import GREEDY, Run
 from inference.benchmark.requests import TimedRequest
 from inference.planner import report
-from inference.planner.calibration import calibrate
-from inference.request import Sequence as Decoded
+from inference.planner.calibration import lookup
+from inference.scheduling.sequence import Sequence as Decoded
 from scripts import common
 from scripts.flags import file_flags, shared_flags, workload_flags
 from scripts.reports import bench_plot, bench_text
@@ -23,48 +23,45 @@ _DEFAULTS: dict[str, Any] = dict(
     num_requests=64, prompt=LogNormal(150, 1.0), output=LogNormal(80, 1.0), prefix_tokens=200,
     prefix_share=0.5,
 )  # fmt: skip
-_OVERLOAD = 2  # arrivals, in capacities of the 'continuous' rung
+_OVERLOAD = 2  # arrivals, in capacities of 'continuous'
 _NUM_NAIVE = 4  # requests that run without a cache; their time is scaled by tokens
 _PAGE_SIZES = (16, 64, 128)
 
 
-def run(repeats: int, names: Sequence[str] | None, plot: str | None) -> None:
-    """Climbs the rungs of these names, or all of them."""
+def run(repeats: int, only: Any, plot: str | None) -> None:
+    """Runs the ablations that the flag `only` lists."""
     kind = "closed" if shared_flags.RATE.value is None else "poisson"
     workload = workload_flags.read(kind=kind, **_DEFAULTS)
     resolved, config = common.resolve_config({})
     model = config.model
-    load = requests.generate(workload, model.vocab_size)
-    rungs = {rung.name: rung for rung in ablation.rungs(model, config.engine, load)}
-    for name in names or ():
-        if name not in rungs:
-            raise InputError(f"--ladder_rungs: no rung {name!r}; valid: {', '.join(rungs)}")
-    checkpoint, _ = common.open_checkpoint(resolved)
+    load = requests.generate(workload, model.vocab_size, model.max_context)
+    known = {each.name: each for each in ablation.ablations(model, config.engine, load)}
+    chosen = [known[name] for name in shared_flags.chosen(only, known)]
+    checkpoint = common.open_checkpoint(resolved)
     bench = _Bench(checkpoint, model, repeats)
     if workload.rate is None:
-        (runs,) = bench.serve([rungs["continuous"]], load, "capacity")
+        (runs,) = bench.serve([known["continuous"].config(model)], load, "capacity")
         rate = _OVERLOAD * measure.figures(runs)["requests_s"]
         workload = dataclasses.replace(workload, kind="poisson", rate=rate)
-        load = requests.generate(workload, model.vocab_size)
-    chosen = [rung for rung in rungs.values() if names is None or rung.name in names]
-    rows = _climb(bench, chosen, load)
-    top = rungs["overlap"]
-    waste = [_waste(bench, top, load, size) for size in _PAGE_SIZES if top in chosen]
+        load = requests.generate(workload, model.vocab_size, model.max_context)
+    rows = _run(bench, chosen, load)
+    last = known["overlap"]
+    waste = [_waste(bench, last, load, size) for size in _PAGE_SIZES if last in chosen]
     result = {
         "ladder": rows,
         "waste": waste,
         "workload": dataclasses.asdict(workload),
-        "cache_bytes": rungs["overlap"].config(model).engine.cache_bytes,
+        "cache_bytes": last.config(model).engine.cache_bytes,
         "compiles": bench.num_compiles,
         "predicted_by": report.predicted_by(bench.machine),
     }
     if common.JSON.value:
-        common.print_json(result, rungs["overlap"].config(model))
+        common.print_json(result, last.config(model))
     else:
         bench_text.show_waste(waste)
-        bench_text.show_ladder_notes(result)
+        bench_text.show_ablation_notes(result)
     if plot is not None:
-        file_flags.write(plot, bench_plot.ladder(rows, model.name))
+        file_flags.write(plot, bench_plot.ablation(rows, model.name))
 
 
 class _Bench:
@@ -78,18 +75,18 @@ class _Bench:
         with common.bars() as progress:
             self.params = checkpoint.load_params(decoder.param_infos(model), progress)
         self.model = model
-        self.machine = calibrate.this_machine(model.dtype)
+        self.machine = lookup.this_machine(model.dtype, model=model)
         self.num_compiles = 0  # while requests were served
         self._repeats = repeats
         self._count = measure.count_compiles()
 
     def serve(
-        self, rungs: Sequence[Rung], load: Sequence[TimedRequest], label: str
+        self, configs: Sequence[Config], load: Sequence[TimedRequest], label: str
     ) -> list[list[Run]]:
-        """The runs of each rung on a new engine, which is warm; several rungs run by turns."""
+        """The runs of each configuration on a new engine, which is warm; several run by turns."""
         from inference.engine import Engine
 
-        engines = [Engine(rung.config(self.model), self.params) for rung in rungs]
+        engines = [Engine(config, self.params) for config in configs]
         for engine in engines:
             common.warm_up(engine, f"{label}: compiling steps")
         runs: list[list[Run]] = [[] for _ in engines]
@@ -105,39 +102,40 @@ class _Bench:
         return runs
 
 
-def _climb(
-    bench: _Bench, rungs: Sequence[Rung], load: Sequence[TimedRequest]
+def _run(
+    bench: _Bench, chosen: Sequence[Ablation], load: Sequence[TimedRequest]
 ) -> list[dict[str, Any]]:
-    """A row a rung; printed as they come, beside JSON on stderr."""
-    tokens: list[list[int]] = []  # of every request, on the rung before
+    """A row an ablation; printed as they come, beside JSON on stderr."""
+    tokens: list[list[int]] = []  # of every request, as the ablation before gave them
     host_s = 0.0
 
-    def predict(rung: Rung) -> dict[str, float]:
-        if rung.engine is None:
+    def predict(each: Ablation) -> dict[str, float]:
+        if each.engine is None:
             return _predict_naive(bench, load)
-        run = measure.predict(rung.config(bench.model), load, bench.machine, host_s)
+        run = measure.predict(each.config(bench.model), load, bench.machine, host_s)
         return measure.figures([run])
 
-    def serve(rungs: Sequence[Rung]) -> list[dict[str, float]]:
+    def serve(turns: Sequence[Ablation]) -> list[dict[str, float]]:
         nonlocal host_s, tokens
-        *_, newest = rungs
+        *_, newest = turns
         if newest.engine is None:
             return [_run_naive(bench, load)]
         found = []
-        for runs in bench.serve(rungs, load, newest.name):
+        configs = [each.config(bench.model) for each in turns]
+        for runs in bench.serve(configs, load, newest.name):
             found.append(measure.figures(runs))
-            earlier, tokens = tokens, [served.token_ids for served in runs[-1].served]
+            earlier, tokens = tokens, [each.token_ids for each in runs[-1].requests]
             if earlier:
                 pairs = zip(earlier, tokens, strict=True)
                 found[-1]["equal_tokens"] = sum(a == b for a, b in pairs) / len(load)
-        host_s = found[-1]["host_step_s"]  # what the next rung is expected to take
+        host_s = found[-1]["host_step_s"]  # what the next one is expected to take
         return found
 
     rows, table = [], sys.stderr if common.JSON.value else sys.stdout
-    print(bench_text.LADDER_HEAD, file=table, flush=True)
-    for climbed in ablation.climb(rungs, predict, serve):
-        rows.append(climbed.as_json())
-        print(bench_text.ladder_row(rows[-1]), file=table, flush=True)
+    print(bench_text.ABLATION_HEAD, file=table, flush=True)
+    for result in ablation.run(chosen, predict, serve):
+        rows.append(result.as_json())
+        print(bench_text.ablation_row(rows[-1]), file=table, flush=True)
     return rows
 
 
@@ -179,12 +177,13 @@ def _scaled(load: Sequence[TimedRequest], seconds: float) -> dict[str, float]:
 
 
 def _waste(
-    bench: _Bench, top: Rung, load: Sequence[TimedRequest], page_tokens: int
+    bench: _Bench, last: Ablation, load: Sequence[TimedRequest], page_tokens: int
 ) -> dict[str, float]:
-    """Room without a token on the highest rung, for a size of page."""
-    rung = top.with_engine(page_tokens=page_tokens)
-    expected = measure.predict(rung.config(bench.model), load, bench.machine)
-    (runs,) = bench.serve([rung], load, f"pages of {page_tokens}")
+    """Room without a token in the last ablation, for a size of page."""
+    assert last.engine is not None
+    config = Config(bench.model, dataclasses.replace(last.engine, page_tokens=page_tokens))
+    expected = measure.predict(config, load, bench.machine)
+    (runs,) = bench.serve([config], load, f"pages of {page_tokens}")
     measured = measure.figures(runs)
     return {
         "page_tokens": page_tokens,

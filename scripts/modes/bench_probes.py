@@ -9,7 +9,7 @@ from inference.benchmark import measure
 from inference.benchmark.drive import Run
 from inference.benchmark.interference import Interference
 from inference.benchmark.requests import TimedRequest
-from inference.planner.calibration import calibrate
+from inference.planner.calibration import lookup
 from scripts import common
 from scripts.reports import bench_text
 
@@ -25,7 +25,7 @@ def interference(num_running: int, long_tokens: int, repeats: int) -> None:
         Config(model, probe.engine(model, config.engine, is_chunked))
         for is_chunked in (False, True)
     ]
-    checkpoint, _ = common.open_checkpoint(resolved)
+    checkpoint = common.open_checkpoint(resolved)
     engines: dict[bool, Any] = {}
 
     def serve(is_chunked: bool, requests: list[TimedRequest]) -> list[Run]:
@@ -35,7 +35,7 @@ def interference(num_running: int, long_tokens: int, repeats: int) -> None:
             common.warm_up(engines[is_chunked])
         return measure.measure(engines[is_chunked], requests, repeats)
 
-    machine = calibrate.this_machine(model.dtype)
+    machine = lookup.this_machine(model.dtype, model=model)
 
     def expect(is_chunked: bool, requests: list[TimedRequest]) -> list[Run]:
         return [measure.predict(configs[is_chunked], requests, machine)]
@@ -44,7 +44,7 @@ def interference(num_running: int, long_tokens: int, repeats: int) -> None:
     found = probe.measure(model.vocab_size, serve)
     if common.JSON.value:
         sizes = {"running": num_running, "long_tokens": long_tokens, "predicted": predicted}
-        sizes["tile_tokens"] = config.engine.tile_tokens
+        sizes["tile_tokens"] = config.engine.chunk_tokens
         common.print_json({"interference": sizes | found}, configs[True])
     else:
         bench_text.show_interference(found, predicted)

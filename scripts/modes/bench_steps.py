@@ -9,29 +9,30 @@ from configs.engine import Config
 from configs.errors import InputError
 from inference.benchmark import steps
 from inference.planner import report
-from inference.planner.calibration import calibrate
-from scripts import common, so_far
+from inference.planner.calibration import lookup
+from scripts import common
+from scripts.flags import json_lines_flag
 from scripts.reports import steps_text
 
 _LARGEST = 1 << 20
 
 
 def run(
-    points: Sequence[str], open_: Callable[[Any], tuple[Any, Any]], repeats: int, serves: bool
+    points: Sequence[str], open_: Callable[[Any], Any], repeats: int, with_engine: bool
 ) -> None:
     """A row a point.
 
     Args:
         points: "sequences x context" each.
-        open_: a resolved model -> its checkpoint and tokenizer, or None and None.
+        open_: a resolved model -> its checkpoint, or None.
         repeats: medians are reported.
-        serves: also what the engine adds.
+        with_engine: also what the engine adds.
     """
     asked = [_point(text) for text in points]
     resolved, config = common.resolve_config({})
     configs = [steps.sizes(config, *each) for each in asked]
-    checkpoint, _ = open_(resolved)
-    hardware = calibrate.this_machine(config.model.dtype)
+    checkpoint = open_(resolved)
+    hardware = lookup.this_machine(config.model.dtype, model=config.model)
     rows: list[dict[str, Any]] = []
     result = {
         "decode_steps": rows,
@@ -44,20 +45,20 @@ def run(
         row: dict[str, Any] = {"rows": count, "context": context, "needed_bytes": needed}
         if needed < hardware.memory_bytes:
             engine = _engine(own, checkpoint, values)
-            values = engine.executor.params
-            row |= dataclasses.asdict(steps.decode(engine, context, hardware, repeats, serves))
-            del engine  # its cache makes room for the next
+            values = engine.model_runner.params
+            row |= dataclasses.asdict(steps.decode(engine, context, hardware, repeats, with_engine))
+            del engine  # frees its cache for the next
             gc.collect()
         rows.append(row)
-        so_far.tell(result)
-    if so_far.is_json():
+        json_lines_flag.print_line(result)
+    if json_lines_flag.is_json():
         common.print_json(result, config)
     else:
         print("\n".join(steps_text.table(rows, hardware)))
 
 
 def _engine(config: Config, checkpoint: Any, values: Any) -> Any:
-    """An engine with weights that are there already, or with its own."""
+    """An engine with weights that were loaded before, or else its own."""
     if values is None:
         return common.load_engine(checkpoint, config)
     from inference.engine import Engine

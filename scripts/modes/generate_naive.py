@@ -1,4 +1,4 @@
-"""`generate --naive`: prompts decoded without a cache and then with it, both rates side by side."""
+"""`generate --naive`: decodes prompts without a cache and then with it, and compares the rates."""
 
 import dataclasses
 import math
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from inference.planner import report
-from inference.planner.calibration import calibrate
+from inference.planner.calibration import lookup
 from inference.request import SamplingParams
-from inference.request import Sequence as Decoded
 from inference.runtime import naive
+from inference.scheduling.sequence import Sequence as Decoded
 
 
 def compare(
     engine: Any, prompts: Sequence[list[int]], params: SamplingParams
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Results as `generate` prints them, decoded without a cache, and what both ways took.
+    """Results as `generate` prints them, decoded without a cache, and the time of both ways.
 
-    Times without a cache leave compilation out, but for the first token's.
+    Times without a cache leave compilation out, except the first token's.
     """
     params = dataclasses.replace(params, seed=params.seed or 0)
     model = engine.config.model
@@ -34,17 +34,17 @@ def compare(
         room = engine.config.max_context - len(prompt)
         own = dataclasses.replace(params, max_new_tokens=min(params.max_new_tokens, room))
         sequence = Decoded(number, own, list(prompt), len(prompt), eos_ids, params.seed or 0)
-        naive_s += sum(naive.decode(engine.executor.params, model, sequence, on_token))
+        naive_s += sum(naive.decode(engine.model_runner.params, model, sequence, on_token))
         decoded.append(sequence)
     engine.generate(prompts[:1], dataclasses.replace(params, max_new_tokens=2))  # compiles
     start_cached = time.perf_counter()
     completions = [engine.generate([prompt], params)[0] for prompt in prompts]
     cached_s = time.perf_counter() - start_cached
-    machine = calibrate.this_machine(model.dtype)
-    tile = engine.config.engine.tile_tokens
+    machine = lookup.this_machine(model.dtype, model=model)
+    chunk = engine.config.engine.chunk_tokens
     sizes = [(s.num_prompt_tokens, s.num_output_tokens) for s in decoded]
     predicted_naive = sum(report.naive_seconds(model, machine, *s, naive.BLOCK) for s in sizes)
-    predicted_cached = sum(report.cached_seconds(model, machine, *s, tile) for s in sizes)
+    predicted_cached = sum(report.cached_seconds(model, machine, *s, chunk) for s in sizes)
     num_tokens = sum(new for _, new in sizes)
     stats = {
         "prompt_tokens": sum(length for length, _ in sizes),

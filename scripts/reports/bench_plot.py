@@ -1,25 +1,12 @@
-"""`bench --plot`: rates over concurrency, distributions of latencies, gains of a ladder."""
+"""`bench --plot`: rates over concurrency, distributions of latencies, gains of techniques."""
 
-import importlib.util
-import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from configs.errors import InputError
 from inference.benchmark.drive import Run
-from scripts.reports import bench_text
+from scripts.reports import bench_text, figures
 
 _MEASURED, _PREDICTED = "#332288", "#DDCC77"  # of Paul Tol's muted scheme
-
-
-def check() -> None:
-    """Whether it can draw, before minutes of measuring.
-
-    Raises:
-        InputError: matplotlib is not installed.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("--plot needs matplotlib: pip install 'ridgeline[plots]'")
 
 
 def closed(rows: Sequence[dict[str, Any]], title: str) -> bytes:
@@ -37,19 +24,19 @@ def closed(rows: Sequence[dict[str, Any]], title: str) -> bytes:
         left.set_ylabel("output tokens a second")
         right.set_ylabel("ms between tokens (p50)")
 
-    return _figure(title, draw)
+    return figures.png(title, draw)
 
 
 def latencies(runs: Sequence[Run], title: str) -> bytes:
     """A PNG: share of the requests within a time, and what ran when; of all the runs."""
 
     def draw(left: Any, right: Any) -> None:
-        served = [each for run in runs for each in run.served]
-        gaps = [gap for each in served for gap in each.gaps_s]
+        requests = [each for run in runs for each in run.requests]
+        gaps = [gap for each in requests for gap in each.gaps_s]
         for values, name, colour in (
-            ([each.ttft_s for each in served], "first token", "#332288"),
+            ([each.ttft_s for each in requests], "first token", "#332288"),
             (gaps, "between tokens", "#117733"),
-            ([each.e2e_s for each in served], "end to end", "#CC6677"),
+            ([each.e2e_s for each in requests], "end to end", "#CC6677"),
         ):
             shares = [(rank + 1) / len(values) for rank in range(len(values))]
             left.step(sorted(values), shares, where="post", color=colour, label=name)
@@ -57,18 +44,18 @@ def latencies(runs: Sequence[Run], title: str) -> bytes:
         left.legend(fontsize=8)
         for run in runs:
             now, times, running = 0.0, [], []
-            for sample in run.samples:
-                now += sample.seconds
+            for usage in run.usage:
+                now += usage.seconds
                 times.append(now)
-                running.append(sample.num_running)
+                running.append(usage.num_running)
             right.step(times, running, where="post", color=_MEASURED, alpha=0.6)
         right.set(xlabel="seconds of steps", ylabel="running requests", ylim=(0, None))
 
-    return _figure(title, draw)
+    return figures.png(title, draw)
 
 
-def ladder(rows: Sequence[dict[str, Any]], title: str) -> bytes:
-    """A PNG: each rung's gain on its own metric, and the rate it ends up with."""
+def ablation(rows: Sequence[dict[str, Any]], title: str) -> bytes:
+    """A PNG: each ablation's gain on its own metric, and the rate it ends up with."""
 
     def draw(left: Any, right: Any) -> None:
         gained = [row for row in rows if row["measured"]["gain"] is not None]
@@ -95,16 +82,4 @@ def ladder(rows: Sequence[dict[str, Any]], title: str) -> bytes:
             axes.invert_yaxis()
             axes.legend(fontsize=8)
 
-    return _figure(title, draw)
-
-
-def _figure(title: str, draw: Callable[[Any, Any], None]) -> bytes:
-    """A PNG of two panels."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(13, 5.5), layout="constrained")
-    draw(*figure.subplots(1, 2))
-    figure.suptitle(title)
-    written = io.BytesIO()
-    figure.savefig(written, format="png", dpi=130)
-    return written.getvalue()
+    return figures.png(title, draw)

@@ -24,7 +24,7 @@ _FIGURES = {
     "preemptions": ("preemptions", "{:.0f}"),
     "steps": ("steps", "{:.0f}"),
 }
-# How a rung's metric is shown.
+# How an ablation's metric is shown.
 METRICS = _FIGURES | {
     "ttft_p50_s": ("first token p50, s", "{:.2f}"),
     "itl_p99_s": ("between tokens p99, s", "{:.3f}"),
@@ -79,14 +79,14 @@ def show_open(result: Mapping[str, Any]) -> None:
     print(f"\nhost {1e3 * row['host_step_s']:.2f} ms a step; {_compiles(result)}")
 
 
-LADDER_HEAD = (
-    f"{'rung':12}{'over':12}{'metric':26}{'before':>9}{'after':>9}{'gain':>8}   predicted:"
+ABLATION_HEAD = (
+    f"{'ablation':12}{'over':12}{'metric':26}{'before':>9}{'after':>9}{'gain':>8}   predicted:"
     f"{'before':>9}{'after':>9}{'gain':>8}"
 )
 
 
-def ladder_row(row: Mapping[str, Any]) -> str:
-    """A rung: its metric on the rung below and on it, measured and predicted."""
+def ablation_row(row: Mapping[str, Any]) -> str:
+    """An ablation: its metric without the technique and with it, measured and predicted."""
     name, form = METRICS[row["metric"]]
 
     def cells(found: Mapping[str, Any]) -> str:
@@ -98,12 +98,12 @@ def ladder_row(row: Mapping[str, Any]) -> str:
     return f"{names}{cells(row['measured'])}{'':13}{cells(row['predicted'])}"
 
 
-def show_ladder_notes(result: Mapping[str, Any]) -> None:
+def show_ablation_notes(result: Mapping[str, Any]) -> None:
     """What the table leaves out."""
     workload, rows = result["workload"], {row["rung"]: row for row in result["ladder"]}
     print(
         f"\n{workload['num_requests']} requests at {workload['rate']:.2f} a second, "
-        f"{result['cache_bytes'] / 1e6:.0f} MB of cache; programs compiled while serving: "
+        f"{result['cache_bytes'] / 1e6:.0f} MB of cache; executables compiled while serving: "
         f"{result['compiles']}; predicted by: {result['predicted_by']}"
     )
     if "naive" in rows:
@@ -153,6 +153,6 @@ def show_host_cost(rows: list[dict[str, Any]]) -> None:
 
 def _compiles(result: Mapping[str, Any]) -> str:
     return (
-        f"programs compiled after warm-up: {sum(row['compiles'] for row in result['rows'])}; "
+        f"executables compiled after warm-up: {sum(row['compiles'] for row in result['rows'])}; "
         f"predicted by: {result['predicted_by']}"
     )

@@ -1,7 +1,9 @@
-"""What an answer took beside what it had to take."""
+"""What answers took, beside what was predicted."""
 
 import dataclasses
 from typing import Any
+
+from configs.hardware.spec import HardwareSpec
 
 
 def stats(
@@ -11,17 +13,19 @@ def stats(
     first_token_s: float,
     seconds: float,
     compile_s: float,
+    *,
+    machine: HardwareSpec | None = None,
 ) -> dict[str, Any]:
-    """Figures of a run: medians over steps that only decode, None where the machine cannot be
-    measured beside the engine.
+    """Figures of a run: medians over steps that only decode, as the machine (None: the one at hand)
+    predicts them; None where it cannot be measured beside the engine.
 
-    The first token is what the user waited for, compilation included; the rate is that of a program
-    that is there already.
+    The time to the first token is what the user waited for, compilation included; the rate leaves
+    compilation out.
     """
     from inference.planner import report
-    from inference.planner.calibration import calibrate
+    from inference.planner.calibration import lookup
 
-    machine = calibrate.this_machine_or_none()
+    machine = machine or lookup.this_machine_or_none(model=engine.config.model)
     steps = machine and report.decode_steps(engine.config, engine.records, machine)
     return {
         "prompt_tokens": prompt_tokens,
@@ -34,7 +38,7 @@ def stats(
 
 
 def nothing() -> dict[str, Any]:
-    """The same figures of a run that had nothing left to do."""
+    """The same figures, of a run that had nothing left to do."""
     counts = {"prompt_tokens": 0, "output_tokens": 0, "compile_s": 0.0}
     return counts | dict.fromkeys(("ttft_s", "output_tok_s")) | _no_steps()
 

@@ -1,4 +1,4 @@
-"""The page of `scripts.device`: what was found, and what became of every part."""
+"""The page of `scripts.device`: how every part ended, and what it found."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ def _command(command: Sequence[str]) -> str:
 
 
 def _lines(part: Mapping[str, Any]) -> list[str]:
-    """What a part found, for people; the end of what it printed, where that is no JSON."""
+    """What a part found, for people; or the end of what it printed, where that is no JSON."""
     result, tail = part["result"], part["tail"].splitlines()[-_TAIL_LINES:]
     if result is None:
         return tail
@@ -74,7 +74,7 @@ class Tokens(NamedTuple):
 
 
 def tokens(parts: Sequence[Mapping[str, Any]]) -> list[Tokens]:
-    """Of the real model, computed here, beside those of the CPU."""
+    """The real model's answers on the device, beside those of the CPU."""
     answers = {
         part["name"]: [agreement.Answer.of_json(result) for result in part["result"]["results"]]
         for part in parts

@@ -37,8 +37,8 @@ def table(found: Mapping[str, Any]) -> list[str]:
 
 
 def paged_over_contiguous(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Times of those that read pages over that of the fastest without: of each the largest ratio
-    of all cases in which pages are in random order.
+    """Time of each kernel that reads pages over the fastest that does not: the largest ratio over
+    the cases in which pages are in random order.
     """
     found: dict[str, float] = {}
     for row in rows:
@@ -51,8 +51,8 @@ def paged_over_contiguous(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]
 
 
 def shuffled_over_in_order(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Times on pages in random order over those on pages one after another: of each that reads
-    pages the largest ratio.
+    """Time of each kernel that reads pages with pages in random order over that in order: the
+    largest ratio.
     """
     names = [field.name for field in dataclasses.fields(Case) if field.name != "is_shuffled"]
 

@@ -1,12 +1,11 @@
 """`plan --plot`: the roofline with each operation on it, and latency against throughput."""
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
-from configs.errors import InputError
 from inference.planner import parts
 from inference.planner.deployment import Deployment
+from scripts.reports import figures
 
 # Paul Tol's muted and bright schemes: told apart by most eyes, and more than ten of them.
 _COLOURS = (
@@ -18,23 +17,15 @@ _COLOURS = (
 def draw(deployment: Deployment, batches: Sequence[int], context: int, new_tokens: int) -> bytes:
     """A PNG: on the left the operations of the largest batch asked for, decode and prefill, under
     the roof of each type; on the right every batch up to the largest that fits.
-
-    Raises:
-        InputError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError("--plot needs matplotlib: pip install 'ridgeline[plots]'") from None
-    figure = Figure(figsize=(13, 5.5), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    _roofline(left, deployment, max(batches), context)
-    _tradeoff(right, deployment, batches, context, new_tokens)
+
+    def panels(left: Any, right: Any) -> None:
+        _roofline(left, deployment, max(batches), context)
+        _tradeoff(right, deployment, batches, context, new_tokens)
+
     chips = deployment.mesh.num_chips * deployment.replicas
-    figure.suptitle(f"{deployment.config.name} on {chips} x {deployment.hardware.name}")
-    written = io.BytesIO()
-    figure.savefig(written, format="png", dpi=130)
-    return written.getvalue()
+    title = f"{deployment.config.name} on {chips} x {deployment.hardware.name}"
+    return figures.png(title, panels)
 
 
 def _roofline(axes: Any, deployment: Deployment, batch: int, context: int) -> None:

@@ -82,6 +82,7 @@ def show(deployment: Deployment, found: dict[str, Any]) -> None:
 
 def _heading(deployment: Deployment, found: dict[str, Any]) -> Iterable[str]:
     chip, formats = deployment.hardware, deployment.formats
+    compute = formats.weights.compute if formats.weights.compute in chip.rates else "bfloat16"
     stored = f"{formats.weights.name} weights, {formats.cache.name} cache"
     if "advice" in found:
         best: Choice = found["advice"].choices[0]
@@ -95,11 +96,11 @@ def _heading(deployment: Deployment, found: dict[str, Any]) -> Iterable[str]:
         yield f"{deployment.config.name} on {placed}: {stored}, {kind}"
     yield (
         f"a chip: {_size(chip.memory_bytes)}, {_size(chip.read_bandwidth)}/s, "
-        f"{chip.rate(formats.weights.compute) / 1e12:.5g} TFLOP/s in {formats.weights.compute}, "
-        f"ridge {chip.ridge(formats.weights.compute):.4g} FLOPs a byte"
+        f"{chip.rate(compute) / 1e12:.5g} TFLOP/s in {compute}, "
+        f"ridge {chip.ridge(compute):.4g} FLOPs a byte"
     )
-    if deployment.mesh.model * deployment.mesh.expert > chip.linked_chips:
-        yield f"note: links join {chip.linked_chips} chips, this mesh takes all for joined so"
+    for warning in found["warnings"]:
+        yield f"note: {warning}"
 
 
 def _chips(deployment: Deployment) -> str:
@@ -201,7 +202,7 @@ def _show_answers(console: Console, answers: Sequence[Answer]) -> None:
             "" if dollars is None else f"{dollars:.3g}",
         )  # fmt: skip
     console.print(table)
-    console.print("TTFT is the step in flight and the prompt; waiting for a place comes on top")
+    console.print("TTFT is the step in flight and the prompt; time in the queue comes on top")
 
 
 def _show_advice(console: Console, advice: Advice) -> None:

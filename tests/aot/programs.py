@@ -15,12 +15,12 @@ from configs import presets
 from configs.cache import keys_values
 from configs.engine import Config, EngineConfig
 from inference.runtime import batch, step
-from inference.scheduling.step_schedule import Plan
+from inference.scheduling.step_schedule import StepSchedule
 from inference.scheduling.step_shapes import StepShape
 from layers import attention, decoder, kv_cache, params
 from layers.kernels.attention import api
-from layers.mixer import StepContext
 from layers.ragged import Ragged, Rectangle
+from layers.registry import StepContext
 
 MEGABYTE = 1 << 20
 DECODE = StepShape((16, 1), (0, 64))
@@ -79,8 +79,8 @@ def compiled_step(
     cache = kv_cache.abstract(model, config.num_pages, page_tokens, engine.max_seqs, 0, layout)
     slots = jax.eval_shape(lambda: step.init_slots(config))
     weights = params.abstract(decoder.param_infos(model))
-    program = functools.partial(step.step, config=config, shape=shape)
-    arguments = weights, cache, slots, batch.build_batch(Plan(shape), config)
+    program = functools.partial(step.step, config=config, shape=shape, attention=attention)
+    arguments = weights, cache, slots, batch.build_batch(StepSchedule(shape), config)
     return compiled(program, device, arguments, (1, 2)), cache, slots
 
 
@@ -107,18 +107,19 @@ def compiled_attention(device: Any, name: str, case: Attention) -> tuple[Any, An
     def tensor(*shape: int, dtype: Any = "int32") -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype)
 
-    ancestors_CW = tensor(rows, width, dtype="uint32") if case.has_trees else None
+    ancestors_YW = tensor(rows, width, dtype="uint32") if case.has_trees else None
     ragged = Ragged((Rectangle(
         tensor(rows), tensor(rows, width), tensor(rows, width, dtype="bool"),
-        (tensor(rows, 4096 // page_tokens),), ancestors_CW,
+        (tensor(rows, 4096 // page_tokens),), ancestors_YW,
     ),))  # fmt: skip
-    pages = api.implementation(name).layout(1025, page_tokens, K, H, case.dtype)
+    spec = keys_values(K, H, case.window)
+    page_format = spec.page_format(case.dtype)
+    pages = api.implementation(name).layout(1025, page_tokens, page_format)
     q, kv = (tensor(rows * width, heads, H, dtype=case.dtype) for heads in (N, K))
     sinks_N = tensor(N, dtype="float32") if case.has_trees else None
 
     def attend(q: Any, k: Any, v: Any, pages: Any, ragged: Any, sinks_N: Any) -> Any:
-        spec = keys_values(K, H, case.window)
-        context = StepContext(ragged, None, spec, 0, True, False, name)
+        context = StepContext(ragged, None, spec, 0, True, False, name, page_format)
         return attention.attend(q, k, v, pages, context, case.cap, sinks_N)
 
     return compiled(attend, device, (q, kv, kv, pages, ragged, sinks_N), (3,)), pages

@@ -87,19 +87,19 @@ def test_what_is_timed_runs_in_a_loop_without_a_copy(name):
     def tensor(*shape: int, dtype="bfloat16") -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
 
-    (contender,) = (c for c in baselines.everyone() if c.name == name)
+    (kernel,) = (each for each in baselines.kernels() if each.name == name)
     kv, out = tensor(8, 1024, 8, 128), tensor(8, 1, 32, 128, dtype="float32")
     arrays = Arrays(
         tensor(8, 1, 32, 128), kv, kv, tensor(8, 16, dtype="int32"), tensor(8, dtype="int32")
     )
     pages = tensor(129, 64, 2048, dtype="uint16")
     loop, carry = (
-        on_device.looped(timing.chained(contender.attend), 50),
-        (arrays.q_CWNH, out, pages),
+        on_device.looped(timing.chained(kernel.attend), 50),
+        (arrays.q_YWNH, out, pages),
     )
     executable = programs.compiled(loop, programs.h200(), (carry, arrays), (0,))
     assert not programs.copies(executable, pages)
-    assert not programs.copies(executable, arrays.q_CWNH)
+    assert not programs.copies(executable, arrays.q_YWNH)
     body = programs.loop_body(executable, 50)
     work = {"pallas_gpu": r"mosaic_gpu.*/paged_attention/", "reference": r" while\("}
     assert any(re.search(work[name], instruction) for instruction in body.values())

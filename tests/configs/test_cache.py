@@ -1,21 +1,33 @@
 """The cache algebra against values worked out by hand."""
 
+import dataclasses
+
 import pytest
 
-from configs.cache import CacheSpec, PageGroup, keys_values, page_groups, recurrent, shared
+from configs.cache import (
+    CacheSpec,
+    PageFormat,
+    PageGroup,
+    keys_values,
+    latent,
+    page_groups,
+    recurrent,
+    shared,
+)
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
+from configs.kinds.attention import Attention
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
+from tests.kinds import Caching
 
 WINDOW = keys_values(2, 8, window=6)
 
 
 def model(**changes) -> ModelConfig:
-    widths = dict(width=8, ffn_width=8, num_layers=4, num_heads=4, num_kv_heads=2, head_width=8)
-    pattern = (LayerSpec(window=20), LayerSpec(window=20), LayerSpec())
-    fields = widths | {"vocab_size": 9, "max_context": 1000, "pattern": pattern} | changes
-    return ModelConfig("m", "m", **fields)
+    pattern = tuple(LayerSpec(Attention(4, 2, 8, window=window), None) for window in (20, 20, None))
+    fields = dict(vocab_size=9, width=8, num_layers=4, max_context=1000, pattern=pattern)
+    return ModelConfig("m", "m", **fields | changes)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +37,10 @@ def model(**changes) -> ModelConfig:
         (keys_values(1, 64, window=3), 2 * 64, 0),
         (recurrent(10), 0, 10),
         (shared(0), 0, 0),
-        (CacheSpec(3), 3, 0),
+        (CacheSpec(1, 3), 3, 0),
+        (CacheSpec(3, 8, 4), 3 * (8 + 4), 0),
+        (latent(512, 64), 576, 0),
+        (dataclasses.replace(latent(512, 64), index_width=128), 576 + 128, 0),
     ],
 )
 def test_bytes(spec, per_token, per_sequence):
@@ -35,6 +50,22 @@ def test_bytes(spec, per_token, per_sequence):
         4 * per_sequence * n for n in (1, 2, 4)
     ]
     assert spec.can_tree == (per_sequence == 0)
+    assert spec.elements_per_token == per_token
+
+
+def test_a_page_format_divides_its_row_into_keys_and_values():
+    uneven = CacheSpec(3, 8, 4).page_format("float32")
+    assert uneven == PageFormat(3, 8, 4, False, "float32")
+    assert (uneven.keys, uneven.values) == (slice(0, 24), slice(24, 36))
+    assert (uneven.row_width, uneven.bytes_per_token) == (36, 4 * 36)
+    inside = latent(512, 64).page_format("bfloat16")
+    assert (inside.keys, inside.values) == (slice(0, 576), slice(0, 512))
+    assert (inside.row_width, inside.bytes_per_token) == (576, 2 * 576)
+    scaled = (
+        dataclasses.replace(uneven, scales="float32"),
+        PageFormat(1, 6, 4, True, "bfloat16", "float32"),
+    )
+    assert [each.bytes_per_token for each in scaled] == [4 * 36 + 4 * 3 * 2, 2 * 6 + 4]
 
 
 @pytest.mark.parametrize("length, first", [(0, 0), (5, 0), (6, 1), (7, 2), (100, 95)])
@@ -50,7 +81,7 @@ def test_a_window_counts_the_newest_token(length, first):
     [(0, 0, []), (0, 1, [0]), (0, 4, [0]), (0, 5, [0, 1]), (4, 8, [1]), (7, 13, [1, 2, 3])],
 )
 def test_pages_for(start, stop, pages):
-    assert list(CacheSpec(3).pages_for(start, stop, 4)) == pages
+    assert list(CacheSpec(1, 3).pages_for(start, stop, 4)) == pages
 
 
 @pytest.mark.parametrize("boundary", range(0, 40))
@@ -63,16 +94,17 @@ def test_resume_needs_the_pages_that_are_still_visible(boundary):
 
 def test_contradictions_are_refused():
     with pytest.raises(InputError, match="at least 1 token"):
-        CacheSpec(3, window=0)
+        CacheSpec(1, 3, window=0)
     with pytest.raises(InputError, match="nothing of its own"):
-        CacheSpec(3, owner=0)
+        CacheSpec(1, 3, owner=0)
     with pytest.raises(InputError, match="nothing of its own"):
         CacheSpec(elements_per_sequence=1, owner=0)
     with pytest.raises(InputError, match="per token or per sequence, not both"):
-        CacheSpec(elements_per_token=1, elements_per_sequence=1)
-    with pytest.raises(InputError, match="window=4 or a cache with a window of its own, not both"):
-        LayerSpec(window=4, cache=keys_values(2, 8, window=4))
-    with pytest.raises(InputError, match="a value of configs/kinds/rope.py, not 'yarn'"):
+        CacheSpec(1, 1, elements_per_sequence=1)
+    for widths in ((2, 8, 4), (1, 8, 9)):
+        with pytest.raises(InputError, match="values lie in keys where there is one KV head"):
+            CacheSpec(*widths, values_in_keys=True)
+    with pytest.raises(InputError, match="a class of configs/kinds/rope.py, not 'yarn'"):
         Rope(scaling="yarn")
 
 
@@ -87,10 +119,11 @@ def test_contradictions_are_refused():
     ],
 )
 def test_a_sharer_names_an_earlier_owner(pattern, cause):
-    layers = tuple(LayerSpec(cache=spec) for spec in pattern)
+    own = Attention(4, 2, 8)
+    layers = tuple(LayerSpec(Caching(spec) if spec else own, None) for spec in pattern)
     with pytest.raises(InputError, match=cause):
         model(pattern=layers, num_layers=len(layers))
-    recurrent_owner = (LayerSpec(cache=recurrent(3)), LayerSpec(cache=shared(0)))
+    recurrent_owner = tuple(LayerSpec(Caching(spec), None) for spec in (recurrent(3), shared(0)))
     assert model(pattern=recurrent_owner, num_layers=4).cache_specs[3] == shared(0)
 
 
@@ -111,11 +144,11 @@ def test_a_model_derives_its_specs():
 
 
 def test_peak_pages_hold_a_window_and_a_step():
-    config = Config(model(), EngineConfig(page_tokens=8, tile_tokens=16, prefill_tiles=(1, 2)))
+    config = Config(model(), EngineConfig(page_tokens=8, chunk_tokens=16, prefill_chunks=(1, 2)))
     assert config.peak_pages(10) == (2, 2)
     assert config.peak_pages(1000) == (-(-(20 + 32 + 16) // 8), 125)
     assert config.page_columns == 1024 // 8
-    drafts = EngineConfig(page_tokens=8, tile_tokens=2, prefill_tiles=(1,), num_drafts=40)
+    drafts = EngineConfig(page_tokens=8, chunk_tokens=2, prefill_chunks=(1,), num_drafts=40)
     assert Config(model(), drafts).peak_pages(1000)[0] == -(-(20 + 41 + 16) // 8)
 
 
@@ -136,26 +169,36 @@ def test_pages_are_split_in_proportion_and_within_the_budget(dtype, cache_bytes)
         assert usable == [3 * peak for peak in peaks]
 
 
+def test_a_cache_without_room_for_a_page_is_refused():
+    with pytest.raises(InputError, match="engine.cache_bytes is at least .* not 1$") as caught:
+        Config(model(), EngineConfig(cache_bytes=1, max_seqs=3))
+    least = int(str(caught.value).split()[4].rstrip(","))
+    test_pages_are_split_in_proportion_and_within_the_budget("bfloat16", least)
+    with pytest.raises(InputError, match="engine.cache_bytes is at least"):
+        Config(model(), EngineConfig(cache_bytes=least)).for_platform("tpu")
+
+
 def test_pages_are_of_the_devices_size_unless_one_is_asked_for():
     """And whatever follows from it, what does not fit included."""
     config = Config(model(), EngineConfig(max_seqs=3))
     sizes = {"cpu": 16, "gpu": 64, "tpu": 128, "unheard of": 16}
     for platform, tokens in sizes.items():
-        there = config.on(platform)
+        there = config.for_platform(platform)
         assert there.engine.page_tokens == there.page_tokens == there.device_page_tokens == tokens
         assert there.page_columns == 1024 // tokens
-        assert there.on("cpu") == there
+        assert there.for_platform("cpu") == there
     assert config.page_tokens == 16
     asked = Config(model(), EngineConfig(page_tokens=256))
-    assert asked.on("gpu") == asked and asked.device_page_tokens == 128 and asked.device_pages == 2
+    assert asked.for_platform("gpu") == asked
+    assert asked.device_page_tokens == 128 and asked.device_pages == 2
     needed = config.full_bytes(3)
     tight = EngineConfig(max_seqs=3, cache_bytes=needed, overcommit=False)
     with pytest.raises(InputError, match="engine.max_seqs is at most 2 without"):
-        Config(model(), tight).on("tpu")
+        Config(model(), tight).for_platform("tpu")
 
 
 def test_a_model_without_pages_needs_none():
-    state = model(pattern=(LayerSpec("counter", cache=recurrent(4)),))
+    state = model(pattern=(LayerSpec(Caching(recurrent(4)), None),))
     config = Config(state)
     assert config.num_pages == () and config.peak_pages(99) == ()
 
@@ -168,9 +211,7 @@ def test_a_model_without_pages_needs_none():
         (dict(vocab_size=10**400), "model.vocab_size is at most 16777216"),
         (dict(num_layers=10_001), "model.num_layers is at most 10000"),
         (dict(max_context=2**31), "model.max_context is at most 2147483647"),
-        (dict(num_heads=3), "num_heads=3 is not a multiple of model.num_kv_heads=2"),
         (dict(dtype="float16"), "'float32' or 'bfloat16', not 'float16'"),
-        (dict(activation="relu"), "'silu' or 'gelu_tanh', not 'relu'"),
         (dict(pattern=()), "model.pattern lists at least one layer"),
         (dict(norm_eps=0.0), "model.norm_eps is a finite number above 0, not 0.0"),
         (dict(norm_eps=float("nan")), "model.norm_eps is a finite number above 0, not nan"),
@@ -189,13 +230,13 @@ def test_a_model_refuses(fields, cause):
         (dict(cache_bytes=-1), "engine.cache_bytes"),
         (dict(num_drafts=-1), "engine.num_drafts is at least 0"),
         (dict(decode_rows=()), "engine.decode_rows lists sizes from 1 to 4096"),
-        (dict(prefill_tiles=(0, 2)), "engine.prefill_tiles lists"),
+        (dict(prefill_chunks=(0, 2)), "engine.prefill_chunks lists"),
         (dict(page_tokens=24), "divides"),
         (dict(page_tokens=0), "engine.page_tokens is at least 1, not 0"),
         (dict(seed=-1), "engine.seed is at least 0 and below 2..64, not -1"),
         (dict(seed=2**64), "engine.seed is at least 0"),
         (dict(top_logprobs=10), "engine.top_logprobs is at most the vocabulary of 9, not 10"),
-        (dict(deterministic=True, tile_tokens=7), "at least 8"),
+        (dict(deterministic=True, chunk_tokens=7), "at least 8"),
         (dict(max_context=1001), "between 1 and the model's 1000"),
         (dict(max_context=0), "between 1 and the model's 1000"),
     ],

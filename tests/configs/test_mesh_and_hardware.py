@@ -31,7 +31,7 @@ def test_what_is_no_mesh(text):
 
 @pytest.mark.parametrize(
     "model, found, valid",
-    [("llama2-13b", Mesh(model=16), "widths .13824. of llama2-13b; valid: 1, 2, 4, 8$"),
+    [("llama2-13b", Mesh(model=16), "widths .40, 13824. and .* of llama2-13b; valid: 1, 2, 4, 8$"),
      ("llama2-70b", Mesh(model=3), "valid: 1, 2, 4, 8, 16, 32, 64"),
      ("deepseek-v2", Mesh(model=3), "valid: 1, 2, 4, 8, 16, 32, 64, 128"),
      ("mamba2-2.7b", Mesh(model=3), "valid: 1, 2, 4, 5, 8, 10, 16, 20, 40, 80"),
@@ -62,6 +62,10 @@ def test_every_chip_is_plausible():
         assert 100 < chip.ridge() < 700 and chip.link_bandwidth > 0 and chip.linked_chips >= 8
         eight = max(chip.rates.get("fp8", 0), chip.rates.get("int8", 0))
         assert eight == pytest.approx(2 * chip.rates["bfloat16"], rel=0.01)
+        assert 15e9 < chip.memory_bytes < 210e9 and 0.2e12 < chip.read_bandwidth < 8e12
+    reported = {"h100": 85.52e9, "h200": 150.8e9, "b200": 192.3e9, "v5e": 15.75 * 2**30}
+    for name, num_bytes in reported.items():
+        assert catalog.get(name).memory_bytes == pytest.approx(num_bytes, rel=1e-3)
     axes = {name: chip.link_axes for name, chip in catalog.NAMES.items()}
     assert axes == dict.fromkeys(axes, 1) | {"v5e": 2, "v5p": 3, "v6e": 2, "v7x": 3}
     tpus = [name for name in catalog.NAMES if catalog.platform(name) == "tpu"]

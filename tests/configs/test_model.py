@@ -3,23 +3,44 @@
 import pytest
 
 from configs.errors import InputError
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Experts, Gated, Plain
+from configs.kinds.kind import Mixer
+from configs.kinds.latent import Latent
+from configs.kinds.recurrent import Recurrent
 from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Rope, Yarn
 from configs.model import LayerSpec, ModelConfig
 
-_STILL = (LayerSpec(rope=None),)
+_LAYER = LayerSpec(Attention(4, 2, 6), Gated(20))
+_STILL = LayerSpec(Attention(4, 2, 6, rope=None), Gated(20))
+_NORMED = LayerSpec(Attention(4, 2, 6, qk_norm="head"), Gated(20))
 _BAD_MODELS = {
     "norm": ({"norm": "batch"}, "model.norm is 'rms' or 'layer', not 'batch'"),
-    "qk norm": ({"qk_norm": "none"}, "qk_norm is None or 'head' or 'all', not 'none'"),
-    "activation": ({"activation": "relu"}, "'silu' or 'gelu_tanh', not 'relu'"),
-    "bias": ({"biases": ("q",)}, "model.biases names each of qkv, out, ffn at most once"),
-    "bias twice": ({"biases": ("ffn", "ffn")}, "at most once"),
     "no norms": ({"pre_norms": False}, "pre_norms, model.post_norms or both"),
-    "offset": ({"norm": "layer", "norm_offset": 1.0}, "no norm_offset and no qk_norm"),
-    "head norms": ({"norm": "layer", "qk_norm": "head"}, "no norm_offset and no qk_norm"),
-    "cap": ({"score_cap": 0.0}, "model.score_cap is a finite number above 0, not 0.0"),
+    "offset": ({"norm": "layer", "norm_offset": 1.0}, "norm='layer' goes with no norm_offset"),
+    "head norms": ({"norm": "layer", "pattern": (_NORMED,)}, "qk_norm='head' goes with model.norm"),
     "logits": ({"logit_cap": float("inf")}, "model.logit_cap is a finite number"),
-    "positions": ({"learned_positions": 9, "pattern": _STILL}, "max_context=64 exceeds the 9"),
+    "positions": ({"learned_positions": 9, "pattern": (_STILL,)}, "max_context=64 exceeds the 9"),
     "both": ({"learned_positions": 64}, "learned positions go with layers without rope"),
+}
+_BAD_KINDS = {
+    "qk norm": (lambda: Attention(4, 2, 6, qk_norm="none"), "None or 'head' or 'all', not 'none'"),
+    "heads": (lambda: Attention(3, 2, 6), "num_heads=3 is not a multiple of num_kv_heads=2"),
+    "no heads": (lambda: Attention(0, 2, 6), "attention num_heads is at least 1, not 0"),
+    "bias": (lambda: Attention(4, 2, 6, biases=("q",)), "names each of qkv, out at most once"),
+    "bias twice": (lambda: Attention(4, 2, 6, biases=("out", "out")), "at most once"),
+    "cap": (lambda: Attention(4, 2, 6, score_cap=0.0), "score_cap is a finite number above 0"),
+    "pairs": (lambda: Attention(4, 2, 5), "head_width is even where attention rotates, not 5"),
+    "window": (lambda: Attention(4, 2, 6, window=3, owner=0), "window=3 is layer 0's to say"),
+    "activation": (lambda: Gated(20, "relu"), "gated activation is 'silu' or 'gelu_tanh', not"),
+    "width": (lambda: Plain(0), "plain width is at least 1, not 0"),
+    "experts": (lambda: Experts(4, 5, 8), "experts top_k is at most num_experts=4, not 5"),
+    "rank": (lambda: Latent(4, 0, 8, 8, 8), "latent rank is at least 1, not 0"),
+    "latent pairs": (lambda: Latent(4, 16, 7, 8, 8), "head_width is even where attention rotates"),
+    "state": (lambda: Recurrent(8, 0, 2), "recurrent state_width is at least 1, not 0"),
+    "no mixer": (lambda: LayerSpec("attention", Gated(20)), "mixer is one of .*attention.*, not"),
+    "swapped": (lambda: LayerSpec(Gated(20), Attention(4, 2, 6)), "a layer's mixer is one of"),
+    "no ffn": (lambda: LayerSpec(Attention(4, 2, 6), "gated"), "ffn is one of .*gated.* or None"),
 }
 _BAD_ROPES = {
     "linear": (lambda: Linear(0.0), "rope factor is a finite number above 0, not 0.0"),
@@ -43,8 +64,23 @@ _BAD_ROPES = {
 def test_contradictory_parts_are_refused(case):
     changes, cause = _BAD_MODELS[case]
     with pytest.raises(InputError, match=cause) as caught:
-        ModelConfig("m", "llama", 31, 12, 20, 2, 4, 2, 6, max_context=64, **changes)
+        ModelConfig("m", "llama", 31, 12, 2, **{"max_context": 64, "pattern": (_LAYER,)} | changes)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("case", _BAD_KINDS)
+def test_unsound_kinds_are_refused_where_they_are_written(case):
+    make, cause = _BAD_KINDS[case]
+    with pytest.raises(InputError, match=cause) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_two_kinds_do_not_share_a_name():
+    with pytest.raises(InputError, match="Attention is named 'attention' already"):
+
+        class Other(Mixer, name="attention"):
+            pass
 
 
 @pytest.mark.parametrize("case", _BAD_ROPES)

@@ -7,6 +7,7 @@ import pytest
 from configs import overrides
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
+from configs.kinds.attention import Attention
 from configs.presets import NAMES, get
 
 BASE = Config(get("smollm2-135m").config)
@@ -43,7 +44,7 @@ class Tree:
         ("model.dtype=float32", "model", "dtype", "float32"),
         ("model.norm_eps=1e-3", "model", "norm_eps", 1e-3),
         ("model.norm_eps=1", "model", "norm_eps", 1.0),
-        ("model.attention_scale=none", "model", "attention_scale", None),
+        ("model.logit_cap=none", "model", "logit_cap", None),
         ("model.name=a=b", "model", "name", "a=b"),
         ("model.name=", "model", "name", ""),
     ],
@@ -64,9 +65,10 @@ def test_later_settings_win_and_none_changes_nothing():
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_settings_may_be_valid_only_together(order):
-    heads = ["model.num_heads=4", "model.num_kv_heads=2"][::order]
-    model = overrides.apply(BASE, heads).model
-    assert (model.num_heads, model.num_kv_heads) == (4, 2)
+    kind = "model.pattern.mixer"
+    heads = [f"{kind}.num_heads=4", f"{kind}.num_kv_heads=2"][::order]
+    (mixer,) = overrides.apply(BASE, heads).model.mixers(Attention)
+    assert (mixer.num_heads, mixer.num_kv_heads) == (4, 2)
     context = ["model.max_context=64", "engine.max_context=32", "engine.max_seqs=2"][::order]
     changed = overrides.apply(
         dataclasses.replace(BASE, engine=EngineConfig(max_context=99)), context
@@ -74,6 +76,19 @@ def test_settings_may_be_valid_only_together(order):
     assert (changed.model.max_context, changed.max_context) == (64, 32)
     with pytest.raises(InputError, match="not a multiple"):
         overrides.apply(BASE, heads[:1])
+
+
+def test_a_setting_of_a_list_changes_every_layer_that_has_the_field():
+    gemma = Config(get("gemma3-270m").config)
+    changed = overrides.apply(gemma, ["model.pattern.ffn.width=64"]).model
+    assert {layer.ffn.width for layer in changed.layers} == {64}
+    expected = dataclasses.replace(gemma.model.layers[0].mixer, score_cap=3.0)
+    changed = overrides.apply(gemma, ["model.pattern.mixer.score_cap=3"]).model
+    assert changed.layers[0].mixer == expected and changed.layers[5].mixer.score_cap == 3.0
+    granite = Config(get("granite4-h-small").config)  # some of whose layers have no heads to share
+    changed = overrides.apply(granite, ["model.pattern.mixer.num_kv_heads=4"]).model
+    assert changed.mixers(Attention)[0].num_kv_heads == 4
+    assert changed.layers[0] == granite.model.layers[0]
 
 
 def test_types_inside_unions_and_tuples():
@@ -109,7 +124,11 @@ def test_types_inside_unions_and_tuples():
         ("engine.decode_rows=(1, 'a')", "expected tuple"),
         ("engine.decode_rows=[1, 2]", "expected tuple"),
         ("model.norm_eps=small", "expected float"),
-        ("model.pattern=()()", "expected tuple"),
+        ("model.pattern=()()", "a field of it is needed: mixer, ffn"),
+        ("model.pattern.mixer=3", "names a whole section, a field of it is needed: num_heads, "),
+        ("model.pattern.mixer.heads=3", "'heads' is not one of num_heads, num_kv_heads"),
+        ("model.pattern.ffn.width=wide", "expected int"),
+        ("model.ffn_width=64", "'ffn_width' is not one of name, family, vocab_size"),
         ("engine.max_seqs=0", "engine.max_seqs is at least 1"),
         ("engine.max_context=99999", "between 1 and the model's 8192"),
         ("engine.seed=-3", "engine.seed is at least 0 and below 2**64, not -3"),

@@ -51,7 +51,7 @@ def lengths(case: str, seed: int) -> list[int]:
 
 
 def draw(case: str, seed: int) -> tuple[paged_case.Case, np.ndarray | None, np.ndarray]:
-    """The sequences, their sinks, and which queries are compared with float64: bool[C, W], of each
+    """The sequences, their sinks, and which queries are compared with float64: bool[Y, W], of each
     row the first, the last and one between.
     """
     rows, generator = CASES[case], np.random.default_rng(seed)
@@ -60,8 +60,8 @@ def draw(case: str, seed: int) -> tuple[paged_case.Case, np.ndarray | None, np.n
         rows.head_width, rows.head_width**-0.5, **rows.masks,
     )  # fmt: skip
     sinks_N = np.float32(generator.normal(size=rows.heads[0]) * 3) if rows.has_sinks else None
-    asked_CW = np.zeros_like(drawn.valid_CW)
-    for row, count in enumerate(drawn.valid_CW.sum(1)):
+    asked_YW = np.zeros_like(drawn.valid_YW)
+    for row, count in enumerate(drawn.valid_YW.sum(1)):
         if count:
-            asked_CW[row, [0, generator.integers(count), count - 1]] = True
-    return drawn, sinks_N, asked_CW
+            asked_YW[row, [0, generator.integers(count), count - 1]] = True
+    return drawn, sinks_N, asked_YW

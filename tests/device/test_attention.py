@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs.cache import keys_values
 from configs.engine import ATTENTIONS, Config, EngineConfig
 from inference.benchmark import agreement
 from inference.engine import Engine
-from layers.kernels.attention import api, reference
+from layers import kv_cache
+from layers.kernels.attention import api
 from layers.kernels.attention.contract import Demand, Options
 from layers.kernels.device import target_device
 from tests import fakes
@@ -27,51 +29,49 @@ _FEW_SEEDS = SEEDS[:2]  # of the reference, tested elsewhere
 
 
 @functools.cache
-def _program(name, window, cap):
+def _program(name, page_format, window, cap):
     """(queries, pages, rectangle, sinks) -> what is attended to, and the pages, of which those that
     append get the step's tokens beside.
     """
     chosen = api.implementation(name)
 
-    def attend(q_CWNH, pages, rectangle, sinks_N):
+    def attend(q_YWNH, pages, rectangle, sinks_N):
         options = Options(window, cap, sinks_N)
+        told = rectangle, 0, page_format, options
         if chosen.append_and_attend is None:
-            return chosen.attend_pages(q_CWNH, pages, rectangle, 0, options), pages
-        *kv, pages = paged_case.take_newest(pages, rectangle, q_CWNH.shape[-1])
-        return chosen.append_and_attend(q_CWNH, *kv, pages, rectangle, 0, options)
+            return chosen.attend_pages(q_YWNH, pages, *told), pages
+        row_YWX, pages = paged_case.take_newest(pages, rectangle)
+        return chosen.append_and_attend(q_YWNH, row_YWX, pages, *told)
 
     return jax.jit(attend)
 
 
 def _stored(chosen, drawn):
     """The sequences as the implementation lays them out; token-major ones among poisoned pages."""
-    if chosen.layout is reference.layout:
+    if chosen.layout is kv_cache.token_major:
         return drawn.pages
-    K, H = drawn.kv[0][0].shape[1:]
-    shape = chosen.layout(drawn.pages.shape[0], drawn.page_tokens, K, H, drawn.dtype.name)
-    k_TKH, v_TKH, ragged = drawn.contexts
-    return chosen.write(jnp.zeros(shape.shape, shape.dtype), k_TKH, v_TKH, ragged, 0)
+    shape = chosen.layout(drawn.pages.shape[0], drawn.page_tokens, drawn.page_format)
+    return chosen.write(jnp.zeros(shape.shape, shape.dtype), *drawn.contexts, 0)
 
 
 def check(name, case, seeds):
-    """Within the bound of the dtype, the same bits again, and appended tokens in their places."""
+    """Within the bound of the dtype, the same bits again, and appended tokens where they belong."""
     rows, chosen = CASES[case], api.implementation(name)
-    demand = Demand(
-        *rows.heads, rows.head_width, rows.page_tokens, rows.dtype, False, rows.window is not None
-    )
+    page_format = keys_values(rows.heads[1], rows.head_width).page_format(rows.dtype)
+    demand = Demand(rows.heads[0], page_format, rows.page_tokens, False, rows.window is not None)
     if (reason := chosen.limit(demand, target_device())) is not None:
         pytest.skip(f"{name} {reason}")
     if name == "jax_tpu" and (rows.has_sinks or rows.masks):
         pytest.skip(f"{name} knows no sinks, trees or canvases")
-    program = _program(name, rows.window, rows.cap)
+    program = _program(name, page_format, rows.window, rows.cap)
     for seed in seeds:
-        drawn, sinks_N, asked_CW = batches.draw(case, seed)
-        (q_CWNH, _, rectangle), pages = drawn.arguments, _stored(chosen, drawn)
-        found, left = map(np.asarray, program(q_CWNH, pages, rectangle, sinks_N))
-        drawn.check(found, rows.window, rows.cap, sinks_N, asked_CW)
+        drawn, sinks_N, asked_YW = batches.draw(case, seed)
+        (q_YWNH, _, rectangle), pages = drawn.arguments, _stored(chosen, drawn)
+        found, left = map(np.asarray, program(q_YWNH, pages, rectangle, sinks_N))
+        drawn.check(found, rows.window, rows.cap, sinks_N, asked_YW)
         np.testing.assert_array_equal(left[1:], np.asarray(pages)[1:])
-        again, _ = program(q_CWNH, pages, rectangle, sinks_N)
-        np.testing.assert_array_equal(np.asarray(again)[drawn.valid_CW], found[drawn.valid_CW])
+        again, _ = program(q_YWNH, pages, rectangle, sinks_N)
+        np.testing.assert_array_equal(np.asarray(again)[drawn.valid_YW], found[drawn.valid_YW])
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)
@@ -94,10 +94,10 @@ def test_500_random_batches(case, name):
 
 @pytest.mark.parametrize("name", ATTENTIONS[1:])
 def test_an_engine_answers_as_with_the_reference(name):
-    """Prefill, scored in tiles, of prompts longer than pages, and the tokens decoded after it, up
+    """Prefill, scored in chunks, of prompts longer than pages, and the tokens decoded after it, up
     to the first near-tie.
     """
-    demand = Demand(4, 2, 128, 128, "bfloat16", False)
+    demand = Demand(4, keys_values(2, 128).page_format("bfloat16"), 128, False)
     if (reason := api.implementation(name).limit(demand, target_device())) is not None:
         pytest.skip(f"{name} {reason}")
     expected, texts = answers("reference")

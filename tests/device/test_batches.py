@@ -15,9 +15,9 @@ def test_every_batch_fits_the_pool(case):
     held = {seed: sum(-(-n // page_tokens) for n in batches.lengths(case, seed)) for seed in SEEDS}
     fullest = max(held, key=lambda seed: held[seed])
     assert held[fullest] > 0.5 * paged_case.POOL_TOKENS // page_tokens
-    drawn, _, asked_CW = batches.draw(case, fullest)
-    assert (drawn.table_CP > 0).sum() == held[fullest]
-    assert (asked_CW <= drawn.valid_CW).all() and asked_CW.any(1).sum() == drawn.valid_CW.any(
+    drawn, _, asked_YW = batches.draw(case, fullest)
+    assert (drawn.table_YP > 0).sum() == held[fullest]
+    assert (asked_YW <= drawn.valid_YW).all() and asked_YW.any(1).sum() == drawn.valid_YW.any(
         1
     ).sum()
 

@@ -9,11 +9,13 @@ import pytest
 
 from configs.errors import InputError
 from inference.engine import Engine
-from inference.request import SamplingParams, Status
-from inference.scheduling.step_schedule import Plan
+from inference.request import SamplingParams
+from inference.runtime.model_runner import Executables
+from inference.scheduling.sequence import Status
+from inference.scheduling.step_schedule import StepSchedule
 from layers import decoder
 from layers.ragged import contiguous
-from tests import fakes
+from tests import compiling, fakes
 
 pytestmark = pytest.mark.quick_code
 
@@ -23,8 +25,8 @@ SETTINGS = {
     "max_seqs": 8,
     "decode_rows": (8,),
     "page_tokens": 8,
-    "tile_tokens": 16,
-    "prefill_tiles": (3,),
+    "chunk_tokens": 16,
+    "prefill_chunks": (3,),
 }
 PROMPTS = fakes.prompts((20, 3, 50, 9), VOCAB)
 
@@ -41,8 +43,8 @@ class Bytes:
         return bytes([token])
 
 
-def make(params=None, **settings):
-    return fakes.engine(MODEL, params, tokenizer=Bytes(), **SETTINGS, **settings)
+def make(params=None, shapes="one", **settings):
+    return fakes.engine(MODEL, params, shapes, tokenizer=Bytes(), **SETTINGS, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +53,9 @@ def undisturbed():
 
 
 def assert_idle(engine):
-    assert not engine._sequences and not engine._detokenizers and not engine.scheduler.has_work
+    assert not engine._requests and not engine.scheduler.has_work
     pages = engine.scheduler.pages
-    assert pages.prefix.num_available_pages == pages.pool.num_usable_pages
+    assert pages.prefix_cache.num_available_pages == pages.pool.num_usable_pages
     engine.scheduler.check_integrity()
 
 
@@ -72,13 +74,13 @@ def test_text_is_encoded_and_streams(undisturbed):
     assert engine.generate(["abc"], fakes.greedy(5)) == make().generate(
         [[97, 98, 99]], fakes.greedy(5)
     )
-    updates = []
-    completion = engine.generate([PROMPTS[0]], fakes.greedy(20), on_update=updates.append)[0]
-    assert "".join(update.text for update in updates) == completion.text == undisturbed[0].text
-    assert sum((update.token_ids for update in updates), []) == completion.token_ids
-    assert [update.finish_reason for update in updates] == [None] * 19 + ["length"]
+    outputs = []
+    completion = engine.generate([PROMPTS[0]], fakes.greedy(20), on_output=outputs.append)[0]
+    assert "".join(output.text for output in outputs) == completion.text == undisturbed[0].text
+    assert sum((output.token_ids for output in outputs), []) == completion.token_ids
+    assert [output.finish_reason for output in outputs] == [None] * 19 + ["length"]
     streamed = list(engine.stream(PROMPTS[0], fakes.greedy(20)))
-    assert [update.text for update in streamed] == [update.text for update in updates]
+    assert [output.text for output in streamed] == [output.text for output in outputs]
     assert_idle(engine)
 
 
@@ -110,13 +112,13 @@ def test_min_tokens_bans_the_end_until_then(undisturbed):
 def test_stop_strings_across_tokens(undisturbed, start, size):
     text = undisturbed[1].text
     stop = text[start : start + size]
-    updates = []
+    outputs = []
     engine = make()
     params = fakes.greedy(20, stop=("never there", stop))
-    found = engine.generate([PROMPTS[1]], params, updates.append)[0]
+    found = engine.generate([PROMPTS[1]], params, outputs.append)[0]
     assert found.text == text[: text.index(stop)] and found.finish_reason == "stop"
-    assert "".join(update.text for update in updates) == found.text
-    assert updates[-1].finish_reason == "stop"
+    assert "".join(output.text for output in outputs) == found.text
+    assert outputs[-1].finish_reason == "stop"
     assert_idle(engine)
 
 
@@ -245,8 +247,8 @@ def test_abort_and_leaving_a_stream():
         engine.abort(id)
         engine.abort(id)
         assert_idle(engine)
-    for update in engine.stream(PROMPTS[0], fakes.greedy(30)):
-        assert update.token_ids
+    for output in engine.stream(PROMPTS[0], fakes.greedy(30)):
+        assert output.token_ids
         break
     assert_idle(engine)
 
@@ -255,11 +257,11 @@ def test_streams_read_in_turn_lose_nothing(undisturbed):
     engine = make()
     streams = [engine.stream(prompt, fakes.greedy(20)) for prompt in PROMPTS[:2]]
     texts = ["", ""]
-    while None not in (news := [next(stream, None) for stream in streams]):
-        texts = [text + update.text for text, update in zip(texts, news, strict=True)]
+    while None not in (outputs := [next(stream, None) for stream in streams]):
+        texts = [text + output.text for text, output in zip(texts, outputs, strict=True)]
     beside = engine.generate([PROMPTS[2]], fakes.greedy(20))  # while a stream may still be open
     for index, stream in enumerate(streams):
-        texts[index] += "".join(update.text for update in [news[index], *stream] if update)
+        texts[index] += "".join(output.text for output in [outputs[index], *stream] if output)
     assert texts == [completion.text for completion in undisturbed[:2]]
     assert beside[0].text == undisturbed[2].text
     assert_idle(engine)
@@ -274,8 +276,8 @@ def test_a_fork_continues_its_parents_text(undisturbed):
             prefix = texts[parent]
             child = engine.fork(parent, fakes.greedy(20))
             texts[child] = ""
-        for update in engine.step():
-            texts[update.id] += update.text
+        for output in engine.step():
+            texts[output.id] += output.text
     assert texts[parent] == undisturbed[0].text == prefix + texts[child]
     assert_idle(engine)
 
@@ -344,17 +346,17 @@ def test_a_nan_ends_its_own_request(poisoned, poison, undisturbed, position):
 
 def test_a_lost_cache_is_computed_again(undisturbed, monkeypatch):
     engine = make()
-    launch, calls = engine.executor.launch, []
+    launch, calls = engine.model_runner.launch, []
 
-    def fail_twice(plan, arrays):
-        calls.append(plan)
+    def fail_twice(schedule, arrays):
+        calls.append(schedule)
         if len(calls) in (2, 9):
-            for leaf in jax.tree.leaves((engine.executor.cache, engine.executor.slots)):
+            for leaf in jax.tree.leaves((engine.model_runner.cache, engine.model_runner.slots)):
                 leaf.delete()
             raise jax.errors.JaxRuntimeError("the device went away")
-        return launch(plan, arrays)
+        return launch(schedule, arrays)
 
-    monkeypatch.setattr(engine.executor, "launch", fail_twice)
+    monkeypatch.setattr(engine.model_runner, "launch", fail_twice)
     found = engine.generate(PROMPTS, fakes.greedy(20))
     assert [c.token_ids for c in found] == [c.token_ids for c in undisturbed]
     scored = PROMPTS[2] + PROMPTS[0] + PROMPTS[2]
@@ -367,11 +369,11 @@ def test_a_lost_cache_is_computed_again(undisturbed, monkeypatch):
 def test_a_failure_that_stays_is_raised(monkeypatch):
     engine = make()
 
-    def fail(plan, arrays):
+    def fail(schedule, arrays):
         raise jax.errors.JaxRuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.executor, "launch", fail)
+        patch.setattr(engine.model_runner, "launch", fail)
         with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory"):
             engine.generate([PROMPTS[0]], fakes.greedy(5))
     assert_idle(engine)
@@ -382,19 +384,19 @@ def test_a_failure_that_stays_is_raised(monkeypatch):
 def test_an_interrupted_call_leaves_nothing_behind(call, undisturbed, monkeypatch):
     """Not even a cache that was donated to the step that was interrupted."""
     engine, calls = make(), []
-    launch = engine.executor.launch
+    launch = engine.model_runner.launch
 
-    def interrupt(plan, arrays):
-        calls.append(plan)
+    def interrupt(schedule, arrays):
+        calls.append(schedule)
         if len(calls) < 3:
-            return launch(plan, arrays)
-        for leaf in jax.tree.leaves((engine.executor.cache, engine.executor.slots)):
+            return launch(schedule, arrays)
+        for leaf in jax.tree.leaves((engine.model_runner.cache, engine.model_runner.slots)):
             leaf.delete()
         raise KeyboardInterrupt
 
     prompts = [prompt * 6 for prompt in PROMPTS[:2]]
     with monkeypatch.context() as patch:
-        patch.setattr(engine.executor, "launch", interrupt)
+        patch.setattr(engine.model_runner, "launch", interrupt)
         with pytest.raises(KeyboardInterrupt):
             if call == "generate":
                 engine.generate(prompts, fakes.greedy(20))
@@ -411,18 +413,18 @@ def test_an_interrupted_call_leaves_nothing_behind(call, undisturbed, monkeypatc
 def test_a_callers_own_error_leaves_nothing_behind():
     engine = make()
 
-    def stop(update):
+    def stop(output):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        engine.generate(PROMPTS, fakes.greedy(20), on_update=stop)
+        engine.generate(PROMPTS, fakes.greedy(20), on_output=stop)
     assert_idle(engine)
 
 
 def test_steps_are_timed_without_compilation():
-    """Every program is compiled anew here, which takes a hundred times as long as a step."""
+    """Every executable is compiled anew here, which takes a hundred times as long as a step."""
     engine = make()
-    engine.executor._compiled = {}
+    engine.model_runner._executables = Executables()
     engine.generate([PROMPTS[1]], fakes.greedy(3))
     seconds = [record.seconds for record in engine.records]
     assert len(seconds) == 3 and max(seconds) < engine.compile_s / 4
@@ -439,7 +441,7 @@ def own_logits():
     """The model's logits after a text, without a cache."""
     params = fakes.real_params(MODEL)
 
-    @jax.jit
+    @compiling.jit
     def run(tokens_T):
         hidden_TD, _ = decoder.forward(params, MODEL, tokens_T, contiguous(1, 128))
         return decoder.logits(params, MODEL, hidden_TD)
@@ -471,7 +473,8 @@ def penalized(own_logits, prompt, params):
 def make_penalizing(params=None):
     """Small: four prompts with their continuations do not fit at once."""
     settings = SETTINGS | {"cache_bytes": 16 * 8 * 32 * 4 * 2}
-    return fakes.engine(MODEL, params, penalties=True, num_drafts=2, top_logprobs=2, **settings)
+    settings |= {"penalties": True, "num_drafts": 2, "top_logprobs": 2}
+    return fakes.engine(MODEL, params, "one", **settings)
 
 
 PENALTIES = [
@@ -486,7 +489,7 @@ PENALTIES = [
 def test_penalties_survive_preemption_fork_and_drafts(own_logits, drafts, monkeypatch):
     engine = make_penalizing()
     preempted, preempt = [], engine.scheduler.preempt
-    monkeypatch.setattr(engine.scheduler, "_will_fit", lambda *who: True)  # nobody looks ahead
+    monkeypatch.setattr(engine.scheduler._admission_control, "will_fit", lambda *_: True)
     monkeypatch.setattr(engine.scheduler, "preempt", lambda s: (preempted.append(s), preempt(s)))
     rng = np.random.default_rng(0)
     requests, known = [], {}
@@ -551,48 +554,45 @@ def test_alternatives_are_reported(own_logits):
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_the_next_step_is_planned_while_the_device_runs(overlap, monkeypatch):
-    """With overlap nobody waits for a step before the one after it is under way."""
+def test_the_next_step_is_scheduled_while_the_device_runs(overlap, monkeypatch):
+    """With overlap the next step is launched before the host waits for one."""
     engine, order = make(overlap=overlap), []
     engine.warm_up()
 
     def told(name):
-        call = getattr(engine.executor, name)
+        call = getattr(engine.model_runner, name)
         return lambda *arguments: (order.append(name), call(*arguments))[1]
 
     for name in ("launch", "wait"):
-        monkeypatch.setattr(engine.executor, name, told(name))
+        monkeypatch.setattr(engine.model_runner, name, told(name))
     engine.generate([PROMPTS[0]], fakes.greedy(4))
     both = ["launch", "wait"]
     assert order == (["launch", *both * 3, "wait"] if overlap else both * 4)
 
 
 def test_warm_up_runs_every_shape_once_and_disturbs_nobody(monkeypatch):
-    """The first run of a program is slower than the others: no request is to wait for it."""
-    engine, plans = make(), []
-    launch = engine.executor.launch
+    """The first run of an executable is slower than the others: no request is to wait for it."""
+    engine, schedules = make(shapes="riding"), []
+    runner, launch = engine.model_runner, engine.model_runner.launch
     ids = [engine.add_request(prompt, fakes.greedy(8)) for prompt in PROMPTS]
-    news = [update for _ in range(3) for update in engine.step()]
-
+    outputs = [output for _ in range(3) for output in engine.step()]
     with monkeypatch.context() as patch:
-        patch.setattr(
-            engine.executor, "launch", lambda *both: (plans.append(both[0]), launch(*both))[1]
-        )
+        seen = lambda *both: (schedules.append(both[0]), launch(*both))  # noqa: E731
+        patch.setattr(runner, "launch", lambda *both: seen(*both)[1])
         engine.warm_up()
-    assert sorted(map(str, plans)) == sorted(str(Plan(shape)) for shape in engine.scheduler.shapes)
+    shapes = engine.scheduler.shapes
+    assert len(schedules) == len(shapes) and set(schedules) == set(map(StepSchedule, shapes))
     while engine.scheduler.has_work:
-        news += engine.step()
-    expected = make().generate(PROMPTS, fakes.greedy(8))
-    for id, completion in zip(ids, expected, strict=True):
-        tokens = [token for update in news if update.id == id for token in update.token_ids]
+        outputs += engine.step()
+    for id, completion in zip(ids, make().generate(PROMPTS, fakes.greedy(8)), strict=True):
+        tokens = [token for output in outputs if output.id == id for token in output.token_ids]
         assert tokens == completion.token_ids
 
 
 def test_other_weights_are_cached_anew():
     engine = make()
     engine.generate([PROMPTS[0]], fakes.greedy(4))
-    other = jax.tree.map(lambda leaf: leaf * 1.5, engine.executor.params)
-    engine.update_params(other)
+    engine.update_params(other := jax.tree.map(lambda x: x * 1.5, engine.model_runner.params))
     (found,) = engine.generate([PROMPTS[0]], fakes.greedy(8))
     assert engine.scheduler.counters.num_cached_tokens == 0
     assert found.token_ids == make(other).generate([PROMPTS[0]], fakes.greedy(8))[0].token_ids

@@ -13,24 +13,27 @@ from tests import fakes
 PREFIX = 40
 MODELS = {"llama": fakes.llama("bfloat16"), "gemma": fakes.gemma("bfloat16")}
 SIZES = dict(
-    max_seqs=32, decode_rows=(1, 8, 32), page_tokens=8, tile_tokens=16, prefill_tiles=(1, 4),
+    max_seqs=32, decode_rows=(1, 8, 32), page_tokens=8, chunk_tokens=16, prefill_chunks=(4,),
     deterministic=True, cache_bytes=8 << 20,
 )  # fmt: skip
+# Sizes of their own are programs of their own: few, and other ones than those of `alone`.
+OWN = {"decode_rows": (32,)}
+HOST = OWN | {"preemption": "swap", "cache_bytes": 32_000}
 
 # What is done to the engine, and what it is built with.
 DISTURBANCES = {
     "together": {},
     "planned one by one": {"overlap": False},
     "chunks of 16": {"prefill_budget": 16},
-    "chunks of 64": {"tile_tokens": 64, "prefill_tiles": (1,)},
-    "chunks of 256": {"tile_tokens": 64, "prefill_tiles": (4,), "prefix_cache": False},
+    "chunks of 64": OWN | {"chunk_tokens": 64, "prefill_chunks": (1,)},
+    "chunks of 256": OWN | {"chunk_tokens": 64, "prefix_cache": False},
     "no prefixes": {"prefix_cache": False},
     "prompts first": {"chunked_prefill": False},
     "static": {"policy": "static"},
-    "contiguous": {"page_tokens": 256, "prefix_cache": False},
+    "contiguous": OWN | {"page_tokens": 256, "prefix_cache": False},
     "recompute": {"preemption": "recompute", "prefix_cache": False},
-    "swap": {"preemption": "swap", "prefix_cache": False, "cache_bytes": 32_000},
-    "prefixes on the host": {"preemption": "swap", "cache_bytes": 32_000},
+    "swap": HOST | {"prefix_cache": False},
+    "prefixes on the host": HOST,
     "restart": {},
 }
 
@@ -54,7 +57,9 @@ def requests(count):
 
 
 def make(model, **changes):
-    return fakes.engine(MODELS[model], **(SIZES | changes))
+    sizes = SIZES if model == "llama" else SIZES | {"decode_rows": (1, 32)}
+    shapes = "one" if OWN.items() <= changes.items() else "riding"
+    return fakes.engine(MODELS[model], shapes=shapes, **(sizes | changes))
 
 
 @functools.cache
@@ -94,7 +99,7 @@ def test_no_bit_changes(model, count, name):
 
     fakes.drain(engine, disturb)
     assert [(s.output_tokens, s.logprobs) for s in sequences] == expected
-    counters, prefix = engine.scheduler.counters, engine.scheduler.pages.prefix
+    counters, prefix = engine.scheduler.counters, engine.scheduler.pages.prefix_cache
     if name in ("together", "prefixes on the host"):
         assert counters.num_cached_tokens > count // 3 * PREFIX // 2
     if name in ("recompute", "swap", "prefixes on the host"):

@@ -22,7 +22,7 @@ _GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 _PRESETS = {"smollm2": "smollm2-135m", "gemma3": "gemma3-270m"}
 _NEW_TOKENS = 32
 # One decode and one prefill rectangle: few programs to compile.
-_ENGINE = EngineConfig(max_seqs=32, decode_rows=(32,), prefill_tiles=(8,), max_context=1024)
+_ENGINE = EngineConfig(max_seqs=32, decode_rows=(32,), prefill_chunks=(8,), max_context=1024)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,11 +9,11 @@ import functools
 import json
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
 from configs.engine import Config, EngineConfig
+from configs.kinds.attention import Attention
 from configs.kinds.rope import LongRope, Rope
 from configs.model import LayerSpec, ModelConfig
 from inference.checkpoints import resolve
@@ -25,7 +25,7 @@ from inference.runtime.batch import Batch
 from inference.scheduling.step_shapes import StepShape
 from layers import decoder, kv_cache
 from layers.ragged import contiguous
-from tests import fakes
+from tests import compiling, fakes
 
 _GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 _NAMES = sorted(path.parent.name for path in _GOLDEN.glob("*/expected.npz"))
@@ -42,7 +42,8 @@ def _load(name: str):
     with np.load(_GOLDEN / name / "expected.npz") as arrays:
         prompts = [arrays[f"tokens_{i}"] for i in (0, 1)]
         expected = [arrays[f"logits_{i}"] for i in (0, 1)]
-    scaling = model.layers[0].rope and model.layers[0].rope.scaling
+    rope = model.layers[0].mixer.rope
+    scaling = rope and rope.scaling
     if isinstance(scaling, LongRope) and len(prompts[0]) <= scaling.original_context:
         # transformers takes the short divisors by length, we by the longest context allowed.
         model = dataclasses.replace(model, max_context=scaling.original_context)
@@ -83,13 +84,13 @@ def _forward(name: str, config: Config, shape: StepShape):
     """The engine's step up to the logits, for every packed token."""
     params = _load(name)[1]
 
-    @jax.jit
+    @compiling.jit
     def forward(cache, slots, batch):
         hidden_TD, cache = decoder.forward(
             params, config.model, batch.tokens_T, step.view(shape, slots, batch), cache,
             deterministic=config.engine.deterministic,
         )  # fmt: skip
-        fed = slots.num_tokens.at[batch.slot_R].add(batch.query_length_R)
+        fed = slots.num_tokens.at[batch.slot_Y].add(batch.query_length_Y)
         slots = dataclasses.replace(slots, num_tokens=fed)
         return decoder.logits(params, config.model, hidden_TD), cache, slots
 
@@ -109,20 +110,20 @@ def _paged_logits(
     results = [np.full_like(logits, np.nan) for logits in expected]
     committed = [0, 0]
     for planned in steps:
-        tokens_RW = np.zeros((rows, shape.num_tokens // rows), np.int32)
-        slot_R = np.full(rows, _SLOTS, np.int32)
-        start_R, length_R = np.zeros_like(slot_R), np.zeros_like(slot_R)
+        tokens_YW = np.zeros((rows, shape.num_tokens // rows), np.int32)
+        slot_Y = np.full(rows, _SLOTS, np.int32)
+        start_Y, length_Y = np.zeros_like(slot_Y), np.zeros_like(slot_Y)
         for r, (prompt, at, length) in enumerate(planned):
-            tokens_RW[r, :length] = prompts[prompt][at : at + length]
-            slot_R[r], start_R[r], length_R[r] = 2 * prompt, at - committed[prompt], length
+            tokens_YW[r, :length] = prompts[prompt][at : at + length]
+            slot_Y[r], start_Y[r], length_Y[r] = 2 * prompt, at - committed[prompt], length
         batch = Batch(
-            tokens_RW.ravel(), slot_R, start_R, length_R, np.zeros(rows, bool),
-            tuple(table[slot_R] for table in tables), np.zeros((0, 0), np.int32),
+            tokens_YW.ravel(), slot_Y, start_Y, length_Y, np.zeros(rows, bool),
+            tuple(table[slot_Y] for table in tables), np.zeros((0, 0), np.int32),
         )  # fmt: skip
         logits_TV, cache, slots = _forward(name, config, shape)(cache, slots, batch)
-        logits_RWV = np.asarray(logits_TV).reshape(*tokens_RW.shape, -1)
+        logits_YWV = np.asarray(logits_TV).reshape(*tokens_YW.shape, -1)
         for r, (prompt, at, length) in enumerate(planned):
-            results[prompt][at : at + length] = logits_RWV[r, :length]
+            results[prompt][at : at + length] = logits_YWV[r, :length]
             committed[prompt] += length
     return results
 
@@ -139,9 +140,10 @@ def test_every_layout_is_there():
     kinds = {
         (
             m.family,
-            "mqa" if m.num_kv_heads == 1 else "mha" if m.num_kv_heads == m.num_heads else "gqa",
+            "mqa" if h.num_kv_heads == 1 else "mha" if h.num_kv_heads == h.num_heads else "gqa",
         )
         for m in models
+        for h in m.mixers(Attention)
     }
     supported = [family.name for family in families.ARCHITECTURES.values()]
     layouts = {f: ("mha",) if f == "gpt2" else ("mqa", "gqa", "mha") for f in supported}
@@ -152,7 +154,7 @@ def test_every_layout_is_there():
     assert {_family(name) for name in _GREEDY} == {*supported}
     for name in _NAMES:
         model, _, prompts, _ = _load(name)
-        windows = [layer.window for layer in model.layers if layer.window]
+        windows = [mixer.window for mixer in model.mixers(Attention) if mixer.window]
         assert len(prompts[0]) > max(3 * 16, *(2 * window for window in windows), 0)
 
 
@@ -168,8 +170,7 @@ def _uncached_logits(name: str, model: ModelConfig) -> list[np.ndarray]:
         assert cache is None
         return decoder.logits(params, model, hidden_TD)
 
-    compiled = jax.jit(forward).lower(params, tokens.ravel()).compile()
-    found = np.asarray(compiled(params, tokens.ravel())).reshape(*tokens.shape, -1)
+    found = np.asarray(compiling.jit(forward)(params, tokens.ravel())).reshape(*tokens.shape, -1)
     return [row[: len(p)] for row, p in zip(found, prompts, strict=True)]
 
 
@@ -181,16 +182,20 @@ def test_without_a_cache(name):
 
 
 def _each_layer(change):
-    """A change of a model that changes all of its layers."""
-    return lambda m: {"pattern": tuple(dataclasses.replace(s, **change(s)) for s in m.pattern)}
+    """A change of a model that changes the mixers of all of its layers."""
+
+    def changed(spec: LayerSpec) -> LayerSpec:
+        return LayerSpec(dataclasses.replace(spec.mixer, **change(spec.mixer)), spec.ffn)
+
+    return lambda m: {"pattern": tuple(map(changed, m.pattern))}
 
 
 def _rescaled(**changes):
     """A change of how every layer's frequencies are stretched."""
 
-    def change(spec: LayerSpec) -> dict:
-        scaling = dataclasses.replace(spec.rope.scaling, **changes)
-        return {"rope": dataclasses.replace(spec.rope, scaling=scaling)}
+    def change(mixer: Attention) -> dict:
+        scaling = dataclasses.replace(mixer.rope.scaling, **changes)
+        return {"rope": dataclasses.replace(mixer.rope, scaling=scaling)}
 
     return _each_layer(change)
 
@@ -198,13 +203,13 @@ def _rescaled(**changes):
 # Checkpoints whose logits must show a quirk: what the model would be without it.
 _VISIBLE = {
     "gemma2-gqa-tied": (
-        lambda m: {"score_cap": None},
+        _each_layer(lambda s: {"score_cap": None}),
         lambda m: {"logit_cap": None},
-        lambda m: {"attention_scale": None},
+        _each_layer(lambda s: {"scale": None}),
         _each_layer(lambda s: {"window": None}),
     ),
     "gemma3-gqa-linear-rope": (
-        lambda m: {"attention_scale": None},
+        _each_layer(lambda s: {"scale": None}),
         _each_layer(lambda s: {"window": None}),
         _each_layer(lambda s: {"rope": Rope(s.rope.theta)}),
     ),
@@ -248,8 +253,8 @@ def test_greedy_text(name):
     with np.load(_GOLDEN / name / "expected.npz") as arrays:
         prompts, expected = arrays["greedy_prompts"], arrays["greedy_tokens"]
     engine = fakes.engine(
-        model, params, max_seqs=4, max_context=64, decode_rows=(4,), prefill_tiles=(2,),
-        tile_tokens=16,
+        model, params, "one", False, max_seqs=4, max_context=64, decode_rows=(4,),
+        prefill_chunks=(2,), chunk_tokens=16,
     )  # fmt: skip
     completions = engine.generate(
         [prompt[prompt >= 0].tolist() for prompt in prompts], fakes.greedy(expected.shape[1])
@@ -266,13 +271,14 @@ def _steps(name: str, fed: list[int] | None, each: int):
     return _chunks(lengths, fed or lengths, each)
 
 
+@pytest.mark.quick_code
 @pytest.mark.parametrize("name", _NAMES)
 def test_both_prompts_packed_in_one_step(name):
-    """Then in chunks that end inside of pages and tiles, each prompt at its own speed."""
+    """Then in steps that end inside of pages and chunks, each prompt at its own speed."""
     packed, shape = (
         _steps(name, None, 16),
         StepShape((0, 1), (9, 16)),
-    )  # one tile or more is padding
+    )  # one chunk or more is padding
     assert len(packed) == 1
     _assert_close(_paged_logits(name, shape, packed, page_tokens=8), _load(name)[3])
     in_chunks = _steps(name, [21, 5], 11)
@@ -283,6 +289,7 @@ def test_both_prompts_packed_in_one_step(name):
 _STEPWISE = ("llama-mqa-float32", "llama-mqa-dynamic", "llama-gqa-tied-rope3", "llama-mha-sharded")
 
 
+@pytest.mark.quick_code
 @pytest.mark.parametrize("name", sorted({*_STEPWISE, *_GREEDY}))
 def test_token_by_token(name):
     """As decoding does, with a third row that is padding."""
@@ -315,8 +322,8 @@ def test_a_directory_with_a_tokenizer_end_to_end():
     with np.load(directory / "expected.npz") as arrays:
         golden = {name: arrays[name] for name in arrays.files}
     engine = Engine.from_model(
-        str(directory), dtype="float32", max_seqs=3, prefill_tiles=(2,), decode_rows=(4,),
-        tile_tokens=32,
+        str(directory), dtype="float32", max_seqs=3, prefill_chunks=(2,), decode_rows=(4,),
+        chunk_tokens=32,
     )  # fmt: skip
     texts = golden["texts"].tolist()
     messages = json.loads(str(golden["chat_messages"]))

@@ -1,11 +1,14 @@
-"""What a request may ask, and how far a sequence says it has come."""
+"""What a request may ask."""
 
+import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 from configs.errors import InputError
-from inference.request import MAX_STOP_IDS, SamplingParams, Sequence
+from inference import request
+from inference.request import SamplingParams
 
 NAN, INF = math.nan, math.inf
 
@@ -23,9 +26,17 @@ NAN, INF = math.nan, math.inf
         ("frequency", [-2, 0, 2], [-2.1, 2.1, NAN, INF]),
         ("min_tokens", [0, 5], [-1, NAN, 0.5]),
         ("seed", [None, 0, -(2**63), 2**64 - 1], [2**64, -(2**63) - 1, 1.0, NAN, "1"]),
-        ("stop", [(), ("a", "\n")], [("",), ("a", ""), "abc"]),
-        ("stop_ids", [(), tuple(range(8))], [tuple(range(9))]),
-        ("logit_bias", [(), ((3, -100.0),)], [((3, NAN),), ((3, INF),)]),
+        ("stop", [(), ("a", "\n")], [("",), ("a", ""), "abc", (3,), 3, (b"a",), ("\udcff",)]),
+        ("stop_ids", [(), tuple(range(8))], [tuple(range(9)), 3, "3", (3.0,), (True,)]),
+        ("allowed_ids", [(), None, (3,)], [3, np.array([3.0]), np.array([True])]),
+        ("banned_ids", [(), (3,)], [3, ("3",), np.eye(2, dtype=int)]),
+        (
+            "logit_bias",
+            [(), ((3, -100.0),)],
+            [((3, NAN),), ((3, INF),), 3, (3,), {"3": 1.0}, {3: "1"}, {3: True}, {3: 10**400}],
+        ),
+        ("ignore_eos", [True, False], [1, "true", None]),
+        ("best_of", [None, 1], [0, 1.0, True]),
     ],
 )
 def test_ranges(name, good, bad):
@@ -36,6 +47,31 @@ def test_ranges(name, good, bad):
             SamplingParams(**{name: value})
         text = str(error.value)
         assert "\n" not in text and name.split("_")[0] in text
+
+
+def test_values_are_kept_as_pythons_own():
+    """Whatever holds them: partial results and JSON compare them as written."""
+    ids = np.array([5, 7], np.int32)
+    given = SamplingParams(
+        temperature=np.float32(0.5), top_k=np.int64(3), top_p=np.array(0.25), seed=np.uint64(2**63),
+        presence=1, logit_bias={np.int32(5): np.float32(1.5), 6: 1}, allowed_ids=ids,
+        banned_ids=None, stop=["a"], stop_ids=list(ids), ignore_eos=np.True_,
+    )  # fmt: skip
+    expected = SamplingParams(
+        temperature=0.5, top_k=3, top_p=0.25, seed=2**63, presence=1.0,
+        logit_bias=((5, 1.5), (6, 1.0)), allowed_ids=(5, 7), stop=("a",), stop_ids=(5, 7),
+        ignore_eos=True,
+    )  # fmt: skip
+    assert given == expected and repr(given) == repr(expected)
+    empty = SamplingParams(stop=None, stop_ids=None, banned_ids=None, logit_bias=None)
+    assert empty == SamplingParams(logit_bias={}, stop=[], stop_ids=ids[:0], banned_ids=set())
+    assert set(request._READERS) == {field.name for field in dataclasses.fields(SamplingParams)}
+
+
+def test_a_stop_that_min_tokens_ignores_to_the_end():
+    SamplingParams(stop=("a",), min_tokens=7, max_new_tokens=8)
+    with pytest.raises(InputError, match="^stop can never match: min_tokens=8 ignores it in all"):
+        SamplingParams(stop=("a",), min_tokens=8, max_new_tokens=8)
 
 
 @pytest.mark.parametrize(
@@ -58,34 +94,3 @@ def test_ranges(name, good, bad):
 def test_what_the_sampler_must_do(asked, is_greedy, needs_counts):
     params = SamplingParams(**asked)
     assert params.is_greedy is is_greedy and params.needs_counts is needs_counts
-
-
-def test_counters():
-    params = SamplingParams(max_new_tokens=4, stop_ids=(7,))
-    sequence = Sequence(1, params, [5, 6, 8], 3, eos_ids=frozenset({2}))
-    assert sequence.num_pending_tokens == 3 and sequence.is_prefilling and not sequence.scores
-    assert sequence.max_tokens == 7 and sequence.num_output_tokens == 0
-    sequence.num_scheduled_tokens = 2
-    assert sequence.num_pending_tokens == 1 and not sequence.is_prefilling
-    sequence.num_scheduled_tokens = 3
-    sequence.tokens.append(9)
-    assert sequence.output_tokens == [9] and sequence.num_pending_tokens == 1
-    assert [sequence.is_end(token) for token in (2, 7, 9)] == [True, True, False]
-
-
-def test_a_scored_prompt_feeds_all_but_its_last_token():
-    sequence = Sequence(1, SamplingParams(max_new_tokens=0), [5, 6, 8], 3)
-    assert sequence.scores and sequence.num_pending_tokens == 2 and sequence.is_prefilling
-    sequence.num_scheduled_tokens = 1
-    assert sequence.num_pending_tokens == 1 and sequence.is_prefilling
-    sequence.num_scheduled_tokens = 2
-    assert sequence.num_pending_tokens == 0
-
-
-def test_end_tokens_are_few():
-    eos_ids = frozenset(range(MAX_STOP_IDS - 1))
-    fits = Sequence(1, SamplingParams(stop_ids=(0, 90)), [1], 1, eos_ids)
-    assert fits.end_ids == eos_ids | {90} and fits.is_end(90) and fits.is_end(0)
-    with pytest.raises(InputError, match="at most 16 tokens end a sequence, .* not 17") as error:
-        Sequence(1, SamplingParams(stop_ids=(90, 91)), [1], 1, eos_ids)
-    assert "\n" not in str(error.value)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from configs.cache import PageGroup
-from inference.request import SamplingParams, Status
+from inference.request import SamplingParams
 from inference.runtime import batch
+from inference.scheduling.sequence import Status
 from tests import fakes
 
 pytestmark = pytest.mark.quick_code
@@ -20,23 +21,23 @@ MODEL = fakes.fake_model()
 LENGTHS = (1, 7, 30, 4, 13, 2, 45, 16)
 
 
-def make(**settings):
+def make(shapes="one", draws=False, **settings):
     """Room for one and a half full sequences, so that more than a few preempt each other."""
     settings = {
         "max_seqs": 4,
         "page_tokens": 4,
         "cache_bytes": 2800,
         "decode_rows": (4,),
-        "tile_tokens": 4,
-        "prefill_tiles": (3,),
+        "chunk_tokens": 4,
+        "prefill_chunks": (3,),
         "num_drafts": 2,
     } | settings
-    return fakes.engine(MODEL, **settings)
+    return fakes.engine(MODEL, shapes=shapes, draws=draws, **settings)
 
 
 def plain(**settings):
-    """An engine of another make: no drafts, other pages and tiles, room for all."""
-    settings = {"page_tokens": 16, "tile_tokens": 16, "prefill_tiles": (2,)} | settings
+    """An engine of another make: no drafts, other pages and chunks, room for all."""
+    settings = {"page_tokens": 16, "chunk_tokens": 16, "prefill_chunks": (2,)} | settings
     return make(num_drafts=0, cache_bytes=1 << 20, **settings)
 
 
@@ -52,8 +53,8 @@ def assert_plain(engine, prompts, n, before_step=lambda: None):
 
 def assert_empty(engine):
     pages = engine.scheduler.pages
-    assert pages.prefix.num_available_pages == pages.pool.num_usable_pages
-    assert not engine._sequences and not engine.scheduler.has_work
+    assert pages.prefix_cache.num_available_pages == pages.pool.num_usable_pages
+    assert not engine._requests and not engine.scheduler.has_work
     engine.scheduler.check_integrity()
 
 
@@ -80,7 +81,7 @@ def test_the_specs_make_two_page_groups():
     assert paged.bytes_per_token("float32") == 12 and reader.bytes_per_token("float32") == 0
     assert [spec.bytes_per_sequence(2) for spec in MODEL.cache_specs] == [0, 12, 0, 0]
     engine = make()
-    pages, state, window, nothing = engine.executor.cache
+    pages, state, window, nothing = engine.model_runner.cache
     assert nothing is None and state.shape == (5, 3, 1)
     assert (pages.shape[0], window.shape[0]) == engine.config.num_pages
 
@@ -104,11 +105,11 @@ def test_a_slot_starts_without_its_predecessors_state():
     engine = make(max_seqs=1, decode_rows=(1,))
     for prompt in fakes.prompts([9, 5]):
         assert_plain(engine, [prompt], 4)
-    assert np.asarray(engine.executor.cache[1][0]).any()
+    assert np.asarray(engine.model_runner.cache[1][0]).any()
     engine.add_request([1, 2], fakes.greedy(1))
-    plan = engine.scheduler.schedule()
-    engine.executor.admit(batch.build(plan, engine.config).admissions)
-    assert not np.asarray(engine.executor.cache[1][0]).any()
+    schedule = engine.scheduler.schedule()
+    engine.model_runner.admit(batch.build(schedule, engine.config).admissions)
+    assert not np.asarray(engine.model_runner.cache[1][0]).any()
 
 
 def test_abort_leaves_no_trace():
@@ -223,9 +224,9 @@ def test_sampled_tokens_do_not_depend_on_the_proposer():
     """Coupled acceptance: noise belongs to the position, so drafts change nothing."""
     prompts = fakes.prompts(LENGTHS)
     params = SamplingParams(max_new_tokens=20, temperature=3.0, seed=5)
-    undisturbed = [c.token_ids for c in plain().generate(prompts, params)]
+    undisturbed = [c.token_ids for c in plain(draws=True).generate(prompts, params)]
     assert undisturbed != [fakes.continuation(prompt, 20) for prompt in prompts]
-    engine = make()
+    engine = make(draws=True)
     ids = [engine.add_request(prompt, params) for prompt in prompts]
     sequences = [fakes.sequence_of(engine, id) for id in ids]
     known = {tuple(p): p + tokens for p, tokens in zip(prompts, undisturbed, strict=True)}
@@ -243,7 +244,7 @@ def test_preemption_recomputes(accuracy, monkeypatch):
     engine = make()
     preempted = []
     preempt = engine.scheduler.preempt
-    monkeypatch.setattr(engine.scheduler, "_will_fit", lambda *who: True)  # nobody looks ahead
+    monkeypatch.setattr(engine.scheduler._admission_control, "will_fit", lambda *_: True)
     monkeypatch.setattr(
         engine.scheduler,
         "preempt",
@@ -263,78 +264,80 @@ def test_rebuild_prefills_again_from_the_hosts_tokens():
         if rng.random() < 0.2:
             engine.rebuild()
             assert all(
-                not np.asarray(leaf).any() for leaf in engine.executor.cache if leaf is not None
+                not np.asarray(leaf).any() for leaf in engine.model_runner.cache if leaf is not None
             )
 
     assert_plain(engine, fakes.prompts(LENGTHS), 15, lose_the_cache)
 
 
-def test_news_do_not_wait_for_the_program_of_the_next_step(monkeypatch):
-    """A prompt's token is handed out before steady decoding is compiled, and nothing is lost."""
-    engine, prepared = plain(), []
-    executor = engine.executor
-    prepare = executor.prepare
-    monkeypatch.setattr(executor, "is_ready", lambda plan: plan.shape in prepared)
+def test_outputs_do_not_wait_for_the_executable_of_the_next_step(monkeypatch):
+    """A prompt's token is returned before steady decoding is compiled, and nothing is lost."""
+    engine, prepared = plain(shapes="riding"), []
+    runner = engine.model_runner
+    prepare = runner.prepare
+    monkeypatch.setattr(runner, "is_ready", lambda schedule: schedule.shape in prepared)
     monkeypatch.setattr(
-        executor, "prepare", lambda plan: (prepared.append(plan.shape), prepare(plan))
+        runner, "prepare", lambda schedule: (prepared.append(schedule.shape), prepare(schedule))
     )
     prompt = fakes.prompts([3])[0]
     engine.add_request(prompt, fakes.greedy(4))
-    news = []
-    while not news:
-        news = engine.step()
+    outputs = []
+    while not outputs:
+        outputs = engine.step()
     assert [shape.prefill[0] for shape in prepared] == [2]
     while engine.scheduler.has_work:
-        news += engine.step()
+        outputs += engine.step()
     assert [shape.prefill[0] for shape in prepared] == [2, 0]
-    assert [t for update in news for t in update.token_ids] == fakes.continuation(prompt, 4)
+    assert [t for output in outputs for t in output.token_ids] == fakes.continuation(prompt, 4)
     assert [record.shape.prefill[0] for record in engine.records] == [2, 0, 0, 0]
     assert_empty(engine)
 
 
 @pytest.mark.parametrize("is_chunked", [True, False])
-def test_a_program_that_does_not_compile_is_raised(is_chunked, monkeypatch):
-    """Though every step before it lands."""
+def test_an_executable_that_does_not_compile_is_raised(is_chunked, monkeypatch):
+    """Though every step before it succeeds."""
     engine = plain(chunked_prefill=is_chunked)
-    executor = engine.executor
-    monkeypatch.setattr(executor, "is_ready", lambda plan: bool(plan.tiles))
+    runner = engine.model_runner
+    monkeypatch.setattr(runner, "is_ready", lambda schedule: bool(schedule.prefill))
 
-    def fail(plan):
+    def fail(schedule):
         raise jax.errors.JaxRuntimeError("out of memory")
 
-    monkeypatch.setattr(executor, "prepare", fail)
+    monkeypatch.setattr(runner, "prepare", fail)
     engine.add_request(fakes.prompts([3])[0], fakes.greedy(4))
     with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory"):
         fakes.drain(engine, limit=20)
 
 
-def test_nobody_waits_for_a_program_that_served_another(monkeypatch):
+def test_a_held_step_that_serves_no_request_is_dropped(monkeypatch):
     """The first request ends while its decode step waits to be compiled."""
     engine, prepared = plain(), []
-    executor = engine.executor
-    monkeypatch.setattr(executor, "is_ready", lambda plan: bool(plan.tiles))
-    monkeypatch.setattr(executor, "prepare", prepared.append)
+    runner = engine.model_runner
+    monkeypatch.setattr(runner, "is_ready", lambda schedule: bool(schedule.prefill))
+    monkeypatch.setattr(runner, "prepare", prepared.append)
     doomed = engine.add_request(fakes.prompts([3])[0], fakes.greedy(4))
     while not engine.step():
         pass
-    assert engine._held is not None
+    assert engine._steps.held is not None
     engine.abort(doomed)
     assert_plain(engine, fakes.prompts([5]), 1)
-    assert not prepared and engine._held is None
+    assert not prepared and engine._steps.held is None
     assert len(engine.records) == 2
 
 
 @pytest.mark.parametrize(("num_drafts", "readiness"), [(2, 1.0), (2, 0.5), (0, 0.4)])
 def test_everything_at_once(num_drafts, readiness, monkeypatch):
-    """Random requests, forks, aborts, drafts, preemption and rebuilds, also while a planned step
-    waits for its program: tokens as by hand.
+    """Random requests, forks, aborts, drafts, preemption and rebuilds, also while a step
+    is held for its executable: tokens as by hand.
     """
     rng = np.random.default_rng(7)
     engine = make(num_drafts=num_drafts)
     luck = np.random.default_rng(9)
-    known = engine.executor.is_ready
+    known = engine.model_runner.is_ready
     monkeypatch.setattr(
-        engine.executor, "is_ready", lambda plan: luck.random() < readiness and known(plan)
+        engine.model_runner,
+        "is_ready",
+        lambda schedule: luck.random() < readiness and known(schedule),
     )
     propose, expected = proposer(engine, seed=8) if num_drafts else lambda: None, {}
 
@@ -356,7 +359,7 @@ def test_everything_at_once(num_drafts, readiness, monkeypatch):
             engine.rebuild()
 
     engine.add_request([1], fakes.greedy(100))  # keeps the loop going
-    for _ in range(400):
+    for _ in range(250):
         act()
         engine.step()
         engine.scheduler.check_integrity()

@@ -12,10 +12,11 @@ import pytest
 from configs.engine import Config, EngineConfig
 from inference.checkpoints import resolve
 from inference.engine import Engine
-from inference.request import SamplingParams, Sequence
+from inference.request import SamplingParams
 from inference.runtime import batch
-from inference.runtime.model_runner import Executor
-from inference.scheduling.step_schedule import Plan, Row
+from inference.runtime.model_runner import ModelRunner
+from inference.scheduling.sequence import Sequence
+from inference.scheduling.step_schedule import ScheduledChunk, StepSchedule
 from inference.scheduling.step_shapes import StepShape, enumerate_shapes
 from layers import decoder
 
@@ -33,25 +34,25 @@ def params(checkpoint):
     return checkpoint.load_params(decoder.param_infos(checkpoint.config), None)
 
 
-def decode_seconds(executor, context=96, steps=5):
+def decode_seconds(runner, context=96, steps=5):
     """Seconds of decode steps of 8 rows at one context."""
-    pages = -(-context // executor.config.page_tokens) + 1
+    pages = -(-context // runner.config.page_tokens) + 1
     rows = []
     for slot in range(8):
         sequence = Sequence(slot, SamplingParams(), [5] * (context + 1), context, slot=slot)
         sequence.pages = [list(range(1 + slot * pages, 1 + (slot + 1) * pages))]
-        rows.append(Row(sequence, slot, context, 0, 1, emits=True))
-    arrays = batch.build_batch(Plan(SHAPE, tuple(rows)), executor.config)
+        rows.append(ScheduledChunk(sequence, slot, context, 0, 1, emits=True))
+    arrays = batch.build_batch(StepSchedule(SHAPE, tuple(rows)), runner.config)
     seconds = []
     for _ in range(steps):
-        num_tokens = jax.numpy.full_like(executor.slots.num_tokens, context)
-        executor.slots = dataclasses.replace(executor.slots, num_tokens=num_tokens)
-        jax.block_until_ready(executor.slots)
+        num_tokens = jax.numpy.full_like(runner.slots.num_tokens, context)
+        runner.slots = dataclasses.replace(runner.slots, num_tokens=num_tokens)
+        jax.block_until_ready(runner.slots)
         start = time.perf_counter()
-        executor.cache, executor.slots, output = executor.compiled(SHAPE)(
-            executor.params, executor.cache, executor.slots, arrays
+        runner.cache, runner.slots, output = runner.compiled(SHAPE)(
+            runner.params, runner.cache, runner.slots, arrays
         )
-        jax.block_until_ready((executor.cache, output))
+        jax.block_until_ready((runner.cache, output))
         seconds.append(time.perf_counter() - start)
     return seconds
 
@@ -59,7 +60,7 @@ def decode_seconds(executor, context=96, steps=5):
 def test_step_time_does_not_grow_with_the_pool(checkpoint, params):
     sizes = (64 << 20, 512 << 20)
     small, large = (
-        Executor(Config(checkpoint.config, EngineConfig(max_seqs=8, cache_bytes=n)), params)
+        ModelRunner(Config(checkpoint.config, EngineConfig(max_seqs=8, cache_bytes=n)), params)
         for n in sizes
     )
     assert large.cache_bytes / small.cache_bytes == pytest.approx(8, rel=0.02)

@@ -10,16 +10,20 @@ import pytest
 
 from configs.cache import keys_values
 from configs.errors import InputError
+from configs.kinds.attention import Attention
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
 from inference.benchmark.kernels import attention_case
 from layers import attention, rope
 from layers.kernels.attention import reference
 from layers.kernels.attention.contract import Options
-from layers.mixer import StepContext
 from layers.params import init
 from layers.ragged import Ragged, Rectangle, contiguous
+from layers.registry import StepContext
+from tests import compiling
 from tests.layers import paged_case
+
+pytestmark = pytest.mark.quick_code
 
 _HEADS = [(3, 1), (3, 3), (9, 3)]  # (N, K); elsewhere (4, 2)
 _PATHS = {  # query tokens a row, deterministic
@@ -38,17 +42,17 @@ _MAIN_PATHS = ["block-diagonal", "per head", "deterministic, tiles"]
 
 class _Case(paged_case.Case):
     def attend(self, window, deterministic, cap=None, sinks_N=None):
-        program = _attend_pages(window, deterministic, cap)
+        program = _attend_pages(self.page_format, window, deterministic, cap)
         return np.asarray(program(*self.arguments, sinks_N=sinks_N))
 
 
 @functools.cache
-def _attend_pages(window, deterministic, cap=None):
-    def attend(q_CWNH, pages, rectangle, sinks_N=None):
+def _attend_pages(page_format, window, deterministic, cap=None):
+    def attend(q_YWNH, pages, rectangle, sinks_N=None):
         options = Options(window, cap, sinks_N, deterministic)
-        return reference.attend_pages(q_CWNH, pages, rectangle, 0, options)
+        return reference.attend_pages(q_YWNH, pages, rectangle, 0, page_format, options)
 
-    return jax.jit(attend)
+    return compiling.jit(attend)
 
 
 def _check(case: "_Case", window: int | None, deterministic: bool) -> None:
@@ -97,7 +101,7 @@ def test_pages_behind_the_window_may_be_given_back(path):
     width, deterministic = _PATHS[path]
     case = _Case((300, 290, 300, 290), (4, 2), 16, width)
     before = case.attend(24, deterministic)
-    case.table_CP[:, : (290 - width - 24) // 16] = 0
+    case.table_YP[:, : (290 - width - 24) // 16] = 0
     np.testing.assert_array_equal(case.attend(24, deterministic), before)
 
 
@@ -107,7 +111,7 @@ def test_scores_stay_within_their_cap(path):
     case = _Case((33, 1, 7, 160), (4, 2), 16, width)
     found = case.attend(24, deterministic, 1.5)
     case.check(found, 24, 1.5)
-    assert np.abs(found - case.attend(24, deterministic))[case.valid_CW].max() > 0.1
+    assert np.abs(found - case.attend(24, deterministic))[case.valid_YW].max() > 0.1
 
 
 @pytest.mark.parametrize("window", [None, 2])
@@ -124,7 +128,7 @@ def test_a_sink_takes_its_share(path):
     case, sinks_N = _Case((33, 1, 7, 160), (4, 2), 16, width), np.float32([-3, 40, 0, 5])
     found = case.attend(24, deterministic, 1.5, sinks_N)
     case.check(found, 24, 1.5, sinks_N)
-    assert np.abs(found[case.valid_CW][:, 1]).max() < 1e-6  # next to nothing is left
+    assert np.abs(found[case.valid_YW][:, 1]).max() < 1e-6  # next to nothing is left
 
 
 @pytest.mark.parametrize("path", _MAIN_PATHS)
@@ -137,11 +141,12 @@ def test_bfloat16_pages(path):
 
 def test_large_scores_do_not_overflow():
     case = _Case((200, 1, 16, 300), (4, 2), 16, 1)
-    case.q_CWNH = np.float32(case.q_CWNH * 1000).astype(np.float64)
+    case.q_YWNH = np.float32(case.q_YWNH * 1000).astype(np.float64)
     expected, _ = case.expected()
     np.testing.assert_allclose(case.attend(None, False), expected, atol=1e-3)
 
 
+@pytest.mark.quick_code(False)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("heads", "head_width"),
@@ -151,29 +156,34 @@ def test_deterministic_bits_do_not_depend_on_the_rectangle(heads, head_width, dt
     """Tokens alone, a few at a time, in a tile, beside others: the same bits."""
     case = _Case((40, 300, 7, 20), heads, 16, 20, dtype, head_width=head_width)
     found = case.attend(None, True)
-    program, (q_CWNH, pages, whole) = _attend_pages(None, True), case.arguments
+    program, (q_YWNH, pages, whole) = _attend_pages(case.page_format, None, True), case.arguments
     for row, w, count in ((0, 19, 1), (0, 3, 1), (1, 10, 1), (1, 4, 3), (3, 2, 11)):
         part = slice(row, row + 1), slice(w, w + count)
         rectangle = Rectangle(
-            whole.slot_C[part[0]], whole.position_CW[part], whole.valid_CW[part],
+            whole.slot_Y[part[0]], whole.position_YW[part], whole.valid_YW[part],
             (whole.tables[0][part[0]],),
         )  # fmt: skip
-        alone = program(q_CWNH[part], pages, rectangle)
+        alone = program(q_YWNH[part], pages, rectangle)
         np.testing.assert_array_equal(np.asarray(alone)[0], found[row, w : w + count])
 
 
 # --- the whole mixer ------------------------------------------------------------------------------
 
-_CONFIG = ModelConfig(
-    "m", "llama", 31, 12, 20, 1, 4, 2, 6, 512, dtype="float32", pattern=(LayerSpec(),)
-)
 _ROPE = Rope()
+_KIND = Attention(4, 2, 6, _ROPE)
+_CONFIG = ModelConfig(
+    "m", "llama", 31, width=12, num_layers=1, max_context=512, dtype="float32",
+    pattern=(LayerSpec(_KIND, None),),
+)  # fmt: skip
 
 
 @functools.partial(jax.jit, static_argnames=("window",))
 def _attend(q_TNH, k_TKH, v_TKH, pages, ragged: Ragged, window: int | None = None):
-    angles = rope.angles(_ROPE, _CONFIG.head_width, ragged.position_T)
-    context = StepContext(ragged, angles, keys_values(2, 6, window), 0, True, False)
+    angles = rope.angles(_ROPE, _KIND.head_width, ragged.position_T)
+    spec = keys_values(2, 6, window)
+    context = StepContext(
+        ragged, angles, spec, 0, True, False, page_format=spec.page_format("float32")
+    )
     return attention.attend(q_TNH, k_TKH, v_TKH, pages, context)
 
 
@@ -207,19 +217,23 @@ def test_rows_among_themselves_equal_rows_over_pages(window):
 
 
 @pytest.mark.parametrize(
-    "masks", [{"ancestors_CW": [[0b1, 0b11, 0b101, 0b1011]]}, {"causal_C": [False]}]
+    "masks", [{"ancestors_YW": [[0b1, 0b11, 0b101, 0b1011]]}, {"causal_Y": [False]}]
 )
 def test_masks_and_sinks_are_the_same_without_a_cache(masks):
     q, k, v = _random(4, 4, 6), _random(4, 2, 6, seed=1), _random(4, 2, 6, seed=2)
     masks = {
         name: jnp.asarray(x, bool if x == [False] else jnp.uint32) for name, x in masks.items()
     }
-    position_CW = jnp.array([[0, 1, 1, 2]]) if "ancestors_CW" in masks else jnp.arange(4)[None]
+    position_YW = jnp.array([[0, 1, 1, 2]]) if "ancestors_YW" in masks else jnp.arange(4)[None]
 
+    @compiling.jit
     def attend(ragged, leaf):
         (rectangle,) = ragged.rectangles
-        ragged = Ragged((dataclasses.replace(rectangle, position_CW=position_CW, **masks),))
-        context = StepContext(ragged, None, keys_values(2, 6), 0, True, False)
+        ragged = Ragged((dataclasses.replace(rectangle, position_YW=position_YW, **masks),))
+        spec = keys_values(2, 6)
+        context = StepContext(
+            ragged, None, spec, 0, True, False, page_format=spec.page_format("float32")
+        )
         return attention.attend(q, k, v, leaf, context, sinks_N=jnp.array([0.0, 1, -1, 2]))[0]
 
     dense = attend(contiguous(1, 4), None)
@@ -240,16 +254,15 @@ def test_queries_need_keys_from_somewhere():
 
 
 def test_heads_rotate_in_pairs():
-    config = dataclasses.replace(_CONFIG, head_width=5)
-    with pytest.raises(InputError, match="model.head_width is even .* not 5"):
-        attention.infos(config, config.layers[0])
+    with pytest.raises(InputError, match="head_width is even .* not 5"):
+        Attention(4, 2, 5)
 
 
 def test_norms_of_heads_start_without_effect():
     """Whatever the family adds to the stored weight."""
     for offset in (0.0, 1.0):
-        config = dataclasses.replace(_CONFIG, qk_norm="head", norm_offset=offset)
-        params = init(attention.infos(config, config.layers[0]))
+        config = dataclasses.replace(_CONFIG, norm_offset=offset)
+        params = init(dataclasses.replace(_KIND, qk_norm="head").parameters(config))
         for name in ("q_norm", "k_norm"):
             np.testing.assert_array_equal(params[name] + offset, np.ones(6))
 
@@ -272,14 +285,13 @@ def test_a_bad_value_in_a_freed_page_reaches_nobody(bad, num_tokens):
 @pytest.mark.parametrize("qk_norm", [None, "head"])
 def test_apply_is_project_rotate_attend_project(qk_norm):
     """The layer once more in numpy."""
-    config = dataclasses.replace(_CONFIG, qk_norm=qk_norm, norm_offset=1.0, attention_scale=0.3)
-    params = init(attention.infos(config, config.layers[0]), 5)
+    config = dataclasses.replace(_CONFIG, norm_offset=1.0)
+    kind = dataclasses.replace(_KIND, qk_norm=qk_norm, scale=0.3)
+    params = init(kind.parameters(config), 5)
     x_TD, ragged = np.asarray(_random(9, 12)), contiguous(1, 9)
-    angles = rope.angles(_ROPE, config.head_width, ragged.position_T)
+    angles = rope.angles(_ROPE, kind.head_width, ragged.position_T)
     context = StepContext(ragged, angles, keys_values(2, 6), 0, True, False)
-    apply = jax.jit(
-        lambda x: attention.apply(params, config, LayerSpec(rope=_ROPE), x, None, context)[0]
-    )
+    apply = jax.jit(lambda x: attention.apply(params, config, kind, x, None, context)[0])
     found = apply(x_TD)
     N, K, H = 4, 2, 6
     assert params["qkv"].shape == ((N + 2 * K) * H, 12) and params["out"].shape == (12, N * H)

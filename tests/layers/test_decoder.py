@@ -10,36 +10,48 @@ import pytest
 
 from configs import cache
 from configs.errors import InputError
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Experts, Gated, Plain
+from configs.kinds.latent import Latent
 from configs.kinds.rope import Dynamic, Rope
 from configs.model import LayerSpec, ModelConfig
-from layers import decoder, ffn, kv_cache, params
-from layers.mixer import Mixer
-from layers.params import ParamInfo
+from layers import attention, decoder, ffn, kv_cache, params, registry
 from layers.ragged import Ragged, Rectangle, contiguous
+from tests import compiling
+from tests.kinds import Caching
 
-_LLAMA = ModelConfig("l", "llama", 31, 12, 20, 2, 4, 2, 6, 512, dtype="float32")
-_GEMMA = dataclasses.replace(
-    _LLAMA, family="gemma3", num_layers=3, tied=True, qk_norm="head", post_norms=True,
-    norm_offset=1.0, activation="gelu_tanh", embedding_scale=12**0.5,
-    pattern=(LayerSpec(window=5), LayerSpec(rope=Rope(1e6))),
+pytestmark = pytest.mark.quick_code
+
+_HEADS, _FFN = Attention(4, 2, 6), Gated(20)
+_LLAMA = ModelConfig(
+    "l", "llama", 31, width=12, num_layers=2, max_context=512, dtype="float32",
+    pattern=(LayerSpec(_HEADS, _FFN),),
 )  # fmt: skip
-_SHARED = dataclasses.replace(  # two layers read the first one's keys, one the windowed one's
-    _GEMMA, num_layers=5, pattern=(
-        LayerSpec(), LayerSpec(cache=cache.keys_values(2, 6, window=5)),
-        LayerSpec(cache=cache.shared(0)), LayerSpec(cache=cache.shared(1)),
-        LayerSpec(cache=cache.shared(0)),
-    ),
+
+
+def _of(mixers, ffn=_FFN, **changes) -> ModelConfig:
+    """The first model with other layers."""
+    pattern = tuple(LayerSpec(mixer, ffn) for mixer in mixers)
+    return dataclasses.replace(_LLAMA, num_layers=len(pattern), pattern=pattern, **changes)
+
+
+_NORMED, _GELU = dataclasses.replace(_HEADS, qk_norm="head"), Gated(20, "gelu_tanh")
+_LOCAL = dataclasses.replace(_NORMED, window=5)
+_SANDWICH = dict(family="gemma3", tied=True, post_norms=True, norm_offset=1.0)
+_SANDWICH |= dict(embedding_scale=12**0.5)
+_GEMMA = _of([_LOCAL, dataclasses.replace(_NORMED, rope=Rope(1e6)), _LOCAL], _GELU, **_SANDWICH)
+_SHARED = _of(  # two layers read the first one's keys, one the windowed one's
+    [_NORMED, _LOCAL, *(dataclasses.replace(_NORMED, owner=owner) for owner in (0, 1, 0))],
+    _GELU, **_SANDWICH,
 )  # fmt: skip
+_STILL = Attention(4, 2, 6, None, biases=("qkv", "out"), score_cap=2.0)
 _QUIRKS = dataclasses.replace(  # every part of the families' that the two above do not have
-    _LLAMA, num_layers=3, norm="layer", biases=("qkv", "out", "ffn"), score_cap=2.0, logit_cap=3.0,
-    learned_positions=512,
-    pattern=(LayerSpec(ffn="plain", rope=None), LayerSpec(rope=None, window=5)),
+    _LLAMA, num_layers=3, norm="layer", logit_cap=3.0, learned_positions=512,
+    pattern=(LayerSpec(_STILL, Plain(20, has_bias=True)),
+             LayerSpec(dataclasses.replace(_STILL, window=5), Gated(20, has_bias=True))),
 )  # fmt: skip
-_AFTER = dataclasses.replace(
-    _LLAMA, pre_norms=False, post_norms=True, qk_norm="all", pattern=(
-        LayerSpec(rope=Rope(100.0, Dynamic(4.0, 8), 0.7)), LayerSpec(rope=None),
-    ),
-)  # fmt: skip
+_GROWING = Attention(4, 2, 6, Rope(100.0, Dynamic(4.0, 8), 0.7), qk_norm="all")
+_AFTER = _of([_GROWING, dataclasses.replace(_GROWING, rope=None)], pre_norms=False, post_norms=True)
 _PAGE = 4
 
 
@@ -53,7 +65,7 @@ def _weights(config: ModelConfig):
 def _program(config: ModelConfig, num_rows: int, num_tokens: int):
     """Hidden states of rows that start at position 0, without a cache."""
     weights, ragged = _weights(config), contiguous(num_rows, num_tokens)
-    return jax.jit(lambda tokens: decoder.forward(weights, config, tokens, ragged)[0])
+    return compiling.jit(lambda tokens: decoder.forward(weights, config, tokens, ragged)[0])
 
 
 def _plain(config: ModelConfig, tokens: np.ndarray) -> np.ndarray:
@@ -80,13 +92,13 @@ def _rectangle(rows: list[tuple[int, int, int]], width: int, num_groups: int) ->
     ids=["llama", "gemma3", "shared caches", "biases, positions, caps", "norms after"],
 )
 def test_pages_equal_no_pages(config):
-    """Sequences of 20 and 9 tokens: tiles at first, then decode rows and a tile in one step."""
+    """Sequences of 20 and 9 tokens: chunks at first, then decode rows and a chunk in one step."""
     tokens = [np.random.default_rng(s).integers(0, 31, 20) for s in range(2)]
     plain = [_plain(config, sequence) for sequence in tokens]
     weights, groups, none = _weights(config), len(config.page_groups), (0, 0, 0)
     leaves = kv_cache.init(config, (17,) * groups, _PAGE, 2, 0)
-    run = jax.jit(lambda t, ragged, c: decoder.forward(weights, config, t, ragged, c))
-    steps = [  # (sequence, first position, length) of two decode rows and of two tiles
+    run = compiling.jit(lambda t, ragged, c: decoder.forward(weights, config, t, ragged, c))
+    steps = [  # (sequence, first position, length) of two decode rows and of two chunks
         ([none, none], [(0, 0, 7), (0, 7, 7)]),
         ([(0, 14, 1), none], [(1, 0, 7), none]),
         ([(0, 15, 1), (1, 7, 1)], [none, none]),
@@ -96,14 +108,14 @@ def test_pages_equal_no_pages(config):
     for step in steps:
         rectangles = [_rectangle(*part, groups) for part in zip(step, (1, 7), strict=True)]
         packed = [
-            tokens[sequence][rectangle.position_CW[r]]
+            tokens[sequence][rectangle.position_YW[r]]
             for rows, rectangle in zip(step, rectangles, strict=True)
             for r, (sequence, _, _) in enumerate(rows)
         ]
         ragged = Ragged(tuple(rectangles))
         hidden_TD, leaves = run(np.concatenate(packed), ragged, leaves)
-        for rows, out_CWD in zip(step, ragged.split(np.asarray(hidden_TD)), strict=True):
-            for (sequence, first, length), out_WD in zip(rows, out_CWD, strict=True):
+        for rows, out_YWD in zip(step, ragged.split(np.asarray(hidden_TD)), strict=True):
+            for (sequence, first, length), out_WD in zip(rows, out_YWD, strict=True):
                 found[sequence][first : first + length] = out_WD[:length]
     for mine, theirs, fed in zip(found, plain, (20, 9), strict=True):
         np.testing.assert_allclose(mine[:fed], theirs[:fed], atol=2e-5)
@@ -130,16 +142,19 @@ def test_it_can_be_differentiated():
     """The same function trains: a step against the gradient lowers the loss."""
     tokens = np.random.default_rng(0).integers(0, 31, 9)
 
-    @jax.jit
     def loss(weights):
         hidden, _ = decoder.forward(weights, _GEMMA, tokens[:-1], contiguous(1, 8))
         logprobs = jax.nn.log_softmax(decoder.logits(weights, _GEMMA, hidden))
         return -logprobs[jnp.arange(8), tokens[1:]].mean()
 
-    before, gradient = jax.value_and_grad(loss)(_weights(_GEMMA))
+    def step(weights):
+        before, gradient = jax.value_and_grad(loss)(weights)
+        stepped = jax.tree.map(lambda w, g: w - 0.05 * g, weights, gradient)
+        return before, gradient, loss(stepped)
+
+    before, gradient, after = compiling.call(step, _weights(_GEMMA))
     assert all(np.asarray(g).any() for g in jax.tree.leaves(gradient))
-    stepped = jax.tree.map(lambda w, g: w - 0.05 * g, _weights(_GEMMA), gradient)
-    assert loss(stepped) < before
+    assert after < before
 
 
 def test_tied_models_declare_no_head():
@@ -170,13 +185,13 @@ def test_every_declared_part_is_used():
     """Each of a model's parameters moves its logits, and the caps hold them."""
     tokens = np.arange(20)
 
-    @functools.partial(jax.jit, static_argnames="config")
-    def logits(weights, config):
+    def forward(weights, config):
         hidden, _ = decoder.forward(weights, config, tokens, contiguous(1, 20))
         return decoder.logits(weights, config, hidden)
 
+    logits = compiling.jit(forward, static_argnames="config")
     for config in (_QUIRKS, _AFTER):
-        weights = _weights(config)
+        weights = jax.tree.map(np.asarray, _weights(config))
         before = logits(weights, config)
         for path, leaf in params.flatten(weights).items():
             noise = np.random.default_rng(0).standard_normal(leaf.shape).astype(np.float32)
@@ -188,8 +203,8 @@ def test_every_declared_part_is_used():
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_gated_feed_forward(activation):
-    config = dataclasses.replace(_LLAMA, activation=activation)
-    weights = params.init(ffn.infos(config), 2)
+    kind = Gated(20, activation)
+    weights = params.init(kind.parameters(_LLAMA), 2)
     x = np.random.default_rng(0).standard_normal((5, 12))
     gate, up = np.split(x @ np.asarray(weights["gate_up"], np.float64).T, 2, axis=1)
     if activation == "silu":
@@ -197,34 +212,22 @@ def test_gated_feed_forward(activation):
     else:
         gate = gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
     expected = (gate * up) @ np.asarray(weights["down"], np.float64).T
-    found = ffn.gated(weights, config, jnp.asarray(x, jnp.float32))
+    found = ffn.gated(weights, _LLAMA, kind, jnp.asarray(x, jnp.float32))
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_mixers_are_a_table():
-    """A model names a mixer; the decoder takes it from the table that it is given."""
-    assert set(decoder.MIXERS) == {"attention"}
+def test_a_kind_that_nothing_applies_is_refused_by_name():
+    planned = _of([Latent(4, 16, 8, 8, 8)])
+    with pytest.raises(InputError, match="mixer 'latent' is planned but .* yet; attention.* do"):
+        decoder.param_infos(planned)
+    with pytest.raises(InputError, match="ffn 'experts' is planned but .* yet; gated, plain.* do"):
+        decoder.param_infos(_of([_HEADS], Experts(4, 2, 8)))
 
-    def infos(config, layer):
-        return {"gain": ParamInfo((config.width,), "float32", ("embed",), "ones")}
 
-    def apply(params, config, layer, x_TD, leaf, context):
-        assert leaf is None and context.is_owner
-        return 2 * params["gain"] * x_TD, leaf
-
-    config = dataclasses.replace(
-        _LLAMA, num_layers=1, pattern=(LayerSpec(mixer="double", cache=cache.CacheSpec()),)
-    )
-    mixers = decoder.MIXERS | {"double": Mixer(infos, apply)}
-    weights = params.init(decoder.param_infos(config, mixers))
-    assert set(weights["layers"][0]["mixer"]) == {"gain"}
-    hidden, _ = decoder.forward(weights, config, np.arange(4), contiguous(1, 4), mixers=mixers)
-    assert np.isfinite(hidden).all()
-    with pytest.raises(InputError, match="a layer's mixer is one of attention, not 'double'"):
-        decoder.param_infos(config)
-    unknown = dataclasses.replace(_LLAMA, pattern=(LayerSpec(ffn="dense"),))
-    with pytest.raises(InputError, match="a layer's ffn is one of gated, plain, not 'dense'"):
-        decoder.param_infos(unknown)
+def test_a_layer_may_have_no_feed_forward():
+    config = _of([_HEADS], None)
+    assert set(decoder.param_infos(config)["layers"][0]) == {"mixer", "mixer_norm"}
+    assert np.isfinite(_plain(config, np.arange(7))).all()
 
 
 def test_a_sharer_projects_queries_only():
@@ -235,55 +238,50 @@ def test_a_sharer_projects_queries_only():
         assert sharer["mixer"]["q"].shape == (4 * 6, 12)
 
 
-def test_without_a_cache_sharers_are_handed_their_owners_keys():
+def test_without_a_cache_sharers_are_handed_their_owners_keys(monkeypatch):
     seen = {}
 
-    def spy(params, config, layer, x_TD, leaf, context):
+    def spy(params, config, kind, x_TD, leaf, context):
         seen[len(seen)] = leaf
-        return decoder.MIXERS["attention"].apply(params, config, layer, x_TD, leaf, context)
+        return attention.apply(params, config, kind, x_TD, leaf, context)
 
-    mixers = {"attention": Mixer(decoder.MIXERS["attention"].infos, spy)}
-    with jax.disable_jit():
-        _, nothing = decoder.forward(
-            _weights(_SHARED), _SHARED, np.arange(9), contiguous(1, 9), mixers=mixers
-        )
+    monkeypatch.setitem(registry._MIXERS, Attention, spy)
+
+    def forward(weights):
+        with jax.disable_jit():  # of what it calls: the spy sees values of this function
+            _, nothing = decoder.forward(weights, _SHARED, np.arange(9), contiguous(1, 9))
+        return nothing, seen
+
+    nothing, seen = compiling.call(forward, _weights(_SHARED))
     assert nothing is None and seen[0] is None and seen[1] is None
     for own, other in (((2, 0), (4, 0)), ((2, 1), (4, 1))):
         np.testing.assert_array_equal(seen[own[0]][own[1]], seen[other[0]][other[1]])
     assert (seen[2][0] != seen[3][0]).any()
 
 
-def test_a_window_may_stand_in_the_layer_or_in_its_cache():
-    by_layer = dataclasses.replace(_LLAMA, pattern=(LayerSpec(window=4),))
-    spec = cache.keys_values(2, 6, window=4)
-    by_cache = dataclasses.replace(_LLAMA, pattern=(LayerSpec(cache=spec),))
-    assert by_layer.cache_specs == by_cache.cache_specs
+def test_a_window_changes_what_is_seen():
+    windowed = _LLAMA.with_kinds(window=4)
+    assert windowed.cache_specs == (cache.keys_values(2, 6, window=4),) * 2
     tokens = np.random.default_rng(0).integers(0, 31, 20)
-    np.testing.assert_array_equal(_plain(by_layer, tokens), _plain(by_cache, tokens))
-    assert (_plain(by_layer, tokens) != _plain(_LLAMA, tokens)).any()
+    assert (_plain(windowed, tokens) != _plain(_LLAMA, tokens)).any()
 
 
-def test_a_sharer_reads_the_leaf_of_its_owner():
+def test_a_sharer_reads_the_leaf_of_its_owner(monkeypatch):
     seen = []
 
-    def apply(params, config, layer, x_TD, leaf, context):
+    def apply(params, config, kind, x_TD, leaf, context):
         seen.append((float(leaf[0, 0, 0]), context.group, context.is_owner, context.spec.window))
         return jnp.zeros_like(x_TD), leaf + 1 if context.is_owner else leaf
 
-    pattern = (
-        LayerSpec(mixer="spy"),
-        LayerSpec(mixer="spy", window=4),
-        LayerSpec(mixer="spy", cache=cache.shared(1)),
-        LayerSpec(mixer="spy", cache=cache.shared(0)),
-    )
-    config = dataclasses.replace(_LLAMA, num_layers=4, pattern=pattern)
-    mixers = {"spy": Mixer(lambda config, layer: {}, apply)}
-    weights = params.init(decoder.param_infos(config, mixers))
+    own, local = cache.keys_values(2, 6), cache.keys_values(2, 6, window=4)
+    config = _of([Caching(spec) for spec in (own, local, cache.shared(1), cache.shared(0))])
+    monkeypatch.setitem(registry._MIXERS, Caching, apply)
+    weights = params.init(decoder.param_infos(config))
     first, second, *nothing = kv_cache.init(config, (3, 3), _PAGE, 1, 0)
     leaves = (first + 10, second + 20, *nothing)
     ragged = Ragged((_rectangle([(0, 0, 2)], 2, 2),))
     with jax.disable_jit():
-        _, after = decoder.forward(weights, config, np.arange(2), ragged, leaves, mixers=mixers)
+        _, after = decoder.forward(weights, config, np.arange(2), ragged, leaves)
     assert seen == [
         (10, 0, True, None), (20, 1, True, 4), (21, 1, False, 4), (11, 0, False, None),
     ]  # fmt: skip

@@ -1,27 +1,34 @@
 """Leaves, bits and writes of the cache."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from configs import cache
+from configs.kinds.attention import Attention
 from configs.model import LayerSpec, ModelConfig
 from layers import kv_cache
 from layers.ragged import Ragged, Rectangle
+from tests.kinds import Caching
 
 _PAGE = 4
 
 
 def _model(dtype: str = "bfloat16") -> ModelConfig:
     """Global and windowed attention, a state, and a layer that reads the first one's pages."""
-    pattern = (
-        LayerSpec(),
-        LayerSpec(window=8),
-        LayerSpec(cache=cache.recurrent(7)),
-        LayerSpec(cache=cache.shared(0)),
+    mixers = (
+        Attention(4, 2, 6),
+        Attention(4, 2, 6, window=8),
+        Caching(cache.recurrent(7)),
+        Attention(4, 2, 6, owner=0),
     )
-    return ModelConfig("m", "llama", 31, 12, 20, 4, 4, 2, 6, 64, pattern=pattern, dtype=dtype)
+    pattern = tuple(LayerSpec(mixer, None) for mixer in mixers)
+    return ModelConfig(
+        "m", "llama", 31, width=12, num_layers=4, max_context=64, pattern=pattern, dtype=dtype
+    )
 
 
 @pytest.mark.parametrize(("dtype", "stored"), [("bfloat16", "uint16"), ("float32", "float32")])
@@ -42,6 +49,15 @@ def test_one_leaf_a_layer_as_its_spec_says(dtype, stored):
     assert made[2][0].nbytes == config.cache_specs[2].bytes_per_sequence(2)
 
 
+def test_an_indexer_has_pages_of_its_own():
+    spec = dataclasses.replace(cache.latent(16, 8), index_width=6)
+    pattern = (LayerSpec(Caching(spec), None),)
+    config = dataclasses.replace(_model("float32"), num_layers=1, pattern=pattern)
+    ((pages, index),) = kv_cache.abstract(config, (9,), _PAGE, 3, 0)
+    assert pages.shape == (9, _PAGE, 24) and index.shape == (9, _PAGE, 6)
+    assert spec.bytes_per_token("float32") == 4 * (24 + 6)
+
+
 def test_bfloat16_is_kept_as_its_bits():
     pages = jnp.zeros((1, 1, 6), jnp.uint16)
     x = jnp.array([0.0, -0.0, 1.0, jnp.inf, jnp.nan, 1.00390625])
@@ -60,7 +76,7 @@ def test_float32_is_kept_as_it_is():
 
 
 def _ragged() -> Ragged:
-    """A decode row at position 5 and a padding row; a tile of positions 2 to 4 with padding."""
+    """A decode row at position 5 and a padding row; a chunk of positions 2 to 4 with padding."""
     table = np.zeros((3, 4), np.int32)
     table[0, :2], table[2, :2] = (3, 6), (5, 2)
 
@@ -69,8 +85,8 @@ def _ragged() -> Ragged:
         return Rectangle(slots, jnp.array(positions), jnp.array(valid), (jnp.asarray(table[rows]),))
 
     decode = rectangle(slice(0, 2), [[5], [0]], [[True], [False]])
-    tile = rectangle(slice(2, 3), [[2, 3, 4, 0]], [[True, True, True, False]])
-    return Ragged((decode, tile))
+    chunk = rectangle(slice(2, 3), [[2, 3, 4, 0]], [[True, True, True, False]])
+    return Ragged((decode, chunk))
 
 
 def test_tokens_are_written_to_their_pages_and_padding_to_the_sink():
@@ -86,7 +102,9 @@ def test_tokens_are_written_to_their_pages_and_padding_to_the_sink():
 def test_pages_are_copied_whole_and_the_sink_onto_itself():
     before = np.random.default_rng(0).integers(0, 2**16, (8, _PAGE, 3)).astype(np.uint16)
     source, target = np.array([3, 0, 0], np.int32), np.array([6, 0, 0], np.int32)
-    after = np.asarray(jax.jit(kv_cache.copy_pages)(before, source, target))
-    expected = before.copy()
-    expected[6] = before[3]
-    np.testing.assert_array_equal(after, expected)
+    scales = np.random.default_rng(1).random((8, _PAGE, 1))  # of a leaf that is several arrays
+    after = jax.jit(kv_cache.copy_pages)({"pages": before, "scales": scales}, source, target)
+    for name, held in {"pages": before, "scales": np.float32(scales)}.items():
+        expected = held.copy()
+        expected[6] = held[3]
+        np.testing.assert_array_equal(after[name], expected)

@@ -4,11 +4,16 @@ import numpy as np
 import pytest
 
 from configs import presets
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Gated
+from configs.kinds.params import ParamInfo
 from configs.model import LayerSpec, ModelConfig
 from layers import decoder, params
-from layers.params import ParamInfo
 
-_TINY = ModelConfig("tiny", "llama", 31, 12, 20, 2, 4, 2, 6, 64, pattern=(LayerSpec(),))
+_TINY = ModelConfig(
+    "tiny", "llama", 31, width=12, num_layers=2, max_context=64,
+    pattern=(LayerSpec(Attention(4, 2, 6), Gated(20)),),
+)  # fmt: skip
 
 
 def test_init_follows_the_declaration():

@@ -1,6 +1,5 @@
 """Runs an app inside this process or as its own, and says what became of it."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import NamedTuple
 
 from absl.testing import flagsaver
 
+from inference.planner.calibration import measure
 from inference.runtime import compilation_cache
 from scripts import common
 from tests import compiling
@@ -31,9 +31,13 @@ class Ran(NamedTuple):
 
 
 def call(module, monkeypatch, capfd, *args: str) -> Ran:
-    """The app's main under its own exit statuses, without the cost of a start."""
+    """The app's main under its own exit statuses, without the cost of a start and of measuring the
+    machine.
+    """
     # A cache of compiled programs would outlive the test in this process.
     monkeypatch.setattr(compilation_cache, "enable", lambda: None)
+    monkeypatch.setattr(measure, "read_bandwidth", lambda: 1e10)
+    monkeypatch.setattr(measure, "matmul_rate", lambda dtype: 1e11)
     monkeypatch.setattr(sys, "argv", [module.__name__, *args])
     capfd.readouterr()
     with flagsaver.flagsaver():
@@ -49,6 +53,6 @@ def start(name: str, *args: str | bytes, cache: Path, **environment: str) -> Ran
     command = [sys.executable, "-m", f"scripts.{name}", *args]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, timeout=240,
-        env=os.environ | compiling.ENVIRONMENT | {"RIDGELINE_CACHE": str(cache)} | environment,
+        env=compiling.environment(cache, **environment),
     )  # fmt: skip
     return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())

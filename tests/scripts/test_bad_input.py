@@ -9,8 +9,7 @@ import sys
 import pytest
 
 from inference.checkpoints import load
-from inference.request import SamplingParams
-from scripts import evaluate, generate, inputs, prompts
+from scripts import evaluate, generate
 from tests.scripts import apps
 
 _TINY = f"--model={apps.TINY}"
@@ -56,8 +55,10 @@ _FLAGS = {
     "temperature below 0": (["--prompt=A", "--temperature=-1"], 1, "from 0 to 100, not -1"),
     "top-p": (["--prompt=A", "--top_p=1.5"], 1, "top_p is a number from 0 to 1, not 1.5"),
     "alternatives": (["--prompt=A", "--logprobs=21"], 1, "between 0 and 20, not 21"),
-    "seed": (["--prompt=A", f"--seed={2**64}"], 1, "seed is a 64-bit integer"),
+    "seed": (["--prompt=A", f"--seed={2**64}"], 1, "seed is a whole number from -9223"),
     "empty stop": (["--prompt=A", "--stop="], 1, "at least one character"),
+    "stop of no text": (["--prompt=A", "--stop=\udcff"], 1, "stop '\\udcff' can never match"),
+    "stop too late": (["--prompt=A", "--stop=a", "--min_tokens=200"], 1, "stop can never match"),
     "positional": (["--prompt=A", "hello"], 1, "unexpected argument 'hello'"),
     "naive penalties": (["--prompt=A", "--naive", "--presence=1"], 1, "--naive takes no"),
     "unknown flag": (["--prompt=A", "--bogus=1"], 2, "Unknown command line flag 'bogus'"),
@@ -116,7 +117,10 @@ _LINES = {
         b'{"messages": [{"role": "user", "content": "\\ud83d"}]}\n',
         "line 1: 'content' is not valid text",
     ),
-    "twice": (_GOOD + b'{"prompt": "A", "prompt": "B"}\n', "line 2 is not JSON: it has the key"),
+    "twice": (
+        _GOOD + b'{"prompt": "A", "prompt": "B"}\n',
+        "line 2 is not JSON: duplicate key",
+    ),
     "deep": (b"[" * 100_000, "line 1 is not JSON"),
     "long number": (b'{"prompt": ' + b"9" * 5000 + b"}", "line 1 is not JSON"),
     "not UTF-8": (_GOOD + b'{"prompt": "\xff"}\n', "is not UTF-8: byte 28"),
@@ -132,14 +136,6 @@ def test_lines(refuse, tmp_path, case):
     # Not even the model is looked for.
     ran = refuse("--model=nowhere", f"--input={source}")
     assert message in ran.err and "in.jsonl" in ran.err
-
-
-def test_a_mark_of_byte_order_is_no_text(tmp_path):
-    source = tmp_path / "in.jsonl"
-    source.write_bytes(b"\xef\xbb\xbf" + _GOOD)
-    (prompt,) = prompts.from_file(str(source), SamplingParams())
-    assert prompt.text == "A"
-    assert inputs.read_text(str(source), 99) == _GOOD.decode()
 
 
 def test_files_without_end_are_refused(refuse):

@@ -10,13 +10,10 @@ import time
 
 import pytest
 
-from configs import presets
-from configs.errors import InputError
-from inference.checkpoints.hf import hf_tokenizer, hub
-from inference.checkpoints.native import manifest
-from inference.request import SamplingParams
-from scripts import common, generate, meter, partial, prompts, provenance
-from scripts.flags import sampling_flags
+from inference.checkpoints.hf import hf_tokenizer
+from inference.files.resumable_results import ResumableResults
+from scripts import common, generate
+from scripts.reports import batch_progress
 from tests import compiling
 from tests.scripts import apps
 
@@ -25,7 +22,7 @@ pytestmark = pytest.mark.quick_code
 _SETTINGS = (
     f"--model={apps.TINY}",
     "--set=model.dtype=float32",
-    "--set=engine.prefill_tiles=(4,)",
+    "--set=engine.prefill_chunks=(4,)",
     "--set=engine.decode_rows=(4,)",
     "--set=engine.max_seqs=3",
     "--set=engine.penalties=true",
@@ -44,52 +41,24 @@ def read_lines(path):
 # Lines.
 
 
-def test_every_field_of_a_line(tmp_path):
-    assert set(sampling_flags._READERS) == set(sampling_flags.FIELDS)
-    given = {
-        "max_new_tokens": 7.0, "temperature": 1, "top_k": 3, "top_p": 0.5, "min_p": 0.1,
-        "repetition": 1.5, "presence": -1, "frequency": 0.5, "logit_bias": {"5": -1.5},
-        "allowed_ids": [5, 6], "banned_ids": [6], "min_tokens": 2, "stop": ["a", "b"],
-        "stop_ids": [7], "ignore_eos": True, "seed": 2**63, "priority": -1,
-        "n": 2, "best_of": 3, "beam_width": 0, "length_penalty": 0.5, "early_stopping": True,
-    }  # fmt: skip
-    messages = [
-        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]},
-        {"role": "tool", "content": ""},
-    ]
-    lines = [
-        {"prompt": "A"} | given,
-        {"prompt": "A", "stop": "x", "seed": None, "allowed_ids": None},
-        {"messages": messages, "tools": [{}], "documents": [], "id": 7},
-    ]
-    base = SamplingParams(temperature=0.5, seed=3)
-    read = prompts.from_file(str(write_lines(tmp_path / "in.jsonl", lines)), base)
-    assert read[0].params == SamplingParams(
-        **given | {"max_new_tokens": 7, "logit_bias": ((5, -1.5),), "allowed_ids": (5, 6),
-                   "banned_ids": (6,), "stop": ("a", "b"), "stop_ids": (7,)}
-    )  # fmt: skip
-    assert read[1].params == SamplingParams(temperature=0.5, stop=("x",))
-    assert (read[2].params, read[2].id, read[2].tools, read[2].documents) == (base, 7, [{}], [])
-    assert read[2].messages == tuple(messages) and read[0].id is None
-
-
 _BAD = {
     "unknown": ({"prompt": "A", "temprature": 1}, "'temprature' is not one of prompt, messages"),
-    "text for a number": ({"prompt": "A", "temperature": "1"}, "temperature is a number, not '1'"),
-    "true for a number": ({"prompt": "A", "top_k": True}, "top_k is a whole number, not True"),
+    "text for a number": ({"prompt": "A", "temperature": "1"}, "a number from 0 to 100, not '1'"),
+    "true for a number": ({"prompt": "A", "top_k": True}, "from 0 to 2147483647, not True"),
     "fraction": ({"prompt": "A", "max_new_tokens": 1.5}, "max_new_tokens is a whole number"),
     "nothing": ({"prompt": "A", "max_new_tokens": 0}, "max_new_tokens is at least 1, not 0"),
-    "null": ({"prompt": "A", "top_p": None}, "top_p is a number, not None"),
+    "null": ({"prompt": "A", "top_p": None}, "top_p is a number from 0 to 1, not None"),
     "range": ({"prompt": "A", "top_p": 1.5}, "top_p is a number from 0 to 1, not 1.5"),
     "NaN": ({"prompt": "A", "temperature": float("nan")}, "temperature is a number from 0 to 100"),
     "switch": ({"prompt": "A", "ignore_eos": 1}, "ignore_eos is true or false, not 1"),
-    "stop": ({"prompt": "A", "stop": ["a", 1]}, "stop is a text or a list of them"),
+    "stop": ({"prompt": "A", "stop": ["a", 1]}, "stop is a list of strings"),
+    "half a pair to stop at": ({"prompt": "A", "stop": "\ud83d"}, "'\\ud83d' can never match"),
     "empty stop": ({"prompt": "A", "stop": ""}, "at least one character"),
     "ids": ({"prompt": "A", "stop_ids": 5}, "stop_ids is a list of token ids, not 5"),
-    "id in ids": ({"prompt": "A", "banned_ids": ["5"]}, "each of banned_ids is a whole number"),
+    "id in ids": ({"prompt": "A", "banned_ids": ["5"]}, "banned_ids is a list of token ids"),
     "bias": ({"prompt": "A", "logit_bias": [[5, 1]]}, 'logit_bias is {"token id": number, ...}'),
     "biased word": ({"prompt": "A", "logit_bias": {"a": 1}}, 'logit_bias is {"token id"'),
-    "endless bias": ({"prompt": "A", "logit_bias": {"5": float("inf")}}, "number from -1e+06"),
+    "endless bias": ({"prompt": "A", "logit_bias": {"5": float("inf")}}, "number from -1000000"),
     "id": ({"prompt": "A", "id": [1]}, "'id' is a text or a whole number, not [1]"),
     "the same id": ({"prompt": "A", "id": "x"}, "id 'x' is that of line 1 as well"),
     "tools": ({"messages": [{"role": "user", "content": ""}], "tools": {}}, "list of objects"),
@@ -97,7 +66,7 @@ _BAD = {
     "half a pair in an id": ({"prompt": "A", "id": "\ud83d"}, "'id' is not valid text: charact"),
     "biased 05": ({"prompt": "A", "logit_bias": {"05": 1}}, 'logit_bias is {"token id"'),
     "biased 5_0": ({"prompt": "A", "logit_bias": {" 5_0 ": 1}}, 'logit_bias is {"token id"'),
-    "long bias": ({"prompt": "A", "logit_bias": {"5": 10**400}}, "a number that a float holds"),
+    "long bias": ({"prompt": "A", "logit_bias": {"5": 10**400}}, "not a number of 1329 bits"),
     "template": ({"messages": [{"role": "a", "content": ""}], "template": 1}, "name of a chat"),
     "template of a prompt": ({"prompt": "A", "template": "x"}, "'template' goes with messages"),
     "no content": ({"messages": [{"role": "user", "content": None}]}, "'messages' is not one of"),
@@ -214,14 +183,14 @@ def test_a_line_samples_as_the_flags_would(run, tmp_path):
 
 def cut_off(monkeypatch, after: int):
     """A run that is interrupted with its second result still on the way."""
-    add = partial.Partial.add
+    add = ResumableResults.add
 
     def add_some(kept, key, result):
         if len(kept.results) == after:
             raise KeyboardInterrupt
         add(kept, key, result)
 
-    monkeypatch.setattr(partial.Partial, "add", add_some)
+    monkeypatch.setattr(ResumableResults, "add", add_some)
 
 
 def test_a_run_goes_on_where_it_was_interrupted(run, tmp_path, monkeypatch):
@@ -326,100 +295,20 @@ def test_other_weights_under_the_same_name_are_another_run(run, tmp_path, monkey
     assert run(*args, "--overwrite").status == 0
 
 
-def test_what_tells_weights_apart(tmp_path, monkeypatch):
-    snapshot = hub.Snapshot("owner/name", "c0ffee", tmp_path)
-    monkeypatch.setattr(hub, "open_snapshot", lambda model: snapshot)
-    assert provenance.of("owner/name") == ["owner/name", "c0ffee"]
-    assert provenance.of("gpt2") == ["owner/name", "c0ffee"]  # a preset whose weights are there
-    assert provenance.of("smollm2-135m") == [presets.get("smollm2-135m").weights.sha256]
-    for name in ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "m.gguf", "m-q4.gguf"):
-        (tmp_path / name).write_text("x")
-    first, second = provenance.of(str(tmp_path / "m-00001-of-00002.gguf"))
-    assert "m-00001-of" in first and "m-00002-of" in second
-    (one,) = provenance.of(str(tmp_path / "m.gguf"))
-    (tmp_path / "m.gguf").write_text("xy")
-    assert [one] != provenance.of(str(tmp_path / "m.gguf"))
-    before = provenance.of(str(apps.TINY))
-    assert any("model.safetensors" in line for line in before)
-    manifest.write(tmp_path)
-    assert provenance.of(str(tmp_path)) == [(tmp_path / manifest.NAME).read_text()]
-
-
 def generate_engine():
     from inference.engine import Engine
 
     return Engine
 
 
-# The file.
-
-IDENTITY = {"configuration": "c", "weights": "w"}
-KEYS = ("three", "zero", "seven", "nine")
-
-
-def open_partial(folder, overwrite=False, wanted=KEYS):
-    return partial.Partial(folder / "out", IDENTITY, wanted, overwrite)
-
-
-def test_a_line_that_was_cut_off_anywhere_is_computed_again(tmp_path):
-    kept = open_partial(tmp_path)
-    for key in KEYS[:3]:
-        kept.add(key, {"text": f"ünï {key}\u2028"})
-    kept.close(False)
-    whole = kept.path.read_bytes()
-    lines = whole.count(b"\n")
-    for size in range(len(whole) + 1):
-        kept.path.write_bytes(whole[:size])
-        again = open_partial(tmp_path)
-        complete = whole[:size].count(b"\n")
-        assert tuple(again.results) == KEYS[: max(0, complete - 1)]
-        again.add("nine", {"text": "more"})
-        again.close(False)
-        last = kept.path.read_bytes().split(b"\n")
-        assert json.loads(last[-2]) == {"key": "nine", "result": {"text": "more"}} and not last[-1]
-    assert complete == lines == 4
-
-
-def test_two_runs_do_not_write_one_file(tmp_path):
-    first = open_partial(tmp_path)
-    with pytest.raises(InputError, match="another run is writing"):
-        open_partial(tmp_path, overwrite=True)
-    first.close(True)
-    assert not first.path.exists()
-    open_partial(tmp_path).close(False)
-    assert not first.path.exists()
-
-
-@pytest.mark.parametrize("damage", [b"{\n", b"[]\n", b'"x"\n', b"\xff\n", b'{"key": "x"}\n'])
-def test_damage_is_named(tmp_path, damage):
-    kept = open_partial(tmp_path)
-    kept.add("zero", {})
-    kept.close(False)
-    for data in (damage, kept.path.read_bytes() + damage):
-        kept.path.write_bytes(data)
-        with pytest.raises(InputError, match=r"--overwrite to start over") as caught:
-            open_partial(tmp_path)
-        assert "\n" not in str(caught.value)
-    open_partial(tmp_path, overwrite=True).close(False)
-
-
-def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
-    kept = open_partial(tmp_path)
-
-    def full(*args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(InputError, match=r"cannot write .*partial: No space left"):
-        kept.add("zero", {})
-
-
 # Progress.
 
 
-def test_the_meter_tells_rate_and_time_left():
+def test_progress_tells_rate_and_time_left():
     bars, lines, now = [], [], [100.0]
-    counted = meter.Meter([10, 10, 10], lambda *bar: bars.append(bar), lines.append, lambda: now[0])
+    counted = batch_progress.BatchProgress(
+        [10, 10, 10], lambda *bar: bars.append(bar), lines.append, lambda: now[0]
+    )
     counted.add_tokens(3)  # after compiling, say: the rate begins here
     assert bars[-1] == (3, 30, "generating", "0 of 3 answers") and not lines
     now[0] += 2
@@ -434,7 +323,7 @@ def test_the_meter_tells_rate_and_time_left():
     counted.add_tokens(1)
     assert len(lines) == 1
     for seconds, text in ((119, "119 s"), (130, "2 min"), (9000, "2.5 h")):
-        assert meter._duration(seconds) == text
+        assert batch_progress._duration(seconds) == text
 
 
 # Ended from outside, as a process.
@@ -443,7 +332,7 @@ def test_the_meter_tells_rate_and_time_left():
 def start(args, cache):
     return subprocess.Popen(
         [sys.executable, "-m", "scripts.generate", *_SETTINGS, *args], cwd=apps.ROOT,
-        env=os.environ | compiling.ENVIRONMENT | {"RIDGELINE_CACHE": str(cache)}, text=True,
+        env=compiling.environment(cache), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
@@ -458,7 +347,7 @@ def wait_for_lines(path, count, process):
 _LONG = (pytest.mark.long, pytest.mark.timeout(1200))
 
 
-@pytest.mark.parametrize("times, num_lines", [(1, 40), pytest.param(10, 240, marks=_LONG)])
+@pytest.mark.parametrize("times, num_lines", [(1, 20), pytest.param(10, 240, marks=_LONG)])
 def test_killed_and_interrupted_runs_lose_no_line(tmp_path, times, num_lines):
     lines = [{"prompt": f"Token {n}", "max_new_tokens": 150 + n % 7} for n in range(num_lines)]
     source, target = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"

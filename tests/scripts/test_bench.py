@@ -8,10 +8,10 @@ from absl import flags
 from configs.hardware.spec import HardwareSpec
 from inference import engine as engines
 from inference.benchmark import steps
-from inference.planner.calibration import calibrate
+from inference.planner.calibration import lookup, store
 from inference.planner.simulate import Simulator
 from inference.runtime import naive as uncached
-from inference.runtime.model_runner import Executor
+from inference.runtime.model_runner import ModelRunner
 from inference.scheduling.scheduler import Scheduler
 from scripts import bench, common
 from scripts.flags import bench_modes
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.quick_code
 
 _ARGS = (
     f"--model={apps.TINY}",
-    "--set=engine.prefill_tiles=(2,)", "--set=engine.decode_rows=(4,)",
-    "--set=engine.page_tokens=16", "--set=engine.tile_tokens=32",
+    "--set=engine.prefill_chunks=(2,)", "--set=engine.decode_rows=(4,)",
+    "--set=engine.page_tokens=16", "--set=engine.chunk_tokens=32",
 )  # fmt: skip
 CHIP = HardwareSpec("chip", 1e9, 1e9, {})
 _SHORT = ("--prompt_tokens=20", "--new_tokens=5")
@@ -53,7 +53,9 @@ _ROW = _LATENCIES | {
 
 @pytest.fixture
 def run(monkeypatch, capfd):
-    monkeypatch.setattr(calibrate, "read", lambda: None)  # whatever was found here, or not
+    monkeypatch.setattr(
+        store, "calibration", lambda model=None: None
+    )  # whatever was found here, or not
     return lambda *args: apps.call(bench, monkeypatch, capfd, *_ARGS, *args)
 
 
@@ -74,12 +76,14 @@ def test_rows_and_table(run, monkeypatch, tmp_path):
 
     beside = tmp_path / "beside.json"
     beside.write_text('{"peer": "other", "output_tok_s_1": 10, "prefill_tok_s": 2.5}')
-    monkeypatch.setattr(Executor, "warm_up", lambda *args: None)  # then steps compile as they come
+    monkeypatch.setattr(
+        ModelRunner, "warm_up", lambda *args: None
+    )  # then steps compile as they come
     ran = run(*_SHORT, *_PREFILL, "--concurrency=1", "--repeats=1", f"--beside={beside}")
     lines = ran.out.splitlines()
     assert lines[0].split() == ["ridgeline", "predicted", "other", "ratio"]
     assert len(lines[1].split()) == 8 and "output tok/s at 1" in lines[1]
-    assert "programs compiled after warm-up: 0" not in ran.out
+    assert "executables compiled after warm-up: 0" not in ran.out
 
 
 class Instant(Simulator):
@@ -115,12 +119,12 @@ def test_requests_that_arrive_by_themselves(run, monkeypatch, tmp_path):
     assert any(line.startswith("goodput, share") and "100%" in line for line in lines)
 
 
-def test_ladder(run, monkeypatch, tmp_path):
+def test_ablation(run, monkeypatch, tmp_path):
     monkeypatch.setattr(engines, "Engine", Instant)
     monkeypatch.setattr(uncached, "decode", lambda params, model, sequence: [0.5] * 4)
-    args = ("--ladder", "--requests=5", "--prompt_lengths=uniform:8:24", "--new_tokens=4",
+    args = ("--ablation", "--requests=5", "--prompt_lengths=uniform:8:24", "--new_tokens=4",
             "--prefix_tokens=16", "--repeats=1")  # fmt: skip
-    ran = run(*args, "--json", "--rate=100", "--ladder_rungs=naive,paged,prefix")
+    ran = run(*args, "--json", "--rate=100", "--ablation_only=naive,paged,prefix")
     assert ran.status == 0, ran.err
     found = json.loads(ran.out)
     naive, paged, prefix = found["ladder"]
@@ -133,10 +137,10 @@ def test_ladder(run, monkeypatch, tmp_path):
     assert prefix["measured"]["before"] == paged["measured"]["figures"]["prefilled_tokens"]
     assert prefix["measured"]["figures"]["equal_tokens"] == 1
     assert found["workload"]["rate"] == 100 and found["compiles"] == 0
-    assert found["waste"] == []  # the highest rung's
+    assert found["waste"] == []  # of the last one
 
     lines = run(*args).out.splitlines()
-    names = ("rung", "naive", "cached", "static", "dynamic", "continuous", "paged", "prefix",
+    names = ("ablation", "naive", "cached", "static", "dynamic", "continuous", "paged", "prefix",
              "chunked", "overlap")  # fmt: skip
     assert tuple(line.split()[0] for line in lines[: len(names)]) == names
     assert any("naive: 4 of the requests, scaled by tokens" in line for line in lines)
@@ -144,7 +148,7 @@ def test_ladder(run, monkeypatch, tmp_path):
     assert [line.split()[2] for line in lines if line.startswith("pages of")] == ["16", "64", "128"]
 
 
-def test_the_last_rung_runs_by_turns(run, monkeypatch):
+def test_the_last_ablation_runs_by_turns(run, monkeypatch):
     order, again = [], Instant.rebuild
 
     def rebuild(engine):
@@ -153,9 +157,9 @@ def test_the_last_rung_runs_by_turns(run, monkeypatch):
 
     monkeypatch.setattr(engines, "Engine", Instant)
     monkeypatch.setattr(Instant, "rebuild", rebuild)
-    ran = run("--ladder", "--requests=5", "--prompt_lengths=uniform:8:24", "--new_tokens=4",
+    ran = run("--ablation", "--requests=5", "--prompt_lengths=uniform:8:24", "--new_tokens=4",
               "--prefix_tokens=16", "--repeats=2", "--rate=100",
-              "--ladder_rungs=chunked,overlap")  # fmt: skip
+              "--ablation_only=chunked,overlap")  # fmt: skip
     assert ran.status == 0 and "by turns with chunked" in ran.out, ran.err
     chunked, overlap = (True, False), (True, True)
     assert order[:6] == [chunked, chunked, chunked, overlap, chunked, overlap]
@@ -170,19 +174,19 @@ def test_probes(run, monkeypatch):
 def test_decode_steps_of_random_weights(run, monkeypatch):
     """Of a checkpoint nothing but its configuration is read."""
     monkeypatch.setattr(bench.common, "open_checkpoint", None)
-    points = ("--random_weights", "--decode=2x40,1x64,4x200", "--repeats=1")
+    points = ("--random_weights", "--decode=4x200,1x64", "--repeats=1")
     ran = run(*points, "--gap", "--json")
     assert ran.status == 0, ran.err
     measured = json.loads(ran.out)["decode_steps"]
-    assert [(row["rows"], row["context"]) for row in measured] == [(2, 40), (1, 64), (4, 200)]
+    assert [(row["rows"], row["context"]) for row in measured] == [(4, 200), (1, 64)]
     for row in measured:
         assert row["measured_s"] > 0 and row["step_bytes"] > 0 and row["needed_bytes"] > 0
         assert row["ratio"] == row["predicted_s"] / row["measured_s"]
         assert row["gap_s"] == row["engine_s"] - row["measured_s"]
 
-    monkeypatch.setattr(calibrate, "this_machine", lambda *dtypes: CHIP)
+    monkeypatch.setattr(lookup, "this_machine", lambda *dtypes, model=None: CHIP)
     monkeypatch.setattr(steps, "needed_bytes", lambda config: 2e9 * config.engine.max_seqs - 2e9)
-    header, first, second, machine = run(*points[:1], "--decode=1x40,2x40").out.splitlines()
+    header, first, second, machine = run(*points[:1], "--decode=1x64,2x64").out.splitlines()
     assert header.split()[:3] == ["rows", "x", "context"] and len(first.split()) == 8
     assert second.endswith("does not fit: 2.0 GB of 1.0 GB") and "roofline" in machine
 
@@ -199,11 +203,17 @@ REFUSED = {
     "no sequences": (["--decode=0x64"], "not '0x64'"),
     "short context": (["--decode=1x16"], "contexts from 17 to the model's 256 - 16, not at 16"),
     "gap of nothing": (["--gap"], "--workload=closed does not read --gap: it goes with --decode"),
-    "decoding and a ladder": (["--decode=1x64", "--ladder"], "give one of --ladder, --decode"),
-    "ladder without weights": (["--ladder", "--random_weights"], "not read --random_weights: it"),
-    "ladder of a few": (
-        ["--ladder", "--concurrency=4"],
-        "error: --ladder does not read --concurrency: it goes with --workload=closed\n",
+    "decoding and an ablation": (
+        ["--decode=1x64", "--ablation"],
+        "give one of --ablation, --decode",
+    ),
+    "ablation without weights": (
+        ["--ablation", "--random_weights"],
+        "not read --random_weights: it",
+    ),
+    "ablation of a few": (
+        ["--ablation", "--concurrency=4"],
+        "error: --ablation does not read --concurrency: it goes with --workload=closed\n",
     ),
     "picture of decoding": (
         ["--decode=1x64", "--plot=x.png"],
@@ -215,7 +225,10 @@ REFUSED = {
         "--host_cost does not read --requests",
     ),
     "repeats of the host": (["--host_cost", "--repeats=5"], "--host_cost does not read --repeats"),
-    "a promise of a ladder": (["--ladder", "--slo_itl_s=1"], "--ladder does not read --slo_itl_s"),
+    "targets of an ablation": (
+        ["--ablation", "--slo_itl_s=1"],
+        "--ablation does not read --slo_itl_s",
+    ),
     "prefill beside": (["--interference", "--prefill_tokens=5"], "not read --prefill_tokens: it"),
     "lines of a load": (["--json_lines"], "does not read --json_lines: it goes with --decode"),
     "another app's": (["--device=cpu"], "--workload=closed does not read --device\n"),
@@ -230,42 +243,46 @@ REFUSED = {
         "either --output_lengths or --new_tokens",
     ),
     "share": (["--prefix_share=2"], "workload.prefix_share is from 0 to 1, not 2.0"),
-    "promise": (["--slo_ttft_s=0"], "slo_ttft_s is a number of seconds above 0, not 0.0"),
-    "no trace": (["--workload=missing.jsonl"], "cannot read 'missing.jsonl': No such file"),
+    "targets": (["--slo_ttft_s=0"], "slo_ttft_s is a number of seconds above 0, not 0.0"),
+    "no trace": (["--workload=missing.jsonl"], "cannot read missing.jsonl: No such file"),
     "a trace and lengths": (["--workload=a.jsonl", "--prefix_tokens=1"], "leave --prefix_tokens"),
-    "two answers": (["--ladder", "--host_cost"], "give one of --ladder, --host_cost"),
-    "rungs": (
+    "two answers": (["--ablation", "--host_cost"], "give one of --ablation, --host_cost"),
+    "ablations": (
         [
-            "--ladder",
-            "--ladder_rungs=orbital",
+            "--ablation",
+            "--ablation_only=orbital",
             "--prompt_lengths=fixed:8",
             "--new_tokens=5",
             "--prefix_tokens=9",
         ],
-        "no rung 'orbital'; valid: naive, cached",
+        "--ablation_only lists some of naive, cached",
     ),
-    "rungs alone": (
-        ["--ladder_rungs=paged"],
-        "does not read --ladder_rungs: it goes with --ladder",
+    "ablations alone": (
+        ["--ablation_only=paged"],
+        "does not read --ablation_only: it goes with --ablation",
     ),
-    "ladder and load": (
-        ["--ladder", "--workload=poisson"],
-        "--ladder does not read --workload: it",
+    "ablation and load": (
+        ["--ablation", "--workload=poisson"],
+        "--ablation does not read --workload: it",
     ),
     "interference": (["--interference"], "needs a context of 4096, the model's holds 256"),
     "nobody": (["--interference", "--running=0"], "num_running is at least 1, not 0"),
     "repeats": (["--repeats=0"], "--repeats is at least 1, not 0"),
-    "plot": (["--plot=x.jpg"], "--plot is a .png file in an existing folder"),
+    "plot": (["--plot=x.jpg"], "x.jpg is not a .png file in an existing folder"),
     "open and closed": (
         ["--workload=poisson", "--rate=1", "--concurrency=2"],
         "FILE.jsonl does not read --concurrency: it goes with --workload=closed",
     ),
-    "no number": (["--concurrency=1,x"], "is a list of numbers"),
-    "zero": (["--concurrency=0"], "are at least 1"),
+    "no number": (["--concurrency=1,x"], "takes whole numbers from 1"),
+    "zero": (["--concurrency=0"], "takes whole numbers from 1"),
     "no tokens": (["--prompt_tokens=0"], "fixed lengths are from 1 to"),
-    "no prefill": (["--prefill_tokens=0"], "--concurrency and --prefill_tokens are at least 1"),
-    "long prefill": (["--prefill_tokens=256"], "grow to 257 tokens, the context holds 256"),
+    "no prefill": (["--prefill_tokens=0"], "--prefill_tokens is at least 1"),
+    "long prefill": (["--prefill_tokens=256"], "--prefill_tokens is below the context of 256, not"),
     "long": (["--prompt_tokens=200", "--new_tokens=57", *_PREFILL], "grow to 257 tokens"),
+    "very long": (
+        ["--prompt_tokens=999999", "--new_tokens=64", "--concurrency=32"],
+        "a prompt of 999999 tokens and 64 new ones grow to 1000063 tokens, the context holds 256",
+    ),
     "many": (
         ["--concurrency=1,9", "--set=engine.max_seqs=8"],
         "--concurrency=9 is above engine.max_seqs=8",
@@ -298,4 +315,4 @@ def test_figures_beside_are_numbers(run, tmp_path, text):
     path = tmp_path / "beside.json"
     path.write_text(text)
     assert "beside.json" in run(f"--beside={path}").error
-    assert "is not a file with one JSON object" in run(f"--beside={tmp_path}").error
+    assert "not a regular file" in run(f"--beside={tmp_path}").error

@@ -11,7 +11,7 @@ import pytest
 from configs.engine import Config
 from configs.runs import smollm2_laptop
 from inference.engine import Engine
-from inference.planner.calibration import calibrate, on_device
+from inference.planner.calibration import lookup, on_device
 from layers.kernels import device
 from scripts import common
 from tests import compiling, fakes
@@ -41,7 +41,7 @@ def test_one_process_can_load_every_app():
 def test_an_accelerator_is_measured_before_its_memory_is_taken(platform, expected, monkeypatch):
     order = []
     monkeypatch.setattr(device, "target_device", lambda: device.Device(platform, "a chip", 1))
-    monkeypatch.setattr(calibrate, "this_machine", lambda *dtypes: order.append(dtypes))
+    monkeypatch.setattr(lookup, "this_machine", lambda *dtypes, model: order.append(dtypes))
     monkeypatch.setattr(Engine, "from_checkpoint", lambda *args: order.append("loaded"))
     common.load_engine(object(), Config(fakes.llama("bfloat16")))
     assert order == expected
@@ -64,11 +64,12 @@ def test_flags_are_checked_before_jax_is_loaded():
 
 
 FAILURES = {
-    "disk": (OSError(28, "No space left on device"), "OSError: [Errno 28] No space left"),
-    "memory": (MemoryError(), "MemoryError"),
+    "file": (OSError(2, "No such file", "/x"), "error: No such file: /x"),
+    "disk": (OSError(28, "No space left on device"), "error: No space left on device"),
+    "memory": (MemoryError(), "error: out of memory"),
     "device": (
         jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\n" + "detail\n" * 9999),
-        "JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory detail",
+        "error: RESOURCE_EXHAUSTED: Out of memory detail",
     ),
     "interrupt": (KeyboardInterrupt(), "interrupted"),
 }
@@ -124,9 +125,9 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path, flag):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "scripts.evaluate", f"--model={apps.TINY}", "--max_tokens=8",
-             flag, "--set=engine.prefill_tiles=(1,)"],
+             flag, "--set=engine.prefill_chunks=(1,)"],
             cwd=apps.ROOT, stdout=full, stderr=subprocess.PIPE, timeout=120, text=True,
-            env=os.environ | compiling.ENVIRONMENT | {"RIDGELINE_CACHE": str(tmp_path)},
+            env=compiling.environment(tmp_path),
         )  # fmt: skip
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "No space left on device" in done.stderr.splitlines()[-1]

@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
-from inference.benchmark.subprocesses import Outcome, Program
+from inference.benchmark.subprocesses import Outcome, Subprocess
 from scripts import device
 from scripts.reports import device_text
+from tests import compiling
 from tests.scripts import apps
 
 
@@ -23,7 +24,9 @@ def test_without_an_accelerator_nothing_is_measured(run, tmp_path):
     assert ran.out.count("\n") == 1 and not [*tmp_path.iterdir()]
 
 
-def test_small_shapes_on_a_cpu(run, tmp_path):
+def test_small_shapes_on_a_cpu(run, monkeypatch, tmp_path):
+    for name, value in compiling.environment(tmp_path / "cache").items():
+        monkeypatch.setenv(name, value)
     ran = run("--device=cpu", "--parts=kernels")
     assert ran.status == 0, ran
     (page,) = tmp_path.glob("cpu-*.md")
@@ -44,7 +47,7 @@ def test_parts_are_added_to_the_page_of_the_day(run, monkeypatch, tmp_path):
     def parts(kind, outcomes):
         for name in ("one", "two", "three"):
             seen.append((name, [(outcome.name, outcome.tail) for outcome in outcomes]))
-            yield Program(name, ("echo", name), 60)
+            yield Subprocess(name, ("echo", name), 60)
 
     monkeypatch.setattr(device, "_parts", parts)
     assert run("--device=cpu").status == 0
@@ -63,13 +66,13 @@ def test_parts_are_added_to_the_page_of_the_day(run, monkeypatch, tmp_path):
 
 def test_what_was_found_is_kept_when_a_part_fails(run, monkeypatch, tmp_path):
     def parts(kind, outcomes):
-        yield Program("one", (sys.executable, "-c", "print('fine')"), 60)
+        yield Subprocess("one", (sys.executable, "-c", "print('fine')"), 60)
         if outcomes:  # as it runs, not as names are asked for
             assert outcomes[0].status == "done"
             (page,) = tmp_path.glob("cpu-*.md")
             assert "fine" in page.read_text()
-        yield Program("two", (sys.executable, "-c", "raise SystemExit('bad')"), 60)
-        yield Program("three", ("true",), 60, missing="nothing to do it with")
+        yield Subprocess("two", (sys.executable, "-c", "raise SystemExit('bad')"), 60)
+        yield Subprocess("three", ("true",), 60, missing="nothing to do it with")
 
     monkeypatch.setattr(device, "_parts", parts)
     ran = run("--device=cpu")

@@ -10,8 +10,7 @@ import textwrap
 
 import pytest
 
-from inference.text import template_worker
-from scripts.flags import sampling_flags
+from inference.text import sampling_fields, template_worker
 from tests import compiling
 from tests.scripts import apps
 
@@ -19,7 +18,7 @@ _DOCS = apps.ROOT / "docs"
 _PAGES = {"generate": (), "chat": (), "evaluate": ("--window=64",)}  # and flags for a tiny model
 _SETTINGS = (
     f"--model={apps.TINY}",
-    "--set=engine.prefill_tiles=(1,)",
+    "--set=engine.prefill_chunks=(1,)",
     "--set=engine.decode_rows=(4,)",
     "--set=engine.max_seqs=3",
 )  # few programs to compile
@@ -43,14 +42,8 @@ def test_commands(page, tmp_path):
     shim.chmod(0o755)
     folder = tmp_path / "folder"
     folder.mkdir()
-    environment = (
-        os.environ
-        | compiling.ENVIRONMENT
-        | {
-            "PATH": f"{shim.parent}:{os.environ['PATH']}",
-            "PYTHONPATH": str(apps.ROOT),
-            "RIDGELINE_CACHE": str(tmp_path / "cache"),
-        }
+    environment = compiling.environment(
+        tmp_path / "cache", PYTHONPATH=str(apps.ROOT), PATH=f"{shim.parent}:{os.environ['PATH']}"
     )
     for block in found:
         ran = subprocess.run(
@@ -74,7 +67,7 @@ def test_commands(page, tmp_path):
 
 def test_the_pages_name_what_there_is():
     text = (_DOCS / "generate.md").read_text(encoding="utf-8")
-    assert all(f"`{name}`" in text for name in sampling_flags.FIELDS)
+    assert all(f"`{name}`" in text for name in sampling_fields.NAMES)
     seconds, megabytes = template_worker.SECONDS, template_worker.DATA_BYTES >> 20
     assert f"{seconds} s, {megabytes} MB and a million characters" in " ".join(text.split())
     assert template_worker.OUTPUT_CHARS == 1 << 20

@@ -16,10 +16,13 @@ from inference.outputs import Score
 from layers import decoder
 from layers.ragged import contiguous
 from scripts import evaluate
+from tests import compiling
 from tests.scripts import apps
 
-_ARGS = (f"--model={apps.TINY}", "--window=24", "--set=engine.prefill_tiles=(1,)",
-         "--set=engine.tile_tokens=24", "--set=model.dtype=float32")  # fmt: skip
+pytestmark = pytest.mark.quick_code
+
+_ARGS = (f"--model={apps.TINY}", "--window=24", "--set=engine.prefill_chunks=(1,)",
+         "--set=engine.chunk_tokens=24", "--set=model.dtype=float32")  # fmt: skip
 
 
 @pytest.fixture
@@ -30,12 +33,18 @@ def run(monkeypatch, capfd):
 def _perplexity(tokens: list[int]) -> tuple[float, int]:
     """Each window begins with the first token that the tokenizer adds, and 23 of the text."""
     checkpoint = resolve.resolve(str(apps.TINY)).open(None)
-    params = checkpoint.load_params(decoder.param_infos(checkpoint.config), None)
+    config = checkpoint.config
+    params = checkpoint.load_params(decoder.param_infos(config), None)
+
+    @compiling.jit
+    def forward(tokens_T):
+        hidden, _ = decoder.forward(params, config, tokens_T, contiguous(1, len(tokens_T)))
+        return jax.nn.log_softmax(decoder.logits(params, config, hidden))
+
     logprobs = []
     for start in range(0, len(tokens), 23):
         window = np.array([0, *tokens[start : start + 23]])
-        hidden, _ = decoder.forward(params, checkpoint.config, window, contiguous(1, len(window)))
-        logits = jax.nn.log_softmax(decoder.logits(params, checkpoint.config, hidden))
+        logits = np.asarray(forward(window))
         logprobs += [float(logits[i, token]) for i, token in enumerate(window[1:])]
     return math.exp(-sum(logprobs) / len(logprobs)), len(logprobs)
 

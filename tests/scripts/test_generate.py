@@ -12,10 +12,11 @@ import pytest
 
 from configs.engine import EngineConfig, Run
 from configs.runs import smollm2_laptop
-from inference import files
+from inference.benchmark import first_start
 from inference.engine import Engine
-from inference.outputs import Update
-from inference.planner.calibration import calibrate
+from inference.files import atomic
+from inference.outputs import RequestOutput
+from inference.planner.calibration import lookup, measure
 from scripts import common, generate
 from tests.scripts import apps
 
@@ -29,7 +30,7 @@ _RESULT = {"text", "token_ids", "prompt_tokens", "finish_reason", "logprobs", "t
 _SETTINGS = (
     f"--model={apps.TINY}",
     "--set=model.dtype=float32",
-    "--set=engine.prefill_tiles=(4,)",
+    "--set=engine.prefill_chunks=(4,)",
     "--set=engine.decode_rows=(4,)",
     "--set=engine.max_seqs=3",
 )  # few programs to compile
@@ -105,10 +106,23 @@ def test_one_prompt_streams_and_ends_with_a_line_of_cost(run, golden):
         assert part in line
 
 
+def test_the_first_answer_calibrates_and_the_second_is_predicted_so(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
+    monkeypatch.setattr(first_start, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(measure, "matmul_rate", lambda dtype: 1e11)
+    monkeypatch.setattr(measure.Probe, "read", lambda self: 1e10)
+    first, second = (run("--prompt=A", "--max_new_tokens=3", "--ignore_eos") for _ in range(2))
+    assert first.out == second.out and len(first.out) > 1
+    assert "timing steps of" in first.err and "timing steps of" not in second.err
+    assert "(calibrated)" in first.err and "(calibrated)" in second.err
+    stats = json.loads(run("--prompt=A", "--max_new_tokens=3", "--json").out)["stats"]
+    assert stats["predicted_by"] == "calibrated"
+
+
 def test_the_rate_leaves_compilation_out(run, golden):
     """With it the first run would have taken longer than all its compiling."""
     args = (f"--prompt={golden['texts'][1]}", "--json", "--max_new_tokens=24", "--ignore_eos",
-            "--set=engine.tile_tokens=48")  # fmt: skip
+            "--set=engine.chunk_tokens=48")  # fmt: skip
     first, second = (json.loads(run(*args).out)["stats"] for _ in range(2))
     assert first["compile_s"] > 20 * second["compile_s"]
     assert first["ttft_s"] > 5 * second["ttft_s"]
@@ -118,10 +132,10 @@ def test_the_rate_leaves_compilation_out(run, golden):
 def test_the_first_token_is_no_update_without_one(run, monkeypatch):
     generate_all = Engine.as_completed
 
-    def held(engine, prompts, params, on_update):
-        on_update(Update(0, [], "", None))
+    def held(engine, prompts, params, on_output):
+        on_output(RequestOutput(0, [], "", None))
         time.sleep(0.5)
-        return generate_all(engine, prompts, params, on_update)
+        return generate_all(engine, prompts, params, on_output)
 
     monkeypatch.setattr(Engine, "as_completed", held)
     stats = json.loads(run("--prompt=A", "--max_new_tokens=2", "--json").out)["stats"]
@@ -129,10 +143,10 @@ def test_the_first_token_is_no_update_without_one(run, monkeypatch):
 
 
 def test_a_device_without_room_to_be_measured_costs_no_answer(run, monkeypatch):
-    def full(*dtypes):
+    def full(*dtypes, model):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
-    monkeypatch.setattr(calibrate, "this_machine", full)
+    monkeypatch.setattr(lookup, "this_machine", full)
     ran = run("--prompt=A", "--max_new_tokens=2", "--json")
     answer = json.loads(ran.out)
     assert len(answer["results"][0]["token_ids"]) == answer["stats"]["output_tokens"] == 2
@@ -160,8 +174,8 @@ def test_non_finite_logits_fail_after_the_results_are_written(run, monkeypatch, 
 
 def _load_poisoned(checkpoint, config):
     engine = Engine.from_checkpoint(config, checkpoint)
-    poisoned = engine.executor.params["embed"]["table"] * np.nan
-    engine.executor.params |= {"embed": {"table": poisoned}}
+    poisoned = engine.model_runner.params["embed"]["table"] * np.nan
+    engine.model_runner.params |= {"embed": {"table": poisoned}}
     return engine
 
 
@@ -262,7 +276,7 @@ def test_neither_file_is_replaced_unless_both_are_written(run, tmp_path, monkeyp
     target, beside = tmp_path / "out.jsonl", tmp_path / "out.jsonl.config.json"
     for path in (target, beside):
         path.write_text("before")
-    write = files.atomic_file
+    write = atomic.open_file
 
     @contextlib.contextmanager
     def full(path):
@@ -271,12 +285,12 @@ def test_neither_file_is_replaced_unless_both_are_written(run, tmp_path, monkeyp
             if (path == target) == (kind == "answers"):
                 raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files, "atomic_file", full)
+    monkeypatch.setattr(atomic, "open_file", full)
     ran = run("--prompt=A", f"--output={target}", "--max_new_tokens=2")
     assert ran.status == 1 and ran.err.endswith("out.jsonl: No space left on device\n")
     kept = tmp_path / "out.jsonl.partial"  # nothing computed is lost
     assert target.read_text() == "before" and set(tmp_path.iterdir()) == {target, beside, kept}
-    monkeypatch.setattr(files, "atomic_file", write)
+    monkeypatch.setattr(atomic, "open_file", write)
     ran = run("--prompt=A", f"--output={target}", "--max_new_tokens=2", "--json")
     assert ran.status == 0 and "1 of 1 results are in" in ran.err
     stats = json.loads(ran.out)["stats"]
@@ -287,12 +301,14 @@ def test_neither_file_is_replaced_unless_both_are_written(run, tmp_path, monkeyp
 
 def test_as_a_process(tmp_path):
     """The canonical call, compiled as it is: one JSON object on stdout, logs elsewhere."""
-    ran = apps.start("generate", *_SETTINGS, "--prompt=A token", "--json", "--max_new_tokens=2",
+    ran = apps.start("generate", *_SETTINGS, "--prompt=A token", "--json", "--max_new_tokens=1",
                      cache=tmp_path, XLA_FLAGS=os.environ.get("XLA_FLAGS", ""))  # fmt: skip
     assert ran.status == 0, ran.err
-    assert len(json.loads(ran.out)["results"][0]["token_ids"]) == 2
+    assert len(json.loads(ran.out)["results"][0]["token_ids"]) == 1
     assert "Traceback" not in ran.err and "Warning" not in ran.err
-    assert ran.err == "llama-tokenizer, float32, max_seqs=3, decode_rows=(4,), prefill_tiles=(4,)\n"
+    assert (
+        ran.err == "llama-tokenizer, float32, max_seqs=3, decode_rows=(4,), prefill_chunks=(4,)\n"
+    )
 
 
 def test_bytes_that_are_no_text_as_a_process(tmp_path):

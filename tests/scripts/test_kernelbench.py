@@ -11,6 +11,8 @@ from scripts import kernelbench
 from scripts.reports import kernel_text
 from tests.scripts import apps
 
+pytestmark = pytest.mark.quick_code
+
 
 @pytest.fixture
 def run(monkeypatch, capfd):
@@ -97,7 +99,7 @@ def test_a_device_that_is_not_there_is_one_line(tmp_path):
 REFUSED = {
     "no such device": (["--device=gpu"], "--device=gpu: JAX computes on cpu here"),
     "no kind of device": (["--device=npu"], "should be one of <auto|cpu|gpu|tpu>"),
-    "some are tuned": (["--tune", "--only=reference"], "--tune compares all contenders: leave"),
+    "some are tuned": (["--tune", "--only=reference"], "--tune compares all kernels: leave"),
     "a model": (["--model=llama3-8b"], "kernelbench does not read --model\n"),
     "a rate": (["--rate=3"], "kernelbench does not read --rate\n"),
     "nothing to tune": (["--tune"], "--tune needs an accelerator"),

@@ -30,6 +30,7 @@ def answer(plan):
 
 
 _LECTURE = ("--accounting=lecture", "--hardware=h100")
+_KV_HEADS = "model.pattern.mixer.num_kv_heads"
 
 
 # --- known truths ---------------------------------------------------------------------------------
@@ -46,7 +47,7 @@ def test_the_lecture_on_llama2_13b(answer):
         ("79.72", "23.8", "2689.5"), ("240.8", "71.87", "3561.8"),
     ]  # fmt: skip
     assert [row["fits"] for row in found["rows"]] == [True, True, True, False]
-    assert found["largest_batch"] == [{"context": 1024, "batch": 64}]
+    assert found["largest_batch"] == [{"context": 1024, "batch": 70}]
     assert {row["parameters"] for row in found["rows"]} == {13_015_864_320}
     wanted = {"batch", "context", "parameters", "weight_bytes", "cache_bytes", "memory_bytes",
               "step_s", "ttft_s", "output_tok_s", "bound"}  # fmt: skip
@@ -55,7 +56,12 @@ def test_the_lecture_on_llama2_13b(answer):
 
 
 def test_fewer_key_value_heads(answer):
-    found = answer(*_LECTURE, "--model=llama2-13b", "--set=model.num_kv_heads=8", "--batch=64,256")
+    found = answer(
+        *_LECTURE,
+        "--model=llama2-13b",
+        f"--set={_KV_HEADS}=8",
+        "--batch=64,256",
+    )
     assert [f"{row['memory_bytes'] / 1e9:.2f}" for row in found["rows"]] == ["33.41", "65.63"]
     assert [f"{row['output_tok_s']:.0f}" for row in found["rows"]] == ["6417", "13068"]
     assert f"{found['rows'][0]['parameters'] / 1e9:.2f}" == "11.34"
@@ -91,6 +97,14 @@ def test_the_formula_shows_its_parts(answer):
     assert prefill["ffn.gate_up"]["bound"] == "compute"
     assert decode["attend"]["intensity"] == pytest.approx(1, rel=0.01)
     assert parts["decode"]["time"]["collective_s"] > 0
+
+
+def test_a_mesh_beyond_its_links_is_said(answer, plan):
+    asked = ("--model=llama2-70b", "--hardware=h100", "--mesh=model=16")
+    (warning,) = answer(*asked)["warnings"]
+    assert warning == "links join 8 chips, this mesh takes all for joined so"
+    assert f"note: {warning}" in plan(*asked).out
+    assert answer(*asked[:2], "--mesh=model=8")["warnings"] == []
 
 
 def test_tables_for_people(plan):
@@ -150,7 +164,7 @@ def test_slo(answer, plan):
         assert (entry["replicas"] - 1) * entry["replica"]["requests_s"] * 0.8 < 20
     shown = plan(*asked).out
     assert "smallest mesh: model=2, up to" in shown
-    assert "load" in shown and "waiting for a place comes on top" in shown
+    assert "load" in shown and "time in the queue comes on top" in shown
 
 
 def test_advice(answer, plan):
@@ -255,7 +269,8 @@ _REFUSED = {
     "mesh": (["--mesh=2"], "a mesh is like data=2,model=4"),
     "mesh axis": (["--mesh=pipeline=2"], "with the axes data, model, expert"),
     "mesh heads": (
-        ["--model=llama2-13b", "--mesh=model=3"], "does not divide the 40 heads"
+        ["--model=llama2-13b", "--mesh=model=3"],
+        "does not divide the heads and feed-forward widths [40, 13824]",
     ),
     "mesh zero": (["--mesh=model=0"], "mesh axis model is at least 1, not 0"),
     "mesh of many digits": (["--mesh=data=" + "9" * 5000], "a mesh is like data=2,model=4"),
@@ -276,10 +291,10 @@ _REFUSED = {
     "many drafts": (["--speculate=1000000000,0.5,0.1"], "drafts is at most 1024"),
     "draft cost": (["--speculate=4,0.5,inf"], "a draft's cost is at least 0"),
     "setting": (["--set=model.heads=3"], "unknown key 'model.heads'"),
-    "setting's value": (["--model=llama2-13b", "--set=model.num_kv_heads=7"], "not a multiple of"),
-    "promise": (["--slo=fast"], "--slo is like ttft=0.5,tpot=0.03"),
-    "promise below 0": (["--slo=ttft=-1"], "--slo ttft is a number of seconds above 0"),
-    "promise nobody keeps": (["--model=llama2-70b", "--slo=tpot=1e-9"], "the fastest is model=8"),
+    "setting's value": (["--model=llama2-13b", f"--set={_KV_HEADS}=7"], "not a multiple of"),
+    "targets": (["--slo=fast"], "--slo is like ttft=0.5,tpot=0.03"),
+    "targets below 0": (["--slo=ttft=-1"], "--slo ttft is a number of seconds above 0"),
+    "targets not met": (["--model=llama2-70b", "--slo=tpot=1e-9"], "the fastest is model=8"),
     "rate": (["--slo=tpot=1", "--rate=0"], "--rate is a number of requests a second above 0"),
     "endless rate": (["--slo=tpot=1", "--rate=1e308"], "above 0 and at most 1e+09, not 1e+308"),
     "rate alone": (["--rate=3"], "--rate needs --slo"),
@@ -298,9 +313,9 @@ _REFUSED = {
     "verify new tokens": (["--verify", "--new_tokens=4"], "leave --new_tokens out"),
     "verify a mesh": (["--verify", "--mesh=model=2"], "leave --mesh out"),
     "verify a format": (["--verify", "--weights=int4"], "leave --weights out"),
-    "plot": (["--plot=out.jpg"], "--plot is a .png file in an existing folder"),
-    "plot's folder": (["--plot=missing/out.png"], "--plot is a .png file in an existing folder"),
-    "page": (["--html=."], "--html is a .html file in an existing folder"),
+    "plot": (["--plot=out.jpg"], "is not a .png file in an existing folder"),
+    "plot's folder": (["--plot=missing/out.png"], "is not a .png file in an existing folder"),
+    "page": (["--html=."], "is not a .html file in an existing folder"),
     "positional": (["h100"], "unexpected argument 'h100'"),
 }  # fmt: skip
 

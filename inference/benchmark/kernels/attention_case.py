@@ -1,5 +1,5 @@
-"""Attention over pages as a benchmark: sizes, random arrays on the device, what it has to move and
-to compute, and its values in float64.
+"""Attention over pages as a benchmark: sizes, random arrays on the device, bytes and FLOPs, and
+exact values in float64.
 """
 
 import dataclasses
@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs.cache import BLOCK_TOKENS
-from configs.model import ModelConfig
+from configs.cache import BLOCK_TOKENS, PageFormat, keys_values
+from configs.kinds.attention import Attention
+from configs.model import LayerSpec, ModelConfig
 from inference.planner import cost
 from inference.planner.cost import Operation, Rows, Work
 from layers.kernels.attention.contract import Demand
@@ -30,7 +31,7 @@ class Case:
     Attributes:
         heads, kv_heads, head_width: N, K and H.
         page_tokens: tokens a page holds.
-        is_shuffled: pages lie in random order; else one after another, as in a contiguous cache.
+        is_shuffled: whether pages lie in random order; else in order, as in a contiguous cache.
         dtype: of queries and pages.
     """
 
@@ -55,26 +56,30 @@ class Case:
         return -(-self.context // BLOCK_TOKENS) * (BLOCK_TOKENS // self.page_tokens)
 
     @property
+    def page_format(self) -> PageFormat:
+        """Format of the pages."""
+        return keys_values(self.kv_heads, self.head_width).page_format(self.dtype)
+
+    @property
     def cache_bytes(self) -> int:
         """Bytes of the sequences' keys and values."""
-        elements = 2 * self.kv_heads * self.head_width
-        return self.rows * self.context * elements * jnp.dtype(self.dtype).itemsize
+        return self.rows * self.context * self.page_format.bytes_per_token
 
     @property
     def demand(self) -> Demand:
-        """What is asked of an implementation."""
+        """What an implementation must support."""
         return Demand(
-            self.heads, self.kv_heads, self.head_width, self.page_tokens, self.dtype, False,
+            self.heads, self.page_format, self.page_tokens, deterministic=False,
             table_entries=self.rows * self.columns,
         )  # fmt: skip
 
     @functools.cached_property
     def operation(self) -> Operation:
-        """What the planner says that it costs, where the newest tokens are in the cache already."""
+        """Its cost by the planner, with the newest tokens already in the cache."""
         model = ModelConfig(
-            "case", "llama", vocab_size=2, width=self.heads * self.head_width, ffn_width=1,
-            num_layers=1, num_heads=self.heads, num_kv_heads=self.kv_heads,
-            head_width=self.head_width, max_context=self.context, dtype=self.dtype,
+            "case", "case", vocab_size=2, width=self.heads * self.head_width, num_layers=1,
+            max_context=self.context, dtype=self.dtype,
+            pattern=(LayerSpec(Attention(self.heads, self.kv_heads, self.head_width, None), None),),
         )  # fmt: skip
         rows = Rows(self.rows, self.queries, self.context)
         work = Work(self.rows * self.queries, (rows,), 0)
@@ -94,40 +99,44 @@ class Case:
 
 
 class Arrays(NamedTuple):
-    """Scaled queries, the sequences' keys and values one after another, their page tables and
-    lengths, drawn on the device.
-    """
+    """Scaled queries, contiguous keys and values, page tables and lengths, on the device."""
 
-    q_CWNH: jax.Array
-    k_CSKH: jax.Array
-    v_CSKH: jax.Array
-    table_CP: jax.Array  # page 0, the sink, is nobody's
-    length_C: jax.Array  # i32[C], at least `queries`
+    q_YWNH: jax.Array
+    k_YSKH: jax.Array
+    v_YSKH: jax.Array
+    table_YP: jax.Array  # page 0 is the sink
+    length_Y: jax.Array  # i32[Y], at least `queries`
 
     @property
     def rectangle(self) -> Rectangle:
         """A row's queries are its newest tokens."""
-        return self._rectangle(self.q_CWNH.shape[1], self.length_C)
+        return self._rectangle(self.q_YWNH.shape[1], self.length_Y)
 
     @property
-    def newest(self) -> tuple[jax.Array, jax.Array]:
-        """Keys and values of the queries' own tokens, [C, W, K, H] each."""
-        place_CW11 = self.rectangle.place_CW[:, :, None, None]
-        k_CWKH, v_CWKH = (
-            jnp.take_along_axis(x_CSKH, place_CW11, axis=1) for x_CSKH in (self.k_CSKH, self.v_CSKH)
-        )
-        return k_CWKH, v_CWKH
+    def page_format(self) -> PageFormat:
+        """`Case.page_format`."""
+        _, _, K, H = self.k_YSKH.shape
+        return keys_values(K, H).page_format(self.k_YSKH.dtype.name)
+
+    @property
+    def newest_YWX(self) -> jax.Array:
+        """Packed rows of the queries' own tokens, [Y, W, 2 K, H]."""
+        kv_position_YW11 = self.rectangle.kv_position_YW[:, :, None, None]
+        newest = [
+            jnp.take_along_axis(x, kv_position_YW11, axis=1) for x in (self.k_YSKH, self.v_YSKH)
+        ]
+        return jnp.concatenate(newest, axis=2)
 
     @property
     def contexts(self) -> Rectangle:
         """All tokens of the sequences, to be written to pages."""
-        C, S = self.k_CSKH.shape[:2]
-        return self._rectangle(S, jnp.full(C, S, jnp.int32))
+        Y, S = self.k_YSKH.shape[:2]
+        return self._rectangle(S, jnp.full(Y, S, jnp.int32))
 
-    def _rectangle(self, width: int, length_C: jax.Array) -> Rectangle:
-        slot_C = jnp.arange(length_C.shape[0], dtype=jnp.int32)
-        position_CW = length_C[:, None] - width + jnp.arange(width, dtype=jnp.int32)
-        return Rectangle(slot_C, position_CW, jnp.ones(position_CW.shape, bool), (self.table_CP,))
+    def _rectangle(self, width: int, length_Y: jax.Array) -> Rectangle:
+        slot_Y = jnp.arange(length_Y.shape[0], dtype=jnp.int32)
+        position_YW = length_Y[:, None] - width + jnp.arange(width, dtype=jnp.int32)
+        return Rectangle(slot_Y, position_YW, jnp.ones(position_YW.shape, bool), (self.table_YP,))
 
 
 def draw(case: Case, seed: int) -> Arrays:
@@ -135,17 +144,17 @@ def draw(case: Case, seed: int) -> Arrays:
     generator = np.random.default_rng(seed)
     count = case.rows * case.columns
     order = generator.permutation(count) if case.is_shuffled else np.arange(count)
-    table_CP = 1 + order.reshape(case.rows, -1).astype(np.int32)
-    q_CWNH, k_CSKH, v_CSKH = _random(case, seed)
-    length_C = jnp.full(case.rows, case.context, jnp.int32)
-    return Arrays(q_CWNH, k_CSKH, v_CSKH, jnp.asarray(table_CP), length_C)
+    table_YP = 1 + order.reshape(case.rows, -1).astype(np.int32)
+    q_YWNH, k_YSKH, v_YSKH = _random(case, seed)
+    length_Y = jnp.full(case.rows, case.context, jnp.int32)
+    return Arrays(q_YWNH, k_YSKH, v_YSKH, jnp.asarray(table_YP), length_Y)
 
 
 def ragged(case: Case, arrays: Arrays, seed: int) -> Arrays:
-    """The same of lengths from `queries` to `context`."""
+    """The same with random lengths from `queries` to `context`."""
     generator = np.random.default_rng(seed)
     lengths = generator.integers(case.queries, case.context, case.rows, np.int32, endpoint=True)
-    return arrays._replace(length_C=jnp.asarray(lengths))
+    return arrays._replace(length_Y=jnp.asarray(lengths))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -162,10 +171,10 @@ def _random(case: Case, seed: int) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 class Sample(NamedTuple):
-    """Some of a case's outputs in float64.
+    """Some outputs of a case in float64.
 
     Attributes:
-        arrays: what they are of.
+        arrays: that they are computed from.
         values: (row, token) -> [N, H].
     """
 
@@ -174,35 +183,35 @@ class Sample(NamedTuple):
 
 
 def sample(case: Case, arrays: Arrays) -> Sample:
-    """The first and the last of rows and queries, and some between."""
+    """The first and the last rows and queries, and some between."""
     rows = np.unique(np.linspace(0, case.rows - 1, _SAMPLED_ROWS).astype(int))
     tokens = np.unique(np.linspace(0, case.queries - 1, _SAMPLED_QUERIES).astype(int))
-    q_CWNH, length_C = np.asarray(arrays.q_CWNH), np.asarray(arrays.length_C)
-    keys, values = (np.asarray(jnp.take(x, rows, axis=0)) for x in (arrays.k_CSKH, arrays.v_CSKH))
+    q_YWNH, length_Y = np.asarray(arrays.q_YWNH), np.asarray(arrays.length_Y)
+    keys, values = (np.asarray(jnp.take(x, rows, axis=0)) for x in (arrays.k_YSKH, arrays.v_YSKH))
     found = Sample(arrays, {})
     for row, k_SKH, v_SKH in zip(rows, keys, values, strict=True):
         for token in tokens:
-            stop = length_C[row] - case.queries + token + 1
-            found.values[row, token], _ = exact(q_CWNH[row, token], k_SKH[:stop], v_SKH[:stop])
+            stop = length_Y[row] - case.queries + token + 1
+            found.values[row, token], _ = exact(q_YWNH[row, token], k_SKH[:stop], v_SKH[:stop])
     return found
 
 
-def error(sample: Sample, out_CWNH: jax.Array) -> float | None:
+def error(sample: Sample, out_YWNH: jax.Array) -> float | None:
     """Largest error of a head's output, as a share of its norm, over the sample; None where any
     value of the whole output is not finite.
     """
-    found_CWNH = np.asarray(out_CWNH, np.float64)
-    if not np.isfinite(found_CWNH).all():
+    found_YWNH = np.asarray(out_YWNH, np.float64)
+    if not np.isfinite(found_YWNH).all():
         return None
     worst = 0.0
     for at, expected_NH in sample.values.items():
-        off_N = np.linalg.norm(found_CWNH[at] - expected_NH, axis=1)
+        off_N = np.linalg.norm(found_YWNH[at] - expected_NH, axis=1)
         worst = max(worst, float((off_N / np.linalg.norm(expected_NH, axis=1)).max()))
     return worst
 
 
 def is_right(case: Case, error: float) -> bool:
-    """Whether an error is one of rounding."""
+    """Whether rounding explains an error."""
     return error <= _BOUNDS[case.dtype]
 
 
@@ -219,13 +228,13 @@ def exact(
     Args:
         q_NH: scaled queries.
         k_SKH, v_SKH: keys and values of its sequence.
-        seen_S: bool, those that it sees; None: all.
+        seen_S: bool, the positions that it sees; None for all.
         cap: soft limit of the scores.
-        sinks_N: a logit a head that takes its share and brings no value.
+        sinks_N: a logit a head that takes a share of the softmax and adds no value.
 
     Returns:
-        [N, H] twice: the output, and what it would be if no value were negative, to which errors
-        of the weights are relative.
+        [N, value width] twice: the output, and what it would be if no value were negative, to which
+        errors of the weights are relative.
     """
     (N, H), K = q_NH.shape, k_SKH.shape[1]
     if seen_S is not None:
@@ -239,4 +248,4 @@ def exact(
     weights_KGS = np.exp(scores_KGS - most_KG1)
     weights_KGS /= weights_KGS.sum(-1, keepdims=True) + np.exp(sinks - most_KG1)
     out_KGH, size_KGH = weights_KGS @ v_KSH, weights_KGS @ np.abs(v_KSH)
-    return out_KGH.reshape(N, H), size_KGH.reshape(N, H)
+    return out_KGH.reshape(N, -1), size_KGH.reshape(N, -1)

@@ -1,8 +1,8 @@
-"""Who can compute a case of attention: our implementations, and peers beside them.
+"""Kernels that compute a case of attention: our implementations, and other libraries' as baselines.
 
-Peers are libraries that may be there or not. Those without pages get contiguous keys and values of
-the same numbers. Of ours, one that appends does so in every run, as in a step of the engine; the
-others find the newest tokens in the pages.
+A library may be missing. Kernels without pages get contiguous keys and values of the same numbers.
+An implementation of ours that appends does so in every run, as in a step of the engine; the others
+find the newest tokens in the pages.
 """
 
 import functools
@@ -23,18 +23,18 @@ Sizes = Mapping[str, int]  # keyword arguments of a kernel that change nothing b
 _FLASH = "flash_attn3_jax"
 
 
-class Contender(NamedTuple):
-    """Somebody who computes attention.
+class Kernel(NamedTuple):
+    """One way to compute attention.
 
     Attributes:
         name: as results call it.
-        limit: (case, device) -> what keeps it from that, to be read after its name; None: nothing.
-        store: keys and values as it wants them, a copy of those of the arrays.
-        attend: (queries, arrays, stored, **sizes) -> [C, W, N, H], and what is stored then.
-        candidates: (case, device, whether to tune) -> sizes to try. The first are its own choice;
-            in tuning they say so themselves, since without sizes what was tuned before counts.
-        has_lengths: rows may have different ones.
-        is_paged: it reads pages.
+        limit: (case, device) -> why it cannot run, to be read after its name; None if it can.
+        store: keys and values in its own layout, a copy of those of the arrays.
+        attend: (queries, arrays, stored, **sizes) -> [Y, W, N, H], and what is stored then.
+        candidates: (case, device, whether to tune) -> sizes to try, its default first. When tuning,
+            the default is spelled out, since a call without sizes takes what was tuned before.
+        has_lengths: whether rows may differ in length.
+        is_paged: whether it reads pages.
     """
 
     name: str
@@ -46,56 +46,49 @@ class Contender(NamedTuple):
     is_paged: bool = True
 
 
-def everyone() -> list[Contender]:
-    """Ours, and then peers."""
+def kernels() -> list[Kernel]:
+    """Ours, and then the baselines."""
     return [*map(_ours, ATTENTIONS), _CUDNN, _FLASH_PAGED, _FLASH_CONTIGUOUS]
 
 
 # --- ours -----------------------------------------------------------------------------------------
 
 
-def _ours(name: str) -> Contender:
+def _ours(name: str) -> Kernel:
     def limit(case: Case, device: Device) -> str | None:
         return api.implementation(name).limit(case.demand, device)
 
     def attend(
-        q_CWNH: jax.Array, arrays: Arrays, pages: jax.Array, **sizes: int
+        q_YWNH: jax.Array, arrays: Arrays, pages: jax.Array, **sizes: int
     ) -> tuple[jax.Array, jax.Array]:
         chosen: Any = api.implementation(name)
+        told = pages, arrays.rectangle, 0, arrays.page_format
         if chosen.append_and_attend is None:
-            return chosen.attend_pages(q_CWNH, pages, arrays.rectangle, 0, **sizes), pages
-        return chosen.append_and_attend(
-            q_CWNH, *arrays.newest, pages, arrays.rectangle, 0, **sizes
-        )  # fmt: skip
+            return chosen.attend_pages(q_YWNH, *told, **sizes), pages
+        return chosen.append_and_attend(q_YWNH, arrays.newest_YWX, *told, **sizes)
 
-    found = Contender(name, limit, functools.partial(_written, name), attend)
+    found = Kernel(name, limit, functools.partial(_written, name), attend)
     return found._replace(candidates=_hopper_sizes) if name == "pallas_gpu" else found
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _written(name: str, case: Case, arrays: Arrays) -> jax.Array:
-    """Pages that an implementation has written; NaN where it is yet to append."""
+    """Pages as an implementation writes them; NaN where it will append."""
     chosen = api.implementation(name)
-    shape = chosen.layout(
-        1 + case.rows * case.columns, case.page_tokens, case.kv_heads, case.head_width, case.dtype
-    )
+    shape = chosen.layout(1 + case.rows * case.columns, case.page_tokens, case.page_format)
     pages = jnp.zeros(shape.shape, shape.dtype)
-    k_TKH, v_TKH = (
-        x_CSKH.reshape(-1, *x_CSKH.shape[2:]) for x_CSKH in (arrays.k_CSKH, arrays.v_CSKH)
-    )
-    pages = chosen.write(pages, k_TKH, v_TKH, Ragged((arrays.contexts,)), 0)
+    row_YSX = jnp.concatenate([arrays.k_YSKH, arrays.v_YSKH], axis=2)
+    row_TX = row_YSX.reshape(-1, *row_YSX.shape[2:])
+    pages = chosen.write(pages, row_TX, Ragged((arrays.contexts,)), 0)
     if chosen.append_and_attend is None:
         return pages
-    k_TKH, v_TKH = (
-        jnp.full((x_CWKH.size // x_CWKH[0, 0].size, *x_CWKH.shape[2:]), jnp.nan, x_CWKH.dtype)
-        for x_CWKH in arrays.newest
-    )
-    return chosen.write(pages, k_TKH, v_TKH, Ragged((arrays.rectangle,)), 0)
+    newest_TX = jnp.full((case.rows * case.queries, *row_TX.shape[1:]), jnp.nan, row_TX.dtype)
+    return chosen.write(pages, newest_TX, Ragged((arrays.rectangle,)), 0)
 
 
 def _hopper_sizes(case: Case, device: Device, tunes: bool) -> Sequence[Sizes]:
-    """The kernel's own sizes; then other numbers of splits around them, and two stages, so that two
-    blocks may share a multiprocessor.
+    """The kernel's default sizes; then other numbers of splits, and two stages, so that two blocks
+    may share a multiprocessor.
     """
     if not (tunes and case.is_decode):
         return ({},)
@@ -115,7 +108,7 @@ def _hopper_sizes(case: Case, device: Device, tunes: bool) -> Sequence[Sizes]:
     return [own, *(sizes for sizes in others if sizes != own)]
 
 
-# --- peers ----------------------------------------------------------------------------------------
+# --- baselines ------------------------------------------------------------------------------------
 
 
 def _cudnn_limit(case: Case, device: Device) -> str | None:
@@ -129,19 +122,19 @@ def _cudnn_limit(case: Case, device: Device) -> str | None:
 
 
 def _contiguous(case: Case, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
-    return jnp.copy(arrays.k_CSKH), jnp.copy(arrays.v_CSKH)
+    return jnp.copy(arrays.k_YSKH), jnp.copy(arrays.v_YSKH)
 
 
-def _cudnn(q_CWNH: jax.Array, arrays: Arrays, stored: Any) -> tuple[jax.Array, Any]:
-    is_prefill = q_CWNH.shape[1] > 1
-    out_CWNH = jax.nn.dot_product_attention(
-        q_CWNH, *stored, scale=1.0, is_causal=is_prefill, implementation="cudnn",
-        key_value_seq_lengths=None if is_prefill else arrays.length_C,
+def _cudnn(q_YWNH: jax.Array, arrays: Arrays, stored: Any) -> tuple[jax.Array, Any]:
+    is_prefill = q_YWNH.shape[1] > 1
+    out_YWNH = jax.nn.dot_product_attention(
+        q_YWNH, *stored, scale=1.0, is_causal=is_prefill, implementation="cudnn",
+        key_value_seq_lengths=None if is_prefill else arrays.length_Y,
     )  # fmt: skip
-    return out_CWNH, stored
+    return out_YWNH, stored
 
 
-_CUDNN = Contender("cudnn", _cudnn_limit, _contiguous, _cudnn, is_paged=False)
+_CUDNN = Kernel("cudnn", _cudnn_limit, _contiguous, _cudnn, is_paged=False)
 
 
 def _flash_limit(case: Case, device: Device) -> str | None:
@@ -158,41 +151,41 @@ def _flash_limit(case: Case, device: Device) -> str | None:
 def _flash_pages(case: Case, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
     """Pages of keys and pages of values, [pages, page tokens, K, H] each."""
 
-    def paged(x_CSKH: jax.Array) -> jax.Array:
+    def paged(x_YSKH: jax.Array) -> jax.Array:
         short = case.columns * case.page_tokens - case.context
-        x_CSKH = jnp.pad(x_CSKH, ((0, 0), (0, short), (0, 0), (0, 0)))
-        own = x_CSKH.reshape(-1, case.page_tokens, *x_CSKH.shape[2:])
+        x_YSKH = jnp.pad(x_YSKH, ((0, 0), (0, short), (0, 0), (0, 0)))
+        own = x_YSKH.reshape(-1, case.page_tokens, *x_YSKH.shape[2:])
         pages = jnp.zeros((1 + own.shape[0], *own.shape[1:]), own.dtype)
-        return pages.at[arrays.table_CP.reshape(-1)].set(own)
+        return pages.at[arrays.table_YP.reshape(-1)].set(own)
 
-    return paged(arrays.k_CSKH), paged(arrays.v_CSKH)
+    return paged(arrays.k_YSKH), paged(arrays.v_YSKH)
 
 
 def _flash(
-    q_CWNH: jax.Array, arrays: Arrays, stored: Any, *, is_paged: bool, **sizes: int
+    q_YWNH: jax.Array, arrays: Arrays, stored: Any, *, is_paged: bool, **sizes: int
 ) -> tuple[jax.Array, Any]:
     library: Any = importlib.import_module(_FLASH)
-    out_CWNH = library.flash_mha_with_kvcache(
-        q_CWNH, *stored, cache_seqlens=arrays.length_C,
-        page_table=arrays.table_CP if is_paged else None,
-        softmax_scale=1.0, is_causal=q_CWNH.shape[1] > 1, **sizes,
+    out_YWNH = library.flash_mha_with_kvcache(
+        q_YWNH, *stored, cache_seqlens=arrays.length_Y,
+        page_table=arrays.table_YP if is_paged else None,
+        softmax_scale=1.0, is_causal=q_YWNH.shape[1] > 1, **sizes,
     )  # fmt: skip
-    return out_CWNH, stored
+    return out_YWNH, stored
 
 
 def _flash_splits(case: Case, device: Device, tunes: bool) -> Sequence[Sizes]:
-    """As with ours; by itself it does not split."""
+    """As for our kernel; the library's default is not to split."""
     full = max(1, device.num_cores // (case.rows * case.kv_heads))
     around = sorted({1, full, 2 * full} if case.is_decode else {1})
     return [{"num_splits": n} for n in around if n <= case.columns]
 
 
 # Its cached lengths are whole pages, as its documentation says.
-_FLASH_PAGED = Contender(
+_FLASH_PAGED = Kernel(
     "flash-attn3-jax", _flash_limit, _flash_pages, functools.partial(_flash, is_paged=True),
     _flash_splits, has_lengths=False,
 )  # fmt: skip
-_FLASH_CONTIGUOUS = Contender(
+_FLASH_CONTIGUOUS = Kernel(
     "flash-attn3-contiguous", _flash_limit, _contiguous, functools.partial(_flash, is_paged=False),
     _flash_splits, is_paged=False,
 )  # fmt: skip

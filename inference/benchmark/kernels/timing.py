@@ -1,8 +1,9 @@
-"""Kernels by the clock, once they are right: each contender on each case of attention, beside what
-the planner says of it.
+"""Times kernels that compute the right values: each kernel on each case of attention, beside the
+planner's prediction.
 
-A time is printed only of what was shown right: fresh random numbers, rows of different lengths and
-full ones, outputs and free memory filled with NaN, a float64 softmax on the host.
+A time is printed only of a kernel that was shown right: on fresh random numbers, on rows of
+different lengths and full ones, with outputs and free memory filled with NaN, against a float64
+softmax on the host.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ import numpy as np
 from configs.hardware.spec import HardwareSpec
 from inference.benchmark.kernels import attention_case
 from inference.benchmark.kernels.attention_case import Arrays, Case, Sample
-from inference.benchmark.kernels.baselines import Contender, Sizes
+from inference.benchmark.kernels.baselines import Kernel, Sizes
 from inference.planner.calibration import on_device
 from layers.kernels.device import target_device
 
@@ -29,7 +30,7 @@ _DEVICE_CASES = (
     Case(1, 4096, 4096),
     Case(64, 1, 1024, heads=40, kv_heads=40),  # Llama 2 13B of the lecture: 1.3 GB
     Case(1, 1, 8192),
-    Case(8, 64, 1024),  # the tiles of an engine
+    Case(8, 64, 1024),  # the prefill chunks of an engine
     Case(256, 1, 1024, heads=40, kv_heads=8),
     Case(4, 512, 4096),
     Case(32, 1, 4096, page_tokens=128),
@@ -61,7 +62,7 @@ def cases(platform: str, memory_bytes: float) -> list[Case]:
 
 def measure(
     chosen: Sequence[Case],
-    contenders: Sequence[Contender],
+    kernels: Sequence[Kernel],
     hardware: HardwareSpec,
     *,
     repeats: int,
@@ -73,14 +74,14 @@ def measure(
     """A row a case, as they end.
 
     Args:
-        chosen: in order; those for which no time is left are named as such.
-        contenders: compared on each.
+        chosen: in order; those for which no time is left say so.
+        kernels: compared on each.
         hardware: the device's measured rates.
         repeats: medians are reported.
-        budget_s: after which no contender is begun.
+        budget_s: after which no kernel is begun.
         seed: of the random numbers.
-        tunes: try all candidates for sizes of ours too.
-        progress: told of (done, total, label).
+        tunes: also try all candidate sizes of our kernels.
+        progress: called with (done, total, label).
     """
     seeds = np.random.default_rng(seed)
     deadline = time.monotonic() + budget_s
@@ -93,21 +94,19 @@ def measure(
         row |= {"bound": "compute" if compute_s > memory_s else "memory", "results": {}}
         row["predicted_s"] = max(memory_s, compute_s)
         samples: list[Sample] = []
-        for contender in contenders:
-            if (reason := contender.limit(case, target_device())) is not None:
-                row["results"][contender.name] = {"status": "not run", "reason": reason}
+        for kernel in kernels:
+            if (reason := kernel.limit(case, target_device())) is not None:
+                row["results"][kernel.name] = {"status": "not run", "reason": reason}
                 continue
             if time.monotonic() > deadline:
-                row["results"][contender.name] = _OUT_OF_TIME
+                row["results"][kernel.name] = _OUT_OF_TIME
                 continue
             samples = samples or _samples(case, *seeds.integers(1 << 31, size=2).tolist())
-            found = _Run(case, contender, samples, repeats).best(
-                row["predicted_s"], tunes, deadline
-            )
+            found = _Run(case, kernel, samples, repeats).best(row["predicted_s"], tunes, deadline)
             if "seconds" in found:
                 found["share"] = row["predicted_s"] / found["seconds"]
-                found["is_paged"] = contender.is_paged
-            row["results"][contender.name] = found
+                found["is_paged"] = kernel.is_paged
+            row["results"][kernel.name] = found
         yield row
 
 
@@ -119,19 +118,17 @@ def _samples(case: Case, seed: int, lengths_seed: int) -> list[Sample]:
 
 
 class _Run:
-    """One contender on one case."""
+    """One kernel on one case."""
 
-    def __init__(
-        self, case: Case, contender: Contender, samples: Sequence[Sample], repeats: int
-    ) -> None:
-        self._case, self._contender, self._repeats = case, contender, repeats
-        self._samples = samples if contender.has_lengths else samples[-1:]
+    def __init__(self, case: Case, kernel: Kernel, samples: Sequence[Sample], repeats: int) -> None:
+        self._case, self._kernel, self._repeats = case, kernel, repeats
+        self._samples = samples if kernel.has_lengths else samples[-1:]
         self._arrays = samples[-1].arrays
 
     def best(self, expected_s: float, tunes: bool, deadline: float) -> dict[str, Any]:
-        """The fastest of the right candidates, or what is wrong with the first that is not."""
-        case, contender = self._case, self._contender
-        candidates = contender.candidates(case, target_device(), tunes)
+        """The fastest candidate, or what is wrong with the first wrong one."""
+        case, kernel = self._case, self._kernel
+        candidates = kernel.candidates(case, target_device(), tunes)
         tried: list[dict[str, Any]] = []
         try:
             for sizes in candidates:
@@ -150,37 +147,37 @@ class _Run:
         return best | ({"candidates": tried} if len(candidates) > 1 else {})
 
     def _store(self, arrays: Arrays) -> Any:
-        return self._contender.store(self._case, arrays)
+        return self._kernel.store(self._case, arrays)
 
     def _attend(self, sizes: Sizes) -> Callable[..., tuple[jax.Array, Any]]:
-        return functools.partial(self._contender.attend, **sizes)
+        return functools.partial(self._kernel.attend, **sizes)
 
     def _check(self, sizes: Sizes) -> tuple[dict[str, Any], float]:
-        """Its largest error; and seconds of a run, dispatch included."""
+        """Its largest error, and the seconds of a run, dispatch included."""
         arrays, attend = self._arrays, self._attend(sizes)
 
-        def poisoned(out_CWNH: jax.Array, stored: Any, arrays: Arrays) -> tuple[jax.Array, Any]:
-            found_CWNH, stored = attend(arrays.q_CWNH, arrays, stored)
-            return found_CWNH.astype(out_CWNH.dtype), stored
+        def poisoned(out_YWNH: jax.Array, stored: Any, arrays: Arrays) -> tuple[jax.Array, Any]:
+            found_YWNH, stored = attend(arrays.q_YWNH, arrays, stored)
+            return found_YWNH.astype(out_YWNH.dtype), stored
 
         def nans() -> jax.Array:
-            return jnp.full(arrays.q_CWNH.shape, jnp.nan, jnp.float32)
+            return jnp.full(arrays.q_YWNH.shape, jnp.nan, jnp.float32)
 
         lowered = jax.jit(poisoned, donate_argnums=(0, 1), keep_unused=True)
-        program = lowered.lower(nans(), self._store(arrays), arrays).compile()
-        memory = program.memory_analysis()
+        executable = lowered.lower(nans(), self._store(arrays), arrays).compile()
+        memory = executable.memory_analysis()
         num_bytes = memory.temp_size_in_bytes if memory is not None else 0
         errors, is_repeatable, one_s = [], True, 0.0
         for sample in self._samples:
-            out_CWNH, stored = nans(), self._store(sample.arrays)
+            out_YWNH, stored = nans(), self._store(sample.arrays)
             _poison(num_bytes)
-            out_CWNH, stored = program(out_CWNH, stored, sample.arrays)
-            errors.append(attention_case.error(sample, out_CWNH))
+            out_YWNH, stored = executable(out_YWNH, stored, sample.arrays)
+            errors.append(attention_case.error(sample, out_YWNH))
             again, stored = jax.block_until_ready((nans(), stored))
             start = time.perf_counter()
-            again, _ = jax.block_until_ready(program(again, stored, sample.arrays))
+            again, _ = jax.block_until_ready(executable(again, stored, sample.arrays))
             one_s = time.perf_counter() - start
-            is_repeatable &= bool((out_CWNH == again).all())
+            is_repeatable &= bool((out_YWNH == again).all())
         known = [error for error in errors if error is not None]
         worst = max(known) if len(known) == len(errors) else None
         is_right = worst is not None and attention_case.is_right(self._case, worst)
@@ -188,30 +185,30 @@ class _Run:
         return {"status": status, "error": worst, "is_repeatable": is_repeatable}, one_s
 
     def _time(self, sizes: Sizes, expected_s: float) -> float:
-        attend, q_CWNH = self._attend(sizes), jnp.array(self._arrays.q_CWNH)
+        attend, q_YWNH = self._attend(sizes), jnp.array(self._arrays.q_YWNH)
         stored = self._store(self._arrays)
-        out_CWNH, _ = jax.eval_shape(attend, q_CWNH, self._arrays, stored)
-        carry = q_CWNH, jnp.zeros(out_CWNH.shape, out_CWNH.dtype), stored
+        out_YWNH, _ = jax.eval_shape(attend, q_YWNH, self._arrays, stored)
+        carry = q_YWNH, jnp.zeros(out_YWNH.shape, out_YWNH.dtype), stored
         return on_device.seconds(
             chained(attend), carry, self._arrays, expected_s=expected_s, repeats=self._repeats
         )
 
 
 def chained(attend: Callable[..., tuple[jax.Array, Any]]) -> Callable[..., Any]:
-    """Attention whose queries wait for its last output: for one element of it, which costs next to
-    nothing. The whole output is carried along, or what makes the rest of it would be left out.
+    """Attention whose queries depend on the output before: on one element, which costs next to
+    nothing. The whole output is carried along, or XLA would compute only that element.
     """
 
     def step(carry: tuple[jax.Array, jax.Array, Any], arrays: Arrays) -> Any:
-        q_CWNH, _, stored = carry
-        out_CWNH, stored = attend(q_CWNH, arrays, stored)
-        q_CWNH = q_CWNH.at[0, 0, 0, 0].set(out_CWNH[0, 0, 0, 0].astype(q_CWNH.dtype))
-        return q_CWNH, out_CWNH, stored
+        q_YWNH, _, stored = carry
+        out_YWNH, stored = attend(q_YWNH, arrays, stored)
+        q_YWNH = q_YWNH.at[0, 0, 0, 0].set(out_YWNH[0, 0, 0, 0].astype(q_YWNH.dtype))
+        return q_YWNH, out_YWNH, stored
 
     return step
 
 
 def _poison(num_bytes: int) -> None:
-    """Fills memory that the next program is likely to get with NaN."""
+    """Fills memory that the next executable is likely to get with NaN."""
     for _ in range(2):
         jnp.full(num_bytes // 4 + 1, jnp.nan, jnp.float32).block_until_ready().delete()

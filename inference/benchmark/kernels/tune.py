@@ -1,4 +1,4 @@
-"""From measured kernels to `layers/kernels/tuning.json`: what was shown right and faster."""
+"""Writes `layers/kernels/tuning.json`: kernels and sizes that were measured right and faster."""
 
 import collections
 import datetime
@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from configs.engine import ATTENTIONS
-from inference import files
+from inference.files import atomic
 from layers.kernels import tuning
 
 _GAIN = 1.01  # below, a difference is noise
 _OWN = [name for name in ATTENTIONS if name != "reference"]
 
-Row = Mapping[str, Any]  # of `kernels.measure`
+Row = Mapping[str, Any]  # of `timing.measure`
 
 
 def missing(rows: Sequence[Row]) -> str | None:
-    """Why the rows are too few to replace what the file says; None: they are not."""
+    """Why the rows do not suffice to replace the file's entry; None if they do."""
     for row in rows:
         status = row["results"].get("reference", {}).get("status")
         if status != "right":
@@ -31,7 +31,7 @@ def missing(rows: Sequence[Row]) -> str | None:
 
 
 def entry(rows: Sequence[Row], today: datetime.date | None = None) -> dict[str, Any]:
-    """What the file says of the device on which the rows were measured, none of them missing."""
+    """The file's entry for the device on which the rows were measured, none of them missing."""
     ahead = {name: gain for name in _OWN if (gain := _gain(rows, name)) is not None}
     sizes = {name: _sizes(rows, name) for name in _OWN}
     return {
@@ -44,20 +44,20 @@ def entry(rows: Sequence[Row], today: datetime.date | None = None) -> dict[str, 
 
 
 def write(device_kind: str, found: Mapping[str, Any]) -> None:
-    """Puts a device's entry in the place of its last one; the other devices keep theirs.
+    """Replaces a device's entry; the other devices keep theirs.
 
     Raises:
         OSError: the file cannot be written.
     """
     whole = tuning.results() | {device_kind: found}
-    with files.atomic_file(tuning.PATH) as file:
+    with atomic.open_file(tuning.PATH) as file:
         file.write(json.dumps(whole, indent=1, sort_keys=True).encode() + b"\n")
     tuning.results.cache_clear()
 
 
 def _gain(rows: Sequence[Row], name: str) -> float | None:
-    """How many times as fast as the reference, the median over cases; None unless it was right,
-    the same bits again, wherever it could run, and faster in every case.
+    """Speed relative to the reference, the median over cases; None unless it was right and
+    repeatable wherever it could run, and faster in every case.
     """
     gains = []
     for row in rows:
@@ -71,14 +71,14 @@ def _gain(rows: Sequence[Row], name: str) -> float | None:
 
 
 def _sizes(rows: Sequence[Row], name: str) -> dict[str, dict[str, int]]:
-    """The best sizes of each class of shape, where they beat the kernel's own rule."""
+    """The best sizes of each class of shape, where they beat the kernel's default."""
     classes: dict[str, list[dict[Any, float]]] = collections.defaultdict(list)
     for row in rows:
         found = row["results"][name]
         if found["status"] != "right" or "candidates" not in found:
             continue
         shape = (row["rows"], row["kv_heads"], row["head_width"], row["page_tokens"])
-        # Against the kernel's own rule, so that long and short contexts weigh the same.
+        # Relative to the default, so that long and short contexts weigh the same.
         own_s = found["candidates"][0]["seconds"]
         times = {tuple(c["sizes"].items()): c["seconds"] / own_s for c in found["candidates"]}
         classes[tuning.attention_class(*shape)].append(times)

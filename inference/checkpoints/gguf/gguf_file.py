@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from configs.errors import InputError, shown
+from configs.kinds.attention import Attention
 from configs.kinds.rope import Llama3, LongRope
 from configs.model import ModelConfig
 from inference.checkpoints import names
@@ -59,8 +60,8 @@ def tensors(header: Header, config: ModelConfig) -> TensorSource:
 def _in_configuration(config: ModelConfig) -> set[str]:
     """The tensors that the configuration was made of, and nothing else has a place for."""
     found: set[str] = set()
-    for layer in config.pattern:
-        scaling = None if layer.rope is None else layer.rope.scaling
+    for mixer in config.mixers(Attention):
+        scaling = None if mixer.rope is None else mixer.rope.scaling
         found |= {ROPE_FACTORS} if isinstance(scaling, Llama3) else set()
         found |= {LONG_FACTORS, SHORT_FACTORS} if isinstance(scaling, LongRope) else set()
     return found
@@ -93,7 +94,8 @@ def read_numbers(header: Header, name: str) -> np.ndarray:
 
 def _read_rows(header: Header, config: ModelConfig, name: str, start: int, stop: int) -> np.ndarray:
     if names.interleaved(config.family) and name.endswith(("attn_q.weight", "attn_k.weight")):
-        head = config.head_width  # whole heads are read, so that rows can move inside them
+        # Whole heads are read, so that rows can move inside them.
+        head = config.mixers(Attention)[0].head_width
         first, last = start // head * head, -(-stop // head) * head
         rows = _read(header, name, first, min(last, header.tensors[name].shape[0]))
         if len(rows) % head:

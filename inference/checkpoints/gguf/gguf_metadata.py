@@ -4,13 +4,16 @@ llama.cpp stores what its own code does not know; the rest (which layers have a 
 rotate) stands here as it stands there.
 """
 
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from configs.errors import InputError, shown
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.rope import Linear, Llama3, LongRope, Rope
 from configs.model import MOST_LAYERS, MOST_WIDTH, LayerSpec, ModelConfig
 from inference.checkpoints.gguf import gguf_file
@@ -101,10 +104,19 @@ class _Keys:
         heads = max(self.integer("embedding_length") // self.integer("attention.head_count"), 1)
         return self.integer("attention.key_length", heads)
 
+    def attention(self, rope: Rope | None, **own: Any) -> Attention:
+        """Heads as every architecture writes them, and what one adds."""
+        num_heads = self.integer("attention.head_count")
+        num_kv_heads = self.integer("attention.head_count_kv", num_heads)
+        return Attention(num_heads, num_kv_heads, self.head_width, rope, **own)
+
+    def layer(self, rope: Rope | None, **own: Any) -> LayerSpec:
+        """A layer of Llama's and most others': attention, and a gated feed-forward."""
+        return LayerSpec(self.attention(rope, **own), Gated(self.ffn_width))
+
     @property
-    def scale_of_27b(self) -> float:
-        """Gemma's largest sizes scale queries by the width that falls to a head."""
-        return (self.integer("embedding_length") / self.integer("attention.head_count")) ** -0.5
+    def ffn_width(self) -> int:
+        return self.integer("feed_forward_length")
 
 
 class _Family(NamedTuple):
@@ -118,7 +130,7 @@ class _Family(NamedTuple):
 
 
 def _widths(keys: _Keys, family: _Family) -> dict[str, Any]:
-    num_heads, head_width = keys.integer("attention.head_count"), keys.head_width
+    head_width = keys.head_width
     fixed = ("attention.value_length",) + (() if family.partial else ("rope.dimension_count",))
     for key in fixed:
         if keys.integer(key, head_width) != head_width:
@@ -135,11 +147,7 @@ def _widths(keys: _Keys, family: _Family) -> dict[str, Any]:
         "family": keys.family,
         "vocab_size": embedding.shape[0],
         "width": keys.integer("embedding_length"),
-        "ffn_width": keys.integer("feed_forward_length"),
         "num_layers": keys.integer("block_count", limit=MOST_LAYERS),
-        "num_heads": num_heads,
-        "num_kv_heads": keys.integer("attention.head_count_kv", num_heads),
-        "head_width": head_width,
         "max_context": keys.integer("context_length"),
         "norm_eps": keys.number(epsilon),
         "tied": "output.weight" not in keys.header.tensors,
@@ -155,7 +163,7 @@ def _rope(keys: _Keys, key: str = "rope.freq_base", default: float = 10_000.0) -
 
 
 def _llama(keys: _Keys) -> dict[str, Any]:
-    return {"pattern": (LayerSpec(rope=_llama_rope(keys)),)}
+    return {"pattern": (keys.layer(_llama_rope(keys)),)}
 
 
 def _llama_rope(keys: _Keys) -> Rope:
@@ -177,54 +185,54 @@ def _llama_rope(keys: _Keys) -> Rope:
 
 
 def _smollm3(keys: _Keys) -> dict[str, Any]:
-    return {"pattern": (LayerSpec(rope=_rope(keys)),) * 3 + (LayerSpec(rope=None),)}
+    return {"pattern": (keys.layer(_rope(keys)),) * 3 + (keys.layer(None),)}
 
 
 def _qwen2(keys: _Keys) -> dict[str, Any]:
-    return {"pattern": (LayerSpec(rope=_rope(keys)),), "biases": ("qkv",)}
+    return {"pattern": (keys.layer(_rope(keys), biases=("qkv",)),)}
 
 
 def _qwen3(keys: _Keys) -> dict[str, Any]:
-    return {"pattern": (LayerSpec(rope=_rope(keys)),), "qk_norm": "head"}
+    return {"pattern": (keys.layer(_rope(keys), qk_norm="head"),)}
 
 
 def _olmo2(keys: _Keys) -> dict[str, Any]:
-    norms = {"qk_norm": "all", "pre_norms": False, "post_norms": True}
-    return {"pattern": (LayerSpec(rope=_rope(keys)),)} | norms
+    layer = keys.layer(_rope(keys), qk_norm="all")
+    return {"pattern": (layer,), "pre_norms": False, "post_norms": True}
 
 
-def _gemma(keys: _Keys, layers_of_27b: int) -> dict[str, Any]:
+def _gemma(keys: _Keys, pattern: Sequence[Attention], layers_of_27b: int) -> dict[str, Any]:
+    """What Gemma 2 and 3 share; the largest of each scales queries by the width that falls to a
+    head.
+    """
+    width = keys.integer("embedding_length")
     is_27b = keys.integer("block_count", limit=MOST_LAYERS) == layers_of_27b
+    scale = (width / keys.integer("attention.head_count")) ** -0.5 if is_27b else None
+    ffn = Gated(keys.ffn_width, "gelu_tanh")
     return {
+        "pattern": tuple(
+            LayerSpec(dataclasses.replace(mixer, scale=scale), ffn) for mixer in pattern
+        ),
         "norm_offset": 1.0,
         "post_norms": True,
-        "activation": "gelu_tanh",
-        "attention_scale": keys.scale_of_27b if is_27b else None,
-        "embedding_scale": keys.integer("embedding_length") ** 0.5,
+        "embedding_scale": width**0.5,
     }
 
 
 def _gemma2(keys: _Keys) -> dict[str, Any]:
-    rope = _rope(keys)
-    window = keys.integer("attention.sliding_window", 4096)
-    return _gemma(keys, _GEMMA2_27B_LAYERS) | {
-        "pattern": (LayerSpec(rope=rope, window=window), LayerSpec(rope=rope)),
-        "score_cap": keys.number("attn_logit_softcapping", 50.0),
-        "logit_cap": keys.number("final_logit_softcapping", 30.0),
-    }
+    full = keys.attention(_rope(keys), score_cap=keys.number("attn_logit_softcapping", 50.0))
+    local = dataclasses.replace(full, window=keys.integer("attention.sliding_window", 4096))
+    cap = keys.number("final_logit_softcapping", 30.0)
+    return _gemma(keys, (local, full), _GEMMA2_27B_LAYERS) | {"logit_cap": cap}
 
 
 def _gemma3(keys: _Keys) -> dict[str, Any]:
     period = keys.integer("attention.sliding_window_pattern", 6)
-    local = LayerSpec(
-        rope=Rope(keys.number("rope.freq_base_swa", 10_000.0)),
-        window=keys.integer("attention.sliding_window"),
-    )
-    distant = LayerSpec(rope=_rope(keys, default=1_000_000.0))
-    return _gemma(keys, _GEMMA3_27B_LAYERS) | {
-        "pattern": (local,) * (period - 1) + (distant,),
-        "qk_norm": "head",
-    }
+    near = Rope(keys.number("rope.freq_base_swa", 10_000.0))
+    window = keys.integer("attention.sliding_window")
+    local = keys.attention(near, window=window, qk_norm="head")
+    distant = keys.attention(_rope(keys, default=1_000_000.0), qk_norm="head")
+    return _gemma(keys, [local] * (period - 1) + [distant], _GEMMA3_27B_LAYERS)
 
 
 def _phi3(keys: _Keys) -> dict[str, Any]:
@@ -243,22 +251,19 @@ def _phi3(keys: _Keys) -> dict[str, Any]:
             keys.number("rope.scaling.attn_factor", 1.0),
         )
     rope = Rope(rope.theta, scaling or rope.scaling, share)
-    rope.rotating(head_width)
-    layer = LayerSpec(
-        rope=rope, window=keys.integer("attention.sliding_window") if window else None
-    )
-    return {"pattern": (layer,)}
+    own = keys.integer("attention.sliding_window") if window else None
+    return {"pattern": (keys.layer(rope, window=own),)}
 
 
 def _gpt2(keys: _Keys) -> dict[str, Any]:
     positions = keys.header.tensors.get("position_embd.weight")
     if positions is None:
         raise InputError("tensor 'position_embd.weight' is missing")
+    attention = keys.attention(None, biases=("qkv", "out"))
+    ffn = Plain(keys.ffn_width, "gelu_tanh", has_bias=True)
     return {
-        "pattern": (LayerSpec(ffn="plain", rope=None),),
+        "pattern": (LayerSpec(attention, ffn),),
         "norm": "layer",
-        "biases": ("qkv", "out", "ffn"),
-        "activation": "gelu_tanh",
         "learned_positions": positions.shape[0],
     }
 

@@ -15,15 +15,15 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from configs.errors import InputError, shown
 from configs.model import ModelConfig
-from inference import files
 from inference.checkpoints import text_files as names
 from inference.checkpoints.gguf import gguf_file
 from inference.checkpoints.gguf.gguf_scan import Header, StringArray
 from inference.checkpoints.gguf.pretokenizers import SPLITS
 from inference.checkpoints.hf import hf_tokenizer
 from inference.checkpoints.native import converted
+from inference.files import atomic
 from inference.text import panics
-from inference.text.tokenizer import Tokenizer
+from inference.text.tokenizer import MissingTokenizer, Tokenizer
 
 _FORMAT = 2  # of the cached file; a new number when the rebuilding changes
 _MAX_TOKEN_CHARS = 1024  # every way to cut a token in two is tried; real ones have some 100
@@ -40,6 +40,7 @@ def load_tokenizer(header: Header, vocab_size: int) -> Tokenizer:
     """The tokenizer a file describes, from the cache when it was rebuilt before.
 
     Raises:
+        MissingTokenizer: it describes none.
         InputError: its kind is not supported, or its metadata is unsound.
     """
     backend, templates = _load(header), _templates(header)
@@ -77,6 +78,8 @@ def text_files(header: Header, config: ModelConfig, eos_ids: Sequence[int]) -> d
 
 
 def _load(header: Header) -> tokenizers.Tokenizer:
+    if "tokenizer.ggml.model" not in header.metadata:
+        raise MissingTokenizer(f"{header.path}: tokenizer.ggml.model is missing")
     path = converted.place(header.path, *header.further_parts) / f"tokenizer-{_FORMAT}.json"
     return _cached(path) or _rebuild(header, path)
 
@@ -106,7 +109,7 @@ def _cached(path: Path) -> tokenizers.Tokenizer | None:
 def _rebuild(header: Header, path: Path) -> tokenizers.Tokenizer:
     backend = panics.guard(lambda: _build(header), f"{header.path}: cannot rebuild the tokenizer")
     try:
-        with files.atomic_file(path) as file:
+        with atomic.open_file(path) as file:
             file.write(backend.to_str().encode())
     except OSError as error:
         logging.warning("the tokenizer is not cached: %s: %s", path, error.strerror)

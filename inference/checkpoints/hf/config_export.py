@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.errors import InputError
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Rope, Scaling, Yarn
-from configs.model import ModelConfig
+from configs.model import LayerSpec, ModelConfig
 from inference.checkpoints.hf import hf_directory
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -39,6 +41,10 @@ def of_model(config: ModelConfig, ids: Mapping[str, Any] | None = None) -> dict[
     family = FAMILIES.get(config.family)
     if family is None:
         raise InputError(f"{config.name}: the family {config.family} has no config.json")
+    for layer in config.pattern:
+        if not (isinstance(layer.mixer, Attention) and isinstance(layer.ffn, Gated | Plain)):
+            kinds = f"{layer.mixer.name} and {layer.ffn.name if layer.ffn else 'no feed-forward'}"
+            raise InputError(f"{config.name}: a layer of {kinds} has no place in a config.json")
     raw = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
@@ -62,55 +68,67 @@ def with_dtype(raw: dict[str, Any], dtype: str, eos_ids: tuple[int, ...]) -> dic
     return raw | {key: dtype} | ends
 
 
+def _attention(layer: LayerSpec) -> Attention:
+    assert isinstance(layer.mixer, Attention), "of_model has seen to it"
+    return layer.mixer
+
+
+def _first(config: ModelConfig) -> tuple[Attention, Gated | Plain]:
+    """The first layer, for what all layers of these families share."""
+    ffn = config.layers[0].ffn
+    assert isinstance(ffn, Gated | Plain), "of_model has seen to it"
+    return _attention(config.layers[0]), ffn
+
+
 def _fields(config: ModelConfig) -> dict[str, Any]:
     """What all of Llama's relatives write alike."""
-    rope = next((layer.rope for layer in config.layers if layer.rope is not None), Rope())
+    attention, ffn = _first(config)
+    rope = next((mixer.rope for mixer in config.mixers(Attention) if mixer.rope), Rope())
     longest, scaling = config.max_context, rope.scaling
     if isinstance(scaling, Dynamic):  # stretched from the length that the file states
         longest = scaling.original_context
-    biases = config.biases
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.width,
-        "intermediate_size": config.ffn_width,
+        "intermediate_size": ffn.width,
         "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_width,
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_width,
         "max_position_embeddings": longest,
         "rms_norm_eps": config.norm_eps,
         "hidden_act": "silu",
         "rope_theta": rope.theta,
         "rope_scaling": _scaling(scaling),
-        "attention_bias": "out" in biases,
-        "mlp_bias": "ffn" in biases,
+        "attention_bias": "out" in attention.biases,
+        "mlp_bias": ffn.has_bias,
     }
 
 
 def _kinds(config: ModelConfig) -> dict[str, Any]:
-    windows = {layer.window for layer in config.layers if layer.window is not None}
-    kinds = [
-        "full_attention" if layer.window is None else "sliding_attention" for layer in config.layers
-    ]
+    own = [_attention(layer).window for layer in config.layers]
+    windows = {window for window in own if window is not None}
+    kinds = ["full_attention" if window is None else "sliding_attention" for window in own]
     return {"layer_types": kinds, "sliding_window": max(windows, default=None)}
 
 
 def _gemma(config: ModelConfig) -> dict[str, Any]:
-    scale = config.attention_scale
+    attention, _ = _first(config)
     others = ("mlp_bias", "hidden_act")
     fields = {key: value for key, value in _fields(config).items() if key not in others}
     return fields | _kinds(config) | {
         "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": config.head_width if scale is None else round(scale**-2),
-        "attn_logit_softcapping": config.score_cap,
+        "query_pre_attn_scalar": round((attention.scale or attention.head_width**-0.5) ** -2),
+        "attn_logit_softcapping": attention.score_cap,
         "final_logit_softcapping": config.logit_cap,
     }  # fmt: skip
 
 
 def _gemma3(config: ModelConfig) -> dict[str, Any]:
     raw = _gemma(config)
-    distant = [layer.rope for layer in config.layers if layer.window is None and layer.rope]
-    near = [layer.rope for layer in config.layers if layer.window is not None and layer.rope]
+    mixers = config.mixers(Attention)
+    distant = [mixer.rope for mixer in mixers if mixer.window is None and mixer.rope]
+    near = [mixer.rope for mixer in mixers if mixer.window is not None and mixer.rope]
     if distant:
         raw |= {"rope_theta": distant[0].theta, "rope_scaling": _scaling(distant[0].scaling)}
     if near:
@@ -119,7 +137,7 @@ def _gemma3(config: ModelConfig) -> dict[str, Any]:
 
 
 def _mistral(config: ModelConfig) -> dict[str, Any]:
-    return _fields(config) | {"sliding_window": config.layers[0].window}
+    return _fields(config) | {"sliding_window": _first(config)[0].window}
 
 
 def _qwen(config: ModelConfig) -> dict[str, Any]:
@@ -128,28 +146,30 @@ def _qwen(config: ModelConfig) -> dict[str, Any]:
 
 
 def _smollm3(config: ModelConfig) -> dict[str, Any]:
-    rotates = [int(layer.rope is not None) for layer in config.layers]
+    rotates = [int(_attention(layer).rope is not None) for layer in config.layers]
     return _qwen(config) | {"no_rope_layers": rotates}
 
 
 def _phi3(config: ModelConfig) -> dict[str, Any]:
-    rope = config.layers[0].rope or Rope()
+    attention, _ = _first(config)
+    rope = attention.rope or Rope()
     scaling = rope.scaling
     original = scaling.original_context if isinstance(scaling, LongRope) else config.max_context
     return _fields(config) | {
-        "sliding_window": config.layers[0].window,
+        "sliding_window": attention.window,
         "partial_rotary_factor": rope.share,
         "original_max_position_embeddings": original,
     }
 
 
 def _gpt2(config: ModelConfig) -> dict[str, Any]:
+    attention, ffn = _first(config)
     return {
         "vocab_size": config.vocab_size,
         "n_embd": config.width,
-        "n_inner": config.ffn_width,
+        "n_inner": ffn.width,
         "n_layer": config.num_layers,
-        "n_head": config.num_heads,
+        "n_head": attention.num_heads,
         "n_positions": config.learned_positions,
         "layer_norm_epsilon": config.norm_eps,
         "activation_function": "gelu_new",

@@ -1,10 +1,12 @@
 """Architectures of `config.json` as `ModelConfig`s, a builder each; docs/add_a_model.md."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from configs.errors import InputError, shown
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.checkpoints.hf import rope_keys
@@ -56,11 +58,7 @@ def build(keys: Keys, name: str) -> ModelConfig:
         valid = ", ".join(ARCHITECTURES)
         raise InputError(f"architecture {shown(architecture)} is not supported; valid: {valid}")
     keys.require_neutral(_NEUTRAL, except_for=family.reads)
-    config = family.build(keys, name)
-    for layer in config.pattern:
-        if layer.rope is not None:
-            layer.rope.rotating(config.head_width)
-    return config
+    return family.build(keys, name)
 
 
 def _llama(keys: Keys, name: str) -> ModelConfig:
@@ -68,8 +66,7 @@ def _llama(keys: Keys, name: str) -> ModelConfig:
     return ModelConfig(
         **_llama_fields(keys, name, "llama"),
         max_context=rope_keys.max_context(keys, rope),
-        pattern=(LayerSpec(rope=rope),),
-        biases=_biases(keys),
+        pattern=(LayerSpec(_attention(keys, rope=rope), _gated(keys)),),
     )
 
 
@@ -79,37 +76,31 @@ def _gemma3(keys: Keys, name: str) -> ModelConfig:
     older = keys.nested("rope_scaling")
     if older is not None:  # it is of the layers without a window
         distant = Keys((distant.raw if distant else {}) | older.raw, older.label)
-    kinds = {
-        "full_attention": LayerSpec(
-            rope=rope_keys.scaled(keys, distant, keys.number("rope_theta", 1_000_000.0))
-        ),
-        "sliding_attention": LayerSpec(
-            rope=rope_keys.scaled(keys, near, keys.number("rope_local_base_freq", 10_000.0)),
-            window=keys.integer("sliding_window", 4096),
-        ),
-    }
+    # transformers never applies the family's `attn_logit_softcapping`
+    heads = _attention(keys, 256, qk_norm="head", scale=_gemma_scale(keys))
+    far = rope_keys.scaled(keys, distant, keys.number("rope_theta", 1_000_000.0))
+    close = rope_keys.scaled(keys, near, keys.number("rope_local_base_freq", 10_000.0))
+    window = keys.integer("sliding_window", 4096)
+    full = dataclasses.replace(heads, rope=far)
+    sliding = dataclasses.replace(heads, rope=close, window=window)
     period = keys.integer("sliding_window_pattern", 6, limit=MOST_LAYERS)
-    repeated = (*["sliding_attention"] * (period - 1), "full_attention")
+    repeated = _types(layer < period - 1 for layer in range(period))
     return ModelConfig(
         **_gemma_fields(keys, name, "gemma3"),
-        pattern=_shortest(_kinds(keys, kinds, repeated)),
-        qk_norm="head",
-        score_cap=keys.optional_number("attn_logit_softcapping"),
+        pattern=_pattern(_by_type(keys, full, sliding, repeated), _gemma_ffn(keys)),
         logit_cap=keys.optional_number("final_logit_softcapping"),
     )
 
 
 def _gemma2(keys: Keys, name: str) -> ModelConfig:
     rope = rope_keys.read(keys)
-    window = keys.optional_integer("sliding_window", 4096)
-    kinds = {
-        "sliding_attention": LayerSpec(rope=rope, window=window),
-        "full_attention": LayerSpec(rope=rope),
-    }
+    cap = keys.optional_number("attn_logit_softcapping", 50.0)
+    full = _attention(keys, 256, rope=rope, scale=_gemma_scale(keys), score_cap=cap)
+    sliding = dataclasses.replace(full, window=keys.optional_integer("sliding_window", 4096))
+    repeated = _types((True, False))
     return ModelConfig(
         **_gemma_fields(keys, name, "gemma2"),
-        pattern=_shortest(_kinds(keys, kinds, tuple(kinds))),
-        score_cap=keys.optional_number("attn_logit_softcapping", 50.0),
+        pattern=_pattern(_by_type(keys, full, sliding, repeated), _gemma_ffn(keys)),
         logit_cap=keys.optional_number("final_logit_softcapping", 30.0),
     )
 
@@ -117,10 +108,12 @@ def _gemma2(keys: Keys, name: str) -> ModelConfig:
 def _mistral(keys: Keys, name: str) -> ModelConfig:
     rope = rope_keys.read(keys)
     keys.require_neutral({"layer_types": (None,)})  # Ministral's, which alternates windows
+    window = keys.optional_integer("sliding_window", 4096)
+    attention = _attention(keys, rope=rope, window=window)
     return ModelConfig(
         **_llama_fields(keys, name, "mistral"),
         max_context=rope_keys.max_context(keys, rope),
-        pattern=(LayerSpec(rope=rope, window=keys.optional_integer("sliding_window", 4096)),),
+        pattern=(LayerSpec(attention, _gated(keys)),),
     )
 
 
@@ -129,19 +122,16 @@ def _qwen2(keys: Keys, name: str) -> ModelConfig:
     return ModelConfig(
         **_llama_fields(keys, name, "qwen2"),
         max_context=rope_keys.max_context(keys, rope),
-        pattern=_upper_windows(keys, rope),
-        biases=("qkv",),
+        pattern=_upper_windows(keys, _attention(keys, rope=rope, biases=("qkv",))),
     )
 
 
 def _qwen3(keys: Keys, name: str) -> ModelConfig:
     rope = rope_keys.read(keys)
     return ModelConfig(
-        **_llama_fields(keys, name, "qwen3", head_width=128),
+        **_llama_fields(keys, name, "qwen3"),
         max_context=rope_keys.max_context(keys, rope),
-        pattern=_upper_windows(keys, rope),
-        qk_norm="head",
-        biases=_biases(keys),
+        pattern=_upper_windows(keys, _attention(keys, 128, rope=rope, qk_norm="head")),
     )
 
 
@@ -156,29 +146,29 @@ def _smollm3(keys: Keys, name: str) -> ModelConfig:
         raise InputError(
             "no_rope_layers lists 1 for a layer that rotates and 0 for one that does not"
         )
-    has_window = keys.boolean("use_sliding_window", False)
-    window = keys.optional_integer("sliding_window") if has_window else None
-    windows = {"full_attention": LayerSpec(), "sliding_attention": LayerSpec(window=window)}
-    own = ["full_attention" if turns else "sliding_attention" for turns in rotates]
+    # `use_sliding_window` chooses the kinds where the file lists none; listed ones mask regardless.
+    has_windows = keys.boolean("use_sliding_window", False)
+    full = _attention(keys, rope=None)
+    sliding = dataclasses.replace(full, window=keys.optional_integer("sliding_window"))
+    own = _types(has_windows and not turns for turns in rotates)
+    mixers = zip(_by_type(keys, full, sliding, own), rotates, strict=True)
     return ModelConfig(
         **_llama_fields(keys, name, "smollm3", tied=True),
         max_context=rope_keys.max_context(keys, rope),
-        pattern=_shortest(
-            [
-                dataclasses.replace(kind, rope=rope if turns else None)
-                for kind, turns in zip(_kinds(keys, windows, own), rotates, strict=True)
-            ]
+        pattern=_pattern(
+            [dataclasses.replace(mixer, rope=rope if turns else None) for mixer, turns in mixers],
+            _gated(keys),
         ),
-        biases=_biases(keys),
     )
 
 
 def _phi3(keys: Keys, name: str) -> ModelConfig:
     rope = _phi3_rope(Keys({"original_max_position_embeddings": 4096} | keys.raw, keys.label))
+    attention = _attention(keys, rope=rope, window=keys.optional_integer("sliding_window"))
     return ModelConfig(
         **_llama_fields(keys, name, "phi3", eps=1e-5),
         max_context=rope_keys.max_context(keys, rope),
-        pattern=(LayerSpec(rope=rope, window=keys.optional_integer("sliding_window")),),
+        pattern=(LayerSpec(attention, _gated(keys)),),
     )
 
 
@@ -199,11 +189,9 @@ def _olmo2(keys: Keys, name: str) -> ModelConfig:
     return ModelConfig(
         **_llama_fields(keys, name, "olmo2", eps=1e-5),
         max_context=rope_keys.max_context(keys, rope),
-        pattern=(LayerSpec(rope=rope),),
-        qk_norm="all",
+        pattern=(LayerSpec(_attention(keys, rope=rope, qk_norm="all"), _gated(keys)),),
         pre_norms=False,
         post_norms=True,
-        biases=_biases(keys),
     )
 
 
@@ -219,91 +207,107 @@ def _gpt2(keys: Keys, name: str) -> ModelConfig:
     if width % num_heads:
         raise InputError(f"n_embd={width} is not a multiple of n_head={num_heads}")
     positions = keys.integer("n_positions", 1024)
+    attention = Attention(
+        num_heads, num_heads, width // num_heads, rope=None, biases=("qkv", "out")
+    )
+    activation = keys.choice("activation_function", _GELU_TANH, "gelu_new")
+    ffn = Plain(keys.integer("n_inner", 4 * width), activation, has_bias=True)
     return ModelConfig(
         name=name,
         family="gpt2",
         vocab_size=keys.integer("vocab_size", 50257),
         width=width,
-        ffn_width=keys.integer("n_inner", 4 * width),
         num_layers=keys.integer("n_layer", 12, limit=MOST_LAYERS),
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_width=width // num_heads,
         max_context=positions,
-        pattern=(LayerSpec(ffn="plain", rope=None),),
+        pattern=(LayerSpec(attention, ffn),),
         norm="layer",
         norm_eps=keys.number("layer_norm_epsilon", 1e-5),
-        biases=("qkv", "out", "ffn"),
-        activation=keys.choice("activation_function", _GELU_TANH, "gelu_new"),
         learned_positions=positions,
         tied=keys.boolean("tie_word_embeddings", True),
     )
 
 
 def _llama_fields(
-    keys: Keys, name: str, family: str, head_width: int | None = None, tied: bool = False,
-    eps: float = 1e-6,
-) -> dict[str, Any]:  # fmt: skip
+    keys: Keys, name: str, family: str, tied: bool = False, eps: float = 1e-6
+) -> dict[str, Any]:
     """What all of Llama's relatives write alike; the defaults are those of their transformers
     classes.
     """
-    width, num_heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
     return {
         "name": name,
         "family": family,
         "vocab_size": keys.integer("vocab_size"),
-        "width": width,
-        "ffn_width": keys.integer("intermediate_size"),
+        "width": keys.integer("hidden_size"),
         "num_layers": keys.integer("num_hidden_layers", limit=MOST_LAYERS),
-        "num_heads": num_heads,
-        "num_kv_heads": keys.integer("num_key_value_heads", num_heads),
-        "head_width": keys.integer("head_dim", head_width or max(width // num_heads, 1)),
         "norm_eps": keys.number("rms_norm_eps", eps),
-        "activation": keys.choice("hidden_act", {"silu": "silu"}, "silu"),
         "tied": keys.boolean("tie_word_embeddings", tied),
     }
 
 
+def _attention(keys: Keys, head_width: int | None = None, **own: Any) -> Attention:
+    """Heads and biases as all of Llama's relatives write them, and what a family adds."""
+    num_heads = keys.integer("num_attention_heads")
+    width = head_width or max(keys.integer("hidden_size") // num_heads, 1)
+    has_bias = keys.boolean("attention_bias", False)  # of all four projections
+    fields = {
+        "num_heads": num_heads,
+        "num_kv_heads": keys.integer("num_key_value_heads", num_heads),
+        "head_width": keys.integer("head_dim", width),
+        "biases": ("qkv", "out") if has_bias else (),
+    }
+    return Attention(**fields | own)
+
+
+def _gated(keys: Keys) -> Gated:
+    """The feed-forward of all of Llama's relatives; `mlp_bias` means all three projections."""
+    return Gated(
+        keys.integer("intermediate_size"),
+        keys.choice("hidden_act", {"silu": "silu"}, "silu"),
+        keys.boolean("mlp_bias", False),
+    )
+
+
 def _gemma_fields(keys: Keys, name: str, family: str) -> dict[str, Any]:
     """What Gemma 2 and 3 share."""
-    without_act = Keys({k: v for k, v in keys.raw.items() if k != "hidden_act"}, keys.label)
-    fields = _llama_fields(without_act, name, family, head_width=256, tied=True)
-    scalar = keys.number("query_pre_attn_scalar", 256.0)
+    fields = _llama_fields(keys, name, family, tied=True)
     return fields | {
         "max_context": keys.integer("max_position_embeddings"),
         "norm_offset": 1.0,
         "post_norms": True,
-        "activation": keys.choice("hidden_activation", _GELU_TANH, "gelu_pytorch_tanh"),
-        "attention_scale": None if scalar == fields["head_width"] else scalar**-0.5,
         "embedding_scale": fields["width"] ** 0.5,
-        "biases": _biases(keys),
     }
 
 
-def _biases(keys: Keys) -> tuple[str, ...]:
-    """`attention_bias` means all four projections, `mlp_bias` all three."""
-    attention = ("qkv", "out") if keys.boolean("attention_bias", False) else ()
-    return attention + (("ffn",) if keys.boolean("mlp_bias", False) else ())
+def _gemma_ffn(keys: Keys) -> Gated:
+    activation = keys.choice("hidden_activation", _GELU_TANH, "gelu_pytorch_tanh")
+    return Gated(keys.integer("intermediate_size"), activation)
 
 
-def _upper_windows(keys: Keys, rope: Rope) -> tuple[LayerSpec, ...]:
+def _gemma_scale(keys: Keys) -> float | None:
+    scalar = keys.number("query_pre_attn_scalar", 256.0)
+    return None if scalar == keys.integer("head_dim", 256) else scalar**-0.5
+
+
+def _upper_windows(keys: Keys, full: Attention) -> tuple[LayerSpec, ...]:
     """Qwen's rule: where windows are used at all, layers from `max_window_layers` on have one."""
     is_used = keys.boolean("use_sliding_window", False)
     window = keys.optional_integer("sliding_window", 4096) if is_used else None
-    kinds = {
-        "full_attention": LayerSpec(rope=rope),
-        "sliding_attention": LayerSpec(rope=rope, window=window),
-    }
     layers = keys.integer("num_hidden_layers", limit=MOST_LAYERS)
-    full = keys.whole("max_window_layers", 28, limit=MOST_LAYERS)
-    repeated = [
-        "full_attention" if layer < full else "sliding_attention" for layer in range(layers)
-    ]
-    return _shortest(_kinds(keys, kinds, repeated))
+    first = keys.whole("max_window_layers", 28, limit=MOST_LAYERS)
+    repeated = _types(layer >= first for layer in range(layers))
+    sliding = dataclasses.replace(full, window=window)
+    return _pattern(_by_type(keys, full, sliding, repeated), _gated(keys))
 
 
-def _kinds(keys: Keys, kinds: Mapping[str, LayerSpec], repeated: Sequence[str]) -> list[LayerSpec]:
+def _types(slides: Iterable[bool]) -> list[str]:
+    return ["sliding_attention" if slide else "full_attention" for slide in slides]
+
+
+def _by_type(
+    keys: Keys, full: Attention, sliding: Attention, repeated: Sequence[str]
+) -> list[Attention]:
     """Every layer by `layer_types`, or by names that repeat where the file lists none."""
+    kinds = {"full_attention": full, "sliding_attention": sliding}
     layers = keys.integer("num_hidden_layers", limit=MOST_LAYERS)
     names = keys.listed("layer_types", layers)
     for kind in names or ():
@@ -315,17 +319,17 @@ def _kinds(keys: Keys, kinds: Mapping[str, LayerSpec], repeated: Sequence[str]) 
     return [kinds[kind] for kind in names]
 
 
-def _shortest(layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
+def _pattern(mixers: Sequence[Attention], ffn: Gated) -> tuple[LayerSpec, ...]:
     """The pattern that repeats, by its longest border (Knuth, Morris & Pratt 1977): a file may list
     thousands of layers.
     """
     borders = [0]
-    for layer in layers[1:]:
+    for mixer in mixers[1:]:
         border = borders[-1]
-        while border and layer != layers[border]:
+        while border and mixer != mixers[border]:
             border = borders[border - 1]
-        borders.append(border + (layer == layers[border]))
-    return tuple(layers[: len(layers) - borders[-1]])
+        borders.append(border + (mixer == mixers[border]))
+    return tuple(LayerSpec(mixer, ffn) for mixer in mixers[: len(mixers) - borders[-1]])
 
 
 _BIASED = ("attention_bias", "mlp_bias")

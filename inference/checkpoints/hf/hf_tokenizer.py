@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from configs.errors import InputError, shown
 from inference.checkpoints import mapped, text_files
 from inference.text import panics
-from inference.text.tokenizer import Tokenizer
+from inference.text.tokenizer import MissingTokenizer, Tokenizer
 
 _FLAGS = ("special", "normalized", "lstrip", "rstrip", "single_word")
 # Those that transformers knows by name, in the order it adds them.
@@ -27,11 +27,12 @@ def load_tokenizer(directory: Path, vocab_size: int) -> Tokenizer:
     """The tokenizer and the chat templates of a directory.
 
     Raises:
-        InputError: `tokenizer.json` is missing, or a file is unsound.
+        MissingTokenizer: there is no `tokenizer.json`.
+        InputError: a file is unsound.
     """
     path = directory / text_files.TOKENIZER
     if not path.exists():
-        raise InputError(f"{directory}: {path.name} is missing (save it from the fast tokenizer)")
+        raise MissingTokenizer(f"{path} is missing (save it from the fast tokenizer)")
     config_path = directory / text_files.TOKENIZER_CONFIG
     config = _read(config_path)
     backend = load_backend(path)

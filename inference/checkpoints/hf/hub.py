@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from configs.errors import InputError
+from configs.errors import InputError, reason
 from inference.checkpoints import text_files
 from inference.checkpoints.hf import safetensors_file
 
@@ -97,31 +97,28 @@ def _one_line(model: str) -> Iterator[None]:
     try:
         yield
     except errors.GatedRepoError:
-        reason = f"it is gated: accept its terms at huggingface.co/{repository}, then set HF_TOKEN"
+        why = f"it is gated: accept its terms at huggingface.co/{repository}, then set HF_TOKEN"
     except errors.RevisionNotFoundError:
-        reason = "it has no such revision"
+        why = "it has no such revision"
     except errors.RepositoryNotFoundError:
-        reason = "there is no such repository, or it is private and HF_TOKEN is not set"
+        why = "there is no such repository, or it is private and HF_TOKEN is not set"
     except errors.EntryNotFoundError as error:
         if isinstance(error, errors.LocalEntryNotFoundError):
-            reason = _unreachable()
+            why = _unreachable()
         else:
-            reason = f"it holds no {text_files.CONFIG}: not a model in Hugging Face format"
+            why = f"it holds no {text_files.CONFIG}: not a model in Hugging Face format"
     except errors.RevisionResolutionError:
-        reason = _unreachable()
+        why = _unreachable()
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         denied = status in (401, 403)
-        reason = "it is not for this HF_TOKEN, or it needs one" if denied else "the hub answered"
-        reason += f" (status {status})" if denied else f" with status {status}"
-    except (OSError, ValueError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        reason = lines[0][:300]
-    except Exception as error:  # of the HTTP client, whose package the hub's client may change
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        why = "it is not for this HF_TOKEN, or it needs one" if denied else "the hub answered"
+        why += f" (status {status})" if denied else f" with status {status}"
+    except Exception as error:  # the HTTP client's own too, whatever package it is
+        why = reason(error)[:300]
     else:
         return
-    raise InputError(f"{prefix}: {reason}") from None
+    raise InputError(f"{prefix}: {why}") from None
 
 
 def _unreachable() -> str:

@@ -10,13 +10,13 @@ import jax
 import numpy as np
 
 from configs.errors import InputError
+from configs.kinds.params import ParamInfo
 from configs.model import ModelConfig
 from inference.checkpoints import names
 from inference.checkpoints.hf import safetensors_file
 from inference.checkpoints.load import Progress
 from inference.checkpoints.names import Stored
 from inference.checkpoints.native import converted
-from layers.params import ParamInfo
 
 _METADATA = {"format": "pt"}  # transformers refuses a file without it
 
@@ -44,9 +44,9 @@ def write(
     """
     name_map = names.huggingface(config.family)
     stored = {path: name_map(path) for path in declared}
-    parts = {path: _parts(config, path, i, stored[path]) for path, i in declared.items()}
+    parts = {path: _parts(path, i, stored[path]) for path, i in declared.items()}
     tensors = {
-        name: (shape, declared[path].dtype)
+        name: (shape, declared[path].format)
         for path, named in parts.items()
         for name, shape in named.items()
     }
@@ -78,20 +78,14 @@ def write(
         (folder / safetensors_file.INDEX).write_text(json.dumps(index, indent=1) + "\n")
 
 
-def _parts(
-    config: ModelConfig, path: str, info: ParamInfo, stored: Stored
-) -> dict[str, tuple[int, ...]]:
+def _parts(path: str, info: ParamInfo, stored: Stored) -> dict[str, tuple[int, ...]]:
     """The tensors that a parameter is stacked of, with their shapes."""
     tensors = stored.names
     if len(tensors) == 1:
         return {tensors[0]: info.shape[:: -1 if stored.transposed else 1]}
-    if len(tensors) == 2:  # gate and up
-        rows = [info.shape[0] // 2] * 2
-    else:  # query, key, value
-        rows = [n * config.head_width for n in (config.num_heads, *(config.num_kv_heads,) * 2)]
-    if len(rows) != len(tensors) or sum(rows) != info.shape[0]:
+    if len(info.stacked) != len(tensors):
         raise InputError(f"{path} {list(info.shape)} cannot be cut into {', '.join(tensors)}")
-    return {name: (n, *info.shape[1:]) for name, n in zip(tensors, rows, strict=True)}
+    return {name: (n, *info.shape[1:]) for name, n in zip(tensors, info.stacked, strict=True)}
 
 
 def _turned(blocks: Iterable[np.ndarray], stored: Stored) -> Iterable[np.ndarray]:
@@ -110,7 +104,7 @@ def _cut(
         stop = start + len(block)
         cuts = [0, *(end - start for end in ends if start < end < stop), len(block)]
         for first, last in zip(cuts, cuts[1:], strict=False):
-            yield np.ascontiguousarray(block[first:last], jax.numpy.dtype(info.dtype))
+            yield np.ascontiguousarray(block[first:last], jax.numpy.dtype(info.format))
         start = stop
 
 

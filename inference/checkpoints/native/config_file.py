@@ -4,9 +4,11 @@ import dataclasses
 import math
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any
 
 from configs.errors import InputError, shown
+from configs.kinds.kind import FeedForward, Kind, Mixer
 from configs.model import MOST_LAYERS, ModelConfig
 
 _MAX_INTEGER = 1 << 31
@@ -21,7 +23,7 @@ def to_json(config: Any) -> Any:
     if not dataclasses.is_dataclass(config):
         return config
     hints = typing.get_type_hints(type(config))
-    value = {}
+    value = {"kind": config.name} if isinstance(config, Kind) else {}
     for field in dataclasses.fields(config):
         item = getattr(config, field.name)
         value[field.name] = to_json(item)
@@ -54,17 +56,15 @@ def from_json(value: Any, label: str) -> ModelConfig:
 def _read(kind: Any, value: Any, where: str) -> Any:
     """`value` as a `kind`: a dataclass, a tuple, an optional, or a scalar."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if kind in (Mixer, FeedForward):
+        return _one_of(kind.kinds, value, where)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in parts:
             return None
         choices = _choices(kind)
         if len(choices) == 1:
             return _read(next(iter(choices.values())), value, where)
-        name = value.get("kind") if isinstance(value, dict) else None
-        if not isinstance(name, str) or name not in choices:
-            raise InputError(f"{where}.kind is one of {', '.join(choices)}, not {shown(name)}")
-        fields = {key: item for key, item in value.items() if key != "kind"}
-        return _read(choices[name], fields, where)
+        return _one_of(choices, value, where)
     if origin is tuple:
         if not isinstance(value, list):
             raise InputError(f"{where} is a list, not {shown(value)}")
@@ -86,6 +86,15 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     if kind is int and abs(value) > _MAX_INTEGER:
         raise InputError(f"{where} is at most {_MAX_INTEGER}, not {shown(value)}")
     return value
+
+
+def _one_of(choices: Mapping[str, Any], value: Any, where: str) -> Any:
+    """A dataclass of those that are valid there; `value` says which under "kind"."""
+    name = value.get("kind") if isinstance(value, dict) else None
+    if not isinstance(name, str) or name not in choices:
+        raise InputError(f"{where}.kind is one of {', '.join(choices)}, not {shown(name)}")
+    fields = {key: item for key, item in value.items() if key != "kind"}
+    return _read(choices[name], fields, where)
 
 
 def _dataclass(kind: Any, value: Any, where: str) -> Any:

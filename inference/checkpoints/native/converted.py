@@ -15,14 +15,14 @@ import jax
 import numpy as np
 
 from configs.errors import InputError
-from inference import files
+from configs.kinds.params import ParamInfo
 from inference.checkpoints import load, names
 from inference.checkpoints.hf import safetensors_file
 from inference.checkpoints.load import Progress
 from inference.checkpoints.names import NameMap
 from inference.checkpoints.tensor_source import TensorSource
+from inference.files import atomic, cache_directory
 from layers import params
-from layers.params import ParamInfo
 
 _FORMAT = "1"
 _DTYPE_NAMES = {"bfloat16": "BF16", "float32": "F32"}
@@ -38,7 +38,7 @@ def place(path: Path, *further_parts: Path) -> Path:
     """The cache's directory for what is derived from a file, or from one cut into parts."""
     prints = "\n".join(fingerprint(part) for part in (path, *further_parts))
     digest = hashlib.sha256(prints.encode()).hexdigest()[:16]
-    return files.cache_directory() / "converted" / f"{path.stem}-{digest}"
+    return cache_directory.path() / "converted" / f"{path.stem}-{digest}"
 
 
 def open_or_convert(
@@ -72,13 +72,13 @@ def open_or_convert(
         except InputError:
             pass  # unsound: convert again
     load.check(declared, source, name_map)
-    with files.atomic_file(path) as file:
+    with atomic.open_file(path) as file:
         write(file, declared, metadata, source, name_map, progress)
     return safetensors_file.open_file(path)
 
 
 def _digest(declared: dict[str, ParamInfo]) -> str:
-    described = [(path, list(info.shape), info.dtype) for path, info in declared.items()]
+    described = [(path, list(info.shape), info.format) for path, info in declared.items()]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 
@@ -91,10 +91,10 @@ def write(
     progress: Progress | None,
 ) -> None:
     """Writes parameters under our own paths as one safetensors file, a block of rows at a time."""
-    total = write_header(file, {p: (i.shape, i.dtype) for p, i in declared.items()}, metadata)
+    total = write_header(file, {p: (i.shape, i.format) for p, i in declared.items()}, metadata)
     done = 0
     for path, info in declared.items():
-        dtype = jax.numpy.dtype(info.dtype)
+        dtype = jax.numpy.dtype(info.format)
         for block in load.rows_of(source, name_map(path)):
             file.write(np.ascontiguousarray(block, dtype).view(np.uint8).data)
         done += math.prod(info.shape) * dtype.itemsize

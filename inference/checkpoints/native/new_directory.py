@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from configs.errors import InputError
+from configs.errors import InputError, reason
 from inference.checkpoints.native import manifest
 
 UNFINISHED = ".incomplete"  # how the name of a directory ends while it is written
@@ -37,7 +37,7 @@ def check(output: Path) -> None:
     except (OSError, ValueError) as error:  # too long, or holds a NUL
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{label!r} is no path: {error}") from None
+        raise InputError(f"{label} is no path: {reason(error)[:200]}") from None
 
 
 @contextlib.contextmanager
@@ -46,10 +46,20 @@ def create(output: Path) -> Iterator[Path]:
     that no script loads.
 
     Raises:
-        InputError: what stands there already is not ours, or another conversion is writing it.
-        OSError: it cannot be written.
+        InputError: what stands there already is not ours, another conversion is writing it, or it
+            cannot be written.
     """
-    folder = _unfinished(output)
+    try:
+        with _locked(_unfinished(output)) as folder:
+            yield folder
+            folder.rename(output)
+    except OSError as error:
+        raise InputError(f"cannot write {output}: {reason(error)}") from None
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[Path]:
+    """The unfinished directory, empty but for its mark; gone if what is done in it fails."""
     folder.mkdir(exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -62,7 +72,6 @@ def create(output: Path) -> Iterator[Path]:
         _clear(folder)
         try:
             yield folder
-            folder.rename(output)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise

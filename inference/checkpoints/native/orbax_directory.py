@@ -24,7 +24,7 @@ from inference.checkpoints.native import config_file, manifest
 from inference.checkpoints.native.manifest import Manifest
 from inference.checkpoints.tensor_source import TensorSource
 
-FORMAT = "ridgeline-orbax-1"
+FORMAT = "ridgeline-orbax-2"
 PARAMS = "params"
 
 _BLOCK_BYTES = 1 << 20
@@ -55,7 +55,8 @@ def read_config(directory: Path) -> tuple[ModelConfig, dict[str, Any]]:
     path = directory / text_files.CONFIG
     raw = mapped.read_json(path)
     if raw.get("format") != FORMAT:
-        raise InputError(f"{path}: format {str(raw.get('format'))[:80]!r}; valid: {FORMAT}")
+        found = str(raw.get("format"))[:80]
+        raise InputError(f"{path}: format {found!r}; valid: {FORMAT}; convert the model again")
     return config_file.from_json(raw.get("model"), str(path)), raw
 
 

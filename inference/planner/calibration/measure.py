@@ -1,4 +1,4 @@
-"""Rates of the machine at hand, by the clock."""
+"""Rates of the machine at hand, measured."""
 
 import os
 import time
@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from configs.hardware.spec import HardwareSpec
+from inference.planner.calibration import store
 
 
 def this_machine(*dtypes: str) -> HardwareSpec:
     """The machine at hand: its memory, its measured read bandwidth, and its measured rates in these
-    types (without any: it computes for nothing).
+    types (without any, computing costs nothing).
     """
     rates = {dtype: matmul_rate(dtype) for dtype in dtypes}
     return HardwareSpec("cpu", this_memory(), read_bandwidth(), rates)
@@ -22,18 +23,11 @@ def this_memory() -> float:
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
-def num_cores() -> int:
-    """Cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 class Probe:
-    """Reads the same memory again and again with all cores: a dot product of each core's part."""
+    """Reads the same memory again and again on all cores, each a dot product of its own part."""
 
     def __init__(self, num_bytes: int = 256 << 20):
-        cores = num_cores()
+        cores = store.num_cores()
         self._num_bytes, self._pool = num_bytes, ThreadPoolExecutor(cores)
         self._parts = np.array_split(np.ones(num_bytes // 4, np.float32), cores)
 
@@ -42,7 +36,7 @@ class Probe:
         return self._num_bytes / min(self._once() for _ in range(repeats))
 
     def close(self) -> None:
-        """Ends its threads."""
+        """Stops its threads."""
         self._pool.shutdown()
 
     def _once(self) -> float:
@@ -61,7 +55,7 @@ def read_bandwidth(num_bytes: int = 256 << 20, repeats: int = 5) -> float:
 
 
 def matmul_rate(dtype: str, repeats: int = 5) -> float:
-    """FLOPs a second of `linear` for [512, 2048] x [2048, 2048], the best of several."""
+    """FLOPs a second of `linear` for [512, 2048] x [2048, 2048], the best of several runs."""
     import jax
     import jax.numpy as jnp
 

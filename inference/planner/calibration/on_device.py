@@ -5,7 +5,7 @@ calls are queued before the host waits, so that the rest of the dispatch hides b
 count is static: a loop that asks the host whether to go on would wait for it each time. What a run
 returns must reach what the next one reads, or XLA moves the work out of the loop.
 
-Rates are measured once a process: nobody shares the device, and an engine leaves little room.
+Rates are measured once a process: the device is not shared, and an engine leaves little memory.
 """
 
 import functools
@@ -43,7 +43,7 @@ def seconds(
         arguments: arrays.
         expected_s: of one run, which says how many fill a call.
         repeats: at least 1.
-        call_s: seconds that a call shall take.
+        call_s: seconds that a call should take.
     """
     num_runs = max(1, min(_MOST_RUNS, math.ceil(call_s / expected_s)))
     call = jax.jit(looped(step, num_runs), donate_argnums=0).lower(carry, *arguments).compile()

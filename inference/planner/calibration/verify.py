@@ -1,4 +1,5 @@
-"""Predictions against the clock: steps of many sizes run, half of them calibrate, half judge.
+"""Predictions against the clock: steps of many sizes are timed, half of them calibrate the machine,
+the other half judge the calibration.
 
 What runs a step is an argument: nothing here knows an engine.
 """
@@ -14,13 +15,13 @@ from configs.cache import BLOCK_TOKENS
 from configs.engine import Config, EngineConfig
 from configs.hardware.spec import HardwareSpec
 from configs.model import ModelConfig
-from inference.planner import cost, memory, weights
+from inference.planner import cost, weights
 from inference.planner.calibration import calibrate
 from inference.planner.calibration.calibrate import Sample
 from inference.planner.cost import Precision, Rows, Work
 from inference.scheduling.step_shapes import StepShape
 
-TILE = 64
+CHUNK_TOKENS = 64
 MAX_CONTEXT = 16 * BLOCK_TOKENS
 _CACHE_BYTES = 512 << 20
 _TRIES, _STEADY = 3, 1.25  # times a point is tried until the bandwidth stays within this factor
@@ -28,46 +29,48 @@ _TRIES, _STEADY = 3, 1.25  # times a point is tried until the bandwidth stays wi
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One size of step: `rows` sequences decode at `context`; or `tiles` of a prompt that ends at
-    `context` are prefilled (of as many prompts, where it is no longer than a tile).
+    """One size of step: `rows` sequences decode at `context`; or the last `chunks` of a prompt of
+    `context` tokens are prefilled (of as many prompts, where that is no longer than a chunk).
     """
 
     model: ModelConfig
     rows: int
-    tiles: int
+    chunks: int
     context: int
+    chunk_tokens: int = CHUNK_TOKENS
 
     @property
     def shape(self) -> StepShape:
-        """Its executable."""
-        return StepShape((self.rows, 1), (self.tiles, TILE))
+        """The shape of its executable."""
+        return StepShape((self.rows, 1), (self.chunks, self.chunk_tokens))
 
     @property
     def contexts(self) -> tuple[int, ...]:
-        """What the last token of each row or tile sees."""
-        if self.rows or self.context <= TILE:
-            return (self.context,) * (self.rows + self.tiles)
-        return tuple(self.context - TILE * before for before in reversed(range(self.tiles)))
+        """Tokens that the last one of each row or chunk attends to."""
+        size = self.chunk_tokens
+        if self.rows or self.context <= size:
+            return (self.context,) * (self.rows + self.chunks)
+        return tuple(self.context - size * before for before in reversed(range(self.chunks)))
 
     @property
     def sample(self) -> tuple[tuple[cost.Operation, ...], Precision]:
-        """What the step has to do, and in which formats."""
-        queries = 1 if self.rows else TILE
+        """The step's operations and its formats."""
+        queries = 1 if self.rows else self.chunk_tokens
         rows = tuple(Rows(1, queries, context) for context in self.contexts)
         work = Work(self.shape.num_tokens, rows, self.shape.num_logits)
         return cost.step_operations(self.model, work), Precision.of(self.model)
 
     @property
     def label(self) -> tuple[str, str, str, int]:
-        """Model, type, size and context, to be read."""
-        size = f"{self.rows} rows" if self.rows else f"{self.tiles} x {TILE} tokens"
+        """Model, type, size and context, as shown to people."""
+        size = f"{self.rows} rows" if self.rows else f"{self.chunks} x {self.chunk_tokens} tokens"
         return self.model.name, self.model.dtype, size, self.context
 
 
 def engine_config(model: ModelConfig) -> Config:
-    """The engine on which a model's points run."""
+    """The configuration of the engine that runs a model's points."""
     engine = EngineConfig(
-        max_seqs=32, max_context=MAX_CONTEXT, tile_tokens=TILE, cache_bytes=_CACHE_BYTES
+        max_seqs=32, max_context=MAX_CONTEXT, chunk_tokens=CHUNK_TOKENS, cache_bytes=_CACHE_BYTES
     )
     return Config(model, engine)
 
@@ -87,7 +90,7 @@ def points(models: Sequence[ModelConfig]) -> list[Point]:
             every = 2 if found else 1
             typed = dataclasses.replace(model, dtype=dtype)
             found += [Point(typed, rows, 0, context) for rows, context in _DECODE[::every]]
-            found += [Point(typed, 0, tiles, context) for tiles, context in _PREFILL[::every]]
+            found += [Point(typed, 0, chunks, context) for chunks, context in _PREFILL[::every]]
     return found
 
 
@@ -95,10 +98,10 @@ class Runner(Protocol):
     """Steps of an engine on the machine at hand."""
 
     def run(self, point: Point) -> float:
-        """Seconds of one step, compiled before."""
+        """Seconds of one step, which is compiled already."""
 
     def held_bytes(self, model: ModelConfig) -> tuple[int, int]:
-        """Bytes of weights and of cache, as allocated."""
+        """Allocated bytes of weights and of cache."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,11 +109,11 @@ class Result:
     """A point, measured and predicted.
 
     Attributes:
-        raw_s: median over the rounds of the best of each, by the clock.
-        seconds: the same with every round at the bandwidth of the whole run.
-        predicted_s: by the calibrated model.
-        roofline_s: by the longer of reading and computing at full rates.
-        is_held_out: the calibration never saw it.
+        raw_s: seconds by the clock: the best of each round, the median of the rounds.
+        seconds: the same, each round scaled to the bandwidth of the whole run.
+        predicted_s: seconds predicted by the calibration.
+        roofline_s: seconds predicted by the plain roofline, at full rates.
+        is_held_out: whether the calibration was made without it.
     """
 
     point: Point
@@ -122,13 +125,13 @@ class Result:
 
     @property
     def error(self) -> float:
-        """Of the calibrated prediction, as a share of the measured time; negative: too short."""
+        """Error of the calibrated prediction, a share of the measured time; negative: too short."""
         return self.predicted_s / self.seconds - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes of weights and cache of a model, as predicted and as allocated."""
+    """Bytes of weights and of cache of a model, predicted and allocated."""
 
     model: ModelConfig
     predicted: tuple[int, int]
@@ -137,8 +140,8 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """What `verify` found: the calibrated machine, every point, memory; and how much the probe
-    moved (lowest and highest bracket).
+    """What `verify` found: the calibrated machine, every point, memory, and the lowest and highest
+    bandwidth that the probe read (bytes a second).
     """
 
     hardware: HardwareSpec
@@ -147,7 +150,7 @@ class Verification:
     bandwidths: tuple[float, float]
 
     def errors(self, model: str | None = None, roofline: bool = False) -> tuple[float, float]:
-        """Median and 90th percentile over the held-out points (of a model)."""
+        """Median and 90th percentile of the errors at held-out points (of one model, if given)."""
         chosen = [
             abs(r.roofline_s / r.seconds - 1) if roofline else abs(r.error)
             for r in self.results
@@ -157,7 +160,7 @@ class Verification:
 
     @property
     def is_exact_memory(self) -> bool:
-        """Whether every predicted byte is an allocated one."""
+        """Whether exactly the predicted bytes were allocated."""
         return all(each.predicted == each.allocated for each in self.memory)
 
 
@@ -223,7 +226,7 @@ def verify(
 def _bracketed(
     point: Point, runner: Runner, probe: Callable[[], float], repeats: int
 ) -> tuple[float, float]:
-    """Seconds of a step, and the lower reading of the bandwidth around them."""
+    """Seconds of a step, and the lower of the two bandwidths read around it."""
     reading = probe()
     for _ in range(_TRIES):
         before, seconds = reading, min(runner.run(point) for _ in range(repeats))
@@ -234,10 +237,10 @@ def _bracketed(
 
 
 def predicted_bytes(model: ModelConfig) -> tuple[int, int]:
-    """Weights and cache of the engine on which the points run."""
+    """Bytes of weights and of cache of the engine that runs a model's points."""
     formats = Precision.of(model)
     held = weights.weight_bytes(model, formats.weights, formats.rest)
-    return int(held), memory.pool_bytes(engine_config(model))
+    return int(held), engine_config(model).pool_bytes
 
 
 def as_json(found: Verification) -> dict[str, Any]:

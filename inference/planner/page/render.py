@@ -8,13 +8,14 @@ import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from configs import presets
 from configs.hardware import catalog
 from configs.hardware.spec import HardwareSpec
+from configs.kinds.attention import Attention
 from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.planner import cost, weights
@@ -59,122 +60,70 @@ def render(
 
 
 def describe(config: ModelConfig) -> dict[str, Any]:
-    """What `plan.js` needs to know of a model. A size that depends on the number of key/value heads
-    is [constant, per head].
+    """What the page is told of a model: its parameters, operations and caches as coefficients, of
+    which it knows no more than how to add them up.
+
+    A number that depends on the number of key/value heads is {"base", "per_head"}.
     """
-    ends = _Ends.of(config)
-    few, many = (weights.matrices(end) for end in (ends.few, ends.many))
-    mixtures = Counter(
-        (layer.experts.num_experts, layer.experts.top_k) for layer in config.layers if layer.experts
-    )
-    states = {layer.recurrent.num_heads for layer in config.pattern if layer.recurrent}
-    hidden = {
-        layer.experts.width if layer.experts else config.ffn_width
-        for layer in config.pattern
-        if layer.ffn != "none"
-    }
+    attention: list[Attention] = config.mixers(Attention)
+    few, most = 1, math.gcd(*(mixer.num_heads for mixer in attention)) or 1
+    at_few, at_most = (_coefficients(config.with_kinds(num_kv_heads=n)) for n in (few, most))
     return {
-        **{name: getattr(config, name) for name in _PLAIN},
-        "kv_heads": config.num_kv_heads,
-        "vector_elements": ends.sized(*map(weights.vector_elements, (ends.few, ends.many))),
-        "position_elements": weights.position_elements(config),
-        "has_kv_heads": any(not p.latent and not p.recurrent for p in config.pattern),
-        "divided": sorted({config.num_heads} | states | hidden),
-        "exchanges": sum(1 if layer.ffn == "none" else 2 for layer in config.layers),
-        "mixtures": [
-            {"num_experts": count, "top_k": top_k, "layers": layers}
-            for (count, top_k), layers in mixtures.items()
+        "name": config.name,
+        "dtype": config.dtype,
+        "max_context": config.max_context,
+        "width": config.width,
+        "kv_heads": attention[0].num_kv_heads if attention else few,
+        "most_kv_heads": most,
+        "has_kv_heads": bool(attention),
+        **_between(at_few, at_most, few, most),
+    }
+
+
+def _coefficients(config: ModelConfig) -> dict[str, Any]:
+    mixtures = Counter(layer.ffn.experts for layer in config.layers if layer.ffn)
+    return {
+        "operations": [
+            dataclasses.asdict(operation) | {"layers": layers}
+            for operation, layers in config.operations.items()
         ],
-        "matrices": [
+        "weights": [
+            part._asdict() | {"count": count}
+            for part, count in Counter(weights.held(config)).items()
+        ],
+        "caches": [
             {
-                "name": matrix.name,
                 "layers": layers,
-                "rows": ends.sized(matrix.rows, other.rows),
-                "width": matrix.width,
-                "split": matrix.split is not None,
-                "experts": _fields(matrix.experts, "num_experts", "top_k"),
-                "copied": ends.sized(matrix.copied_rows, other.copied_rows),
+                "elements": spec.elements_per_token,
+                "row": spec.key_width or 1,
+                "window": spec.window,
+                "state_bytes": spec.bytes_per_sequence(),
+                "parts": parts,
             }
-            for (matrix, layers), other in zip(few.items(), many, strict=True)
+            for (spec, parts), layers in cost.caches(config).items()
         ],
-        "mixing": ends.counted(_mixing),
-        "caches": ends.counted(_cached),
+        "divided": sorted(config.divided),
+        "all_reduces": sum(1 if layer.ffn is None else 2 for layer in config.layers),
+        "mixtures": [
+            {"num_experts": experts[0], "top_k": experts[1], "layers": layers}
+            for experts, layers in mixtures.items()
+            if experts
+        ],
     }
 
 
-_PLAIN = ("name", "dtype", "vocab_size", "width", "num_layers", "num_heads", "head_width", "tied",
-          "max_context")  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class _Ends:
-    """A model with one key/value head, and with as many as query heads: every size between lies on
-    a line through both.
+def _between(few: Any, many: Any, start: int, stop: int) -> Any:
+    """Two descriptions as one: what is `few` with `start` key/value heads and `many` with `stop`
+    lies on a line between them.
     """
-
-    few: ModelConfig
-    many: ModelConfig
-
-    @classmethod
-    def of(cls, config: ModelConfig) -> "_Ends":
-        few = dataclasses.replace(config, num_kv_heads=1)
-        return cls(few, dataclasses.replace(config, num_kv_heads=config.num_heads))
-
-    def sized(self, few: int, many: int) -> tuple[int, int]:
-        """[constant, per head] of a size that is `few` and `many` at the ends."""
-        per_head = (many - few) // max(1, self.many.num_kv_heads - 1)
-        return few - per_head, per_head
-
-    def counted(self, kind: Callable[[ModelConfig, int], dict[str, Any]]) -> list[dict[str, Any]]:
-        """Kinds of layers and how many there are of each, 'elements' and 'parts' with both ends."""
-        found: Counter[str] = Counter()
-        for layer in range(self.few.num_layers):
-            few, many = kind(self.few, layer), kind(self.many, layer)
-            sizes = {name: self.sized(few[name], many[name]) for name in ("elements", "parts")}
-            found[json.dumps(few | sizes)] += 1
-        return [json.loads(text) | {"layers": layers} for text, layers in found.items()]
-
-
-def _mixing(config: ModelConfig, layer: int) -> dict[str, Any]:
-    """What one layer's tokens exchange."""
-    spec, cache = config.layers[layer], config.cache_specs[layer]
-    stored = cache if cache.owner is None else config.cache_specs[cache.owner]
-    shared = {
-        "elements": stored.elements_per_token,
-        "parts": cost.cache_parts(config, spec),
-    }
-    if spec.recurrent is not None:
-        sizes = _fields(spec.recurrent, "inner_width", "state_width", "conv_width",
-                        "conv_channels", "state_elements")  # fmt: skip
-        return {"name": "recur", "recurrent": sizes, **shared}
-    name = "attend" if spec.latent is None else "attend.latent"
-    return {
-        "name": name if stored.window is None else f"{name}.window{stored.window}",
-        "shares": cache.owner is not None,
-        "window": stored.window,
-        "latent": _fields(spec.latent, "rank", "rope_width", "nope_width", "value_width"),
-        "indexer": _fields(spec.indexer, "num_heads", "head_width", "top_k"),
-        **shared,
-    }
-
-
-def _cached(config: ModelConfig, layer: int) -> dict[str, Any]:
-    """What one layer keeps of a sequence."""
-    spec, cache = config.layers[layer], config.cache_specs[layer]
-    row = config.head_width
-    if spec.latent is not None:
-        row = spec.latent.rank + spec.latent.rope_width
-    return {
-        "elements": cache.elements_per_token,
-        "parts": cost.cache_parts(config, spec),
-        "row": row,
-        "window": cache.window,
-        "state_elements": cache.elements_per_sequence,
-    }
-
-
-def _fields(sizes: object | None, *names: str) -> dict[str, Any] | None:
-    return None if sizes is None else {name: getattr(sizes, name) for name in names}
+    if isinstance(few, dict):
+        return {name: _between(few[name], many[name], start, stop) for name in few}
+    if isinstance(few, list | tuple):
+        return [_between(a, b, start, stop) for a, b in zip(few, many, strict=True)]
+    if few == many:
+        return few
+    per_head = (many - few) // (stop - start)
+    return {"base": few - per_head * start, "per_head": per_head}
 
 
 def _describe_chip(spec: HardwareSpec) -> dict[str, Any]:

@@ -1,7 +1,10 @@
-"""Who computes attention over pages."""
+"""The implementations of attention over pages, and which one a configuration gets."""
 
+from configs.cache import CacheSpec
 from configs.engine import Config
 from configs.errors import InputError
+from configs.kinds.attention import Attention
+from layers import kv_cache
 from layers.kernels import tuning
 from layers.kernels.attention import reference
 from layers.kernels.attention.contract import Demand, Implementation
@@ -11,14 +14,14 @@ from layers.kernels.device import target_device
 def implementation(name: str) -> Implementation:
     """The implementation of a name of `configs.engine.ATTENTIONS`."""
     if name == "pallas_gpu":
-        from layers.kernels.attention import gpu  # Mosaic takes its time to load
+        from layers.kernels.attention import gpu  # Mosaic is slow to load
 
-        return Implementation(gpu.limit, reference.layout, reference.write, gpu.attend_pages)
+        return Implementation(gpu.limit, kv_cache.token_major, kv_cache.write, gpu.attend_pages)
     if name == "pallas_tpu":
         from layers.kernels.attention import tpu
 
         return Implementation(
-            tpu.limit, reference.layout, reference.write, tpu.attend_pages, tpu.append_and_attend
+            tpu.limit, kv_cache.token_major, kv_cache.write, tpu.attend_pages, tpu.append_and_attend
         )
     if name == "jax_tpu":
         from layers.kernels.attention import jax_tpu
@@ -26,30 +29,46 @@ def implementation(name: str) -> Implementation:
         return Implementation(jax_tpu.limit, jax_tpu.layout, jax_tpu.write, jax_tpu.attend_pages)
     assert name == "reference", name
     return Implementation(
-        reference.limit, reference.layout, reference.write, reference.attend_pages
+        reference.limit, kv_cache.token_major, kv_cache.write, reference.attend_pages
     )
 
 
 def choose(config: Config) -> str:
-    """What `engine.attention` names, if it can run on the device that is traced for; where it names
-    nothing, the first that can and that a committed measurement puts before the reference there.
+    """The implementation that `engine.attention` names. If that is None: the first that can run on
+    the target device and that a committed measurement ranks above the reference there, else the
+    reference.
 
     Raises:
-        InputError: the named implementation cannot do what the model and the engine ask for.
+        InputError: the named implementation cannot do what the model and the engine require.
     """
     model, engine, device = config.model, config.engine, target_device()
-    demand = Demand(
-        model.num_heads, model.num_kv_heads, model.head_width, config.device_page_tokens,
-        model.dtype, engine.deterministic, any(spec.window for spec in model.cache_specs),
-        max(engine.max_seqs, *engine.prefill_tiles) * config.page_columns,
-    )  # fmt: skip
+    asked = {
+        (layer.mixer, model.stored_by(index)): None
+        for index, layer in enumerate(model.layers)
+        if isinstance(layer.mixer, Attention)
+    }
+    demands = [demand(config, mixer, stored) for mixer, stored in asked]
+
+    def limit(name: str) -> str | None:
+        found = (implementation(name).limit(demand, device) for demand in demands)
+        return next((reason for reason in found if reason is not None), None)
+
     name = engine.attention
     if name is None:
         winners = tuning.winners("attention", device.kind)
-        can = (name for name in winners if implementation(name).limit(demand, device) is None)
-        return next(can, "reference")
-    if (reason := implementation(name).limit(demand, device)) is not None:
+        return next((name for name in winners if limit(name) is None), "reference")
+    if (reason := limit(name)) is not None:
         raise InputError(
             f"engine.attention={name} {reason}; 'reference' computes any attention anywhere"
         )
     return name
+
+
+def demand(config: Config, mixer: Attention, stored: CacheSpec) -> Demand:
+    """What a mixer that reads the cache `stored` requires of an implementation."""
+    engine = config.engine
+    return Demand(
+        mixer.num_heads, stored.page_format(config.model.dtype), config.device_page_tokens,
+        engine.deterministic, stored.window is not None,
+        max(engine.max_seqs, *engine.prefill_chunks) * config.page_columns,
+    )  # fmt: skip

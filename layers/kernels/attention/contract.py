@@ -1,39 +1,55 @@
 """What every implementation of attention over pages offers.
 
-It owns the layout of its pages: axis 0 counts pages and axis 1 their tokens, the rest is its own
-affair. Copies on write and the host tier move whole pages, whatever is in them.
+It decides the layout of its pages: axis 0 is pages, axis 1 their tokens, the other axes are up to
+it. Copies on write and page swapping move whole pages and never look inside.
 """
 
 from typing import NamedTuple, Protocol
 
 import jax
 
+from configs.cache import PageFormat
 from layers.kernels.device import Device
+from layers.kv_cache import CacheLeaf
 from layers.ragged import Ragged, Rectangle
 
 
 class Demand(NamedTuple):
-    """What is asked of an implementation, known before anything is allocated."""
+    """What layers with one `CacheSpec` require of an implementation, known before anything is
+    allocated.
+    """
 
     num_heads: int  # N
-    num_kv_heads: int  # K
-    head_width: int  # H
+    page_format: PageFormat
     page_tokens: int
-    dtype: str  # of queries, keys and values
     deterministic: bool
-    has_windows: bool = False  # in any layer
+    has_window: bool = False
     table_entries: int = 0  # of the largest rectangle: its rows times their page tables' columns
 
 
+def uneven_limit(page_format: PageFormat) -> str | None:
+    """`limit` of an implementation that reads keys and values of one width, side by side."""
+    if page_format.scales is not None:
+        return "reads pages without scales"
+    if page_format.values_in_keys:
+        return "reads values beside their keys, not in them"
+    if page_format.key_width != page_format.value_width:
+        return (
+            f"has keys and values of one width, not {page_format.key_width} and "
+            f"{page_format.value_width}"
+        )
+    return None
+
+
 class Options(NamedTuple):
-    """How a layer attends.
+    """How a layer computes attention.
 
     Attributes:
         window: positions that a query sees, its own included.
         score_cap: soft limit of the scores.
-        sinks_N: float32 [N], a logit a query head that takes its share of the softmax and brings no
-            value (gpt-oss, arXiv 2508.10925); not scaled, not capped.
-        deterministic: same bits for a token whatever the rectangle.
+        sinks_N: float32 [N], a logit of each query head that takes a share of the softmax and adds
+            no value (gpt-oss, arXiv 2508.10925); neither scaled nor capped.
+        deterministic: a token's bits do not depend on the shape of its rectangle.
     """
 
     window: int | None = None
@@ -49,28 +65,29 @@ class Limit(Protocol):
     """`limit` of an implementation."""
 
     def __call__(self, demand: Demand, device: Device) -> str | None:
-        """What keeps it from this on that device and what would work, to be read after its name;
-        None: nothing.
+        """Why it cannot do this on that device and what would work, a phrase that follows its name;
+        None if it can.
         """
 
 
 class Layout(Protocol):
     """`layout` of an implementation."""
 
-    def __call__(
-        self, num_pages: int, page_tokens: int, num_kv_heads: int, head_width: int, dtype: str
-    ) -> jax.ShapeDtypeStruct:
-        """Shape and stored type of a layer's pages, [pages, page tokens, ...]."""
+    def __call__(self, num_pages: int, page_tokens: int, page_format: PageFormat) -> CacheLeaf:
+        """Shapes and stored types of a layer's pages: a pytree of `jax.ShapeDtypeStruct`
+        [pages, page tokens, ...].
+        """
 
 
 class Write(Protocol):
     """`write` of an implementation."""
 
     def __call__(
-        self, pages: jax.Array, k_TKH: jax.Array, v_TKH: jax.Array, ragged: Ragged, group: int
-    ) -> jax.Array:
+        self, pages: CacheLeaf, row_TX: jax.Array, ragged: Ragged, group: int
+    ) -> CacheLeaf:
         """The pages with this step's keys and values, in place where `pages` is donated; padding
-        goes to page 0.
+        goes to page 0. `row_TX` is a packed row a token, [T, 2 K, H] where keys and values are of
+        one width.
         """
 
 
@@ -79,40 +96,45 @@ class AttendPages(Protocol):
 
     def __call__(
         self,
-        q_CWNH: jax.Array,
-        pages: jax.Array,
+        q_YWNH: jax.Array,
+        pages: CacheLeaf,
         rectangle: Rectangle,
         group: int,
+        page_format: PageFormat,
         options: Options = PLAIN,
     ) -> jax.Array:
-        """Attention of a rectangle over its sequences' pages: float32 [C, W, N, H], whatever where
-        a token is not valid.
+        """Attention of a rectangle over its sequences' pages: float32 [Y, W, N, value width],
+        arbitrary where a token is not valid.
 
         Args:
-            q_CWNH: scaled queries, in the cache's precision.
+            q_YWNH: scaled queries, in the cache's precision.
             pages: with this step's tokens.
-            rectangle: where the queries stand, which are valid, what they see (`mask.sight_of`) and
-                the page tables, [C, P]; P page tokens are a multiple of 128.
+            rectangle: where the queries stand, which are valid, what they see
+                (`mask.mask_bounds`) and the page tables, [Y, P]; P page tokens are a multiple
+                of 128.
             group: index of the pages' table.
+            page_format: of the pages.
             options: of the layer.
         """
 
 
 class AppendAndAttend(Protocol):
-    """`append_and_attend` of an implementation: for a rectangle both of the above at once."""
+    """`append_and_attend` of an implementation: `write` and `attend_pages` of a rectangle in one
+    kernel.
+    """
 
     def __call__(
         self,
-        q_CWNH: jax.Array,
-        k_CWKH: jax.Array,
-        v_CWKH: jax.Array,
-        pages: jax.Array,
+        q_YWNH: jax.Array,
+        row_YWX: jax.Array,
+        pages: CacheLeaf,
         rectangle: Rectangle,
         group: int,
+        page_format: PageFormat,
         options: Options = PLAIN,
-    ) -> tuple[jax.Array, jax.Array]:
-        """The attention, and the pages with the valid tokens' keys and values; arguments as
-        there.
+    ) -> tuple[jax.Array, CacheLeaf]:
+        """The attention, and the pages with the valid tokens' rows; arguments as `write` and
+        `attend_pages`.
         """
 
 

@@ -12,11 +12,10 @@ Such a kernel is as good as its memory traffic. So
   keeps its own maximum, mass and values (online softmax, Milakov & Gimelshein 2018, arXiv
   1805.02867); they are combined after (Flash-Decoding, Dao et al. 2023).
 
-The step's keys and values are already in the pages (`reference.write`, in place). XLA writes them
+The step's keys and values are already in the pages (`kv_cache.write`, in place). XLA writes them
 from the launch that rotates them, so an append in here would save no launch (`docs/kernels.md`).
 
-Letters beside the common ones: B rows of the kernel's grid, R query rows of a tile (W G of them are
-used), X splits.
+Z counts rows of the kernel's grid, U the query rows of a tile (W G of them are used), X splits.
 """
 
 import math
@@ -28,11 +27,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from configs.cache import PageFormat
 from layers import kv_cache
 from layers.kernels import tuning
-from layers.kernels.attention.contract import PLAIN, Demand, Options
-from layers.kernels.attention.mask import Sight, sight_of, visible
-from layers.kernels.attention.tiles import Tiling, seen_pages
+from layers.kernels.attention.contract import PLAIN, Demand, Options, uneven_limit
+from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible
+from layers.kernels.attention.tiles import Tiling, visible_pages
 from layers.kernels.device import Device, target_device
 from layers.linear import soft_cap
 from layers.ragged import Rectangle
@@ -52,7 +52,8 @@ _LOG2_E = math.log2(math.e)
 
 def limit(demand: Demand, device: Device) -> str | None:
     """What the kernel cannot do: `contract.Limit`."""
-    H, page_tokens, dtype = demand.head_width, demand.page_tokens, demand.dtype
+    page_format, page_tokens = demand.page_format, demand.page_tokens
+    K, H, dtype = page_format.kv_heads, page_format.key_width, page_format.dtype
     if device.platform != "gpu" or not any(name in device.kind for name in _HOPPER):
         return f"runs on Hopper GPUs (H100, H200), not on {device.kind}"
     if demand.deterministic:
@@ -61,11 +62,12 @@ def limit(demand: Demand, device: Device) -> str | None:
         return f"reads pages of {' or '.join(_DTYPES)}, not {dtype}: set model.dtype=bfloat16"
     if page_tokens not in _PAGE_TOKENS:
         return f"reads pages of 64 or 128 tokens, not {page_tokens}: set engine.page_tokens"
+    if (reason := uneven_limit(page_format)) is not None:
+        return reason
     if H not in _HEAD_WIDTHS:
         return f"has heads of 64, 128 or 256, not {H}"
-    if demand.num_heads > ROWS * demand.num_kv_heads:
-        group = demand.num_heads // demand.num_kv_heads
-        return f"has at most {ROWS} query heads a KV head, not {group}"
+    if demand.num_heads > ROWS * K:
+        return f"has at most {ROWS} query heads a KV head, not {demand.num_heads // K}"
     if most_stages(page_tokens, H, jnp.dtype(dtype).itemsize) < 2:
         return f"has no room for pages of {page_tokens} tokens with heads of {H}: 64 tokens fit"
     return None
@@ -74,7 +76,7 @@ def limit(demand: Demand, device: Device) -> str | None:
 def own_sizes(
     num_blocks: int, page_tokens: int, head_width: int, itemsize: int, device: Device
 ) -> dict[str, int]:
-    """Sizes that hold where nothing else was tuned, for so many pairs of row and KV head."""
+    """Sizes for shapes that were not tuned, by the number of pairs of row and KV head."""
     return {
         "num_splits": max(1, device.num_cores // num_blocks),
         "num_stages": min(4, most_stages(page_tokens, head_width, itemsize)),
@@ -89,10 +91,11 @@ def most_stages(page_tokens: int, head_width: int, itemsize: int) -> int:
 
 
 def attend_pages(
-    q_CWNH: jax.Array,
+    q_YWNH: jax.Array,
     pages: jax.Array,
     rectangle: Rectangle,
     group: int,
+    page_format: PageFormat,
     options: Options = PLAIN,
     *,
     num_splits: int | None = None,
@@ -106,69 +109,71 @@ def attend_pages(
     pages once each.
 
     Args:
-        q_CWNH: as there.
+        q_YWNH: as there.
         pages: as there.
         rectangle: as there.
         group: as there.
+        page_format: as there.
         options: as there.
-        num_splits: blocks that share the pages of a row and KV head; None: what was tuned, else as
-            many as fill the device.
-        num_stages: pages that a block has on their way or in use, at most `most_stages`; None: what
-            was tuned, else 4 where they fit. With 2, two blocks may share a multiprocessor.
+        num_splits: blocks that share the pages of a row and KV head; None: the tuned number, else
+            as many as fill the device.
+        num_stages: pages that a block is loading or using, at most `most_stages`; None: the tuned
+            number, else 4 where they fit. With 2, two blocks may share a multiprocessor.
         interpret: `InterpretGPUParams`: interpreted, on any device.
     """
-    (C, W, N, H), page_tokens = q_CWNH.shape, pages.shape[1]
-    K = pages.shape[2] // (2 * H)
+    (Y, W, N, H), page_tokens = q_YWNH.shape, pages.shape[1]
+    K = page_format.kv_heads
     G = N // K
     width = min(W, ROWS // G)  # query tokens of a tile
     tiling = Tiling(width, G, -(-width * G // _MOVED_ROWS) * _MOVED_ROWS)
-    sight, valid_BW = sight_of(rectangle, options.window), tiling.split(rectangle.valid_CW)
-    sight, B = jax.tree.map(tiling.split, sight), len(valid_BW)
-    device, shape_class = target_device(), tuning.attention_class(B, K, H, page_tokens)
-    sizes = own_sizes(B * K, page_tokens, H, pages.dtype.itemsize, device)
+    bounds, valid_ZW = mask_bounds(rectangle, options.window), tiling.split(rectangle.valid_YW)
+    bounds, Z = jax.tree.map(tiling.split, bounds), len(valid_ZW)
+    device, shape_class = target_device(), tuning.attention_class(Z, K, H, page_tokens)
+    sizes = own_sizes(Z * K, page_tokens, H, pages.dtype.itemsize, device)
     sizes |= tuning.sizes("pallas_gpu", device.kind, shape_class)
-    values_BKXRH, stats_BKX2R = _attend_splits(
-        tiling.pack(q_CWNH), kv_cache.decode(pages),
-        jnp.repeat(rectangle.tables[group], B // C, axis=0),
-        jax.tree.map(lambda x_BW: tiling.spread(x_BW, ROWS), sight),
-        *_split_pages(sight, valid_BW, page_tokens, num_splits or sizes["num_splits"]),
+    values_ZKXUH, stats_ZKX2U = _attend_splits(
+        tiling.pack(q_YWNH), kv_cache.decode(pages),
+        jnp.repeat(rectangle.tables[group], Z // Y, axis=0),
+        jax.tree.map(lambda x_ZW: tiling.spread(x_ZW, ROWS), bounds),
+        *_split_pages(bounds, valid_ZW, page_tokens, num_splits or sizes["num_splits"]),
         num_stages=num_stages or sizes["num_stages"],
         score_cap=options.score_cap, interpret=interpret,
     )  # fmt: skip
-    sinks_KR = None if options.sinks_N is None else tiling.sinks(options.sinks_N)
-    stats_BKX2R = stats_BKX2R[..., : tiling.num_rows]
-    return tiling.unpack(_combine(values_BKXRH, stats_BKX2R, sinks_KR), q_CWNH.shape)
+    sinks_KU = None if options.sinks_N is None else tiling.sinks(options.sinks_N)
+    stats_ZKX2U = stats_ZKX2U[..., : tiling.num_rows]
+    return tiling.unpack(_combine(values_ZKXUH, stats_ZKX2U, sinks_KU), q_YWNH.shape)
 
 
 def _split_pages(
-    sight: Sight, valid_BW: jax.Array, page_tokens: int, num_splits: int
+    bounds: MaskBounds, valid_ZW: jax.Array, page_tokens: int, num_splits: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Table columns that each split of a row reads, from and up to: i32[B, X] each. Together those
-    that hold a key which a valid token sees, in equal shares; late splits of a short row are empty.
+    """First table column that each split of a row reads, and the one after its last, i32[Z, X]
+    each. Together they cover the keys that valid tokens see, in equal shares; late splits of a
+    short row are empty.
     """
-    first_B, stop_B = seen_pages(sight, valid_BW, page_tokens)
-    first_B1, stop_B1 = first_B[:, None], stop_B[:, None]
-    share_B1 = -(-(stop_B1 - first_B1) // num_splits)
-    start_BX = first_B1 + share_B1 * jnp.arange(num_splits, dtype=jnp.int32)
-    return jnp.minimum(start_BX, stop_B1), jnp.minimum(start_BX + share_B1, stop_B1)
+    first_Z, stop_Z = visible_pages(bounds, valid_ZW, page_tokens)
+    first_Z1, stop_Z1 = first_Z[:, None], stop_Z[:, None]
+    share_Z1 = -(-(stop_Z1 - first_Z1) // num_splits)
+    start_ZX = first_Z1 + share_Z1 * jnp.arange(num_splits, dtype=jnp.int32)
+    return jnp.minimum(start_ZX, stop_Z1), jnp.minimum(start_ZX + share_Z1, stop_Z1)
 
 
 def _combine(
-    values_BKXRH: jax.Array, stats_BKX2R: jax.Array, sinks_KR: jax.Array | None
+    values_ZKXUH: jax.Array, stats_ZKX2U: jax.Array, sinks_KU: jax.Array | None
 ) -> jax.Array:
-    """The softmax over all splits of a row and its sink: float32 [B, K, R, H]; 0 where nothing was
+    """The softmax over all splits of a row and its sink: float32 [Z, K, U, H]; 0 where nothing was
     read.
     """
-    maximum_BKXR, mass_BKXR = stats_BKX2R[:, :, :, 0], stats_BKX2R[:, :, :, 1]
-    maximum_BKR = maximum_BKXR.max(2)
-    if sinks_KR is not None:
-        maximum_BKR = jnp.maximum(maximum_BKR, sinks_KR * _LOG2_E)
-    decay_BKXR = jnp.exp2(maximum_BKXR - maximum_BKR[:, :, None])
-    mass_BKR = (mass_BKXR * decay_BKXR).sum(2)
-    if sinks_KR is not None:
-        mass_BKR += jnp.exp2(sinks_KR * _LOG2_E - maximum_BKR)
-    out_BKRH = (values_BKXRH * decay_BKXR[..., None]).sum(2) / mass_BKR[..., None]
-    return jnp.where(mass_BKR[..., None] == 0, 0, out_BKRH)
+    maximum_ZKXU, mass_ZKXU = stats_ZKX2U[:, :, :, 0], stats_ZKX2U[:, :, :, 1]
+    maximum_ZKU = maximum_ZKXU.max(2)
+    if sinks_KU is not None:
+        maximum_ZKU = jnp.maximum(maximum_ZKU, sinks_KU * _LOG2_E)
+    decay_ZKXU = jnp.exp2(maximum_ZKXU - maximum_ZKU[:, :, None])
+    mass_ZKU = (mass_ZKXU * decay_ZKXU).sum(2)
+    if sinks_KU is not None:
+        mass_ZKU += jnp.exp2(sinks_KU * _LOG2_E - maximum_ZKU)
+    out_ZKUH = (values_ZKXUH * decay_ZKXU[..., None]).sum(2) / mass_ZKU[..., None]
+    return jnp.where(mass_ZKU[..., None] == 0, 0, out_ZKUH)
 
 
 # --- the kernel -----------------------------------------------------------------------------------
@@ -177,39 +182,39 @@ def _combine(
 class _Shared(NamedTuple):
     """A block's shared memory and the barriers that its copies arrive at."""
 
-    q: Any  # [R, H]
-    sight: Any  # i32[fields of a Sight, R]
+    q: Any  # [U, H]
+    bounds: Any  # i32[fields of a MaskBounds, U]
     keys: Any  # [stages, page tokens, H]
     values: Any  # likewise
-    out: Any  # f32[R, columns]
-    stats: Any  # f32[2, R]
+    out: Any  # f32[U, columns]
+    stats: Any  # f32[2, U]
     q_arrived: Any
-    sight_arrived: Any
+    bounds_arrived: Any
     keys_arrived: Any  # one a stage
     values_arrived: Any
 
 
 def _attend_splits(
-    q_BKRH: jax.Array,
+    q_ZKUH: jax.Array,
     pages: jax.Array,
-    table_BP: jax.Array,
-    sight: Sight,  # i32[B, 64] each
-    start_BX: jax.Array,
-    stop_BX: jax.Array,
+    table_ZP: jax.Array,
+    bounds: MaskBounds,  # i32[Z, 64] each
+    start_ZX: jax.Array,
+    stop_ZX: jax.Array,
     *,
     num_stages: int,
     score_cap: float | None,
     interpret: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """Attention of each split alone: weighted values, float32 [B, K, X, R, H], and maximum (base 2)
-    and mass of their weights, float32 [B, K, X, 2, 64].
+    """Attention of each split alone: weighted values, float32 [Z, K, X, U, H], and maximum (base 2)
+    and mass of their weights, float32 [Z, K, X, 2, 64].
     """
-    (B, K, num_rows, H), page_tokens, X = q_BKRH.shape, pages.shape[1], start_BX.shape[1]
-    dtype, sight_BR = pages.dtype, jax.tree.leaves(sight)
+    (Z, K, num_rows, H), page_tokens, X = q_ZKUH.shape, pages.shape[1], start_ZX.shape[1]
+    dtype, bounds_ZU = pages.dtype, jax.tree.leaves(bounds)
     moved = pl.ds(0, num_rows)
 
     def kernel(
-        q_ref, pages_ref, table_ref, sight_ref, start_ref, stop_ref, values_ref, stats_ref,
+        q_ref, pages_ref, table_ref, bounds_ref, start_ref, stop_ref, values_ref, stats_ref,
         **scratch,
     ):  # fmt: skip
         shared = _Shared(**scratch)
@@ -226,49 +231,51 @@ def _attend_splits(
                 plgpu.copy_gmem_to_smem(box, target.at[stage], arrived.at[stage])
 
         plgpu.copy_gmem_to_smem(q_ref.at[b, head], shared.q.at[moved], shared.q_arrived)
-        plgpu.copy_gmem_to_smem(sight_ref.at[b], shared.sight, shared.sight_arrived)
+        plgpu.copy_gmem_to_smem(bounds_ref.at[b], shared.bounds, shared.bounds_arrived)
         pl.loop(start, jnp.minimum(stop, start + num_stages))(lambda j: fetch(table_ref[b, j], j))
         plgpu.barrier_wait(shared.q_arrived)
-        plgpu.barrier_wait(shared.sight_arrived)
-        fields_R = [shared.sight[i] for i in range(len(sight_BR))]
+        plgpu.barrier_wait(shared.bounds_arrived)
+        fields_U = [shared.bounds[i] for i in range(len(bounds_ZU))]
 
         def fold(j, carry):
-            maximum_R, mass_R, values_RH = carry
+            maximum_U, mass_U, values_UH = carry
             stage = lax.rem(j - start, jnp.int32(num_stages))
             ahead = j + num_stages
             page = table_ref[b, jnp.minimum(ahead, stop - 1)]  # asked for long before it is used
             plgpu.barrier_wait(shared.keys_arrived.at[stage])
-            scores_RS = _scores(shared.q, shared.keys, stage, interpret)
-            scores_RS = scores_RS if score_cap is None else soft_cap(scores_RS, score_cap)
-            shape = scores_RS.shape
-            place_RS = j * page_tokens + lax.broadcasted_iota(jnp.int32, shape, 1)
-            fields_RS = [lax.broadcast_in_dim(x_R, shape, (0,)) for x_R in fields_R]
-            mask_RS = visible(place_RS, *jax.tree.unflatten(jax.tree.structure(sight), fields_RS))
-            scores_RS = jnp.where(mask_RS, scores_RS * _LOG2_E, _MASKED)
-            new_maximum_R = jnp.maximum(maximum_R, scores_RS.max(1))
-            decay_R = jnp.exp2(maximum_R - new_maximum_R)
-            weights_RS = jnp.exp2(scores_RS - lax.broadcast_in_dim(new_maximum_R, shape, (0,)))
-            mass_R = mass_R * decay_R + weights_RS.sum(1)
-            values_RH *= lax.broadcast_in_dim(decay_R, values_RH.shape, (0,))
+            scores_US = _scores(shared.q, shared.keys, stage, interpret)
+            scores_US = scores_US if score_cap is None else soft_cap(scores_US, score_cap)
+            shape = scores_US.shape
+            kv_position_US = j * page_tokens + lax.broadcasted_iota(jnp.int32, shape, 1)
+            fields_US = [lax.broadcast_in_dim(x_U, shape, (0,)) for x_U in fields_U]
+            mask_US = visible(
+                kv_position_US, *jax.tree.unflatten(jax.tree.structure(bounds), fields_US)
+            )
+            scores_US = jnp.where(mask_US, scores_US * _LOG2_E, _MASKED)
+            new_maximum_U = jnp.maximum(maximum_U, scores_US.max(1))
+            decay_U = jnp.exp2(maximum_U - new_maximum_U)
+            weights_US = jnp.exp2(scores_US - lax.broadcast_in_dim(new_maximum_U, shape, (0,)))
+            mass_U = mass_U * decay_U + weights_US.sum(1)
+            values_UH *= lax.broadcast_in_dim(decay_U, values_UH.shape, (0,))
             plgpu.barrier_wait(shared.values_arrived.at[stage])
-            weights_RS = weights_RS.astype(dtype)
-            values_RH = _add_values(values_RH, weights_RS, shared.values, stage, interpret)
+            weights_US = weights_US.astype(dtype)
+            values_UH = _add_values(values_UH, weights_US, shared.values, stage, interpret)
             pl.when(ahead < stop)(lambda: fetch(page, ahead))
-            return new_maximum_R, mass_R, values_RH
+            return new_maximum_U, mass_U, values_UH
 
         init = (
             jnp.full((ROWS,), _MASKED, jnp.float32),
             jnp.zeros((ROWS,), jnp.float32),
             jnp.zeros((ROWS, H), jnp.float32),
         )
-        maximum_R, mass_R, values_RH = lax.fori_loop(start, stop, fold, init)
-        shared.stats[0], shared.stats[1] = maximum_R, mass_R
+        maximum_U, mass_U, values_UH = lax.fori_loop(start, stop, fold, init)
+        shared.stats[0], shared.stats[1] = maximum_U, mass_U
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(shared.stats, stats_ref.at[b, head, split])
         for first in range(0, H, _OUT_WIDTH):
             if first:
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the last ones have left `out`
-            shared.out[...] = values_RH[:, first : first + _OUT_WIDTH]
+            shared.out[...] = values_UH[:, first : first + _OUT_WIDTH]
             plgpu.commit_smem()
             columns = values_ref.at[b, head, split, :, pl.ds(first, _OUT_WIDTH)]
             plgpu.copy_smem_to_gmem(shared.out.at[moved], columns)
@@ -279,24 +286,24 @@ def _attend_splits(
     pages_held = plgpu.SMEM((num_stages, page_tokens, H), dtype, transforms=tiles)
     scratch = _Shared(
         q=plgpu.SMEM((ROWS, H), dtype, transforms=tiles),
-        sight=plgpu.SMEM((len(sight_BR), ROWS), jnp.int32),
+        bounds=plgpu.SMEM((len(bounds_ZU), ROWS), jnp.int32),
         keys=pages_held,
         values=pages_held,
         out=plgpu.SMEM((ROWS, _OUT_WIDTH), jnp.float32),
         stats=plgpu.SMEM((2, ROWS), jnp.float32),
         q_arrived=plgpu.Barrier(),
-        sight_arrived=plgpu.Barrier(),
+        bounds_arrived=plgpu.Barrier(),
         keys_arrived=plgpu.Barrier(num_barriers=num_stages),
         values_arrived=plgpu.Barrier(num_barriers=num_stages),
     )
     return plgpu.kernel(
         kernel,
         out_type=(
-            jax.ShapeDtypeStruct((B, K, X, num_rows, H), jnp.float32),
-            jax.ShapeDtypeStruct((B, K, X, 2, ROWS), jnp.float32),
+            jax.ShapeDtypeStruct((Z, K, X, num_rows, H), jnp.float32),
+            jax.ShapeDtypeStruct((Z, K, X, 2, ROWS), jnp.float32),
         ),
         scratch_types=scratch._asdict(),
-        grid=(B, K, X),
+        grid=(Z, K, X),
         grid_names=("row", "head", "split"),
         kernel_name="paged_attention",
         # The approximate tanh is off by up to 2^-11, which a soft cap would multiply.
@@ -305,11 +312,11 @@ def _attend_splits(
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,  # jax 0.10's default is another
         ),
         interpret=interpret,
-    )(q_BKRH, pages, table_BP, jnp.stack(sight_BR, axis=1), start_BX, stop_BX)
+    )(q_ZKUH, pages, table_ZP, jnp.stack(bounds_ZU, axis=1), start_ZX, stop_ZX)
 
 
 def _scores(q_smem, keys_smem, stage, interpret):
-    """Products of the queries with a page's keys: float32 [R, page tokens]."""
+    """Products of the queries with a page's keys: float32 [U, page tokens]."""
     if interpret:
         return _dot(q_smem[...], keys_smem[stage], 1)
     shape = (q_smem.shape[0], keys_smem.shape[1])
@@ -321,17 +328,17 @@ def _scores(q_smem, keys_smem, stage, interpret):
     return pl.run_scoped(product, plgpu.ACC(shape, jnp.float32))
 
 
-def _add_values(values_RH, weights_RS, values_smem, stage, interpret):
-    """values_RH + weights_RS x a page's values."""
+def _add_values(values_UH, weights_US, values_smem, stage, interpret):
+    """values_UH + weights_US x a page's values."""
     if interpret:
-        values_RH += _dot(weights_RS, values_smem[stage], 0)
+        values_UH += _dot(weights_US, values_smem[stage], 0)
         plgpu.commit_smem()  # later copies wait for plain reads; those of wgmma are in their order
-        return values_RH
+        return values_UH
 
     def product(sum_ref):
-        plgpu.wgmma(sum_ref, weights_RS, values_smem.at[stage])
+        plgpu.wgmma(sum_ref, weights_US, values_smem.at[stage])
 
-    return pl.run_state(product)(plgpu.ACC.init(values_RH))
+    return pl.run_state(product)(plgpu.ACC.init(values_UH))
 
 
 def _dot(x, y, contract: int):

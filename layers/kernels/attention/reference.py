@@ -11,104 +11,98 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from configs.cache import BLOCK_TOKENS
+from configs.cache import BLOCK_TOKENS, PageFormat
 from configs.engine import MIN_DETERMINISTIC_ROWS
 from layers import kv_cache
 from layers.kernels.attention.contract import PLAIN, Demand, Options
-from layers.kernels.attention.mask import Sight, sight_of, visible
+from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible
 from layers.kernels.device import Device
 from layers.linear import soft_cap
-from layers.ragged import Ragged, Rectangle
+from layers.ragged import Rectangle
 from layers.reduce import row_sum
 
 _MASKED = -1e30
 _DIVIDED_ROWS = 8  # from here on, rows that decode are worth a loop of their own
 _BLOCK_DIAGONAL_ROWS = 16  # up to here, query rows are too few to pay for transposing keys
 # XLA's CPU backend sums the rows of a bfloat16 product in one order whatever their number, if that
-# is a multiple of 16 and the product no wider than this.
-_STEADY_ROWS, _STEADY_WIDTH = 16, 1024
+# is a multiple of 16 and the product no wider than this; with AMX, whose tiles are 32 elements
+# deep, heads have to be whole tiles too.
+_STEADY_ROWS, _STEADY_WIDTH, _STEADY_HEAD = 16, 1024, 32
 
 
 def attend_dense(
-    q_CWNH: jax.Array,
-    k_CWKH: jax.Array,
-    v_CWKH: jax.Array,
+    q_YWNH: jax.Array,
+    k_YWKH: jax.Array,
+    v_YWKH: jax.Array,
     rectangle: Rectangle,
     options: Options = PLAIN,
 ) -> jax.Array:
-    """Attention of rows among themselves, without a cache: float32 [C, W, N, H]. Differentiable."""
-    C, W, N, H = q_CWNH.shape
-    K = k_CWKH.shape[2]
-    q_CWKGH = q_CWNH.reshape(C, W, K, N // K, H)
-    scores = jnp.einsum("CWKGH,CSKH->CKGWS", q_CWKGH, k_CWKH, preferred_element_type=jnp.float32)
-    mask_CWS = _mask(rectangle.place_CW[:, None, :], sight_of(rectangle, options.window))
+    """Attention of rows among themselves, without a cache: float32 [Y, W, N, value width].
+    Differentiable.
+    """
+    Y, W, N, H = q_YWNH.shape
+    K = k_YWKH.shape[2]
+    q_YWKGH = q_YWNH.reshape(Y, W, K, N // K, H)
+    scores = jnp.einsum("YWKGH,YSKH->YKGWS", q_YWKGH, k_YWKH, preferred_element_type=jnp.float32)
+    mask_YWS = _mask(rectangle.kv_position_YW[:, None, :], mask_bounds(rectangle, options.window))
     scores = _capped(scores, options.score_cap)
-    scores = jnp.where(mask_CWS[:, None, None], scores, _MASKED)
+    scores = jnp.where(mask_YWS[:, None, None], scores, _MASKED)
     if options.sinks_N is not None:
         sinks = jnp.broadcast_to(options.sinks_N.reshape(K, -1, 1, 1), (*scores.shape[:-1], 1))
         scores = jnp.concatenate([scores, sinks], axis=-1)
-    weights = jax.nn.softmax(scores, axis=-1)[..., :W].astype(v_CWKH.dtype)
-    out = jnp.einsum("CKGWS,CSKH->CWKGH", weights, v_CWKH, preferred_element_type=jnp.float32)
-    return out.reshape(C, W, N, H)
+    weights = jax.nn.softmax(scores, axis=-1)[..., :W].astype(v_YWKH.dtype)
+    out = jnp.einsum("YKGWS,YSKH->YWKGH", weights, v_YWKH, preferred_element_type=jnp.float32)
+    return out.reshape(Y, W, N, -1)
 
 
-def limit(demand: Demand, device: Device) -> None:
-    """Nothing keeps the reference from anything on any device."""
-
-
-def layout(
-    num_pages: int, page_tokens: int, num_kv_heads: int, head_width: int, dtype: str
-) -> jax.ShapeDtypeStruct:
-    """Token-major [pages, page tokens, 2 K H], keys before values."""
-    return kv_cache.token_major(num_pages, page_tokens, 2 * num_kv_heads * head_width, dtype)
-
-
-def write(
-    pages: jax.Array, k_TKH: jax.Array, v_TKH: jax.Array, ragged: Ragged, group: int
-) -> jax.Array:
-    """Scatters rows of 2 K heads."""
-    return kv_cache.write(pages, jnp.concatenate([k_TKH, v_TKH], axis=1), ragged, group)
+def limit(demand: Demand, device: Device) -> str | None:
+    """The reference runs everywhere and reads every page format without scales."""
+    return None if demand.page_format.scales is None else "reads pages without scales"
 
 
 def attend_pages(
-    q_CWNH: jax.Array,
+    q_YWNH: jax.Array,
     pages: jax.Array,
     rectangle: Rectangle,
     group: int,
+    page_format: PageFormat,
     options: Options = PLAIN,
 ) -> jax.Array:
-    """`contract.AttendPages`; where `options.deterministic`, the rows of a product come in numbers
-    that do not show in their sums.
+    """`contract.AttendPages`. With `options.deterministic`, products have numbers of rows that do
+    not change their sums.
     """
-    (_, W, N, _), width = q_CWNH.shape, pages.shape[2] // 2
-    table_CP, sight = rectangle.tables[group], sight_of(rectangle, options.window)
-    is_diagonal, tile, rows = _tiling(q_CWNH, width, options.deterministic)
+    _, W, N, _ = q_YWNH.shape
+    table_YP, bounds = rectangle.tables[group], mask_bounds(rectangle, options.window)
+    is_diagonal, tile, rows = _tiling(q_YWNH, page_format, options.deterministic)
     padding = (0, 0), (0, -W % tile)
-    q_CWNH = jnp.pad(q_CWNH, (*padding, (0, 0), (0, 0)))
-    last_C = jnp.max(jnp.where(rectangle.valid_CW, sight.last_CW, 0), axis=1)
-    sight = jax.tree.map(lambda x_CW: jnp.pad(x_CW, padding, mode="edge"), sight)
+    q_YWNH = jnp.pad(q_YWNH, (*padding, (0, 0), (0, 0)))
+    last_Y = jnp.max(jnp.where(rectangle.valid_YW, bounds.last_YW, 0), axis=1)
+    bounds = jax.tree.map(lambda x_YW: jnp.pad(x_YW, padding, mode="edge"), bounds)
     sinks_N = jnp.full(N, _MASKED, jnp.float32) if options.sinks_N is None else options.sinks_N
     if is_diagonal:
-        fold, finish, init = _block_diagonal(q_CWNH, width, rows, options.score_cap, sinks_N)
+        fold, finish, init = _block_diagonal(q_YWNH, page_format, rows, options.score_cap, sinks_N)
     else:
-        fold, finish, init = _per_head(q_CWNH, width, tile, rows, options.score_cap, sinks_N)
+        fold, finish, init = _per_head(q_YWNH, page_format, tile, rows, options.score_cap, sinks_N)
 
-    oldest = jnp.int32(0) if sight.first_CW is None else jnp.min(sight.first_CW)
+    oldest = jnp.int32(0) if bounds.first_YW is None else jnp.min(bounds.first_YW)
     block_pages = BLOCK_TOKENS // pages.shape[1]
-    assert table_CP.shape[1] % block_pages == 0  # a slice past the end would be moved, silently
+    assert table_YP.shape[1] % block_pages == 0  # a slice past the end would be moved, silently
 
     def block(count: int, j: jax.Array, carry: Any) -> Any:
-        ids_CP = jax.lax.dynamic_slice_in_dim(
-            table_CP[:count], j * block_pages, block_pages, axis=1
+        ids_YP = jax.lax.dynamic_slice_in_dim(
+            table_YP[:count], j * block_pages, block_pages, axis=1
         )
-        place_S = j * BLOCK_TOKENS + jnp.arange(BLOCK_TOKENS, dtype=jnp.int32)
-        mask_CWS = _mask(place_S, jax.tree.map(lambda x_CW: x_CW[:count], sight))
-        return fold(carry, _half(pages, ids_CP, 0), _half(pages, ids_CP, 1), mask_CWS)
+        kv_position_S = j * BLOCK_TOKENS + jnp.arange(BLOCK_TOKENS, dtype=jnp.int32)
+        mask_YWS = _mask(kv_position_S, jax.tree.map(lambda x_YW: x_YW[:count], bounds))
+        k_YSX, v_YSX = (
+            _gather(pages, ids_YP, part) for part in (page_format.keys, page_format.values)
+        )
+        return fold(carry, k_YSX, v_YSX, mask_YWS)
 
-    counts = _counts(len(table_CP)) if is_diagonal else (len(table_CP),)
+    counts = _counts(len(table_YP)) if is_diagonal else (len(table_YP),)
     start, carry, ended = oldest // BLOCK_TOKENS, init, []
     for count, next_count in zip(counts, (*counts[1:], 0), strict=True):
-        stop = jnp.max(last_C[next_count:count]) // BLOCK_TOKENS + 1
+        stop = jnp.max(last_Y[next_count:count]) // BLOCK_TOKENS + 1
         carry = jax.lax.fori_loop(start, stop, functools.partial(block, count), carry)
         carry, rest = _split(carry, next_count)
         ended.append(rest)
@@ -117,8 +111,8 @@ def attend_pages(
 
 
 def _counts(num_rows: int) -> tuple[int, ...]:
-    """How many rows go through the first blocks, and how many of the first rows on through later
-    ones: rows come longest first (`Scheduler.schedule`), and a block costs by its rows.
+    """Rows of the first blocks, and how many of them go on to later ones: rows are sorted longest
+    first (`Scheduler.schedule`), and a block's cost grows with its rows.
     """
     if num_rows < _DIVIDED_ROWS:
         return (num_rows,)
@@ -130,22 +124,24 @@ def _split(carry: Any, count: int) -> tuple[Any, Any]:
     return jax.tree.map(lambda x: x[:count], carry), jax.tree.map(lambda x: x[count:], carry)
 
 
-def _tiling(q_CWNH: jax.Array, width: int, deterministic: bool) -> tuple[bool, int, int]:
-    """How queries become the rows of products with keys of `width` elements: whether block-diagonal
-    or a KV head at a time, the tokens of a tile, and what the rows of a product are a multiple of.
+def _tiling(
+    q_YWNH: jax.Array, page_format: PageFormat, deterministic: bool
+) -> tuple[bool, int, int]:
+    """How queries become the rows of products with keys: whether block-diagonal or a KV head at a
+    time, the tokens of a tile, and what the rows of a product are a multiple of.
     """
-    _, W, N, H = q_CWNH.shape
+    _, W, N, H = q_YWNH.shape
     is_diagonal = W * N <= _BLOCK_DIAGONAL_ROWS
     if not deterministic:
         return is_diagonal, W, 1
-    if q_CWNH.dtype == jnp.bfloat16 and H % _STEADY_ROWS == 0:
-        return is_diagonal and width <= _STEADY_WIDTH, W, _STEADY_ROWS
+    if q_YWNH.dtype == jnp.bfloat16 and H % _STEADY_HEAD == 0:
+        return is_diagonal and page_format.keys.stop <= _STEADY_WIDTH, W, _STEADY_ROWS
     return False, MIN_DETERMINISTIC_ROWS, 1
 
 
-def _mask(place: jax.Array, sight: Sight) -> jax.Array:
-    """Which keys each query sees, [C, W, S], of keys at places [S] or [C, 1, S]."""
-    return visible(place, *jax.tree.map(lambda x_CW: x_CW[:, :, None], sight))
+def _mask(kv_position: jax.Array, bounds: MaskBounds) -> jax.Array:
+    """Which keys each query sees, [Y, W, S], of keys at KV positions [S] or [Y, 1, S]."""
+    return visible(kv_position, *jax.tree.map(lambda x_YW: x_YW[:, :, None], bounds))
 
 
 def _capped(scores: jax.Array, cap: float | None) -> jax.Array:
@@ -153,15 +149,15 @@ def _capped(scores: jax.Array, cap: float | None) -> jax.Array:
     return scores if cap is None else soft_cap(scores, cap)
 
 
-def _half(pages: jax.Array, ids_CP: jax.Array, half: int) -> jax.Array:
-    """Keys (0) or values (1) of whole pages, [C, S, K H]: gathered apart, which costs no slice."""
-    width = pages.shape[2] // 2
-    start_CP2 = jnp.stack([ids_CP, jnp.full_like(ids_CP, half * width)], axis=-1)
+def _gather(pages: jax.Array, ids_YP: jax.Array, part: slice) -> jax.Array:
+    """The keys or the values of whole pages, [Y, S, K H]; gathered separately to avoid a slice."""
+    width = part.stop - part.start
+    start_YP2 = jnp.stack([ids_YP, jnp.full_like(ids_YP, part.start)], axis=-1)
     dims = jax.lax.GatherDimensionNumbers((2, 3), (0,), (0, 2))
-    part = jax.lax.gather(
-        pages, start_CP2, dims, (1, pages.shape[1], width), mode="promise_in_bounds"
+    found = jax.lax.gather(
+        pages, start_YP2, dims, (1, pages.shape[1], width), mode="promise_in_bounds"
     )
-    return kv_cache.decode(part).reshape(ids_CP.shape[0], -1, width)
+    return kv_cache.decode(found).reshape(ids_YP.shape[0], -1, width)
 
 
 def _start(sinks_1: jax.Array, width: int) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -169,79 +165,88 @@ def _start(sinks_1: jax.Array, width: int) -> tuple[jax.Array, jax.Array, jax.Ar
     return sinks_1, jnp.ones_like(sinks_1), jnp.zeros((*sinks_1.shape[:-1], width), jnp.float32)
 
 
-def _accumulate(carry, scores, mask, v_BSX):  # noqa: ANN001, ANN202
+def _accumulate(carry, scores, mask, v_ZSX):  # noqa: ANN001, ANN202
     """One step of the online softmax: running maximum, mass and weighted values."""
     maximum, mass, values = carry
     scores = jnp.where(mask, scores, _MASKED)
     new_maximum = jnp.maximum(maximum, scores.max(-1, keepdims=True))
     weights, decay = jnp.exp(scores - new_maximum), jnp.exp(maximum - new_maximum)
     mass = mass * decay + row_sum(weights)
-    return new_maximum, mass, values * decay + _dot(weights.astype(v_BSX.dtype), v_BSX, 1)
+    return new_maximum, mass, values * decay + _dot(weights.astype(v_ZSX.dtype), v_ZSX, 1)
 
 
-def _dot(x_BRX: jax.Array, y_B: jax.Array, contract: int) -> jax.Array:
+def _dot(x_ZUX: jax.Array, y_Z: jax.Array, contract: int) -> jax.Array:
     """Products of a batch, contracting the last axis of x with axis `contract` of y; float32.
 
     One batch axis: with two, XLA's CPU backend would compute in float32.
     """
-    exact = jax.lax.Precision.HIGHEST if x_BRX.dtype == jnp.float32 else None
+    exact = jax.lax.Precision.HIGHEST if x_ZUX.dtype == jnp.float32 else None
     dims = (((2,), (contract,)), ((0,), (0,)))
     return jax.lax.dot_general(
-        x_BRX, y_B, dims, precision=exact, preferred_element_type=jnp.float32
+        x_ZUX, y_Z, dims, precision=exact, preferred_element_type=jnp.float32
     )
 
 
 def _block_diagonal(  # noqa: ANN202
-    q_CWNH: jax.Array, width: int, rows: int, cap: float | None, sinks_N: jax.Array
+    q_YWNH: jax.Array,
+    page_format: PageFormat,
+    rows: int,
+    cap: float | None,
+    sinks_N: jax.Array,
 ):
     """Few query rows: each sits in its own head's columns of [K H], so keys are used as they lie,
     untransposed.
     """
-    C, W, N, H = q_CWNH.shape
-    K, R = width // H, W * N
+    Y, W, N, H = q_YWNH.shape
+    K, U = page_format.kv_heads, W * N
     own_NK1 = jnp.repeat(jnp.eye(K, dtype=bool), N // K, axis=0)[:, :, None]
-    q_CRX = jnp.where(own_NK1, q_CWNH[:, :, :, None], 0).reshape(C, R, width)
-    q_CRX = _padded(q_CRX, rows)
+    q_YUX = jnp.where(own_NK1, q_YWNH[:, :, :, None], 0).reshape(Y, U, K * H)
+    q_YUX = _padded(q_YUX, rows)
 
-    def fold(carry, k_CSX, v_CSX, mask_CWS):  # noqa: ANN001, ANN202
-        mask_CRS = _padded(jnp.repeat(mask_CWS, N, axis=1), rows)
-        scores_CRS = _dot(q_CRX[: len(k_CSX)], k_CSX, 2)
-        return _accumulate(carry, _capped(scores_CRS, cap), mask_CRS, v_CSX)
+    def fold(carry, k_YSX, v_YSX, mask_YWS):  # noqa: ANN001, ANN202
+        mask_YUS = _padded(jnp.repeat(mask_YWS, N, axis=1), rows)
+        scores_YUS = _dot(q_YUX[: len(k_YSX)], k_YSX, 2)
+        return _accumulate(carry, _capped(scores_YUS, cap), mask_YUS, v_YSX)
 
     def finish(carry):  # noqa: ANN001, ANN202
-        _, mass_CR1, values_CRX = carry
-        values_CWNKH = (values_CRX / mass_CR1)[:, :R].reshape(C, W, N, K, H)
-        return jnp.where(own_NK1, values_CWNKH, 0).sum(3)
+        _, mass_YU1, values_YUX = carry
+        values_YWNKH = (values_YUX / mass_YU1)[:, :U].reshape(Y, W, N, K, page_format.value_width)
+        return jnp.where(own_NK1, values_YWNKH, 0).sum(3)
 
-    sinks_CR1 = jnp.broadcast_to(sinks_N, (C, W, N)).reshape(C, R, 1)
-    return fold, finish, _start(_padded(sinks_CR1, rows), width)
+    sinks_YU1 = jnp.broadcast_to(sinks_N, (Y, W, N)).reshape(Y, U, 1)
+    return fold, finish, _start(_padded(sinks_YU1, rows), K * page_format.value_width)
 
 
 def _per_head(  # noqa: ANN202
-    q_CWNH: jax.Array, width: int, tile: int, rows: int, cap: float | None, sinks_N: jax.Array
+    q_YWNH: jax.Array,
+    page_format: PageFormat,
+    tile: int,
+    rows: int,
+    cap: float | None,
+    sinks_N: jax.Array,
 ):
-    """Many query rows: one product a sequence and KV head (B of them), with the query rows that
-    read it, a tile of tokens at a time.
+    """Many query rows: one product a sequence and KV head (Z of them), with the query rows that
+    read it, a tile of tokens at a time (X tiles).
     """
-    C, W, N, H = q_CWNH.shape
-    K, G = width // H, N // (width // H)
-    num_tiles, R = W // tile, tile * G
-    q_UBRH = q_CWNH.reshape(C, num_tiles, tile, K, G, H).transpose(1, 0, 3, 2, 4, 5)
-    q_UBRH = _padded(q_UBRH.reshape(num_tiles, C * K, R, H), rows)
+    Y, W, N, H = q_YWNH.shape
+    K, G = page_format.kv_heads, N // page_format.kv_heads
+    num_tiles, U = W // tile, tile * G
+    q_XZUH = q_YWNH.reshape(Y, num_tiles, tile, K, G, H).transpose(1, 0, 3, 2, 4, 5)
+    q_XZUH = _padded(q_XZUH.reshape(num_tiles, Y * K, U, H), rows)
 
-    def fold(carry, k_CSX, v_CSX, mask_CWS):  # noqa: ANN001, ANN202
-        k_BSH, v_BSH = (
-            x_CSX.reshape(C, -1, K, H).swapaxes(1, 2).reshape(C * K, -1, H)
-            for x_CSX in (k_CSX, v_CSX)
+    def fold(carry, k_YSX, v_YSX, mask_YWS):  # noqa: ANN001, ANN202
+        k_ZSH, v_ZSH = (
+            x_YSX.reshape(Y, -1, K, width).swapaxes(1, 2).reshape(Y * K, -1, width)
+            for x_YSX, width in ((k_YSX, H), (v_YSX, page_format.value_width))
         )
-        mask_UCRS = jnp.repeat(mask_CWS.reshape(C, num_tiles, tile, -1), G, axis=2).swapaxes(0, 1)
-        mask_UBRS = jnp.repeat(_padded(mask_UCRS, rows), K, axis=1)
+        mask_XYUS = jnp.repeat(mask_YWS.reshape(Y, num_tiles, tile, -1), G, axis=2).swapaxes(0, 1)
+        mask_XZUS = jnp.repeat(_padded(mask_XYUS, rows), K, axis=1)
 
         def fold_tile(tiled):  # noqa: ANN001, ANN202
-            carry, q_BRH, mask_BRS = tiled
-            return _accumulate(carry, _capped(_dot(q_BRH, k_BSH, 2), cap), mask_BRS, v_BSH)
+            carry, q_ZUH, mask_ZUS = tiled
+            return _accumulate(carry, _capped(_dot(q_ZUH, k_ZSH, 2), cap), mask_ZUS, v_ZSH)
 
-        tiles = carry, q_UBRH, mask_UBRS
+        tiles = carry, q_XZUH, mask_XZUS
         if num_tiles == 1:
             folded = fold_tile(jax.tree.map(lambda x: x[0], tiles))
             return jax.tree.map(lambda x: x[None], folded)
@@ -249,15 +254,15 @@ def _per_head(  # noqa: ANN202
 
     def finish(carry):  # noqa: ANN001, ANN202
         _, mass, values = carry
-        values = (values / mass)[:, :, :R].reshape(num_tiles, C, K, tile, G, H)
-        return values.transpose(1, 0, 3, 2, 4, 5).reshape(C, W, N, H)
+        values = (values / mass)[:, :, :U].reshape(num_tiles, Y, K, tile, G, -1)
+        return values.transpose(1, 0, 3, 2, 4, 5).reshape(Y, W, N, -1)
 
-    sinks_UCKRG = jnp.broadcast_to(sinks_N.reshape(K, 1, G), (num_tiles, C, K, tile, G))
-    sinks_UBR1 = sinks_UCKRG.reshape(num_tiles, C * K, R, 1)
-    return fold, finish, _start(_padded(sinks_UBR1, rows), H)
+    sinks_XYKWG = jnp.broadcast_to(sinks_N.reshape(K, 1, G), (num_tiles, Y, K, tile, G))
+    sinks_XZU1 = sinks_XYKWG.reshape(num_tiles, Y * K, U, 1)
+    return fold, finish, _start(_padded(sinks_XZU1, rows), page_format.value_width)
 
 
-def _padded(x_RX: jax.Array, rows: int) -> jax.Array:
-    """[..., R, X] with R a multiple of `rows`; what is added is 0, and sees nothing."""
-    padding = (0, -x_RX.shape[-2] % rows), (0, 0)
-    return jnp.pad(x_RX, ((0, 0),) * (x_RX.ndim - 2) + padding)
+def _padded(x_UX: jax.Array, rows: int) -> jax.Array:
+    """[..., U, X] with U a multiple of `rows`; what is added is 0, and sees nothing."""
+    padding = (0, -x_UX.shape[-2] % rows), (0, 0)
+    return jnp.pad(x_UX, ((0, 0),) * (x_UX.ndim - 2) + padding)

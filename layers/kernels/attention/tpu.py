@@ -6,13 +6,13 @@ pages that slid out of a window are skipped. A block is whole pages as they lie 
 keys are columns of it and need no shuffle on their way to the matrix unit. The softmax is folded
 over blocks (Milakov & Gimelshein 2018, arXiv 1805.02867).
 
-The step's own keys and values are merged into the block that holds their places, which is there to
-be read anyway, and leave from it in groups of tokens, since no copy reaches into a tile of memory.
+The step's own keys and values are merged into the block that they belong to, which is there to be
+read anyway, and leave from it in groups of tokens, since no copy reaches into a tile of memory.
 A row that reads what an earlier one appends, as the tiles of one prompt do, is not fetched before
 that one is done.
 
-Letters beside the common ones: B rows of the grid, R query rows of one (`tiles.py`), S tokens of a
-block, E = 2 K H elements of a token, A places that a row's groups of appended tokens span.
+Z counts rows of the grid, U the query rows of one (`tiles.py`), S the tokens of a block or those
+that a row's groups of appended tokens span, X the elements of a packed row.
 """
 
 from typing import Any, NamedTuple
@@ -23,10 +23,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from configs.cache import PageFormat
 from layers import kv_cache
-from layers.kernels.attention.contract import PLAIN, Demand, Options
-from layers.kernels.attention.mask import Sight, sight_of, visible
-from layers.kernels.attention.tiles import Tiling, seen_pages
+from layers.kernels.attention.contract import PLAIN, Demand, Options, uneven_limit
+from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible
+from layers.kernels.attention.tiles import Tiling, visible_pages
 from layers.kernels.device import Device
 from layers.linear import soft_cap
 from layers.ragged import Rectangle
@@ -47,19 +48,24 @@ _MASKED = -1e30
 
 def limit(demand: Demand, device: Device) -> str | None:
     """What the kernel cannot do: `contract.Limit`."""
+    page_format = demand.page_format
     if device.kind not in KINDS:
         return f"runs on TPU v5e, v5p, v6e and 7x, not on {device.kind}"
     if demand.deterministic:
         return "has not been measured to be deterministic"
-    if demand.dtype not in _DTYPES:
-        return f"reads pages of bfloat16 or float32, not {demand.dtype}: set model.dtype=bfloat16"
+    if page_format.dtype not in _DTYPES:
+        return (
+            f"reads pages of bfloat16 or float32, not {page_format.dtype}: set model.dtype=bfloat16"
+        )
     if demand.page_tokens % _GROUP:
         return (
             f"reads pages of 16, 32, 64 or 128 tokens, not {demand.page_tokens}: "
             "set engine.page_tokens"
         )
-    if demand.head_width % _LANES:
-        return f"has heads of a multiple of {_LANES}, not {demand.head_width}"
+    if (reason := uneven_limit(page_format)) is not None:
+        return reason
+    if page_format.key_width % _LANES:
+        return f"has heads of a multiple of {_LANES}, not {page_format.key_width}"
     return table_limit(demand)
 
 
@@ -74,10 +80,11 @@ def table_limit(demand: Demand) -> str | None:
 
 
 def attend_pages(
-    q_CWNH: jax.Array,
+    q_YWNH: jax.Array,
     pages: jax.Array,
     rectangle: Rectangle,
     group: int,
+    page_format: PageFormat,
     options: Options = PLAIN,
     *,
     interpret: Any = False,
@@ -85,135 +92,139 @@ def attend_pages(
     """`contract.AttendPages`, where the step's keys are written already; `interpret` takes
     `pltpu.InterpretParams`, to run anywhere.
     """
-    return _attend(q_CWNH, None, pages, rectangle, group, options, interpret)[0]
+    return _attend(q_YWNH, None, pages, rectangle, group, page_format, options, interpret)[0]
 
 
 def append_and_attend(
-    q_CWNH: jax.Array,
-    k_CWKH: jax.Array,
-    v_CWKH: jax.Array,
+    q_YWNH: jax.Array,
+    row_YWX: jax.Array,
     pages: jax.Array,
     rectangle: Rectangle,
     group: int,
+    page_format: PageFormat,
     options: Options = PLAIN,
     *,
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
     """`contract.AppendAndAttend`; `interpret` as in `attend_pages`."""
-    kv_CWE = jnp.concatenate([k_CWKH, v_CWKH], axis=2).reshape(*q_CWNH.shape[:2], -1)
-    return _attend(q_CWNH, kv_CWE, pages, rectangle, group, options, interpret)
+    row_YWX = row_YWX.reshape(*q_YWNH.shape[:2], -1)
+    return _attend(q_YWNH, row_YWX, pages, rectangle, group, page_format, options, interpret)
 
 
 def _attend(
-    q_CWNH: jax.Array,
-    kv_CWE: jax.Array | None,
+    q_YWNH: jax.Array,
+    row_YWX: jax.Array | None,
     pages: jax.Array,
     rectangle: Rectangle,
     group: int,
+    page_format: PageFormat,
     options: Options,
     interpret: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    (C, W, N, H), (_, page_tokens, E) = q_CWNH.shape, pages.shape
-    K = E // (2 * H)
-    G = N // K
+    (Y, W, N, H), page_tokens = q_YWNH.shape, pages.shape[1]
+    G = N // page_format.kv_heads
     # Queries and float32 output come and go while others are used; sums take a lane row each.
-    token_bytes = N * (H * (2 * q_CWNH.dtype.itemsize + 2 * 4 + 4) + 2 * 128 * 4)
+    token_bytes = N * (H * (2 * q_YWNH.dtype.itemsize + 2 * 4 + 4) + 2 * 128 * 4)
     # A token that sees later ones needs them all in place.
-    is_chain = rectangle.ancestors_CW is None and rectangle.causal_C is None
+    is_chain = rectangle.ancestors_YW is None and rectangle.causal_Y is None
     width = min(W, max(1, _TILE_BYTES // token_bytes)) if is_chain else W
     tiling = Tiling(width, G, -(-width * G // _ROWS) * _ROWS)
-    valid_BW, place_BW = tiling.split(rectangle.valid_CW), tiling.split(rectangle.place_CW)
-    sight = jax.tree.map(tiling.split, sight_of(rectangle, options.window))
-    table_BP = jnp.repeat(rectangle.tables[group], valid_BW.shape[0] // C, axis=0)
-    place_B, count_B = place_BW[:, 0], valid_BW.sum(1, dtype=jnp.int32)
-    start_B, stop_B = seen_pages(sight, valid_BW, page_tokens)
-    new_BAE, waits_B = None, jnp.zeros_like(count_B)
-    if kv_CWE is not None:
-        new_BAE = _aligned(tiling.split(kv_cache.encode(kv_CWE, pages)), place_B)
-        waits_B = _waits(table_BP, place_B // page_tokens, count_B)
-    plan = _Plan(table_BP, start_B, stop_B, _next(stop_B > start_B), place_B, count_B, waits_B)
+    valid_ZW, kv_position_ZW = (
+        tiling.split(rectangle.valid_YW),
+        tiling.split(rectangle.kv_position_YW),
+    )
+    bounds = jax.tree.map(tiling.split, mask_bounds(rectangle, options.window))
+    table_ZP = jnp.repeat(rectangle.tables[group], valid_ZW.shape[0] // Y, axis=0)
+    kv_position_Z, count_Z = kv_position_ZW[:, 0], valid_ZW.sum(1, dtype=jnp.int32)
+    start_Z, stop_Z = visible_pages(bounds, valid_ZW, page_tokens)
+    new_ZSX, waits_Z = None, jnp.zeros_like(count_Z)
+    if row_YWX is not None:
+        new_ZSX = _aligned(tiling.split(kv_cache.encode(row_YWX, pages)), kv_position_Z)
+        waits_Z = _waits(table_ZP, kv_position_Z // page_tokens, count_Z)
+    next_Z = _next(stop_Z > start_Z)
+    rows = _Rows(table_ZP, start_Z, stop_Z, next_Z, kv_position_Z, count_Z, waits_Z)
     sinks_N = jnp.full(N, _MASKED, jnp.float32) if options.sinks_N is None else options.sinks_N
-    out_BKRH, pages = _attend_tiles(
-        plan, tiling.pack(q_CWNH), jax.tree.map(tiling.spread, sight), tiling.sinks(sinks_N),
-        new_BAE, pages, options.score_cap, interpret,
+    out_ZKUH, pages = _attend_tiles(
+        rows, tiling.pack(q_YWNH), jax.tree.map(tiling.spread, bounds), tiling.sinks(sinks_N),
+        new_ZSX, pages, options.score_cap, interpret,
     )  # fmt: skip
-    return tiling.unpack(out_BKRH, q_CWNH.shape), pages
+    return tiling.unpack(out_ZKUH, q_YWNH.shape), pages
 
 
-def _aligned(kv_BWE: jax.Array, place_B: jax.Array) -> jax.Array:
-    """A row's tokens where they lie in the groups that hold its first place and those after:
-    [B, A, E].
+def _aligned(row_ZWX: jax.Array, kv_position_Z: jax.Array) -> jax.Array:
+    """A row's tokens where they lie in their groups, the first of which holds the first token:
+    [Z, S, X].
     """
-    width = kv_BWE.shape[1]
+    width = row_ZWX.shape[1]
     num_groups = (width + 2 * _GROUP - 2) // _GROUP
-    nth_BA = jnp.arange(num_groups * _GROUP) - place_B[:, None] % _GROUP
-    return jnp.take_along_axis(kv_BWE, jnp.clip(nth_BA, 0, width - 1)[:, :, None], axis=1)
+    nth_ZS = jnp.arange(num_groups * _GROUP) - kv_position_Z[:, None] % _GROUP
+    return jnp.take_along_axis(row_ZWX, jnp.clip(nth_ZS, 0, width - 1)[:, :, None], axis=1)
 
 
-def _waits(table_BP: jax.Array, column_B: jax.Array, count_B: jax.Array) -> jax.Array:
-    """Whether a row reads what an earlier one appends, i32[B]: a page that is written belongs to
+def _waits(table_ZP: jax.Array, column_Z: jax.Array, count_Z: jax.Array) -> jax.Array:
+    """Whether a row reads what an earlier one appends, i32[Z]: a page that is written belongs to
     one sequence, so rows that have the same one in its column are of the same.
     """
-    page_BB = jnp.take(table_BP, column_B, axis=1)  # [reader, writer]
-    is_same_BB = (page_BB == jnp.diagonal(page_BB)) & (count_B > 0)
-    return jnp.tril(is_same_BB, -1).any(1).astype(jnp.int32)
+    page_ZZ = jnp.take(table_ZP, column_Z, axis=1)  # [reader, writer]
+    is_same_ZZ = (page_ZZ == jnp.diagonal(page_ZZ)) & (count_Z > 0)
+    return jnp.tril(is_same_ZZ, -1).any(1).astype(jnp.int32)
 
 
-def _next(has_pages_B: jax.Array) -> jax.Array:
-    """The first row that has pages, and the next after each: i32[B + 1], B for none."""
-    B = has_pages_B.shape[0]
-    row_B = jnp.where(has_pages_B, jnp.arange(B, dtype=jnp.int32), B)
-    return jnp.append(lax.cummin(row_B, reverse=True), jnp.int32(B))
+def _next(has_pages_Z: jax.Array) -> jax.Array:
+    """The first row that has pages, and the next after each: i32[Z + 1], Z for none."""
+    Z = has_pages_Z.shape[0]
+    row_Z = jnp.where(has_pages_Z, jnp.arange(Z, dtype=jnp.int32), Z)
+    return jnp.append(lax.cummin(row_Z, reverse=True), jnp.int32(Z))
 
 
 # --- the kernel -----------------------------------------------------------------------------------
 
 
-class _Plan(NamedTuple):
-    """What is known of each row before it is read, i32 in scalar memory."""
+class _Rows(NamedTuple):
+    """What is known of each row of the grid before it is read, i32 in scalar memory."""
 
-    table: Any  # [B, P]
-    start: Any  # [B]: the first column of the table that is read
-    stop: Any  # [B]: and after the last
-    next: Any  # [B + 1]: `_next`
-    place: Any  # [B]: where the first of its tokens lies
-    count: Any  # [B]: its tokens
-    waits: Any  # [B]: whether it reads what an earlier row appends
+    table: Any  # [Z, P]
+    start: Any  # [Z]: the first column of the table that is read
+    stop: Any  # [Z]: and after the last
+    next: Any  # [Z + 1]: `_next`
+    kv_position: Any  # [Z]: of the first of its tokens
+    count: Any  # [Z]: its tokens
+    waits: Any  # [Z]: whether it reads what an earlier row appends
 
 
 class _Memory(NamedTuple):
     """What outlives a row (the ring and its cursor), and the sums of a row's softmax."""
 
-    ring: Any  # [stages, S, E]
+    ring: Any  # [stages, S, X]
     arrived: Any  # semaphore a stage
     stored: Any  # semaphore
     cursor: Any  # i32[4]: row and column of the next block to fetch; blocks fetched, blocks used
-    maximum: Any  # f32[K, R, 1]
-    mass: Any  # f32[K, R, 1]
-    values: Any  # f32[K, R, H]
+    maximum: Any  # f32[K, U, 1]
+    mass: Any  # f32[K, U, 1]
+    values: Any  # f32[K, U, H]
 
 
 def _attend_tiles(
-    plan: _Plan,
-    q_BKRH: jax.Array,
-    sight: Sight,  # i32[B, R] each
-    sinks_KR: jax.Array,
-    new_BAE: jax.Array | None,
+    rows: _Rows,
+    q_ZKUH: jax.Array,
+    bounds: MaskBounds,  # i32[Z, U] each
+    sinks_KU: jax.Array,
+    new_ZSX: jax.Array | None,
     pages: jax.Array,
     score_cap: float | None,
     interpret: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """Float32 [B, K, R, H], and the pages with what is new."""
-    (B, K, num_rows, H), (_, page_tokens, E) = q_BKRH.shape, pages.shape
-    page_bytes = page_tokens * E * pages.dtype.itemsize
+    """Float32 [Z, K, U, H], and the pages with what is new."""
+    (Z, K, num_rows, H), (_, page_tokens, X) = q_ZKUH.shape, pages.shape
+    page_bytes = page_tokens * X * pages.dtype.itemsize
     block_pages = max(1, min(_BLOCK_TOKENS // page_tokens, _BLOCK_BYTES // page_bytes))
     block_tokens = block_pages * page_tokens
-    appends = new_BAE is not None
-    # Columns, to be compared with rows of places.
-    sight_BRF, sinks_KR1 = jnp.stack(jax.tree.leaves(sight), axis=2), sinks_KR[:, :, None]
+    appends = new_ZSX is not None
+    # Columns, to be compared with rows of KV positions.
+    bounds_ZUX, sinks_KU1 = jnp.stack(jax.tree.leaves(bounds), axis=2), sinks_KU[:, :, None]
 
     def kernel(
-        plan, q_ref, sight_ref, sinks_ref, new_ref, pages_ref, out_ref, written_ref, memory
+        rows, q_ref, bounds_ref, sinks_ref, new_ref, pages_ref, out_ref, written_ref, memory
     ):  # fmt: skip
         ring, cursor = memory.ring, memory.cursor
         pages_ref = written_ref if appends else pages_ref  # the same pages, as they come to be
@@ -222,10 +233,10 @@ def _attend_tiles(
         def copies(row, column, stage, act):
             """Starts or awaits the copies of a block's pages."""
 
-            @pl.loop(0, jnp.minimum(block_pages, plan.stop[row] - column))
+            @pl.loop(0, jnp.minimum(block_pages, rows.stop[row] - column))
             def _(i):
                 at = pl.ds(pl.multiple_of(i * page_tokens, _GROUP), page_tokens)
-                page = pages_ref.at[plan.table[row, column + i]]
+                page = pages_ref.at[rows.table[row, column + i]]
                 act(pltpu.make_async_copy(page, ring.at[stage, at], memory.arrived.at[stage]))
 
         def fetch_ahead():
@@ -234,92 +245,96 @@ def _attend_tiles(
             @pl.loop(0, _STAGES - (cursor[2] - cursor[3]))
             def _fetch(_):
                 row, column, num_fetched = cursor[0], cursor[1], cursor[2]
-                known = jnp.minimum(row, B - 1)
+                known = jnp.minimum(row, Z - 1)
 
-                @pl.when((row < B) & ((row <= b) | (plan.waits[known] == 0)))
+                @pl.when((row < Z) & ((row <= b) | (rows.waits[known] == 0)))
                 def _start():
                     copies(row, column, lax.rem(num_fetched, _STAGES), lambda copy: copy.start())
-                    is_last = column + block_pages >= plan.stop[row]
-                    following = plan.next[row + 1]
-                    after = plan.start[jnp.minimum(following, B - 1)]
+                    is_last = column + block_pages >= rows.stop[row]
+                    following = rows.next[row + 1]
+                    after = rows.start[jnp.minimum(following, Z - 1)]
                     cursor[0] = jnp.where(is_last, following, row)
                     cursor[1] = jnp.where(is_last, after, column + block_pages)
                     cursor[2] = num_fetched + 1
 
-        def new_groups(place):
-            """Groups of the block that begins at a place which hold tokens of the row."""
-            begin, end = plan.place[b], plan.place[b] + plan.count[b]
-            last = jnp.minimum(pl.cdiv(end, _GROUP), (place + block_tokens) // _GROUP)
-            return pl.loop(jnp.maximum(begin, place) // _GROUP, last)
+        def new_groups(kv_position):
+            """Groups with tokens of the row, in the block that begins at a KV position."""
+            begin, end = rows.kv_position[b], rows.kv_position[b] + rows.count[b]
+            last = jnp.minimum(pl.cdiv(end, _GROUP), (kv_position + block_tokens) // _GROUP)
+            return pl.loop(jnp.maximum(begin, kv_position) // _GROUP, last)
 
-        def store(g, place, stage):
-            """The copy of a group from the block that begins at a place to its page."""
-            inside = pl.ds(pl.multiple_of(g * _GROUP - place, _GROUP), _GROUP)
-            page = plan.table[b, g * _GROUP // page_tokens]
+        def store(g, kv_position, stage):
+            """The copy of a group to its page, from the block that begins at a KV position."""
+            inside = pl.ds(pl.multiple_of(g * _GROUP - kv_position, _GROUP), _GROUP)
+            page = rows.table[b, g * _GROUP // page_tokens]
             to = pl.ds(pl.multiple_of(lax.rem(g * _GROUP, page_tokens), _GROUP), _GROUP)
             return pltpu.make_async_copy(
                 ring.at[stage, inside], pages_ref.at[page, to], memory.stored
             )
 
-        def append(place, stage):
-            """Merges the row's tokens into the block that begins at a place, and starts to store
-            them.
+        def append(kv_position, stage):
+            """Merges the row's tokens into the block that begins at a KV position, and starts to
+            store them.
             """
-            begin = plan.place[b]
+            begin = rows.kv_position[b]
 
-            @new_groups(place)
+            @new_groups(kv_position)
             def _(g):
-                inside = pl.ds(pl.multiple_of(g * _GROUP - place, _GROUP), _GROUP)
+                inside = pl.ds(pl.multiple_of(g * _GROUP - kv_position, _GROUP), _GROUP)
                 source = pl.ds(pl.multiple_of((g - begin // _GROUP) * _GROUP, _GROUP), _GROUP)
-                place_GE = g * _GROUP + lax.broadcasted_iota(jnp.int32, (_GROUP, E), 0)
-                is_new_GE = (place_GE >= begin) & (place_GE < begin + plan.count[b])
-                old_GE = ring[stage, inside]
-                ring[stage, inside] = jnp.where(is_new_GE, new_ref[0, source], old_GE)
-                store(g, place, stage).start()
+                kv_position_SX = g * _GROUP + lax.broadcasted_iota(jnp.int32, (_GROUP, X), 0)
+                is_new_SX = (kv_position_SX >= begin) & (kv_position_SX < begin + rows.count[b])
+                old_SX = ring[stage, inside]
+                ring[stage, inside] = jnp.where(is_new_SX, new_ref[0, source], old_SX)
+                store(g, kv_position, stage).start()
 
-        def fold(head, stage, mask_RS):
+        def fold(head, stage, mask_US):
             """One step of a head's softmax, over a block."""
             k_SH = kv_cache.decode(ring[stage, :, head * H : (head + 1) * H])
             v_SH = kv_cache.decode(ring[stage, :, (K + head) * H : (K + head + 1) * H])
-            scores_RS = _dot(q_ref[0, head], k_SH, 1)
-            scores_RS = scores_RS if score_cap is None else soft_cap(scores_RS, score_cap)
-            scores_RS = jnp.where(mask_RS, scores_RS, _MASKED)
-            old_R1 = memory.maximum[head]
-            maximum_R1 = jnp.maximum(old_R1, scores_RS.max(1, keepdims=True))
-            decay_R1 = jnp.exp(old_R1 - maximum_R1)
-            weights_RS = jnp.exp(scores_RS - maximum_R1)
-            memory.maximum[head] = maximum_R1
-            memory.mass[head] = memory.mass[head] * decay_R1 + weights_RS.sum(1, keepdims=True)
-            added_RH = _dot(weights_RS.astype(v_SH.dtype), v_SH, 0)
-            memory.values[head] = memory.values[head] * decay_R1 + added_RH
+            scores_US = _dot(q_ref[0, head], k_SH, 1)
+            scores_US = scores_US if score_cap is None else soft_cap(scores_US, score_cap)
+            scores_US = jnp.where(mask_US, scores_US, _MASKED)
+            old_U1 = memory.maximum[head]
+            maximum_U1 = jnp.maximum(old_U1, scores_US.max(1, keepdims=True))
+            decay_U1 = jnp.exp(old_U1 - maximum_U1)
+            weights_US = jnp.exp(scores_US - maximum_U1)
+            memory.maximum[head] = maximum_U1
+            memory.mass[head] = memory.mass[head] * decay_U1 + weights_US.sum(1, keepdims=True)
+            added_UH = _dot(weights_US.astype(v_SH.dtype), v_SH, 0)
+            memory.values[head] = memory.values[head] * decay_U1 + added_UH
 
         @pl.when(b == 0)
         def _():
             ring[...] = jnp.zeros(ring.shape, ring.dtype)  # masked values are multiplied by 0
-            cursor[0] = plan.next[0]
-            cursor[1] = plan.start[jnp.minimum(plan.next[0], B - 1)]
+            cursor[0] = rows.next[0]
+            cursor[1] = rows.start[jnp.minimum(rows.next[0], Z - 1)]
             cursor[2] = cursor[3] = 0
 
         memory.maximum[...] = sinks_ref[...]
         memory.mass[...] = jnp.ones(memory.mass.shape, jnp.float32)
         memory.values[...] = jnp.zeros(memory.values.shape, jnp.float32)
 
-        @pl.loop(0, pl.cdiv(plan.stop[b] - plan.start[b], block_pages))
+        @pl.loop(0, pl.cdiv(rows.stop[b] - rows.start[b], block_pages))
         def _(i):
             fetch_ahead()
-            stage, column = lax.rem(cursor[3], _STAGES), plan.start[b] + i * block_pages
-            place = column * page_tokens
+            stage, column = lax.rem(cursor[3], _STAGES), rows.start[b] + i * block_pages
+            kv_position = column * page_tokens
             copies(b, column, stage, lambda copy: copy.wait())
             if appends:
-                append(place, stage)
-            place_RS = place + lax.broadcasted_iota(jnp.int32, (num_rows, block_tokens), 1)
-            sight_RF = sight_ref[0]
-            fields_R1 = [sight_RF[:, f : f + 1] for f in range(sight_RF.shape[1])]
-            mask_RS = visible(place_RS, *jax.tree.unflatten(jax.tree.structure(sight), fields_R1))
+                append(kv_position, stage)
+            kv_position_US = kv_position + lax.broadcasted_iota(
+                jnp.int32, (num_rows, block_tokens), 1
+            )
+            bounds_UX = bounds_ref[0]
+            fields_U1 = [bounds_UX[:, f : f + 1] for f in range(bounds_UX.shape[1])]
+            mask_US = visible(
+                kv_position_US, *jax.tree.unflatten(jax.tree.structure(bounds), fields_U1)
+            )
             for head in range(K):
-                fold(head, stage, mask_RS)
+                fold(head, stage, mask_US)
             if appends:
-                new_groups(place)(lambda g: store(g, place, stage).wait())
+                new_groups(kv_position)(lambda g: store(g, kv_position, stage).wait())
             cursor[3] += 1
 
         for head in range(K):
@@ -329,10 +344,10 @@ def _attend_tiles(
         return pl.BlockSpec((1, *x.shape[1:]), lambda b, *_: (b,) + (0,) * (x.ndim - 1))
 
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
-    out = jax.ShapeDtypeStruct(q_BKRH.shape, jnp.float32)
+    out = jax.ShapeDtypeStruct(q_ZKUH.shape, jnp.float32)
     out_pages = jax.ShapeDtypeStruct(pages.shape, pages.dtype) if appends else None
     memory = _Memory(
-        ring=pltpu.VMEM((_STAGES, block_tokens, E), pages.dtype),
+        ring=pltpu.VMEM((_STAGES, block_tokens, X), pages.dtype),
         arrived=pltpu.SemaphoreType.DMA((_STAGES,)),
         stored=pltpu.SemaphoreType.DMA,
         cursor=pltpu.SMEM((4,), jnp.int32),
@@ -340,30 +355,30 @@ def _attend_tiles(
         mass=pltpu.VMEM((K, num_rows, 1), jnp.float32),
         values=pltpu.VMEM((K, num_rows, H), jnp.float32),
     )
-    out_BKRH, written = pl.pallas_call(
+    out_ZKUH, written = pl.pallas_call(
         kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
-            grid=(B,),
+            grid=(Z,),
             in_specs=[
-                of_row(q_BKRH),
-                of_row(sight_BRF),
-                pl.BlockSpec(sinks_KR1.shape, lambda b, *_: (0, 0, 0)),
-                of_row(new_BAE) if appends else None,
+                of_row(q_ZKUH),
+                of_row(bounds_ZUX),
+                pl.BlockSpec(sinks_KU1.shape, lambda b, *_: (0, 0, 0)),
+                of_row(new_ZSX) if appends else None,
                 anywhere,
             ],
             out_specs=[of_row(out), anywhere if appends else None],
             scratch_shapes=[memory],
         ),
         out_shape=[out, out_pages],
-        input_output_aliases={len(plan) + 4: 1} if appends else {},
+        input_output_aliases={len(rows) + 4: 1} if appends else {},
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",), vmem_limit_bytes=_VMEM_BYTES
         ),
         name="paged_attention",
         interpret=interpret,
-    )(plan, q_BKRH, sight_BRF, sinks_KR1, new_BAE, pages)
-    return out_BKRH, written if appends else pages
+    )(rows, q_ZKUH, bounds_ZUX, sinks_KU1, new_ZSX, pages)
+    return out_ZKUH, written if appends else pages
 
 
 def _dot(x, y, contract: int):

@@ -1,5 +1,5 @@
 """Workloads as requests, the driver against a server whose times are known, figures by hand, the
-simulation against the engine, the ladder.
+simulation against the engine, the ablations.
 """
 
 import dataclasses
@@ -12,12 +12,14 @@ import pytest
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.hardware.spec import HardwareSpec
-from configs.workload import LogNormal, Uniform, Workload
+from configs.workload import Fixed, LogNormal, Uniform, Workload
 from inference.benchmark import ablation, drive, host_cost, measure, metrics, requests
 from inference.benchmark.interference import Interference
-from inference.benchmark.metrics import Promise
+from inference.benchmark.metrics import SloTargets
 from inference.benchmark.requests import TimedRequest
+from inference.outputs import RequestOutput
 from inference.planner.simulate import Simulator, VirtualClock
+from inference.scheduling.admission_control import AdmissionControl
 from inference.scheduling.scheduler import Scheduler
 from inference.scheduling.step_schedule import Counters
 from inference.scheduling.step_shapes import enumerate_shapes
@@ -32,16 +34,17 @@ POISSON = Workload(
     "poisson", 400, rate=5.0, prompt=Uniform(3, 30), output=LogNormal(8, 1.0), prefix_tokens=20,
     prefix_share=0.25, seed=7,
 )  # fmt: skip
+DRAWN = 1000, 10_000  # the vocabulary and the longest request
 
 
 def test_one_seed_gives_the_same_requests():
-    first, again = requests.generate(POISSON, 1000), requests.generate(POISSON, 1000)
+    first, again = requests.generate(POISSON, *DRAWN), requests.generate(POISSON, *DRAWN)
     assert first == again
-    assert first != requests.generate(dataclasses.replace(POISSON, seed=8), 1000)
+    assert first != requests.generate(dataclasses.replace(POISSON, seed=8), *DRAWN)
     assert all(2 <= token < 1000 for each in first for token in each.prompt)
     # Another rate, or none, changes when requests come and nothing else.
-    faster = requests.generate(dataclasses.replace(POISSON, rate=50.0), 1000)
-    closed = requests.generate(dataclasses.replace(POISSON, kind="closed", rate=None), 1000)
+    faster = requests.generate(dataclasses.replace(POISSON, rate=50.0), *DRAWN)
+    closed = requests.generate(dataclasses.replace(POISSON, kind="closed", rate=None), *DRAWN)
     for one, two, three in zip(first, faster, closed, strict=True):
         assert one.prompt == two.prompt == three.prompt
         assert one.num_new_tokens == two.num_new_tokens == three.num_new_tokens
@@ -49,7 +52,7 @@ def test_one_seed_gives_the_same_requests():
 
 
 def test_arrivals_and_shared_prefixes():
-    found = requests.generate(POISSON, 1000)
+    found = requests.generate(POISSON, *DRAWN)
     assert found[0].arrival_s == 0
     assert found[-1].arrival_s == pytest.approx(400 / 5.0, rel=0.1)
     heads = [each.prompt[:20] for each in found if len(each.prompt) >= 20]
@@ -60,6 +63,13 @@ def test_arrivals_and_shared_prefixes():
 _GOOD = {"arrival_s": 1, "prompt_tokens": 5, "output_tokens": 3}
 
 
+def test_what_does_not_fit_is_refused_before_a_token_is_drawn(monkeypatch):
+    monkeypatch.setattr(requests, "random_tokens", None)
+    long = Workload("closed", 9, prompt=Uniform(999_000, 999_999), output=Fixed(64))
+    with pytest.raises(InputError, match="^a prompt of 999... tokens and 64 new ones grow to"):
+        requests.generate(long, 1000, 8192)
+
+
 def test_traces(tmp_path):
     path = tmp_path / "trace.jsonl"
     lines = [
@@ -68,7 +78,8 @@ def test_traces(tmp_path):
         {"arrival_s": 1, "token_ids": [3, 9], "output_tokens": 2},
     ]
     path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
-    found = requests.from_trace(requests.read_trace(str(path)), 61, lambda text: [5, 6], seed=1)
+    lines = requests.read_trace(str(path))
+    found = requests.from_trace(lines, 61, 99, lambda text: [5, 6], seed=1)
     assert [each.arrival_s for each in found] == [0, 1, 2.5]
     assert [each.num_new_tokens for each in found] == [1, 2, 3]
     assert found[0].prompt == (5, 6) and found[1].prompt == (3, 9) and len(found[2].prompt) == 5
@@ -83,7 +94,7 @@ def test_traces(tmp_path):
         ("[1]", 'line 2 is not {"arrival_s": seconds'),
         (json.dumps({"arrival_s": 1, "output_tokens": 1}), "line 2 is not"),
         (json.dumps(_GOOD | {"prompt": "A"}), "line 2 is not"),
-        (json.dumps(_GOOD | {"user": 1}), "line 2: 'user' is not one of arrival_s, output_tokens"),
+        (json.dumps(_GOOD | {"user": 1}), "line 2: 'user' is not one of prompt_tokens, prompt"),
         (json.dumps(_GOOD | {"arrival_s": -1}), "line 2: 'arrival_s' is a number of seconds from"),
         (json.dumps(_GOOD | {"arrival_s": "1"}), "line 2: 'arrival_s'"),
         (json.dumps(_GOOD | {"arrival_s": True}), "line 2: 'arrival_s'"),
@@ -99,13 +110,14 @@ def test_traces(tmp_path):
         ('{"arrival_s": 1, "output_tokens": 1, "token_ids": [1.5]}', "line 2: 'token_ids'"),
         ('{"arrival_s": 1, "output_tokens": 1, "token_ids": [61]}', "line 2: token id 61; a promp"),
         ('{"arrival_s": 1, "output_tokens": 1, "token_ids": [-1]}', "line 2: token id -1"),
+        (json.dumps(_GOOD | {"prompt_tokens": 98}), "line 2: a prompt of 98 .* grow to 101 tokens"),
     ],
 )
 def test_lines_that_are_no_request(tmp_path, line, message):
     path = tmp_path / "trace.jsonl"
     path.write_text(json.dumps(_GOOD) + "\n" + line)
     with pytest.raises(InputError, match=message):
-        requests.from_trace(requests.read_trace(str(path)), 61, lambda text: [], seed=0)
+        requests.from_trace(requests.read_trace(str(path)), 61, 99, lambda text: [], seed=0)
 
 
 def test_traces_that_are_none(tmp_path):
@@ -117,7 +129,7 @@ def test_traces_that_are_none(tmp_path):
         with pytest.raises(InputError, match="cannot read"):
             requests.read_trace(name)
     empty.write_bytes(b"\xff")
-    with pytest.raises(InputError, match="cannot read .* can't decode byte 0xff"):
+    with pytest.raises(InputError, match="is not UTF-8: byte 0"):
         requests.read_trace(str(empty))
 
 
@@ -134,10 +146,10 @@ class Metronome:
         self.waiting, self.running, self.open_seen = [], [], []
         self.scheduler = self.pages = self
 
-    def use(self, running):
+    def usage(self, running):
         return 10 * len(running), 6 * len(running)
 
-    def prompt_use(self, running):
+    def prompt_usage(self, running):
         return 4 * len(running), 3 * len(running)
 
     def add_request(self, prompt, params):
@@ -154,20 +166,14 @@ class Metronome:
         self.clock.sleep(1.0)
         self.counters.num_steps += 1
         self.records.append(dataclasses.make_dataclass("R", ["host_s"])(0.25))
-        news = []
+        outputs = []
         for one in list(self.running):
             one[2] -= 1
-            news.append(News(one[1], [one[1]], None if one[2] else "length"))
+            reason = None if one[2] else "length"
+            outputs.append(RequestOutput(one[1], [one[1]], "", reason))
             if not one[2]:
                 self.running.remove(one)
-        return news
-
-
-@dataclasses.dataclass
-class News:
-    id: int
-    token_ids: list
-    finish_reason: str | None
+        return outputs
 
 
 def _metronome(*timed, concurrency=None):
@@ -179,7 +185,7 @@ def _metronome(*timed, concurrency=None):
 
 def test_requests_are_served_from_their_arrival_on():
     run, server, ended = _metronome((0.0, 2), (1.5, 3), (1.6, 1), (20.0, 1))
-    times = [(each.arrival_s, *(round(t, 2) for t in each.token_s)) for each in run.served]
+    times = [(each.arrival_s, *(round(t, 2) for t in each.token_s)) for each in run.requests]
     # The first waits for a second one; the third, who came during a step, for a place; then nothing
     # happens until the fourth.
     assert times == [(0.0, 2.5, 3.5), (1.5, 2.5, 3.5, 4.5), (1.6, 4.5), (20.0, 21.0)]
@@ -188,20 +194,20 @@ def test_requests_are_served_from_their_arrival_on():
     assert run.counters["num_steps"] == 4 and run.counters["num_prompt_tokens"] == 8
     assert len(run.records) == 4 and not server.records
     assert server.open_seen[0] and not server.open_seen[-1]
-    assert [each.token_ids for each in run.served] == [[0, 0], [1, 1, 1], [2], [3]]
+    assert [each.token_ids for each in run.requests] == [[0, 0], [1, 1, 1], [2], [3]]
 
 
 def test_a_closed_workload_sends_the_next_as_one_ends():
     run, server, _ = _metronome((0.0, 3), (0.0, 1), (0.0, 2), concurrency=2)
-    assert [each.arrival_s for each in run.served] == [0, 0, 1]
-    assert [each.token_s for each in run.served] == [[1, 2, 3], [1], [2, 3]]
+    assert [each.arrival_s for each in run.requests] == [0, 0, 1]
+    assert [each.token_s for each in run.requests] == [[1, 2, 3], [1], [2, 3]]
     # Who waits for a place comes only as another ends: no batch may wait for it.
     assert not any(server.open_seen)
 
 
 def test_figures_by_hand():
     run, _, _ = _metronome((0.0, 3), (0.0, 1), (0.0, 2), concurrency=2)
-    found = metrics.figures(run, Promise(ttft_s=1.0))
+    found = metrics.figures(run, SloTargets(ttft_s=1.0))
     assert found["seconds"] == 3 and found["output_tok_s"] == 2 and found["requests_s"] == 1
     assert found["ttft_mean_s"] == found["ttft_p99_s"] == 1
     assert found["itl_p50_s"] == found["tpot_mean_s"] == 1
@@ -210,20 +216,20 @@ def test_figures_by_hand():
     assert found["kv_waste"] == pytest.approx(0.4)
     assert found["prompt_sharing"] == pytest.approx(0.25)
     assert found["host_step_s"] == 0.25 and found["steps"] == 3 and found["hit_rate"] == 0
-    assert metrics.figures(run, Promise(itl_s=0.5))["goodput_share"] == pytest.approx(1 / 3)
+    assert metrics.figures(run, SloTargets(itl_s=0.5))["goodput_share"] == pytest.approx(1 / 3)
     assert metrics.medians([{"a": 1.0}, {"a": 5.0}, {"a": 2.0}]) == {"a": 2.0}
-    run.served[0].finish_reason = "error"
+    run.requests[0].finish_reason = "error"
     with pytest.raises(InputError, match="non-finite logits"):
         metrics.figures(run)
 
 
-def test_quantiles_and_promises():
+def test_quantiles_and_slo_targets():
     values = list(range(1, 101))
     assert [metrics.quantile(values, share) for share in (0.5, 0.9, 0.99, 1)] == [50, 90, 99, 100]
     assert metrics.quantile([], 0.5) == 0 and metrics.quantile([3.0], 0.01) == 3
     for limit in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(InputError, match="slo_itl_s is a number of seconds above 0"):
-            Promise(itl_s=limit)
+            SloTargets(itl_s=limit)
 
 
 # --- the simulation -------------------------------------------------------------------------------
@@ -232,16 +238,16 @@ def test_quantiles_and_promises():
 def _engine():
     """Too little memory for all that may run: sequences are preempted."""
     return fakes.engine(
-        fakes.fake_model(), max_seqs=8, max_context=52, page_tokens=4, cache_bytes=1_700,
-        decode_rows=(8,), prefill_tiles=(2,), tile_tokens=8,
+        fakes.fake_model(), shapes="one", max_seqs=8, max_context=52, page_tokens=4,
+        cache_bytes=1_700, decode_rows=(8,), prefill_chunks=(2,), chunk_tokens=8,
     )  # fmt: skip
 
 
 def test_the_simulation_plans_what_the_engine_runs(monkeypatch):
-    monkeypatch.setattr(Scheduler, "_will_fit", lambda *who: True)  # so that memory runs out
+    monkeypatch.setattr(AdmissionControl, "will_fit", lambda *who: True)  # so that memory runs out
     engine = _engine()
     load = requests.generate(
-        Workload("closed", 7, prompt=Uniform(2, 20), output=Uniform(8, 30)), fakes.VOCAB
+        Workload("closed", 7, prompt=Uniform(2, 20), output=Uniform(8, 30)), fakes.VOCAB, 52
     )
     run = drive.drive(engine, load, drive.WallClock())
     simulator = Simulator(engine.config, Scheduler(engine.config), CHIP, host_s=1e-3)
@@ -252,8 +258,8 @@ def test_the_simulation_plans_what_the_engine_runs(monkeypatch):
     expected = drive.drive(simulator, load, simulator.clock)
     assert [step.rows for step in expected.records] == [step.rows for step in run.records]
     assert expected.counters == run.counters and run.counters["num_preemptions"] > 0
-    assert [len(each.token_s) for each in expected.served] == [n.num_new_tokens for n in load]
-    assert run.served[0].token_ids == fakes.continuation(load[0].prompt, load[0].num_new_tokens)
+    assert [len(each.token_s) for each in expected.requests] == [n.num_new_tokens for n in load]
+    assert run.requests[0].token_ids == fakes.continuation(load[0].prompt, load[0].num_new_tokens)
     # Every step takes its overhead at least; one has nothing to hide the host behind where no step
     # is in flight: the first, and after a wait for the token of somebody who was preempted.
     assert all(step.seconds > 1e-3 for step in expected.records)
@@ -279,63 +285,63 @@ def test_runs_begin_with_an_empty_cache():
     assert measure.figures([first, second])["output_tok_s"] > 0
 
 
-# --- ladder and probes ----------------------------------------------------------------------------
+# --- ablations and probes -------------------------------------------------------------------------
 
 
 def _load(num_requests=12, rate=2.0):
     return requests.generate(
         Workload("poisson", num_requests, rate=rate, prompt=Uniform(5, 40), output=Uniform(5, 30),
-                 prefix_tokens=30, prefix_share=0.5), 131,
+                 prefix_tokens=30, prefix_share=0.5), 131, 999,
     )  # fmt: skip
 
 
-def test_rungs_change_one_thing_each():
+def test_ablations_change_one_thing_each():
     model, load = fakes.llama(), _load()
-    rungs = ablation.rungs(model, EngineConfig(tile_tokens=8), load)
-    over = {rung.name: rung.over for rung in rungs}
+    ablations = ablation.ablations(model, EngineConfig(chunk_tokens=8), load)
+    over = {each.name: each.over for each in ablations}
     assert over == {
         "naive": None, "cached": "naive", "static": "cached", "dynamic": "static",
         "continuous": "static", "paged": "continuous", "prefix": "paged", "chunked": "prefix",
         "overlap": "chunked",
     }  # fmt: skip
-    engines = [rung.config(model).engine for rung in rungs[1:]]
+    engines = [each.config(model).engine for each in ablations[1:]]
     assert {engine.cache_bytes for engine in engines} == {engines[0].cache_bytes}
     assert {engine.max_context for engine in engines} == {128}
     need = sum(-(-each.num_tokens // 16) * 16 for each in load)
     per_token = sum(group.bytes_per_page("float32", 1) for group in model.page_groups)
     assert engines[0].cache_bytes == need * per_token // 2
     assert engines[3].page_tokens == 128 and engines[3].max_seqs == need // 2 // 128
-    assert [engine.prefill_tiles for engine in engines] == 6 * [tuple(range(1, 9))] + 2 * [
+    assert [engine.prefill_chunks for engine in engines] == 6 * [tuple(range(1, 9))] + 2 * [
         (1, 2, 4, 8)
     ]
-    assert [rung.name for rung in rungs if rung.by_turns] == ["overlap"]
-    many = EngineConfig(tile_tokens=8, decode_rows=tuple(range(1, 25)), prefill_tiles=(8,))
-    for rung in ablation.rungs(model, many, _load(num_requests=32))[1:]:
-        enumerate_shapes(rung.engine)  # where the last one's are few enough, so are the others'
+    assert [each.name for each in ablations if each.by_turns] == ["overlap"]
+    many = EngineConfig(chunk_tokens=8, decode_rows=tuple(range(1, 25)), prefill_chunks=(8,))
+    for each in ablation.ablations(model, many, _load(num_requests=32))[1:]:
+        enumerate_shapes(each.engine)  # where the last one's are few enough, so are the others'
     assert engines[4].page_tokens == 16 and engines[4].max_seqs == len(load)
     with pytest.raises(InputError, match="requests grow to 305 tokens, in whole blocks 384"):
-        ablation.rungs(model, EngineConfig(), [TimedRequest(0.0, (1,) * 300, 5)])
+        ablation.ablations(model, EngineConfig(), [TimedRequest(0.0, (1,) * 300, 5)])
 
 
-def test_a_rung_is_judged_on_its_own_metric():
+def test_an_ablation_is_judged_by_its_own_metric():
     """The simulation stands for the engine, on a faster chip."""
     model, load = fakes.llama(), _load(num_requests=24, rate=1e4)
-    rungs = [r for r in ablation.rungs(model, EngineConfig(tile_tokens=8), load) if r.engine]
+    _, *ablations = ablation.ablations(model, EngineConfig(chunk_tokens=8), load)
     faster = dataclasses.replace(CHIP, overhead_s=0.5e-3)
     order = []
 
     def figures(kind, chip):
-        def run(rung):
-            order.append((kind, rung.name))
-            return measure.figures([measure.predict(rung.config(model), load, chip)])
+        def run(each):
+            order.append((kind, each.name))
+            return measure.figures([measure.predict(each.config(model), load, chip)])
 
         return run
 
     timed = figures("measured", faster)
-    climbed = list(
-        ablation.climb(rungs, figures("predicted", CHIP), lambda turns: list(map(timed, turns)))
+    results = list(
+        ablation.run(ablations, figures("predicted", CHIP), lambda turns: list(map(timed, turns)))
     )
-    rows = {each.rung.name: each.as_json() for each in climbed}
+    rows = {each.ablation.name: each.as_json() for each in results}
     assert order[:4] == [("predicted", "cached"), ("measured", "cached"),
                          ("predicted", "static"), ("measured", "static")]  # fmt: skip
     assert order[-3:] == [("predicted", "overlap"), ("measured", "chunked"),
@@ -361,7 +367,7 @@ def test_half_a_page_is_wasted():
 def test_interference_is_measured_where_it_happens():
     model = fakes.llama(max_context=1024)
     probe = Interference(num_running=3, num_tokens=600)
-    base = EngineConfig(tile_tokens=16, prefill_tiles=(1, 4))
+    base = EngineConfig(chunk_tokens=16, prefill_chunks=(1, 4))
 
     def serve(is_chunked, load):
         config = Config(model, probe.engine(model, base, is_chunked))

@@ -5,6 +5,7 @@ faster.
 import datetime
 import functools
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -16,16 +17,19 @@ from jax.experimental.pallas import tpu as pltpu
 from configs.hardware.spec import HardwareSpec
 from inference.benchmark.kernels import attention_case, baselines, timing, tune
 from inference.benchmark.kernels.attention_case import Case
-from inference.benchmark.kernels.baselines import Contender
-from inference.planner.calibration import calibrate, on_device
+from inference.benchmark.kernels.baselines import Kernel
+from inference.planner.calibration import lookup, on_device
 from layers import kv_cache
 from layers.kernels import tuning
 from layers.kernels.attention import api, gpu, tpu
 from layers.kernels.device import Device
+from tests import compiling
+
+pytestmark = pytest.mark.quick_code
 
 CHIP = HardwareSpec("chip", 1e9, 1e9, {"bfloat16": 1e12})
 CASE = Case(3, 1, 200, 4, 2, 64)
-REFERENCE, PALLAS, *FOR_TPUS = baselines.everyone()[:4]
+REFERENCE, PALLAS, *FOR_TPUS = baselines.kernels()[:4]
 
 
 def bench(*chosen, case=CASE, **options):
@@ -34,12 +38,12 @@ def bench(*chosen, case=CASE, **options):
     return row
 
 
-def changed(change, **fields) -> Contender:
+def changed(change, **fields) -> Kernel:
     """The reference with another output."""
 
     def attend(*args, **sizes):
-        out_CWNH, stored = REFERENCE.attend(*args)
-        return change(out_CWNH, **sizes), stored
+        out_YWNH, stored = REFERENCE.attend(*args)
+        return change(out_YWNH, **sizes), stored
 
     return REFERENCE._replace(attend=attend, **fields)
 
@@ -51,14 +55,18 @@ def changed(change, **fields) -> Contender:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_float64_agrees_with_the_reference_and_with_nothing_else(case, dtype):
     case = Case(**{**case.__dict__, "dtype": dtype})
-    arrays = attention_case.ragged(case, attention_case.draw(case, 0), 0)
+    arrays = attention_case.ragged(case, compiling.call(attention_case.draw, case=case, seed=0), 0)
     sample = attention_case.sample(case, arrays)
-    assert len({*np.asarray(arrays.length_C)}) > 1 or case.queries == case.context
-    out, _ = REFERENCE.attend(arrays.q_CWNH, arrays, REFERENCE.store(case, arrays))
+    assert len({*np.asarray(arrays.length_Y)}) > 1 or case.queries == case.context
+
+    def attend(arrays):
+        return REFERENCE.attend(arrays.q_YWNH, arrays, REFERENCE.store(case, arrays))
+
+    out, _ = compiling.call(attend, arrays)
     assert attention_case.is_right(case, attention_case.error(sample, out))
     swapped = out[:, :, ::-1]  # each head is somebody else's
     assert attention_case.error(sample, swapped) > 0.5
-    late = arrays._replace(length_C=jnp.maximum(arrays.length_C - 1, case.queries))
+    late = arrays._replace(length_Y=jnp.maximum(arrays.length_Y - 1, case.queries))
     if case.queries < case.context:
         off = attention_case.error(attention_case.sample(case, late), out)
         assert not attention_case.is_right(case, off)
@@ -101,9 +109,9 @@ def test_who_is_wrong_has_none(kind):
 def test_rows_of_any_length_are_asked_for():
     """One that takes every row for a full one is right on full rows alone."""
 
-    def attend(q_CWNH, arrays, stored):
-        full = arrays._replace(length_C=jnp.full_like(arrays.length_C, 200))
-        return REFERENCE.attend(q_CWNH, full, stored)
+    def attend(q_YWNH, arrays, stored):
+        full = arrays._replace(length_Y=jnp.full_like(arrays.length_Y, 200))
+        return REFERENCE.attend(q_YWNH, full, stored)
 
     assert bench(REFERENCE._replace(attend=attend))["results"]["reference"]["status"] == "wrong"
     forgiving = REFERENCE._replace(attend=attend, has_lengths=False)
@@ -180,14 +188,14 @@ def test_a_kernel_is_tuned_from_check_to_file(monkeypatch, tuned):
     )
     times = iter([9.0, 5.0, 3.0, 4.0])  # the reference; two splits by itself, one, four
     monkeypatch.setattr(on_device, "seconds", lambda *args, **options: next(times))
-    contender = baselines._ours("pallas_gpu")
-    candidates = contender.candidates
-    contender = contender._replace(
+    ours = baselines._ours("pallas_gpu")
+    candidates = ours.candidates
+    ours = ours._replace(
         candidates=lambda case, device, tunes: candidates(
             case, device._replace(num_cores=8), tunes
         )[:3]
     )
-    row = bench(REFERENCE, contender, *FOR_TPUS, case=Case(2, 1, 130, 4, 2, 64), tunes=True)
+    row = bench(REFERENCE, ours, *FOR_TPUS, case=Case(2, 1, 130, 4, 2, 64), tunes=True)
     found = row["results"]["pallas_gpu"]
     best = {"num_splits": 1, "num_stages": 4}
     assert found["status"] == "right" and found["sizes"] == best
@@ -239,13 +247,13 @@ def test_the_first_candidate_is_the_kernels_own_rule(monkeypatch, case):
     monkeypatch.setattr(gpu, "_attend_splits", stop)
     arrays = jax.eval_shape(lambda: attention_case.draw(case, 0))
     with pytest.raises(Asked) as asked:
-        jax.eval_shape(PALLAS.attend, arrays.q_CWNH, arrays, _pages(case))
+        jax.eval_shape(PALLAS.attend, arrays.q_YWNH, arrays, _pages(case))
     assert PALLAS.candidates(case, device, True)[0] == asked.value.args[0]
 
 
 def _pages(case):
     return api.implementation("pallas_gpu").layout(
-        1 + case.rows * case.columns, case.page_tokens, case.kv_heads, case.head_width, case.dtype
+        1 + case.rows * case.columns, case.page_tokens, case.page_format
     )
 
 
@@ -261,21 +269,21 @@ def test_one_that_appends_does_so_in_every_run(monkeypatch):
         api, "implementation", lambda name: kernel if name == "pallas_tpu" else own(name)
     )
     monkeypatch.setattr(on_device, "seconds", lambda *args, **options: 1.0)
-    case, contender = Case(2, 1, 130, 4, 2, 64), baselines._ours("pallas_tpu")
+    case, ours = Case(2, 1, 130, 4, 2, 64), baselines._ours("pallas_tpu")
     arrays = attention_case.draw(case, 0)
-    pages = contender.store(case, arrays)
+    pages = ours.store(case, arrays)
     complete = REFERENCE.store(case, arrays)
     assert np.isnan(kv_cache.decode(pages)).any()
-    _, left = contender.attend(arrays.q_CWNH, arrays, pages)
+    _, left = compiling.call(ours.attend, arrays.q_YWNH, arrays, pages)
     np.testing.assert_array_equal(left[1:], complete[1:])
-    found = bench(contender, case=case)["results"]["pallas_tpu"]
+    found = bench(ours, case=case)["results"]["pallas_tpu"]
     assert found["status"] == "right" and found["is_repeatable"]
 
-    def forgets(q_CWNH, k_CWKH, v_CWKH, pages, rectangle, group):
-        return own("reference").attend_pages(q_CWNH, pages, rectangle, group), pages
+    def forgets(q_YWNH, row_YWX, pages, *told):
+        return own("reference").attend_pages(q_YWNH, pages, *told), pages
 
     kernel = kernel._replace(append_and_attend=forgets)
-    assert bench(contender, case=case)["results"]["pallas_tpu"]["status"] == "wrong"
+    assert bench(ours, case=case)["results"]["pallas_tpu"]["status"] == "wrong"
 
 
 # --- what is written down -------------------------------------------------------------------------
@@ -359,7 +367,8 @@ def test_the_file_keeps_other_devices(tuned):
 def test_a_run_is_timed_as_often_as_it_takes(monkeypatch):
     """Calls that hold several runs, and a data dependence from each to the next."""
     ticks = iter([0.0, 6.0, 10.0, 19.0, 20.0, 26.0])
-    monkeypatch.setattr(on_device.time, "perf_counter", lambda: next(ticks))
+    clock = types.SimpleNamespace(perf_counter=lambda: next(ticks))
+    monkeypatch.setattr(on_device, "time", clock)
     seen = []
 
     def step(x, y):
@@ -382,6 +391,6 @@ def test_an_accelerator_is_measured_where_there_is_one(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(on_device, "copy_bandwidth", lambda: 5.0)
     monkeypatch.setattr(on_device, "matmul_rate", lambda dtype: 7.0)
-    found = calibrate.this_machine("bfloat16")
+    found = lookup.this_machine("bfloat16")
     assert found.read_bandwidth == 5.0 and found.rates == {"bfloat16": 7.0}
     assert found.name == jax.devices()[0].device_kind

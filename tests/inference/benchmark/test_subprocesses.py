@@ -1,4 +1,4 @@
-"""Programs with limits of their own."""
+"""Subprocesses with limits of their own."""
 
 import sys
 import time
@@ -6,11 +6,11 @@ import time
 import pytest
 
 from inference.benchmark import subprocesses
-from inference.benchmark.subprocesses import Program
+from inference.benchmark.subprocesses import Subprocess
 
 
 def python(name, code, limit_s=60.0, **fields):
-    return Program(name, (sys.executable, "-c", code), limit_s, **fields)
+    return Subprocess(name, (sys.executable, "-c", code), limit_s, **fields)
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from safetensors.numpy import load_file, save_file
 
 from configs import presets
 from configs.errors import InputError
+from configs.kinds.feed_forward import Gated
+from configs.kinds.latent import Latent
 from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Rope, Yarn
 from configs.model import LayerSpec
 from inference.checkpoints import convert, opened, resolve
@@ -66,7 +68,7 @@ def test_a_configuration_is_written_for_every_family(case):
     """What a checkpoint that brings none of transformers' own is exported with."""
     config = resolve.resolve(str(GOLDEN / case)).config
     raw = json.loads(json.dumps(config_export.of_model(config)))
-    found = config_export.huggingface.parse_config(raw, Path(config.name))
+    found = config_export.hf_directory.parse_config(raw, Path(config.name))
     assert found.layers == config.layers
     text = json.dumps(config_file.to_json(config))
     assert config_file.from_json(json.loads(text), "config.json") == config
@@ -218,7 +220,8 @@ def test_presets_have_a_configuration_of_transformers(name):
 def test_what_transformers_cannot_say_is_refused():
     config = presets.get("smollm2-135m").config
     odd = {
-        "model.pattern": {"pattern": (LayerSpec(window=8),)},
+        "model.pattern": {"pattern": config.with_kinds(window=8).pattern},
+        "a layer of latent and gated": {"pattern": (LayerSpec(Latent(9, 64, 8, 8, 8), Gated(8)),)},
         "model.embedding_scale": {"embedding_scale": 2.0},
         "the family falcon": {"family": "falcon"},
     }
@@ -237,8 +240,8 @@ def test_scaled_positions_are_written(tmp_path):
         (Yarn(4.0, 4096, 16.0, 2.0, 0.9, False), 16384),
         (LongRope((1.0,) * 32, (2.0,) * 32, 4096, 1.2), 8192),
     ):
-        pattern = (LayerSpec(rope=Rope(5e5, scaling)),)
-        scaled = dataclasses.replace(config, pattern=pattern, max_context=longest)
+        scaled = config.with_kinds(rope=Rope(5e5, scaling))
+        scaled = dataclasses.replace(scaled, max_context=longest)
         assert config_export.of_model(scaled)["rope_scaling"]["rope_type"]
         text = json.dumps(config_file.to_json(scaled))
         assert config_file.from_json(json.loads(text), "config.json") == scaled
@@ -308,6 +311,12 @@ def refused(directory: Path, expected: str) -> None:
     assert "\n" not in str(caught.value) and time.process_time() - start < 1
 
 
+def _mixer(**fields):
+    """A change to a model of one layer: of its mixer's fields."""
+    whole = {"kind": "attention", "num_heads": 4, "num_kv_heads": 2, "head_width": 8} | fields
+    return {"pattern": [{"mixer": whole, "ffn": None}]}
+
+
 BAD_CONFIG = {
     "no object": ([], "model is an object, not"),
     "missing": ({}, "model.name is missing"),
@@ -319,13 +328,18 @@ BAD_CONFIG = {
     "layers": ({"num_layers": 1 << 30}, "num_layers is at most 10000"),
     "pattern": ({"pattern": 7}, "pattern is a list"),
     "long pattern": ({"pattern": [None] * 20_000}, "lists 20000 values"),
-    "nested": ({"pattern": [{"rope": {"theta": []}}]}, "rope.theta is float, not"),
+    "nested": (_mixer(rope={"theta": []}), "rope.theta is float, not"),
     "not finite": ({"norm_eps": float("inf")}, "norm_eps is float, not inf"),
-    "scaling": ({"pattern": [{"rope": {"scaling": "x"}}]}, "scaling.kind is one of Linear,"),
-    "kind": ({"pattern": [{"rope": {"scaling": {"kind": [1]}}}]}, "scaling.kind is one of"),
-    "short scaling": ({"pattern": [{"rope": {"scaling": {"kind": "Yarn"}}}]}, "factor is missing"),
-    "mixer": ({"pattern": [{"mixer": "x"}]}, "mixer is one of"),
-    "heads": ({"num_kv_heads": 3}, "is not a multiple"),
+    "scaling": (_mixer(rope={"scaling": "x"}), "scaling.kind is one of Linear,"),
+    "kind": (_mixer(rope={"scaling": {"kind": [1]}}), "scaling.kind is one of"),
+    "short scaling": (_mixer(rope={"scaling": {"kind": "Yarn"}}), "factor is missing"),
+    "mixer": ({"pattern": [{"mixer": "x", "ffn": None}]}, "mixer.kind is one of .*attention"),
+    "layer kind": (_mixer(kind="x"), "mixer.kind is one of .*attention"),
+    "no feed-forward": (
+        {"pattern": [_mixer()["pattern"][0] | {"ffn": {"kind": "attention"}}]},
+        "ffn.kind is one of .*gated",
+    ),
+    "heads": (_mixer(num_kv_heads=3), "is not a multiple"),
 }
 
 
@@ -344,8 +358,8 @@ def test_other_formats_and_layouts_are_named(tmp_path):
     directory = run(TINY, tmp_path / "native", "orbax")
     config = directory / "config.json"
     before = config.read_text()
-    config.write_text(before.replace("ridgeline-orbax-1", "ridgeline-orbax-9"))
-    refused(directory, "format 'ridgeline-orbax-9'; valid: ridgeline-orbax-1")
+    config.write_text(before.replace("ridgeline-orbax-2", "ridgeline-orbax-9"))
+    refused(directory, "format 'ridgeline-orbax-9'; valid: ridgeline-orbax-2")
     config.write_text(before)
     array = directory / "params" / "final_norm" / ".zarray"
     layout = json.loads(array.read_text())
@@ -438,7 +452,7 @@ def test_whoever_is_killed_at_once_has_left_a_mark(tmp_path):
 
 def test_a_failed_conversion_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(orbax_directory, "save", lambda *args: (tmp_path / "no" / "x").touch())
-    with pytest.raises(OSError):
+    with pytest.raises(InputError, match="cannot write .*native: No such file or directory: /"):
         run(TINY, tmp_path / "native", "orbax")
     assert not list(tmp_path.iterdir())
 
@@ -453,7 +467,7 @@ def test_what_would_not_come_back_is_refused(tmp_path, monkeypatch):
 
         return dataclasses.replace(source, read=read)
 
-    monkeypatch.setattr(opened.huggingface, "tensors", turned)
+    monkeypatch.setattr(opened.hf_directory, "tensors", turned)
     with pytest.raises(InputError, match="mixer/qkv would not come back as written: llama cannot"):
         run(TINY, tmp_path / "back", "hf")
     assert not list(tmp_path.iterdir())

@@ -9,10 +9,12 @@ import pytest
 from configs import presets
 from configs.errors import InputError
 from configs.kinds.rope import Dynamic, Linear, LongRope, Rope, Yarn
-from inference.checkpoints import names
+from inference.checkpoints import mapped, names
 from inference.checkpoints.gguf import gguf_metadata
 from inference.checkpoints.hf import config_export, families, hf_directory
 from layers import decoder, params
+
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 # The keys of the published files that say something about the mathematics, as they stand there.
 PUBLISHED = {
@@ -101,7 +103,7 @@ def test_what_is_exported_is_what_was_published(name):
 
 def test_windows_in_every_spelling():
     def windows(name, **changes):
-        return [layer.window for layer in parse(name, num_hidden_layers=4, **changes).layers]
+        return [spec.window for spec in parse(name, num_hidden_layers=4, **changes).cache_specs]
 
     assert windows("mistral-7b", sliding_window=None) == [None] * 4
     used = {"use_sliding_window": True, "sliding_window": 9}
@@ -114,36 +116,49 @@ def test_windows_in_every_spelling():
     assert windows("phi3-mini", sliding_window=None) == [None] * 4
     by_rope = {"layer_types": None, "no_rope_layers": None, "no_rope_layer_interval": 2}
     assert windows("smollm3-3b", **used, **by_rope) == [None, 9, None, 9]
+    unused = used | {"use_sliding_window": False}
+    assert windows("smollm3-3b", **unused, **by_rope) == [None] * 4
+    listed = unused | by_rope | {"layer_types": kinds}  # transformers masks by what is listed
+    assert windows("smollm3-3b", **listed) == [9, None, 9, None]
+
+
+def test_gemma3_stores_a_cap_of_scores_that_transformers_never_applies():
+    gemma3 = hf_directory.read_config(GOLDEN / "gemma3-mqa")
+    raw = mapped.read_json(GOLDEN / "gemma3-mqa" / "config.json")
+    capped = raw | {"attn_logit_softcapping": 50.0}
+    assert hf_directory.parse_config(capped, GOLDEN / "gemma3-mqa") == gemma3
 
 
 def test_biases_are_read():
     both = {"attention_bias": True, "mlp_bias": True}
-    assert parse("smollm3-3b", **both).biases == ("qkv", "out", "ffn")
-    assert parse("olmo2-1b", attention_bias=True).biases == ("qkv", "out")
+    layer = parse("smollm3-3b", **both).layers[0]
+    assert layer.mixer.biases == ("qkv", "out") and layer.ffn.has_bias
+    layer = parse("olmo2-1b", attention_bias=True).layers[0]
+    assert layer.mixer.biases == ("qkv", "out") and not layer.ffn.has_bias
 
 
 def test_stretched_positions():
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     found = parse("qwen2.5-0.5b", rope_scaling=yarn)
-    assert found.layers[0].rope == Rope(1e6, Yarn(4.0, 32768))
+    assert found.layers[0].mixer.rope == Rope(1e6, Yarn(4.0, 32768))
     assert found.max_context == 4 * 32768
     scales = yarn | {"mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 16, "truncate": False}
     expected = Yarn(4.0, 32768, 16.0, attention_factor=1.0, truncate=False)
-    assert parse("qwen2.5-0.5b", rope_scaling=scales).layers[0].rope.scaling == expected
+    assert parse("qwen2.5-0.5b", rope_scaling=scales).layers[0].mixer.rope.scaling == expected
     found = parse("olmo2-1b", rope_scaling={"type": "dynamic", "factor": 2})
-    assert found.layers[0].rope == Rope(5e5, Dynamic(2.0, 4096)) and found.max_context == 8192
+    assert found.layers[0].mixer.rope == Rope(5e5, Dynamic(2.0, 4096)) and found.max_context == 8192
 
 
 def test_of_two_spellings_transformers_takes_the_older():
     newer = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 5.0}
     older = {"rope_type": None, "type": "linear", "factor": 8.0}
     both = {"rope_parameters": newer, "rope_scaling": older}
-    assert parse("qwen3-0.6b", **both).layers[0].rope == Rope(1e6, Linear(8.0))
-    assert parse("qwen3-0.6b", **both | {"rope_scaling": {}}).layers[0].rope == Rope(
+    assert parse("qwen3-0.6b", **both).layers[0].mixer.rope == Rope(1e6, Linear(8.0))
+    assert parse("qwen3-0.6b", **both | {"rope_scaling": {}}).layers[0].mixer.rope == Rope(
         5.0, Dynamic(2.0, 40960)
     )
     factors = {"type": "su", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
-    found = parse("phi3-mini", rope_scaling=factors, rope_parameters=newer).layers[0].rope
+    found = parse("phi3-mini", rope_scaling=factors, rope_parameters=newer).layers[0].mixer.rope
     assert isinstance(found.scaling, LongRope) and found.theta == 10_000
 
 
@@ -153,7 +168,7 @@ def test_longrope_by_its_names(kind):
     scaling = {"type": kind, "short_factor": short, "long_factor": long}
     found = parse("phi3-mini", rope_scaling=scaling, max_position_embeddings=131072,
                   partial_rotary_factor=0.75)  # fmt: skip
-    rule = found.layers[0].rope
+    rule = found.layers[0].mixer.rope
     assert isinstance(rule.scaling, LongRope) and rule.share == 0.75
     assert rule.scaling.attention_factor == pytest.approx(1.1902380714)  # sqrt(1 + 5 / 12)
     assert dataclasses.replace(rule.scaling, attention_factor=1.0) == LongRope(
@@ -164,7 +179,7 @@ def test_longrope_by_its_names(kind):
 def test_the_shortest_pattern_is_found_among_thousands_of_layers():
     kinds = (["sliding_attention"] * 2 + ["full_attention"]) * 3333 + ["sliding_attention"]
     found = parse("gemma2-2b", num_hidden_layers=10_000, layer_types=kinds, sliding_window=9)
-    assert [layer.window for layer in found.pattern] == [9, 9, None]
+    assert [layer.mixer.window for layer in found.pattern] == [9, 9, None]
     almost = ["full_attention"] * 9_999 + ["sliding_attention"]
     found = parse("gemma2-2b", num_hidden_layers=10_000, layer_types=almost)
     assert len(found.pattern) == 10_000
@@ -231,7 +246,6 @@ def test_every_family_is_read_written_and_named():
     assert written == {a: family.name for a, family in families.ARCHITECTURES.items()}
 
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 CHECKPOINTS = sorted(path.parent.name for path in GOLDEN.glob("*/expected.npz"))
 
 

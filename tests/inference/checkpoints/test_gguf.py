@@ -13,43 +13,53 @@ import pytest
 
 from configs import presets
 from configs.errors import InputError
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.rope import Linear, Llama3, LongRope, Rope
 from configs.model import LayerSpec, ModelConfig
 from inference.checkpoints import resolve, sources
 from inference.checkpoints.gguf import gguf_file, gguf_metadata
-from layers import decoder, params, rope
+from layers import decoder, params
+from layers import rope as rope_math
 
+_HEADS = Attention(4, 2, 8, Rope(500.0))
+_FFN = Gated(64)
 LLAMA = ModelConfig(
-    name="tiny", family="llama", vocab_size=48, width=32, ffn_width=64, num_layers=2, num_heads=4,
-    num_kv_heads=2, head_width=8, max_context=64, pattern=(LayerSpec(rope=Rope(500.0)),),
+    name="tiny", family="llama", vocab_size=48, width=32, num_layers=2, max_context=64,
+    pattern=(LayerSpec(_HEADS, _FFN),),
 )  # fmt: skip
-_LOCAL = LayerSpec(rope=Rope(10_000.0), window=16)
+_LOCAL = Attention(4, 2, 16, Rope(10_000.0), window=16, qk_norm="head")
+_GLOBAL = Attention(4, 2, 16, Rope(1_000_000.0), qk_norm="head")
+_GELU = Gated(64, "gelu_tanh")
 GEMMA3 = dataclasses.replace(
-    LLAMA, family="gemma3", num_layers=7, head_width=16, norm_eps=1e-6, norm_offset=1.0,
-    pattern=(_LOCAL,) * 5 + (LayerSpec(rope=Rope(1_000_000.0)),), qk_norm="head", post_norms=True,
-    activation="gelu_tanh", embedding_scale=32**0.5, tied=True,
+    LLAMA, family="gemma3", num_layers=7, norm_eps=1e-6, norm_offset=1.0, post_norms=True,
+    pattern=(LayerSpec(_LOCAL, _GELU),) * 5 + (LayerSpec(_GLOBAL, _GELU),),
+    embedding_scale=32**0.5, tied=True,
 )  # fmt: skip
-_PLAIN = Rope(10_000.0)
-QWEN2 = dataclasses.replace(LLAMA, family="qwen2", biases=("qkv",))
-QWEN3 = dataclasses.replace(LLAMA, family="qwen3", head_width=12, qk_norm="head", tied=True)
+_CAPPED = Attention(4, 2, 16, Rope(10_000.0), score_cap=50.0)
+QWEN2 = dataclasses.replace(LLAMA.with_kinds(biases=("qkv",)), family="qwen2")
+QWEN3 = dataclasses.replace(
+    LLAMA.with_kinds(head_width=12, qk_norm="head"), family="qwen3", tied=True
+)
 SMOLLM3 = dataclasses.replace(
     LLAMA, family="smollm3", num_layers=5, tied=True,
-    pattern=(LayerSpec(rope=Rope(500.0)),) * 3 + (LayerSpec(rope=None),),
+    pattern=LLAMA.pattern * 3 + (LayerSpec(dataclasses.replace(_HEADS, rope=None), _FFN),),
 )  # fmt: skip
 GEMMA2 = dataclasses.replace(
-    GEMMA3, family="gemma2", qk_norm=None, score_cap=50.0, logit_cap=30.0,
-    pattern=(LayerSpec(rope=_PLAIN, window=16), LayerSpec(rope=_PLAIN)),
+    GEMMA3, family="gemma2", logit_cap=30.0,
+    pattern=(LayerSpec(dataclasses.replace(_CAPPED, window=16), _GELU), LayerSpec(_CAPPED, _GELU)),
 )  # fmt: skip
 OLMO2 = dataclasses.replace(
-    LLAMA, family="olmo2", qk_norm="all", pre_norms=False, post_norms=True,
-)  # fmt: skip
+    LLAMA.with_kinds(qk_norm="all"), family="olmo2", pre_norms=False, post_norms=True
+)
 _LONGROPE = LongRope((1.0, 1.5, 1.25), (2.0, 4.0, 8.0), 32, 1.25)
 PHI3 = dataclasses.replace(
-    LLAMA, family="phi3", pattern=(LayerSpec(rope=Rope(500.0, _LONGROPE, 0.75), window=16),)
+    LLAMA.with_kinds(rope=Rope(500.0, _LONGROPE, 0.75), window=16), family="phi3"
 )
+_BIASED = Attention(4, 4, 8, rope=None, biases=("qkv", "out"))
 GPT2 = dataclasses.replace(
-    LLAMA, family="gpt2", num_kv_heads=4, norm="layer", biases=("qkv", "out", "ffn"), tied=True,
-    activation="gelu_tanh", learned_positions=64, pattern=(LayerSpec(ffn="plain", rope=None),),
+    LLAMA, family="gpt2", norm="layer", tied=True, learned_positions=64,
+    pattern=(LayerSpec(_BIASED, Plain(64, "gelu_tanh", has_bias=True)),),
 )  # fmt: skip
 CONFIGS = {
     config.family: config
@@ -70,7 +80,8 @@ def interleave(rows: np.ndarray, head: int) -> np.ndarray:
 
 def tensors_of(config: ModelConfig, leaves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The tensors llama.cpp's converter writes."""
-    qkv = np.cumsum([config.num_heads, config.num_kv_heads]) * config.head_width
+    heads = config.mixers(Attention)[0]
+    qkv = np.cumsum([heads.num_heads, heads.num_kv_heads]) * heads.head_width
     if config.family in ("phi3", "gpt2"):
         return _stacked_tensors(config, leaves)
     tensors = {
@@ -83,7 +94,7 @@ def tensors_of(config: ModelConfig, leaves: dict[str, np.ndarray]) -> dict[str, 
         layer = {p.removeprefix(f"layers/{i}/"): v for p, v in leaves.items()}
         query, key, value = np.split(layer["mixer/qkv"], qkv)
         if config.family in ("llama", "smollm3"):
-            query, key = interleave(query, config.head_width), interleave(key, config.head_width)
+            query, key = (interleave(part, heads.head_width) for part in (query, key))
         gate, up = np.split(layer["ffn/gate_up"], 2)
         block = {
             "attn_q": query, "attn_k": key, "attn_v": value, "attn_output": layer["mixer/out"],
@@ -91,10 +102,10 @@ def tensors_of(config: ModelConfig, leaves: dict[str, np.ndarray]) -> dict[str, 
         }  # fmt: skip
         if config.pre_norms:
             block |= {"attn_norm": layer["mixer_norm"], "ffn_norm": layer["ffn_norm"]}
-        if config.biases:
+        if heads.biases:
             parts = zip("qkv", np.split(layer["mixer/qkv_bias"], qkv), strict=True)
             tensors |= {f"blk.{i}.attn_{part}.bias": bias for part, bias in parts}
-        if config.qk_norm:
+        if heads.qk_norm:
             block |= {"attn_q_norm": layer["mixer/q_norm"], "attn_k_norm": layer["mixer/k_norm"]}
         if config.post_norms:
             block["post_attention_norm"] = layer["mixer_post_norm"]
@@ -124,7 +135,8 @@ def _stacked_tensors(config: ModelConfig, leaves: dict[str, np.ndarray]) -> dict
         else:
             stored = own[matrix] if matrix == name else own[matrix].replace(".weight", ".bias")
         tensors[prefix + stored] = leaf
-    scaling = config.layers[0].rope and config.layers[0].rope.scaling
+    rope = config.layers[0].mixer.rope
+    scaling = rope and rope.scaling
     if isinstance(scaling, LongRope):
         tensors["rope_factors_long.weight"] = np.array(scaling.long, np.float32)
         tensors["rope_factors_short.weight"] = np.array(scaling.short, np.float32)
@@ -132,14 +144,15 @@ def _stacked_tensors(config: ModelConfig, leaves: dict[str, np.ndarray]) -> dict
 
 
 def metadata_of(config: ModelConfig) -> dict[str, int | float]:
+    heads, ffn = config.layers[0].mixer, config.layers[0].ffn
     values = {
         "block_count": config.num_layers,
         "context_length": config.max_context,
         "embedding_length": config.width,
-        "feed_forward_length": config.ffn_width,
-        "attention.head_count": config.num_heads,
-        "attention.head_count_kv": config.num_kv_heads,
-        "attention.key_length": config.head_width,
+        "feed_forward_length": ffn.width,
+        "attention.head_count": heads.num_heads,
+        "attention.head_count_kv": heads.num_kv_heads,
+        "attention.key_length": heads.head_width,
         "attention.layer_norm_rms_epsilon": config.norm_eps,
     }
     own: dict[str, dict[str, int | float]] = {
@@ -294,11 +307,13 @@ def test_cache_that_cannot_be_written_only_costs_time(tmp_path, monkeypatch):
 
 def test_llama3_frequencies_are_recognized(tmp_path):
     scaled = Rope(500.0, Llama3(8.0, 1.0, 4.0, 32))
-    divisors = rope.inverse_frequencies(Rope(500.0), 8) / rope.inverse_frequencies(scaled, 8)
+    divisors = rope_math.inverse_frequencies(Rope(500.0), 8) / rope_math.inverse_frequencies(
+        scaled, 8
+    )
     tensors = tensors_of(LLAMA, random_params(LLAMA)) | {"rope_freqs.weight": divisors}
     context = {"rope.scaling.original_context_length": 32}
     path = write_gguf(tmp_path / "tiny.gguf", LLAMA, tensors, context)
-    assert gguf_metadata.read_config(gguf_file.open_gguf(path)).layers[0].rope == scaled
+    assert gguf_metadata.read_config(gguf_file.open_gguf(path)).layers[0].mixer.rope == scaled
     load(path)
     tensors["rope_freqs.weight"] = divisors[::-1].copy()
     write_gguf(path, LLAMA, tensors, context)
@@ -315,7 +330,9 @@ def test_position_tensors_are_understood_or_named(family, tmp_path):
             continue
         tensors = {n: t for n, t in usual.items() if n != name}
         if name not in usual:
-            tensors[name] = np.linspace(1, 8, config.head_width // 2, dtype=np.float32)
+            tensors[name] = np.linspace(
+                1, 8, config.layers[0].mixer.head_width // 2, dtype=np.float32
+            )
         with pytest.raises(
             InputError, match="rope_f.* (no place for|missing)|no place for: rope_f"
         ):
@@ -332,7 +349,7 @@ def test_position_tensors_are_understood_or_named(family, tmp_path):
 def test_a_factor_stretches_unless_the_file_says_otherwise(changes, scaling, tmp_path):
     tensors = tensors_of(LLAMA, random_params(LLAMA))
     path = write_gguf(tmp_path / "tiny.gguf", LLAMA, tensors, changes)
-    assert resolve.resolve(str(path)).config.layers[0].rope == Rope(500.0, scaling)
+    assert resolve.resolve(str(path)).config.layers[0].mixer.rope == Rope(500.0, scaling)
 
 
 BAD_METADATA = {

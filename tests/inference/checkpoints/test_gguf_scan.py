@@ -274,7 +274,7 @@ def test_the_whole_file_is_sound(tmp_path):
     path.write_bytes(whole_file())
     assert open_whole(path) == [1, 6, 7]
     header = gguf_file.open_gguf(path)
-    assert gguf_metadata.read_config(header).layers[0].rope == Rope(
+    assert gguf_metadata.read_config(header).layers[0].mixer.rope == Rope(
         500.0, Llama3(8.0, 1.0, 4.0, 32)
     )
 

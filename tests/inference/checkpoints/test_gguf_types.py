@@ -10,16 +10,20 @@ import numpy as np
 import pytest
 
 from configs.errors import InputError
-from configs.model import LayerSpec, ModelConfig, Rope
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Gated
+from configs.kinds.rope import Rope
+from configs.model import LayerSpec, ModelConfig
 from inference.checkpoints import convert, resolve
 from inference.checkpoints.gguf import gguf_file, gguf_tokenizer
 from layers import decoder, params
 from layers.ragged import contiguous
+from tests import compiling
 from tests.inference.checkpoints import test_gguf as tiny
 
 WIDE = ModelConfig(
-    name="wide", family="llama", vocab_size=8, width=256, ffn_width=256, num_layers=1, num_heads=4,
-    num_kv_heads=2, head_width=64, max_context=64, pattern=(LayerSpec(rope=Rope(500.0)),),
+    name="wide", family="llama", vocab_size=8, width=256, num_layers=1, max_context=64,
+    pattern=(LayerSpec(Attention(4, 2, 64, Rope(500.0)), Gated(256)),),
 )  # fmt: skip
 QUANTIZED = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0",
              "MXFP4")  # fmt: skip
@@ -214,6 +218,7 @@ def test_another_part_than_the_first_says_which_to_open(tmp_path):
 # --- the same weights by another way --------------------------------------------------------------
 
 
+@pytest.mark.quick_code
 @pytest.mark.parametrize("family", tiny.CONFIGS)
 def test_a_gguf_and_what_is_made_of_it_give_the_same_logits(family, tmp_path, monkeypatch):
     """To the last bit, by the same parameters and the same configuration."""
@@ -245,5 +250,9 @@ def unnamed(config: ModelConfig) -> ModelConfig:
 
 def logits_of(config: ModelConfig, loaded: params.Params) -> np.ndarray:
     tokens = np.arange(20, dtype=np.int32) * 7 % config.vocab_size
-    hidden, _ = decoder.forward(loaded, config, tokens, contiguous(1, len(tokens)))
-    return np.asarray(decoder.logits(loaded, config, hidden))
+
+    def forward(loaded):
+        hidden, _ = decoder.forward(loaded, config, tokens, contiguous(1, len(tokens)))
+        return decoder.logits(loaded, config, hidden)
+
+    return np.asarray(compiling.call(forward, loaded))

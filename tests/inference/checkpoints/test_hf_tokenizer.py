@@ -8,9 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from configs.errors import InputError
+from inference.checkpoints.gguf import pretokenizers
 from inference.checkpoints.hf import hf_tokenizer
+from inference.text import panics
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 TINY = GOLDEN / "llama-tokenizer"
@@ -101,6 +104,23 @@ def test_a_panic_while_encoding_is_one_line(panicking, capfd):
     with pytest.raises(InputError, match="cannot encode text"):
         panicking.encode("a" * 24 + "b")
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("made", ["llama-tokenizer", "sentencepiece-tokenizer"])
+def test_an_encoding_leaves_the_stderr_of_the_process_alone(made, monkeypatch):
+    read = hf_tokenizer.load_tokenizer(GOLDEN / made, 4_096)
+    monkeypatch.setattr(panics, "_STDERR", None)
+    assert read.encode("A text with 12 digits.")
+
+
+def test_no_published_pattern_is_held_to_panic():
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    for pattern in {
+        pattern for split in pretokenizers.SPLITS.values() for pattern in split.patterns
+    }:
+        whole = tokenizers.Regex(pattern)
+        backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(whole, "isolated")
+        assert not panics.may_panic(backend), pattern
 
 
 def test_what_others_write_meanwhile_is_kept(panicking, capfd):

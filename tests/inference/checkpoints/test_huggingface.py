@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from configs.errors import InputError
+from configs.kinds.attention import Attention
 from configs.kinds.rope import Linear, Llama3, Rope
 from inference.checkpoints import defaults, mapped, names, opened, resolve
 from inference.checkpoints.hf import hf_directory, safetensors_file
@@ -51,16 +52,17 @@ def parse(**changes):
 
 def test_llama_defaults_and_spellings():
     config = parse()
-    assert (config.name, config.head_width, config.num_kv_heads) == ("tiny", 8, 3)
+    (heads,) = config.mixers(Attention)
+    assert (config.name, heads.head_width, heads.num_kv_heads) == ("tiny", 8, 3)
     assert (config.tied, config.dtype, config.norm_eps) == (False, "bfloat16", 1e-6)
-    assert config.layers[0].rope == Rope(500.0)
+    assert config.layers[0].mixer.rope == Rope(500.0)
     expected = Rope(500.0, Llama3(8.0, 1.0, 4.0, 32))
-    assert parse(rope_scaling=LLAMA3_ROPE).layers[0].rope == expected
+    assert parse(rope_scaling=LLAMA3_ROPE).layers[0].mixer.rope == expected
     version_5 = parse(rope_theta=None, rope_parameters=LLAMA3_ROPE | {"rope_theta": 500.0})
-    assert version_5.layers[0].rope == expected
+    assert version_5.layers[0].mixer.rope == expected
     assert parse(is_decoder=False) == parse(is_decoder=True) == config
     linear = parse(rope_scaling={"type": "linear", "factor": 2})
-    assert linear.layers[0].rope == Rope(500.0, Linear(2.0))
+    assert linear.layers[0].mixer.rope == Rope(500.0, Linear(2.0))
 
 
 def test_gemma3_spellings():
@@ -82,14 +84,16 @@ def test_gemma3_spellings():
         gemma=True, layer_types=kinds, rope_parameters=per_kind,
         rope_scaling={"rope_type": "linear", "factor": 4.0},
     )  # fmt: skip
-    assert both.layers[2].rope == Rope(1e6, Linear(4.0)) and both.layers[0].rope == Rope(100.0)
+    assert both.layers[2].mixer.rope == Rope(1e6, Linear(4.0)) and both.layers[
+        0
+    ].mixer.rope == Rope(100.0)
     assert parse(gemma=True, _sliding_window_pattern=3) == parse(gemma=True)
-    assert [layer.window for layer in version_4.layers] == [16, 16, None, 16, 16, None, 16]
-    assert version_4.layers[2].rope == Rope(1e6, Linear(8.0))
-    assert version_4.layers[0].rope == Rope(100.0)
+    assert [spec.window for spec in version_4.cache_specs] == [16, 16, None, 16, 16, None, 16]
+    assert version_4.layers[2].mixer.rope == Rope(1e6, Linear(8.0))
+    assert version_4.layers[0].mixer.rope == Rope(100.0)
     assert version_4.tied and version_4.embedding_scale == 24**0.5
-    assert version_4.attention_scale is None
-    assert parse(gemma=True, query_pre_attn_scalar=16).attention_scale == 0.25
+    assert version_4.layers[0].mixer.scale is None
+    assert parse(gemma=True, query_pre_attn_scalar=16).layers[0].mixer.scale == 0.25
     assert len(parse(gemma=True).pattern) == 6
 
 

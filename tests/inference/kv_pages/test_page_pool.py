@@ -1,4 +1,4 @@
-"""The page pool against a model of its books, and books that were made wrong on purpose."""
+"""The page pool against a model of its references, and references corrupted on purpose."""
 
 import pytest
 from hypothesis import settings
@@ -9,7 +9,7 @@ from inference.kv_pages.page_pool import PagePool
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Holders take, share and drop pages; a list of lists says what must be free."""
+    """Holders allocate, share and free pages; a list of lists says what must be free."""
 
     @initialize(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=3))
     def build(self, sizes):
@@ -45,13 +45,13 @@ class PoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data(), sinks=st.integers(0, 2))
-    def release(self, data, sinks):
+    def free_pages(self, data, sinks):
         holder = self.holders.pop(data.draw(st.integers(0, len(self.holders) - 1)))
         for group, pages in enumerate(holder):
-            self.pool.release(group, [0] * sinks + pages)
+            self.pool.free(group, [0] * sinks + pages)
 
     @invariant()
-    def books_add_up(self):
+    def references_add_up(self):
         self.pool.check_integrity(self.holders)
         free = tuple(len(self.free(g)) for g in range(len(self.sizes)))
         assert self.pool.num_free_pages == free
@@ -67,7 +67,7 @@ PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30
 TestPool = PoolMachine.TestCase
 
 
-def test_the_sink_is_never_handed_out():
+def test_the_sink_is_never_allocated():
     pool = PagePool([5, 3])
     assert sorted(pool.allocate(0, 4)) == [1, 2, 3, 4] and sorted(pool.allocate(1, 2)) == [1, 2]
     assert not pool.can_allocate((1, 0)) and pool.can_allocate((0, 0))
@@ -80,22 +80,22 @@ def test_a_pool_may_have_no_groups():
 
 
 @pytest.mark.parametrize(
-    "break_books",
+    "corrupt",
     [
         lambda pool, holder: holder[0].append(holder[0][0]),  # held twice, counted once
         lambda pool, holder: holder[0].pop(),  # lost
         lambda pool, holder: pool.share(0, [holder[0][0]]),  # counted twice, held once
-        lambda pool, holder: pool.release(0, [holder[0][0]]),  # free while held
-        lambda pool, holder: pool._free[0].pop(),  # neither free nor held
-        lambda pool, holder: pool._free[0].append(holder[0][0]),  # free and held
-        lambda pool, holder: pool._free[0].append(pool._free[0][0]),  # free twice
-        lambda pool, holder: pool._free[0].append(0),  # the sink is free
+        lambda pool, holder: pool.free(0, [holder[0][0]]),  # free while held
+        lambda pool, holder: pool._free_pages[0].pop(),  # neither free nor held
+        lambda pool, holder: pool._free_pages[0].append(holder[0][0]),  # free and held
+        lambda pool, holder: pool._free_pages[0].append(pool._free_pages[0][0]),  # free twice
+        lambda pool, holder: pool._free_pages[0].append(0),  # the sink is free
     ],
 )
-def test_integrity_can_fail(break_books):
+def test_integrity_can_fail(corrupt):
     pool = PagePool([6, 6])
     holder = [pool.allocate(0, 2), pool.allocate(1, 1)]
     pool.check_integrity([holder])
-    break_books(pool, holder)
+    corrupt(pool, holder)
     with pytest.raises(RuntimeError, match="group 0"):
         pool.check_integrity([holder])

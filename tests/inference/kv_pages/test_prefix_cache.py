@@ -13,7 +13,7 @@ def cache_of(num_pages, windows=(None,), page_tokens=2, host=None, **settings) -
         PagePool([n + 1 for n in sizes]) if sizes is not None else None
         for sizes in (num_pages, host)
     ]
-    specs = [CacheSpec(1, window=window) for window in windows]
+    specs = [CacheSpec(1, 1, window=window) for window in windows]
     return PrefixCache(pools[0], specs, page_tokens, pools[1], **settings)
 
 
@@ -22,13 +22,13 @@ class Run:
 
     def __init__(self, cache: PrefixCache, tokens, key=(), limit=None):
         self.cache, self.tokens, self.key = cache, list(tokens), key
-        match = cache.match(self.tokens, key, limit)
+        match = cache.match_prefix(self.tokens, key, limit)
         self.num_tokens = self.num_cached_tokens = match.num_tokens
-        self.pages = cache.acquire(match)
+        self.pages = cache.attach(match)
         self.node = match.nodes[-1] if match.nodes else None
 
-    def hold(self, num_tokens):
-        """Takes pages for the next tokens."""
+    def allocate(self, num_tokens):
+        """Allocates pages for the next tokens."""
         stop = -(-(self.num_tokens + num_tokens) // self.cache._page_tokens)
         for group, pages in enumerate(self.pages):
             pages += self.cache.allocate(group, max(0, stop - len(pages)))
@@ -38,21 +38,21 @@ class Run:
         self.node = self.cache.insert(self.tokens, self.num_tokens, self.pages, self.key, self.node)
 
     def slide(self):
-        """Gives back what every window has passed, as the scheduler does."""
+        """Frees what every window has passed, as the scheduler does."""
         for group, (spec, pages) in enumerate(zip(self.cache._specs, self.pages, strict=True)):
             for index in range(spec.live_from(self.num_tokens) // self.cache._page_tokens):
-                self.cache.release(group, [pages[index]])
+                self.cache.free(group, [pages[index]])
                 pages[index] = 0
 
     def end(self):
         for group, pages in enumerate(self.pages):
-            self.cache.release(group, pages)
+            self.cache.free(group, pages)
 
 
 def run(cache, tokens, **settings) -> Run:
     """A sequence that has computed all its tokens."""
     new = Run(cache, tokens, **settings)
-    new.hold(len(new.tokens) - new.num_tokens)
+    new.allocate(len(new.tokens) - new.num_tokens)
     new.commit(len(new.tokens) - new.num_tokens)
     return new
 
@@ -66,7 +66,7 @@ def put(cache, tokens, **settings) -> list[list[int]]:
 
 
 def cached(cache, tokens, **settings) -> int:
-    return cache.match(tokens, limit=len(tokens), **settings).num_tokens
+    return cache.match_prefix(tokens, limit=len(tokens), **settings).num_tokens
 
 
 # --- matching -------------------------------------------------------------------------------------
@@ -75,12 +75,15 @@ def cached(cache, tokens, **settings) -> int:
 def test_a_match_is_whole_pages_of_equal_tokens_and_leaves_one_to_feed():
     cache = cache_of([9])
     put(cache, "abcdefg")
-    assert cache.match("abcdefg").num_tokens == 6 and cache.match("abcdef").num_tokens == 4
-    assert cache.match("abcdef", limit=6).num_tokens == 6
-    assert cache.match("abcdef", limit=5).num_tokens == 4
-    assert cache.match("abcdef", limit=1).num_tokens == 0
+    assert (
+        cache.match_prefix("abcdefg").num_tokens == 6
+        and cache.match_prefix("abcdef").num_tokens == 4
+    )
+    assert cache.match_prefix("abcdef", limit=6).num_tokens == 6
+    assert cache.match_prefix("abcdef", limit=5).num_tokens == 4
+    assert cache.match_prefix("abcdef", limit=1).num_tokens == 0
     assert cached(cache, "abcXef") == 2 and cached(cache, "Xbcdef") == 0
-    assert cache.match("") == Match((), 0, (0,))
+    assert cache.match_prefix("") == Match((), 0, (0,))
     assert cache.num_nodes == 3
 
 
@@ -103,10 +106,10 @@ def test_a_hit_shares_pages_and_branches_where_tokens_differ():
     assert cache.num_available_pages == (6,)  # the other still holds what both share
 
 
-def test_pages_are_named_as_they_fill():
+def test_pages_are_cached_as_they_fill():
     cache = cache_of([9])
     new = Run(cache, "abcde")
-    new.hold(5)
+    new.allocate(5)
     for num_tokens, nodes in ((1, 0), (0, 0), (1, 1), (3, 2)):
         new.commit(num_tokens)
         assert cache.num_nodes == nodes and cached(cache, "abcde") == 2 * nodes
@@ -122,14 +125,14 @@ def test_a_recurrent_state_is_in_no_page():
 def test_a_model_may_have_no_groups():
     cache = cache_of([], (), has_states=True)
     put(cache, "abcd")
-    assert cache.match("abcd") == Match((), 0, ()) and cache.can_allocate(())
+    assert cache.match_prefix("abcd") == Match((), 0, ()) and cache.can_allocate(())
 
 
 def test_computed_twice_is_kept_once():
     cache = cache_of([9])
     twins = [Run(cache, "abcde") for _ in range(2)]  # neither finds anything
     for twin in twins:
-        twin.hold(5)
+        twin.allocate(5)
     own = [list(twin.pages[0]) for twin in twins]
     for twin in twins:
         twin.commit(5)
@@ -166,17 +169,19 @@ def test_pages_in_use_stay():
     cache.check_integrity([user.pages, [taken]])
 
 
-def test_acquiring_evicts_others_never_itself():
+def test_attaching_evicts_others_never_itself():
     cache = cache_of([4], host=[2])
     [old] = put(cache, "aabb")
     taken = cache.allocate(0, 3)  # bb goes to the host
     assert cache.take_transfers() == (Transfer(0, old[1], 1, True),)
-    cache.release(0, taken)
+    cache.free(0, taken)
     put(cache, "xxyyzz")
-    match = cache.match("aabbX")
-    assert match.num_tokens == 4 and match.num_new_pages == (2,)  # aa was idle, bb needs a page
+    match = cache.match_prefix("aabbX")
+    assert match.num_tokens == 4 and match.num_new_pages == (
+        2,
+    )  # aa was evictable, bb needs a page
     assert cache.can_allocate((4,)) and not cache.can_allocate((5,))
-    pages = cache.acquire(match)
+    pages = cache.attach(match)
     assert cache.num_available_pages == (2,) and cached(cache, "xxyyzz") == 6  # zz is on the host
     assert cache.take_transfers() == (
         Transfer(0, pages[0][1], 2, True), Transfer(0, pages[0][1], 1, False),
@@ -184,14 +189,14 @@ def test_acquiring_evicts_others_never_itself():
     cache.check_integrity([pages])
 
 
-def test_what_is_acquired_from_the_host_is_not_evicted_there():
+def test_what_is_attached_from_the_host_is_not_evicted_there():
     cache = cache_of([4], host=[2])
     put(cache, "aabb")
     hoard = cache.allocate(0, 4)  # fills the host
-    cache.release(0, hoard)
+    cache.free(0, hoard)
     [others] = put(cache, "wwxxyyzz")
     cache.take_transfers()
-    [pages] = cache.acquire(cache.match("aabbX"))
+    [pages] = cache.attach(cache.match_prefix("aabbX"))
     # zz finds no room there, yy has aa's, which is copied back by then.
     assert cache.take_transfers() == (
         Transfer(0, pages[0], 2, False),
@@ -208,7 +213,7 @@ def test_what_is_acquired_from_the_host_is_not_evicted_there():
 def test_a_window_needs_its_last_pages_only():
     cache = cache_of([9, 9], (None, 4))
     pages = put(cache, "aabbccdd")
-    match = cache.match("aabbccddX")
+    match = cache.match_prefix("aabbccddX")
     assert match.num_tokens == 8 and match.num_new_pages == (4, 2)
     user = Run(cache, "aabbccddX")
     assert user.pages == [pages[0], [0, 0, *pages[1][2:]]]
@@ -220,7 +225,7 @@ def test_every_group_must_be_able_to_resume():
     cache = cache_of([9, 3], (None, 4))
     user = Run(cache, "aabbccdd")
     for _ in range(4):
-        user.hold(2)
+        user.allocate(2)
         user.commit(2)
         user.slide()
     # With 3 pages for the window, dd got aa's when that had slid out of use.
@@ -233,7 +238,7 @@ def test_every_group_must_be_able_to_resume():
     assert cached(cache, "aabb") == 4
 
 
-def test_a_slid_page_goes_alone_and_an_idle_leaf_whole():
+def test_a_slid_page_goes_alone_and_an_evictable_leaf_whole():
     cache = cache_of([9, 4], (None, 2), host=[9, 9])
     user = run(cache, "aabbcc")
     user.slide()
@@ -275,23 +280,25 @@ def test_where_all_groups_slide_empty_nodes_go_and_a_kept_one_comes_back():
     cache = cache_of([3], (1,))  # whose window is shorter than a page
     user = Run(cache, "aabbcc")
     for nodes in (1, 2):
-        user.hold(2)
+        user.allocate(2)
         user.commit(2)
         user.slide()
         assert cache.num_nodes == nodes and cached(cache, "aabb"[: 2 * nodes]) == 2 * nodes
     hoard = cache.allocate(0, 3)
     assert cache.num_nodes == 0 and cached(cache, "aabb") == 0
-    cache.release(0, hoard)
-    user.hold(2)
+    cache.free(0, hoard)
+    user.allocate(2)
     user.commit(2)
     assert cache.num_nodes == 3 and cached(cache, "aabbcc") == 6  # aa and bb without pages
-    assert cache.match("aabbccX").num_new_pages == (0,)  # a window of one token sees only itself
+    assert cache.match_prefix("aabbccX").num_new_pages == (
+        0,
+    )  # a window of one token sees only itself
     cache.check_integrity([user.pages])
     user.end()
     cache.allocate(0, 3)
     assert cache.num_nodes == 0
     user = Run(cache, "aabb")
-    user.num_tokens, user.pages = 4, [[0, 0]]  # slid before they were named
+    user.num_tokens, user.pages = 4, [[0, 0]]  # slid before they were cached
     user.commit(0)
     assert cache.num_nodes == 0
 
@@ -302,10 +309,10 @@ def test_a_page_that_slid_away_is_adopted_from_the_next_who_computes_it():
     first.slide()
     hoard = cache.allocate(1, 8)  # all that slid away
     assert cached(cache, "aa") == 0 and cached(cache, "aabbcc") == 6
-    cache.release(1, hoard)
+    cache.free(1, hoard)
     second = run(cache, "aabbX")
     assert second.num_cached_tokens == 0 and second.pages[0][:2] == first.pages[0][:2]
-    assert cached(cache, "aabb") == 4 and cache.match("aabbX").num_new_pages == (0, 0)
+    assert cached(cache, "aabb") == 4 and cache.match_prefix("aabbX").num_new_pages == (0, 0)
     cache.check_integrity([first.pages, second.pages])
 
 
@@ -319,15 +326,15 @@ def test_what_is_evicted_comes_back_from_the_host():
     assert cache.take_transfers() == (
         Transfer(0, old[1], 1, True), Transfer(0, old[0], 2, True),
     )  # fmt: skip
-    assert cache.num_spilled_pages == 2 and cache.num_nodes == 2
-    assert cache.match("aabbX").num_new_pages == (2,) and cache.num_available_pages == (0,)
-    cache.release(0, hoard)
+    assert cache.num_offloaded_pages == 2 and cache.num_nodes == 2
+    assert cache.match_prefix("aabbX").num_new_pages == (2,) and cache.num_available_pages == (0,)
+    cache.free(0, hoard)
     user = Run(cache, "aabbX")
     [new] = user.pages
     assert cache.take_transfers() == (
         Transfer(0, new[0], 2, False), Transfer(0, new[1], 1, False),
     )  # fmt: skip
-    assert cache.num_restored_pages == 2 and cache._host.num_free_pages == (3,)
+    assert cache.num_restored_pages == 2 and cache._host_pool.num_free_pages == (3,)
     assert cache.take_transfers() == ()
     cache.check_integrity([user.pages])
 
@@ -344,15 +351,15 @@ def test_the_host_keeps_the_most_recently_used():
     assert cached(cache, "aabb") == 0 and cached(cache, "xxyy") == 4 and cache.num_nodes == 2
 
 
-def test_pages_cheap_to_compute_are_dropped_with_what_hangs_on_them():
+def test_pages_cheap_to_compute_are_dropped_with_what_depends_on_them():
     asked = []
-    cache = cache_of([3], host=[3], spills=lambda n: asked.append(n) or n > 4)
+    cache = cache_of([3], host=[3], should_offload=lambda n: asked.append(n) or n > 4)
     put(cache, "aabbcc")
     cache.allocate(0, 1)
     assert cached(cache, "aabbcc") == 6 and asked == [6]
     cache.allocate(0, 1)
     assert cached(cache, "aabbcc") == 2 and asked == [6, 4] and cache.num_nodes == 1
-    assert cache._host.num_free_pages == (3,)
+    assert cache._host_pool.num_free_pages == (3,)
 
 
 def test_a_group_without_room_on_the_host_keeps_none_there():
@@ -365,10 +372,10 @@ def test_a_group_without_room_on_the_host_keeps_none_there():
 def test_pages_computed_again_replace_those_on_the_host():
     cache = cache_of([2], host=[2])
     put(cache, "aabb")
-    cache.release(0, cache.allocate(0, 2))
-    assert cache._host.num_free_pages == (0,)
+    cache.free(0, cache.allocate(0, 2))
+    assert cache._host_pool.num_free_pages == (0,)
     user = run(cache, "aabb", limit=0)
-    assert user.num_cached_tokens == 0 and cache._host.num_free_pages == (2,)
+    assert user.num_cached_tokens == 0 and cache._host_pool.num_free_pages == (2,)
     assert cache.num_nodes == 2 and cache.num_restored_pages == 0
     cache.check_integrity([user.pages])
 
@@ -379,12 +386,12 @@ def test_a_window_leaves_on_the_host_what_it_does_not_need():
     hoards = [cache.allocate(group, 3) for group in range(2)]
     cache.take_transfers()
     for group, hoard in enumerate(hoards):
-        cache.release(group, hoard)
+        cache.free(group, hoard)
     user = Run(cache, "aabbccX")
     assert user.num_cached_tokens == 6 and [t.group for t in cache.take_transfers()] == [0] * 3 + [
         1
     ]
-    assert cache._host.num_free_pages == (3, 1) and cached(cache, "aabb") == 4
+    assert cache._host_pool.num_free_pages == (3, 1) and cached(cache, "aabb") == 4
     cache.check_integrity([user.pages])
 
 
@@ -399,11 +406,11 @@ def test_a_key_is_dropped_with_its_pages():
     cache.drop(1)
     cache.drop("unknown")
     assert cached(cache, "aabb", key=1) == 0 and cached(cache, "aabb", key=2) == 4
-    assert cache._host.num_free_pages == (2,) and cache.num_available_pages == (1,)
+    assert cache._host_pool.num_free_pages == (2,) and cache.num_available_pages == (1,)
     cache.drop(2)
     cache.check_integrity([user.pages, [hoard]])
     user.tokens += "d"
-    user.hold(1)
+    user.allocate(1)
     user.commit(1)  # all of it is known again
     assert cached(cache, "aabbcd", key=2) == 6
 
@@ -417,30 +424,30 @@ def test_a_lost_device_forgets_all():
     assert cache.num_nodes == 0 and cache.take_transfers() == ()
     assert cached(cache, "aabbcc") == cached(cache, "xx") == 0
     user.end()
-    assert cache._host.num_free_pages == (4,) and cache.num_available_pages == (2,)
+    assert cache._host_pool.num_free_pages == (4,) and cache.num_available_pages == (2,)
 
 
 @pytest.mark.parametrize(
-    "break_books",
+    "corrupt",
     [
         lambda cache, tree, node: cache._pool.share(0, [node.pages[0]]),
-        lambda cache, tree, node: cache._host.allocate(0, 1),
-        lambda cache, tree, node: tree.idle[0].popitem(),
-        lambda cache, tree, node: tree.idle[0].move_to_end(node.pages[0]),
-        lambda cache, tree, node: tree._named[1].popitem(),
+        lambda cache, tree, node: cache._host_pool.allocate(0, 1),
+        lambda cache, tree, node: tree.evictable[0].popitem(),
+        lambda cache, tree, node: tree.evictable[0].move_to_end(node.pages[0]),
+        lambda cache, tree, node: tree._nodes[1].popitem(),
         lambda cache, tree, node: tree.child(node, "empty"),
         lambda cache, tree, node: node.children.clear(),
-        lambda cache, tree, node: tree.forget(node.parent, 0),
+        lambda cache, tree, node: tree.remove_page(node.parent, 0),
         lambda cache, tree, node: setattr(node, "num_device_children", 3),
         lambda cache, tree, node: setattr(tree, "_num_nodes", 9),
-        lambda cache, tree, node: tree.name_host(node, 1, cache._host.allocate(1, 1)[0]),
+        lambda cache, tree, node: tree.set_host_page(node, 1, cache._host_pool.allocate(1, 1)[0]),
     ],
 )
-def test_integrity_can_fail(break_books):
+def test_integrity_can_fail(corrupt):
     cache = cache_of([6, 6], (None, 4), host=[6, 6])
     put(cache, "aabbccdd")
-    cache.release(0, cache.allocate(0, 3))
+    cache.free(0, cache.allocate(0, 3))
     cache.check_integrity([])
-    break_books(cache, cache._tree, cache.match("aabbX").nodes[-1])
+    corrupt(cache, cache._tree, cache.match_prefix("aabbX").nodes[-1])
     with pytest.raises(RuntimeError):
         cache.check_integrity([])

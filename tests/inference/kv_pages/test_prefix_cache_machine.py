@@ -33,12 +33,12 @@ class CacheMachine(RuleBasedStateMachine):
         windows=st.sampled_from([(None, 3), (6, None), (1, None), (None, None), (2, 1), (6, 1)]),
         num_pages=st.sampled_from([(6, 6), (12, 7), (7, 12), (25, 25)]),
         host=st.sampled_from([(2, 2), (5, 9), (30, 30), None]),
-        spills_from=st.sampled_from([0, 0, 4]),
+        offloads_from=st.sampled_from([0, 0, 4]),
     )
-    def build(self, page_tokens, windows, num_pages, host, spills_from):
+    def build(self, page_tokens, windows, num_pages, host, offloads_from):
         self.size = page_tokens
         self.cache = cache_of(
-            num_pages, windows, page_tokens, host, spills=lambda n: n >= spills_from
+            num_pages, windows, page_tokens, host, should_offload=lambda n: n >= offloads_from
         )
         self.runs: list[Run] = []
         self.hoards: list[list[list[int]]] = []
@@ -75,7 +75,7 @@ class CacheMachine(RuleBasedStateMachine):
     def admit(self, tokens, key, limit):
         """Starts a sequence where it fits, after a look at what it finds."""
         cache = self.cache
-        match = cache.match(tokens, key, limit)
+        match = cache.match_prefix(tokens, key, limit)
         most = len(tokens) - 1 if limit is None else min(limit, len(tokens))
         assert match.num_tokens == self.resumes(tokens, key, most) == len(match.nodes) * self.size
         fits = cache.can_allocate(match.num_new_pages)
@@ -97,7 +97,7 @@ class CacheMachine(RuleBasedStateMachine):
         if not self.cache.can_allocate([-(-stop // self.size) - len(p) for p in user.pages]):
             self.leave(user)
             return False
-        user.hold(n)
+        user.allocate(n)
         self.copy()
         user.tokens += [1] * (stop - len(user.tokens))
         for group, pages in enumerate(user.pages):
@@ -171,18 +171,18 @@ class CacheMachine(RuleBasedStateMachine):
     @rule()
     def spend(self):
         for group, pages in enumerate(self.hoards.pop()):
-            self.cache.release(group, pages)
+            self.cache.free(group, pages)
 
     @rule()
     def make_room(self):
-        """Everything idle is evicted."""
+        """Everything evictable is evicted."""
         self.hoards.append(list(map(self.cache.allocate, (0, 1), self.cache.num_available_pages)))
         self.spend()
 
     @rule()
     def drop(self):
         self.cache.drop(1)
-        assert self.cache.match([0] * 20, 1).num_tokens == 0
+        assert self.cache.match_prefix([0] * 20, 1).num_tokens == 0
 
     @precondition(lambda self: self.cache.num_nodes > 12)
     @rule(clears_first=st.booleans())
@@ -196,7 +196,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.num_nodes == 0
 
     @invariant()
-    def books_add_up(self):
+    def references_add_up(self):
         self.cache.check_integrity([*(user.pages for user in self.runs), *self.hoards])
 
     def teardown(self):
@@ -306,6 +306,6 @@ def test_eviction_takes_no_longer_with_more_in_the_cache():
     seconds = time.perf_counter() - start
     assert seconds < 0.5, f"{seconds:.3f} s for 1,000 evictions"
     start = time.perf_counter()
-    match = cache.match(users[0].tokens)
+    match = cache.match_prefix(users[0].tokens)
     seconds = time.perf_counter() - start
     assert match.num_tokens == 396 and seconds < 0.05, f"{seconds:.4f} s to match 99 pages"

@@ -1,4 +1,4 @@
-"""Many answers where memory is short: beams that wait for others, prompts on the host."""
+"""Many answers where memory is short: beams that wait for others, offloaded prompts."""
 
 import contextlib
 import dataclasses
@@ -10,19 +10,20 @@ import pytest
 from configs.cache import CacheSpec
 from configs.errors import InputError
 from configs.model import LayerSpec
-from inference.outputs import Update
-from inference.request import SamplingParams, Sequence
-from inference.scheduling.sequence_group import Beams
+from inference.request import SamplingParams
+from inference.scheduling.beam_search import BeamSearch
+from inference.scheduling.sequence import Sequence
 from tests import fakes
-from tests.inference.scheduling.test_policies import CONTEXT, scheduler
+from tests.inference.scheduling.test_policies import scheduler
 from tests.inference.scheduling.test_scheduler import fake_output
+from tests.kinds import Caching
 
 NUM_TOP = 6
 
 
-def searched(plan, rng):
-    """What a device would say of a plan: random candidates."""
-    output = fake_output(plan)
+def searched(schedule, rng):
+    """Outputs of a step with random candidates."""
+    output = fake_output(schedule)
     shape = (*output.tokens.shape, NUM_TOP)
     output.top_ids, output.top_logprobs = np.zeros(shape, int), np.zeros(shape)
     for row in range(shape[0]):
@@ -33,7 +34,7 @@ def searched(plan, rng):
 
 @pytest.mark.parametrize("seed", range(150))
 def test_searches_side_by_side_all_end(seed):
-    """Whoever makes room, somebody gets along."""
+    """Whichever search is preempted, all of them end."""
     rng = random.Random(seed)
     one = scheduler(
         num_tokens=rng.choice([96, 112, 128, 160]), max_seqs=rng.choice([4, 6, 8]),
@@ -49,43 +50,45 @@ def test_searches_side_by_side_all_end(seed):
         )  # fmt: skip
         with contextlib.suppress(InputError):  # one that would not find room even alone
             one.add(first)
-        search = Beams(one, first, CONTEXT, lambda sequence: "")
+        search = BeamSearch(first, lambda sequence: "")
         searches |= dict.fromkeys(search.ids, search)
-    flights = []
+    in_flight = []
     for _ in range(600):
         if not one.has_work:
             return
-        plan = one.schedule()
-        flights += [plan] if plan else []
-        if len(flights) > (plan is not None and overlap):
-            plan = flights.pop(0)
-            for sequence, tokens in one.commit(plan, searched(plan, rng)):
-                if not searches[sequence.id].is_finished:
-                    searches[sequence.id].take(Update(sequence.id, tokens, "", None))
+        schedule = one.schedule()
+        in_flight += [schedule] if schedule else []
+        if len(in_flight) > (schedule is not None and overlap):
+            schedule = in_flight.pop(0)
+            for sequence, _ in one.commit(schedule, searched(schedule, rng)):
+                search = searches[sequence.id]
+                if not search.is_finished and (decisions := search.decide()):
+                    one.apply(decisions)
         one.check_integrity()
-    raise AssertionError("nobody gets along")
+    raise AssertionError("no search ends")
 
 
 @pytest.mark.quick_code
 @pytest.mark.parametrize("length", [32, 33, 34])
 def test_a_prompt_comes_back_from_the_host_for_all_its_answers(length):
     model = fakes.fake_model()
-    pattern = (LayerSpec("paged", cache=CacheSpec(fakes.ELEMENTS)),)
+    pattern = (LayerSpec(Caching(CacheSpec(1, fakes.ELEMENTS)), None),)
     model = dataclasses.replace(model, pattern=pattern, num_layers=1)
     size = sum(group.bytes_per_page(model.dtype, 4) for group in model.page_groups)
     first, second = fakes.prompts([length, 70])
     tokens = []
     for n in (1, 2):
         engine = fakes.engine(
-            model, page_tokens=4, cache_bytes=24 * size, max_seqs=3, tile_tokens=8,
-            prefill_tiles=(1, 2), decode_rows=(3,), preemption="swap", swap_bytes=1 << 20,
+            model, shapes="one", draws=False, page_tokens=4, cache_bytes=24 * size, max_seqs=3,
+            chunk_tokens=8, prefill_chunks=(1, 2), decode_rows=(3,), preemption="swap",
+            swap_bytes=1 << 20,
         )  # fmt: skip
         for prompt in (first, second):
             engine.generate([prompt], fakes.greedy(6))
         params = dataclasses.replace(fakes.greedy(6), n=n)
         (found,) = engine.generate([first], params)
         tokens += [found.token_ids, *(other.token_ids for other in found.others)]
-        assert engine.scheduler.pages.prefix.num_restored_pages
+        assert engine.scheduler.pages.prefix_cache.num_restored_pages
     assert tokens[0] == tokens[1] == tokens[2]
 
 
@@ -95,13 +98,13 @@ def test_a_search_that_failed_says_so():
     params = SamplingParams(max_new_tokens=8, beam_width=2, stop_ids=(5,))
     first = Sequence(1, params, [1, 2, 3], 3, needs_commit=True, cache_key="shared")
     one.add(first)
-    search = Beams(one, first, CONTEXT, lambda sequence: "")
+    search = BeamSearch(first, lambda sequence: "")
     for at in range(3):
-        plan = one.schedule()
-        output = searched(plan, rng)
+        schedule = one.schedule()
+        output = searched(schedule, rng)
         output.top_ids[:, 0], output.top_logprobs[:, 0] = [1, 5, 2, 3, 4, 6], -np.arange(1.0, 7)
         output.finite[:] = at < 2
-        for sequence, tokens in one.commit(plan, output):
-            if not search.is_finished:
-                search.take(Update(sequence.id, tokens, "", None))
+        for _ in one.commit(schedule, output):
+            if not search.is_finished and (decisions := search.decide()):
+                one.apply(decisions)
     assert search.is_finished and search.completion().finish_reason == "error"

@@ -8,9 +8,10 @@ import jax
 import pytest
 
 from configs import presets
-from configs.cache import shared
 from configs.engine import Config, EngineConfig
 from configs.hardware.spec import HardwareSpec
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Gated, Plain
 from configs.model import LayerSpec, ModelConfig
 from configs.precision import Format
 from inference.planner import cost, report, weights
@@ -21,8 +22,8 @@ from layers import decoder, kv_cache, params
 
 # D = 8, F = 16, 2 layers (one windowed), N = 4, K = 2, H = 3, V = 10.
 _TINY = ModelConfig(
-    "tiny", "llama", 10, 8, 16, 2, 4, 2, 3, 512, dtype="bfloat16",
-    pattern=(LayerSpec(), LayerSpec(window=4)),
+    "tiny", "llama", 10, width=8, num_layers=2, max_context=512, dtype="bfloat16",
+    pattern=tuple(LayerSpec(Attention(4, 2, 3, None, window), Gated(16)) for window in (None, 4)),
 )  # fmt: skip
 _LAYER = (4 + 2 + 2) * 3 * 8 + 8 * 12 + 3 * 8 * 16  # qkv, out, gate, up and down: 672
 _TABLE = 10 * 8
@@ -51,25 +52,33 @@ def activation_bytes(*args) -> float:
 
 
 def test_parameters_by_hand():
-    assert sum(m.elements * n for m, n in weights.matrices(_TINY).items()) == 2 * _LAYER == 1344
-    assert weights.vector_elements(_TINY) == _NORMS == 40
+    *matrices, vectors = weights.held(_TINY)
+    assert sum(part.elements for part in matrices if part.is_matrix) == 2 * _LAYER == 1344
+    assert vectors.elements == _NORMS == 40
     assert weights.num_parameters(_TINY) == 1344 + 40 + 160
-    tied = dataclasses.replace(_TINY, tied=True, qk_norm="head", post_norms=True)
+    tied = dataclasses.replace(_TINY.with_kinds(qk_norm="head"), tied=True, post_norms=True)
     assert weights.num_parameters(tied) == 1344 + 2 * (4 * 8 + 2 * 3) + 8 + 80
 
 
-_FULL = ("qkv", "out", "ffn")
+_HEADS = Attention(4, 2, 4)
+_BIASED = dataclasses.replace(_HEADS, biases=("qkv", "out"))
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"norm": "layer", "biases": _FULL}, {"pre_norms": False, "post_norms": True, "qk_norm": "all"},
-     {"biases": ("out",), "pattern": (LayerSpec(ffn="plain"), LayerSpec(cache=shared(0)))},
-     {"biases": _FULL, "qk_norm": "all", "pattern": (LayerSpec(), LayerSpec(cache=shared(0)))},
-     {"learned_positions": 512, "pattern": (LayerSpec(ffn="plain", rope=None),)}],
+    ("layers", "changes"),
+    [([(_BIASED, Gated(16, has_bias=True))], {"norm": "layer"}),
+     ([(dataclasses.replace(_HEADS, qk_norm="all"), Gated(16))],
+      {"pre_norms": False, "post_norms": True}),
+     ([(dataclasses.replace(_HEADS, biases=("out",)), Plain(16)),
+       (Attention(4, 2, 4, owner=0), Gated(16))], {}),
+     ([(dataclasses.replace(_BIASED, qk_norm="all"), Gated(16, has_bias=True)),
+       (dataclasses.replace(_BIASED, qk_norm="all", owner=0), None)], {}),
+     ([(Attention(4, 2, 4, rope=None), Plain(16))], {"learned_positions": 512})],
 )  # fmt: skip
-def test_parts_of_other_families_are_counted(changes):
-    config = dataclasses.replace(_TINY, head_width=4, **changes)
+def test_parts_of_other_families_are_counted(layers, changes):
+    config = dataclasses.replace(
+        _TINY, pattern=tuple(LayerSpec(*layer) for layer in layers), **changes
+    )
     infos = jax.tree.leaves(decoder.param_infos(config), is_leaf=params.is_info)
     declared = sum(math.prod(info.shape) for info in infos)
     assert weights.num_parameters(config) == declared
@@ -148,7 +157,8 @@ def test_a_prefill_step_by_hand():
      (4, 4, 3, 1 + 2 + 3 + 3), (3, 3, 5, 6), (2, 9, 1, 2)],
 )  # fmt: skip
 def test_pairs_of_query_and_key(queries, context, window, pairs):
-    alone = dataclasses.replace(_TINY, num_layers=1, pattern=(LayerSpec(window=window),))
+    layer = LayerSpec(Attention(4, 2, 3, None, window), Gated(16))
+    alone = dataclasses.replace(_TINY, num_layers=1, pattern=(layer,))
     with_rows = step_cost(alone, 1, [(queries, context)], 1)
     assert with_rows.flops - step_cost(alone, 1, [], 1).flops == 4 * 4 * 3 * pairs
 
@@ -159,7 +169,7 @@ def test_predicted_bytes_are_allocated_bytes():
     for name in ("smollm2-135m", "gemma3-270m"):
         for dtype in ("bfloat16", "float32"):
             config = dataclasses.replace(presets.get(name).config, dtype=dtype)
-            tokens = min(layer.window or 512 for layer in config.layers)
+            tokens = min(spec.window or 512 for spec in config.cache_specs)
             pages = (tokens // page,) * len(config.page_groups)
             leaves = jax.tree.leaves(kv_cache.abstract(config, pages, page, 1, 0))
             allocated = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)

@@ -1,6 +1,7 @@
 """Plans: the physics that must hold whatever the model, the chip and the mesh."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -8,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import presets
-from configs.cache import shared
 from configs.errors import InputError
 from configs.hardware import catalog
 from configs.hardware.spec import HardwareSpec
@@ -25,6 +25,11 @@ _MODELS = {name: presets.get(name).config for name in presets.NAMES | presets.PL
 _LLAMA, _LATENT, _MIXTURE = (
     _MODELS[name] for name in ("llama2-13b", "deepseek-v2", "mixtral-8x7b")
 )
+
+
+def _vectors(config) -> int:
+    """Weights that are no matrix."""
+    return weights.held(config)[-1].elements
 
 
 def formats(weights_name: str, cache_name: str = "bfloat16") -> Precision:
@@ -59,8 +64,26 @@ def test_fewer_bits_cost_less(name, batch, context, accounting):
         for bits in (("float32", "float32"), ("bfloat16", "bfloat16"), ("int8", "bfloat16"),
                      ("int8", "int8"), ("int4", "int4"))
     ]  # fmt: skip
-    for more, fewer in zip(rows, rows[1:], strict=False):
-        assert fewer.memory_bytes <= more.memory_bytes and fewer.step_s <= more.step_s
+    for more, fewer in itertools.pairwise(rows):
+        assert fewer.memory_bytes <= more.memory_bytes
+    *steps, int4 = (row.step_s for row in rows)
+    assert steps == sorted(steps, reverse=True)
+    assert int4 <= steps[1]  # computes in bfloat16, which int8 does not
+
+
+def test_eight_bits_compute_at_their_own_rate_where_the_chip_has_one():
+    """A prompt waits for arithmetic: half as long on v5e, no shorter in four bits or on v7x."""
+    config = presets.get("llama3-8b").config
+
+    def ttft_s(chip: str, weights: str) -> float:
+        placed = Deployment(config, catalog.get(chip), formats(weights, "bfloat16"))
+        return placed.row(1, 4096).ttft_s
+
+    plain = ttft_s("v5e", "bfloat16")
+    assert ttft_s("v5e", "int8") < 0.6 * plain
+    assert ttft_s("v5e", "int4") > 0.9 * plain
+    assert ttft_s("v7x", "int8") > 0.9 * ttft_s("v7x", "bfloat16")
+    assert ttft_s("v7x", "fp8") < 0.6 * ttft_s("v7x", "bfloat16")
 
 
 @given(_NAMES, st.integers(1, 4096))
@@ -107,10 +130,8 @@ def test_heads_and_columns_are_divided_and_key_value_heads_copied_beyond_their_n
     one, eight, sixteen = (Deployment(config, _H100, mesh=Mesh(model=n)) for n in (1, 8, 16))
     assert eight.chip_cache_bytes(512) == one.cache_bytes(512) / 8
     assert sixteen.chip_cache_bytes(512) == one.cache_bytes(512) / 8
-    divided = one.weight_bytes - 2 * weights.vector_elements(config)
-    assert eight.chip_weight_bytes == pytest.approx(
-        divided / 8 + 2 * weights.vector_elements(config)
-    )
+    divided = one.weight_bytes - 2 * _vectors(config)
+    assert eight.chip_weight_bytes == pytest.approx(divided / 8 + 2 * _vectors(config))
     memory = [placed.decode_time(64, 512).memory_s for placed in (one, eight, sixteen)]
     assert memory[1] == pytest.approx(memory[0] / 8, rel=1e-3)
     assert memory[1] > memory[2] > memory[1] / 2  # each still reads a whole head
@@ -125,7 +146,7 @@ def test_rows_of_key_value_heads_are_copied_beyond_their_number():
     rows = (4 + 2) * 128
     assert found.weight_bytes == pytest.approx(80 * rows * 8192 * 2)
     assert found.flops == pytest.approx(80 * 2 * 4 * rows * 8192)
-    whole = 2 * weights.vector_elements(config)
+    whole = 2 * _vectors(config)
     even = (placed.weight_bytes - whole) / 16
     assert placed.chip_weight_bytes - whole - even == pytest.approx(80 * 2 * 64 * 8192 * 2)
 
@@ -181,8 +202,9 @@ def test_expert_parallel_chips_divide_experts_and_sequences():
 @pytest.mark.parametrize("tokens, expected", [(1, 2.0), (2, 3.5), (1000, 8.0)])
 def test_expected_experts_touched(tokens, expected):
     """8 (1 - (3/4)^T): what T tokens miss that visit 2 of 8 evenly."""
-    (gate_up,) = (m for m in weights.matrices(_MIXTURE) if m.name == "experts.gate_up")
-    assert gate_up.copies_touched(tokens) == pytest.approx(expected)
+    work = Work.decode(tokens, 1)
+    (gate_up,) = (o for o in cost.step_operations(_MIXTURE, work) if o.name == "experts.gate_up")
+    assert gate_up.weight_bytes == pytest.approx(expected * 32 * 2 * 14_336 * 4096 * 2)
 
 
 def test_chips_without_links_make_no_mesh():
@@ -268,7 +290,7 @@ def test_sparse_prefill_sees_all_until_there_are_more_than_it_takes():
 
 def test_states_are_read_once_and_written_for_every_draft():
     config = _MODELS["mamba2-2.7b"]
-    state = 64 * 4 * config.layers[0].recurrent.state_elements
+    state = 64 * 4 * config.layers[0].mixer.state_elements
 
     def moved(work: Work) -> float:
         return next(o for o in cost.step_operations(config, work) if o.name == "recur").cache_bytes
@@ -287,11 +309,11 @@ def test_the_prefill_gives_the_first_token():
 
 
 def test_shared_and_windowed_and_sparse_caches():
-    crossed = dataclasses.replace(
-        _LLAMA, pattern=tuple(LayerSpec(cache=shared(i - 1) if i % 2 else None) for i in range(40))
-    )
+    own = _LLAMA.layers[0]
+    mixers = (dataclasses.replace(own.mixer, owner=i - 1 if i % 2 else None) for i in range(40))
+    crossed = dataclasses.replace(_LLAMA, pattern=tuple(LayerSpec(m, own.ffn) for m in mixers))
     assert cost.cache_bytes(crossed, 100) == cost.cache_bytes(_LLAMA, 100) / 2
-    windowed = dataclasses.replace(_LLAMA, pattern=(LayerSpec(window=64),))
+    windowed = _LLAMA.with_kinds(window=64)
     assert cost.cache_bytes(windowed, 1000) == cost.cache_bytes(_LLAMA, 64)
     sparse = _MODELS["deepseek-v3.2"]
     reads = [

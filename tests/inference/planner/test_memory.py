@@ -9,18 +9,30 @@ from configs import overrides, presets
 from configs.cache import CacheSpec
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
-from configs.mixers import Recurrent
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Gated
+from configs.kinds.recurrent import Recurrent
 from configs.model import LayerSpec, ModelConfig
 from inference.engine import Engine
-from inference.planner import cost, memory
+from inference.planner import cost
 from inference.request import SamplingParams
-from inference.runtime.model_runner import Executor
+from inference.runtime.model_runner import ModelRunner
 from layers import decoder, kv_cache, params
+from tests.kinds import Caching
 
 LIMIT = 512 << 20
 
 # SmolLM2's cache (30 layers of 3 heads of 64) around next to no weights.
-THIN = ModelConfig("thin", "llama", 64, 16, 16, 30, 3, 3, 64, 8192, dtype="bfloat16")
+THIN = ModelConfig(
+    "thin", "llama", 64, width=16, num_layers=30, max_context=8192, dtype="bfloat16",
+    pattern=(LayerSpec(Attention(3, 3, 64), Gated(16)),),
+)  # fmt: skip
+
+
+def largest_batch(model, cache_bytes: int, context: int) -> int:
+    """Sequences of `context` tokens that an engine of that much cache never preempts."""
+    engine = EngineConfig(max_seqs=1, max_context=context, cache_bytes=cache_bytes)
+    return Config(model, engine).most_seqs
 
 
 def engine_config(**changes) -> EngineConfig:
@@ -37,7 +49,7 @@ def test_predicted_pool_is_the_allocated_one(name, dtype):
         model, config.num_pages, config.page_tokens, engine.max_seqs, engine.num_drafts
     )
     allocated = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(leaves))
-    assert memory.pool_bytes(config) == allocated
+    assert config.pool_bytes == allocated
 
 
 def test_the_largest_batch_by_hand():
@@ -47,38 +59,39 @@ def test_the_largest_batch_by_hand():
     assert cost.cache_bytes(model, 16) == page
     fits = (LIMIT - page) // (32 * page)  # 512 tokens are 32 pages; a sink comes first
     assert fits == 45
-    assert memory.largest_batch(model, LIMIT, 512) == fits
+    assert largest_batch(model, LIMIT, 512) == fits
     config = Config(model, engine_config(max_seqs=fits))
     assert config.full_bytes(fits) <= LIMIT < config.full_bytes(fits + 1)
-    assert config.full_bytes(fits) == memory.pool_bytes(config)
+    assert config.full_bytes(fits) == config.pool_bytes
 
 
 def test_an_open_page_is_a_whole_one():
     model = presets.get("smollm2-135m").config
     page = 16 * 23_040
-    assert memory.largest_batch(model, page * (1 + 3 * 2), 17) == 3  # 17 tokens are two pages
-    assert memory.largest_batch(model, page * (1 + 3 * 2) - 1, 17) == 2
-    assert memory.largest_batch(model, page, 17) == 0
+    assert largest_batch(model, page * (1 + 3 * 2), 17) == 3  # 17 tokens are two pages
+    assert largest_batch(model, page * (1 + 3 * 2) - 1, 17) == 2
+    assert largest_batch(model, page, 17) == 0
 
 
 def test_windows_keep_what_a_step_may_add():
     model = presets.get("gemma3-270m").config
     config = Config(model, EngineConfig(max_seqs=1, max_context=4096, cache_bytes=LIMIT))
     windowed, whole = config.peak_pages(4096)
-    assert (windowed, whole) == ((512 + 512 + 32) // 16, 256)  # 8 tiles of 64 are a step
-    assert config.most_seqs == memory.largest_batch(model, LIMIT, 4096)
+    assert (windowed, whole) == ((512 + 512 + 32) // 16, 256)  # 8 chunks of 64 are a step
+    assert config.most_seqs == largest_batch(model, LIMIT, 4096)
     assert config.full_bytes(config.most_seqs) <= LIMIT < config.full_bytes(config.most_seqs + 1)
 
 
 def test_the_largest_batch_is_served_without_a_preemption():
     """A tenth of the layers in a tenth of the memory: as many sequences."""
     model, limit = dataclasses.replace(THIN, num_layers=3), LIMIT // 10
-    fits = memory.largest_batch(model, limit, 512)
-    assert fits == memory.largest_batch(THIN, LIMIT, 512) == 45
-    settings = engine_config(max_seqs=fits, decode_rows=(64,), prefill_tiles=(32,))
+    fits = largest_batch(model, limit, 512)
+    assert fits == largest_batch(THIN, LIMIT, 512) == 45
+    settings = engine_config(max_seqs=fits, decode_rows=(64,), prefill_chunks=(16,))
     config = Config(model, dataclasses.replace(settings, cache_bytes=limit))
     engine = Engine(config, params.init(decoder.param_infos(model)))
-    assert engine.executor.cache_bytes == memory.pool_bytes(config) <= limit
+    engine.scheduler.shapes = engine.scheduler.shapes[-1:]  # that of all steps: one to compile
+    assert engine.model_runner.cache_bytes == config.pool_bytes <= limit
     preempted = []
     engine.scheduler.preempt = preempted.append
     prompts = [[1 + (7 * i + j) % 60 for j in range(480)] for i in range(fits)]
@@ -94,11 +107,11 @@ def test_the_largest_batch_is_served_without_a_preemption():
 def test_a_tenth_more_is_refused_before_anything_is_allocated(monkeypatch):
     allocated = []
     monkeypatch.setattr(kv_cache, "init", lambda *args: allocated.append(args))
-    most = memory.largest_batch(THIN, LIMIT, 512)
+    most = largest_batch(THIN, LIMIT, 512)
     asked = most * 11 // 10
     needed = (1 + asked * 32) * 16 * 23_040
     with pytest.raises(InputError) as refused:
-        Executor(Config(THIN, engine_config(max_seqs=asked)), params={})
+        ModelRunner(Config(THIN, engine_config(max_seqs=asked)), params={})
     for figure in (asked, 512, needed, LIMIT, most):
         assert str(figure) in str(refused.value)
     assert not allocated
@@ -116,7 +129,7 @@ def test_overcommit_is_the_default_and_a_setting():
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_states_are_counted_with_their_sink(drafts):
     """A state is the sequence's whole cache, in float32, once more for every draft."""
-    layer = LayerSpec(mixer="recurrent", recurrent=Recurrent(4, 16, 8))
+    layer = LayerSpec(Recurrent(4, 16, 8), Gated(16))
     model = dataclasses.replace(THIN, num_layers=2, pattern=(layer,))
     state = 2 * (4 * 16 + 3 * (4 + 2 * 16)) * 4 * (1 + drafts)
     engine = EngineConfig(
@@ -124,15 +137,17 @@ def test_states_are_counted_with_their_sink(drafts):
     )
     config = Config(model, engine)
     assert config.num_pages == () and config.most_seqs == 7
-    assert config.full_bytes(7) == memory.pool_bytes(config) == 8 * state
+    assert config.full_bytes(7) == config.pool_bytes == 8 * state
     with pytest.raises(InputError, match=f"7 sequences of 512 tokens need {8 * state} bytes"):
         Config(model, dataclasses.replace(engine, cache_bytes=8 * state - 1))
-    mixed = dataclasses.replace(model, pattern=(layer, LayerSpec()))
+    mixed = dataclasses.replace(model, pattern=(layer, *THIN.pattern))
     held = Config(mixed, dataclasses.replace(engine, max_seqs=1, cache_bytes=1 << 30))
-    assert held.full_bytes(1) == memory.pool_bytes(held)
+    assert held.full_bytes(1) == held.pool_bytes
 
 
 def test_a_model_that_keeps_nothing_is_never_refused():
-    model = dataclasses.replace(THIN, num_layers=1, pattern=(LayerSpec(cache=CacheSpec()),))
+    model = dataclasses.replace(
+        THIN, num_layers=1, pattern=(LayerSpec(Caching(CacheSpec()), None),)
+    )
     config = Config(model, EngineConfig(max_seqs=7, cache_bytes=1, overcommit=False))
     assert config.num_pages == () and config.most_seqs == 7

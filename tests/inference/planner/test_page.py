@@ -17,8 +17,10 @@ import pytest
 from configs import presets
 from configs.hardware import catalog
 from configs.hardware.spec import HardwareSpec
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Gated
+from configs.kinds.latent import Indexer, Latent
 from configs.mesh import Mesh
-from configs.mixers import Indexer
 from configs.model import LayerSpec, ModelConfig
 from configs.precision import FORMATS
 from inference.planner.cost import Precision
@@ -32,11 +34,15 @@ needs_browser = pytest.mark.skipif(
 )
 
 _PRESETS = {name: preset.config for name, preset in (presets.NAMES | presets.PLANNED).items()}
-# What no preset combines: float32, windows beside an indexer over plain attention, norms of heads.
+# What no preset combines: float32, windows beside an indexer without latent queries, head norms.
+_HEADS = Attention(num_heads=12, num_kv_heads=4, head_width=40, qk_norm="head")
+_SPARSE = Latent(12, 64, 8, 32, 40, indexer=Indexer(3, 24, 100))
 _ODD = ModelConfig(
-    "odd", "llama", 999, 96, 160, 7, 12, 4, 40, 5000, dtype="float32", qk_norm="head",
-    post_norms=True, tied=True,
-    pattern=(LayerSpec(window=300), LayerSpec(indexer=Indexer(3, 24, 100)), LayerSpec()),
+    "odd", "llama", 999, width=96, num_layers=7, max_context=5000, dtype="float32",
+    post_norms=True, tied=True, pattern=tuple(
+        LayerSpec(mixer, Gated(160))
+        for mixer in (dataclasses.replace(_HEADS, window=300), _SPARSE, _HEADS)
+    ),
 )  # fmt: skip
 MODELS = _PRESETS | {"odd": _ODD}
 # What no data sheet says: a machine as it was measured, and one of which no rate is known.
@@ -90,7 +96,7 @@ def close(found, expected):
 
 def deployment(point):
     config = MODELS[point["model"]]
-    config = dataclasses.replace(config, num_kv_heads=point["kv_heads"])
+    config = config.with_kinds(num_kv_heads=point["kv_heads"])
     hardware = HARDWARE[point["hardware"]]
     if point["price"] is not None:
         hardware = dataclasses.replace(hardware, price_per_hour=point["price"])
@@ -159,16 +165,18 @@ def points(count, seed):
         config, hardware = MODELS[next(models)], next(chips)
         longest = min(config.max_context, 1 << 18)
         new = rng.choice((0, 1, 37, int(longest ** rng.uniform(0.1, 0.8))))
-        heads = [n for n in range(1, config.num_heads + 1) if config.num_heads % n == 0]
+        told = render.describe(config)
+        heads = [n for n in range(1, min(told["divided"]) + 1) if min(told["divided"]) % n == 0]
+        kv_heads = [n for n in heads if told["most_kv_heads"] % n == 0]
         linked = HARDWARE[hardware].link_bandwidth > 0
-        with_experts = any(layer.experts for layer in config.layers)
+        with_experts = bool(told["mixtures"])
         point = {
             "model": next(name for name, other in MODELS.items() if other is config),
             "hardware": hardware,
             "batch": int(4000 ** rng.random()),
             "context": int((longest - new) ** rng.random()),
             "new_tokens": new,
-            "kv_heads": rng.choice([config.num_kv_heads, rng.choice(heads)]),
+            "kv_heads": rng.choice([told["kv_heads"], rng.choice(kv_heads)]),
             "weights": rng.choice(list(FORMATS)),
             "cache": rng.choice(list(FORMATS)),
             "data": rng.choice((1, 1, 2, 3)),
@@ -221,17 +229,18 @@ def test_the_pages_figures_are_the_planners(tmp_path):
 def test_what_may_be_chosen_is_what_the_mesh_allows(tmp_path):
     script = """
     for (const [name, model] of Object.entries(CATALOG.models))
-      for (const kv of divisors(model.num_heads)) results.push([name, kv,
+      for (const kv of divisors(model.most_kv_heads)) results.push([name, kv,
         validChips(model, CATALOG.hardware.h200, kv), validExperts(model, CATALOG.hardware.h200)]);
     finish();"""
     base = {**points(1, 0)[0], "hardware": "h200", "price": None}
     for name, kv_heads, chips, experts in browse(tmp_path, script):
         config = MODELS[name]
         point = {**base, "model": name, "kv_heads": kv_heads, "expert": 1}
-        valid = [n for n in range(1, config.num_heads + 1) if is_possible({**point, "chips": n})]
+        valid = [n for n in range(1, 257) if is_possible({**point, "chips": n})]
         assert chips == valid, (name, kv_heads)
         most = max(
-            (layer.experts.num_experts for layer in config.layers if layer.experts), default=1
+            (layer.ffn.experts[0] for layer in config.layers if layer.ffn and layer.ffn.experts),
+            default=1,
         )
         point["chips"] = 1
         assert experts == [n for n in range(1, most + 1) if is_possible({**point, "expert": n})]
@@ -349,7 +358,8 @@ def check_pictures(look, expected):
             assert float(point["cy"]) == pytest.approx(at, abs=1), (look["step"], axis)
     computing = [name for name, value in expected.items() if name.endswith(".flops") and value]
     assert look["dots"] == len(computing), look["step"]
-    assert look["hidden"] == (not any(x.experts for x in MODELS[look["state"]["model"]].layers))
+    layers = MODELS[look["state"]["model"]].layers
+    assert look["hidden"] == (not any(layer.ffn and layer.ffn.experts for layer in layers))
 
 
 # --- the address, and what else a page owes -------------------------------------------------------

@@ -1,4 +1,4 @@
-"""--slo and --advise: what they promise holds, and nothing smaller or better was overlooked."""
+"""--slo and --advise: what they say holds, and nothing smaller or better was overlooked."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from configs.mesh import Mesh
 from inference.planner import advise, slo
 from inference.planner.advise import Workload
 from inference.planner.deployment import Deployment
-from inference.planner.slo import Promise
+from inference.planner.slo import Targets
 
 _70B = Deployment(presets.get("llama2-70b").config, catalog.get("h100"))
 
@@ -30,20 +30,20 @@ def test_a_busy_replica_by_hand():
     assert one.requests_s == pytest.approx(1 / prefill)  # a prompt gives a token, no step follows
 
 
-def test_answers_keep_the_promise_and_one_more_sequence_does_not():
-    promise = Promise(ttft=0.5, tpot=0.03)
-    found = slo.answers(_70B, promise, 1024, 256, rate=20)
+def test_answers_meet_the_targets_and_one_more_sequence_does_not():
+    targets = Targets(ttft=0.5, tpot=0.03)
+    found = slo.answers(_70B, targets, 1024, 256, rate=20)
     assert [answer.mesh.num_chips for answer in found] == [2, 4, 8]
     for answer in found:
         placed = dataclasses.replace(_70B, mesh=answer.mesh)
-        assert promise.is_kept(slo.steady(placed, answer.batch, 1024, 256))
+        assert targets.is_met(slo.steady(placed, answer.batch, 1024, 256))
         more = answer.batch + 1
         fits = more <= placed.largest_batch(1024, 256)
-        assert not (fits and promise.is_kept(slo.steady(placed, more, 1024, 256)))
+        assert not (fits and targets.is_met(slo.steady(placed, more, 1024, 256)))
         assert answer.num_chips == answer.replicas * answer.mesh.num_chips
         assert answer.load == pytest.approx(20 / (answer.replicas * answer.replica.requests_s))
         assert answer.load <= 0.8 < 20 / max(1, answer.replicas - 1) / answer.replica.requests_s
-    unasked = slo.answers(_70B, Promise(), 1024, 256)[0]
+    unasked = slo.answers(_70B, Targets(), 1024, 256)[0]
     assert (unasked.limited_by, unasked.replicas, unasked.load) == ("memory", 1, None)
 
 
@@ -54,13 +54,13 @@ def test_meshes_are_valid_and_linked():
     assert shapes == {(m, e) for m in (1, 2, 4, 8) for e in (1, 2, 4, 8) if m * e <= 8}
 
 
-def test_promises_nobody_keeps():
-    with pytest.raises(InputError, match=r"no mesh of h100 keeps tpot=1e-06: the fastest is model"):
-        slo.answers(_70B, Promise(tpot=1e-6), 1024, 256)
+def test_targets_that_no_mesh_meets():
+    with pytest.raises(InputError, match=r"no mesh of h100 meets tpot=1e-06: the fastest is model"):
+        slo.answers(_70B, Targets(tpot=1e-6), 1024, 256)
     small = dataclasses.replace(_70B, hardware=catalog.get("l4"))
     with pytest.raises(InputError, match="fits no mesh of l4: fewer bits or larger chips"):
         slo.answers(dataclasses.replace(small, config=presets.get("deepseek-v2").config),
-                    Promise(tpot=1), 1024, 256)  # fmt: skip
+                    Targets(tpot=1), 1024, 256)  # fmt: skip
 
 
 @pytest.mark.parametrize("goal", advise.GOALS)

@@ -7,7 +7,7 @@ import pytest
 from configs.errors import InputError
 from configs.hardware import catalog
 from configs.hardware.spec import HardwareSpec
-from inference.planner.calibration import machine, measure
+from inference.planner.calibration import lookup, measure, store
 
 _MEASURED = HardwareSpec("cpu", 16e9, 30e9, {"float32": 2e11, "bfloat16": 1e11})
 
@@ -22,11 +22,11 @@ def counted(monkeypatch, tmp_path):
 
 
 def test_this_machine_is_measured_once(counted):
-    assert machine.get("cpu") == machine.get("cpu") == _MEASURED
+    assert lookup.get("cpu") == lookup.get("cpu") == _MEASURED
     assert counted == [("float32", "bfloat16")]
-    assert machine.get("h100") is catalog.get("h100")
+    assert lookup.get("h100") is catalog.get("h100")
     with pytest.raises(InputError, match="no hardware"):
-        machine.get("tpu")
+        lookup.get("tpu")
 
 
 @pytest.mark.parametrize(
@@ -40,19 +40,21 @@ def test_this_machine_is_measured_once(counted):
      b'{"memory_bytes": 1, "read_bandwidth": 1e999, "rates": {"float32": 1, "bfloat16": 1}}'],
 )  # fmt: skip
 def test_an_unsound_memory_is_measured_again(counted, content):
-    path = machine.cache_file(measure.num_cores())
+    path = store.path()
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
-    assert machine.get("cpu") == _MEASURED and len(counted) == 1
+    assert lookup.get("cpu") == _MEASURED and len(counted) == 1
     assert json.loads(path.read_bytes())["read_bandwidth"] == 30e9
-    assert machine.get("cpu") == _MEASURED and len(counted) == 1
+    assert lookup.get("cpu") == _MEASURED and len(counted) == 1
 
 
 def test_a_memory_that_cannot_be_kept_costs_a_measurement_each_time(counted, tmp_path, caplog):
     (tmp_path / "hardware").write_text("a file where the folder should be")
-    assert machine.get("cpu") == machine.get("cpu") == _MEASURED
+    assert lookup.get("cpu") == lookup.get("cpu") == _MEASURED
     assert len(counted) == 2 and "cannot keep" in caplog.text
 
 
-def test_another_number_of_cores_is_another_machine(counted):
-    assert machine.cache_file(1) != machine.cache_file(2)
+def test_another_number_of_cores_is_another_machine(counted, monkeypatch):
+    path = store.path()
+    monkeypatch.setattr(store, "num_cores", lambda: 1000)
+    assert store.path() != path

@@ -9,8 +9,8 @@ import pytest
 
 from configs import presets
 from configs.hardware.spec import HardwareSpec
-from inference.planner import memory, weights
-from inference.planner.calibration import calibrate, machine, measure, verify
+from inference.planner import weights
+from inference.planner.calibration import calibrate, lookup, measure, store, verify
 from inference.planner.calibration.calibrate import Sample
 from inference.planner.cost import Precision
 
@@ -46,7 +46,7 @@ class FakeRunner:
     def held_bytes(self, model):
         formats = Precision.of(model)
         held = weights.weight_bytes(model, formats.weights, formats.rest)
-        return int(held), memory.pool_bytes(verify.engine_config(model))
+        return int(held), verify.engine_config(model).pool_bytes
 
 
 def run(runner, points, **settings):
@@ -71,13 +71,13 @@ def test_points_cover_rows_contexts_types_and_models(points):
     assert {p.model.name for p in points} == {"smollm2-135m", "gemma3-270m"}
     assert {p.model.dtype for p in points} == {"bfloat16", "float32"}
     assert {p.rows for p in points} == {0, 2, 8, 16, 32}
-    assert {p.tiles for p in points} == {0, 1, 4, 8}
+    assert {p.chunks for p in points} == {0, 1, 4, 8}
     assert {p.rows > 0 for p in points} == {True, False}
     assert max(p.context for p in points) <= verify.MAX_CONTEXT
     for point in points:
         config = verify.engine_config(point.model)
         assert point.rows in (0, *config.engine.decode_rows)
-        assert point.tiles in (0, *config.engine.prefill_tiles)
+        assert point.chunks in (0, *config.engine.prefill_chunks)
 
 
 def test_a_point_is_a_step():
@@ -208,12 +208,12 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_a_calibration_is_kept_by_machine(cache, monkeypatch):
-    assert calibrate.read() is None
-    calibrate.write(TRUE)
-    assert calibrate.read() == TRUE
-    assert calibrate.cache_file().is_relative_to(cache)
-    monkeypatch.setattr(machine, "processor", lambda: "another one")
-    assert calibrate.read() is None
+    assert store.calibration() is None
+    store.write(TRUE)
+    assert store.calibration() == TRUE
+    assert store.path().is_relative_to(cache)
+    monkeypatch.setattr(store, "processor", lambda: "another one")
+    assert store.calibration() is None
 
 
 @pytest.mark.parametrize(
@@ -232,27 +232,27 @@ def test_a_calibration_is_kept_by_machine(cache, monkeypatch):
     ],
 )
 def test_a_damaged_calibration_is_none(cache, damage):
-    calibrate.write(TRUE)
-    path = calibrate.cache_file()
+    store.write(TRUE)
+    path = store.path()
     path.write_text(damage(path.read_text()))
-    assert calibrate.read() is None
+    assert store.calibration() is None
 
 
 def test_a_cache_that_cannot_be_written_is_a_warning(cache, monkeypatch, caplog):
-    (cache / "calibration").write_text("a file in the way")
-    calibrate.write(TRUE)
-    assert "cannot keep" in caplog.text and calibrate.read() is None
+    (cache / "hardware").write_text("a file in the way")
+    store.write(TRUE)
+    assert "cannot keep" in caplog.text and store.calibration() is None
 
 
 def test_a_calibrated_machine_is_as_slow_as_it_reads_now(cache, monkeypatch):
     monkeypatch.setattr(measure, "read_bandwidth", lambda: 15e9)
     monkeypatch.setattr(measure, "matmul_rate", lambda dtype: 1e12)
-    assert not calibrate.this_machine("bfloat16").is_calibrated
-    calibrate.write(TRUE)
-    slow = calibrate.this_machine("bfloat16")
+    assert not lookup.this_machine("bfloat16").is_calibrated
+    store.write(TRUE)
+    slow = lookup.this_machine("bfloat16")
     assert slow.is_calibrated and slow.read_bandwidth == 15e9
     sample = Sample(*verify.Point(SMOL, 8, 0, 100).sample, 1.0)
     assert calibrate.predict(sample, slow) == pytest.approx(2 * calibrate.predict(sample, TRUE))
     monkeypatch.setattr(measure, "read_bandwidth", lambda: 60e9)
-    assert calibrate.this_machine("bfloat16") == calibrate.read()  # a passing moment
-    assert not calibrate.this_machine("float8").is_calibrated  # no rate of it was fitted
+    assert lookup.this_machine("bfloat16") == store.calibration()  # a passing moment
+    assert not lookup.this_machine("float8").is_calibrated  # no rate of it was fitted

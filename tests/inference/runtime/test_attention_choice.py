@@ -12,10 +12,10 @@ from jax.experimental.pallas import tpu as pltpu
 
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
-from inference import request
 from inference.engine import Engine
 from inference.request import SamplingParams
 from inference.runtime import model_runner
+from inference.scheduling.sequence import Sequence
 from layers import kv_cache
 from layers.kernels.attention import api, gpu, reference, tpu
 from layers.kernels.attention.contract import Implementation
@@ -25,13 +25,17 @@ from tests import fakes
 pytestmark = pytest.mark.quick_code
 
 _SIZES = {
-    "max_seqs": 4, "decode_rows": (4,), "page_tokens": 8, "tile_tokens": 16, "prefill_tiles": (2,),
+    "max_seqs": 4, "decode_rows": (4,), "page_tokens": 8, "chunk_tokens": 16,
+    "prefill_chunks": (2,),
 }  # fmt: skip
 
 
 def _engine(model, **settings) -> Engine:
+    """One shape for all steps: what differs is compiled for every engine."""
     config = Config(model, EngineConfig(**(_SIZES | settings)))
-    return Engine(config, fakes.real_params(model))
+    engine = Engine(config, fakes.real_params(model))
+    engine.scheduler.shapes = engine.scheduler.shapes[-1:]
+    return engine
 
 
 def _tokens(engine: Engine, lengths=(20, 3, 50, 9, 33), num_tokens: int = 8) -> list[list[int]]:
@@ -63,8 +67,8 @@ def test_pages_are_of_the_size_that_suits_the_device(platform, tokens, monkeypat
     model = fakes.llama(max_context=512)
     engine = Engine(Config(model, EngineConfig(max_seqs=2)), fakes.real_params(model))
     assert engine.config.engine.page_tokens == tokens
-    assert {leaf.shape[1] for leaf in engine.executor.cache} == {tokens}
-    sequence = request.Sequence(0, SamplingParams(), [1] * 300, 300)
+    assert {leaf.shape[1] for leaf in engine.model_runner.cache} == {tokens}
+    sequence = Sequence(0, SamplingParams(), [1] * 300, 300)
     engine.scheduler.add(sequence)
     engine.scheduler.schedule()
     assert [len(pages) for pages in sequence.pages] == [-(-sequence.num_scheduled_tokens // tokens)]
@@ -73,21 +77,22 @@ def test_pages_are_of_the_size_that_suits_the_device(platform, tokens, monkeypat
 # --- another layout -------------------------------------------------------------------------------
 
 
-def _heads_layout(num_pages, page_tokens, num_kv_heads, head_width, dtype):
+def _heads_layout(num_pages, page_tokens, page_format):
     """Keys and values of a head beside each other, [pages, page tokens, 2 K, H]."""
-    shape = num_pages, page_tokens, 2 * num_kv_heads, head_width
-    return jax.ShapeDtypeStruct(shape, kv_cache.stored_dtype(dtype))
+    shape = num_pages, page_tokens, 2 * page_format.kv_heads, page_format.key_width
+    return jax.ShapeDtypeStruct(shape, kv_cache.stored_dtype(page_format.dtype))
 
 
-def _heads_write(pages, k_TKH, v_TKH, ragged, group):
-    heads_TKH = jnp.stack([k_TKH, v_TKH], axis=2).reshape(len(k_TKH), *pages.shape[2:])
-    return kv_cache.write(pages, heads_TKH, ragged, group)
+def _heads_write(pages, row_TX, ragged, group):
+    halves = jnp.split(row_TX, 2, axis=1)
+    heads_TXH = jnp.stack(halves, axis=2).reshape(len(row_TX), *pages.shape[2:])
+    return kv_cache.write(pages, heads_TXH, ragged, group)
 
 
-def _heads_attend(q_CWNH, pages, rectangle, group, options):
+def _heads_attend(q_YWNH, pages, *told):
     halves = pages[:, :, 0::2], pages[:, :, 1::2]
     token_major = jnp.concatenate(halves, axis=2).reshape(*pages.shape[:2], -1)
-    return reference.attend_pages(q_CWNH, token_major, rectangle, group, options)
+    return reference.attend_pages(q_YWNH, token_major, *told)
 
 
 def test_whole_pages_move_in_any_layout(monkeypatch):
@@ -101,7 +106,7 @@ def test_whole_pages_move_in_any_layout(monkeypatch):
         samples = SamplingParams(max_new_tokens=6, n=3, temperature=1.5, seed=1)
         prompt = fakes.prompts((21,), model.vocab_size)
         answers = engine.generate(prompt, samples)[0]
-        assert engine.scheduler.pages.prefix.num_restored_pages
+        assert engine.scheduler.pages.prefix_cache.num_restored_pages
         return [tokens, [answer.token_ids for answer in (answers, *answers.others)]]
 
     expected = run()
@@ -115,11 +120,11 @@ def test_whole_pages_move_in_any_layout(monkeypatch):
 
 
 _HOPPER = Implementation(
-    gpu.limit, reference.layout, reference.write,
+    gpu.limit, kv_cache.token_major, kv_cache.write,
     functools.partial(gpu.attend_pages, num_splits=2, interpret=InterpretGPUParams()),
 )  # fmt: skip
 _TPU = Implementation(
-    tpu.limit, reference.layout, reference.write,
+    tpu.limit, kv_cache.token_major, kv_cache.write,
     functools.partial(tpu.attend_pages, interpret=pltpu.InterpretParams()),
     functools.partial(tpu.append_and_attend, interpret=pltpu.InterpretParams()),
 )  # fmt: skip
@@ -127,10 +132,11 @@ _TPU = Implementation(
 
 @pytest.mark.parametrize("kernel", [_HOPPER, _TPU], ids=["pallas_gpu", "pallas_tpu"])
 def test_the_step_with_a_kernel_gives_the_reference_tokens(kernel, monkeypatch):
-    """Interpreted: decode rows with padding, prefill tiles, a window and a soft cap."""
+    """Interpreted: decode rows with padding, prefill chunks, a window and a soft cap."""
     widths = {"num_heads": 4, "num_kv_heads": 2, "head_width": 64, "max_context": 256}
     model = fakes.quirks("bfloat16", **widths)
-    sizes = {"page_tokens": 64, "overlap": False}
+    sizes = {"page_tokens": 64, "chunk_tokens": 32, "decode_rows": (3,), "max_seqs": 3}
+    sizes |= {"overlap": False}
     expected = _tokens(_engine(model, **sizes), (70, 3), 4)
     monkeypatch.setattr(api, "implementation", lambda name: kernel)
     monkeypatch.setattr(api, "choose", lambda config: "kernel")

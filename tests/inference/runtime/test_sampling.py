@@ -11,13 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from inference.request import MAX_STOP_IDS, SamplingParams, Sequence
+from inference.request import MAX_STOP_IDS, SamplingParams
 from inference.runtime import gumbel, sampling
+from inference.scheduling.sequence import Sequence
 from layers import topk
+from tests import compiling
 
 ROWS = 32  # most tests fill up to as many, so that a vocabulary compiles once
 
-sample = jax.jit(sampling.sample)
+pytestmark = pytest.mark.quick_code
+
+sample, argmax = compiling.jit(sampling.sample), compiling.jit(topk.argmax)
 
 
 @dataclasses.dataclass
@@ -47,19 +51,15 @@ def pack(requests: list[Request], vocab: int):
     for request in requests:
         row = sampling.neutral_row(vocab)
         row.stop_ids[: len(request.stop_ids)] = request.stop_ids
-        for i, (token, value) in enumerate(request.bias):
-            row.bias_ids[i], row.bias_values[i] = token, value
-        plain = {f.name for f in dataclasses.fields(row)} & {
-            f.name for f in dataclasses.fields(Request)
-        } - {"stop_ids"}
-        values = {
-            name: np.asarray(getattr(request, name), getattr(row, name).dtype) for name in plain
-        }
+        for i, pair in enumerate(request.bias):
+            row.bias_ids[i], row.bias_values[i] = pair
+        own, asked = ({f.name for f in dataclasses.fields(x)} for x in (row, Request))
+        plain = own & asked - {"stop_ids"}
+        values = {n: np.asarray(getattr(request, n), getattr(row, n).dtype) for n in plain}
         allowed = sampling.pack_mask(vocab, request.allowed_ids, request.banned_ids)
         rows.append(dataclasses.replace(row, allowed=allowed, **values))
     masks = np.stack([sampling.pack_mask(vocab, r.grammar_ids, ()) for r in requests])
-    stacked = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *rows)
-    return stacked, jnp.asarray(masks)
+    return jax.tree.map(lambda *xs: jnp.asarray(np.stack(xs)), *rows), jnp.asarray(masks)
 
 
 def tile(tree, rows: int):
@@ -80,13 +80,13 @@ def reference_edit(x, request: Request, position: int, counts=None) -> np.ndarra
         banned |= set(request.stop_ids)
     for ids in (request.allowed_ids, request.grammar_ids):
         banned |= set(range(x.size)) - set(range(x.size) if ids is None else ids)
-    x[sorted(banned)] = -np.inf
+    for token, value in request.bias:
+        x[token] += value
     if counts is not None:
         seen = counts.sum(0) > 0
         x[seen] = np.where(x < 0, x * request.repetition, x / request.repetition)[seen]
         x -= request.presence * (counts[1] > 0) + request.frequency * counts[1]
-    for token, value in request.bias:
-        x[token] += value
+    x[sorted(banned)] = -np.inf
     return x
 
 
@@ -101,29 +101,25 @@ def reference_warp(x, request: Request) -> np.ndarray:
         removed[-1:] = False
         x = np.where(x < x[order][~removed].min(), -np.inf, x)
     if request.min_p > 0:
-        probabilities = softmax(x)
-        x = np.where(probabilities < request.min_p * probabilities.max(), -np.inf, x)
+        x = np.where((p := softmax(x)) < request.min_p * p.max(), -np.inf, x)
     return x
 
 
 def softmax(x) -> np.ndarray:
-    weights = np.exp(x - x.max())
-    return weights / weights.sum()
+    return (weights := np.exp(x - x.max())) / weights.sum()
 
 
-def softmax_rows(x) -> np.ndarray:
-    return np.apply_along_axis(softmax, -1, x)
+softmax_rows = functools.partial(np.apply_along_axis, softmax, -1)
 
 
 # --- what the device keeps ------------------------------------------------------------------------
 
 
-@jax.jit
-def floors(logits_QV, own, position_Q, counts, mask_QM):
+@compiling.jit
+def floors(logits_QV, own, position_Q, counts, mask_QX):
     """(edited, scaled, candidate floor, is open, row floor)."""
-    x_QV = sampling._edit(logits_QV, own, position_Q, counts, mask_QM)
-    padded_QV = topk.pad_to_groups(x_QV)
-    values_QJ, _ = topk.top_n(padded_QV, sampling._CANDIDATES)
+    x_QV = sampling._edit(logits_QV, own, position_Q, counts, mask_QX)
+    values_QJ, _ = topk.top_n(padded_QV := topk.pad_to_groups(x_QV), sampling._CANDIDATES)
     by_candidates, is_open = sampling._candidate_floor(padded_QV, values_QJ, own)
     by_rows = sampling._row_floor(padded_QV, own)
     return x_QV, sampling._scale(x_QV, own), by_candidates, is_open, by_rows
@@ -252,7 +248,7 @@ def test_filters_apply_in_order(many, seed):
         assert all(actual[q][row[q]] for row in ids)
 
 
-# --- mask, penalties, bias ------------------------------------------------------------------------
+# --- mask, bias, penalties ------------------------------------------------------------------------
 
 
 def test_penalties_follow_transformers():
@@ -262,7 +258,7 @@ def test_penalties_follow_transformers():
         Request(repetition=0.6, top_k=20),
         Request(presence=1.5, frequency=0.25),
         Request(repetition=1.2, presence=-1.0, frequency=-0.5, top_p=0.8),
-        Request(),
+        Request(repetition=2.0, bias=tuple((token, -3.0) for token in range(32))),
     ]
     counts = rng.poisson(0.2, size=(5, 2, 131)).astype(np.uint16)
     check_support(peaked(rng, 5, 131), requests, counts)
@@ -278,9 +274,7 @@ def test_counts_of_any_integer_type():
     assert draw_filled(x, [request], counts)[0] == 9
     own, _ = pack([request], 131)
     for dtype in (jnp.uint8, jnp.int32):
-        edited = sampling._edit(
-            jnp.asarray(x), own, jnp.array([9]), jnp.asarray(counts, dtype), None
-        )
+        edited = compiling.call(sampling._edit, x, own, np.array([9]), counts.astype(dtype), None)
         np.testing.assert_allclose(edited[0, [4, 9]], [-15.0, 4.0], rtol=1e-6)
 
 
@@ -442,6 +436,7 @@ def test_samples_follow_the_law(request_):
     assert stats.chisquare(observed[keep], expected[keep]).pvalue > 1e-4
 
 
+@pytest.mark.quick_code(False)
 @pytest.mark.parametrize("vocab", [300, 49_152])
 def test_candidates_and_whole_row_draw_the_same(vocab):
     x = peaked(np.random.default_rng(7), 16, vocab)
@@ -450,10 +445,11 @@ def test_candidates_and_whole_row_draw_the_same(vocab):
     arguments = logits, own, position, *_ = fill(x, requests)
     assert not floors(*arguments)[3][:8].any()
     keys = gumbel.row_keys(own.seed, position)
-    whole = jax.jit(sampling._sample_rows)(topk.pad_to_groups(jnp.asarray(logits)), own, keys)
+    whole = compiling.jit(sampling._sample_rows)(topk.pad_to_groups(jnp.asarray(logits)), own, keys)
     np.testing.assert_array_equal(sample(*arguments)[:16], whole[:16])
 
 
+@pytest.mark.quick_code(False)
 def test_a_row_depends_on_itself_only():
     rng, rows, vocab = np.random.default_rng(11), 9, 300
     x = peaked(rng, rows, vocab)
@@ -481,6 +477,7 @@ def test_a_row_depends_on_itself_only():
     np.testing.assert_array_equal(permuted[np.argsort(order)][:rows], together)
 
 
+@pytest.mark.quick_code(False)
 @pytest.mark.parametrize("vocab, top_k", [(300, 0), (300, 50)])
 def test_an_edge_of_the_nucleus_does_not_move_with_the_rows(vocab, top_k):
     """top_p is exactly the mass of the best tokens: the last bit of a sum decides on the next."""
@@ -516,9 +513,14 @@ def test_seeds_name_the_stream():
 # --- noise ----------------------------------------------------------------------------------------
 
 
+@compiling.jit
+def noise(seeds_Q2, positions_Q, ids_J):
+    return gumbel.uniform(gumbel.row_keys(seeds_Q2, positions_Q), ids_J[None])
+
+
 def uniforms(seeds, positions, ids) -> np.ndarray:
-    keys = gumbel.row_keys(jnp.asarray(seeds, jnp.uint32), jnp.asarray(positions, jnp.int32))
-    return np.asarray(gumbel.uniform(keys, jnp.asarray(ids, jnp.int32)[None]))
+    ids, positions = np.asarray(ids, np.int32), np.asarray(positions, np.int32)
+    return np.asarray(noise(np.asarray(seeds, np.uint32), positions, ids))
 
 
 @pytest.mark.parametrize("axis", ["ids", "positions", "low seeds", "high seeds"])
@@ -565,10 +567,10 @@ def test_argmax_equals_numpys(vocab):
         peaked(rng, 2, vocab), rng.integers(0, 3, size=(4, vocab)).astype(np.float32),
         np.full((1, vocab), -np.inf, np.float32),
     ])  # fmt: skip
-    ids = jax.jit(topk.argmax)(x)
+    ids = argmax(x)
     np.testing.assert_array_equal(ids, jnp.argmax(x, axis=-1))
     x[:, vocab // 2 :], x[0] = np.nan, np.nan
-    ids = np.asarray(jax.jit(topk.argmax)(x))
+    ids = np.asarray(argmax(x))
     assert (ids >= 0).all() and (ids < vocab).all()
 
 
@@ -576,7 +578,7 @@ def test_argmax_equals_numpys(vocab):
 def test_top_n_equals_top_k_with_ties(vocab, n):
     rng = np.random.default_rng(n)
     x = np.concatenate([peaked(rng, 2, vocab), rng.integers(0, 9, size=(3, vocab))]).astype("f4")
-    values, ids = jax.jit(topk.top_n, static_argnums=1)(x, n)
+    values, ids = compiling.call(topk.top_n, x, n=n)
     expected_values, expected_ids = jax.lax.top_k(jnp.asarray(x), n)
     np.testing.assert_array_equal(values, expected_values)
     np.testing.assert_array_equal(ids, expected_ids)
@@ -586,10 +588,10 @@ def test_log_probs():
     x = peaked(np.random.default_rng(2), 4, 300)
     expected = x - np.log(np.exp(x.astype(np.float64)).sum(-1, keepdims=True))
     ids = np.array([0, 299, 7, 8])
-    logp, finite = sampling.log_probs(x, ids)
+    logp, finite = compiling.call(sampling.log_probs, x, ids)
     np.testing.assert_allclose(logp, expected[np.arange(4), ids], atol=1e-5)
     assert finite.all()
-    values, top_ids = sampling.top_log_probs(x, 3)
+    values, top_ids = compiling.call(sampling.top_log_probs, x, n=3)
     np.testing.assert_array_equal(top_ids, np.argsort(-x, axis=-1)[:, :3])
     np.testing.assert_allclose(
         values, np.take_along_axis(expected, np.asarray(top_ids), -1), atol=1e-5

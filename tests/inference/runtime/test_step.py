@@ -9,12 +9,12 @@ import pytest
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.model import ModelConfig
-from inference.request import SamplingParams, Sequence
+from inference.request import SamplingParams
 from inference.runtime import naive
-from inference.runtime.model_runner import Executor
+from inference.runtime.model_runner import ModelRunner
+from inference.scheduling.sequence import Sequence
 from inference.scheduling.step_shapes import StepShape
-from layers import decoder
-from tests import fakes
+from tests import compiling, fakes
 
 LENGTHS = (37, 5, 100, 18, 40, 1, 64, 16)  # beyond pages of 8 and the window of 20
 NEW = 24
@@ -25,16 +25,19 @@ MODELS = {
     "quirks float32": fakes.quirks(),
 }
 CHUNKS = {
-    "whole": {"tile_tokens": 128, "prefill_tiles": (1,)},
-    "chunks": {"tile_tokens": 16, "prefill_tiles": (3,)},
+    "whole": {"chunk_tokens": 128, "prefill_chunks": (1,)},
+    "chunks": {"chunk_tokens": 16, "prefill_chunks": (3,)},
 }
 
 
 def make(model: str, chunks: str = "chunks", deterministic: bool = False):
-    """Every shape where shapes are what is compared."""
-    all_shapes = model == "llama float32" and chunks == "chunks"
+    """Every shape where shapes are what is compared, and samples from one model alone."""
+    is_first = model == "llama float32" and chunks == "chunks"
+    shapes = "all" if is_first else "one" if chunks == "whole" else "riding"
     settings = {"max_seqs": 8, "decode_rows": (8,), "page_tokens": 8, **CHUNKS[chunks]}
-    return fakes.engine(MODELS[model], None, all_shapes, deterministic=deterministic, **settings)
+    return fakes.engine(
+        MODELS[model], None, shapes, is_first, deterministic=deterministic, **settings
+    )
 
 
 def prompts():
@@ -46,9 +49,13 @@ def results(completions):
 
 
 @functools.cache
+def _together(model: str, chunks: str, deterministic: bool, is_quick: bool):
+    return results(make(model, chunks, deterministic).generate(prompts(), fakes.greedy(NEW)))
+
+
 def together(model: str, chunks: str = "chunks", deterministic: bool = False):
     """Tokens and log-probabilities of eight requests side by side."""
-    return results(make(model, chunks, deterministic).generate(prompts(), fakes.greedy(NEW)))
+    return _together(model, chunks, deterministic, compiling.is_quick())
 
 
 def assert_close(found, expected, tolerance=0.02):
@@ -68,6 +75,7 @@ def scores(engine, expected):
     return [(score.token_ids[-NEW:], score.logprobs[-NEW:]) for score in scored]
 
 
+@pytest.mark.quick_code
 def test_the_models_say_something():
     for tokens, logprobs in together("llama float32"):
         assert len(tokens) == NEW and len(set(tokens)) > 4
@@ -110,7 +118,7 @@ def test_scores_are_the_reported_logprobs_bit_by_bit(model):
 def test_page_ids_change_no_bit(model):
     engine = make(model, "chunks", True)
     for seed in range(2):
-        for free in engine.scheduler.pages.pool._free:
+        for free in engine.scheduler.pages.pool._free_pages:
             np.random.default_rng(seed).shuffle(free)
         assert results(engine.generate(prompts(), fakes.greedy(NEW))) == together(
             model, "chunks", True
@@ -149,8 +157,8 @@ def test_neighbours_change_no_bit_of_a_sample(params):
     for i in (0, 1, 5):
         assert results(engine.generate([prompts()[i]], params)) == [expected[i]]
     wide = fakes.engine(
-        MODELS["llama float32"], max_seqs=24, decode_rows=(24,), page_tokens=8, deterministic=True,
-        **CHUNKS["chunks"],
+        MODELS["llama float32"], shapes="one", max_seqs=24, decode_rows=(24,), page_tokens=8,
+        deterministic=True, **CHUNKS["chunks"],
     )  # fmt: skip
     assert results(wide.generate(prompts() * 3, params)) == expected * 3
 
@@ -161,8 +169,8 @@ def test_drafts_change_no_bit(params):
     params = params or fakes.greedy(NEW)
     expected = results(make("llama float32", "chunks", True).generate(prompts(), params))
     engine = fakes.engine(
-        MODELS["llama float32"], max_seqs=8, decode_rows=(8,), page_tokens=8, deterministic=True,
-        num_drafts=2, **CHUNKS["chunks"],
+        MODELS["llama float32"], shapes="one", max_seqs=8, decode_rows=(8,), page_tokens=8,
+        deterministic=True, num_drafts=2, **CHUNKS["chunks"],
     )  # fmt: skip
     ids = [engine.add_request(prompt, params) for prompt in prompts()]
     sequences = [fakes.sequence_of(engine, id) for id in ids]
@@ -181,6 +189,7 @@ def test_drafts_change_no_bit(params):
 # --- in general: the same tokens, up to rounding --------------------------------------------------
 
 
+@pytest.mark.quick_code
 def test_neighbours_change_nothing():
     engine, expected = make("llama float32"), together("llama float32")
     for i in (0, 2, 5):
@@ -188,34 +197,40 @@ def test_neighbours_change_nothing():
         assert_close(alone, [expected[i]], 1e-4)
 
 
+@pytest.mark.quick_code
 def test_token_by_token_changes_nothing():
     """The prompt is fed a token a step, as if it had been generated."""
     settings = {"max_seqs": 8, "decode_rows": (8,), "page_tokens": 8}
-    engine = fakes.engine(MODELS["llama float32"], **settings, tile_tokens=1, prefill_tiles=(1,))
+    engine = fakes.engine(MODELS["llama float32"], **settings, chunk_tokens=1, prefill_chunks=(1,))
     found = results(engine.generate(prompts(), fakes.greedy(NEW)))
     assert_close(found, together("llama float32"), 1e-4)
 
 
+@pytest.mark.quick_code
 def test_scores_are_the_reported_logprobs():
     expected = together("llama float32")
     assert_close(scores(make("llama float32"), expected), expected)
 
 
+@pytest.mark.quick_code
 def test_page_ids_change_nothing():
     engine = make("llama float32")
-    for free in engine.scheduler.pages.pool._free:
+    for free in engine.scheduler.pages.pool._free_pages:
         np.random.default_rng(0).shuffle(free)
     assert results(engine.generate(prompts(), fakes.greedy(NEW))) == together("llama float32")
 
 
 def test_deterministic_is_the_same_model():
-    assert_close(together("llama float32", "chunks", True), together("llama float32"), 1e-4)
+    with compiling.quickly():
+        plain = together("llama float32")
+    assert_close(together("llama float32", "chunks", True), plain, 1e-4)
 
 
+@pytest.mark.quick_code
 @pytest.mark.parametrize("model", ["llama float32", "gemma float32"])
 def test_the_cache_changes_nothing(model):
     """Decoding without a cache is the oracle."""
-    found = together(model, "chunks", model != "llama float32")
+    found = together(model)
     config, params = MODELS[model], fakes.real_params(MODELS[model])
     for i in (0, 2, 5):
         prompt = prompts()[i]
@@ -226,6 +241,7 @@ def test_the_cache_changes_nothing(model):
         assert_close([(sequence.output_tokens, sequence.logprobs)], [found[i]], 1e-4)
 
 
+@pytest.mark.quick_code
 def test_sampling_without_a_cache_and_an_early_end():
     params = SamplingParams(max_new_tokens=NEW, temperature=0.9, top_p=0.9, seed=11)
     prompt = prompts()[0]
@@ -251,6 +267,7 @@ def warm():
     return engine
 
 
+@pytest.mark.quick_code
 def test_no_compilation_after_warm_up(warm):
     events = []
 
@@ -285,12 +302,13 @@ def test_no_compilation_after_warm_up(warm):
         jax.monitoring.unregister_event_duration_listener(listen)
     assert {record.shape for record in warm.records} == set(warm.scheduler.shapes)
     pages = warm.scheduler.pages
-    assert pages.prefix.num_available_pages == pages.pool.num_usable_pages
+    assert pages.prefix_cache.num_available_pages == pages.pool.num_usable_pages
 
 
+@pytest.mark.quick_code
 def test_another_shape_is_an_error_after_warm_up(warm):
     with pytest.raises(RuntimeError, match="was not compiled at warm-up"):
-        warm.executor.compiled(StepShape((3, 1), (0, 16)))
+        warm.model_runner.compiled(StepShape((3, 1), (0, 16)))
 
 
 def num_bytes(tree) -> int:
@@ -298,19 +316,27 @@ def num_bytes(tree) -> int:
 
 
 def test_cache_and_slots_are_updated_in_place(warm):
-    state = num_bytes(warm.executor.cache) + num_bytes(warm.executor.slots)
-    assert warm.executor.cache_bytes == num_bytes(warm.executor.cache)
-    for shape in warm.scheduler.shapes:
-        aliased = warm.executor.compiled(shape).memory_analysis().alias_size_in_bytes
-        assert aliased == state, shape
+    """By every program, and by one that is optimized."""
+    optimized = make("llama float32", "chunks", True)
+    for engine, shapes in (
+        (warm, warm.scheduler.shapes),
+        (optimized, optimized.scheduler.shapes[:1]),
+    ):
+        runner = engine.model_runner
+        state = num_bytes(runner.cache) + num_bytes(runner.slots)
+        assert runner.cache_bytes == num_bytes(runner.cache)
+        for shape in shapes:
+            aliased = runner.compiled(shape).memory_analysis().alias_size_in_bytes
+            assert aliased == state, shape
 
 
+@pytest.mark.quick_code
 def test_admission_is_in_place_too():
     """With penalties the slots hold 2 V counts a sequence."""
     engine = fakes.engine(fakes.fake_model(), max_seqs=4, num_drafts=2, penalties=True)
-    executor = engine.executor
-    state = num_bytes(executor.cache) + num_bytes(executor.slots)
-    for program in (executor._compiled_admit(), executor.compiled(engine.scheduler.shapes[0])):
+    runner = engine.model_runner
+    state = num_bytes(runner.cache) + num_bytes(runner.slots)
+    for program in (runner._compiled_admit(), runner.compiled(engine.scheduler.shapes[0])):
         assert program.memory_analysis().alias_size_in_bytes == state
 
 
@@ -318,9 +344,10 @@ def test_deterministic_is_refused_where_it_is_not_measured(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     config = Config(MODELS["llama float32"], EngineConfig(deterministic=True))
     with pytest.raises(InputError, match="cpu backend, it is not measured on gpu"):
-        Executor(config, {})
+        ModelRunner(config, {})
 
 
+@pytest.mark.quick_code
 def test_temporary_memory_does_not_grow_with_the_pool():
     sizes = []
     for context in (256, 2048):  # the pool is as large as eight full contexts
@@ -329,13 +356,7 @@ def test_temporary_memory_does_not_grow_with_the_pool():
             model, max_seqs=8, decode_rows=(8,), cache_bytes=context * 8 * 2 * 32 * 4
         )
         shape = next(s for s in engine.scheduler.shapes if not s.prefill[0])
-        memory = engine.executor.compiled(shape).memory_analysis()
-        sizes.append((memory.temp_size_in_bytes, engine.executor.cache_bytes))
+        memory = engine.model_runner.compiled(shape).memory_analysis()
+        sizes.append((memory.temp_size_in_bytes, engine.model_runner.cache_bytes))
     (small, few), (large, many) = sizes
     assert many > 3 * few and large <= small + 4096
-
-
-def test_a_mixer_is_found_by_name():
-    model = fakes.fake_model()
-    with pytest.raises(InputError, match="a layer's mixer is one of attention, not 'paged'"):
-        decoder.param_infos(model)

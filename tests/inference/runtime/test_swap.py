@@ -1,60 +1,34 @@
-"""Copies to the host against computing again."""
+"""Pages go to host memory and come back, whatever arrays a leaf is made of."""
 
-import dataclasses
-
-import pytest
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from configs.engine import Config, EngineConfig
-from configs.hardware import catalog
-from configs.hardware.spec import HardwareSpec
-from inference.planner import swap_policy
+from inference.kv_pages.prefix_cache import Transfer
+from inference.runtime.swap import PageSwapper
 from tests import fakes
 
-# 64 tokens of a page and tile: what they cost to compute, and to copy, follows from these alone.
-CHIP = HardwareSpec("chip", 1e9, 1e15, {"bfloat16": 1e9}, host_bandwidth=1e6)
-ENGINE = EngineConfig(page_tokens=64, tile_tokens=64, max_seqs=2)
 
+def test_a_leaf_of_several_arrays_goes_to_the_host_and_comes_back():
+    """Made-up int8 pages and their scales, in each layer of both groups."""
+    model = fakes.gemma()
+    engine = EngineConfig(page_tokens=8, max_seqs=2, preemption="swap", max_context=64)
+    config, generator = Config(model, engine), np.random.default_rng(0)
 
-def spills(chip, **changes):
-    engine = dataclasses.replace(ENGINE, **changes)
-    return swap_policy.spills(Config(fakes.llama("bfloat16"), engine), chip)
+    def leaf(layer):
+        num_pages = config.num_pages[model.group_of_layer[layer]]
+        pages = generator.integers(-128, 128, (num_pages, 8, 20)).astype(np.int8)
+        return {"pages": pages, "scales": generator.random((num_pages, 8, 2), np.float32)}
 
-
-def test_a_copy_goes_at_the_link_to_the_host():
-    """There and back, in no more time than the arithmetic of its tokens takes."""
-    model = fakes.llama("bfloat16")
-    num_bytes = sum(group.bytes_per_page("bfloat16", 64) for group in model.page_groups)
-    matrices = sum(
-        2 * 64 * model.width * rows
-        for rows in model.num_layers
-        * [(2 * model.num_heads + 2 * model.num_kv_heads) * model.head_width + 3 * model.ffn_width]
-    )
-    slow = 2 * num_bytes / (matrices / 1e9)  # bytes a second at which a copy takes as long as those
-    assert not spills(dataclasses.replace(CHIP, host_bandwidth=slow / 2))(64)
-    assert spills(dataclasses.replace(CHIP, host_bandwidth=slow))(64)
-
-
-def test_later_pages_cost_more_to_compute():
-    """Their attention reads what came before."""
-    firsts = []
-    for bandwidth in (1e5, 3e4):
-        told = spills(dataclasses.replace(CHIP, host_bandwidth=bandwidth))
-        asked = [told(n) for n in range(64, 1 << 14, 64)]
-        assert asked == sorted(asked)
-        firsts.append(asked.index(True) if any(asked) else len(asked))
-    assert 0 < firsts[0] < firsts[1]
-
-
-@pytest.mark.parametrize("preemption", ["swap", "recompute"])
-def test_whoever_chose_is_not_asked(preemption):
-    assert spills(dataclasses.replace(CHIP, host_bandwidth=1), preemption=preemption)(64)
-
-
-def test_one_memory_needs_no_link():
-    assert spills(dataclasses.replace(CHIP, host_bandwidth=None))(64)
-
-
-def test_every_accelerator_has_one():
-    for chip in catalog.NAMES.values():
-        assert chip.host_bandwidth is not None
-        assert 1e9 < chip.host_bandwidth < chip.read_bandwidth / 5, chip.name
+    before = [leaf(layer) for layer in range(model.num_layers)]
+    swapper = PageSwapper(config, before)
+    out = [Transfer(0, 2, 1, True), Transfer(0, 3, 2, True), Transfer(1, 4, 1, True)]
+    back = [Transfer(0, 5, 2, False), Transfer(0, 1, 1, False), Transfer(1, 2, 1, False)]
+    cache = swapper.transfer(jax.tree.map(jnp.asarray, tuple(before)), tuple(out + back))
+    for layer, found in enumerate(cache):
+        moved = {1: 2, 5: 3} if model.group_of_layer[layer] == 0 else {2: 4}
+        for name, pages in before[layer].items():
+            expected = pages.copy()
+            expected[list(moved)] = pages[list(moved.values())]
+            np.testing.assert_array_equal(found[name][1:], expected[1:])

@@ -62,17 +62,17 @@ def test_only_the_newest_lengths_count():
 
 def live_pages(window, num_tokens, page_tokens):
     """Pages while the newest of the tokens is fed: those of what it sees, and its own."""
-    spec = CacheSpec(1, window=window)
+    spec = CacheSpec(1, 1, window=window)
     return spec.pages_for(spec.live_from(num_tokens - 1), num_tokens, page_tokens)
 
 
-def simulated(demands, windows, page_tokens, horizon):
+def simulated(demands, windows, page_tokens):
     """The same, one sequence, step and page at a time."""
     last = max((demand.remaining for demand in demands), default=0)
     peaks = []
     for group, window in enumerate(windows):
         totals = [0]
-        for step in range(1 + min(last, last if horizon is None else horizon)):
+        for step in range(1 + last):
             total = 0
             for demand in demands:
                 if step <= demand.remaining:
@@ -96,7 +96,7 @@ def situations(draw):
             shared = tuple(draw(full) for _ in windows)
             demand = dataclasses.replace(demand, num_shared_pages=shared)
         demands.append(demand)
-    return demands, windows, page_tokens, draw(st.none() | st.integers(0, 70))
+    return demands, windows, page_tokens
 
 
 @settings(max_examples=1000, deadline=None)
@@ -109,7 +109,6 @@ def test_pages_come_back_before_others_grow():
     """Pages of 4: the first holds 3 until it ends after step 2, the second grows from 1 to 3."""
     demands = [Demand(10, 2), Demand(4, 8)]
     assert peak_pages(demands, (None,), 4) == (5,)
-    assert peak_pages(demands, (None,), 4, horizon=0) == (4,)
     assert peak_pages([Demand(10, 5), Demand(4, 8)], (None,), 4) == (7,)
     assert peak_pages([Demand(10, 5, (2,)), Demand(4, 8)], (None,), 4) == (5,)
 
@@ -136,7 +135,7 @@ def test_peaks_are_those_of_the_scheduler(page_tokens, requests):
     """Requests of known length, each prompt computed in one step: what is said whenever one is
     admitted is what those then running hold until they end.
     """
-    sizes = {"max_seqs": PROMPTS, "tile_tokens": 64, "prefill_tiles": (PROMPTS,)}
+    sizes = {"max_seqs": PROMPTS, "chunk_tokens": 64, "prefill_chunks": (PROMPTS,)}
     scheduler = Scheduler(config(page_tokens, cache_bytes=1 << 20, **sizes))
     arrivals = sorted(requests)
     said = []  # (members, their peak, whether all decode, pages by step: of decoding ones, of all)
@@ -144,23 +143,23 @@ def test_peaks_are_those_of_the_scheduler(page_tokens, requests):
         while arrivals and arrivals[0][0] <= now:
             _, length, n = arrivals.pop(0)
             scheduler.add(sequence(now, [1] * length, max_new_tokens=n, ignore_eos=True))
-        plan = scheduler.schedule()
-        if plan is None and not arrivals:
+        schedule = scheduler.schedule()
+        if schedule is None and not arrivals:
             break
-        if plan is None:
+        if schedule is None:
             continue
-        decoding = {row.sequence for row in plan.decode}
+        decoding = {row.sequence for row in schedule.decode}
         members = list(scheduler.running)
         peak = peak_pages(
-            [Demand(len(s.tokens), s.max_tokens - len(s.tokens) - 1) for s in members],
+            [Demand(len(s.tokens), s.max_length - len(s.tokens) - 1) for s in members],
             WINDOWS,
             page_tokens,
         )
-        said.append((members, peak, not plan.tiles, [], []))
+        said.append((members, peak, not schedule.prefill, [], []))
         for members, _, _, decoded, seen in said:
             decoded.append([held(decoding.intersection(members), g) for g in range(len(WINDOWS))])
             seen.append([held(members, g) for g in range(len(WINDOWS))])
-        scheduler.commit(plan, fake_output(plan))
+        scheduler.commit(schedule, fake_output(schedule))
     assert not scheduler.has_work and not arrivals
     for _, peak, is_steady, decoded, seen in said:
         for g, window in enumerate(WINDOWS):
@@ -173,25 +172,25 @@ def test_peaks_are_those_of_the_scheduler(page_tokens, requests):
 @pytest.mark.parametrize("num_steps", [1, 3, 8])
 def test_shared_pages_are_those_of_a_fork(page_tokens, num_steps):
     """What a fork holds beside its parent, which outlives it."""
-    scheduler = Scheduler(config(page_tokens, cache_bytes=1 << 20, tile_tokens=16))
+    scheduler = Scheduler(config(page_tokens, cache_bytes=1 << 20, chunk_tokens=16))
     parent = sequence(1, [1] * 9, max_new_tokens=40, ignore_eos=True)
     scheduler.add(parent)
     for _ in range(num_steps):
-        scheduler.commit(plan := scheduler.schedule(), fake_output(plan))
+        scheduler.commit(schedule := scheduler.schedule(), fake_output(schedule))
     child = sequence(2, parent.tokens, max_new_tokens=20, ignore_eos=True)
     scheduler.fork(parent, child)
     shared = (parent.num_computed_tokens // page_tokens,) * len(WINDOWS)
     demands = [
-        Demand(len(parent.tokens), parent.max_tokens - len(parent.tokens) - 1),
-        Demand(len(child.tokens), child.max_tokens - len(child.tokens) - 1, shared),
+        Demand(len(parent.tokens), parent.max_length - len(parent.tokens) - 1),
+        Demand(len(child.tokens), child.max_length - len(child.tokens) - 1, shared),
     ]
     peak, seen = peak_pages(demands, WINDOWS, page_tokens), []
-    while (plan := scheduler.schedule()) is not None:
+    while (schedule := scheduler.schedule()) is not None:
         pool = scheduler.pages.pool
         seen.append(
             [n - m for n, m in zip(pool.num_usable_pages, pool.num_free_pages, strict=True)]
         )
-        scheduler.commit(plan, fake_output(plan))
+        scheduler.commit(schedule, fake_output(schedule))
     assert tuple(map(max, zip(*seen, strict=True))) == peak
 
 

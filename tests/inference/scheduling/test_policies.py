@@ -1,26 +1,28 @@
-"""Who starts when: policies, budgets, priorities, cached prefixes, memory that is short."""
+"""When sequences start: policies, budgets, priorities, cached prefixes, memory that is short."""
 
 import numpy as np
 import pytest
 
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
+from configs.kinds.attention import Attention
 from configs.model import LayerSpec, ModelConfig
-from inference.request import SamplingParams, Sequence, Status
+from inference.request import SamplingParams
 from inference.scheduling.scheduler import Scheduler
+from inference.scheduling.sequence import Sequence, Status
 from tests.inference.scheduling.test_scheduler import fake_output
 
 CONTEXT = 256
 MODEL = ModelConfig(
-    "host", "host", 10, width=1, ffn_width=1, num_layers=1, num_heads=1, num_kv_heads=1,
-    head_width=1, max_context=CONTEXT, pattern=(LayerSpec(),), dtype="float32",
+    "host", "host", 10, width=1, num_layers=1, max_context=CONTEXT, dtype="float32",
+    pattern=(LayerSpec(Attention(1, 1, 1, rope=None), None),),
 )  # fmt: skip
 BYTES_PER_TOKEN = 8
 
 
 def scheduler(num_tokens=4096, **settings):
     """Room for so many tokens."""
-    sizes = dict(max_seqs=4, page_tokens=4, tile_tokens=4, prefill_tiles=(1, 4)) | settings
+    sizes = dict(max_seqs=4, page_tokens=4, chunk_tokens=4, prefill_chunks=(1, 4)) | settings
     return Scheduler(Config(MODEL, EngineConfig(cache_bytes=BYTES_PER_TOKEN * num_tokens, **sizes)))
 
 
@@ -31,16 +33,16 @@ def request(id, length=4, n=4, arrival_s=0.0, tokens=None, key="shared", **param
 
 
 def step(scheduler, **when):
-    """One step; who decodes, who prefills (with how many tokens)."""
-    plan = scheduler.schedule(**when)
-    if plan is None:
+    """One step: the ids that decode, and the prompt tokens of those that prefill."""
+    schedule = scheduler.schedule(**when)
+    if schedule is None:
         return None
     fed: dict[int, int] = {}
-    for row in plan.tiles:
+    for row in schedule.prefill:
         fed[row.sequence.id] = fed.get(row.sequence.id, 0) + row.length
-    scheduler.commit(plan, fake_output(plan))
+    scheduler.commit(schedule, fake_output(schedule))
     scheduler.check_integrity()
-    return [row.sequence.id for row in plan.decode], fed
+    return [row.sequence.id for row in schedule.decode], fed
 
 
 def finish(scheduler, limit=3000):
@@ -60,10 +62,10 @@ def test_static_waits_for_a_full_batch_and_holds_it_to_the_end():
     assert step(one, is_open=True) == ([], {0: 4, 1: 4, 2: 4, 3: 4})
     shapes = []
     while one.running:
-        plan = one.schedule(is_open=True)
-        assert all(row.sequence.id < 4 for row in plan.decode)
-        shapes.append(plan.shape.decode[0])
-        one.commit(plan, fake_output(plan))
+        schedule = one.schedule(is_open=True)
+        assert all(row.sequence.id < 4 for row in schedule.decode)
+        shapes.append(schedule.shape.decode[0])
+        one.commit(schedule, fake_output(schedule))
     assert set(shapes) == {4}  # rows of those that ended are computed to the end
     assert step(one, is_open=True) is None  # one alone is no full batch
     assert step(one) == ([], {4: 4})  # but no more will come
@@ -102,7 +104,7 @@ def test_a_budget_keeps_prompts_from_holding_up_tokens():
     assert fed == [([0], {1: 8}), ([0], {1: 8}), ([0], {1: 8}), ([0], {1: 6})]
     alone = scheduler(prefill_budget=8)
     alone.add(request(1, length=30))
-    assert step(alone) == ([], {1: 16})  # nobody waits for a token
+    assert step(alone) == ([], {1: 16})  # no sequence waits for a token
 
 
 def test_without_chunks_prompts_stop_decoding():
@@ -123,7 +125,7 @@ def test_few_prompts_at_a_time():
 
 def test_a_higher_priority_goes_first_and_stays_longest():
     one = scheduler(num_tokens=64)
-    one._will_fit = lambda *who: True  # so that memory runs out
+    one._admission_control.will_fit = lambda *who: True  # so that memory runs out
     for i, priority in enumerate((0, 5, 0)):
         one.add(request(i, length=8, n=40, priority=priority, key=None))
     assert list(step(one)[1]) == [1, 0]
@@ -176,7 +178,7 @@ def test_a_full_page_is_kept_once_though_computed_twice():
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize("lengths", ["known", "guessed"])
 def test_a_quarter_of_the_memory_serves_all(preemption, prefix_cache, lengths):
-    """Nobody is lost and nobody is preempted more than four times, even where answers end long
+    """No request is lost or preempted more than four times, even where outputs end long
     before they may.
     """
     rng = np.random.default_rng(0)
@@ -194,13 +196,13 @@ def test_a_quarter_of_the_memory_serves_all(preemption, prefix_cache, lengths):
         one.add(new)
     everyone = list(one.waiting)
     for at in range(20_000):
-        if (plan := one.schedule()) is None:
+        if (schedule := one.schedule()) is None:
             break
 
         def token(row, w):
             return 0 if row.sequence.num_output_tokens + 1 >= ends[row.sequence.id] else 1
 
-        one.commit(plan, fake_output(plan, token))
+        one.commit(schedule, fake_output(schedule, token))
         if at % 16 == 0:
             one.check_integrity()
     assert all(s.status is Status.FINISHED for s in everyone)

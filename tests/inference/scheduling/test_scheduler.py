@@ -11,21 +11,22 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
+from configs.kinds.attention import Attention
 from configs.model import LayerSpec, ModelConfig
-from inference.request import FinishReason, SamplingParams, Sequence, Status
+from inference.request import SamplingParams
 from inference.runtime.batch import build_batch
 from inference.scheduling.scheduler import Scheduler
+from inference.scheduling.sequence import FinishReason, Sequence, Status
 
 VOCAB, CONTEXT, WINDOW, DRAFTS = 10, 64, 6, 2
 MODEL = ModelConfig(
-    "host", "host", VOCAB, width=1, ffn_width=1, num_layers=2, num_heads=1, num_kv_heads=1,
-    head_width=1, max_context=CONTEXT, pattern=(LayerSpec(), LayerSpec(window=WINDOW)),
-    dtype="float32",
+    "host", "host", VOCAB, width=1, num_layers=2, max_context=CONTEXT, dtype="float32",
+    pattern=tuple(LayerSpec(Attention(1, 1, 1, None, window), None) for window in (None, WINDOW)),
 )  # fmt: skip
 
 
 def config(page_tokens=4, cache_bytes=400, **settings) -> Config:
-    settings = {"max_seqs": 3, "tile_tokens": 4, "prefill_tiles": (1, 3)} | settings
+    settings = {"max_seqs": 3, "chunk_tokens": 4, "prefill_chunks": (1, 3)} | settings
     return Config(MODEL, EngineConfig(page_tokens=page_tokens, cache_bytes=cache_bytes, **settings))
 
 
@@ -33,15 +34,15 @@ def sequence(id, prompt, **params) -> Sequence:
     return Sequence(id, SamplingParams(**params), list(prompt), len(prompt), frozenset({0}))
 
 
-def fake_output(plan, token=lambda row, w: 1, is_finite=lambda row: True):
-    """What a device would say of a plan: tokens as asked, drafts accepted while they agree."""
-    shape, width = plan.shape, plan.shape.decode[1]
+def fake_output(schedule, token=lambda row, w: 1, is_finite=lambda row: True):
+    """What a device would say of a schedule: tokens as asked, drafts accepted while they agree."""
+    shape, width = schedule.shape, schedule.shape.decode[1]
     tokens = np.zeros((shape.num_rows, width), int)
     num_emitted, finite = np.zeros(shape.num_rows, int), np.ones(shape.num_rows, bool)
-    tiles = shape.prefill if shape.scored else (0, 0)
+    chunks = shape.prefill if shape.scored else (0, 0)
     places = [
-        *enumerate(plan.decode),
-        *((shape.decode[0] + i, r) for i, r in enumerate(plan.tiles)),
+        *enumerate(schedule.decode),
+        *((shape.decode[0] + i, r) for i, r in enumerate(schedule.prefill)),
     ]
     for where, row in places:
         finite[where] = is_finite(row)
@@ -54,17 +55,20 @@ def fake_output(plan, token=lambda row, w: 1, is_finite=lambda row: True):
     return types.SimpleNamespace(
         tokens=tokens, num_emitted=num_emitted, finite=finite, logprobs=np.zeros(tokens.shape),
         top_ids=np.zeros((*tokens.shape, 0), int), top_logprobs=np.zeros((*tokens.shape, 0)),
-        target_logprobs=np.zeros(tiles), target_top_ids=np.zeros((*tiles, 0), int),
-        target_top_logprobs=np.zeros((*tiles, 0)),
+        target_logprobs=np.zeros(chunks), target_top_ids=np.zeros((*chunks, 0), int),
+        target_top_logprobs=np.zeros((*chunks, 0)),
     )  # fmt: skip
 
 
-def check_plan(scheduler, plan):
+def check_schedule(scheduler, schedule):
     """What the device relies on: rows continue their sequences on pages of their own."""
     fed: dict[int, int] = {}
-    batch = build_batch(plan, scheduler._config)
-    assert len(plan.decode) <= plan.shape.decode[0] and len(plan.tiles) <= plan.shape.prefill[0]
-    for row in (*plan.decode, *plan.tiles):
+    batch = build_batch(schedule, scheduler._config)
+    assert (
+        len(schedule.decode) <= schedule.shape.decode[0]
+        and len(schedule.prefill) <= schedule.shape.prefill[0]
+    )
+    for row in (*schedule.decode, *schedule.prefill):
         owner = row.sequence
         assert owner.status is Status.RUNNING and owner.slot == row.slot
         assert row.offset == fed.get(owner.id, 0) and row.length > 0
@@ -76,9 +80,9 @@ def check_plan(scheduler, plan):
             page_tokens = scheduler._config.page_tokens
             live = group.spec.pages_for(seen, stop, page_tokens)
             assert all(pages[page] for page in live)
-    assert batch.slot_R[batch.query_length_R == 0].tolist() == [
+    assert batch.slot_Y[batch.query_length_Y == 0].tolist() == [
         scheduler._config.engine.max_seqs
-    ] * (plan.shape.num_rows - len(plan.decode) - len(plan.tiles))
+    ] * (schedule.shape.num_rows - len(schedule.decode) - len(schedule.prefill))
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -88,7 +92,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         page_tokens=st.sampled_from([1, 4, 16]),
         sequences=st.one_of(st.just(1.0), st.floats(0.6, 3.5)),
         num_drafts=st.sampled_from([0, DRAFTS, WINDOW + 2]),
-        tiles=st.sampled_from([(4, (1, 3)), (2, (1,))]),  # the latter is less than 1 + num_drafts
+        chunks=st.sampled_from([(4, (1, 3)), (2, (1,))]),  # the latter is less than 1 + num_drafts
         chunked=st.booleans(),
         prefix_cache=st.booleans(),
         preemption=st.sampled_from(["recompute", "swap"]),
@@ -96,13 +100,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         in_flight=st.sampled_from([0, 1]),
     )
     def build(
-        self, page_tokens, sequences, num_drafts, tiles, chunked, prefix_cache, preemption, policy,
+        self, page_tokens, sequences, num_drafts, chunks, chunked, prefix_cache, preemption, policy,
         in_flight,
     ):  # fmt: skip
-        more = {"num_drafts": num_drafts, "tile_tokens": tiles[0], "prefill_tiles": tiles[1]}
+        more = {"num_drafts": num_drafts, "chunk_tokens": chunks[0], "prefill_chunks": chunks[1]}
         more |= {"chunked_prefill": chunked, "prefix_cache": prefix_cache, "policy": policy}
         more |= {"preemption": preemption, "swap_bytes": 600}
-        self.in_flight, self.flights = in_flight, []
+        self.max_in_flight, self.in_flight = in_flight, []
         per_sequence = sum(
             n * group.bytes_per_page("float32", page_tokens)
             for n, group in zip(
@@ -127,7 +131,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         try:
             self.scheduler.add(new)
         except InputError:
-            peak = self.config.peak_pages(min(new.max_tokens, CONTEXT))
+            peak = self.config.peak_pages(min(new.max_length, CONTEXT))
             usable = self.scheduler.pages.pool.num_usable_pages
             assert any(n > m for n, m in zip(peak, usable, strict=True))
             return
@@ -150,23 +154,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         return [s for s in self.everyone if s.status is not Status.FINISHED]
 
     def advance(self, choose, is_finite=lambda row: True):
-        """Plans a step, and commits the oldest in flight once there are more than may be."""
-        plan = self.scheduler.schedule()
-        if plan is not None:
-            check_plan(self.scheduler, plan)
-            self.flights.append(plan)
-        elif not self.flights:
+        """Schedules a step, and commits the oldest in flight once there are more than may be."""
+        schedule = self.scheduler.schedule()
+        if schedule is not None:
+            check_schedule(self.scheduler, schedule)
+            self.in_flight.append(schedule)
+        elif not self.in_flight:
             assert not self.scheduler.has_work
-        if self.flights and len(self.flights) > (self.in_flight if plan else 0):
-            self.commit(self.flights.pop(0), choose, is_finite)
+        if self.in_flight and len(self.in_flight) > (self.max_in_flight if schedule else 0):
+            self.commit(self.in_flight.pop(0), choose, is_finite)
 
-    def commit(self, plan, choose, is_finite):
+    def commit(self, schedule, choose, is_finite):
         lengths = {s.id: len(s.tokens) for s in self.everyone}
-        was_running = any(row.sequence.status is not Status.FINISHED for row in plan.decode)
-        news = self.scheduler.commit(plan, fake_output(plan, choose, is_finite))
-        for owner, tokens in news:
+        was_running = any(row.sequence.status is not Status.FINISHED for row in schedule.decode)
+        committed = self.scheduler.commit(schedule, fake_output(schedule, choose, is_finite))
+        for owner, tokens in committed:
             assert len(owner.tokens) == lengths[owner.id] + len(tokens)
-        assert news or not was_running
+        assert committed or not was_running
 
     @rule(data=st.data())
     def step(self, data):
@@ -199,7 +203,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def lose_the_cache(self):
         order = list(self.scheduler.running)
         self.scheduler.start_over()
-        self.flights.clear()
+        self.in_flight.clear()
         assert not self.scheduler.running and all(s in self.scheduler.waiting for s in order)
 
     @rule(data=st.data(), more=st.integers(1, 20))
@@ -240,12 +244,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.scheduler.has_work
         pages = self.scheduler.pages
         pages.check_integrity([])
-        assert pages.prefix.num_available_pages == pages.pool.num_usable_pages
+        assert pages.prefix_cache.num_available_pages == pages.pool.num_usable_pages
         for s in self.everyone:
             if s.finish_reason is FinishReason.STOP:
                 assert s.tokens[-1] == 0 and 0 in s.eos_ids
             if s.finish_reason is FinishReason.LENGTH and not s.scores:
-                assert len(s.tokens) == min(s.max_tokens, CONTEXT)
+                assert len(s.tokens) == min(s.max_length, CONTEXT)
             if s.finish_reason is FinishReason.LENGTH and s.scores:
                 assert len(s.prompt_logprobs) == s.num_prompt_tokens - 1
 
@@ -261,38 +265,43 @@ TestScheduler = SchedulerMachine.TestCase
 
 def steps_of(scheduler, limit=500):
     """Plans until nothing is left to do."""
-    plans = []
-    while (plan := scheduler.schedule()) is not None:
-        plans.append(plan)
-        scheduler.commit(plan, fake_output(plan))
-        assert len(plans) < limit
-    return plans
+    schedules = []
+    while (schedule := scheduler.schedule()) is not None:
+        schedules.append(schedule)
+        scheduler.commit(schedule, fake_output(schedule))
+        assert len(schedules) < limit
+    return schedules
 
 
 def test_decoding_goes_on_beside_prompts():
     scheduler = Scheduler(config(cache_bytes=1 << 20))
     first, second = sequence(1, [1] * 5, max_new_tokens=9), sequence(2, [1] * 30, max_new_tokens=2)
     scheduler.add(first)
-    scheduler.commit(plan := scheduler.schedule(), fake_output(plan))
+    scheduler.commit(schedule := scheduler.schedule(), fake_output(schedule))
     scheduler.add(second)
-    plan = scheduler.schedule()
-    assert [row.sequence for row in plan.decode] == [first]
-    assert [(row.sequence, row.offset, row.length) for row in plan.tiles] == [
+    schedule = scheduler.schedule()
+    assert [row.sequence for row in schedule.decode] == [first]
+    assert [(row.sequence, row.offset, row.length) for row in schedule.prefill] == [
         (second, 0, 4), (second, 4, 4), (second, 8, 4),
     ]  # fmt: skip
-    assert not any(row.emits for row in plan.tiles) and all(row.emits for row in plan.decode)
-    scheduler.commit(plan, fake_output(plan))
+    assert not any(row.emits for row in schedule.prefill) and all(
+        row.emits for row in schedule.decode
+    )
+    scheduler.commit(schedule, fake_output(schedule))
     steps_of(scheduler)
     assert first.num_output_tokens == 9 and second.num_output_tokens == 2
 
 
-def test_tiles_of_one_step_belong_to_several_prompts():
+def test_chunks_of_one_step_belong_to_several_prompts():
     scheduler = Scheduler(config(cache_bytes=1 << 20))
     prompts = [sequence(i, [1] * n, max_new_tokens=1) for i, n in enumerate((6, 3, 4))]
     for prompt in prompts:
         scheduler.add(prompt)
-    plans = steps_of(scheduler)
-    rows = [[(row.sequence.id, row.length, row.emits) for row in plan.tiles] for plan in plans]
+    schedules = steps_of(scheduler)
+    rows = [
+        [(row.sequence.id, row.length, row.emits) for row in schedule.prefill]
+        for schedule in schedules
+    ]
     assert rows == [[(0, 4, False), (0, 2, True), (1, 3, True)], [(2, 4, True)]]
 
 
@@ -301,7 +310,7 @@ def test_pages_that_left_the_window_come_back():
     one = sequence(1, [1] * 3, max_new_tokens=40)
     scheduler.add(one)
     for _ in range(30):
-        scheduler.commit(plan := scheduler.schedule(), fake_output(plan))
+        scheduler.commit(schedule := scheduler.schedule(), fake_output(schedule))
     everything, windowed = one.pages
     assert all(everything)
     first = (one.num_computed_tokens + 1 - WINDOW) // 4
@@ -315,7 +324,7 @@ def test_the_youngest_gives_its_pages_back():
     scheduler.add(young)
     preempted = False
     while old.status is not Status.FINISHED:
-        scheduler.commit(plan := scheduler.schedule(), fake_output(plan))
+        scheduler.commit(schedule := scheduler.schedule(), fake_output(schedule))
         assert old.status is not Status.WAITING
         preempted |= young.status is Status.WAITING
     assert preempted
@@ -347,7 +356,7 @@ def test_a_preempted_score_starts_over():
     scheduler = Scheduler(config(cache_bytes=1 << 20))
     scored = sequence(1, [1] * 30, max_new_tokens=0)
     scheduler.add(scored)
-    scheduler.commit(plan := scheduler.schedule(), fake_output(plan))
+    scheduler.commit(schedule := scheduler.schedule(), fake_output(schedule))
     assert len(scored.prompt_logprobs) == 12
     scheduler.start_over()
     steps_of(scheduler)
@@ -359,11 +368,12 @@ def test_drafts_never_pass_the_end():
     one = sequence(1, [1] * 4, max_new_tokens=6)
     scheduler.add(one)
     fed = []
-    while (plan := scheduler.schedule()) is not None:
+    while (schedule := scheduler.schedule()) is not None:
         fed += [
-            (row.length, *build_batch(plan, scheduler._config).tokens_T[:3]) for row in plan.decode
+            (row.length, *build_batch(schedule, scheduler._config).tokens_T[:3])
+            for row in schedule.decode
         ]
-        scheduler.commit(plan, fake_output(plan))
+        scheduler.commit(schedule, fake_output(schedule))
         one.drafts = (1, 1)
     assert fed == [(3, -1, 1, 1), (2, -1, 1, 0)] and one.num_output_tokens == 6
 
@@ -372,25 +382,25 @@ def test_more_drafts_than_the_engine_verifies_are_left_out():
     scheduler = Scheduler(config(cache_bytes=1 << 20, num_drafts=2))
     one = sequence(1, [1] * 4, max_new_tokens=30)
     scheduler.add(one)
-    scheduler.commit(plan := scheduler.schedule(), fake_output(plan))
+    scheduler.commit(schedule := scheduler.schedule(), fake_output(schedule))
     one.drafts = (1,) * 5
-    plan = scheduler.schedule()
-    assert plan.decode[0].length == 3
-    assert build_batch(plan, scheduler._config).tokens_T[:3].tolist() == [-1, 1, 1]
-    scheduler.commit(plan, fake_output(plan))
+    schedule = scheduler.schedule()
+    assert schedule.decode[0].length == 3
+    assert build_batch(schedule, scheduler._config).tokens_T[:3].tolist() == [-1, 1, 1]
+    scheduler.commit(schedule, fake_output(schedule))
     assert one.num_output_tokens == 1 + 3
 
 
-def test_drafts_wider_than_a_tile_find_pages():
-    """A window of 6, pages of one token, a single tile of 2 and 8 drafts: one request, alone."""
-    sizes = dict(page_tokens=1, tile_tokens=2, prefill_tiles=(1,), num_drafts=8, max_seqs=1)
+def test_drafts_wider_than_a_chunk_find_pages():
+    """A window of 6, pages of one token, a single chunk of 2 and 8 drafts: one request, alone."""
+    sizes = dict(page_tokens=1, chunk_tokens=2, prefill_chunks=(1,), num_drafts=8, max_seqs=1)
     scheduler = Scheduler(config(cache_bytes=1 << 20, **sizes))
     one = sequence(1, [1] * 4, max_new_tokens=40)
     scheduler.add(one)
     for _ in range(60):
-        if (plan := scheduler.schedule()) is None:
+        if (schedule := scheduler.schedule()) is None:
             break
-        scheduler.commit(plan, fake_output(plan, lambda row, w: 1 + w % 2))
+        scheduler.commit(schedule, fake_output(schedule, lambda row, w: 1 + w % 2))
         one.drafts = (2,) * 8
     assert one.num_output_tokens == 40
 
@@ -400,13 +410,13 @@ def test_a_fork_that_is_preempted_at_once_holds_no_page():
     scheduler = Scheduler(config(page_tokens=4, cache_bytes=1 << 20, prefix_cache=False))
     parent, child = sequence(1, [1] * 6, max_new_tokens=9), sequence(2, [1] * 6, max_new_tokens=9)
     scheduler.add(parent)
-    scheduler.commit(plan := scheduler.schedule(), fake_output(plan))
+    scheduler.commit(schedule := scheduler.schedule(), fake_output(schedule))
     scheduler.fork(parent, child)
     assert child.status is Status.RUNNING
     for each in (parent, child):
         scheduler.preempt(each)
     pages = scheduler.pages
-    assert pages.prefix.num_available_pages == pages.pool.num_usable_pages
+    assert pages.prefix_cache.num_available_pages == pages.pool.num_usable_pages
     steps_of(scheduler)
     assert parent.num_output_tokens == child.num_output_tokens == 9
 
@@ -422,15 +432,15 @@ def test_a_fork_that_never_fits_is_refused():
 
 
 @pytest.mark.parametrize("break_books", [
-    lambda scheduler: scheduler._free_slots.pop(),
-    lambda scheduler: scheduler._free_slots.append(scheduler.running[0].slot),
+    lambda scheduler: scheduler._slots.free_slots.pop(),
+    lambda scheduler: scheduler._slots.free_slots.append(scheduler.running[0].slot),
     lambda scheduler: scheduler.running[0].pages[0].pop(),
     lambda scheduler: scheduler.running[0].pages[1].append(scheduler.running[1].pages[1][0]),
     lambda scheduler: setattr(next(iter(scheduler.waiting)), "slot", 0),
     lambda scheduler: scheduler.running.pop(),
 ])  # fmt: skip
 def test_integrity_can_fail(break_books):
-    scheduler = Scheduler(config(cache_bytes=1 << 20, max_seqs=4, prefill_tiles=(2,)))
+    scheduler = Scheduler(config(cache_bytes=1 << 20, max_seqs=4, prefill_chunks=(2,)))
     for i in range(3):
         scheduler.add(sequence(i, [1] * 4))
     scheduler.schedule()

@@ -1,4 +1,4 @@
-"""Few shapes, and one for every step that the scheduler can plan."""
+"""Few shapes, and one for every step that the scheduler can schedule."""
 
 import dataclasses
 import itertools
@@ -14,7 +14,7 @@ ENGINES = [
     for max_seqs, num_drafts, sizes in itertools.product(
         (1, 2, 3, 7, 8, 9, 16, 31, 32, 33, 64),
         (0, 1, 5),
-        ({}, {"decode_rows": (4,)}, {"prefill_tiles": (2,)}, {"prefill_tiles": (4, 1, 4)}),
+        ({}, {"decode_rows": (4,)}, {"prefill_chunks": (2,)}, {"prefill_chunks": (4, 1, 4)}),
     )
 ]
 ENGINES += [dataclasses.replace(engine, chunked_prefill=False) for engine in ENGINES]
@@ -34,31 +34,31 @@ def test_few_shapes_cover_every_need(engine):
     shapes = enumerate_shapes(engine)
     assert len(shapes) <= 32 and len(set(shapes)) == len(shapes)
     assert {shape.decode[1] for shape in shapes} == {1 + engine.num_drafts}
-    assert {shape.prefill[1] for shape in shapes} == {engine.tile_tokens}
-    largest_tiles = max(engine.prefill_tiles)
-    for rows, tiles, scored in itertools.product(
-        range(engine.max_seqs + 1), range(largest_tiles + 1), (False, True)
+    assert {shape.prefill[1] for shape in shapes} == {engine.chunk_tokens}
+    largest_chunks = max(engine.prefill_chunks)
+    for rows, chunks, scored in itertools.product(
+        range(engine.max_seqs + 1), range(largest_chunks + 1), (False, True)
     ):
-        if not rows + tiles or (scored and not tiles):
+        if not rows + chunks or (scored and not chunks):
             continue
-        if rows and tiles and not engine.chunked_prefill:
+        if rows and chunks and not engine.chunked_prefill:
             continue
-        shape = choose(shapes, rows, tiles, scored)
-        assert shape.decode[0] >= rows and shape.prefill[0] >= tiles
+        shape = choose(shapes, rows, chunks, scored)
+        assert shape.decode[0] >= rows and shape.prefill[0] >= chunks
         assert shape.scored >= scored
-        if not tiles:
+        if not chunks:
             assert not shape.prefill[0]  # steady decoding computes no prompt
-    top = (engine.max_seqs, largest_tiles)
+    top = (engine.max_seqs, largest_chunks)
     assert shapes == tuple(sorted(shapes, key=lambda shape: shape.num_tokens))
     assert all(s.decode[0] <= max(8, *top) for s in shapes)
 
 
 def test_too_many_sizes_are_refused():
-    tiles = tuple(range(1, 40))
+    chunks = tuple(range(1, 40))
     with pytest.raises(
         InputError, match="make 123 step shapes, at most 32 .* fewer sizes"
     ) as error:
-        enumerate_shapes(EngineConfig(prefill_tiles=tiles))
+        enumerate_shapes(EngineConfig(prefill_chunks=chunks))
     assert "\n" not in str(error.value)
     with pytest.raises(InputError, match="step shapes"):
         enumerate_shapes(EngineConfig(decode_rows=tuple(range(1, 33))))
@@ -70,7 +70,7 @@ def test_counts():
 
 
 def test_the_cheapest_cover_is_chosen():
-    shapes = enumerate_shapes(EngineConfig(decode_rows=(2, 8), prefill_tiles=(1, 4), max_seqs=8))
+    shapes = enumerate_shapes(EngineConfig(decode_rows=(2, 8), prefill_chunks=(1, 4), max_seqs=8))
     assert choose(shapes, 2, 0, False) == StepShape((2, 1), (0, 64))
     assert choose(shapes, 3, 0, False) == StepShape((8, 1), (0, 64))
     assert choose(shapes, 0, 1, False) == StepShape((0, 1), (1, 64))

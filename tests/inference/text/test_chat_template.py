@@ -141,7 +141,7 @@ BOMBS = {
 MEASURE = """
 import resource, sys, time
 from configs.errors import InputError
-from inference import chat_template
+from inference.text import chat_template
 
 template = sys.stdin.read()
 start = time.process_time(), time.perf_counter()
@@ -192,7 +192,7 @@ def test_a_worker_that_is_gone_is_started_again():
 
 def test_a_worker_starts_fast_and_leaves_with_its_parent():
     code = (
-        "import sys, time\nfrom inference import chat_template\n"
+        "import sys, time\nfrom inference.text import chat_template\n"
         "assert chat_template._WORKER._process is None\nstart = time.perf_counter()\n"
         "chat_template.render('x', [])\n"
         "print(time.perf_counter() - start, chat_template._WORKER._process.pid)\n"

@@ -237,7 +237,7 @@ def test_marks_and_names_cannot_be_forged():
         pieces(chat, "\U00100000<|begin|>")
     assert pieces(chat, "\U00100000").count("<|begin|>") == 1
     with pytest.raises(InputError, match="every sign of cuneiform"):
-        quoting.free_mark("".join(map(chr, range(0x12000, 0x12400))))
+        quoting.unused_mark("".join(map(chr, range(0x12000, 0x12400))))
     with pytest.raises(InputError, match="not valid Unicode"):
         pieces(chat, "\ud800<|begin|>")
 

@@ -1,6 +1,7 @@
 """Tokenizers read and rebuilt: ids equal transformers', whatever the text."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from configs.errors import InputError
 from inference.checkpoints import resolve
 from inference.checkpoints.gguf import gguf_file, gguf_tokenizer
 from inference.checkpoints.hf import hf_tokenizer
+from inference.engine import Engine
+from inference.request import SamplingParams
 from inference.text import tokenizer
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "llama-tokenizer"
@@ -214,6 +217,17 @@ def test_bad_tokenizer_json_is_one_line(case, tmp_path):
 def test_missing_tokenizer_json_is_named(tmp_path):
     with pytest.raises(InputError, match=r"tokenizer\.json is missing"):
         hf_tokenizer.load_tokenizer(tmp_path, 320)
+
+
+@pytest.mark.quick_code
+def test_a_checkpoint_without_a_tokenizer_serves_ids():
+    bare = GOLDEN.parent / "llama-mqa-float32"
+    engine = Engine.from_model(str(bare), max_seqs=1, decode_rows=(2,), prefill_chunks=(1,))
+    (answer,) = engine.generate([[5, 6, 7]], SamplingParams(max_new_tokens=2))
+    assert len(answer.token_ids) == 2 and answer.text == ""
+    missing = f"{bare}/tokenizer.json is missing (save it from the fast tokenizer)"
+    with pytest.raises(InputError, match=f"^{re.escape(missing)}: give token ids instead of text$"):
+        engine.generate(["a text"])
 
 
 # Rebuilt from GGUF metadata.

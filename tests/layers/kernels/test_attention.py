@@ -20,8 +20,11 @@ from jax.experimental.pallas import tpu as pltpu
 
 from layers.kernels.attention import gpu, reference, tpu
 from layers.kernels.attention.contract import Options
-from layers.kernels.attention.mask import sight_of
+from layers.kernels.attention.mask import mask_bounds
+from tests import compiling
 from tests.layers import paged_case
+
+pytestmark = pytest.mark.quick_code
 
 _INTERPRETER = InterpretGPUParams(
     detect_races=jax.__version_info__ >= (0, 11)
@@ -32,13 +35,11 @@ def _interpreted(*args, **sizes):
     return gpu.attend_pages(*args, **sizes, interpret=_INTERPRETER)
 
 
-def _appended(q_CWNH, pages, rectangle, group, options):
+def _appended(q_YWNH, pages, *told):
     """The TPU kernel, which brings the row's tokens to pages that do not have them yet."""
-    k_CWKH, v_CWKH, pages = paged_case.take_newest(pages, rectangle, q_CWNH.shape[-1])
+    row_YWX, pages = paged_case.take_newest(pages, told[0])
     interpret = pltpu.InterpretParams(detect_races=True)
-    return tpu.append_and_attend(
-        q_CWNH, k_CWKH, v_CWKH, pages, rectangle, group, options, interpret=interpret
-    )[0]  # fmt: skip
+    return tpu.append_and_attend(q_YWNH, row_YWX, pages, *told, interpret=interpret)[0]
 
 
 _IMPLEMENTATIONS = {
@@ -55,17 +56,18 @@ def _small_blocks(monkeypatch):
 
 
 @functools.cache
-def _program(name, window, cap, **sizes):
-    def attend(q_CWNH, pages, rectangle, sinks_N=None):
+def _program(name, page_format, window, cap, **sizes):
+    def attend(q_YWNH, pages, rectangle, sinks_N=None):
         options = Options(window, cap, sinks_N)
-        return _IMPLEMENTATIONS[name](q_CWNH, pages, rectangle, 0, options, **sizes)
+        told = rectangle, 0, page_format, options
+        return _IMPLEMENTATIONS[name](q_YWNH, pages, *told, **sizes)
 
-    return jax.jit(attend)
+    return compiling.jit(attend)
 
 
 def _check(name, case, window=None, cap=None, sinks_N=None, **sizes):
     """Within the bound of the dtype, without a race, and the same bits again."""
-    program = _program(name, window, cap, **sizes)
+    program = _program(name, case.page_format, window, cap, **sizes)
     found = program(*case.arguments, sinks_N=sinks_N)
     if name == "pallas_gpu" and _INTERPRETER.detect_races:
         assert not interpret_pallas_call.get_races().races_found
@@ -74,7 +76,7 @@ def _check(name, case, window=None, cap=None, sinks_N=None, **sizes):
     case.check(found, window, cap, sinks_N)
     again = program(*case.arguments, sinks_N=sinks_N)
     np.testing.assert_array_equal(
-        np.asarray(again)[case.valid_CW], np.asarray(found)[case.valid_CW]
+        np.asarray(again)[case.valid_YW], np.asarray(found)[case.valid_YW]
     )
 
 
@@ -103,6 +105,30 @@ def test_ragged_lengths(name, case):
         _lengths(page_tokens), heads, page_tokens, width, dtype, 0, head_width, head_width**-0.5
     )
     _check(name, drawn, window)
+
+
+_FORMATS = {  # (N, K), dtype; of the pages
+    "latent": ((6, 1), "float32", {"value_width": 32, "values_in_keys": True}),
+    "latent, many heads": ((20, 1), "bfloat16", {"value_width": 32, "values_in_keys": True}),
+    "narrow values": ((6, 2), "float32", {"value_width": 24}),
+    "wide values": ((4, 2), "bfloat16", {"value_width": 56}),
+}
+
+
+@pytest.mark.parametrize("case", _FORMATS)
+@pytest.mark.parametrize("width", [1, 4, 20])
+def test_page_formats_that_only_the_reference_reads(case, width):
+    """Values in the keys of the one head; keys and values of two widths."""
+    heads, dtype, widths = _FORMATS[case]
+    drawn = paged_case.Case(
+        _lengths(16), heads, 16, width, dtype, head_width=40, scale=1 / 6, **widths
+    )
+    _check("reference", drawn, window=24)
+    options = Options(deterministic=True)
+    attend = functools.partial(
+        reference.attend_pages, group=0, page_format=drawn.page_format, options=options
+    )
+    drawn.check(jax.jit(attend)(*drawn.arguments))
 
 
 @pytest.mark.long
@@ -159,15 +185,16 @@ def test_padding_reads_no_pages():
     """A row without a token reads none, one with padding those of its tokens."""
     case = paged_case.Case((0, 65, 300), (4, 2), 64, 2, head_width=64)
     _, _, rectangle = case.arguments
-    valid_CW = rectangle.valid_CW.at[2, 1].set(False)
+    valid_YW = rectangle.valid_YW.at[2, 1].set(False)
     rectangle = dataclasses.replace(
-        rectangle, valid_CW=valid_CW, position_CW=jnp.array([[500, 500], [63, 64], [127, 500]])
+        rectangle, valid_YW=valid_YW, position_YW=jnp.array([[500, 500], [63, 64], [127, 500]])
     )
     for window, first in ((None, [0, 0, 0]), (10, [0, 0, 1])):
-        sight = sight_of(rectangle, window)
-        start_BX, stop_BX = gpu._split_pages(sight, valid_CW, 64, 1)
-        assert start_BX[:, 0].tolist() == first and stop_BX[:, 0].tolist() == [0, 2, 2]
-    found = jax.jit(functools.partial(_interpreted, group=0))(*case.arguments)
+        bounds = mask_bounds(rectangle, window)
+        start_ZX, stop_ZX = gpu._split_pages(bounds, valid_YW, 64, 1)
+        assert start_ZX[:, 0].tolist() == first and stop_ZX[:, 0].tolist() == [0, 2, 2]
+    attend = functools.partial(_interpreted, group=0, page_format=case.page_format)
+    found = compiling.jit(attend)(*case.arguments)
     assert not np.asarray(found[0]).any()
 
 
@@ -194,18 +221,21 @@ def test_scores_stay_within_their_cap(name):
 
 def test_large_scores_do_not_overflow():
     case = paged_case.Case((1, 64, 200), (4, 2), 64, 1, head_width=64)
-    case.q_CWNH = np.float32(case.q_CWNH * 1000).astype(np.float64)
-    attend = jax.jit(functools.partial(_interpreted, group=0))
+    case.q_YWNH = np.float32(case.q_YWNH * 1000).astype(np.float64)
+    attend = functools.partial(_interpreted, group=0, page_format=case.page_format)
+    attend = compiling.jit(attend)
     np.testing.assert_allclose(attend(*case.arguments), case.expected()[0], atol=1e-3)
 
 
 @pytest.mark.parametrize("name", _IMPLEMENTATIONS)
 def test_a_visible_nan_reaches_its_readers_only(name):
     case = paged_case.Case((70, 130), (4, 2), 64, 1, head_width=64)
-    page = case.table_CP[1, 1]
+    page = case.table_YP[1, 1]
     pages = np.array(case.pages)
     pages[page, 3, :64] = np.nan  # a key of KV head 0
     q, _, rectangle = case.arguments
-    found = np.asarray(_program(name, None, None)(q, jnp.asarray(pages), rectangle))
+    found = np.asarray(
+        _program(name, case.page_format, None, None)(q, jnp.asarray(pages), rectangle)
+    )
     assert np.isnan(found[1, 0, :2]).all()
     assert np.isfinite(found[0]).all()

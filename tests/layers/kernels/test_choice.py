@@ -5,16 +5,25 @@ import dataclasses
 import jax
 import pytest
 
+from configs.cache import keys_values
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from layers.kernels import tuning
-from layers.kernels.attention import api, gpu, jax_tpu, tpu
+from layers.kernels.attention import api, gpu, jax_tpu, reference, tpu
 from layers.kernels.attention.contract import Demand
 from layers.kernels.device import Device, target_device
 from tests import fakes
 
 _H200 = Device("gpu", "NVIDIA H200", 132)
-_LLAMA = Demand(32, 8, 128, 64, "bfloat16", False)
+_LLAMA = Demand(32, keys_values(8, 128).page_format("bfloat16"), 64, False)
+
+
+def _asked(width: int = 128, **changes) -> Demand:
+    """Fields of the demand or of its page format, changed."""
+    changes = {"key_width": width, "value_width": width} | changes
+    of_format = {name: changes.pop(name) for name in set(changes) - set(Demand._fields)}
+    page_format = dataclasses.replace(_LLAMA.page_format, **of_format)
+    return _LLAMA._replace(page_format=page_format, **changes)
 
 
 @pytest.mark.parametrize(
@@ -22,14 +31,14 @@ _LLAMA = Demand(32, 8, 128, 64, "bfloat16", False)
     [
         ({"dtype": "float32"}, "bfloat16 or float16, not float32: set model.dtype"),
         ({"page_tokens": 16}, "64 or 128 tokens, not 16: set engine.page_tokens"),
-        ({"head_width": 80}, "heads of 64, 128 or 256, not 80"),
-        ({"num_heads": 130, "num_kv_heads": 2}, "at most 64 query heads a KV head, not 65"),
-        ({"head_width": 256, "page_tokens": 128}, "no room for pages of 128 tokens"),
+        ({"width": 80}, "heads of 64, 128 or 256, not 80"),
+        ({"num_heads": 130, "kv_heads": 2}, "at most 64 query heads a KV head, not 65"),
+        ({"width": 256, "page_tokens": 128}, "no room for pages of 128 tokens"),
         ({"deterministic": True}, "not been measured to be deterministic"),
     ],
 )
 def test_the_hopper_kernel_names_its_limits(asked, reason):
-    assert reason in gpu.limit(_LLAMA._replace(**asked), _H200)
+    assert reason in gpu.limit(_asked(**asked), _H200)
 
 
 def test_two_blocks_of_the_hopper_kernel_fit_a_multiprocessor(monkeypatch):
@@ -56,28 +65,28 @@ _V6E = Device("tpu", "TPU v6 lite", 1)
     [
         ({"dtype": "float16"}, "bfloat16 or float32, not float16: set model.dtype"),
         ({"page_tokens": 8}, "16, 32, 64 or 128 tokens, not 8: set engine.page_tokens"),
-        ({"head_width": 80}, "multiple of 64, not 80"),
+        ({"width": 80}, "multiple of 64, not 80"),
         ({"table_entries": 1 << 18}, "tables of 229376 entries, 262144 are needed"),
         ({"deterministic": True}, "not been measured to be deterministic"),
     ],
 )
 def test_the_tpu_kernel_names_its_limits(asked, reason):
-    assert reason in tpu.limit(_LLAMA._replace(**asked), _V6E)
+    assert reason in tpu.limit(_asked(**asked), _V6E)
 
 
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
         ({"dtype": "float32"}, "bfloat16, not float32: set model.dtype"),
-        ({"head_width": 64}, "heads of 128, not 64: 'pallas_tpu' has others"),
-        ({"num_kv_heads": 3}, "1, 2, 4 or a multiple of 8 KV heads, not 3: 'pallas_tpu'"),
-        ({"has_windows": True}, "'pallas_tpu' skips it"),
+        ({"width": 64}, "heads of 128, not 64: 'pallas_tpu' has others"),
+        ({"kv_heads": 3}, "1, 2, 4 or a multiple of 8 KV heads, not 3: 'pallas_tpu'"),
+        ({"has_window": True}, "'pallas_tpu' skips it"),
         ({"table_entries": 1 << 18}, "tables of 229376 entries, 262144 are needed"),
         ({"deterministic": True}, "not been measured to be deterministic"),
     ],
 )
 def test_jax_kernel_for_tpus_names_its_limits(asked, reason):
-    assert reason in jax_tpu.limit(_LLAMA._replace(**asked), _V6E)
+    assert reason in jax_tpu.limit(_asked(**asked), _V6E)
 
 
 @pytest.mark.parametrize("kernel", [tpu, jax_tpu])
@@ -88,9 +97,20 @@ def test_the_tpu_kernels_run_on_what_the_gate_compiles_for(kernel):
         assert kind in kernel.limit(_LLAMA, Device("tpu", kind, 1))
 
 
+@pytest.mark.parametrize(("kernel", "device"), [(gpu, _H200), (tpu, _V6E), (jax_tpu, _V6E)])
+def test_kernels_refuse_pages_that_they_cannot_read(kernel, device):
+    """The reference reads all but scales."""
+    uneven, inside = _asked(value_width=64), _asked(kv_heads=1, values_in_keys=True)
+    assert kernel.limit(uneven, device) == "has keys and values of one width, not 128 and 64"
+    assert kernel.limit(inside, device) == "reads values beside their keys, not in them"
+    assert reference.limit(uneven, device) is reference.limit(inside, device) is None
+    for each in (kernel, reference):
+        assert each.limit(_asked(scales="float32"), device) == "reads pages without scales"
+
+
 def _config(attention: str | None, **changes) -> Config:
     model = fakes.llama("bfloat16", num_heads=4, num_kv_heads=2, head_width=64)
-    return Config(model, EngineConfig(attention=attention, **changes)).on("gpu")
+    return Config(model, EngineConfig(attention=attention, **changes)).for_platform("gpu")
 
 
 def test_tables_are_counted_of_the_most_rows_a_step_has(monkeypatch):
@@ -99,11 +119,11 @@ def test_tables_are_counted_of_the_most_rows_a_step_has(monkeypatch):
     monkeypatch.setattr(api, "target_device", lambda: _V6E)
     fits = EngineConfig(max_seqs=32, max_context=112 << 10, page_tokens=16, attention="pallas_tpu")
     assert api.choose(Config(model, fits)) == "pallas_tpu"
-    for change in ({"max_seqs": 33}, {"max_context": None}, {"prefill_tiles": (33,)}):
+    for change in ({"max_seqs": 33}, {"max_context": None}, {"prefill_chunks": (33,)}):
         with pytest.raises(InputError, match="pallas_tpu has room .* raise engine.page_tokens"):
             api.choose(Config(model, dataclasses.replace(fits, **change)))
     large = dataclasses.replace(fits, max_seqs=200, page_tokens=None)
-    assert api.choose(Config(model, large).on("tpu")) == "pallas_tpu"
+    assert api.choose(Config(model, large).for_platform("tpu")) == "pallas_tpu"
 
 
 def test_a_name_never_falls_back():

@@ -4,7 +4,6 @@ own is called.
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,29 +11,35 @@ from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 
+from configs.cache import keys_values
 from configs.errors import InputError
 from layers import kv_cache
 from layers.kernels.attention import jax_tpu, reference, tpu
 from layers.kernels.attention.contract import Options
 from layers.ragged import Ragged, Rectangle
+from tests import compiling
 from tests.layers import paged_case
+
+pytestmark = pytest.mark.quick_code
 
 _PAGE = 32
 _INTERPRETER = pltpu.InterpretParams(detect_races=True)
+_append = functools.partial(compiling.call, tpu.append_and_attend, interpret=_INTERPRETER)
+_expected = functools.partial(compiling.call, reference.attend_pages)
 
 
 def _rows(starts, counts, sequences, width: int, num_sequences: int):
-    """Rows of W tokens, of them the first are valid, each from a place of a sequence on."""
+    """Rows of W tokens, of them the first are valid, each from a KV position on."""
     nth_W, starts, counts = np.arange(width), np.array(starts), np.array(counts)
-    position_CW = starts[:, None] + np.minimum(nth_W, np.maximum(counts[:, None] - 1, 0))
+    position_YW = starts[:, None] + np.minimum(nth_W, np.maximum(counts[:, None] - 1, 0))
     pages_of_sequence = 1 + np.arange(num_sequences * 16).reshape(num_sequences, 16)
-    table_CP = np.random.default_rng(0).permutation(pages_of_sequence.ravel())
-    table_CP = table_CP.reshape(num_sequences, 16)[np.array(sequences)] + 1
-    table_CP[counts == 0] = 0
-    valid_CW = jnp.asarray(nth_W < counts[:, None])
-    slot_C = jnp.asarray(sequences, jnp.int32)
-    position_CW, table_CP = jnp.asarray(position_CW, jnp.int32), jnp.asarray(table_CP, jnp.int32)
-    return Rectangle(slot_C, position_CW, valid_CW, (table_CP,))
+    table_YP = np.random.default_rng(0).permutation(pages_of_sequence.ravel())
+    table_YP = table_YP.reshape(num_sequences, 16)[np.array(sequences)] + 1
+    table_YP[counts == 0] = 0
+    valid_YW = jnp.asarray(nth_W < counts[:, None])
+    slot_Y = jnp.asarray(sequences, jnp.int32)
+    position_YW, table_YP = jnp.asarray(position_YW, jnp.int32), jnp.asarray(table_YP, jnp.int32)
+    return Rectangle(slot_Y, position_YW, valid_YW, (table_YP,))
 
 
 _ROWS = {  # where rows start, their tokens, whose they are, W
@@ -45,24 +50,30 @@ _ROWS = {  # where rows start, their tokens, whose they are, W
 }
 
 
+@functools.cache
 def _drawn(rows: str, dtype=jnp.bfloat16, heads=(4, 2), head_width=64):
-    """Queries, keys and values of the rows, and pages full of others'."""
+    """Queries and packed rows of new tokens, pages full of others' before and after those are
+    written, the rectangle, and what implementations are told of group and format.
+    """
     starts, counts, sequences, width = _ROWS[rows]
     rectangle = _rows(starts, counts, sequences, width, max(sequences) + 1)
     generator, (N, K), H = np.random.default_rng(1), heads, head_width
-    draw = lambda *shape: jnp.asarray(generator.standard_normal(shape), dtype)  # noqa: E731
-    pages = reference.layout(16 * (max(sequences) + 1) + 2, _PAGE, K, H, jnp.dtype(dtype).name)
+    draw = lambda *shape: generator.standard_normal(shape).astype(dtype)  # noqa: E731
+    page_format = keys_values(K, H).page_format(jnp.dtype(dtype).name)
+    pages = kv_cache.token_major(16 * (max(sequences) + 1) + 2, _PAGE, page_format)
     held = kv_cache.encode(draw(*pages.shape), pages)
     T, shape = len(starts) * width, (len(starts), width)
-    new = draw(T, K, H), draw(T, K, H)
-    written = reference.write(held, *new, Ragged((rectangle,)), 0)
-    return draw(*shape, N, H) / 8, [x.reshape(*shape, K, H) for x in new], held, written, rectangle
+    row_TX = np.concatenate([draw(T, K, H), draw(T, K, H)], axis=1)
+    written = compiling.call(kv_cache.write, held, row_TX, Ragged((rectangle,)), group=0)
+    held, written = np.asarray(held), np.asarray(written)
+    row_YWX, told = row_TX.reshape(*shape, 2 * K, H), {"group": 0, "page_format": page_format}
+    return draw(*shape, N, H) / 8, row_YWX, held, written, rectangle, told
 
 
 def _check(found, expected, rectangle, atol):
-    valid_CW = np.asarray(rectangle.valid_CW)
+    valid_YW = np.asarray(rectangle.valid_YW)
     np.testing.assert_allclose(
-        np.asarray(found)[valid_CW], np.asarray(expected)[valid_CW], atol=atol
+        np.asarray(found)[valid_YW], np.asarray(expected)[valid_YW], atol=atol
     )
 
 
@@ -71,43 +82,38 @@ def _check(found, expected, rectangle, atol):
 def test_appended_tokens_are_where_xla_writes_them_and_are_seen(rows, window, monkeypatch):
     """In blocks of a page, and in a ring that is full most of the time."""
     monkeypatch.setattr(tpu, "_BLOCK_TOKENS", 1)
-    q, kv, held, written, rectangle = _drawn(rows)
-    append = functools.partial(tpu.append_and_attend, group=0, options=Options(window))
-    found, pages = jax.jit(functools.partial(append, interpret=_INTERPRETER))(
-        q, *kv, held, rectangle
-    )
+    q, row_YWX, held, written, rectangle, told = _drawn(rows)
+    told = told | {"options": Options(window)}
+    found, pages = map(np.asarray, _append(q, row_YWX, held, rectangle, **told))
     assert not interpret_pallas_call.races.races_found
     np.testing.assert_array_equal(pages[1:], written[1:])
     np.testing.assert_array_equal(pages[0], held[0])  # no padding is stored
-    expected = reference.attend_pages(q, written, rectangle, 0, Options(window))
-    _check(found, expected, rectangle, 2e-2)
-    read = functools.partial(
-        tpu.attend_pages, group=0, options=Options(window), interpret=_INTERPRETER
-    )
-    np.testing.assert_array_equal(jax.jit(read)(q, written, rectangle), found)
+    _check(found, _expected(q, written, rectangle, **told), rectangle, 2e-2)
+    read = compiling.call(tpu.attend_pages, q, written, rectangle, **told, interpret=_INTERPRETER)
+    np.testing.assert_array_equal(read, found)
 
 
 def test_a_row_of_many_tokens_is_several(monkeypatch):
     """Each sees what those before it append."""
     monkeypatch.setattr(tpu, "_TILE_BYTES", 80_000)
-    q, kv, held, written, rectangle = _drawn("tiles of one prompt", jnp.float32)
-    found, pages = tpu.append_and_attend(q, *kv, held, rectangle, 0, interpret=_INTERPRETER)
+    q, row_YWX, held, written, rectangle, told = _drawn("tiles of one prompt", jnp.float32)
+    found, pages = map(np.asarray, _append(q, row_YWX, held, rectangle, **told))
     np.testing.assert_array_equal(pages[1:], written[1:])
-    _check(found, reference.attend_pages(q, written, rectangle, 0), rectangle, 2e-5)
+    _check(found, _expected(q, written, rectangle, **told), rectangle, 2e-5)
 
 
 def test_only_rows_of_one_sequence_wait():
     """Sharing a prefix is no reason to."""
-    table_BP = jnp.array([[3, 4, 0], [3, 5, 0], [3, 4, 6], [0, 0, 0]])
-    column_B, count_B = jnp.array([1, 1, 2, 0]), jnp.array([2, 2, 2, 0])
-    assert tpu._waits(table_BP, column_B, count_B).tolist() == [0, 0, 1, 0]
+    table_ZP = jnp.array([[3, 4, 0], [3, 5, 0], [3, 4, 6], [0, 0, 0]])
+    column_Z, count_Z = jnp.array([1, 1, 2, 0]), jnp.array([2, 2, 2, 0])
+    assert tpu._waits(table_ZP, column_Z, count_Z).tolist() == [0, 0, 1, 0]
 
 
 def test_rows_without_pages_are_passed_over():
     assert tpu._next(jnp.array([False, True, False, False, True])).tolist() == [1, 1, 4, 4, 4, 5]
-    q, kv, held, _, rectangle = _drawn("decode")
-    nobody = rectangle.replace(valid_CW=jnp.zeros_like(rectangle.valid_CW))
-    found, pages = tpu.append_and_attend(q, *kv, held, nobody, 0, interpret=_INTERPRETER)
+    q, row_YWX, held, _, rectangle, told = _drawn("decode")
+    nobody = rectangle.replace(valid_YW=jnp.zeros_like(rectangle.valid_YW))
+    found, pages = _append(q, row_YWX, held, nobody, **told)
     assert not np.asarray(found).any()
     np.testing.assert_array_equal(pages, held)
 
@@ -116,32 +122,43 @@ def test_rows_without_pages_are_passed_over():
 
 
 def _stand_in(*args, num_kv_pages_per_block, num_queries_per_block, vmem_limit_bytes, **options):
-    """What its authors test the kernel against; no interpreter runs the kernel itself."""
-    return kernel.ref_ragged_paged_attention(*args, **options)
+    """What its authors test the kernel against; no interpreter runs the kernel itself. Lengths are
+    known while it is traced.
+    """
+    q_TNH, pages, lengths, table, starts, num_rows = args
+    lengths, starts, num_rows = map(np.asarray, (lengths, starts, num_rows))
+
+    @compiling.jit
+    def attend(q_TNH, pages, table):
+        return kernel.ref_ragged_paged_attention(
+            q_TNH, pages, lengths, table, starts, num_rows, **options
+        )
+
+    return attend(q_TNH, pages, table)
 
 
-def _interleaved(pages: jax.Array, num_kv_heads: int) -> jax.Array:
+def _interleaved(pages: np.ndarray, num_kv_heads: int) -> np.ndarray:
     """Token-major pages as `jax_tpu` lays them out."""
-    halves = kv_cache.decode(pages).reshape(*pages.shape[:2], 2, num_kv_heads, -1)
+    halves = np.asarray(kv_cache.decode(pages)).reshape(*pages.shape[:2], 2, num_kv_heads, -1)
     return halves.swapaxes(2, 3).reshape(*pages.shape[:2], 2 * num_kv_heads, -1)
 
 
 @pytest.mark.parametrize(("rows", "cap"), [*((rows, None) for rows in _ROWS), ("drafts", 2.0)])
 def test_jax_kernel_is_told_of_valid_tokens_only(rows, cap, monkeypatch):
     monkeypatch.setattr(kernel, "ragged_paged_attention", _stand_in)
-    q, kv, held, written, rectangle = _drawn(rows, head_width=128)
-    new = (x.reshape(-1, *x.shape[2:]) for x in kv)
-    pages = jax_tpu.write(_interleaved(held, 2), *new, Ragged((rectangle,)), 0)
-    np.testing.assert_array_equal(pages[1:], _interleaved(written, 2)[1:])
-    assert pages.shape == jax_tpu.layout(len(held), _PAGE, 2, 128, "bfloat16").shape
-    found = jax_tpu.attend_pages(q, pages, rectangle, 0, Options(score_cap=cap))
+    q, row_YWX, held, written, rectangle, told = _drawn(rows, head_width=128)
+    row_TX, ragged = row_YWX.reshape(-1, *row_YWX.shape[2:]), Ragged((rectangle,))
+    pages = compiling.call(jax_tpu.write, _interleaved(held, 2), row_TX, ragged, group=0)
+    np.testing.assert_array_equal(np.asarray(pages)[1:], _interleaved(written, 2)[1:])
+    assert pages.shape == jax_tpu.layout(len(held), _PAGE, told["page_format"]).shape
+    told = told | {"options": Options(score_cap=cap)}
+    found = jax_tpu.attend_pages(q, pages, rectangle, **told)
     assert found.dtype == jnp.float32
-    expected = reference.attend_pages(q, written, rectangle, 0, Options(score_cap=cap))
-    _check(found, expected, rectangle, 3e-2)  # it rounds its output, too
+    _check(found, _expected(q, written, rectangle, **told), rectangle, 3e-2)  # it rounds, too
 
 
 def test_what_jax_kernel_does_not_know_is_refused():
     case = paged_case.Case((70,), (4, 2), 64, 4, trees=True)
     q, pages, rectangle = case.arguments
     with pytest.raises(InputError, match="'jax_tpu' knows no windows, .* 'pallas_tpu' does"):
-        jax_tpu.attend_pages(q, pages, rectangle, 0)
+        jax_tpu.attend_pages(q, pages, rectangle, 0, case.page_format)

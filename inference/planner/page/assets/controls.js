@@ -49,7 +49,7 @@ function settled(wish) {
   state.batch = whole("batch", 1, 65536);
   state.new_tokens = whole("new_tokens", 0, config.max_context - 1);
   state.context = whole("context", 1, config.max_context - state.new_tokens);
-  state.kv_heads = nearestBelow(divisors(config.num_heads), wish.kv_heads ?? base.kv_heads);
+  state.kv_heads = nearestBelow(divisors(config.most_kv_heads), wish.kv_heads ?? base.kv_heads);
   state.weights = known(wish.weights, formats, base.weights);
   state.cache = known(wish.cache, formats, base.cache);
   state.chips = nearestBelow(
@@ -131,9 +131,9 @@ const GROUPS = [
       {
         key: "kv_heads",
         label: "Key/value heads",
-        stops: () => divisors(config().num_heads),
+        stops: () => divisors(config().most_kv_heads),
         off: () => !config().has_kv_heads,
-        said: (v) => `${v} of ${config().num_heads}`,
+        said: (v) => `${v} of ${config().most_kv_heads}`,
       },
     ],
   ],

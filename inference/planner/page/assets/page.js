@@ -109,7 +109,7 @@ function showCommand() {
   for (const key of ["model", "hardware", "batch", "context", "new_tokens"]) add(key, flags[key]);
   if (state.weights !== model.dtype) add("weights", state.weights);
   if (state.cache !== model.dtype) add("cache", state.cache);
-  if (state.kv_heads !== model.kv_heads) add("set", `model.num_kv_heads=${state.kv_heads}`);
+  if (state.kv_heads !== model.kv_heads) add("set", `model.pattern.mixer.num_kv_heads=${state.kv_heads}`);
   const mesh = [
     ["model", state.chips],
     ["expert", state.expert],

@@ -1,6 +1,6 @@
 "use strict";
-// The planner's formulas, pure: cost.py, roofline.py, speculation.py and plan.py beside this file's
-// folder, under the same names. A test holds the two equal to a millionth at random points.
+// A plan from a model's coefficients, pure: what cost.py, roofline.py and deployment.py compute, under
+// the same names. A test holds the two equal to a millionth at random points.
 
 /** Bytes of `elements` that lie in rows of `row` elements, scales included. */
 function bytesFor(format, elements, row) {
@@ -8,8 +8,9 @@ function bytesFor(format, elements, row) {
   return (elements * (format.bits + format.scale_bits / group)) / 8;
 }
 
-/** A size that grows with the number of key/value heads: [constant, per head]. */
-const sized = ([constant, perHead], kvHeads) => constant + perHead * kvHeads;
+/** A coefficient, which may depend on the number of key/value heads. */
+const sized = (value, kvHeads) =>
+  typeof value === "object" ? value.base + value.per_head * kvHeads : value;
 
 const sum = (list, of) => list.reduce((found, item) => found + of(item), 0);
 
@@ -26,6 +27,7 @@ function deployment(catalog, input) {
     weights: catalog.formats[input.weights ?? model.dtype],
     cache: catalog.formats[input.cache ?? model.dtype],
     rest: catalog.formats[model.dtype],
+    formats: catalog.formats,
     replicas: input.replicas ?? 1,
     numChips: mesh.data * mesh.model * mesh.expert,
     numGroups: mesh.data * mesh.expert,
@@ -39,67 +41,32 @@ function deployment(catalog, input) {
 
 // --- weights -------------------------------------------------------------------------------------
 
-const tableElements = (model) => model.vocab_size * model.width;
-const tables = (model) => tableElements(model) * (model.tied ? 1 : 2);
-/** Weights that each chip holds whole: norms and biases, and a table of positions. */
-const wholeElements = ({ model, kvHeads }) =>
-  sized(model.vector_elements, kvHeads) + model.position_elements;
-const copies = (matrix) => (matrix.experts ? matrix.experts.num_experts : 1);
-const copiesPerToken = (matrix) => (matrix.experts ? matrix.experts.top_k : 1);
+const elementsOf = (part, kvHeads) => part.count * sized(part.elements, kvHeads);
 
-/** Expected number of an experts' matrices that `numTokens` tokens visit. */
-function copiesTouched(matrix, numTokens) {
-  if (!matrix.experts) return 1;
-  const { num_experts: all, top_k: visited } = matrix.experts;
-  return all * (1 - (1 - visited / all) ** numTokens);
-}
+const numParameters = ({ model, kvHeads }) => sum(model.weights, (p) => elementsOf(p, kvHeads));
 
-function numParameters(d) {
-  const { model, kvHeads } = d;
-  const inLayers = sum(
-    model.matrices,
-    (m) => m.layers * copies(m) * sized(m.rows, kvHeads) * m.width,
-  );
-  return inLayers + wholeElements(d) + tables(model);
-}
-
+/** Weights that one token is multiplied with: two FLOPs each. */
 function numActiveParameters({ model, kvHeads }) {
-  const used = sum(
-    model.matrices,
-    (m) => m.layers * copiesPerToken(m) * sized(m.rows, kvHeads) * m.width,
-  );
-  return used + tableElements(model);
+  const products = model.operations.filter((o) => o.rows.length);
+  return sum(products, (o) => (o.layers * sum(o.flops, ([n]) => sized(n, kvHeads))) / 2);
 }
 
-function weightBytes(d) {
-  const { model, kvHeads, weights, rest } = d;
-  return (
-    bytesFor(rest, wholeElements(d) + tables(model), model.width) +
-    sum(model.matrices, (m) =>
-      bytesFor(weights, m.layers * copies(m) * sized(m.rows, kvHeads) * m.width, m.width),
-    )
-  );
+function partBytes(d, part) {
+  const format = part.is_matrix ? d.weights : d.rest;
+  return bytesFor(format, elementsOf(part, d.kvHeads), sized(part.row, d.kvHeads));
 }
+
+const weightBytes = (d) => sum(d.model.weights, (part) => partBytes(d, part));
 
 /** Bytes of the weights that one chip of the mesh holds. */
 function chipWeightBytes(d) {
-  const { model, mesh, kvHeads, weights, rest } = d;
-  const whole = bytesFor(rest, wholeElements(d), model.width);
-  const divided = bytesFor(rest, tables(model), model.width) / mesh.model;
-  return (
-    whole +
-    divided +
-    sum(model.matrices, (m) => {
-      const elements = m.layers * copies(m) * sized(m.rows, kvHeads) * m.width;
-      const held = bytesFor(weights, elements, m.width) / (m.experts ? mesh.expert : 1);
-      return chipPart(held, m.split ? mesh.model : 1, copiedShare(m, kvHeads), kvHeads);
-    })
-  );
+  return sum(d.model.weights, (part) => {
+    const held = partBytes(d, part) / (part.by_expert ? d.mesh.expert : 1);
+    const copied = sized(part.kv_elements, d.kvHeads) / sized(part.elements, d.kvHeads);
+    const chips = part.is_split ? d.mesh.model : 1;
+    return chipPart(held, chips, copied, sized(part.kv_heads, d.kvHeads));
+  });
 }
-
-/** Share of a matrix's rows that belongs to key/value heads. */
-const copiedShare = (matrix, kvHeads) =>
-  sized(matrix.copied, kvHeads) / sized(matrix.rows, kvHeads);
 
 /** A chip's part of what `chips` divide, where the share `copied` of it has so many parts. */
 const chipPart = (whole, chips, copied, parts) =>
@@ -137,141 +104,75 @@ function pairsOf({ queries, context }, window) {
   return (growing * (first + window - 1)) / 2 + (queries - growing) * window;
 }
 
-function operation(name, layers, flops, parts) {
-  const found = {
-    name,
-    layers,
-    flops,
-    weight_bytes: 0,
-    cache_bytes: 0,
-    activation_bytes: 0,
-    split: true,
-    cache_parts: 1,
-    copied: 0,
-    kind: "other",
-    by_expert: false,
-    rows: Infinity,
-    sequences: 1,
-    ...parts,
-  };
-  found.bytes = found.weight_bytes + found.cache_bytes + found.activation_bytes;
-  found.intensity = found.bytes ? flops / found.bytes : 0;
-  return found;
+/** Keys that one sequence reads: the visible ones, at most so many a query. */
+function readOf({ queries, context }, window, most) {
+  const live = window === null ? context : Math.min(context, queries + window - 1);
+  return most === null ? live : Math.min(live, queries * most);
 }
+
+/** The quantities of a step, as configs/kinds/operations.py names them. */
+const QUANTITIES = {
+  tokens: (work) => work.numTokens,
+  logits: (work) => work.numLogits,
+  experts: (work, all, visited) => all * (1 - (1 - visited / all) ** work.numTokens),
+  sequences: (work) => work.count,
+  queries: (work) => work.count * work.queries,
+  drafts: (work) => work.count * work.drafts,
+  earlier: (work) => work.count * (work.context - work.queries),
+  pairs: (work, window) => work.count * pairsOf(work, window),
+  read: (work, window, most) => work.count * readOf(work, window, most),
+};
+
+/** The sum of coefficient times quantity. */
+const amountOf = (amount, work, kvHeads) =>
+  sum(amount, ([coefficient, [name, ...of]]) =>
+    sized(coefficient, kvHeads) * (name ? QUANTITIES[name](work, ...of) : 1),
+  );
 
 /** Every operation of one step. */
-function stepOperations(d, work) {
-  const { model, rest } = d,
-    { numTokens, numLogits } = work;
-  const D = model.width,
-    V = model.vocab_size,
-    table = tableElements(model);
-  const lookedUp = bytesFor(rest, numTokens * D, D);
-  return [
-    ...model.matrices.map((matrix) => product(d, matrix, numTokens)),
-    ...model.mixing.map((mixer) => (mixer.recurrent ? recur : attend)(d, mixer, work)),
-    operation("head", 1, 2 * numLogits * table, {
-      weight_bytes: bytesFor(rest, table, D),
-      activation_bytes: bytesFor(rest, numLogits * D, D) + 2 * 4 * numLogits * V,
-      rows: numLogits,
-    }),
-    operation("embed", 1, 0, {
-      weight_bytes: (model.tied ? 0 : lookedUp) + (model.position_elements ? lookedUp : 0),
-      activation_bytes: lookedUp,
-      split: false,
-    }),
-    operation("vectors", 1, 0, {
-      weight_bytes: bytesFor(rest, sized(model.vector_elements, d.kvHeads), D),
-      split: false,
-    }),
-  ].map((found) => ({ ...found, sequences: work.count }));
-}
+const stepOperations = (d, work) =>
+  d.model.operations.map((declared) => evaluate(d, declared, work));
 
-function product(d, matrix, numTokens) {
-  const { layers, width } = matrix,
-    rows = sized(matrix.rows, d.kvHeads);
-  const visited = numTokens * copiesPerToken(matrix),
-    touched = copiesTouched(matrix, numTokens);
-  return operation(matrix.name, layers, 2 * layers * visited * rows * width, {
-    weight_bytes: bytesFor(d.weights, layers * touched * rows * width, width),
-    activation_bytes: bytesFor(d.rest, layers * visited * (rows + width), width),
-    split: matrix.split,
-    rows: touched ? visited / touched : 0,
-    copied: copiedShare(matrix, d.kvHeads),
-    cache_parts: d.kvHeads,
-    kind: "matrix",
-    by_expert: Boolean(matrix.experts),
-  });
-}
-
-function attend(d, mixer, work) {
-  const { latent, indexer, window, layers } = mixer;
-  const heads = d.model.num_heads,
-    indexWidth = indexer ? indexer.head_width : 0;
-  let row = d.model.head_width,
-    flopsPerPair = 4 * heads * row,
-    queriesWidth = 2 * heads * row;
-  if (latent) {
-    row = latent.rank + latent.rope_width;
-    flopsPerPair = 2 * heads * (latent.rank + row);
-    queriesWidth = heads * (latent.rank + row);
-  }
-  const length = work.context - work.queries;
-  const live = work.context - (window === null ? 0 : Math.max(0, length + 1 - window));
-  let pairs = pairsOf(work, window),
-    chosen = live,
-    scored = 0,
-    flops = 0;
-  if (indexer) {
-    flops += work.count * pairs * 2 * indexer.num_heads * indexWidth;
-    pairs = pairsOf(work, Math.min(window ?? indexer.top_k, indexer.top_k));
-    chosen = Math.min(live, work.queries * indexer.top_k);
-    scored = work.count * live;
-  }
-  let perRow = pairs * flopsPerPair;
-  if (latent) perRow = Math.min(perRow, expandedFlops(latent, heads, work, pairs));
-  flops += work.count * perRow;
-  const stored = sized(mixer.elements, d.kvHeads);
-  let elements = work.count * chosen * (stored - indexWidth) + scored * indexWidth;
-  if (!mixer.shares) elements += work.count * work.queries * stored;
-  return operation(mixer.name, layers, layers * flops, {
-    cache_bytes: layers * bytesFor(d.cache, elements, row),
-    activation_bytes: layers * bytesFor(d.rest, work.numTokens * queriesWidth, row),
-    cache_parts: sized(mixer.parts, d.kvHeads),
-    kind: "attention",
-  });
-}
-
-/** Attention over keys and values projected out of the latent vectors. */
-function expandedFlops(
-  { rank, nope_width: nope, rope_width: rope, value_width: value },
-  heads,
-  work,
-  pairs,
-) {
-  return (
-    pairs * 2 * heads * (nope + rope + value) +
-    (work.context - work.queries) * 2 * heads * (nope + value) * rank
-  );
-}
-
-function recur(d, { recurrent: sizes, layers, name, parts }, work) {
-  const perToken =
-    6 * sizes.inner_width * sizes.state_width + 2 * sizes.conv_width * sizes.conv_channels;
-  const channels = sizes.conv_channels + sizes.inner_width;
-  return operation(name, layers, layers * work.count * work.queries * perToken, {
-    cache_bytes: layers * work.count * (2 + work.drafts) * 4 * sizes.state_elements,
-    activation_bytes: layers * bytesFor(d.rest, work.numTokens * channels, channels),
-    cache_parts: sized(parts, d.kvHeads),
-  });
+function evaluate(d, declared, work) {
+  const { name, kind, layers, is_split, by_expert } = declared;
+  const count = (amount) => amountOf(amount, work, d.kvHeads);
+  const size = (field) => sized(declared[field], d.kvHeads);
+  const moved = (what) =>
+    sum(declared.moves, (move) => {
+      if (move.what !== what) return 0;
+      const format = d[move.format] ?? d.formats[move.format];
+      return bytesFor(format, layers * count(move.amount), sized(move.row, d.kvHeads));
+    });
+  const cheapest = declared.cheapest.length ? Math.min(...declared.cheapest.map(count)) : 0;
+  const flops = layers * (count(declared.flops) + cheapest);
+  const visited = count(declared.visited);
+  const [weight_bytes, cache_bytes, activation_bytes] = ["weights", "cache", "activations"].map(moved);
+  const bytes = weight_bytes + cache_bytes + activation_bytes;
+  return {
+    name,
+    kind,
+    layers,
+    flops,
+    weight_bytes,
+    cache_bytes,
+    activation_bytes,
+    bytes,
+    intensity: bytes ? flops / bytes : 0,
+    split: is_split,
+    by_expert,
+    cache_parts: size("cache_parts"),
+    copied: size("kv_rows") / size("all_rows"),
+    rows: !declared.rows.length ? Infinity : visited ? count(declared.rows) / visited : 0,
+    sequences: work.count,
+  };
 }
 
 /** Bytes of a sequence of `length` tokens: what windows keep, and states; `chips` divide them. */
 function cacheBytes(d, length, chips = 1) {
-  return sum(d.model.caches, ({ layers, elements, row, window, state_elements: state, parts }) => {
+  return sum(d.model.caches, ({ layers, elements, row, window, state_bytes: state, parts }) => {
     const tokens = window === null ? length : Math.min(length, window);
     const perToken = bytesFor(d.cache, sized(elements, d.kvHeads), row);
-    const held = layers * (tokens * perToken + state * 4 * (1 + d.drafts));
+    const held = layers * (tokens * perToken + state * (1 + d.drafts));
     return held / Math.min(chips, sized(parts, d.kvHeads));
   });
 }
@@ -358,7 +259,7 @@ function collectiveSeconds({ model, mesh, hardware, rest }, { numTokens, count }
     ((passes * (chips - 1)) / chips) * ((moved * hardware.link_axes) / hardware.link_bandwidth) +
     passes * (chips - 1) * hardware.link_latency_s;
   return (
-    model.exchanges * seconds(activations, mesh.model, 2) +
+    model.all_reduces * seconds(activations, mesh.model, 2) +
     sum(
       model.mixtures,
       ({ layers, top_k: visited }) => 2 * layers * seconds(activations * visited, mesh.expert, 1),
@@ -486,7 +387,7 @@ const divisors = (n) => Array.from({ length: n }, (_, i) => i + 1).filter((i) =>
 /** Chips that can divide each layer, as configs/mesh.py says; without links there is one. */
 function validChips(model, hardware, kvHeads) {
   if (!hardware.link_bandwidth) return [1];
-  return divisors(model.num_heads).filter(
+  return divisors(Math.min(...model.divided)).filter(
     (chips) =>
       model.divided.every((size) => size % chips === 0) &&
       (!model.has_kv_heads || kvHeads % chips === 0 || chips % kvHeads === 0),

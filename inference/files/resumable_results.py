@@ -1,19 +1,23 @@
-"""Results as they end, in a file beside the one they are for: a run that was cut off goes on.
+"""Results of a batch of requests, kept as they end, so that a run that was cut off can resume.
 
-The first line says what run it is; each further one is the key of a request and its result. Lines
-are only ever appended, so that whatever ends the process, those that end in a newline are whole.
+They are kept in a file beside the target. Its first line identifies the run; each further one holds
+the key of a request and its result. Lines are only ever appended, so that whatever ends the
+process, those that end in a newline are whole.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from configs.engine import Config
 from configs.errors import InputError
+from inference.files import user_files
 
 try:
     import fcntl
@@ -22,13 +26,13 @@ except ImportError:  # not a POSIX system: two runs of one output are not told a
 
 
 def digest(value: Any) -> str:
-    """Names plain data."""
+    """A name for plain data, from a hash of its content."""
     text = json.dumps(value, sort_keys=True, default=repr)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def keys(requests: Iterable[Any]) -> list[str]:
-    """Names each request by what it asks, wherever it stands; equal ones are numbered."""
+    """A key for each request, from its content and not its place; equal ones are numbered."""
     seen: Counter[str] = Counter()
     named = []
     for request in requests:
@@ -38,29 +42,29 @@ def keys(requests: Iterable[Any]) -> list[str]:
     return named
 
 
-class Partial:
-    """The results of a run so far, on disk.
+class ResumableResults:
+    """The results of a run, as they are added, on disk.
 
     Attributes:
-        path: the file; it goes when the results have found their place, or when there are none.
+        path: the file; it is deleted once the target is written, or if there are no results.
         results: by key of the request.
     """
 
     def __init__(
         self, target: Path, identity: dict[str, str], wanted: Collection[str], overwrite: bool
     ):
-        """Takes over what an earlier run of the same identity has left.
+        """Resumes what an earlier run of the same identity has left.
 
         Args:
             target: the file that results are for.
-            identity: digests of what makes the run, by the name that an error gives them.
-            wanted: keys of the requests; results of others are left out.
-            overwrite: leave what an earlier run has left.
+            identity: digests of what defines the run, by the name that an error gives them.
+            wanted: keys of the requests; results of other requests are dropped.
+            overwrite: start over, whatever an earlier run has left.
 
         Raises:
-            InputError: it was another run, is still running, or has left no such file.
+            InputError: the file is of another run, in use by one that still runs, or damaged.
         """
-        self.path = name(target)
+        self.path = _partial(target)
         self.results: dict[str, dict[str, Any]] = {}
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
@@ -91,7 +95,7 @@ class Partial:
     def _read(self, identity: dict[str, str], wanted: frozenset[str]) -> None:
         data = self._file.read()
         end = data.rfind(b"\n") + 1
-        self._file.truncate(end)  # a line that was cut off is no result
+        self._file.truncate(end)  # drops a line that was cut off
         lines = data[:end].split(b"\n")[:-1]
         if not lines:
             self._append(identity)
@@ -121,7 +125,7 @@ class Partial:
         self.results = {key: self.results[key] for key in self.results if key in wanted}
 
     def add(self, key: str, result: dict[str, Any]) -> None:
-        """Keeps one result.
+        """Adds one result.
 
         Raises:
             InputError: the file cannot be written.
@@ -138,13 +142,48 @@ class Partial:
             raise InputError(f"cannot write {self.path}: {error.strerror}") from None
 
     def close(self, finished: bool) -> None:
-        """Ends the writing; what is of no more use is deleted."""
+        """Closes the file; deletes it if it is of no more use."""
         if finished or not self.results:
             with contextlib.suppress(OSError):
                 self.path.unlink()
         self._file.close()
 
 
-def name(target: Path) -> Path:
-    """Where the results for a file are kept until it is complete."""
+def check_target(label: str, name: str, source: str | None = None) -> Path:
+    """The file that results are for, links followed.
+
+    Args:
+        label: of the name in errors, such as "--output=x".
+        name: as it was given.
+        source: the file that is read, if any.
+
+    Raises:
+        InputError: it, or what is written beside it, cannot become a file or is the one that is
+            read.
+    """
+    path = user_files.check_target(label, name)
+    for target in (path, _config(path), _partial(path)):
+        written = user_files.check_target(label, str(target))
+        if source is not None and written == Path(source).resolve():
+            raise InputError(f"{label}: {written} is the --input, which would be replaced")
+    return path
+
+
+def write(target: Path, results: Sequence[dict[str, Any]], config: Config) -> None:
+    """Writes one result a line, and the configuration beside them; neither replaces anything before
+    both are complete.
+
+    Raises:
+        InputError: one of them cannot be written.
+    """
+    lines = "".join(f"{json.dumps(result, ensure_ascii=False)}\n" for result in results)
+    settings = json.dumps(dataclasses.asdict(config), indent=1) + "\n"
+    user_files.write({target: lines.encode(), _config(target): settings.encode()})
+
+
+def _partial(target: Path) -> Path:
     return target.with_name(f"{target.name}.partial")
+
+
+def _config(target: Path) -> Path:
+    return target.with_name(f"{target.name}.config.json")

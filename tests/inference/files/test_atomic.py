@@ -4,13 +4,13 @@ import os
 
 import pytest
 
-from inference import files
+from inference.files import atomic
 
 
 def test_nothing_is_left_behind_when_interrupted(tmp_path):
     path = tmp_path / "x"
     path.write_text("before")
-    with pytest.raises(KeyboardInterrupt), files.atomic_file(path) as file:
+    with pytest.raises(KeyboardInterrupt), atomic.open_file(path) as file:
         file.write(b"half")
         raise KeyboardInterrupt
     assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
@@ -18,7 +18,7 @@ def test_nothing_is_left_behind_when_interrupted(tmp_path):
 
 def test_two_writers_do_not_meet(tmp_path):
     path = tmp_path / "new" / ("x" * 250)  # as long as a name may be, nearly
-    with files.atomic_file(path) as first, files.atomic_file(path) as second:
+    with atomic.open_file(path) as first, atomic.open_file(path) as second:
         first.write(b"first")
         second.write(b"second")
     assert path.read_bytes() == b"first" and list(path.parent.iterdir()) == [path]
@@ -27,7 +27,7 @@ def test_two_writers_do_not_meet(tmp_path):
 def test_a_file_is_as_readable_as_any_other(tmp_path):
     before = os.umask(0o027)
     try:
-        with files.atomic_file(tmp_path / "x"):
+        with atomic.open_file(tmp_path / "x"):
             pass
     finally:
         os.umask(before)

@@ -1,4 +1,4 @@
-"""Files that appear under their name only when complete, and where caches are kept."""
+"""Files that appear under their name only when complete."""
 
 import os
 import uuid
@@ -8,14 +8,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 
-def cache_directory() -> Path:
-    """Where downloads and conversions are kept: RIDGELINE_CACHE, or ~/.cache/ridgeline."""
-    return Path(os.environ.get("RIDGELINE_CACHE") or Path.home() / ".cache" / "ridgeline")
-
-
 @contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that appears under its name only when complete.
+def open_file(path: Path) -> Iterator[BinaryIO]:
+    """A new file to write to, which appears under its name only when complete.
 
     Raises:
         OSError: it cannot be written; whatever had the name before is untouched.

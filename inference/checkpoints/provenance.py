@@ -1,4 +1,4 @@
-"""Which weights answer: a name that --model takes may stand for others tomorrow."""
+"""Which weights a model's name stands for, since they may change while the name stays."""
 
 import glob
 from pathlib import Path
@@ -8,12 +8,12 @@ from configs.weights import Wheels
 from inference.checkpoints.hf import hub
 from inference.checkpoints.native import converted, manifest
 
-_READ = (".json", ".jinja", ".safetensors")  # of a directory, what loading reads
+_READ = (".json", ".jinja", ".safetensors")  # what loading reads of a directory
 
 
-def of(model: str) -> list[str]:
-    """Tells the weights of a model that was resolved from others: a published digest, the commit of
-    a repository, our manifest, or else place, size and time of change of the files.
+def identity(model: str) -> list[str]:
+    """Texts that identify the weights of a model that was resolved: a published digest, the commit
+    of a repository, our manifest, or else path, size and time of change of each file.
     """
     path = Path(model)
     if model in presets.NAMES:

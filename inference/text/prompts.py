@@ -1,18 +1,20 @@
-"""What to continue: prompts and conversations of flags or a file, checked before any work."""
+"""Prompts and conversations of a file or a command line, checked before any work."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs.errors import InputError
+from inference.files import json_lines
 from inference.request import SamplingParams
-from scripts import inputs, templates
-from scripts.flags import sampling_flags
+from inference.text import sampling_fields
+
+if TYPE_CHECKING:  # reading a file needs neither
+    from inference.text.chat_template import Message
+    from inference.text.tokenizer import Tokenizer
 
 _WANTED = 'one of {"prompt": text} and {"messages": [{"role": text, "content": text}, ...]}'
-_MAX_BYTES = 64 << 20  # of a file
-_MORE = ("id", "tools", "documents", "template")
+_OTHERS = ("id", "tools", "documents", "template", *sampling_fields.NAMES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,30 +22,30 @@ class Prompt:
     """One request: a text, or the messages of a conversation, and how to sample.
 
     Attributes:
-        where: names it in errors.
+        where: its name in errors.
         template: name of the chat template; None takes the one for the conversation.
-        id: as its line gives it; None where it gives none.
+        id: as its line gives it, or None.
     """
 
     where: str
     params: SamplingParams
     text: str | None = None
-    messages: tuple[dict[str, Any], ...] = ()
-    tools: list[Any] | None = None
-    documents: list[Any] | None = None
+    messages: "tuple[Message, ...]" = ()
+    tools: "list[Message] | None" = None
+    documents: "list[Message] | None" = None
     template: str | None = None
     id: str | int | None = None
 
-    def encode(self, tokenizer: Any) -> list[int]:
+    def encode(self, tokenizer: "Tokenizer") -> list[int]:
         """Its token ids.
 
         Raises:
-            InputError: there are none; names the request.
+            InputError: it has none; names the request.
         """
         try:
             if self.text is not None:
                 return tokenizer.encode(self.text)
-            return templates.choose(tokenizer, self.template).apply_chat_template(
+            return tokenizer.with_template(self.template).apply_chat_template(
                 self.messages, tools=self.tools, documents=self.documents
             )
         except RecursionError:
@@ -53,7 +55,7 @@ class Prompt:
 
 
 def from_texts(texts: Sequence[str], params: SamplingParams) -> list[Prompt]:
-    """One prompt a text."""
+    """A prompt for each text."""
     return [
         Prompt(f"prompt {n}", params, text=check_text(f"prompt {n}", text))
         for n, text in enumerate(texts, 1)
@@ -61,29 +63,24 @@ def from_texts(texts: Sequence[str], params: SamplingParams) -> list[Prompt]:
 
 
 def from_file(name: str, params: SamplingParams) -> list[Prompt]:
-    """One prompt a line of JSONL, blank lines aside; a line's own sampling fields come first.
+    """One prompt a line of JSONL, blank lines aside; a line's sampling fields override `params`.
 
     Raises:
         InputError: names the first line that is not valid.
     """
     prompts: list[Prompt] = []
     seen: dict[str | int, int] = {}
-    lines = inputs.read_text(name, _MAX_BYTES).split("\n")  # not at U+2028, as splitlines
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, given in json_lines.read(name, ("prompt", "messages"), _OTHERS, _WANTED):
         where = f"{name} line {number}"
-        prompt = _parse(where, line, params)
+        prompt = _parse(where, given, params)
         if prompt.id is not None and seen.setdefault(prompt.id, number) != number:
             raise InputError(f"{where}: id {prompt.id!r} is that of line {seen[prompt.id]} as well")
         prompts.append(prompt)
-    if not prompts:
-        raise InputError(f"{name}: no line holds a request")
     return prompts
 
 
 def as_message(prompt: Prompt) -> Prompt:
-    """A text as the first message of a user; a conversation as it is."""
+    """A text as the first message of a user; a conversation unchanged."""
     if prompt.text is None:
         return prompt
     message = {"role": "user", "content": prompt.text}
@@ -91,15 +88,15 @@ def as_message(prompt: Prompt) -> Prompt:
 
 
 def with_template(prompt: Prompt, name: str) -> Prompt:
-    """With a chat template of this name, unless it names one itself."""
+    """The prompt with a chat template of this name, unless it names one itself."""
     return prompt if prompt.template else dataclasses.replace(prompt, template=name)
 
 
 def check_text(where: str, text: str) -> str:
-    """The text, when it is one.
+    """The text itself.
 
     Raises:
-        InputError: it is empty, or no UTF-8 stands for it.
+        InputError: it is empty or has no UTF-8 form.
     """
     if not text:
         raise InputError(f"{where} is empty: at least one character is needed")
@@ -110,26 +107,14 @@ def _check_unicode(where: str, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        # From the command line: a byte that is no UTF-8. From JSON: half of an escaped pair.
+        # From the command line: invalid UTF-8. From JSON: half of a surrogate pair.
         raise InputError(
             f"{where} is not valid text: character {error.start} has no UTF-8 form"
         ) from None
     return text
 
 
-def _parse(where: str, line: str, params: SamplingParams) -> Prompt:
-    try:
-        given = json.loads(line, object_pairs_hook=_object)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{where} is not JSON: {error.msg} at column {error.colno}") from None
-    except (ValueError, RecursionError) as error:  # a number of 5,000 digits; deep nesting
-        raise InputError(f"{where} is not JSON: {error}") from None
-    if not isinstance(given, dict) or len({"prompt", "messages"} & set(given)) != 1:
-        raise InputError(f"{where} is not {_WANTED}")
-    known = ("prompt", "messages", *_MORE, *sampling_flags.FIELDS)
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        raise InputError(f"{where}: {unknown[0]!r:.60} is not one of {', '.join(known)}")
+def _parse(where: str, given: dict[str, Any], params: SamplingParams) -> Prompt:
     if "prompt" in given:
         if not isinstance(given["prompt"], str):
             raise InputError(f"{where}: 'prompt' is a text, not {type(given['prompt']).__name__}")
@@ -148,16 +133,7 @@ def _parse(where: str, line: str, params: SamplingParams) -> Prompt:
     )
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"it has the key {name[:60]!r} twice")
-        found[name] = value
-    return found
-
-
-def _check_messages(where: str, messages: Any) -> None:
+def _check_messages(where: str, messages: object) -> None:
     if not isinstance(messages, list) or not messages:
         raise InputError(f"{where}: 'messages' is not {_WANTED}")
     for message in messages:
@@ -165,7 +141,7 @@ def _check_messages(where: str, messages: Any) -> None:
             raise InputError(f"{where}: 'messages' is not {_WANTED}")
         content = message.get("content")
         if content is None and message.get("tool_calls"):
-            content = ""  # the calls are what it says
+            content = ""
         if not isinstance(content, str):
             raise InputError(f"{where}: 'messages' is not {_WANTED}")
         for field, text in (("role", message["role"]), ("content", content)):
@@ -173,14 +149,14 @@ def _check_messages(where: str, messages: Any) -> None:
 
 
 def _params(where: str, given: dict[str, Any], params: SamplingParams) -> SamplingParams:
-    own = {name: value for name, value in given.items() if name in sampling_flags.FIELDS}
+    own = {name: value for name, value in given.items() if name in sampling_fields.NAMES}
     try:
-        return sampling_flags.override(params, own)
+        return sampling_fields.override(params, own)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 
 
-def _list(where: str, given: dict[str, Any], name: str) -> list[Any] | None:
+def _list(where: str, given: dict[str, Any], name: str) -> "list[Message] | None":
     value = given.get(name)
     if value is not None and not (
         isinstance(value, list) and all(isinstance(item, dict) for item in value)

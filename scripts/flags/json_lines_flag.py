@@ -1,4 +1,4 @@
-"""What a benchmark knows while it runs: whoever ends it early keeps that."""
+"""JSON as a benchmark goes on, so that what it found is kept when it is ended early."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ def is_json() -> bool:
     return common.JSON.value or JSON_LINES.value
 
 
-def tell(found: Mapping[str, Any]) -> None:
-    """One line of what is known by now, where that is asked for."""
+def print_line(found: Mapping[str, Any]) -> None:
+    """Prints what was found by now, where --json_lines asks for it."""
     if JSON_LINES.value:
         print(json.dumps(found, ensure_ascii=False), flush=True)

@@ -1,4 +1,4 @@
-"""How far a batch has come, how fast, and how long it still takes at most."""
+"""How far a batch has come, its rate, and the longest it can still take."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 _EVERY_S = 30.0  # between two lines, where there is no terminal
 
 
-class Meter:
-    """Counts tokens and answers; a bar on a terminal, else a line now and then.
+class BatchProgress:
+    """Counts tokens and answers: a bar on a terminal, else a line now and then.
 
-    A request that goes on counts as if it were to take all its tokens, so the time left is an upper
-    bound.
+    A request that runs counts as if it took all its tokens, so the time left is an upper bound.
     """
 
     def __init__(
@@ -20,18 +19,20 @@ class Meter:
         say: Callable[[str], None] | None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`most_tokens` of each request, `say` None where the bar is seen."""
+        """`most_tokens` are those of each request; `say` is None where the bar can be seen."""
         self.num_tokens = 0
         self.num_answers = 0
         self._most = list(most_tokens)
         self._total = sum(most_tokens)
         self._bar, self._say, self._clock = bar, say, clock
-        self._start: float | None = None  # with the first tokens: compiling is no rate
+        self._start: float | None = (
+            None  # with the first tokens, so that compilation does not count
+        )
         self._first_tokens = 0
         self._said = clock()
 
     def add_tokens(self, count: int) -> None:
-        """Tokens have come."""
+        """Counts tokens of any request."""
         self.num_tokens += count
         now = self._clock()
         if self._start is None:
@@ -42,7 +43,7 @@ class Meter:
             self._say(self._rate(now) + self._left(now))
 
     def add_answer(self, index: int, num_tokens: int) -> None:
-        """A request has ended with so many tokens."""
+        """Counts a request that has ended with `num_tokens` tokens."""
         self.num_answers += 1
         self._total -= self._most[index] - num_tokens
 

@@ -1,12 +1,12 @@
-"""A conversation that grows by a message and an answer at a time, or stays as it was."""
+"""A conversation that grows by a message and its answer at a time."""
 
 import json
 import os
-from typing import Any
 
 from configs.errors import InputError
-from inference import files
-from scripts import prompts, targets
+from inference.files import user_files
+from inference.text import prompts
+from inference.text.tokenizer import Tokenizer
 
 
 class Conversation:
@@ -14,24 +14,23 @@ class Conversation:
 
     Attributes:
         messages: {"role", "content"} each, the system's first where there is one.
-        num_tokens: of what the model was given last, and its answer.
+        num_tokens: of the last prompt and its answer.
     """
 
-    def __init__(self, tokenizer: Any, max_context: int):
+    def __init__(self, tokenizer: Tokenizer, max_context: int):
         self.messages: list[dict[str, str]] = []
         self.num_tokens = 0
-        self._num_tokens_before = 0  # the message that is being answered
+        self._num_tokens_before = 0  # without the message that is being answered
         self._tokenizer = tokenizer
         self._max_context = max_context
 
     def ask(self, text: str) -> list[int]:
-        """Token ids of the conversation with a message of the user's, which stays.
-
-        The whole of it each time: what of it is computed already is for the engine to find.
+        """Adds a message of the user; returns token ids of the whole conversation, of which the
+        engine finds the prefix that is cached.
 
         Raises:
-            InputError: the message is no text, the template refuses it, or there is no room; then
-                it does not stay.
+            InputError: the message is not valid text, the template refuses it, or the context has
+                no room for it; then it is not added.
         """
         prompts.check_text("the message", text)
         asked = [*self.messages, {"role": "user", "content": text}]
@@ -46,22 +45,22 @@ class Conversation:
         return ids
 
     def answer(self, text: str, num_tokens: int) -> None:
-        """The answer to the last message."""
+        """Adds the answer to the last message."""
         self.messages.append({"role": "assistant", "content": text})
         self.num_tokens += num_tokens
 
     def withdraw(self) -> None:
-        """The last message goes: it has no answer."""
+        """Removes the last message, which has no answer."""
         self.messages.pop()
         self.num_tokens = self._num_tokens_before
 
     def reset(self) -> None:
-        """Back to the system's message."""
+        """Removes all messages but the system's."""
         self.messages = self._system()
         self.num_tokens = 0
 
     def instruct(self, text: str) -> None:
-        """Another message of the system's, or none; the rest stays."""
+        """Replaces the system's message, or removes it where the text is empty."""
         if text:
             prompts.check_text("the message", text)
         rest = self.messages[len(self._system()) :]
@@ -72,19 +71,15 @@ class Conversation:
 
     @property
     def num_free_tokens(self) -> int:
-        """What the context still holds."""
+        """Tokens that the context has room for."""
         return self._max_context - self.num_tokens
 
     def save(self, name: str) -> None:
-        """Writes the messages as a line that `generate --input` takes; whole or not at all.
+        """Writes the messages as a line for `generate --input`, atomically.
 
         Raises:
             InputError: the file cannot be written.
         """
-        path = targets.check(f"/save {name}", os.path.expanduser(name))
+        path = user_files.check_target(f"/save {name}", os.path.expanduser(name))
         line = json.dumps({"messages": self.messages}, ensure_ascii=False) + "\n"
-        try:
-            with files.atomic_file(path) as file:
-                file.write(line.encode())
-        except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror}") from None
+        user_files.write({path: line.encode()})

@@ -8,8 +8,7 @@ import pytest
 
 from configs import presets
 from configs.errors import InputError
-from configs.model import LayerSpec
-from inference.planner.calibration import calibrate, machine, measure, verify
+from inference.planner.calibration import lookup, measure, store, verify
 from scripts import plan
 from scripts.modes import plan_verify
 from tests import fakes
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.quick_code
 
 MODEL = fakes.llama(max_context=verify.MAX_CONTEXT)
 WINDOWED = dataclasses.replace(
-    MODEL, name="windowed", pattern=(LayerSpec(window=100), LayerSpec()), num_layers=2
+    MODEL, name="windowed", pattern=(*MODEL.with_kinds(window=100).pattern, *MODEL.pattern)
 )
 
 
@@ -28,8 +27,8 @@ def tiny(monkeypatch, tmp_path):
     """Few points of tiny models, a small cache, and a cheap probe."""
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
     monkeypatch.setattr(plan_verify, "CUT_GEMMA", WINDOWED)
-    monkeypatch.setattr(verify, "_DECODE", ((2, 64), (8, 300)))
-    monkeypatch.setattr(verify, "_PREFILL", ((1, 64), (4, 300)))
+    monkeypatch.setattr(verify, "_DECODE", ((8, 64), (8, 300)))
+    monkeypatch.setattr(verify, "_PREFILL", ((4, 64), (4, 300)))
     monkeypatch.setattr(verify, "_CACHE_BYTES", 2 << 20)
     monkeypatch.setattr(measure, "matmul_rate", lambda dtype: 1e11)
     monkeypatch.setattr(measure, "read_bandwidth", lambda: 1e10)
@@ -49,14 +48,14 @@ def test_every_row_reads_and_writes_pages_of_its_own(tiny):
             assert len(held) == len(set(held))
             live = point.context - group.spec.live_from(num_tokens[0])
             assert len(held) >= len(table) * live // 16
-        assert list(arrays.query_length_R) == [1 if point.rows else 64] * len(table)
+        assert list(arrays.query_length_Y) == [1 if point.rows else 64] * len(table)
     one_prompt = verify.Point(WINDOWED, 0, 4, 300)
     runner.prepare(one_prompt)
     num_tokens, arrays = runner._arrays[one_prompt]
-    assert num_tokens[0] == 300 - 256 and list(arrays.query_start_R) == [0, 64, 128, 192]
+    assert num_tokens[0] == 300 - 256 and list(arrays.query_start_Y) == [0, 64, 128, 192]
     assert (arrays.tables[1] == arrays.tables[1][0]).all()
-    executor = runner._executors[WINDOWED]
-    assert np.asarray(executor.slots.num_tokens)[0] == 300  # the step has run
+    runner = runner._runners[WINDOWED]
+    assert np.asarray(runner.slots.num_tokens)[0] == 300  # the step has run
 
 
 def test_the_page_and_the_calibration(tiny, monkeypatch, capfd):
@@ -74,19 +73,19 @@ def test_the_page_and_the_calibration(tiny, monkeypatch, capfd):
         assert held["predicted_weight_bytes"] == held["weight_bytes"]
         assert held["predicted_cache_bytes"] == held["cache_bytes"]
     assert answer["median_error"] <= answer["p90_error"]
-    assert answer["processor"] and answer["cores"] == measure.num_cores()
+    assert answer["processor"] and answer["cores"] == store.num_cores()
     text = page.read_text()
     assert "median error **" in text and text.count("| windowed |") == 4 + 2
-    kept = calibrate.read()
+    kept = store.calibration()
     assert kept is not None and kept.is_calibrated
-    assert machine.get("cpu") == kept
-    assert calibrate.this_machine("bfloat16").is_calibrated
+    assert lookup.get("cpu") == kept
+    assert lookup.this_machine("bfloat16").is_calibrated
 
 
 REFUSED = {
     "another question": (["--slo=ttft=1,tpot=1"], "leave --slo out"),
-    "no markdown": (["--output=x.txt"], "is a .md file"),
-    "cannot run": (["--model=mamba2-2.7b"], "mixer is one of"),
+    "no markdown": (["--output=x.txt"], "is not a .md file"),
+    "cannot run": (["--model=mamba2-2.7b"], "planned but does not run"),
     "too large": (["--model=llama2-70b"], "this machine has"),
 }
 

@@ -1,0 +1,126 @@
+"""Softmax attention over keys and values of heads."""
+
+import dataclasses
+import math
+from typing import Any
+
+from configs.cache import CacheSpec, keys_values, shared
+from configs.errors import InputError
+from configs.kinds import operations, params
+from configs.kinds.kind import Mixer, check_choice, check_sizes
+from configs.kinds.operations import Move, Operation
+from configs.kinds.params import Declared, ParamInfo, Widths
+from configs.kinds.rope import Rope
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention(Mixer, name="attention"):
+    """MHA, GQA and MQA (Vaswani et al. 2017, arXiv 1706.03762; Ainslie et al. 2023, arXiv
+    2305.13245; Shazeer 2019, arXiv 1911.02150), within a window or over all tokens.
+
+    Attributes:
+        num_heads, num_kv_heads, head_width: N, K and H of the axis key.
+        rope: rotary positions of queries and keys; None: they do not rotate.
+        window: tokens that a query sees, itself included; None sees all.
+        qk_norm: RMS norm before RoPE of each query and key head ('head') or of all queries and all
+            keys of a token at once ('all'); None: there is none.
+        biases: which products add one: 'qkv', 'out'.
+        scale: factor on q.k; None means head_width ** -0.5.
+        score_cap: soft limit c tanh(x / c) of the scores.
+        owner: the earlier layer whose keys and values are read (cross-layer attention, Brandon et
+            al. 2024, arXiv 2405.12981), window included; None: the layer has its own.
+    """
+
+    divided = ("num_heads",)
+    cached_heads = "num_kv_heads"
+
+    num_heads: int
+    num_kv_heads: int
+    head_width: int
+    rope: Rope | None = Rope()
+    window: int | None = None
+    qk_norm: str | None = None
+    biases: tuple[str, ...] = ()
+    scale: float | None = None
+    score_cap: float | None = None
+    owner: int | None = None
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "num_heads", "num_kv_heads", "head_width")
+        check_choice(self, "qk_norm", (None, "head", "all"))
+        if self.num_heads % self.num_kv_heads:
+            raise InputError(
+                f"attention num_heads={self.num_heads} is not a multiple of "
+                f"num_kv_heads={self.num_kv_heads}"
+            )
+        if set(self.biases) - {"qkv", "out"} or len(set(self.biases)) != len(self.biases):
+            raise InputError(
+                f"attention biases names each of qkv, out at most once, not {self.biases}"
+            )
+        if self.score_cap is not None and not 0 < self.score_cap < math.inf:
+            raise InputError(
+                f"attention score_cap is a finite number above 0, not {self.score_cap}"
+            )
+        if self.window is not None and self.owner is not None:
+            raise InputError(
+                f"attention window={self.window} is layer {self.owner}'s to say, whose cache is "
+                "read"
+            )
+        if self.rope is not None:
+            self.rope.rotating(self.head_width)
+
+    def parameters(self, model: Widths) -> Declared:
+        """Fused projections [(N + 2K) H, D] in the order q, k, v, or only q [N H, D] where an
+        earlier layer's keys and values are read; the way out [D, N H].
+        """
+        N, K, H, D = self.num_heads, self.num_kv_heads, self.head_width, model.width
+        if self.qk_norm and model.norm != "rms":
+            raise InputError(f"attention qk_norm={self.qk_norm!r} goes with model.norm='rms'")
+        is_sharer = self.owner is not None
+        inputs = "q" if is_sharer else "qkv"
+        rows = N * H if is_sharer else (N + 2 * K) * H
+        parts: dict[str, Any] = {"stacked": (N * H, K * H, K * H), "kv_heads": K}
+        parts = {} if is_sharer else parts
+        declared: dict[str, Any] = {
+            inputs: ParamInfo((rows, D), model.dtype, ("heads", "embed"), **parts),
+            "out": ParamInfo((D, N * H), model.dtype, ("embed", "heads")),
+        }
+        if "qkv" in self.biases:
+            declared[f"{inputs}_bias"] = ParamInfo(
+                (rows,), model.dtype, ("heads",), "zeros", **parts
+            )
+        if "out" in self.biases:
+            declared["out_bias"] = ParamInfo((D,), model.dtype, ("embed",), "zeros")
+        if self.qk_norm:
+            widths = {"q_norm": N * H} if is_sharer else {"q_norm": N * H, "k_norm": K * H}
+            for name, width in widths.items():
+                normed = H if self.qk_norm == "head" else width
+                declared[name] = params.norm(model, normed, None)
+        return declared
+
+    def cache(self, model: Widths) -> CacheSpec:
+        """Keys and values of each token, or an earlier layer's."""
+        if self.owner is not None:
+            return shared(self.owner)
+        return keys_values(self.num_kv_heads, self.head_width, self.window)
+
+    def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:
+        """The products, and scores and weighted sums over the cache."""
+        per_token, heads = stored.elements_per_token, self.num_heads * self.head_width
+        moved: tuple[Any, ...] = ((per_token, ("read", stored.window, None)),)
+        if self.owner is None:
+            moved += ((per_token, ("queries",)),)
+        name = "attend" if stored.window is None else f"attend.window{stored.window}"
+        attend = Operation(
+            name, "attention", flops=((4 * heads, ("pairs", stored.window)),),
+            moves=(Move("cache", moved, self.head_width, "cache"),
+                   Move("activations", ((2 * heads, operations.TOKENS),), self.head_width,
+                        "rest")),
+            cache_parts=self.cache_parts,
+        )  # fmt: skip
+        return (*super().operations(model, stored), attend)
+
+    @property
+    def rotation(self) -> tuple[Rope, int] | None:
+        """See `Mixer`."""
+        return None if self.rope is None else (self.rope, self.head_width)

@@ -1,0 +1,126 @@
+"""What every layer kind answers, and which kinds there are.
+
+A kind is a frozen dataclass with a name: `class Attention(Mixer, name="attention")`. It says what a
+layer declares; `layers/` registers the function that applies it.
+"""
+
+from typing import Any, ClassVar
+
+from configs.cache import CacheSpec
+from configs.errors import InputError
+from configs.kinds import operations
+from configs.kinds.operations import Operation
+from configs.kinds.params import Declared, Widths
+from configs.kinds.rope import Rope
+
+
+class Kind:
+    """A mixer or a feed-forward.
+
+    Attributes:
+        name: in files and messages; no other kind has it.
+        divided: names of the fields whose sizes chips along `model` have to divide.
+    """
+
+    name: ClassVar[str]
+    divided: ClassVar[tuple[str, ...]] = ()
+    kinds: ClassVar[dict[str, Any]]  # by name
+
+    def __init_subclass__(cls, name: str | None = None, **rest: Any) -> None:
+        """Registers a kind under its name; a base class of kinds has none.
+
+        Raises:
+            InputError: another kind has that name.
+        """
+        super().__init_subclass__(**rest)
+        if name is None:
+            return
+        known = cls.kinds.get(name)
+        if known is not None and _written(known) != _written(cls):
+            raise InputError(f"{_written(cls)}: {_written(known)} is named {name!r} already")
+        cls.name = name
+        cls.kinds[name] = cls
+
+    def parameters(self, model: Widths) -> Declared:
+        """Its parameters by name, matrices [out, in]; a part of it may nest its own.
+
+        Raises:
+            InputError: its fields do not go with each other or with the model.
+        """
+        raise NotImplementedError
+
+    @property
+    def experts(self) -> tuple[int, int] | None:
+        """(experts, those that a token visits) of a mixture; None: it is none."""
+        return None
+
+
+class Mixer(Kind):
+    """What moves information between tokens.
+
+    Attributes:
+        cached_heads: name of the field that counts the heads that a cache is divided by.
+    """
+
+    cached_heads: ClassVar[str | None] = None
+    kinds: ClassVar[dict[str, Any]] = {}
+
+    def cache(self, model: Widths) -> CacheSpec:
+        """What a layer keeps of the past."""
+        raise NotImplementedError
+
+    def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:
+        """What it costs: by default the products with its matrices alone.
+
+        Args:
+            model: the widths.
+            stored: what the layer reads: its own cache, or its owner's.
+        """
+        return operations.products(self.name, self.parameters(model))
+
+    @property
+    def rotation(self) -> tuple[Rope, int] | None:
+        """Rotary positions of its heads and their width H; None: nothing rotates."""
+        return None
+
+    @property
+    def cache_parts(self) -> int:
+        """Chips that its cache can be divided over; more of them hold copies."""
+        return getattr(self, self.cached_heads) if self.cached_heads else 1
+
+
+class FeedForward(Kind):
+    """What computes on each token alone."""
+
+    kinds: ClassVar[dict[str, Any]] = {}
+
+    def operations(self, model: Widths) -> tuple[Operation, ...]:
+        """What it costs: by default the products with its matrices."""
+        return operations.products(self.name, self.parameters(model))
+
+
+def _written(kind: type) -> str:
+    """Where a kind is written."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def check_sizes(kind: Any, *names: str) -> None:
+    """Refuses fields below 1.
+
+    Raises:
+        InputError: with the kind and the field.
+    """
+    for field in names:
+        if getattr(kind, field) < 1:
+            raise InputError(f"{kind.name} {field} is at least 1, not {getattr(kind, field)}")
+
+
+def check_choice(kind: Any, field: str, valid: tuple[Any, ...]) -> None:
+    """Refuses a value that is none of the valid ones.
+
+    Raises:
+        InputError: with the kind, the field and what is valid.
+    """
+    value = getattr(kind, field)
+    if value not in valid:
+        raise InputError(f"{kind.name} {field} is {' or '.join(map(repr, valid))}, not {value!r}")

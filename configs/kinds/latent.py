@@ -1,0 +1,133 @@
+"""Attention over one latent vector a token, of all tokens or of those that an indexer chooses."""
+
+import dataclasses
+from typing import Any
+
+from configs.cache import CacheSpec, latent
+from configs.kinds import operations, params
+from configs.kinds.kind import Mixer, check_sizes
+from configs.kinds.operations import Amount, Move, Operation
+from configs.kinds.params import Declared, ParamInfo, Widths
+from configs.kinds.rope import Rope
+
+
+@dataclasses.dataclass(frozen=True)
+class Indexer:
+    """Sparse attention (DeepSeek-AI 2025, DeepSeek-V3.2): small heads score every token, attention
+    reads the best.
+
+    Attributes:
+        num_heads, head_width: of the scoring heads; their keys are shared.
+        top_k: tokens that attention reads.
+    """
+
+    num_heads: int
+    head_width: int
+    top_k: int
+
+    def parameters(self, model: Widths, query_width: int) -> Declared:
+        """Queries from the latent ones; keys and the heads' weights from the token; a layer norm
+        of the keys.
+        """
+        H = self.head_width
+        return {
+            "q": ParamInfo((self.num_heads * H, query_width), model.dtype, (None, None)),
+            "k": ParamInfo((H + self.num_heads, model.width), model.dtype, (None, "embed")),
+            "k_norm": {
+                "weight": ParamInfo((H,), model.dtype, (None,), "ones"),
+                "bias": ParamInfo((H,), model.dtype, (None,), "zeros"),
+            },
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Latent(Mixer, name="latent"):
+    """Multi-head latent attention (DeepSeek-AI 2024, arXiv 2405.04434): keys and values of all
+    heads are projections of one latent vector a token, cached beside one rotary key.
+
+    Attributes:
+        num_heads: N.
+        rank: C, elements of the latent vector.
+        rope_width: R, elements of the shared rotary key.
+        nope_width, value_width: of a head's key without rotation, and of its value.
+        query_rank: elements of the queries' own latent vector; None projects them at once.
+        rope: rotary positions of the R elements.
+        indexer: chooses the tokens that attention reads; None: it reads all.
+    """
+
+    divided = ("num_heads",)
+
+    num_heads: int
+    rank: int
+    rope_width: int
+    nope_width: int
+    value_width: int
+    query_rank: int | None = None
+    rope: Rope = Rope()
+    indexer: Indexer | None = None
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "num_heads", "rank", "rope_width", "nope_width", "value_width")
+        self.rope.rotating(self.rope_width)
+
+    def parameters(self, model: Widths) -> Declared:
+        """Down to the latent vectors (undivided: all heads read them), and up from them."""
+        N, C, D, dtype = self.num_heads, self.rank, model.width, model.dtype
+        queries = N * (self.nope_width + self.rope_width)
+        up = N * (self.nope_width + self.value_width)
+        declared: dict[str, Any] = {}
+        if self.indexer is not None:
+            declared["indexer"] = self.indexer.parameters(model, self.query_rank or D)
+        if self.query_rank is None:
+            declared["q"] = ParamInfo((queries, D), dtype, ("heads", "embed"))
+        else:
+            declared["q_down"] = ParamInfo((self.query_rank, D), dtype, (None, "embed"))
+            declared["q_norm"] = params.norm(model, self.query_rank, None)
+            declared["q_up"] = ParamInfo((queries, self.query_rank), dtype, ("heads", None))
+        return declared | {
+            "kv_down": ParamInfo((C + self.rope_width, D), dtype, (None, "embed")),
+            "kv_norm": params.norm(model, C, None),
+            "kv_up": ParamInfo((up, C), dtype, ("heads", None)),
+            "out": ParamInfo((D, N * self.value_width), dtype, ("embed", "heads")),
+        }
+
+    def cache(self, model: Widths) -> CacheSpec:
+        """The latent vector and the rotary key, and the indexer's key."""
+        spec = latent(self.rank, self.rope_width)
+        if self.indexer is None:
+            return spec
+        return dataclasses.replace(spec, index_width=self.indexer.head_width)
+
+    def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:
+        """The products, and attention: over the latent vectors, with queries projected into their
+        space, or (which pays in prefill) over keys and values projected out of them. Those of new
+        tokens are `latent.kv_up`, those of earlier ones come on top.
+        """
+        N, C, R, window = self.num_heads, self.rank, self.rope_width, stored.window
+        index, most, pairs = 0, None, ("pairs", window)
+        scoring: Amount = ()
+        moved: Amount = ()
+        if self.indexer is not None:
+            most, index = self.indexer.top_k, self.indexer.head_width
+            scoring = ((2 * self.indexer.num_heads * index, ("pairs", window)),)
+            pairs = ("pairs", min(window or most, most))
+            moved = ((index, ("read", window, None)),)
+        entry = stored.elements_per_token
+        moved += ((entry - index, ("read", window, most)), (entry, ("queries",)))
+        absorbed: Amount = ((2 * N * (2 * C + R), pairs),)
+        expanded: Amount = (
+            (2 * N * (self.nope_width + R + self.value_width), pairs),
+            (2 * N * (self.nope_width + self.value_width) * C, ("earlier",)),
+        )
+        attend = Operation(
+            "attend.latent" if window is None else f"attend.latent.window{window}", "attention",
+            flops=scoring, cheapest=(absorbed, expanded),
+            moves=(Move("cache", moved, C + R, "cache"),
+                   Move("activations", ((N * (2 * C + R), operations.TOKENS),), C + R, "rest")),
+        )  # fmt: skip
+        return (*super().operations(model, stored), attend)
+
+    @property
+    def rotation(self) -> tuple[Rope, int] | None:
+        """See `Mixer`."""
+        return self.rope, self.rope_width

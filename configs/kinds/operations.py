@@ -1,0 +1,120 @@
+"""What a layer kind costs, as coefficients: a sum of (coefficient x quantity) for each thing that
+is computed or moved. `inference/planner/cost.py` evaluates the sums for a step, and so does the
+planner's page, which therefore knows no model.
+
+A quantity of a step is a name and its parameters:
+
+    ("tokens",)           T, packed tokens, padding included
+    ("logits",)           Q, rows of logits
+    ("experts", E, n)     of E experts, those that at least one of T tokens visits, each n of them,
+                          evenly and on its own
+
+or a sum over the step's sequences, of which each feeds `queries` tokens and then has `context`:
+
+    ("sequences",)        1
+    ("queries",)          the tokens it feeds
+    ("drafts",)           of these, the ones that may be refused
+    ("earlier",)          the tokens before those that it feeds
+    ("pairs", window)     pairs of query and visible key
+    ("read", window, n)   keys that are read: the visible ones, at most n a query (None: all)
+"""
+
+import dataclasses
+from typing import Any
+
+from configs.kinds.params import Declared, ParamInfo, leaves
+
+Quantity = tuple[Any, ...]
+Amount = tuple[tuple[float, Quantity], ...]  # the sum of coefficient x quantity
+
+TOKENS, LOGITS = ("tokens",), ("logits",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """Elements read from memory or written to it.
+
+    Attributes:
+        what: 'weights', 'cache' or 'activations'.
+        amount: elements.
+        row: how many lie in a row, which may share a scale.
+        format: which of a deployment's precisions stores them: 'weights' (of matrices), 'cache' or
+            'rest'; or 'float32'.
+    """
+
+    what: str
+    amount: Amount
+    row: int
+    format: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """One kind of operation of a layer.
+
+    Attributes:
+        name: 'part.operation'.
+        kind: what it runs as: 'matrix' (tokens and a layer's weights), 'attention' or 'other'.
+        flops: floating-point operations.
+        cheapest: ways to compute the rest, of which each sequence takes the cheapest.
+        moves: bytes.
+        rows, visited: tokens that meet the weights, and matrices that they meet: a weight is
+            multiplied with rows / visited of them; no rows: there is no such product.
+        is_split: whether tensor parallelism divides it (otherwise each chip does all of it).
+        by_expert: whether chips along `expert` divide its weights.
+        cache_parts: chips that the cache, and what makes it, can be divided over; more of them hold
+            copies.
+        kv_rows, all_rows: of the rows of a matrix, those that make the cache.
+    """
+
+    name: str
+    kind: str
+    flops: Amount = ()
+    cheapest: tuple[Amount, ...] = ()
+    moves: tuple[Move, ...] = ()
+    rows: Amount = ()
+    visited: Amount = ((1, ()),)
+    is_split: bool = True
+    by_expert: bool = False
+    cache_parts: int = 1
+    kv_rows: int = 0
+    all_rows: int = 1
+
+
+def products(part: str, declared: Declared, top_k: int = 1) -> tuple[Operation, ...]:
+    """The products of tokens with each matrix of a layer kind.
+
+    Args:
+        part: names the operations ('attention.qkv'); matrices of a nested mapping go by its name.
+        declared: the kind's parameters.
+        top_k: of a mixture's experts, those that a token visits.
+    """
+    return tuple(
+        product(f"{path[-2] if len(path) > 1 else part}.{path[-1]}", info, top_k)
+        for path, info in leaves(declared)
+        if info.is_matrix
+    )
+
+
+def product(name: str, info: ParamInfo, top_k: int) -> Operation:
+    """Every token (of a mixture's matrices, `top_k` for each token) times one matrix."""
+    rows, width = info.shape[-2:]
+    experts = info.num_experts
+    visits = 1 if experts is None else top_k
+    visited: Amount = ((1, ()),) if experts is None else ((1, ("experts", experts, top_k)),)
+    weights = tuple((n * rows * width, quantity) for n, quantity in visited)
+    return Operation(
+        name, "matrix", flops=((2 * visits * rows * width, TOKENS),),
+        moves=(Move("weights", weights, width, "weights"),
+               Move("activations", ((visits * (rows + width), TOKENS),), width, "rest")),
+        rows=((visits, TOKENS),), visited=visited, is_split=is_divided(info),
+        by_expert=experts is not None, cache_parts=max(1, info.kv_heads), kv_rows=info.kv_rows,
+        all_rows=rows,
+    )  # fmt: skip
+
+
+def is_divided(info: ParamInfo) -> bool:
+    """Whether tensor parallelism divides a matrix: by heads, columns of a feed-forward, or
+    vocabulary.
+    """
+    return any(axis in ("heads", "ffn", "vocab") for axis in info.logical_axes)

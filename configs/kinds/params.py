@@ -1,0 +1,98 @@
+"""One declaration a parameter: random values, shardings, byte counts and checkpoint checks all
+derive from it. No arrays here: `layers/params.py` makes them.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+Declared = Mapping[str, Any]  # name -> ParamInfo, or a nested mapping of them
+
+
+class Widths(Protocol):
+    """What a layer kind is told of its model (`configs.model.ModelConfig`)."""
+
+    @property
+    def width(self) -> int:
+        """D."""
+
+    @property
+    def norm(self) -> str:
+        """'rms', or 'layer' with a bias."""
+
+    @property
+    def norm_offset(self) -> float:
+        """Added to stored norm weights."""
+
+    @property
+    def dtype(self) -> str:
+        """Of activations, and of weights whose format nothing else says."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamInfo:
+    """A parameter before it exists.
+
+    Attributes:
+        shape: matrices are [out, in], so that a product reads rows; a mixture stacks its experts'
+            before them.
+        format: how it is stored, a dense format of `configs.precision.FORMATS`.
+        logical_axes: one name (or None) a dimension, for the rules that map names to mesh axes.
+        init: 'normal' (variance 1 / fan-in) or 'zeros' or 'ones'.
+        stacked: rows of each of the parameters that are stacked into this one, which checkpoints
+            may keep apart; (): it is one.
+        kv_heads: key/value heads that all the stacked rows but the first part's belong to: more
+            chips than heads hold copies of them. 0: no rows do.
+    """
+
+    shape: tuple[int, ...]
+    format: str
+    logical_axes: tuple[str | None, ...]
+    init: str = "normal"
+    stacked: tuple[int, ...] = ()
+    kv_heads: int = 0
+
+    @property
+    def kv_rows(self) -> int:
+        """Rows that belong to key/value heads."""
+        return sum(self.stacked[1:]) if self.kv_heads else 0
+
+    @property
+    def elements(self) -> int:
+        """Weights."""
+        return math.prod(self.shape)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether tokens are multiplied with it: norms, biases and the taps of a convolution are
+        no matrices.
+        """
+        return len(self.shape) >= 2 and "taps" not in self.logical_axes
+
+    @property
+    def num_experts(self) -> int | None:
+        """Matrices of a mixture, of which a token meets a few; None: every token meets this one."""
+        return self.shape[0] if self.logical_axes[0] == "experts" and self.is_matrix else None
+
+
+def norm(model: Widths, width: int, axis: str | None) -> Any:
+    """Declaration of the model's norm over [width], with a layer norm's bias beside its weight; at
+    random it changes nothing: weight + offset = 1 for the offsets of 0 and 1 that families have.
+    """
+    scale = ParamInfo((width,), model.dtype, (axis,), "zeros" if model.norm_offset else "ones")
+    if model.norm == "rms":
+        return scale
+    return {"weight": scale, "bias": ParamInfo((width,), model.dtype, (axis,), "zeros")}
+
+
+def leaves(
+    declared: Any, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], ParamInfo]]:
+    """(path, declaration) of every parameter."""
+    if isinstance(declared, ParamInfo):
+        yield path, declared
+        return
+    items = declared.items() if isinstance(declared, Mapping) else enumerate(declared)
+    for name, node in items:
+        yield from leaves(node, (*path, str(name)))

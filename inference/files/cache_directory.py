@@ -1,0 +1,9 @@
+"""Where downloads, conversions, compiled steps and calibrations are kept."""
+
+import os
+from pathlib import Path
+
+
+def path() -> Path:
+    """RIDGELINE_CACHE, or ~/.cache/ridgeline."""
+    return Path(os.environ.get("RIDGELINE_CACHE") or Path.home() / ".cache" / "ridgeline")

@@ -1,0 +1,61 @@
+"""Files of requests: a JSON object a line."""
+
+import json
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from configs.errors import InputError
+from inference.files import user_files
+
+_MAX_BYTES = 64 << 20
+
+
+def read(
+    name: str, one_of: Collection[str], others: Collection[str], wanted: str
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The number and the object of each line, blank lines aside.
+
+    Args:
+        name: of the file.
+        one_of: keys of which an object has exactly one.
+        others: keys that it may have beside that one.
+        wanted: what a line is, for errors.
+
+    Raises:
+        InputError: the file cannot be read or has no object, or a line is not one; names the line.
+    """
+    known, is_empty = [*one_of, *others], True
+    lines = user_files.read_text(name, _MAX_BYTES).split("\n")  # not at U+2028, as splitlines
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{name} line {number}"
+        try:
+            given = json.loads(line, object_pairs_hook=unique_keys)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{where} is not JSON: {error.msg} at column {error.colno}") from None
+        except (ValueError, RecursionError) as error:  # a number of 5,000 digits; deep nesting
+            raise InputError(f"{where} is not JSON: {error}") from None
+        if not isinstance(given, dict) or len(set(one_of) & set(given)) != 1:
+            raise InputError(f"{where} is not {wanted}")
+        unknown = [key for key in given if key not in known]
+        if unknown:
+            raise InputError(f"{where}: {unknown[0]!r:.60} is not one of {', '.join(known)}")
+        is_empty = False
+        yield number, given
+    if is_empty:
+        raise InputError(f"{name}: no line holds a request; each is {wanted}")
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object for `json.loads(object_pairs_hook=...)`.
+
+    Raises:
+        ValueError: a key appears twice.
+    """
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"duplicate key {name[:80]!r}")
+        found[name] = value
+    return found

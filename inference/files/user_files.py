@@ -1,0 +1,70 @@
+"""Files that a user names: read whole, checked before any work, written whole or not at all."""
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from configs.errors import InputError, reason
+from inference.files import atomic
+
+
+def read_text(path: str, max_bytes: int) -> str:
+    """A UTF-8 file, its line ends as they are; a byte order mark at its start is left out.
+
+    Raises:
+        InputError: it cannot be read, is larger (a device that never ends, say), or is not UTF-8.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(max_bytes + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"cannot read {path}: {reason}") from None
+    if len(data) > max_bytes:
+        raise InputError(f"{path}: at most {max_bytes >> 20} MiB are read; cut it into parts")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8: byte {error.start}") from None
+
+
+def check_target(label: str, name: str, ending: str = "") -> Path:
+    """The file of a name, links followed.
+
+    Args:
+        label: of the name in errors, such as "--output=x".
+        name: as it was given.
+        ending: that it must have.
+
+    Raises:
+        InputError: it cannot become a file: it is something else or ends otherwise, or its folder
+            is missing or cannot be written to.
+    """
+    try:
+        path = Path(name).resolve()
+        is_free = path.is_file() or not path.exists()
+        if not (path.parent.is_dir() and is_free and ending in ("", Path(name).suffix)):
+            kind = f"{ending} file" if ending else "file"
+            raise InputError(f"{label}: {path} is not a {kind} in an existing folder")
+    except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, a NUL
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{label[:80]!r} is no path: {reason(error)[:200]}") from None
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise InputError(f"{label}: the folder {path.parent} cannot be written to")
+    return path
+
+
+def write(contents: Mapping[Path, bytes]) -> None:
+    """Writes files, none of which replaces anything before all are complete.
+
+    Raises:
+        InputError: one of them cannot be written; names the first.
+    """
+    try:
+        with contextlib.ExitStack() as stack:
+            for path, content in contents.items():
+                stack.enter_context(atomic.open_file(path)).write(content)
+    except OSError as error:
+        raise InputError(f"cannot write {next(iter(contents))}: {error.strerror}") from None

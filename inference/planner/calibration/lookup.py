@@ -1,0 +1,72 @@
+"""The hardware that predictions are for: a chip of the catalogue, or the machine at hand."""
+
+import dataclasses
+import logging
+
+from configs.hardware import catalog
+from configs.hardware.spec import HardwareSpec
+from configs.model import ModelConfig
+from inference.planner.calibration import store
+
+DTYPES = ("float32", "bfloat16")
+
+
+def get(name: str, model: ModelConfig | None = None) -> HardwareSpec:
+    """The chip of that name; 'cpu' is this machine, as it is calibrated (for a model) or with its
+    rates alone, which are measured when first asked for and kept.
+
+    Raises:
+        InputError: no such chip.
+    """
+    if name != catalog.THIS_MACHINE:
+        return catalog.get(name)
+    found = store.calibration(model) or store.read()
+    if found is None:
+        from inference.planner.calibration import measure  # loads numpy, and jax when it measures
+
+        found = measure.this_machine(*DTYPES)
+        store.write(found)
+    return found
+
+
+def this_machine(*dtypes: str, model: ModelConfig | None = None) -> HardwareSpec:
+    """The machine at hand as it is calibrated (for a model), or else with its rates in these types
+    alone, measured now; where JAX computes on an accelerator, that one.
+
+    A calibrated machine is as slow as it reads now: other tenants slow all of it down.
+    """
+    import jax
+
+    from inference.planner.calibration import measure
+
+    if jax.default_backend() != "cpu":
+        from inference.planner.calibration import on_device
+
+        return on_device.this_device(*dtypes)
+    found = store.calibration(model)
+    if found is None or not set(dtypes) <= set(found.rates):
+        return measure.this_machine(*dtypes)
+    return at_bandwidth(found, measure.read_bandwidth())
+
+
+def this_machine_or_none(*dtypes: str, model: ModelConfig | None = None) -> HardwareSpec | None:
+    """`this_machine`; None where the device has too little memory left to be measured."""
+    import jax
+
+    try:
+        return this_machine(*dtypes, model=model)
+    except jax.errors.JaxRuntimeError as failure:
+        logging.getLogger(__name__).warning("the device cannot be measured: %s", failure)
+        return None
+
+
+def at_bandwidth(hardware: HardwareSpec, read_bandwidth: float) -> HardwareSpec:
+    """The same machine where everything is as much slower as it reads. Where it reads faster,
+    nothing is faster: such moments pass, and steps do not show them (`docs/log.md`).
+    """
+    speed = min(1.0, read_bandwidth / hardware.read_bandwidth)
+    rates = {name: rate * speed for name, rate in hardware.rates.items()}
+    overhead_s = hardware.overhead_s / speed
+    return dataclasses.replace(
+        hardware, read_bandwidth=hardware.read_bandwidth * speed, rates=rates, overhead_s=overhead_s
+    )

@@ -1,0 +1,93 @@
+"""A request from its start to its last output."""
+
+import logging
+from collections import deque
+
+from inference.outputs import RequestOutput
+from inference.scheduling.beam_search import BeamSearch
+from inference.scheduling.scheduler import Scheduler
+from inference.scheduling.sequence import FinishReason, Sequence, Status
+from inference.scheduling.sequence_group import ParallelSampling, SequenceGroup
+from inference.text.detokenizer import Detokenizer
+from inference.text.tokenizer import Tokenizer
+
+
+class RequestState:
+    """The sequences of one request, their text, and what was not read of its outputs.
+
+    Attributes:
+        group: the sequences that run for it.
+        unread: its outputs, where it is streamed, until they are read; else None.
+    """
+
+    def __init__(
+        self, sequences: list[Sequence], scheduler: Scheduler, tokenizer: Tokenizer | None
+    ):
+        """`sequences` as `InputProcessor` makes them; of a fork, with output tokens already."""
+        params = sequences[0].params
+        self.group: SequenceGroup = ParallelSampling(sequences)
+        if params.beam_width:
+            self.group = BeamSearch(sequences[0], self._text_of)
+        self.unread: deque[RequestOutput] | None = None
+        self._scheduler = scheduler
+        self._tokenizer = tokenizer
+        self._detokenizers: dict[int, Detokenizer] = {}  # by the id of the sequence
+        if tokenizer is not None:
+            for sequence in sequences:
+                own = Detokenizer(tokenizer, params.stop, params.min_tokens)
+                own.push(sequence.output_tokens)
+                self._detokenizers[sequence.id] = own
+
+    def process(self, sequence: Sequence, tokens: list[int]) -> list[RequestOutput]:
+        """The outputs that follow from a commit of one of its sequences; a fault on the way ends
+        this request, and no other.
+
+        Args:
+            sequence: that was committed.
+            tokens: its new ones.
+        """
+        try:
+            text = self._new_text(sequence, tokens)
+            if decisions := self.group.decide():
+                self._scheduler.apply(decisions)
+            reason = sequence.finish_reason
+            output = RequestOutput(sequence.id, tokens, text, reason and reason.value)
+            outputs = self.group.add(output)
+        except Exception:
+            logging.getLogger(__name__).exception("request %d ends with an error", self.group.id)
+            self.finish(FinishReason.ERROR)
+            outputs = self.group.fail(sequence, tokens)
+        if self.unread is not None:
+            self.unread.extend(outputs)
+        return outputs
+
+    def finish(self, reason: FinishReason) -> None:
+        """Ends all of its sequences."""
+        for sequence in self.group.sequences:
+            self._scheduler.finish(sequence, reason)
+
+    def _new_text(self, sequence: Sequence, tokens: list[int]) -> str:
+        """Text of new tokens, as far as it is certain; a stop string ends the sequence."""
+        detokenizer = self._detokenizers.get(sequence.id)
+        if detokenizer is None:
+            return ""
+        text = detokenizer.push(_without_end(sequence, tokens))
+        if detokenizer.stopped is not None:
+            self._scheduler.finish(sequence, FinishReason.STOP)
+            sequence.finish_reason = FinishReason.STOP
+        elif sequence.status is Status.FINISHED:
+            text += detokenizer.flush()
+        return text
+
+    def _text_of(self, sequence: Sequence) -> str:
+        """Text of a finished sequence that was not followed as it grew."""
+        if self._tokenizer is None:
+            return ""
+        detokenizer = Detokenizer(self._tokenizer)
+        tokens = _without_end(sequence, sequence.output_tokens)
+        return detokenizer.push(tokens) + detokenizer.flush()
+
+
+def _without_end(sequence: Sequence, tokens: list[int]) -> list[int]:
+    """New tokens but for one that ends the sequence, which is no text."""
+    return tokens[:-1] if tokens and sequence.is_end(tokens[-1]) else tokens

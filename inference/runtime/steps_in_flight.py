@@ -1,0 +1,131 @@
+"""Steps from their scheduling to their commit: what the device runs, what waits for an executable,
+and how long each took.
+"""
+
+import dataclasses
+import time
+from collections import deque
+
+import jax
+import numpy as np
+
+from inference.runtime import batch
+from inference.runtime.batch import Inputs
+from inference.runtime.model_runner import ModelRunner
+from inference.scheduling.scheduler import Scheduler
+from inference.scheduling.sequence import Status
+from inference.scheduling.step_output import StepOutput
+from inference.scheduling.step_schedule import StepRecord, StepSchedule
+
+
+@dataclasses.dataclass
+class StepInFlight:
+    """A step and its times, on the clock of `time.perf_counter`."""
+
+    schedule: StepSchedule
+    inputs: Inputs
+    schedule_s: float  # what the host took to schedule and build it
+    output: StepOutput[jax.Array] | None = None  # once it is launched
+    launched_at: float = 0.0
+    done_at: float | None = None  # where that was seen before its output was fetched
+    fetched_at: float = 0.0
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether it still has to run: for a sequence, or for the pages that it transfers."""
+        sequences = [chunk.sequence for _, chunk in self.schedule.rows]
+        sequences += [admission.sequence for admission in self.schedule.admissions]
+        is_live = any(sequence.status is not Status.FINISHED for sequence in sequences)
+        return is_live or bool(self.schedule.transfers)
+
+
+class StepsInFlight:
+    """The steps that were scheduled and are not committed yet, oldest first.
+
+    Attributes:
+        held: a step whose executable is not compiled yet: scheduled as if it were in flight, it
+            is launched when the outputs of those before it were returned.
+        records: of the newest steps that were committed.
+        compile_s: seconds spent compiling so far; no step's time includes it.
+    """
+
+    def __init__(self, scheduler: Scheduler, model_runner: ModelRunner):
+        self._scheduler = scheduler
+        self._model_runner = model_runner
+        self._steps: deque[StepInFlight] = deque()
+        self._last_done_at = 0.0  # of the steps that were committed
+        self.held: StepInFlight | None = None
+        self.records: deque[StepRecord] = deque(maxlen=4096)
+        self.compile_s = 0.0
+
+    def __len__(self) -> int:
+        """Steps that were launched."""
+        return len(self._steps)
+
+    def clear(self) -> None:
+        """Forgets all steps: the device lost them."""
+        self._steps.clear()
+        self.held = None
+
+    def note_done(self, since: float) -> None:
+        """Dates the steps that the device has finished while the host did something else, which is
+        no step's time, since `since`.
+        """
+        for step in self._steps:
+            assert step.output is not None
+            if step.done_at is None and self._model_runner.is_done(step.output):
+                step.done_at = max(step.launched_at, since)
+
+    def launch(self, is_open: bool) -> bool:
+        """Schedules a step and gives it to the device; False where there is nothing to do, or where
+        its executable is missing and the outputs of a step in flight come first.
+
+        Args:
+            is_open: as `Scheduler.schedule` takes it.
+        """
+        step, self.held = self.held, None
+        if step is None or not step.is_needed:
+            step = self._schedule(is_open)
+        if step is None:
+            return False
+        if not self._model_runner.is_ready(step.schedule):
+            if self._steps:
+                self.held = step
+                return False
+            self._compile(step.schedule)
+        step.launched_at = time.perf_counter()
+        step.output = self._model_runner.launch(step.schedule, step.inputs)
+        self._steps.append(step)
+        return True
+
+    def fetch(self) -> tuple[StepInFlight, StepOutput[np.ndarray]]:
+        """Waits for the oldest step and removes it; returns it with its output."""
+        step = self._steps[0]
+        assert step.output is not None
+        output = self._model_runner.wait(step.output)
+        step.fetched_at = time.perf_counter()
+        return self._steps.popleft(), output
+
+    def record(self, step: StepInFlight) -> None:
+        """Records a step whose output was fetched and has been processed just now."""
+        host_s = step.schedule_s + time.perf_counter() - step.fetched_at
+        done_at = step.done_at or step.fetched_at
+        seconds = done_at - max(step.launched_at, self._last_done_at)
+        schedule = step.schedule
+        self.records.append(StepRecord(schedule.shape, schedule.row_sizes, seconds, host_s))
+        self._last_done_at = done_at
+        if not self._scheduler.has_work:  # steps in flight serve no sequence any more
+            self._steps.clear()
+
+    def _schedule(self, is_open: bool) -> StepInFlight | None:
+        start = time.perf_counter()
+        schedule = self._scheduler.schedule(start, is_open)
+        if schedule is None:
+            return None
+        inputs = batch.build(schedule, self._model_runner.config)
+        return StepInFlight(schedule, inputs, time.perf_counter() - start)
+
+    def _compile(self, schedule: StepSchedule) -> None:
+        start = time.perf_counter()
+        self._model_runner.prepare(schedule)
+        self.compile_s += time.perf_counter() - start

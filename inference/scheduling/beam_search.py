@@ -1,0 +1,155 @@
+"""Beam search over the candidates that steps return. It decides; the scheduler acts."""
+
+import dataclasses
+from collections.abc import Callable
+
+from inference.outputs import RequestOutput
+from inference.scheduling.sequence import FinishReason, Sequence, Status
+from inference.scheduling.sequence_group import Result, SequenceGroup
+from inference.scheduling.step_schedule import Decisions
+
+
+@dataclasses.dataclass(frozen=True)
+class _Continuation:
+    """A beam and a token after it."""
+
+    logprob_sum: float  # of all output tokens, this one included
+    beam: Sequence
+    token: int
+    logprob: float
+
+    @property
+    def is_end(self) -> bool:
+        return self.beam.is_end(self.token)
+
+    def sequence(self, id: int) -> Sequence:
+        """A waiting sequence of its own."""
+        beam = self.beam
+        assert beam.candidates is not None
+        return Sequence(
+            id, beam.params, [*beam.tokens, self.token], beam.num_prompt_tokens, beam.eos_ids,
+            beam.seed, logprobs=[*beam.logprobs, self.logprob],
+            top_logprobs=[*beam.top_logprobs, beam.candidates], needs_commit=True,
+            arrival_s=beam.arrival_s, cache_key=beam.cache_key,
+        )  # fmt: skip
+
+
+class BeamSearch(SequenceGroup):
+    """A beam search, as transformers does it (`GenerationMixin._beam_search`, version 5).
+
+    All beams have the same length. When the candidates of each are known, the best
+    `beam_width` continuations of all that do not end are the next beams; those among the best
+    `beam_width` of all continuations that do end are hypotheses, of which as many are kept.
+
+    A beam that continues stays in its slot with its best continuation; its others are forked from
+    it and take the ids of beams that end.
+    """
+
+    def __init__(self, first: Sequence, text_of: Callable[[Sequence], str]):
+        """Starts with `first`, a sequence that ends with the prompt; the ids that follow its own
+        are the other beams'.
+
+        Args:
+            first: in the scheduler.
+            text_of: the text that a finished sequence has generated.
+        """
+        super().__init__([first], range(first.id, first.id + first.params.beam_width))
+        self._text_of = text_of
+        self._hypotheses: list[tuple[float, Sequence]] = []  # by score, best first
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the search is over."""
+        return all(beam.status is Status.FINISHED for beam in self.sequences)
+
+    def decide(self) -> Decisions | None:
+        """The next beams, once all have their candidates."""
+        if any(beam.status is Status.FINISHED for beam in self.sequences):  # not a finite logit
+            return self._end(FinishReason.ERROR)
+        if all(beam.candidates for beam in self.sequences):
+            return self._advance()
+        return None
+
+    def add(self, output: RequestOutput) -> list[RequestOutput]:
+        """All hypotheses, in the end."""
+        return self._outputs() if self.is_finished else []
+
+    def fail(self, sequence: Sequence, tokens: list[int]) -> list[RequestOutput]:
+        """The beams as they are, without text, which may be what failed."""
+        self._text_of = lambda sequence: ""
+        self.sequences = self.sequences or [found for _, found in self._hypotheses]
+        for beam in self.sequences:
+            beam.finish_reason = FinishReason.ERROR
+        return self._outputs()
+
+    def _results(self) -> list[Result]:
+        left = [(self._score(beam), beam) for beam in self.sequences]  # of a search cut short
+        has_failed = any(beam.finish_reason is FinishReason.ERROR for beam in self.sequences)
+        found = (left if has_failed else [*self._hypotheses, *left])[: self.params.n]
+        return [(sequence, self._text_of(sequence), score) for score, sequence in found]
+
+    def _advance(self) -> Decisions:
+        """Adds the new hypotheses and chooses the next beams."""
+        width = self.params.beam_width
+        ranked = sorted(
+            (
+                _Continuation(sum(beam.logprobs) + logprob, beam, token, logprob)
+                for beam in self.sequences
+                for token, logprob in zip(*(beam.candidates or ()), strict=True)
+            ),
+            key=lambda continuation: -continuation.logprob_sum,
+        )
+        first = self.sequences[0]
+        is_last = len(first.tokens) + 1 == first.max_length
+        for continuation in ranked[:width]:
+            if is_last or continuation.is_end:
+                found = continuation.sequence(self.id)
+                reason = FinishReason.STOP if continuation.is_end else FinishReason.LENGTH
+                found.status, found.finish_reason = Status.FINISHED, reason
+                self._hypotheses.append((self._score(found), found))
+        self._hypotheses = sorted(self._hypotheses, key=lambda found: -found[0])[:width]
+        chosen = [] if is_last else [c for c in ranked if not c.is_end][:width]
+        if chosen and not self._is_settled(chosen[0]):
+            return self._continue(chosen)
+        decisions = self._end(FinishReason.ABORT)
+        self.sequences = []
+        return decisions
+
+    def _is_settled(self, best: _Continuation) -> bool:
+        """Whether no hypothesis is to be found any more: exactly so for a length penalty of 0 or
+        less, and taken to be so for others, which may yet favour a longer one.
+        """
+        if len(self._hypotheses) < self.params.beam_width:
+            return False
+        num_tokens = best.beam.num_output_tokens + 1
+        score = best.logprob_sum / num_tokens**self.params.length_penalty
+        return self.params.early_stopping or score <= self._hypotheses[-1][0]
+
+    def _continue(self, chosen: list[_Continuation]) -> Decisions:
+        """Makes these continuations the beams."""
+        best: dict[Sequence, _Continuation] = {}  # of each beam that continues
+        for continuation in chosen:
+            best.setdefault(continuation.beam, continuation)
+        ended = [beam for beam in self.sequences if beam not in best]
+        used_ids = {beam.id for beam in best}
+        free_ids = iter([id for id in self.ids if id not in used_ids])
+        forks: list[tuple[Sequence, Sequence]] = []
+        self.sequences = []
+        for continuation in chosen:
+            beam = continuation.beam
+            if best[beam] is not continuation:
+                beam = continuation.sequence(next(free_ids))
+                forks.append((continuation.beam, beam))
+            self.sequences.append(beam)
+        return Decisions(
+            ended=tuple((beam, FinishReason.ABORT) for beam in ended),
+            forks=tuple(forks),
+            chosen=tuple((beam, own.token, own.logprob) for beam, own in best.items()),
+        )
+
+    def _end(self, reason: FinishReason) -> Decisions:
+        return Decisions(ended=tuple((beam, reason) for beam in self.sequences))
+
+    def _score(self, sequence: Sequence) -> float:
+        num_tokens = max(1, len(sequence.logprobs))
+        return sum(sequence.logprobs) / num_tokens**self.params.length_penalty

@@ -1,0 +1,201 @@
+"""The pages of sequences: allocated while they run, cached afterwards by the tokens they hold, and
+offloaded to the host when memory runs short.
+"""
+
+from collections.abc import Callable, Iterable
+
+from configs.engine import Config
+from inference.kv_pages.page_pool import PagePool
+from inference.kv_pages.prefix_cache import Match, PrefixCache, Transfer
+from inference.scheduling.sequence import Sequence
+
+
+class PageManager:
+    """All pages of an engine, on the device and on the host."""
+
+    def __init__(self, config: Config, should_offload: Callable[[int], bool]):
+        """`should_offload(num_tokens)`: whether copying a page that ends at this position back from
+        the host is cheaper than computing it again.
+        """
+        self._config = config
+        self._page = config.page_tokens
+        self._specs = [group.spec for group in config.model.page_groups]
+        self._windows = [(g, s) for g, s in enumerate(self._specs) if s.window is not None]
+        self.pool = PagePool(config.num_pages)
+        self.prefix_cache = PrefixCache(
+            self.pool, self._specs, self._page, PagePool(config.num_host_pages), should_offload,
+            config.model.has_states,
+        )  # fmt: skip
+        self._copy_sources: list[list[int]] = [[] for _ in self._specs]
+
+    def match_prefix(self, sequence: Sequence) -> Match:
+        """The cached prefix of a waiting sequence; none for a prompt that is scored, which needs
+        the logits of all its tokens.
+        """
+        known = () if sequence.scores or sequence.cache_key is None else sequence.tokens
+        return self.prefix_cache.match_prefix(known, sequence.cache_key)
+
+    def has_room(self, sequence: Sequence, match: Match) -> bool:
+        """Whether there are pages for the known tokens of a waiting sequence and one more."""
+        peak = self._config.peak_pages(min(len(sequence.tokens) + 1, sequence.max_length))
+        needs = [
+            max(num_new, n - (len(match.nodes) - num_new) * (spec.window is None))
+            for n, num_new, spec in zip(peak, match.num_new_pages, self._specs, strict=True)
+        ]
+        return self.prefix_cache.can_allocate(needs)
+
+    def num_shared_pages(self, running: Iterable[Sequence], match: Match) -> list[int]:
+        """Pages of each group that running sequences share, and those of a match that are not in
+        use: all that are taken beside the pages that each sequence has for itself.
+        """
+        available = self.prefix_cache.num_available_pages
+        shared = [n - m for n, m in zip(self.pool.num_usable_pages, available, strict=True)]
+        for sequence in running:
+            for group, (spec, pages) in enumerate(zip(self._specs, sequence.pages, strict=True)):
+                num_others = sequence.num_cached_tokens // self._page
+                if spec.window is not None:
+                    num_others = spec.live_from(sequence.num_scheduled_tokens) // self._page
+                shared[group] -= max(0, len(pages) - num_others)
+        return [
+            max(0, n) + num_new * (spec.window is None)
+            for n, num_new, spec in zip(shared, match.num_new_pages, self._specs, strict=True)
+        ]
+
+    def attach(self, sequence: Sequence, match: Match) -> None:
+        """Starts a sequence's page lists with its cached prefix."""
+        sequence.pages = self.prefix_cache.attach(match)
+        sequence.node = match.nodes[-1] if match.nodes else None
+        sequence.num_cached_tokens = match.num_tokens
+        sequence.num_computed_tokens = sequence.num_scheduled_tokens = match.num_tokens
+
+    def allocate(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Allocates pages for a running sequence's next tokens; False where there is no room.
+
+        Pages outside of their group's window are freed first, those that are not cached only where
+        room is short. Steps in flight may still read them: they have page tables of their own, and
+        run before any step that could write there.
+        """
+        self._free_outside_window(sequence, sequence.node.depth if sequence.node else 0)
+        num_pages = -(-(sequence.num_scheduled_tokens + num_tokens) // self._page)
+        if all(num_pages <= len(pages) for pages in sequence.pages):
+            return True
+        needs = [max(0, num_pages - len(pages)) for pages in sequence.pages]
+        if not self.prefix_cache.can_allocate(needs):
+            self._free_outside_window(sequence, num_pages)
+        if not self.prefix_cache.can_allocate(needs):
+            return False
+        for group, n in enumerate(needs):
+            sequence.pages[group] += self.prefix_cache.allocate(group, n)
+        return True
+
+    def cache(self, sequence: Sequence) -> None:
+        """After a commit: caches the pages that became full."""
+        num_tokens, key = sequence.num_computed_tokens, sequence.cache_key
+        num_cached = sequence.node.depth if sequence.node else 0
+        if key is not None and num_tokens // self._page > num_cached:
+            sequence.node = self.prefix_cache.insert(
+                sequence.tokens, num_tokens, sequence.pages, key, sequence.node
+            )
+
+    def free(self, sequence: Sequence) -> None:
+        """Frees all pages of a sequence that stops running; cached ones become evictable once no
+        other sequence uses them.
+        """
+        for group, pages in enumerate(sequence.pages):
+            self.prefix_cache.free(group, pages)
+        sequence.pages, sequence.node = [], None
+        sequence.num_computed_tokens = sequence.num_scheduled_tokens = 0
+
+    def drop(self, sequence: Sequence) -> None:
+        """Removes from the cache what was cached under a sequence's own key."""
+        if sequence.cache_key is not None:
+            self.prefix_cache.drop(sequence.cache_key)
+
+    def fork(self, parent: Sequence, child: Sequence) -> tuple[tuple[int, int, int], ...] | None:
+        """Shares the pages of a parent's computed tokens with a child; of a page that is not full
+        the child gets a copy.
+
+        Returns:
+            The copies to make as (group, from, to); None where there is no room. Their sources are
+            not freed before `finish_schedule`.
+        """
+        num_full, is_open = divmod(child.num_computed_tokens, self._page)
+        if not self.prefix_cache.can_allocate([int(is_open > 0)] * len(self._specs)):
+            return None
+        copies = []
+        child.num_cached_tokens = num_full * self._page
+        child.pages = [list(pages[:num_full]) for pages in parent.pages]
+        for group, pages in enumerate(child.pages):
+            self.pool.share(group, [page for page in pages if page])
+        child.node = parent.node
+        while child.node and child.node.depth > num_full:
+            child.node = child.node.parent
+        if is_open:
+            for group, pages in enumerate(child.pages):
+                source = parent.pages[group][num_full]
+                self.pool.share(group, [source])
+                self._copy_sources[group].append(source)
+                pages += self.prefix_cache.allocate(group, 1)
+                copies.append((group, source, pages[-1]))
+        return tuple(copies)
+
+    def cancel_copies(self, copies: Iterable[tuple[int, int, int]]) -> None:
+        """Frees the sources of a fork's copies that will not be made."""
+        for group, source, _ in copies:
+            self._copy_sources[group].remove(source)
+            self.prefix_cache.free(group, [source])
+
+    def finish_schedule(self) -> tuple[Transfer, ...]:
+        """Ends the scheduling of a step: frees the sources of its copies, and returns the transfers
+        to make before those copies.
+        """
+        for group, pages in enumerate(self._copy_sources):
+            self.prefix_cache.free(group, pages)
+            pages.clear()
+        return self.prefix_cache.take_transfers()
+
+    def usage(self, running: Iterable[Sequence]) -> tuple[int, int]:
+        """(tokens that the pages of running sequences have room for, tokens in them once the steps
+        in flight are done); a shared page counts once.
+        """
+        filled: dict[tuple[int, int], int] = {}
+        for sequence in running:
+            for group, pages in enumerate(sequence.pages):
+                for index, page in enumerate(pages):
+                    if page:
+                        rest = sequence.num_scheduled_tokens - index * self._page
+                        key = group, page
+                        filled[key] = max(filled.get(key, 0), min(max(rest, 0), self._page))
+        return self._page * len(filled), sum(filled.values())
+
+    def prompt_usage(self, running: Iterable[Sequence]) -> tuple[int, int]:
+        """(prompt pages of all running sequences, distinct ones among them): sharing saves
+        1 - second / first.
+        """
+        held = [
+            (group, page)
+            for sequence in running
+            for group, pages in enumerate(sequence.pages)
+            for page in pages[: -(-sequence.num_prompt_tokens // self._page)]
+            if page
+        ]
+        return len(held), len(set(held))
+
+    def _free_outside_window(self, sequence: Sequence, num_pages: int) -> None:
+        """Frees those of a sequence's first `num_pages` pages that its window has passed; all that
+        it has passed, where the sequence's pages are not cached.
+        """
+        for group, spec in self._windows:
+            pages = sequence.pages[group]
+            num_dead = spec.live_from(sequence.num_scheduled_tokens) // self._page
+            if sequence.cache_key is not None:
+                num_dead = min(num_dead, num_pages)
+            index = num_dead - 1
+            while index >= 0 and pages[index]:
+                self.prefix_cache.free(group, [pages[index]])
+                pages[index] = 0
+                index -= 1
+
+    def check_integrity(self, running: Iterable[Sequence]) -> None:
+        """Raises RuntimeError where pages are leaked or counted wrongly."""
+        self.prefix_cache.check_integrity([*(s.pages for s in running), self._copy_sources])

@@ -1,0 +1,174 @@
+"""A sequence while it is served: its tokens, and how many of them are computed. Integers only."""
+
+import dataclasses
+import enum
+from collections.abc import Hashable
+
+from configs.engine import EngineConfig
+from configs.errors import InputError
+from inference.kv_pages.radix_tree import Node
+from inference.outputs import Alternatives
+from inference.request import MAX_STOP_IDS, SamplingParams
+
+
+class Status(enum.Enum):
+    """Where a sequence stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(enum.StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclasses.dataclass(eq=False)
+class Sequence:
+    """Tokens that grow, and how many of them are computed. A request has one or several.
+
+    `tokens[:num_computed_tokens]` are in the cache, `[:num_scheduled_tokens]` once the steps in
+    flight are done; the rest (after the prompt is computed: one token) is still to be fed.
+
+    Attributes:
+        id: names the sequence to callers.
+        params: what was asked.
+        tokens: prompt, then output.
+        num_prompt_tokens: length of the prompt.
+        eos_ids: the model's end tokens that count for this request.
+        seed: 64-bit key of the random stream.
+        slot: row of the device state while running.
+        pages: one page list a group; entry i holds positions [i, i + 1) * page_tokens, 0 where
+            given back.
+        logprobs: of each output token, the model's own.
+        top_logprobs: alternatives of each output token as (ids, log-probabilities).
+        prompt_logprobs: of each prompt token after the first, for requests that score.
+        drafts: tokens proposed for the next step, to be verified.
+        leader: computes the prompt for this one too, which is then forked from it.
+        candidates: of a beam that is computed to its end, (ids, log-probabilities) of the most
+            likely next tokens; the search chooses among those of all its beams.
+        needs_commit: what was sampled must be committed before the next tokens are scheduled.
+        arrival_s: when it was queued, on the caller's clock.
+        num_rows_in_flight: rows of steps that were scheduled and not committed yet.
+        num_awaited_tokens: tokens that these rows will sample, unknown to the host.
+        num_cached_tokens: tokens whose pages were there when it last took a slot: found in the
+            prefix cache, or shared with what it was forked from.
+        num_preemptions: times it gave up slot and pages.
+        num_overtakes: later arrivals that were admitted before it.
+        cache_key: names the prefixes it may share; None shares none.
+        node: its deepest page in the prefix cache.
+        max_length: tokens it can reach, prompt included; a scheduler lowers it to its max_context.
+        scores: whether the prompt is scored instead of continued.
+        keeps_last: whether the newest token is not to be fed: a scored prompt's predicts nothing, a
+            leader's waits until the others are forked.
+
+    Raises:
+        InputError: more than `MAX_STOP_IDS` tokens end it.
+    """
+
+    id: int
+    params: SamplingParams
+    tokens: list[int]
+    num_prompt_tokens: int
+    eos_ids: frozenset[int] = frozenset()
+    seed: int = 0
+    status: Status = Status.WAITING
+    finish_reason: FinishReason | None = None
+    slot: int | None = None
+    num_computed_tokens: int = 0
+    pages: list[list[int]] = dataclasses.field(default_factory=list)
+    logprobs: list[float] = dataclasses.field(default_factory=list)
+    top_logprobs: list[Alternatives] = dataclasses.field(default_factory=list)
+    prompt_logprobs: list[float] = dataclasses.field(default_factory=list)
+    prompt_top_logprobs: list[Alternatives] = dataclasses.field(default_factory=list)
+    drafts: tuple[int, ...] = ()
+    leader: "Sequence | None" = None
+    candidates: Alternatives | None = None
+    needs_commit: bool = False
+    arrival_s: float = 0.0
+    num_scheduled_tokens: int = 0
+    num_rows_in_flight: int = 0
+    num_awaited_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    num_overtakes: int = 0
+    cache_key: Hashable | None = None
+    node: Node | None = None
+    max_length: int = dataclasses.field(init=False)
+    scores: bool = dataclasses.field(init=False)
+    keeps_last: bool = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.max_length = self.num_prompt_tokens + self.params.max_new_tokens
+        self.scores = self.keeps_last = self.params.max_new_tokens == 0
+        if len(self.end_ids) > MAX_STOP_IDS:
+            raise InputError(
+                f"at most {MAX_STOP_IDS} tokens end a sequence, the model's own and stop_ids "
+                f"together, not {len(self.end_ids)}"
+            )
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end the sequence: the model's own that count, and the request's."""
+        return self.eos_ids | set(self.params.stop_ids)
+
+    @property
+    def output_tokens(self) -> list[int]:
+        """Tokens generated so far."""
+        return self.tokens[self.num_prompt_tokens :]
+
+    @property
+    def num_output_tokens(self) -> int:
+        """How many tokens were generated."""
+        return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens to feed that no step is scheduled for, an awaited one included."""
+        known = len(self.tokens) + self.num_awaited_tokens
+        return known - self.num_scheduled_tokens - self.keeps_last
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether more than the newest token is still to be fed."""
+        return self.keeps_last or self.num_pending_tokens > 1
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Tokens that may still be sampled, beside those in flight."""
+        return self.max_length - len(self.tokens) - self.num_awaited_tokens
+
+    def choose(self, token: int, logprob: float) -> None:
+        """Continues with one of the candidates."""
+        assert self.candidates is not None
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self.top_logprobs.append(self.candidates)
+        self.candidates = None
+
+    def is_end(self, token: int) -> bool:
+        """Whether a generated token ends the sequence."""
+        return token in self.eos_ids or token in self.params.stop_ids
+
+
+def cache_key(engine: EngineConfig, id: int) -> Hashable | None:
+    """`Sequence.cache_key` of a request: all share prefixes, or, without a prefix cache, each finds
+    its own pages on the host again.
+    """
+    if engine.prefix_cache:
+        return "shared"
+    return id if engine.preemption != "recompute" else None
+
+
+def derived_seed(seed: int, index: int) -> int:
+    """Seed of a request's answer number `index`; the first one's is the request's own.
+
+    Steps of the golden ratio, a Weyl sequence as in SplitMix64 (Steele et al. 2014): seeds of one
+    request differ, and neighbouring requests' do not meet.
+    """
+    return (seed + index * 0x9E3779B97F4A7C15) % 2**64

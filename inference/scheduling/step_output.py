@@ -1,0 +1,92 @@
+"""What a step returns, and how its rows are taken into their sequences."""
+
+import dataclasses
+import math
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from inference.scheduling.sequence import FinishReason, Sequence, Status
+from inference.scheduling.step_schedule import ScheduledChunk, StepSchedule
+
+Array = TypeVar("Array")  # numpy's on the host, JAX's on the device and while a step is traced
+
+
+@dataclasses.dataclass(frozen=True)
+class StepOutput(Generic[Array]):
+    """What the host learns of a step: Y rows of both rectangles, W = 1 + k tokens each (a prefill
+    chunk emits one at most), n alternatives.
+    """
+
+    tokens: Array  # i32[Y, W]
+    num_emitted: Array  # i32[Y]
+    finite: Array  # bool[Y] False: the row's logits held a NaN or an infinity
+    logprobs: Array  # f32[Y, W] the model's own, before every filter
+    top_ids: Array  # i32[Y, W, n]
+    top_logprobs: Array  # f32[Y, W, n]
+    target_logprobs: Array  # f32[chunks, tokens] scored steps only
+    target_top_ids: Array  # i32[chunks, tokens, n]
+    target_top_logprobs: Array  # f32[chunks, tokens, n]
+
+
+class StepResults:
+    """A step's output, taken into its sequences row by row."""
+
+    def __init__(self, schedule: StepSchedule, output: StepOutput[np.ndarray]):
+        self._num_decode_rows = schedule.shape.decode[0]
+        self._output = output
+        self._has_alternatives = output.top_ids.shape[-1] > 0
+        self._finite, self._num_emitted = output.finite.tolist(), output.num_emitted.tolist()
+        self._tokens, self._logprobs = output.tokens.tolist(), output.logprobs.tolist()
+
+    def commit(self, row: int, chunk: ScheduledChunk) -> tuple[list[int], FinishReason | None]:
+        """Adds a row's results to its sequence, which has not ended; returns the new tokens, and
+        why the sequence ends with them.
+        """
+        sequence, num_emitted = chunk.sequence, self._num_emitted[row]
+        if not self._finite[row]:
+            return [], FinishReason.ERROR
+        if sequence.status is Status.RUNNING:
+            num_fed = chunk.length if row >= self._num_decode_rows else num_emitted
+            sequence.num_computed_tokens += num_fed
+            sequence.num_scheduled_tokens -= chunk.length - num_fed  # rejected drafts
+            sequence.drafts = ()
+            if sequence.scores:
+                return [], self._commit_scores(row - self._num_decode_rows, chunk)
+        if num_emitted and sequence.params.beam_width:  # the search chooses, not the device
+            sequence.candidates = self._alternatives(row, 0)
+            return [], None
+        return self._commit_tokens(row, num_emitted, sequence)
+
+    def _commit_tokens(
+        self, row: int, num_emitted: int, sequence: Sequence
+    ) -> tuple[list[int], FinishReason | None]:
+        """Adds sampled tokens, up to one that ends the sequence."""
+        tokens, logprobs = self._tokens[row], self._logprobs[row]
+        for w in range(num_emitted):
+            sequence.tokens.append(tokens[w])
+            sequence.logprobs.append(logprobs[w])
+            if self._has_alternatives:
+                sequence.top_logprobs.append(self._alternatives(row, w))
+            if sequence.is_end(tokens[w]):
+                return tokens[: w + 1], FinishReason.STOP
+            if len(sequence.tokens) >= sequence.max_length:
+                return tokens[: w + 1], FinishReason.LENGTH
+        return tokens[:num_emitted], None
+
+    def _commit_scores(self, index: int, chunk: ScheduledChunk) -> FinishReason | None:
+        """Adds the log-probabilities of a chunk of a prompt; says whether it was the last."""
+        output, sequence, fed = self._output, chunk.sequence, slice(chunk.length)
+        logprobs = output.target_logprobs[index, fed].tolist()
+        if not all(map(math.isfinite, logprobs)):  # a window may have hidden it from the last token
+            return FinishReason.ERROR
+        sequence.prompt_logprobs += logprobs
+        if self._has_alternatives:
+            ids, values = output.target_top_ids[index, fed], output.target_top_logprobs[index, fed]
+            sequence.prompt_top_logprobs += zip(ids.tolist(), values.tolist(), strict=True)
+        is_done = not sequence.num_pending_tokens and not sequence.num_rows_in_flight
+        return FinishReason.LENGTH if is_done else None
+
+    def _alternatives(self, row: int, w: int) -> tuple[list[int], list[float]]:
+        """(ids, log-probabilities) of the most likely tokens at one position."""
+        return self._output.top_ids[row, w].tolist(), self._output.top_logprobs[row, w].tolist()

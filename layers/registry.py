@@ -1,0 +1,85 @@
+"""Which function applies a layer kind, and what it is told of the step."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from configs.cache import CacheSpec, PageFormat
+from configs.errors import InputError
+from configs.kinds.kind import FeedForward, Kind, Mixer
+from configs.model import ModelConfig
+from layers.params import Params
+from layers.ragged import Ragged
+
+Leaf = Any  # a leaf of the cache; None or a pytree where there is no cache
+
+
+@dataclasses.dataclass(frozen=True)
+class StepContext:
+    """What a mixer is told besides its own parameters, inputs and cache leaf.
+
+    Attributes:
+        ragged: the step's rectangles.
+        angles: cos and sin of the layer's RoPE, float32 [T, X] each for X rotating pairs; None
+            where it has none.
+        spec: what the cache leaf holds: the layer's own `CacheSpec`, a sharer's is its owner's.
+        group: index of the leaf's page group in `Rectangle.tables`.
+        is_owner: False where the cache leaf belongs to an earlier layer (read it, write nothing).
+        deterministic: a token's bits may depend on its own history only.
+        attention: the implementation of attention over pages that was chosen (`api.choose`).
+        page_format: how a token is laid out in the leaf's pages, if it has any.
+    """
+
+    ragged: Ragged
+    angles: tuple[jax.Array, jax.Array] | None
+    spec: CacheSpec
+    group: int
+    is_owner: bool
+    deterministic: bool
+    attention: str = "reference"
+    page_format: PageFormat | None = None
+
+
+# (params, config, kind, x_TD, leaf, context) -> (float32 [T, D], leaf). The leaf is the cache's;
+# without a cache None at first, then whatever an owner leaves for its sharers.
+ApplyMixer = Callable[
+    [Params, ModelConfig, Any, jax.Array, Leaf, StepContext], tuple[jax.Array, Leaf]
+]
+# (params, config, kind, x_TD) -> float32 [T, D]
+ApplyFeedForward = Callable[[Params, ModelConfig, Any, jax.Array], jax.Array]
+
+_MIXERS: dict[type[Mixer], ApplyMixer] = {}
+_FEED_FORWARDS: dict[type[FeedForward], ApplyFeedForward] = {}
+
+
+def register(kind: type[Kind], apply: ApplyMixer | ApplyFeedForward) -> None:
+    """Names the function that applies a kind."""
+    known: dict[Any, Any] = _MIXERS if issubclass(kind, Mixer) else _FEED_FORWARDS
+    known[kind] = apply
+
+
+def apply_mixer(kind: Mixer) -> ApplyMixer:
+    """What applies a mixer.
+
+    Raises:
+        InputError: nothing does yet.
+    """
+    return _find(kind, "mixer", _MIXERS)
+
+
+def apply_feed_forward(kind: FeedForward) -> ApplyFeedForward:
+    """What applies a feed-forward.
+
+    Raises:
+        InputError: nothing does yet.
+    """
+    return _find(kind, "ffn", _FEED_FORWARDS)
+
+
+def _find(kind: Kind, part: str, known: dict[Any, Any]) -> Any:
+    if type(kind) not in known:
+        runs = ", ".join(each.name for each in known)
+        raise InputError(f"the {part} {kind.name!r} is planned but does not run yet; {runs} do")
+    return known[type(kind)]

@@ -1,0 +1,17 @@
+"""Pictures of two panels."""
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+
+def png(title: str, draw: Callable[[Any, Any], None]) -> bytes:
+    """A PNG of what `draw` puts on the left and the right axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 5.5), layout="constrained")
+    draw(*figure.subplots(1, 2))
+    figure.suptitle(title)
+    written = io.BytesIO()
+    figure.savefig(written, format="png", dpi=130)
+    return written.getvalue()

@@ -1,0 +1,38 @@
+"""A sequence's counters, and which tokens end it."""
+
+import pytest
+
+from configs.errors import InputError
+from inference.request import MAX_STOP_IDS, SamplingParams
+from inference.scheduling.sequence import Sequence
+
+
+def test_counters():
+    params = SamplingParams(max_new_tokens=4, stop_ids=(7,))
+    sequence = Sequence(1, params, [5, 6, 8], 3, eos_ids=frozenset({2}))
+    assert sequence.num_pending_tokens == 3 and sequence.is_prefilling and not sequence.scores
+    assert sequence.max_length == 7 and sequence.num_output_tokens == 0
+    sequence.num_scheduled_tokens = 2
+    assert sequence.num_pending_tokens == 1 and not sequence.is_prefilling
+    sequence.num_scheduled_tokens = 3
+    sequence.tokens.append(9)
+    assert sequence.output_tokens == [9] and sequence.num_pending_tokens == 1
+    assert [sequence.is_end(token) for token in (2, 7, 9)] == [True, True, False]
+
+
+def test_a_scored_prompt_feeds_all_but_its_last_token():
+    sequence = Sequence(1, SamplingParams(max_new_tokens=0), [5, 6, 8], 3)
+    assert sequence.scores and sequence.num_pending_tokens == 2 and sequence.is_prefilling
+    sequence.num_scheduled_tokens = 1
+    assert sequence.num_pending_tokens == 1 and sequence.is_prefilling
+    sequence.num_scheduled_tokens = 2
+    assert sequence.num_pending_tokens == 0
+
+
+def test_end_tokens_are_few():
+    eos_ids = frozenset(range(MAX_STOP_IDS - 1))
+    fits = Sequence(1, SamplingParams(stop_ids=(0, 90)), [1], 1, eos_ids)
+    assert fits.end_ids == eos_ids | {90} and fits.is_end(90) and fits.is_end(0)
+    with pytest.raises(InputError, match="at most 16 tokens end a sequence, .* not 17") as error:
+        Sequence(1, SamplingParams(stop_ids=(90, 91)), [1], 1, eos_ids)
+    assert "\n" not in str(error.value)

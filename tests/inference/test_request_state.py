@@ -1,0 +1,103 @@
+"""A fault inside one request ends that request; the others miss nothing."""
+
+import contextlib
+
+import pytest
+
+from inference.request import SamplingParams
+from inference.request_state import RequestState
+from inference.text.detokenizer import Detokenizer
+from tests import fakes
+
+pytestmark = pytest.mark.quick_code
+
+MODEL = fakes.llama(max_context=128)
+SETTINGS = {"max_seqs": 8, "decode_rows": (8,), "page_tokens": 8, "chunk_tokens": 16}
+PROMPTS = fakes.prompts((20, 3, 9), MODEL.vocab_size)
+
+
+class Bytes:
+    """A tokenizer whose tokens are single bytes."""
+
+    strips_first_space = False
+
+    def token_bytes(self, token, skip_special=True):
+        return bytes([token])
+
+
+def make(**settings):
+    settings = SETTINGS | {"prefill_chunks": (3,), "top_logprobs": 6} | settings
+    return fakes.engine(MODEL, tokenizer=Bytes(), **settings)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_detokenizer_that_raises_ends_its_request_alone(overlap, monkeypatch, caplog):
+    expected = make().generate(PROMPTS, fakes.greedy(8))
+    engine, outputs = make(overlap=overlap), []
+    ids = [engine.add_request(prompt, fakes.greedy(8)) for prompt in PROMPTS]
+    (faulty,) = engine._requests[ids[1]]._detokenizers.values()
+    push = faulty.push
+    monkeypatch.setattr(faulty, "push", lambda ids: push(ids) if faulty.num_tokens < 2 else 1 // 0)
+    while engine.scheduler.has_work:
+        outputs += engine.step()
+        engine.scheduler.check_integrity()
+    for id, completion in zip(ids, expected, strict=True):
+        own = [output for output in outputs if output.id == id]
+        tokens = [token for output in own for token in output.token_ids]
+        text = "".join(output.text for output in own)
+        reasons = [output.finish_reason for output in own if output.finish_reason]
+        if id == ids[1]:
+            assert (tokens, reasons) == (completion.token_ids[:3], ["error"])
+            assert text == bytes(tokens[:2]).decode(errors="replace")
+        else:
+            assert (tokens, text) == (completion.token_ids, completion.text)
+            assert reasons == ["length"]
+    assert not engine._requests and f"request {ids[1]} ends with an error" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(max_new_tokens=8, n=3),
+        SamplingParams(max_new_tokens=8, n=2, best_of=3, temperature=1.0, seed=1),
+        SamplingParams(max_new_tokens=8, n=2, beam_width=3),
+    ],
+)
+def test_all_of_a_request_ends(params, monkeypatch):
+    engine = make()
+    expected = engine.generate([PROMPTS[0]], fakes.greedy(12))
+    outputs, beside = [], fakes.greedy(12, stop=("never there",))
+    monkeypatch.setattr(Detokenizer, "flush", lambda self: "" if self._stop else 1 // 0)
+    found = engine.generate([PROMPTS[0], PROMPTS[1]], [beside, params], outputs.append)
+    assert found[0].token_ids == expected[0].token_ids and found[0].finish_reason == "length"
+    results = [found[1], *found[1].others]
+    assert [result.finish_reason for result in results] == ["error"] * params.n
+    last = [o for o in outputs if o.id == found[1].id and o.finish_reason]
+    assert sorted((o.index, o.finish_reason) for o in last) == [
+        (index, "error") for index in range(params.n)
+    ]
+    assert not engine._requests and not engine.scheduler.has_work
+    engine.scheduler.check_integrity()
+
+
+def test_what_an_interrupt_leaves_is_handed_out(monkeypatch):
+    """Ctrl-C between the commit of a step and the outputs of its other requests."""
+    expected = make().generate(PROMPTS, fakes.greedy(8))
+    engine, outputs, calls = make(), [], []
+    ids = [engine.add_request(prompt, fakes.greedy(8)) for prompt in PROMPTS]
+    process = RequestState.process
+
+    def interrupt(request, sequence, tokens):
+        calls.append(sequence.id)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return process(request, sequence, tokens)
+
+    monkeypatch.setattr(RequestState, "process", interrupt)
+    while engine.scheduler.has_work:
+        with contextlib.suppress(KeyboardInterrupt):
+            outputs += engine.step()
+    for id, completion in zip(ids, expected, strict=True):
+        tokens = [token for output in outputs if output.id == id for token in output.token_ids]
+        assert len(tokens) == 8 - (id == calls[4]) and set(tokens) <= set(completion.token_ids)

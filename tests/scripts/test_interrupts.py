@@ -1,0 +1,115 @@
+"""Ctrl-C: one line and status 1, wherever it lands."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+
+from scripts import interrupts
+from tests import compiling
+from tests.scripts import apps
+
+_SETTINGS = (f"--model={apps.TINY}", "--max_new_tokens=200", "--ignore_eos")
+_AT_AN_IMPORT = """
+import os, signal, sys
+
+def interrupt(event, arguments):
+    if event == "import" and arguments[0] == os.environ["INTERRUPTED_AT"]:
+        os.kill(os.getpid(), signal.SIGINT)
+
+sys.addaudithook(interrupt)
+"""
+
+
+@pytest.mark.parametrize(
+    "app, module",
+    [("plan", "absl.flags"), ("bench", "jax"), ("generate", "jax._src.compiler"),
+     ("generate", "inference.engine")],
+)  # fmt: skip
+def test_while_an_app_starts(app, module, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(_AT_AN_IMPORT)
+    flags = [*_SETTINGS, "--prompt=A"] if app == "generate" else []
+    more = {"PYTHONPATH": str(tmp_path), "INTERRUPTED_AT": module}
+    ran = apps.start(app, *flags, cache=tmp_path / "cache", **more)
+    assert (ran.status, ran.out, ran.err) == (1, "", "error: interrupted\n")
+
+
+@pytest.mark.parametrize("starts", [1, pytest.param(40, marks=pytest.mark.long)])
+def test_at_any_moment(starts, tmp_path):
+    """Of the first seconds, but for Python's own start."""
+    source = tmp_path / "in.jsonl"
+    source.write_text(f"{json.dumps({'prompt': 'A'})}\n" * 2000)
+    moments = random.Random(starts)
+    for _ in range(starts):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "scripts.generate", *_SETTINGS, f"--input={source}"],
+            cwd=apps.ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=compiling.environment(tmp_path / "cache"),
+        )  # fmt: skip
+        time.sleep(moments.uniform(0.5, 2.5))
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        said = [line for line in err.splitlines() if not line.startswith("llama-tokenizer, ")]
+        assert (process.returncode, out, said) == (1, "", ["error: interrupted"])
+
+
+@pytest.fixture
+def installed():
+    before = signal.signal(signal.SIGINT, interrupts._on_signal)
+    yield
+    signal.signal(signal.SIGINT, before)
+    assert sys.gettrace() is None
+
+
+def function_of(module: str):
+    """One that is interrupted, and loses what is raised in it."""
+
+    def call():
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            return "lost"
+        return "finished"
+
+    return types.FunctionType(
+        call.__code__, {"__name__": module, "signal": signal, "__builtins__": __builtins__}
+    )
+
+
+@pytest.mark.parametrize("module", ["jax._src.callback", "jaxlib.weakref", "importlib._bootstrap"])
+def test_jax_and_imports_finish_first(installed, module):
+    found = []
+
+    def call():
+        found.append(function_of(module)())
+        found.append("went on")
+
+    with interrupts.caught(), pytest.raises(KeyboardInterrupt):
+        call()
+    assert found == ["finished"]
+    with interrupts.caught(), pytest.raises(KeyboardInterrupt):  # where the call is the last
+        (lambda: function_of(module)())()
+
+
+def test_elsewhere_it_is_raised_at_once(installed):
+    with interrupts.caught():
+        assert function_of("urllib.request")() == "lost"
+
+
+def test_the_second_does_not_wait(installed, monkeypatch):
+    def end():
+        raise SystemExit(1)
+
+    def call():
+        twice = function_of("jax.numpy")
+        twice()
+
+    monkeypatch.setattr(interrupts, "end", end)
+    monkeypatch.setattr(interrupts, "_is_waiting", True)
+    with interrupts.caught(), pytest.raises(SystemExit):
+        call()
