@@ -27,7 +27,7 @@ class Bytes:
 
 def make(**settings):
     settings = SETTINGS | {"prefill_chunks": (3,), "top_logprobs": 6} | settings
-    return fakes.engine(MODEL, tokenizer=Bytes(), **settings)
+    return fakes.engine(MODEL, shapes="one", tokenizer=Bytes(), **settings)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
