@@ -10,12 +10,12 @@ from typing import Any
 from configs.cache import CacheSpec, PageGroup, page_groups
 from configs.errors import InputError
 from configs.kinds import params
-from configs.kinds.kind import FeedForward, Mixer
+from configs.kinds.kind import MOST_WIDTH, FeedForward, Mixer
 from configs.kinds.operations import LOGITS, TOKENS, Amount, Move, Operation
 from configs.kinds.params import ParamInfo
 
-# What sizes of a model may be, whoever names them: a checkpoint's reader asks no more.
-MOST_LAYERS, MOST_WIDTH, MOST_CONTEXT = 10_000, 1 << 24, 2**31 - 1
+# As `MOST_WIDTH` for the widths.
+MOST_LAYERS, MOST_CONTEXT = 10_000, 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +122,8 @@ class ModelConfig:
                     f"layer {layer} shares the cache of layer {spec.owner}, which is no earlier "
                     f"layer with a cache of its own; valid: {', '.join(map(str, owners)) or 'none'}"
                 )
+            if spec.owner is not None:
+                self.layers[layer].mixer.check_owner(self.cache_specs[spec.owner])
             if spec.elements_per_token or spec.elements_per_sequence:
                 owners.append(layer)
 

@@ -104,6 +104,14 @@ class Attention(Mixer, name="attention"):
             return shared(self.owner)
         return keys_values(self.num_kv_heads, self.head_width, self.window)
 
+    def check_owner(self, stored: CacheSpec) -> None:
+        """See `Mixer`."""
+        if stored != keys_values(self.num_kv_heads, self.head_width, stored.window):
+            raise InputError(
+                f"attention with num_kv_heads={self.num_kv_heads} and head_width="
+                f"{self.head_width} reads layer {self.owner}'s cache, which holds something else"
+            )
+
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:
         """The products, and scores and weighted sums over the cache."""
         per_token, heads = stored.elements_per_token, self.num_heads * self.head_width

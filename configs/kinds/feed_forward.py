@@ -77,6 +77,8 @@ class Experts(FeedForward, name="experts"):
     def __post_init__(self) -> None:
         check_sizes(self, "num_experts", "top_k", "width")
         check_choice(self, "activation", _ACTIVATIONS)
+        if self.num_shared < 0:
+            raise InputError(f"experts num_shared is at least 0, not {self.num_shared}")
         if self.top_k > self.num_experts:
             raise InputError(
                 f"experts top_k is at most num_experts={self.num_experts}, not {self.top_k}"

@@ -7,11 +7,14 @@ layer declares; `layers/` registers the function that applies it.
 from typing import Any, ClassVar
 
 from configs.cache import CacheSpec
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from configs.kinds import operations
 from configs.kinds.operations import Operation
 from configs.kinds.params import Declared, Widths
 from configs.kinds.rope import Rope
+
+# What a width or a number of heads may be, whoever names it: a checkpoint's reader asks no more.
+MOST_WIDTH = 1 << 24
 
 
 class Kind:
@@ -69,6 +72,13 @@ class Mixer(Kind):
         """What a layer keeps of the past."""
         raise NotImplementedError
 
+    def check_owner(self, stored: CacheSpec) -> None:
+        """Whether a layer that reads an earlier one's cache can read this one.
+
+        Raises:
+            InputError: it holds something else.
+        """
+
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:
         """What it costs: by default the products with its matrices alone.
 
@@ -105,14 +115,16 @@ def _written(kind: type) -> str:
 
 
 def check_sizes(kind: Any, *names: str) -> None:
-    """Refuses fields below 1.
+    """Refuses fields below 1 or above `MOST_WIDTH`; None is no size.
 
     Raises:
         InputError: with the kind and the field.
     """
     for field in names:
-        if getattr(kind, field) < 1:
-            raise InputError(f"{kind.name} {field} is at least 1, not {getattr(kind, field)}")
+        size = getattr(kind, field)
+        if size is not None and not 1 <= size <= MOST_WIDTH:
+            limit = "at least 1" if size < 1 else f"at most {MOST_WIDTH}"
+            raise InputError(f"{kind.name} {field} is {limit}, not {shown(size)}")
 
 
 def check_choice(kind: Any, field: str, valid: tuple[Any, ...]) -> None:

@@ -21,9 +21,14 @@ class Indexer:
         top_k: tokens that attention reads.
     """
 
+    name = "indexer"
+
     num_heads: int
     head_width: int
     top_k: int
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "num_heads", "head_width", "top_k")
 
     def parameters(self, model: Widths, query_width: int) -> Declared:
         """Queries from the latent ones; keys and the heads' weights from the token; a layer norm
@@ -67,7 +72,9 @@ class Latent(Mixer, name="latent"):
     indexer: Indexer | None = None
 
     def __post_init__(self) -> None:
-        check_sizes(self, "num_heads", "rank", "rope_width", "nope_width", "value_width")
+        check_sizes(
+            self, "num_heads", "rank", "rope_width", "nope_width", "value_width", "query_rank"
+        )
         self.rope.rotating(self.rope_width)
 
     def parameters(self, model: Widths) -> Declared:

@@ -6,7 +6,7 @@ from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Experts, Gated, Plain
 from configs.kinds.kind import Mixer
-from configs.kinds.latent import Latent
+from configs.kinds.latent import Indexer, Latent
 from configs.kinds.recurrent import Recurrent
 from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Rope, Yarn
 from configs.model import LayerSpec, ModelConfig
@@ -14,6 +14,7 @@ from configs.model import LayerSpec, ModelConfig
 _LAYER = LayerSpec(Attention(4, 2, 6), Gated(20))
 _STILL = LayerSpec(Attention(4, 2, 6, rope=None), Gated(20))
 _NORMED = LayerSpec(Attention(4, 2, 6, qk_norm="head"), Gated(20))
+_RECURRENT = LayerSpec(Recurrent(8, 4, 2), None)
 _BAD_MODELS = {
     "norm": ({"norm": "batch"}, "model.norm is 'rms' or 'layer', not 'batch'"),
     "no norms": ({"pre_norms": False}, "pre_norms, model.post_norms or both"),
@@ -21,6 +22,18 @@ _BAD_MODELS = {
     "head norms": ({"norm": "layer", "pattern": (_NORMED,)}, "qk_norm='head' goes with model.norm"),
     "logits": ({"logit_cap": float("inf")}, "model.logit_cap is a finite number"),
     "positions": ({"learned_positions": 9, "pattern": (_STILL,)}, "max_context=64 exceeds the 9"),
+    "heads of an owner": (
+        {"pattern": (_LAYER, LayerSpec(Attention(4, 4, 6, owner=0), None))},
+        "num_kv_heads=4 and head_width=6 reads layer 0's cache, which holds something else",
+    ),
+    "width of an owner": (
+        {"pattern": (_LAYER, LayerSpec(Attention(4, 2, 8, owner=0), None))},
+        "head_width=8 reads",
+    ),
+    "state of an owner": (
+        {"pattern": (_RECURRENT, LayerSpec(Attention(4, 2, 6, owner=0), None))},
+        "something else",
+    ),
     "both": ({"learned_positions": 64}, "learned positions go with layers without rope"),
 }
 _BAD_KINDS = {
@@ -35,6 +48,10 @@ _BAD_KINDS = {
     "activation": (lambda: Gated(20, "relu"), "gated activation is 'silu' or 'gelu_tanh', not"),
     "width": (lambda: Plain(0), "plain width is at least 1, not 0"),
     "experts": (lambda: Experts(4, 5, 8), "experts top_k is at most num_experts=4, not 5"),
+    "shared": (lambda: Experts(4, 2, 8, num_shared=-1), "experts num_shared is at least 0, not -1"),
+    "most": (lambda: Gated(1 << 25), "gated width is at most 16777216, not 33554432"),
+    "indexer": (lambda: Indexer(3, 24, 0), "indexer top_k is at least 1, not 0"),
+    "query rank": (lambda: Latent(4, 9, 8, 8, 8, query_rank=0), "query_rank is at least 1, not 0"),
     "rank": (lambda: Latent(4, 0, 8, 8, 8), "latent rank is at least 1, not 0"),
     "latent pairs": (lambda: Latent(4, 16, 7, 8, 8), "head_width is even where attention rotates"),
     "state": (lambda: Recurrent(8, 0, 2), "recurrent state_width is at least 1, not 0"),

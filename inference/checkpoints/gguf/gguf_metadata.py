@@ -14,8 +14,9 @@ import numpy as np
 from configs.errors import InputError, shown
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated, Plain
+from configs.kinds.kind import MOST_WIDTH
 from configs.kinds.rope import Linear, Llama3, LongRope, Rope
-from configs.model import MOST_LAYERS, MOST_WIDTH, LayerSpec, ModelConfig
+from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.checkpoints.gguf import gguf_file
 from inference.checkpoints.gguf.gguf_file import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from inference.checkpoints.gguf.gguf_scan import Header

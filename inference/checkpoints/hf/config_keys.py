@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from configs.errors import InputError, shown
-from configs.model import MOST_WIDTH
+from configs.kinds.kind import MOST_WIDTH
 
 
 @dataclasses.dataclass(frozen=True)
