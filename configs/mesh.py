@@ -4,7 +4,6 @@ import dataclasses
 import math
 
 from configs.errors import InputError
-from configs.kinds.attention import Attention
 from configs.model import ModelConfig
 
 MOST_CHIPS = 1_000_000  # along an axis, and replicas: beyond any installation
@@ -52,12 +51,12 @@ class Mesh:
             if getattr(self, axis) > MOST_CHIPS:
                 raise InputError(f"mesh axis {axis} is at most {MOST_CHIPS} chips")
         whole = config.divided
-        heads = {mixer.cache_parts for mixer in config.mixers(Attention)}
+        heads = set(config.cached_heads)
         if not _divides(self.model, whole, heads):
-            valid = [n for n in range(1, min(whole) + 1) if _divides(n, whole, heads)]
+            valid = [n for n in range(1, min(whole | heads) + 1) if _divides(n, whole, heads)]
             raise InputError(
                 f"mesh model={self.model} does not divide the heads and feed-forward widths "
-                f"{sorted(whole)} and the key/value heads {sorted(heads)} of {config.name}; valid: "
+                f"{sorted(whole)} and the cached heads {sorted(heads)} of {config.name}; valid: "
                 f"{', '.join(map(str, valid))}"
             )
         mixtures = {layer.ffn.experts for layer in config.pattern if layer.ffn}
@@ -73,12 +72,12 @@ class Mesh:
             )
 
 
-def _divides(chips: int, whole: set[int], kv_heads: set[int]) -> bool:
-    """Whether chips along `model` get equal parts; where they outnumber the key/value heads, these
+def _divides(chips: int, whole: set[int], cached_heads: set[int]) -> bool:
+    """Whether chips along `model` get equal parts; where they outnumber the heads of a cache, these
     are copied evenly.
     """
     return all(size % chips == 0 for size in whole) and all(
-        heads % chips == 0 or chips % heads == 0 for heads in kv_heads
+        heads % chips == 0 or chips % heads == 0 for heads in cached_heads
     )
 
 

@@ -143,6 +143,13 @@ class ModelConfig:
         kinds = {kind for layer in self.pattern for kind in (layer.mixer, layer.ffn) if kind}
         return {getattr(kind, field) for kind in kinds for field in kind.divided}
 
+    @property
+    def cached_heads(self) -> list[int]:
+        """Heads that the caches of its mixers consist of, for each mixer that has such a cache:
+        chips along the mesh's `model` divide them, or hold equal numbers of copies.
+        """
+        return [mixer.cache_parts for mixer in self.mixers(Mixer) if mixer.cached_heads]
+
     def with_kinds(self, **changes: Any) -> "ModelConfig":
         """The same with these fields of every mixer and feed-forward that has them."""
 

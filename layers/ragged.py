@@ -13,7 +13,7 @@ from flax import struct
 
 @struct.dataclass
 class Rectangle:
-    """C rows of W query tokens, which lie in the cache one after another.
+    """Y rows of W query tokens, which lie in the cache one after another.
 
     Without `ancestors_YW` they are consecutive tokens of a sequence, and a token's index in the
     cache is its position. With it they are a tree of drafts: the first is the root, and a token's

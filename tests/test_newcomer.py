@@ -269,9 +269,15 @@ def test_the_planner_prices_it(values):
 def test_the_planners_page_shows_the_planners_figures(values, tmp_path, monkeypatch):
     config, _ = values
     monkeypatch.setitem(test_page.MODELS, "newcomer", config)
-    asked = [point for point in test_page.points(60, seed=5) if point["model"] == "newcomer"]
-    script = f"for (const p of {json.dumps(asked)}) results.push(plan(CATALOG, p)); finish();"
-    answers = test_page.browse(tmp_path, script)
+    states = dataclasses.replace(
+        config, pattern=config.pattern[:1]
+    )  # nothing that chips must divide
+    monkeypatch.setitem(test_page.MODELS, "states", states)
+    asked = [p for p in test_page.points(60, seed=5) if p["model"] in ("newcomer", "states")]
+    script = f"for (const p of {json.dumps(asked)}) results.push(plan(CATALOG, p));"
+    script += "change({ model: 'states', hardware: 'h200' }); results.push(state.chips); finish();"
+    *answers, chips = test_page.browse(tmp_path, script)
+    assert chips == 1
     assert len(answers) == len(asked) > 1
     for point, found in zip(asked, map(test_page.flat, answers), strict=True):
         for name, expected in test_page.figures(point).items():

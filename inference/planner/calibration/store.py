@@ -64,7 +64,15 @@ def read(model: ModelConfig | None = None) -> HardwareSpec | None:
             name: _number(found[name]) for name in ("memory_bytes", "read_bandwidth")
         }
         constants: dict[str, Any] = {name: _number(found[name]) for name in CONSTANTS}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+        OverflowError,
+    ):
         return None
     shares = (constants[name] for name in CONSTANTS if name.endswith("_share"))
     if not all([rates, *rates.values(), *sizes.values(), *shares]):

@@ -15,7 +15,7 @@ from typing import Any
 from configs import presets
 from configs.hardware import catalog
 from configs.hardware.spec import HardwareSpec
-from configs.kinds.attention import Attention
+from configs.kinds.kind import Mixer
 from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.planner import cost, weights
@@ -63,20 +63,23 @@ def describe(config: ModelConfig) -> dict[str, Any]:
     """What the page is told of a model: its parameters, operations and caches as coefficients, of
     which it knows no more than how to add them up.
 
-    A number that depends on the number of key/value heads is {"base", "per_head"}.
+    A number that depends on the number of key/value heads is {"base", "per_head"}; none does where
+    layers differ in it.
     """
-    attention: list[Attention] = config.mixers(Attention)
-    few, most = 1, math.gcd(*(mixer.num_heads for mixer in attention)) or 1
-    at_few, at_most = (_coefficients(config.with_kinds(num_kv_heads=n)) for n in (few, most))
+    mixers = [mixer for mixer in config.mixers(Mixer) if hasattr(mixer, "num_kv_heads")]
+    own = {mixer.num_kv_heads for mixer in mixers}
+    most = math.gcd(*(mixer.num_heads for mixer in mixers)) if len(own) == 1 else 1
+    at_few, at_most = (
+        _coefficients(config.with_kinds(num_kv_heads=n) if most > 1 else config) for n in (1, most)
+    )
     return {
         "name": config.name,
         "dtype": config.dtype,
         "max_context": config.max_context,
         "width": config.width,
-        "kv_heads": attention[0].num_kv_heads if attention else few,
+        "kv_heads": min(own) if most > 1 else 1,
         "most_kv_heads": most,
-        "has_kv_heads": bool(attention),
-        **_between(at_few, at_most, few, most),
+        **_between(at_few, at_most, 1, most),
     }
 
 
@@ -103,6 +106,7 @@ def _coefficients(config: ModelConfig) -> dict[str, Any]:
             for (spec, parts), layers in cost.caches(config).items()
         ],
         "divided": sorted(config.divided),
+        "cached_heads": config.cached_heads,
         "all_reduces": sum(1 if layer.ffn is None else 2 for layer in config.layers),
         "mixtures": [
             {"num_experts": experts[0], "top_k": experts[1], "layers": layers}

@@ -44,7 +44,12 @@ _ODD = ModelConfig(
         for mixer in (dataclasses.replace(_HEADS, window=300), _SPARSE, _HEADS)
     ),
 )  # fmt: skip
-MODELS = _PRESETS | {"odd": _ODD}
+_MIXED = (
+    dataclasses.replace(  # as many key/value heads as a layer has: the page cannot ask for others
+        _ODD, pattern=(_ODD.pattern[0], LayerSpec(Attention(12, 6, 20), Gated(144)))
+    )
+)
+MODELS = _PRESETS | {"odd": _ODD, "mixed": _MIXED}
 # What no data sheet says: a machine as it was measured, and one of which no rate is known.
 _MEASURED = HardwareSpec(
     "measured", 9e10, 7e11, {"bfloat16": 5e13, "float32": 2e13}, link_bandwidth=1e11,
@@ -96,7 +101,8 @@ def close(found, expected):
 
 def deployment(point):
     config = MODELS[point["model"]]
-    config = config.with_kinds(num_kv_heads=point["kv_heads"])
+    if config is not _MIXED:
+        config = config.with_kinds(num_kv_heads=point["kv_heads"])
     hardware = HARDWARE[point["hardware"]]
     if point["price"] is not None:
         hardware = dataclasses.replace(hardware, price_per_hour=point["price"])
@@ -166,7 +172,8 @@ def points(count, seed):
         longest = min(config.max_context, 1 << 18)
         new = rng.choice((0, 1, 37, int(longest ** rng.uniform(0.1, 0.8))))
         told = render.describe(config)
-        heads = [n for n in range(1, min(told["divided"]) + 1) if min(told["divided"]) % n == 0]
+        least = min(told["divided"], default=1)
+        heads = [n for n in range(1, least + 1) if least % n == 0]
         kv_heads = [n for n in heads if told["most_kv_heads"] % n == 0]
         linked = HARDWARE[hardware].link_bandwidth > 0
         with_experts = bool(told["mixtures"])

@@ -224,6 +224,7 @@ def test_a_calibration_is_kept_by_machine(cache, monkeypatch):
         lambda text: "[1, 2]",
         lambda text: "[" * 100_000,
         lambda text: json.dumps(json.loads(text) | {"gamma": "1"}),
+        lambda text: json.dumps(json.loads(text) | {"gamma": 10**400}),
         lambda text: json.dumps(json.loads(text) | {"rates": [3]}),
         lambda text: json.dumps(json.loads(text) | {"rates": {"bfloat16": -1.0}}),
         lambda text: json.dumps(json.loads(text) | {"read_bandwidth": math.nan}),

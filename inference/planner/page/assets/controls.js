@@ -132,7 +132,7 @@ const GROUPS = [
         key: "kv_heads",
         label: "Key/value heads",
         stops: () => divisors(config().most_kv_heads),
-        off: () => !config().has_kv_heads,
+        off: () => config().most_kv_heads === 1,
         said: (v) => `${v} of ${config().most_kv_heads}`,
       },
     ],

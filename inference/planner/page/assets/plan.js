@@ -387,10 +387,11 @@ const divisors = (n) => Array.from({ length: n }, (_, i) => i + 1).filter((i) =>
 /** Chips that can divide each layer, as configs/mesh.py says; without links there is one. */
 function validChips(model, hardware, kvHeads) {
   if (!hardware.link_bandwidth) return [1];
-  return divisors(Math.min(...model.divided)).filter(
+  const heads = model.cached_heads.map((value) => sized(value, kvHeads));
+  return divisors(model.divided.length ? Math.min(...model.divided) : 1).filter(
     (chips) =>
       model.divided.every((size) => size % chips === 0) &&
-      (!model.has_kv_heads || kvHeads % chips === 0 || chips % kvHeads === 0),
+      heads.every((count) => count % chips === 0 || chips % count === 0),
   );
 }
 
