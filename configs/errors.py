@@ -18,8 +18,11 @@ def reason(error: BaseException) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value from a file in a message: of one line, cut where it is long."""
+    """A value in a message: of one line, cut where it is long."""
     if isinstance(value, int) and value.bit_length() > 256:  # its digits may be refused, or slow
         return f"a number of {value.bit_length()} bits"
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # a list of such numbers, or somebody's own class
+        text = f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Tokens
 import numpy as np
 
 from configs.engine import Config
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from inference.request import SamplingParams
 from inference.runtime import sampling
 from inference.scheduling.sequence import Sequence, cache_key, derived_seed
@@ -61,7 +61,7 @@ class InputProcessor:
         named = [*params.stop_ids, *params.banned_ids, *(params.allowed_ids or ())]
         for token in (*tokens, *named, *(token for token, _ in params.logit_bias)):
             if not 0 <= token < vocab:
-                raise InputError(f"token id {token} is not in the vocabulary of {vocab}")
+                raise InputError(f"token id {shown(token)} is not in the vocabulary of {vocab}")
         allowed = range(vocab) if params.allowed_ids is None else params.allowed_ids
         banned = set(params.banned_ids)
         if params.min_tokens:
@@ -78,10 +78,9 @@ class InputProcessor:
             raise InputError("stop strings need a tokenizer: use stop_ids")
         most = self._config.engine.max_seqs
         for name in ("n", "best_of", "beam_width"):
-            if (getattr(params, name) or 0) > most:
-                raise InputError(
-                    f"{name} is at most engine.max_seqs={most}, not {getattr(params, name)}"
-                )
+            value = getattr(params, name) or 0
+            if value > most:
+                raise InputError(f"{name} is at most engine.max_seqs={most}, not {shown(value)}")
 
     def _check_beams(self, sequence: Sequence) -> None:
         """A beam needs as many candidates as there are beams, and those that end it: all beams may

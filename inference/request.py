@@ -4,7 +4,7 @@ import dataclasses
 import math
 import numbers
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from configs.errors import InputError, shown
@@ -40,13 +40,23 @@ def _switch(name: str, value: Any) -> bool:
     return value
 
 
-def _texts(name: str, value: Any) -> tuple[str, ...]:
+def _items(value: Any) -> tuple[Any, ...]:
+    """Those of a list, an array or another iterable; a TypeError for what is none of these."""
     value = _plain(value)
-    texts = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else ("",)
-    if not all(isinstance(text, str) and text for text in texts):
+    if isinstance(value, str | bytes | Mapping):
+        raise TypeError
+    return tuple(value)
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    try:
+        texts = _items(value)
+        if not all(isinstance(text, str) and text for text in texts):
+            raise TypeError
+    except TypeError:
         raise InputError(
             f"{name} is a list of strings, each of at least one character, not {shown(value)}"
-        )
+        ) from None
     for text in texts:
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise InputError(f"{name} {shown(text)} can never match: it has no UTF-8 form")
@@ -55,7 +65,7 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
 
 def _ids(name: str, value: Any) -> tuple[int, ...]:
     try:
-        ids = list(_plain(value))
+        ids = _items(value)
         if any(isinstance(id, bool) for id in ids):
             raise TypeError
         return tuple(map(operator.index, ids))
@@ -70,7 +80,8 @@ def _biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
         raise InputError(f"{name} maps token ids to numbers, not {shown(value)}") from None
     ids = _ids(name, [id for id, _ in pairs])
     return tuple(
-        (id, _BIAS(f"{name} of {id}", bias)) for id, (_, bias) in zip(ids, pairs, strict=True)
+        (id, _BIAS(f"{name} of {shown(id)}", bias))
+        for id, (_, bias) in zip(ids, pairs, strict=True)
     )
 
 
@@ -185,9 +196,9 @@ class SamplingParams:
                     "banned_ids, stop strings or best_of: leave those at their defaults"
                 )
             if self.n > self.beam_width:
-                raise InputError(f"n is at most beam_width={self.beam_width}, not {self.n}")
+                raise InputError(f"n is at most beam_width={self.beam_width}, not {shown(self.n)}")
         elif self.n > self.num_samples:
-            raise InputError(f"n is at most best_of={self.best_of}, not {self.n}")
+            raise InputError(f"n is at most best_of={self.best_of}, not {shown(self.n)}")
         if not self.max_new_tokens and (self.beam_width or self.num_samples > 1):
             raise InputError("a prompt that is scored (max_new_tokens=0) has no answers: leave n=1")
 

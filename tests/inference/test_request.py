@@ -10,7 +10,7 @@ from configs.errors import InputError
 from inference import request
 from inference.request import SamplingParams
 
-NAN, INF = math.nan, math.inf
+NAN, INF, HUGE = math.nan, math.inf, 10**5000  # which Python refuses to print
 
 
 @pytest.mark.parametrize(
@@ -26,14 +26,15 @@ NAN, INF = math.nan, math.inf
         ("frequency", [-2, 0, 2], [-2.1, 2.1, NAN, INF]),
         ("min_tokens", [0, 5], [-1, NAN, 0.5]),
         ("seed", [None, 0, -(2**63), 2**64 - 1], [2**64, -(2**63) - 1, 1.0, NAN, "1"]),
-        ("stop", [(), ("a", "\n")], [("",), ("a", ""), "abc", (3,), 3, (b"a",), ("\udcff",)]),
+        ("stop", [(), ("a", "\n")], [("",), ("a", ""), "abc", (HUGE,), 3, (b"a",), ("\udcff",)]),
+        ("stop", [("a",)], [{"a": 1}]),
         ("stop_ids", [(), tuple(range(8))], [tuple(range(9)), 3, "3", (3.0,), (True,)]),
         ("allowed_ids", [(), None, (3,)], [3, np.array([3.0]), np.array([True])]),
-        ("banned_ids", [(), (3,)], [3, ("3",), np.eye(2, dtype=int)]),
+        ("banned_ids", [(), (3,)], [3, ("3",), np.eye(2, dtype=int), {3: 1.0}, b"a", (HUGE, "a")]),
         (
             "logit_bias",
             [(), ((3, -100.0),)],
-            [((3, NAN),), ((3, INF),), 3, (3,), {"3": 1.0}, {3: "1"}, {3: True}, {3: 10**400}],
+            [((3, NAN),), ((3, INF),), 3, (3,), {"3": 1.0}, {HUGE: "1"}, {3: True}, {3: 10**400}],
         ),
         ("ignore_eos", [True, False], [1, "true", None]),
         ("best_of", [None, 1], [0, 1.0, True]),
