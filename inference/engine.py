@@ -62,8 +62,8 @@ class Engine:
         self.records = self._steps.records
         self._requests: dict[int, RequestState] = {}  # by the ids of their sequences
         self._committed: deque[tuple[Sequence, list[int]]] = deque()  # and not processed yet
-        self._outputs: list[RequestOutput] = []  # that are not returned yet
-        self._returned_at = 0.0  # when `step` last did
+        self._outputs: deque[RequestOutput] = deque()  # that `step` has not returned yet
+        self._returned_at = 0.0  # when the last step was processed
         self._num_failed_steps = 0
 
     @property
@@ -130,7 +130,7 @@ class Engine:
         sequences = self._input_processor.sequences(tokens, params)
         for sequence in sequences:
             self.scheduler.add(sequence)
-        return self._register(RequestState(sequences, self.scheduler, self.tokenizer))
+        return self._register(self._state(sequences))
 
     def fork(self, id: int, params: SamplingParams) -> int:
         """A second continuation of a running request, sharing its pages; returns the new id.
@@ -150,7 +150,7 @@ class Engine:
                 f"max_new_tokens is more, not {params.max_new_tokens}"
             )
         child = self._input_processor.continuation(parent, params)
-        request = RequestState([child], self.scheduler, self.tokenizer)
+        request = self._state([child])
         self.scheduler.fork(parent, child)
         return self._register(request)
 
@@ -165,9 +165,19 @@ class Engine:
         in flight: with `engine.overlap` that is the one before it, which the device runs while the
         next is scheduled. A step whose executable is not compiled yet starts in the next call.
 
+        What `generate`, `stream` and `score` have queued is served too, but read there; they keep
+        the outputs of other requests for the next call of this.
+
         Args:
             is_open: more requests will come, which a policy of whole batches may wait for.
         """
+        self._run_step(is_open)
+        outputs = list(self._outputs)
+        self._outputs.clear()
+        return outputs
+
+    def _run_step(self, is_open: bool = False) -> None:
+        """As `step`; the outputs wait where they are read."""
         self._steps.note_done(self._returned_at)
         try:
             is_launched = self._steps.launch(is_open)
@@ -183,9 +193,7 @@ class Engine:
         else:
             if is_due and self._steps.held is None:  # a missing executable may fail to compile
                 self._num_failed_steps = 0
-        outputs, self._outputs = self._outputs, []
         self._returned_at = time.perf_counter()
-        return outputs
 
     def rebuild(self) -> None:
         """Starts over with an empty cache: running requests are computed again from the host's
@@ -245,15 +253,16 @@ class Engine:
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise InputError(f"{len(prompts)} prompts do not go with {len(each)} SamplingParams")
-        with self._added(prompts, each) as requests:
+        with self._added(prompts, each) as (requests, unread):
             unfinished = {request.group.id: index for index, request in enumerate(requests)}
             while unfinished:
+                while unread:
+                    on_output(unread.popleft())
                 ended = [id for id in unfinished if id not in self._requests]
                 for index in [unfinished.pop(id) for id in ended]:
                     yield index, requests[index].group.completion()
-                for output in self.step() if unfinished and not ended else ():
-                    if output.id in unfinished:
-                        on_output(output)
+                if unfinished and not ended:
+                    self._run_step()
 
     def stream(
         self, prompt: str | Items[int], params: SamplingParams = SamplingParams()
@@ -261,11 +270,10 @@ class Engine:
         """Continues one prompt, yielding its outputs; leaving the loop early aborts it. Several
         streams may be read in turn.
         """
-        with self._added([prompt], [params]) as (request,):
-            unread = request.unread = deque()
+        with self._added([prompt], [params]) as ([request], unread):
             while unread or request.group.id in self._requests:
                 if not unread:
-                    self.step()
+                    self._run_step()
                 while unread:
                     yield unread.popleft()
 
@@ -277,9 +285,9 @@ class Engine:
             InputError: as `add_request`, or the model gave non-finite logits.
         """
         params = [SamplingParams(max_new_tokens=0)] * len(texts)
-        with self._added(texts, params) as requests:
+        with self._added(texts, params) as (requests, _):
             while any(request.group.id in self._requests for request in requests):
-                self.step()
+                self._run_step()
         sequences = [request.group.sequences[0] for request in requests]
         for index, sequence in enumerate(sequences):
             if sequence.finish_reason is FinishReason.ERROR:
@@ -292,15 +300,19 @@ class Engine:
     @contextmanager
     def _added(
         self, prompts: Items[str | Items[int]], params: Items[SamplingParams]
-    ) -> Iterator[list[RequestState]]:
-        """Queues all of them or none; none outlives the block."""
+    ) -> Iterator[tuple[list[RequestState], deque[RequestOutput]]]:
+        """Queues all of them or none; none outlives the block. With them comes where their outputs
+        are read.
+        """
         if isinstance(prompts, str):
             raise InputError("one text is given where a list of them is expected")
         ids: list[int] = []
+        unread: deque[RequestOutput] = deque()
         try:
             for prompt, own in zip(prompts, params, strict=True):
                 ids.append(self.add_request(prompt, own))
-            yield [self._requests[id] for id in ids]
+                self._requests[ids[-1]].unread = unread
+            yield [self._requests[id] for id in ids], unread
         finally:
             for id in ids:
                 self.abort(id)
@@ -318,11 +330,14 @@ class Engine:
             request = self._requests.get(sequence.id)
             if request is None:  # ended by what another of its sequences brought
                 continue
-            self._outputs += request.process(sequence, tokens)
+            request.process(sequence, tokens)
             if request.group.is_finished:
                 self._retire(request)
         if step is not None:
             self._steps.record(step)
+
+    def _state(self, sequences: list[Sequence]) -> RequestState:
+        return RequestState(sequences, self.scheduler, self.tokenizer, self._outputs)
 
     def _register(self, request: RequestState) -> int:
         self._requests |= dict.fromkeys(request.group.ids, request)

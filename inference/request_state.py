@@ -13,22 +13,26 @@ from inference.text.tokenizer import Tokenizer
 
 
 class RequestState:
-    """The sequences of one request, their text, and what was not read of its outputs.
+    """The sequences of one request and their text.
 
     Attributes:
         group: the sequences that run for it.
-        unread: its outputs, where it is streamed, until they are read; else None.
+        unread: where its outputs wait until they are read.
     """
 
     def __init__(
-        self, sequences: list[Sequence], scheduler: Scheduler, tokenizer: Tokenizer | None
+        self,
+        sequences: list[Sequence],
+        scheduler: Scheduler,
+        tokenizer: Tokenizer | None,
+        unread: deque[RequestOutput],
     ):
         """`sequences` as `InputProcessor` makes them; of a fork, with output tokens already."""
         params = sequences[0].params
         self.group: SequenceGroup = ParallelSampling(sequences)
         if params.beam_width:
             self.group = BeamSearch(sequences[0], self._text_of)
-        self.unread: deque[RequestOutput] | None = None
+        self.unread = unread
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._detokenizers: dict[int, Detokenizer] = {}  # by the id of the sequence
@@ -38,9 +42,9 @@ class RequestState:
                 own.push(sequence.output_tokens)
                 self._detokenizers[sequence.id] = own
 
-    def process(self, sequence: Sequence, tokens: list[int]) -> list[RequestOutput]:
-        """The outputs that follow from a commit of one of its sequences; a fault on the way ends
-        this request, and no other.
+    def process(self, sequence: Sequence, tokens: list[int]) -> None:
+        """Makes the outputs that follow from a commit of one of its sequences; a fault on the way
+        ends this request, and no other.
 
         Args:
             sequence: that was committed.
@@ -57,9 +61,7 @@ class RequestState:
             logging.getLogger(__name__).exception("request %d ends with an error", self.group.id)
             self.finish(FinishReason.ERROR)
             outputs = self.group.fail(sequence, tokens)
-        if self.unread is not None:
-            self.unread.extend(outputs)
-        return outputs
+        self.unread.extend(outputs)
 
     def finish(self, reason: FinishReason) -> None:
         """Ends all of its sequences."""

@@ -145,7 +145,7 @@ def test_the_context_ends_a_request():
         ([5], {"max_new_tokens": 0}, "at least two tokens"),
         ([1, 131], {}, "token id 131 is not in the vocabulary of 131"),
         ([-1], {}, "token id -1"),
-        ([1], {"stop_ids": (200,)}, "token id 200"),
+        ([1], {"stop_ids": (10**5000,)}, "token id a number of 16610 bits"),
         ([1], {"banned_ids": (131,)}, "token id 131"),
         ([1], {"allowed_ids": (-1,)}, "token id -1"),
         ([1], {"logit_bias": ((131, 1.0),)}, "token id 131"),

@@ -81,6 +81,20 @@ def test_all_of_a_request_ends(params, monkeypatch):
     engine.scheduler.check_integrity()
 
 
+def test_calls_keep_the_outputs_of_other_requests():
+    (expected,) = make().generate(PROMPTS[:1], fakes.greedy(20))
+    engine, tokens = make(), []
+    id = engine.add_request(PROMPTS[0], fakes.greedy(20))
+    engine.score(PROMPTS[:1])
+    engine.generate(PROMPTS[1:2], fakes.greedy(5))
+    list(engine.stream(PROMPTS[2], fakes.greedy(5)))
+    for _ in range(20):
+        for output in engine.step():
+            assert output.id == id
+            tokens += output.token_ids
+    assert tokens == expected.token_ids and not engine._requests
+
+
 def test_what_an_interrupt_leaves_is_handed_out(monkeypatch):
     """Ctrl-C between the commit of a step and the outputs of its other requests."""
     expected = make().generate(PROMPTS, fakes.greedy(8))
