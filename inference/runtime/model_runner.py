@@ -23,6 +23,7 @@ from inference.scheduling.step_shapes import StepShape
 from layers import kv_cache
 from layers.kernels.attention import api
 from layers.kernels.device import target_device
+from layers.kv_cache import Cache
 from layers.params import Params
 
 
@@ -72,6 +73,7 @@ class ModelRunner:
         """Empties cache and slots: at the start, and after a failed step has lost them."""
         config, engine = self.config, self.config.engine
         num_pages = tuple(n * config.device_pages for n in config.num_pages)
+        self.cache: Cache = ()  # frees what there is: two may not fit
         self.cache = kv_cache.init(
             config.model, num_pages, config.device_page_tokens, engine.max_seqs, engine.num_drafts,
             api.implementation(self._attention).layout,

@@ -13,6 +13,7 @@ from configs.cache import PageGroup
 from inference.request import SamplingParams
 from inference.runtime import batch
 from inference.scheduling.sequence import Status
+from layers import kv_cache
 from tests import fakes
 
 pytestmark = pytest.mark.quick_code
@@ -253,6 +254,15 @@ def test_preemption_recomputes(accuracy, monkeypatch):
     propose = (lambda: None) if accuracy is None else proposer(engine, 3, accuracy)
     assert_plain(engine, fakes.prompts(LENGTHS), 50, propose)
     assert preempted
+
+
+def test_a_rebuild_frees_the_cache_first(monkeypatch):
+    engine = fakes.engine(fakes.llama(), max_seqs=2)
+    init, runner = kv_cache.init, engine.model_runner
+    monkeypatch.setattr(kv_cache, "init", lambda *sizes: runner.cache or init(*sizes))
+    before = runner.cache
+    engine.rebuild()
+    assert runner.cache is not before and runner.cache_bytes
 
 
 def test_rebuild_prefills_again_from_the_hosts_tokens():
