@@ -15,11 +15,6 @@ class PagePool:
         self._references = [[0] * n for n in num_pages]
 
     @property
-    def num_groups(self) -> int:
-        """Page groups."""
-        return len(self._num_pages)
-
-    @property
     def num_free_pages(self) -> tuple[int, ...]:
         """Free pages of each group."""
         return tuple(map(len, self._free_pages))
@@ -29,16 +24,12 @@ class PagePool:
         """Pages of each group that can be allocated when all are free."""
         return tuple(n - 1 for n in self._num_pages)
 
-    def can_allocate(self, needs: Sequence[int]) -> bool:
-        """Whether each group has as many free pages as `needs` asks of it."""
-        return all(n <= len(free) for n, free in zip(needs, self._free_pages, strict=True))
-
     def num_references(self, group: int, page: int) -> int:
         """References to a page."""
         return self._references[group][page]
 
     def allocate(self, group: int, n: int) -> list[int]:
-        """Takes n free pages, each with one reference; the caller has asked `can_allocate`."""
+        """Takes n free pages, each with one reference; the caller knows that there are as many."""
         pages = [self._free_pages[group].pop() for _ in range(n)]
         for page in pages:
             self._references[group][page] = 1

@@ -58,9 +58,12 @@ class SequenceGroup(ABC):
     def completion(self) -> Completion:
         """The results as one object."""
         first, *others = [
-            dataclasses.replace(_completion(sequence, text), id=self.id, score=score)
-            for sequence, text, score in self._results()
-        ]
+            Completion(
+                self.id, each.tokens[: each.num_prompt_tokens], each.output_tokens, text,
+                str(each.finish_reason), each.logprobs, alternatives(each.top_logprobs), score,
+            )
+            for each, text, score in self._results()
+        ]  # fmt: skip
         return dataclasses.replace(first, others=tuple(others))
 
     def _outputs(self) -> list[RequestOutput]:
@@ -115,12 +118,3 @@ def _mean_logprob(sequence: Sequence) -> float:
     if sequence.finish_reason is FinishReason.ERROR or not sequence.logprobs:
         return -math.inf
     return sum(sequence.logprobs) / len(sequence.logprobs)
-
-
-def _completion(sequence: Sequence, text: str) -> Completion:
-    """A finished sequence with the text of its tokens."""
-    assert sequence.finish_reason is not None
-    return Completion(
-        sequence.id, sequence.tokens[: sequence.num_prompt_tokens], sequence.output_tokens, text,
-        sequence.finish_reason.value, sequence.logprobs, alternatives(sequence.top_logprobs),
-    )  # fmt: skip

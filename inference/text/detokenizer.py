@@ -18,19 +18,12 @@ class Detokenizer:
             ignored.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        stop: Sequence[str] = (),
-        min_tokens: int = 0,
-        skip_special: bool = True,
-    ):
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), min_tokens: int = 0):
         self.stopped: str | None = None
         self.num_tokens = 0
         self._tokenizer = tokenizer
-        self._stop = tuple(text for text in stop if text)
+        self._stop = tuple(stop)
         self._min_tokens = min_tokens
-        self._skip_special = skip_special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pending = ""  # may be the start of a stop string
         self._at_start = tokenizer.strips_first_space
@@ -42,7 +35,7 @@ class Detokenizer:
             if self.stopped is not None:
                 break
             self.num_tokens += 1
-            data = self._tokenizer.token_bytes(token, self._skip_special)
+            data = self._tokenizer.token_bytes(token)
             text += self._until_stop(self._decoder.decode(data))
         return text
 
