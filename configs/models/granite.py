@@ -8,22 +8,23 @@ from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Experts
 from configs.kinds.recurrent import Recurrent
 from configs.model import LayerSpec, ModelConfig
-from configs.weights import Hub
+from configs.weights import Hub, Preset
 
 _EXPERTS = Experts(num_experts=72, top_k=10, width=768, num_shared=2)
 _STATE = LayerSpec(Recurrent(inner_width=8192, state_width=128, num_heads=128), _EXPERTS)
 _ATTENTION = LayerSpec(Attention(num_heads=32, num_kv_heads=8, head_width=128, rope=None), _EXPERTS)
 
-CONFIG = ModelConfig(
-    name="granite4-h-small",
-    family="granite4",
-    vocab_size=100_352,
-    width=4096,
-    num_layers=40,
-    max_context=131_072,
-    pattern=(_STATE,) * 5 + (_ATTENTION,) + (_STATE,) * 4,
-    norm_eps=1e-5,
-    tied=True,
+GRANITE4_H_SMALL = Preset(
+    ModelConfig(
+        name="granite4-h-small",
+        family="granite4",
+        vocab_size=100_352,
+        width=4096,
+        num_layers=40,
+        max_context=131_072,
+        pattern=(_STATE,) * 5 + (_ATTENTION,) + (_STATE,) * 4,
+        norm_eps=1e-5,
+        tied=True,
+    ),
+    Hub("ibm-granite/granite-4.0-h-small", license="Apache-2.0"),
 )
-
-WEIGHTS = Hub("ibm-granite/granite-4.0-h-small", license="Apache-2.0")
