@@ -221,8 +221,7 @@ class Config:
     @property
     def _page_bytes(self) -> list[int]:
         """Bytes of a page of each group."""
-        page, dtype = self.page_tokens, self.model.dtype
-        return [group.bytes_per_page(dtype, page) for group in self.model.page_groups]
+        return self.model.page_bytes(self.page_tokens)
 
     def full_bytes(self, num_seqs: int) -> int:
         """Bytes of pages and states for so many sequences at their longest, and of the sinks."""

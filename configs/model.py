@@ -207,6 +207,15 @@ class ModelConfig:
         """Layers that share page lists."""
         return page_groups(self.cache_specs)
 
+    @property
+    def cache_dtype(self) -> str:
+        """Of the elements in pages."""
+        return self.dtype
+
+    def page_bytes(self, page_tokens: int) -> list[int]:
+        """Bytes of a page of each group."""
+        return [group.bytes_per_page(self.cache_dtype, page_tokens) for group in self.page_groups]
+
     @functools.cached_property
     def has_states(self) -> bool:
         """Whether any layer keeps a recurrent state, which pages cannot restore."""

@@ -114,7 +114,7 @@ def _block(
     attention: str,
 ) -> tuple[jax.Array, Leaf]:
     """One layer around the residual stream: mixer, then feed-forward."""
-    page_format = spec.page_format(config.dtype)
+    page_format = spec.page_format(config.cache_dtype)
     context = StepContext(
         ragged, angles, spec, group, is_owner, deterministic, attention, page_format
     )

@@ -44,10 +44,10 @@ def abstract(
             pages = num_pages[config.group_of_layer[layer]], page_tokens
             is_attention = isinstance(config.layers[layer].mixer, Attention)
             of_format = layout if layout is not None and is_attention else token_major
-            leaf = of_format(*pages, spec.page_format(config.dtype))
+            leaf = of_format(*pages, spec.page_format(config.cache_dtype))
             if not spec.index_width:
                 return leaf
-            return leaf, token_major(*pages, spec.index_format(config.dtype))
+            return leaf, token_major(*pages, spec.index_format(config.cache_dtype))
         if spec.elements_per_sequence:
             shape = (max_seqs + 1, 1 + num_drafts, spec.elements_per_sequence)
             return jax.ShapeDtypeStruct(shape, jnp.float32)

@@ -110,25 +110,23 @@ class Latent(Mixer, name="latent"):
         space, or (which pays in prefill) over keys and values projected out of them. Those of new
         tokens are `latent.kv_up`, those of earlier ones come on top.
         """
-        N, C, R, window = self.num_heads, self.rank, self.rope_width, stored.window
-        index, most, pairs = 0, None, ("pairs", window)
+        N, C, R = self.num_heads, self.rank, self.rope_width
+        index, most = 0, None
         scoring: Amount = ()
         moved: Amount = ()
         if self.indexer is not None:
             most, index = self.indexer.top_k, self.indexer.head_width
-            scoring = ((2 * self.indexer.num_heads * index, ("pairs", window)),)
-            pairs = ("pairs", min(window or most, most))
-            moved = ((index, ("read", window, None)),)
-        entry = stored.elements_per_token
-        moved += ((entry - index, ("read", window, most)), (entry, ("queries",)))
+            scoring = ((2 * self.indexer.num_heads * index, ("pairs", None)),)
+            moved = ((index, ("read", None, None)),)
+        entry, pairs = stored.elements_per_token, ("pairs", most)
+        moved += ((entry - index, ("read", None, most)), (entry, ("queries",)))
         absorbed: Amount = ((2 * N * (2 * C + R), pairs),)
         expanded: Amount = (
             (2 * N * (self.nope_width + R + self.value_width), pairs),
             (2 * N * (self.nope_width + self.value_width) * C, ("earlier",)),
         )
         attend = Operation(
-            "attend.latent" if window is None else f"attend.latent.window{window}", "attention",
-            flops=scoring, cheapest=(absorbed, expanded),
+            "attend.latent", "attention", flops=scoring, cheapest=(absorbed, expanded),
             moves=(Move("cache", moved, C + R, "cache"),
                    Move("activations", ((N * (2 * C + R), operations.TOKENS),), C + R, "rest")),
         )  # fmt: skip

@@ -74,7 +74,7 @@ def ablations(
             f"blocks {context}; the model's context holds {model.max_context}"
         )
     pages = sum(-(-request.num_tokens // page) for request in requests)
-    paged = sum(group.bytes_per_page(model.dtype, page) for group in model.page_groups)
+    paged = sum(model.page_bytes(page))
     held = max(pages * paged // 2, context // page * paged)
     base = dataclasses.replace(base, max_context=context, cache_bytes=held)
     reserving = dataclasses.replace(base, page_tokens=context, max_seqs=len(requests))

@@ -120,7 +120,7 @@ class Usage:
 
 @dataclasses.dataclass
 class Run:
-    """A workload as it was record.
+    """A workload as it was served.
 
     Attributes:
         requests: each of them, in the order of arrival.

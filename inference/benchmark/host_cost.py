@@ -49,9 +49,10 @@ def measure(model: ModelConfig, num_running: int) -> HostCost:
 
 def _config(model: ModelConfig, num_running: int) -> Config:
     context = -(-(_PROMPT + 2 * _STEPS) // BLOCK_TOKENS) * BLOCK_TOKENS
-    per_token = sum(group.bytes_per_page(model.dtype, 1) for group in model.page_groups)
     engine = EngineConfig(
-        max_seqs=num_running, max_context=context, cache_bytes=num_running * context * per_token
+        max_seqs=num_running,
+        max_context=context,
+        cache_bytes=num_running * sum(model.page_bytes(context)),
     )
     return Config(model, engine)
 

@@ -42,7 +42,7 @@ class Interference:
                 f"context of {context}, the model's holds {model.max_context}"
             )
         room = (self.num_running + 1) * context
-        per_token = sum(group.bytes_per_page(model.dtype, 1) for group in model.page_groups)
+        per_token = sum(model.page_bytes(1))
         budget = base.prefill_budget or base.chunk_tokens * min(base.prefill_chunks)
         return dataclasses.replace(
             base, max_seqs=self.num_running + 1, max_context=context, prefix_cache=False,

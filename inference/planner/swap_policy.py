@@ -25,7 +25,7 @@ def offload_policy(config: Config, hardware: HardwareSpec | None = None) -> Call
     if config.engine.preemption != "auto":
         return lambda num_tokens: True  # 'recompute' has no host pages
     model, page = config.model, config.page_tokens
-    num_bytes = sum(group.bytes_per_page(model.dtype, page) for group in model.page_groups)
+    num_bytes = sum(model.page_bytes(page))
     machine = hardware or store.calibration(model) or _NOMINAL
     copy_s = 2 * num_bytes / (machine.host_bandwidth or machine.read_bandwidth)
     chunk = config.engine.chunk_tokens

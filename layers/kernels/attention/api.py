@@ -68,7 +68,7 @@ def demand(config: Config, mixer: Attention, stored: CacheSpec) -> Demand:
     """What a mixer that reads the cache `stored` requires of an implementation."""
     engine = config.engine
     return Demand(
-        mixer.num_heads, stored.page_format(config.model.dtype), config.device_page_tokens,
+        mixer.num_heads, stored.page_format(config.model.cache_dtype), config.device_page_tokens,
         engine.deterministic, stored.window is not None,
         max(engine.max_seqs, *engine.prefill_chunks) * config.page_columns,
     )  # fmt: skip
