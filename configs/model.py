@@ -11,7 +11,7 @@ from configs.cache import CacheSpec, PageGroup, page_groups
 from configs.errors import InputError
 from configs.kinds import params
 from configs.kinds.kind import MOST_WIDTH, FeedForward, Mixer
-from configs.kinds.operations import LOGITS, TOKENS, Amount, Move, Operation
+from configs.kinds.operations import LOGITS, TOKENS, Amount, Move, Operation, stored_as
 from configs.kinds.params import ParamInfo
 
 # As `MOST_WIDTH` for the widths.
@@ -190,6 +190,15 @@ class ModelConfig:
                 declared[f"{part}_post_norm"] = norm
         return declared
 
+    @functools.cached_property
+    def vectors(self) -> Mapping[str, int]:
+        """Elements of all parameters that are no matrices, by their format as a `Move` has it."""
+        found: collections.Counter[str] = collections.Counter()
+        for _, info in params.leaves(self.parameters()):
+            if not info.is_matrix:
+                found[stored_as(info, self, "rest")] += info.elements
+        return found
+
     # --- cache ------------------------------------------------------------------------------------
 
     @functools.cached_property
@@ -264,6 +273,8 @@ class ModelConfig:
 
     @property
     def _vectors(self) -> Operation:
-        vectors = sum(i.elements for _, i in params.leaves(self.parameters()) if not i.is_matrix)
-        move = Move("weights", ((vectors, ()),), self.width, "rest")
-        return Operation("vectors", "other", moves=(move,), is_split=False)
+        moves = tuple(
+            Move("weights", ((elements, ()),), self.width, format)
+            for format, elements in self.vectors.items()
+        )
+        return Operation("vectors", "other", moves=moves, is_split=False)

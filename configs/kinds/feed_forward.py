@@ -34,7 +34,7 @@ class _OneHidden(FeedForward):
 
     def operations(self, model: Widths) -> tuple[Operation, ...]:
         """See `FeedForward`."""
-        return operations.products("ffn", self.parameters(model))
+        return operations.products("ffn", model, self.parameters(model))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Experts(FeedForward, name="experts"):
 
     def operations(self, model: Widths) -> tuple[Operation, ...]:
         """The products of each token with the experts that it visits."""
-        return operations.products("experts", self.parameters(model), self.top_k)
+        return operations.products("experts", model, self.parameters(model), self.top_k)
 
     @property
     def experts(self) -> tuple[int, int] | None:

@@ -86,7 +86,7 @@ class Mixer(Kind):
             model: the widths.
             stored: what the layer reads: its own cache, or its owner's.
         """
-        return operations.products(self.name, self.parameters(model))
+        return operations.products(self.name, model, self.parameters(model))
 
     @property
     def rotation(self) -> tuple[Rope, int] | None:
@@ -106,7 +106,7 @@ class FeedForward(Kind):
 
     def operations(self, model: Widths) -> tuple[Operation, ...]:
         """What it costs: by default the products with its matrices."""
-        return operations.products(self.name, self.parameters(model))
+        return operations.products(self.name, model, self.parameters(model))
 
 
 def _written(kind: type) -> str:

@@ -22,7 +22,7 @@ or a sum over the step's sequences, of which each feeds `queries` tokens and the
 import dataclasses
 from typing import Any
 
-from configs.kinds.params import Declared, ParamInfo, leaves
+from configs.kinds.params import Declared, ParamInfo, Widths, leaves
 
 Quantity = tuple[Any, ...]
 Amount = tuple[tuple[float, Quantity], ...]  # the sum of coefficient x quantity
@@ -39,7 +39,7 @@ class Move:
         amount: elements.
         row: how many lie in a row, which may share a scale.
         format: which of a deployment's precisions stores them: 'weights' (of matrices), 'cache' or
-            'rest'; or 'float32'.
+            'rest'; or a format by name, which no deployment changes.
     """
 
     what: str
@@ -81,22 +81,28 @@ class Operation:
     all_rows: int = 1
 
 
-def products(part: str, declared: Declared, top_k: int = 1) -> tuple[Operation, ...]:
+def products(part: str, model: Widths, declared: Declared, top_k: int = 1) -> tuple[Operation, ...]:
     """The products of tokens with each matrix of a layer kind.
 
     Args:
         part: names the operations ('attention.qkv'); matrices of a nested mapping go by its name.
+        model: the widths.
         declared: the kind's parameters.
         top_k: of a mixture's experts, those that a token visits.
     """
     return tuple(
-        product(f"{path[-2] if len(path) > 1 else part}.{path[-1]}", info, top_k)
+        _product(
+            f"{path[-2] if len(path) > 1 else part}.{path[-1]}",
+            info,
+            top_k,
+            stored_as(info, model, "weights"),
+        )  # fmt: skip
         for path, info in leaves(declared)
         if info.is_matrix
     )
 
 
-def product(name: str, info: ParamInfo, top_k: int) -> Operation:
+def _product(name: str, info: ParamInfo, top_k: int, format: str) -> Operation:
     """Every token (of a mixture's matrices, `top_k` for each token) times one matrix."""
     rows, width = info.shape[-2:]
     experts = info.num_experts
@@ -105,12 +111,17 @@ def product(name: str, info: ParamInfo, top_k: int) -> Operation:
     weights = tuple((n * rows * width, quantity) for n, quantity in visited)
     return Operation(
         name, "matrix", flops=((2 * visits * rows * width, TOKENS),),
-        moves=(Move("weights", weights, width, "weights"),
+        moves=(Move("weights", weights, width, format),
                Move("activations", ((visits * (rows + width), TOKENS),), width, "rest")),
         rows=((visits, TOKENS),), visited=visited, is_split=is_divided(info),
         by_expert=experts is not None, cache_parts=max(1, info.kv_heads), kv_rows=info.kv_rows,
         all_rows=rows,
     )  # fmt: skip
+
+
+def stored_as(info: ParamInfo, model: Widths, otherwise: str) -> str:
+    """The format of a parameter in a `Move`: its own, or `otherwise` where that is the model's."""
+    return otherwise if info.format == model.dtype else info.format
 
 
 def is_divided(info: ParamInfo) -> bool:

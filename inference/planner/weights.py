@@ -6,7 +6,7 @@ from typing import NamedTuple
 from configs.kinds import operations, params
 from configs.mesh import Mesh
 from configs.model import ModelConfig
-from configs.precision import Format
+from configs.precision import FORMATS, Format
 
 
 class Held(NamedTuple):
@@ -15,14 +15,14 @@ class Held(NamedTuple):
     Attributes:
         elements: all of them.
         row: how many lie in a row.
-        is_matrix: whether they are a layer's matrices, which may have a format of their own.
+        format: 'weights' (of a layer's matrices), 'rest', or a format by name.
         is_split, by_expert: whether chips along `model` and `expert` divide them.
         kv_elements, kv_heads: of the elements, those that belong to so many key/value heads.
     """
 
     elements: int
     row: int
-    is_matrix: bool
+    format: str
     is_split: bool
     by_expert: bool = False
     kv_elements: int = 0
@@ -32,18 +32,19 @@ class Held(NamedTuple):
 @functools.lru_cache(maxsize=64)  # a sweep asks for the same model thousands of times
 def held(config: ModelConfig) -> tuple[Held, ...]:
     """All weights: tables, norms and biases, and the matrices of each layer."""
-    found, vectors = [], 0
+    found = []
     for path, info in params.leaves(config.parameters()):
         if not info.is_matrix:
-            vectors += info.elements
             continue
+        format = operations.stored_as(info, config, "weights" if path[0] == "layers" else "rest")
         found.append(
             Held(
-                info.elements, info.shape[-1], path[0] == "layers", operations.is_divided(info),
+                info.elements, info.shape[-1], format, operations.is_divided(info),
                 info.num_experts is not None, info.kv_rows * info.shape[-1], max(1, info.kv_heads),
             )
         )  # fmt: skip
-    return (*found, Held(vectors, config.width, is_matrix=False, is_split=False))
+    vectors = config.vectors.items()
+    return (*found, *(Held(count, config.width, format, False) for format, count in vectors))
 
 
 def num_parameters(config: ModelConfig) -> int:
@@ -63,7 +64,9 @@ def num_active_parameters(config: ModelConfig) -> int:
 
 
 def weight_bytes(config: ModelConfig, format: Format, rest: Format) -> float:
-    """Bytes of all weights: the layers' matrices in `format`, tables and vectors in `rest`."""
+    """Bytes of all weights: the layers' matrices in `format`, tables and vectors in `rest`, and
+    those in a format of their own as they are.
+    """
     return sum(_bytes(part, format, rest) for part in held(config))
 
 
@@ -81,7 +84,8 @@ def chip_weight_bytes(config: ModelConfig, format: Format, rest: Format, mesh: M
 
 
 def _bytes(part: Held, format: Format, rest: Format) -> float:
-    return (format if part.is_matrix else rest).bytes_for(part.elements, part.row)
+    found = {"weights": format, "rest": rest}.get(part.format) or FORMATS[part.format]
+    return found.bytes_for(part.elements, part.row)
 
 
 def divided(whole: float, chips: int, copied: float, parts: int) -> float:

@@ -12,11 +12,12 @@ from configs.engine import Config, EngineConfig
 from configs.hardware.spec import HardwareSpec
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated, Plain
+from configs.kinds.params import ParamInfo
 from configs.model import LayerSpec, ModelConfig
-from configs.precision import Format
+from configs.precision import FORMATS, Format
 from inference.planner import cost, report, weights
 from inference.planner.calibration import measure
-from inference.planner.cost import Cost, Rows, Work
+from inference.planner.cost import Cost, Precision, Rows, Work
 from inference.scheduling.step_shapes import StepShape
 from layers import decoder, kv_cache, params
 
@@ -53,7 +54,7 @@ def activation_bytes(*args) -> float:
 
 def test_parameters_by_hand():
     *matrices, vectors = weights.held(_TINY)
-    assert sum(part.elements for part in matrices if part.is_matrix) == 2 * _LAYER == 1344
+    assert sum(part.elements for part in matrices if part.format == "weights") == 2 * _LAYER == 1344
     assert vectors.elements == _NORMS == 40
     assert weights.num_parameters(_TINY) == 1344 + 40 + 160
     tied = dataclasses.replace(_TINY.with_kinds(qk_norm="head"), tied=True, post_norms=True)
@@ -84,6 +85,36 @@ def test_parts_of_other_families_are_counted(layers, changes):
     assert weights.num_parameters(config) == declared
     both = Format("bytes", 8), Format("bytes", 8)
     assert weights.weight_bytes(config, *both) == declared
+
+
+@dataclasses.dataclass(frozen=True)
+class _ExactGate(Plain):
+    """A matrix and a vector that stay in float32 whatever the model's type."""
+
+    def parameters(self, model):
+        gate = ParamInfo((3, model.width), "float32", (None, "embed"))
+        return super().parameters(model) | {
+            "gate": gate, "shift": ParamInfo((3,), "float32", (None,), "zeros"),
+        }  # fmt: skip
+
+
+def test_a_parameter_keeps_the_format_that_it_names():
+    config = dataclasses.replace(
+        _TINY, dtype="bfloat16", pattern=(LayerSpec(_HEADS, _ExactGate(16)),)
+    )
+    own, int4 = Precision.of(config), FORMATS["int4"]
+    held = weights.weight_bytes(config, own.weights, own.rest)
+    assert held == params.num_bytes(config.parameters())
+    exact = 2 * 4 * (3 * 8 + 3)
+    plain = dataclasses.replace(config, pattern=(LayerSpec(_HEADS, Plain(16)),))
+    for weight in (own.weights, int4):
+        rest = weights.weight_bytes(plain, weight, own.rest)
+        assert weights.weight_bytes(config, weight, own.rest) == rest + exact
+    moved = {
+        of: sum(o.weight_bytes for o in cost.step_operations(of, Work.decode(1, 1)))
+        for of in (config, plain)
+    }
+    assert moved[config] == moved[plain] + exact
 
 
 @pytest.mark.parametrize(

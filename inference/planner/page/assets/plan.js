@@ -52,7 +52,7 @@ function numActiveParameters({ model, kvHeads }) {
 }
 
 function partBytes(d, part) {
-  const format = part.is_matrix ? d.weights : d.rest;
+  const format = d[part.format] ?? d.formats[part.format];
   return bytesFor(format, elementsOf(part, d.kvHeads), sized(part.row, d.kvHeads));
 }
 
