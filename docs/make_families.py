@@ -18,8 +18,9 @@ from configs.kinds.attention import Attention  # noqa: E402
 from configs.kinds.feed_forward import Plain  # noqa: E402
 from configs.kinds.rope import Rope  # noqa: E402
 from configs.model import ModelConfig  # noqa: E402
+from inference.checkpoints import opened  # noqa: E402
 from inference.checkpoints.gguf.pretokenizers import SPLITS  # noqa: E402
-from inference.checkpoints.hf import families, hf_directory  # noqa: E402
+from inference.checkpoints.hf import families  # noqa: E402
 from inference.planner import weights  # noqa: E402
 
 _INTRODUCTION = """\
@@ -52,7 +53,7 @@ configuration and number of parameters are checked, no real weights.
 def page() -> str:
     """The whole page."""
     found = {path.parent.name: path.parent for path in sorted(GOLDEN.glob("*/expected.npz"))}
-    configs = {name: hf_directory.read_config(directory) for name, directory in found.items()}
+    configs = {name: opened.read_directory_config(directory) for name, directory in found.items()}
     lines = [_INTRODUCTION, *_table(("family", "architecture", "beside Llama", "presets"))]
     for architecture, family in families.ARCHITECTURES.items():
         own = [config for config in configs.values() if config.family == family.name]

@@ -49,8 +49,8 @@ class Engine:
         eos_ids: Iterable[int] = (),
         why_no_text: str = "this engine has no tokenizer",
     ):
-        """`eos_ids` end every sequence whose request does not ignore them; `why_no_text` is what a
-        text is told where there is no tokenizer.
+        """`eos_ids` end every sequence whose request does not ignore them; `why_no_text` begins the
+        error for a text where there is no tokenizer.
         """
         self.model_runner = ModelRunner(config, params)
         self.config = config = self.model_runner.config

@@ -25,9 +25,7 @@ class InputProcessor:
         eos_ids: frozenset[int],
         why_no_text: str = "",
     ):
-        """`eos_ids` end every sequence whose request does not ignore them; `why_no_text` says what
-        is wrong where there is no tokenizer.
-        """
+        """As `Engine` takes them."""
         self._config = config
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids

@@ -121,8 +121,8 @@ _READERS: dict[str, _Reader] = {
 class SamplingParams:
     """How to continue a prompt. Filters apply in the order of `inference/runtime/sampling.py`.
 
-    Lists, arrays and scalars of numpy are kept as Python's tuples and numbers; what is no value of
-    a field is an InputError that names the field.
+    Lists, arrays and numpy's scalars are kept as Python's tuples and numbers; a value that is not
+    valid is an InputError that names its field.
 
     Attributes:
         max_new_tokens: tokens to generate at most; 0 scores the prompt instead.
@@ -131,10 +131,10 @@ class SamplingParams:
             at least min_p times as likely as the best. 0, 1 and 0 keep all.
         repetition, presence, frequency: penalties on tokens seen (prompt and output; output; output
             by count).
-        logit_bias: {token id: addend}, or such pairs, as which it is kept.
+        logit_bias: {token id: addend}, kept as pairs.
         allowed_ids, banned_ids: only these, never these.
-        min_tokens: end and stop tokens are banned, and stop strings ignored, before as many were
-            generated.
+        min_tokens: until this many are generated, end and stop tokens are banned and stop strings
+            ignored.
         stop: strings that end the text (excluded from it).
         stop_ids: tokens that end the sequence, beside the model's own.
         ignore_eos: the model's own end tokens do not end the sequence.

@@ -3,7 +3,7 @@
 Every app imports this first. In a process that runs an app, Ctrl-C then ends it at once, imports
 included; while `caught`, it raises KeyboardInterrupt instead, so that what is under way is undone.
 Inside JAX and imports that exception would be printed, turned into another one or lost: there it
-waits until they return to whoever called them.
+waits until they return to their caller.
 """
 
 import os

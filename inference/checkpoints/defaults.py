@@ -29,7 +29,7 @@ def check_ids(value: Any, vocab_size: int, label: str) -> tuple[int, ...]:
     """End-token ids: none, one, or a list; each is returned once.
 
     Raises:
-        InputError: an id is no integer inside the vocabulary, or there are too many.
+        InputError: an id is not an integer inside the vocabulary, or there are too many.
     """
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:

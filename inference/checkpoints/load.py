@@ -61,7 +61,7 @@ def load_params(
 def _in_order(
     read: Callable[[str], np.ndarray], paths: Iterable[str]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Results of threads, a few ahead of whoever takes them."""
+    """Results of threads, a few ahead of the caller."""
     pending: collections.deque[tuple[str, Future[np.ndarray]]] = collections.deque()
     with ThreadPoolExecutor(_WORKERS) as pool:
         for path in paths:

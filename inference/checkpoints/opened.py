@@ -60,8 +60,8 @@ def read_directory_config(path: Path) -> ModelConfig:
     """The model of a Hugging Face directory.
 
     Raises:
-        InputError: as `huggingface.read_config`, or its weights are quantized in a way that is not
-            served.
+        InputError: as `hf_directory.parse_config`, or its weights are quantized in a way that is
+            not served.
     """
     raw = mapped.read_json(path / text_files.CONFIG)
     _refuse_quantized(path, raw)
@@ -156,7 +156,7 @@ def gguf(header: Header, config: ModelConfig) -> Checkpoint:
     """Opens a `.gguf` file.
 
     Raises:
-        InputError: an end token is no id.
+        InputError: an end token is not a valid id.
     """
     end = header.metadata.get("tokenizer.ggml.eos_token_id")
     turn_end = header.metadata.get("tokenizer.ggml.eot_token_id")

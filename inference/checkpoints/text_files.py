@@ -41,7 +41,7 @@ def named_templates(directory: Path) -> dict[str, Path]:
     """Chat templates beside the default one, by name.
 
     Raises:
-        InputError: there are more than anybody needs, or a name is none.
+        InputError: there are too many, or a name is not valid.
     """
     folder = directory / TEMPLATES
     paths = sorted(folder.glob("*.jinja")) if folder.is_dir() else []

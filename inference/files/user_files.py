@@ -19,8 +19,8 @@ def read_text(path: str, max_bytes: int) -> str:
         with open(path, "rb") as file:
             data = file.read(max_bytes + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"cannot read {path}: {reason}") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"cannot read {path}: {why}") from None
     if len(data) > max_bytes:
         raise InputError(f"{path}: at most {max_bytes >> 20} MiB are read; cut it into parts")
     try:

@@ -29,7 +29,7 @@ class PagePool:
         return self._references[group][page]
 
     def allocate(self, group: int, n: int) -> list[int]:
-        """Takes n free pages, each with one reference; the caller knows that there are as many."""
+        """Takes n free pages, each with one reference; the caller knows that they suffice."""
         pages = [self._free_pages[group].pop() for _ in range(n)]
         for page in pages:
             self._references[group][page] = 1

@@ -16,7 +16,7 @@ from inference.scheduling import queue
 from inference.scheduling.page_manager import PageManager
 from inference.scheduling.sequence import Sequence
 
-_PREEMPTIONS_TO_YIELD = 2  # after as many a sequence starts only where all its tokens find room
+_PREEMPTIONS_TO_YIELD = 2  # after that a sequence starts only where all its tokens find room
 
 
 class AdmissionControl:

@@ -94,7 +94,7 @@ class StepBuilder:
         return 1 + min(len(sequence.drafts), self._engine.num_drafts, remaining - 1)
 
     def add(self, sequence: Sequence, slot: int, num_tokens: int) -> None:
-        """Adds as many tokens of a sequence, for which it has pages."""
+        """Adds a sequence's next tokens, for which it has pages."""
         if not sequence.is_prefilling:
             self.decode.append(_chunk(sequence, slot, 0, num_tokens, emits=True))
             return

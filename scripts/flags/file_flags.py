@@ -16,7 +16,7 @@ def check_plot() -> None:
     """Whether --plot could be drawn and written, where it is given.
 
     Raises:
-        InputError: it is no file that can be written, or matplotlib is not installed.
+        InputError: it cannot be written, or matplotlib is not installed.
     """
     if PLOT.value is None:
         return

@@ -1,4 +1,4 @@
-"""JSON as a benchmark goes on, so that what it found is kept when it is ended early."""
+"""JSON while a benchmark runs, so that what it has found survives an early end."""
 
 import json
 from collections.abc import Mapping

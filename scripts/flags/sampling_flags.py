@@ -28,11 +28,11 @@ _PARAMS = {
     "repetition": flags.DEFINE_float("repetition", 1.0, "Penalty on prompt and output tokens."),
     "presence": flags.DEFINE_float("presence", 0.0, "Penalty on tokens of the output."),
     "frequency": flags.DEFINE_float("frequency", 0.0, "The same for each occurrence."),
-    "min_tokens": flags.DEFINE_integer("min_tokens", 0, "No end before as many tokens."),
+    "min_tokens": flags.DEFINE_integer("min_tokens", 0, "No end before this many tokens."),
     "ignore_eos": flags.DEFINE_bool("ignore_eos", False, "Go on past the model's end token."),
     "seed": seed_flag.SEED,
     "n": flags.DEFINE_integer("n", 1, "Answers to each prompt."),
-    "best_of": flags.DEFINE_integer("best_of", None, "Sample as many, return the n likeliest."),
+    "best_of": flags.DEFINE_integer("best_of", None, "Sample this many, return the n likeliest."),
     "beam_width": flags.DEFINE_integer("beam_width", 0, "Beams of a beam search; 0 samples."),
     "length_penalty": flags.DEFINE_float(
         "length_penalty", 1.0, "A hypothesis scores log-probability / tokens**length_penalty."

@@ -24,7 +24,7 @@ def whole_numbers(flag: Any) -> list[int]:
     """The numbers of a flag that lists some, separated by commas.
 
     Raises:
-        InputError: one of them is no whole number from 1.
+        InputError: one of them is not a whole number from 1 on.
     """
     numbers = [number.strip() for number in flag.value.split(",")]
     if not all(n.isascii() and n.isdigit() and len(n) < 16 and int(n) > 0 for n in numbers):

@@ -13,9 +13,9 @@ from scripts.flags import seed_flag, shared_flags
 _WORKLOAD = flags.DEFINE_string(
     "workload",
     "closed",
-    "closed (as many at a time), poisson (--rate) or a FILE.jsonl of arrivals.",
+    "closed (--concurrency at a time), poisson (--rate) or a FILE.jsonl of arrivals.",
 )
-_REQUESTS = flags.DEFINE_integer("requests", None, "How many; closed: as many as at a time.")
+_REQUESTS = flags.DEFINE_integer("requests", None, "How many; closed: as many as run at a time.")
 _PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "Random tokens a prompt.")
 _NEW_TOKENS = shared_flags.NEW_TOKENS
 _PROMPT_LENGTHS = flags.DEFINE_string(

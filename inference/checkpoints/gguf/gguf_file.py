@@ -1,9 +1,9 @@
-"""The tensors of a `.gguf` file as rows of bfloat16; `gguf_config` reads its metadata.
+"""The tensors of a `.gguf` file as rows of bfloat16; `gguf_metadata` reads the rest.
 
 Quantized weights are dequantized to float32 and rounded to bfloat16, once: the rounded values are
 the model, whatever precision later computes with them.
 
-`gguf` is loaded where it is used: an engine without such files needs it not.
+The package `gguf` is imported where it is used: no other engine needs it.
 """
 
 import functools
@@ -82,7 +82,7 @@ def read_numbers(header: Header, name: str) -> np.ndarray:
     """A whole small tensor, float32.
 
     Raises:
-        InputError: its type is no weight's, or a value is no finite number above 0.
+        InputError: its type is not a weight's, or a value is not finite and positive.
     """
     entry = header.tensors[name]
     _check_type(name, entry.ggml_type)
@@ -137,7 +137,7 @@ def string_metadata(header: Header, key: str) -> str | None:
     """A string from the metadata, None when absent.
 
     Raises:
-        InputError: the value is no string.
+        InputError: the value is not a string.
     """
     value = header.metadata.get(key)
     if value is not None and not isinstance(value, str):

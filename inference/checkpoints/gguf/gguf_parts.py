@@ -21,7 +21,7 @@ def join(first: Header, scan: Callable[[Path], Header]) -> Header:
         scan: reads the header of another part.
 
     Raises:
-        InputError: a part is missing, is no part of this file, or does not fit the others.
+        InputError: a part is missing, belongs to another file, or does not fit the others.
     """
     count = _integer(first, "split.count", 1)
     if count == 1:

@@ -20,7 +20,7 @@ _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 class _Family(NamedTuple):
-    """How transformers calls a family, and what it writes beside Llama's fields."""
+    """What transformers calls a family, and how its fields are written."""
 
     architecture: str
     model_type: str

@@ -8,7 +8,7 @@ import numpy as np
 
 from configs.errors import InputError
 from configs.model import ModelConfig
-from inference.checkpoints import mapped, names, text_files
+from inference.checkpoints import names
 from inference.checkpoints.hf import families
 from inference.checkpoints.hf.config_keys import Keys
 from inference.checkpoints.tensor_source import TensorSource
@@ -17,21 +17,12 @@ _DERIVED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 _HEAD = "lm_head.weight"
 
 
-def read_config(directory: Path) -> ModelConfig:
-    """The model that `config.json` describes.
-
-    Raises:
-        InputError: the file is unsound, the architecture is another, or a key changes the model in
-            a way that is not supported.
-    """
-    return parse_config(mapped.read_json(directory / text_files.CONFIG), directory)
-
-
 def parse_config(raw: dict[str, Any], directory: Path) -> ModelConfig:
-    """As `read_config`, for the parsed object.
+    """The model that a directory's `config.json` describes.
 
     Raises:
-        InputError: as `read_config`.
+        InputError: the architecture is another, or a key is unsound or changes the model in a way
+            that is not supported.
     """
     try:
         return families.build(Keys(raw), directory.resolve().name)

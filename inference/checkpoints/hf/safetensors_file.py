@@ -120,7 +120,7 @@ def read_index(directory: Path) -> dict[str, str]:
     """Which file of a sharded checkpoint holds each tensor.
 
     Raises:
-        InputError: the index is unsound, or names what is no file of this directory.
+        InputError: the index is unsound, or names a file outside of this directory.
     """
     index = directory / INDEX
     weight_map = mapped.read_json(index).get("weight_map")

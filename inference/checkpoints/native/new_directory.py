@@ -20,8 +20,8 @@ def check(output: Path) -> None:
     """Refuses what cannot become a new directory.
 
     Raises:
-        InputError: it is there and no empty directory, is no name of one, its parent cannot be
-            written to, or what stands where it would be written is not ours.
+        InputError: it exists and is not an empty directory, cannot be the name of one, its parent
+            cannot be written to, or something else is where it would be written.
     """
     label = f"--output={str(output)[:80]}"
     try:
@@ -42,12 +42,12 @@ def check(output: Path) -> None:
 
 @contextlib.contextmanager
 def create(output: Path) -> Iterator[Path]:
-    """A directory that takes the output's name at the end; whoever is killed leaves it under one
-    that no script loads.
+    """A directory that takes the output's name at the end; a process that is killed leaves it under
+    a name that no script loads.
 
     Raises:
-        InputError: what stands there already is not ours, another conversion is writing it, or it
-            cannot be written.
+        InputError: something else is there already, another conversion is writing it, or it cannot
+            be written.
     """
     try:
         with _locked(_unfinished(output)) as folder:

@@ -36,7 +36,7 @@ def is_ours(directory: Path) -> bool:
     """Whether a directory is of this format, sound or not.
 
     Raises:
-        InputError: its `config.json` is no JSON object.
+        InputError: its `config.json` is not a JSON object.
     """
     if (directory / PARAMS).is_dir():
         return True
@@ -68,7 +68,7 @@ def config_bytes(
     Args:
         config: the model.
         eos_ids: ids that end a sequence.
-        source_config: what a Hugging Face source had under that name, kept for the way back.
+        source_config: what a Hugging Face source had under that name, kept for converting back.
     """
     value = {
         "format": FORMAT,

@@ -9,7 +9,7 @@ import pytest
 from configs import presets
 from configs.errors import InputError
 from configs.kinds.rope import Dynamic, Linear, LongRope, Rope, Yarn
-from inference.checkpoints import mapped, names
+from inference.checkpoints import mapped, names, opened
 from inference.checkpoints.gguf import gguf_metadata
 from inference.checkpoints.hf import config_export, families, hf_directory
 from layers import decoder, params
@@ -123,7 +123,7 @@ def test_windows_in_every_spelling():
 
 
 def test_gemma3_stores_a_cap_of_scores_that_transformers_never_applies():
-    gemma3 = hf_directory.read_config(GOLDEN / "gemma3-mqa")
+    gemma3 = opened.read_directory_config(GOLDEN / "gemma3-mqa")
     raw = mapped.read_json(GOLDEN / "gemma3-mqa" / "config.json")
     capped = raw | {"attn_logit_softcapping": 50.0}
     assert hf_directory.parse_config(capped, GOLDEN / "gemma3-mqa") == gemma3
@@ -252,7 +252,7 @@ CHECKPOINTS = sorted(path.parent.name for path in GOLDEN.glob("*/expected.npz"))
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
 def test_names_in_gguf_are_those_the_library_gives(checkpoint):
     """What `gguf` makes of each name in a Hugging Face checkpoint."""
-    config = hf_directory.read_config(GOLDEN / checkpoint)
+    config = opened.read_directory_config(GOLDEN / checkpoint)
     family = "llama" if config.family == "mistral" else config.family
     architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[family]
     library = gguf.get_tensor_name_map(architecture, config.num_layers)
