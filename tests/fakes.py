@@ -5,9 +5,10 @@ The fake model keeps integers in its channels, so a token follows from its histo
 window, and a reader of an earlier layer's pages.
 """
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -254,11 +255,18 @@ def engine(
 
 def _without_draws(compile_step: Any) -> Any:
     def compile_greedy(shape: StepShape) -> Any:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sampling, "_draw", lambda x_QV, *_: jnp.zeros(len(x_QV), jnp.int32))
+        with no_draws():
             return compile_step(shape)
 
     return compile_greedy
+
+
+@contextlib.contextmanager
+def no_draws() -> Iterator[None]:
+    """Steps traced in this context are for greedy requests alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "_draw", lambda x_QV, *_: jnp.zeros(len(x_QV), jnp.int32))
+        yield
 
 
 def drain(engine: engines.Engine, before_step: Any = lambda: None, limit: int = 2000) -> None:

@@ -13,7 +13,7 @@ from tests import fakes
 PREFIX = 40
 MODELS = {"llama": fakes.llama("bfloat16"), "gemma": fakes.gemma("bfloat16")}
 SIZES = dict(
-    max_seqs=32, decode_rows=(1, 8, 32), page_tokens=8, chunk_tokens=16, prefill_chunks=(4,),
+    max_seqs=32, decode_rows=(1, 32), page_tokens=8, chunk_tokens=16, prefill_chunks=(4,),
     deterministic=True, cache_bytes=8 << 20,
 )  # fmt: skip
 # Sizes of their own are programs of their own: few, and other ones than those of `alone`.
@@ -25,7 +25,7 @@ DISTURBANCES = {
     "together": {},
     "planned one by one": {"overlap": False},
     "chunks of 16": {"prefill_budget": 16},
-    "chunks of 64": OWN | {"chunk_tokens": 64, "prefill_chunks": (1,)},
+    "chunks of 64": OWN | {"chunk_tokens": 64, "prefill_budget": 64},
     "chunks of 256": OWN | {"chunk_tokens": 64, "prefix_cache": False},
     "no prefixes": {"prefix_cache": False},
     "prompts first": {"chunked_prefill": False},
@@ -38,8 +38,10 @@ DISTURBANCES = {
 }
 
 
-def requests(count):
-    """Prompts of 2 to 90 tokens, half of them with one beginning; some sampled, some greedy."""
+def requests(model, count):
+    """Prompts of 2 to 90 tokens, half of them with one beginning; Llama's are sampled but for every
+    third.
+    """
     rng = np.random.default_rng(4)
     prefix = fakes.prompts([PREFIX], 131, seed=1)[0]
     prompts = [
@@ -48,8 +50,8 @@ def requests(count):
     ]
     params = [
         SamplingParams(
-            max_new_tokens=int(rng.integers(1, 24)), temperature=float(i % 3 > 0), top_p=0.9,
-            seed=i, ignore_eos=True,
+            max_new_tokens=int(rng.integers(1, 24)),
+            temperature=float(model == "llama" and i % 3 > 0), top_p=0.9, seed=i, ignore_eos=True,
         )
         for i in range(count)
     ]  # fmt: skip
@@ -57,16 +59,15 @@ def requests(count):
 
 
 def make(model, **changes):
-    sizes = SIZES if model == "llama" else SIZES | {"decode_rows": (1, 32)}
     shapes = "one" if OWN.items() <= changes.items() else "riding"
-    return fakes.engine(MODELS[model], shapes=shapes, **(sizes | changes))
+    return fakes.engine(MODELS[model], None, shapes, model == "llama", **(SIZES | changes))
 
 
 @functools.cache
 def alone(model, count):
     """Tokens and log-probabilities of each request by itself."""
     engine = make(model, prefix_cache=False, overlap=False)
-    one_by_one = [engine.generate([p], s)[0] for p, s in zip(*requests(count), strict=True)]
+    one_by_one = [engine.generate([p], s)[0] for p, s in zip(*requests(model, count), strict=True)]
     return [(c.token_ids, c.logprobs) for c in one_by_one]
 
 
@@ -83,7 +84,7 @@ CASES += [
 def test_no_bit_changes(model, count, name):
     expected = alone(model, count)
     engine = make(model, **DISTURBANCES[name])
-    prompts, params = requests(count)
+    prompts, params = requests(model, count)
     ids = [engine.add_request(*each) for each in zip(prompts, params, strict=True)]
     sequences = [fakes.sequence_of(engine, id) for id in ids]
     steps, rng = 0, np.random.default_rng(0)
@@ -115,7 +116,7 @@ def test_a_second_round_is_read_from_the_cache(model):
     count = 16
     engine = make(model)
     for _ in range(2):
-        found = engine.generate(*requests(count))
+        found = engine.generate(*requests(model, count))
         assert [(c.token_ids, c.logprobs) for c in found] == alone(model, count)
     counters = engine.scheduler.counters
     assert counters.num_cached_tokens > 0.5 * counters.num_prompt_tokens

@@ -80,12 +80,11 @@ def _tables(config: Config, num_pages: int) -> list[np.ndarray]:
 
 
 @functools.cache
-def _forward(name: str, config: Config, shape: StepShape):
+def _forward(config: Config, shape: StepShape):
     """The engine's step up to the logits, for every packed token."""
-    params = _load(name)[1]
 
     @compiling.jit
-    def forward(cache, slots, batch):
+    def forward(params, cache, slots, batch):
         hidden_TD, cache = decoder.forward(
             params, config.model, batch.tokens_T, step.view(shape, slots, batch), cache,
             deterministic=config.engine.deterministic,
@@ -101,7 +100,7 @@ def _paged_logits(
     name: str, shape: StepShape, steps, page_tokens: int, **engine
 ) -> list[np.ndarray]:
     """Logits of every position of both prompts, fed through pages as the engine's step does."""
-    model, _, prompts, expected = _load(name)
+    model, params, prompts, expected = _load(name)
     config = Config(model, EngineConfig(max_seqs=_SLOTS, page_tokens=page_tokens, **engine))
     num_pages = 1 + 2 * -(-max(map(len, prompts)) // page_tokens)
     groups, rows = len(model.page_groups), shape.num_rows
@@ -120,7 +119,7 @@ def _paged_logits(
             tokens_YW.ravel(), slot_Y, start_Y, length_Y, np.zeros(rows, bool),
             tuple(table[slot_Y] for table in tables), np.zeros((0, 0), np.int32),
         )  # fmt: skip
-        logits_TV, cache, slots = _forward(name, config, shape)(cache, slots, batch)
+        logits_TV, cache, slots = _forward(config, shape)(params, cache, slots, batch)
         logits_YWV = np.asarray(logits_TV).reshape(*tokens_YW.shape, -1)
         for r, (prompt, at, length) in enumerate(planned):
             results[prompt][at : at + length] = logits_YWV[r, :length]

@@ -10,6 +10,7 @@ folds in 128 keys for every query row, masked or not.
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import math
@@ -30,7 +31,7 @@ from inference.runtime import batch, step
 from inference.scheduling.step_schedule import StepSchedule
 from inference.scheduling.step_shapes import StepShape, enumerate_shapes
 from layers import decoder, kv_cache, params
-from tests import compiling
+from tests import compiling, fakes
 
 DECODE = StepShape((8, 1), (0, 64))
 PREFILL = StepShape((0, 1), (4, 64))
@@ -200,7 +201,9 @@ def attention_trip(config: Config, shape: StepShape) -> int:
 @pytest.mark.parametrize("shape", [DECODE, PREFILL], ids=["decode", "prefill"])
 @pytest.mark.parametrize("name", presets.NAMES)
 def test_a_step_is_what_the_compiler_says(name, shape):
-    check(name, shape)
+    """Sampling, half of what is compiled, is the same for all: one preset has it."""
+    with contextlib.nullcontext() if name == "smollm2-135m" else fakes.no_draws():
+        check(name, shape)
 
 
 @pytest.mark.quick_code

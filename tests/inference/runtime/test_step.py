@@ -201,7 +201,8 @@ def test_neighbours_change_nothing():
 def test_token_by_token_changes_nothing():
     """The prompt is fed a token a step, as if it had been generated."""
     settings = {"max_seqs": 8, "decode_rows": (8,), "page_tokens": 8}
-    engine = fakes.engine(MODELS["llama float32"], **settings, chunk_tokens=1, prefill_chunks=(1,))
+    settings |= {"chunk_tokens": 1, "prefill_chunks": (1,)}
+    engine = fakes.engine(MODELS["llama float32"], draws=False, **settings)
     found = results(engine.generate(prompts(), fakes.greedy(NEW)))
     assert_close(found, together("llama float32"), 1e-4)
 
@@ -353,8 +354,9 @@ def test_temporary_memory_does_not_grow_with_the_pool():
     for context in (256, 2048):  # the pool is as large as eight full contexts
         model: ModelConfig = fakes.llama("bfloat16", max_context=2048)
         engine = fakes.engine(
-            model, max_seqs=8, decode_rows=(8,), cache_bytes=context * 8 * 2 * 32 * 4
-        )
+            model, draws=False, max_seqs=8, decode_rows=(8,),
+            cache_bytes=context * 8 * 2 * 32 * 4,
+        )  # fmt: skip
         shape = next(s for s in engine.scheduler.shapes if not s.prefill[0])
         memory = engine.model_runner.compiled(shape).memory_analysis()
         sizes.append((memory.temp_size_in_bytes, engine.model_runner.cache_bytes))

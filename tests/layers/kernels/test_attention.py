@@ -65,8 +65,8 @@ def _program(name, page_format, window, cap, **sizes):
     return compiling.jit(attend)
 
 
-def _check(name, case, window=None, cap=None, sinks_N=None, **sizes):
-    """Within the bound of the dtype, without a race, and the same bits again."""
+def _check(name, case, window=None, cap=None, sinks_N=None, twice=False, **sizes):
+    """Within the bound of the dtype, without a race, and (`twice`) the same bits again."""
     program = _program(name, case.page_format, window, cap, **sizes)
     found = program(*case.arguments, sinks_N=sinks_N)
     if name == "pallas_gpu" and _INTERPRETER.detect_races:
@@ -74,14 +74,13 @@ def _check(name, case, window=None, cap=None, sinks_N=None, **sizes):
     if name == "pallas_tpu":
         assert not interpreted_tpu.races.races_found
     case.check(found, window, cap, sinks_N)
-    again = program(*case.arguments, sinks_N=sinks_N)
-    np.testing.assert_array_equal(
-        np.asarray(again)[case.valid_YW], np.asarray(found)[case.valid_YW]
-    )
+    if twice:
+        again = np.asarray(program(*case.arguments, sinks_N=sinks_N))
+        np.testing.assert_array_equal(again[case.valid_YW], np.asarray(found)[case.valid_YW])
 
 
 def _lengths(page_tokens: int) -> tuple[int, ...]:
-    return 0, 1, page_tokens - 1, page_tokens, page_tokens + 1, 300
+    return 0, 1, page_tokens - 1, page_tokens, page_tokens + 1, max(150, 2 * page_tokens + 44)
 
 
 _CASES = {  # (N, K), page tokens, query tokens, head width, dtype, window
@@ -104,7 +103,7 @@ def test_ragged_lengths(name, case):
     drawn = paged_case.Case(
         _lengths(page_tokens), heads, page_tokens, width, dtype, 0, head_width, head_width**-0.5
     )
-    _check(name, drawn, window)
+    _check(name, drawn, window, twice=True)
 
 
 _FORMATS = {  # (N, K), dtype; of the pages
