@@ -201,7 +201,7 @@ def evaluate(
         flops += sum(min(_count(way, row) for way in declared.cheapest) for row in work.each_row)
     visited = _count(declared.visited, work)
     return Operation(
-        declared.name, layers, layers * flops, moved["weights"], moved["cache"],
+        declared.name, layers, float(layers * flops), moved["weights"], moved["cache"],
         moved["activations"], declared.is_split, declared.cache_parts,
         max(1, work.num_sequences), _rows(declared, work, visited),
         declared.kv_rows / declared.all_rows, declared.kind, declared.by_expert,
