@@ -76,11 +76,11 @@ class Attention(Mixer, name="attention"):
         N, K, H, D = self.num_heads, self.num_kv_heads, self.head_width, model.width
         if self.qk_norm and model.norm != "rms":
             raise InputError(f"attention qk_norm={self.qk_norm!r} goes with model.norm='rms'")
-        is_sharer = self.owner is not None
-        inputs = "q" if is_sharer else "qkv"
-        rows = N * H if is_sharer else (N + 2 * K) * H
-        parts: dict[str, Any] = {"stacked": (N * H, K * H, K * H), "kv_heads": K}
-        parts = {} if is_sharer else parts
+        inputs, rows, parts, norms = "q", N * H, dict[str, Any](), {"q_norm": N * H}
+        if self.owner is None:
+            inputs, rows = "qkv", (N + 2 * K) * H
+            parts = {"stacked": (N * H, K * H, K * H), "kv_heads": K}
+            norms["k_norm"] = K * H
         declared: dict[str, Any] = {
             inputs: ParamInfo((rows, D), model.dtype, ("heads", "embed"), **parts),
             "out": ParamInfo((D, N * H), model.dtype, ("embed", "heads")),
@@ -92,10 +92,8 @@ class Attention(Mixer, name="attention"):
         if "out" in self.biases:
             declared["out_bias"] = ParamInfo((D,), model.dtype, ("embed",), "zeros")
         if self.qk_norm:
-            widths = {"q_norm": N * H} if is_sharer else {"q_norm": N * H, "k_norm": K * H}
-            for name, width in widths.items():
-                normed = H if self.qk_norm == "head" else width
-                declared[name] = params.norm(model, normed, None)
+            for name, width in norms.items():
+                declared[name] = params.norm(model, H if self.qk_norm == "head" else width, None)
         return declared
 
     def cache(self, model: Widths) -> CacheSpec:
