@@ -220,7 +220,7 @@ def _run(
     params = [request.params for request in requests]
     start, compiled_before = time.perf_counter(), engine.compile_s
     first_token_s, completions = 0.0, []
-    with common.bars() as bar, interrupts.Deferred() as interrupt:
+    with common.bars() as bar:
         say = None if streams or common.console.is_terminal else common.say
         limit = engine.config.max_context
         most = [
@@ -231,8 +231,6 @@ def _run(
 
         def on_output(output: RequestOutput) -> None:
             nonlocal first_token_s
-            if interrupt.asked:
-                raise KeyboardInterrupt
             if output.token_ids:
                 first_token_s = first_token_s or time.perf_counter() - start
             if streams:
@@ -241,11 +239,12 @@ def _run(
                 progress.add_tokens(len(output.token_ids))
 
         for index, completion in engine.as_completed(ids, params, on_output):
-            add(index, _result(completion, requests[index].id))
+            with interrupts.Deferred() as interrupt:  # a result that is there is saved
+                add(index, _result(completion, requests[index].id))
+            if interrupt.asked:
+                raise KeyboardInterrupt
             progress.add_answer(index, _num_tokens(completion))
             completions.append(completion)
-        if interrupt.asked:  # after the last token
-            raise KeyboardInterrupt
     seconds, compile_s = time.perf_counter() - start, engine.compile_s - compiled_before
     num_prompt = sum(len(completion.prompt_token_ids) for completion in completions)
     num_output = sum(map(_num_tokens, completions))

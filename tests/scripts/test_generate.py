@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import signal
 import time
 
 import jax
@@ -140,6 +141,20 @@ def test_the_first_token_is_no_update_without_one(run, monkeypatch):
     monkeypatch.setattr(Engine, "as_completed", held)
     stats = json.loads(run("--prompt=A", "--max_new_tokens=2", "--json").out)["stats"]
     assert stats["ttft_s"] > 0.5
+
+
+def test_an_interrupt_does_not_wait_for_answers_that_are_ranked_in_the_end(run, monkeypatch):
+    steps, run_step = [], Engine._run_step
+
+    def interrupted(engine):
+        steps.append(engine)
+        if len(steps) == 3:
+            signal.raise_signal(signal.SIGINT)
+        run_step(engine)
+
+    monkeypatch.setattr(Engine, "_run_step", interrupted)
+    ran = run("--prompt=A", "--best_of=2", "--temperature=1", "--max_new_tokens=40")
+    assert (ran.status, len(steps)) == (1, 3) and ran.err.endswith("error: interrupted\n")
 
 
 def test_a_device_without_room_to_be_measured_costs_no_answer(run, monkeypatch):
