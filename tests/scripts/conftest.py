@@ -3,6 +3,7 @@
 import pytest
 
 from scripts import common
+from tests import fakes
 
 
 @pytest.fixture(scope="module")
@@ -22,3 +23,10 @@ def load_once(monkeypatch, engines):
         return engines[config]
 
     monkeypatch.setattr(common, "load_engine", load)
+
+
+@pytest.fixture
+def no_draws():
+    """Steps are compiled without sampling, half of their code."""
+    with fakes.no_draws():
+        yield

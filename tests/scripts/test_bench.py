@@ -26,7 +26,7 @@ _ARGS = (
     "--set=engine.page_tokens=16", "--set=engine.chunk_tokens=32",
 )  # fmt: skip
 CHIP = HardwareSpec("chip", 1e9, 1e9, {})
-_SHORT = ("--prompt_tokens=20", "--new_tokens=5")
+_SHORT = ("--prompt_tokens=20", "--new_tokens=5", "--set=engine.max_seqs=4")
 _PREFILL = ("--prefill_tokens=40",)
 _LATENCIES = {
     f"{name}_{statistic}_s"
@@ -171,6 +171,7 @@ def test_probes(run, monkeypatch):
     assert lines[0].split()[0] == "running" and len(lines) == 2 and len(lines[1].split()) == 6
 
 
+@pytest.mark.usefixtures("no_draws")
 def test_decode_steps_of_random_weights(run, monkeypatch):
     """Of a checkpoint nothing but its configuration is read."""
     monkeypatch.setattr(bench.common, "open_checkpoint", None)
@@ -191,6 +192,7 @@ def test_decode_steps_of_random_weights(run, monkeypatch):
     assert second.endswith("does not fit: 2.0 GB of 1.0 GB") and "roofline" in machine
 
 
+@pytest.mark.usefixtures("no_draws")
 def test_a_closed_load_on_random_weights(run, monkeypatch):
     monkeypatch.setattr(bench.common, "open_checkpoint", None)
     ran = run(*_SHORT, *_PREFILL, "--random_weights", "--concurrency=1", "--repeats=1", "--json")

@@ -23,7 +23,7 @@ WINDOWED = dataclasses.replace(
 
 
 @pytest.fixture
-def tiny(monkeypatch, tmp_path):
+def tiny(monkeypatch, tmp_path, no_draws):
     """Few points of tiny models, a small cache, and a cheap probe."""
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
     monkeypatch.setattr(plan_verify, "CUT_GEMMA", WINDOWED)

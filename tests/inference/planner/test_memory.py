@@ -15,9 +15,9 @@ from configs.kinds.recurrent import Recurrent
 from configs.model import LayerSpec, ModelConfig
 from inference.engine import Engine
 from inference.planner import cost
-from inference.request import SamplingParams
 from inference.runtime.model_runner import ModelRunner
 from layers import decoder, kv_cache, params
+from tests import fakes
 from tests.kinds import Caching
 
 LIMIT = 512 << 20
@@ -95,7 +95,8 @@ def test_the_largest_batch_is_served_without_a_preemption():
     preempted = []
     engine.scheduler.preempt = preempted.append
     prompts = [[1 + (7 * i + j) % 60 for j in range(480)] for i in range(fits)]
-    done = engine.generate(prompts, SamplingParams(max_new_tokens=32, ignore_eos=True))
+    with fakes.no_draws():
+        done = engine.generate(prompts, fakes.greedy(32))
     assert [len(each.token_ids) for each in done] == [32] * fits
     assert all(each.finish_reason == "length" for each in done)
     assert not preempted
