@@ -93,10 +93,7 @@ def test_what_is_timed_runs_in_a_loop_without_a_copy(name):
         tensor(8, 1, 32, 128), kv, kv, tensor(8, 16, dtype="int32"), tensor(8, dtype="int32")
     )
     pages = tensor(129, 64, 2048, dtype="uint16")
-    loop, carry = (
-        on_device.looped(timing.chained(kernel.attend), 50),
-        (arrays.q_YWNH, out, pages),
-    )
+    loop, carry = (on_device.looped(timing.chained(kernel.attend), 50), (arrays.q_YWNH, out, pages))
     executable = programs.compiled(loop, programs.h200(), (carry, arrays), (0,))
     assert not programs.copies(executable, pages)
     assert not programs.copies(executable, arrays.q_YWNH)

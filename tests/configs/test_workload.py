@@ -6,14 +6,7 @@ import statistics
 import pytest
 
 from configs.errors import InputError
-from configs.workload import (
-    SHAREGPT_PROMPT,
-    Fixed,
-    LogNormal,
-    Uniform,
-    Workload,
-    parse_lengths,
-)
+from configs.workload import SHAREGPT_PROMPT, Fixed, LogNormal, Uniform, Workload, parse_lengths
 
 
 @pytest.mark.parametrize(

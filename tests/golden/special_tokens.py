@@ -39,10 +39,7 @@ def _cases(tokens: list[dict]) -> dict[str, dict]:
             _CONFIG: {"extra_special_tokens": ["<|img|>"]},
             "special_tokens_map.json": {"extra_special_tokens": [{"content": "<|foo|>"}]},
         },
-        "map beside a list": {
-            **decoder(),
-            "special_tokens_map.json": {"mask_token": "<|mask|>"},
-        },
+        "map beside a list": {**decoder(), "special_tokens_map.json": {"mask_token": "<|mask|>"}},
         "added_tokens.json": {"added_tokens.json": {"<|foo|>": 320}},
         "mask": {_CONFIG: {"mask_token": "<|mask|>"}},
         "another name": {_CONFIG: {"think_token": "<|foo|>"}},

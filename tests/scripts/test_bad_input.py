@@ -117,10 +117,7 @@ _LINES = {
         b'{"messages": [{"role": "user", "content": "\\ud83d"}]}\n',
         "line 1: 'content' is not valid text",
     ),
-    "twice": (
-        _GOOD + b'{"prompt": "A", "prompt": "B"}\n',
-        "line 2 is not JSON: duplicate key",
-    ),
+    "twice": (_GOOD + b'{"prompt": "A", "prompt": "B"}\n', "line 2 is not JSON: duplicate key"),
     "deep": (b"[" * 100_000, "line 1 is not JSON"),
     "long number": (b'{"prompt": ' + b"9" * 5000 + b"}", "line 1 is not JSON"),
     "not UTF-8": (_GOOD + b'{"prompt": "\xff"}\n', "is not UTF-8: byte 28"),

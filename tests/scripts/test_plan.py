@@ -56,12 +56,7 @@ def test_the_lecture_on_llama2_13b(answer):
 
 
 def test_fewer_key_value_heads(answer):
-    found = answer(
-        *_LECTURE,
-        "--model=llama2-13b",
-        f"--set={_KV_HEADS}=8",
-        "--batch=64,256",
-    )
+    found = answer(*_LECTURE, "--model=llama2-13b", f"--set={_KV_HEADS}=8", "--batch=64,256")
     assert [f"{row['memory_bytes'] / 1e9:.2f}" for row in found["rows"]] == ["33.41", "65.63"]
     assert [f"{row['output_tok_s']:.0f}" for row in found["rows"]] == ["6417", "13068"]
     assert f"{found['rows'][0]['parameters'] / 1e9:.2f}" == "11.34"

@@ -49,8 +49,7 @@ def changed(change, **fields) -> Kernel:
 
 
 @pytest.mark.parametrize(
-    "case",
-    [CASE, Case(2, 128, 128, 4, 2, 64, is_shuffled=False), Case(2, 7, 150, 9, 3, 10, 16)],
+    "case", [CASE, Case(2, 128, 128, 4, 2, 64, is_shuffled=False), Case(2, 7, 150, 9, 3, 10, 16)]
 )
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_float64_agrees_with_the_reference_and_with_nothing_else(case, dtype):

@@ -147,10 +147,7 @@ def test_reads_what_the_library_writes(tmp_path):
     assert header.metadata["count"] == 7
     assert header.strings("words") == ["a", "", "ünï"]
     assert header.metadata["scores"].tolist() == [1.5, -2.0]
-    assert {name: t.shape for name, t in header.tensors.items()} == {
-        "norm": (8,),
-        "matrix": (6, 8),
-    }
+    assert {name: t.shape for name, t in header.tensors.items()} == {"norm": (8,), "matrix": (6, 8)}
     with pytest.raises(InputError, match="not a list of strings"):
         header.strings("count")
 

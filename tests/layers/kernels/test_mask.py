@@ -21,20 +21,8 @@ def _rectangle(position_YW, valid_YW=None, **masks) -> Rectangle:
     return Rectangle(jnp.zeros(len(position_YW), jnp.int32), position_YW, valid_YW, (), **masks)
 
 
-_CAUSAL = [
-    [1, 0, 0, 0, 0],
-    [1, 1, 0, 0, 0],
-    [1, 1, 1, 0, 0],
-    [1, 1, 1, 1, 0],
-    [1, 1, 1, 1, 1],
-]
-_WINDOW_2 = [
-    [1, 0, 0, 0, 0],
-    [1, 1, 0, 0, 0],
-    [0, 1, 1, 0, 0],
-    [0, 0, 1, 1, 0],
-    [0, 0, 0, 1, 1],
-]
+_CAUSAL = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+_WINDOW_2 = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
 
 
 def test_a_tree_has_no_more_tokens_than_bits():
