@@ -26,6 +26,8 @@ AOT := cuda-py312 cuda-py311 tpu-py311
 AOT_ENV := JAX_PLATFORMS=cpu CUDA_VISIBLE_DEVICES= TPU_SKIP_MDS_QUERY=1 TPU_ACCELERATOR_TYPE=v6e-4 \
 	TPU_WORKER_HOSTNAMES=localhost TPU_WORKER_ID=0 ALLOW_MULTIPLE_LIBTPU_LOAD=1
 
+SANITIZERS := -g -fsanitize=address,undefined -fno-sanitize-recover=undefined
+
 INSTALL := -m pip --disable-pip-version-check install -qq
 LOCKED := $(INSTALL) --require-hashes
 COMPILE = .venv-lock/bin/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
@@ -37,7 +39,7 @@ IS_NEW_ENOUGH = -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ridgeli
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long check test-py312 test-aot device golden lock clean
+.PHONY: help run test test-long test-sanitized check test-py312 test-aot device golden lock clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -65,6 +67,16 @@ test-py312:  ## the suite on Python 3.12 and its newer jax; skipped where there 
 		.venv312/bin/python -m pytest -n $(WORKERS) --dist=loadfile; \
 	else \
 		echo "test-py312: SKIPPED, there is no $(PYTHON312) with venv on this machine"; \
+	fi
+
+test-sanitized: .venv/.test  ## the CPU kernels under AddressSanitizer and UBSan; skipped without g++
+	@if command -v g++ >/dev/null; then \
+		LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0 RIDGELINE_KERNELS=$(CURDIR)/build/sanitized CXX="g++ $(SANITIZERS)" \
+			.venv/bin/python -m pytest -q -p no:cacheprovider tests/layers/kernels \
+			-k "test_packed or instruction_set or any_rectangle or ffi_cpu"; \
+	else \
+		echo "test-sanitized: SKIPPED, there is no g++"; \
 	fi
 
 test-aot:  ## compile for H200 and TPUs without a device; skipped by name where that cannot be installed

@@ -9,7 +9,8 @@ from configs.model import ModelConfig
 
 POLICIES = ("continuous", "static", "dynamic")
 PREEMPTIONS = ("auto", "recompute", "swap")
-ATTENTIONS = ("reference", "pallas_gpu", "pallas_tpu", "jax_tpu")
+LINEARS: tuple[str, ...] = ("reference", "ffi_cpu")
+ATTENTIONS: tuple[str, ...] = ("reference", "pallas_gpu", "pallas_tpu", "jax_tpu", "ffi_cpu")
 
 PAGE_TOKENS = {"cpu": 16, "gpu": 64, "tpu": 128}  # the default, by platform
 
@@ -58,8 +59,11 @@ class EngineConfig:
             fit into `cache_bytes`, or the configuration is refused.
         deterministic: a token's bits depend on its own history only, not on neighbours or chunking.
         attention: implementation of attention over pages (`docs/kernels.md`): 'reference' runs
-            anywhere, a kernel's name is refused where it cannot run; None is the kernel that was
-            measured to be right and faster on this kind of device, else the reference.
+            anywhere, a kernel's name is refused where it cannot run; None is 'ffi_cpu' on a CPU, on
+            an accelerator the kernel that was measured to be right and faster on this kind of
+            device, where it can run; else the reference.
+        linear: implementation of products with weights: 'reference' is XLA's, 'ffi_cpu' packs them
+            for the native library's kernels; None is the latter where the library is there.
         seed: base of the random streams of requests without a seed; None draws one.
     """
 
@@ -86,6 +90,7 @@ class EngineConfig:
     overcommit: bool = True
     deterministic: bool = False
     attention: str | None = None
+    linear: str | None = None
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -105,11 +110,12 @@ class EngineConfig:
                 raise InputError(
                     f"engine.{name} is one of {', '.join(valid)}, not {getattr(self, name)!r}"
                 )
-        if self.attention is not None and self.attention not in ATTENTIONS:
-            raise InputError(
-                f"engine.attention is one of {', '.join(ATTENTIONS)} or None, not "
-                f"{self.attention!r}"
-            )
+        for name, known in (("attention", ATTENTIONS), ("linear", LINEARS)):
+            value = getattr(self, name)
+            if value is not None and value not in known:
+                raise InputError(
+                    f"engine.{name} is one of {', '.join(known)} or None, not {value!r}"
+                )
         for name, least in (
             ("prefill_budget", self.chunk_tokens),
             ("max_prefill_seqs", 1),

@@ -168,13 +168,14 @@ class ModelConfig:
         """Declaration of every parameter: `ParamInfo` leaves in the structure of the values."""
         table = ParamInfo((self.vocab_size, self.width), self.dtype, ("vocab", "embed"))
         declared: dict[str, Any] = {
-            "embed": {"table": table},
+            "embed": {"table": dataclasses.replace(table, is_table=not self.tied)},
             "layers": tuple(self._layer_parameters(layer) for layer in self.layers),
             "final_norm": params.norm(self, self.width, "embed"),
         }
         if self.learned_positions:
             shape = (self.learned_positions, self.width)
-            declared["positions"] = {"table": ParamInfo(shape, self.dtype, (None, "embed"))}
+            positions = ParamInfo(shape, self.dtype, (None, "embed"), is_table=True)
+            declared["positions"] = {"table": positions}
         return declared if self.tied else declared | {"head": {"table": table}}
 
     def _layer_parameters(self, layer: LayerSpec) -> dict[str, Any]:

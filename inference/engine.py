@@ -31,6 +31,8 @@ from inference.scheduling.scheduler import Scheduler
 from inference.scheduling.sequence import FinishReason, Sequence
 from inference.text.tokenizer import MissingTokenizer, Tokenizer
 from layers import decoder
+from layers.kernels.linear import api as linear
+from layers.kernels.linear import packed
 from layers.params import Params
 
 _MAX_FAILED_STEPS = 2  # in a row: then the failure is not a passing one
@@ -116,7 +118,8 @@ class Engine:
             tokenizer = checkpoint.load_tokenizer()
         except MissingTokenizer as error:
             why_no_text = str(error)
-        params = checkpoint.load_params(decoder.param_infos(config.model), progress)
+        infos = decoder.param_infos(config.model)
+        params = checkpoint.load_params(infos, progress, linear.placement(config))
         return cls(config, params, tokenizer, checkpoint.eos_ids, why_no_text)
 
     def add_request(self, prompt: str | Items[int], params: SamplingParams) -> int:
@@ -211,11 +214,13 @@ class Engine:
         """
 
         def kinds(tree: Params) -> Any:
-            return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
+            return jax.tree.map(
+                lambda leaf: (tuple(leaf.shape), str(leaf.dtype)), tree, is_leaf=packed.is_packed
+            )
 
         if kinds(params) != kinds(self.model_runner.params):
             raise InputError("update_params takes parameters of the model that the engine runs")
-        self.model_runner.params = params
+        self.model_runner.params = self.model_runner.pack(params)
         self.rebuild()
 
     def warm_up(self, progress: Callable[[], None] = lambda: None, seals: bool = True) -> None:

@@ -15,6 +15,8 @@ from configs.model import LayerSpec, ModelConfig
 from layers import attention as attend
 from layers import ffn, norm, registry, rope
 from layers.kernels.device import has_free_views
+from layers.kernels.linear import packed
+from layers.kernels.linear.packed import Packed
 from layers.linear import linear, soft_cap
 from layers.params import Params
 from layers.ragged import Ragged
@@ -142,10 +144,12 @@ def logits(params: Params, config: ModelConfig, hidden_QD: jax.Array) -> jax.Arr
         return logits_QV if config.logit_cap is None else soft_cap(logits_QV, config.logit_cap)
 
 
-def embed(table_VD: jax.Array, tokens_T: jax.Array) -> jax.Array:
+def embed(table_VD: jax.Array | Packed, tokens_T: jax.Array) -> jax.Array:
     """Rows of the embedding, float32 [T, D]; read as bits, since XLA's CPU backend converts a
     gathered bfloat16 table whole, unless the bits would be a copy of it.
     """
+    if isinstance(table_VD, Packed):
+        return packed.rows(table_VD, tokens_T)
     if table_VD.dtype != jnp.bfloat16 or not has_free_views():
         return table_VD[tokens_T].astype(jnp.float32)
     bits_TD = jax.lax.bitcast_convert_type(table_VD, jnp.uint16)[tokens_T]

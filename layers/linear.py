@@ -5,11 +5,15 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
+from layers.kernels.linear.packed import Packed, product
+
 _MIN_ROWS = 2  # XLA's CPU backend converts the whole weight to float32 for a single bfloat16 row
 
 
-def linear(x_TD: jax.Array, w_FD: jax.Array) -> jax.Array:
+def linear(x_TD: jax.Array, w_FD: jax.Array | Packed) -> jax.Array:
     """x w^T: [T, D] x [F, D] -> float32 [T, F], in the weight's own precision with float32 sums."""
+    if isinstance(w_FD, Packed):
+        return product(x_TD, w_FD)
     rows = x_TD.shape[0]
     if rows < _MIN_ROWS:
         x_TD = jnp.pad(x_TD, ((0, _MIN_ROWS - rows), (0, 0)))

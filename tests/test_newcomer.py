@@ -223,7 +223,6 @@ def test_the_state_by_hand(values):
 
 
 @pytest.mark.quick_code
-@pytest.mark.quick_code
 def test_the_engine_gives_what_the_model_gives_without_a_cache(values, checkpoint):
     """Read from the checkpoint: prompts in chunks, neighbours, more sequences than slots."""
     config, params = values
@@ -246,7 +245,7 @@ def test_the_engine_gives_what_the_model_gives_without_a_cache(values, checkpoin
         assert answer.token_ids == expected_T[first - 1 : len(tokens) - 1].tolist()
     leaves = jax.tree.leaves(engine.model_runner.cache)
     assert engine.config.pool_bytes == sum(leaf.nbytes for leaf in leaves)
-    held = sum(leaf.nbytes for leaf in jax.tree.leaves(engine.model_runner.params))
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(read))
     own = Precision.of(config)
     assert weights.weight_bytes(config, own.weights, own.rest) == held
 

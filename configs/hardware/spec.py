@@ -29,6 +29,8 @@ class HardwareSpec:
         attention_share: of those shares, what attention reaches where it gathers its keys and
             writes its scores instead of keeping both on the chip.
         price_per_hour: dollars, for costs; None where nobody names one.
+        implementations: of the engine whose steps showed these shares
+            (`ModelRunner.implementations`); None: none did.
     """
 
     name: str
@@ -47,6 +49,7 @@ class HardwareSpec:
     price_per_hour: float | None = None
     link_axes: int = 1
     host_bandwidth: float | None = None
+    implementations: str | None = None
 
     def rate(self, compute: str) -> float:
         """FLOPs a second in a type; in bfloat16 where the chip has no faster path for it.

@@ -44,6 +44,7 @@ class ParamInfo:
             may keep apart; (): it is one.
         kv_heads: key/value heads that all the stacked rows but the first part's belong to: more
             chips than heads hold copies of them. 0: no rows do.
+        is_table: rows are looked up, and no token is multiplied with it.
     """
 
     shape: tuple[int, ...]
@@ -52,6 +53,7 @@ class ParamInfo:
     init: str = "normal"
     stacked: tuple[int, ...] = ()
     kv_heads: int = 0
+    is_table: bool = False
 
     @property
     def kv_rows(self) -> int:
@@ -69,6 +71,11 @@ class ParamInfo:
         no matrices.
         """
         return len(self.shape) >= 2 and "taps" not in self.logical_axes
+
+    @property
+    def is_multiplied(self) -> bool:
+        """Whether `linear` multiplies tokens with it: a matrix of its own, no table."""
+        return self.is_matrix and len(self.shape) == 2 and not self.is_table
 
     @property
     def num_experts(self) -> int | None:

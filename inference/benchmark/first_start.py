@@ -42,17 +42,23 @@ def calibration(
     num_bytes = weights.weight_bytes(model, own.weights, own.rest)
     if jax.default_backend() != "cpu" or num_bytes < _LEAST_BYTES:
         return None
-    runner = engine.model_runner
+    runner, implementations = engine.model_runner, engine.model_runner.implementations
     with contextlib.closing(measure.Probe()) as probe:
-        kept, reading = store.calibration(model), probe.read()
-        is_full = store.calibration() is not None
+        kept, reading = store.calibration(model, implementations), probe.read()
+        is_full = store.calibration(implementations=implementations) is not None
         if kept and (is_full or not anew and reading <= _FASTER * kept.read_bandwidth):
             return lookup.at_bandwidth(kept, reading)
         say(f"timing steps of {model.name}, to predict them from now on")
         rates, prepared = {model.dtype: measure.matmul_rate(model.dtype)}, _prepared(runner)
         try:
             found = quick.calibrated(
-                HardwareSpec(catalog.THIS_MACHINE, measure.this_memory(), reading, rates),
+                HardwareSpec(
+                    catalog.THIS_MACHINE,
+                    measure.this_memory(),
+                    reading,
+                    rates,
+                    implementations=implementations,
+                ),
                 list(prepared),
                 lambda point: steps.run(runner, point.shape, prepared[point]),
                 probe.read,

@@ -17,15 +17,25 @@ from layers import params
 from layers.params import Params
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what is happening
+Place = Callable[[ParamInfo, np.ndarray], Any]  # a leaf of the parameters, on the device
 
 _WORKERS = 2  # one reads while the other waits for the disk, or both check digests
 _ALIGNMENT = 64  # bytes; JAX adopts a buffer aligned like this instead of copying it
 _SHOWN = 3
-_AHEAD = 16  # arrays read or being read that are not on the device yet
+_AHEAD = 16  # parameters that are read, or being read, ahead of what was asked for
+
+
+def on_device(info: ParamInfo, values: np.ndarray) -> jax.Array:
+    """`Place` of parameters that stay as they are."""
+    return jax.device_put(values)
 
 
 def load_params(
-    infos: Any, source: TensorSource, name_map: NameMap, progress: Progress | None = None
+    infos: Any,
+    source: TensorSource,
+    name_map: NameMap,
+    progress: Progress | None = None,
+    place: Place = on_device,
 ) -> Params:
     """Values for a declaration.
 
@@ -34,6 +44,7 @@ def load_params(
         source: the checkpoint's tensors.
         name_map: from our paths to the tensors that make them up.
         progress: called after each parameter.
+        place: makes a leaf of a parameter's values, called by several threads.
 
     Raises:
         InputError: a tensor is missing, left over or wrongly shaped.
@@ -41,28 +52,28 @@ def load_params(
     declared = params.flatten(infos)
     check(declared, source, name_map)
     done, total = 0, params.num_bytes(infos)
+    device = jax.numpy.zeros(()).device  # the caller's: other threads have a default of their own
     leaves = {}
 
-    def read(path: str) -> np.ndarray:
+    def read(path: str) -> Any:
         buffer, stored = _aligned(declared[path]), name_map(path)
         read_into = None if len(stored.names) > 1 or stored.transposed else source.read_into
         if read_into is None or not read_into(stored.names[0], buffer):
             fill(buffer, rows_of(source, stored))
-        return buffer
+        with jax.default_device(device):
+            return place(declared[path], buffer)
 
-    for path, buffer in _in_order(read, declared):
-        leaves[path] = jax.device_put(buffer)
+    for path, leaf in _in_order(read, declared):
+        leaves[path] = leaf
         done += params.num_bytes(declared[path])
         if progress:
             progress(done, total, "loading weights")
     return params.unflatten(infos, leaves)
 
 
-def _in_order(
-    read: Callable[[str], np.ndarray], paths: Iterable[str]
-) -> Iterator[tuple[str, np.ndarray]]:
+def _in_order(read: Callable[[str], Any], paths: Iterable[str]) -> Iterator[tuple[str, Any]]:
     """Results of threads, a few ahead of the caller."""
-    pending: collections.deque[tuple[str, Future[np.ndarray]]] = collections.deque()
+    pending: collections.deque[tuple[str, Future[Any]]] = collections.deque()
     with ThreadPoolExecutor(_WORKERS) as pool:
         for path in paths:
             if len(pending) == _AHEAD:

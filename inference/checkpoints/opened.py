@@ -5,7 +5,7 @@ import functools
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -15,7 +15,7 @@ from inference.checkpoints import defaults, load, mapped, names, text_files
 from inference.checkpoints.gguf import gguf_file
 from inference.checkpoints.gguf.gguf_scan import Header
 from inference.checkpoints.hf import hf_directory, hub, safetensors_file
-from inference.checkpoints.load import Progress
+from inference.checkpoints.load import Place, Progress
 from inference.checkpoints.names import NameMap
 from inference.checkpoints.native import converted, manifest, orbax_directory
 from inference.checkpoints.tensor_source import TensorSource
@@ -40,19 +40,29 @@ class Contents:
     raw_config: dict[str, Any] | None = None
 
 
+class LoadParams(Protocol):
+    """`Checkpoint.load_params`."""
+
+    def __call__(
+        self, infos: Any, progress: Progress | None = None, place: Place = load.on_device
+    ) -> Params:
+        """Values for a declaration."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
     """A model on disk whose headers have been checked; weights are read when called for.
 
     `eos_ids` end a sequence.
-    `load_params(infos, progress)` takes the declaration of the configuration, overrides included;
+    `load_params(infos, progress, place)` takes the declaration of the configuration, overrides
+    included; the others are `load.load_params`'s and may be left out.
     `load_tokenizer()` builds the tokenizer; `contents()` is for conversion to another format.
     """
 
     config: ModelConfig
     eos_ids: tuple[int, ...]
     load_tokenizer: Callable[[], Tokenizer]
-    load_params: Callable[[Any, Progress | None], Params]
+    load_params: LoadParams
     contents: Callable[[], Contents]
 
 
@@ -114,7 +124,7 @@ def directory(path: Path, config: ModelConfig) -> Checkpoint:
         config,
         defaults.read_eos_ids(path, config.vocab_size),
         lambda: _hf_tokenizer(path, config.vocab_size),
-        lambda infos, progress: load.load_params(infos, source, name_map, progress),
+        functools.partial(_load, source, name_map),
         lambda: Contents(
             source,
             name_map,
@@ -142,7 +152,7 @@ def orbax(path: Path, config: ModelConfig, raw: dict[str, Any]) -> Checkpoint:
         config,
         defaults.read_eos_ids(path, config.vocab_size),
         lambda: _hf_tokenizer(path, config.vocab_size),
-        lambda infos, progress: load.load_params(infos, source, names.identity, progress),
+        functools.partial(_load, source, names.identity),
         lambda: Contents(
             source,
             names.identity,
@@ -192,17 +202,31 @@ def _gguf_tensors(header: Header, config: ModelConfig) -> TensorSource:
     return source
 
 
+def _load(
+    source: TensorSource,
+    name_map: NameMap,
+    infos: Any,
+    progress: Progress | None = None,
+    place: Place = load.on_device,
+) -> Params:
+    return load.load_params(infos, source, name_map, progress, place)
+
+
 def _load_gguf(
-    header: Header, config: ModelConfig, infos: Any, progress: Progress | None
+    header: Header,
+    config: ModelConfig,
+    infos: Any,
+    progress: Progress | None = None,
+    place: Place = load.on_device,
 ) -> Params:
     source, name_map = _gguf_tensors(header, config), names.gguf(config.family)
     rounded = jax.tree.map(
         lambda info: dataclasses.replace(info, format="bfloat16"), infos, is_leaf=params.is_info
     )
-    place = converted.place(header.path, *header.further_parts) / "weights.safetensors"
+    target = converted.place(header.path, *header.further_parts) / "weights.safetensors"
     try:
-        cached = converted.open_or_convert(place, rounded, source, name_map, progress)
+        cached = converted.open_or_convert(target, rounded, source, name_map, progress)
     except OSError as error:
-        logging.warning("converted weights are not cached: %s: %s", place, error.strerror)
-        return load.load_params(infos, source, name_map, progress)
-    return load.load_params(infos, cached, names.identity, progress)
+        logging.warning("converted weights are not cached: %s: %s", target, error.strerror)
+        return load.load_params(infos, source, name_map, progress, place)
+    return load.load_params(infos, cached, names.identity, progress, place)

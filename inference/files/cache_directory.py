@@ -1,4 +1,4 @@
-"""Where downloads, conversions, compiled steps and calibrations are kept."""
+"""Where downloads, conversions, compiled steps, CPU kernels and calibrations are kept."""
 
 import os
 from pathlib import Path

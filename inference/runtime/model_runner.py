@@ -14,15 +14,16 @@ from jax.stages import Compiled
 from configs.engine import Config
 from configs.errors import InputError
 from inference.runtime import batch as batches
-from inference.runtime import step
+from inference.runtime import cpu_kernels, step
 from inference.runtime.batch import Admissions, Inputs
 from inference.runtime.swap import PageSwapper
 from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_schedule import StepSchedule
 from inference.scheduling.step_shapes import StepShape
-from layers import kv_cache
+from layers import decoder, kv_cache
 from layers.kernels.attention import api
 from layers.kernels.device import target_device
+from layers.kernels.linear import api as linear
 from layers.kv_cache import Cache
 from layers.params import Params
 
@@ -41,14 +42,19 @@ def for_this_device(config: Config) -> tuple[Config, str]:
 
     Raises:
         InputError: `engine.deterministic` on a device where it was not measured, or
-            `engine.attention` names an implementation that cannot run.
+            `engine.attention` or `engine.linear` names an implementation that cannot run.
     """
     if config.engine.deterministic and jax.default_backend() != "cpu":
         raise InputError(
             "engine.deterministic holds on XLA's cpu backend, it is not measured on "
             f"{jax.default_backend()}"
         )
-    config = config.for_platform(target_device().platform)
+    platform = target_device().platform
+    config = config.for_platform(platform)
+    if platform == "cpu" and {config.engine.linear, config.engine.attention} != {"reference"}:
+        cpu_kernels.load()
+    engine = dataclasses.replace(config.engine, linear=linear.choose(config))
+    config = dataclasses.replace(config, engine=engine)
     return config, api.choose(config)
 
 
@@ -62,12 +68,16 @@ class ModelRunner:
             InputError: as `for_this_device`.
         """
         self.config, self._attention = for_this_device(config)
-        self.params = params
+        self.params = self.pack(params)
         self._executables = Executables()
         self._is_warm = self._sealed = False
         self.num_late_compiles = 0
         self.reset()
         self._swapper = PageSwapper(self.config, self.cache)
+
+    def pack(self, params: Params) -> Params:
+        """Parameters as this engine's products read them."""
+        return linear.pack_params(self.config, params, decoder.param_infos(self.config.model))
 
     def reset(self) -> None:
         """Empties cache and slots: at the start, and after a failed step has lost them."""
@@ -79,6 +89,11 @@ class ModelRunner:
             api.implementation(self._attention).layout,
         )  # fmt: skip
         self.slots = step.init_slots(config)
+
+    @property
+    def implementations(self) -> str:
+        """Of products and of attention: what its steps' times hold for."""
+        return f"{self.config.engine.linear}, {self._attention}"
 
     @property
     def cache_bytes(self) -> int:

@@ -7,6 +7,7 @@ but no pages, slots or scheduling.
 import functools
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from configs.model import ModelConfig
 from inference.runtime import sampling
 from inference.scheduling.sequence import Sequence
 from layers import decoder
-from layers.params import Params, abstract
+from layers.params import Params
 from layers.ragged import contiguous
 
 BLOCK = BLOCK_TOKENS  # lengths are padded to multiples of it, so that few executables are compiled
@@ -42,12 +43,13 @@ def decode(
         Seconds of each token, without compilation.
     """
     own = _one_row(sampling.request_row(sequence, config.vocab_size))
+    shapes = _shapes(params)
     seconds: list[float] = []
     while sequence.num_output_tokens < sequence.params.max_new_tokens:
         length = len(sequence.tokens)
         padded = np.zeros(-(-length // BLOCK) * BLOCK, np.int32)
         padded[:length] = sequence.tokens
-        executable = _compiled(config, len(padded))
+        executable = _compiled(config, len(padded), *shapes)
         start = time.perf_counter()
         token, logprob = jax.device_get(executable(params, padded, np.int32(length), own))
         seconds.append(time.perf_counter() - start)
@@ -60,7 +62,9 @@ def decode(
 
 
 @functools.cache
-def _compiled(config: ModelConfig, num_tokens: int) -> Compiled:
+def _compiled(
+    config: ModelConfig, num_tokens: int, leaves: tuple[jax.ShapeDtypeStruct, ...], tree: Any
+) -> Compiled:
     """(params, tokens, length, sampling) -> token, log-probability; for one padded length."""
 
     def next_token(
@@ -74,8 +78,13 @@ def _compiled(config: ModelConfig, num_tokens: int) -> Compiled:
 
     own = _one_row(sampling.neutral_row(config.vocab_size))
     arguments = (np.zeros(num_tokens, np.int32), np.int32(1), own)
-    infos = abstract(decoder.param_infos(config))
-    return jax.jit(next_token).lower(infos, *arguments).compile()
+    params = jax.tree.unflatten(tree, leaves)
+    return jax.jit(next_token).lower(params, *arguments).compile()
+
+
+def _shapes(params: Params) -> tuple[tuple[jax.ShapeDtypeStruct, ...], Any]:
+    leaves, tree = jax.tree.flatten(params)
+    return tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves), tree
 
 
 def _one_row(row: sampling.SlotSampling) -> sampling.SlotSampling:

@@ -43,6 +43,11 @@ class EngineRunner:
         """Seconds of one step, from the call to its last output."""
         return steps.run(self._runners[point.model], point.shape, self._arrays[point])
 
+    @property
+    def implementations(self) -> str | None:
+        """`ModelRunner.implementations` of the steps."""
+        return next(iter(self._runners.values())).implementations
+
     def held_bytes(self, model: ModelConfig) -> tuple[int, int]:
         """Bytes of weights and of cache, as allocated."""
         runner = self._runners[model]
@@ -91,5 +96,5 @@ def run(model: ModelConfig, progress: Callable[[int, int, str], None]) -> Verifi
         best[dtype] = max(best.get(dtype, 0.0), measure.matmul_rate(dtype))
     hardware = dataclasses.replace(hardware, rates=best)
     found = verify.verify(hardware, chosen, runner, measure.Probe().read, progress=progress)
-    store.write(found.hardware)
+    store.write(dataclasses.replace(found.hardware, implementations=runner.implementations))
     return found

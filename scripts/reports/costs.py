@@ -25,8 +25,11 @@ def stats(
     from inference.planner import report
     from inference.planner.calibration import lookup
 
-    machine = machine or lookup.this_machine_or_none(model=engine.config.model)
-    steps = machine and report.decode_steps(engine.config, engine.records, machine)
+    config = engine.config
+    machine = machine or lookup.this_machine_or_none(
+        model=config.model, implementations=engine.model_runner.implementations
+    )
+    steps = machine and report.decode_steps(config, engine.records, machine)
     return {
         "prompt_tokens": prompt_tokens,
         "output_tokens": output_tokens,

@@ -54,7 +54,7 @@ _ROW = _LATENCIES | {
 @pytest.fixture
 def run(monkeypatch, capfd):
     monkeypatch.setattr(
-        store, "calibration", lambda model=None: None
+        store, "calibration", lambda model=None, implementations=None: None
     )  # whatever was found here, or not
     return lambda *args: apps.call(bench, monkeypatch, capfd, *_ARGS, *args)
 
@@ -185,7 +185,7 @@ def test_decode_steps_of_random_weights(run, monkeypatch):
         assert row["ratio"] == row["predicted_s"] / row["measured_s"]
         assert row["gap_s"] == row["engine_s"] - row["measured_s"]
 
-    monkeypatch.setattr(lookup, "this_machine", lambda *dtypes, model=None: CHIP)
+    monkeypatch.setattr(lookup, "this_machine", lambda *dtypes, **more: CHIP)
     monkeypatch.setattr(steps, "needed_bytes", lambda config: 2e9 * config.engine.max_seqs - 2e9)
     header, first, second, machine = run(*points[:1], "--decode=1x64,2x64").out.splitlines()
     assert header.split()[:3] == ["rows", "x", "context"] and len(first.split()) == 8

@@ -41,7 +41,7 @@ def test_one_process_can_load_every_app():
 def test_an_accelerator_is_measured_before_its_memory_is_taken(platform, expected, monkeypatch):
     order = []
     monkeypatch.setattr(device, "target_device", lambda: device.Device(platform, "a chip", 1))
-    monkeypatch.setattr(lookup, "this_machine", lambda *dtypes, model: order.append(dtypes))
+    monkeypatch.setattr(lookup, "this_machine", lambda *dtypes, **more: order.append(dtypes))
     monkeypatch.setattr(Engine, "from_checkpoint", lambda *args: order.append("loaded"))
     common.load_engine(object(), Config(fakes.llama("bfloat16")))
     assert order == expected

@@ -158,7 +158,7 @@ def test_an_interrupt_does_not_wait_for_answers_that_are_ranked_in_the_end(run, 
 
 
 def test_a_device_without_room_to_be_measured_costs_no_answer(run, monkeypatch):
-    def full(*dtypes, model):
+    def full(*dtypes, **more):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
     monkeypatch.setattr(lookup, "this_machine", full)
@@ -187,10 +187,14 @@ def test_non_finite_logits_fail_after_the_results_are_written(run, monkeypatch, 
     assert len(results) == (0 if way == "plain" else 2) and "NaN" not in ran.out
 
 
+_NAN = {"uint16": 0x7FC0}  # the bits of a bfloat16, as packed weights have them
+
+
 def _load_poisoned(checkpoint, config):
     engine = Engine.from_checkpoint(config, checkpoint)
-    poisoned = engine.model_runner.params["embed"]["table"] * np.nan
-    engine.model_runner.params |= {"embed": {"table": poisoned}}
+    embed = engine.model_runner.params["embed"]
+    poisoned = jax.tree.map(lambda x: np.full_like(x, _NAN.get(str(x.dtype), np.nan)), embed)
+    engine.model_runner.params |= {"embed": poisoned}
     return engine
 
 

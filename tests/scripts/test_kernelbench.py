@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from inference.benchmark.kernels.attention_case import Case
+from layers.kernels.cpu import library
 from scripts import kernelbench
 from scripts.reports import kernel_text
 from tests.scripts import apps
@@ -31,8 +32,10 @@ def test_rows_and_table(run):
     assert found["shuffled_over_in_order"]["reference"] > 0
     assert found["paged_over_contiguous"] == {}
     for row in found["rows"]:
-        right = row["results"].pop("reference")
-        assert right["status"] == "right" and right["seconds"] > 0 and right["error"] < 2.0**-6
+        ours = row["results"].pop("reference"), row["results"].pop("ffi_cpu")
+        for right in ours if library.is_loaded() else ours[:1]:
+            assert right["status"] == "right" and right["seconds"] > 0
+            assert right["error"] < 2.0**-6
         assert row["bytes"] > 0 and row["flops"] > 0 and row["predicted_s"] > 0
         assert {"pallas_gpu", "cudnn", "flash-attn3-jax"} <= set(row["results"])
         assert {result["status"] for result in row["results"].values()} == {"not run"}
@@ -43,7 +46,8 @@ def test_rows_and_table(run):
 
     lines = run().out.splitlines()
     assert lines[0].startswith("cpu, jax") and "GB/s" in lines[0]
-    assert sum(line.startswith("  reference") and "100%" in line for line in lines) == 3
+    ours = [line for line in lines if line.startswith(("  reference", "  ffi_cpu"))]
+    assert sum("100%" in line for line in ours) >= 3  # the fastest of each case
     assert sum("not run: " in line for line in lines) >= 9
 
 

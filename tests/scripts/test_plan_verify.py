@@ -16,7 +16,8 @@ from tests.scripts import apps
 
 pytestmark = pytest.mark.quick_code
 
-MODEL = fakes.llama(max_context=verify.MAX_CONTEXT)
+# Of whole strips, so that packed weights have no padding.
+MODEL = fakes.llama(max_context=verify.MAX_CONTEXT, width=32, vocab_size=144).with_kinds(width=32)
 WINDOWED = dataclasses.replace(
     MODEL, name="windowed", pattern=(*MODEL.with_kinds(window=100).pattern, *MODEL.pattern)
 )

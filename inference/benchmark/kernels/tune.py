@@ -13,7 +13,7 @@ from inference.files import atomic
 from layers.kernels import tuning
 
 _GAIN = 1.01  # below, a difference is noise
-_OWN = [name for name in ATTENTIONS if name != "reference"]
+_OWN = [name for name in ATTENTIONS if name not in ("reference", "ffi_cpu")]  # of accelerators
 
 Row = Mapping[str, Any]  # of `timing.measure`
 

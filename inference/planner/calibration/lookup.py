@@ -29,9 +29,12 @@ def get(name: str, model: ModelConfig | None = None) -> HardwareSpec:
     return found
 
 
-def this_machine(*dtypes: str, model: ModelConfig | None = None) -> HardwareSpec:
-    """The machine at hand as it is calibrated (for a model), or else with its rates in these types
-    alone, measured now; where JAX computes on an accelerator, that one.
+def this_machine(
+    *dtypes: str, model: ModelConfig | None = None, implementations: str | None = None
+) -> HardwareSpec:
+    """The machine at hand as it is calibrated (for a model, with these implementations),
+    or else with its rates in these types alone, measured now; where JAX computes on an accelerator,
+    that one.
 
     A calibrated machine is as slow as it reads now: other tenants slow all of it down.
     """
@@ -43,18 +46,20 @@ def this_machine(*dtypes: str, model: ModelConfig | None = None) -> HardwareSpec
         from inference.planner.calibration import on_device
 
         return on_device.this_device(*dtypes)
-    found = store.calibration(model)
+    found = store.calibration(model, implementations)
     if found is None or not set(dtypes) <= set(found.rates):
         return measure.this_machine(*dtypes)
     return at_bandwidth(found, measure.read_bandwidth())
 
 
-def this_machine_or_none(*dtypes: str, model: ModelConfig | None = None) -> HardwareSpec | None:
+def this_machine_or_none(
+    *dtypes: str, model: ModelConfig | None = None, implementations: str | None = None
+) -> HardwareSpec | None:
     """`this_machine`; None where the device has too little memory left to be measured."""
     import jax
 
     try:
-        return this_machine(*dtypes, model=model)
+        return this_machine(*dtypes, model=model, implementations=implementations)
     except jax.errors.JaxRuntimeError as failure:
         logging.getLogger(__name__).warning("the device cannot be measured: %s", failure)
         return None

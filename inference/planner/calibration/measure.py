@@ -55,15 +55,20 @@ def read_bandwidth(num_bytes: int = 256 << 20, repeats: int = 5) -> float:
 
 
 def matmul_rate(dtype: str, repeats: int = 5) -> float:
-    """FLOPs a second of `linear` for [512, 2048] x [2048, 2048], the best of several runs."""
+    """FLOPs a second of `linear` for [512, 2048] x [2048, 2048], the best of several runs; with
+    packed weights where this process has the library.
+    """
     import jax
     import jax.numpy as jnp
 
+    from layers.kernels.cpu import library
+    from layers.kernels.linear import packed
     from layers.linear import linear
 
     rows, width = 512, 2048
     product = jax.jit(linear)
-    x, w = jnp.ones((rows, width), jnp.float32), jnp.ones((width, width), dtype)
+    x, matrix = jnp.ones((rows, width), jnp.float32), jnp.ones((width, width), dtype)
+    w = packed.pack(matrix) if library.is_loaded() else matrix
     product(x, w).block_until_ready()
 
     def once() -> float:

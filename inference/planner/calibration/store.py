@@ -19,7 +19,7 @@ from configs.model import ModelConfig
 from inference.files import atomic, cache_directory
 from inference.planner.calibration.calibrate import CONSTANTS
 
-_VERSION = 1  # of what is measured, and how
+_VERSION = 2  # of what is measured, and how
 
 
 def processor() -> str:
@@ -64,6 +64,7 @@ def read(model: ModelConfig | None = None) -> HardwareSpec | None:
             name: _number(found[name]) for name in ("memory_bytes", "read_bandwidth")
         }
         constants: dict[str, Any] = {name: _number(found[name]) for name in CONSTANTS}
+        implementations = found["implementations"] and str(found["implementations"])
     except (
         OSError,
         ValueError,
@@ -77,15 +78,22 @@ def read(model: ModelConfig | None = None) -> HardwareSpec | None:
     shares = (constants[name] for name in CONSTANTS if name.endswith("_share"))
     if not all([rates, *rates.values(), *sizes.values(), *shares]):
         return None
-    return HardwareSpec(catalog.THIS_MACHINE, rates=rates, **sizes, **constants)
+    return HardwareSpec(
+        catalog.THIS_MACHINE, rates=rates, implementations=implementations, **sizes, **constants
+    )
 
 
-def calibration(model: ModelConfig | None = None) -> HardwareSpec | None:
+def calibration(
+    model: ModelConfig | None = None, implementations: str | None = None
+) -> HardwareSpec | None:
     """This machine as it was calibrated, or else as a model's steps showed it; None where neither
-    was.
+    was, or only with others than these implementations, if they are named.
     """
     kept = (read(), None if model is None else read(model))
-    return next((found for found in kept if found is not None and found.is_calibrated), None)
+    usable = (found for found in kept if found is not None and found.is_calibrated)
+    return next(
+        (found for found in usable if implementations in (None, found.implementations)), None
+    )
 
 
 def _number(value: Any) -> float:

@@ -6,7 +6,7 @@ from configs.errors import InputError
 from configs.kinds.attention import Attention
 from layers import kv_cache
 from layers.kernels import tuning
-from layers.kernels.attention import reference
+from layers.kernels.attention import ffi_cpu, reference
 from layers.kernels.attention.contract import Demand, Implementation
 from layers.kernels.device import target_device
 
@@ -27,6 +27,10 @@ def implementation(name: str) -> Implementation:
         from layers.kernels.attention import jax_tpu
 
         return Implementation(jax_tpu.limit, jax_tpu.layout, jax_tpu.write, jax_tpu.attend_pages)
+    if name == "ffi_cpu":
+        return Implementation(
+            ffi_cpu.limit, kv_cache.token_major, kv_cache.write, ffi_cpu.attend_pages
+        )
     assert name == "reference", name
     return Implementation(
         reference.limit, kv_cache.token_major, kv_cache.write, reference.attend_pages
@@ -34,9 +38,9 @@ def implementation(name: str) -> Implementation:
 
 
 def choose(config: Config) -> str:
-    """The implementation that `engine.attention` names. If that is None: the first that can run on
-    the target device and that a committed measurement ranks above the reference there, else the
-    reference.
+    """The implementation that `engine.attention` names. If that is None: on a CPU
+    'ffi_cpu', elsewhere the first that a committed measurement ranks above the reference on such a
+    device, where it can run; else the reference.
 
     Raises:
         InputError: the named implementation cannot do what the model and the engine require.
@@ -55,7 +59,8 @@ def choose(config: Config) -> str:
 
     name = engine.attention
     if name is None:
-        winners = tuning.winners("attention", device.kind)
+        is_cpu = device.platform == "cpu"
+        winners = ("ffi_cpu",) if is_cpu else tuning.winners("attention", device.kind)
         return next((name for name in winners if limit(name) is None), "reference")
     if (reason := limit(name)) is not None:
         raise InputError(

@@ -72,10 +72,26 @@ def test_a_machine_that_was_busy_is_calibrated_again(engine, said, monkeypatch):
 
 def test_what_holds_for_the_machine_comes_first_and_stays(engine, said):
     store.write(FOUND, MODEL)
-    full = dataclasses.replace(FOUND, gamma=0.7, read_bandwidth=10e9)
+    implementations = engine.model_runner.implementations
+    full = dataclasses.replace(
+        FOUND, gamma=0.7, read_bandwidth=10e9, implementations=implementations
+    )
     store.write(full)
     assert first_start.calibration(engine, anew=True, say=said.append) == full
     assert store.read() == full and store.read(MODEL) == FOUND and not said
+
+
+def test_other_products_are_calibrated_anew(engine, said):
+    """What steps with XLA's products showed predicts none with packed weights."""
+    store.write(dataclasses.replace(FOUND, implementations="others"))
+    found = first_start.calibration(engine, say=said.append)
+    assert (
+        said
+        and found == store.read(MODEL)
+        and found.implementations == engine.model_runner.implementations
+    )
+    assert store.calibration(MODEL, found.implementations) == found
+    assert store.calibration(MODEL).implementations == "others"  # nobody asks for more
 
 
 @pytest.mark.parametrize("damage", ["", "{}", "[1]", '{"gamma": 1}'])

@@ -219,7 +219,7 @@ def test_a_nan_ends_every_answer_of_its_prompt():
     params = fakes.real_params(MODEL)
     table = params["embed"]["table"].at[130].set(np.nan)
     engine = make()
-    engine.model_runner.params = params | {"embed": {"table": table}}
+    engine.update_params(params | {"embed": {"table": table}})
     asked = [dataclasses.replace(DRAWN, n=3), dataclasses.replace(DRAWN, n=2, best_of=3), beams(2)]
     for completion in engine.generate([[130, *range(40)]] * 3, asked):
         assert {reason for *_, reason in each(completion)} == {"error"}

@@ -18,11 +18,12 @@ from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call  # no pub
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 from jax.experimental.pallas import tpu as pltpu
 
-from layers.kernels.attention import gpu, reference, tpu
+from layers.kernels.attention import ffi_cpu, gpu, reference, tpu
 from layers.kernels.attention.contract import Options
 from layers.kernels.attention.mask import mask_bounds
 from tests import compiling
-from tests.layers import paged_case
+from tests.layers import native, paged_case
+from tests.layers.native import instruction_set  # noqa: F401
 
 pytestmark = pytest.mark.quick_code
 
@@ -46,6 +47,7 @@ _IMPLEMENTATIONS = {
     "reference": reference.attend_pages,
     "pallas_gpu": _interpreted,
     "pallas_tpu": _appended,
+    "ffi_cpu": ffi_cpu.attend_pages,
 }
 
 
@@ -67,6 +69,8 @@ def _program(name, page_format, window, cap, **sizes):
 
 def _check(name, case, window=None, cap=None, sinks_N=None, twice=False, **sizes):
     """Within the bound of the dtype, without a race, and (`twice`) the same bits again."""
+    if name == "ffi_cpu":
+        native.need(case.page_format)
     program = _program(name, case.page_format, window, cap, **sizes)
     found = program(*case.arguments, sinks_N=sinks_N)
     if name == "pallas_gpu" and _INTERPRETER.detect_races:
@@ -180,6 +184,33 @@ def test_500_random_batches(name, case):
         _check_drawn(name, case, seed)
 
 
+@pytest.mark.parametrize("case", _DRAWN)
+def test_a_random_batch_on_every_instruction_set(instruction_set, case):  # noqa: F811
+    _check_drawn("ffi_cpu", case, seed=1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_token_has_the_same_bits_in_any_rectangle(instruction_set, dtype):  # noqa: F811
+    """Decoded alone, in a chunk, or beside others."""
+    case = paged_case.Case((70, 150, 131), (6, 2), 16, 40, dtype, 0, 64, 1 / 8)
+    native.need(case.page_format)
+    q_YWNH, pages, rectangle = case.arguments
+    attend = compiling.jit(
+        functools.partial(ffi_cpu.attend_pages, group=0, page_format=case.page_format)
+    )
+    whole = np.asarray(attend(q_YWNH, pages, rectangle))
+    for rows, tokens in (((1,), (39,)), ((0, 2), (0, 7, 8, 30)), ((2,), range(3, 25))):
+        rows, tokens = np.array(rows), np.array(tokens)
+        part = dataclasses.replace(
+            rectangle, slot_Y=rectangle.slot_Y[rows],
+            position_YW=rectangle.position_YW[rows][:, tokens],
+            valid_YW=rectangle.valid_YW[rows][:, tokens],
+            tables=tuple(table[rows] for table in rectangle.tables),
+        )  # fmt: skip
+        found = np.asarray(attend(q_YWNH[rows][:, tokens], pages, part))
+        np.testing.assert_array_equal(found, whole[rows][:, tokens])
+
+
 def test_padding_reads_no_pages():
     """A row without a token reads none, one with padding those of its tokens."""
     case = paged_case.Case((0, 65, 300), (4, 2), 64, 2, head_width=64)
@@ -233,6 +264,8 @@ def test_a_visible_nan_reaches_its_readers_only(name):
     pages = np.array(case.pages)
     pages[page, 3, :64] = np.nan  # a key of KV head 0
     q, _, rectangle = case.arguments
+    if name == "ffi_cpu":
+        native.need(case.page_format)
     found = np.asarray(
         _program(name, case.page_format, None, None)(q, jnp.asarray(pages), rectangle)
     )

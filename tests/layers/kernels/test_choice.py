@@ -9,10 +9,13 @@ from configs.cache import keys_values
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from layers.kernels import tuning
-from layers.kernels.attention import api, gpu, jax_tpu, reference, tpu
+from layers.kernels.attention import api, ffi_cpu, gpu, jax_tpu, reference, tpu
 from layers.kernels.attention.contract import Demand
+from layers.kernels.cpu import library
 from layers.kernels.device import Device, target_device
+from layers.kernels.linear import api as linear
 from tests import fakes
+from tests.layers import native
 
 _H200 = Device("gpu", "NVIDIA H200", 132)
 _LLAMA = Demand(32, keys_values(8, 128).page_format("bfloat16"), 64, False)
@@ -140,14 +143,33 @@ def test_a_name_never_falls_back():
 
 
 def test_without_a_measurement_the_reference_runs(monkeypatch):
-    """Whatever the device; a measured winner that cannot run is passed over."""
+    """On an accelerator; a measured winner that cannot run is passed over."""
     assert tuning.winners("attention", "NVIDIA H200") == ()
     with jax.sharding.use_abstract_mesh(_mesh()):
         assert api.choose(_config(None)) == "reference"
         monkeypatch.setattr(tuning, "winners", lambda operation, kind: ("pallas_gpu",))
         assert api.choose(_config(None)) == "pallas_gpu"
         assert api.choose(_config(None, page_tokens=16)) == "reference"
-    assert api.choose(_config(None)) == "reference"
+
+
+def test_a_cpu_gets_the_native_library_where_it_is_there(monkeypatch):
+    """And the reference for what that cannot read, or without it."""
+    native.need()
+    assert api.choose(_config(None)) == "ffi_cpu" == linear.choose(_config(None))
+    assert linear.choose(_config(None, linear="reference")) == "reference"
+    told = _asked(values_in_keys=True, kv_heads=1), Device("cpu", "cpu", 1)
+    assert ffi_cpu.limit(*told) == "reads values beside their keys, not in them"
+    monkeypatch.setattr(library, "_library", None)
+    assert api.choose(_config(None)) == "reference" == linear.choose(_config(None))
+    for choose, part in ((api.choose, "attention"), (linear.choose, "linear")):
+        with pytest.raises(InputError, match=f"engine.{part}=ffi_cpu needs the native library"):
+            choose(_named(part))
+
+
+def _named(part: str) -> Config:
+    config = _config(None)
+    engine = dataclasses.replace(config.engine, **{part: "ffi_cpu"})
+    return dataclasses.replace(config, engine=engine)
 
 
 def _mesh() -> jax.sharding.AbstractMesh:

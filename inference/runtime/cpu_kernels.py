@@ -1,0 +1,38 @@
+"""The native library of CPU kernels, for engines on a CPU: found, or built at first use, in the
+cache directory or where RIDGELINE_KERNELS says ('none': nowhere).
+"""
+
+import functools
+import logging
+import os
+import threading
+from pathlib import Path
+
+from inference.files import cache_directory
+from layers.kernels.cpu import build, library
+
+_LOCK = threading.Lock()
+
+
+def load() -> None:
+    """Loads the library, building it where it was never built; without it, XLA's own products and
+    attention run, and one line says why. A process tries once.
+    """
+    with _LOCK:
+        _load()
+
+
+@functools.cache
+def _load() -> None:
+    named = os.environ.get("RIDGELINE_KERNELS")
+    if named == "none":
+        return
+    folder = Path(named) if named else cache_directory.path() / "kernels"
+    try:
+        found = build.find(folder)
+        if found is None:
+            logging.warning("building the CPU kernels, once (some seconds)")
+            found = build.build(folder)
+        library.load(found)
+    except (build.BuildError, OSError) as error:
+        logging.warning("CPU kernels are not used, XLA's run instead: %s", error)

@@ -1,0 +1,56 @@
+"""Attention over pages on CPUs, by the native library: keys and values are read where they lie, and
+decoding and prefill sum in one order, so a token's bits do not depend on its rectangle.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs.cache import PageFormat
+from layers.kernels.attention.contract import PLAIN, Demand, Options, uneven_limit
+from layers.kernels.attention.mask import mask_bounds
+from layers.kernels.cpu import library
+from layers.kernels.device import Device
+from layers.ragged import Rectangle
+
+_DTYPES = ("float32", "bfloat16")
+
+
+def limit(demand: Demand, device: Device) -> str | None:
+    """What the kernel cannot do: `contract.Limit`."""
+    page_format = demand.page_format
+    if device.platform != "cpu":
+        return f"runs on CPUs, not on {device.kind}"
+    if not library.is_loaded():
+        return "needs the native library, which is not there"
+    if page_format.dtype not in _DTYPES:
+        return f"reads pages of {' or '.join(_DTYPES)}, not {page_format.dtype}"
+    if (reason := uneven_limit(page_format)) is not None:
+        return reason
+    if page_format.dtype == "bfloat16" and page_format.key_width % 2:
+        return f"reads pairs of elements, a head has {page_format.key_width}"
+    return None
+
+
+def attend_pages(
+    q_YWNH: jax.Array,
+    pages: jax.Array,
+    rectangle: Rectangle,
+    group: int,
+    page_format: PageFormat,
+    options: Options = PLAIN,
+) -> jax.Array:
+    """`contract.AttendPages`; no pages are read for tokens that are not valid."""
+    bounds = mask_bounds(rectangle, options.window)
+    missing = jnp.zeros(0, jnp.int32)
+    arrays = [bounds.first_YW, bounds.tree_start_YW, bounds.tree_bits_YW]
+    first_YW, start_YW, bits_YW = (missing if x is None else x for x in arrays)
+    sinks_N = jnp.zeros(0, jnp.float32) if options.sinks_N is None else options.sinks_N
+    call = jax.ffi.ffi_call(
+        library.ATTEND, jax.ShapeDtypeStruct(q_YWNH.shape, jnp.float32), vmap_method="sequential"
+    )
+    return call(
+        q_YWNH, pages, rectangle.tables[group], rectangle.valid_YW, bounds.last_YW,
+        first_YW, start_YW, bits_YW, sinks_N.astype(jnp.float32),
+        score_cap=np.float32(options.score_cap or 0),
+    )  # fmt: skip

@@ -1,0 +1,222 @@
+// AMX: products of bfloat16 by the matrix unit, sixteen rows by sixteen features by 32 of depth at
+// a time, summed in float32. A strip of pairs is what its second operand must look like. Products
+// of float32 are those of AVX-512.
+#include <immintrin.h>
+
+#include "attention.h"
+#include "product.h"
+
+namespace {
+
+constexpr int kTile = 16, kTileDepth = 32;
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+// Rows of the first and of the second group of rows that this thread's tiles are set to; 0: none.
+thread_local int current_first = 0, current_second = 0;
+
+// GCC's intrinsics do not tell the compiler all of the memory that tiles are read from and stored
+// to.
+inline void settle_memory() { __asm__ volatile("" ::: "memory"); }
+
+// Borrows the matrix unit: whoever used it on this thread finds its configuration, not its tiles.
+class TileSession {
+ public:
+  TileSession() {
+    _tile_storeconfig(&before_);
+    settle_memory();
+    current_first = 0;
+  }
+  ~TileSession() {
+    settle_memory();
+    if (before_.palette)
+      _tile_loadconfig(&before_);
+    else
+      _tile_release();
+  }
+
+ private:
+  TileConfig before_;
+};
+
+// Tiles 0 to 3 are sums, of the first and (2, 3) of the second group; 4 and 5 their activations. A
+// single group has all of them.
+void configure(int first, int second) {
+  if (first == current_first && second == current_second) return;
+  TileConfig config;
+  for (int tile = 0; tile < 8; tile++) {
+    config.row_bytes[tile] = 64;
+    config.rows[tile] = kTile;
+  }
+  config.rows[0] = config.rows[1] = config.rows[4] = (uint8_t)first;
+  config.rows[2] = config.rows[3] = config.rows[5] = (uint8_t)(second ? second : first);
+  settle_memory();
+  _tile_loadconfig(&config);
+  current_first = first;
+  current_second = second;
+}
+
+// Weights come from memory, and tile loads do not look ahead far enough on their own: the tile that
+// is due in a while, which after a strip's end is one of the next `strips`.
+inline void prefetch(const char* w, int64_t left, int strips, int64_t strip_bytes) {
+  constexpr int64_t kAhead = 2 << 10;
+  const char* from = w + kAhead + (left <= kAhead ? (strips - 1) * strip_bytes : 0);
+  UNROLL for (int line = 0; line < 16; line++)
+    _mm_prefetch(from + 64 * line, _MM_HINT_T0);
+}
+
+// Up to four strips for up to 16 rows: the weights are read once, and nothing else is.
+template <int STRIPS, bool IS_FAR>
+void few_rows(const Product& p, int64_t strip, int64_t row) {
+  const int64_t strip_bytes = p.depth * kStrip * 2, y_bytes = p.y_stride * 4, x_bytes = p.depth * 2;
+  const char* w = (const char*)p.strips + strip * strip_bytes;
+  const char* x = (const char*)p.x + row * x_bytes;
+  float* y = p.y + row * p.y_stride + strip * kStrip;
+#define EACH_STRIP(DO)                      \
+  DO(0) if constexpr (STRIPS > 1) { DO(1) } \
+  if constexpr (STRIPS > 2) {               \
+    DO(2)                                   \
+  }                                         \
+  if constexpr (STRIPS > 3) {               \
+    DO(3)                                   \
+  }
+#define START(S)                             \
+  if (p.accumulates)                         \
+    _tile_loadd(S, y + S * kStrip, y_bytes); \
+  else                                       \
+    _tile_zero(S);
+#define STEP(S)                                                                      \
+  if constexpr (IS_FAR) prefetch(w + S * strip_bytes, end - w, STRIPS, strip_bytes); \
+  _tile_loadd(6, w + S * strip_bytes, 64);                                           \
+  _tile_dpbf16ps(S, 4, 6);
+#define STORE(S) _tile_stored(S, y + S * kStrip, y_bytes);
+  const char* const end = w + strip_bytes;
+  EACH_STRIP(START)
+  for (int64_t k = 0; k < p.depth;
+       k += kTileDepth, w += kTileDepth * kStrip * 2, x += kTileDepth * 2) {
+    _tile_loadd(4, x, x_bytes);
+    EACH_STRIP(STEP)
+  }
+  EACH_STRIP(STORE)
+#undef EACH_STRIP
+#undef START
+#undef STEP
+#undef STORE
+}
+
+// Two strips (or one) for two groups of rows, of which the first fetches the weights.
+template <bool TWO, bool IS_FAR>
+void many_rows(const Product& p, int64_t strip, int64_t row, int64_t second) {
+  const int64_t strip_bytes = p.depth * kStrip * 2, y_bytes = p.y_stride * 4, x_bytes = p.depth * 2;
+  const char* w = (const char*)p.strips + strip * strip_bytes;
+  const char *x = (const char*)p.x + row * x_bytes, *x2 = (const char*)p.x + second * x_bytes;
+  float *y = p.y + row * p.y_stride + strip * kStrip,
+        *y2 = p.y + second * p.y_stride + strip * kStrip;
+  if (p.accumulates) {
+    _tile_loadd(0, y, y_bytes);
+    _tile_loadd(2, y2, y_bytes);
+    if constexpr (TWO) {
+      _tile_loadd(1, y + kStrip, y_bytes);
+      _tile_loadd(3, y2 + kStrip, y_bytes);
+    }
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int64_t k = 0; k < p.depth; k += kTileDepth) {
+    if (IS_FAR && row == 0) {
+      const int64_t left = strip_bytes - k * kStrip * 2;
+      prefetch(w + k * kStrip * 2, left, 2, strip_bytes);
+      if constexpr (TWO) prefetch(w + strip_bytes + k * kStrip * 2, left, 2, strip_bytes);
+    }
+    _tile_loadd(4, x + k * 2, x_bytes);
+    _tile_loadd(6, w + k * kStrip * 2, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(5, x2 + k * 2, x_bytes);
+    _tile_dpbf16ps(2, 5, 6);
+    if constexpr (TWO) {
+      _tile_loadd(7, w + strip_bytes + k * kStrip * 2, 64);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, y, y_bytes);
+  _tile_stored(2, y2, y_bytes);
+  if constexpr (TWO) {
+    _tile_stored(1, y + kStrip, y_bytes);
+    _tile_stored(3, y2 + kStrip, y_bytes);
+  }
+}
+
+// All strips for up to 16 rows.
+template <bool IS_FAR>
+void one_group(const Product& p, int64_t row, int rows) {
+  configure(rows, 0);
+  int64_t strip = 0;
+  for (; strip + 4 <= p.num_strips; strip += 4) few_rows<4, IS_FAR>(p, strip, row);
+  for (; strip < p.num_strips; strip++) few_rows<1, IS_FAR>(p, strip, row);
+}
+
+// All strips for two groups of rows.
+template <bool IS_FAR>
+void two_groups(const Product& p, int64_t row, int rows) {
+  configure(kTile, rows - kTile);
+  int64_t strip = 0;
+  for (; strip + 2 <= p.num_strips; strip += 2) many_rows<true, IS_FAR>(p, strip, row, row + kTile);
+  if (strip < p.num_strips) many_rows<false, IS_FAR>(p, strip, row, row + kTile);
+}
+
+template <bool IS_FAR>
+void groups(const Product& p) {
+  // A few strips at a time go through all rows while they are in the cache.
+  const int64_t together = p.num_rows <= 2 * kTile ? p.num_strips : 2;
+  for (int64_t strip = 0; strip < p.num_strips; strip += together) {
+    Product part = p;
+    part.strips = (const uint16_t*)p.strips + strip * p.depth * kStrip;
+    part.num_strips = p.num_strips - strip < together ? p.num_strips - strip : together;
+    part.y = p.y + strip * kStrip;
+    for (int64_t row = 0; row < p.num_rows; row += 2 * kTile) {
+      const int rows = (int)(p.num_rows - row < 2 * kTile ? p.num_rows - row : 2 * kTile);
+      if (rows > kTile)
+        two_groups<IS_FAR>(part, row, rows);
+      else
+        one_group<IS_FAR>(part, row, rows);
+    }
+  }
+}
+
+// Arithmetic by the matrix unit, on a thread that holds a session.
+struct InTiles {
+  using Element = uint16_t;
+  using Activation = uint16_t;
+  using Session = TileSession;
+  static void put(const Vector& v, uint16_t* x) {
+    _mm256_storeu_si256((__m256i*)x, (__m256i)_mm512_cvtneps_pbh((__m512)v.part[0]));
+  }
+  static void multiply(const Product& p) {
+    settle_memory();
+    p.is_far ? groups<true>(p) : groups<false>(p);
+    settle_memory();
+  }
+};
+
+void multiply_in_session(const Product& p) {
+  TileSession session;
+  InTiles::multiply(p);
+}
+
+}  // namespace
+
+namespace ridgeline {
+const InstructionSet kAmx = {
+    "amx",
+    {4, put<InFloat32<Float32>>, InFloat32<Float32>::multiply, attend<InFloat32<Float32>>},
+    {2, put<InTiles>, multiply_in_session, attend<InTiles>},
+};
+}

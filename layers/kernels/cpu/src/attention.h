@@ -1,0 +1,270 @@
+// Attention over pages: a block of keys and of values at a time becomes strips, so that both
+// products are those of product.h (or an instruction set's own), and the softmax is folded over the
+// blocks (Milakov & Gimelshein 2018, arXiv 1805.02867). Decoding and prefill sum in one order.
+#pragma once
+#include "kernels.h"
+#include "product.h"
+#include "scratch.h"
+#include "vector.h"
+
+namespace {
+
+using ridgeline::Attention;
+using ridgeline::AttentionItem;
+using ridgeline::kDepth;
+using ridgeline::padded;
+
+constexpr int kBlock = 64;  // keys; a token's view of them is the bits of one word
+constexpr float kMasked = -1e30f;
+
+// Elements of two registers in turn, those of their first halves or of their second.
+template <bool second, class Register, int... lane>
+inline Register interleave(Register a, Register b, std::integer_sequence<int, lane...>) {
+  constexpr int kSize = sizeof...(lane), kHalf = second ? kSize / 2 : 0;
+  return __builtin_shufflevector(a, b, (lane / 2 + kHalf + lane % 2 * kSize)...);
+}
+
+// A square of words, as wide as a register, turned.
+inline void transpose(Words (&rows)[kRegisterLanes]) {
+  constexpr int kHalf = kRegisterLanes / 2;
+  UNROLL for (int width = kHalf; width; width /= 2) {
+    Words next[kRegisterLanes];
+    UNROLL for (int i = 0; i < kHalf; i++) {
+      next[2 * i] = interleave<false>(rows[i], rows[i + kHalf], Lanes());
+      next[2 * i + 1] = interleave<true>(rows[i], rows[i + kHalf], Lanes());
+    }
+    UNROLL for (int i = 0; i < kRegisterLanes; i++)
+      rows[i] = next[i];
+  }
+}
+
+// A block of keys as strips of [depth, 16] words; words from `size` on are 0.
+inline void pack_keys(const char* const* keys, int64_t size, int64_t depth, uint32_t* out) {
+  for (int first = 0; first < kBlock; first += kRegisterLanes) {
+    uint32_t* column = out + first / kLanes * depth * kLanes + first % kLanes;
+    int64_t word = 0;
+    for (; word + kRegisterLanes <= size; word += kRegisterLanes) {
+      Words square[kRegisterLanes];
+      UNROLL for (int s = 0; s < kRegisterLanes; s++)
+        square[s] = *(const LooseWords*)(keys[first + s] + 4 * word);
+      transpose(square);
+      UNROLL for (int k = 0; k < kRegisterLanes; k++)
+        *(LooseWords*)(column + (word + k) * kLanes) = square[k];
+    }
+    for (; word < depth; word++)
+      for (int s = 0; s < kRegisterLanes; s++) {
+        uint32_t* to = column + word * kLanes + s;
+        if (word < size)
+          memcpy(to, keys[first + s] + 4 * word, 4);
+        else
+          *to = 0;
+      }
+  }
+}
+
+// A block of values as strips over the keys; features from `width` on are 0.
+inline void pack_values(const float* const* values, int64_t width, float* out) {
+  for (int64_t h = 0; h < width; h += kLanes)
+    for (int s = 0; s < kBlock; s++, out += kLanes)
+      if (h + kLanes <= width)
+        Vector::load(values[s] + h).store(out);
+      else
+        for (int i = 0; i < kLanes; i++) out[i] = h + i < width ? values[s][h + i] : 0;
+}
+inline void pack_values(const uint16_t* const* values, int64_t width, uint16_t* out) {
+  constexpr int kShorts = 2 * kRegisterLanes, kStripSize = kBlock * kLanes;
+  using ShortLanes = std::make_integer_sequence<int, kShorts>;
+  for (int s = 0; s < kBlock; s += 2) {
+    const uint16_t *first = values[s], *second = values[s + 1];
+    auto row_of = [&](int64_t h) {
+      return out + h / kLanes * kStripSize + s * kLanes + h % kLanes * 2;
+    };
+    int64_t h = 0;
+    for (; h + kShorts <= width; h += kShorts) {
+      const Shorts a = *(const LooseShorts*)(first + h), b = *(const LooseShorts*)(second + h);
+      *(LooseShorts*)row_of(h) = interleave<false>(a, b, ShortLanes());
+      *(LooseShorts*)row_of(h + kShorts / 2) = interleave<true>(a, b, ShortLanes());
+    }
+    for (; h < ridgeline::padded(width, kLanes); h++) {
+      uint16_t* to = row_of(h);
+      to[0] = h < width ? first[h] : 0;
+      to[1] = h < width ? second[h] : 0;
+    }
+  }
+}
+
+// Which keys [start, start + 64) a token sees, as bits.
+inline uint64_t visible(const Attention& a, int64_t token, int64_t start) {
+  auto up_to = [](int64_t n) { return n <= 0 ? 0 : n >= kBlock ? ~0ull : (1ull << n) - 1; };
+  uint64_t seen = up_to(a.last[token] - start + 1);
+  if (a.first) seen &= ~up_to(a.first[token] - start);
+  if (a.tree_start) {
+    const int64_t shift = a.tree_start[token] - start;  // of the row's own tokens in the block
+    const uint64_t bits = (uint32_t)a.tree_bits[token];
+    if (shift < kBlock) {
+      const uint64_t own = shift >= 0 ? bits << shift : -shift < 32 ? bits >> -shift : 0;
+      seen &= up_to(shift) | own;
+    }
+  }
+  return seen;
+}
+
+// Folds a row's scores of a block into its softmax: the weights in their place, and the factor by
+// which what was summed before is scaled.
+template <class Arithmetic>
+inline float fold(const float* scores, uint64_t seen, float cap, float& top, float& mass,
+                  typename Arithmetic::Activation* weights) {
+  Vector score[kBlock / kLanes], highest = Vector::splat(kMasked);
+  UNROLL for (int i = 0; i < kBlock / kLanes; i++) {
+    Vector s = Vector::load(scores + i * kLanes);
+    if (cap > 0) s = soft_cap(s, cap);
+    score[i] = ~seen ? select((uint32_t)(seen >> (i * kLanes)) & 0xffff, s, kMasked) : s;
+    highest = maximum(score[i], highest);
+  }
+  const float before = top, now = largest(highest);
+  top = now > before ? now : before;
+  Vector total = Vector::splat(0);
+  UNROLL for (int i = 0; i < kBlock / kLanes; i++) {
+    const Vector weight = exponential(score[i] - Vector::splat(top));
+    total = total + weight;
+    Arithmetic::put(weight, weights + i * kLanes);
+  }
+  const float decay = top == before ? 1 : largest(exponential(Vector::splat(before - top)));
+  mass = mass * decay + sum(total);
+  return decay;
+}
+
+// One item: the state of its softmaxes, and the strips of the block at hand. Rows of a KV head are
+// its query heads for each token in turn.
+template <class Arithmetic>
+class Attender {
+ public:
+  Attender(const Attention& a, const AttentionItem& item, Scratch& scratch) : a_(a), item_(item) {
+    carve(nullptr);
+    carve(scratch.reserve(num_bytes_));
+  }
+
+  void run() {
+    start();
+    int64_t begin = INT64_MAX, end = 0;  // of the keys that any token sees
+    for (int64_t t = first_token_; t < first_token_ + tokens_; t++) {
+      if (!a_.valid[t]) continue;
+      const int64_t first = a_.first ? a_.first[t] : 0, stop = a_.last[t] + 1;
+      begin = first < begin ? first : begin;
+      end = stop > end ? stop : end;
+    }
+    for (int64_t start = begin / kBlock * kBlock; start < end; start += kBlock)
+      fold_block(start, (int)(end - start < kBlock ? end - start : kBlock));
+    finish();
+  }
+
+ private:
+  using Element = typename Arithmetic::Element;
+  using Activation = typename Arithmetic::Activation;
+  static constexpr int64_t kWordElements = 4 / sizeof(Element);
+
+  void carve(void* memory) {
+    Carver carver(memory);
+    q_ = carver.take<Activation>(heads_ * rows_ * depth_);
+    weights_ = carver.take<Activation>(rows_ * kBlock);
+    scores_ = carver.take<float>(rows_ * kBlock);
+    out_ = carver.take<float>(heads_ * rows_ * wide_);
+    top_ = carver.take<float>(heads_ * rows_);
+    mass_ = carver.take<float>(heads_ * rows_);
+    keys_ = carver.take<Element>(kBlock * depth_);
+    values_ = carver.take<Element>(kBlock * wide_);
+    seen_ = carver.take<uint64_t>(tokens_);
+    num_bytes_ = carver.taken();
+  }
+
+  // Calls visit(row of the state, token of the rectangle, query head).
+  template <class Visit>
+  void each_row(Visit visit) const {
+    for (int64_t head = 0; head < heads_; head++)
+      for (int64_t r = 0; r < rows_; r++)
+        visit(head * rows_ + r, first_token_ + r / group_,
+              (item_.first_head + head) * group_ + r % group_);
+  }
+
+  void start() {
+    each_row([&](int64_t row, int64_t token, int64_t query_head) {
+      const auto* q = (const Element*)a_.q + (token * a_.num_heads + query_head) * a_.width;
+      put<Arithmetic>(q, sizeof(Element) == 4, a_.width, depth_, q_ + row * depth_);
+      top_[row] = a_.sinks ? a_.sinks[query_head] : kMasked;
+      mass_[row] = 1;
+      memset(out_ + row * wide_, 0, wide_ * sizeof(float));
+    });
+  }
+
+  void fold_block(int64_t start, int count) {
+    // After the last token stands itself again: nobody sees it, and its values are finite.
+    const Element* rows[kBlock];
+    const int64_t row_width = 2 * a_.kv_heads * a_.width;
+    for (int s = 0; s < kBlock; s++) {
+      const int64_t key = start + (s < count ? s : count - 1);
+      const int64_t page = a_.table[item_.y * a_.table_columns + key / a_.page_tokens];
+      rows[s] =
+          (const Element*)a_.pages + (page * a_.page_tokens + key % a_.page_tokens) * row_width;
+    }
+    for (int64_t t = 0; t < tokens_; t++) seen_[t] = visible(a_, first_token_ + t, start);
+    for (int64_t head = 0; head < heads_; head++) {
+      const char* keys[kBlock];
+      const Element* values[kBlock];
+      for (int s = 0; s < kBlock; s++) {
+        const Element* key = rows[s] + (item_.first_head + head) * a_.width;
+        keys[s] = (const char*)key;
+        values[s] = key + a_.kv_heads * a_.width;
+      }
+      pack_keys(keys, a_.width / kWordElements, depth_ / kWordElements, (uint32_t*)keys_);
+      pack_values(values, a_.width, values_);
+      fold_head(head * rows_);
+    }
+  }
+
+  void fold_head(int64_t first) {
+    float* out = out_ + first * wide_;
+    Arithmetic::multiply({keys_, kBlock / kLanes, depth_, q_ + first * depth_, rows_, scores_,
+                          kBlock, false, false});
+    for (int64_t r = 0; r < rows_; r++) {
+      const float decay =
+          fold<Arithmetic>(scores_ + r * kBlock, seen_[r / group_], a_.score_cap, top_[first + r],
+                           mass_[first + r], weights_ + r * kBlock);
+      if (decay == 1) continue;
+      for (float* sum = out + r * wide_; sum < out + (r + 1) * wide_; sum += kLanes)
+        (Vector::load(sum) * Vector::splat(decay)).store(sum);
+    }
+    Arithmetic::multiply(
+        {values_, wide_ / kLanes, kBlock, weights_, rows_, out, wide_, true, false});
+  }
+
+  void finish() {
+    each_row([&](int64_t row, int64_t token, int64_t query_head) {
+      float* to = a_.out + (token * a_.num_heads + query_head) * a_.width;
+      for (int64_t h = 0; h < a_.width; h++) to[h] = out_[row * wide_ + h] / mass_[row];
+    });
+  }
+
+  const Attention& a_;
+  const AttentionItem& item_;
+  const int64_t group_ = a_.num_heads / a_.kv_heads;
+  const int64_t tokens_ = item_.stop_token - item_.first_token;
+  const int64_t heads_ = item_.stop_head - item_.first_head;
+  const int64_t rows_ = tokens_ * group_;  // of a KV head
+  const int64_t first_token_ = item_.y * a_.num_tokens + item_.first_token;
+  const int64_t depth_ = padded(a_.width, kDepth), wide_ = padded(a_.width, kLanes);
+  size_t num_bytes_;
+  Activation *q_, *weights_;
+  float *scores_, *out_, *top_, *mass_;
+  Element *keys_, *values_;
+  uint64_t* seen_;
+};
+
+// `Kernels::attend`.
+template <class Arithmetic>
+void attend(const Attention& a, const AttentionItem& item) {
+  static thread_local Scratch scratch;
+  [[maybe_unused]] typename Arithmetic::Session session;
+  Attender<Arithmetic>(a, item, scratch).run();
+}
+
+}  // namespace

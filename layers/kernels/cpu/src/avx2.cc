@@ -1,0 +1,11 @@
+// AVX2 and FMA.
+#include "attention.h"
+#include "product.h"
+
+namespace ridgeline {
+const InstructionSet kAvx2 = {
+    "avx2",
+    {4, put<InFloat32<Float32>>, InFloat32<Float32>::multiply, attend<InFloat32<Float32>>},
+    {4, put<InFloat32<Bfloat16>>, InFloat32<Bfloat16>::multiply, attend<InFloat32<Bfloat16>>},
+};
+}

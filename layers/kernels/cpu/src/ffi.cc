@@ -1,0 +1,204 @@
+// The library's functions as XLA calls them, and the packing of weights as Python does.
+#include "xla/ffi/api/ffi.h"
+
+#include <cstring>
+
+#include "dispatch.h"
+#include "parallel.h"
+#include "scratch.h"
+
+namespace ffi = xla::ffi;
+
+namespace ridgeline {
+
+using Integers = ffi::Buffer<ffi::S32>;
+
+namespace {
+
+// Kernels for a type of weights or of pages: bfloat16 is kept as its bits.
+const Kernels* kernels_of(ffi::DataType type) {
+  if (type == ffi::DataType::F32) return &chosen().float32;
+  return type == ffi::DataType::U16 ? &chosen().bfloat16 : nullptr;
+}
+
+// y = x w^T: x [T, D] of float32 or bfloat16, w in strips, y float32 [T, F].
+ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w,
+                  ffi::Result<ffi::BufferR2<ffi::F32>> y) {
+  if (x.dimensions().size() != 2)
+    return ffi::Error::InvalidArgument("ridgeline_linear: x is not a matrix");
+  const int64_t T = x.dimensions()[0], D = x.dimensions()[1], F = y->dimensions()[1];
+  const bool is_float = x.element_type() == ffi::DataType::F32;
+  const Kernels* found = kernels_of(w.element_type());
+  if (!found || (!is_float && x.element_type() != ffi::DataType::BF16))
+    return ffi::Error::InvalidArgument("ridgeline_linear: x or w of another type");
+  const Kernels& kernels = *found;
+  const int64_t bytes = kernels.activation_bytes, depth = padded(D, kDepth);
+  const int64_t strips = padded(F, kStrip) / kStrip;
+  const int64_t strip_bytes = depth * kStrip * (w.element_type() == ffi::DataType::F32 ? 4 : 2);
+  if ((int64_t)w.size_bytes() != strips * strip_bytes || y->dimensions()[0] != T)
+    return ffi::Error::InvalidArgument("ridgeline_linear: shapes do not go together");
+  if (T * F == 0) return ffi::Error::Success();
+  if (D == 0) {
+    memset(y->typed_data(), 0, T * F * sizeof(float));
+    return ffi::Error::Success();
+  }
+  static thread_local Scratch scratch;
+  const char* rows = (const char*)x.untyped_data();
+  const bool is_ready = bytes == (is_float ? 4 : 2) && depth == D;
+  char* own = is_ready ? nullptr : (char*)scratch.reserve(T * depth * bytes);
+  if (own) rows = own;
+
+  constexpr int64_t kPutRows = 8, kBlockBytes = 1 << 20;
+  const int64_t block_rows =
+      kBlockBytes / (depth * bytes) < 64 ? 64 : kBlockBytes / (depth * bytes);
+  // Enough strips for the caller to be worth a claim, few enough for both threads to end together.
+  int64_t together = T <= 2 ? 16 : T <= 32 ? 8 : 4;
+  while (together > 4 && strips < 8 * together) together /= 2;
+  const int64_t shares = (strips + together - 1) / together,
+                blocks = (T + block_rows - 1) / block_rows;
+  auto work = [&](int phase, int64_t piece) {
+    if (phase == 0) {
+      for (int64_t t = piece * kPutRows; t < T && t < (piece + 1) * kPutRows; t++)
+        kernels.put((const char*)x.untyped_data() + t * D * (is_float ? 4 : 2), is_float, D, depth,
+                    own + t * depth * bytes);
+      return;
+    }
+    const int64_t row = piece / shares * block_rows, first = piece % shares * together;
+    Product p;
+    p.depth = depth;
+    p.x = rows + row * depth * bytes;
+    p.num_rows = T - row < block_rows ? T - row : block_rows;
+    p.accumulates = false;
+    p.strips = (const char*)w.untyped_data() + first * strip_bytes;
+    p.num_strips = strips - first < together ? strips - first : together;
+    p.y = y->typed_data() + row * F + first * kStrip;
+    p.y_stride = F;
+    const int64_t whole = F / kStrip - first;  // the last strip may be wider than y
+    if (whole >= p.num_strips) return kernels.multiply(p);
+    static thread_local Scratch last;
+    float* const wide = (float*)last.reserve(p.num_rows * p.num_strips * kStrip * 4);
+    float* const out = p.y;
+    p.y = wide;
+    p.y_stride = p.num_strips * kStrip;
+    kernels.multiply(p);
+    for (int64_t t = 0; t < p.num_rows; t++)
+      memcpy(out + t * F, wide + t * p.y_stride, (F - first * kStrip) * 4);
+  };
+  parallel(pool, {own ? (T + kPutRows - 1) / kPutRows : 0, shares * blocks}, work);
+  return ffi::Error::Success();
+}
+
+const int32_t* unless_empty(const Integers& x) {
+  return x.element_count() ? x.typed_data() : nullptr;
+}
+
+// Attention of a rectangle over pages, as kernels.h has it. An array that is not there is empty.
+ffi::Error attend(ffi::ThreadPool pool, float score_cap, ffi::AnyBuffer q, ffi::AnyBuffer pages,
+                  ffi::BufferR2<ffi::S32> table, ffi::BufferR2<ffi::PRED> valid,
+                  ffi::BufferR2<ffi::S32> last, Integers first, Integers tree_start,
+                  Integers tree_bits, ffi::BufferR1<ffi::F32> sinks,
+                  ffi::Result<ffi::Buffer<ffi::F32>> out) {
+  const auto shape = q.dimensions(), page_shape = pages.dimensions();
+  const bool is_float = q.element_type() == ffi::DataType::F32;
+  const Kernels* kernels = kernels_of(pages.element_type());
+  if (!kernels || is_float != (pages.element_type() == ffi::DataType::F32) ||
+      (!is_float && q.element_type() != ffi::DataType::BF16))
+    return ffi::Error::InvalidArgument("ridgeline_attend: q or pages of another type");
+  if (shape.size() != 4 || page_shape.size() != 3)
+    return ffi::Error::InvalidArgument("ridgeline_attend: q or pages of another rank");
+  if (q.element_count() == 0) return ffi::Error::Success();
+  const int64_t Y = shape[0];
+  Attention a;
+  a.num_tokens = shape[1];
+  a.num_heads = shape[2];
+  a.width = shape[3];
+  a.page_tokens = page_shape[1];
+  a.kv_heads = page_shape[2] / (2 * a.width);
+  a.table_columns = table.dimensions()[1];
+  a.score_cap = score_cap;
+  a.q = q.untyped_data();
+  a.pages = pages.untyped_data();
+  a.table = table.typed_data();
+  a.valid = (const uint8_t*)valid.untyped_data();
+  a.last = last.typed_data();
+  a.first = unless_empty(first);
+  a.tree_start = unless_empty(tree_start);
+  a.tree_bits = unless_empty(tree_bits);
+  a.sinks = sinks.element_count() ? sinks.typed_data() : nullptr;
+  a.out = out->typed_data();
+  const int64_t tokens = Y * a.num_tokens;
+  auto fits = [&](const auto& x) {
+    return !x.element_count() || (int64_t)x.element_count() == tokens;
+  };
+  if (page_shape[2] != 2 * a.kv_heads * a.width || !a.kv_heads || a.num_heads % a.kv_heads ||
+      table.dimensions()[0] != Y || (int64_t)valid.element_count() != tokens ||
+      (int64_t)last.element_count() != tokens || !fits(first) || !fits(tree_start) ||
+      !fits(tree_bits) || (a.sinks && (int64_t)sinks.element_count() != a.num_heads))
+    return ffi::Error::InvalidArgument("ridgeline_attend: shapes do not go together");
+  constexpr int64_t kTileRows = 128;
+  const int64_t rows = a.num_tokens * a.num_heads / a.kv_heads;
+  const int64_t most = (rows + kTileRows - 1) / kTileRows, tile = (a.num_tokens + most - 1) / most;
+  const int64_t tiles = (a.num_tokens + tile - 1) / tile;
+  // All heads of a row together, since they lie together, unless that leaves a thread without work.
+  const int64_t heads = Y * tiles >= 4 * pool.num_threads() ? a.kv_heads : 1;
+  const int64_t parts = (a.kv_heads + heads - 1) / heads;
+  auto work = [&](int, int64_t piece) {
+    AttentionItem item;
+    item.y = piece / (tiles * parts);
+    item.first_head = piece % parts * heads;
+    item.stop_head = item.first_head + heads;
+    item.first_token = piece / parts % tiles * tile;
+    item.stop_token =
+        item.first_token + tile < a.num_tokens ? item.first_token + tile : a.num_tokens;
+    kernels->attend(a, item);
+  };
+  parallel(pool, {Y * tiles * parts}, work);
+  return ffi::Error::Success();
+}
+
+}  // namespace
+}  // namespace ridgeline
+
+#pragma GCC visibility push(default)
+
+extern "C" {
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_linear, ridgeline::linear,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Ret<ffi::BufferR2<ffi::F32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_attend, ridgeline::attend,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Attr<float>("score_cap")
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::BufferR2<ffi::S32>>()
+                                  .Arg<ffi::BufferR2<ffi::PRED>>()
+                                  .Arg<ffi::BufferR2<ffi::S32>>()
+                                  .Arg<ridgeline::Integers>()
+                                  .Arg<ridgeline::Integers>()
+                                  .Arg<ridgeline::Integers>()
+                                  .Arg<ffi::BufferR1<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>());
+
+// Rows [F, D] of elements of 2 or 4 bytes as strips (kernels.h); `out` has room for the padding.
+void ridgeline_pack(const void* rows, int64_t F, int64_t D, int64_t bytes, void* out) {
+  using namespace ridgeline;
+  const int64_t depth = padded(D, kDepth);
+  memset(out, 0, padded(F, kStrip) * depth * bytes);
+  const int64_t pair = 4 / bytes;  // elements of a word
+  for (int64_t f = 0; f < F; f++) {
+    char* strip = (char*)out + f / kStrip * depth * kStrip * bytes + f % kStrip * 4;
+    const char* row = (const char*)rows + f * D * bytes;
+    int64_t k = 0;
+    for (; k + pair <= D; k += pair) memcpy(strip + k / pair * kStrip * 4, row + k * bytes, 4);
+    if (k < D) memcpy(strip + k / pair * kStrip * 4, row + k * bytes, (D - k) * bytes);
+  }
+}
+}
+
+#pragma GCC visibility pop

@@ -1,0 +1,129 @@
+// Products with strips: each (row, feature) has one accumulator that goes through the depth in
+// order, so a row's bits do not depend on the rows beside it.
+#pragma once
+#include "kernels.h"
+#include "vector.h"
+
+namespace {
+
+using ridgeline::kStrip;
+using ridgeline::Product;
+
+// Weights of float32, a row of depth at a time.
+struct Float32 {
+  using Element = float;
+  static constexpr int kStep = 1;
+  static void load(const Element* strip, int64_t k, Vector (&w)[kStep]) {
+    w[0] = Vector::load(strip + k * kStrip);
+  }
+};
+
+// Weights of bfloat16, two rows of depth at a time, multiplied as float32.
+struct Bfloat16 {
+  using Element = uint16_t;
+  static constexpr int kStep = 2;
+  static void load(const Element* strip, int64_t k, Vector (&w)[kStep]) {
+    Words words[kRegisters];
+    UNROLL for (int i = 0; i < kRegisters; i++)
+      words[i] = *(const LooseWords*)(strip + k * kStrip + i * 2 * kRegisterLanes);
+    w[0] = first_of_pairs(words);
+    w[1] = second_of_pairs(words);
+  }
+};
+
+template <class Format, int ROWS, int STRIPS>
+void tile(const Product& p, int64_t strip, int64_t row) {
+  constexpr int kStep = Format::kStep;
+  const auto* weights = (const typename Format::Element*)p.strips + strip * p.depth * kStrip;
+  const float* x = (const float*)p.x + row * p.depth;
+  float* y = p.y + row * p.y_stride + strip * kStrip;
+  Vector sums[ROWS][STRIPS];
+  UNROLL for (int r = 0; r < ROWS; r++) UNROLL
+    for (int s = 0; s < STRIPS; s++)
+      sums[r][s] = p.accumulates ? Vector::load(y + r * p.y_stride + s * kStrip) : Vector::splat(0);
+  for (int64_t k = 0; k < p.depth; k += kStep) {
+    Vector w[STRIPS][kStep];
+    UNROLL for (int s = 0; s < STRIPS; s++) {
+      const auto* from = weights + s * p.depth * kStrip;
+      __builtin_prefetch((const char*)(from + k * kStrip) + 2048);
+      Format::load(from, k, w[s]);
+    }
+    UNROLL for (int step = 0; step < kStep; step++) UNROLL
+      for (int r = 0; r < ROWS; r++) {
+        const Vector factor = Vector::splat(x[r * p.depth + k + step]);
+        UNROLL for (int s = 0; s < STRIPS; s++)
+          sums[r][s] = multiply_add(w[s][step], factor, sums[r][s]);
+      }
+  }
+  UNROLL for (int r = 0; r < ROWS; r++) UNROLL
+    for (int s = 0; s < STRIPS; s++) sums[r][s].store(y + r * p.y_stride + s * kStrip);
+}
+
+// Strips that a tile of so many rows has registers for.
+constexpr int strips_for(int rows) {
+  const int most = kAccumulators / rows, even = rows == 1 ? 8 : rows == 2 ? 6 : rows <= 4 ? 4 : 2;
+  return most < 1 ? 1 : most < even ? most : even;
+}
+
+constexpr int kMostRows = kAccumulators > 12 ? 12 : kAccumulators;
+
+// All strips for ROWS rows.
+template <class Format, int ROWS>
+void tiles(const Product& p, int64_t strip, int64_t stop, int64_t row) {
+  constexpr int kStrips = strips_for(ROWS);
+  for (; strip + kStrips <= stop; strip += kStrips) tile<Format, ROWS, kStrips>(p, strip, row);
+  for (; strip < stop; strip++) tile<Format, ROWS, 1>(p, strip, row);
+}
+
+template <class Format, int ROWS = kMostRows>
+void tiles_of(int rows, const Product& p, int64_t strip, int64_t stop, int64_t row) {
+  if constexpr (ROWS > 1)
+    if (rows < ROWS) return tiles_of<Format, ROWS - 1>(rows, p, strip, stop, row);
+  tiles<Format, ROWS>(p, strip, stop, row);
+}
+
+// `Kernels::multiply`: rows in equal groups, a few strips at a time while they are in the cache.
+template <class Format>
+void multiply(const Product& p) {
+  const int64_t groups = (p.num_rows + kMostRows - 1) / kMostRows;
+  const int64_t together = groups == 1 ? p.num_strips : strips_for(kMostRows);
+  for (int64_t strip = 0; strip < p.num_strips; strip += together) {
+    const int64_t stop = strip + together < p.num_strips ? strip + together : p.num_strips;
+    for (int64_t g = 0; g < groups; g++) {
+      const int64_t row = p.num_rows * g / groups, end = p.num_rows * (g + 1) / groups;
+      tiles_of<Format>((int)(end - row), p, strip, stop, row);
+    }
+  }
+}
+
+// `Kernels::put`.
+template <class Arithmetic>
+void put(const void* row, bool is_float32, int64_t size, int64_t depth, void* out) {
+  auto* x = (typename Arithmetic::Activation*)out;
+  auto load = [&](int64_t k) {
+    return is_float32 ? Vector::load((const float*)row + k) : widen((const uint16_t*)row + k);
+  };
+  int64_t k = 0;
+  for (; k + kLanes <= size; k += kLanes) Arithmetic::put(load(k), x + k);
+  if (k < size) {
+    const int64_t bytes = is_float32 ? 4 : 2;
+    char rest[kLanes * 4] = {};
+    memcpy(rest, (const char*)row + k * bytes, (size - k) * bytes);
+    Arithmetic::put(is_float32 ? Vector::load((const float*)rest) : widen((const uint16_t*)rest),
+                    x + k);
+    k += kLanes;
+  }
+  memset(x + k, 0, (depth - k) * sizeof(*x));
+}
+
+// Arithmetic in float32, as attention.h takes it.
+template <class Format>
+struct InFloat32 {
+  using Element = typename Format::Element;
+  using Activation = float;
+  struct Session {};
+  static void put(const Vector& v, float* x) { v.store(x); }
+  static void multiply(const Product& p) { ::multiply<Format>(p); }
+};
+
+}  // namespace

@@ -1,0 +1,180 @@
+// Sixteen floats, in as many registers as the processor needs for them. Compiled once for each
+// instruction set, so everything is internal to its translation unit.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#define UNROLL _Pragma("GCC unroll 16")
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kRegisterBytes = 64, kAccumulators = 24;
+#elif defined(__AVX2__)
+constexpr int kRegisterBytes = 32, kAccumulators = 6;
+#else
+constexpr int kRegisterBytes = 16, kAccumulators = 6;
+#endif
+constexpr int kLanes = 16;
+constexpr int kRegisterLanes = kRegisterBytes / 4;
+constexpr int kRegisters = kLanes / kRegisterLanes;
+
+typedef float Floats __attribute__((vector_size(kRegisterBytes)));
+typedef float LooseFloats __attribute__((vector_size(kRegisterBytes), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(kRegisterBytes)));
+typedef uint32_t Words __attribute__((vector_size(kRegisterBytes)));
+typedef uint32_t LooseWords __attribute__((vector_size(kRegisterBytes), aligned(4), may_alias));
+typedef uint16_t Halves __attribute__((vector_size(kRegisterBytes / 2)));
+typedef uint16_t LooseHalves
+    __attribute__((vector_size(kRegisterBytes / 2), aligned(2), may_alias));
+typedef uint16_t Shorts __attribute__((vector_size(kRegisterBytes)));
+typedef uint16_t LooseShorts __attribute__((vector_size(kRegisterBytes), aligned(2), may_alias));
+
+struct Vector {
+  Floats part[kRegisters];
+
+  static Vector splat(float value) {
+    Vector v;
+    UNROLL for (auto& part : v.part)
+      part = Floats{} + value;
+    return v;
+  }
+  static Vector load(const float* p) {
+    Vector v;
+    UNROLL for (int i = 0; i < kRegisters; i++)
+      v.part[i] = *(const LooseFloats*)(p + i * kRegisterLanes);
+    return v;
+  }
+  void store(float* p) const {
+    UNROLL for (int i = 0; i < kRegisters; i++)
+      *(LooseFloats*)(p + i * kRegisterLanes) = part[i];
+  }
+};
+
+#define LANEWISE(name, expression)                       \
+  inline Vector name(const Vector& a, const Vector& b) { \
+    Vector v;                                            \
+    UNROLL for (int i = 0; i < kRegisters; i++) {        \
+      const Floats x = a.part[i], y = b.part[i];         \
+      v.part[i] = expression;                            \
+    }                                                    \
+    return v;                                            \
+  }
+LANEWISE(operator+, x + y)
+LANEWISE(operator-, x - y)
+LANEWISE(operator*, x* y)
+LANEWISE(maximum, x > y ? x : y)
+#undef LANEWISE
+
+// a b + c, rounded once where the processor can.
+inline Vector multiply_add(const Vector& a, const Vector& b, const Vector& c) {
+  Vector v;
+  UNROLL for (int i = 0; i < kRegisters; i++)
+    v.part[i] = a.part[i] * b.part[i] + c.part[i];
+  return v;
+}
+
+using Lanes = std::make_integer_sequence<int, kRegisterLanes>;
+
+// A register whose lanes moved down by `distance`, around its end.
+template <int distance, int... lane>
+inline Floats rotate(Floats v, std::integer_sequence<int, lane...>) {
+  return __builtin_shufflevector(v, v, (lane + distance) % kRegisterLanes...);
+}
+
+// All lanes as one: each with the one half of the rest away, whatever the registers.
+template <class Combine>
+inline float reduce(const Vector& v, Combine combine) {
+  Floats part[kRegisters];
+  UNROLL for (int i = 0; i < kRegisters; i++)
+    part[i] = v.part[i];
+  UNROLL for (int half = kRegisters / 2; half; half /= 2) UNROLL
+    for (int i = 0; i < half; i++) part[i] = combine(part[i], part[i + half]);
+  Floats all = part[0];
+  if constexpr (kRegisterLanes == 16) all = combine(all, rotate<8>(all, Lanes()));
+  if constexpr (kRegisterLanes >= 8) all = combine(all, rotate<4>(all, Lanes()));
+  all = combine(all, rotate<2>(all, Lanes()));
+  return combine(all, rotate<1>(all, Lanes()))[0];
+}
+inline float sum(const Vector& v) {
+  return reduce(v, [](Floats a, Floats b) { return a + b; });
+}
+inline float largest(const Vector& v) {
+  return reduce(v, [](Floats a, Floats b) { return a > b ? a : b; });
+}
+
+// e^x for x <= 0: 0 below -87, exactly 1 at 0, NaN for NaN; Cody and Waite's reduction, Cephes'
+// polynomial.
+inline Vector exponential(const Vector& v) {
+  Vector out;
+  UNROLL for (int i = 0; i < kRegisters; i++) {
+    const Floats floor = Floats{} - 87.f;
+    const Floats x = v.part[i] < floor ? floor : v.part[i];
+    const Floats shifted = x * 1.44269504f + 12582912.f;
+    const Floats n = shifted - 12582912.f;
+    Floats r = n * -0.693359375f + x;
+    r = n * 2.12194440e-4f + r;
+    Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + (r + 1.f);
+    const Ints exponent = ((Ints)shifted << 23) + 0x3f800000;
+    out.part[i] = v.part[i] < floor ? Floats{} : p * (Floats)exponent;
+  }
+  return out;
+}
+
+// c tanh(x / c), for c > 0.
+inline Vector soft_cap(const Vector& v, float cap) {
+  constexpr int32_t kSign = INT32_MIN;
+  Vector out;
+  UNROLL for (int i = 0; i < kRegisters; i++)
+    out.part[i] = (Floats)((Ints)v.part[i] | kSign) * (2 / cap);  // -2 |x| / c
+  const Vector e = exponential(out);
+  UNROLL for (int i = 0; i < kRegisters; i++) {
+    const Floats size = cap * (1.f - e.part[i]) / (1.f + e.part[i]);
+    out.part[i] = (Floats)((Ints)size | ((Ints)v.part[i] & kSign));
+  }
+  return out;
+}
+
+// The lanes of `v` whose bit is set, and `other` elsewhere.
+inline Vector select(uint32_t bits, const Vector& v, float other) {
+  Vector out;
+  UNROLL for (int i = 0; i < kRegisters; i++) {
+    Ints bit;
+    UNROLL for (int lane = 0; lane < kRegisterLanes; lane++)
+      bit[lane] = 1 << (i * kRegisterLanes + lane);
+    out.part[i] = (((Ints{} + (int32_t)bits) & bit) != 0) ? v.part[i] : Floats{} + other;
+  }
+  return out;
+}
+
+// Pairs of bfloat16 in 32-bit words: the first of each as floats, and the second.
+inline Vector first_of_pairs(const Words (&words)[kRegisters]) {
+  Vector v;
+  UNROLL for (int i = 0; i < kRegisters; i++)
+    v.part[i] = (Floats)(words[i] << 16);
+  return v;
+}
+inline Vector second_of_pairs(const Words (&words)[kRegisters]) {
+  Vector v;
+  UNROLL for (int i = 0; i < kRegisters; i++)
+    v.part[i] = (Floats)(words[i] & 0xffff0000u);
+  return v;
+}
+
+// Sixteen bfloat16 as floats.
+inline Vector widen(const uint16_t* p) {
+  Vector v;
+  UNROLL for (int i = 0; i < kRegisters; i++) {
+    const Halves halves = *(const LooseHalves*)(p + i * kRegisterLanes);
+    v.part[i] = (Floats)(__builtin_convertvector(halves, Words) << 16);
+  }
+  return v;
+}
+
+}  // namespace

@@ -1,0 +1,151 @@
+"""The native library found, built, damaged and missing; and an engine with it and without."""
+
+import dataclasses
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from inference.runtime import cpu_kernels
+from layers.kernels.cpu import build, library
+from layers.kernels.linear import packed
+from tests import fakes
+from tests.layers import native
+from tests.layers.native import instruction_set  # noqa: F401
+
+MODEL = fakes.llama("bfloat16")
+
+
+@pytest.fixture
+def whole():
+    """The library that this run's engines use."""
+    native.need()
+    found = build.find(Path(os.environ["RIDGELINE_KERNELS"]))
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def unloaded(monkeypatch, tmp_path):
+    """As at the start of a process whose kernels are to lie in an empty folder."""
+    monkeypatch.setattr(library, "_library", None)
+    monkeypatch.setenv("RIDGELINE_KERNELS", str(tmp_path / "kernels"))
+    monkeypatch.delenv("CXX", raising=False)
+    return tmp_path / "kernels"
+
+
+def _load(caplog) -> list[str]:
+    """What is said beside a fresh attempt."""
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        cpu_kernels._load.__wrapped__()
+    return [record.getMessage() for record in caplog.records]
+
+
+def _refused(caplog) -> str:
+    """The line that says why, after the one that says what takes a while."""
+    begun, line = _load(caplog)
+    assert "building the CPU kernels" in begun and "\n" not in line
+    return line
+
+
+def test_without_a_compiler_one_line_says_so(unloaded, monkeypatch, caplog):
+    monkeypatch.setenv("PATH", str(unloaded))
+    monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: None)
+    line = _refused(caplog)
+    assert "XLA's run instead: no C++ compiler was found (g++ 12, clang++, or pip" in line
+    assert not library.is_loaded() and "\n" not in line
+
+
+@pytest.mark.parametrize("command", ["false", "no-such-compiler", "a 'quote"])
+def test_a_compiler_that_fails_leaves_nothing_but_its_log(unloaded, monkeypatch, caplog, command):
+    monkeypatch.setenv("CXX", command)
+    line = _refused(caplog)
+    assert command in line and "\n" not in line
+    assert not library.is_loaded()
+    assert {path.name for path in unloaded.glob("*")} <= {"build.log"}
+
+
+def test_a_folder_that_cannot_be_written(unloaded, monkeypatch, caplog):
+    unloaded.write_text("a file")
+    monkeypatch.setenv("CXX", "false")
+    line = _refused(caplog)
+    assert str(unloaded) in line and not library.is_loaded()
+
+
+def test_a_truncated_library_is_not_loaded(whole, unloaded, monkeypatch, caplog):
+    """Mapped as it is, it would end the process."""
+    unloaded.mkdir()
+    copy = unloaded / whole.name
+    shutil.copy(whole, copy)
+    assert build.find(unloaded) == copy
+    copy.write_bytes(whole.read_bytes()[:-1000])
+    assert build.find(unloaded) is None
+    monkeypatch.setenv("CXX", "false")
+    assert _refused(caplog) and not library.is_loaded()
+
+
+def test_another_library_is_refused(whole, unloaded, monkeypatch, caplog):
+    other = unloaded / whole.name
+    unloaded.mkdir()
+    monkeypatch.setattr(build, "find", lambda folder: other)
+    shutil.copy(jax.lib.__file__, other)
+    (line,) = _load(caplog)
+    assert "XLA's run instead" in line and not library.is_loaded()
+
+
+def test_none_means_none(unloaded, monkeypatch, caplog):
+    monkeypatch.setenv("RIDGELINE_KERNELS", "none")
+    assert _load(caplog) == [] and not library.is_loaded()
+
+
+_PROMPTS = fakes.prompts([70, 3, 33])
+
+
+def _engine(dtype, name):
+    engine = fakes.engine(
+        dataclasses.replace(MODEL, dtype=dtype),
+        shapes="one",
+        max_seqs=3,
+        linear=name,
+        attention=name,
+    )
+    leaves = jax.tree.leaves(engine.model_runner.params, is_leaf=packed.is_packed)
+    assert engine.config.engine.linear == name
+    assert any(map(packed.is_packed, leaves)) == (name == "ffi_cpu")
+    return engine
+
+
+def _scores(engine):
+    return np.concatenate([score.logprobs for score in engine.score(_PROMPTS)])
+
+
+def test_float32_gives_the_same_answers(instruction_set):  # noqa: F811
+    both = [_engine("float32", name) for name in ("reference", "ffi_cpu")]
+    np.testing.assert_allclose(*map(_scores, both), atol=1e-4)
+    reference, own = (engine.generate(_PROMPTS, fakes.greedy(12)) for engine in both)
+    assert [each.token_ids for each in reference] == [each.token_ids for each in own]
+
+
+def test_bfloat16_is_no_less_exact(instruction_set):  # noqa: F811
+    """Than XLA's products and attention are, against float32."""
+    exact = _scores(_engine("float32", "reference"))
+    reference, own = (
+        np.abs(_scores(_engine("bfloat16", name)) - exact).mean()
+        for name in ("reference", "ffi_cpu")
+    )
+    assert own < 1.1 * reference
+
+
+def test_a_tied_table_is_kept_once():
+    native.need()
+    tied = dataclasses.replace(MODEL, tied=True)
+    params = fakes.engine(tied, max_seqs=2).model_runner.params
+    assert "head" not in params and packed.is_packed(params["embed"]["table"])
+    params = fakes.engine(MODEL, max_seqs=2).model_runner.params
+    assert packed.is_packed(params["head"]["table"])
+    assert not packed.is_packed(params["embed"]["table"])

@@ -1,0 +1,35 @@
+"""The native library for tests: on every instruction set that this machine has."""
+
+import pytest
+
+from configs.errors import InputError
+from inference.runtime import cpu_kernels
+from layers.kernels.attention import ffi_cpu
+from layers.kernels.attention.contract import Demand
+from layers.kernels.cpu import library
+from layers.kernels.device import Device
+
+INSTRUCTION_SETS = "amx", "avx512", "avx2", "neon"
+
+
+def need(page_format=None) -> None:
+    """Skips a test where the library, or a reader of such pages, is not there."""
+    cpu_kernels.load()
+    if not library.is_loaded():
+        pytest.skip("the native library is not there")
+    if page_format is not None:
+        asked = Demand(page_format.kv_heads, page_format, 64, deterministic=True)
+        if reason := ffi_cpu.limit(asked, Device("cpu", "cpu", 1)):
+            pytest.skip(reason)
+
+
+@pytest.fixture(params=INSTRUCTION_SETS)
+def instruction_set(request):
+    """Each that the processor has, in turn."""
+    need()
+    try:
+        yield library.use(request.param)
+    except InputError as error:
+        pytest.skip(str(error))
+    finally:
+        library.use(None)
