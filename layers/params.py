@@ -1,11 +1,15 @@
 """Parameters from their declarations (`configs/kinds/params.py`): random values, shapes, bytes."""
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from configs.kinds.params import ParamInfo
+
+_ALIGNMENT = 64  # bytes
 
 Params = Any  # a pytree of arrays with the structure of its declaration
 
@@ -32,6 +36,15 @@ def _init_leaf(info: ParamInfo, key: jax.Array) -> jax.Array:
 def abstract(infos: Any) -> Any:
     """Shapes and dtypes without arrays, for compiling ahead of time."""
     return jax.tree.map(lambda i: jax.ShapeDtypeStruct(i.shape, i.format), infos, is_leaf=is_info)
+
+
+def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Memory with arbitrary values, which JAX adopts as an array on a CPU instead of copying it."""
+    dtype = jnp.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def num_bytes(infos: Any) -> int:

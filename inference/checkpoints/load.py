@@ -20,7 +20,6 @@ Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what is 
 Place = Callable[[ParamInfo, np.ndarray], Any]  # a leaf of the parameters, on the device
 
 _WORKERS = 2  # one reads while the other waits for the disk, or both check digests
-_ALIGNMENT = 64  # bytes; JAX adopts a buffer aligned like this instead of copying it
 _SHOWN = 3
 _AHEAD = 16  # parameters that are read, or being read, ahead of what was asked for
 
@@ -56,12 +55,13 @@ def load_params(
     leaves = {}
 
     def read(path: str) -> Any:
-        buffer, stored = _aligned(declared[path]), name_map(path)
+        info, stored = declared[path], name_map(path)
+        buffer = params.aligned(info.shape, info.format)
         read_into = None if len(stored.names) > 1 or stored.transposed else source.read_into
         if read_into is None or not read_into(stored.names[0], buffer):
             fill(buffer, rows_of(source, stored))
         with jax.default_device(device):
-            return place(declared[path], buffer)
+            return place(info, buffer)
 
     for path, leaf in _in_order(read, declared):
         leaves[path] = leaf
@@ -151,11 +151,3 @@ def fill(buffer: np.ndarray, blocks: Iterable[np.ndarray]) -> None:
     for block in blocks:
         buffer[start : start + len(block)] = block
         start += len(block)
-
-
-def _aligned(info: ParamInfo) -> np.ndarray:
-    dtype = jax.numpy.dtype(info.format)
-    num_bytes = info.elements * dtype.itemsize
-    raw = np.empty(num_bytes + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + num_bytes].view(dtype).reshape(info.shape)

@@ -26,7 +26,8 @@ def load(path: Path) -> str:
     """Loads the library; the name of the instruction set that it uses here.
 
     Raises:
-        OSError: it is no library of this kind, or this processor lacks what all its kernels need.
+        OSError: it is not the library of these kernels, another one was loaded before, or this
+            processor lacks what all its kernels need.
     """
     global _library
     found = ctypes.CDLL(str(path))
@@ -41,9 +42,12 @@ def load(path: Path) -> str:
         raise OSError(f"not the library of Ridgeline's kernels ({error})") from None
     name = found.ridgeline_use(None)
     if name is None:
-        raise OSError("this processor has neither AVX2 with FMA nor NEON")
-    for target, function in functions:
-        jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(function), platform="cpu")
+        raise OSError("this processor lacks what x86-64-v3 has, AVX2 and FMA among it")
+    try:
+        for target, function in functions:
+            jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(function), platform="cpu")
+    except RuntimeError as error:  # another one has taken the names
+        raise OSError(str(error)) from None
     _library = found
     return str(name, "ascii")
 

@@ -15,8 +15,7 @@ import numpy as np
 
 from layers.kernels.cpu import library
 from layers.kernels.cpu.library import DEPTH, STRIP
-
-_ALIGNMENT = 64  # bytes; JAX adopts a buffer aligned like this instead of copying it
+from layers.params import aligned
 
 
 @functools.partial(
@@ -43,10 +42,10 @@ def pack(matrix_FD: jax.Array | np.ndarray) -> Packed:
     dtype = str(rows_FD.dtype)
     strips, depth = -(-F // STRIP), -(-D // DEPTH) * DEPTH
     if dtype == "float32":
-        data = _aligned((strips, depth, STRIP), np.float32)
+        data = aligned((strips, depth, STRIP), np.float32)
     else:
         assert dtype == "bfloat16", dtype
-        data = _aligned((strips, depth // 2, STRIP, 2), np.uint16)
+        data = aligned((strips, depth // 2, STRIP, 2), np.uint16)
     library.pack(rows_FD, data)
     return Packed(jax.device_put(data), dtype, (F, D))
 
@@ -70,10 +69,3 @@ def rows(w: Packed, ids_T: jax.Array) -> jax.Array:
     if w.dtype == "bfloat16":
         found = jax.lax.bitcast_convert_type(found, jnp.bfloat16).reshape(len(ids_T), -1)
     return found[:, : w.shape[1]].astype(jnp.float32)
-
-
-def _aligned(shape: tuple[int, ...], dtype: type) -> np.ndarray:
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    raw = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + size].view(dtype).reshape(shape)
