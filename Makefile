@@ -26,6 +26,10 @@ AOT := cuda-py312 cuda-py311 tpu-py311
 AOT_ENV := JAX_PLATFORMS=cpu CUDA_VISIBLE_DEVICES= TPU_SKIP_MDS_QUERY=1 TPU_ACCELERATOR_TYPE=v6e-4 \
 	TPU_WORKER_HOSTNAMES=localhost TPU_WORKER_ID=0 ALLOW_MULTIPLE_LIBTPU_LOAD=1
 
+# Processors that `make wheel` compiles the CPU kernels for.
+WHEELS ?= x86_64 aarch64
+ZIG := .venv-zig/bin/python -m ziglang
+
 SANITIZERS := -g -fsanitize=address,undefined -fno-sanitize-recover=undefined
 
 INSTALL := -m pip --disable-pip-version-check install -qq
@@ -39,7 +43,7 @@ IS_NEW_ENOUGH = -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ridgeli
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-sanitized check test-py312 test-aot device golden lock clean
+.PHONY: help run test test-long test-sanitized check test-py312 test-aot test-aarch64 device golden wheel lock clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -74,9 +78,16 @@ test-sanitized: .venv/.test  ## the CPU kernels under AddressSanitizer and UBSan
 		LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 RIDGELINE_KERNELS=$(CURDIR)/build/sanitized CXX="g++ $(SANITIZERS)" \
 			.venv/bin/python -m pytest -q -p no:cacheprovider tests/layers/kernels \
-			-k "test_packed or instruction_set or any_rectangle or ffi_cpu"; \
+			-k "test_packed or test_blocks or test_rows or instruction_set or any_rectangle or ffi_cpu"; \
 	else \
 		echo "test-sanitized: SKIPPED, there is no g++"; \
+	fi
+
+test-aarch64: .venv/.test  ## compile the CPU kernels for AArch64; skipped where Zig's compiler cannot be installed
+	@if $(MAKE) .venv-zig/.ready; then \
+		.venv/bin/python -m scripts.wheel --machine=aarch64 --zig="$(ZIG)"; \
+	else \
+		echo "test-aarch64: SKIPPED, ziglang cannot be installed here"; \
 	fi
 
 test-aot:  ## compile for H200 and TPUs without a device; skipped by name where that cannot be installed
@@ -95,13 +106,21 @@ device: $(if $(filter file,$(origin PYTHON)),.venv/.test)  ## what the accelerat
 golden: .venv-golden/.golden  ## recompute the goldens with transformers and compare
 	.venv-golden/bin/python tests/golden/make_golden.py --compare
 
+wheel: .venv/.core .venv-zig/.ready  ## wheels with the CPU kernels inside, into dist (WHEELS=x86_64 aarch64)
+	@rm -rf build/lib build/wheel
+	@.venv/bin/python -m pip --disable-pip-version-check wheel -q --no-deps --wheel-dir=build/wheel .
+	@for machine in $(WHEELS); do \
+		.venv/bin/python -m scripts.wheel build/wheel/*.whl --machine=$$machine \
+			--zig="$(ZIG)" || exit 1; \
+	done
+
 lock: .venv-lock/.uv  ## rewrite the hashed locks from pyproject.toml
 	$(COMPILE) -o requirements.lock
 	$(COMPILE) --extra test -c requirements.lock -o requirements-test.lock
 
 clean:  ## remove everything that make created
-	rm -rf .venv .venv312 .venv-aot-* .venv-golden .venv-lock .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -rf build ridgeline.egg-info
+	rm -rf .venv .venv312 .venv-aot-* .venv-golden .venv-lock .venv-zig .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist ridgeline.egg-info
 	find configs sharding layers inference scripts tests -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/.python:
@@ -135,6 +154,12 @@ clean:  ## remove everything that make created
 	$(PYTHON) -m venv .venv-golden
 	.venv-golden/bin/python $(INSTALL) $(GOLDEN_PIP_ARGS) $$(.venv-golden/bin/python -c \
 		"import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['golden'])")
+	@touch $@
+
+.venv-zig/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-zig
+	.venv-zig/bin/python $(INSTALL) $$($(PYTHON) -c \
+		"import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['cpu'])")
 	@touch $@
 
 .venv-lock/.uv: Makefile

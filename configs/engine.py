@@ -9,6 +9,7 @@ from configs.model import ModelConfig
 
 POLICIES = ("continuous", "static", "dynamic")
 PREEMPTIONS = ("auto", "recompute", "swap")
+WEIGHTS = ("bfloat16", "float32", "file")
 LINEARS: tuple[str, ...] = ("reference", "ffi_cpu")
 ATTENTIONS: tuple[str, ...] = ("reference", "pallas_gpu", "pallas_tpu", "jax_tpu", "ffi_cpu")
 
@@ -64,6 +65,9 @@ class EngineConfig:
             device, where it can run; else the reference.
         linear: implementation of products with weights: 'reference' is XLA's, 'ffi_cpu' packs them
             for the native library's kernels; None is the latter where the library is there.
+        weights: the format of all weights: 'bfloat16', 'float32', or 'file': each as the checkpoint
+            stores it, blocks of a GGUF file as they are; None is `model.dtype`, to which a GGUF
+            file is converted once.
         seed: base of the random streams of requests without a seed; None draws one.
     """
 
@@ -91,6 +95,7 @@ class EngineConfig:
     deterministic: bool = False
     attention: str | None = None
     linear: str | None = None
+    weights: str | None = None
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -110,7 +115,11 @@ class EngineConfig:
                 raise InputError(
                     f"engine.{name} is one of {', '.join(valid)}, not {getattr(self, name)!r}"
                 )
-        for name, known in (("attention", ATTENTIONS), ("linear", LINEARS)):
+        for name, known in (
+            ("attention", ATTENTIONS),
+            ("linear", LINEARS),
+            ("weights", WEIGHTS),
+        ):
             value = getattr(self, name)
             if value is not None and value not in known:
                 raise InputError(

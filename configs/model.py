@@ -7,11 +7,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from configs import precision
 from configs.cache import CacheSpec, PageGroup, page_groups
 from configs.errors import InputError
-from configs.kinds import params
+from configs.kinds import operations, params
 from configs.kinds.kind import MOST_WIDTH, FeedForward, Mixer
-from configs.kinds.operations import LOGITS, TOKENS, Amount, Move, Operation, stored_as
+from configs.kinds.operations import LOGITS, TOKENS, Amount, Move, Operation
 from configs.kinds.params import ParamInfo
 
 # As `MOST_WIDTH` for the widths.
@@ -56,6 +57,8 @@ class ModelConfig:
         tied: the head is the embedding.
         dtype: of activations, and of weights and cache where nothing else is said; the residual
             stream, norms and softmax are float32.
+        formats: of parameters that are stored in other ones, by path ('layers/0/mixer/qkv'); one,
+            or one of each part of a stack.
     """
 
     name: str
@@ -75,6 +78,7 @@ class ModelConfig:
     learned_positions: int = 0
     tied: bool = False
     dtype: str = "bfloat16"
+    formats: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "width", "num_layers", "max_context"):
@@ -96,6 +100,7 @@ class ModelConfig:
                 raise InputError(f"model.{name} is a finite number above 0, not {value}")
         self._check_parts()
         self._check_owners()
+        self._check_formats()
 
     def _check_parts(self) -> None:
         """Refuses parts that contradict each other."""
@@ -126,6 +131,18 @@ class ModelConfig:
                 self.layers[layer].mixer.check_owner(self.cache_specs[spec.owner])
             if spec.elements_per_token or spec.elements_per_sequence:
                 owners.append(layer)
+
+    def _check_formats(self) -> None:
+        plain = dataclasses.replace(self, formats=()).parameters() if self.formats else {}
+        infos = {"/".join(path): info for path, info in params.leaves(plain)}
+        for path, own in self.formats:
+            if path not in infos:
+                raise InputError(f"model.formats names {path!r}, which is no parameter")
+            info = infos[path]
+            if len(own) not in {1, len(info.stacked)}:
+                raise InputError(f"model.formats names {len(own)} formats for the parts of {path}")
+            for format in map(precision.get, own):
+                format.check_rows(info.shape[-1], path)
 
     @functools.cached_property
     def layers(self) -> tuple[LayerSpec, ...]:
@@ -176,7 +193,9 @@ class ModelConfig:
             shape = (self.learned_positions, self.width)
             positions = ParamInfo(shape, self.dtype, (None, "embed"), is_table=True)
             declared["positions"] = {"table": positions}
-        return declared if self.tied else declared | {"head": {"table": table}}
+        if not self.tied:
+            declared["head"] = {"table": table}
+        return params.with_formats(declared, dict(self.formats)) if self.formats else declared
 
     def _layer_parameters(self, layer: LayerSpec) -> dict[str, Any]:
         norm = params.norm(self, self.width, "embed")
@@ -197,7 +216,7 @@ class ModelConfig:
         found: collections.Counter[str] = collections.Counter()
         for _, info in params.leaves(self.parameters()):
             if not info.is_matrix:
-                found[stored_as(info, self, "rest")] += info.elements
+                found[operations.stored_as(info, self, "rest")] += info.elements
         return found
 
     # --- cache ------------------------------------------------------------------------------------
@@ -244,21 +263,30 @@ class ModelConfig:
         exchange, then the tables, and the norms and biases.
         """
         found: collections.Counter[Operation] = collections.Counter()
+        declared = self.parameters()["layers"] if self.formats else ()
         for index, layer in enumerate(self.layers):
-            found.update(layer.mixer.operations(self, self.stored_by(index)))
-            found.update(layer.ffn.operations(self) if layer.ffn else ())
+            parts = {"mixer": layer.mixer.operations(self, self.stored_by(index))}
+            parts["ffn"] = layer.ffn.operations(self) if layer.ffn else ()
+            for part, own in parts.items():
+                stored = declared[index].get(part, {}) if declared else {}
+                found.update(operations.in_formats(each, stored, self) for each in own)
         ordered = sorted(found.items(), key=lambda item: item[0].kind != "matrix")
         return dict(ordered) | dict.fromkeys((self._head, self._embedding, self._vectors), 1)
 
     @property
     def _head(self) -> Operation:
         D, V = self.width, self.vocab_size
+        format = self._table_format("embed" if self.tied else "head")
         return Operation(
             "head", "other", flops=((2 * V * D, LOGITS),), rows=((1, LOGITS),),
-            moves=(Move("weights", ((V * D, ()),), D, "rest"),
+            moves=(Move("weights", ((V * D, ()),), D, format),
                    Move("activations", ((D, LOGITS),), D, "rest"),
                    Move("activations", ((2 * V, LOGITS),), V, "float32")),  # written and read
         )  # fmt: skip
+
+    def _table_format(self, part: str) -> str:
+        table = dict(self.formats).get(f"{part}/table", (self.dtype,))
+        return "rest" if table[0] == self.dtype else table[0]
 
     @property
     def _embedding(self) -> Operation:
@@ -267,7 +295,7 @@ class ModelConfig:
         read: Amount = ((tables * self.width, TOKENS),)
         made: Amount = ((self.width, TOKENS),)
         moves = (
-            Move("weights", read, self.width, "rest"),
+            Move("weights", read, self.width, self._table_format("embed")),
             Move("activations", made, self.width, "rest"),
         )
         return Operation("embed", "other", moves=moves, is_split=False)

@@ -3,6 +3,9 @@
 Weights of eight bits meet activations that are rounded to eight bits, a scale a token (W8A8), so
 their products run at the chip's int8 or fp8 rate where it has one. Four-bit weights are expanded to
 bfloat16 for their products (W4A16). A cache is expanded for attention whatever its format.
+
+The blocks of GGUF files (`q8_0` and the others) are what a CPU multiplies as they are, with
+activations of eight bits.
 """
 
 import dataclasses
@@ -17,8 +20,9 @@ class Format:
     Attributes:
         bits: of an element.
         group: elements along a row that share a scale; None: the whole row does.
-        scale_bits: of a scale; 0: there is none.
+        scale_bits: of a scale and what belongs to it; 0: there is none.
         compute: type the products run in, a key of `HardwareSpec.rates`.
+        block: elements along a row that a GGUF file stores together; None: it is no such format.
     """
 
     name: str
@@ -26,6 +30,18 @@ class Format:
     group: int | None = None
     scale_bits: int = 0
     compute: str = "bfloat16"
+    block: int | None = None
+
+    def check_rows(self, row: int, what: str) -> None:
+        """Refuses rows that are no whole blocks.
+
+        Raises:
+            InputError: naming `what` has them.
+        """
+        if self.block and row % self.block:
+            raise InputError(
+                f"{what} has rows of {row}, not a multiple of {self.name}'s block of {self.block}"
+            )
 
     def bytes_for(self, elements: float, row: int) -> float:
         """Bytes of `elements`, scales included, that lie in rows of `row` elements."""
@@ -41,6 +57,12 @@ FORMATS = {
         Format("fp8", 8, scale_bits=32, compute="fp8"),
         Format("int8", 8, scale_bits=32, compute="int8"),
         Format("int4", 4, group=128, scale_bits=16),
+        Format("q8_0", 8, group=32, scale_bits=16, compute="int8", block=32),
+        Format("q4_0", 4, group=32, scale_bits=16, compute="int8", block=32),
+        Format("q4_1", 4, group=32, scale_bits=32, compute="int8", block=32),
+        # Of 256 elements' blocks: six bits a scale and a minimum, in a byte each; 2 x 16 for all.
+        Format("q4_k", 4, group=32, scale_bits=20, compute="int8", block=256),
+        Format("q6_k", 6, group=16, scale_bits=9, compute="int8", block=256),
     )
 }
 

@@ -47,11 +47,13 @@ def main() -> None:
     peer = theirs[0]["peer"]
     print(f"# Beside {peer}\n")
     print(f"{datetime.date.today()}, {processor()}; {len(ours)} runs of each in turn, A, B, A, B.")
-    print("Prompts of 64 random tokens, 48 new ones, greedy; prefill of four prompts of 500.")
+    print("Prompts of 64 random tokens, 48 new ones, greedy; prefill of prompts of 500.")
     print(f"Written by `docs/compare.py` from what `scripts.bench --json` and {peer} printed.\n")
     print(f"| median (each run) | Ridgeline | {peer} | ratio of medians | ratio of each pair |")
     print("|---|---|---|---|---|")
     for key, name in NAMES.items():
+        if any(key not in run for run in theirs):
+            continue  # what this peer does not do
         mine, other = ([run[key] for run in runs] for runs in (ours, theirs))
         pairs = ", ".join(f"{a / b:.2f}" for a, b in zip(mine, other, strict=True))
         cells = [

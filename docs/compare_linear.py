@@ -4,7 +4,7 @@
 
 Two engines of one process serve the same closed loads by turns: output rate and median decode step
 with each number of requests, then seconds to the first token of one prompt of 500. Medians of 3
-turns, 5 for the last.
+turns, 5 for the last. Norms, activations and what is read of logits are the library's in both.
 """
 
 import statistics

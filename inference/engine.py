@@ -5,6 +5,7 @@ back.
 """
 
 import dataclasses
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +18,7 @@ import jax
 from configs import overrides
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
-from inference.checkpoints import resolve
+from inference.checkpoints import resolve, weight_formats
 from inference.checkpoints.load import Progress
 from inference.checkpoints.opened import Checkpoint
 from inference.input_processor import InputProcessor
@@ -29,6 +30,7 @@ from inference.runtime.model_runner import ModelRunner, for_this_device
 from inference.runtime.steps_in_flight import StepsInFlight
 from inference.scheduling.scheduler import Scheduler
 from inference.scheduling.sequence import FinishReason, Sequence
+from inference.scheduling.step_shapes import StepShape
 from inference.text.tokenizer import MissingTokenizer, Tokenizer
 from layers import decoder
 from layers.kernels.linear import api as linear
@@ -46,15 +48,17 @@ class Engine:
     def __init__(
         self,
         config: Config,
-        params: Params,
+        params: Params | Callable[[], Params],
         tokenizer: Tokenizer | None = None,
         eos_ids: Iterable[int] = (),
         why_no_text: str = "this engine has no tokenizer",
+        expected: Iterable[StepShape] = (),
     ):
-        """`eos_ids` end every sequence whose request does not ignore them; `why_no_text` begins the
-        error for a text where there is no tokenizer.
+        """`params` and `expected` as `ModelRunner` takes them; `eos_ids` end every sequence whose
+        request does not ignore them; `why_no_text` begins the error for a text where there is no
+        tokenizer.
         """
-        self.model_runner = ModelRunner(config, params)
+        self.model_runner = ModelRunner(config, params, expected)
         self.config = config = self.model_runner.config
         self.tokenizer = tokenizer
         self.eos_ids = frozenset(eos_ids)
@@ -104,23 +108,34 @@ class Engine:
 
     @classmethod
     def from_checkpoint(
-        cls, config: Config, checkpoint: Checkpoint, progress: Progress | None = None
+        cls,
+        config: Config,
+        checkpoint: Checkpoint,
+        progress: Progress | None = None,
+        expected: Iterable[StepShape] = (),
     ) -> "Engine":
         """An engine for an opened checkpoint; `config` may differ from its own in how it runs. One
-        without a tokenizer serves prompts of token ids.
+        without a tokenizer serves prompts of token ids. The steps that are expected first are
+        compiled while weights are read.
 
         Raises:
             InputError: this device cannot run it so.
         """
+        named = config.engine.linear
         config, _ = for_this_device(config)
+        config, checkpoint = weight_formats.choose(config, checkpoint, named)
         tokenizer, why_no_text = None, ""
         try:
             tokenizer = checkpoint.load_tokenizer()
         except MissingTokenizer as error:
             why_no_text = str(error)
         infos = decoder.param_infos(config.model)
-        params = checkpoint.load_params(infos, progress, linear.placement(config))
-        return cls(config, params, tokenizer, checkpoint.eos_ids, why_no_text)
+        packs = config.engine.linear == "ffi_cpu"
+        read = functools.partial(
+            checkpoint.load_params, infos, progress, linear.placement(config),
+            linear.abstract(config, infos) if packs else None,
+        )  # fmt: skip
+        return cls(config, read, tokenizer, checkpoint.eos_ids, why_no_text, expected)
 
     def add_request(self, prompt: str | Items[int], params: SamplingParams) -> int:
         """Queues a prompt (text or token ids) and returns the request's id.
@@ -215,7 +230,9 @@ class Engine:
 
         def kinds(tree: Params) -> Any:
             return jax.tree.map(
-                lambda leaf: (tuple(leaf.shape), str(leaf.dtype)), tree, is_leaf=packed.is_packed
+                lambda leaf: (tuple(leaf.shape), packed.format_of(leaf)),
+                tree,
+                is_leaf=packed.is_packed,
             )
 
         if kinds(params) != kinds(self.model_runner.params):

@@ -1,10 +1,13 @@
 """Feed-forward layers."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
 from configs.kinds.feed_forward import Gated, Plain
 from configs.model import ModelConfig
+from layers.kernels.cpu import rows
 from layers.linear import add_bias, linear
 from layers.params import Params
 
@@ -17,8 +20,16 @@ _ACTIVATIONS = {
 def gated(params: Params, config: ModelConfig, kind: Gated, x_TD: jax.Array) -> jax.Array:
     """down(act(gate x) * up x), float32 [T, D]."""
     gate_up_TX = add_bias(linear(x_TD, params["gate_up"]), params, "gate_up_bias")
-    gate_TF, up_TF = jnp.split(gate_up_TX, 2, axis=-1)
-    return _down(params, config, _ACTIVATIONS[kind.activation](gate_TF) * up_TF)
+
+    def reference(gate_up_TX: jax.Array) -> jax.Array:
+        gate_TF, up_TF = jnp.split(gate_up_TX, 2, axis=-1)
+        return (_ACTIVATIONS[kind.activation](gate_TF) * up_TF).astype(config.dtype)
+
+    gate = reference
+    if rows.can_run():
+        kernel = functools.partial(rows.gate, activation=kind.activation, dtype=config.dtype)
+        gate = rows.with_gradient_of(reference, kernel)
+    return _down(params, config, gate(gate_up_TX))
 
 
 def plain(params: Params, config: ModelConfig, kind: Plain, x_TD: jax.Array) -> jax.Array:

@@ -10,8 +10,15 @@ from layers.kernels.linear.packed import Packed, product
 _MIN_ROWS = 2  # XLA's CPU backend converts the whole weight to float32 for a single bfloat16 row
 
 
-def linear(x_TD: jax.Array, w_FD: jax.Array | Packed) -> jax.Array:
-    """x w^T: [T, D] x [F, D] -> float32 [T, F], in the weight's own precision with float32 sums."""
+Weight = jax.Array | Packed | tuple[jax.Array | Packed, ...]
+
+
+def linear(x_TD: jax.Array, w_FD: Weight) -> jax.Array:
+    """x w^T: [T, D] x [F, D] -> float32 [T, F], in the weight's own precision with float32 sums; a
+    stack whose parts have different formats is a tuple of them.
+    """
+    if isinstance(w_FD, tuple):
+        return jnp.concatenate([linear(x_TD, part) for part in w_FD], axis=-1)
     if isinstance(w_FD, Packed):
         return product(x_TD, w_FD)
     rows = x_TD.shape[0]

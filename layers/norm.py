@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from configs.model import ModelConfig
+from layers.kernels.cpu import rows
 from layers.reduce import row_sum
 
 
@@ -21,14 +22,30 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float, offset: float = 0.0) -
 
     `offset` is added to the stored weight (Gemma stores w - 1).
     """
-    x = x.astype(jnp.float32)
-    scale = jax.lax.rsqrt(row_sum(x * x) / x.shape[-1] + eps)
-    return x * scale * (weight.astype(jnp.float32) + offset)
+
+    def reference(x: jax.Array, weight: jax.Array) -> jax.Array:
+        scale = jax.lax.rsqrt(row_sum(x * x) / x.shape[-1] + eps)
+        return x * scale * (weight.astype(jnp.float32) + offset)
+
+    def kernel(x: jax.Array, weight: jax.Array) -> jax.Array:
+        return rows.norm(x, weight, None, eps, offset)
+
+    return _on_this_device(reference, kernel)(x.astype(jnp.float32), weight)
 
 
 def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
     """LayerNorm (Ba et al. 2016, arXiv 1607.06450) over the last axis: float32 of x's shape."""
-    x = x.astype(jnp.float32)
-    x = x - row_sum(x) / x.shape[-1]
-    scale = jax.lax.rsqrt(row_sum(x * x) / x.shape[-1] + eps)
-    return x * scale * weight.astype(jnp.float32) + bias.astype(jnp.float32)
+
+    def reference(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+        x = x - row_sum(x) / x.shape[-1]
+        scale = jax.lax.rsqrt(row_sum(x * x) / x.shape[-1] + eps)
+        return x * scale * weight.astype(jnp.float32) + bias.astype(jnp.float32)
+
+    def kernel(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+        return rows.norm(x, weight, bias, eps)
+
+    return _on_this_device(reference, kernel)(x.astype(jnp.float32), weight, bias)
+
+
+def _on_this_device(reference: rows.Function, kernel: rows.Function) -> rows.Function:
+    return rows.with_gradient_of(reference, kernel) if rows.can_run() else reference

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.kinds.params import ParamInfo
+from configs.precision import FORMATS
 
 _ALIGNMENT = 64  # bytes
 
@@ -50,7 +51,7 @@ def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 def num_bytes(infos: Any) -> int:
     """Bytes of all parameters."""
     found = jax.tree.leaves(infos, is_leaf=is_info)
-    return sum(info.elements * jnp.dtype(info.format).itemsize for info in found)
+    return int(sum(FORMATS[i.format].bytes_for(i.elements, i.shape[-1]) for i in found))
 
 
 def flatten(tree: Any) -> dict[str, Any]:

@@ -4,14 +4,15 @@ A step packs decode rows [Y, 1 + k] and prefill chunks [Y, chunk tokens] into on
 layers see [T, D]; mixers look at the rectangles, whose rows know their slot, positions and pages.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 
-@struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Rectangle:
     """Y rows of W query tokens, which lie in the cache one after another.
 
@@ -45,14 +46,15 @@ class Rectangle:
         return jnp.where(self.valid_YW, self.position_YW[:, :1] + nth_W, self.position_YW)
 
 
-@struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Ragged:
     """The rectangles of one step, in packing order, and filler tokens behind them, which give
     products the number of rows that `deterministic` needs.
     """
 
     rectangles: tuple[Rectangle, ...]
-    num_fillers: int = struct.field(pytree_node=False, default=0)
+    num_fillers: int = dataclasses.field(default=0, metadata={"static": True})
 
     @property
     def position_T(self) -> jax.Array:

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 _SPLIT = 128
+_MIN_ROWS = 8  # a product of fewer is another kernel of XLA's, which sums in another order
 
 
 def row_sum(x: jax.Array) -> jax.Array:
@@ -36,5 +37,6 @@ def log_sum_exp(x: jax.Array) -> jax.Array:
 
 
 def _product(x_QX: jax.Array, y_FX: jax.Array) -> jax.Array:
-    dims = (((1,), (1,)), ((), ()))
-    return jax.lax.dot_general(x_QX, y_FX, dims, precision=jax.lax.Precision.HIGHEST)
+    rows, dims = x_QX.shape[0], (((1,), (1,)), ((), ()))
+    x_QX = jnp.pad(x_QX, ((0, max(0, _MIN_ROWS - rows)), (0, 0)))
+    return jax.lax.dot_general(x_QX, y_FX, dims, precision=jax.lax.Precision.HIGHEST)[:rows]

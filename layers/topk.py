@@ -5,13 +5,35 @@ XLA's CPU backend that is 10 x cheaper than `jnp.argmax` and 100 x cheaper than 
 49,152.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from layers.reduce import row_sum
+from layers.kernels.cpu import rows
+from layers.kernels.cpu.rows import GROUP
+from layers.reduce import log_sum_exp, row_sum
 
-GROUP = 128  # entries a group; of 64 to 512 the cheapest in the sum of both levels
+
+class Summary(NamedTuple):
+    """What one reading of rows of logits tells."""
+
+    maxima_QG: jax.Array  # f32[Q, ceil(V / GROUP)], of groups of 128: of 64 to 512 the cheapest
+    best_Q: jax.Array  # i32[Q], the first of the largest; for a row with NaN, any id
+    total_Q: jax.Array  # f32[Q], log of the sum of exp; not finite where an entry is NaN or inf
+
+
+def summarize(x_QV: jax.Array) -> Summary:
+    """Of rows of float32 logits."""
+    if rows.can_run():
+        return Summary(*rows.summarize(x_QV))
+    padded_QV = pad_to_groups(x_QV)
+    maxima_QG = group_maxima(padded_QV)
+    groups_Q1 = jnp.argmax(maxima_QG, axis=-1)[:, None]
+    offset_Q = jnp.argmax(take_groups(padded_QV, groups_Q1), axis=-1)
+    best_Q = (groups_Q1[:, 0] * GROUP + offset_Q).astype(jnp.int32)
+    return Summary(maxima_QG, best_Q, log_sum_exp(x_QV))
 
 
 def pad_to_groups(x_QV: jax.Array) -> jax.Array:
@@ -36,22 +58,14 @@ def group_ids(groups_QJ: jax.Array) -> jax.Array:
     return ids_QJX.astype(jnp.int32).reshape(groups_QJ.shape[0], -1)
 
 
-def argmax(x_QV: jax.Array) -> jax.Array:
-    """`jnp.argmax(x_QV, axis=-1)`, the first of equals: i32[Q]; for a row with NaN, any id."""
-    x_QV = pad_to_groups(x_QV)
-    groups_Q1 = jnp.argmax(group_maxima(x_QV), axis=-1)[:, None]
-    offset_Q = jnp.argmax(take_groups(x_QV, groups_Q1), axis=-1)
-    return (groups_Q1[:, 0] * GROUP + offset_Q).astype(jnp.int32)
-
-
-def top_n(x_QV: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
-    """`lax.top_k(x_QV, n)`: values [Q, n] in falling order and ids i32[Q, n], equals by rising id.
+def top_n(x_QV: jax.Array, maxima_QG: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
+    """`lax.top_k(x_QV, n)`: values [Q, n] in falling order and ids i32[Q, n], equals by rising id;
+    `maxima_QG` as in its `Summary`.
 
     Exact: an entry outside of the n best groups has n group maxima larger, or equal and earlier.
     """
     x_QV = pad_to_groups(x_QV)
-    maxima = group_maxima(x_QV)
-    _, groups_QJ = lax.top_k(maxima, min(n, maxima.shape[1]))
+    _, groups_QJ = lax.top_k(maxima_QG, min(n, maxima_QG.shape[1]))
     groups_QJ = jnp.sort(groups_QJ, axis=-1)  # equals then come in the order of their ids
     found = lax.top_k(take_groups(x_QV, groups_QJ), n)
     # A caller's slice, merged into that of top_k, hides it from XLA: a full sort, 20 x slower.

@@ -40,6 +40,7 @@ from scripts.flags import (  # noqa: E402
     file_flags,
     json_lines_flag,
     shared_flags,
+    weights_flag,
     workload_flags,
 )
 from scripts.reports import bench_plot, bench_text  # noqa: E402
@@ -68,7 +69,7 @@ _DECODE = flags.DEFINE_list(
 _GAP = flags.DEFINE_bool("gap", False, "--decode: also what the engine adds to a step.")
 _HOST_COST = flags.DEFINE_bool("host_cost", False, "The host's part of a step, without a device.")
 _PLOT = file_flags.PLOT
-for _module in (file_flags, json_lines_flag, workload_flags):
+for _module in (file_flags, json_lines_flag, weights_flag, workload_flags):
     flags.adopt_module_key_flags(_module)
 
 _DRAWN = dataclasses.replace(GREEDY, temperature=0.8, top_p=0.95, top_k=50)
@@ -179,14 +180,22 @@ def _run_closed() -> None:
     checkpoint = _open(resolved)
     shortest = dataclasses.replace(loads[sizes[0]][0], num_new_tokens=1)
     bench = _Bench.of(checkpoint, config, slo, shortest)
-    rows = {size: bench.serve(loads[size], size, GREEDY)[0] for size in sizes}
+    served = {size: bench.serve(loads[size], size, GREEDY) for size in sizes}
+    rows = {size: row for size, (row, _) in served.items()}
+    decoded = [record for run in served[min(sizes)][1] for record in run.records]
     largest = max(sizes)
     sampled, _ = bench.serve(loads[largest], largest, _DRAWN)
     runs = measure.measure(bench.engine, prefill, _REPEATS.value)
+    prefill_tok_s = 4 * length / statistics.median(run.seconds for run in runs)
+    model = bench.engine.config.model
+    rates = lookup.rates_now(report.product_formats(model))
     result = bench.result([rows[size] for size in sizes]) | {
         "sampled": sampled,
         "sampled_share": sampled["output_tok_s"] / rows[largest]["output_tok_s"],
-        "prefill_tok_s": 4 * length / statistics.median(run.seconds for run in runs),
+        "prefill_tok_s": prefill_tok_s,
+        **dataclasses.asdict(
+            report.shares(bench.engine.config, decoded, length, prefill_tok_s, rates)
+        ),
     }
     if common.JSON.value:
         common.print_json(result, config)

@@ -4,7 +4,6 @@ from scripts import interrupts
 
 # isort: split
 import sys
-import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from typing import Any
@@ -55,7 +54,8 @@ def main(argv: Sequence[str]) -> None:
         )
     conversation = Conversation(tokenizer, config.max_context)
     conversation.instruct(_SYSTEM.value or "")
-    talk = _Talk(common.load_engine(checkpoint, config), conversation, params)
+    engine = common.load_engine(checkpoint, config, [1])  # most messages are short
+    talk = _Talk(engine, conversation, params)
     if sys.stdin.isatty():
         common.say("/help lists what can be done beside talking; Ctrl-C ends an answer early")
     for text in _lines():
@@ -168,15 +168,11 @@ class _Talk:
         """The engine's outputs of one answer; notes what it costs."""
         engine = self._engine
         engine.records.clear()
-        start, compiled_before = time.perf_counter(), engine.compile_s
-        first_token_s, num_tokens = 0.0, 0
+        watch = costs.Stopwatch(engine)
         with closing(engine.stream(ids, self._params)) as outputs:
             for output in outputs:
-                num_tokens += len(output.token_ids)
-                seconds = time.perf_counter() - start
-                first_token_s = first_token_s or (seconds if output.token_ids else 0.0)
-                compile_s = engine.compile_s - compiled_before
-                self._took = (len(ids), num_tokens, first_token_s, seconds, compile_s)
+                watch.note(len(output.token_ids))
+                self._took = len(ids), watch.figures(is_one=True)
                 yield output
 
     def _say_why(self, reason: str | None, has_said: bool) -> None:

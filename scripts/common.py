@@ -1,15 +1,18 @@
 """What the apps share: flags that name a model, exit statuses, progress on stderr."""
 
+import contextlib
 import dataclasses
 import functools
+import gc
 import importlib
 import io
 import itertools
 import json
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from configs import overrides
 from configs.engine import Config, Run
 from configs.errors import InputError, reason
 from scripts import interrupts
+from scripts.flags import weights_flag
 
 _MODEL = flags.DEFINE_string(
     "model",
@@ -32,6 +36,8 @@ _SET = flags.DEFINE_multi_string("set", [], "Overrides a field: engine.max_seqs=
 JSON = flags.DEFINE_bool("json", False, "Print one JSON object on stdout, nothing else.")
 
 _MAX_REASON = 500  # characters of a failure: XLA's run to pages
+
+_GC_THRESHOLD = 100_000  # imports and tracing make as many objects, and nearly all of them stay
 
 console = Console(stderr=True)
 
@@ -62,6 +68,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
                 raise
             fail(reason(error)[:_MAX_REASON])
 
+    gc.set_threshold(_GC_THRESHOLD)
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character ends no run
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -72,6 +79,10 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
             if sys.stdout is not None:
                 sys.stdout.flush()  # while a closed pipe can still be caught
             interrupts.ignore()
+    except SystemExit as ended:
+        if not ended.code:
+            interrupts.leave()
+        raise
     except OSError as error:  # of stdout: what is buffered goes nowhere
         if logging.get_verbosity() > logging.INFO:
             raise
@@ -110,11 +121,23 @@ def fail(message: str) -> None:
 def resolve_config(
     sizes: dict[str, Any], needs: dict[str, Any] | None = None
 ) -> tuple[Any, Config]:
-    """`named_config`, with what the device decides that JAX computes on."""
+    """`named_config`, with what the device decides that JAX computes on. What its engine needs is
+    imported, and built where it is missing, while the caller goes on to fetch and read files.
+    """
     from layers.kernels.device import target_device
 
-    resolved, config = named_config(sizes, needs)
-    return resolved, config.for_platform(target_device().platform)
+    asked = {} if weights_flag.WEIGHTS.value is None else {"weights": weights_flag.WEIGHTS.value}
+    resolved, config = named_config(sizes, (needs or {}) | asked)
+    config = config.for_platform(target_device().platform)
+    threading.Thread(target=_prepare, args=(config,)).start()
+    return resolved, config
+
+
+def _prepare(config: Config) -> None:
+    from inference import engine
+
+    with contextlib.suppress(Exception):  # `load_engine` raises it again
+        engine.for_this_device(config)
 
 
 def named_config(sizes: dict[str, Any], needs: dict[str, Any] | None = None) -> tuple[Any, Config]:
@@ -160,13 +183,21 @@ def open_checkpoint(resolved: Any) -> Any:
     )
 
 
-def load_engine(checkpoint: Any | None, config: Config) -> Any:
+def load_engine(
+    checkpoint: Any | None,
+    config: Config,
+    prompts: Iterable[int] | None = None,
+    num_seqs: int = 1,
+) -> Any:
     """The engine for a configuration, with progress bars for what takes long; without a checkpoint
-    with random weights and no tokenizer. Says on stderr what was resolved.
+    with random weights and no tokenizer. Says on stderr what was resolved. The first steps of
+    prompts of so many tokens, from which `num_seqs` sequences go on, are compiled while weights are
+    read.
     """
     from inference.engine import Engine
     from inference.planner.calibration import lookup
     from inference.runtime import compilation_cache
+    from inference.scheduling import step_shapes
     from layers import decoder, params
     from layers.kernels.device import target_device
 
@@ -174,10 +205,16 @@ def load_engine(checkpoint: Any | None, config: Config) -> Any:
     if target_device().platform != "cpu":  # while its memory is free; predictions ask again
         lookup.this_machine_or_none(config.model.dtype)
     if checkpoint is None:
+        if config.engine.weights is not None:
+            raise InputError(
+                "engine.weights goes with a checkpoint; random weights have model.dtype"
+            )
         engine = Engine(config, params.init(decoder.param_infos(config.model)))
     else:
         with bars() as progress:
-            engine = Engine.from_checkpoint(config, checkpoint, progress)
+            shapes = functools.partial(step_shapes.expected, config.engine, num_seqs=num_seqs)
+            expected = () if prompts is None else shapes(prompts)
+            engine = Engine.from_checkpoint(config, checkpoint, progress, expected)
     defaults = Config(config.model).for_platform(target_device().platform).engine
     sizes = overrides.changed(config.engine, defaults)
     line = ", ".join([config.model.name, config.model.dtype, *sizes])

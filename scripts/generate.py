@@ -5,7 +5,6 @@ from scripts import interrupts
 # isort: split
 import dataclasses
 import itertools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,9 +72,11 @@ def main(argv: Sequence[str]) -> None:
             found, stats, line = _run_naive(engine, ids, requests[0].params)
             results = dict(zip(keys, found, strict=True))
         elif len(results) < len(requests):
-            engine = common.load_engine(checkpoint, config)
-            add = results.__setitem__ if saved is None else saved.add
             todo = [index for index, key in enumerate(keys) if key not in results]
+            lengths = [len(ids[index]) for index in todo]
+            num_seqs = sum(requests[index].params.num_running for index in todo)
+            engine = common.load_engine(checkpoint, config, lengths, num_seqs)
+            add = results.__setitem__ if saved is None else saved.add
             took = _run(
                 engine,
                 [requests[index] for index in todo],
@@ -215,11 +216,10 @@ def _run(
     stdout as it comes.
 
     Returns:
-        The engine, tokens of prompts and output, and seconds to the first token, in all, compiling.
+        The engine, tokens of prompts, and what a stopwatch saw.
     """
     params = [request.params for request in requests]
-    start, compiled_before = time.perf_counter(), engine.compile_s
-    first_token_s, completions = 0.0, []
+    watch, completions = costs.Stopwatch(engine), []
     with common.bars() as bar:
         say = None if streams or common.console.is_terminal else common.say
         limit = engine.config.max_context
@@ -230,9 +230,7 @@ def _run(
         progress = BatchProgress(most, bar, say)
 
         def on_output(output: RequestOutput) -> None:
-            nonlocal first_token_s
-            if output.token_ids:
-                first_token_s = first_token_s or time.perf_counter() - start
+            watch.note(len(output.token_ids))
             if streams:
                 print(output.text, end="", flush=True)
             else:
@@ -245,10 +243,9 @@ def _run(
                 raise KeyboardInterrupt
             progress.add_answer(index, _num_tokens(completion))
             completions.append(completion)
-    seconds, compile_s = time.perf_counter() - start, engine.compile_s - compiled_before
     num_prompt = sum(len(completion.prompt_token_ids) for completion in completions)
-    num_output = sum(map(_num_tokens, completions))
-    return engine, num_prompt, num_output, first_token_s, seconds, compile_s
+    is_one = len(requests) == 1 and params[0].num_running == 1
+    return engine, num_prompt, watch.figures(is_one)
 
 
 def _stats(took: tuple[Any, ...]) -> dict[str, Any]:

@@ -69,6 +69,15 @@ def ignore() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+def leave() -> None:
+    """Ends a process that runs an app and is done, with status 0 and without taking anything down:
+    the system frees memory faster.
+    """
+    if _runs_app:
+        sys.stderr.flush()
+        os._exit(0)
+
+
 def _on_signal(number: int, frame: FrameType | None) -> None:
     global _is_waiting
     if not _is_caught or _is_waiting:

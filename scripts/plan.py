@@ -18,6 +18,7 @@ from configs import mesh, overrides, precision, presets
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.hardware import catalog
+from configs.kinds import params
 from inference.files import user_files
 from inference.planner import acceptance, advise, parts, slo
 from inference.planner.calibration import lookup
@@ -25,7 +26,7 @@ from inference.planner.cost import Precision
 from inference.planner.deployment import ACCOUNTINGS, Deployment, Row
 from inference.planner.speculation import Speculation
 from scripts import common
-from scripts.flags import file_flags, output_flag, shared_flags
+from scripts.flags import file_flags, output_flag, shared_flags, weights_flag
 from scripts.reports import plan_text
 
 _HARDWARE = flags.DEFINE_string("hardware", "h100", f"{', '.join(catalog.NAMES)} or cpu.")
@@ -34,8 +35,10 @@ _CONTEXT = flags.DEFINE_string("context", "1024", "Tokens of a prompt: 1024,4096
 _NEW_TOKENS = shared_flags.NEW_TOKENS
 _MESH = flags.DEFINE_string("mesh", "", "Chips of a replica: data=1,model=2,expert=1.")
 _REPLICAS = flags.DEFINE_integer("replicas", 1, "Copies of the mesh.")
-_WEIGHTS = flags.DEFINE_string("weights", None, f"Format: {', '.join(precision.FORMATS)}.")
-_CACHE = flags.DEFINE_string("cache", None, "Format of the cache, likewise.")
+_WEIGHTS = weights_flag.WEIGHTS
+_CACHE = flags.DEFINE_string(
+    "cache", None, f"Format of the cache, as --weights: {', '.join(precision.FORMATS)}."
+)
 _SPECULATE = flags.DEFINE_string(
     "speculate", None, "k,acceptance,cost of a draft in steps; or auto, or auto,greedy."
 )
@@ -52,7 +55,8 @@ _VERIFY = flags.DEFINE_bool(
     "verify", False, "Time the engine's steps on this machine, calibrate it, show both."
 )
 _OUTPUT = output_flag.OUTPUT
-for _module in (common, file_flags, output_flag, shared_flags):  # --help shows theirs too
+_shared = (common, file_flags, output_flag, shared_flags, weights_flag)
+for _module in _shared:  # --help shows theirs too
     flags.adopt_module_key_flags(_module)
 
 _OF_VERIFY = {
@@ -185,11 +189,14 @@ def _config() -> Config:
 
 def _deployment(config: Config) -> Deployment:
     own = Precision.of(config.model)
-    formats = Precision(
-        precision.get(_WEIGHTS.value) if _WEIGHTS.value is not None else own.weights,
-        precision.get(_CACHE.value) if _CACHE.value is not None else own.cache,
-        own.rest,
-    )
+    weights = own.weights if _WEIGHTS.value is None else precision.get(_WEIGHTS.value)
+    cache = own.cache if _CACHE.value is None else precision.get(_CACHE.value)
+    if cache.block:
+        raise InputError(f"--cache={cache.name}: blocks are a format of weights alone")
+    for path, info in params.leaves(config.model.parameters()["layers"]):
+        if info.is_matrix:
+            weights.check_rows(info.shape[-1], f"layers/{'/'.join(path)}")
+    formats = Precision(weights, cache, own.rest)
     placed = mesh.parse(_MESH.value)
     placed.check(config.model)
     price = _PRICE.value

@@ -25,7 +25,7 @@ from configs.model import LayerSpec, ModelConfig
 from inference import engine as engines
 from inference.request import SamplingParams
 from inference.runtime import sampling
-from inference.runtime.model_runner import Executables
+from inference.runtime.executables import Executables
 from inference.scheduling import sequence
 from inference.scheduling.step_shapes import StepShape
 from layers import decoder, kv_cache, registry
@@ -242,23 +242,24 @@ def engine(
         params = fake_params(model) if is_fake else real_params(model)
     made = engines.Engine(config, params, **arguments)
     same = EngineConfig(**{k: v for k, v in settings.items() if k not in _SCHEDULING})
-    made.model_runner._executables = _executables.setdefault(
-        (Config(model, same), draws, compiling.is_quick()), Executables()
-    )
+    own = made.model_runner._executables
     if not draws:
-        made.model_runner._compile_step = _without_draws(made.model_runner._compile_step)
+        own._lower_step = _without_draws(own._lower_step)
+    made.model_runner._executables = _executables.setdefault(
+        (Config(model, same), draws, compiling.is_quick()), own
+    )
     if shapes != "all" and made.config.engine.chunked_prefill:
         riding = tuple(shape for shape in made.scheduler.shapes if shape.decode[0])
         made.scheduler.shapes = riding[-1:] if shapes == "one" else riding
     return made
 
 
-def _without_draws(compile_step: Any) -> Any:
-    def compile_greedy(shape: StepShape) -> Any:
+def _without_draws(lower_step: Any) -> Any:
+    def lower_greedy(shape: StepShape) -> Any:
         with no_draws():
-            return compile_step(shape)
+            return lower_step(shape)
 
-    return compile_greedy
+    return lower_greedy
 
 
 @contextlib.contextmanager

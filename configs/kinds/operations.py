@@ -119,6 +119,21 @@ def _product(name: str, info: ParamInfo, top_k: int, format: str) -> Operation:
     )  # fmt: skip
 
 
+def in_formats(operation: Operation, declared: Declared, model: Widths) -> Operation:
+    """A product where its layer kind's parameters may have formats of their own."""
+    name = operation.name.rpartition(".")[2]
+    found = [info for path, info in leaves(declared) if path[0] == name]
+    formats = {stored_as(info, model, "weights") for info in found}
+    if operation.kind != "matrix" or formats <= {"weights"}:
+        return operation
+    moves = tuple(
+        Move("weights", ((info.elements, ()),), info.shape[-1], stored_as(info, model, "weights"))
+        for info in found
+    )
+    others = tuple(move for move in operation.moves if move.what != "weights")
+    return dataclasses.replace(operation, moves=(*moves, *others))
+
+
 def stored_as(info: ParamInfo, model: Widths, otherwise: str) -> str:
     """The format of a parameter in a `Move`: its own, or `otherwise` where that is the model's."""
     return otherwise if info.format == model.dtype else info.format

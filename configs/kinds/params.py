@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 Declared = Mapping[str, Any]  # name -> ParamInfo, or a nested mapping of them
+Formats = Mapping[str, tuple[str, ...]]  # path -> format, or one of each part of a stack
 
 
 class Widths(Protocol):
@@ -37,13 +38,13 @@ class ParamInfo:
     Attributes:
         shape: matrices are [out, in], so that a product reads rows; a mixture stacks its experts'
             before them.
-        format: how it is stored, a dense format of `configs.precision.FORMATS`.
+        format: how it is stored, one of `configs.precision.FORMATS`.
         logical_axes: one name (or None) a dimension, for the rules that map names to mesh axes.
         init: 'normal' (variance 1 / fan-in) or 'zeros' or 'ones'.
         stacked: rows of each of the parameters that are stacked into this one, which checkpoints
             may keep apart; (): it is one.
-        kv_heads: key/value heads that all the stacked rows but the first part's belong to: more
-            chips than heads hold copies of them. 0: no rows do.
+        kv_heads: key/value heads that all the stacked rows but the first part's belong to (all
+            rows, where none are stacked): more chips than heads hold copies of them. 0: no rows do.
         is_table: rows are looked up, and no token is multiplied with it.
     """
 
@@ -58,7 +59,9 @@ class ParamInfo:
     @property
     def kv_rows(self) -> int:
         """Rows that belong to key/value heads."""
-        return sum(self.stacked[1:]) if self.kv_heads else 0
+        if not self.kv_heads:
+            return 0
+        return sum(self.stacked[1:]) if self.stacked else self.shape[0]
 
     @property
     def elements(self) -> int:
@@ -103,3 +106,25 @@ def leaves(
     items = declared.items() if isinstance(declared, Mapping) else enumerate(declared)
     for name, node in items:
         yield from leaves(node, (*path, str(name)))
+
+
+def with_formats(declared: Any, formats: Formats, path: tuple[str, ...] = ()) -> Any:
+    """The declaration with parameters in formats of their own; a stack whose parts have different
+    ones becomes a tuple of its parts.
+    """
+    if isinstance(declared, ParamInfo):
+        found = tuple(dict.fromkeys(own := formats.get("/".join(path), (declared.format,))))
+        if len(found) == 1:
+            return dataclasses.replace(declared, format=found[0])
+        parts = []
+        for part, (rows, format) in enumerate(zip(declared.stacked, own, strict=True)):
+            shape, kv_heads = (rows, *declared.shape[1:]), declared.kv_heads if part else 0
+            parts.append(
+                dataclasses.replace(
+                    declared, shape=shape, format=format, stacked=(), kv_heads=kv_heads
+                )
+            )
+        return tuple(parts)
+    if isinstance(declared, Mapping):
+        return {name: with_formats(node, formats, (*path, name)) for name, node in declared.items()}
+    return tuple(with_formats(n, formats, (*path, str(i))) for i, n in enumerate(declared))

@@ -90,8 +90,11 @@ def _prepared(runner: ModelRunner) -> dict[Point, Any]:
 
 
 def _most_telling_first(shapes: Iterable[StepShape]) -> list[StepShape]:
-    """Those that only decode and those that only prefill by turns, small ones first."""
+    """Those that only decode and those that only prefill by turns, the extremes first: the smallest
+    of the former (bytes), the largest of the latter (arithmetic), then the other way round.
+    """
     unscored = sorted((s for s in shapes if not s.scored), key=lambda s: s.num_tokens)
     decode = [shape for shape in unscored if not shape.prefill[0]]
     prefill = [shape for shape in unscored if not shape.decode[0]]
-    return [shape for pair in itertools.zip_longest(decode, prefill) for shape in pair if shape]
+    pairs = itertools.zip_longest([*decode[:1], *decode[:0:-1]], [*prefill[-1:], *prefill[:-1]])
+    return [shape for pair in pairs for shape in pair if shape]

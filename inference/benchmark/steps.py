@@ -26,9 +26,11 @@ from inference.scheduling.step_shapes import StepShape
 IN_A_ROW = 16  # steps of a measurement
 
 
-def arrays(point: Point, config: Config, steps: int = 1) -> tuple[np.ndarray, batch.Batch]:
+def arrays(
+    point: Point, config: Config, steps: int = 1, shape: StepShape | None = None
+) -> tuple[np.ndarray, batch.Batch]:
     """Committed lengths of the slots, and the batch: each sequence on pages of its own, with room
-    for that many steps in a row.
+    for that many steps in a row; padded to a larger shape, if one is given.
 
     Raises:
         ValueError: there are not enough pages.
@@ -55,7 +57,7 @@ def arrays(point: Point, config: Config, steps: int = 1) -> tuple[np.ndarray, ba
             for at in range(0, fed, queries)
         ]
     decode, chunks = (tuple(rows), ()) if point.rows else ((), tuple(rows))
-    return num_tokens, batch.build_batch(StepSchedule(point.shape, decode, chunks), config)
+    return num_tokens, batch.build_batch(StepSchedule(shape or point.shape, decode, chunks), config)
 
 
 def run(

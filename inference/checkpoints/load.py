@@ -11,13 +11,15 @@ import numpy as np
 from configs.errors import InputError, shown
 from configs.kinds.params import ParamInfo
 from configs.model import ModelConfig
+from configs.precision import FORMATS
 from inference.checkpoints.names import NameMap, Stored
 from inference.checkpoints.tensor_source import TensorSource
 from layers import params
 from layers.params import Params
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what is happening
-Place = Callable[[ParamInfo, np.ndarray], Any]  # a leaf of the parameters, on the device
+# A leaf of the parameters, on the device, of its values or (of such a format) of its blocks.
+Place = Callable[[ParamInfo, np.ndarray], Any]
 
 _WORKERS = 2  # one reads while the other waits for the disk, or both check digests
 _SHOWN = 3
@@ -56,6 +58,11 @@ def load_params(
 
     def read(path: str) -> Any:
         info, stored = declared[path], name_map(path)
+        if FORMATS[info.format].block:
+            assert source.read_blocks is not None
+            blocks = np.concatenate([source.read_blocks(name) for name in stored.names])
+            with jax.default_device(device):
+                return place(info, blocks)
         buffer = params.aligned(info.shape, info.format)
         read_into = None if len(stored.names) > 1 or stored.transposed else source.read_into
         if read_into is None or not read_into(stored.names[0], buffer):

@@ -22,6 +22,13 @@ def map_file(path: Path) -> mmap.mmap:
     Raises:
         InputError: it is missing, unreadable, empty or not a regular file.
     """
+    return map_identified(path)[0]
+
+
+def map_identified(path: Path) -> tuple[mmap.mmap, str]:
+    """`map_file`, and the `fingerprint` of the very file that is mapped: another one may take its
+    name meanwhile.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO must not block the open
     except OSError as error:
@@ -32,9 +39,14 @@ def map_file(path: Path) -> mmap.mmap:
             raise InputError(f"{path}: not a regular file")
         if status.st_size == 0:
             raise InputError(f"{path}: the file is empty")
-        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), fingerprint(path, status)
     finally:
         os.close(descriptor)
+
+
+def fingerprint(path: Path, status: os.stat_result) -> str:
+    """Identifies a file's content by place, size and time of change, without reading it."""
+    return f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}"
 
 
 def read_text(path: Path, most: int = MAX_JSON_BYTES) -> str:

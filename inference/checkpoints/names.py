@@ -116,6 +116,7 @@ class Names(NamedTuple):
 
 
 _LAYER = re.compile(r"layers/(\d+)/(.+)")
+_PART = re.compile(r"(.+)/(\d+)")  # of a stack
 
 FAMILIES: dict[str, Names] = {
     "llama": Names(_LLAMA, interleaved=True),
@@ -159,6 +160,9 @@ def identity(path: str) -> Stored:
 def _translate(names: Names, path: str) -> Stored:
     layer = _LAYER.fullmatch(path)
     own = layer[2] if layer else path
+    if part := _PART.fullmatch(own):
+        stack = _translate(names, path.removesuffix(f"/{part[2]}"))
+        return Stored((stack.names[int(part[2])],), stack.transposed)
     is_bias = own.endswith(("_bias", "/bias"))
     found = names.table.get(own.removesuffix("_bias").replace("/bias", "/weight"))
     if found is None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import jax
 
 from configs.errors import InputError
+from configs.kinds.params import leaves
 from configs.model import ModelConfig
 from inference.checkpoints import defaults, load, mapped, names, text_files
 from inference.checkpoints.gguf import gguf_file
@@ -17,7 +18,7 @@ from inference.checkpoints.gguf.gguf_scan import Header
 from inference.checkpoints.hf import hf_directory, hub, safetensors_file
 from inference.checkpoints.load import Place, Progress
 from inference.checkpoints.names import NameMap
-from inference.checkpoints.native import converted, manifest, orbax_directory
+from inference.checkpoints.native import converted, manifest, orbax_directory, packed_file
 from inference.checkpoints.tensor_source import TensorSource
 from inference.text.tokenizer import Tokenizer
 from layers import params
@@ -44,7 +45,11 @@ class LoadParams(Protocol):
     """`Checkpoint.load_params`."""
 
     def __call__(
-        self, infos: Any, progress: Progress | None = None, place: Place = load.on_device
+        self,
+        infos: Any,
+        progress: Progress | None = None,
+        place: Place = load.on_device,
+        packed: Any = None,
     ) -> Params:
         """Values for a declaration."""
 
@@ -54,8 +59,12 @@ class Checkpoint:
     """A model on disk whose headers have been checked; weights are read when called for.
 
     `eos_ids` end a sequence.
-    `load_params(infos, progress, place)` takes the declaration of the configuration, overrides
-    included; the others are `load.load_params`'s and may be left out.
+    `load_params(infos, progress, place, packed)` takes the declaration of the configuration,
+    overrides included; progress and place are `load.load_params`'s and may be left out, as may
+    `packed`: shapes and dtypes of what `place` makes, if that is worth being kept.
+    `formats()` are those in which the checkpoint's own numbers are kept, by path, of each part of a
+    stack where they differ; `load_exact` loads these numbers, each rounded to its declared format
+    alone, where `load_params` does not.
     `load_tokenizer()` builds the tokenizer; `contents()` is for conversion to another format.
     """
 
@@ -64,6 +73,8 @@ class Checkpoint:
     load_tokenizer: Callable[[], Tokenizer]
     load_params: LoadParams
     contents: Callable[[], Contents]
+    formats: Callable[[], dict[str, tuple[str, ...]]]
+    load_exact: LoadParams | None = None
 
 
 def read_directory_config(path: Path) -> ModelConfig:
@@ -131,6 +142,7 @@ def directory(path: Path, config: ModelConfig) -> Checkpoint:
             lambda: text_files.read(path),
             mapped.read_json(path / text_files.CONFIG),
         ),
+        functools.partial(_dense_formats, source, config),
     )
 
 
@@ -159,7 +171,13 @@ def orbax(path: Path, config: ModelConfig, raw: dict[str, Any]) -> Checkpoint:
             lambda: text_files.read(path),
             kept if isinstance(kept, dict) else None,
         ),
+        functools.partial(_dense_formats, source, config),
     )
+
+
+def _dense_formats(source: TensorSource, config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    kept = source.dtype if source.dtype == "bfloat16" else "float32"
+    return {"/".join(path): (kept,) for path, _ in leaves(config.parameters())}
 
 
 def gguf(header: Header, config: ModelConfig) -> Checkpoint:
@@ -187,17 +205,19 @@ def gguf(header: Header, config: ModelConfig) -> Checkpoint:
         config,
         eos_ids,
         load_tokenizer,
-        functools.partial(_load_gguf, header, config),
+        functools.partial(_load_gguf, header, config, "bfloat16"),
         lambda: Contents(
             _gguf_tensors(header, config),
             names.gguf(config.family),
             read_text_files,
         ),
+        functools.partial(_gguf_formats, header, config),
+        functools.partial(_load_gguf, header, config, "float32"),
     )
 
 
-def _gguf_tensors(header: Header, config: ModelConfig) -> TensorSource:
-    source = gguf_file.tensors(header, config)
+def _gguf_tensors(header: Header, config: ModelConfig, dtype: str = "bfloat16") -> TensorSource:
+    source = gguf_file.tensors(header, config, dtype)
     load.check_parts(config, source, names.gguf(config.family))
     return source
 
@@ -208,25 +228,44 @@ def _load(
     infos: Any,
     progress: Progress | None = None,
     place: Place = load.on_device,
+    packed: Any = None,
 ) -> Params:
+    del packed  # another copy of the user's files: they are packed within a second
     return load.load_params(infos, source, name_map, progress, place)
+
+
+def _gguf_formats(header: Header, config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    name_map = names.gguf(config.family)
+    load.check(params.flatten(config.parameters()), _gguf_tensors(header, config), name_map)
+    return gguf_file.formats(header, config, name_map)
 
 
 def _load_gguf(
     header: Header,
     config: ModelConfig,
+    dtype: str,
     infos: Any,
     progress: Progress | None = None,
     place: Place = load.on_device,
+    packed: Any = None,
 ) -> Params:
-    source, name_map = _gguf_tensors(header, config), names.gguf(config.family)
+    """Parameters of numbers that are rounded to `dtype`, bfloat16 or (hardly) float32, before they
+    get their formats.
+    """
+    folder = converted.place(header.path, *header.fingerprints)
+    source, name_map = _gguf_tensors(header, config, dtype), names.gguf(config.family)
+    read = functools.partial(load.load_params, infos, source, name_map, progress, place)
+    if packed is not None:
+        return packed_file.load(folder / dtype, packed, read)
+    if dtype != "bfloat16":
+        return read()
     rounded = jax.tree.map(
-        lambda info: dataclasses.replace(info, format="bfloat16"), infos, is_leaf=params.is_info
+        lambda info: dataclasses.replace(info, format=dtype), infos, is_leaf=params.is_info
     )
-    target = converted.place(header.path, *header.further_parts) / "weights.safetensors"
+    target = folder / "weights.safetensors"
     try:
         cached = converted.open_or_convert(target, rounded, source, name_map, progress)
     except OSError as error:
         logging.warning("converted weights are not cached: %s: %s", target, error.strerror)
-        return load.load_params(infos, source, name_map, progress, place)
+        return read()
     return load.load_params(infos, cached, names.identity, progress, place)

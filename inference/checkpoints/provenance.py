@@ -5,8 +5,9 @@ from pathlib import Path
 
 from configs import presets
 from configs.weights import Wheels
+from inference.checkpoints import mapped
 from inference.checkpoints.hf import hub
-from inference.checkpoints.native import converted, manifest
+from inference.checkpoints.native import manifest
 
 _READ = (".json", ".jinja", ".safetensors")  # what loading reads of a directory
 
@@ -26,10 +27,10 @@ def identity(model: str) -> list[str]:
         if listed.exists():
             return [listed.read_text()]
         found = (file for file in sorted(path.rglob("*")) if file.suffix in _READ)
-        return [converted.fingerprint(file) for file in found if file.is_file()]
+        return [mapped.fingerprint(file, file.stat()) for file in found if file.is_file()]
     elif path.exists():
         name, cut, count = map(glob.escape, path.name.partition("-00001-of-"))
         parts = path.parent.glob(f"{name}-*-of-{count}" if cut else name)
-        return [converted.fingerprint(part) for part in sorted(parts)]
+        return [mapped.fingerprint(part, part.stat()) for part in sorted(parts)]
     snapshot = hub.open_snapshot(model)
     return [snapshot.repo, snapshot.commit]

@@ -21,6 +21,7 @@ class TensorSource:
         dtype: the smallest of bfloat16, float32 and float64 that holds every value.
         stream: whole tensors in blocks of rows, where reading in order can do more than `read`.
         read_into: fills an array with a whole tensor, or says that its type is another.
+        read_blocks: a whole tensor in the blocks of its format: uint8 [rows, bytes].
     """
 
     label: str
@@ -29,6 +30,7 @@ class TensorSource:
     dtype: str = "bfloat16"
     stream: Callable[[str], Iterator[np.ndarray]] | None = None
     read_into: Callable[[str, np.ndarray], bool] | None = None
+    read_blocks: Callable[[str], np.ndarray] | None = None
 
     def blocks(self, name: str) -> Iterator[np.ndarray]:
         """A tensor's rows in order, in blocks of bounded size."""

@@ -22,6 +22,8 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
+            file.flush()
+            os.fsync(file.fileno())  # or the name may outlive a power cut, and the bytes not
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

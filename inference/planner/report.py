@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from configs.engine import Config
 from configs.hardware.spec import HardwareSpec
+from configs.kinds import params
 from configs.model import ModelConfig
 from inference.planner import cost, roofline
 from inference.planner.cost import Operation, Precision, Rows, Work
@@ -55,6 +56,52 @@ def decode_steps(
     measured = statistics.median(record.seconds for record in steps)
     share = num_bytes / measured / bandwidth
     return DecodeReport(num_bytes, predicted, measured, bandwidth, share, by)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shares:
+    """What a load reached of the rates that the device showed in the same run.
+
+    Attributes:
+        read_bandwidth: bytes a second.
+        decode_bandwidth_share: of it, by the median decode step; None where none ran.
+        best_product_rate: FLOPs a second of the fastest product with weights.
+        prefill_rate_share: of it, by whole prompts: the FLOPs of all they compute, without padding,
+            over all their time.
+    """
+
+    read_bandwidth: float
+    decode_bandwidth_share: float | None
+    best_product_rate: float
+    prefill_rate_share: float
+
+
+def shares(
+    config: Config,
+    decoded: Iterable[StepRecord],
+    prompt_tokens: int,
+    prefill_tok_s: float,
+    rates: tuple[float, float],
+) -> Shares:
+    """Shares of a device's rates (`lookup.rates_now`) that steps and prompts of so many tokens,
+    prefilled at so many tokens a second, reached.
+    """
+    bandwidth, rate = rates
+    steps = [
+        cost.total(operations(config.model, record)).bytes / record.seconds
+        for record in decoded
+        if not record.shape.prefill[0]
+    ]
+    prompt = cost.step_operations(config.model, Work.prefill(1, prompt_tokens))
+    flops_s = cost.total(prompt).flops * prefill_tok_s / prompt_tokens
+    share = statistics.median(steps) / bandwidth if steps else None
+    return Shares(bandwidth, share, rate, flops_s / rate)
+
+
+def product_formats(model: ModelConfig) -> tuple[str, ...]:
+    """Formats of the matrices that tokens are multiplied with."""
+    infos = (info for _, info in params.leaves(model.parameters()))
+    return tuple(dict.fromkeys(info.format for info in infos if info.is_matrix))
 
 
 def seconds(model: ModelConfig, step: Iterable[Operation], hardware: HardwareSpec) -> float:

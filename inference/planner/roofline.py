@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from configs.hardware.spec import HardwareSpec
 from configs.mesh import ONE_CHIP, Mesh
@@ -64,16 +64,32 @@ def step_time(
         mesh: chips that divide the operations.
         collective_s: seconds of exchange, as `collective_seconds` finds.
     """
-    bandwidth = hardware.read_bandwidth * hardware.bandwidth_share
     memory = compute = 0.0
     for operation in operations:
-        num_bytes, flops = _as_reached(per_chip(operation, mesh), hardware)
-        rate = hardware.rate(compute_type(operation, precision)) * hardware.rate_share
-        memory += num_bytes / bandwidth
-        compute += flops / rate
+        own = _seconds(per_chip(operation, mesh), hardware, precision)
+        memory, compute = memory + own[0], compute + own[1]
     hidden = max(memory, compute) + hardware.gamma * min(memory, compute)
     whole = hardware.overhead_s + hidden + collective_s
     return StepTime(memory, compute, collective_s, hardware.overhead_s, whole)
+
+
+def operation_times(
+    operations: Sequence[Operation], hardware: HardwareSpec, precision: Precision
+) -> list[float]:
+    """Seconds of each operation of a step on one chip; with the overhead they are `step_time`'s."""
+    whole = step_time(operations, hardware, precision)
+    shares = (1.0, hardware.gamma) if whole.memory_s > whole.compute_s else (hardware.gamma, 1.0)
+    each = (_seconds(operation, hardware, precision) for operation in operations)
+    return [shares[0] * memory + shares[1] * compute for memory, compute in each]
+
+
+def _seconds(
+    operation: Operation, hardware: HardwareSpec, precision: Precision
+) -> tuple[float, float]:
+    """Seconds of moving and of computing."""
+    num_bytes, flops = _as_reached(operation, hardware)
+    rate = hardware.rate(compute_type(operation, precision)) * hardware.rate_share
+    return num_bytes / (hardware.read_bandwidth * hardware.bandwidth_share), flops / rate
 
 
 def _as_reached(operation: Operation, hardware: HardwareSpec) -> tuple[float, float]:

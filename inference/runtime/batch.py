@@ -4,7 +4,6 @@ import dataclasses
 
 import jax
 import numpy as np
-from flax import struct
 
 from configs.engine import Config
 from inference.runtime import sampling
@@ -14,7 +13,8 @@ from inference.scheduling.step_schedule import Admission, StepSchedule
 _ADMISSIONS = 8  # rows of one call of `step.admit`; more take several calls
 
 
-@struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Batch:
     """Inputs of a step. Y rows of both rectangles, T packed tokens."""
 
@@ -27,7 +27,8 @@ class Batch:
     targets_T: Array  # i32[chunks, tokens] next tokens to score; [0, 0] where nothing is scored
 
 
-@struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Admissions:
     """Slots to write before a step, padded with sinks."""
 

@@ -1,5 +1,5 @@
-"""The native library of CPU kernels, for engines on a CPU: found, or built at first use, in the
-cache directory or where RIDGELINE_KERNELS says ('none': nowhere).
+"""The native library of CPU kernels, for engines on a CPU: the wheel's own, or found, or built at
+first use, in the cache directory; only where RIDGELINE_KERNELS says, if set ('none': nowhere).
 """
 
 import functools
@@ -29,8 +29,9 @@ def _load() -> None:
         return
     folder = Path(named) if named else cache_directory.path() / "kernels"
     try:
-        found = build.find(folder)
+        found = (None if named else build.bundled()) or build.find(folder)
         if found is None:
+            build.check(folder)
             logging.warning("building the CPU kernels, once (some seconds)")
             found = build.build(folder)
         library.load(found)

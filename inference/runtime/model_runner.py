@@ -3,9 +3,9 @@ warm-up.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from configs.errors import InputError
 from inference.runtime import batch as batches
 from inference.runtime import cpu_kernels, step
 from inference.runtime.batch import Admissions, Inputs
+from inference.runtime.executables import Executables
 from inference.runtime.swap import PageSwapper
 from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_schedule import StepSchedule
@@ -26,14 +27,6 @@ from layers.kernels.device import target_device
 from layers.kernels.linear import api as linear
 from layers.kv_cache import Cache
 from layers.params import Params
-
-
-@dataclasses.dataclass
-class Executables:
-    """What was compiled for an engine."""
-
-    steps: dict[StepShape, Compiled] = dataclasses.field(default_factory=dict)
-    admit: Compiled | None = None
 
 
 def for_this_device(config: Config) -> tuple[Config, str]:
@@ -61,19 +54,34 @@ def for_this_device(config: Config) -> tuple[Config, str]:
 class ModelRunner:
     """Owns the parameters, cache and slots of one engine, and runs its steps."""
 
-    def __init__(self, config: Config, params: Params):
+    def __init__(
+        self,
+        config: Config,
+        params: Params | Callable[[], Params],
+        expected: Iterable[StepShape] = (),
+    ):
         """Params and cache live on JAX's default device.
+
+        Args:
+            config: model and engine.
+            params: values, or what reads them, as the declaration says.
+            expected: the steps that come first, compiled while parameters are read.
 
         Raises:
             InputError: as `for_this_device`.
         """
         self.config, self._attention = for_this_device(config)
-        self.params = self.pack(params)
-        self._executables = Executables()
+        infos = decoder.param_infos(self.config.model)
+        values = linear.abstract(self.config, infos) if callable(params) else self.pack(params)
+        slots = step.init_slots(self.config)
+        cache = kv_cache.abstract(*self._cache_arguments())
+        self._executables = Executables(self.config, self._attention, values, cache, slots)
+        self._executables.prepare(expected)
         self._is_warm = self._sealed = False
         self.num_late_compiles = 0
         self.reset()
         self._swapper = PageSwapper(self.config, self.cache)
+        self.params = self.pack(params()) if callable(params) else values
 
     def pack(self, params: Params) -> Params:
         """Parameters as this engine's products read them."""
@@ -81,19 +89,23 @@ class ModelRunner:
 
     def reset(self) -> None:
         """Empties cache and slots: at the start, and after a failed step has lost them."""
+        self.cache: Cache = ()  # frees what there is: two may not fit
+        self.cache = kv_cache.init(*self._cache_arguments())
+        self.slots = step.init_slots(self.config)
+
+    def _cache_arguments(self) -> tuple[Any, ...]:
         config, engine = self.config, self.config.engine
         num_pages = tuple(n * config.device_pages for n in config.num_pages)
-        self.cache: Cache = ()  # frees what there is: two may not fit
-        self.cache = kv_cache.init(
+        return (
             config.model, num_pages, config.device_page_tokens, engine.max_seqs, engine.num_drafts,
             api.implementation(self._attention).layout,
         )  # fmt: skip
-        self.slots = step.init_slots(config)
 
     @property
     def implementations(self) -> str:
-        """Of products and of attention: what its steps' times hold for."""
-        return f"{self.config.engine.linear}, {self._attention}"
+        """Of products and of attention, and formats of weights: what its steps' times hold for."""
+        engine = self.config.engine
+        return ", ".join(filter(None, (engine.linear, self._attention, engine.weights)))
 
     @property
     def cache_bytes(self) -> int:
@@ -103,7 +115,7 @@ class ModelRunner:
     @property
     def shapes(self) -> tuple[StepShape, ...]:
         """Those that have an executable."""
-        return tuple(self._executables.steps)
+        return self._executables.shapes
 
     def compiled(self, shape: StepShape) -> Compiled:
         """The executable of a shape, compiled at first use.
@@ -111,26 +123,24 @@ class ModelRunner:
         Raises:
             RuntimeError: warm-up sealed the runner and the shape is not among those it compiled.
         """
-        steps = self._executables.steps
-        if shape not in steps:
-            if self._sealed:
-                raise RuntimeError(f"{shape} was not compiled at warm-up")
-            steps[shape] = self._compile_step(shape)
-            self.num_late_compiles += self._is_warm
-        return steps[shape]
+        is_new = not self._executables.has(shape)
+        if is_new and self._sealed:
+            raise RuntimeError(f"{shape} was not compiled at warm-up")
+        found = self._executables.step(shape)
+        self.num_late_compiles += is_new and self._is_warm
+        return found
 
     def is_ready(self, schedule: StepSchedule) -> bool:
         """Whether a schedule needs no compilation."""
-        compiled = self._executables
-        can_admit = compiled.admit is not None or not schedule.admissions
-        can_run = can_admit and schedule.shape in compiled.steps
+        has = self._executables.has
+        can_run = has(schedule.shape) and (has(None) or not schedule.admissions)
         return can_run and self._swapper.is_ready(schedule.transfers)
 
     def prepare(self, schedule: StepSchedule) -> None:
         """Compiles what a schedule needs."""
         self.compiled(schedule.shape)
         if schedule.admissions:
-            self._compiled_admit()
+            self._executables.admit()
         self._swapper.prepare(self.cache, schedule.transfers)
 
     def warm_up(
@@ -149,7 +159,7 @@ class ModelRunner:
             return StepSchedule(shape)
 
         with ThreadPoolExecutor(2) as pool:
-            admit = pool.submit(self._compiled_admit)
+            admit = pool.submit(self._executables.admit)
             for schedule in pool.map(compile_one, sorted(shapes, key=_first_needed)):
                 self.wait(self.launch(schedule, batches.build(schedule, self.config)))
                 progress()
@@ -160,7 +170,7 @@ class ModelRunner:
     def admit(self, admissions: tuple[Admissions, ...]) -> None:
         """Writes the slots of sequences that start, fork or resume."""
         for arrays in admissions:
-            self.cache, self.slots = self._compiled_admit()(self.cache, self.slots, arrays)
+            self.cache, self.slots = self._executables.admit()(self.cache, self.slots, arrays)
 
     def launch(self, schedule: StepSchedule, inputs: Inputs) -> StepOutput[jax.Array]:
         """Queues a step on the device, after those launched before; returns its output, not ready
@@ -180,29 +190,8 @@ class ModelRunner:
         """Waits for a step; its output as numpy arrays."""
         return jax.tree.map(np.asarray, output)
 
-    def _compile_step(self, shape: StepShape) -> Compiled:
-        batch = batches.build_batch(StepSchedule(shape), self.config)
-        function = functools.partial(
-            step.step, config=self.config, shape=shape, attention=self._attention
-        )
-        arguments = jax.tree.map(_abstract, (self.params, self.cache, self.slots, batch))
-        return jax.jit(function, donate_argnums=(1, 2)).lower(*arguments).compile()
-
-    def _compiled_admit(self) -> Compiled:
-        if self._executables.admit is None:
-            arrays = batches.build_admissions((), self.config)
-            function = functools.partial(step.admit, config=self.config)
-            arguments = jax.tree.map(_abstract, (self.cache, self.slots, arrays))
-            jitted = jax.jit(function, donate_argnums=(0, 1))
-            self._executables.admit = jitted.lower(*arguments).compile()
-        return self._executables.admit
-
 
 def _first_needed(shape: StepShape) -> tuple[bool, bool, bool, int]:
     """Sort key of shapes: prefill alone, decoding alone, both, then scoring."""
     has_both = bool(shape.decode[0] and shape.prefill[0])
     return shape.scored, has_both, bool(shape.decode[0]), shape.num_tokens
-
-
-def _abstract(leaf: jax.Array | np.ndarray) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)

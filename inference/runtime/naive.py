@@ -18,7 +18,7 @@ from configs.cache import BLOCK_TOKENS
 from configs.model import ModelConfig
 from inference.runtime import sampling
 from inference.scheduling.sequence import Sequence
-from layers import decoder
+from layers import decoder, topk
 from layers.params import Params
 from layers.ragged import contiguous
 
@@ -73,8 +73,9 @@ def _compiled(
         hidden_TD, _ = decoder.forward(params, config, tokens_T, contiguous(1, num_tokens))
         last_1D = jax.lax.dynamic_slice_in_dim(hidden_TD, length - 1, 1)
         logits_1V = decoder.logits(params, config, last_1D)
-        ids = sampling.sample(logits_1V, own, length[None])
-        return ids[0], sampling.log_probs(logits_1V, ids)[0][0]
+        summary = topk.summarize(logits_1V)
+        ids = sampling.sample(logits_1V, summary, own, length[None])
+        return ids[0], sampling.log_probs(logits_1V, summary, ids)[0][0]
 
     own = _one_row(sampling.neutral_row(config.vocab_size))
     arguments = (np.zeros(num_tokens, np.int32), np.int32(1), own)

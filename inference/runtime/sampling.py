@@ -18,20 +18,19 @@ that row alone, and so does its sample.
 """
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jax import lax
 
 from inference.request import MAX_STOP_IDS
 from inference.runtime import gumbel
 from inference.scheduling.sequence import Sequence
 from layers import topk
-from layers.reduce import log_sum_exp, row_sum, sums_before
+from layers.reduce import row_sum, sums_before
 
 NUM_BIAS = 32  # entries of a request's logit bias
 _CANDIDATES = 72  # top_k = 64, a common default, is proven only by a smaller logit after the 64th
@@ -40,7 +39,8 @@ _ALL = np.uint32(0xFFFFFFFF)
 Array = Any  # numpy on the host, a traced jax.Array inside the step
 
 
-@struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class SlotSampling:
     """Sampling parameters of each slot, written at admission and gathered to Q rows for `sample`.
     Those of one request are a row of it, without the first axis.
@@ -137,29 +137,31 @@ def pack_mask(
     return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
 
 
-def log_probs(logits_QV: jax.Array, ids_Q: jax.Array) -> tuple[jax.Array, jax.Array]:
+def log_probs(
+    logits_QV: jax.Array, summary: topk.Summary, ids_Q: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """The model's own log-probability of the ids, in nats, before every filter.
 
     Returns:
         f32[Q], and bool[Q]: False where the row's logits are all -inf, or hold a NaN or +inf.
     """
-    total_Q = log_sum_exp(logits_QV.astype(jnp.float32))
-    logit_Q = jnp.take_along_axis(logits_QV, ids_Q[:, None], axis=-1)[:, 0]
-    return logit_Q.astype(jnp.float32) - total_Q, jnp.isfinite(total_Q)
+    return _at(logits_QV, ids_Q) - summary.total_Q, jnp.isfinite(summary.total_Q)
 
 
-def top_log_probs(logits_QV: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
+def top_log_probs(
+    logits_QV: jax.Array, summary: topk.Summary, n: int
+) -> tuple[jax.Array, jax.Array]:
     """The model's own n most likely tokens, in falling order: f32[Q, n] in nats, ids i32[Q, n]."""
     if n == 0:
         rows = logits_QV.shape[0]
         return jnp.zeros((rows, 0), jnp.float32), jnp.zeros((rows, 0), jnp.int32)
-    values_Qn, ids_Qn = topk.top_n(logits_QV.astype(jnp.float32), n)
-    total_Q = log_sum_exp(logits_QV.astype(jnp.float32))
-    return values_Qn - total_Q[:, None], ids_Qn
+    values_Qn, ids_Qn = topk.top_n(logits_QV, summary.maxima_QG, n)
+    return values_Qn - summary.total_Q[:, None], ids_Qn
 
 
 def sample(
     logits_QV: jax.Array,
+    summary: topk.Summary,
     sampling: SlotSampling,
     position_Q: jax.Array,
     counts: jax.Array | None = None,
@@ -168,10 +170,11 @@ def sample(
     """Applies every filter and draws one token a row.
 
     At temperature 0 that is the argmax of the logits after the penalties; where all rows are
-    greedy, nothing more is computed.
+    greedy, nothing more is computed, and where none is edited, nothing at all.
 
     Args:
         logits_QV: f32[Q, V], the model's own.
+        summary: of the logits.
         sampling: parameters gathered to the Q rows.
         position_Q: i32[Q], absolute position of the token that is sampled.
         counts: integers [Q, 2, V], occurrences in the prompt and in the output; None: no penalties.
@@ -180,21 +183,39 @@ def sample(
     Returns:
         i32[Q]. A row that permits no token can only end: its first stop id, or 0 if it has none.
     """
-    edited_QV = _edit(logits_QV.astype(jnp.float32), sampling, position_Q, counts, mask_QX)
-    ids_Q = lax.cond(
-        jnp.any(sampling.temperature > 0),
-        lambda: _draw(edited_QV, sampling, position_Q),
-        lambda: topk.argmax(edited_QV),
-    )
-    is_empty_Q = jnp.take_along_axis(edited_QV, ids_Q[:, None], axis=-1)[:, 0] == -jnp.inf
-    return jnp.where(is_empty_Q, jnp.maximum(sampling.stop_ids[:, 0], 0), ids_Q)
+    is_edited, edit = _edits(sampling, position_Q, counts, mask_QX, logits_QV.shape[1])
+    is_drawn = jnp.any(sampling.temperature > 0)
+
+    def choose(found_QV: jax.Array, found: topk.Summary) -> tuple[jax.Array, jax.Array]:
+        ids_Q = lax.cond(
+            is_drawn,
+            lambda: _draw(found_QV, found.maxima_QG, sampling, position_Q),
+            lambda: found.best_Q,
+        )
+        return ids_Q, _at(found_QV, ids_Q)
+
+    def choose_edited() -> tuple[jax.Array, jax.Array]:
+        edited_QV = edit(logits_QV)
+        return choose(edited_QV, topk.summarize(edited_QV))
+
+    # Twice the program: logits that are edited or not as the result of one branch are a copy.
+    ids_Q, logit_Q = lax.cond(is_edited, choose_edited, lambda: choose(logits_QV, summary))
+    return jnp.where(logit_Q == -jnp.inf, jnp.maximum(sampling.stop_ids[:, 0], 0), ids_Q)
 
 
-def _draw(logits_QV: jax.Array, sampling: SlotSampling, position_Q: jax.Array) -> jax.Array:
-    """One token a row, of the edited logits: i32[Q]."""
+def _at(x_QV: jax.Array, ids_Q: jax.Array) -> jax.Array:
+    """One entry of each row: [Q]."""
+    return jnp.take_along_axis(x_QV, ids_Q[:, None], axis=-1)[:, 0]
+
+
+@jax.jit  # traced once for all steps with as many rows of logits
+def _draw(
+    logits_QV: jax.Array, maxima_QG: jax.Array, sampling: SlotSampling, position_Q: jax.Array
+) -> jax.Array:
+    """One token a row, of the edited logits and the maxima of their groups: i32[Q]."""
     padded_QV = topk.pad_to_groups(logits_QV)
     keys_Q2 = gumbel.row_keys(sampling.seed, position_Q)
-    values_QJ, ids_QJ = topk.top_n(padded_QV, _CANDIDATES)
+    values_QJ, ids_QJ = topk.top_n(padded_QV, maxima_QG, _CANDIDATES)
     floor_Q, is_open_Q = _candidate_floor(padded_QV, values_QJ, sampling)
     score_QJ = _keep(_scale(values_QJ, sampling), floor_Q) + gumbel.gumbel(keys_Q2, ids_QJ)
     is_greedy_Q = sampling.temperature == 0
@@ -204,15 +225,15 @@ def _draw(logits_QV: jax.Array, sampling: SlotSampling, position_Q: jax.Array) -
     return jnp.minimum(ids_Q, logits_QV.shape[1] - 1)  # the padding of a row of NaN may win
 
 
-def _edit(
-    logits_QV: jax.Array,
+def _edits(
     sampling: SlotSampling,
     position_Q: jax.Array,
     counts: jax.Array | None,
     mask_QX: jax.Array | None,
-) -> jax.Array:
-    """Mask, bias and penalties, skipped in a step where no row has any: f32[Q, V]."""
-    rows, vocab_size = logits_QV.shape
+    vocab_size: int,
+) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+    """Mask, bias and penalties: whether any row has some, and what applies them to f32[Q, V]."""
+    rows = position_Q.shape[0]
     allowed_QX = sampling.allowed if mask_QX is None else sampling.allowed & mask_QX
     num_generated_Q = position_Q - sampling.prompt_length
     is_early_Q1 = (num_generated_Q < sampling.min_tokens)[:, None]
@@ -237,7 +258,7 @@ def _edit(
             x_QV -= output_QV * sampling.frequency[:, None]
         return x_QV
 
-    return lax.cond(is_needed, edit, lambda x_QV: x_QV, logits_QV)
+    return is_needed, edit
 
 
 def _bits(ids_QJ: jax.Array, words: int) -> jax.Array:

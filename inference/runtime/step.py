@@ -12,22 +12,24 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 
 from configs.engine import MIN_DETERMINISTIC_ROWS, Config
 from inference.runtime import sampling
 from inference.runtime.batch import Admissions, Batch
 from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_shapes import StepShape
-from layers import decoder, kv_cache
+from layers import decoder, kv_cache, topk
 from layers.kv_cache import Cache
 from layers.params import Params
 from layers.ragged import Ragged, Rectangle
 
+_ONE_ORDER = ("ffi_cpu", "ffi_cpu")  # products and attention whose sums have one, at any size
+
 jax.tree_util.register_dataclass(StepOutput)
 
 
-@struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class SlotState:
     """Device state of the running sequences; row B is the sink of padding."""
 
@@ -121,7 +123,8 @@ def step(
     Returns:
         The cache with the step's tokens, the slots after it, and its outputs.
     """
-    ragged = view(shape, slots, batch, _rows_to_fill(shape.num_tokens, config))
+    fill = functools.partial(_rows_to_fill, config=config, attention=attention)
+    ragged = view(shape, slots, batch, fill(shape.num_tokens))
     slot_T = jnp.pad(_per_token(batch.slot_Y, shape), (0, ragged.num_fillers))
     tokens_T = jnp.pad(batch.tokens_T, (0, ragged.num_fillers))
     tokens_T = jnp.where(tokens_T < 0, slots.last_token[slot_T], tokens_T)
@@ -131,16 +134,17 @@ def step(
     )  # fmt: skip
     rows, width = shape.decode
     logit_Q = jnp.concatenate([jnp.arange(rows * width), _last_of_chunks(shape, batch)])
-    logit_Q = jnp.pad(logit_Q, (0, _rows_to_fill(shape.num_logits, config)))
+    logit_Q = jnp.pad(logit_Q, (0, fill(shape.num_logits)))
     logits_QV = decoder.logits(params, config.model, hidden_TD[logit_Q])
     fed = _fed_counts(slots, tokens_T, slot_T, ragged, shape)
     with jax.named_scope("sample"):
         position_Q, slot_Q = ragged.position_T[logit_Q] + 1, slot_T[logit_Q]
         own = jax.tree.map(lambda x: x[slot_Q], slots.sampling)
         counts = _counts_seen(fed, slot_Q, tokens_T, shape)
-        ids_Q = sampling.sample(logits_QV, own, position_Q, counts)
-        logprob_Q, finite_Q = sampling.log_probs(logits_QV, ids_Q)
-        top_Qn = sampling.top_log_probs(logits_QV, config.engine.top_logprobs)
+        summary = topk.summarize(logits_QV)
+        ids_Q = sampling.sample(logits_QV, summary, own, position_Q, counts)
+        logprob_Q, finite_Q = sampling.log_probs(logits_QV, summary, ids_Q)
+        top_Qn = sampling.top_log_probs(logits_QV, summary, config.engine.top_logprobs)
     tokens_YW, num_emitted_Y = _verify(shape, batch, ids_Q, tokens_T)
     by_row = lambda x_Q: _rows_of_logits(x_Q, shape)  # noqa: E731
     used_YW = jnp.arange(width) < jnp.maximum(num_emitted_Y, 1)[:, None]
@@ -156,11 +160,12 @@ def step(
     return cache, _advance(slots, shape, batch, output, fed), output
 
 
-def _rows_to_fill(num_rows: int, config: Config) -> int:
-    """Rows of padding that a product needs under `deterministic`: with fewer, XLA sums in another
-    order.
+def _rows_to_fill(num_rows: int, config: Config, attention: str) -> int:
+    """Rows of padding that products need under `deterministic`: with fewer, XLA sums in another
+    order. The native library has one for any number.
     """
-    return max(0, MIN_DETERMINISTIC_ROWS - num_rows) if config.engine.deterministic else 0
+    is_even = not config.engine.deterministic or (config.engine.linear, attention) == _ONE_ORDER
+    return 0 if is_even else max(0, MIN_DETERMINISTIC_ROWS - num_rows)
 
 
 def view(shape: StepShape, slots: SlotState, batch: Batch, num_fillers: int = 0) -> Ragged:
@@ -297,8 +302,9 @@ def _score(
 
         def score_chunk(rows: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
             logits_QV = decoder.logits(params, config.model, rows[0])
-            values, ids = sampling.top_log_probs(logits_QV, n)
-            return sampling.log_probs(logits_QV, rows[1])[0], ids, values
+            summary = topk.summarize(logits_QV)
+            values, ids = sampling.top_log_probs(logits_QV, summary, n)
+            return sampling.log_probs(logits_QV, summary, rows[1])[0], ids, values
 
         targets = jax.lax.map(score_chunk, (hidden_YWD, batch.targets_T))
     return dict(

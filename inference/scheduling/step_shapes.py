@@ -1,6 +1,7 @@
 """The static side of a step: which rectangles it has, and whether prompts are scored."""
 
 import dataclasses
+from collections.abc import Iterable
 
 from configs.engine import EngineConfig
 from configs.errors import InputError
@@ -73,6 +74,18 @@ def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
 def choose(shapes: tuple[StepShape, ...], rows: int, chunks: int, scored: bool) -> StepShape:
     """The cheapest shape that covers a step's needs."""
     return next(shape for shape in shapes if shape.covers(rows, chunks, scored))
+
+
+def expected(engine: EngineConfig, prompts: Iterable[int], num_seqs: int) -> tuple[StepShape, ...]:
+    """The steps that come first where these prompts, of so many tokens, are all that there is: one
+    that prefills them, as far as a step can, and one that decodes the sequences that go on from
+    them, as many as there are slots.
+    """
+    shapes = enumerate_shapes(engine)
+    num_chunks = sum(-(-length // engine.chunk_tokens) for length in prompts)
+    num_chunks = min(num_chunks, max(engine.prefill_chunks))
+    num_rows = min(num_seqs, engine.max_seqs)
+    return choose(shapes, 0, num_chunks, False), choose(shapes, num_rows, 0, False)
 
 
 def _cost(shape: StepShape) -> tuple[int, int, bool]:

@@ -5,14 +5,23 @@ _LOAD = (  # requests, drawn
     *("requests", "rate", "seed", "prompt_tokens", "new_tokens", "prompt_lengths"),
     *("output_lengths", "prefix_tokens", "prefix_share"),
 )
-_SERVING = (*_EVERY, *_LOAD, "workload", "slo_ttft_s", "slo_itl_s", "repeats", "random_weights")
+_SERVING = (
+    *_EVERY,
+    *_LOAD,
+    "weights",
+    "workload",
+    "slo_ttft_s",
+    "slo_itl_s",
+    "repeats",
+    "random_weights",
+)
 
 READ = {
     "--workload=closed": (*_SERVING, "concurrency", "prefill_tokens", "beside", "plot"),
     "--workload=poisson or FILE.jsonl": (*_SERVING, "plot"),
     "--ablation": (*_EVERY, *_LOAD, "ablation", "ablation_only", "repeats", "plot"),
-    "--interference": (*_EVERY, "interference", "running", "long_tokens", "repeats"),
+    "--interference": (*_EVERY, "weights", "interference", "running", "long_tokens", "repeats"),
     "--host_cost": (*_EVERY, "host_cost"),
-    "--decode": (*_EVERY, "decode", "gap", "repeats", "random_weights", "json_lines"),
+    "--decode": (*_EVERY, "weights", "decode", "gap", "repeats", "random_weights", "json_lines"),
 }
 CLOSED, OPEN = list(READ)[:2]

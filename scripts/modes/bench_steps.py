@@ -7,9 +7,12 @@ from typing import Any
 
 from configs.engine import Config
 from configs.errors import InputError
+from configs.model import ModelConfig
 from inference.benchmark import steps
+from inference.checkpoints import weight_formats
 from inference.planner import report
 from inference.planner.calibration import lookup
+from inference.runtime.model_runner import for_this_device
 from scripts import common
 from scripts.flags import json_lines_flag
 from scripts.reports import steps_text
@@ -32,6 +35,10 @@ def run(
     resolved, config = common.resolve_config({})
     configs = [steps.sizes(config, *each) for each in asked]
     checkpoint = open_(resolved)
+    if checkpoint is not None:  # formats decide what fits
+        device, _ = for_this_device(config)
+        chosen, _ = weight_formats.choose(device, checkpoint, config.engine.linear)
+        configs = [dataclasses.replace(own, model=chosen.model) for own in configs]
     hardware = lookup.this_machine(config.model.dtype, model=config.model)
     rows: list[dict[str, Any]] = []
     result = {
@@ -39,13 +46,13 @@ def run(
         "hardware": dataclasses.asdict(hardware),
         "predicted_by": report.predicted_by(hardware),
     }
-    values = None
+    loaded = None  # parameters, and the model that declares them
     for own, (count, context) in zip(configs, asked, strict=True):
         needed = steps.needed_bytes(own)
         row: dict[str, Any] = {"rows": count, "context": context, "needed_bytes": needed}
         if needed < hardware.memory_bytes:
-            engine = _engine(own, checkpoint, values)
-            values = engine.model_runner.params
+            engine = _engine(own, checkpoint, loaded)
+            loaded = engine.model_runner.params, engine.config.model
             row |= dataclasses.asdict(steps.decode(engine, context, hardware, repeats, with_engine))
             del engine  # frees its cache for the next
             gc.collect()
@@ -57,13 +64,14 @@ def run(
         print("\n".join(steps_text.table(rows, hardware)))
 
 
-def _engine(config: Config, checkpoint: Any, values: Any) -> Any:
+def _engine(config: Config, checkpoint: Any, loaded: tuple[Any, ModelConfig] | None) -> Any:
     """An engine with weights that were loaded before, or else its own."""
-    if values is None:
+    if loaded is None:
         return common.load_engine(checkpoint, config)
     from inference.engine import Engine
 
-    return Engine(config, values)
+    params, model = loaded
+    return Engine(dataclasses.replace(config, model=model), params)
 
 
 def _point(text: str) -> tuple[int, int]:

@@ -52,6 +52,15 @@ def show_closed(result: Mapping[str, Any], beside: Mapping[str, Any]) -> None:
         other = beside.get(key)
         shown += f"{other:12.1f}{value / other:8.2f}" if other else ""
         print(f"{name:22}{value:10.1f}{shown}".rstrip())
+    decoded = result["decode_bandwidth_share"]
+    if decoded is not None:
+        smallest = min(row["concurrency"] for row in rows)
+        print(
+            f"of rates measured in this run: decoding at {smallest} {decoded:.0%} of "
+            f"{result['read_bandwidth'] / 1e9:.1f} GB/s, prefill "
+            f"{result['prefill_rate_share']:.0%} of the best product's "
+            f"{result['best_product_rate'] / 1e9:.0f} GFLOP/s"
+        )
     last = rows[-1]
     print(
         f"at {last['concurrency']}: page room without a token {last['kv_waste']:.1%}, host "

@@ -1,26 +1,58 @@
 """What answers took, beside what was predicted."""
 
 import dataclasses
+import time
 from typing import Any
 
 from configs.hardware.spec import HardwareSpec
+
+_LEAST_COMPILE_S = 0.05  # less is no news
+
+
+class Stopwatch:
+    """Times answers from here on, as their outputs come."""
+
+    def __init__(self, engine: Any):
+        self._engine = engine
+        self._start, self._compiled = time.perf_counter(), engine.compile_s
+        self._first = self._last = (0, 0.0, 0.0)
+
+    def note(self, num_tokens: int) -> None:
+        """An output of so many tokens has come."""
+        if not num_tokens:
+            return
+        seconds = time.perf_counter() - self._start
+        compile_s = self._engine.compile_s - self._compiled
+        self._last = self._last[0] + num_tokens, seconds, compile_s
+        if not self._first[0]:
+            self._first = self._last
+
+    def figures(self, is_one: bool) -> dict[str, Any]:
+        """Seconds until the first token, compilation included, as the user waited; and tokens a
+        second without compilation: of one answer those after its first output (None where there are
+        none), of several all of them.
+        """
+        num_tokens, seconds, compile_s = self._last
+        first, first_s, first_compile_s = self._first if is_one else (0, 0.0, 0.0)
+        decode_s = seconds - first_s - (compile_s - first_compile_s)
+        return {
+            "output_tokens": num_tokens,
+            "ttft_s": self._first[1],
+            "output_tok_s": (num_tokens - first) / decode_s if num_tokens > first else None,
+            "compile_s": compile_s,
+        }
 
 
 def stats(
     engine: Any,
     prompt_tokens: int,
-    output_tokens: int,
-    first_token_s: float,
-    seconds: float,
-    compile_s: float,
+    timed: dict[str, Any],
     *,
     machine: HardwareSpec | None = None,
 ) -> dict[str, Any]:
-    """Figures of a run: medians over steps that only decode, as the machine (None: the one at hand)
-    predicts them; None where it cannot be measured beside the engine.
-
-    The time to the first token is what the user waited for, compilation included; the rate leaves
-    compilation out.
+    """Figures of a run: what a `Stopwatch` saw, and medians over steps that only decode, as the
+    machine (None: the one at hand) predicts them; None where it cannot be measured beside the
+    engine.
     """
     from inference.planner import report
     from inference.planner.calibration import lookup
@@ -30,14 +62,8 @@ def stats(
         model=config.model, implementations=engine.model_runner.implementations
     )
     steps = machine and report.decode_steps(config, engine.records, machine)
-    return {
-        "prompt_tokens": prompt_tokens,
-        "output_tokens": output_tokens,
-        "ttft_s": first_token_s,
-        "output_tok_s": output_tokens / (seconds - compile_s),
-        "compile_s": compile_s,
-        **(dataclasses.asdict(steps) if steps else _no_steps()),
-    }
+    predicted = dataclasses.asdict(steps) if steps else _no_steps()
+    return {"prompt_tokens": prompt_tokens, **timed, **predicted}
 
 
 def nothing() -> dict[str, Any]:
@@ -54,10 +80,11 @@ def _no_steps() -> dict[str, None]:
 
 def summary(stats: dict[str, Any]) -> str:
     """The line of figures."""
-    line = (
-        f"{stats['prompt_tokens']} prompt tokens, first token after {stats['ttft_s']:.2f} s, "
-        f"{stats['output_tok_s']:.1f} tokens/s beside {stats['compile_s']:.1f} s of compiling"
-    )
+    line = f"{stats['prompt_tokens']} prompt tokens, first token after {stats['ttft_s']:.2f} s"
+    if stats["output_tok_s"] is not None:
+        line += f", then {stats['output_tok_s']:.1f} tokens/s"
+    if stats["compile_s"] >= _LEAST_COMPILE_S:
+        line += f" beside {stats['compile_s']:.1f} s of compiling"
     if stats["measured_step_s"] is None:
         return line
     return (

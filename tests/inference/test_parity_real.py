@@ -17,6 +17,7 @@ from configs.engine import Config, EngineConfig
 from inference.checkpoints import resolve
 from inference.engine import Engine
 from inference.request import SamplingParams
+from tests.layers import native
 
 _GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 _PRESETS = {"smollm2": "smollm2-135m", "gemma3": "gemma3-270m"}
@@ -164,3 +165,35 @@ def test_prompts_are_encoded_alike(name):
     if "chat_messages" in golden:
         messages = json.loads(str(golden["chat_messages"]))
         assert tokenizer.apply_chat_template(messages) == _prompts(golden)[-1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", _PRESETS)
+def test_a_file_as_it_is_beside_its_own_numbers(name):
+    """What int8 activations cost: greedy tokens up to gaps of 0.5, and 0.3 % of perplexity (with
+    bfloat16 beside them 0.5 %). The weights are the same numbers (`test_weight_formats.py`).
+    """
+    native.need()
+    golden, windows = _golden(_PRESETS[name]), _golden("default_text_ids")[f"{name}_windows"]
+    prompts, texts = _prompts(golden), windows.tolist()
+    engines = {}
+    for weights, dtype in (("float32", "float32"), ("file", "float32"), ("file", "bfloat16")):
+        resolved = resolve.resolve(_PRESETS[name])
+        sizes = dataclasses.replace(_ENGINE, weights=weights, top_logprobs=1)
+        config = Config(dataclasses.replace(resolved.config, dtype=dtype), sizes)
+        engines[weights, dtype] = Engine.from_checkpoint(config, resolved.open(None))
+    exact = engines.pop(("float32", "float32"))
+    expected = np.array([score.logprobs for score in exact.score(texts)])
+    params = SamplingParams(max_new_tokens=_NEW_TOKENS, ignore_eos=True)
+    for case, engine in engines.items():
+        logprobs = np.array([score.logprobs for score in engine.score(texts)])
+        share = np.exp(expected.mean() - logprobs.mean()) - 1
+        answers = [answer.token_ids for answer in engine.generate(prompts, params)]
+        given = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+        gaps = [
+            max(max(best.values()) - own for best, own in zip(*new, strict=True))
+            for score, prompt in zip(exact.score(given), prompts, strict=True)
+            for new in [(score.top_logprobs[len(prompt) - 1 :], score.logprobs[len(prompt) - 1 :])]
+        ]
+        print(f"\n{name} {case}: perplexity {share:+.3%}, largest gap {max(gaps):.2f}")
+        assert abs(share) <= (0.003 if case[1] == "float32" else 0.005) and max(gaps) <= 0.5

@@ -9,7 +9,7 @@ from layers.kernels.attention.contract import Demand
 from layers.kernels.cpu import library
 from layers.kernels.device import Device
 
-INSTRUCTION_SETS = "amx", "avx512", "avx2", "neon"
+INSTRUCTION_SETS = "amx", "avx512vnni", "avx512", "avx2", "neon"
 
 
 def need(page_format=None) -> None:

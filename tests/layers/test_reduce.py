@@ -11,7 +11,7 @@ from layers.reduce import log_sum_exp, row_sum, sums_before
 def test_bits_do_not_depend_on_the_number_of_rows(width):
     x = np.random.default_rng(0).standard_normal((96, width)).astype(np.float32)
     whole = np.asarray(jax.jit(row_sum)(x))
-    for rows in (8, 16, 40):
+    for rows in (1, 2, 7, 8, 16, 40):
         np.testing.assert_array_equal(np.asarray(jax.jit(row_sum)(x[:rows])), whole[:rows])
     np.testing.assert_allclose(whole[:, 0], x.astype(np.float64).sum(-1), atol=2e-3)
 
@@ -20,7 +20,7 @@ def test_bits_do_not_depend_on_the_number_of_rows(width):
 def test_sums_before_each_entry(width):
     x = np.random.default_rng(0).random((96, width)).astype(np.float32)
     whole = np.asarray(jax.jit(sums_before)(x))
-    for rows in (8, 16, 40):
+    for rows in (1, 2, 7, 8, 16, 40):
         np.testing.assert_array_equal(np.asarray(jax.jit(sums_before)(x[:rows])), whole[:rows])
     expected = np.cumsum(x.astype(np.float64), -1) - x
     np.testing.assert_allclose(whole, expected, atol=1e-5)

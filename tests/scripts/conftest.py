@@ -17,9 +17,9 @@ def load_once(monkeypatch, engines):
     """Scripts load an engine of one configuration once a file."""
     load_engine = common.load_engine
 
-    def load(checkpoint, config):
+    def load(checkpoint, config, *expected):
         if config not in engines:
-            engines[config] = load_engine(checkpoint, config)
+            engines[config] = load_engine(checkpoint, config, *expected)
         return engines[config]
 
     monkeypatch.setattr(common, "load_engine", load)

@@ -73,6 +73,8 @@ def test_rows_and_table(run, monkeypatch, tmp_path):
         # Two pages of 16 hold 20 to 24 tokens; after the last token nothing is held.
         assert 0.1 < row["kv_waste"] <= 12 / 32
     assert answer["prefill_tok_s"] > 0 and answer["first_token_s"] > 0
+    assert answer["read_bandwidth"] > 0 and answer["best_product_rate"] > 0
+    assert 0 < answer["decode_bandwidth_share"] < 1 and 0 < answer["prefill_rate_share"] < 1
 
     beside = tmp_path / "beside.json"
     beside.write_text('{"peer": "other", "output_tok_s_1": 10, "prefill_tok_s": 2.5}')
@@ -83,6 +85,7 @@ def test_rows_and_table(run, monkeypatch, tmp_path):
     lines = ran.out.splitlines()
     assert lines[0].split() == ["ridgeline", "predicted", "other", "ratio"]
     assert len(lines[1].split()) == 8 and "output tok/s at 1" in lines[1]
+    assert "of rates measured in this run: decoding at 1 " in ran.out
     assert "executables compiled after warm-up: 0" not in ran.out
 
 

@@ -67,9 +67,11 @@ class Scripted:
 def talk(monkeypatch, capfd):
     def run(engine, typed: str | bytes, *args: str) -> apps.Ran:
         data = typed.encode() if isinstance(typed, str) else typed
-        monkeypatch.setattr(common, "load_engine", lambda checkpoint, config: engine)
+        monkeypatch.setattr(common, "load_engine", lambda *args: engine)
         monkeypatch.setattr(costs, "stats", lambda engine, *took: took)
-        monkeypatch.setattr(costs, "summary", lambda took: f"took {took[:2]}")
+        monkeypatch.setattr(
+            costs, "summary", lambda took: f"took {took[0], took[1]['output_tokens']}"
+        )
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
         return apps.call(chat, monkeypatch, capfd, f"--model={apps.TINY}", *args)
 

@@ -1,7 +1,8 @@
-"""The tensors of a `.gguf` file as rows of bfloat16; `gguf_metadata` reads the rest.
+"""The tensors of a `.gguf` file as rows of numbers, or as the blocks that they are; `gguf_metadata`
+reads the rest.
 
-Quantized weights are dequantized to float32 and rounded to bfloat16, once: the rounded values are
-the model, whatever precision later computes with them.
+Quantized weights are dequantized to float32 and, unless asked otherwise, rounded to bfloat16, once:
+the rounded values are the model, whatever precision later computes with them.
 
 The package `gguf` is imported where it is used: no other engine needs it.
 """
@@ -10,18 +11,23 @@ import functools
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from configs.errors import InputError, shown
+from configs.kinds import params
 from configs.kinds.attention import Attention
 from configs.kinds.rope import Llama3, LongRope
 from configs.model import ModelConfig
 from inference.checkpoints import names
 from inference.checkpoints.gguf import gguf_parts, gguf_scan
 from inference.checkpoints.gguf.gguf_scan import Header
+from inference.checkpoints.names import NameMap
 from inference.checkpoints.tensor_source import TensorSource
 
+# Types that are kept as they are, and the format that holds their numbers.
+_DENSE = {"F32": "float32", "F16": "float32", "BF16": "bfloat16"}
+_KEPT = {"Q8_0": "q8_0", "Q5_0": "q8_0", "Q4_0": "q4_0", "Q4_1": "q4_1", "Q4_K": "q4_k",
+         "Q6_K": "q6_k"}  # fmt: skip
 _BLOCK_ELEMENTS = 1 << 17  # dequantized at a time: temporaries stay in the processor's cache
 # Tensors that say how positions rotate, by the kind of scaling that a configuration has of them.
 ROPE_FACTORS = "rope_freqs.weight"
@@ -37,8 +43,8 @@ def open_gguf(path: Path) -> Header:
     return gguf_parts.join(scan(path), scan)
 
 
-def tensors(header: Header, config: ModelConfig) -> TensorSource:
-    """The file's tensors, in transformers' conventions.
+def tensors(header: Header, config: ModelConfig, dtype: str = "bfloat16") -> TensorSource:
+    """The file's tensors, in transformers' conventions, rounded to `dtype`.
 
     llama.cpp interleaves the rotary pairs of some families' queries and keys, and stores Gemma's
     norm weights with the 1 already added; both are undone here.
@@ -54,7 +60,35 @@ def tensors(header: Header, config: ModelConfig) -> TensorSource:
             raise InputError(f"{header.path}: {error}") from None
     configured = _in_configuration(config)
     shapes = {n: entry.shape for n, entry in header.tensors.items() if n not in configured}
-    return TensorSource(str(header.path), shapes, functools.partial(_read_rows, header, config))
+    read = functools.partial(_read_rows, header, config, np.dtype(dtype))
+    blocks = functools.partial(_read_blocks, header, config)
+    return TensorSource(str(header.path), shapes, read, dtype, read_blocks=blocks)
+
+
+def formats(header: Header, config: ModelConfig, name_map: NameMap) -> dict[str, tuple[str, ...]]:
+    """How parameters can be kept with the file's own numbers, by path: a format, or one of each
+    part of a stack. Numbers of float16 are kept in float32.
+
+    Raises:
+        InputError: a tensor has a type that no kernel multiplies as it is.
+    """
+    import gguf
+
+    found = {}
+    for path, info in params.leaves(config.parameters()):
+        own = []
+        for name in name_map("/".join(path)).names:
+            kind = gguf.GGMLQuantizationType(header.tensors[name].ggml_type).name
+            format = _DENSE.get(kind) or (_KEPT.get(kind) if info.is_matrix else "float32")
+            if format is None:
+                raise InputError(
+                    f"{header.path}: tensor {shown(name)} has type {kind}, which no kernel "
+                    f"multiplies as it is; those are {', '.join([*_DENSE, *_KEPT])}. "
+                    "engine.weights=bfloat16 runs any type, dequantized"
+                )
+            own.append(format)
+        found["/".join(path)] = tuple(own)
+    return found
 
 
 def _in_configuration(config: ModelConfig) -> set[str]:
@@ -92,27 +126,55 @@ def read_numbers(header: Header, name: str) -> np.ndarray:
     return values
 
 
-def _read_rows(header: Header, config: ModelConfig, name: str, start: int, stop: int) -> np.ndarray:
-    if names.interleaved(config.family) and name.endswith(("attn_q.weight", "attn_k.weight")):
+def _read_rows(
+    header: Header, config: ModelConfig, dtype: np.dtype[Any], name: str, start: int, stop: int
+) -> np.ndarray:
+    if _is_interleaved(config, name):
         # Whole heads are read, so that rows can move inside them.
         head = config.mixers(Attention)[0].head_width
         first, last = start // head * head, -(-stop // head) * head
-        rows = _read(header, name, first, min(last, header.tensors[name].shape[0]))
-        if len(rows) % head:
-            raise InputError(
-                f"{header.path}: tensor {shown(name)} is not made of heads of {head} rows"
-            )
-        heads = rows.reshape(-1, head // 2, 2, rows.shape[-1])
-        return heads.swapaxes(1, 2).reshape(rows.shape)[start - first : stop - first]
+        rows = _read(header, name, first, min(last, header.tensors[name].shape[0]), dtype)
+        return _in_halves(header, config, name, rows)[start - first : stop - first]
     if config.norm_offset and name.endswith("norm.weight"):
         values = _read(header, name, start, stop, np.float32) - np.float32(config.norm_offset)
-        return values.astype(ml_dtypes.bfloat16)
-    return _read(header, name, start, stop)
+        return values.astype(dtype)
+    return _read(header, name, start, stop, dtype)
 
 
-def _read(
-    header: Header, name: str, start: int, stop: int, dtype: Any = ml_dtypes.bfloat16
-) -> np.ndarray:
+def _is_interleaved(config: ModelConfig, name: str) -> bool:
+    own = name.endswith(("attn_q.weight", "attn_k.weight"))
+    return own and names.interleaved(config.family)
+
+
+def _in_halves(header: Header, config: ModelConfig, name: str, rows: np.ndarray) -> np.ndarray:
+    """Rows of whole heads, whose rotary pairs are neighbours, with the pairs' halves apart."""
+    head = config.mixers(Attention)[0].head_width
+    if len(rows) % head:
+        raise InputError(f"{header.path}: tensor {shown(name)} is not made of heads of {head} rows")
+    heads = rows.reshape(-1, head // 2, 2, rows.shape[-1])
+    return heads.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _read_blocks(header: Header, config: ModelConfig, name: str) -> np.ndarray:
+    """A whole tensor in the blocks of its format, a row's after one another: uint8 [rows, bytes].
+    Q5_0's integers fit into Q8_0's blocks.
+    """
+    import gguf
+
+    entry = header.tensors[name]
+    kind = gguf.GGMLQuantizationType(entry.ggml_type)
+    flat = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.position)
+    rows = flat.reshape(entry.shape[0], -1)
+    if kind == gguf.GGMLQuantizationType.Q5_0:
+        blocks = rows.reshape(-1, gguf.GGML_QUANT_SIZES[kind][1])
+        upper = np.unpackbits(blocks[:, 2:6], axis=1, bitorder="little")
+        nibbles = np.concatenate([blocks[:, 6:] & 15, blocks[:, 6:] >> 4], axis=1)
+        integers = (nibbles | upper << 4) - np.uint8(16)
+        rows = np.concatenate([blocks[:, :2], integers], axis=1).reshape(entry.shape[0], -1)
+    return _in_halves(header, config, name, rows) if _is_interleaved(config, name) else rows
+
+
+def _read(header: Header, name: str, start: int, stop: int, dtype: Any) -> np.ndarray:
     import gguf
 
     entry = header.tensors[name]

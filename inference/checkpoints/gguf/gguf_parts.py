@@ -39,7 +39,7 @@ def join(first: Header, scan: Callable[[Path], Header]) -> Header:
         raise InputError(f"{first.path}: part {int(match[2])} of {count}; open the first, {name}")
     _check_number(first, 0, count)
     tensors = dict(first.tensors)
-    parts = []
+    fingerprints = first.fingerprints
     for number in range(1, count):
         path = first.path.with_name(f"{match[1]}-{number + 1:05}-of-{count:05}.gguf")
         if not path.exists():
@@ -53,13 +53,13 @@ def join(first: Header, scan: Callable[[Path], Header]) -> Header:
         if repeated:
             raise InputError(f"{path}: tensor {repeated[0][:80]!r} is in an earlier part too")
         tensors |= part.tensors
-        parts.append(path)
+        fingerprints += part.fingerprints
     expected = _integer(first, "split.tensors.count", len(tensors))
     if expected != len(tensors):
         raise InputError(
             f"{first.path}: its parts hold {len(tensors)} tensors; split.tensors.count={expected}"
         )
-    return dataclasses.replace(first, tensors=tensors, further_parts=tuple(parts))
+    return dataclasses.replace(first, tensors=tensors, fingerprints=fingerprints)
 
 
 def _check_number(part: Header, number: int, count: int) -> None:

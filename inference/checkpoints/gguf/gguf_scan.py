@@ -54,14 +54,15 @@ class TensorEntry:
 class Header:
     """A scanned file. `metadata` holds scalars, numpy arrays and `StringArray`s.
 
-    `further_parts` are the files that hold the rest of a file cut into parts.
+    `fingerprints` are of the file as it was mapped (`mapped.fingerprint`), then of those that hold
+    the rest of one cut into parts.
     """
 
     path: Path
     data: mmap.mmap
     metadata: dict[str, Any]
     tensors: dict[str, TensorEntry]
-    further_parts: tuple[Path, ...] = ()
+    fingerprints: tuple[str, ...]
 
     def strings(self, key: str) -> list[str]:
         """The string array stored under `key`.
@@ -93,11 +94,12 @@ def scan(path: Path, quant_sizes: dict[int, tuple[int, int]]) -> Header:
     Raises:
         InputError: the file cannot be read or is not a sound GGUF file of version 2 or 3.
     """
-    data = mapped.map_file(path)
+    data, fingerprint = mapped.map_identified(path)
     try:
         cursor = _Cursor(data)
         metadata, num_tensors = _metadata(cursor)
-        return Header(path, data, metadata, _tensors(cursor, num_tensors, metadata, quant_sizes))
+        tensors = _tensors(cursor, num_tensors, metadata, quant_sizes)
+        return Header(path, data, metadata, tensors, (fingerprint,))
     except _Malformed as cause:
         raise InputError(f"{path}: not a valid GGUF file: {cause}") from None
 

@@ -80,7 +80,7 @@ def text_files(header: Header, config: ModelConfig, eos_ids: Sequence[int]) -> d
 def _load(header: Header) -> tokenizers.Tokenizer:
     if "tokenizer.ggml.model" not in header.metadata:
         raise MissingTokenizer(f"{header.path}: tokenizer.ggml.model is missing")
-    path = converted.place(header.path, *header.further_parts) / f"tokenizer-{_FORMAT}.json"
+    path = converted.place(header.path, *header.fingerprints) / f"tokenizer-{_FORMAT}.json"
     return _cached(path) or _rebuild(header, path)
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import mmap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 _FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F64": np.float64}
+_INTEGERS = {"U16": np.uint16, "U8": np.uint8, "I8": np.int8}
 _MAX_TENSORS = 1 << 15
 _HOLDS = {"float16": "float32"}
 
@@ -59,6 +61,18 @@ def open_file(path: Path) -> TensorSource:
     return TensorSource(str(path), shapes, reader, max(dtypes))
 
 
+def map_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The tensors of one file as views of its mapped memory, integers too; what is not in memory
+    yet begins to be read.
+
+    Raises:
+        InputError: the file is unsound.
+    """
+    data, tensors, _ = _header(path, _FLOATS | _INTEGERS)
+    data.madvise(mmap.MADV_WILLNEED)
+    return {name: _read(data, tensors, name, 0, shape[0]) for name, (shape, *_) in tensors.items()}
+
+
 def read_metadata(path: Path) -> dict[str, str]:
     """The free-form strings in a file's header.
 
@@ -71,7 +85,9 @@ def read_metadata(path: Path) -> dict[str, str]:
 _Tensors = dict[str, tuple[tuple[int, ...], Any, int]]  # shape, dtype, position
 
 
-def _header(path: Path) -> tuple[mmap.mmap, _Tensors, dict[str, str]]:
+def _header(
+    path: Path, types: Mapping[str, Any] = _FLOATS
+) -> tuple[mmap.mmap, _Tensors, dict[str, str]]:
     import safetensors  # a machine that runs random weights may lack it
 
     data = mapped.map_file(path)
@@ -88,13 +104,12 @@ def _header(path: Path) -> tuple[mmap.mmap, _Tensors, dict[str, str]]:
     metadata = header.pop("__metadata__", {})
     tensors: _Tensors = {}
     for name, entry in header.items():
-        if entry["dtype"] not in _FLOATS:
+        if entry["dtype"] not in types:
             raise InputError(
-                f"{path}: tensor {shown(name)} has type {entry['dtype']}; "
-                f"valid: {', '.join(_FLOATS)}"
+                f"{path}: tensor {shown(name)} has type {entry['dtype']}; valid: {', '.join(types)}"
             )
         position = start + entry["data_offsets"][0]
-        tensors[name] = (tuple(entry["shape"]), np.dtype(_FLOATS[entry["dtype"]]), position)
+        tensors[name] = (tuple(entry["shape"]), np.dtype(types[entry["dtype"]]), position)
     return data, tensors, metadata
 
 

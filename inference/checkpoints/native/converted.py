@@ -25,19 +25,15 @@ from inference.files import atomic, cache_directory
 from layers import params
 
 _FORMAT = "1"
-_DTYPE_NAMES = {"bfloat16": "BF16", "float32": "F32"}
+_DTYPE_NAMES = {"bfloat16": "BF16", "float32": "F32", "uint16": "U16", "uint8": "U8", "int8": "I8"}
+ALIGNMENT = 64  # bytes: what begins so in memory JAX adopts on a CPU
 
 
-def fingerprint(path: Path) -> str:
-    """Identifies a file's content by place, size and time of change, without reading it."""
-    status = path.stat()
-    return f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}"
-
-
-def place(path: Path, *further_parts: Path) -> Path:
-    """The cache's directory for what is derived from a file, or from one cut into parts."""
-    prints = "\n".join(fingerprint(part) for part in (path, *further_parts))
-    digest = hashlib.sha256(prints.encode()).hexdigest()[:16]
+def place(path: Path, *fingerprints: str) -> Path:
+    """The cache's directory for what is derived from a file, or from one cut into parts: of those
+    that were read (`mapped.map_identified`).
+    """
+    digest = hashlib.sha256("\n".join(fingerprints).encode()).hexdigest()[:16]
     return cache_directory.path() / "converted" / f"{path.stem}-{digest}"
 
 
@@ -109,7 +105,7 @@ def write_header(
 
     Args:
         file: what is written to.
-        tensors: shape and type ('bfloat16' or 'float32') of each.
+        tensors: shape and type of each.
         metadata: free-form strings.
 
     Returns:
@@ -126,6 +122,6 @@ def write_header(
         }
         total = stop
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # data begins aligned
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)  # where data begins
     file.write(len(text).to_bytes(8, "little") + text)
     return total

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections.abc import Iterable
 
 from configs.hardware import catalog
 from configs.hardware.spec import HardwareSpec
@@ -63,6 +64,21 @@ def this_machine_or_none(
     except jax.errors.JaxRuntimeError as failure:
         logging.getLogger(__name__).warning("the device cannot be measured: %s", failure)
         return None
+
+
+def rates_now(formats: Iterable[str]) -> tuple[float, float]:
+    """Bytes a second that the device at hand reads, and FLOPs a second of its fastest product with
+    weights in one of these formats; measured now.
+    """
+    import jax
+
+    from inference.planner.calibration import measure
+
+    if jax.default_backend() == "cpu":
+        return measure.read_bandwidth(), measure.best_matmul_rate(formats)
+    from inference.planner.calibration import on_device
+
+    return on_device.copy_bandwidth(), max(map(on_device.matmul_rate, formats))
 
 
 def at_bandwidth(hardware: HardwareSpec, read_bandwidth: float) -> HardwareSpec:

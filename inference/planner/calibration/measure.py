@@ -2,7 +2,9 @@
 
 import os
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
@@ -58,17 +60,51 @@ def matmul_rate(dtype: str, repeats: int = 5) -> float:
     """FLOPs a second of `linear` for [512, 2048] x [2048, 2048], the best of several runs; with
     packed weights where this process has the library.
     """
+    from layers.kernels.cpu import library
+
+    return _product_rate(_matrix(dtype, library.is_loaded()), repeats)
+
+
+def best_matmul_rate(formats: Iterable[str], repeats: int = 5) -> float:
+    """The same of the fastest product there is with weights in one of these formats: XLA's, and
+    that of packed weights where this process has the library.
+    """
+    from layers.kernels.cpu import library
+    from layers.kernels.linear import packed
+
+    ways = (False, True) if library.is_loaded() else (False,)
+    return max(
+        _product_rate(_matrix(format, packs), repeats)
+        for format in formats
+        for packs in ways
+        if packs or format not in packed.BLOCKS
+    )
+
+
+_ROWS, _WIDTH = 512, 2048
+
+
+def _matrix(format: str, packs: bool) -> Any:
+    """A square matrix of a format, as `linear` takes it."""
+    import jax.numpy as jnp
+
+    from configs.precision import FORMATS
+    from layers.kernels.linear import packed
+
+    if format in packed.BLOCKS:
+        num_bytes = int(FORMATS[format].bytes_for(_WIDTH, _WIDTH))
+        return packed.pack_blocks(np.zeros((_WIDTH, num_bytes), np.uint8), format, _WIDTH)
+    matrix = jnp.ones((_WIDTH, _WIDTH), format)
+    return packed.pack(matrix) if packs else matrix
+
+
+def _product_rate(w: Any, repeats: int) -> float:
     import jax
     import jax.numpy as jnp
 
-    from layers.kernels.cpu import library
-    from layers.kernels.linear import packed
     from layers.linear import linear
 
-    rows, width = 512, 2048
-    product = jax.jit(linear)
-    x, matrix = jnp.ones((rows, width), jnp.float32), jnp.ones((width, width), dtype)
-    w = packed.pack(matrix) if library.is_loaded() else matrix
+    product, x = jax.jit(linear), jnp.ones((_ROWS, _WIDTH), jnp.float32)
     product(x, w).block_until_ready()
 
     def once() -> float:
@@ -76,4 +112,4 @@ def matmul_rate(dtype: str, repeats: int = 5) -> float:
         product(x, w).block_until_ready()
         return time.perf_counter() - start
 
-    return 2 * rows * width * width / min(once() for _ in range(repeats))
+    return 2 * _ROWS * _WIDTH * _WIDTH / min(once() for _ in range(repeats))

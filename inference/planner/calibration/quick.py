@@ -67,15 +67,15 @@ def _affordable(
     probe: Callable[[], float],
     clock: Callable[[], float],
 ) -> list[Point]:
-    """The first points that together can be timed so often, each run once to know. One that would
-    take too long for that, if it misses the plain roofline like the point before it, is not run.
+    """The first points that together can be timed so often, each run once to know; without those
+    that would take too long for that, if they miss the plain roofline like the point before them.
     """
     found: list[Point] = []
     start, slower, most = clock(), 1.0, SECONDS / _LEAST_ROUNDS
     for point in chosen:
         expected = calibrate.predict(Sample(*point.sample, 1.0), hardware)
         if clock() - start + slower * expected > 2 * most:
-            break
+            continue
         slower = run(point) / expected
         probe()
         if clock() - start > most:

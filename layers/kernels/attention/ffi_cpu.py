@@ -9,7 +9,7 @@ import numpy as np
 from configs.cache import PageFormat
 from layers.kernels.attention.contract import PLAIN, Demand, Options, uneven_limit
 from layers.kernels.attention.mask import mask_bounds
-from layers.kernels.cpu import library
+from layers.kernels.cpu import calls, library
 from layers.kernels.device import Device
 from layers.ragged import Rectangle
 
@@ -46,11 +46,9 @@ def attend_pages(
     arrays = [bounds.first_YW, bounds.tree_start_YW, bounds.tree_bits_YW]
     first_YW, start_YW, bits_YW = (missing if x is None else x for x in arrays)
     sinks_N = jnp.zeros(0, jnp.float32) if options.sinks_N is None else options.sinks_N
-    call = jax.ffi.ffi_call(
-        library.ATTEND, jax.ShapeDtypeStruct(q_YWNH.shape, jnp.float32), vmap_method="sequential"
-    )
-    return call(
-        q_YWNH, pages, rectangle.tables[group], rectangle.valid_YW, bounds.last_YW,
-        first_YW, start_YW, bits_YW, sinks_N.astype(jnp.float32),
+    out = jax.ShapeDtypeStruct(q_YWNH.shape, jnp.float32)
+    return calls.call(
+        library.ATTEND, out, q_YWNH, pages, rectangle.tables[group], rectangle.valid_YW,
+        bounds.last_YW, first_YW, start_YW, bits_YW, sinks_N.astype(jnp.float32),
         score_cap=np.float32(options.score_cap or 0),
     )  # fmt: skip

@@ -4,6 +4,7 @@ The instruction sets are chosen when it runs, so a library fits every processor 
 """
 
 import concurrent.futures
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -14,25 +15,34 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import jax
 
 _SOURCES = Path(__file__).parent / "src"
+BUNDLED = Path(__file__).parent / "bundled"  # in wheels only (scripts/wheel.py)
 _FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-Wno-psabi",
 )  # fmt: skip
 _LINK_FLAGS = ("-shared", "-static-libstdc++", "-static-libgcc")  # another's may be loaded already
 _WIDE = "-mprefer-vector-width=512"
+_QUICK = "-O1"  # of what only calls: a first start waits for its compilation
 Units = dict[str, tuple[str | None, tuple[str, ...]]]  # file -> what it may use: a level, and more
 _X86: Units = {
     "dispatch.cc": ("x86-64", ()),
-    "ffi.cc": ("x86-64", ()),
+    "ffi.cc": ("x86-64", (_QUICK,)),
+    "rows.cc": ("x86-64", (_QUICK,)),
+    "blocks.cc": ("x86-64", ()),
     "avx2.cc": ("x86-64-v3", ()),
     "avx512.cc": ("x86-64-v4", (_WIDE,)),
+    "avx512vnni.cc": ("x86-64-v4", (_WIDE, "-mavx512vnni")),
     "amx.cc": ("x86-64-v4", (_WIDE, "-mavx512bf16", "-mamx-tile", "-mamx-bf16")),
+    "amx_blocks.cc": ("x86-64-v4", (_WIDE, "-mavx512vnni", "-mamx-tile", "-mamx-int8")),
 }
-_ARM: Units = {name: (None, ()) for name in ("dispatch.cc", "ffi.cc", "neon.cc")}
+_ARM: Units = {
+    name: (None, ()) for name in ("dispatch.cc", "ffi.cc", "rows.cc", "blocks.cc", "neon.cc")
+}
 _UNITS = {
     ("linux", "x86_64"): _X86,
     ("linux", "aarch64"): _ARM,
@@ -40,17 +50,29 @@ _UNITS = {
 }
 _TIMEOUT_S = 120  # of one compilation
 _DIGEST_SIZE = 16
+_UNFINISHED, _ABANDONED_S = "building-", 3600
+_LOG = "build.log"
+_RETRY_S = 24 * 3600  # what failed may have lacked memory
 
 
 class BuildError(Exception):
     """The library cannot be had here; the message is one line that says why."""
 
 
+def bundled() -> Path | None:
+    """The library that a wheel of this package brought, if it is of these sources and undamaged."""
+    return _find(BUNDLED, _bundled_name(platform.machine()))
+
+
 def find(folder: Path) -> Path | None:
     """The library of these sources in a folder, if it is there and undamaged: its name holds its
     digest.
     """
-    for library in sorted(folder.glob(f"{_name()}-*.so")):
+    return _find(folder, _name())
+
+
+def _find(folder: Path, name: str) -> Path | None:
+    for library in sorted(folder.glob(f"{name}-*.so")):
         try:
             is_whole = library.stem.endswith(f"-{_digest(library.read_bytes())}")
         except OSError:
@@ -60,13 +82,31 @@ def find(folder: Path) -> Path | None:
     return None
 
 
+def check(folder: Path) -> None:
+    """Whether `build` is worth its time: not where it failed within a day, and neither sources nor
+    compilers are others since.
+
+    Raises:
+        BuildError: it is not; as `build` said it.
+    """
+    log = folder / _LOG
+    try:
+        known = log.read_text(errors="replace").partition("\n")[0]
+        is_recent = abs(time.time() - log.stat().st_mtime) < _RETRY_S
+    except OSError:
+        return
+    compilers = _compilers()
+    if compilers and is_recent and known == _attempt(compilers):
+        raise BuildError(_failure(compilers, log))
+
+
 def build(folder: Path) -> Path:
     """Compiles the library into a folder that only its owner can open, where it appears whole or
     not at all.
 
     Raises:
-        BuildError: there is no compiler, or none can compile it; the last one's output is kept in
-            the folder.
+        BuildError: there is no compiler, or none can compile it; what they said is kept in the
+            folder.
     """
     units = _UNITS.get((sys.platform, platform.machine()))
     if units is None:
@@ -77,26 +117,62 @@ def build(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         os.chmod(folder, 0o700)  # it holds code
+        for left in folder.glob(f"{_UNFINISHED}*"):  # by a process that ended meanwhile
+            with contextlib.suppress(FileNotFoundError):  # or one that ends now
+                if time.time() - left.stat().st_mtime > _ABANDONED_S:
+                    shutil.rmtree(left, ignore_errors=True)
+        said = [_attempt(compilers)]
         for compiler in compilers:
-            with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            with tempfile.TemporaryDirectory(dir=folder, prefix=_UNFINISHED) as temporary:
                 try:
                     built = _compile(compiler, units, Path(temporary))
                 except subprocess.SubprocessError as failed:
-                    output = getattr(failed, "stderr", None) or ""
-                    (folder / "build.log").write_text(f"{failed}\n{output}", errors="replace")
+                    said += [str(failed), getattr(failed, "stderr", None) or ""]
                     continue
-                library = folder / f"{_name()}-{_digest(built.read_bytes())}.so"
-                os.replace(built, library)
-                return library
+                return _keep(built, folder, _name())
+        (folder / _LOG).write_text("\n".join(said), errors="replace")
     except OSError as error:
         raise BuildError(f"{error.filename or folder}: {error.strerror}") from None
-    raise BuildError(f"{shlex.join(compiler)} failed, see {folder / 'build.log'}")
+    raise BuildError(_failure(compilers, folder / _LOG))
+
+
+def _failure(compilers: list[list[str]], log: Path) -> str:
+    return f"{' and '.join(map(shlex.join, compilers))} failed, see {log}"
+
+
+def _attempt(compilers: list[list[str]]) -> str:
+    """The first line of a log: sources and compilers, as they are now."""
+    files = {path for command in compilers for word in command if (path := shutil.which(word))}
+    if (zig := importlib.util.find_spec("ziglang")) and zig.origin:
+        files.add(zig.origin)
+    states = [(path, (state := os.stat(path)).st_size, state.st_mtime_ns) for path in sorted(files)]
+    return f"{_name()} {_digest(repr((compilers, states)).encode())}"
+
+
+def cross_compile(compiler: list[str], machine: str, folder: Path) -> Path:
+    """Compiles the library of a wheel for Linux on another (or this) processor into a folder.
+
+    Raises:
+        BuildError: the compiler fails; the message is its output.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        try:
+            built = _compile(compiler, _UNITS["linux", machine], Path(temporary))
+        except subprocess.SubprocessError as failed:
+            raise BuildError(f"{failed}\n{getattr(failed, 'stderr', None) or ''}") from None
+        return _keep(built, folder, _bundled_name(machine))
+
+
+def _keep(built: Path, folder: Path, name: str) -> Path:
+    library = folder / f"{name}-{_digest(built.read_bytes())}.so"
+    os.replace(built, library)
+    return library
 
 
 def _compile(compiler: list[str], units: Units, folder: Path) -> Path:
     commands = []
     for source, (level, flags) in units.items():
-        headers = ("-isystem", jax.ffi.include_dir()) if source == "ffi.cc" else ()
+        headers = ("-isystem", jax.ffi.include_dir()) if source in ("ffi.cc", "rows.cc") else ()
         output = folder / Path(source).with_suffix(".o")
         own = (*_FLAGS, *_at_level(compiler, level), *flags, *headers)
         commands.append([*compiler, *own, "-c", str(_SOURCES / source), "-o", str(output)])
@@ -142,17 +218,24 @@ def _compilers() -> list[list[str]]:
     return found
 
 
-@functools.cache
 def _name() -> str:
-    """What names of libraries of these sources begin with, for this processor's architecture, this
-    XLA and this compiler.
+    """What names of libraries that are built here begin with: for this processor's architecture,
+    this XLA and this compiler.
     """
-    found = hashlib.sha256(
-        repr((_FLAGS, _LINK_FLAGS, _UNITS, jax.__version__, os.environ.get("CXX"))).encode()
-    )
+    return _name_of(platform.machine(), jax.__version__, os.environ.get("CXX"))
+
+
+def _bundled_name(machine: str) -> str:
+    """The same in a wheel, for every later JAX as well: XLA takes what older headers made."""
+    return _name_of(machine)
+
+
+@functools.cache
+def _name_of(machine: str, *circumstances: str | None) -> str:
+    found = hashlib.sha256(repr((_FLAGS, _LINK_FLAGS, _UNITS, circumstances)).encode())
     for source in sorted([*_SOURCES.glob("*.cc"), *_SOURCES.glob("*.h")]):
         found.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-    return f"kernels-{platform.machine()}-{found.hexdigest()[:_DIGEST_SIZE]}"
+    return f"kernels-{machine}-{found.hexdigest()[:_DIGEST_SIZE]}"
 
 
 def _digest(content: bytes) -> str:

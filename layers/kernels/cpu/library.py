@@ -10,9 +10,11 @@ import numpy as np
 
 from configs.errors import InputError
 
-LAYOUT = 1  # of packed weights and of the functions' arguments: part of every name that XLA keeps
+LAYOUT = 2  # of packed weights and of the functions' arguments: part of every name that XLA keeps
 STRIP, DEPTH = 16, 32  # features of a strip, what its depth is a multiple of (src/kernels.h)
-LINEAR, ATTEND = f"ridgeline_linear_{LAYOUT}", f"ridgeline_attend_{LAYOUT}"
+LINE = 64  # bytes: what strips of blocks are a multiple of (src/blocks.h)
+_NAMES = "linear", "lookup", "attend", "norm", "gate", "summarize"
+LINEAR, LOOKUP, ATTEND, NORM, GATE, SUMMARIZE = (f"ridgeline_{name}_{LAYOUT}" for name in _NAMES)
 
 _library: ctypes.CDLL | None = None
 
@@ -32,16 +34,19 @@ def load(path: Path) -> str:
     global _library
     found = ctypes.CDLL(str(path))
     try:
-        functions = [(LINEAR, found.ridgeline_linear), (ATTEND, found.ridgeline_attend)]
+        functions = [(f"ridgeline_{n}_{LAYOUT}", found[f"ridgeline_{n}"]) for n in _NAMES]
         found.ridgeline_use.argtypes = [ctypes.c_char_p]
         found.ridgeline_use.restype = ctypes.c_char_p
         size = ctypes.c_int64
         found.ridgeline_pack.argtypes = [ctypes.c_void_p, size, size, size, ctypes.c_void_p]
         found.ridgeline_pack.restype = None
+        name, pointer = ctypes.c_char_p, ctypes.c_void_p
+        found.ridgeline_pack_blocks.argtypes = [name, pointer, size, size, pointer]
+        found.ridgeline_pack_blocks.restype = ctypes.c_bool
     except AttributeError as error:
         raise OSError(f"not the library of Ridgeline's kernels ({error})") from None
-    name = found.ridgeline_use(None)
-    if name is None:
+    instruction_set = found.ridgeline_use(None)
+    if instruction_set is None:
         raise OSError("this processor lacks what x86-64-v3 has, AVX2 and FMA among it")
     try:
         for target, function in functions:
@@ -49,7 +54,7 @@ def load(path: Path) -> str:
     except RuntimeError as error:  # another one has taken the names
         raise OSError(str(error)) from None
     _library = found
-    return str(name, "ascii")
+    return str(instruction_set, "ascii")
 
 
 def use(instruction_set: str | None) -> str:
@@ -71,3 +76,11 @@ def pack(rows_FD: np.ndarray, strips: np.ndarray) -> None:
     assert _library is not None and rows_FD.flags.c_contiguous and strips.flags.c_contiguous
     F, D = rows_FD.shape
     _library.ridgeline_pack(rows_FD.ctypes.data, F, D, rows_FD.itemsize, strips.ctypes.data)
+
+
+def pack_blocks(format: str, blocks_FX: np.ndarray, D: int, strips: np.ndarray) -> None:
+    """Lays a matrix [F, D] out in strips, whose rows are blocks of a GGUF file: uint8."""
+    assert _library is not None and blocks_FX.flags.c_contiguous and strips.flags.c_contiguous
+    start, to = blocks_FX.ctypes.data, strips.ctypes.data
+    is_known = _library.ridgeline_pack_blocks(format.encode(), start, len(blocks_FX), D, to)
+    assert is_known, (format, D)

@@ -34,15 +34,29 @@ def choose(config: Config) -> str:
 
 
 def placement(config: Config) -> Callable[[ParamInfo, np.ndarray], Any]:
-    """What makes a leaf of a parameter's values, as the chosen implementation reads it: (info,
-    values) -> leaf.
+    """What makes a leaf of a parameter's values (or blocks), as the chosen implementation reads it:
+    (info, values) -> leaf.
     """
 
     def place(info: ParamInfo, values: np.ndarray) -> Any:
+        if info.format in packed.BLOCKS:
+            return packed.pack_blocks(values, info.format, info.shape[-1])
         packs = config.engine.linear == "ffi_cpu" and info.is_multiplied
         return packed.pack(values) if packs else jax.device_put(values)
 
     return place
+
+
+def abstract(config: Config, infos: Any) -> Any:
+    """Shapes and dtypes of what `placement` makes of a declaration's values."""
+
+    def leaf(info: ParamInfo) -> Any:
+        is_block = info.format in packed.BLOCKS
+        if is_block or (config.engine.linear == "ffi_cpu" and info.is_multiplied):
+            return packed.abstract(info.shape, info.format)
+        return jax.ShapeDtypeStruct(info.shape, info.format)
+
+    return jax.tree.map(leaf, infos, is_leaf=parameters.is_info)
 
 
 def pack_params(config: Config, params: Params, infos: Any) -> Params:

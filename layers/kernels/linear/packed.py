@@ -1,8 +1,9 @@
 """Weights as the CPU's kernels read them: a leaf of the parameters that `linear` knows.
 
-A matrix [F, D] lies in strips of 16 features: [F / 16, D, 16] in float32 and, in pairs of a
-feature's weights, [F / 16, D / 2, 16, 2] in bfloat16 (its bits in uint16, as in pages). F and D are
-padded with zeros, to whole strips and to a multiple of 32.
+A matrix [F, D] lies in strips of 16 features. Dense ones are [F / 16, D, 16] in float32 and, in
+pairs of a feature's weights, [F / 16, D / 2, 16, 2] in bfloat16 (its bits in uint16, as in pages),
+F and D padded with zeros to whole strips and to a multiple of 32. Blocks of GGUF's formats keep
+their integers and scales: uint8 [F / 16, bytes of a strip] (`layers/kernels/cpu/src/blocks.h`).
 """
 
 import dataclasses
@@ -13,21 +14,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from layers.kernels.cpu import library
-from layers.kernels.cpu.library import DEPTH, STRIP
+from configs.precision import FORMATS
+from layers.kernels.cpu import calls, library
+from layers.kernels.cpu.library import DEPTH, LINE, STRIP
 from layers.params import aligned
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=("data",), meta_fields=("dtype", "shape")
+    jax.tree_util.register_dataclass, data_fields=("data",), meta_fields=("format", "shape")
 )
 @dataclasses.dataclass(frozen=True)
 class Packed:
     """A matrix of shape [F, D] in strips."""
 
     data: jax.Array
-    dtype: str  # of the elements: 'float32' or 'bfloat16'
+    format: str  # 'float32', 'bfloat16' or one of `BLOCKS`
     shape: tuple[int, int]
+
+
+BLOCKS = tuple(name for name, format in FORMATS.items() if format.block)
 
 
 def is_packed(node: Any) -> bool:
@@ -35,37 +40,65 @@ def is_packed(node: Any) -> bool:
     return isinstance(node, Packed)
 
 
+def format_of(leaf: Any) -> str:
+    """The format of a leaf of the parameters."""
+    return leaf.format if is_packed(leaf) else str(leaf.dtype)
+
+
 def pack(matrix_FD: jax.Array | np.ndarray) -> Packed:
     """A matrix of float32 or bfloat16, packed by the native library."""
     rows_FD = np.ascontiguousarray(matrix_FD)
-    F, D = rows_FD.shape
-    dtype = str(rows_FD.dtype)
-    strips, depth = -(-F // STRIP), -(-D // DEPTH) * DEPTH
-    if dtype == "float32":
-        data = aligned((strips, depth, STRIP), np.float32)
-    else:
-        assert dtype == "bfloat16", dtype
-        data = aligned((strips, depth // 2, STRIP, 2), np.uint16)
+    found = abstract(rows_FD.shape, str(rows_FD.dtype))
+    data = aligned(found.data.shape, found.data.dtype)
     library.pack(rows_FD, data)
-    return Packed(jax.device_put(data), dtype, (F, D))
+    return dataclasses.replace(found, data=jax.device_put(data))
+
+
+def pack_blocks(blocks_FX: np.ndarray, format: str, width: int) -> Packed:
+    """A matrix of `width` columns (whole blocks) whose rows are blocks of a GGUF file: uint8."""
+    found = abstract((len(blocks_FX), width), format)
+    data = aligned(found.data.shape, found.data.dtype)
+    library.pack_blocks(format, np.ascontiguousarray(blocks_FX), width, data)
+    return dataclasses.replace(found, data=jax.device_put(data))
+
+
+def abstract(shape: tuple[int, ...], format: str) -> Packed:
+    """What packing makes of a matrix [F, D], without its values."""
+    F, D = shape
+    strips, depth = -(-F // STRIP), -(-D // DEPTH) * DEPTH
+    data: Any
+    if format == "float32":
+        data = jax.ShapeDtypeStruct((strips, depth, STRIP), np.float32)
+    elif format == "bfloat16":
+        data = jax.ShapeDtypeStruct((strips, depth // 2, STRIP, 2), np.uint16)
+    else:
+        strip_bytes = int(FORMATS[format].bytes_for(STRIP * D, D))
+        data = jax.ShapeDtypeStruct((strips, -(-strip_bytes // LINE) * LINE), np.uint8)
+    return Packed(data, format, (F, D))
 
 
 def product(x_TD: jax.Array, w: Packed) -> jax.Array:
-    """x w^T, float32 [T, F], for x of float32 or bfloat16.
+    """x w^T, float32 [T, F], for x of float32 or bfloat16; beside blocks x is rounded to int8, 32
+    numbers by a scale. F is that of the strips that are here, which are some of the matrix's under
+    `shard_map`.
 
     Raises:
         ValueError: x has other columns than w.
     """
     if x_TD.ndim != 2 or x_TD.shape[1] != w.shape[1]:
         raise ValueError(f"{x_TD.shape} does not go with a packed matrix of {w.shape}")
-    out = jax.ShapeDtypeStruct((x_TD.shape[0], w.shape[0]), jnp.float32)
-    return jax.ffi.ffi_call(library.LINEAR, out, vmap_method="sequential")(x_TD, w.data)
+    F = min(w.shape[0], w.data.shape[0] * STRIP)
+    out = jax.ShapeDtypeStruct((x_TD.shape[0], F), jnp.float32)
+    return calls.call(library.LINEAR, out, x_TD, w.data, format=w.format)
 
 
 def rows(w: Packed, ids_T: jax.Array) -> jax.Array:
     """Some rows of the matrix, float32 [T, D]."""
+    if w.format in BLOCKS:
+        out = jax.ShapeDtypeStruct((ids_T.shape[0], w.shape[1]), jnp.float32)
+        return calls.call(library.LOOKUP, out, ids_T.astype(jnp.int32), w.data, format=w.format)
     strip_T, feature_T = ids_T // STRIP, ids_T % STRIP
     found = w.data[strip_T, :, feature_T]
-    if w.dtype == "bfloat16":
+    if w.format == "bfloat16":
         found = jax.lax.bitcast_convert_type(found, jnp.bfloat16).reshape(len(ids_T), -1)
     return found[:, : w.shape[1]].astype(jnp.float32)

@@ -1,6 +1,7 @@
 """GGUF files: the parameters of the checkpoint they were made from, rounded once, cached once."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -296,6 +297,15 @@ def test_changed_file_is_converted_again(tmp_path):
     write_gguf(path, LLAMA, tensors_of(LLAMA, changed))
     expected = changed["final_norm"].astype(ml_dtypes.bfloat16).astype(np.float32)
     np.testing.assert_array_equal(load(path)["final_norm"], expected)
+
+
+def test_a_file_that_is_replaced_meanwhile_is_not_taken_for_the_one_that_was_read(tmp_path):
+    path, original = tmp_path / "tiny.gguf", random_params(LLAMA)
+    write_gguf(path, LLAMA, tensors_of(LLAMA, original))
+    header = gguf_file.open_gguf(path)
+    changed = original | {"final_norm": original["final_norm"] + 1}
+    os.replace(write_gguf(tmp_path / "new.gguf", LLAMA, tensors_of(LLAMA, changed)), path)
+    assert header.fingerprints != gguf_file.open_gguf(path).fingerprints
 
 
 def test_cache_that_cannot_be_written_only_costs_time(tmp_path, monkeypatch):

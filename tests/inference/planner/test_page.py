@@ -185,7 +185,7 @@ def points(count, seed):
             "new_tokens": new,
             "kv_heads": rng.choice([told["kv_heads"], rng.choice(kv_heads)]),
             "weights": rng.choice(list(FORMATS)),
-            "cache": rng.choice(list(FORMATS)),
+            "cache": rng.choice([name for name, format in FORMATS.items() if not format.block]),
             "data": rng.choice((1, 1, 2, 3)),
             "chips": rng.choice((1, *heads)) if linked else 1,
             "expert": rng.choice((1, 2, 4, 8)) if linked and with_experts else 1,

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import os
+import platform
 import shutil
 from pathlib import Path
 
@@ -70,6 +71,44 @@ def test_a_compiler_that_fails_leaves_nothing_but_its_log(unloaded, monkeypatch,
     assert {path.name for path in unloaded.glob("*")} <= {"build.log"}
 
 
+def test_what_an_interrupted_build_left_is_removed(unloaded, monkeypatch, caplog):
+    for name in ("building-long-ago", "building-now"):
+        (unloaded / name).mkdir(parents=True)
+    os.utime(unloaded / "building-long-ago", (1, 1))
+    monkeypatch.setenv("CXX", "false")
+    _refused(caplog)
+    assert {path.name for path in unloaded.glob("*")} == {"building-now", "build.log"}
+
+
+def test_what_failed_is_not_tried_by_every_process(unloaded, monkeypatch, caplog, tmp_path):
+    """Until sources or compiler are others, or a day is over."""
+    compiler, calls = tmp_path / "compiler", tmp_path / "calls"
+    compiler.write_text(f"#!/bin/sh\necho >> {calls}\necho too old >&2\nexit 1\n")
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CXX", str(compiler))
+
+    def fails_again() -> bool:
+        """Whether it is compiled again; the last line is the same in any case."""
+        calls.write_text("")
+        *begun, line = _load(caplog)
+        assert f"instead: {compiler} failed, see {unloaded / 'build.log'}" in line
+        assert bool(begun) == bool(calls.read_text())
+        return bool(begun)
+
+    assert fails_again() and "too old" in (unloaded / "build.log").read_text()
+    assert not fails_again()
+    os.utime(compiler, (1, 1))
+    assert fails_again() and not fails_again()
+    with monkeypatch.context() as changed:
+        changed.setattr(build, "_name", lambda: "kernels-of-other-sources")
+        assert fails_again() and not fails_again()
+    assert fails_again()
+    os.utime(unloaded / "build.log", (1, 1))
+    assert fails_again()
+    (unloaded / "build.log").unlink()
+    assert fails_again()
+
+
 def test_a_folder_that_cannot_be_written(unloaded, monkeypatch, caplog):
     unloaded.write_text("a file")
     monkeypatch.setenv("CXX", "false")
@@ -96,6 +135,28 @@ def test_another_library_is_refused(whole, unloaded, monkeypatch, caplog):
     shutil.copy(jax.lib.__file__, other)
     (line,) = _load(caplog)
     assert "XLA's run instead" in line and not library.is_loaded()
+
+
+def test_a_wheel_brings_its_own(whole, unloaded, monkeypatch, tmp_path, caplog):
+    """No compiler is asked; one of other sources or damaged is none, and so it is in a folder that
+    was named.
+    """
+    monkeypatch.setattr(build, "BUNDLED", tmp_path / "bundled")
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", "false")
+    build.BUNDLED.mkdir()
+    content, digest = whole.read_bytes(), whole.stem.rpartition("-")[2]
+    own = build.BUNDLED / f"{build._bundled_name(platform.machine())}-{digest}.so"
+    own.write_bytes(content)
+    assert _refused(caplog) and not library.is_loaded()  # RIDGELINE_KERNELS is set
+    monkeypatch.delenv("RIDGELINE_KERNELS")
+    used = []
+    monkeypatch.setattr(library, "load", used.append)
+    assert _load(caplog) == [] and used == [own]
+    own.write_bytes(content[:-1])
+    assert _load(caplog) and used == [own]
+    own.rename(build.BUNDLED / whole.name)
+    assert _load(caplog) and used == [own]
 
 
 def test_none_means_none(unloaded, monkeypatch, caplog):

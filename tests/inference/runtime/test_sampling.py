@@ -21,7 +21,12 @@ ROWS = 32  # most tests fill up to as many, so that a vocabulary compiles once
 
 pytestmark = pytest.mark.quick_code
 
-sample, argmax = compiling.jit(sampling.sample), compiling.jit(topk.argmax)
+
+def _sample(logits_QV, *others):
+    return sampling.sample(logits_QV, topk.summarize(logits_QV), *others)
+
+
+sample = compiling.jit(_sample)
 
 
 @dataclasses.dataclass
@@ -118,8 +123,10 @@ softmax_rows = functools.partial(np.apply_along_axis, softmax, -1)
 @compiling.jit
 def floors(logits_QV, own, position_Q, counts, mask_QX):
     """(edited, scaled, candidate floor, is open, row floor)."""
-    x_QV = sampling._edit(logits_QV, own, position_Q, counts, mask_QX)
-    values_QJ, _ = topk.top_n(padded_QV := topk.pad_to_groups(x_QV), sampling._CANDIDATES)
+    _, edit = sampling._edits(own, position_Q, counts, mask_QX, logits_QV.shape[1])
+    x_QV = edit(logits_QV)
+    padded_QV, maxima_QG = topk.pad_to_groups(x_QV), topk.summarize(x_QV).maxima_QG
+    values_QJ, _ = topk.top_n(padded_QV, maxima_QG, sampling._CANDIDATES)
     by_candidates, is_open = sampling._candidate_floor(padded_QV, values_QJ, own)
     by_rows = sampling._row_floor(padded_QV, own)
     return x_QV, sampling._scale(x_QV, own), by_candidates, is_open, by_rows
@@ -274,7 +281,8 @@ def test_counts_of_any_integer_type():
     assert draw_filled(x, [request], counts)[0] == 9
     own, _ = pack([request], 131)
     for dtype in (jnp.uint8, jnp.int32):
-        edited = compiling.call(sampling._edit, x, own, np.array([9]), counts.astype(dtype), None)
+        _, edit = sampling._edits(own, np.array([9]), counts.astype(dtype), None, 131)
+        edited = edit(jnp.asarray(x))
         np.testing.assert_allclose(edited[0, [4, 9]], [-15.0, 4.0], rtol=1e-6)
 
 
@@ -348,7 +356,7 @@ def test_rows_that_are_not_finite_are_reported_and_harm_no_other(bad):
     ids, healthy = draw_filled(broken, requests), draw_filled(x, requests)
     np.testing.assert_array_equal(ids[[0, 3]], healthy[[0, 3]])
     assert (ids < 131).all() and (ids >= 0).all()
-    _, finite = sampling.log_probs(broken, ids)
+    _, finite = sampling.log_probs(broken, topk.summarize(broken), ids)
     np.testing.assert_array_equal(finite, [True, False, False, True])
 
 
@@ -405,7 +413,7 @@ def draw(x_1V, own, draws: int):
     own = tile(own, 64)
 
     def some(position_Q):
-        return sampling.sample(jnp.repeat(x_1V, 64, axis=0), own, position_Q)
+        return _sample(jnp.repeat(x_1V, 64, axis=0), own, position_Q)
 
     return jax.lax.map(some, jnp.arange(draws).reshape(-1, 64)).ravel()
 
@@ -557,44 +565,21 @@ def test_gumbel_noise_follows_its_law():
     assert stats.kstest(g[0, :50_000], "gumbel_r").pvalue > 1e-4
 
 
-# --- argmax, best n, log-probabilities ------------------------------------------------------------
-
-
-@pytest.mark.parametrize("vocab", [1, 40, 128, 131, 300, 49_152])
-def test_argmax_equals_numpys(vocab):
-    rng = np.random.default_rng(vocab)
-    x = np.concatenate([
-        peaked(rng, 2, vocab), rng.integers(0, 3, size=(4, vocab)).astype(np.float32),
-        np.full((1, vocab), -np.inf, np.float32),
-    ])  # fmt: skip
-    ids = argmax(x)
-    np.testing.assert_array_equal(ids, jnp.argmax(x, axis=-1))
-    x[:, vocab // 2 :], x[0] = np.nan, np.nan
-    ids = np.asarray(argmax(x))
-    assert (ids >= 0).all() and (ids < vocab).all()
-
-
-@pytest.mark.parametrize("vocab,n", [(40, 40), (131, 5), (300, 72), (49_152, 64)])
-def test_top_n_equals_top_k_with_ties(vocab, n):
-    rng = np.random.default_rng(n)
-    x = np.concatenate([peaked(rng, 2, vocab), rng.integers(0, 9, size=(3, vocab))]).astype("f4")
-    values, ids = compiling.call(topk.top_n, x, n=n)
-    expected_values, expected_ids = jax.lax.top_k(jnp.asarray(x), n)
-    np.testing.assert_array_equal(values, expected_values)
-    np.testing.assert_array_equal(ids, expected_ids)
+# --- log-probabilities ----------------------------------------------------------------------------
 
 
 def test_log_probs():
     x = peaked(np.random.default_rng(2), 4, 300)
     expected = x - np.log(np.exp(x.astype(np.float64)).sum(-1, keepdims=True))
     ids = np.array([0, 299, 7, 8])
-    logp, finite = compiling.call(sampling.log_probs, x, ids)
+    summary = topk.summarize(x)
+    logp, finite = compiling.call(sampling.log_probs, x, summary, ids)
     np.testing.assert_allclose(logp, expected[np.arange(4), ids], atol=1e-5)
     assert finite.all()
-    values, top_ids = compiling.call(sampling.top_log_probs, x, n=3)
+    values, top_ids = compiling.call(sampling.top_log_probs, x, summary, n=3)
     np.testing.assert_array_equal(top_ids, np.argsort(-x, axis=-1)[:, :3])
     np.testing.assert_allclose(
         values, np.take_along_axis(expected, np.asarray(top_ids), -1), atol=1e-5
     )
-    values, top_ids = sampling.top_log_probs(x, 0)
+    values, top_ids = sampling.top_log_probs(x, summary, 0)
     assert values.shape == (4, 0) and top_ids.shape == (4, 0) and top_ids.dtype == jnp.int32

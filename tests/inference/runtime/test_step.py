@@ -337,7 +337,7 @@ def test_admission_is_in_place_too():
     engine = fakes.engine(fakes.fake_model(), max_seqs=4, num_drafts=2, penalties=True)
     runner = engine.model_runner
     state = num_bytes(runner.cache) + num_bytes(runner.slots)
-    for program in (runner._compiled_admit(), runner.compiled(engine.scheduler.shapes[0])):
+    for program in (runner._executables.admit(), runner.compiled(engine.scheduler.shapes[0])):
         assert program.memory_analysis().alias_size_in_bytes == state
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from configs.engine import EngineConfig
 from configs.errors import InputError
-from inference.scheduling.step_shapes import StepShape, choose, enumerate_shapes
+from inference.scheduling.step_shapes import StepShape, choose, enumerate_shapes, expected
 
 ENGINES = [
     EngineConfig(max_seqs=max_seqs, num_drafts=num_drafts, **sizes)
@@ -76,3 +76,21 @@ def test_the_cheapest_cover_is_chosen():
     assert choose(shapes, 0, 1, False) == StepShape((0, 1), (1, 64))
     assert choose(shapes, 1, 2, False) == StepShape((8, 1), (4, 64))
     assert choose(shapes, 0, 1, True) == StepShape((0, 1), (4, 64), scored=True)
+
+
+def test_a_prompt_alone_then_decoding_are_expected():
+    one = EngineConfig(max_seqs=1)
+    assert expected(one, [37], 1) == (StepShape((0, 1), (1, 64)), StepShape((1, 1), (0, 64)))
+    assert (
+        expected(one, [65], 1)[0].prefill == (2, 64) and expected(one, [9000], 1)[0].prefill[0] == 8
+    )
+    several = expected(EngineConfig(max_seqs=3), [10, 70], 3)
+    assert [(s.decode[0], s.prefill[0]) for s in several] == [(0, 4), (3, 0)]
+
+
+@pytest.mark.parametrize("num_seqs, rows", [(1, 2), (3, 8), (64, 64), (100, 64)])
+def test_what_comes_first(num_seqs, rows):
+    engine = EngineConfig(max_seqs=64)
+    prefill, decode = expected(engine, [5] * num_seqs, num_seqs)
+    assert decode == StepShape((rows, 1), (0, engine.chunk_tokens))
+    assert prefill.decode[0] == 0 and prefill.prefill[0] >= min(num_seqs, 2)

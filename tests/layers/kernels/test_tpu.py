@@ -2,6 +2,7 @@
 own is called.
 """
 
+import dataclasses
 import functools
 
 import jax.numpy as jnp
@@ -112,7 +113,7 @@ def test_only_rows_of_one_sequence_wait():
 def test_rows_without_pages_are_passed_over():
     assert tpu._next(jnp.array([False, True, False, False, True])).tolist() == [1, 1, 4, 4, 4, 5]
     q, row_YWX, held, _, rectangle, told = _drawn("decode")
-    nobody = rectangle.replace(valid_YW=jnp.zeros_like(rectangle.valid_YW))
+    nobody = dataclasses.replace(rectangle, valid_YW=jnp.zeros_like(rectangle.valid_YW))
     found, pages = _append(q, row_YWX, held, nobody, **told)
     assert not np.asarray(found).any()
     np.testing.assert_array_equal(pages, held)

@@ -1,46 +1,23 @@
 // AMX: products of bfloat16 by the matrix unit, sixteen rows by sixteen features by 32 of depth at
 // a time, summed in float32. A strip of pairs is what its second operand must look like. Products
 // of float32 are those of AVX-512.
-#include <immintrin.h>
+#include "amx.h"
 
 #include "attention.h"
 #include "product.h"
+#include "rows.h"
 
 namespace {
 
-constexpr int kTile = 16, kTileDepth = 32;
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
+constexpr int kTileDepth = 32;
 
 // Rows of the first and of the second group of rows that this thread's tiles are set to; 0: none.
 thread_local int current_first = 0, current_second = 0;
 
-// GCC's intrinsics do not tell the compiler all of the memory that tiles are read from and stored
-// to.
-inline void settle_memory() { __asm__ volatile("" ::: "memory"); }
-
-// Borrows the matrix unit: whoever used it on this thread finds its configuration, not its tiles.
-class TileSession {
+// Tiles are set to nothing yet.
+class ProductSession : public TileSession {
  public:
-  TileSession() {
-    _tile_storeconfig(&before_);
-    settle_memory();
-    current_first = 0;
-  }
-  ~TileSession() {
-    settle_memory();
-    if (before_.palette)
-      _tile_loadconfig(&before_);
-    else
-      _tile_release();
-  }
-
- private:
-  TileConfig before_;
+  ProductSession() { current_first = 0; }
 };
 
 // Tiles 0 to 3 are sums, of the first and (2, 3) of the second group; 4 and 5 their activations. A
@@ -54,8 +31,7 @@ void configure(int first, int second) {
   }
   config.rows[0] = config.rows[1] = config.rows[4] = (uint8_t)first;
   config.rows[2] = config.rows[3] = config.rows[5] = (uint8_t)(second ? second : first);
-  settle_memory();
-  _tile_loadconfig(&config);
+  config.load();
   current_first = first;
   current_second = second;
 }
@@ -195,7 +171,7 @@ void groups(const Product& p) {
 struct InTiles {
   using Element = uint16_t;
   using Activation = uint16_t;
-  using Session = TileSession;
+  using Session = ProductSession;
   static void put(const Vector& v, uint16_t* x) {
     _mm256_storeu_si256((__m256i*)x, (__m256i)_mm512_cvtneps_pbh((__m512)v.part[0]));
   }
@@ -207,16 +183,18 @@ struct InTiles {
 };
 
 void multiply_in_session(const Product& p) {
-  TileSession session;
+  ProductSession session;
   InTiles::multiply(p);
 }
 
 }  // namespace
 
 namespace ridgeline {
-const InstructionSet kAmx = {
-    "amx",
-    {4, put<InFloat32<Float32>>, InFloat32<Float32>::multiply, attend<InFloat32<Float32>>},
-    {2, put<InTiles>, multiply_in_session, attend<InTiles>},
+const Dense kDenseAmx = {
+    {Activations::kFloat32, put<InFloat32<Float32>>, InFloat32<Float32>::multiply},
+    {Activations::kBfloat16, put<InTiles>, multiply_in_session},
+    attend<InFloat32<Float32>>,
+    attend<InTiles>,
+    kRowKernels,
 };
 }

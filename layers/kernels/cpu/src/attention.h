@@ -189,7 +189,7 @@ class Attender {
   void start() {
     each_row([&](int64_t row, int64_t token, int64_t query_head) {
       const auto* q = (const Element*)a_.q + (token * a_.num_heads + query_head) * a_.width;
-      put<Arithmetic>(q, sizeof(Element) == 4, a_.width, depth_, q_ + row * depth_);
+      put<Arithmetic>(q, sizeof(Element) == 4, a_.width, depth_, q_, row);
       top_[row] = a_.sinks ? a_.sinks[query_head] : kMasked;
       mass_[row] = 1;
       memset(out_ + row * wide_, 0, wide_ * sizeof(float));

@@ -36,7 +36,9 @@ unsigned saved_states() {
   return low;
 }
 
-bool supports(const InstructionSet& set) {
+enum Level { kAvx2, kAvx512, kAvx512Vnni, kAmx };
+
+bool supports(Level level) {
   const Leaf one(1, 0), seven(7, 0), extended(0x80000001, 0);
   const unsigned states = saved_states();
   // x86-64-v3: FMA, MOVBE, AVX, F16C; BMI, AVX2, BMI2; LZCNT.
@@ -44,22 +46,38 @@ bool supports(const InstructionSet& set) {
                     has(seven.b, {3, 5, 8}) && has(extended.c, {5});
   // x86-64-v4: AVX-512 F, DQ, CD, BW and VL.
   const bool avx512 = avx2 && has(states, {5, 6, 7}) && has(seven.b, {16, 17, 28, 30, 31});
-  if (&set == &kAvx2) return avx2;
-  if (&set == &kAvx512) return avx512;
-  // Tiles, and their products of bfloat16; the conversion to it is AVX-512's.
-  const bool amx = avx512 && has(states, {17, 18}) && has(seven.d, {22, 24});
+  if (level == kAvx2) return avx2;
+  if (level == kAvx512) return avx512;
+  const bool vnni = avx512 && has(seven.c, {11});
+  if (level == kAvx512Vnni) return vnni;
+  // Tiles, and their products of bfloat16 and of int8; the conversion to bfloat16 is AVX-512's.
+  const bool amx = vnni && has(states, {17, 18}) && has(seven.d, {22, 24, 25});
   if (!amx || !has(Leaf(7, 1).a, {5})) return false;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // arch_prctl(2)
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-const InstructionSet* const kSets[] = {&kAmx, &kAvx512, &kAvx2};  // the fastest first
+struct {
+  InstructionSet set;
+  Level level;
+} const kSets[] = {
+    // the fastest first
+    {{"amx", &kDenseAmx, &kBlocksAmx}, kAmx},
+    {{"avx512vnni", &kDenseAvx512, &kBlocksVnni}, kAvx512Vnni},
+    {{"avx512", &kDenseAvx512, &kBlocksAvx2}, kAvx512},
+    {{"avx2", &kDenseAvx2, &kBlocksAvx2}, kAvx2},
+};
 
 #else
 
-bool supports(const InstructionSet&) { return true; }
+enum Level { kNeon };
 
-const InstructionSet* const kSets[] = {&kNeon};
+bool supports(Level) { return true; }
+
+struct {
+  InstructionSet set;
+  Level level;
+} const kSets[] = {{{"neon", &kDenseNeon, &kBlocksNeon}, kNeon}};
 
 #endif
 
@@ -75,10 +93,10 @@ const InstructionSet& chosen() { return *current.load(std::memory_order_relaxed)
 // where the processor lacks it.
 extern "C" __attribute__((visibility("default"))) const char* ridgeline_use(const char* name) {
   using namespace ridgeline;
-  for (const InstructionSet* set : kSets)
-    if ((!name || !strcmp(name, set->name)) && supports(*set)) {
-      current = set;
-      return set->name;
+  for (const auto& [set, level] : kSets)
+    if ((!name || !strcmp(name, set.name)) && supports(level)) {
+      current = &set;
+      return set.name;
     }
   return nullptr;
 }

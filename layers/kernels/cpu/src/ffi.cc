@@ -2,8 +2,12 @@
 #include "xla/ffi/api/ffi.h"
 
 #include <cstring>
+#include <string>
+#include <string_view>
 
+#include "blocks.h"
 #include "dispatch.h"
+#include "memory.h"
 #include "parallel.h"
 #include "scratch.h"
 
@@ -15,42 +19,61 @@ using Integers = ffi::Buffer<ffi::S32>;
 
 namespace {
 
-// Kernels for a type of weights or of pages: bfloat16 is kept as its bits.
-const Kernels* kernels_of(ffi::DataType type) {
-  if (type == ffi::DataType::F32) return &chosen().float32;
-  return type == ffi::DataType::U16 ? &chosen().bfloat16 : nullptr;
-}
+// A format of weights: what multiplies it, and the bytes of a strip.
+struct Format {
+  const Multiplier* multiplier = nullptr;
+  int64_t strip_bytes = 0;
 
-// y = x w^T: x [T, D] of float32 or bfloat16, w in strips, y float32 [T, F].
-ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w,
+  Format(std::string_view name, int64_t depth) {
+    const Dense& dense = *chosen().dense;
+    const Blocks& blocks = *chosen().blocks;
+    const int64_t elements = depth * kStrip;
+    if (name == "float32") *this = {dense.float32, elements * 4};
+    if (name == "bfloat16") *this = {dense.bfloat16, elements * 2};
+    if (name == "q8_0") *this = {blocks.q8_0, kQ8_0.strip_bytes(depth)};
+    if (name == "q4_0") *this = {blocks.q4_0, kQ4_0.strip_bytes(depth)};
+    if (name == "q4_1") *this = {blocks.q4_1, kQ4_1.strip_bytes(depth)};
+    if (name == "q4_k") *this = {blocks.q4_k, kQ4_K.strip_bytes(depth)};
+    if (name == "q6_k") *this = {blocks.q6_k, kQ6_K.strip_bytes(depth)};
+  }
+
+ private:
+  Format(const Multiplier& multiplier, int64_t strip_bytes)
+      : multiplier(&multiplier), strip_bytes(strip_bytes) {}
+};
+
+// y = x w^T: x [T, D] of float32 or bfloat16, w in strips of a format, y float32 [T, F].
+ffi::Error linear(ffi::ThreadPool pool, std::string_view format, ffi::AnyBuffer x, ffi::AnyBuffer w,
                   ffi::Result<ffi::BufferR2<ffi::F32>> y) {
   if (x.dimensions().size() != 2)
     return ffi::Error::InvalidArgument("ridgeline_linear: x is not a matrix");
   const int64_t T = x.dimensions()[0], D = x.dimensions()[1], F = y->dimensions()[1];
   const bool is_float = x.element_type() == ffi::DataType::F32;
-  const Kernels* found = kernels_of(w.element_type());
-  if (!found || (!is_float && x.element_type() != ffi::DataType::BF16))
+  const int64_t depth = padded(D, kDepth), strips = padded(F, kStrip) / kStrip;
+  const Format found(format, depth);
+  if (!found.multiplier || (!is_float && x.element_type() != ffi::DataType::BF16))
     return ffi::Error::InvalidArgument("ridgeline_linear: x or w of another type");
-  const Kernels& kernels = *found;
-  const int64_t bytes = kernels.activation_bytes, depth = padded(D, kDepth);
-  const int64_t strips = padded(F, kStrip) / kStrip;
-  const int64_t strip_bytes = depth * kStrip * (w.element_type() == ffi::DataType::F32 ? 4 : 2);
+  const Multiplier& kernels = *found.multiplier;
+  const Activations type = kernels.activations;
+  const int64_t strip_bytes = found.strip_bytes;
   if ((int64_t)w.size_bytes() != strips * strip_bytes || y->dimensions()[0] != T)
     return ffi::Error::InvalidArgument("ridgeline_linear: shapes do not go together");
   if (T * F == 0) return ffi::Error::Success();
+  prefer_large_pages(y->untyped_data(), y->size_bytes());
   if (D == 0) {
     memset(y->typed_data(), 0, T * F * sizeof(float));
     return ffi::Error::Success();
   }
   static thread_local Scratch scratch;
   const char* rows = (const char*)x.untyped_data();
-  const bool is_ready = bytes == (is_float ? 4 : 2) && depth == D;
-  char* own = is_ready ? nullptr : (char*)scratch.reserve(T * depth * bytes);
+  const auto given = is_float ? Activations::kFloat32 : Activations::kBfloat16;
+  const bool is_ready = type == given && depth == D;
+  char* own = is_ready ? nullptr : (char*)scratch.reserve(bytes_of_rows(type, T, depth));
   if (own) rows = own;
 
-  constexpr int64_t kPutRows = 8, kBlockBytes = 1 << 20;
-  const int64_t block_rows =
-      kBlockBytes / (depth * bytes) < 64 ? 64 : kBlockBytes / (depth * bytes);
+  constexpr int64_t kPutRows = 8, kBlockBytes = 1 << 20, kLeastBlock = 64;
+  const int64_t fitting = kBlockBytes / bytes_of_rows(type, kLeastBlock, depth);
+  const int64_t block_rows = kLeastBlock * (fitting < 1 ? 1 : fitting);
   // Enough strips for the caller to be worth a claim, few enough for both threads to end together.
   int64_t together = T <= 2 ? 16 : T <= 32 ? 8 : 4;
   while (together > 4 && strips < 8 * together) together /= 2;
@@ -60,13 +83,13 @@ ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w,
     if (phase == 0) {
       for (int64_t t = piece * kPutRows; t < T && t < (piece + 1) * kPutRows; t++)
         kernels.put((const char*)x.untyped_data() + t * D * (is_float ? 4 : 2), is_float, D, depth,
-                    own + t * depth * bytes);
+                    own, t);
       return;
     }
     const int64_t row = piece / shares * block_rows, first = piece % shares * together;
     Product p;
     p.depth = depth;
-    p.x = rows + row * depth * bytes;
+    p.x = rows + bytes_of_rows(type, row, depth);
     p.num_rows = T - row < block_rows ? T - row : block_rows;
     p.accumulates = false;
     p.strips = (const char*)w.untyped_data() + first * strip_bytes;
@@ -88,6 +111,23 @@ ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w,
   return ffi::Error::Success();
 }
 
+// Some rows of a matrix in strips of blocks: float32 [T, D].
+ffi::Error lookup(std::string_view format, ffi::BufferR1<ffi::S32> ids, ffi::AnyBuffer w,
+                  ffi::Result<ffi::BufferR2<ffi::F32>> out) {
+  const int64_t T = out->dimensions()[0], D = out->dimensions()[1];
+  const Format found(format, D);
+  if (!found.strip_bytes || (int64_t)ids.element_count() != T ||
+      w.size_bytes() % found.strip_bytes != 0)
+    return ffi::Error::InvalidArgument("ridgeline_lookup: shapes do not go together");
+  const int64_t count = w.size_bytes() / found.strip_bytes * kStrip;
+  const std::string name(format);
+  for (int64_t t = 0; t < T; t++) {
+    const int64_t id = ids.typed_data()[t], row = id < 0 ? 0 : id < count ? id : count - 1;
+    read_row(name.c_str(), (const uint8_t*)w.untyped_data(), D, row, out->typed_data() + t * D);
+  }
+  return ffi::Error::Success();
+}
+
 const int32_t* unless_empty(const Integers& x) {
   return x.element_count() ? x.typed_data() : nullptr;
 }
@@ -100,9 +140,8 @@ ffi::Error attend(ffi::ThreadPool pool, float score_cap, ffi::AnyBuffer q, ffi::
                   ffi::Result<ffi::Buffer<ffi::F32>> out) {
   const auto shape = q.dimensions(), page_shape = pages.dimensions();
   const bool is_float = q.element_type() == ffi::DataType::F32;
-  const Kernels* kernels = kernels_of(pages.element_type());
-  if (!kernels || is_float != (pages.element_type() == ffi::DataType::F32) ||
-      (!is_float && q.element_type() != ffi::DataType::BF16))
+  const auto stored = is_float ? ffi::DataType::F32 : ffi::DataType::U16;
+  if (pages.element_type() != stored || (!is_float && q.element_type() != ffi::DataType::BF16))
     return ffi::Error::InvalidArgument("ridgeline_attend: q or pages of another type");
   if (shape.size() != 4 || page_shape.size() != 3)
     return ffi::Error::InvalidArgument("ridgeline_attend: q or pages of another rank");
@@ -142,6 +181,7 @@ ffi::Error attend(ffi::ThreadPool pool, float score_cap, ffi::AnyBuffer q, ffi::
   // All heads of a row together, since they lie together, unless that leaves a thread without work.
   const int64_t heads = Y * tiles >= 4 * pool.num_threads() ? a.kv_heads : 1;
   const int64_t parts = (a.kv_heads + heads - 1) / heads;
+  const Attend attend = is_float ? chosen().dense->attend_float32 : chosen().dense->attend_bfloat16;
   auto work = [&](int, int64_t piece) {
     AttentionItem item;
     item.y = piece / (tiles * parts);
@@ -150,7 +190,7 @@ ffi::Error attend(ffi::ThreadPool pool, float score_cap, ffi::AnyBuffer q, ffi::
     item.first_token = piece / parts % tiles * tile;
     item.stop_token =
         item.first_token + tile < a.num_tokens ? item.first_token + tile : a.num_tokens;
-    kernels->attend(a, item);
+    attend(a, item);
   };
   parallel(pool, {Y * tiles * parts}, work);
   return ffi::Error::Success();
@@ -166,7 +206,15 @@ extern "C" {
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_linear, ridgeline::linear,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
+                                  .Attr<std::string_view>("format")
                                   .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Ret<ffi::BufferR2<ffi::F32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_lookup, ridgeline::lookup,
+                              ffi::Ffi::Bind()
+                                  .Attr<std::string_view>("format")
+                                  .Arg<ffi::BufferR1<ffi::S32>>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Ret<ffi::BufferR2<ffi::F32>>());
 

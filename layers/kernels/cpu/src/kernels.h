@@ -2,11 +2,13 @@
 // own, and one is chosen when the library is loaded (dispatch.cc).
 //
 // A matrix [F, D] lies in strips of 16 features, and a strip in rows of depth: float32 as
-// [F / 16, D, 16], bfloat16 as pairs, [F / 16, D / 2, 16, 2]. D is padded to a multiple of 32 and F
-// to one of 16, with zeros.
+// [F / 16, D, 16], bfloat16 as pairs, [F / 16, D / 2, 16, 2], blocks of fewer bits as blocks.h has
+// them. D is padded to a multiple of 32 and F to one of 16, with zeros.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+
+#include "row_kernels.h"
 
 namespace ridgeline {
 
@@ -16,11 +18,11 @@ static inline int64_t padded(int64_t size, int64_t multiple) {
   return (size + multiple - 1) / multiple * multiple;
 }
 
-// y = x w^T, or y + x w^T, of some strips.
+// y = x w^T, or (never of blocks) y + x w^T, of some strips.
 struct Product {
   const void* strips;
   int64_t num_strips, depth;
-  const void* x;  // [rows, depth] activations
+  const void* x;  // [rows] of activations
   int64_t num_rows;
   float* y;  // [rows, 16 num_strips], rows `y_stride` floats apart
   int64_t y_stride;
@@ -48,20 +50,49 @@ struct AttentionItem {
   int64_t y, first_token, stop_token, first_head, stop_head;
 };
 
-// Of one type of weights, or of pages.
-struct Kernels {
-  int64_t activation_bytes;  // 4: float32, 2: bfloat16
-  // A row of float32 or bfloat16 as activations, padded with zeros to `depth`.
-  void (*put)(const void* row, bool is_float32, int64_t size, int64_t depth, void* out);
+// What a product takes: [rows, depth] of float32 or of bfloat16, or int8 as block_product.h has it,
+// sixteen rows together.
+enum class Activations { kFloat32, kBfloat16, kInt8 };
+
+constexpr int64_t kRowsTogether = 16;
+
+// Of rows, whole groups of those that lie together.
+static inline int64_t bytes_of_rows(Activations type, int64_t rows, int64_t depth) {
+  if (type == Activations::kInt8)
+    return padded(rows, kRowsTogether) * (depth + depth / kDepth * 16);
+  return rows * depth * (type == Activations::kFloat32 ? 4 : 2);
+}
+
+// Products with weights of one format.
+struct Multiplier {
+  Activations activations;
+  // Row `index` of the activations at `out`, of float32 or bfloat16, padded with zeros to `depth`.
+  void (*put)(const void* row, bool is_float32, int64_t size, int64_t depth, void* out,
+              int64_t index);
   void (*multiply)(const Product&);
-  void (*attend)(const Attention&, const AttentionItem&);
+};
+
+using Attend = void (*)(const Attention&, const AttentionItem&);
+
+// Weights, and pages, of float32 and of bfloat16; and what is done with rows of activations.
+struct Dense {
+  Multiplier float32, bfloat16;
+  Attend attend_float32, attend_bfloat16;
+  RowKernels rows;
+};
+
+// Weights in blocks.
+struct Blocks {
+  Multiplier q8_0, q4_0, q4_1, q4_k, q6_k;
 };
 
 struct InstructionSet {
   const char* name;
-  Kernels float32, bfloat16;
+  const Dense* dense;
+  const Blocks* blocks;
 };
 
-extern const InstructionSet kAvx2, kAvx512, kAmx, kNeon;
+extern const Dense kDenseAvx2, kDenseAvx512, kDenseAmx, kDenseNeon;
+extern const Blocks kBlocksAvx2, kBlocksVnni, kBlocksAmx, kBlocksNeon;
 
 }  // namespace ridgeline

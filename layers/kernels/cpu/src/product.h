@@ -82,7 +82,7 @@ void tiles_of(int rows, const Product& p, int64_t strip, int64_t stop, int64_t r
   tiles<Format, ROWS>(p, strip, stop, row);
 }
 
-// `Kernels::multiply`: rows in equal groups, a few strips at a time while they are in the cache.
+// `Multiplier::multiply`: rows in equal groups, a few strips at a time while they are in the cache.
 template <class Format>
 void multiply(const Product& p) {
   const int64_t groups = (p.num_rows + kMostRows - 1) / kMostRows;
@@ -96,10 +96,10 @@ void multiply(const Product& p) {
   }
 }
 
-// `Kernels::put`.
+// `Multiplier::put`.
 template <class Arithmetic>
-void put(const void* row, bool is_float32, int64_t size, int64_t depth, void* out) {
-  auto* x = (typename Arithmetic::Activation*)out;
+void put(const void* row, bool is_float32, int64_t size, int64_t depth, void* out, int64_t index) {
+  auto* x = (typename Arithmetic::Activation*)out + index * depth;
   auto load = [&](int64_t k) {
     return is_float32 ? Vector::load((const float*)row + k) : widen((const uint16_t*)row + k);
   };

@@ -1,6 +1,12 @@
 // Sixteen floats, in as many registers as the processor needs for them. Compiled once for each
 // instruction set, so everything is internal to its translation unit.
 #pragma once
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -37,7 +43,7 @@ struct Vector {
   static Vector splat(float value) {
     Vector v;
     UNROLL for (auto& part : v.part)
-      part = Floats{} + value;
+      part = value - Floats{};  // exact, so no subtraction
     return v;
   }
   static Vector load(const float* p) {
@@ -67,11 +73,21 @@ LANEWISE(operator*, x* y)
 LANEWISE(maximum, x > y ? x : y)
 #undef LANEWISE
 
-// a b + c, rounded once where the processor can.
+// a b + c, rounded once: as the processor's own operation, or a compiler might fuse c's product
+// instead.
+inline Floats multiply_add(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return (Floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#endif
+}
 inline Vector multiply_add(const Vector& a, const Vector& b, const Vector& c) {
   Vector v;
   UNROLL for (int i = 0; i < kRegisters; i++)
-    v.part[i] = a.part[i] * b.part[i] + c.part[i];
+    v.part[i] = multiply_add(a.part[i], b.part[i], c.part[i]);
   return v;
 }
 

@@ -1,0 +1,97 @@
+"""What is compiled for an engine, from shapes alone: its parameters need not be there yet."""
+
+import functools
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+from jax.stages import Compiled, Lowered
+
+from configs.engine import Config
+from inference.runtime import batch as batches
+from inference.runtime import step
+from inference.scheduling.step_schedule import StepSchedule
+from inference.scheduling.step_shapes import StepShape
+
+_WORKERS = 2
+
+
+class Executables:
+    """Compiles each `StepShape` and `step.admit` once, for whichever thread asks first."""
+
+    def __init__(self, config: Config, attention: str, params: Any, cache: Any, slots: Any):
+        """Trees of arrays, or of their shapes and dtypes; what is donated is in `step.step`."""
+        self._config, self._attention = config, attention
+        self._arguments = abstract((params, cache, slots))
+        self._found: dict[StepShape | None, Future[Compiled]] = {}  # None: what admits
+        self._finding, self._tracing = threading.Lock(), threading.Lock()
+
+    @property
+    def shapes(self) -> tuple[StepShape, ...]:
+        """Those that are compiled."""
+        return tuple(shape for shape in list(self._found) if shape and self.has(shape))
+
+    def has(self, shape: StepShape | None) -> bool:
+        """Whether a shape (None: what admits) is compiled."""
+        found = self._found.get(shape)
+        return found is not None and found.done()
+
+    def step(self, shape: StepShape) -> Compiled:
+        """The executable of a shape."""
+        return self._once(shape, functools.partial(self._lower_step, shape))
+
+    def admit(self) -> Compiled:
+        """The executable that admits."""
+        return self._once(None, self._lower_admit)
+
+    def prepare(self, shapes: Iterable[StepShape]) -> None:
+        """Begins to compile these shapes, and what admits, while the caller goes on. What fails is
+        tried again, and raised, where it is asked for.
+        """
+        pool = ThreadPoolExecutor(_WORKERS)
+        for index, shape in enumerate(shapes):
+            pool.submit(self.step, shape)
+            if index == 0:
+                pool.submit(self.admit)
+        pool.shutdown(wait=False)
+
+    def _once(self, key: StepShape | None, lower: Callable[[], Lowered]) -> Compiled:
+        with self._finding:
+            future = self._found.get(key)
+            is_first = future is None
+            if future is None:
+                future = self._found[key] = Future()
+        if is_first:
+            try:
+                with self._tracing:  # Python's own work: two at a time would only delay the first
+                    lowered = lower()
+                future.set_result(lowered.compile())
+            except BaseException as error:
+                del self._found[key]
+                future.set_exception(error)
+        return future.result()
+
+    def _lower_step(self, shape: StepShape) -> Lowered:
+        batch = abstract(batches.build_batch(StepSchedule(shape), self._config))
+        function = functools.partial(
+            step.step, config=self._config, shape=shape, attention=self._attention
+        )
+        return jax.jit(function, donate_argnums=(1, 2)).lower(*self._arguments, batch)
+
+    def _lower_admit(self) -> Lowered:
+        arrays = abstract(batches.build_admissions((), self._config))
+        function = functools.partial(step.admit, config=self._config)
+        _, cache, slots = self._arguments
+        return jax.jit(function, donate_argnums=(0, 1)).lower(cache, slots, arrays)
+
+
+def abstract(tree: Any) -> Any:
+    """Shapes and dtypes of a tree of arrays."""
+    return jax.tree.map(_abstract, tree)
+
+
+def _abstract(leaf: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)

@@ -1,0 +1,75 @@
+"""What a step computes of rows beside products and attention, by the native library: each row is
+read in one order, whatever lies beside it.
+
+XLA's own path is the oracle, the fallback and what gradients are taken of.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from layers.kernels.cpu import library
+from layers.kernels.device import target_device
+
+GROUP = 128  # entries that one of the maxima stands for (src/row_kernels.h)
+_GATES = {"silu": 0, "gelu_tanh": 1}
+Function = Callable[..., jax.Array]
+
+
+def can_run() -> bool:
+    """Whether a program that is traced now may call these kernels."""
+    return library.is_loaded() and target_device().platform == "cpu"
+
+
+def with_gradient_of(reference: Function, kernel: Function) -> Function:
+    """The kernel, with the derivative of the reference, both functions of the same arrays."""
+    both = jax.custom_jvp(kernel)
+    both.defjvp(lambda primals, tangents: jax.jvp(reference, primals, tangents))
+    return both
+
+
+def norm(
+    x: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    eps: float,
+    offset: float = 0.0,
+) -> jax.Array:
+    """RMSNorm, or with a bias LayerNorm, over the last axis: float32 of x's shape.
+
+    Args:
+        x: float32.
+        weight, bias: float32 or bfloat16, [X]; the bias may be None.
+        eps: added to the mean of the squares.
+        offset: added to the weight.
+    """
+    bias = jnp.zeros(0, weight.dtype) if bias is None else bias.astype(weight.dtype)
+    call = jax.ffi.ffi_call(
+        library.NORM, jax.ShapeDtypeStruct(x.shape, jnp.float32), vmap_method="sequential"
+    )
+    return call(x, weight, bias, epsilon=np.float32(eps), offset=np.float32(offset))
+
+
+def gate(gate_up_TX: jax.Array, activation: str, dtype: str) -> jax.Array:
+    """act(gate) up, [T, F] of `dtype`, for float32 [T, 2 F] and 'silu' or 'gelu_tanh'."""
+    T, X = gate_up_TX.shape
+    out = jax.ShapeDtypeStruct((T, X // 2), jnp.dtype(dtype))
+    call = jax.ffi.ffi_call(library.GATE, out, vmap_method="sequential")
+    return call(gate_up_TX, activation=np.int32(_GATES[activation]))
+
+
+def summarize(x_QV: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Of float32 rows, read once: the maxima of groups of `GROUP` entries, the last may be shorter,
+    [Q, ceil(V / GROUP)]; the first of the largest entries, i32[Q]; log of the sum of exp, [Q].
+    """
+    Q, V = x_QV.shape
+    outs = (
+        jax.ShapeDtypeStruct((Q, -(-V // GROUP)), jnp.float32),
+        jax.ShapeDtypeStruct((Q,), jnp.int32),
+        jax.ShapeDtypeStruct((Q,), jnp.float32),
+    )
+    call = jax.ffi.ffi_call(library.SUMMARIZE, outs, vmap_method="sequential")
+    maxima_QG, best_Q, total_Q = call(x_QV)
+    return maxima_QG, best_Q, total_Q

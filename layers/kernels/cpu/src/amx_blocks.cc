@@ -1,0 +1,194 @@
+// Blocks by the matrix unit: sums of int8 of sixteen rows by sixteen features over a group, which
+// wait in memory for their scales while the next group is multiplied. A few rows go without it.
+#include "amx.h"
+#include "block_product.h"
+#include "scratch.h"
+
+namespace {
+
+constexpr int kLeastRows = 12;  // fewer are multiplied faster by VNNI
+
+// A strip's integers as the matrix unit takes them: int8, 8 rows of 64 bytes a group.
+template <class Format>
+void unpack(const BlockStrip<Format>& strip, int64_t depth, int8_t* out) {
+  for (int64_t g = 0; g < depth / kDepth; g++) {
+    prefetch_group<Format>(strip.group(g));
+    UNROLL for (int quad = 0; quad < 8; quad++) {
+      const Bytes bytes = (Bytes)Format::integers(strip.group(g), quad).part[0];
+      *(Bytes*)(out + g * kDepth * kStrip + quad * 64) = bytes - (uint8_t)Format::kOffset;
+    }
+  }
+}
+
+// Tiles 0 to 3 hold sums of four groups, or of the halves of two; 4 and 5 are activations, 6 and 7
+// weights.
+template <class Format>
+void configure_blocks(int rows) {
+  constexpr int kSteps = Format::kHasHalves ? 2 : 1;
+  TileConfig config;
+  for (int tile = 0; tile < 8; tile++) {
+    config.row_bytes[tile] = tile / 2 == 2 ? kDepth / kSteps : 64;
+    config.rows[tile] = (uint8_t)(tile / 2 == 3 ? kDepth / 4 / kSteps : rows);
+  }
+  config.load();
+}
+
+// `Sums` of nothing, known when it is compiled: code that runs as the library is loaded may use no
+// instruction that a processor lacks.
+#define FOUR kZeroBits, kZeroBits, kZeroBits, kZeroBits
+alignas(64) constexpr int32_t kNone[kLanes] = {FOUR, FOUR, FOUR, FOUR};
+#undef FOUR
+
+// Begins a group's products with up to sixteen rows.
+template <class Format>
+void begin(int64_t group, const int8_t* w, const int8_t* x, int64_t depth) {
+  w += group * kDepth * kStrip;
+  x += group * kDepth;
+#define BEGIN(SUMS, X, W, x, w) \
+  _tile_loadd(SUMS, kNone, 0);  \
+  _tile_loadd(X, x, depth);     \
+  _tile_loadd(W, w, 64);        \
+  _tile_dpbssd(SUMS, X, W);
+  if constexpr (Format::kHasHalves) {
+    const int8_t *second_w = w + kDepth / 2 * kStrip, *second_x = x + kDepth / 2;
+    if (group % 2) {
+      BEGIN(2, 4, 6, x, w)
+      BEGIN(3, 5, 7, second_x, second_w)
+    } else {
+      BEGIN(0, 4, 6, x, w)
+      BEGIN(1, 5, 7, second_x, second_w)
+    }
+    return;
+  }
+  switch (group % 4) {
+    case 0:
+      BEGIN(0, 4, 6, x, w)
+      break;
+    case 1:
+      BEGIN(1, 5, 7, x, w)
+      break;
+    case 2:
+      BEGIN(2, 4, 6, x, w)
+      break;
+    default:
+      BEGIN(3, 5, 7, x, w)
+  }
+#undef BEGIN
+}
+
+// Stores them: those of the halves after one another.
+template <class Format>
+void store(int64_t group, int32_t* sums) {
+  if constexpr (Format::kHasHalves) {
+    int32_t* second = sums + kTile * kLanes;
+    if (group % 2) {
+      _tile_stored(2, sums, 64);
+      _tile_stored(3, second, 64);
+    } else {
+      _tile_stored(0, sums, 64);
+      _tile_stored(1, second, 64);
+    }
+    return;
+  }
+  switch (group % 4) {
+    case 0:
+      _tile_stored(0, sums, 64);
+      break;
+    case 1:
+      _tile_stored(1, sums, 64);
+      break;
+    case 2:
+      _tile_stored(2, sums, 64);
+      break;
+    default:
+      _tile_stored(3, sums, 64);
+  }
+}
+
+// One strip for up to ROWS rows, of which `rows` count. The matrix unit multiplies a group while
+// the one before it is stored and the one before that is scaled.
+template <class Format, int ROWS>
+void rows_of_strip(const Product& p, const BlockStrip<Format>& strip, const int8_t* w,
+                   const Int8Row& x, int rows, float* y) {
+  const int64_t groups = p.depth / kDepth;
+  alignas(64) int32_t products[2][2 * kTile * kLanes];
+  Vector sums[ROWS];
+  UNROLL for (auto& sum : sums)
+    sum = Vector::splat(0);
+  constexpr int kAhead = Format::kHasHalves ? 2 : 4;  // groups that tiles hold
+  for (int64_t g = 0; g < kAhead && g < groups; g++) begin<Format>(g, w, x.q, p.depth);
+  store<Format>(0, products[0]);
+  for (int64_t g = 0; g < groups; g++) {
+    if (g + 1 < groups) store<Format>(g + 1, products[(g + 1) % 2]);
+    if (g + kAhead < groups) begin<Format>(g + kAhead, w, x.q, p.depth);
+    settle_memory();
+    const GroupSum<Format> group_sum(strip.scales_of(g));
+    const float* d = &x.d(g);
+    const int32_t* from = products[g % 2];
+    UNROLL for (int r = 0; r < ROWS; r++) {
+      Sums first, second;
+      first.part[0] = *(const Ints*)(from + r * kLanes);
+      if constexpr (Format::kHasHalves)
+        second.part[0] = *(const Ints*)(from + (kTile + r) * kLanes);
+      sums[r] = group_sum.add(sums[r], first, second, d[r]);
+    }
+    settle_memory();
+  }
+  if constexpr (Format::kHasMinimum) {
+    Vector minima[ROWS];
+    UNROLL for (auto& sum : minima)
+      sum = Vector::splat(0);
+    for (int64_t g = 0; g < groups; g++) {
+      const Vector minimum = strip.minimum_of(g);
+      const float* x_sums = &x.sum(g);
+      UNROLL for (int r = 0; r < ROWS; r++)
+        minima[r] = multiply_add(minimum, Vector::splat(x_sums[r]), minima[r]);
+    }
+    UNROLL for (int r = 0; r < ROWS; r++)
+      sums[r] = sums[r] + minima[r];
+  }
+  UNROLL for (int r = 0; r < ROWS; r++)
+    if (r < rows) sums[r].store(y + r * p.y_stride);
+}
+
+template <class Format, auto FEW>
+void multiply_in_tiles(const Product& p) {
+  if (p.num_rows < kLeastRows) return (ridgeline::kBlocksVnni.*FEW).multiply(p);
+  static thread_local Scratch scratch;
+  auto* const unpacked = (int8_t*)scratch.reserve(p.num_strips * p.depth * kStrip);
+  for (int64_t s = 0; s < p.num_strips; s++)
+    unpack(BlockStrip<Format>(p, s), p.depth, unpacked + s * p.depth * kStrip);
+  TileSession session;
+  int current = 0;
+  // Activations of sixteen rows stay in the nearest cache for all strips.
+  for (int64_t row = 0; row < p.num_rows; row += kTile) {
+    const int rows = (int)(p.num_rows - row < kTile ? p.num_rows - row : kTile);
+    if (rows != current) configure_blocks<Format>(rows);
+    current = rows;
+    const Int8Row x(p.x, row, p.depth);
+    for (int64_t s = 0; s < p.num_strips; s++) {
+      const BlockStrip<Format> strip(p, s);
+      const int8_t* w = unpacked + s * p.depth * kStrip;
+      float* y = p.y + row * p.y_stride + s * kStrip;
+      if (rows > kTile / 2)
+        rows_of_strip<Format, kTile>(p, strip, w, x, rows, y);
+      else
+        rows_of_strip<Format, kTile / 2>(p, strip, w, x, rows, y);
+    }
+  }
+}
+
+template <class Format, auto FEW>
+constexpr ridgeline::Multiplier tile_multiplier() {
+  return {ridgeline::Activations::kInt8, put_int8, multiply_in_tiles<Format, FEW>};
+}
+
+}  // namespace
+
+namespace ridgeline {
+constexpr Blocks kBlocksAmx = {
+    tile_multiplier<Q8_0, &Blocks::q8_0>(), tile_multiplier<Q4_0, &Blocks::q4_0>(),
+    tile_multiplier<Q4_1, &Blocks::q4_1>(), tile_multiplier<Q4_K, &Blocks::q4_k>(),
+    tile_multiplier<Q6_K, &Blocks::q6_k>(),
+};
+}

@@ -1,0 +1,209 @@
+// Blocks as GGUF's files have them (ggml's `block_q4_0` and the others), laid out in strips; and
+// rows of strips as numbers.
+#include "blocks.h"
+
+namespace ridgeline {
+namespace {
+
+// 32 numbers of a row and their scales, whatever the format has of them.
+struct Group {
+  uint8_t q[kDepth];
+  Half d = 0, e = 0;  // e is also Q4_1's m
+  uint8_t s = 0, t = 0;
+};
+
+Half half_at(const uint8_t* p) {
+  Half half;
+  memcpy(&half, p, 2);
+  return half;
+}
+
+// The low halves of 16 bytes, then the high ones.
+void read_nibbles(const uint8_t* from, uint8_t* q) {
+  for (int i = 0; i < 16; i++) {
+    q[i] = from[i] & 15;
+    q[i + 16] = from[i] >> 4;
+  }
+}
+
+void read_q8_0(const uint8_t* row, int64_t group, Group& g) {
+  const uint8_t* block = row + group * 34;
+  g.d = half_at(block);
+  memcpy(g.q, block + 2, kDepth);
+}
+
+void read_q4_0(const uint8_t* row, int64_t group, Group& g) {
+  const uint8_t* block = row + group * 18;
+  g.d = half_at(block);
+  read_nibbles(block + 2, g.q);
+}
+
+void read_q4_1(const uint8_t* row, int64_t group, Group& g) {
+  const uint8_t* block = row + group * 20;
+  g.d = half_at(block);
+  g.e = half_at(block + 2);
+  read_nibbles(block + 4, g.q);
+}
+
+void read_q4_k(const uint8_t* row, int64_t group, Group& g) {
+  const uint8_t* block = row + group / 8 * 144;
+  const uint8_t *scales = block + 4, *from = block + 16 + group % 8 / 2 * kDepth;
+  const int i = (int)(group % 8);
+  g.d = half_at(block);
+  g.e = half_at(block + 2);
+  // Six bits each: of the last four pairs, the upper two lie in the bytes of the first.
+  g.s = i < 4 ? scales[i] & 63 : (scales[i + 4] & 15) | scales[i - 4] >> 6 << 4;
+  g.t = i < 4 ? scales[i + 4] & 63 : scales[i + 4] >> 4 | scales[i] >> 6 << 4;
+  for (int k = 0; k < kDepth; k++) g.q[k] = i % 2 ? from[k] >> 4 : from[k] & 15;
+}
+
+void read_q6_k(const uint8_t* row, int64_t group, Group& g) {
+  const uint8_t* block = row + group / 8 * 210;
+  const int half = (int)(group % 8 / 4), quarter = (int)(group % 4);
+  const uint8_t* low = block + half * 64 + quarter % 2 * 32;
+  const uint8_t* upper = block + 128 + half * 32;
+  for (int k = 0; k < kDepth; k++) {
+    const int nibble = quarter < 2 ? low[k] & 15 : low[k] >> 4;
+    g.q[k] = (uint8_t)(nibble | (upper[k] >> 2 * quarter & 3) << 4);
+  }
+  const uint8_t* scales = block + 192 + group % 8 * 2;
+  g.s = scales[0];
+  g.t = scales[1];
+  g.d = half_at(block + 208);
+}
+
+// One feature of a group in a strip.
+struct Place {
+  uint8_t *integers, *super, *scales;
+  int feature, bits;
+
+  Place(const BlockLayout& layout, uint8_t* strip, int64_t depth, int64_t group, int feature)
+      : integers(strip + group * layout.integer_bytes()),
+        super(strip + depth / kDepth * layout.integer_bytes() + layout.scale_offset(group)),
+        scales(super + layout.super_bytes + group % layout.groups * layout.group_bytes),
+        feature(feature),
+        bits(layout.bits) {}
+
+  uint8_t* byte(int row, int k) const { return integers + row * 64 + feature * 4 + k % 4; }
+
+  void put(int k, int q) const {
+    const int quad = k / 4;
+    if (bits == 8) {
+      *byte(quad, k) = (uint8_t)q;
+      return;
+    }
+    *byte(quad / 2, k) |= (uint8_t)((q & 15) << quad % 2 * 4);
+    if (bits == 6) *byte(4 + quad / 4, k) |= (uint8_t)(q >> 4 << quad % 4 * 2);
+  }
+  int get(int k) const {
+    const int quad = k / 4;
+    if (bits == 8) return (int8_t)*byte(quad, k);
+    const int low = *byte(quad / 2, k) >> quad % 2 * 4 & 15;
+    return bits == 4 ? low : low | (*byte(4 + quad / 4, k) >> quad % 4 * 2 & 3) << 4;
+  }
+};
+
+void put_half(uint8_t* row, int feature, Half half) { memcpy(row + 2 * feature, &half, 2); }
+
+float get_half(const uint8_t* row, int feature) { return to_float(half_at(row + 2 * feature)); }
+
+// value = d[half] (q - offset) + m
+struct Scales {
+  float d[2], m = 0;
+};
+
+Scales one_scale(const Place& p) {
+  const float d = get_half(p.scales, p.feature);
+  return {{d, d}};
+}
+
+Scales scale_and_minimum(const Place& p) {
+  const float d = get_half(p.scales, p.feature);
+  return {{d, d}, get_half(p.scales + 32, p.feature)};
+}
+
+Scales shared_scale_and_minimum(const Place& p) {
+  const float d = get_half(p.super, p.feature) * p.scales[p.feature];
+  return {{d, d}, -get_half(p.super + 32, p.feature) * p.scales[kStrip + p.feature]};
+}
+
+Scales scales_of_halves(const Place& p) {
+  const float d = get_half(p.super, p.feature);
+  const int8_t* s = (const int8_t*)p.scales + p.feature;
+  return {{d * s[0], d * s[kStrip]}};
+}
+
+struct BlockFormat {
+  const char* name;
+  BlockLayout layout;
+  int offset;
+  Scales (*scales)(const Place&);
+  void (*read)(const uint8_t* row, int64_t group, Group&);  // of a file's row
+  int64_t elements, bytes;                                  // of a file's block
+};
+
+const BlockFormat kFormats[] = {
+    {"q8_0", kQ8_0, 0, one_scale, read_q8_0, 32, 34},
+    {"q4_0", kQ4_0, 8, one_scale, read_q4_0, 32, 18},
+    {"q4_1", kQ4_1, 0, scale_and_minimum, read_q4_1, 32, 20},
+    {"q4_k", kQ4_K, 0, shared_scale_and_minimum, read_q4_k, 256, 144},
+    {"q6_k", kQ6_K, 32, scales_of_halves, read_q6_k, 256, 210},
+};
+
+const BlockFormat* find(const char* name) {
+  for (const BlockFormat& format : kFormats)
+    if (!strcmp(name, format.name)) return &format;
+  return nullptr;
+}
+
+void put_scales(const BlockFormat& format, const Place& place, const Group& g) {
+  const int feature = place.feature;
+  if (format.layout.groups == 1) {
+    put_half(place.scales, feature, g.d);
+    if (format.layout.group_bytes == 64) put_half(place.scales + 32, feature, g.e);
+    return;
+  }
+  put_half(place.super, feature, g.d);
+  if (format.layout.super_bytes == 64) put_half(place.super + 32, feature, g.e);
+  place.scales[feature] = g.s;
+  place.scales[kStrip + feature] = g.t;
+}
+
+}  // namespace
+
+void read_row(const char* name, const uint8_t* strips, int64_t depth, int64_t row, float* out) {
+  const BlockFormat& format = *find(name);
+  auto* strip = (uint8_t*)strips + row / kStrip * format.layout.strip_bytes(depth);
+  for (int64_t group = 0; group < depth / kDepth; group++) {
+    const Place place(format.layout, strip, depth, group, (int)(row % kStrip));
+    const Scales scales = format.scales(place);
+    for (int k = 0; k < kDepth; k++)
+      *out++ = scales.d[k / 16] * (float)(place.get(k) - format.offset) + scales.m;
+  }
+}
+
+}  // namespace ridgeline
+
+// Rows [F, D] of a file's blocks as strips, for which `out` has room; whether the format is known
+// and D a multiple of its block.
+extern "C" __attribute__((visibility("default"))) bool ridgeline_pack_blocks(const char* name,
+                                                                             const uint8_t* rows,
+                                                                             int64_t F, int64_t D,
+                                                                             uint8_t* out) {
+  using namespace ridgeline;
+  const BlockFormat* format = find(name);
+  if (!format || D % format->elements) return false;
+  const int64_t strip_bytes = format->layout.strip_bytes(D);
+  const int64_t row_bytes = D / format->elements * format->bytes;
+  memset(out, 0, padded(F, kStrip) / kStrip * strip_bytes);
+  for (int64_t f = 0; f < F; f++)
+    for (int64_t group = 0; group < D / kDepth; group++) {
+      const Place place(format->layout, out + f / kStrip * strip_bytes, D, group,
+                        (int)(f % kStrip));
+      Group g;
+      format->read(rows + f * row_bytes, group, g);
+      for (int k = 0; k < kDepth; k++) place.put(k, g.q[k]);
+      put_scales(*format, place, g);
+    }
+  return true;
+}

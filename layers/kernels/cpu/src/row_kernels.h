@@ -1,0 +1,45 @@
+// What a step computes of rows of float32 beside products and attention.
+#pragma once
+#include <cstdint>
+
+namespace ridgeline {
+
+// Weights of a norm are float32, or bfloat16 as its bits.
+struct Norm {
+  const float* x;  // [rows, size]
+  int64_t size;
+  const void *weight, *bias;  // [size]; with a bias the mean is subtracted first, else it is null
+  bool is_float32;            // weight and bias
+  float epsilon, offset;      // added to the variance, to the weight
+  float* y;                   // [rows, size]
+};
+
+enum class Gate : int32_t { kSilu, kGeluTanh };
+
+// y = act(gate) up.
+struct Gated {
+  const float* gate_up;  // [rows, 2 size]
+  int64_t size;
+  Gate gate;
+  bool is_float32;  // y; else bfloat16, rounded to the nearest
+  void* y;          // [rows, size]
+};
+
+constexpr int64_t kGroup = 128;      // entries that one maximum stands for: topk.GROUP
+constexpr int64_t kChunk = 1 << 13;  // entries that one thread reads twice while they are near
+
+// Of a part of a row: the sum of exp(x - top), and its largest entry.
+struct Mass {
+  float top, sum;
+};
+
+struct RowKernels {
+  void (*norm)(const Norm&, int64_t row);
+  void (*gate)(const Gated&, int64_t row);
+  // Maxima of the groups of a chunk, [ceil(size / kGroup)], and its mass.
+  Mass (*summarize)(const float* x, int64_t size, float* maxima);
+  // log(sum(exp)) of a row from its chunks' masses, in their order.
+  float (*log_sum_exp)(const Mass* chunks, int64_t count);
+};
+
+}  // namespace ridgeline

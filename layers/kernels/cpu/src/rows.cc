@@ -1,0 +1,146 @@
+// The kernels of rows as XLA calls them.
+#include <cstring>
+
+#include "dispatch.h"
+#include "parallel.h"
+#include "scratch.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace ridgeline {
+namespace {
+
+using Floats = ffi::Buffer<ffi::F32>;
+
+// Entries that are worth waking a thread for.
+constexpr int64_t kPiece = 1 << 14;
+
+// Calls work(row) for all rows, many at a time.
+template <class Work>
+void by_row(ffi::ThreadPool& pool, int64_t rows, int64_t size, const Work& work) {
+  const int64_t together = size < kPiece ? kPiece / size : 1;
+  auto some = [&](int, int64_t piece) {
+    const int64_t stop = (piece + 1) * together < rows ? (piece + 1) * together : rows;
+    for (int64_t row = piece * together; row < stop; row++) work(row);
+  };
+  parallel(pool, {(rows + together - 1) / together}, some);
+}
+
+bool is_float32(const ffi::AnyBuffer& x) { return x.element_type() == ffi::DataType::F32; }
+
+// RMSNorm, or LayerNorm where the bias is not empty, over the last axis.
+ffi::Error norm(ffi::ThreadPool pool, float epsilon, float offset, Floats x, ffi::AnyBuffer weight,
+                ffi::AnyBuffer bias, ffi::Result<Floats> y) {
+  const int64_t size = weight.element_count(), total = x.element_count();
+  const bool has_bias = bias.element_count();
+  if ((!is_float32(weight) && weight.element_type() != ffi::DataType::BF16) ||
+      bias.element_type() != weight.element_type())
+    return ffi::Error::InvalidArgument("ridgeline_norm: weight or bias of another type");
+  if (!total) return ffi::Error::Success();
+  if (!size || x.dimensions().back() != size || (has_bias && (int64_t)bias.element_count() != size))
+    return ffi::Error::InvalidArgument("ridgeline_norm: shapes do not go together");
+  Norm n;
+  n.x = x.typed_data();
+  n.size = size;
+  n.weight = weight.untyped_data();
+  n.bias = has_bias ? bias.untyped_data() : nullptr;
+  n.is_float32 = is_float32(weight);
+  n.epsilon = epsilon;
+  n.offset = offset;
+  n.y = y->typed_data();
+  const RowKernels& kernels = chosen().dense->rows;
+  by_row(pool, total / size, size, [&](int64_t row) { kernels.norm(n, row); });
+  return ffi::Error::Success();
+}
+
+// act(gate) up: [T, 2 F] -> [T, F], float32 or bfloat16.
+ffi::Error gate(ffi::ThreadPool pool, int32_t activation, ffi::BufferR2<ffi::F32> gate_up,
+                ffi::Result<ffi::AnyBuffer> y) {
+  const int64_t rows = gate_up.dimensions()[0], size = gate_up.dimensions()[1] / 2;
+  if ((int64_t)y->element_count() != rows * size || gate_up.dimensions()[1] % 2 ||
+      (!is_float32(*y) && y->element_type() != ffi::DataType::BF16))
+    return ffi::Error::InvalidArgument("ridgeline_gate: y of another shape or type");
+  if (!rows || !size) return ffi::Error::Success();
+  Gated g;
+  g.gate_up = gate_up.typed_data();
+  g.size = size;
+  g.gate = (Gate)activation;
+  g.is_float32 = is_float32(*y);
+  g.y = y->untyped_data();
+  const RowKernels& kernels = chosen().dense->rows;
+  by_row(pool, rows, size, [&](int64_t row) { kernels.gate(g, row); });
+  return ffi::Error::Success();
+}
+
+// Of each row of logits, read once: maxima of groups, the first of the largest, log(sum(exp)).
+ffi::Error summarize(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x,
+                     ffi::Result<ffi::BufferR2<ffi::F32>> maxima,
+                     ffi::Result<ffi::BufferR1<ffi::S32>> best,
+                     ffi::Result<ffi::BufferR1<ffi::F32>> total) {
+  const int64_t rows = x.dimensions()[0], size = x.dimensions()[1];
+  const int64_t groups = (size + kGroup - 1) / kGroup, chunks = (size + kChunk - 1) / kChunk;
+  if (maxima->dimensions()[0] != rows || maxima->dimensions()[1] != groups || !size ||
+      (int64_t)best->element_count() != rows || (int64_t)total->element_count() != rows)
+    return ffi::Error::InvalidArgument("ridgeline_summarize: shapes do not go together");
+  static thread_local Scratch scratch;
+  Mass* const masses = (Mass*)scratch.reserve(rows * chunks * sizeof(Mass));
+  const RowKernels& kernels = chosen().dense->rows;
+  auto work = [&](int phase, int64_t piece) {
+    if (phase == 0) {
+      const int64_t row = piece / chunks, first = piece % chunks * kChunk;
+      masses[piece] = kernels.summarize(x.typed_data() + row * size + first,
+                                        size - first < kChunk ? size - first : kChunk,
+                                        maxima->typed_data() + row * groups + first / kGroup);
+      return;
+    }
+    const float *entries = x.typed_data() + piece * size,
+                *tops = maxima->typed_data() + piece * groups;
+    int64_t group = 0;
+    for (int64_t i = 1; i < groups; i++)
+      if (tops[i] > tops[group]) group = i;
+    int64_t found = group * kGroup;
+    const int64_t stop = found + kGroup < size ? found + kGroup : size;
+    for (int64_t i = found + 1; i < stop; i++)
+      if (entries[i] > entries[found]) found = i;
+    best->typed_data()[piece] = (int32_t)found;
+    total->typed_data()[piece] = kernels.log_sum_exp(masses + piece * chunks, chunks);
+  };
+  parallel(pool, {rows * chunks, rows}, work);
+  return ffi::Error::Success();
+}
+
+}  // namespace
+}  // namespace ridgeline
+
+#pragma GCC visibility push(default)
+
+extern "C" {
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_norm, ridgeline::norm,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Attr<float>("epsilon")
+                                  .Attr<float>("offset")
+                                  .Arg<ridgeline::Floats>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Ret<ridgeline::Floats>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_gate, ridgeline::gate,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Attr<int32_t>("activation")
+                                  .Arg<ffi::BufferR2<ffi::F32>>()
+                                  .Ret<ffi::AnyBuffer>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_summarize, ridgeline::summarize,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::BufferR2<ffi::F32>>()
+                                  .Ret<ffi::BufferR2<ffi::F32>>()
+                                  .Ret<ffi::BufferR1<ffi::S32>>()
+                                  .Ret<ffi::BufferR1<ffi::F32>>());
+}
+
+#pragma GCC visibility pop

@@ -1,0 +1,175 @@
+// Rows of float32: each is read in one order whatever lies beside it.
+#pragma once
+#include <math.h>
+
+#include "row_kernels.h"
+#include "vector.h"
+
+namespace {
+
+constexpr float kNothing = -__builtin_inff();
+
+// The first `count` < 16 floats at p, and `other` in the rest.
+inline Vector load_some(const float* p, int64_t count, float other) {
+  float lanes[kLanes];
+  for (int i = 0; i < kLanes; i++) lanes[i] = other;
+  memcpy(lanes, p, count * sizeof(float));
+  return Vector::load(lanes);
+}
+inline void store_some(const Vector& v, int64_t count, float* p) {
+  float lanes[kLanes];
+  v.store(lanes);
+  memcpy(p, lanes, count * sizeof(float));
+}
+
+// Calls each(first, count) for sixteen at a time, and for what is left.
+template <class Each>
+inline void by_sixteen(int64_t size, const Each& each) {
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) each(i, kLanes);
+  if (i < size) each(i, (int)(size - i));
+}
+
+inline Vector load_upto(const float* p, int count, float other) {
+  return count == kLanes ? Vector::load(p) : load_some(p, count, other);
+}
+inline void store_upto(const Vector& v, int count, float* p) {
+  count == kLanes ? v.store(p) : store_some(v, count, p);
+}
+
+// Sixteen weights, or `count` of them.
+inline Vector load_weights(const void* weights, bool is_float32, int64_t first, int count) {
+  if (is_float32) return load_upto((const float*)weights + first, count, 0);
+  const uint16_t* p = (const uint16_t*)weights + first;
+  if (count == kLanes) return widen(p);
+  uint16_t lanes[kLanes] = {};
+  memcpy(lanes, p, count * sizeof(uint16_t));
+  return widen(lanes);
+}
+
+// The sum over a row of of(sixteen entries), in four interleaved parts.
+template <class Of>
+inline float sum_of(const float* x, int64_t size, const Of& of) {
+  constexpr int kParts = 4;
+  Vector sums[kParts];
+  for (Vector& part : sums) part = Vector::splat(0);
+  int64_t i = 0;
+  for (; i + kParts * kLanes <= size; i += kParts * kLanes) UNROLL
+    for (int part = 0; part < kParts; part++)
+      sums[part] = sums[part] + of(Vector::load(x + i + part * kLanes));
+  for (; i + kLanes <= size; i += kLanes) sums[0] = sums[0] + of(Vector::load(x + i));
+  float rest = 0;
+  if (i < size) {  // lanes without an entry add nothing, whatever `of` makes of them
+    float lanes[kLanes] = {};
+    store_some(of(load_some(x + i, size - i, 0)), size - i, lanes);
+    rest = sum(Vector::load(lanes));
+  }
+  return sum((sums[0] + sums[1]) + (sums[2] + sums[3])) + rest;
+}
+
+void norm(const ridgeline::Norm& n, int64_t row) {
+  const float* x = n.x + row * n.size;
+  float* y = n.y + row * n.size;
+  Vector mean = Vector::splat(0);
+  if (n.bias) {
+    const float total = sum_of(x, n.size, [](const Vector& v) { return v; });
+    mean = Vector::splat(total / (float)n.size);
+  }
+  const float squares = sum_of(x, n.size, [&](const Vector& v) {
+    const Vector centered = v - mean;
+    return centered * centered;
+  });
+  const Vector scale = Vector::splat(1 / __builtin_sqrtf(squares / (float)n.size + n.epsilon));
+  const Vector offset = Vector::splat(n.offset);
+  by_sixteen(n.size, [&](int64_t i, int count) {
+    const Vector weight = load_weights(n.weight, n.is_float32, i, count) + offset;
+    Vector v = (load_upto(x + i, count, 0) - mean) * scale * weight;
+    if (n.bias) v = v + load_weights(n.bias, n.is_float32, i, count);
+    store_upto(v, count, y + i);
+  });
+}
+
+// 1 / (1 + e^-x).
+inline Vector sigmoid(const Vector& v) {
+  constexpr int32_t kSign = INT32_MIN;
+  Vector out;
+  UNROLL for (int i = 0; i < kRegisters; i++)
+    out.part[i] = (Floats)((Ints)v.part[i] | kSign);  // -|x|
+  const Vector e = exponential(out);
+  UNROLL for (int i = 0; i < kRegisters; i++) {
+    const Floats one = Floats{} + 1.f;
+    out.part[i] = (v.part[i] < 0.f ? e.part[i] : one) / (one + e.part[i]);
+  }
+  return out;
+}
+
+// v sigmoid(2 sqrt(2 / pi) (v + 0.044715 v^3)): GELU with its tanh.
+inline Vector gelu(const Vector& v) {
+  constexpr float kSlope = 1.5957691216f;
+  const Vector bend = multiply_add(v * v, Vector::splat(kSlope * 0.044715f), Vector::splat(kSlope));
+  return v * sigmoid(v * bend);
+}
+
+// To bfloat16, to the nearest and to even; NaN stays NaN.
+inline void store_bfloat16(const Vector& v, int count, uint16_t* p) {
+  uint16_t lanes[kLanes];
+  UNROLL for (int i = 0; i < kRegisters; i++) {
+    const Words bits = (Words)v.part[i];
+    const Words rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    const Words word = v.part[i] == v.part[i] ? rounded : (bits >> 16 | 0x40);
+    *(LooseHalves*)(lanes + i * kRegisterLanes) = __builtin_convertvector(word, Halves);
+  }
+  memcpy(p, lanes, count * sizeof(uint16_t));
+}
+
+template <class Activation>
+void gate(const ridgeline::Gated& g, int64_t row, const Activation& activation) {
+  const float *gates = g.gate_up + row * 2 * g.size, *ups = gates + g.size;
+  by_sixteen(g.size, [&](int64_t i, int count) {
+    const Vector v = activation(load_upto(gates + i, count, 0)) * load_upto(ups + i, count, 0);
+    if (g.is_float32)
+      store_upto(v, count, (float*)g.y + row * g.size + i);
+    else
+      store_bfloat16(v, count, (uint16_t*)g.y + row * g.size + i);
+  });
+}
+
+void gate(const ridgeline::Gated& g, int64_t row) {
+  if (g.gate == ridgeline::Gate::kSilu)
+    gate(g, row, [](const Vector& v) { return v * sigmoid(v); });
+  else
+    gate(g, row, gelu);
+}
+
+// What is subtracted before exp: nothing where all is impossible, so that the sum is 0.
+inline float finite_or_0(float top) { return __builtin_isfinite(top) ? top : 0; }
+
+ridgeline::Mass summarize(const float* x, int64_t size, float* maxima) {
+  float top = kNothing;
+  for (int64_t group = 0; group * ridgeline::kGroup < size; group++) {
+    const float* entries = x + group * ridgeline::kGroup;
+    const int64_t left = size - group * ridgeline::kGroup;
+    Vector most = Vector::splat(kNothing);
+    by_sixteen(left < ridgeline::kGroup ? left : ridgeline::kGroup, [&](int64_t i, int count) {
+      most = maximum(most, load_upto(entries + i, count, kNothing));
+    });
+    maxima[group] = largest(most);
+    top = maxima[group] > top ? maxima[group] : top;
+  }
+  const Vector zero = Vector::splat(finite_or_0(top));
+  const float total = sum_of(x, size, [&](const Vector& v) { return exponential(v - zero); });
+  return {top, total};
+}
+
+float log_sum_exp(const ridgeline::Mass* chunks, int64_t count) {
+  float top = kNothing, total = 0;
+  for (int64_t i = 0; i < count; i++) top = chunks[i].top > top ? chunks[i].top : top;
+  const float zero = finite_or_0(top);
+  for (int64_t i = 0; i < count; i++)
+    if (chunks[i].sum != 0) total += chunks[i].sum * expf(finite_or_0(chunks[i].top) - zero);
+  return zero + logf(total);
+}
+
+const ridgeline::RowKernels kRowKernels = {norm, gate, summarize, log_sum_exp};
+
+}  // namespace

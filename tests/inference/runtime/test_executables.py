@@ -1,0 +1,55 @@
+"""What is compiled ahead: from shapes alone, once, and as if it were compiled when asked for."""
+
+import threading
+import types
+
+import pytest
+
+from configs.engine import Config, EngineConfig
+from inference.engine import Engine
+from inference.runtime.executables import Executables
+from inference.scheduling import step_shapes
+from tests import fakes
+
+pytestmark = pytest.mark.quick_code
+
+
+def test_steps_are_compiled_before_parameters_are_read(monkeypatch):
+    """An executable refuses arrays of other shapes, types or leaves than it was compiled for."""
+    model, engine = fakes.llama(), EngineConfig(max_seqs=2)
+    expected, compiled = step_shapes.expected(engine, [9], 1), threading.Event()
+    step = Executables.step
+
+    def last(executables, shape):
+        found = step(executables, shape)
+        if shape == expected[-1]:
+            compiled.set()
+        return found
+
+    def read():
+        assert compiled.wait(60)
+        return fakes.real_params(model)
+
+    monkeypatch.setattr(Executables, "step", last)
+    with fakes.no_draws():
+        made = Engine(Config(model, engine), read, expected=expected)
+        assert {*made.model_runner.shapes} == {*expected}
+        (answer,) = made.generate([list(range(3, 12))], fakes.greedy(4))
+    assert {*made.model_runner.shapes} == {*expected} and made.compile_s < 1
+    assert len(answer.token_ids) == 4
+
+
+def test_what_fails_ahead_fails_where_it_is_asked_for_and_is_tried_again(monkeypatch):
+    def fail(executables, shape):
+        raise RuntimeError("no memory")
+
+    config = Config(fakes.llama(), EngineConfig(max_seqs=1))
+    shape, *_ = step_shapes.expected(config.engine, [1], 1)
+    executables = Executables(config, "reference", {}, (), {})
+    monkeypatch.setattr(Executables, "_lower_step", fail)
+    executables.prepare([shape])
+    with pytest.raises(RuntimeError, match="no memory"):
+        executables.step(shape)
+    lowered = types.SimpleNamespace(compile=lambda: "compiled")
+    monkeypatch.setattr(Executables, "_lower_step", lambda *args: lowered)
+    assert executables.step(shape) == "compiled" and executables.has(shape)

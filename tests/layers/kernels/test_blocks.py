@@ -1,0 +1,98 @@
+"""Products with a GGUF file's blocks against float64, on every instruction set."""
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.precision import FORMATS
+from layers.kernels.linear import packed
+from layers.linear import linear
+from tests.layers.native import instruction_set, need  # noqa: F401
+
+_SCALES = {"q8_0": (0,), "q4_0": (0,), "q4_1": (0, 2), "q4_k": (0, 2), "q6_k": (208,)}
+_ROWS = 1, 2, 3, 5, 8, 9, 11, 12, 16, 17, 31, 33, 40
+
+
+def _drawn(format, F, D, seed=0):
+    """Random blocks, whose scales have both signs and any size (float16's smallest too), and their
+    numbers.
+    """
+    kind = gguf.GGMLQuantizationType[{"q4_k": "Q4_K", "q6_k": "Q6_K"}.get(format, format.upper())]
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(0, 256, (F, D // elements, size), np.uint8)
+    for offset in _SCALES[format]:
+        shape = F, D // elements, 1
+        scales = rng.standard_normal(shape) * 10.0 ** rng.integers(-6, 0, shape)
+        blocks[:, :, offset : offset + 2] = scales.astype(np.float16).view(np.uint8)
+    return blocks.reshape(F, -1), gguf.dequantize(blocks.reshape(F, -1), kind)
+
+
+def _rounded(x_TD):
+    """Activations as the kernels round them: int8, by a 127th of the largest of 32."""
+    groups = x_TD.reshape(len(x_TD), -1, 32)
+    top = np.abs(groups).max(-1, keepdims=True)
+    integers = np.rint(groups * (np.float32(127) / np.maximum(top, np.float32(1e-30))))
+    return (integers * (top / np.float32(127)).astype(np.float64)).reshape(x_TD.shape)
+
+
+def test_every_block_format_is_tested():
+    assert set(_SCALES) == set(packed.BLOCKS)
+
+
+@pytest.mark.parametrize("format", _SCALES)
+def test_rows_are_the_librarys_numbers(format):
+    need()
+    for F, D in (37, 256), (16, 512), (3, 1280):
+        blocks, numbers = _drawn(format, F, D)
+        matrix = packed.pack_blocks(blocks, format, D)
+        found = jax.jit(packed.rows)(matrix, jnp.arange(F))
+        np.testing.assert_allclose(found, numbers, rtol=1e-6, atol=1e-12)
+        assert matrix.data.nbytes >= FORMATS[format].bytes_for(F * D, D)
+
+
+@pytest.mark.parametrize("format", _SCALES)
+def test_products_are_exact_up_to_their_sums(instruction_set, format):  # noqa: F811
+    for T, F, D in (1, 40, 512), (7, 16, 256), (12, 100, 256), (33, 31, 768):
+        blocks, numbers = _drawn(format, F, D, seed=T)
+        x_TD = np.random.default_rng(T).standard_normal((T, D)).astype(np.float32)
+        x_TD[:, 32:64] = 0
+        found = jax.jit(linear)(x_TD, packed.pack_blocks(blocks, format, D))
+        # A number between two int8 may go either way: it is as good as what it is rounded to.
+        exact = _rounded(x_TD) @ numbers.astype(np.float64).T
+        size = np.abs(_rounded(x_TD)) @ np.abs(numbers).T.astype(np.float64)
+        assert found.shape == (T, F) and found.dtype == jnp.float32
+        error = np.abs(np.asarray(found, np.float64) - exact) / size
+        assert np.median(error) < 1e-6 and error.max() < 1e-3
+
+
+@pytest.mark.parametrize("format", _SCALES)
+def test_a_row_has_the_same_bits_in_any_company(instruction_set, format):  # noqa: F811
+    blocks, _ = _drawn(format, 100, 256)
+    w = packed.pack_blocks(blocks, format, 256)
+    x_TD = np.random.default_rng(0).standard_normal((40, 256)).astype(np.float32)
+    whole = np.asarray(jax.jit(linear)(x_TD, w))
+    for rows in _ROWS:
+        np.testing.assert_array_equal(jax.jit(linear)(x_TD[:rows], w), whole[:rows])
+        np.testing.assert_array_equal(jax.jit(linear)(x_TD[-rows:], w), whole[-rows:])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("rows", [1, 16])
+def test_what_is_not_finite_makes_its_row_nan_and_no_other(instruction_set, bad, rows):  # noqa: F811
+    blocks, _ = _drawn("q4_1", 32, 256)
+    x_TD = np.ones((rows, 256), np.float32)
+    x_TD[0, 77] = bad
+    found = np.asarray(jax.jit(linear)(x_TD, packed.pack_blocks(blocks, "q4_1", 256)))
+    assert np.isnan(found[0]).all() and np.isfinite(found[1:]).all()
+
+
+def test_bfloat16_activations_are_what_they_are_in_float32():
+    need()
+    blocks, _ = _drawn("q8_0", 32, 256)
+    w = packed.pack_blocks(blocks, "q8_0", 256)
+    x_TD = np.random.default_rng(0).standard_normal((5, 256)).astype(jnp.bfloat16)
+    found, wide = jax.jit(linear)(x_TD, w), jax.jit(linear)(x_TD.astype(np.float32), w)
+    np.testing.assert_array_equal(found, wide)

@@ -1,0 +1,106 @@
+"""Rows beside products and attention: the native library against XLA's path and float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from layers import norm, topk
+from layers.kernels.cpu import rows
+from tests.layers.native import instruction_set  # noqa: F401
+
+_SIZES = [1, 5, 16, 33, 64, 100, 576, 1037]
+
+
+def _drawn(seed, *shape, dtype="float32"):
+    return np.random.default_rng(seed).standard_normal(shape).astype(jnp.dtype(dtype))
+
+
+def _alone(function, x, counts=(1, 2, 3, 7, 40)):
+    """A row's bits do not depend on the rows beside it."""
+    whole = jax.tree.map(np.asarray, jax.jit(function)(x))
+    for count in counts:
+        for part in (slice(count), slice(-count, None)):
+            found = jax.jit(function)(x[part])
+            jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[part]), found, whole)  # noqa: B023
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_norms_equal_float64(instruction_set, dtype, has_bias):  # noqa: F811
+    for size in _SIZES:
+        x = 3 * _drawn(size, 7, 5, size) + 1
+        weight, bias = _drawn(1, size, dtype=dtype), _drawn(2, size, dtype=dtype)
+        offset = 0.0 if has_bias else 1.0
+        wide, exact = weight.astype(np.float64) + offset, x.astype(np.float64)
+        if has_bias:
+            exact = exact - exact.mean(-1, keepdims=True)
+        exact = exact / np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-3) * wide
+        if has_bias:
+            exact += bias.astype(np.float64)
+        found = rows.norm(x, weight, bias if has_bias else None, 1e-3, offset)
+        np.testing.assert_allclose(found, exact, rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gates_equal_float64(instruction_set, activation, dtype):  # noqa: F811
+    for size in _SIZES:
+        x = 6 * _drawn(size, 9, 2 * size)
+        x[0, 0], x[1, 0], x[2, 0] = 1e4, -1e4, 0
+        g, up = np.split(x.astype(np.float64), 2, axis=-1)
+        tanh = 1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))
+        act = g * np.exp(-np.logaddexp(0, -g)) if activation == "silu" else g * tanh / 2
+        found = rows.gate(jnp.asarray(x), activation, dtype)
+        assert found.shape == (9, size) and found.dtype == dtype
+        near = dict(rtol=2e-6, atol=1e-5) if dtype == "float32" else dict(rtol=4e-3, atol=1e-5)
+        np.testing.assert_allclose(found.astype(np.float32), act * up, **near)
+
+
+def test_bfloat16_is_rounded_as_numpy_does(instruction_set):  # noqa: F811
+    x = _drawn(0, 64, 200) * np.float32(10.0) ** np.arange(-30, 34)[:, None].astype(np.float32)
+    wide = np.asarray(rows.gate(jnp.asarray(x), "silu", "float32"))
+    narrow = np.asarray(rows.gate(jnp.asarray(x), "silu", "bfloat16"))
+    np.testing.assert_array_equal(narrow, wide.astype(jnp.bfloat16))
+    nan = jnp.full((1, 40), jnp.nan)
+    assert np.isnan(np.asarray(rows.gate(nan, "silu", "bfloat16")).astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("vocab", [1, 40, 128, 131, 8192, 8200, 49_152, 70_001])
+def test_a_summary_of_logits_equals_xlas(instruction_set, vocab, monkeypatch):  # noqa: F811
+    x = 9 * _drawn(vocab, 9, vocab)
+    x[1] = np.round(x[1])
+    x[2], x[3, vocab // 2 :] = -np.inf, -np.inf
+    x[4] -= 300
+    found = topk.summarize(jnp.asarray(x))
+    monkeypatch.setattr(rows, "can_run", lambda: False)
+    maxima, best, total = topk.summarize(jnp.asarray(x))
+    np.testing.assert_array_equal(found.maxima_QG, maxima)
+    np.testing.assert_array_equal(found.best_Q, best)
+    np.testing.assert_allclose(found.total_Q, total, rtol=2e-6, atol=1e-5)
+
+
+def test_a_summary_says_what_is_not_finite(instruction_set):  # noqa: F811
+    x = _drawn(0, 5, 20_000)
+    x[0, 9], x[1, 19_999], x[2, 8193] = np.nan, np.inf, -np.nan
+    x[3] = -np.inf
+    found = topk.summarize(jnp.asarray(x))
+    np.testing.assert_array_equal(np.isfinite(found.total_Q), [False] * 4 + [True])
+    assert ((found.best_Q >= 0) & (found.best_Q < 20_000)).all()
+
+
+def test_a_row_has_the_same_bits_in_any_company(instruction_set):  # noqa: F811
+    weight = _drawn(1, 70)
+    _alone(lambda x: rows.norm(x, weight, None, 1e-6), _drawn(0, 300, 70))
+    _alone(lambda x: rows.gate(x, "silu", "bfloat16"), _drawn(0, 300, 140))
+    _alone(rows.summarize, _drawn(0, 41, 9000))
+
+
+def test_gradients_are_those_of_xlas_path(instruction_set, monkeypatch):  # noqa: F811
+    x, weight = _drawn(0, 4, 33), _drawn(1, 33)
+    gradient = jax.grad(lambda x, w: jnp.sin(norm.rms_norm(x, w, 1e-6)).sum(), (0, 1))
+    found = gradient(x, weight)
+    monkeypatch.setattr(rows, "can_run", lambda: False)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, gradient(x, weight)
+    )
