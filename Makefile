@@ -30,7 +30,7 @@ AOT_ENV := JAX_PLATFORMS=cpu CUDA_VISIBLE_DEVICES= TPU_SKIP_MDS_QUERY=1 TPU_ACCE
 WHEELS ?= x86_64 aarch64
 ZIG := .venv-zig/bin/python -m ziglang
 
-SANITIZERS := -g -fsanitize=address,undefined -fno-sanitize-recover=undefined
+SANITIZERS := -g -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=undefined,float-cast-overflow
 
 INSTALL := -m pip --disable-pip-version-check install -qq
 LOCKED := $(INSTALL) --require-hashes

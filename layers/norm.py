@@ -1,5 +1,6 @@
 """Normalization, always in float32."""
 
+import functools
 from typing import Any
 
 import jax
@@ -22,7 +23,20 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float, offset: float = 0.0) -
 
     `offset` is added to the stored weight (Gemma stores w - 1).
     """
+    return _on_this_device(*_rms_norm(eps, offset))(x.astype(jnp.float32), weight)
 
+
+def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
+    """LayerNorm (Ba et al. 2016, arXiv 1607.06450) over the last axis: float32 of x's shape."""
+    return _on_this_device(*_layer_norm(eps))(x.astype(jnp.float32), weight, bias)
+
+
+def _on_this_device(reference: rows.Function, native: rows.Function) -> rows.Function:
+    return native if rows.can_run() else reference
+
+
+@functools.cache  # one function for all layers
+def _rms_norm(eps: float, offset: float) -> tuple[rows.Function, rows.Function]:
     def reference(x: jax.Array, weight: jax.Array) -> jax.Array:
         scale = jax.lax.rsqrt(row_sum(x * x) / x.shape[-1] + eps)
         return x * scale * (weight.astype(jnp.float32) + offset)
@@ -30,12 +44,11 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float, offset: float = 0.0) -
     def kernel(x: jax.Array, weight: jax.Array) -> jax.Array:
         return rows.norm(x, weight, None, eps, offset)
 
-    return _on_this_device(reference, kernel)(x.astype(jnp.float32), weight)
+    return reference, rows.with_gradient_of(reference, kernel)
 
 
-def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
-    """LayerNorm (Ba et al. 2016, arXiv 1607.06450) over the last axis: float32 of x's shape."""
-
+@functools.cache
+def _layer_norm(eps: float) -> tuple[rows.Function, rows.Function]:
     def reference(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
         x = x - row_sum(x) / x.shape[-1]
         scale = jax.lax.rsqrt(row_sum(x * x) / x.shape[-1] + eps)
@@ -44,8 +57,4 @@ def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array, eps: float) -> 
     def kernel(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
         return rows.norm(x, weight, bias, eps)
 
-    return _on_this_device(reference, kernel)(x.astype(jnp.float32), weight, bias)
-
-
-def _on_this_device(reference: rows.Function, kernel: rows.Function) -> rows.Function:
-    return rows.with_gradient_of(reference, kernel) if rows.can_run() else reference
+    return reference, rows.with_gradient_of(reference, kernel)

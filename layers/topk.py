@@ -26,14 +26,19 @@ class Summary(NamedTuple):
 
 def summarize(x_QV: jax.Array) -> Summary:
     """Of rows of float32 logits."""
-    if rows.can_run():
-        return Summary(*rows.summarize(x_QV))
+    return _native(x_QV) if rows.can_run() else _summarize(x_QV)
+
+
+def _summarize(x_QV: jax.Array) -> Summary:
     padded_QV = pad_to_groups(x_QV)
     maxima_QG = group_maxima(padded_QV)
     groups_Q1 = jnp.argmax(maxima_QG, axis=-1)[:, None]
     offset_Q = jnp.argmax(take_groups(padded_QV, groups_Q1), axis=-1)
     best_Q = (groups_Q1[:, 0] * GROUP + offset_Q).astype(jnp.int32)
     return Summary(maxima_QG, best_Q, log_sum_exp(x_QV))
+
+
+_native = rows.with_gradient_of(_summarize, lambda x_QV: Summary(*rows.summarize(x_QV)))
 
 
 def pad_to_groups(x_QV: jax.Array) -> jax.Array:

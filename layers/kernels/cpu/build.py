@@ -23,12 +23,18 @@ import jax
 _SOURCES = Path(__file__).parent / "src"
 BUNDLED = Path(__file__).parent / "bundled"  # in wheels only (scripts/wheel.py)
 _FLAGS = (
-    "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-Wno-psabi",
+    "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffunction-sections",
+    "-ffp-contract=fast", "-Wno-psabi",
 )  # fmt: skip
 _LINK_FLAGS = ("-shared", "-static-libstdc++", "-static-libgcc")  # another's may be loaded already
+_EXPORTS = (
+    "{ global: ridgeline_*; local: *; };\n"  # not the C++ library, which others could replace
+)
 _WIDE = "-mprefer-vector-width=512"
 _QUICK = "-O1"  # of what only calls: a first start waits for its compilation
-Units = dict[str, tuple[str | None, tuple[str, ...]]]  # file -> what it may use: a level, and more
+Units = dict[
+    str, tuple[str | None, tuple[str, ...]]
+]  # file -> an architecture level, and further flags
 _X86: Units = {
     "dispatch.cc": ("x86-64", ()),
     "ffi.cc": ("x86-64", (_QUICK,)),
@@ -101,8 +107,8 @@ def check(folder: Path) -> None:
 
 
 def build(folder: Path) -> Path:
-    """Compiles the library into a folder that only its owner can open, where it appears whole or
-    not at all.
+    """Compiles the library into a folder, where it appears whole or not at all. A folder that is
+    created is its owner's alone; one that is there keeps its permissions.
 
     Raises:
         BuildError: there is no compiler, or none can compile it; what they said is kept in the
@@ -115,8 +121,8 @@ def build(folder: Path) -> Path:
     if not compilers:
         raise BuildError("no C++ compiler was found (g++ 12, clang++, or pip install ziglang)")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        os.chmod(folder, 0o700)  # it holds code
+        if not folder.exists():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds code
         for left in folder.glob(f"{_UNFINISHED}*"):  # by a process that ended meanwhile
             with contextlib.suppress(FileNotFoundError):  # or one that ends now
                 if time.time() - left.stat().st_mtime > _ABANDONED_S:
@@ -178,8 +184,12 @@ def _compile(compiler: list[str], units: Units, folder: Path) -> Path:
         commands.append([*compiler, *own, "-c", str(_SOURCES / source), "-o", str(output)])
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(_run, commands))
-    library = folder / "library.so"
-    _run([*compiler, *_LINK_FLAGS, *[command[-1] for command in commands], "-o", str(library)])
+    library, linker = folder / "library.so", []
+    if sys.platform != "darwin":  # whose linker has no such options
+        (exports := folder / "exports").write_text(_EXPORTS)
+        linker = [f"-Wl,--version-script={exports}", "-Wl,--gc-sections"]
+    objects = [command[-1] for command in commands]
+    _run([*compiler, *_LINK_FLAGS, *linker, *objects, "-o", str(library)])
     return library
 
 
@@ -232,7 +242,7 @@ def _bundled_name(machine: str) -> str:
 
 @functools.cache
 def _name_of(machine: str, *circumstances: str | None) -> str:
-    found = hashlib.sha256(repr((_FLAGS, _LINK_FLAGS, _UNITS, circumstances)).encode())
+    found = hashlib.sha256(repr((_FLAGS, _LINK_FLAGS, _EXPORTS, _UNITS, circumstances)).encode())
     for source in sorted([*_SOURCES.glob("*.cc"), *_SOURCES.glob("*.h")]):
         found.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     return f"kernels-{machine}-{found.hexdigest()[:_DIGEST_SIZE]}"

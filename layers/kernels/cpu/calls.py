@@ -5,26 +5,26 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import jax
-import numpy as np
 
 from configs.errors import InputError
 
+Outs = jax.ShapeDtypeStruct | tuple[jax.ShapeDtypeStruct, ...]
 
-def call(target: str, out: jax.ShapeDtypeStruct, *arrays: jax.Array, **attributes: Any) -> Any:
-    """What a function of the library makes of arrays; under `vmap` it is called for each.
+
+def call(target: str, out: Outs, *arrays: jax.Array, **attributes: Any) -> Any:
+    """What a function of the library makes of arrays, one or (a tuple) several; under `vmap` it is
+    called for each.
 
     Raises:
         InputError: it is differentiated.
     """
-    return _function(target, out.shape, out.dtype, tuple(sorted(attributes.items())))(*arrays)
+    return _function(target, out, tuple(sorted(attributes.items())))(*arrays)
 
 
 @functools.cache  # with jit: traced once for all layers, and inlined into them
 def _function(
-    target: str, shape: tuple[int, ...], dtype: np.dtype, attributes: tuple[tuple[str, Any], ...]
-) -> Callable[..., jax.Array]:
-    out = jax.ShapeDtypeStruct(shape, dtype)
-
+    target: str, out: Outs, attributes: tuple[tuple[str, Any], ...]
+) -> Callable[..., Any]:
     @jax.custom_jvp
     def run(*arrays: jax.Array) -> Any:
         return jax.ffi.ffi_call(target, out, vmap_method="sequential")(*arrays, **dict(attributes))

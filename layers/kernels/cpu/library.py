@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from configs.errors import InputError
+from configs.precision import FORMATS
 
 LAYOUT = 2  # of packed weights and of the functions' arguments: part of every name that XLA keeps
 STRIP, DEPTH = 16, 32  # features of a strip, what its depth is a multiple of (src/kernels.h)
@@ -41,7 +42,7 @@ def load(path: Path) -> str:
         found.ridgeline_pack.argtypes = [ctypes.c_void_p, size, size, size, ctypes.c_void_p]
         found.ridgeline_pack.restype = None
         name, pointer = ctypes.c_char_p, ctypes.c_void_p
-        found.ridgeline_pack_blocks.argtypes = [name, pointer, size, size, pointer]
+        found.ridgeline_pack_blocks.argtypes = [name, pointer, size, size, size, pointer]
         found.ridgeline_pack_blocks.restype = ctypes.c_bool
     except AttributeError as error:
         raise OSError(f"not the library of Ridgeline's kernels ({error})") from None
@@ -58,8 +59,8 @@ def load(path: Path) -> str:
 
 
 def use(instruction_set: str | None) -> str:
-    """Computes with another instruction set ('amx', 'avx512', 'avx2', 'neon') from now on; None is
-    the best one that the processor has.
+    """Computes with another instruction set from now on ('amx', 'avx512vnni', 'avx512', 'avx2',
+    'neon'); None is the best one that the processor has.
 
     Raises:
         InputError: the processor lacks it.
@@ -72,15 +73,52 @@ def use(instruction_set: str | None) -> str:
 
 
 def pack(rows_FD: np.ndarray, strips: np.ndarray) -> None:
-    """Lays a matrix of 2 or 4 bytes an element out in strips."""
-    assert _library is not None and rows_FD.flags.c_contiguous and strips.flags.c_contiguous
+    """Lays a matrix out in strips.
+
+    Args:
+        rows_FD: [F, D], of 2 or 4 bytes an element, C-contiguous.
+        strips: where to, C-contiguous: as many elements as [F, D], padded to 16 and 32.
+
+    Raises:
+        ValueError: the arrays are not these.
+    """
+    assert _library is not None
     F, D = rows_FD.shape
+    room = -(-F // STRIP) * STRIP * -(-D // DEPTH) * DEPTH * rows_FD.itemsize
+    if rows_FD.itemsize not in (2, 4) or strips.nbytes != room:
+        raise ValueError(f"{rows_FD.dtype} {rows_FD.shape} does not fill {strips.nbytes} bytes")
+    _need_contiguous(rows_FD, strips)
     _library.ridgeline_pack(rows_FD.ctypes.data, F, D, rows_FD.itemsize, strips.ctypes.data)
 
 
 def pack_blocks(format: str, blocks_FX: np.ndarray, D: int, strips: np.ndarray) -> None:
-    """Lays a matrix [F, D] out in strips, whose rows are blocks of a GGUF file: uint8."""
-    assert _library is not None and blocks_FX.flags.c_contiguous and strips.flags.c_contiguous
+    """Lays a matrix [F, D] out in strips, whose rows are blocks of a GGUF file.
+
+    Args:
+        format: the blocks' name (`configs.precision.FORMATS`).
+        blocks_FX: uint8 [F, bytes of D numbers], C-contiguous.
+        D: columns, whole blocks.
+        strips: where to, uint8 [strips, bytes of a strip], C-contiguous.
+
+    Raises:
+        ValueError: the format has no blocks, or the arrays are not these.
+    """
+    assert _library is not None
+    info = FORMATS.get(format)
+    if info is None or not info.block or D % info.block:
+        raise ValueError(f"{D} numbers are not whole blocks of {format}")
+    F, size = blocks_FX.shape
+    strip_bytes = -(-int(info.bytes_for(STRIP * D, D)) // LINE) * LINE
+    if strips.nbytes != -(-F // STRIP) * strip_bytes:
+        raise ValueError(f"{F} rows do not fill {strips.nbytes} bytes")
+    _need_contiguous(blocks_FX, strips)
     start, to = blocks_FX.ctypes.data, strips.ctypes.data
-    is_known = _library.ridgeline_pack_blocks(format.encode(), start, len(blocks_FX), D, to)
-    assert is_known, (format, D)
+    if blocks_FX.dtype != np.uint8 or not _library.ridgeline_pack_blocks(
+        format.encode(), start, F, size, D, to
+    ):
+        raise ValueError(f"{blocks_FX.dtype} {blocks_FX.shape} is not the blocks of {D} {format}")
+
+
+def _need_contiguous(*arrays: np.ndarray) -> None:
+    if not all(array.flags.c_contiguous for array in arrays):
+        raise ValueError("packing takes arrays whose rows lie one after another")

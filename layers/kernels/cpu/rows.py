@@ -5,17 +5,18 @@ XLA's own path is the oracle, the fallback and what gradients are taken of.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from layers.kernels.cpu import library
+from layers.kernels.cpu import calls, library
 from layers.kernels.device import target_device
 
 GROUP = 128  # entries that one of the maxima stands for (src/row_kernels.h)
 _GATES = {"silu": 0, "gelu_tanh": 1}
-Function = Callable[..., jax.Array]
+Function = Callable[..., Any]
 
 
 def can_run() -> bool:
@@ -45,19 +46,32 @@ def norm(
         eps: added to the mean of the squares.
         offset: added to the weight.
     """
-    bias = jnp.zeros(0, weight.dtype) if bias is None else bias.astype(weight.dtype)
-    call = jax.ffi.ffi_call(
-        library.NORM, jax.ShapeDtypeStruct(x.shape, jnp.float32), vmap_method="sequential"
+    bias = jnp.zeros(0, weight.dtype) if bias is None else bias
+    dtype = jnp.promote_types(weight.dtype, bias.dtype)
+    arrays = x, weight.astype(dtype), bias.astype(dtype)
+    out = jax.ShapeDtypeStruct(x.shape, jnp.float32)
+    found: jax.Array = calls.call(
+        library.NORM, out, *arrays, epsilon=np.float32(eps), offset=np.float32(offset)
     )
-    return call(x, weight, bias, epsilon=np.float32(eps), offset=np.float32(offset))
+    return found
 
 
 def gate(gate_up_TX: jax.Array, activation: str, dtype: str) -> jax.Array:
-    """act(gate) up, [T, F] of `dtype`, for float32 [T, 2 F] and 'silu' or 'gelu_tanh'."""
+    """act(gate) up, [T, F].
+
+    Args:
+        gate_up_TX: float32 [T, 2 F], gates before the rest.
+        activation: 'silu' or 'gelu_tanh'.
+        dtype: of the result, 'float32' or 'bfloat16'.
+
+    Raises:
+        KeyError: of another activation.
+    """
     T, X = gate_up_TX.shape
     out = jax.ShapeDtypeStruct((T, X // 2), jnp.dtype(dtype))
-    call = jax.ffi.ffi_call(library.GATE, out, vmap_method="sequential")
-    return call(gate_up_TX, activation=np.int32(_GATES[activation]))
+    code = np.int32(_GATES[activation])
+    found: jax.Array = calls.call(library.GATE, out, gate_up_TX, activation=code)
+    return found
 
 
 def summarize(x_QV: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -70,6 +84,5 @@ def summarize(x_QV: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         jax.ShapeDtypeStruct((Q,), jnp.int32),
         jax.ShapeDtypeStruct((Q,), jnp.float32),
     )
-    call = jax.ffi.ffi_call(library.SUMMARIZE, outs, vmap_method="sequential")
-    maxima_QG, best_Q, total_Q = call(x_QV)
+    maxima_QG, best_Q, total_Q = calls.call(library.SUMMARIZE, outs, x_QV)
     return maxima_QG, best_Q, total_Q

@@ -46,8 +46,14 @@ def format_of(leaf: Any) -> str:
 
 
 def pack(matrix_FD: jax.Array | np.ndarray) -> Packed:
-    """A matrix of float32 or bfloat16, packed by the native library."""
+    """A matrix [F, D] of float32 or bfloat16, packed by the native library.
+
+    Raises:
+        ValueError: it is of another dtype or no matrix.
+    """
     rows_FD = np.ascontiguousarray(matrix_FD)
+    if str(rows_FD.dtype) not in ("float32", "bfloat16") or rows_FD.ndim != 2:
+        raise ValueError(f"{rows_FD.dtype} {rows_FD.shape} is no matrix of float32 or bfloat16")
     found = abstract(rows_FD.shape, str(rows_FD.dtype))
     data = aligned(found.data.shape, found.data.dtype)
     library.pack(rows_FD, data)
@@ -55,7 +61,16 @@ def pack(matrix_FD: jax.Array | np.ndarray) -> Packed:
 
 
 def pack_blocks(blocks_FX: np.ndarray, format: str, width: int) -> Packed:
-    """A matrix of `width` columns (whole blocks) whose rows are blocks of a GGUF file: uint8."""
+    """A matrix [F, width] whose rows are blocks of a GGUF file.
+
+    Args:
+        blocks_FX: uint8 [F, bytes of `width` numbers].
+        format: one of `BLOCKS`.
+        width: columns, whole blocks.
+
+    Raises:
+        ValueError: the blocks are not these.
+    """
     found = abstract((len(blocks_FX), width), format)
     data = aligned(found.data.shape, found.data.dtype)
     library.pack_blocks(format, np.ascontiguousarray(blocks_FX), width, data)
@@ -79,8 +94,8 @@ def abstract(shape: tuple[int, ...], format: str) -> Packed:
 
 def product(x_TD: jax.Array, w: Packed) -> jax.Array:
     """x w^T, float32 [T, F], for x of float32 or bfloat16; beside blocks x is rounded to int8, 32
-    numbers by a scale. F is that of the strips that are here, which are some of the matrix's under
-    `shard_map`.
+    numbers by a scale. Under `shard_map` F is that of the strips that are here, some of the
+    matrix's: columns of padding are among them unless F is a multiple of 16 times the devices.
 
     Raises:
         ValueError: x has other columns than w.
@@ -93,7 +108,15 @@ def product(x_TD: jax.Array, w: Packed) -> jax.Array:
 
 
 def rows(w: Packed, ids_T: jax.Array) -> jax.Array:
-    """Some rows of the matrix, float32 [T, D]."""
+    """Some rows of the matrix, float32 [T, D], for integers [T]: one beyond its first or last row
+    is that row.
+
+    Raises:
+        ValueError: some of its strips are elsewhere (`shard_map`), so ids do not count them.
+    """
+    if w.data.shape[0] * STRIP < w.shape[0]:
+        raise ValueError(f"rows of {w.shape} are looked up in all of its strips, not in a shard")
+    ids_T = jnp.clip(ids_T, 0, w.shape[0] - 1)
     if w.format in BLOCKS:
         out = jax.ShapeDtypeStruct((ids_T.shape[0], w.shape[1]), jnp.float32)
         return calls.call(library.LOOKUP, out, ids_T.astype(jnp.int32), w.data, format=w.format)

@@ -55,7 +55,7 @@ def test_rows_are_the_librarys_numbers(format):
 
 @pytest.mark.parametrize("format", _SCALES)
 def test_products_are_exact_up_to_their_sums(instruction_set, format):  # noqa: F811
-    for T, F, D in (1, 40, 512), (7, 16, 256), (12, 100, 256), (33, 31, 768):
+    for T, F, D in (1, 40, 512), (7, 16, 256), (12, 100, 256), (33, 31, 768), (2, 5, 256):
         blocks, numbers = _drawn(format, F, D, seed=T)
         x_TD = np.random.default_rng(T).standard_normal((T, D)).astype(np.float32)
         x_TD[:, 32:64] = 0
@@ -79,14 +79,16 @@ def test_a_row_has_the_same_bits_in_any_company(instruction_set, format):  # noq
         np.testing.assert_array_equal(jax.jit(linear)(x_TD[-rows:], w), whole[-rows:])
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("rows", [1, 16])
-def test_what_is_not_finite_makes_its_row_nan_and_no_other(instruction_set, bad, rows):  # noqa: F811
-    blocks, _ = _drawn("q4_1", 32, 256)
-    x_TD = np.ones((rows, 256), np.float32)
-    x_TD[0, 77] = bad
-    found = np.asarray(jax.jit(linear)(x_TD, packed.pack_blocks(blocks, "q4_1", 256)))
-    assert np.isnan(found[0]).all() and np.isfinite(found[1:]).all()
+@pytest.mark.parametrize("format", _SCALES)
+def test_what_is_not_finite_makes_its_row_nan_and_no_other(instruction_set, format):  # noqa: F811
+    blocks, _ = _drawn(format, 32, 256)
+    w = packed.pack_blocks(blocks, format, 256)
+    for bad in (np.nan, np.inf, -np.inf):
+        for rows in (1, 16):
+            x_TD = -np.ones((rows, 256), np.float32)
+            x_TD[0, 77] = bad
+            found = np.asarray(jax.jit(linear)(x_TD, w))
+            assert np.isnan(found[0]).all() and np.isfinite(found[1:]).all()
 
 
 def test_bfloat16_activations_are_what_they_are_in_float32():
@@ -96,3 +98,16 @@ def test_bfloat16_activations_are_what_they_are_in_float32():
     x_TD = np.random.default_rng(0).standard_normal((5, 256)).astype(jnp.bfloat16)
     found, wide = jax.jit(linear)(x_TD, w), jax.jit(linear)(x_TD.astype(np.float32), w)
     np.testing.assert_array_equal(found, wide)
+
+
+@pytest.mark.parametrize("format", _SCALES)
+def test_no_rows_and_wrong_blocks(format):
+    need()
+    blocks, _ = _drawn(format, 5, 256)
+    w = packed.pack_blocks(blocks, format, 256)
+    assert jax.jit(linear)(jnp.zeros((0, 256)), w).shape == (0, 5)
+    beyond = jax.jit(packed.rows)(w, jnp.array([-7, 0, 4, 1 << 30]))
+    np.testing.assert_array_equal(beyond[::3], beyond[1:3])
+    for wrong, width in ((blocks, 512), (blocks[:, :-1], 256), (blocks.view(np.int8), 256)):
+        with pytest.raises(ValueError, match="blocks|bytes"):
+            packed.pack_blocks(wrong, format, width)

@@ -7,7 +7,7 @@ import pytest
 
 from layers.kernels.linear import packed
 from layers.linear import linear
-from tests.layers.native import instruction_set  # noqa: F401
+from tests.layers.native import instruction_set, need  # noqa: F401
 
 _SHAPES = [(1, 576, 960), (2, 64, 272), (3, 64, 40), (5, 33, 17), (7, 6, 5), (13, 96, 130),
            (16, 576, 64), (17, 96, 48), (33, 64, 100), (48, 160, 31), (130, 64, 48)]  # fmt: skip
@@ -47,3 +47,9 @@ def test_rows_of_a_packed_table_are_its_rows(instruction_set, weights):  # noqa:
     ids = jnp.array([0, 36, 15, 16, 0])
     found = jax.jit(packed.rows)(packed.pack(table_VD), ids)
     np.testing.assert_array_equal(found, table_VD[ids].astype(np.float32))
+
+
+def test_other_matrices_are_refused():
+    need()
+    with pytest.raises(ValueError, match="float16"):
+        packed.pack(np.zeros((16, 32), np.float16))

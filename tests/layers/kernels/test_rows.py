@@ -42,6 +42,18 @@ def test_norms_equal_float64(instruction_set, dtype, has_bias):  # noqa: F811
         np.testing.assert_allclose(found, exact, rtol=2e-5, atol=1e-5)
 
 
+def test_a_wide_bias_beside_narrow_weights_keeps_its_bits(instruction_set):  # noqa: F811
+    x, weight, bias = _drawn(0, 4, 33), _drawn(1, 33, dtype="bfloat16"), _drawn(2, 33)
+    wide = rows.norm(x, weight.astype(np.float32), bias, 1e-6)
+    np.testing.assert_array_equal(rows.norm(x, weight, bias, 1e-6), wide)
+
+
+def test_a_summary_has_xlas_gradient(instruction_set, monkeypatch):  # noqa: F811
+    x = _drawn(0, 3, 300)
+    found = jax.grad(lambda x: topk.summarize(x).total_Q.sum())(x)
+    np.testing.assert_allclose(found, jax.nn.softmax(x), rtol=1e-4, atol=1e-7)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_gates_equal_float64(instruction_set, activation, dtype):  # noqa: F811

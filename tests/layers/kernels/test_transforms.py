@@ -1,5 +1,6 @@
 """Packed products and the native library's attention under JAX's transformations: the same bits."""
 
+import dataclasses
 import functools
 import os
 import subprocess
@@ -14,6 +15,7 @@ from jax.experimental import serialize_executable
 from jax.sharding import PartitionSpec as P
 
 from configs.errors import InputError
+from configs.precision import FORMATS
 from layers import kv_cache
 from layers.kernels.attention import ffi_cpu
 from layers.kernels.linear import packed
@@ -23,10 +25,19 @@ from tests.layers import native, paged_case
 
 ROOT = Path(__file__).resolve().parents[3]
 DTYPES = "float32", "bfloat16"
+_SHARDED = "bfloat16", "q4_0"
 
 
 def _drawn(seed, *shape, dtype="float32"):
     return np.random.default_rng(seed).standard_normal(shape).astype(jnp.dtype(dtype))
+
+
+def _packed(seed, F, D, format):
+    if format not in packed.BLOCKS:
+        return packed.pack(_drawn(seed, F, D, dtype=format))
+    size = int(FORMATS[format].bytes_for(D, D))
+    blocks = np.random.default_rng(seed).integers(0, 60, (F, size), np.uint8)  # finite scales
+    return packed.pack_blocks(blocks, format, D)
 
 
 def _attention(dtype="float32"):
@@ -36,11 +47,11 @@ def _attention(dtype="float32"):
     return case, functools.partial(ffi_cpu.attend_pages, group=0, page_format=case.page_format)
 
 
-@pytest.mark.parametrize("weights", DTYPES)
+@pytest.mark.parametrize("weights", [*DTYPES, "q4_0"])
 def test_vmap(weights):
     native.need()
     x_BTD = _drawn(0, 3, 5, 96)
-    matrices = [packed.pack(_drawn(seed, 40, 96, dtype=weights)) for seed in range(3)]
+    matrices = [_packed(seed, 40, 96, weights) for seed in range(3)]
     each = [[np.asarray(jax.jit(linear)(x, w)) for x in x_BTD] for w in matrices]
     found = jax.jit(jax.vmap(linear, (0, None)))(x_BTD, matrices[0])
     np.testing.assert_array_equal(found, each[0])
@@ -56,6 +67,21 @@ def test_vmap_of_attention():
     found = jax.jit(jax.vmap(attend, (0, None, None)))(q_BYWNH, pages, rectangle)
     for q, one in zip(q_BYWNH, found, strict=True):
         np.testing.assert_array_equal(jax.jit(attend)(q, pages, rectangle), one)
+
+
+def test_attention_reads_no_page_that_is_not_there():
+    """Whatever a table or a position says."""
+    case, attend = _attention()
+    q_YWNH, pages, rectangle = case.arguments
+    wild = jax.tree.map(lambda table: jnp.full_like(table, 1 << 30), rectangle.tables)
+    for tables in (wild, jax.tree.map(jnp.negative, wild)):
+        jax.block_until_ready(attend(q_YWNH, pages, dataclasses.replace(rectangle, tables=tables)))
+    far = dataclasses.replace(
+        rectangle, position_YW=jnp.full_like(rectangle.position_YW, (1 << 31) - 1)
+    )
+    jax.block_until_ready(attend(q_YWNH, pages, far))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="do not go together"):
+        jax.block_until_ready(attend(q_YWNH, pages[:, :0], rectangle))
 
 
 def test_gradients_are_refused_in_one_line():
@@ -105,8 +131,9 @@ def test_donated_pages_are_written_and_read_in_place(dtype):
 def _programs():
     """Functions and their arguments, equal in every process."""
     case, attend = _attention("bfloat16")
-    x_TD, w_FD = (_drawn(0, size, 96, dtype="bfloat16") for size in (33, 128))
-    return {"attend": (attend, case.arguments), "linear": (linear, (x_TD, packed.pack(w_FD)))}
+    x_TD = _drawn(0, 33, 96, dtype="bfloat16")
+    weights = {format: (linear, (x_TD, _packed(0, 128, 96, format))) for format in _SHARDED}
+    return {"attend": (attend, case.arguments)} | weights
 
 
 def load_executables(folder):
@@ -123,16 +150,22 @@ def load_executables(folder):
         np.testing.assert_array_equal(jax.jit(function)(*arguments), expected)
 
     mesh = jax.sharding.Mesh(np.array(devices), ("model",))
-    x_TD, w = programs["linear"][1]
-    w = jax.device_put(w, jax.sharding.NamedSharding(mesh, P("model")))
-    assert len(w.data.addressable_shards) == 4
-    product = jax.shard_map(
-        linear, mesh=mesh, in_specs=(P(), P("model")), out_specs=P(None, "model"), check_vma=False
+    sharded = functools.partial(
+        jax.shard_map, mesh=mesh, in_specs=(P(), P("model")), check_vma=False
     )
-    for function in (product, linear):  # each device's own features, or what XLA makes of it
-        executable = jax.jit(function).lower(x_TD, w).compile()
-        assert ("all-gather" in executable.as_text()) == (function is linear)
-        np.testing.assert_array_equal(executable(x_TD, w), expected)
+    product = sharded(linear, out_specs=P(None, "model"))
+    lookup = sharded(lambda ids_T, w: packed.rows(w, ids_T), out_specs=P())
+    for format in _SHARDED:
+        x_TD, w = programs[format][1]
+        expected = np.load(folder / f"{format}.npy")
+        w = jax.device_put(w, jax.sharding.NamedSharding(mesh, P("model")))
+        assert len(w.data.addressable_shards) == 4
+        for function in (product, linear):  # each device's own features, or what XLA makes of it
+            executable = jax.jit(function).lower(x_TD, w).compile()
+            assert ("all-gather" in executable.as_text()) == (function is linear)
+            np.testing.assert_array_equal(executable(x_TD, w), expected)
+        with pytest.raises(ValueError, match="not in a shard"):
+            jax.jit(lookup)(jnp.arange(3), w)
 
 
 def _elsewhere(folder, **environment):

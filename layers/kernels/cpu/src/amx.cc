@@ -190,7 +190,7 @@ void multiply_in_session(const Product& p) {
 }  // namespace
 
 namespace ridgeline {
-const Dense kDenseAmx = {
+constexpr Dense kDenseAmx = {
     {Activations::kFloat32, put<InFloat32<Float32>>, InFloat32<Float32>::multiply},
     {Activations::kBfloat16, put<InTiles>, multiply_in_session},
     attend<InFloat32<Float32>>,

@@ -147,9 +147,11 @@ class Attender {
   void run() {
     start();
     int64_t begin = INT64_MAX, end = 0;  // of the keys that any token sees
+    const int64_t capacity = a_.table_columns * a_.page_tokens;
     for (int64_t t = first_token_; t < first_token_ + tokens_; t++) {
       if (!a_.valid[t]) continue;
-      const int64_t first = a_.first ? a_.first[t] : 0, stop = a_.last[t] + 1;
+      const int64_t first = a_.first && a_.first[t] > 0 ? a_.first[t] : 0;
+      const int64_t stop = a_.last[t] < capacity ? (int64_t)a_.last[t] + 1 : capacity;
       begin = first < begin ? first : begin;
       end = stop > end ? stop : end;
     }
@@ -197,12 +199,15 @@ class Attender {
   }
 
   void fold_block(int64_t start, int count) {
-    // After the last token stands itself again: nobody sees it, and its values are finite.
+    // The last token is repeated to the block's end; its copies are masked.
     const Element* rows[kBlock];
     const int64_t row_width = 2 * a_.kv_heads * a_.width;
     for (int s = 0; s < kBlock; s++) {
       const int64_t key = start + (s < count ? s : count - 1);
-      const int64_t page = a_.table[item_.y * a_.table_columns + key / a_.page_tokens];
+      const int64_t named = a_.table[item_.y * a_.table_columns + key / a_.page_tokens];
+      const int64_t page = (uint64_t)named < (uint64_t)a_.num_pages ? named
+                           : named < 0                              ? 0
+                                                                    : a_.num_pages - 1;
       rows[s] =
           (const Element*)a_.pages + (page * a_.page_tokens + key % a_.page_tokens) * row_width;
     }
@@ -259,7 +264,7 @@ class Attender {
   uint64_t* seen_;
 };
 
-// `Kernels::attend`.
+// `Dense::attend_float32` and `attend_bfloat16`.
 template <class Arithmetic>
 void attend(const Attention& a, const AttentionItem& item) {
   static thread_local Scratch scratch;

@@ -10,7 +10,6 @@
 namespace {
 
 using ridgeline::BlockLayout;
-using ridgeline::Half;
 using ridgeline::kDepth;
 
 typedef uint8_t Bytes __attribute__((vector_size(kRegisterBytes)));
@@ -35,8 +34,8 @@ struct Sums {
   }
 };
 
-// sums + the products of four numbers each: of weights from 0 to 127, and of the same four int8 for
-// all lanes.
+// sums + the products of four numbers each: of weights from 0 to 127 (to 255 with VNNI, which does
+// not saturate), and of the same four int8 for all lanes.
 inline Ints dot_unsigned(Ints sums, Words w, int32_t x) {
 #if defined(__AVX512VNNI__)
   return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)w, _mm512_set1_epi32(x));
@@ -362,14 +361,15 @@ inline void put_int8(const void* row, bool is_float32, int64_t size, int64_t dep
     const int64_t from = g * kDepth;
     put<InFloat32<Float32>>((const char*)row + from * (is_float32 ? 4 : 2), is_float32,
                             size - from < kDepth ? size - from : kDepth, kDepth, numbers, 0);
-    const Vector first = Vector::load(numbers), second = Vector::load(numbers + kLanes);
+    Vector first = Vector::load(numbers), second = Vector::load(numbers + kLanes);
     const Vector zero = Vector::splat(0);
     const float top =
         largest(maximum(maximum(first, zero - first), maximum(second, zero - second)));
+    const float d = top / 127 + sum(first * zero + second * zero);
+    if (!__builtin_isfinite(d)) first = second = zero;  // no integer is near it
     const Vector inverse = Vector::splat(top > 1e-30f ? 127 / top : 0);
     const int32_t low = round_to_int8(first * inverse, x.q + from);
     const int32_t high = round_to_int8(second * inverse, x.q + from + kLanes);
-    const float d = top / 127 + sum(first * zero + second * zero);
     x.d(g) = d;
     x.sum(g) = d * (float)(low + high);
     x.half(g, 0) = low;

@@ -2,8 +2,12 @@
 // rows of strips as numbers.
 #include "blocks.h"
 
+#include <cmath>
+#include <cstring>
+
 namespace ridgeline {
-namespace {
+
+using Half = uint16_t;  // the bits of a float16
 
 // 32 numbers of a row and their scales, whatever the format has of them.
 struct Group {
@@ -11,6 +15,53 @@ struct Group {
   Half d = 0, e = 0;  // e is also Q4_1's m
   uint8_t s = 0, t = 0;
 };
+
+// One feature of a group in a strip.
+struct Place {
+  uint8_t *integers, *super, *scales;
+  int feature, bits;
+
+  Place(const BlockLayout& layout, uint8_t* strip, int64_t depth, int64_t group, int column)
+      : integers(strip + group * layout.integer_bytes()),
+        super(strip + depth / kDepth * layout.integer_bytes() + layout.scale_offset(group)),
+        scales(super + layout.super_bytes + group % layout.groups * layout.group_bytes),
+        feature(column),
+        bits(layout.bits) {}
+
+  uint8_t* byte(int row, int k) const { return integers + row * 64 + feature * 4 + k % 4; }
+
+  void put(int k, int q) const {
+    const int quad = k / 4;
+    if (bits == 8) {
+      *byte(quad, k) = (uint8_t)q;
+      return;
+    }
+    *byte(quad / 2, k) |= (uint8_t)((q & 15) << quad % 2 * 4);
+    if (bits == 6) *byte(4 + quad / 4, k) |= (uint8_t)(q >> 4 << quad % 4 * 2);
+  }
+  int get(int k) const {
+    const int quad = k / 4;
+    if (bits == 8) return (int8_t)*byte(quad, k);
+    const int low = *byte(quad / 2, k) >> quad % 2 * 4 & 15;
+    return bits == 4 ? low : low | (*byte(4 + quad / 4, k) >> quad % 4 * 2 & 3) << 4;
+  }
+};
+
+// value = d[half] (q - offset) + m
+struct Scales {
+  float d[2], m = 0;
+};
+
+namespace {
+
+// Without the processor's help: instruction sets read scales in vectors.
+float to_float(Half half) {
+  const int exponent = half >> 10 & 31, mantissa = half & 1023;
+  const float size = exponent ? std::ldexp((float)(1024 + mantissa), exponent - 25)
+                              : std::ldexp((float)mantissa, -24);
+  const float value = exponent == 31 ? (mantissa ? NAN : INFINITY) : size;
+  return half >> 15 ? -value : value;
+}
 
 Half half_at(const uint8_t* p) {
   Half half;
@@ -72,45 +123,9 @@ void read_q6_k(const uint8_t* row, int64_t group, Group& g) {
   g.d = half_at(block + 208);
 }
 
-// One feature of a group in a strip.
-struct Place {
-  uint8_t *integers, *super, *scales;
-  int feature, bits;
-
-  Place(const BlockLayout& layout, uint8_t* strip, int64_t depth, int64_t group, int feature)
-      : integers(strip + group * layout.integer_bytes()),
-        super(strip + depth / kDepth * layout.integer_bytes() + layout.scale_offset(group)),
-        scales(super + layout.super_bytes + group % layout.groups * layout.group_bytes),
-        feature(feature),
-        bits(layout.bits) {}
-
-  uint8_t* byte(int row, int k) const { return integers + row * 64 + feature * 4 + k % 4; }
-
-  void put(int k, int q) const {
-    const int quad = k / 4;
-    if (bits == 8) {
-      *byte(quad, k) = (uint8_t)q;
-      return;
-    }
-    *byte(quad / 2, k) |= (uint8_t)((q & 15) << quad % 2 * 4);
-    if (bits == 6) *byte(4 + quad / 4, k) |= (uint8_t)(q >> 4 << quad % 4 * 2);
-  }
-  int get(int k) const {
-    const int quad = k / 4;
-    if (bits == 8) return (int8_t)*byte(quad, k);
-    const int low = *byte(quad / 2, k) >> quad % 2 * 4 & 15;
-    return bits == 4 ? low : low | (*byte(4 + quad / 4, k) >> quad % 4 * 2 & 3) << 4;
-  }
-};
-
 void put_half(uint8_t* row, int feature, Half half) { memcpy(row + 2 * feature, &half, 2); }
 
 float get_half(const uint8_t* row, int feature) { return to_float(half_at(row + 2 * feature)); }
-
-// value = d[half] (q - offset) + m
-struct Scales {
-  float d[2], m = 0;
-};
 
 Scales one_scale(const Place& p) {
   const float d = get_half(p.scales, p.feature);
@@ -133,28 +148,13 @@ Scales scales_of_halves(const Place& p) {
   return {{d * s[0], d * s[kStrip]}};
 }
 
-struct BlockFormat {
-  const char* name;
-  BlockLayout layout;
-  int offset;
-  Scales (*scales)(const Place&);
-  void (*read)(const uint8_t* row, int64_t group, Group&);  // of a file's row
-  int64_t elements, bytes;                                  // of a file's block
-};
-
 const BlockFormat kFormats[] = {
-    {"q8_0", kQ8_0, 0, one_scale, read_q8_0, 32, 34},
-    {"q4_0", kQ4_0, 8, one_scale, read_q4_0, 32, 18},
-    {"q4_1", kQ4_1, 0, scale_and_minimum, read_q4_1, 32, 20},
-    {"q4_k", kQ4_K, 0, shared_scale_and_minimum, read_q4_k, 256, 144},
-    {"q6_k", kQ6_K, 32, scales_of_halves, read_q6_k, 256, 210},
+    {"q8_0", kQ8_0, &Blocks::q8_0, 0, one_scale, read_q8_0, 32, 34},
+    {"q4_0", kQ4_0, &Blocks::q4_0, 8, one_scale, read_q4_0, 32, 18},
+    {"q4_1", kQ4_1, &Blocks::q4_1, 0, scale_and_minimum, read_q4_1, 32, 20},
+    {"q4_k", kQ4_K, &Blocks::q4_k, 0, shared_scale_and_minimum, read_q4_k, 256, 144},
+    {"q6_k", kQ6_K, &Blocks::q6_k, 32, scales_of_halves, read_q6_k, 256, 210},
 };
-
-const BlockFormat* find(const char* name) {
-  for (const BlockFormat& format : kFormats)
-    if (!strcmp(name, format.name)) return &format;
-  return nullptr;
-}
 
 void put_scales(const BlockFormat& format, const Place& place, const Group& g) {
   const int feature = place.feature;
@@ -171,8 +171,14 @@ void put_scales(const BlockFormat& format, const Place& place, const Group& g) {
 
 }  // namespace
 
-void read_row(const char* name, const uint8_t* strips, int64_t depth, int64_t row, float* out) {
-  const BlockFormat& format = *find(name);
+const BlockFormat* find_block_format(std::string_view name) {
+  for (const BlockFormat& format : kFormats)
+    if (name == format.name) return &format;
+  return nullptr;
+}
+
+void read_row(const BlockFormat& format, const uint8_t* strips, int64_t depth, int64_t row,
+              float* out) {
   auto* strip = (uint8_t*)strips + row / kStrip * format.layout.strip_bytes(depth);
   for (int64_t group = 0; group < depth / kDepth; group++) {
     const Place place(format.layout, strip, depth, group, (int)(row % kStrip));
@@ -185,16 +191,14 @@ void read_row(const char* name, const uint8_t* strips, int64_t depth, int64_t ro
 }  // namespace ridgeline
 
 // Rows [F, D] of a file's blocks as strips, for which `out` has room; whether the format is known
-// and D a multiple of its block.
-extern "C" __attribute__((visibility("default"))) bool ridgeline_pack_blocks(const char* name,
-                                                                             const uint8_t* rows,
-                                                                             int64_t F, int64_t D,
-                                                                             uint8_t* out) {
+// and `row_bytes` are those of D numbers, whole blocks.
+extern "C" __attribute__((visibility("default"))) bool ridgeline_pack_blocks(
+    const char* name, const uint8_t* rows, int64_t F, int64_t row_bytes, int64_t D, uint8_t* out) {
   using namespace ridgeline;
-  const BlockFormat* format = find(name);
-  if (!format || D % format->elements) return false;
+  const BlockFormat* format = find_block_format(name);
+  if (!format || D % format->elements || row_bytes != D / format->elements * format->bytes)
+    return false;
   const int64_t strip_bytes = format->layout.strip_bytes(D);
-  const int64_t row_bytes = D / format->elements * format->bytes;
   memset(out, 0, padded(F, kStrip) / kStrip * strip_bytes);
   for (int64_t f = 0; f < F; f++)
     for (int64_t group = 0; group < D / kDepth; group++) {

@@ -8,24 +8,12 @@
 // are 8 rows. Of six bits, 4 rows of lower halves are followed by two of the upper bits: row j has
 // those of depths 16 j to 16 j + 15, two bits for each fourth.
 #pragma once
-#include <cmath>
 #include <cstdint>
-#include <cstring>
+#include <string_view>
 
 #include "kernels.h"
 
 namespace ridgeline {
-
-using Half = uint16_t;  // the bits of a float16
-
-// Without the processor's help: instruction sets read scales in vectors.
-inline float to_float(Half half) {
-  const int exponent = half >> 10 & 31, mantissa = half & 1023;
-  const float size = exponent ? std::ldexp((float)(1024 + mantissa), exponent - 25)
-                              : std::ldexp((float)mantissa, -24);
-  const float value = exponent == 31 ? (mantissa ? NAN : INFINITY) : size;
-  return half >> 15 ? -value : value;
-}
 
 // How a format lies in strips. `bits` are of its integers, `group_bytes` and `super_bytes` of a
 // strip's scales: those of a group, and those that `groups` of them share, which come before them.
@@ -49,7 +37,25 @@ constexpr BlockLayout kQ4_1{4, 64, 0, 1};   // d[16], m[16]
 constexpr BlockLayout kQ4_K{4, 32, 64, 8};  // shared d[16], e[16]; s[16], t[16]: d s q - e t
 constexpr BlockLayout kQ6_K{6, 32, 32, 8};  // shared d[16]; s[16] of the first half, of the second
 
+struct Group;   // 32 numbers of a row
+struct Place;   // of one feature of a group in a strip
+struct Scales;  // of a feature's group
+
+struct BlockFormat {
+  std::string_view name;
+  BlockLayout layout;
+  Multiplier Blocks::* multiplier;
+  int offset;  // value = d (q - offset) + m
+  Scales (*scales)(const Place&);
+  void (*read)(const uint8_t* row, int64_t group, Group&);  // of a file's row
+  int64_t elements, bytes;                                  // of a file's block
+};
+
+// The format of a name, or null.
+const BlockFormat* find_block_format(std::string_view name);
+
 // Row `row` of strips of a format, float32 [depth].
-void read_row(const char* format, const uint8_t* strips, int64_t depth, int64_t row, float* out);
+void read_row(const BlockFormat& format, const uint8_t* strips, int64_t depth, int64_t row,
+              float* out);
 
 }  // namespace ridgeline

@@ -2,7 +2,6 @@
 #include "xla/ffi/api/ffi.h"
 
 #include <cstring>
-#include <string>
 #include <string_view>
 
 #include "blocks.h"
@@ -19,28 +18,21 @@ using Integers = ffi::Buffer<ffi::S32>;
 
 namespace {
 
-// A format of weights: what multiplies it, and the bytes of a strip.
+// A format of weights: what multiplies it, or null, and the bytes of a strip.
 struct Format {
-  const Multiplier* multiplier = nullptr;
-  int64_t strip_bytes = 0;
-
-  Format(std::string_view name, int64_t depth) {
-    const Dense& dense = *chosen().dense;
-    const Blocks& blocks = *chosen().blocks;
-    const int64_t elements = depth * kStrip;
-    if (name == "float32") *this = {dense.float32, elements * 4};
-    if (name == "bfloat16") *this = {dense.bfloat16, elements * 2};
-    if (name == "q8_0") *this = {blocks.q8_0, kQ8_0.strip_bytes(depth)};
-    if (name == "q4_0") *this = {blocks.q4_0, kQ4_0.strip_bytes(depth)};
-    if (name == "q4_1") *this = {blocks.q4_1, kQ4_1.strip_bytes(depth)};
-    if (name == "q4_k") *this = {blocks.q4_k, kQ4_K.strip_bytes(depth)};
-    if (name == "q6_k") *this = {blocks.q6_k, kQ6_K.strip_bytes(depth)};
-  }
-
- private:
-  Format(const Multiplier& multiplier, int64_t strip_bytes)
-      : multiplier(&multiplier), strip_bytes(strip_bytes) {}
+  const Multiplier* multiplier;
+  int64_t strip_bytes;
 };
+
+Format find_format(std::string_view name, int64_t depth) {
+  const Dense& dense = *chosen().dense;
+  const int64_t elements = depth * kStrip;
+  if (name == "float32") return {&dense.float32, elements * 4};
+  if (name == "bfloat16") return {&dense.bfloat16, elements * 2};
+  const BlockFormat* blocks = find_block_format(name);
+  if (!blocks) return {nullptr, 0};
+  return {&(chosen().blocks->*blocks->multiplier), blocks->layout.strip_bytes(depth)};
+}
 
 // y = x w^T: x [T, D] of float32 or bfloat16, w in strips of a format, y float32 [T, F].
 ffi::Error linear(ffi::ThreadPool pool, std::string_view format, ffi::AnyBuffer x, ffi::AnyBuffer w,
@@ -50,7 +42,7 @@ ffi::Error linear(ffi::ThreadPool pool, std::string_view format, ffi::AnyBuffer 
   const int64_t T = x.dimensions()[0], D = x.dimensions()[1], F = y->dimensions()[1];
   const bool is_float = x.element_type() == ffi::DataType::F32;
   const int64_t depth = padded(D, kDepth), strips = padded(F, kStrip) / kStrip;
-  const Format found(format, depth);
+  const Format found = find_format(format, depth);
   if (!found.multiplier || (!is_float && x.element_type() != ffi::DataType::BF16))
     return ffi::Error::InvalidArgument("ridgeline_linear: x or w of another type");
   const Multiplier& kernels = *found.multiplier;
@@ -74,7 +66,7 @@ ffi::Error linear(ffi::ThreadPool pool, std::string_view format, ffi::AnyBuffer 
   constexpr int64_t kPutRows = 8, kBlockBytes = 1 << 20, kLeastBlock = 64;
   const int64_t fitting = kBlockBytes / bytes_of_rows(type, kLeastBlock, depth);
   const int64_t block_rows = kLeastBlock * (fitting < 1 ? 1 : fitting);
-  // Enough strips for the caller to be worth a claim, few enough for both threads to end together.
+  // Enough strips for the caller to be worth a claim, few enough for threads to end together.
   int64_t together = T <= 2 ? 16 : T <= 32 ? 8 : 4;
   while (together > 4 && strips < 8 * together) together /= 2;
   const int64_t shares = (strips + together - 1) / together,
@@ -108,6 +100,7 @@ ffi::Error linear(ffi::ThreadPool pool, std::string_view format, ffi::AnyBuffer 
       memcpy(out + t * F, wide + t * p.y_stride, (F - first * kStrip) * 4);
   };
   parallel(pool, {own ? (T + kPutRows - 1) / kPutRows : 0, shares * blocks}, work);
+  scratch.trim();
   return ffi::Error::Success();
 }
 
@@ -115,15 +108,16 @@ ffi::Error linear(ffi::ThreadPool pool, std::string_view format, ffi::AnyBuffer 
 ffi::Error lookup(std::string_view format, ffi::BufferR1<ffi::S32> ids, ffi::AnyBuffer w,
                   ffi::Result<ffi::BufferR2<ffi::F32>> out) {
   const int64_t T = out->dimensions()[0], D = out->dimensions()[1];
-  const Format found(format, D);
-  if (!found.strip_bytes || (int64_t)ids.element_count() != T ||
-      w.size_bytes() % found.strip_bytes != 0)
+  const BlockFormat* found = find_block_format(format);
+  if (!found) return ffi::Error::InvalidArgument("ridgeline_lookup: w is not in blocks");
+  if (T * D == 0) return ffi::Error::Success();
+  const int64_t strip_bytes = found->layout.strip_bytes(D), bytes = w.size_bytes();
+  if (D % kDepth || (int64_t)ids.element_count() != T || !bytes || bytes % strip_bytes)
     return ffi::Error::InvalidArgument("ridgeline_lookup: shapes do not go together");
-  const int64_t count = w.size_bytes() / found.strip_bytes * kStrip;
-  const std::string name(format);
+  const int64_t count = bytes / strip_bytes * kStrip;
   for (int64_t t = 0; t < T; t++) {
     const int64_t id = ids.typed_data()[t], row = id < 0 ? 0 : id < count ? id : count - 1;
-    read_row(name.c_str(), (const uint8_t*)w.untyped_data(), D, row, out->typed_data() + t * D);
+    read_row(*found, (const uint8_t*)w.untyped_data(), D, row, out->typed_data() + t * D);
   }
   return ffi::Error::Success();
 }
@@ -143,14 +137,15 @@ ffi::Error attend(ffi::ThreadPool pool, float score_cap, ffi::AnyBuffer q, ffi::
   const auto stored = is_float ? ffi::DataType::F32 : ffi::DataType::U16;
   if (pages.element_type() != stored || (!is_float && q.element_type() != ffi::DataType::BF16))
     return ffi::Error::InvalidArgument("ridgeline_attend: q or pages of another type");
-  if (shape.size() != 4 || page_shape.size() != 3)
-    return ffi::Error::InvalidArgument("ridgeline_attend: q or pages of another rank");
+  if (shape.size() != 4 || page_shape.size() != 3 || out->dimensions().size() != 4)
+    return ffi::Error::InvalidArgument("ridgeline_attend: q, pages or the result of another rank");
   if (q.element_count() == 0) return ffi::Error::Success();
   const int64_t Y = shape[0];
   Attention a;
   a.num_tokens = shape[1];
   a.num_heads = shape[2];
   a.width = shape[3];
+  a.num_pages = page_shape[0];
   a.page_tokens = page_shape[1];
   a.kv_heads = page_shape[2] / (2 * a.width);
   a.table_columns = table.dimensions()[1];
@@ -169,7 +164,8 @@ ffi::Error attend(ffi::ThreadPool pool, float score_cap, ffi::AnyBuffer q, ffi::
   auto fits = [&](const auto& x) {
     return !x.element_count() || (int64_t)x.element_count() == tokens;
   };
-  if (page_shape[2] != 2 * a.kv_heads * a.width || !a.kv_heads || a.num_heads % a.kv_heads ||
+  if (out->element_count() != q.element_count() || !a.num_pages || !a.page_tokens ||
+      page_shape[2] != 2 * a.kv_heads * a.width || !a.kv_heads || a.num_heads % a.kv_heads ||
       table.dimensions()[0] != Y || (int64_t)valid.element_count() != tokens ||
       (int64_t)last.element_count() != tokens || !fits(first) || !fits(tree_start) ||
       !fits(tree_bits) || (a.sinks && (int64_t)sinks.element_count() != a.num_heads))

@@ -33,7 +33,7 @@ struct Product {
 // Attention of a rectangle over pages; see ffi_cpu.py.
 struct Attention {
   int64_t num_tokens, num_heads, kv_heads, width;  // W, N, K, H
-  int64_t page_tokens, table_columns;
+  int64_t num_pages, page_tokens, table_columns;
   float score_cap;                                // 0: none
   const void* q;                                  // [Y, W, N, H], of the pages' type
   const void* pages;                              // [pages, page tokens, 2 K H]
@@ -56,7 +56,7 @@ enum class Activations { kFloat32, kBfloat16, kInt8 };
 
 constexpr int64_t kRowsTogether = 16;
 
-// Of rows, whole groups of those that lie together.
+// Bytes of `rows` rows, rounded up to whole groups.
 static inline int64_t bytes_of_rows(Activations type, int64_t rows, int64_t depth) {
   if (type == Activations::kInt8)
     return padded(rows, kRowsTogether) * (depth + depth / kDepth * 16);

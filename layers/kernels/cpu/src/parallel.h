@@ -2,6 +2,7 @@
 // piece, and the caller does what nobody else does, so a busy machine never waits for a sleeper.
 #pragma once
 #include <atomic>
+#include <cassert>
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
@@ -14,7 +15,7 @@ namespace ridgeline {
 // Calls work(phase, piece) for every piece, those of a phase before any of the next.
 template <class Work>
 void parallel(xla::ffi::ThreadPool& pool, std::initializer_list<int64_t> pieces, const Work& work) {
-  constexpr int kMostPhases = 4;
+  constexpr size_t kMostPhases = 4;
   struct Job {
     const Work* work;
     int phases = 0;
@@ -36,6 +37,7 @@ void parallel(xla::ffi::ThreadPool& pool, std::initializer_list<int64_t> pieces,
   // A thread that comes late finds nothing to take, and `work` is not there any more; the job is.
   auto job = std::make_shared<Job>();
   job->work = &work;
+  assert(pieces.size() <= kMostPhases);
   int64_t most = 0;
   for (int64_t count : pieces) {
     job->pieces[job->phases++] = count;

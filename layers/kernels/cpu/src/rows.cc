@@ -37,8 +37,11 @@ ffi::Error norm(ffi::ThreadPool pool, float epsilon, float offset, Floats x, ffi
   if ((!is_float32(weight) && weight.element_type() != ffi::DataType::BF16) ||
       bias.element_type() != weight.element_type())
     return ffi::Error::InvalidArgument("ridgeline_norm: weight or bias of another type");
+  if (y->dimensions().size() != x.dimensions().size() || (int64_t)y->element_count() != total)
+    return ffi::Error::InvalidArgument("ridgeline_norm: y of another shape");
   if (!total) return ffi::Error::Success();
-  if (!size || x.dimensions().back() != size || (has_bias && (int64_t)bias.element_count() != size))
+  if (!size || !x.dimensions().size() || x.dimensions().back() != size ||
+      (has_bias && (int64_t)bias.element_count() != size))
     return ffi::Error::InvalidArgument("ridgeline_norm: shapes do not go together");
   Norm n;
   n.x = x.typed_data();

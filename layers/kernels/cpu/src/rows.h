@@ -170,6 +170,6 @@ float log_sum_exp(const ridgeline::Mass* chunks, int64_t count) {
   return zero + logf(total);
 }
 
-const ridgeline::RowKernels kRowKernels = {norm, gate, summarize, log_sum_exp};
+constexpr ridgeline::RowKernels kRowKernels = {norm, gate, summarize, log_sum_exp};
 
 }  // namespace

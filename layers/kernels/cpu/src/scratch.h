@@ -21,6 +21,15 @@ class Scratch {
     return memory_;
   }
 
+  // Gives back what is too much to keep.
+  void trim() {
+    constexpr size_t kKept = 64 << 20;
+    if (size_ <= kKept) return;
+    free(memory_);
+    memory_ = nullptr;
+    size_ = 0;
+  }
+
  private:
   void* memory_ = nullptr;
   size_t size_ = 0;
