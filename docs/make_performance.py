@@ -260,23 +260,18 @@ def _parts(
     rows["host: schedules, builds, commits"] = [_ms(host) for _, host in engine] + [""]
     totals = [cost.total(step.operations) for step in shown]
     rows["read, MB"] = [f"{total.bytes / 1e6:,.0f}" for total in totals]
-    rows["share of the bandwidth"] = [
-        f"{total.bytes / plain / shares.read_bandwidth:.0%}"
-        for total, (plain, _) in zip(totals, found, strict=True)
-    ]
-    rows["share of the best product"] = [
-        f"{total.flops / plain / shares.best_product_rate:.0%}"
-        for total, (plain, _) in zip(totals, found, strict=True)
-    ]
-    own = [_products(step) for step in shown]
-    rows["products alone, of the bandwidth"] = [
-        f"{total.bytes / traced.parts[step_trace.PRODUCTS] / shares.read_bandwidth:.0%}"
-        for total, (_, traced) in zip(own, found, strict=True)
-    ]
-    rows["products alone, of the best product"] = [
-        f"{total.flops / traced.parts[step_trace.PRODUCTS] / shares.best_product_rate:.0%}"
-        for total, (_, traced) in zip(own, found, strict=True)
-    ]
+    products = [_products(step) for step in shown]
+    for whose, costs, seconds in (
+        ("share of", totals, [plain for plain, _ in found]),
+        ("products alone, of", products, [step.parts[step_trace.PRODUCTS] for _, step in found]),
+    ):
+        each = list(zip(costs, seconds, strict=True))
+        rows[f"{whose} the bandwidth"] = [
+            f"{done.bytes / time / shares.read_bandwidth:.0%}" for done, time in each
+        ]
+        rows[f"{whose} the best product"] = [
+            f"{done.flops / time / shares.best_product_rate:.0%}" for done, time in each
+        ]
     return [
         "",
         "## Where a step's time goes",

@@ -249,7 +249,7 @@ def _load_gguf(
     place: Place = load.on_device,
     packed: Any = None,
 ) -> Params:
-    """Parameters of numbers that are rounded to `dtype`, bfloat16 or (hardly) float32, before they
+    """Parameters whose numbers are rounded to `dtype` (bfloat16; float32 keeps them) before they
     get their formats.
     """
     folder = converted.place(header.path, *header.fingerprints)

@@ -13,12 +13,12 @@ using ridgeline::BlockLayout;
 using ridgeline::kDepth;
 
 typedef uint8_t Bytes __attribute__((vector_size(kRegisterBytes)));
-typedef int8_t SignedBytes __attribute__((vector_size(kRegisterBytes)));
 
 // Sixteen words of four bytes, or sixteen sums.
 struct Words16 {
   Words part[kRegisters];
 };
+
 // Integers whose bits, as those of a float, are kZero more than they are: below 2^22 no conversion
 // is needed.
 constexpr float kZero = 12582912;  // 1.5 * 2^23
@@ -340,11 +340,10 @@ void multiply_blocks(const Product& p) {
 
 // Sixteen numbers of at most 127 as int8, rounded to the nearest; their sum.
 inline int32_t round_to_int8(const Vector& v, int8_t* out) {
-  constexpr float kShift = 12582912.f;  // its last bit counts ones
   typedef int8_t Few __attribute__((vector_size(kRegisterLanes), aligned(1), may_alias));
   Vector rounded;
   UNROLL for (int i = 0; i < kRegisters; i++) {
-    rounded.part[i] = (v.part[i] + kShift) - kShift;
+    rounded.part[i] = (v.part[i] + kZero) - kZero;  // whose last bit counts ones
     const Ints integers = __builtin_convertvector(rounded.part[i], Ints);
     *(Few*)(out + i * kRegisterLanes) = __builtin_convertvector(integers, Few);
   }
