@@ -1,10 +1,10 @@
-"""Packed weights and the native library's attention beside XLA's, on this machine's CPU.
+"""The native library beside XLA alone, on this machine's CPU.
 
     PYTHONPATH=. python docs/compare_linear.py [--model=smollm2-135m] [--requests=1,8,32]
 
 Two engines of one process serve the same closed loads by turns: output rate and median decode step
 with each number of requests, then seconds to the first token of one prompt of 500. Medians of 3
-turns, 5 for the last. Norms, activations and what is read of logits are the library's in both.
+turns, 5 for the last.
 """
 
 import statistics

@@ -1,6 +1,7 @@
 """Feed-forward layers."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -20,16 +21,19 @@ _ACTIVATIONS = {
 def gated(params: Params, config: ModelConfig, kind: Gated, x_TD: jax.Array) -> jax.Array:
     """down(act(gate x) * up x), float32 [T, D]."""
     gate_up_TX = add_bias(linear(x_TD, params["gate_up"]), params, "gate_up_bias")
+    return _down(params, config, _gate(kind.activation, config.dtype)(gate_up_TX))
 
+
+@functools.cache  # one function for all layers
+def _gate(activation: str, dtype: str) -> Callable[[jax.Array], jax.Array]:
     def reference(gate_up_TX: jax.Array) -> jax.Array:
         gate_TF, up_TF = jnp.split(gate_up_TX, 2, axis=-1)
-        return (_ACTIVATIONS[kind.activation](gate_TF) * up_TF).astype(config.dtype)
+        return (_ACTIVATIONS[activation](gate_TF) * up_TF).astype(dtype)
 
-    gate = reference
-    if rows.can_run():
-        kernel = functools.partial(rows.gate, activation=kind.activation, dtype=config.dtype)
-        gate = rows.with_gradient_of(reference, kernel)
-    return _down(params, config, gate(gate_up_TX))
+    def kernel(gate_up_TX: jax.Array) -> jax.Array:
+        return rows.gate(gate_up_TX, activation, dtype)
+
+    return rows.kernel_or(reference, kernel)
 
 
 def plain(params: Params, config: ModelConfig, kind: Plain, x_TD: jax.Array) -> jax.Array:

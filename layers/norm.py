@@ -1,6 +1,7 @@
 """Normalization, always in float32."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,20 +24,16 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float, offset: float = 0.0) -
 
     `offset` is added to the stored weight (Gemma stores w - 1).
     """
-    return _on_this_device(*_rms_norm(eps, offset))(x.astype(jnp.float32), weight)
+    return _rms_norm(eps, offset)(x.astype(jnp.float32), weight)
 
 
 def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
     """LayerNorm (Ba et al. 2016, arXiv 1607.06450) over the last axis: float32 of x's shape."""
-    return _on_this_device(*_layer_norm(eps))(x.astype(jnp.float32), weight, bias)
-
-
-def _on_this_device(reference: rows.Function, native: rows.Function) -> rows.Function:
-    return native if rows.can_run() else reference
+    return _layer_norm(eps)(x.astype(jnp.float32), weight, bias)
 
 
 @functools.cache  # one function for all layers
-def _rms_norm(eps: float, offset: float) -> tuple[rows.Function, rows.Function]:
+def _rms_norm(eps: float, offset: float) -> Callable[[jax.Array, jax.Array], jax.Array]:
     def reference(x: jax.Array, weight: jax.Array) -> jax.Array:
         scale = jax.lax.rsqrt(row_sum(x * x) / x.shape[-1] + eps)
         return x * scale * (weight.astype(jnp.float32) + offset)
@@ -44,11 +41,11 @@ def _rms_norm(eps: float, offset: float) -> tuple[rows.Function, rows.Function]:
     def kernel(x: jax.Array, weight: jax.Array) -> jax.Array:
         return rows.norm(x, weight, None, eps, offset)
 
-    return reference, rows.with_gradient_of(reference, kernel)
+    return rows.kernel_or(reference, kernel)
 
 
 @functools.cache
-def _layer_norm(eps: float) -> tuple[rows.Function, rows.Function]:
+def _layer_norm(eps: float) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
     def reference(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
         x = x - row_sum(x) / x.shape[-1]
         scale = jax.lax.rsqrt(row_sum(x * x) / x.shape[-1] + eps)
@@ -57,4 +54,4 @@ def _layer_norm(eps: float) -> tuple[rows.Function, rows.Function]:
     def kernel(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
         return rows.norm(x, weight, bias, eps)
 
-    return reference, rows.with_gradient_of(reference, kernel)
+    return rows.kernel_or(reference, kernel)

@@ -15,6 +15,7 @@ from inference.runtime import batch as batches
 from inference.runtime import step
 from inference.scheduling.step_schedule import StepSchedule
 from inference.scheduling.step_shapes import StepShape
+from layers.kernels.cpu import rows
 
 _WORKERS = 2
 
@@ -79,7 +80,8 @@ class Executables:
         function = functools.partial(
             step.step, config=self._config, shape=shape, attention=self._attention
         )
-        return jax.jit(function, donate_argnums=(1, 2)).lower(*self._arguments, batch)
+        with rows.native(self._config.engine.linear == "ffi_cpu"):
+            return jax.jit(function, donate_argnums=(1, 2)).lower(*self._arguments, batch)
 
     def _lower_admit(self) -> Lowered:
         arrays = abstract(batches.build_admissions((), self._config))

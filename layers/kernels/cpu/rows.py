@@ -5,30 +5,41 @@ XLA's own path is the oracle, the fallback and what gradients are taken of.
 """
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from layers.kernels.cpu import calls, library
-from layers.kernels.device import target_device
 
 GROUP = 128  # entries that one of the maxima stands for (src/row_kernels.h)
 _GATES = {"silu": 0, "gelu_tanh": 1}
-Function = Callable[..., Any]
+_Arrays = ParamSpec("_Arrays")
+_Out = TypeVar("_Out")
+_chosen = jax.make_user_context(default_value=False)  # a part of the keys of jit's caches
 
 
-def can_run() -> bool:
-    """Whether a program that is traced now may call these kernels."""
-    return library.is_loaded() and target_device().platform == "cpu"
+def native(chosen: bool) -> AbstractContextManager[None]:
+    """A context: programs that are traced in it call the kernels, or do not (as by default)."""
+    context: AbstractContextManager[None] = _chosen(chosen)
+    return context
 
 
-def with_gradient_of(reference: Function, kernel: Function) -> Function:
-    """The kernel, with the derivative of the reference, both functions of the same arrays."""
-    both = jax.custom_jvp(kernel)
-    both.defjvp(lambda primals, tangents: jax.jvp(reference, primals, tangents))
-    return both
+def kernel_or(
+    reference: Callable[_Arrays, _Out], kernel: Callable[_Arrays, _Out]
+) -> Callable[_Arrays, _Out]:
+    """A function of arrays: the kernel where a program chose it (`native`), with the derivative of
+    the reference; else the reference.
+    """
+    differentiable = jax.custom_jvp(kernel)
+    differentiable.defjvp(lambda primals, tangents: jax.jvp(reference, primals, tangents))
+
+    def run(*arrays: _Arrays.args, **named: _Arrays.kwargs) -> _Out:
+        return (differentiable if _chosen.value else reference)(*arrays, **named)
+
+    return run
 
 
 def norm(

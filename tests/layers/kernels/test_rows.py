@@ -48,9 +48,10 @@ def test_a_wide_bias_beside_narrow_weights_keeps_its_bits(instruction_set):  # n
     np.testing.assert_array_equal(rows.norm(x, weight, bias, 1e-6), wide)
 
 
-def test_a_summary_has_xlas_gradient(instruction_set, monkeypatch):  # noqa: F811
+def test_a_summary_has_xlas_gradient(instruction_set):  # noqa: F811
     x = _drawn(0, 3, 300)
-    found = jax.grad(lambda x: topk.summarize(x).total_Q.sum())(x)
+    with rows.native(True):
+        found = jax.grad(lambda x: topk.summarize(x).total_Q.sum())(x)
     np.testing.assert_allclose(found, jax.nn.softmax(x), rtol=1e-4, atol=1e-7)
 
 
@@ -79,13 +80,13 @@ def test_bfloat16_is_rounded_as_numpy_does(instruction_set):  # noqa: F811
 
 
 @pytest.mark.parametrize("vocab", [1, 40, 128, 131, 8192, 8200, 49_152, 70_001])
-def test_a_summary_of_logits_equals_xlas(instruction_set, vocab, monkeypatch):  # noqa: F811
+def test_a_summary_of_logits_equals_xlas(instruction_set, vocab):  # noqa: F811
     x = 9 * _drawn(vocab, 9, vocab)
     x[1] = np.round(x[1])
     x[2], x[3, vocab // 2 :] = -np.inf, -np.inf
     x[4] -= 300
-    found = topk.summarize(jnp.asarray(x))
-    monkeypatch.setattr(rows, "can_run", lambda: False)
+    with rows.native(True):
+        found = topk.summarize(jnp.asarray(x))
     maxima, best, total = topk.summarize(jnp.asarray(x))
     np.testing.assert_array_equal(found.maxima_QG, maxima)
     np.testing.assert_array_equal(found.best_Q, best)
@@ -96,7 +97,8 @@ def test_a_summary_says_what_is_not_finite(instruction_set):  # noqa: F811
     x = _drawn(0, 5, 20_000)
     x[0, 9], x[1, 19_999], x[2, 8193] = np.nan, np.inf, -np.nan
     x[3] = -np.inf
-    found = topk.summarize(jnp.asarray(x))
+    with rows.native(True):
+        found = topk.summarize(jnp.asarray(x))
     np.testing.assert_array_equal(np.isfinite(found.total_Q), [False] * 4 + [True])
     assert ((found.best_Q >= 0) & (found.best_Q < 20_000)).all()
 
@@ -108,11 +110,22 @@ def test_a_row_has_the_same_bits_in_any_company(instruction_set):  # noqa: F811
     _alone(rows.summarize, _drawn(0, 41, 9000))
 
 
-def test_gradients_are_those_of_xlas_path(instruction_set, monkeypatch):  # noqa: F811
+def test_gradients_are_those_of_xlas_path(instruction_set):  # noqa: F811
     x, weight = _drawn(0, 4, 33), _drawn(1, 33)
     gradient = jax.grad(lambda x, w: jnp.sin(norm.rms_norm(x, w, 1e-6)).sum(), (0, 1))
-    found = gradient(x, weight)
-    monkeypatch.setattr(rows, "can_run", lambda: False)
+    with rows.native(True):
+        found = gradient(x, weight)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, gradient(x, weight)
     )
+
+
+def test_a_program_calls_the_kernels_it_chose(instruction_set):  # noqa: F811
+    """One function, traced for both: jit keeps them apart."""
+    run, x = jax.jit(lambda x: topk.summarize(norm.rms_norm(x, x[0], 1e-6))), _drawn(0, 4, 300)
+    text = {}
+    for chosen in (True, False, True):
+        with rows.native(chosen):
+            text[chosen] = run.lower(x).as_text()
+    assert text[True].count("ridgeline_norm") and text[True].count("ridgeline_summarize")
+    assert "ridgeline" not in text[False]
