@@ -73,16 +73,21 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
+        _run(guarded)
+    except SystemExit as ended:
+        if ended.code is None or isinstance(ended.code, int):
+            interrupts.leave(ended.code or 0)
+        raise
+
+
+def _run(guarded: Callable[[Sequence[str]], None]) -> None:
+    try:
         try:
             app.run(guarded, flags_parser=_parse_flags)
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # while a closed pipe can still be caught
             interrupts.ignore()
-    except SystemExit as ended:
-        if not ended.code:
-            interrupts.leave()
-        raise
     except OSError as error:  # of stdout: what is buffered goes nowhere
         if logging.get_verbosity() > logging.INFO:
             raise

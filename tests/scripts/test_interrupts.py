@@ -113,3 +113,11 @@ def test_the_second_does_not_wait(installed, monkeypatch):
     monkeypatch.setattr(interrupts, "_is_waiting", True)
     with interrupts.caught(), pytest.raises(SystemExit):
         call()
+
+
+def test_status_0_where_stderr_is_closed(tmp_path):
+    ran = subprocess.run(
+        f"exec {sys.executable} -m scripts.plan --help 2>&-", shell=True, cwd=apps.ROOT,
+        stdout=subprocess.PIPE, env=compiling.environment(tmp_path),
+    )  # fmt: skip
+    assert ran.returncode == 0 and ran.stdout
