@@ -75,9 +75,12 @@ test-py312:  ## the suite on Python 3.12 and its newer jax; skipped where there 
 
 test-sanitized: .venv/.test  ## the CPU kernels under AddressSanitizer and UBSan; skipped without g++
 	@if command -v g++ >/dev/null; then \
-		LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
-		ASAN_OPTIONS=detect_leaks=0 RIDGELINE_KERNELS=$(CURDIR)/build/sanitized CXX="g++ $(SANITIZERS)" \
-			.venv/bin/python -m pytest -q -p no:cacheprovider tests/layers/kernels \
+		export LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+			ASAN_OPTIONS=detect_leaks=0 RIDGELINE_KERNELS=$(CURDIR)/build/sanitized \
+			CXX="g++ $(SANITIZERS)"; \
+		.venv/bin/python -c 'import sys; from inference.runtime import cpu_kernels as k; k.load(); \
+			sys.exit(not k.library.is_loaded())' && \
+		.venv/bin/python -m pytest -q -p no:cacheprovider tests/layers/kernels \
 			-k "test_packed or test_blocks or test_rows or instruction_set or any_rectangle or ffi_cpu"; \
 	else \
 		echo "test-sanitized: SKIPPED, there is no g++"; \

@@ -54,7 +54,7 @@ _UNITS = {
     ("linux", "aarch64"): _ARM,
     ("darwin", "arm64"): _ARM,
 }
-_TIMEOUT_S = 120  # of one compilation
+_TIMEOUT_S = 600  # of one compilation; under sanitizers, beside other work, minutes
 _DIGEST_SIZE = 16
 _UNFINISHED, _ABANDONED_S = "building-", 3600
 _LOG = "build.log"
