@@ -2,8 +2,8 @@
 
 Every app imports this first. In a process that runs an app, Ctrl-C then ends it at once, imports
 included; while `caught`, it raises KeyboardInterrupt instead, so that what is under way is undone.
-Inside JAX and imports that exception would be printed, turned into another one or lost: there it
-waits until they return to their caller.
+Inside JAX and imports that exception would be printed, turned into another one or lost, and in the
+scheduler it would leave a sequence in no queue: there it waits until they return to their caller.
 """
 
 import contextlib
@@ -12,7 +12,10 @@ import signal
 import sys
 from types import FrameType  # and not `typing`, which takes as long to import as all of these
 
-_UNSAFE = {"jax", "jaxlib", "importlib", "_frozen_importlib", "_frozen_importlib_external"}
+_UNSAFE = (
+    "jax", "jaxlib", "importlib", "_frozen_importlib", "_frozen_importlib_external",
+    "inference.scheduling", "inference.kv_pages",
+)  # fmt: skip
 
 _is_caught = False
 _is_waiting = False
@@ -93,7 +96,8 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         frame = frame.f_back
     caller = stack[-1]
     for inner in reversed(stack):
-        if str(inner.f_globals.get("__name__")).partition(".")[0] in _UNSAFE:
+        name = f"{inner.f_globals.get('__name__')}."
+        if any(name.startswith(f"{unsafe}.") for unsafe in _UNSAFE):
             break
         caller = inner
     else:

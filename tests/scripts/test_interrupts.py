@@ -81,8 +81,11 @@ def function_of(module: str):
     )
 
 
-@pytest.mark.parametrize("module", ["jax._src.callback", "jaxlib.weakref", "importlib._bootstrap"])
-def test_jax_and_imports_finish_first(installed, module):
+@pytest.mark.parametrize(
+    "module",
+    ["jax._src.callback", "jaxlib.weakref", "importlib._bootstrap", "inference.scheduling.queue"],
+)
+def test_jax_imports_and_the_scheduler_finish_first(installed, module):
     found = []
 
     def call():
