@@ -1,0 +1,168 @@
+"""What a compiled program asks of its device and of the host, counted in XLA's own text of it: how
+many operations run one after another, by part of the model, where the host waits, what leaves.
+
+The text is `jax.stages.Compiled.as_text()`; the device need not be there, nor jax be loaded.
+"""
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+PARTS = ("embed", "norm", "qkv", "attend", "out", "ffn", "head", "sample")  # scopes in op_name
+OTHER = "other"  # what carries none of these names
+
+# Neither computes nor moves anything, or (a start and its done) beside what runs meanwhile.
+_NO_WORK = {
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id",
+    "replica-id", "opt-barrier", "optimization-barrier",
+}  # fmt: skip
+_NO_WORK_TARGETS = {
+    "AllocateBuffer", "ConcatBitcast", "PrepareAsyncCallStart", "PrepareAsyncCallDone",
+}  # fmt: skip
+_CALLS = {"call": "to_apply", "while": "body|condition", "conditional": r"\w+_computations?"}
+_COLLECTIVES = (
+    "all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute",
+    "ragged-all-to-all", "collective-broadcast",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One instruction that the device runs, outside of fusions and kernels."""
+
+    name: str
+    opcode: str  # 'fusion', 'custom-call', 'copy-start', ...
+    shape: str  # of its result, as XLA writes it
+    op_name: str  # path of JAX's scopes and of the primitive; '' where XLA wrote none
+    text: str  # the whole line
+
+    @property
+    def collective(self) -> str | None:
+        """The kind of collective, 'all-reduce' and so on; None for other instructions and for the
+        end of an asynchronous one.
+        """
+        kind = self.opcode.removesuffix("-start")
+        return kind if kind in _COLLECTIVES else None
+
+    @property
+    def part(self) -> str:
+        """The innermost of `PARTS` in its name, else `OTHER`."""
+        scopes = reversed(self.op_name.split("/"))
+        return next((scope for scope in scopes if scope in PARTS), OTHER)
+
+    @property
+    def is_launch(self) -> bool:
+        """Whether the device takes it up as a piece of work of its own: a kernel on a GPU, an
+        operation of the core's program on a TPU. Collectives are no launches, and asynchronous
+        copies run beside others.
+        """
+        if self.opcode in _NO_WORK or self.opcode in _CALLS or self.collective:
+            return False
+        if self.opcode.endswith(("-start", "-done", "-update")):
+            return self.opcode == "call-start"
+        if re.search(r"\w\[(?:\d+,)*0(?:,\d+)*\]", self.shape.split(")")[0]):
+            return False  # without elements
+        target = re.search(r'custom_call_target="([^"]*)"', self.text)
+        return target is None or target[1] not in _NO_WORK_TARGETS
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledProgram:
+    """Counts of one executable.
+
+    Attributes:
+        launches: by part, each of a branch and of a loop's body once.
+        collectives: instructions by kind.
+        num_conditionals: at each of which a GPU's host waits until the device has reached it.
+        num_loops: outside of kernels, whatever their trip counts.
+        num_outputs: arrays that the caller gets and that are not those that it donated: so many
+            copies take them to the host.
+    """
+
+    launches: Mapping[str, int]
+    collectives: Mapping[str, int]
+    num_conditionals: int
+    num_loops: int
+    num_outputs: int
+
+    @property
+    def num_launches(self) -> int:
+        """Of all parts."""
+        return sum(self.launches.values())
+
+
+def read(text: str) -> CompiledProgram:
+    """Counts the instructions of an executable's text."""
+    found = list(instructions(text))
+    launches = Counter(each.part for each in found if each.is_launch)
+    opcodes = Counter(each.opcode for each in found)
+    return CompiledProgram(
+        {part: launches[part] for part in (*PARTS, OTHER) if launches[part]},
+        Counter(each.collective for each in found if each.collective),
+        opcodes["conditional"],
+        opcodes["while"],
+        _num_outputs(text),
+    )
+
+
+def launches_a_layer(one_layer: CompiledProgram, two_layers: CompiledProgram) -> dict[str, int]:
+    """Launches by part that the second layer adds: what all layers share is not among them."""
+    one, two = one_layer.launches, two_layers.launches
+    added = {part: two.get(part, 0) - one.get(part, 0) for part in (*PARTS, OTHER)}
+    return {part: count for part, count in added.items() if count}
+
+
+def instructions(text: str) -> Iterator[Instruction]:
+    """Those of the entry computation, and in their place those of loops, branches and calls."""
+    computations = dict(_computations(text))
+    (entry,) = re.findall(r"^ENTRY %?([\w.-]+)", text, re.MULTILINE)
+    yield from _reached(entry, computations)
+
+
+def _reached(name: str, computations: Mapping[str, list[str]]) -> Iterator[Instruction]:
+    for line in computations[name]:
+        instruction = _parsed(line)
+        yield instruction
+        if attribute := _CALLS.get(instruction.opcode):
+            for called in re.findall(rf"\b(?:{attribute})=(\{{[^}}]*\}}|%[\w.-]+)", line):
+                for callee in re.findall(r"%([\w.-]+)", called):
+                    yield from _reached(callee, computations)
+
+
+def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Names of all computations, and the lines of their instructions."""
+    heads = r"^(?:ENTRY )?%?([\w.-]+) \([^\n]*\{\n(.*?)\n\}"
+    for head in re.finditer(heads, text, re.MULTILINE | re.DOTALL):
+        yield head[1], [line.strip() for line in head[2].splitlines() if " = " in line]
+
+
+def _parsed(line: str) -> Instruction:
+    name, value = line.removeprefix("ROOT ").split(" = ", 1)
+    length = _balanced(value) if value.startswith("(") else value.index(" ")
+    opcode = value[length:].strip().split("(", 1)[0]
+    op_name = re.search(r'op_name="([^"]*)"', line)
+    return Instruction(
+        name.lstrip("%"), opcode, value[:length], op_name[1] if op_name else "", line
+    )
+
+
+def _balanced(value: str) -> int:
+    """Length of the parenthesis that a line begins with."""
+    depth = 0
+    for at, character in enumerate(value):
+        depth += (character == "(") - (character == ")")
+        if not depth:
+            return at + 1
+    raise ValueError(f"no instruction: {value}")
+
+
+def _num_outputs(text: str) -> int:
+    """Results of the entry computation that alias no parameter."""
+    header = text.split("\n", 1)[0]
+    aliased = len(re.findall(r"\{\d*\}: \(\d+, ", header))
+    layout = header.split("entry_computation_layout={", 1)[1]
+    result = layout[_balanced(layout) :].removeprefix("->")
+    if not result.startswith("("):
+        return 1 - aliased
+    return len(re.findall(r"\w+\[[\d,]*\]", result[: _balanced(result)])) - aliased
