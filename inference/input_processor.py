@@ -10,7 +10,7 @@ import numpy as np
 from configs.engine import Config
 from configs.errors import InputError, shown
 from inference.request import SamplingParams
-from inference.runtime import sampling
+from inference.runtime.sampling import parameters
 from inference.scheduling.sequence import Sequence, cache_key, derived_seed
 from inference.text.tokenizer import Tokenizer
 
@@ -66,9 +66,9 @@ class InputProcessor:
             banned |= {*params.stop_ids, *(() if params.ignore_eos else self._eos_ids)}
         if all(token in banned for token in allowed):
             raise InputError("every token is banned: allow one (min_tokens bans all end tokens)")
-        if len(params.logit_bias) > sampling.NUM_BIAS:
+        if len(params.logit_bias) > parameters.NUM_BIAS:
             raise InputError(
-                f"at most {sampling.NUM_BIAS} logit biases, not {len(params.logit_bias)}"
+                f"at most {parameters.NUM_BIAS} logit biases, not {len(params.logit_bias)}"
             )
         if params.needs_counts and not self._config.engine.penalties:
             raise InputError("penalties need an engine built with engine.penalties=true")

@@ -119,7 +119,7 @@ _READERS: dict[str, _Reader] = {
 
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
-    """How to continue a prompt. Filters apply in the order of `inference/runtime/sampling.py`.
+    """How to continue a prompt. `inference/runtime/sampling/sampler.py` has the order of filters.
 
     Lists, arrays and numpy's scalars are kept as Python's tuples and numbers; a value that is not
     valid is an InputError that names its field.

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
+from layers.kernels.device import target_is_cpu
 from layers.kernels.linear.packed import Packed, product
 
 _MIN_ROWS = 2  # XLA's CPU backend converts the whole weight to float32 for a single bfloat16 row
@@ -22,7 +23,7 @@ def linear(x_TD: jax.Array, w_FD: Weight) -> jax.Array:
     if isinstance(w_FD, Packed):
         return product(x_TD, w_FD)
     rows = x_TD.shape[0]
-    if rows < _MIN_ROWS:
+    if rows < _MIN_ROWS and target_is_cpu():
         x_TD = jnp.pad(x_TD, ((0, _MIN_ROWS - rows), (0, 0)))
     # A GPU's default for float32 operands is TF32, ten bits of mantissa.
     precision = jax.lax.Precision.HIGHEST if w_FD.dtype == jnp.float32 else None

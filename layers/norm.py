@@ -14,9 +14,10 @@ from layers.reduce import row_sum
 
 def apply(x: jax.Array, weights: Any, config: ModelConfig) -> jax.Array:
     """The model's norm over the last axis: float32 of x's shape."""
-    if config.norm == "rms":
-        return rms_norm(x, weights, config.norm_eps, config.norm_offset)
-    return layer_norm(x, weights["weight"], weights["bias"], config.norm_eps)
+    with jax.named_scope("norm"):
+        if config.norm == "rms":
+            return rms_norm(x, weights, config.norm_eps, config.norm_offset)
+        return layer_norm(x, weights["weight"], weights["bias"], config.norm_eps)
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float, offset: float = 0.0) -> jax.Array:

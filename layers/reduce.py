@@ -1,7 +1,9 @@
-"""Sums whose bits do not depend on how many rows are summed beside them."""
+"""Sums of rows: on a CPU their bits do not depend on how many rows are summed beside them."""
 
 import jax
 import jax.numpy as jnp
+
+from layers.kernels.device import target_is_cpu
 
 _SPLIT = 128
 _MIN_ROWS = 8  # a product of fewer is another kernel of XLA's, which sums in another order
@@ -10,9 +12,12 @@ _MIN_ROWS = 8  # a product of fewer is another kernel of XLA's, which sums in an
 def row_sum(x: jax.Array) -> jax.Array:
     """Sum over the last axis, float32 [..., X] -> [..., 1].
 
-    A product with ones: XLA's CPU backend picks the order of a plain sum by the size of the whole
-    array, and that of a product (of at least 8 rows, with a matrix stored [out, in]) by X alone.
+    On a CPU a product with ones: XLA's backend picks the order of a plain sum by the size of the
+    whole array, and that of a product (of at least 8 rows, with a matrix stored [out, in]) by X
+    alone.
     """
+    if not target_is_cpu():
+        return x.sum(axis=-1, keepdims=True)
     width = x.shape[-1]
     if width > _SPLIT * 8 and width % _SPLIT == 0:
         parts = row_sum(x.reshape(*x.shape[:-1], width // _SPLIT, _SPLIT))
@@ -24,7 +29,7 @@ def row_sum(x: jax.Array) -> jax.Array:
 def sums_before(x_QJ: jax.Array) -> jax.Array:
     """Exclusive sums of each row: float32 [Q, J] -> [Q, J], beginning with 0.
 
-    A product with a triangle, for the same reason.
+    A product with a triangle, for the same reason: `row_sum` of a CPU.
     """
     return _product(x_QJ, jnp.tri(x_QJ.shape[1], k=-1, dtype=jnp.float32))
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Rope, Yarn
+from layers.kernels.device import target_is_cpu
 
 
 def inverse_frequencies(rope: Rope, head_width: int, max_context: int | None = None) -> np.ndarray:
@@ -73,8 +74,9 @@ def angles(
 ) -> tuple[jax.Array, jax.Array]:
     """cos and sin of each position's angles, times the attention factor, float32 [T, X] each.
 
-    They pass through a product with the identity, which changes no bit: XLA's CPU backend would
-    otherwise compute them again inside each layer, for every head.
+    They are computed once: XLA would do so again inside each layer, for every head. On its CPU
+    backend, which knows no barrier, they pass through a product with the identity, which changes no
+    bit.
     """
     frequencies_X = inverse_frequencies(rope, head_width, max_context)
     angles_TX = positions_T[:, None].astype(jnp.float32) * frequencies_X
@@ -82,6 +84,9 @@ def angles(
         angles_TX *= _dynamic_stretch(rope.scaling, 2 * len(frequencies_X), positions_T)
     both_TH = jnp.concatenate([jnp.cos(angles_TX), jnp.sin(angles_TX)], axis=-1)
     both_TH *= attention_factor(rope)
+    if not target_is_cpu():
+        both_TH = jax.lax.optimization_barrier(both_TH)
+        return both_TH[:, : len(frequencies_X)], both_TH[:, len(frequencies_X) :]
     identity = jnp.eye(both_TH.shape[-1])
     same_TH = jnp.dot(both_TH, identity, precision=jax.lax.Precision.HIGHEST)
     cos_TX, sin_TX = jnp.split(same_TH, 2, axis=-1)

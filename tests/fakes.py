@@ -24,8 +24,8 @@ from configs.kinds.rope import Dynamic, Rope
 from configs.model import LayerSpec, ModelConfig
 from inference import engine as engines
 from inference.request import SamplingParams
-from inference.runtime import sampling
 from inference.runtime.executables import Executables
+from inference.runtime.sampling import sampler
 from inference.scheduling import sequence
 from inference.scheduling.step_shapes import StepShape
 from layers import decoder, kv_cache, registry
@@ -266,7 +266,7 @@ def _without_draws(lower_step: Any) -> Any:
 def no_draws() -> Iterator[None]:
     """Steps traced in this context are for greedy requests alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling, "_draw", lambda x_QV, *_: jnp.zeros(len(x_QV), jnp.int32))
+        patch.setattr(sampler, "_draw", lambda x_QV, *_: jnp.zeros(len(x_QV), jnp.int32))
         yield
 
 

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 from configs.engine import Config
-from inference.runtime import sampling
-from inference.runtime.sampling import Array, SlotSampling
+from inference.runtime.sampling import parameters
+from inference.runtime.sampling.parameters import Array, SlotSampling
 from inference.scheduling.step_schedule import Admission, StepSchedule
 
 _ADMISSIONS = 8  # rows of one call of `step.admit`; more take several calls
@@ -116,8 +116,8 @@ def build_admissions(admissions: tuple[Admission, ...], config: Config) -> Admis
             copies[group][:, a] = source, target
         if longest:
             history[a, : num_tokens_A[a]] = sequence.tokens[: num_tokens_A[a]]
-    rows = [sampling.request_row(admission.sequence, vocab) for admission in admissions]
-    rows += [sampling.neutral_row(vocab)] * (size - len(rows))
+    rows = [parameters.request_row(admission.sequence, vocab) for admission in admissions]
+    rows += [parameters.neutral_row(vocab)] * (size - len(rows))
     stacked = jax.tree.map(lambda *values: np.stack(values), *rows)
     copied = tuple(device_pages(pages, config) for pages in copies)
     return Admissions(slot_A, source_A, num_tokens_A, last_token_A, stacked, copied, history)

@@ -16,7 +16,8 @@ from jax.stages import Compiled
 
 from configs.cache import BLOCK_TOKENS
 from configs.model import ModelConfig
-from inference.runtime import sampling
+from inference.runtime.sampling import parameters, sampler
+from inference.runtime.sampling.parameters import SlotSampling
 from inference.scheduling.sequence import Sequence
 from layers import decoder, topk
 from layers.params import Params
@@ -42,7 +43,7 @@ def decode(
     Returns:
         Seconds of each token, without compilation.
     """
-    own = _one_row(sampling.request_row(sequence, config.vocab_size))
+    own = _one_row(parameters.request_row(sequence, config.vocab_size))
     shapes = _shapes(params)
     seconds: list[float] = []
     while sequence.num_output_tokens < sequence.params.max_new_tokens:
@@ -68,16 +69,16 @@ def _compiled(
     """(params, tokens, length, sampling) -> token, log-probability; for one padded length."""
 
     def next_token(
-        params: Params, tokens_T: jax.Array, length: jax.Array, own: sampling.SlotSampling
+        params: Params, tokens_T: jax.Array, length: jax.Array, own: SlotSampling
     ) -> tuple[jax.Array, jax.Array]:
         hidden_TD, _ = decoder.forward(params, config, tokens_T, contiguous(1, num_tokens))
         last_1D = jax.lax.dynamic_slice_in_dim(hidden_TD, length - 1, 1)
         logits_1V = decoder.logits(params, config, last_1D)
         summary = topk.summarize(logits_1V)
-        ids = sampling.sample(logits_1V, summary, own, length[None])
-        return ids[0], sampling.log_probs(logits_1V, summary, ids)[0][0]
+        ids = sampler.sample(logits_1V, summary, own, length[None])
+        return ids[0], sampler.log_probs(logits_1V, summary, ids)[0][0]
 
-    own = _one_row(sampling.neutral_row(config.vocab_size))
+    own = _one_row(parameters.neutral_row(config.vocab_size))
     arguments = (np.zeros(num_tokens, np.int32), np.int32(1), own)
     params = jax.tree.unflatten(tree, leaves)
     return jax.jit(next_token).lower(params, *arguments).compile()
@@ -88,5 +89,5 @@ def _shapes(params: Params) -> tuple[tuple[jax.ShapeDtypeStruct, ...], Any]:
     return tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves), tree
 
 
-def _one_row(row: sampling.SlotSampling) -> sampling.SlotSampling:
+def _one_row(row: SlotSampling) -> SlotSampling:
     return jax.tree.map(lambda value: jnp.asarray(value)[None], row)

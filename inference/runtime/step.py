@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.engine import MIN_DETERMINISTIC_ROWS, Config
-from inference.runtime import sampling
 from inference.runtime.batch import Admissions, Batch
+from inference.runtime.sampling import parameters, sampler
+from inference.runtime.sampling.parameters import SlotSampling
 from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_shapes import StepShape
 from layers import decoder, kv_cache, topk
@@ -35,7 +36,7 @@ class SlotState:
 
     num_tokens: jax.Array  # i32[B+1] committed length; positions and random streams derive from it
     last_token: jax.Array  # i32[B+1] newest token, not in the cache yet
-    sampling: sampling.SlotSampling  # per-request parameters, written at admission
+    sampling: SlotSampling  # per-request parameters, written at admission
     counts: jax.Array  # u16[B+1, 2, V] in prompt and output; [1, 1, 1] without penalties
 
 
@@ -49,7 +50,7 @@ def init_slots(config: Config) -> SlotState:
     return SlotState(
         num_tokens=put(np.zeros(rows, np.int32)),
         last_token=put(np.zeros(rows, np.int32)),
-        sampling=put(sampling.init(rows, vocab)),
+        sampling=put(parameters.init(rows, vocab)),
         counts=put(np.zeros(counts, np.uint16)),
     )
 
@@ -142,9 +143,9 @@ def step(
         own = jax.tree.map(lambda x: x[slot_Q], slots.sampling)
         counts = _counts_seen(fed, slot_Q, tokens_T, shape)
         summary = topk.summarize(logits_QV)
-        ids_Q = sampling.sample(logits_QV, summary, own, position_Q, counts)
-        logprob_Q, finite_Q = sampling.log_probs(logits_QV, summary, ids_Q)
-        top_Qn = sampling.top_log_probs(logits_QV, summary, config.engine.top_logprobs)
+        ids_Q = sampler.sample(logits_QV, summary, own, position_Q, counts)
+        logprob_Q, finite_Q = sampler.log_probs(logits_QV, summary, ids_Q)
+        top_Qn = sampler.top_log_probs(logits_QV, summary, config.engine.top_logprobs)
     tokens_YW, num_emitted_Y = _verify(shape, batch, ids_Q, tokens_T)
     by_row = lambda x_Q: _rows_of_logits(x_Q, shape)  # noqa: E731
     used_YW = jnp.arange(width) < jnp.maximum(num_emitted_Y, 1)[:, None]
@@ -303,8 +304,8 @@ def _score(
         def score_chunk(rows: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
             logits_QV = decoder.logits(params, config.model, rows[0])
             summary = topk.summarize(logits_QV)
-            values, ids = sampling.top_log_probs(logits_QV, summary, n)
-            return sampling.log_probs(logits_QV, summary, rows[1])[0], ids, values
+            values, ids = sampler.top_log_probs(logits_QV, summary, n)
+            return sampler.log_probs(logits_QV, summary, rows[1])[0], ids, values
 
         targets = jax.lax.map(score_chunk, (hidden_YWD, batch.targets_T))
     return dict(

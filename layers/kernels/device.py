@@ -13,6 +13,15 @@ class Device(NamedTuple):
     num_cores: int  # streaming multiprocessors, tensor cores
 
 
+def target_is_cpu() -> bool:
+    """Whether a program is written for XLA's CPU backend: row sums as products with ones, products
+    of two rows at least, angles through a product, argmax in two levels, branches around what no
+    row needs. Each is there for its speed or for bits that do not depend on the number of rows; on
+    an accelerator each costs launches, and a branch makes a GPU's host wait.
+    """
+    return target_device().platform == "cpu"
+
+
 def has_free_views() -> bool:
     """Whether reshaping or bitcasting an array is free on the target device. TPUs tile arrays by
     shape and type, so such a view of pages or of a table is a copy.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from inference.request import MAX_STOP_IDS, SamplingParams
-from inference.runtime import gumbel, sampling
+from inference.runtime.sampling import gumbel, parameters, sampler
 from inference.scheduling.sequence import Sequence
 from layers import topk
 from tests import compiling
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.quick_code
 
 
 def _sample(logits_QV, *others):
-    return sampling.sample(logits_QV, topk.summarize(logits_QV), *others)
+    return sampler.sample(logits_QV, topk.summarize(logits_QV), *others)
 
 
 sample = compiling.jit(_sample)
@@ -54,16 +54,16 @@ def pack(requests: list[Request], vocab: int):
     """Device parameters and grammar masks of the requests, one row each."""
     rows = []
     for request in requests:
-        row = sampling.neutral_row(vocab)
+        row = parameters.neutral_row(vocab)
         row.stop_ids[: len(request.stop_ids)] = request.stop_ids
         for i, pair in enumerate(request.bias):
             row.bias_ids[i], row.bias_values[i] = pair
         own, asked = ({f.name for f in dataclasses.fields(x)} for x in (row, Request))
         plain = own & asked - {"stop_ids"}
         values = {n: np.asarray(getattr(request, n), getattr(row, n).dtype) for n in plain}
-        allowed = sampling.pack_mask(vocab, request.allowed_ids, request.banned_ids)
+        allowed = parameters.pack_mask(vocab, request.allowed_ids, request.banned_ids)
         rows.append(dataclasses.replace(row, allowed=allowed, **values))
-    masks = np.stack([sampling.pack_mask(vocab, r.grammar_ids, ()) for r in requests])
+    masks = np.stack([parameters.pack_mask(vocab, r.grammar_ids, ()) for r in requests])
     return jax.tree.map(lambda *xs: jnp.asarray(np.stack(xs)), *rows), jnp.asarray(masks)
 
 
@@ -123,13 +123,13 @@ softmax_rows = functools.partial(np.apply_along_axis, softmax, -1)
 @compiling.jit
 def floors(logits_QV, own, position_Q, counts, mask_QX):
     """(edited, scaled, candidate floor, is open, row floor)."""
-    _, edit = sampling._edits(own, position_Q, counts, mask_QX, logits_QV.shape[1])
+    _, edit = sampler._edits(own, position_Q, counts, mask_QX, logits_QV.shape[1])
     x_QV = edit(logits_QV)
     padded_QV, maxima_QG = topk.pad_to_groups(x_QV), topk.summarize(x_QV).maxima_QG
-    values_QJ, _ = topk.top_n(padded_QV, maxima_QG, sampling._CANDIDATES)
-    by_candidates, is_open = sampling._candidate_floor(padded_QV, values_QJ, own)
-    by_rows = sampling._row_floor(padded_QV, own)
-    return x_QV, sampling._scale(x_QV, own), by_candidates, is_open, by_rows
+    values_QJ, _ = topk.top_n(padded_QV, maxima_QG, sampler._CANDIDATES)
+    by_candidates, is_open = sampler._candidate_floor(padded_QV, values_QJ, own)
+    by_rows = sampler._row_floor(padded_QV, own)
+    return x_QV, sampler._scale(x_QV, own), by_candidates, is_open, by_rows
 
 
 def check_support(x, requests, counts=None, position: int = 12) -> np.ndarray:
@@ -145,7 +145,7 @@ def check_support(x, requests, counts=None, position: int = 12) -> np.ndarray:
         if not is_open[q]:
             actual = (scaled[q] >= by_candidates[q]) & possible[q]
             np.testing.assert_array_equal(actual, kept, f"candidates {q}")
-            assert kept.sum() <= sampling._CANDIDATES
+            assert kept.sum() <= sampler._CANDIDATES
     return is_open
 
 
@@ -187,7 +187,7 @@ FILTERS = [
 def test_each_filter_keeps_what_transformers_keeps(vocab):
     x = peaked(np.random.default_rng(vocab), len(FILTERS), vocab)
     is_open = check_support(x, FILTERS)
-    if vocab > sampling._CANDIDATES:
+    if vocab > sampler._CANDIDATES:
         assert is_open.any() and not is_open.all()
     else:
         assert not is_open.any()
@@ -281,7 +281,7 @@ def test_counts_of_any_integer_type():
     assert draw_filled(x, [request], counts)[0] == 9
     own, _ = pack([request], 131)
     for dtype in (jnp.uint8, jnp.int32):
-        _, edit = sampling._edits(own, np.array([9]), counts.astype(dtype), None, 131)
+        _, edit = sampler._edits(own, np.array([9]), counts.astype(dtype), None, 131)
         edited = edit(jnp.asarray(x))
         np.testing.assert_allclose(edited[0, [4, 9]], [-15.0, 4.0], rtol=1e-6)
 
@@ -356,28 +356,28 @@ def test_rows_that_are_not_finite_are_reported_and_harm_no_other(bad):
     ids, healthy = draw_filled(broken, requests), draw_filled(x, requests)
     np.testing.assert_array_equal(ids[[0, 3]], healthy[[0, 3]])
     assert (ids < 131).all() and (ids >= 0).all()
-    _, finite = sampling.log_probs(broken, topk.summarize(broken), ids)
+    _, finite = sampler.log_probs(broken, topk.summarize(broken), ids)
     np.testing.assert_array_equal(finite, [True, False, False, True])
 
 
 def test_pack_mask():
-    words = sampling.pack_mask(40, (0, 31, 32, 39), (31,))
+    words = parameters.pack_mask(40, (0, 31, 32, 39), (31,))
     assert words.dtype == np.uint32 and words.shape == (2,)
     bits = words[np.arange(40) // 32] >> (np.arange(40) % 32) & 1
     np.testing.assert_array_equal(np.flatnonzero(bits), [0, 32, 39])
-    np.testing.assert_array_equal(sampling.pack_mask(40, None, ()), [2**32 - 1] * 2)
+    np.testing.assert_array_equal(parameters.pack_mask(40, None, ()), [2**32 - 1] * 2)
     for allowed, banned in (((40,), ()), (None, (-1,))):
         with pytest.raises(ValueError, match="is not in 0 .. 39"):
-            sampling.pack_mask(40, allowed, banned)
+            parameters.pack_mask(40, allowed, banned)
     for allowed, banned in (((), ()), ((3,), (3,))):
         with pytest.raises(ValueError, match="leave no token"):
-            sampling.pack_mask(40, allowed, banned)
+            parameters.pack_mask(40, allowed, banned)
 
 
 def test_neutral_rows_change_nothing():
-    state = sampling.init(ROWS, 131)
+    state = parameters.init(ROWS, 131)
     assert all(leaf.shape[0] == ROWS for leaf in jax.tree.leaves(state))
-    row = sampling.neutral_row(131)
+    row = parameters.neutral_row(131)
     for leaf, value in zip(jax.tree.leaves(state), jax.tree.leaves(row), strict=True):
         assert leaf.dtype == value.dtype and leaf.shape[1:] == value.shape
     row.stop_ids[:] = row.allowed[:] = 1  # owned by the caller
@@ -392,14 +392,14 @@ def test_a_request_as_a_row():
         stop_ids=(5, 4),
     )  # fmt: skip
     sequence = Sequence(1, params, [1, 2, 3], 2, frozenset({6}), seed=(7 << 32) + 9)
-    row = sampling.request_row(sequence, 40)
-    neutral = sampling.neutral_row(40)
+    row = parameters.request_row(sequence, 40)
+    neutral = parameters.neutral_row(40)
     for name in ("temperature", "top_k", "top_p", "min_p", "repetition", "presence", "frequency"):
         assert getattr(row, name) == getattr(params, name)
     assert row.seed.tolist() == [7, 9] and (row.prompt_length, row.min_tokens) == (2, 2)
     assert row.stop_ids.tolist() == [4, 5, 6] + [-1] * (MAX_STOP_IDS - 3)
     assert row.bias_ids[:3].tolist() == [7, 9, -1] and row.bias_values[:3].tolist() == [1.5, -2, 0]
-    np.testing.assert_array_equal(row.allowed, sampling.pack_mask(40, None, (8,)))
+    np.testing.assert_array_equal(row.allowed, parameters.pack_mask(40, None, (8,)))
     for mine, other in zip(jax.tree.leaves(row), jax.tree.leaves(neutral), strict=True):
         assert (mine.shape, mine.dtype) == (other.shape, other.dtype)
 
@@ -453,7 +453,7 @@ def test_candidates_and_whole_row_draw_the_same(vocab):
     arguments = logits, own, position, *_ = fill(x, requests)
     assert not floors(*arguments)[3][:8].any()
     keys = gumbel.row_keys(own.seed, position)
-    whole = compiling.jit(sampling._sample_rows)(topk.pad_to_groups(jnp.asarray(logits)), own, keys)
+    whole = compiling.jit(sampler._sample_rows)(topk.pad_to_groups(jnp.asarray(logits)), own, keys)
     np.testing.assert_array_equal(sample(*arguments)[:16], whole[:16])
 
 
@@ -494,7 +494,7 @@ def test_an_edge_of_the_nucleus_does_not_move_with_the_rows(vocab, top_k):
     best = np.sort(x.astype(np.float64))[:, ::-1][:, : top_k or vocab]
     mass = np.cumsum(softmax_rows(best), axis=-1).astype(np.float32)
     for j in range(1, 20):
-        own = sampling.init(rows, vocab)
+        own = parameters.init(rows, vocab)
         own = dataclasses.replace(
             own, temperature=np.ones(rows, np.float32), top_p=mass[:, j],
             top_k=np.full(rows, top_k, np.int32), seed=np.full((rows, 2), j, np.uint32),
@@ -573,13 +573,13 @@ def test_log_probs():
     expected = x - np.log(np.exp(x.astype(np.float64)).sum(-1, keepdims=True))
     ids = np.array([0, 299, 7, 8])
     summary = topk.summarize(x)
-    logp, finite = compiling.call(sampling.log_probs, x, summary, ids)
+    logp, finite = compiling.call(sampler.log_probs, x, summary, ids)
     np.testing.assert_allclose(logp, expected[np.arange(4), ids], atol=1e-5)
     assert finite.all()
-    values, top_ids = compiling.call(sampling.top_log_probs, x, summary, n=3)
+    values, top_ids = compiling.call(sampler.top_log_probs, x, summary, n=3)
     np.testing.assert_array_equal(top_ids, np.argsort(-x, axis=-1)[:, :3])
     np.testing.assert_allclose(
         values, np.take_along_axis(expected, np.asarray(top_ids), -1), atol=1e-5
     )
-    values, top_ids = sampling.top_log_probs(x, summary, 0)
+    values, top_ids = sampler.top_log_probs(x, summary, 0)
     assert values.shape == (4, 0) and top_ids.shape == (4, 0) and top_ids.dtype == jnp.int32

@@ -10,131 +10,29 @@ the penalties, which comes to the same, since -inf stays -inf.
 
 The last three each keep the logits that reach a threshold (all equals with it), so together they
 keep those that reach the highest, the *floor*. A token is drawn by adding Gumbel noise
-(`inference/runtime/gumbel.py`) and taking the argmax; no distribution is normalized or sorted.
+(`gumbel.py`) and taking the argmax; no distribution is normalized or sorted.
 
-The floor is computed from each row's best candidates. Where other tokens might reach it too, the
-row is *open*: its floor is found by bisection over the whole row. Whether a row is open depends on
-that row alone, and so does its sample.
+On a CPU the floor is computed from each row's best candidates. Where other tokens might reach it
+too, the row is *open*: its floor is found by bisection over the whole row. Whether a row is open
+depends on that row alone, and so does its sample. On an accelerator every row is searched whole,
+without a branch or a loop, and draws the same token up to rounding.
 """
 
-import dataclasses
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from inference.request import MAX_STOP_IDS
-from inference.runtime import gumbel
-from inference.scheduling.sequence import Sequence
+from inference.runtime.sampling import gumbel
+from inference.runtime.sampling.parameters import SlotSampling
 from layers import topk
+from layers.kernels.device import target_is_cpu
 from layers.reduce import row_sum, sums_before
 
-NUM_BIAS = 32  # entries of a request's logit bias
 _CANDIDATES = 72  # top_k = 64, a common default, is proven only by a smaller logit after the 64th
 _ALL = np.uint32(0xFFFFFFFF)
-
-Array = Any  # numpy on the host, a traced jax.Array inside the step
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class SlotSampling:
-    """Sampling parameters of each slot, written at admission and gathered to Q rows for `sample`.
-    Those of one request are a row of it, without the first axis.
-    """
-
-    temperature: Array  # f32[B+1] 0: greedy
-    top_k: Array  # i32[B+1] 0: off
-    top_p: Array  # f32[B+1] 1: off
-    min_p: Array  # f32[B+1] 0: off
-    repetition: Array  # f32[B+1] 1: off; divides positive, multiplies negative logits
-    presence: Array  # f32[B+1] 0: off; subtracted once from each token of the output
-    frequency: Array  # f32[B+1] 0: off; subtracted per occurrence in the output
-    seed: Array  # u32[B+1, 2] high word, low word
-    prompt_length: Array  # i32[B+1] position - prompt_length tokens were generated before one
-    min_tokens: Array  # i32[B+1] stop_ids are banned while fewer were generated
-    stop_ids: Array  # i32[B+1, NS] padded with -1
-    bias_ids: Array  # i32[B+1, NB] padded with -1; repeated ids add up
-    bias_values: Array  # f32[B+1, NB]
-    allowed: Array  # u32[B+1, ceil(V / 32)] bit v % 32 of word v // 32
-
-
-def neutral_row(vocab_size: int) -> SlotSampling:
-    """One row that samples greedily, without any filter: numpy scalars and new numpy arrays."""
-    zero, one, none = np.float32(0), np.float32(1), np.int32(0)
-    return SlotSampling(
-        temperature=zero,
-        top_k=none,
-        top_p=one,
-        min_p=zero,
-        repetition=one,
-        presence=zero,
-        frequency=zero,
-        seed=np.zeros(2, np.uint32),
-        prompt_length=none,
-        min_tokens=none,
-        stop_ids=np.full(MAX_STOP_IDS, -1, np.int32),
-        bias_ids=np.full(NUM_BIAS, -1, np.int32),
-        bias_values=np.zeros(NUM_BIAS, np.float32),
-        allowed=pack_mask(vocab_size, None, ()),
-    )
-
-
-def request_row(sequence: Sequence, vocab_size: int) -> SlotSampling:
-    """A request's parameters as one row: numpy scalars and arrays."""
-    params, neutral = sequence.params, neutral_row(vocab_size)
-    seed, ends, bias = sequence.seed % 2**64, sorted(sequence.end_ids), params.logit_bias
-    neutral.stop_ids[: len(ends)] = ends
-    neutral.bias_ids[: len(bias)] = [token for token, _ in bias]
-    neutral.bias_values[: len(bias)] = [value for _, value in bias]
-    return dataclasses.replace(
-        neutral,
-        temperature=np.float32(params.temperature),
-        top_k=np.int32(params.top_k),
-        top_p=np.float32(params.top_p),
-        min_p=np.float32(params.min_p),
-        repetition=np.float32(params.repetition),
-        presence=np.float32(params.presence),
-        frequency=np.float32(params.frequency),
-        seed=np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32),
-        prompt_length=np.int32(sequence.num_prompt_tokens),
-        min_tokens=np.int32(params.min_tokens),
-        allowed=pack_mask(vocab_size, params.allowed_ids, params.banned_ids),
-    )
-
-
-def init(rows: int, vocab_size: int) -> SlotSampling:
-    """Neutral parameters for `rows` slots, the sink of padding included; numpy arrays."""
-    return jax.tree.map(lambda value: np.repeat(value[None], rows, axis=0), neutral_row(vocab_size))
-
-
-def pack_mask(
-    vocab_size: int, allowed_ids: Collection[int] | None, banned_ids: Collection[int]
-) -> np.ndarray:
-    """Bit mask of the tokens that may be sampled: u32[ceil(V / 32)], bit v % 32 of word v // 32.
-
-    Args:
-        vocab_size: V; bits past it are set.
-        allowed_ids: only these, or None for all.
-        banned_ids: never these, even if allowed.
-
-    Raises:
-        ValueError: an id is outside of the vocabulary, or no token is left.
-    """
-    bits = np.ones(-(-vocab_size // 32) * 32, np.bool_)
-    for name, ids in (("allowed", allowed_ids or ()), ("banned", banned_ids)):
-        if wrong := [i for i in ids if not 0 <= i < vocab_size]:
-            raise ValueError(f"{name} id {wrong[0]} is not in 0 .. {vocab_size - 1}")
-    if allowed_ids is not None:
-        bits[:vocab_size] = False
-        bits[list(allowed_ids)] = True
-    bits[list(banned_ids)] = False
-    if not bits[:vocab_size].any():
-        raise ValueError("allowed and banned ids leave no token")
-    return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
 
 
 def log_probs(
@@ -169,8 +67,8 @@ def sample(
 ) -> jax.Array:
     """Applies every filter and draws one token a row.
 
-    At temperature 0 that is the argmax of the logits after the penalties; where all rows are
-    greedy, nothing more is computed, and where none is edited, nothing at all.
+    At temperature 0 that is the argmax of the logits after the penalties. On a CPU nothing more is
+    computed where all rows are greedy, and nothing at all where none is edited.
 
     Args:
         logits_QV: f32[Q, V], the model's own.
@@ -184,6 +82,10 @@ def sample(
         i32[Q]. A row that permits no token can only end: its first stop id, or 0 if it has none.
     """
     is_edited, edit = _edits(sampling, position_Q, counts, mask_QX, logits_QV.shape[1])
+    if not target_is_cpu():
+        edited_QV = edit(logits_QV)
+        ids_Q = _draw_whole(edited_QV, sampling, position_Q)
+        return _or_end(ids_Q, _at(edited_QV, ids_Q), sampling)
     is_drawn = jnp.any(sampling.temperature > 0)
 
     def choose(found_QV: jax.Array, found: topk.Summary) -> tuple[jax.Array, jax.Array]:
@@ -200,6 +102,11 @@ def sample(
 
     # Twice the program: logits that are edited or not as the result of one branch are a copy.
     ids_Q, logit_Q = lax.cond(is_edited, choose_edited, lambda: choose(logits_QV, summary))
+    return _or_end(ids_Q, logit_Q, sampling)
+
+
+def _or_end(ids_Q: jax.Array, logit_Q: jax.Array, sampling: SlotSampling) -> jax.Array:
+    """The ids, or what ends the row where its best logit is impossible."""
     return jnp.where(logit_Q == -jnp.inf, jnp.maximum(sampling.stop_ids[:, 0], 0), ids_Q)
 
 
@@ -223,6 +130,33 @@ def _draw(
     ids_Q = jnp.take_along_axis(ids_QJ, best_Q[:, None], axis=-1)[:, 0]
     ids_Q = _sample_open(padded_QV, sampling, keys_Q2, ids_Q, is_open_Q & ~is_greedy_Q)
     return jnp.minimum(ids_Q, logits_QV.shape[1] - 1)  # the padding of a row of NaN may win
+
+
+def _draw_whole(logits_QV: jax.Array, sampling: SlotSampling, position_Q: jax.Array) -> jax.Array:
+    """As `_draw`, from the whole of every row: i32[Q]."""
+    scaled_QV = _scale(logits_QV, sampling)
+    keys_Q2 = gumbel.row_keys(sampling.seed, position_Q)
+    noise_QV = gumbel.gumbel(keys_Q2, jnp.arange(logits_QV.shape[1])[None])
+    score_QV = _keep(scaled_QV, _whole_floor(scaled_QV, sampling)) + noise_QV
+    is_greedy_Q1 = (sampling.temperature == 0)[:, None]
+    return jnp.argmax(jnp.where(is_greedy_Q1, scaled_QV, score_QV), axis=-1).astype(jnp.int32)
+
+
+def _whole_floor(scaled_QV: jax.Array, sampling: SlotSampling) -> jax.Array:
+    """Threshold of top-k, top-p and min-p, f32[Q], of logits / temperature."""
+    key_QV, top_Q = topk.ordered_key(scaled_QV), scaled_QV.max(axis=-1)
+
+    def value(weight_QV: jax.Array, mass_Q: jax.Array) -> jax.Array:
+        found_Q = topk.mass_key(key_QV, weight_QV, mass_Q)
+        return topk.value_of_key(jnp.minimum(found_Q, topk.ordered_key(top_Q)))
+
+    k_Q = jnp.clip(sampling.top_k, 1, scaled_QV.shape[1]).astype(jnp.float32)
+    kth_Q = value(jnp.ones_like(scaled_QV), k_Q)
+    kth_Q = jnp.where(sampling.top_k > 0, kth_Q, -jnp.inf)
+    weight_QV = jnp.exp(_keep(scaled_QV, kth_Q) - top_Q[:, None])
+    nucleus_Q = value(weight_QV, sampling.top_p * row_sum(weight_QV)[:, 0])
+    floor_Q = jnp.where(sampling.top_p < 1, nucleus_Q, kth_Q)
+    return jnp.maximum(floor_Q, _min_p_floor(top_Q, sampling))
 
 
 def _edits(
@@ -346,8 +280,7 @@ def _sample_open(
 ) -> jax.Array:
     """Replaces the ids of open rows, X at a time, so that other rows cost nothing: i32[Q]."""
     num_rows = logits_QV.shape[0]
-    # Two rows stay in a CPU's cache over the passes of a bisection; accelerators take all at once.
-    block = min(num_rows, 2) if jax.default_backend() == "cpu" else num_rows
+    block = min(num_rows, 2)  # they stay in a CPU's cache over the passes of a bisection
     order_Q = jnp.argsort(~is_open_Q, stable=True)  # open rows first
     order_Q = jnp.pad(order_Q, (0, -num_rows % block), mode="edge")
 

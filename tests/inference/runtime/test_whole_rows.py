@@ -1,0 +1,92 @@
+"""The sampler of accelerators against that of CPUs, and what it must not contain."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from inference.runtime.sampling import parameters, sampler
+from layers import topk
+from tests import accelerators, compiling
+from tests.inference.runtime.test_sampling import Request, fill, peaked
+
+pytestmark = pytest.mark.quick_code
+_CONTROL_FLOW = {"cond", "while", "scan"}
+
+
+def _sample(logits_QV, *others):
+    return sampler.sample(logits_QV, topk.summarize(logits_QV), *others)
+
+
+sample = compiling.jit(_sample)
+sample_there = compiling.jit(accelerators.written_for("cuda", _sample))
+
+_FILTERS = [
+    Request(), Request(0.0), Request(0.7), Request(3.0), Request(20.0, 0, 0.9),
+    *[Request(top_k=k) for k in (1, 2, 64, 72, 73, 130, 10**9)],
+    *[Request(top_p=p) for p in (1e-6, 0.3, 0.9, 0.999)],
+    *[Request(min_p=p) for p in (1e-9, 0.05, 1.0)],
+    Request(3.0, 50, 0.95), Request(3.0, 100, 0.95, 0.01), Request(2.0, 100, 0.05),
+    Request(0.8, 0, 0.8, bias=((3, 2.0),), banned_ids=(7,)),
+    Request(0.0, repetition=1.7, presence=0.5, frequency=0.25, bias=((5, 9.0),)),
+    Request(1.5, allowed_ids=tuple(range(0, 40, 3)), min_tokens=9, stop_ids=(3, 6)),
+    Request(1.0, grammar_ids=(1, 2, 39), repetition=0.6, top_k=9),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("vocab", [40, 300])
+def test_both_draw_the_same(vocab):
+    rng = np.random.default_rng(vocab)
+    rows = len(_FILTERS)
+    counts = rng.poisson(0.3, size=(rows, 2, vocab)).astype(np.uint16)
+    for position in range(12, 24):
+        arguments = fill(peaked(rng, rows, vocab, 2.0), _FILTERS, counts, position)
+        np.testing.assert_array_equal(sample_there(*arguments), sample(*arguments))
+
+
+def test_both_draw_the_same_from_a_real_vocabulary():
+    requests = [
+        Request(0.8, 50, 0.95), Request(1.0, 64, 0.95), Request(0.8, 0, 0.9), Request(3.0, 0, 0.95),
+        Request(1.0, 2000), Request(1.0, 1000, 0.5, 0.001), Request(1.0, 0, 1.0, 0.1), Request(),
+    ]  # fmt: skip
+    arguments = fill(peaked(np.random.default_rng(0), len(requests), 49_152), requests)
+    np.testing.assert_array_equal(sample_there(*arguments), sample(*arguments))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_rows_without_a_distribution_harm_no_other(bad):
+    """A row of only -inf ends, or is no token's."""
+    x = peaked(np.random.default_rng(1), 4, 131)
+    broken = x.copy()
+    broken[2], broken[1, 60] = bad, bad
+    requests = [Request(), Request(), Request(top_k=9, top_p=0.9, stop_ids=(9,)), Request(0.0)]
+    ids, healthy = (np.asarray(sample_there(*fill(each, requests)))[:4] for each in (broken, x))
+    np.testing.assert_array_equal(ids[[0, 3]], healthy[[0, 3]])
+    assert (ids < 131).all() and (ids >= 0).all()
+    if bad == -np.inf:
+        assert ids[2] == 9
+
+
+@pytest.mark.parametrize("platform", accelerators.KINDS)
+def test_there_is_no_branch_and_no_loop(platform):
+    arguments = fill(np.zeros((3, 300), np.float32), [Request()] * 3)
+    found = functools.partial(accelerators.primitives, _sample, *arguments)
+    assert not found(platform=platform) & (_CONTROL_FLOW | {"sort", "top_k"})
+
+
+@pytest.mark.parametrize("mass", [1.0, 7.0, 299.0, 300.0])
+def test_masses_find_the_key(mass):
+    """Zeros of both signs, equals and infinities among them."""
+    x = np.round(peaked(np.random.default_rng(3), 8, 300), 1)
+    x[0], x[1, :150], x[1, 150:], x[2, 5:], x[3, :4] = 0.0, -0.0, 0.0, -np.inf, np.inf
+    arguments = topk.ordered_key(x), jnp.ones(x.shape), jnp.full(8, mass)
+    found = accelerators.written_for("cuda", topk.mass_key)(*arguments)
+    np.testing.assert_array_equal(found, topk.mass_key(*arguments))
+    np.testing.assert_array_equal(topk.value_of_key(found), np.sort(x)[:, -int(mass)])
+
+
+def test_a_greedy_row_of_neutral_parameters_is_the_argmax():
+    x = peaked(np.random.default_rng(1), 5, 131)
+    state = parameters.init(5, 131)
+    np.testing.assert_array_equal(sample_there(x, state, np.zeros(5, np.int32)), x.argmax(-1))
