@@ -54,6 +54,8 @@ class EngineConfig:
             'recompute': they are computed again; 'swap': they are offloaded to host memory, while
             there is room, and copied back; 'auto': whichever is cheaper.
         swap_bytes: host memory for offloaded pages; at most four times the device's is used.
+        greedy_steps: steps in which every request is greedy have executables of their own; None is
+            where the step has no branches (`Config.for_platform`): on accelerators.
         overlap: the next step is planned while the device runs the current one.
         overcommit: more sequences are admitted than fit at their longest, and the youngest is
             preempted when pages run out; without it `max_seqs` sequences of `max_context` tokens
@@ -90,6 +92,7 @@ class EngineConfig:
     max_overtakes: int = 16
     preemption: str = "auto"
     swap_bytes: int = 256 << 20
+    greedy_steps: bool | None = None
     overlap: bool = True
     overcommit: bool = True
     deterministic: bool = False
@@ -193,11 +196,14 @@ class Config:
         return self.engine.max_context or self.model.max_context
 
     def for_platform(self, platform: str) -> "Config":
-        """The same with the default page size of a platform, as JAX names it, unless
-        `engine.page_tokens` is set.
+        """The same with a platform's defaults of `engine.page_tokens` and `engine.greedy_steps`,
+        where these are None; platforms are named as JAX does.
         """
-        page = self.engine.page_tokens or PAGE_TOKENS.get(platform, PAGE_TOKENS["cpu"])
-        return dataclasses.replace(self, engine=dataclasses.replace(self.engine, page_tokens=page))
+        page, greedy = self.engine.page_tokens, self.engine.greedy_steps
+        page = page or PAGE_TOKENS.get(platform, PAGE_TOKENS["cpu"])
+        greedy = platform != "cpu" if greedy is None else greedy
+        engine = dataclasses.replace(self.engine, page_tokens=page, greedy_steps=greedy)
+        return dataclasses.replace(self, engine=engine)
 
     @property
     def page_tokens(self) -> int:

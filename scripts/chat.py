@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> None:
         )
     conversation = Conversation(tokenizer, config.max_context)
     conversation.instruct(_SYSTEM.value or "")
-    engine = common.load_engine(checkpoint, config, [1])  # most messages are short
+    engine = common.load_engine(checkpoint, config, [1], greedy=params.is_greedy)  # most are short
     talk = _Talk(engine, conversation, params)
     if sys.stdin.isatty():
         common.say("/help lists what can be done beside talking; Ctrl-C ends an answer early")

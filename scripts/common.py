@@ -193,11 +193,12 @@ def load_engine(
     config: Config,
     prompts: Iterable[int] | None = None,
     num_seqs: int = 1,
+    greedy: bool = False,
 ) -> Any:
     """The engine for a configuration, with progress bars for what takes long; without a checkpoint
     with random weights and no tokenizer. Says on stderr what was resolved. The first steps of
     prompts of so many tokens, from which `num_seqs` sequences go on, are compiled while weights are
-    read.
+    read; `greedy` says that all requests are.
     """
     from inference.engine import Engine
     from inference.planner.calibration import lookup
@@ -217,8 +218,11 @@ def load_engine(
         engine = Engine(config, params.init(decoder.param_infos(config.model)))
     else:
         with bars() as progress:
-            shapes = functools.partial(step_shapes.expected, config.engine, num_seqs=num_seqs)
-            expected = () if prompts is None else shapes(prompts)
+            expected = (
+                ()
+                if prompts is None
+                else step_shapes.expected(config.engine, prompts, num_seqs, greedy)
+            )
             engine = Engine.from_checkpoint(config, checkpoint, progress, expected)
     defaults = Config(config.model).for_platform(target_device().platform).engine
     sizes = overrides.changed(config.engine, defaults)

@@ -74,8 +74,12 @@ def main(argv: Sequence[str]) -> None:
         elif len(results) < len(requests):
             todo = [index for index, key in enumerate(keys) if key not in results]
             lengths = [len(ids[index]) for index in todo]
-            num_seqs = sum(requests[index].params.num_running for index in todo)
-            engine = common.load_engine(checkpoint, config, lengths, num_seqs)
+            params = [requests[index].params for index in todo]
+            num_seqs, is_greedy = (
+                sum(p.num_running for p in params),
+                all(p.is_greedy for p in params),
+            )
+            engine = common.load_engine(checkpoint, config, lengths, num_seqs, is_greedy)
             add = results.__setitem__ if saved is None else saved.add
             took = _run(
                 engine,

@@ -19,6 +19,7 @@ from inference.planner.cost import Precision
 from inference.request import SamplingParams
 from inference.runtime import batch
 from inference.runtime.model_runner import ModelRunner
+from inference.scheduling import step_shapes
 from inference.scheduling.sequence import Sequence
 from inference.scheduling.step_schedule import ScheduledChunk, StepSchedule
 from inference.scheduling.step_shapes import StepShape
@@ -156,10 +157,11 @@ def decode(
     config, rows = engine.config, engine.config.engine.max_seqs
     first = context - IN_A_ROW // 2
     point = Point(config.model, rows, 0, first)
-    prepared = arrays(point, config, IN_A_ROW)
-    run(engine.model_runner, point.shape, prepared)  # compiles
+    shape = step_shapes.choose(engine.scheduler.shapes, rows, 0, False, greedy=True)
+    prepared = arrays(point, config, IN_A_ROW, shape)
+    run(engine.model_runner, shape, prepared)  # compiles
     measured = statistics.median(
-        run(engine.model_runner, point.shape, prepared, IN_A_ROW) for _ in range(repeats)
+        run(engine.model_runner, shape, prepared, IN_A_ROW) for _ in range(repeats)
     )
     needed = Point(config.model, rows, 0, context).sample[0]
     predicted, moved = report.seconds(config.model, needed, hardware), cost.total(needed).bytes

@@ -14,9 +14,10 @@ from jax.stages import Compiled
 from configs.engine import Config
 from configs.errors import InputError
 from inference.runtime import batch as batches
-from inference.runtime import cpu_kernels, step
+from inference.runtime import cpu_kernels, packed_output, step
 from inference.runtime.batch import Admissions, Inputs
 from inference.runtime.executables import Executables
+from inference.runtime.packed_output import PackedOutput
 from inference.runtime.swap import PageSwapper
 from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_schedule import StepSchedule
@@ -172,23 +173,24 @@ class ModelRunner:
         for arrays in admissions:
             self.cache, self.slots = self._executables.admit()(self.cache, self.slots, arrays)
 
-    def launch(self, schedule: StepSchedule, inputs: Inputs) -> StepOutput[jax.Array]:
-        """Queues a step on the device, after those launched before; returns its output, not ready
-        yet.
+    def launch(self, schedule: StepSchedule, inputs: Inputs) -> PackedOutput:
+        """Queues a step on the device, after those launched before, and the copy of its output to
+        the host; returns that output, not ready yet.
         """
         self.cache = self._swapper.transfer(self.cache, schedule.transfers)
         self.admit(inputs.admissions)
         executable, batch = self.compiled(schedule.shape), inputs.batch
         self.cache, self.slots, output = executable(self.params, self.cache, self.slots, batch)
+        output.words_X.copy_to_host_async()
         return output
 
-    def is_done(self, output: StepOutput[jax.Array]) -> bool:
+    def is_done(self, output: PackedOutput) -> bool:
         """Whether the device has finished a step."""
-        return all(leaf.is_ready() for leaf in jax.tree.leaves(output))
+        return bool(output.words_X.is_ready())
 
-    def wait(self, output: StepOutput[jax.Array]) -> StepOutput[np.ndarray]:
+    def wait(self, output: PackedOutput) -> StepOutput[np.ndarray]:
         """Waits for a step; its output as numpy arrays."""
-        return jax.tree.map(np.asarray, output)
+        return packed_output.unpack(output)
 
 
 def _first_needed(shape: StepShape) -> tuple[bool, bool, bool, int]:

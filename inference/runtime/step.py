@@ -14,7 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.engine import MIN_DETERMINISTIC_ROWS, Config
+from inference.runtime import packed_output
 from inference.runtime.batch import Admissions, Batch
+from inference.runtime.packed_output import PackedOutput
 from inference.runtime.sampling import parameters, sampler
 from inference.runtime.sampling.parameters import SlotSampling
 from inference.scheduling.step_output import StepOutput
@@ -25,8 +27,6 @@ from layers.params import Params
 from layers.ragged import Ragged, Rectangle
 
 _ONE_ORDER = ("ffi_cpu", "ffi_cpu")  # products and attention whose sums have one, at any size
-
-jax.tree_util.register_dataclass(StepOutput)
 
 
 @jax.tree_util.register_dataclass
@@ -109,7 +109,7 @@ def step(
     config: Config,
     shape: StepShape,
     attention: str,
-) -> tuple[Cache, SlotState, StepOutput[jax.Array]]:
+) -> tuple[Cache, SlotState, PackedOutput]:
     """Feeds a batch through the model, samples, verifies drafts and advances the slots.
 
     Args:
@@ -139,11 +139,13 @@ def step(
     logits_QV = decoder.logits(params, config.model, hidden_TD[logit_Q])
     fed = _fed_counts(slots, tokens_T, slot_T, ragged, shape)
     with jax.named_scope("sample"):
-        position_Q, slot_Q = ragged.position_T[logit_Q] + 1, slot_T[logit_Q]
-        own = jax.tree.map(lambda x: x[slot_Q], slots.sampling)
-        counts = _counts_seen(fed, slot_Q, tokens_T, shape)
         summary = topk.summarize(logits_QV)
-        ids_Q = sampler.sample(logits_QV, summary, own, position_Q, counts)
+        ids_Q = summary.best_Q
+        if not shape.greedy:
+            position_Q, slot_Q = ragged.position_T[logit_Q] + 1, slot_T[logit_Q]
+            own = jax.tree.map(lambda x: x[slot_Q], slots.sampling)
+            counts = _counts_seen(fed, slot_Q, tokens_T, shape)
+            ids_Q = sampler.sample(logits_QV, summary, own, position_Q, counts)
         logprob_Q, finite_Q = sampler.log_probs(logits_QV, summary, ids_Q)
         top_Qn = sampler.top_log_probs(logits_QV, summary, config.engine.top_logprobs)
     tokens_YW, num_emitted_Y = _verify(shape, batch, ids_Q, tokens_T)
@@ -158,7 +160,7 @@ def step(
         top_logprobs=by_row(top_Qn[0]),
         **_score(params, config, shape, batch, hidden_TD),
     )
-    return cache, _advance(slots, shape, batch, output, fed), output
+    return cache, _advance(slots, shape, batch, output, fed), packed_output.pack(output)
 
 
 def _rows_to_fill(num_rows: int, config: Config, attention: str) -> int:

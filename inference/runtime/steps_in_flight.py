@@ -6,12 +6,12 @@ import dataclasses
 import time
 from collections import deque
 
-import jax
 import numpy as np
 
 from inference.runtime import batch
 from inference.runtime.batch import Inputs
 from inference.runtime.model_runner import ModelRunner
+from inference.runtime.packed_output import PackedOutput
 from inference.scheduling.scheduler import Scheduler
 from inference.scheduling.sequence import Status
 from inference.scheduling.step_output import StepOutput
@@ -25,7 +25,7 @@ class StepInFlight:
     schedule: StepSchedule
     inputs: Inputs
     schedule_s: float  # what the host took to schedule and build it
-    output: StepOutput[jax.Array] | None = None  # once it is launched
+    output: PackedOutput | None = None  # once it is launched
     launched_at: float = 0.0
     done_at: float | None = None  # where that was seen before its output was fetched
     fetched_at: float = 0.0

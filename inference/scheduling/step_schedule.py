@@ -108,7 +108,9 @@ class StepBuilder:
     def shape(self, shapes: tuple[StepShape, ...], num_decode_rows: int) -> StepShape:
         """The cheapest shape for the chunks with so many decode rows."""
         is_scored = any(chunk.sequence.scores for chunk in self.prefill)
-        return choose(shapes, num_decode_rows, len(self.prefill), is_scored)
+        emitting = (chunk for chunk in (*self.decode, *self.prefill) if chunk.emits)
+        is_greedy = all(chunk.sequence.params.is_greedy for chunk in emitting)
+        return choose(shapes, num_decode_rows, len(self.prefill), is_scored, is_greedy)
 
 
 def _chunk(sequence: Sequence, slot: int, offset: int, length: int, emits: bool) -> ScheduledChunk:

@@ -17,11 +17,14 @@ class StepShape:
         decode: (rows, 1 + k) of the decode rectangle.
         prefill: (chunks, tokens each) of the prefill rectangle.
         scored: log-probabilities of `targets` are computed for every prefill token.
+        greedy: every sampled token is the largest of the model's own logits: no parameters are
+            read, and nothing is drawn. The others serve such requests too.
     """
 
     decode: tuple[int, int]
     prefill: tuple[int, int]
     scored: bool = False
+    greedy: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -38,14 +41,16 @@ class StepShape:
         """Q: rows of logits; every decode token and the last token of a chunk."""
         return self.decode[0] * self.decode[1] + self.prefill[0]
 
-    def covers(self, rows: int, chunks: int, scored: bool) -> bool:
-        """Whether a step with these needs fits."""
-        return self.decode[0] >= rows and self.prefill[0] >= chunks and self.scored >= scored
+    def covers(self, rows: int, chunks: int, scored: bool, greedy: bool = False) -> bool:
+        """Whether a step with these needs fits; `greedy` says that all its requests are."""
+        has_room = self.decode[0] >= rows and self.prefill[0] >= chunks
+        return has_room and self.scored >= scored and greedy >= self.greedy
 
 
 def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
     """Every shape the engine may run, cheapest first; scoring has one step of its own. Decoding
-    rides on the steps of prompts and of scoring where prompts are chunked.
+    rides on the steps of prompts and of scoring where prompts are chunked. With
+    `engine.greedy_steps` those with decode rows that score nothing are there twice.
 
     Raises:
         InputError: the engine's sizes make more than `MAX_SHAPES`.
@@ -63,30 +68,40 @@ def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
     if engine.chunked_prefill:
         shapes += [StepShape((n, width), chunk) for n in riders for chunk in chunks]
         shapes += [StepShape((rows[-1], width), chunks[-1], scored=True)]
+    if engine.greedy_steps:
+        own = [shape for shape in shapes if shape.decode[0] and not shape.scored]
+        shapes += [dataclasses.replace(shape, greedy=True) for shape in own]
     if len(shapes) > MAX_SHAPES:
         raise InputError(
             f"engine.decode_rows and engine.prefill_chunks make {len(shapes)} step shapes, at most "
             f"{MAX_SHAPES} are compiled: list fewer sizes"
+            + (", or set engine.greedy_steps=false" if engine.greedy_steps else "")
         )
     return tuple(sorted(shapes, key=_cost))
 
 
-def choose(shapes: tuple[StepShape, ...], rows: int, chunks: int, scored: bool) -> StepShape:
-    """The cheapest shape that covers a step's needs."""
-    return next(shape for shape in shapes if shape.covers(rows, chunks, scored))
+def choose(
+    shapes: tuple[StepShape, ...], rows: int, chunks: int, scored: bool, greedy: bool = False
+) -> StepShape:
+    """The cheapest shape that covers a step's needs, as `StepShape.covers` takes them."""
+    return next(shape for shape in shapes if shape.covers(rows, chunks, scored, greedy))
 
 
-def expected(engine: EngineConfig, prompts: Iterable[int], num_seqs: int) -> tuple[StepShape, ...]:
+def expected(
+    engine: EngineConfig, prompts: Iterable[int], num_seqs: int, greedy: bool = False
+) -> tuple[StepShape, ...]:
     """The steps that come first where these prompts, of so many tokens, are all that there is: one
     that prefills them, as far as a step can, and one that decodes the sequences that go on from
-    them, as many as there are slots.
+    them, as many as there are slots; `greedy` says that all their requests are.
     """
     shapes = enumerate_shapes(engine)
     num_chunks = sum(-(-length // engine.chunk_tokens) for length in prompts)
     num_chunks = min(num_chunks, max(engine.prefill_chunks))
     num_rows = min(num_seqs, engine.max_seqs)
-    return choose(shapes, 0, num_chunks, False), choose(shapes, num_rows, 0, False)
+    return (
+        choose(shapes, 0, num_chunks, False, greedy), choose(shapes, num_rows, 0, False, greedy),
+    )  # fmt: skip
 
 
-def _cost(shape: StepShape) -> tuple[int, int, bool]:
-    return shape.num_tokens, shape.num_logits, shape.scored
+def _cost(shape: StepShape) -> tuple[int, int, bool, bool]:
+    return shape.num_tokens, shape.num_logits, shape.scored, not shape.greedy

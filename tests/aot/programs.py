@@ -23,7 +23,8 @@ from layers.ragged import Ragged, Rectangle
 from layers.registry import StepContext
 
 MEGABYTE = 1 << 20
-DECODE = StepShape((16, 1), (0, 64))
+DECODE = StepShape((16, 1), (0, 64), greedy=True)
+SAMPLED = StepShape((16, 1), (0, 64))
 MIXED = StepShape((16, 1), (2, 64))
 _H200_CORES = 132
 

@@ -189,7 +189,8 @@ def test_pages_are_of_the_devices_size_unless_one_is_asked_for():
         assert there.for_platform("cpu") == there
     assert config.page_tokens == 16
     asked = Config(model(), EngineConfig(page_tokens=256))
-    assert asked.for_platform("gpu") == asked
+    assert asked.for_platform("gpu").page_tokens == asked.page_tokens
+
     assert asked.device_page_tokens == 128 and asked.device_pages == 2
     needed = config.full_bytes(3)
     tight = EngineConfig(max_seqs=3, cache_bytes=needed, overcommit=False)
@@ -245,3 +246,12 @@ def test_an_engine_refuses(fields, cause):
     with pytest.raises(InputError, match=cause) as error:
         Config(model(), EngineConfig(**fields))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("platform, default", [("cpu", False), ("gpu", True), ("tpu", True)])
+def test_accelerators_have_greedy_steps(platform, default):
+    """Unless they are asked for, or not."""
+    assert Config(model()).for_platform(platform).engine.greedy_steps is default
+    for asked in (False, True):
+        config = Config(model(), EngineConfig(greedy_steps=asked))
+        assert config.for_platform(platform).engine.greedy_steps is asked

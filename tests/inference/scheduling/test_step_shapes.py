@@ -94,3 +94,21 @@ def test_what_comes_first(num_seqs, rows):
     prefill, decode = expected(engine, [5] * num_seqs, num_seqs)
     assert decode == StepShape((rows, 1), (0, engine.chunk_tokens))
     assert prefill.decode[0] == 0 and prefill.prefill[0] >= min(num_seqs, 2)
+
+
+def test_greedy_steps_are_there_twice():
+    """With decode rows; a step that is not greedy serves such requests too."""
+    engine = EngineConfig(greedy_steps=True)
+    plain, shapes = enumerate_shapes(EngineConfig()), enumerate_shapes(engine)
+    assert len(shapes) <= 32 and set(plain) == {shape for shape in shapes if not shape.greedy}
+    twins = {dataclasses.replace(shape, greedy=False) for shape in shapes if shape.greedy}
+    assert twins == {shape for shape in plain if shape.decode[0] and not shape.scored}
+    for rows, chunks in ((3, 0), (1, 2)):
+        drawn, greedy = (choose(shapes, rows, chunks, False, is_greedy) for is_greedy in (0, 1))
+        assert greedy == dataclasses.replace(drawn, greedy=True)
+    assert not choose(shapes, 0, 2, False, True).greedy
+    assert not choose(shapes, 1, 1, True, True).greedy
+    assert [shape.greedy for shape in expected(engine, [9], 1, True)] == [False, True]
+    assert not any(shape.greedy for shape in expected(engine, [9], 1))
+    with pytest.raises(InputError, match="list fewer sizes, or set engine.greedy_steps=false"):
+        enumerate_shapes(dataclasses.replace(engine, prefill_chunks=(1, 2, 3, 4, 8)))
