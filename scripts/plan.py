@@ -26,14 +26,13 @@ from inference.planner.cost import Precision
 from inference.planner.deployment import ACCOUNTINGS, Deployment, Row
 from inference.planner.speculation import Speculation
 from scripts import common
-from scripts.flags import file_flags, output_flag, shared_flags, weights_flag
+from scripts.flags import file_flags, output_flag, placement_flags, shared_flags, weights_flag
 from scripts.reports import plan_text
 
 _HARDWARE = flags.DEFINE_string("hardware", "h100", f"{', '.join(catalog.NAMES)} or cpu.")
-_BATCH = flags.DEFINE_string("batch", "1", "Sequences at a time: 1,16,64 sweeps.")
-_CONTEXT = flags.DEFINE_string("context", "1024", "Tokens of a prompt: 1024,4096 sweeps.")
+_BATCH, _CONTEXT = placement_flags.BATCH, placement_flags.CONTEXT
 _NEW_TOKENS = shared_flags.NEW_TOKENS
-_MESH = flags.DEFINE_string("mesh", "", "Chips of a replica: data=1,model=2,expert=1.")
+_MESH = placement_flags.MESH
 _REPLICAS = flags.DEFINE_integer("replicas", 1, "Copies of the mesh.")
 _WEIGHTS = weights_flag.WEIGHTS
 _CACHE = flags.DEFINE_string(
@@ -55,7 +54,7 @@ _VERIFY = flags.DEFINE_bool(
     "verify", False, "Time the engine's steps on this machine, calibrate it, show both."
 )
 _OUTPUT = output_flag.OUTPUT
-_shared = (common, file_flags, output_flag, shared_flags, weights_flag)
+_shared = (common, file_flags, output_flag, placement_flags, shared_flags, weights_flag)
 for _module in _shared:  # --help shows theirs too
     flags.adopt_module_key_flags(_module)
 

@@ -24,7 +24,9 @@ class Executables:
     """Compiles each `StepShape` and `step.admit` once, for whichever thread asks first."""
 
     def __init__(self, config: Config, attention: str, params: Any, cache: Any, slots: Any):
-        """Trees of arrays, or of their shapes and dtypes; what is donated is in `step.step`."""
+        """Trees of arrays, or of their shapes and dtypes, which may say on which devices they are
+        to be; what is donated is in `step.step`.
+        """
         self._config, self._attention = config, attention
         self._arguments = abstract((params, cache, slots))
         self._found: dict[StepShape | None, Future[Compiled]] = {}  # None: what admits
@@ -91,9 +93,11 @@ class Executables:
 
 
 def abstract(tree: Any) -> Any:
-    """Shapes and dtypes of a tree of arrays."""
+    """Shapes and dtypes of a tree of arrays; what is abstract already stays."""
     return jax.tree.map(_abstract, tree)
 
 
 def _abstract(leaf: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)

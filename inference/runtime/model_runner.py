@@ -38,18 +38,26 @@ def for_this_device(config: Config) -> tuple[Config, str]:
         InputError: `engine.deterministic` on a device where it was not measured, or
             `engine.attention` or `engine.linear` names an implementation that cannot run.
     """
-    if config.engine.deterministic and jax.default_backend() != "cpu":
-        raise InputError(
-            "engine.deterministic holds on XLA's cpu backend, it is not measured on "
-            f"{jax.default_backend()}"
-        )
     platform = target_device().platform
+    if config.engine.deterministic and platform != "cpu":
+        raise InputError(
+            f"engine.deterministic holds on XLA's cpu backend, it is not measured on {platform}"
+        )
     config = config.for_platform(platform)
     if platform == "cpu" and {config.engine.linear, config.engine.attention} != {"reference"}:
         cpu_kernels.load()
     engine = dataclasses.replace(config.engine, linear=linear.choose(config))
     config = dataclasses.replace(config, engine=engine)
     return config, api.choose(config)
+
+
+def cache_arguments(config: Config, attention: str) -> tuple[Any, ...]:
+    """What `kv_cache.abstract` and `kv_cache.init` take of an engine's cache."""
+    num_pages = tuple(n * config.device_pages for n in config.num_pages)
+    return (
+        config.model, num_pages, config.device_page_tokens, config.engine.max_seqs,
+        config.engine.num_drafts, api.implementation(attention).layout,
+    )  # fmt: skip
 
 
 class ModelRunner:
@@ -75,7 +83,7 @@ class ModelRunner:
         infos = decoder.param_infos(self.config.model)
         values = linear.abstract(self.config, infos) if callable(params) else self.pack(params)
         slots = step.init_slots(self.config)
-        cache = kv_cache.abstract(*self._cache_arguments())
+        cache = kv_cache.abstract(*self._cache_arguments)
         self._executables = Executables(self.config, self._attention, values, cache, slots)
         self._executables.prepare(expected)
         self._is_warm = self._sealed = False
@@ -91,16 +99,12 @@ class ModelRunner:
     def reset(self) -> None:
         """Empties cache and slots: at the start, and after a failed step has lost them."""
         self.cache: Cache = ()  # frees what there is: two may not fit
-        self.cache = kv_cache.init(*self._cache_arguments())
+        self.cache = kv_cache.init(*self._cache_arguments)
         self.slots = step.init_slots(self.config)
 
+    @property
     def _cache_arguments(self) -> tuple[Any, ...]:
-        config, engine = self.config, self.config.engine
-        num_pages = tuple(n * config.device_pages for n in config.num_pages)
-        return (
-            config.model, num_pages, config.device_page_tokens, engine.max_seqs, engine.num_drafts,
-            api.implementation(self._attention).layout,
-        )  # fmt: skip
+        return cache_arguments(self.config, self._attention)
 
     @property
     def implementations(self) -> str:

@@ -4,16 +4,18 @@ import dataclasses
 import functools
 import math
 import re
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-from jax.experimental import topologies
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 
 from configs import presets
 from configs.cache import keys_values
 from configs.engine import Config, EngineConfig
+from configs.hardware import targets
+from configs.mesh import ONE_CHIP
+from inference.planner.compiled.prediction import predict
+from inference.planner.compiled.report import AbsentEngine, CompiledStep
 from inference.runtime import batch, step
 from inference.scheduling.step_schedule import StepSchedule
 from inference.scheduling.step_shapes import StepShape
@@ -21,42 +23,26 @@ from layers import attention, decoder, kv_cache, params
 from layers.kernels.attention import api
 from layers.ragged import Ragged, Rectangle
 from layers.registry import StepContext
+from sharding import topologies
 
 MEGABYTE = 1 << 20
 DECODE = StepShape((16, 1), (0, 64), greedy=True)
 SAMPLED = StepShape((16, 1), (0, 64))
 MIXED = StepShape((16, 1), (2, 64))
-_H200_CORES = 132
 
 
-@functools.cache
-def h200() -> Any:
-    """The device as XLA's compiler knows it."""
-    description = Path(__file__).with_name("h200.txtpb").read_text(encoding="utf-8")
-    topology = topologies.get_topology_desc(
-        platform="cuda", target_config=description, topology="1x1x1"
-    )
-    return topology.devices[0]
-
-
-@functools.cache
-def tpu(topology_name: str) -> Any:
-    """One chip of a topology."""
-    return topologies.get_topology_desc(platform="tpu", topology_name=topology_name).devices[0]
+def device(target: str) -> Any:
+    """The first of a target's devices, as its compiler knows it."""
+    return topologies.devices(targets.parse(target))[0]
 
 
 def compiled(program: Any, device: Any, arguments: Any, donated: tuple[int, ...]) -> Any:
     """The executable of a program over abstract arguments, traced as if the device were there."""
-    is_gpu = device.platform == "gpu"
-    described = AbstractDevice(
-        device.device_kind, _H200_CORES if is_gpu else 1, "cuda" if is_gpu else device.platform
-    )
-    mesh = AbstractMesh((1,), ("x",), axis_types=(AxisType.Auto,), abstract_device=described)
     sharding = SingleDeviceSharding(device)
     arguments = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arguments
     )
-    with jax.sharding.use_abstract_mesh(mesh):
+    with topologies.traced_for(device):
         jitted = jax.jit(program, donate_argnums=donated, keep_unused=True)
         return jitted.lower(*arguments).compile()
 
@@ -159,3 +145,26 @@ def copies(executable: Any, leaf: Any) -> list[str]:
         r"= \w+\[([\d,]+)\]\S* (?:copy|copy-start|transpose)\(", executable.as_text()
     )
     return [m[0] for m in found if math.prod(map(int, m[1].split(","))) == math.prod(leaf.shape)]
+
+
+def check_report(target_name: str, attention: str) -> None:
+    """Of a small model: weights and cache as planned, to the byte, and temporaries within 1.25 of
+    the prediction; it fits, and says so.
+    """
+    target, model = targets.parse(target_name), presets.get("llama3-8b").config
+    model = dataclasses.replace(model, num_layers=1, vocab_size=32_000)
+    engine = EngineConfig(max_seqs=16, max_context=1024, cache_bytes=64 * MEGABYTE)
+    absent = AbsentEngine(Config(model, engine).for_platform(target.platform), target)
+    assert absent.attention == attention
+    shapes = absent.usual_shapes()
+    predicted = predict(absent.config, target, ONE_CHIP, shapes)
+    for each in absent.steps(shapes):
+        assert isinstance(each, CompiledStep), each
+        held = each.program.argument_bytes
+        assert held["params"] == predicted.weight_bytes
+        assert held["cache"] == predicted.cache_bytes
+        assert sum(held.values()) <= each.argument_bytes < sum(held.values()) + MEGABYTE
+        print(f"{each.shape}: {each.temporary_bytes} bytes of temporaries, {each.program}")
+        assert each.temporary_bytes <= 1.25 * predicted.temporary_bytes
+        assert each.total_bytes < predicted.memory_bytes and predicted.fits
+        assert not each.program.collectives

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.aot
 @pytest.mark.parametrize("attention", ["reference", "pallas_gpu"])
 @pytest.mark.parametrize("shape", [programs.DECODE, programs.MIXED], ids=["decode", "mixed"])
 def test_the_step_keeps_its_cache_in_place(shape, attention):
-    executable, cache, slots = programs.compiled_step(programs.h200(), shape, 64, attention)
+    executable, cache, slots = programs.compiled_step(programs.device("h200"), shape, 64, attention)
     assert ("paged_attention" in executable.as_text()) == (attention == "pallas_gpu")
     memory = executable.memory_analysis()
     assert memory.alias_size_in_bytes == programs.num_bytes((cache, slots))
@@ -33,7 +33,7 @@ def test_the_write_rotates_the_keys():
     combines its parts. What all layers share (the mask, which pages a split reads) is computed by
     the first.
     """
-    device = programs.h200()
+    device = programs.device("h200")
     executable, _, _ = programs.compiled_step(device, programs.DECODE, 64, "pallas_gpu", 2)
     found = programs.launches(executable, "layer_1/.*/(attend|out)/")
     print(found)
@@ -65,7 +65,7 @@ def test_the_kernel_fits_its_registers_and_keeps_the_cache_in_place(case, tmp_pa
         monkeypatch.setattr(tuning, "sizes", lambda *names: tuned[0])
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     monkeypatch.setenv("MOSAIC_GPU_DUMP_TO", str(tmp_path))
-    executable, pages = programs.compiled_attention(programs.h200(), "pallas_gpu", shape)
+    executable, pages = programs.compiled_attention(programs.device("h200"), "pallas_gpu", shape)
     memory = executable.memory_analysis()
     assert memory.alias_size_in_bytes == programs.num_bytes(pages)
     assert memory.temp_size_in_bytes < 16 * programs.MEGABYTE
@@ -94,7 +94,7 @@ def test_what_is_timed_runs_in_a_loop_without_a_copy(name):
     )
     pages = tensor(129, 64, 2048, dtype="uint16")
     loop, carry = (on_device.looped(timing.chained(kernel.attend), 50), (arrays.q_YWNH, out, pages))
-    executable = programs.compiled(loop, programs.h200(), (carry, arrays), (0,))
+    executable = programs.compiled(loop, programs.device("h200"), (carry, arrays), (0,))
     assert not programs.copies(executable, pages)
     assert not programs.copies(executable, arrays.q_YWNH)
     body = programs.loop_body(executable, 50)
@@ -114,6 +114,12 @@ def test_rates_are_of_what_they_count():
         (on_device.changed, (jax.ShapeDtypeStruct((1 << 28,), jnp.uint32),)),
         (on_device.products, (jax.ShapeDtypeStruct((8192, 8192), jnp.bfloat16),) * 2),
     ):
-        executable = programs.compiled(on_device.looped(step, 20), programs.h200(), shapes, (0,))
+        executable = programs.compiled(
+            on_device.looped(step, 20), programs.device("h200"), shapes, (0,)
+        )
         assert '"known_trip_count":{"n":"20"}' in executable.as_text()
         assert not programs.copies(executable, shapes[0])
+
+
+def test_the_report_agrees_with_the_planner():
+    programs.check_report("h200", "pallas_gpu")

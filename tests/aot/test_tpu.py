@@ -17,7 +17,7 @@ _TOPOLOGIES = ["v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"]
 @pytest.mark.parametrize("shape", [programs.DECODE, programs.MIXED], ids=["decode", "mixed"])
 def test_the_step_keeps_its_cache_in_place(shape, attention, topology):
     """Small arrays are padded to tiles there, so slots take more than their elements."""
-    device = programs.tpu(topology)
+    device = programs.device(topology)
     executable, cache, slots = programs.compiled_step(device, shape, 128, attention)
     kernels = {"jax_tpu": "ragged_paged_attention_kernel", "pallas_tpu": "paged_attention"}
     called = set(re.findall(r"%(\w*paged_attention\w*)[.\d]* =", executable.as_text()))
@@ -34,7 +34,7 @@ def test_the_largest_page_tables_fit_scalar_memory(attention, topology):
     """As many entries as are not refused."""
     rows = tpu._TABLE_ENTRIES * 16 // 4096
     case = _LLAMA._replace(rows=rows, page_tokens=16)
-    assert programs.compiled_attention(programs.tpu(topology), attention, case)
+    assert programs.compiled_attention(programs.device(topology), attention, case)
 
 
 _LLAMA = programs.Attention(32, 1, (32, 8), 128, 128)
@@ -66,10 +66,14 @@ def _needed(case):
 @pytest.mark.parametrize("topology", _TOPOLOGIES)
 @pytest.mark.parametrize("case", _CASES)
 def test_the_kernel_fits_and_keeps_the_cache_in_place(case, topology):
-    device = programs.tpu(topology)
+    device = programs.device(topology)
     executable, pages = programs.compiled_attention(device, "pallas_tpu", _CASES[case])
     memory = executable.memory_analysis()
     assert memory.alias_size_in_bytes == programs.num_bytes(pages)
     assert memory.temp_size_in_bytes < _needed(_CASES[case]) + programs.MEGABYTE // 2
     assert not programs.copies(executable, pages)
     assert " scatter(" not in executable.as_text()  # the kernel appends
+
+
+def test_the_report_agrees_with_the_planner():
+    programs.check_report("v5e:1x1", "pallas_tpu")

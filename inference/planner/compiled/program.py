@@ -5,6 +5,7 @@ The text is `jax.stages.Compiled.as_text()`; the device need not be there, nor j
 """
 
 import dataclasses
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,7 @@ _COLLECTIVES = (
     "all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute",
     "ragged-all-to-all", "collective-broadcast",
 )  # fmt: skip
+_ARRAY = r"([a-z]+)(\d*)[a-z\d]*\[([\d,]*)\]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +46,37 @@ class Instruction:
         """
         kind = self.opcode.removesuffix("-start")
         return kind if kind in _COLLECTIVES else None
+
+    @property
+    def collective_bytes(self) -> int:
+        """Bytes of what chips exchange together, on one of them: of the operand or of the result,
+        whichever is larger. 0 for other instructions.
+        """
+        if not self.collective:
+            return 0
+        arrays = [found[0] for found in re.finditer(_ARRAY, self.shape)]
+        if self.opcode.endswith("-start") and self.collective != "all-reduce":
+            arrays = [array for array in arrays if "[]" not in array]  # numbers of the exchange
+            sizes = [num_bytes(array) for array in arrays]
+            half = len(sizes) // 2  # operands, results
+            return max(sum(sizes[:half]), sum(sizes[half:]))
+        sizes = [num_bytes(array) for array in arrays]
+        scattered = self.collective == "reduce-scatter"
+        return sum(sizes) * (self._group_size if scattered else 1)
+
+    @property
+    def _group_size(self) -> int:
+        """Chips that exchange with each other."""
+        if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", self.text):
+            return listed[1].count(",") + 1
+        counted = re.search(r"replica_groups=\[\d+,(\d+)\]", self.text)
+        return int(counted[1]) if counted else 1
+
+    @property
+    def estimated_cycles(self) -> int:
+        """Cycles, as far as the compiler wrote them: TPUs' does, but for kernels."""
+        found = re.search(r'"estimated_cycles":"(\d+)"', self.text)
+        return int(found[1]) if found else 0
 
     @property
     def part(self) -> str:
@@ -74,6 +107,10 @@ class CompiledProgram:
     Attributes:
         launches: by part, each of a branch and of a loop's body once.
         collectives: instructions by kind.
+        collective_bytes: of them, a chip's, by kind (`Instruction.collective_bytes`).
+        argument_bytes: a chip's, by the names that the function gives its arguments; without what
+            the device pads them with.
+        estimated_cycles: as far as the compiler wrote them; a loop's body once.
         num_conditionals: at each of which a GPU's host waits until the device has reached it.
         num_loops: outside of kernels, whatever their trip counts.
         num_outputs: arrays that the caller gets and that are not those that it donated: so many
@@ -82,6 +119,9 @@ class CompiledProgram:
 
     launches: Mapping[str, int]
     collectives: Mapping[str, int]
+    collective_bytes: Mapping[str, int]
+    argument_bytes: Mapping[str, int]
+    estimated_cycles: int
     num_conditionals: int
     num_loops: int
     num_outputs: int
@@ -97,9 +137,17 @@ def read(text: str) -> CompiledProgram:
     found = list(instructions(text))
     launches = Counter(each.part for each in found if each.is_launch)
     opcodes = Counter(each.opcode for each in found)
+    kinds = Counter(each.collective for each in found if each.collective)
+    exchanged = dict.fromkeys(kinds, 0)
+    for each in found:
+        if each.collective:
+            exchanged[each.collective] += each.collective_bytes
     return CompiledProgram(
         {part: launches[part] for part in (*PARTS, OTHER) if launches[part]},
-        Counter(each.collective for each in found if each.collective),
+        dict(kinds),
+        exchanged,
+        _argument_bytes(text),
+        sum(each.estimated_cycles for each in found),
         opcodes["conditional"],
         opcodes["while"],
         _num_outputs(text),
@@ -115,9 +163,30 @@ def launches_a_layer(one_layer: CompiledProgram, two_layers: CompiledProgram) ->
 
 def instructions(text: str) -> Iterator[Instruction]:
     """Those of the entry computation, and in their place those of loops, branches and calls."""
-    computations = dict(_computations(text))
+    yield from _reached(_entry(text), dict(_computations(text)))
+
+
+def num_bytes(array: str) -> int:
+    """Bytes of an array as XLA writes it ('bf16[8,128]'), without padding."""
+    found = re.fullmatch(_ARRAY, array)
+    assert found is not None, array
+    elements = math.prod(int(size) for size in found[3].split(",") if size)
+    return -(-elements * (8 if found[1] == "pred" else int(found[2] or 0)) // 8)
+
+
+def _argument_bytes(text: str) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for line in dict(_computations(text))[_entry(text)]:
+        instruction = _parsed(line)
+        if instruction.opcode == "parameter":
+            shape = instruction.shape.split("{")[0]
+            found[re.split(r"[^a-z_]", instruction.op_name)[0]] += num_bytes(shape)
+    return dict(found)
+
+
+def _entry(text: str) -> str:
     (entry,) = re.findall(r"^ENTRY %?([\w.-]+)", text, re.MULTILINE)
-    yield from _reached(entry, computations)
+    return str(entry)
 
 
 def _reached(name: str, computations: Mapping[str, list[str]]) -> Iterator[Instruction]:

@@ -1,0 +1,146 @@
+"""The steps of an engine, compiled for a device that need not be there: what each takes of it."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+from jax.sharding import SingleDeviceSharding
+from jax.stages import Compiled
+
+from configs.engine import Config
+from configs.errors import InputError, reason
+from configs.hardware.targets import Target
+from inference.planner.compiled import program
+from inference.planner.compiled.program import CompiledProgram
+from inference.runtime import model_runner, step
+from inference.runtime.executables import Executables
+from inference.scheduling.step_shapes import StepShape, enumerate_shapes
+from layers import decoder, kv_cache
+from layers.kernels.attention import api
+from layers.kernels.linear import api as linear
+from sharding import topologies
+
+_KERNELS = {"gpu": "pallas_gpu", "tpu": "pallas_tpu"}
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledStep:
+    """A step as the compiler made it, its bytes on one device.
+
+    Attributes:
+        shape: of the step.
+        compile_s: seconds of tracing and compiling.
+        argument_bytes: of parameters, cache, slots and inputs, with what the device pads them with.
+        temporary_bytes, code_bytes: beside them.
+        output_bytes: of what is returned and was not donated.
+        program: what was counted in it.
+    """
+
+    shape: StepShape
+    compile_s: float
+    argument_bytes: int
+    temporary_bytes: int
+    code_bytes: int
+    output_bytes: int
+    program: CompiledProgram
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of memory while the step runs."""
+        return self.argument_bytes + self.temporary_bytes + self.code_bytes + self.output_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class RefusedStep:
+    """A step that the compiler found no room for."""
+
+    shape: StepShape
+    compile_s: float
+    reason: str
+
+
+class AbsentEngine:
+    """What an engine would compile on a target, from shapes alone."""
+
+    def __init__(self, config: Config, target: Target):
+        """As `ModelRunner` takes a configuration; where it names no attention, the kernel of the
+        target's platform is taken if it can run.
+
+        Raises:
+            InputError: as `model_runner.for_this_device`, or there is no such topology.
+        """
+        self._target = target
+        self._device = topologies.devices(target)[0]
+        with self._traced():
+            config = _with_kernel(config, target.platform)
+            self.config, self.attention = model_runner.for_this_device(config)
+            values = linear.abstract(self.config, decoder.param_infos(self.config.model))
+            cache = kv_cache.abstract(*model_runner.cache_arguments(self.config, self.attention))
+            slots = jax.eval_shape(lambda: step.init_slots(self.config))
+            placed = (self._placed(tree) for tree in (values, cache, slots))
+            self._executables = Executables(self.config, self.attention, *placed)
+
+    def usual_shapes(self) -> tuple[StepShape, ...]:
+        """The largest step that decodes, and the largest that prefills."""
+        shapes = [shape for shape in enumerate_shapes(self.config.engine) if not shape.scored]
+        decoding = [shape for shape in shapes if not shape.prefill[0]]
+        prefilling = [shape for shape in shapes if not shape.decode[0]]
+        return decoding[-1], prefilling[-1]
+
+    def compiled(self, shape: StepShape) -> Compiled:
+        """The executable of a shape."""
+        with self._traced():
+            return self._executables.step(shape)
+
+    def steps(self, shapes: Iterable[StepShape]) -> Iterator[CompiledStep | RefusedStep]:
+        """Compiles the step of each shape in turn."""
+        for shape in shapes:
+            start = time.perf_counter()
+            try:
+                found = self.compiled(shape)
+            except jax.errors.JaxRuntimeError as error:
+                if "RESOURCE_EXHAUSTED" not in str(error):
+                    raise
+                yield RefusedStep(shape, time.perf_counter() - start, reason(error))
+                continue
+            yield _measured(shape, time.perf_counter() - start, found)
+
+    def _placed(self, tree: Any) -> Any:
+        """A tree of shapes, each on the devices that are to hold it: on the target's only one."""
+        sharding = SingleDeviceSharding(self._device)
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
+        )
+
+    def _traced(self) -> contextlib.AbstractContextManager[None]:
+        if self._target.is_here:
+            return contextlib.nullcontext()
+        return topologies.traced_for(self._device)
+
+
+def _measured(shape: StepShape, compile_s: float, executable: Compiled) -> CompiledStep:
+    memory: Any = executable.memory_analysis()
+    return CompiledStep(
+        shape, compile_s, memory.argument_size_in_bytes, memory.temp_size_in_bytes,
+        memory.generated_code_size_in_bytes,
+        memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        program.read(executable.as_text() or ""),
+    )  # fmt: skip
+
+
+def _with_kernel(config: Config, platform: str) -> Config:
+    """The configuration with the platform's kernel of attention, where none is named and it can
+    run.
+    """
+    if config.engine.attention is not None or platform not in _KERNELS:
+        return config
+    engine = dataclasses.replace(config.engine, attention=_KERNELS[platform])
+    found = dataclasses.replace(config, engine=engine).for_platform(platform)
+    try:
+        api.choose(found)
+    except InputError:
+        return config
+    return found

@@ -1,0 +1,123 @@
+"""Compiles steps for chips that are not there: python -m scripts.compile --target=v6e:1x1.
+
+What the compiled programs take of each chip and ask of it, beside what the planner says.
+"""
+
+from scripts import interrupts  # noqa: F401
+
+# isort: split
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+from configs import mesh as meshes
+from configs.engine import Config, EngineConfig
+from configs.errors import InputError
+from configs.hardware import targets
+from configs.hardware.targets import Target
+from configs.mesh import ONE_CHIP, Mesh
+from scripts import common
+from scripts.flags import placement_flags, shared_flags
+from scripts.reports import compile_text
+
+_TARGET = flags.DEFINE_string("target", None, f"Chips to compile for: {targets.FORMS}.")
+_ALL = flags.DEFINE_bool("all", False, "Every step of the engine, not the two largest alone.")
+_MESH, _BATCH = placement_flags.MESH, placement_flags.BATCH
+_CONTEXT = placement_flags.CONTEXT
+for _module in (common, placement_flags):  # --help shows theirs too
+    flags.adopt_module_key_flags(_module)
+
+_FLAGS = ("target", "all", "mesh", "batch", "context", "model", "config", "set", "json")
+_SEQUENCES, _TOKENS = 16, 4096  # of an engine that nobody gave sizes
+
+
+def main(argv: Sequence[str]) -> None:
+    del argv
+    common.check_flags("compile", {"compile": _FLAGS})
+    if _TARGET.value is None:
+        raise InputError(f"--target names what to compile for: {targets.FORMS}")
+    target = targets.parse(_TARGET.value)
+    mesh = _mesh(target)
+    from sharding import topologies
+
+    topologies.prepare(target)
+    topologies.devices(target)
+    config = _config(target)
+    mesh.check(config.model)
+
+    from inference.planner.compiled import prediction
+    from inference.planner.compiled.report import AbsentEngine
+    from inference.scheduling import step_shapes
+
+    engine = AbsentEngine(config, target)
+    shapes = engine.usual_shapes()
+    if _ALL.value:
+        shapes = step_shapes.enumerate_shapes(config.engine)
+    predicted = prediction.predict(engine.config, target, mesh, shapes)
+    if not common.JSON.value:
+        compile_text.show_prediction(engine.config, engine.attention, target, mesh, predicted)
+    found = []
+    for each in engine.steps(shapes):
+        found.append(each)
+        if not common.JSON.value:
+            compile_text.show_step(each)
+    if common.JSON.value:
+        result: dict[str, Any] = {"target": target.name, "mesh": dataclasses.asdict(mesh)}
+        result |= {"attention": engine.attention} | compile_text.as_json(found, predicted)
+        common.print_json(result, engine.config)
+    else:
+        compile_text.show_verdict(found, predicted)
+
+
+def _mesh(target: Target) -> Mesh:
+    """What --mesh says, or all devices along `model`."""
+    mesh = meshes.parse(_MESH.value) if _MESH.value else Mesh(model=target.num_devices)
+    if mesh.num_chips != target.num_devices:
+        raise InputError(
+            f"--mesh={_MESH.value} is {mesh.num_chips} devices, --target={target.name} has "
+            f"{target.num_devices}"
+        )
+    if mesh != ONE_CHIP:
+        raise InputError(
+            f"--target={target.name} has {target.num_devices} devices; so far steps are compiled "
+            "for one (h200, v5e:1x1, v6e:1x1, v5p:1x1x1)"
+        )
+    return mesh
+
+
+def _config(target: Target) -> Config:
+    """The model that --model or --config names, with the engine of --batch and --context: as many
+    pages as its sequences need at their longest, unless a run or --set says how many.
+    """
+    given: dict[str, Any] = {}
+    if _BATCH.present:
+        given["max_seqs"] = _one(_BATCH)
+    if _CONTEXT.present:
+        given["max_context"] = _one(_CONTEXT)
+    _, config = common.named_config({"max_seqs": _SEQUENCES} | given, given)
+    config = config.for_platform(target.platform)
+    if flags.FLAGS["config"].present:
+        return config
+    engine = config.engine
+    if engine.max_context is None:
+        longest = min(_TOKENS, config.model.max_context)
+        engine = dataclasses.replace(engine, max_context=longest)
+        config = dataclasses.replace(config, engine=engine)
+    if engine.cache_bytes == EngineConfig.cache_bytes:
+        needed = max(1, config.full_bytes(engine.max_seqs))
+        engine = dataclasses.replace(engine, cache_bytes=needed)
+    return dataclasses.replace(config, engine=engine)
+
+
+def _one(flag: Any) -> int:
+    """The number of a flag that lists some elsewhere."""
+    numbers = shared_flags.whole_numbers(flag)
+    if len(numbers) > 1:
+        raise InputError(f"--{flag.name} is one number here, not {flag.value[:80]!r}")
+    return numbers[0]
+
+
+if __name__ == "__main__":
+    common.run(main)
