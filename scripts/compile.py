@@ -23,7 +23,7 @@ from scripts.flags import placement_flags, shared_flags
 from scripts.reports import compile_text
 
 _TARGET = flags.DEFINE_string("target", None, f"Chips to compile for: {targets.FORMS}.")
-_ALL = flags.DEFINE_bool("all", False, "Every step of the engine, not the two largest alone.")
+_ALL = flags.DEFINE_bool("all", False, "Every step of the engine, not the largest alone.")
 _MESH, _BATCH = placement_flags.MESH, placement_flags.BATCH
 _CONTEXT = placement_flags.CONTEXT
 for _module in (common, placement_flags):  # --help shows theirs too

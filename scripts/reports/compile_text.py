@@ -121,7 +121,7 @@ def _name(shape: StepShape) -> str:
     (rows, width), (chunks, tokens) = shape.decode, shape.prefill
     parts = [f"decode {rows} x {width}"] * bool(rows)
     parts += [f"prefill {chunks} x {tokens}"] * bool(chunks)
-    return " and ".join(parts) + ", scored" * shape.scored
+    return " and ".join(parts) + ", scored" * shape.scored + ", greedy" * shape.greedy
 
 
 def _verdict(fits: bool) -> str:

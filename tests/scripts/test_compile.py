@@ -31,7 +31,6 @@ _REFUSED = {
     "batches": (["--target=cpu", "--batch=1,2"], "--batch is one number here, not '1,2'"),
     "no sequences": (["--target=cpu", "--batch=0"], "--batch takes whole numbers from 1"),
     "context": (["--target=cpu", "--context=4096"], "engine.max_context is between 1 and the"),
-    "another's flag": (["--target=cpu", "--hardware=h100"], "Unknown command line flag"),
 }
 
 

@@ -84,11 +84,14 @@ class AbsentEngine:
             self._executables = Executables(self.config, self.attention, *placed)
 
     def usual_shapes(self) -> tuple[StepShape, ...]:
-        """The largest step that decodes, and the largest that prefills."""
+        """The largest steps that decode, a greedy one too where there is one, and the largest that
+        prefills.
+        """
         shapes = [shape for shape in enumerate_shapes(self.config.engine) if not shape.scored]
         decoding = [shape for shape in shapes if not shape.prefill[0]]
         prefilling = [shape for shape in shapes if not shape.decode[0]]
-        return decoding[-1], prefilling[-1]
+        greedy = [shape for shape in decoding if shape.greedy]
+        return *greedy[-1:], decoding[-1], prefilling[-1]
 
     def compiled(self, shape: StepShape) -> Compiled:
         """The executable of a shape."""

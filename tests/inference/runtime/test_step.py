@@ -14,7 +14,7 @@ from inference.runtime import naive
 from inference.runtime.model_runner import ModelRunner
 from inference.scheduling.sequence import Sequence
 from inference.scheduling.step_shapes import StepShape
-from tests import compiling, fakes
+from tests import accelerators, compiling, fakes
 
 LENGTHS = (37, 5, 100, 18, 40, 1, 64, 16)  # beyond pages of 8 and the window of 20
 NEW = 24
@@ -341,10 +341,10 @@ def test_admission_is_in_place_too():
         assert program.memory_analysis().alias_size_in_bytes == state
 
 
-def test_deterministic_is_refused_where_it_is_not_measured(monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+def test_deterministic_is_refused_where_it_is_not_measured():
     config = Config(MODELS["llama float32"], EngineConfig(deterministic=True))
-    with pytest.raises(InputError, match="cpu backend, it is not measured on gpu"):
+    on_gpu = jax.sharding.use_abstract_mesh(accelerators.mesh("cuda"))
+    with on_gpu, pytest.raises(InputError, match="cpu backend, it is not measured on gpu"):
         ModelRunner(config, {})
 
 
