@@ -131,14 +131,19 @@ def attend_pages(
     device, shape_class = target_device(), tuning.attention_class(Z, K, H, page_tokens)
     sizes = own_sizes(Z * K, page_tokens, H, pages.dtype.itemsize, device)
     sizes |= tuning.sizes("pallas_gpu", device.kind, shape_class)
+    num_splits = num_splits or sizes["num_splits"]
+    is_whole = num_splits == 1 and options.sinks_N is None
     values_ZKXUH, stats_ZKX2U = _attend_splits(
         tiling.pack(q_YWNH), kv_cache.decode(pages),
         jnp.repeat(rectangle.tables[group], Z // Y, axis=0),
         jax.tree.map(lambda x_ZW: tiling.spread(x_ZW, ROWS), bounds),
-        *_split_pages(bounds, valid_ZW, page_tokens, num_splits or sizes["num_splits"]),
+        *_split_pages(bounds, valid_ZW, page_tokens, num_splits),
+        out_rows=width * G if is_whole else tiling.num_rows, is_whole=is_whole,
         num_stages=num_stages or sizes["num_stages"],
         score_cap=options.score_cap, interpret=interpret,
     )  # fmt: skip
+    if stats_ZKX2U is None:
+        return tiling.unpack(values_ZKXUH[:, :, 0], q_YWNH.shape).astype(jnp.float32)
     sinks_KU = None if options.sinks_N is None else tiling.sinks(options.sinks_N)
     stats_ZKX2U = stats_ZKX2U[..., : tiling.num_rows]
     return tiling.unpack(_combine(values_ZKXUH, stats_ZKX2U, sinks_KU), q_YWNH.shape)
@@ -186,7 +191,7 @@ class _Shared(NamedTuple):
     bounds: Any  # i32[fields of a MaskBounds, U]
     keys: Any  # [stages, page tokens, H]
     values: Any  # likewise
-    out: Any  # f32[U, columns]
+    out: Any  # [U, columns]
     stats: Any  # f32[2, U]
     q_arrived: Any
     bounds_arrived: Any
@@ -202,19 +207,22 @@ def _attend_splits(
     start_ZX: jax.Array,
     stop_ZX: jax.Array,
     *,
+    out_rows: int,
+    is_whole: bool,
     num_stages: int,
     score_cap: float | None,
     interpret: Any,
-) -> tuple[jax.Array, jax.Array]:
-    """Attention of each split alone: weighted values, float32 [Z, K, X, U, H], and maximum (base 2)
-    and mass of their weights, float32 [Z, K, X, 2, 64].
+) -> tuple[jax.Array, jax.Array | None]:
+    """Attention of each split alone: weighted values, float32 [Z, K, X, out_rows, H], and maximum
+    (base 2) and mass of their weights, float32 [Z, K, X, 2, 64]. Where a split `is_whole`, nothing
+    is left to combine: their quotient, in the pages' dtype, and None.
     """
     (Z, K, num_rows, H), page_tokens, X = q_ZKUH.shape, pages.shape[1], start_ZX.shape[1]
     dtype, bounds_ZU = pages.dtype, jax.tree.leaves(bounds)
-    moved = pl.ds(0, num_rows)
+    out_dtype = dtype if is_whole else jnp.float32
 
     def kernel(
-        q_ref, pages_ref, table_ref, bounds_ref, start_ref, stop_ref, values_ref, stats_ref,
+        q_ref, pages_ref, table_ref, bounds_ref, start_ref, stop_ref, values_ref, *stats_refs,
         **scratch,
     ):  # fmt: skip
         shared = _Shared(**scratch)
@@ -230,7 +238,9 @@ def _attend_splits(
                 box = pages_ref.at[page, :, pl.ds(part * H, H)]
                 plgpu.copy_gmem_to_smem(box, target.at[stage], arrived.at[stage])
 
-        plgpu.copy_gmem_to_smem(q_ref.at[b, head], shared.q.at[moved], shared.q_arrived)
+        plgpu.copy_gmem_to_smem(
+            q_ref.at[b, head], shared.q.at[pl.ds(0, num_rows)], shared.q_arrived
+        )
         plgpu.copy_gmem_to_smem(bounds_ref.at[b], shared.bounds, shared.bounds_arrived)
         pl.loop(start, jnp.minimum(stop, start + num_stages))(lambda j: fetch(table_ref[b, j], j))
         plgpu.barrier_wait(shared.q_arrived)
@@ -269,16 +279,20 @@ def _attend_splits(
             jnp.zeros((ROWS, H), jnp.float32),
         )
         maximum_U, mass_U, values_UH = lax.fori_loop(start, stop, fold, init)
-        shared.stats[0], shared.stats[1] = maximum_U, mass_U
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(shared.stats, stats_ref.at[b, head, split])
+        if is_whole:  # sums of nothing are 0
+            mass_U = jnp.where(mass_U == 0, 1, mass_U)
+            values_UH /= lax.broadcast_in_dim(mass_U, values_UH.shape, (0,))
+        for stats_ref in stats_refs:
+            shared.stats[0], shared.stats[1] = maximum_U, mass_U
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(shared.stats, stats_ref.at[b, head, split])
         for first in range(0, H, _OUT_WIDTH):
             if first:
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the last ones have left `out`
-            shared.out[...] = values_UH[:, first : first + _OUT_WIDTH]
+            shared.out[...] = values_UH[:, first : first + _OUT_WIDTH].astype(out_dtype)
             plgpu.commit_smem()
             columns = values_ref.at[b, head, split, :, pl.ds(first, _OUT_WIDTH)]
-            plgpu.copy_smem_to_gmem(shared.out.at[moved], columns)
+            plgpu.copy_smem_to_gmem(shared.out.at[pl.ds(0, out_rows)], columns)
         plgpu.wait_smem_to_gmem(0)
 
     # Tiles of 8 rows x 128 bytes, whose 16-byte parts are swizzled: how wgmma reads its operands.
@@ -289,19 +303,18 @@ def _attend_splits(
         bounds=plgpu.SMEM((len(bounds_ZU), ROWS), jnp.int32),
         keys=pages_held,
         values=pages_held,
-        out=plgpu.SMEM((ROWS, _OUT_WIDTH), jnp.float32),
+        out=plgpu.SMEM((ROWS, _OUT_WIDTH), out_dtype),
         stats=plgpu.SMEM((2, ROWS), jnp.float32),
         q_arrived=plgpu.Barrier(),
         bounds_arrived=plgpu.Barrier(),
         keys_arrived=plgpu.Barrier(num_barriers=num_stages),
         values_arrived=plgpu.Barrier(num_barriers=num_stages),
     )
-    return plgpu.kernel(
+    values = jax.ShapeDtypeStruct((Z, K, X, out_rows, H), out_dtype)
+    stats = jax.ShapeDtypeStruct((Z, K, X, 2, ROWS), jnp.float32)
+    values_ZKXUH, *stats_ZKX2U = plgpu.kernel(
         kernel,
-        out_type=(
-            jax.ShapeDtypeStruct((Z, K, X, num_rows, H), jnp.float32),
-            jax.ShapeDtypeStruct((Z, K, X, 2, ROWS), jnp.float32),
-        ),
+        out_type=(values,) if is_whole else (values, stats),
         scratch_types=scratch._asdict(),
         grid=(Z, K, X),
         grid_names=("row", "head", "split"),
@@ -313,6 +326,7 @@ def _attend_splits(
         ),
         interpret=interpret,
     )(q_ZKUH, pages, table_ZP, jnp.stack(bounds_ZU, axis=1), start_ZX, stop_ZX)
+    return values_ZKXUH, stats_ZKX2U[0] if stats_ZKX2U else None
 
 
 def _scores(q_smem, keys_smem, stage, interpret):
