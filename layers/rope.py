@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Rope, Yarn
-from layers.kernels.device import target_is_cpu
+from layers.kernels.device import has_free_views, target_is_cpu
 
 
 def inverse_frequencies(rope: Rope, head_width: int, max_context: int | None = None) -> np.ndarray:
@@ -109,8 +109,25 @@ def rotate(x_TNH: jax.Array, cos_TX: jax.Array, sin_TX: jax.Array) -> jax.Array:
     float32 [T, N, H].
     """
     pairs = cos_TX.shape[-1]
+    if not has_free_views():
+        return _rotate_by_product(x_TNH, cos_TX, sin_TX)
     first, second = x_TNH[..., :pairs], x_TNH[..., pairs : 2 * pairs]
     cos, sin = cos_TX[:, None], sin_TX[:, None]
     turned = [first * cos - second * sin, second * cos + first * sin]
     rest = [x_TNH[..., 2 * pairs :]] if x_TNH.shape[-1] > 2 * pairs else []
     return jnp.concatenate(turned + rest, axis=-1)
+
+
+def _rotate_by_product(x_TNH: jax.Array, cos_TX: jax.Array, sin_TX: jax.Array) -> jax.Array:
+    """`rotate` without halves of heads, each of which is an operation of its own on a TPU, and so
+    is their concatenation: the other of a pair comes from a product, exactly.
+    """
+    pairs, width = cos_TX.shape[-1], x_TNH.shape[-1]
+    rest_TX = jnp.zeros((len(cos_TX), width - 2 * pairs))
+    cos_T1H = jnp.concatenate([cos_TX, cos_TX, 1 + rest_TX], axis=-1)[:, None]
+    sin_T1H = jnp.concatenate([sin_TX, sin_TX, rest_TX], axis=-1)[:, None]
+    other_HH = np.eye(width, k=pairs, dtype=np.float32)  # the sign of each half is in it
+    other_HH[pairs:], other_HH[:, 2 * pairs :] = 0, 0
+    other_HH -= other_HH.T
+    other_TNH = jnp.dot(x_TNH, other_HH, precision=jax.lax.Precision.HIGHEST)
+    return x_TNH * cos_T1H + other_TNH * sin_T1H

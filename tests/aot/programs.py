@@ -14,6 +14,7 @@ from configs.cache import keys_values
 from configs.engine import Config, EngineConfig
 from configs.hardware import targets
 from configs.mesh import ONE_CHIP
+from inference.planner.compiled import program
 from inference.planner.compiled.prediction import predict
 from inference.planner.compiled.report import AbsentEngine, CompiledStep
 from inference.runtime import batch, step
@@ -118,10 +119,22 @@ def num_bytes(tree: Any) -> int:
 
 
 def launches(executable: Any, scope: str) -> list[str]:
-    """Instructions of the program's top level that run a kernel, within a part of their names."""
-    entry = executable.as_text().split("\nENTRY ")[1]
-    kernels = re.finditer(r"%(\S+) = [^=]* (?:fusion|custom-call)\(.*op_name=\"([^\"]*)\"", entry)
-    return [m[1] for m in kernels if re.search(scope, m[2])]
+    """Names of what the device runs, within a part of its path of scopes."""
+    found = program.instructions(executable.as_text())
+    return [each.name for each in found if each.is_launch and re.search(scope, each.op_name)]
+
+
+def counted(
+    device: Any, shape: StepShape, page_tokens: int, attention: str, num_layers: int
+) -> Any:
+    """What a step asks of the device and the host."""
+    executable, _, _ = compiled_step(device, shape, page_tokens, attention, num_layers)
+    return program.read(executable.as_text())
+
+
+def check_the_host_never_waits(step: program.CompiledProgram) -> None:
+    """Not before the step's output is there, which is one array."""
+    assert (step.num_conditionals, step.num_loops, step.num_outputs) == (0, 0, 1)
 
 
 def loop_body(executable: Any, num_runs: int) -> dict[str, str]:

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from inference.planner.compiled.program import launches_a_layer
 from layers.kernels.attention import tpu
 from tests.aot import programs
 
@@ -26,6 +27,25 @@ def test_the_step_keeps_its_cache_in_place(shape, attention, topology):
     assert owned <= memory.alias_size_in_bytes < owned + programs.MEGABYTE
     assert memory.temp_size_in_bytes < 128 * programs.MEGABYTE
     assert not programs.copies(executable, cache[0])
+
+
+def test_a_greedy_step_has_few_launches_and_no_branch():
+    """Fourteen a layer: norms are two each (the weight's conversion, the root), products four, one
+    of them laid out anew, rotated queries and keys, values, the kernel, its output as rows.
+    """
+    device = programs.device("v6e:2x2")
+    one, two = (programs.counted(device, programs.DECODE, 128, "pallas_tpu", n) for n in (1, 2))
+    programs.check_the_host_never_waits(two)
+    added = launches_a_layer(one, two)
+    print(added, two.launches)
+    assert sum(added.values()) <= 14
+    assert two.launches["sample"] <= 10  # no parameter is read
+
+
+def test_a_step_that_draws_has_no_branch():
+    step = programs.counted(programs.device("v6e:2x2"), programs.SAMPLED, 128, "pallas_tpu", 1)
+    print(step.launches)
+    programs.check_the_host_never_waits(step)
 
 
 @pytest.mark.parametrize("topology", _TOPOLOGIES)

@@ -2,12 +2,14 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Rope, Yarn
 from layers import rope
+from tests import accelerators
 
 _LLAMA3 = Rope(500_000.0, Llama3(8.0, 1.0, 4.0, 8192))
 
@@ -128,3 +130,14 @@ def test_a_share_of_each_head_rotates():
         jnp.asarray(x_TNH[..., :6], jnp.float32), *rope.angles(Rope(), 6, jnp.arange(5))
     )
     np.testing.assert_array_equal(found[..., :6], alone)
+
+
+@pytest.mark.parametrize("platform", accelerators.KINDS)
+@pytest.mark.parametrize("pairs", [64, 24])
+def test_accelerators_rotate_the_same(platform, pairs):
+    rng = np.random.default_rng(0)
+    x, angles = rng.normal(size=(5, 3, 128)), rng.uniform(-9, 9, (5, pairs))
+    arrays = [jnp.asarray(each, jnp.float32) for each in (x, np.cos(angles), np.sin(angles))]
+    found = jax.jit(accelerators.written_for(platform, rope.rotate))(*arrays)
+    np.testing.assert_allclose(found, rope.rotate(*arrays), atol=2e-6)
+    np.testing.assert_array_equal(found[..., 2 * pairs :], arrays[0][..., 2 * pairs :])

@@ -107,7 +107,6 @@ def append_and_attend(
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
     """`contract.AppendAndAttend`; `interpret` as in `attend_pages`."""
-    row_YWX = row_YWX.reshape(*q_YWNH.shape[:2], -1)
     return _attend(q_YWNH, row_YWX, pages, rectangle, group, page_format, options, interpret)
 
 
@@ -128,7 +127,8 @@ def _attend(
     # A token that sees later ones needs them all in place.
     is_chain = rectangle.ancestors_YW is None and rectangle.causal_Y is None
     width = min(W, max(1, _TILE_BYTES // token_bytes)) if is_chain else W
-    tiling = Tiling(width, G, -(-width * G // _ROWS) * _ROWS)
+    # Without rows of padding, queries and output are used as they lie.
+    tiling = Tiling(width, G, G if width == 1 else -(-width * G // _ROWS) * _ROWS)
     valid_ZW, kv_position_ZW = (
         tiling.split(rectangle.valid_YW),
         tiling.split(rectangle.kv_position_YW),
@@ -137,18 +137,24 @@ def _attend(
     table_ZP = jnp.repeat(rectangle.tables[group], valid_ZW.shape[0] // Y, axis=0)
     kv_position_Z, count_Z = kv_position_ZW[:, 0], valid_ZW.sum(1, dtype=jnp.int32)
     start_Z, stop_Z = visible_pages(bounds, valid_ZW, page_tokens)
-    new_ZSX, waits_Z = None, jnp.zeros_like(count_Z)
+    new: tuple[jax.Array, ...] = ()
+    waits_Z = jnp.zeros_like(count_Z)
     if row_YWX is not None:
-        new_ZSX = _aligned(tiling.split(kv_cache.encode(row_YWX, pages)), kv_position_Z)
+        if width == 1:  # a head's key or value is a row, as XLA has them
+            row_ZXH = tiling.split(row_YWX).reshape(-1, 2 * page_format.kv_heads, H)
+            new = tuple(part.astype(jnp.float32) for part in jnp.split(row_ZXH, 2, axis=1))
+        else:
+            row_YWX = kv_cache.encode(row_YWX.reshape(Y, W, -1), pages)
+            new = (_aligned(tiling.split(row_YWX), kv_position_Z),)
         waits_Z = _waits(table_ZP, kv_position_Z // page_tokens, count_Z)
     next_Z = _next(stop_Z > start_Z)
     rows = _Rows(table_ZP, start_Z, stop_Z, next_Z, kv_position_Z, count_Z, waits_Z)
     sinks_N = jnp.full(N, _MASKED, jnp.float32) if options.sinks_N is None else options.sinks_N
     out_ZKUH, pages = _attend_tiles(
         rows, tiling.pack(q_YWNH), jax.tree.map(tiling.spread, bounds), tiling.sinks(sinks_N),
-        new_ZSX, pages, options.score_cap, interpret,
+        new, pages, options.score_cap, interpret,
     )  # fmt: skip
-    return tiling.unpack(out_ZKUH, q_YWNH.shape), pages
+    return tiling.unpack(out_ZKUH, q_YWNH.shape).astype(jnp.float32), pages
 
 
 def _aligned(row_ZWX: jax.Array, kv_position_Z: jax.Array) -> jax.Array:
@@ -209,22 +215,22 @@ def _attend_tiles(
     q_ZKUH: jax.Array,
     bounds: MaskBounds,  # i32[Z, U] each
     sinks_KU: jax.Array,
-    new_ZSX: jax.Array | None,
+    new: tuple[jax.Array, ...],  # keys and values [Z, K, H] of a token a row; or of more [Z, S, X]
     pages: jax.Array,
     score_cap: float | None,
     interpret: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """Float32 [Z, K, U, H], and the pages with what is new."""
+    """[Z, K, U, H] of the queries' dtype, and the pages with what is new."""
     (Z, K, num_rows, H), (_, page_tokens, X) = q_ZKUH.shape, pages.shape
     page_bytes = page_tokens * X * pages.dtype.itemsize
     block_pages = max(1, min(_BLOCK_TOKENS // page_tokens, _BLOCK_BYTES // page_bytes))
     block_tokens = block_pages * page_tokens
-    appends = new_ZSX is not None
+    appends = bool(new)
     # Columns, to be compared with rows of KV positions.
     bounds_ZUX, sinks_KU1 = jnp.stack(jax.tree.leaves(bounds), axis=2), sinks_KU[:, :, None]
 
     def kernel(
-        rows, q_ref, bounds_ref, sinks_ref, new_ref, pages_ref, out_ref, written_ref, memory
+        rows, q_ref, bounds_ref, sinks_ref, new_refs, pages_ref, out_ref, written_ref, memory
     ):  # fmt: skip
         ring, cursor = memory.ring, memory.cursor
         pages_ref = written_ref if appends else pages_ref  # the same pages, as they come to be
@@ -281,11 +287,20 @@ def _attend_tiles(
             @new_groups(kv_position)
             def _(g):
                 inside = pl.ds(pl.multiple_of(g * _GROUP - kv_position, _GROUP), _GROUP)
-                source = pl.ds(pl.multiple_of((g - begin // _GROUP) * _GROUP, _GROUP), _GROUP)
-                kv_position_SX = g * _GROUP + lax.broadcasted_iota(jnp.int32, (_GROUP, X), 0)
-                is_new_SX = (kv_position_SX >= begin) & (kv_position_SX < begin + rows.count[b])
-                old_SX = ring[stage, inside]
-                ring[stage, inside] = jnp.where(is_new_SX, new_ref[0, source], old_SX)
+
+                def merge(lanes, new_SX):
+                    kv_position_SX = lax.broadcasted_iota(jnp.int32, new_SX.shape, 0) + g * _GROUP
+                    is_new_SX = (kv_position_SX >= begin) & (kv_position_SX < begin + rows.count[b])
+                    old_SX = ring[stage, inside, lanes]
+                    ring[stage, inside, lanes] = jnp.where(is_new_SX, new_SX, old_SX)
+
+                if len(new_refs) == 1:
+                    source = pl.multiple_of((g - begin // _GROUP) * _GROUP, _GROUP)
+                    merge(slice(None), new_refs[0][0, pl.ds(source, _GROUP)])
+                for head in range(K if len(new_refs) == 2 else 0):
+                    for part, new_ref in zip((head, K + head), new_refs, strict=True):
+                        new_SH = jnp.broadcast_to(new_ref[0, head : head + 1], (_GROUP, H))
+                        merge(pl.ds(part * H, H), kv_cache.encode(new_SH, pages_ref))
                 store(g, kv_position, stage).start()
 
         def fold(head, stage, mask_US):
@@ -338,13 +353,13 @@ def _attend_tiles(
             cursor[3] += 1
 
         for head in range(K):
-            out_ref[0, head] = memory.values[head] / memory.mass[head]
+            out_ref[0, head] = (memory.values[head] / memory.mass[head]).astype(out_ref.dtype)
 
     def of_row(x):
         return pl.BlockSpec((1, *x.shape[1:]), lambda b, *_: (b,) + (0,) * (x.ndim - 1))
 
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
-    out = jax.ShapeDtypeStruct(q_ZKUH.shape, jnp.float32)
+    out = jax.ShapeDtypeStruct(q_ZKUH.shape, q_ZKUH.dtype)
     out_pages = jax.ShapeDtypeStruct(pages.shape, pages.dtype) if appends else None
     memory = _Memory(
         ring=pltpu.VMEM((_STAGES, block_tokens, X), pages.dtype),
@@ -364,20 +379,20 @@ def _attend_tiles(
                 of_row(q_ZKUH),
                 of_row(bounds_ZUX),
                 pl.BlockSpec(sinks_KU1.shape, lambda b, *_: (0, 0, 0)),
-                of_row(new_ZSX) if appends else None,
+                jax.tree.map(of_row, new),
                 anywhere,
             ],
             out_specs=[of_row(out), anywhere if appends else None],
             scratch_shapes=[memory],
         ),
         out_shape=[out, out_pages],
-        input_output_aliases={len(rows) + 4: 1} if appends else {},
+        input_output_aliases={len(rows) + 3 + len(new): 1} if appends else {},
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",), vmem_limit_bytes=_VMEM_BYTES
         ),
         name="paged_attention",
         interpret=interpret,
-    )(rows, q_ZKUH, bounds_ZUX, sinks_KU1, new_ZSX, pages)
+    )(rows, q_ZKUH, bounds_ZUX, sinks_KU1, new, pages)
     return out_ZKUH, written if appends else pages
 
 
