@@ -9,6 +9,8 @@ from tests.scripts import apps
 
 _TINY = f"--model={apps.TINY}"
 
+pytestmark = pytest.mark.quick_code
+
 
 @pytest.fixture
 def run(monkeypatch, capfd, tmp_path):
