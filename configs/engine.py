@@ -1,10 +1,12 @@
 """How the engine runs a model: how many sequences, how much cache, which step shapes."""
 
 import dataclasses
+import functools
 import math
 
 from configs.cache import BLOCK_TOKENS
 from configs.errors import InputError
+from configs.mesh import ONE_CHIP, Mesh
 from configs.model import ModelConfig
 
 POLICIES = ("continuous", "static", "dynamic")
@@ -30,9 +32,9 @@ class EngineConfig:
         max_seqs: sequences that run at the same time (slots).
         max_context: longest sequence in tokens; None is the model's own.
         page_tokens: tokens a page holds; None is the platform's default (`Config.for_platform`).
-        cache_bytes: memory for pages (but for page 0 of each group, the sink of padding), and
-            without overcommit for recurrent states too; never more is taken than `max_seqs` full
-            contexts need.
+        cache_bytes: memory of a chip for pages (but for page 0 of each group, the sink of padding),
+            and without overcommit for recurrent states too; never more is taken than `max_seqs`
+            full contexts need.
         decode_rows: sizes of the decode rectangle to compile; a step uses the smallest that fits.
         chunk_tokens: prompt tokens of a prefill chunk, a row of the prefill rectangle.
         prefill_chunks: sizes of the prefill rectangle to compile, in chunks.
@@ -157,12 +159,14 @@ class EngineConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A model and the engine that runs it."""
+    """A model, the engine that runs it, and the chips that one replica lies on."""
 
     model: ModelConfig
     engine: EngineConfig = EngineConfig()
+    mesh: Mesh = ONE_CHIP
 
     def __post_init__(self) -> None:
+        self.mesh.check(self.model)
         limit = self.engine.max_context
         if limit is not None and not 1 <= limit <= self.model.max_context:
             raise InputError(
@@ -189,6 +193,11 @@ class Config:
                 f"engine.cache_bytes is at least {-(-whole // min(peaks))}, for one page of each "
                 f"page group, not {self.engine.cache_bytes}"
             )
+
+    @functools.cached_property
+    def chip_model(self) -> ModelConfig:
+        """The model as one chip of the mesh computes it."""
+        return self.model.per_chip(self.mesh.model)
 
     @property
     def max_context(self) -> int:
@@ -233,7 +242,7 @@ class Config:
         engine, page = self.engine, self.page_tokens
         step = max(engine.chunk_tokens * max(engine.prefill_chunks), 1 + engine.num_drafts)
         peaks = []
-        for group in self.model.page_groups:
+        for group in self.chip_model.page_groups:
             window = group.spec.window
             live = num_tokens if window is None else min(num_tokens, window + step + 2 * page)
             peaks.append(-(-live // page))
@@ -241,15 +250,15 @@ class Config:
 
     @property
     def _page_bytes(self) -> list[int]:
-        """Bytes of a page of each group."""
-        return self.model.page_bytes(self.page_tokens)
+        """Bytes of a page of each group on a chip."""
+        return self.chip_model.page_bytes(self.page_tokens)
 
     def full_bytes(self, num_seqs: int) -> int:
         """Bytes of pages and states for so many sequences at their longest, and of the sinks."""
         groups = zip(self.peak_pages(self.max_context), self._page_bytes, strict=True)
         paged = sum((1 + num_seqs * peak) * size for peak, size in groups)
         drafts = self.engine.num_drafts
-        state = sum(spec.bytes_per_sequence(drafts) for spec in self.model.cache_specs)
+        state = sum(spec.bytes_per_sequence(drafts) for spec in self.chip_model.cache_specs)
         return paged + (1 + num_seqs) * state
 
     @property
@@ -281,7 +290,9 @@ class Config:
         """
         engine = self.engine
         paged = sum(n * size for n, size in zip(self.num_pages, self._page_bytes, strict=True))
-        state = sum(spec.bytes_per_sequence(engine.num_drafts) for spec in self.model.cache_specs)
+        state = sum(
+            spec.bytes_per_sequence(engine.num_drafts) for spec in self.chip_model.cache_specs
+        )
         return paged + (engine.max_seqs + 1) * state
 
     @property
@@ -293,13 +304,14 @@ class Config:
         total = sum((n - 1) * size for n, size in pages)
         if self.engine.preemption == "recompute" or self.model.has_states or not total:
             return tuple(1 for _ in self.num_pages)
-        times = min(4.0, self.engine.swap_bytes / total)
+        times = min(4.0, self.engine.swap_bytes / (total * self.mesh.num_chips))
         return tuple(1 + int((n - 1) * times) for n in self.num_pages)
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A file of `configs/runs`: a model by name (as `--model` takes it) and its engine."""
+    """A file of `configs/runs`: a model by name (as `--model` takes it), its engine and chips."""
 
     model: str
     engine: EngineConfig = EngineConfig()
+    mesh: Mesh = ONE_CHIP

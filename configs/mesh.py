@@ -39,6 +39,13 @@ class Mesh:
         sizes = [f"{axis}={size}" for axis, size in dataclasses.asdict(self).items() if size > 1]
         return ",".join(sizes) or "one chip"
 
+    def is_even(self, config: ModelConfig) -> bool:
+        """Whether chips along `model` get equal parts of it, none of them zeros."""
+        chips, heads = self.model, config.cached_heads
+        return all(size % chips == 0 for size in config.divided) and all(
+            cached % chips == 0 or chips % cached == 0 for cached in heads
+        )
+
     def check(self, config: ModelConfig) -> None:
         """Whether the model can be divided so.
 
@@ -50,14 +57,14 @@ class Mesh:
                 raise InputError(f"mesh axis {axis} is at least 1, not {getattr(self, axis)}")
             if getattr(self, axis) > MOST_CHIPS:
                 raise InputError(f"mesh axis {axis} is at most {MOST_CHIPS} chips")
-        whole = config.divided
-        heads = set(config.cached_heads)
-        if not _divides(self.model, whole, heads):
-            valid = [n for n in range(1, min(whole or heads) + 1) if _divides(n, whole, heads)]
+        kinds = {kind for layer in config.pattern for kind in (layer.mixer, layer.ffn) if kind}
+        if not all(kind.can_divide(self.model) for kind in kinds):
+            most = min(config.divided or config.cached_heads)
+            valid = [n for n in range(1, most + 1) if all(kind.can_divide(n) for kind in kinds)]
             raise InputError(
                 f"mesh model={self.model} does not divide the heads and feed-forward widths "
-                f"{sorted(whole)} and the cached heads {sorted(heads)} of {config.name}; valid: "
-                f"{', '.join(map(str, valid))}"
+                f"{sorted(config.divided)} and the cached heads {sorted(set(config.cached_heads))} "
+                f"of {config.name}; valid: {_ranges(valid)}"
             )
         mixtures = {layer.ffn.experts for layer in config.pattern if layer.ffn}
         experts = {found[0] for found in mixtures if found}
@@ -72,13 +79,10 @@ class Mesh:
             )
 
 
-def _divides(chips: int, whole: set[int], cached_heads: set[int]) -> bool:
-    """Whether chips along `model` get equal parts; where they outnumber the heads of a cache, these
-    are copied evenly.
-    """
-    return all(size % chips == 0 for size in whole) and all(
-        heads % chips == 0 or chips % heads == 0 for heads in cached_heads
-    )
+def _ranges(numbers: list[int]) -> str:
+    """'1 to 9' or '1, 2, 4': rising numbers from 1."""
+    is_whole = len(numbers) > 2 and numbers == list(range(1, len(numbers) + 1))
+    return f"1 to {numbers[-1]}" if is_whole else ", ".join(map(str, numbers))
 
 
 ONE_CHIP = Mesh()

@@ -11,7 +11,7 @@ from configs import precision
 from configs.cache import CacheSpec, PageGroup, page_groups
 from configs.errors import InputError
 from configs.kinds import operations, params
-from configs.kinds.kind import MOST_WIDTH, FeedForward, Mixer
+from configs.kinds.kind import MOST_WIDTH, FeedForward, Mixer, equal_shares
 from configs.kinds.operations import LOGITS, TOKENS, Amount, Move, Operation
 from configs.kinds.params import ParamInfo
 
@@ -178,6 +178,35 @@ class ModelConfig:
             LayerSpec(changed(layer.mixer), changed(layer.ffn)) for layer in self.pattern
         )
         return dataclasses.replace(self, pattern=pattern)
+
+    # --- chips ------------------------------------------------------------------------------------
+
+    @functools.lru_cache(maxsize=64)  # noqa: B019
+    def per_chip(self, chips: int) -> "ModelConfig":
+        """The model that one of `chips` along the mesh's `model` computes: its heads, columns of
+        feed-forwards and part of the vocabulary.
+
+        Raises:
+            InputError: a part's rows are no whole blocks of their format.
+        """
+        if chips == 1:
+            return self
+        pattern = tuple(
+            LayerSpec(layer.mixer.per_chip(chips), layer.ffn and layer.ffn.per_chip(chips))
+            for layer in self.pattern
+        )
+        return dataclasses.replace(self, pattern=pattern, vocab_size=-(-self.vocab_size // chips))
+
+    def shares(self, path: tuple[str, ...], axis: str, chips: int) -> tuple[range, ...]:
+        """What each of `chips` along `model` holds of a parameter's logical axis: of 'heads',
+        'kv_heads', columns of 'ffn' or rows of 'vocab'.
+        """
+        if axis == "vocab":
+            return equal_shares(self.vocab_size, chips)
+        layer = self.layers[int(path[1])]
+        kind = layer.mixer if path[2] == "mixer" else layer.ffn
+        assert kind is not None
+        return kind.shares(axis, chips)
 
     # --- parameters -------------------------------------------------------------------------------
 

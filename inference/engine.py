@@ -35,7 +35,8 @@ from inference.text.tokenizer import MissingTokenizer, Tokenizer
 from layers import decoder
 from layers.kernels.linear import api as linear
 from layers.kernels.linear import packed
-from layers.params import Params
+from layers.params import Params, is_info
+from sharding import mesh as meshes
 
 _MAX_FAILED_STEPS = 2  # in a row: then the failure is not a passing one
 
@@ -130,9 +131,10 @@ class Engine:
         except MissingTokenizer as error:
             why_no_text = str(error)
         infos = decoder.param_infos(config.model)
-        packs = config.engine.linear == "ffi_cpu"
+        mesh = meshes.of(config.mesh)
+        packs = config.engine.linear == "ffi_cpu" and mesh is None
         read = functools.partial(
-            checkpoint.load_params, infos, progress, linear.placement(config),
+            checkpoint.load_params, infos, progress, linear.placement(config, mesh),
             linear.abstract(config, infos) if packs else None,
         )  # fmt: skip
         return cls(config, read, tokenizer, checkpoint.eos_ids, why_no_text, expected)
@@ -227,15 +229,13 @@ class Engine:
         Raises:
             InputError: the parameters are not those of this model.
         """
-
-        def kinds(tree: Params) -> Any:
-            return jax.tree.map(
-                lambda leaf: (tuple(leaf.shape), packed.format_of(leaf)),
-                tree,
-                is_leaf=packed.is_packed,
-            )
-
-        if kinds(params) != kinds(self.model_runner.params):
+        infos = decoder.param_infos(self.config.model)
+        declared = jax.tree.map(lambda i: (i.shape, i.format), infos, is_leaf=is_info)
+        found = jax.tree.map(
+            lambda leaf: (tuple(leaf.shape), packed.format_of(leaf)), params,
+            is_leaf=packed.is_packed,
+        )  # fmt: skip
+        if found != declared:
             raise InputError("update_params takes parameters of the model that the engine runs")
         self.model_runner.params = self.model_runner.pack(params)
         self.rebuild()

@@ -14,6 +14,7 @@ from layers.linear import add_bias, linear
 from layers.params import Params
 from layers.registry import Leaf, StepContext
 from layers.rope import rotate
+from sharding import collectives
 
 
 def apply(
@@ -33,19 +34,20 @@ def apply(
             qkv_TX = add_bias(linear(x_TD, params["qkv"]), params, "qkv_bias")
             qkv_TXH = qkv_TX.reshape(T, N + 2 * K, H)
             q_TNH, k_TKH, v_TKH = jnp.split(qkv_TXH, (N, N + K), axis=1)
-            k_TKH = _rotated(k_TKH, params.get("k_norm"), config, context).astype(config.dtype)
+            k_TKH = _rotated(k_TKH, params.get("k_norm"), config, kind, context)
+            k_TKH = k_TKH.astype(config.dtype)
             v_TKH = v_TKH.astype(config.dtype)
         else:
             q_TNH = add_bias(linear(x_TD, params["q"]), params, "q_bias").reshape(T, N, H)
     scale = H**-0.5 if kind.scale is None else kind.scale
-    q_TNH = _rotated(q_TNH, params.get("q_norm"), config, context) * scale
+    q_TNH = _rotated(q_TNH, params.get("q_norm"), config, kind, context) * scale
     with jax.named_scope("attend"):
         out_TNH, leaf = attend(
             q_TNH.astype(config.dtype), k_TKH, v_TKH, leaf, context, score_cap=kind.score_cap
         )
     with jax.named_scope("out"):
         out_TD = linear(out_TNH.reshape(T, N * H).astype(config.dtype), params["out"])
-        return add_bias(out_TD, params, "out_bias"), leaf
+        return add_bias(collectives.total(out_TD), params, "out_bias"), leaf
 
 
 def attend(
@@ -103,14 +105,19 @@ def attend(
 
 
 def _rotated(
-    x_TNH: jax.Array, weight: jax.Array | None, config: ModelConfig, context: StepContext
+    x_TNH: jax.Array,
+    weight: jax.Array | None,
+    config: ModelConfig,
+    kind: Attention,
+    context: StepContext,
 ) -> jax.Array:
     """Heads after their norm (of each, or of all at once) and RoPE, if they have them: float32
     [T, N, H].
     """
     if weight is not None:
         parts_TXX = x_TNH.reshape(x_TNH.shape[0], -1, weight.shape[0])
-        x_TNH = norm.apply(parts_TXX, weight, config).reshape(x_TNH.shape)
+        is_divided = kind.qk_norm == "all"
+        x_TNH = norm.apply(parts_TXX, weight, config, is_divided).reshape(x_TNH.shape)
     return x_TNH if context.angles is None else rotate(x_TNH, *context.angles)
 
 

@@ -21,6 +21,7 @@ from layers.linear import linear, soft_cap
 from layers.params import Params
 from layers.ragged import Ragged
 from layers.registry import Leaf, StepContext
+from sharding import collectives
 
 registry.register(Attention, attend.apply)
 registry.register(Gated, ffn.gated)
@@ -71,7 +72,7 @@ def forward(
     }
     leaves: list[Leaf] = [None] * config.num_layers if cache is None else list(cache)
     with jax.named_scope("embed"):
-        x_TD = embed(params["embed"]["table"], tokens_T) * config.embedding_scale
+        x_TD = _embed_here(params["embed"]["table"], tokens_T, config) * config.embedding_scale
         if config.learned_positions:
             x_TD += embed(params["positions"]["table"], position_T)
     for index, (weights, layer) in enumerate(zip(params["layers"], config.layers, strict=True)):
@@ -138,10 +139,22 @@ def _block(
 
 
 def logits(params: Params, config: ModelConfig, hidden_QD: jax.Array) -> jax.Array:
-    """Head over packed rows: float32 [Q, V]."""
+    """Head over packed rows: float32 [Q, V], on a mesh the chip's part of it."""
     with jax.named_scope("head"):
         logits_QV = linear(hidden_QD, (params["embed"] if config.tied else params["head"])["table"])
         return logits_QV if config.logit_cap is None else soft_cap(logits_QV, config.logit_cap)
+
+
+def _embed_here(
+    table_VD: jax.Array | Packed, tokens_T: jax.Array, config: ModelConfig
+) -> jax.Array:
+    """`embed`, where each chip of a mesh holds a part of the rows."""
+    if collectives.num_chips() == 1:
+        return embed(table_VD, tokens_T)
+    own_T = tokens_T - collectives.chip() * config.vocab_size
+    is_own_T1 = ((own_T >= 0) & (own_T < config.vocab_size))[:, None]
+    rows_TD = embed(table_VD, jnp.clip(own_T, 0, config.vocab_size - 1))
+    return collectives.total(jnp.where(is_own_T1, rows_TD, 0))
 
 
 def embed(table_VD: jax.Array | Packed, tokens_T: jax.Array) -> jax.Array:

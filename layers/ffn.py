@@ -11,6 +11,7 @@ from configs.model import ModelConfig
 from layers.kernels.cpu import rows
 from layers.linear import add_bias, linear
 from layers.params import Params
+from sharding import collectives
 
 _ACTIVATIONS = {
     "silu": jax.nn.silu,
@@ -43,4 +44,5 @@ def plain(params: Params, config: ModelConfig, kind: Plain, x_TD: jax.Array) -> 
 
 
 def _down(params: Params, config: ModelConfig, hidden_TF: jax.Array) -> jax.Array:
-    return add_bias(linear(hidden_TF.astype(config.dtype), params["down"]), params, "down_bias")
+    out_TD = collectives.total(linear(hidden_TF.astype(config.dtype), params["down"]))
+    return add_bias(out_TD, params, "down_bias")

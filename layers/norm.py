@@ -10,11 +10,18 @@ import jax.numpy as jnp
 from configs.model import ModelConfig
 from layers.kernels.cpu import rows
 from layers.reduce import row_sum
+from sharding import collectives
 
 
-def apply(x: jax.Array, weights: Any, config: ModelConfig) -> jax.Array:
-    """The model's norm over the last axis: float32 of x's shape."""
+def apply(x: jax.Array, weights: Any, config: ModelConfig, is_divided: bool = False) -> jax.Array:
+    """The model's norm over the last axis, of which the chips of a mesh may hold equal parts
+    (`is_divided`): float32 of x's shape.
+    """
     with jax.named_scope("norm"):
+        if is_divided and collectives.num_chips() > 1:
+            squares = collectives.total(row_sum(x * x)) / (x.shape[-1] * collectives.num_chips())
+            scale = jax.lax.rsqrt(squares + config.norm_eps)
+            return x * scale * (weights.astype(jnp.float32) + config.norm_offset)
         if config.norm == "rms":
             return rms_norm(x, weights, config.norm_eps, config.norm_offset)
         return layer_norm(x, weights["weight"], weights["bias"], config.norm_eps)

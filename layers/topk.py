@@ -15,6 +15,7 @@ from layers.kernels.cpu import rows
 from layers.kernels.cpu.rows import GROUP
 from layers.kernels.device import target_is_cpu
 from layers.reduce import log_sum_exp, row_sum
+from sharding import collectives
 
 _DIGIT_BITS = 4  # of `mass_key`: 15 sums a pass
 
@@ -29,8 +30,35 @@ class Summary(NamedTuple):
 
 
 def summarize(x_QV: jax.Array) -> Summary:
-    """Of rows of float32 logits."""
-    return _summary(x_QV)
+    """Of rows of float32 logits; on a mesh the maxima are those of the chip's own entries, the rest
+    is of whole rows.
+    """
+    found = _summary(x_QV)
+    if collectives.num_chips() == 1:
+        return found
+    value_Q1 = jnp.take_along_axis(x_QV, found.best_Q[:, None], axis=1)
+    ids_Q = found.best_Q + collectives.chip() * x_QV.shape[1]
+    best_Q, total_XQ = _best_of_chips(value_Q1[:, 0], ids_Q, found.total_Q)
+    return Summary(found.maxima_QG, best_Q, log_sum_exp(total_XQ.T))
+
+
+def best_of_chips(value_Q: jax.Array, ids_Q: jax.Array) -> jax.Array:
+    """The id with the largest value among those that the chips of a mesh found, in the order of
+    their ids: i32[Q].
+    """
+    return ids_Q if collectives.num_chips() == 1 else _best_of_chips(value_Q, ids_Q)[0]
+
+
+def _best_of_chips(
+    value_Q: jax.Array, ids_Q: jax.Array, *more_Q: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The best id, and all chips' floats [chips, Q], of values and `more_Q`, the last of them."""
+    bits = [lax.bitcast_convert_type(x_Q, jnp.int32) for x_Q in (value_Q, *more_Q)]
+    each = jnp.moveaxis(collectives.gather(jnp.stack([ids_Q, *bits])), 1, 0)  # one exchange
+    value_XQ = lax.bitcast_convert_type(each[1], jnp.float32)
+    first_1Q = jnp.argmax(value_XQ, axis=0)[None]  # of equals the lowest id
+    last_XQ = lax.bitcast_convert_type(each[-1], jnp.float32)
+    return jnp.take_along_axis(each[0], first_1Q, axis=0)[0], last_XQ
 
 
 def _reference(x_QV: jax.Array) -> Summary:
@@ -75,9 +103,24 @@ def group_ids(groups_QJ: jax.Array) -> jax.Array:
 
 def top_n(x_QV: jax.Array, maxima_QG: jax.Array | None, n: int) -> tuple[jax.Array, jax.Array]:
     """`lax.top_k(x_QV, n)`: values [Q, n] in falling order and ids i32[Q, n], equals by rising id;
-    `maxima_QG` as in its `Summary`.
+    `maxima_QG` as in its `Summary`. On a mesh these are of whole rows, and `x_QV` is a part.
+    """
+    if collectives.num_chips() == 1:
+        return _top_n(x_QV, maxima_QG, n)
+    width = x_QV.shape[1] if maxima_QG is None else maxima_QG.shape[1] * GROUP
+    values_Qm, ids_Qm = _top_n(x_QV, maxima_QG, min(n, width))
+    bits_Qm = lax.bitcast_convert_type(values_Qm, jnp.int32)
+    ids_Qm += collectives.chip() * x_QV.shape[1]
+    each = collectives.gather(jnp.concatenate([bits_Qm, ids_Qm], axis=1))  # [chips, Q, 2 m]
+    bits_QJ, ids_QJ = (jnp.concatenate(list(x), axis=1) for x in jnp.split(each, 2, axis=-1))
+    found = lax.top_k(lax.bitcast_convert_type(bits_QJ, jnp.float32), n)
+    values_Qn, offset_Qn = map(lax.optimization_barrier, found)  # as below
+    return values_Qn, jnp.take_along_axis(ids_QJ, offset_Qn, axis=1)
 
-    Exact: an entry outside of the n best groups has n group maxima larger, or equal and earlier.
+
+def _top_n(x_QV: jax.Array, maxima_QG: jax.Array | None, n: int) -> tuple[jax.Array, jax.Array]:
+    """Exact: an entry outside of the n best groups has n group maxima larger, or equal and
+    earlier.
     """
     if maxima_QG is None:
         values_Qn, ids_Qn = lax.top_k(x_QV, n)
@@ -87,7 +130,7 @@ def top_n(x_QV: jax.Array, maxima_QG: jax.Array | None, n: int) -> tuple[jax.Arr
     groups_QJ = jnp.sort(groups_QJ, axis=-1)  # equals then come in the order of their ids
     found = lax.top_k(take_groups(x_QV, groups_QJ), n)
     # A caller's slice, merged into that of top_k, hides it from XLA: a full sort, 20 x slower.
-    values_Qn, offset_Qn = lax.optimization_barrier(found)
+    values_Qn, offset_Qn = map(lax.optimization_barrier, found)
     groups_Qn = jnp.take_along_axis(groups_QJ, offset_Qn // GROUP, axis=1)
     ids_Qn = (groups_Qn * GROUP + offset_Qn % GROUP).astype(jnp.int32)
     return values_Qn, ids_Qn
@@ -110,7 +153,8 @@ def mass_key(key_QV: jax.Array, weight_QV: jax.Array, mass_Q: jax.Array) -> jax.
     """Largest key such that the entries at or above it weigh `mass_Q` or more: u32[Q].
 
     Found from its highest bit on: on a CPU bit by bit, in 32 passes over the row; on an accelerator
-    in 8, without a loop. Weights of 1 give the key of the mass_Q-th largest.
+    in 8, without a loop. Weights of 1 give the key of the mass_Q-th largest. Chips of a mesh each
+    hold a part of the rows.
 
     Args:
         key_QV: u32, from `ordered_key`.
@@ -123,7 +167,8 @@ def mass_key(key_QV: jax.Array, weight_QV: jax.Array, mass_Q: jax.Array) -> jax.
 
     def try_bit(i: jax.Array, found_Q: jax.Array) -> jax.Array:
         trial_Q = found_Q | (jnp.uint32(0x80000000) >> i.astype(jnp.uint32))
-        above_Q = row_sum(jnp.where(key_QV >= trial_Q[:, None], weight_QV, 0.0))[:, 0]
+        above_Q1 = row_sum(jnp.where(key_QV >= trial_Q[:, None], weight_QV, 0.0))
+        above_Q = collectives.total(above_Q1)[:, 0]
         return jnp.where(above_Q >= mass_Q, trial_Q, found_Q)
 
     return lax.fori_loop(0, 32, try_bit, none_Q)
@@ -151,4 +196,4 @@ def _masses(
         return tuple(map(lax.add, x, y))
 
     found: tuple[jax.Array, ...] = lax.reduce(kept, [jnp.float32(0)] * len(kept), add, (1,))
-    return found
+    return collectives.total(found)

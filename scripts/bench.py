@@ -37,10 +37,10 @@ from inference.request import SamplingParams  # noqa: E402
 from scripts import common  # noqa: E402
 from scripts.flags import (  # noqa: E402
     bench_modes,
+    deployment_flags,
     file_flags,
     json_lines_flag,
     shared_flags,
-    weights_flag,
     workload_flags,
 )
 from scripts.reports import bench_plot, bench_text  # noqa: E402
@@ -69,7 +69,7 @@ _DECODE = flags.DEFINE_list(
 _GAP = flags.DEFINE_bool("gap", False, "--decode: also what the engine adds to a step.")
 _HOST_COST = flags.DEFINE_bool("host_cost", False, "The host's part of a step, without a device.")
 _PLOT = file_flags.PLOT
-for _module in (file_flags, json_lines_flag, weights_flag, workload_flags):
+for _module in (file_flags, json_lines_flag, deployment_flags, workload_flags):
     flags.adopt_module_key_flags(_module)
 
 _DRAWN = dataclasses.replace(GREEDY, temperature=0.8, top_p=0.95, top_k=50)

@@ -20,11 +20,11 @@ from absl import app, flags, logging
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from configs import overrides
+from configs import mesh, overrides
 from configs.engine import Config, Run
 from configs.errors import InputError, reason
 from scripts import interrupts
-from scripts.flags import weights_flag
+from scripts.flags.deployment_flags import MESH, WEIGHTS
 
 _MODEL = flags.DEFINE_string(
     "model",
@@ -130,12 +130,26 @@ def resolve_config(
     imported, and built where it is missing, while the caller goes on to fetch and read files.
     """
     from layers.kernels.device import target_device
+    from sharding import mesh as meshes
 
-    asked = {} if weights_flag.WEIGHTS.value is None else {"weights": weights_flag.WEIGHTS.value}
+    asked = {} if WEIGHTS.value is None else {"weights": WEIGHTS.value}
     resolved, config = named_config(sizes, (needs or {}) | asked)
+    if MESH.value:
+        config = dataclasses.replace(config, mesh=mesh.parse(MESH.value))
+    meshes.provide(config.mesh)
     config = config.for_platform(target_device().platform)
     threading.Thread(target=_prepare, args=(config,)).start()
     return resolved, config
+
+
+def check_one_chip(config: Config, reader: str) -> None:
+    """Whether a configuration is one chip's, for what measures no other.
+
+    Raises:
+        InputError: it has a mesh.
+    """
+    if config.mesh.num_chips > 1:
+        raise InputError(f"{reader} runs on one chip, not on {config.mesh}: leave the mesh out")
 
 
 def _prepare(config: Config) -> None:
@@ -158,24 +172,26 @@ def named_config(sizes: dict[str, Any], needs: dict[str, Any] | None = None) -> 
     """
     from inference.checkpoints import resolve
 
-    named = _named_run()
+    named = named_run()
     if named is not None and flags.FLAGS["model"].present:
         raise InputError("--config names its model: leave --model out")
     resolved = resolve.resolve(model_name())
     asked = (needs or {}) if named else sizes | (needs or {})
     settings = [f"engine.{name}={value}" for name, value in asked.items()]
-    config = Config(resolved.config, named.engine) if named else Config(resolved.config)
+    run = named or Run("")
+    config = Config(resolved.config, run.engine, run.mesh)
     config = overrides.apply(config, [*settings, *_SET.value])
     return resolved, config
 
 
 def model_name() -> str:
     """What --model says, or the run of --config."""
-    named = _named_run()
+    named = named_run()
     return named.model if named else _MODEL.value
 
 
-def _named_run() -> Run | None:
+def named_run() -> Run | None:
+    """The run of --config, if there is one."""
     return _load_run(_RUN.value) if _RUN.value else None
 
 
@@ -226,7 +242,8 @@ def load_engine(
             engine = Engine.from_checkpoint(config, checkpoint, progress, expected)
     defaults = Config(config.model).for_platform(target_device().platform).engine
     sizes = overrides.changed(config.engine, defaults)
-    line = ", ".join([config.model.name, config.model.dtype, *sizes])
+    chips = [str(config.mesh)] if config.mesh.num_chips > 1 else []
+    line = ", ".join([config.model.name, config.model.dtype, *chips, *sizes])
     say(line)
     return engine
 

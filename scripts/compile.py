@@ -17,16 +17,16 @@ from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.hardware import targets
 from configs.hardware.targets import Target
-from configs.mesh import ONE_CHIP, Mesh
+from configs.mesh import Mesh
 from scripts import common
-from scripts.flags import placement_flags, shared_flags
+from scripts.flags import deployment_flags, placement_flags, shared_flags
 from scripts.reports import compile_text
 
 _TARGET = flags.DEFINE_string("target", None, f"Chips to compile for: {targets.FORMS}.")
 _ALL = flags.DEFINE_bool("all", False, "Every step of the engine, not the largest alone.")
-_MESH, _BATCH = placement_flags.MESH, placement_flags.BATCH
+_MESH, _BATCH = deployment_flags.MESH, placement_flags.BATCH
 _CONTEXT = placement_flags.CONTEXT
-for _module in (common, placement_flags):  # --help shows theirs too
+for _module in (common, deployment_flags, placement_flags):  # --help shows theirs too
     flags.adopt_module_key_flags(_module)
 
 _FLAGS = ("target", "all", "mesh", "batch", "context", "model", "config", "set", "json")
@@ -44,8 +44,7 @@ def main(argv: Sequence[str]) -> None:
 
     topologies.prepare(target)
     topologies.devices(target)
-    config = _config(target)
-    mesh.check(config.model)
+    config = dataclasses.replace(_config(target), mesh=mesh)
 
     from inference.planner.compiled import prediction
     from inference.planner.compiled.report import AbsentEngine
@@ -55,7 +54,7 @@ def main(argv: Sequence[str]) -> None:
     shapes = engine.usual_shapes()
     if _ALL.value:
         shapes = step_shapes.enumerate_shapes(config.engine)
-    predicted = prediction.predict(engine.config, target, mesh, shapes)
+    predicted = prediction.predict(engine.config, target, shapes)
     if not common.JSON.value:
         compile_text.show_prediction(engine.config, engine.attention, target, mesh, predicted)
     found = []
@@ -72,17 +71,14 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _mesh(target: Target) -> Mesh:
-    """What --mesh says, or all devices along `model`."""
-    mesh = meshes.parse(_MESH.value) if _MESH.value else Mesh(model=target.num_devices)
+    """What --mesh says, or the run of --config; else all devices along `model`."""
+    named = common.named_run()
+    given = named.mesh if named is not None and named.mesh.num_chips > 1 else None
+    mesh = meshes.parse(_MESH.value) if _MESH.value else given or Mesh(model=target.num_devices)
     if mesh.num_chips != target.num_devices:
         raise InputError(
-            f"--mesh={_MESH.value} is {mesh.num_chips} devices, --target={target.name} has "
+            f"mesh {mesh} is {mesh.num_chips} devices, --target={target.name} has "
             f"{target.num_devices}"
-        )
-    if mesh != ONE_CHIP:
-        raise InputError(
-            f"--target={target.name} has {target.num_devices} devices; so far steps are compiled "
-            "for one (h200, v5e:1x1, v6e:1x1, v5p:1x1x1)"
         )
     return mesh
 

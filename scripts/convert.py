@@ -14,7 +14,7 @@ from configs.errors import InputError
 from inference.checkpoints.native import new_directory
 from inference.text.tokenizer import MissingTokenizer
 from scripts import common
-from scripts.flags import output_flag, weights_flag
+from scripts.flags import deployment_flags, output_flag
 
 _OUTPUT = output_flag.OUTPUT
 _TO = flags.DEFINE_enum("to", "orbax", ["orbax", "hf"], "Format: our native one, or transformers'.")
@@ -36,7 +36,9 @@ def main(argv: Sequence[str]) -> None:
     from inference.checkpoints import convert  # brings JAX
 
     resolved, config = common.named_config({})
-    if config.model != resolved.config or weights_flag.WEIGHTS.value is not None:
+    if deployment_flags.MESH.value:
+        raise InputError("a conversion lies on no chips: leave --mesh out")
+    if config.model != resolved.config or deployment_flags.WEIGHTS.value is not None:
         raise InputError("a conversion changes no field of the model; --dtype chooses the type")
     start = time.monotonic()
     checkpoint = common.open_checkpoint(resolved)

@@ -53,6 +53,8 @@ def main(argv: Sequence[str]) -> None:
         {"max_seqs": _num_slots(requests)},
         _engine_needs(requests),
     )
+    if _NAIVE.value:
+        common.check_one_chip(config, "--naive")
     checkpoint = common.open_checkpoint(resolved)
     tokenizer = checkpoint.load_tokenizer()
     ids = [request.encode(tokenizer) for request in requests]

@@ -26,15 +26,14 @@ from inference.planner.cost import Precision
 from inference.planner.deployment import ACCOUNTINGS, Deployment, Row
 from inference.planner.speculation import Speculation
 from scripts import common
-from scripts.flags import file_flags, output_flag, placement_flags, shared_flags, weights_flag
+from scripts.flags import deployment_flags, file_flags, output_flag, placement_flags, shared_flags
 from scripts.reports import plan_text
 
 _HARDWARE = flags.DEFINE_string("hardware", "h100", f"{', '.join(catalog.NAMES)} or cpu.")
 _BATCH, _CONTEXT = placement_flags.BATCH, placement_flags.CONTEXT
 _NEW_TOKENS = shared_flags.NEW_TOKENS
-_MESH = placement_flags.MESH
 _REPLICAS = flags.DEFINE_integer("replicas", 1, "Copies of the mesh.")
-_WEIGHTS = weights_flag.WEIGHTS
+_WEIGHTS, _MESH = deployment_flags.WEIGHTS, deployment_flags.MESH
 _CACHE = flags.DEFINE_string(
     "cache", None, f"Format of the cache, as --weights: {', '.join(precision.FORMATS)}."
 )
@@ -54,7 +53,7 @@ _VERIFY = flags.DEFINE_bool(
     "verify", False, "Time the engine's steps on this machine, calibrate it, show both."
 )
 _OUTPUT = output_flag.OUTPUT
-_shared = (common, file_flags, output_flag, placement_flags, shared_flags, weights_flag)
+_shared = (common, file_flags, output_flag, placement_flags, shared_flags, deployment_flags)
 for _module in _shared:  # --help shows theirs too
     flags.adopt_module_key_flags(_module)
 
@@ -196,7 +195,7 @@ def _deployment(config: Config) -> Deployment:
         if info.is_matrix:
             weights.check_rows(info.shape[-1], f"layers/{'/'.join(path)}")
     formats = Precision(weights, cache, own.rest)
-    placed = mesh.parse(_MESH.value)
+    placed = mesh.parse(_MESH.value) if _MESH.value else config.mesh
     placed.check(config.model)
     price = _PRICE.value
     if price is not None and not 0 < price < math.inf:

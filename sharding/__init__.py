@@ -1,1 +1,1 @@
-"""Mesh, logical-axis rules and partition specs: what maps the names in `ParamInfo` to devices."""
+"""Mesh, logical-axis rules and parts of arrays: what maps the names in `ParamInfo` to devices."""

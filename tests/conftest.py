@@ -44,6 +44,9 @@ def pytest_configure(config):
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
         os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", 8)  # chips of the tests of meshes
     if "RIDGELINE_KERNELS" not in os.environ:  # built once, whatever cache directories tests have
         from inference.files import cache_directory  # loads jax, which reads the above
         from inference.runtime import cpu_kernels

@@ -21,6 +21,7 @@ from configs.engine import Config, EngineConfig
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.rope import Dynamic, Rope
+from configs.mesh import ONE_CHIP, Mesh
 from configs.model import LayerSpec, ModelConfig
 from inference import engine as engines
 from inference.request import SamplingParams
@@ -226,6 +227,7 @@ def engine(
     params: Any = None,
     shapes: str = "riding",
     draws: bool = True,
+    mesh: Mesh = ONE_CHIP,
     **settings: Any,
 ) -> engines.Engine:
     """An engine; engines of equal configuration share their executables.
@@ -236,7 +238,7 @@ def engine(
     temperature take, half of its code, is left empty.
     """
     arguments = {name: settings.pop(name) for name in ("tokenizer", "eos_ids") if name in settings}
-    config = Config(model, EngineConfig(**settings))
+    config = Config(model, EngineConfig(**settings), mesh)
     is_fake = model.family == "fake"
     if params is None:
         params = fake_params(model) if is_fake else real_params(model)
@@ -246,7 +248,7 @@ def engine(
     if not draws:
         own._lower_step = _without_draws(own._lower_step)
     made.model_runner._executables = _executables.setdefault(
-        (Config(model, same), draws, compiling.is_quick()), own
+        (Config(model, same, mesh), draws, compiling.is_quick()), own
     )
     if shapes != "all" and made.config.engine.chunked_prefill:
         riding = tuple(shape for shape in made.scheduler.shapes if shape.decode[0])

@@ -7,7 +7,7 @@ from typing import Any
 from configs.cache import CacheSpec, keys_values, shared
 from configs.errors import InputError
 from configs.kinds import operations, params
-from configs.kinds.kind import Mixer, check_choice, check_sizes
+from configs.kinds.kind import Mixer, check_choice, check_sizes, equal_shares
 from configs.kinds.operations import Move, Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 from configs.kinds.rope import Rope
@@ -93,7 +93,9 @@ class Attention(Mixer, name="attention"):
             declared["out_bias"] = ParamInfo((D,), model.dtype, ("embed",), "zeros")
         if self.qk_norm:
             for name, width in norms.items():
-                declared[name] = params.norm(model, H if self.qk_norm == "head" else width, None)
+                is_whole = self.qk_norm == "all"
+                axis = ("kv_heads" if name == "k_norm" else "heads") if is_whole else None
+                declared[name] = params.norm(model, width if is_whole else H, axis)
         return declared
 
     def cache(self, model: Widths) -> CacheSpec:
@@ -101,6 +103,37 @@ class Attention(Mixer, name="attention"):
         if self.owner is not None:
             return shared(self.owner)
         return keys_values(self.num_kv_heads, self.head_width, self.window)
+
+    def can_divide(self, chips: int) -> bool:
+        """See `Kind`; a norm of all heads at once needs equal parts."""
+        return super().can_divide(chips) if self.qk_norm == "all" else chips <= self.num_heads
+
+    def per_chip(self, chips: int) -> "Attention":
+        """See `Kind`: KV heads with all their queries where there are enough of them, else copies
+        of one KV head, whose queries are divided.
+        """
+        N, K = self.num_heads, self.num_kv_heads
+        if chips <= K:
+            kv_heads = -(-K // chips)
+            return dataclasses.replace(self, num_heads=kv_heads * (N // K), num_kv_heads=kv_heads)
+        return dataclasses.replace(self, num_heads=-(-(N // K) // (chips // K)), num_kv_heads=1)
+
+    def shares(self, axis: str, chips: int) -> tuple[range, ...]:
+        """See `Kind`."""
+        K, G = self.num_kv_heads, self.num_heads // self.num_kv_heads
+        if chips <= K:
+            unit = 1 if axis == "kv_heads" else G
+            groups = equal_shares(K, chips)
+            return tuple(range(unit * own.start, unit * own.stop) for own in groups)
+        heads = [chip * K // chips for chip in range(chips)]
+        if axis == "kv_heads":
+            return tuple(range(head, head + 1) for head in heads)
+        each = self.per_chip(chips).num_heads
+        found = []
+        for chip, head in enumerate(heads):
+            start = head * G + min(G, (chip - heads.index(head)) * each)
+            found.append(range(start, min(start + each, (head + 1) * G)))
+        return tuple(found)
 
     def check_owner(self, stored: CacheSpec) -> None:
         """See `Mixer`."""

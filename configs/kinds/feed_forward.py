@@ -1,11 +1,11 @@
 """Feed-forwards: gated, plain, and mixtures of gated experts."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 from configs.errors import InputError
 from configs.kinds import operations
-from configs.kinds.kind import FeedForward, check_choice, check_sizes
+from configs.kinds.kind import FeedForward, check_choice, check_sizes, equal_shares
 from configs.kinds.operations import Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 
@@ -31,6 +31,18 @@ class _OneHidden(FeedForward):
     def __post_init__(self) -> None:
         check_sizes(self, "width")
         check_choice(self, "activation", _ACTIVATIONS)
+
+    def can_divide(self, chips: int) -> bool:
+        """See `Kind`."""
+        return chips <= self.width
+
+    def per_chip(self, chips: int) -> Self:
+        """See `Kind`."""
+        return dataclasses.replace(self, width=-(-self.width // chips))
+
+    def shares(self, axis: str, chips: int) -> tuple[range, ...]:
+        """See `Kind`."""
+        return equal_shares(self.width, chips)
 
     def operations(self, model: Widths) -> tuple[Operation, ...]:
         """See `FeedForward`."""

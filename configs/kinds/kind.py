@@ -4,7 +4,7 @@ A kind is a frozen dataclass with a name: `class Attention(Mixer, name="attentio
 layer declares; `layers/` registers the function that applies it.
 """
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from configs.cache import CacheSpec
 from configs.errors import InputError, shown
@@ -22,7 +22,7 @@ class Kind:
 
     Attributes:
         name: in files and messages; no other kind has it.
-        divided: names of the fields whose sizes chips along `model` have to divide.
+        divided: names of the fields that chips along `model` divide.
     """
 
     name: ClassVar[str]
@@ -49,6 +49,25 @@ class Kind:
 
         Raises:
             InputError: its fields do not go with each other or with the model.
+        """
+        raise NotImplementedError
+
+    def can_divide(self, chips: int) -> bool:
+        """Whether so many chips along `model` can divide it."""
+        return all(getattr(self, field) % chips == 0 for field in self.divided)
+
+    def per_chip(self, chips: int) -> Self:
+        """Itself on one of `chips` that divide it: sizes that they do not divide are rounded up,
+        and what a chip has less than others is zeros.
+
+        Raises:
+            InputError: nothing divides this kind yet.
+        """
+        raise InputError(f"{self.name} layers are not divided over chips yet: leave mesh.model=1")
+
+    def shares(self, axis: str, chips: int) -> tuple[range, ...]:
+        """What each of `chips` holds of a logical axis: of 'heads', of 'kv_heads' or of the columns
+        of 'ffn'.
         """
         raise NotImplementedError
 
@@ -88,6 +107,12 @@ class Mixer(Kind):
         """
         return operations.products(self.name, model, self.parameters(model))
 
+    def can_divide(self, chips: int) -> bool:
+        """See `Kind`: more chips than the cache has parts hold equal numbers of copies."""
+        parts = self.cache_parts
+        is_cached = not self.cached_heads or parts % chips == 0 or chips % parts == 0
+        return is_cached and super().can_divide(chips)
+
     @property
     def rotation(self) -> tuple[Rope, int] | None:
         """Rotary positions of its heads and their width H; None: nothing rotates."""
@@ -107,6 +132,12 @@ class FeedForward(Kind):
     def operations(self, model: Widths) -> tuple[Operation, ...]:
         """What it costs: by default the products with its matrices."""
         return operations.products(self.name, model, self.parameters(model))
+
+
+def equal_shares(whole: int, chips: int) -> tuple[range, ...]:
+    """Parts of `whole` things for each chip, in their order; all but the last ones are equal."""
+    each = -(-whole // chips)
+    return tuple(range(min(whole, c * each), min(whole, (c + 1) * each)) for c in range(chips))
 
 
 def _written(kind: type) -> str:

@@ -46,7 +46,7 @@ def arrays(
         computed = num_tokens[slot] = point.context - fed
         tokens = [5] * (point.context + 1)
         sequence = Sequence(slot, SamplingParams(), tokens, computed, slot=slot)
-        for group, pages in enumerate(config.model.page_groups):
+        for group, pages in enumerate(config.chip_model.page_groups):
             first = pages.spec.live_from(computed) // page  # those before were given back
             count = -(-(point.context + steps - 1) // page) - first
             if free[group] + count > config.num_pages[group]:

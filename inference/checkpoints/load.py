@@ -18,15 +18,15 @@ from layers import params
 from layers.params import Params
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what is happening
-# A leaf of the parameters, on the device, of its values or (of such a format) of its blocks.
-Place = Callable[[ParamInfo, np.ndarray], Any]
+# A leaf of the parameters by its path, on the device, of its values or (of such a format) blocks.
+Place = Callable[[str, ParamInfo, np.ndarray], Any]
 
 _WORKERS = 2  # one reads while the other waits for the disk, or both check digests
 _SHOWN = 3
 _AHEAD = 16  # parameters that are read, or being read, ahead of what was asked for
 
 
-def on_device(info: ParamInfo, values: np.ndarray) -> jax.Array:
+def on_device(path: str, info: ParamInfo, values: np.ndarray) -> jax.Array:
     """`Place` of parameters that stay as they are."""
     return jax.device_put(values)
 
@@ -62,13 +62,13 @@ def load_params(
             assert source.read_blocks is not None
             blocks = np.concatenate([source.read_blocks(name) for name in stored.names])
             with jax.default_device(device):
-                return place(info, blocks)
+                return place(path, info, blocks)
         buffer = params.aligned(info.shape, info.format)
         read_into = None if len(stored.names) > 1 or stored.transposed else source.read_into
         if read_into is None or not read_into(stored.names[0], buffer):
             fill(buffer, rows_of(source, stored))
         with jax.default_device(device):
-            return place(info, buffer)
+            return place(path, info, buffer)
 
     for path, leaf in _in_order(read, declared):
         leaves[path] = leaf

@@ -83,6 +83,11 @@ class Deployment:
 
     def __post_init__(self) -> None:
         self.mesh.check(self.config)
+        if not self.mesh.is_even(self.config):
+            raise InputError(
+                f"mesh {self.mesh} gives chips unequal parts of {self.config.name}, which is not "
+                "planned yet; `scripts.compile` says what they hold"
+            )
         if self.accounting not in ACCOUNTINGS:
             raise InputError(
                 f"accounting is one of {', '.join(ACCOUNTINGS)}, not {self.accounting!r}"

@@ -151,8 +151,8 @@ def answers(
 
 
 def meshes(deployment: Deployment, most: int = _MOST_CHIPS) -> list[Mesh]:
-    """Every valid mesh of one replica of up to `most` chips, as far as links join them, by chips;
-    replicas cover `data`.
+    """Every mesh of one replica of up to `most` chips that divides the model evenly, as far as
+    links join them, by chips; replicas cover `data`.
     """
     config, found = deployment.config, []
     most = min(most, int(deployment.hardware.linked_chips))

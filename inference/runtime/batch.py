@@ -70,7 +70,7 @@ def build_batch(schedule: StepSchedule, config: Config) -> Batch:
     start_Y, length_Y = np.zeros_like(slot_Y), np.zeros_like(slot_Y)
     emits_Y = np.zeros(shape.num_rows, bool)
     columns = -(-config.page_columns // config.device_pages)
-    tables = [np.zeros((shape.num_rows, columns), np.int32) for _ in config.model.page_groups]
+    tables = [np.zeros((shape.num_rows, columns), np.int32) for _ in config.chip_model.page_groups]
     targets = np.zeros(chunk_YW.shape if shape.scored else (0, 0), np.int32)
     for r, row in enumerate(schedule.decode):
         decode_YW[r, 0] = -1
@@ -103,7 +103,7 @@ def build_admissions(admissions: tuple[Admission, ...], config: Config) -> Admis
     size, sink, vocab = _ADMISSIONS, config.engine.max_seqs, config.model.vocab_size
     slot_A, num_tokens_A = np.full(size, sink, np.int32), np.zeros(size, np.int32)
     source_A, last_token_A = np.full(size, -1, np.int32), num_tokens_A.copy()
-    copies = [np.zeros((2, size), np.int32) for _ in config.model.page_groups]
+    copies = [np.zeros((2, size), np.int32) for _ in config.chip_model.page_groups]
     longest = config.max_context if config.engine.penalties else 0
     history = np.full((size, longest), -1, np.int32)
     for a, admission in enumerate(admissions):

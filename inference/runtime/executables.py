@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled, Lowered
 
 from configs.engine import Config
@@ -16,6 +17,9 @@ from inference.runtime import step
 from inference.scheduling.step_schedule import StepSchedule
 from inference.scheduling.step_shapes import StepShape
 from layers.kernels.cpu import rows
+from layers.kernels.linear import api as linear
+from sharding import mesh as meshes
+from sharding.mesh import EACH_GROUP, EVERY_CHIP
 
 _WORKERS = 2
 
@@ -23,12 +27,22 @@ _WORKERS = 2
 class Executables:
     """Compiles each `StepShape` and `step.admit` once, for whichever thread asks first."""
 
-    def __init__(self, config: Config, attention: str, params: Any, cache: Any, slots: Any):
+    def __init__(
+        self,
+        config: Config,
+        attention: str,
+        params: Any,
+        cache: Any,
+        slots: Any,
+        mesh: Mesh | None = None,
+    ):
         """Trees of arrays, or of their shapes and dtypes, which may say on which devices they are
-        to be; what is donated is in `step.step`.
+        to be; what is donated is in `step.step`. On a mesh those of cache and slots are a chip's
+        own.
         """
-        self._config, self._attention = config, attention
-        self._arguments = abstract((params, cache, slots))
+        self._config, self._attention, self._mesh = config, attention, mesh
+        kept = meshes.spread(mesh, abstract((cache, slots)), (EVERY_CHIP, EACH_GROUP))
+        self._arguments = abstract(params), *kept
         self._found: dict[StepShape | None, Future[Compiled]] = {}  # None: what admits
         self._finding, self._tracing = threading.Lock(), threading.Lock()
 
@@ -82,14 +96,28 @@ class Executables:
         function = functools.partial(
             step.step, config=self._config, shape=shape, attention=self._attention
         )
-        with rows.native(self._config.engine.linear == "ffi_cpu"):
-            return jax.jit(function, donate_argnums=(1, 2)).lower(*self._arguments, batch)
+        weights = None if self._mesh is None else linear.specs(self._config.model.parameters())
+        given = weights, EVERY_CHIP, EACH_GROUP, EACH_GROUP
+        return self._lower(function, self._arguments, batch, given)
 
     def _lower_admit(self) -> Lowered:
         arrays = abstract(batches.build_admissions((), self._config))
         function = functools.partial(step.admit, config=self._config)
-        _, cache, slots = self._arguments
-        return jax.jit(function, donate_argnums=(0, 1)).lower(cache, slots, arrays)
+        given = EVERY_CHIP, EACH_GROUP, EACH_GROUP
+        return self._lower(function, self._arguments[1:], arrays, given)
+
+    def _lower(
+        self, function: Callable[..., Any], kept: tuple[Any, ...], batch: Any, given: Any
+    ) -> Lowered:
+        """A function of what the engine keeps and of a batch, lowered: it returns cache and slots,
+        which are donated, and for `step` its output.
+        """
+        returned = given[-3:] if len(kept) > 2 else given[:2]
+        function = meshes.over(self._mesh, function, given, returned)
+        donated = len(kept) - 2, len(kept) - 1
+        spread = meshes.spread(self._mesh, (batch,), (EACH_GROUP,))
+        with rows.native(self._config.engine.linear == "ffi_cpu"):
+            return jax.jit(function, donate_argnums=donated).lower(*kept, *spread)
 
 
 def abstract(tree: Any) -> Any:
@@ -100,4 +128,6 @@ def abstract(tree: Any) -> Any:
 def _abstract(leaf: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    sharding = getattr(leaf, "sharding", None)
+    on_mesh = sharding if isinstance(sharding, NamedSharding) else None
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on_mesh)

@@ -28,6 +28,7 @@ from layers.kernels.device import target_device
 from layers.kernels.linear import api as linear
 from layers.kv_cache import Cache
 from layers.params import Params
+from sharding import mesh as meshes
 
 
 def for_this_device(config: Config) -> tuple[Config, str]:
@@ -55,7 +56,7 @@ def cache_arguments(config: Config, attention: str) -> tuple[Any, ...]:
     """What `kv_cache.abstract` and `kv_cache.init` take of an engine's cache."""
     num_pages = tuple(n * config.device_pages for n in config.num_pages)
     return (
-        config.model, num_pages, config.device_page_tokens, config.engine.max_seqs,
+        config.chip_model, num_pages, config.device_page_tokens, config.engine.max_seqs,
         config.engine.num_drafts, api.implementation(attention).layout,
     )  # fmt: skip
 
@@ -69,7 +70,7 @@ class ModelRunner:
         params: Params | Callable[[], Params],
         expected: Iterable[StepShape] = (),
     ):
-        """Params and cache live on JAX's default device.
+        """Params and cache live on JAX's default device, or on the chips of `config.mesh`.
 
         Args:
             config: model and engine.
@@ -77,30 +78,44 @@ class ModelRunner:
             expected: the steps that come first, compiled while parameters are read.
 
         Raises:
-            InputError: as `for_this_device`.
+            InputError: as `for_this_device` and `sharding.mesh.of`.
         """
         self.config, self._attention = for_this_device(config)
         infos = decoder.param_infos(self.config.model)
-        values = linear.abstract(self.config, infos) if callable(params) else self.pack(params)
+        self._mesh = meshes.of(self.config.mesh)
+        is_read = callable(params)
+        values = linear.abstract(self.config, infos, self._mesh) if is_read else self.pack(params)
         slots = step.init_slots(self.config)
         cache = kv_cache.abstract(*self._cache_arguments)
-        self._executables = Executables(self.config, self._attention, values, cache, slots)
+        self._executables = Executables(
+            self.config, self._attention, values, cache, slots, self._mesh
+        )
         self._executables.prepare(expected)
         self._is_warm = self._sealed = False
         self.num_late_compiles = 0
         self.reset()
-        self._swapper = PageSwapper(self.config, self.cache)
+        self._swapper = PageSwapper(self.config, cache, self._mesh)
         self.params = self.pack(params()) if callable(params) else values
 
     def pack(self, params: Params) -> Params:
         """Parameters as this engine's products read them."""
-        return linear.pack_params(self.config, params, decoder.param_infos(self.config.model))
+        infos = decoder.param_infos(self.config.model)
+        return linear.pack_params(self.config, params, infos, self._mesh)
 
     def reset(self) -> None:
         """Empties cache and slots: at the start, and after a failed step has lost them."""
         self.cache: Cache = ()  # frees what there is: two may not fit
-        self.cache = kv_cache.init(*self._cache_arguments)
-        self.slots = step.init_slots(self.config)
+        if self._mesh is None:
+            self.cache = kv_cache.init(*self._cache_arguments)
+            self.slots = step.init_slots(self.config)
+            return
+        arguments = self._cache_arguments
+        self.cache = meshes.put(
+            self._mesh, meshes.EVERY_CHIP, lambda group, chip: kv_cache.init(*arguments)
+        )
+        self.slots = meshes.put(
+            self._mesh, meshes.EACH_GROUP, lambda group, chip: step.init_slots(self.config)
+        )
 
     @property
     def _cache_arguments(self) -> tuple[Any, ...]:
@@ -114,7 +129,7 @@ class ModelRunner:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of pages and recurrent states."""
+        """Bytes of pages and recurrent states, of all chips."""
         return sum(leaf.nbytes for leaf in jax.tree.leaves(self.cache))
 
     @property
@@ -146,7 +161,7 @@ class ModelRunner:
         self.compiled(schedule.shape)
         if schedule.admissions:
             self._executables.admit()
-        self._swapper.prepare(self.cache, schedule.transfers)
+        self._swapper.prepare(schedule.transfers)
 
     def warm_up(
         self,
@@ -169,7 +184,7 @@ class ModelRunner:
                 self.wait(self.launch(schedule, batches.build(schedule, self.config)))
                 progress()
             admit.result()
-        self._swapper.warm_up(self.cache)
+        self._swapper.warm_up()
         self._is_warm, self._sealed = True, seals
 
     def admit(self, admissions: tuple[Admissions, ...]) -> None:

@@ -25,6 +25,7 @@ from layers import decoder, kv_cache, topk
 from layers.kv_cache import Cache
 from layers.params import Params
 from layers.ragged import Ragged, Rectangle
+from sharding import collectives
 
 _ONE_ORDER = ("ffi_cpu", "ffi_cpu")  # products and attention whose sums have one, at any size
 
@@ -64,7 +65,7 @@ def admit(
     """
     slot_A, source_A = admissions.slot_A, admissions.source_A
     is_fork_A = source_A >= 0
-    group_of = config.model.group_of_layer
+    group_of = config.chip_model.group_of_layer
 
     def inherit(x: jax.Array) -> jax.Array:
         is_fork = is_fork_A.reshape(-1, *[1] * (x.ndim - 1))
@@ -130,13 +131,13 @@ def step(
     tokens_T = jnp.pad(batch.tokens_T, (0, ragged.num_fillers))
     tokens_T = jnp.where(tokens_T < 0, slots.last_token[slot_T], tokens_T)
     hidden_TD, cache = decoder.forward(
-        params, config.model, tokens_T, ragged, cache,
+        params, config.chip_model, tokens_T, ragged, cache,
         deterministic=config.engine.deterministic, attention=attention,
     )  # fmt: skip
     rows, width = shape.decode
     logit_Q = jnp.concatenate([jnp.arange(rows * width), _last_of_chunks(shape, batch)])
     logit_Q = jnp.pad(logit_Q, (0, fill(shape.num_logits)))
-    logits_QV = decoder.logits(params, config.model, hidden_TD[logit_Q])
+    logits_QV = _logits(params, config, hidden_TD[logit_Q])
     fed = _fed_counts(slots, tokens_T, slot_T, ragged, shape)
     with jax.named_scope("sample"):
         summary = topk.summarize(logits_QV)
@@ -161,6 +162,16 @@ def step(
         **_score(params, config, shape, batch, hidden_TD),
     )
     return cache, _advance(slots, shape, batch, output, fed), packed_output.pack(output)
+
+
+def _logits(params: Params, config: Config, hidden_QD: jax.Array) -> jax.Array:
+    """Float32 [Q, V], on a mesh the chip's part of the vocabulary: -inf where it has no more."""
+    logits_QV = decoder.logits(params, config.chip_model, hidden_QD)
+    if config.chip_model.vocab_size * collectives.num_chips() == config.model.vocab_size:
+        return logits_QV
+    first = collectives.chip() * config.chip_model.vocab_size
+    is_token_V = first + jnp.arange(logits_QV.shape[1]) < config.model.vocab_size
+    return jnp.where(is_token_V, logits_QV, -jnp.inf)
 
 
 def _rows_to_fill(num_rows: int, config: Config, attention: str) -> int:
@@ -304,7 +315,7 @@ def _score(
         hidden_YWD = hidden_TD.reshape(chunks, tokens, -1)
 
         def score_chunk(rows: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
-            logits_QV = decoder.logits(params, config.model, rows[0])
+            logits_QV = _logits(params, config, rows[0])
             summary = topk.summarize(logits_QV)
             values, ids = sampler.top_log_probs(logits_QV, summary, n)
             return sampler.log_probs(logits_QV, summary, rows[1])[0], ids, values

@@ -25,7 +25,7 @@ class AdmissionControl:
     def __init__(self, config: Config, pages: PageManager):
         self._pages = pages
         self._page_tokens = config.page_tokens
-        self._windows = [group.spec.window for group in config.model.page_groups]
+        self._windows = [group.spec.window for group in config.chip_model.page_groups]
         self.lengths = LengthStatistics()
 
     def will_fit(self, candidate: Sequence, match: Match, running: Items[Sequence]) -> bool:

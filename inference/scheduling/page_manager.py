@@ -19,7 +19,7 @@ class PageManager:
         """
         self._config = config
         self._page = config.page_tokens
-        self._specs = [group.spec for group in config.model.page_groups]
+        self._specs = [group.spec for group in config.chip_model.page_groups]
         self._windows = [(g, s) for g, s in enumerate(self._specs) if s.window is not None]
         self.pool = PagePool(config.num_pages)
         self.prefix_cache = PrefixCache(

@@ -6,4 +6,3 @@ BATCH = flags.DEFINE_string("batch", "1", "Sequences at a time (`plan`: 1,16,64 
 CONTEXT = flags.DEFINE_string(
     "context", "1024", "Tokens of a prompt (`plan`: 1024,4096 sweeps), or of a whole sequence."
 )
-MESH = flags.DEFINE_string("mesh", "", "Chips of a replica: data=1,model=2,expert=1.")

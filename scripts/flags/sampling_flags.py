@@ -7,10 +7,10 @@ from absl import flags
 
 from configs.errors import InputError
 from inference.request import MAX_STOP_IDS, SamplingParams
-from scripts.flags import seed_flag, weights_flag
+from scripts.flags import deployment_flags, seed_flag
 
 flags.adopt_module_key_flags(seed_flag)
-flags.adopt_module_key_flags(weights_flag)
+flags.adopt_module_key_flags(deployment_flags)
 _DETERMINISTIC = flags.DEFINE_bool(
     "deterministic", False, "A request's bits do not depend on the requests beside it."
 )

@@ -33,6 +33,7 @@ def run(repeats: int, only: Any, plot: str | None) -> None:
     kind = "closed" if shared_flags.RATE.value is None else "poisson"
     workload = workload_flags.read(kind=kind, **_DEFAULTS)
     resolved, config = common.resolve_config({})
+    common.check_one_chip(config, "--ablation")
     model = config.model
     load = requests.generate(workload, model.vocab_size, model.max_context)
     known = {each.name: each for each in ablation.ablations(model, config.engine, load)}

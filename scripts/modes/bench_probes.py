@@ -20,6 +20,7 @@ def interference(num_running: int, long_tokens: int, repeats: int) -> None:
     """Time between tokens while a long prompt is prefilled."""
     probe = Interference(num_running, long_tokens)
     resolved, config = common.resolve_config({})
+    common.check_one_chip(config, "--interference")
     model = config.model
     configs = [
         Config(model, probe.engine(model, config.engine, is_chunked))
@@ -53,6 +54,7 @@ def interference(num_running: int, long_tokens: int, repeats: int) -> None:
 def host_cost() -> None:
     """The host's part of a step, of sequences that decode."""
     _, config = common.resolve_config({})
+    common.check_one_chip(config, "--host_cost")
     rows = [
         dataclasses.asdict(costs.measure(config.model, num_running))
         for num_running in _HOST_RUNNING

@@ -33,6 +33,7 @@ def run(
     """
     asked = [_point(text) for text in points]
     resolved, config = common.resolve_config({})
+    common.check_one_chip(config, "--decode")
     configs = [steps.sizes(config, *each) for each in asked]
     checkpoint = open_(resolved)
     if checkpoint is not None:  # formats decide what fits

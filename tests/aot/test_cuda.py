@@ -144,5 +144,6 @@ def test_rates_are_of_what_they_count():
         assert not programs.copies(executable, shapes[0])
 
 
-def test_the_report_agrees_with_the_planner():
-    programs.check_report("h200", "pallas_gpu")
+@pytest.mark.parametrize("target", ["h200", "2xh200"])
+def test_the_report_agrees_with_the_planner(target):
+    programs.check_report(target, "pallas_gpu")

@@ -72,15 +72,16 @@ _CASES = {
 
 
 def _needed(case):
-    """Bytes of the kernel's operands: queries and float32 output, a head's rows padded to tiles,
-    and the groups of tokens that new keys and values may lie in.
+    """Bytes of the kernel's operands: queries, output in the pages' dtype and as float32, a head's
+    rows padded to tiles, and the groups of tokens that new keys and values may lie in.
     """
     rows, width, (N, K), H = case[:4]
     size = 4 if case.dtype == "float32" else 2
     head_rows = -(-width * N // K // tpu._ROWS) * tpu._ROWS
     groups = (width + tpu._GROUP - 2) // tpu._GROUP + 1
     appended = groups * tpu._GROUP * 2 * K * H * size
-    return rows * (K * head_rows * H * (size + 4) + appended)
+    output = 4 if size == 4 else size + 4
+    return rows * (K * head_rows * H * (size + output) + appended)
 
 
 @pytest.mark.parametrize("topology", _TOPOLOGIES)
@@ -95,5 +96,6 @@ def test_the_kernel_fits_and_keeps_the_cache_in_place(case, topology):
     assert " scatter(" not in executable.as_text()  # the kernel appends
 
 
-def test_the_report_agrees_with_the_planner():
-    programs.check_report("v5e:1x1", "pallas_tpu")
+@pytest.mark.parametrize("target", ["v5e:1x1", "v5e:2x2"])
+def test_the_report_agrees_with_the_planner(target):
+    programs.check_report(target, "pallas_tpu")

@@ -31,8 +31,8 @@ def test_what_is_no_mesh(text):
 
 @pytest.mark.parametrize(
     "model, found, valid",
-    [("llama2-13b", Mesh(model=16), "widths .40, 13824. and .* of llama2-13b; valid: 1, 2, 4, 8$"),
-     ("llama2-70b", Mesh(model=3), "valid: 1, 2, 4, 8, 16, 32, 64"),
+    [("llama2-13b", Mesh(model=41), "widths .40, 13824. and .* of llama2-13b; valid: 1 to 40$"),
+     ("llama2-70b", Mesh(model=65), "valid: 1 to 64"),
      ("deepseek-v2", Mesh(model=3), "valid: 1, 2, 4, 8, 16, 32, 64, 128"),
      ("mamba2-2.7b", Mesh(model=3), "valid: 1, 2, 4, 5, 8, 10, 16, 20, 40, 80"),
      ("granite4-h-small", Mesh(expert=5), "valid: 1, 2, 3, 4, 6, 8, 9, 12, 18, 24, 36, 72"),

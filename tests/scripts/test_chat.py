@@ -67,7 +67,7 @@ class Scripted:
 def talk(monkeypatch, capfd):
     def run(engine, typed: str | bytes, *args: str) -> apps.Ran:
         data = typed.encode() if isinstance(typed, str) else typed
-        monkeypatch.setattr(common, "load_engine", lambda *args: engine)
+        monkeypatch.setattr(common, "load_engine", lambda *args, **more: engine)
         monkeypatch.setattr(costs, "stats", lambda engine, *took: took)
         monkeypatch.setattr(
             costs, "summary", lambda took: f"took {took[0], took[1]['output_tokens']}"

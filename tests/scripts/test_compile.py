@@ -24,10 +24,9 @@ _REFUSED = {
     "no such slice": (["--target=v5e:3x3"], "no slice '3x3' of v5e"),
     "a mesh of other devices": (
         ["--target=8xh200", "--mesh=model=4"],
-        "--mesh=model=4 is 4 devices, --target=8xh200 has 8",
+        "mesh model=4 is 4 devices, --target=8xh200 has 8",
     ),
     "an unknown axis": (["--target=h200", "--mesh=heads=2"], "with the axes data, model, expert"),
-    "several": (["--target=v5e:2x4"], "--target=v5e:2x4 has 8 devices; so far"),
     "no compiler": (["--target=h200"], "not installed: pip install '.[gpu]'"),
     "no compiler of TPUs": (["--target=v6e:1x1"], "not installed: pip install '.[tpu]'"),
     "batches": (["--target=cpu", "--batch=1,2"], "--batch is one number here, not '1,2'"),

@@ -264,7 +264,7 @@ _REFUSED = {
     "mesh": (["--mesh=2"], "a mesh is like data=2,model=4"),
     "mesh axis": (["--mesh=pipeline=2"], "with the axes data, model, expert"),
     "mesh heads": (
-        ["--model=llama2-13b", "--mesh=model=3"],
+        ["--model=llama2-13b", "--mesh=model=41"],
         "does not divide the heads and feed-forward widths [40, 13824]",
     ),
     "mesh zero": (["--mesh=model=0"], "mesh axis model is at least 1, not 0"),

@@ -7,7 +7,6 @@ from configs.engine import Config
 from configs.hardware import catalog
 from configs.hardware.targets import Target
 from configs.kinds import params
-from configs.mesh import Mesh
 from configs.precision import FORMATS
 from inference.planner import weights
 from inference.planner.calibration import measure
@@ -44,20 +43,17 @@ class Prediction:
         return self.total_bytes <= self.memory_bytes
 
 
-def predict(
-    config: Config, target: Target, mesh: Mesh, shapes: tuple[StepShape, ...]
-) -> Prediction:
+def predict(config: Config, target: Target, shapes: tuple[StepShape, ...]) -> Prediction:
     """What the planner says of an engine with steps of these shapes on each device of a target.
 
     Args:
         config: for the target's platform (`Config.for_platform`).
         target: says how much memory there is.
-        mesh: of devices.
         shapes: of the steps.
     """
     precision = Precision.of(config.model)
-    held = weights.chip_weight_bytes(config.model, precision.weights, precision.rest, mesh)
-    needed = max((temporary_bytes(config, mesh, shape) for shape in shapes), default=0)
+    held = weights.weight_bytes(config.chip_model, precision.weights, precision.rest)
+    needed = max((temporary_bytes(config, shape) for shape in shapes), default=0)
     return Prediction(round(held), config.pool_bytes, needed, memory_bytes(target))
 
 
@@ -68,16 +64,16 @@ def memory_bytes(target: Target) -> int:
     return int(catalog.get(target.chip).memory_bytes / target.devices_a_chip)
 
 
-def temporary_bytes(config: Config, mesh: Mesh, shape: StepShape) -> int:
+def temporary_bytes(config: Config, shape: StepShape) -> int:
     """Bytes that a step of a shape needs beside its arguments: the widest product of all its
     tokens, as its float32 sums and as what is stored of them, or four float32 arrays of logits (as
     they are, filtered, ranked, with noise), whichever is more.
     """
-    model = config.model
+    model = config.chip_model
     widths = [
         info.shape[-2] for _, info in params.leaves(model.parameters()["layers"]) if info.is_matrix
     ]
     stored = FORMATS[model.dtype].bytes_for(1, 1)
     sums = shape.num_tokens * max(widths) * (_FLOAT32 + stored)
     logits = shape.num_logits * model.vocab_size * _FLOAT32 * _LOGITS
-    return math.ceil(max(sums, logits) / mesh.model)
+    return math.ceil(max(sums, logits))

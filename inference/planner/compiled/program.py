@@ -69,6 +69,9 @@ class Instruction:
         """Chips that exchange with each other."""
         if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", self.text):
             return listed[1].count(",") + 1
+        if named := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", self.text):
+            sizes = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))
+            return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", named[2]))
         counted = re.search(r"replica_groups=\[\d+,(\d+)\]", self.text)
         return int(counted[1]) if counted else 1
 

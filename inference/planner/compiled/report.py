@@ -21,6 +21,7 @@ from inference.scheduling.step_shapes import StepShape, enumerate_shapes
 from layers import decoder, kv_cache
 from layers.kernels.attention import api
 from layers.kernels.linear import api as linear
+from sharding import mesh as meshes
 from sharding import topologies
 
 _KERNELS = {"gpu": "pallas_gpu", "tpu": "pallas_tpu"}
@@ -73,15 +74,21 @@ class AbsentEngine:
             InputError: as `model_runner.for_this_device`, or there is no such topology.
         """
         self._target = target
-        self._device = topologies.devices(target)[0]
+        devices = topologies.devices(target)
+        self._device, self._mesh = devices[0], meshes.of(config.mesh, devices)
         with self._traced():
             config = _with_kernel(config, target.platform)
             self.config, self.attention = model_runner.for_this_device(config)
-            values = linear.abstract(self.config, decoder.param_infos(self.config.model))
+            values = linear.abstract(
+                self.config, decoder.param_infos(self.config.model), self._mesh
+            )
             cache = kv_cache.abstract(*model_runner.cache_arguments(self.config, self.attention))
             slots = jax.eval_shape(lambda: step.init_slots(self.config))
-            placed = (self._placed(tree) for tree in (values, cache, slots))
-            self._executables = Executables(self.config, self.attention, *placed)
+            if self._mesh is None:
+                values, cache, slots = map(self._placed, (values, cache, slots))
+            self._executables = Executables(
+                self.config, self.attention, values, cache, slots, self._mesh
+            )
 
     def usual_shapes(self) -> tuple[StepShape, ...]:
         """The largest steps that decode, a greedy one too where there is one, and the largest that
@@ -112,15 +119,17 @@ class AbsentEngine:
             yield _measured(shape, time.perf_counter() - start, found)
 
     def _placed(self, tree: Any) -> Any:
-        """A tree of shapes, each on the devices that are to hold it: on the target's only one."""
+        """A tree of shapes, each on the target's only device."""
         sharding = SingleDeviceSharding(self._device)
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
         )
 
-    def _traced(self) -> contextlib.AbstractContextManager[None]:
+    def _traced(self) -> contextlib.AbstractContextManager[Any]:
         if self._target.is_here:
             return contextlib.nullcontext()
+        if self._mesh is not None:
+            return jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh)
         return topologies.traced_for(self._device)
 
 

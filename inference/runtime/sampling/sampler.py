@@ -30,6 +30,7 @@ from inference.runtime.sampling.parameters import SlotSampling
 from layers import topk
 from layers.kernels.device import target_is_cpu
 from layers.reduce import row_sum, sums_before
+from sharding import collectives
 
 _CANDIDATES = 72  # top_k = 64, a common default, is proven only by a smaller logit after the 64th
 _ALL = np.uint32(0xFFFFFFFF)
@@ -112,7 +113,13 @@ def _or_end(ids_Q: jax.Array, logit_Q: jax.Array, sampling: SlotSampling) -> jax
 
 def _at(x_QV: jax.Array, ids_Q: jax.Array) -> jax.Array:
     """One entry of each row: [Q]."""
-    return jnp.take_along_axis(x_QV, ids_Q[:, None], axis=-1)[:, 0]
+    if collectives.num_chips() == 1:
+        return jnp.take_along_axis(x_QV, ids_Q[:, None], axis=-1)[:, 0]
+    own_Q = ids_Q - collectives.chip() * x_QV.shape[1]
+    is_own_Q = (own_Q >= 0) & (own_Q < x_QV.shape[1])
+    own_Q1 = jnp.clip(own_Q, 0, x_QV.shape[1] - 1)[:, None]
+    found_Q = jnp.take_along_axis(x_QV, own_Q1, axis=-1)[:, 0]
+    return collectives.total(jnp.where(is_own_Q, found_Q, 0))
 
 
 @jax.jit  # traced once for all steps with as many rows of logits
@@ -122,39 +129,50 @@ def _draw(
     """One token a row, of the edited logits and the maxima of their groups: i32[Q]."""
     padded_QV = topk.pad_to_groups(logits_QV)
     keys_Q2 = gumbel.row_keys(sampling.seed, position_Q)
-    values_QJ, ids_QJ = topk.top_n(padded_QV, maxima_QG, _CANDIDATES)
+    values_QJ, ids_QJ = topk.top_n(logits_QV, maxima_QG, _CANDIDATES)
     floor_Q, is_open_Q = _candidate_floor(padded_QV, values_QJ, sampling)
     score_QJ = _keep(_scale(values_QJ, sampling), floor_Q) + gumbel.gumbel(keys_Q2, ids_QJ)
     is_greedy_Q = sampling.temperature == 0
     best_Q = jnp.where(is_greedy_Q, 0, jnp.argmax(score_QJ, axis=-1))
     ids_Q = jnp.take_along_axis(ids_QJ, best_Q[:, None], axis=-1)[:, 0]
-    ids_Q = _sample_open(padded_QV, sampling, keys_Q2, ids_Q, is_open_Q & ~is_greedy_Q)
-    return jnp.minimum(ids_Q, logits_QV.shape[1] - 1)  # the padding of a row of NaN may win
+    first_id = collectives.chip() * logits_QV.shape[1]
+    is_open_Q &= ~is_greedy_Q
+    ids_Q = _sample_open(padded_QV, sampling, keys_Q2, ids_Q, is_open_Q, first_id)
+    most = logits_QV.shape[1] * collectives.num_chips() - 1
+    return jnp.minimum(ids_Q, most)  # the padding of a row of NaN may win
 
 
 def _draw_whole(logits_QV: jax.Array, sampling: SlotSampling, position_Q: jax.Array) -> jax.Array:
     """As `_draw`, from the whole of every row: i32[Q]."""
     scaled_QV = _scale(logits_QV, sampling)
     keys_Q2 = gumbel.row_keys(sampling.seed, position_Q)
-    noise_QV = gumbel.gumbel(keys_Q2, jnp.arange(logits_QV.shape[1])[None])
+    ids_1V = collectives.chip() * logits_QV.shape[1] + jnp.arange(logits_QV.shape[1])[None]
+    noise_QV = gumbel.gumbel(keys_Q2, ids_1V)
     score_QV = _keep(scaled_QV, _whole_floor(scaled_QV, sampling)) + noise_QV
     is_greedy_Q1 = (sampling.temperature == 0)[:, None]
-    return jnp.argmax(jnp.where(is_greedy_Q1, scaled_QV, score_QV), axis=-1).astype(jnp.int32)
+    score_QV = jnp.where(is_greedy_Q1, scaled_QV, score_QV)
+    best_Q = jnp.argmax(score_QV, axis=-1)
+    if collectives.num_chips() == 1:
+        return best_Q.astype(jnp.int32)
+    best_score_Q = jnp.take_along_axis(score_QV, best_Q[:, None], axis=-1)[:, 0]
+    return topk.best_of_chips(best_score_Q, (ids_1V[0, 0] + best_Q).astype(jnp.int32))
 
 
 def _whole_floor(scaled_QV: jax.Array, sampling: SlotSampling) -> jax.Array:
     """Threshold of top-k, top-p and min-p, f32[Q], of logits / temperature."""
-    key_QV, top_Q = topk.ordered_key(scaled_QV), scaled_QV.max(axis=-1)
+    key_QV, top_Q = topk.ordered_key(scaled_QV), collectives.most(scaled_QV.max(axis=-1))
 
     def value(weight_QV: jax.Array, mass_Q: jax.Array) -> jax.Array:
         found_Q = topk.mass_key(key_QV, weight_QV, mass_Q)
         return topk.value_of_key(jnp.minimum(found_Q, topk.ordered_key(top_Q)))
 
-    k_Q = jnp.clip(sampling.top_k, 1, scaled_QV.shape[1]).astype(jnp.float32)
+    most = scaled_QV.shape[1] * collectives.num_chips()
+    k_Q = jnp.clip(sampling.top_k, 1, most).astype(jnp.float32)
     kth_Q = value(jnp.ones_like(scaled_QV), k_Q)
     kth_Q = jnp.where(sampling.top_k > 0, kth_Q, -jnp.inf)
     weight_QV = jnp.exp(_keep(scaled_QV, kth_Q) - top_Q[:, None])
-    nucleus_Q = value(weight_QV, sampling.top_p * row_sum(weight_QV)[:, 0])
+    whole_Q = collectives.total(row_sum(weight_QV))[:, 0]
+    nucleus_Q = value(weight_QV, sampling.top_p * whole_Q)
     floor_Q = jnp.where(sampling.top_p < 1, nucleus_Q, kth_Q)
     return jnp.maximum(floor_Q, _min_p_floor(top_Q, sampling))
 
@@ -179,20 +197,33 @@ def _edits(
 
     def edit(x_QV: jax.Array) -> jax.Array:
         bits_QX32 = allowed_QX[:, :, None] >> jnp.arange(32, dtype=jnp.uint32) & 1
-        x_QV = jnp.where(bits_QX32.reshape(rows, -1)[:, :vocab_size] == 1, x_QV, -jnp.inf)
+        x_QV = jnp.where(_own(bits_QX32.reshape(rows, -1), vocab_size) == 1, x_QV, -jnp.inf)
         # Padding (-1) would wrap around to the last token; past the end it is dropped.
-        ids_QJ = jnp.where(sampling.bias_ids < 0, vocab_size, sampling.bias_ids)
+        ids_QJ = sampling.bias_ids - collectives.chip() * vocab_size
+        ids_QJ = jnp.where((sampling.bias_ids < 0) | (ids_QJ < 0), vocab_size, ids_QJ)
         x_QV = x_QV.at[jnp.arange(rows)[:, None], ids_QJ].add(sampling.bias_values, mode="drop")
         if counts is not None:
-            output_QV = counts[:, 1].astype(jnp.float32)
+            output_QV = _own(counts[:, 1], vocab_size).astype(jnp.float32)
             factor_Q1 = sampling.repetition[:, None]
             penalized_QV = jnp.where(x_QV < 0, x_QV * factor_Q1, x_QV / factor_Q1)
-            x_QV = jnp.where((counts[:, 0] > 0) | (output_QV > 0), penalized_QV, x_QV)
+            x_QV = jnp.where(
+                (_own(counts[:, 0], vocab_size) > 0) | (output_QV > 0), penalized_QV, x_QV
+            )
             x_QV -= jnp.where(output_QV > 0, sampling.presence[:, None], 0.0)
             x_QV -= output_QV * sampling.frequency[:, None]
         return x_QV
 
     return is_needed, edit
+
+
+def _own(x_QV: jax.Array, vocab_size: int) -> jax.Array:
+    """Of what is known of all tokens, that of the chip's own: [Q, ...] -> [Q, vocab_size]."""
+    chips, rows = collectives.num_chips(), x_QV.shape[0]
+    if chips == 1:
+        return x_QV[:, :vocab_size]
+    x_QV = jnp.pad(x_QV, ((0, 0), (0, max(0, chips * vocab_size - x_QV.shape[1]))))
+    first = collectives.chip() * vocab_size
+    return lax.dynamic_slice(x_QV, (0, first), (rows, vocab_size))
 
 
 def _bits(ids_QJ: jax.Array, words: int) -> jax.Array:
@@ -253,7 +284,7 @@ def _candidate_floor(
     weight_QJ = jnp.exp(within_QJ - top_Q1)
     total_Q = lax.cond(
         jnp.any(needs_row_Q),
-        lambda: row_sum(jnp.exp(_scale(logits_QV, sampling) - top_Q1))[:, 0],
+        lambda: collectives.total(row_sum(jnp.exp(_scale(logits_QV, sampling) - top_Q1)))[:, 0],
         lambda: jnp.zeros_like(lowest_Q),
     )
     total_Q = jnp.where(needs_row_Q, total_Q, row_sum(weight_QJ)[:, 0])
@@ -277,6 +308,7 @@ def _sample_open(
     keys_Q2: jax.Array,
     ids_Q: jax.Array,
     is_open_Q: jax.Array,
+    first_id: jax.Array | int,
 ) -> jax.Array:
     """Replaces the ids of open rows, X at a time, so that other rows cost nothing: i32[Q]."""
     num_rows = logits_QV.shape[0]
@@ -287,7 +319,7 @@ def _sample_open(
     def replace(i: jax.Array, ids_Q: jax.Array) -> jax.Array:
         rows_X = lax.dynamic_slice(order_Q, (i * block,), (block,))
         own = jax.tree.map(lambda leaf: leaf[rows_X], sampling)
-        drawn_X = _sample_rows(logits_QV[rows_X], own, keys_Q2[rows_X])
+        drawn_X = _sample_rows(logits_QV[rows_X], own, keys_Q2[rows_X], first_id)
         return ids_Q.at[rows_X].set(jnp.where(is_open_Q[rows_X], drawn_X, ids_Q[rows_X]))
 
     num_blocks = (is_open_Q.sum() + block - 1) // block
@@ -299,7 +331,12 @@ def _sample_open(
     )
 
 
-def _sample_rows(logits_XV: jax.Array, sampling: SlotSampling, keys_X2: jax.Array) -> jax.Array:
+def _sample_rows(
+    logits_XV: jax.Array,
+    sampling: SlotSampling,
+    keys_X2: jax.Array,
+    first_id: jax.Array | int = 0,
+) -> jax.Array:
     """One token a row from the whole vocabulary, exact for open rows and others: i32[X]."""
     is_filtered_X = (sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)
     floor_X = lax.cond(
@@ -313,26 +350,30 @@ def _sample_rows(logits_XV: jax.Array, sampling: SlotSampling, keys_X2: jax.Arra
 
     # The winning group's scores are computed once more: an argmax over all of them takes twice as
     # long.
-    score_XV = score(logits_XV, jnp.arange(logits_XV.shape[1])[None])
+    score_XV = score(logits_XV, first_id + jnp.arange(logits_XV.shape[1])[None])
     group_X1 = jnp.argmax(topk.group_maxima(score_XV), axis=-1)[:, None]
-    ids_XJ = topk.group_ids(group_X1)
-    best_X1 = jnp.argmax(score(topk.take_groups(logits_XV, group_X1), ids_XJ), axis=-1)[:, None]
-    return jnp.take_along_axis(ids_XJ, best_X1, axis=-1)[:, 0]
+    ids_XJ = first_id + topk.group_ids(group_X1)
+    score_XJ = score(topk.take_groups(logits_XV, group_X1), ids_XJ)
+    best_X1 = jnp.argmax(score_XJ, axis=-1)[:, None]
+    ids_X, score_X = (jnp.take_along_axis(x, best_X1, axis=-1)[:, 0] for x in (ids_XJ, score_XJ))
+    return topk.best_of_chips(score_X, ids_X)
 
 
 def _row_floor(logits_XV: jax.Array, sampling: SlotSampling) -> jax.Array:
     """Threshold of top-k, top-p and min-p from the whole row: f32[X], as `_candidate_floor`."""
     scaled_XV = _scale(logits_XV, sampling)
-    key_XV, top_X = topk.ordered_key(scaled_XV), scaled_XV.max(axis=-1)
+    key_XV, top_X = topk.ordered_key(scaled_XV), collectives.most(scaled_XV.max(axis=-1))
     has_X = jnp.stack([sampling.top_k > 0, sampling.top_p < 1])
-    k_X = jnp.clip(sampling.top_k, 1, logits_XV.shape[1]).astype(jnp.float32)
+    most = logits_XV.shape[1] * collectives.num_chips()
+    k_X = jnp.clip(sampling.top_k, 1, most).astype(jnp.float32)
 
     def raise_floor(stage: jax.Array, floor_X: jax.Array) -> jax.Array:
         """Top-k counts tokens, top-p weighs those that top-k keeps: one search, compiled once."""
         is_top_k = stage == 0
         weight_XV = jnp.where(is_top_k, 1.0, jnp.exp(scaled_XV - top_X[:, None]))
         weight_XV = jnp.where(key_XV >= floor_X[:, None], weight_XV, 0.0)
-        mass_X = jnp.where(is_top_k, k_X, sampling.top_p * row_sum(weight_XV)[:, 0])
+        whole_X = collectives.total(row_sum(weight_XV))[:, 0]
+        mass_X = jnp.where(is_top_k, k_X, sampling.top_p * whole_X)
         found_X = topk.mass_key(key_XV, weight_XV, mass_X)
         return jnp.where(has_X[stage], jnp.minimum(found_X, topk.ordered_key(top_X)), floor_X)
 

@@ -45,7 +45,7 @@ def choose(config: Config) -> str:
     Raises:
         InputError: the named implementation cannot do what the model and the engine require.
     """
-    model, engine, device = config.model, config.engine, target_device()
+    model, engine, device = config.chip_model, config.engine, target_device()
     asked = {
         (layer.mixer, model.stored_by(index)): None
         for index, layer in enumerate(model.layers)

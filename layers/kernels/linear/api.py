@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from configs.engine import Config
 from configs.errors import InputError
@@ -14,6 +15,8 @@ from layers.kernels.cpu import library
 from layers.kernels.device import target_device
 from layers.kernels.linear import packed
 from layers.params import Params
+from sharding import mesh as meshes
+from sharding import rules
 
 
 def choose(config: Config) -> str:
@@ -33,22 +36,49 @@ def choose(config: Config) -> str:
     return name or ("reference" if reason else "ffi_cpu")
 
 
-def placement(config: Config) -> Callable[[ParamInfo, np.ndarray], Any]:
+def placement(
+    config: Config, mesh: jax.sharding.Mesh | None = None
+) -> Callable[[str, ParamInfo, np.ndarray], Any]:
     """What makes a leaf of a parameter's values (or blocks), as the chosen implementation reads it:
-    (info, values) -> leaf.
+    (path, info, values) -> leaf, over the chips of a mesh.
     """
 
-    def place(info: ParamInfo, values: np.ndarray) -> Any:
+    def one(info: ParamInfo, values: np.ndarray) -> Any:
         if info.format in packed.BLOCKS:
             return packed.pack_blocks(values, info.format, info.shape[-1])
         packs = config.engine.linear == "ffi_cpu" and info.is_multiplied
         return packed.pack(values) if packs else jax.device_put(values)
 
+    if mesh is None:
+        return lambda path, info, values: one(info, values)
+    infos = parameters.flatten(config.chip_model.parameters())
+
+    def place(path: str, info: ParamInfo, values: np.ndarray) -> Any:
+        def part(group: int, chip: int) -> Any:
+            own = rules.part(config.model, path, info, values, config.mesh.model, chip)
+            return one(infos[path], own)
+
+        return meshes.put(mesh, rules.spec(path, info), part)
+
     return place
 
 
-def abstract(config: Config, infos: Any) -> Any:
-    """Shapes and dtypes of what `placement` makes of a declaration's values."""
+def specs(infos: Any) -> Any:
+    """Partition specs of what `placement` makes of a declaration's values on a mesh."""
+    found = {path: rules.spec(path, info) for path, info in parameters.flatten(infos).items()}
+    return parameters.unflatten(infos, found)
+
+
+def abstract(config: Config, infos: Any, mesh: jax.sharding.Mesh | None = None) -> Any:
+    """Shapes and dtypes of what `placement` makes of a declaration's values, over the chips of a
+    mesh.
+    """
+    if mesh is not None:
+        own = abstract(config, config.chip_model.parameters())
+        return jax.tree.map(
+            lambda spec, leaf: meshes.spread(mesh, (leaf,), (spec,))[0], specs(infos), own,
+            is_leaf=lambda node: isinstance(node, PartitionSpec),
+        )  # fmt: skip
 
     def leaf(info: ParamInfo) -> Any:
         is_block = info.format in packed.BLOCKS
@@ -59,17 +89,33 @@ def abstract(config: Config, infos: Any) -> Any:
     return jax.tree.map(leaf, infos, is_leaf=parameters.is_info)
 
 
-def pack_params(config: Config, params: Params, infos: Any) -> Params:
-    """Parameters as the chosen implementation reads them; those that are so already stay.
+def pack_params(
+    config: Config, params: Params, infos: Any, mesh: jax.sharding.Mesh | None = None
+) -> Params:
+    """Parameters as the chosen implementation reads them, over the chips of a mesh; those that are
+    packed or lie on the mesh already stay.
 
     Raises:
-        InputError: they are packed, and XLA's products are chosen.
+        InputError: they are packed, and XLA's products are chosen, or a mesh.
     """
-    place = placement(config)
+    place, declared = placement(config, mesh), parameters.flatten(infos)
+    leaves, _ = jax.tree.flatten(params, is_leaf=packed.is_packed)
 
-    def placed(info: ParamInfo, leaf: Any) -> Any:
+    def placed(path: str, leaf: Any) -> Any:
         if packed.is_packed(leaf) and config.engine.linear != "ffi_cpu":
             raise InputError("packed parameters go with engine.linear=ffi_cpu only")
-        return leaf if packed.is_packed(leaf) else place(info, leaf)
+        if mesh is None:
+            return leaf if packed.is_packed(leaf) else place(path, declared[path], leaf)
+        if _lies_on(mesh, leaf.data if packed.is_packed(leaf) else leaf):
+            return leaf
+        if packed.is_packed(leaf):
+            raise InputError(f"{path} is packed for one chip: a mesh takes plain parameters")
+        return place(path, declared[path], leaf)
 
-    return jax.tree.map(placed, infos, params, is_leaf=parameters.is_info)
+    pairs = zip(declared, leaves, strict=True)
+    return parameters.unflatten(infos, {path: placed(path, leaf) for path, leaf in pairs})
+
+
+def _lies_on(mesh: jax.sharding.Mesh, leaf: Any) -> bool:
+    sharding = getattr(leaf, "sharding", None)
+    return isinstance(sharding, NamedSharding) and sharding.mesh == mesh

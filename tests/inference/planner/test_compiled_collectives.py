@@ -56,6 +56,9 @@ _LINES = {  # of compilers for GPUs and TPUs
     ),
     "reduce-scatter": ("f32[2]{0} reduce-scatter(%a), replica_groups={{0,1},{2,3}}", 16),
     "reduce-scatter, iota": ("f32[2]{0} reduce-scatter(%a), replica_groups=[2,4]<=[8]", 32),
+    "reduce-scatter, by axis": (
+        "f32[2]{0} reduce-scatter(%a), replica_groups=mesh['data'=2,'model'=4] {'model'}", 32
+    ),
     "reduce-scatter, begun": ("((f32[8]{0}), f32[2]{0}) reduce-scatter-start(%a)", 32),
     "ended": ("f32[8]{0} all-gather-done(%s)", 0),
     "a fusion": ("f32[8]{0} fusion(%s), kind=kLoop", 0),

@@ -1,4 +1,6 @@
-"""The flag of those that run a model's weights, and of `plan`, so that one process can load all."""
+"""The flags of those that run a model, and of `plan`, so that one process can load all: in which
+format its weights are, and on how many chips.
+"""
 
 from absl import flags
 
@@ -11,3 +13,4 @@ WEIGHTS = flags.DEFINE_string(
     "blocks of a .gguf file among them); default: the model's type. `plan` reads no checkpoint: "
     f"{', '.join(precision.FORMATS)}.",
 )
+MESH = flags.DEFINE_string("mesh", "", "Chips of a replica: data=1,model=2,expert=1.")

@@ -1,0 +1,11 @@
+"""python -m scripts.generate --config=configs/runs/laptop_mesh.py --prompt="Hello,".
+
+A CPU stands for eight chips: nothing is faster, but the program is that of eight.
+"""
+
+from configs.engine import EngineConfig, Run
+from configs.mesh import Mesh
+
+RUN = Run(
+    model="smollm2-135m", engine=EngineConfig(max_seqs=4, cache_bytes=16 << 20), mesh=Mesh(model=8)
+)

@@ -1,0 +1,95 @@
+"""What each chip holds of a parameter."""
+
+import jax
+import numpy as np
+import pytest
+
+from configs import presets
+from configs.errors import InputError
+from configs.kinds.attention import Attention
+from configs.kinds.params import ParamInfo, leaves
+from configs.mesh import Mesh
+from configs.model import ModelConfig
+from layers import params
+from sharding import mesh as meshes
+from sharding import rules
+from tests import fakes
+
+_HEADS = [(4, 2, 2), (9, 3, 2), (9, 3, 8), (24, 3, 8), (8, 8, 8), (16, 8, 4), (8, 1, 3), (5, 5, 4)]
+
+
+@pytest.mark.parametrize("N, K, chips", _HEADS)
+def test_each_query_head_lies_on_one_chip_beside_its_kv_head(N, K, chips):
+    kind = Attention(num_heads=N, num_kv_heads=K, head_width=8)
+    own, heads, kv_heads = (
+        kind.per_chip(chips),
+        *(kind.shares(axis, chips) for axis in ("heads", "kv_heads")),
+    )
+    assert [head for chip in heads for head in chip] == list(range(N))
+    assert {head for chip in kv_heads for head in chip} == set(range(K))
+    group = own.num_heads // own.num_kv_heads
+    for queries, keys in zip(heads, kv_heads, strict=True):
+        assert len(queries) <= own.num_heads and len(keys) <= own.num_kv_heads
+        for nth, head in enumerate(queries):
+            assert keys[nth // group] == head // (N // K)
+
+
+@pytest.mark.parametrize("model", [fakes.llama(), fakes.gemma(), fakes.quirks()], ids=str)
+@pytest.mark.parametrize("chips", [2, 3, 4])
+def test_parts_have_the_shapes_of_a_chip_and_hold_everything(model: ModelConfig, chips):
+    declared = params.flatten(model.parameters())
+    local = params.flatten(model.per_chip(chips).parameters())
+    generator = np.random.default_rng(0)
+    for path, info in declared.items():
+        values = 1 + generator.random(info.shape, np.float32)
+        parts = [rules.part(model, path, info, values, chips, chip) for chip in range(chips)]
+        assert {part.shape for part in parts} == {local[path].shape}
+        is_divided = rules.mesh_axis(path, info) is not None
+        held = np.unique(np.concatenate([part.ravel() for part in parts]))
+        assert set(np.unique(values)) == set(held) - {0}
+        if is_divided and not info.kv_heads:
+            assert sum(part.sum() for part in parts) == pytest.approx(values.sum(), rel=1e-5)
+
+
+@pytest.mark.parametrize("size, chips", [(18, 2), (18, 3), (34, 3)])
+def test_columns_of_blocks_are_bytes(size, chips):
+    """Of q4_0 and q8_0, 32 columns a block."""
+    model = fakes.llama().with_kinds(width=32 * 6)
+    info = params.flatten(model.parameters())["layers/0/ffn/down"]
+    blocks = np.arange(24 * 6 * size, dtype=np.uint32).reshape(24, -1).astype(np.uint8)
+    parts = [rules.part(model, "layers/0/ffn/down", info, blocks, chips, c) for c in range(chips)]
+    np.testing.assert_array_equal(np.concatenate(parts, axis=1), blocks)
+
+
+@pytest.mark.parametrize("name", presets.NAMES)
+def test_every_declared_axis_has_a_rule(name):
+    for path, info in leaves(presets.get(name).config.parameters()):
+        rules.mesh_axis("/".join(path), info)
+
+
+def test_a_contradiction_names_the_parameter():
+    with pytest.raises(InputError, match="layers/0/x: chips would divide two of its axes"):
+        rules.mesh_axis("layers/0/x", ParamInfo((2, 2), "float32", ("heads", "ffn")))
+    with pytest.raises(InputError, match="layers/0/x: no rule divides the axis 'y'; known: vocab"):
+        rules.mesh_axis("layers/0/x", ParamInfo((2,), "float32", ("y",)))
+
+
+def test_arrays_lie_one_behind_the_other():
+    mesh = meshes.of(Mesh(model=4))
+    assert mesh is not None
+    found = meshes.put(mesh, meshes.EVERY_CHIP, lambda group, chip: np.full((2, 3), chip))
+    assert found.shape == (8, 3)
+    assert [int(shard.data[0, 0]) for shard in found.addressable_shards] == [0, 1, 2, 3]
+    alike = meshes.put(mesh, meshes.ALIKE, lambda group, chip: np.arange(5))
+    assert alike.shape == (5,) and alike.sharding.is_fully_replicated
+    whole = meshes.over(
+        mesh, lambda x: x + jax.lax.axis_index("model"), (meshes.EVERY_CHIP,), meshes.EVERY_CHIP
+    )
+    np.testing.assert_array_equal(jax.jit(whole)(found)[::2, 0], [0, 2, 4, 6])
+
+
+def test_a_mesh_needs_its_chips():
+    with pytest.raises(InputError, match="mesh model=9 takes 9 chips, here are 8"):
+        meshes.of(Mesh(model=9))
+    with pytest.raises(InputError, match="mesh data=2: only `model` divides a step yet"):
+        meshes.of(Mesh(data=2))
