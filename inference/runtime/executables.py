@@ -98,21 +98,30 @@ class Executables:
         )
         weights = None if self._mesh is None else linear.specs(self._config.model.parameters())
         given = weights, EVERY_CHIP, EACH_GROUP, EACH_GROUP
-        return self._lower(function, self._arguments, batch, given)
+        return self._lower(function, self._arguments, batch, given, given[1:])
 
     def _lower_admit(self) -> Lowered:
         arrays = abstract(batches.build_admissions((), self._config))
         function = functools.partial(step.admit, config=self._config)
         given = EVERY_CHIP, EACH_GROUP, EACH_GROUP
-        return self._lower(function, self._arguments[1:], arrays, given)
+        return self._lower(function, self._arguments[1:], arrays, given, given[:2])
 
     def _lower(
-        self, function: Callable[..., Any], kept: tuple[Any, ...], batch: Any, given: Any
+        self,
+        function: Callable[..., Any],
+        kept: tuple[Any, ...],
+        batch: Any,
+        given: tuple[Any, ...],
+        returned: tuple[Any, ...],
     ) -> Lowered:
-        """A function of what the engine keeps and of a batch, lowered: it returns cache and slots,
-        which are donated, and for `step` its output.
+        """A function of what the engine keeps, cache and slots last, and of a batch, lowered; these
+        two are donated.
+
+        Args:
+            function: of a chip's arrays.
+            kept, batch: its arguments' shapes.
+            given, returned: partition specs of arguments and results.
         """
-        returned = given[-3:] if len(kept) > 2 else given[:2]
         function = meshes.over(self._mesh, function, given, returned)
         donated = len(kept) - 2, len(kept) - 1
         spread = meshes.spread(self._mesh, (batch,), (EACH_GROUP,))
