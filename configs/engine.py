@@ -8,9 +8,12 @@ from configs.cache import BLOCK_TOKENS
 from configs.errors import InputError
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import ModelConfig
+from configs.prefill import TOGETHER, Prefill
 
 POLICIES = ("continuous", "static", "dynamic")
 PREEMPTIONS = ("auto", "recompute", "swap")
+PROPOSERS = ("ngram", "draft")
+ACCEPTANCES = ("coupled", "rejection")
 WEIGHTS = ("bfloat16", "float32", "file")
 LINEARS: tuple[str, ...] = ("reference", "ffi_cpu")
 ATTENTIONS: tuple[str, ...] = ("reference", "pallas_gpu", "pallas_tpu", "jax_tpu", "ffi_cpu")
@@ -26,7 +29,8 @@ MIN_DETERMINISTIC_ROWS = 8
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
     """Sizes and switches of an engine. All that is static in a step derives from these and the
-    model.
+    model. Of a mesh that divides sequences each data shard has these sizes: slots, pages,
+    rectangles and prefill budget.
 
     Attributes:
         max_seqs: sequences that run at the same time (slots).
@@ -39,6 +43,11 @@ class EngineConfig:
         chunk_tokens: prompt tokens of a prefill chunk, a row of the prefill rectangle.
         prefill_chunks: sizes of the prefill rectangle to compile, in chunks.
         num_drafts: k, draft tokens a sequence may have verified in one step.
+        proposer: what proposes them on the device, one of `PROPOSERS`; None: whoever sets
+            `Sequence.drafts`.
+        acceptance: of drafts. 'coupled': those that equal what plain decoding draws there, so that
+            answers do not depend on drafts; 'rejection': more of them, so that answers differ in
+            all but their law.
         top_logprobs: alternatives reported beside each sampled or scored token.
         penalties: tokens are counted, which repetition, presence and frequency penalties need.
         policy: when waiting requests may start. 'continuous': as soon as a slot and pages are free;
@@ -83,6 +92,8 @@ class EngineConfig:
     chunk_tokens: int = 64
     prefill_chunks: tuple[int, ...] = (1, 2, 4, 8)
     num_drafts: int = 0
+    proposer: str | None = None
+    acceptance: str = "coupled"
     top_logprobs: int = 0
     penalties: bool = False
     policy: str = "continuous"
@@ -115,12 +126,17 @@ class EngineConfig:
                 raise InputError(f"engine.{name} is at least 0, not {getattr(self, name)}")
         if not 0 <= self.max_wait_s < math.inf:
             raise InputError(f"engine.max_wait_s is 0 or more seconds, not {self.max_wait_s}")
-        for name, valid in (("policy", POLICIES), ("preemption", PREEMPTIONS)):
+        for name, valid in (
+            ("policy", POLICIES),
+            ("preemption", PREEMPTIONS),
+            ("acceptance", ACCEPTANCES),
+        ):
             if getattr(self, name) not in valid:
                 raise InputError(
                     f"engine.{name} is one of {', '.join(valid)}, not {getattr(self, name)!r}"
                 )
         for name, known in (
+            ("proposer", PROPOSERS),
             ("attention", ATTENTIONS),
             ("linear", LINEARS),
             ("weights", WEIGHTS),
@@ -138,6 +154,15 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"engine.{name} is at least {least}, not {value}")
+        if self.proposer and not self.num_drafts:
+            raise InputError(
+                f"engine.proposer={self.proposer} needs engine.num_drafts of at least 1"
+            )
+        if self.acceptance == "rejection" and (self.deterministic or not self.proposer):
+            raise InputError(
+                "engine.acceptance=rejection goes with a proposer and without deterministic: only "
+                "coupled acceptance gives plain decoding's tokens"
+            )
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise InputError(f"engine.seed is at least 0 and below 2**64, not {self.seed}")
         for name in ("decode_rows", "prefill_chunks"):
@@ -159,14 +184,20 @@ class EngineConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A model, the engine that runs it, and the chips that one replica lies on."""
+    """A model, the engine that runs it, the chips that one replica lies on, those that compute its
+    prompts, if these are others, and the model that drafts, if one does.
+    """
 
     model: ModelConfig
     engine: EngineConfig = EngineConfig()
     mesh: Mesh = ONE_CHIP
+    prefill: Prefill = TOGETHER
+    draft: ModelConfig | None = None
 
     def __post_init__(self) -> None:
         self.mesh.check(self.model)
+        self.prefill.check(self.mesh, self.model, self.engine.policy)
+        self._check_draft()
         limit = self.engine.max_context
         if limit is not None and not 1 <= limit <= self.model.max_context:
             raise InputError(
@@ -193,11 +224,75 @@ class Config:
                 f"engine.cache_bytes is at least {-(-whole // min(peaks))}, for one page of each "
                 f"page group, not {self.engine.cache_bytes}"
             )
+        if self.prefill.chips:
+            try:
+                self.for_prefill()
+            except InputError as error:
+                raise InputError(f"chips of prefill: {error}") from None
+
+    def _check_draft(self) -> None:
+        draft, own = self.draft, self.model
+        if (self.engine.proposer == "draft") != (draft is not None):
+            raise InputError(
+                "engine.proposer=draft goes with a draft model, and that with nothing else"
+            )
+        if draft is None:
+            return
+        if draft.vocab_size != own.vocab_size:
+            raise InputError(
+                f"{draft.name} has a vocabulary of {draft.vocab_size} tokens, {own.name} one of "
+                f"{own.vocab_size}: a draft model has the same"
+            )
+        if draft.max_context < self.max_context:
+            raise InputError(
+                f"{draft.name} drafts up to {draft.max_context} tokens: set engine.max_context to "
+                f"that at most, not {self.max_context}"
+            )
+        if draft.has_states or draft.dtype != own.dtype:
+            raise InputError(f"{draft.name} cannot draft: it keeps states, or is not {own.dtype}")
+        if self.mesh.num_chips > 1 or self.prefill.chips:
+            raise InputError("a draft model goes with one chip")
+
+    @property
+    def num_chips(self) -> int:
+        """Chips from the first on that one replica needs."""
+        if not self.prefill.chips:
+            return self.mesh.num_chips
+        return self.prefill.first(self.mesh) + self.prefill.chips
+
+    def for_prefill(self) -> "Config":
+        """What the chips of `prefill` run."""
+        own = self.prefill
+        engine = dataclasses.replace(
+            self.engine, chunked_prefill=True, overcommit=True, num_drafts=0, proposer=None,
+            acceptance="coupled", penalties=False,
+            max_seqs=self.engine.max_seqs if own.max_seqs is None else own.max_seqs,
+            cache_bytes=self.engine.cache_bytes if own.cache_bytes is None else own.cache_bytes,
+        )  # fmt: skip
+        mesh = Mesh(model=own.chips)
+        return dataclasses.replace(self, engine=engine, mesh=mesh, prefill=TOGETHER)
 
     @functools.cached_property
     def chip_model(self) -> ModelConfig:
         """The model as one chip of the mesh computes it."""
         return self.model.per_chip(self.mesh.model)
+
+    @functools.cached_property
+    def cached_model(self) -> ModelConfig:
+        """All layers that cache something: `chip_model`'s, then those of the model that drafts."""
+        model = self.chip_model
+        if self.draft is None:
+            return model
+        layers = model.layers + self.draft.shifted(model.num_layers)
+        return dataclasses.replace(model, pattern=layers, num_layers=len(layers))
+
+    def for_draft(self) -> "Config":
+        """What loads the model that drafts."""
+        assert self.draft is not None
+        engine = dataclasses.replace(
+            self.engine, proposer=None, acceptance="coupled", max_context=None, weights=None
+        )
+        return dataclasses.replace(self, model=self.draft, engine=engine, draft=None)
 
     @property
     def max_context(self) -> int:
@@ -240,9 +335,10 @@ class Config:
     def peak_pages(self, num_tokens: int) -> tuple[int, ...]:
         """Most pages of each group that one sequence has at once until it has `num_tokens`."""
         engine, page = self.engine, self.page_tokens
-        step = max(engine.chunk_tokens * max(engine.prefill_chunks), 1 + engine.num_drafts)
+        uncertain = engine.num_drafts * (2 if engine.proposer else 1)  # in flight, and next
+        step = max(engine.chunk_tokens * max(engine.prefill_chunks), 1 + uncertain)
         peaks = []
-        for group in self.chip_model.page_groups:
+        for group in self.cached_model.page_groups:
             window = group.spec.window
             live = num_tokens if window is None else min(num_tokens, window + step + 2 * page)
             peaks.append(-(-live // page))
@@ -251,14 +347,14 @@ class Config:
     @property
     def _page_bytes(self) -> list[int]:
         """Bytes of a page of each group on a chip."""
-        return self.chip_model.page_bytes(self.page_tokens)
+        return self.cached_model.page_bytes(self.page_tokens)
 
     def full_bytes(self, num_seqs: int) -> int:
         """Bytes of pages and states for so many sequences at their longest, and of the sinks."""
         groups = zip(self.peak_pages(self.max_context), self._page_bytes, strict=True)
         paged = sum((1 + num_seqs * peak) * size for peak, size in groups)
         drafts = self.engine.num_drafts
-        state = sum(spec.bytes_per_sequence(drafts) for spec in self.chip_model.cache_specs)
+        state = sum(spec.bytes_per_sequence(drafts) for spec in self.cached_model.cache_specs)
         return paged + (1 + num_seqs) * state
 
     @property
@@ -291,7 +387,7 @@ class Config:
         engine = self.engine
         paged = sum(n * size for n, size in zip(self.num_pages, self._page_bytes, strict=True))
         state = sum(
-            spec.bytes_per_sequence(engine.num_drafts) for spec in self.chip_model.cache_specs
+            spec.bytes_per_sequence(engine.num_drafts) for spec in self.cached_model.cache_specs
         )
         return paged + (engine.max_seqs + 1) * state
 
@@ -315,3 +411,4 @@ class Run:
     model: str
     engine: EngineConfig = EngineConfig()
     mesh: Mesh = ONE_CHIP
+    prefill: Prefill = TOGETHER

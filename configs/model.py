@@ -149,6 +149,18 @@ class ModelConfig:
         """One spec a layer."""
         return tuple(self.pattern[i % len(self.pattern)] for i in range(self.num_layers))
 
+    def shifted(self, first: int) -> tuple[LayerSpec, ...]:
+        """Its layers as they stand behind `first` layers of another model, whose caches none of
+        them reads.
+        """
+        found = []
+        for layer, spec in zip(self.layers, self.cache_specs, strict=True):
+            mixer: Any = layer.mixer
+            if spec.owner is not None:
+                mixer = dataclasses.replace(mixer, owner=spec.owner + first)
+            found.append(LayerSpec(mixer, layer.ffn))
+        return tuple(found)
+
     def mixers(self, kind: type[Any]) -> list[Any]:
         """The different mixers of one kind, in the order of their layers."""
         found = dict.fromkeys(layer.mixer for layer in self.pattern)

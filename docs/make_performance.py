@@ -31,7 +31,7 @@ from inference.runtime import compilation_cache
 from inference.scheduling import step_shapes
 from inference.scheduling.step_schedule import StepRecord
 from inference.scheduling.step_shapes import StepShape
-from scripts.reports import figures
+from scripts.reports.plots import figures
 
 _MODEL = flags.DEFINE_string("model", "smollm2-135m", "a model, as scripts.generate takes it")
 _WEIGHTS = flags.DEFINE_string("weights", None, "bfloat16, float32 or file, as scripts.generate's")

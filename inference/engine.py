@@ -5,12 +5,12 @@ back.
 """
 
 import dataclasses
-import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,12 +18,16 @@ import jax
 from configs import overrides
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
+from inference import new_weights, prefill_worker
 from inference.checkpoints import resolve, weight_formats
 from inference.checkpoints.load import Progress
 from inference.checkpoints.opened import Checkpoint
+from inference.device_memory import DeviceMemory
 from inference.input_processor import InputProcessor
 from inference.outputs import Completion, RequestOutput, Score, alternatives
+from inference.params_versions import ParamsVersions
 from inference.planner import swap_policy
+from inference.prefill_worker import PrefillWorker
 from inference.request import SamplingParams
 from inference.request_state import RequestState
 from inference.runtime.model_runner import ModelRunner, for_this_device
@@ -32,11 +36,8 @@ from inference.scheduling.scheduler import Scheduler
 from inference.scheduling.sequence import FinishReason, Sequence
 from inference.scheduling.step_shapes import StepShape
 from inference.text.tokenizer import MissingTokenizer, Tokenizer
-from layers import decoder
-from layers.kernels.linear import api as linear
-from layers.kernels.linear import packed
-from layers.params import Params, is_info
-from sharding import mesh as meshes
+from layers.params import Params
+from sharding import hosts
 
 _MAX_FAILED_STEPS = 2  # in a row: then the failure is not a passing one
 
@@ -54,13 +55,19 @@ class Engine:
         eos_ids: Iterable[int] = (),
         why_no_text: str = "this engine has no tokenizer",
         expected: Iterable[StepShape] = (),
+        executables: Path | None = None,
     ):
-        """`params` and `expected` as `ModelRunner` takes them; `eos_ids` end every sequence whose
-        request does not ignore them; `why_no_text` begins the error for a text where there is no
-        tokenizer.
+        """`params`, `expected` and `executables` as `ModelRunner` takes them; `eos_ids` end every
+        sequence whose request does not ignore them; `why_no_text` begins the error for a text where
+        there is no tokenizer.
         """
-        self.model_runner = ModelRunner(config, params, expected)
+        expected, prompts = prefill_worker.divide(config, expected)
+        self.model_runner = ModelRunner(config, params, expected, executables=executables)
         self.config = config = self.model_runner.config
+        self._prefill: PrefillWorker | None = None
+        if config.prefill.chips:
+            self._prefill = PrefillWorker(config, self.model_runner, prompts)
+        self._memory = DeviceMemory(self.model_runner, self._prefill)
         self.tokenizer = tokenizer
         self.eos_ids = frozenset(eos_ids)
         self._input_processor = InputProcessor(config, tokenizer, self.eos_ids, why_no_text)
@@ -72,15 +79,21 @@ class Engine:
         self._outputs: deque[RequestOutput] = deque()  # that `step` has not returned yet
         self._returned_at = 0.0  # when the last step was processed
         self._num_failed_steps = 0
+        self._versions = ParamsVersions()
 
     @property
     def compile_s(self) -> float:
         """Seconds spent compiling so far; no step's time includes it."""
-        return self._steps.compile_s
+        return self._steps.compile_s + (self._prefill.compile_s if self._prefill else 0.0)
 
     @classmethod
     def from_model(
-        cls, model: str, *, progress: Progress | None = None, **settings: Any
+        cls,
+        model: str,
+        *,
+        progress: Progress | None = None,
+        executables: Path | None = None,
+        **settings: Any,
     ) -> "Engine":
         """An engine for a preset, a directory, a `.gguf` file or a hub id:
         `Engine.from_model("smollm2-135m", max_seqs=8, dtype="float32")`.
@@ -88,6 +101,7 @@ class Engine:
         Args:
             model: as `--model` takes it.
             progress: told of downloads and conversions.
+            executables: as `--executables` takes it.
             settings: fields of `EngineConfig`, and `dtype` of the model.
 
         Raises:
@@ -98,14 +112,13 @@ class Engine:
             if name not in (*names, "dtype"):
                 raise InputError(f"unknown setting {name!r}; valid: dtype, {', '.join(names)}")
         resolved = resolve.resolve(model)
-        config = overrides.apply(
-            Config(resolved.config),
-            [
-                f"{'model' if name == 'dtype' else 'engine'}.{name}={value}"
-                for name, value in settings.items()
-            ],
-        )
-        return cls.from_checkpoint(config, resolved.open(progress), progress)
+        changes = [
+            f"{'model' if name == 'dtype' else 'engine'}.{name}={value}"
+            for name, value in settings.items()
+        ]
+        config = overrides.apply(Config(resolved.config), changes)
+        checkpoint = resolved.open(progress)
+        return cls.from_checkpoint(config, checkpoint, progress, executables=executables)
 
     @classmethod
     def from_checkpoint(
@@ -114,10 +127,12 @@ class Engine:
         checkpoint: Checkpoint,
         progress: Progress | None = None,
         expected: Iterable[StepShape] = (),
+        executables: Path | None = None,
+        draft: Checkpoint | None = None,
     ) -> "Engine":
         """An engine for an opened checkpoint; `config` may differ from its own in how it runs. One
         without a tokenizer serves prompts of token ids. The steps that are expected first are
-        compiled while weights are read.
+        compiled while weights are read. `draft` is that of `config.draft`.
 
         Raises:
             InputError: this device cannot run it so.
@@ -130,14 +145,10 @@ class Engine:
             tokenizer = checkpoint.load_tokenizer()
         except MissingTokenizer as error:
             why_no_text = str(error)
-        infos = decoder.param_infos(config.model)
-        mesh = meshes.of(config.mesh)
-        packs = config.engine.linear == "ffi_cpu" and mesh is None
-        read = functools.partial(
-            checkpoint.load_params, infos, progress, linear.placement(config, mesh),
-            linear.abstract(config, infos) if packs else None,
-        )  # fmt: skip
-        return cls(config, read, tokenizer, checkpoint.eos_ids, why_no_text, expected)
+        if draft is not None and tokenizer is not None:
+            tokenizer.check_same(draft.load_tokenizer())
+        read = new_weights.reader(config, checkpoint, progress, draft)
+        return cls(config, read, tokenizer, checkpoint.eos_ids, why_no_text, expected, executables)
 
     def add_request(self, prompt: str | Items[int], params: SamplingParams) -> int:
         """Queues a prompt (text or token ids) and returns the request's id.
@@ -146,10 +157,14 @@ class Engine:
             InputError: the prompt is empty or too long, or asks for what this engine was not built
                 for.
         """
+        self._check_awake()
         tokens = self._input_processor.encode(prompt)
+        hosts.current().tell("add_request", tokens, dataclasses.asdict(params))
         sequences = self._input_processor.sequences(tokens, params)
         for sequence in sequences:
             self.scheduler.add(sequence)
+        if self._prefill:
+            self._prefill.add(sequences[0])
         return self._register(self._state(sequences))
 
     def fork(self, id: int, params: SamplingParams) -> int:
@@ -159,6 +174,8 @@ class Engine:
             InputError: there is no such request, it has several answers or is to have them, or
                 nothing is left to generate.
         """
+        self._check_awake()
+        hosts.current().tell("fork", id, dataclasses.asdict(params))
         parent = self._requests[id].group.sequences[0] if id in self._requests else None
         if parent is None or parent.scores:
             raise InputError(f"request {id} is not generating: there is nothing to fork")
@@ -177,6 +194,7 @@ class Engine:
     def abort(self, id: int) -> None:
         """Ends a request wherever it is; an unknown id has no effect."""
         if request := self._requests.get(id):
+            hosts.current().tell("abort", id)
             request.finish(FinishReason.ABORT)
             self._retire(request)
 
@@ -198,15 +216,23 @@ class Engine:
 
     def _run_step(self, is_open: bool = False) -> None:
         """As `step`; the outputs wait where they are read."""
+        self._check_awake()
+        hosts.current().tell("step", is_open)
         self._steps.note_done(self._returned_at)
         try:
+            if self._prefill and self._steps.held is None:  # which may need pages from there
+                self._prefill.launch()
             is_launched = self._steps.launch(is_open)
             is_due = len(self._steps) > (is_launched and self.config.engine.overlap)
+            if self._prefill:
+                self._end(self._prefill.commit(waits=not (is_launched or is_due)))
             self._process(is_due)
         except BaseException as error:
+            if isinstance(error, Exception):
+                hosts.current().await_loss()
             self.rebuild()  # the cache is donated, the schedule's admissions are spent
             self._num_failed_steps += 1
-            is_passing = self._num_failed_steps < _MAX_FAILED_STEPS
+            is_passing = self._num_failed_steps < _MAX_FAILED_STEPS and hosts.current().count == 1
             if not (isinstance(error, jax.errors.JaxRuntimeError) and is_passing):
                 self._num_failed_steps = 0
                 raise
@@ -219,31 +245,116 @@ class Engine:
         """Starts over with an empty cache: running requests are computed again from the host's
         tokens.
         """
-        self._steps.clear()
-        self.scheduler.start_over()
-        self.model_runner.reset()
+        hosts.current().tell("rebuild")
+        self._forget_pages()
+        self._memory.empty_pages()
 
-    def update_params(self, params: Params) -> None:
-        """Goes on with other weights of the same shapes: what is cached is computed again.
+    def update_params(
+        self,
+        source: Params | str | Path,
+        keeps_pages: bool = False,
+        progress: Progress | None = None,
+    ) -> int:
+        """Goes on with other weights of the same names, shapes and dtypes; returns their version,
+        which outputs name. It happens between two steps: the tokens of steps in flight are the
+        last of the old ones. The new lie beside them until then (without room for both: `sleep`,
+        then `wake` with the new); whatever fails, the old ones serve on.
+
+        Args:
+            source: a tree of parameters on whatever devices, which is copied; what `--model`
+                takes; or the directory of a step that Orbax wrote of such a tree.
+            keeps_pages: what is cached stays, though old weights computed it, and later prompts
+                find it; else all of it is computed again.
+            progress: told of what is read.
 
         Raises:
-            InputError: the parameters are not those of this model.
+            InputError: the weights are not those of this model, or the engine sleeps.
         """
-        infos = decoder.param_infos(self.config.model)
-        declared = jax.tree.map(lambda i: (i.shape, i.format), infos, is_leaf=is_info)
-        found = jax.tree.map(
-            lambda leaf: (tuple(leaf.shape), packed.format_of(leaf)), params,
-            is_leaf=packed.is_packed,
-        )  # fmt: skip
-        if found != declared:
-            raise InputError("update_params takes parameters of the model that the engine runs")
-        self.model_runner.params = self.model_runner.pack(params)
-        self.rebuild()
+        self._check_awake()
+        hosts.current().check_alone("update_params")
+        params = new_weights.find(source, self.config, progress)()
+        self._finish_steps()
+        self._memory.set_params(params)
+        if not keeps_pages:
+            self.rebuild()
+        self._versions.advance(keeps_pages, self._unfinished)
+        return self._versions.current
+
+    def sleep(self, keeps_weights: bool = True, keeps_pages: bool = False) -> None:
+        """Frees the device's memory, all but what is compiled. Requests stay: their tokens are on
+        the host. New ones are refused until `wake`.
+
+        Args:
+            keeps_weights: weights move to the host's memory; else they are dropped, and `wake` has
+                to be given some.
+            keeps_pages: pages, states and slots move to the host's memory; else what is cached is
+                dropped, and running requests are computed again.
+
+        Raises:
+            InputError: the engine sleeps already.
+        """
+        self._check_awake()
+        hosts.current().check_alone("sleep")
+        self._finish_steps()
+        if not keeps_pages:
+            self._forget_pages()
+        self._memory.free(keeps_weights, keeps_pages)
+
+    def wake(self, source: Params | str | Path | None = None) -> None:
+        """Goes on where `sleep` left off.
+
+        Args:
+            source: new weights, as `update_params` takes them, which have a version of their own
+                and do what it does with pages that `sleep` kept: they stay. None: those that were
+                kept.
+
+        Raises:
+            InputError: the engine does not sleep, no weights were kept, or the new ones are not
+                those of this model; then it sleeps on.
+        """
+        if not self._memory.is_free:
+            raise InputError("the engine does not sleep: there is nothing to wake")
+        params = None if source is None else new_weights.find(source, self.config)()
+        has_pages = self._memory.restore(params)
+        if source is not None:
+            self._versions.advance(has_pages, self._unfinished)
+
+    @property
+    def _unfinished(self) -> list[Sequence]:
+        return [own for request in self._requests.values() for own in request.group.sequences]
+
+    def _check_awake(self) -> None:
+        if self._memory.is_free:
+            raise InputError("the engine sleeps: wake() it first")
+
+    def _finish_steps(self) -> None:
+        """Commits all steps in flight."""
+        try:
+            if self._prefill:
+                self._end(self._prefill.finish_steps())
+            while len(self._steps):
+                self._process(is_due=True)
+            self._process(is_due=False)
+        except BaseException:
+            self.rebuild()
+            raise
+
+    def _forget_pages(self) -> None:
+        """All that was computed is to be computed again."""
+        self._steps.clear()
+        self.scheduler.start_over()
+        if self._prefill:
+            self._prefill.start_over()
+        self._versions.forget_pages()
 
     def warm_up(self, progress: Callable[[], None] = lambda: None, seals: bool = True) -> None:
         """Compiles every shape; from then on a compilation is an error, or (`seals` is False) it is
         counted in `model_runner.num_late_compiles`.
         """
+        self._check_awake()
+        hosts.current().tell("warm_up", seals)
+        if self._prefill:
+            self._prefill.warm_up(progress, seals)
         self.model_runner.warm_up(self.scheduler.shapes, progress, seals)
 
     def generate(
@@ -315,7 +426,12 @@ class Engine:
             if sequence.finish_reason is FinishReason.ERROR:
                 raise InputError(f"the model gave non-finite logits for text {index}")
         return [
-            Score(list(s.tokens), s.prompt_logprobs, alternatives(s.prompt_top_logprobs))
+            Score(
+                list(s.tokens),
+                s.prompt_logprobs,
+                alternatives(s.prompt_top_logprobs),
+                s.params_versions,
+            )  # fmt: skip
             for s in sequences
         ]
 
@@ -346,6 +462,10 @@ class Engine:
         step = None
         if is_due:
             step, output = self._steps.fetch()
+            for _, chunk in step.schedule.rows:
+                if chunk.emits or chunk.sequence.scores:
+                    has_read = chunk.sequence.num_cached_tokens > 0 or self._prefill is not None
+                    self._versions.note(chunk.sequence, has_read)
             self._committed.extend(self.scheduler.commit(step.schedule, output))
         while self._committed:
             sequence, tokens = self._committed.popleft()
@@ -357,6 +477,13 @@ class Engine:
                 self._retire(request)
         if step is not None:
             self._steps.record(step)
+
+    def _end(self, ended: Items[tuple[Sequence, FinishReason]]) -> None:
+        """Ends sequences that need no decoding."""
+        for sequence, reason in ended:
+            self._versions.note(sequence, has_read_pages=True)
+            self.scheduler.finish(sequence, reason)
+            self._committed.append((sequence, []))
 
     def _state(self, sequences: list[Sequence]) -> RequestState:
         return RequestState(sequences, self.scheduler, self.tokenizer, self._outputs)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import operator
-import time
 from collections.abc import Sequence as Tokens
 
 import numpy as np
@@ -10,9 +9,10 @@ import numpy as np
 from configs.engine import Config
 from configs.errors import InputError, shown
 from inference.request import SamplingParams
-from inference.runtime.sampling import parameters
+from inference.sampling import parameters
 from inference.scheduling.sequence import Sequence, cache_key, derived_seed
 from inference.text.tokenizer import Tokenizer
+from sharding import hosts
 
 
 class InputProcessor:
@@ -80,6 +80,13 @@ class InputProcessor:
             if value > most:
                 raise InputError(f"{name} is at most engine.max_seqs={most}, not {shown(value)}")
 
+    def _check_seed(self, params: SamplingParams) -> None:
+        """What a request asks for; its answers have seeds of their own."""
+        if params.seed is not None and self._config.engine.acceptance == "rejection":
+            raise InputError(
+                "a seed asks for plain decoding's tokens: leave it or acceptance=rejection out"
+            )
+
     def _check_beams(self, sequence: Sequence) -> None:
         """A beam needs as many candidates as there are beams, and those that end it: all beams may
         continue from the same one.
@@ -101,6 +108,7 @@ class InputProcessor:
         Raises:
             InputError: the engine cannot serve it: the message says why.
         """
+        self._check_seed(params)
         first = self._sequence(tokens, len(tokens), params)
         self._check_beams(first)
         sequences, num_siblings = [first], params.num_samples - 1
@@ -123,8 +131,10 @@ class InputProcessor:
         Raises:
             InputError: as `sequences`.
         """
+        self._check_seed(params)
         child = self._sequence(list(parent.tokens), parent.num_prompt_tokens, params)
         child.logprobs, child.top_logprobs = list(parent.logprobs), list(parent.top_logprobs)
+        child.params_versions = parent.params_versions
         return child
 
     def _sequence(
@@ -133,11 +143,15 @@ class InputProcessor:
         """A new sequence, with an id and a seed of its own."""
         self._check(tokens, params)
         self._next_id += 1
-        seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed
+        seed = params.seed
+        if seed is None:
+            seed = hosts.current().broadcast(int(self._seeds.integers(2**63)))
         eos_ids = frozenset() if params.ignore_eos else self._eos_ids
         engine = self._config.engine
+        proposes = engine.proposer is not None
         return Sequence(
             self._next_id, params, tokens, num_prompt_tokens, eos_ids, seed,
-            needs_commit=engine.num_drafts > 0, arrival_s=time.perf_counter(),
+            speculates=proposes and params.speculate and not params.beam_width,
+            needs_commit=engine.num_drafts > 0 and not proposes, arrival_s=hosts.current().now(),
             cache_key=cache_key(engine, self._next_id),
         )  # fmt: skip

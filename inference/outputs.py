@@ -14,6 +14,9 @@ class Completion:
         id: the request's.
         score: of a beam search's hypothesis: log-probability / tokens**length_penalty.
         others: its further results, best first where they are ranked.
+        params_versions: of the weights that its tokens came from, in order, and of older ones
+            whose pages were kept and may have been read; 0 are the engine's first
+            (`Engine.update_params`).
     """
 
     id: int
@@ -25,20 +28,25 @@ class Completion:
     top_logprobs: list[dict[int, float]]
     score: float | None = None
     others: tuple["Completion", ...] = ()
+    params_versions: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """Log-probabilities of a text's tokens after the first, each given all before it."""
+    """Log-probabilities of a text's tokens after the first, each given all before it, and the
+    versions of the weights that gave them.
+    """
 
     token_ids: list[int]
     logprobs: list[float]
     top_logprobs: list[dict[int, float]]
+    params_versions: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class RequestOutput:
-    """What is new of one request after a step; `text` is what can be shown already.
+    """What is new of one request after a step; `text` is what can be shown already,
+    `params_versions` are those of all its tokens so far (`Completion`).
 
     Of several sequences each has outputs of its own, with its `index`: those of `n` as they come,
     those of `best_of` and of a beam search once, whole and best first, when the request ends.
@@ -49,6 +57,7 @@ class RequestOutput:
     text: str
     finish_reason: str | None
     index: int = 0
+    params_versions: tuple[int, ...] = ()
 
 
 def alternatives(tops: list[Alternatives]) -> list[dict[int, float]]:

@@ -114,12 +114,13 @@ _READERS: dict[str, _Reader] = {
     "beam_width": _number(int, 0),
     "length_penalty": _number(float, -10, 10),
     "early_stopping": _switch,
+    "speculate": _switch,
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
-    """How to continue a prompt. `inference/runtime/sampling/sampler.py` has the order of filters.
+    """How to continue a prompt. `inference/sampling/sampler.py` has the order of filters.
 
     Lists, arrays and numpy's scalars are kept as Python's tuples and numbers; a value that is not
     valid is an InputError that names its field.
@@ -148,6 +149,8 @@ class SamplingParams:
         length_penalty: a hypothesis of m tokens scores its log-probability / m**length_penalty.
         early_stopping: a beam search ends with its `beam_width`-th hypothesis; otherwise, when its
             best beam scores no better than the worst of them.
+        speculate: drafts are verified for it, where the engine proposes any; its tokens are the
+            same without.
     """
 
     max_new_tokens: int = 128
@@ -172,6 +175,7 @@ class SamplingParams:
     beam_width: int = 0
     length_penalty: float = 1.0
     early_stopping: bool = False
+    speculate: bool = True
 
     def __post_init__(self) -> None:
         for name, read in _READERS.items():

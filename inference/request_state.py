@@ -55,7 +55,10 @@ class RequestState:
             if decisions := self.group.decide():
                 self._scheduler.apply(decisions)
             reason = sequence.finish_reason
-            output = RequestOutput(sequence.id, tokens, text, reason and reason.value)
+            output = RequestOutput(
+                sequence.id, tokens, text, reason and reason.value,
+                params_versions=sequence.params_versions,
+            )  # fmt: skip
             outputs = self.group.add(output)
         except Exception:
             logging.getLogger(__name__).exception("request %d ends with an error", self.group.id)

@@ -23,6 +23,8 @@ from layers.ragged import Ragged
 from layers.registry import Leaf, StepContext
 from sharding import collectives
 
+_LANES = 128  # of a TPU's tiles
+
 registry.register(Attention, attend.apply)
 registry.register(Gated, ffn.gated)
 registry.register(Plain, ffn.plain)
@@ -163,6 +165,12 @@ def embed(table_VD: jax.Array | Packed, tokens_T: jax.Array) -> jax.Array:
     """
     if isinstance(table_VD, Packed):
         return packed.rows(table_VD, tokens_T)
+    if not has_free_views() and table_VD.dtype == jnp.bfloat16 and table_VD.shape[1] % _LANES:
+        # A TPU lays such a table out by columns, and would copy it whole to look rows up. Exact.
+        is_row_TV = tokens_T[:, None] == jnp.arange(table_VD.shape[0])
+        return jax.lax.dot(
+            is_row_TV.astype(table_VD.dtype), table_VD, preferred_element_type=jnp.float32
+        )
     if table_VD.dtype != jnp.bfloat16 or not has_free_views():
         return table_VD[tokens_T].astype(jnp.float32)
     bits_TD = jax.lax.bitcast_convert_type(table_VD, jnp.uint16)[tokens_T]

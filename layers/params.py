@@ -1,6 +1,7 @@
 """Parameters from their declarations (`configs/kinds/params.py`): random values, shapes, bytes."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -54,9 +55,9 @@ def num_bytes(infos: Any) -> int:
     return int(sum(FORMATS[i.format].bytes_for(i.elements, i.shape[-1]) for i in found))
 
 
-def flatten(tree: Any) -> dict[str, Any]:
+def flatten(tree: Any, is_leaf: Callable[[Any], bool] = is_info) -> dict[str, Any]:
     """{'layers/3/mixer/qkv': leaf} for a tree of parameters or of their declarations."""
-    leaves, _ = jax.tree.flatten_with_path(tree, is_leaf=is_info)
+    leaves, _ = jax.tree.flatten_with_path(tree, is_leaf=is_leaf)
     return {"/".join(_key_name(key) for key in path): leaf for path, leaf in leaves}
 
 

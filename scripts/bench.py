@@ -36,14 +36,15 @@ from inference.planner.calibration import lookup  # noqa: E402
 from inference.request import SamplingParams  # noqa: E402
 from scripts import common  # noqa: E402
 from scripts.flags import (  # noqa: E402
-    bench_modes,
     deployment_flags,
     file_flags,
     json_lines_flag,
     shared_flags,
     workload_flags,
 )
-from scripts.reports import bench_plot, bench_text  # noqa: E402
+from scripts.modes import bench_modes  # noqa: E402
+from scripts.reports import bench_text  # noqa: E402
+from scripts.reports.plots import bench_plot  # noqa: E402
 
 _CONCURRENCY = flags.DEFINE_string("concurrency", "1,8,32", "Requests at a time.")
 _PREFILL_TOKENS = flags.DEFINE_integer(
@@ -167,9 +168,12 @@ def _run_closed() -> None:
         raise InputError(f"--prefill_tokens is at least 1, not {_PREFILL_TOKENS.value}")
     beside = _read_beside()
     resolved, config = common.resolve_config({"max_seqs": max(sizes)})
-    if max(sizes) > config.engine.max_seqs:
+    common.check_together(config, "bench")
+    most = config.mesh.num_groups * config.engine.max_seqs
+    if max(sizes) > most:
+        each = "" if most == config.engine.max_seqs else f" on each of {config.mesh}"
         raise InputError(
-            f"--concurrency={max(sizes)} is above engine.max_seqs={config.engine.max_seqs}"
+            f"--concurrency={max(sizes)} is above engine.max_seqs={config.engine.max_seqs}{each}"
         )
     drawn, length = (config.model.vocab_size, config.max_context), _PREFILL_TOKENS.value
     loads = {size: requests.generate(workload_flags.read(size), *drawn) for size in sizes}
@@ -212,6 +216,7 @@ def _run_open() -> None:
     if lines and _RANDOM_WEIGHTS.value:
         raise InputError("a trace holds text: leave --random_weights out")
     resolved, config = common.resolve_config({})
+    common.check_together(config, "bench")
     checkpoint = _open(resolved)
     drawn = config.model.vocab_size, config.max_context
     if lines:

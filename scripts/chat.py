@@ -16,6 +16,7 @@ from inference.request import SamplingParams
 from inference.text.conversation import Conversation
 from scripts import common
 from scripts.flags import sampling_flags
+from scripts.flags.host_flags import HOSTS
 from scripts.reports import costs
 
 _SYSTEM = flags.DEFINE_string("system", None, "What the model is told first; see /system.")
@@ -38,6 +39,8 @@ def main(argv: Sequence[str]) -> None:
         raise InputError("chat prints what is said, not JSON: generate takes messages as JSON")
     if sys.stdin is None:
         raise InputError("stdin is closed: there is nobody to talk to")
+    if HOSTS.value > 1:
+        raise InputError("a conversation is held on one host: leave --hosts out")
     params = sampling_flags.read()
     if params.num_running > 1:
         raise InputError("a conversation has one answer a turn: leave --n, --best_of, --beam_width")

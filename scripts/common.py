@@ -24,7 +24,9 @@ from configs import mesh, overrides
 from configs.engine import Config, Run
 from configs.errors import InputError, reason
 from scripts import interrupts
+from scripts.flags import speculation_flags
 from scripts.flags.deployment_flags import MESH, WEIGHTS
+from scripts.flags.host_flags import COORDINATOR, HOST, HOSTS
 
 _MODEL = flags.DEFINE_string(
     "model",
@@ -33,7 +35,11 @@ _MODEL = flags.DEFINE_string(
 )
 _RUN = flags.DEFINE_string("config", None, "A whole run: configs/runs/NAME.py.")
 _SET = flags.DEFINE_multi_string("set", [], "Overrides a field: engine.max_seqs=64 (repeatable).")
+_EXECUTABLES = flags.DEFINE_string(
+    "executables", None, "Directory of scripts.compile --serialize: what is there is not compiled."
+)
 JSON = flags.DEFINE_bool("json", False, "Print one JSON object on stdout, nothing else.")
+flags.adopt_module_key_flags(speculation_flags)
 
 _MAX_REASON = 500  # characters of a failure: XLA's run to pages
 
@@ -51,6 +57,8 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
     def guarded(argv: Sequence[str]) -> None:
         if not flags.FLAGS["verbosity"].present:  # absl's default tells what JAX looked for
             logging.set_verbosity(logging.WARNING)
+        if HOSTS.value > 1:  # what JAX's service logs of a lost host, `hosts` says in one line
+            os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
         try:
             if len(argv) > 1:
                 raise InputError(f"unexpected argument {argv[1]!r}: every input is a flag")
@@ -76,6 +84,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
         _run(guarded)
     except SystemExit as ended:
         if ended.code is None or isinstance(ended.code, int):
+            _end_hosts("it failed" if ended.code else None)
             interrupts.leave(ended.code or 0)
         raise
 
@@ -119,8 +128,20 @@ def check_flags(reader: str, readers: Mapping[str, Collection[str]]) -> None:
 def fail(message: str) -> None:
     """Ends the process with one line on stderr and status 1."""
     interrupts.ignore()
-    print("error:", " ".join(message.split()), file=sys.stderr)
+    line = " ".join(message.split())
+    print("error:", line, file=sys.stderr)
+    _end_hosts(line)
     sys.exit(1)
+
+
+def serves() -> bool:
+    """Whether results are written here, and not by host 0 alone."""
+    return HOST.value == 0
+
+
+def _end_hosts(why: str | None = None) -> None:
+    if hosts := sys.modules.get("sharding.hosts"):
+        hosts.current().end(why)
 
 
 def resolve_config(
@@ -129,14 +150,18 @@ def resolve_config(
     """`named_config`, with what the device decides that JAX computes on. What its engine needs is
     imported, and built where it is missing, while the caller goes on to fetch and read files.
     """
+    from inference import follower
     from layers.kernels.device import target_device
+    from sharding import hosts
     from sharding import mesh as meshes
 
+    executables()
     asked = {} if WEIGHTS.value is None else {"weights": WEIGHTS.value}
     resolved, config = named_config(sizes, (needs or {}) | asked)
-    if MESH.value:
-        config = dataclasses.replace(config, mesh=mesh.parse(MESH.value))
-    meshes.provide(config.mesh)
+    config = speculation_flags.apply(config)
+    hosts.start(COORDINATOR.value, HOSTS.value, HOST.value)
+    config = follower.prepared(config)
+    meshes.provide(config.mesh, config.num_chips)
     config = config.for_platform(target_device().platform)
     threading.Thread(target=_prepare, args=(config,)).start()
     return resolved, config
@@ -148,8 +173,19 @@ def check_one_chip(config: Config, reader: str) -> None:
     Raises:
         InputError: it has a mesh.
     """
-    if config.mesh.num_chips > 1:
-        raise InputError(f"{reader} runs on one chip, not on {config.mesh}: leave the mesh out")
+    if config.num_chips > 1:
+        chips = config.mesh if config.mesh.num_chips > 1 else f"{config.num_chips} of them"
+        raise InputError(f"{reader} runs on one chip, not on {chips}: leave the others out")
+
+
+def check_together(config: Config, reader: str) -> None:
+    """Whether prompts are computed where decoding happens, for what predicts nothing else.
+
+    Raises:
+        InputError: other chips compute them.
+    """
+    if config.prefill.chips:
+        raise InputError(f"{reader} predicts chips that do both: leave prefill.chips out")
 
 
 def _prepare(config: Config) -> None:
@@ -179,9 +215,22 @@ def named_config(sizes: dict[str, Any], needs: dict[str, Any] | None = None) -> 
     asked = (needs or {}) if named else sizes | (needs or {})
     settings = [f"engine.{name}={value}" for name, value in asked.items()]
     run = named or Run("")
-    config = Config(resolved.config, run.engine, run.mesh)
-    config = overrides.apply(config, [*settings, *_SET.value])
+    config = Config(resolved.config, run.engine, run.mesh, run.prefill)
+    config = overrides.apply(config, [*settings, *settings_asked()])
     return resolved, config
+
+
+def settings_asked() -> list[str]:
+    """What --set and --mesh say."""
+    return [*_SET.value, *mesh_settings()]
+
+
+def mesh_settings() -> list[str]:
+    """What --mesh says, as --set would."""
+    if not MESH.value:
+        return []
+    sizes = dataclasses.asdict(mesh.parse(MESH.value))
+    return [f"mesh.{axis}={size}" for axis, size in sizes.items()]
 
 
 def model_name() -> str:
@@ -216,6 +265,7 @@ def load_engine(
     prompts of so many tokens, from which `num_seqs` sequences go on, are compiled while weights are
     read; `greedy` says that all requests are.
     """
+    from inference import follower
     from inference.engine import Engine
     from inference.planner.calibration import lookup
     from inference.runtime import compilation_cache
@@ -223,6 +273,7 @@ def load_engine(
     from layers import decoder, params
     from layers.kernels.device import target_device
 
+    follower.check_alike(config, checkpoint)
     compilation_cache.enable()
     if target_device().platform != "cpu":  # while its memory is free; predictions ask again
         lookup.this_machine_or_none(config.model.dtype)
@@ -231,21 +282,52 @@ def load_engine(
             raise InputError(
                 "engine.weights goes with a checkpoint; random weights have model.dtype"
             )
-        engine = Engine(config, params.init(decoder.param_infos(config.model)))
+        if config.draft is not None:
+            raise InputError("a model that drafts goes with a checkpoint, not with random weights")
+        values = params.init(decoder.param_infos(config.model))
+        engine = Engine(config, values, executables=executables())
     else:
         with bars() as progress:
             expected = (
                 ()
                 if prompts is None
-                else step_shapes.expected(config.engine, prompts, num_seqs, greedy)
+                else step_shapes.expected(
+                    config.engine, prompts, num_seqs, greedy, config.mesh.num_groups
+                )
             )
-            engine = Engine.from_checkpoint(config, checkpoint, progress, expected)
+            draft = speculation_flags.open_draft(progress) if config.draft else None
+            engine = Engine.from_checkpoint(
+                config, checkpoint, progress, expected, executables(), draft
+            )
     defaults = Config(config.model).for_platform(target_device().platform).engine
     sizes = overrides.changed(config.engine, defaults)
     chips = [str(config.mesh)] if config.mesh.num_chips > 1 else []
+    if config.draft is not None:
+        chips.append(f"draft={config.draft.name}")
+    if config.prefill.chips:
+        chips.append(f"prefill.chips={config.prefill.chips}")
+    if HOST.value:
+        follower.follow(engine)
+        sys.exit(0)
     line = ", ".join([config.model.name, config.model.dtype, *chips, *sizes])
     say(line)
     return engine
+
+
+def executables() -> Path | None:
+    """The directory that --executables names.
+
+    Raises:
+        InputError: it is not there.
+    """
+    if not _EXECUTABLES.value:
+        return None
+    if HOSTS.value > 1:
+        raise InputError("--executables goes with one host: leave it out, several compile")
+    folder = Path(_EXECUTABLES.value)
+    if not folder.is_dir():
+        raise InputError(f"--executables={str(folder)[:200]} is no directory")
+    return folder
 
 
 def warm_up(engine: Any, label: str = "compiling steps") -> float:
@@ -288,7 +370,7 @@ class bars:  # noqa: N801
         )
 
 
-def print_json(result: dict[str, Any], config: Config) -> None:
+def print_json(result: dict[str, Any], config: Any) -> None:
     """One JSON object on stdout: the result, and the configuration it was obtained with."""
     whole = {**result, "config": dataclasses.asdict(config)}
     print(json.dumps(whole, ensure_ascii=False), flush=True)

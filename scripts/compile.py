@@ -6,30 +6,39 @@ What the compiled programs take of each chip and ask of it, beside what the plan
 from scripts import interrupts  # noqa: F401
 
 # isort: split
+import contextlib
 import dataclasses
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from absl import flags
 
-from configs import mesh as meshes
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.hardware import targets
 from configs.hardware.targets import Target
 from configs.mesh import Mesh
+from configs.prefill import TOGETHER
 from scripts import common
 from scripts.flags import deployment_flags, placement_flags, shared_flags
 from scripts.reports import compile_text
 
 _TARGET = flags.DEFINE_string("target", None, f"Chips to compile for: {targets.FORMS}.")
 _ALL = flags.DEFINE_bool("all", False, "Every step of the engine, not the largest alone.")
+_SERIALIZE = flags.DEFINE_string(
+    "serialize",
+    None,
+    "Directory to write every step's executable to, for engines with --executables.",
+)
 _MESH, _BATCH = deployment_flags.MESH, placement_flags.BATCH
 _CONTEXT = placement_flags.CONTEXT
 for _module in (common, deployment_flags, placement_flags):  # --help shows theirs too
     flags.adopt_module_key_flags(_module)
 
-_FLAGS = ("target", "all", "mesh", "batch", "context", "model", "config", "set", "json")
+_FLAGS = ("target", "all", "mesh", "batch", "context", "model", "config", "set", "json",
+          "serialize")  # fmt: skip
 _SEQUENCES, _TOKENS = 16, 4096  # of an engine that nobody gave sizes
 
 
@@ -39,43 +48,77 @@ def main(argv: Sequence[str]) -> None:
     if _TARGET.value is None:
         raise InputError(f"--target names what to compile for: {targets.FORMS}")
     target = targets.parse(_TARGET.value)
-    mesh = _mesh(target)
+    config = _config(target)
     from sharding import topologies
 
     topologies.prepare(target)
     topologies.devices(target)
-    config = dataclasses.replace(_config(target), mesh=mesh)
+    if _SERIALIZE.value:
+        _check_directory(Path(_SERIALIZE.value))
 
     from inference.planner.compiled import prediction
-    from inference.planner.compiled.report import AbsentEngine
+    from inference.planner.compiled.report import AbsentEngine, RefusedStep
+    from inference.runtime import compilation_cache
     from inference.scheduling import step_shapes
 
     engine = AbsentEngine(config, target)
+    if _SERIALIZE.value and engine.several_hosts:
+        raise InputError(
+            f"--target={target.name} is several hosts, which load no executables: leave --serialize"
+            " out"
+        )
     shapes = engine.usual_shapes()
-    if _ALL.value:
+    if _ALL.value or _SERIALIZE.value:
         shapes = step_shapes.enumerate_shapes(config.engine)
     predicted = prediction.predict(engine.config, target, shapes)
+    exchanges = [
+        prediction.exchanged(engine.config, target, shape, engine.several_hosts) for shape in shapes
+    ]
     if not common.JSON.value:
-        compile_text.show_prediction(engine.config, engine.attention, target, mesh, predicted)
-    found = []
-    for each in engine.steps(shapes):
-        found.append(each)
-        if not common.JSON.value:
-            compile_text.show_step(each)
+        compile_text.show_prediction(
+            engine.config, engine.attention, target, config.mesh, predicted
+        )
+    found, written = [], []
+    with compilation_cache.disabled() if _SERIALIZE.value else contextlib.nullcontext():
+        for each, exchange in zip(engine.steps(shapes), exchanges, strict=True):
+            found.append(each)
+            if not common.JSON.value:
+                compile_text.show_step(each, exchange)
+        if _SERIALIZE.value:
+            refused = {each.shape for each in found if isinstance(each, RefusedStep)}
+            kept = [shape for shape in shapes if shape not in refused]
+            written = engine.write(kept, Path(_SERIALIZE.value))
     if common.JSON.value:
-        result: dict[str, Any] = {"target": target.name, "mesh": dataclasses.asdict(mesh)}
-        result |= {"attention": engine.attention} | compile_text.as_json(found, predicted)
+        result: dict[str, Any] = {"target": target.name, "mesh": dataclasses.asdict(config.mesh)}
+        result |= {"attention": engine.attention}
+        result |= compile_text.as_json(found, predicted, exchanges)
+        result |= {"executables": [str(path) for path in written]} if written else {}
         common.print_json(result, engine.config)
     else:
         compile_text.show_verdict(found, predicted)
+        if written:
+            compile_text.show_written(written, engine.config, target)
 
 
-def _mesh(target: Target) -> Mesh:
-    """What --mesh says, or the run of --config; else all devices along `model`."""
-    named = common.named_run()
-    given = named.mesh if named is not None and named.mesh.num_chips > 1 else None
-    mesh = meshes.parse(_MESH.value) if _MESH.value else given or Mesh(model=target.num_devices)
-    if mesh.num_chips != target.num_devices:
+def _check_directory(path: Path) -> None:
+    """Makes the directory of --serialize, before minutes of compiling."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write --serialize={path}: {error.strerror}") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise InputError(f"cannot write --serialize={path}: permission denied")
+
+
+def _mesh(named: Mesh, target: Target) -> Mesh:
+    """What --mesh, --set or the run of --config says; else all devices along `model`."""
+    from sharding.mesh import provide
+
+    is_named = _MESH.value or named.num_chips > 1
+    mesh = named if is_named else Mesh(model=target.num_devices)
+    if target.is_here:
+        provide(mesh, mesh.num_chips)
+    elif mesh.num_chips != target.num_devices:
         raise InputError(
             f"mesh {mesh} is {mesh.num_chips} devices, --target={target.name} has "
             f"{target.num_devices}"
@@ -93,6 +136,8 @@ def _config(target: Target) -> Config:
     if _CONTEXT.present:
         given["max_context"] = _one(_CONTEXT)
     _, config = common.named_config({"max_seqs": _SEQUENCES} | given, given)
+    mesh = _mesh(config.mesh, target)
+    config = dataclasses.replace(config, mesh=mesh, prefill=TOGETHER)  # others run the same program
     config = config.for_platform(target.platform)
     if flags.FLAGS["config"].present:
         return config

@@ -14,12 +14,14 @@ from absl import flags
 from configs.errors import InputError
 from inference.files import user_files
 from scripts import common
-from scripts.flags import deployment_flags
+from scripts.flags import deployment_flags, host_flags, text_flag
 
-_TEXT = flags.DEFINE_string("text", None, "File to score; default: Python's own help topics.")
+_TEXT = text_flag.TEXT
 _WINDOW = flags.DEFINE_integer("window", 512, "Tokens scored together; windows do not overlap.")
 _MAX_TOKENS = flags.DEFINE_integer("max_tokens", None, "Score only the first N tokens.")
+flags.adopt_module_key_flags(text_flag)
 flags.adopt_module_key_flags(deployment_flags)
+flags.adopt_module_key_flags(host_flags)
 
 _MAX_BYTES = 16 << 20  # of a text: `tokenizers` takes some 300 bytes a token
 _WINDOWS_AT_ONCE = 64  # keeps every sequence of the engine busy, and the bar moving

@@ -21,7 +21,7 @@ from inference.request import SamplingParams
 from inference.text import prompts
 from inference.text.prompts import Prompt
 from scripts import common
-from scripts.flags import output_flag, sampling_flags
+from scripts.flags import host_flags, output_flag, sampling_flags
 from scripts.reports import costs
 from scripts.reports.batch_progress import BatchProgress
 
@@ -36,6 +36,7 @@ _OVERWRITE = flags.DEFINE_bool(
 _CHAT = flags.DEFINE_bool("chat", False, "A prompt is a user's message: apply the chat template.")
 _NAIVE = flags.DEFINE_bool("naive", False, "Decode without a cache: slow, and an oracle.")
 _LOGPROBS = flags.DEFINE_integer("logprobs", None, "Report log-probabilities and K alternatives.")
+flags.adopt_module_key_flags(host_flags)
 flags.adopt_module_key_flags(output_flag)
 flags.adopt_module_key_flags(sampling_flags)
 
@@ -46,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
     del argv
     requests = _read_requests()
     target = None
-    if _OUTPUT.value is not None:
+    if _OUTPUT.value is not None and common.serves():
         label = f"--output={_OUTPUT.value}"
         target = resumable_results.check_target(label, _OUTPUT.value, _INPUT.value)
     resolved, config = common.resolve_config(

@@ -14,7 +14,7 @@ from typing import Any
 
 from absl import flags
 
-from configs import mesh, overrides, precision, presets
+from configs import overrides, precision, presets
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.hardware import catalog
@@ -26,7 +26,14 @@ from inference.planner.cost import Precision
 from inference.planner.deployment import ACCOUNTINGS, Deployment, Row
 from inference.planner.speculation import Speculation
 from scripts import common
-from scripts.flags import deployment_flags, file_flags, output_flag, placement_flags, shared_flags
+from scripts.flags import (
+    deployment_flags,
+    file_flags,
+    output_flag,
+    placement_flags,
+    shared_flags,
+    speculation_flags,
+)
 from scripts.reports import plan_text
 
 _HARDWARE = flags.DEFINE_string("hardware", "h100", f"{', '.join(catalog.NAMES)} or cpu.")
@@ -37,9 +44,7 @@ _WEIGHTS, _MESH = deployment_flags.WEIGHTS, deployment_flags.MESH
 _CACHE = flags.DEFINE_string(
     "cache", None, f"Format of the cache, as --weights: {', '.join(precision.FORMATS)}."
 )
-_SPECULATE = flags.DEFINE_string(
-    "speculate", None, "k,acceptance,cost of a draft in steps; or auto, or auto,greedy."
-)
+_SPECULATE = speculation_flags.SPECULATE
 _PRICE = flags.DEFINE_float("price", None, "Dollars an hour of one chip.")
 _ACCOUNTING = flags.DEFINE_string("accounting", "exact", f"{' or '.join(ACCOUNTINGS)}.")
 _PLOT = file_flags.PLOT
@@ -93,18 +98,21 @@ def main(argv: Sequence[str]) -> None:
     else:
         deployment = _with_drafts(deployment, batches[0], contexts[0])
         found |= _sweep(deployment, batches, contexts)
+        if config.prefill.chips:
+            point = batches[0], contexts[0], _new_tokens(_ADVISED_TOKENS)
+            found["disaggregated"] = slo.disaggregated(deployment, *point)
         if config.engine != EngineConfig():
             found["engine"] = {
                 "context": there.max_context,
                 "cache_bytes": there.engine.cache_bytes,
-                "batch": there.most_seqs,
+                "batch": there.most_seqs * there.mesh.num_groups,
             }
     if _HTML.value is not None:
         from inference.planner.page import render
 
         file_flags.write(_HTML.value, render.render().encode())
     if _PLOT.value is not None:
-        from scripts.reports import plan_plot
+        from scripts.reports.plots import plan_plot
 
         figure = plan_plot.draw(deployment, batches, contexts[0], _new_tokens(0))
         file_flags.write(_PLOT.value, figure)
@@ -168,7 +176,8 @@ def _sweep(
 
 def _config() -> Config:
     """The configuration that --model or --config and --set name; only checkpoints need JAX."""
-    name, settings = str(flags.FLAGS["model"].value), list(flags.FLAGS["set"].value or ())
+    name = str(flags.FLAGS["model"].value)
+    settings = [*(flags.FLAGS["set"].value or ()), *common.mesh_settings()]
     if flags.FLAGS["config"].value is None:
         if name in presets.NAMES or name in presets.PLANNED:
             return overrides.apply(Config(presets.get(name).config), settings)
@@ -195,8 +204,6 @@ def _deployment(config: Config) -> Deployment:
         if info.is_matrix:
             weights.check_rows(info.shape[-1], f"layers/{'/'.join(path)}")
     formats = Precision(weights, cache, own.rest)
-    placed = mesh.parse(_MESH.value) if _MESH.value else config.mesh
-    placed.check(config.model)
     price = _PRICE.value
     if price is not None and not 0 < price < math.inf:
         raise InputError(f"--price is a number of dollars an hour above 0, not {price}")
@@ -206,7 +213,7 @@ def _deployment(config: Config) -> Deployment:
     if price is not None:
         chip = dataclasses.replace(chip, price_per_hour=price)
     return Deployment(
-        config.model, chip, formats, placed, _REPLICAS.value, speculation, _ACCOUNTING.value
+        config.model, chip, formats, config.mesh, _REPLICAS.value, speculation, _ACCOUNTING.value
     )
 
 

@@ -13,59 +13,92 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from configs.engine import Config
 from configs.errors import InputError
 from configs.mesh import Mesh
+from sharding import hosts
 
 AXES = ("data", "expert", "model")  # neighbours along `model` exchange most
 EVERY_CHIP = PartitionSpec(AXES)
 EACH_GROUP = PartitionSpec(AXES[:2])  # equal along `model`
 ALIKE = PartitionSpec()
 
+_MOST_VIRTUAL_CHIPS = 256  # threads of a CPU
 
-def provide(mesh: Mesh) -> None:
-    """Has a CPU stand for as many chips as a mesh takes; before JAX looks for devices.
+
+def provide(mesh: Mesh, num_chips: int) -> None:
+    """Has a CPU stand for so many chips, those of a mesh among them, if that is not beyond reason,
+    or for this host's part of them; before JAX looks for devices.
 
     Raises:
-        InputError: as `of`, but for their number.
+        InputError: as `of`, but for their number; or hosts would have different numbers of them.
     """
     _check(mesh)
+    count = hosts.current().count
+    if num_chips % count:
+        raise InputError(f"mesh {mesh}: {num_chips} chips are not equal parts of {count} hosts")
+    num_chips //= count
     asked: int = getattr(jax.config, "jax_num_cpu_devices")  # noqa: B009, mypy does not know it
-    if mesh.num_chips > max(1, asked):
-        jax.config.update("jax_num_cpu_devices", mesh.num_chips)
+    if max(1, asked) < num_chips <= _MOST_VIRTUAL_CHIPS:
+        jax.config.update("jax_num_cpu_devices", num_chips)
 
 
 def of(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh | None:
     """JAX's mesh, of the first of these devices (None: JAX's own); None for one chip.
 
     Raises:
-        InputError: there are fewer, or sequences or experts would be divided, which is not there
-            yet.
+        InputError: there are fewer, or experts would be divided, which is not there yet.
     """
     _check(mesh)
     devices = jax.devices() if devices is None else devices
     if mesh.num_chips > len(devices):
         raise InputError(f"mesh {mesh} takes {mesh.num_chips} chips, here are {len(devices)}")
-    if mesh.num_chips == 1:
-        return None
-    chips = np.array(devices[: mesh.num_chips]).reshape(mesh.data, mesh.expert, mesh.model)
+    if mesh.num_chips < len(devices) and jax.process_count() > 1:
+        raise InputError(
+            f"mesh {mesh} takes {mesh.num_chips} chips, the hosts have {len(devices)}: a mesh of "
+            "several hosts has all of them"
+        )
+    return None if mesh.num_chips == 1 else _joined(devices[: mesh.num_chips], mesh)
+
+
+def for_prefill(config: Config) -> jax.sharding.Mesh:
+    """The chips that compute prompts for others, of JAX's own; a mesh even of one.
+
+    Raises:
+        InputError: there are fewer, or several hosts, which would not see steps end alike.
+    """
+    if jax.process_count() > 1:
+        raise InputError("prefill.chips goes with one host: leave it out, or the other hosts")
+    first, chips, devices = config.prefill.first(config.mesh), config.prefill.chips, jax.devices()
+    if config.num_chips > len(devices):
+        raise InputError(
+            f"prefill takes chips {first} to {config.num_chips - 1}, here are {len(devices)}"
+        )
+    return _joined(devices[first : first + chips], Mesh(model=chips))
+
+
+def _joined(devices: Sequence[jax.Device], mesh: Mesh) -> jax.sharding.Mesh:
+    chips = np.array(devices).reshape(mesh.data, mesh.expert, mesh.model)
     return jax.sharding.Mesh(chips, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def _check(mesh: Mesh) -> None:
-    if mesh.num_groups > 1:
-        raise InputError(f"mesh {mesh}: only `model` divides a step yet, as in mesh.model=2")
+    if mesh.expert > 1:
+        raise InputError(f"mesh {mesh}: experts are not divided yet, leave mesh.expert=1")
 
 
 def put(mesh: jax.sharding.Mesh, spec: PartitionSpec, make_part: Callable[[int, int], Any]) -> Any:
-    """A pytree of arrays over a mesh.
+    """A pytree of arrays over a mesh, of which this process makes the parts of its own chips.
 
     Args:
         mesh: the devices.
-        spec: `EVERY_CHIP`, `EACH_GROUP`, `ALIKE`, or another that divides the first axis only.
+        spec: `EVERY_CHIP`, `EACH_GROUP`, or another that divides the first axis only.
         make_part: (group, chip along `model`) -> the pytree that this chip holds.
     """
     parts = []
     for index, device in np.ndenumerate(mesh.devices):
+        if device.process_index != jax.process_index():
+            continue
         group = index[0] * mesh.shape["expert"] + index[1]
         with jax.default_device(device):  # another would hold two for a while
             parts.append(jax.device_put(make_part(group, index[2]), device))
@@ -78,6 +111,18 @@ def put(mesh: jax.sharding.Mesh, spec: PartitionSpec, make_part: Callable[[int, 
         return jax.make_array_from_single_device_arrays(shape, sharding, list(arrays))
 
     return jax.tree.map(joined, *parts)
+
+
+def to_global(mesh: jax.sharding.Mesh | None, spec: PartitionSpec, tree: Any) -> Any:
+    """The global arrays of a mesh over several hosts, of numpy arrays that each host has whole;
+    on one host the arrays themselves, which JAX divides.
+    """
+    if mesh is None or not mesh.is_multi_process:
+        return tree
+    sharding = NamedSharding(mesh, spec)
+    return jax.tree.map(
+        lambda array: jax.make_array_from_callback(array.shape, sharding, array.__getitem__), tree
+    )
 
 
 def over(
@@ -96,6 +141,41 @@ def over(
         function, mesh=mesh, in_specs=given, out_specs=returned, check_vma=False
     )
     return found
+
+
+def moved(tree: Any, mesh: jax.sharding.Mesh | None, specs: Any) -> Any:
+    """A pytree whose arrays lie so on other chips, on as many of this mesh (None: on JAX's default
+    device): each sends its part to one, with no copy on the host.
+
+    Args:
+        tree: the pytree.
+        mesh: where to.
+        specs: how its arrays lie, a tree or a prefix of one.
+    """
+    if mesh is None:
+        return jax.device_put(tree, jax.devices()[0])
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    return jax.device_put(tree, shardings)
+
+
+def moved_to_group(tree: Any, mesh: jax.sharding.Mesh, group: int, rest: Any) -> Any:
+    """A pytree over as many chips as divide the model, on those of one group of a mesh, each from
+    device to device; the other groups' parts are those of `rest`, which lies on `EVERY_CHIP`.
+    """
+    chips = list(mesh.devices.reshape(-1, mesh.shape["model"])[group])
+
+    def joined(array: jax.Array, others: jax.Array) -> jax.Array:
+        first = {shard.device: shard.index[0].start or 0 for shard in array.addressable_shards}
+        own = sorted(array.addressable_shards, key=lambda shard: first[shard.device])
+        parts = {shard.device: shard.data for shard in others.addressable_shards}
+        parts |= {
+            chip: jax.device_put(shard.data, chip) for chip, shard in zip(chips, own, strict=True)
+        }
+        return jax.make_array_from_single_device_arrays(
+            others.shape, others.sharding, list(parts.values())
+        )
+
+    return jax.tree.map(joined, tree, rest)
 
 
 def spread(mesh: jax.sharding.Mesh | None, parts: Sequence[Any], specs: Sequence[Any]) -> Any:

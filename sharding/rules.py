@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from configs.errors import InputError
 from configs.kinds.params import ParamInfo
@@ -44,6 +44,18 @@ def spec(path: str, info: ParamInfo) -> PartitionSpec:
     return PartitionSpec(axis) if axis else PartitionSpec()
 
 
+def layout(path: str, info: ParamInfo, mesh: Mesh) -> NamedSharding:
+    """How a whole parameter lies on a mesh whose program XLA divides (training): each axis that a
+    rule names is cut where that gives equal parts; otherwise each chip holds all of it.
+    """
+    mesh_axis(path, info)  # refuses contradictions
+    names = (RULES[name] if name else None for name in info.logical_axes)
+    sizes = zip(names, info.shape, strict=True)
+    return NamedSharding(
+        mesh, PartitionSpec(*(n if n and size % mesh.shape[n] == 0 else None for n, size in sizes))
+    )
+
+
 def part(
     config: ModelConfig, path: str, info: ParamInfo, values: Any, chips: int, chip: int
 ) -> np.ndarray:
@@ -54,42 +66,47 @@ def part(
         config: the whole model.
         path: of the parameter, 'layers/0/mixer/qkv'.
         info: its declaration in the whole model.
-        values: all of it; rows may be bytes of blocks.
+        values: all of it, an array or what reads slices of rows, or of all rows' columns; rows may
+            be bytes of blocks.
         chips, chip: how many divide it, and which one this is.
     """
-    values = np.asarray(values)
     if mesh_axis(path, info) is None:
-        return values
+        return np.asarray(values)
     names = enumerate(info.logical_axes)
     dim, axis = next((d, name) for d, name in names if name and RULES[name])
     if dim == len(info.shape) - 1 and dim:
-        return _taken(config, path, axis, values, chips, chip)
+        start, stop, missing = _range(config, path, axis, values.shape[-1], chips, chip)
+        if start == stop:  # of a share without heads, zeros as many as those of a neighbour's
+            return np.zeros((values.shape[0], missing), np.asarray(values[:1, :1]).dtype)
+        columns = np.asarray(values[:, start:stop])
+        return np.pad(columns, [(0, 0), (0, missing)]) if missing else columns
     rows, parts, first = info.stacked or (info.shape[0],), [], 0
     for index, count in enumerate(rows):
         is_kv = info.kv_heads and (index or not info.stacked)
         own_axis = "kv_heads" if is_kv else axis
-        own = np.moveaxis(values[first : first + count], 0, -1)
-        parts.append(np.moveaxis(_taken(config, path, own_axis, own, chips, chip), -1, 0))
+        start, stop, missing = _range(config, path, own_axis, count, chips, chip)
+        if start == stop:
+            like = np.asarray(values[:1])
+            parts.append(np.zeros((missing, *like.shape[1:]), like.dtype))
+        else:
+            own = np.asarray(values[first + start : first + stop])
+            parts += [own, np.zeros((missing, *own.shape[1:]), own.dtype)]
         first += count
-    return np.ascontiguousarray(np.concatenate(parts))
+    return np.concatenate(parts)
 
 
-def _taken(
-    config: ModelConfig,
-    path: str,
-    axis: str,
-    values: np.ndarray,
-    chips: int,
-    chip: int,
-) -> np.ndarray:
-    """A chip's part of the last axis: of heads or columns, or of the bytes of their blocks."""
+def _range(
+    config: ModelConfig, path: str, axis: str, size: int, chips: int, chip: int
+) -> tuple[int, int, int]:
+    """(start, stop, zeros that follow) of a chip's part of an axis of so many rows, or columns, or
+    bytes of their blocks.
+    """
     shares = _shares(config, path, axis, chips)
     own, whole = shares[chip], max(share.stop for share in shares)
     start, stop, most = (
-        count * values.shape[-1] // whole for count in (own.start, own.stop, max(map(len, shares)))
+        count * size // whole for count in (own.start, own.stop, max(map(len, shares)))
     )
-    found, missing = values[..., start:stop], most - (stop - start)
-    return np.pad(found, [(0, 0)] * (values.ndim - 1) + [(0, missing)]) if missing else found
+    return start, stop, most - (stop - start)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -53,13 +53,14 @@ def prepare(target: Target) -> None:
 
 @functools.cache
 def devices(target: Target) -> tuple[Any, ...]:
-    """All devices of a target, in the compiler's order; of this machine, JAX's own.
+    """All devices of a target, in the compiler's order; of this machine, all that
+    JAX has.
 
     Raises:
         InputError: the compiler knows no such topology.
     """
     if target.is_here:
-        return tuple(jax.devices("cpu")[:1])
+        return tuple(jax.devices("cpu"))
     prepare(target)
     options: dict[str, Any] = {}
     if target.platform == "gpu":

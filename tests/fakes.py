@@ -23,10 +23,11 @@ from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.rope import Dynamic, Rope
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import LayerSpec, ModelConfig
+from configs.prefill import TOGETHER
 from inference import engine as engines
 from inference.request import SamplingParams
 from inference.runtime.executables import Executables
-from inference.runtime.sampling import sampler
+from inference.sampling import sampler
 from inference.scheduling import sequence
 from inference.scheduling.step_shapes import StepShape
 from layers import decoder, kv_cache, registry
@@ -176,6 +177,24 @@ def gemma(dtype: str = "float32", **changes: Any) -> ModelConfig:
     return _changed(model, changes)
 
 
+KINDS = "full", "windows", "shared"
+
+
+def of_kind(kind: str, num_heads: int = 8, num_kv_heads: int = 8) -> ModelConfig:
+    """Full attention, two windowed layers beside a global one, or a third layer that reads the keys
+    and values of the first.
+    """
+    if kind == "windows":
+        return gemma(num_heads=num_heads, num_kv_heads=num_kv_heads)
+    model = llama(num_heads=num_heads, num_kv_heads=num_kv_heads)
+    if kind == "full":
+        return model
+    own, ffn = model.pattern[0].mixer, model.pattern[0].ffn
+    mixers = own, own, dataclasses.replace(own, owner=0)
+    pattern = tuple(LayerSpec(mixer, ffn) for mixer in mixers)
+    return dataclasses.replace(model, pattern=pattern, num_layers=3)
+
+
 def quirks(dtype: str = "float32", **changes: Any) -> ModelConfig:
     """Layer norms, biases, caps, a plain feed-forward, growing and missing RoPE, a window."""
     rotating = Attention(
@@ -208,7 +227,7 @@ def real_params(model: ModelConfig) -> Any:
 
 # --- engines --------------------------------------------------------------------------------------
 
-_executables: dict[tuple[Config, bool, bool], Executables] = {}
+_executables: dict[Any, Executables] = {}
 
 # What the scheduler alone knows of: engines that differ in these run the same executables.
 _SCHEDULING = (
@@ -238,7 +257,8 @@ def engine(
     temperature take, half of its code, is left empty.
     """
     arguments = {name: settings.pop(name) for name in ("tokenizer", "eos_ids") if name in settings}
-    config = Config(model, EngineConfig(**settings), mesh)
+    prefill, draft = settings.pop("prefill", TOGETHER), settings.pop("draft", None)
+    config = Config(model, EngineConfig(**settings), mesh, prefill, draft)
     is_fake = model.family == "fake"
     if params is None:
         params = fake_params(model) if is_fake else real_params(model)
@@ -247,12 +267,16 @@ def engine(
     own = made.model_runner._executables
     if not draws:
         own._lower_step = _without_draws(own._lower_step)
-    made.model_runner._executables = _executables.setdefault(
-        (Config(model, same, mesh), draws, compiling.is_quick()), own
-    )
+    key = Config(model, same, mesh, prefill, draft), draws, compiling.is_quick()
+    made.model_runner._executables = _executables.setdefault(key, own)
     if shapes != "all" and made.config.engine.chunked_prefill:
         riding = tuple(shape for shape in made.scheduler.shapes if shape.decode[0])
         made.scheduler.shapes = riding[-1:] if shapes == "one" else riding
+    if made._prefill is not None:
+        runner, scheduler = made._prefill.model_runner, made._prefill.scheduler
+        shared = _executables.setdefault(("prefill", *key), runner._executables)
+        runner._executables = shared
+        scheduler.shapes = scheduler.shapes[-1:] if shapes == "one" else scheduler.shapes
     return made
 
 
@@ -280,6 +304,8 @@ def drain(engine: engines.Engine, before_step: Any = lambda: None, limit: int = 
         before_step()
         engine.step()
         engine.scheduler.check_integrity()
+        if engine._prefill is not None:
+            engine._prefill.scheduler.check_integrity()
     raise AssertionError(f"{limit} steps were not enough")
 
 

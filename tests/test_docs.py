@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _FOR_A_SHORT_CONTEXT = {
     "evaluate": ["--window=64"],
     "bench": ["--prompt_tokens=32", "--new_tokens=16"],
-    "bench --concurrency": ["--prefill_tokens=64"],
+    "--concurrency": ["--prefill_tokens=64"],
 }
 GOLDEN_PYTHON = ROOT / ".venv-golden" / "bin" / "python"
 
@@ -99,14 +99,21 @@ def test_the_commands_of_the_readme(tmp_path):
     for app, flags in found:
         words = shlex.split(flags)
         if app != "plan":
-            words += [f"--model={tiny}", *_FOR_A_SHORT_CONTEXT.get(app, ())]
-            words += _FOR_A_SHORT_CONTEXT.get(f"{app}{flags.partition('=')[0]}", ())
-        ran = subprocess.run(
-            [sys.executable, "-m", f"scripts.{app}", *words], cwd=tmp_path, env=environment,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600,
-        )  # fmt: skip
+            words.append(f"--model={tiny}")
+            for name in (app, *(flag.partition("=")[0] for flag in words)):
+                words += _FOR_A_SHORT_CONTEXT.get(name, ())
+        command = [sys.executable, "-m", f"scripts.{app}", *words]
+        how = {"cwd": tmp_path, "env": environment, "stdin": subprocess.DEVNULL}
+        hosts = re.search(r"--hosts=(\d+)", flags)
+        others = [
+            subprocess.Popen([*command, f"--host={host}"], **how)
+            for host in range(1, int(hosts[1]) if hosts else 1)
+        ]
+        ran = subprocess.run(command, **how, capture_output=True, text=True, timeout=600)
+        assert [other.wait(timeout=60) for other in others] == [0] * len(others)
         assert ran.returncode == 0, f"{app} {flags}\n{ran.stderr}"
     assert (tmp_path / "plan.html").exists() and (tmp_path / "answers.jsonl").exists()
     (code,) = (block for block in blocks("README.md") if "Engine.from_model" in block)
-    code = code.replace("smollm2-135m", str(tiny))
+    for named in ("smollm2-135m", "path/to/other/weights"):
+        code = code.replace(named, str(tiny))
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=300)

@@ -104,6 +104,11 @@ class Attention(Mixer, name="attention"):
             return shared(self.owner)
         return keys_values(self.num_kv_heads, self.head_width, self.window)
 
+    @property
+    def num_divided_norms(self) -> int:
+        """See `Mixer`."""
+        return (1 if self.owner is not None else 2) if self.qk_norm == "all" else 0
+
     def can_divide(self, chips: int) -> bool:
         """See `Kind`; a norm of all heads at once needs equal parts."""
         return super().can_divide(chips) if self.qk_norm == "all" else chips <= self.num_heads

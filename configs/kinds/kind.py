@@ -119,6 +119,11 @@ class Mixer(Kind):
         return None
 
     @property
+    def num_divided_norms(self) -> int:
+        """Norms over heads that chips along `model` divide: each needs the sum of their squares."""
+        return 0
+
+    @property
     def cache_parts(self) -> int:
         """Chips that its cache can be divided over; more of them hold copies."""
         return getattr(self, self.cached_heads) if self.cached_heads else 1

@@ -86,6 +86,13 @@ class ParamInfo:
         return self.shape[0] if self.logical_axes[0] == "experts" and self.is_matrix else None
 
 
+def device_format(info: ParamInfo, platform: str) -> str:
+    """How a parameter lies on a device: on a TPU norms and biases are float32, in which they are
+    used, since converting one is an operation of its own in every step there.
+    """
+    return "float32" if platform == "tpu" and not info.is_matrix else info.format
+
+
 def norm(model: Widths, width: int, axis: str | None) -> Any:
     """Declaration of the model's norm over [width], with a layer norm's bias beside its weight; at
     random it changes nothing: weight + offset = 1 for the offsets of 0 and 1 that families have.

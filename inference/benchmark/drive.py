@@ -193,9 +193,8 @@ def drive(
                 del open_[output.id]
                 on_progress(len(run.requests) - len(open_))
         scheduler = server.scheduler
-        pages, running = scheduler.pages, scheduler.running
-        usage = *pages.usage(running), *pages.prompt_usage(running)
-        run.usage.append(Usage(after - before, len(running), *usage))
+        usage = map(sum, zip(*(shard.usage() for shard in scheduler.shards), strict=True))
+        run.usage.append(Usage(after - before, len(scheduler.running), *usage))
         while server.records:
             run.records.append(server.records.popleft())
         if not outputs and scheduler.counters.num_steps == num_steps:

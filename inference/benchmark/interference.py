@@ -2,7 +2,7 @@
 
 import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from configs.cache import BLOCK_TOKENS
@@ -12,6 +12,9 @@ from configs.model import ModelConfig
 from inference.benchmark import metrics
 from inference.benchmark.drive import Run
 from inference.benchmark.requests import TimedRequest, random_tokens
+
+UNDISTURBED, CHUNKED, UNCHUNKED, APART = "undisturbed", "chunked", "unchunked", "apart"
+TOGETHER_WAYS = CHUNKED, UNCHUNKED  # on the chips that decode
 
 _PROMPT, _NEW = 64, 256  # tokens of each running request
 _ARRIVES = 0.3  # of the time that the running requests take by themselves
@@ -31,9 +34,9 @@ class Interference:
             if getattr(self, name) < 1:
                 raise InputError(f"interference's {name} is at least 1, not {getattr(self, name)}")
 
-    def engine(self, model: ModelConfig, base: EngineConfig, is_chunked: bool) -> EngineConfig:
-        """One with room for everything; a step computes `base`'s budget of the prompt, or else one
-        chunk.
+    def engine(self, model: ModelConfig, base: EngineConfig, way: str) -> EngineConfig:
+        """One with room for everything; a step of the chunked way computes `base`'s budget of the
+        prompt, or else one chunk.
         """
         context = -(-(max(self.num_tokens, _PROMPT + _NEW) + 1) // BLOCK_TOKENS) * BLOCK_TOKENS
         if context > model.max_context:
@@ -46,8 +49,8 @@ class Interference:
         budget = base.prefill_budget or base.chunk_tokens * min(base.prefill_chunks)
         return dataclasses.replace(
             base, max_seqs=self.num_running + 1, max_context=context, prefix_cache=False,
-            cache_bytes=max(1, room * per_token), chunked_prefill=is_chunked,
-            prefill_budget=budget if is_chunked else None,
+            cache_bytes=max(1, room * per_token), chunked_prefill=way != UNCHUNKED,
+            prefill_budget=budget if way == CHUNKED else None,
         )  # fmt: skip
 
     def undisturbed(self, vocab_size: int) -> list[TimedRequest]:
@@ -63,24 +66,44 @@ class Interference:
         prompt = random_tokens(self.num_tokens, vocab_size, random.Random(1))
         return [*self.undisturbed(vocab_size), TimedRequest(_ARRIVES * seconds, prompt, 1)]
 
-    def measure(
-        self, vocab_size: int, serve: Callable[[bool, list[TimedRequest]], list[Run]]
-    ) -> dict[str, Any]:
-        """Figures with chunks and without, beside the undisturbed.
+    def predicted_apart(
+        self, vocab_size: int, serve: Callable[[list[TimedRequest]], Run], transfer_s: float
+    ) -> dict[str, float]:
+        """Figures of chips of their own for prompts, beside the undisturbed: those that decode do
+        so as if alone, and the prompt waits for its pages.
 
         Args:
             vocab_size: of the model.
-            serve: (is_chunked, requests) -> runs on the engine that `engine` describes.
+            serve: the run that one engine is expected to have.
+            transfer_s: seconds that the prompt's pages take.
         """
-        alone = serve(True, self.undisturbed(vocab_size))
-        found: dict[str, Any] = {"undisturbed": _medians([_gaps_alone(run) for run in alone])}
+        own = _medians([_gaps_alone(serve(self.undisturbed(vocab_size)))])
+        prompt = self.disturbed(vocab_size, 0.0)[-1]
+        ttft_s = serve([prompt]).requests[0].ttft_s + transfer_s + own["itl_p50_s"]
+        return own | {"ttft_s": ttft_s, "times_undisturbed": 1.0}
+
+    def measure(
+        self,
+        vocab_size: int,
+        serve: Callable[[str, list[TimedRequest]], list[Run]],
+        ways: Sequence[str] = TOGETHER_WAYS,
+    ) -> dict[str, Any]:
+        """Figures of each way to run prompts, beside the undisturbed.
+
+        Args:
+            vocab_size: of the model.
+            serve: (way, requests) -> runs on the engine that `engine` describes.
+            ways: such as `CHUNKED`.
+        """
+        alone = serve(CHUNKED, self.undisturbed(vocab_size))
+        found: dict[str, Any] = {UNDISTURBED: _medians([_gaps_alone(run) for run in alone])}
         seconds = metrics.quantile([run.seconds for run in alone], 0.5)
-        usual = found["undisturbed"]["itl_p99_s"]
-        for name, is_chunked in (("chunked", True), ("unchunked", False)):
-            runs = serve(is_chunked, self.disturbed(vocab_size, seconds))
+        usual = found[UNDISTURBED]["itl_p99_s"]
+        for way in ways:
+            runs = serve(way, self.disturbed(vocab_size, seconds))
             own = _medians([_gaps_beside(run) for run in runs])
             long = metrics.quantile([run.requests[-1].ttft_s for run in runs], 0.5)
-            found[name] = own | {"ttft_s": long, "times_undisturbed": own["itl_p99_s"] / usual}
+            found[way] = own | {"ttft_s": long, "times_undisturbed": own["itl_p99_s"] / usual}
         return found
 
 

@@ -21,7 +21,7 @@ from inference.runtime import batch
 from inference.runtime.model_runner import ModelRunner
 from inference.scheduling import step_shapes
 from inference.scheduling.sequence import Sequence
-from inference.scheduling.step_schedule import ScheduledChunk, StepSchedule
+from inference.scheduling.step_schedule import ScheduledChunk, ShardSchedule
 from inference.scheduling.step_shapes import StepShape
 
 IN_A_ROW = 16  # steps of a measurement
@@ -46,7 +46,7 @@ def arrays(
         computed = num_tokens[slot] = point.context - fed
         tokens = [5] * (point.context + 1)
         sequence = Sequence(slot, SamplingParams(), tokens, computed, slot=slot)
-        for group, pages in enumerate(config.chip_model.page_groups):
+        for group, pages in enumerate(config.cached_model.page_groups):
             first = pages.spec.live_from(computed) // page  # those before were given back
             count = -(-(point.context + steps - 1) // page) - first
             if free[group] + count > config.num_pages[group]:
@@ -58,7 +58,8 @@ def arrays(
             for at in range(0, fed, queries)
         ]
     decode, chunks = (tuple(rows), ()) if point.rows else ((), tuple(rows))
-    return num_tokens, batch.build_batch(StepSchedule(shape or point.shape, decode, chunks), config)
+    found = batch.build_batch(shape or point.shape, ShardSchedule(decode, chunks), config)
+    return batch.joined([(num_tokens, found)] * config.mesh.num_groups)  # every data shard alike
 
 
 def run(

@@ -1,4 +1,4 @@
-"""From tensors on disk to parameters: strict both ways, one parameter at a time."""
+"""From tensors on disk to parameters: strict both ways, a few parameters at a time."""
 
 import collections
 from collections.abc import Callable, Iterable, Iterator
@@ -18,17 +18,81 @@ from layers import params
 from layers.params import Params
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what is happening
-# A leaf of the parameters by its path, on the device, of its values or (of such a format) blocks.
-Place = Callable[[str, ParamInfo, np.ndarray], Any]
+# A leaf of the parameters by its path, on the device, of its values or (of such a format) blocks:
+# an array, or what is read when it is asked for.
+Place = Callable[[str, ParamInfo, Any], Any]
 
 _WORKERS = 2  # one reads while the other waits for the disk, or both check digests
 _SHOWN = 3
 _AHEAD = 16  # parameters that are read, or being read, ahead of what was asked for
 
 
-def on_device(path: str, info: ParamInfo, values: np.ndarray) -> jax.Array:
+class StoredParameter:
+    """A parameter's values, or blocks, on disk: read as a whole by `np.asarray`, or in part by a
+    slice of rows, or of all rows' columns.
+    """
+
+    def __init__(self, source: TensorSource, stored: Stored, info: ParamInfo):
+        self._source, self._stored, self._info = source, stored, info
+        self._is_blocks = FORMATS[info.format].block is not None
+        self._whole: np.ndarray | None = None
+        self._blocks_read: dict[str, np.ndarray] = {}  # some kinds are unpacked to be read
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of blocks rows and bytes."""
+        return self._blocks(self._stored.names[0]).shape if self._is_blocks else self._info.shape
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """All of it, read once."""
+        if self._whole is None:
+            self._whole = self._read_whole()
+        return self._whole
+
+    def __getitem__(self, wanted: slice | tuple[slice, slice]) -> np.ndarray:
+        rows, columns = (wanted, slice(None)) if isinstance(wanted, slice) else wanted
+        start, stop, _ = rows.indices(self._info.shape[0])
+        parts, first = [], 0
+        for name in self._stored.names:
+            count = self._source.shapes[name][-1 if self._stored.transposed else 0]
+            own = max(start - first, 0), min(stop - first, count)
+            if own[0] < own[1]:
+                parts.append(self._read(name, *own, columns))
+            first += count
+        if self._is_blocks:
+            return np.concatenate(parts)
+        found = params.aligned((stop - start, *parts[0].shape[1:]), self._info.format)
+        fill(found, parts)
+        return found
+
+    def _read(self, name: str, start: int, stop: int, columns: slice) -> np.ndarray:
+        if self._is_blocks:
+            return self._blocks(name)[start:stop, columns]
+        if not self._stored.transposed:
+            return self._source.read(name, start, stop, columns)
+        first, last, _ = columns.indices(self._source.shapes[name][0])
+        return self._source.read(name, first, last, slice(start, stop)).T
+
+    def _read_whole(self) -> np.ndarray:
+        source, stored = self._source, self._stored
+        if self._is_blocks:
+            return np.concatenate([self._blocks(name) for name in stored.names])
+        buffer = params.aligned(self._info.shape, self._info.format)
+        read_into = None if len(stored.names) > 1 or stored.transposed else source.read_into
+        if read_into is None or not read_into(stored.names[0], buffer):
+            fill(buffer, rows_of(source, stored))
+        return buffer
+
+    def _blocks(self, name: str) -> np.ndarray:
+        if name not in self._blocks_read:
+            assert self._source.read_blocks is not None
+            self._blocks_read[name] = self._source.read_blocks(name)
+        return self._blocks_read[name]
+
+
+def on_device(path: str, info: ParamInfo, values: Any) -> jax.Array:
     """`Place` of parameters that stay as they are."""
-    return jax.device_put(values)
+    return jax.device_put(np.asarray(values))
 
 
 def load_params(
@@ -57,18 +121,9 @@ def load_params(
     leaves = {}
 
     def read(path: str) -> Any:
-        info, stored = declared[path], name_map(path)
-        if FORMATS[info.format].block:
-            assert source.read_blocks is not None
-            blocks = np.concatenate([source.read_blocks(name) for name in stored.names])
-            with jax.default_device(device):
-                return place(path, info, blocks)
-        buffer = params.aligned(info.shape, info.format)
-        read_into = None if len(stored.names) > 1 or stored.transposed else source.read_into
-        if read_into is None or not read_into(stored.names[0], buffer):
-            fill(buffer, rows_of(source, stored))
+        info = declared[path]
         with jax.default_device(device):
-            return place(path, info, buffer)
+            return place(path, info, StoredParameter(source, name_map(path), info))
 
     for path, leaf in _in_order(read, declared):
         leaves[path] = leaf

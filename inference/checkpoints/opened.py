@@ -50,6 +50,7 @@ class LoadParams(Protocol):
         progress: Progress | None = None,
         place: Place = load.on_device,
         packed: Any = None,
+        in_part: bool = False,
     ) -> Params:
         """Values for a declaration."""
 
@@ -61,7 +62,8 @@ class Checkpoint:
     `eos_ids` end a sequence.
     `load_params(infos, progress, place, packed)` takes the declaration of the configuration,
     overrides included; progress and place are `load.load_params`'s and may be left out, as may
-    `packed`: shapes and dtypes of what `place` makes, if that is worth being kept.
+    `packed`: shapes and dtypes of what `place` makes, if that is worth being kept, and `in_part`:
+    `place` reads no whole parameters, so nothing is worth being kept.
     `formats()` are those in which the checkpoint's own numbers are kept, by path, of each part of a
     stack where they differ; `load_exact` loads these numbers, each rounded to its declared format
     alone, where `load_params` does not.
@@ -229,8 +231,9 @@ def _load(
     progress: Progress | None = None,
     place: Place = load.on_device,
     packed: Any = None,
+    in_part: bool = False,
 ) -> Params:
-    del packed  # another copy of the user's files: they are packed within a second
+    del packed, in_part  # another copy of the user's files: they are packed within a second
     return load.load_params(infos, source, name_map, progress, place)
 
 
@@ -248,6 +251,7 @@ def _load_gguf(
     progress: Progress | None = None,
     place: Place = load.on_device,
     packed: Any = None,
+    in_part: bool = False,
 ) -> Params:
     """Parameters whose numbers are rounded to `dtype` (bfloat16; float32 keeps them) before they
     get their formats.
@@ -257,7 +261,7 @@ def _load_gguf(
     read = functools.partial(load.load_params, infos, source, name_map, progress, place)
     if packed is not None:
         return packed_file.load(folder / dtype, packed, read)
-    if dtype != "bfloat16":
+    if dtype != "bfloat16" or in_part:
         return read()
     rounded = jax.tree.map(
         lambda info: dataclasses.replace(info, format=dtype), infos, is_leaf=params.is_info

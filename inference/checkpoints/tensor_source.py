@@ -1,12 +1,22 @@
-"""What every checkpoint format offers: names, shapes, and blocks of rows."""
+"""What every checkpoint format offers: names, shapes, and rows or columns."""
 
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
 import numpy as np
 
 _BLOCK_ELEMENTS = 1 << 22
+
+
+class Read(Protocol):
+    """`TensorSource.read`."""
+
+    def __call__(
+        self, name: str, start: int, stop: int, columns: slice = slice(None)
+    ) -> np.ndarray:
+        """Rows [start, stop), or these columns of them; no others are read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,8 +26,9 @@ class TensorSource:
     Attributes:
         label: where they are, for messages.
         shapes: shape of each tensor, the outermost dimension (rows) first.
-        read: `read(name, start, stop)` gives rows [start, stop) in the precision the checkpoint
-            stands for; the array may be a view of mapped memory.
+        read: `read(name, start, stop, columns)` gives rows [start, stop), and of a matrix these
+            columns, in the precision the checkpoint stands for; the array may be a view of mapped
+            memory.
         dtype: the smallest of bfloat16, float32 and float64 that holds every value.
         stream: whole tensors in blocks of rows, where reading in order can do more than `read`.
         read_into: fills an array with a whole tensor, or says that its type is another.
@@ -26,7 +37,7 @@ class TensorSource:
 
     label: str
     shapes: Mapping[str, tuple[int, ...]]
-    read: Callable[[str, int, int], np.ndarray]
+    read: Read
     dtype: str = "bfloat16"
     stream: Callable[[str], Iterator[np.ndarray]] | None = None
     read_into: Callable[[str, np.ndarray], bool] | None = None

@@ -10,7 +10,7 @@ from configs.mesh import MOST_CHIPS, ONE_CHIP, Mesh
 from configs.model import ModelConfig
 from inference.planner import cost, roofline, weights
 from inference.planner.cost import Cost, Operation, Precision, Work
-from inference.planner.roofline import StepTime
+from inference.planner.roofline import Exchange, StepTime
 from inference.planner.speculation import Speculation
 
 ACCOUNTINGS = ("exact", "lecture")
@@ -174,11 +174,11 @@ class Deployment:
 
     def decode_operations(self, batch: int, context: int) -> tuple[Operation, ...]:
         """Operations of a decode step of one data-parallel group."""
-        return cost.step_operations(self.config, self._decode(batch, context), self.formats)
+        return cost.step_operations(self.config, self.decode_work(batch, context), self.formats)
 
     def prefill_operations(self, batch: int, context: int) -> tuple[Operation, ...]:
         """Operations of a prefill of one data-parallel group."""
-        return cost.step_operations(self.config, self._prefill(batch, context), self.formats)
+        return cost.step_operations(self.config, self.prefill_work(batch, context), self.formats)
 
     def decode_time(self, batch: int, context: int) -> StepTime:
         """Time of one decode step of a replica; where there are drafts it verifies them, what
@@ -187,13 +187,13 @@ class Deployment:
         if self.accounting == "lecture":
             found = self._lecture_time(batch * (1 + self.drafts), batch, context)
             return dataclasses.replace(found, total_s=found.memory_s)
-        return self._exact_time(self._decode(batch, context))
+        return self._exact_time(self.decode_work(batch, context))
 
     def prefill_time(self, batch: int, context: int) -> StepTime:
         """Time of prefilling `batch` prompts at once."""
         if self.accounting == "lecture":
             return self._lecture_time(batch * context, 0, context)
-        return self._exact_time(self._prefill(batch, context))
+        return self._exact_time(self.prefill_work(batch, context))
 
     def step_seconds(self, batch: int, context: int) -> float:
         """Time of one decode step: proposing, verifying."""
@@ -205,11 +205,17 @@ class Deployment:
             plain.decode_time(batch, context).total_s
         )
 
-    def _decode(self, batch: int, context: int) -> Work:
+    def decode_work(self, batch: int, context: int) -> Work:
+        """A decode step of one data-parallel group."""
         return Work.decode(math.ceil(batch / self.mesh.data), context, self.drafts)
 
-    def _prefill(self, batch: int, context: int) -> Work:
+    def prefill_work(self, batch: int, context: int) -> Work:
+        """A prefill of one data-parallel group."""
         return Work.prefill(math.ceil(batch / self.mesh.data), context)
+
+    def exchanges(self, work: Work) -> tuple[Exchange, ...]:
+        """What the chips of a data-parallel group exchange in a step."""
+        return roofline.exchanges(self.config, work, self.formats, self.hardware, self.mesh)
 
     def _exact_time(self, work: Work) -> StepTime:
         operations = cost.step_operations(self.config, work, self.formats)

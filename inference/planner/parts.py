@@ -4,7 +4,7 @@ import dataclasses
 
 from inference.planner import cost, roofline
 from inference.planner.deployment import Deployment
-from inference.planner.roofline import StepTime
+from inference.planner.roofline import Exchange, StepTime
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +33,10 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One step: its operations, and the time of all of them."""
+    """One step: its operations, what chips exchange, and the time of all of it."""
 
     operations: tuple[Part, ...]
+    exchanges: tuple[Exchange, ...]
     time: StepTime
 
 
@@ -69,13 +70,19 @@ def explain(deployment: Deployment, batch: int, context: int) -> Explanation:
 
     config, formats = deployment.config, deployment.formats
     exact = dataclasses.replace(deployment, accounting="exact")
-    decode = exact.decode_operations(batch, context), exact.decode_time(batch, context)
-    prefill = exact.prefill_operations(1, context), exact.prefill_time(1, context)
+    works = exact.decode_work(batch, context), exact.prefill_work(1, context)
+    times = exact.decode_time(batch, context), exact.prefill_time(1, context)
+    steps = (
+        Step(
+            _parts(exact, cost.step_operations(config, work, formats)), exact.exchanges(work), time
+        )
+        for work, time in zip(works, times, strict=True)
+    )
     return Explanation(
         batch, context, weights.num_parameters(config), weights.num_active_parameters(config),
         deployment.weight_bytes, cost.cache_bytes_per_token(config, formats),
         deployment.cache_bytes(context), deployment.hardware.ridge(formats.weights.compute),
-        *(Step(_parts(deployment, operations), time) for operations, time in (decode, prefill)),
+        *steps,
     )  # fmt: skip
 
 

@@ -10,6 +10,8 @@ from configs.mesh import ONE_CHIP, Mesh
 from configs.model import ModelConfig
 from inference.planner import weights
 from inference.planner.cost import Operation, Precision, Work
+from inference.planner.parallel import collectives
+from inference.planner.parallel.collectives import Collective
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +42,21 @@ class StepTime:
             "overhead": self.overhead_s,
         }
         return max(parts, key=lambda name: parts[name])
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """Collectives of a step with their cost.
+
+    Attributes:
+        collective: what they are.
+        bytes: of one of them, on a chip.
+        seconds: of all of them.
+    """
+
+    collective: Collective
+    bytes: float
+    seconds: float
 
 
 def step_time(
@@ -142,29 +159,29 @@ def fullest(sequences: int, mesh: Mesh) -> float:
 def collective_seconds(
     config: ModelConfig, work: Work, precision: Precision, hardware: HardwareSpec, mesh: Mesh
 ) -> float:
-    """Exchange of one step of T tokens: per layer two all-reduces of [T, D] over `model` (after the
-    mixer and after the feed-forward; Shoeybi et al. 2019, arXiv 1909.08053), and two all-to-alls of
-    each token's copies over `expert`, along which the tokens are divided.
+    """Exchange of one step that hides behind nothing, of greedy requests."""
+    found = exchanges(config, work, precision, hardware, mesh)
+    return sum(each.seconds for each in found if each.collective.exposed)
 
-    Each mesh axis lies along one axis of a torus, whose links alone it uses. A ring of n moves
-    2 (n - 1) / n of the bytes in 2 (n - 1) turns (Patarasuk & Yuan 2009); an all-to-all (n - 1) / n
-    in n - 1.
+
+def exchanges(
+    config: ModelConfig, work: Work, precision: Precision, hardware: HardwareSpec, mesh: Mesh
+) -> tuple[Exchange, ...]:
+    """All exchange of one step of greedy requests, where it has links to go by.
+
+    Each mesh axis lies along one axis of a torus, whose links alone it uses. In a ring of n an
+    all-reduce moves 2 (n - 1) / n of the bytes in 2 (n - 1) turns (Patarasuk & Yuan 2009), all else
+    half of that.
     """
-    if mesh.model * mesh.expert == 1 or not hardware.link_bandwidth:
-        return 0.0
-    activations = precision.rest.bytes_for(work.num_tokens * config.width, config.width)
-
+    if not hardware.link_bandwidth:
+        return ()
     bandwidth = hardware.link_bandwidth / hardware.link_axes
-
-    def seconds(num_bytes: float, chips: int, passes: int) -> float:
-        moved = passes * (chips - 1) / chips * num_bytes / bandwidth
-        return moved + passes * (chips - 1) * hardware.link_latency_s if chips > 1 else 0.0
-
-    activations *= fullest(max(1, work.num_sequences), mesh)
-    found = 0.0
-    for layer in config.layers:
-        found += (1 if layer.ffn is None else 2) * seconds(activations, mesh.model, 2)
-        if layer.ffn is not None and layer.ffn.experts is not None:
-            _, top_k = layer.ffn.experts
-            found += 2 * seconds(activations * top_k, mesh.expert, 1)
-    return found
+    share = fullest(max(1, work.num_sequences), mesh)
+    found = []
+    for each in collectives.of_step(config, mesh, stored=precision.rest.name):
+        chips = getattr(mesh, each.axis)
+        turns = (2 if each.kind == "all-reduce" else 1) * (chips - 1)
+        num_bytes = share * each.num_bytes(work.num_tokens, work.num_logits)
+        seconds = turns * (num_bytes / chips / bandwidth + hardware.link_latency_s)
+        found.append(Exchange(each, num_bytes, each.count * seconds))
+    return tuple(found)

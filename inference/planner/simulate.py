@@ -36,15 +36,16 @@ class VirtualClock:
 
 def simulated_output(schedule: StepSchedule) -> StepOutput[np.ndarray]:
     """What a device would return: token 0 wherever one is due; of drafts none is accepted."""
-    num_rows, width = schedule.shape.num_rows, schedule.shape.decode[1]
+    width = schedule.shape.decode[1]
+    num_rows = len(schedule.shards) * schedule.shape.num_rows
     num_emitted = np.zeros(num_rows, np.int32)
     for row, chunk in schedule.rows:
         num_emitted[row] = chunk.emits
     none = np.zeros((num_rows, width, 0), np.float32)
     tokens = np.zeros((num_rows, width), np.int32)
     return StepOutput(
-        tokens, num_emitted, np.ones(num_rows, bool), tokens.astype(np.float32),
-        none.astype(np.int32), none, none, none, none,
+        tokens, num_emitted, np.zeros(0, np.int32), np.ones(num_rows, bool),
+        tokens.astype(np.float32), none.astype(np.int32), none, none, none, none,
     )  # fmt: skip
 
 

@@ -51,6 +51,76 @@ def steady(deployment: Deployment, batch: int, context: int, new_tokens: int) ->
 
 
 @dataclasses.dataclass(frozen=True)
+class Disaggregated:
+    """Prompts on chips of their own, beside the same chips where each does both.
+
+    Attributes:
+        apart: what the sequences see that the mesh decodes, while as many chips as one of its
+            groups compute prompts.
+        together: what they see on all these chips as groups that do both.
+        transfer_bytes: what moves of a prompt, of all chips.
+        transfer_s: how long that takes; its first token waits for it.
+        saved_s: seconds of a request that pass with other requests' prompts together, none apart.
+        prefill_load: share of the time that the chips of prompts compute.
+        pays: what apart is better in: 'rate' (of as many requests at a time, and so their time, the
+            queue for prompts included), 'TPOT' alone, or 'nothing'.
+    """
+
+    apart: Steady
+    together: Steady
+    transfer_bytes: float
+    transfer_s: float
+    saved_s: float
+    prefill_load: float
+    pays: str
+
+
+def disaggregated(
+    deployment: Deployment, batch: int, context: int, new_tokens: int
+) -> Disaggregated:
+    """What a group of chips of its own for prompts is worth to `batch` sequences.
+
+    Raises:
+        InputError: a size is out of range.
+    """
+    deployment.check_lengths(batch, context, new_tokens)
+    if new_tokens < 1:
+        raise InputError("chips that only decode need new tokens: at least 1, not 0")
+    replicas, groups = deployment.replicas, deployment.mesh.num_groups + 1
+    mesh = dataclasses.replace(deployment.mesh, data=groups, expert=1)
+    together = steady(dataclasses.replace(deployment, mesh=mesh), batch, context, new_tokens)
+    sent_s = transfer_s(deployment, context)
+    prefill_s = deployment.prefill_time(1, context).total_s
+    step_s = deployment.step_seconds(batch, context + new_tokens // 2)
+    tpot_s = step_s / deployment.tokens_per_step
+    ttft_s = prefill_s + sent_s + 2 * step_s  # a step in flight, and one of its last token
+    rate = min(batch / (ttft_s + (new_tokens - 1) * tpot_s), 1 / prefill_s)  # of each side
+    total = replicas * rate
+    apart = Steady(ttft_s, prefill_s, tpot_s, total, total * new_tokens)
+    return Disaggregated(
+        apart, together, deployment.chip_cache_bytes(context) * mesh.model, sent_s,
+        saved_s=(math.ceil(batch / groups) - 1) * prefill_s,
+        prefill_load=rate * prefill_s,
+        pays=_better_in(apart, together),
+    )  # fmt: skip
+
+
+def transfer_s(deployment: Deployment, context: int) -> float:
+    """Seconds in which the pages of a prompt move to as many other chips; without links through the
+    host's memory, or within it.
+    """
+    chip = deployment.hardware
+    link = chip.link_bandwidth or chip.host_bandwidth or chip.read_bandwidth / 2
+    return deployment.chip_cache_bytes(context) / link
+
+
+def _better_in(apart: Steady, together: Steady) -> str:
+    if apart.requests_s >= together.requests_s:
+        return "rate"
+    return "TPOT" if apart.tpot_s < together.tpot_s else "nothing"
+
+
+@dataclasses.dataclass(frozen=True)
 class Targets:
     """Service level objectives of each request, in seconds; None sets no limit.
 

@@ -1,14 +1,19 @@
 """A schedule as numpy arrays of fixed shapes, the inputs of a step."""
 
 import dataclasses
+from collections.abc import Iterable
+from typing import TypeVar
 
 import jax
 import numpy as np
 
 from configs.engine import Config
-from inference.runtime.sampling import parameters
-from inference.runtime.sampling.parameters import Array, SlotSampling
-from inference.scheduling.step_schedule import Admission, StepSchedule
+from inference.sampling import parameters
+from inference.sampling.parameters import Array, SlotSampling
+from inference.scheduling.step_schedule import Admission, ShardSchedule, StepSchedule
+from inference.scheduling.step_shapes import StepShape
+
+Tree = TypeVar("Tree")
 
 _ADMISSIONS = 8  # rows of one call of `step.admit`; more take several calls
 
@@ -38,14 +43,14 @@ class Admissions:
     last_token_A: Array  # i32[A]
     sampling: SlotSampling  # [A, ...]
     page_copies: tuple[Array, ...]  # i32[2, A x device pages] a page group: from, to
-    history: (
-        Array  # i32[A, longest] tokens in the cache already, -1 after; [A, 0] without penalties
-    )
+    history: Array  # i32[A, longest] tokens by position, 0 after; [A, 0] where nothing reads them
 
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """A schedule as the device gets it, whatever becomes of its sequences afterwards."""
+    """A schedule as the device gets it, whatever becomes of its sequences afterwards. Arrays of
+    several data shards lie one behind the other along their first axis.
+    """
 
     admissions: tuple[Admissions, ...]
     batch: Batch
@@ -53,16 +58,29 @@ class Inputs:
 
 def build(schedule: StepSchedule, config: Config) -> Inputs:
     """The arrays of a schedule."""
-    firsts = range(0, len(schedule.admissions), _ADMISSIONS)
-    admissions = [schedule.admissions[first : first + _ADMISSIONS] for first in firsts]
-    return Inputs(
-        tuple(build_admissions(some, config) for some in admissions), build_batch(schedule, config)
-    )
+    most = max(len(shard.admissions) for shard in schedule.shards)
+    admissions = [
+        joined(
+            build_admissions(shard.admissions[first : first + _ADMISSIONS], config)
+            for shard in schedule.shards
+        )
+        for first in range(0, most, _ADMISSIONS)
+    ]
+    batch = joined(build_batch(schedule.shape, shard, config) for shard in schedule.shards)
+    return Inputs(tuple(admissions), batch)
 
 
-def build_batch(schedule: StepSchedule, config: Config) -> Batch:
-    """The arrays of a schedule's rows, in its shape."""
-    shape, sink = schedule.shape, config.engine.max_seqs
+def joined(shards: Iterable[Tree]) -> Tree:
+    """Arrays of each data shard as one tree, one behind the other."""
+    first, *others = shards
+    if not others:
+        return first
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays), first, *others)
+
+
+def build_batch(shape: StepShape, schedule: ShardSchedule, config: Config) -> Batch:
+    """The arrays of a data shard's rows."""
+    sink = config.engine.max_seqs
     (rows, width), (_, chunk_tokens) = shape.decode, shape.prefill
     decode_YW = np.zeros((rows, width), np.int32)
     chunk_YW = np.zeros((shape.prefill[0], chunk_tokens), np.int32)
@@ -70,17 +88,20 @@ def build_batch(schedule: StepSchedule, config: Config) -> Batch:
     start_Y, length_Y = np.zeros_like(slot_Y), np.zeros_like(slot_Y)
     emits_Y = np.zeros(shape.num_rows, bool)
     columns = -(-config.page_columns // config.device_pages)
-    tables = [np.zeros((shape.num_rows, columns), np.int32) for _ in config.chip_model.page_groups]
+    tables = [
+        np.zeros((shape.num_rows, columns), np.int32) for _ in config.cached_model.page_groups
+    ]
     targets = np.zeros(chunk_YW.shape if shape.scored else (0, 0), np.int32)
     for r, row in enumerate(schedule.decode):
         decode_YW[r, 0] = -1
-        decode_YW[r, 1 : row.length] = row.sequence.drafts[: row.length - 1]
+        drafts = row.sequence.drafts[: row.length - 1]
+        decode_YW[r, 1 : row.length] = -1 if row.sequence.speculates else drafts
     for r, row in enumerate(schedule.prefill):
         first = row.start
         chunk_YW[r, : row.length] = row.sequence.tokens[first : first + row.length]
         if row.sequence.scores:
             targets[r, : row.length] = row.sequence.tokens[first + 1 : first + 1 + row.length]
-    for r, row in schedule.rows:
+    for r, row in (*enumerate(schedule.decode), *enumerate(schedule.prefill, rows)):
         slot_Y[r], start_Y[r], length_Y[r] = row.slot, row.offset, row.length
         emits_Y[r] = row.emits
         for table, pages in zip(tables, row.sequence.pages, strict=True):
@@ -103,9 +124,10 @@ def build_admissions(admissions: tuple[Admission, ...], config: Config) -> Admis
     size, sink, vocab = _ADMISSIONS, config.engine.max_seqs, config.model.vocab_size
     slot_A, num_tokens_A = np.full(size, sink, np.int32), np.zeros(size, np.int32)
     source_A, last_token_A = np.full(size, -1, np.int32), num_tokens_A.copy()
-    copies = [np.zeros((2, size), np.int32) for _ in config.chip_model.page_groups]
-    longest = config.max_context if config.engine.penalties else 0
-    history = np.full((size, longest), -1, np.int32)
+    copies = [np.zeros((2, size), np.int32) for _ in config.cached_model.page_groups]
+    has_history = config.engine.penalties or config.engine.proposer == "ngram"
+    longest = config.max_context if has_history else 0
+    history = np.zeros((size, longest), np.int32)
     for a, admission in enumerate(admissions):
         sequence = admission.sequence
         slot_A[a] = admission.slot
@@ -115,7 +137,7 @@ def build_admissions(admissions: tuple[Admission, ...], config: Config) -> Admis
         for group, source, target in admission.page_copies:
             copies[group][:, a] = source, target
         if longest:
-            history[a, : num_tokens_A[a]] = sequence.tokens[: num_tokens_A[a]]
+            history[a, : len(sequence.tokens)] = sequence.tokens
     rows = [parameters.request_row(admission.sequence, vocab) for admission in admissions]
     rows += [parameters.neutral_row(vocab)] * (size - len(rows))
     stacked = jax.tree.map(lambda *values: np.stack(values), *rows)

@@ -1,11 +1,27 @@
 """Executables kept between starts. They are code: only the owner may read or write them."""
 
+import contextlib
 import logging
 import os
+from collections.abc import Iterator
 
 import jax
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from inference.files import cache_directory
+
+
+@contextlib.contextmanager
+def disabled() -> Iterator[None]:
+    """Context in which nothing is loaded from it: an executable that was cannot be serialized."""
+    was = getattr(jax.config, "jax_enable_compilation_cache")  # noqa: B009, unknown to mypy
+    try:
+        jax.config.update("jax_enable_compilation_cache", False)
+        reset_cache()  # JAX asks once only
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", was)
+        reset_cache()
 
 
 def enable() -> None:

@@ -1,12 +1,15 @@
 """What is compiled for an engine, from shapes alone: its parameters need not be there yet."""
 
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled, Lowered
@@ -14,18 +17,26 @@ from jax.stages import Compiled, Lowered
 from configs.engine import Config
 from inference.runtime import batch as batches
 from inference.runtime import step
-from inference.scheduling.step_schedule import StepSchedule
+from inference.runtime.packed_output import PackedOutput
+from inference.runtime.serialization.files import ExecutableFiles
+from inference.runtime.serialization.loaded import LoadedExecutable
+from inference.scheduling.step_schedule import ShardSchedule
 from inference.scheduling.step_shapes import StepShape
 from layers.kernels.cpu import rows
 from layers.kernels.linear import api as linear
 from sharding import mesh as meshes
-from sharding.mesh import EACH_GROUP, EVERY_CHIP
+from sharding.mesh import ALIKE, AXES, EACH_GROUP, EVERY_CHIP
 
 _WORKERS = 2
 
 
+Executable = Compiled | LoadedExecutable
+
+
 class Executables:
-    """Compiles each `StepShape` and `step.admit` once, for whichever thread asks first."""
+    """Compiles each `StepShape` and `step.admit` once, or loads it, for whichever thread asks
+    first.
+    """
 
     def __init__(
         self,
@@ -35,15 +46,17 @@ class Executables:
         cache: Any,
         slots: Any,
         mesh: Mesh | None = None,
+        files: ExecutableFiles | None = None,
     ):
         """Trees of arrays, or of their shapes and dtypes, which may say on which devices they are
         to be; what is donated is in `step.step`. On a mesh those of cache and slots are a chip's
-        own.
+        own. Only what is not in `files` is compiled.
         """
         self._config, self._attention, self._mesh = config, attention, mesh
         kept = meshes.spread(mesh, abstract((cache, slots)), (EVERY_CHIP, EACH_GROUP))
         self._arguments = abstract(params), *kept
-        self._found: dict[StepShape | None, Future[Compiled]] = {}  # None: what admits
+        self._files = files
+        self._found: dict[StepShape | None, Future[Executable]] = {}  # None: what admits
         self._finding, self._tracing = threading.Lock(), threading.Lock()
 
     @property
@@ -56,13 +69,23 @@ class Executables:
         found = self._found.get(shape)
         return found is not None and found.done()
 
-    def step(self, shape: StepShape) -> Compiled:
+    def step(self, shape: StepShape) -> Executable:
         """The executable of a shape."""
         return self._once(shape, functools.partial(self._lower_step, shape))
 
-    def admit(self) -> Compiled:
+    def admit(self) -> Executable:
         """The executable that admits."""
         return self._once(None, self._lower_admit)
+
+    def write(self, shape: StepShape | None, files: ExecutableFiles) -> Path:
+        """Writes the executable of a shape (None: what admits), compiled if need be; its path.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        found = self.admit() if shape is None else self.step(shape)
+        assert isinstance(found, Compiled)
+        return files.write(_name(shape), self._arguments_of(shape), found)
 
     def prepare(self, shapes: Iterable[StepShape]) -> None:
         """Begins to compile these shapes, and what admits, while the caller goes on. What fails is
@@ -75,7 +98,7 @@ class Executables:
                 pool.submit(self.admit)
         pool.shutdown(wait=False)
 
-    def _once(self, key: StepShape | None, lower: Callable[[], Lowered]) -> Compiled:
+    def _once(self, key: StepShape | None, lower: Callable[[], Lowered]) -> Executable:
         with self._finding:
             future = self._found.get(key)
             is_first = future is None
@@ -83,50 +106,90 @@ class Executables:
                 future = self._found[key] = Future()
         if is_first:
             try:
-                with self._tracing:  # Python's own work: two at a time would only delay the first
-                    lowered = lower()
-                future.set_result(lowered.compile())
+                executable: Executable | None = self._load(key)
+                if executable is None:
+                    with self._tracing:  # Python's work: two at a time only delay the first
+                        lowered = lower()
+                    executable = lowered.compile()
+                future.set_result(executable)
             except BaseException as error:
                 del self._found[key]
                 future.set_exception(error)
         return future.result()
 
+    def _load(self, shape: StepShape | None) -> LoadedExecutable | None:
+        if self._files is None:
+            return None
+        return self._files.load(_name(shape), self._arguments_of(shape))
+
+    def _arguments_of(self, shape: StepShape | None) -> tuple[Any, ...]:
+        """Shapes of a program's arguments, on a mesh those of all chips."""
+        batch: Any
+        if shape is None:
+            batch = batches.build_admissions((), self._config)
+        else:
+            batch = batches.build_batch(shape, ShardSchedule(), self._config)
+        kept = self._arguments[1:] if shape is None else self._arguments
+        return *kept, *meshes.spread(self._mesh, (abstract(batch),), (EACH_GROUP,))
+
     def _lower_step(self, shape: StepShape) -> Lowered:
-        batch = abstract(batches.build_batch(StepSchedule(shape), self._config))
-        function = functools.partial(
+        function: Callable[..., Any] = functools.partial(
             step.step, config=self._config, shape=shape, attention=self._attention
         )
         weights = None if self._mesh is None else linear.specs(self._config.model.parameters())
-        given = weights, EVERY_CHIP, EACH_GROUP, EACH_GROUP
-        return self._lower(function, self._arguments, batch, given, given[1:])
+        given, output = (weights, EVERY_CHIP, EACH_GROUP, EACH_GROUP), EACH_GROUP
+        if self._mesh and self._mesh.is_multi_process and self._config.mesh.num_groups > 1:
+            function, output = _with_all_outputs(function), ALIKE
+        returned = EVERY_CHIP, EACH_GROUP, output
+        return self._lower(function, self._arguments_of(shape), given, returned)
 
     def _lower_admit(self) -> Lowered:
-        arrays = abstract(batches.build_admissions((), self._config))
         function = functools.partial(step.admit, config=self._config)
         given = EVERY_CHIP, EACH_GROUP, EACH_GROUP
-        return self._lower(function, self._arguments[1:], arrays, given, given[:2])
+        return self._lower(function, self._arguments_of(None), given, given[:2])
 
     def _lower(
         self,
         function: Callable[..., Any],
-        kept: tuple[Any, ...],
-        batch: Any,
+        arguments: tuple[Any, ...],
         given: tuple[Any, ...],
         returned: tuple[Any, ...],
     ) -> Lowered:
         """A function of what the engine keeps, cache and slots last, and of a batch, lowered; these
-        two are donated.
+        two are donated. What it does not read it takes all the same: whoever loads it need not know
+        what that is.
 
         Args:
             function: of a chip's arrays.
-            kept, batch: its arguments' shapes.
+            arguments: its arguments' shapes.
             given, returned: partition specs of arguments and results.
         """
         function = meshes.over(self._mesh, function, given, returned)
-        donated = len(kept) - 2, len(kept) - 1
-        spread = meshes.spread(self._mesh, (batch,), (EACH_GROUP,))
+        donated = len(arguments) - 3, len(arguments) - 2
         with rows.native(self._config.engine.linear == "ffi_cpu"):
-            return jax.jit(function, donate_argnums=donated).lower(*kept, *spread)
+            jitted = jax.jit(function, donate_argnums=donated, keep_unused=True)
+            return jitted.lower(*arguments)
+
+
+def _with_all_outputs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A step whose output is that of all data shards, since every host commits them all: a sum,
+    which is what a TPU's compiler makes of a gather of so little.
+    """
+
+    @functools.wraps(function)  # arguments keep their names
+    def run(*arguments: Any) -> tuple[Any, Any, PackedOutput]:
+        cache, slots, output = function(*arguments)
+        own_X, shards = output.words_X, jax.lax.axis_size(AXES[:2])
+        words_SX = jnp.zeros((shards, len(own_X)), own_X.dtype)
+        words_SX = words_SX.at[jax.lax.axis_index(AXES[:2])].set(own_X)
+        words_X = jax.lax.psum(words_SX, AXES[:2]).ravel()
+        return cache, slots, dataclasses.replace(output, words_X=words_X)
+
+    return run
+
+
+def _name(shape: StepShape | None) -> str:
+    return "admissions" if shape is None else shape.name
 
 
 def abstract(tree: Any) -> Any:

@@ -3,24 +3,27 @@ warm-up.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from jax.stages import Compiled
+from jax.sharding import Mesh
 
 from configs.engine import Config
 from configs.errors import InputError
 from inference.runtime import batch as batches
-from inference.runtime import cpu_kernels, packed_output, step
+from inference.runtime import cpu_kernels, packed_output, step, swap
 from inference.runtime.batch import Admissions, Inputs
-from inference.runtime.executables import Executables
+from inference.runtime.executables import Executable, Executables
 from inference.runtime.packed_output import PackedOutput
+from inference.runtime.serialization.files import ExecutableFiles
 from inference.runtime.swap import PageSwapper
 from inference.scheduling.step_output import StepOutput
-from inference.scheduling.step_schedule import StepSchedule
+from inference.scheduling.step_schedule import ShardSchedule, StepSchedule
 from inference.scheduling.step_shapes import StepShape
 from layers import decoder, kv_cache
 from layers.kernels.attention import api
@@ -28,7 +31,9 @@ from layers.kernels.device import target_device
 from layers.kernels.linear import api as linear
 from layers.kv_cache import Cache
 from layers.params import Params
+from sharding import host_memory
 from sharding import mesh as meshes
+from sharding.mesh import EACH_GROUP
 
 
 def for_this_device(config: Config) -> tuple[Config, str]:
@@ -56,19 +61,26 @@ def cache_arguments(config: Config, attention: str) -> tuple[Any, ...]:
     """What `kv_cache.abstract` and `kv_cache.init` take of an engine's cache."""
     num_pages = tuple(n * config.device_pages for n in config.num_pages)
     return (
-        config.chip_model, num_pages, config.device_page_tokens, config.engine.max_seqs,
+        config.cached_model, num_pages, config.device_page_tokens, config.engine.max_seqs,
         config.engine.num_drafts, api.implementation(attention).layout,
     )  # fmt: skip
 
 
 class ModelRunner:
-    """Owns the parameters, cache and slots of one engine, and runs its steps."""
+    """Owns the parameters, cache and slots of one engine, and runs its steps.
+
+    Attributes:
+        before_admit: told of each step after its transfers, which may still read pages that the
+            step's admissions write.
+    """
 
     def __init__(
         self,
         config: Config,
         params: Params | Callable[[], Params],
         expected: Iterable[StepShape] = (),
+        mesh: Mesh | None = None,
+        executables: Path | None = None,
     ):
         """Params and cache live on JAX's default device, or on the chips of `config.mesh`.
 
@@ -76,31 +88,58 @@ class ModelRunner:
             config: model and engine.
             params: values, or what reads them, as the declaration says.
             expected: the steps that come first, compiled while parameters are read.
+            mesh: the chips; None: JAX's first.
+            executables: where `scripts.compile --serialize` wrote some: what is there is not
+                compiled.
 
         Raises:
-            InputError: as `for_this_device` and `sharding.mesh.of`.
+            InputError: as `for_this_device` and `sharding.mesh.of`, or executables are to be loaded
+                on several hosts.
         """
+        if executables is not None and jax.process_count() > 1:
+            raise InputError("executables are loaded on one host only: leave --executables out")
         self.config, self._attention = for_this_device(config)
-        infos = decoder.param_infos(self.config.model)
-        self._mesh = meshes.of(self.config.mesh)
-        is_read = callable(params)
-        values = linear.abstract(self.config, infos, self._mesh) if is_read else self.pack(params)
+        self._mesh = mesh or meshes.of(self.config.mesh)
+        values = self._abstract_params() if callable(params) else self.pack(params)
         slots = step.init_slots(self.config)
         cache = kv_cache.abstract(*self._cache_arguments)
+        chips = jax.devices()[:1] if self._mesh is None else [*self._mesh.devices.flat]
+        files = None
+        if executables is not None:
+            files = ExecutableFiles(executables, self.config, self._attention, chips, self._mesh)
         self._executables = Executables(
-            self.config, self._attention, values, cache, slots, self._mesh
+            self.config, self._attention, values, cache, slots, self._mesh, files
         )
         self._executables.prepare(expected)
         self._is_warm = self._sealed = False
+        self.before_admit: Callable[[StepSchedule], None] = lambda schedule: None
         self.num_late_compiles = 0
         self.reset()
         self._swapper = PageSwapper(self.config, cache, self._mesh)
         self.params = self.pack(params()) if callable(params) else values
+        self._offloaded: tuple[Any, Any] | None = None  # weights, and cache with slots
 
     def pack(self, params: Params) -> Params:
-        """Parameters as this engine's products read them."""
+        """Parameters as this engine's products read them; under 'draft' those of the model that
+        drafts, where there is one.
+        """
         infos = decoder.param_infos(self.config.model)
-        return linear.pack_params(self.config, params, infos, self._mesh)
+        own = {name: part for name, part in params.items() if name != "draft"}
+        own = linear.pack_params(self.config, own, infos, self._mesh)
+        if self.config.draft is None:
+            return own
+        infos = decoder.param_infos(self.config.draft)
+        drafting = self.config.for_draft()
+        return own | {"draft": linear.pack_params(drafting, params["draft"], infos)}
+
+    def _abstract_params(self) -> Params:
+        """Shapes of what `pack` returns."""
+        config = self.config
+        own = linear.abstract(config, decoder.param_infos(config.model), self._mesh)
+        if config.draft is None:
+            return own
+        infos = decoder.param_infos(config.draft)
+        return own | {"draft": linear.abstract(config.for_draft(), infos)}
 
     def reset(self) -> None:
         """Empties cache and slots: at the start, and after a failed step has lost them."""
@@ -116,6 +155,46 @@ class ModelRunner:
         self.slots = meshes.put(
             self._mesh, meshes.EACH_GROUP, lambda group, chip: step.init_slots(self.config)
         )
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether its memory on the device is free."""
+        return self._offloaded is not None
+
+    def offload(self, keeps_weights: bool, keeps_pages: bool) -> None:
+        """Frees the device's memory; what is kept moves to the host's."""
+        weights, state = self.params if keeps_weights else None, (self.cache, self.slots)
+        self._offloaded = host_memory.offload((weights, state if keeps_pages else None))
+        self.params, self.cache = None, ()
+        del self.slots
+
+    def restore(self, params: Params | None = None) -> bool:
+        """Ends `offload`, with empty pages where none were kept.
+
+        Args:
+            params: packed weights; None: those that were kept.
+
+        Returns:
+            Whether pages were kept.
+
+        Raises:
+            InputError: none were.
+        """
+        assert self._offloaded is not None
+        weights, state = self._offloaded
+        if params is None and weights is None:
+            raise InputError("no weights were kept: give wake some, as update_params takes them")
+        if params is None or self.config.draft is not None:
+            if weights is None:
+                raise InputError("the weights of the model that drafts were not kept")
+            params = host_memory.restore(weights) | (params or {})
+        self.params = params
+        if state is None:
+            self.reset()
+        else:
+            self.cache, self.slots = host_memory.restore(state)
+        self._offloaded = None
+        return state is not None
 
     @property
     def _cache_arguments(self) -> tuple[Any, ...]:
@@ -137,7 +216,7 @@ class ModelRunner:
         """Those that have an executable."""
         return self._executables.shapes
 
-    def compiled(self, shape: StepShape) -> Compiled:
+    def compiled(self, shape: StepShape) -> Executable:
         """The executable of a shape, compiled at first use.
 
         Raises:
@@ -153,13 +232,13 @@ class ModelRunner:
     def is_ready(self, schedule: StepSchedule) -> bool:
         """Whether a schedule needs no compilation."""
         has = self._executables.has
-        can_run = has(schedule.shape) and (has(None) or not schedule.admissions)
+        can_run = has(schedule.shape) and (has(None) or not schedule.has_admissions)
         return can_run and self._swapper.is_ready(schedule.transfers)
 
     def prepare(self, schedule: StepSchedule) -> None:
         """Compiles what a schedule needs."""
         self.compiled(schedule.shape)
-        if schedule.admissions:
+        if schedule.has_admissions:
             self._executables.admit()
         self._swapper.prepare(schedule.transfers)
 
@@ -176,7 +255,7 @@ class ModelRunner:
 
         def compile_one(shape: StepShape) -> StepSchedule:
             self.compiled(shape)
-            return StepSchedule(shape)
+            return StepSchedule(shape, (ShardSchedule(),) * self.config.mesh.num_groups)
 
         with ThreadPoolExecutor(2) as pool:
             admit = pool.submit(self._executables.admit)
@@ -190,15 +269,41 @@ class ModelRunner:
     def admit(self, admissions: tuple[Admissions, ...]) -> None:
         """Writes the slots of sequences that start, fork or resume."""
         for arrays in admissions:
-            self.cache, self.slots = self._executables.admit()(self.cache, self.slots, arrays)
+            given = meshes.to_global(self._mesh, EACH_GROUP, arrays)
+            self.cache, self.slots = self._executables.admit()(self.cache, self.slots, given)
+
+    def compile_page_copies(self) -> None:
+        """Compiles what `receive` needs of sender and receiver."""
+        self._swapper.compile_copies()
+
+    def receive(
+        self, sender: "ModelRunner", pages: Iterable[tuple[int, int, int]], shard: int
+    ) -> None:
+        """Queues copies of another runner's pages into those of a data shard, from device to
+        device, after the steps that both have launched.
+
+        Args:
+            sender: on as many chips as divide the model here, of the same model and page size.
+            pages: (group, from, to) each.
+            shard: of this runner.
+        """
+        for group, same in itertools.groupby(sorted(pages), lambda page: page[0]):
+            rest = list(same)
+            while rest:
+                some, rest = rest[: swap.PAGES], rest[swap.PAGES :]
+                data = sender._swapper.read(sender.cache, group, [source for _, source, _ in some])
+                targets = [target for *_, target in some]
+                self.cache = self._swapper.receive(self.cache, group, targets, data, shard)
 
     def launch(self, schedule: StepSchedule, inputs: Inputs) -> PackedOutput:
         """Queues a step on the device, after those launched before, and the copy of its output to
         the host; returns that output, not ready yet.
         """
         self.cache = self._swapper.transfer(self.cache, schedule.transfers)
+        self.before_admit(schedule)
         self.admit(inputs.admissions)
-        executable, batch = self.compiled(schedule.shape), inputs.batch
+        executable = self.compiled(schedule.shape)
+        batch = meshes.to_global(self._mesh, EACH_GROUP, inputs.batch)
         self.cache, self.slots, output = executable(self.params, self.cache, self.slots, batch)
         output.words_X.copy_to_host_async()
         return output

@@ -16,8 +16,8 @@ from jax.stages import Compiled
 
 from configs.cache import BLOCK_TOKENS
 from configs.model import ModelConfig
-from inference.runtime.sampling import parameters, sampler
-from inference.runtime.sampling.parameters import SlotSampling
+from inference.sampling import parameters, sampler
+from inference.sampling.parameters import SlotSampling
 from inference.scheduling.sequence import Sequence
 from layers import decoder, topk
 from layers.params import Params

@@ -14,7 +14,7 @@ from inference.scheduling.step_output import StepOutput
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PackedOutput:
-    """The fields of a `StepOutput`, one behind the other."""
+    """The fields of a `StepOutput`, one behind the other; then those of the next data shard."""
 
     words_X: Any  # i32[X]: integers, the bits of floats, 0 and 1
     layout: tuple[tuple[tuple[int, ...], str], ...] = dataclasses.field(metadata={"static": True})
@@ -28,12 +28,16 @@ def pack(output: StepOutput[jax.Array]) -> PackedOutput:
 
 
 def unpack(packed: PackedOutput) -> StepOutput[np.ndarray]:
-    """The fields, as views of the array where they can be; waits for it."""
-    words_X, found, start = np.asarray(packed.words_X), [], 0
-    for shape, dtype in packed.layout:
-        part = words_X[start : start + math.prod(shape)].reshape(shape)
+    """The fields, those of all data shards joined, as views of the array where they can be; waits
+    for it.
+    """
+    sizes = [math.prod(shape) for shape, _ in packed.layout]
+    words_SX = np.asarray(packed.words_X).reshape(-1, sum(sizes))
+    found, start = [], 0
+    for (shape, dtype), size in zip(packed.layout, sizes, strict=True):
+        part = words_SX[:, start : start + size].reshape(len(words_SX) * shape[0], *shape[1:])
         found.append(part != 0 if dtype == "bool" else part.view(dtype))
-        start += part.size
+        start += size
     return StepOutput(*found)
 
 

@@ -8,6 +8,7 @@ sequence and a sink row for padding. Phases differ only in data; `StepShape` alo
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +18,12 @@ from configs.engine import MIN_DETERMINISTIC_ROWS, Config
 from inference.runtime import packed_output
 from inference.runtime.batch import Admissions, Batch
 from inference.runtime.packed_output import PackedOutput
-from inference.runtime.sampling import parameters, sampler
-from inference.runtime.sampling.parameters import SlotSampling
+from inference.sampling import parameters, sampler
+from inference.sampling.parameters import SlotSampling
 from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_shapes import StepShape
+from inference.speculation import coupled, proposers, rejection
+from inference.speculation.proposer import Asked, Drafts, Emitted
 from layers import decoder, kv_cache, topk
 from layers.kv_cache import Cache
 from layers.params import Params
@@ -39,6 +42,7 @@ class SlotState:
     last_token: jax.Array  # i32[B+1] newest token, not in the cache yet
     sampling: SlotSampling  # per-request parameters, written at admission
     counts: jax.Array  # u16[B+1, 2, V] in prompt and output; [1, 1, 1] without penalties
+    proposer: Any = None  # its arrays [B+1, ...]
 
 
 def init_slots(config: Config) -> SlotState:
@@ -48,11 +52,13 @@ def init_slots(config: Config) -> SlotState:
     rows, vocab = config.engine.max_seqs + 1, config.model.vocab_size
     counts = (rows, 2, vocab) if config.engine.penalties else (1, 1, 1)
     put = functools.partial(jax.device_put, may_alias=False)
+    proposer = proposers.of(config)
     return SlotState(
         num_tokens=put(np.zeros(rows, np.int32)),
         last_token=put(np.zeros(rows, np.int32)),
         sampling=put(parameters.init(rows, vocab)),
         counts=put(np.zeros(counts, np.uint16)),
+        proposer=proposer and put(proposer.init()),
     )
 
 
@@ -65,7 +71,7 @@ def admit(
     """
     slot_A, source_A = admissions.slot_A, admissions.source_A
     is_fork_A = source_A >= 0
-    group_of = config.chip_model.group_of_layer
+    group_of = config.cached_model.group_of_layer
 
     def inherit(x: jax.Array) -> jax.Array:
         is_fork = is_fork_A.reshape(-1, *[1] * (x.ndim - 1))
@@ -86,6 +92,9 @@ def admit(
         ),
         counts=_count_history(slots.counts, admissions),
     )
+    if proposer := proposers.of(config):
+        state = proposer.admit(slots.proposer, slot_A, admissions.history)
+        slots = dataclasses.replace(slots, proposer=state)
     return cache, slots
 
 
@@ -97,7 +106,8 @@ def _count_history(counts: jax.Array, admissions: Admissions) -> jax.Array:
     prompt_length_A = admissions.sampling.prompt_length[:, None]
     is_output = (jnp.arange(history.shape[1]) >= prompt_length_A).astype(jnp.int32)
     counts = counts.at[slot_A].set(0)
-    is_token = (history >= 0).astype(counts.dtype)
+    is_cached = jnp.arange(history.shape[1]) < admissions.num_tokens_A[:, None]
+    is_token = is_cached.astype(counts.dtype)
     return counts.at[slot_A[:, None], is_output, history].add(is_token)
 
 
@@ -126,14 +136,22 @@ def step(
         The cache with the step's tokens, the slots after it, and its outputs.
     """
     fill = functools.partial(_rows_to_fill, config=config, attention=attention)
+    proposer, drafts = proposers.of(config, attention), None
+    if proposer is not None:
+        with jax.named_scope("propose"):
+            asked = _asked(config, shape, slots, batch)
+            cache, drafts = proposer.propose(params, cache, slots.proposer, asked)
+        batch = _with_drafts(shape, batch, drafts.tokens_Rk)
     ragged = view(shape, slots, batch, fill(shape.num_tokens))
     slot_T = jnp.pad(_per_token(batch.slot_Y, shape), (0, ragged.num_fillers))
     tokens_T = jnp.pad(batch.tokens_T, (0, ragged.num_fillers))
     tokens_T = jnp.where(tokens_T < 0, slots.last_token[slot_T], tokens_T)
-    hidden_TD, cache = decoder.forward(
-        params, config.chip_model, tokens_T, ragged, cache,
+    num_own = config.chip_model.num_layers  # the others are a proposer's
+    hidden_TD, own_cache = decoder.forward(
+        params, config.chip_model, tokens_T, ragged, cache[:num_own],
         deterministic=config.engine.deterministic, attention=attention,
     )  # fmt: skip
+    cache = (*own_cache, *cache[num_own:])
     rows, width = shape.decode
     logit_Q = jnp.concatenate([jnp.arange(rows * width), _last_of_chunks(shape, batch)])
     logit_Q = jnp.pad(logit_Q, (0, fill(shape.num_logits)))
@@ -141,27 +159,71 @@ def step(
     fed = _fed_counts(slots, tokens_T, slot_T, ragged, shape)
     with jax.named_scope("sample"):
         summary = topk.summarize(logits_QV)
-        ids_Q = summary.best_Q
-        if not shape.greedy:
-            position_Q, slot_Q = ragged.position_T[logit_Q] + 1, slot_T[logit_Q]
-            own = jax.tree.map(lambda x: x[slot_Q], slots.sampling)
-            counts = _counts_seen(fed, slot_Q, tokens_T, shape)
-            ids_Q = sampler.sample(logits_QV, summary, own, position_Q, counts)
+        position_Q, slot_Q = ragged.position_T[logit_Q] + 1, slot_T[logit_Q]
+        own = jax.tree.map(lambda x: x[slot_Q], slots.sampling)
+        counts = None if shape.greedy else _counts_seen(fed, slot_Q, tokens_T, shape)
+        ids_Q, num_accepted_R = _sample(
+            config, shape, logits_QV, summary, own, position_Q, counts, batch, drafts
+        )
         logprob_Q, finite_Q = sampler.log_probs(logits_QV, summary, ids_Q)
         top_Qn = sampler.top_log_probs(logits_QV, summary, config.engine.top_logprobs)
-    tokens_YW, num_emitted_Y = _verify(shape, batch, ids_Q, tokens_T)
+    tokens_YW = _rows_of_logits(ids_Q, shape)
+    num_accepted_Y = jnp.pad(num_accepted_R, (0, shape.prefill[0]))
+    num_emitted_Y = jnp.where(batch.emits_Y, 1 + num_accepted_Y, 0).astype(jnp.int32)
     by_row = lambda x_Q: _rows_of_logits(x_Q, shape)  # noqa: E731
     used_YW = jnp.arange(width) < jnp.maximum(num_emitted_Y, 1)[:, None]
     output = StepOutput(
         tokens=tokens_YW,
         num_emitted=num_emitted_Y,
+        num_drafts=_num_drafts(shape, batch),
         finite=(by_row(finite_Q) | ~used_YW).all(-1),
         logprobs=by_row(logprob_Q),
         top_ids=by_row(top_Qn[1]),
         top_logprobs=by_row(top_Qn[0]),
         **_score(params, config, shape, batch, hidden_TD),
     )
-    return cache, _advance(slots, shape, batch, output, fed), packed_output.pack(output)
+    slots = _advance(slots, shape, batch, output, fed)
+    if proposer is not None:
+        newest_Y = slots.num_tokens[batch.slot_Y]
+        emitted = Emitted(batch.slot_Y, newest_Y, output.tokens, output.num_emitted)
+        slots = dataclasses.replace(slots, proposer=proposer.observe(slots.proposer, emitted))
+    return cache, slots, packed_output.pack(output)
+
+
+def _with_drafts(shape: StepShape, batch: Batch, draft_Rk: jax.Array) -> Batch:
+    """The batch with drafts that were proposed on the device, as many as each row may have and
+    there are.
+    """
+    rows, width = shape.decode
+    if rows == 0 or width == 1:
+        return batch
+    own_Rk = batch.tokens_T[: rows * width].reshape(rows, width)[:, 1:]
+    draft_Rk = jnp.where(own_Rk < 0, draft_Rk, own_Rk)
+    num_drafts_R = jnp.cumprod(draft_Rk >= 0, axis=1).sum(1)
+    tokens_RW = jnp.pad(jnp.maximum(draft_Rk, 0), ((0, 0), (1, 0)), constant_values=-1)
+    length_R = jnp.minimum(batch.query_length_Y[:rows], 1 + num_drafts_R)
+    return dataclasses.replace(
+        batch,
+        tokens_T=batch.tokens_T.at[: rows * width].set(tokens_RW.ravel()),
+        query_length_Y=batch.query_length_Y.at[:rows].set(length_R.astype(jnp.int32)),
+    )
+
+
+def _asked(config: Config, shape: StepShape, slots: SlotState, batch: Batch) -> Asked:
+    """What a proposer sees of a step."""
+    (rows, width), (chunks, tokens) = shape.decode, shape.prefill
+    rectangles = view(shape, slots, batch).rectangles
+    slot_R = batch.slot_Y[:rows]
+    return Asked(
+        decode=rectangles[0] if rows else None,
+        token_R=slots.last_token[slot_R],
+        sampling=jax.tree.map(lambda x: x[slot_R], slots.sampling),
+        counts=None if slots.counts.size == 1 else slots.counts[slot_R],
+        prompts=rectangles[-1] if chunks else None,
+        prompt_YW=batch.tokens_T[rows * width :].reshape(chunks, tokens),
+        greedy=shape.greedy,
+        needs_law=config.engine.acceptance == "rejection",
+    )
 
 
 def _logits(params: Params, config: Config, hidden_QD: jax.Array) -> jax.Array:
@@ -221,22 +283,44 @@ def _rows_of_logits(x_Q: jax.Array, shape: StepShape) -> jax.Array:
     return jnp.concatenate([decode, jnp.pad(chunks, padding)])
 
 
-def _verify(
-    shape: StepShape, batch: Batch, ids_Q: jax.Array, tokens_T: jax.Array
+def _sample(
+    config: Config,
+    shape: StepShape,
+    logits_QV: jax.Array,
+    summary: topk.Summary,
+    sampling: SlotSampling,
+    position_Q: jax.Array,
+    counts: jax.Array | None,
+    batch: Batch,
+    drafts: Drafts | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Sampled tokens [Y, W] and how many of them count.
-
-    Coupled acceptance (Daliri et al. 2024, arXiv 2408.07978): every position is sampled with the
-    Gumbel noise that plain decoding would use there, and drafts are accepted while they equal the
-    samples. The output equals plain decoding's for any proposer.
-    """
+    """Sampled ids i32[Q], and how many drafts each decode row accepts, i32[R]."""
     rows, width = shape.decode
-    tokens_YW = _rows_of_logits(ids_Q, shape)
-    draft_Yk = tokens_T[: rows * width].reshape(rows, width)[:, 1:]
-    is_draft_Yk = jnp.arange(1, width) < batch.query_length_Y[:rows, None]
-    accepted_Yk = jnp.cumprod((draft_Yk == tokens_YW[:rows, :-1]) & is_draft_Yk, axis=1)
-    num_accepted_Y = jnp.pad(accepted_Yk.sum(1), (0, shape.prefill[0]))
-    return tokens_YW, jnp.where(batch.emits_Y, 1 + num_accepted_Y, 0).astype(jnp.int32)
+    num_decode = rows * width
+    drafted_Rk = batch.tokens_T[:num_decode].reshape(rows, width)[:, 1:]
+    num_drafts_R = jnp.maximum(batch.query_length_Y[:rows] - 1, 0)
+    ids_Q = summary.best_Q
+    if not shape.greedy:
+        ids_Q = sampler.sample(logits_QV, summary, sampling, position_Q, counts)
+    is_coupled = shape.greedy or config.engine.acceptance == "coupled"
+    if drafts is None or is_coupled or rows == 0 or width == 1:
+        ids_RW = ids_Q[:num_decode].reshape(rows, width)
+        return ids_Q, coupled.num_accepted(ids_RW, drafted_Rk, num_drafts_R)
+    own = jax.tree.map(lambda x: x[:num_decode], (logits_QV, sampling, position_Q, counts))
+    law_RWV = sampler.law(*own).reshape(rows, width, -1)
+    first = slice(0, num_decode, width)
+    ids_RW, num_emitted_R = rejection.verify(
+        law_RWV, sampling.seed[first], position_Q[first], drafted_Rk, num_drafts_R, drafts.law_RkV
+    )
+    return ids_Q.at[:num_decode].set(ids_RW.ravel()), num_emitted_R - 1
+
+
+def _num_drafts(shape: StepShape, batch: Batch) -> jax.Array:
+    """i32[Y], how many each row has verified; [0] where no row can."""
+    rows, width = shape.decode
+    if rows == 0 or width == 1:
+        return jnp.zeros(0, jnp.int32)
+    return jnp.pad(jnp.maximum(batch.query_length_Y[:rows] - 1, 0), (0, shape.prefill[0]))
 
 
 def _fed_counts(

@@ -16,6 +16,7 @@ from inference.scheduling.scheduler import Scheduler
 from inference.scheduling.sequence import Status
 from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_schedule import StepRecord, StepSchedule
+from sharding import hosts
 
 
 @dataclasses.dataclass
@@ -34,9 +35,11 @@ class StepInFlight:
     def is_needed(self) -> bool:
         """Whether it still has to run: for a sequence, or for the pages that it transfers."""
         sequences = [chunk.sequence for _, chunk in self.schedule.rows]
-        sequences += [admission.sequence for admission in self.schedule.admissions]
+        sequences += [
+            admission.sequence for shard in self.schedule.shards for admission in shard.admissions
+        ]
         is_live = any(sequence.status is not Status.FINISHED for sequence in sequences)
-        return is_live or bool(self.schedule.transfers)
+        return is_live or any(self.schedule.transfers)
 
 
 class StepsInFlight:
@@ -61,6 +64,12 @@ class StepsInFlight:
     def __len__(self) -> int:
         """Steps that were launched."""
         return len(self._steps)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the device has finished the oldest of them."""
+        output = self._steps[0].output
+        return output is not None and self._model_runner.is_done(output)
 
     def clear(self) -> None:
         """Forgets all steps: the device lost them."""
@@ -88,7 +97,7 @@ class StepsInFlight:
             step = self._schedule(is_open)
         if step is None:
             return False
-        if not self._model_runner.is_ready(step.schedule):
+        if not hosts.current().broadcast(self._model_runner.is_ready(step.schedule)):
             if self._steps:
                 self.held = step
                 return False
@@ -119,7 +128,7 @@ class StepsInFlight:
 
     def _schedule(self, is_open: bool) -> StepInFlight | None:
         start = time.perf_counter()
-        schedule = self._scheduler.schedule(start, is_open)
+        schedule = self._scheduler.schedule(hosts.current().now(), is_open)
         if schedule is None:
             return None
         inputs = batch.build(schedule, self._model_runner.config)

@@ -1,7 +1,8 @@
 """Host memory for offloaded pages, and the copies between it and the device."""
 
 import functools
-import itertools
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,9 +16,11 @@ from inference.kv_pages.prefix_cache import Transfer
 from inference.runtime.batch import device_pages
 from layers.kv_cache import Cache, CacheLeaf
 from sharding import mesh as meshes
-from sharding.mesh import ALIKE, EVERY_CHIP
+from sharding.mesh import EACH_GROUP, EVERY_CHIP
 
-_PAGES = 8  # that one call copies; more take several calls
+Transfers = tuple[tuple[Transfer, ...], ...]  # of each data shard
+
+PAGES = 8  # that one call copies; more take several calls
 
 
 class PageSwapper:
@@ -33,10 +36,13 @@ class PageSwapper:
         """
         self._config, self._mesh, self._cache = config, mesh, cache
         self._chips = config.mesh.num_chips
-        self._stored = []  # a group: a leaf's arrays, [chips, pages, layers, ...] each
-        groups = config.chip_model.page_groups
+        self._stored = []  # a group: a leaf's arrays, [shards, chips, pages, layers, ...] each
+        shards = config.mesh.num_groups
+        groups = config.cached_model.page_groups
         for group, num_pages in zip(groups, config.num_host_pages, strict=True):
-            first = self._chips, num_pages * config.device_pages, len(group.layers)
+            first = (
+                shards, self._chips // shards, num_pages * config.device_pages, len(group.layers),
+            )  # fmt: skip
             self._stored.append(
                 jax.tree.map(
                     lambda x, first=first: np.empty(first + x.shape[1:], x.dtype),
@@ -44,6 +50,7 @@ class PageSwapper:
                 )
             )
         self._compiled: dict[tuple[int, bool], Compiled] = {}
+        self._zeros: dict[int, CacheLeaf] = {}
 
     def warm_up(self) -> None:
         """Compiles everything that `transfer` may need."""
@@ -52,57 +59,121 @@ class PageSwapper:
                 self._executable(group, to_host=True)
                 self._executable(group, to_host=False)
 
-    def is_ready(self, transfers: tuple[Transfer, ...]) -> bool:
+    def is_ready(self, transfers: Transfers) -> bool:
         """Whether these transfers need no compilation."""
-        return all(_kind(transfer) in self._compiled for transfer in transfers)
+        return all(_kind(transfer) in self._compiled for shard in transfers for transfer in shard)
 
-    def prepare(self, transfers: tuple[Transfer, ...]) -> None:
+    def prepare(self, transfers: Transfers) -> None:
         """Compiles what these transfers need."""
-        for kind in set(map(_kind, transfers)):
+        for kind in {_kind(transfer) for shard in transfers for transfer in shard}:
             self._executable(*kind)
 
-    def transfer(self, cache: Cache, transfers: tuple[Transfer, ...]) -> Cache:
-        """Copies pages in the order given; returns the cache with the restored ones."""
-        for (group, to_host), same in itertools.groupby(transfers, _kind):
-            rest = list(same)
-            while rest:
-                some, rest = rest[:_PAGES], rest[_PAGES:]
-                cache = self._copy(cache, group, to_host, some)
+    def transfer(self, cache: Cache, transfers: Transfers) -> Cache:
+        """Copies pages, each data shard's in the order given; returns the cache with the restored
+        ones.
+        """
+        due = [deque(shard) for shard in transfers]
+        while kinds := [_kind(shard[0]) for shard in due if shard]:
+            kind = kinds[0]
+            taken = [
+                [
+                    shard.popleft()
+                    for _ in range(PAGES)
+                    if shard and _kind(shard[0]) == kind
+                ]
+                for shard in due
+            ]  # fmt: skip
+            cache = self._copy(cache, *kind, taken)
         return cache
 
-    def _copy(self, cache: Cache, group: int, to_host: bool, some: list[Transfer]) -> Cache:
+    def read(self, cache: Cache, group: int, pages: Sequence[int]) -> CacheLeaf:
+        """At most `PAGES` pages of all layers of a group, of one data shard, on the device and
+        padded with sinks: a leaf's arrays, [X, layers, ...] of a chip each.
+        """
+        padded = np.zeros(PAGES, np.int32)
+        padded[: len(pages)] = pages
+        page_X = device_pages(padded, self._config)
+        data: CacheLeaf = self._executable(group, to_host=True)(cache, page_X)
+        return data
+
+    def receive(
+        self, cache: Cache, group: int, pages: Sequence[int], data: CacheLeaf, shard: int
+    ) -> Cache:
+        """The cache with what another chip's `read` has read in these pages of a data shard."""
+        num_shards = self._config.mesh.num_groups
+        page_SX = np.zeros((num_shards, PAGES), np.int32)
+        page_SX[shard, : len(pages)] = pages
+        if self._mesh is None or num_shards == 1:
+            data = meshes.moved(data, self._mesh, EVERY_CHIP)
+        else:
+            data = meshes.moved_to_group(data, self._mesh, shard, self._nothing(group, data))
+        page_X = device_pages(page_SX, self._config).ravel()
+        written: Cache = self._executable(group, to_host=False)(cache, page_X, data)
+        return written
+
+    def _nothing(self, group: int, data: CacheLeaf) -> CacheLeaf:
+        """What the other data shards' sinks receive."""
+        if group not in self._zeros:
+            assert self._mesh is not None
+            own = self._chips // self._config.mesh.num_groups
+            self._zeros[group] = meshes.put(
+                self._mesh,
+                EVERY_CHIP,
+                lambda *_: jax.tree.map(
+                    lambda x: jnp.zeros((x.shape[0] // own, *x.shape[1:]), x.dtype), data
+                ),
+            )
+        return self._zeros[group]
+
+    def compile_copies(self) -> None:
+        """Compiles `read` and `receive`."""
+        for group in range(len(self._stored)):
+            self._executable(group, to_host=True)
+            self._executable(group, to_host=False)
+
+    def _copy(self, cache: Cache, group: int, to_host: bool, shards: list[list[Transfer]]) -> Cache:
+        """At most `PAGES` of each data shard, which come back to all of its chips."""
         stored, executable = self._stored[group], self._executable(group, to_host)
-        pages = np.zeros(_PAGES, np.int32)  # padded with sinks
-        pages[: len(some)] = [transfer.page for transfer in some]
-        page_X = device_pages(pages, self._config)
-        host_X = device_pages(np.array([t.host_page for t in some], np.int32), self._config)
+        page_SX = np.zeros((len(shards), PAGES), np.int32)  # padded with sinks
+        for page_X, some in zip(page_SX, shards, strict=True):
+            page_X[: len(some)] = [transfer.page for transfer in some]
+        pages = device_pages(page_SX, self._config)
+        host_pages = [
+            device_pages(
+                np.array([transfer.host_page for transfer in some], np.int32), self._config
+            )
+            for some in shards
+        ]
+        first = len(shards), self._chips // len(shards), pages.shape[1]  # shards, chips, pages
         if to_host:
-            read = jax.tree.leaves(executable(cache, page_X))
-            for kept, pages in zip(jax.tree.leaves(stored), read, strict=True):
-                each = np.asarray(pages).reshape(self._chips, -1, *kept.shape[2:])
-                kept[:, host_X] = each[:, : len(host_X)]
+            read = jax.tree.leaves(executable(cache, pages.ravel()))
+            for kept, found in zip(jax.tree.leaves(stored), read, strict=True):
+                each = np.asarray(found).reshape(*first, *kept.shape[3:])
+                for shard, host_X in enumerate(host_pages):
+                    kept[shard][:, host_X] = each[shard][:, : len(host_X)]
             return cache
 
         def padded(kept: np.ndarray) -> np.ndarray:
-            data = np.zeros((self._chips, len(page_X), *kept.shape[2:]), kept.dtype)
-            data[:, : len(host_X)] = kept[:, host_X]
-            return data.reshape(-1, *kept.shape[2:])
+            data = np.zeros((*first, *kept.shape[3:]), kept.dtype)
+            for shard, host_X in enumerate(host_pages):
+                data[shard][:, : len(host_X)] = kept[shard][:, host_X]
+            return data.reshape(-1, *kept.shape[3:])
 
-        return executable(cache, page_X, jax.tree.map(padded, stored))
+        return executable(cache, pages.ravel(), jax.tree.map(padded, stored))
 
     def _executable(self, group: int, to_host: bool) -> Compiled:
         if (group, to_host) not in self._compiled:
-            layers = self._config.chip_model.page_groups[group].layers
-            page_X = jax.ShapeDtypeStruct((_PAGES * self._config.device_pages,), jnp.int32)
+            layers = self._config.cached_model.page_groups[group].layers
+            page_X = jax.ShapeDtypeStruct((PAGES * self._config.device_pages,), jnp.int32)
             leaves = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._cache
             )
-            given, parts = [EVERY_CHIP, ALIKE], [leaves, page_X]
+            given, parts = [EVERY_CHIP, EACH_GROUP], [leaves, page_X]
             own: Any = functools.partial(_read if to_host else _write, layers=layers)
             if not to_host:
                 parts.append(
                     jax.tree.map(
-                        lambda x: jax.ShapeDtypeStruct(page_X.shape + x.shape[2:], x.dtype),
+                        lambda x: jax.ShapeDtypeStruct(page_X.shape + x.shape[3:], x.dtype),
                         self._stored[group],
                     )
                 )

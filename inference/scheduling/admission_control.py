@@ -22,11 +22,12 @@ _PREEMPTIONS_TO_YIELD = 2  # after that a sequence starts only where all its tok
 class AdmissionControl:
     """Compares what the running sequences and one more will need with the pages there are."""
 
-    def __init__(self, config: Config, pages: PageManager):
+    def __init__(self, config: Config, pages: PageManager, lengths: "LengthStatistics"):
+        """`lengths` are those of finished requests."""
         self._pages = pages
         self._page_tokens = config.page_tokens
-        self._windows = [group.spec.window for group in config.chip_model.page_groups]
-        self.lengths = LengthStatistics()
+        self._windows = [group.spec.window for group in config.cached_model.page_groups]
+        self._lengths = lengths
 
     def will_fit(self, candidate: Sequence, match: Match, running: Items[Sequence]) -> bool:
         """Whether a waiting sequence and those that run find pages until they end, as far as the
@@ -54,7 +55,7 @@ class AdmissionControl:
     def _demand(self, sequence: Sequence, num_cached_tokens: int, is_longest: bool) -> "Demand":
         remaining = sequence.num_remaining_tokens
         if not is_longest:
-            remaining = self.lengths.remaining(sequence.num_output_tokens, remaining)
+            remaining = self._lengths.remaining(sequence.num_output_tokens, remaining)
         shared = num_cached_tokens // self._page_tokens
         return Demand(
             len(sequence.tokens) + sequence.num_awaited_tokens,

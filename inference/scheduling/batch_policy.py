@@ -10,6 +10,7 @@ class WholeBatches:
     """
 
     def __init__(self, config: Config, num_usable_pages: tuple[int, ...]):
+        """`num_usable_pages` of each data shard."""
         self._config = config
         self._num_usable_pages = num_usable_pages
         self._num_rows = 0  # that the running batch keeps to its end
@@ -28,14 +29,17 @@ class WholeBatches:
         return engine.policy == "dynamic" and waited_s >= engine.max_wait_s
 
     def num_decode_rows(self, num_decoding: int, num_running: int) -> int:
-        """Rows that the decode rectangle has, those of ended sequences included."""
+        """Rows that the decode rectangle has, those of ended sequences included; both numbers are
+        those of the data shard with the most.
+        """
         self._num_rows = max(self._num_rows, num_running)
         return self._num_rows if num_decoding else 0
 
     def _is_full(self, waiting: WaitingQueue) -> bool:
         """Whether they fill all slots, or need more pages at their longest than there are."""
-        if len(waiting) >= self._config.engine.max_seqs:
+        num_shards = self._config.mesh.num_groups
+        if len(waiting) >= num_shards * self._config.engine.max_seqs:
             return True
         peaks = [self._config.peak_pages(sequence.max_length) for sequence in waiting]
         totals = map(sum, zip(*peaks, strict=True))
-        return any(n > m for n, m in zip(totals, self._num_usable_pages, strict=True))
+        return any(n > num_shards * m for n, m in zip(totals, self._num_usable_pages, strict=True))

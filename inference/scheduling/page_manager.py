@@ -11,7 +11,7 @@ from inference.scheduling.sequence import Sequence
 
 
 class PageManager:
-    """All pages of an engine, on the device and on the host."""
+    """All pages of a data shard, on the device and on the host."""
 
     def __init__(self, config: Config, should_offload: Callable[[int], bool]):
         """`should_offload(num_tokens)`: whether copying a page that ends at this position back from
@@ -19,7 +19,7 @@ class PageManager:
         """
         self._config = config
         self._page = config.page_tokens
-        self._specs = [group.spec for group in config.chip_model.page_groups]
+        self._specs = [group.spec for group in config.cached_model.page_groups]
         self._windows = [(g, s) for g, s in enumerate(self._specs) if s.window is not None]
         self.pool = PagePool(config.num_pages)
         self.prefix_cache = PrefixCache(
@@ -54,7 +54,7 @@ class PageManager:
             for group, (spec, pages) in enumerate(zip(self._specs, sequence.pages, strict=True)):
                 num_others = sequence.num_cached_tokens // self._page
                 if spec.window is not None:
-                    num_others = spec.live_from(sequence.num_scheduled_tokens) // self._page
+                    num_others = spec.live_from(sequence.num_certain_tokens) // self._page
                 shared[group] -= max(0, len(pages) - num_others)
         return [
             max(0, n) + num_new * (spec.window is None)
@@ -67,6 +67,24 @@ class PageManager:
         sequence.node = match.nodes[-1] if match.nodes else None
         sequence.num_cached_tokens = match.num_tokens
         sequence.num_computed_tokens = sequence.num_scheduled_tokens = match.num_tokens
+
+    def receive(self, sequence: Sequence, sender: Sequence) -> tuple[tuple[int, int, int], ...]:
+        """Allocates pages for what `sender` has computed on other chips and the cached prefix does
+        not hold; the caller has asked `has_room`.
+
+        Returns:
+            What it sends: (group, from, to).
+        """
+        num_tokens, sent = sender.num_computed_tokens, []
+        for group, (spec, pages) in enumerate(zip(self._specs, sequence.pages, strict=True)):
+            num_dead = spec.live_from(num_tokens) // self._page
+            for index in range(len(pages), len(sender.pages[group])):
+                is_live = index >= num_dead and sender.pages[group][index]
+                pages += self.prefix_cache.allocate(group, 1) if is_live else [0]
+                if is_live:
+                    sent.append((group, sender.pages[group][index], pages[-1]))
+        sequence.num_computed_tokens = sequence.num_scheduled_tokens = num_tokens
+        return tuple(sent)
 
     def allocate(self, sequence: Sequence, num_tokens: int) -> bool:
         """Allocates pages for a running sequence's next tokens; False where there is no room.
@@ -187,7 +205,7 @@ class PageManager:
         """
         for group, spec in self._windows:
             pages = sequence.pages[group]
-            num_dead = spec.live_from(sequence.num_scheduled_tokens) // self._page
+            num_dead = spec.live_from(sequence.num_certain_tokens) // self._page
             if sequence.cache_key is not None:
                 num_dead = min(num_dead, num_pages)
             index = num_dead - 1

@@ -56,10 +56,10 @@ class WaitingQueue:
 
 def _is_ready(sequence: Sequence) -> bool:
     """Whether there is something to feed: nothing is in flight, no search has to choose, and no
-    leader computes the prompt.
+    leader computes the prompt, or one on other chips has.
     """
     leader = sequence.leader  # one that has ended computes no prompt
-    is_led = leader is not None and leader.status is not Status.FINISHED
+    is_led = leader is not None and leader.status is not Status.FINISHED and not sequence.sender
     return not (sequence.num_rows_in_flight or sequence.candidates or is_led)
 
 

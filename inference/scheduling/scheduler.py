@@ -15,6 +15,7 @@ A step may be scheduled while the one before it is in flight: its tokens then co
 each row that samples as one token, whose value only the device knows.
 """
 
+import heapq
 from collections.abc import Callable
 
 import numpy as np
@@ -22,21 +23,33 @@ import numpy as np
 from configs.engine import Config
 from configs.errors import InputError
 from inference.kv_pages.prefix_cache import Match
-from inference.scheduling.admission_control import AdmissionControl
+from inference.scheduling.admission_control import LengthStatistics
 from inference.scheduling.batch_policy import WholeBatches
-from inference.scheduling.page_manager import PageManager
-from inference.scheduling.queue import WaitingQueue
+from inference.scheduling.data_shard import DataShard
+from inference.scheduling.queue import WaitingQueue, rank
 from inference.scheduling.sequence import FinishReason, Sequence, Status
-from inference.scheduling.slot_manager import SlotManager
 from inference.scheduling.step_output import StepOutput, StepResults
-from inference.scheduling.step_schedule import Counters, Decisions, StepBuilder, StepSchedule
+from inference.scheduling.step_schedule import (
+    Counters,
+    Decisions,
+    ShardBuilder,
+    StepSchedule,
+    shape_of,
+)
 from inference.scheduling.step_shapes import enumerate_shapes
 
 _STEPS_TO_LOOK_AGAIN = 16  # for room: windows slide, outputs turn out longer or shorter
 
 
 class Scheduler:
-    """Queue, slots and pages of an engine."""
+    """The queue of an engine, and the slots and pages of its data shards.
+
+    Attributes:
+        shapes: that a step may have, cheapest first.
+        shards: one for each group of chips that computes rows of its own.
+        waiting: sequences that no shard runs.
+        counters: of what was done.
+    """
 
     def __init__(
         self, config: Config, should_offload: Callable[[int], bool] = lambda num_tokens: True
@@ -45,21 +58,28 @@ class Scheduler:
         self._config = config
         self._engine = config.engine
         self.shapes = enumerate_shapes(config.engine)
-        self.pages = PageManager(config, should_offload)
+        self._lengths = LengthStatistics()
+        self.shards = tuple(
+            DataShard(config, index, should_offload, self._lengths)
+            for index in range(config.mesh.num_groups)
+        )
         self.waiting = WaitingQueue(config.engine.max_overtakes)
         self.counters = Counters()
-        self._slots = SlotManager(config, self.pages)
-        self.running = self._slots.running  # by rank
-        self._admission_control = AdmissionControl(config, self.pages)
+        self._num_usable_pages = self.shards[0].pages.pool.num_usable_pages  # of each shard
         self._batches: WholeBatches | None = None
         if config.engine.policy != "continuous":
-            self._batches = WholeBatches(config, self.pages.pool.num_usable_pages)
+            self._batches = WholeBatches(config, self._num_usable_pages)
         self._is_refused = False  # the next to admit found no room, and none has left since
 
     @property
     def has_work(self) -> bool:
         """Whether any sequence is unfinished."""
-        return bool(self.waiting or self.running)
+        return bool(self.waiting) or any(shard.running for shard in self.shards)
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Sequences that have a slot, by rank."""
+        return list(heapq.merge(*(shard.running for shard in self.shards), key=rank))
 
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence.
@@ -79,7 +99,7 @@ class Scheduler:
             InputError: it could not finish even alone.
         """
         self._check_fits(child)
-        if not self._slots.fork(parent, child):
+        if not self.shards[parent.shard].fork(parent, child):
             self.waiting.add(child)
 
     def apply(self, decisions: Decisions) -> None:
@@ -92,7 +112,7 @@ class Scheduler:
             self.fork(parent, child)
         for sequence, token, logprob in decisions.chosen:
             sequence.choose(token, logprob)
-            self._slots.rewrite(sequence)
+            self.shards[sequence.shard].rewrite(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
         """Frees slot and pages of a running sequence, which resumes from what stays cached. Of
@@ -109,22 +129,24 @@ class Scheduler:
         if sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
         else:
-            self._slots.stop(sequence)
-            self._is_refused = False
+            self._stop(sequence)
         sequence.status, sequence.finish_reason = Status.FINISHED, reason
         if reason in (FinishReason.STOP, FinishReason.LENGTH) and not sequence.scores:
-            self._admission_control.lengths.record(sequence.num_output_tokens)
+            self._lengths.record(sequence.num_output_tokens)
         if not self._engine.prefix_cache:
-            self.pages.drop(sequence)
+            for shard in self.shards:
+                shard.pages.drop(sequence)
 
     def start_over(self) -> None:
         """The device lost its cache: nothing is in flight or cached, and all sequences wait."""
-        for sequence in list(self.running):
+        for sequence in self.running:
             self._suspend(sequence)
         for sequence in self.waiting:
             sequence.num_rows_in_flight = sequence.num_awaited_tokens = 0
-        self.pages.finish_schedule()
-        self.pages.prefix_cache.clear()
+            sequence.num_drafts_in_flight = 0
+        for shard in self.shards:
+            shard.pages.finish_schedule()
+            shard.pages.prefix_cache.clear()
 
     def schedule(self, now: float = 0.0, is_open: bool = False) -> StepSchedule | None:
         """Schedules the next step; None where nothing can run.
@@ -134,18 +156,19 @@ class Scheduler:
             is_open: more requests will come, which whole batches may wait for.
         """
         self._fork_from_leaders()
-        decoding = [sequence for sequence in self.running if not sequence.is_prefilling]
+        running = self.running
+        decoding = [sequence for sequence in running if not sequence.is_prefilling]
         if decoding and all(s.needs_commit and s.num_awaited_tokens for s in decoding):
             return None  # a step without them would only split the batch
         may_start = self._batches is None or self._batches.may_start(
-            self.waiting, bool(self.running), now, is_open
+            self.waiting, bool(running), now, is_open
         )
-        step = StepBuilder(self._engine, bool(decoding))
-        self._schedule_sequences(step, may_start)
-        if not step.decode and not step.prefill:
+        builders = [ShardBuilder(self._engine, bool(decoding)) for _ in self.shards]
+        self._schedule_sequences(running, builders, may_start)
+        if not any(builder.decode or builder.prefill for builder in builders):
             self._make_room()
             return None
-        return self._finish_schedule(step)
+        return self._finish_schedule(builders)
 
     def commit(
         self, schedule: StepSchedule, output: StepOutput[np.ndarray]
@@ -162,31 +185,41 @@ class Scheduler:
         for row, chunk in schedule.rows:
             sequence = chunk.sequence
             sequence.num_rows_in_flight -= 1
-            sequence.num_awaited_tokens -= chunk.emits
+            sequence.num_awaited_tokens -= chunk.most_emitted
+            sequence.num_drafts_in_flight -= chunk.num_drafts
             if sequence.status is Status.FINISHED:
                 continue
+            if num_drafted := results.num_drafted(row):
+                self.counters.num_drafts += num_drafted
+                self.counters.num_accepted += results.num_accepted(row)
             tokens, reason = results.commit(row, chunk)
             if reason is not None:
                 self.finish(sequence, reason)
             elif sequence.status is Status.RUNNING:
-                self.pages.cache(sequence)
+                self.shards[sequence.shard].pages.cache(sequence)
             if tokens or reason is not None or sequence.candidates:
                 committed.append((sequence, tokens))
         return committed
 
     def check_integrity(self) -> None:
         """Raises RuntimeError where slots or pages do not add up."""
-        self._slots.check_integrity()
+        for shard in self.shards:
+            shard.check_integrity()
         if any(s.pages or s.slot is not None for s in self.waiting):
             raise RuntimeError("a waiting sequence holds pages or a slot")
 
+    def _stop(self, sequence: Sequence) -> None:
+        self.shards[sequence.shard].stop(sequence)
+        self._is_refused = False
+
     def _suspend(self, sequence: Sequence) -> None:
         """Makes a running sequence wait."""
-        self._slots.stop(sequence)
-        self._is_refused = False
+        self._stop(sequence)
         sequence.status, sequence.drafts = Status.WAITING, ()
         sequence.prompt_logprobs.clear()
         sequence.prompt_top_logprobs.clear()
+        if sequence.scores:
+            sequence.params_versions = ()
         self.waiting.add(sequence)
 
     def _check_fits(self, sequence: Sequence) -> None:
@@ -194,7 +227,7 @@ class Scheduler:
         sequence.max_length = min(sequence.max_length, self._config.max_context)
         width = max(1, sequence.params.beam_width)
         peak = self._config.peak_pages(sequence.max_length)
-        usable = self.pages.pool.num_usable_pages
+        usable = self._num_usable_pages
         if any(width * n > most for n, most in zip(peak, usable, strict=True)):
             what = f"a request of {sequence.max_length} tokens"
             if width > 1:  # resumed beams may share nothing
@@ -203,39 +236,59 @@ class Scheduler:
                 f"{what} never fits into the cache of {min(usable)} pages; raise engine.cache_bytes"
             )
 
-    def _admit_next(self, num_free_chunks: int) -> Sequence | None:
-        """Starts the next waiting sequence, if it can."""
+    def _admit_next(self, builders: list[ShardBuilder]) -> Sequence | None:
+        """Starts the next waiting sequence, if it can, on the shard that then has the least to
+        compute: one that is nearly idle, or one that has the prompt's prefix cached.
+        """
         is_same = self._is_refused and self.counters.num_steps % _STEPS_TO_LOOK_AGAIN
-        if not self.waiting or not self._slots.free_slots or is_same:
+        free = [index for index, shard in enumerate(self.shards) if shard.free_slots]
+        if not self.waiting or not free or is_same:
             return None
-        found: dict[int, Match] = {}
+        found: dict[tuple[int, int], Match] = {}
+
+        def match(sequence: Sequence, index: int) -> Match:
+            key = sequence.id, index
+            if key not in found:
+                found[key] = self.shards[index].pages.match_prefix(sequence)
+            return found[key]
 
         def num_cached_tokens(sequence: Sequence) -> int:
-            found[sequence.id] = self.pages.match_prefix(sequence)
-            return found[sequence.id].num_tokens
+            return max(match(sequence, index).num_tokens for index in free)
 
         sequence = self.waiting.next(num_cached_tokens)
         if sequence is None:
             return None
-        if sequence.is_prefilling and not num_free_chunks and self._batches is None:
-            return None  # a batch starts as a whole
-        match = found.get(sequence.id) or self.pages.match_prefix(sequence)
-        will_fit = self._admission_control.will_fit
-        if not (self.pages.has_room(sequence, match) and will_fit(sequence, match, self.running)):
-            self._is_refused = True
-            return None
+        ready = free
+        needs_chunks = sequence.is_prefilling and sequence.sender is None
+        if needs_chunks and self._batches is None:  # a batch starts as a whole
+            ready = [index for index in free if builders[index].num_free_chunks]
+        loads = {
+            index: self.shards[index].num_outstanding_tokens - match(sequence, index).num_tokens
+            for index in ready
+        }
+        for index in sorted(ready, key=loads.__getitem__):
+            if self.shards[index].will_fit(sequence, match(sequence, index)):
+                self._start(sequence, index, match(sequence, index))
+                return sequence
+        self._is_refused = ready == free
+        return None
+
+    def _start(self, sequence: Sequence, index: int, match: Match) -> None:
+        """Gives a waiting sequence a slot of a shard."""
         self.waiting.pop(sequence)
         if not sequence.num_preemptions:  # finding its own pages again is no cache hit
             self.counters.num_prompt_tokens += len(sequence.tokens)
             self.counters.num_cached_tokens += match.num_tokens
-        self._slots.start(sequence, match)
-        return sequence
+        self.shards[index].start(sequence, match)
+        if sequence.sender is not None:  # siblings need not wait for a step that has no row of it
+            self._fork_from_leaders()
 
     def _fork_from_leaders(self) -> None:
         """Starts those that wait for a leader's prompt, once it is computed but for its last
         token.
         """
-        for leader in [s for s in self.running if s.keeps_last and not s.scores]:
+        leaders = (s for s in self.running if s.keeps_last and not (s.scores or s.sends_pages))
+        for leader in list(leaders):
             if leader.num_computed_tokens == len(leader.tokens) - 1:
                 leader.keeps_last = False
                 for sequence in [s for s in self.waiting if s.leader is leader]:
@@ -246,53 +299,67 @@ class Scheduler:
     def _make_room(self) -> None:
         """Nothing can run: where beams wait for others of their search that find no room, preempts
         the last in rank. So the first search always continues: its beams fit when nothing else runs
-        (`_check_fits`).
+        (`_check_fits`). Prompts that are computed wait for other chips to take them.
         """
-        is_in_flight = any(s.num_rows_in_flight for s in (*self.running, *self.waiting))
-        if self.running and not self._slots.admissions and not is_in_flight:
-            self.preempt(self.running[-1])
+        running = self.running
+        is_in_flight = any(s.num_rows_in_flight for s in (*running, *self.waiting))
+        is_admitted = any(shard.admissions for shard in self.shards)
+        is_sending = any(s.sends_pages for s in running)
+        if running and not (is_admitted or is_in_flight or is_sending):
+            self.preempt(running[-1])
         self._is_refused = False
 
-    def _schedule_sequences(self, step: StepBuilder, may_start: bool) -> None:
+    def _schedule_sequences(
+        self, running: list[Sequence], builders: list[ShardBuilder], may_start: bool
+    ) -> None:
         """Schedules what fits of the running sequences, then of those that can start."""
         is_chunked = self._engine.chunked_prefill
-        for sequence in list(self.running):  # by rank: one that is preempted has no chunk yet
+        for sequence in running:  # by rank: one that is preempted has no chunk yet
             if is_chunked or sequence.is_prefilling:
-                self._schedule_sequence(sequence, step)
-        while may_start and (admitted := self._admit_next(step.num_free_chunks)):
+                self._schedule_sequence(sequence, builders)
+        while may_start and (admitted := self._admit_next(builders)):
             if is_chunked or admitted.is_prefilling:
-                self._schedule_sequence(admitted, step)
-        if not is_chunked and not step.prefill:  # by rank again, prompts of one token included
-            for sequence in [s for s in self.running if not s.is_prefilling]:
-                self._schedule_sequence(sequence, step)
+                self._schedule_sequence(admitted, builders)
+        if not is_chunked and not any(builder.prefill for builder in builders):
+            for sequence in self.running:  # by rank again, prompts of one token included
+                if not sequence.is_prefilling:
+                    self._schedule_sequence(sequence, builders)
 
-    def _schedule_sequence(self, sequence: Sequence, step: StepBuilder) -> None:
-        """Schedules a sequence's next tokens on pages of their own, preempting the last in rank,
-        and so perhaps the sequence itself, where there are none.
+    def _schedule_sequence(self, sequence: Sequence, builders: list[ShardBuilder]) -> None:
+        """Schedules a sequence's next tokens on pages of their own, preempting the last in rank of
+        its shard, and so perhaps the sequence itself, where there are none.
         """
-        num_tokens = step.num_tokens(sequence)
+        shard, builder = self.shards[sequence.shard], builders[sequence.shard]
+        num_tokens = builder.num_tokens(sequence)
         if not num_tokens or sequence.slot is None:  # preempted while the step was scheduled
             return
-        while not self.pages.allocate(sequence, num_tokens):
-            victim = self.running[-1]
+        while not shard.pages.allocate(sequence, num_tokens):
+            victim = shard.running[-1]
             self.preempt(victim)
             if victim is sequence:
                 return
-        step.add(sequence, sequence.slot, num_tokens)
+        builder.add(sequence, sequence.slot, num_tokens)
 
-    def _finish_schedule(self, step: StepBuilder) -> StepSchedule:
+    def _finish_schedule(self, builders: list[ShardBuilder]) -> StepSchedule:
         """The step that was scheduled, with all admissions and transfers that are due."""
-        counters, cache = self.counters, self.pages.prefix_cache
+        counters, caches = self.counters, [shard.pages.prefix_cache for shard in self.shards]
+        num_running = [len(shard.running) for shard in self.shards]
         counters.num_steps += 1
-        counters.num_prefilled_tokens += sum(chunk.length for chunk in step.prefill)
-        counters.num_offloaded_pages = cache.num_offloaded_pages
-        counters.num_restored_pages = cache.num_restored_pages
-        counters.peak_running = max(counters.peak_running, len(self.running))
-        num_rows = len(step.decode)
+        counters.num_passes += sum(len(builder.decode) for builder in builders)
+        counters.num_prefilled_tokens += sum(
+            chunk.length for builder in builders for chunk in builder.prefill
+        )
+        counters.num_offloaded_pages = sum(cache.num_offloaded_pages for cache in caches)
+        counters.num_restored_pages = sum(cache.num_restored_pages for cache in caches)
+        counters.peak_running = max(counters.peak_running, sum(num_running))
+        num_rows = max(len(builder.decode) for builder in builders)
         if self._batches is not None:
-            num_rows = self._batches.num_decode_rows(num_rows, len(self.running))
-        shape = step.shape(self.shapes, num_rows)
-        decode = sorted(step.decode, key=lambda chunk: -chunk.start)  # as plain attention wants it
-        admissions, self._slots.admissions = tuple(self._slots.admissions), []
-        transfers = self.pages.finish_schedule()
-        return StepSchedule(shape, tuple(decode), tuple(step.prefill), admissions, transfers)
+            num_rows = self._batches.num_decode_rows(num_rows, max(num_running))
+        shape = shape_of(builders, self.shapes, num_rows)
+        return StepSchedule(
+            shape,
+            tuple(
+                builder.schedule(shard.take_admissions(), shard.pages.finish_schedule())
+                for shard, builder in zip(self.shards, builders, strict=True)
+            ),
+        )

@@ -42,23 +42,30 @@ class Sequence:
         num_prompt_tokens: length of the prompt.
         eos_ids: the model's end tokens that count for this request.
         seed: 64-bit key of the random stream.
-        slot: row of the device state while running.
+        shard: the data shard that has its slot and pages while it runs.
+        slot: row of that shard's device state while running.
         pages: one page list a group; entry i holds positions [i, i + 1) * page_tokens, 0 where
             given back.
         logprobs: of each output token, the model's own.
         top_logprobs: alternatives of each output token as (ids, log-probabilities).
         prompt_logprobs: of each prompt token after the first, for requests that score.
         drafts: tokens proposed for the next step, to be verified.
-        leader: computes the prompt for this one too, which is then forked from it.
+        speculates: whether the device proposes drafts, which the host never sees.
+        leader: computes the prompt for this one too, which is then forked from it; or computes it
+            on other chips, which then send its pages.
+        sends_pages: whether it is such a leader on other chips, and does nothing else.
         candidates: of a beam that is computed to its end, (ids, log-probabilities) of the most
             likely next tokens; the search chooses among those of all its beams.
         needs_commit: what was sampled must be committed before the next tokens are scheduled.
         arrival_s: when it was queued, on the caller's clock.
         num_rows_in_flight: rows of steps that were scheduled and not committed yet.
-        num_awaited_tokens: tokens that these rows will sample, unknown to the host.
+        num_awaited_tokens: tokens that these rows will sample at most, unknown to the host.
+        num_drafts_in_flight: of these rows' tokens, drafts, which may be rejected.
         num_cached_tokens: tokens whose pages were there when it last took a slot: found in the
             prefix cache, or shared with what it was forked from.
         num_preemptions: times it gave up slot and pages.
+        params_versions: of the weights that its tokens, or its scores, came from, in order; where
+            older weights' pages were kept and it may have read them, of these too.
         num_overtakes: later arrivals that were admitted before it.
         cache_key: names the prefixes it may share; None shares none.
         node: its deepest page in the prefix cache.
@@ -79,6 +86,7 @@ class Sequence:
     seed: int = 0
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
+    shard: int = 0
     slot: int | None = None
     num_computed_tokens: int = 0
     pages: list[list[int]] = dataclasses.field(default_factory=list)
@@ -87,16 +95,20 @@ class Sequence:
     prompt_logprobs: list[float] = dataclasses.field(default_factory=list)
     prompt_top_logprobs: list[Alternatives] = dataclasses.field(default_factory=list)
     drafts: tuple[int, ...] = ()
+    speculates: bool = False
     leader: "Sequence | None" = None
+    sends_pages: bool = False
     candidates: Alternatives | None = None
     needs_commit: bool = False
     arrival_s: float = 0.0
     num_scheduled_tokens: int = 0
     num_rows_in_flight: int = 0
     num_awaited_tokens: int = 0
+    num_drafts_in_flight: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     num_overtakes: int = 0
+    params_versions: tuple[int, ...] = ()
     cache_key: Hashable | None = None
     node: Node | None = None
     max_length: int = dataclasses.field(init=False)
@@ -106,6 +118,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self.max_length = self.num_prompt_tokens + self.params.max_new_tokens
         self.scores = self.keeps_last = self.params.max_new_tokens == 0
+        self.keeps_last |= self.sends_pages
         if len(self.end_ids) > MAX_STOP_IDS:
             raise InputError(
                 f"at most {MAX_STOP_IDS} tokens end a sequence, the model's own and stop_ids "
@@ -139,9 +152,29 @@ class Sequence:
         return self.keeps_last or self.num_pending_tokens > 1
 
     @property
+    def sender(self) -> "Sequence | None":
+        """The leader on other chips, once it has pages to send: all of the prompt but its last
+        token is in them.
+        """
+        leader = self.leader
+        if leader is None or not leader.sends_pages or leader.status is not Status.RUNNING:
+            return None
+        return leader if leader.num_computed_tokens == len(leader.tokens) - 1 else None
+
+    @property
+    def num_certain_tokens(self) -> int:
+        """Tokens in the cache once the steps in flight are done, whatever they reject."""
+        return self.num_scheduled_tokens - self.num_drafts_in_flight
+
+    @property
     def num_remaining_tokens(self) -> int:
-        """Tokens that may still be sampled, beside those in flight."""
+        """Tokens that may still be sampled, whatever is accepted of those in flight."""
         return self.max_length - len(self.tokens) - self.num_awaited_tokens
+
+    def note_params(self, version: int) -> None:
+        """Names weights that computed some of it."""
+        if version not in self.params_versions:
+            self.params_versions += (version,)
 
     def choose(self, token: int, logprob: float) -> None:
         """Continues with one of the candidates."""

@@ -61,6 +61,7 @@ class SequenceGroup(ABC):
             Completion(
                 self.id, each.tokens[: each.num_prompt_tokens], each.output_tokens, text,
                 str(each.finish_reason), each.logprobs, alternatives(each.top_logprobs), score,
+                params_versions=each.params_versions,
             )
             for each, text, score in self._results()
         ]  # fmt: skip
@@ -69,7 +70,14 @@ class SequenceGroup(ABC):
     def _outputs(self) -> list[RequestOutput]:
         """All results at once and whole, where their order is only known in the end."""
         return [
-            RequestOutput(self.id, sequence.output_tokens, text, str(sequence.finish_reason), index)
+            RequestOutput(
+                self.id,
+                sequence.output_tokens,
+                text,
+                str(sequence.finish_reason),
+                index,
+                sequence.params_versions,
+            )  # fmt: skip
             for index, (sequence, text, _) in enumerate(self._results())
         ]
 
@@ -103,7 +111,10 @@ class ParallelSampling(SequenceGroup):
         for each in self.sequences:
             if each.id in self._open:
                 each.finish_reason, own = reason, tokens if each is sequence else []
-                outputs += self.add(RequestOutput(each.id, own, "", reason.value))
+                versions = each.params_versions
+                outputs += self.add(
+                    RequestOutput(each.id, own, "", reason.value, params_versions=versions)
+                )
         return outputs
 
     def _results(self) -> list[Result]:

@@ -15,11 +15,13 @@ Array = TypeVar("Array")  # numpy's on the host, JAX's on the device and while a
 @dataclasses.dataclass(frozen=True)
 class StepOutput(Generic[Array]):
     """What the host learns of a step: Y rows of both rectangles, W = 1 + k tokens each (a prefill
-    chunk emits one at most), n alternatives.
+    chunk emits one at most), n alternatives. On the host those of all data shards, one behind the
+    other.
     """
 
     tokens: Array  # i32[Y, W]
     num_emitted: Array  # i32[Y]
+    num_drafts: Array  # i32[Y] that were verified; [0] in a step without any
     finite: Array  # bool[Y] False: the row's logits held a NaN or an infinity
     logprobs: Array  # f32[Y, W] the model's own, before every filter
     top_ids: Array  # i32[Y, W, n]
@@ -33,11 +35,20 @@ class StepResults:
     """A step's output, taken into its sequences row by row."""
 
     def __init__(self, schedule: StepSchedule, output: StepOutput[np.ndarray]):
-        self._num_decode_rows = schedule.shape.decode[0]
+        self._shape = schedule.shape
         self._output = output
         self._has_alternatives = output.top_ids.shape[-1] > 0
         self._finite, self._num_emitted = output.finite.tolist(), output.num_emitted.tolist()
+        self._num_drafts = output.num_drafts.tolist()
         self._tokens, self._logprobs = output.tokens.tolist(), output.logprobs.tolist()
+
+    def num_drafted(self, row: int) -> int:
+        """Drafts that a row verified."""
+        return self._num_drafts[row] if self._num_drafts else 0
+
+    def num_accepted(self, row: int) -> int:
+        """How many of these were right."""
+        return self._num_emitted[row] - 1
 
     def commit(self, row: int, chunk: ScheduledChunk) -> tuple[list[int], FinishReason | None]:
         """Adds a row's results to its sequence, which has not ended; returns the new tokens, and
@@ -47,12 +58,15 @@ class StepResults:
         if not self._finite[row]:
             return [], FinishReason.ERROR
         if sequence.status is Status.RUNNING:
-            num_fed = chunk.length if row >= self._num_decode_rows else num_emitted
+            nth_shard, own_row = divmod(row, self._shape.num_rows)
+            nth_chunk = own_row - self._shape.decode[0]
+            num_fed = num_emitted if nth_chunk < 0 else chunk.length
             sequence.num_computed_tokens += num_fed
             sequence.num_scheduled_tokens -= chunk.length - num_fed  # rejected drafts
             sequence.drafts = ()
             if sequence.scores:
-                return [], self._commit_scores(row - self._num_decode_rows, chunk)
+                index = nth_shard * self._shape.prefill[0] + nth_chunk
+                return [], self._commit_scores(index, chunk)
         if num_emitted and sequence.params.beam_width:  # the search chooses, not the device
             sequence.candidates = self._alternatives(row, 0)
             return [], None

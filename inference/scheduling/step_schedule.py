@@ -1,6 +1,7 @@
 """What one step does, and how that is put together before it runs: integers only."""
 
 import dataclasses
+from collections.abc import Sequence as Items
 
 from configs.engine import EngineConfig
 from inference.kv_pages.prefix_cache import Transfer
@@ -13,7 +14,8 @@ class ScheduledChunk:
     """Consecutive tokens of one sequence in one row of a rectangle.
 
     `start` is the position of its first token, `offset` that position counted from the sequence's
-    length on the device when the step begins; rows that `emit` end with a sampled token.
+    length on the device when the step begins, with drafts in flight no more than that; rows that
+    `emit` end with a sampled token, and `num_drafts` of theirs may be rejected.
     """
 
     sequence: Sequence
@@ -22,43 +24,79 @@ class ScheduledChunk:
     offset: int
     length: int
     emits: bool
+    num_drafts: int = 0
+
+    @property
+    def most_emitted(self) -> int:
+        """Tokens that the row samples at most."""
+        return self.emits + self.num_drafts
 
 
 @dataclasses.dataclass(frozen=True)
 class Admission:
     """What is written into a slot: its sequence starts; or it is forked from the one in `source`,
     with pages to copy as (group, from, to); or, from its own slot, continues with another token.
+    Where other chips have computed its prompt, `sender` is who did, and what it sends is likewise
+    (group, from, to).
     """
 
     sequence: Sequence
     slot: int
     source: int | None = None
     page_copies: tuple[tuple[int, int, int], ...] = ()
+    sender: Sequence | None = None
+    sent_pages: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
-class StepSchedule:
-    """One step: first pages are transferred, then slots are written, then the chunks run."""
+class ShardSchedule:
+    """What one data shard does in a step: first pages are transferred, and those that other chips
+    send, then slots are written, then the chunks run.
+    """
 
-    shape: StepShape
     decode: tuple[ScheduledChunk, ...] = ()
     prefill: tuple[ScheduledChunk, ...] = ()
     admissions: tuple[Admission, ...] = ()
     transfers: tuple[Transfer, ...] = ()
 
+
+@dataclasses.dataclass(frozen=True)
+class StepSchedule:
+    """One step: what each data shard does, in rectangles of one shape."""
+
+    shape: StepShape
+    shards: tuple[ShardSchedule, ...]
+
     @property
     def rows(self) -> list[tuple[int, ScheduledChunk]]:
-        """Each chunk with its row among those of both rectangles."""
-        return [*enumerate(self.decode), *enumerate(self.prefill, self.shape.decode[0])]
+        """Each chunk with its row among those of both rectangles, shard after shard."""
+        found: list[tuple[int, ScheduledChunk]] = []
+        for index, shard in enumerate(self.shards):
+            first = index * self.shape.num_rows
+            found += enumerate(shard.decode, first)
+            found += enumerate(shard.prefill, first + self.shape.decode[0])
+        return found
 
     @property
     def row_sizes(self) -> tuple[tuple[int, int], ...]:
         """(query tokens, context tokens) of each chunk."""
         return tuple((chunk.length, chunk.start + chunk.length) for _, chunk in self.rows)
 
+    @property
+    def has_admissions(self) -> bool:
+        """Whether any slot is written."""
+        return any(shard.admissions for shard in self.shards)
 
-class StepBuilder:
-    """A step while it is scheduled: the chunks it has so far, and what it may still take."""
+    @property
+    def transfers(self) -> tuple[tuple[Transfer, ...], ...]:
+        """Of each shard, in their order."""
+        return tuple(shard.transfers for shard in self.shards)
+
+
+class ShardBuilder:
+    """A data shard's part of a step while it is scheduled: the chunks it has so far, and what it
+    may still take.
+    """
 
     def __init__(self, engine: EngineConfig, is_decoding: bool):
         """`is_decoding`: any sequence waits for its next token, so that `prefill_budget` holds."""
@@ -80,7 +118,7 @@ class StepBuilder:
         return self._max_chunks - len(self.prefill)
 
     def num_tokens(self, sequence: Sequence) -> int:
-        """Tokens of a sequence that the step can take: its newest and drafts, or some of its
+        """Tokens of a sequence that the shard can take: its newest and drafts, or some of its
         prompt; 0 where something has to be committed first.
         """
         if sequence.candidates or (sequence.needs_commit and sequence.num_awaited_tokens):
@@ -91,12 +129,14 @@ class StepBuilder:
         remaining = sequence.num_remaining_tokens
         if remaining < 1:  # its last token is in flight
             return 0
-        return 1 + min(len(sequence.drafts), self._engine.num_drafts, remaining - 1)
+        most = self._engine.num_drafts
+        num_drafts = most if sequence.speculates else min(len(sequence.drafts), most)
+        return 1 + min(num_drafts, remaining - 1)
 
     def add(self, sequence: Sequence, slot: int, num_tokens: int) -> None:
         """Adds a sequence's next tokens, for which it has pages."""
         if not sequence.is_prefilling:
-            self.decode.append(_chunk(sequence, slot, 0, num_tokens, emits=True))
+            self.decode.append(_chunk(sequence, slot, 0, num_tokens, True, num_tokens - 1))
             return
         size = self._engine.chunk_tokens
         is_last = num_tokens == sequence.num_pending_tokens and not sequence.keeps_last
@@ -105,20 +145,39 @@ class StepBuilder:
             length = min(size, num_tokens - at)
             self.prefill.append(_chunk(sequence, slot, at, length, emits))
 
-    def shape(self, shapes: tuple[StepShape, ...], num_decode_rows: int) -> StepShape:
-        """The cheapest shape for the chunks with so many decode rows."""
-        is_scored = any(chunk.sequence.scores for chunk in self.prefill)
-        emitting = (chunk for chunk in (*self.decode, *self.prefill) if chunk.emits)
-        is_greedy = all(chunk.sequence.params.is_greedy for chunk in emitting)
-        return choose(shapes, num_decode_rows, len(self.prefill), is_scored, is_greedy)
+    def schedule(
+        self, admissions: tuple[Admission, ...], transfers: tuple[Transfer, ...]
+    ) -> ShardSchedule:
+        """All that the shard does."""
+        decode = sorted(self.decode, key=lambda chunk: -chunk.start)  # as plain attention wants it
+        return ShardSchedule(tuple(decode), tuple(self.prefill), admissions, transfers)
 
 
-def _chunk(sequence: Sequence, slot: int, offset: int, length: int, emits: bool) -> ScheduledChunk:
+def shape_of(
+    shards: Items[ShardBuilder], shapes: tuple[StepShape, ...], num_decode_rows: int
+) -> StepShape:
+    """The cheapest shape for each shard's chunks, with so many decode rows."""
+    prefill = [chunk for shard in shards for chunk in shard.prefill]
+    decode = [chunk for shard in shards for chunk in shard.decode]
+    num_chunks = max(len(shard.prefill) for shard in shards)
+    is_scored = any(chunk.sequence.scores for chunk in prefill)
+    emitting = (chunk for chunk in (*decode, *prefill) if chunk.emits)
+    is_greedy = all(chunk.sequence.params.is_greedy for chunk in emitting)
+    width = max((chunk.length for chunk in decode), default=1)
+    return choose(shapes, num_decode_rows, num_chunks, is_scored, is_greedy, width)
+
+
+def _chunk(
+    sequence: Sequence, slot: int, offset: int, length: int, emits: bool, num_drafts: int = 0
+) -> ScheduledChunk:
     """A sequence's next tokens, counted as scheduled."""
-    chunk = ScheduledChunk(sequence, slot, sequence.num_scheduled_tokens, offset, length, emits)
+    chunk = ScheduledChunk(
+        sequence, slot, sequence.num_scheduled_tokens, offset, length, emits, num_drafts
+    )
     sequence.num_scheduled_tokens += length
     sequence.num_rows_in_flight += 1
-    sequence.num_awaited_tokens += emits
+    sequence.num_drafts_in_flight += num_drafts
+    sequence.num_awaited_tokens += chunk.most_emitted
     return chunk
 
 
@@ -149,6 +208,9 @@ class Counters:
     num_offloaded_pages: int = 0  # copied to the host
     num_restored_pages: int = 0  # copied back
     peak_running: int = 0
+    num_passes: int = 0  # decode rows: each yields a token and the drafts that it accepts
+    num_drafts: int = 0  # that these verified
+    num_accepted: int = 0  # of these
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,15 +41,29 @@ class StepShape:
         """Q: rows of logits; every decode token and the last token of a chunk."""
         return self.decode[0] * self.decode[1] + self.prefill[0]
 
-    def covers(self, rows: int, chunks: int, scored: bool, greedy: bool = False) -> bool:
-        """Whether a step with these needs fits; `greedy` says that all its requests are."""
+    @property
+    def name(self) -> str:
+        """Its rectangles and what sets it apart, for people and for names of files."""
+        (rows, width), (chunks, tokens) = self.decode, self.prefill
+        parts = [f"decode {rows} x {width}"] * bool(rows)
+        parts += [f"prefill {chunks} x {tokens}"] * bool(chunks)
+        return " and ".join(parts) + ", scored" * self.scored + ", greedy" * self.greedy
+
+    def covers(
+        self, rows: int, chunks: int, scored: bool, greedy: bool = False, width: int = 1
+    ) -> bool:
+        """Whether a step with these needs fits; `greedy` says that all its requests are, and
+        `width` is 1 + the most drafts of a row.
+        """
         has_room = self.decode[0] >= rows and self.prefill[0] >= chunks
-        return has_room and self.scored >= scored and greedy >= self.greedy
+        is_wide = not rows or self.decode[1] >= width
+        return has_room and is_wide and self.scored >= scored and greedy >= self.greedy
 
 
 def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
     """Every shape the engine may run, cheapest first; scoring has one step of its own. Decoding
-    rides on the steps of prompts and of scoring where prompts are chunked. With
+    rides on the steps of prompts and of scoring where prompts are chunked. With drafts, steps that
+    only decode are there without, too. With
     `engine.greedy_steps` those with decode rows that score nothing are there twice.
 
     Raises:
@@ -62,7 +76,9 @@ def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
     chunks = [(n, engine.chunk_tokens) for n in sorted(set(engine.prefill_chunks))]
     none = (0, engine.chunk_tokens)
     riders = sorted({next(size for size in rows if size >= min(8, rows[-1])), rows[-1]})
-    shapes = [StepShape((n, width), none) for n in rows]
+    if engine.greedy_steps and engine.num_drafts:  # twice as many that only decode
+        riders = rows[-1:]
+    shapes = [StepShape((n, w), none) for n in rows for w in sorted({1, width})]
     shapes += [StepShape((0, width), chunk) for chunk in chunks]
     shapes += [StepShape((0, width), chunks[-1], scored=True)]
     if engine.chunked_prefill:
@@ -81,26 +97,38 @@ def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
 
 
 def choose(
-    shapes: tuple[StepShape, ...], rows: int, chunks: int, scored: bool, greedy: bool = False
+    shapes: tuple[StepShape, ...],
+    rows: int,
+    chunks: int,
+    scored: bool,
+    greedy: bool = False,
+    width: int = 1,
 ) -> StepShape:
     """The cheapest shape that covers a step's needs, as `StepShape.covers` takes them."""
-    return next(shape for shape in shapes if shape.covers(rows, chunks, scored, greedy))
+    return next(shape for shape in shapes if shape.covers(rows, chunks, scored, greedy, width))
 
 
 def expected(
-    engine: EngineConfig, prompts: Iterable[int], num_seqs: int, greedy: bool = False
+    engine: EngineConfig,
+    prompts: Iterable[int],
+    num_seqs: int,
+    greedy: bool = False,
+    num_shards: int = 1,
 ) -> tuple[StepShape, ...]:
     """The steps that come first where these prompts, of so many tokens, are all that there is: one
     that prefills them, as far as a step can, and one that decodes the sequences that go on from
-    them, as many as there are slots; `greedy` says that all their requests are.
+    them, as many as there are slots; `greedy` says that all their requests are, and data shards
+    take equal parts of them.
     """
     shapes = enumerate_shapes(engine)
-    num_chunks = sum(-(-length // engine.chunk_tokens) for length in prompts)
+    num_chunks = sum(-(-length // engine.chunk_tokens) for length in list(prompts)[::num_shards])
     num_chunks = min(num_chunks, max(engine.prefill_chunks))
-    num_rows = min(num_seqs, engine.max_seqs)
+    num_rows = min(-(-num_seqs // num_shards), engine.max_seqs)
+    width = 1 + (engine.num_drafts if engine.proposer else 0)
     return (
-        choose(shapes, 0, num_chunks, False, greedy), choose(shapes, num_rows, 0, False, greedy),
-    )  # fmt: skip
+        choose(shapes, 0, num_chunks, False, greedy),
+        choose(shapes, num_rows, 0, False, greedy, width),
+    )
 
 
 def _cost(shape: StepShape) -> tuple[int, int, bool, bool]:

@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from inference.text import panics
 
 if TYPE_CHECKING:  # an engine of token ids alone needs neither
@@ -63,6 +63,20 @@ class Tokenizer:
         self._quoter: Quoter | None = None  # until a conversation needs it
         self.bos_id = self._id("bos_token")
         self.eos_id = self._id("eos_token")
+
+    def check_same(self, other: "Tokenizer") -> None:
+        """Whether the tokenizer of a model that drafts has the same tokens.
+
+        Raises:
+            InputError: it has others; names one.
+        """
+        own, theirs = (each._backend.get_vocab() for each in (self, other))
+        for token, id in own.items():
+            if theirs.get(token) != id:
+                raise InputError(
+                    f"the model that drafts has another tokenizer: {shown(token)} is {id} here and "
+                    f"{shown(theirs.get(token, 'absent'))} there"
+                )
 
     def _id(self, name: str) -> int | None:
         content = self.special_tokens.get(name)

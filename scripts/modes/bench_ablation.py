@@ -17,7 +17,8 @@ from inference.planner.calibration import lookup
 from inference.scheduling.sequence import Sequence as Decoded
 from scripts import common
 from scripts.flags import file_flags, shared_flags, workload_flags
-from scripts.reports import bench_plot, bench_text
+from scripts.reports import bench_text
+from scripts.reports.plots import bench_plot
 
 _DEFAULTS: dict[str, Any] = dict(
     num_requests=64, prompt=LogNormal(150, 1.0), output=LogNormal(80, 1.0), prefix_tokens=200,

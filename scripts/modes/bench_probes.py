@@ -4,12 +4,15 @@ import dataclasses
 from typing import Any
 
 from configs.engine import Config
+from configs.prefill import TOGETHER
 from inference.benchmark import host_cost as costs
 from inference.benchmark import measure
 from inference.benchmark.drive import Run
-from inference.benchmark.interference import Interference
+from inference.benchmark.interference import APART, TOGETHER_WAYS, UNCHUNKED, Interference
 from inference.benchmark.requests import TimedRequest
+from inference.planner import slo
 from inference.planner.calibration import lookup
+from inference.planner.deployment import Deployment
 from scripts import common
 from scripts.reports import bench_text
 
@@ -20,33 +23,42 @@ def interference(num_running: int, long_tokens: int, repeats: int) -> None:
     """Time between tokens while a long prompt is prefilled."""
     probe = Interference(num_running, long_tokens)
     resolved, config = common.resolve_config({})
-    common.check_one_chip(config, "--interference")
+    common.check_one_chip(dataclasses.replace(config, prefill=TOGETHER), "--interference")
     model = config.model
-    configs = [
-        Config(model, probe.engine(model, config.engine, is_chunked))
-        for is_chunked in (False, True)
-    ]
+    ways = [*TOGETHER_WAYS, *([APART] if config.prefill.chips else [])]
+    configs = {
+        way: Config(
+            model, probe.engine(model, config.engine, way),
+            prefill=config.prefill if way == APART else TOGETHER,
+        )
+        for way in ways
+    }  # fmt: skip
     checkpoint = common.open_checkpoint(resolved)
-    engines: dict[bool, Any] = {}
+    engines: dict[str, Any] = {}
 
-    def serve(is_chunked: bool, requests: list[TimedRequest]) -> list[Run]:
-        if is_chunked not in engines:
+    def serve(way: str, requests: list[TimedRequest]) -> list[Run]:
+        if way not in engines:
             engines.clear()  # one cache at a time
-            engines[is_chunked] = common.load_engine(checkpoint, configs[is_chunked])
-            common.warm_up(engines[is_chunked])
-        return measure.measure(engines[is_chunked], requests, repeats)
+            engines[way] = common.load_engine(checkpoint, configs[way])
+            common.warm_up(engines[way])
+        return measure.measure(engines[way], requests, repeats)
 
     machine = lookup.this_machine(model.dtype, model=model)
 
-    def expect(is_chunked: bool, requests: list[TimedRequest]) -> list[Run]:
-        return [measure.predict(configs[is_chunked], requests, machine)]
+    def expect(way: str, requests: list[TimedRequest]) -> list[Run]:
+        return [measure.predict(configs[way], requests, machine)]
 
     predicted = probe.measure(model.vocab_size, expect)
-    found = probe.measure(model.vocab_size, serve)
+    if APART in ways:
+        transfer_s = slo.transfer_s(Deployment(model, machine), long_tokens)
+        predicted[APART] = probe.predicted_apart(
+            model.vocab_size, lambda requests: expect(UNCHUNKED, requests)[0], transfer_s
+        )
+    found = probe.measure(model.vocab_size, serve, ways)
     if common.JSON.value:
         sizes = {"running": num_running, "long_tokens": long_tokens, "predicted": predicted}
         sizes["tile_tokens"] = config.engine.chunk_tokens
-        common.print_json({"interference": sizes | found}, configs[True])
+        common.print_json({"interference": sizes | found}, configs[ways[-1]])
     else:
         bench_text.show_interference(found, predicted)
 

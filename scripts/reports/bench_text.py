@@ -142,7 +142,7 @@ def show_interference(found: Mapping[str, Any], predicted: Mapping[str, Any]) ->
     """Time between tokens alone and beside a long prompt."""
     names = ("between tokens: p50, ms", "p99, ms", "times", "predicted", "first token, s")
     print(" " * 12 + "".join(f"{name:>{max(len(name) + 2, 10)}}" for name in names))
-    for name in ("undisturbed", "chunked", "unchunked"):
+    for name in (name for name in predicted if name in found):
         own, expected = found[name], predicted[name]
         line = f"{name:12}{1e3 * own['itl_p50_s']:25.1f}{1e3 * own['itl_p99_s']:10.1f}"
         if "ttft_s" in own:

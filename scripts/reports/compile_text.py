@@ -1,24 +1,29 @@
 """Compiled steps beside what was planned, as lines for people and as JSON for tools."""
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from configs import overrides
 from configs.engine import Config
 from configs.hardware.targets import Target
 from configs.mesh import ONE_CHIP, Mesh
 from inference.planner.compiled.prediction import Prediction
 from inference.planner.compiled.report import CompiledStep, RefusedStep
-from inference.scheduling.step_shapes import StepShape
 
 Step = CompiledStep | RefusedStep
+Exchange = dict[str, tuple[int, int]]  # (count, bytes) of collectives by kind
 
 
 # --- JSON -----------------------------------------------------------------------------------------
 
 
-def as_json(steps: Sequence[Step], predicted: Prediction) -> dict[str, Any]:
-    """Of all steps together, and of each."""
+def as_json(
+    steps: Sequence[Step], predicted: Prediction, exchanges: Sequence[Exchange | None]
+) -> dict[str, Any]:
+    """Of all steps together, and of each beside the exchange that was predicted."""
     compiled = [each for each in steps if isinstance(each, CompiledStep)]
     return {
         "fits": fits(steps, predicted),
@@ -29,12 +34,15 @@ def as_json(steps: Sequence[Step], predicted: Prediction) -> dict[str, Any]:
         "predicted": dataclasses.asdict(predicted),
         "collectives": collectives(compiled[0]) if compiled else None,
         "compile_s": sum(each.compile_s for each in steps),
-        "steps": [_step(each) for each in steps],
+        "steps": [_step(*each) for each in zip(steps, exchanges, strict=True)],
     }
 
 
-def _step(step: Step) -> dict[str, Any]:
-    found = dataclasses.asdict(step) | {"name": _name(step.shape)}
+def _step(step: Step, exchange: Exchange | None) -> dict[str, Any]:
+    found = dataclasses.asdict(step) | {"name": step.shape.name}
+    found["predicted_collectives"] = exchange and {
+        kind: {"count": count, "bytes": held} for kind, (count, held) in exchange.items()
+    }
     if isinstance(step, CompiledStep):
         found |= {"total_bytes": step.total_bytes, "collectives": collectives(step)}
     return found
@@ -78,9 +86,9 @@ def show_prediction(
     )
 
 
-def show_step(step: Step) -> None:
-    """What the compiler made of one step."""
-    print(f"\n{_name(step.shape)}: compiled in {step.compile_s:.1f} s")
+def show_step(step: Step, exchange: Exchange | None) -> None:
+    """What the compiler made of one step, and the exchange that was predicted."""
+    print(f"\n{step.shape.name}: compiled in {step.compile_s:.1f} s")
     if isinstance(step, RefusedStep):
         print(f"  refused: {step.reason[:400]}", flush=True)
         return
@@ -99,11 +107,11 @@ def show_step(step: Step) -> None:
         f"  host: {program.num_conditionals} conditionals, {program.num_loops} loops, "
         f"{program.num_outputs} outputs to copy"
     )
-    exchanged = ", ".join(
-        f"{each['count']} {kind} of {each['bytes']:,} bytes"
-        for kind, each in collectives(step).items()
-    )
-    print(f"  collectives: {exchanged or 'none'}")
+    found = {kind: (each["count"], each["bytes"]) for kind, each in collectives(step).items()}
+    said = "" if exchange is None else "; predicted " + _exchanged(exchange)
+    said = ", as predicted" if exchange == found else said
+    hidden = f"; {program.num_hidden} behind other work" if program.num_hidden else ""
+    print(f"  collectives: {_exchanged(found)}{said}{hidden}")
     if program.estimated_cycles:
         print(f"  cycles: {program.estimated_cycles:,} by the compiler's estimate, without kernels")
     print(end="", flush=True)
@@ -117,11 +125,22 @@ def show_verdict(steps: Sequence[Step], predicted: Prediction) -> None:
     print(f"\n{_verdict(fits(steps, predicted))}: {largest}compiled in {seconds:.1f} s")
 
 
-def _name(shape: StepShape) -> str:
-    (rows, width), (chunks, tokens) = shape.decode, shape.prefill
-    parts = [f"decode {rows} x {width}"] * bool(rows)
-    parts += [f"prefill {chunks} x {tokens}"] * bool(chunks)
-    return " and ".join(parts) + ", scored" * shape.scored + ", greedy" * shape.greedy
+def show_written(paths: Sequence[Path], config: Config, target: Target) -> None:
+    """Where executables are, and with which settings an engine takes them."""
+    size = sum(path.stat().st_size for path in paths)
+    defaults = Config(config.model).for_platform(target.platform).engine
+    changed = overrides.changed(config.engine, defaults)
+    mesh = [f"--mesh={config.mesh}"] if config.mesh.num_chips > 1 else []
+    settings = [*mesh, *(shlex.quote(f"--set=engine.{each}") for each in changed)]
+    print(
+        f"wrote {len(paths)} executables, {size:,} bytes: --executables={paths[0].parent} "
+        + " ".join(settings)
+    )
+
+
+def _exchanged(exchange: Exchange) -> str:
+    each = (f"{count} {kind} of {held:,} bytes" for kind, (count, held) in exchange.items())
+    return ", ".join(each) or "none"
 
 
 def _verdict(fits: bool) -> str:

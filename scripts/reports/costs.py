@@ -16,6 +16,7 @@ class Stopwatch:
         self._engine = engine
         self._start, self._compiled = time.perf_counter(), engine.compile_s
         self._first = self._last = (0, 0.0, 0.0)
+        self._passes, self._accepted = self._counted
 
     def note(self, num_tokens: int) -> None:
         """An output of so many tokens has come."""
@@ -31,8 +32,12 @@ class Stopwatch:
         """Seconds until the first token, compilation included, as the user waited; and tokens a
         second without compilation: of one answer those after its first output (None where there are
         none), of several all of them.
+        With drafts also tokens that a pass through the model gives a sequence, which without are 1.
         """
         num_tokens, seconds, compile_s = self._last
+        num_passes, num_accepted = self._counted
+        num_passes, num_accepted = num_passes - self._passes, num_accepted - self._accepted
+        speculates = num_passes and self._engine.config.engine.proposer
         first, first_s, first_compile_s = self._first if is_one else (0, 0.0, 0.0)
         decode_s = seconds - first_s - (compile_s - first_compile_s)
         return {
@@ -40,7 +45,14 @@ class Stopwatch:
             "ttft_s": self._first[1],
             "output_tok_s": (num_tokens - first) / decode_s if num_tokens > first else None,
             "compile_s": compile_s,
+            "tokens_per_pass": 1 + num_accepted / num_passes if speculates else None,
         }
+
+    @property
+    def _counted(self) -> tuple[int, int]:
+        """Passes and accepted drafts of the engine so far."""
+        counters = self._engine.scheduler.counters
+        return counters.num_passes, counters.num_accepted
 
 
 def stats(
@@ -69,7 +81,7 @@ def stats(
 def nothing() -> dict[str, Any]:
     """The same figures, of a run that had nothing left to do."""
     counts = {"prompt_tokens": 0, "output_tokens": 0, "compile_s": 0.0}
-    return counts | dict.fromkeys(("ttft_s", "output_tok_s")) | _no_steps()
+    return counts | dict.fromkeys(("ttft_s", "output_tok_s", "tokens_per_pass")) | _no_steps()
 
 
 def _no_steps() -> dict[str, None]:
@@ -83,6 +95,8 @@ def summary(stats: dict[str, Any]) -> str:
     line = f"{stats['prompt_tokens']} prompt tokens, first token after {stats['ttft_s']:.2f} s"
     if stats["output_tok_s"] is not None:
         line += f", then {stats['output_tok_s']:.1f} tokens/s"
+    if stats["tokens_per_pass"] is not None:
+        line += f", {stats['tokens_per_pass']:.1f} tokens a pass"
     if stats["compile_s"] >= _LEAST_COMPILE_S:
         line += f" beside {stats['compile_s']:.1f} s of compiling"
     if stats["measured_step_s"] is None:

@@ -11,7 +11,7 @@ from configs.mesh import Mesh
 from inference.planner.advise import Advice, Choice
 from inference.planner.deployment import Deployment, Row
 from inference.planner.parts import Explanation, Step
-from inference.planner.slo import Answer
+from inference.planner.slo import Answer, Disaggregated
 from inference.planner.speculation import Speculation
 
 _ADVICE_ROWS, _EXCLUDED_ROWS = 8, 4
@@ -75,6 +75,9 @@ def show(deployment: Deployment, found: dict[str, Any]) -> None:
         _show_rows(console, found["rows"], found["speculation"])
         for line in _memory(deployment, found["parts"], found["largest_batch"]):
             console.print(line, markup=False, soft_wrap=True)
+        if "disaggregated" in found:
+            for line in _disaggregated(found["disaggregated"]):
+                console.print(line, markup=False, soft_wrap=True)
         if "engine" in found:
             console.print(_engine(found["engine"]), markup=False, soft_wrap=True)
         _show_parts(console, found["parts"])
@@ -152,10 +155,34 @@ def _memory(
     yield f"largest batch: {', '.join(fits)}"
 
 
+def _disaggregated(found: Disaggregated) -> Iterable[str]:
+    yield (
+        f"prompts on chips of their own: {_size(found.transfer_bytes)} of pages move in "
+        f"{_time(found.transfer_s)}; {_time(found.saved_s)} a request of waiting for others' "
+        f"prompts are saved; these chips are {found.prefill_load:.0%} busy"
+    )
+    for name, own in (("apart", found.apart), ("together", found.together)):
+        yield (
+            f"  {name}: TTFT {_time(own.ttft_s)}, TPOT {_time(own.tpot_s)}, "
+            f"{own.requests_s:.3g} requests/s"
+        )
+    verdict = {
+        "rate": "it pays",
+        "TPOT": "it pays where tokens must come evenly",
+        "nothing": "it does not pay",
+    }
+    rate = found.apart.requests_s / found.together.requests_s
+    tpot = found.apart.tpot_s / found.together.tpot_s
+    yield (
+        f"  {verdict[found.pays]}: {rate:.2f} x the rate of the same chips together, "
+        f"{tpot:.2f} x their TPOT"
+    )
+
+
 def _engine(found: dict[str, int]) -> str:
     return (
         f"engine: {found['batch']:,} sequences of {found['context']:,} in "
-        f"{found['cache_bytes']:,} bytes of whole pages, in the model's dtype, by engine.*"
+        f"{found['cache_bytes']:,} bytes a chip of whole pages, in the model's dtype, by engine.*"
     )
 
 
@@ -170,8 +197,22 @@ def _show_parts(console: Console, parts: Explanation) -> None:
             f"{prefill.intensity:.4g}", _time(prefill.seconds), prefill.bound,
         )  # fmt: skip
     console.print(table)
+    if parts.decode.exchanges:
+        console.print(_exchanges(parts.decode))
     for name, step in (("decode", parts.decode), ("prefill", parts.prefill)):
         console.print(f"{name}: {_total(step)}", markup=False, soft_wrap=True)
+
+
+def _exchanges(step: Step) -> Table:
+    """What chips exchange in a decode step."""
+    table = _table(["exchange", "axis", "kind", "times", "bytes each", "time", "hidden"])
+    for each in step.exchanges:
+        found = each.collective
+        table.add_row(
+            found.place, found.axis, found.kind, str(found.count), f"{each.bytes:,.0f}",
+            _time(each.seconds), _yes(not found.exposed),
+        )  # fmt: skip
+    return table
 
 
 def _total(step: Step) -> str:
@@ -228,7 +269,7 @@ def _show_advice(console: Console, advice: Advice) -> None:
 def _table(columns: Sequence[str]) -> Table:
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     words = ("", "combination", "operation", "bound", "mesh", "limit", "drafts", "fits",
-             "in the best", "costs")  # fmt: skip
+             "in the best", "costs", "exchange", "axis", "kind", "hidden")  # fmt: skip
     for column in columns:
         table.add_column(column, justify="left" if column in words else "right")
     return table

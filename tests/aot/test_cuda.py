@@ -147,3 +147,7 @@ def test_rates_are_of_what_they_count():
 @pytest.mark.parametrize("target", ["h200", "2xh200"])
 def test_the_report_agrees_with_the_planner(target):
     programs.check_report(target, "pallas_gpu")
+
+
+def test_a_run_on_many_chips_is_as_planned():
+    programs.check_run("h100x8_llama70b", "8xh200")

@@ -1,10 +1,16 @@
 """Programs compiled for TPUs by libtpu, without one. A kernel that compiles fits its memory."""
 
+import dataclasses
 import re
 
+import jax
 import pytest
 
+from configs import presets
+from configs.engine import Config, EngineConfig
+from configs.hardware import targets
 from inference.planner.compiled.program import launches_a_layer
+from inference.planner.compiled.report import AbsentEngine
 from layers.kernels.attention import tpu
 from tests.aot import programs
 
@@ -30,15 +36,15 @@ def test_the_step_keeps_its_cache_in_place(shape, attention, topology):
 
 
 def test_a_greedy_step_has_few_launches_and_no_branch():
-    """Fourteen a layer: norms are two each (the weight's conversion, the root), products four, one
-    of them laid out anew, rotated queries and keys, values, the kernel, its output as rows.
+    """Twelve a layer: the root of each norm, four products, one of them laid out anew, rotated
+    queries and keys, values, the kernel, its output as rows.
     """
     device = programs.device("v6e:2x2")
     one, two = (programs.counted(device, programs.DECODE, 128, "pallas_tpu", n) for n in (1, 2))
     programs.check_the_host_never_waits(two)
     added = launches_a_layer(one, two)
     print(added, two.launches)
-    assert sum(added.values()) <= 14
+    assert sum(added.values()) <= 12
     assert two.launches["sample"] <= 10  # no parameter is read
 
 
@@ -96,6 +102,25 @@ def test_the_kernel_fits_and_keeps_the_cache_in_place(case, topology):
     assert " scatter(" not in executable.as_text()  # the kernel appends
 
 
-@pytest.mark.parametrize("target", ["v5e:1x1", "v5e:2x2"])
+@pytest.mark.parametrize("target", ["v5e:1x1", "v5e:2x2", "tpu7x:2x2x1"])
 def test_the_report_agrees_with_the_planner(target):
     programs.check_report(target, "pallas_tpu")
+
+
+@pytest.mark.parametrize(
+    "name, target", [("v5e_8_llama8b", "v5e:2x4"), ("v5p_32_llama70b", "v5p:2x4x4")]
+)
+def test_a_run_on_many_chips_is_as_planned(name, target):
+    programs.check_run(name, target)
+
+
+def test_a_table_of_uneven_rows_is_not_copied():
+    """SmolLM2's, 576 wide, which a TPU lays out by columns: its rows are looked up by a product."""
+    model = dataclasses.replace(presets.get("smollm2-135m").config, num_layers=1)
+    engine = EngineConfig(max_seqs=16, max_context=1024, cache_bytes=64 * programs.MEGABYTE)
+    absent = AbsentEngine(Config(model, engine).for_platform("tpu"), targets.parse("v6e:1x1"))
+    for shape in absent.usual_shapes():
+        executable = absent.compiled(shape)
+        table = jax.ShapeDtypeStruct((model.vocab_size, model.width), "bfloat16")
+        assert not programs.copies(executable, table)
+        assert executable.memory_analysis().temp_size_in_bytes < 16 * programs.MEGABYTE

@@ -11,7 +11,7 @@ from configs.errors import InputError
 from inference.engine import Engine
 from inference.request import SamplingParams
 from inference.scheduling.sequence import Status
-from inference.scheduling.step_schedule import StepSchedule
+from inference.scheduling.step_schedule import ShardSchedule, StepSchedule
 from layers import decoder
 from layers.ragged import contiguous
 from tests import compiling, fakes
@@ -53,7 +53,7 @@ def undisturbed():
 
 def assert_idle(engine):
     assert not engine._requests and not engine.scheduler.has_work
-    pages = engine.scheduler.pages
+    pages = engine.scheduler.shards[0].pages
     assert pages.prefix_cache.num_available_pages == pages.pool.num_usable_pages
     engine.scheduler.check_integrity()
 
@@ -488,7 +488,7 @@ PENALTIES = [
 def test_penalties_survive_preemption_fork_and_drafts(own_logits, drafts, monkeypatch):
     engine = make_penalizing()
     preempted, preempt = [], engine.scheduler.preempt
-    monkeypatch.setattr(engine.scheduler._admission_control, "will_fit", lambda *_: True)
+    monkeypatch.setattr(engine.scheduler.shards[0].admission_control, "will_fit", lambda *_: True)
     monkeypatch.setattr(engine.scheduler, "preempt", lambda s: (preempted.append(s), preempt(s)))
     rng = np.random.default_rng(0)
     requests, known = [], {}
@@ -580,7 +580,8 @@ def test_warm_up_runs_every_shape_once_and_disturbs_nobody(monkeypatch):
         patch.setattr(runner, "launch", lambda *both: seen(*both)[1])
         engine.warm_up()
     shapes = engine.scheduler.shapes
-    assert len(schedules) == len(shapes) and set(schedules) == set(map(StepSchedule, shapes))
+    idle = {StepSchedule(shape, (ShardSchedule(),)) for shape in shapes}
+    assert len(schedules) == len(shapes) and set(schedules) == idle
     while engine.scheduler.has_work:
         outputs += engine.step()
     for id, completion in zip(ids, make().generate(PROMPTS, fakes.greedy(8)), strict=True):
@@ -595,5 +596,5 @@ def test_other_weights_are_cached_anew():
     (found,) = engine.generate([PROMPTS[0]], fakes.greedy(8))
     assert engine.scheduler.counters.num_cached_tokens == 0
     assert found.token_ids == make(other).generate([PROMPTS[0]], fakes.greedy(8))[0].token_ids
-    with pytest.raises(InputError, match="parameters of the model"):
+    with pytest.raises(InputError, match="parameters of this model"):
         engine.update_params({"embed": other["embed"]})

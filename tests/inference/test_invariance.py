@@ -100,7 +100,7 @@ def test_no_bit_changes(model, count, name):
 
     fakes.drain(engine, disturb)
     assert [(s.output_tokens, s.logprobs) for s in sequences] == expected
-    counters, prefix = engine.scheduler.counters, engine.scheduler.pages.prefix_cache
+    counters, prefix = engine.scheduler.counters, engine.scheduler.shards[0].pages.prefix_cache
     if name in ("together", "prefixes on the host"):
         assert counters.num_cached_tokens > count // 3 * PREFIX // 2
     if name in ("recompute", "swap", "prefixes on the host"):

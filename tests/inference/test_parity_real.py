@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from configs.engine import Config, EngineConfig
+from configs.mesh import ONE_CHIP, Mesh
 from inference.checkpoints import resolve
 from inference.engine import Engine
 from inference.request import SamplingParams
@@ -38,9 +39,12 @@ _LIMITS = {"float32": _Limits(0.005, 1e-3, 1e-3), "bfloat16": _Limits(0.1, 0.01,
 _MARKS = {"smollm2": (), "gemma3": (pytest.mark.long,)}
 # The suite takes the dtype that users run; float32 is another minute.
 _CASES = [
-    pytest.param((name, dtype), id=f"{name}-{dtype}", marks=marks)
+    pytest.param((name, dtype, ONE_CHIP), id=f"{name}-{dtype}", marks=marks)
     for name in _PRESETS
     for dtype, marks in {"float32": pytest.mark.long, "bfloat16": _MARKS[name]}.items()
+] + [
+    pytest.param((name, "float32", Mesh(model=2)), id=f"{name}-model=2", marks=pytest.mark.long)
+    for name in _PRESETS
 ]
 
 
@@ -61,9 +65,9 @@ class _Loaded:
 
 @pytest.fixture(scope="module", params=_CASES)
 def loaded(request) -> _Loaded:
-    name, dtype = request.param
+    name, dtype, mesh = request.param
     resolved = resolve.resolve(_PRESETS[name])
-    config = Config(dataclasses.replace(resolved.config, dtype=dtype), _ENGINE)
+    config = Config(dataclasses.replace(resolved.config, dtype=dtype), _ENGINE, mesh)
     return _Loaded(name, dtype, Engine.from_checkpoint(config, resolved.open(None)))
 
 

@@ -53,7 +53,7 @@ def assert_plain(engine, prompts, n, before_step=lambda: None):
 
 
 def assert_empty(engine):
-    pages = engine.scheduler.pages
+    pages = engine.scheduler.shards[0].pages
     assert pages.prefix_cache.num_available_pages == pages.pool.num_usable_pages
     assert not engine._requests and not engine.scheduler.has_work
     engine.scheduler.check_integrity()
@@ -130,7 +130,7 @@ def test_abort_leaves_no_trace():
 @pytest.mark.parametrize("num_computed", [3, 4, 6, 8, 21])
 def test_fork_shares_full_pages_and_copies_the_rest(num_computed):
     engine = make()
-    pool = engine.scheduler.pages.pool
+    pool = engine.scheduler.shards[0].pages.pool
     prompt = fakes.prompts([num_computed])[0]
     parent = fakes.sequence_of(engine, engine.add_request(prompt, fakes.greedy(30)))
     while parent.num_computed_tokens < num_computed:
@@ -245,7 +245,7 @@ def test_preemption_recomputes(accuracy, monkeypatch):
     engine = make()
     preempted = []
     preempt = engine.scheduler.preempt
-    monkeypatch.setattr(engine.scheduler._admission_control, "will_fit", lambda *_: True)
+    monkeypatch.setattr(engine.scheduler.shards[0].admission_control, "will_fit", lambda *_: True)
     monkeypatch.setattr(
         engine.scheduler,
         "preempt",
@@ -308,7 +308,7 @@ def test_an_executable_that_does_not_compile_is_raised(is_chunked, monkeypatch):
     """Though every step before it succeeds."""
     engine = plain(chunked_prefill=is_chunked)
     runner = engine.model_runner
-    monkeypatch.setattr(runner, "is_ready", lambda schedule: bool(schedule.prefill))
+    monkeypatch.setattr(runner, "is_ready", lambda schedule: bool(schedule.shards[0].prefill))
 
     def fail(schedule):
         raise jax.errors.JaxRuntimeError("out of memory")
@@ -323,7 +323,7 @@ def test_a_held_step_that_serves_no_request_is_dropped(monkeypatch):
     """The first request ends while its decode step waits to be compiled."""
     engine, prepared = plain(), []
     runner = engine.model_runner
-    monkeypatch.setattr(runner, "is_ready", lambda schedule: bool(schedule.prefill))
+    monkeypatch.setattr(runner, "is_ready", lambda schedule: bool(schedule.shards[0].prefill))
     monkeypatch.setattr(runner, "prepare", prepared.append)
     doomed = engine.add_request(fakes.prompts([3])[0], fakes.greedy(4))
     while not engine.step():

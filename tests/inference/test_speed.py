@@ -16,7 +16,7 @@ from inference.request import SamplingParams
 from inference.runtime import batch
 from inference.runtime.model_runner import ModelRunner
 from inference.scheduling.sequence import Sequence
-from inference.scheduling.step_schedule import ScheduledChunk, StepSchedule
+from inference.scheduling.step_schedule import ScheduledChunk, ShardSchedule
 from inference.scheduling.step_shapes import StepShape, enumerate_shapes
 from layers import decoder
 
@@ -42,7 +42,7 @@ def decode_seconds(runner, context=96, steps=5):
         sequence = Sequence(slot, SamplingParams(), [5] * (context + 1), context, slot=slot)
         sequence.pages = [list(range(1 + slot * pages, 1 + (slot + 1) * pages))]
         rows.append(ScheduledChunk(sequence, slot, context, 0, 1, emits=True))
-    arrays = batch.build_batch(StepSchedule(SHAPE, tuple(rows)), runner.config)
+    arrays = batch.build_batch(SHAPE, ShardSchedule(tuple(rows)), runner.config)
     seconds = []
     for _ in range(steps):
         num_tokens = jax.numpy.full_like(runner.slots.num_tokens, context)

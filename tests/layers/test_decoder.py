@@ -17,7 +17,7 @@ from configs.kinds.rope import Dynamic, Rope
 from configs.model import LayerSpec, ModelConfig
 from layers import attention, decoder, ffn, kv_cache, params, registry
 from layers.ragged import Ragged, Rectangle, contiguous
-from tests import compiling
+from tests import accelerators, compiling
 from tests.kinds import Caching
 
 pytestmark = pytest.mark.quick_code
@@ -179,6 +179,20 @@ def test_a_bfloat16_table_is_read_exactly():
     found = decoder.embed(table, jnp.array([6, 0, 6]))
     assert found.dtype == jnp.float32
     np.testing.assert_array_equal(found, np.asarray(table, np.float32)[[6, 0, 6]])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("width", [40, 128])
+def test_rows_are_looked_up_exactly_on_a_tpu(width, dtype):
+    """Also by the product that a table of uneven rows gets there."""
+    table = jax.random.normal(jax.random.key(0), (50, width), dtype)
+    ids = jnp.array([49, 0, 7, 7])
+    found = accelerators.written_for("tpu", decoder.embed)(table, ids)
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, np.asarray(table, np.float32)[np.asarray(ids)])
+    assert (
+        "dot_general" in accelerators.primitives(decoder.embed, table, ids, platform="tpu")
+    ) == (width == 40 and dtype == "bfloat16")
 
 
 def test_every_declared_part_is_used():

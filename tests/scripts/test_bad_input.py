@@ -83,6 +83,19 @@ _FLAGS = {
         ["--prompt=A", "--set=engine.attention=pallas_gpu"],
         *(1, "engine.attention=pallas_gpu runs on Hopper GPUs (H100, H200), not on cpu"),
     ),
+    "chips of prefill": (["--prompt=A", "--set=prefill.chips=2"], 1, "divided over 1 there"),
+    "chips that do both": (
+        ["--prompt=A", "--set=prefill.chips=1", "--set=prefill.first_chip=0"],
+        *(1, "prefill.first_chip=0 is among those that decode, 0 to 0"),
+    ),
+    "chips that are not there": (
+        ["--prompt=A", "--set=prefill.chips=1", "--set=prefill.first_chip=999"],
+        *(1, "prefill takes chips 999 to 999, here are"),
+    ),
+    "chips without a page": (
+        ["--prompt=A", "--set=prefill.chips=1", "--set=prefill.cache_bytes=1"],
+        *(1, "chips of prefill: engine.cache_bytes is at least"),
+    ),
     "context": (["--prompt=A", "--set=engine.max_context=512"], 1, "between 1 and the model's 256"),
 }  # fmt: skip
 

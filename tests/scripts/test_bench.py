@@ -14,8 +14,7 @@ from inference.runtime import naive as uncached
 from inference.runtime.model_runner import ModelRunner
 from inference.scheduling.scheduler import Scheduler
 from scripts import bench, common
-from scripts.flags import bench_modes
-from scripts.modes import bench_probes
+from scripts.modes import bench_modes, bench_probes
 from tests.scripts import apps
 
 pytestmark = pytest.mark.quick_code
@@ -272,6 +271,7 @@ REFUSED = {
     ),
     "interference": (["--interference"], "needs a context of 4096, the model's holds 256"),
     "nobody": (["--interference", "--running=0"], "num_running is at least 1, not 0"),
+    "chips of prefill": (["--set=prefill.chips=1"], "bench predicts chips that do both"),
     "repeats": (["--repeats=0"], "--repeats is at least 1, not 0"),
     "plot": (["--plot=x.jpg"], "x.jpg is not a .png file in an existing folder"),
     "open and closed": (

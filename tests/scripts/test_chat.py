@@ -14,8 +14,10 @@ from collections import deque
 
 import pytest
 
+from configs.engine import EngineConfig
 from inference.checkpoints.hf import hf_tokenizer
 from inference.outputs import RequestOutput
+from inference.scheduling.step_schedule import Counters
 from scripts import chat, common
 from scripts.reports import costs
 from tests import compiling
@@ -44,6 +46,8 @@ class Scripted:
         self.answers = deque(answers)
         self.records: list = []
         self.compile_s = 0.0
+        self.scheduler = types.SimpleNamespace(counters=Counters())
+        self.config = types.SimpleNamespace(engine=EngineConfig())
         self.asked: list[list[int]] = []
         self.closed = 0
 

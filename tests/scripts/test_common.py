@@ -7,6 +7,7 @@ import types
 
 import jax
 import pytest
+from absl import flags
 
 from configs.engine import Config
 from configs.runs import smollm2_laptop
@@ -43,6 +44,7 @@ def test_an_accelerator_is_measured_before_its_memory_is_taken(platform, expecte
     monkeypatch.setattr(device, "target_device", lambda: device.Device(platform, "a chip", 1))
     monkeypatch.setattr(lookup, "this_machine", lambda *dtypes, **more: order.append(dtypes))
     monkeypatch.setattr(Engine, "from_checkpoint", lambda *args: order.append("loaded"))
+    flags.FLAGS.mark_as_parsed()
     common.load_engine(object(), Config(fakes.llama("bfloat16")))
     assert order == expected
 

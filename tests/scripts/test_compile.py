@@ -26,6 +26,14 @@ _REFUSED = {
         ["--target=8xh200", "--mesh=model=4"],
         "mesh model=4 is 4 devices, --target=8xh200 has 8",
     ),
+    "a mesh of other devices, set": (
+        ["--target=8xh200", "--set=mesh.model=4"],
+        "mesh model=4 is 4 devices, --target=8xh200 has 8",
+    ),
+    "no directory": (
+        ["--target=cpu", "--serialize=/proc/nothing"],
+        "cannot write --serialize=/proc/nothing: No such file or directory",
+    ),
     "an unknown axis": (["--target=h200", "--mesh=heads=2"], "with the axes data, model, expert"),
     "no compiler": (["--target=h200"], "not installed: pip install '.[gpu]'"),
     "no compiler of TPUs": (["--target=v6e:1x1"], "not installed: pip install '.[tpu]'"),
@@ -54,7 +62,8 @@ def test_a_report_of_this_machine(run):
         held = step["program"]["argument_bytes"]
         assert held["params"] == predicted["weight_bytes"]
         assert held["cache"] == predicted["cache_bytes"]
-        assert sum(held.values()) == step["argument_bytes"] < step["total_bytes"]
+        planned = predicted["weight_bytes"] + predicted["cache_bytes"] + step["input_bytes"]
+        assert planned == sum(held.values()) == step["argument_bytes"] < step["total_bytes"]
         assert step["compile_s"] > 0 and step["program"]["launches"]["ffn"]
     assert found["fits"] and found["predicted_fits"] and found["collectives"] == {}
     assert found["bytes_per_chip"] == max(step["total_bytes"] for step in found["steps"])

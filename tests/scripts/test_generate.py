@@ -29,7 +29,7 @@ pytestmark = pytest.mark.quick_code
 
 _STATS = {
     *("prompt_tokens", "output_tokens", "ttft_s", "output_tok_s", "compile_s", "predicted_step_s"),
-    *("measured_step_s", "step_bytes", "read_bandwidth", "bandwidth_share"),
+    *("tokens_per_pass", "measured_step_s", "step_bytes", "read_bandwidth", "bandwidth_share"),
 }
 _RESULT = {"text", "token_ids", "prompt_tokens", "finish_reason", "logprobs", "top_logprobs"}
 _SETTINGS = (
@@ -50,6 +50,23 @@ def run(monkeypatch, capfd, load_once):
 def golden():
     with np.load(apps.TINY / "expected.npz") as arrays:
         return {name: arrays[name] for name in arrays.files}
+
+
+@pytest.mark.long
+def test_prompts_on_a_chip_of_their_own(run):
+    args = (
+        "--prompt=A short text",
+        "--prompt=B",
+        "--json",
+        "--max_new_tokens=6",
+        "--temperature=1",
+    )
+    found = []
+    for more in ((), ("--set=prefill.chips=1",)):
+        ran = run(*args, "--seed=3", *more)
+        assert ran.status == 0 and ("prefill.chips=1" in ran.err) == bool(more)
+        found.append([result["token_ids"] for result in json.loads(ran.out)["results"]])
+    assert found[0] == found[1]
 
 
 def test_json_of_two_prompts(run, golden):
@@ -153,17 +170,23 @@ def test_what_a_first_token_does_not_need_is_not_imported_for_it():
 
 def test_the_rate_of_one_answer_begins_with_its_first_token(monkeypatch):
     """Five seconds to the first tokens, four of them compiling; then two tokens in three seconds,
-    one of them compiling.
+    one of them compiling. Two passes of four brought a draft more each.
     """
-    engine = types.SimpleNamespace(compile_s=7.0)
+    counters = types.SimpleNamespace(num_passes=0, num_accepted=0)
+    engine = types.SimpleNamespace(
+        compile_s=7.0, scheduler=types.SimpleNamespace(counters=counters),
+        config=types.SimpleNamespace(engine=EngineConfig(num_drafts=1, proposer="ngram")),
+    )  # fmt: skip
     clock = iter([10.0, 15.0, 16.0, 18.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     watch = costs.Stopwatch(engine)
     for num_tokens, compiled in ((0, 7.0), (4, 11.0), (1, 12.0), (1, 12.0), (0, 12.0)):
         engine.compile_s = compiled
         watch.note(num_tokens)
+    counters.num_passes, counters.num_accepted = 4, 2
     assert watch.figures(is_one=True) == {
         "output_tokens": 6, "ttft_s": 5.0, "output_tok_s": 1.0, "compile_s": 5.0,
+        "tokens_per_pass": 1.5,
     }  # fmt: skip
     assert watch.figures(is_one=False)["output_tok_s"] == 2.0  # 6 in 8 - 5
 

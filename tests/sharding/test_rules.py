@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 from configs import presets
 from configs.errors import InputError
@@ -80,7 +81,7 @@ def test_arrays_lie_one_behind_the_other():
     found = meshes.put(mesh, meshes.EVERY_CHIP, lambda group, chip: np.full((2, 3), chip))
     assert found.shape == (8, 3)
     assert [int(shard.data[0, 0]) for shard in found.addressable_shards] == [0, 1, 2, 3]
-    alike = meshes.put(mesh, meshes.ALIKE, lambda group, chip: np.arange(5))
+    alike = meshes.put(mesh, PartitionSpec(), lambda group, chip: np.arange(5))
     assert alike.shape == (5,) and alike.sharding.is_fully_replicated
     whole = meshes.over(
         mesh, lambda x: x + jax.lax.axis_index("model"), (meshes.EVERY_CHIP,), meshes.EVERY_CHIP
@@ -91,5 +92,5 @@ def test_arrays_lie_one_behind_the_other():
 def test_a_mesh_needs_its_chips():
     with pytest.raises(InputError, match="mesh model=9 takes 9 chips, here are 8"):
         meshes.of(Mesh(model=9))
-    with pytest.raises(InputError, match="mesh data=2: only `model` divides a step yet"):
-        meshes.of(Mesh(data=2))
+    with pytest.raises(InputError, match="mesh expert=2: experts are not divided yet"):
+        meshes.of(Mesh(expert=2))

@@ -127,8 +127,16 @@ def read_numbers(header: Header, name: str) -> np.ndarray:
 
 
 def _read_rows(
-    header: Header, config: ModelConfig, dtype: np.dtype[Any], name: str, start: int, stop: int
+    header: Header,
+    config: ModelConfig,
+    dtype: np.dtype[Any],
+    name: str,
+    start: int,
+    stop: int,
+    columns: slice = slice(None),
 ) -> np.ndarray:
+    if columns != slice(None):
+        return _read_columns(header, config, dtype, name, start, stop, columns)
     if _is_interleaved(config, name):
         # Whole heads are read, so that rows can move inside them.
         head = config.mixers(Attention)[0].head_width
@@ -193,6 +201,36 @@ def _read(header: Header, name: str, start: int, stop: int, dtype: Any) -> np.nd
         # One row of many blocks: the library works by 16 rows, 10 x slower when they are short.
         flat[offset : offset + size] = gguf.dequantize(blocks[None], kind)[0]
     return rows
+
+
+def _read_columns(
+    header: Header,
+    config: ModelConfig,
+    dtype: np.dtype[Any],
+    name: str,
+    start: int,
+    stop: int,
+    columns: slice,
+) -> np.ndarray:
+    """As `_read_rows`; whole blocks of each row are read."""
+    import gguf
+
+    entry = header.tensors[name]
+    if _is_interleaved(config, name):
+        return _read_rows(header, config, dtype, name, start, stop)[:, columns]
+    kind = gguf.GGMLQuantizationType(entry.ggml_type)
+    size, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    first, last = columns.start // size, -(-columns.stop // size)
+    flat = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.position)
+    rows = flat.reshape(entry.shape[0], -1)[start:stop, first * num_bytes : last * num_bytes]
+    found = np.empty((stop - start, columns.stop - columns.start), dtype)
+    step = max(1, _BLOCK_ELEMENTS // ((last - first) * size))
+    for row in range(0, stop - start, step):
+        some = np.ascontiguousarray(rows[row : row + step])
+        values = gguf.dequantize(some.reshape(1, -1), kind).reshape(len(some), -1)
+        shift = first * size
+        found[row : row + step] = values[:, columns.start - shift : columns.stop - shift]
+    return found
 
 
 def string_metadata(header: Header, key: str) -> str | None:

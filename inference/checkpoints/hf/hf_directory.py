@@ -52,8 +52,8 @@ def tensors(source: TensorSource, config: ModelConfig) -> TensorSource:
         stored.setdefault(_embedding(config), head)
     shapes = {name: source.shapes[own] for name, own in stored.items()}
 
-    def read(name: str, start: int, stop: int) -> np.ndarray:
-        return source.read(stored[name], start, stop)
+    def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
+        return source.read(stored[name], start, stop, columns)
 
     return dataclasses.replace(source, shapes=shapes, read=read)
 

@@ -122,13 +122,20 @@ def _check_size(header: bytes, path: Path) -> None:
         )
 
 
-def _read(data: mmap.mmap, tensors: _Tensors, name: str, start: int, stop: int) -> np.ndarray:
+def _read(
+    data: mmap.mmap,
+    tensors: _Tensors,
+    name: str,
+    start: int,
+    stop: int,
+    columns: slice = slice(None),
+) -> np.ndarray:
     shape, dtype, position = tensors[name]
     row = int(np.prod(shape[1:]))
     values = np.frombuffer(
         data, dtype, (stop - start) * row, position + start * row * dtype.itemsize
     )
-    return values.reshape(stop - start, *shape[1:])
+    return values.reshape(stop - start, *shape[1:])[(slice(None), columns)[: len(shape)]]
 
 
 def read_index(directory: Path) -> dict[str, str]:
@@ -168,8 +175,8 @@ def _open_sharded(directory: Path) -> TensorSource:
         if name not in shards[shard].shapes:
             raise InputError(f"{index}: tensor {shown(name)} is not in {shard}")
 
-    def read(name: str, start: int, stop: int) -> np.ndarray:
-        return shards[weight_map[name]].read(name, start, stop)
+    def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
+        return shards[weight_map[name]].read(name, start, stop, columns)
 
     shapes = {name: shards[shard].shapes[name] for name, shard in weight_map.items()}
     dtypes = {source.dtype for source in shards.values()}

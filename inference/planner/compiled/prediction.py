@@ -7,14 +7,26 @@ from configs.engine import Config
 from configs.hardware import catalog
 from configs.hardware.targets import Target
 from configs.kinds import params
+from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.planner import weights
 from inference.planner.calibration import measure
 from inference.planner.cost import Precision
+from inference.planner.parallel import collectives
 from inference.scheduling.step_shapes import StepShape
 
 _FLOAT32 = 4  # bytes
 _LOGITS = 4  # arrays of them, at most at the same time
+_DRAWN_LOGITS = 20  # on a mesh: 15 of them masked for a pass of a search, which parts so narrow
+# keep instead of summing them as they come
+_STREAMS = 4  # on a mesh: the residual stream before a layer and within, what both parts' sums add
+
+# A TPU's compiler fetches matrices into its vector memory ahead of their products, in slices, if
+# they take no more than a third of it. Each slice has two tables of addresses, and a layer has some
+# more for results that are tuples; each takes 16 KiB of the large memory, none of it is used again,
+# and the compiler's statistics count them twice (docs/log.md).
+_FETCHED_BYTES, _SLICE_BYTES = (128 << 20) // 3, 4 << 20
+_TABLE_BYTES, _LAYER_TABLES = 2 * (16 << 10), 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +65,37 @@ def predict(config: Config, target: Target, shapes: tuple[StepShape, ...]) -> Pr
     """
     precision = Precision.of(config.model)
     held = weights.weight_bytes(config.chip_model, precision.weights, precision.rest)
-    needed = max((temporary_bytes(config, shape) for shape in shapes), default=0)
-    return Prediction(round(held), config.pool_bytes, needed, memory_bytes(target))
+    for _, info in params.leaves(config.chip_model.parameters()):
+        on_device = params.device_format(info, target.platform)
+        held += info.elements * (_bytes_each(on_device) - _bytes_each(info.format))
+    tables = _table_bytes(config.chip_model) if target.platform == "tpu" else 0
+    needed = tables + max((temporary_bytes(config, shape) for shape in shapes), default=0)
+    memory = memory_bytes(target) // (config.mesh.num_chips if target.is_here else 1)
+    return Prediction(round(held), config.pool_bytes, needed, memory)
+
+
+def exchanged(
+    config: Config, target: Target, shape: StepShape, several_hosts: bool = False
+) -> dict[str, tuple[int, int]] | None:
+    """(count, bytes) of a chip's collectives by kind, in a step of a shape. None where the program
+    branches or repeats them: a CPU's that draws, and those that score. On several hosts each of
+    them gets the outputs of all data shards.
+    """
+    if shape.scored or (target.platform == "cpu" and not shape.greedy):
+        return None
+    found = collectives.of_step(config.model, config.mesh, shape.greedy, config.engine.top_logprobs)
+    total = collectives.totals(found, shape.num_tokens, shape.num_logits)
+    if several_hosts and (groups := config.mesh.num_groups) > 1:
+        count, held = total.get("all-reduce", (0, 0))
+        width = shape.decode[1]
+        has_drafts = width > 1 and shape.decode[0] > 0
+        row = 2 + has_drafts + width * (2 + 2 * config.engine.top_logprobs)  # words (`StepOutput`)
+        total["all-reduce"] = count + 1, held + 4 * groups * shape.num_rows * row
+    return total
+
+
+def _bytes_each(format: str) -> float:
+    return FORMATS[format].bytes_for(1, 1)
 
 
 def memory_bytes(target: Target) -> int:
@@ -65,15 +106,32 @@ def memory_bytes(target: Target) -> int:
 
 
 def temporary_bytes(config: Config, shape: StepShape) -> int:
-    """Bytes that a step of a shape needs beside its arguments: the widest product of all its
+    """Bytes of activations that a step of a shape needs at once: the widest product of all its
     tokens, as its float32 sums and as what is stored of them, or four float32 arrays of logits (as
-    they are, filtered, ranked, with noise), whichever is more.
+    they are, filtered, ranked, with noise), whichever is more. On a mesh products are narrow, and
+    what is whole on each chip may be more: the residual stream and the sums of chips that it gets;
+    and drawing keeps more arrays of the chip's part of the logits.
     """
     model = config.chip_model
-    widths = [
-        info.shape[-2] for _, info in params.leaves(model.parameters()["layers"]) if info.is_matrix
+    matrices = [
+        info.shape for _, info in params.leaves(model.parameters()["layers"]) if info.is_matrix
     ]
     stored = FORMATS[model.dtype].bytes_for(1, 1)
-    sums = shape.num_tokens * max(widths) * (_FLOAT32 + stored)
-    logits = shape.num_logits * model.vocab_size * _FLOAT32 * _LOGITS
-    return math.ceil(max(sums, logits))
+    sums = max(shape[-2] for shape in matrices) * (_FLOAT32 + stored)
+    if config.mesh.model > 1:
+        inner = max(shape[-1] for shape in matrices if shape[-2] == model.width)
+        sums = max(sums, _STREAMS * model.width * _FLOAT32 + inner * stored)
+    is_drawn = config.mesh.model > 1 and not shape.greedy
+    arrays = _DRAWN_LOGITS if is_drawn else _LOGITS
+    logits = shape.num_logits * model.vocab_size * _FLOAT32 * arrays
+    return math.ceil(max(shape.num_tokens * sums, logits))
+
+
+def _table_bytes(model: ModelConfig) -> int:
+    """Of the tables of a TPU's asynchronous copies."""
+    slices = 0
+    for _, info in params.leaves(model.parameters()["layers"]):
+        held = FORMATS[info.format].bytes_for(info.elements, info.shape[-1])
+        if info.is_matrix and held <= _FETCHED_BYTES:
+            slices += math.ceil(held / _SLICE_BYTES)
+    return _TABLE_BYTES * (2 * slices + _LAYER_TABLES * model.num_layers)

@@ -111,6 +111,7 @@ class CompiledProgram:
         launches: by part, each of a branch and of a loop's body once.
         collectives: instructions by kind.
         collective_bytes: of them, a chip's, by kind (`Instruction.collective_bytes`).
+        num_hidden: of the collectives, those between whose start and end other work is launched.
         argument_bytes: a chip's, by the names that the function gives its arguments; without what
             the device pads them with.
         estimated_cycles: as far as the compiler wrote them; a loop's body once.
@@ -123,6 +124,7 @@ class CompiledProgram:
     launches: Mapping[str, int]
     collectives: Mapping[str, int]
     collective_bytes: Mapping[str, int]
+    num_hidden: int
     argument_bytes: Mapping[str, int]
     estimated_cycles: int
     num_conditionals: int
@@ -149,12 +151,28 @@ def read(text: str) -> CompiledProgram:
         {part: launches[part] for part in (*PARTS, OTHER) if launches[part]},
         dict(kinds),
         exchanged,
+        _num_hidden(found),
         _argument_bytes(text),
         sum(each.estimated_cycles for each in found),
         opcodes["conditional"],
         opcodes["while"],
         _num_outputs(text),
     )
+
+
+def _num_hidden(found: list[Instruction]) -> int:
+    """Collectives behind which something else runs."""
+    begun: dict[str, bool] = {}  # whether anything was launched since, by name
+    for each in found:
+        if each.is_launch:
+            begun = dict.fromkeys(begun, True)
+        elif each.collective and each.opcode.endswith("-start"):
+            begun[each.name] = False
+        elif each.opcode.endswith("-done"):
+            (operand,) = re.findall(r"-done\([^%]*%([\w.-]+)", each.text)[:1] or ("",)
+            if operand in begun and not begun[operand]:
+                del begun[operand]
+    return sum(begun.values())
 
 
 def launches_a_layer(one_layer: CompiledProgram, two_layers: CompiledProgram) -> dict[str, int]:
@@ -195,11 +213,25 @@ def _entry(text: str) -> str:
 def _reached(name: str, computations: Mapping[str, list[str]]) -> Iterator[Instruction]:
     for line in computations[name]:
         instruction = _parsed(line)
+        if instruction.opcode == "call-start":  # of a core beside: a 7x exchanges there
+            inner = [
+                each
+                for callee in _called(line, "to_apply")
+                for each in _reached(callee, computations)
+            ]
+            if any(each.collective for each in inner):
+                yield from inner
+                continue
         yield instruction
         if attribute := _CALLS.get(instruction.opcode):
-            for called in re.findall(rf"\b(?:{attribute})=(\{{[^}}]*\}}|%[\w.-]+)", line):
-                for callee in re.findall(r"%([\w.-]+)", called):
-                    yield from _reached(callee, computations)
+            for callee in _called(line, attribute):
+                yield from _reached(callee, computations)
+
+
+def _called(line: str, attribute: str) -> Iterator[str]:
+    """Names of the computations that an instruction runs."""
+    for called in re.findall(rf"\b(?:{attribute})=(\{{[^}}]*\}}|%[\w.-]+)", line):
+        yield from re.findall(r"%([\w.-]+)", called)
 
 
 def _computations(text: str) -> Iterator[tuple[str, list[str]]]:

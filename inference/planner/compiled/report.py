@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,8 +17,10 @@ from configs.errors import InputError, reason
 from configs.hardware.targets import Target
 from inference.planner.compiled import program
 from inference.planner.compiled.program import CompiledProgram
-from inference.runtime import model_runner, step
+from inference.runtime import batch, model_runner, step
 from inference.runtime.executables import Executables
+from inference.runtime.serialization.files import ExecutableFiles
+from inference.scheduling.step_schedule import ShardSchedule
 from inference.scheduling.step_shapes import StepShape, enumerate_shapes
 from layers import decoder, kv_cache
 from layers.kernels.attention import api
@@ -35,6 +39,7 @@ class CompiledStep:
         shape: of the step.
         compile_s: seconds of tracing and compiling.
         argument_bytes: of parameters, cache, slots and inputs, with what the device pads them with.
+        input_bytes: of slots and inputs as the engine declares them.
         temporary_bytes, code_bytes: beside them.
         output_bytes: of what is returned and was not donated.
         program: what was counted in it.
@@ -43,6 +48,7 @@ class CompiledStep:
     shape: StepShape
     compile_s: float
     argument_bytes: int
+    input_bytes: int
     temporary_bytes: int
     code_bytes: int
     output_bytes: int
@@ -74,8 +80,8 @@ class AbsentEngine:
             InputError: as `model_runner.for_this_device`, or there is no such topology.
         """
         self._target = target
-        devices = topologies.devices(target)
-        self._device, self._mesh = devices[0], meshes.of(config.mesh, devices)
+        self._devices = topologies.devices(target)
+        self._mesh = meshes.of(config.mesh, self._devices)
         with self._traced():
             config = _with_kernel(config, target.platform)
             self.config, self.attention = model_runner.for_this_device(config)
@@ -84,11 +90,17 @@ class AbsentEngine:
             )
             cache = kv_cache.abstract(*model_runner.cache_arguments(self.config, self.attention))
             slots = jax.eval_shape(lambda: step.init_slots(self.config))
+            self._slot_bytes = _num_bytes(slots)
             if self._mesh is None:
                 values, cache, slots = map(self._placed, (values, cache, slots))
             self._executables = Executables(
                 self.config, self.attention, values, cache, slots, self._mesh
             )
+
+    @property
+    def several_hosts(self) -> bool:
+        """Whether the devices belong to several."""
+        return self._mesh is not None and self._mesh.is_multi_process
 
     def usual_shapes(self) -> tuple[StepShape, ...]:
         """The largest steps that decode, a greedy one too where there is one, and the largest that
@@ -103,7 +115,21 @@ class AbsentEngine:
     def compiled(self, shape: StepShape) -> Compiled:
         """The executable of a shape."""
         with self._traced():
-            return self._executables.step(shape)
+            found = self._executables.step(shape)
+        assert isinstance(found, Compiled)
+        return found
+
+    def write(self, shapes: Iterable[StepShape], folder: Path) -> list[Path]:
+        """Writes the executables of shapes, and of what admits, for engines on such devices; their
+        paths. They have to be compiled without JAX's cache.
+
+        Raises:
+            InputError: they cannot be written.
+        """
+        devices = self._devices[: self.config.mesh.num_chips]
+        files = ExecutableFiles(folder, self.config, self.attention, devices, self._mesh)
+        with self._traced():
+            return [self._executables.write(shape, files) for shape in (None, *shapes)]
 
     def steps(self, shapes: Iterable[StepShape]) -> Iterator[CompiledStep | RefusedStep]:
         """Compiles the step of each shape in turn."""
@@ -116,11 +142,13 @@ class AbsentEngine:
                     raise
                 yield RefusedStep(shape, time.perf_counter() - start, reason(error))
                 continue
-            yield _measured(shape, time.perf_counter() - start, found)
+            compile_s = time.perf_counter() - start
+            inputs = batch.build_batch(shape, ShardSchedule(), self.config)
+            yield _measured(shape, compile_s, found, self._slot_bytes + _num_bytes(inputs))
 
     def _placed(self, tree: Any) -> Any:
         """A tree of shapes, each on the target's only device."""
-        sharding = SingleDeviceSharding(self._device)
+        sharding = SingleDeviceSharding(self._devices[0])
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
         )
@@ -130,13 +158,15 @@ class AbsentEngine:
             return contextlib.nullcontext()
         if self._mesh is not None:
             return jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh)
-        return topologies.traced_for(self._device)
+        return topologies.traced_for(self._devices[0])
 
 
-def _measured(shape: StepShape, compile_s: float, executable: Compiled) -> CompiledStep:
+def _measured(
+    shape: StepShape, compile_s: float, executable: Compiled, input_bytes: int
+) -> CompiledStep:
     memory: Any = executable.memory_analysis()
     return CompiledStep(
-        shape, compile_s, memory.argument_size_in_bytes, memory.temp_size_in_bytes,
+        shape, compile_s, memory.argument_size_in_bytes, input_bytes, memory.temp_size_in_bytes,
         memory.generated_code_size_in_bytes,
         memory.output_size_in_bytes - memory.alias_size_in_bytes,
         program.read(executable.as_text() or ""),
@@ -156,3 +186,7 @@ def _with_kernel(config: Config, platform: str) -> Config:
     except InputError:
         return config
     return found
+
+
+def _num_bytes(tree: Any) -> int:
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -16,9 +16,11 @@ from configs import presets
 from configs.hardware import catalog
 from configs.hardware.spec import HardwareSpec
 from configs.kinds.kind import Mixer
+from configs.mesh import Mesh
 from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.planner import cost, weights
+from inference.planner.parallel import collectives
 
 # Programs that can show the page, for pictures and tests.
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -107,7 +109,11 @@ def _coefficients(config: ModelConfig) -> dict[str, Any]:
         ],
         "divided": sorted(config.divided),
         "cached_heads": config.cached_heads,
-        "all_reduces": sum(1 if layer.ffn is None else 2 for layer in config.layers),
+        "exchanges": [
+            {"count": each.count, "token_bytes": each.token_bytes}
+            for each in collectives.of_step(config, Mesh(model=2))
+            if each.place != "sample"
+        ],
         "mixtures": [
             {"num_experts": experts[0], "top_k": experts[1], "layers": layers}
             for experts, layers in mixtures.items()

@@ -1,5 +1,6 @@
 """The implementations of products with weights, and which one a configuration gets."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from configs.engine import Config
 from configs.errors import InputError
-from configs.kinds.params import ParamInfo
+from configs.kinds.params import ParamInfo, device_format
 from layers import params as parameters
 from layers.kernels.cpu import library
 from layers.kernels.device import target_device
@@ -38,22 +39,30 @@ def choose(config: Config) -> str:
 
 def placement(
     config: Config, mesh: jax.sharding.Mesh | None = None
-) -> Callable[[str, ParamInfo, np.ndarray], Any]:
+) -> Callable[[str, ParamInfo, Any], Any]:
     """What makes a leaf of a parameter's values (or blocks), as the chosen implementation reads it:
-    (path, info, values) -> leaf, over the chips of a mesh.
+    (path, info, values) -> leaf, over the chips of a mesh; where these belong to several processes,
+    each reads its own chips' parts of the values only.
     """
 
-    def one(info: ParamInfo, values: np.ndarray) -> Any:
+    def one(info: ParamInfo, values: Any) -> Any:
         if info.format in packed.BLOCKS:
             return packed.pack_blocks(values, info.format, info.shape[-1])
+        if (format := device_format(info, target_device().platform)) != info.format:
+            values = values.astype(format)
         packs = config.engine.linear == "ffi_cpu" and info.is_multiplied
         return packed.pack(values) if packs else jax.device_put(values)
 
     if mesh is None:
-        return lambda path, info, values: one(info, values)
+        return lambda path, info, values: one(
+            info, values if isinstance(values, jax.Array) else np.asarray(values)
+        )
     infos = parameters.flatten(config.chip_model.parameters())
 
-    def place(path: str, info: ParamInfo, values: np.ndarray) -> Any:
+    def place(path: str, info: ParamInfo, values: Any) -> Any:
+        if not mesh.is_multi_process:
+            values = np.asarray(values)
+
         def part(group: int, chip: int) -> Any:
             own = rules.part(config.model, path, info, values, config.mesh.model, chip)
             return one(infos[path], own)
@@ -84,7 +93,7 @@ def abstract(config: Config, infos: Any, mesh: jax.sharding.Mesh | None = None) 
         is_block = info.format in packed.BLOCKS
         if is_block or (config.engine.linear == "ffi_cpu" and info.is_multiplied):
             return packed.abstract(info.shape, info.format)
-        return jax.ShapeDtypeStruct(info.shape, info.format)
+        return jax.ShapeDtypeStruct(info.shape, device_format(info, target_device().platform))
 
     return jax.tree.map(leaf, infos, is_leaf=parameters.is_info)
 
@@ -114,6 +123,50 @@ def pack_params(
 
     pairs = zip(declared, leaves, strict=True)
     return parameters.unflatten(infos, {path: placed(path, leaf) for path, leaf in pairs})
+
+
+def copy_params(config: Config, params: Params, mesh: jax.sharding.Mesh | None = None) -> Params:
+    """Parameters on whatever devices as the chosen implementation reads them, in memory of their
+    own, since the caller may donate his; one after the other, through the host.
+
+    Raises:
+        InputError: they are not those that the configuration declares, or are packed for other
+            chips or products.
+    """
+    infos, place = config.model.parameters(), placement(config, mesh)
+    leaves = parameters.flatten(params, packed.is_packed)
+    declared = parameters.flatten(infos)
+    _check_same(declared, leaves)
+    if config.engine.linear != "ffi_cpu" or mesh is not None:
+        for path, leaf in leaves.items():
+            if packed.is_packed(leaf):
+                raise InputError(f"{path} is packed for one chip of a CPU: give plain parameters")
+
+    def copied(path: str, leaf: Any) -> Any:
+        if packed.is_packed(leaf):
+            return dataclasses.replace(leaf, data=jax.device_put(np.array(leaf.data)))
+        return place(path, declared[path], np.array(leaf))
+
+    return parameters.unflatten(infos, {path: copied(path, leaves[path]) for path in declared})
+
+
+def _check_same(declared: dict[str, ParamInfo], leaves: dict[str, Any]) -> None:
+    """Compares names, shapes and formats; raises InputError with the first that differs."""
+    platform = target_device().platform
+    wanted = {path: (info.shape, info.format) for path, info in declared.items()}
+    placed = {path: (i.shape, device_format(i, platform)) for path, i in declared.items()}
+    found = {path: (_shape(leaf), packed.format_of(leaf)) for path, leaf in leaves.items()}
+    for path in [*wanted, *found]:
+        if found.get(path) not in (wanted.get(path), placed.get(path)):
+            own, other = (
+                f"{each[path][1]} {list(each[path][0])}" if path in each else "absent"
+                for each in (wanted, found)
+            )
+            raise InputError(f"not parameters of this model: {path} is {other}, not {own}")
+
+
+def _shape(leaf: Any) -> tuple[int, ...]:
+    return tuple(getattr(leaf, "shape", ()))
 
 
 def _lies_on(mesh: jax.sharding.Mesh, leaf: Any) -> bool:

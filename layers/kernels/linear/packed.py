@@ -42,7 +42,7 @@ def is_packed(node: Any) -> bool:
 
 def format_of(leaf: Any) -> str:
     """The format of a leaf of the parameters."""
-    return leaf.format if is_packed(leaf) else str(leaf.dtype)
+    return leaf.format if is_packed(leaf) else str(getattr(leaf, "dtype", type(leaf).__name__))
 
 
 def pack(matrix_FD: jax.Array | np.ndarray) -> Packed:

@@ -145,13 +145,10 @@ class Metronome:
     def __init__(self):
         self.clock, self.counters, self.records = VirtualClock(), Counters(), deque()
         self.waiting, self.running, self.open_seen = [], [], []
-        self.scheduler = self.pages = self
+        self.scheduler, self.shards = self, [self]
 
-    def usage(self, running):
-        return 10 * len(running), 6 * len(running)
-
-    def prompt_usage(self, running):
-        return 4 * len(running), 3 * len(running)
+    def usage(self):
+        return tuple(n * len(self.running) for n in (10, 6, 4, 3))
 
     def add_request(self, prompt, params):
         self.waiting.append([len(self.open_seen), prompt[0], params.max_new_tokens])
@@ -370,17 +367,20 @@ def test_interference_is_measured_where_it_happens():
     probe = Interference(num_running=3, num_tokens=600)
     base = EngineConfig(chunk_tokens=16, prefill_chunks=(1, 4))
 
-    def serve(is_chunked, load):
-        config = Config(model, probe.engine(model, base, is_chunked))
+    def serve(way, load):
+        config = Config(model, probe.engine(model, base, way))
         return [measure.predict(config, load, CHIP)]
 
     found = probe.measure(131, serve)
     assert found["undisturbed"]["itl_p99_s"] < found["chunked"]["itl_p99_s"]
     assert found["chunked"]["times_undisturbed"] > 1 and found["chunked"]["ttft_s"] > 0
+    apart = probe.predicted_apart(131, lambda load: serve("unchunked", load)[0], 1.0)
+    assert apart["itl_p99_s"] == pytest.approx(found["undisturbed"]["itl_p99_s"], rel=0.02)
+    assert 1 < apart["ttft_s"] < 1 + found["chunked"]["ttft_s"]
     with pytest.raises(InputError, match="num_running is at least 1, not 0"):
         Interference(0, 10)
     with pytest.raises(InputError, match="needs a context of 1152, the model's holds 1024"):
-        Interference(1, 1024).engine(model, base, True)
+        Interference(1, 1024).engine(model, base, "chunked")
 
 
 def test_host_cost_counts_every_part():

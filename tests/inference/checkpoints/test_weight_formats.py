@@ -226,6 +226,7 @@ def test_chips_hold_copies_of_the_heads_of_a_mixed_stack():
     assert held[1] - held[0] == pytest.approx(v_rows * bits / 8)
 
 
+@pytest.mark.long
 def test_an_answer_does_not_depend_on_its_neighbours_nor_on_chunks(tmp_path):
     native.need()
     path = write(tmp_path / "mixed.gguf")
@@ -233,7 +234,9 @@ def test_an_answer_does_not_depend_on_its_neighbours_nor_on_chunks(tmp_path):
     params = SamplingParams(max_new_tokens=6, ignore_eos=True)
     found = []
     for settings in ({"max_seqs": 1}, {"max_seqs": 4}, {"max_seqs": 4, "chunk_tokens": 8}):
-        engine = engine_of(path, weights="file", deterministic=True, **settings)
+        sizes = {"decode_rows": (settings["max_seqs"],), "prefill_chunks": (2,)} | settings
+        engine = engine_of(path, weights="file", deterministic=True, **sizes)
+        engine.scheduler.shapes = engine.scheduler.shapes[-1:]  # one to compile
         answers = engine.generate(prompts, params)
         found.append([(answer.token_ids, answer.logprobs) for answer in answers])
     assert found[0] == found[1] == found[2]

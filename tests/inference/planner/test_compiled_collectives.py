@@ -1,11 +1,24 @@
-"""What chips exchange in a compiled program: kinds, numbers and bytes."""
+"""What chips exchange in a compiled program: kinds, numbers and bytes, as planned."""
 
 import subprocess
 import sys
 
+import jax
 import pytest
 
+from configs.engine import Config, EngineConfig
+from configs.mesh import Mesh
 from inference.planner.compiled import program
+from inference.planner.parallel import collectives
+from inference.runtime import model_runner, step
+from inference.runtime.executables import Executables
+from inference.scheduling.step_shapes import StepShape
+from layers import decoder, kv_cache
+from layers.kernels.linear import api as linear
+from sharding import mesh as meshes
+from tests import fakes
+
+pytestmark = pytest.mark.quick_code
 
 _SHARDED = """
 import jax, jax.numpy as jnp
@@ -65,9 +78,95 @@ _LINES = {  # of compilers for GPUs and TPUs
 }  # fmt: skip
 
 
+def test_an_exchange_on_a_core_beside_is_one():
+    """As a 7x has them."""
+    text = """HloModule m
+
+%called (p: f32[8,4]) -> f32[8,4] {
+  %p = f32[8,4]{1,0} parameter(0)
+  ROOT %r = f32[8,4]{1,0} all-reduce(%p), to_apply=%add
+}, execution_thread="sparsecore"
+
+%other (p: f32[8]) -> f32[8] {
+  ROOT %p = f32[8]{0} parameter(0)
+}, execution_thread="sparsecore"
+
+ENTRY %e (a: f32[8,4], b: f32[8]) -> f32[8,4] {
+  %a = f32[8,4]{1,0} parameter(0)
+  %b = f32[8]{0} parameter(1)
+  %c = ((f32[8,4]{1,0}, token[]), f32[8,4]{1,0}) call-start(%a), to_apply=%called
+  %s = ((f32[8]{0}, token[]), f32[8]{0}) call-start(%b), to_apply=%other
+  ROOT %d = f32[8,4]{1,0} call-done(%c)
+}
+"""
+    found = list(program.instructions(text))
+    assert [each.collective_bytes for each in found if each.collective] == [128]
+    assert sum(each.is_launch for each in found) == 1
+
+
 @pytest.mark.parametrize("case", _LINES)
 def test_forms_of_other_compilers(case):
     value, expected = _LINES[case]
     text = f"HloModule m\n\nENTRY %e () -> f32[1] {{\n  %x = {value}\n}}\n"
     (instruction,) = program.instructions(text)
     assert instruction.collective_bytes == expected
+
+
+def test_what_has_other_work_beside_it():
+    """Between its start and its end."""
+    lines = [
+        "%a = f32[8]{0} all-reduce-start(%x), to_apply=%add",
+        "%b = f32[8]{0} fusion(%y), kind=kLoop",
+        "%c = f32[8]{0} all-reduce-done(%a)",
+        "%d = f32[8]{0} all-reduce-start(%c), to_apply=%add",
+        "%e = f32[8]{0} bitcast(%b)",
+        "%f = f32[8]{0} all-reduce-done(%d)",
+        "ROOT %g = f32[8]{0} fusion(%f), kind=kLoop",
+    ]
+    body = "\n".join(f"  {line}" for line in lines)
+    head = "HloModule m, entry_computation_layout={(f32[8]{0})->f32[8]{0}}"
+    found = program.read(f"{head}\n\nENTRY %e () -> f32[8] {{\n{body}\n}}\n")
+    assert found.collectives == {"all-reduce": 2} and found.num_hidden == 1
+
+
+_MESHES = Mesh(model=2), Mesh(model=8), Mesh(data=2, model=4), Mesh(data=8)
+_MODELS = {
+    "norm of all heads": fakes.llama(num_heads=8, num_kv_heads=4, qk_norm="all"),
+    **{f"{kind}, {K} KV heads": fakes.of_kind(kind, heads, K)
+       for kind in fakes.KINDS for heads, K in ((8, 8), (24, 3))},
+}  # fmt: skip
+_CASES = [
+    *((f"{kind}, 8 KV heads", mesh) for kind in fakes.KINDS for mesh in _MESHES),
+    *((f"{kind}, 3 KV heads", Mesh(model=8)) for kind in fakes.KINDS),
+    ("norm of all heads", Mesh(model=2)),
+]  # fmt: skip
+
+
+def _program(config, shape):
+    """A step of an engine whose weights nobody made."""
+    config, attention = model_runner.for_this_device(config.for_platform("cpu"))
+    mesh = meshes.of(config.mesh)
+    values = linear.abstract(config, decoder.param_infos(config.model), mesh)
+    cache = kv_cache.abstract(*model_runner.cache_arguments(config, attention))
+    slots = jax.eval_shape(lambda: step.init_slots(config))
+    return Executables(config, attention, values, cache, slots, mesh).step(shape).as_text()
+
+
+@pytest.mark.parametrize("name, mesh", _CASES, ids=lambda it: str(it).replace(",", " "))
+def test_a_decode_step_exchanges_what_the_planner_says(name, mesh):
+    """In kinds, numbers and bytes: nothing along `data`; along `model` a sum of the embedding, two
+    a layer, and what a greedy row needs.
+    """
+    model = _MODELS[name]
+    shape = StepShape((4, 1), (0, 16), greedy=True)
+    engine = EngineConfig(max_seqs=4, page_tokens=8, cache_bytes=1 << 20, top_logprobs=3)
+    found = program.read(_program(Config(model, engine, mesh), shape))
+    planned = collectives.of_step(model, mesh, top_logprobs=3)
+    counted = {
+        kind: (count, found.collective_bytes[kind]) for kind, count in found.collectives.items()
+    }
+    assert counted == collectives.totals(planned, shape.num_tokens, shape.num_logits)
+    sums = [each for each in planned if each.kind == "all-reduce" and each.place != "sample"]
+    wide = sum(each.count for each in sums if each.token_bytes == 4 * model.width)
+    assert wide == (1 + 2 * model.num_layers if mesh.model > 1 else 0)
+    assert {each.axis for each in planned} <= {"model"} and all(each.exposed for each in planned)

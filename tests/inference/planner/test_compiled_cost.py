@@ -28,7 +28,7 @@ from configs.kinds.attention import Attention
 from inference.planner import cost, weights
 from inference.planner.cost import Precision, Rows, Work
 from inference.runtime import batch, step
-from inference.scheduling.step_schedule import StepSchedule
+from inference.scheduling.step_schedule import ShardSchedule
 from inference.scheduling.step_shapes import StepShape, enumerate_shapes
 from layers import decoder, kv_cache, params
 from tests import compiling, fakes
@@ -63,7 +63,7 @@ def abstract_arguments(config: Config, shape: StepShape) -> Arguments:
         jax.eval_shape(lambda: step.init_slots(config)),
         jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
-            batch.build_batch(StepSchedule(shape), config),
+            batch.build_batch(shape, ShardSchedule(), config),
         ),
     )
 
@@ -74,6 +74,7 @@ def compile_step(config: Config, shape: StepShape, arguments: Arguments):
     return jitted.lower(*arguments).compile()
 
 
+@pytest.mark.long
 def test_what_is_compared_does_not_depend_on_the_code():
     """Products and memory are settled before LLVM writes the code: it need not be good code."""
     config = one_period("smollm2-135m")

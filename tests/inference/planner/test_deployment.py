@@ -113,16 +113,20 @@ def test_one_chip_exchanges_nothing():
 
 
 def test_all_reduces_by_hand():
-    """Two a layer; a ring of 4 moves 2 x 3/4 of [T, D] in 6 turns."""
+    """Two a layer and one of the embedding; a ring of 4 moves 2 x 3/4 of float32 [T, D] in 6 turns.
+    Sampling sums a word a row, and gathers three of each chip.
+    """
     work = Work.decode(16, 512)
     chip = dataclasses.replace(_H100, link_bandwidth=1e9, link_latency_s=1e-6)
     found = roofline.collective_seconds(
         _LLAMA, work, Precision.of(_LLAMA), chip, Mesh(model=4)
     )  # fmt: skip
-    assert found == pytest.approx(80 * (1.5 * 16 * 5120 * 2 / 1e9 + 6e-6))
+    sampled = 1.5 * 16 * 4 / 1e9 + 6e-6 + 0.75 * 4 * 16 * 12 / 1e9 + 3e-6
+    assert found == pytest.approx(81 * (1.5 * 16 * 5120 * 4 / 1e9 + 6e-6) + sampled)
     torus = dataclasses.replace(chip, link_axes=2)  # whose other axis the ring does not use
     found = roofline.collective_seconds(_LLAMA, work, Precision.of(_LLAMA), torus, Mesh(model=4))
-    assert found == pytest.approx(80 * (1.5 * 16 * 5120 * 2 / 0.5e9 + 6e-6))
+    sampled = 1.5 * 16 * 4 / 0.5e9 + 6e-6 + 0.75 * 4 * 16 * 12 / 0.5e9 + 3e-6
+    assert found == pytest.approx(81 * (1.5 * 16 * 5120 * 4 / 0.5e9 + 6e-6) + sampled)
 
 
 def test_heads_and_columns_are_divided_and_key_value_heads_copied_beyond_their_number():

@@ -30,6 +30,32 @@ def test_a_busy_replica_by_hand():
     assert one.requests_s == pytest.approx(1 / prefill)  # a prompt gives a token, no step follows
 
 
+def test_prompts_on_chips_of_their_own_by_hand():
+    placed = dataclasses.replace(_70B, mesh=Mesh(model=4))
+    found = slo.disaggregated(placed, 8, 1024, 100)
+    prefill, step = placed.prefill_time(1, 1024).total_s, placed.step_seconds(8, 1074)
+    assert found.apart.tpot_s == step
+    assert found.apart.requests_s == pytest.approx(8 / (found.apart.ttft_s + 99 * step))
+    assert found.saved_s == pytest.approx(3 * prefill)  # three others on the same chips
+    assert found.transfer_bytes == placed.cache_bytes(1024)
+    assert found.transfer_s == pytest.approx(found.transfer_bytes / 4 / 450e9)
+    assert found.apart.ttft_s == pytest.approx(prefill + found.transfer_s + 2 * step)
+    assert found.prefill_load == pytest.approx(found.apart.requests_s * prefill)
+    both = dataclasses.replace(placed, mesh=Mesh(data=2, model=4))
+    assert found.together == slo.steady(both, 8, 1024, 100)
+    halves = slo.steady(dataclasses.replace(placed, replicas=2), 4, 1024, 100)
+    assert found.together.requests_s == pytest.approx(halves.requests_s)
+    three = slo.disaggregated(dataclasses.replace(both, replicas=2), 16, 1024, 100)
+    life = three.apart.ttft_s + 99 * both.step_seconds(16, 1074)
+    assert three.apart.requests_s == pytest.approx(2 * 16 / life)
+    assert three.saved_s == pytest.approx(5 * prefill)
+    pays = {n: slo.disaggregated(placed, 64, 4000, n).pays for n in (2, 90)}
+    assert pays == {2: "TPOT", 90: "TPOT"}
+    assert slo.disaggregated(placed, 2, 64, 90).pays == "nothing"  # no one to wait for
+    small = Deployment(presets.get("llama3-8b").config, catalog.get("h100"))
+    assert slo.disaggregated(small, 16, 2048, 256).pays == "rate"
+
+
 def test_answers_meet_the_targets_and_one_more_sequence_does_not():
     targets = Targets(ttft=0.5, tpot=0.03)
     found = slo.answers(_70B, targets, 1024, 256, rate=20)
@@ -83,7 +109,7 @@ def test_advice_is_ranked_and_fits(goal):
 
 
 def test_what_a_part_gains_is_what_its_absence_costs():
-    found = advise.advise(_70B, Workload(1024, 256), 2)
+    found = advise.advise(_70B, Workload(1024, 256, "latency"), 2)
     best = found.choices[0]
     placed, formats = best.deployment, best.deployment.formats
     (without,) = (
@@ -101,3 +127,8 @@ def test_given_formats_are_kept():
     fixed = _70B.formats
     found = advise.advise(_70B, Workload(1024, 256), 4, fixed)
     assert {choice.deployment.formats.weights.name for choice in found.choices} == {"bfloat16"}
+
+
+def test_chips_that_only_decode_need_something_to_decode():
+    with pytest.raises(InputError, match="at least 1, not 0"):
+        slo.disaggregated(_70B, 8, 1024, 0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from inference.runtime import step
-from inference.scheduling.step_schedule import StepBuilder
+from inference.scheduling import scheduler
 from tests import accelerators, fakes
 
 pytestmark = pytest.mark.quick_code
@@ -49,15 +49,15 @@ def _check(answers):
 
 def test_the_host_decides_which_steps_are_greedy(monkeypatch):
     """A step is where every row that emits a token is; other rows have no say."""
-    used, choose, _ = [], StepBuilder.shape, _expected()
+    used, choose, _ = [], scheduler.shape_of, _expected()
 
-    def shape(builder, shapes, rows):
-        found = choose(builder, shapes, rows)
+    def shape_of(builders, shapes, rows):
+        found, [builder] = choose(builders, shapes, rows), builders
         emitting = [c.sequence.params for c in (*builder.decode, *builder.prefill) if c.emits]
         used.append((found.greedy, all(params.is_greedy for params in emitting)))
         return found
 
-    monkeypatch.setattr(StepBuilder, "shape", shape)
+    monkeypatch.setattr(scheduler, "shape_of", shape_of)
     engine = fakes.engine(fakes.llama(), greedy_steps=True, **_SETTINGS)
     assert any(shape.greedy for shape in engine.scheduler.shapes)
     _check(_answers(engine, _PROMPTS, _REQUESTS))

@@ -118,7 +118,7 @@ def test_scores_are_the_reported_logprobs_bit_by_bit(model):
 def test_page_ids_change_no_bit(model):
     engine = make(model, "chunks", True)
     for seed in range(2):
-        for free in engine.scheduler.pages.pool._free_pages:
+        for free in engine.scheduler.shards[0].pages.pool._free_pages:
             np.random.default_rng(seed).shuffle(free)
         assert results(engine.generate(prompts(), fakes.greedy(NEW))) == together(
             model, "chunks", True
@@ -216,7 +216,7 @@ def test_scores_are_the_reported_logprobs():
 @pytest.mark.quick_code
 def test_page_ids_change_nothing():
     engine = make("llama float32")
-    for free in engine.scheduler.pages.pool._free_pages:
+    for free in engine.scheduler.shards[0].pages.pool._free_pages:
         np.random.default_rng(0).shuffle(free)
     assert results(engine.generate(prompts(), fakes.greedy(NEW))) == together("llama float32")
 
@@ -302,7 +302,7 @@ def test_no_compilation_after_warm_up(warm):
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert {record.shape for record in warm.records} == set(warm.scheduler.shapes)
-    pages = warm.scheduler.pages
+    pages = warm.scheduler.shards[0].pages
     assert pages.prefix_cache.num_available_pages == pages.pool.num_usable_pages
 
 

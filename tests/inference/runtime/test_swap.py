@@ -25,7 +25,7 @@ def test_a_leaf_of_several_arrays_goes_to_the_host_and_comes_back():
     swapper = PageSwapper(config, before)
     out = [Transfer(0, 2, 1, True), Transfer(0, 3, 2, True), Transfer(1, 4, 1, True)]
     back = [Transfer(0, 5, 2, False), Transfer(0, 1, 1, False), Transfer(1, 2, 1, False)]
-    cache = swapper.transfer(jax.tree.map(jnp.asarray, before), tuple(out + back))
+    cache = swapper.transfer(jax.tree.map(jnp.asarray, before), (tuple(out + back),))
     for layer, found in enumerate(cache):
         moved = {1: 2, 5: 3} if model.group_of_layer[layer] == 0 else {2: 4}
         for name, pages in before[layer].items():

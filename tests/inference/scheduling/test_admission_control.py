@@ -148,14 +148,14 @@ def test_peaks_are_those_of_the_scheduler(page_tokens, requests):
             break
         if schedule is None:
             continue
-        decoding = {row.sequence for row in schedule.decode}
+        decoding = {row.sequence for row in schedule.shards[0].decode}
         members = list(scheduler.running)
         peak = peak_pages(
             [Demand(len(s.tokens), s.max_length - len(s.tokens) - 1) for s in members],
             WINDOWS,
             page_tokens,
         )
-        said.append((members, peak, not schedule.prefill, [], []))
+        said.append((members, peak, not schedule.shards[0].prefill, [], []))
         for members, _, _, decoded, seen in said:
             decoded.append([held(decoding.intersection(members), g) for g in range(len(WINDOWS))])
             seen.append([held(members, g) for g in range(len(WINDOWS))])
@@ -186,7 +186,7 @@ def test_shared_pages_are_those_of_a_fork(page_tokens, num_steps):
     ]
     peak, seen = peak_pages(demands, WINDOWS, page_tokens), []
     while (schedule := scheduler.schedule()) is not None:
-        pool = scheduler.pages.pool
+        pool = scheduler.shards[0].pages.pool
         seen.append(
             [n - m for n, m in zip(pool.num_usable_pages, pool.num_free_pages, strict=True)]
         )

@@ -125,7 +125,7 @@ def test_beams_share_their_pages():
     def look():
         running = engine.scheduler.running
         if len(running) == 4:
-            shares.append(engine.scheduler.pages.prompt_usage(running))
+            shares.append(engine.scheduler.shards[0].pages.prompt_usage(running))
 
     run(engine, PROMPT, beams(4), look)
     assert len(shares) > 8 and all(held == 4 * 13 for held, _ in shares)

@@ -6,6 +6,7 @@ import pytest
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.kinds.attention import Attention
+from configs.mesh import ONE_CHIP, Mesh
 from configs.model import LayerSpec, ModelConfig
 from inference.request import SamplingParams
 from inference.scheduling.scheduler import Scheduler
@@ -20,10 +21,11 @@ MODEL = ModelConfig(
 BYTES_PER_TOKEN = 8
 
 
-def scheduler(num_tokens=4096, **settings):
+def scheduler(num_tokens=4096, mesh=ONE_CHIP, **settings):
     """Room for so many tokens."""
     sizes = dict(max_seqs=4, page_tokens=4, chunk_tokens=4, prefill_chunks=(1, 4)) | settings
-    return Scheduler(Config(MODEL, EngineConfig(cache_bytes=BYTES_PER_TOKEN * num_tokens, **sizes)))
+    engine = EngineConfig(cache_bytes=BYTES_PER_TOKEN * num_tokens, **sizes)
+    return Scheduler(Config(MODEL, engine, mesh))
 
 
 def request(id, length=4, n=4, arrival_s=0.0, tokens=None, key="shared", **params):
@@ -38,11 +40,11 @@ def step(scheduler, **when):
     if schedule is None:
         return None
     fed: dict[int, int] = {}
-    for row in schedule.prefill:
+    for row in schedule.shards[0].prefill:
         fed[row.sequence.id] = fed.get(row.sequence.id, 0) + row.length
     scheduler.commit(schedule, fake_output(schedule))
     scheduler.check_integrity()
-    return [row.sequence.id for row in schedule.decode], fed
+    return [row.sequence.id for row in schedule.shards[0].decode], fed
 
 
 def finish(scheduler, limit=3000):
@@ -63,7 +65,7 @@ def test_static_waits_for_a_full_batch_and_holds_it_to_the_end():
     shapes = []
     while one.running:
         schedule = one.schedule(is_open=True)
-        assert all(row.sequence.id < 4 for row in schedule.decode)
+        assert all(row.sequence.id < 4 for row in schedule.shards[0].decode)
         shapes.append(schedule.shape.decode[0])
         one.commit(schedule, fake_output(schedule))
     assert set(shapes) == {4}  # rows of those that ended are computed to the end
@@ -125,7 +127,7 @@ def test_few_prompts_at_a_time():
 
 def test_a_higher_priority_goes_first_and_stays_longest():
     one = scheduler(num_tokens=64)
-    one._admission_control.will_fit = lambda *who: True  # so that memory runs out
+    one.shards[0].admission_control.will_fit = lambda *who: True  # so that memory runs out
     for i, priority in enumerate((0, 5, 0)):
         one.add(request(i, length=8, n=40, priority=priority, key=None))
     assert list(step(one)[1]) == [1, 0]
@@ -227,3 +229,22 @@ def test_a_quarter_of_the_memory_serves_all(preemption, prefix_cache, lengths):
 def test_bad_settings_are_named(settings, message):
     with pytest.raises(InputError, match=message):
         scheduler(**settings)
+
+
+def test_a_sequence_starts_where_least_is_left_to_compute():
+    """On the data shard that has its prefix, unless another would be done with it sooner."""
+    one, shared = scheduler(mesh=Mesh(data=2), max_seqs=8), [3] * 40
+
+    def shard_of(id, tokens, n):
+        own = request(id, tokens=tokens, n=n, ignore_eos=True)
+        one.add(own)
+        step(one)
+        return own.shard
+
+    assert shard_of(0, [1] * 30, 20) == 0 and shard_of(1, shared, 1) == 1
+    finish(one)
+    assert not one.counters.num_cached_tokens
+    # Shard 1 has 40 of 41 tokens cached: it gets them until as many are left to compute there.
+    shards = [shard_of(id, [*shared, 4 + id % 6], 16) for id in range(2, 8)]
+    assert shards[:2] == [1, 1] and 0 in shards[2:5]
+    assert one.counters.num_cached_tokens >= 40 * shards.count(1)

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.kinds.attention import Attention
+from configs.mesh import ONE_CHIP, Mesh
 from configs.model import LayerSpec, ModelConfig
 from inference.request import SamplingParams
 from inference.runtime.batch import build_batch
@@ -25,9 +26,10 @@ MODEL = ModelConfig(
 )  # fmt: skip
 
 
-def config(page_tokens=4, cache_bytes=400, **settings) -> Config:
+def config(page_tokens=4, cache_bytes=400, mesh=ONE_CHIP, **settings) -> Config:
     settings = {"max_seqs": 3, "chunk_tokens": 4, "prefill_chunks": (1, 3)} | settings
-    return Config(MODEL, EngineConfig(page_tokens=page_tokens, cache_bytes=cache_bytes, **settings))
+    engine = EngineConfig(page_tokens=page_tokens, cache_bytes=cache_bytes, **settings)
+    return Config(MODEL, engine, mesh)
 
 
 def sequence(id, prompt, **params) -> Sequence:
@@ -35,25 +37,27 @@ def sequence(id, prompt, **params) -> Sequence:
 
 
 def fake_output(schedule, token=lambda row, w: 1, is_finite=lambda row: True):
-    """What a device would say of a schedule: tokens as asked, drafts accepted while they agree."""
+    """What a device would say of a schedule: tokens as asked, drafts accepted while they agree;
+    its own are all 1.
+    """
     shape, width = schedule.shape, schedule.shape.decode[1]
-    tokens = np.zeros((shape.num_rows, width), int)
-    num_emitted, finite = np.zeros(shape.num_rows, int), np.ones(shape.num_rows, bool)
-    chunks = shape.prefill if shape.scored else (0, 0)
-    places = [
-        *enumerate(schedule.decode),
-        *((shape.decode[0] + i, r) for i, r in enumerate(schedule.prefill)),
-    ]
-    for where, row in places:
+    num_shards, num_rows = len(schedule.shards), len(schedule.shards) * shape.num_rows
+    tokens = np.zeros((num_rows, width), int)
+    num_emitted, finite = np.zeros(num_rows, int), np.ones(num_rows, bool)
+    chunks = (num_shards * shape.prefill[0], shape.prefill[1]) if shape.scored else (0, 0)
+    for where, row in schedule.rows:
         finite[where] = is_finite(row)
         tokens[where] = [token(row, w) for w in range(width)]
-        drafts = row.sequence.drafts[: row.length - 1] if where < shape.decode[0] else ()
+        drafts = (1,) * row.num_drafts
+        if not row.sequence.speculates:
+            drafts = row.sequence.drafts[: row.num_drafts]
         agree = itertools.takewhile(
             bool, (d == t for d, t in zip(drafts, tokens[where], strict=False))
         )
         num_emitted[where] = row.emits * (1 + len(list(agree)))
     return types.SimpleNamespace(
-        tokens=tokens, num_emitted=num_emitted, finite=finite, logprobs=np.zeros(tokens.shape),
+        tokens=tokens, num_emitted=num_emitted, num_drafts=np.zeros(0, int), finite=finite,
+        logprobs=np.zeros(tokens.shape),
         top_ids=np.zeros((*tokens.shape, 0), int), top_logprobs=np.zeros((*tokens.shape, 0)),
         target_logprobs=np.zeros(chunks), target_top_ids=np.zeros((*chunks, 0), int),
         target_top_logprobs=np.zeros((*chunks, 0)),
@@ -62,27 +66,30 @@ def fake_output(schedule, token=lambda row, w: 1, is_finite=lambda row: True):
 
 def check_schedule(scheduler, schedule):
     """What the device relies on: rows continue their sequences on pages of their own."""
+    for index, shard in enumerate(schedule.shards):
+        check_shard(scheduler, schedule.shape, index, shard)
+
+
+def check_shard(scheduler, shape, index, schedule):
     fed: dict[int, int] = {}
-    batch = build_batch(schedule, scheduler._config)
-    assert (
-        len(schedule.decode) <= schedule.shape.decode[0]
-        and len(schedule.prefill) <= schedule.shape.prefill[0]
-    )
+    batch = build_batch(shape, schedule, scheduler._config)
+    assert len(schedule.decode) <= shape.decode[0] and len(schedule.prefill) <= shape.prefill[0]
     for row in (*schedule.decode, *schedule.prefill):
         owner = row.sequence
-        assert owner.status is Status.RUNNING and owner.slot == row.slot
+        assert owner.status is Status.RUNNING and (owner.shard, owner.slot) == (index, row.slot)
         assert row.offset == fed.get(owner.id, 0) and row.length > 0
         fed[owner.id] = row.offset + row.length
         stop = row.start + row.length
         assert stop <= min(CONTEXT, len(owner.tokens) + owner.num_awaited_tokens + DRAFTS * 9)
         for group, pages in zip(MODEL.page_groups, owner.pages, strict=True):
-            seen = group.spec.live_from(row.start - row.offset)
+            rejected = owner.num_drafts_in_flight - row.num_drafts  # by earlier steps, at most
+            seen = group.spec.live_from(row.start - row.offset - rejected)
             page_tokens = scheduler._config.page_tokens
             live = group.spec.pages_for(seen, stop, page_tokens)
             assert all(pages[page] for page in live)
     assert batch.slot_Y[batch.query_length_Y == 0].tolist() == [
         scheduler._config.engine.max_seqs
-    ] * (schedule.shape.num_rows - len(schedule.decode) - len(schedule.prefill))
+    ] * (shape.num_rows - len(schedule.decode) - len(schedule.prefill))
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -92,20 +99,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         page_tokens=st.sampled_from([1, 4, 16]),
         sequences=st.one_of(st.just(1.0), st.floats(0.6, 3.5)),
         num_drafts=st.sampled_from([0, DRAFTS, WINDOW + 2]),
+        proposes=st.booleans(),
         chunks=st.sampled_from([(4, (1, 3)), (2, (1,))]),  # the latter is less than 1 + num_drafts
         chunked=st.booleans(),
         prefix_cache=st.booleans(),
         preemption=st.sampled_from(["recompute", "swap"]),
         policy=st.sampled_from(["continuous", "continuous", "static"]),
         in_flight=st.sampled_from([0, 1]),
+        mesh=st.sampled_from([Mesh(), Mesh(), Mesh(data=2), Mesh(data=3)]),
     )
     def build(
-        self, page_tokens, sequences, num_drafts, chunks, chunked, prefix_cache, preemption, policy,
-        in_flight,
+        self, page_tokens, sequences, num_drafts, proposes, chunks, chunked, prefix_cache,
+        preemption, policy, in_flight, mesh,
     ):  # fmt: skip
         more = {"num_drafts": num_drafts, "chunk_tokens": chunks[0], "prefill_chunks": chunks[1]}
         more |= {"chunked_prefill": chunked, "prefix_cache": prefix_cache, "policy": policy}
         more |= {"preemption": preemption, "swap_bytes": 600}
+        more |= {"proposer": "ngram" if proposes and num_drafts else None}
         self.max_in_flight, self.in_flight = in_flight, []
         per_sequence = sum(
             n * group.bytes_per_page("float32", page_tokens)
@@ -113,7 +123,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 config(page_tokens, **more).peak_pages(CONTEXT), MODEL.page_groups, strict=True
             )
         )
-        self.config = config(page_tokens, int(per_sequence * sequences), **more)
+        self.config = config(page_tokens, int(per_sequence * sequences), mesh, **more)
         self.scheduler = Scheduler(self.config)
         self.everyone: list[Sequence] = []
         self.ids = itertools.count()
@@ -132,7 +142,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.add(new)
         except InputError:
             peak = self.config.peak_pages(min(new.max_length, CONTEXT))
-            usable = self.scheduler.pages.pool.num_usable_pages
+            usable = self.scheduler.shards[0].pages.pool.num_usable_pages
             assert any(n > m for n, m in zip(peak, usable, strict=True))
             return
         self.everyone.append(new)
@@ -141,7 +151,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         id, engine = next(self.ids), self.config.engine
         key = id if engine.preemption == "swap" else None
         return Sequence(
-            id, params, tokens, num_prompt_tokens, eos_ids, needs_commit=engine.num_drafts > 0,
+            id, params, tokens, num_prompt_tokens, eos_ids, speculates=engine.proposer is not None,
+            needs_commit=engine.num_drafts > 0 and engine.proposer is None,
             cache_key="shared" if engine.prefix_cache else key,
         )  # fmt: skip
 
@@ -166,7 +177,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def commit(self, schedule, choose, is_finite):
         lengths = {s.id: len(s.tokens) for s in self.everyone}
-        was_running = any(row.sequence.status is not Status.FINISHED for row in schedule.decode)
+        decode = [row for shard in schedule.shards for row in shard.decode]
+        was_running = any(row.sequence.status is not Status.FINISHED for row in decode)
         committed = self.scheduler.commit(schedule, fake_output(schedule, choose, is_finite))
         for owner, tokens in committed:
             assert len(owner.tokens) == lengths[owner.id] + len(tokens)
@@ -242,9 +254,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.propose(self.config.engine.num_drafts)
             self.advance(lambda row, w: 1)
         assert not self.scheduler.has_work
-        pages = self.scheduler.pages
-        pages.check_integrity([])
-        assert pages.prefix_cache.num_available_pages == pages.pool.num_usable_pages
+        for shard in self.scheduler.shards:
+            shard.pages.check_integrity([])
+            available = shard.pages.prefix_cache.num_available_pages
+            assert available == shard.pages.pool.num_usable_pages
         for s in self.everyone:
             if s.finish_reason is FinishReason.STOP:
                 assert s.tokens[-1] == 0 and 0 in s.eos_ids
@@ -280,12 +293,12 @@ def test_decoding_goes_on_beside_prompts():
     scheduler.commit(schedule := scheduler.schedule(), fake_output(schedule))
     scheduler.add(second)
     schedule = scheduler.schedule()
-    assert [row.sequence for row in schedule.decode] == [first]
-    assert [(row.sequence, row.offset, row.length) for row in schedule.prefill] == [
+    assert [row.sequence for row in schedule.shards[0].decode] == [first]
+    assert [(row.sequence, row.offset, row.length) for row in schedule.shards[0].prefill] == [
         (second, 0, 4), (second, 4, 4), (second, 8, 4),
     ]  # fmt: skip
-    assert not any(row.emits for row in schedule.prefill) and all(
-        row.emits for row in schedule.decode
+    assert not any(row.emits for row in schedule.shards[0].prefill) and all(
+        row.emits for row in schedule.shards[0].decode
     )
     scheduler.commit(schedule, fake_output(schedule))
     steps_of(scheduler)
@@ -299,7 +312,7 @@ def test_chunks_of_one_step_belong_to_several_prompts():
         scheduler.add(prompt)
     schedules = steps_of(scheduler)
     rows = [
-        [(row.sequence.id, row.length, row.emits) for row in schedule.prefill]
+        [(row.sequence.id, row.length, row.emits) for row in schedule.shards[0].prefill]
         for schedule in schedules
     ]
     assert rows == [[(0, 4, False), (0, 2, True), (1, 3, True)], [(2, 4, True)]]
@@ -342,7 +355,7 @@ def test_a_request_that_never_fits_is_refused():
 def test_a_scored_prompt_may_fill_the_last_page():
     """It never needs room for one more token."""
     scheduler = Scheduler(config(page_tokens=4, cache_bytes=200))
-    usable = scheduler.pages.pool.num_usable_pages
+    usable = scheduler.shards[0].pages.pool.num_usable_pages
     fits = max(n for n in range(2, CONTEXT + 1) if all(
         peak <= m for peak, m in zip(scheduler._config.peak_pages(n), usable, strict=True)
     ))  # fmt: skip
@@ -370,8 +383,11 @@ def test_drafts_never_pass_the_end():
     fed = []
     while (schedule := scheduler.schedule()) is not None:
         fed += [
-            (row.length, *build_batch(schedule, scheduler._config).tokens_T[:3])
-            for row in schedule.decode
+            (
+                row.length,
+                *build_batch(schedule.shape, schedule.shards[0], scheduler._config).tokens_T[:3],
+            )
+            for row in schedule.shards[0].decode
         ]
         scheduler.commit(schedule, fake_output(schedule))
         one.drafts = (1, 1)
@@ -385,8 +401,10 @@ def test_more_drafts_than_the_engine_verifies_are_left_out():
     scheduler.commit(schedule := scheduler.schedule(), fake_output(schedule))
     one.drafts = (1,) * 5
     schedule = scheduler.schedule()
-    assert schedule.decode[0].length == 3
-    assert build_batch(schedule, scheduler._config).tokens_T[:3].tolist() == [-1, 1, 1]
+    assert schedule.shards[0].decode[0].length == 3
+    assert build_batch(schedule.shape, schedule.shards[0], scheduler._config).tokens_T[
+        :3
+    ].tolist() == [-1, 1, 1]
     scheduler.commit(schedule, fake_output(schedule))
     assert one.num_output_tokens == 1 + 3
 
@@ -415,7 +433,7 @@ def test_a_fork_that_is_preempted_at_once_holds_no_page():
     assert child.status is Status.RUNNING
     for each in (parent, child):
         scheduler.preempt(each)
-    pages = scheduler.pages
+    pages = scheduler.shards[0].pages
     assert pages.prefix_cache.num_available_pages == pages.pool.num_usable_pages
     steps_of(scheduler)
     assert parent.num_output_tokens == child.num_output_tokens == 9
@@ -432,12 +450,12 @@ def test_a_fork_that_never_fits_is_refused():
 
 
 @pytest.mark.parametrize("break_books", [
-    lambda scheduler: scheduler._slots.free_slots.pop(),
-    lambda scheduler: scheduler._slots.free_slots.append(scheduler.running[0].slot),
+    lambda scheduler: scheduler.shards[0].free_slots.pop(),
+    lambda scheduler: scheduler.shards[0].free_slots.append(scheduler.running[0].slot),
     lambda scheduler: scheduler.running[0].pages[0].pop(),
     lambda scheduler: scheduler.running[0].pages[1].append(scheduler.running[1].pages[1][0]),
     lambda scheduler: setattr(next(iter(scheduler.waiting)), "slot", 0),
-    lambda scheduler: scheduler.running.pop(),
+    lambda scheduler: scheduler.shards[0].running.pop(),
 ])  # fmt: skip
 def test_integrity_can_fail(break_books):
     scheduler = Scheduler(config(cache_bytes=1 << 20, max_seqs=4, prefill_chunks=(2,)))

@@ -47,7 +47,7 @@ def make_fake(**settings):
 
 
 def assert_empty(engine):
-    pages = engine.scheduler.pages
+    pages = engine.scheduler.shards[0].pages
     assert pages.prefix_cache.num_available_pages == pages.pool.num_usable_pages
     assert not engine._requests
     assert not engine.scheduler.has_work
@@ -111,7 +111,7 @@ def test_answers_share_their_prompts_pages():
     def look():
         running = engine.scheduler.running
         if len(running) == 8:
-            shares.append(engine.scheduler.pages.prompt_usage(running))
+            shares.append(engine.scheduler.shards[0].pages.prompt_usage(running))
 
     run(engine, PROMPT, dataclasses.replace(DRAWN, n=8), look)
     assert set(shares) == {(8 * 13, 12 + 8)}  # the 13th page holds the tokens generated first

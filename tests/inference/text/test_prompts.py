@@ -14,6 +14,7 @@ def test_every_field_of_a_line(tmp_path):
         "allowed_ids": [5, 6], "banned_ids": [6], "min_tokens": 2, "stop": ["a", "b"],
         "stop_ids": [7], "ignore_eos": True, "seed": 2**63, "priority": -1,
         "n": 2, "best_of": 3, "beam_width": 0, "length_penalty": 0.5, "early_stopping": True,
+        "speculate": False,
     }  # fmt: skip
     assert set(given) == set(sampling_fields.NAMES)
     messages = [

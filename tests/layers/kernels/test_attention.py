@@ -77,7 +77,7 @@ def _check(name, case, window=None, cap=None, sinks_N=None, twice=False, **sizes
         assert not interpret_pallas_call.get_races().races_found
     if name == "pallas_tpu":
         assert not interpreted_tpu.races.races_found
-    case.check(found, window, cap, sinks_N)
+    case.check(found, window, cap, sinks_N, is_rounded=name == "pallas_tpu")
     if twice:
         again = np.asarray(program(*case.arguments, sinks_N=sinks_N))
         np.testing.assert_array_equal(again[case.valid_YW], np.asarray(found)[case.valid_YW])

@@ -251,20 +251,26 @@ function exactTime(d, work) {
   return timed(memory, compute, exchanged, overhead, overhead + hidden + exchanged);
 }
 
-function collectiveSeconds({ model, mesh, hardware, rest }, { numTokens, count }) {
+function collectiveSeconds({ model, mesh, hardware, rest }, { numTokens, count, numLogits }) {
   if (mesh.model * mesh.expert === 1 || !hardware.link_bandwidth) return 0;
-  const activations =
-    bytesFor(rest, numTokens * model.width, model.width) * fullest(count, mesh);
+  const share = fullest(count, mesh);
   const seconds = (moved, chips, passes) =>
-    ((passes * (chips - 1)) / chips) * ((moved * hardware.link_axes) / hardware.link_bandwidth) +
+    ((passes * (chips - 1)) / chips) *
+      ((share * moved * hardware.link_axes) / hardware.link_bandwidth) +
     passes * (chips - 1) * hardware.link_latency_s;
-  return (
-    model.all_reduces * seconds(activations, mesh.model, 2) +
-    sum(
-      model.mixtures,
-      ({ layers, top_k: visited }) => 2 * layers * seconds(activations * visited, mesh.expert, 1),
-    )
+  const sums = sum(
+    model.exchanges,
+    (each) => each.count * seconds(each.token_bytes * numTokens, mesh.model, 2),
   );
+  // The best value of each row of logits, its id and log-sum-exp; its logit.
+  const sampled =
+    seconds(12 * mesh.model * numLogits, mesh.model, 1) + seconds(4 * numLogits, mesh.model, 2);
+  const visiting = bytesFor(rest, numTokens * model.width, model.width);
+  const experts = sum(
+    model.mixtures,
+    ({ layers, top_k: visited }) => 2 * layers * seconds(visiting * visited, mesh.expert, 1),
+  );
+  return sums + (mesh.model > 1 ? sampled : 0) + experts;
 }
 
 /** Weights and the caches of `numRead` sequences once; two FLOPs a parameter and token. */

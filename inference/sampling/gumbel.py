@@ -1,4 +1,4 @@
-"""Gumbel noise as a pure function of (request seed, position, token id).
+"""Gumbel noise as a pure function of (request seed, position, purpose, token id).
 
 Nothing is drawn in order and nothing is stored: any step, in any batch, on any path of the sampler,
 sees the same noise for the same token. Coupled speculation and independence from other requests
@@ -10,25 +10,40 @@ xored with one key word; a second key word enters between the rounds, so that a 
 chosen by 64 bits.
 """
 
+import enum
+
 import jax
 import jax.numpy as jnp
 
 
-def row_keys(seed_Q2: jax.Array, position_Q: jax.Array) -> jax.Array:
+class Purpose(enum.IntEnum):
+    """What noise at a position is for. Those of two purposes are independent."""
+
+    SAMPLE = 0  # plain decoding, and both sides of coupled acceptance
+    ACCEPT = 1  # rejection: whether a draft is accepted
+    RESIDUAL = 2  # rejection: the token after the last accepted draft
+    DRAFT = 3  # rejection: what a proposer draws
+
+
+def row_keys(
+    seed_Q2: jax.Array, position_Q: jax.Array, purpose: Purpose = Purpose.SAMPLE
+) -> jax.Array:
     """The key of each row's stream of noise.
 
     Args:
         seed_Q2: u32[Q, 2], the request's seed: high word, low word.
         position_Q: i32[Q], absolute position of the token that is sampled.
+        purpose: static.
 
     Returns:
-        u32[Q, 2]: two words, each a hash of both seed words and the position.
+        u32[Q, 2]: two words, each a hash of both seed words, the position and the purpose.
     """
     high_Q, low_Q = seed_Q2[:, 0], seed_Q2[:, 1]
     position_Q = position_Q.astype(jnp.uint32)
     first_Q = _mix(_mix(_mix(high_Q ^ jnp.uint32(0x9E3779B9)) + low_Q) ^ position_Q)
     second_Q = _mix(_mix(_mix(low_Q ^ jnp.uint32(0x85EBCA6B)) + high_Q) + position_Q)
-    return jnp.stack([first_Q, second_Q], axis=-1)
+    keys_Q2 = jnp.stack([first_Q, second_Q], axis=-1)
+    return keys_Q2 if purpose == Purpose.SAMPLE else _mix(keys_Q2, int(purpose))
 
 
 def uniform(keys_Q2: jax.Array, ids_QJ: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from inference.request import MAX_STOP_IDS, SamplingParams
-from inference.runtime.sampling import gumbel, parameters, sampler
+from inference.sampling import gumbel, parameters, sampler
 from inference.scheduling.sequence import Sequence
 from layers import topk
 from tests import compiling

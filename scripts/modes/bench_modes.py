@@ -8,7 +8,7 @@ _LOAD = (  # requests, drawn
 _SERVING = (
     *_EVERY,
     *_LOAD,
-    *("weights", "mesh"),
+    *("weights", "mesh", "executables", "speculate"),
     "workload",
     "slo_ttft_s",
     "slo_itl_s",

@@ -10,7 +10,8 @@ the penalties, which comes to the same, since -inf stays -inf.
 
 The last three each keep the logits that reach a threshold (all equals with it), so together they
 keep those that reach the highest, the *floor*. A token is drawn by adding Gumbel noise
-(`gumbel.py`) and taking the argmax; no distribution is normalized or sorted.
+(`gumbel.py`) and taking the argmax; no distribution is normalized or sorted. Where one is needed,
+to weigh drafts, `law` computes it with the same filters.
 
 On a CPU the floor is computed from each row's best candidates. Where other tokens might reach it
 too, the row is *open*: its floor is found by bisection over the whole row. Whether a row is open
@@ -25,8 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from inference.runtime.sampling import gumbel
-from inference.runtime.sampling.parameters import SlotSampling
+from inference.sampling import gumbel
+from inference.sampling.parameters import SlotSampling
 from layers import topk
 from layers.kernels.device import target_is_cpu
 from layers.reduce import row_sum, sums_before
@@ -44,7 +45,7 @@ def log_probs(
     Returns:
         f32[Q], and bool[Q]: False where the row's logits are all -inf, or hold a NaN or +inf.
     """
-    return _at(logits_QV, ids_Q) - summary.total_Q, jnp.isfinite(summary.total_Q)
+    return at(logits_QV, ids_Q) - summary.total_Q, jnp.isfinite(summary.total_Q)
 
 
 def top_log_probs(
@@ -86,7 +87,7 @@ def sample(
     if not target_is_cpu():
         edited_QV = edit(logits_QV)
         ids_Q = _draw_whole(edited_QV, sampling, position_Q)
-        return _or_end(ids_Q, _at(edited_QV, ids_Q), sampling)
+        return _or_end(ids_Q, at(edited_QV, ids_Q), sampling)
     is_drawn = jnp.any(sampling.temperature > 0)
 
     def choose(found_QV: jax.Array, found: topk.Summary) -> tuple[jax.Array, jax.Array]:
@@ -95,7 +96,7 @@ def sample(
             lambda: _draw(found_QV, found.maxima_QG, sampling, position_Q),
             lambda: found.best_Q,
         )
-        return ids_Q, _at(found_QV, ids_Q)
+        return ids_Q, at(found_QV, ids_Q)
 
     def choose_edited() -> tuple[jax.Array, jax.Array]:
         edited_QV = edit(logits_QV)
@@ -106,13 +107,61 @@ def sample(
     return _or_end(ids_Q, logit_Q, sampling)
 
 
+def law(
+    logits_QV: jax.Array,
+    sampling: SlotSampling,
+    position_Q: jax.Array,
+    counts: jax.Array | None = None,
+    mask_QX: jax.Array | None = None,
+) -> jax.Array:
+    """The probabilities with which `sample` draws each token, given the same arguments: f32[Q, V],
+    on a mesh the chip's part of them. Greedy rows, and those that can only end, have one of 1.
+    """
+    edited_QV = _edits(sampling, position_Q, counts, mask_QX, logits_QV.shape[1])[1](logits_QV)
+    summary = topk.summarize(edited_QV)
+    best_logit_Q = at(edited_QV, summary.best_Q)
+    is_certain_Q1 = ((sampling.temperature == 0) | (best_logit_Q == -jnp.inf))[:, None]
+    best_Q1 = _or_end(summary.best_Q, best_logit_Q, sampling)[:, None]
+    scaled_QV = _scale(edited_QV, sampling)
+    if target_is_cpu():
+        floor_Q = _floor(edited_QV, summary.maxima_QG, sampling)
+    else:
+        floor_Q = _whole_floor(scaled_QV, sampling)
+    weight_QV = jnp.exp(_keep(scaled_QV, floor_Q) - _scale(best_logit_Q[:, None], sampling))
+    drawn_QV = weight_QV / collectives.total(row_sum(weight_QV))
+    return jnp.where(is_certain_Q1, ids_of(logits_QV) == best_Q1, drawn_QV)
+
+
+def draw(weight_QV: jax.Array, keys_Q2: jax.Array) -> jax.Array:
+    """One token a row, each as likely as its share of the row's weights, f32[Q, V]: i32[Q]."""
+    score_QV = jnp.log(weight_QV) + gumbel.gumbel(keys_Q2, ids_of(weight_QV))
+    most = weight_QV.shape[1] * collectives.num_chips() - 1
+    return jnp.minimum(topk.summarize(score_QV).best_Q, most)  # a row of NaN has any id
+
+
+def ids_of(x_QV: jax.Array) -> jax.Array:
+    """The ids of a row's columns, on a mesh of the chip's own: i32[1, V]."""
+    return collectives.chip() * x_QV.shape[1] + jnp.arange(x_QV.shape[1])[None]
+
+
+def _floor(logits_QV: jax.Array, maxima_QG: jax.Array | None, sampling: SlotSampling) -> jax.Array:
+    """Threshold of top-k, top-p and min-p on a CPU, f32[Q], of logits / temperature."""
+    padded_QV = topk.pad_to_groups(logits_QV)
+    values_QJ, _ = topk.top_n(logits_QV, maxima_QG, _CANDIDATES)
+    floor_Q, is_open_Q = _candidate_floor(padded_QV, values_QJ, sampling)
+    is_filtered_Q = (sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)
+    is_open_Q &= is_filtered_Q & (sampling.temperature > 0)
+    whole_Q = lax.cond(jnp.any(is_open_Q), lambda: _row_floor(padded_QV, sampling), lambda: floor_Q)
+    return jnp.where(is_open_Q, whole_Q, floor_Q)
+
+
 def _or_end(ids_Q: jax.Array, logit_Q: jax.Array, sampling: SlotSampling) -> jax.Array:
     """The ids, or what ends the row where its best logit is impossible."""
     return jnp.where(logit_Q == -jnp.inf, jnp.maximum(sampling.stop_ids[:, 0], 0), ids_Q)
 
 
-def _at(x_QV: jax.Array, ids_Q: jax.Array) -> jax.Array:
-    """One entry of each row: [Q]."""
+def at(x_QV: jax.Array, ids_Q: jax.Array) -> jax.Array:
+    """One entry of each row, on a mesh of whole rows by parts: [Q]."""
     if collectives.num_chips() == 1:
         return jnp.take_along_axis(x_QV, ids_Q[:, None], axis=-1)[:, 0]
     own_Q = ids_Q - collectives.chip() * x_QV.shape[1]
@@ -146,7 +195,7 @@ def _draw_whole(logits_QV: jax.Array, sampling: SlotSampling, position_Q: jax.Ar
     """As `_draw`, from the whole of every row: i32[Q]."""
     scaled_QV = _scale(logits_QV, sampling)
     keys_Q2 = gumbel.row_keys(sampling.seed, position_Q)
-    ids_1V = collectives.chip() * logits_QV.shape[1] + jnp.arange(logits_QV.shape[1])[None]
+    ids_1V = ids_of(logits_QV)
     noise_QV = gumbel.gumbel(keys_Q2, ids_1V)
     score_QV = _keep(scaled_QV, _whole_floor(scaled_QV, sampling)) + noise_QV
     is_greedy_Q1 = (sampling.temperature == 0)[:, None]

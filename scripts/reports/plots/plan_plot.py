@@ -5,7 +5,7 @@ from typing import Any
 
 from inference.planner import parts
 from inference.planner.deployment import Deployment
-from scripts.reports import figures
+from scripts.reports.plots import figures
 
 # Paul Tol's muted and bright schemes: told apart by most eyes, and more than ten of them.
 _COLOURS = (

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from inference.runtime.sampling import parameters, sampler
+from inference.sampling import parameters, sampler
 from layers import topk
 from tests import accelerators, compiling
-from tests.inference.runtime.test_sampling import Request, fill, peaked
+from tests.inference.sampling.test_sampling import Request, fill, peaked
 
 pytestmark = pytest.mark.quick_code
 _CONTROL_FLOW = {"cond", "while", "scan"}

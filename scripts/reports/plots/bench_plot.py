@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from inference.benchmark.drive import Run
-from scripts.reports import bench_text, figures
+from scripts.reports import bench_text
+from scripts.reports.plots import figures
 
 _MEASURED, _PREDICTED = "#332288", "#DDCC77"  # of Paul Tol's muted scheme
 

@@ -1,0 +1,61 @@
+"""Chips of their own for prompts: disaggregated prefill."""
+
+import dataclasses
+
+from configs.errors import InputError
+from configs.mesh import Mesh
+from configs.model import ModelConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Prefill:
+    """Chips that compute prompts, whose pages then move to the chips that decode.
+
+    Attributes:
+        chips: how many divide the model there, as many as in each group that decodes; 0: prompts
+            are computed beside decoding rows, on the same chips.
+        first_chip: the first of them; None: the one behind those that decode.
+        max_seqs: prompts there at a time, those that wait for room to decode among them; None is
+            `engine.max_seqs`.
+        cache_bytes: memory of each of these chips for pages; None is `engine.cache_bytes`.
+    """
+
+    chips: int = 0
+    first_chip: int | None = None
+    max_seqs: int | None = None
+    cache_bytes: int | None = None
+
+    def first(self, mesh: Mesh) -> int:
+        """The first chip, where those of `mesh` decode."""
+        return mesh.num_chips if self.first_chip is None else self.first_chip
+
+    def check(self, mesh: Mesh, model: ModelConfig, policy: str) -> None:
+        """Whether these chips can compute prompts for those of a mesh.
+
+        Raises:
+            InputError: they cannot: the message says why.
+        """
+        if self.chips < 0:
+            raise InputError(f"prefill.chips is at least 0, not {self.chips}")
+        if not self.chips:
+            return
+        if self.chips != mesh.model:
+            raise InputError(
+                f"prefill.chips={self.chips}: each sends its pages to one that decodes, and a "
+                f"model is divided over {mesh.model} there (mesh.model): take as many"
+            )
+        if self.first(mesh) < mesh.num_chips:
+            raise InputError(
+                f"prefill.first_chip={self.first_chip} is among those that decode, 0 to "
+                f"{mesh.num_chips - 1}: chips do one or the other"
+            )
+        if model.has_states or not any(spec.elements_per_token for spec in model.cache_specs):
+            raise InputError(
+                f"prefill.chips={self.chips}: pages move between chips, and {model.name} keeps "
+                "some of its context in none"
+            )
+        if policy != "continuous":
+            raise InputError(f"prefill.chips goes with engine.policy=continuous, not {policy}")
+
+
+TOGETHER = Prefill()

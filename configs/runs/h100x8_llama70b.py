@@ -1,0 +1,20 @@
+"""python -m scripts.compile --config=configs/runs/h100x8_llama70b.py --target=8xh200.
+
+Llama 3 70B on the eight H100 of one host, 17.6 GB of weights each; the compiler's name for them is
+the H200's, which differs in its memory alone.
+"""
+
+from configs.engine import EngineConfig, Run
+from configs.mesh import Mesh
+
+RUN = Run(
+    model="llama3-70b",
+    engine=EngineConfig(
+        max_seqs=128,
+        max_context=8192,
+        cache_bytes=48 << 30,
+        decode_rows=(8, 32),
+        prefill_chunks=(2, 8),  # each shape is compiled: docs/log.md
+    ),  # fmt: skip
+    mesh=Mesh(model=8),
+)

@@ -1,0 +1,19 @@
+"""python -m scripts.compile --config=configs/runs/v5e_8_llama8b.py --target=v5e:2x4.
+
+Llama 3 8B on a host of eight v5e: a KV head and 2.0 GB of weights each.
+"""
+
+from configs.engine import EngineConfig, Run
+from configs.mesh import Mesh
+
+RUN = Run(
+    model="llama3-8b",
+    engine=EngineConfig(
+        max_seqs=64,
+        max_context=8192,
+        cache_bytes=8 << 30,
+        decode_rows=(8,),
+        prefill_chunks=(2, 8),  # each shape is compiled: docs/log.md
+    ),  # fmt: skip
+    mesh=Mesh(model=8),
+)

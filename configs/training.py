@@ -1,0 +1,99 @@
+"""How a model is trained: `inference/training/loop.py` runs it, `--set training.steps=100`
+overrides a field.
+"""
+
+import dataclasses
+import math
+
+from configs.errors import InputError
+from configs.mesh import ONE_CHIP, Mesh
+from configs.model import ModelConfig
+
+_MOST = 1 << 31  # of steps and tokens: what positions are counted in
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingConfig:
+    """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101), its rate warmed up linearly, then along a
+    cosine (arXiv 1608.03983).
+
+    Attributes:
+        steps: updates of the parameters.
+        batch: windows of an update.
+        window: tokens of a window that are predicted.
+        accumulate: parts that a batch is computed in, one after the other; their gradients add up.
+        learning_rate: at the end of the warm-up.
+        last_learning_rate: at the last step, as a part of `learning_rate`.
+        warmup_steps: over which the rate rises from 0.
+        weight_decay: of matrices; norms and biases have none.
+        beta1, beta2: of the moments of the gradients.
+        clip_norm: the gradients of all parameters together are scaled down to this norm.
+        checkpoint_every: steps between checkpoints; there is one at the end, too.
+        seed: of the parameters and of the order of the windows.
+    """
+
+    steps: int
+    batch: int
+    window: int
+    accumulate: int = 1
+    learning_rate: float = 1e-3
+    last_learning_rate: float = 0.1
+    warmup_steps: int = 0
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    clip_norm: float = 1.0
+    checkpoint_every: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "window", "accumulate", "checkpoint_every"):
+            self._check(name, 1, _MOST)
+        for name in ("warmup_steps", "seed"):
+            self._check(name, 0, _MOST)
+        if self.batch % self.accumulate:
+            raise InputError(
+                f"training.batch={self.batch} is not {self.accumulate} equal parts, which "
+                "training.accumulate asks for"
+            )
+        if self.warmup_steps >= self.steps:
+            raise InputError(
+                f"training.warmup_steps={self.warmup_steps} is below training.steps={self.steps}"
+            )
+        for name in ("learning_rate", "clip_norm"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError(
+                    f"training.{name} is a finite number above 0, not {getattr(self, name)}"
+                )
+        for name in ("last_learning_rate", "weight_decay", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"training.{name} is from 0 to 1, not {getattr(self, name)}")
+
+    def _check(self, name: str, least: int, most: int) -> None:
+        if not least <= getattr(self, name) < most:
+            raise InputError(
+                f"training.{name} is at least {least} and below {most}, not {getattr(self, name)}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A model, how it is trained, and the chips that do."""
+
+    model: ModelConfig
+    training: TrainingConfig
+    mesh: Mesh = ONE_CHIP
+
+    def __post_init__(self) -> None:
+        training, groups = self.training, self.mesh.num_groups
+        if training.window > self.model.max_context:
+            raise InputError(
+                f"training.window={training.window} is at most the context of "
+                f"{self.model.max_context}"
+            )
+        self.mesh.check(self.model)
+        if training.batch // training.accumulate % groups:
+            raise InputError(
+                f"mesh {self.mesh}: {training.batch // training.accumulate} windows at a time "
+                f"(training.batch / training.accumulate) are not equal parts of {groups} groups"
+            )

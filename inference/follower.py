@@ -1,0 +1,89 @@
+"""What the engine of another host than host 0 does: what host 0's does, step by step."""
+
+import contextlib
+import dataclasses
+import hashlib
+from typing import Any
+
+import jax
+
+from configs.engine import Config
+from configs.errors import InputError
+from inference.checkpoints.opened import Checkpoint
+from inference.engine import Engine
+from inference.request import SamplingParams
+from inference.runtime.model_runner import for_this_device
+from sharding import hosts
+
+
+def follow(engine: Engine) -> None:
+    """Does what host 0 tells until that ends; its outputs are host 0's to read."""
+    for order, arguments in hosts.current().orders():
+        with contextlib.suppress(InputError):  # which host 0 has met as well
+            match order:
+                case "add_request":
+                    tokens, params = arguments
+                    engine.add_request(tokens, _params(params))
+                case "fork":
+                    id, params = arguments
+                    engine.fork(id, _params(params))
+                case "abort":
+                    engine.abort(*arguments)
+                case "step":
+                    engine.step(*arguments)
+                case "rebuild":
+                    engine.rebuild()
+                case "warm_up":
+                    engine.warm_up(seals=arguments[0])
+
+
+def prepared(config: Config) -> Config:
+    """A configuration as several hosts can run it: pages are computed again rather than offloaded.
+
+    Raises:
+        InputError: it asks for what one host alone can do.
+    """
+    if hosts.current().count == 1:
+        return config
+    engine = config.engine
+    if engine.preemption == "swap":
+        raise InputError("engine.preemption=swap goes with one host: pages are computed again")
+    return dataclasses.replace(config, engine=dataclasses.replace(engine, preemption="recompute"))
+
+
+def check_alike(config: Config, checkpoint: Checkpoint | None) -> None:
+    """Checks that all hosts are about to run the same, before weights are read.
+
+    Raises:
+        InputError: one is not; all of them say so.
+    """
+    if hosts.current().count == 1:
+        return
+    own, attention = for_this_device(config)
+    facts = {"version of jax": jax.__version__, "implementation of attention": attention}
+    for name, part in (("model", own.model), ("engine", own.engine)):
+        fields = dataclasses.fields(part)
+        facts |= {f"{name}.{field.name}": repr(getattr(part, field.name)) for field in fields}
+    facts["mesh"] = str(own.mesh)
+    if checkpoint is not None:
+        facts["checkpoint"] = _digest(checkpoint)
+    hosts.current().compare(facts)
+
+
+def _digest(checkpoint: Checkpoint) -> str:
+    """Of names and shapes of all tensors, and of a row in the middle of each."""
+    source, found = checkpoint.contents().source, hashlib.sha256()
+    for name in sorted(source.shapes):
+        shape = source.shapes[name]
+        found.update(f"{name}{shape}".encode())
+        if shape and shape[0]:
+            found.update(source.read(name, shape[0] // 2, shape[0] // 2 + 1).tobytes())
+    return f"{len(source.shapes)} tensors, {found.hexdigest()[:16]}"
+
+
+def _params(fields: dict[str, Any]) -> SamplingParams:
+    return SamplingParams(**{name: _tuples(value) for name, value in fields.items()})
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -1,0 +1,112 @@
+"""What chips exchange in one step: the planner's own list, which compiled programs are held to.
+
+Along `data` nothing is exchanged. Along `model` a sum follows each product whose columns are
+divided, and sampling combines what each chip finds in its part of the vocabulary
+(`sharding/collectives.py`). Along `expert` tokens would travel to their experts and back; no engine
+does that yet.
+"""
+
+import dataclasses
+from collections import Counter
+
+from configs.mesh import Mesh
+from configs.model import ModelConfig
+from configs.precision import FORMATS
+
+_WORD = 4  # bytes of a float32 and of an id: sums travel as they were made
+_DIGIT_PASSES, _DIGIT_SUMS = 8, 15  # of a search for a threshold, four bits at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """Exchanges of one kind and size in a step. Its bytes are a chip's: of the operand or of the
+    result, whichever is larger.
+
+    Attributes:
+        place: part of the step: 'embed', 'mixer', 'ffn', 'experts' or 'sample'.
+        axis: of the mesh.
+        kind: 'all-reduce', 'all-gather' or 'all-to-all'.
+        count: how many there are, over all layers.
+        token_bytes, row_bytes: of one of them, for each token of the step and for each row of
+            logits.
+        exposed: the next operation needs what it brings, so that it hides behind nothing.
+    """
+
+    place: str
+    axis: str
+    kind: str
+    count: int
+    token_bytes: float = 0.0
+    row_bytes: float = 0.0
+    exposed: bool = True
+
+    def num_bytes(self, num_tokens: float, num_logits: float) -> float:
+        """Bytes of one of them in a step of so many tokens and rows of logits."""
+        return self.token_bytes * num_tokens + self.row_bytes * num_logits
+
+
+def of_step(
+    config: ModelConfig, mesh: Mesh, greedy: bool = True, top_logprobs: int = 0, stored: str = ""
+) -> tuple[Collective, ...]:
+    """Everything that the chips of one data-parallel group exchange in a step.
+
+    Args:
+        config: the whole model.
+        mesh: how it is divided.
+        greedy: no row is drawn; drawing is counted as accelerators do it, without branches.
+        top_logprobs: alternatives that are reported for each sampled token.
+        stored: format of the tokens that travel to experts; '' is the model's dtype.
+    """
+    found: Counter[Collective] = Counter()
+    if mesh.model > 1:
+        sums = Collective("embed", "model", "all-reduce", 1, _WORD * config.width)
+        found[sums] += 1
+        for layer in config.layers:
+            if norms := layer.mixer.num_divided_norms:  # their sums travel together
+                found[Collective("mixer", "model", "all-reduce", 1, _WORD * norms)] += 1
+            found[dataclasses.replace(sums, place="mixer")] += 1
+            found[dataclasses.replace(sums, place="ffn")] += layer.ffn is not None
+        found.update(_sampling(config, mesh.model, greedy, top_logprobs))
+    if mesh.expert > 1:
+        format = FORMATS[stored or config.dtype]
+        token = format.bytes_for(config.width, config.width)
+        for layer in config.layers:
+            if layer.ffn is not None and layer.ffn.experts is not None:
+                copies = layer.ffn.experts[1]
+                found[Collective("experts", "expert", "all-to-all", 1, token * copies)] += 2
+    return tuple(dataclasses.replace(each, count=n) for each, n in found.items() if n)
+
+
+def _sampling(
+    config: ModelConfig, chips: int, greedy: bool, top_logprobs: int
+) -> Counter[Collective]:
+    """What combines the chips' parts of a row of logits."""
+
+    def gathered(words: int) -> Collective:
+        return Collective("sample", "model", "all-gather", 1, row_bytes=chips * words * _WORD)
+
+    def summed(words: int) -> Collective:
+        return Collective("sample", "model", "all-reduce", 1, row_bytes=words * _WORD)
+
+    found = Counter((gathered(3), summed(1)))  # best value, its id and log-sum-exp; its logit
+    if top_logprobs:
+        part = -(-config.vocab_size // chips)
+        found[gathered(2 * min(top_logprobs, part))] += 1
+    if not greedy:
+        found[summed(1)] += 2  # the largest logit, and that of the drawn token
+        found[summed(_DIGIT_SUMS)] += 2 * _DIGIT_PASSES - 1  # of top-k, and of top-p:
+        found[summed(_DIGIT_SUMS + 1)] += 1  # its first pass brings the whole mass, too
+        found[gathered(2)] += 1  # the best noisy value and its id
+    return found
+
+
+def totals(
+    exchanged: tuple[Collective, ...], num_tokens: int, num_logits: int
+) -> dict[str, tuple[int, int]]:
+    """(count, bytes) by kind of a step of so many tokens and rows of logits."""
+    found: dict[str, tuple[int, int]] = {}
+    for each in exchanged:
+        count, held = found.get(each.kind, (0, 0))
+        own = each.count * round(each.num_bytes(num_tokens, num_logits))
+        found[each.kind] = count + each.count, held + own
+    return found

@@ -1,0 +1,163 @@
+"""Prompts computed on chips of their own, whose pages then move to the chips that decode.
+
+The worker has a scheduler, pages and steps of its own. For each request it computes all of the
+prompt but its last token (a *leader* of the request's first sequence, which waits for it among
+those that decode). The scheduler there admits the sequence when it has room, and the pages move
+before the step that feeds its last token. So decoding, with all that sampling means, is as
+everywhere, and a decoding step waits for no prompt.
+
+Prefixes are cached on both sides. A sequence that is preempted while it decodes is computed again,
+or its pages swapped in, where it decodes.
+"""
+
+from collections.abc import Callable, Iterable
+
+from configs.engine import Config
+from configs.errors import InputError
+from inference.planner import swap_policy
+from inference.runtime.model_runner import ModelRunner
+from inference.runtime.steps_in_flight import StepsInFlight
+from inference.scheduling.scheduler import Scheduler
+from inference.scheduling.sequence import FinishReason, Sequence, Status
+from inference.scheduling.step_schedule import StepSchedule
+from inference.scheduling.step_shapes import StepShape
+from layers import decoder
+from layers.kernels.linear import api as linear
+from layers.params import Params
+from sharding import mesh as meshes
+
+
+def divide(
+    config: Config, expected: Iterable[StepShape]
+) -> tuple[tuple[StepShape, ...], tuple[StepShape, ...]]:
+    """Of the steps that come first, those of the chips that decode and those of a worker's.
+
+    Raises:
+        InputError: as `sharding.mesh.for_prefill`: before weights are read.
+    """
+    if not config.prefill.chips:
+        return tuple(expected), ()
+    meshes.for_prefill(config)
+    expected = tuple(expected)
+    decoding = tuple(shape for shape in expected if shape.decode[0])
+    return decoding, tuple(shape for shape in expected if shape not in decoding)
+
+
+class PrefillWorker:
+    """Computes prompts for one engine.
+
+    Attributes:
+        scheduler: of the leaders.
+        model_runner: on the chips of `Config.prefill`.
+        sent_bytes: of pages so far, of all chips.
+    """
+
+    def __init__(self, config: Config, receiver: ModelRunner, expected: Iterable[StepShape] = ()):
+        """Takes the receiver's weights.
+
+        Args:
+            config: the engine's.
+            receiver: what runs its decoding steps.
+            expected: as `ModelRunner` takes it.
+
+        Raises:
+            InputError: as `sharding.mesh.for_prefill`.
+        """
+        self._receiver = receiver
+        receiver.before_admit = self.send
+        self._mesh = meshes.for_prefill(config)
+        own = config.for_prefill()
+        self.scheduler = Scheduler(own, swap_policy.offload_policy(own))
+        shapes = self.scheduler.shapes
+        self.scheduler.shapes = tuple(shape for shape in shapes if not shape.decode[0])
+        params = self.params_of(receiver.params)
+        self.model_runner = ModelRunner(own, params, expected, self._mesh)
+        self._overlaps = own.engine.overlap
+        self._steps = StepsInFlight(self.scheduler, self.model_runner)
+        self._led: dict[Sequence, Sequence] = {}  # leader -> who waits for it
+        page_bytes = own.cached_model.page_bytes(own.page_tokens)
+        self._page_bytes = [own.mesh.num_chips * size for size in page_bytes]
+        self.sent_bytes = 0
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds spent compiling so far."""
+        return self._steps.compile_s
+
+    def params_of(self, params: Params) -> Params:
+        """The receiver's weights on these chips, sent from device to device."""
+        specs = linear.specs(decoder.param_infos(self._receiver.config.model))
+        return meshes.moved(params, self._mesh, specs)
+
+    def warm_up(self, progress: Callable[[], None], seals: bool) -> None:
+        """As `Engine.warm_up`, and what sends pages."""
+        self.model_runner.warm_up(self.scheduler.shapes, progress, seals)
+        for runner in (self.model_runner, self._receiver):
+            runner.compile_page_copies()
+
+    def add(self, sequence: Sequence) -> None:
+        """Begins with the prompt of a sequence that waits to decode; one that has a single token,
+        or more than the pages here can hold, is computed where it decodes.
+        """
+        if len(sequence.tokens) == 1:
+            return
+        leader = Sequence(
+            sequence.id, sequence.params, list(sequence.tokens), len(sequence.tokens),
+            arrival_s=sequence.arrival_s, cache_key=sequence.cache_key, sends_pages=True,
+        )  # fmt: skip
+        leader.max_length = len(leader.tokens)
+        try:
+            self.scheduler.add(leader)
+        except InputError:
+            return
+        self._led[leader] = sequence
+        sequence.leader = leader
+
+    def launch(self) -> bool:
+        """Starts a step where there is one to start, and does not wait."""
+        for leader, sequence in list(self._led.items()):
+            if sequence.status is Status.FINISHED:  # aborted
+                self._finish(leader)
+        return len(self._steps) <= self._overlaps and self._steps.launch(is_open=False)
+
+    def commit(self, waits: bool) -> list[tuple[Sequence, FinishReason]]:
+        """Commits the steps that are done, and the oldest one even if it `waits` for it; returns
+        the sequences that end with their prompts, which were scored or gave non-finite logits.
+        """
+        ended: list[tuple[Sequence, FinishReason]] = []
+        while len(self._steps) and (waits or self._steps.is_done):
+            waits = False
+            step, output = self._steps.fetch()
+            for leader, _ in self.scheduler.commit(step.schedule, output):
+                sequence = self._led.pop(leader)
+                sequence.prompt_logprobs = leader.prompt_logprobs
+                sequence.prompt_top_logprobs = leader.prompt_top_logprobs
+                ended.append((sequence, leader.finish_reason or FinishReason.ERROR))
+            self._steps.record(step)
+        return ended
+
+    def send(self, schedule: StepSchedule) -> None:
+        """Sends the pages that a step's admissions need; they are free here then."""
+        for admission in (one for shard in schedule.shards for one in shard.admissions):
+            if admission.sender is not None:
+                shard = admission.sequence.shard
+                self._receiver.receive(self.model_runner, admission.sent_pages, shard)
+                self.sent_bytes += sum(self._page_bytes[g] for g, *_ in admission.sent_pages)
+                self._finish(admission.sender)
+
+    def finish_steps(self) -> list[tuple[Sequence, FinishReason]]:
+        """Commits all steps in flight; returns what `commit` does."""
+        ended = []
+        while len(self._steps):
+            ended += self.commit(waits=True)
+        return ended
+
+    def start_over(self) -> None:
+        """Forgets what is computed and not sent: it is computed again."""
+        self._steps.clear()
+        self.scheduler.start_over()
+
+    def _finish(self, leader: Sequence) -> None:
+        self.scheduler.finish(leader, FinishReason.ABORT)
+        if sequence := self._led.pop(leader, None):
+            sequence.leader = None

@@ -1,0 +1,154 @@
+"""Executables in files. They are code: a file that others may write to is not run.
+
+A file holds magic bytes, the SHA-256 of all that follows, the length of a JSON header, the header
+(what the program depends on, and how its output is laid out), and the bytes of the runtime.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jax.stages import Compiled
+
+from configs.engine import Config
+from configs.errors import InputError, reason
+from inference.files import atomic
+from inference.runtime.packed_output import PackedOutput
+from inference.runtime.serialization import key as keys
+from inference.runtime.serialization.key import Key
+from inference.runtime.serialization.loaded import LoadedExecutable, Signature
+from sharding import mesh as meshes
+
+_MAGIC = b"RIDGELINE-EXE 1\n"
+_LENGTH = struct.Struct("<Q")
+_SUFFIX = ".executable"
+
+
+class ExecutableFiles:
+    """The executables of one engine in a directory."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: Config,
+        attention: str,
+        devices: Sequence[Any],
+        mesh: Mesh | None,
+    ):
+        """Of a directory; the engine as `key.of_engine` takes it. Programs run on `devices`, in
+        this order.
+        """
+        self._folder, self._devices = folder, devices
+        self._engine = keys.of_engine(config, attention, devices, mesh)
+        self._has_said_why = False
+
+    def load(self, name: str, arguments: tuple[Any, ...]) -> LoadedExecutable | None:
+        """The executable of a program; None, after a line on why, if there is none to be used.
+
+        Args:
+            name: of the program.
+            arguments: their shapes, as `key.of_program` takes them.
+        """
+        key = keys.of_program(self._engine, name, arguments)
+        path = self._path(name, key)
+        try:
+            header, data = _read(path)
+            if header["key"] != key:
+                raise ValueError("it is of another program")
+            signature = Signature(arguments, _results(arguments, header["layout"]))
+            return LoadedExecutable(data, self._devices, signature)
+        except FileNotFoundError:
+            if not self._has_said_why:
+                self._has_said_why = True
+                logging.warning("%s has no %s: %s", self._folder, name, self._why(name, key))
+        except (OSError, ValueError, jax.errors.JaxRuntimeError) as error:
+            logging.warning("%s is not used, %s is compiled: %s", path, name, reason(error)[:300])
+        return None
+
+    def write(self, name: str, arguments: tuple[Any, ...], compiled: Compiled) -> Path:
+        """Writes an executable; its path.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        key = keys.of_program(self._engine, name, arguments)
+        outputs = jax.tree.leaves(compiled.out_info, is_leaf=_is_packed)
+        layout = next((each.layout for each in outputs if _is_packed(each)), None)
+        header = json.dumps({"key": key, "layout": layout}).encode()
+        executable: Any = compiled.runtime_executable()
+        body = _LENGTH.pack(len(header)) + header + executable.serialize()
+        path = self._path(name, key)
+        try:
+            with atomic.open_file(path) as file:
+                os.fchmod(file.fileno(), 0o644)
+                file.write(_MAGIC + hashlib.sha256(body).digest() + body)
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror}") from error
+        return path
+
+    def _path(self, name: str, key: Key) -> Path:
+        words = name.replace(" x ", "x").replace(", ", "-").replace(" ", "")
+        return self._folder / f"{words}-{keys.digest(json.dumps(key))}{_SUFFIX}"
+
+    def _why(self, name: str, key: Key) -> str:
+        """What sets the most similar file apart."""
+        apart: list[tuple[str, ...]] = []
+        for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
+            try:
+                found = _read(path)[0]["key"]
+            except (OSError, ValueError):
+                continue
+            if found.get("program") == name:
+                apart.append(tuple(part for part in key if found.get(part) != key[part]))
+        if not apart:
+            return "no file of it is there; it is compiled"
+        nearest = min(apart, key=lambda parts: len(parts))
+        return f"those that are there differ in {', '.join(nearest)}; it is compiled"
+
+
+def _read(path: Path) -> tuple[dict[str, Any], bytes]:
+    """Header and program.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is damaged, or not its owner's alone.
+    """
+    with path.open("rb") as file:
+        for status in (os.fstat(file.fileno()), path.parent.stat()):
+            if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o022:
+                raise ValueError("others may write to it or to its directory, and it is code")
+        data = file.read()
+    start = len(_MAGIC) + hashlib.sha256().digest_size
+    body = memoryview(data)[start:]
+    if not data.startswith(_MAGIC) or hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:
+        raise ValueError("it is damaged, or no file of an executable")
+    end = _LENGTH.size + _LENGTH.unpack_from(body)[0]
+    return json.loads(bytes(body[_LENGTH.size : end])), bytes(body[end:])
+
+
+def _results(arguments: tuple[Any, ...], layout: Any) -> tuple[Any, ...]:
+    """Shapes of what a program returns: cache and slots as it takes them, and of a step its output,
+    which is divided as its batch is.
+    """
+    cache, slots, batch = arguments[-3:]
+    if layout is None:
+        return cache, slots
+    fields = tuple((tuple(shape), str(dtype)) for shape, dtype in layout)
+    on_mesh = jax.tree.leaves(batch)[0].sharding
+    shards = 1 if on_mesh is None else meshes.num_parts(on_mesh.mesh, on_mesh.spec)
+    size = shards * sum(math.prod(shape) for shape, _ in fields)
+    words_X = jax.ShapeDtypeStruct((size,), np.int32, sharding=on_mesh)
+    return cache, slots, PackedOutput(words_X, fields)
+
+
+def _is_packed(value: Any) -> bool:
+    return isinstance(value, PackedOutput)

@@ -1,0 +1,21 @@
+"""Which proposer an engine has."""
+
+from configs.engine import Config
+from inference.speculation.draft_model import DraftModel
+from inference.speculation.ngram import NGram
+from inference.speculation.proposer import Proposer
+
+
+def of(config: Config, attention: str = "reference") -> Proposer | None:
+    """The one that `engine.proposer` names, if any.
+
+    Args:
+        config: of the engine.
+        attention: the implementation that its cache is laid out for, where it is to propose.
+    """
+    match config.engine.proposer:
+        case "ngram":
+            return NGram(config)
+        case "draft":
+            return DraftModel(config, attention)
+    return None

@@ -1,0 +1,136 @@
+"""Verification of a tree of drafts, all fed in one pass: both acceptance rules along its branches.
+
+Node 0 is the sequence's newest token, each other node a draft that follows its parent. Nodes come
+after their parents, and a node's children in the order in which they are tried. The walk begins at
+the root and goes to an accepted child until there is none; there it ends with a token of the
+target's own.
+
+What decides on a node's children may be anything before it and the noise of its own position, never
+noise of later ones: a tree pruned by what was drawn below the node would no longer be exact.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from inference.sampling import gumbel, sampler
+from inference.sampling.gumbel import Purpose
+from inference.speculation.rejection import residual
+from layers.reduce import row_sum
+from sharding import collectives
+
+
+class Accepted(NamedTuple):
+    """What a pass adds to each of R sequences; W is the most that it can."""
+
+    # i32[R, W]: the nodes whose key-value entries stay, the root first; each token was drawn after
+    # the node at its place. What follows num_emitted entries is -1, in tokens anything.
+    path_RW: jax.Array
+    tokens_RW: jax.Array  # i32[R, W]: the drafts of path[1:], and the token after the last of them
+    num_emitted_R: jax.Array  # i32[R], 1 .. W
+
+
+def coupled(
+    sampled_RN: jax.Array, token_RN: jax.Array, parent_RN: jax.Array, width: int
+) -> Accepted:
+    """Goes on where a child equals what the target draws (Daliri et al. 2024, arXiv 2408.07978;
+    trees: Miao et al. 2023, arXiv 2305.09781): the tokens are plain decoding's.
+
+    Args:
+        sampled_RN: i32[R, N], the target's own draw after each node, with plain decoding's noise of
+            its position.
+        token_RN: i32[R, N], the nodes' tokens.
+        parent_RN: i32[R, N] or [N]; -1 for the root, and for nodes that are not used.
+        width: W, static; at most N. Branches of W nodes and more are cut off there.
+    """
+    rows, nodes = token_RN.shape
+    parent_RN = jnp.broadcast_to(parent_RN, (rows, nodes))
+
+    def advance(i: jax.Array, path_RW: jax.Array) -> jax.Array:
+        node_R1 = path_RW[:, i - 1, None]
+        drawn_R1 = jnp.take_along_axis(sampled_RN, jnp.maximum(node_R1, 0), axis=1)
+        is_next_RN = (parent_RN == node_R1) & (token_RN == drawn_R1) & (node_R1 >= 0)
+        next_R = jnp.where(is_next_RN.any(1), jnp.argmax(is_next_RN, axis=1), -1)
+        return path_RW.at[:, i].set(next_R.astype(jnp.int32))
+
+    path_RW = lax.fori_loop(1, width, advance, _at_root(rows, width))
+    tokens_RW = jnp.take_along_axis(sampled_RN, jnp.maximum(path_RW, 0), axis=1)
+    return Accepted(path_RW, tokens_RW, (path_RW >= 0).sum(1, dtype=jnp.int32))
+
+
+def by_rejection(
+    law_RNV: jax.Array,
+    seed_R2: jax.Array,
+    position_R: jax.Array,
+    token_RN: jax.Array,
+    parent_RN: jax.Array,
+    width: int,
+    draft_law_RNV: jax.Array | None = None,
+) -> Accepted:
+    """Tries a node's children one after the other by `rejection`'s rule; each that is rejected
+    takes its law out of the target's: q becomes (q - p)+, normalized, and p loses the token (Miao
+    et al. 2023, arXiv 2305.09781; without replacement: Jeon et al. 2024, arXiv 2402.14160).
+
+    Args:
+        law_RNV: f32[R, N, V], the target's law after each node (`sampler.law`); on a mesh the
+            chip's part of the vocabulary, here and below.
+        seed_R2: u32[R, 2], the requests' seeds.
+        position_R: i32[R], absolute position of the first token sampled.
+        token_RN: i32[R, N], the nodes' tokens.
+        parent_RN: i32[R, N] or [N]; -1 for the root, and for nodes that are not used.
+        width: W, static; at most N. Branches of W nodes and more are cut off there.
+        draft_law_RNV: f32[R, N, V], from which each node's children were drawn, one after the other
+            without replacement (the largest of log p + Gumbel noise: Kool et al. 2019, arXiv
+            1903.06059); None where what came before decides on them, as with the likeliest tokens.
+    """
+    rows, nodes = token_RN.shape
+    parent_RN = jnp.broadcast_to(parent_RN, (rows, nodes))
+    children_RNV = law_RNV if draft_law_RNV is None else draft_law_RNV
+
+    def attempt(n: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        """Tries node n in the rows whose walk has come to its parent."""
+        node_R, path_RW, law_RV, left_RV = carry
+        is_token_RV = sampler.ids_of(law_RV) == token_RN[:, n, None]
+        if draft_law_RNV is None:
+            draft_law_RV = is_token_RV.astype(jnp.float32)
+        else:
+            draft_law_RV = _normalized(left_RV)
+        drafted_R = sampler.at(draft_law_RV, token_RN[:, n])
+        length_R = (path_RW >= 0).sum(1)
+        is_tried_R = (parent_RN[:, n] == node_R) & (length_R < width) & (drafted_R > 0)
+        keys_R2 = gumbel.row_keys(seed_R2, position_R + length_R - 1, Purpose.ACCEPT)
+        u_R = gumbel.uniform(keys_R2, n[None, None])[:, 0]
+        is_accepted_R = is_tried_R & (u_R * drafted_R < sampler.at(law_RV, token_RN[:, n]))
+        is_place_RW = is_accepted_R[:, None] & (jnp.arange(width) == length_R[:, None])
+
+        def chosen(accepted: jax.Array, rejected: jax.Array, untried: jax.Array) -> jax.Array:
+            found = jnp.where(is_accepted_R[:, None], accepted, rejected)
+            return jnp.where(is_tried_R[:, None], found, untried)
+
+        return (
+            jnp.where(is_accepted_R, n, node_R),
+            jnp.where(is_place_RW, n, path_RW),
+            chosen(law_RNV[:, n], _normalized(residual(law_RV, draft_law_RV)), law_RV),
+            chosen(children_RNV[:, n], jnp.where(is_token_RV, 0, left_RV), left_RV),
+        )
+
+    start = jnp.zeros(rows, jnp.int32), _at_root(rows, width), law_RNV[:, 0], children_RNV[:, 0]
+    _, path_RW, law_RV, _ = lax.fori_loop(1, nodes, attempt, start)
+    num_emitted_R = (path_RW >= 0).sum(1, dtype=jnp.int32)
+    keys_R2 = gumbel.row_keys(seed_R2, position_R + num_emitted_R - 1, Purpose.RESIDUAL)
+    last_R1 = sampler.draw(law_RV, keys_R2)[:, None]
+    next_RW = jnp.pad(path_RW[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
+    drafts_RW = jnp.take_along_axis(token_RN, jnp.maximum(next_RW, 0), axis=1)
+    return Accepted(path_RW, jnp.where(next_RW >= 0, drafts_RW, last_R1), num_emitted_R)
+
+
+def _at_root(rows: int, width: int) -> jax.Array:
+    return jnp.full((rows, width), -1, jnp.int32).at[:, 0].set(0)
+
+
+def _normalized(weight_RV: jax.Array) -> jax.Array:
+    """The law of weights; zeros where all are."""
+    total_R1 = collectives.total(row_sum(weight_RV))
+    return weight_RV / jnp.where(total_R1 > 0, total_R1, 1)

@@ -1,0 +1,68 @@
+"""A tokenizer trained from scratch: byte-level BPE (Sennrich et al. 2016, arXiv 1508.07909; of
+bytes, Radford et al. 2019), in the files of a Hugging Face directory.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs.errors import InputError
+from inference.checkpoints import text_files
+from inference.files import atomic, cache_directory
+
+END = "<|endoftext|>"
+
+_BYTES = 256
+
+
+def directory(texts: Sequence[str], vocab_size: int) -> Path:
+    """The directory of a tokenizer trained on texts, kept in the cache: `tokenizer.json` and
+    `tokenizer_config.json`. Its first token ends a document.
+
+    Args:
+        texts: equal ones give equal tokens.
+        vocab_size: at most so many tokens; fewer where the texts are short.
+
+    Raises:
+        InputError: the vocabulary has no room for the bytes, or the cache cannot be written.
+    """
+    if vocab_size < _BYTES + 1:
+        raise InputError(
+            f"model.vocab_size={vocab_size}: a vocabulary has the {_BYTES} bytes and an end token"
+        )
+    digest = hashlib.sha256(str(vocab_size).encode())
+    for text in texts:
+        digest.update(hashlib.sha256(text.encode()).digest())
+    folder = cache_directory.path() / "tokenizers" / digest.hexdigest()[:32]
+    if not (folder / text_files.TOKENIZER).exists():
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
+        contents = {
+            text_files.TOKENIZER_CONFIG: (json.dumps(config) + "\n").encode(),
+            text_files.TOKENIZER: _trained(texts, vocab_size).encode(),
+        }
+        for name, content in contents.items():
+            try:
+                with atomic.open_file(folder / name) as file:
+                    file.write(content)
+            except OSError as error:
+                raise InputError(f"cannot write {folder / name}: {error.strerror}") from None
+    return folder
+
+
+def _trained(texts: Sequence[str], vocab_size: int) -> str:
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    found: str = backend.to_str()
+    return found

@@ -1,0 +1,62 @@
+"""A trained model as a directory that every script serves."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from configs.model import ModelConfig
+from inference.checkpoints import convert, names
+from inference.checkpoints.load import Progress
+from inference.checkpoints.opened import Checkpoint, Contents
+from inference.checkpoints.tensor_source import TensorSource
+from layers import params
+from layers.params import Params
+
+
+def write(
+    masters: Params,
+    config: ModelConfig,
+    eos_ids: tuple[int, ...],
+    files: Mapping[str, bytes],
+    output: Path,
+    progress: Progress | None = None,
+) -> None:
+    """Writes parameters and what belongs to them in our native format.
+
+    Args:
+        masters: float32, on whatever devices.
+        config: the model; its type is that of the weights.
+        eos_ids: ids that end a sequence.
+        files: the tokenizer's, by name.
+        output: a directory that does not exist yet.
+        progress: called as parameters are written.
+
+    Raises:
+        InputError: as `convert.convert`.
+    """
+    leaves: dict[str, np.ndarray] = {
+        path: np.asarray(leaf) for path, leaf in params.flatten(jax.device_get(masters)).items()
+    }
+
+    def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
+        rows = leaves[name][start:stop]
+        return rows[:, columns] if rows.ndim > 1 else rows
+
+    shapes = {path: leaf.shape for path, leaf in leaves.items()}
+    source = TensorSource(config.name, shapes, read, "float32")
+
+    def unused(*args: Any, **named: Any) -> Any:
+        raise NotImplementedError("a trained model is converted, then opened where it lies")
+
+    checkpoint = Checkpoint(
+        config,
+        eos_ids,
+        unused,
+        unused,
+        lambda: Contents(source, names.identity, lambda: dict(files)),
+        unused,
+    )
+    convert.convert(checkpoint, output, "orbax", config.dtype, progress=progress)

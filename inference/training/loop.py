@@ -1,0 +1,168 @@
+"""The one training loop: any loss of any parameters, on one device or over a mesh.
+
+A step is one jitted update whose state is donated. What comes next is a function of the state
+alone: the batch of a step is a pure function of its number (`Data`), so the saved step is the saved
+position, and a run that goes on from a checkpoint computes what the undisturbed one would have, bit
+for bit.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from configs.errors import InputError
+from configs.training import TrainingConfig
+from inference.training import optimizer
+from inference.training.step_folder import StepFolder
+from layers.params import Params
+from sharding import mesh as meshes
+
+# (params, frozen, batch) -> the mean over the batch's rows, a float32 scalar.
+Loss = Callable[[Params, Any, Any], jax.Array]
+
+
+class Data(Protocol):
+    """Where batches come from."""
+
+    def batch(self, step: int) -> Any:
+        """The batch of a step, a pytree of numpy arrays [`TrainingConfig.batch`, ...]: a pure
+        function of the step.
+        """
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """All that a checkpoint holds."""
+
+    params: Params  # float32 masters
+    optimizer: Any  # of optax
+    step: jax.Array  # i32[], the next one
+    losses: jax.Array  # f32[steps], of those that are done
+
+
+def train(
+    loss_fn: Loss,
+    params: Params,
+    data: Data,
+    config: TrainingConfig,
+    *,
+    frozen: Any = None,
+    folder: StepFolder | None = None,
+    observe: Callable[[np.ndarray], None] = lambda losses: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Params:
+    """Trains parameters where they lie: on their device, or over their mesh.
+
+    Args:
+        loss_fn: what is made small, differentiated by its first argument.
+        params: float32 arrays; overwritten.
+        data: batches by step.
+        config: steps and optimizer.
+        frozen: a pytree that the loss needs and nothing trains, such as the model whose heads are.
+        folder: of checkpoints; if it has one, training goes on from there.
+        observe: called with the losses of all steps so far, after each and where some are done at
+            the start.
+        stop: asked before each step; if so, a checkpoint is written and the rest left out.
+
+    Raises:
+        InputError: a loss is not finite, or a checkpoint cannot be read or written.
+    """
+    state = init(params, config)
+    if folder is not None:
+        state = folder.restore(state)
+    done = saved = int(state.step)
+    losses = np.array(state.losses)
+    put = functools.partial(_put, data, config, _batch_sharding(params))
+    batch = put(done)
+    if done:
+        observe(losses[:done])
+    if done < config.steps:
+        update = _compiled_update(loss_fn, config, state, frozen, batch)
+    while done < config.steps and not stop():
+        state, loss = update(state, frozen, batch)
+        batch = put(done + 1)  # while the device computes
+        losses[done] = loss
+        if not np.isfinite(losses[done]):
+            last = folder and folder.newest()
+            raise InputError(
+                f"the loss of step {done} is {losses[done]}: lower training.learning_rate"
+                + (f"; the last checkpoint is {last}" if last else "")
+            )
+        done += 1
+        observe(losses[:done])
+        if folder is not None and done % config.checkpoint_every == 0:
+            folder.save(done, state)
+            saved = done
+    if folder is not None and done != saved:
+        folder.save(done, state)
+    return state.params
+
+
+def _compiled_update(
+    loss_fn: Loss, config: TrainingConfig, *arrays: Any
+) -> Callable[..., tuple[TrainState, jax.Array]]:
+    """A step for such a state, frozen tree and batch: the next state, and the loss."""
+    transform, gradients = optimizer.of(config), jax.value_and_grad(loss_fn)
+
+    def update(state: TrainState, frozen: Any, batch: Any) -> tuple[TrainState, jax.Array]:
+        def add(total: Any, part: Any) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, gradients(state.params, frozen, part)), None
+
+        zeros = jnp.float32(0), jax.tree.map(jnp.zeros_like, state.params)
+        total, _ = jax.lax.scan(add, zeros, batch)
+        loss, slopes = jax.tree.map(lambda x: x / config.accumulate, total)
+        changes, moments = transform.update(slopes, state.optimizer, state.params)
+        return TrainState(
+            optax.apply_updates(state.params, changes),
+            moments,
+            state.step + 1,
+            state.losses.at[state.step].set(loss),
+        ), loss
+
+    same = jax.tree.map(lambda x: x.sharding, arrays[0]), None
+    jitted = jax.jit(update, donate_argnums=0, out_shardings=same)
+    compiled: Callable[..., tuple[TrainState, jax.Array]] = jitted.lower(*arrays).compile()
+    return compiled
+
+
+def init(params: Params, config: TrainingConfig) -> TrainState:
+    """The state before the first step; moments lie as their parameters do."""
+    transform = optimizer.of(config)
+    rest = jax.tree.leaves(params)[0].sharding
+    if isinstance(rest, NamedSharding):
+        rest = NamedSharding(rest.mesh, PartitionSpec())
+    shapes = jax.eval_shape(transform.init, params)
+    shardings = optax.tree_map_params(
+        transform,
+        lambda _, leaf: leaf.sharding,
+        shapes,
+        params,
+        transform_non_params=lambda _: rest,
+    )
+    moments = jax.jit(transform.init, out_shardings=shardings)(params)
+    step, losses = jax.device_put((np.int32(0), np.zeros(config.steps, np.float32)), rest)
+    return TrainState(params, moments, step, losses)
+
+
+def _batch_sharding(params: Params) -> NamedSharding | SingleDeviceSharding:
+    """How the parts of a batch lie: their rows are divided over the groups of a mesh."""
+    sharding = jax.tree.leaves(params)[0].sharding
+    if isinstance(sharding, NamedSharding):
+        return NamedSharding(sharding.mesh, PartitionSpec(None, *meshes.EACH_GROUP))
+    return sharding
+
+
+def _put(data: Data, config: TrainingConfig, place: Any, step: int) -> Any:
+    """The batch of a step on the device, its rows in `accumulate` parts."""
+    if step >= config.steps:
+        return None
+    parts = jax.tree.map(lambda x: x.reshape(config.accumulate, -1, *x.shape[1:]), data.batch(step))
+    return jax.device_put(parts, place)

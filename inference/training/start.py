@@ -1,0 +1,92 @@
+"""What a language model starts training with: its tokenizer, and parameters where they lie."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from configs.errors import InputError
+from configs.kinds.params import ParamInfo
+from configs.training import Recipe
+from inference.checkpoints import text_files
+from inference.checkpoints.hf import hf_tokenizer
+from inference.checkpoints.load import Progress
+from inference.checkpoints.opened import Checkpoint
+from inference.text.tokenizer import Tokenizer
+from inference.training import bpe
+from layers import decoder, params
+from layers.params import Params
+from sharding import mesh as meshes
+from sharding import rules
+
+
+class Vocabulary(NamedTuple):
+    """How text becomes ids.
+
+    Attributes:
+        tokenizer: does it.
+        files: that it is made of, by name.
+        eos_ids: end a sequence.
+    """
+
+    tokenizer: Tokenizer
+    files: Mapping[str, bytes]
+    eos_ids: tuple[int, ...]
+
+    @property
+    def identity(self) -> bytes:
+        """Its files, for digests."""
+        return self.files[text_files.TOKENIZER]
+
+
+def vocabulary(checkpoint: Checkpoint | None, texts: Sequence[str], vocab_size: int) -> Vocabulary:
+    """The vocabulary of a checkpoint; without one, a vocabulary trained on texts.
+
+    Raises:
+        InputError: as `bpe.directory`; or the checkpoint's tokenizer is missing, unsound, or of
+            another size.
+    """
+    if checkpoint is None:
+        folder = bpe.directory(texts, vocab_size)
+        tokenizer = hf_tokenizer.load_tokenizer(folder, vocab_size)
+        assert tokenizer.eos_id is not None
+        return Vocabulary(tokenizer, text_files.read(folder), (tokenizer.eos_id,))
+    tokenizer = checkpoint.load_tokenizer()
+    if tokenizer.vocab_size != vocab_size:
+        raise InputError(
+            f"model.vocab_size={vocab_size}: what is trained with the tokenizer of "
+            f"{checkpoint.config.name} has its {tokenizer.vocab_size} tokens"
+        )
+    return Vocabulary(tokenizer, checkpoint.contents().read_files(), checkpoint.eos_ids)
+
+
+def masters(
+    recipe: Recipe, checkpoint: Checkpoint | None = None, progress: Progress | None = None
+) -> Params:
+    """Float32 parameters on the chips of the recipe's mesh: a checkpoint's, or random ones.
+
+    Raises:
+        InputError: there are not as many chips, or the checkpoint has other parameters.
+    """
+    mesh = meshes.of(recipe.mesh)
+    infos = jax.tree.map(
+        lambda info: dataclasses.replace(info, format="float32"),
+        decoder.param_infos(dataclasses.replace(recipe.model, formats=())),
+        is_leaf=params.is_info,
+    )
+
+    def place(path: str, info: ParamInfo, values: Any) -> jax.Array:
+        where = rules.layout(path, info, mesh) if mesh else None
+        # a copy: what is trained is overwritten
+        return jax.device_put(np.array(values, np.float32), where, may_alias=False)
+
+    if checkpoint is not None:
+        load = checkpoint.load_exact or checkpoint.load_params
+        return load(infos, progress, place)
+    values = params.flatten(params.init(infos, recipe.training.seed), lambda node: False)
+    declared = params.flatten(infos)
+    return params.unflatten(
+        infos, {path: place(path, declared[path], values[path]) for path in declared}
+    )

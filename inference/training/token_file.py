@@ -1,0 +1,86 @@
+"""Texts as one file of token ids in the cache, which is mapped: encoded once."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from configs.errors import InputError
+from inference.checkpoints.load import Progress
+from inference.files import atomic, cache_directory
+from inference.text.tokenizer import Tokenizer
+from inference.training.start import Vocabulary
+
+_PIECE_CHARS = 1 << 20  # encoded at once: `tokenizers` takes some 300 bytes a token
+_FORMAT = "1"
+
+
+def of_texts(
+    texts: Sequence[str], vocabulary: Vocabulary, progress: Progress | None = None
+) -> tuple[np.ndarray, str]:
+    """The token ids of documents one after the other, each followed by the tokenizer's end token if
+    it has one: mapped, uint16 or (of a larger vocabulary) uint32.
+
+    Args:
+        texts: the documents.
+        vocabulary: what encodes them.
+        progress: called with characters done and in all.
+
+    Returns:
+        The ids, and a digest that names texts and tokenizer.
+
+    Raises:
+        InputError: as `Tokenizer.encode`, or the cache cannot be written.
+    """
+    digest = _digest(texts, vocabulary.identity)
+    path = cache_directory.path() / "tokens" / f"{digest[:32]}.npy"
+    if not _is_sound(path):
+        try:
+            _write(path, texts, vocabulary.tokenizer, progress)
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror}") from None
+    return np.load(path, mmap_mode="r"), digest
+
+
+def _digest(texts: Sequence[str], identity: bytes) -> str:
+    whole = hashlib.sha256(_FORMAT.encode() + hashlib.sha256(identity).digest())
+    for text in texts:
+        whole.update(hashlib.sha256(text.encode()).digest())
+    return whole.hexdigest()
+
+
+def _is_sound(path: Path) -> bool:
+    try:
+        np.load(path, mmap_mode="r")
+    except (OSError, ValueError, EOFError):
+        return False
+    return True
+
+
+def _write(
+    path: Path, texts: Sequence[str], tokenizer: Tokenizer, progress: Progress | None
+) -> None:
+    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
+    end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+    parts, done, total = [], 0, sum(map(len, texts))
+    for text in texts:
+        for piece in _pieces(text):
+            parts.append(np.asarray(tokenizer.encode(piece, add_special=False), dtype))
+            done += len(piece)
+            if progress:
+                progress(done, total, "encoding text")
+        parts.append(np.asarray(end, dtype))
+    with atomic.open_file(path) as file:
+        np.save(file, np.concatenate(parts))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """A long text in parts that end with a line, where there are lines."""
+    start = 0
+    while start < len(text):
+        stop = len(text)
+        if stop - start > _PIECE_CHARS:
+            stop = text.rfind("\n", start, start + _PIECE_CHARS) + 1 or start + _PIECE_CHARS
+        yield text[start:stop]
+        start = stop

@@ -1,0 +1,43 @@
+"""Batches of windows of a long row of token ids, each epoch in another order."""
+
+import functools
+
+import numpy as np
+
+from configs.errors import InputError
+
+
+class Windows:
+    """`loop.Data`: windows of W + 1 tokens, of which all but the first are predicted.
+
+    Args:
+        tokens: ids [tokens], mapped or not.
+        window: W.
+        batch: windows a step.
+        seed: of the order.
+
+    Raises:
+        InputError: there is no whole window.
+    """
+
+    def __init__(self, tokens: np.ndarray, window: int, batch: int, seed: int):
+        self._tokens, self._window, self._batch, self._seed = tokens, window, batch, seed
+        self.count = (len(tokens) - 1) // window
+        if self.count < 1:
+            raise InputError(
+                f"the text has {len(tokens)} tokens, training.window={window} takes at least "
+                f"{window + 1}: give more text, or --set training.window"
+            )
+        self._order = functools.lru_cache(maxsize=2)(self._shuffled)
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        """{"tokens": i32[batch, W + 1]}; a function of seed and step alone."""
+        first, rows = step * self._batch, []
+        for nth in range(first, first + self._batch):
+            epoch, place = divmod(nth, self.count)
+            start = self._order(epoch)[place] * self._window
+            rows.append(self._tokens[start : start + self._window + 1])
+        return {"tokens": np.asarray(rows, np.int32)}
+
+    def _shuffled(self, epoch: int) -> np.ndarray:
+        return np.random.default_rng((self._seed, epoch)).permutation(self.count)

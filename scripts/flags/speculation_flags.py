@@ -1,0 +1,65 @@
+"""Who proposes drafts."""
+
+import dataclasses
+from typing import Any
+
+from absl import flags
+
+from configs.engine import PROPOSERS, Config
+from configs.errors import InputError
+
+SPECULATE = flags.DEFINE_string(
+    "speculate",
+    None,
+    "Who proposes tokens, k at a time, that a step then verifies: 'ngram,k=4' (what followed "
+    "before) or 'draft:MODEL,k=4' (a smaller model of the same tokenizer); answers stay the same. "
+    "`plan`: k,acceptance,cost of a draft in steps; or auto, or auto,greedy.",
+)
+_NUM_DRAFTS = 4
+_MOST_DRAFTS = 31
+
+
+def apply(config: Config) -> Config:
+    """The configuration with the proposer that --speculate names.
+
+    Raises:
+        InputError: it names none, or one that does not go with this model.
+    """
+    if SPECULATE.value in (None, "none"):
+        return config
+    name, model, num_drafts = _parsed()
+    engine = dataclasses.replace(config.engine, proposer=name, num_drafts=num_drafts)
+    if name != "draft":
+        return dataclasses.replace(config, engine=engine)
+    draft = dataclasses.replace(_resolved(model).config, dtype=config.model.dtype)
+    return dataclasses.replace(config, engine=engine, draft=draft)
+
+
+def open_draft(progress: Any) -> Any:
+    """The checkpoint of the model that drafts."""
+    return _resolved(_parsed()[1]).open(progress)
+
+
+def _resolved(model: str) -> Any:
+    from inference.checkpoints import resolve
+
+    return resolve.resolve(model)
+
+
+def _parsed() -> tuple[str, str, int]:
+    """Proposer, model that drafts, and number of drafts."""
+    asked = SPECULATE.value or ""
+    named, *options = asked.split(",")
+    name, _, model = named.partition(":")
+    if name not in PROPOSERS or bool(model) != (name == "draft"):
+        raise InputError(f"--speculate is ngram, draft:MODEL or none, not {asked[:80]!r}")
+    num_drafts = _NUM_DRAFTS
+    for option in options:
+        key, _, value = option.partition("=")
+        is_number = value.isascii() and value.isdigit() and len(value) < 4
+        if key != "k" or not is_number or not 1 <= int(value) <= _MOST_DRAFTS:
+            raise InputError(
+                f"--speculate={name} takes k=1 to k={_MOST_DRAFTS}, not {option[:80]!r}"
+            )
+        num_drafts = int(value)
+    return name, model, num_drafts

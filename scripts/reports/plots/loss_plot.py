@@ -1,0 +1,33 @@
+"""What `train` draws at its end."""
+
+from typing import Any
+
+import numpy as np
+
+from scripts.reports.plots import figures
+
+_EACH, _MEAN = "#88CCEE", "#332288"  # of Paul Tol's muted scheme
+_PARTS = 50  # of a run, of each of which the mean is drawn
+
+
+def curve(losses: np.ndarray, tokens_per_step: int, title: str) -> bytes:
+    """A PNG: the loss of each step, and its mean over a fiftieth of the run, over steps and (with
+    logarithmic axes) over tokens.
+
+    Args:
+        losses: float32 [steps], in nats a token.
+        tokens_per_step: predicted.
+        title: above both.
+    """
+    parts = np.array_split(np.arange(len(losses)), min(_PARTS, len(losses)))
+    middles = np.array([part.mean() for part in parts])
+    means = np.array([losses[part].mean() for part in parts])
+
+    def draw(left: Any, right: Any) -> None:
+        for axes, scale in ((left, 1), (right, tokens_per_step)):
+            axes.plot((np.arange(len(losses)) + 1) * scale, losses, color=_EACH, linewidth=0.7)
+            axes.plot((middles + 1) * scale, means, color=_MEAN)
+        left.set(xlabel="steps", ylabel="loss (nats a token)")
+        right.set(xscale="log", yscale="log", xlabel="tokens")
+
+    return figures.png(title, draw)

@@ -1,0 +1,204 @@
+"""Trains a model: python -m scripts.train --task=lm --text=FILE --output=DIR."""
+
+from scripts import interrupts  # noqa: F401
+
+# isort: split
+import dataclasses
+import hashlib
+import importlib.util
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from configs import overrides
+from configs.errors import InputError
+from configs.recipes import small
+from configs.training import Recipe
+from inference.checkpoints.native import new_directory
+from inference.files import cache_directory, user_files
+from scripts import common
+from scripts.flags import output_flag, text_flag
+
+_TASK = flags.DEFINE_enum(
+    "task",
+    "lm",
+    list(small.RECIPES),
+    "lm: the recipe's model from scratch, or --model trained on. draft: a small model from "
+    "scratch, with the tokenizer of --model, for which it is to draft.",
+)
+_OUTPUT, _TEXT = output_flag.OUTPUT, text_flag.TEXT
+flags.adopt_module_key_flags(output_flag)
+flags.adopt_module_key_flags(text_flag)
+
+_UNREAD = ("config", "executables", "speculate", "weights", "hosts", "host", "coordinator")
+_CHECKPOINTS = ".training"  # how the name of the directory beside the output ends
+_PICTURE = "loss.png"
+_LAST_PART = 20  # the loss that is reported is the mean of the last 1/20 of the steps
+
+
+def main(argv: Sequence[str]) -> None:
+    del argv
+    for name in _UNREAD:
+        if flags.FLAGS[name].present:
+            raise InputError(f"train does not read --{name}")
+    resolved = _resolved()
+    recipe = _recipe(resolved)
+    output = Path(_OUTPUT.value or _kept(recipe.model.name))
+    is_there = not _OUTPUT.value and output.is_dir()
+    if not is_there:
+        if not _OUTPUT.value:
+            output.parent.mkdir(parents=True, exist_ok=True)
+        new_directory.check(output)
+    from sharding import mesh as meshes  # brings JAX
+
+    meshes.provide(recipe.mesh, recipe.mesh.num_chips)
+    from inference.training import start, texts, token_file, windows
+    from inference.training.step_folder import StepFolder
+
+    documents = texts.of_file(_TEXT.value) if _TEXT.value else texts.standard_library()
+    checkpoint = None if resolved is None else common.open_checkpoint(resolved)
+    vocabulary = start.vocabulary(checkpoint, documents, recipe.model.vocab_size)
+    with common.bars() as progress:
+        tokens, digest = token_file.of_texts(documents, vocabulary, progress)
+    training = recipe.training
+    data = windows.Windows(tokens, training.window, training.batch, training.seed)
+    if _TASK.value == "draft":
+        checkpoint = None
+    record = _record(recipe, digest, checkpoint is not None)
+    folder = StepFolder(output.with_name(output.name + _CHECKPOINTS), record)
+    size = f"{len(tokens)} tokens of text, {data.count} windows"
+    if is_there:
+        common.say(f"{output} is there already, trained like this on {size}")
+        return
+    common.say(f"{recipe.model.name}, {size}, {training.steps} steps of {training.batch}")
+    values, losses, seconds = _train(recipe, checkpoint, data, folder)
+    from inference.training import export
+
+    with common.bars() as progress:
+        export.write(values, recipe.model, vocabulary.eos_ids, vocabulary.files, output, progress)
+    _report(recipe, output, folder.path, losses, seconds)
+
+
+def _train(
+    recipe: Recipe, checkpoint: Any, data: Any, folder: Any
+) -> tuple[Any, np.ndarray, float]:
+    """Parameters, the loss of each step, and the median seconds of those computed now."""
+    from inference.runtime import compilation_cache
+    from inference.training import loop, losses, start
+
+    compilation_cache.enable()
+    with common.bars() as progress:
+        values = start.masters(recipe, checkpoint, progress)
+    training, found, times = recipe.training, np.zeros(0, np.float32), [0.0]
+    with common.bars() as progress, interrupts.Deferred() as interrupt:
+        times[0] = time.perf_counter()
+
+        def observe(so_far: np.ndarray) -> None:
+            nonlocal found
+            found = so_far
+            times.append(time.perf_counter())
+            done, total = len(found), training.steps
+            label = f"step {done} of {total}, loss {_last(found):.3f}"
+            progress(done, total, "training", label)
+            if done % training.checkpoint_every == 0:
+                common.say(label)
+
+        values = loop.train(
+            losses.next_token(recipe.model), values, data, training, folder=folder,
+            observe=observe, stop=lambda: interrupt.asked,
+        )  # fmt: skip
+    if len(found) < training.steps:
+        raise InputError(
+            f"interrupted after step {len(found)} of {training.steps}: the same command goes on "
+            f"from {folder.newest()}"
+        )
+    return values, found, float(np.median(np.diff(times)))
+
+
+def _report(recipe: Recipe, output: Path, folder: Path, losses: np.ndarray, step_s: float) -> None:
+    """Prints what came of it, and draws the losses where matplotlib is installed."""
+    training = recipe.training
+    per_step = training.batch * training.window
+    picture = folder / _PICTURE
+    if importlib.util.find_spec("matplotlib") is None:
+        common.say("no picture of the losses: pip install 'ridgeline[plots]'")
+    else:
+        from scripts.reports.plots import loss_plot
+
+        title = f"{recipe.model.name}, {len(losses)} steps of {per_step} tokens"
+        user_files.write({picture: loss_plot.curve(losses, per_step, title)})
+        common.say(f"wrote {picture}")
+    result = {
+        "output": str(output),
+        "checkpoints": str(folder),
+        "steps": len(losses),
+        "tokens": len(losses) * per_step,
+        "first_loss": float(losses[0]),
+        "loss": _last(losses),
+        "step_s": step_s,
+    }
+    if common.JSON.value:
+        common.print_json(result, recipe)
+        return
+    rate = f", {per_step / step_s:.0f} tokens/s" if step_s else ""
+    print(
+        f"{output}: loss {result['first_loss']:.4f} -> {result['loss']:.4f} nats a token in "
+        f"{len(losses)} steps, {result['tokens']} tokens{rate}"
+    )
+
+
+def _last(losses: np.ndarray) -> float:
+    return float(losses[-max(len(losses) // _LAST_PART, 1) :].mean())
+
+
+def _resolved() -> Any:
+    """The `resolve.Resolved` model that --model names; for a draft else the recipe's own."""
+    from inference.checkpoints import resolve
+
+    if flags.FLAGS["model"].present:
+        return resolve.resolve(common.model_name())
+    if _TASK.value == "lm":
+        return None
+    target = _kept(small.RECIPES["lm"].model.name)
+    if not target.is_dir():
+        raise InputError("--task=draft needs --model=TARGET, whose tokenizer it takes")
+    return resolve.resolve(str(target))
+
+
+def _recipe(resolved: Any) -> Recipe:
+    """The task's recipe, with the model or the vocabulary of --model, and --set and --mesh."""
+    found = small.RECIPES[_TASK.value]
+    if resolved is not None:
+        is_draft, own = _TASK.value == "draft", resolved.config
+        drafts = dataclasses.replace(found.model, vocab_size=own.vocab_size)
+        found = dataclasses.replace(found, model=drafts if is_draft else own)
+    return overrides.apply(found, common.settings_asked())
+
+
+def _record(recipe: Recipe, text: str, has_start: bool) -> dict[str, Any]:
+    """What another run has to be to go on from this one's checkpoints."""
+    from inference.checkpoints import provenance
+    from inference.checkpoints.native import config_file
+
+    training = dataclasses.asdict(recipe.training)
+    del training["checkpoint_every"]
+    model = "\n".join(provenance.identity(common.model_name())) if has_start else ""
+    return {
+        "task": _TASK.value,
+        "model": config_file.to_json(recipe.model),
+        "training": training,
+        "text": text,
+        "start": hashlib.sha256(model.encode()).hexdigest() if has_start else None,
+    }
+
+
+def _kept(name: str) -> Path:
+    return cache_directory.path() / "trained" / name
+
+
+if __name__ == "__main__":
+    common.run(main)

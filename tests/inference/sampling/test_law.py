@@ -1,0 +1,79 @@
+"""The law that rejection weighs drafts by: transformers' processors in numpy, and no other token
+than the sampler draws.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from inference.sampling import sampler
+from tests import accelerators, compiling
+from tests.inference.sampling.test_sampling import (
+    ROWS,
+    Request,
+    draw_filled,
+    fill,
+    peaked,
+    reference_edit,
+    reference_warp,
+    softmax,
+)
+
+pytestmark = pytest.mark.quick_code
+
+law = compiling.jit(sampler.law)
+law_there = compiling.jit(accelerators.written_for("cuda", sampler.law))
+
+ASKED = [
+    Request(), Request(0.7), Request(20.0, 0, 0.9), Request(3.0, 50, 0.95),
+    *[Request(top_k=k) for k in (1, 2, 72, 73, 299)], *[Request(top_p=p) for p in (0.3, 0.999)],
+    Request(min_p=0.05), Request(2.0, 100, 0.9, 0.01), Request(0.8, bias=((3, 2.0),)),
+    Request(0.8, 0, 0.9, banned_ids=(7,), repetition=1.7, presence=0.5, frequency=0.25),
+    Request(1.5, allowed_ids=tuple(range(0, 40, 3)), min_tokens=9, stop_ids=(3, 6)),
+    Request(1.0, grammar_ids=(1, 2, 39), repetition=0.6, top_k=9),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program, vocab", [(law, 300), (law, 8), (law_there, 300)])
+def test_it_is_that_of_the_filters_in_their_order(program, vocab):
+    rng = np.random.default_rng(vocab)
+    asked = [r for r in ASKED if vocab == 300 or not (r.bias or r.grammar_ids or r.allowed_ids)]
+    x, counts = peaked(rng, len(asked), vocab, 2.0), rng.poisson(0.3, size=(len(asked), 2, vocab))
+    found = np.asarray(program(*fill(x, asked, counts.astype(np.uint16))))[: len(asked)]
+    expected = [
+        softmax(reference_warp(reference_edit(x[q], asked[q], 12, counts[q]), asked[q]))
+        for q in range(len(asked))
+    ]
+    assert len(asked) > 9
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-9)
+    np.testing.assert_array_equal(found == 0, np.array(expected) == 0)
+
+
+def test_greedy_rows_have_one_token():
+    x = peaked(np.random.default_rng(1), 3, 300)
+    asked = [Request(0.0), Request(0.0, 9, 0.5, 0.1), Request(0.0, bias=((5, 99.0),))]
+    for program in (law, law_there):
+        found = np.asarray(program(*fill(x, asked)))[:3]
+        np.testing.assert_array_equal(found.argmax(-1), draw_filled(x, asked))
+        assert ((found == 1).sum(-1) == 1).all() and ((found == 0).sum(-1) == 299).all()
+
+
+def test_rows_without_any_token_end():
+    x = np.zeros((3, 300), np.float32)
+    none = Request(allowed_ids=(4,), grammar_ids=(5,))
+    asked = [Request(), dataclasses.replace(none, stop_ids=(9, 3)), none]
+    for program in (law, law_there):
+        found = np.asarray(program(*fill(x, asked)))[:3]
+        np.testing.assert_array_equal(found[1:].argmax(-1), [9, 0])
+        assert np.isfinite(found).all() and (found[1:].max(-1) == 1).all()
+
+
+@pytest.mark.quick_code(False)
+def test_a_row_depends_on_itself_only():
+    x = peaked(np.random.default_rng(2), len(ASKED), 300)
+    arguments = fill(x, ASKED)
+    together, order = np.asarray(law(*arguments)), np.random.default_rng(3).permutation(ROWS)
+    permuted = np.asarray(law(*jax.tree.map(lambda leaf: leaf[order], arguments)))
+    np.testing.assert_array_equal(permuted[np.argsort(order)], together)

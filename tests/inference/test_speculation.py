@@ -1,0 +1,189 @@
+"""Speculation changes no token: whatever is proposed, the answers are those of plain decoding."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from configs.engine import Config, EngineConfig
+from configs.errors import InputError
+from configs.mesh import Mesh
+from inference.request import SamplingParams
+from inference.speculation import draft_model
+from tests import fakes
+
+MODELS = {"llama": fakes.llama(), "gemma": fakes.gemma(), "fake": fakes.fake_model()}
+SIZES = dict(
+    max_seqs=4, decode_rows=(4,), page_tokens=8, chunk_tokens=16, prefill_chunks=(4,),
+    penalties=True, deterministic=True,
+)  # fmt: skip
+# What is done to the engine, and what it is built with.
+DISTURBANCES = {
+    "undisturbed": {},
+    "no overlap": {"overlap": False},
+    "preempted": {"preemption": "recompute", "prefix_cache": False},
+    "chunked": {"prefill_budget": 16},
+    "prompts first": {"chunked_prefill": False},
+}
+FEW = 5, 7, 9, 11, 60, 61, 62, 63  # of so few tokens n-grams repeat, drawn ones too
+
+
+def requests(count, vocab):
+    """Every third prompt repeats itself; kinds of sampling alternate, some of several answers."""
+    rng = np.random.default_rng(5)
+    lengths = rng.integers(2, 50, count)
+    texts = [rng.integers(0, vocab, n).tolist() for n in lengths]
+    prompts = [text if i % 3 else (text[:6] * 9)[: len(text) + 6] for i, text in enumerate(texts)]
+    kinds = [
+        {"temperature": 0.0},
+        {"temperature": 0.7, "allowed_ids": FEW[:4]},
+        {"temperature": 1.3, "top_p": 0.9},
+        {"temperature": 1.3, "allowed_ids": FEW[:2], "min_tokens": 3, "stop_ids": (7,)},
+        {"repetition": 1.2, "frequency": 0.2, "allowed_ids": FEW},
+        {"temperature": 0.7, "n": 3, "allowed_ids": FEW[:3]},
+        {"temperature": 0.7, "allowed_ids": FEW[:2], "presence": 0.5},
+    ]
+    if vocab == fakes.VOCAB:  # whose logits are exact
+        kinds = [{"temperature": 0.0}, {"allowed_ids": FEW[:3]}]
+    return prompts, [
+        SamplingParams(
+            max_new_tokens=int(rng.integers(1, 40)),
+            ignore_eos=True,
+            seed=i,
+            **kinds[i % len(kinds)],
+        )
+        for i in range(count)
+    ]
+
+
+def answers(completions):
+    return [
+        [(one.token_ids, one.logprobs) for one in (completion, *completion.others)]
+        for completion in completions
+    ]
+
+
+def make(model, **settings):
+    return fakes.engine(MODELS[model], draws=model != "fake", **(SIZES | settings))
+
+
+@functools.cache
+def plain(model, count):
+    return answers(make(model).generate(*requests(count, MODELS[model].vocab_size)))
+
+
+CASES = [("llama", 3, 28, name) for name in DISTURBANCES]
+CASES += [("fake", 3, 20, "preempted")]
+CASES += [
+    pytest.param(model, k, 200, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])
+    for model in MODELS for k in (1, 3, 5) for name in DISTURBANCES
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("model, num_drafts, count, name", CASES)
+def test_no_bit_changes(model, num_drafts, count, name):
+    settings = {"num_drafts": num_drafts, "proposer": "ngram"}
+    engine = make(model, **(settings | DISTURBANCES[name]))
+    prompts, params = requests(count, MODELS[model].vocab_size)
+    ids = [engine.add_request(*each) for each in zip(prompts, params, strict=True)]
+    owners = [engine._requests[id].group for id in ids]
+    steps, rng = 0, np.random.default_rng(0)
+
+    def disturb():
+        nonlocal steps
+        steps += 1
+        running = engine.scheduler.running
+        if name == "preempted" and steps % 3 == 0 and running:
+            engine.scheduler.preempt(running[rng.integers(len(running))])
+
+    fakes.drain(engine, disturb, 20_000)
+    found = [[(s.output_tokens, s.logprobs) for s in owner.sequences] for owner in owners]
+    assert found == plain(model, count)
+    counters = engine.scheduler.counters
+    assert 0 < counters.num_accepted < counters.num_drafts <= num_drafts * counters.num_passes
+    if name == "preempted":
+        assert counters.num_preemptions > count // 5
+
+
+def test_cached_prefixes_and_forks_are_continued_with_drafts():
+    """What was computed with drafts is found by later requests, and forked in the middle."""
+    engine = make("llama", num_drafts=3, proposer="ngram")
+    prompts, params = requests(14, 131)
+    first = answers(engine.generate(prompts, params))
+    again = answers(engine.generate(prompts, params))
+    assert first == again == plain("llama", 14)
+    assert engine.scheduler.counters.num_cached_tokens > 0
+    id = engine.add_request(prompts[0], SamplingParams(max_new_tokens=40, ignore_eos=True))
+    parent = fakes.sequence_of(engine, id)
+    while parent.num_output_tokens < 10:
+        engine.step()
+    child = fakes.sequence_of(
+        engine, engine.fork(id, SamplingParams(max_new_tokens=40, ignore_eos=True))
+    )
+    fakes.drain(engine)
+    assert child.output_tokens == parent.output_tokens and len(child.output_tokens) == 40
+
+
+def test_a_request_may_go_without():
+    engine = make("llama", num_drafts=3, proposer="ngram")
+    prompts, _ = requests(3, 131)
+    params = SamplingParams(max_new_tokens=20, ignore_eos=True, speculate=False)
+    engine.generate(prompts, [params] * 3)
+    assert engine.scheduler.counters.num_drafts == 0
+    alone = [record.shape.decode[1] for record in engine.records if not record.shape.prefill[0]]
+    assert set(alone) == {1}  # steps without a prompt
+
+
+DRAFTS = {"itself": MODELS["llama"], "another": fakes.gemma(max_context=256)}
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_a_model_that_drafts_changes_no_bit(name, monkeypatch):
+    """Itself is always right, whatever is drawn; another model of other layers hardly ever, here
+    without a loop, as on accelerators.
+    """
+    draft = DRAFTS[name]
+    if name == "another":
+        monkeypatch.setattr(draft_model, "target_is_cpu", lambda: False)
+    params = fakes.real_params(MODELS["llama"]) | {"draft": fakes.real_params(draft)}
+    settings = SIZES | {"num_drafts": 3, "proposer": "draft", "cache_bytes": 1 << 20}
+    engine = fakes.engine(MODELS["llama"], params, draft=draft, **settings)
+    prompts, asked = requests(14, 131)
+    assert answers(engine.generate(prompts, asked)) == plain("llama", 14)
+    counters = engine.scheduler.counters
+    if name == "another":
+        assert 0 < counters.num_accepted < counters.num_drafts / 2
+    else:  # but where penalties, which drafts do not count towards, have their say
+        assert counters.num_accepted > 0.9 * counters.num_drafts
+    engine.generate(prompts, asked)
+    assert counters.num_cached_tokens > 0
+
+
+@pytest.mark.parametrize("changes, expected", [
+    ({"draft": None}, "engine.proposer=draft goes with a draft model"),
+    ({"draft": fakes.llama(vocab_size=130)}, "a vocabulary of 130 tokens, tiny-llama one of 131"),
+    ({"draft": fakes.llama(max_context=100)}, "tiny-llama drafts up to 100 tokens"),
+    ({"draft": fakes.llama("bfloat16")}, "tiny-llama cannot draft"),
+    ({"draft": fakes.llama(), "mesh": Mesh(model=2)}, "a draft model goes with one chip"),
+])  # fmt: skip
+def test_a_model_that_cannot_draft_is_refused(changes, expected):
+    engine = EngineConfig(num_drafts=2, proposer="draft")
+    with pytest.raises(InputError, match=expected):
+        Config(fakes.llama(), engine, **changes)
+    with pytest.raises(InputError, match="needs engine.num_drafts of at least 1"):
+        EngineConfig(proposer="ngram")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mesh", [Mesh(model=2), Mesh(data=2), Mesh(data=2, model=2)], ids=str)
+def test_over_chips_the_tokens_are_the_same(mesh):
+    sizes = SIZES | {"deterministic": False}
+    prompts, params = requests(14, 131)
+
+    def tokens(engine):
+        return [[ids for ids, _ in each] for each in answers(engine.generate(prompts, params))]
+
+    expected = tokens(fakes.engine(MODELS["llama"], **sizes))
+    engine = fakes.engine(MODELS["llama"], mesh=mesh, num_drafts=3, proposer="ngram", **sizes)
+    assert tokens(engine) == expected
+    assert engine.scheduler.counters.num_accepted > 0

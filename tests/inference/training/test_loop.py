@@ -1,0 +1,150 @@
+"""The training loop: resumed, divided over chips and in parts it computes the same."""
+
+import dataclasses
+import resource
+
+import jax
+import numpy as np
+import pytest
+
+from configs.errors import InputError
+from configs.mesh import Mesh
+from configs.training import Recipe, TrainingConfig
+from inference.checkpoints.native import orbax_step
+from inference.training import loop, losses, start
+from inference.training.step_folder import StepFolder
+from inference.training.windows import Windows
+from tests import fakes
+
+pytestmark = pytest.mark.quick_code
+
+MODEL = fakes.llama(num_layers=1)
+TRAINING = TrainingConfig(
+    steps=6, batch=4, window=16, learning_rate=1e-2, warmup_steps=1, checkpoint_every=2
+)
+DATA = Windows(np.random.default_rng(0).integers(0, 131, 300).astype(np.uint16), 16, 4, seed=0)
+
+
+def run(folder=None, steps=99, mesh=None, data=DATA, **changes):
+    """Parameters and losses, as numpy arrays."""
+    training = dataclasses.replace(TRAINING, **changes)
+    values = start.masters(Recipe(MODEL, training, mesh or Mesh()))
+    seen = []
+    values = loop.train(
+        losses.next_token(MODEL), values, data, training, folder=folder,
+        observe=lambda so_far: seen.append(so_far.copy()), stop=lambda: len(seen) >= steps,
+    )  # fmt: skip
+    return jax.device_get(values), seen[-1]
+
+
+@pytest.fixture(scope="module")
+def straight():
+    return run()
+
+
+def assert_equal(a, b):
+    assert all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))
+
+
+def assert_near(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_the_loss_falls_where_there_is_something_to_learn():
+    class Same:
+        def batch(self, step):
+            return {"tokens": DATA.batch(0)["tokens"]}
+
+    _, found = run(data=Same())
+    assert found[0] == pytest.approx(np.log(131), abs=1) and found[-1] < found[0] - 0.5
+
+
+def test_interrupted_and_resumed_it_is_the_same_bit_for_bit(straight, tmp_path):
+    folder = StepFolder(tmp_path / "run", {"seed": 0})
+    run(folder, steps=3)
+    assert folder.newest().name == "00000003"
+    assert_equal(run(StepFolder(tmp_path / "run", {"seed": 0})), straight)
+    kept = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert kept == ["00000004", "00000006", "run.json"]
+
+
+def test_a_step_holds_parameters_that_an_engine_takes(straight, tmp_path):
+    folder = StepFolder(tmp_path / "run", {})
+    run(folder)
+    assert orbax_step.is_step(folder.newest())
+    found = orbax_step.open_tensors(folder.newest())
+    table = found.read("embed/table", 0, 131)
+    assert np.array_equal(table, straight[0]["embed"]["table"])
+
+
+def test_in_parts_it_is_the_same_up_to_rounding(straight):
+    assert_near(run(accumulate=2), straight)
+
+
+@pytest.mark.parametrize("mesh", [Mesh(data=2, model=2), Mesh(data=4)])
+def test_over_chips_it_is_the_same_up_to_rounding(straight, mesh):
+    assert_near(run(mesh=mesh), straight)
+
+
+def test_the_chips_divide_parameters_and_moments():
+    recipe = Recipe(MODEL, TRAINING, Mesh(data=2, model=2))
+    values = start.masters(recipe)
+    state = loop.init(values, TRAINING)
+    for tree in (values, state.optimizer[1][0].mu):
+        qkv = tree["layers"][0]["mixer"]["qkv"]
+        assert qkv.addressable_shards[0].data.shape == (qkv.shape[0] // 2, qkv.shape[1])
+        down = tree["layers"][0]["ffn"]["down"]
+        assert down.addressable_shards[0].data.shape == (down.shape[0], down.shape[1] // 2)
+
+
+def test_a_step_that_cannot_be_written_leaves_the_last_good_one(straight, tmp_path):
+    folder = StepFolder(tmp_path / "run", {})
+    run(folder, steps=2)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2048, limits[1]))  # as a full disk would
+        with pytest.raises(InputError, match="cannot write the checkpoint of step 4.*00000002"):
+            run(folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["00000002", "run.json"]
+    assert_equal(run(folder), straight)
+
+
+def test_a_damaged_step_is_said(tmp_path):
+    folder = StepFolder(tmp_path / "run", {})
+    run(folder, steps=4)
+    for path in folder.newest().rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[:5])
+    with pytest.raises(
+        InputError, match="cannot read .*00000004.*; remove it to go on from step 2"
+    ):
+        run(folder)
+
+
+def test_another_runs_steps_are_refused(tmp_path):
+    run(StepFolder(tmp_path / "run", {"model": {"widths": [1, 2]}}), steps=1)
+    with pytest.raises(InputError, match=r"another run: its model.widths.1 is 2, not 3"):
+        StepFolder(tmp_path / "run", {"model": {"widths": [1, 3]}})
+
+
+def test_a_loss_without_a_number_ends_it(tmp_path):
+    folder = StepFolder(tmp_path / "run", {})
+    with pytest.raises(InputError, match=r"the loss of step \d is (nan|inf)"):
+        run(folder, learning_rate=1e30, clip_norm=1e30, warmup_steps=0)
+
+
+def test_what_is_frozen_is_given_to_the_loss_and_kept():
+    def loss(values, frozen, batch):
+        return ((values["w"] - frozen["target"]) ** 2).sum() + 0.0 * batch.sum()
+
+    class Nothing:
+        def batch(self, step):
+            return np.zeros((4, 1), np.float32)
+
+    frozen = {"target": jax.numpy.arange(3.0)}
+    training = dataclasses.replace(TRAINING, steps=60, learning_rate=0.3, weight_decay=0.0)
+    found = loop.train(loss, {"w": jax.numpy.zeros(3)}, Nothing(), training, frozen=frozen)
+    np.testing.assert_allclose(found["w"], frozen["target"], atol=0.1)

@@ -1,0 +1,64 @@
+"""The loss is the decoder's own, and has a gradient whatever computes it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.training import Recipe, TrainingConfig
+from inference.training import losses, start
+from layers import decoder, ragged
+from layers.kernels.cpu import library, rows
+from tests import compiling, fakes
+
+pytestmark = pytest.mark.quick_code
+
+TRAINING = TrainingConfig(steps=1, batch=2, window=24)
+
+
+def by_hand(values, tokens, *, model):
+    rows_ = ragged.contiguous(len(tokens), tokens.shape[1] - 1)
+    hidden, _ = decoder.forward(values, model, tokens[:, :-1].reshape(-1), rows_)
+    logprobs = jax.nn.log_softmax(decoder.logits(values, model, hidden))
+    return -jnp.take_along_axis(logprobs, tokens[:, 1:].reshape(-1, 1), axis=1).mean()
+
+
+def case(model):
+    values = start.masters(Recipe(model, TRAINING))
+    values = jax.tree.map(lambda x: x + 0.05 * (x.ndim == 1), values)
+    tokens = np.random.default_rng(1).integers(0, model.vocab_size, (2, 25)).astype(np.int32)
+    return values, tokens
+
+
+def slopes(model, values, tokens):
+    own = compiling.jit(jax.value_and_grad(losses.next_token(model)))
+    return own(values, None, {"tokens": tokens})
+
+
+@pytest.mark.parametrize("model", [fakes.gemma(), fakes.quirks()], ids=lambda model: model.name)
+def test_it_is_the_mean_over_all_targets(model, monkeypatch):
+    values, tokens = case(model)
+    wanted = compiling.call(jax.value_and_grad(by_hand), values, tokens, model=model)
+    monkeypatch.setattr(losses, "_BLOCK_ROWS", 16)  # three blocks of eight positions
+    found = slopes(model, values, tokens)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_bfloat16_computes_and_float32_is_trained():
+    values, tokens = case(fakes.llama("bfloat16"))
+    assert {leaf.dtype for leaf in jax.tree.leaves(values)} == {jnp.dtype("float32")}
+    loss, found = slopes(fakes.llama("bfloat16"), values, tokens)
+    exact, _ = slopes(fakes.llama(), values, tokens)
+    assert loss == pytest.approx(float(exact), abs=0.05) and loss != exact
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype("float32")}
+
+
+@pytest.mark.skipif(not library.is_loaded(), reason="the CPU's kernels are not there")
+def test_gradients_beside_the_cpus_kernels():
+    values, tokens = case(fakes.llama())
+    wanted = slopes(fakes.llama(), values, tokens)
+    with rows.native(True):
+        found = slopes(fakes.llama(), values, tokens)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)

@@ -1,0 +1,286 @@
+"""Several processes that run one mesh: the same tokens, and none outlives another."""
+
+import dataclasses
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from configs.errors import InputError
+from inference import follower
+from inference.request import SamplingParams
+from sharding import hosts
+
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "tests" / "golden" / "llama-tokenizer"
+_SETTINGS = [f"--set=engine.{value}" for value in (
+    "max_seqs=6", "decode_rows=(6,)", "prefill_chunks=(2,)")]  # fmt: skip
+
+
+@pytest.fixture
+def pair(monkeypatch):
+    """Hosts 0 and 1 in one process, and the statuses that it would have ended with."""
+    statuses = []
+    monkeypatch.setattr(hosts.os, "_exit", statuses.append)
+    one, other = socket.socketpair(socket.AF_UNIX)
+    monkeypatch.setattr(hosts.socket.socket, "setsockopt", lambda *_: None)
+    first, second = (
+        hosts.Hosts(0, {1: hosts._Link(one)}, 2),
+        hosts.Hosts(1, {0: hosts._Link(other)}, 2),
+    )
+    yield first, second, statuses
+    first.end()
+    one.close()
+    other.close()
+
+
+def test_orders_and_values_are_those_of_host_0(pair):
+    first, second, _ = pair
+    first.tell("add_request", [1, 2], {"seed": 3})
+    assert first.broadcast(5) == 5
+    first.tell("step", False)
+    told = second.orders()
+    assert next(told) == ("add_request", [[1, 2], {"seed": 3}])
+    assert second.broadcast(7) == 5
+    assert next(told) == ("step", [False])
+    first.end()
+    assert list(told) == []
+
+
+def test_who_waits_for_host_0_ends_with_it(pair):
+    first, second, _ = pair
+    first.end()
+    with pytest.raises(SystemExit) as ended:
+        second.broadcast(1)
+    assert ended.value.code == 0
+
+
+def test_a_step_that_fails_because_host_0_has_ended_is_no_failure(pair):
+    first, second, _ = pair
+    threading.Timer(0.2, first.end).start()
+    with pytest.raises(SystemExit) as ended:
+        second.await_loss()
+    assert ended.value.code == 0
+
+
+def test_alone_nothing_is_said():
+    alone = hosts.Hosts()
+    alone.tell("step")
+    alone.compare({"mesh": "model=2"})
+    assert alone.broadcast("value") == "value" and alone.now() > 0
+    alone.end("why")
+
+
+@pytest.mark.parametrize("other, expected", [
+    ({"a": "1", "b": "2"}, None),
+    ({"a": "1", "b": "3"}, "host 1 has another b than host 0: 3, not 2"),
+    ({"a": "1"}, "host 1 has another b than host 0: None, not 2"),
+])  # fmt: skip
+def test_hosts_that_differ_are_refused_in_the_same_words(pair, other, expected):
+    first, second, _ = pair
+    second._send({"facts": other})  # as its `compare` does first
+    if expected is None:
+        first.compare({"a": "1", "b": "2"})
+    else:
+        with pytest.raises(InputError, match=expected):
+            first.compare({"a": "1", "b": "2"})
+    assert second._told.get() == {"problem": expected}
+
+
+def test_a_lost_host_is_named(pair, capfd):
+    first, second, statuses = pair
+    second._links[0].connection.shutdown(socket.SHUT_RDWR)
+    deadline = time.monotonic() + 5
+    while len(statuses) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert statuses == [1, 1]
+    assert "error: host 1 is lost: its connection ended" in capfd.readouterr().err
+
+
+def test_silence_is_a_loss(monkeypatch, pair, capfd):
+    """Of a host that is there and says nothing: here one whose connection is half closed."""
+    monkeypatch.setattr(hosts, "HEARTBEAT_TIMEOUT_S", 0.2)
+    one, other = socket.socketpair(socket.AF_UNIX)
+    hosts.Hosts(0, {3: hosts._Link(one)}, 2)
+    deadline = time.monotonic() + 5
+    while not pair[2] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    other.close()
+    assert pair[2] == [1] and "error: host 3 is lost: it was silent" in capfd.readouterr().err
+
+
+def test_a_late_host_and_strangers_delay_nothing_but_the_start(monkeypatch):
+    """Host 1 hears from host 0 while that waits for host 2; who says nothing of use is ignored."""
+    monkeypatch.setattr(hosts, "HEARTBEAT_TIMEOUT_S", 0.6)
+    monkeypatch.setattr(hosts, "_HEARTBEAT_S", 0.1)
+    port, found = _free_port(), {}
+    waiting = threading.Thread(target=lambda: found.update(hosts._accept("localhost", port, 3)))
+    waiting.start()
+    first = hosts._connect("localhost", port, 3, 1)
+    strangers = [socket.create_connection(("localhost", port)) for _ in range(3)]
+    for stranger, said in zip(strangers, (b"5\n", b"{}\n", b"GET / HTTP/1.1\n"), strict=True):
+        stranger.sendall(said)
+    time.sleep(1.5)
+    assert json.loads(first.lines.readline()) == {}
+    hosts._connect("localhost", port, 3, 2)
+    waiting.join(timeout=5)
+    assert sorted(found) == [1, 2]
+
+
+def test_parameters_arrive_as_they_were_sent():
+    asked = SamplingParams(stop=("a", "b"), allowed_ids=(1, 2), logit_bias=((3, 0.5),), seed=2**63)
+    assert follower._params(json.loads(json.dumps(dataclasses.asdict(asked)))) == asked
+
+
+@pytest.mark.parametrize("coordinator, count, index, expected", [
+    ("localhost", 2, 0, "a coordinator is host 0's address:port, not 'localhost'"),
+    ("localhost:x", 2, 0, "a coordinator is host 0's address:port, not 'localhost:x'"),
+    ("localhost:9100", 2, 2, "of 2 hosts the first is 0 and the last 1, not 2"),
+])  # fmt: skip
+def test_bad_numbers_are_named(coordinator, count, index, expected):
+    with pytest.raises(InputError) as error:
+        hosts.start(coordinator, count, index)
+    assert str(error.value) == expected
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def _free_port():
+    with socket.socket() as one, socket.socket() as next_one:
+        one.bind(("localhost", 0))
+        port = one.getsockname()[1]
+        next_one.bind(("localhost", port + 1))
+    return port
+
+
+def _command(mesh, *arguments):
+    return [sys.executable, "-m", "scripts.generate", f"--model={MODEL}", f"--mesh={mesh}",
+            *_SETTINGS, *arguments]  # fmt: skip
+
+
+def _start(count, mesh, *arguments, last=()):
+    """The processes of all hosts; `last` are arguments of the last alone."""
+    port = _free_port()
+    return [
+        subprocess.Popen(
+            _command(mesh, *arguments, f"--hosts={count}", f"--host={index}",
+                     f"--coordinator=localhost:{port}", *(last if index == count - 1 else ())),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        )
+        for index in range(count)
+    ]  # fmt: skip
+
+
+def _mixed(path):
+    """50 prompts: greedy, drawn, filtered, of two answers, and with a stop string."""
+    rng, kinds = random.Random(0), [
+        {}, {"temperature": 0.9}, {"temperature": 1.2, "top_p": 0.9, "top_k": 20},
+        {"n": 2, "temperature": 0.8}, {"stop": ["e"]},
+    ]  # fmt: skip
+    words = ["the", "cat", "sat", "on", "a", "mat", "while", "rain", "fell", "over", "old", "hills"]
+    lines = [
+        {"prompt": " ".join(rng.choices(words, k=rng.randint(1, 30))), "seed": i,
+         "max_new_tokens": rng.randint(1, 14)} | kinds[i % 5] for i in range(50)
+    ]  # fmt: skip
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return f"--input={path}"
+
+
+def _tokens(text):
+    return [
+        [each["token_ids"] for each in result.get("choices", [result])]
+        for result in json.loads(text)["results"]
+    ]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count, mesh", [(2, "model=2"), (2, "data=2"), (4, "data=2,model=2")])
+def test_processes_give_the_tokens_of_one(count, mesh, tmp_path):
+    asked = _mixed(tmp_path / "mixed.jsonl"), "--json"
+    alone = subprocess.run(_command(mesh, *asked), capture_output=True, text=True, cwd=ROOT)
+    started = _start(count, mesh, *asked)
+    ended = [process.communicate(timeout=300) for process in started]
+    assert [process.returncode for process in started] == [0] * count, ended
+    assert _tokens(ended[0][0]) == _tokens(alone.stdout)
+    assert all(output == "" for output, _ in ended[1:])
+
+
+@pytest.mark.long
+def test_a_killed_host_ends_the_others(tmp_path):
+    """20 of 20: within 30 s, by name, with status 1; at any time after they have met."""
+    rng, took = random.Random(1), []
+    line = {"prompt": "Hello", "max_new_tokens": 200, "ignore_eos": True, "temperature": 1.0}
+    (tmp_path / "long.jsonl").write_text((json.dumps(line) + "\n") * 2000)  # minutes of work
+    asked = [f"--input={tmp_path / 'long.jsonl'}", "--json"]
+    for nth in range(20):
+        count, mesh = ((2, "model=2"), (4, "data=2,model=2"))[nth % 2]
+        started = _start(count, mesh, *asked)
+        victim = nth // 2 % count
+        time.sleep(6 + rng.random() * 4)
+        assert all(process.poll() is None for process in started), "they ended too soon"
+        killed_at = time.monotonic()
+        started[victim].send_signal(signal.SIGKILL)
+        for index, process in enumerate(started):
+            output, error = process.communicate(timeout=30)
+            if index != victim:
+                assert process.returncode == 1, (index, victim, error)
+                assert f"error: host {victim} is lost" in error, (index, victim, error)
+                assert "Traceback" not in error
+        took.append(time.monotonic() - killed_at)
+    print(f"20 of 20 ended, after {max(took):.2f} s at most")
+
+
+def _copy(folder, name, change):
+    """The model with one file changed."""
+    other = folder / MODEL.name
+    other.mkdir()
+    for file in MODEL.iterdir():
+        content = file.read_bytes()
+        (other / file.name).write_bytes(change(content) if file.name == name else content)
+    return f"--model={other}"
+
+
+def _other_values(content):
+    """The last quarter with its lowest bits turned."""
+    start = len(content) * 3 // 4
+    return content[:start] + bytes(byte ^ 1 for byte in content[start:])
+
+
+@pytest.mark.long
+def test_host_0_alone_writes(tmp_path):
+    output = tmp_path / "answers.jsonl"
+    started = _start(2, "model=2", _mixed(tmp_path / "mixed.jsonl"), f"--output={output}")
+    ended = [process.communicate(timeout=300) for process in started]
+    assert [process.returncode for process in started] == [0, 0], ended
+    assert len(output.read_text().splitlines()) == 50
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", ["engine", "model", "checkpoint", "number"])
+def test_a_host_that_differs_is_refused(case, tmp_path):
+    """By all in the same line, before weights are read."""
+    last, expected = {
+        "engine": (lambda: "--set=engine.max_seqs=7", "another engine.max_seqs than host 0: 7"),
+        "model": (
+            lambda: _copy(tmp_path, "config.json", lambda x: x.replace(b"10000.0", b"20000.0")),
+            "another model.pattern than host 0",
+        ),
+        "checkpoint": (lambda: _copy(tmp_path, "model.safetensors", _other_values),
+                       "another checkpoint than host 0"),
+        "number": (lambda: "--hosts=3", "host 1 expects 3 hosts, not 2"),
+    }[case]  # fmt: skip
+    started = _start(2, "model=2", "--prompt=Hello", last=[last()])
+    errors = set()
+    for process in started:
+        output, error = process.communicate(timeout=120)
+        assert process.returncode == 1 and expected in error and not output
+        errors.add(error)
+    assert len(errors) == 1 and len(error.splitlines()) == 1, errors
