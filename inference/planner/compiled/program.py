@@ -55,7 +55,8 @@ class Instruction:
         if not self.collective:
             return 0
         arrays = [found[0] for found in re.finditer(_ARRAY, self.shape)]
-        if self.opcode.endswith("-start") and self.collective != "all-reduce":
+        has_operands = self.collective != "all-reduce" or self.shape.startswith("((")  # newer XLAs'
+        if self.opcode.endswith("-start") and has_operands:
             arrays = [array for array in arrays if "[]" not in array]  # numbers of the exchange
             sizes = [num_bytes(array) for array in arrays]
             half = len(sizes) // 2  # operands, results

@@ -59,6 +59,10 @@ def test_a_program_of_four_devices():
 _LINES = {  # of compilers for GPUs and TPUs
     "all-reduce": ("(f32[8,4]{1,0}, bf16[8]{0}) all-reduce(%a, %b), to_apply=%add", 144),
     "all-reduce, begun": ("f32[8,4]{1,0:T(8,128)S(1)} all-reduce-start(%a), to_apply=%add", 128),
+    "all-reduce, begun, with its operand": (
+        "((f32[8,4]{1,0}), f32[8,4]{1,0}) all-reduce-start(%a), to_apply=%add",
+        128,
+    ),
     "all-gather, begun": ("(f32[2,4]{1,0}, f32[8,4]{1,0}) all-gather-start(%a)", 128),
     "all-gather of two, begun": (
         "((f32[2]{0}, u8[2]{0}), (f32[8]{0}, u8[8]{0})) all-gather-start(%a, %b)", 40
