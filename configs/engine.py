@@ -6,13 +6,14 @@ import math
 
 from configs.cache import BLOCK_TOKENS
 from configs.errors import InputError
+from configs.heads import Eagle, Heads, Medusa
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import ModelConfig
 from configs.prefill import TOGETHER, Prefill
 
 POLICIES = ("continuous", "static", "dynamic")
 PREEMPTIONS = ("auto", "recompute", "swap")
-PROPOSERS = ("ngram", "draft")
+PROPOSERS = ("ngram", "draft", "medusa", "eagle")
 ACCEPTANCES = ("coupled", "rejection")
 WEIGHTS = ("bfloat16", "float32", "file")
 LINEARS: tuple[str, ...] = ("reference", "ffi_cpu")
@@ -231,13 +232,28 @@ class Config:
                 raise InputError(f"chips of prefill: {error}") from None
 
     def _check_draft(self) -> None:
-        draft, own = self.draft, self.model
-        if (self.engine.proposer == "draft") != (draft is not None):
+        draft, own, engine = self.draft, self.model, self.engine
+        kinds = {"draft": "a draft model", "medusa": "Medusa heads", "eagle": "EAGLE heads"}
+        if (proposer := _proposer_of(draft)) != (
+            engine.proposer if engine.proposer in kinds else None
+        ):
             raise InputError(
-                "engine.proposer=draft goes with a draft model, and that with nothing else"
+                f"engine.proposer={engine.proposer} goes with "
+                f"{kinds.get(str(engine.proposer), 'no model that drafts')}"
+                + (f", not with {kinds[proposer]}" if proposer else "")
             )
         if draft is None:
             return
+        if isinstance(draft, Heads) and draft.width != own.width:
+            raise InputError(
+                f"{draft.name} reads hidden states of {draft.width} elements, those of {own.name} "
+                f"have {own.width}: heads draft for the model that they were trained for"
+            )
+        if isinstance(draft, Medusa) and engine.num_drafts > draft.num_heads:
+            raise InputError(
+                f"{draft.name} has {draft.num_heads} heads: k is at most that, not "
+                f"{engine.num_drafts}"
+            )
         if draft.vocab_size != own.vocab_size:
             raise InputError(
                 f"{draft.name} has a vocabulary of {draft.vocab_size} tokens, {own.name} one of "
@@ -402,6 +418,13 @@ class Config:
             return tuple(1 for _ in self.num_pages)
         times = min(4.0, self.engine.swap_bytes / (total * self.mesh.num_chips))
         return tuple(1 + int((n - 1) * times) for n in self.num_pages)
+
+
+def _proposer_of(draft: ModelConfig | None) -> str | None:
+    """The proposer that a configuration belongs to."""
+    if isinstance(draft, Heads):
+        return "eagle" if isinstance(draft, Eagle) else "medusa"
+    return None if draft is None else "draft"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from configs import precision
 from configs.cache import CacheSpec, PageGroup, page_groups
@@ -61,6 +61,8 @@ class ModelConfig:
             or one of each part of a stack.
     """
 
+    least_layers: ClassVar[int] = 1
+
     name: str
     family: str
     vocab_size: int
@@ -82,8 +84,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "width", "num_layers", "max_context"):
-            if getattr(self, name) < 1:
-                raise InputError(f"model.{name} is at least 1, not {getattr(self, name)}")
+            least = self.least_layers if name == "num_layers" else 1
+            if getattr(self, name) < least:
+                raise InputError(f"model.{name} is at least {least}, not {getattr(self, name)}")
             most = {"num_layers": MOST_LAYERS, "max_context": MOST_CONTEXT}.get(name, MOST_WIDTH)
             if getattr(self, name) > most:
                 raise InputError(f"model.{name} is at most {most}")
@@ -92,7 +95,7 @@ class ModelConfig:
                 raise InputError(
                     f"model.{name} is {' or '.join(map(repr, valid))}, not {getattr(self, name)!r}"
                 )
-        if not self.pattern:
+        if not self.pattern and self.num_layers:
             raise InputError("model.pattern lists at least one layer")
         for name in ("norm_eps", "logit_cap"):
             value = getattr(self, name)

@@ -67,16 +67,48 @@ def forward(
     Returns:
         Normalized hidden states, float32 [T, D], and the updated cache.
     """
-    position_T = ragged.position_T
-    angles = {
-        turns: turns and rope.angles(*turns, position_T, config.max_context)
-        for turns in {layer.mixer.rotation: None for layer in config.pattern}
-    }
-    leaves: list[Leaf] = [None] * config.num_layers if cache is None else list(cache)
+    x_TD = embedded(params, config, tokens_T, ragged)
+    hidden_TD, _, cache = layers(
+        params, config, x_TD, ragged, cache, deterministic=deterministic, attention=attention
+    )
+    return hidden_TD, cache
+
+
+def embedded(params: Params, config: ModelConfig, tokens_T: jax.Array, ragged: Ragged) -> jax.Array:
+    """Tokens as the first layer reads them, float32 [T, D]; arguments as `forward`'s."""
     with jax.named_scope("embed"):
         x_TD = _embed_here(params["embed"]["table"], tokens_T, config) * config.embedding_scale
         if config.learned_positions:
-            x_TD += embed(params["positions"]["table"], position_T)
+            x_TD += embed(params["positions"]["table"], ragged.position_T)
+    return x_TD
+
+
+def layers(
+    params: Params,
+    config: ModelConfig,
+    x_TD: jax.Array,
+    ragged: Ragged,
+    cache: Any = None,
+    *,
+    features: tuple[int, ...] = (),
+    deterministic: bool = False,
+    attention: str = "reference",
+) -> tuple[jax.Array, tuple[jax.Array, ...], Any]:
+    """Runs what `embedded` returns through the layers and the last norm.
+
+    Args:
+        features: numbers of layers, from 1 on, behind which the residual stream is returned too.
+        params, config, ragged, cache, deterministic, attention: as `forward`'s.
+
+    Returns:
+        Normalized hidden states, float32 [T, D]; the streams asked for, alike; the updated cache.
+    """
+    angles = {
+        turns: turns and rope.angles(*turns, ragged.position_T, config.max_context)
+        for turns in {layer.mixer.rotation: None for layer in config.pattern}
+    }
+    leaves: list[Leaf] = [None] * config.num_layers if cache is None else list(cache)
+    streams = {}
     for index, (weights, layer) in enumerate(zip(params["layers"], config.layers, strict=True)):
         owner = config.cache_specs[index].owner
         home = index if owner is None else owner
@@ -87,8 +119,10 @@ def forward(
                 group=config.group_of_layer.get(home, 0), is_owner=owner is None,
                 deterministic=deterministic, attention=attention,
             )  # fmt: skip
+        streams[index + 1] = x_TD
     hidden_TD = norm.apply(x_TD, params["final_norm"], config)
-    return hidden_TD, None if cache is None else tuple(leaves)
+    found = tuple(streams[number] for number in features)
+    return hidden_TD, found, None if cache is None else tuple(leaves)
 
 
 @functools.partial(  # traced once for all layers of a kind: tracing is most of a warm start

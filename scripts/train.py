@@ -17,7 +17,7 @@ from absl import flags
 from configs import overrides
 from configs.errors import InputError
 from configs.recipes import small
-from configs.training import Recipe
+from configs.recipes.training import Recipe
 from inference.checkpoints.native import new_directory
 from inference.files import cache_directory, user_files
 from scripts import common

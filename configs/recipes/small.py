@@ -8,7 +8,7 @@ standard library's code, and a draft of it.
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated
 from configs.model import LayerSpec, ModelConfig
-from configs.training import Recipe, TrainingConfig
+from configs.recipes.training import Recipe, TrainingConfig
 
 
 def _model(name: str, width: int, num_layers: int, num_heads: int, ffn_width: int) -> ModelConfig:

@@ -23,7 +23,7 @@ from inference.sampling.parameters import SlotSampling
 from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_shapes import StepShape
 from inference.speculation import coupled, proposers, rejection
-from inference.speculation.proposer import Asked, Drafts, Emitted
+from inference.speculation.proposer import Asked, Drafts, Fed
 from layers import decoder, kv_cache, topk
 from layers.kv_cache import Cache
 from layers.params import Params
@@ -147,8 +147,9 @@ def step(
     tokens_T = jnp.pad(batch.tokens_T, (0, ragged.num_fillers))
     tokens_T = jnp.where(tokens_T < 0, slots.last_token[slot_T], tokens_T)
     num_own = config.chip_model.num_layers  # the others are a proposer's
-    hidden_TD, own_cache = decoder.forward(
-        params, config.chip_model, tokens_T, ragged, cache[:num_own],
+    hidden_TD, features, own_cache = decoder.layers(
+        params, config.chip_model, decoder.embedded(params, config.chip_model, tokens_T, ragged),
+        ragged, cache[:num_own], features=proposer.features if proposer else (),
         deterministic=config.engine.deterministic, attention=attention,
     )  # fmt: skip
     cache = (*own_cache, *cache[num_own:])
@@ -184,9 +185,13 @@ def step(
     )
     slots = _advance(slots, shape, batch, output, fed)
     if proposer is not None:
-        newest_Y = slots.num_tokens[batch.slot_Y]
-        emitted = Emitted(batch.slot_Y, newest_Y, output.tokens, output.num_emitted)
-        slots = dataclasses.replace(slots, proposer=proposer.observe(slots.proposer, emitted))
+        after = Fed(
+            ragged, tokens_T, hidden_TD, features, _num_kept(shape, batch, output), batch.slot_Y,
+            slots.num_tokens[batch.slot_Y], output.tokens, output.num_emitted,
+        )  # fmt: skip
+        with jax.named_scope("propose"):
+            cache, state = proposer.observe(params, cache, slots.proposer, after)
+        slots = dataclasses.replace(slots, proposer=state)
     return cache, slots, packed_output.pack(output)
 
 
@@ -364,8 +369,7 @@ def _advance(
 ) -> SlotState:
     """Slots after the step: lengths, newest tokens, counts of accepted drafts."""
     rows, width = shape.decode
-    is_decode_Y = jnp.arange(shape.num_rows) < rows
-    fed_Y = jnp.where(is_decode_Y, output.num_emitted, batch.query_length_Y)
+    fed_Y = _num_kept(shape, batch, output)
     newest_Y = jnp.take_along_axis(
         output.tokens, jnp.maximum(output.num_emitted - 1, 0)[:, None], axis=1
     )[:, 0]
@@ -383,6 +387,14 @@ def _advance(
         last_token=slots.last_token.at[emitting_Y].set(newest_Y),
         counts=counts,
     )
+
+
+def _num_kept(shape: StepShape, batch: Batch, output: StepOutput[jax.Array]) -> jax.Array:
+    """i32[Y], how many of the tokens that a row was fed stay in its sequence: without rejected
+    drafts.
+    """
+    is_decode_Y = jnp.arange(shape.num_rows) < shape.decode[0]
+    return jnp.where(is_decode_Y, output.num_emitted, batch.query_length_Y)
 
 
 def _score(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.engine import Config
-from inference.speculation.proposer import Asked, Drafts, Emitted
+from inference.speculation.proposer import Asked, Drafts, Fed
 from layers.kv_cache import Cache
 from layers.params import Params
 
@@ -20,6 +20,8 @@ _SHORTEST = 2  # fewer are an accident too often
 
 class NGram:
     """A `Proposer` whose state is each slot's tokens by position, i32[B+1, S]."""
+
+    features: tuple[int, ...] = ()
 
     def __init__(self, config: Config):
         self._config = config
@@ -42,16 +44,13 @@ class NGram:
         num_drafts = asked.decode.position_YW.shape[1] - 1
         return cache, Drafts(continuation(state[asked.decode.slot_Y], newest_R, num_drafts))
 
-    def observe(self, state: Any, emitted: Emitted) -> Any:
+    def observe(self, params: Params, cache: Cache, state: Any, fed: Fed) -> tuple[Cache, Any]:
         """As `Proposer` says."""
-        nth_W, num_emitted_Y1 = (
-            jnp.arange(emitted.tokens_YW.shape[1]),
-            emitted.num_emitted_Y[:, None],
-        )
-        position_YW = emitted.newest_Y[:, None] + 1 - num_emitted_Y1 + nth_W
+        nth_W, num_emitted_Y1 = jnp.arange(fed.sampled_YW.shape[1]), fed.num_emitted_Y[:, None]
+        position_YW = fed.newest_Y[:, None] + 1 - num_emitted_Y1 + nth_W
         nowhere = state.shape[1]
         position_YW = jnp.where(nth_W < num_emitted_Y1, position_YW, nowhere)
-        return state.at[emitted.slot_Y[:, None], position_YW].set(emitted.tokens_YW, mode="drop")
+        return cache, state.at[fed.slot_Y[:, None], position_YW].set(fed.sampled_YW, mode="drop")
 
 
 def continuation(history_YS: jax.Array, newest_Y: jax.Array, num_drafts: int) -> jax.Array:

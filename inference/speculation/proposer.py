@@ -6,14 +6,16 @@ of either, so drafting does not end the overlap of host and device.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 
 from inference.sampling.parameters import SlotSampling
 from layers.kv_cache import Cache
 from layers.params import Params
-from layers.ragged import Rectangle
+from layers.ragged import Ragged, Rectangle
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,17 +41,26 @@ class Drafts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Emitted:
-    """What a step has sampled; rows are those of both rectangles."""
+class Fed:
+    """A step after its tokens are sampled; rows are those of both rectangles."""
 
+    ragged: Ragged
+    tokens_T: jax.Array  # i32[T], those that were fed
+    hidden_TD: jax.Array  # f32[T, D], the model's normalized last hidden states
+    features: tuple[jax.Array, ...]  # f32[T, D] each, as `Proposer.features` asks for
+    num_kept_Y: jax.Array  # i32[Y], how many of a row's fed tokens stay, the first ones
     slot_Y: jax.Array  # i32[Y]
     newest_Y: jax.Array  # i32[Y], position of the newest token
-    tokens_YW: jax.Array  # i32[Y, 1 + k]
+    sampled_YW: jax.Array  # i32[Y, 1 + k]
     num_emitted_Y: jax.Array  # i32[Y], how many of these count
 
 
 class Proposer(Protocol):
     """One way to propose; without state of its own, so that it may be made anew in each step."""
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        """Numbers of the model's layers whose outputs it reads, from 1 on."""
 
     def init(self) -> Any:
         """The state of empty slots: numpy arrays [B+1, ...]."""
@@ -62,5 +73,16 @@ class Proposer(Protocol):
     ) -> tuple[Cache, Drafts]:
         """The cache with what the proposer keeps there, and its drafts."""
 
-    def observe(self, state: Any, emitted: Emitted) -> Any:
-        """State after a step."""
+    def observe(self, params: Params, cache: Cache, state: Any, fed: Fed) -> tuple[Cache, Any]:
+        """Cache and state after a step."""
+
+
+def last_of_rows(parts: Sequence[jax.Array], num_kept_Y: jax.Array) -> jax.Array:
+    """Of each row the last token that stays: one [Y, W, D] a rectangle -> [Y, D]."""
+    found, first = [], 0
+    for x_YWD in parts:
+        own_Y = num_kept_Y[first : first + len(x_YWD)]
+        index_Y11 = jnp.maximum(own_Y - 1, 0)[:, None, None]
+        found.append(jnp.take_along_axis(x_YWD, index_Y11, axis=1)[:, 0])
+        first += len(x_YWD)
+    return jnp.concatenate(found)

@@ -2,6 +2,8 @@
 
 from configs.engine import Config
 from inference.speculation.draft_model import DraftModel
+from inference.speculation.eagle import Eagle
+from inference.speculation.medusa import Medusa
 from inference.speculation.ngram import NGram
 from inference.speculation.proposer import Proposer
 
@@ -18,4 +20,8 @@ def of(config: Config, attention: str = "reference") -> Proposer | None:
             return NGram(config)
         case "draft":
             return DraftModel(config, attention)
+        case "medusa":
+            return Medusa(config)
+        case "eagle":
+            return Eagle(config, attention)
     return None

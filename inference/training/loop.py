@@ -18,7 +18,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from configs.errors import InputError
-from configs.training import TrainingConfig
+from configs.recipes.training import TrainingConfig
 from inference.training import optimizer
 from inference.training.step_folder import StepFolder
 from layers.params import Params

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import optax
 
-from configs.training import TrainingConfig
+from configs.recipes.training import TrainingConfig
 
 
 def of(config: TrainingConfig) -> optax.GradientTransformation:

@@ -9,7 +9,7 @@ import numpy as np
 
 from configs.errors import InputError
 from configs.kinds.params import ParamInfo
-from configs.training import Recipe
+from configs.recipes.training import Recipe
 from inference.checkpoints import text_files
 from inference.checkpoints.hf import hf_tokenizer
 from inference.checkpoints.load import Progress

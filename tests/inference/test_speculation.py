@@ -1,15 +1,18 @@
 """Speculation changes no token: whatever is proposed, the answers are those of plain decoding."""
 
 import functools
+from dataclasses import fields
 
 import numpy as np
 import pytest
 
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
+from configs.heads import Eagle, Medusa
 from configs.mesh import Mesh
+from configs.model import ModelConfig
 from inference.request import SamplingParams
-from inference.speculation import draft_model
+from inference.speculation import drafting
 from tests import fakes
 
 MODELS = {"llama": fakes.llama(), "gemma": fakes.gemma(), "fake": fakes.fake_model()}
@@ -134,27 +137,36 @@ def test_a_request_may_go_without():
     assert set(alone) == {1}  # steps without a prompt
 
 
-DRAFTS = {"itself": MODELS["llama"], "another": fakes.gemma(max_context=256)}
+OWN = {field.name: getattr(MODELS["llama"], field.name) for field in fields(ModelConfig)}
+FEW_LAYERS = OWN | {"num_layers": 1, "pattern": OWN["pattern"][:1]}
+NO_LAYERS = OWN | {"num_layers": 0, "pattern": ()}
+DRAFTS = {
+    "itself": ("draft", MODELS["llama"]),
+    "another": ("draft", fakes.gemma(max_context=256)),
+    "eagle": ("eagle", Eagle(**FEW_LAYERS)),
+    "eagle, fused": ("eagle", Eagle(**FEW_LAYERS, features=(1, 2), proposed_ids=tuple(FEW))),
+    "medusa": ("medusa", Medusa(**NO_LAYERS, num_heads=3)),
+}
 
 
 @pytest.mark.parametrize("name", DRAFTS)
 def test_a_model_that_drafts_changes_no_bit(name, monkeypatch):
-    """Itself is always right, whatever is drawn; another model of other layers hardly ever, here
-    without a loop, as on accelerators.
+    """Itself is always right, whatever is drawn; others hardly ever; one here without a loop, as on
+    accelerators.
     """
-    draft = DRAFTS[name]
+    proposer, draft = DRAFTS[name]
     if name == "another":
-        monkeypatch.setattr(draft_model, "target_is_cpu", lambda: False)
+        monkeypatch.setattr(drafting, "target_is_cpu", lambda: False)
     params = fakes.real_params(MODELS["llama"]) | {"draft": fakes.real_params(draft)}
-    settings = SIZES | {"num_drafts": 3, "proposer": "draft", "cache_bytes": 1 << 20}
+    settings = SIZES | {"num_drafts": 3, "proposer": proposer, "cache_bytes": 1 << 20}
     engine = fakes.engine(MODELS["llama"], params, draft=draft, **settings)
     prompts, asked = requests(14, 131)
     assert answers(engine.generate(prompts, asked)) == plain("llama", 14)
     counters = engine.scheduler.counters
-    if name == "another":
-        assert 0 < counters.num_accepted < counters.num_drafts / 2
-    else:  # but where penalties, which drafts do not count towards, have their say
+    if name == "itself":  # but where penalties, which drafts do not count towards, have their say
         assert counters.num_accepted > 0.9 * counters.num_drafts
+    else:
+        assert 0 < counters.num_accepted < counters.num_drafts / 2
     engine.generate(prompts, asked)
     assert counters.num_cached_tokens > 0
 

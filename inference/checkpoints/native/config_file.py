@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.errors import InputError, shown
+from configs.heads import Eagle, Heads, Medusa
 from configs.kinds.kind import FeedForward, Kind, Mixer
 from configs.model import MOST_LAYERS, ModelConfig
 
 _MAX_INTEGER = 1 << 31
+_HEADS = {kind.__name__: kind for kind in (Eagle, Medusa)}
 
 
 def to_json(config: Any) -> Any:
@@ -23,7 +25,9 @@ def to_json(config: Any) -> Any:
     if not dataclasses.is_dataclass(config):
         return config
     hints = typing.get_type_hints(type(config))
-    value = {"kind": config.name} if isinstance(config, Kind) else {}
+    value: dict[str, Any] = {"kind": config.name} if isinstance(config, Kind) else {}
+    if isinstance(config, Heads):
+        value["kind"] = type(config).__name__
     for field in dataclasses.fields(config):
         item = getattr(config, field.name)
         value[field.name] = to_json(item)
@@ -47,6 +51,9 @@ def from_json(value: Any, label: str) -> ModelConfig:
         layers = value.get("num_layers") if isinstance(value, dict) else None
         if isinstance(layers, int) and layers > MOST_LAYERS:  # a model makes a list of them
             raise InputError(f"model.num_layers is at most {MOST_LAYERS}, not {layers}")
+        if isinstance(value, dict) and "kind" in value:
+            heads: Heads = _one_of(_HEADS, value, "model")
+            return heads
         config: ModelConfig = _read(ModelConfig, value, "model")
         return config
     except (ValueError, ArithmeticError) as error:  # InputError is a ValueError

@@ -9,7 +9,7 @@ import pytest
 
 from configs.errors import InputError
 from configs.mesh import Mesh
-from configs.training import Recipe, TrainingConfig
+from configs.recipes.training import Recipe, TrainingConfig
 from inference.checkpoints.native import orbax_step
 from inference.training import loop, losses, start
 from inference.training.step_folder import StepFolder

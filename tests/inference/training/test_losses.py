@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.training import Recipe, TrainingConfig
+from configs.recipes.training import Recipe, TrainingConfig
 from inference.training import losses, start
 from layers import decoder, ragged
 from layers.kernels.cpu import library, rows

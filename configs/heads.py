@@ -1,0 +1,91 @@
+"""Heads: small models that draft for one target, whose hidden states they read. What they share
+with it, its embedding, is not among their parameters.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+from configs.errors import InputError
+from configs.kinds.params import ParamInfo, norm
+from configs.model import ModelConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Heads(ModelConfig):
+    """What all heads have: fields of their target, and its vocabulary.
+
+    Attributes:
+        target: digest of the weights that they were trained for.
+        proposed_ids: tokens that they propose, by row of their output table; (): any. A proposal
+            costs what its table does, and few tokens make up most of a text (Zhao et al. 2025,
+            arXiv 2502.14856).
+    """
+
+    target: str = ""
+    proposed_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ids = self.proposed_ids
+        if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size and len(set(ids)) == len(ids)):
+            raise InputError(
+                f"model.proposed_ids are different ids from 0 to {self.vocab_size - 1}"
+            )
+
+    @property
+    def _output_table(self) -> dict[str, ParamInfo]:
+        rows = len(self.proposed_ids) or self.vocab_size
+        return {"table": ParamInfo((rows, self.width), self.dtype, ("vocab", "embed"))}
+
+
+@dataclasses.dataclass(frozen=True)
+class Eagle(Heads):
+    """One or a few layers that go on from the target's hidden states, a token at a time (Li et al.
+    2024, arXiv 2401.15077).
+
+    The first of them reads, of each token, its embedding and the hidden state of the token before
+    it: the target's where the target has seen that, else the head's own.
+
+    Attributes:
+        features: numbers of the target's layers, from 1 on, whose outputs are fused into that state
+            (EAGLE-3: Li et al. 2025, arXiv 2503.01840); (): its normalized last one.
+    """
+
+    features: tuple[int, ...] = ()
+
+    def parameters(self) -> dict[str, Any]:
+        """As `ModelConfig` says."""
+        own = super().parameters()
+        square = ("embed", None)
+        declared = {
+            "layers": own["layers"],
+            "final_norm": own["final_norm"],
+            "head": self._output_table,
+            "token_norm": norm(self, self.width, "embed"),
+            "state_norm": norm(self, self.width, "embed"),
+            "input": ParamInfo((self.width, 2 * self.width), self.dtype, square),
+        }
+        if self.features:
+            fused = (self.width, len(self.features) * self.width)
+            declared["fuse"] = ParamInfo(fused, self.dtype, square)
+        return declared
+
+
+@dataclasses.dataclass(frozen=True)
+class Medusa(Heads):
+    """Residual blocks on the target's last hidden state; the n-th proposes the n-th draft (Cai et
+    al. 2024, arXiv 2401.10774). They share one output table.
+    """
+
+    least_layers: ClassVar[int] = 0
+    num_heads: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.num_heads <= 31:
+            raise InputError(f"model.num_heads is from 1 to 31, not {self.num_heads}")
+
+    def parameters(self) -> dict[str, Any]:
+        """As `ModelConfig` says."""
+        block = ParamInfo((self.width, self.width), self.dtype, ("embed", None), "zeros")
+        return {"blocks": (block,) * self.num_heads, "head": self._output_table}

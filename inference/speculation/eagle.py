@@ -1,0 +1,114 @@
+"""EAGLE: a layer goes on from the target's hidden states, a token at a time (Li et al. 2024, arXiv
+2401.15077; fused features: Li et al. 2025, arXiv 2503.01840).
+
+Its entry for a token reads the token and the state of the one before it. Once the target has seen a
+step's tokens, their entries are written with its states, over those of drafts. A sequence that
+starts behind cached pages lacks one state, and reads zeros: a draft may be worse for it.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs import heads
+from configs.engine import Config
+from inference.speculation import drafting
+from inference.speculation.own_pages import OwnPages
+from inference.speculation.proposer import Asked, Drafts, Fed, last_of_rows
+from layers import decoder, norm
+from layers.kv_cache import Cache
+from layers.linear import linear
+from layers.params import Params
+from layers.ragged import Ragged, Rectangle
+
+
+class Eagle:
+    """A `Proposer` that keeps, of each slot, the state before its newest token, f32[B+1, D]."""
+
+    def __init__(self, config: Config, attention: str):
+        """`attention`: the implementation that the cache is laid out for."""
+        assert isinstance(config.draft, heads.Eagle)
+        self._config, self._heads, self._attention = config, config.draft, attention
+        self._pages = OwnPages(config)
+        self.features = self._heads.features
+
+    def init(self) -> np.ndarray:
+        """As `Proposer` says."""
+        return np.zeros((self._config.engine.max_seqs + 1, self._heads.width), np.float32)
+
+    def admit(self, state: Any, slot_A: jax.Array, history_AS: jax.Array) -> Any:
+        """As `Proposer` says."""
+        return state.at[slot_A].set(0)
+
+    def propose(
+        self, params: Params, cache: Cache, state: Any, asked: Asked
+    ) -> tuple[Cache, Drafts]:
+        """As `Proposer` says."""
+        decode = asked.decode
+        if decode is None or (width := decode.position_YW.shape[1]) == 1:
+            return cache, Drafts(jnp.zeros((0, 0), jnp.int32))
+        weights = params["draft"]
+
+        def feed(kept: Any, token_R: jax.Array, column: Rectangle) -> Any:
+            own, state_RD = kept
+            ragged = self._pages.seen(Ragged((column,)))
+            hidden_RD, own = self._layers(params, own, token_R, state_RD, ragged)
+            return (own, hidden_RD), logits(weights, self._heads, hidden_RD)
+
+        kept = self._pages.of(cache), state[decode.slot_Y]
+        (own, _), drafts = drafting.one_by_one(
+            feed, kept, asked, decode, width - 1, self._heads.vocab_size
+        )
+        return self._pages.put(cache, own), drafts
+
+    def observe(self, params: Params, cache: Cache, state: Any, fed: Fed) -> tuple[Cache, Any]:
+        """As `Proposer` says. Of the layers only what is cached is computed."""
+        state_TD = fused(params["draft"], fed.hidden_TD, fed.features)
+        parts, slots = fed.ragged.split(state_TD), [each.slot_Y for each in fed.ragged.rectangles]
+        before = [
+            jnp.concatenate([state[slot_Y][:, None], part_YWD[:, :-1]], axis=1)
+            for slot_Y, part_YWD in zip(slots, parts, strict=True)
+        ]
+        before_TD = fed.ragged.pack(before)
+        _, own = self._layers(
+            params, self._pages.of(cache), fed.tokens_T, before_TD, self._pages.seen(fed.ragged)
+        )
+        last_YD = last_of_rows(parts, fed.num_kept_Y)
+        return self._pages.put(cache, own), state.at[jnp.concatenate(slots)].set(last_YD)
+
+    def _layers(
+        self, params: Params, own: Cache, tokens_T: jax.Array, state_TD: jax.Array, ragged: Ragged
+    ) -> tuple[jax.Array, Cache]:
+        embedded_TD = decoder.embedded(params, self._config.chip_model, tokens_T, ragged)
+        x_TD = inputs(params["draft"], self._heads, embedded_TD, state_TD)
+        hidden_TD, _, own = decoder.layers(
+            params["draft"], self._heads, x_TD, ragged, own, attention=self._attention
+        )
+        return hidden_TD, own
+
+
+def fused(weights: Params, hidden_TD: jax.Array, features: tuple[jax.Array, ...]) -> jax.Array:
+    """The target's states as the head reads them: f32[T, D]."""
+    return linear(jnp.concatenate(features, -1), weights["fuse"]) if features else hidden_TD
+
+
+def inputs(
+    weights: Params, config: heads.Eagle, embedded_TD: jax.Array, state_TD: jax.Array
+) -> jax.Array:
+    """What the first layer reads of each token and of the state before it: f32[T, D]."""
+    both = (
+        norm.apply(embedded_TD, weights["token_norm"], config),
+        norm.apply(state_TD, weights["state_norm"], config),
+    )
+    return linear(jnp.concatenate(both, -1), weights["input"])
+
+
+def logits(weights: Params, config: heads.Heads, hidden_QD: jax.Array) -> jax.Array:
+    """Of the whole vocabulary, f32[Q, V]: -inf where a token is never proposed."""
+    own_QX = linear(hidden_QD, weights["head"]["table"])
+    if not config.proposed_ids:
+        return own_QX
+    nothing_QV = jnp.full((hidden_QD.shape[0], config.vocab_size), -jnp.inf)
+    return nothing_QV.at[:, np.array(config.proposed_ids)].set(own_QX)

@@ -1,0 +1,63 @@
+"""Medusa: heads on the target's last hidden state, the n-th of which proposes the n-th draft (Cai
+et al. 2024, arXiv 2401.10774).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs import heads
+from configs.engine import Config
+from inference.speculation import drafting, eagle
+from inference.speculation.proposer import Asked, Drafts, Fed, last_of_rows
+from layers.kv_cache import Cache
+from layers.linear import linear
+from layers.params import Params
+
+
+class Medusa:
+    """A `Proposer` that keeps the hidden state before each slot's newest token, f32[B+1, D]."""
+
+    features: tuple[int, ...] = ()
+
+    def __init__(self, config: Config):
+        assert isinstance(config.draft, heads.Medusa)
+        self._config, self._heads = config, config.draft
+
+    def init(self) -> np.ndarray:
+        """As `Proposer` says."""
+        return np.zeros((self._config.engine.max_seqs + 1, self._heads.width), np.float32)
+
+    def admit(self, state: Any, slot_A: jax.Array, history_AS: jax.Array) -> Any:
+        """As `Proposer` says."""
+        return state.at[slot_A].set(0)
+
+    def propose(
+        self, params: Params, cache: Cache, state: Any, asked: Asked
+    ) -> tuple[Cache, Drafts]:
+        """As `Proposer` says."""
+        decode = asked.decode
+        if decode is None or (width := decode.position_YW.shape[1]) == 1:
+            return cache, Drafts(jnp.zeros((0, 0), jnp.int32))
+        hidden_RD, found = state[decode.slot_Y], []
+        for nth in range(width - 1):
+            logits_RV = eagle.logits(
+                params["draft"], self._heads, block(params["draft"]["blocks"][nth], hidden_RD)
+            )
+            found.append(drafting.draw(logits_RV, asked, decode.position_YW[:, nth] + 1))
+        tokens_Rk = jnp.stack([token_R for token_R, _ in found], 1)
+        laws = [law_RV for _, law_RV in found if law_RV is not None]
+        return cache, Drafts(tokens_Rk, jnp.stack(laws, 1) if laws else None)
+
+    def observe(self, params: Params, cache: Cache, state: Any, fed: Fed) -> tuple[Cache, Any]:
+        """As `Proposer` says."""
+        slot_Y = jnp.concatenate([each.slot_Y for each in fed.ragged.rectangles])
+        last_YD = last_of_rows(fed.ragged.split(fed.hidden_TD), fed.num_kept_Y)
+        return cache, state.at[slot_Y].set(last_YD)
+
+
+def block(weight_DD: Any, hidden_TD: jax.Array) -> jax.Array:
+    """What a head reads its draft from: f32[T, D]."""
+    return hidden_TD + jax.nn.silu(linear(hidden_TD, weight_DD))
