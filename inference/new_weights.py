@@ -6,7 +6,8 @@ from pathlib import Path
 
 from configs.engine import Config
 from configs.errors import InputError, shown
-from inference.checkpoints import load, names, resolve, weight_formats
+from configs.heads import Heads
+from inference.checkpoints import load, names, provenance, resolve, weight_formats
 from inference.checkpoints.load import Progress
 from inference.checkpoints.native import orbax_step
 from inference.checkpoints.opened import Checkpoint
@@ -29,7 +30,12 @@ def reader(
         checkpoint: what is read, likewise.
         progress: as `load.load_params` takes it.
         draft: of the model that drafts.
+
+    Raises:
+        InputError: heads were trained for another model.
     """
+    if isinstance(config.draft, Heads):
+        provenance.check_target(config.draft, checkpoint)
     if draft is not None:
         read, drafting = reader(config, checkpoint, progress), reader(config.for_draft(), draft)
         return lambda: read() | {"draft": drafting()}

@@ -4,7 +4,6 @@ from scripts import interrupts  # noqa: F401
 
 # isort: split
 import dataclasses
-import hashlib
 import importlib.util
 import time
 from collections.abc import Sequence
@@ -22,13 +21,16 @@ from inference.checkpoints.native import new_directory
 from inference.files import cache_directory, user_files
 from scripts import common
 from scripts.flags import output_flag, text_flag
+from scripts.modes import train_heads
+from scripts.modes.train_heads import Subject
 
 _TASK = flags.DEFINE_enum(
     "task",
     "lm",
-    list(small.RECIPES),
+    [*small.RECIPES, *train_heads.TASKS],
     "lm: the recipe's model from scratch, or --model trained on. draft: a small model from "
-    "scratch, with the tokenizer of --model, for which it is to draft.",
+    "scratch, with the tokenizer of --model, for which it is to draft. medusa, eagle: heads that "
+    "draft for --model, by default on what it writes itself.",
 )
 _OUTPUT, _TEXT = output_flag.OUTPUT, text_flag.TEXT
 flags.adopt_module_key_flags(output_flag)
@@ -46,54 +48,65 @@ def main(argv: Sequence[str]) -> None:
         if flags.FLAGS[name].present:
             raise InputError(f"train does not read --{name}")
     resolved = _resolved()
-    recipe = _recipe(resolved)
-    output = Path(_OUTPUT.value or _kept(recipe.model.name))
+    output = Path(_OUTPUT.value or _kept(_name(resolved)))
     is_there = not _OUTPUT.value and output.is_dir()
     if not is_there:
         if not _OUTPUT.value:
             output.parent.mkdir(parents=True, exist_ok=True)
         new_directory.check(output)
-    from sharding import mesh as meshes  # brings JAX
-
-    meshes.provide(recipe.mesh, recipe.mesh.num_chips)
-    from inference.training import start, texts, token_file, windows
+    checkpoint = None if resolved is None else common.open_checkpoint(resolved)
+    if _TASK.value in train_heads.TASKS:
+        subject = train_heads.subject(_TASK.value, checkpoint, _TEXT.value)
+    else:
+        subject = _language_model(resolved, checkpoint)
+    from inference.training import export, windows
     from inference.training.step_folder import StepFolder
 
-    documents = texts.of_file(_TEXT.value) if _TEXT.value else texts.standard_library()
-    checkpoint = None if resolved is None else common.open_checkpoint(resolved)
-    vocabulary = start.vocabulary(checkpoint, documents, recipe.model.vocab_size)
-    with common.bars() as progress:
-        tokens, digest = token_file.of_texts(documents, vocabulary, progress)
+    recipe = subject.recipe
     training = recipe.training
-    data = windows.Windows(tokens, training.window, training.batch, training.seed)
-    if _TASK.value == "draft":
-        checkpoint = None
-    record = _record(recipe, digest, checkpoint is not None)
-    folder = StepFolder(output.with_name(output.name + _CHECKPOINTS), record)
-    size = f"{len(tokens)} tokens of text, {data.count} windows"
+    data = windows.Windows(subject.tokens, training.window, training.batch, training.seed)
+    folder = StepFolder(output.with_name(output.name + _CHECKPOINTS), _record(subject))
+    size = f"{len(subject.tokens)} tokens of text, {data.count} windows"
     if is_there:
         common.say(f"{output} is there already, trained like this on {size}")
         return
     common.say(f"{recipe.model.name}, {size}, {training.steps} steps of {training.batch}")
-    values, losses, seconds = _train(recipe, checkpoint, data, folder)
-    from inference.training import export
-
+    values, losses, seconds = _train(subject, data, folder)
     with common.bars() as progress:
+        vocabulary = subject.vocabulary
         export.write(values, recipe.model, vocabulary.eos_ids, vocabulary.files, output, progress)
     _report(recipe, output, folder.path, losses, seconds)
 
 
-def _train(
-    recipe: Recipe, checkpoint: Any, data: Any, folder: Any
-) -> tuple[Any, np.ndarray, float]:
+def _language_model(resolved: Any, checkpoint: Any) -> Subject:
+    """A model from scratch, or a checkpoint trained on."""
+    recipe = _recipe(resolved)
+    from sharding import mesh as meshes  # brings JAX
+
+    meshes.provide(recipe.mesh, recipe.mesh.num_chips)
+    from inference.training import losses, start, texts, token_file
+
+    documents = texts.of_file(_TEXT.value) if _TEXT.value else texts.standard_library()
+    vocabulary = start.vocabulary(checkpoint, documents, recipe.model.vocab_size)
+    with common.bars() as progress:
+        tokens, digest = token_file.of_texts(documents, vocabulary, progress)
+    if _TASK.value == "draft":
+        checkpoint = None
+    return Subject(
+        recipe, vocabulary, tokens, digest, checkpoint, losses.next_token(recipe.model),
+        lambda progress: (start.masters(recipe, checkpoint, progress), None),
+    )  # fmt: skip
+
+
+def _train(subject: Subject, data: Any, folder: Any) -> tuple[Any, np.ndarray, float]:
     """Parameters, the loss of each step, and the median seconds of those computed now."""
     from inference.runtime import compilation_cache
-    from inference.training import loop, losses, start
+    from inference.training import loop
 
     compilation_cache.enable()
     with common.bars() as progress:
-        values = start.masters(recipe, checkpoint, progress)
-    training, found, times = recipe.training, np.zeros(0, np.float32), [0.0]
+        values, frozen = subject.start(progress)
+    training, found, times = subject.recipe.training, np.zeros(0, np.float32), [0.0]
     with common.bars() as progress, interrupts.Deferred() as interrupt:
         times[0] = time.perf_counter()
 
@@ -108,8 +121,8 @@ def _train(
                 common.say(label)
 
         values = loop.train(
-            losses.next_token(recipe.model), values, data, training, folder=folder,
-            observe=observe, stop=lambda: interrupt.asked,
+            subject.loss, values, data, training, frozen=frozen, folder=folder, observe=observe,
+            stop=lambda: interrupt.asked,
         )  # fmt: skip
     if len(found) < training.steps:
         raise InputError(
@@ -165,8 +178,15 @@ def _resolved() -> Any:
         return None
     target = _kept(small.RECIPES["lm"].model.name)
     if not target.is_dir():
-        raise InputError("--task=draft needs --model=TARGET, whose tokenizer it takes")
+        raise InputError(f"--task={_TASK.value} needs --model=TARGET, for which it trains")
     return resolve.resolve(str(target))
+
+
+def _name(resolved: Any) -> str:
+    """Of what is trained."""
+    if _TASK.value in train_heads.TASKS:
+        return f"{resolved.config.name}-{_TASK.value}"
+    return str(_recipe(resolved).model.name)
 
 
 def _recipe(resolved: Any) -> Recipe:
@@ -179,20 +199,20 @@ def _recipe(resolved: Any) -> Recipe:
     return overrides.apply(found, common.settings_asked())
 
 
-def _record(recipe: Recipe, text: str, has_start: bool) -> dict[str, Any]:
+def _record(subject: Subject) -> dict[str, Any]:
     """What another run has to be to go on from this one's checkpoints."""
     from inference.checkpoints import provenance
     from inference.checkpoints.native import config_file
 
-    training = dataclasses.asdict(recipe.training)
+    training = dataclasses.asdict(subject.recipe.training)
     del training["checkpoint_every"]
-    model = "\n".join(provenance.identity(common.model_name())) if has_start else ""
+    start = None if subject.starts_from is None else provenance.weights_digest(subject.starts_from)
     return {
         "task": _TASK.value,
-        "model": config_file.to_json(recipe.model),
+        "model": config_file.to_json(subject.recipe.model),
         "training": training,
-        "text": text,
-        "start": hashlib.sha256(model.encode()).hexdigest() if has_start else None,
+        "text": subject.text,
+        "start": start,
     }
 
 

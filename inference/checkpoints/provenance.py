@@ -1,14 +1,23 @@
 """Which weights a model's name stands for, since they may change while the name stays."""
 
+import dataclasses
 import glob
+import hashlib
 from pathlib import Path
 
+import numpy as np
+
 from configs import presets
+from configs.errors import InputError
+from configs.heads import Heads
 from configs.weights import Wheels
-from inference.checkpoints import mapped
+from inference.checkpoints import load, mapped
 from inference.checkpoints.hf import hub
 from inference.checkpoints.native import manifest
+from inference.checkpoints.opened import Checkpoint
+from layers import params
 
+_DIGESTED_ROWS = 4  # of each matrix
 _READ = (".json", ".jinja", ".safetensors")  # what loading reads of a directory
 
 
@@ -34,3 +43,30 @@ def identity(model: str) -> list[str]:
         return [mapped.fingerprint(part, part.stat()) for part in sorted(parts)]
     snapshot = hub.open_snapshot(model)
     return [snapshot.repo, snapshot.commit]
+
+
+def weights_digest(checkpoint: Checkpoint) -> str:
+    """Names the weights that heads are trained for, whatever file they are in: by shapes, and by
+    the first rows of every parameter.
+    """
+    contents, whole = checkpoint.contents(), hashlib.sha256()
+    plain = dataclasses.replace(checkpoint.config, formats=())
+    for path, info in params.flatten(plain.parameters()).items():
+        stored = load.StoredParameter(contents.source, contents.name_map(path), info)
+        rows = np.ascontiguousarray(stored[:_DIGESTED_ROWS], np.float32)
+        whole.update(f"{path} {info.shape}".encode() + rows.tobytes())
+    return whole.hexdigest()
+
+
+def check_target(heads: Heads, checkpoint: Checkpoint) -> None:
+    """Refuses heads for another model.
+
+    Raises:
+        InputError: they were trained for other weights.
+    """
+    if (own := weights_digest(checkpoint)) != heads.target:
+        raise InputError(
+            f"{heads.name} was trained for other weights ({heads.target[:12]}) than those of "
+            f"{checkpoint.config.name} ({own[:12]}): heads draft for the model that they were "
+            "trained for"
+        )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from configs import presets
 from configs.errors import InputError, shown
+from configs.heads import Heads
 from configs.model import ModelConfig
 from configs.presets import Preset
 from inference.checkpoints import opened, sources
@@ -33,13 +34,24 @@ class Resolved:
     open: Callable[[Progress | None], Checkpoint]
 
 
-def resolve(model: str) -> Resolved:
+def resolve(model: str, drafts: bool = False) -> Resolved:
     """Finds a model by preset name, directory, `.gguf` file or hub id. Of the hub only the
     configuration is fetched.
+
+    Args:
+        model: its name.
+        drafts: it is to draft, for which heads do, too.
 
     Raises:
         InputError: it is none of these, or its description is unsound.
     """
+    found = _find(model)
+    if isinstance(found.config, Heads) and not drafts:
+        raise InputError(f"{model} holds heads, which draft for a model: name them in --speculate")
+    return found
+
+
+def _find(model: str) -> Resolved:
     if model in presets.NAMES:
         preset = presets.get(model)
         return Resolved(preset.config, functools.partial(_open_preset, preset))

@@ -2,17 +2,28 @@
 mean over a batch's rows, so that parts of a batch may be averaged.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 
+from configs import heads
 from configs.model import ModelConfig
+from inference.speculation import eagle as proposing
+from inference.speculation import medusa as medusa_heads
 from inference.training.loop import Loss
 from layers import decoder, params, ragged
+from layers.linear import linear
 from layers.params import Params
 
 _BLOCK_ROWS = 2048  # whose logits are held at a time, 32 MiB of a vocabulary of 4,096
+_PASSES = 3  # of an EAGLE head
+_DECAY = 0.8  # of the weight of each later draft
+_REGRESSION = 10.0  # weight of the distance between states; it has some hundredths of their spread
 
 
 def next_token(config: ModelConfig) -> Loss:
@@ -31,15 +42,91 @@ def next_token(config: ModelConfig) -> Loss:
         rows = ragged.contiguous(*inputs_YW.shape)
         hidden_TD, _ = decoder.forward(values, config, inputs_YW.reshape(-1), rows)
         hidden_YWD = hidden_TD.reshape(*inputs_YW.shape, -1)
-        return cross_entropy(values, config, hidden_YWD, targets_YW)
+        return cross_entropy(
+            functools.partial(decoder.logits, values, config), hidden_YWD, targets_YW
+        )
 
     return loss
 
 
+def eagle(target: ModelConfig, own: heads.Eagle) -> Loss:
+    """What EAGLE heads are trained on: `_PASSES` times the next token, first given the target's
+    states, then those of the pass before, as drafting meets them (EAGLE-3's training-time test, Li
+    et al. 2025, arXiv 2503.01840; here a pass attends to its own entries alone).
+
+    Heads without fused features also learn the target's next state (Li et al. 2024, arXiv
+    2401.15077). Frozen are the target's parameters; a batch is that of `next_token`.
+    """
+    label_V = _labels(own)
+
+    def loss(masters: Params, frozen: Any, batch: dict[str, jax.Array]) -> jax.Array:
+        inputs_YW, targets_YW = batch["tokens"][:, :-1], label_V[batch["tokens"][:, 1:]]
+        rows = ragged.contiguous(*inputs_YW.shape)
+        embedded_TD, hidden_TD, features = _seen(frozen, target, inputs_YW, rows, own.features)
+        state_TD = proposing.fused(masters, hidden_TD, features)
+        total, wanted_TD = jnp.float32(0), hidden_TD
+        for nth in range(_PASSES):
+            state_YWD = state_TD.reshape(*inputs_YW.shape, -1)
+            before_YWD = jnp.pad(state_YWD[:, :-1], ((0, 0), (1, 0), (0, 0)))
+            x_TD = proposing.inputs(masters, own, embedded_TD, before_YWD.reshape(state_TD.shape))
+            state_TD, _, _ = decoder.layers(masters, own, x_TD, rows)
+            own_YWD = state_TD.reshape(*inputs_YW.shape, -1)[:, nth:]
+            found = cross_entropy(
+                lambda x_QD: linear(x_QD, masters["head"]["table"]), own_YWD, targets_YW[:, nth:]
+            )
+            if not own.features:
+                found += _REGRESSION * optax.huber_loss(state_TD, wanted_TD).mean()
+            total += found * _DECAY**nth
+        return total
+
+    return loss
+
+
+def medusa(target: ModelConfig, own: heads.Medusa) -> Loss:
+    """What Medusa heads are trained on: the n-th, from 0, predicts the token n + 2 positions behind
+    its state (Cai et al. 2024, arXiv 2401.10774). Frozen are the target's parameters; a batch is
+    that of `next_token`.
+    """
+    label_V = _labels(own)
+
+    def loss(masters: Params, frozen: Any, batch: dict[str, jax.Array]) -> jax.Array:
+        inputs_YW, targets_YW = batch["tokens"][:, :-1], label_V[batch["tokens"][:, 1:]]
+        rows = ragged.contiguous(*inputs_YW.shape)
+        _, hidden_TD, _ = _seen(frozen, target, inputs_YW, rows, ())
+        total = jnp.float32(0)
+        for nth, weight in enumerate(masters["blocks"]):
+            drafting_YWD = medusa_heads.block(weight, hidden_TD).reshape(*inputs_YW.shape, -1)
+            total += _DECAY**nth * cross_entropy(
+                lambda x_QD: linear(x_QD, masters["head"]["table"]),
+                drafting_YWD[:, : -1 - nth], targets_YW[:, 1 + nth :],
+            )  # fmt: skip
+        return total
+
+    return loss
+
+
+def _labels(own: heads.Heads) -> jax.Array:
+    """Row of the output table of each token, -1 where it has none: i32[V]."""
+    if not own.proposed_ids:
+        return jnp.arange(own.vocab_size)
+    label_V = np.full(own.vocab_size, -1, np.int32)
+    label_V[list(own.proposed_ids)] = np.arange(len(own.proposed_ids))
+    return jnp.asarray(label_V)
+
+
+def _seen(
+    frozen: Params, target: ModelConfig, inputs_YW: jax.Array, rows: Any, features: tuple[int, ...]
+) -> tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]:
+    """What a target makes of tokens: embedded, last hidden states, features."""
+    embedded_TD = decoder.embedded(frozen, target, inputs_YW.reshape(-1), rows)
+    hidden_TD, found, _ = decoder.layers(frozen, target, embedded_TD, rows, features=features)
+    return jax.lax.stop_gradient((embedded_TD, hidden_TD, found))
+
+
 def cross_entropy(
-    values: Params, config: ModelConfig, hidden_YWD: jax.Array, targets_YW: jax.Array
+    logits: Callable[[jax.Array], jax.Array], hidden_YWD: jax.Array, targets_YW: jax.Array
 ) -> jax.Array:
-    """Mean negative log-probability of the targets, float32.
+    """Mean negative log-probability of the targets but for those that are -1, float32.
 
     The head works on a block of each window's positions at a time, and again on the way back, so
     that no more than `_BLOCK_ROWS` rows of logits (or one position of each window) are ever held.
@@ -51,13 +138,14 @@ def cross_entropy(
     @jax.checkpoint
     def add(total: jax.Array, part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         hidden_YXD, targets_YX = part
-        logits_QV = decoder.logits(values, config, hidden_YXD.reshape(-1, D))
-        of_target_Q = jnp.take_along_axis(logits_QV, targets_YX.reshape(-1, 1), axis=1)[:, 0]
-        return total + (jax.nn.logsumexp(logits_QV, axis=1) - of_target_Q).sum(), None
+        logits_QV, target_Q = logits(hidden_YXD.reshape(-1, D)), targets_YX.reshape(-1)
+        of_target_Q = jnp.take_along_axis(logits_QV, jnp.maximum(target_Q, 0)[:, None], axis=1)
+        lost_Q = jax.nn.logsumexp(logits_QV, axis=1) - of_target_Q[:, 0]
+        return total + jnp.where(target_Q >= 0, lost_Q, 0).sum(), None
 
     blocks = (
         hidden_YWD.reshape(Y, W // block, block, D).swapaxes(0, 1),
         targets_YW.reshape(Y, W // block, block).swapaxes(0, 1),
     )
     total, _ = jax.lax.scan(add, jnp.float32(0), blocks)
-    return total / (Y * W)
+    return total / jnp.maximum((targets_YW >= 0).sum(), 1)

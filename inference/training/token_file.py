@@ -1,8 +1,9 @@
 """Texts as one file of token ids in the cache, which is mapped: encoded once."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,13 +35,34 @@ def of_texts(
         InputError: as `Tokenizer.encode`, or the cache cannot be written.
     """
     digest = _digest(texts, vocabulary.identity)
+    tokenizer = vocabulary.tokenizer
+    return kept(digest, lambda: _encoded(texts, tokenizer, progress), tokenizer.vocab_size), digest
+
+
+def kept(digest: str, make: Callable[[], np.ndarray], vocab_size: int) -> np.ndarray:
+    """Token ids as `of_texts` returns them, made if the cache does not hold them.
+
+    Args:
+        digest: names them.
+        make: returns them.
+        vocab_size: of their vocabulary.
+
+    Raises:
+        InputError: the cache cannot be written.
+    """
     path = cache_directory.path() / "tokens" / f"{digest[:32]}.npy"
     if not _is_sound(path):
+        tokens = make().astype(_dtype(vocab_size))
         try:
-            _write(path, texts, vocabulary.tokenizer, progress)
+            with atomic.open_file(path) as file:
+                np.save(file, tokens)
         except OSError as error:
             raise InputError(f"cannot write {path}: {error.strerror}") from None
-    return np.load(path, mmap_mode="r"), digest
+    return np.load(path, mmap_mode="r")
+
+
+def _dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
+    return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
 def _digest(texts: Sequence[str], identity: bytes) -> str:
@@ -58,10 +80,8 @@ def _is_sound(path: Path) -> bool:
     return True
 
 
-def _write(
-    path: Path, texts: Sequence[str], tokenizer: Tokenizer, progress: Progress | None
-) -> None:
-    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
+def _encoded(texts: Sequence[str], tokenizer: Tokenizer, progress: Progress | None) -> np.ndarray:
+    dtype = _dtype(tokenizer.vocab_size)
     end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     parts, done, total = [], 0, sum(map(len, texts))
     for text in texts:
@@ -71,8 +91,7 @@ def _write(
             if progress:
                 progress(done, total, "encoding text")
         parts.append(np.asarray(end, dtype))
-    with atomic.open_file(path) as file:
-        np.save(file, np.concatenate(parts))
+    return np.concatenate(parts)
 
 
 def _pieces(text: str) -> Iterator[str]:

@@ -12,7 +12,8 @@ SPECULATE = flags.DEFINE_string(
     "speculate",
     None,
     "Who proposes tokens, k at a time, that a step then verifies: 'ngram,k=4' (what followed "
-    "before) or 'draft:MODEL,k=4' (a smaller model of the same tokenizer); answers stay the same. "
+    "before), 'draft:MODEL,k=4' (a smaller model of the same tokenizer), 'medusa:DIR,k=4' or "
+    "'eagle:DIR,k=4' (heads that scripts.train has made); answers stay the same. "
     "`plan`: k,acceptance,cost of a draft in steps; or auto, or auto,greedy.",
 )
 _NUM_DRAFTS = 4
@@ -29,7 +30,7 @@ def apply(config: Config) -> Config:
         return config
     name, model, num_drafts = _parsed()
     engine = dataclasses.replace(config.engine, proposer=name, num_drafts=num_drafts)
-    if name != "draft":
+    if name == "ngram":
         return dataclasses.replace(config, engine=engine)
     draft = dataclasses.replace(_resolved(model).config, dtype=config.model.dtype)
     return dataclasses.replace(config, engine=engine, draft=draft)
@@ -43,7 +44,7 @@ def open_draft(progress: Any) -> Any:
 def _resolved(model: str) -> Any:
     from inference.checkpoints import resolve
 
-    return resolve.resolve(model)
+    return resolve.resolve(model, drafts=True)
 
 
 def _parsed() -> tuple[str, str, int]:
@@ -51,8 +52,10 @@ def _parsed() -> tuple[str, str, int]:
     asked = SPECULATE.value or ""
     named, *options = asked.split(",")
     name, _, model = named.partition(":")
-    if name not in PROPOSERS or bool(model) != (name == "draft"):
-        raise InputError(f"--speculate is ngram, draft:MODEL or none, not {asked[:80]!r}")
+    if name not in PROPOSERS or bool(model) == (name == "ngram"):
+        raise InputError(
+            f"--speculate is ngram, draft:MODEL, medusa:DIR, eagle:DIR or none, not {asked[:80]!r}"
+        )
     num_drafts = _NUM_DRAFTS
     for option in options:
         key, _, value = option.partition("=")

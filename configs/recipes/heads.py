@@ -1,0 +1,53 @@
+"""Heads for a model, trained on what it writes itself.
+
+python -m scripts.train --task=eagle --model=smollm2-135m
+python -m scripts.train --task=medusa --model=smollm2-135m
+"""
+
+import dataclasses
+from typing import Any
+
+from configs.heads import Eagle, Medusa
+from configs.model import ModelConfig
+from configs.recipes.training import TrainingConfig
+
+SAMPLES = 640  # windows that the target writes
+SAMPLE_TEMPERATURE = 0.7
+PROPOSED = 8192  # tokens, the most frequent of the samples
+
+# By task.
+TRAINING = {
+    "eagle": TrainingConfig(
+        steps=480, batch=4, window=256, learning_rate=1e-3, warmup_steps=40, checkpoint_every=60,
+    ),
+    "medusa": TrainingConfig(
+        steps=480, batch=4, window=256, learning_rate=1e-3, warmup_steps=40, checkpoint_every=60,
+    ),
+}  # fmt: skip
+
+
+def eagle(target: ModelConfig, digest: str, proposed_ids: tuple[int, ...]) -> Eagle:
+    """One layer as the target's last, on fused features of its second, middle and third last."""
+    last = target.num_layers
+    features = tuple(sorted({min(2, last), -(-last // 2), max(1, last - 3)}))
+    layer = (target.layers[-1],)
+    return Eagle(
+        **_fields(target, "eagle"), num_layers=1, pattern=layer, target=digest,
+        proposed_ids=proposed_ids, features=features,
+    )  # fmt: skip
+
+
+def medusa(target: ModelConfig, digest: str, proposed_ids: tuple[int, ...]) -> Medusa:
+    """Four heads."""
+    return Medusa(
+        **_fields(target, "medusa"), num_layers=0, pattern=(), target=digest,
+        proposed_ids=proposed_ids,
+    )  # fmt: skip
+
+
+def _fields(target: ModelConfig, kind: str) -> dict[str, Any]:
+    own = {field.name: getattr(target, field.name) for field in dataclasses.fields(ModelConfig)}
+    for name in ("num_layers", "pattern", "learned_positions", "formats"):
+        del own[name]
+    name = f"{target.name}-{kind}"
+    return own | {"name": name, "tied": False, "dtype": "float32", "logit_cap": None}
