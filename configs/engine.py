@@ -44,6 +44,7 @@ class EngineConfig:
         chunk_tokens: prompt tokens of a prefill chunk, a row of the prefill rectangle.
         prefill_chunks: sizes of the prefill rectangle to compile, in chunks.
         num_drafts: k, draft tokens a sequence may have verified in one step.
+        adapt_drafts: steps verify 0 to k of them, whatever brings the most tokens a second.
         proposer: what proposes them on the device, one of `PROPOSERS`; None: whoever sets
             `Sequence.drafts`.
         acceptance: of drafts. 'coupled': those that equal what plain decoding draws there, so that
@@ -93,6 +94,7 @@ class EngineConfig:
     chunk_tokens: int = 64
     prefill_chunks: tuple[int, ...] = (1, 2, 4, 8)
     num_drafts: int = 0
+    adapt_drafts: bool = False
     proposer: str | None = None
     acceptance: str = "coupled"
     top_logprobs: int = 0
@@ -159,6 +161,8 @@ class EngineConfig:
             raise InputError(
                 f"engine.proposer={self.proposer} needs engine.num_drafts of at least 1"
             )
+        if self.adapt_drafts and not self.proposer:
+            raise InputError("engine.adapt_drafts needs engine.proposer")
         if self.acceptance == "rejection" and (self.deterministic or not self.proposer):
             raise InputError(
                 "engine.acceptance=rejection goes with a proposer and without deterministic: only "
@@ -281,7 +285,7 @@ class Config:
         own = self.prefill
         engine = dataclasses.replace(
             self.engine, chunked_prefill=True, overcommit=True, num_drafts=0, proposer=None,
-            acceptance="coupled", penalties=False,
+            adapt_drafts=False, acceptance="coupled", penalties=False,
             max_seqs=self.engine.max_seqs if own.max_seqs is None else own.max_seqs,
             cache_bytes=self.engine.cache_bytes if own.cache_bytes is None else own.cache_bytes,
         )  # fmt: skip
@@ -306,8 +310,13 @@ class Config:
         """What loads the model that drafts."""
         assert self.draft is not None
         engine = dataclasses.replace(
-            self.engine, proposer=None, acceptance="coupled", max_context=None, weights=None
-        )
+            self.engine,
+            proposer=None,
+            adapt_drafts=False,
+            acceptance="coupled",
+            max_context=None,
+            weights=None,
+        )  # fmt: skip
         return dataclasses.replace(self, model=self.draft, engine=engine, draft=None)
 
     @property

@@ -35,6 +35,7 @@ from inference.runtime.steps_in_flight import StepsInFlight
 from inference.scheduling.scheduler import Scheduler
 from inference.scheduling.sequence import FinishReason, Sequence
 from inference.scheduling.step_shapes import StepShape
+from inference.speculation.adaptive import AdaptiveDrafts
 from inference.text.tokenizer import MissingTokenizer, Tokenizer
 from layers.params import Params
 from sharding import hosts
@@ -72,6 +73,8 @@ class Engine:
         self.eos_ids = frozenset(eos_ids)
         self._input_processor = InputProcessor(config, tokenizer, self.eos_ids, why_no_text)
         self.scheduler = Scheduler(config, swap_policy.offload_policy(config))
+        if config.engine.adapt_drafts:
+            self.scheduler.draft_policy = AdaptiveDrafts(self.scheduler.shapes)
         self._steps = StepsInFlight(self.scheduler, self.model_runner)
         self.records = self._steps.records
         self._requests: dict[int, RequestState] = {}  # by the ids of their sequences

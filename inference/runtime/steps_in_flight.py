@@ -123,6 +123,8 @@ class StepsInFlight:
         schedule = step.schedule
         self.records.append(StepRecord(schedule.shape, schedule.row_sizes, seconds, host_s))
         self._last_done_at = done_at
+        if self._scheduler.draft_policy is not None:
+            self._scheduler.draft_policy.took(schedule.shape, hosts.current().broadcast(seconds))
         if not self._scheduler.has_work:  # steps in flight serve no sequence any more
             self._steps.clear()
 

@@ -32,6 +32,7 @@ from inference.scheduling.step_output import StepOutput, StepResults
 from inference.scheduling.step_schedule import (
     Counters,
     Decisions,
+    DraftPolicy,
     ShardBuilder,
     StepSchedule,
     shape_of,
@@ -49,12 +50,14 @@ class Scheduler:
         shards: one for each group of chips that computes rows of its own.
         waiting: sequences that no shard runs.
         counters: of what was done.
+        draft_policy: chooses how many drafts a step verifies; None: `engine.num_drafts`.
     """
 
     def __init__(
         self, config: Config, should_offload: Callable[[int], bool] = lambda num_tokens: True
     ):
         """`should_offload`: as `PageManager` takes it."""
+        self.draft_policy: DraftPolicy | None = None
         self._config = config
         self._engine = config.engine
         self.shapes = enumerate_shapes(config.engine)
@@ -163,7 +166,10 @@ class Scheduler:
         may_start = self._batches is None or self._batches.may_start(
             self.waiting, bool(running), now, is_open
         )
-        builders = [ShardBuilder(self._engine, bool(decoding)) for _ in self.shards]
+        most = self._engine.num_drafts
+        if self.draft_policy is not None:
+            most = self.draft_policy.choose(decoding)
+        builders = [ShardBuilder(self._engine, bool(decoding), most) for _ in self.shards]
         self._schedule_sequences(running, builders, may_start)
         if not any(builder.decode or builder.prefill for builder in builders):
             self._make_room()
@@ -192,6 +198,8 @@ class Scheduler:
             if num_drafted := results.num_drafted(row):
                 self.counters.num_drafts += num_drafted
                 self.counters.num_accepted += results.num_accepted(row)
+            if self.draft_policy is not None and chunk.num_drafts:
+                self.draft_policy.verified(sequence, chunk.num_drafts, results.num_accepted(row))
             tokens, reason = results.commit(row, chunk)
             if reason is not None:
                 self.finish(sequence, reason)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence as Items
+from typing import Protocol
 
 from configs.engine import EngineConfig
 from inference.kv_pages.prefix_cache import Transfer
@@ -93,14 +94,29 @@ class StepSchedule:
         return tuple(shard.transfers for shard in self.shards)
 
 
+class DraftPolicy(Protocol):
+    """How many drafts sequences have verified, step by step."""
+
+    def choose(self, decoding: Items[Sequence]) -> int:
+        """The most drafts of a sequence in the next step, where these decode."""
+
+    def verified(self, sequence: Sequence, num_asked: int, num_accepted: int) -> None:
+        """Takes what became of a sequence's drafts."""
+
+    def took(self, shape: StepShape, seconds: float) -> None:
+        """Takes the time of a step."""
+
+
 class ShardBuilder:
     """A data shard's part of a step while it is scheduled: the chunks it has so far, and what it
     may still take.
     """
 
-    def __init__(self, engine: EngineConfig, is_decoding: bool):
-        """`is_decoding`: any sequence waits for its next token, so that `prefill_budget` holds."""
-        self._engine = engine
+    def __init__(self, engine: EngineConfig, is_decoding: bool, most_drafts: int):
+        """`is_decoding`: any sequence waits for its next token, so that `prefill_budget` holds;
+        `most_drafts`: of each of them.
+        """
+        self._engine, self._most_drafts = engine, most_drafts
         self._max_chunks = max(engine.prefill_chunks)
         if engine.prefill_budget is not None and is_decoding and engine.chunked_prefill:
             self._max_chunks = min(self._max_chunks, engine.prefill_budget // engine.chunk_tokens)
@@ -129,7 +145,7 @@ class ShardBuilder:
         remaining = sequence.num_remaining_tokens
         if remaining < 1:  # its last token is in flight
             return 0
-        most = self._engine.num_drafts
+        most = self._most_drafts
         num_drafts = most if sequence.speculates else min(len(sequence.drafts), most)
         return 1 + min(num_drafts, remaining - 1)
 

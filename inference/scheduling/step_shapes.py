@@ -63,7 +63,7 @@ class StepShape:
 def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
     """Every shape the engine may run, cheapest first; scoring has one step of its own. Decoding
     rides on the steps of prompts and of scoring where prompts are chunked. With drafts, steps that
-    only decode are there without, too. With
+    only decode are there without, too, and if their number adapts with half of them. With
     `engine.greedy_steps` those with decode rows that score nothing are there twice.
 
     Raises:
@@ -78,7 +78,7 @@ def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
     riders = sorted({next(size for size in rows if size >= min(8, rows[-1])), rows[-1]})
     if engine.greedy_steps and engine.num_drafts:  # twice as many that only decode
         riders = rows[-1:]
-    shapes = [StepShape((n, w), none) for n in rows for w in sorted({1, width})]
+    shapes = [StepShape((n, w), none) for n in rows for w in _widths(engine)]
     shapes += [StepShape((0, width), chunk) for chunk in chunks]
     shapes += [StepShape((0, width), chunks[-1], scored=True)]
     if engine.chunked_prefill:
@@ -124,11 +124,20 @@ def expected(
     num_chunks = sum(-(-length // engine.chunk_tokens) for length in list(prompts)[::num_shards])
     num_chunks = min(num_chunks, max(engine.prefill_chunks))
     num_rows = min(-(-num_seqs // num_shards), engine.max_seqs)
-    width = 1 + (engine.num_drafts if engine.proposer else 0)
+    widths = _widths(engine) if engine.proposer else [1]
     return (
         choose(shapes, 0, num_chunks, False, greedy),
-        choose(shapes, num_rows, 0, False, greedy, width),
+        *(
+            choose(shapes, num_rows, 0, False, greedy, width)
+            for width in (widths if engine.adapt_drafts else widths[-1:])
+        ),
     )
+
+
+def _widths(engine: EngineConfig) -> list[int]:
+    """Of the decode rectangle where nothing else is."""
+    half = {1 + engine.num_drafts // 2} if engine.adapt_drafts and not engine.greedy_steps else {1}
+    return sorted({1, 1 + engine.num_drafts} | half)
 
 
 def _cost(shape: StepShape) -> tuple[int, int, bool, bool]:

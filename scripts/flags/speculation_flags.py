@@ -11,10 +11,11 @@ from configs.errors import InputError
 SPECULATE = flags.DEFINE_string(
     "speculate",
     None,
-    "Who proposes tokens, k at a time, that a step then verifies: 'ngram,k=4' (what followed "
-    "before), 'draft:MODEL,k=4' (a smaller model of the same tokenizer), 'medusa:DIR,k=4' or "
-    "'eagle:DIR,k=4' (heads that scripts.train has made); answers stay the same. "
-    "`plan`: k,acceptance,cost of a draft in steps; or auto, or auto,greedy.",
+    "Who proposes tokens that a step then verifies: 'ngram' (what followed before; also 'auto'), "
+    "'draft:MODEL' (a smaller model of the same tokenizer), 'medusa:DIR' or 'eagle:DIR' (heads "
+    "that scripts.train has made). 'ngram,k=4': four at a time; without k up to four, as many as "
+    "pay. Answers stay the same. `plan`: k,acceptance,cost of a draft in steps; or auto, or "
+    "auto,greedy.",
 )
 _NUM_DRAFTS = 4
 _MOST_DRAFTS = 31
@@ -29,7 +30,10 @@ def apply(config: Config) -> Config:
     if SPECULATE.value in (None, "none"):
         return config
     name, model, num_drafts = _parsed()
-    engine = dataclasses.replace(config.engine, proposer=name, num_drafts=num_drafts)
+    engine = dataclasses.replace(
+        config.engine, proposer=name, num_drafts=num_drafts or _NUM_DRAFTS,
+        adapt_drafts=num_drafts is None,
+    )  # fmt: skip
     if name == "ngram":
         return dataclasses.replace(config, engine=engine)
     draft = dataclasses.replace(_resolved(model).config, dtype=config.model.dtype)
@@ -47,22 +51,24 @@ def _resolved(model: str) -> Any:
     return resolve.resolve(model, drafts=True)
 
 
-def _parsed() -> tuple[str, str, int]:
-    """Proposer, model that drafts, and number of drafts."""
+def _parsed() -> tuple[str, str, int | None]:
+    """Proposer, model that drafts, and number of drafts; None: whatever pays."""
     asked = SPECULATE.value or ""
     named, *options = asked.split(",")
     name, _, model = named.partition(":")
+    name = "ngram" if name == "auto" else name
     if name not in PROPOSERS or bool(model) == (name == "ngram"):
         raise InputError(
-            f"--speculate is ngram, draft:MODEL, medusa:DIR, eagle:DIR or none, not {asked[:80]!r}"
+            "--speculate is auto, ngram, draft:MODEL, medusa:DIR, eagle:DIR or none, not "
+            f"{asked[:80]!r}"
         )
-    num_drafts = _NUM_DRAFTS
+    num_drafts = None
     for option in options:
         key, _, value = option.partition("=")
         is_number = value.isascii() and value.isdigit() and len(value) < 4
-        if key != "k" or not is_number or not 1 <= int(value) <= _MOST_DRAFTS:
+        if key != "k" or not (value == "auto" or (is_number and 1 <= int(value) <= _MOST_DRAFTS)):
             raise InputError(
-                f"--speculate={name} takes k=1 to k={_MOST_DRAFTS}, not {option[:80]!r}"
+                f"--speculate={name} takes k=1 to k={_MOST_DRAFTS} or k=auto, not {option[:80]!r}"
             )
-        num_drafts = int(value)
+        num_drafts = None if value == "auto" else int(value)
     return name, model, num_drafts

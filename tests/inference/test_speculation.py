@@ -27,6 +27,7 @@ DISTURBANCES = {
     "preempted": {"preemption": "recompute", "prefix_cache": False},
     "chunked": {"prefill_budget": 16},
     "prompts first": {"chunked_prefill": False},
+    "adaptive": {"adapt_drafts": True},
 }
 FEW = 5, 7, 9, 11, 60, 61, 62, 63  # of so few tokens n-grams repeat, drawn ones too
 

@@ -1,0 +1,88 @@
+"""How many drafts a step verifies: as many as bring the most tokens a second.
+
+Of each sequence it is known how often its first, second, ... draft was accepted, and of each step
+that only decodes how long it took. What was not tried for a while is tried again, since texts and
+machines change. Rates are integers, in 1/65,536, and so are times, in nanoseconds.
+"""
+
+from collections.abc import Sequence as Items
+
+from inference.scheduling.sequence import Sequence
+from inference.scheduling.step_shapes import StepShape, choose
+
+_ONE = 1 << 16
+_HOPE = _ONE // 2  # that a first draft is accepted, before anything is known
+_SHIFT = 3  # a rate remembers some 8 drafts of a sequence,
+_ALL_SHIFT = 6  # or 64 of all
+_AGAIN = 64  # steps after which another number is tried,
+_TRIALS = 64  # where all such trials together have cost no more than this part of the time
+_NANOSECONDS = 1_000_000_000
+
+
+class AdaptiveDrafts:
+    """A `DraftPolicy`.
+
+    Attributes:
+        reached: of all sequences, how often the n-th draft, from 0 on, was accepted where it was
+            asked for.
+    """
+
+    def __init__(self, shapes: Items[StepShape]):
+        """`shapes` as `Scheduler.shapes`."""
+        self._shapes = tuple(shape for shape in shapes if not shape.prefill[0])
+        self._widths = sorted({shape.decode[1] for shape in self._shapes})
+        self.reached = [_HOPE >> n for n in range(self._widths[-1] - 1)]
+        self._own: dict[int, list[int]] = {}  # by sequence
+        self._cost: dict[StepShape, int] = {}
+        self._last_taken = dict.fromkeys(self._widths, 0)
+        self._to_spend = 0  # nanoseconds
+        self._num_steps = 0
+
+    def choose(self, decoding: Items[Sequence]) -> int:
+        """The most drafts of a sequence in the next step."""
+        drafting = [sequence for sequence in decoding if sequence.speculates]
+        if not drafting:
+            return 0
+        self._own = {s.id: self._own.get(s.id) or list(self.reached) for s in drafting}
+        is_greedy = all(sequence.params.is_greedy for sequence in decoding)
+        self._num_steps += 1
+        tried = {}  # width -> time, tokens
+        for width in self._widths:
+            shape = choose(self._shapes, len(decoding), 0, False, is_greedy, width)
+            if shape not in self._cost:
+                return self._take(width)
+            gained = sum(sum(own[: width - 1]) for own in self._own.values())
+            tried[width] = self._cost[shape], len(decoding) * _ONE + gained
+        best = min(self._widths, key=lambda width: tried[width][0] / tried[width][1])
+        seconds, tokens = tried[best]
+        self._to_spend += seconds // _TRIALS
+        for width, (own_seconds, own_tokens) in tried.items():
+            lost = own_seconds - own_tokens * seconds // tokens
+            is_old = self._num_steps - self._last_taken[width] > _AGAIN
+            if is_old and lost <= self._to_spend:
+                self._to_spend -= lost
+                return self._take(width)
+        return self._take(best)
+
+    def _take(self, width: int) -> int:
+        self._last_taken[width] = self._num_steps
+        return width - 1
+
+    def verified(self, sequence: Sequence, num_asked: int, num_accepted: int) -> None:
+        """Takes what became of a sequence's drafts, those that its proposer did not have among
+        them.
+        """
+        own = self._own.get(sequence.id, [])
+        for rates, shift in ((own, _SHIFT), (self.reached, _ALL_SHIFT)):
+            for n in range(min(num_asked, len(rates))):
+                rates[n] += ((_ONE if n < num_accepted else 0) - rates[n]) >> shift
+
+    def took(self, shape: StepShape, seconds: float) -> None:
+        """Takes the time of a step. One that was late says little: a time grows by a sixteenth at
+        most, and falls at once by half of the difference.
+        """
+        if shape.prefill[0]:
+            return
+        found = max(1, int(seconds * _NANOSECONDS))
+        known = self._cost.get(shape, found)
+        self._cost[shape] = (known + found) // 2 if found < known else min(found, known * 17 // 16)

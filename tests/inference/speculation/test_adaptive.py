@@ -1,0 +1,85 @@
+"""How many drafts a step verifies, chosen by what they bring and what they cost."""
+
+import numpy as np
+import pytest
+
+from configs.engine import EngineConfig
+from inference.request import SamplingParams
+from inference.scheduling.sequence import Sequence
+from inference.scheduling.step_shapes import enumerate_shapes
+from inference.speculation.adaptive import AdaptiveDrafts
+
+pytestmark = pytest.mark.quick_code
+
+ENGINE = EngineConfig(num_drafts=4, proposer="ngram", adapt_drafts=True, greedy_steps=False)
+
+
+def decoding(count):
+    return [
+        Sequence(i, SamplingParams(max_new_tokens=9), [1, 2], 2, speculates=True)
+        for i in range(count)
+    ]
+
+
+def run(count, acceptance, cost, steps=4000, seed=0):
+    """Time and tokens of a policy's steps, and widths; `cost(rows, width)` in seconds."""
+    rng, policy = np.random.default_rng(seed), AdaptiveDrafts(enumerate_shapes(ENGINE))
+    sequences, seconds, tokens, chosen = decoding(count), 0.0, 0, []
+    for _ in range(steps):
+        k = policy.choose(sequences)
+        shape = next(s for s in policy._shapes if s.covers(count, 0, False, width=1 + k))
+        for sequence in sequences if k else ():
+            accepted = int(np.cumprod(rng.random(k) < acceptance).sum())
+            policy.verified(sequence, k, accepted)
+            tokens += accepted
+        tokens += count
+        taken = cost(count, shape.decode[1])
+        policy.took(shape, taken * rng.uniform(0.9, 1.1))
+        seconds += taken
+        chosen.append(k)
+    return tokens / seconds, chosen
+
+
+def rides_free(rows, width):
+    return 1.0 + 0.002 * rows * width
+
+
+def pays_by_token(rows, width):
+    return 1.0 + rows * width
+
+
+@pytest.mark.parametrize("count, acceptance, cost, expected", [
+    (1, 0.8, rides_free, 4), (1, 0.02, pays_by_token, 0), (32, 0.3, pays_by_token, 0),
+    (32, 0.9, rides_free, 4), (1, 0.5, lambda rows, width: 1 + 0.4 * (width > 3), 2),
+])  # fmt: skip
+def test_it_finds_what_brings_most_tokens_a_second(count, acceptance, cost, expected):
+    _, chosen = run(count, acceptance, cost)
+    assert np.mean(np.array(chosen[200:]) == expected) > 0.9
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_where_drafts_do_not_pay_nearly_nothing_is_lost(seed):
+    """Batch 32, a = 0.3, a wide step of five times the arithmetic."""
+    rate, _ = run(32, 0.3, pays_by_token, seed=seed)
+    assert rate * pays_by_token(32, 1) / 32 > 0.95
+
+
+def test_what_changes_is_noticed():
+    policy = AdaptiveDrafts(enumerate_shapes(ENGINE))
+    sequences = decoding(1)
+    for acceptance, expected in ((0, 0), (4, 4), (0, 0)):
+        chosen = []
+        for _ in range(400):
+            k = policy.choose(sequences)
+            policy.verified(sequences[0], k, min(k, acceptance))
+            shape = next(s for s in policy._shapes if s.covers(1, 0, False, width=1 + k))
+            policy.took(shape, 1.0 + 0.1 * k)
+            chosen.append(k)
+        assert np.mean(np.array(chosen[200:]) == expected) > 0.9
+
+
+def test_without_anything_to_draft_for_there_are_no_drafts():
+    policy = AdaptiveDrafts(enumerate_shapes(ENGINE))
+    (sequence,) = decoding(1)
+    sequence.speculates = False
+    assert policy.choose([sequence]) == policy.choose([]) == 0
