@@ -40,13 +40,17 @@ IS_NEW_ENOUGH = -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ridgeli
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-sanitized check test-py312 test-aot test-aarch64 device golden wheel lock clean
+.PHONY: help run small-model test test-long test-sanitized check test-py312 test-aot test-aarch64 device golden wheel lock clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 run: .venv/.core  ## install, fetch the default model, answer a prompt (MODEL=..., PROMPT=...)
 	@.venv/bin/python -m scripts.generate --model=$(MODEL) $(CHAT) --prompt="$$PROMPT"
+
+small-model: .venv/.core  ## train the small model and its draft, for half an hour; what is there is kept
+	.venv/bin/python -m scripts.train --task=lm
+	.venv/bin/python -m scripts.train --task=draft
 
 test: .venv/.test  ## the suite, on WORKERS=2 processes
 	.venv/bin/python -m pytest -n $(WORKERS) --dist=loadfile

@@ -1,5 +1,6 @@
 """What one step does, and how that is put together before it runs: integers only."""
 
+import collections
 import dataclasses
 from collections.abc import Sequence as Items
 from typing import Protocol
@@ -225,8 +226,34 @@ class Counters:
     num_restored_pages: int = 0  # copied back
     peak_running: int = 0
     num_passes: int = 0  # decode rows: each yields a token and the drafts that it accepts
-    num_drafts: int = 0  # that these verified
-    num_accepted: int = 0  # of these
+    # Of these, rows by (drafts that they verified, drafts that they accepted), where there were any.
+    verified: collections.Counter[tuple[int, int]] = dataclasses.field(
+        default_factory=collections.Counter
+    )
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafts that were verified."""
+        return sum(count * drafts for (drafts, _), count in self.verified.items())
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafts that were accepted."""
+        return sum(count * accepted for (_, accepted), count in self.verified.items())
+
+    @property
+    def acceptance(self) -> list[float]:
+        """How often the first, second, ... draft was accepted, of those that were verified behind
+        accepted ones.
+        """
+        found, n = [], 0
+        while tried := sum(
+            count for (drafts, accepted), count in self.verified.items() if drafts > n <= accepted
+        ):
+            right = sum(count for (_, accepted), count in self.verified.items() if accepted > n)
+            found.append(right / tried)
+            n += 1
+        return found
 
 
 @dataclasses.dataclass(frozen=True)

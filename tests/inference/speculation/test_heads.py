@@ -1,0 +1,133 @@
+"""Heads draft what their training computes: with pages and slots as without."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import heads
+from configs.engine import Config, EngineConfig
+from configs.errors import InputError
+from configs.model import ModelConfig
+from inference.checkpoints.native import config_file
+from inference.runtime.model_runner import cache_arguments
+from inference.sampling import parameters
+from inference.speculation import eagle, medusa, proposers
+from inference.speculation.proposer import Asked, Fed
+from layers import decoder, kv_cache
+from layers.ragged import Ragged, Rectangle, contiguous
+from tests import fakes
+
+pytestmark = pytest.mark.quick_code
+
+TARGET = fakes.llama()
+OWN = {field.name: getattr(TARGET, field.name) for field in dataclasses.fields(ModelConfig)}
+LAYER = OWN | {"num_layers": 1, "pattern": TARGET.pattern[:1]}
+IDS = tuple(range(3, 131, 2))
+HEADS = {
+    "last state": heads.Eagle(**LAYER),
+    "fused": heads.Eagle(**LAYER, features=(1, 2), proposed_ids=IDS),
+    "medusa": heads.Medusa(**OWN | {"num_layers": 0, "pattern": ()}, num_heads=3, proposed_ids=IDS),
+}
+K, PAGE = 3, 8
+TOKENS = np.random.default_rng(0).integers(0, 131, 22)
+
+
+def seen(values, tokens, features):
+    rows = contiguous(1, len(tokens))
+    x_TD = decoder.embedded(values, TARGET, tokens, rows)
+    hidden_TD, found, _ = decoder.layers(values, TARGET, x_TD, rows, features=features)
+    return x_TD, hidden_TD, found
+
+
+def by_training(own, values, known):
+    """Drafts from whole sequences without a cache; `known` tokens have the target's states."""
+    if isinstance(own, heads.Medusa):
+        _, hidden_TD, _ = seen(values, TOKENS[:known], ())
+        last = hidden_TD[-1:]
+        blocks = (medusa.block(weight, last) for weight in values["draft"]["blocks"])
+        return [int(eagle.logits(values["draft"], own, x).argmax()) for x in blocks]
+    _, hidden_TD, found = seen(values, TOKENS[:known], own.features)
+    states = np.asarray(eagle.fused(values["draft"], hidden_TD, found))
+    tokens, drafts = list(TOKENS[: known + 1]), []
+    for _ in range(K):
+        rows = contiguous(1, len(tokens))
+        x_TD = decoder.embedded(values, TARGET, np.array(tokens), rows)
+        before = np.concatenate([np.zeros((1, TARGET.width)), states])
+        inputs = eagle.inputs(values["draft"], own, x_TD, jnp.asarray(before, jnp.float32))
+        hidden, _, _ = decoder.layers(values["draft"], own, inputs, rows)
+        drafts.append(int(eagle.logits(values["draft"], own, hidden[-1:]).argmax()))
+        states = np.concatenate([states, hidden[-1:]])
+        tokens.append(drafts[-1])
+    return drafts
+
+
+def rectangle(start, width, tables):
+    position = jnp.arange(start, start + width, dtype=jnp.int32)[None]
+    return Rectangle(jnp.zeros(1, jnp.int32), position, jnp.ones((1, width), bool), tables)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_they_draft_what_training_computes(name):
+    own = HEADS[name]
+    kind = "medusa" if name == "medusa" else "eagle"
+    engine = EngineConfig(
+        max_seqs=1, page_tokens=PAGE, cache_bytes=1 << 20, num_drafts=K, proposer=kind
+    )
+    config = Config(TARGET, engine, draft=own)
+    values = fakes.real_params(TARGET) | {"draft": fakes.real_params(own)}
+    proposer = proposers.of(config, "reference")
+    cache = kv_cache.init(*cache_arguments(config, "reference"))
+    pages = jnp.arange(1, 1 + config.page_columns, dtype=jnp.int32)[None]
+    tables = tuple(pages for _ in config.cached_model.page_groups)
+    state, done = jnp.asarray(proposer.init()), 0
+    # Two chunks of the prompt, then a step that verifies three drafts, of which one is right.
+    for width, kept in ((9, 9), (7, 7), (1 + K, 2)):
+        fed = TOKENS[: done + width].copy()
+        fed[done + kept :] = 5  # rejected
+        _, hidden_TD, features = seen(values, fed, proposer.features)
+        step = slice(done, done + width)
+        after = Fed(
+            Ragged((rectangle(done, width, tables),)), jnp.asarray(fed[step]), hidden_TD[step],
+            tuple(x_TD[step] for x_TD in features), jnp.array([kept]), jnp.zeros(1, jnp.int32),
+            jnp.array([done + kept]), jnp.zeros((1, 1 + K), jnp.int32), jnp.array([1]),
+        )  # fmt: skip
+        cache, state = proposer.observe(values, cache, state, after)
+        done += kept
+    sampling = jax.tree.map(jnp.asarray, parameters.init(1, 131))
+    asked = Asked(
+        rectangle(done, 1 + K, tables), jnp.asarray(TOKENS[done : done + 1]), sampling, None, None,
+        jnp.zeros((0, 0), jnp.int32), greedy=True, needs_law=False,
+    )  # fmt: skip
+    _, drafts = proposer.propose(values, cache, state, asked)
+    assert drafts.tokens_Rk[0].tolist() == by_training(own, values, done)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_they_are_kept_as_json(name):
+    own = HEADS[name]
+    assert config_file.from_json(config_file.to_json(own), "here") == own
+
+
+@pytest.mark.parametrize("changes, expected", [
+    ({"draft": None}, "proposer=medusa goes with Medusa heads"),
+    ({"draft": HEADS["fused"]}, "goes with Medusa heads, not with EAGLE heads"),
+    ({"draft": TARGET}, "goes with Medusa heads, not with a draft model"),
+    ({"draft": dataclasses.replace(HEADS["medusa"], num_heads=2)}, "has 2 heads: k is at most"),
+    ({"draft": dataclasses.replace(HEADS["medusa"], width=25)}, "reads hidden states of 25"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused(changes, expected):
+    with pytest.raises(InputError, match=expected):
+        Config(TARGET, EngineConfig(num_drafts=3, proposer="medusa"), **changes)
+
+
+@pytest.mark.parametrize("changes, expected", [
+    ({"num_heads": 0}, "num_heads is from 1 to 31"),
+    ({"proposed_ids": (1, 1)}, "different ids from 0 to 130"),
+    ({"proposed_ids": (131,)}, "different ids from 0 to 130"),
+])  # fmt: skip
+def test_heads_that_make_no_sense_are_refused(changes, expected):
+    with pytest.raises(InputError, match=expected):
+        dataclasses.replace(HEADS["medusa"], **changes)
