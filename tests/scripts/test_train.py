@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from inference.checkpoints import resolve
+from configs.errors import InputError
+from inference.checkpoints import provenance, resolve
 from scripts import train
 from tests.scripts import apps
 
@@ -49,3 +50,42 @@ def test_what_is_trained_is_served(run, tmp_path):
     assert tokenizer.decode(tokenizer.encode("return argument")) == "return argument"
     again = run(f"--output={tmp_path / 'model'}")
     assert again.error.endswith("model: exists already\n")
+
+
+BRIEF = ("--set=training.steps=2", "--set=training.warmup_steps=1", "--set=training.window=16")
+
+
+def test_heads_for_what_was_trained(run, tmp_path):
+    """They know their target, and refuse another."""
+    target, other, heads = (str(tmp_path / name) for name in ("target", "other", "heads"))
+    assert run(f"--output={target}").status == run(f"--output={other}", "--set=training.seed=1",
+                                                   settings=TINY).status == 0  # fmt: skip
+    ran = run(f"--model={target}", "--task=eagle", f"--output={heads}", "--json", settings=BRIEF)
+    assert ran.status == 0, ran
+    own = resolve.resolve(heads, drafts=True).config
+    checkpoint = resolve.resolve(target).open(None)
+    assert own.features and own.target == provenance.weights_digest(checkpoint)
+    provenance.check_target(own, checkpoint)
+    with pytest.raises(InputError, match="small-eagle was trained for other weights") as error:
+        provenance.check_target(own, resolve.resolve(other).open(None))
+    assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match="holds heads, which draft for a model"):
+        resolve.resolve(heads)
+
+
+@pytest.mark.parametrize("args, expected", [
+    (("--text=nowhere.txt",), "cannot read nowhere.txt: No such file"),
+    (("--speculate=ngram",), "train does not read --speculate"),
+    (("--task=eagle",), "--task=eagle needs --model=TARGET"),
+    (("--task=draft",), "--task=draft needs --model=TARGET"),
+    (("--task=medusa", "--model=smollm2-135m", "--mesh=model=2"), "heads are trained on one chip"),
+    (("--set=training.window=4000",), "training.window=4000 is at most the context of 512"),
+    (("--output=pyproject.toml",), "pyproject.toml: exists already"),
+])  # fmt: skip
+def test_what_cannot_be_trained_is_refused(run, args, expected):
+    assert expected in run(*args, settings=()).error
+
+
+def test_text_without_text(run, tmp_path):
+    (tmp_path / "empty.txt").write_text(" \n")
+    assert "no text to train on" in run(f"--text={tmp_path / 'empty.txt'}").error
