@@ -295,7 +295,7 @@ def load_engine(
                     config.engine, prompts, num_seqs, greedy, config.mesh.num_groups
                 )
             )
-            draft = speculation_flags.open_draft(progress) if config.draft else None
+            draft = speculation_flags.open_draft(config, progress) if config.draft else None
             engine = Engine.from_checkpoint(
                 config, checkpoint, progress, expected, executables(), draft
             )

@@ -15,6 +15,7 @@ from absl import flags
 
 from configs import overrides
 from configs.errors import InputError
+from configs.heads import Heads
 from configs.recipes import small
 from configs.recipes.training import Recipe
 from inference.checkpoints.native import new_directory
@@ -158,8 +159,9 @@ def _report(recipe: Recipe, output: Path, folder: Path, losses: np.ndarray, step
         common.print_json(result, recipe)
         return
     rate = f", {per_step / step_s:.0f} tokens/s" if step_s else ""
+    unit = "" if isinstance(recipe.model, Heads) else " nats a token"
     print(
-        f"{output}: loss {result['first_loss']:.4f} -> {result['loss']:.4f} nats a token in "
+        f"{output}: loss {result['first_loss']:.4f} -> {result['loss']:.4f}{unit} in "
         f"{len(losses)} steps, {result['tokens']} tokens{rate}"
     )
 

@@ -66,6 +66,15 @@ def cache_arguments(config: Config, attention: str) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+def abstract_params(config: Config, mesh: jax.sharding.Mesh | None = None) -> Params:
+    """Shapes of parameters as an engine's products read them, over the chips of a mesh."""
+    own = linear.abstract(config, decoder.param_infos(config.model), mesh)
+    if config.draft is None:
+        return own
+    infos = decoder.param_infos(config.draft)
+    return own | {"draft": linear.abstract(config.for_draft(), infos)}
+
+
 class ModelRunner:
     """Owns the parameters, cache and slots of one engine, and runs its steps.
 
@@ -100,7 +109,7 @@ class ModelRunner:
             raise InputError("executables are loaded on one host only: leave --executables out")
         self.config, self._attention = for_this_device(config)
         self._mesh = mesh or meshes.of(self.config.mesh)
-        values = self._abstract_params() if callable(params) else self.pack(params)
+        values = abstract_params(self.config, self._mesh) if callable(params) else self.pack(params)
         slots = step.init_slots(self.config)
         cache = kv_cache.abstract(*self._cache_arguments)
         chips = jax.devices()[:1] if self._mesh is None else [*self._mesh.devices.flat]
@@ -131,15 +140,6 @@ class ModelRunner:
         infos = decoder.param_infos(self.config.draft)
         drafting = self.config.for_draft()
         return own | {"draft": linear.pack_params(drafting, params["draft"], infos)}
-
-    def _abstract_params(self) -> Params:
-        """Shapes of what `pack` returns."""
-        config = self.config
-        own = linear.abstract(config, decoder.param_infos(config.model), self._mesh)
-        if config.draft is None:
-            return own
-        infos = decoder.param_infos(config.draft)
-        return own | {"draft": linear.abstract(config.for_draft(), infos)}
 
     def reset(self) -> None:
         """Empties cache and slots: at the start, and after a failed step has lost them."""

@@ -226,7 +226,7 @@ class Counters:
     num_restored_pages: int = 0  # copied back
     peak_running: int = 0
     num_passes: int = 0  # decode rows: each yields a token and the drafts that it accepts
-    # Of these, rows by (drafts that they verified, drafts that they accepted), where there were any.
+    # Rows by (drafts that they verified, drafts of these that they accepted), where there were any.
     verified: collections.Counter[tuple[int, int]] = dataclasses.field(
         default_factory=collections.Counter
     )

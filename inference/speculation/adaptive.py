@@ -5,6 +5,7 @@ that only decodes how long it took. What was not tried for a while is tried agai
 machines change. Rates are integers, in 1/65,536, and so are times, in nanoseconds.
 """
 
+import collections
 from collections.abc import Sequence as Items
 
 from inference.scheduling.sequence import Sequence
@@ -45,10 +46,11 @@ class AdaptiveDrafts:
             return 0
         self._own = {s.id: self._own.get(s.id) or list(self.reached) for s in drafting}
         is_greedy = all(sequence.params.is_greedy for sequence in decoding)
+        num_rows = max(collections.Counter(s.shard for s in decoding).values())
         self._num_steps += 1
         tried = {}  # width -> time, tokens
         for width in self._widths:
-            shape = choose(self._shapes, len(decoding), 0, False, is_greedy, width)
+            shape = choose(self._shapes, num_rows, 0, False, is_greedy, width)
             if shape not in self._cost:
                 return self._take(width)
             gained = sum(sum(own[: width - 1]) for own in self._own.values())

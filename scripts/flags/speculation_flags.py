@@ -12,10 +12,10 @@ SPECULATE = flags.DEFINE_string(
     "speculate",
     None,
     "Who proposes tokens that a step then verifies: 'ngram' (what followed before; also 'auto'), "
-    "'draft:MODEL' (a smaller model of the same tokenizer), 'medusa:DIR' or 'eagle:DIR' (heads "
-    "that scripts.train has made). 'ngram,k=4': four at a time; without k up to four, as many as "
-    "pay. Answers stay the same. `plan`: k,acceptance,cost of a draft in steps; or auto, or "
-    "auto,greedy.",
+    "'draft:MODEL' (a smaller model of the same tokenizer), 'medusa:DIR' or 'eagle:DIR' (heads; "
+    "without a name those that scripts.train has made for the model). 'ngram,k=4': four at a time; "
+    "without k up to four, as many as pay. Answers stay the same. `plan`: k,acceptance,cost of a "
+    "draft in steps; or auto, or auto,greedy.",
 )
 _NUM_DRAFTS = 4
 _MOST_DRAFTS = 31
@@ -29,26 +29,39 @@ def apply(config: Config) -> Config:
     """
     if SPECULATE.value in (None, "none"):
         return config
-    name, model, num_drafts = _parsed()
+    name, _, num_drafts = _parsed()
     engine = dataclasses.replace(
-        config.engine, proposer=name, num_drafts=num_drafts or _NUM_DRAFTS,
+        config.engine,
+        proposer=name,
+        num_drafts=num_drafts or _NUM_DRAFTS,
         adapt_drafts=num_drafts is None,
-    )  # fmt: skip
+    )
     if name == "ngram":
         return dataclasses.replace(config, engine=engine)
-    draft = dataclasses.replace(_resolved(model).config, dtype=config.model.dtype)
+    draft = dataclasses.replace(_resolved(config.model.name).config, dtype=config.model.dtype)
     return dataclasses.replace(config, engine=engine, draft=draft)
 
 
-def open_draft(progress: Any) -> Any:
+def open_draft(config: Config, progress: Any) -> Any:
     """The checkpoint of the model that drafts."""
-    return _resolved(_parsed()[1]).open(progress)
+    return _resolved(config.model.name).open(progress)
 
 
-def _resolved(model: str) -> Any:
+def _resolved(target: str) -> Any:
+    """What --speculate names, or what scripts.train has made for the target."""
     from inference.checkpoints import resolve
+    from inference.files import cache_directory
 
-    return resolve.resolve(model, drafts=True)
+    name, model, _ = _parsed()
+    if model:
+        return resolve.resolve(model, drafts=True)
+    path = cache_directory.path() / "trained" / f"{target}-{name}"
+    if not path.is_dir():
+        raise InputError(
+            f"nothing that drafts for {target} is at {path}: name it (--speculate={name}:DIR), or "
+            f"train it (python -m scripts.train --task={name} --model=...)"
+        )
+    return resolve.resolve(str(path), drafts=True)
 
 
 def _parsed() -> tuple[str, str, int | None]:
@@ -57,7 +70,7 @@ def _parsed() -> tuple[str, str, int | None]:
     named, *options = asked.split(",")
     name, _, model = named.partition(":")
     name = "ngram" if name == "auto" else name
-    if name not in PROPOSERS or bool(model) == (name == "ngram"):
+    if name not in PROPOSERS or (model and name == "ngram"):
         raise InputError(
             "--speculate is auto, ngram, draft:MODEL, medusa:DIR, eagle:DIR or none, not "
             f"{asked[:80]!r}"

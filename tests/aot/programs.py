@@ -15,6 +15,7 @@ from configs.cache import keys_values
 from configs.engine import Config, EngineConfig, Run
 from configs.hardware import targets
 from configs.mesh import Mesh
+from configs.recipes import heads
 from inference.planner.compiled import program
 from inference.planner.compiled.prediction import exchanged, predict
 from inference.planner.compiled.report import AbsentEngine, CompiledStep
@@ -197,6 +198,23 @@ def check_report(target_name: str, attention: str) -> None:
             assert {kind: own[1] for kind, own in found.items()} == {
                 kind: own[1] for kind, own in planned.items()
             }
+
+
+def check_drafting(target_name: str, proposer: str) -> None:
+    """A step that drafts waits for nothing either, and copies no pages, its head's among them."""
+    target = targets.parse(target_name)
+    model = dataclasses.replace(presets.get("llama3-8b").config, num_layers=2, vocab_size=32_000)
+    head = dataclasses.replace(heads.eagle(model, "", tuple(range(8192))), dtype="bfloat16")
+    engine = EngineConfig(
+        max_seqs=16, max_context=1024, cache_bytes=64 * MEGABYTE, num_drafts=3, proposer=proposer
+    )
+    config = Config(model, engine, draft=head if proposer == "eagle" else None)
+    absent = AbsentEngine(config.for_platform(target.platform), target)
+    (step,) = absent.steps([StepShape((16, 4), (0, 64), greedy=True)])
+    assert isinstance(step, CompiledStep), step
+    check_the_host_never_waits(step.program)
+    assert step.temporary_bytes < 16 * MEGABYTE  # keys and values of a layer are more
+    print(f"{proposer}: {step.program.launches}, {step.temporary_bytes} bytes of temporaries")
 
 
 def check_run(name: str, target_name: str) -> None:

@@ -151,3 +151,8 @@ def test_the_report_agrees_with_the_planner(target):
 
 def test_a_run_on_many_chips_is_as_planned():
     programs.check_run("h100x8_llama70b", "8xh200")
+
+
+@pytest.mark.parametrize("proposer", ["ngram", "eagle"])
+def test_a_step_that_drafts(proposer):
+    programs.check_drafting("h200", proposer)

@@ -124,3 +124,8 @@ def test_a_table_of_uneven_rows_is_not_copied():
         table = jax.ShapeDtypeStruct((model.vocab_size, model.width), "bfloat16")
         assert not programs.copies(executable, table)
         assert executable.memory_analysis().temp_size_in_bytes < 16 * programs.MEGABYTE
+
+
+@pytest.mark.parametrize("proposer", ["ngram", "eagle"])
+def test_a_step_that_drafts(proposer):
+    programs.check_drafting("v6e:1x1", proposer)

@@ -22,9 +22,8 @@ from inference.runtime.executables import Executables
 from inference.runtime.serialization.files import ExecutableFiles
 from inference.scheduling.step_schedule import ShardSchedule
 from inference.scheduling.step_shapes import StepShape, enumerate_shapes
-from layers import decoder, kv_cache
+from layers import kv_cache
 from layers.kernels.attention import api
-from layers.kernels.linear import api as linear
 from sharding import mesh as meshes
 from sharding import topologies
 
@@ -85,9 +84,7 @@ class AbsentEngine:
         with self._traced():
             config = _with_kernel(config, target.platform)
             self.config, self.attention = model_runner.for_this_device(config)
-            values = linear.abstract(
-                self.config, decoder.param_infos(self.config.model), self._mesh
-            )
+            values = model_runner.abstract_params(self.config, self._mesh)
             cache = kv_cache.abstract(*model_runner.cache_arguments(self.config, self.attention))
             slots = jax.eval_shape(lambda: step.init_slots(self.config))
             self._slot_bytes = _num_bytes(slots)

@@ -83,3 +83,11 @@ def test_without_anything_to_draft_for_there_are_no_drafts():
     (sequence,) = decoding(1)
     sequence.speculates = False
     assert policy.choose([sequence]) == policy.choose([]) == 0
+
+
+def test_rows_are_those_of_a_data_shard():
+    policy = AdaptiveDrafts(enumerate_shapes(ENGINE))
+    sequences = decoding(64)  # of steps of 32 rows at most
+    for sequence in sequences[32:]:
+        sequence.shard = 1
+    assert policy.choose(sequences) == 0  # which nothing has measured yet
