@@ -248,11 +248,8 @@ class Config:
             )
         if draft is None:
             return
-        if isinstance(draft, Heads) and draft.width != own.width:
-            raise InputError(
-                f"{draft.name} reads hidden states of {draft.width} elements, those of {own.name} "
-                f"have {own.width}: heads draft for the model that they were trained for"
-            )
+        if isinstance(draft, Heads):
+            draft.check_target(own)
         if isinstance(draft, Medusa) and engine.num_drafts > draft.num_heads:
             raise InputError(
                 f"{draft.name} has {draft.num_heads} heads: k is at most that, not "
@@ -261,17 +258,19 @@ class Config:
         if draft.vocab_size != own.vocab_size:
             raise InputError(
                 f"{draft.name} has a vocabulary of {draft.vocab_size} tokens, {own.name} one of "
-                f"{own.vocab_size}: a draft model has the same"
+                f"{own.vocab_size}: what drafts has the same"
             )
         if draft.max_context < self.max_context:
             raise InputError(
                 f"{draft.name} drafts up to {draft.max_context} tokens: set engine.max_context to "
                 f"that at most, not {self.max_context}"
             )
-        if draft.has_states or draft.dtype != own.dtype:
-            raise InputError(f"{draft.name} cannot draft: it keeps states, or is not {own.dtype}")
+        if draft.has_states:
+            raise InputError(f"{draft.name} cannot draft: it keeps states")
+        if draft.dtype != own.dtype:
+            raise InputError(f"{draft.name} cannot draft: it is {draft.dtype}, not {own.dtype}")
         if self.mesh.num_chips > 1 or self.prefill.chips:
-            raise InputError("a draft model goes with one chip")
+            raise InputError(f"{kinds[str(proposer)]}: one chip has to do")
 
     @property
     def num_chips(self) -> int:
@@ -299,12 +298,17 @@ class Config:
 
     @functools.cached_property
     def cached_model(self) -> ModelConfig:
-        """All layers that cache something: `chip_model`'s, then those of the model that drafts."""
+        """All layers that cache something: `chip_model`'s, then those of the model that drafts, of
+        which only what they cache counts: their parameters may differ in more than a model's can.
+        """
         model = self.chip_model
         if self.draft is None:
             return model
         layers = model.layers + self.draft.shifted(model.num_layers)
-        return dataclasses.replace(model, pattern=layers, num_layers=len(layers))
+        return dataclasses.replace(
+            model, pattern=layers, num_layers=len(layers), norm="rms", norm_offset=0.0,
+            learned_positions=0, formats=(),
+        )  # fmt: skip
 
     def for_draft(self) -> "Config":
         """What loads the model that drafts."""

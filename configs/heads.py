@@ -32,6 +32,23 @@ class Heads(ModelConfig):
                 f"model.proposed_ids are different ids from 0 to {self.vocab_size - 1}"
             )
 
+    def check_target(self, target: ModelConfig) -> None:
+        """Refuses a model whose hidden states or tokens are others.
+
+        Raises:
+            InputError: it is not like the one that they were made for.
+        """
+        if self.width != target.width:
+            raise InputError(
+                f"{self.name} reads hidden states of {self.width} elements, those of {target.name} "
+                f"have {target.width}: heads draft for the model that they were trained for"
+            )
+        if self.vocab_size != target.vocab_size:
+            raise InputError(
+                f"{self.name} has a vocabulary of {self.vocab_size} tokens, {target.name} one of "
+                f"{target.vocab_size}"
+            )
+
     @property
     def _output_table(self) -> dict[str, ParamInfo]:
         rows = len(self.proposed_ids) or self.vocab_size
@@ -52,6 +69,15 @@ class Eagle(Heads):
     """
 
     features: tuple[int, ...] = ()
+
+    def check_target(self, target: ModelConfig) -> None:
+        """As `Heads` says."""
+        super().check_target(target)
+        if self.features and not 1 <= min(self.features) <= max(self.features) <= target.num_layers:
+            raise InputError(
+                f"model.features are layers of {target.name}, from 1 to {target.num_layers}, not "
+                f"{self.features}"
+            )
 
     def parameters(self) -> dict[str, Any]:
         """As `ModelConfig` says."""

@@ -34,7 +34,7 @@ def reader(
     Raises:
         InputError: heads were trained for another model.
     """
-    if isinstance(config.draft, Heads):
+    if draft is not None and isinstance(config.draft, Heads):
         provenance.check_target(config.draft, checkpoint)
     if draft is not None:
         read, drafting = reader(config, checkpoint, progress), reader(config.for_draft(), draft)

@@ -23,7 +23,6 @@ from inference.files import cache_directory, user_files
 from scripts import common
 from scripts.flags import output_flag, text_flag
 from scripts.modes import train_heads
-from scripts.modes.train_heads import Subject
 
 _TASK = flags.DEFINE_enum(
     "task",
@@ -49,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
         if flags.FLAGS[name].present:
             raise InputError(f"train does not read --{name}")
     resolved = _resolved()
-    output = Path(_OUTPUT.value or _kept(_name(resolved)))
+    output = Path(_OUTPUT.value or cache_directory.trained(_name(resolved)))
     is_there = not _OUTPUT.value and output.is_dir()
     if not is_there:
         if not _OUTPUT.value:
@@ -79,13 +78,14 @@ def main(argv: Sequence[str]) -> None:
     _report(recipe, output, folder.path, losses, seconds)
 
 
-def _language_model(resolved: Any, checkpoint: Any) -> Subject:
-    """A model from scratch, or a checkpoint trained on."""
+def _language_model(resolved: Any, checkpoint: Any) -> Any:
+    """A model from scratch, or a checkpoint trained on: a `Subject`."""
     recipe = _recipe(resolved)
     from sharding import mesh as meshes  # brings JAX
 
     meshes.provide(recipe.mesh, recipe.mesh.num_chips)
     from inference.training import losses, start, texts, token_file
+    from inference.training.subject import Subject
 
     documents = texts.of_file(_TEXT.value) if _TEXT.value else texts.standard_library()
     vocabulary = start.vocabulary(checkpoint, documents, recipe.model.vocab_size)
@@ -99,7 +99,7 @@ def _language_model(resolved: Any, checkpoint: Any) -> Subject:
     )  # fmt: skip
 
 
-def _train(subject: Subject, data: Any, folder: Any) -> tuple[Any, np.ndarray, float]:
+def _train(subject: Any, data: Any, folder: Any) -> tuple[Any, np.ndarray, float]:
     """Parameters, the loss of each step, and the median seconds of those computed now."""
     from inference.runtime import compilation_cache
     from inference.training import loop
@@ -178,7 +178,7 @@ def _resolved() -> Any:
         return resolve.resolve(common.model_name())
     if _TASK.value == "lm":
         return None
-    target = _kept(small.RECIPES["lm"].model.name)
+    target = cache_directory.trained(small.RECIPES["lm"].model.name)
     if not target.is_dir():
         raise InputError(f"--task={_TASK.value} needs --model=TARGET, for which it trains")
     return resolve.resolve(str(target))
@@ -196,12 +196,14 @@ def _recipe(resolved: Any) -> Recipe:
     found = small.RECIPES[_TASK.value]
     if resolved is not None:
         is_draft, own = _TASK.value == "draft", resolved.config
-        drafts = dataclasses.replace(found.model, vocab_size=own.vocab_size)
+        drafts = dataclasses.replace(
+            found.model, name=f"{own.name}-draft", vocab_size=own.vocab_size
+        )
         found = dataclasses.replace(found, model=drafts if is_draft else own)
     return overrides.apply(found, common.settings_asked())
 
 
-def _record(subject: Subject) -> dict[str, Any]:
+def _record(subject: Any) -> dict[str, Any]:
     """What another run has to be to go on from this one's checkpoints."""
     from inference.checkpoints import provenance
     from inference.checkpoints.native import config_file
@@ -216,10 +218,6 @@ def _record(subject: Subject) -> dict[str, Any]:
         "text": subject.text,
         "start": start,
     }
-
-
-def _kept(name: str) -> Path:
-    return cache_directory.path() / "trained" / name
 
 
 if __name__ == "__main__":

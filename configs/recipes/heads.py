@@ -27,12 +27,15 @@ TRAINING = {
 
 
 def eagle(target: ModelConfig, digest: str, proposed_ids: tuple[int, ...]) -> Eagle:
-    """One layer as the target's last, on fused features of its second, middle and third last."""
+    """One layer as the target's last that caches, on features near its first, its middle and its
+    last.
+    """
     last = target.num_layers
     features = tuple(sorted({min(2, last), -(-last // 2), max(1, last - 3)}))
-    layer = (target.layers[-1],)
+    specs = zip(target.layers, target.cache_specs, strict=True)
+    layer = [layer for layer, spec in specs if spec.owner is None][-1:]
     return Eagle(
-        **_fields(target, "eagle"), num_layers=1, pattern=layer, target=digest,
+        **_fields(target, "eagle"), num_layers=1, pattern=tuple(layer), target=digest,
         proposed_ids=proposed_ids, features=features,
     )  # fmt: skip
 

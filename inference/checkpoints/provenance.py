@@ -46,8 +46,8 @@ def identity(model: str) -> list[str]:
 
 
 def weights_digest(checkpoint: Checkpoint) -> str:
-    """Names the weights that heads are trained for, whatever file they are in: by shapes, and by
-    the first rows of every parameter.
+    """Names the weights that heads are trained for, in whatever format of equal values: by shapes,
+    and by the first rows of every parameter.
     """
     contents, whole = checkpoint.contents(), hashlib.sha256()
     plain = dataclasses.replace(checkpoint.config, formats=())

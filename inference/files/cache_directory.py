@@ -3,7 +3,20 @@
 import os
 from pathlib import Path
 
+from configs.errors import InputError, shown
+
 
 def path() -> Path:
     """RIDGELINE_CACHE, or ~/.cache/ridgeline."""
     return Path(os.environ.get("RIDGELINE_CACHE") or Path.home() / ".cache" / "ridgeline")
+
+
+def trained(name: str) -> Path:
+    """What scripts.train writes under a model's name where it is not told another place.
+
+    Raises:
+        InputError: the name is no file's.
+    """
+    if Path(name).name != name:
+        raise InputError(f"a model named {shown(name)} needs a place of its own: give --output")
+    return path() / "trained" / name

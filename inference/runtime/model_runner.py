@@ -162,8 +162,9 @@ class ModelRunner:
         return self._offloaded is not None
 
     def offload(self, keeps_weights: bool, keeps_pages: bool) -> None:
-        """Frees the device's memory; what is kept moves to the host's."""
-        weights, state = self.params if keeps_weights else None, (self.cache, self.slots)
+        """Frees the device's memory; what is kept, and what drafts, moves to the host's."""
+        drafting = {name: part for name, part in self.params.items() if name == "draft"}
+        weights, state = self.params if keeps_weights else drafting, (self.cache, self.slots)
         self._offloaded = host_memory.offload((weights, state if keeps_pages else None))
         self.params, self.cache = None, ()
         del self.slots
@@ -182,12 +183,11 @@ class ModelRunner:
         """
         assert self._offloaded is not None
         weights, state = self._offloaded
-        if params is None and weights is None:
+        if params is None and not weights.keys() - {"draft"}:
             raise InputError("no weights were kept: give wake some, as update_params takes them")
-        if params is None or self.config.draft is not None:
-            if weights is None:
-                raise InputError("the weights of the model that drafts were not kept")
-            params = host_memory.restore(weights) | (params or {})
+        if params is not None:
+            weights = {name: part for name, part in weights.items() if name == "draft"}
+        params = host_memory.restore(weights) | (params or {})
         self.params = params
         if state is None:
             self.reset()

@@ -93,7 +93,7 @@ def admit(
         counts=_count_history(slots.counts, admissions),
     )
     if proposer := proposers.of(config):
-        state = proposer.admit(slots.proposer, slot_A, admissions.history)
+        state = proposer.admit(slots.proposer, slot_A, source_A, admissions.history)
         slots = dataclasses.replace(slots, proposer=state)
     return cache, slots
 

@@ -168,7 +168,11 @@ class Scheduler:
         )
         most = self._engine.num_drafts
         if self.draft_policy is not None:
-            most = self.draft_policy.choose(decoding)
+            num_rows = max((len(s.running) for s in self.shards), default=0)
+            if self._batches is not None:
+                num_rows = self._batches.num_decode_rows(num_rows, num_rows)
+            is_alone = len(decoding) == len(running)
+            most = self.draft_policy.choose(decoding, num_rows, is_alone)
         builders = [ShardBuilder(self._engine, bool(decoding), most) for _ in self.shards]
         self._schedule_sequences(running, builders, may_start)
         if not any(builder.decode or builder.prefill for builder in builders):

@@ -98,8 +98,14 @@ class StepSchedule:
 class DraftPolicy(Protocol):
     """How many drafts sequences have verified, step by step."""
 
-    def choose(self, decoding: Items[Sequence]) -> int:
-        """The most drafts of a sequence in the next step, where these decode."""
+    def choose(self, decoding: Items[Sequence], num_rows: int, is_alone: bool) -> int:
+        """The most drafts of a sequence in the next step, where these decode.
+
+        Args:
+            decoding: of all data shards.
+            num_rows: of the step's decode rectangle, at least.
+            is_alone: no prompt is in the step.
+        """
 
     def verified(self, sequence: Sequence, num_asked: int, num_accepted: int) -> None:
         """Takes what became of a sequence's drafts."""

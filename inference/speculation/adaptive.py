@@ -5,7 +5,6 @@ that only decodes how long it took. What was not tried for a while is tried agai
 machines change. Rates are integers, in 1/65,536, and so are times, in nanoseconds.
 """
 
-import collections
 from collections.abc import Sequence as Items
 
 from inference.scheduling.sequence import Sequence
@@ -24,7 +23,7 @@ class AdaptiveDrafts:
     """A `DraftPolicy`.
 
     Attributes:
-        reached: of all sequences, how often the n-th draft, from 0 on, was accepted where it was
+        acceptance: of all sequences, how often the n-th draft, from 0 on, was accepted where it was
             asked for.
     """
 
@@ -32,34 +31,36 @@ class AdaptiveDrafts:
         """`shapes` as `Scheduler.shapes`."""
         self._shapes = tuple(shape for shape in shapes if not shape.prefill[0])
         self._widths = sorted({shape.decode[1] for shape in self._shapes})
-        self.reached = [_HOPE >> n for n in range(self._widths[-1] - 1)]
-        self._own: dict[int, list[int]] = {}  # by sequence
+        self.acceptance = [_HOPE >> n for n in range(self._widths[-1] - 1)]
+        self._rates: dict[int, list[int]] = {}  # by sequence
+        self._has_run: set[StepShape] = set()
         self._cost: dict[StepShape, int] = {}
         self._last_taken = dict.fromkeys(self._widths, 0)
         self._to_spend = 0  # nanoseconds
         self._num_steps = 0
 
-    def choose(self, decoding: Items[Sequence]) -> int:
-        """The most drafts of a sequence in the next step."""
+    def choose(self, decoding: Items[Sequence], num_rows: int, is_alone: bool) -> int:
+        """As `DraftPolicy` says. Steps with prompts have room for all drafts whatever they hold."""
         drafting = [sequence for sequence in decoding if sequence.speculates]
         if not drafting:
             return 0
-        self._own = {s.id: self._own.get(s.id) or list(self.reached) for s in drafting}
+        self._rates = {s.id: self._rates.get(s.id) or list(self.acceptance) for s in drafting}
         is_greedy = all(sequence.params.is_greedy for sequence in decoding)
-        num_rows = max(collections.Counter(s.shard for s in decoding).values())
+        if not is_alone:
+            return self._widths[-1] - 1
         self._num_steps += 1
         tried = {}  # width -> time, tokens
         for width in self._widths:
             shape = choose(self._shapes, num_rows, 0, False, is_greedy, width)
             if shape not in self._cost:
                 return self._take(width)
-            gained = sum(sum(own[: width - 1]) for own in self._own.values())
+            gained = sum(sum(own[: width - 1]) for own in self._rates.values())
             tried[width] = self._cost[shape], len(decoding) * _ONE + gained
         best = min(self._widths, key=lambda width: tried[width][0] / tried[width][1])
-        seconds, tokens = tried[best]
-        self._to_spend += seconds // _TRIALS
-        for width, (own_seconds, own_tokens) in tried.items():
-            lost = own_seconds - own_tokens * seconds // tokens
+        time, tokens = tried[best]
+        self._to_spend += time // _TRIALS
+        for width, (own_time, own_tokens) in tried.items():
+            lost = own_time - own_tokens * time // tokens
             is_old = self._num_steps - self._last_taken[width] > _AGAIN
             if is_old and lost <= self._to_spend:
                 self._to_spend -= lost
@@ -74,16 +75,17 @@ class AdaptiveDrafts:
         """Takes what became of a sequence's drafts, those that its proposer did not have among
         them.
         """
-        own = self._own.get(sequence.id, [])
-        for rates, shift in ((own, _SHIFT), (self.reached, _ALL_SHIFT)):
+        own = self._rates.get(sequence.id, [])
+        for rates, shift in ((own, _SHIFT), (self.acceptance, _ALL_SHIFT)):
             for n in range(min(num_asked, len(rates))):
                 rates[n] += ((_ONE if n < num_accepted else 0) - rates[n]) >> shift
 
     def took(self, shape: StepShape, seconds: float) -> None:
-        """Takes the time of a step. One that was late says little: a time grows by a sixteenth at
-        most, and falls at once by half of the difference.
+        """Takes the time of a step. The first of a shape starts its program, too; and one that was
+        late says little: a time grows by a sixteenth at most, and falls by half of the difference.
         """
-        if shape.prefill[0]:
+        if shape.prefill[0] or shape not in self._has_run:
+            self._has_run.add(shape)
             return
         found = max(1, int(seconds * _NANOSECONDS))
         known = self._cost.get(shape, found)

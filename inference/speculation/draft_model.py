@@ -35,7 +35,9 @@ class DraftModel:
         """As `Proposer` says."""
         return ()
 
-    def admit(self, state: Any, slot_A: jax.Array, history_AS: jax.Array) -> Any:
+    def admit(
+        self, state: Any, slot_A: jax.Array, source_A: jax.Array, history_AS: jax.Array
+    ) -> Any:
         """As `Proposer` says."""
         return state
 

@@ -5,12 +5,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from configs.heads import Heads
 from inference.sampling import gumbel, sampler
 from inference.sampling.gumbel import Purpose
 from inference.speculation.proposer import Asked, Drafts
 from layers import topk
 from layers.kernels.device import target_is_cpu
+from layers.linear import linear
+from layers.params import Params
 from layers.ragged import Rectangle
 
 # (what it keeps, i32[R] tokens, one column of the decode rectangle) -> (what it keeps, f32[R, V]).
@@ -82,3 +86,12 @@ def _column(rectangle: Rectangle, nth: jax.Array | int) -> Rectangle:
         for x_YW in (rectangle.position_YW, rectangle.valid_YW)
     )
     return Rectangle(rectangle.slot_Y, position_Y1, valid_Y1, rectangle.tables)
+
+
+def logits(weights: Params, config: Heads, hidden_QD: jax.Array) -> jax.Array:
+    """Of heads, over the whole vocabulary, f32[Q, V]: -inf where a token is never proposed."""
+    own_QX = linear(hidden_QD, weights["head"]["table"])
+    if not config.proposed_ids:
+        return own_QX
+    nothing_QV = jnp.full((hidden_QD.shape[0], config.vocab_size), -jnp.inf)
+    return nothing_QV.at[:, np.array(config.proposed_ids)].set(own_QX)

@@ -3,7 +3,7 @@
 
 Its entry for a token reads the token and the state of the one before it. Once the target has seen a
 step's tokens, their entries are written with its states, over those of drafts. A sequence that
-starts behind cached pages lacks one state, and reads zeros: a draft may be worse for it.
+starts behind cached pages lacks one state, and reads zeros: its first drafts may be worse for it.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from configs import heads
 from configs.engine import Config
 from inference.speculation import drafting
 from inference.speculation.own_pages import OwnPages
-from inference.speculation.proposer import Asked, Drafts, Fed, last_of_rows
+from inference.speculation.proposer import Asked, Drafts, Fed, advanced, before, inherited
 from layers import decoder, norm
 from layers.kv_cache import Cache
 from layers.linear import linear
@@ -38,9 +38,11 @@ class Eagle:
         """As `Proposer` says."""
         return np.zeros((self._config.engine.max_seqs + 1, self._heads.width), np.float32)
 
-    def admit(self, state: Any, slot_A: jax.Array, history_AS: jax.Array) -> Any:
+    def admit(
+        self, state: Any, slot_A: jax.Array, source_A: jax.Array, history_AS: jax.Array
+    ) -> Any:
         """As `Proposer` says."""
-        return state.at[slot_A].set(0)
+        return inherited(state, slot_A, source_A)
 
     def propose(
         self, params: Params, cache: Cache, state: Any, asked: Asked
@@ -55,7 +57,7 @@ class Eagle:
             own, state_RD = kept
             ragged = self._pages.seen(Ragged((column,)))
             hidden_RD, own = self._layers(params, own, token_R, state_RD, ragged)
-            return (own, hidden_RD), logits(weights, self._heads, hidden_RD)
+            return (own, hidden_RD), drafting.logits(weights, self._heads, hidden_RD)
 
         kept = self._pages.of(cache), state[decode.slot_Y]
         (own, _), drafts = drafting.one_by_one(
@@ -64,19 +66,13 @@ class Eagle:
         return self._pages.put(cache, own), drafts
 
     def observe(self, params: Params, cache: Cache, state: Any, fed: Fed) -> tuple[Cache, Any]:
-        """As `Proposer` says. Of the layers only what is cached is computed."""
+        """As `Proposer` says. Of the last layer only what is cached is needed."""
         state_TD = fused(params["draft"], fed.hidden_TD, fed.features)
-        parts, slots = fed.ragged.split(state_TD), [each.slot_Y for each in fed.ragged.rectangles]
-        before = [
-            jnp.concatenate([state[slot_Y][:, None], part_YWD[:, :-1]], axis=1)
-            for slot_Y, part_YWD in zip(slots, parts, strict=True)
-        ]
-        before_TD = fed.ragged.pack(before)
         _, own = self._layers(
-            params, self._pages.of(cache), fed.tokens_T, before_TD, self._pages.seen(fed.ragged)
-        )
-        last_YD = last_of_rows(parts, fed.num_kept_Y)
-        return self._pages.put(cache, own), state.at[jnp.concatenate(slots)].set(last_YD)
+            params, self._pages.of(cache), fed.tokens_T, before(state, fed, state_TD),
+            self._pages.seen(fed.ragged),
+        )  # fmt: skip
+        return self._pages.put(cache, own), advanced(state, fed, state_TD)
 
     def _layers(
         self, params: Params, own: Cache, tokens_T: jax.Array, state_TD: jax.Array, ragged: Ragged
@@ -103,12 +99,3 @@ def inputs(
         norm.apply(state_TD, weights["state_norm"], config),
     )
     return linear(jnp.concatenate(both, -1), weights["input"])
-
-
-def logits(weights: Params, config: heads.Heads, hidden_QD: jax.Array) -> jax.Array:
-    """Of the whole vocabulary, f32[Q, V]: -inf where a token is never proposed."""
-    own_QX = linear(hidden_QD, weights["head"]["table"])
-    if not config.proposed_ids:
-        return own_QX
-    nothing_QV = jnp.full((hidden_QD.shape[0], config.vocab_size), -jnp.inf)
-    return nothing_QV.at[:, np.array(config.proposed_ids)].set(own_QX)

@@ -10,8 +10,8 @@ import numpy as np
 
 from configs import heads
 from configs.engine import Config
-from inference.speculation import drafting, eagle
-from inference.speculation.proposer import Asked, Drafts, Fed, last_of_rows
+from inference.speculation import drafting
+from inference.speculation.proposer import Asked, Drafts, Fed, advanced, inherited
 from layers.kv_cache import Cache
 from layers.linear import linear
 from layers.params import Params
@@ -30,9 +30,11 @@ class Medusa:
         """As `Proposer` says."""
         return np.zeros((self._config.engine.max_seqs + 1, self._heads.width), np.float32)
 
-    def admit(self, state: Any, slot_A: jax.Array, history_AS: jax.Array) -> Any:
+    def admit(
+        self, state: Any, slot_A: jax.Array, source_A: jax.Array, history_AS: jax.Array
+    ) -> Any:
         """As `Proposer` says."""
-        return state.at[slot_A].set(0)
+        return inherited(state, slot_A, source_A)
 
     def propose(
         self, params: Params, cache: Cache, state: Any, asked: Asked
@@ -43,7 +45,7 @@ class Medusa:
             return cache, Drafts(jnp.zeros((0, 0), jnp.int32))
         hidden_RD, found = state[decode.slot_Y], []
         for nth in range(width - 1):
-            logits_RV = eagle.logits(
+            logits_RV = drafting.logits(
                 params["draft"], self._heads, block(params["draft"]["blocks"][nth], hidden_RD)
             )
             found.append(drafting.draw(logits_RV, asked, decode.position_YW[:, nth] + 1))
@@ -53,9 +55,7 @@ class Medusa:
 
     def observe(self, params: Params, cache: Cache, state: Any, fed: Fed) -> tuple[Cache, Any]:
         """As `Proposer` says."""
-        slot_Y = jnp.concatenate([each.slot_Y for each in fed.ragged.rectangles])
-        last_YD = last_of_rows(fed.ragged.split(fed.hidden_TD), fed.num_kept_Y)
-        return cache, state.at[slot_Y].set(last_YD)
+        return cache, advanced(state, fed, fed.hidden_TD)
 
 
 def block(weight_DD: Any, hidden_TD: jax.Array) -> jax.Array:

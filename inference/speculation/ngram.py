@@ -30,7 +30,9 @@ class NGram:
         """As `Proposer` says."""
         return np.zeros((self._config.engine.max_seqs + 1, self._config.max_context), np.int32)
 
-    def admit(self, state: Any, slot_A: jax.Array, history_AS: jax.Array) -> Any:
+    def admit(
+        self, state: Any, slot_A: jax.Array, source_A: jax.Array, history_AS: jax.Array
+    ) -> Any:
         """As `Proposer` says."""
         return state.at[slot_A].set(history_AS)
 

@@ -6,7 +6,6 @@ of either, so drafting does not end the overlap of host and device.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
@@ -65,8 +64,12 @@ class Proposer(Protocol):
     def init(self) -> Any:
         """The state of empty slots: numpy arrays [B+1, ...]."""
 
-    def admit(self, state: Any, slot_A: jax.Array, history_AS: jax.Array) -> Any:
-        """State after sequences were given slots; `history_AS` holds their tokens by position."""
+    def admit(
+        self, state: Any, slot_A: jax.Array, source_A: jax.Array, history_AS: jax.Array
+    ) -> Any:
+        """State after sequences were given slots; `history_AS` holds their tokens by position, and
+        `source_A` the slot that a fork continues, -1 for others.
+        """
 
     def propose(
         self, params: Params, cache: Cache, state: Any, asked: Asked
@@ -77,12 +80,34 @@ class Proposer(Protocol):
         """Cache and state after a step."""
 
 
-def last_of_rows(parts: Sequence[jax.Array], num_kept_Y: jax.Array) -> jax.Array:
-    """Of each row the last token that stays: one [Y, W, D] a rectangle -> [Y, D]."""
-    found, first = [], 0
-    for x_YWD in parts:
-        own_Y = num_kept_Y[first : first + len(x_YWD)]
-        index_Y11 = jnp.maximum(own_Y - 1, 0)[:, None, None]
-        found.append(jnp.take_along_axis(x_YWD, index_Y11, axis=1)[:, 0])
-        first += len(x_YWD)
-    return jnp.concatenate(found)
+def inherited(state: jax.Array, slot_A: jax.Array, source_A: jax.Array) -> jax.Array:
+    """States [B+1, D] with those of admitted slots: of forks their source's, of others zeros."""
+    return state.at[slot_A].set(jnp.where(source_A[:, None] >= 0, state[source_A], 0))
+
+
+def before(state: jax.Array, fed: Fed, x_TD: jax.Array) -> jax.Array:
+    """What belongs to the token before each one, f32[T, D]: of a row's first token the slot's
+    state, or in a later chunk of the same prompt the last of the chunk before.
+    """
+    found = []
+    for rectangle, x_YWD in zip(fed.ragged.rectangles, fed.ragged.split(x_TD), strict=True):
+        slot_Y, last_YD = rectangle.slot_Y, x_YWD[:, -1]
+        goes_on_Y1 = (slot_Y == jnp.roll(slot_Y, 1)).at[0].set(False)[:, None]
+        first_YD = jnp.where(goes_on_Y1, jnp.roll(last_YD, 1, axis=0), state[slot_Y])
+        found.append(jnp.concatenate([first_YD[:, None], x_YWD[:, :-1]], axis=1))
+    return fed.ragged.pack(found)
+
+
+def advanced(state: jax.Array, fed: Fed, x_TD: jax.Array) -> jax.Array:
+    """States after a step: what belongs to the last token of each slot that stays. Only the last of
+    a prompt's chunks writes it; others, like padding, write the sink.
+    """
+    sink, first = state.shape[0] - 1, 0
+    for rectangle, x_YWD in zip(fed.ragged.rectangles, fed.ragged.split(x_TD), strict=True):
+        slot_Y = rectangle.slot_Y
+        goes_on_Y = (slot_Y == jnp.roll(slot_Y, -1)).at[-1].set(False)
+        index_Y = jnp.maximum(fed.num_kept_Y[first : first + len(slot_Y)] - 1, 0)
+        last_YD = jnp.take_along_axis(x_YWD, index_Y[:, None, None], axis=1)[:, 0]
+        state = state.at[jnp.where(goes_on_Y, sink, slot_Y)].set(last_YD)
+        first += len(slot_Y)
+    return state

@@ -13,7 +13,7 @@ import optax
 
 from configs import heads
 from configs.model import ModelConfig
-from inference.speculation import eagle as proposing
+from inference.speculation import eagle as eagle_heads
 from inference.speculation import medusa as medusa_heads
 from inference.training.loop import Loss
 from layers import decoder, params, ragged
@@ -63,12 +63,12 @@ def eagle(target: ModelConfig, own: heads.Eagle) -> Loss:
         inputs_YW, targets_YW = batch["tokens"][:, :-1], label_V[batch["tokens"][:, 1:]]
         rows = ragged.contiguous(*inputs_YW.shape)
         embedded_TD, hidden_TD, features = _seen(frozen, target, inputs_YW, rows, own.features)
-        state_TD = proposing.fused(masters, hidden_TD, features)
+        state_TD = eagle_heads.fused(masters, hidden_TD, features)
         total, wanted_TD = jnp.float32(0), hidden_TD
         for nth in range(_PASSES):
             state_YWD = state_TD.reshape(*inputs_YW.shape, -1)
             before_YWD = jnp.pad(state_YWD[:, :-1], ((0, 0), (1, 0), (0, 0)))
-            x_TD = proposing.inputs(masters, own, embedded_TD, before_YWD.reshape(state_TD.shape))
+            x_TD = eagle_heads.inputs(masters, own, embedded_TD, before_YWD.reshape(state_TD.shape))
             state_TD, _, _ = decoder.layers(masters, own, x_TD, rows)
             own_YWD = state_TD.reshape(*inputs_YW.shape, -1)[:, nth:]
             found = cross_entropy(
@@ -126,7 +126,7 @@ def _seen(
 def cross_entropy(
     logits: Callable[[jax.Array], jax.Array], hidden_YWD: jax.Array, targets_YW: jax.Array
 ) -> jax.Array:
-    """Mean negative log-probability of the targets but for those that are -1, float32.
+    """Mean negative log-probability of the targets, float32; that of -1 counts as 0.
 
     The head works on a block of each window's positions at a time, and again on the way back, so
     that no more than `_BLOCK_ROWS` rows of logits (or one position of each window) are ever held.
@@ -148,4 +148,4 @@ def cross_entropy(
         targets_YW.reshape(Y, W // block, block).swapaxes(0, 1),
     )
     total, _ = jax.lax.scan(add, jnp.float32(0), blocks)
-    return total / jnp.maximum((targets_YW >= 0).sum(), 1)
+    return total / (Y * W)

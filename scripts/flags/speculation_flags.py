@@ -5,8 +5,9 @@ from typing import Any
 
 from absl import flags
 
-from configs.engine import PROPOSERS, Config
+from configs.engine import ACCEPTANCES, PROPOSERS, Config
 from configs.errors import InputError
+from configs.heads import Medusa
 
 SPECULATE = flags.DEFINE_string(
     "speculate",
@@ -14,8 +15,8 @@ SPECULATE = flags.DEFINE_string(
     "Who proposes tokens that a step then verifies: 'ngram' (what followed before; also 'auto'), "
     "'draft:MODEL' (a smaller model of the same tokenizer), 'medusa:DIR' or 'eagle:DIR' (heads; "
     "without a name those that scripts.train has made for the model). 'ngram,k=4': four at a time; "
-    "without k up to four, as many as pay. Answers stay the same. `plan`: k,acceptance,cost of a "
-    "draft in steps; or auto, or auto,greedy.",
+    "without k up to four, as many as pay. Answers stay the same; with 'ngram,rejection' their law "
+    "does. `plan`: k,acceptance,cost of a draft in steps; or auto, or auto,greedy.",
 )
 _NUM_DRAFTS = 4
 _MOST_DRAFTS = 31
@@ -29,16 +30,16 @@ def apply(config: Config) -> Config:
     """
     if SPECULATE.value in (None, "none"):
         return config
-    name, _, num_drafts = _parsed()
+    name, _, asked, acceptance = _parsed()
+    draft, num_drafts = None, asked or _NUM_DRAFTS
+    if name != "ngram":
+        draft = dataclasses.replace(_resolved(config.model.name).config, dtype=config.model.dtype)
+    if asked is None and isinstance(draft, Medusa):
+        num_drafts = min(num_drafts, draft.num_heads)
     engine = dataclasses.replace(
-        config.engine,
-        proposer=name,
-        num_drafts=num_drafts or _NUM_DRAFTS,
-        adapt_drafts=num_drafts is None,
-    )
-    if name == "ngram":
-        return dataclasses.replace(config, engine=engine)
-    draft = dataclasses.replace(_resolved(config.model.name).config, dtype=config.model.dtype)
+        config.engine, proposer=name, num_drafts=num_drafts, adapt_drafts=asked is None,
+        acceptance=acceptance,
+    )  # fmt: skip
     return dataclasses.replace(config, engine=engine, draft=draft)
 
 
@@ -52,10 +53,10 @@ def _resolved(target: str) -> Any:
     from inference.checkpoints import resolve
     from inference.files import cache_directory
 
-    name, model, _ = _parsed()
+    name, model, *_ = _parsed()
     if model:
         return resolve.resolve(model, drafts=True)
-    path = cache_directory.path() / "trained" / f"{target}-{name}"
+    path = cache_directory.trained(f"{target}-{name}")
     if not path.is_dir():
         raise InputError(
             f"nothing that drafts for {target} is at {path}: name it (--speculate={name}:DIR), or "
@@ -64,8 +65,8 @@ def _resolved(target: str) -> Any:
     return resolve.resolve(str(path), drafts=True)
 
 
-def _parsed() -> tuple[str, str, int | None]:
-    """Proposer, model that drafts, and number of drafts; None: whatever pays."""
+def _parsed() -> tuple[str, str, int | None, str]:
+    """Proposer, model that drafts, number of drafts (None: whatever pays), and acceptance."""
     asked = SPECULATE.value or ""
     named, *options = asked.split(",")
     name, _, model = named.partition(":")
@@ -75,13 +76,17 @@ def _parsed() -> tuple[str, str, int | None]:
             "--speculate is auto, ngram, draft:MODEL, medusa:DIR, eagle:DIR or none, not "
             f"{asked[:80]!r}"
         )
-    num_drafts = None
+    num_drafts, acceptance = None, ACCEPTANCES[0]
     for option in options:
         key, _, value = option.partition("=")
         is_number = value.isascii() and value.isdigit() and len(value) < 4
-        if key != "k" or not (value == "auto" or (is_number and 1 <= int(value) <= _MOST_DRAFTS)):
+        if option in ACCEPTANCES:
+            acceptance = option
+        elif key == "k" and is_number and 1 <= int(value) <= _MOST_DRAFTS:
+            num_drafts = int(value)
+        elif option != "k=auto":
             raise InputError(
-                f"--speculate={name} takes k=1 to k={_MOST_DRAFTS} or k=auto, not {option[:80]!r}"
+                f"--speculate={name} takes k=1 to k={_MOST_DRAFTS} or k=auto, and "
+                f"{' or '.join(ACCEPTANCES)}, not {option[:80]!r}"
             )
-        num_drafts = None if value == "auto" else int(value)
-    return name, model, num_drafts
+    return name, model, num_drafts, acceptance

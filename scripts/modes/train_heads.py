@@ -11,39 +11,18 @@ from configs import overrides
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.heads import Heads
+from configs.model import ModelConfig
 from configs.recipes import heads as recipes
 from configs.recipes.training import Recipe
 from scripts import common
 
 TASKS = tuple(recipes.TRAINING)
 _SEQUENCES = 32  # that a model writes at the same time
+_LEAST_WINDOW = 16  # tokens behind the opening
 
 
-@dataclasses.dataclass(frozen=True)
-class Subject:
-    """What is trained.
-
-    Attributes:
-        recipe: model and training.
-        vocabulary: of the tokens, `start.Vocabulary`.
-        tokens: what it is trained on.
-        text: a digest that names them.
-        starts_from: the checkpoint that training goes on from, if any.
-        loss: `loop.Loss`.
-        start: (progress) -> parameters, and what the loss needs beside them.
-    """
-
-    recipe: Recipe
-    vocabulary: Any
-    tokens: np.ndarray
-    text: str
-    starts_from: Any
-    loss: Any
-    start: Callable[[Any], tuple[Any, Any]]
-
-
-def subject(task: str, checkpoint: Any, text: str | None) -> Subject:
-    """Heads for a checkpoint.
+def subject(task: str, checkpoint: Any, text: str | None) -> Any:
+    """Heads for a checkpoint, a `Subject`.
 
     Args:
         task: one of `TASKS`.
@@ -52,26 +31,26 @@ def subject(task: str, checkpoint: Any, text: str | None) -> Subject:
     """
     from inference.checkpoints import provenance
     from inference.training import losses, own_samples, start, texts, token_file
+    from inference.training.subject import Subject
 
+    makes = {"medusa": (recipes.medusa, losses.medusa), "eagle": (recipes.eagle, losses.eagle)}
+    make: Any = makes[task][0]
+    loss: Any = makes[task][1]
     target = checkpoint.config
     if target.has_states:
         raise InputError(f"{target.name} keeps states: heads are trained for attention models")
-    digest, vocabulary = (
-        provenance.weights_digest(checkpoint),
-        start.vocabulary(checkpoint, (), target.vocab_size),
-    )
-    training = overrides.apply(
-        Recipe(target, recipes.TRAINING[task]),
-        [each for each in common.settings_asked() if not each.startswith("model.")],
-    )
-    if training.mesh.num_chips > 1:
-        raise InputError("heads are trained on one chip: leave --mesh out")
-    if text is not None:
+    digest = provenance.weights_digest(checkpoint)
+    vocabulary = start.vocabulary(checkpoint, (), target.vocab_size)
+    recipe = _recipe(Recipe(make(target, digest, ()), recipes.TRAINING[task]), target)
+    window = recipe.training.window
+    first = [] if text else own_samples.opening(vocabulary.tokenizer)
+    least = len(first) + _LEAST_WINDOW
+    if window < least:
+        raise InputError(f"training.window is at least {least} for these heads, not {window}")
+    if text:
         with common.bars() as progress:
             tokens, name = token_file.of_texts(texts.of_file(text), vocabulary, progress)
     else:
-        window = training.training.window
-        first = own_samples.opening(vocabulary.tokenizer)
         described = digest, window, recipes.SAMPLES, recipes.SAMPLE_TEMPERATURE, first
         name = hashlib.sha256(repr(described).encode()).hexdigest()
         tokens = token_file.kept(
@@ -80,20 +59,28 @@ def subject(task: str, checkpoint: Any, text: str | None) -> Subject:
             target.vocab_size,
         )
     ids = own_samples.most_frequent(tokens, recipes.PROPOSED)
-    make, loss = getattr(recipes, task), getattr(losses, task)
-    model = make(target, digest, ids if len(ids) < target.vocab_size else ())
-    changed = overrides.apply(dataclasses.replace(training, model=model), common.settings_asked())
-    own = changed.model
-    assert isinstance(own, Heads)
+    own: Any = recipe.model
+    own = dataclasses.replace(own, proposed_ids=ids if len(ids) < target.vocab_size else ())
+    recipe = dataclasses.replace(recipe, model=own)
 
     def begin(progress: Any) -> tuple[Any, Any]:
-        frozen = start.masters(Recipe(target, changed.training), checkpoint, progress)
-        values = start.masters(changed)
+        frozen = start.masters(Recipe(target, recipe.training), checkpoint, progress)
+        values = start.masters(recipe)
         table = (frozen["embed"] if target.tied else frozen["head"])["table"]
         rows = np.array(own.proposed_ids or range(target.vocab_size))
         return values | {"head": {"table": table[rows]}}, frozen
 
-    return Subject(changed, vocabulary, tokens, name, None, loss(target, own), begin)
+    return Subject(recipe, vocabulary, tokens, name, None, loss(target, own), begin)
+
+
+def _recipe(recipe: Recipe, target: ModelConfig) -> Recipe:
+    """With what --set says, as far as it suits the target."""
+    found = overrides.apply(recipe, common.settings_asked())
+    assert isinstance(found.model, Heads)
+    found.model.check_target(target)
+    if found.mesh.num_chips > 1:
+        raise InputError("heads are trained on one chip: leave --mesh out")
+    return found
 
 
 def _generator(checkpoint: Any) -> Callable[[list[list[int]], int], list[list[int]]]:

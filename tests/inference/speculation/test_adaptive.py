@@ -24,9 +24,9 @@ def decoding(count):
 def run(count, acceptance, cost, steps=4000, seed=0):
     """Time and tokens of a policy's steps, and widths; `cost(rows, width)` in seconds."""
     rng, policy = np.random.default_rng(seed), AdaptiveDrafts(enumerate_shapes(ENGINE))
-    sequences, seconds, tokens, chosen = decoding(count), 0.0, 0, []
+    sequences, seconds, tokens, chosen, ran = decoding(count), 0.0, 0, [], set()
     for _ in range(steps):
-        k = policy.choose(sequences)
+        k = policy.choose(sequences, count, True)
         shape = next(s for s in policy._shapes if s.covers(count, 0, False, width=1 + k))
         for sequence in sequences if k else ():
             accepted = int(np.cumprod(rng.random(k) < acceptance).sum())
@@ -34,7 +34,9 @@ def run(count, acceptance, cost, steps=4000, seed=0):
             tokens += accepted
         tokens += count
         taken = cost(count, shape.decode[1])
-        policy.took(shape, taken * rng.uniform(0.9, 1.1))
+        late = 25 * (shape not in ran)  # the first step starts a program
+        ran.add(shape)
+        policy.took(shape, taken * rng.uniform(0.9, 1.1) + late)
         seconds += taken
         chosen.append(k)
     return tokens / seconds, chosen
@@ -70,7 +72,7 @@ def test_what_changes_is_noticed():
     for acceptance, expected in ((0, 0), (4, 4), (0, 0)):
         chosen = []
         for _ in range(400):
-            k = policy.choose(sequences)
+            k = policy.choose(sequences, 1, True)
             policy.verified(sequences[0], k, min(k, acceptance))
             shape = next(s for s in policy._shapes if s.covers(1, 0, False, width=1 + k))
             policy.took(shape, 1.0 + 0.1 * k)
@@ -82,12 +84,9 @@ def test_without_anything_to_draft_for_there_are_no_drafts():
     policy = AdaptiveDrafts(enumerate_shapes(ENGINE))
     (sequence,) = decoding(1)
     sequence.speculates = False
-    assert policy.choose([sequence]) == policy.choose([]) == 0
+    assert policy.choose([sequence], 1, True) == policy.choose([], 0, True) == 0
 
 
-def test_rows_are_those_of_a_data_shard():
+def test_beside_prompts_drafts_are_free():
     policy = AdaptiveDrafts(enumerate_shapes(ENGINE))
-    sequences = decoding(64)  # of steps of 32 rows at most
-    for sequence in sequences[32:]:
-        sequence.shard = 1
-    assert policy.choose(sequences) == 0  # which nothing has measured yet
+    assert policy.choose(decoding(3), 3, False) == 4  # whatever is known

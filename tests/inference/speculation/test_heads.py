@@ -14,7 +14,7 @@ from configs.model import ModelConfig
 from inference.checkpoints.native import config_file
 from inference.runtime.model_runner import cache_arguments
 from inference.sampling import parameters
-from inference.speculation import eagle, medusa, proposers
+from inference.speculation import drafting, eagle, medusa, proposers
 from inference.speculation.proposer import Asked, Fed
 from layers import decoder, kv_cache
 from layers.ragged import Ragged, Rectangle, contiguous
@@ -48,7 +48,7 @@ def by_training(own, values, known):
         _, hidden_TD, _ = seen(values, TOKENS[:known], ())
         last = hidden_TD[-1:]
         blocks = (medusa.block(weight, last) for weight in values["draft"]["blocks"])
-        return [int(eagle.logits(values["draft"], own, x).argmax()) for x in blocks]
+        return [int(drafting.logits(values["draft"], own, x).argmax()) for x in blocks]
     _, hidden_TD, found = seen(values, TOKENS[:known], own.features)
     states = np.asarray(eagle.fused(values["draft"], hidden_TD, found))
     tokens, drafts = list(TOKENS[: known + 1]), []
@@ -58,15 +58,18 @@ def by_training(own, values, known):
         before = np.concatenate([np.zeros((1, TARGET.width)), states])
         inputs = eagle.inputs(values["draft"], own, x_TD, jnp.asarray(before, jnp.float32))
         hidden, _, _ = decoder.layers(values["draft"], own, inputs, rows)
-        drafts.append(int(eagle.logits(values["draft"], own, hidden[-1:]).argmax()))
+        drafts.append(int(drafting.logits(values["draft"], own, hidden[-1:]).argmax()))
         states = np.concatenate([states, hidden[-1:]])
         tokens.append(drafts[-1])
     return drafts
 
 
-def rectangle(start, width, tables):
-    position = jnp.arange(start, start + width, dtype=jnp.int32)[None]
-    return Rectangle(jnp.zeros(1, jnp.int32), position, jnp.ones((1, width), bool), tables)
+def rectangle(starts, width, tables):
+    """Consecutive tokens of one sequence, some rows of them."""
+    rows = len(starts)
+    position = jnp.asarray(starts, jnp.int32)[:, None] + jnp.arange(width, dtype=jnp.int32)
+    tables = tuple(jnp.tile(table, (rows, 1)) for table in tables)
+    return Rectangle(jnp.zeros(rows, jnp.int32), position, jnp.ones((rows, width), bool), tables)
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -78,31 +81,41 @@ def test_they_draft_what_training_computes(name):
     )
     config = Config(TARGET, engine, draft=own)
     values = fakes.real_params(TARGET) | {"draft": fakes.real_params(own)}
+    if kind == "medusa":  # whose blocks begin as zeros
+        rng = np.random.default_rng(1)
+        blocks = [jnp.asarray(rng.normal(size=(24, 24)), jnp.float32) for _ in range(K)]
+        values["draft"]["blocks"] = tuple(blocks)
     proposer = proposers.of(config, "reference")
     cache = kv_cache.init(*cache_arguments(config, "reference"))
     pages = jnp.arange(1, 1 + config.page_columns, dtype=jnp.int32)[None]
     tables = tuple(pages for _ in config.cached_model.page_groups)
     state, done = jnp.asarray(proposer.init()), 0
-    # Two chunks of the prompt, then a step that verifies three drafts, of which one is right.
-    for width, kept in ((9, 9), (7, 7), (1 + K, 2)):
-        fed = TOKENS[: done + width].copy()
-        fed[done + kept :] = 5  # rejected
+    # A step with two chunks of the prompt, one with the rest, one that verifies three drafts, of
+    # which one is right.
+    for starts, width, kept in (((0, 6), 6, 6), ((12,), 4, 4), ((16,), 1 + K, 2)):
+        end = starts[-1] + width
+        fed = TOKENS[:end].copy()
+        fed[starts[-1] + kept :] = 5  # rejected
         _, hidden_TD, features = seen(values, fed, proposer.features)
-        step = slice(done, done + width)
+        step, rows = slice(starts[0], end), len(starts)
         after = Fed(
-            Ragged((rectangle(done, width, tables),)), jnp.asarray(fed[step]), hidden_TD[step],
-            tuple(x_TD[step] for x_TD in features), jnp.array([kept]), jnp.zeros(1, jnp.int32),
-            jnp.array([done + kept]), jnp.zeros((1, 1 + K), jnp.int32), jnp.array([1]),
+            Ragged((rectangle(starts, width, tables),)), jnp.asarray(fed[step]), hidden_TD[step],
+            tuple(x_TD[step] for x_TD in features), jnp.array([kept] * rows),
+            jnp.zeros(rows, jnp.int32), jnp.array([done + kept] * rows),
+            jnp.zeros((rows, 1 + K), jnp.int32), jnp.array([1] * rows),
         )  # fmt: skip
         cache, state = proposer.observe(values, cache, state, after)
-        done += kept
+        done = starts[-1] + kept
     sampling = jax.tree.map(jnp.asarray, parameters.init(1, 131))
     asked = Asked(
-        rectangle(done, 1 + K, tables), jnp.asarray(TOKENS[done : done + 1]), sampling, None, None,
-        jnp.zeros((0, 0), jnp.int32), greedy=True, needs_law=False,
+        rectangle((done,), 1 + K, tables), jnp.asarray(TOKENS[done : done + 1]), sampling, None,
+        None, jnp.zeros((0, 0), jnp.int32), greedy=True, needs_law=False,
     )  # fmt: skip
     _, drafts = proposer.propose(values, cache, state, asked)
-    assert drafts.tokens_Rk[0].tolist() == by_training(own, values, done)
+    found = drafts.tokens_Rk[0].tolist()
+    assert found == by_training(own, values, done)
+    _, others = proposer.propose(values, cache, jnp.zeros_like(state), asked)
+    assert others.tokens_Rk[0].tolist() != found and len(set(found)) > 1
 
 
 @pytest.mark.parametrize("name", HEADS)
