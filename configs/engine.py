@@ -270,7 +270,9 @@ class Config:
         if draft.dtype != own.dtype:
             raise InputError(f"{draft.name} cannot draft: it is {draft.dtype}, not {own.dtype}")
         if self.mesh.num_chips > 1 or self.prefill.chips:
-            raise InputError(f"{kinds[str(proposer)]}: one chip has to do")
+            raise InputError(
+                f"with {kinds[str(proposer)]} there is one chip, without prefill.chips"
+            )
 
     @property
     def num_chips(self) -> int:

@@ -97,12 +97,11 @@ def layers(
     """Runs what `embedded` returns through the layers and the last norm.
 
     Args:
-        features: numbers of layers, from 1 on, whose output is returned too, as the layer behind
-            reads it: normalized, since a residual stream's few largest elements hide the others.
+        features: numbers of layers, from 1 on, behind which the residual stream is returned too.
         params, config, ragged, cache, deterministic, attention: as `forward`'s.
 
     Returns:
-        Normalized hidden states, float32 [T, D]; the features, alike; the updated cache.
+        Normalized hidden states, float32 [T, D]; the streams asked for, alike; the updated cache.
     """
     angles = {
         turns: turns and rope.angles(*turns, ragged.position_T, config.max_context)
@@ -122,19 +121,8 @@ def layers(
             )  # fmt: skip
         streams[index + 1] = x_TD
     hidden_TD = norm.apply(x_TD, params["final_norm"], config)
-    found = tuple(_read_behind(params, config, number, streams[number]) for number in features)
+    found = tuple(streams[number] for number in features)
     return hidden_TD, found, None if cache is None else tuple(leaves)
-
-
-def _read_behind(
-    params: Params, config: ModelConfig, number: int, stream_TD: jax.Array
-) -> jax.Array:
-    """The output of a layer as the next one reads it."""
-    if number == config.num_layers:
-        return norm.apply(stream_TD, params["final_norm"], config)
-    if not config.pre_norms:
-        return stream_TD
-    return norm.apply(stream_TD, params["layers"][number]["mixer_norm"], config)
 
 
 @functools.partial(  # traced once for all layers of a kind: tracing is most of a warm start

@@ -150,7 +150,12 @@ DRAFTS = {
 }
 
 
-@pytest.mark.parametrize("name", DRAFTS)
+BRIEF = ("itself", "eagle, fused")
+
+
+@pytest.mark.parametrize("name", [
+    name if name in BRIEF else pytest.param(name, marks=pytest.mark.long) for name in DRAFTS
+])  # fmt: skip
 def test_a_model_that_drafts_changes_no_bit(name, monkeypatch):
     """Itself is always right, whatever is drawn; others hardly ever; one here without a loop, as on
     accelerators.
@@ -170,6 +175,9 @@ def test_a_model_that_drafts_changes_no_bit(name, monkeypatch):
         assert 0 < counters.num_accepted < counters.num_drafts / 2
     engine.generate(prompts, asked)
     assert counters.num_cached_tokens > 0
+    engine.sleep(keeps_weights=False)  # but for what drafts
+    engine.wake(fakes.real_params(MODELS["llama"]))
+    assert answers(engine.generate(prompts[:4], asked[:4])) == plain("llama", 14)[:4]
 
 
 @pytest.mark.parametrize("changes, expected", [
@@ -177,7 +185,7 @@ def test_a_model_that_drafts_changes_no_bit(name, monkeypatch):
     ({"draft": fakes.llama(vocab_size=130)}, "a vocabulary of 130 tokens, tiny-llama one of 131"),
     ({"draft": fakes.llama(max_context=100)}, "tiny-llama drafts up to 100 tokens"),
     ({"draft": fakes.llama("bfloat16")}, "tiny-llama cannot draft"),
-    ({"draft": fakes.llama(), "mesh": Mesh(model=2)}, "a draft model goes with one chip"),
+    ({"draft": fakes.llama(), "mesh": Mesh(model=2)}, "with a draft model there is one chip"),
 ])  # fmt: skip
 def test_a_model_that_cannot_draft_is_refused(changes, expected):
     engine = EngineConfig(num_drafts=2, proposer="draft")
