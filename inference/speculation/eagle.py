@@ -10,13 +10,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from configs import heads
 from configs.engine import Config
 from inference.speculation import drafting
 from inference.speculation.own_pages import OwnPages
-from inference.speculation.proposer import Asked, Drafts, Fed, advanced, before, inherited
+from inference.speculation.proposer import Asked, Drafts, Fed, HiddenStates
 from layers import decoder, norm
 from layers.kv_cache import Cache
 from layers.linear import linear
@@ -24,25 +23,16 @@ from layers.params import Params
 from layers.ragged import Ragged, Rectangle
 
 
-class Eagle:
+class Eagle(HiddenStates):
     """A `Proposer` that keeps, of each slot, the state before its newest token, f32[B+1, D]."""
 
     def __init__(self, config: Config, attention: str):
         """`attention`: the implementation that the cache is laid out for."""
         assert isinstance(config.draft, heads.Eagle)
+        super().__init__(config.engine.max_seqs, config.draft.width)
         self._config, self._heads, self._attention = config, config.draft, attention
         self._pages = OwnPages(config)
         self.features = self._heads.features
-
-    def init(self) -> np.ndarray:
-        """As `Proposer` says."""
-        return np.zeros((self._config.engine.max_seqs + 1, self._heads.width), np.float32)
-
-    def admit(
-        self, state: Any, slot_A: jax.Array, source_A: jax.Array, history_AS: jax.Array
-    ) -> Any:
-        """As `Proposer` says."""
-        return inherited(state, slot_A, source_A)
 
     def propose(
         self, params: Params, cache: Cache, state: Any, asked: Asked
@@ -69,10 +59,10 @@ class Eagle:
         """As `Proposer` says. Of the last layer only what is cached is needed."""
         state_TD = fused(params["draft"], fed.hidden_TD, fed.features)
         _, own = self._layers(
-            params, self._pages.of(cache), fed.tokens_T, before(state, fed, state_TD),
+            params, self._pages.of(cache), fed.tokens_T, self.before(state, fed, state_TD),
             self._pages.seen(fed.ragged),
         )  # fmt: skip
-        return self._pages.put(cache, own), advanced(state, fed, state_TD)
+        return self._pages.put(cache, own), self.advanced(state, fed, state_TD)
 
     def _layers(
         self, params: Params, own: Cache, tokens_T: jax.Array, state_TD: jax.Array, ragged: Ragged

@@ -6,35 +6,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from configs import heads
 from configs.engine import Config
 from inference.speculation import drafting
-from inference.speculation.proposer import Asked, Drafts, Fed, advanced, inherited
+from inference.speculation.proposer import Asked, Drafts, Fed, HiddenStates
 from layers.kv_cache import Cache
 from layers.linear import linear
 from layers.params import Params
 
 
-class Medusa:
+class Medusa(HiddenStates):
     """A `Proposer` that keeps the hidden state before each slot's newest token, f32[B+1, D]."""
 
     features: tuple[int, ...] = ()
 
     def __init__(self, config: Config):
         assert isinstance(config.draft, heads.Medusa)
-        self._config, self._heads = config, config.draft
-
-    def init(self) -> np.ndarray:
-        """As `Proposer` says."""
-        return np.zeros((self._config.engine.max_seqs + 1, self._heads.width), np.float32)
-
-    def admit(
-        self, state: Any, slot_A: jax.Array, source_A: jax.Array, history_AS: jax.Array
-    ) -> Any:
-        """As `Proposer` says."""
-        return inherited(state, slot_A, source_A)
+        super().__init__(config.engine.max_seqs, config.draft.width)
+        self._heads = config.draft
 
     def propose(
         self, params: Params, cache: Cache, state: Any, asked: Asked
@@ -55,7 +45,7 @@ class Medusa:
 
     def observe(self, params: Params, cache: Cache, state: Any, fed: Fed) -> tuple[Cache, Any]:
         """As `Proposer` says."""
-        return cache, advanced(state, fed, fed.hidden_TD)
+        return cache, self.advanced(state, fed, fed.hidden_TD)
 
 
 def block(weight_DD: Any, hidden_TD: jax.Array) -> jax.Array:

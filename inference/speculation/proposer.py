@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from inference.sampling.parameters import SlotSampling
 from layers.kv_cache import Cache
@@ -80,34 +81,44 @@ class Proposer(Protocol):
         """Cache and state after a step."""
 
 
-def inherited(state: jax.Array, slot_A: jax.Array, source_A: jax.Array) -> jax.Array:
-    """States [B+1, D] with those of admitted slots: of forks their source's, of others zeros."""
-    return state.at[slot_A].set(jnp.where(source_A[:, None] >= 0, state[source_A], 0))
+class HiddenStates:
+    """What heads keep: the model's state before each slot's newest token, f32[B+1, D]."""
 
+    def __init__(self, max_seqs: int, width: int):
+        self._shape = max_seqs + 1, width
 
-def before(state: jax.Array, fed: Fed, x_TD: jax.Array) -> jax.Array:
-    """What belongs to the token before each one, f32[T, D]: of a row's first token the slot's
-    state, or in a later chunk of the same prompt the last of the chunk before.
-    """
-    found = []
-    for rectangle, x_YWD in zip(fed.ragged.rectangles, fed.ragged.split(x_TD), strict=True):
-        slot_Y, last_YD = rectangle.slot_Y, x_YWD[:, -1]
-        goes_on_Y1 = (slot_Y == jnp.roll(slot_Y, 1)).at[0].set(False)[:, None]
-        first_YD = jnp.where(goes_on_Y1, jnp.roll(last_YD, 1, axis=0), state[slot_Y])
-        found.append(jnp.concatenate([first_YD[:, None], x_YWD[:, :-1]], axis=1))
-    return fed.ragged.pack(found)
+    def init(self) -> np.ndarray:
+        """As `Proposer` says."""
+        return np.zeros(self._shape, np.float32)
 
+    def admit(
+        self, state: Any, slot_A: jax.Array, source_A: jax.Array, history_AS: jax.Array
+    ) -> Any:
+        """As `Proposer` says: of forks their source's, of others zeros."""
+        return state.at[slot_A].set(jnp.where(source_A[:, None] >= 0, state[source_A], 0))
 
-def advanced(state: jax.Array, fed: Fed, x_TD: jax.Array) -> jax.Array:
-    """States after a step: what belongs to the last token of each slot that stays. Only the last of
-    a prompt's chunks writes it; others, like padding, write the sink.
-    """
-    sink, first = state.shape[0] - 1, 0
-    for rectangle, x_YWD in zip(fed.ragged.rectangles, fed.ragged.split(x_TD), strict=True):
-        slot_Y = rectangle.slot_Y
-        goes_on_Y = (slot_Y == jnp.roll(slot_Y, -1)).at[-1].set(False)
-        index_Y = jnp.maximum(fed.num_kept_Y[first : first + len(slot_Y)] - 1, 0)
-        last_YD = jnp.take_along_axis(x_YWD, index_Y[:, None, None], axis=1)[:, 0]
-        state = state.at[jnp.where(goes_on_Y, sink, slot_Y)].set(last_YD)
-        first += len(slot_Y)
-    return state
+    def before(self, state: jax.Array, fed: Fed, x_TD: jax.Array) -> jax.Array:
+        """The state before each token that was fed, given those of all, f32[T, D]: of a row's first
+        token the slot's, or in a later chunk of the same prompt the last of the chunk before.
+        """
+        found = []
+        for rectangle, x_YWD in zip(fed.ragged.rectangles, fed.ragged.split(x_TD), strict=True):
+            slot_Y, last_YD = rectangle.slot_Y, x_YWD[:, -1]
+            goes_on_Y1 = (slot_Y == jnp.roll(slot_Y, 1)).at[0].set(False)[:, None]
+            first_YD = jnp.where(goes_on_Y1, jnp.roll(last_YD, 1, axis=0), state[slot_Y])
+            found.append(jnp.concatenate([first_YD[:, None], x_YWD[:, :-1]], axis=1))
+        return fed.ragged.pack(found)
+
+    def advanced(self, state: jax.Array, fed: Fed, x_TD: jax.Array) -> jax.Array:
+        """States after a step: of the last token of each slot that stays. Only the last of a
+        prompt's chunks writes it; others, like padding, write the sink.
+        """
+        sink, first = state.shape[0] - 1, 0
+        for rectangle, x_YWD in zip(fed.ragged.rectangles, fed.ragged.split(x_TD), strict=True):
+            slot_Y = rectangle.slot_Y
+            goes_on_Y = (slot_Y == jnp.roll(slot_Y, -1)).at[-1].set(False)
+            index_Y = jnp.maximum(fed.num_kept_Y[first : first + len(slot_Y)] - 1, 0)
+            last_YD = jnp.take_along_axis(x_YWD, index_Y[:, None, None], axis=1)[:, 0]
+            state = state.at[jnp.where(goes_on_Y, sink, slot_Y)].set(last_YD)
+            first += len(slot_Y)
+        return state
