@@ -5,6 +5,7 @@ that only decodes how long it took. What was not tried for a while is tried agai
 machines change. Rates are integers, in 1/65,536, and so are times, in nanoseconds.
 """
 
+import collections
 from collections.abc import Sequence as Items
 
 from inference.scheduling.sequence import Sequence
@@ -16,6 +17,7 @@ _SHIFT = 3  # a rate remembers some 8 drafts of a sequence,
 _ALL_SHIFT = 6  # or 64 of all
 _AGAIN = 64  # steps after which another number is tried,
 _TRIALS = 64  # where all such trials together have cost no more than this part of the time
+_TIMES = 8  # that a shape is asked for before it has a time
 _NANOSECONDS = 1_000_000_000
 
 
@@ -35,6 +37,7 @@ class AdaptiveDrafts:
         self._rates: dict[int, list[int]] = {}  # by sequence
         self._has_run: set[StepShape] = set()
         self._cost: dict[StepShape, int] = {}
+        self._asked: collections.Counter[StepShape] = collections.Counter()  # for a time
         self._last_taken = dict.fromkeys(self._widths, 0)
         self._to_spend = 0  # nanoseconds
         self._num_steps = 0
@@ -53,10 +56,15 @@ class AdaptiveDrafts:
         for width in self._widths:
             shape = choose(self._shapes, num_rows, 0, False, is_greedy, width)
             if shape not in self._cost:
+                self._asked[shape] += 1
+                if self._asked[shape] > _TIMES:  # other rows join or leave it whenever it is asked
+                    continue
                 return self._take(width)
             gained = sum(sum(own[: width - 1]) for own in self._rates.values())
             tried[width] = self._cost[shape], len(decoding) * _ONE + gained
-        best = min(self._widths, key=lambda width: tried[width][0] / tried[width][1])
+        if not tried:
+            return self._widths[-1] - 1
+        best = min(tried, key=lambda width: tried[width][0] / tried[width][1])
         time, tokens = tried[best]
         self._to_spend += time // _TRIALS
         for width, (own_time, own_tokens) in tried.items():

@@ -87,6 +87,12 @@ def test_without_anything_to_draft_for_there_are_no_drafts():
     assert policy.choose([sequence], 1, True) == policy.choose([], 0, True) == 0
 
 
+def test_a_step_that_never_comes_is_not_waited_for():
+    policy = AdaptiveDrafts(enumerate_shapes(ENGINE))
+    assert {policy.choose(decoding(3), 3, True) for _ in range(40)} == {0, 2, 4}
+    assert policy.choose(decoding(3), 3, True) == 4
+
+
 def test_beside_prompts_drafts_are_free():
     policy = AdaptiveDrafts(enumerate_shapes(ENGINE))
     assert policy.choose(decoding(3), 3, False) == 4  # whatever is known
