@@ -3,7 +3,7 @@ with it, its embedding, is not among their parameters.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 from configs.errors import InputError
 from configs.kinds.params import ParamInfo, norm
@@ -103,7 +103,7 @@ class Medusa(Heads):
     al. 2024, arXiv 2401.10774). They share one output table.
     """
 
-    least_layers: ClassVar[int] = 0
+    least_layers = 0
     num_heads: int = 4
 
     def __post_init__(self) -> None:

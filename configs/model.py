@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from configs import precision
 from configs.cache import CacheSpec, PageGroup, page_groups
@@ -61,7 +61,7 @@ class ModelConfig:
             or one of each part of a stack.
     """
 
-    least_layers: ClassVar[int] = 1
+    least_layers = 1
 
     name: str
     family: str
