@@ -103,11 +103,15 @@ def main(argv: Sequence[str]) -> None:
 def _check_directory(path: Path) -> None:
     """Makes the directory of --serialize, before minutes of compiling."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o755, parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot write --serialize={path}: {error.strerror}") from None
     if not os.access(path, os.W_OK | os.X_OK):
         raise InputError(f"cannot write --serialize={path}: permission denied")
+    if path.stat().st_mode & 0o022:
+        raise InputError(
+            f"--serialize={path}: others may write there, so that nothing would load it; chmod go-w"
+        )
 
 
 def _mesh(named: Mesh, target: Target) -> Mesh:

@@ -187,12 +187,15 @@ class ModelRunner:
             raise InputError("no weights were kept: give wake some, as update_params takes them")
         if params is not None:
             weights = {name: part for name, part in weights.items() if name == "draft"}
-        params = host_memory.restore(weights) | (params or {})
-        self.params = params
-        if state is None:
-            self.reset()
-        else:
-            self.cache, self.slots = host_memory.restore(state)
+        try:
+            self.params = host_memory.restore(weights) | (params or {})
+            if state is None:
+                self.reset()
+            else:
+                self.cache, self.slots = host_memory.restore(state)
+        except BaseException:
+            self.params, self.cache = None, ()  # it sleeps on, and all memory is free
+            raise
         self._offloaded = None
         return state is not None
 

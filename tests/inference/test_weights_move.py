@@ -2,6 +2,7 @@
 
 import gc
 import time
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -96,7 +97,7 @@ def test_an_engine_sleeps_and_goes_on(mesh, keeps_pages):
         engine.wake()
 
 
-def test_weights_that_sleep_dropped_are_given_to_wake():
+def test_weights_that_sleep_dropped_are_given_to_wake(monkeypatch):
     engine = _make(_params(3))
     before = engine.generate(_PROMPTS[:1], fakes.greedy(8))[0]
     engine.sleep(keeps_weights=False)
@@ -104,6 +105,10 @@ def test_weights_that_sleep_dropped_are_given_to_wake():
         engine.wake()
     with pytest.raises(InputError, match="final_norm is absent"):
         engine.wake({"embed": _params()["embed"]})
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(engine.model_runner, "reset", Mock(side_effect=MemoryError))
+        engine.wake(_params(4))
+    assert engine.model_runner.params is None  # it sleeps on
     engine.wake(_params(4))
     after = engine.generate(_PROMPTS[:1], fakes.greedy(8))[0]
     expected = _make(_params(4)).generate(_PROMPTS[:1], fakes.greedy(8))[0]

@@ -50,6 +50,13 @@ def test_refused(run, case, monkeypatch):
     assert message in run(_TINY, *args).error
 
 
+def test_a_directory_that_others_may_write_is_refused(run, tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o775)
+    error = run(_TINY, "--target=cpu", f"--serialize={tmp_path / 'shared'}").error
+    assert "others may write there" in error and "chmod go-w" in error
+
+
 def test_a_report_of_this_machine(run):
     """Weights and cache of the compiled programs are the planner's, to the byte."""
     ran = run(_TINY, "--target=cpu", "--batch=3", "--context=100", "--set=engine.linear=reference",
