@@ -30,12 +30,12 @@ _MESHES = Mesh(model=2), Mesh(model=8), Mesh(data=2, model=4), Mesh(data=8)
 _QUICK = [
     ("full", Mesh(model=2)), ("full", Mesh(data=2, model=4)), ("shared", Mesh(model=8)),
     ("windows", Mesh(data=8)), ("full, 3 KV heads", Mesh(model=8)),
-    ("uneven windows", Mesh(data=2, model=3)), ("quirks", Mesh(model=2)),
+    ("uneven windows", Mesh(data=2, model=3)),
 ]  # fmt: skip
 _ALL = [
     *((kind, mesh) for kind in fakes.KINDS for mesh in _MESHES),
     *((f"{kind}, 3 KV heads", Mesh(model=8)) for kind in fakes.KINDS),
-    ("uneven", Mesh(model=3)), ("norm of all heads", Mesh(model=4)),
+    ("uneven", Mesh(model=3)), ("quirks", Mesh(model=2)), ("norm of all heads", Mesh(model=4)),
 ]  # fmt: skip
 _LONG = [pytest.param(*case, marks=pytest.mark.long) for case in _ALL if case not in _QUICK]
 

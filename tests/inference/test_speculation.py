@@ -77,7 +77,7 @@ def plain(model, count):
 
 
 CASES = [("llama", 3, 28, name) for name in DISTURBANCES]
-CASES += [("fake", 3, 20, "preempted")]
+CASES += [pytest.param("fake", 3, 20, "preempted", marks=pytest.mark.long)]
 CASES += [
     pytest.param(model, k, 200, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])
     for model in MODELS for k in (1, 3, 5) for name in DISTURBANCES

@@ -72,7 +72,9 @@ def rectangle(starts, width, tables):
     return Rectangle(jnp.zeros(rows, jnp.int32), position, jnp.ones((rows, width), bool), tables)
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", [
+    pytest.param("last state", marks=pytest.mark.long), "fused", "medusa",
+])  # fmt: skip
 def test_they_draft_what_training_computes(name):
     own = HEADS[name]
     kind = "medusa" if name == "medusa" else "eagle"
