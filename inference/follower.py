@@ -9,10 +9,12 @@ import jax
 
 from configs.engine import Config
 from configs.errors import InputError
+from inference.checkpoints import provenance
 from inference.checkpoints.opened import Checkpoint
 from inference.engine import Engine
 from inference.request import SamplingParams
 from inference.runtime.model_runner import for_this_device
+from inference.runtime.serialization import key
 from sharding import hosts
 
 
@@ -60,25 +62,28 @@ def check_alike(config: Config, checkpoint: Checkpoint | None) -> None:
     if hosts.current().count == 1:
         return
     own, attention = for_this_device(config)
-    facts = {"version of jax": jax.__version__, "implementation of attention": attention}
+    facts = {
+        "version of jax": jax.__version__,
+        "code": key.sources(),
+        "implementation of attention": attention,
+    }
     for name, part in (("model", own.model), ("engine", own.engine)):
         fields = dataclasses.fields(part)
         facts |= {f"{name}.{field.name}": repr(getattr(part, field.name)) for field in fields}
     facts["mesh"] = str(own.mesh)
     if checkpoint is not None:
-        facts["checkpoint"] = _digest(checkpoint)
+        facts["checkpoint"] = provenance.weights_digest(checkpoint)[:16]
+        facts["end tokens"] = str(checkpoint.eos_ids)
+        facts["tokenizer and other files"] = _texts(checkpoint)
     hosts.current().compare(facts)
 
 
-def _digest(checkpoint: Checkpoint) -> str:
-    """Of names and shapes of all tensors, and of a row in the middle of each."""
-    source, found = checkpoint.contents().source, hashlib.sha256()
-    for name in sorted(source.shapes):
-        shape = source.shapes[name]
-        found.update(f"{name}{shape}".encode())
-        if shape and shape[0]:
-            found.update(source.read(name, shape[0] // 2, shape[0] // 2 + 1).tobytes())
-    return f"{len(source.shapes)} tensors, {found.hexdigest()[:16]}"
+def _texts(checkpoint: Checkpoint) -> str:
+    """A digest of the small files beside the weights: tokenizer, templates, generation defaults."""
+    found = hashlib.sha256()
+    for name, data in sorted(checkpoint.contents().read_files().items()):
+        found.update(f"{name} {len(data)}\n".encode() + data)
+    return found.hexdigest()[:16]
 
 
 def _params(fields: dict[str, Any]) -> SamplingParams:

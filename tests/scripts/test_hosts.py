@@ -264,7 +264,7 @@ def test_host_0_alone_writes(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", ["engine", "model", "checkpoint", "number"])
+@pytest.mark.parametrize("case", ["engine", "model", "checkpoint", "files", "number"])
 def test_a_host_that_differs_is_refused(case, tmp_path):
     """By all in the same line, before weights are read."""
     last, expected = {
@@ -275,6 +275,8 @@ def test_a_host_that_differs_is_refused(case, tmp_path):
         ),
         "checkpoint": (lambda: _copy(tmp_path, "model.safetensors", _other_values),
                        "another checkpoint than host 0"),
+        "files": (lambda: _copy(tmp_path, "tokenizer.json", lambda x: x + b"\n"),
+                  "another tokenizer and other files than host 0"),
         "number": (lambda: "--hosts=3", "host 1 expects 3 hosts, not 2"),
     }[case]  # fmt: skip
     started = _start(2, "model=2", "--prompt=Hello", last=[last()])

@@ -64,7 +64,7 @@ def of_engine(config: Config, attention: str, devices: Sequence[Any], mesh: Mesh
         "packages": ", ".join(filter(None, map(_version, packages))),
         "compiler flags": repr([os.environ.get(name, "").split() for name in _FLAGS]),
         "numerics": repr([getattr(jax.config, name) for name in _NUMERICS]),
-        "code of this version": _sources(),
+        "code of this version": sources(),
     }
 
 
@@ -109,7 +109,7 @@ def _version(package: str) -> str:
 
 
 @functools.cache
-def _sources() -> str:
+def sources() -> str:
     """A digest of the code that programs are traced from."""
     found = hashlib.sha256()
     for folder in _SOURCES:
