@@ -14,6 +14,8 @@ from configs.prefill import TOGETHER, Prefill
 POLICIES = ("continuous", "static", "dynamic")
 PREEMPTIONS = ("auto", "recompute", "swap")
 PROPOSERS = ("ngram", "draft", "medusa", "eagle")
+BRANCHING = ("medusa", "eagle")  # those that draft trees
+MOST_TREE_DRAFTS = 31  # with the newest token the bits of `Rectangle.ancestors_YW`
 ACCEPTANCES = ("coupled", "rejection")
 WEIGHTS = ("bfloat16", "float32", "file")
 LINEARS: tuple[str, ...] = ("reference", "ffi_cpu")
@@ -45,6 +47,8 @@ class EngineConfig:
         prefill_chunks: sizes of the prefill rectangle to compile, in chunks.
         num_drafts: k, draft tokens a sequence may have verified in one step.
         adapt_drafts: steps verify 0 to k of them, whatever brings the most tokens a second.
+        draft_tree: of a tree of drafts, the node that each of them follows: 0 is the newest token,
+            n the n-th draft; (): each follows the one before it.
         proposer: what proposes them on the device, one of `PROPOSERS`; None: whoever sets
             `Sequence.drafts`.
         acceptance: of drafts. 'coupled': those that equal what plain decoding draws there, so that
@@ -95,6 +99,7 @@ class EngineConfig:
     prefill_chunks: tuple[int, ...] = (1, 2, 4, 8)
     num_drafts: int = 0
     adapt_drafts: bool = False
+    draft_tree: tuple[int, ...] = ()
     proposer: str | None = None
     acceptance: str = "coupled"
     top_logprobs: int = 0
@@ -163,6 +168,7 @@ class EngineConfig:
             )
         if self.adapt_drafts and not self.proposer:
             raise InputError("engine.adapt_drafts needs engine.proposer")
+        self._check_tree()
         if self.acceptance == "rejection" and (self.deterministic or not self.proposer):
             raise InputError(
                 "engine.acceptance=rejection goes with a proposer and without deterministic: only "
@@ -184,6 +190,49 @@ class EngineConfig:
             raise InputError(
                 f"engine.page_tokens divides {BLOCK_TOKENS} or is a multiple of it, {page} is "
                 "neither"
+            )
+
+    @property
+    def draft_levels(self) -> int:
+        """The most drafts of a step that follow each other."""
+        found = [0]
+        for parent in self.draft_tree:
+            found.append(1 + found[parent])
+        return max(found) if self.draft_tree else self.num_drafts
+
+    def without_drafts(self) -> "EngineConfig":
+        """The same where nothing is drafted."""
+        return dataclasses.replace(
+            self, num_drafts=0, draft_tree=(), proposer=None, adapt_drafts=False,
+            acceptance="coupled",
+        )  # fmt: skip
+
+    def _check_tree(self) -> None:
+        tree = self.draft_tree
+        if not tree:
+            return
+        if self.proposer not in BRANCHING:
+            raise InputError(
+                f"engine.draft_tree goes with engine.proposer {' or '.join(BRANCHING)}, not with "
+                f"{self.proposer}: others draft chains"
+            )
+        if len(tree) != self.num_drafts or len(tree) > MOST_TREE_DRAFTS:
+            raise InputError(
+                "engine.draft_tree names the node that each of "
+                f"engine.num_drafts={self.num_drafts} drafts follows, {MOST_TREE_DRAFTS} at most, "
+                f"not {len(tree)}"
+            )
+        if any(not 0 <= parent < n for n, parent in enumerate(tree, 1)) or list(tree) != sorted(
+            tree
+        ):
+            raise InputError(
+                "engine.draft_tree is listed level by level, so it rises from 0, and each draft "
+                f"follows one before it, not {tree}"
+            )
+        if self.deterministic:
+            raise InputError(
+                "engine.draft_tree goes without engine.deterministic: branches lie between a "
+                "sequence's keys, and sums over them round differently"
             )
 
 
@@ -250,11 +299,13 @@ class Config:
             return
         if isinstance(draft, Heads):
             draft.check_target(own)
-        if isinstance(draft, Medusa) and engine.num_drafts > draft.num_heads:
+        if isinstance(draft, Medusa) and engine.draft_levels > draft.num_heads:
             raise InputError(
-                f"{draft.name} has {draft.num_heads} heads: k is at most that, not "
-                f"{engine.num_drafts}"
+                f"{draft.name} has {draft.num_heads} heads: so many drafts follow each other at "
+                f"most, not {engine.draft_levels}"
             )
+        if engine.draft_tree and own.has_states:
+            raise InputError(f"{own.name} keeps states, which cannot branch: leave the tree out")
         if draft.vocab_size != own.vocab_size:
             raise InputError(
                 f"{draft.name} has a vocabulary of {draft.vocab_size} tokens, {own.name} one of "
@@ -285,8 +336,7 @@ class Config:
         """What the chips of `prefill` run."""
         own = self.prefill
         engine = dataclasses.replace(
-            self.engine, chunked_prefill=True, overcommit=True, num_drafts=0, proposer=None,
-            adapt_drafts=False, acceptance="coupled", penalties=False,
+            self.engine.without_drafts(), chunked_prefill=True, overcommit=True, penalties=False,
             max_seqs=self.engine.max_seqs if own.max_seqs is None else own.max_seqs,
             cache_bytes=self.engine.cache_bytes if own.cache_bytes is None else own.cache_bytes,
         )  # fmt: skip
@@ -315,14 +365,7 @@ class Config:
     def for_draft(self) -> "Config":
         """What loads the model that drafts."""
         assert self.draft is not None
-        engine = dataclasses.replace(
-            self.engine,
-            proposer=None,
-            adapt_drafts=False,
-            acceptance="coupled",
-            max_context=None,
-            weights=None,
-        )  # fmt: skip
+        engine = dataclasses.replace(self.engine.without_drafts(), max_context=None, weights=None)
         return dataclasses.replace(self, model=self.draft, engine=engine, draft=None)
 
     @property

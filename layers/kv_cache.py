@@ -107,3 +107,19 @@ def copy_pages(leaf: CacheLeaf, source_X: jax.Array, target_X: jax.Array) -> Cac
     return jax.tree.map(
         lambda pages: pages.at[target_X].set(pages[source_X], mode="promise_in_bounds"), leaf
     )
+
+
+def move(
+    leaf: CacheLeaf,
+    source: tuple[jax.Array, jax.Array],
+    target: tuple[jax.Array, jax.Array],
+) -> CacheLeaf:
+    """Copies tokens' entries, all read before any is written; each is (pages, offsets) as
+    `Ragged.page_T` gives them.
+    """
+    return jax.tree.map(
+        lambda pages: pages.at[target].set(
+            pages.at[source].get(mode="promise_in_bounds"), mode="promise_in_bounds"
+        ),
+        leaf,
+    )

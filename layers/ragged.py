@@ -37,6 +37,16 @@ class Rectangle:
         """Packed tokens of the rectangle, padding included."""
         return self.position_YW.size
 
+    def first(self, width: int) -> "Rectangle":
+        """The first tokens of each row."""
+        ancestors_YW = self.ancestors_YW
+        return dataclasses.replace(
+            self,
+            position_YW=self.position_YW[:, :width],
+            valid_YW=self.valid_YW[:, :width],
+            ancestors_YW=None if ancestors_YW is None else ancestors_YW[:, :width],
+        )
+
     @property
     def kv_position_YW(self) -> jax.Array:
         """i32[Y, W]: where in its sequence's cache each token lies."""

@@ -15,14 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.engine import MIN_DETERMINISTIC_ROWS, Config
-from inference.runtime import packed_output
+from inference.runtime import accepted_path, packed_output
+from inference.runtime.accepted_path import AcceptedPath
 from inference.runtime.batch import Admissions, Batch
 from inference.runtime.packed_output import PackedOutput
 from inference.sampling import parameters, sampler
 from inference.sampling.parameters import SlotSampling
 from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_shapes import StepShape
-from inference.speculation import coupled, proposers, rejection
+from inference.speculation import draft_tree, proposers
+from inference.speculation.acceptance import coupled, rejection, trees
+from inference.speculation.draft_tree import DraftTree
 from inference.speculation.proposer import Asked, Drafts, Fed
 from layers import decoder, kv_cache, topk
 from layers.kv_cache import Cache
@@ -136,13 +139,14 @@ def step(
         The cache with the step's tokens, the slots after it, and its outputs.
     """
     fill = functools.partial(_rows_to_fill, config=config, attention=attention)
+    tree = draft_tree.of(config.engine, shape.decode[1]) if shape.decode[0] else None
     proposer, drafts = proposers.of(config, attention), None
     if proposer is not None:
         with jax.named_scope("propose"):
-            asked = _asked(config, shape, slots, batch)
+            asked = _asked(config, shape, slots, batch, tree)
             cache, drafts = proposer.propose(params, cache, slots.proposer, asked)
-        batch = _with_drafts(shape, batch, drafts.tokens_Rk)
-    ragged = view(shape, slots, batch, fill(shape.num_tokens))
+        batch = _with_drafts(shape, batch, drafts.tokens_Rk, tree)
+    ragged = view(shape, slots, batch, tree, fill(shape.num_tokens))
     slot_T = jnp.pad(_per_token(batch.slot_Y, shape), (0, ragged.num_fillers))
     tokens_T = jnp.pad(batch.tokens_T, (0, ragged.num_fillers))
     tokens_T = jnp.where(tokens_T < 0, slots.last_token[slot_T], tokens_T)
@@ -162,28 +166,39 @@ def step(
         summary = topk.summarize(logits_QV)
         position_Q, slot_Q = ragged.position_T[logit_Q] + 1, slot_T[logit_Q]
         own = jax.tree.map(lambda x: x[slot_Q], slots.sampling)
-        counts = None if shape.greedy else _counts_seen(fed, slot_Q, tokens_T, shape)
-        ids_Q, num_accepted_R = _sample(
-            config, shape, logits_QV, summary, own, position_Q, counts, batch, drafts
+        counts = None if shape.greedy else _counts_seen(fed, slot_Q, tokens_T, shape, tree)
+        ids_Q = summary.best_Q
+        if not shape.greedy:
+            ids_Q = sampler.sample(logits_QV, summary, own, position_Q, counts)
+        asked_Q = logits_QV, own, position_Q, counts
+        ids_Q, num_accepted_R, path_RW = _verify(
+            config, shape, ids_Q, asked_Q, batch, drafts, tree, ragged
         )
         logprob_Q, finite_Q = sampler.log_probs(logits_QV, summary, ids_Q)
         top_Qn = sampler.top_log_probs(logits_QV, summary, config.engine.top_logprobs)
-    tokens_YW = _rows_of_logits(ids_Q, shape)
     num_accepted_Y = jnp.pad(num_accepted_R, (0, shape.prefill[0]))
     num_emitted_Y = jnp.where(batch.emits_Y, 1 + num_accepted_Y, 0).astype(jnp.int32)
-    by_row = lambda x_Q: _rows_of_logits(x_Q, shape)  # noqa: E731
-    used_YW = jnp.arange(width) < jnp.maximum(num_emitted_Y, 1)[:, None]
+    by_row = functools.partial(_rows_of_logits, shape=shape, path_RW=path_RW)
+    finite_YW = by_row(finite_Q)
+    used_YW = jnp.arange(finite_YW.shape[1]) < jnp.maximum(num_emitted_Y, 1)[:, None]
     output = StepOutput(
-        tokens=tokens_YW,
+        tokens=by_row(ids_Q),
         num_emitted=num_emitted_Y,
         num_drafts=_num_drafts(shape, batch),
-        finite=(by_row(finite_Q) | ~used_YW).all(-1),
+        finite=(finite_YW | ~used_YW).all(-1),
         logprobs=by_row(logprob_Q),
         top_ids=by_row(top_Qn[1]),
         top_logprobs=by_row(top_Qn[0]),
         **_score(params, config, shape, batch, hidden_TD),
     )
     slots = _advance(slots, shape, batch, output, fed)
+    if path_RW is not None:
+        with jax.named_scope("keep"):
+            path = AcceptedPath(ragged, path_RW)
+            own_cache = path.moved(cache[:num_own], config.chip_model.group_of_layer)
+            cache = (*own_cache, *cache[num_own:])
+            ragged, tokens_T, hidden_TD = path.ragged, path.along(tokens_T), path.along(hidden_TD)
+            features = tuple(map(path.along, features))
     if proposer is not None:
         after = Fed(
             ragged, tokens_T, hidden_TD, features, _num_kept(shape, batch, output), batch.slot_Y,
@@ -195,16 +210,18 @@ def step(
     return cache, slots, packed_output.pack(output)
 
 
-def _with_drafts(shape: StepShape, batch: Batch, draft_Rk: jax.Array) -> Batch:
+def _with_drafts(
+    shape: StepShape, batch: Batch, draft_Rk: jax.Array, tree: DraftTree | None
+) -> Batch:
     """The batch with drafts that were proposed on the device, as many as each row may have and
-    there are.
+    there are; a tree's nodes keep their places.
     """
     rows, width = shape.decode
     if rows == 0 or width == 1:
         return batch
     own_Rk = batch.tokens_T[: rows * width].reshape(rows, width)[:, 1:]
     draft_Rk = jnp.where(own_Rk < 0, draft_Rk, own_Rk)
-    num_drafts_R = jnp.cumprod(draft_Rk >= 0, axis=1).sum(1)
+    num_drafts_R = width - 1 if tree else jnp.cumprod(draft_Rk >= 0, axis=1).sum(1)
     tokens_RW = jnp.pad(jnp.maximum(draft_Rk, 0), ((0, 0), (1, 0)), constant_values=-1)
     length_R = jnp.minimum(batch.query_length_Y[:rows], 1 + num_drafts_R)
     return dataclasses.replace(
@@ -214,10 +231,12 @@ def _with_drafts(shape: StepShape, batch: Batch, draft_Rk: jax.Array) -> Batch:
     )
 
 
-def _asked(config: Config, shape: StepShape, slots: SlotState, batch: Batch) -> Asked:
+def _asked(
+    config: Config, shape: StepShape, slots: SlotState, batch: Batch, tree: DraftTree | None
+) -> Asked:
     """What a proposer sees of a step."""
     (rows, width), (chunks, tokens) = shape.decode, shape.prefill
-    rectangles = view(shape, slots, batch).rectangles
+    rectangles = view(shape, slots, batch, tree).rectangles
     slot_R = batch.slot_Y[:rows]
     return Asked(
         decode=rectangles[0] if rows else None,
@@ -228,6 +247,7 @@ def _asked(config: Config, shape: StepShape, slots: SlotState, batch: Batch) -> 
         prompt_YW=batch.tokens_T[rows * width :].reshape(chunks, tokens),
         greedy=shape.greedy,
         needs_law=config.engine.acceptance == "rejection",
+        tree=tree,
     )
 
 
@@ -249,8 +269,16 @@ def _rows_to_fill(num_rows: int, config: Config, attention: str) -> int:
     return 0 if is_even else max(0, MIN_DETERMINISTIC_ROWS - num_rows)
 
 
-def view(shape: StepShape, slots: SlotState, batch: Batch, num_fillers: int = 0) -> Ragged:
-    """The rectangles of a batch; positions follow from the slots' committed lengths."""
+def view(
+    shape: StepShape,
+    slots: SlotState,
+    batch: Batch,
+    tree: DraftTree | None = None,
+    num_fillers: int = 0,
+) -> Ragged:
+    """The rectangles of a batch; positions follow from the slots' committed lengths. Decode rows
+    are chains, or a `tree` each.
+    """
     rectangles, first = [], 0
     for rows, width in (shape.decode, shape.prefill):
         if rows:
@@ -263,6 +291,8 @@ def view(shape: StepShape, slots: SlotState, batch: Batch, num_fillers: int = 0)
             tables = tuple(table[part] for table in batch.tables)
             rectangles.append(Rectangle(batch.slot_Y[part], position_YW, valid_YW, tables))
         first += rows
+    if tree:
+        rectangles[0] = accepted_path.as_tree(rectangles[0], tree)
     return Ragged(tuple(rectangles), num_fillers)
 
 
@@ -279,45 +309,62 @@ def _last_of_chunks(shape: StepShape, batch: Batch) -> jax.Array:
     return rows * width + jnp.arange(chunks) * tokens + last
 
 
-def _rows_of_logits(x_Q: jax.Array, shape: StepShape) -> jax.Array:
-    """[Q, ...] -> [Y, W, ...]; a chunk's only row is padded with zeros."""
+def _rows_of_logits(x_Q: jax.Array, shape: StepShape, path_RW: jax.Array | None) -> jax.Array:
+    """[Q, ...] -> [Y, W, ...], of trees along their accepted paths; a chunk's only row is padded
+    with zeros.
+    """
     rows, width = shape.decode
     decode = x_Q[: rows * width].reshape(rows, width, *x_Q.shape[1:])
+    if path_RW is not None:
+        decode = accepted_path.take(decode, path_RW)
     chunks = x_Q[rows * width : shape.num_logits, None]
-    padding = [(0, 0), (0, width - 1)] + [(0, 0)] * (x_Q.ndim - 1)
+    padding = [(0, 0), (0, decode.shape[1] - 1)] + [(0, 0)] * (x_Q.ndim - 1)
     return jnp.concatenate([decode, jnp.pad(chunks, padding)])
 
 
-def _sample(
+def _verify(
     config: Config,
     shape: StepShape,
-    logits_QV: jax.Array,
-    summary: topk.Summary,
-    sampling: SlotSampling,
-    position_Q: jax.Array,
-    counts: jax.Array | None,
+    ids_Q: jax.Array,
+    asked_Q: tuple[jax.Array, SlotSampling, jax.Array, jax.Array | None],
     batch: Batch,
     drafts: Drafts | None,
-) -> tuple[jax.Array, jax.Array]:
-    """Sampled ids i32[Q], and how many drafts each decode row accepts, i32[R]."""
+    tree: DraftTree | None,
+    ragged: Ragged,
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """The ids that stand, i32[Q], how many drafts each decode row accepts, i32[R], and of trees the
+    accepted paths; `ids_Q` are plain decoding's, drawn from the law of `asked_Q`.
+    """
     rows, width = shape.decode
     num_decode = rows * width
-    drafted_Rk = batch.tokens_T[:num_decode].reshape(rows, width)[:, 1:]
+    ids_RW = ids_Q[:num_decode].reshape(rows, width)
+    token_RW = batch.tokens_T[:num_decode].reshape(rows, width)
     num_drafts_R = jnp.maximum(batch.query_length_Y[:rows] - 1, 0)
-    ids_Q = summary.best_Q
-    if not shape.greedy:
-        ids_Q = sampler.sample(logits_QV, summary, sampling, position_Q, counts)
     is_coupled = shape.greedy or config.engine.acceptance == "coupled"
+    parent_RN = None
+    if tree and drafts:
+        parent_RN = accepted_path.parents(tree, ragged.rectangles[0], drafts.tokens_Rk)
+        if is_coupled:
+            found = trees.coupled(ids_RW, token_RW, parent_RN, tree.height)
+            return ids_Q, found.num_emitted_R - 1, found.path_RW
     if drafts is None or is_coupled or rows == 0 or width == 1:
-        ids_RW = ids_Q[:num_decode].reshape(rows, width)
-        return ids_Q, coupled.num_accepted(ids_RW, drafted_Rk, num_drafts_R)
-    own = jax.tree.map(lambda x: x[:num_decode], (logits_QV, sampling, position_Q, counts))
+        return ids_Q, coupled.num_accepted(ids_RW, token_RW[:, 1:], num_drafts_R), None
+    own = jax.tree.map(lambda x: x[:num_decode], asked_Q)
     law_RWV = sampler.law(*own).reshape(rows, width, -1)
-    first = slice(0, num_decode, width)
-    ids_RW, num_emitted_R = rejection.verify(
-        law_RWV, sampling.seed[first], position_Q[first], drafted_Rk, num_drafts_R, drafts.law_RkV
-    )
-    return ids_Q.at[:num_decode].set(ids_RW.ravel()), num_emitted_R - 1
+    first, path_RW = slice(0, num_decode, width), None
+    seed_R2, position_R = own[1].seed[first], own[2][first]
+    if tree and parent_RN is not None:
+        found = trees.by_rejection(
+            law_RWV, seed_R2, position_R, token_RW, parent_RN, tree.height
+        )  # fmt: skip
+        path_RW, num_emitted_R = found.path_RW, found.num_emitted_R
+        node_RW = jnp.where(path_RW >= 0, path_RW, width)
+        ids_RW = ids_RW.at[jnp.arange(rows)[:, None], node_RW].set(found.tokens_RW, mode="drop")
+    else:
+        ids_RW, num_emitted_R = rejection.verify(
+            law_RWV, seed_R2, position_R, token_RW[:, 1:], num_drafts_R, drafts.law_RkV
+        )
+    return ids_Q.at[:num_decode].set(ids_RW.ravel()), num_emitted_R - 1, path_RW
 
 
 def _num_drafts(shape: StepShape, batch: Batch) -> jax.Array:
@@ -345,9 +392,15 @@ def _fed_counts(
 
 
 def _counts_seen(
-    fed: jax.Array | None, slot_Q: jax.Array, tokens_T: jax.Array, shape: StepShape
+    fed: jax.Array | None,
+    slot_Q: jax.Array,
+    tokens_T: jax.Array,
+    shape: StepShape,
+    tree: DraftTree | None,
 ) -> jax.Array | None:
-    """Token counts for each row of logits, [Q, 2, V]: a draft counts in the rows after it."""
+    """Token counts for each row of logits, [Q, 2, V]: a draft counts in its own row and in those
+    behind it.
+    """
     if fed is None:
         return None
     rows, width = shape.decode
@@ -355,6 +408,8 @@ def _counts_seen(
     tokens_YW = tokens_T[: rows * width].reshape(rows, width)
     for earlier in range(1, width):
         for later in range(earlier, width):
+            if tree and not tree.ancestors[later] >> earlier & 1:
+                continue
             row = jnp.arange(rows) * width + later
             counts_Q = counts_Q.at[row, 1, tokens_YW[:, earlier]].add(1)
     return counts_Q
@@ -368,7 +423,7 @@ def _advance(
     fed: jax.Array | None,
 ) -> SlotState:
     """Slots after the step: lengths, newest tokens, counts of accepted drafts."""
-    rows, width = shape.decode
+    rows, width = shape.decode[0], output.tokens.shape[1]
     fed_Y = _num_kept(shape, batch, output)
     newest_Y = jnp.take_along_axis(
         output.tokens, jnp.maximum(output.num_emitted - 1, 0)[:, None], axis=1

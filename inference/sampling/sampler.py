@@ -132,6 +132,41 @@ def law(
     return jnp.where(is_certain_Q1, ids_of(logits_QV) == best_Q1, drawn_QV)
 
 
+def best(
+    logits_QV: jax.Array,
+    sampling: SlotSampling,
+    position_Q: jax.Array,
+    counts: jax.Array | None,
+    n: int,
+    is_drawn: bool,
+) -> jax.Array:
+    """The n tokens that `sample` would draw, one without the others before it: i32[Q, n], -1 where
+    fewer are left. Of what is drawn these are the best among each row's candidates.
+
+    Args:
+        logits_QV, sampling, position_Q, counts: as `sample`.
+        n: at most the number of candidates.
+        is_drawn: with the noise of `sample`; else the likeliest, whatever the temperature.
+    """
+    edited_QV = _edits(sampling, position_Q, counts, None, logits_QV.shape[1])[1](logits_QV)
+    maxima_QG = topk.summarize(edited_QV).maxima_QG
+    num = min(_CANDIDATES if is_drawn else n, logits_QV.shape[1])
+    values_QJ, ids_QJ = topk.top_n(edited_QV, maxima_QG, num)
+    scaled_QJ = _scale(values_QJ, sampling)
+    if is_drawn:
+        if target_is_cpu():
+            floor_Q = _floor(edited_QV, maxima_QG, sampling)
+        else:
+            floor_Q = _whole_floor(_scale(edited_QV, sampling), sampling)
+        noise_QJ = gumbel.gumbel(gumbel.row_keys(sampling.seed, position_Q), ids_QJ)
+        is_greedy_Q1 = (sampling.temperature == 0)[:, None]
+        scaled_QJ = jnp.where(is_greedy_Q1, scaled_QJ, _keep(scaled_QJ, floor_Q) + noise_QJ)
+    score_Qn, nth_Qn = lax.top_k(scaled_QJ, min(n, num))
+    ids_Qn = jnp.take_along_axis(ids_QJ, nth_Qn, axis=1)
+    ids_Qn = jnp.where(score_Qn > -jnp.inf, ids_Qn, -1)
+    return jnp.pad(ids_Qn, ((0, 0), (0, n - ids_Qn.shape[1])), constant_values=-1)
+
+
 def draw(weight_QV: jax.Array, keys_Q2: jax.Array) -> jax.Array:
     """One token a row, each as likely as its share of the row's weights, f32[Q, V]: i32[Q]."""
     score_QV = jnp.log(weight_QV) + gumbel.gumbel(keys_Q2, ids_of(weight_QV))

@@ -14,9 +14,9 @@ Array = TypeVar("Array")  # numpy's on the host, JAX's on the device and while a
 
 @dataclasses.dataclass(frozen=True)
 class StepOutput(Generic[Array]):
-    """What the host learns of a step: Y rows of both rectangles, W = 1 + k tokens each (a prefill
-    chunk emits one at most), n alternatives. On the host those of all data shards, one behind the
-    other.
+    """What the host learns of a step: Y rows of both rectangles, W tokens each (1 + k, of trees as
+    many as their longest branch brings; a prefill chunk emits one at most), n alternatives. On the
+    host those of all data shards, one behind the other.
     """
 
     tokens: Array  # i32[Y, W]

@@ -136,7 +136,8 @@ def expected(
 
 def _widths(engine: EngineConfig) -> list[int]:
     """Of the decode rectangle where nothing else is."""
-    half = {1 + engine.num_drafts // 2} if engine.adapt_drafts and not engine.greedy_steps else {1}
+    has_half = engine.adapt_drafts and not engine.greedy_steps and not engine.draft_tree
+    half = {1 + engine.num_drafts // 2} if has_half else {1}
     return sorted({1, 1 + engine.num_drafts} | half)
 
 

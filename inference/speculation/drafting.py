@@ -79,6 +79,18 @@ def draw(
     return sampler.sample(logits_RV, summary, asked.sampling, position_R, asked.counts), None
 
 
+def ranked(logits_RV: jax.Array, asked: Asked, position_R: jax.Array, n: int) -> jax.Array:
+    """The n drafts that `draw` would find one after the other, each without those before it:
+    i32[R, n], -1 where there are fewer. Where acceptance is by rejection, the likeliest.
+    """
+    if asked.greedy:
+        values_Rn, ids_Rn = topk.top_n(logits_RV, topk.summarize(logits_RV).maxima_QG, n)
+        return jnp.where(values_Rn > -jnp.inf, ids_Rn, -1)
+    return sampler.best(
+        logits_RV, asked.sampling, position_R, asked.counts, n, is_drawn=not asked.needs_law
+    )
+
+
 def _column(rectangle: Rectangle, nth: jax.Array | int) -> Rectangle:
     """One token of each row."""
     position_Y1, valid_Y1 = (

@@ -6,14 +6,17 @@ step's tokens, their entries are written with its states, over those of drafts. 
 starts behind cached pages lacks one state, and reads zeros: its first drafts may be worse for it.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from configs import heads
 from configs.engine import Config
 from inference.speculation import drafting
+from inference.speculation.draft_tree import DraftTree
 from inference.speculation.own_pages import OwnPages
 from inference.speculation.proposer import Asked, Drafts, Fed, HiddenStates
 from layers import decoder, norm
@@ -49,11 +52,49 @@ class Eagle(HiddenStates):
             hidden_RD, own = self._layers(params, own, token_R, state_RD, ragged)
             return (own, hidden_RD), drafting.logits(weights, self._heads, hidden_RD)
 
+        if asked.tree:
+            return self._tree(params, cache, state, asked, asked.tree)
         kept = self._pages.of(cache), state[decode.slot_Y]
         (own, _), drafts = drafting.one_by_one(
             feed, kept, asked, decode, width - 1, self._heads.vocab_size
         )
         return self._pages.put(cache, own), drafts
+
+    def _tree(
+        self, params: Params, cache: Cache, state: Any, asked: Asked, tree: DraftTree
+    ) -> tuple[Cache, Drafts]:
+        """Level by level, each fed with those above it, whose entries are written anew."""
+        weights, own, decode = params["draft"], self._pages.of(cache), asked.decode
+        assert decode is not None
+        parent, rank = np.array((0, *tree.parents)), np.array((0, *tree.rank))
+        rows, nodes = decode.position_YW.shape
+        token_RN = jnp.zeros((rows, nodes), jnp.int32).at[:, 0].set(asked.token_R)
+        state_RND = state[decode.slot_Y][:, None]  # before each node
+        for depth in range(1, tree.height):
+            above, below = np.array(tree.level(depth - 1)), np.array(tree.level(depth))
+            fed = slice(0, 1 + int(above[-1]))
+            seen = self._pages.seen(Ragged((decode.first(fed.stop),)))
+            token_T = jnp.maximum(token_RN[:, fed], 0).ravel()
+            state_TD = state_RND.reshape(-1, state_RND.shape[-1])
+            hidden_TD, own = self._layers(params, own, token_T, state_TD, seen)
+            hidden_RND = hidden_TD.reshape(rows, fed.stop, -1)
+            logits_QV = drafting.logits(
+                weights, self._heads, hidden_RND[:, above].reshape(-1, hidden_TD.shape[-1])
+            )
+            each = jax.tree.map(
+                lambda x: None if x is None else jnp.repeat(x, len(above), axis=0),  # noqa: B023
+                (asked.sampling, asked.counts),
+            )
+            position_Q = decode.position_YW[:, above].ravel() + 1
+            best_Qn = drafting.ranked(
+                logits_QV, dataclasses.replace(asked, sampling=each[0], counts=each[1]),
+                position_Q, tree.num_ranks(depth),
+            )  # fmt: skip
+            best_RPn = best_Qn.reshape(rows, len(above), -1)
+            place = np.searchsorted(above, parent[below])
+            token_RN = token_RN.at[:, below].set(best_RPn[:, place, rank[below]])
+            state_RND = jnp.concatenate([state_RND, hidden_RND[:, parent[below]]], axis=1)
+        return self._pages.put(cache, own), Drafts(token_RN[:, 1:])
 
     def observe(self, params: Params, cache: Cache, state: Any, fed: Fed) -> tuple[Cache, Any]:
         """As `Proposer` says. Of the last layer only what is cached is needed."""

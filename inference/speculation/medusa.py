@@ -6,14 +6,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from configs import heads
 from configs.engine import Config
 from inference.speculation import drafting
+from inference.speculation.draft_tree import DraftTree
 from inference.speculation.proposer import Asked, Drafts, Fed, HiddenStates
 from layers.kv_cache import Cache
 from layers.linear import linear
 from layers.params import Params
+from layers.ragged import Rectangle
 
 
 class Medusa(HiddenStates):
@@ -34,6 +37,8 @@ class Medusa(HiddenStates):
         if decode is None or (width := decode.position_YW.shape[1]) == 1:
             return cache, Drafts(jnp.zeros((0, 0), jnp.int32))
         hidden_RD, found = state[decode.slot_Y], []
+        if asked.tree:
+            return cache, Drafts(self._tree(params, asked, asked.tree, decode, hidden_RD))
         for nth in range(width - 1):
             logits_RV = drafting.logits(
                 params["draft"], self._heads, block(params["draft"]["blocks"][nth], hidden_RD)
@@ -42,6 +47,21 @@ class Medusa(HiddenStates):
         tokens_Rk = jnp.stack([token_R for token_R, _ in found], 1)
         laws = [law_RV for _, law_RV in found if law_RV is not None]
         return cache, Drafts(tokens_Rk, jnp.stack(laws, 1) if laws else None)
+
+    def _tree(
+        self, params: Params, asked: Asked, tree: DraftTree, decode: Rectangle, hidden_RD: jax.Array
+    ) -> jax.Array:
+        """Each depth's head says the same behind all nodes: i32[R, k]."""
+        token_Rk = jnp.zeros((len(hidden_RD), tree.num_nodes - 1), jnp.int32)
+        for depth in range(1, tree.height):
+            logits_RV = drafting.logits(
+                params["draft"], self._heads, block(params["draft"]["blocks"][depth - 1], hidden_RD)
+            )
+            position_R = decode.position_YW[:, 0] + depth
+            best_Rn = drafting.ranked(logits_RV, asked, position_R, tree.num_ranks(depth))
+            drafts = np.array(tree.level(depth)) - 1
+            token_Rk = token_Rk.at[:, drafts].set(best_Rn[:, np.array(tree.rank)[drafts]])
+        return token_Rk
 
     def observe(self, params: Params, cache: Cache, state: Any, fed: Fed) -> tuple[Cache, Any]:
         """As `Proposer` says."""

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from inference.sampling.parameters import SlotSampling
+from inference.speculation.draft_tree import DraftTree
 from layers.kv_cache import Cache
 from layers.params import Params
 from layers.ragged import Ragged, Rectangle
@@ -30,19 +31,24 @@ class Asked:
     prompt_YW: jax.Array  # i32[Y, W], their tokens
     greedy: bool  # all rows are
     needs_law: bool  # by rejection, drafts are accepted in view of the law they were drawn from
+    tree: DraftTree | None = None  # that each row of `decode` is, else it is a chain
 
 
 @dataclasses.dataclass(frozen=True)
 class Drafts:
     """What was proposed for the decode rows."""
 
-    tokens_Rk: jax.Array  # i32[R, k], -1 where there are none; k may be 0
-    law_RkV: jax.Array | None = None  # f32[R, k, V]; None: what came before alone decided on them
+    # i32[R, k], of a tree its nodes; -1 where there are none; k may be 0
+    tokens_Rk: jax.Array
+    # f32[R, k, V] of a chain; None: what came before alone decided on them
+    law_RkV: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Fed:
-    """A step after its tokens are sampled; rows are those of both rectangles."""
+    """A step after its tokens are sampled; rows are those of both rectangles, a tree's those of its
+    accepted path.
+    """
 
     ragged: Ragged
     tokens_T: jax.Array  # i32[T], those that were fed
@@ -51,7 +57,7 @@ class Fed:
     num_kept_Y: jax.Array  # i32[Y], how many of a row's fed tokens stay, the first ones
     slot_Y: jax.Array  # i32[Y]
     newest_Y: jax.Array  # i32[Y], position of the newest token
-    sampled_YW: jax.Array  # i32[Y, 1 + k]
+    sampled_YW: jax.Array  # i32[Y, W]
     num_emitted_Y: jax.Array  # i32[Y], how many of these count
 
 

@@ -1,11 +1,11 @@
 """Who proposes drafts."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import flags
 
-from configs.engine import ACCEPTANCES, PROPOSERS, Config
+from configs.engine import ACCEPTANCES, BRANCHING, MOST_TREE_DRAFTS, PROPOSERS, Config
 from configs.errors import InputError
 from configs.heads import Medusa
 
@@ -15,11 +15,13 @@ SPECULATE = flags.DEFINE_string(
     "Who proposes tokens that a step then verifies: 'ngram' (what followed before; also 'auto'), "
     "'draft:MODEL' (a smaller model of the same tokenizer), 'medusa:DIR' or 'eagle:DIR' (heads; "
     "without a name those that scripts.train has made for the model). 'ngram,k=4': four at a time; "
-    "without k up to four, as many as pay. Answers stay the same; with 'ngram,rejection' their law "
-    "does. `plan`: k,acceptance,cost of a draft in steps; or auto, or auto,greedy.",
+    "without k up to four, as many as pay. 'eagle,tree=16': sixteen as a tree, several for each "
+    "place. Answers stay the same; with 'ngram,rejection' their law does. `plan`: "
+    "k,acceptance,cost of a draft in steps; or auto, or auto,greedy.",
 )
 _NUM_DRAFTS = 4
-_MOST_DRAFTS = 31
+_MOST_DRAFTS = MOST_TREE_DRAFTS  # of chains, too: none that are longer pay
+_TREE_LEVELS = 5
 
 
 def apply(config: Config) -> Config:
@@ -30,15 +32,21 @@ def apply(config: Config) -> Config:
     """
     if SPECULATE.value in (None, "none"):
         return config
-    name, _, asked, acceptance = _parsed()
-    draft, num_drafts = None, asked or _NUM_DRAFTS
-    if name != "ngram":
+    asked = _parsed()
+    draft, num_drafts = None, asked.num_drafts or _NUM_DRAFTS
+    tree: tuple[int, ...] = ()
+    if asked.name != "ngram":
         draft = dataclasses.replace(_resolved(config.model.name).config, dtype=config.model.dtype)
-    if asked is None and isinstance(draft, Medusa):
+    if asked.is_tree:
+        from inference.speculation import draft_tree
+
+        levels = draft.num_heads if isinstance(draft, Medusa) else _TREE_LEVELS
+        tree = draft_tree.likeliest(num_drafts, levels)
+    elif asked.num_drafts is None and isinstance(draft, Medusa):
         num_drafts = min(num_drafts, draft.num_heads)
     engine = dataclasses.replace(
-        config.engine, proposer=name, num_drafts=num_drafts, adapt_drafts=asked is None,
-        acceptance=acceptance,
+        config.engine, proposer=asked.name, num_drafts=num_drafts, draft_tree=tree,
+        adapt_drafts=asked.num_drafts is None, acceptance=asked.acceptance,
     )  # fmt: skip
     return dataclasses.replace(config, engine=engine, draft=draft)
 
@@ -53,7 +61,7 @@ def _resolved(target: str) -> Any:
     from inference.checkpoints import resolve
     from inference.files import cache_directory
 
-    name, model, *_ = _parsed()
+    name, model = _parsed()[:2]
     if model:
         return resolve.resolve(model, drafts=True)
     path = cache_directory.trained(f"{target}-{name}")
@@ -65,8 +73,17 @@ def _resolved(target: str) -> Any:
     return resolve.resolve(str(path), drafts=True)
 
 
-def _parsed() -> tuple[str, str, int | None, str]:
-    """Proposer, model that drafts, number of drafts (None: whatever pays), and acceptance."""
+class _Asked(NamedTuple):
+    """What --speculate says."""
+
+    name: str  # of the proposer
+    model: str  # that drafts
+    num_drafts: int | None  # None: whatever pays
+    is_tree: bool
+    acceptance: str
+
+
+def _parsed() -> _Asked:
     asked = SPECULATE.value or ""
     named, *options = asked.split(",")
     name, _, model = named.partition(":")
@@ -76,17 +93,18 @@ def _parsed() -> tuple[str, str, int | None, str]:
             "--speculate is auto, ngram, draft:MODEL, medusa:DIR, eagle:DIR or none, not "
             f"{asked[:80]!r}"
         )
-    num_drafts, acceptance = None, ACCEPTANCES[0]
+    num_drafts, is_tree, acceptance = None, False, ACCEPTANCES[0]
+    keys = ("k", "tree") if name in BRANCHING else ("k",)
     for option in options:
         key, _, value = option.partition("=")
         is_number = value.isascii() and value.isdigit() and len(value) < 4
         if option in ACCEPTANCES:
             acceptance = option
-        elif key == "k" and is_number and 1 <= int(value) <= _MOST_DRAFTS:
-            num_drafts = int(value)
+        elif key in keys and is_number and 1 <= int(value) <= _MOST_DRAFTS:
+            num_drafts, is_tree = int(value), key == "tree"
         elif option != "k=auto":
             raise InputError(
-                f"--speculate={name} takes k=1 to k={_MOST_DRAFTS} or k=auto, and "
+                f"--speculate={name} takes k=auto, {' or '.join(keys)}=1 to {_MOST_DRAFTS}, and "
                 f"{' or '.join(ACCEPTANCES)}, not {option[:80]!r}"
             )
-    return name, model, num_drafts, acceptance
+    return _Asked(name, model, num_drafts, is_tree, acceptance)

@@ -1,6 +1,7 @@
 """Speculation changes no token: whatever is proposed, the answers are those of plain decoding."""
 
 import functools
+import itertools
 from dataclasses import fields
 
 import numpy as np
@@ -12,7 +13,7 @@ from configs.heads import Eagle, Medusa
 from configs.mesh import Mesh
 from configs.model import ModelConfig
 from inference.request import SamplingParams
-from inference.speculation import drafting
+from inference.speculation import draft_tree, drafting
 from tests import fakes
 
 MODELS = {"llama": fakes.llama(), "gemma": fakes.gemma(), "fake": fakes.fake_model()}
@@ -84,6 +85,18 @@ CASES += [
 ]  # fmt: skip
 
 
+def disturbing(engine, name):
+    """What is done after each step."""
+    steps, rng = itertools.count(1), np.random.default_rng(0)
+
+    def disturb():
+        running = engine.scheduler.running
+        if name == "preempted" and next(steps) % 3 == 0 and running:
+            engine.scheduler.preempt(running[rng.integers(len(running))])
+
+    return disturb
+
+
 @pytest.mark.parametrize("model, num_drafts, count, name", CASES)
 def test_no_bit_changes(model, num_drafts, count, name):
     settings = {"num_drafts": num_drafts, "proposer": "ngram"}
@@ -91,16 +104,7 @@ def test_no_bit_changes(model, num_drafts, count, name):
     prompts, params = requests(count, MODELS[model].vocab_size)
     ids = [engine.add_request(*each) for each in zip(prompts, params, strict=True)]
     owners = [engine._requests[id].group for id in ids]
-    steps, rng = 0, np.random.default_rng(0)
-
-    def disturb():
-        nonlocal steps
-        steps += 1
-        running = engine.scheduler.running
-        if name == "preempted" and steps % 3 == 0 and running:
-            engine.scheduler.preempt(running[rng.integers(len(running))])
-
-    fakes.drain(engine, disturb, 20_000)
+    fakes.drain(engine, disturbing(engine, name), 20_000)
     found = [[(s.output_tokens, s.logprobs) for s in owner.sequences] for owner in owners]
     assert found == plain(model, count)
     counters = engine.scheduler.counters
@@ -178,6 +182,73 @@ def test_a_model_that_drafts_changes_no_bit(name, monkeypatch):
     engine.sleep(keeps_weights=False)  # but for what drafts
     engine.wake(fakes.real_params(MODELS["llama"]))
     assert answers(engine.generate(prompts[:4], asked[:4])) == plain("llama", 14)[:4]
+
+
+def heads_of(model, kind, **more):
+    own = {field.name: getattr(MODELS[model], field.name) for field in fields(ModelConfig)}
+    if kind is Medusa:
+        return Medusa(**own | {"num_layers": 0, "pattern": ()}, **more)
+    return Eagle(**own | {"num_layers": 1, "pattern": own["pattern"][:1]}, **more)
+
+
+TREE = draft_tree.likeliest(13, 3)
+
+
+@pytest.mark.parametrize("model, kind, name", [
+    ("llama", Eagle, "preempted"),
+    ("gemma", Eagle, "undisturbed"),
+    *(
+        pytest.param(model, kind, name, marks=pytest.mark.long)
+        for model in ("llama", "gemma") for kind in (Eagle, Medusa) for name in DISTURBANCES
+    ),
+])  # fmt: skip
+def test_a_tree_changes_no_token(model, kind, name):
+    """Branches are accepted, not only the first; what is cached after them is found again."""
+    own = heads_of(model, kind, **({"num_heads": 3} if kind is Medusa else {"features": (1, 2)}))
+    params = fakes.real_params(MODELS[model]) | {"draft": fakes.real_params(own)}
+    settings = SIZES | {"deterministic": False, "cache_bytes": 1 << 20} | DISTURBANCES[name]
+    proposer = {Eagle: "eagle", Medusa: "medusa"}[kind]
+    engine = fakes.engine(
+        MODELS[model], params, draft=own, num_drafts=len(TREE), draft_tree=TREE, proposer=proposer,
+        **settings,
+    )  # fmt: skip
+    prompts, asked = requests(28, 131)
+    expected = plain(model, 28)
+    for _ in range(2):
+        ids = [engine.add_request(*each) for each in zip(prompts, asked, strict=True)]
+        owners = [engine._requests[id].group for id in ids]
+
+        fakes.drain(engine, disturbing(engine, name), 20_000)
+        for owner, known in zip(owners, expected, strict=True):
+            for sequence, (tokens, logprobs) in zip(owner.sequences, known, strict=True):
+                assert sequence.output_tokens == tokens
+                np.testing.assert_allclose(sequence.logprobs, logprobs, atol=1e-4)
+    counters = engine.scheduler.counters
+    longest = max(accepted for _, accepted in counters.verified)
+    assert 1 < longest <= 3 and counters.num_accepted > 20
+
+
+@pytest.mark.parametrize("changes, expected", [
+    ({"proposer": "ngram"}, "draft_tree goes with engine.proposer medusa or eagle, not with ngram"),
+    ({"num_drafts": 2}, "the node that each of engine.num_drafts=2 drafts follows"),
+    ({"draft_tree": (0, 2, 1)}, "listed level by level"),
+    ({"draft_tree": (0, 1, 3)}, "listed level by level"),
+    ({"deterministic": True}, "goes without engine.deterministic"),
+])  # fmt: skip
+def test_a_tree_that_makes_no_sense_is_refused(changes, expected):
+    settings = {"proposer": "eagle", "num_drafts": 3, "draft_tree": (0, 0, 1)}
+    EngineConfig(**settings)
+    with pytest.raises(InputError, match=expected):
+        EngineConfig(**settings | changes)
+
+
+def test_a_tree_on_what_cannot_branch_is_refused():
+    engine = EngineConfig(proposer="medusa", num_drafts=3, draft_tree=(0, 0, 1))
+    Config(MODELS["llama"], engine, draft=heads_of("llama", Medusa, num_heads=2))
+    with pytest.raises(InputError, match="has 1 heads: so many drafts follow each other at most"):
+        Config(MODELS["llama"], engine, draft=heads_of("llama", Medusa, num_heads=1))
+    with pytest.raises(InputError, match="fake keeps states, which cannot branch"):
+        Config(MODELS["fake"], engine, draft=heads_of("fake", Medusa, num_heads=2))
 
 
 @pytest.mark.parametrize("changes, expected", [

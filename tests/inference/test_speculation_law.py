@@ -8,7 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs.engine import BRANCHING, PROPOSERS
 from configs.errors import InputError
+from configs.heads import Eagle, Medusa
+from configs.model import ModelConfig
 from inference.request import SamplingParams
 from inference.sampling import parameters, sampler
 from inference.scheduling.sequence import Sequence
@@ -52,16 +55,29 @@ def cells():
     return law[0, 0, 0][:, None, None] * law[:, 0, 1][:, :, None] * law[:, :, 2]
 
 
+OWN = {field.name: getattr(TARGET, field.name) for field in dataclasses.fields(ModelConfig)}
+DRAFTS = {
+    "draft": DRAFT,
+    "medusa": Medusa(**OWN | {"num_layers": 0, "pattern": ()}, num_heads=2),
+    "eagle": Eagle(**OWN | {"num_layers": 1}),
+}
+TREE = (0, 0, 0, 1, 1, 2)  # that heads draft
+
+
 def counted(proposer, name, samples):
-    """How often the engine gave each answer."""
-    params = dict(fakes.real_params(TARGET))
+    """How often the engine began an answer so; with trees it is longer, to have room for them."""
+    params, asked = dict(fakes.real_params(TARGET)), ASKED
     more = {"proposer": proposer} | DISTURBANCES[name]
-    if proposer == "draft":
-        params["draft"], more["draft"] = fakes.real_params(DRAFT), DRAFT
+    if proposer in DRAFTS:
+        more["draft"] = DRAFTS[proposer]
+        params["draft"] = fakes.real_params(DRAFTS[proposer])
+    if proposer in BRANCHING:
+        more |= {"draft_tree": TREE, "num_drafts": len(TREE)}
+        asked = dataclasses.replace(ASKED, max_new_tokens=LENGTH + len(TREE))
     engine = fakes.engine(TARGET, params, **(SIZES | more))
     found, rng = np.zeros(VOCAB**LENGTH, int), np.random.default_rng(0)
     for _ in range(0, samples, 256):
-        ids = [engine.add_request(PROMPT, ASKED) for _ in range(256)]
+        ids = [engine.add_request(PROMPT, asked) for _ in range(256)]
         sequences = [fakes.sequence_of(engine, id) for id in ids]
         while engine.scheduler.has_work:
             running = engine.scheduler.running
@@ -69,10 +85,12 @@ def counted(proposer, name, samples):
                 engine.scheduler.preempt(running[rng.integers(len(running))])
             engine.step()
         for sequence in sequences:
-            a, b, c = sequence.output_tokens
+            a, b, c = sequence.output_tokens[:LENGTH]
             found[(a * VOCAB + b) * VOCAB + c] += 1
     counters = engine.scheduler.counters
     assert 0.05 * counters.num_drafts < counters.num_accepted < 0.95 * counters.num_drafts
+    if proposer in BRANCHING:
+        assert max(accepted for _, accepted in counters.verified) == 2  # levels
     if name == "preempted":
         assert counters.num_preemptions > samples / 256 / 4
     if name == "prefix hit":
@@ -83,7 +101,7 @@ def counted(proposer, name, samples):
 @pytest.mark.parametrize("samples, proposer, name", [
     (1024, "ngram", "undisturbed"),
     *(pytest.param(20_000, proposer, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])
-      for proposer in ("ngram", "draft") for name in DISTURBANCES),
+      for proposer in PROPOSERS for name in DISTURBANCES),
 ])  # fmt: skip
 def test_answers_follow_the_law(samples, proposer, name):
     law = cells().ravel()

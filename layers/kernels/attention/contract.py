@@ -25,6 +25,7 @@ class Demand(NamedTuple):
     deterministic: bool
     has_window: bool = False
     table_entries: int = 0  # of the largest rectangle: its rows times their page tables' columns
+    has_trees: bool = False  # of drafts
 
 
 def uneven_limit(page_format: PageFormat) -> str | None:

@@ -37,6 +37,8 @@ def limit(demand: Demand, device: Device) -> str | None:
         return f"reads pages of bfloat16, not {dtype}: set model.dtype=bfloat16"
     if demand.has_window:
         return "reads what slid out of a window: 'pallas_tpu' skips it"
+    if demand.has_trees:
+        return "knows no trees of drafts: 'pallas_tpu' does"
     if (reason := uneven_limit(page_format)) is not None:
         return reason
     if H != _HEAD_WIDTH:

@@ -11,7 +11,7 @@ from scipy import stats
 
 from inference.planner.speculation import expected_tokens
 from inference.sampling.gumbel import Purpose
-from inference.speculation import rejection
+from inference.speculation.acceptance import rejection
 from tests.inference.speculation import tiny_pairs
 from tests.inference.speculation.tiny_pairs import DRAFTS, FILTERS, PROPOSERS, chain, tree
 

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from inference.sampling import gumbel, sampler
 from inference.sampling.gumbel import Purpose
-from inference.speculation import rejection
+from inference.speculation.acceptance import rejection
 from tests import accelerators, compiling
 from tests.inference.sampling.test_law import ASKED
 from tests.inference.sampling.test_sampling import fill, peaked, softmax_rows

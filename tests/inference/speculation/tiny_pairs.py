@@ -16,7 +16,7 @@ from scipy import stats
 
 from inference.sampling import gumbel, sampler
 from inference.sampling.gumbel import Purpose
-from inference.speculation import rejection, tree_verify
+from inference.speculation.acceptance import rejection, trees
 from tests import compiling
 from tests.inference.sampling.test_sampling import (
     Request,
@@ -218,7 +218,7 @@ def tree(
     laws = jnp.stack([look(pair.law_WSV[d], state) for d, state in after], axis=1)
     draft_laws = [look(pair.draft_law_kSV[min(d, DRAFTS - 1)], state) for d, state in after]
     draft_law = jnp.stack(draft_laws, axis=1) if is_drawn else None
-    found = tree_verify.by_rejection(
+    found = trees.by_rejection(
         laws, seed_R2, position_R, token_RN, parent_RN, 1 + DRAFTS, draft_law
     )
     return found.tokens_RW, found.num_emitted_R

@@ -17,7 +17,7 @@ from jax import lax
 
 from inference.sampling import gumbel, sampler
 from inference.sampling.gumbel import Purpose
-from inference.speculation.rejection import residual
+from inference.speculation.acceptance.rejection import residual
 from layers.reduce import row_sum
 from sharding import collectives
 
@@ -48,14 +48,14 @@ def coupled(
     rows, nodes = token_RN.shape
     parent_RN = jnp.broadcast_to(parent_RN, (rows, nodes))
 
-    def advance(i: jax.Array, path_RW: jax.Array) -> jax.Array:
-        node_R1 = path_RW[:, i - 1, None]
+    path = [jnp.zeros((rows, 1), jnp.int32)]
+    for _ in range(1, width):
+        node_R1 = path[-1]
         drawn_R1 = jnp.take_along_axis(sampled_RN, jnp.maximum(node_R1, 0), axis=1)
         is_next_RN = (parent_RN == node_R1) & (token_RN == drawn_R1) & (node_R1 >= 0)
         next_R = jnp.where(is_next_RN.any(1), jnp.argmax(is_next_RN, axis=1), -1)
-        return path_RW.at[:, i].set(next_R.astype(jnp.int32))
-
-    path_RW = lax.fori_loop(1, width, advance, _at_root(rows, width))
+        path.append(next_R[:, None].astype(jnp.int32))
+    path_RW = jnp.concatenate(path, axis=1)
     tokens_RW = jnp.take_along_axis(sampled_RN, jnp.maximum(path_RW, 0), axis=1)
     return Accepted(path_RW, tokens_RW, (path_RW >= 0).sum(1, dtype=jnp.int32))
 
@@ -116,7 +116,8 @@ def by_rejection(
             chosen(children_RNV[:, n], jnp.where(is_token_RV, 0, left_RV), left_RV),
         )
 
-    start = jnp.zeros(rows, jnp.int32), _at_root(rows, width), law_RNV[:, 0], children_RNV[:, 0]
+    path_RW = jnp.full((rows, width), -1, jnp.int32).at[:, 0].set(0)
+    start = jnp.zeros(rows, jnp.int32), path_RW, law_RNV[:, 0], children_RNV[:, 0]
     _, path_RW, law_RV, _ = lax.fori_loop(1, nodes, attempt, start)
     num_emitted_R = (path_RW >= 0).sum(1, dtype=jnp.int32)
     keys_R2 = gumbel.row_keys(seed_R2, position_R + num_emitted_R - 1, Purpose.RESIDUAL)
@@ -124,10 +125,6 @@ def by_rejection(
     next_RW = jnp.pad(path_RW[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
     drafts_RW = jnp.take_along_axis(token_RN, jnp.maximum(next_RW, 0), axis=1)
     return Accepted(path_RW, jnp.where(next_RW >= 0, drafts_RW, last_R1), num_emitted_R)
-
-
-def _at_root(rows: int, width: int) -> jax.Array:
-    return jnp.full((rows, width), -1, jnp.int32).at[:, 0].set(0)
 
 
 def _normalized(weight_RV: jax.Array) -> jax.Array:

@@ -10,7 +10,8 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from inference.sampling.gumbel import Purpose
-from inference.speculation import rejection, tree_verify
+from inference.speculation.acceptance import rejection
+from inference.speculation.acceptance import trees as acceptance
 from tests import compiling
 from tests.inference.sampling.test_sampling import softmax_rows
 from tests.inference.speculation.test_rejection import noise
@@ -18,8 +19,8 @@ from tests.inference.speculation.test_rejection import noise
 pytestmark = pytest.mark.quick_code
 
 ROWS, NODES, VOCAB, WIDTH = 48, 32, 4, 4
-coupled = compiling.jit(tree_verify.coupled, static_argnames="width")
-by_rejection = compiling.jit(tree_verify.by_rejection, static_argnames="width")
+coupled = compiling.jit(acceptance.coupled, static_argnames="width")
+by_rejection = compiling.jit(acceptance.by_rejection, static_argnames="width")
 
 
 def trees():
@@ -88,7 +89,7 @@ def walked(law, seed, position, tokens, parents, draft_law):
 
 def check(found, law, seeds, position, tokens, parents, draft_law=None) -> set[int]:
     parents = np.broadcast_to(parents, tokens.shape)
-    found = tree_verify.Accepted(*map(np.asarray, found))
+    found = acceptance.Accepted(*map(np.asarray, found))
     for r in range(ROWS):
         own = None if draft_law is None else draft_law[r]
         path, weights = walked(law[r], seeds[r], position[r], tokens[r], parents[r], own)
@@ -117,7 +118,7 @@ def test_coupled_walks_go_where_the_target_goes():
     tokens, parents = trees()
     tokens //= 2
     sampled = np.random.default_rng(4).integers(2, size=tokens.shape).astype(np.int32)
-    found = tree_verify.Accepted(*map(np.asarray, coupled(sampled, tokens, parents, width=WIDTH)))
+    found = acceptance.Accepted(*map(np.asarray, coupled(sampled, tokens, parents, width=WIDTH)))
     for r in range(ROWS):
         path, own = [0], [0]
         while len(path) < WIDTH and len(own):
@@ -157,7 +158,7 @@ def test_chips_that_divide_the_vocabulary_say_the_same():
     tokens, parents, draft_law = map(jnp.asarray, drawn_trees())
 
     def once(law_RNV, draft_law_RNV):
-        return tree_verify.by_rejection(
+        return acceptance.by_rejection(
             law_RNV, seeds, position, tokens, parents, WIDTH, draft_law_RNV
         )
 
@@ -173,7 +174,7 @@ def test_a_row_of_nan_harms_no_other():
     arguments = *laws(), *trees()
     healthy = map(np.asarray, by_rejection(*arguments, width=WIDTH))
     arguments[0][3] = np.nan
-    broken = tree_verify.Accepted(*map(np.asarray, by_rejection(*arguments, width=WIDTH)))
+    broken = acceptance.Accepted(*map(np.asarray, by_rejection(*arguments, width=WIDTH)))
     assert 0 <= broken.tokens_RW[3, 0] < VOCAB and broken.num_emitted_R[3] == 1
     for found, expected in zip(broken, healthy, strict=True):
         np.testing.assert_array_equal(np.delete(found, 3, 0), np.delete(expected, 3, 0))

@@ -1,0 +1,73 @@
+"""What stays of a tree of drafts once it is verified: the accepted path, made a chain."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from inference.speculation.draft_tree import DraftTree
+from layers import kv_cache
+from layers.kv_cache import Cache
+from layers.ragged import Ragged, Rectangle
+
+
+def as_tree(rectangle: Rectangle, tree: DraftTree) -> Rectangle:
+    """A decode rectangle of chains whose tokens are a tree's nodes instead."""
+    position_YW = rectangle.position_YW[:, :1] + np.array(tree.depth, np.int32)
+    bits_YW = jnp.broadcast_to(np.array(tree.ancestors, np.uint32), position_YW.shape)
+    return dataclasses.replace(
+        rectangle,
+        position_YW=jnp.where(rectangle.valid_YW, position_YW, rectangle.position_YW),
+        ancestors_YW=bits_YW,
+    )
+
+
+def parents(tree: DraftTree, rectangle: Rectangle, draft_Rk: jax.Array) -> jax.Array:
+    """As `acceptance.trees` takes them, i32[R, N]: -1 where a row has no such draft."""
+    parent_RN = jnp.broadcast_to(np.array((-1, *tree.parents), np.int32), rectangle.valid_YW.shape)
+    is_used_RN = rectangle.valid_YW & jnp.pad(draft_Rk >= 0, ((0, 0), (1, 0)))
+    return jnp.where(is_used_RN, parent_RN, -1)
+
+
+def take(x_RN: jax.Array, path_RW: jax.Array) -> jax.Array:
+    """What belongs to the path's nodes: [R, N, ...] -> [R, W, ...]."""
+    index = jnp.maximum(path_RW, 0).reshape(*path_RW.shape, *[1] * (x_RN.ndim - 2))
+    return jnp.take_along_axis(x_RN, index, axis=1)
+
+
+class AcceptedPath:
+    """Of a step whose first rectangle was trees.
+
+    Attributes:
+        ragged: the step as if the paths alone had been fed.
+    """
+
+    def __init__(self, ragged: Ragged, path_RW: jax.Array):
+        """`ragged`: the step; `path_RW` as `trees.Accepted` has it."""
+        trees, *others = ragged.rectangles
+        is_kept_RW = (path_RW >= 0) & trees.valid_YW[:, :1]
+        nth_W = jnp.arange(path_RW.shape[1], dtype=jnp.int32)
+        root_R1, newest_R1 = trees.position_YW[:, :1], trees.position_YW.max(1, keepdims=True)
+
+        def at(nth_RW: jax.Array) -> Rectangle:
+            position_RW = jnp.where(is_kept_RW, root_R1 + nth_RW, newest_R1)
+            return Rectangle(trees.slot_Y, position_RW, is_kept_RW, trees.tables)
+
+        self._fed, self._path_RW = ragged, path_RW
+        self._before, after = at(path_RW), at(jnp.broadcast_to(nth_W, path_RW.shape))
+        self.ragged = dataclasses.replace(ragged, rectangles=(after, *others))
+
+    def along(self, x_T: jax.Array) -> jax.Array:
+        """What was fed, [T, ...], as `ragged` packs it."""
+        trees, *others = self._fed.split(x_T)
+        return self.ragged.pack([take(trees, self._path_RW), *others])
+
+    def moved(self, cache: Cache, group_of_layer: dict[int, int]) -> Cache:
+        """Each layer's cache with the path's entries one behind the other."""
+        chain, found = self.ragged.rectangles[0], list(cache)
+        for layer, group in group_of_layer.items():
+            size = jax.tree.leaves(cache[layer])[0].shape[1]
+            source, target = (Ragged((r,)).page_T(group, size) for r in (self._before, chain))
+            found[layer] = kv_cache.move(cache[layer], source, target)
+        return tuple(found)
