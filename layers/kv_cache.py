@@ -117,9 +117,11 @@ def move(
     """Copies tokens' entries, all read before any is written; each is (pages, offsets) as
     `Ragged.page_T` gives them.
     """
-    return jax.tree.map(
-        lambda pages: pages.at[target].set(
-            pages.at[source].get(mode="promise_in_bounds"), mode="promise_in_bounds"
-        ),
-        leaf,
-    )
+
+    def moved(pages: jax.Array) -> jax.Array:
+        row_TX = pages.at[source].get(mode="promise_in_bounds")
+        # Fused with what it reads from, the write would need a copy of all pages.
+        row_TX = jax.lax.optimization_barrier(row_TX)
+        return pages.at[target].set(row_TX, mode="promise_in_bounds")
+
+    return jax.tree.map(moved, leaf)

@@ -153,6 +153,8 @@ def test_a_run_on_many_chips_is_as_planned():
     programs.check_run("h100x8_llama70b", "8xh200")
 
 
-@pytest.mark.parametrize("proposer", ["ngram", "eagle"])
-def test_a_step_that_drafts(proposer):
-    programs.check_drafting("h200", proposer)
+@pytest.mark.parametrize("proposer, tree", [
+    ("ngram", ()), ("eagle", ()), ("eagle", (0, 0, 1)),
+])  # fmt: skip
+def test_a_step_that_drafts(proposer, tree):
+    programs.check_drafting("h200", proposer, tree)

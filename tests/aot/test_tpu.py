@@ -126,6 +126,8 @@ def test_a_table_of_uneven_rows_is_not_copied():
         assert executable.memory_analysis().temp_size_in_bytes < 16 * programs.MEGABYTE
 
 
-@pytest.mark.parametrize("proposer", ["ngram", "eagle"])
-def test_a_step_that_drafts(proposer):
-    programs.check_drafting("v6e:1x1", proposer)
+@pytest.mark.parametrize("proposer, tree", [
+    ("ngram", ()), ("eagle", ()), ("eagle", (0, 0, 1)),
+])  # fmt: skip
+def test_a_step_that_drafts(proposer, tree):
+    programs.check_drafting("v6e:1x1", proposer, tree)
