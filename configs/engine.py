@@ -16,7 +16,7 @@ PREEMPTIONS = ("auto", "recompute", "swap")
 PROPOSERS = ("ngram", "draft", "medusa", "eagle")
 BRANCHING = ("medusa", "eagle")  # those that draft trees
 MOST_TREE_DRAFTS = 31  # with the newest token the bits of `Rectangle.ancestors_YW`
-ACCEPTANCES = ("coupled", "rejection")
+ACCEPTANCES = ("coupled", "rejection", "typical")
 WEIGHTS = ("bfloat16", "float32", "file")
 LINEARS: tuple[str, ...] = ("reference", "ffi_cpu")
 ATTENTIONS: tuple[str, ...] = ("reference", "pallas_gpu", "pallas_tpu", "jax_tpu", "ffi_cpu")
@@ -53,7 +53,8 @@ class EngineConfig:
             `Sequence.drafts`.
         acceptance: of drafts. 'coupled': those that equal what plain decoding draws there, so that
             answers do not depend on drafts; 'rejection': more of them, so that answers differ in
-            all but their law.
+            all but their law; 'typical': whatever the model finds likely enough, which makes
+            answers others than its own.
         top_logprobs: alternatives reported beside each sampled or scored token.
         penalties: tokens are counted, which repetition, presence and frequency penalties need.
         policy: when waiting requests may start. 'continuous': as soon as a slot and pages are free;
@@ -169,10 +170,10 @@ class EngineConfig:
         if self.adapt_drafts and not self.proposer:
             raise InputError("engine.adapt_drafts needs engine.proposer")
         self._check_tree()
-        if self.acceptance == "rejection" and (self.deterministic or not self.proposer):
+        if self.acceptance != "coupled" and (self.deterministic or not self.proposer):
             raise InputError(
-                "engine.acceptance=rejection goes with a proposer and without deterministic: only "
-                "coupled acceptance gives plain decoding's tokens"
+                f"engine.acceptance={self.acceptance} goes with a proposer and without "
+                "deterministic: only coupled acceptance gives plain decoding's tokens"
             )
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise InputError(f"engine.seed is at least 0 and below 2**64, not {self.seed}")

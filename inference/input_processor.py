@@ -82,9 +82,10 @@ class InputProcessor:
 
     def _check_seed(self, params: SamplingParams) -> None:
         """What a request asks for; its answers have seeds of their own."""
-        if params.seed is not None and self._config.engine.acceptance == "rejection":
+        acceptance = self._config.engine.acceptance
+        if params.seed is not None and acceptance != "coupled":
             raise InputError(
-                "a seed asks for plain decoding's tokens: leave it or acceptance=rejection out"
+                f"a seed asks for plain decoding's tokens: leave it or acceptance={acceptance} out"
             )
 
     def _check_beams(self, sequence: Sequence) -> None:

@@ -340,31 +340,29 @@ def _verify(
     ids_RW = ids_Q[:num_decode].reshape(rows, width)
     token_RW = batch.tokens_T[:num_decode].reshape(rows, width)
     num_drafts_R = jnp.maximum(batch.query_length_Y[:rows] - 1, 0)
-    is_coupled = shape.greedy or config.engine.acceptance == "coupled"
-    parent_RN = None
-    if tree and drafts:
-        parent_RN = accepted_path.parents(tree, ragged.rectangles[0], drafts.tokens_Rk)
-        if is_coupled:
-            found = trees.coupled(ids_RW, token_RW, parent_RN, tree.height)
-            return ids_Q, found.num_emitted_R - 1, found.path_RW
-    if drafts is None or is_coupled or rows == 0 or width == 1:
+    rule = "coupled" if shape.greedy else config.engine.acceptance
+    if drafts is None or rows == 0 or width == 1 or (rule == "coupled" and not tree):
         return ids_Q, coupled.num_accepted(ids_RW, token_RW[:, 1:], num_drafts_R), None
+    nodes = tree or DraftTree(tuple(range(width - 1)))
+    parent_RN = accepted_path.parents(nodes, ragged.rectangles[0], drafts.tokens_Rk)
+    if rule == "coupled":
+        found = trees.coupled(ids_RW, token_RW, parent_RN, nodes.height)
+        return ids_Q, found.num_emitted_R - 1, found.path_RW
     own = jax.tree.map(lambda x: x[:num_decode], asked_Q)
     law_RWV = sampler.law(*own).reshape(rows, width, -1)
-    first, path_RW = slice(0, num_decode, width), None
+    first = slice(0, num_decode, width)
     seed_R2, position_R = own[1].seed[first], own[2][first]
-    if tree and parent_RN is not None:
-        found = trees.by_rejection(
-            law_RWV, seed_R2, position_R, token_RW, parent_RN, tree.height
-        )  # fmt: skip
-        path_RW, num_emitted_R = found.path_RW, found.num_emitted_R
-        node_RW = jnp.where(path_RW >= 0, path_RW, width)
-        ids_RW = ids_RW.at[jnp.arange(rows)[:, None], node_RW].set(found.tokens_RW, mode="drop")
-    else:
+    if rule == "rejection" and not tree:
         ids_RW, num_emitted_R = rejection.verify(
             law_RWV, seed_R2, position_R, token_RW[:, 1:], num_drafts_R, drafts.law_RkV
         )
-    return ids_Q.at[:num_decode].set(ids_RW.ravel()), num_emitted_R - 1, path_RW
+        return ids_Q.at[:num_decode].set(ids_RW.ravel()), num_emitted_R - 1, None
+    accept = trees.typical if rule == "typical" else trees.by_rejection
+    found = accept(law_RWV, seed_R2, position_R, token_RW, parent_RN, nodes.height)
+    node_RW = jnp.where(found.path_RW >= 0, found.path_RW, width)
+    ids_RW = ids_RW.at[jnp.arange(rows)[:, None], node_RW].set(found.tokens_RW, mode="drop")
+    path_RW = found.path_RW if tree else None
+    return ids_Q.at[:num_decode].set(ids_RW.ravel()), found.num_emitted_R - 1, path_RW
 
 
 def _num_drafts(shape: StepShape, batch: Batch) -> jax.Array:

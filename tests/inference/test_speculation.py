@@ -228,6 +228,26 @@ def test_a_tree_changes_no_token(model, kind, name):
     assert 1 < longest <= 3 and counters.num_accepted > 20
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("tree", [(), TREE])
+def test_typical_acceptance_keeps_greedy_answers(tree):
+    """And is only another law: what is drawn is as long as before."""
+    own = heads_of("llama", Medusa, num_heads=3)
+    params = fakes.real_params(MODELS["llama"]) | {"draft": fakes.real_params(own)}
+    settings = SIZES | {"deterministic": False, "cache_bytes": 1 << 20, "proposer": "medusa"}
+    settings |= {"num_drafts": len(tree) or 3, "draft_tree": tree, "acceptance": "typical"}
+    engine = fakes.engine(MODELS["llama"], params, draft=own, **settings)
+    prompts, _ = requests(20, 131)
+    greedy, drawn = (
+        SamplingParams(max_new_tokens=30, ignore_eos=True, temperature=t) for t in (0.0, 1.0)
+    )
+    expected = [each.token_ids for each in make("llama").generate(prompts, greedy)]
+    assert [each.token_ids for each in engine.generate(prompts, greedy)] == expected
+    before = engine.scheduler.counters.num_accepted
+    assert all(len(each.token_ids) == 30 for each in engine.generate(prompts, drawn))
+    assert engine.scheduler.counters.num_accepted > before
+
+
 @pytest.mark.parametrize("changes, expected", [
     ({"proposer": "ngram"}, "draft_tree goes with engine.proposer medusa or eagle, not with ngram"),
     ({"num_drafts": 2}, "the node that each of engine.num_drafts=2 drafts follows"),

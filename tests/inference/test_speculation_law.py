@@ -128,7 +128,7 @@ def test_a_total_variation_of_a_twentieth_is_found():
 @pytest.mark.parametrize("settings, expected", [
     ({"deterministic": True}, "engine.acceptance=rejection goes with a proposer and without"),
     ({"proposer": None}, "engine.acceptance=rejection goes with a proposer and without"),
-    ({"acceptance": "typical"}, "engine.acceptance is one of coupled, rejection, not 'typical'"),
+    ({"acceptance": "x"}, "engine.acceptance is one of coupled, rejection, typical, not 'x'"),
 ])  # fmt: skip
 def test_what_does_not_go_together_is_refused(settings, expected):
     with pytest.raises(InputError, match=expected):

@@ -1,4 +1,4 @@
-"""Verification of a tree of drafts, all fed in one pass: both acceptance rules along its branches.
+"""Verification of a tree of drafts, all fed in one pass: the acceptance rules along its branches.
 
 Node 0 is the sequence's newest token, each other node a draft that follows its parent. Nodes come
 after their parents, and a node's children in the order in which they are tried. The walk begins at
@@ -20,6 +20,8 @@ from inference.sampling.gumbel import Purpose
 from inference.speculation.acceptance.rejection import residual
 from layers.reduce import row_sum
 from sharding import collectives
+
+_LIKELY, _LIKELY_SHARE = 0.09, 0.3
 
 
 class Accepted(NamedTuple):
@@ -119,6 +121,55 @@ def by_rejection(
     path_RW = jnp.full((rows, width), -1, jnp.int32).at[:, 0].set(0)
     start = jnp.zeros(rows, jnp.int32), path_RW, law_RNV[:, 0], children_RNV[:, 0]
     _, path_RW, law_RV, _ = lax.fori_loop(1, nodes, attempt, start)
+    return _ended(path_RW, token_RN, law_RV, seed_R2, position_R)
+
+
+def typical(
+    law_RNV: jax.Array,
+    seed_R2: jax.Array,
+    position_R: jax.Array,
+    token_RN: jax.Array,
+    parent_RN: jax.Array,
+    width: int,
+) -> Accepted:
+    """Goes on where the target finds a child likely enough, and takes the longest branch of such
+    nodes, of equals the first: with q its law, q(d) > min(0.09, 0.3 exp(-H(q))) (Cai et al. 2024,
+    arXiv 2401.10774, section 2.3). Its law is not the target's, but at temperature 0.
+
+    Args:
+        law_RNV, seed_R2, position_R, token_RN, parent_RN, width: as `by_rejection`.
+    """
+    rows, nodes, _ = law_RNV.shape
+    nth_1N = jnp.arange(nodes)[None]
+    parent_RN = jnp.broadcast_to(parent_RN, (rows, nodes))
+    above_RN, row_R1 = jnp.maximum(parent_RN, 0), jnp.arange(rows)[:, None]
+    flat_law = law_RNV[row_R1, above_RN].reshape(rows * nodes, -1)
+    own_Q = sampler.at(flat_law, token_RN.ravel())
+    surprise = jnp.where(flat_law > 0, -flat_law * jnp.log(flat_law), 0)
+    entropy_Q = collectives.total(row_sum(surprise))[:, 0]
+    is_likely_Q = own_Q > jnp.minimum(_LIKELY, _LIKELY_SHARE * jnp.exp(-entropy_Q))
+    is_likely_RN = is_likely_Q.reshape(rows, nodes) & (parent_RN >= 0)
+    depth_RN = jnp.where(nth_1N == 0, 0, -1) + jnp.zeros_like(parent_RN)
+    for depth in range(1, width):
+        is_here_RN = is_likely_RN & (depth_RN[row_R1, above_RN] == depth - 1)
+        depth_RN = jnp.where(is_here_RN, depth, depth_RN)
+    node_R1, path = jnp.argmax(depth_RN, axis=1)[:, None].astype(jnp.int32), []
+    law_RV = law_RNV[row_R1[:, 0], node_R1[:, 0]]
+    for depth in reversed(range(width)):
+        is_on_R1 = depth_RN[row_R1, node_R1] == depth
+        path.append(jnp.where(is_on_R1, node_R1, -1))
+        node_R1 = jnp.where(is_on_R1, above_RN[row_R1, node_R1], node_R1)
+    return _ended(jnp.concatenate(path[::-1], axis=1), token_RN, law_RV, seed_R2, position_R)
+
+
+def _ended(
+    path_RW: jax.Array,
+    token_RN: jax.Array,
+    law_RV: jax.Array,
+    seed_R2: jax.Array,
+    position_R: jax.Array,
+) -> Accepted:
+    """A path's drafts, and a token of the law after them."""
     num_emitted_R = (path_RW >= 0).sum(1, dtype=jnp.int32)
     keys_R2 = gumbel.row_keys(seed_R2, position_R + num_emitted_R - 1, Purpose.RESIDUAL)
     last_R1 = sampler.draw(law_RV, keys_R2)[:, None]

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.quick_code
 ROWS, NODES, VOCAB, WIDTH = 48, 32, 4, 4
 coupled = compiling.jit(acceptance.coupled, static_argnames="width")
 by_rejection = compiling.jit(acceptance.by_rejection, static_argnames="width")
+typical = compiling.jit(acceptance.typical, static_argnames="width")
 
 
 def trees():
@@ -87,12 +88,27 @@ def walked(law, seed, position, tokens, parents, draft_law):
             return path, q
 
 
-def check(found, law, seeds, position, tokens, parents, draft_law=None) -> set[int]:
+def likely(law, seed, position, tokens, parents, draft_law):
+    """As `walked`, by typical acceptance: all branches."""
+    open_paths, found = [[0]], []
+    while open_paths:
+        path = open_paths.pop()
+        found.append(path)
+        q = law[path[-1]].astype(np.float64)
+        least = min(0.09, 0.3 * np.exp((q * np.log(q)).sum()))
+        for n in np.flatnonzero(parents == path[-1]) if len(path) < WIDTH else []:
+            if q[tokens[n]] > least:
+                open_paths.append([*path, int(n)])
+    path = max(found, key=lambda path: (len(path), -path[-1]))
+    return path, law[path[-1]]
+
+
+def check(found, law, seeds, position, tokens, parents, draft_law=None, walk=walked) -> set[int]:
     parents = np.broadcast_to(parents, tokens.shape)
     found = acceptance.Accepted(*map(np.asarray, found))
     for r in range(ROWS):
         own = None if draft_law is None else draft_law[r]
-        path, weights = walked(law[r], seeds[r], position[r], tokens[r], parents[r], own)
+        path, weights = walk(law[r], seeds[r], position[r], tokens[r], parents[r], own)
         u = noise(seeds[r], position[r] + len(path) - 1, Purpose.RESIDUAL, np.arange(VOCAB))
         with np.errstate(divide="ignore"):
             last = np.argmax(np.log(weights) - np.log(-np.log1p(-u)))
@@ -105,6 +121,12 @@ def check(found, law, seeds, position, tokens, parents, draft_law=None) -> set[i
 def test_given_children_follow_the_rule():
     arguments = *laws(), *trees()
     assert check(by_rejection(*arguments, width=WIDTH), *arguments) == {1, 2, 3, WIDTH}
+
+
+def test_likely_children_are_kept():
+    arguments = *laws(), *trees()
+    found = typical(*arguments, width=WIDTH)
+    assert check(found, *arguments, walk=likely) == {1, 2, 3, WIDTH}
 
 
 def test_drawn_children_follow_the_rule():
