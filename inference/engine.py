@@ -247,7 +247,11 @@ class Engine:
     def rebuild(self) -> None:
         """Starts over with an empty cache: running requests are computed again from the host's
         tokens.
+
+        Raises:
+            InputError: the engine sleeps.
         """
+        self._check_awake()
         hosts.current().tell("rebuild")
         self._forget_pages()
         self._memory.empty_pages()
@@ -277,9 +281,9 @@ class Engine:
         hosts.current().check_alone("update_params")
         params = new_weights.find(source, self.config, progress)()
         self._finish_steps()
-        self._memory.set_params(params)
         if not keeps_pages:
-            self.rebuild()
+            self.rebuild()  # first: where it fails, the old ones are still there
+        self._memory.set_params(params)
         self._versions.advance(keeps_pages, self._unfinished)
         return self._versions.current
 
@@ -424,19 +428,13 @@ class Engine:
         with self._added(texts, params) as (requests, _):
             while any(request.group.id in self._requests for request in requests):
                 self._run_step()
-        sequences = [request.group.sequences[0] for request in requests]
-        for index, sequence in enumerate(sequences):
-            if sequence.finish_reason is FinishReason.ERROR:
+        scores = []
+        for index, s in enumerate(request.group.sequences[0] for request in requests):
+            if s.finish_reason is FinishReason.ERROR:
                 raise InputError(f"the model gave non-finite logits for text {index}")
-        return [
-            Score(
-                list(s.tokens),
-                s.prompt_logprobs,
-                alternatives(s.prompt_top_logprobs),
-                s.params_versions,
-            )  # fmt: skip
-            for s in sequences
-        ]
+            top = alternatives(s.prompt_top_logprobs)
+            scores.append(Score(list(s.tokens), s.prompt_logprobs, top, s.params_versions))
+        return scores
 
     @contextmanager
     def _added(

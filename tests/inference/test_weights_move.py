@@ -88,6 +88,7 @@ def test_an_engine_sleeps_and_goes_on(mesh, keeps_pages):
         engine.step,
         engine.sleep,
         engine.warm_up,
+        engine.rebuild,
         lambda: engine.update_params(_params()),
     ):
         with pytest.raises(InputError, match="the engine sleeps"):
@@ -209,6 +210,18 @@ def test_other_trees_are_refused_and_nothing_changes(mesh):
     (after,) = engine.generate(_PROMPTS[:1], fakes.greedy(8))
     assert after.token_ids == before.token_ids
     assert after.params_versions == (0,) == before.params_versions
+
+
+def test_an_update_that_fails_leaves_weights_and_version(monkeypatch):
+    engine = _make(_params(3))
+    (before,) = engine.generate(_PROMPTS[:1], fakes.greedy(8))
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(engine.model_runner, "reset", Mock(side_effect=MemoryError))
+        engine.update_params(_params(4))
+    engine.rebuild()
+    (after,) = engine.generate(_PROMPTS[:1], fakes.greedy(8))
+    assert (after.token_ids, after.params_versions) == (before.token_ids, (0,))
+    assert engine.update_params(_params(4)) == 1
 
 
 @pytest.mark.parametrize("mesh", _CHIPS, ids=str)
