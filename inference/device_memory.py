@@ -2,6 +2,9 @@
 prefill.
 """
 
+from typing import Any
+
+from configs.errors import InputError
 from inference.prefill_worker import PrefillWorker
 from inference.runtime.model_runner import ModelRunner
 from layers.params import Params
@@ -13,11 +16,12 @@ class DeviceMemory:
     def __init__(self, runner: ModelRunner, worker: PrefillWorker | None):
         """`runner` decodes, `worker` prefills for it, if that is not the same."""
         self._runner, self._worker = runner, worker
+        self._kept: Any = None  # while all is free: copies of the runner's, and of the worker's
 
     @property
     def is_free(self) -> bool:
         """Whether the engine sleeps."""
-        return self._runner.is_offloaded
+        return self._kept is not None
 
     def empty_pages(self) -> None:
         """Starts with empty pages and slots."""
@@ -33,14 +37,43 @@ class DeviceMemory:
             self._worker.model_runner.params = own
 
     def free(self, keeps_weights: bool, keeps_pages: bool) -> None:
-        """Frees all of it; what is kept moves to the host's memory, weights once."""
-        self._runner.offload(keeps_weights, keeps_pages)
-        if self._worker:
-            self._worker.model_runner.offload(False, keeps_pages)
+        """Frees all of it, or, where what is kept finds no room in the host's memory, nothing;
+        weights are kept once.
+        """
+        own = self._runner.copies(keeps_weights, keeps_pages)
+        workers = self._worker and self._worker.model_runner.copies(False, keeps_pages)
+        self._kept = own, workers
+        self._free()
 
     def restore(self, params: Params | None) -> bool:
-        """As `ModelRunner.restore`."""
-        has_pages = self._runner.restore(params)
+        """Ends `free`, with empty pages where none were kept; whatever fails, all of it stays free.
+
+        Args:
+            params: packed weights; None: those that were kept.
+
+        Returns:
+            Whether pages were kept.
+
+        Raises:
+            InputError: no weights were.
+        """
+        assert self._kept is not None
+        own, workers = self._kept
+        weights, state = own
+        if params is None and not weights.keys() - {"draft"}:
+            raise InputError("no weights were kept: give wake some, as update_params takes them")
+        try:
+            self._runner.restore(own, params)
+            if self._worker:
+                sent = self._worker.params_of(self._runner.params)
+                self._worker.model_runner.restore(workers, sent)
+        except BaseException:
+            self._free()
+            raise
+        self._kept = None
+        return state is not None
+
+    def _free(self) -> None:
+        self._runner.free()
         if self._worker:
-            self._worker.model_runner.restore(self._worker.params_of(self._runner.params))
-        return has_pages
+            self._worker.model_runner.free()

@@ -126,7 +126,6 @@ class ModelRunner:
         self.reset()
         self._swapper = PageSwapper(self.config, cache, self._mesh)
         self.params = self.pack(params()) if callable(params) else values
-        self._offloaded: tuple[Any, Any] | None = None  # weights, and cache with slots
 
     def pack(self, params: Params) -> Params:
         """Parameters as this engine's products read them; under 'draft' those of the model that
@@ -146,7 +145,7 @@ class ModelRunner:
         self.cache: Cache = ()  # frees what there is: two may not fit
         if self._mesh is None:
             self.cache = kv_cache.init(*self._cache_arguments)
-            self.slots = step.init_slots(self.config)
+            self.slots: Any = step.init_slots(self.config)
             return
         arguments = self._cache_arguments
         self.cache = meshes.put(
@@ -156,48 +155,34 @@ class ModelRunner:
             self._mesh, meshes.EACH_GROUP, lambda group, chip: step.init_slots(self.config)
         )
 
-    @property
-    def is_offloaded(self) -> bool:
-        """Whether its memory on the device is free."""
-        return self._offloaded is not None
-
-    def offload(self, keeps_weights: bool, keeps_pages: bool) -> None:
-        """Frees the device's memory; what is kept, and what drafts, moves to the host's."""
+    def copies(self, keeps_weights: bool, keeps_pages: bool) -> tuple[Any, Any]:
+        """Copies in the host's memory, for `restore`: of weights, at least those of what drafts,
+        and of pages with slots, or None.
+        """
         drafting = {name: part for name, part in self.params.items() if name == "draft"}
         weights, state = self.params if keeps_weights else drafting, (self.cache, self.slots)
-        self._offloaded = host_memory.offload((weights, state if keeps_pages else None))
-        self.params, self.cache = None, ()
-        del self.slots
+        copied: tuple[Any, Any] = host_memory.offload((weights, state if keeps_pages else None))
+        return copied
 
-    def restore(self, params: Params | None = None) -> bool:
-        """Ends `offload`, with empty pages where none were kept.
+    def free(self) -> None:
+        """Frees the device's memory, all but what is compiled; until `restore` nothing runs."""
+        self.params, self.cache, self.slots = None, (), None
+
+    def restore(self, copied: tuple[Any, Any], params: Params | None = None) -> None:
+        """Ends `free`, with empty pages where none were copied.
 
         Args:
-            params: packed weights; None: those that were kept.
-
-        Returns:
-            Whether pages were kept.
-
-        Raises:
-            InputError: none were.
+            copied: what `copies` returned.
+            params: packed weights; None: those that were copied.
         """
-        assert self._offloaded is not None
-        weights, state = self._offloaded
-        if params is None and not weights.keys() - {"draft"}:
-            raise InputError("no weights were kept: give wake some, as update_params takes them")
+        weights, state = copied
         if params is not None:
             weights = {name: part for name, part in weights.items() if name == "draft"}
-        try:
-            self.params = host_memory.restore(weights) | (params or {})
-            if state is None:
-                self.reset()
-            else:
-                self.cache, self.slots = host_memory.restore(state)
-        except BaseException:
-            self.params, self.cache = None, ()  # it sleeps on, and all memory is free
-            raise
-        self._offloaded = None
-        return state is not None
+        self.params = host_memory.restore(weights) | (params or {})
+        if state is None:
+            self.reset()
+        else:
+            self.cache, self.slots = host_memory.restore(state)
 
     @property
     def _cache_arguments(self) -> tuple[Any, ...]:

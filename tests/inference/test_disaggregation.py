@@ -1,5 +1,7 @@
 """Prompts on chips of their own: the tokens are those of one engine, whatever is asked."""
 
+from unittest.mock import Mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -157,7 +159,7 @@ def test_both_sides_sleep_and_change_weights(keeps_pages):
             engine.step()
         engine.sleep(keeps_pages=keeps_pages)
         if prefill.chips:
-            assert engine._prefill.model_runner.is_offloaded
+            assert engine._prefill.model_runner.params is None
         engine.wake()
         for _ in range(3):
             engine.step()
@@ -170,6 +172,31 @@ def test_both_sides_sleep_and_change_weights(keeps_pages):
         assert {answer.params_versions for answer in answers} == {(1,)}
         found[-1] += [answer.token_ids for answer in answers]
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("keeps_pages", [False, True])
+def test_both_sides_sleep_or_neither(keeps_pages, monkeypatch):
+    """The worker's part fails, of `sleep` and of `wake`."""
+    engine = _make(fakes.llama(), Prefill(chips=1))
+    prompts = fakes.prompts([40, 21], _VOCAB, seed=8)
+    expected = engine.generate(prompts, fakes.greedy(5))
+    runners = engine.model_runner, engine._prefill.model_runner
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(runners[1], "copies", Mock(side_effect=MemoryError))
+        engine.sleep(keeps_pages=keeps_pages)
+    assert all(runner.params for runner in runners)
+    assert engine.generate(prompts, fakes.greedy(5))[0].token_ids == expected[0].token_ids
+    engine.sleep(keeps_pages=keeps_pages)
+    for owner, part in ((engine._prefill, "params_of"), (runners[1], "restore")):
+        with monkeypatch.context() as patch, pytest.raises(MemoryError):
+            patch.setattr(owner, part, Mock(side_effect=MemoryError))
+            engine.wake()
+        assert not any(runner.params or runner.cache for runner in runners)
+        with pytest.raises(InputError, match="the engine sleeps"):
+            engine.step()
+    engine.wake()
+    answers = engine.generate(prompts, fakes.greedy(5))
+    assert [each.token_ids for each in answers] == [each.token_ids for each in expected]
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
