@@ -479,7 +479,7 @@ class Engine:
         if step is not None:
             self._steps.record(step)
 
-    def _end(self, ended: Items[tuple[Sequence, FinishReason]]) -> None:
+    def _end(self, ended: Iterable[tuple[Sequence, FinishReason]]) -> None:
         """Ends sequences that need no decoding."""
         for sequence, reason in ended:
             self._versions.note(sequence, has_read_pages=True)

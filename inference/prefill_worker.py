@@ -10,7 +10,7 @@ Prefixes are cached on both sides. A sequence that is preempted while it decodes
 or its pages swapped in, where it decodes.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from configs.engine import Config
 from configs.errors import InputError
@@ -120,11 +120,11 @@ class PrefillWorker:
                 self._finish(leader)
         return len(self._steps) <= self._overlaps and self._steps.launch(is_open=False)
 
-    def commit(self, waits: bool) -> list[tuple[Sequence, FinishReason]]:
-        """Commits the steps that are done, and the oldest one even if it `waits` for it; returns
-        the sequences that end with their prompts, which were scored or gave non-finite logits.
+    def commit(self, waits: bool) -> Iterator[tuple[Sequence, FinishReason]]:
+        """Commits the steps that are done, and the oldest one even if it `waits` for it. Yields the
+        sequences that end with their prompts, which were scored or gave non-finite logits, before
+        the next step, which may fail, is fetched.
         """
-        ended: list[tuple[Sequence, FinishReason]] = []
         while len(self._steps) and (waits or self._steps.is_done):
             waits = False
             step, output = self._steps.fetch()
@@ -132,9 +132,8 @@ class PrefillWorker:
                 sequence = self._led.pop(leader)
                 sequence.prompt_logprobs = leader.prompt_logprobs
                 sequence.prompt_top_logprobs = leader.prompt_top_logprobs
-                ended.append((sequence, leader.finish_reason or FinishReason.ERROR))
+                yield sequence, leader.finish_reason or FinishReason.ERROR
             self._steps.record(step)
-        return ended
 
     def send(self, schedule: StepSchedule) -> None:
         """Sends the pages that a step's admissions need; they are free here then."""
@@ -145,12 +144,10 @@ class PrefillWorker:
                 self.sent_bytes += sum(self._page_bytes[g] for g, *_ in admission.sent_pages)
                 self._finish(admission.sender)
 
-    def finish_steps(self) -> list[tuple[Sequence, FinishReason]]:
-        """Commits all steps in flight; returns what `commit` does."""
-        ended = []
+    def finish_steps(self) -> Iterator[tuple[Sequence, FinishReason]]:
+        """Commits all steps in flight; yields what `commit` does."""
         while len(self._steps):
-            ended += self.commit(waits=True)
-        return ended
+            yield from self.commit(waits=True)
 
     def start_over(self) -> None:
         """Forgets what is computed and not sent: it is computed again."""

@@ -199,6 +199,30 @@ def test_both_sides_sleep_or_neither(keeps_pages, monkeypatch):
     assert [each.token_ids for each in answers] == [each.token_ids for each in expected]
 
 
+def test_a_step_that_fails_loses_no_scores(monkeypatch):
+    """Those of a step that the same call has committed before."""
+    prompts = fakes.prompts([20, 60], _VOCAB, seed=9)
+    expected = _make(fakes.llama(), TOGETHER).score(prompts)
+    engine = _make(fakes.llama(), Prefill(chips=1))
+    engine.add_request([5], fakes.greedy(60, ignore_eos=True))  # decodes: no prompt is waited for
+    engine.step()
+    steps, sizes = engine._prefill._steps, []
+    fetch = steps.fetch
+
+    def fail_after_another():
+        sizes.append(len(steps))
+        if sizes == [2, 1]:
+            raise jax.errors.JaxRuntimeError("lost")
+        return fetch()
+
+    monkeypatch.setattr(steps, "fetch", fail_after_another)
+    monkeypatch.setattr(type(steps), "is_done", property(lambda own: sizes or len(own) == 2))
+    found = engine.score(prompts)
+    assert sizes[:2] == [2, 1]
+    for own, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(own.logprobs, other.logprobs, atol=1e-4)
+
+
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_little_room_on_either_side(preemption):
     """Prompts wait for room to decode, and sequences that decode are preempted."""
