@@ -19,24 +19,31 @@ from sharding import hosts
 
 
 def follow(engine: Engine) -> None:
-    """Does what host 0 tells until that ends; its outputs are host 0's to read."""
+    """Does what host 0 tells until that ends; its outputs are host 0's to read.
+
+    Raises:
+        RuntimeError: the hosts are out of step.
+    """
+    # Host 0 has refused what is refused here: it goes on, with the same requests.
+    refused = contextlib.suppress(InputError)
     for order, arguments in hosts.current().orders():
-        with contextlib.suppress(InputError):  # which host 0 has met as well
-            match order:
-                case "add_request":
-                    tokens, params = arguments
+        match order:
+            case "add_request":
+                tokens, params = arguments
+                with refused:
                     engine.add_request(tokens, _params(params))
-                case "fork":
-                    id, params = arguments
+            case "fork":
+                id, params = arguments
+                with refused:
                     engine.fork(id, _params(params))
-                case "abort":
-                    engine.abort(*arguments)
-                case "step":
-                    engine.step(*arguments)
-                case "rebuild":
-                    engine.rebuild()
-                case "warm_up":
-                    engine.warm_up(seals=arguments[0])
+            case "abort":
+                engine.abort(*arguments)
+            case "step":
+                engine.step(*arguments)
+            case "rebuild":
+                engine.rebuild()
+            case "warm_up":
+                engine.warm_up(seals=arguments[0])
 
 
 def prepared(config: Config) -> Config:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from configs.errors import InputError
+from configs.errors import InputError, shown
 
 HEARTBEAT_TIMEOUT_S = 10.0
 _HEARTBEAT_S = 2.0
@@ -58,12 +58,16 @@ class Hosts:
             self._send({"order": order, "arguments": arguments})
 
     def orders(self) -> Iterator[tuple[str, list[Any]]]:
-        """What host 0 tells, until it ends."""
+        """What host 0 tells, until it ends.
+
+        Raises:
+            RuntimeError: something else comes: the hosts are out of step.
+        """
         while True:
             message = self._told.get()
             if "ended" in message:
                 return
-            yield message["order"], message["arguments"]
+            yield self._part(message, "order"), message["arguments"]
 
     def broadcast(self, value: Any) -> Any:
         """Host 0's value, on every host."""
@@ -125,6 +129,14 @@ class Hosts:
         message = self._told.get()
         if "ended" in message:
             sys.exit(0)
+        return self._part(message, what)
+
+    def _part(self, message: dict[str, Any], what: str) -> Any:
+        if what not in message:
+            raise RuntimeError(
+                f"host {self.index} is out of step with host 0: it waits for the next {what}, and "
+                f"gets {shown(message)}"
+            )
         return message[what]
 
     def _send(self, message: Any) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -52,6 +53,34 @@ def test_orders_and_values_are_those_of_host_0(pair):
     assert next(told) == ("step", [False])
     first.end()
     assert list(told) == []
+
+
+def test_hosts_out_of_step_say_so(pair):
+    first, second, _ = pair
+    first.tell("step", False)
+    first.broadcast(5)
+    expected = "host 1 is out of step with host 0: it waits for the next "
+    with pytest.raises(RuntimeError, match=expected + "value, and gets {'order': 'step', 'argum"):
+        second.broadcast(7)
+    with pytest.raises(RuntimeError, match=expected + "order, and gets {'value': 5}"):
+        next(second.orders())
+
+
+def test_a_follower_refuses_what_host_0_refuses_and_nothing_else(pair, monkeypatch):
+    first, second, _ = pair
+    monkeypatch.setattr(hosts, "_current", second)
+    engine = Mock(**{
+        "add_request.side_effect": InputError("too long"), "fork.side_effect": InputError("ended"),
+        "step.side_effect": InputError("no pages"),
+    })  # fmt: skip
+    first.tell("add_request", [1, 2], {"seed": 3})
+    first.tell("fork", 1, {"seed": 3})
+    first.tell("abort", 1)
+    first.tell("step", False)
+    first.end()
+    with pytest.raises(InputError, match="no pages"):
+        follower.follow(engine)
+    engine.abort.assert_called_once_with(1)
 
 
 def test_who_waits_for_host_0_ends_with_it(pair):
