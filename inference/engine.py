@@ -83,6 +83,7 @@ class Engine:
         self._returned_at = 0.0  # when the last step was processed
         self._num_failed_steps = 0
         self._versions = ParamsVersions()
+        self._declared = config.model  # as a checkpoint says; `config` may have been changed
 
     @property
     def compile_s(self) -> float:
@@ -120,8 +121,7 @@ class Engine:
             for name, value in settings.items()
         ]
         config = overrides.apply(Config(resolved.config), changes)
-        checkpoint = resolved.open(progress)
-        return cls.from_checkpoint(config, checkpoint, progress, executables=executables)
+        return cls.from_checkpoint(config, resolved.open(progress), progress, (), executables)
 
     @classmethod
     def from_checkpoint(
@@ -151,7 +151,9 @@ class Engine:
         if draft is not None and tokenizer is not None:
             tokenizer.check_same(draft.load_tokenizer())
         read = new_weights.reader(config, checkpoint, progress, draft)
-        return cls(config, read, tokenizer, checkpoint.eos_ids, why_no_text, expected, executables)
+        made = cls(config, read, tokenizer, checkpoint.eos_ids, why_no_text, expected, executables)
+        made._declared = checkpoint.config
+        return made
 
     def add_request(self, prompt: str | Items[int], params: SamplingParams) -> int:
         """Queues a prompt (text or token ids) and returns the request's id.
@@ -279,7 +281,7 @@ class Engine:
         """
         self._check_awake()
         hosts.current().check_alone("update_params")
-        params = new_weights.find(source, self.config, progress)()
+        params = new_weights.find(source, self.config, self._declared, progress)()
         self._finish_steps()
         if not keeps_pages:
             self.rebuild()  # first: where it fails, the old ones are still there
@@ -321,7 +323,7 @@ class Engine:
         """
         if not self._memory.is_free:
             raise InputError("the engine does not sleep: there is nothing to wake")
-        params = None if source is None else new_weights.find(source, self.config)()
+        params = None if source is None else new_weights.find(source, self.config, self._declared)()
         has_pages = self._memory.restore(params)
         if source is not None:
             self._versions.advance(has_pages, self._unfinished)

@@ -1,12 +1,16 @@
 """Weights that an engine starts with or goes on with: from a tree, or from files."""
 
+import dataclasses
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from configs.engine import Config
 from configs.errors import InputError, shown
 from configs.heads import Heads
+from configs.model import ModelConfig
 from inference.checkpoints import load, names, provenance, resolve, weight_formats
 from inference.checkpoints.load import Progress
 from inference.checkpoints.native import orbax_step
@@ -15,6 +19,9 @@ from layers import decoder, params
 from layers.kernels.linear import api as linear
 from layers.params import Params
 from sharding import mesh as meshes
+
+# How weights are stored, and how far they are used.
+_NO_FUNCTION = frozenset(("name", "dtype", "formats", "max_context"))
 
 
 def reader(
@@ -49,14 +56,23 @@ def reader(
 
 
 def find(
-    source: Params | str | Path, config: Config, progress: Progress | None = None
+    source: Params | str | Path,
+    config: Config,
+    declared: ModelConfig,
+    progress: Progress | None = None,
 ) -> Callable[[], Params]:
-    """What makes, or reads, weights for a running engine; their names and shapes are checked.
+    """What makes, or reads, weights for a running engine; their names and shapes are checked, and
+    of a checkpoint, what it says that its weights are for.
+
+    The engine's model may be a checkpoint's with fields changed by the user, who wants them changed
+    for the next checkpoint as well. So each field of this one is either what the engine's first
+    checkpoint said, or what the engine runs. A tree says nothing, and is taken as it is.
 
     Args:
         source: a tree of the engine's parameters on whatever devices, of its dtypes; what
             `--model` takes; or a step that Orbax wrote of such a tree, sharded however.
         config: the engine's.
+        declared: its model, as the checkpoint that it started with says.
         progress: as `load.load_params` takes it.
 
     Raises:
@@ -76,9 +92,56 @@ def find(
     own = {path: info.shape for path, info in params.flatten(infos).items()}
     if shapes != own or resolved.config.family != config.model.family:
         raise InputError(f"{shown(str(source))} is another model than {config.model.name}")
+    _check_function(str(source), resolved.config, config.model, declared)
     chosen, checkpoint = weight_formats.choose(
         config, resolved.open(progress), config.engine.linear
     )
     if chosen.model.formats != config.model.formats:
         raise InputError(f"{shown(str(source))} has its weights in other formats than the engine")
     return reader(config, checkpoint, progress)
+
+
+def _check_function(
+    source: str, found: ModelConfig, own: ModelConfig, declared: ModelConfig
+) -> None:
+    """Refuses a model that computes something else of the same weights than either of two."""
+    valid = [dict(_fields(model)) for model in (own, declared)]
+    others = [
+        f"{path} is {shown(value)}, not {shown(valid[0].get(path))}"
+        for path, value in _fields(found)
+        if not any(path in fields and _is_close(value, fields[path]) for fields in valid)
+    ]
+    if others:
+        more = f", the first of {len(others)} differences" if others[1:] else ""
+        raise InputError(
+            f"{shown(source)} is another model than {own.name}: {others[0]}{more}; a tree of "
+            "parameters is taken as it is"
+        )
+
+
+def _fields(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The fields that a model's function depends on, by path; of a section its kind, too."""
+    if isinstance(node, ModelConfig):
+        for field in dataclasses.fields(node):
+            if field.name == "pattern":
+                yield from _fields(node.layers, "layers")
+            elif field.name not in _NO_FUNCTION:
+                yield field.name, getattr(node, field.name)
+    elif dataclasses.is_dataclass(node):
+        yield path, type(node).__name__
+        for field in dataclasses.fields(node):
+            yield from _fields(getattr(node, field.name), f"{path}/{field.name}")
+    elif isinstance(node, tuple) and node and dataclasses.is_dataclass(node[0]):
+        for index, item in enumerate(node):
+            yield from _fields(item, f"{path}/{index}")
+    else:
+        yield path, node
+
+
+def _is_close(value: Any, other: Any) -> bool:
+    """Whether they are equal, but for formats that store numbers in float32."""
+    if isinstance(value, tuple) and isinstance(other, tuple):
+        return len(value) == len(other) and all(map(_is_close, value, other))
+    if isinstance(value, float) and isinstance(other, float):
+        return math.isclose(value, other, rel_tol=1e-6)
+    return bool(value == other)

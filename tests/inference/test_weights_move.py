@@ -1,8 +1,10 @@
 """Weights that leave the device, come back, and give way to others while requests run."""
 
 import gc
+import json
 import math
 import time
+from pathlib import Path
 from unittest.mock import Mock
 
 import jax
@@ -11,8 +13,11 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from configs import overrides
+from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.mesh import ONE_CHIP, Mesh
+from inference.checkpoints import resolve
 from inference.engine import Engine
 from inference.request import SamplingParams
 from layers import decoder
@@ -255,6 +260,57 @@ def test_weights_of_a_training_loop(tmp_path, mesh):
         with pytest.raises(InputError, match=message):
             engine.update_params(tmp_path / "part")
     assert engine.generate(prompt, fakes.greedy(8))[0].token_ids == expected
+
+
+_CHECKPOINT = Path("tests/golden/llama-tokenizer")
+
+
+def _checkpoint(folder, **changes):
+    """A copy that says something else of the same weights."""
+    folder.mkdir()
+    for file in _CHECKPOINT.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"rms_norm_eps": 1e-3}, "norm_eps is 0.001, not 1e-05;"),
+        (
+            {"rope_parameters": {"rope_theta": 9e4, "rope_type": "default"}},
+            "layers/0/mixer/rope/theta is 90000.0, not 10000.0, the first of 2 differences;",
+        ),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 2.0}},
+            "layers/0/mixer/rope/scaling is 'Linear', not None, the first of ",
+        ),
+    ],
+)
+def test_a_checkpoint_of_another_function_is_refused(tmp_path, changes, message):
+    engine = Engine.from_model(str(_CHECKPOINT), **_SIZES)
+    other = _checkpoint(tmp_path / "other", **changes)
+    with pytest.raises(InputError, match=f"is another model than llama-tokenizer: {message}") as no:
+        engine.update_params(other)
+    assert "\n" not in str(no.value)
+    engine.sleep()
+    with pytest.raises(InputError, match=message):
+        engine.wake(other)
+
+
+def test_a_checkpoint_goes_with_a_model_that_was_changed(tmp_path):
+    """By overrides: the next checkpoint says what the first said, or what runs."""
+    config = Config(resolve.resolve(str(_CHECKPOINT)).config, EngineConfig(**_SIZES))
+    settings = ["model.norm_eps=1e-3", "model.dtype=float32", "model.max_context=64"]
+    changed = overrides.apply(config, [*settings, "model.pattern.mixer.window=32"])
+    checkpoint = resolve.resolve(str(_CHECKPOINT)).open(None)
+    engine = Engine.from_checkpoint(changed, checkpoint)
+    assert engine.update_params(_CHECKPOINT) == 1
+    assert engine.update_params(_checkpoint(tmp_path / "runs", rms_norm_eps=1e-3)) == 2
+    with pytest.raises(InputError, match="norm_eps is 0.01, not 0.001;"):
+        engine.update_params(_checkpoint(tmp_path / "other", rms_norm_eps=1e-2))
 
 
 @pytest.mark.long
