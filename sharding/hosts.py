@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from configs.errors import InputError, shown
 
@@ -247,11 +247,20 @@ def start(coordinator: str, count: int, index: int) -> None:
 
 def _checked(coordinator: str, count: int, index: int) -> tuple[str, int]:
     address, _, port = coordinator.rpartition(":")
-    if not (address and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65535):
+    is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65535
+    if not (_is_name(address) and is_port):
         raise InputError(f"a coordinator is host 0's address:port, not {coordinator[:80]!r}")
     if not 1 <= count <= _MOST_HOSTS or not 0 <= index < count:
         raise InputError(f"of {count} hosts the first is 0 and the last {count - 1}, not {index}")
     return address, int(port)
+
+
+def _is_name(address: str) -> bool:
+    """Whether a socket takes it for the name of a host, which need not exist."""
+    try:
+        return bool(address.encode("idna")) and address.isprintable()
+    except UnicodeError:
+        return False
 
 
 def _accept(address: str, port: int, count: int) -> dict[int, _Link]:
@@ -269,9 +278,7 @@ def _accept(address: str, port: int, count: int) -> dict[int, _Link]:
                 connection, _ = server.accept()
             except TimeoutError:
                 missing = ", ".join(str(i) for i in range(1, count) if i not in links)
-                raise InputError(
-                    f"no sign of host {missing} within {_JOIN_TIMEOUT_S:.0f} s"
-                ) from None
+                _refuse(links, f"host {missing} did not come within {_JOIN_TIMEOUT_S:.0f} s")
             hello = _hello(connection)
             if hello is None:  # somebody else
                 connection.close()
@@ -282,15 +289,20 @@ def _accept(address: str, port: int, count: int) -> dict[int, _Link]:
                     f"host {hello.get('index')} expects {hello.get('count')} hosts, not {count}"
                 )
             elif hello["index"] in (0, *links):
-                problem = f"two hosts say that they are host {hello['index']}"
+                problem = f"host {hello['index']} is there twice"
             with contextlib.suppress(OSError):
                 connection.sendall(_line({"problem": problem}))
             if problem:
-                for each in links.values():
-                    each.send({"ended": problem})
-                raise InputError(problem)
+                _refuse(links, problem)
             links[hello["index"]] = _Link(connection)
     return links
+
+
+def _refuse(links: Mapping[int, _Link], problem: str) -> NoReturn:
+    """Raises InputError, here and on the hosts that have come; 'host ...' begins it."""
+    for link in links.values():
+        link.send({"ended": problem})
+    raise InputError(problem)
 
 
 def _connect(address: str, port: int, count: int, index: int) -> _Link:
@@ -299,9 +311,9 @@ def _connect(address: str, port: int, count: int, index: int) -> _Link:
         try:
             connection = socket.create_connection((address, port), timeout=_HEARTBEAT_S)
             break
-        except (OSError, UnicodeError) as error:
-            if time.monotonic() > deadline or isinstance(error, UnicodeError):
-                why = getattr(error, "strerror", None) or "no answer"
+        except OSError as error:
+            if time.monotonic() > deadline:
+                why = error.strerror or "no answer"
                 raise InputError(
                     f"no sign of host 0 at {address}:{port} within {_JOIN_TIMEOUT_S:.0f} s: {why}"
                 ) from None

@@ -163,6 +163,28 @@ def test_a_late_host_and_strangers_delay_nothing_but_the_start(monkeypatch):
     assert sorted(found) == [1, 2]
 
 
+def test_those_who_came_hear_for_whom_host_0_waits_no_longer(monkeypatch, capfd):
+    statuses = []
+    monkeypatch.setattr(hosts.os, "_exit", statuses.append)
+    monkeypatch.setattr(hosts, "_JOIN_TIMEOUT_S", 1.0)
+    port, found = _free_port(), []
+
+    def accept():
+        with pytest.raises(InputError) as refused:
+            hosts._accept("localhost", port, 4)
+        found.append(str(refused.value))
+
+    waiting = threading.Thread(target=accept)
+    waiting.start()
+    hosts.Hosts(1, {0: hosts._connect("localhost", port, 4, 1)}, 4)
+    waiting.join(timeout=5)
+    deadline = time.monotonic() + 5
+    while not statuses and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert found == ["host 2, 3 did not come within 1 s"]
+    assert statuses == [1] and capfd.readouterr().err == f"error: {found[0]}\n"
+
+
 def test_parameters_arrive_as_they_were_sent():
     asked = SamplingParams(stop=("a", "b"), allowed_ids=(1, 2), logit_bias=((3, 0.5),), seed=2**63)
     assert follower._params(json.loads(json.dumps(dataclasses.asdict(asked)))) == asked
@@ -171,6 +193,10 @@ def test_parameters_arrive_as_they_were_sent():
 @pytest.mark.parametrize("coordinator, count, index, expected", [
     ("localhost", 2, 0, "a coordinator is host 0's address:port, not 'localhost'"),
     ("localhost:x", 2, 0, "a coordinator is host 0's address:port, not 'localhost:x'"),
+    ("a\0b:9100", 2, 1, r"a coordinator is host 0's address:port, not 'a\x00b:9100'"),
+    (f"{'a' * 64}:9100", 2, 0, f"a coordinator is host 0's address:port, not '{'a' * 64}:9100'"),
+    ("a..b:9100", 2, 0, "a coordinator is host 0's address:port, not 'a..b:9100'"),
+    ("\udce4:9100", 2, 1, r"a coordinator is host 0's address:port, not '\udce4:9100'"),
     ("localhost:9100", 2, 2, "of 2 hosts the first is 0 and the last 1, not 2"),
 ])  # fmt: skip
 def test_bad_numbers_are_named(coordinator, count, index, expected):
