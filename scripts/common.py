@@ -36,7 +36,10 @@ _MODEL = flags.DEFINE_string(
 _RUN = flags.DEFINE_string("config", None, "A whole run: configs/runs/NAME.py.")
 _SET = flags.DEFINE_multi_string("set", [], "Overrides a field: engine.max_seqs=64 (repeatable).")
 _EXECUTABLES = flags.DEFINE_string(
-    "executables", None, "Directory of scripts.compile --serialize: what is there is not compiled."
+    "executables",
+    None,
+    "Directory of scripts.compile --serialize: what is there is not compiled (steps of the chips "
+    "that decode; those of prefill.chips are compiled).",
 )
 JSON = flags.DEFINE_bool("json", False, "Print one JSON object on stdout, nothing else.")
 flags.adopt_module_key_flags(speculation_flags)

@@ -167,6 +167,7 @@ class ModelRunner:
     def free(self) -> None:
         """Frees the device's memory, all but what is compiled; until `restore` nothing runs."""
         self.params, self.cache, self.slots = None, (), None
+        self._swapper.free()
 
     def restore(self, copied: tuple[Any, Any], params: Params | None = None) -> None:
         """Ends `free`, with empty pages where none were copied.

@@ -111,6 +111,10 @@ class PageSwapper:
         written: Cache = self._executable(group, to_host=False)(cache, page_X, data)
         return written
 
+    def free(self) -> None:
+        """Frees what `receive` keeps on the device, which is made again when it is needed."""
+        self._zeros.clear()
+
     def _nothing(self, group: int, data: CacheLeaf) -> CacheLeaf:
         """What the other data shards' sinks receive."""
         if group not in self._zeros:

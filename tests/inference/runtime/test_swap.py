@@ -1,12 +1,18 @@
 """Pages go to host memory and come back, whatever arrays a leaf is made of."""
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from configs.engine import Config, EngineConfig
+from configs.mesh import Mesh
 from inference.kv_pages.prefix_cache import Transfer
+from inference.runtime.model_runner import cache_arguments
 from inference.runtime.swap import PageSwapper
+from layers import kv_cache
+from sharding import mesh as meshes
 from tests import fakes
 
 
@@ -32,3 +38,25 @@ def test_a_leaf_of_several_arrays_goes_to_the_host_and_comes_back():
             expected = pages.copy()
             expected[list(moved)] = pages[list(moved.values())]
             np.testing.assert_array_equal(found[name][1:], expected[1:])
+
+
+def test_no_device_memory_is_kept_once_it_is_to_be_free():
+    """Of what the other data shard's sinks receive with each page."""
+    engine = EngineConfig(page_tokens=8, max_seqs=2, max_context=64, cache_bytes=1 << 16)
+    config = Config(fakes.llama(), engine, Mesh(data=2))
+    mesh, arguments = meshes.of(config.mesh), cache_arguments(config, "reference")
+    cache = meshes.put(mesh, meshes.EVERY_CHIP, lambda *_: kv_cache.init(*arguments))
+    before = _device_bytes()
+    swapper = PageSwapper(config, kv_cache.abstract(*arguments), mesh)
+    sender = PageSwapper(Config(fakes.llama(), engine), kv_cache.abstract(*arguments))
+    sent = sender.read(kv_cache.init(*arguments), 0, [1, 2])
+    cache = swapper.receive(cache, 0, [3, 4], sent, 1)
+    del sent
+    assert _device_bytes() > before
+    swapper.free()
+    assert _device_bytes() == before
+
+
+def _device_bytes():
+    gc.collect()
+    return sum(array.nbytes for array in jax.live_arrays())
