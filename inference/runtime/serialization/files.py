@@ -12,7 +12,7 @@ import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax
 import numpy as np
@@ -30,7 +30,10 @@ from sharding import mesh as meshes
 
 _MAGIC = b"RIDGELINE-EXE 1\n"
 _LENGTH = struct.Struct("<Q")
+_START = len(_MAGIC) + hashlib.sha256().digest_size  # of the body
+_MOST_HEADER = 1 << 16  # bytes that are looked at to say why a file is not used
 _SUFFIX = ".executable"
+_DAMAGED = "it is damaged, or no file of an executable"
 
 
 class ExecutableFiles:
@@ -104,7 +107,7 @@ class ExecutableFiles:
         apart: list[tuple[str, ...]] = []
         for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
             try:
-                found = _read(path)[0]["key"]
+                found = _read_key(path)
             except (OSError, ValueError):
                 continue
             if found.get("program") == name:
@@ -122,17 +125,40 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
         OSError: it cannot be read.
         ValueError: it is damaged, or not its owner's alone.
     """
-    with path.open("rb") as file:
-        for status in (os.fstat(file.fileno()), path.parent.stat()):
-            if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o022:
-                raise ValueError("others may write to it or to its directory, and it is code")
+    with _opened(path) as file:
         data = file.read()
-    start = len(_MAGIC) + hashlib.sha256().digest_size
-    body = memoryview(data)[start:]
-    if not data.startswith(_MAGIC) or hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:
-        raise ValueError("it is damaged, or no file of an executable")
+    body = memoryview(data)[_START:]
+    if not data.startswith(_MAGIC) or hashlib.sha256(body).digest() != data[len(_MAGIC) : _START]:
+        raise ValueError(_DAMAGED)
+    header, end = _header(body)
+    return header, bytes(body[end:])
+
+
+def _read_key(path: Path) -> dict[str, Any]:
+    """The key in a header, without the program behind it; raises what `_read` does."""
+    with _opened(path) as file:
+        key: dict[str, Any] = _header(memoryview(file.read(_MOST_HEADER))[_START:])[0]["key"]
+    return key
+
+
+def _opened(path: Path) -> BinaryIO:
+    file = path.open("rb")
+    for status in (os.fstat(file.fileno()), path.parent.stat()):
+        if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o022:
+            file.close()
+            raise ValueError("others may write to it or to its directory, and it is code")
+    return file
+
+
+def _header(body: memoryview) -> tuple[dict[str, Any], int]:
+    """The header of what follows the digest, and where it ends; raises ValueError if it is none."""
+    if len(body) < _LENGTH.size:
+        raise ValueError(_DAMAGED)
     end = _LENGTH.size + _LENGTH.unpack_from(body)[0]
-    return json.loads(bytes(body[_LENGTH.size : end])), bytes(body[end:])
+    header = json.loads(bytes(body[_LENGTH.size : end]))
+    if not (isinstance(header, dict) and isinstance(header.get("key"), dict)):
+        raise ValueError(_DAMAGED)
+    return header, end
 
 
 def _results(arguments: tuple[Any, ...], layout: Any) -> tuple[Any, ...]:

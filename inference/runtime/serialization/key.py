@@ -27,7 +27,14 @@ _COMPILERS = {
     "gpu": ("jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-cuda12-plugin", "jax-cuda12-pjrt"),
     "tpu": ("libtpu",),
 }
-_NUMERICS = ("jax_default_matmul_precision", "jax_enable_x64")
+# Of JAX's options those that change what is traced, then those that it hands to the compiler.
+_OPTIONS = (
+    "jax_default_matmul_precision", "jax_enable_x64", "jax_numpy_dtype_promotion",
+    "jax_allow_f16_reductions", "jax_pallas_use_mosaic_gpu", "jax_optimization_level",
+    "jax_exec_time_optimization_effort", "jax_memory_fitting_level", "jax_memory_fitting_effort",
+    "jax_compiler_enable_remat_pass", "jax_use_shardy_partitioner", "jax_xla_profile_version",
+    "jax_disable_most_optimizations",
+)  # fmt: skip
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _ROOT = Path(__file__).resolve().parents[3]
 _SOURCES = (
@@ -54,16 +61,16 @@ def of_engine(config: Config, attention: str, devices: Sequence[Any], mesh: Mesh
         if field.name not in _HOSTS_OWN
     }
     own = "" if devices[0].platform != "cpu" else _this_processor()
-    packages = ("jax", "jaxlib", *_COMPILERS.get(devices[0].platform, ()))
     return {
         "model": digest(repr(dataclasses.replace(config.model, name=""))),
         "draft": "" if config.draft is None else digest(repr(config.draft)),
         "engine": repr(engine | {"attention": attention}),
         "mesh": "" if mesh is None else str(dict(mesh.shape)),
         "devices": f"{len(devices)} x {devices[0].platform} {devices[0].device_kind} {own}".strip(),
-        "packages": ", ".join(filter(None, map(_version, packages))),
-        "compiler flags": repr([os.environ.get(name, "").split() for name in _FLAGS]),
-        "numerics": repr([getattr(jax.config, name) for name in _NUMERICS]),
+        "places of devices": _places(devices),
+        "packages": _packages(devices[0].platform),
+        "compiler flags": repr([_flags(os.environ.get(name, "")) for name in _FLAGS]),
+        "options of jax": repr([jax.config.values.get(name) for name in _OPTIONS]),
         "code of this version": sources(),
     }
 
@@ -99,6 +106,37 @@ def _described(tree: Any) -> str:
         spec = sharding.spec if isinstance(sharding, NamedSharding) else ""
         lines.append(f"{jax.tree_util.keystr(path)} {leaf.dtype}{leaf.shape} {spec}")
     return "\n".join(lines)
+
+
+def _places(devices: Sequence[Any]) -> str:
+    """Which chips of a TPU are whose neighbours."""
+    if devices[0].platform != "tpu" or len(devices) == 1:
+        return ""
+    return digest(repr([(tuple(each.coords), each.core_on_chip) for each in devices]))
+
+
+@functools.cache
+def _packages(platform: str) -> str:
+    """Versions of what compiles; on NVIDIA's chips of the libraries that programs call, too."""
+    names = ["jax", "jaxlib", *_COMPILERS.get(platform, ())]
+    if platform == "gpu":
+        installed = {str(each.metadata["Name"]) for each in importlib.metadata.distributions()}
+        names += sorted(name for name in installed if name.startswith("nvidia-"))
+    return ", ".join(filter(None, map(_version, names)))
+
+
+def _flags(text: str) -> list[str]:
+    """The flags in a variable, or, as XLA has it, in the file that it names instead; each file that
+    one of them names counts with its contents, unless that is where something is dumped.
+    """
+    if not text.lstrip().startswith("-") and os.path.isfile(text.strip()):
+        text = Path(text.strip()).read_text(encoding="utf-8", errors="replace")
+    return [_with_contents(flag) for flag in text.split() if "_dump_" not in flag.partition("=")[0]]
+
+
+def _with_contents(flag: str) -> str:
+    named = flag.partition("=")[2]
+    return f"{flag} {digest(Path(named).read_bytes())}" if os.path.isfile(named) else flag
 
 
 def _version(package: str) -> str:

@@ -42,7 +42,8 @@ class LoadedExecutable:
         """Runs the program; what it was compiled to take by donation is gone afterwards.
 
         Raises:
-            TypeError: arguments of other shapes, types or leaves than it was compiled for.
+            TypeError: arguments of other shapes, types or leaves than it was compiled for, or on
+                other devices.
         """
         leaves, structure = jax.tree.flatten(arguments)
         if structure != self._structure:
@@ -60,13 +61,22 @@ class LoadedExecutable:
         results = map(_joined, found, self._returned)
         return jax.tree.unflatten(self._result_structure, results)
 
-    def _place(self, leaf: jax.ShapeDtypeStruct) -> Any:
+    def _place(self, leaf: jax.ShapeDtypeStruct) -> NamedSharding | jax.Device:
         return leaf.sharding if isinstance(leaf.sharding, NamedSharding) else self._device
 
     def _check(self, leaves: Sequence[Any]) -> None:
         for leaf, expected in zip(leaves, self._expected, strict=True):
             if (leaf.shape, leaf.dtype) != (expected.shape, expected.dtype):
                 raise TypeError(f"compiled for {expected}, not {leaf.dtype}{leaf.shape}")
+            place = self._place(expected)
+            if isinstance(leaf, jax.Array) and not _lies(leaf, place):
+                raise TypeError(f"compiled for {expected} on {place}, not on {leaf.sharding}")
+
+
+def _lies(array: jax.Array, place: NamedSharding | jax.Device) -> bool:
+    if isinstance(place, NamedSharding):
+        return array.sharding.is_equivalent_to(place, array.ndim)
+    return array.devices() == {place}
 
 
 def _joined(parts: list[jax.Array], leaf: jax.ShapeDtypeStruct) -> jax.Array:

@@ -1,6 +1,8 @@
 """Executables in files: the tokens of compiled ones, and files that are not used."""
 
 import dataclasses
+import hashlib
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -14,6 +16,7 @@ from inference.engine import Engine
 from inference.planner.compiled.report import AbsentEngine
 from inference.request import SamplingParams
 from inference.runtime import batch, compilation_cache
+from inference.runtime.serialization import files, key
 from inference.runtime.serialization.loaded import LoadedExecutable
 from inference.scheduling import step_shapes
 from tests import fakes
@@ -100,10 +103,80 @@ def test_files_of_another_program_are_not_used(folder, change, part, caplog):
     assert part in line and line.endswith("; it is compiled")
 
 
+def of_engine(devices=None):
+    return key.of_engine(CONFIG, "reference", devices or jax.devices("cpu")[:1], None)
+
+
+def differing(before):
+    after = of_engine()
+    return [part for part in before if before[part] != after[part]]
+
+
+def test_files_that_flags_name_count_with_their_contents(tmp_path, monkeypatch):
+    tuned, flags = tmp_path / "tuned.txt", tmp_path / "flags"
+    tuned.write_text("1")
+    flag = f"--xla_gpu_load_autotune_results_from={tuned}"
+    flags.write_text(f"{flag}\n")
+    jax.devices()  # XLA has read its flags
+    for text in (f"--xla_cpu_enable_fast_math=true {flag}", str(flags)):
+        tuned.write_text("1")
+        monkeypatch.setenv("XLA_FLAGS", text)
+        before = of_engine()
+        assert not differing(before)
+        tuned.write_text("2")
+        assert differing(before) == ["compiler flags"]
+    flags.write_text("--xla_cpu_enable_fast_math=false")
+    assert differing(before) == ["compiler flags"]
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+    before = of_engine()
+    monkeypatch.setenv(
+        "XLA_FLAGS", f"--xla_cpu_enable_fast_math=false --xla_gpu_dump_autotune_results_to={tuned}"
+    )
+    assert not differing(before)
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("jax_optimization_level", "O1"), ("jax_disable_most_optimizations", True),
+     ("jax_numpy_dtype_promotion", "strict")],
+)  # fmt: skip
+def test_options_of_jax_that_change_programs_count(name, value):
+    before, was = of_engine(), jax.config.values[name]
+    jax.config.update(name, value)
+    try:
+        assert differing(before) == ["options of jax"]
+    finally:
+        jax.config.update(name, was)
+
+
+def test_libraries_and_neighbours_count(monkeypatch):
+    def packages(version):
+        key._packages.cache_clear()
+        installed = {"jax": "1", "jaxlib": "1", "nvidia-cudnn-cu13": version, "other": version}
+        found = [Mock(metadata={"Name": name}) for name in installed]
+        monkeypatch.setattr(key.importlib.metadata, "distributions", lambda: found)
+        monkeypatch.setattr(key, "_version", lambda name: f"{name} {installed.get(name)}")
+        return key._packages("gpu")
+
+    assert packages("9.1") != packages("9.2") and "other" not in packages("9.1")
+    key._packages.cache_clear()
+    monkeypatch.undo()
+
+    def places(*coords):
+        return of_engine([
+            Mock(platform="tpu", device_kind="TPU v6 lite", coords=[x, y, 0], core_on_chip=0)
+            for x, y in coords
+        ])["places of devices"]  # fmt: skip
+
+    assert places((0, 0), (1, 0)) != places((0, 0), (0, 1))
+    assert places((0, 0)) == places((1, 0))
+
+
 _DAMAGES = {
     "a bit": lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
     "cut": lambda data: data[: len(data) // 2],
     "empty": lambda data: b"",
+    "a body of one byte": lambda data: data[:16] + hashlib.sha256(b"1").digest() + b"1",
     "another file": lambda data: b"\x80\x04" * 999,
 }
 
@@ -146,6 +219,25 @@ def test_other_arguments_are_refused(folder):
         admit(runner.cache, runner.slots)
     with pytest.raises(TypeError, match="compiled for"):
         admit(runner.cache, runner.slots, jax.tree.map(np.float32, admissions))
+
+
+def test_arguments_on_other_devices_are_refused(folder):
+    engine = Engine(CONFIG, fakes.real_params(CONFIG.model), executables=folder)
+    runner = engine.model_runner
+    admit, admissions = runner._executables.admit(), batch.build_admissions((), CONFIG)
+    elsewhere = jax.device_put(runner.slots, jax.devices()[1])
+    with pytest.raises(TypeError, match="not on "):
+        admit(runner.cache, elsewhere, admissions)
+
+
+def test_of_files_of_other_programs_only_headers_are_read(copied, caplog, monkeypatch):
+    monkeypatch.setattr(files, "_read", Mock(side_effect=FileNotFoundError))
+    for path in copied.iterdir():
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) // 2])  # what they hold is not looked at
+    monkeypatch.setattr(key, "sources", lambda: "another version's")
+    answers(copied)
+    assert "those that are there differ in code of this version; it is" in caplog.messages[0]
 
 
 def test_several_hosts_load_none(folder, monkeypatch):
