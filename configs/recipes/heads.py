@@ -11,17 +11,17 @@ from configs.heads import Eagle, Medusa
 from configs.model import ModelConfig
 from configs.recipes.training import TrainingConfig
 
-SAMPLES = 640  # windows that the target writes
+SAMPLES = 1024  # windows that the target writes
 SAMPLE_TEMPERATURE = 0.7
-PROPOSED = 8192  # tokens, the most frequent of the samples
+PROPOSED = 10_000  # tokens, the most frequent of the samples; as many as a config.json may list
 
 # By task.
 TRAINING = {
     "eagle": TrainingConfig(
-        steps=480, batch=4, window=256, learning_rate=1e-3, warmup_steps=40, checkpoint_every=60,
+        steps=448, batch=4, window=256, learning_rate=1e-3, warmup_steps=40, checkpoint_every=60,
     ),
     "medusa": TrainingConfig(
-        steps=480, batch=4, window=256, learning_rate=1e-3, warmup_steps=40, checkpoint_every=60,
+        steps=256, batch=4, window=256, learning_rate=1e-3, warmup_steps=40, checkpoint_every=60,
     ),
 }  # fmt: skip
 

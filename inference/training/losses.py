@@ -50,32 +50,29 @@ def next_token(config: ModelConfig) -> Loss:
 
 
 def eagle(target: ModelConfig, own: heads.Eagle) -> Loss:
-    """What EAGLE heads are trained on: `_PASSES` times the next token, first given the target's
-    states, then those of the pass before, as drafting meets them (EAGLE-3's training-time test, Li
-    et al. 2025, arXiv 2503.01840; here a pass attends to its own entries alone).
+    """What EAGLE heads are trained on: `_PASSES` times the target's law of the next token, first
+    given its states, then those of the pass before, as drafting meets them (EAGLE-3's training-time
+    test, Li et al. 2025, arXiv 2503.01840; here a pass attends to its own entries alone).
 
     Heads without fused features also learn the target's next state (Li et al. 2024, arXiv
     2401.15077). Frozen are the target's parameters; a batch is that of `next_token`.
     """
-    label_V = _labels(own)
 
     def loss(masters: Params, frozen: Any, batch: dict[str, jax.Array]) -> jax.Array:
-        inputs_YW, targets_YW = batch["tokens"][:, :-1], label_V[batch["tokens"][:, 1:]]
+        inputs_YW = batch["tokens"][:, :-1]
         rows = ragged.contiguous(*inputs_YW.shape)
         embedded_TD, hidden_TD, features = _seen(frozen, target, inputs_YW, rows, own.features)
         state_TD = eagle_heads.fused(masters, hidden_TD, features)
-        total, wanted_TD = jnp.float32(0), hidden_TD
+        total, seen_YWD = jnp.float32(0), hidden_TD.reshape(*inputs_YW.shape, -1)
         for nth in range(_PASSES):
             state_YWD = state_TD.reshape(*inputs_YW.shape, -1)
             before_YWD = jnp.pad(state_YWD[:, :-1], ((0, 0), (1, 0), (0, 0)))
             x_TD = eagle_heads.inputs(masters, own, embedded_TD, before_YWD.reshape(state_TD.shape))
             state_TD, _, _ = decoder.layers(masters, own, x_TD, rows)
             own_YWD = state_TD.reshape(*inputs_YW.shape, -1)[:, nth:]
-            found = cross_entropy(
-                lambda x_QD: linear(x_QD, masters["head"]["table"]), own_YWD, targets_YW[:, nth:]
-            )
+            found = _unlike(masters, own, own_YWD, frozen, target, seen_YWD[:, nth:])
             if not own.features:
-                found += _REGRESSION * optax.huber_loss(state_TD, wanted_TD).mean()
+                found += _REGRESSION * optax.huber_loss(state_TD, hidden_TD).mean()
             total += found * _DECAY**nth
         return total
 
@@ -83,35 +80,47 @@ def eagle(target: ModelConfig, own: heads.Eagle) -> Loss:
 
 
 def medusa(target: ModelConfig, own: heads.Medusa) -> Loss:
-    """What Medusa heads are trained on: the n-th, from 0, predicts the token n + 2 positions behind
-    its state (Cai et al. 2024, arXiv 2401.10774). Frozen are the target's parameters; a batch is
-    that of `next_token`.
+    """What Medusa heads are trained on: the n-th, from 0, predicts the target's law of the token
+    n + 2 positions behind its state (Cai et al. 2024, arXiv 2401.10774). Frozen are the target's
+    parameters; a batch is that of `next_token`.
     """
-    label_V = _labels(own)
 
     def loss(masters: Params, frozen: Any, batch: dict[str, jax.Array]) -> jax.Array:
-        inputs_YW, targets_YW = batch["tokens"][:, :-1], label_V[batch["tokens"][:, 1:]]
+        inputs_YW = batch["tokens"][:, :-1]
         rows = ragged.contiguous(*inputs_YW.shape)
         _, hidden_TD, _ = _seen(frozen, target, inputs_YW, rows, ())
-        total = jnp.float32(0)
+        total, seen_YWD = jnp.float32(0), hidden_TD.reshape(*inputs_YW.shape, -1)
         for nth, weight in enumerate(masters["blocks"]):
-            drafting_YWD = medusa_heads.block(weight, hidden_TD).reshape(*inputs_YW.shape, -1)
-            total += _DECAY**nth * cross_entropy(
-                lambda x_QD: linear(x_QD, masters["head"]["table"]),
-                drafting_YWD[:, : -1 - nth], targets_YW[:, 1 + nth :],
-            )  # fmt: skip
+            own_YWD = medusa_heads.block(weight, hidden_TD).reshape(*inputs_YW.shape, -1)
+            total += _DECAY**nth * _unlike(
+                masters, own, own_YWD[:, : -1 - nth], frozen, target, seen_YWD[:, 1 + nth :]
+            )
         return total
 
     return loss
 
 
-def _labels(own: heads.Heads) -> jax.Array:
-    """Row of the output table of each token, -1 where it has none: i32[V]."""
-    if not own.proposed_ids:
-        return jnp.arange(own.vocab_size)
-    label_V = np.full(own.vocab_size, -1, np.int32)
-    label_V[list(own.proposed_ids)] = np.arange(len(own.proposed_ids))
-    return jnp.asarray(label_V)
+def _unlike(
+    masters: Params,
+    own: heads.Heads,
+    own_YWD: jax.Array,
+    frozen: Params,
+    target: ModelConfig,
+    seen_YWD: jax.Array,
+) -> jax.Array:
+    """Mean cross-entropy of a head's law and the target's, among the tokens that are proposed: what
+    the target might have said teaches more than what it said.
+    """
+    name = "embed" if target.tied else "head"
+    rows = np.array(own.proposed_ids or range(own.vocab_size))
+    proposed = frozen | {name: {"table": frozen[name]["table"][rows]}}
+
+    def lose(own_QD: jax.Array, seen_QD: jax.Array) -> jax.Array:
+        law_QV = jax.nn.softmax(decoder.logits(proposed, target, seen_QD))
+        logits_QV = linear(own_QD, masters["head"]["table"])
+        return jax.nn.logsumexp(logits_QV, axis=1) - (law_QV * logits_QV).sum(1)
+
+    return _mean(lose, own_YWD, seen_YWD)
 
 
 def _seen(
@@ -126,26 +135,31 @@ def _seen(
 def cross_entropy(
     logits: Callable[[jax.Array], jax.Array], hidden_YWD: jax.Array, targets_YW: jax.Array
 ) -> jax.Array:
-    """Mean negative log-probability of the targets, float32; that of -1 counts as 0.
+    """Mean negative log-probability of the targets, float32."""
 
-    The head works on a block of each window's positions at a time, and again on the way back, so
-    that no more than `_BLOCK_ROWS` rows of logits (or one position of each window) are ever held.
+    def lose(hidden_QD: jax.Array, target_Q: jax.Array) -> jax.Array:
+        logits_QV = logits(hidden_QD)
+        of_target_Q = jnp.take_along_axis(logits_QV, target_Q[:, None], axis=1)
+        return jax.nn.logsumexp(logits_QV, axis=1) - of_target_Q[:, 0]
+
+    return _mean(lose, hidden_YWD, targets_YW)
+
+
+def _mean(lose: Callable[..., jax.Array], *each: jax.Array) -> jax.Array:
+    """Mean over all positions of arrays [Y, W, ...].
+
+    What is lost is computed for a block of each window's positions at a time, and again on the way
+    back, so that no more than `_BLOCK_ROWS` rows of logits (or one position of each window) are
+    ever held.
     """
-    Y, W, D = hidden_YWD.shape
+    Y, W = each[0].shape[:2]
     most = max(_BLOCK_ROWS // Y, 1)
     block = next(size for size in range(min(most, W), 0, -1) if W % size == 0)
 
     @jax.checkpoint
-    def add(total: jax.Array, part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        hidden_YXD, targets_YX = part
-        logits_QV, target_Q = logits(hidden_YXD.reshape(-1, D)), targets_YX.reshape(-1)
-        of_target_Q = jnp.take_along_axis(logits_QV, jnp.maximum(target_Q, 0)[:, None], axis=1)
-        lost_Q = jax.nn.logsumexp(logits_QV, axis=1) - of_target_Q[:, 0]
-        return total + jnp.where(target_Q >= 0, lost_Q, 0).sum(), None
+    def add(total: jax.Array, part: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+        return total + lose(*(x.reshape(-1, *x.shape[2:]) for x in part)).sum(), None
 
-    blocks = (
-        hidden_YWD.reshape(Y, W // block, block, D).swapaxes(0, 1),
-        targets_YW.reshape(Y, W // block, block).swapaxes(0, 1),
-    )
+    blocks = tuple(x.reshape(Y, W // block, block, *x.shape[2:]).swapaxes(0, 1) for x in each)
     total, _ = jax.lax.scan(add, jnp.float32(0), blocks)
     return total / (Y * W)

@@ -1,11 +1,16 @@
 """The loss is the decoder's own, and has a gradient whatever computes it."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import heads
+from configs.model import ModelConfig
 from configs.recipes.training import Recipe, TrainingConfig
+from inference.speculation import medusa
 from inference.training import losses, start
 from layers import decoder, ragged
 from layers.kernels.cpu import library, rows
@@ -52,6 +57,37 @@ def test_bfloat16_computes_and_float32_is_trained():
     exact, _ = slopes(fakes.llama(), values, tokens)
     assert loss == pytest.approx(float(exact), abs=0.05) and loss != exact
     assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype("float32")}
+
+
+def test_medusa_heads_learn_what_the_target_might_have_said(monkeypatch):
+    """The law of the token that each head drafts, among those that are proposed."""
+    target = fakes.gemma(tied=True)
+    own = fakes_heads(target)
+    frozen, tokens = case(target)
+    values = {
+        "blocks": tuple(
+            jax.random.normal(key, (24, 24)) / 5 for key in jax.random.split(jax.random.key(1), 2)
+        ),
+        "head": {"table": frozen["embed"]["table"][np.array(own.proposed_ids)] * 1.5},
+    }  # fmt: skip
+    monkeypatch.setattr(losses, "_BLOCK_ROWS", 16)
+    found = compiling.call(losses.medusa(target, own), values, frozen, {"tokens": tokens})
+    every = ragged.contiguous(len(tokens), 24)
+    hidden_TD, _ = decoder.forward(frozen, target, tokens[:, :-1].reshape(-1), every)
+    law_TV = jax.nn.softmax(decoder.logits(frozen, target, hidden_TD)[:, list(own.proposed_ids)])
+    law_YWV, wanted = law_TV.reshape(len(tokens), 24, -1), 0.0
+    for nth, weight in enumerate(values["blocks"]):
+        logits_TV = medusa.block(weight, hidden_TD) @ values["head"]["table"].T
+        own_YWV = jax.nn.log_softmax(logits_TV).reshape(law_YWV.shape)
+        lost = -(law_YWV[:, 1 + nth :] * own_YWV[:, : -1 - nth]).sum(-1).mean()
+        wanted += 0.8**nth * lost
+    assert float(found) == pytest.approx(float(wanted), rel=1e-4)
+
+
+def fakes_heads(target):
+    own = {field.name: getattr(target, field.name) for field in dataclasses.fields(ModelConfig)}
+    own |= {"num_layers": 0, "pattern": ()}
+    return heads.Medusa(**own, num_heads=2, proposed_ids=tuple(range(3, 131, 2)))
 
 
 @pytest.mark.skipif(not library.is_loaded(), reason="the CPU's kernels are not there")
