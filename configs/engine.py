@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 
+from configs import heads
 from configs.cache import BLOCK_TOKENS
 from configs.errors import InputError
 from configs.heads import Eagle, Heads, Medusa
@@ -14,8 +15,6 @@ from configs.prefill import TOGETHER, Prefill
 POLICIES = ("continuous", "static", "dynamic")
 PREEMPTIONS = ("auto", "recompute", "swap")
 PROPOSERS = ("ngram", "draft", "medusa", "eagle")
-BRANCHING = ("medusa", "eagle")  # those that draft trees
-MOST_TREE_DRAFTS = 31  # with the newest token the bits of `Rectangle.ancestors_YW`
 ACCEPTANCES = ("coupled", "rejection", "typical")
 WEIGHTS = ("bfloat16", "float32", "file")
 LINEARS: tuple[str, ...] = ("reference", "ffi_cpu")
@@ -49,6 +48,9 @@ class EngineConfig:
         adapt_drafts: steps verify 0 to k of them, whatever brings the most tokens a second.
         draft_tree: of a tree of drafts, the node that each of them follows: 0 is the newest token,
             n the n-th draft; (): each follows the one before it.
+        tree_levels: of a tree that EAGLE heads shape by how sure they are: the most drafts that
+            follow each other; 0: there is none.
+        tree_branches: of each level of such a tree, how many nodes go on, with as many each.
         proposer: what proposes them on the device, one of `PROPOSERS`; None: whoever sets
             `Sequence.drafts`.
         acceptance: of drafts. 'coupled': those that equal what plain decoding draws there, so that
@@ -101,6 +103,8 @@ class EngineConfig:
     num_drafts: int = 0
     adapt_drafts: bool = False
     draft_tree: tuple[int, ...] = ()
+    tree_levels: int = 0
+    tree_branches: int = 0
     proposer: str | None = None
     acceptance: str = "coupled"
     top_logprobs: int = 0
@@ -169,7 +173,8 @@ class EngineConfig:
             )
         if self.adapt_drafts and not self.proposer:
             raise InputError("engine.adapt_drafts needs engine.proposer")
-        self._check_tree()
+        if self.has_trees or self.tree_branches:
+            heads.check_tree(self)
         if self.acceptance != "coupled" and (self.deterministic or not self.proposer):
             raise InputError(
                 f"engine.acceptance={self.acceptance} goes with a proposer and without "
@@ -194,47 +199,24 @@ class EngineConfig:
             )
 
     @property
+    def has_trees(self) -> bool:
+        """Whether drafts branch."""
+        return bool(self.draft_tree or self.tree_levels)
+
+    @property
     def draft_levels(self) -> int:
         """The most drafts of a step that follow each other."""
         found = [0]
         for parent in self.draft_tree:
             found.append(1 + found[parent])
-        return max(found) if self.draft_tree else self.num_drafts
+        return max(found) or self.tree_levels or self.num_drafts
 
     def without_drafts(self) -> "EngineConfig":
         """The same where nothing is drafted."""
         return dataclasses.replace(
-            self, num_drafts=0, draft_tree=(), proposer=None, adapt_drafts=False,
-            acceptance="coupled",
+            self, num_drafts=0, draft_tree=(), tree_levels=0, tree_branches=0, proposer=None,
+            adapt_drafts=False, acceptance="coupled",
         )  # fmt: skip
-
-    def _check_tree(self) -> None:
-        tree = self.draft_tree
-        if not tree:
-            return
-        if self.proposer not in BRANCHING:
-            raise InputError(
-                f"engine.draft_tree goes with engine.proposer {' or '.join(BRANCHING)}, not with "
-                f"{self.proposer}: others draft chains"
-            )
-        if len(tree) != self.num_drafts or len(tree) > MOST_TREE_DRAFTS:
-            raise InputError(
-                "engine.draft_tree names the node that each of "
-                f"engine.num_drafts={self.num_drafts} drafts follows, {MOST_TREE_DRAFTS} at most, "
-                f"not {len(tree)}"
-            )
-        if any(not 0 <= parent < n for n, parent in enumerate(tree, 1)) or list(tree) != sorted(
-            tree
-        ):
-            raise InputError(
-                "engine.draft_tree is listed level by level, so it rises from 0, and each draft "
-                f"follows one before it, not {tree}"
-            )
-        if self.deterministic:
-            raise InputError(
-                "engine.draft_tree goes without engine.deterministic: branches lie between a "
-                "sequence's keys, and sums over them round differently"
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,7 +287,7 @@ class Config:
                 f"{draft.name} has {draft.num_heads} heads: so many drafts follow each other at "
                 f"most, not {engine.draft_levels}"
             )
-        if engine.draft_tree and own.has_states:
+        if engine.has_trees and own.has_states:
             raise InputError(f"{own.name} keeps states, which cannot branch: leave the tree out")
         if draft.vocab_size != own.vocab_size:
             raise InputError(

@@ -9,6 +9,9 @@ from configs.errors import InputError
 from configs.kinds.params import ParamInfo, norm
 from configs.model import ModelConfig
 
+BRANCHING = ("eagle", "medusa")  # proposers of trees
+MOST_TREE_DRAFTS = 31  # with the newest token the bits of `Rectangle.ancestors_YW`
+
 
 @dataclasses.dataclass(frozen=True)
 class Heads(ModelConfig):
@@ -115,3 +118,49 @@ class Medusa(Heads):
         """As `ModelConfig` says."""
         block = ParamInfo((self.width, self.width), self.dtype, ("embed", None), "zeros")
         return {"blocks": (block,) * self.num_heads, "head": self._output_table}
+
+
+def check_tree(engine: Any) -> None:
+    """Refuses an `EngineConfig` whose drafts cannot branch as it says.
+
+    Raises:
+        InputError: what would be valid.
+    """
+    tree, levels, branches = engine.draft_tree, engine.tree_levels, engine.tree_branches
+    name, drafting = ("draft_tree", BRANCHING) if tree else ("tree_levels", BRANCHING[:1])
+    if engine.proposer not in drafting:
+        raise InputError(
+            f"engine.{name} goes with engine.proposer {' or '.join(drafting)}, not with "
+            f"{engine.proposer}"
+        )
+    if engine.num_drafts > MOST_TREE_DRAFTS:
+        raise InputError(
+            f"engine.num_drafts is at most {MOST_TREE_DRAFTS} of a tree, not {engine.num_drafts}"
+        )
+    if engine.deterministic:
+        raise InputError(
+            f"engine.{name} goes without engine.deterministic: branches lie between a sequence's "
+            "keys, and sums over them round differently"
+        )
+    if not tree:
+        most = branches + (levels - 1) * branches**2
+        if levels < 1 or branches < 1 or not branches * (levels - 1) <= engine.num_drafts <= most:
+            raise InputError(
+                "engine.tree_levels and engine.tree_branches are at least 1, and engine.num_drafts "
+                f"is from branches x (levels - 1) to branches + (levels - 1) x branches^2, not "
+                f"{engine.num_drafts} with {levels} and {branches}"
+            )
+        return
+    if levels or branches:
+        raise InputError("engine.draft_tree says all of a tree: leave tree_levels, tree_branches")
+    if len(tree) != engine.num_drafts:
+        raise InputError(
+            "engine.draft_tree names the node that each of "
+            f"engine.num_drafts={engine.num_drafts} drafts follows, not {len(tree)}"
+        )
+    is_before = all(0 <= parent < n for n, parent in enumerate(tree, 1))
+    if not is_before or list(tree) != sorted(tree):
+        raise InputError(
+            "engine.draft_tree is listed level by level, so it rises from 0, and each draft "
+            f"follows one before it, not {tree}"
+        )

@@ -169,7 +169,7 @@ def _adapted(case: Case) -> str:
     spread = 1.895 * statistics.stdev(ratios) / _BATCH_PAIRS**0.5
     first = drafting.scheduler.counters.acceptance[0]
     return (
-        f"{_BATCH} answers at the same time, {case.name}, temperature 0.7, k adapts (of first drafts "
+        f"{_BATCH} answers at once, {case.name}, temperature 0.7, k adapts (of first drafts "
         f"{first:.2f} are right): {statistics.mean(ratios):.2f} times plain decoding's speed, "
         f"90 % interval {statistics.mean(ratios) - spread:.3f} to "
         f"{statistics.mean(ratios) + spread:.3f}, {_BATCH_PAIRS} pairs in turns."

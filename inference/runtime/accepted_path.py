@@ -4,30 +4,10 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from inference.speculation.draft_tree import DraftTree
 from layers import kv_cache
 from layers.kv_cache import Cache
 from layers.ragged import Ragged, Rectangle
-
-
-def as_tree(rectangle: Rectangle, tree: DraftTree) -> Rectangle:
-    """A decode rectangle of chains whose tokens are a tree's nodes instead."""
-    position_YW = rectangle.position_YW[:, :1] + np.array(tree.depth, np.int32)
-    bits_YW = jnp.broadcast_to(np.array(tree.ancestors, np.uint32), position_YW.shape)
-    return dataclasses.replace(
-        rectangle,
-        position_YW=jnp.where(rectangle.valid_YW, position_YW, rectangle.position_YW),
-        ancestors_YW=bits_YW,
-    )
-
-
-def parents(tree: DraftTree, rectangle: Rectangle, draft_Rk: jax.Array) -> jax.Array:
-    """As `acceptance.trees` takes them, i32[R, N]: -1 where a row has no such draft."""
-    parent_RN = jnp.broadcast_to(np.array((-1, *tree.parents), np.int32), rectangle.valid_YW.shape)
-    is_used_RN = rectangle.valid_YW & jnp.pad(draft_Rk >= 0, ((0, 0), (1, 0)))
-    return jnp.where(is_used_RN, parent_RN, -1)
 
 
 def take(x_RN: jax.Array, path_RW: jax.Array) -> jax.Array:

@@ -25,7 +25,6 @@ from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_shapes import StepShape
 from inference.speculation import draft_tree, proposers
 from inference.speculation.acceptance import coupled, rejection, trees
-from inference.speculation.draft_tree import DraftTree
 from inference.speculation.proposer import Asked, Drafts, Fed
 from layers import decoder, kv_cache, topk
 from layers.kv_cache import Cache
@@ -139,14 +138,13 @@ def step(
         The cache with the step's tokens, the slots after it, and its outputs.
     """
     fill = functools.partial(_rows_to_fill, config=config, attention=attention)
-    tree = draft_tree.of(config.engine, shape.decode[1]) if shape.decode[0] else None
     proposer, drafts = proposers.of(config, attention), None
     if proposer is not None:
         with jax.named_scope("propose"):
-            asked = _asked(config, shape, slots, batch, tree)
+            asked = _asked(config, shape, slots, batch)
             cache, drafts = proposer.propose(params, cache, slots.proposer, asked)
-        batch = _with_drafts(shape, batch, drafts.tokens_Rk, tree)
-    ragged = view(shape, slots, batch, tree, fill(shape.num_tokens))
+        batch = _with_drafts(shape, batch, drafts)
+    ragged = view(shape, slots, batch, drafts, fill(shape.num_tokens))
     slot_T = jnp.pad(_per_token(batch.slot_Y, shape), (0, ragged.num_fillers))
     tokens_T = jnp.pad(batch.tokens_T, (0, ragged.num_fillers))
     tokens_T = jnp.where(tokens_T < 0, slots.last_token[slot_T], tokens_T)
@@ -166,13 +164,13 @@ def step(
         summary = topk.summarize(logits_QV)
         position_Q, slot_Q = ragged.position_T[logit_Q] + 1, slot_T[logit_Q]
         own = jax.tree.map(lambda x: x[slot_Q], slots.sampling)
-        counts = None if shape.greedy else _counts_seen(fed, slot_Q, tokens_T, shape, tree)
+        counts = None if shape.greedy else _counts_seen(fed, slot_Q, tokens_T, shape, ragged)
         ids_Q = summary.best_Q
         if not shape.greedy:
             ids_Q = sampler.sample(logits_QV, summary, own, position_Q, counts)
         asked_Q = logits_QV, own, position_Q, counts
         ids_Q, num_accepted_R, path_RW = _verify(
-            config, shape, ids_Q, asked_Q, batch, drafts, tree, ragged
+            config, shape, ids_Q, asked_Q, batch, drafts, ragged
         )
         logprob_Q, finite_Q = sampler.log_probs(logits_QV, summary, ids_Q)
         top_Qn = sampler.top_log_probs(logits_QV, summary, config.engine.top_logprobs)
@@ -210,9 +208,7 @@ def step(
     return cache, slots, packed_output.pack(output)
 
 
-def _with_drafts(
-    shape: StepShape, batch: Batch, draft_Rk: jax.Array, tree: DraftTree | None
-) -> Batch:
+def _with_drafts(shape: StepShape, batch: Batch, drafts: Drafts) -> Batch:
     """The batch with drafts that were proposed on the device, as many as each row may have and
     there are; a tree's nodes keep their places.
     """
@@ -220,8 +216,9 @@ def _with_drafts(
     if rows == 0 or width == 1:
         return batch
     own_Rk = batch.tokens_T[: rows * width].reshape(rows, width)[:, 1:]
-    draft_Rk = jnp.where(own_Rk < 0, draft_Rk, own_Rk)
-    num_drafts_R = width - 1 if tree else jnp.cumprod(draft_Rk >= 0, axis=1).sum(1)
+    draft_Rk = jnp.where(own_Rk < 0, drafts.tokens_Rk, own_Rk)
+    is_chain = drafts.parent_Rk is None
+    num_drafts_R = jnp.cumprod(draft_Rk >= 0, axis=1).sum(1) if is_chain else width - 1
     tokens_RW = jnp.pad(jnp.maximum(draft_Rk, 0), ((0, 0), (1, 0)), constant_values=-1)
     length_R = jnp.minimum(batch.query_length_Y[:rows], 1 + num_drafts_R)
     return dataclasses.replace(
@@ -231,12 +228,10 @@ def _with_drafts(
     )
 
 
-def _asked(
-    config: Config, shape: StepShape, slots: SlotState, batch: Batch, tree: DraftTree | None
-) -> Asked:
+def _asked(config: Config, shape: StepShape, slots: SlotState, batch: Batch) -> Asked:
     """What a proposer sees of a step."""
     (rows, width), (chunks, tokens) = shape.decode, shape.prefill
-    rectangles = view(shape, slots, batch, tree).rectangles
+    rectangles = view(shape, slots, batch).rectangles
     slot_R = batch.slot_Y[:rows]
     return Asked(
         decode=rectangles[0] if rows else None,
@@ -246,8 +241,7 @@ def _asked(
         prompts=rectangles[-1] if chunks else None,
         prompt_YW=batch.tokens_T[rows * width :].reshape(chunks, tokens),
         greedy=shape.greedy,
-        needs_law=config.engine.acceptance == "rejection",
-        tree=tree,
+        acceptance=config.engine.acceptance,
     )
 
 
@@ -273,11 +267,11 @@ def view(
     shape: StepShape,
     slots: SlotState,
     batch: Batch,
-    tree: DraftTree | None = None,
+    drafts: Drafts | None = None,
     num_fillers: int = 0,
 ) -> Ragged:
     """The rectangles of a batch; positions follow from the slots' committed lengths. Decode rows
-    are chains, or a `tree` each.
+    are chains, unless `drafts` are trees.
     """
     rectangles, first = [], 0
     for rows, width in (shape.decode, shape.prefill):
@@ -291,8 +285,8 @@ def view(
             tables = tuple(table[part] for table in batch.tables)
             rectangles.append(Rectangle(batch.slot_Y[part], position_YW, valid_YW, tables))
         first += rows
-    if tree:
-        rectangles[0] = accepted_path.as_tree(rectangles[0], tree)
+    if drafts is not None and drafts.parent_Rk is not None:
+        rectangles[0] = draft_tree.branching(rectangles[0], drafts.parent_Rk, drafts.levels)
     return Ragged(tuple(rectangles), num_fillers)
 
 
@@ -329,7 +323,6 @@ def _verify(
     asked_Q: tuple[jax.Array, SlotSampling, jax.Array, jax.Array | None],
     batch: Batch,
     drafts: Drafts | None,
-    tree: DraftTree | None,
     ragged: Ragged,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """The ids that stand, i32[Q], how many drafts each decode row accepts, i32[R], and of trees the
@@ -341,27 +334,31 @@ def _verify(
     token_RW = batch.tokens_T[:num_decode].reshape(rows, width)
     num_drafts_R = jnp.maximum(batch.query_length_Y[:rows] - 1, 0)
     rule = "coupled" if shape.greedy else config.engine.acceptance
-    if drafts is None or rows == 0 or width == 1 or (rule == "coupled" and not tree):
+    is_tree = drafts is not None and drafts.parent_Rk is not None
+    if drafts is None or rows == 0 or width == 1 or (rule == "coupled" and not is_tree):
         return ids_Q, coupled.num_accepted(ids_RW, token_RW[:, 1:], num_drafts_R), None
-    nodes = tree or DraftTree(tuple(range(width - 1)))
-    parent_RN = accepted_path.parents(nodes, ragged.rectangles[0], drafts.tokens_Rk)
+    follows_Rk = jnp.arange(width - 1) if drafts.parent_Rk is None else drafts.parent_Rk
+    is_used_Rk = ragged.rectangles[0].valid_YW[:, 1:] & (drafts.tokens_Rk >= 0)
+    parent_RN = jnp.where(is_used_Rk, follows_Rk, -1)
+    parent_RN = jnp.pad(parent_RN, ((0, 0), (1, 0)), constant_values=-1).astype(jnp.int32)
+    most = 1 + drafts.levels if is_tree else width
     if rule == "coupled":
-        found = trees.coupled(ids_RW, token_RW, parent_RN, nodes.height)
+        found = trees.coupled(ids_RW, token_RW, parent_RN, most)
         return ids_Q, found.num_emitted_R - 1, found.path_RW
     own = jax.tree.map(lambda x: x[:num_decode], asked_Q)
     law_RWV = sampler.law(*own).reshape(rows, width, -1)
     first = slice(0, num_decode, width)
     seed_R2, position_R = own[1].seed[first], own[2][first]
-    if rule == "rejection" and not tree:
+    if rule == "rejection" and not is_tree:
         ids_RW, num_emitted_R = rejection.verify(
             law_RWV, seed_R2, position_R, token_RW[:, 1:], num_drafts_R, drafts.law_RkV
         )
         return ids_Q.at[:num_decode].set(ids_RW.ravel()), num_emitted_R - 1, None
     accept = trees.typical if rule == "typical" else trees.by_rejection
-    found = accept(law_RWV, seed_R2, position_R, token_RW, parent_RN, nodes.height)
+    found = accept(law_RWV, seed_R2, position_R, token_RW, parent_RN, most)
     node_RW = jnp.where(found.path_RW >= 0, found.path_RW, width)
     ids_RW = ids_RW.at[jnp.arange(rows)[:, None], node_RW].set(found.tokens_RW, mode="drop")
-    path_RW = found.path_RW if tree else None
+    path_RW = found.path_RW if is_tree else None
     return ids_Q.at[:num_decode].set(ids_RW.ravel()), found.num_emitted_R - 1, path_RW
 
 
@@ -394,7 +391,7 @@ def _counts_seen(
     slot_Q: jax.Array,
     tokens_T: jax.Array,
     shape: StepShape,
-    tree: DraftTree | None,
+    ragged: Ragged,
 ) -> jax.Array | None:
     """Token counts for each row of logits, [Q, 2, V]: a draft counts in its own row and in those
     behind it.
@@ -402,14 +399,15 @@ def _counts_seen(
     if fed is None:
         return None
     rows, width = shape.decode
-    counts_Q = fed[slot_Q]
+    counts_Q, bits_YW = fed[slot_Q], ragged.rectangles[0].ancestors_YW
     tokens_YW = tokens_T[: rows * width].reshape(rows, width)
     for earlier in range(1, width):
         for later in range(earlier, width):
-            if tree and not tree.ancestors[later] >> earlier & 1:
-                continue
-            row = jnp.arange(rows) * width + later
-            counts_Q = counts_Q.at[row, 1, tokens_YW[:, earlier]].add(1)
+            row, is_seen_Y = jnp.arange(rows) * width + later, jnp.uint32(1)
+            if bits_YW is not None:
+                is_seen_Y = bits_YW[:, later] >> earlier & 1
+            is_seen_Y = is_seen_Y.astype(counts_Q.dtype)
+            counts_Q = counts_Q.at[row, 1, tokens_YW[:, earlier]].add(is_seen_Y)
     return counts_Q
 
 

@@ -30,7 +30,7 @@ from inference.sampling import gumbel
 from inference.sampling.parameters import SlotSampling
 from layers import topk
 from layers.kernels.device import target_is_cpu
-from layers.reduce import row_sum, sums_before
+from layers.reduce import log_sum_exp, row_sum, sums_before
 from sharding import collectives
 
 _CANDIDATES = 72  # top_k = 64, a common default, is proven only by a smaller logit after the 64th
@@ -139,18 +139,21 @@ def best(
     counts: jax.Array | None,
     n: int,
     is_drawn: bool,
-) -> jax.Array:
-    """The n tokens that `sample` would draw, one without the others before it: i32[Q, n], -1 where
-    fewer are left. Of what is drawn these are the best among each row's candidates.
+) -> tuple[jax.Array, jax.Array]:
+    """The n tokens that `sample` would draw, one without the others before it, among each row's
+    candidates.
 
     Args:
         logits_QV, sampling, position_Q, counts: as `sample`.
         n: at most the number of candidates.
         is_drawn: with the noise of `sample`; else the likeliest, whatever the temperature.
+
+    Returns:
+        i32[Q, n], -1 where fewer are left; and how sure that is, f32[Q, n]: the log of a share.
     """
     edited_QV = _edits(sampling, position_Q, counts, None, logits_QV.shape[1])[1](logits_QV)
     maxima_QG = topk.summarize(edited_QV).maxima_QG
-    num = min(_CANDIDATES if is_drawn else n, logits_QV.shape[1])
+    num = min(_CANDIDATES, logits_QV.shape[1])
     values_QJ, ids_QJ = topk.top_n(edited_QV, maxima_QG, num)
     scaled_QJ = _scale(values_QJ, sampling)
     if is_drawn:
@@ -164,7 +167,11 @@ def best(
     score_Qn, nth_Qn = lax.top_k(scaled_QJ, min(n, num))
     ids_Qn = jnp.take_along_axis(ids_QJ, nth_Qn, axis=1)
     ids_Qn = jnp.where(score_Qn > -jnp.inf, ids_Qn, -1)
-    return jnp.pad(ids_Qn, ((0, 0), (0, n - ids_Qn.shape[1])), constant_values=-1)
+    sure_Qn = jnp.where(ids_Qn >= 0, score_Qn - log_sum_exp(scaled_QJ)[:, None], -jnp.inf)
+    more = (0, 0), (0, n - ids_Qn.shape[1])
+    return (
+        jnp.pad(ids_Qn, more, constant_values=-1), jnp.pad(sure_Qn, more, constant_values=-jnp.inf)
+    )  # fmt: skip
 
 
 def draw(weight_QV: jax.Array, keys_Q2: jax.Array) -> jax.Array:

@@ -136,7 +136,7 @@ def expected(
 
 def _widths(engine: EngineConfig) -> list[int]:
     """Of the decode rectangle where nothing else is."""
-    has_half = engine.adapt_drafts and not engine.greedy_steps and not engine.draft_tree
+    has_half = engine.adapt_drafts and not engine.greedy_steps and not engine.has_trees
     half = {1 + engine.num_drafts // 2} if has_half else {1}
     return sorted({1, 1 + engine.num_drafts} | half)
 

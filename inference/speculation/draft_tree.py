@@ -1,14 +1,19 @@
-"""The shape of a tree of drafts, the same for every row of a step.
-
-Its nodes are the newest token, number 0, and the drafts, each behind the node that it follows:
-level by level, and siblings from the likeliest on. So the first nodes of a tree are a tree.
+"""Trees of drafts. Their nodes are the newest token, number 0, and the drafts, each behind the one
+that it follows; so the first nodes of a tree are a tree.
 """
 
 import dataclasses
 import functools
 import heapq
 
-from configs.engine import MOST_TREE_DRAFTS, EngineConfig
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs.engine import EngineConfig
+from configs.heads import MOST_TREE_DRAFTS
+from inference.speculation.proposer import Drafts
+from layers.ragged import Rectangle
 
 # That the likeliest token after a right one is right itself, the second likeliest, and so on: of
 # heads with some hours of training. Only how fast it falls matters here.
@@ -17,7 +22,9 @@ _CHANCES = tuple(0.45 / (1 + rank) ** 1.5 for rank in range(1 + MOST_TREE_DRAFTS
 
 @dataclasses.dataclass(frozen=True)
 class DraftTree:
-    """Parents of the drafts, from node 1 on; each stands before its children."""
+    """A tree that is the same in every row: parents of the drafts, from node 1 on, level by level,
+    and siblings from the likeliest on.
+    """
 
     parents: tuple[int, ...]
 
@@ -39,18 +46,15 @@ class DraftTree:
         """How many siblings stand before each draft, from node 1 on."""
         return tuple(self.parents[:n].count(parent) for n, parent in enumerate(self.parents))
 
-    @functools.cached_property
-    def ancestors(self) -> tuple[int, ...]:
-        """As `Rectangle.ancestors_YW`: of each node the bits of its branch, its own among them."""
-        found = [1]
-        for n, parent in enumerate(self.parents, 1):
-            found.append(found[parent] | 1 << n)
-        return tuple(found)
-
     @property
-    def height(self) -> int:
-        """The most tokens that a step adds with it: those of its longest branch, and one."""
-        return 1 + max(self.depth)
+    def levels(self) -> int:
+        """The most drafts that follow each other."""
+        return max(self.depth)
+
+    def drafts(self, token_Rk: jax.Array) -> Drafts:
+        """What its nodes are in each row."""
+        parent_Rk = jnp.broadcast_to(np.array(self.parents, np.int32), token_Rk.shape)
+        return Drafts(token_Rk, parent_Rk=parent_Rk, levels=self.levels)
 
     def level(self, depth: int) -> tuple[int, ...]:
         """The nodes of a depth."""
@@ -62,8 +66,32 @@ class DraftTree:
 
 
 def of(engine: EngineConfig, width: int) -> DraftTree | None:
-    """The tree that rows of so many nodes are; None: they are chains."""
+    """The tree that all rows of so many nodes are; None: they are not."""
     return DraftTree(engine.draft_tree[: width - 1]) if engine.draft_tree and width > 1 else None
+
+
+def sizes(num_drafts: int) -> dict[str, int]:
+    """Settings of an engine whose EAGLE heads draft a tree of so many: five levels, or fewer."""
+    levels = min(5, 1 + num_drafts // 2)
+    return {"tree_levels": levels, "tree_branches": max(1, num_drafts // max(1, levels - 1))}
+
+
+def branching(rectangle: Rectangle, parent_Rk: jax.Array, levels: int) -> Rectangle:
+    """A rectangle of chains whose tokens are a tree's nodes instead; arguments as in `Drafts`."""
+    rows, nodes = rectangle.position_YW.shape
+    parent_RN = jnp.pad(parent_Rk, ((0, 0), (1, 0))).astype(jnp.int32)
+    node_RN = jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32), (rows, nodes))
+    bits_RN, depth_RN = jnp.ones((rows, nodes), jnp.uint32), jnp.zeros((rows, nodes), jnp.int32)
+    for _ in range(levels):  # up to the root, which is its own parent here
+        bits_RN |= jnp.uint32(1) << node_RN.astype(jnp.uint32)
+        depth_RN += node_RN > 0
+        node_RN = jnp.take_along_axis(parent_RN, node_RN, axis=1)
+    position_RN = rectangle.position_YW[:, :1] + depth_RN
+    return dataclasses.replace(
+        rectangle,
+        position_YW=jnp.where(rectangle.valid_YW, position_RN, rectangle.position_YW),
+        ancestors_YW=bits_RN,
+    )
 
 
 def likeliest(num_drafts: int, most_levels: int) -> tuple[int, ...]:

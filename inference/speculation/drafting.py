@@ -38,7 +38,7 @@ def one_by_one(
         What the last run returned, and k drafts.
     """
     rows, width = decode.position_YW.shape
-    has_law = asked.needs_law and not asked.greedy
+    has_law = asked.needs_law
 
     def run(nth: jax.Array | int, held: Any) -> Any:
         kept, token_R, draft_RW, law_RWV = held
@@ -69,25 +69,36 @@ def draw(
     it was drawn from, f32[R, V]. Where acceptance is coupled, the noise is the request's too, so
     that drafts are right wherever both laws are close.
     """
-    if asked.needs_law and not asked.greedy:
+    if asked.needs_law:
         law_RV = sampler.law(logits_RV, asked.sampling, position_R, asked.counts)
         keys_R2 = gumbel.row_keys(asked.sampling.seed, position_R, Purpose.DRAFT)
         return sampler.draw(law_RV, keys_R2), law_RV
     summary = topk.summarize(logits_RV)
-    if asked.greedy:
+    if asked.greedy or asked.acceptance == "typical":
         return summary.best_Q, None
     return sampler.sample(logits_RV, summary, asked.sampling, position_R, asked.counts), None
 
 
-def ranked(logits_RV: jax.Array, asked: Asked, position_R: jax.Array, n: int) -> jax.Array:
+def ranked(
+    logits_RV: jax.Array, asked: Asked, position_R: jax.Array, n: int
+) -> tuple[jax.Array, jax.Array]:
     """The n drafts that `draw` would find one after the other, each without those before it:
-    i32[R, n], -1 where there are fewer. Where acceptance is by rejection, the likeliest.
+    i32[R, n], -1 where there are fewer, and the logs of their shares, f32[R, n]. Where acceptance
+    is not coupled, the likeliest.
     """
     if asked.greedy:
-        values_Rn, ids_Rn = topk.top_n(logits_RV, topk.summarize(logits_RV).maxima_QG, n)
-        return jnp.where(values_Rn > -jnp.inf, ids_Rn, -1)
+        summary = topk.summarize(logits_RV)
+        values_Rn, ids_Rn = topk.top_n(logits_RV, summary.maxima_QG, n)
+        is_some_Rn = values_Rn > -jnp.inf
+        share_Rn = values_Rn - summary.total_Q[:, None]
+        return jnp.where(is_some_Rn, ids_Rn, -1), jnp.where(is_some_Rn, share_Rn, -jnp.inf)
     return sampler.best(
-        logits_RV, asked.sampling, position_R, asked.counts, n, is_drawn=not asked.needs_law
+        logits_RV,
+        asked.sampling,
+        position_R,
+        asked.counts,
+        n,
+        is_drawn=asked.acceptance == "coupled",
     )
 
 

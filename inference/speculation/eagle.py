@@ -15,7 +15,7 @@ import numpy as np
 
 from configs import heads
 from configs.engine import Config
-from inference.speculation import drafting
+from inference.speculation import draft_tree, drafting
 from inference.speculation.draft_tree import DraftTree
 from inference.speculation.own_pages import OwnPages
 from inference.speculation.proposer import Asked, Drafts, Fed, HiddenStates
@@ -33,9 +33,10 @@ class Eagle(HiddenStates):
         """`attention`: the implementation that the cache is laid out for."""
         assert isinstance(config.draft, heads.Eagle)
         super().__init__(config.engine.max_seqs, config.draft.width)
-        self._config, self._heads, self._attention = config, config.draft, attention
-        self._pages = OwnPages(config)
-        self.features = self._heads.features
+        self._config, self.heads, self._attention = config, config.draft, attention
+        self._engine = config.engine
+        self.pages = OwnPages(config)
+        self.features = self.heads.features
 
     def propose(
         self, params: Params, cache: Cache, state: Any, asked: Asked
@@ -48,72 +49,147 @@ class Eagle(HiddenStates):
 
         def feed(kept: Any, token_R: jax.Array, column: Rectangle) -> Any:
             own, state_RD = kept
-            ragged = self._pages.seen(Ragged((column,)))
-            hidden_RD, own = self._layers(params, own, token_R, state_RD, ragged)
-            return (own, hidden_RD), drafting.logits(weights, self._heads, hidden_RD)
+            ragged = self.pages.seen(Ragged((column,)))
+            hidden_RD, own = self.layers(params, own, token_R, state_RD, ragged)
+            return (own, hidden_RD), drafting.logits(weights, self.heads, hidden_RD)
 
-        if asked.tree:
-            return self._tree(params, cache, state, asked, asked.tree)
-        kept = self._pages.of(cache), state[decode.slot_Y]
+        if tree := draft_tree.of(self._engine, width):
+            return self._tree(params, cache, state, asked, tree)
+        if self._engine.tree_levels:
+            return self._sure_tree(params, cache, state, asked, width - 1)
+        kept = self.pages.of(cache), state[decode.slot_Y]
         (own, _), drafts = drafting.one_by_one(
-            feed, kept, asked, decode, width - 1, self._heads.vocab_size
+            feed, kept, asked, decode, width - 1, self.heads.vocab_size
         )
-        return self._pages.put(cache, own), drafts
+        return self.pages.put(cache, own), drafts
 
     def _tree(
         self, params: Params, cache: Cache, state: Any, asked: Asked, tree: DraftTree
     ) -> tuple[Cache, Drafts]:
         """Level by level, each fed with those above it, whose entries are written anew."""
-        weights, own, decode = params["draft"], self._pages.of(cache), asked.decode
-        assert decode is not None
+        growth = _Growth(self, params, cache, state, asked)
         parent, rank = np.array((0, *tree.parents)), np.array((0, *tree.rank))
-        rows, nodes = decode.position_YW.shape
-        token_RN = jnp.zeros((rows, nodes), jnp.int32).at[:, 0].set(asked.token_R)
-        state_RND = state[decode.slot_Y][:, None]  # before each node
-        for depth in range(1, tree.height):
+        found = []
+        for depth in range(1, 1 + tree.levels):
             above, below = np.array(tree.level(depth - 1)), np.array(tree.level(depth))
-            fed = slice(0, 1 + int(above[-1]))
-            seen = self._pages.seen(Ragged((decode.first(fed.stop),)))
-            token_T = jnp.maximum(token_RN[:, fed], 0).ravel()
-            state_TD = state_RND.reshape(-1, state_RND.shape[-1])
-            hidden_TD, own = self._layers(params, own, token_T, state_TD, seen)
-            hidden_RND = hidden_TD.reshape(rows, fed.stop, -1)
-            logits_QV = drafting.logits(
-                weights, self._heads, hidden_RND[:, above].reshape(-1, hidden_TD.shape[-1])
-            )
-            each = jax.tree.map(
-                lambda x: None if x is None else jnp.repeat(x, len(above), axis=0),  # noqa: B023
-                (asked.sampling, asked.counts),
-            )
-            position_Q = decode.position_YW[:, above].ravel() + 1
-            best_Qn = drafting.ranked(
-                logits_QV, dataclasses.replace(asked, sampling=each[0], counts=each[1]),
-                position_Q, tree.num_ranks(depth),
-            )  # fmt: skip
-            best_RPn = best_Qn.reshape(rows, len(above), -1)
-            place = np.searchsorted(above, parent[below])
-            token_RN = token_RN.at[:, below].set(best_RPn[:, place, rank[below]])
-            state_RND = jnp.concatenate([state_RND, hidden_RND[:, parent[below]]], axis=1)
-        return self._pages.put(cache, own), Drafts(token_RN[:, 1:])
+            best_RPn, _ = growth.next(len(above), tree.num_ranks(depth))
+            found.append(best_RPn[:, np.searchsorted(above, parent[below]), rank[below]])
+            growth.feed(found[-1], jnp.broadcast_to(parent[below], found[-1].shape))
+        return self.pages.put(cache, growth.own), tree.drafts(jnp.concatenate(found, axis=1))
+
+    def _sure_tree(
+        self, params: Params, cache: Cache, state: Any, asked: Asked, num_drafts: int
+    ) -> tuple[Cache, Drafts]:
+        """Of each level the surest nodes go on, and of all the surest are drafts (Li et al. 2024,
+        arXiv 2406.16858): how sure a branch is, is the product of its shares. It falls along a
+        branch, so that a node comes with those above it.
+        """
+        growth = _Growth(self, params, cache, state, asked)
+        levels, branches = self._engine.tree_levels, self._engine.tree_branches
+        rows = asked.token_R.shape[0]
+        row_R1 = jnp.arange(rows)[:, None]
+        token, sure, parent = [], [], []  # of all candidates, a level each; [R, M]
+        last_R = jnp.zeros((rows, 1))  # how sure the newest nodes fed are, and which candidates
+        nth_RP = jnp.full((rows, 1), -1, jnp.int32)
+        for level in range(levels):
+            best_RPn, share_RPn = growth.next(last_R.shape[1], branches)
+            share_RPn = jnp.where(jnp.isnan(share_RPn), -jnp.inf, jnp.minimum(share_RPn, 0))
+            token.append(best_RPn.reshape(rows, -1))
+            sure.append((last_R[:, :, None] + share_RPn).reshape(rows, -1))
+            parent.append(jnp.repeat(nth_RP, branches, axis=1))
+            if level + 1 == levels:
+                break
+            first = sum(x.shape[1] for x in token[:-1])
+            last_R, own_Rb = jax.lax.top_k(sure[-1], branches)
+            fed = growth.num_fed - nth_RP.shape[1]  # the first of those that these follow
+            growth.feed(token[-1][row_R1, own_Rb], fed + own_Rb // branches)
+            nth_RP = first + own_Rb
+        sure_RM, parent_RM = jnp.concatenate(sure, axis=1), jnp.concatenate(parent, axis=1)
+        sure_Rk, nth_Rk = jax.lax.top_k(sure_RM, num_drafts)
+        place_Rk = jnp.broadcast_to(1 + jnp.arange(num_drafts), nth_Rk.shape)
+        place_RM = jnp.zeros_like(parent_RM).at[row_R1, nth_Rk].set(place_Rk)
+        above_Rk = parent_RM[row_R1, nth_Rk]
+        parent_Rk = jnp.where(above_Rk < 0, 0, place_RM[row_R1, jnp.maximum(above_Rk, 0)])
+        token_Rk = jnp.concatenate(token, axis=1)[row_R1, nth_Rk]
+        token_Rk = jnp.where(sure_Rk > -jnp.inf, token_Rk, -1)
+        drafts = Drafts(token_Rk, parent_Rk=parent_Rk, levels=min(levels, num_drafts))
+        return self.pages.put(cache, growth.own), drafts
 
     def observe(self, params: Params, cache: Cache, state: Any, fed: Fed) -> tuple[Cache, Any]:
         """As `Proposer` says. Of the last layer only what is cached is needed."""
         state_TD = fused(params["draft"], fed.hidden_TD, fed.features)
-        _, own = self._layers(
-            params, self._pages.of(cache), fed.tokens_T, self.before(state, fed, state_TD),
-            self._pages.seen(fed.ragged),
+        _, own = self.layers(
+            params, self.pages.of(cache), fed.tokens_T, self.before(state, fed, state_TD),
+            self.pages.seen(fed.ragged),
         )  # fmt: skip
-        return self._pages.put(cache, own), self.advanced(state, fed, state_TD)
+        return self.pages.put(cache, own), self.advanced(state, fed, state_TD)
 
-    def _layers(
+    def layers(
         self, params: Params, own: Cache, tokens_T: jax.Array, state_TD: jax.Array, ragged: Ragged
     ) -> tuple[jax.Array, Cache]:
+        """Its layers over tokens and the states before them: f32[T, D], and its pages."""
         embedded_TD = decoder.embedded(params, self._config.chip_model, tokens_T, ragged)
-        x_TD = inputs(params["draft"], self._heads, embedded_TD, state_TD)
+        x_TD = inputs(params["draft"], self.heads, embedded_TD, state_TD)
         hidden_TD, _, own = decoder.layers(
-            params["draft"], self._heads, x_TD, ragged, own, attention=self._attention
+            params["draft"], self.heads, x_TD, ragged, own, attention=self._attention
         )
         return hidden_TD, own
+
+
+class _Growth:
+    """A tree of which more and more nodes are fed, always those above them once more, whose entries
+    are written anew.
+
+    Attributes:
+        own: the head's pages.
+    """
+
+    def __init__(self, eagle: Eagle, params: Params, cache: Cache, state: Any, asked: Asked):
+        assert asked.decode is not None
+        self._eagle, self._params, self._asked, self._decode = eagle, params, asked, asked.decode
+        self.own = eagle.pages.of(cache)
+        self._token_RN, self._state_RND = (
+            asked.token_R[:, None],
+            state[asked.decode.slot_Y][:, None],
+        )
+        self._parent_Rk = jnp.zeros((len(asked.token_R), 0), jnp.int32)
+        self._hidden_RND, self._depth = self._state_RND, 0
+
+    @property
+    def num_fed(self) -> int:
+        """Nodes, the newest token among them."""
+        return self._token_RN.shape[1]
+
+    def next(self, num_last: int, n: int) -> tuple[jax.Array, jax.Array]:
+        """Feeds all; of each of the last, the n best children: tokens i32[R, P, n], -1 where there
+        are fewer, and the logs of their shares.
+        """
+        eagle, asked, (rows, nodes) = self._eagle, self._asked, self._token_RN.shape
+        seen = draft_tree.branching(self._decode.first(nodes), self._parent_Rk, self._depth)
+        hidden_TD, self.own = eagle.layers(
+            self._params, self.own, jnp.maximum(self._token_RN, 0).ravel(),
+            self._state_RND.reshape(rows * nodes, -1), eagle.pages.seen(Ragged((seen,))),
+        )  # fmt: skip
+        self._hidden_RND = hidden_TD.reshape(rows, nodes, -1)
+        last_QD = self._hidden_RND[:, -num_last:].reshape(rows * num_last, -1)
+        each = jax.tree.map(
+            lambda x: jnp.repeat(x, num_last, axis=0), (asked.sampling, asked.counts)
+        )
+        self._depth += 1
+        position_Q = jnp.repeat(self._decode.position_YW[:, 0] + self._depth, num_last)
+        found = drafting.ranked(
+            drafting.logits(self._params["draft"], eagle.heads, last_QD),
+            dataclasses.replace(asked, sampling=each[0], counts=each[1]), position_Q, n,
+        )  # fmt: skip
+        best_RPn, share_RPn = (x.reshape(rows, num_last, n) for x in found)
+        return best_RPn, share_RPn
+
+    def feed(self, token_RP: jax.Array, parent_RP: jax.Array) -> None:
+        """More nodes, each with the node that it follows."""
+        state_RPD = jnp.take_along_axis(self._hidden_RND, parent_RP[:, :, None], axis=1)
+        self._token_RN = jnp.concatenate([self._token_RN, token_RP], axis=1)
+        self._state_RND = jnp.concatenate([self._state_RND, state_RPD], axis=1)
+        self._parent_Rk = jnp.concatenate([self._parent_Rk, parent_RP.astype(jnp.int32)], axis=1)
 
 
 def fused(weights: Params, hidden_TD: jax.Array, features: tuple[jax.Array, ...]) -> jax.Array:

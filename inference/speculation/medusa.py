@@ -10,7 +10,7 @@ import numpy as np
 
 from configs import heads
 from configs.engine import Config
-from inference.speculation import drafting
+from inference.speculation import draft_tree, drafting
 from inference.speculation.draft_tree import DraftTree
 from inference.speculation.proposer import Asked, Drafts, Fed, HiddenStates
 from layers.kv_cache import Cache
@@ -27,7 +27,7 @@ class Medusa(HiddenStates):
     def __init__(self, config: Config):
         assert isinstance(config.draft, heads.Medusa)
         super().__init__(config.engine.max_seqs, config.draft.width)
-        self._heads = config.draft
+        self._heads, self._engine = config.draft, config.engine
 
     def propose(
         self, params: Params, cache: Cache, state: Any, asked: Asked
@@ -37,8 +37,8 @@ class Medusa(HiddenStates):
         if decode is None or (width := decode.position_YW.shape[1]) == 1:
             return cache, Drafts(jnp.zeros((0, 0), jnp.int32))
         hidden_RD, found = state[decode.slot_Y], []
-        if asked.tree:
-            return cache, Drafts(self._tree(params, asked, asked.tree, decode, hidden_RD))
+        if tree := draft_tree.of(self._engine, width):
+            return cache, self._tree(params, asked, tree, decode, hidden_RD)
         for nth in range(width - 1):
             logits_RV = drafting.logits(
                 params["draft"], self._heads, block(params["draft"]["blocks"][nth], hidden_RD)
@@ -50,18 +50,18 @@ class Medusa(HiddenStates):
 
     def _tree(
         self, params: Params, asked: Asked, tree: DraftTree, decode: Rectangle, hidden_RD: jax.Array
-    ) -> jax.Array:
-        """Each depth's head says the same behind all nodes: i32[R, k]."""
+    ) -> Drafts:
+        """Each depth's head says the same behind all nodes."""
         token_Rk = jnp.zeros((len(hidden_RD), tree.num_nodes - 1), jnp.int32)
-        for depth in range(1, tree.height):
+        for depth in range(1, 1 + tree.levels):
             logits_RV = drafting.logits(
                 params["draft"], self._heads, block(params["draft"]["blocks"][depth - 1], hidden_RD)
             )
             position_R = decode.position_YW[:, 0] + depth
-            best_Rn = drafting.ranked(logits_RV, asked, position_R, tree.num_ranks(depth))
+            best_Rn, _ = drafting.ranked(logits_RV, asked, position_R, tree.num_ranks(depth))
             drafts = np.array(tree.level(depth)) - 1
             token_Rk = token_Rk.at[:, drafts].set(best_Rn[:, np.array(tree.rank)[drafts]])
-        return token_Rk
+        return tree.drafts(token_Rk)
 
     def observe(self, params: Params, cache: Cache, state: Any, fed: Fed) -> tuple[Cache, Any]:
         """As `Proposer` says."""

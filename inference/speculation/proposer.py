@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from inference.sampling.parameters import SlotSampling
-from inference.speculation.draft_tree import DraftTree
 from layers.kv_cache import Cache
 from layers.params import Params
 from layers.ragged import Ragged, Rectangle
@@ -30,18 +29,25 @@ class Asked:
     prompts: Rectangle | None  # chunks of prompts; None: there are none
     prompt_YW: jax.Array  # i32[Y, W], their tokens
     greedy: bool  # all rows are
-    needs_law: bool  # by rejection, drafts are accepted in view of the law they were drawn from
-    tree: DraftTree | None = None  # that each row of `decode` is, else it is a chain
+    acceptance: str = "coupled"  # `EngineConfig.acceptance`
+
+    @property
+    def needs_law(self) -> bool:
+        """Whether drafts are accepted in view of the law that they were drawn from."""
+        return self.acceptance == "rejection" and not self.greedy
 
 
 @dataclasses.dataclass(frozen=True)
 class Drafts:
     """What was proposed for the decode rows."""
 
-    # i32[R, k], of a tree its nodes; -1 where there are none; k may be 0
-    tokens_Rk: jax.Array
+    tokens_Rk: jax.Array  # i32[R, k], -1 where there are none; k may be 0
     # f32[R, k, V] of a chain; None: what came before alone decided on them
     law_RkV: jax.Array | None = None
+    # i32[R, k] of a tree: the node that each follows, 0 the newest token, n the n-th draft, and no
+    # draft before the one that it follows. None: chains.
+    parent_Rk: jax.Array | None = None
+    levels: int = 0  # of a tree: the most drafts that follow each other
 
 
 @dataclasses.dataclass(frozen=True)

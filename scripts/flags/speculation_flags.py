@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from configs.engine import ACCEPTANCES, BRANCHING, MOST_TREE_DRAFTS, PROPOSERS, Config
+from configs.engine import ACCEPTANCES, PROPOSERS, Config
 from configs.errors import InputError
-from configs.heads import Medusa
+from configs.heads import BRANCHING, MOST_TREE_DRAFTS, Medusa
 
 SPECULATE = flags.DEFINE_string(
     "speculate",
@@ -21,7 +21,6 @@ SPECULATE = flags.DEFINE_string(
 )
 _NUM_DRAFTS = 4
 _MOST_DRAFTS = MOST_TREE_DRAFTS  # of chains, too: none that are longer pay
-_TREE_LEVELS = 5
 
 
 def apply(config: Config) -> Config:
@@ -34,19 +33,21 @@ def apply(config: Config) -> Config:
         return config
     asked = _parsed()
     draft, num_drafts = None, asked.num_drafts or _NUM_DRAFTS
-    tree: tuple[int, ...] = ()
+    tree: dict[str, Any] = {}
     if asked.name != "ngram":
         draft = dataclasses.replace(_resolved(config.model.name).config, dtype=config.model.dtype)
     if asked.is_tree:
         from inference.speculation import draft_tree
 
-        levels = draft.num_heads if isinstance(draft, Medusa) else _TREE_LEVELS
-        tree = draft_tree.likeliest(num_drafts, levels)
+        if isinstance(draft, Medusa):
+            tree = {"draft_tree": draft_tree.likeliest(num_drafts, draft.num_heads)}
+        else:
+            tree = draft_tree.sizes(num_drafts)
     elif asked.num_drafts is None and isinstance(draft, Medusa):
         num_drafts = min(num_drafts, draft.num_heads)
     engine = dataclasses.replace(
-        config.engine, proposer=asked.name, num_drafts=num_drafts, draft_tree=tree,
-        adapt_drafts=asked.num_drafts is None, acceptance=asked.acceptance,
+        config.engine, proposer=asked.name, num_drafts=num_drafts, acceptance=asked.acceptance,
+        adapt_drafts=asked.num_drafts is None, **tree,
     )  # fmt: skip
     return dataclasses.replace(config, engine=engine, draft=draft)
 

@@ -200,16 +200,17 @@ def check_report(target_name: str, attention: str) -> None:
             }
 
 
-def check_drafting(target_name: str, proposer: str, tree: tuple[int, ...] = ()) -> None:
+def check_drafting(target_name: str, proposer: str, tree: dict[str, Any]) -> None:
     """A step that drafts waits for nothing either, and copies no pages, its head's among them."""
     target = targets.parse(target_name)
     model = dataclasses.replace(presets.get("llama3-8b").config, num_layers=2, vocab_size=32_000)
-    head = dataclasses.replace(heads.eagle(model, "", tuple(range(8192))), dtype="bfloat16")
+    make = {"eagle": heads.eagle, "medusa": heads.medusa}.get(proposer)
+    head = make and dataclasses.replace(make(model, "", tuple(range(8192))), dtype="bfloat16")
     engine = EngineConfig(
         max_seqs=16, max_context=1024, cache_bytes=64 * MEGABYTE, num_drafts=3,
-        proposer=proposer, draft_tree=tree,
+        proposer=proposer, **tree,
     )  # fmt: skip
-    config = Config(model, engine, draft=head if proposer == "eagle" else None)
+    config = Config(model, engine, draft=head)
     absent = AbsentEngine(config.for_platform(target.platform), target)
     (step,) = absent.steps([StepShape((16, 4), (0, 64), greedy=True)])
     assert isinstance(step, CompiledStep), step

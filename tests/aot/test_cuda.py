@@ -154,7 +154,8 @@ def test_a_run_on_many_chips_is_as_planned():
 
 
 @pytest.mark.parametrize("proposer, tree", [
-    ("ngram", ()), ("eagle", ()), ("eagle", (0, 0, 1)),
+    ("ngram", {}), ("eagle", {}), ("medusa", {"draft_tree": (0, 0, 1)}),
+    ("eagle", {"tree_levels": 2, "tree_branches": 2}),
 ])  # fmt: skip
 def test_a_step_that_drafts(proposer, tree):
     programs.check_drafting("h200", proposer, tree)

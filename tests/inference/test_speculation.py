@@ -194,26 +194,30 @@ def heads_of(model, kind, **more):
 
 
 TREE = draft_tree.likeliest(13, 3)
+TREES = {
+    "eagle": {"proposer": "eagle", "num_drafts": 13, "tree_levels": 3, "tree_branches": 5},
+    "eagle, fixed": {"proposer": "eagle", "num_drafts": len(TREE), "draft_tree": TREE},
+    "medusa": {"proposer": "medusa", "num_drafts": len(TREE), "draft_tree": TREE},
+}
 
 
 @pytest.mark.parametrize("model, kind, name", [
-    ("gemma", Eagle, "preempted, chunked"),
+    ("gemma", "eagle", "preempted, chunked"),
     *(
         pytest.param(model, kind, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])
-        for model in ("llama", "gemma") for kind in (Eagle, Medusa) for name in DISTURBANCES
+        for model in ("llama", "gemma") for kind in TREES for name in DISTURBANCES
         if name != "adaptive" or model == "llama"
     ),
 ])  # fmt: skip
 def test_a_tree_changes_no_token(model, kind, name):
     """Branches are accepted, not only the first; what is cached after them is found again."""
-    own = heads_of(model, kind, **({"num_heads": 3} if kind is Medusa else {"features": (1, 2)}))
+    own = (
+        heads_of(model, Medusa, num_heads=3) if kind == "medusa" else
+        heads_of(model, Eagle, features=(1, 2))
+    )  # fmt: skip
     params = fakes.real_params(MODELS[model]) | {"draft": fakes.real_params(own)}
     settings = SIZES | {"deterministic": False, "cache_bytes": 1 << 20} | DISTURBANCES[name]
-    proposer = {Eagle: "eagle", Medusa: "medusa"}[kind]
-    engine = fakes.engine(
-        MODELS[model], params, draft=own, num_drafts=len(TREE), draft_tree=TREE, proposer=proposer,
-        **settings,
-    )  # fmt: skip
+    engine = fakes.engine(MODELS[model], params, draft=own, **TREES[kind], **settings)
     prompts, asked = requests(14, 131)
     expected = plain(model, 14)
     for _ in range(2):
@@ -250,16 +254,25 @@ def test_typical_acceptance_keeps_greedy_answers(tree):
     assert engine.scheduler.counters.num_accepted > before
 
 
+SURE = {"draft_tree": (), "tree_levels": 2, "tree_branches": 2}
+
+
 @pytest.mark.parametrize("changes, expected", [
-    ({"proposer": "ngram"}, "draft_tree goes with engine.proposer medusa or eagle, not with ngram"),
+    ({"proposer": "ngram"}, "draft_tree goes with engine.proposer eagle or medusa, not with ngram"),
     ({"num_drafts": 2}, "the node that each of engine.num_drafts=2 drafts follows"),
+    ({"num_drafts": 32, "draft_tree": tuple(range(32))}, "is at most 31 of a tree, not 32"),
+    ({"tree_levels": 2}, "draft_tree says all of a tree"),
+    (SURE | {"proposer": "medusa"}, "tree_levels goes with engine.proposer eagle, not with medusa"),
+    (SURE | {"tree_branches": 4}, "is from branches x"),
+    (SURE | {"tree_branches": 0}, "are at least 1"),
+    (SURE | {"tree_levels": 0}, "are at least 1"),
     ({"draft_tree": (0, 2, 1)}, "listed level by level"),
     ({"draft_tree": (0, 1, 3)}, "listed level by level"),
     ({"deterministic": True}, "goes without engine.deterministic"),
 ])  # fmt: skip
 def test_a_tree_that_makes_no_sense_is_refused(changes, expected):
     settings = {"proposer": "eagle", "num_drafts": 3, "draft_tree": (0, 0, 1)}
-    EngineConfig(**settings)
+    EngineConfig(**settings), EngineConfig(**settings | SURE)
     with pytest.raises(InputError, match=expected):
         EngineConfig(**settings | changes)
 

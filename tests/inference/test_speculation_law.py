@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.engine import BRANCHING, PROPOSERS
+from configs.engine import PROPOSERS
 from configs.errors import InputError
-from configs.heads import Eagle, Medusa
+from configs.heads import BRANCHING, Eagle, Medusa
 from configs.model import ModelConfig
 from inference.request import SamplingParams
 from inference.sampling import parameters, sampler
@@ -61,7 +61,10 @@ DRAFTS = {
     "medusa": Medusa(**OWN | {"num_layers": 0, "pattern": ()}, num_heads=2),
     "eagle": Eagle(**OWN | {"num_layers": 1}),
 }
-TREE = (0, 0, 0, 1, 1, 2)  # that heads draft
+TREES = {  # that heads draft
+    "medusa": {"draft_tree": (0, 0, 0, 1, 1, 2), "num_drafts": 6},
+    "eagle": {"tree_levels": 2, "tree_branches": 3, "num_drafts": 6},
+}
 
 
 def counted(proposer, name, samples):
@@ -72,8 +75,8 @@ def counted(proposer, name, samples):
         more["draft"] = DRAFTS[proposer]
         params["draft"] = fakes.real_params(DRAFTS[proposer])
     if proposer in BRANCHING:
-        more |= {"draft_tree": TREE, "num_drafts": len(TREE)}
-        asked = dataclasses.replace(ASKED, max_new_tokens=LENGTH + len(TREE))
+        more |= TREES[proposer]
+        asked = dataclasses.replace(ASKED, max_new_tokens=LENGTH + 6)
     engine = fakes.engine(TARGET, params, **(SIZES | more))
     found, rng = np.zeros(VOCAB**LENGTH, int), np.random.default_rng(0)
     for _ in range(0, samples, 256):

@@ -76,5 +76,5 @@ def demand(config: Config, mixer: Attention, stored: CacheSpec) -> Demand:
         mixer.num_heads, stored.page_format(config.model.cache_dtype), config.device_page_tokens,
         engine.deterministic, stored.window is not None,
         max(engine.max_seqs, *engine.prefill_chunks) * config.page_columns,
-        bool(engine.draft_tree),
+        engine.has_trees,
     )  # fmt: skip

@@ -111,7 +111,7 @@ def test_they_draft_what_training_computes(name):
     sampling = jax.tree.map(jnp.asarray, parameters.init(1, 131))
     asked = Asked(
         rectangle((done,), 1 + K, tables), jnp.asarray(TOKENS[done : done + 1]), sampling, None,
-        None, jnp.zeros((0, 0), jnp.int32), greedy=True, needs_law=False,
+        None, jnp.zeros((0, 0), jnp.int32), greedy=True,
     )  # fmt: skip
     _, drafts = proposer.propose(values, cache, state, asked)
     found = drafts.tokens_Rk[0].tolist()
