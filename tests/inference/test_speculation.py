@@ -277,6 +277,14 @@ def test_a_tree_that_makes_no_sense_is_refused(changes, expected):
         EngineConfig(**settings | changes)
 
 
+def test_any_number_of_drafts_makes_a_tree():
+    for n in range(1, 32):
+        EngineConfig(proposer="eagle", num_drafts=n, **draft_tree.sizes(n))
+        tree = draft_tree.DraftTree(draft_tree.likeliest(n, 4))
+        EngineConfig(proposer="medusa", num_drafts=n, draft_tree=tree.parents)
+        assert tree.levels <= 4 and tree.num_nodes == 1 + n
+
+
 def test_a_tree_on_what_cannot_branch_is_refused():
     engine = EngineConfig(proposer="medusa", num_drafts=3, draft_tree=(0, 0, 1))
     Config(MODELS["llama"], engine, draft=heads_of("llama", Medusa, num_heads=2))

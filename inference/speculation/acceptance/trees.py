@@ -5,8 +5,9 @@ after their parents, and a node's children in the order in which they are tried.
 the root and goes to an accepted child until there is none; there it ends with a token of the
 target's own.
 
-What decides on a node's children may be anything before it and the noise of its own position, never
-noise of later ones: a tree pruned by what was drawn below the node would no longer be exact.
+Coupled acceptance is exact for any tree. By rejection, what decides on a node's children may be
+anything before the root and whatever follows from it, never noise: a tree pruned by what was drawn
+below a node would no longer be exact, unless that is accounted for as by `draft_law_RNV`.
 """
 
 from typing import NamedTuple
