@@ -130,7 +130,7 @@ def test_they_are_kept_as_json(name):
     ({"draft": None}, "proposer=medusa goes with Medusa heads"),
     ({"draft": HEADS["fused"]}, "goes with Medusa heads, not with EAGLE heads"),
     ({"draft": TARGET}, "goes with Medusa heads, not with a draft model"),
-    ({"draft": dataclasses.replace(HEADS["medusa"], num_heads=2)}, "has 2 heads: k is at most"),
+    ({"draft": dataclasses.replace(HEADS["medusa"], num_heads=2)}, "has 2 heads: so many drafts"),
     ({"draft": dataclasses.replace(HEADS["medusa"], width=25)}, "reads hidden states of 25"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(changes, expected):
