@@ -63,7 +63,8 @@ class StepShape:
 def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
     """Every shape the engine may run, cheapest first; scoring has one step of its own. Decoding
     rides on the steps of prompts and of scoring where prompts are chunked. With drafts, steps that
-    only decode are there without, too, and if their number adapts with half of them. With
+    only decode are there without, too, and if their number adapts with half of them; then
+    a full batch rides on prompts without, too. With
     `engine.greedy_steps` those with decode rows that score nothing are there twice.
 
     Raises:
@@ -83,6 +84,8 @@ def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
     shapes += [StepShape((0, width), chunks[-1], scored=True)]
     if engine.chunked_prefill:
         shapes += [StepShape((n, width), chunk) for n in riders for chunk in chunks]
+        if engine.adapt_drafts:
+            shapes += [StepShape((rows[-1], 1), chunk) for chunk in chunks]
         shapes += [StepShape((rows[-1], width), chunks[-1], scored=True)]
     if engine.greedy_steps:
         own = [shape for shape in shapes if shape.decode[0] and not shape.scored]

@@ -1,8 +1,9 @@
 """How many drafts a step verifies: as many as bring the most tokens a second.
 
 Of each sequence it is known how often its first, second, ... draft was accepted, and of each step
-that only decodes how long it took. What was not tried for a while is tried again, since texts and
-machines change. Rates are integers, in 1/65,536, and so are times, in nanoseconds.
+that only decodes how long it took. Texts and machines change, so hope for what was not tried grows
+with time, and it is tried again the later the more it costs: all such trials lose less than one
+step in 200. Rates are integers, in 1/65,536, and so are times, in nanoseconds.
 """
 
 import collections
@@ -15,8 +16,7 @@ _ONE = 1 << 16
 _HOPE = _ONE // 2  # that a first draft is accepted, before anything is known
 _SHIFT = 3  # a rate remembers some 8 drafts of a sequence,
 _ALL_SHIFT = 6  # or 64 of all
-_AGAIN = 64  # steps after which another number is tried,
-_TRIALS = 64  # where all such trials together have cost no more than this part of the time
+_PATIENCE = 2048  # steps without a width after which each of its tokens is hoped to bring another
 _TIMES = 8  # that a shape is asked for before it has a time
 _NANOSECONDS = 1_000_000_000
 
@@ -39,39 +39,36 @@ class AdaptiveDrafts:
         self._cost: dict[StepShape, int] = {}
         self._asked: collections.Counter[StepShape] = collections.Counter()  # for a time
         self._last_taken = dict.fromkeys(self._widths, 0)
-        self._to_spend = 0  # nanoseconds
         self._num_steps = 0
 
     def choose(self, decoding: Items[Sequence], num_rows: int, is_alone: bool) -> int:
-        """As `DraftPolicy` says. Steps with prompts have room for all drafts whatever they hold."""
+        """As `DraftPolicy` says. Beside prompts a draft adds the time that it adds elsewhere."""
         drafting = [sequence for sequence in decoding if sequence.speculates]
         if not drafting:
             return 0
         self._rates = {s.id: self._rates.get(s.id) or list(self.acceptance) for s in drafting}
         is_greedy = all(sequence.params.is_greedy for sequence in decoding)
-        if not is_alone:
-            return self._widths[-1] - 1
-        self._num_steps += 1
-        tried = {}  # width -> time, tokens
+        self._num_steps += is_alone
+        known = {}  # width -> time, tokens
         for width in self._widths:
             shape = choose(self._shapes, num_rows, 0, False, is_greedy, width)
-            if shape not in self._cost:
+            if shape in self._cost:
+                gained = sum(sum(own[: width - 1]) for own in self._rates.values())
+                known[width] = self._cost[shape], len(decoding) * _ONE + gained
+            elif is_alone:
                 self._asked[shape] += 1
-                if self._asked[shape] > _TIMES:  # other rows join or leave it whenever it is asked
-                    continue
-                return self._take(width)
-            gained = sum(sum(own[: width - 1]) for own in self._rates.values())
-            tried[width] = self._cost[shape], len(decoding) * _ONE + gained
-        if not tried:
+                if self._asked[shape] <= _TIMES:  # other rows join or leave it whenever it is asked
+                    return self._take(width)
+        if not known:
             return self._widths[-1] - 1
-        best = min(tried, key=lambda width: tried[width][0] / tried[width][1])
-        time, tokens = tried[best]
-        self._to_spend += time // _TRIALS
-        for width, (own_time, own_tokens) in tried.items():
-            lost = own_time - own_tokens * time // tokens
-            is_old = self._num_steps - self._last_taken[width] > _AGAIN
-            if is_old and lost <= self._to_spend:
-                self._to_spend -= lost
+        best = min(known, key=lambda width: known[width][0] / known[width][1])
+        if not is_alone:
+            return best - 1
+        time, tokens = known[best]
+        for width, (own_time, own_tokens) in known.items():
+            age = self._num_steps - self._last_taken[width]
+            hoped = own_tokens + len(decoding) * width * _ONE * age // _PATIENCE
+            if width != best and own_time * tokens < hoped * time:
                 return self._take(width)
         return self._take(best)
 
