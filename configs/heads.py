@@ -3,9 +3,12 @@ with it, its embedding, is not among their parameters.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from configs.errors import InputError
+from configs.kinds import operations
+from configs.kinds.operations import Operation
 from configs.kinds.params import ParamInfo, norm
 from configs.model import ModelConfig
 
@@ -53,9 +56,13 @@ class Heads(ModelConfig):
             )
 
     @property
+    def head_rows(self) -> int:
+        """As `ModelConfig` says."""
+        return len(self.proposed_ids) or self.vocab_size
+
+    @property
     def _output_table(self) -> dict[str, ParamInfo]:
-        rows = len(self.proposed_ids) or self.vocab_size
-        return {"table": ParamInfo((rows, self.width), self.dtype, ("vocab", "embed"))}
+        return {"table": ParamInfo((self.head_rows, self.width), self.dtype, ("vocab", "embed"))}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,18 +92,28 @@ class Eagle(Heads):
     def parameters(self) -> dict[str, Any]:
         """As `ModelConfig` says."""
         own = super().parameters()
-        square = ("embed", None)
-        declared = {
+        return {
             "layers": own["layers"],
             "final_norm": own["final_norm"],
             "head": self._output_table,
             "token_norm": norm(self, self.width, "embed"),
             "state_norm": norm(self, self.width, "embed"),
-            "input": ParamInfo((self.width, 2 * self.width), self.dtype, square),
+            **self._joining,
         }
+
+    @property
+    def operations(self) -> Mapping[Operation, int]:
+        """As `ModelConfig` says; `eagle.fuse` runs for the target's states alone."""
+        found = operations.products("eagle", self, self._joining)
+        return dict.fromkeys(found, 1) | dict(super().operations)
+
+    @property
+    def _joining(self) -> dict[str, ParamInfo]:
+        """What makes the first layer's inputs."""
+        square, D = ("embed", None), self.width
+        declared = {"input": ParamInfo((D, 2 * D), self.dtype, square)}
         if self.features:
-            fused = (self.width, len(self.features) * self.width)
-            declared["fuse"] = ParamInfo(fused, self.dtype, square)
+            declared["fuse"] = ParamInfo((D, len(self.features) * D), self.dtype, square)
         return declared
 
 
@@ -116,8 +133,17 @@ class Medusa(Heads):
 
     def parameters(self) -> dict[str, Any]:
         """As `ModelConfig` says."""
-        block = ParamInfo((self.width, self.width), self.dtype, ("embed", None), "zeros")
-        return {"blocks": (block,) * self.num_heads, "head": self._output_table}
+        return {"blocks": (self._block,) * self.num_heads, "head": self._output_table}
+
+    @property
+    def operations(self) -> Mapping[Operation, int]:
+        """Those of one head."""
+        found = operations.products("medusa", self, {"block": self._block})
+        return dict.fromkeys((*found, self._head), 1)
+
+    @property
+    def _block(self) -> ParamInfo:
+        return ParamInfo((self.width, self.width), self.dtype, ("embed", None), "zeros")
 
 
 def check_tree(engine: Any) -> None:

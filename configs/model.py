@@ -318,12 +318,17 @@ class ModelConfig:
         return dict(ordered) | dict.fromkeys((self._head, self._embedding, self._vectors), 1)
 
     @property
+    def head_rows(self) -> int:
+        """Of the table that logits come from."""
+        return self.vocab_size
+
+    @property
     def _head(self) -> Operation:
-        D, V = self.width, self.vocab_size
+        D, V, rows = self.width, self.vocab_size, self.head_rows
         format = self._table_format("embed" if self.tied else "head")
         return Operation(
-            "head", "other", flops=((2 * V * D, LOGITS),), rows=((1, LOGITS),),
-            moves=(Move("weights", ((V * D, ()),), D, format),
+            "head", "other", flops=((2 * rows * D, LOGITS),), rows=((1, LOGITS),),
+            moves=(Move("weights", ((rows * D, ()),), D, format),
                    Move("activations", ((D, LOGITS),), D, "rest"),
                    Move("activations", ((2 * V, LOGITS),), V, "float32")),  # written and read
         )  # fmt: skip

@@ -8,7 +8,7 @@ from configs.engine import Config
 from configs.hardware.spec import HardwareSpec
 from configs.kinds import params
 from configs.model import ModelConfig
-from inference.planner import cost, roofline
+from inference.planner import cost, roofline, speculation
 from inference.planner.cost import Operation, Precision, Rows, Work
 from inference.scheduling.step_schedule import StepRecord
 
@@ -51,8 +51,13 @@ def decode_steps(
     if not steps:
         return DecodeReport(None, None, None, bandwidth, None, by)
     needed = [operations(config.model, record) for record in steps]
-    num_bytes = int(statistics.median(cost.total(step).bytes for step in needed))
-    predicted = statistics.median(seconds(config.model, step, hardware) for step in needed)
+    drafting = [speculation.drafting_operations(config, record) for record in steps]
+    both = list(zip(needed, drafting, strict=True))
+    num_bytes = int(statistics.median(cost.total((*own, *more)).bytes for own, more in both))
+    predicted = statistics.median(
+        seconds(config.model, own, hardware) + drafting_seconds(config, more, hardware)
+        for own, more in both
+    )
     measured = statistics.median(record.seconds for record in steps)
     share = num_bytes / measured / bandwidth
     return DecodeReport(num_bytes, predicted, measured, bandwidth, share, by)
@@ -107,6 +112,14 @@ def product_formats(model: ModelConfig) -> tuple[str, ...]:
 def seconds(model: ModelConfig, step: Iterable[Operation], hardware: HardwareSpec) -> float:
     """Predicted time of a step on one chip, in the model's own precision."""
     return roofline.step_time(step, hardware, Precision.of(model)).total_s
+
+
+def drafting_seconds(config: Config, step: Iterable[Operation], hardware: HardwareSpec) -> float:
+    """Predicted time of what drafts in a step, whose start is the target's."""
+    if config.draft is None:
+        return 0.0
+    alone = dataclasses.replace(hardware, overhead_s=0.0)
+    return roofline.step_time(step, alone, Precision.of(config.draft)).total_s
 
 
 def naive_seconds(

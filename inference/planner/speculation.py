@@ -1,10 +1,17 @@
-"""What drafts are worth: the law of acceptance, tokens a step, speed, the best number of them."""
+"""What drafts are worth: the law of acceptance, tokens a step, speed, the best number of them; and
+what drafting costs in a step of the engine.
+"""
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from configs.engine import Config, EngineConfig
 from configs.errors import InputError
+from configs.heads import Eagle, Medusa
+from inference.planner import cost
+from inference.planner.cost import Operation, Rows, Work
+from inference.scheduling.step_schedule import StepRecord
 
 _MOST_DRAFTS = 1024
 
@@ -90,6 +97,64 @@ def output_law(target: Sequence[float], draft: Sequence[float]) -> list[float]:
     rejected = 1 - acceptance_of(target, draft)
     replaced = residual(target, draft)
     return [min(q, p) + rejected * r for q, p, r in zip(target, draft, replaced, strict=True)]
+
+
+def drafting_operations(config: Config, record: StepRecord) -> tuple[Operation, ...]:
+    """What the proposer did in a step that only decodes, beside the target's own work."""
+    draft = config.draft
+    if draft is None:
+        return ()
+    runs = _drafting_work(config, record)
+    found = [each for work in runs for each in cost.step_operations(draft, work)]
+    if not isinstance(draft, Eagle):
+        return tuple(found)
+    drafting = [each for each in found if each.name != "eagle.fuse"]
+    rows = tuple(Rows(1, queries, context) for queries, context in record.rows)
+    fed = cost.step_operations(draft, Work(record.shape.num_tokens, rows, 0))
+    return (*drafting, *_observing(draft, fed))
+
+
+def _drafting_work(config: Config, record: StepRecord) -> Iterator[Work]:
+    """Each run of what drafts, up to the last draft; a draft model is fed with that, too."""
+    assert config.draft is not None
+    engine, (num_rows, width) = config.engine, record.shape.decode
+    if width == 1:
+        return
+    starts = [context - queries + 1 for queries, context in record.rows]  # with the newest token
+    if isinstance(config.draft, Medusa):
+        yield from [Work(num_rows, (), num_rows)] * engine.draft_levels
+    elif not engine.has_trees:
+        for n in range(width - isinstance(config.draft, Eagle)):
+            yield Work(num_rows, tuple(Rows(1, 1, start + n) for start in starts), num_rows)
+    else:
+        first = 0  # of a level, among the nodes
+        for last in _level_sizes(engine):
+            nodes = first + last
+            rows = tuple(Rows(1, nodes, start + nodes - 1) for start in starts)
+            yield Work(num_rows * nodes, rows, num_rows * last)
+            first = nodes
+
+
+def _level_sizes(engine: EngineConfig) -> list[int]:
+    """Nodes of each level of a tree that is drafted level by level, its leaves not among them."""
+    if engine.tree_levels:
+        return [1] + [engine.tree_branches] * (engine.tree_levels - 1)
+    depth = [0]
+    for parent in engine.draft_tree:
+        depth.append(depth[parent] + 1)
+    return [depth.count(level) for level in range(max(depth))]
+
+
+def _observing(draft: Eagle, fed: Sequence[Operation]) -> Iterator[Operation]:
+    """What it does with the target's states: of its last layer only what is cached is needed."""
+    for each in fed:
+        if each.name in ("eagle.input", "eagle.fuse", "embed"):
+            yield each
+        elif each.copied:
+            yield dataclasses.replace(
+                each, flops=each.flops * each.copied, weight_bytes=each.weight_bytes * each.copied,
+                activation_bytes=each.activation_bytes * each.copied,
+            )  # fmt: skip
 
 
 def _check_laws(*laws: Sequence[float]) -> None:

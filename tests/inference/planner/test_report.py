@@ -5,9 +5,12 @@ import dataclasses
 import pytest
 
 from configs import presets
-from configs.engine import Config
+from configs.engine import Config, EngineConfig
+from configs.hardware import catalog
+from configs.heads import Eagle, Medusa
 from configs.kinds import params
-from inference.planner import cost, report
+from configs.model import ModelConfig
+from inference.planner import cost, report, speculation
 from inference.planner.calibration import lookup, measure
 from inference.planner.cost import Work
 from inference.scheduling.step_schedule import StepRecord
@@ -50,3 +53,59 @@ def test_the_best_product_is_the_fastest_of_all(monkeypatch):
     assert measure.matmul_rate("bfloat16") == 5.0
     monkeypatch.setattr(library, "is_loaded", lambda: False)
     assert measure.best_matmul_rate(["bfloat16"]) == measure.matmul_rate("bfloat16") == 3.0
+
+
+OWN = {f.name: getattr(CONFIG.model, f.name) for f in dataclasses.fields(ModelConfig)}
+TABLE, WIDTH = CONFIG.model.vocab_size * CONFIG.model.width, CONFIG.model.width
+
+
+def drafting(proposer, draft, width=4, queries=4, **settings):
+    """What drafts in a step of two rows, and FLOPs by name."""
+    engine = EngineConfig(max_seqs=2, proposer=proposer, num_drafts=3, **settings)
+    record = StepRecord(StepShape((2, width), (0, 32)), ((queries, 50),), 1.0, 0.0)
+    found = speculation.drafting_operations(Config(CONFIG.model, engine, draft=draft), record)
+    flops = {}
+    for each in found:
+        flops[each.name] = flops.get(each.name, 0) + each.flops
+    return found, flops
+
+
+def test_a_draft_model_runs_once_more_than_it_drafts():
+    found, flops = drafting("draft", CONFIG.model)
+    runs = [cost.step_operations(CONFIG.model, Work(2, (cost.Rows(1, 1, 47 + n),), 2))
+            for n in range(4)]  # fmt: skip
+    assert found == tuple(each for run in runs for each in run)
+    assert flops["head"] == 4 * 2 * 2 * TABLE
+    assert drafting("draft", CONFIG.model, width=1, queries=1)[0] == ()
+
+
+def test_heads_read_their_own_table_once_a_draft():
+    found, flops = drafting("medusa", Medusa(**OWN | {"num_layers": 0, "pattern": ()}))
+    assert flops == {"medusa.block": 3 * 2 * 2 * WIDTH**2, "head": 3 * 2 * 2 * TABLE}
+    few = Medusa(**OWN | {"num_layers": 0, "pattern": ()}, proposed_ids=tuple(range(8)))
+    assert drafting("medusa", few)[1]["head"] == 3 * 2 * 2 * 8 * WIDTH
+
+
+def test_eagle_drafts_and_takes_in_what_was_fed():
+    eagle = Eagle(**OWN | {"num_layers": 1, "pattern": CONFIG.model.layers[:1]}, features=(1, 2))
+    _, flops = drafting("eagle", eagle)
+    assert flops["head"] == 3 * 2 * 2 * TABLE  # one of two rows, three times
+    assert flops["eagle.fuse"] == 2 * 8 * 2 * WIDTH**2  # all eight tokens, once
+    assert flops["eagle.input"] == (3 * 2 + 8) * 2 * 2 * WIDTH**2
+    _, alone = drafting("eagle", eagle, width=1, queries=1)
+    assert {*alone} == {"eagle.fuse", "eagle.input", "attention.qkv", "embed"}
+    _, tree = drafting("eagle", eagle, draft_tree=(0, 0, 1))
+    assert tree["head"] == (2 + 2 * 2) * 2 * TABLE  # behind the newest token, and two children
+    assert tree["eagle.input"] == (2 * 1 + 2 * 3 + 8) * 2 * 2 * WIDTH**2
+
+
+def test_a_step_is_predicted_with_what_drafts():
+    def predicted(draft, proposer):
+        engine = EngineConfig(max_seqs=2, proposer=proposer, num_drafts=3)
+        record = StepRecord(StepShape((2, 4), (0, 32)), ((4, 50),), 1.0, 0.0)
+        chip = dataclasses.replace(catalog.get("h100"), overhead_s=1.0)
+        return report.decode_steps(Config(CONFIG.model, engine, draft=draft), [record], chip)
+
+    helped, alone = predicted(CONFIG.model, "draft"), predicted(None, "ngram")
+    assert helped.step_bytes > 2 * alone.step_bytes
+    assert 1.0 < alone.predicted_step_s < helped.predicted_step_s < 1.1
