@@ -12,8 +12,10 @@ from configs.errors import InputError
 from configs.heads import Eagle, Medusa
 from configs.mesh import Mesh
 from configs.model import ModelConfig
+from inference.checkpoints import resolve
+from inference.engine import Engine
 from inference.request import SamplingParams
-from inference.speculation import draft_tree, drafting
+from inference.speculation import adaptive, draft_tree, drafting
 from tests import fakes
 
 MODELS = {"llama": fakes.llama(), "gemma": fakes.gemma(), "fake": fakes.fake_model()}
@@ -209,8 +211,9 @@ TREES = {
         if name != "adaptive" or model == "llama"
     ),
 ])  # fmt: skip
-def test_a_tree_changes_no_token(model, kind, name):
+def test_a_tree_changes_no_token(model, kind, name, monkeypatch):
     """Branches are accepted, not only the first; what is cached after them is found again."""
+    monkeypatch.setattr(adaptive, "_PATIENCE", 8)  # trees do not pay here, and are to be tried
     own = (
         heads_of(model, Medusa, num_heads=3) if kind == "medusa" else
         heads_of(model, Eagle, features=(1, 2))
@@ -322,3 +325,35 @@ def test_over_chips_the_tokens_are_the_same(mesh):
     engine = fakes.engine(MODELS["llama"], mesh=mesh, num_drafts=3, proposer="ngram", **sizes)
     assert tokens(engine) == expected
     assert engine.scheduler.counters.num_accepted > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("num_drafts", [1, 4])
+def test_smollm2_says_the_same(num_drafts):
+    """50 prompts, of which some repeat themselves, in bfloat16; in tens, so that some find the
+    pages of those before them.
+    """
+    resolved = resolve.resolve("smollm2-135m")
+    sizes = dict(max_seqs=8, max_context=256, decode_rows=(8,), deterministic=True)
+    rng = np.random.default_rng(3)
+    texts = [[str(rng.integers(0, 30)) for _ in range(12)] for _ in range(25)]
+    asked = [f"Repeat: {', '.join(words)}. Again: {', '.join(words[:4])}," for words in texts]
+    asked += [f"Number {words[0]} is" for words in texts]
+    params = [
+        SamplingParams(max_new_tokens=24, temperature=(0.0, 0.7, 1.3)[n % 3], seed=n)
+        for n in range(len(asked))
+    ]
+
+    def said(**settings):
+        config = Config(resolved.config, EngineConfig(**sizes | settings))
+        engine = Engine.from_checkpoint(config, resolved.open(None))
+        found = []
+        for n in range(0, len(asked), 10):
+            found += answers(engine.generate(asked[n : n + 10], params[n : n + 10]))
+        return found, engine.scheduler.counters
+
+    expected, _ = said()
+    found, counters = said(proposer="ngram", num_drafts=num_drafts)
+    assert found == expected
+    assert 50 < counters.num_accepted < counters.num_drafts
