@@ -206,10 +206,17 @@ class EngineConfig:
     @property
     def draft_levels(self) -> int:
         """The most drafts of a step that follow each other."""
-        found = [0]
+        return len(self.level_sizes) or self.num_drafts
+
+    @property
+    def level_sizes(self) -> tuple[int, ...]:
+        """Nodes of each level of a tree but its last, from the newest token on; (): no tree."""
+        if self.tree_levels:
+            return (1, *(self.tree_branches,) * (self.tree_levels - 1))
+        depth = [0]
         for parent in self.draft_tree:
-            found.append(1 + found[parent])
-        return max(found) or self.tree_levels or self.num_drafts
+            depth.append(1 + depth[parent])
+        return tuple(depth.count(level) for level in range(max(depth)))
 
     def without_drafts(self) -> "EngineConfig":
         """The same where nothing is drafted."""

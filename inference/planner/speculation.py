@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
-from configs.engine import Config, EngineConfig
+from configs.engine import Config
 from configs.errors import InputError
 from configs.heads import Eagle, Medusa
 from inference.planner import cost
@@ -128,21 +128,11 @@ def _drafting_work(config: Config, record: StepRecord) -> Iterator[Work]:
             yield Work(num_rows, tuple(Rows(1, 1, start + n) for start in starts), num_rows)
     else:
         first = 0  # of a level, among the nodes
-        for last in _level_sizes(engine):
+        for last in engine.level_sizes:
             nodes = first + last
             rows = tuple(Rows(1, nodes, start + nodes - 1) for start in starts)
             yield Work(num_rows * nodes, rows, num_rows * last)
             first = nodes
-
-
-def _level_sizes(engine: EngineConfig) -> list[int]:
-    """Nodes of each level of a tree that is drafted level by level, its leaves not among them."""
-    if engine.tree_levels:
-        return [1] + [engine.tree_branches] * (engine.tree_levels - 1)
-    depth = [0]
-    for parent in engine.draft_tree:
-        depth.append(depth[parent] + 1)
-    return [depth.count(level) for level in range(max(depth))]
 
 
 def _observing(draft: Eagle, fed: Sequence[Operation]) -> Iterator[Operation]:
