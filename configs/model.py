@@ -169,6 +169,12 @@ class ModelConfig:
         found = dict.fromkeys(layer.mixer for layer in self.pattern)
         return [mixer for mixer in found if isinstance(mixer, kind)]
 
+    @functools.cached_property
+    def mixtures(self) -> tuple[int, int] | None:
+        """How many of its layers are mixtures, and the most experts that one has; None: none is."""
+        found = [layer.ffn.experts[0] for layer in self.layers if layer.ffn and layer.ffn.experts]
+        return (len(found), max(found)) if found else None
+
     @property
     def divided(self) -> set[int]:
         """Sizes that chips along the mesh's `model` have to divide."""

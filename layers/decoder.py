@@ -3,21 +3,25 @@ it.
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from configs.cache import CacheSpec
 from configs.kinds.attention import Attention
+from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
+from configs.kinds.latent import Latent
 from configs.model import LayerSpec, ModelConfig
-from layers import attention as attend
-from layers import ffn, norm, registry, rope
+from layers import norm, registry, rope
+from layers.feed_forwards import dense, experts
 from layers.kernels.device import has_free_views
 from layers.kernels.linear import packed
 from layers.kernels.linear.packed import Packed
 from layers.linear import linear, soft_cap
+from layers.mixers import attention as attend
+from layers.mixers import latent
 from layers.params import Params
 from layers.ragged import Ragged
 from layers.registry import Leaf, StepContext
@@ -26,8 +30,26 @@ from sharding import collectives
 _LANES = 128  # of a TPU's tiles
 
 registry.register(Attention, attend.apply)
-registry.register(Gated, ffn.gated)
-registry.register(Plain, ffn.plain)
+registry.register(Latent, latent.apply)
+registry.register(Gated, dense.gated)
+registry.register(Plain, dense.plain)
+registry.register(Experts, experts.apply)
+
+
+class Passed(NamedTuple):
+    """What `layers` returns.
+
+    Attributes:
+        hidden_TD: normalized hidden states, float32 [T, D].
+        streams: the residual streams that were asked for, alike.
+        cache: the updated cache.
+        visits_LE: i32, valid tokens that visited each expert of each mixture; None: there is none.
+    """
+
+    hidden_TD: jax.Array
+    streams: tuple[jax.Array, ...]
+    cache: Any
+    visits_LE: jax.Array | None
 
 
 def param_infos(config: ModelConfig) -> Any:
@@ -68,10 +90,10 @@ def forward(
         Normalized hidden states, float32 [T, D], and the updated cache.
     """
     x_TD = embedded(params, config, tokens_T, ragged)
-    hidden_TD, _, cache = layers(
+    passed = layers(
         params, config, x_TD, ragged, cache, deterministic=deterministic, attention=attention
     )
-    return hidden_TD, cache
+    return passed.hidden_TD, passed.cache
 
 
 def embedded(params: Params, config: ModelConfig, tokens_T: jax.Array, ragged: Ragged) -> jax.Array:
@@ -93,36 +115,43 @@ def layers(
     features: tuple[int, ...] = (),
     deterministic: bool = False,
     attention: str = "reference",
-) -> tuple[jax.Array, tuple[jax.Array, ...], Any]:
+) -> Passed:
     """Runs what `embedded` returns through the layers and the last norm.
 
     Args:
         features: numbers of layers, from 1 on, behind which the residual stream is returned too.
         params, config, ragged, cache, deterministic, attention: as `forward`'s.
-
-    Returns:
-        Normalized hidden states, float32 [T, D]; the streams asked for, alike; the updated cache.
     """
     angles = {
         turns: turns and rope.angles(*turns, ragged.position_T, config.max_context)
         for turns in {layer.mixer.rotation: None for layer in config.pattern}
     }
     leaves: list[Leaf] = [None] * config.num_layers if cache is None else list(cache)
-    streams = {}
+    streams, visits = {}, []
     for index, (weights, layer) in enumerate(zip(params["layers"], config.layers, strict=True)):
         owner = config.cache_specs[index].owner
         home = index if owner is None else owner
         with jax.named_scope(f"layer_{index}"):
-            x_TD, leaves[home] = _block(
+            x_TD, leaves[home], visits_E = _block(
                 weights, x_TD, leaves[home], ragged, angles[layer.mixer.rotation], config=config,
                 layer=layer, spec=config.cache_specs[home],
                 group=config.group_of_layer.get(home, 0), is_owner=owner is None,
                 deterministic=deterministic, attention=attention,
             )  # fmt: skip
         streams[index + 1] = x_TD
-    hidden_TD = norm.apply(x_TD, params["final_norm"], config)
-    found = tuple(streams[number] for number in features)
-    return hidden_TD, found, None if cache is None else tuple(leaves)
+        visits += [] if visits_E is None else [visits_E]
+    return Passed(
+        norm.apply(x_TD, params["final_norm"], config),
+        tuple(streams[number] for number in features),
+        None if cache is None else tuple(leaves),
+        _side_by_side(visits) if visits else None,
+    )
+
+
+def _side_by_side(visits: list[jax.Array]) -> jax.Array:
+    """i32[L, E] of an i32[E] a mixture, zeros where one has fewer experts."""
+    most = max(len(visits_E) for visits_E in visits)
+    return jnp.stack([jnp.pad(visits_E, (0, most - len(visits_E))) for visits_E in visits])
 
 
 @functools.partial(  # traced once for all layers of a kind: tracing is most of a warm start
@@ -151,8 +180,10 @@ def _block(
     is_owner: bool,
     deterministic: bool,
     attention: str,
-) -> tuple[jax.Array, Leaf]:
-    """One layer around the residual stream: mixer, then feed-forward."""
+) -> tuple[jax.Array, Leaf, jax.Array | None]:
+    """One layer around the residual stream: mixer, then feed-forward. Also returns the tokens that
+    visited each expert, where it is a mixture.
+    """
     page_format = spec.page_format(config.cache_dtype)
     context = StepContext(
         ragged, angles, spec, group, is_owner, deterministic, attention, page_format
@@ -164,14 +195,14 @@ def _block(
         out_TD = norm.apply(out_TD, weights["mixer_post_norm"], config)
     x_TD = x_TD + out_TD
     if layer.ffn is None:
-        return x_TD, leaf
+        return x_TD, leaf, None
     with jax.named_scope("ffn"):
         hidden_TD = norm.apply(x_TD, weights["ffn_norm"], config) if config.pre_norms else x_TD
         feed = registry.apply_feed_forward(layer.ffn)
-        out_TD = feed(weights["ffn"], config, layer.ffn, hidden_TD)
+        out_TD, visits_E = feed(weights["ffn"], config, layer.ffn, hidden_TD, context)
     if config.post_norms:
         out_TD = norm.apply(out_TD, weights["ffn_post_norm"], config)
-    return x_TD + out_TD, leaf
+    return x_TD + out_TD, leaf, visits_E
 
 
 def logits(params: Params, config: ModelConfig, hidden_QD: jax.Array) -> jax.Array:

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 
 from configs.cache import PageFormat
-from configs.kinds.attention import Attention
 from configs.model import ModelConfig
 from layers.kernels.device import has_free_views
 from layers.ragged import Ragged
@@ -42,7 +41,7 @@ def abstract(
         spec = config.cache_specs[layer]
         if spec.elements_per_token:
             pages = num_pages[config.group_of_layer[layer]], page_tokens
-            is_attention = isinstance(config.layers[layer].mixer, Attention)
+            is_attention = config.layers[layer].mixer.query_heads > 0
             of_format = layout if layout is not None and is_attention else token_major
             leaf = of_format(*pages, spec.page_format(config.cache_dtype))
             if not spec.index_width:

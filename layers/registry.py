@@ -18,7 +18,7 @@ Leaf = Any  # a leaf of the cache; None or a pytree where there is no cache
 
 @dataclasses.dataclass(frozen=True)
 class StepContext:
-    """What a mixer is told besides its own parameters, inputs and cache leaf.
+    """What a layer is told besides its own parameters, inputs and cache leaf.
 
     Attributes:
         ragged: the step's rectangles.
@@ -47,8 +47,11 @@ class StepContext:
 ApplyMixer = Callable[
     [Params, ModelConfig, Any, jax.Array, Leaf, StepContext], tuple[jax.Array, Leaf]
 ]
-# (params, config, kind, x_TD) -> float32 [T, D]
-ApplyFeedForward = Callable[[Params, ModelConfig, Any, jax.Array], jax.Array]
+# (params, config, kind, x_TD, context) -> (float32 [T, D], tokens that visited each expert, i32[E]:
+# None of what is no mixture).
+ApplyFeedForward = Callable[
+    [Params, ModelConfig, Any, jax.Array, StepContext], tuple[jax.Array, jax.Array | None]
+]
 
 _MIXERS: dict[type[Mixer], ApplyMixer] = {}
 _FEED_FORWARDS: dict[type[FeedForward], ApplyFeedForward] = {}
@@ -79,6 +82,10 @@ def apply_feed_forward(kind: FeedForward) -> ApplyFeedForward:
 
 
 def _find(kind: Kind, part: str, known: dict[Any, Any]) -> Any:
+    if kind.to_come is not None:
+        raise InputError(
+            f"the {part} {kind.name!r} with {kind.to_come} is planned but does not run yet"
+        )
     if type(kind) not in known:
         runs = ", ".join(each.name for each in known)
         raise InputError(f"the {part} {kind.name!r} is planned but does not run yet; {runs} do")

@@ -104,18 +104,33 @@ def _dynamic_stretch(scaling: Dynamic, width: int, positions_T: jax.Array) -> ja
     return jnp.exp(-jnp.log(growth_T)[:, None] * powers_X)
 
 
-def rotate(x_TNH: jax.Array, cos_TX: jax.Array, sin_TX: jax.Array) -> jax.Array:
+def rotate(
+    x_TNH: jax.Array, cos_TX: jax.Array, sin_TX: jax.Array, neighbours: bool = False
+) -> jax.Array:
     """Rotates the pairs (i, i + X) of every head by X angles a token, elements from 2X on stay:
-    float32 [T, N, H].
+    float32 [T, N, H]. `neighbours` has the pairs (2i, 2i + 1), and puts them as the others lie.
     """
     pairs = cos_TX.shape[-1]
     if not has_free_views():
+        if neighbours:
+            x_TNH = _halves_by_product(x_TNH, pairs)
         return _rotate_by_product(x_TNH, cos_TX, sin_TX)
-    first, second = x_TNH[..., :pairs], x_TNH[..., pairs : 2 * pairs]
+    if neighbours:
+        first, second = x_TNH[..., : 2 * pairs : 2], x_TNH[..., 1 : 2 * pairs : 2]
+    else:
+        first, second = x_TNH[..., :pairs], x_TNH[..., pairs : 2 * pairs]
     cos, sin = cos_TX[:, None], sin_TX[:, None]
     turned = [first * cos - second * sin, second * cos + first * sin]
     rest = [x_TNH[..., 2 * pairs :]] if x_TNH.shape[-1] > 2 * pairs else []
     return jnp.concatenate(turned + rest, axis=-1)
+
+
+def _halves_by_product(x_TNH: jax.Array, pairs: int) -> jax.Array:
+    """Heads with the first of all neighbours before the second ones, by an exact product."""
+    order = np.arange(x_TNH.shape[-1])
+    order[: 2 * pairs] = np.concatenate([order[: 2 * pairs : 2], order[1 : 2 * pairs : 2]])
+    chosen_HH = np.eye(len(order), dtype=np.float32)[:, order]
+    return jnp.dot(x_TNH, chosen_HH, precision=jax.lax.Precision.HIGHEST)
 
 
 def _rotate_by_product(x_TNH: jax.Array, cos_TX: jax.Array, sin_TX: jax.Array) -> jax.Array:

@@ -126,10 +126,12 @@ def apply_min_gru(
     return out_TD, None if leaf is None else states
 
 
-def apply_maxout(params: Params, config: ModelConfig, kind: Maxout, x_TD: jax.Array) -> jax.Array:
-    """The larger of two projections of each element: float32 [T, D]."""
+def apply_maxout(
+    params: Params, config: ModelConfig, kind: Maxout, x_TD: jax.Array, context: StepContext
+) -> tuple[jax.Array, None]:
+    """The larger of two projections of each element: float32 [T, D]; it is no mixture."""
     one_TF, other_TF = jnp.split(linear(x_TD, params["up"]), 2, axis=1)
-    return linear(jnp.maximum(one_TF, other_TF).astype(config.dtype), params["down"])
+    return linear(jnp.maximum(one_TF, other_TF).astype(config.dtype), params["down"]), None
 
 
 registry.register(MinGru, apply_min_gru)
@@ -197,7 +199,7 @@ def checkpoint(values, tmp_path):
     config, params = values
     declared, tensors = parameters.flatten(config.parameters()), {}
     for path, leaf in parameters.flatten(params).items():
-        found = names.huggingface("newcomer")(path).names
+        found = names.huggingface(config)(path).names
         cuts = np.cumsum(declared[path].stacked)[:-1] if len(found) > 1 else []
         tensors |= dict(zip(found, np.split(np.asarray(leaf), cuts), strict=True))
     tensors = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}

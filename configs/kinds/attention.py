@@ -27,6 +27,8 @@ class Attention(Mixer, name="attention"):
         biases: which products add one: 'qkv', 'out'.
         scale: factor on q.k; None means head_width ** -0.5.
         score_cap: soft limit c tanh(x / c) of the scores.
+        has_sinks: whether each query head has a learned logit that takes a share of the softmax and
+            adds no value (gpt-oss, arXiv 2508.10925).
         owner: the earlier layer whose keys and values are read (cross-layer attention, Brandon et
             al. 2024, arXiv 2405.12981), window included; None: the layer has its own.
     """
@@ -44,6 +46,7 @@ class Attention(Mixer, name="attention"):
     scale: float | None = None
     score_cap: float | None = None
     owner: int | None = None
+    has_sinks: bool = False
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_heads", "num_kv_heads", "head_width")
@@ -91,6 +94,8 @@ class Attention(Mixer, name="attention"):
             )
         if "out" in self.biases:
             declared["out_bias"] = ParamInfo((D,), model.dtype, ("embed",), "zeros")
+        if self.has_sinks:
+            declared["sinks"] = ParamInfo((N,), "float32", ("heads",), "zeros")
         if self.qk_norm:
             for name, width in norms.items():
                 is_whole = self.qk_norm == "all"
@@ -163,6 +168,11 @@ class Attention(Mixer, name="attention"):
             cache_parts=self.cache_parts,
         )  # fmt: skip
         return (*super().operations(model, stored), attend)
+
+    @property
+    def query_heads(self) -> int:
+        """See `Mixer`."""
+        return self.num_heads
 
     @property
     def rotation(self) -> tuple[Rope, int] | None:

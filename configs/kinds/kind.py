@@ -44,6 +44,11 @@ class Kind:
         cls.name = name
         cls.kinds[name] = cls
 
+    @property
+    def to_come(self) -> str | None:
+        """What of it is planned and not run yet; None: nothing."""
+        return None
+
     def parameters(self, model: Widths) -> Declared:
         """Its parameters by name, matrices [out, in]; a part of it may nest its own.
 
@@ -117,6 +122,13 @@ class Mixer(Kind):
     def rotation(self) -> tuple[Rope, int] | None:
         """Rotary positions of its heads and their width H; None: nothing rotates."""
         return None
+
+    @property
+    def query_heads(self) -> int:
+        """N, where an implementation of attention (`layers/kernels/attention/`) reads its pages; 0:
+        none does.
+        """
+        return 0
 
     @property
     def num_divided_norms(self) -> int:

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from configs.cache import CacheSpec, latent
+from configs.errors import InputError
 from configs.kinds import operations, params
 from configs.kinds.kind import Mixer, check_sizes
 from configs.kinds.operations import Amount, Move, Operation
@@ -57,6 +58,8 @@ class Latent(Mixer, name="latent"):
         nope_width, value_width: of a head's key without rotation, and of its value.
         query_rank: elements of the queries' own latent vector; None projects them at once.
         rope: rotary positions of the R elements.
+        scale: factor on q.k; None means (nope_width + rope_width) ** -0.5.
+        norm_eps: of the norms of the latent vectors.
         indexer: chooses the tokens that attention reads; None: it reads all.
     """
 
@@ -68,7 +71,9 @@ class Latent(Mixer, name="latent"):
     nope_width: int
     value_width: int
     query_rank: int | None = None
-    rope: Rope = Rope()
+    rope: Rope = Rope(neighbours=True)
+    scale: float | None = None
+    norm_eps: float = 1e-6
     indexer: Indexer | None = None
 
     def __post_init__(self) -> None:
@@ -78,10 +83,14 @@ class Latent(Mixer, name="latent"):
         self.rope.rotating(self.rope_width)
 
     def parameters(self, model: Widths) -> Declared:
-        """Down to the latent vectors (undivided: all heads read them), and up from them."""
+        """Down to the latent vectors (undivided: all heads read them), and each head's way between
+        them and its keys without rotation [N, C, nope_width] and values [N, value_width, C]: of
+        keys as queries take it, to latent vectors.
+        """
         N, C, D, dtype = self.num_heads, self.rank, model.width, model.dtype
         queries = N * (self.nope_width + self.rope_width)
-        up = N * (self.nope_width + self.value_width)
+        if model.norm != "rms":
+            raise InputError("latent attention goes with model.norm='rms'")
         declared: dict[str, Any] = {}
         if self.indexer is not None:
             declared["indexer"] = self.indexer.parameters(model, self.query_rank or D)
@@ -94,9 +103,15 @@ class Latent(Mixer, name="latent"):
         return declared | {
             "kv_down": ParamInfo((C + self.rope_width, D), dtype, (None, "embed")),
             "kv_norm": params.norm(model, C, None),
-            "kv_up": ParamInfo((up, C), dtype, ("heads", None)),
+            "k_up": ParamInfo(
+                (N, C, self.nope_width), dtype, ("heads", None, None), stacked=(C,) * N
+            ),
+            "v_up": ParamInfo(
+                (N, self.value_width, C), dtype, ("heads", None, None),
+                stacked=(self.value_width,) * N,
+            ),
             "out": ParamInfo((D, N * self.value_width), dtype, ("embed", "heads")),
-        }
+        }  # fmt: skip
 
     def cache(self, model: Widths) -> CacheSpec:
         """The latent vector and the rotary key, and the indexer's key."""
@@ -108,7 +123,7 @@ class Latent(Mixer, name="latent"):
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:
         """The products, and attention: over the latent vectors, with queries projected into their
         space, or (which pays in prefill) over keys and values projected out of them. Those of new
-        tokens are `latent.kv_up`, those of earlier ones come on top.
+        tokens are `latent.k_up` and `latent.v_up`, those of earlier ones come on top.
         """
         N, C, R = self.num_heads, self.rank, self.rope_width
         index, most = 0, None
@@ -131,6 +146,16 @@ class Latent(Mixer, name="latent"):
                    Move("activations", ((N * (2 * C + R), operations.TOKENS),), C + R, "rest")),
         )  # fmt: skip
         return (*super().operations(model, stored), attend)
+
+    @property
+    def to_come(self) -> str | None:
+        """See `Kind`."""
+        return None if self.indexer is None else "an indexer"
+
+    @property
+    def query_heads(self) -> int:
+        """See `Mixer`."""
+        return self.num_heads
 
     @property
     def rotation(self) -> tuple[Rope, int] | None:

@@ -104,8 +104,8 @@ def products(part: str, model: Widths, declared: Declared, top_k: int = 1) -> tu
 
 def _product(name: str, info: ParamInfo, top_k: int, format: str) -> Operation:
     """Every token (of a mixture's matrices, `top_k` for each token) times one matrix."""
-    rows, width = info.shape[-2:]
-    experts = info.num_experts
+    experts, width = info.num_experts, info.shape[-1]
+    rows = info.rows // (experts or 1)
     visits = 1 if experts is None else top_k
     visited: Amount = ((1, ()),) if experts is None else ((1, ("experts", experts, top_k)),)
     weights = tuple((n * rows * width, quantity) for n, quantity in visited)

@@ -36,13 +36,13 @@ class ParamInfo:
     """A parameter before it exists.
 
     Attributes:
-        shape: matrices are [out, in], so that a product reads rows; a mixture stacks its experts'
-            before them.
+        shape: matrices are [out, in], so that a product reads rows; those of experts, or of heads,
+            lie one behind the other, [E, out, in].
         format: how it is stored, one of `configs.precision.FORMATS`.
         logical_axes: one name (or None) a dimension, for the rules that map names to mesh axes.
         init: 'normal' (variance 1 / fan-in) or 'zeros' or 'ones'.
         stacked: rows of each of the parameters that are stacked into this one, which checkpoints
-            may keep apart; (): it is one.
+            may keep apart, all its matrices' rows being counted; (): it is one.
         kv_heads: key/value heads that all the stacked rows but the first part's belong to (all
             rows, where none are stacked): more chips than heads hold copies of them. 0: no rows do.
         is_table: rows are looked up, and no token is multiplied with it.
@@ -70,10 +70,23 @@ class ParamInfo:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether tokens are multiplied with it: norms, biases and the taps of a convolution are
-        no matrices.
+        """Whether tokens are multiplied with it: norms, biases (of each expert, too) and the taps
+        of a convolution are no matrices.
         """
-        return len(self.shape) >= 2 and "taps" not in self.logical_axes
+        is_each = self.logical_axes[0] == "experts"
+        return len(self.shape) >= 2 + is_each and "taps" not in self.logical_axes
+
+    @property
+    def rows(self) -> int:
+        """Rows of all its matrices."""
+        return math.prod(self.shape[:-1])
+
+    @property
+    def in_rows(self) -> tuple[int, ...]:
+        """Its shape where the matrices of a stack are one, whose rows follow one another; a vector
+        stays one.
+        """
+        return in_rows(self.shape)
 
     @property
     def is_multiplied(self) -> bool:
@@ -84,6 +97,11 @@ class ParamInfo:
     def num_experts(self) -> int | None:
         """Matrices of a mixture, of which a token meets a few; None: every token meets this one."""
         return self.shape[0] if self.logical_axes[0] == "experts" and self.is_matrix else None
+
+
+def in_rows(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a stack of matrices as one matrix; a vector stays one."""
+    return shape if len(shape) < 2 else (math.prod(shape[:-1]), shape[-1])
 
 
 def device_format(info: ParamInfo, platform: str) -> str:

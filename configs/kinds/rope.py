@@ -119,11 +119,14 @@ class Rope:
         theta: the base of the frequencies.
         scaling: how they are stretched; None: not.
         share: of a head's elements, the first ones, that rotates.
+        neighbours: pairs are (0, 1), (2, 3), ... instead of an element of each half; the turned
+            head has all first ones before all second ones.
     """
 
     theta: float = 10_000.0
     scaling: Scaling | None = None
     share: float = 1.0
+    neighbours: bool = False
 
     def __post_init__(self) -> None:
         _require_positive(self, "theta")

@@ -8,7 +8,8 @@ predicts a second token is not counted.
 
 import dataclasses
 
-from configs.kinds.feed_forward import Experts, Gated
+from configs.kinds.experts import Experts, Router
+from configs.kinds.feed_forward import Gated
 from configs.kinds.latent import Indexer, Latent
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
@@ -24,8 +25,17 @@ _DENSE = Latent(
     rope=Rope(theta=10_000.0),
 )
 _SPARSE = dataclasses.replace(_DENSE, indexer=Indexer(num_heads=64, head_width=128, top_k=2048))
-_EXPERTS_V2 = Experts(num_experts=160, top_k=6, width=1536, num_shared=2)
-_EXPERTS_V3 = Experts(num_experts=256, top_k=8, width=2048, num_shared=1)
+_EXPERTS_V2 = Experts(
+    num_experts=160,
+    top_k=6,
+    width=1536,
+    router=Router(is_normalized=False, scale=16.0, num_groups=8, top_groups=3),
+    shared_width=2 * 1536,
+)
+_ROUTER_V3 = Router(
+    "sigmoid", scale=2.5, has_offsets=True, num_groups=8, top_groups=4, group_best=2
+)
+_EXPERTS_V3 = Experts(num_experts=256, top_k=8, width=2048, router=_ROUTER_V3, shared_width=2048)
 
 DEEPSEEK_V2 = Preset(
     ModelConfig(

@@ -5,11 +5,11 @@ Planned, not run: the mixture of experts is to come.
 """
 
 from configs.kinds.attention import Attention
-from configs.kinds.feed_forward import Experts
+from configs.kinds.experts import Experts
 from configs.model import LayerSpec, ModelConfig
 from configs.weights import Hub, Preset
 
-_EXPERTS = Experts(num_experts=16, top_k=1, width=18_304, num_shared=1)
+_EXPERTS = Experts(num_experts=16, top_k=1, width=18_304, shared_width=18_304)
 _LAYERS = tuple(
     LayerSpec(
         Attention(

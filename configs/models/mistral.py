@@ -5,7 +5,8 @@ Mixtral is planned, not run: the mixture of experts is to come.
 """
 
 from configs.kinds.attention import Attention
-from configs.kinds.feed_forward import Experts, Gated
+from configs.kinds.experts import Experts
+from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
 from configs.weights import Hub, Preset

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from configs.errors import InputError, shown
-from configs.kinds.params import ParamInfo
+from configs.kinds.params import ParamInfo, in_rows
 from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.checkpoints.names import NameMap, Stored
@@ -80,7 +80,7 @@ class StoredParameter:
         buffer = params.aligned(self._info.shape, self._info.format)
         read_into = None if len(stored.names) > 1 or stored.transposed else source.read_into
         if read_into is None or not read_into(stored.names[0], buffer):
-            fill(buffer, rows_of(source, stored))
+            fill(buffer.reshape(self._info.in_rows), rows_of(source, stored))
         return buffer
 
     def _blocks(self, name: str) -> np.ndarray:
@@ -164,11 +164,11 @@ def check(declared: dict[str, ParamInfo], source: TensorSource, name_map: NameMa
                 )
             used.add(name)
         turn = -1 if transposed else 1
-        shapes = [source.shapes[name][::turn] for name in names]
+        shapes = [in_rows(source.shapes[name][::turn]) for name in names]
         rows = sum(shape[0] if shape else 0 for shape in shapes)
-        if any(shape[1:] != info.shape[1:] for shape in shapes) or rows != info.shape[0]:
+        if any(shape[1:] != info.in_rows[1:] for shape in shapes) or rows != info.in_rows[0]:
             found = ", ".join(f"{shown(name)} is {list(source.shapes[name])}" for name in names)
-            expected = list(info.shape[::turn])
+            expected = list(info.in_rows[::turn])
             raise InputError(f"{source.label}: {found}; expected {expected} for {path}")
     extra = sorted(set(source.shapes) - used)
     if extra:
@@ -188,7 +188,7 @@ def check_parts(config: ModelConfig, source: TensorSource, name_map: NameMap) ->
     for path, info in params.flatten(config.parameters()).items():
         tensors = name_map(path).names if info.stacked else ()
         for name, rows in zip(tensors, info.stacked, strict=True) if len(tensors) > 1 else ():
-            expected = (rows, *info.shape[1:])
+            expected = (rows, *info.in_rows[1:])
             shape = source.shapes.get(name, expected)
             if shape != expected:
                 raise InputError(
@@ -197,14 +197,14 @@ def check_parts(config: ModelConfig, source: TensorSource, name_map: NameMap) ->
 
 
 def rows_of(source: TensorSource, stored: Stored) -> Iterable[np.ndarray]:
-    """The rows of several tensors after one another, in blocks of bounded size; a transposed tensor
-    is one block.
+    """The rows of several tensors after one another, in blocks of bounded size, a stack's as those
+    of one matrix; a transposed tensor is one block.
     """
     for name in stored.names:
         if stored.transposed:
             yield source.read(name, 0, source.shapes[name][0]).T
         else:
-            yield from source.blocks(name)
+            yield from (block.reshape(in_rows(block.shape)) for block in source.blocks(name))
 
 
 def fill(buffer: np.ndarray, blocks: Iterable[np.ndarray]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from configs.errors import InputError
+from configs.model import ModelConfig
 
 
 class Stored(NamedTuple):
@@ -46,6 +47,59 @@ _GEMMA: Table = {
     "mixer_post_norm": ("post_attention_layernorm.weight",),
     "ffn_norm": ("pre_feedforward_layernorm.weight",),
     "ffn_post_norm": ("post_feedforward_layernorm.weight",),
+}
+_EXPERTS: Table = {
+    **_LLAMA,
+    "ffn/router": ("mlp.gate.weight",),
+    "ffn/experts/gate_up": ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
+    "ffn/experts/down": ("mlp.experts.{}.down_proj.weight",),
+}
+_MIXTRAL: Table = {
+    **_LLAMA,
+    "ffn/router": ("block_sparse_moe.gate.weight",),
+    "ffn/experts/gate_up": (
+        "block_sparse_moe.experts.{}.w1.weight",
+        "block_sparse_moe.experts.{}.w3.weight",
+    ),
+    "ffn/experts/down": ("block_sparse_moe.experts.{}.w2.weight",),
+}
+_QWEN2_MOE: Table = {
+    **_EXPERTS,
+    "ffn/shared/gate_up": (
+        "mlp.shared_expert.gate_proj.weight",
+        "mlp.shared_expert.up_proj.weight",
+    ),
+    "ffn/shared/down": ("mlp.shared_expert.down_proj.weight",),
+    "ffn/shared_gate": ("mlp.shared_expert_gate.weight",),
+}
+_GLM4_MOE: Table = {
+    **_EXPERTS,
+    "ffn/router_offsets": ("mlp.gate.e_score_correction_bias",),
+    "ffn/shared/gate_up": (
+        "mlp.shared_experts.gate_proj.weight",
+        "mlp.shared_experts.up_proj.weight",
+    ),
+    "ffn/shared/down": ("mlp.shared_experts.down_proj.weight",),
+}
+_DEEPSEEK: Table = {
+    **_GLM4_MOE,
+    "mixer/q": ("self_attn.q_proj.weight",),
+    "mixer/q_down": ("self_attn.q_a_proj.weight",),
+    "mixer/q_norm": ("self_attn.q_a_layernorm.weight",),
+    "mixer/q_up": ("self_attn.q_b_proj.weight",),
+    "mixer/kv_down": ("self_attn.kv_a_proj_with_mqa.weight",),
+    "mixer/kv_norm": ("self_attn.kv_a_layernorm.weight",),
+    "mixer/k_up": ("self_attn.kv_b_proj.{}.key",),
+    "mixer/v_up": ("self_attn.kv_b_proj.{}.value",),
+}
+_GPT_OSS: Table = {
+    **_LLAMA,
+    "mixer/sinks": ("self_attn.sinks",),
+    "ffn/router": ("mlp.router.weight",),
+    "ffn/experts/gate_up": ("mlp.experts.gate_up_proj.{}.gate", "mlp.experts.gate_up_proj.{}.up"),
+    "ffn/experts/down": ("mlp.experts.down_proj.{}",),
+    "ffn/experts/gate_up_bias": ("mlp.experts.gate_up_proj_bias.ordered",),
+    "ffn/experts/down_bias": ("mlp.experts.down_proj_bias",),
 }
 _PHI3: Table = {
     **_LLAMA,
@@ -100,8 +154,9 @@ class Names(NamedTuple):
     """How a family's checkpoints name tensors.
 
     Attributes:
-        table: our paths, of layers without 'layers/N/', and the tensors that make them up; a bias
-            goes by its weight's names.
+        table: our paths, of layers without 'layers/N/', and the tensors that make them up, '{}'
+            standing for the number of an expert or a head; a bias goes by its weight's names,
+            unless it has names of its own.
         layers: what stands before a layer's number; its first word stands before all but the head.
         transposed: paths of matrices stored [in, out].
         gguf: as `table`, for the names that llama.cpp gives them.
@@ -125,16 +180,24 @@ FAMILIES: dict[str, Names] = {
     "gpt2": Names(_GPT2, "transformer.h", _GPT2_TRANSPOSED, _GGUF_GPT2),
     "mistral": Names(_LLAMA),
     "olmo2": Names(_GEMMA),
+    "deepseek_v2": Names(_DEEPSEEK),
+    "deepseek_v3": Names(_DEEPSEEK),
+    "glm4_moe": Names(_GLM4_MOE),
+    "gpt_oss": Names(_GPT_OSS),
+    "mixtral": Names(_MIXTRAL),
+    "olmoe": Names(_EXPERTS),
     "phi3": Names(_PHI3, gguf=_GGUF_PHI3),
     "qwen2": Names(_LLAMA),
+    "qwen2_moe": Names(_QWEN2_MOE),
     "qwen3": Names(_LLAMA),
+    "qwen3_moe": Names(_EXPERTS),
     "smollm3": Names(_LLAMA, interleaved=True),
 }
 
 
-def huggingface(family: str) -> NameMap:
-    """The map to the names transformers gives a family's tensors."""
-    return functools.partial(_translate, FAMILIES[family])
+def huggingface(config: ModelConfig) -> NameMap:
+    """The map to the names transformers gives a model's tensors."""
+    return functools.partial(_translate, FAMILIES[config.family], config)
 
 
 def base(family: str) -> str:
@@ -142,9 +205,9 @@ def base(family: str) -> str:
     return FAMILIES[family].layers.split(".")[0]
 
 
-def gguf(family: str) -> NameMap:
-    """The map to the names llama.cpp gives a family's tensors."""
-    return functools.partial(_translate, Names(FAMILIES[family].gguf, layers="blk"))
+def gguf(config: ModelConfig) -> NameMap:
+    """The map to the names llama.cpp gives a model's tensors."""
+    return functools.partial(_translate, Names(FAMILIES[config.family].gguf, layers="blk"), config)
 
 
 def interleaved(family: str) -> bool:
@@ -157,18 +220,30 @@ def identity(path: str) -> Stored:
     return Stored((path,))
 
 
-def _translate(names: Names, path: str) -> Stored:
+def _translate(names: Names, config: ModelConfig, path: str) -> Stored:
     layer = _LAYER.fullmatch(path)
     own = layer[2] if layer else path
     if part := _PART.fullmatch(own):
-        stack = _translate(names, path.removesuffix(f"/{part[2]}"))
+        stack = _translate(names, config, path.removesuffix(f"/{part[2]}"))
         return Stored((stack.names[int(part[2])],), stack.transposed)
-    is_bias = own.endswith(("_bias", "/bias"))
-    found = names.table.get(own.removesuffix("_bias").replace("/bias", "/weight"))
+    is_bias = own.endswith(("_bias", "/bias")) and own not in names.table
+    weight = own.removesuffix("_bias").replace("/bias", "/weight") if is_bias else own
+    found = names.table.get(weight)
     if found is None:
         raise InputError(f"parameter {path!r} has no counterpart in this checkpoint format")
     if is_bias:
         found = tuple(name.removesuffix(".weight") + ".bias" for name in found)
+    if layer and "{}" in found[0]:
+        found = tuple(name.format(n) for n in range(_matrices(config, layer)) for name in found)
     if layer:
         found = tuple(f"{names.layers}.{layer[1]}.{name}" for name in found)
     return Stored(found, own in names.transposed)
+
+
+def _matrices(config: ModelConfig, layer: re.Match[str]) -> int:
+    """Of a stack: a layer's experts, or its heads."""
+    found = config.layers[int(layer[1])]
+    if layer[2].startswith("mixer/"):
+        return found.mixer.query_heads
+    assert found.ffn is not None and found.ffn.experts is not None
+    return found.ffn.experts[0]

@@ -15,7 +15,7 @@ from configs.model import ModelConfig
 from inference.checkpoints import defaults, load, mapped, names, text_files
 from inference.checkpoints.gguf import gguf_file
 from inference.checkpoints.gguf.gguf_scan import Header
-from inference.checkpoints.hf import hf_directory, hub, safetensors_file
+from inference.checkpoints.hf import hf_directory, hub, safetensors_file, split_tensors
 from inference.checkpoints.load import Place, Progress
 from inference.checkpoints.names import NameMap
 from inference.checkpoints.native import converted, manifest, orbax_directory, packed_file
@@ -131,7 +131,8 @@ def directory(path: Path, config: ModelConfig) -> Checkpoint:
         listed = manifest.read(path, (".json", ".jinja", ".safetensors"))
         listed.verify(listed.digests)
     source = hf_directory.tensors(safetensors_file.open_directory(path), config)
-    name_map = names.huggingface(config.family)
+    source = split_tensors.split(source, config)
+    name_map = names.huggingface(config)
     load.check_parts(config, source, name_map)
     return Checkpoint(
         config,
@@ -210,7 +211,7 @@ def gguf(header: Header, config: ModelConfig) -> Checkpoint:
         functools.partial(_load_gguf, header, config, "bfloat16"),
         lambda: Contents(
             _gguf_tensors(header, config),
-            names.gguf(config.family),
+            names.gguf(config),
             read_text_files,
         ),
         functools.partial(_gguf_formats, header, config),
@@ -220,7 +221,7 @@ def gguf(header: Header, config: ModelConfig) -> Checkpoint:
 
 def _gguf_tensors(header: Header, config: ModelConfig, dtype: str = "bfloat16") -> TensorSource:
     source = gguf_file.tensors(header, config, dtype)
-    load.check_parts(config, source, names.gguf(config.family))
+    load.check_parts(config, source, names.gguf(config))
     return source
 
 
@@ -238,7 +239,7 @@ def _load(
 
 
 def _gguf_formats(header: Header, config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    name_map = names.gguf(config.family)
+    name_map = names.gguf(config)
     load.check(params.flatten(config.parameters()), _gguf_tensors(header, config), name_map)
     return gguf_file.formats(header, config, name_map)
 
@@ -257,7 +258,7 @@ def _load_gguf(
     get their formats.
     """
     folder = converted.place(header.path, *header.fingerprints)
-    source, name_map = _gguf_tensors(header, config, dtype), names.gguf(config.family)
+    source, name_map = _gguf_tensors(header, config, dtype), names.gguf(config)
     read = functools.partial(load.load_params, infos, source, name_map, progress, place)
     if packed is not None:
         return packed_file.load(folder / dtype, packed, read)

@@ -45,6 +45,8 @@ class SlotState:
     sampling: SlotSampling  # per-request parameters, written at admission
     counts: jax.Array  # u16[B+1, 2, V] in prompt and output; [1, 1, 1] without penalties
     proposer: Any = None  # its arrays [B+1, ...]
+    # u32[L, E] tokens that visited each expert of each mixture, modulo 2^32; None without mixtures
+    expert_visits: jax.Array | None = None
 
 
 def init_slots(config: Config) -> SlotState:
@@ -54,13 +56,14 @@ def init_slots(config: Config) -> SlotState:
     rows, vocab = config.engine.max_seqs + 1, config.model.vocab_size
     counts = (rows, 2, vocab) if config.engine.penalties else (1, 1, 1)
     put = functools.partial(jax.device_put, may_alias=False)
-    proposer = proposers.of(config)
+    proposer, visits = proposers.of(config), config.model.mixtures
     return SlotState(
         num_tokens=put(np.zeros(rows, np.int32)),
         last_token=put(np.zeros(rows, np.int32)),
         sampling=put(parameters.init(rows, vocab)),
         counts=put(np.zeros(counts, np.uint16)),
         proposer=proposer and put(proposer.init()),
+        expert_visits=None if visits is None else put(np.zeros(visits, np.uint32)),
     )
 
 
@@ -149,7 +152,7 @@ def step(
     tokens_T = jnp.pad(batch.tokens_T, (0, ragged.num_fillers))
     tokens_T = jnp.where(tokens_T < 0, slots.last_token[slot_T], tokens_T)
     num_own = config.chip_model.num_layers  # the others are a proposer's
-    hidden_TD, features, own_cache = decoder.layers(
+    hidden_TD, features, own_cache, visits_LE = decoder.layers(
         params, config.chip_model, decoder.embedded(params, config.chip_model, tokens_T, ragged),
         ragged, cache[:num_own], features=proposer.features if proposer else (),
         deterministic=config.engine.deterministic, attention=attention,
@@ -190,6 +193,9 @@ def step(
         **_score(params, config, shape, batch, hidden_TD),
     )
     slots = _advance(slots, shape, batch, output, fed)
+    if visits_LE is not None and slots.expert_visits is not None:
+        visits_LE = visits_LE.astype(jnp.uint32) + slots.expert_visits
+        slots = dataclasses.replace(slots, expert_visits=visits_LE)
     if path_RW is not None:
         with jax.named_scope("keep"):
             path = AcceptedPath(ragged, path_RW)

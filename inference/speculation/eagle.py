@@ -130,10 +130,10 @@ class Eagle(HiddenStates):
         """Its layers over tokens and the states before them: f32[T, D], and its pages."""
         embedded_TD = decoder.embedded(params, self._config.chip_model, tokens_T, ragged)
         x_TD = inputs(params["draft"], self.heads, embedded_TD, state_TD)
-        hidden_TD, _, own = decoder.layers(
+        passed = decoder.layers(
             params["draft"], self.heads, x_TD, ragged, own, attention=self._attention
         )
-        return hidden_TD, own
+        return passed.hidden_TD, passed.cache
 
 
 class _Growth:

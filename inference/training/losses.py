@@ -68,7 +68,7 @@ def eagle(target: ModelConfig, own: heads.Eagle) -> Loss:
             state_YWD = state_TD.reshape(*inputs_YW.shape, -1)
             before_YWD = jnp.pad(state_YWD[:, :-1], ((0, 0), (1, 0), (0, 0)))
             x_TD = eagle_heads.inputs(masters, own, embedded_TD, before_YWD.reshape(state_TD.shape))
-            state_TD, _, _ = decoder.layers(masters, own, x_TD, rows)
+            state_TD = decoder.layers(masters, own, x_TD, rows).hidden_TD
             own_YWD = state_TD.reshape(*inputs_YW.shape, -1)[:, nth:]
             found = _unlike(masters, own, own_YWD, frozen, target, seen_YWD[:, nth:])
             if not own.features:
@@ -128,7 +128,7 @@ def _seen(
 ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]:
     """What a target makes of tokens: embedded, last hidden states, features."""
     embedded_TD = decoder.embedded(frozen, target, inputs_YW.reshape(-1), rows)
-    hidden_TD, found, _ = decoder.layers(frozen, target, embedded_TD, rows, features=features)
+    hidden_TD, found, _, _ = decoder.layers(frozen, target, embedded_TD, rows, features=features)
     return jax.lax.stop_gradient((embedded_TD, hidden_TD, found))
 
 

@@ -22,9 +22,10 @@ from inference.planner.compiled.report import AbsentEngine, CompiledStep
 from inference.runtime import batch, step
 from inference.scheduling.step_schedule import ShardSchedule
 from inference.scheduling.step_shapes import StepShape, enumerate_shapes
-from layers import attention, decoder, kv_cache
+from layers import decoder, kv_cache
 from layers.kernels.attention import api
 from layers.kernels.linear import api as linear
+from layers.mixers import attention
 from layers.ragged import Ragged, Rectangle
 from layers.registry import StepContext
 from sharding import topologies

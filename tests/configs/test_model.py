@@ -4,7 +4,8 @@ import pytest
 
 from configs.errors import InputError
 from configs.kinds.attention import Attention
-from configs.kinds.feed_forward import Experts, Gated, Plain
+from configs.kinds.experts import Experts, Router
+from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.kind import Mixer
 from configs.kinds.latent import Indexer, Latent
 from configs.kinds.recurrent import Recurrent
@@ -48,7 +49,20 @@ _BAD_KINDS = {
     "activation": (lambda: Gated(20, "relu"), "gated activation is 'silu' or 'gelu_tanh', not"),
     "width": (lambda: Plain(0), "plain width is at least 1, not 0"),
     "experts": (lambda: Experts(4, 5, 8), "experts top_k is at most num_experts=4, not 5"),
-    "shared": (lambda: Experts(4, 2, 8, num_shared=-1), "experts num_shared is at least 0, not -1"),
+    "shared": (lambda: Experts(4, 2, 8, shared_width=-1), "shared_width is at least 1, not -1"),
+    "shared gate": (lambda: Experts(4, 2, 8, has_shared_gate=True), "goes with a shared_width"),
+    "limit": (lambda: Experts(4, 2, 8, limit=-1.0), "experts limit is a finite number above 0"),
+    "scores": (lambda: Router("relu"), "router scores is 'softmax' or 'sigmoid', not 'relu'"),
+    "top groups": (lambda: Router(top_groups=2), "top_groups is at most num_groups=1, not 2"),
+    "groups": (lambda: Experts(4, 2, 8, Router(num_groups=3)), "num_groups=3 does not divide num"),
+    "group best": (
+        lambda: Experts(4, 1, 8, Router(num_groups=2, group_best=3)),
+        "group_best=3 exceeds the 2 experts of a group",
+    ),
+    "few groups": (
+        lambda: Experts(4, 3, 8, Router(num_groups=2)),
+        "top_k=3 exceeds the 2 experts of top_groups=1",
+    ),
     "most": (lambda: Gated(1 << 25), "gated width is at most 16777216, not 33554432"),
     "indexer": (lambda: Indexer(3, 24, 0), "indexer top_k is at least 1, not 0"),
     "query rank": (lambda: Latent(4, 9, 8, 8, 8, query_rank=0), "query_rank is at least 1, not 0"),

@@ -14,9 +14,10 @@ from configs.kinds.attention import Attention
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
 from inference.benchmark.kernels import attention_case
-from layers import attention, rope
+from layers import rope
 from layers.kernels.attention import reference
 from layers.kernels.attention.contract import Options
+from layers.mixers import attention
 from layers.params import init
 from layers.ragged import Ragged, Rectangle, contiguous
 from layers.registry import StepContext

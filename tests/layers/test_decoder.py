@@ -11,11 +11,14 @@ import pytest
 from configs import cache
 from configs.errors import InputError
 from configs.kinds.attention import Attention
-from configs.kinds.feed_forward import Experts, Gated, Plain
-from configs.kinds.latent import Latent
+from configs.kinds.feed_forward import Gated, Plain
+from configs.kinds.latent import Indexer, Latent
+from configs.kinds.recurrent import Recurrent
 from configs.kinds.rope import Dynamic, Rope
 from configs.model import LayerSpec, ModelConfig
-from layers import attention, decoder, ffn, kv_cache, params, registry
+from layers import decoder, kv_cache, params, registry
+from layers.feed_forwards import dense
+from layers.mixers import attention
 from layers.ragged import Ragged, Rectangle, contiguous
 from tests import accelerators, compiling
 from tests.kinds import Caching
@@ -226,16 +229,16 @@ def test_gated_feed_forward(activation):
     else:
         gate = gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
     expected = (gate * up) @ np.asarray(weights["down"], np.float64).T
-    found = ffn.gated(weights, _LLAMA, kind, jnp.asarray(x, jnp.float32))
+    found = dense.up_and_down(weights, _LLAMA, activation, jnp.asarray(x, jnp.float32))
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_a_kind_that_nothing_applies_is_refused_by_name():
-    planned = _of([Latent(4, 16, 8, 8, 8)])
-    with pytest.raises(InputError, match="mixer 'latent' is planned but .* yet; attention.* do"):
-        decoder.param_infos(planned)
-    with pytest.raises(InputError, match="ffn 'experts' is planned but .* yet; gated, plain.* do"):
-        decoder.param_infos(_of([_HEADS], Experts(4, 2, 8)))
+    with pytest.raises(InputError, match="mixer 'recurrent' is planned but .*; attention.* do"):
+        decoder.param_infos(_of([Recurrent(8, 4, 2)]))
+    sparse = Latent(4, 16, 8, 8, 8, indexer=Indexer(2, 8, 16))
+    with pytest.raises(InputError, match="mixer 'latent' with an indexer is planned but does not"):
+        decoder.param_infos(_of([sparse]))
 
 
 def test_a_layer_may_have_no_feed_forward():

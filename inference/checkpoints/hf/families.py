@@ -1,7 +1,7 @@
 """Architectures of `config.json` as `ModelConfig`s, a builder each; docs/add_a_model.md."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from configs.errors import InputError, shown
@@ -9,7 +9,7 @@ from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from inference.checkpoints.hf import rope_keys
+from inference.checkpoints.hf import fields, mixtures, rope_keys
 from inference.checkpoints.hf.config_keys import Keys
 
 _GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
@@ -64,9 +64,9 @@ def build(keys: Keys, name: str) -> ModelConfig:
 def _llama(keys: Keys, name: str) -> ModelConfig:
     rope = rope_keys.read(keys)
     return ModelConfig(
-        **_llama_fields(keys, name, "llama"),
+        **fields.llama_fields(keys, name, "llama"),
         max_context=rope_keys.max_context(keys, rope),
-        pattern=(LayerSpec(_attention(keys, rope=rope), _gated(keys)),),
+        pattern=(LayerSpec(fields.attention(keys, rope=rope), fields.gated(keys)),),
     )
 
 
@@ -77,17 +77,17 @@ def _gemma3(keys: Keys, name: str) -> ModelConfig:
     if older is not None:  # it is of the layers without a window
         distant = Keys((distant.raw if distant else {}) | older.raw, older.label)
     # transformers never applies the family's `attn_logit_softcapping`
-    heads = _attention(keys, 256, qk_norm="head", scale=_gemma_scale(keys))
+    heads = fields.attention(keys, 256, qk_norm="head", scale=_gemma_scale(keys))
     far = rope_keys.scaled(keys, distant, keys.number("rope_theta", 1_000_000.0))
     close = rope_keys.scaled(keys, near, keys.number("rope_local_base_freq", 10_000.0))
     window = keys.integer("sliding_window", 4096)
     full = dataclasses.replace(heads, rope=far)
     sliding = dataclasses.replace(heads, rope=close, window=window)
     period = keys.integer("sliding_window_pattern", 6, limit=MOST_LAYERS)
-    repeated = _types(layer < period - 1 for layer in range(period))
+    repeated = fields.types(layer < period - 1 for layer in range(period))
     return ModelConfig(
         **_gemma_fields(keys, name, "gemma3"),
-        pattern=_pattern(_by_type(keys, full, sliding, repeated), _gemma_ffn(keys)),
+        pattern=fields.pattern(fields.by_type(keys, full, sliding, repeated), _gemma_ffn(keys)),
         logit_cap=keys.optional_number("final_logit_softcapping"),
     )
 
@@ -95,12 +95,12 @@ def _gemma3(keys: Keys, name: str) -> ModelConfig:
 def _gemma2(keys: Keys, name: str) -> ModelConfig:
     rope = rope_keys.read(keys)
     cap = keys.optional_number("attn_logit_softcapping", 50.0)
-    full = _attention(keys, 256, rope=rope, scale=_gemma_scale(keys), score_cap=cap)
+    full = fields.attention(keys, 256, rope=rope, scale=_gemma_scale(keys), score_cap=cap)
     sliding = dataclasses.replace(full, window=keys.optional_integer("sliding_window", 4096))
-    repeated = _types((True, False))
+    repeated = fields.types((True, False))
     return ModelConfig(
         **_gemma_fields(keys, name, "gemma2"),
-        pattern=_pattern(_by_type(keys, full, sliding, repeated), _gemma_ffn(keys)),
+        pattern=fields.pattern(fields.by_type(keys, full, sliding, repeated), _gemma_ffn(keys)),
         logit_cap=keys.optional_number("final_logit_softcapping", 30.0),
     )
 
@@ -109,29 +109,29 @@ def _mistral(keys: Keys, name: str) -> ModelConfig:
     rope = rope_keys.read(keys)
     keys.require_neutral({"layer_types": (None,)})  # Ministral's, which alternates windows
     window = keys.optional_integer("sliding_window", 4096)
-    attention = _attention(keys, rope=rope, window=window)
+    attention = fields.attention(keys, rope=rope, window=window)
     return ModelConfig(
-        **_llama_fields(keys, name, "mistral"),
+        **fields.llama_fields(keys, name, "mistral"),
         max_context=rope_keys.max_context(keys, rope),
-        pattern=(LayerSpec(attention, _gated(keys)),),
+        pattern=(LayerSpec(attention, fields.gated(keys)),),
     )
 
 
 def _qwen2(keys: Keys, name: str) -> ModelConfig:
     rope = rope_keys.read(keys)
     return ModelConfig(
-        **_llama_fields(keys, name, "qwen2"),
+        **fields.llama_fields(keys, name, "qwen2"),
         max_context=rope_keys.max_context(keys, rope),
-        pattern=_upper_windows(keys, _attention(keys, rope=rope, biases=("qkv",))),
+        pattern=fields.upper_windows(keys, fields.attention(keys, rope=rope, biases=("qkv",))),
     )
 
 
 def _qwen3(keys: Keys, name: str) -> ModelConfig:
     rope = rope_keys.read(keys)
     return ModelConfig(
-        **_llama_fields(keys, name, "qwen3"),
+        **fields.llama_fields(keys, name, "qwen3"),
         max_context=rope_keys.max_context(keys, rope),
-        pattern=_upper_windows(keys, _attention(keys, 128, rope=rope, qk_norm="head")),
+        pattern=fields.upper_windows(keys, fields.attention(keys, 128, rope=rope, qk_norm="head")),
     )
 
 
@@ -148,27 +148,27 @@ def _smollm3(keys: Keys, name: str) -> ModelConfig:
         )
     # `use_sliding_window` chooses the kinds where the file lists none; listed ones mask regardless.
     has_windows = keys.boolean("use_sliding_window", False)
-    full = _attention(keys, rope=None)
+    full = fields.attention(keys, rope=None)
     sliding = dataclasses.replace(full, window=keys.optional_integer("sliding_window"))
-    own = _types(has_windows and not turns for turns in rotates)
-    mixers = zip(_by_type(keys, full, sliding, own), rotates, strict=True)
+    own = fields.types(has_windows and not turns for turns in rotates)
+    mixers = zip(fields.by_type(keys, full, sliding, own), rotates, strict=True)
     return ModelConfig(
-        **_llama_fields(keys, name, "smollm3", tied=True),
+        **fields.llama_fields(keys, name, "smollm3", tied=True),
         max_context=rope_keys.max_context(keys, rope),
-        pattern=_pattern(
+        pattern=fields.pattern(
             [dataclasses.replace(mixer, rope=rope if turns else None) for mixer, turns in mixers],
-            _gated(keys),
+            fields.gated(keys),
         ),
     )
 
 
 def _phi3(keys: Keys, name: str) -> ModelConfig:
     rope = _phi3_rope(Keys({"original_max_position_embeddings": 4096} | keys.raw, keys.label))
-    attention = _attention(keys, rope=rope, window=keys.optional_integer("sliding_window"))
+    attention = fields.attention(keys, rope=rope, window=keys.optional_integer("sliding_window"))
     return ModelConfig(
-        **_llama_fields(keys, name, "phi3", eps=1e-5),
+        **fields.llama_fields(keys, name, "phi3", eps=1e-5),
         max_context=rope_keys.max_context(keys, rope),
-        pattern=(LayerSpec(attention, _gated(keys)),),
+        pattern=(LayerSpec(attention, fields.gated(keys)),),
     )
 
 
@@ -187,9 +187,9 @@ def _phi3_rope(keys: Keys) -> Rope:
 def _olmo2(keys: Keys, name: str) -> ModelConfig:
     rope = rope_keys.read(keys)
     return ModelConfig(
-        **_llama_fields(keys, name, "olmo2", eps=1e-5),
+        **fields.llama_fields(keys, name, "olmo2", eps=1e-5),
         max_context=rope_keys.max_context(keys, rope),
-        pattern=(LayerSpec(_attention(keys, rope=rope, qk_norm="all"), _gated(keys)),),
+        pattern=(LayerSpec(fields.attention(keys, rope=rope, qk_norm="all"), fields.gated(keys)),),
         pre_norms=False,
         post_norms=True,
     )
@@ -227,49 +227,9 @@ def _gpt2(keys: Keys, name: str) -> ModelConfig:
     )
 
 
-def _llama_fields(
-    keys: Keys, name: str, family: str, tied: bool = False, eps: float = 1e-6
-) -> dict[str, Any]:
-    """What all of Llama's relatives write alike; the defaults are those of their transformers
-    classes.
-    """
-    return {
-        "name": name,
-        "family": family,
-        "vocab_size": keys.integer("vocab_size"),
-        "width": keys.integer("hidden_size"),
-        "num_layers": keys.integer("num_hidden_layers", limit=MOST_LAYERS),
-        "norm_eps": keys.number("rms_norm_eps", eps),
-        "tied": keys.boolean("tie_word_embeddings", tied),
-    }
-
-
-def _attention(keys: Keys, head_width: int | None = None, **own: Any) -> Attention:
-    """Heads and biases as all of Llama's relatives write them, and what a family adds."""
-    num_heads = keys.integer("num_attention_heads")
-    width = head_width or max(keys.integer("hidden_size") // num_heads, 1)
-    has_bias = keys.boolean("attention_bias", False)  # of all four projections
-    fields = {
-        "num_heads": num_heads,
-        "num_kv_heads": keys.integer("num_key_value_heads", num_heads),
-        "head_width": keys.integer("head_dim", width),
-        "biases": ("qkv", "out") if has_bias else (),
-    }
-    return Attention(**fields | own)
-
-
-def _gated(keys: Keys) -> Gated:
-    """The feed-forward of all of Llama's relatives; `mlp_bias` means all three projections."""
-    return Gated(
-        keys.integer("intermediate_size"),
-        keys.choice("hidden_act", {"silu": "silu"}, "silu"),
-        keys.boolean("mlp_bias", False),
-    )
-
-
 def _gemma_fields(keys: Keys, name: str, family: str) -> dict[str, Any]:
     """What Gemma 2 and 3 share."""
-    fields = _llama_fields(keys, name, family, tied=True)
+    fields = fields.llama_fields(keys, name, family, tied=True)
     return fields | {
         "max_context": keys.integer("max_position_embeddings"),
         "norm_offset": 1.0,
@@ -288,50 +248,6 @@ def _gemma_scale(keys: Keys) -> float | None:
     return None if scalar == keys.integer("head_dim", 256) else scalar**-0.5
 
 
-def _upper_windows(keys: Keys, full: Attention) -> tuple[LayerSpec, ...]:
-    """Qwen's rule: where windows are used at all, layers from `max_window_layers` on have one."""
-    is_used = keys.boolean("use_sliding_window", False)
-    window = keys.optional_integer("sliding_window", 4096) if is_used else None
-    layers = keys.integer("num_hidden_layers", limit=MOST_LAYERS)
-    first = keys.whole("max_window_layers", 28, limit=MOST_LAYERS)
-    repeated = _types(layer >= first for layer in range(layers))
-    sliding = dataclasses.replace(full, window=window)
-    return _pattern(_by_type(keys, full, sliding, repeated), _gated(keys))
-
-
-def _types(slides: Iterable[bool]) -> list[str]:
-    return ["sliding_attention" if slide else "full_attention" for slide in slides]
-
-
-def _by_type(
-    keys: Keys, full: Attention, sliding: Attention, repeated: Sequence[str]
-) -> list[Attention]:
-    """Every layer by `layer_types`, or by names that repeat where the file lists none."""
-    kinds = {"full_attention": full, "sliding_attention": sliding}
-    layers = keys.integer("num_hidden_layers", limit=MOST_LAYERS)
-    names = keys.listed("layer_types", layers)
-    for kind in names or ():
-        if not isinstance(kind, str) or kind not in kinds:
-            raise InputError(
-                f"{keys.label}layer type {shown(kind)} is not supported; valid: {', '.join(kinds)}"
-            )
-    names = names or [repeated[layer % len(repeated)] for layer in range(layers)]
-    return [kinds[kind] for kind in names]
-
-
-def _pattern(mixers: Sequence[Attention], ffn: Gated) -> tuple[LayerSpec, ...]:
-    """The pattern that repeats, by its longest border (Knuth, Morris & Pratt 1977): a file may list
-    thousands of layers.
-    """
-    borders = [0]
-    for mixer in mixers[1:]:
-        border = borders[-1]
-        while border and mixer != mixers[border]:
-            border = borders[border - 1]
-        borders.append(border + (mixer == mixers[border]))
-    return tuple(LayerSpec(mixer, ffn) for mixer in mixers[: len(mixers) - borders[-1]])
-
-
 _BIASED = ("attention_bias", "mlp_bias")
 _CAPPED = ("attn_logit_softcapping", "final_logit_softcapping")
 ARCHITECTURES: dict[str, Family] = {
@@ -344,5 +260,13 @@ ARCHITECTURES: dict[str, Family] = {
     "Qwen3ForCausalLM": Family("qwen3", _qwen3, ("attention_bias",)),
     "SmolLM3ForCausalLM": Family("smollm3", _smollm3, _BIASED),
     "Olmo2ForCausalLM": Family("olmo2", _olmo2, ("attention_bias",)),
+    "MixtralForCausalLM": Family("mixtral", mixtures.mixtral, ("num_local_experts",)),
+    "Qwen2MoeForCausalLM": Family("qwen2_moe", mixtures.qwen2_moe),
+    "Qwen3MoeForCausalLM": Family("qwen3_moe", mixtures.qwen3_moe, ("attention_bias",)),
+    "OlmoeForCausalLM": Family("olmoe", mixtures.olmoe, ("attention_bias",)),
+    "DeepseekV2ForCausalLM": Family("deepseek_v2", mixtures.deepseek_v2),
+    "DeepseekV3ForCausalLM": Family("deepseek_v3", mixtures.deepseek_v3, ("auto_map",)),
+    "Glm4MoeForCausalLM": Family("glm4_moe", mixtures.glm4_moe, mixtures.GLM4),
+    "GptOssForCausalLM": Family("gpt_oss", mixtures.gpt_oss, mixtures.GPT_OSS),
     "Phi3ForCausalLM": Family("phi3", _phi3, ("partial_rotary_factor", "auto_map")),
 }

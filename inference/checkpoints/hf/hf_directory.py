@@ -84,4 +84,4 @@ def _stored(source: TensorSource, config: ModelConfig) -> dict[str, str]:
 
 
 def _embedding(config: ModelConfig) -> str:
-    return names.huggingface(config.family)("embed/table").names[0]
+    return names.huggingface(config)("embed/table").names[0]

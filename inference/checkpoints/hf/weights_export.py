@@ -42,7 +42,7 @@ def write(
     Raises:
         InputError: a parameter has no name there.
     """
-    name_map = names.huggingface(config.family)
+    name_map = names.huggingface(config)
     stored = {path: name_map(path) for path in declared}
     parts = {path: _parts(path, i, stored[path]) for path, i in declared.items()}
     tensors = {
@@ -82,10 +82,10 @@ def _parts(path: str, info: ParamInfo, stored: Stored) -> dict[str, tuple[int, .
     """The tensors that a parameter is stacked of, with their shapes."""
     tensors = stored.names
     if len(tensors) == 1:
-        return {tensors[0]: info.shape[:: -1 if stored.transposed else 1]}
+        return {tensors[0]: info.in_rows[:: -1 if stored.transposed else 1]}
     if len(info.stacked) != len(tensors):
         raise InputError(f"{path} {list(info.shape)} cannot be cut into {', '.join(tensors)}")
-    return {name: (n, *info.shape[1:]) for name, n in zip(tensors, info.stacked, strict=True)}
+    return {name: (n, *info.in_rows[1:]) for name, n in zip(tensors, info.stacked, strict=True)}
 
 
 def _turned(blocks: Iterable[np.ndarray], stored: Stored) -> Iterable[np.ndarray]:

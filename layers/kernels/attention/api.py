@@ -3,7 +3,7 @@
 from configs.cache import CacheSpec
 from configs.engine import Config
 from configs.errors import InputError
-from configs.kinds.attention import Attention
+from configs.kinds.kind import Mixer
 from layers import kv_cache
 from layers.kernels import tuning
 from layers.kernels.attention import ffi_cpu, reference
@@ -49,7 +49,7 @@ def choose(config: Config) -> str:
     asked = {
         (layer.mixer, model.stored_by(index)): None
         for index, layer in enumerate(model.layers)
-        if isinstance(layer.mixer, Attention)
+        if layer.mixer.query_heads
     }
     demands = [demand(config, mixer, stored) for mixer, stored in asked]
 
@@ -69,11 +69,11 @@ def choose(config: Config) -> str:
     return name
 
 
-def demand(config: Config, mixer: Attention, stored: CacheSpec) -> Demand:
+def demand(config: Config, mixer: Mixer, stored: CacheSpec) -> Demand:
     """What a mixer that reads the cache `stored` requires of an implementation."""
     engine = config.engine
     return Demand(
-        mixer.num_heads, stored.page_format(config.model.cache_dtype), config.device_page_tokens,
+        mixer.query_heads, stored.page_format(config.model.cache_dtype), config.device_page_tokens,
         engine.deterministic, stored.window is not None,
         max(engine.max_seqs, *engine.prefill_chunks) * config.page_columns,
         engine.has_trees,

@@ -200,7 +200,7 @@ def stored(directory: Path) -> dict[str, np.ndarray]:
 def test_every_value_lands_where_it_belongs(case):
     loaded, progress = load(GOLDEN / case)
     tensors = stored(GOLDEN / case)
-    name_map = names.huggingface("gemma3" if "gemma3" in case else "llama")
+    name_map = names.huggingface(resolve.resolve(str(GOLDEN / case)).config)
     for path, value in loaded.items():
         expected = np.concatenate([tensors[name] for name in name_map(path).names]).astype(
             np.float32

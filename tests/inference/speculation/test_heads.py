@@ -38,7 +38,7 @@ TOKENS = np.random.default_rng(0).integers(0, 131, 22)
 def seen(values, tokens, features):
     rows = contiguous(1, len(tokens))
     x_TD = decoder.embedded(values, TARGET, tokens, rows)
-    hidden_TD, found, _ = decoder.layers(values, TARGET, x_TD, rows, features=features)
+    hidden_TD, found, _, _ = decoder.layers(values, TARGET, x_TD, rows, features=features)
     return x_TD, hidden_TD, found
 
 
@@ -57,7 +57,7 @@ def by_training(own, values, known):
         x_TD = decoder.embedded(values, TARGET, np.array(tokens), rows)
         before = np.concatenate([np.zeros((1, TARGET.width)), states])
         inputs = eagle.inputs(values["draft"], own, x_TD, jnp.asarray(before, jnp.float32))
-        hidden, _, _ = decoder.layers(values["draft"], own, inputs, rows)
+        hidden, _, _, _ = decoder.layers(values["draft"], own, inputs, rows)
         drafts.append(int(drafting.logits(values["draft"], own, hidden[-1:]).argmax()))
         states = np.concatenate([states, hidden[-1:]])
         tokens.append(drafts[-1])

@@ -43,8 +43,9 @@ def apply(
     q_TNH = _rotated(q_TNH, params.get("q_norm"), config, kind, context) * scale
     with jax.named_scope("attend"):
         out_TNH, leaf = attend(
-            q_TNH.astype(config.dtype), k_TKH, v_TKH, leaf, context, score_cap=kind.score_cap
-        )
+            q_TNH.astype(config.dtype), k_TKH, v_TKH, leaf, context, kind.score_cap,
+            params.get("sinks"),
+        )  # fmt: skip
     with jax.named_scope("out"):
         out_TD = linear(out_TNH.reshape(T, N * H).astype(config.dtype), params["out"])
         return add_bias(collectives.total(out_TD), params, "out_bias"), leaf
@@ -64,7 +65,8 @@ def attend(
 
     Args:
         q_TNH: scaled and rotated queries.
-        k_TKH, v_TKH: keys and values of the packed tokens; None where an earlier layer wrote them.
+        k_TKH, v_TKH: keys and values of the packed tokens, or keys and the values in them; None
+            where an earlier layer wrote them.
         leaf: pages as the chosen implementation lays them out; or None, or the keys and values that
             an earlier layer left: rows attend among themselves.
         context: rectangles, page tables and window of the step, and the implementation.
@@ -90,7 +92,8 @@ def attend(
     chosen = api.implementation(context.attention)
     assert context.page_format is not None
     told, outs = (context.group, context.page_format, options), []
-    row_TX = None if k_TKH is None or v_TKH is None else _packed_row(k_TKH, v_TKH)
+    is_inside = context.page_format.values_in_keys
+    row_TX = None if k_TKH is None or v_TKH is None else _packed_row(k_TKH, v_TKH, is_inside)
     if row_TX is not None and chosen.append_and_attend is not None:
         rows = zip(ragged.split(q_TNH), ragged.split(row_TX), ragged.rectangles, strict=True)
         for q_YWNH, row_YWX, rectangle in rows:
@@ -118,17 +121,23 @@ def _rotated(
         parts_TXX = x_TNH.reshape(x_TNH.shape[0], -1, weight.shape[0])
         is_divided = kind.qk_norm == "all"
         x_TNH = norm.apply(parts_TXX, weight, config, is_divided).reshape(x_TNH.shape)
-    return x_TNH if context.angles is None else rotate(x_TNH, *context.angles)
+    if context.angles is None or kind.rope is None:
+        return x_TNH
+    return rotate(x_TNH, *context.angles, kind.rope.neighbours)
 
 
-def _packed_row(k_TKH: jax.Array, v_TKH: jax.Array) -> jax.Array:
+def _packed_row(k_TKH: jax.Array, v_TKH: jax.Array, is_inside: bool) -> jax.Array:
     """Keys and values for the pages, [T, 2 K, H], where what is not finite in a value becomes 0,
-    and NaN in its key.
+    and NaN in its key; or keys alone, whose first elements are the values, with NaN in the others.
 
     A masked score is replaced before the softmax, a masked value is only multiplied by 0: a NaN
     left in a freed page would reach its next owner through the values, never through the keys.
     Queries that do see the key still get the NaN.
     """
     is_finite_TKH = jnp.isfinite(v_TKH)
+    if is_inside:
+        is_finite_TK1 = is_finite_TKH.all(-1, keepdims=True)
+        rest_TKX = jnp.where(is_finite_TK1, k_TKH[..., v_TKH.shape[-1] :], jnp.nan)
+        return jnp.concatenate([jnp.where(is_finite_TKH, v_TKH, 0), rest_TKX], axis=-1)
     k_TKH, v_TKH = jnp.where(is_finite_TKH, k_TKH, jnp.nan), jnp.where(is_finite_TKH, v_TKH, 0)
     return jnp.concatenate([k_TKH, v_TKH], axis=1)

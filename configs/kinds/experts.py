@@ -1,0 +1,156 @@
+"""Mixtures of experts: a router, gated feed-forwards of which each token visits a few, and one that
+all tokens visit.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+from configs.errors import InputError
+from configs.kinds import operations
+from configs.kinds.feed_forward import ACTIVATIONS, up_and_down
+from configs.kinds.kind import FeedForward, check_choice, check_sizes
+from configs.kinds.operations import Operation
+from configs.kinds.params import Declared, ParamInfo, Widths
+
+
+@dataclasses.dataclass(frozen=True)
+class Router:
+    """How a token's experts are chosen, and what each of them counts. In float32.
+
+    Attributes:
+        scores: of the router's logits: 'softmax' over all experts (Shazeer et al. 2017, arXiv
+            1701.06538), or 'sigmoid' of each (DeepSeek-AI 2024, arXiv 2412.19437).
+        is_normalized: whether the chosen experts' scores are divided by their sum.
+        scale: factor on them.
+        has_bias: whether the logits have a bias.
+        has_offsets: whether a learned offset of each expert takes part in the choice, not in the
+            scores (Wang et al. 2024, arXiv 2408.15664).
+        num_groups, top_groups: experts lie in so many groups, and those of the best few are
+            eligible (DeepSeek-AI 2024, arXiv 2405.04434).
+        group_best: a group is as good as the sum of so many of its best experts.
+    """
+
+    scores: str = "softmax"
+    is_normalized: bool = True
+    scale: float = 1.0
+    has_bias: bool = False
+    has_offsets: bool = False
+    num_groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
+
+    name = "router"
+
+    def __post_init__(self) -> None:
+        check_choice(self, "scores", ("softmax", "sigmoid"))
+        check_sizes(self, "num_groups", "top_groups", "group_best")
+        if not 0 < self.scale < math.inf:
+            raise InputError(f"router scale is a finite number above 0, not {self.scale}")
+        if self.top_groups > self.num_groups:
+            raise InputError(
+                f"router top_groups is at most num_groups={self.num_groups}, not {self.top_groups}"
+            )
+
+    def check(self, num_experts: int, top_k: int) -> None:
+        """Whether it chooses so many of so many experts.
+
+        Raises:
+            InputError: groups do not divide the experts, or have too few of them.
+        """
+        if top_k > num_experts:
+            raise InputError(f"experts top_k is at most num_experts={num_experts}, not {top_k}")
+        if num_experts % self.num_groups:
+            raise InputError(
+                f"router num_groups={self.num_groups} does not divide num_experts={num_experts}"
+            )
+        each = num_experts // self.num_groups
+        if self.group_best > each:
+            raise InputError(
+                f"router group_best={self.group_best} exceeds the {each} experts of a group"
+            )
+        if top_k > self.top_groups * each:
+            raise InputError(
+                f"experts top_k={top_k} exceeds the {self.top_groups * each} experts of "
+                f"top_groups={self.top_groups}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts(FeedForward, name="experts"):
+    """A mixture of gated feed-forwards (Shazeer et al. 2017, arXiv 1701.06538).
+
+    Attributes:
+        num_experts, top_k: E, and how many of them a token visits.
+        width: F of one expert.
+        router: how they are chosen.
+        shared_width: F of the feed-forward that every token visits beside them; 0: there is none.
+        has_shared_gate: whether its result is weighed by a sigmoid of the token.
+        activation: of the gate: 'silu', 'gelu_tanh' or 'quick_gelu' (x sigmoid(1.702 x)).
+        has_bias: whether the experts' products add one.
+        limit: the gate is at most this, and what it meets within it, before the activation; None:
+            no limit (gpt-oss, arXiv 2508.10925, which adds `up_offset` to what the gate meets).
+        up_offset: see `limit`.
+    """
+
+    divided = ("width",)
+
+    num_experts: int
+    top_k: int
+    width: int
+    router: Router = Router()
+    shared_width: int = 0
+    has_shared_gate: bool = False
+    activation: str = "silu"
+    has_bias: bool = False
+    limit: float | None = None
+    up_offset: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "num_experts", "top_k", "width")
+        if self.shared_width:
+            check_sizes(self, "shared_width")
+        check_choice(self, "activation", (*ACTIVATIONS, "quick_gelu"))
+        if self.limit is not None and not 0 < self.limit < math.inf:
+            raise InputError(f"experts limit is a finite number above 0, not {self.limit}")
+        if self.has_shared_gate and not self.shared_width:
+            raise InputError("experts has_shared_gate goes with a shared_width")
+        self.router.check(self.num_experts, self.top_k)
+
+    def parameters(self, model: Widths) -> Declared:
+        """The router [E, D], the experts [E, 2F, D] and [E, D, F], gates before what they meet, and
+        the shared feed-forward with its gate [1, D]. What routes is float32.
+        """
+        E, D, F, dtype = self.num_experts, model.width, self.width, model.dtype
+        experts = {
+            "gate_up": ParamInfo(
+                (E, 2 * F, D), dtype, ("experts", "ffn", "embed"), stacked=(F, F) * E
+            ),
+            "down": ParamInfo((E, D, F), dtype, ("experts", "embed", "ffn"), stacked=(D,) * E),
+        }
+        if self.has_bias:
+            experts["gate_up_bias"] = ParamInfo((E, 2 * F), dtype, ("experts", "ffn"), "zeros")
+            experts["down_bias"] = ParamInfo((E, D), dtype, ("experts", "embed"), "zeros")
+        declared: dict[str, Any] = {
+            "router": ParamInfo((E, D), "float32", (None, "embed")),
+            "experts": experts,
+        }
+        if self.router.has_bias:
+            declared["router_bias"] = ParamInfo((E,), "float32", (None,), "zeros")
+        if self.router.has_offsets:
+            declared["router_offsets"] = ParamInfo((E,), "float32", (None,), "zeros")
+        if self.shared_width:
+            widths = (self.shared_width,) * 2
+            declared["shared"] = up_and_down(model, "gate_up", widths, has_bias=False)
+        if self.has_shared_gate:
+            declared["shared_gate"] = ParamInfo((1, D), "float32", (None, "embed"))
+        return declared
+
+    def operations(self, model: Widths) -> tuple[Operation, ...]:
+        """The products of each token with the experts that it visits."""
+        return operations.products("experts", model, self.parameters(model), self.top_k)
+
+    @property
+    def experts(self) -> tuple[int, int] | None:
+        """See `Kind`."""
+        return self.num_experts, self.top_k

@@ -1,0 +1,61 @@
+"""Feed-forwards that every token visits."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from configs.kinds.feed_forward import Gated, Plain
+from configs.model import ModelConfig
+from layers.kernels.cpu import rows
+from layers.linear import add_bias, linear
+from layers.params import Params
+from layers.registry import StepContext
+from sharding import collectives
+
+ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
+}
+
+
+def gated(
+    params: Params, config: ModelConfig, kind: Gated, x_TD: jax.Array, context: StepContext
+) -> tuple[jax.Array, None]:
+    """down(act(gate x) * up x), float32 [T, D]."""
+    out_TD = collectives.total(up_and_down(params, config, kind.activation, x_TD))
+    return add_bias(out_TD, params, "down_bias"), None
+
+
+def up_and_down(params: Params, config: ModelConfig, activation: str, x_TD: jax.Array) -> jax.Array:
+    """A gated feed-forward without its last bias, float32 [T, D]; on a mesh a chip's part of the
+    sum.
+    """
+    gate_up_TX = add_bias(linear(x_TD, params["gate_up"]), params, "gate_up_bias")
+    return linear(gate(activation, config.dtype)(gate_up_TX), params["down"])
+
+
+@functools.cache  # one function for all layers
+def gate(activation: str, dtype: str) -> Callable[[jax.Array], jax.Array]:
+    """What makes act(gate) up, [T, F] of `dtype`, of float32 [T, 2 F]: gates before the rest."""
+
+    def reference(gate_up_TX: jax.Array) -> jax.Array:
+        gate_TF, up_TF = jnp.split(gate_up_TX, 2, axis=-1)
+        return (ACTIVATIONS[activation](gate_TF) * up_TF).astype(dtype)
+
+    def kernel(gate_up_TX: jax.Array) -> jax.Array:
+        return rows.gate(gate_up_TX, activation, dtype)
+
+    return rows.kernel_or(reference, kernel)
+
+
+def plain(
+    params: Params, config: ModelConfig, kind: Plain, x_TD: jax.Array, context: StepContext
+) -> tuple[jax.Array, None]:
+    """down(act(up x)), float32 [T, D]."""
+    up_TF = add_bias(linear(x_TD, params["up"]), params, "up_bias")
+    hidden_TF = ACTIVATIONS[kind.activation](up_TF).astype(config.dtype)
+    out_TD = collectives.total(linear(hidden_TF, params["down"]))
+    return add_bias(out_TD, params, "down_bias"), None

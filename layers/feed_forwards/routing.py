@@ -1,0 +1,46 @@
+"""Which experts a token visits, and what each of them counts: in float32, whatever the model's
+type, since a near tie decides which weights are read.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from configs.kinds.experts import Router
+from layers.linear import add_bias, linear
+from layers.params import Params
+from layers.reduce import row_sum
+
+_LEAST_SUM = 1e-20  # of scores that all vanish
+
+
+def route(
+    params: Params, router: Router, top_k: int, x_TD: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Weights, float32 [T, J], and ids, i32 [T, J], of the J = `top_k` experts of each token, the
+    best first.
+    """
+    logits_TE = add_bias(linear(x_TD, params["router"]), params, "router_bias")
+    scores_TE = jax.nn.sigmoid(logits_TE) if router.scores == "sigmoid" else _softmax(logits_TE)
+    choice_TE = add_bias(scores_TE, params, "router_offsets")
+    if router.top_groups < router.num_groups:
+        choice_TE = _of_best_groups(router, choice_TE)
+    _, ids_TJ = jax.lax.top_k(choice_TE, top_k)
+    weights_TJ = jnp.take_along_axis(scores_TE, ids_TJ, axis=1)
+    if router.is_normalized:
+        weights_TJ /= row_sum(weights_TJ) + _LEAST_SUM
+    return weights_TJ * router.scale, ids_TJ
+
+
+def _softmax(logits_TE: jax.Array) -> jax.Array:
+    top_T1 = jax.lax.stop_gradient(logits_TE.max(axis=1, keepdims=True))
+    weights_TE = jnp.exp(logits_TE - top_T1)
+    return weights_TE / row_sum(weights_TE)
+
+
+def _of_best_groups(router: Router, choice_TE: jax.Array) -> jax.Array:
+    """-inf for experts of other groups."""
+    each_TXE = choice_TE.reshape(len(choice_TE), router.num_groups, -1)
+    best_TXJ, _ = jax.lax.top_k(each_TXE, router.group_best)
+    _, groups_TJ = jax.lax.top_k(best_TXJ.sum(2), router.top_groups)
+    is_best_TX = (groups_TJ[:, :, None] == jnp.arange(router.num_groups)).any(1)
+    return jnp.where(is_best_TX[:, :, None], each_TXE, -jnp.inf).reshape(choice_TE.shape)

@@ -1,0 +1,87 @@
+"""Multi-head latent attention (DeepSeek-AI 2024, arXiv 2405.04434).
+
+Over pages it is *absorbed*: queries are projected into the space of the latent vectors, which are
+read once for all heads, and each head's result is projected out of it. Without a cache (training,
+scoring) keys and values of all heads are projected out of the latent vectors, which takes fewer
+operations where a key meets many queries.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from configs.kinds.latent import Latent
+from configs.model import ModelConfig
+from layers import norm
+from layers.kernels.linear import packed
+from layers.linear import linear
+from layers.mixers.attention import attend
+from layers.params import Params
+from layers.registry import Leaf, StepContext
+from layers.rope import rotate
+from layers.stacks import each_linear
+from sharding import collectives
+
+
+def apply(
+    params: Params,
+    config: ModelConfig,
+    kind: Latent,
+    x_TD: jax.Array,
+    leaf: Leaf,
+    context: StepContext,
+) -> tuple[jax.Array, Leaf]:
+    """One layer: float32 [T, D], and the leaf of `attention.attend`."""
+    T, C, H = x_TD.shape[0], kind.rank, kind.nope_width
+    scale = (H + kind.rope_width) ** -0.5 if kind.scale is None else kind.scale
+    with jax.named_scope("qkv"):
+        q_TNX = scale * _queries(params, config, kind, x_TD).reshape(T, kind.num_heads, -1)
+        latent_TX = linear(x_TD, params["kv_down"])
+        latent_TC = norm.rms_norm(
+            latent_TX[:, :C], params["kv_norm"], kind.norm_eps, config.norm_offset
+        )
+        latent_TC = latent_TC.astype(config.dtype)
+        q_rope_TNR = _rotated(q_TNX[..., H:], kind, context)
+        k_rope_T1R = _rotated(latent_TX[:, None, C:], kind, context).astype(config.dtype)
+    if leaf is None and not packed.is_packed(params["k_up"]):
+        k_TNH = _out_of(latent_TC, params["k_up"], "TC,NCH->TNH").astype(config.dtype)
+        v_TNX = _out_of(latent_TC, params["v_up"], "TC,NXC->TNX").astype(config.dtype)
+        k_rope_TNR = jnp.broadcast_to(k_rope_T1R, q_rope_TNR.shape)
+        q_TNX = jnp.concatenate([q_TNX[..., :H], q_rope_TNR], axis=-1).astype(config.dtype)
+        k_TNX = jnp.concatenate([k_TNH, k_rope_TNR], axis=-1)
+        with jax.named_scope("attend"):
+            out_TNX, _ = attend(q_TNX, k_TNX, v_TNX, None, context)
+    else:
+        with jax.named_scope("absorb"):
+            q_TNC = each_linear(q_TNX[..., :H].astype(config.dtype), params["k_up"])
+            q_TNX = jnp.concatenate([q_TNC, q_rope_TNR], axis=-1).astype(config.dtype)
+        k_T1X = jnp.concatenate([latent_TC[:, None], k_rope_T1R], axis=-1)
+        with jax.named_scope("attend"):
+            out_TNC, found = attend(q_TNX, k_T1X, latent_TC[:, None], leaf, context)
+            leaf = found if leaf is not None else None
+        with jax.named_scope("expand"):
+            out_TNX = each_linear(out_TNC.astype(config.dtype), params["v_up"])
+    with jax.named_scope("out"):
+        out_TD = linear(out_TNX.reshape(T, -1).astype(config.dtype), params["out"])
+        return collectives.total(out_TD), leaf
+
+
+def _queries(params: Params, config: ModelConfig, kind: Latent, x_TD: jax.Array) -> jax.Array:
+    """Float32 [T, N (nope_width + rope_width)]."""
+    if kind.query_rank is None:
+        return linear(x_TD, params["q"])
+    down_TX = linear(x_TD, params["q_down"])
+    down_TX = norm.rms_norm(down_TX, params["q_norm"], kind.norm_eps, config.norm_offset)
+    return linear(down_TX, params["q_up"])
+
+
+def _rotated(x_TNR: jax.Array, kind: Latent, context: StepContext) -> jax.Array:
+    assert context.angles is not None
+    return rotate(x_TNR, *context.angles, kind.rope.neighbours)
+
+
+def _out_of(latent_TC: jax.Array, w: jax.Array, dims: str) -> jax.Array:
+    """Float32 [T, N, ...] of all heads."""
+    exact = jax.lax.Precision.HIGHEST if w.dtype == jnp.float32 else None
+    return jnp.einsum(
+        dims, latent_TC.astype(w.dtype), w, precision=exact, preferred_element_type=jnp.float32
+    )
