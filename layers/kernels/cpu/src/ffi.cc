@@ -87,7 +87,7 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
   auto add = [&](int64_t matrix, int64_t size) {
     if (!size) return;
     // Enough strips for the caller to be worth a claim, few enough for threads to end together.
-    int64_t together = matrix < 0 ? strips : size <= 2 ? 16 : size <= 32 ? 8 : 4;
+    int64_t together = matrix < 0 ? strips : size <= 2 ? 16 : 8;
     while (matrix >= 0 && together > 4 && all_strips < 8 * together) together /= 2;
     const int64_t shares = (strips + together - 1) / together;
     groups.push_back({matrix, row, size, place, puts, together, shares, pieces});
