@@ -14,8 +14,10 @@ from configs.precision import FORMATS
 LAYOUT = 2  # of packed weights and of the functions' arguments: part of every name that XLA keeps
 STRIP, DEPTH = 16, 32  # features of a strip, what its depth is a multiple of (src/kernels.h)
 LINE = 64  # bytes: what strips of blocks are a multiple of (src/blocks.h)
-_NAMES = "linear", "lookup", "attend", "norm", "gate", "summarize"
-LINEAR, LOOKUP, ATTEND, NORM, GATE, SUMMARIZE = (f"ridgeline_{name}_{LAYOUT}" for name in _NAMES)
+_NAMES = "linear", "grouped", "lookup", "attend", "norm", "gate", "summarize"
+LINEAR, GROUPED, LOOKUP, ATTEND, NORM, GATE, SUMMARIZE = (
+    f"ridgeline_{name}_{LAYOUT}" for name in _NAMES
+)
 
 _library: ctypes.CDLL | None = None
 

@@ -4,10 +4,12 @@ A matrix [F, D] lies in strips of 16 features. Dense ones are [F / 16, D, 16] in
 pairs of a feature's weights, [F / 16, D / 2, 16, 2] in bfloat16 (its bits in uint16, as in pages),
 F and D padded with zeros to whole strips and to a multiple of 32. Blocks of GGUF's formats keep
 their integers and scales: uint8 [F / 16, bytes of a strip] (`layers/kernels/cpu/src/blocks.h`).
+A stack [E, F, D], of a mixture's experts, has an axis E before these.
 """
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,11 +27,11 @@ from layers.params import aligned
 )
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """A matrix of shape [F, D] in strips."""
+    """A matrix of shape [F, D], or a stack of them, [E, F, D], in strips."""
 
     data: jax.Array
     format: str  # 'float32', 'bfloat16' or one of `BLOCKS`
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
 
 
 BLOCKS = tuple(name for name, format in FORMATS.items() if format.block)
@@ -46,50 +48,59 @@ def format_of(leaf: Any) -> str:
 
 
 def pack(matrix_FD: jax.Array | np.ndarray) -> Packed:
-    """A matrix [F, D] of float32 or bfloat16, packed by the native library.
+    """A matrix [F, D] (or a stack, [E, F, D]) of float32 or bfloat16, packed by the native library.
 
     Raises:
-        ValueError: it is of another dtype or no matrix.
+        ValueError: it is of another dtype or rank.
     """
     rows_FD = np.ascontiguousarray(matrix_FD)
-    if str(rows_FD.dtype) not in ("float32", "bfloat16") or rows_FD.ndim != 2:
+    if str(rows_FD.dtype) not in ("float32", "bfloat16") or rows_FD.ndim not in (2, 3):
         raise ValueError(f"{rows_FD.dtype} {rows_FD.shape} is no matrix of float32 or bfloat16")
-    found = abstract(rows_FD.shape, str(rows_FD.dtype))
-    data = aligned(found.data.shape, found.data.dtype)
-    library.pack(rows_FD, data)
-    return dataclasses.replace(found, data=jax.device_put(data))
+    return _filled(abstract(rows_FD.shape, str(rows_FD.dtype)), rows_FD, library.pack)
 
 
 def pack_blocks(blocks_FX: np.ndarray, format: str, width: int) -> Packed:
-    """A matrix [F, width] whose rows are blocks of a GGUF file.
+    """A matrix [F, width] (or a stack, [E, F, width]) whose rows are blocks of a GGUF file.
 
     Args:
-        blocks_FX: uint8 [F, bytes of `width` numbers].
+        blocks_FX: uint8 [F, bytes of `width` numbers], or [E, F, bytes].
         format: one of `BLOCKS`.
         width: columns, whole blocks.
 
     Raises:
         ValueError: the blocks are not these.
     """
-    found = abstract((len(blocks_FX), width), format)
+    blocks_FX = np.ascontiguousarray(blocks_FX)
+    found = abstract((*blocks_FX.shape[:-1], width), format)
+    return _filled(
+        found, blocks_FX, lambda rows, data: library.pack_blocks(format, rows, width, data)
+    )
+
+
+def _filled(
+    found: Packed, rows: np.ndarray, fill: Callable[[np.ndarray, np.ndarray], None]
+) -> Packed:
+    """What packing makes of a matrix's rows, or matrix by matrix of a stack's."""
     data = aligned(found.data.shape, found.data.dtype)
-    library.pack_blocks(format, np.ascontiguousarray(blocks_FX), width, data)
+    pairs = zip(rows, data, strict=True) if len(found.shape) == 3 else ((rows, data),)
+    for matrix, strips in pairs:
+        fill(matrix, strips)
     return dataclasses.replace(found, data=jax.device_put(data))
 
 
 def abstract(shape: tuple[int, ...], format: str) -> Packed:
-    """What packing makes of a matrix [F, D], without its values."""
-    F, D = shape
+    """What packing makes of a matrix [F, D] or a stack [E, F, D], without its values."""
+    *stack, F, D = shape
     strips, depth = -(-F // STRIP), -(-D // DEPTH) * DEPTH
     data: Any
     if format == "float32":
-        data = jax.ShapeDtypeStruct((strips, depth, STRIP), np.float32)
+        data = jax.ShapeDtypeStruct((*stack, strips, depth, STRIP), np.float32)
     elif format == "bfloat16":
-        data = jax.ShapeDtypeStruct((strips, depth // 2, STRIP, 2), np.uint16)
+        data = jax.ShapeDtypeStruct((*stack, strips, depth // 2, STRIP, 2), np.uint16)
     else:
         strip_bytes = int(FORMATS[format].bytes_for(STRIP * D, D))
-        data = jax.ShapeDtypeStruct((strips, -(-strip_bytes // LINE) * LINE), np.uint8)
-    return Packed(data, format, (F, D))
+        data = jax.ShapeDtypeStruct((*stack, strips, -(-strip_bytes // LINE) * LINE), np.uint8)
+    return Packed(data, format, shape)
 
 
 def product(x_TD: jax.Array, w: Packed) -> jax.Array:
@@ -98,13 +109,36 @@ def product(x_TD: jax.Array, w: Packed) -> jax.Array:
     matrix's: columns of padding are among them unless F is a multiple of 16 times the devices.
 
     Raises:
-        ValueError: x has other columns than w.
+        ValueError: x has other columns than w, or w is a stack.
     """
-    if x_TD.ndim != 2 or x_TD.shape[1] != w.shape[1]:
+    if x_TD.ndim != 2 or len(w.shape) != 2 or x_TD.shape[1] != w.shape[1]:
         raise ValueError(f"{x_TD.shape} does not go with a packed matrix of {w.shape}")
     F = min(w.shape[0], w.data.shape[0] * STRIP)
     out = jax.ShapeDtypeStruct((x_TD.shape[0], F), jnp.float32)
     return calls.call(library.LINEAR, out, x_TD, w.data, format=w.format)
+
+
+def grouped_product(x_XD: jax.Array, w: Packed, sizes_E: jax.Array) -> jax.Array:
+    """x w[e]^T of rows that are sorted by their matrix e of a stack, float32 [X, F], as
+    `jax.lax.ragged_dot` has it; only matrices with rows are read, and a row's bits are those that
+    `product` gives it. Under `shard_map` E and F are those that are here.
+
+    Args:
+        x_XD: float32 or bfloat16.
+        w: a stack [E, F, D].
+        sizes_E: i32, rows of each matrix. Rows behind them are 0; what is negative, or more than
+            the rows that are left, is cut.
+
+    Raises:
+        ValueError: x has other columns than w, sizes_E is not of w's matrices, or w is no stack.
+    """
+    if len(w.shape) != 3 or x_XD.ndim != 2 or x_XD.shape[1] != w.shape[2]:
+        raise ValueError(f"{x_XD.shape} does not go with a packed stack of {w.shape}")
+    E, strips = w.data.shape[:2]
+    if sizes_E.shape != (E,) or sizes_E.dtype != jnp.int32:
+        raise ValueError(f"{E} matrices have {E} sizes of int32, not {sizes_E.shape}")
+    out = jax.ShapeDtypeStruct((x_XD.shape[0], min(w.shape[1], strips * STRIP)), jnp.float32)
+    return calls.call(library.GROUPED, out, x_XD, w.data, sizes_E, format=w.format)
 
 
 def rows(w: Packed, ids_T: jax.Array) -> jax.Array:
@@ -112,8 +146,11 @@ def rows(w: Packed, ids_T: jax.Array) -> jax.Array:
     is that row.
 
     Raises:
-        ValueError: some of its strips are elsewhere (`shard_map`), so ids do not count them.
+        ValueError: w is a stack, or some of its strips are elsewhere (`shard_map`), so ids do not
+            count them.
     """
+    if len(w.shape) != 2:
+        raise ValueError(f"rows are looked up in a matrix, not in a stack of {w.shape}")
     if w.data.shape[0] * STRIP < w.shape[0]:
         raise ValueError(f"rows of {w.shape} are looked up in all of its strips, not in a shard")
     ids_T = jnp.clip(ids_T, 0, w.shape[0] - 1)

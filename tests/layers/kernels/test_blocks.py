@@ -80,6 +80,24 @@ def test_a_row_has_the_same_bits_in_any_company(instruction_set, format):  # noq
 
 
 @pytest.mark.parametrize("format", _SCALES)
+def test_groups_of_rows_have_the_bits_of_their_products(instruction_set, format):  # noqa: F811
+    """Of a stack of matrices, of which none needs to be whole strips."""
+    drawn = [_drawn(format, 37, 256, seed)[0] for seed in range(4)]
+    w = packed.pack_blocks(np.stack(drawn), format, 256)
+    x_XD = np.random.default_rng(0).standard_normal((40, 256)).astype(np.float32)
+    for sizes in ((1, 0, 1, 0), (17, 0, 3, 12), (0, 40, 0, 0)):
+        sizes_E = np.array(sizes, np.int32)
+        found = np.asarray(jax.jit(packed.grouped_product)(x_XD, w, sizes_E))
+        start = 0
+        for blocks, size in zip(drawn, sizes, strict=True):
+            own = packed.pack_blocks(blocks, format, 256)
+            rows = slice(start, start + size)
+            np.testing.assert_array_equal(found[rows], jax.jit(linear)(x_XD[rows], own))
+            start = rows.stop
+        assert not found[start:].any()
+
+
+@pytest.mark.parametrize("format", _SCALES)
 def test_what_is_not_finite_makes_its_row_nan_and_no_other(instruction_set, format):  # noqa: F811
     blocks, _ = _drawn(format, 32, 256)
     w = packed.pack_blocks(blocks, format, 256)

@@ -49,7 +49,90 @@ def test_rows_of_a_packed_table_are_its_rows(instruction_set, weights):  # noqa:
     np.testing.assert_array_equal(found, table_VD[ids].astype(np.float32))
 
 
+_GROUPS = [  # rows of each expert, D, F; then rows of padding
+    ((1, 0, 1), 64, 272, 0), ((0, 0, 0), 64, 40, 3), ((5, 0, 17, 33, 1), 33, 17, 4),
+    ((0, 0, 300), 96, 130, 0), ((13, 2, 0, 0), 6, 5, 70), ((), 32, 16, 2), ((4,), 576, 64, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("weights", ["float32", "bfloat16"])
+@pytest.mark.parametrize("inputs", ["float32", "bfloat16"])
+def test_each_group_of_rows_meets_its_own_matrix(instruction_set, weights, inputs):  # noqa: F811
+    rounds = instruction_set == "amx" and weights == "bfloat16"
+    for sizes, D, F, padding in _GROUPS:
+        E, X = len(sizes), sum(sizes) + padding
+        x_XD, w_EFD = _drawn(X, X, D, dtype=inputs), _drawn(D, E, F, D, dtype=weights)
+        w, sizes_E = packed.pack(w_EFD), np.array(sizes, np.int32)
+        found = np.asarray(jax.jit(packed.grouped_product)(x_XD, w, sizes_E))
+        assert found.shape == (X, F) and found.dtype == np.float32 and w.shape == (E, F, D)
+        x_XD = x_XD.astype(jnp.bfloat16) if rounds else x_XD
+        start = 0
+        for size, w_FD in zip(sizes, w_EFD.astype(np.float64), strict=True):
+            rows = slice(start, start + size)
+            exact = x_XD[rows].astype(np.float64) @ w_FD.T
+            size_XF = np.abs(x_XD[rows].astype(np.float64)) @ np.abs(w_FD).T
+            assert (np.abs(found[rows] - exact) <= size_XF * (2e-7 * np.sqrt(D) + 1e-6)).all()
+            start = rows.stop
+        assert not found[start:].any()
+
+
+@pytest.mark.parametrize("weights", ["float32", "bfloat16"])
+def test_a_row_of_a_group_has_the_bits_of_its_product(instruction_set, weights):  # noqa: F811
+    """Whatever lies beside it: other rows of its matrix, other groups, or nothing."""
+    x_XD, w_EFD = _drawn(0, 90, 96), _drawn(1, 3, 100, 96, dtype=weights)
+    w, grouped = packed.pack(w_EFD), jax.jit(packed.grouped_product)
+    alone = [np.asarray(jax.jit(linear)(x_XD, packed.pack(w_FD))) for w_FD in w_EFD]
+    for sizes in ((1, 1, 0), (0, 2, 1), (7, 0, 40), (30, 33, 27), (0, 90, 0), (17, 16, 15)):
+        ends = np.cumsum(sizes)
+        found = np.asarray(grouped(x_XD[: ends[-1]], w, np.array(sizes, np.int32)))
+        for e, (size, end) in enumerate(zip(sizes, ends, strict=True)):
+            rows = slice(end - size, end)
+            np.testing.assert_array_equal(found[rows], alone[e][rows])
+
+
+def test_sizes_that_rows_do_not_have_are_cut():
+    need()
+    x_XD, w_EFD = _drawn(0, 20, 32), _drawn(1, 4, 40, 32)
+    w, grouped, most = packed.pack(w_EFD), jax.jit(packed.grouped_product), 2**31 - 1
+    for sizes, cut in (
+        ((most, most, most, most), (20, 0, 0, 0)), ((-1, 5, -most - 1, 3), (0, 5, 0, 3)),
+        ((15, -20, most, 1), (15, 0, 5, 0)), ((0, 19, 2, -5), (0, 19, 1, 0)),
+    ):  # fmt: skip
+        found, expected = (grouped(x_XD, w, np.array(each, np.int32)) for each in (sizes, cut))
+        np.testing.assert_array_equal(found, expected)
+        assert not np.asarray(found)[sum(cut) :].any()
+
+
+def test_groups_that_do_not_fit_their_stack_are_refused():
+    need()
+    x_XD, w, sizes_E = _drawn(0, 4, 32), packed.pack(_drawn(1, 2, 5, 32)), jnp.array([3, 1])
+    assert packed.grouped_product(x_XD[:0], w, sizes_E).shape == (0, 5)
+    one = packed.pack(_drawn(1, 5, 32))
+    for rows, stack, sizes in (
+        (x_XD[:, 1:], w, sizes_E), (x_XD, one, sizes_E), (x_XD, w, sizes_E[1:]),
+        (x_XD, w, sizes_E.astype(float)),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="packed stack|sizes of int32"):
+            packed.grouped_product(rows, stack, sizes)
+    with pytest.raises(ValueError, match="packed matrix"):
+        packed.product(x_XD, w)
+    with pytest.raises(ValueError, match="looked up"):
+        packed.rows(w, jnp.array([0]))
+
+
+def test_a_stack_lies_matrix_after_matrix():
+    need()
+    w_EFD = _drawn(0, 3, 21, 40, dtype="bfloat16")
+    stack = packed.pack(w_EFD)
+    described = packed.abstract(w_EFD.shape, "bfloat16")
+    assert (stack.data.shape, stack.data.dtype) == (described.data.shape, described.data.dtype)
+    for strips, w_FD in zip(stack.data, w_EFD, strict=True):
+        np.testing.assert_array_equal(strips, packed.pack(w_FD).data)
+
+
 def test_other_matrices_are_refused():
     need()
     with pytest.raises(ValueError, match="float16"):
         packed.pack(np.zeros((16, 32), np.float16))
+    with pytest.raises(ValueError, match="no matrix"):
+        packed.pack(np.zeros((2, 2, 16, 32), np.float32))

@@ -84,9 +84,21 @@ void few_rows(const Product& p, int64_t strip, int64_t row) {
 #undef STORE
 }
 
-// Two strips (or one) for two groups of rows, of which the first fetches the weights.
+// Weights that are due after those at hand: a few lines of them in each step, so that memory never
+// rests while tiles are multiplied.
+struct Ahead {
+  const char *next = nullptr, *stop = nullptr;
+  int lines = 0;  // a step
+
+  void fetch() {
+    for (int line = 0; line < lines && next < stop; line++, next += 64)
+      _mm_prefetch(next, _MM_HINT_T1);
+  }
+};
+
+// Two strips (or one) for two groups of rows.
 template <bool TWO, bool IS_FAR>
-void many_rows(const Product& p, int64_t strip, int64_t row, int64_t second) {
+void many_rows(const Product& p, int64_t strip, int64_t row, int64_t second, Ahead& ahead) {
   const int64_t strip_bytes = p.depth * kStrip * 2, y_bytes = p.y_stride * 4, x_bytes = p.depth * 2;
   const char* w = (const char*)p.strips + strip * strip_bytes;
   const char *x = (const char*)p.x + row * x_bytes, *x2 = (const char*)p.x + second * x_bytes;
@@ -106,7 +118,8 @@ void many_rows(const Product& p, int64_t strip, int64_t row, int64_t second) {
     _tile_zero(3);
   }
   for (int64_t k = 0; k < p.depth; k += kTileDepth) {
-    if (IS_FAR && row == 0) {
+    ahead.fetch();
+    if constexpr (IS_FAR) {
       const int64_t left = strip_bytes - k * kStrip * 2;
       prefetch(w + k * kStrip * 2, left, 2, strip_bytes);
       if constexpr (TWO) prefetch(w + strip_bytes + k * kStrip * 2, left, 2, strip_bytes);
@@ -141,28 +154,40 @@ void one_group(const Product& p, int64_t row, int rows) {
 
 // All strips for two groups of rows.
 template <bool IS_FAR>
-void two_groups(const Product& p, int64_t row, int rows) {
+void two_groups(const Product& p, int64_t row, int rows, Ahead& ahead) {
   configure(kTile, rows - kTile);
   int64_t strip = 0;
-  for (; strip + 2 <= p.num_strips; strip += 2) many_rows<true, IS_FAR>(p, strip, row, row + kTile);
-  if (strip < p.num_strips) many_rows<false, IS_FAR>(p, strip, row, row + kTile);
+  for (; strip + 2 <= p.num_strips; strip += 2)
+    many_rows<true, IS_FAR>(p, strip, row, row + kTile, ahead);
+  if (strip < p.num_strips) many_rows<false, IS_FAR>(p, strip, row, row + kTile, ahead);
 }
 
-template <bool IS_FAR>
+// All strips for all rows.
 void groups(const Product& p) {
-  // A few strips at a time go through all rows while they are in the cache.
-  const int64_t together = p.num_rows <= 2 * kTile ? p.num_strips : 2;
+  // A few strips at a time go through all rows while they are in the cache, and the next come.
+  const bool is_one_pass = p.num_rows <= 2 * kTile;
+  const int64_t together = is_one_pass ? p.num_strips : 2, strip_bytes = p.depth * kStrip * 2;
+  const int64_t passes = (p.num_rows + 2 * kTile - 1) / (2 * kTile);
   for (int64_t strip = 0; strip < p.num_strips; strip += together) {
     Product part = p;
-    part.strips = (const uint16_t*)p.strips + strip * p.depth * kStrip;
+    part.strips = (const char*)p.strips + strip * strip_bytes;
     part.num_strips = p.num_strips - strip < together ? p.num_strips - strip : together;
     part.y = p.y + strip * kStrip;
+    Ahead ahead;
+    if (p.is_far && !is_one_pass) {
+      const int64_t left = p.num_strips - strip - part.num_strips;
+      ahead.next = (const char*)part.strips + part.num_strips * strip_bytes;
+      ahead.stop = ahead.next + (left < together ? left : together) * strip_bytes;
+      ahead.lines = (int)((2 * kTile + passes - 1) / passes);
+    }
     for (int64_t row = 0; row < p.num_rows; row += 2 * kTile) {
       const int rows = (int)(p.num_rows - row < 2 * kTile ? p.num_rows - row : 2 * kTile);
+      const bool is_far = p.is_far && strip == 0 && row == 0;
       if (rows > kTile)
-        two_groups<IS_FAR>(part, row, rows);
+        is_far ? two_groups<true>(part, row, rows, ahead)
+               : two_groups<false>(part, row, rows, ahead);
       else
-        one_group<IS_FAR>(part, row, rows);
+        is_far ? one_group<true>(part, row, rows) : one_group<false>(part, row, rows);
     }
   }
 }
@@ -177,7 +202,7 @@ struct InTiles {
   }
   static void multiply(const Product& p) {
     settle_memory();
-    p.is_far ? groups<true>(p) : groups<false>(p);
+    groups(p);
     settle_memory();
   }
 };

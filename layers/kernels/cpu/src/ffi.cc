@@ -1,8 +1,11 @@
 // The library's functions as XLA calls them, and the packing of weights as Python does.
 #include "xla/ffi/api/ffi.h"
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <string_view>
+#include <vector>
 
 #include "blocks.h"
 #include "dispatch.h"
@@ -34,60 +37,100 @@ Format find_format(std::string_view name, int64_t depth) {
   return {&(chosen().blocks->*blocks->multiplier), blocks->layout.strip_bytes(depth)};
 }
 
-// y = x w^T: x [T, D] of float32 or bfloat16, w in strips of a format, y float32 [T, F].
-ffi::Error linear(ffi::ThreadPool pool, std::string_view format, ffi::AnyBuffer x, ffi::AnyBuffer w,
-                  ffi::Result<ffi::BufferR2<ffi::F32>> y) {
+// Rows of x, one after another, and the matrix that multiplies them; pieces count on over groups.
+struct Group {
+  int64_t matrix;  // -1: none, their results are 0
+  int64_t row, num_rows;
+  int64_t place, first_put;               // of their activations: the first, its piece
+  int64_t together, shares, first_piece;  // strips of a piece, pieces of a block of rows
+};
+
+// The group of a piece, of those that `first` counts.
+const Group& group_of(const std::vector<Group>& groups, int64_t Group::* first, int64_t piece) {
+  const auto is_before = [first](int64_t p, const Group& g) { return p < g.*first; };
+  return *std::prev(std::upper_bound(groups.begin(), groups.end(), piece, is_before));
+}
+
+// y = x w^T: x [T, D] of float32 or bfloat16, w matrices in strips of a format, one behind the
+// other, y float32 [T, F]. Matrix e multiplies the next sizes[e] rows; those behind them all are 0.
+ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::AnyBuffer& x,
+                    const ffi::AnyBuffer& w, const std::vector<int64_t>& sizes,
+                    ffi::BufferR2<ffi::F32>& y) {
   if (x.dimensions().size() != 2)
-    return ffi::Error::InvalidArgument("ridgeline_linear: x is not a matrix");
-  const int64_t T = x.dimensions()[0], D = x.dimensions()[1], F = y->dimensions()[1];
+    return ffi::Error::InvalidArgument("a product of Ridgeline: x is not a matrix");
+  const int64_t T = x.dimensions()[0], D = x.dimensions()[1], F = y.dimensions()[1];
   const bool is_float = x.element_type() == ffi::DataType::F32;
   const int64_t depth = padded(D, kDepth), strips = padded(F, kStrip) / kStrip;
   const Format found = find_format(format, depth);
   if (!found.multiplier || (!is_float && x.element_type() != ffi::DataType::BF16))
-    return ffi::Error::InvalidArgument("ridgeline_linear: x or w of another type");
+    return ffi::Error::InvalidArgument("a product of Ridgeline: x or w of another type");
   const Multiplier& kernels = *found.multiplier;
   const Activations type = kernels.activations;
   const int64_t strip_bytes = found.strip_bytes;
-  if ((int64_t)w.size_bytes() != strips * strip_bytes || y->dimensions()[0] != T)
-    return ffi::Error::InvalidArgument("ridgeline_linear: shapes do not go together");
+  if ((int64_t)w.size_bytes() != (int64_t)sizes.size() * strips * strip_bytes ||
+      y.dimensions()[0] != T)
+    return ffi::Error::InvalidArgument("a product of Ridgeline: shapes do not go together");
   if (T * F == 0) return ffi::Error::Success();
-  prefer_large_pages(y->untyped_data(), y->size_bytes());
+  prefer_large_pages(y.untyped_data(), y.size_bytes());
   if (D == 0) {
-    memset(y->typed_data(), 0, T * F * sizeof(float));
+    memset(y.typed_data(), 0, T * F * sizeof(float));
     return ffi::Error::Success();
   }
+  constexpr int64_t kPutRows = 8, kBlockBytes = 1 << 20, kLeastBlock = 64;
+  const int64_t fitting = kBlockBytes / bytes_of_rows(type, kLeastBlock, depth);
+  const int64_t block_rows = kLeastBlock * (fitting < 1 ? 1 : fitting);
+  const int64_t apart = type == Activations::kInt8 ? kRowsTogether : 1;
+  const int64_t unused = std::count(sizes.begin(), sizes.end(), 0);
+  const int64_t all_strips = strips * ((int64_t)sizes.size() - unused);
+  std::vector<Group> groups;
+  int64_t row = 0, place = 0, puts = 0, pieces = 0;
+  auto add = [&](int64_t matrix, int64_t size) {
+    if (!size) return;
+    // Enough strips for the caller to be worth a claim, few enough for threads to end together.
+    int64_t together = matrix < 0 ? strips : size <= 2 ? 16 : 8;
+    while (matrix >= 0 && together > 4 && all_strips < 8 * together) together /= 2;
+    const int64_t shares = (strips + together - 1) / together;
+    groups.push_back({matrix, row, size, place, puts, together, shares, pieces});
+    row += size;
+    place += padded(size, apart);
+    if (matrix >= 0) puts += (size + kPutRows - 1) / kPutRows;
+    pieces += shares * ((size + block_rows - 1) / block_rows);
+  };
+  for (size_t e = 0; e < sizes.size(); e++) add((int64_t)e, sizes[e]);
+  const int64_t places = place;
+  add(-1, T - row);
+
   static thread_local Scratch scratch;
   const char* rows = (const char*)x.untyped_data();
   const auto given = is_float ? Activations::kFloat32 : Activations::kBfloat16;
   const bool is_ready = type == given && depth == D;
-  char* own = is_ready ? nullptr : (char*)scratch.reserve(bytes_of_rows(type, T, depth));
+  char* own = is_ready ? nullptr : (char*)scratch.reserve(bytes_of_rows(type, places, depth));
   if (own) rows = own;
-
-  constexpr int64_t kPutRows = 8, kBlockBytes = 1 << 20, kLeastBlock = 64;
-  const int64_t fitting = kBlockBytes / bytes_of_rows(type, kLeastBlock, depth);
-  const int64_t block_rows = kLeastBlock * (fitting < 1 ? 1 : fitting);
-  // Enough strips for the caller to be worth a claim, few enough for threads to end together.
-  int64_t together = T <= 2 ? 16 : T <= 32 ? 8 : 4;
-  while (together > 4 && strips < 8 * together) together /= 2;
-  const int64_t shares = (strips + together - 1) / together,
-                blocks = (T + block_rows - 1) / block_rows;
   auto work = [&](int phase, int64_t piece) {
     if (phase == 0) {
-      for (int64_t t = piece * kPutRows; t < T && t < (piece + 1) * kPutRows; t++)
-        kernels.put((const char*)x.untyped_data() + t * D * (is_float ? 4 : 2), is_float, D, depth,
-                    own, t);
+      const Group& g = group_of(groups, &Group::first_put, piece);
+      const int64_t start = (piece - g.first_put) * kPutRows;
+      for (int64_t t = start; t < g.num_rows && t < start + kPutRows; t++)
+        kernels.put((const char*)x.untyped_data() + (g.row + t) * D * (is_float ? 4 : 2), is_float,
+                    D, depth, own, g.place + t);
       return;
     }
-    const int64_t row = piece / shares * block_rows, first = piece % shares * together;
+    const Group& g = group_of(groups, &Group::first_piece, piece);
+    const int64_t block = (piece - g.first_piece) / g.shares * block_rows;
+    const int64_t first = (piece - g.first_piece) % g.shares * g.together;
     Product p;
     p.depth = depth;
-    p.x = rows + bytes_of_rows(type, row, depth);
-    p.num_rows = T - row < block_rows ? T - row : block_rows;
+    p.x = rows + bytes_of_rows(type, g.place + block, depth);
+    p.num_rows = g.num_rows - block < block_rows ? g.num_rows - block : block_rows;
     p.accumulates = false;
-    p.strips = (const char*)w.untyped_data() + first * strip_bytes;
-    p.num_strips = strips - first < together ? strips - first : together;
-    p.y = y->typed_data() + row * F + first * kStrip;
+    p.strips = (const char*)w.untyped_data() + (g.matrix * strips + first) * strip_bytes;
+    p.num_strips = strips - first < g.together ? strips - first : g.together;
+    p.y = y.typed_data() + (g.row + block) * F + first * kStrip;
     p.y_stride = F;
+    if (g.matrix < 0) {
+      memset(p.y, 0, p.num_rows * F * sizeof(float));
+      return;
+    }
     const int64_t whole = F / kStrip - first;  // the last strip may be wider than y
     if (whole >= p.num_strips) return kernels.multiply(p);
     static thread_local Scratch last;
@@ -99,9 +142,28 @@ ffi::Error linear(ffi::ThreadPool pool, std::string_view format, ffi::AnyBuffer 
     for (int64_t t = 0; t < p.num_rows; t++)
       memcpy(out + t * F, wide + t * p.y_stride, (F - first * kStrip) * 4);
   };
-  parallel(pool, {own ? (T + kPutRows - 1) / kPutRows : 0, shares * blocks}, work);
+  parallel(pool, {own ? puts : 0, pieces}, work);
   scratch.trim();
   return ffi::Error::Success();
+}
+
+// All rows with one matrix.
+ffi::Error linear(ffi::ThreadPool pool, std::string_view format, ffi::AnyBuffer x, ffi::AnyBuffer w,
+                  ffi::Result<ffi::BufferR2<ffi::F32>> y) {
+  return multiply(pool, format, x, w, {y->dimensions()[0]}, *y);
+}
+
+// Rows that are sorted by their matrix, `sizes` of each; sizes that x does not have are cut.
+ffi::Error grouped(ffi::ThreadPool pool, std::string_view format, ffi::AnyBuffer x,
+                   ffi::AnyBuffer w, ffi::BufferR1<ffi::S32> sizes,
+                   ffi::Result<ffi::BufferR2<ffi::F32>> y) {
+  std::vector<int64_t> own(sizes.typed_data(), sizes.typed_data() + sizes.element_count());
+  int64_t left = y->dimensions()[0];
+  for (int64_t& size : own) {
+    size = size < 0 ? 0 : size < left ? size : left;
+    left -= size;
+  }
+  return multiply(pool, format, x, w, own, *y);
 }
 
 // Some rows of a matrix in strips of blocks: float32 [T, D].
@@ -205,6 +267,15 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_linear, ridgeline::linear,
                                   .Attr<std::string_view>("format")
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
+                                  .Ret<ffi::BufferR2<ffi::F32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_grouped, ridgeline::grouped,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Attr<std::string_view>("format")
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::BufferR1<ffi::S32>>()
                                   .Ret<ffi::BufferR2<ffi::F32>>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_lookup, ridgeline::lookup,
