@@ -336,7 +336,7 @@ class Config:
     @functools.cached_property
     def chip_model(self) -> ModelConfig:
         """The model as one chip of the mesh computes it."""
-        return self.model.per_chip(self.mesh.model)
+        return self.model.per_chip(self.mesh.model, self.mesh.expert)
 
     @functools.cached_property
     def cached_model(self) -> ModelConfig:

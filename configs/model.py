@@ -203,24 +203,30 @@ class ModelConfig:
     # --- chips ------------------------------------------------------------------------------------
 
     @functools.lru_cache(maxsize=64)  # noqa: B019
-    def per_chip(self, chips: int) -> "ModelConfig":
+    def per_chip(self, chips: int, expert_chips: int = 1) -> "ModelConfig":
         """The model that one of `chips` along the mesh's `model` computes: its heads, columns of
-        feed-forwards and part of the vocabulary.
+        feed-forwards and part of the vocabulary; of those along `expert` it holds its experts.
 
         Raises:
             InputError: a part's rows are no whole blocks of their format.
         """
-        if chips == 1:
+        if chips == expert_chips == 1:
             return self
-        pattern = tuple(
-            LayerSpec(layer.mixer.per_chip(chips), layer.ffn and layer.ffn.per_chip(chips))
-            for layer in self.pattern
-        )
+
+        def divided(layer: LayerSpec) -> LayerSpec:
+            mixer, ffn = layer.mixer, layer.ffn
+            if chips > 1:
+                mixer, ffn = mixer.per_chip(chips), ffn and ffn.per_chip(chips)
+            if expert_chips > 1:
+                ffn = ffn and ffn.per_expert_chip(expert_chips)
+            return LayerSpec(mixer, ffn)
+
+        pattern = tuple(map(divided, self.pattern))
         return dataclasses.replace(self, pattern=pattern, vocab_size=-(-self.vocab_size // chips))
 
     def shares(self, path: tuple[str, ...], axis: str, chips: int) -> tuple[range, ...]:
         """What each of `chips` along `model` holds of a parameter's logical axis: of 'heads',
-        'kv_heads', columns of 'ffn' or rows of 'vocab'.
+        'kv_heads', columns of 'ffn' or 'shared', or rows of 'vocab'.
         """
         if axis == "vocab":
             return equal_shares(self.vocab_size, chips)

@@ -5,18 +5,18 @@ from typing import TypeVar
 import jax
 
 Tree = TypeVar("Tree")
-_AXIS = "model"
+_AXIS, _EXPERTS = "model", "expert"
 
 
-def num_chips() -> int:
-    """Chips that divide the model that is traced now."""
+def num_chips(axis: str = _AXIS) -> int:
+    """Chips that divide the model that is traced now, or its experts."""
     mesh = jax.sharding.get_abstract_mesh()
-    return int(mesh.shape[_AXIS]) if _AXIS in mesh.manual_axes else 1
+    return int(mesh.shape[axis]) if axis in mesh.manual_axes else 1
 
 
-def chip() -> jax.Array | int:
+def chip(axis: str = _AXIS) -> jax.Array | int:
     """Which of them this is."""
-    return jax.lax.axis_index(_AXIS) if num_chips() > 1 else 0
+    return jax.lax.axis_index(axis) if num_chips(axis) > 1 else 0
 
 
 def total(x: Tree) -> Tree:
@@ -34,3 +34,29 @@ def most(x: jax.Array) -> jax.Array:
 def gather(x: jax.Array) -> jax.Array:
     """All chips' arrays, on each of them: [...] -> [chips, ...]."""
     return jax.lax.all_gather(x, _AXIS) if num_chips() > 1 else x[None]
+
+
+def num_expert_chips() -> int:
+    """Chips that divide the experts; each has tokens of its own."""
+    return num_chips(_EXPERTS)
+
+
+def expert_chip() -> jax.Array | int:
+    """Which of them this is."""
+    return chip(_EXPERTS)
+
+
+def tokens_of_all(x_TX: jax.Array) -> jax.Array:
+    """The rows of all chips along `expert`, one behind the other, on each of them."""
+    if num_expert_chips() == 1:
+        return x_TX
+    return jax.lax.all_gather(x_TX, _EXPERTS, tiled=True)
+
+
+def own_tokens(x_TX: jax.Array) -> jax.Array:
+    """Of the sums of all chips' arrays along `expert`, the rows of this chip: the way back of
+    `tokens_of_all`.
+    """
+    if num_expert_chips() == 1:
+        return x_TX
+    return jax.lax.psum_scatter(x_TX, _EXPERTS, tiled=True)

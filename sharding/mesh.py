@@ -31,9 +31,8 @@ def provide(mesh: Mesh, num_chips: int) -> None:
     or for this host's part of them; before JAX looks for devices.
 
     Raises:
-        InputError: as `of`, but for their number; or hosts would have different numbers of them.
+        InputError: hosts would have different numbers of them.
     """
-    _check(mesh)
     count = hosts.current().count
     if num_chips % count:
         raise InputError(f"mesh {mesh}: {num_chips} chips are not equal parts of {count} hosts")
@@ -47,9 +46,8 @@ def of(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sharding.
     """JAX's mesh, of the first of these devices (None: JAX's own); None for one chip.
 
     Raises:
-        InputError: there are fewer, or experts would be divided, which is not there yet.
+        InputError: there are fewer.
     """
-    _check(mesh)
     devices = jax.devices() if devices is None else devices
     if mesh.num_chips > len(devices):
         raise InputError(f"mesh {mesh} takes {mesh.num_chips} chips, here are {len(devices)}")
@@ -80,11 +78,6 @@ def for_prefill(config: Config) -> jax.sharding.Mesh:
 def _joined(devices: Sequence[jax.Device], mesh: Mesh) -> jax.sharding.Mesh:
     chips = np.array(devices).reshape(mesh.data, mesh.expert, mesh.model)
     return jax.sharding.Mesh(chips, AXES, axis_types=(AxisType.Auto,) * len(AXES))
-
-
-def _check(mesh: Mesh) -> None:
-    if mesh.expert > 1:
-        raise InputError(f"mesh {mesh}: experts are not divided yet, leave mesh.expert=1")
 
 
 def put(mesh: jax.sharding.Mesh, spec: PartitionSpec, make_part: Callable[[int, int], Any]) -> Any:

@@ -1,14 +1,17 @@
 """Which mesh axis divides which logical axis, and what a chip holds of a parameter."""
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from configs import mesh as divided
 from configs.errors import InputError
-from configs.kinds.params import ParamInfo
+from configs.kinds.params import ParamInfo, in_rows
 from configs.model import ModelConfig
 
 RULES: Mapping[str, str | None] = {
@@ -16,16 +19,17 @@ RULES: Mapping[str, str | None] = {
     "heads": "model",
     "kv_heads": "model",
     "ffn": "model",
+    "shared": "model",
     "experts": "expert",
     "embed": None,
 }
 
 
-def mesh_axis(path: str, info: ParamInfo) -> str | None:
-    """The mesh axis that divides a parameter; None: each chip holds all of it.
+def mesh_axes(path: str, info: ParamInfo) -> tuple[str, ...]:
+    """The mesh axes that divide a parameter, in the order of its own; none: each chip holds all.
 
     Raises:
-        InputError: an axis that no rule names, or two that chips would divide.
+        InputError: an axis that no rule names, or two that the same chips would divide.
     """
     names = [name for name in info.logical_axes if name is not None]
     if unknown := [name for name in names if name not in RULES]:
@@ -33,22 +37,22 @@ def mesh_axis(path: str, info: ParamInfo) -> str | None:
             f"{path}: no rule divides the axis {unknown[0]!r}; known: {', '.join(RULES)}"
         )
     found = [axis for name in names if (axis := RULES[name]) is not None]
-    if len(found) > 1:
+    if len(found) > len(set(found)):
         raise InputError(f"{path}: chips would divide two of its axes, {', '.join(names)}")
-    return found[0] if found else None
+    return tuple(found)
 
 
 def spec(path: str, info: ParamInfo) -> PartitionSpec:
     """How the chips' parts of a parameter lie in one array (`sharding/mesh.py`)."""
-    axis = mesh_axis(path, info)
-    return PartitionSpec(axis) if axis else PartitionSpec()
+    axes = mesh_axes(path, info)
+    return PartitionSpec(axes if len(axes) > 1 else axes[0]) if axes else PartitionSpec()
 
 
 def layout(path: str, info: ParamInfo, mesh: Mesh) -> NamedSharding:
     """How a whole parameter lies on a mesh whose program XLA divides (training): each axis that a
     rule names is cut where that gives equal parts; otherwise each chip holds all of it.
     """
-    mesh_axis(path, info)  # refuses contradictions
+    mesh_axes(path, info)  # refuses contradictions
     names = (RULES[name] if name else None for name in info.logical_axes)
     sizes = zip(names, info.shape, strict=True)
     return NamedSharding(
@@ -57,20 +61,74 @@ def layout(path: str, info: ParamInfo, mesh: Mesh) -> NamedSharding:
 
 
 def part(
-    config: ModelConfig, path: str, info: ParamInfo, values: Any, chips: int, chip: int
+    config: ModelConfig,
+    path: str,
+    info: ParamInfo,
+    values: Any,
+    mesh: divided.Mesh,
+    group: int,
+    chip: int,
 ) -> np.ndarray:
-    """What one of `chips` along `model` holds of a parameter, as `ModelConfig.per_chip` declares
-    it: its rows of each stacked matrix, or its columns; zeros stand for what is missing.
+    """What a chip holds of a parameter, as `ModelConfig.per_chip` declares it: its experts, and of
+    each matrix its rows of each stacked one, or its columns; zeros stand for what is missing.
 
     Args:
         config: the whole model.
         path: of the parameter, 'layers/0/mixer/qkv'.
         info: its declaration in the whole model.
-        values: all of it, an array or what reads slices of rows, or of all rows' columns; rows may
-            be bytes of blocks.
-        chips, chip: how many divide it, and which one this is.
+        values: all of it, an array or what reads slices of rows (a stack's, of all its matrices),
+            or of all rows' columns; rows may be bytes of blocks.
+        mesh: the chips.
+        group, chip: the chip's place among those along `data` and `expert`, and along `model`.
     """
-    if mesh_axis(path, info) is None:
+    axes = mesh_axes(path, info)
+    if len(info.shape) > 2 and isinstance(values, np.ndarray | jax.Array):
+        values = np.asarray(values).reshape(*in_rows(values.shape))
+    if "expert" in axes:
+        num_experts, *shape = info.shape
+        count, each = num_experts // mesh.expert, info.rows // num_experts
+        own = dataclasses.replace(
+            info, shape=tuple(shape), logical_axes=info.logical_axes[1:],
+            stacked=info.stacked[: len(info.stacked) // num_experts],
+        )  # fmt: skip
+        first = group % mesh.expert * count
+        matrices = [_Rows(values, (first + n) * each, each) for n in range(count)]
+        parts = [_of_matrix(config, path, own, matrix, mesh.model, chip) for matrix in matrices]
+        return np.stack(parts).reshape(count, *parts[0].shape[-len(shape) :])
+    if len(info.shape) > 2:
+        own = dataclasses.replace(
+            info, shape=info.in_rows, logical_axes=(info.logical_axes[0], None), stacked=()
+        )
+        found = _of_matrix(config, path, own, values, mesh.model, chip)
+        return found.reshape(-1, *info.shape[1:-1], found.shape[-1])
+    return _of_matrix(config, path, info, values, mesh.model, chip)
+
+
+class _Rows:
+    """Some rows of what reads slices of rows, or of all rows' columns."""
+
+    def __init__(self, values: Any, first: int, count: int):
+        self._values, self._first, self._count = values, first, count
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._count, *self._values.shape[1:]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[:])
+
+    def __getitem__(self, wanted: slice | tuple[slice, slice]) -> Any:
+        rows, *columns = wanted if isinstance(wanted, tuple) else (wanted,)
+        start, stop, _ = rows.indices(self._count)
+        own = slice(self._first + start, self._first + stop)
+        return self._values[(own, *columns) if columns else own]
+
+
+def _of_matrix(
+    config: ModelConfig, path: str, info: ParamInfo, values: Any, chips: int, chip: int
+) -> np.ndarray:
+    """`part` of a matrix or a vector, along `model` alone."""
+    if not mesh_axes(path, info):
         return np.asarray(values)
     names = enumerate(info.logical_axes)
     dim, axis = next((d, name) for d, name in names if name and RULES[name])

@@ -9,7 +9,7 @@ from typing import Any
 from configs.errors import InputError
 from configs.kinds import operations
 from configs.kinds.feed_forward import ACTIVATIONS, up_and_down
-from configs.kinds.kind import FeedForward, check_choice, check_sizes
+from configs.kinds.kind import FeedForward, check_choice, check_sizes, equal_shares
 from configs.kinds.operations import Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 
@@ -91,6 +91,7 @@ class Experts(FeedForward, name="experts"):
         limit: the gate is at most this, and what it meets within it, before the activation; None:
             no limit (gpt-oss, arXiv 2508.10925, which adds `up_offset` to what the gate meets).
         up_offset: see `limit`.
+        held: experts whose weights a chip along `expert` holds; None: all.
     """
 
     divided = ("width",)
@@ -105,6 +106,7 @@ class Experts(FeedForward, name="experts"):
     has_bias: bool = False
     limit: float | None = None
     up_offset: float = 0.0
+    held: int | None = None
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_experts", "top_k", "width")
@@ -121,7 +123,7 @@ class Experts(FeedForward, name="experts"):
         """The router [E, D], the experts [E, 2F, D] and [E, D, F], gates before what they meet, and
         the shared feed-forward with its gate [1, D]. What routes is float32.
         """
-        E, D, F, dtype = self.num_experts, model.width, self.width, model.dtype
+        E, D, F, dtype = self.num_held, model.width, self.width, model.dtype
         experts = {
             "gate_up": ParamInfo(
                 (E, 2 * F, D), dtype, ("experts", "ffn", "embed"), stacked=(F, F) * E
@@ -129,22 +131,48 @@ class Experts(FeedForward, name="experts"):
             "down": ParamInfo((E, D, F), dtype, ("experts", "embed", "ffn"), stacked=(D,) * E),
         }
         if self.has_bias:
-            experts["gate_up_bias"] = ParamInfo((E, 2 * F), dtype, ("experts", "ffn"), "zeros")
-            experts["down_bias"] = ParamInfo((E, D), dtype, ("experts", "embed"), "zeros")
+            experts["gate_up_bias"] = ParamInfo(
+                (E, 2, F), dtype, ("experts", None, "ffn"), "zeros", is_bias=True
+            )
+            experts["down_bias"] = ParamInfo(
+                (E, D), dtype, ("experts", "embed"), "zeros", is_bias=True
+            )
         declared: dict[str, Any] = {
-            "router": ParamInfo((E, D), "float32", (None, "embed")),
+            "router": ParamInfo((self.num_experts, D), "float32", (None, "embed")),
             "experts": experts,
         }
         if self.router.has_bias:
-            declared["router_bias"] = ParamInfo((E,), "float32", (None,), "zeros")
+            declared["router_bias"] = ParamInfo((self.num_experts,), "float32", (None,), "zeros")
         if self.router.has_offsets:
-            declared["router_offsets"] = ParamInfo((E,), "float32", (None,), "zeros")
+            declared["router_offsets"] = ParamInfo((self.num_experts,), "float32", (None,), "zeros")
         if self.shared_width:
             widths = (self.shared_width,) * 2
-            declared["shared"] = up_and_down(model, "gate_up", widths, has_bias=False)
+            declared["shared"] = up_and_down(model, "gate_up", widths, False, "shared")
         if self.has_shared_gate:
             declared["shared_gate"] = ParamInfo((1, D), "float32", (None, "embed"))
         return declared
+
+    @property
+    def num_held(self) -> int:
+        """Experts whose weights are here."""
+        return self.num_experts if self.held is None else self.held
+
+    def can_divide(self, chips: int) -> bool:
+        """See `Kind`."""
+        return chips <= self.width and chips <= (self.shared_width or chips)
+
+    def per_chip(self, chips: int) -> "Experts":
+        """See `Kind`."""
+        width, shared = (-(-size // chips) for size in (self.width, self.shared_width))
+        return dataclasses.replace(self, width=width, shared_width=shared)
+
+    def per_expert_chip(self, chips: int) -> "Experts":
+        """See `FeedForward`."""
+        return dataclasses.replace(self, held=self.num_experts // chips)
+
+    def shares(self, axis: str, chips: int) -> tuple[range, ...]:
+        """See `Kind`; 'shared' are the columns of the shared feed-forward."""
+        return equal_shares(self.shared_width if axis == "shared" else self.width, chips)
 
     def operations(self, model: Widths) -> tuple[Operation, ...]:
         """The products of each token with the experts that it visits."""

@@ -67,17 +67,17 @@ class Plain(_OneHidden, name="plain"):
 
 
 def up_and_down(
-    model: Widths, up: str, stacked: tuple[int, ...], has_bias: bool
+    model: Widths, up: str, stacked: tuple[int, ...], has_bias: bool, axis: str = "ffn"
 ) -> dict[str, ParamInfo]:
     """Projections up, stacked, and the way down, with their biases where there are any."""
     rows = sum(stacked)
     declared = {
-        up: ParamInfo((rows, model.width), model.dtype, ("ffn", "embed"), stacked=stacked),
-        "down": ParamInfo((model.width, stacked[0]), model.dtype, ("embed", "ffn")),
+        up: ParamInfo((rows, model.width), model.dtype, (axis, "embed"), stacked=stacked),
+        "down": ParamInfo((model.width, stacked[0]), model.dtype, ("embed", axis)),
     }
     if has_bias:
         declared |= {
-            f"{up}_bias": ParamInfo((rows,), model.dtype, ("ffn",), "zeros", stacked),
+            f"{up}_bias": ParamInfo((rows,), model.dtype, (axis,), "zeros", stacked),
             "down_bias": ParamInfo((model.width,), model.dtype, ("embed",), "zeros"),
         }
     return declared

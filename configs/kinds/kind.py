@@ -146,6 +146,10 @@ class FeedForward(Kind):
 
     kinds: ClassVar[dict[str, Any]] = {}
 
+    def per_expert_chip(self, chips: int) -> Self:
+        """Itself on one of `chips` along `expert`, which divide a mixture's experts."""
+        return self
+
     def operations(self, model: Widths) -> tuple[Operation, ...]:
         """What it costs: by default the products with its matrices."""
         return operations.products(self.name, model, self.parameters(model))

@@ -6,7 +6,7 @@ from typing import Any
 from configs.cache import CacheSpec, latent
 from configs.errors import InputError
 from configs.kinds import operations, params
-from configs.kinds.kind import Mixer, check_sizes
+from configs.kinds.kind import Mixer, check_sizes, equal_shares
 from configs.kinds.operations import Amount, Move, Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 from configs.kinds.rope import Rope
@@ -146,6 +146,18 @@ class Latent(Mixer, name="latent"):
                    Move("activations", ((N * (2 * C + R), operations.TOKENS),), C + R, "rest")),
         )  # fmt: skip
         return (*super().operations(model, stored), attend)
+
+    def can_divide(self, chips: int) -> bool:
+        """See `Kind`."""
+        return chips <= self.num_heads
+
+    def per_chip(self, chips: int) -> "Latent":
+        """See `Kind`: heads are divided, and each chip holds all latent vectors."""
+        return dataclasses.replace(self, num_heads=-(-self.num_heads // chips))
+
+    def shares(self, axis: str, chips: int) -> tuple[range, ...]:
+        """See `Kind`."""
+        return equal_shares(self.num_heads, chips)
 
     @property
     def to_come(self) -> str | None:

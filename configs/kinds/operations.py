@@ -143,4 +143,4 @@ def is_divided(info: ParamInfo) -> bool:
     """Whether tensor parallelism divides a matrix: by heads, columns of a feed-forward, or
     vocabulary.
     """
-    return any(axis in ("heads", "ffn", "vocab") for axis in info.logical_axes)
+    return any(axis in ("heads", "ffn", "shared", "vocab") for axis in info.logical_axes)

@@ -46,6 +46,7 @@ class ParamInfo:
         kv_heads: key/value heads that all the stacked rows but the first part's belong to (all
             rows, where none are stacked): more chips than heads hold copies of them. 0: no rows do.
         is_table: rows are looked up, and no token is multiplied with it.
+        is_bias: something is added of it, however many dimensions it has.
     """
 
     shape: tuple[int, ...]
@@ -55,6 +56,7 @@ class ParamInfo:
     stacked: tuple[int, ...] = ()
     kv_heads: int = 0
     is_table: bool = False
+    is_bias: bool = False
 
     @property
     def kv_rows(self) -> int:
@@ -70,11 +72,10 @@ class ParamInfo:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether tokens are multiplied with it: norms, biases (of each expert, too) and the taps
-        of a convolution are no matrices.
+        """Whether tokens are multiplied with it: norms, biases and the taps of a convolution are
+        no matrices.
         """
-        is_each = self.logical_axes[0] == "experts"
-        return len(self.shape) >= 2 + is_each and "taps" not in self.logical_axes
+        return len(self.shape) >= 2 and not self.is_bias and "taps" not in self.logical_axes
 
     @property
     def rows(self) -> int:
@@ -90,8 +91,10 @@ class ParamInfo:
 
     @property
     def is_multiplied(self) -> bool:
-        """Whether `linear` multiplies tokens with it: a matrix of its own, no table."""
-        return self.is_matrix and len(self.shape) == 2 and not self.is_table
+        """Whether tokens are multiplied with it by `layers.linear` or `layers.stacks`, which know
+        packed ones: no table.
+        """
+        return self.is_matrix and not self.is_table
 
     @property
     def num_experts(self) -> int | None:

@@ -29,7 +29,7 @@ _AHEAD = 16  # parameters that are read, or being read, ahead of what was asked 
 
 class StoredParameter:
     """A parameter's values, or blocks, on disk: read as a whole by `np.asarray`, or in part by a
-    slice of rows, or of all rows' columns.
+    slice of rows (a stack's are those of all its matrices), or of all rows' columns.
     """
 
     def __init__(self, source: TensorSource, stored: Stored, info: ParamInfo):
@@ -41,7 +41,7 @@ class StoredParameter:
     @property
     def shape(self) -> tuple[int, ...]:
         """Of blocks rows and bytes."""
-        return self._blocks(self._stored.names[0]).shape if self._is_blocks else self._info.shape
+        return self._blocks(self._stored.names[0]).shape if self._is_blocks else self._info.in_rows
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """All of it, read once."""
@@ -51,10 +51,11 @@ class StoredParameter:
 
     def __getitem__(self, wanted: slice | tuple[slice, slice]) -> np.ndarray:
         rows, columns = (wanted, slice(None)) if isinstance(wanted, slice) else wanted
-        start, stop, _ = rows.indices(self._info.shape[0])
+        start, stop, _ = rows.indices(self._info.in_rows[0])
         parts, first = [], 0
         for name in self._stored.names:
-            count = self._source.shapes[name][-1 if self._stored.transposed else 0]
+            turn = -1 if self._stored.transposed else 1
+            count = in_rows(self._source.shapes[name][::turn])[0]
             own = max(start - first, 0), min(stop - first, count)
             if own[0] < own[1]:
                 parts.append(self._read(name, *own, columns))
@@ -69,9 +70,19 @@ class StoredParameter:
         if self._is_blocks:
             return self._blocks(name)[start:stop, columns]
         if not self._stored.transposed:
-            return self._source.read(name, start, stop, columns)
+            return self._read_rows(name, start, stop, columns)
         first, last, _ = columns.indices(self._source.shapes[name][0])
         return self._source.read(name, first, last, slice(start, stop)).T
+
+    def _read_rows(self, name: str, start: int, stop: int, columns: slice) -> np.ndarray:
+        """Of a stack, whole matrices are read and cut."""
+        shape = self._source.shapes[name]
+        if len(shape) < 3:
+            return self._source.read(name, start, stop, columns)
+        each = shape[-2]
+        found = self._source.read(name, start // each, -(-stop // each))
+        first = start // each * each
+        return found.reshape(in_rows(found.shape))[start - first : stop - first, columns]
 
     def _read_whole(self) -> np.ndarray:
         source, stored = self._source, self._stored

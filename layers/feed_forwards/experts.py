@@ -22,53 +22,70 @@ def apply(
 ) -> tuple[jax.Array, jax.Array]:
     """The sum of each token's experts, weighed, and of the shared one: float32 [T, D]; and how many
     tokens visited each expert, i32[E].
+
+    Chips that divide the experts compute theirs for the tokens of all of them, and each gets the
+    sums for its own.
     """
     with jax.named_scope("router"):
         weights_TJ, ids_TJ = routing.route(params, kind.router, kind.top_k, x_TD)
         ids_TJ = jnp.where(context.ragged.valid_T[:, None], ids_TJ, kind.num_experts)
-        ids_X = ids_TJ.ravel()
-        visits_E = (ids_X[:, None] == jnp.arange(kind.num_experts)).sum(0, dtype=jnp.int32)
-        order_X = jnp.argsort(ids_X, stable=True)
+        visits_E = _visits(ids_TJ, kind.num_experts)
     with jax.named_scope("experts"):
-        x_XD = x_TD[order_X // kind.top_k].astype(config.dtype)
-        out_XD = _visit(params["experts"], config, kind, x_XD, visits_E, context.deterministic)
-        out_TD = _weighed(weights_TJ, out_XD[jnp.argsort(order_X)].reshape(*ids_TJ.shape, -1))
+        every = map(collectives.tokens_of_all, (x_TD.astype(config.dtype), weights_TJ, ids_TJ))
+        out_TD = _mixed(params["experts"], config, kind, *every, context.deterministic)
+        out_TD = collectives.own_tokens(out_TD)
     if kind.shared_width:
         with jax.named_scope("shared"):
             shared_TD = dense.up_and_down(params["shared"], config, kind.activation, x_TD)
             if kind.has_shared_gate:
                 shared_TD *= jax.nn.sigmoid(linear(x_TD, params["shared_gate"]))
             out_TD += shared_TD
-    out_TD = collectives.total(out_TD)
+    return collectives.total(out_TD), visits_E
+
+
+def _mixed(
+    params: Params,
+    config: ModelConfig,
+    kind: Experts,
+    x_TD: jax.Array,
+    weights_TJ: jax.Array,
+    ids_TJ: jax.Array,
+    deterministic: bool,
+) -> jax.Array:
+    """What the experts that are here add to each token: float32 [T, D], on a mesh a chip's part of
+    each sum.
+    """
+    own_TJ = ids_TJ - collectives.expert_chip() * kind.num_held
+    own_TJ = jnp.where((own_TJ >= 0) & (own_TJ < kind.num_held), own_TJ, kind.num_held)
+    sizes_E, order_X = _visits(own_TJ, kind.num_held), jnp.argsort(own_TJ.ravel(), stable=True)
+    x_XD = x_TD[order_X // kind.top_k]
+    gate_up_XF = grouped_linear(x_XD, params["gate_up"], sizes_E, deterministic)
+    ids_X = group_of_rows(sizes_E, len(x_XD))
     if kind.has_bias:
-        bias_ED = params["experts"]["down_bias"].astype(jnp.float32)
-        out_TD += _weighed(weights_TJ, bias_ED.at[ids_TJ].get(mode="clip"))
-    return out_TD, visits_E
+        bias_EF = params["gate_up_bias"].astype(jnp.float32).reshape(kind.num_held, -1)
+        gate_up_XF += bias_EF.at[ids_X].get(mode="clip")
+    hidden_XF = _gated(kind, gate_up_XF, config.dtype)
+    out_XD = grouped_linear(hidden_XF, params["down"], sizes_E, deterministic)
+    if kind.has_bias:
+        out_XD += _first_chips(params["down_bias"]).at[ids_X].get(mode="fill", fill_value=0)
+    return _weighed(weights_TJ, out_XD[jnp.argsort(order_X)].reshape(*ids_TJ.shape, -1))
+
+
+def _first_chips(bias_ED: jax.Array) -> jax.Array:
+    """What is added once, though chips along `model` sum what they add."""
+    bias_ED = bias_ED.astype(jnp.float32)
+    return bias_ED if collectives.num_chips() == 1 else bias_ED * (collectives.chip() == 0)
+
+
+def _visits(ids_TJ: jax.Array, num_experts: int) -> jax.Array:
+    """i32[E], how often each expert is named."""
+    return (ids_TJ.ravel()[:, None] == jnp.arange(num_experts)).sum(0, dtype=jnp.int32)
 
 
 def _weighed(weights_TJ: jax.Array, each_TJD: jax.Array) -> jax.Array:
     """The sum of a token's J results, in one order, whatever lies beside it: float32 [T, D]."""
     parts = [weights_TJ[:, nth, None] * each_TJD[:, nth] for nth in range(weights_TJ.shape[1])]
     return functools.reduce(jnp.add, parts)
-
-
-def _visit(
-    params: Params,
-    config: ModelConfig,
-    kind: Experts,
-    x_XD: jax.Array,
-    sizes_E: jax.Array,
-    deterministic: bool,
-) -> jax.Array:
-    """Rows sorted by expert through their experts, without the last bias: float32 [X, D], on a mesh
-    a chip's part of each sum.
-    """
-    gate_up_XF = grouped_linear(x_XD, params["gate_up"], sizes_E, deterministic)
-    if kind.has_bias:
-        expert_X = group_of_rows(sizes_E, len(x_XD))
-        gate_up_XF += params["gate_up_bias"].astype(jnp.float32).at[expert_X].get(mode="clip")
-    hidden_XF = _gated(kind, gate_up_XF, config.dtype)
-    return grouped_linear(hidden_XF, params["down"], sizes_E, deterministic)
 
 
 def _gated(kind: Experts, gate_up_XF: jax.Array, dtype: str) -> jax.Array:

@@ -73,6 +73,17 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "gemma2": (transformers.Gemma2Config, _COMMON | {"sliding_window": 24}),
     "phi3": (transformers.Phi3Config, _COMMON),
     "olmo2": (transformers.Olmo2Config, _COMMON),
+    "mixtral": (transformers.MixtralConfig, _COMMON | {"intermediate_size": 20}),
+    "qwen2_moe": (transformers.Qwen2MoeConfig, _COMMON),
+    "qwen3_moe": (transformers.Qwen3MoeConfig, _COMMON),
+    "olmoe": (transformers.OlmoeConfig, _COMMON | {"intermediate_size": 20}),
+    "deepseek_v2": (transformers.DeepseekV2Config, _COMMON),
+    "deepseek_v3": (transformers.DeepseekV3Config, _COMMON),
+    "glm4_moe": (transformers.Glm4MoeConfig, _COMMON),
+    "gpt_oss": (
+        transformers.GptOssConfig, _COMMON | {"sliding_window": 24, "intermediate_size": 20}
+    ),
+    "olmo3": (transformers.Olmo3Config, _COMMON | {"sliding_window": 24}),
     "gpt2": (transformers.GPT2Config, {"vocab_size": VOCAB_SIZE} | {
         key: value for key, value in _COMMON.items() if key.endswith("token_id")
     }),
@@ -116,6 +127,16 @@ def _gemma3_rope(global_base: float, local_base: float, **scaling: Any) -> dict:
 
 def _rope(kind: str, theta: float = 10000.0, **more: Any) -> dict:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": theta} | more}
+
+
+def _latent(rank: int, rotary: int, nope: int, value: int, query_rank: int | None = None) -> dict:
+    return {
+        "kv_lora_rank": rank,
+        "qk_rope_head_dim": rotary,
+        "qk_nope_head_dim": nope,
+        "v_head_dim": value,
+        "q_lora_rank": query_rank,
+    }
 
 
 def _longrope(pairs: int, original: int, share: float = 1.0) -> dict:
@@ -365,6 +386,235 @@ CASES = (
         _widths(40, 2, 4, 1, 10) | {"max_position_embeddings": 40} | _rope("dynamic", factor=4.0),
         seed=83,
         stepwise=30,
+    ),
+    # Odd numbers of experts; in the last one a token visits all of them.
+    Case(
+        "mixtral-gqa-float32",
+        _widths(40, 2, 4, 2) | _UNTIED | {"num_local_experts": 5, "num_experts_per_tok": 3},
+        seed=101,
+        dtype=torch.float32,
+        version_4_keys=True,
+        greedy=True,
+    ),
+    Case(
+        "mixtral-mqa-window-all",
+        _widths(36, 2, 3, 1, 10)
+        | _TIED
+        | {"sliding_window": 24, "num_local_experts": 3, "num_experts_per_tok": 3},
+        seed=102,
+    ),
+    # Layers without experts, by step and by list; a shared expert behind a gate.
+    Case(
+        "qwen2_moe-mha-dense-layers",
+        _widths(36, 5, 3, 3)
+        | _UNTIED
+        | {
+            "moe_intermediate_size": 20,
+            "shared_expert_intermediate_size": 28,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+        },
+        seed=111,
+        version_4_keys=True,
+        greedy=True,
+    ),
+    Case(
+        "qwen2_moe-gqa-window",
+        _widths(40, 3, 4, 2)
+        | _TIED
+        | {
+            "moe_intermediate_size": 20,
+            "shared_expert_intermediate_size": 36,
+            "num_experts": 5,
+            "num_experts_per_tok": 1,
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+            "use_sliding_window": True,
+            "sliding_window": 24,
+            "max_window_layers": 1,
+        },
+        seed=112,
+    ),
+    Case(
+        "qwen3_moe-gqa-float32",
+        _widths(32, 3, 4, 2, 10)
+        | _UNTIED
+        | {
+            "moe_intermediate_size": 20,
+            "num_experts": 9,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+        seed=121,
+        dtype=torch.float32,
+        version_4_keys=True,
+        greedy=True,
+    ),
+    Case(
+        "qwen3_moe-mqa-bias-window",
+        _widths(36, 2, 3, 1, 10)
+        | _TIED
+        | {
+            "moe_intermediate_size": 28,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 24,
+        },
+        seed=122,
+    ),
+    Case(
+        "olmoe-mha-float32",
+        _widths(36, 2, 3, 3) | _UNTIED | {"num_experts": 6, "num_experts_per_tok": 5},
+        seed=131,
+        dtype=torch.float32,
+        version_4_keys=True,
+        greedy=True,
+    ),
+    Case(
+        "olmoe-gqa-norm",
+        _widths(40, 2, 4, 2)
+        | _TIED
+        | {"num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True},
+        seed=132,
+    ),
+    # Queries at once, as in V2-Lite; then by a latent vector, with groups and stretched positions.
+    Case(
+        "deepseek_v2-mha-lite",
+        _widths(36, 3, 3, 3)
+        | _UNTIED
+        | _latent(18, 6, 8, 10)
+        | {
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 6,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+        },
+        seed=141,
+        version_4_keys=True,
+        greedy=True,
+    ),
+    Case(
+        "deepseek_v2-mha-groups-yarn",
+        _widths(40, 2, 4, 4)
+        | _UNTIED
+        | _latent(14, 8, 6, 12, query_rank=22)
+        | {
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 4.0,
+        }
+        | _rope(
+            "yarn", factor=8.0, original_max_position_embeddings=32, mscale=0.7,
+            mscale_all_dim=0.9, beta_fast=8.0,
+        ),
+        seed=142,
+    ),
+    Case(
+        "deepseek_v3-mha-groups-yarn",
+        _widths(40, 3, 5, 5)
+        | _UNTIED
+        | _latent(18, 8, 10, 6, query_rank=22)
+        | {
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 9,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 20,
+            "n_group": 3,
+            "topk_group": 2,
+        }
+        | _rope(
+            "yarn", factor=8.0, original_max_position_embeddings=32, mscale=1.0,
+            mscale_all_dim=1.0, beta_fast=8.0,
+        ),
+        seed=151,
+        version_4_keys=True,
+        greedy=True,
+    ),
+    Case(
+        "deepseek_v3-mha-halves-float32",
+        _widths(36, 2, 3, 3)
+        | _UNTIED
+        | _latent(10, 6, 8, 12)
+        | {
+            "first_k_dense_replace": 0,
+            "n_routed_experts": 4,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 24,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": False,
+            "rope_interleave": False,
+        },
+        seed=152,
+        dtype=torch.float32,
+    ),
+    Case(
+        "glm4_moe-gqa-norm-bias",
+        _widths(40, 3, 4, 2, 12)
+        | _UNTIED
+        | {
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "routed_scaling_factor": 1.5,
+        },
+        seed=161,
+        version_4_keys=True,
+        greedy=True,
+    ),
+    Case(
+        "glm4_moe-mqa-groups-float32",
+        _widths(36, 2, 3, 1, 8)
+        | _TIED
+        | {
+            "first_k_dense_replace": 0,
+            "n_routed_experts": 6,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20,
+            "n_group": 3,
+            "topk_group": 1,
+        },
+        seed=162,
+        dtype=torch.float32,
+    ),
+    # The limit bites: the feed-forward's inputs reach beyond it.
+    Case(
+        "gpt_oss-gqa-limit",
+        _widths(40, 3, 4, 2, 12)
+        | _UNTIED
+        | {"num_local_experts": 5, "num_experts_per_tok": 3, "swiglu_limit": 0.8},
+        seed=171,
+        version_4_keys=True,
+        greedy=True,
+    ),
+    Case(
+        "gpt_oss-mqa-full",
+        _widths(36, 2, 3, 1, 10)
+        | _UNTIED
+        | {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "layer_types": _layers("ff"),
+            **_rope("default", 1e4),
+        },
+        seed=172,
     ),
     # The layouts of the checkpoints that GPT-2 came in, and of those that transformers writes.
     Case(

@@ -85,6 +85,10 @@ def _randomize(model: torch.nn.Module, case: Case) -> None:
         else:
             values = neutral + _VECTOR_STD * values if is_norm else _MATRIX_STD * values
         parameter.data = torch.from_numpy(values.astype(np.float32))
+    for name, buffer in sorted(model.named_buffers()):
+        if name.endswith("e_score_correction_bias"):  # decides between experts of equal scores
+            values = _MATRIX_STD * generator.standard_normal(buffer.shape)
+            buffer.copy_(torch.from_numpy(values.astype(np.float32)))
 
 
 def _version_4(config: dict) -> dict:
@@ -96,7 +100,7 @@ def _version_4(config: dict) -> dict:
         rope = rope["full_attention"]
         del config["_sliding_window_pattern"]
         config["sliding_window_pattern"] = config.pop("layer_types").index("full_attention") + 1
-    elif config.get("head_dim", 0) * config["num_attention_heads"] == config["hidden_size"]:
+    elif (config.get("head_dim") or 0) * config["num_attention_heads"] == config["hidden_size"]:
         del config["head_dim"]
     config["rope_theta"] = rope.pop("rope_theta")
     if config["model_type"] == "phi3":
@@ -117,7 +121,7 @@ def _make_bare(path: pathlib.Path, case: Case) -> None:
 
 def _load(directory: pathlib.Path, dtype: torch.dtype) -> torch.nn.Module:
     return transformers.AutoModelForCausalLM.from_pretrained(
-        directory, dtype=dtype, attn_implementation="eager"
+        directory, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
     )
 
 

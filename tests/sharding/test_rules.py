@@ -43,9 +43,12 @@ def test_parts_have_the_shapes_of_a_chip_and_hold_everything(model: ModelConfig,
     generator = np.random.default_rng(0)
     for path, info in declared.items():
         values = 1 + generator.random(info.shape, np.float32)
-        parts = [rules.part(model, path, info, values, chips, chip) for chip in range(chips)]
+        parts = [
+            rules.part(model, path, info, values, Mesh(model=chips), 0, chip)
+            for chip in range(chips)
+        ]
         assert {part.shape for part in parts} == {local[path].shape}
-        is_divided = rules.mesh_axis(path, info) is not None
+        is_divided = bool(rules.mesh_axes(path, info))
         held = np.unique(np.concatenate([part.ravel() for part in parts]))
         assert set(np.unique(values)) == set(held) - {0}
         if is_divided and not info.kv_heads:
@@ -58,21 +61,24 @@ def test_columns_of_blocks_are_bytes(size, chips):
     model = fakes.llama().with_kinds(width=32 * 6)
     info = params.flatten(model.parameters())["layers/0/ffn/down"]
     blocks = np.arange(24 * 6 * size, dtype=np.uint32).reshape(24, -1).astype(np.uint8)
-    parts = [rules.part(model, "layers/0/ffn/down", info, blocks, chips, c) for c in range(chips)]
+    parts = [
+        rules.part(model, "layers/0/ffn/down", info, blocks, Mesh(model=chips), 0, c)
+        for c in range(chips)
+    ]
     np.testing.assert_array_equal(np.concatenate(parts, axis=1), blocks)
 
 
 @pytest.mark.parametrize("name", presets.NAMES)
 def test_every_declared_axis_has_a_rule(name):
     for path, info in leaves(presets.get(name).config.parameters()):
-        rules.mesh_axis("/".join(path), info)
+        rules.mesh_axes("/".join(path), info)
 
 
 def test_a_contradiction_names_the_parameter():
     with pytest.raises(InputError, match="layers/0/x: chips would divide two of its axes"):
-        rules.mesh_axis("layers/0/x", ParamInfo((2, 2), "float32", ("heads", "ffn")))
+        rules.mesh_axes("layers/0/x", ParamInfo((2, 2), "float32", ("heads", "ffn")))
     with pytest.raises(InputError, match="layers/0/x: no rule divides the axis 'y'; known: vocab"):
-        rules.mesh_axis("layers/0/x", ParamInfo((2,), "float32", ("y",)))
+        rules.mesh_axes("layers/0/x", ParamInfo((2,), "float32", ("y",)))
 
 
 def test_arrays_lie_one_behind_the_other():

@@ -229,12 +229,12 @@ def _gpt2(keys: Keys, name: str) -> ModelConfig:
 
 def _gemma_fields(keys: Keys, name: str, family: str) -> dict[str, Any]:
     """What Gemma 2 and 3 share."""
-    fields = fields.llama_fields(keys, name, family, tied=True)
-    return fields | {
+    own = fields.llama_fields(keys, name, family, tied=True)
+    return own | {
         "max_context": keys.integer("max_position_embeddings"),
         "norm_offset": 1.0,
         "post_norms": True,
-        "embedding_scale": fields["width"] ** 0.5,
+        "embedding_scale": own["width"] ** 0.5,
     }
 
 
@@ -262,7 +262,7 @@ ARCHITECTURES: dict[str, Family] = {
     "Olmo2ForCausalLM": Family("olmo2", _olmo2, ("attention_bias",)),
     "MixtralForCausalLM": Family("mixtral", mixtures.mixtral, ("num_local_experts",)),
     "Qwen2MoeForCausalLM": Family("qwen2_moe", mixtures.qwen2_moe),
-    "Qwen3MoeForCausalLM": Family("qwen3_moe", mixtures.qwen3_moe, ("attention_bias",)),
+    "Qwen3MoeForCausalLM": Family("qwen3_moe", mixtures.qwen3_moe, mixtures.QWEN3),
     "OlmoeForCausalLM": Family("olmoe", mixtures.olmoe, ("attention_bias",)),
     "DeepseekV2ForCausalLM": Family("deepseek_v2", mixtures.deepseek_v2),
     "DeepseekV3ForCausalLM": Family("deepseek_v3", mixtures.deepseek_v3, ("auto_map",)),

@@ -66,6 +66,7 @@ def upper_windows(keys: Keys, full: Attention) -> Pattern:
 
 
 def types(slides: Iterable[bool]) -> list[str]:
+    """Names of kinds of layers, as `layer_types` lists them."""
     return ["sliding_attention" if slide else "full_attention" for slide in slides]
 
 

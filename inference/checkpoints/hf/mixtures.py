@@ -17,7 +17,7 @@ from inference.checkpoints.hf.config_keys import Keys
 
 # Keys that are refused elsewhere, and read here.
 GLM4 = ("attention_bias", "partial_rotary_factor")
-GPT_OSS = ("attention_bias", "num_local_experts")
+GPT_OSS = QWEN3 = ("attention_bias", "num_local_experts")
 _PLAIN = Router()
 
 
@@ -55,7 +55,8 @@ def qwen3_moe(keys: Keys, name: str) -> ModelConfig:
     window = keys.optional_integer("sliding_window", 4096) if is_used else None
     attention = fields.attention(keys, rope=rope, qk_norm="head", window=window)
     width = keys.integer("moe_intermediate_size", 768)
-    experts = _experts(keys, "num_experts", 128, 8, width, _norm(keys, False))
+    count = "num_experts" if keys.raw.get("num_local_experts") is None else "num_local_experts"
+    experts = _experts(keys, count, 128, 8, width, _norm(keys, False))
     return _model(keys, name, "qwen3_moe", rope, [attention], _some_dense(keys, experts))
 
 
@@ -218,7 +219,7 @@ def _norm(keys: Keys, default: bool) -> Router:
 
 def _groups(
     keys: Keys, num_groups: int | None = None, top_groups: int | None = None
-) -> dict[str, int]:
+) -> dict[str, Any]:
     return {
         "num_groups": keys.integer("n_group", num_groups),
         "top_groups": keys.integer("topk_group", top_groups),

@@ -24,7 +24,7 @@ class Part:
         tensor: its name, and `stored` the shape that it must have.
         shape: of the part.
         rows: of the tensor; of a stack, one matrix.
-        columns: of the last axis, those that are taken, in their order.
+        columns: of the last axis, those that are taken, in their order; None: all of them.
         transposed: it is stored [in, out].
     """
 
@@ -32,14 +32,14 @@ class Part:
     stored: tuple[int, ...]
     shape: tuple[int, ...]
     rows: slice
-    columns: Any = slice(None)
+    columns: Any = None
     transposed: bool = False
 
     def read(self, source: TensorSource) -> np.ndarray:
         """All of it."""
-        found = source.read(self.tensor, self.rows.start, self.rows.stop)[..., self.columns]
-        found = found.reshape(found.shape[-2:])
-        return found.T if self.transposed else found
+        found = source.read(self.tensor, self.rows.start, self.rows.stop)
+        found = found if self.columns is None else found[..., self.columns]
+        return found.reshape(self.shape[::-1]).T if self.transposed else found.reshape(self.shape)
 
 
 def split(source: TensorSource, config: ModelConfig) -> TensorSource:
@@ -110,5 +110,5 @@ def _of_experts(name: str, kind: Experts, width: int) -> Iterator[tuple[str, Par
     order = np.arange(2 * F).reshape(F, 2).T.ravel()
     yield (
         f"{name}.gate_up_proj_bias.ordered",
-        Part(f"{name}.gate_up_proj_bias", (E, 2 * F), (E, 2 * F), slice(0, E), order),
+        Part(f"{name}.gate_up_proj_bias", (E, 2 * F), (2 * E, F), slice(0, E), order),
     )

@@ -64,7 +64,7 @@ def placement(
             values = np.asarray(values)
 
         def part(group: int, chip: int) -> Any:
-            own = rules.part(config.model, path, info, values, config.mesh.model, chip)
+            own = rules.part(config.model, path, info, values, config.mesh, group, chip)
             return one(infos[path], own)
 
         return meshes.put(mesh, rules.spec(path, info), part)

@@ -35,13 +35,16 @@ def _check(path, chips=2):
 
     def place(path, info, stored):
         nonlocal num_parts
-        parts = [rules.part(config, path, info, stored, chips, chip) for chip in range(chips)]
+        parts = [
+            rules.part(config, path, info, stored, Mesh(model=chips), 0, chip)
+            for chip in range(chips)
+        ]
         whole = np.asarray(stored)
         for chip, part in enumerate(parts):
-            expected = rules.part(config, path, info, whole, chips, chip)
+            expected = rules.part(config, path, info, whole, Mesh(model=chips), 0, chip)
             assert part.dtype == expected.dtype
             np.testing.assert_array_equal(part, expected, path)
-        num_parts += rules.mesh_axis(path, info) is not None
+        num_parts += bool(rules.mesh_axes(path, info))
         return whole
 
     infos = decoder.param_infos(config)
@@ -71,8 +74,8 @@ def test_a_share_without_heads_is_zeros():
         )
         stored = load.StoredParameter(source, Stored((path,)), info)
         for chip in range(4):
-            part = rules.part(model, path, info, stored, 4, chip)
-            expected = rules.part(model, path, info, values[path], 4, chip)
+            part = rules.part(model, path, info, stored, Mesh(model=4), 0, chip)
+            expected = rules.part(model, path, info, values[path], Mesh(model=4), 0, chip)
             np.testing.assert_array_equal(part, expected, path)
             found.append(part.size and not part.any())
     assert any(found)
@@ -106,7 +109,9 @@ def test_little_more_than_the_parts_is_read(monkeypatch):
     config, infos = checkpoint.config, decoder.param_infos(checkpoint.config)
     counted.clear()
     checkpoint.load_params(
-        infos, None, lambda path, info, stored: rules.part(config, path, info, stored, 2, 1)
+        infos,
+        None,
+        lambda path, info, stored: rules.part(config, path, info, stored, Mesh(model=2), 0, 1),
     )
     assert sum(counted) <= 0.55 * params.num_bytes(infos)
 
@@ -118,6 +123,7 @@ index, port, path = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 jax.config.update("jax_num_cpu_devices", 1)
 jax.distributed.initialize(f"localhost:{port}", 2, index)
 import numpy as np
+from configs.mesh import Mesh
 from configs.engine import Config, EngineConfig
 from configs.mesh import Mesh
 from inference import new_weights
@@ -207,7 +213,7 @@ def test_two_processes_read_their_halves(tmp_path):
               f"{held} bytes, anonymous memory grew by {grown}")  # fmt: skip
         assert num_read <= 0.55 * params.num_bytes(infos)
         assert grown <= held + 2 * largest + (64 << 20)
-        parts = [rules.part(config, path, declared[path], np.asarray(leaf), 2, chip)
+        parts = [rules.part(config, path, declared[path], np.asarray(leaf), Mesh(model=2), 0, chip)
                  for path, leaf in whole.items()]  # fmt: skip
         expected = [float(np.asarray(part, np.float32).sum()) for part in parts]
         np.testing.assert_allclose(sums, expected, rtol=1e-6)
