@@ -190,8 +190,8 @@ class Attender {
 
   void start() {
     each_row([&](int64_t row, int64_t token, int64_t query_head) {
-      const auto* q = (const Element*)a_.q + (token * a_.num_heads + query_head) * a_.width;
-      put<Arithmetic>(q, sizeof(Element) == 4, a_.width, depth_, q_, row);
+      const auto* q = (const Element*)a_.q + (token * a_.num_heads + query_head) * a_.key_width;
+      put<Arithmetic>(q, sizeof(Element) == 4, a_.key_width, depth_, q_, row);
       top_[row] = a_.sinks ? a_.sinks[query_head] : kMasked;
       mass_[row] = 1;
       memset(out_ + row * wide_, 0, wide_ * sizeof(float));
@@ -201,7 +201,7 @@ class Attender {
   void fold_block(int64_t start, int count) {
     // The last token is repeated to the block's end; its copies are masked.
     const Element* rows[kBlock];
-    const int64_t row_width = 2 * a_.kv_heads * a_.width;
+    const int64_t row_width = a_.row_width();
     for (int s = 0; s < kBlock; s++) {
       const int64_t key = start + (s < count ? s : count - 1);
       const int64_t named = a_.table[item_.y * a_.table_columns + key / a_.page_tokens];
@@ -216,12 +216,11 @@ class Attender {
       const char* keys[kBlock];
       const Element* values[kBlock];
       for (int s = 0; s < kBlock; s++) {
-        const Element* key = rows[s] + (item_.first_head + head) * a_.width;
-        keys[s] = (const char*)key;
-        values[s] = key + a_.kv_heads * a_.width;
+        keys[s] = (const char*)(rows[s] + a_.key_at(item_.first_head + head));
+        values[s] = rows[s] + a_.value_at(item_.first_head + head);
       }
-      pack_keys(keys, a_.width / kWordElements, depth_ / kWordElements, (uint32_t*)keys_);
-      pack_values(values, a_.width, values_);
+      pack_keys(keys, a_.key_width / kWordElements, depth_ / kWordElements, (uint32_t*)keys_);
+      pack_values(values, a_.value_width, values_);
       fold_head(head * rows_);
     }
   }
@@ -244,8 +243,8 @@ class Attender {
 
   void finish() {
     each_row([&](int64_t row, int64_t token, int64_t query_head) {
-      float* to = a_.out + (token * a_.num_heads + query_head) * a_.width;
-      for (int64_t h = 0; h < a_.width; h++) to[h] = out_[row * wide_ + h] / mass_[row];
+      float* to = a_.out + (token * a_.num_heads + query_head) * a_.value_width;
+      for (int64_t h = 0; h < a_.value_width; h++) to[h] = out_[row * wide_ + h] / mass_[row];
     });
   }
 
@@ -256,7 +255,7 @@ class Attender {
   const int64_t heads_ = item_.stop_head - item_.first_head;
   const int64_t rows_ = tokens_ * group_;  // of a KV head
   const int64_t first_token_ = item_.y * a_.num_tokens + item_.first_token;
-  const int64_t depth_ = padded(a_.width, kDepth), wide_ = padded(a_.width, kLanes);
+  const int64_t depth_ = padded(a_.key_width, kDepth), wide_ = padded(a_.value_width, kLanes);
   size_t num_bytes_;
   Activation *q_, *weights_;
   float *scores_, *out_, *top_, *mass_;
