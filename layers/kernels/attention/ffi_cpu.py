@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.cache import PageFormat
-from layers.kernels.attention.contract import PLAIN, Demand, Options, uneven_limit
+from layers.kernels.attention.contract import PLAIN, Demand, Options
 from layers.kernels.attention.mask import mask_bounds
 from layers.kernels.cpu import calls, library
 from layers.kernels.device import Device
@@ -25,10 +25,11 @@ def limit(demand: Demand, device: Device) -> str | None:
         return "needs the native library, which is not there"
     if page_format.dtype not in _DTYPES:
         return f"reads pages of {' or '.join(_DTYPES)}, not {page_format.dtype}"
-    if (reason := uneven_limit(page_format)) is not None:
-        return reason
-    if page_format.dtype == "bfloat16" and page_format.key_width % 2:
-        return f"reads pairs of elements, a head has {page_format.key_width}"
+    if page_format.scales is not None:
+        return "reads pages without scales"
+    widths = page_format.key_width, page_format.row_width
+    if page_format.dtype == "bfloat16" and any(width % 2 for width in widths):
+        return f"reads pairs of elements, a key has {widths[0]} and a token {widths[1]}"
     return None
 
 
@@ -46,9 +47,10 @@ def attend_pages(
     arrays = [bounds.first_YW, bounds.tree_start_YW, bounds.tree_bits_YW]
     first_YW, start_YW, bits_YW = (missing if x is None else x for x in arrays)
     sinks_N = jnp.zeros(0, jnp.float32) if options.sinks_N is None else options.sinks_N
-    out = jax.ShapeDtypeStruct(q_YWNH.shape, jnp.float32)
+    out = jax.ShapeDtypeStruct((*q_YWNH.shape[:3], page_format.value_width), jnp.float32)
     return calls.call(
         library.ATTEND, out, q_YWNH, pages, rectangle.tables[group], rectangle.valid_YW,
         bounds.last_YW, first_YW, start_YW, bits_YW, sinks_N.astype(jnp.float32),
-        score_cap=np.float32(options.score_cap or 0),
+        score_cap=np.float32(options.score_cap or 0), kv_heads=np.int64(page_format.kv_heads),
+        values_in_keys=page_format.values_in_keys,
     )  # fmt: skip

@@ -110,28 +110,43 @@ def test_ragged_lengths(name, case):
     _check(name, drawn, window, twice=True)
 
 
-_FORMATS = {  # (N, K), dtype; of the pages
-    "latent": ((6, 1), "float32", {"value_width": 32, "values_in_keys": True}),
-    "latent, many heads": ((20, 1), "bfloat16", {"value_width": 32, "values_in_keys": True}),
-    "narrow values": ((6, 2), "float32", {"value_width": 24}),
-    "wide values": ((4, 2), "bfloat16", {"value_width": 56}),
+_FORMATS = {  # (N, K), dtype, key width; of the pages
+    "latent": ((6, 1), "float32", 40, {"value_width": 32, "values_in_keys": True}),
+    "latent, many heads": ((20, 1), "bfloat16", 40, {"value_width": 32, "values_in_keys": True}),
+    "latent, tiny": ((4, 1), "bfloat16", 18, {"value_width": 12, "values_in_keys": True}),
+    "latent, odd": ((2, 1), "float32", 19, {"value_width": 7, "values_in_keys": True}),
+    "latent, DeepSeek's": ((16, 1), "bfloat16", 576, {"value_width": 512, "values_in_keys": True}),
+    "narrow values": ((6, 2), "float32", 40, {"value_width": 24}),
+    "wide values": ((4, 2), "bfloat16", 40, {"value_width": 56}),
 }
+
+
+def _drawn_of_format(case, width, page_tokens=16):
+    heads, dtype, key_width, widths = _FORMATS[case]
+    return paged_case.Case(
+        _lengths(page_tokens), heads, page_tokens, width, dtype, head_width=key_width,
+        scale=key_width**-0.5, **widths,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("case", _FORMATS)
 @pytest.mark.parametrize("width", [1, 4, 20])
-def test_page_formats_that_only_the_reference_reads(case, width):
+def test_page_formats_beside_keys_and_values_of_one_width(case, width):
     """Values in the keys of the one head; keys and values of two widths."""
-    heads, dtype, widths = _FORMATS[case]
-    drawn = paged_case.Case(
-        _lengths(16), heads, 16, width, dtype, head_width=40, scale=1 / 6, **widths
-    )
+    drawn = _drawn_of_format(case, width)
     _check("reference", drawn, window=24)
     options = Options(deterministic=True)
     attend = functools.partial(
         reference.attend_pages, group=0, page_format=drawn.page_format, options=options
     )
     drawn.check(jax.jit(attend)(*drawn.arguments))
+
+
+@pytest.mark.parametrize("case", _FORMATS)
+def test_page_formats_on_every_instruction_set(instruction_set, case):  # noqa: F811
+    for width in (1, 4, 20):
+        _check("ffi_cpu", _drawn_of_format(case, width), window=24)
+        _check("ffi_cpu", _drawn_of_format(case, width))
 
 
 @pytest.mark.long
@@ -157,11 +172,18 @@ _DRAWN = {  # (N, K), page tokens, query tokens, dtype, window, cap, sinks, mask
     "a canvas of trees": ((2, 1), 128, 6, "float16", 40, 2.0, True,
                           {"canvases": True, "trees": True}),
 }  # fmt: skip
+_INSIDE = {"value_width": 48, "values_in_keys": True}
+_DRAWN_LATENT = {  # the same of values in their keys
+    "latents": ((12, 1), 16, 1, "bfloat16", None, None, True, _INSIDE),
+    "latents, a tree": ((20, 1), 64, 8, "bfloat16", 90, 3.0, True, {"trees": True} | _INSIDE),
+    "latents, a canvas": ((3, 1), 16, 20, "float32", None, 2.0, False,
+                          {"canvases": True} | _INSIDE),
+}  # fmt: skip
 
 
 def _check_drawn(name, case, seed):
     """A batch of random lengths, zero among them, and random sinks."""
-    heads, page_tokens, width, dtype, window, cap, has_sinks, masks = _DRAWN[case]
+    heads, page_tokens, width, dtype, window, cap, has_sinks, masks = (_DRAWN | _DRAWN_LATENT)[case]
     generator = np.random.default_rng(seed)
     lengths = (generator.integers(0, 300, 4) * (generator.random(4) < 0.9)).tolist()
     drawn = paged_case.Case(lengths, heads, page_tokens, width, dtype, seed, 64, 1 / 8, **masks)
@@ -184,15 +206,21 @@ def test_500_random_batches(name, case):
         _check_drawn(name, case, seed)
 
 
-@pytest.mark.parametrize("case", _DRAWN)
+@pytest.mark.parametrize("case", _DRAWN | _DRAWN_LATENT)
 def test_a_random_batch_on_every_instruction_set(instruction_set, case):  # noqa: F811
     _check_drawn("ffi_cpu", case, seed=1)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_token_has_the_same_bits_in_any_rectangle(instruction_set, dtype):  # noqa: F811
+@pytest.mark.parametrize(("heads", "widths"), [((6, 2), {}), ((17, 1), _INSIDE)])
+def test_a_token_has_the_same_bits_in_any_rectangle(
+    instruction_set,  # noqa: F811
+    heads,
+    widths,
+    dtype,
+):
     """Decoded alone, in a chunk, or beside others."""
-    case = paged_case.Case((70, 150, 131), (6, 2), 16, 40, dtype, 0, 64, 1 / 8)
+    case = paged_case.Case((70, 150, 131), heads, 16, 40, dtype, 0, 64, 1 / 8, **widths)
     native.need(case.page_format)
     q_YWNH, pages, rectangle = case.arguments
     attend = compiling.jit(

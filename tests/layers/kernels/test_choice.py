@@ -111,6 +111,26 @@ def test_kernels_refuse_pages_that_they_cannot_read(kernel, device):
         assert each.limit(_asked(scales="float32"), device) == "reads pages without scales"
 
 
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"values_in_keys": True, "kv_heads": 1}, None),
+        ({"key_width": 192}, None),
+        ({"dtype": "float32", "kv_heads": 1, "value_width": 7}, None),
+        ({"dtype": "float16"}, "reads pages of float32 or bfloat16, not float16"),
+        ({"scales": "float32"}, "reads pages without scales"),
+        ({"width": 127}, "reads pairs of elements, a key has 127 and a token 2032"),
+        (
+            {"kv_heads": 1, "value_width": 7},
+            "reads pairs of elements, a key has 128 and a token 135",
+        ),
+    ],
+)
+def test_the_cpu_kernel_names_its_limits(asked, reason):
+    native.need()
+    assert ffi_cpu.limit(_asked(**asked), Device("cpu", "cpu", 1)) == reason
+
+
 def _config(attention: str | None, **changes) -> Config:
     model = fakes.llama("bfloat16", num_heads=4, num_kv_heads=2, head_width=64)
     return Config(model, EngineConfig(attention=attention, **changes)).for_platform("gpu")
@@ -157,8 +177,6 @@ def test_a_cpu_gets_the_native_library_where_it_is_there(monkeypatch):
     native.need()
     assert api.choose(_config(None)) == "ffi_cpu" == linear.choose(_config(None))
     assert linear.choose(_config(None, linear="reference")) == "reference"
-    told = _asked(values_in_keys=True, kv_heads=1), Device("cpu", "cpu", 1)
-    assert ffi_cpu.limit(*told) == "reads values beside their keys, not in them"
     monkeypatch.setattr(library, "_library", None)
     assert api.choose(_config(None)) == "reference" == linear.choose(_config(None))
     for choose, part in ((api.choose, "attention"), (linear.choose, "linear")):

@@ -2,6 +2,8 @@
 // products are those of product.h (or an instruction set's own), and the softmax is folded over the
 // blocks (Milakov & Gimelshein 2018, arXiv 1805.02867). Decoding and prefill sum in one order.
 #pragma once
+#include <array>
+
 #include "kernels.h"
 #include "product.h"
 #include "scratch.h"
@@ -38,15 +40,19 @@ inline void transpose(Words (&rows)[kRegisterLanes]) {
   }
 }
 
-// A block of keys as strips of [depth, 16] words; words from `size` on are 0.
-inline void pack_keys(const char* const* keys, int64_t size, int64_t depth, uint32_t* out) {
+// A block of keys as strips of [depth, 16] words; words from `size` on are 0. What is packed next
+// is fetched meanwhile, as memory would rest otherwise.
+inline void pack_keys(const char* const* keys, const char* const* next, int64_t size, int64_t depth,
+                      uint32_t* out) {
   for (int first = 0; first < kBlock; first += kRegisterLanes) {
     uint32_t* column = out + first / kLanes * depth * kLanes + first % kLanes;
     int64_t word = 0;
     for (; word + kRegisterLanes <= size; word += kRegisterLanes) {
       Words square[kRegisterLanes];
-      UNROLL for (int s = 0; s < kRegisterLanes; s++)
+      UNROLL for (int s = 0; s < kRegisterLanes; s++) {
         square[s] = *(const LooseWords*)(keys[first + s] + 4 * word);
+        __builtin_prefetch(next[first + s] + 4 * word, 0, 2);
+      }
       transpose(square);
       UNROLL for (int k = 0; k < kRegisterLanes; k++)
         *(LooseWords*)(column + (word + k) * kLanes) = square[k];
@@ -63,34 +69,43 @@ inline void pack_keys(const char* const* keys, int64_t size, int64_t depth, uint
 }
 
 // A block of values as strips over the keys; features from `width` on are 0.
-inline void pack_values(const float* const* values, int64_t width, float* out) {
+inline void pack_values(const float* const* values, const float* const* next, int64_t width,
+                        float* out) {
   for (int64_t h = 0; h < width; h += kLanes)
-    for (int s = 0; s < kBlock; s++, out += kLanes)
+    for (int s = 0; s < kBlock; s++, out += kLanes) {
+      __builtin_prefetch(next[s] + h, 0, 2);
       if (h + kLanes <= width)
         Vector::load(values[s] + h).store(out);
       else
         for (int i = 0; i < kLanes; i++) out[i] = h + i < width ? values[s][h + i] : 0;
+    }
 }
-inline void pack_values(const uint16_t* const* values, int64_t width, uint16_t* out) {
+inline void pack_values(const uint16_t* const* values, const uint16_t* const* next, int64_t width,
+                        uint16_t* out) {
   constexpr int kShorts = 2 * kRegisterLanes, kStripSize = kBlock * kLanes;
   using ShortLanes = std::make_integer_sequence<int, kShorts>;
-  for (int s = 0; s < kBlock; s += 2) {
-    const uint16_t *first = values[s], *second = values[s + 1];
-    auto row_of = [&](int64_t h) {
-      return out + h / kLanes * kStripSize + s * kLanes + h % kLanes * 2;
-    };
-    int64_t h = 0;
-    for (; h + kShorts <= width; h += kShorts) {
-      const Shorts a = *(const LooseShorts*)(first + h), b = *(const LooseShorts*)(second + h);
-      *(LooseShorts*)row_of(h) = interleave<false>(a, b, ShortLanes());
-      *(LooseShorts*)row_of(h + kShorts / 2) = interleave<true>(a, b, ShortLanes());
+  auto row_of = [&](int s, int64_t h) {
+    return out + h / kLanes * kStripSize + s * kLanes + h % kLanes * 2;
+  };
+  // Some rows at a time, so that lines that are read or written together do not lie a row apart.
+  constexpr int kTogether = 16;
+  int64_t h = 0;
+  for (int first = 0; first < kBlock; first += kTogether)
+    for (h = 0; h + kShorts <= width; h += kShorts)
+      for (int s = first; s < first + kTogether; s += 2) {
+        const Shorts a = *(const LooseShorts*)(values[s] + h);
+        const Shorts b = *(const LooseShorts*)(values[s + 1] + h);
+        __builtin_prefetch(next[s] + h, 0, 2);
+        __builtin_prefetch(next[s + 1] + h, 0, 2);
+        *(LooseShorts*)row_of(s, h) = interleave<false>(a, b, ShortLanes());
+        *(LooseShorts*)row_of(s, h + kShorts / 2) = interleave<true>(a, b, ShortLanes());
+      }
+  for (; h < ridgeline::padded(width, kLanes); h++)
+    for (int s = 0; s < kBlock; s += 2) {
+      uint16_t* to = row_of(s, h);
+      to[0] = h < width ? values[s][h] : 0;
+      to[1] = h < width ? values[s + 1][h] : 0;
     }
-    for (; h < ridgeline::padded(width, kLanes); h++) {
-      uint16_t* to = row_of(h);
-      to[0] = h < width ? first[h] : 0;
-      to[1] = h < width ? second[h] : 0;
-    }
-  }
 }
 
 // Which keys [start, start + 64) a token sees, as bits.
@@ -155,14 +170,23 @@ class Attender {
       begin = first < begin ? first : begin;
       end = stop > end ? stop : end;
     }
-    for (int64_t start = begin / kBlock * kBlock; start < end; start += kBlock)
-      fold_block(start, (int)(end - start < kBlock ? end - start : kBlock));
+    Rows rows, next;
+    for (int64_t start = begin / kBlock * kBlock; start < end; start += kBlock, rows = next) {
+      if (start <= begin) rows = rows_of(start, end);
+      next = start + kBlock < end ? rows_of(start + kBlock, end) : rows;
+      fold_block(start, rows, next);
+    }
     finish();
   }
 
  private:
   using Element = typename Arithmetic::Element;
   using Activation = typename Arithmetic::Activation;
+  using Rows = std::array<const Element*, kBlock>;
+  struct Block {
+    const char* keys[kBlock];
+    const Element* values[kBlock];
+  };
   static constexpr int64_t kWordElements = 4 / sizeof(Element);
 
   void carve(void* memory) {
@@ -170,7 +194,7 @@ class Attender {
     q_ = carver.take<Activation>(heads_ * rows_ * depth_);
     weights_ = carver.take<Activation>(rows_ * kBlock);
     scores_ = carver.take<float>(rows_ * kBlock);
-    out_ = carver.take<float>(heads_ * rows_ * wide_);
+    out_ = carver.take<float>(heads_ * rows_ * out_stride_);
     top_ = carver.take<float>(heads_ * rows_);
     mass_ = carver.take<float>(heads_ * rows_);
     keys_ = carver.take<Element>(kBlock * depth_);
@@ -190,44 +214,60 @@ class Attender {
 
   void start() {
     each_row([&](int64_t row, int64_t token, int64_t query_head) {
-      const auto* q = (const Element*)a_.q + (token * a_.num_heads + query_head) * a_.width;
-      put<Arithmetic>(q, sizeof(Element) == 4, a_.width, depth_, q_, row);
+      const auto* q = (const Element*)a_.q + (token * a_.num_heads + query_head) * a_.key_width;
+      put<Arithmetic>(q, sizeof(Element) == 4, a_.key_width, depth_, q_, row);
       top_[row] = a_.sinks ? a_.sinks[query_head] : kMasked;
       mass_[row] = 1;
-      memset(out_ + row * wide_, 0, wide_ * sizeof(float));
+      memset(out_ + row * out_stride_, 0, wide_ * sizeof(float));
     });
   }
 
-  void fold_block(int64_t start, int count) {
-    // The last token is repeated to the block's end; its copies are masked.
-    const Element* rows[kBlock];
-    const int64_t row_width = 2 * a_.kv_heads * a_.width;
+  // A block's tokens, from `start` on; that before `end` is repeated, and its copies are masked.
+  Rows rows_of(int64_t start, int64_t end) const {
+    auto page_of = [this](int64_t column) {
+      const int64_t named = a_.table[item_.y * a_.table_columns + column], last = a_.num_pages - 1;
+      const int64_t page = named < 0 ? 0 : named < last ? named : last;
+      return (const Element*)a_.pages + page * a_.page_tokens * a_.row_width();
+    };
+    int64_t column = start / a_.page_tokens, token = start % a_.page_tokens;
+    const Element* page = page_of(column);
+    Rows rows;
     for (int s = 0; s < kBlock; s++) {
-      const int64_t key = start + (s < count ? s : count - 1);
-      const int64_t named = a_.table[item_.y * a_.table_columns + key / a_.page_tokens];
-      const int64_t page = (uint64_t)named < (uint64_t)a_.num_pages ? named
-                           : named < 0                              ? 0
-                                                                    : a_.num_pages - 1;
-      rows[s] =
-          (const Element*)a_.pages + (page * a_.page_tokens + key % a_.page_tokens) * row_width;
+      rows[s] = page + token * a_.row_width();
+      if (start + s + 1 >= end || ++token < a_.page_tokens) continue;
+      page = page_of(++column);
+      token = 0;
     }
+    return rows;
+  }
+
+  void fold_block(int64_t start, const Rows& rows, const Rows& next) {
     for (int64_t t = 0; t < tokens_; t++) seen_[t] = visible(a_, first_token_ + t, start);
-    for (int64_t head = 0; head < heads_; head++) {
-      const char* keys[kBlock];
-      const Element* values[kBlock];
-      for (int s = 0; s < kBlock; s++) {
-        const Element* key = rows[s] + (item_.first_head + head) * a_.width;
-        keys[s] = (const char*)key;
-        values[s] = key + a_.kv_heads * a_.width;
-      }
-      pack_keys(keys, a_.width / kWordElements, depth_ / kWordElements, (uint32_t*)keys_);
-      pack_values(values, a_.width, values_);
-      fold_head(head * rows_);
+    Block blocks[2];
+    for (int64_t head = 0; head <= heads_; head++) {
+      Block& found = blocks[head % 2];
+      find(head < heads_ ? rows : next, head < heads_ ? head : 0, found);
+      if (head == 0) continue;
+      const Block& block = blocks[(head - 1) % 2];
+      pack_keys(block.keys, found.keys, a_.key_width / kWordElements, depth_ / kWordElements,
+                (uint32_t*)keys_);
+      pack_values(block.values, found.values, a_.value_width, values_);
+      fold_head((head - 1) * rows_);
+    }
+  }
+
+  // Keys and values of a head.
+  void find(const Rows& rows, int64_t head, Block& block) const {
+    const int64_t key = a_.key_at(item_.first_head + head);
+    const int64_t value = a_.value_at(item_.first_head + head);
+    for (int s = 0; s < kBlock; s++) {
+      block.keys[s] = (const char*)(rows[s] + key);
+      block.values[s] = rows[s] + value;
     }
   }
 
   void fold_head(int64_t first) {
-    float* out = out_ + first * wide_;
+    float* out = out_ + first * out_stride_;
     Arithmetic::multiply({keys_, kBlock / kLanes, depth_, q_ + first * depth_, rows_, scores_,
                           kBlock, false, false});
     for (int64_t r = 0; r < rows_; r++) {
@@ -235,17 +275,18 @@ class Attender {
           fold<Arithmetic>(scores_ + r * kBlock, seen_[r / group_], a_.score_cap, top_[first + r],
                            mass_[first + r], weights_ + r * kBlock);
       if (decay == 1) continue;
-      for (float* sum = out + r * wide_; sum < out + (r + 1) * wide_; sum += kLanes)
+      float* const sums = out + r * out_stride_;
+      for (float* sum = sums; sum < sums + wide_; sum += kLanes)
         (Vector::load(sum) * Vector::splat(decay)).store(sum);
     }
     Arithmetic::multiply(
-        {values_, wide_ / kLanes, kBlock, weights_, rows_, out, wide_, true, false});
+        {values_, wide_ / kLanes, kBlock, weights_, rows_, out, out_stride_, true, false});
   }
 
   void finish() {
     each_row([&](int64_t row, int64_t token, int64_t query_head) {
-      float* to = a_.out + (token * a_.num_heads + query_head) * a_.width;
-      for (int64_t h = 0; h < a_.width; h++) to[h] = out_[row * wide_ + h] / mass_[row];
+      float* to = a_.out + (token * a_.num_heads + query_head) * a_.value_width;
+      for (int64_t h = 0; h < a_.value_width; h++) to[h] = out_[row * out_stride_ + h] / mass_[row];
     });
   }
 
@@ -256,7 +297,8 @@ class Attender {
   const int64_t heads_ = item_.stop_head - item_.first_head;
   const int64_t rows_ = tokens_ * group_;  // of a KV head
   const int64_t first_token_ = item_.y * a_.num_tokens + item_.first_token;
-  const int64_t depth_ = padded(a_.width, kDepth), wide_ = padded(a_.width, kLanes);
+  const int64_t depth_ = padded(a_.key_width, kDepth), wide_ = padded(a_.value_width, kLanes);
+  const int64_t out_stride_ = wide_ + kLanes;  // or rows would share few lines of the cache
   size_t num_bytes_;
   Activation *q_, *weights_;
   float *scores_, *out_, *top_, *mass_;

@@ -189,10 +189,10 @@ const int32_t* unless_empty(const Integers& x) {
 }
 
 // Attention of a rectangle over pages, as kernels.h has it. An array that is not there is empty.
-ffi::Error attend(ffi::ThreadPool pool, float score_cap, ffi::AnyBuffer q, ffi::AnyBuffer pages,
-                  ffi::BufferR2<ffi::S32> table, ffi::BufferR2<ffi::PRED> valid,
-                  ffi::BufferR2<ffi::S32> last, Integers first, Integers tree_start,
-                  Integers tree_bits, ffi::BufferR1<ffi::F32> sinks,
+ffi::Error attend(ffi::ThreadPool pool, float score_cap, int64_t kv_heads, bool values_in_keys,
+                  ffi::AnyBuffer q, ffi::AnyBuffer pages, ffi::BufferR2<ffi::S32> table,
+                  ffi::BufferR2<ffi::PRED> valid, ffi::BufferR2<ffi::S32> last, Integers first,
+                  Integers tree_start, Integers tree_bits, ffi::BufferR1<ffi::F32> sinks,
                   ffi::Result<ffi::Buffer<ffi::F32>> out) {
   const auto shape = q.dimensions(), page_shape = pages.dimensions();
   const bool is_float = q.element_type() == ffi::DataType::F32;
@@ -201,15 +201,17 @@ ffi::Error attend(ffi::ThreadPool pool, float score_cap, ffi::AnyBuffer q, ffi::
     return ffi::Error::InvalidArgument("ridgeline_attend: q or pages of another type");
   if (shape.size() != 4 || page_shape.size() != 3 || out->dimensions().size() != 4)
     return ffi::Error::InvalidArgument("ridgeline_attend: q, pages or the result of another rank");
-  if (q.element_count() == 0) return ffi::Error::Success();
+  if (q.element_count() == 0 || out->element_count() == 0) return ffi::Error::Success();
   const int64_t Y = shape[0];
   Attention a;
   a.num_tokens = shape[1];
   a.num_heads = shape[2];
-  a.width = shape[3];
+  a.kv_heads = kv_heads;
+  a.key_width = shape[3];
+  a.value_width = out->dimensions()[3];
+  a.values_in_keys = values_in_keys;
   a.num_pages = page_shape[0];
   a.page_tokens = page_shape[1];
-  a.kv_heads = page_shape[2] / (2 * a.width);
   a.table_columns = table.dimensions()[1];
   a.score_cap = score_cap;
   a.q = q.untyped_data();
@@ -226,8 +228,9 @@ ffi::Error attend(ffi::ThreadPool pool, float score_cap, ffi::AnyBuffer q, ffi::
   auto fits = [&](const auto& x) {
     return !x.element_count() || (int64_t)x.element_count() == tokens;
   };
-  if (out->element_count() != q.element_count() || !a.num_pages || !a.page_tokens ||
-      page_shape[2] != 2 * a.kv_heads * a.width || !a.kv_heads || a.num_heads % a.kv_heads ||
+  if ((int64_t)out->element_count() != tokens * a.num_heads * a.value_width || !a.num_pages ||
+      !a.page_tokens || a.kv_heads <= 0 || a.num_heads % a.kv_heads ||
+      page_shape[2] != a.row_width() || (values_in_keys && a.value_width > a.key_width) ||
       table.dimensions()[0] != Y || (int64_t)valid.element_count() != tokens ||
       (int64_t)last.element_count() != tokens || !fits(first) || !fits(tree_start) ||
       !fits(tree_bits) || (a.sinks && (int64_t)sinks.element_count() != a.num_heads))
@@ -289,6 +292,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_attend, ridgeline::attend,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Attr<float>("score_cap")
+                                  .Attr<int64_t>("kv_heads")
+                                  .Attr<bool>("values_in_keys")
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::BufferR2<ffi::S32>>()

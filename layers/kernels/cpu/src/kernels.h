@@ -32,17 +32,24 @@ struct Product {
 
 // Attention of a rectangle over pages; see ffi_cpu.py.
 struct Attention {
-  int64_t num_tokens, num_heads, kv_heads, width;  // W, N, K, H
+  int64_t num_tokens, num_heads, kv_heads, key_width, value_width;  // W, N, K
+  bool values_in_keys;  // a value is what its key begins with
   int64_t num_pages, page_tokens, table_columns;
   float score_cap;                                // 0: none
-  const void* q;                                  // [Y, W, N, H], of the pages' type
-  const void* pages;                              // [pages, page tokens, 2 K H]
+  const void* q;                                  // [Y, W, N, key width], of the pages' type
+  const void* pages;                              // [pages, page tokens, row_width()]
   const int32_t* table;                           // [Y, columns]
   const int32_t* last;                            // [Y, W]
   const int32_t *first, *tree_start, *tree_bits;  // [Y, W] or null
   const uint8_t* valid;                           // [Y, W]
   const float* sinks;                             // [N] or null
-  float* out;                                     // [Y, W, N, H]
+  float* out;                                     // [Y, W, N, value width]
+
+  int64_t key_at(int64_t head) const { return head * key_width; }  // of a token's row
+  int64_t value_at(int64_t head) const {
+    return values_in_keys ? key_at(head) : kv_heads * key_width + head * value_width;
+  }
+  int64_t row_width() const { return kv_heads * (key_width + (values_in_keys ? 0 : value_width)); }
 };
 
 // A share of it: tokens [first_token, stop_token) of row y and KV heads [first_head, stop_head).
