@@ -180,6 +180,7 @@ FAMILIES: dict[str, Names] = {
     "gpt2": Names(_GPT2, "transformer.h", _GPT2_TRANSPOSED, _GGUF_GPT2),
     "mistral": Names(_LLAMA),
     "olmo2": Names(_GEMMA),
+    "olmo3": Names(_GEMMA),
     "deepseek_v2": Names(_DEEPSEEK),
     "deepseek_v3": Names(_DEEPSEEK),
     "glm4_moe": Names(_GLM4_MOE),

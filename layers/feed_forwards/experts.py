@@ -3,6 +3,7 @@ its own, and a token's results are summed by weight. No token is dropped; paddin
 """
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,14 @@ from layers.params import Params
 from layers.registry import StepContext
 from layers.stacks import group_of_rows, grouped_linear
 from sharding import collectives
+
+
+class _Routed(NamedTuple):
+    """Tokens and their experts."""
+
+    x_TD: jax.Array
+    weights_TJ: jax.Array  # float32
+    ids_TJ: jax.Array  # i32; the number of experts is nobody
 
 
 def apply(
@@ -31,8 +40,8 @@ def apply(
         ids_TJ = jnp.where(context.ragged.valid_T[:, None], ids_TJ, kind.num_experts)
         visits_E = _visits(ids_TJ, kind.num_experts)
     with jax.named_scope("experts"):
-        every = map(collectives.tokens_of_all, (x_TD.astype(config.dtype), weights_TJ, ids_TJ))
-        out_TD = _mixed(params["experts"], config, kind, *every, context.deterministic)
+        every = _tokens_of_all(x_TD.astype(config.dtype), weights_TJ, ids_TJ)
+        out_TD = _mixed(params["experts"], config, kind, every, context.deterministic)
         out_TD = collectives.own_tokens(out_TD)
     if kind.shared_width:
         with jax.named_scope("shared"):
@@ -43,18 +52,24 @@ def apply(
     return collectives.total(out_TD), visits_E
 
 
+def _tokens_of_all(x_TD: jax.Array, weights_TJ: jax.Array, ids_TJ: jax.Array) -> _Routed:
+    """The tokens of all chips that divide the experts, in two exchanges."""
+    if collectives.num_expert_chips() == 1:
+        return _Routed(x_TD, weights_TJ, ids_TJ)
+    bits_TJ = jax.lax.bitcast_convert_type(weights_TJ, jnp.int32)
+    both_TJ = collectives.tokens_of_all(jnp.concatenate([bits_TJ, ids_TJ], axis=1))
+    bits_TJ, ids_TJ = jnp.split(both_TJ, 2, axis=1)
+    weights_TJ = jax.lax.bitcast_convert_type(bits_TJ, jnp.float32)
+    return _Routed(collectives.tokens_of_all(x_TD), weights_TJ, ids_TJ)
+
+
 def _mixed(
-    params: Params,
-    config: ModelConfig,
-    kind: Experts,
-    x_TD: jax.Array,
-    weights_TJ: jax.Array,
-    ids_TJ: jax.Array,
-    deterministic: bool,
+    params: Params, config: ModelConfig, kind: Experts, routed: _Routed, deterministic: bool
 ) -> jax.Array:
     """What the experts that are here add to each token: float32 [T, D], on a mesh a chip's part of
     each sum.
     """
+    x_TD, weights_TJ, ids_TJ = routed
     own_TJ = ids_TJ - collectives.expert_chip() * kind.num_held
     own_TJ = jnp.where((own_TJ >= 0) & (own_TJ < kind.num_held), own_TJ, kind.num_held)
     sizes_E, order_X = _visits(own_TJ, kind.num_held), jnp.argsort(own_TJ.ravel(), stable=True)

@@ -502,7 +502,7 @@ CASES = (
     Case(
         "deepseek_v2-mha-groups-yarn",
         _widths(40, 2, 4, 4)
-        | _UNTIED
+        | _TIED
         | _latent(14, 8, 6, 12, query_rank=22)
         | {
             "n_routed_experts": 8,
@@ -545,7 +545,7 @@ CASES = (
     Case(
         "deepseek_v3-mha-halves-float32",
         _widths(36, 2, 3, 3)
-        | _UNTIED
+        | _TIED
         | _latent(10, 6, 8, 12)
         | {
             "first_k_dense_replace": 0,
@@ -607,7 +607,7 @@ CASES = (
     Case(
         "gpt_oss-mqa-full",
         _widths(36, 2, 3, 1, 10)
-        | _UNTIED
+        | _TIED
         | {
             "num_local_experts": 4,
             "num_experts_per_tok": 1,
@@ -616,6 +616,30 @@ CASES = (
         },
         seed=172,
     ),
+    # The positions of layers without a window are stretched.
+    Case(
+        "olmo3-gqa-yarn",
+        _widths(40, 4, 4, 2)
+        | _UNTIED
+        | {
+            "layer_types": _layers("ssfs"),
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 5e4,
+                    "factor": 8.0,
+                    "original_max_position_embeddings": 32,
+                    "beta_fast": 8.0,
+                    "beta_slow": 1.0,
+                    "attention_factor": 1.2,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e4},
+            },
+        },
+        seed=181,
+        greedy=True,
+    ),
+    Case("olmo3-mha-tied-float32", _widths(36, 3, 3, 3) | _TIED, seed=182, dtype=torch.float32),
     # The layouts of the checkpoints that GPT-2 came in, and of those that transformers writes.
     Case(
         "gpt2-mha-tied-bare",

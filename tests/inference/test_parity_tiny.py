@@ -14,6 +14,7 @@ import pytest
 
 from configs.engine import Config, EngineConfig
 from configs.kinds.attention import Attention
+from configs.kinds.experts import Experts
 from configs.kinds.rope import LongRope, Rope
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
@@ -144,9 +145,12 @@ def test_every_layout_is_there():
         )
         for m in models
         for h in m.mixers(Attention)
+        if not m.mixtures  # what these show besides is their experts
     }
     supported = [family.name for family in families.ARCHITECTURES.values()]
-    layouts = {f: ("mha",) if f == "gpt2" else ("mqa", "gqa", "mha") for f in supported}
+    mixtures = {m.family for m in models if m.mixtures}
+    layouts = {f: ("mqa", "gqa", "mha") for f in supported if f not in mixtures}
+    layouts |= {"gpt2": ("mha",), "olmo3": ("gqa", "mha")}
     assert kinds == {(f, kind) for f, legal in layouts.items() for kind in legal}
     assert {(m.family, m.tied) for m in models} == {
         (f, tied) for f in supported for tied in (True, False)
@@ -200,8 +204,60 @@ def _rescaled(**changes):
     return _each_layer(change)
 
 
+def _each_mixture(change):
+    """What changes the experts of every mixture."""
+
+    def changed(layer):
+        if not isinstance(layer.ffn, Experts):
+            return layer
+        return dataclasses.replace(layer, ffn=dataclasses.replace(layer.ffn, **change(layer.ffn)))
+
+    return lambda m: {"pattern": tuple(map(changed, m.pattern))}
+
+
+def _routed(**changes):
+    return _each_mixture(lambda e: {"router": dataclasses.replace(e.router, **changes)})
+
+
 # Checkpoints whose logits must show a quirk: what the model would be without it.
 _VISIBLE = {
+    "deepseek_v2-mha-groups-yarn": (
+        _each_layer(lambda s: {"scale": None}),
+        _each_layer(lambda s: {"rope": dataclasses.replace(s.rope, neighbours=False)}),
+        _routed(num_groups=1, top_groups=1),
+        _routed(scale=1.0),
+    ),
+    "deepseek_v3-mha-groups-yarn": (
+        _each_layer(lambda s: {"scale": None}),
+        _each_layer(lambda s: {"rope": dataclasses.replace(s.rope, neighbours=False)}),
+        _routed(num_groups=1, top_groups=1, group_best=1),
+        _routed(group_best=1),
+        _routed(is_normalized=False),
+        _routed(scores="softmax"),
+    ),
+    "deepseek_v3-mha-halves-float32": (_routed(is_normalized=True),),
+    "glm4_moe-gqa-norm-bias": (
+        _each_layer(lambda s: {"rope": Rope(s.rope.theta)}),
+        _routed(scale=1.0),
+    ),
+    "glm4_moe-mqa-groups-float32": (_routed(num_groups=1, top_groups=1, group_best=1),),
+    "gpt_oss-gqa-limit": (
+        _each_mixture(lambda e: {"limit": None}),
+        _each_mixture(lambda e: {"up_offset": 0.0}),
+        _each_mixture(lambda e: {"activation": "silu"}),
+        _each_layer(lambda s: {"window": None}),
+    ),
+    "olmo3-gqa-yarn": (
+        _each_layer(lambda s: {"window": None}),
+        _each_layer(lambda s: {"rope": Rope(s.rope.theta)}),
+    ),
+    "olmoe-gqa-norm": (_routed(is_normalized=False),),
+    "qwen2_moe-gqa-window": (
+        _each_layer(lambda s: {"window": None}),
+        _each_mixture(lambda e: {"has_shared_gate": False}),
+    ),
+    "qwen2_moe-mha-dense-layers": (_routed(is_normalized=True),),
+    "qwen3_moe-mqa-bias-window": (_each_layer(lambda s: {"window": None}),),
     "gemma2-gqa-tied": (
         _each_layer(lambda s: {"score_cap": None}),
         lambda m: {"logit_cap": None},
@@ -249,13 +305,16 @@ def test_a_quirk_is_visible(name):
 @pytest.mark.parametrize("name", _GREEDY)
 def test_greedy_text(name):
     """Ten prompts of different lengths continue as transformers continues them, on chips that
-    divide the model: two, but for a norm over three heads.
+    divide the model: two, but for a norm over three heads; and experts, where three divide them.
     """
     model, params, _, _ = _load(name)
     with np.load(_GOLDEN / name / "expected.npz") as arrays:
         prompts, expected = arrays["greedy_prompts"], arrays["greedy_tokens"]
+    mesh = Mesh(model=3 if _family(name) in ("olmo2", "olmoe") else 2)
+    if model.mixtures and model.mixtures[1] % 3 == 0 and mesh.model == 2:
+        mesh = Mesh(model=2, expert=3)
     engine = fakes.engine(
-        model, params, "one", False, Mesh(model=3 if _family(name) == "olmo2" else 2), max_seqs=4,
+        model, params, "one", False, mesh, max_seqs=4,
         max_context=64, decode_rows=(4,), prefill_chunks=(2,), chunk_tokens=16,
     )  # fmt: skip
     completions = engine.generate(

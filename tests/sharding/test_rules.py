@@ -98,5 +98,3 @@ def test_arrays_lie_one_behind_the_other():
 def test_a_mesh_needs_its_chips():
     with pytest.raises(InputError, match="mesh model=9 takes 9 chips, here are 8"):
         meshes.of(Mesh(model=9))
-    with pytest.raises(InputError, match="mesh expert=2: experts are not divided yet"):
-        meshes.of(Mesh(expert=2))

@@ -195,6 +195,28 @@ def _olmo2(keys: Keys, name: str) -> ModelConfig:
     )
 
 
+def _olmo3(keys: Keys, name: str) -> ModelConfig:
+    per_kind = keys.nested("rope_parameters") or Keys({})
+    distant, near = (per_kind.nested(f"{kind}_attention") for kind in ("full", "sliding"))
+    older = keys.nested("rope_scaling")
+    if older is not None:  # it is of the layers without a window
+        distant = Keys((distant.raw if distant else {}) | older.raw, older.label)
+    theta = keys.number("rope_theta", 500_000.0)
+    far, close = (rope_keys.scaled(keys, own, theta) for own in (distant, near))
+    full = fields.attention(keys, rope=far, qk_norm="all")
+    window = keys.optional_integer("sliding_window", 4096)
+    sliding = dataclasses.replace(full, rope=close, window=window)
+    repeated = fields.types((True, True, True, False))
+    mixers = fields.by_type(keys, full, sliding, repeated)
+    return ModelConfig(
+        **fields.llama_fields(keys, name, "olmo3", eps=1e-5),
+        max_context=rope_keys.max_context(keys, far),
+        pattern=fields.pattern(mixers, fields.gated(keys)),
+        pre_norms=False,
+        post_norms=True,
+    )
+
+
 def _gpt2(keys: Keys, name: str) -> ModelConfig:
     keys.require_neutral(
         {
@@ -268,5 +290,6 @@ ARCHITECTURES: dict[str, Family] = {
     "DeepseekV3ForCausalLM": Family("deepseek_v3", mixtures.deepseek_v3, ("auto_map",)),
     "Glm4MoeForCausalLM": Family("glm4_moe", mixtures.glm4_moe, mixtures.GLM4),
     "GptOssForCausalLM": Family("gpt_oss", mixtures.gpt_oss, mixtures.GPT_OSS),
+    "Olmo3ForCausalLM": Family("olmo3", _olmo3, ("attention_bias",)),
     "Phi3ForCausalLM": Family("phi3", _phi3, ("partial_rotary_factor", "auto_map")),
 }

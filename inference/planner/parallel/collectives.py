@@ -2,8 +2,8 @@
 
 Along `data` nothing is exchanged. Along `model` a sum follows each product whose columns are
 divided, and sampling combines what each chip finds in its part of the vocabulary
-(`sharding/collectives.py`). Along `expert` tokens would travel to their experts and back; no engine
-does that yet.
+(`sharding/collectives.py`). Along `expert` each mixture gathers the tokens of all chips, with their
+experts and weights, and each chip gets the sums for its own.
 """
 
 import dataclasses
@@ -25,10 +25,10 @@ class Collective:
     Attributes:
         place: part of the step: 'embed', 'mixer', 'ffn', 'experts' or 'sample'.
         axis: of the mesh.
-        kind: 'all-reduce', 'all-gather' or 'all-to-all'.
+        kind: 'all-reduce', 'all-gather' or 'reduce-scatter'.
         count: how many there are, over all layers.
-        token_bytes, row_bytes: of one of them, for each token of the step and for each row of
-            logits.
+        token_bytes, row_bytes: of one of them, for each token that the chip feeds and for each row
+            of logits.
         exposed: the next operation needs what it brings, so that it hides behind nothing.
     """
 
@@ -69,11 +69,14 @@ def of_step(
         found.update(_sampling(config, mesh.model, greedy, top_logprobs))
     if mesh.expert > 1:
         format = FORMATS[stored or config.dtype]
-        token = format.bytes_for(config.width, config.width)
+        token = mesh.expert * format.bytes_for(config.width, config.width)
+        back = mesh.expert * _WORD * config.width
         for layer in config.layers:
             if layer.ffn is not None and layer.ffn.experts is not None:
-                copies = layer.ffn.experts[1]
-                found[Collective("experts", "expert", "all-to-all", 1, token * copies)] += 2
+                chosen = mesh.expert * 2 * _WORD * layer.ffn.experts[1]  # ids and weights
+                found[Collective("experts", "expert", "all-gather", 1, token)] += 1
+                found[Collective("experts", "expert", "all-gather", 1, chosen)] += 1
+                found[Collective("experts", "expert", "reduce-scatter", 1, back)] += 1
     return tuple(dataclasses.replace(each, count=n) for each, n in found.items() if n)
 
 

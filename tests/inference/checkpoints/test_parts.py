@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from configs.mesh import Mesh
 from inference.checkpoints import load, resolve
 from inference.checkpoints.hf import safetensors_file
 from inference.checkpoints.names import Stored
@@ -123,7 +124,6 @@ index, port, path = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 jax.config.update("jax_num_cpu_devices", 1)
 jax.distributed.initialize(f"localhost:{port}", 2, index)
 import numpy as np
-from configs.mesh import Mesh
 from configs.engine import Config, EngineConfig
 from configs.mesh import Mesh
 from inference import new_weights
