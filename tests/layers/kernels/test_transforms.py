@@ -167,6 +167,19 @@ def load_executables(folder):
         with pytest.raises(ValueError, match="not in a shard"):
             jax.jit(lookup)(jnp.arange(3), w)
 
+    # Each device's rows meet its own two experts; what is behind them is padding.
+    x_XD, sizes_E = _drawn(2, 48, 64), np.array([10, 0, 3, 6, 0, 12, 5, 5], np.int32)
+    w_EFD = _drawn(3, 8, 50, 64, dtype="bfloat16")
+    experts = jax.shard_map(
+        packed.grouped_product, mesh=mesh, in_specs=P("model"), out_specs=P("model"),
+        check_vma=False,
+    )  # fmt: skip
+    found = np.asarray(jax.jit(experts)(x_XD, packed.pack(w_EFD), sizes_E))
+    for device in range(4):
+        rows, own = slice(12 * device, 12 * device + 12), slice(2 * device, 2 * device + 2)
+        alone = packed.grouped_product(x_XD[rows], packed.pack(w_EFD[own]), sizes_E[own])
+        np.testing.assert_array_equal(found[rows], alone)
+
 
 def _elsewhere(folder, **environment):
     code = (

@@ -208,8 +208,8 @@ class Attender {
   void each_row(Visit visit) const {
     for (int64_t head = 0; head < heads_; head++)
       for (int64_t r = 0; r < rows_; r++)
-        visit(head * rows_ + r, first_token_ + r / group_,
-              (item_.first_head + head) * group_ + r % group_);
+        visit(head * rows_ + r, first_token_ + r / queries_,
+              (item_.first_head + head) * group_ + item_.first_query + r % queries_);
   }
 
   void start() {
@@ -272,7 +272,7 @@ class Attender {
                           kBlock, false, false});
     for (int64_t r = 0; r < rows_; r++) {
       const float decay =
-          fold<Arithmetic>(scores_ + r * kBlock, seen_[r / group_], a_.score_cap, top_[first + r],
+          fold<Arithmetic>(scores_ + r * kBlock, seen_[r / queries_], a_.score_cap, top_[first + r],
                            mass_[first + r], weights_ + r * kBlock);
       if (decay == 1) continue;
       float* const sums = out + r * out_stride_;
@@ -295,7 +295,7 @@ class Attender {
   const int64_t group_ = a_.num_heads / a_.kv_heads;
   const int64_t tokens_ = item_.stop_token - item_.first_token;
   const int64_t heads_ = item_.stop_head - item_.first_head;
-  const int64_t rows_ = tokens_ * group_;  // of a KV head
+  const int64_t queries_ = item_.stop_query - item_.first_query, rows_ = tokens_ * queries_;
   const int64_t first_token_ = item_.y * a_.num_tokens + item_.first_token;
   const int64_t depth_ = padded(a_.key_width, kDepth), wide_ = padded(a_.value_width, kLanes);
   const int64_t out_stride_ = wide_ + kLanes;  // or rows would share few lines of the cache

@@ -235,16 +235,24 @@ ffi::Error attend(ffi::ThreadPool pool, float score_cap, int64_t kv_heads, bool 
       (int64_t)last.element_count() != tokens || !fits(first) || !fits(tree_start) ||
       !fits(tree_bits) || (a.sinks && (int64_t)sinks.element_count() != a.num_heads))
     return ffi::Error::InvalidArgument("ridgeline_attend: shapes do not go together");
-  constexpr int64_t kTileRows = 128;
-  const int64_t rows = a.num_tokens * a.num_heads / a.kv_heads;
+  constexpr int64_t kTileRows = 128, kLeastQueries = 32;
+  const int64_t group = a.num_heads / a.kv_heads, rows = a.num_tokens * group;
   const int64_t most = (rows + kTileRows - 1) / kTileRows, tile = (a.num_tokens + most - 1) / most;
   const int64_t tiles = (a.num_tokens + tile - 1) / tile;
   // All heads of a row together, since they lie together, unless that leaves a thread without work.
   const int64_t heads = Y * tiles >= 4 * pool.num_threads() ? a.kv_heads : 1;
   const int64_t parts = (a.kv_heads + heads - 1) / heads;
+  // Query heads of one KV head, as latents have it, are divided where threads would have no work at
+  // all: each of them packs the same keys.
+  const int64_t idle = pool.num_threads() / (Y * tiles * parts), enough = group / kLeastQueries;
+  const int64_t splits = std::max<int64_t>(1, std::min(idle, enough));
   const Attend attend = is_float ? chosen().dense->attend_float32 : chosen().dense->attend_bfloat16;
   auto work = [&](int, int64_t piece) {
+    const int64_t split = piece % splits;
+    piece /= splits;
     AttentionItem item;
+    item.first_query = group * split / splits;
+    item.stop_query = group * (split + 1) / splits;
     item.y = piece / (tiles * parts);
     item.first_head = piece % parts * heads;
     item.stop_head = item.first_head + heads;
@@ -253,7 +261,7 @@ ffi::Error attend(ffi::ThreadPool pool, float score_cap, int64_t kv_heads, bool 
         item.first_token + tile < a.num_tokens ? item.first_token + tile : a.num_tokens;
     attend(a, item);
   };
-  parallel(pool, {Y * tiles * parts}, work);
+  parallel(pool, {Y * tiles * parts * splits}, work);
   return ffi::Error::Success();
 }
 

@@ -52,9 +52,10 @@ struct Attention {
   int64_t row_width() const { return kv_heads * (key_width + (values_in_keys ? 0 : value_width)); }
 };
 
-// A share of it: tokens [first_token, stop_token) of row y and KV heads [first_head, stop_head).
+// A share of it: tokens [first_token, stop_token) of row y and KV heads [first_head, stop_head), of
+// each the query heads [first_query, stop_query).
 struct AttentionItem {
-  int64_t y, first_token, stop_token, first_head, stop_head;
+  int64_t y, first_token, stop_token, first_head, stop_head, first_query, stop_query;
 };
 
 // What a product takes: [rows, depth] of float32 or of bfloat16, or int8 as block_product.h has it,
