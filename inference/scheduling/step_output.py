@@ -60,9 +60,9 @@ class StepResults:
         if sequence.status is Status.RUNNING:
             nth_shard, own_row = divmod(row, self._shape.num_rows)
             nth_chunk = own_row - self._shape.decode[0]
-            num_fed = num_emitted if nth_chunk < 0 else chunk.length
-            sequence.num_computed_tokens += num_fed
-            sequence.num_scheduled_tokens -= chunk.length - num_fed  # rejected drafts
+            num_kept = num_emitted if nth_chunk < 0 else chunk.length
+            sequence.num_computed_tokens += num_kept
+            sequence.num_scheduled_tokens -= chunk.most_kept - num_kept  # rejected drafts
             sequence.drafts = ()
             if sequence.scores:
                 index = nth_shard * self._shape.prefill[0] + nth_chunk
