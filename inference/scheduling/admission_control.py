@@ -27,7 +27,7 @@ class AdmissionControl:
         self._pages = pages
         self._page_tokens, self._max_context = config.page_tokens, config.max_context
         # A tree's nodes beside its longest branch, whose tokens are awaited.
-        self._num_branching = config.engine.num_drafts - config.engine.draft_levels
+        self._num_branching = max(0, config.engine.num_drafts - config.engine.draft_levels)
         self._windows = [group.spec.window for group in config.cached_model.page_groups]
         self._lengths = lengths
 
