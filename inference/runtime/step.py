@@ -400,15 +400,17 @@ def _counts_seen(
         return None
     rows, width = shape.decode
     counts_Q, bits_YW = fed[slot_Q], ragged.rectangles[0].ancestors_YW
-    tokens_YW = tokens_T[: rows * width].reshape(rows, width)
-    for earlier in range(1, width):
-        for later in range(earlier, width):
-            row, is_seen_Y = jnp.arange(rows) * width + later, jnp.uint32(1)
-            if bits_YW is not None:
-                is_seen_Y = bits_YW[:, later] >> earlier & 1
-            is_seen_Y = is_seen_Y.astype(counts_Q.dtype)
-            counts_Q = counts_Q.at[row, 1, tokens_YW[:, earlier]].add(is_seen_Y)
-    return counts_Q
+    if width == 1:
+        return counts_Q
+    # Whether the last axis' token is a draft that the other sees.
+    nth_W = jnp.arange(width, dtype=jnp.uint32)
+    is_seen = (nth_W <= nth_W[:, None]) & (nth_W > 0)
+    if bits_YW is not None:
+        is_seen &= (bits_YW[:, :, None] >> nth_W & 1) > 0
+    is_seen = jnp.broadcast_to(is_seen, (rows, width, width)).astype(counts_Q.dtype)
+    row_YW1 = jnp.arange(rows * width).reshape(rows, width, 1)
+    token_Y1W = tokens_T[: rows * width].reshape(rows, 1, width)
+    return counts_Q.at[row_YW1, 1, token_Y1W].add(is_seen)
 
 
 def _advance(
