@@ -137,10 +137,10 @@ def _measured(case: Case) -> list[str]:
     gained = 1 + counters.num_accepted / passes
     narrow, wide = _step(plain, 1), _step(drafting, 1 + case.num_drafts)
     predicted = [_predicted(case, plain, drafting, catalog.get(chip), gained) for chip in _CHIPS]
-    levels = drafting.config.engine.draft_levels
-    acceptance = " ".join(f"{rate:.2f}" for rate in counters.acceptance[:levels])
+    num_drafts = counters.num_drafts - before.num_drafts
+    acceptance = " ".join(f"{rate:.2f}" for rate in counters.acceptance)
     return [
-        case.name, f"{counters.num_accepted} of {counters.num_drafts}", acceptance,
+        case.name, f"{counters.num_accepted} of {num_drafts}", acceptance,
         f"{gained:.2f}", f"{wide / narrow:.2f}", f"{gained * narrow / wide:.2f}",
         f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
         *(f"{ratio:.2f}" for ratio in predicted), f"{sum(same)} of {len(same)}",

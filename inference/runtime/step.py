@@ -182,7 +182,7 @@ def step(
     output = StepOutput(
         tokens=by_row(ids_Q),
         num_emitted=num_emitted_Y,
-        num_drafts=_num_drafts(shape, batch),
+        **_drafted(shape, drafts, ragged),
         finite=(finite_YW | ~used_YW).all(-1),
         logprobs=by_row(logprob_Q),
         top_ids=by_row(top_Qn[1]),
@@ -362,12 +362,19 @@ def _verify(
     return ids_Q.at[:num_decode].set(ids_RW.ravel()), found.num_emitted_R - 1, path_RW
 
 
-def _num_drafts(shape: StepShape, batch: Batch) -> jax.Array:
-    """i32[Y], how many each row has verified; [0] where no row can."""
+def _drafted(shape: StepShape, drafts: Drafts | None, ragged: Ragged) -> dict[str, jax.Array]:
+    """How many drafts each row has verified, and how deep they lie."""
     rows, width = shape.decode
     if rows == 0 or width == 1:
-        return jnp.zeros(0, jnp.int32)
-    return jnp.pad(jnp.maximum(batch.query_length_Y[:rows] - 1, 0), (0, shape.prefill[0]))
+        return dict.fromkeys(("num_drafts", "num_levels"), jnp.zeros(0, jnp.int32))
+    rectangle = ragged.rectangles[0]
+    is_used_Rk = rectangle.valid_YW[:, 1:]
+    if drafts is not None and drafts.parent_Rk is not None:
+        is_used_Rk &= drafts.tokens_Rk >= 0
+    level_Rk = rectangle.position_YW[:, 1:] - rectangle.position_YW[:, :1]
+    level_R = jnp.where(is_used_Rk, level_Rk, 0).max(1)
+    found = {"num_drafts": is_used_Rk.sum(1, dtype=jnp.int32), "num_levels": level_R}
+    return {name: jnp.pad(x_R, (0, shape.prefill[0])) for name, x_R in found.items()}
 
 
 def _fed_counts(

@@ -200,9 +200,10 @@ class Scheduler:
             if sequence.status is Status.FINISHED:
                 continue
             if num_drafted := results.num_drafted(row):
-                self.counters.verified[num_drafted, results.num_accepted(row)] += 1
-            if self.draft_policy is not None and chunk.num_drafts:
-                self.draft_policy.verified(sequence, chunk.num_drafts, results.num_accepted(row))
+                self.counters.num_drafts += num_drafted
+                self.counters.verified[results.num_levels(row), results.num_accepted(row)] += 1
+            if self.draft_policy is not None and (asked := chunk.most_accepted):
+                self.draft_policy.verified(sequence, asked, results.num_accepted(row))
             tokens, reason = results.commit(row, chunk)
             if reason is not None:
                 self.finish(sequence, reason)

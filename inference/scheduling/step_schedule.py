@@ -115,7 +115,7 @@ class DraftPolicy(Protocol):
         """
 
     def verified(self, sequence: Sequence, num_asked: int, num_accepted: int) -> None:
-        """Takes what became of a sequence's drafts."""
+        """Takes what became of a sequence's drafts, of which so many could be accepted."""
 
     def took(self, shape: StepShape, seconds: float) -> None:
         """Takes the time of a step."""
@@ -250,15 +250,11 @@ class Counters:
     num_restored_pages: int = 0  # copied back
     peak_running: int = 0
     num_passes: int = 0  # decode rows: each yields a token and the drafts that it accepts
-    # Rows by (drafts that they verified, drafts of these that they accepted), where there were any.
+    num_drafts: int = 0  # that were verified
+    # Rows by (most drafts that they could accept, drafts that they did), where there were any.
     verified: collections.Counter[tuple[int, int]] = dataclasses.field(
         default_factory=collections.Counter
     )
-
-    @property
-    def num_drafts(self) -> int:
-        """Drafts that were verified."""
-        return sum(count * drafts for (drafts, _), count in self.verified.items())
 
     @property
     def num_accepted(self) -> int:
@@ -272,7 +268,7 @@ class Counters:
         """
         found, n = [], 0
         while tried := sum(
-            count for (drafts, accepted), count in self.verified.items() if drafts > n <= accepted
+            count for (levels, accepted), count in self.verified.items() if levels > n <= accepted
         ):
             right = sum(count for (_, accepted), count in self.verified.items() if accepted > n)
             found.append(right / tried)

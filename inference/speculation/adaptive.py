@@ -77,9 +77,7 @@ class AdaptiveDrafts:
         return width - 1
 
     def verified(self, sequence: Sequence, num_asked: int, num_accepted: int) -> None:
-        """Takes what became of a sequence's drafts, those that its proposer did not have among
-        them.
-        """
+        """As `DraftPolicy` says; those that its proposer did not have are among them."""
         own = self._rates.get(sequence.id, [])
         for rates, shift in ((own, _SHIFT), (self.acceptance, _ALL_SHIFT)):
             for n in range(min(num_asked, len(rates))):

@@ -68,7 +68,7 @@ class Eagle(HiddenStates):
         """Level by level, each fed with those above it, whose entries are written anew."""
         growth = _Growth(self, params, cache, state, asked)
         parent, rank = np.array((0, *tree.parents)), np.array((0, *tree.rank))
-        found = []
+        found: list[jax.Array] = []
         for depth in range(1, 1 + tree.levels):
             above, below = np.array(tree.level(depth - 1)), np.array(tree.level(depth))
             if found:

@@ -248,6 +248,7 @@ def test_a_tree_changes_no_token(model, kind, count, name, monkeypatch):
     counters = engine.scheduler.counters
     longest = max(accepted for _, accepted in counters.verified)
     assert 1 < longest <= 3 and counters.num_accepted > 20
+    assert len(counters.acceptance) <= 3  # levels, whatever the number of drafts
 
 
 @pytest.mark.long

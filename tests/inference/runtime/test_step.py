@@ -16,6 +16,7 @@ from inference.runtime.model_runner import ModelRunner
 from inference.scheduling.sequence import Sequence
 from inference.scheduling.step_shapes import StepShape
 from inference.speculation import draft_tree
+from inference.speculation.proposer import Drafts
 from layers.ragged import Ragged, Rectangle
 from tests import accelerators, compiling, fakes
 
@@ -378,6 +379,23 @@ def test_a_draft_counts_where_it_is_seen(is_tree):
                 expected[row * width + node, 1, tokens[row * width + above]] += 1
                 above = parents[row][above - 1] if is_tree else above - 1
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.quick_code
+def test_a_tree_is_as_deep_as_its_used_nodes():
+    parents = jnp.array([[0, 0, 1, 3, 2]] * 4)
+    tokens = jnp.array([[7] * 5, [7] * 5, [7, 7, -1, -1, 7], [7] * 5])
+    valid = jnp.arange(6) < jnp.array([6, 3, 6, 1])[:, None]
+    position = jnp.arange(6) + 10 * jnp.arange(4)[:, None]
+    chains = Rectangle(jnp.arange(4), position, valid, ())
+    trees = Ragged((draft_tree.branching(chains, parents, 3),))
+    shape = StepShape((4, 6), (1, 4))
+    found = step._drafted(shape, Drafts(tokens, None, parents, 3), trees)
+    assert {name: x.tolist() for name, x in found.items()} == {
+        "num_drafts": [5, 2, 3, 0, 0], "num_levels": [3, 1, 2, 0, 0],
+    }  # fmt: skip
+    found = step._drafted(shape, None, Ragged((chains,)))
+    assert found["num_drafts"].tolist() == found["num_levels"].tolist() == [5, 2, 5, 0, 0]
 
 
 @pytest.mark.quick_code

@@ -67,7 +67,8 @@ def fake_output(schedule, token=lambda row, w: 1, is_finite=lambda row: True):
         )
         num_emitted[where] = row.emits * (1 + len(list(agree)))
     return types.SimpleNamespace(
-        tokens=tokens, num_emitted=num_emitted, num_drafts=np.zeros(0, int), finite=finite,
+        tokens=tokens, num_emitted=num_emitted, num_drafts=np.zeros(0, int),
+        num_levels=np.zeros(0, int), finite=finite,
         logprobs=np.zeros(tokens.shape),
         top_ids=np.zeros((*tokens.shape, 0), int), top_logprobs=np.zeros((*tokens.shape, 0)),
         target_logprobs=np.zeros(chunks), target_top_ids=np.zeros((*chunks, 0), int),
