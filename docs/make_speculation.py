@@ -34,7 +34,7 @@ _PAGE = Path(__file__).with_name("speculation.md")
 _BEGIN = "<!-- written by docs/make_speculation.py -->"
 _PAIRS = 3
 _K = 4
-_TREE, _LEVELS = 31, 4
+_TREE = 31
 _BATCH, _BATCH_PAIRS, _IN_BATCHES = 32, 8, ("questions, EAGLE heads",)
 _CHIPS = ("h100", "v5e")
 _TRAINED = cache_directory.path() / "trained"
@@ -182,17 +182,13 @@ def _engine(case: Case, drafts: bool, seqs: int = 1) -> Engine:
     config = Config(resolved.config, engine)
     draft = None
     if drafts:
-        tree: dict[str, Any] = {}
-        if case.is_tree and case.proposer == "eagle":
-            tree = dict(draft_tree.sizes(case.num_drafts))
-        elif case.is_tree:
-            tree = {"draft_tree": draft_tree.likeliest(case.num_drafts, _LEVELS)}
+        if case.draft is not None:
+            draft = resolve.resolve(str(case.draft), drafts=True)
+        tree = draft_tree.settings(draft.config, case.num_drafts) if case.is_tree else {}
         engine = dataclasses.replace(
             engine, proposer=case.proposer, num_drafts=case.num_drafts, adapt_drafts=seqs > 1,
             **tree,
         )  # fmt: skip
-        if case.draft is not None:
-            draft = resolve.resolve(str(case.draft), drafts=True)
         own = draft and dataclasses.replace(draft.config, dtype=resolved.config.dtype)
         config = dataclasses.replace(config, engine=engine, draft=own)
     return Engine.from_checkpoint(config, resolved.open(None), draft=draft and draft.open(None))

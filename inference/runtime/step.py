@@ -8,7 +8,7 @@ sequence and a sink row for padding. Phases differ only in data; `StepShape` alo
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -168,10 +168,8 @@ def step(
         ids_Q = summary.best_Q
         if not shape.greedy:
             ids_Q = sampler.sample(logits_QV, summary, own, position_Q, counts)
-        asked_Q = logits_QV, own, position_Q, counts
-        ids_Q, num_accepted_R, path_RW = _verify(
-            config, shape, ids_Q, asked_Q, batch, drafts, ragged
-        )
+        law = _Law(logits_QV, own, position_Q, counts)
+        ids_Q, num_accepted_R, path_RW = _verify(config, shape, ids_Q, law, batch, drafts, ragged)
         logprob_Q, finite_Q = sampler.log_probs(logits_QV, summary, ids_Q)
         top_Qn = sampler.top_log_probs(logits_QV, summary, config.engine.top_logprobs)
     num_accepted_Y = jnp.pad(num_accepted_R, (0, shape.prefill[0]))
@@ -316,17 +314,26 @@ def _rows_of_logits(x_Q: jax.Array, shape: StepShape, path_RW: jax.Array | None)
     return jnp.concatenate([decode, jnp.pad(chunks, padding)])
 
 
+class _Law(NamedTuple):
+    """What `sampler.law` takes, a row for each row of logits."""
+
+    logits_QV: jax.Array
+    sampling: SlotSampling
+    position_Q: jax.Array
+    counts: jax.Array | None
+
+
 def _verify(
     config: Config,
     shape: StepShape,
     ids_Q: jax.Array,
-    asked_Q: tuple[jax.Array, SlotSampling, jax.Array, jax.Array | None],
+    law: _Law,
     batch: Batch,
     drafts: Drafts | None,
     ragged: Ragged,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """The ids that stand, i32[Q], how many drafts each decode row accepts, i32[R], and of trees the
-    accepted paths; `ids_Q` are plain decoding's, drawn from the law of `asked_Q`.
+    accepted paths; `ids_Q` are plain decoding's, drawn from `law`.
     """
     rows, width = shape.decode
     num_decode = rows * width
@@ -345,10 +352,10 @@ def _verify(
     if rule == "coupled":
         found = trees.coupled(ids_RW, token_RW, parent_RN, most)
         return ids_Q, found.num_emitted_R - 1, found.path_RW
-    own = jax.tree.map(lambda x: x[:num_decode], asked_Q)
+    own = jax.tree.map(lambda x: x[:num_decode], law)
     law_RWV = sampler.law(*own).reshape(rows, width, -1)
     first = slice(0, num_decode, width)
-    seed_R2, position_R = own[1].seed[first], own[2][first]
+    seed_R2, position_R = own.sampling.seed[first], own.position_Q[first]
     if rule == "rejection" and not is_tree:
         ids_RW, num_emitted_R = rejection.verify(
             law_RWV, seed_R2, position_R, token_RW[:, 1:], num_drafts_R, drafts.law_RkV

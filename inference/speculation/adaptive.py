@@ -10,8 +10,9 @@ nanoseconds.
 import collections
 from collections.abc import Sequence as Items
 
+from configs.engine import EngineConfig
 from inference.scheduling.sequence import Sequence
-from inference.scheduling.step_shapes import StepShape, choose
+from inference.scheduling.step_shapes import StepShape, choose, enumerate_shapes
 
 _ONE = 1 << 16
 _HOPE = _ONE // 2  # that a first draft is accepted, before anything is known
@@ -30,12 +31,11 @@ class AdaptiveDrafts:
             asked for.
     """
 
-    def __init__(self, shapes: Items[StepShape], num_levels: int):
-        """`shapes` as `Scheduler.shapes`, `num_levels` as `EngineConfig.draft_levels`."""
-        self._shapes = tuple(shape for shape in shapes if not shape.prefill[0])
+    def __init__(self, engine: EngineConfig):
+        self._shapes = tuple(shape for shape in enumerate_shapes(engine) if not shape.prefill[0])
         self._widths = sorted({shape.decode[1] for shape in self._shapes})
         self._most = {
-            width: min(width, 1 + num_levels) for width in self._widths
+            width: min(width, 1 + engine.draft_levels) for width in self._widths
         }  # tokens of a row
         # What is hoped for is lost when it does not come: at this pace a width loses its own share.
         self._pace = _PATIENCE * sum(self._most.values())

@@ -25,15 +25,11 @@ def decoding(count):
     ]
 
 
-def policy_of(engine=ENGINE):
-    return AdaptiveDrafts(enumerate_shapes(engine), engine.draft_levels)
-
-
 def run(count, acceptance, cost, steps=4000, seed=0, engine=ENGINE, skip=0):
     """Tokens a second of a policy's steps, but for the first, and how many drafts they verified;
     `cost(rows, width)` in seconds.
     """
-    rng, policy = np.random.default_rng(seed), policy_of(engine)
+    rng, policy = np.random.default_rng(seed), AdaptiveDrafts(engine)
     sequences, seconds, tokens, chosen, ran = decoding(count), 0.0, 0, [], set()
     for step in range(steps):
         if step == skip:
@@ -90,7 +86,7 @@ def test_trials_lose_less_than_one_step_in_200(engine, growth):
 
 
 def test_what_changes_is_noticed():
-    policy = policy_of()
+    policy = AdaptiveDrafts(ENGINE)
     sequences = decoding(1)
     for acceptance, expected in ((0, 0), (4, 4), (0, 0)):
         chosen = []
@@ -104,20 +100,20 @@ def test_what_changes_is_noticed():
 
 
 def test_without_anything_to_draft_for_there_are_no_drafts():
-    policy = policy_of()
+    policy = AdaptiveDrafts(ENGINE)
     (sequence,) = decoding(1)
     sequence.speculates = False
     assert policy.choose([sequence], 1, True) == policy.choose([], 0, True) == 0
 
 
 def test_a_step_that_never_comes_is_not_waited_for():
-    policy = policy_of()
+    policy = AdaptiveDrafts(ENGINE)
     assert {policy.choose(decoding(3), 3, True) for _ in range(40)} == {0, 2, 4}
     assert policy.choose(decoding(3), 3, True) == 4
 
 
 def test_beside_prompts_drafts_cost_what_they_cost_alone():
-    policy, sequences = policy_of(), decoding(32)
+    policy, sequences = AdaptiveDrafts(ENGINE), decoding(32)
     assert policy.choose(sequences, 32, False) == 4  # nothing is known
     for _ in range(40):
         k = policy.choose(sequences, 32, True)
