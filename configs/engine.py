@@ -174,7 +174,15 @@ class EngineConfig:
         if self.adapt_drafts and not self.proposer:
             raise InputError("engine.adapt_drafts needs engine.proposer")
         if self.has_trees or self.tree_branches:
-            heads.check_tree(self)
+            heads.check_tree(
+                self.proposer, self.num_drafts, self.draft_tree, self.tree_levels,
+                self.tree_branches,
+            )  # fmt: skip
+            if self.deterministic:
+                raise InputError(
+                    "a tree of drafts goes without engine.deterministic: branches lie between a "
+                    "sequence's keys, and sums over them round differently"
+                )
         if self.acceptance != "coupled" and (self.deterministic or not self.proposer):
             raise InputError(
                 f"engine.acceptance={self.acceptance} goes with a proposer and without "

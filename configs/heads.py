@@ -128,8 +128,10 @@ class Medusa(Heads):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.num_heads <= 31:
-            raise InputError(f"model.num_heads is from 1 to 31, not {self.num_heads}")
+        if not 1 <= self.num_heads <= MOST_TREE_DRAFTS:
+            raise InputError(
+                f"model.num_heads is from 1 to {MOST_TREE_DRAFTS}, not {self.num_heads}"
+            )
 
     def parameters(self) -> dict[str, Any]:
         """As `ModelConfig` says."""
@@ -146,43 +148,43 @@ class Medusa(Heads):
         return ParamInfo((self.width, self.width), self.dtype, ("embed", None), "zeros")
 
 
-def check_tree(engine: Any) -> None:
-    """Refuses an `EngineConfig` whose drafts cannot branch as it says.
+def check_tree(
+    proposer: str | None, num_drafts: int, tree: tuple[int, ...], levels: int, branches: int
+) -> None:
+    """Refuses drafts that cannot branch as the fields of an engine say.
+
+    Args:
+        proposer, num_drafts: as `EngineConfig` has them.
+        tree: its `draft_tree`.
+        levels, branches: its `tree_levels` and `tree_branches`.
 
     Raises:
         InputError: what would be valid.
     """
-    tree, levels, branches = engine.draft_tree, engine.tree_levels, engine.tree_branches
     name, drafting = ("draft_tree", BRANCHING) if tree else ("tree_levels", BRANCHING[:1])
-    if engine.proposer not in drafting:
+    if proposer not in drafting:
         raise InputError(
-            f"engine.{name} goes with engine.proposer {' or '.join(drafting)}, not with "
-            f"{engine.proposer}"
+            f"engine.{name} goes with engine.proposer {' or '.join(drafting)}, not with {proposer}"
         )
-    if engine.num_drafts > MOST_TREE_DRAFTS:
+    if num_drafts > MOST_TREE_DRAFTS:
         raise InputError(
-            f"engine.num_drafts is at most {MOST_TREE_DRAFTS} of a tree, not {engine.num_drafts}"
-        )
-    if engine.deterministic:
-        raise InputError(
-            f"engine.{name} goes without engine.deterministic: branches lie between a sequence's "
-            "keys, and sums over them round differently"
+            f"engine.num_drafts is at most {MOST_TREE_DRAFTS} of a tree, not {num_drafts}"
         )
     if not tree:
         most = branches + (levels - 1) * branches**2
-        if levels < 1 or branches < 1 or not branches * (levels - 1) <= engine.num_drafts <= most:
+        if levels < 1 or branches < 1 or not branches * (levels - 1) <= num_drafts <= most:
             raise InputError(
                 "engine.tree_levels and engine.tree_branches are at least 1, and engine.num_drafts "
                 f"is from branches x (levels - 1) to branches + (levels - 1) x branches^2, not "
-                f"{engine.num_drafts} with {levels} and {branches}"
+                f"{num_drafts} with {levels} and {branches}"
             )
         return
     if levels or branches:
         raise InputError("engine.draft_tree says all of a tree: leave tree_levels, tree_branches")
-    if len(tree) != engine.num_drafts:
+    if len(tree) != num_drafts:
         raise InputError(
             "engine.draft_tree names the node that each of "
-            f"engine.num_drafts={engine.num_drafts} drafts follows, not {len(tree)}"
+            f"engine.num_drafts={num_drafts} drafts follows, not {len(tree)}"
         )
     is_before = all(0 <= parent < n for n, parent in enumerate(tree, 1))
     if not is_before or list(tree) != sorted(tree):

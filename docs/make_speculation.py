@@ -34,7 +34,7 @@ _PAGE = Path(__file__).with_name("speculation.md")
 _BEGIN = "<!-- written by docs/make_speculation.py -->"
 _PAIRS = 3
 _K = 4
-_TREE, _LEVELS = 31, 4
+_TREE = 31
 _BATCH, _BATCH_PAIRS, _IN_BATCHES = 32, 8, ("questions, EAGLE heads",)
 _CHIPS = ("h100", "v5e")
 _TRAINED = cache_directory.path() / "trained"
@@ -137,10 +137,10 @@ def _measured(case: Case) -> list[str]:
     gained = 1 + counters.num_accepted / passes
     narrow, wide = _step(plain, 1), _step(drafting, 1 + case.num_drafts)
     predicted = [_predicted(case, plain, drafting, catalog.get(chip), gained) for chip in _CHIPS]
-    levels = drafting.config.engine.draft_levels
-    acceptance = " ".join(f"{rate:.2f}" for rate in counters.acceptance[:levels])
+    num_drafts = counters.num_drafts - before.num_drafts
+    acceptance = " ".join(f"{rate:.2f}" for rate in counters.acceptance)
     return [
-        case.name, f"{counters.num_accepted} of {counters.num_drafts}", acceptance,
+        case.name, f"{counters.num_accepted} of {num_drafts}", acceptance,
         f"{gained:.2f}", f"{wide / narrow:.2f}", f"{gained * narrow / wide:.2f}",
         f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
         *(f"{ratio:.2f}" for ratio in predicted), f"{sum(same)} of {len(same)}",
@@ -182,17 +182,13 @@ def _engine(case: Case, drafts: bool, seqs: int = 1) -> Engine:
     config = Config(resolved.config, engine)
     draft = None
     if drafts:
-        tree: dict[str, Any] = {}
-        if case.is_tree and case.proposer == "eagle":
-            tree = dict(draft_tree.sizes(case.num_drafts))
-        elif case.is_tree:
-            tree = {"draft_tree": draft_tree.likeliest(case.num_drafts, _LEVELS)}
+        if case.draft is not None:
+            draft = resolve.resolve(str(case.draft), drafts=True)
+        tree = draft_tree.settings(draft.config, case.num_drafts) if case.is_tree else {}
         engine = dataclasses.replace(
             engine, proposer=case.proposer, num_drafts=case.num_drafts, adapt_drafts=seqs > 1,
             **tree,
         )  # fmt: skip
-        if case.draft is not None:
-            draft = resolve.resolve(str(case.draft), drafts=True)
         own = draft and dataclasses.replace(draft.config, dtype=resolved.config.dtype)
         config = dataclasses.replace(config, engine=engine, draft=own)
     return Engine.from_checkpoint(config, resolved.open(None), draft=draft and draft.open(None))

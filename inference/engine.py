@@ -74,7 +74,7 @@ class Engine:
         self._input_processor = InputProcessor(config, tokenizer, self.eos_ids, why_no_text)
         self.scheduler = Scheduler(config, swap_policy.offload_policy(config))
         if config.engine.adapt_drafts:
-            self.scheduler.draft_policy = AdaptiveDrafts(self.scheduler.shapes)
+            self.scheduler.draft_policy = AdaptiveDrafts(config.engine)
         self._steps = StepsInFlight(self.scheduler, self.model_runner)
         self.records = self._steps.records
         self._requests: dict[int, RequestState] = {}  # by the ids of their sequences

@@ -20,7 +20,8 @@ class Rectangle:
     cache is its position. With it they are a tree of drafts: the first is the root, and a token's
     position follows from its depth, so that branches share positions but no KV positions.
 
-    Padding tokens are not valid; they stand at the newest valid position, so they widen no range.
+    Padding tokens are not valid; they stand at the newest valid token's place in the cache, so they
+    widen no range. In a tree that is no token's position: ranges of positions are of valid tokens.
     """
 
     slot_Y: jax.Array  # i32[Y], the last slot is the sink of padding rows

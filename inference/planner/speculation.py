@@ -122,7 +122,7 @@ def _drafting_work(config: Config, record: StepRecord) -> Iterator[Work]:
         return
     starts = [context - queries + 1 for queries, context in record.rows]  # with the newest token
     if isinstance(config.draft, Medusa):
-        yield from [Work(num_rows, (), num_rows)] * engine.draft_levels
+        yield from [Work(num_rows, (), num_rows)] * min(engine.draft_levels, width - 1)
     elif not engine.has_trees:
         for n in range(width - isinstance(config.draft, Eagle)):
             yield Work(num_rows, tuple(Rows(1, 1, start + n) for start in starts), num_rows)

@@ -8,7 +8,7 @@ sequence and a sink row for padding. Phases differ only in data; `StepShape` alo
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -171,10 +171,8 @@ def step(
         ids_Q = summary.best_Q
         if not shape.greedy:
             ids_Q = sampler.sample(logits_QV, summary, own, position_Q, counts)
-        asked_Q = logits_QV, own, position_Q, counts
-        ids_Q, num_accepted_R, path_RW = _verify(
-            config, shape, ids_Q, asked_Q, batch, drafts, ragged
-        )
+        law = _Law(logits_QV, own, position_Q, counts)
+        ids_Q, num_accepted_R, path_RW = _verify(config, shape, ids_Q, law, batch, drafts, ragged)
         logprob_Q, finite_Q = sampler.log_probs(logits_QV, summary, ids_Q)
         top_Qn = sampler.top_log_probs(logits_QV, summary, config.engine.top_logprobs)
     num_accepted_Y = jnp.pad(num_accepted_R, (0, shape.prefill[0]))
@@ -185,7 +183,7 @@ def step(
     output = StepOutput(
         tokens=by_row(ids_Q),
         num_emitted=num_emitted_Y,
-        num_drafts=_num_drafts(shape, batch),
+        **_drafted(shape, drafts, ragged),
         finite=(finite_YW | ~used_YW).all(-1),
         logprobs=by_row(logprob_Q),
         top_ids=by_row(top_Qn[1]),
@@ -322,17 +320,26 @@ def _rows_of_logits(x_Q: jax.Array, shape: StepShape, path_RW: jax.Array | None)
     return jnp.concatenate([decode, jnp.pad(chunks, padding)])
 
 
+class _Law(NamedTuple):
+    """What `sampler.law` takes, a row for each row of logits."""
+
+    logits_QV: jax.Array
+    sampling: SlotSampling
+    position_Q: jax.Array
+    counts: jax.Array | None
+
+
 def _verify(
     config: Config,
     shape: StepShape,
     ids_Q: jax.Array,
-    asked_Q: tuple[jax.Array, SlotSampling, jax.Array, jax.Array | None],
+    law: _Law,
     batch: Batch,
     drafts: Drafts | None,
     ragged: Ragged,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """The ids that stand, i32[Q], how many drafts each decode row accepts, i32[R], and of trees the
-    accepted paths; `ids_Q` are plain decoding's, drawn from the law of `asked_Q`.
+    accepted paths; `ids_Q` are plain decoding's, drawn from `law`.
     """
     rows, width = shape.decode
     num_decode = rows * width
@@ -351,10 +358,10 @@ def _verify(
     if rule == "coupled":
         found = trees.coupled(ids_RW, token_RW, parent_RN, most)
         return ids_Q, found.num_emitted_R - 1, found.path_RW
-    own = jax.tree.map(lambda x: x[:num_decode], asked_Q)
+    own = jax.tree.map(lambda x: x[:num_decode], law)
     law_RWV = sampler.law(*own).reshape(rows, width, -1)
     first = slice(0, num_decode, width)
-    seed_R2, position_R = own[1].seed[first], own[2][first]
+    seed_R2, position_R = own.sampling.seed[first], own.position_Q[first]
     if rule == "rejection" and not is_tree:
         ids_RW, num_emitted_R = rejection.verify(
             law_RWV, seed_R2, position_R, token_RW[:, 1:], num_drafts_R, drafts.law_RkV
@@ -368,12 +375,19 @@ def _verify(
     return ids_Q.at[:num_decode].set(ids_RW.ravel()), found.num_emitted_R - 1, path_RW
 
 
-def _num_drafts(shape: StepShape, batch: Batch) -> jax.Array:
-    """i32[Y], how many each row has verified; [0] where no row can."""
+def _drafted(shape: StepShape, drafts: Drafts | None, ragged: Ragged) -> dict[str, jax.Array]:
+    """How many drafts each row has verified, and how deep they lie."""
     rows, width = shape.decode
     if rows == 0 or width == 1:
-        return jnp.zeros(0, jnp.int32)
-    return jnp.pad(jnp.maximum(batch.query_length_Y[:rows] - 1, 0), (0, shape.prefill[0]))
+        return dict.fromkeys(("num_drafts", "num_levels"), jnp.zeros(0, jnp.int32))
+    rectangle = ragged.rectangles[0]
+    is_used_Rk = rectangle.valid_YW[:, 1:]
+    if drafts is not None and drafts.parent_Rk is not None:
+        is_used_Rk &= drafts.tokens_Rk >= 0
+    level_Rk = rectangle.position_YW[:, 1:] - rectangle.position_YW[:, :1]
+    level_R = jnp.where(is_used_Rk, level_Rk, 0).max(1)
+    found = {"num_drafts": is_used_Rk.sum(1, dtype=jnp.int32), "num_levels": level_R}
+    return {name: jnp.pad(x_R, (0, shape.prefill[0])) for name, x_R in found.items()}
 
 
 def _fed_counts(
@@ -406,15 +420,17 @@ def _counts_seen(
         return None
     rows, width = shape.decode
     counts_Q, bits_YW = fed[slot_Q], ragged.rectangles[0].ancestors_YW
-    tokens_YW = tokens_T[: rows * width].reshape(rows, width)
-    for earlier in range(1, width):
-        for later in range(earlier, width):
-            row, is_seen_Y = jnp.arange(rows) * width + later, jnp.uint32(1)
-            if bits_YW is not None:
-                is_seen_Y = bits_YW[:, later] >> earlier & 1
-            is_seen_Y = is_seen_Y.astype(counts_Q.dtype)
-            counts_Q = counts_Q.at[row, 1, tokens_YW[:, earlier]].add(is_seen_Y)
-    return counts_Q
+    if width == 1:
+        return counts_Q
+    # Whether the last axis' token is a draft that the other sees.
+    nth_W = jnp.arange(width, dtype=jnp.uint32)
+    is_seen = (nth_W <= nth_W[:, None]) & (nth_W > 0)
+    if bits_YW is not None:
+        is_seen &= (bits_YW[:, :, None] >> nth_W & 1) > 0
+    is_seen = jnp.broadcast_to(is_seen, (rows, width, width)).astype(counts_Q.dtype)
+    row_YW1 = jnp.arange(rows * width).reshape(rows, width, 1)
+    token_Y1W = tokens_T[: rows * width].reshape(rows, 1, width)
+    return counts_Q.at[row_YW1, 1, token_Y1W].add(is_seen)
 
 
 def _advance(

@@ -146,7 +146,7 @@ def best(
     Args:
         logits_QV, sampling, position_Q, counts: as `sample`.
         n: at most the number of candidates.
-        is_drawn: with the noise of `sample`; else the likeliest, whatever the temperature.
+        is_drawn: with the noise of `sample`; else the likeliest of those it may draw.
 
     Returns:
         i32[Q, n], -1 where fewer are left; and how sure that is, f32[Q, n]: the log of a share.
@@ -156,14 +156,14 @@ def best(
     num = min(_CANDIDATES, logits_QV.shape[1])
     values_QJ, ids_QJ = topk.top_n(edited_QV, maxima_QG, num)
     scaled_QJ = _scale(values_QJ, sampling)
+    if target_is_cpu():
+        floor_Q = _floor(edited_QV, maxima_QG, sampling)
+    else:
+        floor_Q = _whole_floor(_scale(edited_QV, sampling), sampling)
+    drawn_QJ = _keep(scaled_QJ, floor_Q)
     if is_drawn:
-        if target_is_cpu():
-            floor_Q = _floor(edited_QV, maxima_QG, sampling)
-        else:
-            floor_Q = _whole_floor(_scale(edited_QV, sampling), sampling)
-        noise_QJ = gumbel.gumbel(gumbel.row_keys(sampling.seed, position_Q), ids_QJ)
-        is_greedy_Q1 = (sampling.temperature == 0)[:, None]
-        scaled_QJ = jnp.where(is_greedy_Q1, scaled_QJ, _keep(scaled_QJ, floor_Q) + noise_QJ)
+        drawn_QJ += gumbel.gumbel(gumbel.row_keys(sampling.seed, position_Q), ids_QJ)
+    scaled_QJ = jnp.where((sampling.temperature == 0)[:, None], scaled_QJ, drawn_QJ)
     score_Qn, nth_Qn = lax.top_k(scaled_QJ, min(n, num))
     ids_Qn = jnp.take_along_axis(ids_QJ, nth_Qn, axis=1)
     ids_Qn = jnp.where(score_Qn > -jnp.inf, ids_Qn, -1)

@@ -25,7 +25,9 @@ class AdmissionControl:
     def __init__(self, config: Config, pages: PageManager, lengths: "LengthStatistics"):
         """`lengths` are those of finished requests."""
         self._pages = pages
-        self._page_tokens = config.page_tokens
+        self._page_tokens, self._max_context = config.page_tokens, config.max_context
+        # A tree's nodes beside its longest branch, whose tokens are awaited.
+        self._num_branching = max(0, config.engine.num_drafts - config.engine.draft_levels)
         self._windows = [group.spec.window for group in config.cached_model.page_groups]
         self._lengths = lengths
 
@@ -56,10 +58,13 @@ class AdmissionControl:
         remaining = sequence.num_remaining_tokens
         if not is_longest:
             remaining = self._lengths.remaining(sequence.num_output_tokens, remaining)
-        shared = num_cached_tokens // self._page_tokens
+        shared, remaining = num_cached_tokens // self._page_tokens, max(0, remaining - 1)
+        num_tokens = len(sequence.tokens) + sequence.num_awaited_tokens
+        if sequence.speculates and self._num_branching:
+            num_tokens = min(num_tokens + self._num_branching, self._max_context - remaining)
         return Demand(
-            len(sequence.tokens) + sequence.num_awaited_tokens,
-            max(0, remaining - 1),
+            num_tokens,
+            remaining,
             tuple(shared if window is None else 0 for window in self._windows),
         )
 

@@ -40,6 +40,6 @@ class WholeBatches:
         num_shards = self._config.mesh.num_groups
         if len(waiting) >= num_shards * self._config.engine.max_seqs:
             return True
-        peaks = [self._config.peak_pages(sequence.max_length) for sequence in waiting]
+        peaks = [self._config.peak_pages(sequence.max_positions) for sequence in waiting]
         totals = map(sum, zip(*peaks, strict=True))
         return any(n > num_shards * m for n, m in zip(totals, self._num_usable_pages, strict=True))

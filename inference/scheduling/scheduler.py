@@ -196,13 +196,14 @@ class Scheduler:
             sequence = chunk.sequence
             sequence.num_rows_in_flight -= 1
             sequence.num_awaited_tokens -= chunk.most_emitted
-            sequence.num_drafts_in_flight -= chunk.num_drafts
+            sequence.num_drafts_in_flight -= chunk.most_accepted
             if sequence.status is Status.FINISHED:
                 continue
             if num_drafted := results.num_drafted(row):
-                self.counters.verified[num_drafted, results.num_accepted(row)] += 1
-            if self.draft_policy is not None and chunk.num_drafts:
-                self.draft_policy.verified(sequence, chunk.num_drafts, results.num_accepted(row))
+                self.counters.num_drafts += num_drafted
+                self.counters.verified[results.num_levels(row), results.num_accepted(row)] += 1
+            if self.draft_policy is not None and (asked := chunk.most_accepted):
+                self.draft_policy.verified(sequence, asked, results.num_accepted(row))
             tokens, reason = results.commit(row, chunk)
             if reason is not None:
                 self.finish(sequence, reason)
@@ -234,12 +235,20 @@ class Scheduler:
         self.waiting.add(sequence)
 
     def _check_fits(self, sequence: Sequence) -> None:
-        """Limits a new sequence to the context; raises InputError where it cannot finish."""
-        sequence.max_length = min(sequence.max_length, self._config.max_context)
+        """Limits a new sequence to context and pages; raises InputError where it cannot finish."""
+        longest, usable = self._config.max_context, self._num_usable_pages
+        sequence.max_length = sequence.max_positions = min(sequence.max_length, longest)
         width = max(1, sequence.params.beam_width)
-        peak = self._config.peak_pages(sequence.max_length)
-        usable = self._num_usable_pages
-        if any(width * n > most for n, most in zip(peak, usable, strict=True)):
+
+        def fits(num_positions: int) -> bool:
+            peak = self._config.peak_pages(num_positions)
+            return all(width * n <= most for n, most in zip(peak, usable, strict=True))
+
+        if sequence.speculates and self._engine.has_trees:
+            with_nodes = min(sequence.max_length + self._engine.num_drafts, longest)
+            if fits(with_nodes):  # else trees shrink where the answer ends
+                sequence.max_positions = with_nodes
+        if not fits(sequence.max_length):
             what = f"a request of {sequence.max_length} tokens"
             if width > 1:  # resumed beams may share nothing
                 what = f"a beam search of {width} beams of {sequence.max_length} tokens"

@@ -32,8 +32,8 @@ class FinishReason(enum.StrEnum):
 class Sequence:
     """Tokens that grow, and how many of them are computed. A request has one or several.
 
-    `tokens[:num_computed_tokens]` are in the cache, `[:num_scheduled_tokens]` once the steps in
-    flight are done; the rest (after the prompt is computed: one token) is still to be fed.
+    `tokens[:num_computed_tokens]` are in the cache, at most `[:num_scheduled_tokens]` once the
+    steps in flight are done; the rest (after the prompt is computed: one token) is still to be fed.
 
     Attributes:
         id: names the sequence to callers.
@@ -60,7 +60,7 @@ class Sequence:
         arrival_s: when it was queued, on the caller's clock.
         num_rows_in_flight: rows of steps that were scheduled and not committed yet.
         num_awaited_tokens: tokens that these rows will sample at most, unknown to the host.
-        num_drafts_in_flight: of these rows' tokens, drafts, which may be rejected.
+        num_drafts_in_flight: of these, accepted drafts, all of which may be rejected instead.
         num_cached_tokens: tokens whose pages were there when it last took a slot: found in the
             prefix cache, or shared with what it was forked from.
         num_preemptions: times it gave up slot and pages.
@@ -70,6 +70,8 @@ class Sequence:
         cache_key: names the prefixes it may share; None shares none.
         node: its deepest page in the prefix cache.
         max_length: tokens it can reach, prompt included; a scheduler lowers it to its max_context.
+        max_positions: of the cache that it can fill, those of a tree's nodes that lie behind its
+            last token included; a scheduler says how many there are.
         scores: whether the prompt is scored instead of continued.
         keeps_last: whether the newest token is not to be fed: a scored prompt's predicts nothing, a
             leader's waits until the others are forked.
@@ -112,11 +114,13 @@ class Sequence:
     cache_key: Hashable | None = None
     node: Node | None = None
     max_length: int = dataclasses.field(init=False)
+    max_positions: int = dataclasses.field(init=False)
     scores: bool = dataclasses.field(init=False)
     keeps_last: bool = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         self.max_length = self.num_prompt_tokens + self.params.max_new_tokens
+        self.max_positions = self.max_length
         self.scores = self.keeps_last = self.params.max_new_tokens == 0
         self.keeps_last |= self.sends_pages
         if len(self.end_ids) > MAX_STOP_IDS:
@@ -170,6 +174,11 @@ class Sequence:
     def num_remaining_tokens(self) -> int:
         """Tokens that may still be sampled, whatever is accepted of those in flight."""
         return self.max_length - len(self.tokens) - self.num_awaited_tokens
+
+    @property
+    def num_free_positions(self) -> int:
+        """Positions of the cache that steps in flight leave, whatever they accept."""
+        return self.max_positions - self.num_scheduled_tokens
 
     def note_params(self, version: int) -> None:
         """Names weights that computed some of it."""

@@ -22,6 +22,7 @@ class StepOutput(Generic[Array]):
     tokens: Array  # i32[Y, W]
     num_emitted: Array  # i32[Y]
     num_drafts: Array  # i32[Y] that were verified; [0] in a step without any
+    num_levels: Array  # i32[Y], likewise: the most of these that follow each other
     finite: Array  # bool[Y] False: the row's logits held a NaN or an infinity
     logprobs: Array  # f32[Y, W] the model's own, before every filter
     top_ids: Array  # i32[Y, W, n]
@@ -39,12 +40,16 @@ class StepResults:
         self._output = output
         self._has_alternatives = output.top_ids.shape[-1] > 0
         self._finite, self._num_emitted = output.finite.tolist(), output.num_emitted.tolist()
-        self._num_drafts = output.num_drafts.tolist()
+        self._num_drafts, self._num_levels = output.num_drafts.tolist(), output.num_levels.tolist()
         self._tokens, self._logprobs = output.tokens.tolist(), output.logprobs.tolist()
 
     def num_drafted(self, row: int) -> int:
         """Drafts that a row verified."""
         return self._num_drafts[row] if self._num_drafts else 0
+
+    def num_levels(self, row: int) -> int:
+        """How many of these could be right, where there were any."""
+        return self._num_levels[row]
 
     def num_accepted(self, row: int) -> int:
         """How many of these were right."""
@@ -60,9 +65,9 @@ class StepResults:
         if sequence.status is Status.RUNNING:
             nth_shard, own_row = divmod(row, self._shape.num_rows)
             nth_chunk = own_row - self._shape.decode[0]
-            num_fed = num_emitted if nth_chunk < 0 else chunk.length
-            sequence.num_computed_tokens += num_fed
-            sequence.num_scheduled_tokens -= chunk.length - num_fed  # rejected drafts
+            num_kept = num_emitted if nth_chunk < 0 else chunk.length
+            sequence.num_computed_tokens += num_kept
+            sequence.num_scheduled_tokens -= chunk.most_kept - num_kept  # rejected drafts
             sequence.drafts = ()
             if sequence.scores:
                 index = nth_shard * self._shape.prefill[0] + nth_chunk

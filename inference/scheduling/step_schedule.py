@@ -17,7 +17,8 @@ class ScheduledChunk:
 
     `start` is the position of its first token, `offset` that position counted from the sequence's
     length on the device when the step begins, with drafts in flight no more than that; rows that
-    `emit` end with a sampled token, and `num_drafts` of theirs may be rejected.
+    `emit` end with a sampled token. `num_drafts` of its tokens are drafts, of which at most
+    `most_accepted` stay: of a tree as many as follow each other.
     """
 
     sequence: Sequence
@@ -27,11 +28,17 @@ class ScheduledChunk:
     length: int
     emits: bool
     num_drafts: int = 0
+    most_accepted: int = 0
 
     @property
     def most_emitted(self) -> int:
         """Tokens that the row samples at most."""
-        return self.emits + self.num_drafts
+        return self.emits + self.most_accepted
+
+    @property
+    def most_kept(self) -> int:
+        """Tokens of it that stay in the cache at most."""
+        return self.length - self.num_drafts + self.most_accepted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +115,7 @@ class DraftPolicy(Protocol):
         """
 
     def verified(self, sequence: Sequence, num_asked: int, num_accepted: int) -> None:
-        """Takes what became of a sequence's drafts."""
+        """Takes what became of a sequence's drafts, of which so many could be accepted."""
 
     def took(self, shape: StepShape, seconds: float) -> None:
         """Takes the time of a step."""
@@ -154,12 +161,18 @@ class ShardBuilder:
             return 0
         most = self._most_drafts
         num_drafts = most if sequence.speculates else min(len(sequence.drafts), most)
+        if remaining > 1 and self._engine.has_trees:  # whole to the end, which the host cuts off
+            return 1 + min(num_drafts, sequence.num_free_positions - 1)
         return 1 + min(num_drafts, remaining - 1)
 
     def add(self, sequence: Sequence, slot: int, num_tokens: int) -> None:
         """Adds a sequence's next tokens, for which it has pages."""
         if not sequence.is_prefilling:
-            self.decode.append(_chunk(sequence, slot, 0, num_tokens, True, num_tokens - 1))
+            num_drafts = num_tokens - 1
+            most_accepted = min(num_drafts, self._engine.draft_levels)
+            self.decode.append(
+                _chunk(sequence, slot, 0, num_tokens, True, num_drafts, most_accepted)
+            )
             return
         size = self._engine.chunk_tokens
         is_last = num_tokens == sequence.num_pending_tokens and not sequence.keeps_last
@@ -191,15 +204,20 @@ def shape_of(
 
 
 def _chunk(
-    sequence: Sequence, slot: int, offset: int, length: int, emits: bool, num_drafts: int = 0
+    sequence: Sequence,
+    slot: int,
+    offset: int,
+    length: int,
+    emits: bool,
+    num_drafts: int = 0,
+    most_accepted: int = 0,
 ) -> ScheduledChunk:
     """A sequence's next tokens, counted as scheduled."""
-    chunk = ScheduledChunk(
-        sequence, slot, sequence.num_scheduled_tokens, offset, length, emits, num_drafts
-    )
-    sequence.num_scheduled_tokens += length
+    start = sequence.num_scheduled_tokens
+    chunk = ScheduledChunk(sequence, slot, start, offset, length, emits, num_drafts, most_accepted)
+    sequence.num_scheduled_tokens += chunk.most_kept
     sequence.num_rows_in_flight += 1
-    sequence.num_drafts_in_flight += num_drafts
+    sequence.num_drafts_in_flight += most_accepted
     sequence.num_awaited_tokens += chunk.most_emitted
     return chunk
 
@@ -232,15 +250,11 @@ class Counters:
     num_restored_pages: int = 0  # copied back
     peak_running: int = 0
     num_passes: int = 0  # decode rows: each yields a token and the drafts that it accepts
-    # Rows by (drafts that they verified, drafts of these that they accepted), where there were any.
+    num_drafts: int = 0  # that were verified
+    # Rows by (most drafts that they could accept, drafts that they did), where there were any.
     verified: collections.Counter[tuple[int, int]] = dataclasses.field(
         default_factory=collections.Counter
     )
-
-    @property
-    def num_drafts(self) -> int:
-        """Drafts that were verified."""
-        return sum(count * drafts for (drafts, _), count in self.verified.items())
 
     @property
     def num_accepted(self) -> int:
@@ -254,7 +268,7 @@ class Counters:
         """
         found, n = [], 0
         while tried := sum(
-            count for (drafts, accepted), count in self.verified.items() if drafts > n <= accepted
+            count for (levels, accepted), count in self.verified.items() if levels > n <= accepted
         ):
             right = sum(count for (_, accepted), count in self.verified.items() if accepted > n)
             found.append(right / tried)

@@ -63,9 +63,10 @@ class StepShape:
 def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
     """Every shape the engine may run, cheapest first; scoring has one step of its own. Decoding
     rides on the steps of prompts and of scoring where prompts are chunked. With drafts, steps that
-    only decode are there without, too, and if their number adapts with half of them; then
-    a full batch rides on prompts without, too. With
-    `engine.greedy_steps` those with decode rows that score nothing are there twice.
+    only decode are there without, too. Where the number of drafts adapts, a full batch rides on
+    prompts without, too, and of chains, where steps are not there twice, steps that only decode
+    have half of them, too. With `engine.greedy_steps` those with decode rows that score nothing
+    are there twice.
 
     Raises:
         InputError: the engine's sizes make more than `MAX_SHAPES`.

@@ -2,21 +2,23 @@
 
 Of each sequence it is known how often its first, second, ... draft was accepted, and of each step
 that only decodes how long it took. Texts and machines change, so hope for what was not tried grows
-with time, and it is tried again the later the more it costs: all such trials lose less than one
-step in 200. Rates are integers, in 1/65,536, and so are times, in nanoseconds.
+with time, and it is tried again the later the more it costs: once each has a time, all trials
+together lose less than one step in 200. Rates are integers, in 1/65,536, and so are times, in
+nanoseconds.
 """
 
 import collections
 from collections.abc import Sequence as Items
 
+from configs.engine import EngineConfig
 from inference.scheduling.sequence import Sequence
-from inference.scheduling.step_shapes import StepShape, choose
+from inference.scheduling.step_shapes import StepShape, choose, enumerate_shapes
 
 _ONE = 1 << 16
 _HOPE = _ONE // 2  # that a first draft is accepted, before anything is known
 _SHIFT = 3  # a rate remembers some 8 drafts of a sequence,
 _ALL_SHIFT = 6  # or 64 of all
-_PATIENCE = 2048  # steps without a width after which each of its tokens is hoped to bring another
+_PATIENCE = 256  # steps of which trials lose one; times that vary make it some more
 _TIMES = 8  # that a shape is asked for before it has a time
 _NANOSECONDS = 1_000_000_000
 
@@ -29,11 +31,15 @@ class AdaptiveDrafts:
             asked for.
     """
 
-    def __init__(self, shapes: Items[StepShape]):
-        """`shapes` as `Scheduler.shapes`."""
-        self._shapes = tuple(shape for shape in shapes if not shape.prefill[0])
+    def __init__(self, engine: EngineConfig):
+        self._shapes = tuple(shape for shape in enumerate_shapes(engine) if not shape.prefill[0])
         self._widths = sorted({shape.decode[1] for shape in self._shapes})
-        self.acceptance = [_HOPE >> n for n in range(self._widths[-1] - 1)]
+        self._most = {
+            width: min(width, 1 + engine.draft_levels) for width in self._widths
+        }  # tokens of a row
+        # What is hoped for is lost when it does not come: at this pace a width loses its own share.
+        self._pace = _PATIENCE * sum(self._most.values())
+        self.acceptance = [_HOPE >> n for n in range(self._most[self._widths[-1]] - 1)]
         self._rates: dict[int, list[int]] = {}  # by sequence
         self._has_run: set[StepShape] = set()
         self._cost: dict[StepShape, int] = {}
@@ -67,7 +73,7 @@ class AdaptiveDrafts:
         time, tokens = known[best]
         for width, (own_time, own_tokens) in known.items():
             age = self._num_steps - self._last_taken[width]
-            hoped = own_tokens + len(decoding) * width * _ONE * age // _PATIENCE
+            hoped = own_tokens + len(decoding) * self._most[width] * _ONE * age // self._pace
             if width != best and own_time * tokens < hoped * time:
                 return self._take(width)
         return self._take(best)
@@ -77,9 +83,7 @@ class AdaptiveDrafts:
         return width - 1
 
     def verified(self, sequence: Sequence, num_asked: int, num_accepted: int) -> None:
-        """Takes what became of a sequence's drafts, those that its proposer did not have among
-        them.
-        """
+        """As `DraftPolicy` says; those that its proposer did not have are among them."""
         own = self._rates.get(sequence.id, [])
         for rates, shift in ((own, _SHIFT), (self.acceptance, _ALL_SHIFT)):
             for n in range(min(num_asked, len(rates))):

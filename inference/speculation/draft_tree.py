@@ -5,13 +5,14 @@ that it follows; so the first nodes of a tree are a tree.
 import dataclasses
 import functools
 import heapq
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from configs.engine import EngineConfig
-from configs.heads import MOST_TREE_DRAFTS
+from configs.heads import MOST_TREE_DRAFTS, Heads, Medusa
 from inference.speculation.proposer import Drafts
 from layers.ragged import Rectangle
 
@@ -66,11 +67,18 @@ class DraftTree:
 
 
 def of(engine: EngineConfig, width: int) -> DraftTree | None:
-    """The tree that all rows of so many nodes are; None: they are not."""
+    """The tree that all rows of so many nodes are; None: chains, or each row a tree of its own."""
     return DraftTree(engine.draft_tree[: width - 1]) if engine.draft_tree and width > 1 else None
 
 
-def sizes(num_drafts: int) -> dict[str, int]:
+def settings(draft: Heads, num_drafts: int) -> dict[str, Any]:
+    """Settings of an engine whose heads draft a tree of so many: EAGLE's shape it themselves."""
+    if isinstance(draft, Medusa):
+        return {"draft_tree": likeliest(num_drafts, draft.num_heads)}
+    return sizes(num_drafts)
+
+
+def sizes(num_drafts: int) -> dict[str, Any]:
     """Settings of an engine whose EAGLE heads draft a tree of so many: five levels, or fewer."""
     levels = min(5, 1 + num_drafts // 2)
     return {"tree_levels": levels, "tree_branches": max(1, num_drafts // max(1, levels - 1))}

@@ -34,7 +34,6 @@ class Eagle(HiddenStates):
         assert isinstance(config.draft, heads.Eagle)
         super().__init__(config.engine.max_seqs, config.draft.width)
         self._config, self.heads, self._attention = config, config.draft, attention
-        self._engine = config.engine
         self.pages = OwnPages(config)
         self.features = self.heads.features
 
@@ -53,9 +52,9 @@ class Eagle(HiddenStates):
             hidden_RD, own = self.layers(params, own, token_R, state_RD, ragged)
             return (own, hidden_RD), drafting.logits(weights, self.heads, hidden_RD)
 
-        if tree := draft_tree.of(self._engine, width):
+        if tree := draft_tree.of(self._config.engine, width):
             return self._tree(params, cache, state, asked, tree)
-        if self._engine.tree_levels:
+        if self._config.engine.tree_levels:
             return self._sure_tree(params, cache, state, asked, width - 1)
         kept = self.pages.of(cache), state[decode.slot_Y]
         (own, _), drafts = drafting.one_by_one(
@@ -69,12 +68,13 @@ class Eagle(HiddenStates):
         """Level by level, each fed with those above it, whose entries are written anew."""
         growth = _Growth(self, params, cache, state, asked)
         parent, rank = np.array((0, *tree.parents)), np.array((0, *tree.rank))
-        found = []
+        found: list[jax.Array] = []
         for depth in range(1, 1 + tree.levels):
             above, below = np.array(tree.level(depth - 1)), np.array(tree.level(depth))
+            if found:
+                growth.feed(found[-1], jnp.broadcast_to(parent[above], found[-1].shape))
             best_RPn, _ = growth.next(len(above), tree.num_ranks(depth))
             found.append(best_RPn[:, np.searchsorted(above, parent[below]), rank[below]])
-            growth.feed(found[-1], jnp.broadcast_to(parent[below], found[-1].shape))
         return self.pages.put(cache, growth.own), tree.drafts(jnp.concatenate(found, axis=1))
 
     def _sure_tree(
@@ -85,7 +85,8 @@ class Eagle(HiddenStates):
         branch, so that a node comes with those above it.
         """
         growth = _Growth(self, params, cache, state, asked)
-        levels, branches = self._engine.tree_levels, self._engine.tree_branches
+        engine = self._config.engine
+        levels, branches = engine.tree_levels, engine.tree_branches
         rows = asked.token_R.shape[0]
         row_R1 = jnp.arange(rows)[:, None]
         token, sure, parent = [], [], []  # of all candidates, a level each; [R, M]
@@ -148,10 +149,8 @@ class _Growth:
         assert asked.decode is not None
         self._eagle, self._params, self._asked, self._decode = eagle, params, asked, asked.decode
         self.own = eagle.pages.of(cache)
-        self._token_RN, self._state_RND = (
-            asked.token_R[:, None],
-            state[asked.decode.slot_Y][:, None],
-        )
+        self._token_RN = asked.token_R[:, None]
+        self._state_RND = state[asked.decode.slot_Y][:, None]
         self._parent_Rk = jnp.zeros((len(asked.token_R), 0), jnp.int32)
         self._hidden_RND, self._depth = self._state_RND, 0
 
@@ -162,7 +161,7 @@ class _Growth:
 
     def next(self, num_last: int, n: int) -> tuple[jax.Array, jax.Array]:
         """Feeds all; of each of the last, the n best children: tokens i32[R, P, n], -1 where there
-        are fewer, and the logs of their shares.
+        are fewer, and the logs of their shares: -inf behind a node that its row has no place for.
         """
         eagle, asked, (rows, nodes) = self._eagle, self._asked, self._token_RN.shape
         seen = draft_tree.branching(self._decode.first(nodes), self._parent_Rk, self._depth)
@@ -182,7 +181,8 @@ class _Growth:
             dataclasses.replace(asked, sampling=each[0], counts=each[1]), position_Q, n,
         )  # fmt: skip
         best_RPn, share_RPn = (x.reshape(rows, num_last, n) for x in found)
-        return best_RPn, share_RPn
+        is_fed_RP = self._decode.valid_YW[:, nodes - num_last : nodes]
+        return best_RPn, jnp.where(is_fed_RP[:, :, None], share_RPn, -jnp.inf)
 
     def feed(self, token_RP: jax.Array, parent_RP: jax.Array) -> None:
         """More nodes, each with the node that it follows."""

@@ -16,7 +16,8 @@ SPECULATE = flags.DEFINE_string(
     "'draft:MODEL' (a smaller model of the same tokenizer), 'medusa:DIR' or 'eagle:DIR' (heads; "
     "without a name those that scripts.train has made for the model). 'ngram,k=4': four at a time; "
     "without k up to four, as many as pay. 'eagle,tree=16': sixteen as a tree, several for each "
-    "place. Answers stay the same; with 'ngram,rejection' their law does. `plan`: "
+    "place. Answers stay the same; with 'ngram,rejection' their law does, with 'medusa,typical' "
+    "neither: more is kept than is exact. `plan`: "
     "k,acceptance,cost of a draft in steps; or auto, or auto,greedy.",
 )
 _NUM_DRAFTS = 4
@@ -32,17 +33,15 @@ def apply(config: Config) -> Config:
     if SPECULATE.value in (None, "none"):
         return config
     asked = _parsed()
-    draft, num_drafts = None, asked.num_drafts or _NUM_DRAFTS
+    num_drafts = asked.num_drafts or _NUM_DRAFTS
+    draft: Any = None
     tree: dict[str, Any] = {}
     if asked.name != "ngram":
         draft = dataclasses.replace(_resolved(config.model.name).config, dtype=config.model.dtype)
     if asked.is_tree:
         from inference.speculation import draft_tree
 
-        if isinstance(draft, Medusa):
-            tree = {"draft_tree": draft_tree.likeliest(num_drafts, draft.num_heads)}
-        else:
-            tree = draft_tree.sizes(num_drafts)
+        tree = draft_tree.settings(draft, num_drafts)
     elif asked.num_drafts is None and isinstance(draft, Medusa):
         num_drafts = min(num_drafts, draft.num_heads)
     engine = dataclasses.replace(
@@ -94,18 +93,21 @@ def _parsed() -> _Asked:
             "--speculate is auto, ngram, draft:MODEL, medusa:DIR, eagle:DIR or none, not "
             f"{asked[:80]!r}"
         )
-    num_drafts, is_tree, acceptance = None, False, ACCEPTANCES[0]
     keys = ("k", "tree") if name in BRANCHING else ("k",)
+    sizes: list[str] = []
+    rules: list[str] = []
     for option in options:
         key, _, value = option.partition("=")
         is_number = value.isascii() and value.isdigit() and len(value) < 4
-        if option in ACCEPTANCES:
-            acceptance = option
-        elif key in keys and is_number and 1 <= int(value) <= _MOST_DRAFTS:
-            num_drafts, is_tree = int(value), key == "tree"
-        elif option != "k=auto":
+        is_size = key in keys and is_number and 1 <= int(value) <= _MOST_DRAFTS
+        found = rules if option in ACCEPTANCES else sizes
+        if found or not (is_size or option in ("k=auto", *ACCEPTANCES)):
             raise InputError(
-                f"--speculate={name} takes k=auto, {' or '.join(keys)}=1 to {_MOST_DRAFTS}, and "
-                f"{' or '.join(ACCEPTANCES)}, not {option[:80]!r}"
+                f"--speculate={name} takes one of k=auto and {' or '.join(keys)}=1 to "
+                f"{_MOST_DRAFTS}, and one of {' or '.join(ACCEPTANCES)}, not "
+                f"{','.join(options)[:80]!r}"
             )
-    return _Asked(name, model, num_drafts, is_tree, acceptance)
+        found.append(option)
+    key, _, value = (sizes or ["k=auto"])[0].partition("=")
+    num_drafts = None if value == "auto" else int(value)
+    return _Asked(name, model, num_drafts, key == "tree", (rules or ACCEPTANCES)[0])

@@ -10,11 +10,13 @@ import pytest
 from absl import flags
 
 from configs.engine import Config
+from configs.errors import InputError
 from configs.runs import smollm2_laptop
 from inference.engine import Engine
 from inference.planner.calibration import lookup, on_device
 from layers.kernels import device
 from scripts import common
+from scripts.flags import speculation_flags
 from tests import compiling, fakes
 from tests.scripts import apps
 
@@ -47,6 +49,27 @@ def test_an_accelerator_is_measured_before_its_memory_is_taken(platform, expecte
     flags.FLAGS.mark_as_parsed()
     common.load_engine(object(), Config(fakes.llama("bfloat16")))
     assert order == expected
+
+
+@pytest.mark.parametrize("asked, expected", [
+    ("ngram", (None, False, "coupled")), ("medusa,k=auto", (None, False, "coupled")),
+    ("eagle,tree=16,typical", (16, True, "typical")),
+    ("eagle:DIR,rejection,k=4", (4, False, "rejection")),
+    *((f"eagle,{options}", None) for options in (
+        "tree=16,k=4", "tree=16,k=auto", "k=4,k=4", "rejection,typical", "tree=32", "k=0", "trees=4"
+    )),
+    ("ngram,tree=4", None),
+])  # fmt: skip
+def test_what_drafts_has_one_size_and_one_rule(asked, expected, monkeypatch):
+    monkeypatch.setattr(speculation_flags, "SPECULATE", types.SimpleNamespace(value=asked))
+    if expected is not None:
+        assert speculation_flags._parsed()[2:] == expected
+        return
+    with pytest.raises(
+        InputError, match="takes one of k=auto and .*, and one of .*, not '"
+    ) as error:
+        speculation_flags._parsed()
+    assert asked.partition(",")[2] in str(error.value) and "\n" not in str(error.value)
 
 
 def test_rates_are_measured_once(monkeypatch):

@@ -82,6 +82,8 @@ def test_a_draft_model_runs_once_more_than_it_drafts():
 def test_heads_read_their_own_table_once_a_draft():
     found, flops = drafting("medusa", Medusa(**OWN | {"num_layers": 0, "pattern": ()}))
     assert flops == {"medusa.block": 3 * 2 * 2 * WIDTH**2, "head": 3 * 2 * 2 * TABLE}
+    _, fewer = drafting("medusa", Medusa(**OWN | {"num_layers": 0, "pattern": ()}), width=3)
+    assert fewer["head"] == 2 * 2 * 2 * TABLE  # where the number of drafts adapts
     few = Medusa(**OWN | {"num_layers": 0, "pattern": ()}, proposed_ids=tuple(range(8)))
     assert drafting("medusa", few)[1]["head"] == 3 * 2 * 2 * 8 * WIDTH
 

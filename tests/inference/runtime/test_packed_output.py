@@ -16,7 +16,8 @@ def test_every_field_comes_back_bit_for_bit():
     logprobs[1] = np.nan, -np.inf
     output = StepOutput(
         rng.integers(-9, 9, (3, 2), np.int32), np.array([0, 2, 1], np.int32),
-        np.array([0, 1, 1], np.int32), np.array([True, False, True]), logprobs,
+        np.array([0, 2, 1], np.int32), np.array([0, 1, 1], np.int32),
+        np.array([True, False, True]), logprobs,
         rng.integers(0, 9, (3, 2, 4), np.int32),
         rng.normal(size=(3, 2, 4)).astype(np.float32), np.zeros((0, 0), np.float32),
         np.zeros((0, 0, 4), np.int32), -np.zeros((0, 0, 4), np.float32),

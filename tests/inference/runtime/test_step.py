@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -10,10 +11,13 @@ from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.model import ModelConfig
 from inference.request import SamplingParams
-from inference.runtime import naive
+from inference.runtime import naive, step
 from inference.runtime.model_runner import ModelRunner
 from inference.scheduling.sequence import Sequence
 from inference.scheduling.step_shapes import StepShape
+from inference.speculation import draft_tree
+from inference.speculation.proposer import Drafts
+from layers.ragged import Ragged, Rectangle
 from tests import accelerators, compiling, fakes
 
 LENGTHS = (37, 5, 100, 18, 40, 1, 64, 16)  # beyond pages of 8 and the window of 20
@@ -346,6 +350,52 @@ def test_deterministic_is_refused_where_it_is_not_measured():
     on_gpu = jax.sharding.use_abstract_mesh(accelerators.mesh("cuda"))
     with on_gpu, pytest.raises(InputError, match="cpu backend, it is not measured on gpu"):
         ModelRunner(config, {})
+
+
+@pytest.mark.quick_code
+@pytest.mark.parametrize("is_tree", [False, True])
+def test_a_draft_counts_where_it_is_seen(is_tree):
+    """In one scatter, however many there are."""
+    rng, (rows, width) = np.random.default_rng(0), (2, 32)
+    shape = StepShape((rows, width), (1, 4))
+    position = jnp.broadcast_to(jnp.arange(width), (rows, width))
+    chains = Rectangle(jnp.arange(rows), position, jnp.ones((rows, width), bool), ())
+    parents = np.array([[rng.integers(0, n) for n in range(1, width)] for _ in range(rows)])
+    trees = draft_tree.branching(chains, jnp.asarray(parents), width)
+    tokens, fed = rng.integers(0, 9, shape.num_tokens), rng.integers(0, 3, (rows + 1, 2, 9))
+    slots = jnp.array([0] * width + [1] * width + [2])
+
+    def seen(fed, tokens):
+        ragged = Ragged((trees if is_tree else chains,))
+        return step._counts_seen(fed, slots, tokens, shape, ragged)
+
+    arguments = jnp.asarray(fed, jnp.uint16), jnp.asarray(tokens)
+    assert str(jax.make_jaxpr(seen)(*arguments)).count("scatter-add") == 1
+    found, expected = np.asarray(seen(*arguments)), fed[np.asarray(slots)]
+    for row in range(rows):
+        for node in range(width):
+            above = node
+            while above:
+                expected[row * width + node, 1, tokens[row * width + above]] += 1
+                above = parents[row][above - 1] if is_tree else above - 1
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.quick_code
+def test_a_tree_is_as_deep_as_its_used_nodes():
+    parents = jnp.array([[0, 0, 1, 3, 2]] * 4)
+    tokens = jnp.array([[7] * 5, [7] * 5, [7, 7, -1, -1, 7], [7] * 5])
+    valid = jnp.arange(6) < jnp.array([6, 3, 6, 1])[:, None]
+    position = jnp.arange(6) + 10 * jnp.arange(4)[:, None]
+    chains = Rectangle(jnp.arange(4), position, valid, ())
+    trees = Ragged((draft_tree.branching(chains, parents, 3),))
+    shape = StepShape((4, 6), (1, 4))
+    found = step._drafted(shape, Drafts(tokens, None, parents, 3), trees)
+    assert {name: x.tolist() for name, x in found.items()} == {
+        "num_drafts": [5, 2, 3, 0, 0], "num_levels": [3, 1, 2, 0, 0],
+    }  # fmt: skip
+    found = step._drafted(shape, None, Ragged((chains,)))
+    assert found["num_drafts"].tolist() == found["num_levels"].tolist() == [5, 2, 5, 0, 0]
 
 
 @pytest.mark.quick_code

@@ -3,6 +3,7 @@ than the sampler draws.
 """
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -49,6 +50,23 @@ def test_it_is_that_of_the_filters_in_their_order(program, vocab):
     assert len(asked) > 9
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-9)
     np.testing.assert_array_equal(found == 0, np.array(expected) == 0)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_the_likeliest_drafts_are_its_own(is_there):
+    """None that the request's filters leave out, and as sure as the law says."""
+    best = functools.partial(sampler.best, n=5, is_drawn=False)
+    program = compiling.jit(accelerators.written_for("cuda", best) if is_there else best)
+    asked = [r for r in ASKED if not (r.bias or r.grammar_ids or r.allowed_ids)]
+    arguments = fill(peaked(np.random.default_rng(4), len(asked), 8, 2.0), asked)
+    ids, sure = (np.asarray(x)[: len(asked)] for x in program(*arguments[:4]))
+    own = np.asarray(law(*arguments))[: len(asked)]
+    expected = -np.sort(-own, axis=1)[:, :5]
+    np.testing.assert_array_equal(ids >= 0, expected > 0)
+    np.testing.assert_allclose(np.exp(sure), expected, rtol=1e-4)
+    found = np.take_along_axis(own, np.maximum(ids, 0), axis=1)
+    np.testing.assert_array_equal(np.where(ids >= 0, found, 0), expected)
+    assert (expected == 0).any()
 
 
 def test_greedy_rows_have_one_token():

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
+from configs.heads import Medusa
 from configs.kinds.attention import Attention
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import LayerSpec, ModelConfig
@@ -18,18 +19,28 @@ from inference.request import SamplingParams
 from inference.runtime.batch import build_batch
 from inference.scheduling.scheduler import Scheduler
 from inference.scheduling.sequence import FinishReason, Sequence, Status
+from inference.speculation import draft_tree
 
 VOCAB, CONTEXT, WINDOW, DRAFTS = 10, 64, 6, 2
 MODEL = ModelConfig(
     "host", "host", VOCAB, width=1, num_layers=2, max_context=CONTEXT, dtype="float32",
     pattern=tuple(LayerSpec(Attention(1, 1, 1, None, window), None) for window in (None, WINDOW)),
 )  # fmt: skip
+HEADS = Medusa(
+    "heads", "heads", VOCAB, width=1, num_layers=0, max_context=CONTEXT, dtype="float32", pattern=()
+)
 
 
 def config(page_tokens=4, cache_bytes=400, mesh=ONE_CHIP, **settings) -> Config:
     settings = {"max_seqs": 3, "chunk_tokens": 4, "prefill_chunks": (1, 3)} | settings
     engine = EngineConfig(page_tokens=page_tokens, cache_bytes=cache_bytes, **settings)
-    return Config(MODEL, engine, mesh)
+    return Config(MODEL, engine, mesh, draft=HEADS if engine.proposer == "medusa" else None)
+
+
+def tree(num_drafts, levels=2):
+    """Settings of an engine whose rows are trees."""
+    parents = draft_tree.likeliest(num_drafts, levels)
+    return {"proposer": "medusa", "num_drafts": num_drafts, "draft_tree": parents}
 
 
 def sequence(id, prompt, **params) -> Sequence:
@@ -48,7 +59,7 @@ def fake_output(schedule, token=lambda row, w: 1, is_finite=lambda row: True):
     for where, row in schedule.rows:
         finite[where] = is_finite(row)
         tokens[where] = [token(row, w) for w in range(width)]
-        drafts = (1,) * row.num_drafts
+        drafts = (1,) * row.most_accepted
         if not row.sequence.speculates:
             drafts = row.sequence.drafts[: row.num_drafts]
         agree = itertools.takewhile(
@@ -56,7 +67,8 @@ def fake_output(schedule, token=lambda row, w: 1, is_finite=lambda row: True):
         )
         num_emitted[where] = row.emits * (1 + len(list(agree)))
     return types.SimpleNamespace(
-        tokens=tokens, num_emitted=num_emitted, num_drafts=np.zeros(0, int), finite=finite,
+        tokens=tokens, num_emitted=num_emitted, num_drafts=np.zeros(0, int),
+        num_levels=np.zeros(0, int), finite=finite,
         logprobs=np.zeros(tokens.shape),
         top_ids=np.zeros((*tokens.shape, 0), int), top_logprobs=np.zeros((*tokens.shape, 0)),
         target_logprobs=np.zeros(chunks), target_top_ids=np.zeros((*chunks, 0), int),
@@ -80,9 +92,9 @@ def check_shard(scheduler, shape, index, schedule):
         assert row.offset == fed.get(owner.id, 0) and row.length > 0
         fed[owner.id] = row.offset + row.length
         stop = row.start + row.length
-        assert stop <= min(CONTEXT, len(owner.tokens) + owner.num_awaited_tokens + DRAFTS * 9)
+        assert stop <= owner.max_positions <= CONTEXT
         for group, pages in zip(MODEL.page_groups, owner.pages, strict=True):
-            rejected = owner.num_drafts_in_flight - row.num_drafts  # by earlier steps, at most
+            rejected = owner.num_drafts_in_flight - row.most_accepted  # by earlier steps, at most
             seen = group.spec.live_from(row.start - row.offset - rejected)
             page_tokens = scheduler._config.page_tokens
             live = group.spec.pages_for(seen, stop, page_tokens)
@@ -99,7 +111,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         page_tokens=st.sampled_from([1, 4, 16]),
         sequences=st.one_of(st.just(1.0), st.floats(0.6, 3.5)),
         num_drafts=st.sampled_from([0, DRAFTS, WINDOW + 2]),
-        proposes=st.booleans(),
+        proposer=st.sampled_from([None, "ngram", "medusa"]),
         chunks=st.sampled_from([(4, (1, 3)), (2, (1,))]),  # the latter is less than 1 + num_drafts
         chunked=st.booleans(),
         prefix_cache=st.booleans(),
@@ -109,13 +121,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         mesh=st.sampled_from([Mesh(), Mesh(), Mesh(data=2), Mesh(data=3)]),
     )
     def build(
-        self, page_tokens, sequences, num_drafts, proposes, chunks, chunked, prefix_cache,
+        self, page_tokens, sequences, num_drafts, proposer, chunks, chunked, prefix_cache,
         preemption, policy, in_flight, mesh,
     ):  # fmt: skip
         more = {"num_drafts": num_drafts, "chunk_tokens": chunks[0], "prefill_chunks": chunks[1]}
         more |= {"chunked_prefill": chunked, "prefix_cache": prefix_cache, "policy": policy}
         more |= {"preemption": preemption, "swap_bytes": 600}
-        more |= {"proposer": "ngram" if proposes and num_drafts else None}
+        if num_drafts and proposer == "medusa":
+            more, mesh = more | tree(num_drafts), ONE_CHIP
+        elif num_drafts:
+            more |= {"proposer": proposer}
         self.max_in_flight, self.in_flight = in_flight, []
         per_sequence = sum(
             n * group.bytes_per_page("float32", page_tokens)
@@ -392,6 +407,39 @@ def test_drafts_never_pass_the_end():
         scheduler.commit(schedule, fake_output(schedule))
         one.drafts = (1, 1)
     assert fed == [(3, -1, 1, 1), (2, -1, 1, 0)] and one.num_output_tokens == 6
+
+
+@pytest.mark.parametrize("num_in_flight", [0, 1])
+def test_trees_are_whole_to_the_end_of_an_answer(num_in_flight):
+    scheduler = Scheduler(config(cache_bytes=1 << 20, max_seqs=1, **tree(31)))
+    one = sequence(1, [1] * 4, max_new_tokens=24)
+    one.speculates, in_flight, lengths = True, [], []
+    scheduler.add(one)
+    while scheduler.has_work:
+        if schedule := scheduler.schedule():
+            check_schedule(scheduler, schedule)
+            lengths += [row.length for row in schedule.shards[0].decode]
+            in_flight.append(schedule)
+        if len(in_flight) > (num_in_flight if schedule else 0):  # nothing that is drafted is right
+            scheduler.commit(oldest := in_flight.pop(0), fake_output(oldest, lambda row, w: 2 + w))
+    assert one.num_output_tokens == 24 and len(lengths) == 23
+    assert set(lengths) == {32, 1} and lengths.count(1) <= 1 + num_in_flight
+
+
+@pytest.mark.parametrize("cache_bytes", [1 << 20, 640])
+def test_trees_shrink_where_context_or_pages_end(cache_bytes):
+    scheduler = Scheduler(config(cache_bytes=cache_bytes, max_seqs=1, **tree(31)))
+    one = sequence(1, [1] * 4, max_new_tokens=CONTEXT if cache_bytes > CONTEXT**2 else 32)
+    one.speculates = True
+    scheduler.add(one)
+    lengths = []
+    while (schedule := scheduler.schedule()) is not None:
+        check_schedule(scheduler, schedule)
+        lengths += [(row.start, row.length) for row in schedule.shards[0].decode]
+        scheduler.commit(schedule, fake_output(schedule, lambda row, w: 2))
+    assert lengths[-2:] == [(one.max_length - 3, 3), (one.max_length - 2, 1)]
+    assert max(map(sum, lengths)) == one.max_positions == one.max_length
+    assert len(one.tokens) == one.max_length
 
 
 def test_more_drafts_than_the_engine_verifies_are_left_out():

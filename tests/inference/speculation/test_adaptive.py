@@ -1,5 +1,7 @@
 """How many drafts a step verifies, chosen by what they bring and what they cost."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -7,11 +9,13 @@ from configs.engine import EngineConfig
 from inference.request import SamplingParams
 from inference.scheduling.sequence import Sequence
 from inference.scheduling.step_shapes import StepShape, choose, enumerate_shapes
+from inference.speculation import draft_tree
 from inference.speculation.adaptive import AdaptiveDrafts
 
 pytestmark = pytest.mark.quick_code
 
 ENGINE = EngineConfig(num_drafts=4, proposer="ngram", adapt_drafts=True, greedy_steps=False)
+TREES = dataclasses.replace(ENGINE, num_drafts=31, proposer="eagle", **draft_tree.sizes(31))
 
 
 def decoding(count):
@@ -21,16 +25,21 @@ def decoding(count):
     ]
 
 
-def run(count, acceptance, cost, steps=4000, seed=0):
-    """Time and tokens of a policy's steps, and widths; `cost(rows, width)` in seconds."""
-    rng, policy = np.random.default_rng(seed), AdaptiveDrafts(enumerate_shapes(ENGINE))
+def run(count, acceptance, cost, steps=4000, seed=0, engine=ENGINE, skip=0):
+    """Tokens a second of a policy's steps, but for the first, and how many drafts they verified;
+    `cost(rows, width)` in seconds.
+    """
+    rng, policy = np.random.default_rng(seed), AdaptiveDrafts(engine)
     sequences, seconds, tokens, chosen, ran = decoding(count), 0.0, 0, [], set()
-    for _ in range(steps):
+    for step in range(steps):
+        if step == skip:
+            seconds, tokens = 0.0, 0
         k = policy.choose(sequences, count, True)
         shape = next(s for s in policy._shapes if s.covers(count, 0, False, width=1 + k))
         for sequence in sequences if k else ():
-            accepted = int(np.cumprod(rng.random(k) < acceptance).sum())
-            policy.verified(sequence, k, accepted)
+            asked = min(k, engine.draft_levels)
+            accepted = int(np.cumprod(rng.random(asked) < acceptance).sum())
+            policy.verified(sequence, asked, accepted)
             tokens += accepted
         tokens += count
         taken = cost(count, shape.decode[1])
@@ -66,8 +75,18 @@ def test_where_drafts_do_not_pay_nearly_nothing_is_lost(seed):
     assert rate * pays_by_token(32, 1) / 32 > 0.99
 
 
+@pytest.mark.parametrize("engine, growth", [(ENGINE, 1.0), (ENGINE, 0.2), (TREES, 0.1)])
+def test_trials_lose_less_than_one_step_in_200(engine, growth):
+    """Once every width has a time, whatever a wide step costs."""
+    rate, chosen = run(
+        4, 0.1, lambda rows, width: 1 + growth * width, 12_000, engine=engine, skip=50
+    )
+    assert 0.995 < rate * (1 + growth) / 4 < 0.9999
+    assert set(chosen[50:]) == {shape.decode[1] - 1 for shape in enumerate_shapes(engine)}
+
+
 def test_what_changes_is_noticed():
-    policy = AdaptiveDrafts(enumerate_shapes(ENGINE))
+    policy = AdaptiveDrafts(ENGINE)
     sequences = decoding(1)
     for acceptance, expected in ((0, 0), (4, 4), (0, 0)):
         chosen = []
@@ -81,20 +100,20 @@ def test_what_changes_is_noticed():
 
 
 def test_without_anything_to_draft_for_there_are_no_drafts():
-    policy = AdaptiveDrafts(enumerate_shapes(ENGINE))
+    policy = AdaptiveDrafts(ENGINE)
     (sequence,) = decoding(1)
     sequence.speculates = False
     assert policy.choose([sequence], 1, True) == policy.choose([], 0, True) == 0
 
 
 def test_a_step_that_never_comes_is_not_waited_for():
-    policy = AdaptiveDrafts(enumerate_shapes(ENGINE))
+    policy = AdaptiveDrafts(ENGINE)
     assert {policy.choose(decoding(3), 3, True) for _ in range(40)} == {0, 2, 4}
     assert policy.choose(decoding(3), 3, True) == 4
 
 
 def test_beside_prompts_drafts_cost_what_they_cost_alone():
-    policy, sequences = AdaptiveDrafts(enumerate_shapes(ENGINE)), decoding(32)
+    policy, sequences = AdaptiveDrafts(ENGINE), decoding(32)
     assert policy.choose(sequences, 32, False) == 4  # nothing is known
     for _ in range(40):
         k = policy.choose(sequences, 32, True)

@@ -120,6 +120,35 @@ def test_they_draft_what_training_computes(name):
     assert others.tokens_Rk[0].tolist() != found and len(set(found)) > 1
 
 
+def test_what_is_not_fed_has_no_children():
+    """In a row of four nodes: the newest token and the three surest behind it."""
+    own = HEADS["fused"]
+    engine = EngineConfig(
+        max_seqs=1, page_tokens=PAGE, cache_bytes=1 << 20, proposer="eagle", num_drafts=13,
+        tree_levels=3, tree_branches=5,
+    )  # fmt: skip
+    config = Config(TARGET, engine, draft=own)
+    values = fakes.real_params(TARGET) | {"draft": fakes.real_params(own)}
+    proposer = proposers.of(config, "reference")
+    cache = kv_cache.init(*cache_arguments(config, "reference"))
+    pages = jnp.arange(1, 1 + config.page_columns, dtype=jnp.int32)[None]
+    whole = rectangle((0,), 14, tuple(pages for _ in config.cached_model.page_groups))
+    asked = Asked(
+        whole, jnp.asarray(TOKENS[:1]), jax.tree.map(jnp.asarray, parameters.init(1, 131)), None,
+        None, jnp.zeros((0, 0), jnp.int32), greedy=True,
+    )  # fmt: skip
+    state = jnp.asarray(np.random.default_rng(2).normal(size=proposer.init().shape), jnp.float32)
+    is_in_short = []
+    for length in (14, 4):
+        row = dataclasses.replace(whole, valid_YW=jnp.arange(14)[None] < length)
+        _, drafts = proposer.propose(values, cache, state, dataclasses.replace(asked, decode=row))
+        parents = drafts.parent_Rk[0].tolist()
+        fed = [0, *(n for n, parent in enumerate(parents, 1) if parent == 0)][:4]
+        assert (np.asarray(drafts.tokens_Rk) >= 0).all()
+        is_in_short.append(set(parents) <= set(fed))
+    assert is_in_short == [False, True]
+
+
 @pytest.mark.parametrize("name", HEADS)
 def test_they_are_kept_as_json(name):
     own = HEADS[name]
