@@ -252,6 +252,27 @@ def test_a_tree_changes_no_token(model, kind, count, name, monkeypatch):
 
 
 @pytest.mark.long
+def test_trees_are_whole_until_the_context_ends():
+    """Where answers end before it, to their last tokens; where they fill it, nothing changes."""
+    own = heads_of("llama", Eagle, features=(1, 2))
+    params = fakes.real_params(MODELS["llama"]) | {"draft": fakes.real_params(own)}
+    settings = SIZES | {"deterministic": False, "cache_bytes": 1 << 20, "max_context": 72}
+    engine = fakes.engine(MODELS["llama"], params, draft=own, **TREES["eagle"], **settings)
+    prompts, shapes = [prompt[:12] for prompt in requests(8, 131)[0]], []
+    for length in (24, 72):
+        asked = SamplingParams(max_new_tokens=length, ignore_eos=True, temperature=0.0)
+        expected = fakes.engine(MODELS["llama"], **settings).generate(prompts, asked)
+        engine.records.clear()
+        found = engine.generate(prompts, asked)
+        assert [each.token_ids for each in found] == [each.token_ids for each in expected]
+        shapes.append({
+            queries for record in engine.records if not record.shape.prefill[0]
+            for queries, _ in record.rows
+        })  # fmt: skip
+    assert shapes[0] == {1, 14} and shapes[1] > {1, 5, 14}
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("tree", [(), TREE])
 def test_typical_acceptance_keeps_greedy_answers(tree):
     """And is only another law: what is drawn is as long as before."""
