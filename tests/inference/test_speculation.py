@@ -21,7 +21,13 @@ from layers import decoder
 from layers.params import init
 from tests import fakes
 
-MODELS = {"llama": fakes.llama(), "gemma": fakes.gemma(), "fake": fakes.fake_model()}
+MODELS = {
+    "llama": fakes.llama(),
+    "gemma": fakes.gemma(),
+    "fake": fakes.fake_model(),
+    "deepseek": fakes.deepseek(),
+    "gpt-oss": fakes.gpt_oss(),
+}
 SIZES = dict(
     max_seqs=4, decode_rows=(4,), page_tokens=8, chunk_tokens=16, prefill_chunks=(4,),
     penalties=True, deterministic=True,
@@ -220,7 +226,7 @@ TREES = {
     ("gemma", "eagle", 14, "preempted, chunked"),
     *(
         pytest.param(model, kind, 200, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])
-        for model in ("llama", "gemma") for kind in TREES for name in DISTURBANCES
+        for model in ("llama", "gemma", "deepseek") for kind in TREES for name in DISTURBANCES
         if name != "adaptive" or model == "llama"
     ),
 ])  # fmt: skip
