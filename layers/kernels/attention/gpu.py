@@ -15,6 +15,8 @@ Such a kernel is as good as its memory traffic. So
 The step's keys and values are already in the pages (`kv_cache.write`, in place). XLA writes them
 from the launch that rotates them, so an append in here would save no launch (`docs/kernels.md`).
 
+Latents have a kernel of their own (`gpu_latent.py`), which takes the place of this one's blocks.
+
 Z counts rows of the kernel's grid, U the query rows of a tile (W G of them are used), X splits.
 """
 
