@@ -54,6 +54,10 @@ class PageFormat:
         """Elements of the packed row."""
         return max(self.keys.stop, self.values.stop)
 
+    def padded_width(self, multiple: int) -> int:
+        """Elements of the packed row where memory has whole parts of so many."""
+        return -(-self.row_width // multiple) * multiple
+
     @property
     def bytes_per_token(self) -> int:
         """Bytes of the packed row, and of its scales."""
