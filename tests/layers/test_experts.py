@@ -12,7 +12,7 @@ from configs.kinds.experts import Experts, Router
 from configs.model import LayerSpec, ModelConfig
 from layers import params, stacks
 from layers.feed_forwards import experts, routing
-from layers.kernels.linear import packed
+from layers.kernels.linear import grouped, packed
 from layers.ragged import Ragged, Rectangle
 from layers.registry import StepContext
 from tests.layers import native
@@ -196,6 +196,19 @@ def test_rows_in_groups_meet_their_matrices(rows, groups, dtype):
     found = stacks.grouped_linear(x_XD, w_EFD, sizes_E, deterministic=False)
     np.testing.assert_allclose(found, expected, atol=1e-5 if dtype == "float32" else 2e-2)
     assert not np.asarray(found)[len(group_X) :].any()
+
+
+@pytest.mark.parametrize("rows, groups", [(5, 8), (200, 5)])
+def test_a_tpus_kernel_gives_the_same(rows, groups):
+    """Interpreted; groups without rows among them, and rows behind the last group."""
+    rng = np.random.default_rng(rows)
+    w_EFD = jnp.asarray(rng.standard_normal((groups, 256, 128)), jnp.float32)
+    x_XD = jnp.asarray(rng.standard_normal((rows, 128)), jnp.float32)
+    sizes_E = np.bincount(rng.integers(0, groups, rows - rows // 4), minlength=groups)
+    sizes_E = jnp.asarray(sizes_E, jnp.int32)
+    expected = stacks.grouped_linear(x_XD, w_EFD, sizes_E, deterministic=False)
+    found = grouped.grouped_product(x_XD, w_EFD, sizes_E, interpret=True)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 def test_packed_experts_give_what_plain_ones_give():
