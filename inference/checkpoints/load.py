@@ -1,6 +1,7 @@
 """From tensors on disk to parameters: strict both ways, a few parameters at a time."""
 
 import collections
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -187,6 +188,15 @@ def check(declared: dict[str, ParamInfo], source: TensorSource, name_map: NameMa
         raise InputError(
             f"{source.label}: tensors the model has no place for: {', '.join(extra[:_SHOWN])}{more}"
         )
+
+
+def stored_dtype(config: ModelConfig, source: TensorSource, name_map: NameMap) -> str:
+    """The smallest type that holds every value of the parameters whose type is the model's: others
+    keep a wider one of their own.
+    """
+    declared = params.flatten(dataclasses.replace(config, dtype="bfloat16").parameters())
+    own = [path for path, info in declared.items() if info.format == "bfloat16"]
+    return source.widest(name for path in own for name in name_map(path).names)
 
 
 def check_parts(config: ModelConfig, source: TensorSource, name_map: NameMap) -> None:

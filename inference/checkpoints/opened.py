@@ -145,7 +145,7 @@ def directory(path: Path, config: ModelConfig) -> Checkpoint:
             lambda: text_files.read(path),
             mapped.read_json(path / text_files.CONFIG),
         ),
-        functools.partial(_dense_formats, source, config),
+        functools.partial(_dense_formats, source, name_map, config),
     )
 
 
@@ -174,13 +174,17 @@ def orbax(path: Path, config: ModelConfig, raw: dict[str, Any]) -> Checkpoint:
             lambda: text_files.read(path),
             kept if isinstance(kept, dict) else None,
         ),
-        functools.partial(_dense_formats, source, config),
+        functools.partial(_dense_formats, source, names.identity, config),
     )
 
 
-def _dense_formats(source: TensorSource, config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    kept = source.dtype if source.dtype == "bfloat16" else "float32"
-    return {"/".join(path): (kept,) for path, _ in leaves(config.parameters())}
+def _dense_formats(
+    source: TensorSource, name_map: NameMap, config: ModelConfig
+) -> dict[str, tuple[str, ...]]:
+    """Those of the numbers, and float32 where a parameter has it whatever the rest."""
+    kept = load.stored_dtype(config, source, name_map)
+    model = dataclasses.replace(config, dtype="bfloat16" if kept == "bfloat16" else "float32")
+    return {"/".join(path): (info.format,) for path, info in leaves(model.parameters())}
 
 
 def gguf(header: Header, config: ModelConfig) -> Checkpoint:

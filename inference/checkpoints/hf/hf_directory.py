@@ -9,8 +9,8 @@ import numpy as np
 from configs.errors import InputError
 from configs.model import ModelConfig
 from inference.checkpoints import names
-from inference.checkpoints.hf import families
-from inference.checkpoints.hf.config_keys import Keys
+from inference.checkpoints.hf.architectures import families
+from inference.checkpoints.hf.architectures.config_keys import Keys
 from inference.checkpoints.tensor_source import TensorSource
 
 _DERIVED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
@@ -55,7 +55,8 @@ def tensors(source: TensorSource, config: ModelConfig) -> TensorSource:
     def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
         return source.read(stored[name], start, stop, columns)
 
-    return dataclasses.replace(source, shapes=shapes, read=read)
+    dtypes = {name: source.dtypes[own] for name, own in stored.items()}
+    return dataclasses.replace(source, shapes=shapes, read=read, dtypes=dtypes)
 
 
 def has_other_head(source: TensorSource, config: ModelConfig) -> bool:

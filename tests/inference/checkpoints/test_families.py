@@ -11,7 +11,8 @@ from configs.errors import InputError
 from configs.kinds.rope import Dynamic, Linear, LongRope, Rope, Yarn
 from inference.checkpoints import mapped, names, opened
 from inference.checkpoints.gguf import gguf_metadata
-from inference.checkpoints.hf import config_export, families, hf_directory
+from inference.checkpoints.hf import hf_directory
+from inference.checkpoints.hf.architectures import config_export, families
 from layers import decoder, params
 
 GOLDEN = Path(__file__).parents[2] / "golden"

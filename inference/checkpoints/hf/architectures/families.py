@@ -9,8 +9,8 @@ from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from inference.checkpoints.hf import fields, mixtures, rope_keys
-from inference.checkpoints.hf.config_keys import Keys
+from inference.checkpoints.hf.architectures import fields, mixtures, rope_keys
+from inference.checkpoints.hf.architectures.config_keys import Keys
 
 _GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
