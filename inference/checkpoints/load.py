@@ -88,7 +88,8 @@ class StoredParameter:
     def _read_whole(self) -> np.ndarray:
         source, stored = self._source, self._stored
         if self._is_blocks:
-            return np.concatenate([self._blocks(name) for name in stored.names])
+            blocks = np.concatenate([self._blocks(name) for name in stored.names])
+            return blocks.reshape(*self._info.shape[:-1], -1)
         buffer = params.aligned(self._info.shape, self._info.format)
         read_into = None if len(stored.names) > 1 or stored.transposed else source.read_into
         if read_into is None or not read_into(stored.names[0], buffer):

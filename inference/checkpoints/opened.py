@@ -13,7 +13,7 @@ from configs.errors import InputError
 from configs.kinds.params import leaves
 from configs.model import ModelConfig
 from inference.checkpoints import defaults, load, mapped, names, text_files
-from inference.checkpoints.gguf import gguf_file
+from inference.checkpoints.gguf import gguf_file, gguf_stacks
 from inference.checkpoints.gguf.gguf_scan import Header
 from inference.checkpoints.hf import hf_directory, hub, safetensors_file, split_tensors
 from inference.checkpoints.load import Place, Progress
@@ -191,8 +191,9 @@ def gguf(header: Header, config: ModelConfig) -> Checkpoint:
     """Opens a `.gguf` file.
 
     Raises:
-        InputError: an end token is not a valid id.
+        InputError: an end token is not a valid id, or experts are missing.
     """
+    header = gguf_stacks.split(header, config)
     end = header.metadata.get("tokenizer.ggml.eos_token_id")
     turn_end = header.metadata.get("tokenizer.ggml.eot_token_id")
     ids = [token for token in (end, turn_end) if token is not None]

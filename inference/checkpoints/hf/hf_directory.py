@@ -36,7 +36,7 @@ def tensors(source: TensorSource, config: ModelConfig) -> TensorSource:
 
     Old checkpoints store the rotary frequencies or the causal masks, and tied ones may store the
     head beside the embedding or in its place. One that was written without its head lacks the
-    prefix of all other names.
+    prefix of all other names. Layers that predict a second token are left out.
 
     Raises:
         InputError: the configuration ties the head to an embedding of other values.
@@ -75,12 +75,12 @@ def has_other_head(source: TensorSource, config: ModelConfig) -> bool:
 
 def _stored(source: TensorSource, config: ModelConfig) -> dict[str, str]:
     """The names of a whole model, and those the source has instead."""
-    base = names.base(config.family)
+    base, layers = names.base(config.family), names.FAMILIES[config.family].layers
     is_bare = not any(name.startswith(f"{base}.") for name in source.shapes)
     return {
         f"{base}.{name}" if is_bare and name != _HEAD else name: name
         for name in source.shapes
-        if not name.endswith(_DERIVED)
+        if not name.endswith(_DERIVED) and not names.is_behind(config, name, layers)
     }
 
 
