@@ -79,12 +79,13 @@ def formats(header: Header, config: ModelConfig, name_map: NameMap) -> dict[str,
     found = {}
     for path, info in params.leaves(config.parameters()):
         own = [_kept(header, name, info) for name in name_map("/".join(path)).names]
-        if len(info.shape) > 2 and len(set(own)) > 1:
+        is_stack = len(info.shape) > 2
+        if is_stack and len(set(own)) > 1:
             raise InputError(
                 f"{header.path}: {'/'.join(path)} is a stack of {', '.join(sorted(set(own)))}, "
                 "which no kernel multiplies at once; engine.weights=bfloat16 runs it, dequantized"
             )
-        found["/".join(path)] = tuple(own)
+        found["/".join(path)] = tuple(own[:1] if is_stack else own)
     return found
 
 
