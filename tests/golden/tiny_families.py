@@ -1,0 +1,111 @@
+"""What the tiny checkpoints are described with: families as transformers has them, and the fields
+that many of them share.
+"""
+
+import dataclasses
+from typing import Any
+
+import torch
+import transformers
+
+VOCAB_SIZE = 131
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One checkpoint: its config's fields and how it is stored; 'family-...' is its name.
+
+    Attributes:
+        version_4_keys: config.json is rewritten with the keys of transformers 4, which most
+            published checkpoints still have.
+        rewrites: keys of config.json as other writers leave them; None removes a key.
+        bare: tensors are named without the base model's prefix, and masks are stored with them,
+            as in the first checkpoints of GPT-2.
+        stepwise: logits are those of decoding token by token, after a prompt of so many tokens.
+        greedy: greedy continuations of ten prompts are stored too.
+        beams: beam searches of three prompts are stored too.
+    """
+
+    name: str
+    fields: dict
+    seed: int
+    dtype: torch.dtype = torch.bfloat16
+    version_4_keys: bool = False
+    rewrites: dict = dataclasses.field(default_factory=dict)
+    bare: bool = False
+    max_shard_size: str = "5GB"
+    tokenizer: bool = False
+    stepwise: int | None = None
+    greedy: bool = False
+    beams: bool = False
+
+    @property
+    def family(self) -> str:
+        """The first word of its name."""
+        return self.name.split("-")[0]
+
+    def config(self) -> transformers.PreTrainedConfig:
+        """As transformers takes it."""
+        kind, defaults = _FAMILIES[self.family]
+        return kind(**defaults | self.fields)
+
+
+_COMMON = {
+    "vocab_size": VOCAB_SIZE,
+    "intermediate_size": 52,
+    "max_position_embeddings": 256,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+_OWN_TOKENS: dict[str, Any] = {k: v for k, v in _COMMON.items() if not k.endswith("token_id")}
+_LLAMA = _OWN_TOKENS | {"pad_token_id": None, "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
+_FAMILIES: dict[str, tuple[Any, dict]] = {
+    "llama": (transformers.LlamaConfig, _LLAMA),
+    "gemma3": (transformers.Gemma3TextConfig, _OWN_TOKENS | {"sliding_window": 24}),
+    "mistral": (transformers.MistralConfig, _COMMON),
+    "qwen2": (transformers.Qwen2Config, _COMMON),
+    "qwen3": (transformers.Qwen3Config, _COMMON),
+    "smollm3": (transformers.SmolLM3Config, _COMMON),
+    "gemma2": (transformers.Gemma2Config, _COMMON | {"sliding_window": 24}),
+    "phi3": (transformers.Phi3Config, _COMMON),
+    "olmo2": (transformers.Olmo2Config, _COMMON),
+    "mixtral": (transformers.MixtralConfig, _COMMON | {"intermediate_size": 20}),
+    "qwen2_moe": (transformers.Qwen2MoeConfig, _COMMON),
+    "qwen3_moe": (transformers.Qwen3MoeConfig, _COMMON),
+    "olmoe": (transformers.OlmoeConfig, _COMMON | {"intermediate_size": 20}),
+    "deepseek_v2": (transformers.DeepseekV2Config, _COMMON),
+    "deepseek_v3": (transformers.DeepseekV3Config, _COMMON),
+    "glm4_moe": (transformers.Glm4MoeConfig, _COMMON),
+    "gpt_oss": (
+        transformers.GptOssConfig, _COMMON | {"sliding_window": 24, "intermediate_size": 20}
+    ),
+    "olmo3": (transformers.Olmo3Config, _COMMON | {"sliding_window": 24}),
+    "gpt2": (transformers.GPT2Config, {"vocab_size": VOCAB_SIZE} | {
+        key: value for key, value in _COMMON.items() if key.endswith("token_id")
+    }),
+}  # fmt: skip
+
+TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
+
+
+def widths(
+    width: int, num_layers: int, heads: int, kv_heads: int, head_width: int | None = None
+) -> dict:
+    """`head_width` where the family has one that is not width / heads."""
+    return {
+        "hidden_size": width,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+    } | ({} if head_width is None else {"head_dim": head_width})
+
+
+def layers(pattern: str) -> list[str]:
+    """'ssf' names two sliding layers, then a full one."""
+    return [{"s": "sliding_attention", "f": "full_attention"}[letter] for letter in pattern]
+
+
+def rope(kind: str, theta: float = 10000.0, **more: Any) -> dict:
+    """Rotary positions of one kind in all layers."""
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": theta} | more}
