@@ -33,7 +33,7 @@ def test_what_is_no_mesh(text):
     "model, found, valid",
     [("llama2-13b", Mesh(model=41), "widths .40, 13824. and .* of llama2-13b; valid: 1 to 40$"),
      ("llama2-70b", Mesh(model=65), "valid: 1 to 64"),
-     ("deepseek-v2", Mesh(model=3), "valid: 1, 2, 4, 8, 16, 32, 64, 128"),
+     ("deepseek-v2", Mesh(model=129), "valid: 1 to 128"),
      ("mamba2-2.7b", Mesh(model=3), "valid: 1, 2, 4, 5, 8, 10, 16, 20, 40, 80"),
      ("granite4-h-small", Mesh(expert=5), "valid: 1, 2, 3, 4, 6, 8, 9, 12, 18, 24, 36, 72"),
      ("llama2-13b", Mesh(expert=2), "has no experts to divide")],

@@ -286,7 +286,7 @@ ARCHITECTURES: dict[str, Family] = {
     "Qwen2MoeForCausalLM": Family("qwen2_moe", mixtures.qwen2_moe),
     "Qwen3MoeForCausalLM": Family("qwen3_moe", mixtures.qwen3_moe, mixtures.QWEN3),
     "OlmoeForCausalLM": Family("olmoe", mixtures.olmoe, ("attention_bias",)),
-    "DeepseekV2ForCausalLM": Family("deepseek_v2", mixtures.deepseek_v2),
+    "DeepseekV2ForCausalLM": Family("deepseek_v2", mixtures.deepseek_v2, ("auto_map",)),
     "DeepseekV3ForCausalLM": Family("deepseek_v3", mixtures.deepseek_v3, ("auto_map",)),
     "Glm4MoeForCausalLM": Family("glm4_moe", mixtures.glm4_moe, mixtures.GLM4),
     "GptOssForCausalLM": Family("gpt_oss", mixtures.gpt_oss, mixtures.GPT_OSS),

@@ -3,7 +3,6 @@ of `mixtures`.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from configs.kinds.attention import Attention
@@ -115,46 +114,43 @@ def _with_heads(config: ModelConfig) -> dict[str, Any]:
     return export_fields.sizes(config, own.rope or Rope()) | export_fields.heads(own)
 
 
-def _dense(config: ModelConfig) -> list[int]:
-    return [n for n, layer in enumerate(config.layers) if isinstance(layer.ffn, Gated)]
-
-
-def _dense_width(config: ModelConfig, dense: Sequence[int]) -> int:
-    """Of layers without a mixture; where all have one it says nothing."""
-    ffn = config.layers[dense[0]].ffn if dense else _experts(config)
-    assert isinstance(ffn, Gated | Experts), "config_export has seen to it"
-    return ffn.width
+def _dense(config: ModelConfig) -> tuple[list[int], dict[str, int]]:
+    """Layers without a mixture, and their width, where there are any."""
+    own = {n: layer.ffn for n, layer in enumerate(config.layers) if isinstance(layer.ffn, Gated)}
+    return list(own), {"intermediate_size": own[min(own)].width} if own else {}
 
 
 def _qwen(config: ModelConfig) -> dict[str, Any]:
-    experts, dense = _experts(config), _dense(config)
-    return _with_heads(config) | {
-        "intermediate_size": _dense_width(config, dense),
+    experts, (dense, width) = _experts(config), _dense(config)
+    return _with_heads(config) | width | {
         "moe_intermediate_size": experts.width,
         "num_experts": experts.num_experts,
         "num_experts_per_tok": experts.top_k,
         "norm_topk_prob": experts.router.is_normalized,
         "decoder_sparse_step": 1,
         "mlp_only_layers": dense,
-    }
+    }  # fmt: skip
 
 
 def _routed(config: ModelConfig) -> dict[str, Any]:
     """The mixture as DeepSeek's relatives write it, whose shared experts are as wide as others."""
-    experts, dense = _experts(config), _dense(config)
+    experts, (dense, width) = _experts(config), _dense(config)
     router = experts.router
-    return {
-        "intermediate_size": _dense_width(config, dense),
-        "moe_intermediate_size": experts.width,
-        "n_routed_experts": experts.num_experts,
-        "n_shared_experts": experts.shared_width // experts.width,
-        "num_experts_per_tok": experts.top_k,
-        "n_group": router.num_groups,
-        "topk_group": router.top_groups,
-        "norm_topk_prob": router.is_normalized,
-        "routed_scaling_factor": router.scale,
-        "first_k_dense_replace": len(dense),
-    }
+    return (
+        {"intermediate_size": experts.width}
+        | width
+        | {
+            "moe_intermediate_size": experts.width,
+            "n_routed_experts": experts.num_experts,
+            "n_shared_experts": experts.shared_width // experts.width,
+            "num_experts_per_tok": experts.top_k,
+            "n_group": router.num_groups,
+            "topk_group": router.top_groups,
+            "norm_topk_prob": router.is_normalized,
+            "routed_scaling_factor": router.scale,
+            "first_k_dense_replace": len(dense),
+        }
+    )
 
 
 def _latent(config: ModelConfig) -> dict[str, Any]:
