@@ -20,7 +20,7 @@ from configs.kinds.rope import Rope  # noqa: E402
 from configs.model import ModelConfig  # noqa: E402
 from inference.checkpoints import opened  # noqa: E402
 from inference.checkpoints.gguf.pretokenizers import SPLITS  # noqa: E402
-from inference.checkpoints.hf import families  # noqa: E402
+from inference.checkpoints.hf.architectures import families  # noqa: E402
 from inference.planner import weights  # noqa: E402
 
 _INTRODUCTION = """\

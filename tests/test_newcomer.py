@@ -22,8 +22,8 @@ from configs.kinds.operations import Move, Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 from configs.model import LayerSpec, ModelConfig
 from inference.checkpoints import names, resolve
-from inference.checkpoints.hf import families
-from inference.checkpoints.hf.config_keys import Keys
+from inference.checkpoints.hf.architectures import families
+from inference.checkpoints.hf.architectures.config_keys import Keys
 from inference.engine import Engine
 from inference.planner import cost, weights
 from inference.planner.cost import Precision, Work

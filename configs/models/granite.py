@@ -1,7 +1,7 @@
 """Granite 4.0 H Small (IBM 2025, 32B of which 9B are active): Mamba-2 layers, one in ten with
 attention, all with a mixture of 72 experts; the layout of Jamba (arXiv 2403.19887).
 
-Planned, not run: recurrent layers and the mixture of experts are to come.
+Planned, not run: recurrent layers are to come.
 """
 
 from configs.kinds.attention import Attention

@@ -1,7 +1,7 @@
 """Hunyuan-Large (Tencent 2024, arXiv 2411.02265, 389B of which 52B are active): every second layer
 reads the keys and values of the one before; a token visits one expert of 16, and a shared one.
 
-Planned, not run: the mixture of experts is to come.
+Planned, not run: its checkpoints are not read yet.
 """
 
 from configs.kinds.attention import Attention

@@ -1,7 +1,5 @@
 """Mistral 7B (Jiang et al. 2023, arXiv 2310.06825), every layer of which sees a window, and Mixtral
 8x7B (Jiang et al. 2024, arXiv 2401.04088), where a token visits two of eight feed-forwards.
-
-Mixtral is planned, not run: the mixture of experts is to come.
 """
 
 from configs.kinds.attention import Attention

@@ -13,7 +13,8 @@ import numpy as np
 from configs.errors import InputError
 from configs.kinds.params import ParamInfo
 from inference.checkpoints import load, mapped, opened, text_files
-from inference.checkpoints.hf import config_export, safetensors_file, weights_export
+from inference.checkpoints.hf import safetensors_file, weights_export
+from inference.checkpoints.hf.architectures import config_export
 from inference.checkpoints.load import Progress
 from inference.checkpoints.native import converted, manifest, new_directory, orbax_directory
 from inference.checkpoints.opened import Checkpoint, Contents
@@ -50,7 +51,7 @@ def convert(
     """
     new_directory.check(output)
     contents = checkpoint.contents()
-    stored = dtype or contents.source.dtype
+    stored = dtype or load.stored_dtype(checkpoint.config, contents.source, contents.name_map)
     if stored not in ("bfloat16", "float32"):
         raise InputError(
             f"{contents.source.label}: weights are {stored}, which is not kept; say what they "

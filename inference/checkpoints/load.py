@@ -1,6 +1,7 @@
 """From tensors on disk to parameters: strict both ways, a few parameters at a time."""
 
 import collections
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -87,7 +88,8 @@ class StoredParameter:
     def _read_whole(self) -> np.ndarray:
         source, stored = self._source, self._stored
         if self._is_blocks:
-            return np.concatenate([self._blocks(name) for name in stored.names])
+            blocks = np.concatenate([self._blocks(name) for name in stored.names])
+            return blocks.reshape(*self._info.shape[:-1], -1)
         buffer = params.aligned(self._info.shape, self._info.format)
         read_into = None if len(stored.names) > 1 or stored.transposed else source.read_into
         if read_into is None or not read_into(stored.names[0], buffer):
@@ -187,6 +189,15 @@ def check(declared: dict[str, ParamInfo], source: TensorSource, name_map: NameMa
         raise InputError(
             f"{source.label}: tensors the model has no place for: {', '.join(extra[:_SHOWN])}{more}"
         )
+
+
+def stored_dtype(config: ModelConfig, source: TensorSource, name_map: NameMap) -> str:
+    """The smallest type that holds every value of the parameters whose type is the model's: others
+    keep a wider one of their own.
+    """
+    declared = params.flatten(dataclasses.replace(config, dtype="bfloat16").parameters())
+    own = [path for path, info in declared.items() if info.format == "bfloat16"]
+    return source.widest(name for path in own for name in name_map(path).names)
 
 
 def check_parts(config: ModelConfig, source: TensorSource, name_map: NameMap) -> None:

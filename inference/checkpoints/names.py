@@ -134,6 +134,32 @@ _GGUF: Table = {
     "ffn/down": ("ffn_down.weight",),
     "ffn_post_norm": ("post_ffw_norm.weight",),
 }
+_GGUF_EXPERTS: Table = {
+    **_GGUF,
+    "ffn/router": ("ffn_gate_inp.weight",),
+    "ffn/router_offsets": ("exp_probs_b.bias",),
+    "ffn/experts/gate_up": ("ffn_gate_exps.{}.weight", "ffn_up_exps.{}.weight"),
+    "ffn/experts/down": ("ffn_down_exps.weight",),
+    "ffn/shared/gate_up": ("ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
+    "ffn/shared/down": ("ffn_down_shexp.weight",),
+    "ffn/shared_gate": ("ffn_gate_inp_shexp.weight",),
+}
+_GGUF_POST_NORMED: Table = {
+    **_GGUF_EXPERTS,
+    "ffn_norm": ("post_attention_norm.weight",),
+    "mixer/sinks": ("attn_sinks.weight",),
+}
+_GGUF_LATENT: Table = {
+    **_GGUF_EXPERTS,
+    "mixer/q": ("attn_q.weight",),
+    "mixer/q_down": ("attn_q_a.weight",),
+    "mixer/q_norm": ("attn_q_a_norm.weight",),
+    "mixer/q_up": ("attn_q_b.weight",),
+    "mixer/kv_down": ("attn_kv_a_mqa.weight",),
+    "mixer/kv_norm": ("attn_kv_a_norm.weight",),
+    "mixer/k_up": ("attn_k_b.weight",),
+    "mixer/v_up": ("attn_v_b.weight",),
+}
 _GGUF_PHI3: Table = {
     **_GGUF,
     "mixer/qkv": ("attn_qkv.weight",),
@@ -161,6 +187,7 @@ class Names(NamedTuple):
         transposed: paths of matrices stored [in, out].
         gguf: as `table`, for the names that llama.cpp gives them.
         interleaved: llama.cpp stores rotary pairs of queries and keys as neighbours.
+        predicts: layers behind the last one predict a second token, and are not read.
     """
 
     table: Table
@@ -168,6 +195,7 @@ class Names(NamedTuple):
     transposed: tuple[str, ...] = ()
     gguf: Table = _GGUF
     interleaved: bool = False
+    predicts: bool = False
 
 
 _LAYER = re.compile(r"layers/(\d+)/(.+)")
@@ -181,17 +209,17 @@ FAMILIES: dict[str, Names] = {
     "mistral": Names(_LLAMA),
     "olmo2": Names(_GEMMA),
     "olmo3": Names(_GEMMA),
-    "deepseek_v2": Names(_DEEPSEEK),
-    "deepseek_v3": Names(_DEEPSEEK),
-    "glm4_moe": Names(_GLM4_MOE),
-    "gpt_oss": Names(_GPT_OSS),
-    "mixtral": Names(_MIXTRAL),
-    "olmoe": Names(_EXPERTS),
+    "deepseek_v2": Names(_DEEPSEEK, gguf=_GGUF_LATENT),
+    "deepseek_v3": Names(_DEEPSEEK, gguf=_GGUF_LATENT, predicts=True),
+    "glm4_moe": Names(_GLM4_MOE, gguf=_GGUF_POST_NORMED, predicts=True),
+    "gpt_oss": Names(_GPT_OSS, gguf=_GGUF_POST_NORMED),
+    "mixtral": Names(_MIXTRAL, gguf=_GGUF_EXPERTS, interleaved=True),
+    "olmoe": Names(_EXPERTS, gguf=_GGUF_EXPERTS),
     "phi3": Names(_PHI3, gguf=_GGUF_PHI3),
     "qwen2": Names(_LLAMA),
-    "qwen2_moe": Names(_QWEN2_MOE),
+    "qwen2_moe": Names(_QWEN2_MOE, gguf=_GGUF_EXPERTS),
     "qwen3": Names(_LLAMA),
-    "qwen3_moe": Names(_EXPERTS),
+    "qwen3_moe": Names(_EXPERTS, gguf=_GGUF_EXPERTS),
     "smollm3": Names(_LLAMA, interleaved=True),
 }
 
@@ -214,6 +242,20 @@ def gguf(config: ModelConfig) -> NameMap:
 def interleaved(family: str) -> bool:
     """Whether llama.cpp stores the rotary pairs of a family's queries and keys as neighbours."""
     return FAMILIES[family].interleaved
+
+
+def is_behind(config: ModelConfig, name: str, layers: str) -> bool:
+    """Whether a tensor is of a layer that predicts a second token.
+
+    Args:
+        config: the model.
+        name: of the tensor.
+        layers: what stands before a layer's number.
+    """
+    number = name.removeprefix(f"{layers}.").partition(".")[0]
+    has_number = name.startswith(f"{layers}.") and number.isdecimal()
+    predicts = FAMILIES[config.family].predicts
+    return predicts and has_number and int(number) >= config.num_layers
 
 
 def identity(path: str) -> Stored:

@@ -13,7 +13,7 @@ from configs.errors import InputError
 from configs.kinds.params import leaves
 from configs.model import ModelConfig
 from inference.checkpoints import defaults, load, mapped, names, text_files
-from inference.checkpoints.gguf import gguf_file
+from inference.checkpoints.gguf import gguf_file, gguf_stacks
 from inference.checkpoints.gguf.gguf_scan import Header
 from inference.checkpoints.hf import hf_directory, hub, safetensors_file, split_tensors
 from inference.checkpoints.load import Place, Progress
@@ -145,7 +145,7 @@ def directory(path: Path, config: ModelConfig) -> Checkpoint:
             lambda: text_files.read(path),
             mapped.read_json(path / text_files.CONFIG),
         ),
-        functools.partial(_dense_formats, source, config),
+        functools.partial(_dense_formats, source, name_map, config),
     )
 
 
@@ -174,21 +174,26 @@ def orbax(path: Path, config: ModelConfig, raw: dict[str, Any]) -> Checkpoint:
             lambda: text_files.read(path),
             kept if isinstance(kept, dict) else None,
         ),
-        functools.partial(_dense_formats, source, config),
+        functools.partial(_dense_formats, source, names.identity, config),
     )
 
 
-def _dense_formats(source: TensorSource, config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    kept = source.dtype if source.dtype == "bfloat16" else "float32"
-    return {"/".join(path): (kept,) for path, _ in leaves(config.parameters())}
+def _dense_formats(
+    source: TensorSource, name_map: NameMap, config: ModelConfig
+) -> dict[str, tuple[str, ...]]:
+    """Those of the numbers, and float32 where a parameter has it whatever the rest."""
+    kept = load.stored_dtype(config, source, name_map)
+    model = dataclasses.replace(config, dtype="bfloat16" if kept == "bfloat16" else "float32")
+    return {"/".join(path): (info.format,) for path, info in leaves(model.parameters())}
 
 
 def gguf(header: Header, config: ModelConfig) -> Checkpoint:
     """Opens a `.gguf` file.
 
     Raises:
-        InputError: an end token is not a valid id.
+        InputError: an end token is not a valid id, or experts are missing.
     """
+    header = gguf_stacks.split(header, config)
     end = header.metadata.get("tokenizer.ggml.eos_token_id")
     turn_end = header.metadata.get("tokenizer.ggml.eot_token_id")
     ids = [token for token in (end, turn_end) if token is not None]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -33,6 +33,7 @@ class TensorSource:
         stream: whole tensors in blocks of rows, where reading in order can do more than `read`.
         read_into: fills an array with a whole tensor, or says that its type is another.
         read_blocks: a whole tensor in the blocks of its format: uint8 [rows, bytes].
+        dtypes: as `dtype`, of each tensor where they may differ.
     """
 
     label: str
@@ -42,6 +43,11 @@ class TensorSource:
     stream: Callable[[str], Iterator[np.ndarray]] | None = None
     read_into: Callable[[str, np.ndarray], bool] | None = None
     read_blocks: Callable[[str], np.ndarray] | None = None
+    dtypes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def widest(self, names: Iterable[str]) -> str:
+        """The smallest type that holds every value of some tensors."""
+        return max({self.dtypes.get(name, self.dtype) for name in names}, default="bfloat16")
 
     def blocks(self, name: str) -> Iterator[np.ndarray]:
         """A tensor's rows in order, in blocks of bounded size."""

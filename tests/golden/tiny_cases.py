@@ -4,16 +4,46 @@ tied and untied, with odd sizes and each of its quirks.
 Prompt 0 is longer than two windows and three pages of 16 tokens.
 """
 
+from typing import Any
+
+import tiny_mixtures
 import tiny_tokenizer
 import torch
-from tiny_case import LLAMA3_ROPE, TIED, UNTIED, Case, gemma3_rope, layers, longrope, rope, widths
-from tiny_mixtures import MIXTURES
+from tiny_families import TIED, UNTIED, Case, layers, rope, widths
+
+# A context below the prompt's: all three branches of the rule occur among the 8 frequencies.
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+def _gemma3_rope(global_base: float, local_base: float, **scaling: Any) -> dict:
+    return {
+        "full_attention": {"rope_type": "default", "rope_theta": global_base} | scaling,
+        "sliding_attention": {"rope_type": "default", "rope_theta": local_base},
+    }
+
+
+def _longrope(pairs: int, original: int, share: float = 1.0) -> dict:
+    """Divisors that differ from pair to pair; `original` is Phi-3's key beside the others."""
+    return rope(
+        "longrope",
+        short_factor=[1.0 + 0.05 * i for i in range(pairs)],
+        long_factor=[1.5 + 0.7 * i for i in range(pairs)],
+        partial_rotary_factor=share,
+    ) | {"original_max_position_embeddings": original}
+
 
 CASES = (
     Case("llama-mqa-float32", widths(40, 2, 5, 1, 10), seed=1, dtype=torch.float32),
     Case(
         "llama-gqa-tied-rope3",
-        widths(48, 3, 4, 2, 16) | TIED | {"rope_parameters": LLAMA3_ROPE},
+        widths(48, 3, 4, 2, 16) | TIED | {"rope_parameters": _LLAMA3_ROPE},
         seed=2,
         version_4_keys=True,
         greedy=True,
@@ -46,7 +76,7 @@ CASES = (
         | {
             "query_pre_attn_scalar": 24,
             "layer_types": layers("ssfssf"),
-            "rope_parameters": gemma3_rope(1e6, 1e4, rope_type="linear", factor=8.0),
+            "rope_parameters": _gemma3_rope(1e6, 1e4, rope_type="linear", factor=8.0),
         },
         seed=5,
         version_4_keys=True,
@@ -59,7 +89,7 @@ CASES = (
         | {
             "query_pre_attn_scalar": 10,
             "layer_types": layers("ssfss"),
-            "rope_parameters": gemma3_rope(1e5, 100.0),
+            "rope_parameters": _gemma3_rope(1e5, 100.0),
         },
         seed=6,
     ),
@@ -70,7 +100,7 @@ CASES = (
         | {
             "query_pre_attn_scalar": 14,
             "layer_types": layers("sfs"),
-            "rope_parameters": gemma3_rope(1e6, 1e4),
+            "rope_parameters": _gemma3_rope(1e6, 1e4),
         },
         seed=7,
         dtype=torch.float32,
@@ -202,13 +232,13 @@ CASES = (
     # Both prompts exceed the original context; then neither does. Three quarters of a head rotate.
     Case(
         "phi3-gqa-longrope-partial",
-        widths(64, 2, 4, 2) | UNTIED | longrope(6, original=24, share=0.75),
+        widths(64, 2, 4, 2) | UNTIED | _longrope(6, original=24, share=0.75),
         seed=62,
         version_4_keys=True,
     ),
     Case(
         "phi3-mqa-tied-longrope-within-float32",
-        widths(36, 2, 3, 1) | TIED | longrope(6, original=128),
+        widths(36, 2, 3, 1) | TIED | _longrope(6, original=128),
         seed=63,
         dtype=torch.float32,
     ),
@@ -247,6 +277,7 @@ CASES = (
         seed=83,
         stepwise=30,
     ),
+    *tiny_mixtures.CASES,
     # The positions of layers without a window are stretched.
     Case(
         "olmo3-gqa-yarn",
@@ -285,5 +316,4 @@ CASES = (
         seed=92,
         dtype=torch.float32,
     ),
-    *MIXTURES,
 )  # fmt: skip

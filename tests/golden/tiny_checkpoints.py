@@ -22,8 +22,8 @@ import tiny_tokenizer
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tiny_case import VOCAB_SIZE, Case
 from tiny_cases import CASES
+from tiny_families import VOCAB_SIZE, Case
 
 _PROMPT_LENGTHS = (75, 29)
 _MATRIX_STD = 0.2

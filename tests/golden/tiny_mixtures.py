@@ -1,11 +1,20 @@
-"""Tiny checkpoints with experts, and those with latent attention: odd numbers of experts, one that
-every token visits all of, and each rule by which they are chosen.
-"""
+"""The tiny checkpoints with experts, and with latent attention; see `tiny_cases`."""
 
 import torch
-from tiny_case import TIED, UNTIED, Case, latent, layers, rope, widths
+from tiny_families import TIED, UNTIED, Case, layers, rope, widths
 
-MIXTURES = (
+
+def _latent(rank: int, rotary: int, nope: int, value: int, query_rank: int | None = None) -> dict:
+    return {
+        "kv_lora_rank": rank,
+        "qk_rope_head_dim": rotary,
+        "qk_nope_head_dim": nope,
+        "v_head_dim": value,
+        "q_lora_rank": query_rank,
+    }
+
+
+CASES = (
     # Odd numbers of experts; in the last one a token visits all of them.
     Case(
         "mixtral-gqa-float32",
@@ -106,7 +115,7 @@ MIXTURES = (
         "deepseek_v2-mha-lite",
         widths(36, 3, 3, 3)
         | UNTIED
-        | latent(18, 6, 8, 10)
+        | _latent(18, 6, 8, 10)
         | {
             "first_k_dense_replace": 1,
             "n_routed_experts": 6,
@@ -122,7 +131,7 @@ MIXTURES = (
         "deepseek_v2-mha-groups-yarn",
         widths(40, 2, 4, 4)
         | TIED
-        | latent(14, 8, 6, 12, query_rank=22)
+        | _latent(14, 8, 6, 12, query_rank=22)
         | {
             "n_routed_experts": 8,
             "n_shared_experts": 1,
@@ -143,7 +152,7 @@ MIXTURES = (
         "deepseek_v3-mha-groups-yarn",
         widths(40, 3, 5, 5)
         | UNTIED
-        | latent(18, 8, 10, 6, query_rank=22)
+        | _latent(18, 8, 10, 6, query_rank=22)
         | {
             "first_k_dense_replace": 1,
             "n_routed_experts": 9,
@@ -165,7 +174,7 @@ MIXTURES = (
         "deepseek_v3-mha-halves-float32",
         widths(36, 2, 3, 3)
         | TIED
-        | latent(10, 6, 8, 12)
+        | _latent(10, 6, 8, 12)
         | {
             "first_k_dense_replace": 0,
             "n_routed_experts": 4,

@@ -19,7 +19,7 @@ from configs.kinds.rope import LongRope, Rope
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
 from inference.checkpoints import resolve
-from inference.checkpoints.hf import families
+from inference.checkpoints.hf.architectures import families
 from inference.engine import Engine
 from inference.request import SamplingParams
 from inference.runtime import step

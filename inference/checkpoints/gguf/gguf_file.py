@@ -8,6 +8,7 @@ The package `gguf` is imported where it is used: no other engine needs it.
 """
 
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ import numpy as np
 from configs.errors import InputError, shown
 from configs.kinds import params
 from configs.kinds.attention import Attention
+from configs.kinds.params import ParamInfo
 from configs.kinds.rope import Llama3, LongRope
 from configs.model import ModelConfig
 from inference.checkpoints import names
-from inference.checkpoints.gguf import gguf_parts, gguf_scan
+from inference.checkpoints.gguf import gguf_parts, gguf_scan, gguf_stacks
 from inference.checkpoints.gguf.gguf_scan import Header
 from inference.checkpoints.names import NameMap
 from inference.checkpoints.tensor_source import TensorSource
@@ -62,7 +64,8 @@ def tensors(header: Header, config: ModelConfig, dtype: str = "bfloat16") -> Ten
     shapes = {n: entry.shape for n, entry in header.tensors.items() if n not in configured}
     read = functools.partial(_read_rows, header, config, np.dtype(dtype))
     blocks = functools.partial(_read_blocks, header, config)
-    return TensorSource(str(header.path), shapes, read, dtype, read_blocks=blocks)
+    source = TensorSource(str(header.path), shapes, read, dtype, read_blocks=blocks)
+    return gguf_stacks.with_latents(source, config)
 
 
 def formats(header: Header, config: ModelConfig, name_map: NameMap) -> dict[str, tuple[str, ...]]:
@@ -70,25 +73,42 @@ def formats(header: Header, config: ModelConfig, name_map: NameMap) -> dict[str,
     part of a stack. Numbers of float16 are kept in float32.
 
     Raises:
-        InputError: a tensor has a type that no kernel multiplies as it is.
+        InputError: a tensor has a type that no kernel multiplies as it is, or the matrices of a
+            stack have several.
     """
-    import gguf
-
     found = {}
     for path, info in params.leaves(config.parameters()):
-        own = []
-        for name in name_map("/".join(path)).names:
-            kind = gguf.GGMLQuantizationType(header.tensors[name].ggml_type).name
-            format = _DENSE.get(kind) or (_KEPT.get(kind) if info.is_matrix else "float32")
-            if format is None:
-                raise InputError(
-                    f"{header.path}: tensor {shown(name)} has type {kind}, which no kernel "
-                    f"multiplies as it is; those are {', '.join([*_DENSE, *_KEPT])}. "
-                    "engine.weights=bfloat16 runs any type, dequantized"
-                )
-            own.append(format)
-        found["/".join(path)] = tuple(own)
+        own = [_kept(header, name, info) for name in name_map("/".join(path)).names]
+        is_stack = len(info.shape) > 2
+        if is_stack and len(set(own)) > 1:
+            raise InputError(
+                f"{header.path}: {'/'.join(path)} is a stack of {', '.join(sorted(set(own)))}, "
+                "which no kernel multiplies at once; engine.weights=bfloat16 runs it, dequantized"
+            )
+        found["/".join(path)] = tuple(own[:1] if is_stack else own)
     return found
+
+
+def _kept(header: Header, name: str, info: ParamInfo) -> str:
+    """The format of a tensor that a parameter is made of."""
+    import gguf
+
+    joint = gguf_stacks.joint_name(name)
+    stored = name if name in header.tensors else joint
+    kind = gguf.GGMLQuantizationType(header.tensors[stored].ggml_type).name
+    if kind in _DENSE:
+        return _DENSE[kind]
+    if stored != name:
+        cause = "is of several parameters, of which no kernel multiplies a part"
+    elif info.is_matrix and kind not in _KEPT:
+        valid = ", ".join([*_DENSE, *_KEPT])
+        cause = f"has type {kind}, which no kernel multiplies as it is; those are {valid}"
+    else:
+        return _KEPT[kind] if info.is_matrix else "float32"
+    raise InputError(
+        f"{header.path}: tensor {shown(stored)} {cause}. engine.weights=bfloat16 runs any type, "
+        "dequantized"
+    )
 
 
 def _in_configuration(config: ModelConfig) -> set[str]:
@@ -172,13 +192,14 @@ def _read_blocks(header: Header, config: ModelConfig, name: str) -> np.ndarray:
     entry = header.tensors[name]
     kind = gguf.GGMLQuantizationType(entry.ggml_type)
     flat = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.position)
-    rows = flat.reshape(entry.shape[0], -1)
+    count = math.prod(entry.shape[:-1])
+    rows = flat.reshape(count, -1)
     if kind == gguf.GGMLQuantizationType.Q5_0:
         blocks = rows.reshape(-1, gguf.GGML_QUANT_SIZES[kind][1])
         upper = np.unpackbits(blocks[:, 2:6], axis=1, bitorder="little")
         nibbles = np.concatenate([blocks[:, 6:] & 15, blocks[:, 6:] >> 4], axis=1)
         integers = (nibbles | upper << 4) - np.uint8(16)
-        rows = np.concatenate([blocks[:, :2], integers], axis=1).reshape(entry.shape[0], -1)
+        rows = np.concatenate([blocks[:, :2], integers], axis=1).reshape(count, -1)
     return _in_halves(header, config, name, rows) if _is_interleaved(config, name) else rows
 
 

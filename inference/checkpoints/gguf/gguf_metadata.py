@@ -5,7 +5,6 @@ rotate) stands here as it stands there.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,17 +13,18 @@ import numpy as np
 from configs.errors import InputError, shown
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated, Plain
-from configs.kinds.kind import MOST_WIDTH
-from configs.kinds.rope import Linear, Llama3, LongRope, Rope
-from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from inference.checkpoints.gguf import gguf_file
+from configs.kinds.rope import Llama3, LongRope, Rope
+from configs.model import LayerSpec, ModelConfig
+from inference.checkpoints.gguf import gguf_file, gguf_mixtures
 from inference.checkpoints.gguf.gguf_file import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from inference.checkpoints.gguf.gguf_keys import YARN, Keys
 from inference.checkpoints.gguf.gguf_scan import Header
 from layers import rope as rope_math
 
 # The one size of a family whose queries are scaled by D / N instead of H, by its layers.
 _GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62
 
+_WINDOW, _ROTATING = "attention.sliding_window", "rope.dimension_count"
 # Keys that are understood below or say nothing about the mathematics. Any other is refused.
 _KNOWN_KEYS = {
     "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
@@ -56,85 +56,25 @@ def _build(header: Header) -> ModelConfig:
             f"architecture {shown(name)} is not supported; valid: {', '.join(FAMILIES)}"
         )
     assert isinstance(name, str)
-    keys = _Keys(header, name)
+    keys = Keys(header, name)
     keys.refuse_unknown(_KNOWN_KEYS.union(family.reads))
     return ModelConfig(**_widths(keys, family) | family.build(keys))
 
 
-class _Keys:
-    """An architecture's metadata, read by type."""
-
-    def __init__(self, header: Header, family: str):
-        self.header = header
-        self.family = family
-
-    def refuse_unknown(self, known: set[str]) -> None:
-        prefix = f"{self.family}."
-        for key in self.header.metadata:
-            if key.startswith(prefix) and key.removeprefix(prefix) not in known:
-                raise InputError(f"metadata {shown(key)} is not supported")
-
-    def get(self, key: str, kinds: tuple[type, ...], default: Any) -> Any:
-        value = self.header.metadata.get(f"{self.family}.{key}", default)
-        if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
-            value = value[0].item()  # one value a layer, all equal
-        if value is None:
-            raise InputError(f"metadata {self.family}.{key!s} is missing")
-        if isinstance(value, bool) or not isinstance(value, kinds):
-            raise InputError(f"metadata {self.family}.{key} must be one {kinds[0].__name__}")
-        return value
-
-    def integer(self, key: str, default: int | None = None, limit: int = MOST_WIDTH) -> int:
-        value = self.get(key, (int,), default)
-        if not 1 <= value <= limit:
-            raise InputError(f"metadata {self.family}.{key} must be 1 to {limit}, not {value}")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        # Stored in float32: the shortest decimal that rounds to it is the number that was meant.
-        value = float(str(np.float32(self.get(key, (float, int), default))))
-        if not 0 < value < math.inf:
-            raise InputError(f"metadata {self.family}.{key} must be positive, not {value}")
-        return value
-
-    def text(self, key: str, default: str) -> str:
-        return self.get(key, (str,), default)
-
-    @property
-    def head_width(self) -> int:
-        heads = max(self.integer("embedding_length") // self.integer("attention.head_count"), 1)
-        return self.integer("attention.key_length", heads)
-
-    def attention(self, rope: Rope | None, **own: Any) -> Attention:
-        """Heads as every architecture writes them, and what one adds."""
-        num_heads = self.integer("attention.head_count")
-        num_kv_heads = self.integer("attention.head_count_kv", num_heads)
-        return Attention(num_heads, num_kv_heads, self.head_width, rope, **own)
-
-    def layer(self, rope: Rope | None, **own: Any) -> LayerSpec:
-        """A layer of Llama's and most others': attention, and a gated feed-forward."""
-        return LayerSpec(self.attention(rope, **own), Gated(self.ffn_width))
-
-    @property
-    def ffn_width(self) -> int:
-        return self.integer("feed_forward_length")
-
-
 class _Family(NamedTuple):
-    """How an architecture is read: what it adds to the widths, the keys only it has, and whether a
-    part of each head may rotate.
+    """How an architecture is read: what it adds to the widths, the keys only it has, and those of
+    the head's widths that may differ from it.
     """
 
-    build: Callable[[_Keys], dict[str, Any]]
+    build: Callable[[Keys], dict[str, Any]]
     reads: tuple[str, ...] = ()
-    partial: bool = False
+    free: tuple[str, ...] = ()
 
 
-def _widths(keys: _Keys, family: _Family) -> dict[str, Any]:
+def _widths(keys: Keys, family: _Family) -> dict[str, Any]:
     head_width = keys.head_width
-    fixed = ("attention.value_length",) + (() if family.partial else ("rope.dimension_count",))
-    for key in fixed:
-        if keys.integer(key, head_width) != head_width:
+    for key in ("attention.value_length", _ROTATING):
+        if key not in family.free and keys.integer(key, head_width) != head_width:
             raise InputError(f"{keys.family}.{key} differs from the head width {head_width}")
     embedding = keys.header.tensors.get("token_embd.weight")
     if embedding is None:
@@ -148,27 +88,22 @@ def _widths(keys: _Keys, family: _Family) -> dict[str, Any]:
         "family": keys.family,
         "vocab_size": embedding.shape[0],
         "width": keys.integer("embedding_length"),
-        "num_layers": keys.integer("block_count", limit=MOST_LAYERS),
+        "num_layers": keys.num_layers,
         "max_context": keys.integer("context_length"),
         "norm_eps": keys.number(epsilon),
         "tied": "output.weight" not in keys.header.tensors,
     }
 
 
-def _rope(keys: _Keys, key: str = "rope.freq_base", default: float = 10_000.0) -> Rope:
-    theta, scaling = keys.number(key, default), keys.text("rope.scaling.type", "linear")
-    if scaling not in ("none", "linear"):
-        raise InputError(f"rope scaling {shown(scaling)} is not supported; valid: none, linear")
-    factor = keys.number("rope.scaling.factor", 1.0) if scaling == "linear" else 1.0
-    return Rope(theta) if factor == 1.0 else Rope(theta, Linear(factor))
-
-
-def _llama(keys: _Keys) -> dict[str, Any]:
+def _llama(keys: Keys) -> dict[str, Any]:
+    """Llama and, with experts, Mixtral."""
+    if keys.whole("expert_count"):
+        return gguf_mixtures.mixtral(keys)
     return {"pattern": (keys.layer(_llama_rope(keys)),)}
 
 
-def _llama_rope(keys: _Keys) -> Rope:
-    rope = _rope(keys)
+def _llama_rope(keys: Keys) -> Rope:
+    rope = keys.rope()
     entry = keys.header.tensors.get(ROPE_FACTORS)
     if entry is None:
         return rope
@@ -185,29 +120,37 @@ def _llama_rope(keys: _Keys) -> Rope:
     return candidate
 
 
-def _smollm3(keys: _Keys) -> dict[str, Any]:
-    return {"pattern": (keys.layer(_rope(keys)),) * 3 + (keys.layer(None),)}
+def _smollm3(keys: Keys) -> dict[str, Any]:
+    return {"pattern": (keys.layer(keys.rope()),) * 3 + (keys.layer(None),)}
 
 
-def _qwen2(keys: _Keys) -> dict[str, Any]:
-    return {"pattern": (keys.layer(_rope(keys), biases=("qkv",)),)}
+def _qwen2(keys: Keys) -> dict[str, Any]:
+    return {"pattern": (keys.layer(keys.rope(), biases=("qkv",)),)}
 
 
-def _qwen3(keys: _Keys) -> dict[str, Any]:
-    return {"pattern": (keys.layer(_rope(keys), qk_norm="head"),)}
+def _qwen3(keys: Keys) -> dict[str, Any]:
+    return {"pattern": (keys.layer(keys.rope(), qk_norm="head"),)}
 
 
-def _olmo2(keys: _Keys) -> dict[str, Any]:
-    layer = keys.layer(_rope(keys), qk_norm="all")
-    return {"pattern": (layer,), "pre_norms": False, "post_norms": True}
+def _olmo2(keys: Keys) -> dict[str, Any]:
+    """OLMo 2 and, with windows, in whose layers no position is stretched, OLMo 3."""
+    distant = keys.layer(keys.rope(has_yarn=True), qk_norm="all")
+    own = {"pattern": (distant,), "pre_norms": False, "post_norms": True}
+    if not keys.has(_WINDOW):
+        return own
+    slides = keys.booleans(f"{_WINDOW}_pattern", keys.num_layers) or (True, True, True, False)
+    near = Rope(keys.number("rope.freq_base", 10_000.0))
+    local = keys.layer(near, qk_norm="all", window=keys.integer(_WINDOW))
+    pattern = tuple(local if slide else distant for slide in slides)
+    return own | {"family": "olmo3", "pattern": pattern}
 
 
-def _gemma(keys: _Keys, pattern: Sequence[Attention], layers_of_27b: int) -> dict[str, Any]:
+def _gemma(keys: Keys, pattern: Sequence[Attention], layers_of_27b: int) -> dict[str, Any]:
     """What Gemma 2 and 3 share; the largest of each scales queries by the width that falls to a
     head.
     """
     width = keys.integer("embedding_length")
-    is_27b = keys.integer("block_count", limit=MOST_LAYERS) == layers_of_27b
+    is_27b = keys.num_layers == layers_of_27b
     scale = (width / keys.integer("attention.head_count")) ** -0.5 if is_27b else None
     ffn = Gated(keys.ffn_width, "gelu_tanh")
     return {
@@ -220,24 +163,24 @@ def _gemma(keys: _Keys, pattern: Sequence[Attention], layers_of_27b: int) -> dic
     }
 
 
-def _gemma2(keys: _Keys) -> dict[str, Any]:
-    full = keys.attention(_rope(keys), score_cap=keys.number("attn_logit_softcapping", 50.0))
+def _gemma2(keys: Keys) -> dict[str, Any]:
+    full = keys.attention(keys.rope(), score_cap=keys.number("attn_logit_softcapping", 50.0))
     local = dataclasses.replace(full, window=keys.integer("attention.sliding_window", 4096))
     cap = keys.number("final_logit_softcapping", 30.0)
     return _gemma(keys, (local, full), _GEMMA2_27B_LAYERS) | {"logit_cap": cap}
 
 
-def _gemma3(keys: _Keys) -> dict[str, Any]:
+def _gemma3(keys: Keys) -> dict[str, Any]:
     period = keys.integer("attention.sliding_window_pattern", 6)
     near = Rope(keys.number("rope.freq_base_swa", 10_000.0))
     window = keys.integer("attention.sliding_window")
     local = keys.attention(near, window=window, qk_norm="head")
-    distant = keys.attention(_rope(keys, default=1_000_000.0), qk_norm="head")
+    distant = keys.attention(keys.rope(default=1_000_000.0), qk_norm="head")
     return _gemma(keys, [local] * (period - 1) + [distant], _GEMMA3_27B_LAYERS)
 
 
-def _phi3(keys: _Keys) -> dict[str, Any]:
-    rope, head_width = _rope(keys), keys.head_width
+def _phi3(keys: Keys) -> dict[str, Any]:
+    rope, head_width = keys.rope(), keys.head_width
     share = keys.integer("rope.dimension_count", head_width) / head_width
     window = keys.get("attention.sliding_window", (int,), 0)  # 0 where there is none
     scaling = None
@@ -256,7 +199,7 @@ def _phi3(keys: _Keys) -> dict[str, Any]:
     return {"pattern": (keys.layer(rope, window=own),)}
 
 
-def _gpt2(keys: _Keys) -> dict[str, Any]:
+def _gpt2(keys: Keys) -> dict[str, Any]:
     positions = keys.header.tensors.get("position_embd.weight")
     if positions is None:
         raise InputError("tensor 'position_embd.weight' is missing")
@@ -269,15 +212,22 @@ def _gpt2(keys: _Keys) -> dict[str, Any]:
     }
 
 
-_WINDOW = "attention.sliding_window"
 FAMILIES = {
-    "llama": _Family(_llama),
+    "llama": _Family(_llama, gguf_mixtures.COUNTS),
     "gemma3": _Family(_gemma3, (_WINDOW, f"{_WINDOW}_pattern", "rope.freq_base_swa")),
     "gemma2": _Family(_gemma2, (_WINDOW, "attn_logit_softcapping", "final_logit_softcapping")),
     "gpt2": _Family(_gpt2, ("attention.layer_norm_epsilon",)),
     "qwen2": _Family(_qwen2),
     "qwen3": _Family(_qwen3),
     "smollm3": _Family(_smollm3),
-    "olmo2": _Family(_olmo2),
-    "phi3": _Family(_phi3, (_WINDOW, "rope.scaling.attn_factor"), partial=True),
+    "olmo2": _Family(_olmo2, (*YARN, _WINDOW, f"{_WINDOW}_pattern")),
+    "phi3": _Family(_phi3, (_WINDOW, "rope.scaling.attn_factor"), free=(_ROTATING,)),
+    "qwen2moe": _Family(gguf_mixtures.qwen2_moe, gguf_mixtures.ROUTED),
+    "qwen3moe": _Family(gguf_mixtures.qwen3_moe, gguf_mixtures.ROUTED),
+    "olmoe": _Family(gguf_mixtures.olmoe, gguf_mixtures.ROUTED),
+    "deepseek2": _Family(
+        gguf_mixtures.deepseek, gguf_mixtures.LATENT, ("attention.value_length", _ROTATING)
+    ),
+    "glm4moe": _Family(gguf_mixtures.glm4_moe, gguf_mixtures.GLM4, (_ROTATING,)),
+    "gpt-oss": _Family(gguf_mixtures.gpt_oss, (*gguf_mixtures.ROUTED, *YARN, _WINDOW)),
 }

@@ -9,8 +9,8 @@ import numpy as np
 from configs.errors import InputError
 from configs.model import ModelConfig
 from inference.checkpoints import names
-from inference.checkpoints.hf import families
-from inference.checkpoints.hf.config_keys import Keys
+from inference.checkpoints.hf.architectures import families
+from inference.checkpoints.hf.architectures.config_keys import Keys
 from inference.checkpoints.tensor_source import TensorSource
 
 _DERIVED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
@@ -36,7 +36,7 @@ def tensors(source: TensorSource, config: ModelConfig) -> TensorSource:
 
     Old checkpoints store the rotary frequencies or the causal masks, and tied ones may store the
     head beside the embedding or in its place. One that was written without its head lacks the
-    prefix of all other names.
+    prefix of all other names. Layers that predict a second token are left out.
 
     Raises:
         InputError: the configuration ties the head to an embedding of other values.
@@ -55,7 +55,8 @@ def tensors(source: TensorSource, config: ModelConfig) -> TensorSource:
     def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
         return source.read(stored[name], start, stop, columns)
 
-    return dataclasses.replace(source, shapes=shapes, read=read)
+    dtypes = {name: source.dtypes[own] for name, own in stored.items()}
+    return dataclasses.replace(source, shapes=shapes, read=read, dtypes=dtypes)
 
 
 def has_other_head(source: TensorSource, config: ModelConfig) -> bool:
@@ -74,12 +75,12 @@ def has_other_head(source: TensorSource, config: ModelConfig) -> bool:
 
 def _stored(source: TensorSource, config: ModelConfig) -> dict[str, str]:
     """The names of a whole model, and those the source has instead."""
-    base = names.base(config.family)
+    base, layers = names.base(config.family), names.FAMILIES[config.family].layers
     is_bare = not any(name.startswith(f"{base}.") for name in source.shapes)
     return {
         f"{base}.{name}" if is_bare and name != _HEAD else name: name
         for name in source.shapes
-        if not name.endswith(_DERIVED)
+        if not name.endswith(_DERIVED) and not names.is_behind(config, name, layers)
     }
 
 

@@ -56,9 +56,10 @@ def open_file(path: Path) -> TensorSource:
     """
     data, tensors, _ = _header(path)
     shapes = {name: shape for name, (shape, _, _) in tensors.items()}
-    dtypes = {"bfloat16", *(_HOLDS.get(dtype.name, dtype.name) for _, dtype, _ in tensors.values())}
+    dtypes = {n: _HOLDS.get(dtype.name, dtype.name) for n, (_, dtype, _) in tensors.items()}
+    widest = max({"bfloat16", *dtypes.values()})
     reader = functools.partial(_read, data, tensors)
-    return TensorSource(str(path), shapes, reader, max(dtypes))
+    return TensorSource(str(path), shapes, reader, widest, dtypes=dtypes)
 
 
 def map_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -179,5 +180,6 @@ def _open_sharded(directory: Path) -> TensorSource:
         return shards[weight_map[name]].read(name, start, stop, columns)
 
     shapes = {name: shards[shard].shapes[name] for name, shard in weight_map.items()}
-    dtypes = {source.dtype for source in shards.values()}
-    return TensorSource(str(directory), shapes, read, max(dtypes))
+    dtypes = {name: shards[shard].dtypes[name] for name, shard in weight_map.items()}
+    widest = max({source.dtype for source in shards.values()})
+    return TensorSource(str(directory), shapes, read, widest, dtypes=dtypes)

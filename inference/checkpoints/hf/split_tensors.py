@@ -1,5 +1,5 @@
 """Tensors that a family stores in one piece, or in another order, as the matrices that we stack: of
-each head (DeepSeek's way out of latent vectors) or of each expert (gpt-oss).
+each head (DeepSeek's way out of latent vectors) or of each expert (gpt-oss). And back.
 """
 
 import dataclasses
@@ -41,6 +41,13 @@ class Part:
         found = found if self.columns is None else found[..., self.columns]
         return found.reshape(self.shape[::-1]).T if self.transposed else found.reshape(self.shape)
 
+    def write(self, whole: np.ndarray, values: np.ndarray) -> None:
+        """Its values into the tensor: the inverse of `read`."""
+        target = whole[self.rows]
+        columns = slice(None) if self.columns is None else self.columns
+        values = values.T if self.transposed else values
+        target[..., columns] = values.reshape(target[..., columns].shape)
+
 
 def split(source: TensorSource, config: ModelConfig) -> TensorSource:
     """The source with parts in place of the tensors that hold them.
@@ -48,7 +55,7 @@ def split(source: TensorSource, config: ModelConfig) -> TensorSource:
     Raises:
         InputError: such a tensor has another shape.
     """
-    parts = dict(_parts(config))
+    parts = parts_of(config)
     for part in parts.values():
         shape = source.shapes.get(part.tensor, part.stored)
         if shape != part.stored:
@@ -67,7 +74,15 @@ def split(source: TensorSource, config: ModelConfig) -> TensorSource:
             return source.read(name, start, stop, columns)
         return parts[name].read(source)[start:stop, columns]
 
-    return dataclasses.replace(source, shapes=shapes, read=read)
+    types = {
+        n: source.dtypes[part.tensor] for n, part in parts.items() if part.tensor in source.dtypes
+    }
+    return dataclasses.replace(source, shapes=shapes, read=read, dtypes={**source.dtypes, **types})
+
+
+def parts_of(config: ModelConfig) -> dict[str, Part]:
+    """All parts, by the names that stand for them."""
+    return dict(_parts(config))
 
 
 def _parts(config: ModelConfig) -> Iterator[tuple[str, Part]]:

@@ -1,10 +1,13 @@
 """Weights as transformers stores them: safetensors under its names, in shards above a size."""
 
+import collections
+import dataclasses
+import functools
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -13,12 +16,35 @@ from configs.errors import InputError
 from configs.kinds.params import ParamInfo
 from configs.model import ModelConfig
 from inference.checkpoints import names
-from inference.checkpoints.hf import safetensors_file
+from inference.checkpoints.hf import safetensors_file, split_tensors
+from inference.checkpoints.hf.split_tensors import Part
 from inference.checkpoints.load import Progress
 from inference.checkpoints.names import Stored
 from inference.checkpoints.native import converted
 
 _METADATA = {"format": "pt"}  # transformers refuses a file without it
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parameter:
+    """What is written of one: where it is stored, as which type, and its blocks of rows."""
+
+    path: str
+    info: ParamInfo
+    stored: Stored
+    format: str
+    blocks: Callable[[], Iterable[np.ndarray]]
+
+    def values(self) -> np.ndarray:
+        """All of its rows."""
+        return np.concatenate([np.array(block) for block in self.blocks()])
+
+
+class _Piece(NamedTuple):
+    """Tensors that are written together: shape and type of each, and their rows in order."""
+
+    tensors: dict[str, tuple[tuple[int, ...], str]]
+    blocks: Callable[[], Iterator[np.ndarray]]
 
 
 def write(
@@ -43,20 +69,16 @@ def write(
         InputError: a parameter has no name there.
     """
     name_map = names.huggingface(config)
-    stored = {path: name_map(path) for path in declared}
-    parts = {path: _parts(path, i, stored[path]) for path, i in declared.items()}
-    tensors = {
-        name: (shape, declared[path].format)
-        for path, named in parts.items()
-        for name, shape in named.items()
-    }
+    written = []
+    for path, info in declared.items():
+        blocks_of = functools.partial(rows, path)
+        format = _format(info, config.dtype, blocks_of)
+        written.append(_Parameter(path, info, name_map(path), format, blocks_of))
+    pieces = list(_pieces(config, written))
+    tensors = {name: tensor for piece in pieces for name, tensor in piece.tensors.items()}
     sizes = {n: math.prod(s) * jax.numpy.dtype(d).itemsize for n, (s, d) in tensors.items()}
     shards = _shards(sizes, max_shard_bytes)
-    blocks = (
-        block
-        for path, info in declared.items()
-        for block in _cut(_turned(rows(path), stored[path]), parts[path], info)
-    )
+    blocks = (block for piece in pieces for block in piece.blocks())
     done, total = 0, sum(sizes.values())
     files = [_file_name(index, len(shards)) for index in range(len(shards))]
     for file_name, shard in zip(files, shards, strict=True):
@@ -78,33 +100,73 @@ def write(
         (folder / safetensors_file.INDEX).write_text(json.dumps(index, indent=1) + "\n")
 
 
-def _parts(path: str, info: ParamInfo, stored: Stored) -> dict[str, tuple[int, ...]]:
-    """The tensors that a parameter is stacked of, with their shapes."""
-    tensors = stored.names
-    if len(tensors) == 1:
-        return {tensors[0]: info.in_rows[:: -1 if stored.transposed else 1]}
-    if len(info.stacked) != len(tensors):
-        raise InputError(f"{path} {list(info.shape)} cannot be cut into {', '.join(tensors)}")
-    return {name: (n, *info.in_rows[1:]) for name, n in zip(tensors, info.stacked, strict=True)}
+def _format(info: ParamInfo, dtype: str, blocks: Callable[[], Iterable[np.ndarray]]) -> str:
+    """The model's type; a parameter that is wider whatever the model keeps what would be lost."""
+    if info.format == dtype:
+        return dtype
+    narrow = (block.astype(jax.numpy.dtype(dtype)) == block for block in blocks())
+    return dtype if all(same.all() for same in narrow) else info.format
 
 
-def _turned(blocks: Iterable[np.ndarray], stored: Stored) -> Iterable[np.ndarray]:
-    """A matrix that is stored [in, out] is written whole."""
-    if not stored.transposed:
-        return blocks
-    return [np.concatenate([np.array(block) for block in blocks]).T]
+def _pieces(config: ModelConfig, written: list[_Parameter]) -> Iterator[_Piece]:
+    """Parameters in their order, those that share a tensor in one piece."""
+    parts = split_tensors.parts_of(config)
+    sharing: dict[str, list[_Parameter]] = collections.defaultdict(list)
+    for parameter in written:
+        first = parts.get(parameter.stored.names[0])
+        sharing[parameter.path if first is None else first.tensor].append(parameter)
+    for tensor, own in sharing.items():
+        if own[0].stored.names[0] in parts:
+            yield _joined(tensor, own, parts)
+        else:
+            yield _stacked(own[0])
 
 
-def _cut(
-    blocks: Iterable[np.ndarray], parts: dict[str, tuple[int, ...]], info: ParamInfo
-) -> Iterator[np.ndarray]:
-    """Blocks of rows, none of which reaches over the end of a part."""
-    ends, start = np.cumsum([shape[0] for shape in parts.values()]).tolist(), 0
-    for block in blocks:
+def _joined(tensor: str, own: list[_Parameter], parts: dict[str, Part]) -> _Piece:
+    """A tensor in which parts of several parameters lie; it is held as a whole."""
+    shape, format = parts[own[0].stored.names[0]].stored, own[0].format
+
+    def blocks() -> Iterator[np.ndarray]:
+        whole = np.empty(shape, jax.numpy.dtype(format))
+        for parameter in own:
+            values, start = parameter.values(), 0
+            for name in parameter.stored.names:
+                stop = start + parts[name].shape[0]
+                parts[name].write(whole, values[start:stop])
+                start = stop
+        yield whole
+
+    return _Piece({tensor: (shape, format)}, blocks)
+
+
+def _stacked(parameter: _Parameter) -> _Piece:
+    """A parameter that one tensor holds, or that several are stacked to, with their shapes."""
+    info, stored = parameter.info, parameter.stored
+    if len(stored.names) == 1:
+        shape = info.in_rows[::-1] if stored.transposed else info.in_rows
+        shapes = {stored.names[0]: shape}
+    elif len(info.stacked) == len(stored.names):
+        parts = zip(stored.names, info.stacked, strict=True)
+        shapes = {name: (n, *info.in_rows[1:]) for name, n in parts}
+    else:
+        raise InputError(
+            f"{parameter.path} {list(info.shape)} cannot be cut into {', '.join(stored.names)}"
+        )
+    tensors = {name: (shape, parameter.format) for name, shape in shapes.items()}
+    return _Piece(tensors, lambda: _cut(parameter, shapes))
+
+
+def _cut(parameter: _Parameter, shapes: dict[str, tuple[int, ...]]) -> Iterator[np.ndarray]:
+    """Blocks of rows, none of which reaches over the end of a tensor; a matrix that is stored
+    [in, out] is written whole.
+    """
+    is_turned = parameter.stored.transposed
+    ends, start = np.cumsum([shape[0] for shape in shapes.values()]).tolist(), 0
+    for block in [parameter.values().T] if is_turned else parameter.blocks():
         stop = start + len(block)
         cuts = [0, *(end - start for end in ends if start < end < stop), len(block)]
         for first, last in zip(cuts, cuts[1:], strict=False):
-            yield np.ascontiguousarray(block[first:last], jax.numpy.dtype(info.format))
+            yield np.ascontiguousarray(block[first:last], jax.numpy.dtype(parameter.format))
         start = stop
 
 

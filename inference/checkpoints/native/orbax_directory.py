@@ -121,7 +121,7 @@ def open_tensors(directory: Path) -> TensorSource:
         if not file.is_file() or file.stat().st_size != expected:
             raise InputError(f"{file}: not the {expected} bytes of {path}, {list(shape)}")
     shapes = {path: shape for path, (shape, _, _) in layouts.items()}
-    dtypes = {dtype.name for _, dtype, _ in layouts.values()}
+    dtypes = {path: dtype.name for path, (_, dtype, _) in layouts.items()}
 
     def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
         shape, dtype, _ = layouts[name]
@@ -140,8 +140,8 @@ def open_tensors(directory: Path) -> TensorSource:
             pass
         return True
 
-    widest = max(dtypes, default="bfloat16")
-    return TensorSource(str(directory), shapes, read, widest, stream, read_into)
+    widest = max(dtypes.values(), default="bfloat16")
+    return TensorSource(str(directory), shapes, read, widest, stream, read_into, dtypes=dtypes)
 
 
 def _layout(listed: Manifest, name: str) -> tuple[tuple[int, ...], np.dtype, str]:

@@ -364,7 +364,7 @@ def test_a_factor_stretches_unless_the_file_says_otherwise(changes, scaling, tmp
 
 BAD_METADATA = {
     "missing": ({"block_count": None}, "llama.block_count is missing"),
-    "unknown key": ({"expert_count": 8}, "'llama.expert_count' is not supported"),
+    "unknown key": ({"logit_scale": 8}, "'llama.logit_scale' is not supported"),
     "type": ({"block_count": "two"}, "llama.block_count must be one int"),
     "zero": ({"attention.head_count": 0}, "head_count must be 1 to"),
     "layers": ({"block_count": 10**6}, "block_count must be 1 to 10000"),

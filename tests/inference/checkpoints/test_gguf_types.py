@@ -221,11 +221,15 @@ def test_another_part_than_the_first_says_which_to_open(tmp_path):
 @pytest.mark.quick_code
 @pytest.mark.parametrize("family", tiny.CONFIGS)
 def test_a_gguf_and_what_is_made_of_it_give_the_same_logits(family, tmp_path, monkeypatch):
-    """To the last bit, by the same parameters and the same configuration."""
     config = tiny.CONFIGS[family]
     path = tiny.write_gguf(
         tmp_path / "tiny.gguf", config, tiny.tensors_of(config, tiny.random_params(config))
     )
+    assert_same_logits(path, config, tmp_path, monkeypatch)
+
+
+def assert_same_logits(path: Path, config: ModelConfig, tmp_path: Path, monkeypatch) -> None:
+    """To the last bit, by the same parameters and the same configuration."""
     checkpoint = resolve.resolve(str(path)).open(None)
     monkeypatch.setattr(gguf_tokenizer, "text_files", lambda *args: {})
     expected = checkpoint.load_params(decoder.param_infos(config), None)

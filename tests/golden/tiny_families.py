@@ -1,4 +1,6 @@
-"""What a tiny checkpoint is, and the parts that their configurations are made of."""
+"""What the tiny checkpoints are described with: families as transformers has them, and the fields
+that many of them share.
+"""
 
 import dataclasses
 from typing import Any
@@ -84,25 +86,16 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     }),
 }  # fmt: skip
 
-# A context below the prompt's: all three branches of the rule occur among the 8 frequencies.
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 
 
 def widths(
-    width: int, layers: int, heads: int, kv_heads: int, head_width: int | None = None
+    width: int, num_layers: int, heads: int, kv_heads: int, head_width: int | None = None
 ) -> dict:
     """`head_width` where the family has one that is not width / heads."""
     return {
         "hidden_size": width,
-        "num_hidden_layers": layers,
+        "num_hidden_layers": num_layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
     } | ({} if head_width is None else {"head_dim": head_width})
@@ -113,32 +106,6 @@ def layers(pattern: str) -> list[str]:
     return [{"s": "sliding_attention", "f": "full_attention"}[letter] for letter in pattern]
 
 
-def gemma3_rope(global_base: float, local_base: float, **scaling: Any) -> dict:
-    return {
-        "full_attention": {"rope_type": "default", "rope_theta": global_base} | scaling,
-        "sliding_attention": {"rope_type": "default", "rope_theta": local_base},
-    }
-
-
 def rope(kind: str, theta: float = 10000.0, **more: Any) -> dict:
+    """Rotary positions of one kind in all layers."""
     return {"rope_parameters": {"rope_type": kind, "rope_theta": theta} | more}
-
-
-def latent(rank: int, rotary: int, nope: int, value: int, query_rank: int | None = None) -> dict:
-    return {
-        "kv_lora_rank": rank,
-        "qk_rope_head_dim": rotary,
-        "qk_nope_head_dim": nope,
-        "v_head_dim": value,
-        "q_lora_rank": query_rank,
-    }
-
-
-def longrope(pairs: int, original: int, share: float = 1.0) -> dict:
-    """Divisors that differ from pair to pair; `original` is Phi-3's key beside the others."""
-    return rope(
-        "longrope",
-        short_factor=[1.0 + 0.05 * i for i in range(pairs)],
-        long_factor=[1.5 + 0.7 * i for i in range(pairs)],
-        partial_rotary_factor=share,
-    ) | {"original_max_position_embeddings": original}

@@ -11,20 +11,25 @@ from typing import Any, NamedTuple
 
 from configs.errors import InputError
 from configs.kinds.attention import Attention
+from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
-from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Rope, Scaling, Yarn
-from configs.model import LayerSpec, ModelConfig
+from configs.kinds.latent import Latent
+from configs.kinds.rope import LongRope, Rope
+from configs.model import ModelConfig
 from inference.checkpoints.hf import hf_directory
+from inference.checkpoints.hf.architectures import export_fields, mixtures_export
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 class _Family(NamedTuple):
-    """What transformers calls a family, and how its fields are written."""
+    """What transformers calls a family, how its fields are written, and the kinds of its layers."""
 
     architecture: str
     model_type: str
     build: Callable[[ModelConfig], dict[str, Any]]
+    mixer: type = Attention
+    ffns: tuple[type, ...] = (Gated, Plain)
 
 
 def of_model(config: ModelConfig, ids: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -42,7 +47,7 @@ def of_model(config: ModelConfig, ids: Mapping[str, Any] | None = None) -> dict[
     if family is None:
         raise InputError(f"{config.name}: the family {config.family} has no config.json")
     for layer in config.pattern:
-        if not (isinstance(layer.mixer, Attention) and isinstance(layer.ffn, Gated | Plain)):
+        if not (isinstance(layer.mixer, family.mixer) and isinstance(layer.ffn, family.ffns)):
             kinds = f"{layer.mixer.name} and {layer.ffn.name if layer.ffn else 'no feed-forward'}"
             raise InputError(f"{config.name}: a layer of {kinds} has no place in a config.json")
     raw = {
@@ -68,55 +73,13 @@ def with_dtype(raw: dict[str, Any], dtype: str, eos_ids: tuple[int, ...]) -> dic
     return raw | {key: dtype} | ends
 
 
-def _attention(layer: LayerSpec) -> Attention:
-    assert isinstance(layer.mixer, Attention), "of_model has seen to it"
-    return layer.mixer
-
-
-def _first(config: ModelConfig) -> tuple[Attention, Gated | Plain]:
-    """The first layer, for what all layers of these families share."""
-    ffn = config.layers[0].ffn
-    assert isinstance(ffn, Gated | Plain), "of_model has seen to it"
-    return _attention(config.layers[0]), ffn
-
-
-def _fields(config: ModelConfig) -> dict[str, Any]:
-    """What all of Llama's relatives write alike."""
-    attention, ffn = _first(config)
-    rope = next((mixer.rope for mixer in config.mixers(Attention) if mixer.rope), Rope())
-    longest, scaling = config.max_context, rope.scaling
-    if isinstance(scaling, Dynamic):  # stretched from the length that the file states
-        longest = scaling.original_context
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.width,
-        "intermediate_size": ffn.width,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": attention.num_heads,
-        "num_key_value_heads": attention.num_kv_heads,
-        "head_dim": attention.head_width,
-        "max_position_embeddings": longest,
-        "rms_norm_eps": config.norm_eps,
-        "hidden_act": "silu",
-        "rope_theta": rope.theta,
-        "rope_scaling": _scaling(scaling),
-        "attention_bias": "out" in attention.biases,
-        "mlp_bias": ffn.has_bias,
-    }
-
-
-def _kinds(config: ModelConfig) -> dict[str, Any]:
-    own = [_attention(layer).window for layer in config.layers]
-    windows = {window for window in own if window is not None}
-    kinds = ["full_attention" if window is None else "sliding_attention" for window in own]
-    return {"layer_types": kinds, "sliding_window": max(windows, default=None)}
-
-
 def _gemma(config: ModelConfig) -> dict[str, Any]:
-    attention, _ = _first(config)
+    attention, _ = export_fields.first(config)
     others = ("mlp_bias", "hidden_act")
-    fields = {key: value for key, value in _fields(config).items() if key not in others}
-    return fields | _kinds(config) | {
+    fields = {
+        key: value for key, value in export_fields.llama_fields(config).items() if key not in others
+    }
+    return fields | export_fields.layer_types(config) | {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": round((attention.scale or attention.head_width**-0.5) ** -2),
         "attn_logit_softcapping": attention.score_cap,
@@ -130,32 +93,53 @@ def _gemma3(config: ModelConfig) -> dict[str, Any]:
     distant = [mixer.rope for mixer in mixers if mixer.window is None and mixer.rope]
     near = [mixer.rope for mixer in mixers if mixer.window is not None and mixer.rope]
     if distant:
-        raw |= {"rope_theta": distant[0].theta, "rope_scaling": _scaling(distant[0].scaling)}
+        raw |= {
+            "rope_theta": distant[0].theta,
+            "rope_scaling": export_fields.rope_scaling(distant[0].scaling),
+        }
     if near:
         raw |= {"rope_local_base_freq": near[0].theta}
     return raw if raw["sliding_window"] else raw | {"sliding_window": 4096}
 
 
 def _mistral(config: ModelConfig) -> dict[str, Any]:
-    return _fields(config) | {"sliding_window": _first(config)[0].window}
+    return export_fields.llama_fields(config) | {
+        "sliding_window": export_fields.first(config)[0].window
+    }
 
 
 def _qwen(config: ModelConfig) -> dict[str, Any]:
-    kinds = _kinds(config)
-    return _fields(config) | kinds | {"use_sliding_window": kinds["sliding_window"] is not None}
+    kinds = export_fields.layer_types(config)
+    return (
+        export_fields.llama_fields(config)
+        | kinds
+        | {"use_sliding_window": kinds["sliding_window"] is not None}
+    )
 
 
 def _smollm3(config: ModelConfig) -> dict[str, Any]:
-    rotates = [int(_attention(layer).rope is not None) for layer in config.layers]
+    rotates = [int(export_fields.attention(layer).rope is not None) for layer in config.layers]
     return _qwen(config) | {"no_rope_layers": rotates}
 
 
+def _olmo3(config: ModelConfig) -> dict[str, Any]:
+    """Both spellings: transformers 5 takes the older one's base for layers without a window."""
+    raw = export_fields.llama_fields(config) | export_fields.layer_types(config)
+    ropes = {mixer.window is None: mixer.rope or Rope() for mixer in config.mixers(Attention)}
+    near = {"rope_type": "default", "rope_theta": raw["rope_theta"]}
+    distant = ropes.get(True, Rope()).scaling
+    raw["rope_scaling"] = export_fields.rope_scaling(distant)
+    kinds = {"full_attention": near | (raw["rope_scaling"] or {}), "sliding_attention": near}
+    raw |= {"rope_parameters": kinds}
+    return raw if raw["sliding_window"] else raw | {"sliding_window": 4096}
+
+
 def _phi3(config: ModelConfig) -> dict[str, Any]:
-    attention, _ = _first(config)
+    attention, _ = export_fields.first(config)
     rope = attention.rope or Rope()
     scaling = rope.scaling
     original = scaling.original_context if isinstance(scaling, LongRope) else config.max_context
-    return _fields(config) | {
+    return export_fields.llama_fields(config) | {
         "sliding_window": attention.window,
         "partial_rotary_factor": rope.share,
         "original_max_position_embeddings": original,
@@ -163,7 +147,7 @@ def _phi3(config: ModelConfig) -> dict[str, Any]:
 
 
 def _gpt2(config: ModelConfig) -> dict[str, Any]:
-    attention, ffn = _first(config)
+    attention, ffn = export_fields.first(config)
     return {
         "vocab_size": config.vocab_size,
         "n_embd": config.width,
@@ -176,43 +160,33 @@ def _gpt2(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _scaling(scaling: Scaling | None) -> dict[str, Any] | None:
-    if scaling is None:
-        return None
-    if isinstance(scaling, LongRope):
-        return {
-            "rope_type": "longrope",
-            "short_factor": list(scaling.short),
-            "long_factor": list(scaling.long),
-            "original_max_position_embeddings": scaling.original_context,
-            "attention_factor": scaling.attention_factor,
-        }
-    raw: dict[str, Any] = {"rope_type": _SCALINGS[type(scaling)], "factor": scaling.factor}
-    if isinstance(scaling, Llama3):
-        raw |= {
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-        }
-    if isinstance(scaling, Yarn):
-        raw |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
-        raw |= {"truncate": scaling.truncate}
-        if scaling.attention_factor is not None:
-            raw |= {"attention_factor": scaling.attention_factor}
-    if isinstance(scaling, Llama3 | Yarn):
-        raw |= {"original_max_position_embeddings": scaling.original_context}
-    return raw
-
-
-_SCALINGS = {Linear: "linear", Dynamic: "dynamic", Llama3: "llama3", Yarn: "yarn"}
+_MIXTURE = (Gated, Experts)
 FAMILIES = {
-    "llama": _Family("LlamaForCausalLM", "llama", _fields),
+    "llama": _Family("LlamaForCausalLM", "llama", export_fields.llama_fields),
     "gemma2": _Family("Gemma2ForCausalLM", "gemma2", _gemma),
     "gemma3": _Family("Gemma3ForCausalLM", "gemma3_text", _gemma3),
     "gpt2": _Family("GPT2LMHeadModel", "gpt2", _gpt2),
     "mistral": _Family("MistralForCausalLM", "mistral", _mistral),
-    "olmo2": _Family("Olmo2ForCausalLM", "olmo2", _fields),
+    "olmo2": _Family("Olmo2ForCausalLM", "olmo2", export_fields.llama_fields),
     "phi3": _Family("Phi3ForCausalLM", "phi3", _phi3),
     "qwen2": _Family("Qwen2ForCausalLM", "qwen2", _qwen),
     "qwen3": _Family("Qwen3ForCausalLM", "qwen3", _qwen),
+    "olmo3": _Family("Olmo3ForCausalLM", "olmo3", _olmo3),
+    "mixtral": _Family("MixtralForCausalLM", "mixtral", mixtures_export.mixtral, ffns=_MIXTURE),
+    "qwen2_moe": _Family(
+        "Qwen2MoeForCausalLM", "qwen2_moe", mixtures_export.qwen2_moe, ffns=_MIXTURE
+    ),
+    "qwen3_moe": _Family(
+        "Qwen3MoeForCausalLM", "qwen3_moe", mixtures_export.qwen3_moe, ffns=_MIXTURE
+    ),
+    "olmoe": _Family("OlmoeForCausalLM", "olmoe", mixtures_export.olmoe, ffns=_MIXTURE),
+    "deepseek_v2": _Family(
+        "DeepseekV2ForCausalLM", "deepseek_v2", mixtures_export.deepseek_v2, Latent, _MIXTURE
+    ),
+    "deepseek_v3": _Family(
+        "DeepseekV3ForCausalLM", "deepseek_v3", mixtures_export.deepseek_v3, Latent, _MIXTURE
+    ),
+    "glm4_moe": _Family("Glm4MoeForCausalLM", "glm4_moe", mixtures_export.glm4_moe, ffns=_MIXTURE),
+    "gpt_oss": _Family("GptOssForCausalLM", "gpt_oss", mixtures_export.gpt_oss, ffns=_MIXTURE),
     "smollm3": _Family("SmolLM3ForCausalLM", "smollm3", _smollm3),
 }

@@ -9,7 +9,7 @@ from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import FeedForward, Mixer
 from configs.model import MOST_LAYERS, LayerSpec
-from inference.checkpoints.hf.config_keys import Keys
+from inference.checkpoints.hf.architectures.config_keys import Keys
 
 Pattern = tuple[LayerSpec, ...]
 

@@ -12,8 +12,8 @@ from configs.kinds.kind import FeedForward
 from configs.kinds.latent import Latent
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, ModelConfig
-from inference.checkpoints.hf import fields, rope_keys
-from inference.checkpoints.hf.config_keys import Keys
+from inference.checkpoints.hf.architectures import fields, rope_keys
+from inference.checkpoints.hf.architectures.config_keys import Keys
 
 # Keys that are refused elsewhere, and read here.
 GLM4 = ("attention_bias", "partial_rotary_factor")

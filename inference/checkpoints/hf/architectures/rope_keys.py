@@ -6,7 +6,7 @@ import math
 
 from configs.errors import InputError
 from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Rope, Scaling, Yarn
-from inference.checkpoints.hf.config_keys import Keys
+from inference.checkpoints.hf.architectures.config_keys import Keys
 
 _MAX_STRETCHED = 1 << 24
 _MAX_FACTORS = 1 << 16

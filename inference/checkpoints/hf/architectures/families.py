@@ -9,8 +9,8 @@ from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from inference.checkpoints.hf import fields, mixtures, rope_keys
-from inference.checkpoints.hf.config_keys import Keys
+from inference.checkpoints.hf.architectures import fields, mixtures, rope_keys
+from inference.checkpoints.hf.architectures.config_keys import Keys
 
 _GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
@@ -286,7 +286,7 @@ ARCHITECTURES: dict[str, Family] = {
     "Qwen2MoeForCausalLM": Family("qwen2_moe", mixtures.qwen2_moe),
     "Qwen3MoeForCausalLM": Family("qwen3_moe", mixtures.qwen3_moe, mixtures.QWEN3),
     "OlmoeForCausalLM": Family("olmoe", mixtures.olmoe, ("attention_bias",)),
-    "DeepseekV2ForCausalLM": Family("deepseek_v2", mixtures.deepseek_v2),
+    "DeepseekV2ForCausalLM": Family("deepseek_v2", mixtures.deepseek_v2, ("auto_map",)),
     "DeepseekV3ForCausalLM": Family("deepseek_v3", mixtures.deepseek_v3, ("auto_map",)),
     "Glm4MoeForCausalLM": Family("glm4_moe", mixtures.glm4_moe, mixtures.GLM4),
     "GptOssForCausalLM": Family("gpt_oss", mixtures.gpt_oss, mixtures.GPT_OSS),

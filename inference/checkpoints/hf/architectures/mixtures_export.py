@@ -1,0 +1,183 @@
+"""`config.json` of the architectures with experts, and of those with latent attention: the inverse
+of `mixtures`.
+"""
+
+import math
+from typing import Any
+
+from configs.kinds.attention import Attention
+from configs.kinds.experts import Experts, Router
+from configs.kinds.feed_forward import Gated
+from configs.kinds.latent import Latent
+from configs.kinds.rope import Rope, Yarn
+from configs.model import ModelConfig
+from inference.checkpoints.hf.architectures import export_fields
+
+
+def mixtral(config: ModelConfig) -> dict[str, Any]:
+    """See `mixtures.mixtral`."""
+    experts = _experts(config)
+    return _with_heads(config) | {
+        "sliding_window": _attention(config).window,
+        "intermediate_size": experts.width,
+        "num_local_experts": experts.num_experts,
+        "num_experts_per_tok": experts.top_k,
+    }
+
+
+def qwen2_moe(config: ModelConfig) -> dict[str, Any]:
+    """See `mixtures.qwen2_moe`."""
+    kinds = export_fields.layer_types(config)
+    return _qwen(config) | kinds | {
+        "use_sliding_window": kinds["sliding_window"] is not None,
+        "qkv_bias": "qkv" in _attention(config).biases,
+        "shared_expert_intermediate_size": _experts(config).shared_width,
+    }  # fmt: skip
+
+
+def qwen3_moe(config: ModelConfig) -> dict[str, Any]:
+    """See `mixtures.qwen3_moe`."""
+    own = _attention(config)
+    return _qwen(config) | {
+        "use_sliding_window": own.window is not None,
+        "sliding_window": own.window,
+        "attention_bias": "out" in own.biases,
+    }
+
+
+def olmoe(config: ModelConfig) -> dict[str, Any]:
+    """See `mixtures.olmoe`."""
+    experts = _experts(config)
+    return _with_heads(config) | {
+        "intermediate_size": experts.width,
+        "num_experts": experts.num_experts,
+        "num_experts_per_tok": experts.top_k,
+        "norm_topk_prob": experts.router.is_normalized,
+        "attention_bias": "out" in _attention(config).biases,
+        "clip_qkv": None,
+    }
+
+
+def deepseek_v2(config: ModelConfig) -> dict[str, Any]:
+    """See `mixtures.deepseek_v2`."""
+    grouped = _experts(config).router.num_groups > 1
+    method = "group_limited_greedy" if grouped else "greedy"
+    return _latent(config) | {"topk_method": method, "scoring_func": "softmax"}
+
+
+def deepseek_v3(config: ModelConfig) -> dict[str, Any]:
+    """See `mixtures.deepseek_v3`."""
+    latent = config.mixers(Latent)[0]
+    return _latent(config) | {
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "rope_interleave": latent.rope.neighbours,
+    }
+
+
+def glm4_moe(config: ModelConfig) -> dict[str, Any]:
+    """See `mixtures.glm4_moe`."""
+    own = _attention(config)
+    return _with_heads(config) | _routed(config) | {
+        "partial_rotary_factor": (own.rope or Rope()).share,
+        "use_qk_norm": own.qk_norm is not None,
+        "attention_bias": "qkv" in own.biases,
+    }  # fmt: skip
+
+
+def gpt_oss(config: ModelConfig) -> dict[str, Any]:
+    """See `mixtures.gpt_oss`."""
+    experts = _experts(config)
+    raw = _with_heads(config) | export_fields.layer_types(config) | {
+        "intermediate_size": experts.width,
+        "num_local_experts": experts.num_experts,
+        "num_experts_per_tok": experts.top_k,
+        "attention_bias": "qkv" in _attention(config).biases,
+        "swiglu_limit": experts.limit,
+    }  # fmt: skip
+    raw["rope_scaling"] = raw["rope_scaling"] or {"rope_type": "default"}  # left out, it is yarn
+    return raw if raw["sliding_window"] else raw | {"sliding_window": 128}
+
+
+def _attention(config: ModelConfig) -> Attention:
+    return config.mixers(Attention)[0]
+
+
+def _experts(config: ModelConfig) -> Experts:
+    """The first mixture; a model of dense layers has none to write."""
+    found = (layer.ffn for layer in config.layers if isinstance(layer.ffn, Experts))
+    return next(found, Experts(1, 1, 1, Router()))
+
+
+def _with_heads(config: ModelConfig) -> dict[str, Any]:
+    own = _attention(config)
+    return export_fields.sizes(config, own.rope or Rope()) | export_fields.heads(own)
+
+
+def _dense(config: ModelConfig) -> tuple[list[int], dict[str, int]]:
+    """Layers without a mixture, and their width, where there are any."""
+    own = {n: layer.ffn for n, layer in enumerate(config.layers) if isinstance(layer.ffn, Gated)}
+    return list(own), {"intermediate_size": own[min(own)].width} if own else {}
+
+
+def _qwen(config: ModelConfig) -> dict[str, Any]:
+    experts, (dense, width) = _experts(config), _dense(config)
+    return _with_heads(config) | width | {
+        "moe_intermediate_size": experts.width,
+        "num_experts": experts.num_experts,
+        "num_experts_per_tok": experts.top_k,
+        "norm_topk_prob": experts.router.is_normalized,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": dense,
+    }  # fmt: skip
+
+
+def _routed(config: ModelConfig) -> dict[str, Any]:
+    """The mixture as DeepSeek's relatives write it, whose shared experts are as wide as others."""
+    experts, (dense, width) = _experts(config), _dense(config)
+    router = experts.router
+    return (
+        {"intermediate_size": experts.width}
+        | width
+        | {
+            "moe_intermediate_size": experts.width,
+            "n_routed_experts": experts.num_experts,
+            "n_shared_experts": experts.shared_width // experts.width,
+            "num_experts_per_tok": experts.top_k,
+            "n_group": router.num_groups,
+            "topk_group": router.top_groups,
+            "norm_topk_prob": router.is_normalized,
+            "routed_scaling_factor": router.scale,
+            "first_k_dense_replace": len(dense),
+        }
+    )
+
+
+def _latent(config: ModelConfig) -> dict[str, Any]:
+    own = config.mixers(Latent)[0]
+    raw = export_fields.sizes(config, own.rope) | _routed(config)
+    if isinstance(own.rope.scaling, Yarn):
+        raw["rope_scaling"] |= _scales(own, own.rope.scaling)
+    return raw | {
+        "num_attention_heads": own.num_heads,
+        "num_key_value_heads": own.num_heads,
+        "kv_lora_rank": own.rank,
+        "q_lora_rank": own.query_rank,
+        "qk_nope_head_dim": own.nope_width,
+        "qk_rope_head_dim": own.rope_width,
+        "v_head_dim": own.value_width,
+        "attention_bias": False,
+        "moe_layer_freq": 1,
+    }
+
+
+def _scales(own: Latent, scaling: Yarn) -> dict[str, float]:
+    """What the scale of the scores, and the factor on cos and sin, were made of."""
+    if own.scale is None or scaling.factor <= 1:
+        return {}
+    each = 0.1 * math.log(scaling.factor)
+    sharper = math.sqrt(own.scale * math.sqrt(own.nope_width + own.rope_width))
+    raw = {"mscale_all_dim": round((sharper - 1) / each, 6)}
+    if scaling.attention_factor is not None:
+        raw["mscale"] = round((scaling.attention_factor * sharper - 1) / each, 6)
+    return raw
