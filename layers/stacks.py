@@ -61,9 +61,8 @@ def _in_blocks(
     read where it lies, since `jax.lax.ragged_dot` reads all of them on a CPU.
     """
     (X, D), E = x_XD.shape, len(sizes_E)
-    rows = _STEADY_ROWS if deterministic else _rows_of_block(X, E)
+    most, rows = blocks(X, E, deterministic)
     num_blocks_E = -(-sizes_E // rows)
-    most = X // rows + min(E, X)
     first_E = (jnp.cumsum(num_blocks_E) - num_blocks_E) * rows - (jnp.cumsum(sizes_E) - sizes_E)
     group_X = group_of_rows(sizes_E, X)
     is_row_X1 = (group_X < E)[:, None]
@@ -75,10 +74,14 @@ def _in_blocks(
     return jnp.where(is_row_X1, y_XF.at[place_X].get(mode="clip"), 0)
 
 
-def _rows_of_block(num_rows: int, num_groups: int) -> int:
-    """As many as a group has on average, a power of two."""
+def blocks(num_rows: int, num_groups: int, deterministic: bool = False) -> tuple[int, int]:
+    """The most blocks that so many rows in so many groups make on a CPU, and the rows of one: as
+    many as a group has on average, a power of two.
+    """
     each = -(-num_rows // num_groups)
-    return min(max(_LEAST_ROWS, 1 << (each - 1).bit_length()), _MOST_ROWS)
+    rows = min(max(_LEAST_ROWS, 1 << (each - 1).bit_length()), _MOST_ROWS)
+    rows = _STEADY_ROWS if deterministic else rows
+    return num_rows // rows + min(num_groups, num_rows), rows
 
 
 def group_of_rows(sizes_E: jax.Array, num_rows: int) -> jax.Array:

@@ -24,13 +24,14 @@ import pytest
 from configs import presets
 from configs.cache import BLOCK_TOKENS
 from configs.engine import Config, EngineConfig
-from configs.kinds.attention import Attention
+from configs.kinds.params import leaves
+from configs.model import ModelConfig
 from inference.planner import cost, weights
 from inference.planner.cost import Precision, Rows, Work
 from inference.runtime import batch, step
 from inference.scheduling.step_schedule import ShardSchedule
 from inference.scheduling.step_shapes import StepShape, enumerate_shapes
-from layers import decoder, kv_cache, params
+from layers import decoder, kv_cache, params, stacks
 from tests import compiling, fakes
 
 DECODE = StepShape((8, 1), (0, 64))
@@ -40,8 +41,12 @@ _BLOCK_DIAGONAL_ROWS = 16  # of a sequence: up to here attention multiplies with
 
 
 def one_period(name: str) -> Config:
-    """A preset cut to the layers that its pattern repeats, at full widths."""
+    """A preset cut to the layers that its pattern repeats, at full widths; where it repeats none,
+    as with a dense layer before those with experts, each different layer once.
+    """
     model = presets.get(name).config
+    if len(model.pattern) == model.num_layers:
+        model = dataclasses.replace(model, pattern=tuple(dict.fromkeys(model.pattern)))
     model = dataclasses.replace(model, num_layers=len(model.pattern))
     return Config(model, EngineConfig(max_seqs=8, max_context=1024, cache_bytes=64 << 20))
 
@@ -169,7 +174,11 @@ def check(name: str, shape: StepShape) -> None:
     logits = max(shape.num_logits, 2)  # a product never has a single row (`layers/linear.py`)
     work = Work(shape.num_tokens, block, logits)
     operations = cost.step_operations(model, work)
-    products = sum(o.flops for o in operations if not o.name.startswith("attend"))
+    products = sum(
+        o.flops * padding(model, shape.num_tokens, o.by_expert)
+        for o in operations
+        if not o.name.startswith("attend")
+    )
     by_part = collections.Counter()
     for part, flops in found:
         by_part[part] += flops
@@ -179,6 +188,16 @@ def check(name: str, shape: StepShape) -> None:
     assert by_part["sample"] <= 8 * _ONES * 2 * shape.num_logits * model.vocab_size
 
 
+def padding(model: ModelConfig, num_tokens: int, by_expert: bool) -> float:
+    """Rows that experts multiply on a CPU, over those that visit them: blocks are padded."""
+    if not by_expert:
+        return 1.0
+    num_experts, top_k = next(kind.ffn.experts for kind in model.pattern[::-1])
+    visits = num_tokens * top_k
+    num_blocks, rows = stacks.blocks(visits, num_experts)
+    return num_blocks * rows / visits
+
+
 def attention_trip(config: Config, shape: StepShape) -> int:
     """FLOPs of one trip of every layer's attention loops: all query rows meet all keys of a block;
     few of them (decoding) sit in a block-diagonal matrix and meet the keys of all K heads, in a
@@ -186,14 +205,14 @@ def attention_trip(config: Config, shape: StepShape) -> int:
     product with `_ONES` columns of ones.
     """
     model, found = config.model, 0
-    heads = model.mixers(Attention)[0]
+    num_heads, pages = model.layers[0].mixer.query_heads, model.stored_by(0)
     for rows, queries in (shape.decode, shape.prefill):
         copies = 1
-        if queries * heads.num_heads <= _BLOCK_DIAGONAL_ROWS:
-            copies = heads.num_kv_heads
+        if queries * num_heads <= _BLOCK_DIAGONAL_ROWS:
+            copies = pages.kv_heads
             rows += (-(-rows // 2) - (-rows // 4)) * (rows >= 8)
-        per_pair = 4 * heads.head_width * copies + 2 * _ONES
-        pairs = heads.num_heads * queries * BLOCK_TOKENS
+        per_pair = 2 * (pages.key_width + pages.value_width) * copies + 2 * _ONES
+        pairs = num_heads * queries * BLOCK_TOKENS
         found += rows * model.num_layers * per_pair * pairs
     return found
 
@@ -221,8 +240,11 @@ def test_a_period_scales_to_the_whole_model():
     """What one period says of a preset: all but tables and the last norm grows with the layers."""
     for name in presets.NAMES:
         whole, period = presets.get(name).config, one_period(name).model
+        if len(whole.pattern) == whole.num_layers:
+            continue  # it has no period
         times, formats = whole.num_layers / period.num_layers, Precision.of(whole)
-        tables = sum(part.elements for part in weights.held(whole)[:-1] if part.format == "rest")
+        infos = leaves(whole.parameters())
+        tables = sum(i.elements for path, i in infos if path[0] != "layers" and i.is_matrix)
         once = 2 * (tables + whole.width * (2 if whole.norm == "layer" else 1))
         held = [weights.weight_bytes(m, formats.weights, formats.rest) - once
                 for m in (whole, period)]  # fmt: skip
