@@ -54,6 +54,10 @@ class PageFormat:
         """Elements of the packed row."""
         return max(self.keys.stop, self.values.stop)
 
+    def padded_width(self, multiple: int) -> int:
+        """Elements of the packed row where memory has whole parts of so many."""
+        return -(-self.row_width // multiple) * multiple
+
     @property
     def bytes_per_token(self) -> int:
         """Bytes of the packed row, and of its scales."""
@@ -180,9 +184,16 @@ class PageGroup:
     spec: CacheSpec
     layers: tuple[int, ...]
 
-    def bytes_per_page(self, dtype: str, page_tokens: int) -> int:
-        """Bytes of one page across the group's layers."""
-        return self.spec.bytes_per_token(dtype) * page_tokens * len(self.layers)
+    def bytes_per_page(self, dtype: str, page_tokens: int, latent_lanes: int = 1) -> int:
+        """Bytes of one page across the group's layers; a latent's row is a multiple of so many
+        elements.
+        """
+        token_bytes = self.spec.bytes_per_token(dtype)
+        if self.spec.values_in_keys:
+            row = self.spec.page_format(dtype)
+            more = row.padded_width(latent_lanes) - row.row_width
+            token_bytes += more * DTYPE_BYTES[dtype]
+        return token_bytes * page_tokens * len(self.layers)
 
 
 def page_groups(specs: tuple[CacheSpec, ...]) -> tuple[PageGroup, ...]:

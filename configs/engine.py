@@ -21,6 +21,7 @@ LINEARS: tuple[str, ...] = ("reference", "ffi_cpu")
 ATTENTIONS: tuple[str, ...] = ("reference", "pallas_gpu", "pallas_tpu", "jax_tpu", "ffi_cpu")
 
 PAGE_TOKENS = {"cpu": 16, "gpu": 64, "tpu": 128}  # the default, by platform
+TPU_LANES = 128  # a row of a TPU's memory has so many elements, or several times as many
 
 MOST_ROWS = 4096  # of a rectangle; more make no machine faster
 
@@ -38,6 +39,8 @@ class EngineConfig:
         max_seqs: sequences that run at the same time (slots).
         max_context: longest sequence in tokens; None is the model's own.
         page_tokens: tokens a page holds; None is the platform's default (`Config.for_platform`).
+        latent_lanes: what the elements of a latent's row in a page are a multiple of; None is the
+            platform's.
         cache_bytes: memory of a chip for pages (but for page 0 of each group, the sink of padding),
             and without overcommit for recurrent states too; never more is taken than `max_seqs`
             full contexts need.
@@ -119,6 +122,7 @@ class EngineConfig:
     preemption: str = "auto"
     swap_bytes: int = 256 << 20
     greedy_steps: bool | None = None
+    latent_lanes: int | None = None
     overlap: bool = True
     overcommit: bool = True
     deterministic: bool = False
@@ -372,13 +376,16 @@ class Config:
         return self.engine.max_context or self.model.max_context
 
     def for_platform(self, platform: str) -> "Config":
-        """The same with a platform's defaults of `engine.page_tokens` and `engine.greedy_steps`,
-        where these are None; platforms are named as JAX does.
+        """The same with a platform's defaults of `engine.page_tokens`, `engine.greedy_steps` and
+        `engine.latent_lanes`, where these are None; platforms are named as JAX does.
         """
         page, greedy = self.engine.page_tokens, self.engine.greedy_steps
         page = page or PAGE_TOKENS.get(platform, PAGE_TOKENS["cpu"])
         greedy = platform != "cpu" if greedy is None else greedy
-        engine = dataclasses.replace(self.engine, page_tokens=page, greedy_steps=greedy)
+        lanes = self.engine.latent_lanes or (TPU_LANES if platform == "tpu" else 1)
+        engine = dataclasses.replace(
+            self.engine, page_tokens=page, greedy_steps=greedy, latent_lanes=lanes
+        )
         return dataclasses.replace(self, engine=engine)
 
     @property
@@ -419,7 +426,7 @@ class Config:
     @property
     def _page_bytes(self) -> list[int]:
         """Bytes of a page of each group on a chip."""
-        return self.cached_model.page_bytes(self.page_tokens)
+        return self.cached_model.page_bytes(self.page_tokens, self.engine.latent_lanes or 1)
 
     def full_bytes(self, num_seqs: int) -> int:
         """Bytes of pages and states for so many sequences at their longest, and of the sinks."""

@@ -297,9 +297,12 @@ class ModelConfig:
         """Of the elements in pages."""
         return self.dtype
 
-    def page_bytes(self, page_tokens: int) -> list[int]:
+    def page_bytes(self, page_tokens: int, latent_lanes: int = 1) -> list[int]:
         """Bytes of a page of each group."""
-        return [group.bytes_per_page(self.cache_dtype, page_tokens) for group in self.page_groups]
+        dtype = self.cache_dtype
+        return [
+            group.bytes_per_page(dtype, page_tokens, latent_lanes) for group in self.page_groups
+        ]
 
     @functools.cached_property
     def has_states(self) -> bool:

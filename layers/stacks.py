@@ -5,8 +5,8 @@ all of them (heads).
 import jax
 import jax.numpy as jnp
 
-from layers.kernels.device import target_is_cpu
-from layers.kernels.linear import packed
+from layers.kernels.device import target_device, target_is_cpu
+from layers.kernels.linear import grouped, packed
 from layers.kernels.linear.packed import Packed
 
 # Rows of a block on a CPU: with fewer, XLA's products are slow or sum in another order; with more,
@@ -31,16 +31,9 @@ def grouped_linear(
     x_XD = x_XD.astype(w_EFD.dtype)
     if target_is_cpu():
         return _in_blocks(x_XD, w_EFD, sizes_E, deterministic)
-    if len(x_XD) <= len(sizes_E):
+    if target_device().platform == "gpu" and len(x_XD) <= len(sizes_E):
         return _touched(x_XD, w_EFD, sizes_E)
-    dims = jax.lax.RaggedDotDimensionNumbers(
-        dot_dimension_numbers=(((1,), (2,)), ((), ())),
-        lhs_ragged_dimensions=[0],
-        rhs_group_dimensions=[0],
-    )
-    return jax.lax.ragged_dot_general(
-        x_XD, w_EFD, sizes_E, dims, precision=_precision(w_EFD), preferred_element_type=jnp.float32
-    )
+    return grouped.grouped_product(x_XD, w_EFD, sizes_E)
 
 
 def each_linear(x_TND: jax.Array, w_NFD: jax.Array | Packed) -> jax.Array:
@@ -55,7 +48,7 @@ def each_linear(x_TND: jax.Array, w_NFD: jax.Array | Packed) -> jax.Array:
 
 
 def _touched(x_XD: jax.Array, w_EFD: jax.Array, sizes_E: jax.Array) -> jax.Array:
-    """Few rows: each reads its matrix, and no other is read."""
+    """Few rows: each reads its matrix, and no other is read; XLA looks it up within the product."""
     group_X = group_of_rows(sizes_E, len(x_XD))
     y_X1F = _batched(x_XD[:, None], w_EFD[jnp.minimum(group_X, len(sizes_E) - 1)])
     return jnp.where((group_X < len(sizes_E))[:, None], y_X1F[:, 0], 0)

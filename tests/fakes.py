@@ -19,8 +19,10 @@ import pytest
 from configs.cache import CacheSpec, recurrent, shared
 from configs.engine import Config, EngineConfig
 from configs.kinds.attention import Attention
+from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated, Plain
-from configs.kinds.rope import Dynamic, Rope
+from configs.kinds.latent import Latent
+from configs.kinds.rope import Dynamic, Rope, Yarn
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import LayerSpec, ModelConfig
 from configs.prefill import TOGETHER
@@ -210,6 +212,42 @@ def quirks(dtype: str = "float32", **changes: Any) -> ModelConfig:
     return _changed(model, changes)
 
 
+def deepseek(dtype: str = "float32", **changes: Any) -> ModelConfig:
+    """DeepSeek-V3 in small: latent attention with compressed queries and stretched positions, a
+    dense layer, then experts in groups with learned offsets, and a shared one.
+    """
+    rope = Rope(100.0, Yarn(4.0, 32, beta_fast=4.0), neighbours=True)
+    latent = Latent(
+        num_heads=4, rank=12, rope_width=4, nope_width=6, value_width=8, query_rank=10, rope=rope
+    )
+    router = Router(
+        "sigmoid", scale=2.5, has_offsets=True, num_groups=4, top_groups=2, group_best=2
+    )
+    experts = Experts(8, 3, 20, router, shared_width=20)
+    model = ModelConfig(
+        "tiny-deepseek", "deepseek_v3", 131, width=24, num_layers=3, max_context=256, dtype=dtype,
+        pattern=(LayerSpec(latent, Gated(40)),) + (LayerSpec(latent, experts),) * 2,
+    )  # fmt: skip
+    return _changed(model, changes)
+
+
+def gpt_oss(dtype: str = "float32", **changes: Any) -> ModelConfig:
+    """gpt-oss in small: sinks, every other layer with a window, biases, clamped experts."""
+    full = Attention(
+        num_heads=4, num_kv_heads=2, head_width=8, biases=("qkv", "out"), has_sinks=True
+    )
+    sliding = dataclasses.replace(full, window=20)
+    experts = Experts(
+        4, 2, 20, Router(has_bias=True), activation="quick_gelu", has_bias=True, limit=0.7,
+        up_offset=1.0,
+    )  # fmt: skip
+    model = ModelConfig(
+        "tiny-gpt-oss", "gpt_oss", 131, width=24, num_layers=2, max_context=256, dtype=dtype,
+        pattern=(LayerSpec(sliding, experts), LayerSpec(full, experts)),
+    )  # fmt: skip
+    return _changed(model, changes)
+
+
 def _changed(model: ModelConfig, changes: dict[str, Any]) -> ModelConfig:
     own = {field.name for field in dataclasses.fields(ModelConfig)}
     model = model.with_kinds(**{k: v for k, v in changes.items() if k not in own})
@@ -220,9 +258,9 @@ def _changed(model: ModelConfig, changes: dict[str, Any]) -> ModelConfig:
 def real_params(model: ModelConfig) -> Any:
     """Random parameters, with an untied head: greedy text does not repeat its last token."""
     params = init(decoder.param_infos(model), seed=3)
-    has_biases = any(mixer.biases for mixer in model.mixers(Attention))
+    has_biases = any(mixer.biases for mixer in model.mixers(Attention)) or model.mixtures
     shift = 0.1 if has_biases else 0.0  # biases are 0 at first
-    return jax.tree.map(lambda leaf: leaf * 2 if leaf.ndim == 2 else leaf + shift, params)
+    return jax.tree.map(lambda leaf: leaf * 2 if leaf.ndim > 1 else leaf + shift, params)
 
 
 # --- engines --------------------------------------------------------------------------------------

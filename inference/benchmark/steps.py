@@ -1,4 +1,6 @@
-"""Times an engine's steps on arbitrary tokens and pages: their values do not change the time."""
+"""Times an engine's steps on arbitrary pages, whose values do not change the time, and tokens that
+differ from each other: where there are experts, they visit different ones.
+"""
 
 import dataclasses
 import statistics
@@ -25,6 +27,7 @@ from inference.scheduling.step_schedule import ScheduledChunk, ShardSchedule
 from inference.scheduling.step_shapes import StepShape
 
 IN_A_ROW = 16  # steps of a measurement
+_STRIDE = 7919  # a prime: no token of a step is another's
 
 
 def arrays(
@@ -44,7 +47,8 @@ def arrays(
     free = [1 for _ in config.num_pages]
     for slot in range(num_prompts):
         computed = num_tokens[slot] = point.context - fed
-        tokens = [5] * (point.context + 1)
+        first_token = slot * (point.context + 1)
+        tokens = _tokens(config, np.arange(first_token, first_token + point.context + 1)).tolist()
         sequence = Sequence(slot, SamplingParams(), tokens, computed, slot=slot)
         for group, pages in enumerate(config.cached_model.page_groups):
             first = pages.spec.live_from(computed) // page  # those before were given back
@@ -62,6 +66,10 @@ def arrays(
     return batch.joined([(num_tokens, found)] * config.mesh.num_groups)  # every data shard alike
 
 
+def _tokens(config: Config, numbers: np.ndarray) -> np.ndarray:
+    return numbers * _STRIDE % config.model.vocab_size
+
+
 def run(
     runner: ModelRunner, shape: StepShape, prepared: tuple[np.ndarray, batch.Batch], steps: int = 1
 ) -> float:
@@ -75,7 +83,11 @@ def run(
         steps: at most as many as `arrays` made room for.
     """
     num_tokens, batch_arrays = prepared
-    runner.slots = dataclasses.replace(runner.slots, num_tokens=jax.numpy.array(num_tokens))
+    last_token = _tokens(runner.config, np.arange(len(num_tokens)))
+    runner.slots = dataclasses.replace(
+        runner.slots, num_tokens=jax.numpy.array(num_tokens),
+        last_token=jax.numpy.array(last_token, jax.numpy.int32),
+    )  # fmt: skip
     jax.block_until_ready(runner.slots)
     executable, output = runner.compiled(shape), None
     start = time.perf_counter()

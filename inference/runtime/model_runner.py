@@ -155,6 +155,20 @@ class ModelRunner:
             self._mesh, meshes.EACH_GROUP, lambda group, chip: step.init_slots(self.config)
         )
 
+    def expert_visits(self) -> np.ndarray:
+        """Tokens that visited each expert of each mixture since the slots were made, modulo 2^32:
+        u32[L, E], the sums of all chips that have requests of their own.
+
+        Raises:
+            InputError: the model has no experts.
+        """
+        if self.config.model.mixtures is None:
+            raise InputError(f"{self.config.model.name} has no experts")
+        found = np.asarray(self.slots.expert_visits)
+        groups = self.config.mesh.num_groups
+        total: np.ndarray = found.reshape(groups, -1, found.shape[1]).sum(0, dtype=np.uint32)
+        return total
+
     def copies(self, keeps_weights: bool, keeps_pages: bool) -> tuple[Any, Any]:
         """Copies in the host's memory, for `restore`: of weights, at least those of what drafts,
         and of pages with slots, or None.

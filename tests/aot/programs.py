@@ -11,7 +11,7 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from configs import presets
-from configs.cache import keys_values
+from configs.cache import keys_values, latent
 from configs.engine import Config, EngineConfig, Run
 from configs.hardware import targets
 from configs.mesh import Mesh
@@ -116,6 +116,48 @@ def compiled_attention(device: Any, name: str, case: Attention) -> tuple[Any, An
         return attention.attend(q, k, v, pages, context, case.cap, sinks_N)
 
     return compiled(attend, device, (q, kv, kv, pages, ragged, sinks_N), (3,)), pages
+
+
+class Latents(NamedTuple):
+    """One rectangle of absorbed attention over pages of latents."""
+
+    rows: int
+    width: int
+    num_heads: int
+    rank: int  # C
+    rope_width: int  # R
+    page_tokens: int
+    dtype: str = "bfloat16"
+    has_trees: bool = False
+
+
+def compiled_latents(device: Any, name: str, case: Latents) -> tuple[Any, Any]:
+    """As `compiled_attention`, of latents: what a step writes, and attention over all of them."""
+    rows, width, N, C, R, page_tokens = case[:6]
+
+    def tensor(*shape: int, dtype: Any = "int32") -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    ancestors_YW = tensor(rows, width, dtype="uint32") if case.has_trees else None
+    rectangle = Rectangle(
+        tensor(rows), tensor(rows, width), tensor(rows, width, dtype="bool"),
+        (tensor(rows, 4096 // page_tokens),), ancestors_YW,
+    )  # fmt: skip
+    page_format = latent(C, R).page_format(case.dtype)
+    chosen = api.implementation(name)
+    pages = chosen.layout(1025, page_tokens, page_format)
+    q_YWNH = tensor(rows, width, N, C + R, dtype=case.dtype)
+    row_YWX = tensor(rows, width, C + R, dtype=case.dtype)
+
+    def attend(q_YWNH: Any, row_YWX: Any, pages: Any, rectangle: Any) -> Any:
+        told = rectangle, 0, page_format
+        if chosen.append_and_attend is not None:
+            return chosen.append_and_attend(q_YWNH, row_YWX, pages, *told)
+        row_TX = row_YWX.reshape(rows * width, C + R)
+        pages = chosen.write(pages, row_TX, Ragged((rectangle,)), 0)
+        return chosen.attend_pages(q_YWNH, pages, *told), pages
+
+    return compiled(attend, device, (q_YWNH, row_YWX, pages, rectangle), (2,)), pages
 
 
 def num_bytes(tree: Any) -> int:

@@ -61,6 +61,7 @@ def test_a_page_format_divides_its_row_into_keys_and_values():
     inside = latent(512, 64).page_format("bfloat16")
     assert (inside.keys, inside.values) == (slice(0, 576), slice(0, 512))
     assert (inside.row_width, inside.bytes_per_token) == (576, 2 * 576)
+    assert (inside.padded_width(128), inside.padded_width(64)) == (640, 576)
     scaled = (
         dataclasses.replace(uneven, scales="float32"),
         PageFormat(1, 6, 4, True, "bfloat16", "float32"),

@@ -25,17 +25,23 @@ _MODELS = {
     "uneven windows": fakes.gemma(),
     "quirks": fakes.quirks(),
     "norm of all heads": fakes.llama(num_heads=8, num_kv_heads=4, qk_norm="all"),
+    "deepseek": fakes.deepseek(),
+    "gpt-oss": fakes.gpt_oss(),
 }
 _MESHES = Mesh(model=2), Mesh(model=8), Mesh(data=2, model=4), Mesh(data=8)
 _QUICK = [
     ("full", Mesh(model=2)), ("full", Mesh(data=2, model=4)), ("shared", Mesh(model=8)),
     ("windows", Mesh(data=8)), ("full, 3 KV heads", Mesh(model=8)),
-    ("uneven windows", Mesh(data=2, model=3)),
+    ("uneven windows", Mesh(data=2, model=3)), ("deepseek", Mesh(model=2, expert=2)),
+    ("gpt-oss", Mesh(data=2, expert=2)),
 ]  # fmt: skip
 _ALL = [
     *((kind, mesh) for kind in fakes.KINDS for mesh in _MESHES),
     *((f"{kind}, 3 KV heads", Mesh(model=8)) for kind in fakes.KINDS),
     ("uneven", Mesh(model=3)), ("quirks", Mesh(model=2)), ("norm of all heads", Mesh(model=4)),
+    *((name, mesh) for name in ("deepseek", "gpt-oss") for mesh in (
+        Mesh(model=2), Mesh(model=3), Mesh(expert=2), Mesh(expert=4), Mesh(data=2, expert=2),
+        Mesh(model=2, expert=2), Mesh(data=2, model=2, expert=2))),
 ]  # fmt: skip
 _LONG = [pytest.param(*case, marks=pytest.mark.long) for case in _ALL if case not in _QUICK]
 
@@ -74,7 +80,7 @@ def test_tokens_and_scores_are_those_of_one_chip(name, mesh):
         assert [set(x) for x in a.top_logprobs[1:]] == [set(x) for x in b.top_logprobs[1:]]
 
 
-def _disturbed(mesh, preemption):
+def _disturbed(mesh, preemption, name="uneven"):
     """(tokens of every answer, scores of a text) of an engine whose requests share a prefix, and
     fork, branch, end early and are preempted, a step ahead of the device.
     """
@@ -82,9 +88,11 @@ def _disturbed(mesh, preemption):
     prompts = [shared + more for more in fakes.prompts([3, 9, 1, 6], 131, seed=6)]
     params = [SamplingParams(max_new_tokens=12, ignore_eos=True, seed=7, **more) for more in (
         {"temperature": 1.0}, {"n": 3, "temperature": 0.9}, {"beam_width": 2}, {})]  # fmt: skip
-    sizes = _SIZES | {"cache_bytes": 27_000 // mesh.model, "top_logprobs": 2}
+    # Latent vectors are the same on all chips.
+    room = {"uneven": 27_000 // mesh.model, "deepseek": 20_000, "gpt-oss": 60_000 // mesh.model}
+    sizes = _SIZES | {"cache_bytes": room[name], "top_logprobs": 2}
     engine = fakes.engine(
-        _MODELS["uneven"], None, "one", mesh=mesh, preemption=preemption, **sizes
+        _MODELS[name], None, "one", mesh=mesh, preemption=preemption, **sizes
     )  # fmt: skip
     for prompt in (shared, *fakes.prompts([80, 80], 131, seed=8)):  # the last evict the first
         engine.generate([prompt], SamplingParams(max_new_tokens=1))
@@ -113,11 +121,17 @@ def _disturbed(mesh, preemption):
     return answers, groups[4].sequences[0].prompt_logprobs
 
 
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_an_engine_on_chips_keeps_its_contract(preemption):
-    expected, scores = _disturbed(Mesh(), preemption)
-    for mesh in (Mesh(model=2), Mesh(data=2, model=2)):
-        answers, found = _disturbed(mesh, preemption)
+@pytest.mark.parametrize("name, preemption", [
+    ("uneven", "recompute"), ("uneven", "swap"), ("deepseek", "recompute"),
+    pytest.param("deepseek", "swap", marks=pytest.mark.long),
+    pytest.param("gpt-oss", "recompute", marks=pytest.mark.long),
+    ("gpt-oss", "swap"),
+])  # fmt: skip
+def test_an_engine_on_chips_keeps_its_contract(name, preemption):
+    expected, scores = _disturbed(Mesh(), preemption, name)
+    others = Mesh(data=2, model=2) if name == "uneven" else Mesh(model=2, expert=2)
+    for mesh in (Mesh(model=2), others):
+        answers, found = _disturbed(mesh, preemption, name)
         assert answers == expected
         np.testing.assert_allclose(found, scores, rtol=1e-5, atol=1e-5)
 

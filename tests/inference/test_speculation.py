@@ -21,7 +21,13 @@ from layers import decoder
 from layers.params import init
 from tests import fakes
 
-MODELS = {"llama": fakes.llama(), "gemma": fakes.gemma(), "fake": fakes.fake_model()}
+MODELS = {
+    "llama": fakes.llama(),
+    "gemma": fakes.gemma(),
+    "fake": fakes.fake_model(),
+    "deepseek": fakes.deepseek(),
+    "gpt-oss": fakes.gpt_oss(),
+}
 SIZES = dict(
     max_seqs=4, decode_rows=(4,), page_tokens=8, chunk_tokens=16, prefill_chunks=(4,),
     penalties=True, deterministic=True,
@@ -220,7 +226,7 @@ TREES = {
     ("gemma", "eagle", 14, "preempted, chunked"),
     *(
         pytest.param(model, kind, 200, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])
-        for model in ("llama", "gemma") for kind in TREES for name in DISTURBANCES
+        for model in ("llama", "gemma", "deepseek") for kind in TREES for name in DISTURBANCES
         if name != "adaptive" or model == "llama"
     ),
 ])  # fmt: skip
@@ -249,6 +255,27 @@ def test_a_tree_changes_no_token(model, kind, count, name, monkeypatch):
     longest = max(accepted for _, accepted in counters.verified)
     assert 1 < longest <= 3 and counters.num_accepted > 20
     assert len(counters.acceptance) <= 3  # levels, whatever the number of drafts
+
+
+@pytest.mark.long
+def test_trees_are_whole_until_the_context_ends():
+    """Where answers end before it, to their last tokens; where they fill it, nothing changes."""
+    own = heads_of("llama", Eagle, features=(1, 2))
+    params = fakes.real_params(MODELS["llama"]) | {"draft": fakes.real_params(own)}
+    settings = SIZES | {"deterministic": False, "cache_bytes": 1 << 20, "max_context": 72}
+    engine = fakes.engine(MODELS["llama"], params, draft=own, **TREES["eagle"], **settings)
+    prompts, shapes = [prompt[:12] for prompt in requests(8, 131)[0]], []
+    for length in (24, 72):
+        asked = SamplingParams(max_new_tokens=length, ignore_eos=True, temperature=0.0)
+        expected = fakes.engine(MODELS["llama"], **settings).generate(prompts, asked)
+        engine.records.clear()
+        found = engine.generate(prompts, asked)
+        assert [each.token_ids for each in found] == [each.token_ids for each in expected]
+        shapes.append({
+            queries for record in engine.records if not record.shape.prefill[0]
+            for queries, _ in record.rows
+        })  # fmt: skip
+    assert shapes[0] == {1, 14} and shapes[1] > {1, 5, 14}
 
 
 @pytest.mark.long

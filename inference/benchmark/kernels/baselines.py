@@ -94,10 +94,9 @@ def _hopper_sizes(case: Case, device: Device, tunes: bool) -> Sequence[Sizes]:
         return ({},)
     from layers.kernels.attention import gpu  # as in `api`
 
-    own = gpu.own_sizes(
-        case.rows * case.kv_heads, case.page_tokens, case.head_width,
-        jnp.dtype(case.dtype).itemsize, device,
-    )  # fmt: skip
+    itemsize = jnp.dtype(case.dtype).itemsize
+    most = gpu.most_stages(case.page_tokens, case.head_width, itemsize)
+    own = gpu.own_sizes(case.rows * case.kv_heads, most, device)
     full, stages = own["num_splits"], own["num_stages"]
     around = [(n, stages) for n in (1, full // 2, 2 * full, 4 * full)] + [(full, 2), (2 * full, 2)]
     others = [

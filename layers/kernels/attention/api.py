@@ -21,7 +21,7 @@ def implementation(name: str) -> Implementation:
         from layers.kernels.attention import tpu
 
         return Implementation(
-            tpu.limit, kv_cache.token_major, kv_cache.write, tpu.attend_pages, tpu.append_and_attend
+            tpu.limit, tpu.layout, tpu.write, tpu.attend_pages, tpu.append_and_attend
         )
     if name == "jax_tpu":
         from layers.kernels.attention import jax_tpu

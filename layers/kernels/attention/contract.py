@@ -76,7 +76,7 @@ class Layout(Protocol):
 
     def __call__(self, num_pages: int, page_tokens: int, page_format: PageFormat) -> CacheLeaf:
         """Shapes and stored types of a layer's pages: a pytree of `jax.ShapeDtypeStruct`
-        [pages, page tokens, ...].
+        [pages, page tokens, ...]. Rows may be wider than the format's.
         """
 
 

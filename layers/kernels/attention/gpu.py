@@ -15,10 +15,12 @@ Such a kernel is as good as its memory traffic. So
 The step's keys and values are already in the pages (`kv_cache.write`, in place). XLA writes them
 from the launch that rotates them, so an append in here would save no launch (`docs/kernels.md`).
 
+Latents have a kernel of their own (`gpu_latent.py`), which takes the place of this one's blocks.
+
 Z counts rows of the kernel's grid, U the query rows of a tile (W G of them are used), X splits.
 """
 
-import math
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -30,14 +32,14 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from configs.cache import PageFormat
 from layers import kv_cache
 from layers.kernels import tuning
+from layers.kernels.attention import gpu_latent, hopper
 from layers.kernels.attention.contract import PLAIN, Demand, Options, uneven_limit
-from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible
+from layers.kernels.attention.hopper import LOG2_E, ROWS, SHARED_BYTES
+from layers.kernels.attention.mask import MaskBounds, mask_bounds
 from layers.kernels.attention.tiles import Tiling, visible_pages
 from layers.kernels.device import Device, target_device
-from layers.linear import soft_cap
 from layers.ragged import Rectangle
 
-ROWS = 64  # of a wgmma tile
 _MOVED_ROWS = 8  # of a tile in shared memory: what is copied comes in multiples
 _PAGE_TOKENS, _HEAD_WIDTHS = (64, 128), (64, 128, 256)
 _DTYPES = ("bfloat16", "float16")
@@ -45,9 +47,6 @@ _DTYPES = ("bfloat16", "float16")
 # They come out of registers 64 rows at a time, whatever number of them leaves.
 _OUT_WIDTH = 64
 _HOPPER = ("H100", "H200", "H800", "H20")
-_SHARED_BYTES = 227 << 10  # of one block (CUDA C++ programming guide, compute capability 9.0)
-_MASKED = -1e30
-_LOG2_E = math.log2(math.e)
 
 
 def limit(demand: Demand, device: Device) -> str | None:
@@ -62,6 +61,8 @@ def limit(demand: Demand, device: Device) -> str | None:
         return f"reads pages of {' or '.join(_DTYPES)}, not {dtype}: set model.dtype=bfloat16"
     if page_tokens not in _PAGE_TOKENS:
         return f"reads pages of 64 or 128 tokens, not {page_tokens}: set engine.page_tokens"
+    if page_format.scales is None and page_format.values_in_keys:
+        return gpu_latent.limit(demand.num_heads, page_format, page_tokens)
     if (reason := uneven_limit(page_format)) is not None:
         return reason
     if H not in _HEAD_WIDTHS:
@@ -73,21 +74,18 @@ def limit(demand: Demand, device: Device) -> str | None:
     return None
 
 
-def own_sizes(
-    num_blocks: int, page_tokens: int, head_width: int, itemsize: int, device: Device
-) -> dict[str, int]:
-    """Sizes for shapes that were not tuned, by the number of pairs of row and KV head."""
-    return {
-        "num_splits": max(1, device.num_cores // num_blocks),
-        "num_stages": min(4, most_stages(page_tokens, head_width, itemsize)),
-    }
+def own_sizes(num_blocks: int, most: int, device: Device) -> dict[str, int]:
+    """Sizes for shapes that were not tuned, by the number of pairs of row and KV head, and the
+    stages that fit.
+    """
+    return {"num_splits": max(1, device.num_cores // num_blocks), "num_stages": min(4, most)}
 
 
 def most_stages(page_tokens: int, head_width: int, itemsize: int) -> int:
     """Pages that a block's shared memory has room for beside its queries and its output."""
     rest = ROWS * (head_width * itemsize + _OUT_WIDTH * 4)
     rest += 8 << 10  # positions, statistics, alignment
-    return (_SHARED_BYTES - rest) // (2 * page_tokens * head_width * itemsize)
+    return (SHARED_BYTES - rest) // (2 * page_tokens * head_width * itemsize)
 
 
 def attend_pages(
@@ -122,31 +120,43 @@ def attend_pages(
         interpret: `InterpretGPUParams`: interpreted, on any device.
     """
     (Y, W, N, H), page_tokens = q_YWNH.shape, pages.shape[1]
-    K = page_format.kv_heads
+    is_latent = page_format.values_in_keys
+    K = gpu_latent.head_tiles(N) if is_latent else page_format.kv_heads
     G = N // K
     width = min(W, ROWS // G)  # query tokens of a tile
     tiling = Tiling(width, G, -(-width * G // _MOVED_ROWS) * _MOVED_ROWS)
     bounds, valid_ZW = mask_bounds(rectangle, options.window), tiling.split(rectangle.valid_YW)
     bounds, Z = jax.tree.map(tiling.split, bounds), len(valid_ZW)
     device, shape_class = target_device(), tuning.attention_class(Z, K, H, page_tokens)
-    sizes = own_sizes(Z * K, page_tokens, H, pages.dtype.itemsize, device)
+    if is_latent:
+        most = gpu_latent.most_stages(H)
+    else:
+        most = most_stages(page_tokens, H, pages.dtype.itemsize)
+    sizes = own_sizes(Z * K, most, device)
     sizes |= tuning.sizes("pallas_gpu", device.kind, shape_class)
     num_splits = num_splits or sizes["num_splits"]
     is_whole = num_splits == 1 and options.sinks_N is None
-    values_ZKXUH, stats_ZKX2U = _attend_splits(
+    out_rows = width * G if is_whole else tiling.num_rows
+    if is_latent:
+        attend = functools.partial(gpu_latent.attend_splits, value_width=page_format.value_width)
+    else:
+        attend = functools.partial(_attend_splits, out_rows=out_rows)
+    values_ZKXUH, stats_ZKX2U = attend(
         tiling.pack(q_YWNH), kv_cache.decode(pages),
         jnp.repeat(rectangle.tables[group], Z // Y, axis=0),
         jax.tree.map(lambda x_ZW: tiling.spread(x_ZW, ROWS), bounds),
-        *_split_pages(bounds, valid_ZW, page_tokens, num_splits),
-        out_rows=width * G if is_whole else tiling.num_rows, is_whole=is_whole,
+        *_split_pages(bounds, valid_ZW, page_tokens, num_splits), is_whole=is_whole,
         num_stages=num_stages or sizes["num_stages"],
         score_cap=options.score_cap, interpret=interpret,
     )  # fmt: skip
+    shape = Y, W, N, page_format.value_width
     if stats_ZKX2U is None:
-        return tiling.unpack(values_ZKXUH[:, :, 0], q_YWNH.shape).astype(jnp.float32)
+        return tiling.unpack(values_ZKXUH[:, :, 0], shape).astype(jnp.float32)
     sinks_KU = None if options.sinks_N is None else tiling.sinks(options.sinks_N)
-    stats_ZKX2U = stats_ZKX2U[..., : tiling.num_rows]
-    return tiling.unpack(_combine(values_ZKXUH, stats_ZKX2U, sinks_KU), q_YWNH.shape)
+    values_ZKXUH, stats_ZKX2U = (
+        values_ZKXUH[..., : tiling.num_rows, :], stats_ZKX2U[..., : tiling.num_rows],
+    )  # fmt: skip
+    return tiling.unpack(_combine(values_ZKXUH, stats_ZKX2U, sinks_KU), shape)
 
 
 def _split_pages(
@@ -172,11 +182,11 @@ def _combine(
     maximum_ZKXU, mass_ZKXU = stats_ZKX2U[:, :, :, 0], stats_ZKX2U[:, :, :, 1]
     maximum_ZKU = maximum_ZKXU.max(2)
     if sinks_KU is not None:
-        maximum_ZKU = jnp.maximum(maximum_ZKU, sinks_KU * _LOG2_E)
+        maximum_ZKU = jnp.maximum(maximum_ZKU, sinks_KU * LOG2_E)
     decay_ZKXU = jnp.exp2(maximum_ZKXU - maximum_ZKU[:, :, None])
     mass_ZKU = (mass_ZKXU * decay_ZKXU).sum(2)
     if sinks_KU is not None:
-        mass_ZKU += jnp.exp2(sinks_KU * _LOG2_E - maximum_ZKU)
+        mass_ZKU += jnp.exp2(sinks_KU * LOG2_E - maximum_ZKU)
     out_ZKUH = (values_ZKXUH * decay_ZKXU[..., None]).sum(2) / mass_ZKU[..., None]
     return jnp.where(mass_ZKU[..., None] == 0, 0, out_ZKUH)
 
@@ -246,44 +256,24 @@ def _attend_splits(
         plgpu.barrier_wait(shared.q_arrived)
         plgpu.barrier_wait(shared.bounds_arrived)
         fields_U = [shared.bounds[i] for i in range(len(bounds_ZU))]
+        bounds_U = jax.tree.unflatten(jax.tree.structure(bounds), fields_U)
 
-        def fold(j, carry):
-            maximum_U, mass_U, values_UH = carry
+        def fold(j, sums):
             stage = lax.rem(j - start, jnp.int32(num_stages))
             ahead = j + num_stages
             page = table_ref[b, jnp.minimum(ahead, stop - 1)]  # asked for long before it is used
             plgpu.barrier_wait(shared.keys_arrived.at[stage])
-            scores_US = _scores(shared.q, shared.keys, stage, interpret)
-            scores_US = scores_US if score_cap is None else soft_cap(scores_US, score_cap)
-            shape = scores_US.shape
-            kv_position_US = j * page_tokens + lax.broadcasted_iota(jnp.int32, shape, 1)
-            fields_US = [lax.broadcast_in_dim(x_U, shape, (0,)) for x_U in fields_U]
-            mask_US = visible(
-                kv_position_US, *jax.tree.unflatten(jax.tree.structure(bounds), fields_US)
-            )
-            scores_US = jnp.where(mask_US, scores_US * _LOG2_E, _MASKED)
-            new_maximum_U = jnp.maximum(maximum_U, scores_US.max(1))
-            decay_U = jnp.exp2(maximum_U - new_maximum_U)
-            weights_US = jnp.exp2(scores_US - lax.broadcast_in_dim(new_maximum_U, shape, (0,)))
-            mass_U = mass_U * decay_U + weights_US.sum(1)
-            values_UH *= lax.broadcast_in_dim(decay_U, values_UH.shape, (0,))
+            scores_US = hopper.scores(shared.q, shared.keys.at[stage], interpret)
+            sums, weights_US = hopper.weigh(sums, scores_US, j * page_tokens, bounds_U, score_cap)
             plgpu.barrier_wait(shared.values_arrived.at[stage])
-            weights_US = weights_US.astype(dtype)
-            values_UH = _add_values(values_UH, weights_US, shared.values, stage, interpret)
+            sums = hopper.add_values(sums, weights_US, shared.values.at[stage], interpret)
             pl.when(ahead < stop)(lambda: fetch(page, ahead))
-            return new_maximum_U, mass_U, values_UH
+            return sums
 
-        init = (
-            jnp.full((ROWS,), _MASKED, jnp.float32),
-            jnp.zeros((ROWS,), jnp.float32),
-            jnp.zeros((ROWS, H), jnp.float32),
-        )
-        maximum_U, mass_U, values_UH = lax.fori_loop(start, stop, fold, init)
-        if is_whole:  # sums of nothing are 0
-            mass_U = jnp.where(mass_U == 0, 1, mass_U)
-            values_UH /= lax.broadcast_in_dim(mass_U, values_UH.shape, (0,))
+        sums = lax.fori_loop(start, stop, fold, hopper.no_sums(H))
+        values_UH = hopper.quotient(sums) if is_whole else sums.values_UH
         for stats_ref in stats_refs:
-            shared.stats[0], shared.stats[1] = maximum_U, mass_U
+            shared.stats[0], shared.stats[1] = sums.maximum_U, sums.mass_U
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(shared.stats, stats_ref.at[b, head, split])
         for first in range(0, H, _OUT_WIDTH):
@@ -295,8 +285,7 @@ def _attend_splits(
             plgpu.copy_smem_to_gmem(shared.out.at[pl.ds(0, out_rows)], columns)
         plgpu.wait_smem_to_gmem(0)
 
-    # Tiles of 8 rows x 128 bytes, whose 16-byte parts are swizzled: how wgmma reads its operands.
-    tiles = (plgpu.TilingTransform((8, 128 // dtype.itemsize)), plgpu.SwizzleTransform(128))
+    tiles = hopper.operand_layout(dtype)
     pages_held = plgpu.SMEM((num_stages, page_tokens, H), dtype, transforms=tiles)
     scratch = _Shared(
         q=plgpu.SMEM((ROWS, H), dtype, transforms=tiles),
@@ -327,35 +316,3 @@ def _attend_splits(
         interpret=interpret,
     )(q_ZKUH, pages, table_ZP, jnp.stack(bounds_ZU, axis=1), start_ZX, stop_ZX)
     return values_ZKXUH, stats_ZKX2U[0] if stats_ZKX2U else None
-
-
-def _scores(q_smem, keys_smem, stage, interpret):
-    """Products of the queries with a page's keys: float32 [U, page tokens]."""
-    if interpret:
-        return _dot(q_smem[...], keys_smem[stage], 1)
-    shape = (q_smem.shape[0], keys_smem.shape[1])
-
-    def product(sum_ref):
-        plgpu.wgmma(sum_ref, q_smem, keys_smem.at[stage].transpose((1, 0)))
-        return sum_ref[...]
-
-    return pl.run_scoped(product, plgpu.ACC(shape, jnp.float32))
-
-
-def _add_values(values_UH, weights_US, values_smem, stage, interpret):
-    """values_UH + weights_US x a page's values."""
-    if interpret:
-        values_UH += _dot(weights_US, values_smem[stage], 0)
-        plgpu.commit_smem()  # later copies wait for plain reads; those of wgmma are in their order
-        return values_UH
-
-    def product(sum_ref):
-        plgpu.wgmma(sum_ref, weights_US, values_smem.at[stage])
-
-    return pl.run_state(product)(plgpu.ACC.init(values_UH))
-
-
-def _dot(x, y, contract: int):
-    """The tensor core's product, in interpret mode: contracts axis 1 of x, `contract` of y."""
-    dims = (((1,), (contract,)), ((), ()))
-    return lax.dot_general(x, y, dims, preferred_element_type=jnp.float32)

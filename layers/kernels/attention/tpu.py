@@ -6,15 +6,20 @@ pages that slid out of a window are skipped. A block is whole pages as they lie 
 keys are columns of it and need no shuffle on their way to the matrix unit. The softmax is folded
 over blocks (Milakov & Gimelshein 2018, arXiv 1805.02867).
 
+Of latents (DeepSeek-AI 2024, arXiv 2405.04434) a row is the one key of all heads, and its first
+columns are the value, so one copy brings both. Rows of 576 elements are no whole number of lanes:
+they lie in 640 (`layout`), the last of which are 0.
+
 The step's own keys and values are merged into the block that they belong to, which is there to be
 read anyway, and leave from it in groups of tokens, since no copy reaches into a tile of memory.
 A row that reads what an earlier one appends, as the tiles of one prompt do, is not fetched before
 that one is done.
 
 Z counts rows of the grid, U the query rows of one (`tiles.py`), S the tokens of a block or those
-that a row's groups of appended tokens span, X the elements of a packed row.
+that a row's groups of appended tokens span, X the elements of a packed row, C those of a value.
 """
 
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -30,12 +35,13 @@ from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible
 from layers.kernels.attention.tiles import Tiling, visible_pages
 from layers.kernels.device import Device
 from layers.linear import soft_cap
-from layers.ragged import Rectangle
+from layers.ragged import Ragged, Rectangle
 
 # v5e, v5p, v6e and 7x under the names that jax knows (jax/_src/pallas/mosaic/tpu_info.py).
 KINDS = ("TPU v5 lite", "TPU v5e", "TPU v5", "TPU v5p", "TPU v6 lite", "TPU v6e", "TPU7x")
 _DTYPES = ("bfloat16", "float32")
 _LANES = 64  # heads begin at multiples of it
+_LATENT_LANES = 128  # and rows of latents take a multiple of it
 _GROUP = 16  # tokens that are written at once: a whole number of tiles of either type
 _ROWS = 8  # of a float32 tile
 _TILE_BYTES = 12 << 20  # of queries, output and sums, unless a row must not be divided
@@ -62,6 +68,10 @@ def limit(demand: Demand, device: Device) -> str | None:
             f"reads pages of 16, 32, 64 or 128 tokens, not {demand.page_tokens}: "
             "set engine.page_tokens"
         )
+    if page_format.scales is None and page_format.values_in_keys:
+        if page_format.value_width % _LATENT_LANES:
+            return f"has latents of a multiple of {_LATENT_LANES}, not {page_format.value_width}"
+        return table_limit(demand)
     if (reason := uneven_limit(page_format)) is not None:
         return reason
     if page_format.key_width % _LANES:
@@ -77,6 +87,21 @@ def table_limit(demand: Demand) -> str | None:
         f"has room for page tables of {_TABLE_ENTRIES} entries, {demand.table_entries} are needed "
         "(sequences x pages): lower engine.max_seqs or engine.max_context, raise engine.page_tokens"
     )
+
+
+def layout(num_pages: int, page_tokens: int, page_format: PageFormat) -> jax.ShapeDtypeStruct:
+    """The reference's pages; a row of latents is padded to whole lanes."""
+    pages = kv_cache.token_major(num_pages, page_tokens, page_format)
+    if not page_format.values_in_keys:
+        return pages
+    width = page_format.padded_width(_LATENT_LANES)
+    return jax.ShapeDtypeStruct((*pages.shape[:2], width), pages.dtype)
+
+
+def write(pages: jax.Array, row_TX: jax.Array, ragged: Ragged, group: int) -> jax.Array:
+    """`contract.Write`."""
+    row_TX = row_TX.reshape(row_TX.shape[0], -1)
+    return kv_cache.write(pages, _padded(row_TX, pages.shape[2]), ragged, group)
 
 
 def attend_pages(
@@ -120,10 +145,12 @@ def _attend(
     options: Options,
     interpret: Any,
 ) -> tuple[jax.Array, jax.Array]:
+    if page_format.values_in_keys:
+        q_YWNH = _padded(q_YWNH, pages.shape[2])
     (Y, W, N, H), page_tokens = q_YWNH.shape, pages.shape[1]
-    G = N // page_format.kv_heads
+    G, value_width = N // page_format.kv_heads, page_format.value_width
     # Queries and float32 output come and go while others are used; sums take a lane row each.
-    token_bytes = N * (H * (2 * q_YWNH.dtype.itemsize + 2 * 4 + 4) + 2 * 128 * 4)
+    token_bytes = N * (2 * H * q_YWNH.dtype.itemsize + value_width * (2 * 4 + 4) + 2 * 128 * 4)
     # A token that sees later ones needs them all in place.
     is_chain = rectangle.ancestors_YW is None and rectangle.causal_Y is None
     width = min(W, max(1, _TILE_BYTES // token_bytes)) if is_chain else W
@@ -134,27 +161,36 @@ def _attend(
         tiling.split(rectangle.kv_position_YW),
     )
     bounds = jax.tree.map(tiling.split, mask_bounds(rectangle, options.window))
-    table_ZP = jnp.repeat(rectangle.tables[group], valid_ZW.shape[0] // Y, axis=0)
+    Z = valid_ZW.shape[0]
+    table_ZP = jnp.repeat(rectangle.tables[group], Z // Y, axis=0)
     kv_position_Z, count_Z = kv_position_ZW[:, 0], valid_ZW.sum(1, dtype=jnp.int32)
     start_Z, stop_Z = visible_pages(bounds, valid_ZW, page_tokens)
-    new: tuple[jax.Array, ...] = ()
+    new: Any = ()
     waits_Z = jnp.zeros_like(count_Z)
     if row_YWX is not None:
+        row_YWX = _padded(row_YWX.reshape(Y, W, -1), pages.shape[2])
         if width == 1:  # a head's key or value is a row, as XLA has them
-            row_ZXH = tiling.split(row_YWX).reshape(-1, 2 * page_format.kv_heads, H)
-            new = tuple(part.astype(jnp.float32) for part in jnp.split(row_ZXH, 2, axis=1))
+            row_ZXH = tiling.split(row_YWX).reshape(Z, -1, H)
+            parts = jnp.split(row_ZXH, row_ZXH.shape[1] // page_format.kv_heads, axis=1)
+            new = tuple(part.astype(jnp.float32) for part in parts)
         else:
-            row_YWX = kv_cache.encode(row_YWX.reshape(Y, W, -1), pages)
-            new = (_aligned(tiling.split(row_YWX), kv_position_Z),)
+            row_YWX = kv_cache.encode(row_YWX, pages)
+            new = _aligned(tiling.split(row_YWX), kv_position_Z)
         waits_Z = _waits(table_ZP, kv_position_Z // page_tokens, count_Z)
     next_Z = _next(stop_Z > start_Z)
     rows = _Rows(table_ZP, start_Z, stop_Z, next_Z, kv_position_Z, count_Z, waits_Z)
     sinks_N = jnp.full(N, _MASKED, jnp.float32) if options.sinks_N is None else options.sinks_N
     out_ZKUH, pages = _attend_tiles(
         rows, tiling.pack(q_YWNH), jax.tree.map(tiling.spread, bounds), tiling.sinks(sinks_N),
-        new, pages, options.score_cap, interpret,
+        new, pages, page_format, options.score_cap, interpret,
     )  # fmt: skip
-    return tiling.unpack(out_ZKUH, q_YWNH.shape).astype(jnp.float32), pages
+    return tiling.unpack(out_ZKUH, (Y, W, N, value_width)).astype(jnp.float32), pages
+
+
+def _padded(x_ZX: jax.Array, width: int) -> jax.Array:
+    """[..., X] with zeros up to a width, or as it is."""
+    missing = width - x_ZX.shape[-1]
+    return jnp.pad(x_ZX, (*((0, 0),) * (x_ZX.ndim - 1), (0, missing))) if missing else x_ZX
 
 
 def _aligned(row_ZWX: jax.Array, kv_position_Z: jax.Array) -> jax.Array:
@@ -207,7 +243,7 @@ class _Memory(NamedTuple):
     cursor: Any  # i32[4]: row and column of the next block to fetch; blocks fetched, blocks used
     maximum: Any  # f32[K, U, 1]
     mass: Any  # f32[K, U, 1]
-    values: Any  # f32[K, U, H]
+    values: Any  # f32[K, U, C]
 
 
 def _attend_tiles(
@@ -215,17 +251,19 @@ def _attend_tiles(
     q_ZKUH: jax.Array,
     bounds: MaskBounds,  # i32[Z, U] each
     sinks_KU: jax.Array,
-    new: tuple[jax.Array, ...],  # keys and values [Z, K, H] of a token a row; or of more [Z, S, X]
+    new: Any,  # of a token a row a tuple of its parts [Z, K, H], perhaps none; of more [Z, S, X]
     pages: jax.Array,
+    page_format: PageFormat,
     score_cap: float | None,
     interpret: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """[Z, K, U, H] of the queries' dtype, and the pages with what is new."""
+    """[Z, K, U, value width] of the queries' dtype, and the pages with what is new."""
     (Z, K, num_rows, H), (_, page_tokens, X) = q_ZKUH.shape, pages.shape
     page_bytes = page_tokens * X * pages.dtype.itemsize
     block_pages = max(1, min(_BLOCK_TOKENS // page_tokens, _BLOCK_BYTES // page_bytes))
     block_tokens = block_pages * page_tokens
-    appends = bool(new)
+    C, num_parts = page_format.value_width, len(new) if isinstance(new, tuple) else 0
+    appends = len(jax.tree.leaves(new)) > 0
     # Columns, to be compared with rows of KV positions.
     bounds_ZUX, sinks_KU1 = jnp.stack(jax.tree.leaves(bounds), axis=2), sinks_KU[:, :, None]
 
@@ -294,19 +332,20 @@ def _attend_tiles(
                     old_SX = ring[stage, inside, lanes]
                     ring[stage, inside, lanes] = jnp.where(is_new_SX, new_SX, old_SX)
 
-                if len(new_refs) == 1:
+                if not isinstance(new_refs, tuple):
                     source = pl.multiple_of((g - begin // _GROUP) * _GROUP, _GROUP)
-                    merge(slice(None), new_refs[0][0, pl.ds(source, _GROUP)])
-                for head in range(K if len(new_refs) == 2 else 0):
-                    for part, new_ref in zip((head, K + head), new_refs, strict=True):
-                        new_SH = jnp.broadcast_to(new_ref[0, head : head + 1], (_GROUP, H))
-                        merge(pl.ds(part * H, H), kv_cache.encode(new_SH, pages_ref))
+                    merge(slice(None), new_refs[0, pl.ds(source, _GROUP)])
+                for part, head in itertools.product(range(num_parts), range(K)):
+                    new_SH = jnp.broadcast_to(new_refs[part][0, head : head + 1], (_GROUP, H))
+                    at = pl.ds((part * K + head) * H, H)
+                    merge(at, kv_cache.encode(new_SH, pages_ref))
                 store(g, kv_position, stage).start()
 
         def fold(head, stage, mask_US):
             """One step of a head's softmax, over a block."""
             k_SH = kv_cache.decode(ring[stage, :, head * H : (head + 1) * H])
-            v_SH = kv_cache.decode(ring[stage, :, (K + head) * H : (K + head + 1) * H])
+            begin = page_format.values.start + head * C
+            v_SH = kv_cache.decode(ring[stage, :, begin : begin + C])
             scores_US = _dot(q_ref[0, head], k_SH, 1)
             scores_US = scores_US if score_cap is None else soft_cap(scores_US, score_cap)
             scores_US = jnp.where(mask_US, scores_US, _MASKED)
@@ -316,8 +355,8 @@ def _attend_tiles(
             weights_US = jnp.exp(scores_US - maximum_U1)
             memory.maximum[head] = maximum_U1
             memory.mass[head] = memory.mass[head] * decay_U1 + weights_US.sum(1, keepdims=True)
-            added_UH = _dot(weights_US.astype(v_SH.dtype), v_SH, 0)
-            memory.values[head] = memory.values[head] * decay_U1 + added_UH
+            added_UC = _dot(weights_US.astype(v_SH.dtype), v_SH, 0)
+            memory.values[head] = memory.values[head] * decay_U1 + added_UC
 
         @pl.when(b == 0)
         def _():
@@ -359,7 +398,7 @@ def _attend_tiles(
         return pl.BlockSpec((1, *x.shape[1:]), lambda b, *_: (b,) + (0,) * (x.ndim - 1))
 
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
-    out = jax.ShapeDtypeStruct(q_ZKUH.shape, q_ZKUH.dtype)
+    out = jax.ShapeDtypeStruct((Z, K, num_rows, C), q_ZKUH.dtype)
     out_pages = jax.ShapeDtypeStruct(pages.shape, pages.dtype) if appends else None
     memory = _Memory(
         ring=pltpu.VMEM((_STAGES, block_tokens, X), pages.dtype),
@@ -368,7 +407,7 @@ def _attend_tiles(
         cursor=pltpu.SMEM((4,), jnp.int32),
         maximum=pltpu.VMEM((K, num_rows, 1), jnp.float32),
         mass=pltpu.VMEM((K, num_rows, 1), jnp.float32),
-        values=pltpu.VMEM((K, num_rows, H), jnp.float32),
+        values=pltpu.VMEM((K, num_rows, C), jnp.float32),
     )
     out_ZKUH, written = pl.pallas_call(
         kernel,
@@ -386,7 +425,7 @@ def _attend_tiles(
             scratch_shapes=[memory],
         ),
         out_shape=[out, out_pages],
-        input_output_aliases={len(rows) + 3 + len(new): 1} if appends else {},
+        input_output_aliases={len(rows) + 3 + len(jax.tree.leaves(new)): 1} if appends else {},
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",), vmem_limit_bytes=_VMEM_BYTES
         ),

@@ -135,6 +135,8 @@ def test_what_has_other_work_beside_it():
 
 _MESHES = Mesh(model=2), Mesh(model=8), Mesh(data=2, model=4), Mesh(data=8)
 _MODELS = {
+    "deepseek": fakes.deepseek(),
+    "gpt-oss": fakes.gpt_oss(),
     "norm of all heads": fakes.llama(num_heads=8, num_kv_heads=4, qk_norm="all"),
     **{f"{kind}, {K} KV heads": fakes.of_kind(kind, heads, K)
        for kind in fakes.KINDS for heads, K in ((8, 8), (24, 3))},
@@ -143,6 +145,8 @@ _CASES = [
     *((f"{kind}, 8 KV heads", mesh) for kind in fakes.KINDS for mesh in _MESHES),
     *((f"{kind}, 3 KV heads", Mesh(model=8)) for kind in fakes.KINDS),
     ("norm of all heads", Mesh(model=2)),
+    ("deepseek", Mesh(expert=2)), ("deepseek", Mesh(model=2, expert=2)),
+    ("gpt-oss", Mesh(data=2, expert=4)),
 ]  # fmt: skip
 
 
@@ -159,7 +163,7 @@ def _program(config, shape):
 @pytest.mark.parametrize("name, mesh", _CASES, ids=lambda it: str(it).replace(",", " "))
 def test_a_decode_step_exchanges_what_the_planner_says(name, mesh):
     """In kinds, numbers and bytes: nothing along `data`; along `model` a sum of the embedding, two
-    a layer, and what a greedy row needs.
+    a layer, and what a greedy row needs; along `expert` what each mixture gathers and scatters.
     """
     model = _MODELS[name]
     shape = StepShape((4, 1), (0, 16), greedy=True)
@@ -173,4 +177,5 @@ def test_a_decode_step_exchanges_what_the_planner_says(name, mesh):
     sums = [each for each in planned if each.kind == "all-reduce" and each.place != "sample"]
     wide = sum(each.count for each in sums if each.token_bytes == 4 * model.width)
     assert wide == (1 + 2 * model.num_layers if mesh.model > 1 else 0)
-    assert {each.axis for each in planned} <= {"model"} and all(each.exposed for each in planned)
+    axes = {axis for axis in ("model", "expert") if getattr(mesh, axis) > 1}
+    assert {each.axis for each in planned} == axes and all(each.exposed for each in planned)

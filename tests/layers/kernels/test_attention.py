@@ -8,12 +8,14 @@ look for races (Hopper's from jax 0.11 on): only its tensor core's two products 
 import dataclasses
 import functools
 import itertools
+import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreted_tpu
+from jax._src.pallas.mosaic.interpret import thread_map
 from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call  # no public name in 0.10
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 from jax.experimental.pallas import tpu as pltpu
@@ -39,6 +41,8 @@ def _interpreted(*args, **sizes):
 def _appended(q_YWNH, pages, *told):
     """The TPU kernel, which brings the row's tokens to pages that do not have them yet."""
     row_YWX, pages = paged_case.take_newest(pages, told[0])
+    width = tpu.layout(*pages.shape[:2], told[2]).shape[2]
+    pages = jnp.pad(pages, ((0, 0), (0, 0), (0, width - pages.shape[2])))
     interpret = pltpu.InterpretParams(detect_races=True)
     return tpu.append_and_attend(q_YWNH, row_YWX, pages, *told, interpret=interpret)[0]
 
@@ -55,6 +59,26 @@ _IMPLEMENTATIONS = {
 def _small_blocks(monkeypatch):
     """A row's pages are several blocks."""
     monkeypatch.setattr(tpu, "_BLOCK_TOKENS", 128)
+
+
+_compiling = threading.Lock()
+
+
+@functools.lru_cache(16)
+def _compiled_threads(jaxpr):
+    return jax.jit(lambda consts, *args: jax.core.eval_jaxpr(jaxpr, consts, *args))
+
+
+def _run_compiled(jaxpr, consts, *args):
+    with _compiling:
+        executable = _compiled_threads(jaxpr).lower(consts, *args).compile()
+    executable(consts, *args)
+
+
+@pytest.fixture(autouse=True)
+def _threads_are_compiled_once(monkeypatch):
+    """Not for each block of threads anew, as jax 0.10 does where a block has several warpgroups."""
+    monkeypatch.setattr(thread_map, "_run_jaxpr", _run_compiled)
 
 
 @functools.cache
@@ -77,7 +101,9 @@ def _check(name, case, window=None, cap=None, sinks_N=None, twice=False, **sizes
         assert not interpret_pallas_call.get_races().races_found
     if name == "pallas_tpu":
         assert not interpreted_tpu.races.races_found
-    case.check(found, window, cap, sinks_N, is_rounded=name == "pallas_tpu")
+    # As the next product reads it: always, or where no splits are left to combine.
+    is_rounded = name == "pallas_tpu" or (name == "pallas_gpu" and "num_splits" not in sizes)
+    case.check(found, window, cap, sinks_N, is_rounded=is_rounded)
     if twice:
         again = np.asarray(program(*case.arguments, sinks_N=sinks_N))
         np.testing.assert_array_equal(again[case.valid_YW], np.asarray(found)[case.valid_YW])
@@ -147,6 +173,62 @@ def test_page_formats_on_every_instruction_set(instruction_set, case):  # noqa: 
     for width in (1, 4, 20):
         _check("ffi_cpu", _drawn_of_format(case, width), window=24)
         _check("ffi_cpu", _drawn_of_format(case, width))
+
+
+_LATENTS = {  # N, C, R, query tokens, dtype, window, cap, sinks, masks
+    "one token": (16, 128, 64, 1, "bfloat16", None, None, False, {}),
+    "one token, all at once": (6, 256, 64, 1, "float32", 90, 3.0, True, {}),
+    "two tiles of heads": (96, 128, 64, 1, "float16", None, None, False, {}),
+    "drafts": (16, 128, 64, 5, "float32", None, None, False, {}),
+    "tiles of tokens": (40, 128, 64, 3, "bfloat16", None, None, False, {}),
+    "a tree": (16, 128, 64, 8, "bfloat16", None, None, True, {"trees": True}),
+    "a chunk": (16, 128, 64, 10, "float32", None, None, False, {}),
+}
+_LATENT_KERNELS = ["reference", "pallas_gpu", "pallas_tpu"]
+
+
+def _check_latents(name, case, lengths, seed, **sizes):
+    """All heads read one row a token, whose first elements are the value, too."""
+    N, C, R, width, dtype, window, cap, has_sinks, masks = case
+    drawn = paged_case.Case(
+        lengths, (N, 1), 64, width, dtype, seed, C + R, (C + R) ** -0.5,
+        value_width=C, values_in_keys=True, **masks,
+    )  # fmt: skip
+    sinks_N = None
+    if has_sinks:
+        sinks_N = np.float32(np.random.default_rng(seed).normal(size=N) * 3)
+    _check(name, drawn, window, cap, sinks_N, **sizes)
+
+
+@pytest.mark.parametrize("case", _LATENTS)
+@pytest.mark.parametrize("name", _LATENT_KERNELS)
+def test_latents(name, case):
+    _check_latents(name, _LATENTS[case], (0, 65, 172), 0)
+
+
+@pytest.mark.parametrize("name", _LATENT_KERNELS)
+def test_latents_of_deepseek_v3(name):
+    """128 heads, a latent vector of 512 and a rotary key of 64."""
+    case = 128, 512, 64, 1, "bfloat16", None, None, False, {}
+    _check_latents(name, case, (0, 200), 0, twice=True)
+
+
+@pytest.mark.parametrize("sizes", [{"num_splits": 3}, {"num_stages": 1}, {"num_stages": 5}])
+def test_latents_are_split_and_come_ahead(sizes):
+    """Among the splits empty ones; of stages one, and more than there are pages."""
+    _check_latents("pallas_gpu", _LATENTS["one token"], (1, 64, 300), 1, **sizes)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", _LATENTS)
+@pytest.mark.parametrize("name", _LATENT_KERNELS)
+def test_500_random_batches_of_latents(name, case):
+    """Of random lengths, zero among them."""
+    for seed in range(1, 1 + -(-500 // len(_LATENTS))):
+        generator = np.random.default_rng(seed)
+        lengths = (generator.integers(0, 300, 3) * (generator.random(3) < 0.9)).tolist()
+        options = {"num_splits": 2} if name == "pallas_gpu" and seed % 2 else {}
+        _check_latents(name, _LATENTS[case], lengths, seed, **options)
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ from configs.cache import keys_values
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from layers.kernels import tuning
-from layers.kernels.attention import api, ffi_cpu, gpu, jax_tpu, reference, tpu
+from layers.kernels.attention import api, ffi_cpu, gpu, gpu_latent, jax_tpu, reference, tpu
 from layers.kernels.attention.contract import Demand
 from layers.kernels.cpu import library
 from layers.kernels.device import Device, target_device
@@ -49,7 +49,7 @@ def test_two_blocks_of_the_hopper_kernel_fit_a_multiprocessor(monkeypatch):
     block.
     """
     assert [gpu.most_stages(*each, 2) for each in ((64, 128), (128, 128), (64, 256))] == [5, 2, 2]
-    monkeypatch.setattr(gpu, "_SHARED_BYTES", 113 << 10)
+    monkeypatch.setattr(gpu, "SHARED_BYTES", 113 << 10)
     assert gpu.most_stages(64, 128, 2) == 2
 
 
@@ -103,12 +103,51 @@ def test_the_tpu_kernels_run_on_what_the_gate_compiles_for(kernel):
 @pytest.mark.parametrize(("kernel", "device"), [(gpu, _H200), (tpu, _V6E), (jax_tpu, _V6E)])
 def test_kernels_refuse_pages_that_they_cannot_read(kernel, device):
     """The reference reads all but scales."""
-    uneven, inside = _asked(value_width=64), _asked(kv_heads=1, values_in_keys=True)
+    uneven, scaled = _asked(value_width=64), {"scales": "float32"}
     assert kernel.limit(uneven, device) == "has keys and values of one width, not 128 and 64"
-    assert kernel.limit(inside, device) == "reads values beside their keys, not in them"
-    assert reference.limit(uneven, device) is reference.limit(inside, device) is None
+    assert reference.limit(uneven, device) is None
     for each in (kernel, reference):
-        assert each.limit(_asked(scales="float32"), device) == "reads pages without scales"
+        for asked in (_asked(**scaled), _latents(**scaled)):
+            assert each.limit(asked, device) == "reads pages without scales"
+
+
+def _latents(**changes) -> Demand:
+    """Of DeepSeek-V3, unless told."""
+    told = {"kv_heads": 1, "key_width": 576, "value_width": 512, "values_in_keys": True}
+    return _asked(**told | {"num_heads": 128} | changes)
+
+
+def test_kernels_read_latents():
+    for heads in (16, 64, 96, 128):
+        assert gpu.limit(_latents(num_heads=heads), _H200) is None
+        assert tpu.limit(_latents(num_heads=heads, page_tokens=128), _V6E) is None
+    assert gpu_latent.most_stages(576) == 2
+    assert jax_tpu.limit(_latents(), _V6E) == "reads values beside their keys, not in them"
+    assert reference.limit(_latents(), _V6E) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"dtype": "float32"}, "bfloat16 or float16, not float32: set model.dtype"),
+        ({"page_tokens": 128}, "latents in pages of 64 tokens, not 128: set engine.page_tokens"),
+        ({"value_width": 192}, "latents of a multiple of 128 up to 512, not 192"),
+        ({"value_width": 640, "key_width": 704}, "latents of a multiple of 128 up to 512, not 640"),
+        ({"key_width": 544}, "rotary keys of a multiple of 64, not 32"),
+        ({"num_heads": 99}, "query heads evenly over tiles of at most 64, not 99"),
+        ({"key_width": 640}, "no room for latents of 512 elements beside rotary keys of 128"),
+        ({"deterministic": True}, "not been measured to be deterministic"),
+    ],
+)
+def test_the_hopper_kernel_for_latents_names_its_limits(asked, reason):
+    assert reason in gpu.limit(_latents(**asked), _H200)
+
+
+def test_the_tpu_kernel_pads_latents_to_whole_lanes():
+    assert "latents of a multiple of 128, not 192" in tpu.limit(_latents(value_width=192), _V6E)
+    latents = _latents(page_tokens=128).page_format
+    assert tpu.layout(3, 128, latents).shape == (3, 128, 640)
+    assert tpu.layout(3, 128, _LLAMA.page_format).shape == (3, 128, 2048)
 
 
 @pytest.mark.parametrize(

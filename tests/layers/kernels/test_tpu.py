@@ -12,7 +12,7 @@ from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 
-from configs.cache import keys_values
+from configs.cache import keys_values, latent
 from configs.errors import InputError
 from layers import kv_cache
 from layers.kernels.attention import jax_tpu, reference, tpu
@@ -52,22 +52,26 @@ _ROWS = {  # where rows start, their tokens, whose they are, W
 
 
 @functools.cache
-def _drawn(rows: str, dtype=jnp.bfloat16, heads=(4, 2), head_width=64):
+def _drawn(rows: str, dtype=jnp.bfloat16, heads=(4, 2), head_width=64, rank=0):
     """Queries and packed rows of new tokens, pages full of others' before and after those are
-    written, the rectangle, and what implementations are told of group and format.
+    written, the rectangle, and what implementations are told of group and format. With `rank` all
+    heads read a latent of so many elements, the first of `head_width`.
     """
     starts, counts, sequences, width = _ROWS[rows]
     rectangle = _rows(starts, counts, sequences, width, max(sequences) + 1)
     generator, (N, K), H = np.random.default_rng(1), heads, head_width
     draw = lambda *shape: generator.standard_normal(shape).astype(dtype)  # noqa: E731
-    page_format = keys_values(K, H).page_format(jnp.dtype(dtype).name)
-    pages = kv_cache.token_major(16 * (max(sequences) + 1) + 2, _PAGE, page_format)
-    held = kv_cache.encode(draw(*pages.shape), pages)
+    spec = latent(rank, H - rank) if rank else keys_values(K, H)
+    page_format = spec.page_format(jnp.dtype(dtype).name)
+    pages = tpu.layout(16 * (max(sequences) + 1) + 2, _PAGE, page_format)
+    held = np.array(kv_cache.encode(draw(*pages.shape), pages))
+    held[..., page_format.row_width :] = 0
     T, shape = len(starts) * width, (len(starts), width)
-    row_TX = np.concatenate([draw(T, K, H), draw(T, K, H)], axis=1)
-    written = compiling.call(kv_cache.write, held, row_TX, Ragged((rectangle,)), group=0)
-    held, written = np.asarray(held), np.asarray(written)
-    row_YWX, told = row_TX.reshape(*shape, 2 * K, H), {"group": 0, "page_format": page_format}
+    row_TX = draw(T, H) if rank else np.concatenate([draw(T, K, H), draw(T, K, H)], axis=1)
+    written = compiling.call(tpu.write, held, row_TX, Ragged((rectangle,)), group=0)
+    written = np.asarray(written)
+    row_YWX = row_TX.reshape(*shape, *row_TX.shape[1:])
+    told = {"group": 0, "page_format": page_format}
     return draw(*shape, N, H) / 8, row_YWX, held, written, rectangle, told
 
 
@@ -78,12 +82,16 @@ def _check(found, expected, rectangle, atol):
     )
 
 
+_LATENTS = {"heads": (6, 1), "head_width": 200, "rank": 128}
+
+
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("rows", _ROWS)
-def test_appended_tokens_are_where_xla_writes_them_and_are_seen(rows, window, monkeypatch):
+@pytest.mark.parametrize("kind", [{}, _LATENTS], ids=["keys and values", "latents"])
+def test_appended_tokens_are_where_xla_writes_them_and_are_seen(kind, rows, window, monkeypatch):
     """In blocks of a page, and in a ring that is full most of the time."""
     monkeypatch.setattr(tpu, "_BLOCK_TOKENS", 1)
-    q, row_YWX, held, written, rectangle, told = _drawn(rows)
+    q, row_YWX, held, written, rectangle, told = _drawn(rows, **kind)
     told = told | {"options": Options(window)}
     found, pages = map(np.asarray, _append(q, row_YWX, held, rectangle, **told))
     assert not interpret_pallas_call.races.races_found

@@ -1,0 +1,206 @@
+"""Attention over pages of latents on Hopper GPUs (Pallas, Mosaic GPU): the absorbed form of
+multi-head latent attention (DeepSeek-AI 2024, arXiv 2405.04434), where all heads read one row a
+token, whose first C elements are the value too.
+
+It differs from `gpu.py` in where the sums are: 64 rows of 512 float32 are twice what the registers
+of one warpgroup hold. So
+
+* two warpgroups read the same pages in shared memory, and each has half of the value columns. A
+  latent is fetched once for both, and its value is a part of the key as that lies there;
+* both compute all scores. That is half as much arithmetic again, and spares them every exchange:
+  the softmax of one runs beside the products of the other;
+* a third fetches, as soon as both are done with an earlier page.
+
+More than 64 query heads are several tiles, neighbours in the grid: they read the same pages at the
+same time, so that all but the first find them in the device's own cache.
+
+Z counts rows of the kernel's grid, K tiles of heads, U the query rows of a tile, X splits, H the
+elements of a latent.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from configs.cache import PageFormat
+from layers.kernels.attention import hopper
+from layers.kernels.attention.hopper import ROWS, SHARED_BYTES
+from layers.kernels.attention.mask import MaskBounds
+
+_PAGE_TOKENS = 64
+_KEY_PARTS, _VALUE_PARTS, _MOST_VALUES = 64, 128, 512
+_READERS = 2  # warpgroups that share the value columns
+# Registers a thread: 168 each at first, of which who fetches needs few.
+_READER_REGISTERS, _FETCHER_REGISTERS = 232, 40
+
+
+def limit(num_heads: int, page_format: PageFormat, page_tokens: int) -> str | None:
+    """What is no format of latents that the kernel reads: a phrase as `contract.Limit`'s."""
+    H, C = page_format.key_width, page_format.value_width
+    if page_tokens != _PAGE_TOKENS:
+        return (
+            f"reads latents in pages of {_PAGE_TOKENS} tokens, not {page_tokens}: "
+            "set engine.page_tokens"
+        )
+    if C % _VALUE_PARTS or C > _MOST_VALUES:
+        return f"has latents of a multiple of {_VALUE_PARTS} up to {_MOST_VALUES}, not {C}"
+    if H % _KEY_PARTS:
+        return f"has latents with rotary keys of a multiple of {_KEY_PARTS}, not {H - C}"
+    if num_heads % head_tiles(num_heads):
+        return f"divides query heads evenly over tiles of at most {ROWS}, not {num_heads}"
+    if most_stages(H) < 2:
+        return f"has no room for latents of {C} elements beside rotary keys of {H - C}"
+    return None
+
+
+def head_tiles(num_heads: int) -> int:
+    """Tiles that query heads are divided over."""
+    return -(-num_heads // ROWS)
+
+
+def most_stages(width: int) -> int:
+    """Pages that a block's shared memory has room for beside its queries."""
+    rest = 2 * ROWS * width + (4 << 10)  # bounds, statistics, alignment
+    return (SHARED_BYTES - rest) // (2 * _PAGE_TOKENS * width)
+
+
+class _Shared(NamedTuple):
+    """A block's shared memory and its barriers."""
+
+    q: Any  # [1, U, H]
+    bounds: Any  # i32[fields of a MaskBounds, U]
+    pages: Any  # [stages, page tokens, H]
+    stats: Any  # f32[2, U]
+    q_arrived: Any
+    bounds_arrived: Any
+    arrived: Any  # one a stage
+    consumed: Any  # likewise
+
+
+def attend_splits(
+    q_ZKUH: jax.Array,
+    pages: jax.Array,
+    table_ZP: jax.Array,
+    bounds: MaskBounds,  # i32[Z, 64] each
+    start_ZX: jax.Array,
+    stop_ZX: jax.Array,
+    *,
+    value_width: int,
+    is_whole: bool,
+    num_stages: int,
+    score_cap: float | None,
+    interpret: Any,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Attention of each split alone, as `gpu.py`'s: weighted values, float32 [Z, K, X, 64, C], and
+    maximum (base 2) and mass of their weights, float32 [Z, K, X, 2, 64]; or, where a split
+    `is_whole`, their quotient, in the pages' dtype, and None.
+    """
+    (Z, K, num_rows, H), page_tokens, X = q_ZKUH.shape, pages.shape[1], start_ZX.shape[1]
+    dtype, bounds_ZU = pages.dtype, jax.tree.leaves(bounds)
+    width = value_width // _READERS
+
+    def kernel(
+        q_ref, pages_ref, table_ref, bounds_ref, start_ref, stop_ref, values_ref, *stats_refs,
+        **scratch,
+    ):  # fmt: skip
+        shared = _Shared(**scratch)
+        b, split, tile = (lax.axis_index(name) for name in ("row", "split", "tile"))
+        warpgroup = lax.axis_index("warpgroup")
+        start, stop = start_ref[b, split], stop_ref[b, split]
+
+        def stage_of(j):
+            return lax.rem(j - start, jnp.int32(num_stages))
+
+        def read(reader):
+            plgpu.set_max_registers(_READER_REGISTERS, action="increase")
+            plgpu.barrier_wait(shared.q_arrived)
+            plgpu.barrier_wait(shared.bounds_arrived)
+            columns = pl.ds(reader * width, width)
+
+            def fold(j, sums):
+                stage = stage_of(j)
+                plgpu.barrier_wait(shared.arrived.at[stage])
+                # Index 0, which the compiler does not know. It would keep the addresses of all
+                # parts of the queries in registers, from page to page, and spill.
+                q = shared.q.at[jnp.minimum(j, 0)]
+                scores_US = hopper.scores(q, shared.pages.at[stage], interpret)
+                fields_U = [shared.bounds[i] for i in range(len(bounds_ZU))]
+                bounds_U = jax.tree.unflatten(jax.tree.structure(bounds), fields_U)
+                sums, weights_US = hopper.weigh(
+                    sums, scores_US, j * page_tokens, bounds_U, score_cap
+                )
+                values = shared.pages.at[stage, :, columns]
+                sums = hopper.add_values(sums, weights_US, values, interpret)
+                is_awaited = j + num_stages < stop
+                pl.when(is_awaited)(lambda: plgpu.barrier_arrive(shared.consumed.at[stage]))
+                return sums
+
+            sums = lax.fori_loop(start, stop, fold, hopper.no_sums(width))
+            values_UH = hopper.quotient(sums) if is_whole else sums.values_UH
+            # Straight out of registers: there is no room for it in shared memory.
+            values_ref[b, tile, split, :, columns] = values_UH.astype(values_ref.dtype)
+            if reader == 0:
+                for stats_ref in stats_refs:
+                    shared.stats[0], shared.stats[1] = sums.maximum_U, sums.mass_U
+                    plgpu.commit_smem()
+                    plgpu.copy_smem_to_gmem(shared.stats, stats_ref.at[b, tile, split])
+                    plgpu.wait_smem_to_gmem(0)
+
+        def fetch():
+            plgpu.set_max_registers(_FETCHER_REGISTERS, action="decrease")
+            plgpu.copy_gmem_to_smem(
+                q_ref.at[b, tile], shared.q.at[0, pl.ds(0, num_rows)], shared.q_arrived
+            )
+            plgpu.copy_gmem_to_smem(bounds_ref.at[b], shared.bounds, shared.bounds_arrived)
+
+            @pl.loop(start, stop)
+            def _(j):
+                stage, page = stage_of(j), table_ref[b, j]
+
+                @pl.when(j - start >= num_stages)
+                def _():
+                    plgpu.barrier_wait(shared.consumed.at[stage])
+
+                plgpu.copy_gmem_to_smem(
+                    pages_ref.at[page], shared.pages.at[stage], shared.arrived.at[stage]
+                )
+
+        for reader in range(_READERS):
+            pl.when(warpgroup == reader)(functools.partial(read, reader))
+        pl.when(warpgroup == _READERS)(fetch)
+
+    tiles = hopper.operand_layout(dtype)
+    scratch = _Shared(
+        q=plgpu.SMEM((1, ROWS, H), dtype, transforms=tiles),
+        bounds=plgpu.SMEM((len(bounds_ZU), ROWS), jnp.int32),
+        pages=plgpu.SMEM((num_stages, page_tokens, H), dtype, transforms=tiles),
+        stats=plgpu.SMEM((2, ROWS), jnp.float32),
+        q_arrived=plgpu.Barrier(),
+        bounds_arrived=plgpu.Barrier(),
+        arrived=plgpu.Barrier(num_barriers=num_stages),
+        consumed=plgpu.Barrier(num_arrivals=_READERS, num_barriers=num_stages),
+    )
+    values = jax.ShapeDtypeStruct((Z, K, X, ROWS, value_width), dtype if is_whole else jnp.float32)
+    stats = jax.ShapeDtypeStruct((Z, K, X, 2, ROWS), jnp.float32)
+    values_ZKXUC, *stats_ZKX2U = plgpu.kernel(
+        kernel,
+        out_type=(values,) if is_whole else (values, stats),
+        scratch_types=scratch._asdict(),
+        grid=(Z, X, K),  # the last is the one whose neighbours run at the same time
+        grid_names=("row", "split", "tile"),
+        num_threads=_READERS + 1,
+        thread_name="warpgroup",
+        kernel_name="paged_latent_attention",
+        # The approximate tanh is off by up to 2^-11, which a soft cap would multiply.
+        compiler_params=plgpu.CompilerParams(
+            approx_math=score_cap is None,
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,  # jax 0.10's default is another
+        ),
+        interpret=interpret,
+    )(q_ZKUH, pages, table_ZP, jnp.stack(bounds_ZU, axis=1), start_ZX, stop_ZX)
+    return values_ZKXUC, stats_ZKX2U[0] if stats_ZKX2U else None

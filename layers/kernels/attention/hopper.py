@@ -1,0 +1,103 @@
+"""What the kernels for Hopper GPUs share: a tile of 64 query rows, its two products on the tensor
+core (wgmma) and the online softmax between them (Milakov & Gimelshein 2018, arXiv 1805.02867).
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from layers.kernels.attention.mask import MaskBounds, visible
+from layers.linear import soft_cap
+
+ROWS = 64  # of a wgmma tile
+SHARED_BYTES = 227 << 10  # of one block (CUDA C++ programming guide, compute capability 9.0)
+LOG2_E = math.log2(math.e)
+_MASKED = -1e30
+
+
+class Sums(NamedTuple):
+    """A softmax over the keys so far: f32[U] each, and the weighted values f32[U, H]."""
+
+    maximum_U: jax.Array  # base 2
+    mass_U: jax.Array
+    values_UH: jax.Array
+
+
+def no_sums(width: int) -> Sums:
+    """Before the first key, of values of a width."""
+    return Sums(
+        jnp.full((ROWS,), _MASKED, jnp.float32),
+        jnp.zeros((ROWS,), jnp.float32),
+        jnp.zeros((ROWS, width), jnp.float32),
+    )
+
+
+def operand_layout(dtype: Any) -> tuple[Any, ...]:
+    """Tiles of 8 rows x 128 bytes, whose 16-byte parts are swizzled: how wgmma reads its operands
+    in shared memory.
+    """
+    return plgpu.TilingTransform((8, 128 // dtype.itemsize)), plgpu.SwizzleTransform(128)
+
+
+def weigh(
+    sums: Sums, scores_US: jax.Array, kv_position: jax.Array, bounds: MaskBounds,
+    score_cap: float | None,
+) -> tuple[Sums, jax.Array]:  # fmt: skip
+    """Weights of keys that begin at a KV position, and the sums as they are to be added to: f32[U,
+    S] of scores. `bounds` are i32[U] each.
+    """
+    shape = scores_US.shape
+    scores_US = scores_US if score_cap is None else soft_cap(scores_US, score_cap)
+    kv_position_US = kv_position + lax.broadcasted_iota(jnp.int32, shape, 1)
+    bounds_US = jax.tree.map(lambda x_U: lax.broadcast_in_dim(x_U, shape, (0,)), bounds)
+    scores_US = jnp.where(visible(kv_position_US, *bounds_US), scores_US * LOG2_E, _MASKED)
+    maximum_U = jnp.maximum(sums.maximum_U, scores_US.max(1))
+    decay_U = jnp.exp2(sums.maximum_U - maximum_U)
+    weights_US = jnp.exp2(scores_US - lax.broadcast_in_dim(maximum_U, shape, (0,)))
+    mass_U = sums.mass_U * decay_U + weights_US.sum(1)
+    values_UH = sums.values_UH * lax.broadcast_in_dim(decay_U, sums.values_UH.shape, (0,))
+    return Sums(maximum_U, mass_U, values_UH), weights_US
+
+
+def quotient(sums: Sums) -> jax.Array:
+    """Values over their mass; of nothing 0."""
+    mass_U = jnp.where(sums.mass_U == 0, 1, sums.mass_U)
+    return sums.values_UH / lax.broadcast_in_dim(mass_U, sums.values_UH.shape, (0,))
+
+
+def scores(q_smem: Any, keys_smem: Any, interpret: Any) -> jax.Array:
+    """Products of queries [U, H] with keys [S, H]: float32 [U, S]."""
+    if interpret:
+        return _dot(q_smem[...], keys_smem[...], 1)
+    shape = (q_smem.shape[0], keys_smem.shape[0])
+
+    def product(sum_ref: Any) -> jax.Array:
+        plgpu.wgmma(sum_ref, q_smem, keys_smem.transpose((1, 0)))
+        return sum_ref[...]
+
+    return pl.run_scoped(product, plgpu.ACC(shape, jnp.float32))
+
+
+def add_values(sums: Sums, weights_US: jax.Array, values_smem: Any, interpret: Any) -> Sums:
+    """The sums with what weights [U, S] make of values [S, H]."""
+    weights_US = weights_US.astype(values_smem.dtype)
+    if interpret:
+        values_UH = sums.values_UH + _dot(weights_US, values_smem[...], 0)
+        plgpu.commit_smem()  # later copies wait for plain reads; those of wgmma are in their order
+        return sums._replace(values_UH=values_UH)
+
+    def product(sum_ref: Any) -> None:
+        plgpu.wgmma(sum_ref, weights_US, values_smem)
+
+    return sums._replace(values_UH=pl.run_state(product)(plgpu.ACC.init(sums.values_UH)))
+
+
+def _dot(x: jax.Array, y: jax.Array, contract: int) -> jax.Array:
+    """The tensor core's product, in interpret mode: contracts axis 1 of x, `contract` of y."""
+    dims = (((1,), (contract,)), ((), ()))
+    return lax.dot_general(x, y, dims, preferred_element_type=jnp.float32)

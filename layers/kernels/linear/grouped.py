@@ -1,0 +1,59 @@
+"""Products of sorted rows with a stack of matrices on accelerators, by JAX's own kernels: a matrix
+is read for each tile of rows that meets it, and not at all where no row does.
+
+`jax.lax.ragged_dot` is no help where it is not such a kernel: XLA multiplies every row with every
+matrix on GPUs, and copies the whole stack to turn it on TPUs.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from layers.kernels.device import target_device
+
+_TPU_TILE = 128, 512, 512  # rows, depth, features
+_GPU_ROWS, _GPU_FEATURES, _GPU_DEPTH, _GPU_STEPS = 64, 128, 64, 4
+
+
+def grouped_product(
+    x_XD: jax.Array, w_EFD: jax.Array, sizes_E: jax.Array, interpret: bool = False
+) -> jax.Array:
+    """x w[e]^T of rows that are sorted by their matrix e: float32 [X, F], 0 behind the last group.
+
+    Args:
+        x_XD: of w's type.
+        w_EFD: the stack.
+        sizes_E: i32[E], rows of each matrix.
+        interpret: run a TPU's kernel without one.
+    """
+    X = len(x_XD)
+    if interpret or target_device().platform == "tpu":
+        found_XF = _on_tpu(x_XD, w_EFD, sizes_E, interpret)
+    else:
+        found_XF = _on_gpu(x_XD, w_EFD, sizes_E)
+    is_row_X1 = (jnp.arange(X) < sizes_E.sum())[:, None]
+    return jnp.where(is_row_X1, found_XF[:X], 0)
+
+
+def _on_tpu(x_XD: jax.Array, w_EFD: jax.Array, sizes_E: jax.Array, interpret: bool) -> jax.Array:
+    """Megablox (Gale et al. 2022, arXiv 2211.15841), whose rows are whole tiles."""
+    from jax.experimental.pallas.ops.tpu.megablox import gmm  # slow to load
+
+    X, (_, F, D) = len(x_XD), w_EFD.shape
+    rows = min(_TPU_TILE[0], -(-X // 16) * 16)
+    tiling = rows, min(_TPU_TILE[1], D), min(_TPU_TILE[2], F)
+    x_XD = jnp.pad(x_XD, ((0, -X % rows), (0, 0)))
+    found: jax.Array = gmm(
+        x_XD, w_EFD, sizes_E, jnp.float32, tiling, transpose_rhs=True, interpret=interpret
+    )
+    return found
+
+
+def _on_gpu(x_XD: jax.Array, w_EFD: jax.Array, sizes_E: jax.Array) -> jax.Array:
+    """Mosaic's, for Hopper; its sums leave in x's type."""
+    from jax.experimental.pallas.ops.gpu import ragged_dot_mgpu
+
+    found: jax.Array = ragged_dot_mgpu.ragged_dot(
+        x_XD, w_EFD, group_sizes=sizes_E, block_m=_GPU_ROWS, block_n=_GPU_FEATURES,
+        block_k=_GPU_DEPTH, max_concurrent_steps=_GPU_STEPS, grid_block_n=1, transpose_rhs=True,
+    )  # fmt: skip
+    return found.astype(jnp.float32)

@@ -1,0 +1,239 @@
+"""Mixtures of experts beside plain numpy: who visits whom, what comes back, and whose bits."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.kinds.attention import Attention
+from configs.kinds.experts import Experts, Router
+from configs.model import LayerSpec, ModelConfig
+from layers import params, stacks
+from layers.feed_forwards import experts, routing
+from layers.kernels.linear import grouped, packed
+from layers.ragged import Ragged, Rectangle
+from layers.registry import StepContext
+from tests.layers import native
+
+pytestmark = pytest.mark.quick_code
+
+T, D = 13, 24
+_ROUTERS = {
+    "softmax": Router(),
+    "as they are": Router(is_normalized=False, scale=3.0),
+    "bias": Router(has_bias=True),
+    "sigmoid": Router("sigmoid", has_offsets=True, scale=2.5),
+    "groups": Router(is_normalized=False, num_groups=3, top_groups=2),
+    "groups by two": Router("sigmoid", num_groups=3, top_groups=2, group_best=2, has_offsets=True),
+}
+
+
+def model(kind: Experts, dtype: str = "float32") -> ModelConfig:
+    layer = LayerSpec(Attention(4, 2, 6), kind)
+    return ModelConfig("m", "llama", 31, D, 1, 64, (layer,), dtype=dtype)
+
+
+def context(valid_T: np.ndarray, deterministic: bool = False) -> StepContext:
+    position_YW = jnp.arange(len(valid_T), dtype=jnp.int32)[None]
+    rectangle = Rectangle(jnp.zeros(1, jnp.int32), position_YW, jnp.asarray(valid_T)[None], ())
+    spec = Attention(4, 2, 6).cache(model(Experts(2, 1, 8)))
+    return StepContext(Ragged((rectangle,)), None, spec, 0, True, deterministic)
+
+
+def weights(kind: Experts, seed: int = 0) -> dict:
+    """Random, biases and offsets too."""
+    found = params.init(kind.parameters(model(kind)), seed)
+    rng = np.random.default_rng(seed)
+    for name in ("router_bias", "router_offsets"):
+        if name in found:
+            found[name] = jnp.asarray(rng.standard_normal(kind.num_experts) * 0.3, jnp.float32)
+    for name in ("gate_up_bias", "down_bias"):
+        if name in found["experts"]:
+            shape = found["experts"][name].shape
+            found["experts"][name] = jnp.asarray(rng.standard_normal(shape) * 0.3, jnp.float32)
+    return found
+
+
+def chosen(own: dict, kind: Experts, x_TD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Weights and ids of each token, in float64."""
+    router = kind.router
+    logits = x_TD @ np.asarray(own["router"], np.float64).T + np.asarray(own.get("router_bias", 0))
+    if router.scores == "sigmoid":
+        scores = 1 / (1 + np.exp(-logits))
+    else:
+        scores = np.exp(logits - logits.max(1, keepdims=True))
+        scores /= scores.sum(1, keepdims=True)
+    choice = scores + np.asarray(own.get("router_offsets", 0))
+    for row in choice:
+        groups = row.reshape(router.num_groups, -1)
+        best = np.sort(groups, axis=1)[:, -router.group_best :].sum(1)
+        for group in np.argsort(-best)[router.top_groups :]:
+            groups[group] = -np.inf
+    ids = np.argsort(-choice, axis=1, kind="stable")[:, : kind.top_k]
+    found = np.take_along_axis(scores, ids, axis=1)
+    if router.is_normalized:
+        found /= found.sum(1, keepdims=True)
+    return found * router.scale, ids
+
+
+def by_hand(own: dict, kind: Experts, x_TD: np.ndarray) -> np.ndarray:
+    """Each token through its experts, in float64."""
+
+    def through(gate_up, down, x, gate_up_bias=0, down_bias=0):
+        gate, up = np.split(gate_up @ x + gate_up_bias, 2)
+        if kind.limit is not None:
+            gate, up = np.minimum(gate, kind.limit), np.clip(up, -kind.limit, kind.limit)
+        sharpness = 1.702 if kind.activation == "quick_gelu" else 1.0
+        gate = gate / (1 + np.exp(-sharpness * gate))
+        return down @ (gate * (up + kind.up_offset)) + down_bias
+
+    own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), own)
+    (scale_TJ, ids_TJ), each = chosen(own, kind, x_TD), own["experts"]
+    out_TD = np.zeros((len(x_TD), D))
+    for t, x in enumerate(x_TD):
+        for scale, e in zip(scale_TJ[t], ids_TJ[t], strict=True):
+            biases = (
+                (each["gate_up_bias"][e].ravel(), each["down_bias"][e]) if kind.has_bias else ()
+            )
+            out_TD[t] += scale * through(each["gate_up"][e], each["down"][e], x, *biases)
+        if kind.shared_width:
+            gate = 1 / (1 + np.exp(-own["shared_gate"] @ x)) if kind.has_shared_gate else 1
+            out_TD[t] += gate * through(own["shared"]["gate_up"], own["shared"]["down"], x)
+    return out_TD
+
+
+def tokens(seed: int = 1, count: int = T) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((count, D)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", _ROUTERS)
+def test_a_router_chooses_and_weighs(name):
+    kind = Experts(9, 4, 8, _ROUTERS[name])
+    own, x_TD = weights(kind), tokens()
+    scale_TJ, ids_TJ = routing.route(own, kind.router, kind.top_k, jnp.asarray(x_TD))
+    expected, expected_ids = chosen(own, kind, x_TD.astype(np.float64))
+    np.testing.assert_array_equal(np.sort(ids_TJ), np.sort(expected_ids))
+    np.testing.assert_allclose(np.sort(scale_TJ), np.sort(expected), rtol=2e-6)
+
+
+_KINDS = {
+    "one of five": Experts(5, 1, 10),
+    "three of five": Experts(5, 3, 10),
+    "all": Experts(3, 3, 10),
+    "shared": Experts(5, 2, 10, shared_width=14, has_shared_gate=True),
+    "biases and a limit": Experts(
+        5, 2, 10, Router(has_bias=True), activation="quick_gelu", has_bias=True, limit=0.5,
+        up_offset=1.0,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _KINDS)
+def test_a_mixture_is_the_sum_of_its_experts(name):
+    kind = _KINDS[name]
+    own, x_TD = weights(kind), tokens()
+    out_TD, visits_E = experts.apply(
+        own, model(kind), kind, jnp.asarray(x_TD), context(np.ones(T, bool))
+    )
+    np.testing.assert_allclose(out_TD, by_hand(own, kind, x_TD.astype(np.float64)), atol=2e-5)
+    ids_TJ = chosen(own, kind, x_TD.astype(np.float64))[1]
+    np.testing.assert_array_equal(visits_E, np.bincount(ids_TJ.ravel(), minlength=kind.num_experts))
+
+
+def test_all_tokens_may_visit_one_expert_and_none_another():
+    kind = Experts(4, 1, 10)
+    own = weights(kind)
+    own["router"] = jnp.zeros((4, D)).at[2].set(1.0)
+    x_TD = np.abs(tokens())
+    out_TD, visits_E = experts.apply(
+        own, model(kind), kind, jnp.asarray(x_TD), context(np.ones(T, bool))
+    )
+    assert visits_E.tolist() == [0, 0, T, 0]
+    np.testing.assert_allclose(out_TD, by_hand(own, kind, x_TD.astype(np.float64)), atol=2e-5)
+
+
+def test_padding_visits_nobody():
+    """Not even where it is not finite: no expert's sum sees it."""
+    kind = Experts(5, 2, 10)
+    own, x_TD, valid_T = weights(kind), tokens(), np.arange(T) % 3 > 0
+    x_TD[~valid_T] = np.nan
+    out_TD, visits_E = experts.apply(own, model(kind), kind, jnp.asarray(x_TD), context(valid_T))
+    assert visits_E.sum() == 2 * valid_T.sum()
+    expected = by_hand(own, kind, x_TD[valid_T].astype(np.float64))
+    np.testing.assert_allclose(np.asarray(out_TD)[valid_T], expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bits_do_not_depend_on_neighbours(dtype):
+    """Nor on how many there are, or where each stands."""
+    kind = Experts(6, 2, 10)
+    own = jax.tree.map(lambda leaf: leaf.astype(dtype), weights(kind)["experts"])
+    own = weights(kind) | {"experts": own}
+    x_TD = tokens(count=64)
+    order = np.random.default_rng(0).permutation(64)[:21]
+
+    def run(x_TD):
+        valid = context(np.ones(len(x_TD), bool), deterministic=True)
+        return np.asarray(experts.apply(own, model(kind, dtype), kind, jnp.asarray(x_TD), valid)[0])
+
+    np.testing.assert_array_equal(run(x_TD)[order], run(x_TD[order]))
+
+
+@pytest.mark.parametrize("rows, groups", [(1, 8), (7, 3), (200, 5), (64, 64)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_in_groups_meet_their_matrices(rows, groups, dtype):
+    rng = np.random.default_rng(rows)
+    w_EFD = jnp.asarray(rng.standard_normal((groups, 10, D)), dtype)
+    x_XD = jnp.asarray(rng.standard_normal((rows, D)), dtype)
+    sizes_E = np.bincount(rng.integers(0, groups, rows - rows // 4), minlength=groups)
+    group_X = np.repeat(np.arange(groups), sizes_E)
+    expected = np.zeros((rows, 10))
+    for row, e in enumerate(group_X):
+        expected[row] = np.asarray(w_EFD[e], np.float64) @ np.asarray(x_XD[row], np.float64)
+    sizes_E = jnp.asarray(sizes_E, jnp.int32)
+    found = stacks.grouped_linear(x_XD, w_EFD, sizes_E, deterministic=False)
+    np.testing.assert_allclose(found, expected, atol=1e-5 if dtype == "float32" else 2e-2)
+    assert not np.asarray(found)[len(group_X) :].any()
+
+
+@pytest.mark.parametrize("rows, groups", [(5, 8), (200, 5)])
+def test_a_tpus_kernel_gives_the_same(rows, groups):
+    """Interpreted; groups without rows among them, and rows behind the last group."""
+    rng = np.random.default_rng(rows)
+    w_EFD = jnp.asarray(rng.standard_normal((groups, 256, 128)), jnp.float32)
+    x_XD = jnp.asarray(rng.standard_normal((rows, 128)), jnp.float32)
+    sizes_E = np.bincount(rng.integers(0, groups, rows - rows // 4), minlength=groups)
+    sizes_E = jnp.asarray(sizes_E, jnp.int32)
+    expected = stacks.grouped_linear(x_XD, w_EFD, sizes_E, deterministic=False)
+    found = grouped.grouped_product(x_XD, w_EFD, sizes_E, interpret=True)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_packed_experts_give_what_plain_ones_give():
+    native.need()
+    kind = _KINDS["biases and a limit"]
+    own, x_TD = weights(kind), jnp.asarray(tokens())
+    matrices = {name: packed.pack(own["experts"][name]) for name in ("gate_up", "down")}
+    packed_own = own | {"experts": own["experts"] | matrices}
+    valid = context(np.ones(T, bool))
+    expected, _ = experts.apply(own, model(kind), kind, x_TD, valid)
+    found, _ = experts.apply(packed_own, model(kind), kind, x_TD, valid)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_gradients_reach_router_and_experts():
+    kind = dataclasses.replace(_KINDS["shared"], top_k=2)
+    own, x_TD = weights(kind), jnp.asarray(tokens())
+
+    def loss(own):
+        valid = context(np.ones(T, bool))
+        return (experts.apply(own, model(kind), kind, x_TD, valid)[0] ** 2).sum()
+
+    gradients = jax.grad(loss)(own)
+    assert all(np.isfinite(leaf).all() and leaf.any() for leaf in jax.tree.leaves(gradients))
+    step = jax.tree.map(lambda leaf: 1e-3 * leaf, gradients)
+    slope = sum(float((g * g).sum()) for g in jax.tree.leaves(gradients)) * 1e-3
+    moved = loss(jax.tree.map(jnp.subtract, own, step)) - loss(jax.tree.map(jnp.add, own, step))
+    assert abs(float(moved) / (-2 * slope) - 1) < 0.2
