@@ -15,7 +15,10 @@ sys.path[:0] = [str(DOCS.parent)]
 
 from configs import presets  # noqa: E402
 from configs.kinds.attention import Attention  # noqa: E402
-from configs.kinds.feed_forward import Plain  # noqa: E402
+from configs.kinds.experts import Experts  # noqa: E402
+from configs.kinds.feed_forward import Gated, Plain  # noqa: E402
+from configs.kinds.kind import Mixer  # noqa: E402
+from configs.kinds.latent import Latent  # noqa: E402
 from configs.kinds.rope import Rope  # noqa: E402
 from configs.model import ModelConfig  # noqa: E402
 from inference.checkpoints import opened  # noqa: E402
@@ -30,10 +33,12 @@ Written by `python docs/make_families.py` from the tiny checkpoints in `tests/go
 was written by transformers, with the logits that it computes in float32 from the stored weights.
 Ours differ by at most 1e-4 at every position of both prompts: without a cache, packed into one
 step, and in chunks through pages; those with greedy prompts also token by token, and they continue
-them with the same tokens (`tests/inference/test_parity_tiny.py`). A `.gguf` file of each family
-gives the parameters it was made from, and the logits of its conversion to the last bit, under the
-names of the `gguf` library (`test_gguf.py`, `test_gguf_types.py` and `test_families.py` in
-`tests/inference/checkpoints/`); llama.cpp calls Mistral a llama, and keeps no window of it.
+them with the same tokens (`tests/inference/test_parity_tiny.py`). Each is exported as transformers
+reads it (`test_convert.py`). A `.gguf` file of each family gives the parameters it was made from,
+and the logits of its conversion to the last bit, under the names of the `gguf` library
+(`test_gguf.py`, `test_gguf_mixtures.py`, `test_gguf_types.py` and `test_families.py` in
+`tests/inference/checkpoints/`); llama.cpp calls Mistral and Mixtral a llama, and keeps no window of
+them, OLMo 3 an olmo2, and both DeepSeeks a deepseek2.
 [Adding a family](add_a_model.md).
 """
 _GGUF = """\
@@ -41,12 +46,20 @@ Tokenizers of `.gguf` files are rebuilt from their metadata: SentencePiece (`lla
 BPE (`gpt2`) with one of these pre-tokenizers:
 {}.
 All but llama.cpp's `default` cut text as the published `tokenizer.json` does
-(`tests/inference/checkpoints/test_pretokenizers.py`); another is refused by name.
+(`tests/inference/checkpoints/test_pretokenizers.py`); another is refused by name, those of
+DeepSeek-V2 and V3 and of GLM among them.
 """
 _REAL = """\
 The real SmolLM2 135M and Gemma 3 270M are compared with transformers too: greedy text up to near
 ties, perplexity within 0.5 % (`tests/inference/test_parity_real.py`). Of the other presets only
-configuration and number of parameters are checked, no real weights.
+configuration and number of parameters are checked, no real weights. Those of `deepseek-v3` are
+published in FP8 and those of gpt-oss in MXFP4, which is refused in safetensors; a directory in
+bfloat16 is read, and so is MXFP4 in a `.gguf` file. Layers that predict a second token
+(DeepSeek-V3, GLM) are left out.
+
+What names one of these architectures needs nothing more, and is not tested: Mixtral 8x22B,
+Qwen2-57B-A14B, Qwen3-235B-A22B, GLM-4.6 and OLMo 3 32B are larger sizes, DeepSeek-R1 is a
+DeepSeek-V3.
 """
 
 
@@ -64,7 +77,17 @@ def page() -> str:
             if preset.config.family == family.name
         ]
         lines.append(_row(family.name, architecture, ", ".join(parts), ", ".join(sizes)))
-    header = ("checkpoint", "heads", "layers", "head", "stored", "keys of", "prompts", "greedy")
+    header = (
+        "checkpoint",
+        "heads",
+        "experts",
+        "layers",
+        "head",
+        "stored",
+        "keys of",
+        "prompts",
+        "greedy",
+    )
     lines += ["", _GGUF.format(", ".join(f"`{name}`" for name in SPLITS)), _REAL, *_table(header)]
     lines += [_checkpoint(name, found[name], config) for name, config in configs.items()]
     return "\n".join(lines) + "\n"
@@ -73,11 +96,15 @@ def page() -> str:
 def _parts(config: ModelConfig) -> list[str]:
     """What a model has that the first Llama has not."""
     layers = config.layers
-    attention, ffn = config.mixers(Attention)[0], layers[0].ffn
+    mixer, ffn = layers[0].mixer, layers[-1].ffn
+    attention = mixer if isinstance(mixer, Attention) else Attention(1, 1, 2)
     ropes = [layer.mixer.rope for layer in layers]
-    windows = [layer.mixer.window is not None for layer in layers]
-    biases = (*attention.biases, *(("ffn",) if ffn.has_bias else ()))
+    windows = [getattr(layer.mixer, "window", None) is not None for layer in layers]
+    has_ffn_bias = not isinstance(ffn, Experts) and ffn.has_bias
+    biases = (*attention.biases, *(("ffn",) if has_ffn_bias else ()))
     parts = [
+        *_latent(mixer),
+        *_experts(config),
         ("layer norm" if config.norm == "layer" else ""),
         ("" if config.pre_norms else "norms after only"),
         ("norms before and after" if config.pre_norms and config.post_norms else ""),
@@ -93,6 +120,7 @@ def _parts(config: ModelConfig) -> list[str]:
         ("windows in all layers" if all(windows) else ""),
         ("layers without RoPE" if None in ropes and any(ropes) else ""),
         ("soft cap of scores" if attention.score_cap else ""),
+        ("sinks" if attention.has_sinks else ""),
         ("soft cap of logits" if config.logit_cap else ""),
         ("scaled embedding" if config.embedding_scale != 1 else ""),
     ]
@@ -103,8 +131,47 @@ def _parts(config: ModelConfig) -> list[str]:
     return [part for part in parts if part]
 
 
+def _latent(mixer: Mixer) -> list[str]:
+    if not isinstance(mixer, Latent):
+        return []
+    return [
+        "latent attention",
+        ("latent queries" if mixer.query_rank else ""),
+        ("rotary pairs side by side" if mixer.rope.neighbours else ""),
+        ("scores scaled for the context" if mixer.scale else ""),
+    ]
+
+
+def _experts(config: ModelConfig) -> list[str]:
+    ffns = [layer.ffn for layer in config.layers]
+    found = next((ffn for ffn in ffns if isinstance(ffn, Experts)), None)
+    if found is None:
+        return []
+    router = found.router
+    return [
+        "experts",
+        ("dense layers beside them" if any(isinstance(ffn, Gated) for ffn in ffns) else ""),
+        ("a shared expert" if found.shared_width else ""),
+        ("a gate of the shared expert" if found.has_shared_gate else ""),
+        ("weights not normalized" if not router.is_normalized else ""),
+        ("sigmoid scores" if router.scores == "sigmoid" else ""),
+        ("offsets in the choice" if router.has_offsets else ""),
+        ("groups of experts" if router.num_groups > 1 else ""),
+        ("bias of the router" if router.has_bias else ""),
+        ("biases of experts" if found.has_bias else ""),
+        ("limited hidden values" if found.limit else ""),
+    ]
+
+
+def _heads(mixer: Mixer) -> str:
+    if isinstance(mixer, Latent):
+        return f"{mixer.num_heads} of {mixer.nope_width} + {mixer.rope_width}"
+    assert isinstance(mixer, Attention)
+    return f"{mixer.num_heads}/{mixer.num_kv_heads} of {mixer.head_width}"
+
+
 def _checkpoint(name: str, directory: Path, config: ModelConfig) -> str:
-    (heads, *_) = config.mixers(Attention)
+    visited = next((layer.ffn for layer in config.layers if isinstance(layer.ffn, Experts)), None)
     raw = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     with np.load(directory / "expected.npz") as arrays:
         prompts = [str(len(arrays[f"tokens_{i}"])) for i in (0, 1)]
@@ -112,7 +179,8 @@ def _checkpoint(name: str, directory: Path, config: ModelConfig) -> str:
         greedy = len(arrays["greedy_prompts"]) if "greedy_prompts" in arrays.files else greedy
     return _row(
         f"`{name}`",
-        f"{heads.num_heads}/{heads.num_kv_heads} of {heads.head_width}",
+        _heads(config.layers[0].mixer),
+        f"{visited.top_k}/{visited.num_experts}" if visited else "",
         str(config.num_layers),
         "tied" if config.tied else "own",
         str(raw.get("dtype", raw.get("torch_dtype"))),

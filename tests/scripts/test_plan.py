@@ -250,7 +250,8 @@ _REFUSED = {
         ["--model=smollm2-135m", "--mesh=model=2"], "mesh model=2 gives chips unequal parts of"
     ),
     "an undivided kind": (
-        ["--model=deepseek-v2", "--mesh=model=2"], "latent layers are not divided over chips yet"
+        ["--model=mamba2-2.7b", "--mesh=model=2"],
+        "recurrent layers are not divided over chips yet",
     ),
     "model": (["--model=llama9"], "no model 'llama9'; valid: smollm2-135m"),
     "empty model": (["--model="], "no model ''"),

@@ -114,43 +114,40 @@ def _with_heads(config: ModelConfig) -> dict[str, Any]:
     return export_fields.sizes(config, own.rope or Rope()) | export_fields.heads(own)
 
 
-def _dense(config: ModelConfig) -> tuple[list[int], dict[str, int]]:
-    """Layers without a mixture, and their width, where there are any."""
-    own = {n: layer.ffn for n, layer in enumerate(config.layers) if isinstance(layer.ffn, Gated)}
-    return list(own), {"intermediate_size": own[min(own)].width} if own else {}
+def _dense(config: ModelConfig) -> dict[int, Gated]:
+    """Layers without a mixture."""
+    return {n: layer.ffn for n, layer in enumerate(config.layers) if isinstance(layer.ffn, Gated)}
 
 
 def _qwen(config: ModelConfig) -> dict[str, Any]:
-    experts, (dense, width) = _experts(config), _dense(config)
+    experts, dense = _experts(config), _dense(config)
+    width = {"intermediate_size": dense[min(dense)].width} if dense else {}
     return _with_heads(config) | width | {
         "moe_intermediate_size": experts.width,
         "num_experts": experts.num_experts,
         "num_experts_per_tok": experts.top_k,
         "norm_topk_prob": experts.router.is_normalized,
         "decoder_sparse_step": 1,
-        "mlp_only_layers": dense,
+        "mlp_only_layers": list(dense),
     }  # fmt: skip
 
 
 def _routed(config: ModelConfig) -> dict[str, Any]:
     """The mixture as DeepSeek's relatives write it, whose shared experts are as wide as others."""
-    experts, (dense, width) = _experts(config), _dense(config)
+    experts, dense = _experts(config), _dense(config)
     router = experts.router
-    return (
-        {"intermediate_size": experts.width}
-        | width
-        | {
-            "moe_intermediate_size": experts.width,
-            "n_routed_experts": experts.num_experts,
-            "n_shared_experts": experts.shared_width // experts.width,
-            "num_experts_per_tok": experts.top_k,
-            "n_group": router.num_groups,
-            "topk_group": router.top_groups,
-            "norm_topk_prob": router.is_normalized,
-            "routed_scaling_factor": router.scale,
-            "first_k_dense_replace": len(dense),
-        }
-    )
+    return {
+        "intermediate_size": dense[min(dense)].width if dense else experts.width,
+        "moe_intermediate_size": experts.width,
+        "n_routed_experts": experts.num_experts,
+        "n_shared_experts": experts.shared_width // experts.width,
+        "num_experts_per_tok": experts.top_k,
+        "n_group": router.num_groups,
+        "topk_group": router.top_groups,
+        "norm_topk_prob": router.is_normalized,
+        "routed_scaling_factor": router.scale,
+        "first_k_dense_replace": len(dense),
+    }
 
 
 def _latent(config: ModelConfig) -> dict[str, Any]:
