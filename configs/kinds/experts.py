@@ -9,7 +9,7 @@ from typing import Any
 from configs.errors import InputError
 from configs.kinds import operations
 from configs.kinds.feed_forward import ACTIVATIONS, up_and_down
-from configs.kinds.kind import FeedForward, check_choice, check_sizes, equal_shares
+from configs.kinds.kind import MOST_MATRICES, FeedForward, check_choice, check_sizes, equal_shares
 from configs.kinds.operations import Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 
@@ -109,7 +109,8 @@ class Experts(FeedForward, name="experts"):
     held: int | None = None
 
     def __post_init__(self) -> None:
-        check_sizes(self, "num_experts", "top_k", "width")
+        check_sizes(self, "num_experts", most=MOST_MATRICES)
+        check_sizes(self, "top_k", "width")
         if self.shared_width:
             check_sizes(self, "shared_width")
         check_choice(self, "activation", (*ACTIVATIONS, "quick_gelu"))

@@ -15,6 +15,7 @@ from configs.kinds.rope import Rope
 
 # What a width or a number of heads may be, whoever names it: a checkpoint's reader asks no more.
 MOST_WIDTH = 1 << 24
+MOST_MATRICES = 1 << 12  # of a stack: each has a name of its own in some checkpoints
 
 
 class Kind:
@@ -166,16 +167,16 @@ def _written(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def check_sizes(kind: Any, *names: str) -> None:
-    """Refuses fields below 1 or above `MOST_WIDTH`; None is no size.
+def check_sizes(kind: Any, *names: str, most: int = MOST_WIDTH) -> None:
+    """Refuses fields below 1 or above `most`; None is no size.
 
     Raises:
         InputError: with the kind and the field.
     """
     for field in names:
         size = getattr(kind, field)
-        if size is not None and not 1 <= size <= MOST_WIDTH:
-            limit = "at least 1" if size < 1 else f"at most {MOST_WIDTH}"
+        if size is not None and not 1 <= size <= most:
+            limit = "at least 1" if size < 1 else f"at most {most}"
             raise InputError(f"{kind.name} {field} is {limit}, not {shown(size)}")
 
 

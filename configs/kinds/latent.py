@@ -6,7 +6,7 @@ from typing import Any
 from configs.cache import CacheSpec, latent
 from configs.errors import InputError
 from configs.kinds import operations, params
-from configs.kinds.kind import Mixer, check_sizes, equal_shares
+from configs.kinds.kind import MOST_MATRICES, Mixer, check_sizes, equal_shares
 from configs.kinds.operations import Amount, Move, Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 from configs.kinds.rope import Rope
@@ -77,9 +77,8 @@ class Latent(Mixer, name="latent"):
     indexer: Indexer | None = None
 
     def __post_init__(self) -> None:
-        check_sizes(
-            self, "num_heads", "rank", "rope_width", "nope_width", "value_width", "query_rank"
-        )
+        check_sizes(self, "num_heads", most=MOST_MATRICES)
+        check_sizes(self, "rank", "rope_width", "nope_width", "value_width", "query_rank")
         self.rope.rotating(self.rope_width)
 
     def parameters(self, model: Widths) -> Declared:

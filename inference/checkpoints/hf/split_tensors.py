@@ -3,7 +3,7 @@ each head (DeepSeek's way out of latent vectors) or of each expert (gpt-oss). An
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -55,75 +55,91 @@ def split(source: TensorSource, config: ModelConfig) -> TensorSource:
     Raises:
         InputError: such a tensor has another shape.
     """
-    parts = parts_of(config)
-    for part in parts.values():
-        shape = source.shapes.get(part.tensor, part.stored)
-        if shape != part.stored:
+    parts: dict[str, Part] = {}
+    for tensor, stored, own in _wholes(config):
+        shape = source.shapes.get(tensor)
+        if shape is not None and shape != stored:
             raise InputError(
-                f"{source.label}: {shown(part.tensor)} is {list(shape)}; "
-                f"expected {list(part.stored)}"
+                f"{source.label}: {shown(tensor)} is {list(shape)}; expected {list(stored)}"
             )
+        if shape is not None:
+            parts |= own()
+    if not parts:
+        return source
     whole = {part.tensor for part in parts.values()}
     shapes = {name: shape for name, shape in source.shapes.items() if name not in whole}
-    shapes |= {n: part.shape for n, part in parts.items() if part.tensor in source.shapes}
-    if len(shapes) == len(source.shapes):
-        return source
+    shapes |= {name: part.shape for name, part in parts.items()}
+    dtypes = {name: source.dtypes.get(part.tensor, source.dtype) for name, part in parts.items()}
 
     def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
         if name not in parts:
             return source.read(name, start, stop, columns)
         return parts[name].read(source)[start:stop, columns]
 
-    types = {
-        n: source.dtypes[part.tensor] for n, part in parts.items() if part.tensor in source.dtypes
-    }
-    return dataclasses.replace(source, shapes=shapes, read=read, dtypes={**source.dtypes, **types})
+    return dataclasses.replace(source, shapes=shapes, read=read, dtypes={**source.dtypes, **dtypes})
 
 
 def parts_of(config: ModelConfig) -> dict[str, Part]:
     """All parts, by the names that stand for them."""
-    return dict(_parts(config))
+    return {name: part for _, _, own in _wholes(config) for name, part in own().items()}
 
 
-def _parts(config: ModelConfig) -> Iterator[tuple[str, Part]]:
+# A tensor, its shape, and what makes its parts.
+_Whole = tuple[str, tuple[int, ...], Callable[[], dict[str, Part]]]
+
+
+def _wholes(config: ModelConfig) -> Iterator[_Whole]:
     for index, layer in enumerate(config.layers):
         prefix = f"{names.FAMILIES[config.family].layers}.{index}"
         if isinstance(layer.mixer, Latent):
-            yield from _of_heads(f"{prefix}.self_attn.kv_b_proj", layer.mixer)
+            yield _of_heads(f"{prefix}.self_attn.kv_b_proj", layer.mixer)
         if config.family == "gpt_oss" and isinstance(layer.ffn, Experts):
             yield from _of_experts(f"{prefix}.mlp.experts", layer.ffn, config.width)
 
 
-def _of_heads(name: str, kind: Latent) -> Iterator[tuple[str, Part]]:
+def _of_heads(name: str, kind: Latent) -> _Whole:
     """A head's rows: its keys' elements, then its values'."""
-    H, C, each = kind.nope_width, kind.rank, kind.nope_width + kind.value_width
-    stored = kind.num_heads * each, C
-    for head in range(kind.num_heads):
-        first, last = head * each, (head + 1) * each
-        keys, values = slice(first, first + H), slice(first + H, last)
-        yield f"{name}.{head}.key", Part(f"{name}.weight", stored, (C, H), keys, transposed=True)
-        shape = kind.value_width, C
-        yield f"{name}.{head}.value", Part(f"{name}.weight", stored, shape, values)
+    H, V, C = kind.nope_width, kind.value_width, kind.rank
+    tensor, stored = f"{name}.weight", (kind.num_heads * (H + V), C)
+
+    def parts() -> dict[str, Part]:
+        found = {}
+        for head in range(kind.num_heads):
+            first = head * (H + V)
+            keys, values = slice(first, first + H), slice(first + H, first + H + V)
+            found[f"{name}.{head}.key"] = Part(tensor, stored, (C, H), keys, transposed=True)
+            found[f"{name}.{head}.value"] = Part(tensor, stored, (V, C), values)
+        return found
+
+    return tensor, stored, parts
 
 
-def _of_experts(name: str, kind: Experts, width: int) -> Iterator[tuple[str, Part]]:
+def _of_experts(name: str, kind: Experts, width: int) -> Iterator[_Whole]:
     """Matrices [in, out], in which gates and what they meet alternate."""
     E, D, F = kind.num_experts, width, kind.width
-    for expert in range(E):
-        rows = slice(expert, expert + 1)
-        for first, half in enumerate(("gate", "up")):
-            yield (
-                f"{name}.gate_up_proj.{expert}.{half}",
-                Part(
-                    f"{name}.gate_up_proj", (E, D, 2 * F), (F, D), rows, slice(first, None, 2), True
-                ),
+    gate_up, down, bias = f"{name}.gate_up_proj", f"{name}.down_proj", f"{name}.gate_up_proj_bias"
+
+    def halves() -> dict[str, Part]:
+        return {
+            f"{gate_up}.{expert}.{half}": Part(
+                gate_up, (E, D, 2 * F), (F, D), slice(expert, expert + 1),
+                slice(first, None, 2), transposed=True,
             )
-        yield (
-            f"{name}.down_proj.{expert}",
-            Part(f"{name}.down_proj", (E, F, D), (D, F), rows, transposed=True),
-        )
-    order = np.arange(2 * F).reshape(F, 2).T.ravel()
-    yield (
-        f"{name}.gate_up_proj_bias.ordered",
-        Part(f"{name}.gate_up_proj_bias", (E, 2 * F), (2 * E, F), slice(0, E), order),
-    )
+            for expert in range(E) for first, half in enumerate(("gate", "up"))
+        }  # fmt: skip
+
+    def downs() -> dict[str, Part]:
+        return {
+            f"{down}.{expert}": Part(
+                down, (E, F, D), (D, F), slice(expert, expert + 1), transposed=True
+            )
+            for expert in range(E)
+        }
+
+    def ordered() -> dict[str, Part]:
+        order = np.arange(2 * F).reshape(F, 2).T.ravel()
+        return {f"{bias}.ordered": Part(bias, (E, 2 * F), (2 * E, F), slice(0, E), order)}
+
+    yield gate_up, (E, D, 2 * F), halves
+    yield down, (E, F, D), downs
+    yield bias, (E, 2 * F), ordered

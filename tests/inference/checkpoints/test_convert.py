@@ -163,6 +163,23 @@ def test_of_mixed_types_the_wider_is_kept(tmp_path):
         np.testing.assert_array_equal(back[name], tensor.astype(np.float32))
 
 
+def test_what_routes_keeps_what_would_be_lost(tmp_path):
+    """It is float32 here whatever the rest; as wide as that is stored only what has to be."""
+    source = Path(shutil.copytree(GOLDEN / "glm4_moe-gqa-norm-bias", tmp_path / "wide"))
+    tensors = stored(source)
+    wide = "model.layers.1.mlp.gate.e_score_correction_bias"
+    tensors[wide] = tensors[wide].astype(np.float32) + 1e-7
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    native = run(source, tmp_path / "native", "orbax")
+    assert_equal(stored(run(native, tmp_path / "back", "hf")), tensors)
+    for directory in (source, native):
+        formats = resolve.resolve(str(directory)).open(None).formats()
+        assert {f for path, own in formats.items() if "rout" not in path for f in own} == {
+            "bfloat16"
+        }
+        assert formats["layers/1/ffn/router_offsets"] == ("float32",)
+
+
 def test_float64_needs_a_decision(tmp_path):
     wide = retyped(tmp_path, lambda t: t.update({NORM: t[NORM].astype(np.float64)}))
     with pytest.raises(InputError, match="weights are float64, which is not kept; say what"):

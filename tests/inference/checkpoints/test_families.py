@@ -374,6 +374,19 @@ BAD = {
         "olmo2-1b", {"rope_scaling": {"type": "dynamic", "factor": 1e300}},
         "rope factor 1e\\+300 stretches the context too far",
     ),
+    "experts": (
+        "mixtral-8x7b", {"num_local_experts": 1 << 20},
+        "experts num_experts is at most 4096, not 1048576",
+    ),
+    "heads": ("deepseek-v2", {"num_attention_heads": 1 << 20}, "latent num_heads is at most 4096"),
+    "FP8": (
+        "deepseek-v3", {"quantization_config": {"quant_method": "fp8"}},
+        "quantization_config=.* is not supported",
+    ),
+    "clipped": ("olmoe-1b-7b", {"clip_qkv": 8.0}, "clip_qkv=8.0 is not supported"),
+    "layers": ("qwen3-30b-a3b", {"mlp_only_layers": "all"}, "mlp_only_layers lists numbers"),
+    "groups": ("glm-4.5-air", {"n_group": 3}, "num_groups=3 does not divide num_experts=128"),
+    "choice": ("deepseek-v2", {"topk_method": "noaux_tc"}, "topk_method='noaux_tc' is not"),
     "other rope": ("olmo2-1b", {"rope_scaling": {"type": "axial"}}, "valid: default, linear, dyn"),
 }  # fmt: skip
 
