@@ -24,7 +24,7 @@ from layers.mixers import attention as attend
 from layers.mixers import latent
 from layers.params import Params
 from layers.ragged import Ragged
-from layers.registry import Leaf, StepContext
+from layers.registry import Leaf, StepContext, Visits
 from sharding import collectives
 
 _LANES = 128  # of a TPU's tiles
@@ -43,13 +43,13 @@ class Passed(NamedTuple):
         hidden_TD: normalized hidden states, float32 [T, D].
         streams: the residual streams that were asked for, alike.
         cache: the updated cache.
-        visits_LE: i32, valid tokens that visited each expert of each mixture; None: there is none.
+        visits: of each mixture, [L, E]; None: there is none.
     """
 
     hidden_TD: jax.Array
     streams: tuple[jax.Array, ...]
     cache: Any
-    visits_LE: jax.Array | None
+    visits: Visits | None
 
 
 def param_infos(config: ModelConfig) -> Any:
@@ -132,26 +132,26 @@ def layers(
         owner = config.cache_specs[index].owner
         home = index if owner is None else owner
         with jax.named_scope(f"layer_{index}"):
-            x_TD, leaves[home], visits_E = _block(
+            x_TD, leaves[home], own_visits = _block(
                 weights, x_TD, leaves[home], ragged, angles[layer.mixer.rotation], config=config,
                 layer=layer, spec=config.cache_specs[home],
                 group=config.group_of_layer.get(home, 0), is_owner=owner is None,
                 deterministic=deterministic, attention=attention,
             )  # fmt: skip
         streams[index + 1] = x_TD
-        visits += [] if visits_E is None else [visits_E]
+        visits += [] if own_visits is None else [own_visits]
     return Passed(
         norm.apply(x_TD, params["final_norm"], config),
         tuple(streams[number] for number in features),
         None if cache is None else tuple(leaves),
-        _side_by_side(visits) if visits else None,
+        jax.tree.map(_side_by_side, *visits) if visits else None,
     )
 
 
-def _side_by_side(visits: list[jax.Array]) -> jax.Array:
-    """i32[L, E] of an i32[E] a mixture, zeros where one has fewer experts."""
-    most = max(len(visits_E) for visits_E in visits)
-    return jnp.stack([jnp.pad(visits_E, (0, most - len(visits_E))) for visits_E in visits])
+def _side_by_side(*each_E: jax.Array) -> jax.Array:
+    """[L, E] of an [E] a mixture, zeros where one has fewer experts."""
+    most = max(map(len, each_E))
+    return jnp.stack([jnp.pad(own_E, (0, most - len(own_E))) for own_E in each_E])
 
 
 @functools.partial(  # traced once for all layers of a kind: tracing is most of a warm start
@@ -180,10 +180,8 @@ def _block(
     is_owner: bool,
     deterministic: bool,
     attention: str,
-) -> tuple[jax.Array, Leaf, jax.Array | None]:
-    """One layer around the residual stream: mixer, then feed-forward. Also returns the tokens that
-    visited each expert, where it is a mixture.
-    """
+) -> tuple[jax.Array, Leaf, Visits | None]:
+    """One layer around the residual stream: mixer, then feed-forward, and its visits."""
     page_format = spec.page_format(config.cache_dtype)
     context = StepContext(
         ragged, angles, spec, group, is_owner, deterministic, attention, page_format
@@ -199,10 +197,10 @@ def _block(
     with jax.named_scope("ffn"):
         hidden_TD = norm.apply(x_TD, weights["ffn_norm"], config) if config.pre_norms else x_TD
         feed = registry.apply_feed_forward(layer.ffn)
-        out_TD, visits_E = feed(weights["ffn"], config, layer.ffn, hidden_TD, context)
+        out_TD, visits = feed(weights["ffn"], config, layer.ffn, hidden_TD, context)
     if config.post_norms:
         out_TD = norm.apply(out_TD, weights["ffn_post_norm"], config)
-    return x_TD + out_TD, leaf, visits_E
+    return x_TD + out_TD, leaf, visits
 
 
 def logits(params: Params, config: ModelConfig, hidden_QD: jax.Array) -> jax.Array:

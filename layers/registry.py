@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -47,10 +47,23 @@ class StepContext:
 ApplyMixer = Callable[
     [Params, ModelConfig, Any, jax.Array, Leaf, StepContext], tuple[jax.Array, Leaf]
 ]
-# (params, config, kind, x_TD, context) -> (float32 [T, D], tokens that visited each expert, i32[E]:
-# None of what is no mixture).
+
+
+class Visits(NamedTuple):
+    """Who visits whom, in one mixture [E] or in all of a model's [L, E].
+
+    Attributes:
+        num_tokens: i32, valid tokens that visited each expert.
+        share: float32, the mean over valid tokens of the router's scores of each, which sum to 1.
+    """
+
+    num_tokens: jax.Array
+    share: jax.Array
+
+
+# (params, config, kind, x_TD, context) -> (float32 [T, D], its visits: None of what is no mixture)
 ApplyFeedForward = Callable[
-    [Params, ModelConfig, Any, jax.Array, StepContext], tuple[jax.Array, jax.Array | None]
+    [Params, ModelConfig, Any, jax.Array, StepContext], tuple[jax.Array, Visits | None]
 ]
 
 _MIXERS: dict[type[Mixer], ApplyMixer] = {}

@@ -152,7 +152,7 @@ def step(
     tokens_T = jnp.pad(batch.tokens_T, (0, ragged.num_fillers))
     tokens_T = jnp.where(tokens_T < 0, slots.last_token[slot_T], tokens_T)
     num_own = config.chip_model.num_layers  # the others are a proposer's
-    hidden_TD, features, own_cache, visits_LE = decoder.layers(
+    hidden_TD, features, own_cache, visits = decoder.layers(
         params, config.chip_model, decoder.embedded(params, config.chip_model, tokens_T, ragged),
         ragged, cache[:num_own], features=proposer.features if proposer else (),
         deterministic=config.engine.deterministic, attention=attention,
@@ -191,9 +191,9 @@ def step(
         **_score(params, config, shape, batch, hidden_TD),
     )
     slots = _advance(slots, shape, batch, output, fed)
-    if visits_LE is not None and slots.expert_visits is not None:
-        visits_LE = visits_LE.astype(jnp.uint32) + slots.expert_visits
-        slots = dataclasses.replace(slots, expert_visits=visits_LE)
+    if visits is not None and slots.expert_visits is not None:
+        total_LE = slots.expert_visits + visits.num_tokens.astype(jnp.uint32)
+        slots = dataclasses.replace(slots, expert_visits=total_LE)
     if path_RW is not None:
         with jax.named_scope("keep"):
             path = AcceptedPath(ragged, path_RW)

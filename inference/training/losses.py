@@ -19,15 +19,18 @@ from inference.training.loop import Loss
 from layers import decoder, params, ragged
 from layers.linear import linear
 from layers.params import Params
+from layers.registry import Visits
 
 _BLOCK_ROWS = 2048  # whose logits are held at a time, 32 MiB of a vocabulary of 4,096
 _PASSES = 3  # of an EAGLE head
 _DECAY = 0.8  # of the weight of each later draft
+_BALANCE = 0.01  # of uneven visits beside the cross-entropy
 _REGRESSION = 10.0  # weight of the distance between states; it has some hundredths of their spread
 
 
 def next_token(config: ModelConfig) -> Loss:
-    """The mean cross-entropy, in nats, of each token given those before it in its window.
+    """The mean cross-entropy, in nats, of each token given those before it in its window; of
+    mixtures with `_BALANCE` times how unevenly their experts are visited (`unevenness`).
 
     Parameters are float32 masters; the decoder that serves computes with them in their declared
     formats. A batch is {"tokens": i32[Y, W + 1]}.
@@ -40,13 +43,24 @@ def next_token(config: ModelConfig) -> Loss:
         )
         inputs_YW, targets_YW = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
         rows = ragged.contiguous(*inputs_YW.shape)
-        hidden_TD, _ = decoder.forward(values, config, inputs_YW.reshape(-1), rows)
-        hidden_YWD = hidden_TD.reshape(*inputs_YW.shape, -1)
-        return cross_entropy(
+        x_TD = decoder.embedded(values, config, inputs_YW.reshape(-1), rows)
+        passed = decoder.layers(values, config, x_TD, rows)
+        hidden_YWD = passed.hidden_TD.reshape(*inputs_YW.shape, -1)
+        found = cross_entropy(
             functools.partial(decoder.logits, values, config), hidden_YWD, targets_YW
         )
+        return found if passed.visits is None else found + _BALANCE * unevenness(passed.visits)
 
     return loss
+
+
+def unevenness(visits: Visits) -> jax.Array:
+    """E times the sum over experts of the share of visits and the mean score of each, less 1: 0
+    where all are visited alike (Fedus et al. 2021, arXiv 2101.03961, equation 4). Without it a few
+    experts get most tokens, and so learn the most, and get more.
+    """
+    visited_LE = visits.num_tokens / visits.num_tokens.sum(1, keepdims=True)
+    return (visited_LE.shape[1] * (visited_LE * visits.share).sum(1) - 1).mean()
 
 
 def eagle(target: ModelConfig, own: heads.Eagle) -> Loss:

@@ -13,7 +13,7 @@ from configs.model import ModelConfig
 from layers.feed_forwards import dense, routing
 from layers.linear import linear
 from layers.params import Params
-from layers.registry import StepContext
+from layers.registry import StepContext, Visits
 from layers.stacks import group_of_rows, grouped_linear
 from sharding import collectives
 
@@ -28,17 +28,18 @@ class _Routed(NamedTuple):
 
 def apply(
     params: Params, config: ModelConfig, kind: Experts, x_TD: jax.Array, context: StepContext
-) -> tuple[jax.Array, jax.Array]:
-    """The sum of each token's experts, weighed, and of the shared one: float32 [T, D]; and how many
-    tokens visited each expert, i32[E].
+) -> tuple[jax.Array, Visits]:
+    """The sum of each token's experts, weighed, and of the shared one: float32 [T, D]; and who
+    visited whom.
 
     Chips that divide the experts compute theirs for the tokens of all of them, and each gets the
     sums for its own.
     """
     with jax.named_scope("router"):
-        weights_TJ, ids_TJ = routing.route(params, kind.router, kind.top_k, x_TD)
-        ids_TJ = jnp.where(context.ragged.valid_T[:, None], ids_TJ, kind.num_experts)
-        visits_E = _visits(ids_TJ, kind.num_experts)
+        weights_TJ, ids_TJ, scores_TE = routing.route(params, kind.router, kind.top_k, x_TD)
+        valid_T1 = context.ragged.valid_T[:, None]
+        ids_TJ = jnp.where(valid_T1, ids_TJ, kind.num_experts)
+        visits = Visits(_visits(ids_TJ, kind.num_experts), _mean_share(scores_TE, valid_T1))
     with jax.named_scope("experts"):
         every = _tokens_of_all(x_TD.astype(config.dtype), weights_TJ, ids_TJ)
         out_TD = _mixed(params["experts"], config, kind, every, context.deterministic)
@@ -49,7 +50,7 @@ def apply(
             if kind.has_shared_gate:
                 shared_TD *= jax.nn.sigmoid(linear(x_TD, params["shared_gate"]))
             out_TD += shared_TD
-    return collectives.total(out_TD), visits_E
+    return collectives.total(out_TD), visits
 
 
 def _tokens_of_all(x_TD: jax.Array, weights_TJ: jax.Array, ids_TJ: jax.Array) -> _Routed:
@@ -90,6 +91,11 @@ def _first_chips(bias_ED: jax.Array) -> jax.Array:
     """What is added once, though chips along `model` sum what they add."""
     bias_ED = bias_ED.astype(jnp.float32)
     return bias_ED if collectives.num_chips() == 1 else bias_ED * (collectives.chip() == 0)
+
+
+def _mean_share(scores_TE: jax.Array, valid_T1: jax.Array) -> jax.Array:
+    shares_TE = scores_TE / scores_TE.sum(1, keepdims=True)
+    return jnp.where(valid_T1, shares_TE, 0).sum(0) / jnp.maximum(valid_T1.sum(), 1)
 
 
 def _visits(ids_TJ: jax.Array, num_experts: int) -> jax.Array:

@@ -2,6 +2,8 @@
 type, since a near tie decides which weights are read.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -13,12 +15,16 @@ from layers.reduce import row_sum
 _LEAST_SUM = 1e-20  # of scores that all vanish
 
 
-def route(
-    params: Params, router: Router, top_k: int, x_TD: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Weights, float32 [T, J], and ids, i32 [T, J], of the J = `top_k` experts of each token, the
-    best first.
-    """
+class Routes(NamedTuple):
+    """The J experts of each token, the best first."""
+
+    weights_TJ: jax.Array  # float32
+    ids_TJ: jax.Array  # i32
+    scores_TE: jax.Array  # float32, of all experts
+
+
+def route(params: Params, router: Router, top_k: int, x_TD: jax.Array) -> Routes:
+    """Which `top_k` experts each token visits, and what each of them counts."""
     logits_TE = add_bias(linear(x_TD, params["router"]), params, "router_bias")
     scores_TE = jax.nn.sigmoid(logits_TE) if router.scores == "sigmoid" else _softmax(logits_TE)
     choice_TE = add_bias(scores_TE, params, "router_offsets")
@@ -28,7 +34,7 @@ def route(
     weights_TJ = jnp.take_along_axis(scores_TE, ids_TJ, axis=1)
     if router.is_normalized:
         weights_TJ /= row_sum(weights_TJ) + _LEAST_SUM
-    return weights_TJ * router.scale, ids_TJ
+    return Routes(weights_TJ * router.scale, ids_TJ, scores_TE)
 
 
 def _softmax(logits_TE: jax.Array) -> jax.Array:

@@ -112,7 +112,7 @@ def tokens(seed: int = 1, count: int = T) -> np.ndarray:
 def test_a_router_chooses_and_weighs(name):
     kind = Experts(9, 4, 8, _ROUTERS[name])
     own, x_TD = weights(kind), tokens()
-    scale_TJ, ids_TJ = routing.route(own, kind.router, kind.top_k, jnp.asarray(x_TD))
+    scale_TJ, ids_TJ, _ = routing.route(own, kind.router, kind.top_k, jnp.asarray(x_TD))
     expected, expected_ids = chosen(own, kind, x_TD.astype(np.float64))
     np.testing.assert_array_equal(np.sort(ids_TJ), np.sort(expected_ids))
     np.testing.assert_allclose(np.sort(scale_TJ), np.sort(expected), rtol=2e-6)
@@ -134,12 +134,14 @@ _KINDS = {
 def test_a_mixture_is_the_sum_of_its_experts(name):
     kind = _KINDS[name]
     own, x_TD = weights(kind), tokens()
-    out_TD, visits_E = experts.apply(
+    out_TD, visits = experts.apply(
         own, model(kind), kind, jnp.asarray(x_TD), context(np.ones(T, bool))
     )
     np.testing.assert_allclose(out_TD, by_hand(own, kind, x_TD.astype(np.float64)), atol=2e-5)
     ids_TJ = chosen(own, kind, x_TD.astype(np.float64))[1]
-    np.testing.assert_array_equal(visits_E, np.bincount(ids_TJ.ravel(), minlength=kind.num_experts))
+    np.testing.assert_array_equal(
+        visits.num_tokens, np.bincount(ids_TJ.ravel(), minlength=kind.num_experts)
+    )
 
 
 def test_all_tokens_may_visit_one_expert_and_none_another():
@@ -147,10 +149,10 @@ def test_all_tokens_may_visit_one_expert_and_none_another():
     own = weights(kind)
     own["router"] = jnp.zeros((4, D)).at[2].set(1.0)
     x_TD = np.abs(tokens())
-    out_TD, visits_E = experts.apply(
+    out_TD, visits = experts.apply(
         own, model(kind), kind, jnp.asarray(x_TD), context(np.ones(T, bool))
     )
-    assert visits_E.tolist() == [0, 0, T, 0]
+    assert visits.num_tokens.tolist() == [0, 0, T, 0]
     np.testing.assert_allclose(out_TD, by_hand(own, kind, x_TD.astype(np.float64)), atol=2e-5)
 
 
@@ -159,8 +161,8 @@ def test_padding_visits_nobody():
     kind = Experts(5, 2, 10)
     own, x_TD, valid_T = weights(kind), tokens(), np.arange(T) % 3 > 0
     x_TD[~valid_T] = np.nan
-    out_TD, visits_E = experts.apply(own, model(kind), kind, jnp.asarray(x_TD), context(valid_T))
-    assert visits_E.sum() == 2 * valid_T.sum()
+    out_TD, visits = experts.apply(own, model(kind), kind, jnp.asarray(x_TD), context(valid_T))
+    assert visits.num_tokens.sum() == 2 * valid_T.sum()
     expected = by_hand(own, kind, x_TD[valid_T].astype(np.float64))
     np.testing.assert_allclose(np.asarray(out_TD)[valid_T], expected, atol=2e-5)
 

@@ -1,6 +1,7 @@
 """The loss is the decoder's own, and has a gradient whatever computes it."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,9 @@ from configs.recipes.training import Recipe, TrainingConfig
 from inference.speculation import medusa
 from inference.training import losses, start
 from layers import decoder, ragged
+from layers import params as decoder_params
 from layers.kernels.cpu import library, rows
+from layers.registry import Visits
 from tests import compiling, fakes
 
 pytestmark = pytest.mark.quick_code
@@ -98,3 +101,30 @@ def test_gradients_beside_the_cpus_kernels():
         found = slopes(fakes.llama(), values, tokens)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_uneven_visits_cost_something():
+    """Nothing where all experts are visited alike, E - 1 where one has all; its slope turns tokens
+    away from what is visited most.
+    """
+    even = Visits(jnp.full((2, 4), 6), jnp.full((2, 4), 0.25))
+    one = Visits(jnp.asarray([[24, 0, 0, 0]]), jnp.asarray([[1.0, 0, 0, 0]]))
+    assert losses.unevenness(even) == 0 and losses.unevenness(one) == 3
+    uneven = Visits(jnp.asarray([[12, 6, 6, 0]]), jnp.full((1, 4), 0.25))
+    slope = jax.grad(lambda share: losses.unevenness(uneven._replace(share=share)))(uneven.share)
+    assert (jnp.argsort(slope[0])[jnp.array([0, 3])] == jnp.array([3, 0])).all()
+
+
+def test_a_mixture_is_trained_with_even_visits():
+    model = fakes.gpt_oss()
+    values = decoder_params.init(decoder.param_infos(model))
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 131, (2, 17)))
+    every = ragged.contiguous(2, 16)
+    embedded_TD = decoder.embedded(values, model, tokens[:, :-1].reshape(-1), every)
+    passed = decoder.layers(values, model, embedded_TD, every)
+    own = losses.cross_entropy(
+        functools.partial(decoder.logits, values, model),
+        passed.hidden_TD.reshape(2, 16, -1), tokens[:, 1:],
+    )  # fmt: skip
+    found = losses.next_token(model)(values, None, {"tokens": tokens})
+    np.testing.assert_allclose(found, own + 0.01 * losses.unevenness(passed.visits), rtol=1e-6)
