@@ -142,6 +142,8 @@ class ModelConfig:
             if path not in infos:
                 raise InputError(f"model.formats names {path!r}, which is no parameter")
             info = infos[path]
+            if len(info.shape) > 2 and len(set(own)) > 1:
+                raise InputError(f"model.formats names several formats for the matrices of {path}")
             if len(own) not in {1, len(info.stacked)}:
                 raise InputError(f"model.formats names {len(own)} formats for the parts of {path}")
             for format in map(precision.get, own):

@@ -22,7 +22,7 @@ from layers.kernels.linear.packed import Packed
 from layers.linear import linear, soft_cap
 from layers.mixers import attention as attend
 from layers.mixers import latent
-from layers.params import Params
+from layers.params import Params, looked_up
 from layers.ragged import Ragged
 from layers.registry import Leaf, StepContext, Visits
 from sharding import collectives
@@ -223,9 +223,7 @@ def _embed_here(
 
 
 def embed(table_VD: jax.Array | Packed, tokens_T: jax.Array) -> jax.Array:
-    """Rows of the embedding, float32 [T, D]; read as bits, since XLA's CPU backend converts a
-    gathered bfloat16 table whole, unless the bits would be a copy of it.
-    """
+    """Rows of the embedding, float32 [T, D]; read as bits, unless these would be a copy of it."""
     if isinstance(table_VD, Packed):
         return packed.rows(table_VD, tokens_T)
     if not has_free_views() and table_VD.dtype == jnp.bfloat16 and table_VD.shape[1] % _LANES:
@@ -234,7 +232,5 @@ def embed(table_VD: jax.Array | Packed, tokens_T: jax.Array) -> jax.Array:
         return jax.lax.dot(
             is_row_TV.astype(table_VD.dtype), table_VD, preferred_element_type=jnp.float32
         )
-    if table_VD.dtype != jnp.bfloat16 or not has_free_views():
-        return table_VD[tokens_T].astype(jnp.float32)
-    bits_TD = jax.lax.bitcast_convert_type(table_VD, jnp.uint16)[tokens_T]
-    return jax.lax.bitcast_convert_type(bits_TD, jnp.bfloat16).astype(jnp.float32)
+    rows_TD = looked_up(table_VD, tokens_T) if has_free_views() else table_VD[tokens_T]
+    return rows_TD.astype(jnp.float32)

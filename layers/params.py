@@ -55,6 +55,23 @@ def num_bytes(infos: Any) -> int:
     return int(sum(FORMATS[i.format].bytes_for(i.elements, i.shape[-1]) for i in found))
 
 
+@jax.custom_jvp
+def looked_up(table: jax.Array, ids_X: jax.Array) -> jax.Array:
+    """`table[ids_X]`, read as bits where XLA's CPU backend would convert a gathered bfloat16 table
+    whole; bits alone would have no gradient.
+    """
+    if table.dtype != jnp.bfloat16:
+        return table[ids_X]
+    bits = jax.lax.bitcast_convert_type(table, jnp.uint16)[ids_X]
+    return jax.lax.bitcast_convert_type(bits, jnp.bfloat16)
+
+
+@looked_up.defjvp
+def _looked_up_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    (table, ids_X), (turned, _) = primals, tangents
+    return looked_up(table, ids_X), turned[ids_X]
+
+
 def flatten(tree: Any, is_leaf: Callable[[Any], bool] = is_info) -> dict[str, Any]:
     """{'layers/3/mixer/qkv': leaf} for a tree of parameters or of their declarations."""
     leaves, _ = jax.tree.flatten_with_path(tree, is_leaf=is_leaf)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from layers.kernels.device import target_device, target_is_cpu
 from layers.kernels.linear import grouped, packed
 from layers.kernels.linear.packed import Packed
+from layers.params import looked_up
 
 # Rows of a block on a CPU: with fewer, XLA's products are slow or sum in another order; with more,
 # experts that few rows visit are mostly padding.
@@ -58,7 +59,7 @@ def _in_blocks(
     x_XD: jax.Array, w_EFD: jax.Array, sizes_E: jax.Array, deterministic: bool
 ) -> jax.Array:
     """Each group in blocks of equally many rows, of which the last is padded; a block's matrix is
-    read where it lies, since `jax.lax.ragged_dot` reads all of them on a CPU.
+    copied for it, since `jax.lax.ragged_dot` reads all of them on a CPU.
     """
     (X, D), E = x_XD.shape, len(sizes_E)
     most, rows = blocks(X, E, deterministic)
@@ -69,7 +70,7 @@ def _in_blocks(
     place_X = jnp.where(is_row_X1[:, 0], first_E[group_X] + jnp.arange(X), most * rows)
     block_XD = jnp.zeros((most * rows, D), x_XD.dtype).at[place_X].set(x_XD, mode="drop")
     matrix_X = jnp.minimum(group_of_rows(num_blocks_E, most), E - 1)
-    y_XF = _batched(block_XD.reshape(most, rows, D), _matrices(w_EFD, matrix_X))
+    y_XF = _batched(block_XD.reshape(most, rows, D), looked_up(w_EFD, matrix_X))
     y_XF = y_XF.reshape(most * rows, -1)
     return jnp.where(is_row_X1, y_XF.at[place_X].get(mode="clip"), 0)
 
@@ -87,14 +88,6 @@ def blocks(num_rows: int, num_groups: int, deterministic: bool = False) -> tuple
 def group_of_rows(sizes_E: jax.Array, num_rows: int) -> jax.Array:
     """i32[X], the group of each row; E behind the last one."""
     return (jnp.arange(num_rows)[:, None] >= jnp.cumsum(sizes_E)).sum(1, dtype=jnp.int32)
-
-
-def _matrices(w_EFD: jax.Array, ids_X: jax.Array) -> jax.Array:
-    """Some of a stack; as bits, since XLA's CPU backend converts a gathered bfloat16 array."""
-    if w_EFD.dtype != jnp.bfloat16:
-        return w_EFD[ids_X]
-    bits_XFD = jax.lax.bitcast_convert_type(w_EFD, jnp.uint16)[ids_X]
-    return jax.lax.bitcast_convert_type(bits_XFD, jnp.bfloat16)
 
 
 def _batched(x_XWD: jax.Array, w_XFD: jax.Array) -> jax.Array:

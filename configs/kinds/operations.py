@@ -121,11 +121,23 @@ def _product(name: str, info: ParamInfo, top_k: int, format: str) -> Operation:
 
 def in_formats(operation: Operation, declared: Declared, model: Widths) -> Operation:
     """A product where its layer kind's parameters may have formats of their own."""
-    name = operation.name.rpartition(".")[2]
-    found = [info for path, info in leaves(declared) if path[0] == name]
+    part, _, name = operation.name.rpartition(".")
+    found = [
+        info
+        for path, info in leaves(declared)
+        # A stack whose parts have different formats is a tuple of them: 'qkv', '0'.
+        if path[:2] == (part, name) or path[0] == name
+    ]
     formats = {stored_as(info, model, "weights") for info in found}
     if operation.kind != "matrix" or formats <= {"weights"}:
         return operation
+    if len(formats) == 1:
+        (format,) = formats
+        renamed = (
+            dataclasses.replace(move, format=format) if move.what == "weights" else move
+            for move in operation.moves
+        )
+        return dataclasses.replace(operation, moves=tuple(renamed))
     moves = tuple(
         Move("weights", ((info.elements, ()),), info.shape[-1], stored_as(info, model, "weights"))
         for info in found

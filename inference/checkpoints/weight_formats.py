@@ -26,7 +26,12 @@ def choose(config: Config, checkpoint: Checkpoint, named: str | None) -> tuple[C
     weights = config.engine.weights
     if weights is None:
         return config, checkpoint
-    paths = ["/".join(path) for path, _ in params.leaves(config.model.parameters())]
+    # What a kind declares in a format of its own stays in it: routers, above all.
+    paths = [
+        "/".join(path)
+        for path, info in params.leaves(config.model.parameters())
+        if info.format == config.model.dtype
+    ]
     formats: dict[str, tuple[str, ...]] = dict.fromkeys(paths, (weights,))
     if weights == "file":
         formats = checkpoint.formats()

@@ -160,8 +160,10 @@ class ModelRunner:
         u32[L, E], the sums of all chips that have requests of their own.
 
         Raises:
-            InputError: the model has no experts.
+            InputError: the model has no experts, or several hosts have a part of the sums each.
         """
+        if jax.process_count() > 1:
+            raise InputError("the visits of experts are counted on one host only")
         if self.config.model.mixtures is None:
             raise InputError(f"{self.config.model.name} has no experts")
         found = np.asarray(self.slots.expert_visits)

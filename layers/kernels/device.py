@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import jax
 
+_HOPPER = ("H100", "H200", "H800", "H20")
+
 
 class Device(NamedTuple):
     """What a kernel must know about its device."""
@@ -11,6 +13,11 @@ class Device(NamedTuple):
     platform: str  # "cpu", "gpu" or "tpu"
     kind: str  # as `jax.Device.device_kind` names it
     num_cores: int  # streaming multiprocessors, tensor cores
+
+    @property
+    def is_hopper(self) -> bool:
+        """Whether it is a GPU of NVIDIA's Hopper."""
+        return self.platform == "gpu" and any(name in self.kind for name in _HOPPER)
 
 
 def target_is_cpu() -> bool:

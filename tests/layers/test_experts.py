@@ -10,10 +10,10 @@ import pytest
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts, Router
 from configs.model import LayerSpec, ModelConfig
-from layers import params, stacks
+from layers import decoder, params, stacks
 from layers.feed_forwards import experts, routing
 from layers.kernels.linear import grouped, packed
-from layers.ragged import Ragged, Rectangle
+from layers.ragged import Ragged, Rectangle, contiguous
 from layers.registry import StepContext
 from tests.layers import native
 
@@ -211,6 +211,18 @@ def test_a_tpus_kernel_gives_the_same(rows, groups):
     expected = stacks.grouped_linear(x_XD, w_EFD, sizes_E, deterministic=False)
     found = grouped.grouped_product(x_XD, w_EFD, sizes_E, interpret=True)
     np.testing.assert_allclose(found, expected, atol=1e-4)
+    np.testing.assert_allclose(
+        grouped.grouped_product(x_XD, w_EFD, sizes_E),
+        expected,
+        atol=1e-4,  # no kernel: XLA's
+    )
+
+    def slope(product):
+        return jax.grad(lambda w_EFD: (product(w_EFD) ** 2).sum())(w_EFD)
+
+    by_kernel = slope(lambda w: grouped.grouped_product(x_XD, w, sizes_E, interpret=True))
+    by_blocks = slope(lambda w: stacks.grouped_linear(x_XD, w, sizes_E, deterministic=False))
+    np.testing.assert_allclose(by_kernel, by_blocks, rtol=1e-3, atol=1e-2)
 
 
 def test_packed_experts_give_what_plain_ones_give():
@@ -225,7 +237,22 @@ def test_packed_experts_give_what_plain_ones_give():
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_gradients_reach_router_and_experts():
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_reach_router_and_experts(dtype):
+    """The router's, every expert's and the embedding's, in the type that a checkpoint has."""
+    kind = _KINDS["shared"]
+    whole = model(kind, dtype)
+    own = params.init(decoder.param_infos(whole), 1)
+
+    def loss(own):
+        hidden_TD, _ = decoder.forward(own, whole, jnp.arange(T), contiguous(1, T))
+        return (decoder.logits(own, whole, hidden_TD) ** 2).mean()
+
+    for path, leaf in params.flatten(jax.grad(loss)(own)).items():
+        assert np.isfinite(np.asarray(leaf, np.float32)).all() and leaf.any(), path
+
+
+def test_a_step_along_the_gradients_lowers_the_loss():
     kind = dataclasses.replace(_KINDS["shared"], top_k=2)
     own, x_TD = weights(kind), jnp.asarray(tokens())
 
@@ -234,7 +261,6 @@ def test_gradients_reach_router_and_experts():
         return (experts.apply(own, model(kind), kind, x_TD, valid)[0] ** 2).sum()
 
     gradients = jax.grad(loss)(own)
-    assert all(np.isfinite(leaf).all() and leaf.any() for leaf in jax.tree.leaves(gradients))
     step = jax.tree.map(lambda leaf: 1e-3 * leaf, gradients)
     slope = sum(float((g * g).sum()) for g in jax.tree.leaves(gradients)) * 1e-3
     moved = loss(jax.tree.map(jnp.subtract, own, step)) - loss(jax.tree.map(jnp.add, own, step))

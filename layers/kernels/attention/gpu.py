@@ -46,14 +46,13 @@ _DTYPES = ("bfloat16", "float16")
 # Columns that leave at once: few, so that a multiprocessor has room for two blocks of two stages.
 # They come out of registers 64 rows at a time, whatever number of them leaves.
 _OUT_WIDTH = 64
-_HOPPER = ("H100", "H200", "H800", "H20")
 
 
 def limit(demand: Demand, device: Device) -> str | None:
     """What the kernel cannot do: `contract.Limit`."""
     page_format, page_tokens = demand.page_format, demand.page_tokens
     K, H, dtype = page_format.kv_heads, page_format.key_width, page_format.dtype
-    if device.platform != "gpu" or not any(name in device.kind for name in _HOPPER):
+    if not device.is_hopper:
         return f"runs on Hopper GPUs (H100, H200), not on {device.kind}"
     if demand.deterministic:
         return "has not been measured to be deterministic"

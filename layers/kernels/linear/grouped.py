@@ -1,9 +1,13 @@
 """Products of sorted rows with a stack of matrices on accelerators, by JAX's own kernels: a matrix
 is read for each tile of rows that meets it, and not at all where no row does.
 
-`jax.lax.ragged_dot` is no help where it is not such a kernel: XLA multiplies every row with every
-matrix on GPUs, and copies the whole stack to turn it on TPUs.
+XLA's `jax.lax.ragged_dot` multiplies every row with every matrix on GPUs, and copies the whole
+stack to turn it on TPUs. It computes what the kernels do not: float32, on which they would round,
+a depth that is not theirs, GPUs other than Hopper's, and gradients.
 """
+
+import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -25,13 +29,42 @@ def grouped_product(
         sizes_E: i32[E], rows of each matrix.
         interpret: run a TPU's kernel without one.
     """
-    X = len(x_XD)
-    if interpret or target_device().platform == "tpu":
-        found_XF = _on_tpu(x_XD, w_EFD, sizes_E, interpret)
-    else:
-        found_XF = _on_gpu(x_XD, w_EFD, sizes_E)
-    is_row_X1 = (jnp.arange(X) < sizes_E.sum())[:, None]
-    return jnp.where(is_row_X1, found_XF[:X], 0)
+    kernel = _kernel(w_EFD, interpret)
+    if kernel is None:
+        return _by_xla(x_XD, w_EFD, sizes_E)
+    found = jax.custom_jvp(lambda *arrays: _zero_behind(kernel(*arrays), *arrays))
+    found.defjvp(lambda primals, tangents: jax.jvp(_by_xla, primals, tangents))
+    result: jax.Array = found(x_XD, w_EFD, sizes_E)
+    return result
+
+
+def _kernel(w_EFD: jax.Array, interpret: bool) -> Callable[..., jax.Array] | None:
+    """The one that computes such a product on the device; None: none does."""
+    device, is_half = target_device(), w_EFD.dtype in (jnp.bfloat16, jnp.float16)
+    if interpret or (device.platform == "tpu" and is_half):
+        return functools.partial(_on_tpu, interpret=interpret)
+    is_whole = w_EFD.shape[2] % _GPU_DEPTH == 0
+    return _on_gpu if device.is_hopper and is_half and is_whole else None
+
+
+def _by_xla(x_XD: jax.Array, w_EFD: jax.Array, sizes_E: jax.Array) -> jax.Array:
+    dims = jax.lax.RaggedDotDimensionNumbers(
+        dot_dimension_numbers=(((1,), (2,)), ((), ())),
+        lhs_ragged_dimensions=[0],
+        rhs_group_dimensions=[0],
+    )
+    exact = jax.lax.Precision.HIGHEST if w_EFD.dtype == jnp.float32 else None
+    return jax.lax.ragged_dot_general(
+        x_XD, w_EFD, sizes_E, dims, precision=exact, preferred_element_type=jnp.float32
+    )
+
+
+def _zero_behind(
+    found_XF: jax.Array, x_XD: jax.Array, w_EFD: jax.Array, sizes_E: jax.Array
+) -> jax.Array:
+    """Rows behind the last group are whatever was there before."""
+    is_row_X1 = (jnp.arange(len(x_XD)) < sizes_E.sum())[:, None]
+    return jnp.where(is_row_X1, found_XF[: len(x_XD)], 0)
 
 
 def _on_tpu(x_XD: jax.Array, w_EFD: jax.Array, sizes_E: jax.Array, interpret: bool) -> jax.Array:

@@ -89,7 +89,7 @@ def _yarn_attention(own: Keys, factor: float) -> float | None:
     """The factor that is stated, or follows from two scales; None: the paper's."""
     if own.raw.get("attention_factor") is not None:
         return own.number("attention_factor")
-    if own.raw.get("mscale") is None or own.raw.get("mscale_all_dim") is None or factor <= 1:
+    if not own.raw.get("mscale") or not own.raw.get("mscale_all_dim") or factor <= 1:
         return None
     top, bottom = (
         0.1 * own.number(f"mscale{end}") * math.log(factor) + 1 for end in ("", "_all_dim")
