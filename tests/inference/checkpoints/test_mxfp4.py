@@ -10,9 +10,10 @@ from safetensors.numpy import load_file, save_file
 
 from configs.errors import InputError
 from inference.checkpoints import convert, resolve
-from inference.checkpoints.hf import mxfp4
+from inference.checkpoints.hf import mxfp4, safetensors_file
 from layers import decoder, params
 from tests.inference.checkpoints.test_gguf_types import logits_of
+from tests.inference.checkpoints.test_parts import check_parts
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "gpt_oss-gqa-limit"
 D, F, E, LAYERS = 96, 64, 5, 3
@@ -131,6 +132,29 @@ def test_a_layer_may_be_left_dense(tensors, tmp_path):
     rest = {name: value for name, value in tensors.items() if name not in first}
     _, found = load(write(tmp_path / "mixed", rest | dense(first), **PUBLISHED))
     assert_same(found, expected)
+
+
+def test_blocks_and_scales_in_two_files_of_a_tied_model(tensors, tmp_path):
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    tied = PUBLISHED | {"tie_word_embeddings": True}
+    _, expected = load(write(tmp_path / "whole", tensors, **tied))
+    shards = {"a.safetensors": {}, "b.safetensors": {}}
+    for name, value in tensors.items():
+        shards["b.safetensors" if name.endswith("_scales") else "a.safetensors"][name] = value
+    folder = write(tmp_path / "shards", {}, **tied)
+    (folder / safetensors_file.SINGLE).unlink()
+    for file, own in shards.items():
+        save_file(own, folder / file)
+    index = {name: file for file, own in shards.items() for name in own}
+    (folder / safetensors_file.INDEX).write_text(json.dumps({"weight_map": index}))
+    config, found = load(folder)
+    assert config.tied
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("chips", [2, 3])
+def test_chips_read_their_parts(chips, tensors, tmp_path):
+    check_parts(write(tmp_path / "packed", tensors, **PUBLISHED), chips)
 
 
 GATES, DOWN = EXPERTS.format(1, "gate_up"), EXPERTS.format(2, "down")
