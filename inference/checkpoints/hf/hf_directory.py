@@ -62,7 +62,7 @@ def storage(raw: dict[str, Any], directory: Path) -> Storage:
     return Storage(raw.get("quantization_config") is not None, extra)
 
 
-def tensors(source: TensorSource, config: ModelConfig, num_predicting: int = 0) -> TensorSource:
+def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> TensorSource:
     """The source under the names of a whole model, without tensors that only repeat what the
     configuration says.
 
