@@ -125,7 +125,7 @@ class Packed:
         return mxfp4.dequantize(blocks, scales)
 
 
-def split(source: TensorSource, config: ModelConfig, is_packed: bool = False) -> TensorSource:
+def split(source: TensorSource, config: ModelConfig, is_packed: bool) -> TensorSource:
     """The source with parts in place of the tensors that hold them.
 
     Args:
