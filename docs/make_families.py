@@ -53,9 +53,9 @@ _REAL = """\
 The real SmolLM2 135M and Gemma 3 270M are compared with transformers too: greedy text up to near
 ties, perplexity within 0.5 % (`tests/inference/test_parity_real.py`). Of the other presets only
 configuration and number of parameters are checked, no real weights. Those of `deepseek-v3` are
-published in FP8 and those of gpt-oss in MXFP4, which is refused in safetensors; a directory in
-bfloat16 is read, and so is MXFP4 in a `.gguf` file. Layers that predict a second token
-(DeepSeek-V3, GLM) are left out.
+published in FP8, which is refused; a directory in bfloat16 is read. Those of gpt-oss are published
+with experts in MXFP4, which become bfloat16 as they are read, to the same numbers. Layers that
+predict a second token (DeepSeek-V3, GLM) are left out, as many as the configuration announces.
 
 What names one of these architectures needs nothing more, and is not tested: Mixtral 8x22B,
 Qwen2-57B-A14B, Qwen3-235B-A22B, GLM-4.6 and OLMo 3 32B are larger sizes, DeepSeek-R1 is a

@@ -1,6 +1,6 @@
 """gpt-oss 20B and 120B (OpenAI 2025, arXiv 2508.10925): sinks in attention, every second layer of
 which sees a window, and a token visits four experts, all with biases. Published in MXFP4, which is
-read from `.gguf` files only.
+read as bfloat16.
 """
 
 import dataclasses

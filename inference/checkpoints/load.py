@@ -166,16 +166,17 @@ def check(declared: dict[str, ParamInfo], source: TensorSource, name_map: NameMa
         InputError: naming the first tensor that is missing or wrongly shaped, or the left-over
             ones.
     """
-    used = set()
+    stored = {path: name_map(path) for path in declared}
+    extra = sorted(set(source.shapes).difference(*(each.names for each in stored.values())))
     for path, info in declared.items():
-        names, transposed = name_map(path)
+        names, transposed = stored[path]
         for name in names:
             if name not in source.shapes:
+                other = f"; there is {shown(extra[0])}, which has no place" if extra else ""
                 raise InputError(
                     f"{source.label}: tensor {shown(name)} is missing; "
-                    f"it holds {path}, {list(info.shape)}"
+                    f"it holds {path}, {list(info.shape)}{other}"
                 )
-            used.add(name)
         turn = -1 if transposed else 1
         shapes = [in_rows(source.shapes[name][::turn]) for name in names]
         rows = sum(shape[0] if shape else 0 for shape in shapes)
@@ -183,7 +184,6 @@ def check(declared: dict[str, ParamInfo], source: TensorSource, name_map: NameMa
             found = ", ".join(f"{shown(name)} is {list(source.shapes[name])}" for name in names)
             expected = list(info.in_rows[::turn])
             raise InputError(f"{source.label}: {found}; expected {expected} for {path}")
-    extra = sorted(set(source.shapes) - used)
     if extra:
         more = f" and {len(extra) - _SHOWN} more" if len(extra) > _SHOWN else ""
         raise InputError(

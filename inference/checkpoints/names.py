@@ -187,7 +187,7 @@ class Names(NamedTuple):
         transposed: paths of matrices stored [in, out].
         gguf: as `table`, for the names that llama.cpp gives them.
         interleaved: llama.cpp stores rotary pairs of queries and keys as neighbours.
-        predicts: layers behind the last one predict a second token, and are not read.
+        predicts: layers behind the last one may predict a second token, and are not read.
     """
 
     table: Table
@@ -244,18 +244,20 @@ def interleaved(family: str) -> bool:
     return FAMILIES[family].interleaved
 
 
-def is_behind(config: ModelConfig, name: str, layers: str) -> bool:
+def is_behind(config: ModelConfig, name: str, layers: str, count: int) -> bool:
     """Whether a tensor is of a layer that predicts a second token.
 
     Args:
         config: the model.
         name: of the tensor.
         layers: what stands before a layer's number.
+        count: such layers that the checkpoint announces.
     """
     number = name.removeprefix(f"{layers}.").partition(".")[0]
     has_number = name.startswith(f"{layers}.") and number.isdecimal()
     predicts = FAMILIES[config.family].predicts
-    return predicts and has_number and int(number) >= config.num_layers
+    behind = range(config.num_layers, config.num_layers + count)
+    return predicts and has_number and int(number) in behind
 
 
 def identity(path: str) -> Stored:

@@ -16,6 +16,7 @@ from inference.checkpoints import defaults, load, mapped, names, text_files
 from inference.checkpoints.gguf import gguf_file, gguf_stacks
 from inference.checkpoints.gguf.gguf_scan import Header
 from inference.checkpoints.hf import hf_directory, hub, safetensors_file, split_tensors
+from inference.checkpoints.hf.architectures import families
 from inference.checkpoints.load import Place, Progress
 from inference.checkpoints.names import NameMap
 from inference.checkpoints.native import converted, manifest, orbax_directory, packed_file
@@ -99,7 +100,8 @@ def read_stored_config(path: Path) -> ModelConfig:
     """
     config = read_directory_config(path)
     if config.tied and safetensors_file.is_in(path):
-        source = safetensors_file.open_directory(path)
+        storage = hf_directory.storage(mapped.read_json(path / text_files.CONFIG), path)
+        source = safetensors_file.open_directory(path, storage.bytes_at)
         return dataclasses.replace(config, tied=not hf_directory.has_other_head(source, config))
     return config
 
@@ -110,8 +112,11 @@ def _refuse_quantized(path: Path, raw: dict[str, Any]) -> None:
     for name in hub.QUANTIZED:
         if value is None and (path / name).exists():
             raise InputError(f"{path / name}: {_QUANTIZED}")
+    method = value.get("quant_method") if isinstance(value, dict) else None
+    is_read = method == "mxfp4" and value is raw.get("quantization_config")
+    if is_read and families.reads(raw, "quantization_config"):
+        return
     if value is not None:
-        method = value.get("quant_method") if isinstance(value, dict) else None
         kind = f"of method {' '.join(str(method).split())[:40]!r}" if method else "without a method"
         raise InputError(f"{path / 'config.json'}: quantization_config {kind}: {_QUANTIZED}")
 
@@ -130,8 +135,11 @@ def directory(path: Path, config: ModelConfig) -> Checkpoint:
     if (path / manifest.NAME).exists():
         listed = manifest.read(path, (".json", ".jinja", ".safetensors"))
         listed.verify(listed.digests)
-    source = hf_directory.tensors(safetensors_file.open_directory(path), config)
-    source = split_tensors.split(source, config)
+    raw = mapped.read_json(path / text_files.CONFIG)
+    storage = hf_directory.storage(raw, path)
+    source = safetensors_file.open_directory(path, storage.bytes_at)
+    source = hf_directory.tensors(source, config, storage.num_predicting)
+    source = split_tensors.split(source, config, storage.is_packed)
     name_map = names.huggingface(config)
     load.check_parts(config, source, name_map)
     return Checkpoint(
@@ -143,7 +151,8 @@ def directory(path: Path, config: ModelConfig) -> Checkpoint:
             source,
             name_map,
             lambda: text_files.read(path),
-            mapped.read_json(path / text_files.CONFIG),
+            # what is copied is not packed
+            {key: value for key, value in raw.items() if key != "quantization_config"},
         ),
         functools.partial(_dense_formats, source, name_map, config),
     )

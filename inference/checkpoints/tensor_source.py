@@ -33,7 +33,7 @@ class TensorSource:
         stream: whole tensors in blocks of rows, where reading in order can do more than `read`.
         read_into: fills an array with a whole tensor, or says that its type is another.
         read_blocks: a whole tensor in the blocks of its format: uint8 [rows, bytes].
-        dtypes: as `dtype`, of each tensor where they may differ.
+        dtypes: as `dtype`, of each tensor where they may differ; 'uint8' of one that holds bytes.
     """
 
     label: str

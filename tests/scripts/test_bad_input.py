@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from inference.checkpoints import load
-from scripts import evaluate, generate
+from scripts import evaluate, generate, plan
 from tests.scripts import apps
 
 _TINY = f"--model={apps.TINY}"
@@ -198,6 +198,18 @@ def test_files_that_cannot_be_read_or_written(refuse, tmp_path, monkeypatch):
         patch.setattr(os, "access", lambda path, mode: False)
         ran = refuse(_TINY, "--prompt=A", f"--output={tmp_path / 'new.jsonl'}")
     assert f"the folder {tmp_path} cannot be written to" in ran.err
+
+
+@pytest.mark.parametrize("app", [generate, plan])
+def test_chips_that_do_not_divide_the_experts(refuse, app):
+    model = f"--model={apps.ROOT / 'tests' / 'golden' / 'mixtral-gqa-float32'}"
+    prompt = ["--prompt=A"] if app is generate else []
+    ran = refuse(model, "--mesh=expert=3", *prompt, app=app)
+    assert (
+        "mesh expert=3 does not divide the 5 experts of mixtral-gqa-float32; valid: 1, 5" in ran.err
+    )
+    ran = refuse(_TINY, "--mesh=expert=2", *prompt, app=app)
+    assert "mesh expert=2: llama-tokenizer has no experts to divide" in ran.err
 
 
 @pytest.fixture

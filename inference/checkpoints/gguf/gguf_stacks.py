@@ -16,6 +16,7 @@ from configs.kinds.experts import Experts
 from configs.kinds.latent import Latent
 from configs.model import ModelConfig
 from inference.checkpoints import names
+from inference.checkpoints.gguf.gguf_keys import Keys
 from inference.checkpoints.gguf.gguf_scan import Header, TensorEntry
 from inference.checkpoints.tensor_source import TensorSource
 
@@ -35,6 +36,8 @@ def split(header: Header, config: ModelConfig) -> Header:
 
 
 def _entries(header: Header, config: ModelConfig) -> Iterator[tuple[str, TensorEntry]]:
+    keys = Keys(header, str(header.metadata["general.architecture"]))
+    behind = keys.num_layers - config.num_layers
     experts = {n: layer.ffn for n, layer in enumerate(config.layers)}
     for name, entry in header.tensors.items():
         stack = _STACK.fullmatch(name)
@@ -49,7 +52,7 @@ def _entries(header: Header, config: ModelConfig) -> Iterator[tuple[str, TensorE
                 yield f"blk.{stack[1]}.{stack[2]}.{number}.{stack[3]}", _matrix(entry, number)
         elif name.endswith(_SHARED_GATE) and len(entry.shape) == 1:
             yield name, dataclasses.replace(entry, shape=(1, *entry.shape))
-        elif not names.is_behind(config, name, "blk"):
+        elif not names.is_behind(config, name, "blk", behind):
             yield name, entry
 
 

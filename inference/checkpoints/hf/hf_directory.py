@@ -7,14 +7,33 @@ from typing import Any
 import numpy as np
 
 from configs.errors import InputError
-from configs.model import ModelConfig
+from configs.model import MOST_LAYERS, ModelConfig
 from inference.checkpoints import names
+from inference.checkpoints.hf import mxfp4
 from inference.checkpoints.hf.architectures import families
 from inference.checkpoints.hf.architectures.config_keys import Keys
 from inference.checkpoints.tensor_source import TensorSource
 
 _DERIVED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 _HEAD = "lm_head.weight"
+
+
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """What `config.json` says of the tensors, and not of the model.
+
+    Attributes:
+        is_packed: experts are stored as MXFP4.
+        num_predicting: layers behind the last one, which predict a second token.
+    """
+
+    is_packed: bool
+    num_predicting: int
+
+    @property
+    def bytes_at(self) -> tuple[str, ...]:
+        """See `safetensors_file.open_directory`."""
+        return mxfp4.ENDINGS if self.is_packed else ()
 
 
 def parse_config(raw: dict[str, Any], directory: Path) -> ModelConfig:
@@ -30,13 +49,27 @@ def parse_config(raw: dict[str, Any], directory: Path) -> ModelConfig:
         raise InputError(f"{directory / 'config.json'}: {error}") from None
 
 
-def tensors(source: TensorSource, config: ModelConfig) -> TensorSource:
+def storage(raw: dict[str, Any], directory: Path) -> Storage:
+    """How a directory whose `config.json` can be served stores its tensors.
+
+    Raises:
+        InputError: a key is unsound.
+    """
+    try:
+        extra = Keys(raw).whole("num_nextn_predict_layers", 0, limit=MOST_LAYERS)
+    except InputError as error:
+        raise InputError(f"{directory / 'config.json'}: {error}") from None
+    return Storage(raw.get("quantization_config") is not None, extra)
+
+
+def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> TensorSource:
     """The source under the names of a whole model, without tensors that only repeat what the
     configuration says.
 
     Old checkpoints store the rotary frequencies or the causal masks, and tied ones may store the
     head beside the embedding or in its place. One that was written without its head lacks the
-    prefix of all other names. Layers that predict a second token are left out.
+    prefix of all other names. Layers that predict a second token, of which `num_predicting` are
+    announced, are left out.
 
     Raises:
         InputError: the configuration ties the head to an embedding of other values.
@@ -46,7 +79,12 @@ def tensors(source: TensorSource, config: ModelConfig) -> TensorSource:
             f"{source.label}: tie_word_embeddings is true, but {_HEAD} is not the embedding; name "
             "this directory as the model: it is then read as untied"
         )
-    stored = _stored(source, config)
+    layers = names.FAMILIES[config.family].layers
+    stored = {
+        name: own
+        for name, own in _stored(source, config).items()
+        if not names.is_behind(config, name, layers, num_predicting)
+    }
     if config.tied and _HEAD in stored:
         head = stored.pop(_HEAD)
         stored.setdefault(_embedding(config), head)
@@ -75,12 +113,12 @@ def has_other_head(source: TensorSource, config: ModelConfig) -> bool:
 
 def _stored(source: TensorSource, config: ModelConfig) -> dict[str, str]:
     """The names of a whole model, and those the source has instead."""
-    base, layers = names.base(config.family), names.FAMILIES[config.family].layers
+    base = names.base(config.family)
     is_bare = not any(name.startswith(f"{base}.") for name in source.shapes)
     return {
         f"{base}.{name}" if is_bare and name != _HEAD else name: name
         for name in source.shapes
-        if not name.endswith(_DERIVED) and not names.is_behind(config, name, layers)
+        if not name.endswith(_DERIVED)
     }
 
 

@@ -27,16 +27,20 @@ def is_in(directory: Path) -> bool:
     return (directory / INDEX).exists() or (directory / SINGLE).exists()
 
 
-def open_directory(directory: Path) -> TensorSource:
+def open_directory(directory: Path, bytes_at: tuple[str, ...] = ()) -> TensorSource:
     """The tensors of a Hugging Face directory.
+
+    Args:
+        directory: where they are.
+        bytes_at: endings of the names of tensors that may hold bytes, not numbers.
 
     Raises:
         InputError: no safetensors, an unsound file, or an index that disagrees with its shards.
     """
     if (directory / INDEX).exists():
-        return _open_sharded(directory)
+        return _open_sharded(directory, bytes_at)
     if (directory / SINGLE).exists():
-        return open_file(directory / SINGLE)
+        return open_file(directory / SINGLE, bytes_at)
     pickles = [
         p.name for p in directory.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl")
     ]
@@ -48,16 +52,16 @@ def open_directory(directory: Path) -> TensorSource:
     raise InputError(f"{directory}: no weights; expected {SINGLE} or {INDEX}")
 
 
-def open_file(path: Path) -> TensorSource:
-    """The tensors of one file.
+def open_file(path: Path, bytes_at: tuple[str, ...] = ()) -> TensorSource:
+    """The tensors of one file; see `open_directory`.
 
     Raises:
         InputError: the file is unsound, or holds a tensor that is not floating point.
     """
-    data, tensors, _ = _header(path)
+    data, tensors, _ = _header(path, bytes_at=bytes_at)
     shapes = {name: shape for name, (shape, _, _) in tensors.items()}
     dtypes = {n: _HOLDS.get(dtype.name, dtype.name) for n, (_, dtype, _) in tensors.items()}
-    widest = max({"bfloat16", *dtypes.values()})
+    widest = max({"bfloat16", *dtypes.values()} - {"uint8"})
     reader = functools.partial(_read, data, tensors)
     return TensorSource(str(path), shapes, reader, widest, dtypes=dtypes)
 
@@ -87,7 +91,7 @@ _Tensors = dict[str, tuple[tuple[int, ...], Any, int]]  # shape, dtype, position
 
 
 def _header(
-    path: Path, types: Mapping[str, Any] = _FLOATS
+    path: Path, types: Mapping[str, Any] = _FLOATS, bytes_at: tuple[str, ...] = ()
 ) -> tuple[mmap.mmap, _Tensors, dict[str, str]]:
     import safetensors  # a machine that runs random weights may lack it
 
@@ -105,12 +109,13 @@ def _header(
     metadata = header.pop("__metadata__", {})
     tensors: _Tensors = {}
     for name, entry in header.items():
-        if entry["dtype"] not in types:
+        valid = {**types, "U8": np.uint8} if name.endswith(bytes_at) else types
+        if entry["dtype"] not in valid:
             raise InputError(
-                f"{path}: tensor {shown(name)} has type {entry['dtype']}; valid: {', '.join(types)}"
+                f"{path}: tensor {shown(name)} has type {entry['dtype']}; valid: {', '.join(valid)}"
             )
         position = start + entry["data_offsets"][0]
-        tensors[name] = (tuple(entry["shape"]), np.dtype(types[entry["dtype"]]), position)
+        tensors[name] = (tuple(entry["shape"]), np.dtype(valid[entry["dtype"]]), position)
     return data, tensors, metadata
 
 
@@ -162,9 +167,10 @@ def read_index(directory: Path) -> dict[str, str]:
     return weight_map
 
 
-def _open_sharded(directory: Path) -> TensorSource:
+def _open_sharded(directory: Path, bytes_at: tuple[str, ...]) -> TensorSource:
     index, weight_map = directory / INDEX, read_index(directory)
-    shards = {shard: open_file(directory / shard) for shard in sorted(set(weight_map.values()))}
+    files = sorted(set(weight_map.values()))
+    shards = {shard: open_file(directory / shard, bytes_at) for shard in files}
     for shard, source in shards.items():
         for name in source.shapes:
             if weight_map.get(name) != shard:

@@ -1,5 +1,6 @@
 """Tensors that a family stores in one piece, or in another order, as the matrices that we stack: of
-each head (DeepSeek's way out of latent vectors) or of each expert (gpt-oss). And back.
+each head (DeepSeek's way out of latent vectors) or of each expert (gpt-oss). And back, but for
+MXFP4, which is only read.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ from configs.kinds.experts import Experts
 from configs.kinds.latent import Latent
 from configs.model import ModelConfig
 from inference.checkpoints import names
+from inference.checkpoints.hf import mxfp4
 from inference.checkpoints.tensor_source import TensorSource
 
 
@@ -35,11 +37,26 @@ class Part:
     columns: Any = None
     transposed: bool = False
 
-    def read(self, source: TensorSource) -> np.ndarray:
-        """All of it."""
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Those it is in."""
+        return (self.tensor,)
+
+    def check(self, source: TensorSource) -> str:
+        """The type of its numbers.
+
+        Raises:
+            InputError: the tensor is missing, or has another shape.
+        """
+        _check_shape(source, self.tensor, self.stored)
+        return source.dtypes.get(self.tensor, source.dtype)
+
+    def read(self, source: TensorSource, start: int, stop: int) -> np.ndarray:
+        """Some of its rows."""
         found = source.read(self.tensor, self.rows.start, self.rows.stop)
         found = found if self.columns is None else found[..., self.columns]
-        return found.reshape(self.shape[::-1]).T if self.transposed else found.reshape(self.shape)
+        whole = found.reshape(self.shape[::-1]).T if self.transposed else found.reshape(self.shape)
+        return whole[start:stop]
 
     def write(self, whole: np.ndarray, values: np.ndarray) -> None:
         """Its values into the tensor: the inverse of `read`."""
@@ -49,34 +66,105 @@ class Part:
         target[..., columns] = values.reshape(target[..., columns].shape)
 
 
-def split(source: TensorSource, config: ModelConfig) -> TensorSource:
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """A part of a stack that is stored as MXFP4: the last axis of `part`, of which some are taken,
+    comes first there, and the one before it is in blocks.
+    """
+
+    part: Part
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the part."""
+        return self.part.shape
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The blocks' and the scales'."""
+        return tuple(f"{self.part.tensor}{ending}" for ending in mxfp4.ENDINGS)
+
+    def check(self, source: TensorSource) -> str:
+        """The type of its numbers.
+
+        Raises:
+            InputError: a tensor is missing, or has another shape or type.
+        """
+        stack, width, rows = self.part.stored
+        if width % mxfp4.BLOCK:
+            raise InputError(
+                f"{source.label}: {shown(self.part.tensor)}: mxfp4 stores rows in blocks of "
+                f"{mxfp4.BLOCK}, which do not divide {width}"
+            )
+        shape = stack, rows, width // mxfp4.BLOCK
+        for name, expected in zip(self.tensors, ((*shape, mxfp4.BLOCK // 2), shape), strict=True):
+            _check_shape(source, name, expected)
+            if source.dtypes[name] != "uint8":
+                raise InputError(
+                    f"{source.label}: {shown(name)} is {source.dtypes[name]}; expected uint8"
+                )
+        return "bfloat16"
+
+    def read(self, source: TensorSource, start: int, stop: int) -> np.ndarray:
+        """Some of its rows; no others are dequantized.
+
+        Raises:
+            InputError: a scale is beyond what bfloat16 holds.
+        """
+        rows = slice(None) if self.part.columns is None else self.part.columns
+        matrix = self.part.rows
+        blocks, scales = (
+            source.read(name, matrix.start, matrix.stop)[0, rows][start:stop]
+            for name in self.tensors
+        )
+        if (scales > mxfp4.MOST).any():
+            raise InputError(
+                f"{source.label}: {shown(self.tensors[1])} holds a scale of {scales.max()}; "
+                f"numbers of scales above {mxfp4.MOST} have no place in bfloat16"
+            )
+        return mxfp4.dequantize(blocks, scales)
+
+
+def split(source: TensorSource, config: ModelConfig, is_packed: bool) -> TensorSource:
     """The source with parts in place of the tensors that hold them.
 
+    Args:
+        source: the checkpoint's tensors.
+        config: the model.
+        is_packed: stacks that are not there as they are are stored as MXFP4.
+
     Raises:
-        InputError: such a tensor has another shape.
+        InputError: such a tensor is missing, or has another shape or type.
     """
-    parts: dict[str, Part] = {}
+    parts: dict[str, Part | Packed] = {}
     for tensor, stored, own in _wholes(config):
-        shape = source.shapes.get(tensor)
-        if shape is not None and shape != stored:
-            raise InputError(
-                f"{source.label}: {shown(tensor)} is {list(shape)}; expected {list(stored)}"
-            )
-        if shape is not None:
-            parts |= own()
+        can_be_packed = is_packed and len(stored) == 3 and tensor not in source.shapes
+        if not can_be_packed:
+            _check_shape(source, tensor, stored)
+        parts |= {name: Packed(part) if can_be_packed else part for name, part in own().items()}
     if not parts:
         return source
-    whole = {part.tensor for part in parts.values()}
+    types = {name: part.check(source) for name, part in parts.items()}
+    whole = {tensor for part in parts.values() for tensor in part.tensors}
     shapes = {name: shape for name, shape in source.shapes.items() if name not in whole}
     shapes |= {name: part.shape for name, part in parts.items()}
-    dtypes = {name: source.dtypes.get(part.tensor, source.dtype) for name, part in parts.items()}
 
     def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
         if name not in parts:
             return source.read(name, start, stop, columns)
-        return parts[name].read(source)[start:stop, columns]
+        return parts[name].read(source, start, stop)[:, columns]
 
-    return dataclasses.replace(source, shapes=shapes, read=read, dtypes={**source.dtypes, **dtypes})
+    return dataclasses.replace(source, shapes=shapes, read=read, dtypes={**source.dtypes, **types})
+
+
+def _check_shape(source: TensorSource, name: str, expected: tuple[int, ...]) -> None:
+    if name not in source.shapes:
+        raise InputError(f"{source.label}: tensor {shown(name)} is missing")
+    if source.shapes[name] != expected:
+        raise InputError(
+            f"{source.label}: {shown(name)} is {list(source.shapes[name])}; "
+            f"expected {list(expected)}"
+        )
 
 
 def parts_of(config: ModelConfig) -> dict[str, Part]:

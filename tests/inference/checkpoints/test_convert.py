@@ -477,7 +477,7 @@ def test_a_failed_conversion_leaves_nothing(tmp_path, monkeypatch):
 def test_what_would_not_come_back_is_refused(tmp_path, monkeypatch):
     """A family whose tensors are turned on the way in, for which nothing turns them back."""
 
-    def turned(source, config):
+    def turned(source, config, num_predicting):
         def read(name, start, stop):
             rows = source.read(name, start, stop)
             return -rows if "q_proj" in name else rows

@@ -18,6 +18,12 @@ from layers import decoder, params
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
+MXFP4 = {
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
+    ],
+    "quant_method": "mxfp4",
+}  # fmt: skip
 # The keys of the published files that say something about the mathematics, as they stand there.
 PUBLISHED = {
     "gpt2": {
@@ -178,7 +184,6 @@ PUBLISHED = {
         "rope_scaling": None, "rope_theta": 1000000, "routed_scaling_factor": 1.0,
         "tie_word_embeddings": False, "topk_group": 1, "use_qk_norm": False, "vocab_size": 151552,
     },
-    # But for `quantization_config`: they are published in MXFP4, which is refused.
     "gpt-oss-20b": {
         "architectures": ["GptOssForCausalLM"], "attention_bias": True, "experts_per_token": 4,
         "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880, "initial_context_length": 4096,
@@ -186,7 +191,7 @@ PUBLISHED = {
         "layer_types": ["sliding_attention", "full_attention"] * 12,
         "max_position_embeddings": 131072, "num_attention_heads": 64, "num_experts_per_tok": 4,
         "num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32,
-        "rms_norm_eps": 1e-05,
+        "quantization_config": MXFP4, "rms_norm_eps": 1e-05,
         "rope_scaling": {
             "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0,
             "original_max_position_embeddings": 4096, "rope_type": "yarn", "truncate": False,
@@ -201,7 +206,7 @@ PUBLISHED = {
         "layer_types": ["sliding_attention", "full_attention"] * 18,
         "max_position_embeddings": 131072, "num_attention_heads": 64, "num_experts_per_tok": 4,
         "num_hidden_layers": 36, "num_key_value_heads": 8, "num_local_experts": 128,
-        "rms_norm_eps": 1e-05,
+        "quantization_config": MXFP4, "rms_norm_eps": 1e-05,
         "rope_scaling": {
             "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0,
             "original_max_position_embeddings": 4096, "rope_type": "yarn", "truncate": False,
@@ -385,8 +390,52 @@ BAD = {
     ),
     "clipped": ("olmoe-1b-7b", {"clip_qkv": 8.0}, "clip_qkv=8.0 is not supported"),
     "layers": ("qwen3-30b-a3b", {"mlp_only_layers": "all"}, "mlp_only_layers lists numbers"),
-    "groups": ("glm-4.5-air", {"n_group": 3}, "num_groups=3 does not divide num_experts=128"),
+    "groups": ("glm-4.5-air", {"n_group": 3}, "n_group=3 does not divide n_routed_experts=128"),
     "choice": ("deepseek-v2", {"topk_method": "noaux_tc"}, "topk_method='noaux_tc' is not"),
+    "more experts than there are": (
+        "mixtral-8x7b", {"num_experts_per_tok": 9},
+        "num_experts_per_tok=9 is more than num_local_experts=8$",
+    ),
+    "more than there are by default": (
+        "qwen3-30b-a3b", {"num_experts": None, "num_experts_per_tok": 129},
+        "num_experts_per_tok=129 is more than num_experts=128$",
+    ),
+    "no experts": ("olmoe-1b-7b", {"num_experts": 0}, "num_experts must be an integer from 1"),
+    "groups of experts": (
+        "deepseek-v3", {"n_group": 7}, "n_group=7 does not divide n_routed_experts=256$",
+    ),
+    "groups that are chosen": (
+        "deepseek-v2", {"topk_group": 9}, "topk_group=9 is more than n_group=8$",
+    ),
+    "groups of few": (
+        "deepseek-v3", {"n_group": 256}, "router group_best=2 exceeds the 1 experts of a group",
+    ),
+    "too few in the groups": (
+        "deepseek-v3", {"n_group": 128, "topk_group": 2},
+        "experts top_k=8 exceeds the 4 experts of top_groups=2",
+    ),
+    "choice of experts": (
+        "deepseek-v2", {"topk_method": "noaux_tc"},
+        "topk_method='noaux_tc' is not supported; valid: greedy, group_limited_greedy$",
+    ),
+    "another choice": (
+        "deepseek-v3", {"topk_method": "greedy"}, "topk_method='greedy' is not .*; valid: noaux_tc",
+    ),
+    "scores of experts": (
+        "deepseek-v3", {"scoring_func": "softmax"}, "scoring_func='softmax' .*; valid: sigmoid",
+    ),
+    "scores": ("deepseek-v2", {"scoring_func": "tanh"}, "scoring_func='tanh' .*; valid: softmax"),
+    "choice in GLM": (
+        "glm-4.5-air", {"topk_method": "greedy"}, "topk_method='greedy' .*; valid: noaux_tc",
+    ),
+    "scores in GLM": ("glm-4.5-air", {"scoring_func": 7}, "scoring_func=7 .*; valid: sigmoid"),
+    "packed otherwise": (
+        "gpt-oss-20b", {"quantization_config": {"quant_method": "fp8"}},
+        "quantization_config: quant_method='fp8' is not supported; valid: mxfp4",
+    ),
+    "packed elsewhere": (
+        "mixtral-8x7b", {"quantization_config": MXFP4}, "quantization_config=.* is not supported",
+    ),
     "other rope": ("olmo2-1b", {"rope_scaling": {"type": "axial"}}, "valid: default, linear, dyn"),
 }  # fmt: skip
 

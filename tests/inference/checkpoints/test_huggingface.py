@@ -267,6 +267,71 @@ def test_tensors_that_repeat_the_configuration_are_ignored(single):
     load(single)
 
 
+@pytest.mark.parametrize("case", ["deepseek_v3-mha-groups-yarn", "glm4_moe-gqa-norm-bias"])
+def test_layers_that_predict_a_second_token_are_left_out_where_announced(case, tmp_path):
+    folder = Path(shutil.copytree(GOLDEN / case, tmp_path / "model"))
+    raw = json.loads((folder / "config.json").read_text())
+    expected, _ = load(folder)
+    original, last = stored(folder), raw["num_hidden_layers"]
+
+    def behind(number: int) -> dict[str, np.ndarray]:
+        layer = {
+            name.replace(f"layers.{last - 1}.", f"layers.{number}."): value
+            for name, value in original.items()
+            if f"layers.{last - 1}." in name
+        }
+        own = ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head.head", "shared_head.norm")
+        return layer | {
+            f"model.layers.{number}.{part}.weight": np.ones(8, np.float32) for part in own
+        }
+
+    def announce(count) -> None:
+        text = json.dumps(raw | {"num_nextn_predict_layers": count})
+        (folder / "config.json").write_text(text)
+
+    save_file(original | behind(last), folder / "model.safetensors")
+    announce(1)
+    found, _ = load(folder)
+    assert found.keys() == expected.keys()
+    for path, value in found.items():
+        np.testing.assert_array_equal(value, expected[path], path)
+    for count in (0, None):
+        announce(count)
+        assert f"no place for: model.layers.{last}." in refusal(folder)
+    announce("1")
+    assert "num_nextn_predict_layers must be an integer from 1" in refusal(folder)
+    save_file(original | behind(last + 1), folder / "model.safetensors")
+    announce(1)
+    assert f"no place for: model.layers.{last + 1}." in refusal(folder)
+    announce(2)
+    load(folder)
+
+
+def test_experts_that_are_missing_or_in_another_order_are_named(tmp_path):
+    folder = Path(shutil.copytree(GOLDEN / "mixtral-gqa-float32", tmp_path / "mixtral"))
+    one = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
+    missing = f"tensor {one!r} is missing; it holds layers/1/ffn/experts/down"
+    rewrite(folder, lambda t: t.pop(one))
+    assert missing in refusal(folder)
+    fused = "model.layers.0.mlp.experts.gate_up_proj"
+
+    def fuse(tensors: dict[str, np.ndarray]) -> None:
+        names = "model.layers.0.block_sparse_moe.experts.{}.{}.weight".format
+        gates, ups = ([tensors.pop(names(n, w)) for n in range(5)] for w in ("w1", "w3"))
+        tensors[fused] = np.stack([np.concatenate(pair) for pair in zip(gates, ups, strict=True)])
+
+    rewrite(folder, fuse)
+    said = refusal(folder)
+    assert "experts.0.w1.weight' is missing" in said
+    assert f"there is {fused!r}, which has no place" in said
+    folder = Path(shutil.copytree(GOLDEN / "gpt_oss-gqa-limit", tmp_path / "gpt_oss"))
+    stack = "model.layers.2.mlp.experts.down_proj"
+    rewrite(folder, lambda t: t.update({stack: t[stack].swapaxes(1, 2).copy()}))
+    assert f"{stack!r} is [5, 40, 20]; expected [5, 20, 40]" in refusal(folder)
+    rewrite(folder, lambda t: t.pop(stack))
+    assert f"tensor {stack!r} is missing" in refusal(folder)
+
+
 def test_a_head_is_tied_where_it_is_the_embedding(single):
     """As transformers 5 does, whatever the configuration says."""
     config = json.loads((single / "config.json").read_text())

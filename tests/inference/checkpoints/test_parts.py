@@ -29,7 +29,7 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
 
 
-def _check(path, chips=2):
+def check_parts(path, chips=2):
     """Each chip's part, read alone, is that of the whole."""
     checkpoint = resolve.resolve(str(path)).open(None)
     config, num_parts = checkpoint.config, 0
@@ -56,7 +56,7 @@ def _check(path, chips=2):
 @pytest.mark.parametrize("chips", [2, 3])
 @pytest.mark.parametrize("name", HF)
 def test_parts_of_a_directory(name, chips):
-    _check(test_convert.GOLDEN / name, chips)
+    check_parts(test_convert.GOLDEN / name, chips)
 
 
 def test_a_share_without_heads_is_zeros():
@@ -83,7 +83,7 @@ def test_a_share_without_heads_is_zeros():
 
 
 def test_parts_of_a_native_directory(tmp_path):
-    _check(test_convert.run(test_convert.TINY, tmp_path / "native", "native"))
+    check_parts(test_convert.run(test_convert.TINY, tmp_path / "native", "native"))
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "F16"])
@@ -92,7 +92,7 @@ def test_parts_of_a_file_with_blocks(kind, tmp_path):
     config = test_gguf.LLAMA
     tensors = test_gguf.tensors_of(config, test_gguf.random_params(config))
     kind = gguf.GGMLQuantizationType[kind]
-    _check(test_gguf.write_gguf(tmp_path / "tiny.gguf", config, tensors, quantization=kind))
+    check_parts(test_gguf.write_gguf(tmp_path / "tiny.gguf", config, tensors, quantization=kind))
     assert not (tmp_path / "cache").exists()  # nothing is converted for one host's part
 
 

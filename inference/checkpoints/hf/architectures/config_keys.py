@@ -39,7 +39,9 @@ class Keys:
 
     def whole(self, key: str, default: int, limit: int = MOST_WIDTH) -> int:
         """An integer from 0 to `limit`."""
-        return 0 if self.raw.get(key) == 0 else self.integer(key, default, limit)
+        value = self.raw.get(key)
+        value = default if value is None else value
+        return 0 if type(value) is int and value == 0 else self.integer(key, default, limit)
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above 0."""

@@ -51,14 +51,25 @@ def build(keys: Keys, name: str) -> ModelConfig:
         InputError: an unknown architecture, or a key that is unsound or changes the model in a way
             that is not supported.
     """
-    architectures = keys.raw.get("architectures")
-    architecture = architectures[0] if isinstance(architectures, list) and architectures else None
+    architecture = _architecture(keys.raw)
     family = ARCHITECTURES.get(architecture) if isinstance(architecture, str) else None
     if family is None:
         valid = ", ".join(ARCHITECTURES)
         raise InputError(f"architecture {shown(architecture)} is not supported; valid: {valid}")
     keys.require_neutral(_NEUTRAL, except_for=family.reads)
     return family.build(keys, name)
+
+
+def reads(raw: dict[str, Any], key: str) -> bool:
+    """Whether the architecture of a configuration understands a key that is refused elsewhere."""
+    architecture = _architecture(raw)
+    family = ARCHITECTURES.get(architecture) if isinstance(architecture, str) else None
+    return family is not None and key in family.reads
+
+
+def _architecture(raw: dict[str, Any]) -> Any:
+    architectures = raw.get("architectures")
+    return architectures[0] if isinstance(architectures, list) and architectures else None
 
 
 def _llama(keys: Keys, name: str) -> ModelConfig:

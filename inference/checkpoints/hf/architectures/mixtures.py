@@ -17,7 +17,8 @@ from inference.checkpoints.hf.architectures.config_keys import Keys
 
 # Keys that are refused elsewhere, and read here.
 GLM4 = ("attention_bias", "partial_rotary_factor")
-GPT_OSS = QWEN3 = ("attention_bias", "num_local_experts")
+QWEN3 = ("attention_bias", "num_local_experts")
+GPT_OSS = (*QWEN3, "quantization_config")
 _PLAIN = Router()
 
 
@@ -72,10 +73,8 @@ def olmoe(keys: Keys, name: str) -> ModelConfig:
 
 def deepseek_v2(keys: Keys, name: str) -> ModelConfig:
     """DeepSeek-V2 and V2-Lite (DeepSeek-AI 2024, arXiv 2405.04434)."""
-    keys.require_neutral(
-        {"norm_topk_prob": (False, None), "scoring_func": ("softmax", None)}
-        | {"moe_layer_freq": (1, None)}
-    )
+    keys.require_neutral({"norm_topk_prob": (False, None), "moe_layer_freq": (1, None)})
+    keys.choice("scoring_func", {"softmax": "softmax"}, "softmax")
     method = keys.choice(
         "topk_method", {m: m for m in ("greedy", "group_limited_greedy")}, "greedy"
     )
@@ -92,10 +91,7 @@ def deepseek_v3(keys: Keys, name: str) -> ModelConfig:
     """DeepSeek-V3 and R1 (DeepSeek-AI 2024, arXiv 2412.19437), without the layer that predicts a
     second token.
     """
-    keys.require_neutral(
-        {"topk_method": ("noaux_tc", None), "scoring_func": ("sigmoid", None)}
-        | {"moe_layer_freq": (1, None), "ep_size": (1, None)}
-    )
+    keys.require_neutral({"moe_layer_freq": (1, None), "ep_size": (1, None)})
     width, shared = keys.integer("moe_intermediate_size", 2048), keys.whole("n_shared_experts", 1)
     experts = _experts(
         keys, "n_routed_experts", 256, 8, width, _offset_router(keys, 2.5, 8, 4),
@@ -132,6 +128,9 @@ def glm4_moe(keys: Keys, name: str) -> ModelConfig:
 def gpt_oss(keys: Keys, name: str) -> ModelConfig:
     """gpt-oss (OpenAI 2025, arXiv 2508.10925)."""
     keys.require_neutral({"swiglu_alpha": (1.702, None)})
+    packed = keys.nested("quantization_config")
+    if packed is not None:  # it is how the experts are stored
+        packed.choice("quant_method", {"mxfp4": "mxfp4"}, "none")
     stretched = {"rope_type": "yarn", "factor": 32.0, "truncate": False}
     original = {"original_max_position_embeddings": 4096}
     own = rope_keys.described(keys) or Keys(stretched | original, "rope_parameters: ")
@@ -204,9 +203,17 @@ def _experts(
     **own: Any,
 ) -> Experts:
     """A mixture: the key that counts its experts, the family's defaults, and what else it has."""
-    return Experts(
+    num_experts, top_k = (
         keys.integer(count, num_experts),
         keys.integer("num_experts_per_tok", top_k),
+    )
+    if top_k > num_experts:
+        raise InputError(f"num_experts_per_tok={top_k} is more than {count}={num_experts}")
+    if num_experts % router.num_groups:
+        raise InputError(f"n_group={router.num_groups} does not divide {count}={num_experts}")
+    return Experts(
+        num_experts,
+        top_k,
         width,
         router,
         **{"activation": keys.choice("hidden_act", {"silu": "silu"}, "silu")} | own,
@@ -220,14 +227,16 @@ def _norm(keys: Keys, default: bool) -> Router:
 def _groups(
     keys: Keys, num_groups: int | None = None, top_groups: int | None = None
 ) -> dict[str, Any]:
-    return {
-        "num_groups": keys.integer("n_group", num_groups),
-        "top_groups": keys.integer("topk_group", top_groups),
-    }
+    count, chosen = keys.integer("n_group", num_groups), keys.integer("topk_group", top_groups)
+    if chosen > count:
+        raise InputError(f"topk_group={chosen} is more than n_group={count}")
+    return {"num_groups": count, "top_groups": chosen}
 
 
 def _offset_router(keys: Keys, scale: float, num_groups: int, top_groups: int) -> Router:
     """DeepSeek-V3's: sigmoid scores, learned offsets in the choice, groups by their best two."""
+    keys.choice("topk_method", {"noaux_tc": "noaux_tc"}, "noaux_tc")
+    keys.choice("scoring_func", {"sigmoid": "sigmoid"}, "sigmoid")
     return Router(
         "sigmoid",
         keys.boolean("norm_topk_prob", True),
