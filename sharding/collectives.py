@@ -47,15 +47,15 @@ def expert_chip() -> jax.Array | int:
 
 
 def tokens_of_all(x_TX: jax.Array) -> jax.Array:
-    """The rows of all chips along `expert`, one behind the other, on each of them."""
+    """All-gather along `expert`: the rows of all chips, one behind the other, on each of them."""
     if num_expert_chips() == 1:
         return x_TX
     return jax.lax.all_gather(x_TX, _EXPERTS, tiled=True)
 
 
 def own_tokens(x_TX: jax.Array) -> jax.Array:
-    """Of the sums of all chips' arrays along `expert`, the rows of this chip: the way back of
-    `tokens_of_all`.
+    """Reduce-scatter along `expert`: of the sums of all chips' arrays, the rows of this chip; the
+    way back of `tokens_of_all`.
     """
     if num_expert_chips() == 1:
         return x_TX

@@ -19,15 +19,16 @@ class Router:
     """How a token's experts are chosen, and what each of them counts. In float32.
 
     Attributes:
-        scores: of the router's logits: 'softmax' over all experts (Shazeer et al. 2017, arXiv
+        scores: `scoring_func` of the router's logits: 'softmax' over all experts (Shazeer et al. 2017, arXiv
             1701.06538), or 'sigmoid' of each (DeepSeek-AI 2024, arXiv 2412.19437).
-        is_normalized: whether the chosen experts' scores are divided by their sum.
-        scale: factor on them.
+        is_normalized: whether the chosen experts' scores are divided by their sum
+            (`norm_topk_prob`).
+        scale: factor on them (`routed_scaling_factor`).
         has_bias: whether the logits have a bias.
         has_offsets: whether a learned offset of each expert takes part in the choice, not in the
-            scores (Wang et al. 2024, arXiv 2408.15664).
+            scores (Wang et al. 2024, arXiv 2408.15664; `e_score_correction_bias`).
         num_groups, top_groups: experts lie in so many groups, and those of the best few are
-            eligible (DeepSeek-AI 2024, arXiv 2405.04434).
+            eligible (DeepSeek-AI 2024, arXiv 2405.04434; `n_group`, `topk_group`).
         group_best: a group is as good as the sum of so many of its best experts.
     """
 

@@ -119,7 +119,7 @@ class Rope:
         theta: the base of the frequencies.
         scaling: how they are stretched; None: not.
         share: of a head's elements, the first ones, that rotates.
-        neighbours: pairs are (0, 1), (2, 3), ... instead of an element of each half; the turned
+        neighbours: pairs are interleaved, (0, 1), (2, 3), ... instead of an element of each half; the turned
             head has all first ones before all second ones.
     """
 
