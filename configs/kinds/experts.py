@@ -19,8 +19,8 @@ class Router:
     """How a token's experts are chosen, and what each of them counts. In float32.
 
     Attributes:
-        scores: `scoring_func` of the router's logits: 'softmax' over all experts (Shazeer et al. 2017, arXiv
-            1701.06538), or 'sigmoid' of each (DeepSeek-AI 2024, arXiv 2412.19437).
+        scores: of the router's logits (`scoring_func`): 'softmax' over all experts (Shazeer et al.
+            2017, arXiv 1701.06538), or 'sigmoid' of each (DeepSeek-AI 2024, arXiv 2412.19437).
         is_normalized: whether the chosen experts' scores are divided by their sum
             (`norm_topk_prob`).
         scale: factor on them (`routed_scaling_factor`).

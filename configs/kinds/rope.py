@@ -119,8 +119,8 @@ class Rope:
         theta: the base of the frequencies.
         scaling: how they are stretched; None: not.
         share: of a head's elements, the first ones, that rotates.
-        neighbours: pairs are interleaved, (0, 1), (2, 3), ... instead of an element of each half; the turned
-            head has all first ones before all second ones.
+        neighbours: pairs are interleaved, (0, 1), (2, 3), ... instead of an element of each half;
+            the turned head has all first ones before all second ones.
     """
 
     theta: float = 10_000.0
