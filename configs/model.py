@@ -181,7 +181,7 @@ class ModelConfig:
     def divided(self) -> set[int]:
         """Sizes that chips along the mesh's `model` have to divide."""
         kinds = {kind for layer in self.pattern for kind in (layer.mixer, layer.ffn) if kind}
-        return {getattr(kind, field) for kind in kinds for field in kind.divided}
+        return {getattr(kind, field) for kind in kinds for field in kind.divided} - {0}
 
     @property
     def cached_heads(self) -> list[int]:

@@ -95,7 +95,7 @@ class Experts(FeedForward, name="experts"):
         held: experts whose weights a chip along `expert` holds; None: all.
     """
 
-    divided = ("width",)
+    divided = ("width", "shared_width")
 
     num_experts: int
     top_k: int

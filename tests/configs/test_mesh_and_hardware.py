@@ -43,6 +43,14 @@ def test_what_a_mesh_cannot_divide(model, found, valid):
         found.check(presets.get(model).config)
 
 
+def test_parts_are_even_where_chips_divide_every_width():
+    config = presets.get("deepseek-v2").config  # 128 heads, experts of 1,536 columns
+    assert Mesh(model=8).is_even(config)
+    odd = config.with_kinds(shared_width=1540)
+    assert Mesh(model=4).is_even(odd) and not Mesh(model=8).is_even(odd)
+    assert Mesh(model=8).is_even(config.with_kinds(shared_width=0))
+
+
 def test_formats_count_scales():
     assert precision.get("bfloat16").bytes_for(10, 5) == 20
     assert precision.get("int8").bytes_for(1024, 512) == 1024 + 2 * 4

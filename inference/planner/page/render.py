@@ -86,7 +86,8 @@ def describe(config: ModelConfig) -> dict[str, Any]:
 
 
 def _coefficients(config: ModelConfig) -> dict[str, Any]:
-    mixtures = Counter(layer.ffn.experts for layer in config.layers if layer.ffn)
+    mixtures = {layer.ffn.experts for layer in config.layers if layer.ffn and layer.ffn.experts}
+    two = Mesh(model=2, expert=2)
     return {
         "operations": [
             dataclasses.asdict(operation) | {"layers": layers}
@@ -110,15 +111,17 @@ def _coefficients(config: ModelConfig) -> dict[str, Any]:
         "divided": sorted(config.divided),
         "cached_heads": config.cached_heads,
         "exchanges": [
-            {"count": each.count, "token_bytes": each.token_bytes}
-            for each in collectives.of_step(config, Mesh(model=2))
+            {
+                "axis": each.axis,
+                "kind": each.kind,
+                "count": each.count,
+                # along `expert` each chip adds its own
+                "token_bytes": each.token_bytes / (two.expert if each.axis == "expert" else 1),
+            }
+            for each in collectives.of_step(config, two)
             if each.place != "sample"
         ],
-        "mixtures": [
-            {"num_experts": experts[0], "top_k": experts[1], "layers": layers}
-            for experts, layers in mixtures.items()
-            if experts
-        ],
+        "num_experts": sorted({experts for experts, _ in mixtures}),
     }
 
 

@@ -176,7 +176,7 @@ def points(count, seed):
         heads = [n for n in range(1, least + 1) if least % n == 0]
         kv_heads = [n for n in heads if told["most_kv_heads"] % n == 0]
         linked = HARDWARE[hardware].link_bandwidth > 0
-        with_experts = bool(told["mixtures"])
+        with_experts = bool(told["num_experts"])
         point = {
             "model": next(name for name, other in MODELS.items() if other is config),
             "hardware": hardware,

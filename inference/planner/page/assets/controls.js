@@ -153,7 +153,7 @@ const GROUPS = [
         key: "expert",
         label: "Chips that share experts",
         stops: () => validExperts(config(), chip()),
-        hidden: () => !config().mixtures.length,
+        hidden: () => !config().num_experts.length,
       },
       { key: "replicas", label: "Replicas", stops: () => ladder(64), typed: true },
       {

@@ -251,26 +251,23 @@ function exactTime(d, work) {
   return timed(memory, compute, exchanged, overhead, overhead + hidden + exchanged);
 }
 
-function collectiveSeconds({ model, mesh, hardware, rest }, { numTokens, count, numLogits }) {
+function collectiveSeconds({ model, mesh, hardware }, { numTokens, count, numLogits }) {
   if (mesh.model * mesh.expert === 1 || !hardware.link_bandwidth) return 0;
   const share = fullest(count, mesh);
-  const seconds = (moved, chips, passes) =>
-    ((passes * (chips - 1)) / chips) *
-      ((share * moved * hardware.link_axes) / hardware.link_bandwidth) +
-    passes * (chips - 1) * hardware.link_latency_s;
-  const sums = sum(
-    model.exchanges,
-    (each) => each.count * seconds(each.token_bytes * numTokens, mesh.model, 2),
-  );
+  const seconds = (moved, chips, kind) =>
+    (kind === "all-reduce" ? 2 : 1) *
+    (chips - 1) *
+    ((share * moved * hardware.link_axes) / chips / hardware.link_bandwidth +
+      hardware.link_latency_s);
+  const exchanged = sum(model.exchanges, ({ axis, kind, count: times, token_bytes }) => {
+    const moved = token_bytes * numTokens * (axis === "expert" ? mesh.expert : 1);
+    return times * seconds(moved, mesh[axis], kind);
+  });
   // The best value of each row of logits, its id and log-sum-exp; its logit.
   const sampled =
-    seconds(12 * mesh.model * numLogits, mesh.model, 1) + seconds(4 * numLogits, mesh.model, 2);
-  const visiting = bytesFor(rest, numTokens * model.width, model.width);
-  const experts = sum(
-    model.mixtures,
-    ({ layers, top_k: visited }) => 2 * layers * seconds(visiting * visited, mesh.expert, 1),
-  );
-  return sums + (mesh.model > 1 ? sampled : 0) + experts;
+    seconds(12 * mesh.model * numLogits, mesh.model, "all-gather") +
+    seconds(4 * numLogits, mesh.model, "all-reduce");
+  return exchanged + sampled;
 }
 
 /** Weights and the caches of `numRead` sequences once; two FLOPs a parameter and token. */
@@ -403,7 +400,7 @@ function validChips(model, hardware, kvHeads) {
 
 /** Chips that can divide the experts of every mixture. */
 function validExperts(model, hardware) {
-  const sizes = model.mixtures.map((mixture) => mixture.num_experts);
+  const sizes = model.num_experts;
   if (!sizes.length || !hardware.link_bandwidth) return [1];
   return divisors(sizes[0]).filter((n) => sizes.every((size) => size % n === 0));
 }
