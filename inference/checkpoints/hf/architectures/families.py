@@ -82,11 +82,7 @@ def _llama(keys: Keys, name: str) -> ModelConfig:
 
 
 def _gemma3(keys: Keys, name: str) -> ModelConfig:
-    per_kind = keys.nested("rope_parameters") or Keys({})
-    distant, near = (per_kind.nested(f"{kind}_attention") for kind in ("full", "sliding"))
-    older = keys.nested("rope_scaling")
-    if older is not None:  # it is of the layers without a window
-        distant = Keys((distant.raw if distant else {}) | older.raw, older.label)
+    distant, near = rope_keys.by_kind(keys)
     # transformers never applies the family's `attn_logit_softcapping`
     heads = fields.attention(keys, 256, qk_norm="head", scale=_gemma_scale(keys))
     far = rope_keys.scaled(keys, distant, keys.number("rope_theta", 1_000_000.0))
@@ -207,11 +203,7 @@ def _olmo2(keys: Keys, name: str) -> ModelConfig:
 
 
 def _olmo3(keys: Keys, name: str) -> ModelConfig:
-    per_kind = keys.nested("rope_parameters") or Keys({})
-    distant, near = (per_kind.nested(f"{kind}_attention") for kind in ("full", "sliding"))
-    older = keys.nested("rope_scaling")
-    if older is not None:  # it is of the layers without a window
-        distant = Keys((distant.raw if distant else {}) | older.raw, older.label)
+    distant, near = rope_keys.by_kind(keys)
     theta = keys.number("rope_theta", 500_000.0)
     far, close = (rope_keys.scaled(keys, own, theta) for own in (distant, near))
     full = fields.attention(keys, rope=far, qk_norm="all")

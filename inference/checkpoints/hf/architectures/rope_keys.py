@@ -28,6 +28,17 @@ def described(keys: Keys) -> Keys | None:
     return next((own for own in both if own is not None and own.raw), None)
 
 
+def by_kind(keys: Keys) -> tuple[Keys | None, Keys | None]:
+    """The objects of layers without a window and of those with one; transformers 4 has one of the
+    first alone.
+    """
+    per_kind, older = keys.nested("rope_parameters") or Keys({}), keys.nested("rope_scaling")
+    distant, near = (per_kind.nested(f"{kind}_attention") for kind in ("full", "sliding"))
+    if older is not None:
+        distant = Keys((distant.raw if distant else {}) | older.raw, older.label)
+    return distant, near
+
+
 def scaled(keys: Keys, own: Keys | None, theta: float) -> Rope:
     """RoPE by the object that describes it.
 
