@@ -269,12 +269,18 @@ class ModelConfig:
         return declared
 
     @functools.cached_property
-    def vectors(self) -> Mapping[str, int]:
-        """Elements of all parameters that are no matrices, by their format as a `Move` has it."""
-        found: collections.Counter[str] = collections.Counter()
+    def vectors(self) -> Mapping[tuple[str, bool, bool], int]:
+        """Elements of all parameters that are no matrices, by their format as a `Move` has it, and
+        by whether chips along `model` and along `expert` divide them. Those of experts they do; all
+        others are few and count as whole on each chip.
+        """
+        found: collections.Counter[tuple[str, bool, bool]] = collections.Counter()
         for _, info in params.leaves(self.parameters()):
             if not info.is_matrix:
-                found[operations.stored_as(info, self, "rest")] += info.elements
+                by_expert = info.logical_axes[0] == "experts"
+                is_split = by_expert and operations.is_divided(info)
+                format = operations.stored_as(info, self, "rest")
+                found[format, is_split, by_expert] += info.elements
         return found
 
     # --- cache ------------------------------------------------------------------------------------
@@ -332,7 +338,7 @@ class ModelConfig:
                 stored = declared[index].get(part, {}) if declared else {}
                 found.update(operations.in_formats(each, stored, self) for each in own)
         ordered = sorted(found.items(), key=lambda item: item[0].kind != "matrix")
-        return dict(ordered) | dict.fromkeys((self._head, self._embedding, self._vectors), 1)
+        return dict(ordered) | dict.fromkeys((self._head, self._embedding, *self._vectors), 1)
 
     @property
     def head_rows(self) -> int:
@@ -367,9 +373,15 @@ class ModelConfig:
         return Operation("embed", "other", moves=moves, is_split=False)
 
     @property
-    def _vectors(self) -> Operation:
-        moves = tuple(
-            Move("weights", ((elements, ()),), self.width, format)
-            for format, elements in self.vectors.items()
-        )
-        return Operation("vectors", "other", moves=moves, is_split=False)
+    def _vectors(self) -> tuple[Operation, ...]:
+        """Reads of what is no matrix, as chips divide it."""
+        moves = collections.defaultdict(list)
+        for (format, *divided), elements in self.vectors.items():
+            moves[tuple(divided)].append(Move("weights", ((elements, ()),), self.width, format))
+        return tuple(
+            Operation(
+                "experts.vectors" if by_expert else "vectors", "other", moves=tuple(own),
+                is_split=is_split, by_expert=by_expert,
+            )
+            for (is_split, by_expert), own in moves.items()
+        )  # fmt: skip

@@ -44,7 +44,7 @@ def held(config: ModelConfig) -> tuple[Held, ...]:
             )
         )  # fmt: skip
     vectors = config.vectors.items()
-    return (*found, *(Held(count, config.width, format, False) for format, count in vectors))
+    return (*found, *(Held(count, config.width, *how) for how, count in vectors))
 
 
 def num_parameters(config: ModelConfig) -> int:
@@ -72,8 +72,8 @@ def weight_bytes(config: ModelConfig, format: Format, rest: Format) -> float:
 
 def chip_weight_bytes(config: ModelConfig, format: Format, rest: Format, mesh: Mesh) -> float:
     """Bytes of the weights that one chip of a mesh holds: heads, columns and tables divided over
-    `model` (key/value heads as far as there are any), experts over `expert` too, vectors and
-    undivided matrices whole.
+    `model` (key/value heads as far as there are any), experts and their biases over `expert` too,
+    other vectors and undivided matrices whole.
     """
     total = 0.0
     for part in held(config):

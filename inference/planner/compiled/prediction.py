@@ -7,6 +7,7 @@ from configs.engine import Config
 from configs.hardware import catalog
 from configs.hardware.targets import Target
 from configs.kinds import params
+from configs.kinds.experts import Experts
 from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.planner import weights
@@ -110,7 +111,8 @@ def temporary_bytes(config: Config, shape: StepShape) -> int:
     tokens, as its float32 sums and as what is stored of them, or four float32 arrays of logits (as
     they are, filtered, ranked, with noise), whichever is more. On a mesh products are narrow, and
     what is whole on each chip may be more: the residual stream and the sums of chips that it gets;
-    and drawing keeps more arrays of the chip's part of the logits.
+    and drawing keeps more arrays of the chip's part of the logits. A mixture may need most, for the
+    tokens of all chips along `expert`, once for each expert that they visit.
     """
     model = config.chip_model
     matrices = [
@@ -121,10 +123,21 @@ def temporary_bytes(config: Config, shape: StepShape) -> int:
     if config.mesh.model > 1:
         inner = max(shape[-1] for shape in matrices if shape[-2] == model.width)
         sums = max(sums, _STREAMS * model.width * _FLOAT32 + inner * stored)
+    sums = max(sums, config.mesh.expert * _visits_bytes(model))
     is_drawn = config.mesh.model > 1 and not shape.greedy
     arrays = _DRAWN_LOGITS if is_drawn else _LOGITS
     logits = shape.num_logits * model.vocab_size * _FLOAT32 * arrays
     return math.ceil(max(shape.num_tokens * sums, logits))
+
+
+def _visits_bytes(model: ModelConfig) -> float:
+    """For each token of a mixture, the largest of the model's: its copies, both products of them as
+    float32 sums, what is stored between, and the results once more in the order of tokens.
+    """
+    stored = FORMATS[model.dtype].bytes_for(1, 1)
+    mixtures = (layer.ffn for layer in model.layers if isinstance(layer.ffn, Experts))
+    outer, inner = model.width * (stored + 2 * _FLOAT32), 2 * (stored + _FLOAT32)
+    return max((ffn.top_k * (outer + inner * ffn.width) for ffn in mixtures), default=0.0)
 
 
 def _table_bytes(model: ModelConfig) -> int:

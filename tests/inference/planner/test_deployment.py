@@ -186,6 +186,21 @@ def test_data_parallel_groups_hold_the_weights_and_share_the_sequences():
         assert apart.row(32, 512).output_tok_s == pytest.approx(group.row(64, 512).output_tok_s)
 
 
+def test_biases_of_experts_are_divided_as_experts_are():
+    config = _MODELS["gpt-oss-20b"]  # 24 layers, 32 experts, 2,880 columns
+    own = FORMATS[config.dtype]
+    placed = [Deployment(config, _H100, mesh=mesh) for mesh in (Mesh(expert=4), Mesh(1, 2, 4))]
+    held = [weights.weight_bytes(config.per_chip(n, 4), own, own) for n in (1, 2)]
+    assert placed[0].chip_weight_bytes == held[0]
+    whole = 24 * ((64 + 2 * 8) * 64 * 2 + 64 * 4)  # biases and sinks of heads
+    assert placed[1].chip_weight_bytes == held[1] + whole / 2
+    biases = 2 * 24 * 32 * 2 * 2880, 2 * 24 * 32 * 2880
+    work = [o for o in placed[0].decode_operations(16, 1) if o.name == "experts.vectors"]
+    for mesh, chips in ((Mesh(), (1, 1)), (Mesh(expert=4), (4, 4)), (Mesh(1, 2, 4), (8, 4))):
+        read = [roofline.per_chip(found, mesh).weight_bytes for found in work]
+        assert read == [size / n for size, n in zip(biases, chips, strict=True)]
+
+
 def test_expert_parallel_chips_divide_experts_and_sequences():
     one, four = (Deployment(_MIXTURE, _H100, mesh=Mesh(expert=n)) for n in (1, 4))
     experts = 2 * 32 * 8 * 3 * 14_336 * 4096
