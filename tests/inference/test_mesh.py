@@ -125,7 +125,7 @@ def _disturbed(mesh, preemption, name="uneven"):
     ("uneven", "recompute"), ("uneven", "swap"), ("deepseek", "recompute"),
     pytest.param("deepseek", "swap", marks=pytest.mark.long),
     pytest.param("gpt-oss", "recompute", marks=pytest.mark.long),
-    ("gpt-oss", "swap"),
+    pytest.param("gpt-oss", "swap", marks=pytest.mark.long),
 ])  # fmt: skip
 def test_an_engine_on_chips_keeps_its_contract(name, preemption):
     expected, scores = _disturbed(Mesh(), preemption, name)

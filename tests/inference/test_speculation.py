@@ -140,7 +140,8 @@ def disturbing(engine, name):
 
 
 @pytest.mark.parametrize("model, proposer, num_drafts, count, name", CASES)
-def test_no_bit_changes(model, proposer, num_drafts, count, name):
+def test_no_bit_changes(model, proposer, num_drafts, count, name, monkeypatch):
+    monkeypatch.setattr(adaptive, "_PATIENCE", 1)  # drafts do not pay here, and are to be tried
     settings = {"num_drafts": num_drafts} | DISTURBANCES[name]
     if proposer == "ngram":
         engine = make(model, proposer=proposer, **settings)

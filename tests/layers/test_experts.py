@@ -167,7 +167,7 @@ def test_padding_visits_nobody():
     np.testing.assert_allclose(np.asarray(out_TD)[valid_T], expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.long)])
 def test_bits_do_not_depend_on_neighbours(dtype):
     """Nor on how many there are, or where each stands."""
     kind = Experts(6, 2, 10)

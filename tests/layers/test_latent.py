@@ -60,7 +60,7 @@ def test_absorbed_and_expanded_give_the_same(name):
     hidden_TD, nothing = decoder.forward(weights, own, jnp.asarray(tokens), contiguous(1, 41))
     assert nothing is None
     expected = np.asarray(decoder.logits(weights, own, hidden_TD))
-    for chunk in (1, 16, 41):
+    for chunk in (1, 16) if _KINDS[name].query_rank else (16,):
         np.testing.assert_allclose(paged(own, weights, tokens, chunk), expected, atol=1e-5)
 
 
