@@ -139,12 +139,20 @@ def temporary_bytes(config: Config, shape: StepShape) -> int:
 
 def _visits_bytes(model: ModelConfig) -> float:
     """For each token of a mixture, the largest of the model's: its copies, both products of them as
-    float32 sums, what is stored between, and the results once more in the order of tokens.
+    float32 sums, what is stored between, and the results once more in the order of tokens, where a
+    TPU gives those of one whole tiles, which have 1, 2, 4 or 8 rows.
     """
     stored = FORMATS[model.dtype].bytes_for(1, 1)
     mixtures = (layer.ffn for layer in model.layers if isinstance(layer.ffn, Experts))
-    outer, inner = model.width * (stored + 2 * _FLOAT32), 2 * (stored + _FLOAT32)
-    return max((ffn.top_k * (outer + inner * ffn.width) for ffn in mixtures), default=0.0)
+    outer, inner = model.width * (stored + _FLOAT32), 2 * (stored + _FLOAT32)
+    return max(
+        (
+            ffn.top_k * (outer + inner * ffn.width)
+            + model.width * _FLOAT32 * (1 << (ffn.top_k - 1).bit_length())
+            for ffn in mixtures
+        ),
+        default=0.0,
+    )
 
 
 def _table_bytes(model: ModelConfig) -> int:
