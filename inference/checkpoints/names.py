@@ -119,6 +119,29 @@ _GPT2: Table = {
     "ffn/down": ("mlp.c_proj.weight",),
 }
 _GPT2_TRANSPOSED = ("mixer/qkv", "mixer/out", "ffn/up", "ffn/down")
+_GEMMA4: Table = {
+    **_GEMMA,
+    "inputs/table": ("model.embed_tokens_per_layer.weight",),
+    "inputs/projection": ("model.per_layer_model_projection.weight",),
+    "inputs/projection_norm": ("model.per_layer_projection_norm.weight",),
+    "inputs/gate": ("per_layer_input_gate.weight",),
+    "inputs/out": ("per_layer_projection.weight",),
+    "inputs/norm": ("post_per_layer_input_norm.weight",),
+    "scale": ("layer_scalar",),
+    "mixer/qk": ("self_attn.q_proj.weight", "self_attn.k_proj.weight"),
+    "mixer/q": ("self_attn.q_proj.weight",),
+    "ffn/router": ("router.proj.weight",),
+    "ffn/router_norm": ("router.scale",),
+    "ffn/router_factors": ("router.per_expert_scale",),
+    "ffn/experts/gate_up": ("experts.gate_up_proj",),
+    "ffn/experts/down": ("experts.down_proj",),
+    "ffn/experts_norm": ("pre_feedforward_layernorm_2.weight",),
+    "ffn/experts_post_norm": ("post_feedforward_layernorm_2.weight",),
+    "ffn/shared/gate_up": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "ffn/shared/down": ("mlp.down_proj.weight",),
+    "ffn/shared_norm": ("pre_feedforward_layernorm.weight",),
+    "ffn/shared_post_norm": ("post_feedforward_layernorm_1.weight",),
+}
 _GGUF: Table = {
     "embed/table": ("token_embd.weight",),
     "final_norm": ("output_norm.weight",),
@@ -205,6 +228,7 @@ FAMILIES: dict[str, Names] = {
     "llama": Names(_LLAMA, interleaved=True),
     "gemma2": Names(_GEMMA),
     "gemma3": Names(_GEMMA),
+    "gemma4": Names(_GEMMA4),
     "gpt2": Names(_GPT2, "transformer.h", _GPT2_TRANSPOSED, _GGUF_GPT2),
     "mistral": Names(_LLAMA),
     "olmo2": Names(_GEMMA),

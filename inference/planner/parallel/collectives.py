@@ -61,11 +61,16 @@ def of_step(
     if mesh.model > 1:
         sums = Collective("embed", "model", "all-reduce", 1, _WORD * config.width)
         found[sums] += 1
+        if config.layer_inputs is not None:
+            row = config.num_layers * config.layer_inputs.width
+            found[dataclasses.replace(sums, token_bytes=_WORD * row)] += 1
         for layer in config.layers:
             if norms := layer.mixer.num_divided_norms:  # their sums travel together
                 found[Collective("mixer", "model", "all-reduce", 1, _WORD * norms)] += 1
             found[dataclasses.replace(sums, place="mixer")] += 1
-            found[dataclasses.replace(sums, place="ffn")] += layer.ffn is not None
+            if layer.ffn is not None:
+                bytes = layer.ffn.num_sums * sums.token_bytes
+                found[dataclasses.replace(sums, place="ffn", token_bytes=bytes)] += 1
         found.update(_sampling(config, mesh.model, greedy, top_logprobs))
     if mesh.expert > 1:
         format = FORMATS[stored or config.dtype]

@@ -9,7 +9,7 @@ from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from inference.checkpoints.hf.architectures import fields, mixtures, rope_keys
+from inference.checkpoints.hf.architectures import fields, gemma4, mixtures, rope_keys
 from inference.checkpoints.hf.architectures.config_keys import Keys
 
 _GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
@@ -278,6 +278,7 @@ _CAPPED = ("attn_logit_softcapping", "final_logit_softcapping")
 ARCHITECTURES: dict[str, Family] = {
     "LlamaForCausalLM": Family("llama", _llama, _BIASED),
     "Gemma3ForCausalLM": Family("gemma3", _gemma3, ("attention_bias", *_CAPPED)),
+    "Gemma4ForCausalLM": Family("gemma4", gemma4.build, gemma4.READS),
     "GPT2LMHeadModel": Family("gpt2", _gpt2),
     "Gemma2ForCausalLM": Family("gemma2", _gemma2, ("attention_bias", *_CAPPED)),
     "MistralForCausalLM": Family("mistral", _mistral),
