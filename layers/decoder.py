@@ -139,9 +139,9 @@ def layers(
         with jax.named_scope(f"layer_{index}"):
             x_TD, leaves[home], own_visits = _block(
                 weights, x_TD, leaves[home], ragged, angles[layer.mixer.rotation],
-                None if inputs_LTP is None else inputs_LTP[index], config=config, layer=layer, spec=config.cache_specs[home],
-                group=config.group_of_layer.get(home, 0), is_owner=owner is None,
-                deterministic=deterministic, attention=attention,
+                None if inputs_LTP is None else inputs_LTP[index], config=config, layer=layer,
+                spec=config.cache_specs[home], group=config.group_of_layer.get(home, 0),
+                is_owner=owner is None, deterministic=deterministic, attention=attention,
             )  # fmt: skip
         streams[index + 1] = x_TD
         visits += [] if own_visits is None else [own_visits]

@@ -110,8 +110,8 @@ class LongRope:
 
 @dataclasses.dataclass(frozen=True)
 class Proportional:
-    """p-RoPE (Barbero et al. 2024, arXiv 2410.06205): of the pairs only the share that turns fastest
-    turns at all, each as fast as it would among all pairs of the head.
+    """p-RoPE (Barbero et al. 2024, arXiv 2410.06205): of a head's pairs only the share that turns
+    fastest turns at all, as fast as if all did.
 
     Attributes:
         share: of the pairs.

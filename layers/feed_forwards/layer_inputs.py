@@ -1,4 +1,6 @@
-"""What each layer is told of a token beside the residual stream (`configs/kinds/layer_inputs.py`)."""
+"""What each layer is told of a token beside the residual stream: `configs/kinds/layer_inputs.py`
+declares it.
+"""
 
 import jax
 import jax.numpy as jnp

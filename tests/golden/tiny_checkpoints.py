@@ -28,7 +28,7 @@ from tiny_families import VOCAB_SIZE, Case
 _PROMPT_LENGTHS = (75, 29)
 _MATRIX_STD = 0.2
 _VECTOR_STD = 0.3
-_OPEN_GATES = 0.25
+_STREAM_STD = 0.25
 # Far below the 1e-4 that an implementation may differ by: the reference's own rounding is no issue.
 _MAX_ROUNDING_ERROR = 2e-5
 _NUM_GREEDY, _GREEDY_TOKENS, _LONGEST_GREEDY = 10, 16, 40
@@ -87,8 +87,8 @@ def _randomize(model: torch.nn.Module, case: Case) -> None:
         else:
             is_factor = is_norm or name.endswith(("router.scale", "per_expert_scale"))
             values = neutral + _VECTOR_STD * values if is_factor else _MATRIX_STD * values
-        if "per_layer_input_gate" in name:  # no norm before it, one behind: few gates would be open
-            values *= _OPEN_GATES
+        if "per_layer_input_gate" in name:  # it reads the stream, and most gates would be closed
+            values *= _STREAM_STD
         parameter.data = torch.from_numpy(values.astype(np.float32))
     for name, buffer in sorted(model.named_buffers()):
         if name.endswith("e_score_correction_bias"):  # decides between experts of equal scores

@@ -1,7 +1,6 @@
 """Gemma 4 (Google DeepMind 2026), the part that reads and writes text."""
 
 import dataclasses
-from typing import Any
 
 from configs.errors import InputError, shown
 from configs.kinds.attention import Attention
@@ -72,11 +71,6 @@ def sharing(mixers: list[Attention], first_shared: int) -> list[Attention]:
             mixer, owner=owners[mixer.window], window=None, has_values=True, has_value_norm=False
         ))  # fmt: skip
     return found
-
-
-def heads(**own: Any) -> Attention:
-    """Attention as all layers have it."""
-    return Attention(**{"qk_norm": "head", "has_value_norm": True, "scale": 1.0} | own)
 
 
 def _mixers(keys: Keys, num_layers: int) -> list[Attention]:

@@ -22,8 +22,7 @@ _MAX_FACTORS = 1 << 16
 # Under these names an object holds one for each kind of layer, which few families have.
 _LAYERS = ("full_attention", "sliding_attention")
 _KINDS = {
-    k: k
-    for k in ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
+    k: k for k in ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 }
 
 
