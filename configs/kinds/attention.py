@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from configs.cache import CacheSpec, keys_values, shared
@@ -185,3 +186,26 @@ class Attention(Mixer, name="attention"):
     def rotation(self) -> tuple[Rope, int] | None:
         """See `Mixer`."""
         return None if self.rope is None else (self.rope, self.head_width)
+
+
+def sharing(mixers: Sequence[Attention], count: int) -> list[Attention]:
+    """Layers of which the last `count` read the cache of the last layer before them that has a
+    window as they have, or none as they have none.
+
+    Raises:
+        InputError: no layer before them has.
+    """
+    first = len(mixers) - count
+    owners = {mixer.window: layer for layer, mixer in enumerate(mixers[:first])}
+    found = list(mixers[:first])
+    for mixer in mixers[first:]:
+        if mixer.window not in owners:
+            kind = "no window" if mixer.window is None else f"a window of {mixer.window}"
+            raise InputError(
+                f"the last {count} layers share earlier caches, and no layer before has {kind}"
+            )
+        # What makes keys and values is the owner's to say.
+        found.append(dataclasses.replace(
+            mixer, owner=owners[mixer.window], window=None, has_value_norm=False, has_values=True
+        ))  # fmt: skip
+    return found

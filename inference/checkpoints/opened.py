@@ -12,7 +12,7 @@ import jax
 from configs.errors import InputError
 from configs.kinds.params import leaves
 from configs.model import ModelConfig
-from inference.checkpoints import defaults, load, mapped, names, text_files
+from inference.checkpoints import defaults, load, names, text_files
 from inference.checkpoints.gguf import gguf_file, gguf_stacks
 from inference.checkpoints.gguf.gguf_scan import Header
 from inference.checkpoints.hf import hf_directory, hub, safetensors_file, split_tensors
@@ -87,7 +87,7 @@ def read_directory_config(path: Path) -> ModelConfig:
         InputError: as `hf_directory.parse_config`, or its weights are quantized in a way that is
             not served.
     """
-    raw = mapped.read_json(path / text_files.CONFIG)
+    raw = hf_directory.read_config(path / text_files.CONFIG)
     _refuse_quantized(path, raw)
     return hf_directory.parse_config(raw, path)
 
@@ -100,7 +100,7 @@ def read_stored_config(path: Path) -> ModelConfig:
     """
     config = read_directory_config(path)
     if config.tied and safetensors_file.is_in(path):
-        storage = hf_directory.storage(mapped.read_json(path / text_files.CONFIG), path)
+        storage = hf_directory.storage(hf_directory.read_config(path / text_files.CONFIG), path)
         source = safetensors_file.open_directory(path, storage.bytes_at)
         return dataclasses.replace(config, tied=not hf_directory.has_other_head(source, config))
     return config
@@ -135,9 +135,16 @@ def directory(path: Path, config: ModelConfig) -> Checkpoint:
     if (path / manifest.NAME).exists():
         listed = manifest.read(path, (".json", ".jinja", ".safetensors"))
         listed.verify(listed.digests)
-    raw = mapped.read_json(path / text_files.CONFIG)
+    raw = hf_directory.read_config(path / text_files.CONFIG)
     storage = hf_directory.storage(raw, path)
     source = safetensors_file.open_directory(path, storage.bytes_at)
+    if others := [name for name in source.shapes if names.is_other(config.family, name)]:
+        logging.warning(
+            "%s: images and sounds are not served: %d tensors for them, from %s on, are left out",
+            path,
+            len(others),
+            others[0],
+        )
     source = hf_directory.tensors(source, config, storage.num_predicting)
     source = split_tensors.split(source, config, storage.is_packed)
     name_map = names.huggingface(config)

@@ -15,7 +15,7 @@ from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.rope import Llama3, LongRope, Rope
 from configs.model import LayerSpec, ModelConfig
-from inference.checkpoints.gguf import gguf_file, gguf_mixtures
+from inference.checkpoints.gguf import gguf_file, gguf_gemma4, gguf_mixtures
 from inference.checkpoints.gguf.gguf_file import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from inference.checkpoints.gguf.gguf_keys import YARN, Keys
 from inference.checkpoints.gguf.gguf_scan import Header
@@ -216,6 +216,7 @@ FAMILIES = {
     "llama": _Family(_llama, gguf_mixtures.COUNTS),
     "gemma3": _Family(_gemma3, (_WINDOW, f"{_WINDOW}_pattern", "rope.freq_base_swa")),
     "gemma2": _Family(_gemma2, (_WINDOW, "attn_logit_softcapping", "final_logit_softcapping")),
+    "gemma4": _Family(gguf_gemma4.build, gguf_gemma4.READS),
     "gpt2": _Family(_gpt2, ("attention.layer_norm_epsilon",)),
     "qwen2": _Family(_qwen2),
     "qwen3": _Family(_qwen3),

@@ -60,10 +60,9 @@ def of_step(
     found: Counter[Collective] = Counter()
     if mesh.model > 1:
         sums = Collective("embed", "model", "all-reduce", 1, _WORD * config.width)
-        found[sums] += 1
-        if config.layer_inputs is not None:
-            row = config.num_layers * config.layer_inputs.width
-            found[dataclasses.replace(sums, token_bytes=_WORD * row)] += 1
+        inputs = config.num_layers * config.layer_inputs.width if config.layer_inputs else 0
+        looked_up = config.width + inputs  # rows of both tables travel together
+        found[dataclasses.replace(sums, token_bytes=_WORD * looked_up)] += 1
         for layer in config.layers:
             if norms := layer.mixer.num_divided_norms:  # their sums travel together
                 found[Collective("mixer", "model", "all-reduce", 1, _WORD * norms)] += 1

@@ -60,6 +60,24 @@ def build(keys: Keys, name: str) -> ModelConfig:
     return family.build(keys, name)
 
 
+def text_part(raw: dict[str, Any]) -> dict[str, Any]:
+    """What describes the text of a model that reads images and sounds too, as if it stood alone;
+    other configurations as they are.
+
+    Raises:
+        InputError: it describes no text.
+    """
+    architecture = _architecture(raw)
+    alone = _WHOLES.get(architecture) if isinstance(architecture, str) else None
+    if alone is None:
+        return raw
+    text = Keys(raw).nested("text_config")
+    if text is None:
+        raise InputError(f"architecture {architecture} has a text_config, which is missing")
+    own = {key: raw[key] for key in _OF_THE_WHOLE if raw.get(key) is not None}
+    return text.raw | own | {"architectures": [alone[0]], "model_type": alone[1]}
+
+
 def reads(raw: dict[str, Any], key: str) -> bool:
     """Whether the architecture of a configuration understands a key that is refused elsewhere."""
     architecture = _architecture(raw)
@@ -273,6 +291,12 @@ def _gemma_scale(keys: Keys) -> float | None:
     return None if scalar == keys.integer("head_dim", 256) else scalar**-0.5
 
 
+# Models that read images and sounds too: architecture and type of their text alone.
+_WHOLES = {"Gemma4ForConditionalGeneration": ("Gemma4ForCausalLM", "gemma4_text")}
+_OF_THE_WHOLE = (
+    *("dtype", "torch_dtype", "tie_word_embeddings", "eos_token_id", "bos_token_id"),
+    *("quantization_config", "compression_config", "auto_map"),
+)
 _BIASED = ("attention_bias", "mlp_bias")
 _CAPPED = ("attn_logit_softcapping", "final_logit_softcapping")
 ARCHITECTURES: dict[str, Family] = {

@@ -1,21 +1,21 @@
 """Gemma 4 (Google DeepMind 2026), the part that reads and writes text."""
 
 import dataclasses
+from typing import Any
 
 from configs.errors import InputError, shown
-from configs.kinds.attention import Attention
+from configs.kinds.attention import Attention, sharing
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import FeedForward
 from configs.kinds.layer_inputs import LayerInputs
 from configs.kinds.rope import Rope
 from configs.model import ModelConfig
-from inference.checkpoints.hf.architectures import fields, rope_keys
+from inference.checkpoints.hf.architectures import export_fields, fields, rope_keys
 from inference.checkpoints.hf.architectures.config_keys import Keys
 
 # Keys that are refused elsewhere, and read here.
 READS = ("attention_bias", "final_logit_softcapping", "use_bidirectional_attention")
-ROUTER = Router(has_norm=True, has_factors=True)
 _ACTIVATION = {"gelu_pytorch_tanh": "gelu_tanh"}
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _ROPE = {
@@ -35,42 +35,19 @@ def build(keys: Keys, name: str) -> ModelConfig:
     keys.require_neutral({"use_bidirectional_attention": (None, False, "vision")})
     own = fields.llama_fields(keys, name, "gemma4", tied=True)
     width, num_layers = own["width"], own["num_layers"]
-    first_shared = num_layers - keys.whole("num_kv_shared_layers", 0, limit=num_layers)
-    mixers = sharing(_mixers(keys, num_layers), first_shared)
+    num_shared = keys.whole("num_kv_shared_layers", 0, limit=num_layers)
+    mixers = sharing(_mixers(keys, num_layers), num_shared)
     inputs = _inputs_width(keys, own["vocab_size"])
     return ModelConfig(
         **own,
         max_context=keys.integer("max_position_embeddings", 131_072),
-        pattern=fields.pattern(mixers, _ffns(keys, num_layers, first_shared)),
+        pattern=fields.pattern(mixers, _ffns(keys, num_layers, num_layers - num_shared)),
         post_norms=True,
         logit_cap=keys.optional_number("final_logit_softcapping"),
         embedding_scale=width**0.5,
         layer_inputs=LayerInputs(inputs, _activation(keys)) if inputs else None,
         has_layer_scales=True,
     )
-
-
-def sharing(mixers: list[Attention], first_shared: int) -> list[Attention]:
-    """Layers of which those from `first_shared` on read the cache of the last layer before it that
-    has a window as they do, or none.
-
-    Raises:
-        InputError: no layer before it has.
-    """
-    owners = {mixer.window: layer for layer, mixer in enumerate(mixers[:first_shared])}
-    found = mixers[:first_shared]
-    for mixer in mixers[first_shared:]:
-        if mixer.window not in owners:
-            kind = "without a window" if mixer.window is None else "with a window"
-            raise InputError(
-                f"num_kv_shared_layers={len(mixers) - first_shared}: layers {kind} share, and none "
-                f"of the first {first_shared} is one"
-            )
-        # Only what makes keys and values is the owner's.
-        found.append(dataclasses.replace(
-            mixer, owner=owners[mixer.window], window=None, has_values=True, has_value_norm=False
-        ))  # fmt: skip
-    return found
 
 
 def _mixers(keys: Keys, num_layers: int) -> list[Attention]:
@@ -128,20 +105,22 @@ def _ffns(keys: Keys, num_layers: int, first_shared: int) -> list[FeedForward]:
     for layer in range(num_layers):
         own = width * (2 if is_wide and layer >= first_shared else 1)
         if has_experts:
-            found.append(experts(
-                keys.integer("num_experts"), keys.integer("top_k_experts"),
-                keys.integer("moe_intermediate_size"), own, activation,
-            ))  # fmt: skip
+            found.append(_experts(keys, own, activation))
         else:
             found.append(Gated(own, activation))
     return found
 
 
-def experts(num_experts: int, top_k: int, width: int, dense: int, activation: str) -> Experts:
+def _experts(keys: Keys, dense: int, activation: str) -> Experts:
     """The mixture beside a dense feed-forward."""
+    num_experts, top_k = keys.integer("num_experts"), keys.integer("top_k_experts")
+    if top_k > num_experts:
+        raise InputError(f"top_k_experts={top_k} is more than num_experts={num_experts}")
+    width = keys.integer("moe_intermediate_size")
     return Experts(
-        num_experts, top_k, width, ROUTER, shared_width=dense, activation=activation, has_norms=True
-    )
+        num_experts, top_k, width, Router(has_norm=True, has_factors=True), shared_width=dense,
+        activation=activation, has_norms=True,
+    )  # fmt: skip
 
 
 def _activation(keys: Keys) -> str:
@@ -159,3 +138,56 @@ def _inputs_width(keys: Keys, vocab_size: int) -> int:
             "vocab_size have inputs of layers"
         )
     return width
+
+
+def export(config: ModelConfig) -> dict[str, Any]:
+    """The inverse of `build`, by the keys of published files."""
+    windows = [config.stored_by(layer).window for layer in range(config.num_layers)]
+    mixers = [export_fields.attention(layer) for layer in config.layers]
+    makers = [mixer for mixer in mixers if mixer.owner is None]
+    far = next((mixer for mixer in makers if mixer.window is None), makers[0])
+    near = next((mixer for mixer in makers if mixer.window is not None), far)
+    first, last = config.layers[0].ffn, config.layers[-1].ffn
+    sizes = export_fields.sizes(config, Rope())
+    for key in ("hidden_act", "rope_theta", "rope_scaling"):
+        del sizes[key]
+    return sizes | export_fields.heads(near) | _ffn(first, last) | {
+        "global_head_dim": far.head_width,
+        "num_global_key_value_heads": None if far.has_values else far.num_kv_heads,
+        "attention_k_eq_v": not far.has_values,
+        "attention_bias": "out" in near.biases,
+        "sliding_window": near.window or 512,
+        "layer_types": fields.types(window is not None for window in windows),
+        "rope_parameters": {_GLOBAL: _stated(far.rope), _LOCAL: _stated(near.rope)},
+        "num_kv_shared_layers": len(mixers) - len(makers),
+        "hidden_size_per_layer_input": config.layer_inputs.width if config.layer_inputs else 0,
+        "vocab_size_per_layer_input": config.vocab_size,
+        "final_logit_softcapping": config.logit_cap,
+        "use_bidirectional_attention": None,
+    }  # fmt: skip
+
+
+def _ffn(first: FeedForward | None, last: FeedForward | None) -> dict[str, Any]:
+    widths = [
+        ffn.shared_width if isinstance(ffn, Experts) else getattr(ffn, "width", 0)
+        for ffn in (first, last)
+    ]
+    raw = {
+        "intermediate_size": widths[0],
+        "hidden_activation": "gelu_pytorch_tanh",
+        "use_double_wide_mlp": widths[1] == 2 * widths[0],
+        "enable_moe_block": isinstance(first, Experts),
+    }
+    if isinstance(first, Experts):
+        raw |= {
+            "num_experts": first.num_experts,
+            "top_k_experts": first.top_k,
+            "moe_intermediate_size": first.width,
+        }
+    return raw
+
+
+def _stated(rope: Rope | None) -> dict[str, Any]:
+    rope = rope or Rope()
+    scaling = export_fields.rope_scaling(rope.scaling) or {"rope_type": "default"}
+    return scaling | {"rope_theta": rope.theta}
