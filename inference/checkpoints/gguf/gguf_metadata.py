@@ -216,7 +216,6 @@ FAMILIES = {
     "llama": _Family(_llama, gguf_mixtures.COUNTS),
     "gemma3": _Family(_gemma3, (_WINDOW, f"{_WINDOW}_pattern", "rope.freq_base_swa")),
     "gemma2": _Family(_gemma2, (_WINDOW, "attn_logit_softcapping", "final_logit_softcapping")),
-    "gemma4": _Family(gguf_gemma4.build, gguf_gemma4.READS),
     "gpt2": _Family(_gpt2, ("attention.layer_norm_epsilon",)),
     "qwen2": _Family(_qwen2),
     "qwen3": _Family(_qwen3),
@@ -230,5 +229,6 @@ FAMILIES = {
         gguf_mixtures.deepseek, gguf_mixtures.LATENT, ("attention.value_length", _ROTATING)
     ),
     "glm4moe": _Family(gguf_mixtures.glm4_moe, gguf_mixtures.GLM4, (_ROTATING,)),
+    "gemma4": _Family(gguf_gemma4.build, gguf_gemma4.READS),
     "gpt-oss": _Family(gguf_mixtures.gpt_oss, (*gguf_mixtures.ROUTED, *YARN, _WINDOW)),
 }

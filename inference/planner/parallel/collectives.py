@@ -68,8 +68,8 @@ def of_step(
                 found[Collective("mixer", "model", "all-reduce", 1, _WORD * norms)] += 1
             found[dataclasses.replace(sums, place="mixer")] += 1
             if layer.ffn is not None:
-                bytes = layer.ffn.num_sums * sums.token_bytes
-                found[dataclasses.replace(sums, place="ffn", token_bytes=bytes)] += 1
+                own = layer.ffn.num_sums * sums.token_bytes
+                found[dataclasses.replace(sums, place="ffn", token_bytes=own)] += 1
         found.update(_sampling(config, mesh.model, greedy, top_logprobs))
     if mesh.expert > 1:
         format = FORMATS[stored or config.dtype]
