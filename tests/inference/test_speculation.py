@@ -254,17 +254,21 @@ TREES = {
         for model in ("llama", "gemma", "deepseek") for kind in TREES for name in DISTURBANCES
         if name != "adaptive" or model == "llama"
     ),
+    pytest.param("deepseek", "mtp", 200, "preempted, chunked", marks=pytest.mark.long),
 ])  # fmt: skip
 def test_a_tree_changes_no_token(model, kind, count, name, monkeypatch):
     """Branches are accepted, not only the first; what is cached after them is found again."""
     monkeypatch.setattr(adaptive, "_PATIENCE", 1)  # trees do not pay here, and are to be tried
     own = (
+        MTP if kind == "mtp" else
         heads_of(model, Medusa, num_heads=3) if kind == "medusa" else
         heads_of(model, Eagle, features=(1, 2))
     )  # fmt: skip
     params = fakes.real_params(MODELS[model]) | {"draft": fakes.real_params(own)}
     settings = SIZES | {"deterministic": False, "cache_bytes": 1 << 20} | DISTURBANCES[name]
-    engine = fakes.engine(MODELS[model], params, draft=own, **TREES[kind], **settings)
+    engine = fakes.engine(
+        MODELS[model], params, draft=own, **TREES.get(kind, TREES["eagle"]), **settings
+    )
     prompts, asked = requests(count, 131)
     expected = plain(model, count)
     for _ in range(2):
