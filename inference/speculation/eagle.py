@@ -1,5 +1,6 @@
 """EAGLE: a layer goes on from the target's hidden states, a token at a time (Li et al. 2024, arXiv
-2401.15077; fused features: Li et al. 2025, arXiv 2503.01840).
+2401.15077; fused features: Li et al. 2025, arXiv 2503.01840; the target's own layer for it:
+DeepSeek-AI 2024, arXiv 2412.19437).
 
 Its entry for a token reads the token and the state of the one before it. Once the target has seen a
 step's tokens, their entries are written with its states, over those of drafts. A sequence that

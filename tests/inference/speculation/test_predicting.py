@@ -99,7 +99,7 @@ def test_its_logits_are_those_of_transformers_modules(name, checkpoint):
 
 
 def test_a_checkpoint_drafts_for_itself(checkpoint):
-    """transformers' greedy tokens, of drafts of which some are right."""
+    """And says transformers' greedy tokens."""
     folder = checkpoint()
     config, whole, layer = opened(folder)
     with np.load(folder / "expected.npz") as arrays:
