@@ -118,7 +118,6 @@ const QUANTITIES = {
   sequences: (work) => work.count,
   queries: (work) => work.count * work.queries,
   drafts: (work) => work.count * work.drafts,
-  earlier: (work) => work.count * (work.context - work.queries),
   pairs: (work, window) => work.count * pairsOf(work, window),
   read: (work, window, most) => work.count * readOf(work, window, most),
 };
@@ -143,8 +142,7 @@ function evaluate(d, declared, work) {
       const format = d[move.format] ?? d.formats[move.format];
       return bytesFor(format, layers * count(move.amount), sized(move.row, d.kvHeads));
     });
-  const cheapest = declared.cheapest.length ? Math.min(...declared.cheapest.map(count)) : 0;
-  const flops = layers * (count(declared.flops) + cheapest);
+  const flops = layers * count(declared.flops);
   const visited = count(declared.visited);
   const [weight_bytes, cache_bytes, activation_bytes] = ["weights", "cache", "activations"].map(moved);
   const bytes = weight_bytes + cache_bytes + activation_bytes;
