@@ -67,8 +67,8 @@ More architectures of transformers 5.23 are such combinations by their code, and
 names alone: SolarOpen (Llama's attention, GLM-4.5's mixture), HYV3 (Qwen3's attention and
 DeepSeek-V3's mixture), ExaoneMoe (SmolLM3's layers without RoPE, DeepSeek-V3's mixture), Mellum
 (Qwen3-MoE with Gemma 3's two kinds of positions), Youtu (DeepSeek-V3's attention before a dense
-feed-forward) and Ernie4_5_Moe (rotary pairs side by side, offsets beside softmax). Others need a
-part first:
+feed-forward) and Ernie4_5_Moe (rotary pairs side by side, offsets beside softmax; its layer that
+predicts a second token has names of its own). Others need a part first:
 
 | architecture | part that is not here |
 | --- | --- |

@@ -309,6 +309,16 @@ function intensityOf(d, batch, context, operations) {
   return sum(counted, (o) => o.flops) / sum(counted, (o) => o.bytes);
 }
 
+/** Experts of the largest mixture that at least one token of a step visits; null where there is none. */
+function visitedExperts({ model, kvHeads }, work) {
+  const visits = model.operations.flatMap(({ visited }) =>
+    visited.filter(([, [name]]) => name === "experts"),
+  );
+  if (!visits.length) return null;
+  const largest = visits.reduce((best, visit) => (visit[1][1] > best[1][1] ? visit : best));
+  return amountOf([largest], work, kvHeads);
+}
+
 /** (1 - a^(k+1)) / (1 - a) */
 function expectedTokens(acceptance, drafts) {
   let found = 0;
@@ -348,6 +358,8 @@ function plan(catalog, input) {
     batch,
     context,
     parameters: numParameters(d),
+    active_parameters: numActiveParameters(d),
+    visited_experts: visitedExperts(d, decodeOf(d, batch, middle)),
     weight_bytes: held,
     cache_bytes: cached,
     memory_bytes: held + cached,
