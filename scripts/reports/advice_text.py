@@ -99,11 +99,10 @@ def _show_mixture(console: Console, found: Mixture) -> None:
             seconds(each.step_s),
         )  # fmt: skip
     console.print(rows)
-    then = f", from there on for its {found.then}" if found.then else ", which is all that fit"
-    console.print(
-        f"a step waits longest for experts up to {found.bound_until:,} sequences{then}",
-        markup=False, soft_wrap=True,
-    )  # fmt: skip
+    until = f"for experts up to {found.bound_until:,} sequences, "
+    then = f"beyond that for its {found.then}" if found.then else "which is all that fit"
+    waits = f"{until}{then}" if found.bound_until else f"for its {found.then}, whatever the batch"
+    console.print(f"a step waits longest {waits}", markup=False, soft_wrap=True)
 
 
 def _show_exchange(console: Console, found: Sequence[Comparison]) -> None:

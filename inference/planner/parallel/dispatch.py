@@ -60,7 +60,7 @@ def compare(
     """
     middle, prompts = context + new_tokens // 2, deployment.mesh.num_groups
     steps = {
-        f"decode, {batch:,} sequences": (
+        f"decode, batch {batch:,}": (
             deployment.decode_work(batch, middle),
             deployment.decode_time(batch, middle),
         ),

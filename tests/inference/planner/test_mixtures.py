@@ -76,7 +76,7 @@ def test_who_visits_a_chip_is_counted(num_experts, top_k, chips, groups, top_gro
 
 def test_both_forms_of_exchange_by_hand():
     decode, prefill = dispatch.compare(_SWITCH, 64, 1024, 0)
-    assert decode.name == "decode, 64 sequences"
+    assert decode.name == "decode, batch 64"
     layers, tokens, D = 26, 8, 2048  # tokens of a chip
     row = 2 * D + 4 * D + 2 * 4 * 6  # there in bfloat16, back in float32, ids and weights
     latency = layers * 3 * 7 * _SWITCH.hardware.link_latency_s
