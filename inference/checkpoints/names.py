@@ -63,6 +63,15 @@ _MIXTRAL: Table = {
     ),
     "ffn/experts/down": ("block_sparse_moe.experts.{}.w2.weight",),
 }
+_MINIMAX_M2: Table = {
+    **_MIXTRAL,
+    "ffn/router_offsets": ("block_sparse_moe.e_score_correction_bias",),
+}
+_FLEX_OLMO: Table = {
+    **_EXPERTS,
+    "mixer_post_norm": ("post_attention_layernorm.weight",),
+    "ffn_post_norm": ("post_feedforward_layernorm.weight",),
+}
 _QWEN2_MOE: Table = {
     **_EXPERTS,
     "ffn/shared/gate_up": (
@@ -218,6 +227,10 @@ FAMILIES: dict[str, Names] = {
     "olmo3": Names(_GEMMA),
     "deepseek_v2": Names(_DEEPSEEK, gguf=_GGUF_LATENT),
     "deepseek_v3": Names(_DEEPSEEK, gguf=_GGUF_LATENT, predicts=True),
+    "dots1": Names(_GLM4_MOE, gguf=_GGUF_EXPERTS),
+    "flex_olmo": Names(_FLEX_OLMO, gguf={}),  # which llama.cpp has not
+    "glm4_moe_lite": Names(_DEEPSEEK, gguf=_GGUF_LATENT, predicts=True),
+    "minimax_m2": Names(_MINIMAX_M2, gguf=_GGUF_EXPERTS),
     "glm4_moe": Names(_GLM4_MOE, gguf=_GGUF_POST_NORMED, predicts=True),
     "gpt_oss": Names(_GPT_OSS, gguf=_GGUF_POST_NORMED),
     "mixtral": Names(_MIXTRAL, gguf=_GGUF_EXPERTS, interleaved=True),
