@@ -63,6 +63,15 @@ _MIXTRAL: Table = {
     ),
     "ffn/experts/down": ("block_sparse_moe.experts.{}.w2.weight",),
 }
+_MINIMAX_M2: Table = {
+    **_MIXTRAL,
+    "ffn/router_offsets": ("block_sparse_moe.e_score_correction_bias",),
+}
+_FLEX_OLMO: Table = {
+    **_EXPERTS,
+    "mixer_post_norm": ("post_attention_layernorm.weight",),
+    "ffn_post_norm": ("post_feedforward_layernorm.weight",),
+}
 _QWEN2_MOE: Table = {
     **_EXPERTS,
     "ffn/shared/gate_up": (
@@ -100,6 +109,12 @@ _GPT_OSS: Table = {
     "ffn/experts/down": ("mlp.experts.down_proj.{}",),
     "ffn/experts/gate_up_bias": ("mlp.experts.gate_up_proj_bias.ordered",),
     "ffn/experts/down_bias": ("mlp.experts.down_proj_bias",),
+}
+_PREDICTING: Table = {
+    "final_norm": ("shared_head.norm.weight",),
+    "input": ("eh_proj.weight",),
+    "state_norm": ("hnorm.weight",),
+    "token_norm": ("enorm.weight",),
 }
 _PHI3: Table = {
     **_LLAMA,
@@ -231,7 +246,8 @@ class Names(NamedTuple):
         transposed: paths of matrices stored [in, out].
         gguf: as `table`, for the names that llama.cpp gives them.
         interleaved: llama.cpp stores rotary pairs of queries and keys as neighbours.
-        predicts: layers behind the last one may predict a second token, and are not read.
+        predicts: layers behind the last one may predict a second token, and are no part of the
+            model.
         inside: what stands before the names of a model that is a part of one that reads images and
             sounds too.
         others: the other parts of that one, which are not read.
@@ -270,6 +286,10 @@ FAMILIES: dict[str, Names] = {
     "olmo3": Names(_GEMMA),
     "deepseek_v2": Names(_DEEPSEEK, gguf=_GGUF_LATENT),
     "deepseek_v3": Names(_DEEPSEEK, gguf=_GGUF_LATENT, predicts=True),
+    "dots1": Names(_GLM4_MOE, gguf=_GGUF_EXPERTS),
+    "flex_olmo": Names(_FLEX_OLMO, gguf={}),  # which llama.cpp has not
+    "glm4_moe_lite": Names(_DEEPSEEK, gguf=_GGUF_LATENT, predicts=True),
+    "minimax_m2": Names(_MINIMAX_M2, gguf=_GGUF_EXPERTS),
     "glm4_moe": Names(_GLM4_MOE, gguf=_GGUF_POST_NORMED, predicts=True),
     "gpt_oss": Names(_GPT_OSS, gguf=_GGUF_POST_NORMED),
     "mixtral": Names(_MIXTRAL, gguf=_GGUF_EXPERTS, interleaved=True),
@@ -286,6 +306,23 @@ FAMILIES: dict[str, Names] = {
 def huggingface(config: ModelConfig) -> NameMap:
     """The map to the names transformers gives a model's tensors."""
     return functools.partial(_translate, FAMILIES[config.family], config)
+
+
+def predicting(config: ModelConfig, number: int) -> NameMap:
+    """The map to the names of a layer that predicts a second token, of heads that are that layer.
+
+    Args:
+        config: of the heads.
+        number: of the layer.
+    """
+
+    def name(path: str) -> Stored:
+        names = FAMILIES[config.family]
+        if path not in _PREDICTING:
+            return _translate(names, config, path, number)
+        return Stored(tuple(f"{names.layers}.{number}.{own}" for own in _PREDICTING[path]))
+
+    return name
 
 
 def base(family: str) -> str:
@@ -337,11 +374,12 @@ def identity(path: str) -> Stored:
     return Stored((path,))
 
 
-def _translate(names: Names, config: ModelConfig, path: str) -> Stored:
+def _translate(names: Names, config: ModelConfig, path: str, first: int = 0) -> Stored:
+    """`first` is the number of the model's first layer there."""
     layer = _LAYER.fullmatch(path)
     own = layer[2] if layer else path
     if part := _PART.fullmatch(own):
-        stack = _translate(names, config, path.removesuffix(f"/{part[2]}"))
+        stack = _translate(names, config, path.removesuffix(f"/{part[2]}"), first)
         return Stored((stack.names[int(part[2])],), stack.transposed)
     is_bias = own.endswith(("_bias", "/bias")) and own not in names.table
     weight = own.removesuffix("_bias").replace("/bias", "/weight") if is_bias else own
@@ -353,7 +391,7 @@ def _translate(names: Names, config: ModelConfig, path: str) -> Stored:
     if layer and "{}" in found[0]:
         found = tuple(name.format(n) for n in range(_matrices(config, layer)) for name in found)
     if layer:
-        found = tuple(f"{names.layers}.{layer[1]}.{name}" for name in found)
+        found = tuple(f"{names.layers}.{first + int(layer[1])}.{name}" for name in found)
     return Stored(found, own in names.transposed)
 
 

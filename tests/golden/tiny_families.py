@@ -80,6 +80,10 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "deepseek_v2": (transformers.DeepseekV2Config, _COMMON),
     "deepseek_v3": (transformers.DeepseekV3Config, _COMMON),
     "glm4_moe": (transformers.Glm4MoeConfig, _COMMON),
+    "dots1": (transformers.Dots1Config, _COMMON),
+    "flex_olmo": (transformers.FlexOlmoConfig, _COMMON | {"intermediate_size": 20}),
+    "glm4_moe_lite": (transformers.Glm4MoeLiteConfig, _COMMON),
+    "minimax_m2": (transformers.MiniMaxM2Config, _COMMON | {"intermediate_size": 20}),
     "gpt_oss": (
         transformers.GptOssConfig, _COMMON | {"sliding_window": 24, "intermediate_size": 20}
     ),

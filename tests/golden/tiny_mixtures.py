@@ -272,4 +272,53 @@ CASES = (
         },
         seed=172,
     ),
+    # Relatives: the parts above in other combinations, one checkpoint each.
+    Case(
+        "dots1-gqa-window",
+        widths(40, 3, 4, 2, 12)
+        | UNTIED
+        | {
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 6,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "sliding_window": 24,
+            "max_window_layers": 2,
+        },
+        seed=191,
+    ),
+    Case(
+        "flex_olmo-mha-float32",
+        widths(36, 2, 3, 3) | UNTIED | {"num_experts": 7, "num_experts_per_tok": 5},
+        seed=192,
+        dtype=torch.float32,
+    ),
+    Case(
+        "glm4_moe_lite-mha-listed",
+        widths(36, 3, 3, 3)
+        | UNTIED
+        | _latent(18, 6, 8, 10, query_rank=22)
+        | {
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "n_routed_experts": 5,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+        },
+        seed=193,
+    ),
+    Case(
+        "minimax_m2-gqa-partial",
+        widths(40, 2, 4, 2, 16)
+        | UNTIED
+        | {
+            "num_local_experts": 7,
+            "num_experts_per_tok": 3,
+            **rope("default", 1e4, partial_rotary_factor=0.5),
+        },
+        seed=194,
+    ),
 )  # fmt: skip

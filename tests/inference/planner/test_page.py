@@ -24,6 +24,7 @@ from configs.kinds.latent import Indexer, Latent
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
 from configs.precision import FORMATS
+from inference.planner import cost, weights
 from inference.planner.cost import Precision
 from inference.planner.deployment import Deployment
 from inference.planner.page import render
@@ -122,7 +123,13 @@ def figures(point):
     plan, (batch, context, new) = deployment(point), map(point.get, LENGTHS)
     middle = context + new // 2
     found = dataclasses.asdict(plan.row(batch, context, new))
+    mixtures = [
+        layer.ffn.experts for layer in plan.config.layers if layer.ffn and layer.ffn.experts
+    ]
+    tokens = plan.decode_work(batch, middle).num_tokens
     found |= {
+        "active_parameters": weights.num_active_parameters(plan.config),
+        "visited_experts": cost.num_visited(*max(mixtures), tokens) if mixtures else None,
         "largest_batch": plan.largest_batch(context, new),
         "chip_weight_bytes": plan.chip_weight_bytes,
         "chip_sequence_bytes": plan.chip_cache_bytes(context + new),

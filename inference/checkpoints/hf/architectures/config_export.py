@@ -188,6 +188,16 @@ FAMILIES = {
         "DeepseekV3ForCausalLM", "deepseek_v3", mixtures_export.deepseek_v3, Latent, _MIXTURE
     ),
     "glm4_moe": _Family("Glm4MoeForCausalLM", "glm4_moe", mixtures_export.glm4_moe, ffns=_MIXTURE),
+    "dots1": _Family("Dots1ForCausalLM", "dots1", mixtures_export.dots1, ffns=_MIXTURE),
+    "flex_olmo": _Family(
+        "FlexOlmoForCausalLM", "flex_olmo", mixtures_export.flex_olmo, ffns=_MIXTURE
+    ),
+    "glm4_moe_lite": _Family(
+        "Glm4MoeLiteForCausalLM", "glm4_moe_lite", mixtures_export.glm4_moe_lite, Latent, _MIXTURE
+    ),
+    "minimax_m2": _Family(
+        "MiniMaxM2ForCausalLM", "minimax_m2", mixtures_export.minimax_m2, ffns=_MIXTURE
+    ),
     "gpt_oss": _Family("GptOssForCausalLM", "gpt_oss", mixtures_export.gpt_oss, ffns=_MIXTURE),
     "smollm3": _Family("SmolLM3ForCausalLM", "smollm3", _smollm3),
 }
