@@ -38,7 +38,7 @@ reads it (`test_convert.py`). A `.gguf` file of each family gives the parameters
 and the logits of its conversion to the last bit, under the names of the `gguf` library
 (`test_gguf.py`, `test_gguf_mixtures.py`, `test_gguf_types.py` and `test_families.py` in
 `tests/inference/checkpoints/`); llama.cpp calls Mistral and Mixtral a llama, and keeps no window of
-them, OLMo 3 an olmo2, and both DeepSeeks a deepseek2.
+them, OLMo 3 an olmo2, and both DeepSeeks and GLM-4.7-Flash a deepseek2; it has no FlexOlmo.
 [Adding a family](add_a_model.md).
 """
 _GGUF = """\
@@ -55,11 +55,37 @@ ties, perplexity within 0.5 % (`tests/inference/test_parity_real.py`). Of the ot
 configuration and number of parameters are checked, no real weights. Those of `deepseek-v3` are
 published in FP8, which is refused; a directory in bfloat16 is read. Those of gpt-oss are published
 with experts in MXFP4, which become bfloat16 as they are read, to the same numbers. Layers that
-predict a second token (DeepSeek-V3, GLM) are left out, as many as the configuration announces.
+predict a second token (DeepSeek-V3, GLM) are left out, as many as the configuration announces;
+where it is one, `--speculate=mtp` has it draft
+([how](speculation.md#the-layer-that-a-checkpoint-brings)). Of Gemma 4 the text is served: what
+reads images and sounds in a published directory is left out, in a line, and so are keys and values
+of layers that read earlier ones'. A `.gguf` file of it brings a tokenizer that is not read
+(`tokenizer.ggml.model=gemma4`).
 
 What names one of these architectures needs nothing more, and is not tested: Mixtral 8x22B,
 Qwen2-57B-A14B, Qwen3-235B-A22B, GLM-4.6 and OLMo 3 32B are larger sizes, DeepSeek-R1 is a
-DeepSeek-V3.
+DeepSeek-V3, and so are Moonlight and Kimi K2 (published in FP8). dots.llm1, FlexOlmo, GLM-4.7-Flash
+and MiniMax-M2 (published in FP8) are the parts of others in another combination: a builder and
+names, and one tiny checkpoint each.
+
+More architectures of transformers 5.23 are such combinations by their code, and lack builder and
+names alone: SolarOpen (Llama's attention, GLM-4.5's mixture), HYV3 (Qwen3's attention and
+DeepSeek-V3's mixture), ExaoneMoe (SmolLM3's layers without RoPE, DeepSeek-V3's mixture), Mellum
+(Qwen3-MoE with Gemma 3's two kinds of positions), Youtu (DeepSeek-V3's attention before a dense
+feed-forward) and Ernie4_5_Moe (rotary pairs side by side, offsets beside softmax; its layer that
+predicts a second token has names of its own). Others need a part first:
+
+| architecture | part that is not here |
+| --- | --- |
+| GraniteMoe, GraniteMoeShared | factors on what layers add, and on logits |
+| HunYuanMoEV1 | norms of query and key heads behind RoPE |
+| Phimoe | routing that masks experts far below the best; a bias of the head |
+| LongcatFlash | experts that return their input; two mixers and feed-forwards around a mixture |
+| AXK1 | a norm behind mixtures and not behind dense layers |
+| Afmoe, Laguna | a gate on what attention returns |
+| Llama4 | experts whose inputs are weighed; attention in chunks |
+| DeepseekV32, GlmMoeDsa | the indexer, which the planner knows (`deepseek-v3.2`) |
+| Qwen3Next, KimiLinear, MiniMax | linear attention |
 """
 
 
@@ -98,6 +124,7 @@ def _parts(config: ModelConfig) -> list[str]:
     layers = config.layers
     mixer, ffn = layers[0].mixer, layers[-1].ffn
     attention = mixer if isinstance(mixer, Attention) else Attention(1, 1, 2)
+    mixers = config.mixers(Attention)
     ropes = [layer.mixer.rope for layer in layers]
     windows = [getattr(layer.mixer, "window", None) is not None for layer in layers]
     has_ffn_bias = not isinstance(ffn, Experts) and ffn.has_bias
@@ -123,6 +150,12 @@ def _parts(config: ModelConfig) -> list[str]:
         ("sinks" if attention.has_sinks else ""),
         ("soft cap of logits" if config.logit_cap else ""),
         ("scaled embedding" if config.embedding_scale != 1 else ""),
+        ("root mean square of values" if attention.has_value_norm else ""),
+        ("values that are keys" if not all(m.has_values for m in mixers) else ""),
+        ("wider heads without windows" if len({m.head_width for m in mixers}) > 1 else ""),
+        ("shared caches" if any(m.owner is not None for m in mixers) else ""),
+        ("inputs of each layer" if config.layer_inputs else ""),
+        ("scales of layers" if config.has_layer_scales else ""),
     ]
     turning = [rope for rope in ropes if isinstance(rope, Rope)]
     kinds = {type(rope.scaling).__name__.lower() for rope in turning if rope.scaling is not None}
@@ -160,6 +193,7 @@ def _experts(config: ModelConfig) -> list[str]:
         ("bias of the router" if router.has_bias else ""),
         ("biases of experts" if found.has_bias else ""),
         ("limited hidden values" if found.limit else ""),
+        ("norms of experts and router" if found.has_norms else ""),
     ]
 
 

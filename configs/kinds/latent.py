@@ -120,9 +120,8 @@ class Latent(Mixer, name="latent"):
         return dataclasses.replace(spec, index_width=self.indexer.head_width)
 
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:
-        """The products, and attention: over the latent vectors, with queries projected into their
-        space, or (which pays in prefill) over keys and values projected out of them. Those of new
-        tokens are `latent.k_up` and `latent.v_up`, those of earlier ones come on top.
+        """The products, and attention over the latent vectors, absorbed: queries are projected into
+        their space (`latent.k_up`), and what they find out of it (`latent.v_up`).
         """
         N, C, R = self.num_heads, self.rank, self.rope_width
         index, most = 0, None
@@ -134,17 +133,18 @@ class Latent(Mixer, name="latent"):
             moved = ((index, ("read", None, None)),)
         entry, pairs = stored.elements_per_token, ("pairs", most)
         moved += ((entry - index, ("read", None, most)), (entry, ("queries",)))
-        absorbed: Amount = ((2 * N * (2 * C + R), pairs),)
-        expanded: Amount = (
-            (2 * N * (self.nope_width + R + self.value_width), pairs),
-            (2 * N * (self.nope_width + self.value_width) * C, ("earlier",)),
-        )
         attend = Operation(
-            "attend.latent", "attention", flops=scoring, cheapest=(absorbed, expanded),
+            "attend.latent", "attention", flops=(*scoring, (2 * N * (2 * C + R), pairs)),
             moves=(Move("cache", moved, C + R, "cache"),
                    Move("activations", ((N * (2 * C + R), operations.TOKENS),), C + R, "rest")),
         )  # fmt: skip
-        return (*super().operations(model, stored), attend)
+        products = [
+            dataclasses.replace(each, kv_rows=each.all_rows)  # all that it makes is cached
+            if each.name == "latent.kv_down"
+            else each
+            for each in super().operations(model, stored)
+        ]
+        return (*products, attend)
 
     def can_divide(self, chips: int) -> bool:
         """See `Kind`."""

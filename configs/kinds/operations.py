@@ -14,7 +14,6 @@ or a sum over the step's sequences, of which each feeds `queries` tokens and the
     ("sequences",)        1
     ("queries",)          the tokens it feeds
     ("drafts",)           of these, the ones that may be refused
-    ("earlier",)          the tokens before those that it feeds
     ("pairs", window)     pairs of query and visible key
     ("read", window, n)   keys that are read: the visible ones, at most n a query (None: all)
 """
@@ -56,7 +55,6 @@ class Operation:
         name: 'part.operation'.
         kind: what it runs as: 'matrix' (tokens and a layer's weights), 'attention' or 'other'.
         flops: floating-point operations.
-        cheapest: ways to compute the rest, of which each sequence takes the cheapest.
         moves: bytes.
         rows, visited: tokens that meet the weights, and matrices that they meet: a weight is
             multiplied with rows / visited of them; no rows: there is no such product.
@@ -70,7 +68,6 @@ class Operation:
     name: str
     kind: str
     flops: Amount = ()
-    cheapest: tuple[Amount, ...] = ()
     moves: tuple[Move, ...] = ()
     rows: Amount = ()
     visited: Amount = ((1, ()),)

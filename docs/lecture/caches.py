@@ -18,6 +18,7 @@ from lecture.names import (
     weight_gb,
     weights,
     with_all,
+    with_attention,
     with_heads,
     with_sharing,
     with_state,
@@ -55,7 +56,7 @@ SMALLER = (
         "DeepSeek-V2, reduction over MHA",
         "C",
         "14",
-        lambda: 2 * LATENT.num_heads * 128 / DEEPSEEK_V2.cache_specs[0].elements_per_token,
+        lambda: gigabytes(with_attention(DEEPSEEK_V2, 128), 1) / gigabytes(DEEPSEEK_V2, 1),
         "MHA stores keys and values of 128 heads",
     ),
     Claim(
@@ -198,6 +199,44 @@ def smaller(score: Score) -> list[str]:
             "page, whose recipe is the row with pairs) are different rows. Sparse attention (E)",
             f"saves reading, not memory: DeepSeek-V3.2 keeps all tokens, {kept} elements a layer",
             f"with the indexer's keys, and reads {sparse.top_k:,} of them.",
+        ),
+        *_latent(),
+    ]
+
+
+def _latent() -> list[str]:
+    """DeepSeek-V2's heads with each cache that they could have."""
+    kept = DEEPSEEK_V2.cache_specs[0].elements_per_token
+    heads, width = LATENT.num_heads, LATENT.value_width
+    rows = []
+    for name, config in (
+        ("MHA, K = 128", with_attention(DEEPSEEK_V2, heads)),
+        ("GQA, K = 8", with_attention(DEEPSEEK_V2, 8)),
+        ("GQA, K = 2", with_attention(DEEPSEEK_V2, 2)),
+        ("MQA", with_attention(DEEPSEEK_V2, 1)),
+        ("MLA, 512 + 64", DEEPSEEK_V2),
+    ):
+        elements = config.cache_specs[0].elements_per_token
+        held = gigabytes(config, 32_768)
+        rows.append((name, f"{elements:,}", shown(held), f"{elements / kept:.2f} x"))
+    expanded = heads * (LATENT.nope_width + LATENT.rope_width + width)
+    return [
+        *prose(
+            f"C's 14 x of MLA divides 64 x 128 by {kept}: half of DeepSeek-V2's heads, and keys",
+            "without values. One request of 32,768 tokens of DeepSeek-V2, with other attention of",
+            "the same heads (`gigabytes(with_attention(DEEPSEEK_V2, 8), 32_768)`):",
+        ),
+        *table(("cache", "elements a token, layer", "GB", "beside MLA"), rows),
+        *prose(
+            f"MLA caches as much as GQA with K = {kept / 2 / width:.2f}. Its paper (arXiv",
+            "2405.04434, table 1) finds it stronger than MHA, and GQA and MQA weaker, so MHA is",
+            "what compares at equal quality. MHA over the keys and values that MLA's heads see,",
+            f"whose keys have {LATENT.rope_width} rotary elements more, would cache {expanded:,},",
+            f"{expanded / kept:.1f} x as many. Its prefill and steps:",
+        ),
+        *code(
+            "python -m scripts.plan --accounting=lecture --model=deepseek-v2 --hardware=h200 \\",
+            "    --mesh=model=8 --batch=1,32 --context=32768",
         ),
     ]
 

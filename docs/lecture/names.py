@@ -19,6 +19,7 @@ from configs.precision import FORMATS
 from inference.planner import cost, weights
 from inference.planner.cost import Operation, Precision, Rows, Work
 from inference.planner.deployment import Deployment, Row
+from inference.planner.kinds.latents import with_attention
 from inference.planner.speculation import (
     Speculation,
     acceptance_of,

@@ -11,6 +11,11 @@ from configs.precision import FORMATS
 from inference.planner import acceptance, slo
 from inference.planner.cost import Precision
 from inference.planner.deployment import Deployment
+from inference.planner.kinds import latents, mixtures
+from inference.planner.kinds.latents import Cached, Chunk
+from inference.planner.kinds.mixtures import Mixture
+from inference.planner.parallel import dispatch
+from inference.planner.parallel.dispatch import Comparison
 from inference.planner.slo import Steady
 
 GOALS = ("throughput", "latency")
@@ -86,11 +91,25 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """The combinations that fit, best first; the best plain one; and why others were left out."""
+    """The combinations that fit, best first; the best plain one; and why others were left out.
+
+    Attributes:
+        mixture: of the best, where layers have experts.
+        exchange: how tokens reach experts in the first that divides these; (): none does.
+        caches: the best's latent cache and those of other attention, at its batch, then, of the
+            first that divides heads, how chips hold latents; (): none are cached.
+        chunks: steps that compute the ends of prompts on the best, absorbed or not; (): no latents.
+        expanded_from: tokens of a chunk as `latents.expanded_from` has it there.
+    """
 
     choices: tuple[Choice, ...]
     plain: Choice | None
     excluded: tuple[str, ...]
+    mixture: Mixture | None = None
+    exchange: tuple[Comparison, ...] = ()
+    caches: tuple[Cached, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+    expanded_from: int | None = None
 
 
 _Key = tuple[str, str, Mesh, bool]  # weights, cache, mesh, whether there are drafts
@@ -132,7 +151,36 @@ def advise(
     cache = (fixed or Precision.of(deployment.config)).cache.name
     plain = [choice for key, choice in ranked if key[:2] == (own, cache) and not key[3]]
     named = (_with_parts(key, choice, found, workload, (own, cache)) for key, choice in ranked)
-    return Advice(tuple(named), plain[0] if plain else None, tuple(excluded))
+    advice = Advice(tuple(named), plain[0] if plain else None, tuple(excluded))
+    return _with_kinds(advice, workload)
+
+
+def _with_kinds(advice: Advice, workload: Workload) -> Advice:
+    """The advice with what is worth knowing of experts and of latent caches."""
+
+    def first(axis: str) -> tuple[Deployment, int] | None:
+        """The first combination with chips along an axis, without drafts, and its batch."""
+        for choice in advice.choices:
+            if getattr(choice.deployment.mesh, axis) > 1:
+                return dataclasses.replace(choice.deployment, speculation=None), choice.batch
+        return None
+
+    context, new_tokens = workload.context, workload.new_tokens
+    best = dataclasses.replace(advice.choices[0].deployment, speculation=None)
+    latent, caches = latents.latent_of(best.config), list[Cached]()
+    if latent is not None:
+        caches += latents.compare(best, advice.choices[0].batch, context, new_tokens)
+        if divided := first("model"):
+            caches += latents.compare_divided(*divided, context, new_tokens)
+    spread = first("expert")
+    return dataclasses.replace(
+        advice,
+        mixture=mixtures.describe(best, context, new_tokens),
+        exchange=dispatch.compare(*spread, context, new_tokens) if spread else (),
+        caches=tuple(caches),
+        chunks=latents.compare_chunks(best, context) if latent else (),
+        expanded_from=latents.expanded_from(latent, context) if latent else None,
+    )
 
 
 def _placed(

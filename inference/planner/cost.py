@@ -63,8 +63,6 @@ class Rows:
                 return self.queries
             case ("drafts",):
                 return self.drafts
-            case ("earlier",):
-                return self.context - self.queries
             case ("pairs", window):
                 return self.pairs(window)
             case ("read", window, most):
@@ -96,11 +94,6 @@ class Work:
     def num_sequences(self) -> int:
         """Sequences that feed tokens."""
         return sum(rows.count for rows in self.rows)
-
-    @property
-    def each_row(self) -> tuple["Work", ...]:
-        """The same for the rows one by one."""
-        return tuple(dataclasses.replace(self, rows=(rows,)) for rows in self.rows)
 
     @classmethod
     def decode(cls, batch: int, context: int, drafts: int = 0) -> "Work":
@@ -197,8 +190,6 @@ def evaluate(
         elements = layers * _count(move.amount, work)
         moved[move.what] += precision.format(move.format).bytes_for(elements, move.row)
     flops = _count(declared.flops, work)
-    if declared.cheapest:
-        flops += sum(min(_count(way, row) for way in declared.cheapest) for row in work.each_row)
     visited = _count(declared.visited, work)
     return Operation(
         declared.name, layers, float(layers * flops), moved["weights"], moved["cache"],
@@ -229,9 +220,14 @@ def _quantity(quantity: Quantity, work: Work) -> float:
         case ("logits",):
             return work.num_logits
         case ("experts", num_experts, top_k):
-            return num_experts * (1 - (1 - top_k / num_experts) ** work.num_tokens)
+            return num_visited(num_experts, top_k, work.num_tokens)
         case _:
             return sum(rows.count * rows.quantity(quantity) for rows in work.rows)
+
+
+def num_visited(num_experts: int, top_k: int, num_tokens: int) -> float:
+    """Experts that at least one token visits, expected where each chooses evenly and on its own."""
+    return num_experts * (1 - (1 - top_k / num_experts) ** num_tokens)
 
 
 def cache_bytes_per_token(config: ModelConfig, precision: Precision | None = None) -> float:

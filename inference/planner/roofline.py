@@ -175,13 +175,16 @@ def exchanges(
     """
     if not hardware.link_bandwidth:
         return ()
+    found = collectives.of_step(config, mesh, stored=precision.rest.name)
+    return tuple(exchange(each, work, hardware, mesh) for each in found)
+
+
+def exchange(collective: Collective, work: Work, hardware: HardwareSpec, mesh: Mesh) -> Exchange:
+    """Collectives of a step with their cost, on a chip that has links."""
+    chips = getattr(mesh, collective.axis)
+    turns = (2 if collective.kind == "all-reduce" else 1) * (chips - 1)
+    num_bytes = collective.num_bytes(work.num_tokens, work.num_logits)
+    num_bytes *= fullest(max(1, work.num_sequences), mesh)
     bandwidth = hardware.link_bandwidth / hardware.link_axes
-    share = fullest(max(1, work.num_sequences), mesh)
-    found = []
-    for each in collectives.of_step(config, mesh, stored=precision.rest.name):
-        chips = getattr(mesh, each.axis)
-        turns = (2 if each.kind == "all-reduce" else 1) * (chips - 1)
-        num_bytes = share * each.num_bytes(work.num_tokens, work.num_logits)
-        seconds = turns * (num_bytes / chips / bandwidth + hardware.link_latency_s)
-        found.append(Exchange(each, num_bytes, each.count * seconds))
-    return tuple(found)
+    seconds = turns * (num_bytes / chips / bandwidth + hardware.link_latency_s)
+    return Exchange(collective, num_bytes, collective.count * seconds)

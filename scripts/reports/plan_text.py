@@ -8,14 +8,13 @@ from rich.console import Console
 from rich.table import Table
 
 from configs.mesh import Mesh
-from inference.planner.advise import Advice, Choice
+from inference.planner.advise import Choice
 from inference.planner.deployment import Deployment, Row
 from inference.planner.parts import Explanation, Step
 from inference.planner.slo import Answer, Disaggregated
 from inference.planner.speculation import Speculation
-
-_ADVICE_ROWS, _EXCLUDED_ROWS = 8, 4
-
+from scripts.reports import advice_text
+from scripts.reports.tables import new_table, seconds, size, yes
 
 # --- JSON -----------------------------------------------------------------------------------------
 
@@ -24,12 +23,7 @@ def as_json(found: dict[str, Any]) -> dict[str, Any]:
     """What `json` can write: data classes become objects, a mesh its axes."""
     found = dict(found)
     if "advice" in found:
-        advice: Advice = found["advice"]
-        found["advice"] = {
-            "choices": [_choice(choice) for choice in advice.choices],
-            "plain": advice.plain and _choice(advice.plain),
-            "excluded": list(advice.excluded),
-        }
+        found["advice"] = advice_text.as_json(found["advice"])
     for name, value in found.items():
         items = [_plain(item) for item in value] if isinstance(value, list) else _plain(value)
         found[name] = items
@@ -39,22 +33,6 @@ def as_json(found: dict[str, Any]) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     is_data = dataclasses.is_dataclass(value) and not isinstance(value, type)
     return dataclasses.asdict(value) if is_data else value
-
-
-def _choice(choice: Choice) -> dict[str, Any]:
-    placed = choice.deployment
-    return {
-        "name": choice.name,
-        "weights": placed.formats.weights.name,
-        "cache": placed.formats.cache.name,
-        "mesh": dataclasses.asdict(placed.mesh),
-        "replicas": placed.replicas,
-        "speculation": placed.speculation and dataclasses.asdict(placed.speculation),
-        "batch": choice.batch,
-        **dataclasses.asdict(choice.steady),
-        "request_s": choice.request_s,
-        "parts": [dataclasses.asdict(part) for part in choice.parts],
-    }
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -70,7 +48,7 @@ def show(deployment: Deployment, found: dict[str, Any]) -> None:
     if "slo" in found:
         _show_answers(console, found["slo"])
     elif "advice" in found:
-        _show_advice(console, found["advice"])
+        advice_text.show(console, found["advice"])
     else:
         _show_rows(console, found["rows"], found["speculation"])
         for line in _memory(deployment, found["parts"], found["largest_batch"]):
@@ -98,7 +76,7 @@ def _heading(deployment: Deployment, found: dict[str, Any]) -> Iterable[str]:
         kind = f"{deployment.accounting} accounting"
         yield f"{deployment.config.name} on {placed}: {stored}, {kind}"
     yield (
-        f"a chip: {_size(chip.memory_bytes)}, {_size(chip.read_bandwidth)}/s, "
+        f"a chip: {size(chip.memory_bytes)}, {size(chip.read_bandwidth)}/s, "
         f"{chip.rate(compute) / 1e12:.5g} TFLOP/s in {compute}, "
         f"ridge {chip.ridge(compute):.4g} FLOPs a byte"
     )
@@ -118,11 +96,11 @@ def _show_rows(
     columns = ["batch", "context", "memory", "fits", "step", "TTFT", "tok/s"]
     columns += ["request"] * requests + ["$/1M tok"] * priced
     columns += ["FLOPs/byte", "bound"] + ["drafts"] * any(speculations)
-    table = _table(columns)
+    table = new_table(columns)
     for row, drafts in zip(rows, speculations, strict=True):
-        cells = [str(row.batch), f"{row.context:,}", _size(row.memory_bytes), _yes(row.fits)]
-        cells += [_time(row.step_s), _time(row.ttft_s), f"{row.output_tok_s:,.1f}"]
-        cells += [_time(row.request_s)] if row.request_s is not None else []
+        cells = [str(row.batch), f"{row.context:,}", size(row.memory_bytes), yes(row.fits)]
+        cells += [seconds(row.step_s), seconds(row.ttft_s), f"{row.output_tok_s:,.1f}"]
+        cells += [seconds(row.request_s)] if row.request_s is not None else []
         cells += [f"{row.dollars_per_million:.3g}"] if row.dollars_per_million is not None else []
         cells += [f"{row.intensity:.3g}", row.bound]
         cells += [_drafts(drafts)] if any(speculations) else []
@@ -145,11 +123,11 @@ def _memory(
         active = f" ({parts.active_parameters / 1e9:.4g} B for a token)"
     yield (
         f"weights: {parts.parameters / 1e9:.4g} B parameters{active} = "
-        f"{_size(parts.weight_bytes)}, {_size(deployment.chip_weight_bytes)} a chip"
+        f"{size(parts.weight_bytes)}, {size(deployment.chip_weight_bytes)} a chip"
     )
     yield (
         f"cache: {parts.cache_bytes_per_token:,.0f} bytes a token, "
-        f"{_size(parts.cache_bytes_per_sequence)} a sequence of {parts.context:,}"
+        f"{size(parts.cache_bytes_per_sequence)} a sequence of {parts.context:,}"
     )
     fits = (f"{point['batch']:,} at {point['context']:,}" for point in largest)
     yield f"largest batch: {', '.join(fits)}"
@@ -157,13 +135,13 @@ def _memory(
 
 def _disaggregated(found: Disaggregated) -> Iterable[str]:
     yield (
-        f"prompts on chips of their own: {_size(found.transfer_bytes)} of pages move in "
-        f"{_time(found.transfer_s)}; {_time(found.saved_s)} a request of waiting for others' "
+        f"prompts on chips of their own: {size(found.transfer_bytes)} of pages move in "
+        f"{seconds(found.transfer_s)}; {seconds(found.saved_s)} a request of waiting for others' "
         f"prompts are saved; these chips are {found.prefill_load:.0%} busy"
     )
     for name, own in (("apart", found.apart), ("together", found.together)):
         yield (
-            f"  {name}: TTFT {_time(own.ttft_s)}, TPOT {_time(own.tpot_s)}, "
+            f"  {name}: TTFT {seconds(own.ttft_s)}, TPOT {seconds(own.tpot_s)}, "
             f"{own.requests_s:.3g} requests/s"
         )
     verdict = {
@@ -188,13 +166,13 @@ def _engine(found: dict[str, int]) -> str:
 
 def _show_parts(console: Console, parts: Explanation) -> None:
     """Decode of the first point beside the prefill of one prompt, operation by operation."""
-    table = _table(["operation", "layers", "FLOPs", "bytes", "FLOPs/byte", "ridge", "time", "bound",
-                    "| prefill: FLOPs/byte", "time", "bound"])  # fmt: skip
+    table = new_table(["operation", "layers", "FLOPs", "bytes", "FLOPs/byte", "ridge", "time",
+                       "bound", "| prefill: FLOPs/byte", "time", "bound"])  # fmt: skip
     for decode, prefill in zip(parts.decode.operations, parts.prefill.operations, strict=True):
         table.add_row(
             decode.operation, str(decode.layers), f"{decode.flops:.3g}", f"{decode.bytes:.3g}",
-            f"{decode.intensity:.4g}", f"{decode.ridge:.4g}", _time(decode.seconds), decode.bound,
-            f"{prefill.intensity:.4g}", _time(prefill.seconds), prefill.bound,
+            f"{decode.intensity:.4g}", f"{decode.ridge:.4g}", seconds(decode.seconds), decode.bound,
+            f"{prefill.intensity:.4g}", seconds(prefill.seconds), prefill.bound,
         )  # fmt: skip
     console.print(table)
     if parts.decode.exchanges:
@@ -205,12 +183,12 @@ def _show_parts(console: Console, parts: Explanation) -> None:
 
 def _exchanges(step: Step) -> Table:
     """What chips exchange in a decode step."""
-    table = _table(["exchange", "axis", "kind", "times", "bytes each", "time", "hidden"])
+    table = new_table(["exchange", "axis", "kind", "times", "bytes each", "time", "hidden"])
     for each in step.exchanges:
         found = each.collective
         table.add_row(
             found.place, found.axis, found.kind, str(found.count), f"{each.bytes:,.0f}",
-            _time(each.seconds), _yes(not found.exposed),
+            seconds(each.seconds), yes(not found.exposed),
         )  # fmt: skip
     return table
 
@@ -218,9 +196,9 @@ def _exchanges(step: Step) -> Table:
 def _total(step: Step) -> str:
     time = step.time
     return (
-        f"{_time(time.total_s)} from {_time(time.memory_s)} of memory, {_time(time.compute_s)} of "
-        f"arithmetic, {_time(time.collective_s)} of exchange, {_time(time.overhead_s)} overhead: "
-        f"{time.bound}"
+        f"{seconds(time.total_s)} from {seconds(time.memory_s)} of memory, "
+        f"{seconds(time.compute_s)} of arithmetic, {seconds(time.collective_s)} of exchange, "
+        f"{seconds(time.overhead_s)} overhead: {time.bound}"
     )
 
 
@@ -231,63 +209,16 @@ def _show_answers(console: Console, answers: Sequence[Answer]) -> None:
         f"{first.replicas} replicas of it = {first.num_chips} chips",
         markup=False, soft_wrap=True,
     )  # fmt: skip
-    table = _table(["mesh", "batch", "limit", "TTFT", "TPOT", "req/s", "tok/s", "replicas",
-                    "load", "chips", "$/1M tok"])  # fmt: skip
+    table = new_table(["mesh", "batch", "limit", "TTFT", "TPOT", "req/s", "tok/s", "replicas",
+                       "load", "chips", "$/1M tok"])  # fmt: skip
     for answer in answers:
         replica, dollars = answer.replica, answer.dollars_per_million
         table.add_row(
-            str(answer.mesh), str(answer.batch), answer.limited_by, _time(replica.ttft_s),
-            _time(replica.tpot_s), f"{replica.requests_s:.3g}", f"{replica.output_tok_s:,.0f}",
+            str(answer.mesh), str(answer.batch), answer.limited_by, seconds(replica.ttft_s),
+            seconds(replica.tpot_s), f"{replica.requests_s:.3g}", f"{replica.output_tok_s:,.0f}",
             str(answer.replicas), "" if answer.load is None else f"{answer.load:.0%}",
             str(answer.num_chips),
             "" if dollars is None else f"{dollars:.3g}",
         )  # fmt: skip
     console.print(table)
     console.print("TTFT is the step in flight and the prompt; time in the queue comes on top")
-
-
-def _show_advice(console: Console, advice: Advice) -> None:
-    table = _table(["", "combination", "batch", "tok/s", "TTFT", "TPOT", "request", "x plain"])
-    for rank, choice in enumerate(advice.choices[:_ADVICE_ROWS], 1):
-        table.add_row(
-            str(rank), choice.name, str(choice.batch), f"{choice.steady.output_tok_s:,.0f}",
-            _time(choice.steady.ttft_s), _time(choice.steady.tpot_s), _time(choice.request_s),
-            f"{choice.score / advice.plain.score:.2f}" if advice.plain else "plain does not fit",
-        )  # fmt: skip
-    console.print(table)
-    best = _table(["in the best", "gains", "costs"])
-    for part in advice.choices[0].parts:
-        gain = "does not fit without" if part.gain is None else f"{part.gain:.2f} x"
-        best.add_row(part.technique, gain, part.costs)
-    console.print(best)
-    for reason in advice.excluded[:_EXCLUDED_ROWS]:
-        console.print(f"does not fit: {reason}", markup=False, soft_wrap=True)
-    if len(advice.excluded) > _EXCLUDED_ROWS:
-        console.print(f"... and {len(advice.excluded) - _EXCLUDED_ROWS} more that do not fit")
-
-
-def _table(columns: Sequence[str]) -> Table:
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    words = ("", "combination", "operation", "bound", "mesh", "limit", "drafts", "fits",
-             "in the best", "costs", "exchange", "axis", "kind", "hidden")  # fmt: skip
-    for column in columns:
-        table.add_column(column, justify="left" if column in words else "right")
-    return table
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
-
-
-def _size(num_bytes: float) -> str:
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:,.4g} {unit}"
-    return f"{num_bytes:,.0f} B"
-
-
-def _time(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.4g} {unit}"
-    return f"{seconds * 1e6:.4g} us"

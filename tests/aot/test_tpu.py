@@ -75,6 +75,8 @@ _CASES = {
     "llama2-13b": _LLAMA._replace(rows=16, heads=(40, 40)),
     "smollm2-135m, window": programs.Attention(8, 1, (9, 3), 64, 128, 512),
     "gemma2": programs.Attention(8, 1, (8, 4), 256, 128, 4096, 50.0),
+    "gemma4-26b-a4b": programs.Attention(8, 1, (16, 2), 512, 128),
+    "gemma4-31b, prefill": programs.Attention(4, 256, (32, 4), 512, 128),
 }
 
 

@@ -63,6 +63,9 @@ _LLAMA = _OWN_TOKENS | {"pad_token_id": None, "rms_norm_eps": 1e-5, "tie_word_em
 _FAMILIES: dict[str, tuple[Any, dict]] = {
     "llama": (transformers.LlamaConfig, _LLAMA),
     "gemma3": (transformers.Gemma3TextConfig, _OWN_TOKENS | {"sliding_window": 24}),
+    "gemma4": (transformers.Gemma4TextConfig, _OWN_TOKENS | {
+        "pad_token_id": None, "sliding_window": 24, "vocab_size_per_layer_input": VOCAB_SIZE,
+    }),
     "mistral": (transformers.MistralConfig, _COMMON),
     "qwen2": (transformers.Qwen2Config, _COMMON),
     "qwen3": (transformers.Qwen3Config, _COMMON),
@@ -77,6 +80,10 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "deepseek_v2": (transformers.DeepseekV2Config, _COMMON),
     "deepseek_v3": (transformers.DeepseekV3Config, _COMMON),
     "glm4_moe": (transformers.Glm4MoeConfig, _COMMON),
+    "dots1": (transformers.Dots1Config, _COMMON),
+    "flex_olmo": (transformers.FlexOlmoConfig, _COMMON | {"intermediate_size": 20}),
+    "glm4_moe_lite": (transformers.Glm4MoeLiteConfig, _COMMON),
+    "minimax_m2": (transformers.MiniMaxM2Config, _COMMON | {"intermediate_size": 20}),
     "gpt_oss": (
         transformers.GptOssConfig, _COMMON | {"sliding_window": 24, "intermediate_size": 20}
     ),

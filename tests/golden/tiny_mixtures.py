@@ -222,6 +222,34 @@ CASES = (
         seed=162,
         dtype=torch.float32,
     ),
+    # Values that are keys, fewer heads without a window, by the keys of published files.
+    Case(
+        "gemma4-mha-mqa-experts-float32",
+        widths(36, 4, 3, 3, 8)
+        | UNTIED
+        | {
+            "global_head_dim": 12,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "intermediate_size": 20,
+            "hidden_size_per_layer_input": 0,
+            "layer_types": layers("ssfs"),
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 12,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional", "rope_theta": 1e5, "partial_rotary_factor": 0.5
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+        seed=197,
+        dtype=torch.float32,
+        rewrites={"per_layer_config": None, "global_head_dim": 12, "num_global_key_value_heads": 1},
+        greedy=True,
+    ),
     # The limit bites: the feed-forward's inputs reach beyond it.
     Case(
         "gpt_oss-gqa-limit",
@@ -243,5 +271,54 @@ CASES = (
             **rope("default", 1e4),
         },
         seed=172,
+    ),
+    # Relatives: the parts above in other combinations, one checkpoint each.
+    Case(
+        "dots1-gqa-window",
+        widths(40, 3, 4, 2, 12)
+        | UNTIED
+        | {
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 6,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "sliding_window": 24,
+            "max_window_layers": 2,
+        },
+        seed=191,
+    ),
+    Case(
+        "flex_olmo-mha-float32",
+        widths(36, 2, 3, 3) | UNTIED | {"num_experts": 7, "num_experts_per_tok": 5},
+        seed=192,
+        dtype=torch.float32,
+    ),
+    Case(
+        "glm4_moe_lite-mha-listed",
+        widths(36, 3, 3, 3)
+        | UNTIED
+        | _latent(18, 6, 8, 10, query_rank=22)
+        | {
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "n_routed_experts": 5,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+        },
+        seed=193,
+    ),
+    Case(
+        "minimax_m2-gqa-partial",
+        widths(40, 2, 4, 2, 16)
+        | UNTIED
+        | {
+            "num_local_experts": 7,
+            "num_experts_per_tok": 3,
+            **rope("default", 1e4, partial_rotary_factor=0.5),
+        },
+        seed=194,
     ),
 )  # fmt: skip

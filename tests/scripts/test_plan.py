@@ -182,6 +182,20 @@ def test_advice(answer, plan):
     assert "in the best" in plan(*asked).out
 
 
+def test_advice_on_experts_and_latents(answer, plan):
+    asked = ("--model=deepseek-v2-lite", "--hardware=h200", "--chips=2", "--advise",
+             "--goal=latency", "--weights=bfloat16")  # fmt: skip
+    found = answer(*asked)["advice"]
+    assert found["mixture"]["visits"][0]["visited"] == pytest.approx(6)
+    assert found["exchange"][0]["saved"] < 1 and found["expanded_from"] == 159
+    assert [cache["name"] for cache in found["caches"]][:3] == ["MLA", "GQA, 8 KV heads", "MHA"]
+    text = plan(*asked).out
+    assert "experts: 6 of 64 a token, 2.451 B of 15.71 B parameters" in text
+    assert "MLA, chips divide the tokens (predicted alone)" in text
+    assert "absorbed, chunks of 159 tokens on take more FLOPs" in text
+    assert "all-gather, leave a chip" in text
+
+
 # --- its start ------------------------------------------------------------------------------------
 
 

@@ -26,6 +26,7 @@ ROUTED = (
     "expert_group_used_count",
 )
 _DENSE = (*ROUTED, "expert_shared_count", "leading_dense_block_count")
+DOTS1 = _DENSE
 GLM4 = (*_DENSE, "nextn_predict_layers")
 LATENT = (
     *_DENSE,
@@ -93,6 +94,23 @@ def glm4_moe(keys: Keys) -> dict[str, Any]:
     extra = keys.whole("nextn_predict_layers", limit=keys.num_layers - 1)
     pattern = _after_dense(keys, attention, router, extra)
     return {"family": "glm4_moe", "num_layers": keys.num_layers - extra, "pattern": pattern}
+
+
+def dots1(keys: Keys) -> dict[str, Any]:
+    """dots.llm1."""
+    router = _router(keys, is_normalized=False, scores="sigmoid")
+    pattern = _after_dense(keys, keys.attention(keys.rope(), qk_norm="head"), router, 0)
+    return {"family": "dots1", "pattern": pattern}
+
+
+def minimax_m2(keys: Keys) -> dict[str, Any]:
+    """MiniMax-M2."""
+    own = keys.head_width
+    rope = dataclasses.replace(keys.rope(), share=keys.integer("rope.dimension_count", own) / own)
+    router = _router(keys, is_normalized=True, scores="sigmoid")
+    experts = _experts(keys, dataclasses.replace(router, group_best=1))
+    attention = keys.attention(rope, qk_norm="all")
+    return {"family": "minimax_m2", "pattern": (LayerSpec(attention, experts),)}
 
 
 def gpt_oss(keys: Keys) -> dict[str, Any]:

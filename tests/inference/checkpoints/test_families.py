@@ -448,10 +448,45 @@ def test_what_is_not_served_is_named(case):
     assert "\n" not in str(caught.value) and f"/models/{name}/config.json" in str(caught.value)
 
 
+def relative(checkpoint: str, **changes):
+    """The model of a tiny checkpoint with some keys changed; None drops one."""
+    raw = mapped.read_json(GOLDEN / checkpoint / "config.json") | changes
+    return hf_directory.parse_config(raw, Path("/models") / checkpoint)
+
+
+def test_relatives_in_every_spelling():
+    dots1, minimax = "dots1-gqa-window", "minimax_m2-gqa-partial"
+    assert relative(dots1, scoring_func="noaux_tc") == relative(dots1)
+    assert [spec.window for spec in relative(dots1, sliding_window=None).cache_specs] == [None] * 3
+    older = {"rope_parameters": None, "rope_theta": 1e4, "rotary_dim": 8}
+    assert relative(minimax, **older) == relative(minimax)
+    whole = relative(minimax, rope_parameters=None).layers[0].mixer.rope
+    assert whole == Rope(5e6)  # transformers' default
+    lite = relative("glm4_moe_lite-mha-listed", mlp_layer_types=None)
+    assert [layer.ffn.name for layer in lite.layers] == ["gated", "experts", "experts"]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "changes", "cause"),
+    [
+        ("dots1-gqa-window", {"scoring_func": "softmax"}, "scoring_func='softmax' is not"),
+        ("dots1-gqa-window", {"n_shared_experts": None}, "n_shared_experts must be an integer"),
+        ("glm4_moe_lite-mha-listed", {"mlp_layer_types": ["moe"] * 3}, "'dense' or 'sparse'"),
+        ("minimax_m2-gqa-partial", {"qk_norm_type": "per_head"}, "qk_norm_type='per_head' is not"),
+        ("minimax_m2-gqa-partial", {"use_routing_bias": False}, "use_routing_bias=False is not"),
+    ],
+)
+def test_what_relatives_are_not_is_named(checkpoint, changes, cause):
+    with pytest.raises(InputError, match=cause):
+        relative(checkpoint, **changes)
+
+
 def test_every_family_is_read_written_and_named():
     read = {family.name for family in families.ARCHITECTURES.values()}
     assert read == names.FAMILIES.keys() == config_export.FAMILIES.keys()
-    assert {LLAMA_CPP.get(name, name) for name in read} == gguf_metadata.FAMILIES.keys()
+    in_gguf = {name for name in read if names.FAMILIES[name].gguf}
+    assert read - in_gguf == {"flex_olmo"}  # which llama.cpp has not
+    assert {LLAMA_CPP.get(name, name) for name in in_gguf} == gguf_metadata.FAMILIES.keys()
     written = {family.architecture: name for name, family in config_export.FAMILIES.items()}
     assert written == {a: family.name for a, family in families.ARCHITECTURES.items()}
 
@@ -460,7 +495,8 @@ def test_every_family_is_read_written_and_named():
 LLAMA_CPP = {
     "mistral": "llama", "mixtral": "llama", "olmo3": "olmo2", "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
-    "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss",
+    "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "glm4_moe_lite": "deepseek2",
+    "minimax_m2": "minimax-m2",
 }  # fmt: skip
 # How its converter renames and stacks tensors before it asks for their names.
 MERGED = (
@@ -476,8 +512,16 @@ MERGED = (
     (r"kv_b_proj\.\d+\.value", "v_b_proj.weight"),
     (r"e_score_correction_bias", "e_score_correction.bias"),
     (r"\.sinks", ".sinks.weight"),
+    (r"\.experts\.(\w+_proj)$", r".experts.\1.weight"),
+    (r"layer_scalar", "layer_scalar.weight"),
 )
-CHECKPOINTS = sorted(path.parent.name for path in GOLDEN.glob("*/expected.npz"))
+# Tensors that it names itself.
+OWN_NAMES = {"ffn/router_norm": "ffn_gate_inp.scale", "ffn/router_factors": "ffn_down_exps.scale"}
+CHECKPOINTS = sorted(
+    path.parent.name
+    for path in GOLDEN.glob("*/expected.npz")
+    if names.FAMILIES[path.parent.name.split("-")[0]].gguf
+)
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
@@ -492,6 +536,10 @@ def test_names_in_gguf_are_those_the_library_gives(checkpoint):
             continue  # always tied there
         if family in ("qwen2moe", "qwen3moe") and path.endswith(("/ffn/gate_up", "/ffn/down")):
             continue  # no layer is dense there
+        own = OWN_NAMES.get(path.split("/", 2)[-1])
+        if own is not None:
+            assert names.gguf(config)(path).names == (f"blk.{path.split('/')[1]}.{own}",)
+            continue
         stored = names.huggingface(config)(path).names
         if stored[0].endswith("gate_up_proj_bias.ordered"):
             stored = [

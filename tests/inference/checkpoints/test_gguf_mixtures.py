@@ -87,6 +87,18 @@ CONFIGS = {
             for ffn in (_FFN, *[Experts(4, 2, 32, _SIGMOID, shared_width=32)] * 2)
         ),
     ),
+    "dots1": dataclasses.replace(
+        tiny.LLAMA, family="dots1", num_layers=3,
+        pattern=tuple(
+            LayerSpec(dataclasses.replace(_HEADS, qk_norm="head"), ffn)
+            for ffn in (_FFN, *[Experts(4, 2, 32, _SIGMOID, shared_width=64)] * 2)
+        ),
+    ),
+    "minimax-m2": mixture(
+        "minimax_m2",
+        dataclasses.replace(_HEADS, rope=Rope(500.0, share=0.5), qk_norm="all"),
+        Experts(5, 2, 32, Router("sigmoid", has_offsets=True)),
+    ),
     "gpt-oss": mixture("gpt_oss", _SINKS, _LIMITED, max_context=256),
     "olmo3": dataclasses.replace(
         tiny.OLMO2, family="olmo3", num_layers=5, max_context=256,
@@ -208,7 +220,7 @@ def metadata_of(config: ModelConfig) -> dict[str, Any]:
         values |= {"expert_count": ffn.num_experts, "expert_used_count": ffn.top_k}
         if config.family != "mixtral":
             values["expert_feed_forward_length"] = ffn.width
-    if config.family in ("deepseek_v2", "deepseek_v3", "glm4_moe"):
+    if config.family in ("deepseek_v2", "deepseek_v3", "glm4_moe", "dots1"):
         values |= {
             "expert_shared_count": ffn.shared_width // ffn.width,
             "leading_dense_block_count": int(isinstance(config.layers[0].ffn, Gated)),

@@ -287,13 +287,13 @@ def test_a_step_is_the_sum_of_its_parts():
     assert sum(p.flops for p in found.operations) / 989e12 == pytest.approx(compute)
 
 
-def test_latent_attention_takes_the_cheaper_order_of_products():
-    """In prefill keys of 192 and values of 128 elements, in decode the latent 512 and 64."""
+def test_latent_attention_is_absorbed_in_prefill_too():
+    """Keys are the latent 512 and 64 elements, values the 512."""
     prefill, decode = (
         next(o for o in cost.step_operations(_LATENT, work) if o.name == "attend.latent").flops
         for work in (Work.prefill(1, 1000), Work.decode(1, 1000))
     )
-    assert prefill == 60 * 2 * 128 * (192 + 128) * 1000 * 1001 / 2
+    assert prefill == 60 * 2 * 128 * (2 * 512 + 64) * 1000 * 1001 / 2
     assert decode == 60 * 2 * 128 * (2 * 512 + 64) * 1000
 
 
@@ -304,7 +304,7 @@ def test_sparse_prefill_sees_all_until_there_are_more_than_it_takes():
                 if o.name == "attend.latent")  # fmt: skip
     pairs = 2048 * 2049 // 2 + 952 * 2048
     scored = length * (length + 1) // 2 * 2 * 64 * 128
-    assert found.flops == 61 * (pairs * 2 * 128 * (192 + 128) + scored)
+    assert found.flops == 61 * (pairs * 2 * 128 * (2 * 512 + 64) + scored)
 
 
 def test_states_are_read_once_and_written_for_every_draft():

@@ -19,10 +19,12 @@ from configs.hardware import catalog
 from configs.hardware.spec import HardwareSpec
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated
+from configs.kinds.kind import Mixer
 from configs.kinds.latent import Indexer, Latent
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
 from configs.precision import FORMATS
+from inference.planner import cost, weights
 from inference.planner.cost import Precision
 from inference.planner.deployment import Deployment
 from inference.planner.page import render
@@ -101,7 +103,7 @@ def close(found, expected):
 
 def deployment(point):
     config = MODELS[point["model"]]
-    if config is not _MIXED:
+    if len({getattr(mixer, "num_kv_heads", None) for mixer in config.mixers(Mixer)} - {None}) == 1:
         config = config.with_kinds(num_kv_heads=point["kv_heads"])
     hardware = HARDWARE[point["hardware"]]
     if point["price"] is not None:
@@ -121,7 +123,13 @@ def figures(point):
     plan, (batch, context, new) = deployment(point), map(point.get, LENGTHS)
     middle = context + new // 2
     found = dataclasses.asdict(plan.row(batch, context, new))
+    mixtures = [
+        layer.ffn.experts for layer in plan.config.layers if layer.ffn and layer.ffn.experts
+    ]
+    tokens = plan.decode_work(batch, middle).num_tokens
     found |= {
+        "active_parameters": weights.num_active_parameters(plan.config),
+        "visited_experts": cost.num_visited(*max(mixtures), tokens) if mixtures else None,
         "largest_batch": plan.largest_batch(context, new),
         "chip_weight_bytes": plan.chip_weight_bytes,
         "chip_sequence_bytes": plan.chip_cache_bytes(context + new),
@@ -176,7 +184,7 @@ def points(count, seed):
         heads = [n for n in range(1, least + 1) if least % n == 0]
         kv_heads = [n for n in heads if told["most_kv_heads"] % n == 0]
         linked = HARDWARE[hardware].link_bandwidth > 0
-        with_experts = bool(told["num_experts"])
+        experts = [n for n in (1, 2, 4, 8) if all(e % n == 0 for e in told["num_experts"])]
         point = {
             "model": next(name for name, other in MODELS.items() if other is config),
             "hardware": hardware,
@@ -188,7 +196,7 @@ def points(count, seed):
             "cache": rng.choice([name for name, format in FORMATS.items() if not format.block]),
             "data": rng.choice((1, 1, 2, 3)),
             "chips": rng.choice((1, *heads)) if linked else 1,
-            "expert": rng.choice((1, 2, 4, 8)) if linked and with_experts else 1,
+            "expert": rng.choice(experts) if linked and told["num_experts"] else 1,
             "replicas": rng.choice((1, 3)),
             "price": rng.choice((None, 2.5)),
             "drafts": rng.choice((0, 0, 1, 4, 7)),

@@ -17,7 +17,7 @@ from configs.kinds.latent import Latent
 from configs.kinds.rope import LongRope, Rope
 from configs.model import ModelConfig
 from inference.checkpoints.hf import hf_directory
-from inference.checkpoints.hf.architectures import export_fields, mixtures_export
+from inference.checkpoints.hf.architectures import export_fields, gemma4, mixtures_export
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -165,6 +165,7 @@ FAMILIES = {
     "llama": _Family("LlamaForCausalLM", "llama", export_fields.llama_fields),
     "gemma2": _Family("Gemma2ForCausalLM", "gemma2", _gemma),
     "gemma3": _Family("Gemma3ForCausalLM", "gemma3_text", _gemma3),
+    "gemma4": _Family("Gemma4ForCausalLM", "gemma4_text", gemma4.export, ffns=_MIXTURE),
     "gpt2": _Family("GPT2LMHeadModel", "gpt2", _gpt2),
     "mistral": _Family("MistralForCausalLM", "mistral", _mistral),
     "olmo2": _Family("Olmo2ForCausalLM", "olmo2", export_fields.llama_fields),
@@ -187,6 +188,16 @@ FAMILIES = {
         "DeepseekV3ForCausalLM", "deepseek_v3", mixtures_export.deepseek_v3, Latent, _MIXTURE
     ),
     "glm4_moe": _Family("Glm4MoeForCausalLM", "glm4_moe", mixtures_export.glm4_moe, ffns=_MIXTURE),
+    "dots1": _Family("Dots1ForCausalLM", "dots1", mixtures_export.dots1, ffns=_MIXTURE),
+    "flex_olmo": _Family(
+        "FlexOlmoForCausalLM", "flex_olmo", mixtures_export.flex_olmo, ffns=_MIXTURE
+    ),
+    "glm4_moe_lite": _Family(
+        "Glm4MoeLiteForCausalLM", "glm4_moe_lite", mixtures_export.glm4_moe_lite, Latent, _MIXTURE
+    ),
+    "minimax_m2": _Family(
+        "MiniMaxM2ForCausalLM", "minimax_m2", mixtures_export.minimax_m2, ffns=_MIXTURE
+    ),
     "gpt_oss": _Family("GptOssForCausalLM", "gpt_oss", mixtures_export.gpt_oss, ffns=_MIXTURE),
     "smollm3": _Family("SmolLM3ForCausalLM", "smollm3", _smollm3),
 }

@@ -19,6 +19,7 @@ from inference.checkpoints.hf.architectures.config_keys import Keys
 GLM4 = ("attention_bias", "partial_rotary_factor")
 QWEN3 = ("attention_bias", "num_local_experts")
 GPT_OSS = (*QWEN3, "quantization_config")
+MINIMAX = ("num_local_experts", "partial_rotary_factor")
 _PLAIN = Router()
 
 
@@ -105,13 +106,7 @@ def glm4_moe(keys: Keys, name: str) -> ModelConfig:
     """GLM-4.5 and 4.6 (Zeng et al. 2025, arXiv 2508.06471), without the layer that predicts a
     second token.
     """
-    share = keys.number("partial_rotary_factor", 0.5)
-    own = rope_keys.described(keys)
-    if own is not None:
-        share = own.number("partial_rotary_factor", share)
-        own = Keys(own.raw | {"partial_rotary_factor": None}, own.label)
-    rope = rope_keys.scaled(keys, own, keys.number("rope_theta", 10_000.0))
-    rope = dataclasses.replace(rope, share=share)
+    rope = _partial_rope(keys, 10_000.0, keys.number("partial_rotary_factor", 0.5))
     attention = fields.attention(
         keys, rope=rope, qk_norm="head" if keys.boolean("use_qk_norm", False) else None,
         biases=("qkv",) if keys.boolean("attention_bias", False) else (),
@@ -148,6 +143,96 @@ def gpt_oss(keys: Keys, name: str) -> ModelConfig:
     return _model(keys, name, "gpt_oss", rope, mixers, experts, eps=1e-5)
 
 
+# --- relatives: the same parts in other combinations ----------------------------------------------
+
+
+def dots1(keys: Keys, name: str) -> ModelConfig:
+    """dots.llm1 (Huo et al. 2025, arXiv 2506.05767): Qwen3's attention, DeepSeek-V3's mixture."""
+    keys.choice("scoring_func", {each: each for each in ("noaux_tc", "sigmoid")}, "sigmoid")
+    keys = Keys(keys.raw | {"scoring_func": None}, keys.label)  # both names are sigmoid's
+    rope = rope_keys.read(keys)
+    full = fields.attention(keys, rope=rope, qk_norm="head")
+    window = keys.optional_integer("sliding_window", 4096)
+    first = keys.whole("max_window_layers", 62, limit=MOST_LAYERS)
+    own = fields.types(window is not None and n >= first for n in range(_num_layers(keys)))
+    mixers = fields.by_type(keys, full, dataclasses.replace(full, window=window), own)
+    width = keys.integer("moe_intermediate_size", 1408)
+    router = _offset_router(keys, 1.0, 1, 1, is_normalized=False)
+    experts = _experts(
+        keys, "n_routed_experts", None, None, width, router,
+        shared_width=width * keys.integer("n_shared_experts"),
+    )  # fmt: skip
+    return _model(keys, name, "dots1", rope, mixers, _after_dense(keys, experts, first_dense=0))
+
+
+def flex_olmo(keys: Keys, name: str) -> ModelConfig:
+    """FlexOlmo (Shi et al. 2025, arXiv 2507.07024): OLMo 2's layers, OLMoE's mixture."""
+    rope = rope_keys.read(keys, 500_000.0)
+    attention = fields.attention(keys, rope=rope, qk_norm="all")
+    width = keys.integer("intermediate_size", 11_008)
+    experts = _experts(keys, "num_experts", 7, 5, width, _norm(keys, False))
+    found = _model(keys, name, "flex_olmo", rope, [attention], experts)
+    return dataclasses.replace(found, pre_norms=False, post_norms=True)
+
+
+def glm4_moe_lite(keys: Keys, name: str) -> ModelConfig:
+    """GLM-4.7-Flash (Z.ai 2026): DeepSeek-V3's attention and mixture, without the layer that
+    predicts a second token.
+    """
+    width, shared = keys.integer("moe_intermediate_size", 1536), keys.whole("n_shared_experts", 1)
+    experts = _experts(
+        keys, "n_routed_experts", 64, 4, width, _offset_router(keys, 1.8, 1, 1),
+        shared_width=width * shared,
+    )  # fmt: skip
+    kinds = keys.listed("mlp_layer_types", _num_layers(keys))
+    if any(kind not in ("dense", "sparse") for kind in kinds or ()):
+        raise InputError("mlp_layer_types lists 'dense' or 'sparse' for each layer")
+    ffns = kinds and _by_layer(keys, experts, lambda layer: kinds[layer] == "sparse")
+    own = {"qk_nope_head_dim": 192, "v_head_dim": 256, "q_lora_rank": 768, "rms_norm_eps": 1e-5}
+    is_neighbours = keys.boolean("rope_interleave", True)
+    return _latent_model(
+        Keys(own | keys.raw, keys.label), name, "glm4_moe_lite", experts, is_neighbours,
+        first_dense=1, ffns=ffns,
+    )  # fmt: skip
+
+
+def minimax_m2(keys: Keys, name: str) -> ModelConfig:
+    """MiniMax-M2 (MiniMax 2025): OLMo 2's norms of all queries and keys, positions in a share of
+    each head, a mixture that is chosen as DeepSeek-V3's.
+    """
+    keys.require_neutral(
+        {
+            "use_qk_norm": (True, None),
+            "qk_norm_type": ("per_layer", None),
+            "use_routing_bias": (True, None),
+            "scoring_func": ("sigmoid", None),
+            "shared_intermediate_size": (0, None),
+        }
+    )
+    width = keys.integer("head_dim", 128)
+    rotary = keys.integer("rotary_dim", width)
+    share = keys.number("partial_rotary_factor", rotary / width)
+    rope = _partial_rope(keys, 5_000_000.0, share)
+    attention = fields.attention(keys, width, rope=rope, qk_norm="all")
+    router = Router("sigmoid", has_offsets=True)
+    ffn_width = keys.integer("intermediate_size", 1536)
+    experts = _experts(keys, "num_local_experts", 256, 8, ffn_width, router)
+    return _model(keys, name, "minimax_m2", rope, [attention], experts)
+
+
+# --- what they share ------------------------------------------------------------------------------
+
+
+def _partial_rope(keys: Keys, theta: float, share: float) -> Rope:
+    """RoPE of a share of each head, which the object that describes it may name."""
+    own = rope_keys.described(keys)
+    if own is not None:
+        share = own.number("partial_rotary_factor", share)
+        own = Keys(own.raw | {"partial_rotary_factor": None}, own.label)
+    rope = rope_keys.scaled(keys, own, keys.number("rope_theta", theta))
+    return dataclasses.replace(rope, share=share)
+
+
 def _model(
     keys: Keys,
     name: str,
@@ -168,8 +253,10 @@ def _model(
 
 
 def _latent_model(
-    keys: Keys, name: str, family: str, experts: Experts, is_neighbours: bool, first_dense: int
-) -> ModelConfig:
+    keys: Keys, name: str, family: str, experts: Experts, is_neighbours: bool, first_dense: int,
+    ffns: Sequence[FeedForward] | None = None,
+) -> ModelConfig:  # fmt: skip
+    """Latent attention before a mixture, or in front of the feed-forwards that are given."""
     own = rope_keys.described(keys)
     rope = rope_keys.scaled(keys, own, keys.number("rope_theta", 10_000.0))
     rope = dataclasses.replace(rope, neighbours=is_neighbours)
@@ -189,14 +276,14 @@ def _latent_model(
         rope=rope,
         scale=scale,
     )
-    ffns = _after_dense(keys, experts, first_dense)
+    ffns = ffns or _after_dense(keys, experts, first_dense)
     return _model(keys, name, family, rope, [latent], ffns)
 
 
 def _experts(
     keys: Keys,
     count: str,
-    num_experts: int,
+    num_experts: int | None,
     top_k: int | None,
     width: int,
     router: Router = _PLAIN,
@@ -233,13 +320,15 @@ def _groups(
     return {"num_groups": count, "top_groups": chosen}
 
 
-def _offset_router(keys: Keys, scale: float, num_groups: int, top_groups: int) -> Router:
+def _offset_router(
+    keys: Keys, scale: float, num_groups: int, top_groups: int, is_normalized: bool = True
+) -> Router:
     """DeepSeek-V3's: sigmoid scores, learned offsets in the choice, groups by their best two."""
     keys.choice("topk_method", {"noaux_tc": "noaux_tc"}, "noaux_tc")
     keys.choice("scoring_func", {"sigmoid": "sigmoid"}, "sigmoid")
     return Router(
         "sigmoid",
-        keys.boolean("norm_topk_prob", True),
+        keys.boolean("norm_topk_prob", is_normalized),
         keys.number("routed_scaling_factor", scale),
         has_offsets=True,
         group_best=2,

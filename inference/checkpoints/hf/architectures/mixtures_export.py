@@ -85,6 +85,42 @@ def glm4_moe(config: ModelConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def dots1(config: ModelConfig) -> dict[str, Any]:
+    """See `mixtures.dots1`."""
+    kinds = export_fields.layer_types(config)
+    return _with_heads(config) | _routed(config) | kinds | {
+        "attention_bias": "qkv" in _attention(config).biases,
+        "scoring_func": "noaux_tc",
+    }  # fmt: skip
+
+
+def flex_olmo(config: ModelConfig) -> dict[str, Any]:
+    """See `mixtures.flex_olmo`."""
+    return {key: value for key, value in olmoe(config).items() if key != "clip_qkv"}
+
+
+def glm4_moe_lite(config: ModelConfig) -> dict[str, Any]:
+    """See `mixtures.glm4_moe_lite`."""
+    dense = _dense(config)
+    kinds = ["dense" if n in dense else "sparse" for n in range(config.num_layers)]
+    return _latent(config) | {
+        "rope_interleave": config.mixers(Latent)[0].rope.neighbours,
+        "mlp_layer_types": kinds,
+    }
+
+
+def minimax_m2(config: ModelConfig) -> dict[str, Any]:
+    """See `mixtures.minimax_m2`."""
+    own = _attention(config)
+    raw = {key: value for key, value in mixtral(config).items() if key != "sliding_window"}
+    return raw | {
+        "rotary_dim": (own.rope or Rope()).rotating(own.head_width),
+        "scoring_func": "sigmoid",
+        "use_qk_norm": True,
+        "use_routing_bias": True,
+    }
+
+
 def gpt_oss(config: ModelConfig) -> dict[str, Any]:
     """See `mixtures.gpt_oss`."""
     experts = _experts(config)

@@ -63,10 +63,22 @@ function showFigures(p) {
     (d.drafts ? ", drafts among them," : "");
   at("sentence").innerHTML =
     `For ${counted} ` +
-    `${chips} ${bytes(moved)}: ${parts.join(", ")}. The step <b>waits for ${WAITS[p.bound]}</b>.`;
+    `${chips} ${bytes(moved)}: ${parts.join(", ")}. The step <b>waits for ${WAITS[p.bound]}</b>.` +
+    mixtureOf(p);
   at("request_note").textContent = state.new_tokens
     ? `${digits(Math.ceil(state.new_tokens / p.tokens_per_step))} steps after the prefill; in each, the longer part hides the shorter`
     : "the prefill alone";
+}
+
+/** What a step reads of a mixture, and a token of the model. */
+function mixtureOf(p) {
+  if (p.visited_experts === null) return "";
+  const all = Math.max(...p.deployment.model.num_experts);
+  const billions = (n) => (n / 1e9).toPrecision(3);
+  return (
+    ` Its tokens visit ${p.visited_experts.toPrecision(3)} of ${all} experts a layer; ` +
+    `${billions(p.active_parameters)} of ${billions(p.parameters)} billion parameters work for each.`
+  );
 }
 
 function showOperations(p) {

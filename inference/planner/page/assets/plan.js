@@ -118,7 +118,6 @@ const QUANTITIES = {
   sequences: (work) => work.count,
   queries: (work) => work.count * work.queries,
   drafts: (work) => work.count * work.drafts,
-  earlier: (work) => work.count * (work.context - work.queries),
   pairs: (work, window) => work.count * pairsOf(work, window),
   read: (work, window, most) => work.count * readOf(work, window, most),
 };
@@ -143,8 +142,7 @@ function evaluate(d, declared, work) {
       const format = d[move.format] ?? d.formats[move.format];
       return bytesFor(format, layers * count(move.amount), sized(move.row, d.kvHeads));
     });
-  const cheapest = declared.cheapest.length ? Math.min(...declared.cheapest.map(count)) : 0;
-  const flops = layers * (count(declared.flops) + cheapest);
+  const flops = layers * count(declared.flops);
   const visited = count(declared.visited);
   const [weight_bytes, cache_bytes, activation_bytes] = ["weights", "cache", "activations"].map(moved);
   const bytes = weight_bytes + cache_bytes + activation_bytes;
@@ -311,6 +309,16 @@ function intensityOf(d, batch, context, operations) {
   return sum(counted, (o) => o.flops) / sum(counted, (o) => o.bytes);
 }
 
+/** Experts of the largest mixture that at least one token of a step visits; null where there is none. */
+function visitedExperts({ model, kvHeads }, work) {
+  const visits = model.operations.flatMap(({ visited }) =>
+    visited.filter(([, [name]]) => name === "experts"),
+  );
+  if (!visits.length) return null;
+  const largest = visits.reduce((best, visit) => (visit[1][1] > best[1][1] ? visit : best));
+  return amountOf([largest], work, kvHeads);
+}
+
 /** (1 - a^(k+1)) / (1 - a) */
 function expectedTokens(acceptance, drafts) {
   let found = 0;
@@ -350,6 +358,8 @@ function plan(catalog, input) {
     batch,
     context,
     parameters: numParameters(d),
+    active_parameters: numActiveParameters(d),
+    visited_experts: visitedExperts(d, decodeOf(d, batch, middle)),
     weight_bytes: held,
     cache_bytes: cached,
     memory_bytes: held + cached,
