@@ -77,7 +77,9 @@ def parse_predicting(raw: dict[str, Any], directory: Path) -> Eagle:
             f"{directory / 'config.json'}: {config.family} with num_nextn_predict_layers={count}; "
             f"what drafts is one layer that predicts a second token, of {families}"
         )
-    more = parse_config(raw | {"num_hidden_layers": config.num_layers + 1}, directory)
+    listed = raw.get("mlp_layer_types")
+    longer = {} if listed is None else {"mlp_layer_types": [*listed, listed[-1]]}
+    more = parse_config(raw | {"num_hidden_layers": config.num_layers + 1} | longer, directory)
     own = {field.name: getattr(config, field.name) for field in dataclasses.fields(ModelConfig)}
     own |= {"name": f"{config.name}-mtp", "num_layers": 1, "pattern": more.layers[-1:]}
     return Eagle(**own | {"tied": False}, shares_head=True, skips_first=True)

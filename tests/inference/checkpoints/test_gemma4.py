@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,21 @@ def test_what_has_no_place_is_named(tmp_path):
     odd = {"model.language_model.layers.2.self_attn.k_scale.weight": np.ones(3)}
     with pytest.raises(InputError, match="no place for: model.layers.2.self_attn.k_scale"):
         loaded(_whole_directory(tmp_path / "whole", **odd))
+
+
+@pytest.mark.parametrize("name, found, expected", [
+    ("gate_up_proj", [24, 6, 36], [6, 24, 36]), ("down_proj", [36, 6, 12], [6, 36, 12]),
+])  # fmt: skip
+def test_experts_that_are_fused_in_another_order_are_named(name, found, expected, tmp_path):
+    """Their rows are as many in either."""
+    folder = Path(shutil.copytree(EXPERTS, tmp_path / "odd"))
+    tensors = load_file(folder / "model.safetensors")
+    stack = f"model.layers.0.experts.{name}"
+    tensors[stack] = np.ascontiguousarray(tensors[stack].swapaxes(0, 1))
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(InputError) as caught:
+        loaded(folder)
+    assert f"is {found}; expected {expected} for layers/0/ffn/experts" in str(caught.value)
 
 
 # --- gguf -----------------------------------------------------------------------------------------
