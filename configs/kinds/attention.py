@@ -7,7 +7,7 @@ from typing import Any
 from configs.cache import CacheSpec, keys_values, shared
 from configs.errors import InputError
 from configs.kinds import operations, params
-from configs.kinds.kind import Mixer, check_choice, check_sizes, equal_shares
+from configs.kinds.kind import Mixer, check_choice, check_rotated, check_sizes, equal_shares
 from configs.kinds.operations import Move, Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 from configs.kinds.rope import Rope
@@ -63,11 +63,6 @@ class Attention(Mixer, name="attention"):
         if self.score_cap is not None and not 0 < self.score_cap < math.inf:
             raise InputError(
                 f"attention score_cap is a finite number above 0, not {self.score_cap}"
-            )
-        if self.window is not None and self.owner is not None:
-            raise InputError(
-                f"attention window={self.window} is layer {self.owner}'s to say, whose cache is "
-                "read"
             )
         if self.rope is not None:
             self.rope.rotating(self.head_width)
@@ -145,13 +140,19 @@ class Attention(Mixer, name="attention"):
             found.append(range(start, min(start + each, (head + 1) * G)))
         return tuple(found)
 
-    def check_owner(self, stored: CacheSpec) -> None:
+    def check_owner(self, stored: CacheSpec, owner: Mixer) -> None:
         """See `Mixer`."""
         if stored != keys_values(self.num_kv_heads, self.head_width, stored.window):
             raise InputError(
                 f"attention with num_kv_heads={self.num_kv_heads} and head_width="
                 f"{self.head_width} reads layer {self.owner}'s cache, which holds something else"
             )
+        if self.window not in (None, stored.window):
+            raise InputError(
+                f"attention window={self.window} is layer {self.owner}'s to say, whose cache is "
+                f"read: {stored.window}"
+            )
+        check_rotated(self, owner)
 
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:
         """The products, and scores and weighted sums over the cache."""
