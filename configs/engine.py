@@ -418,7 +418,7 @@ class Config:
         step = max(engine.chunk_tokens * max(engine.prefill_chunks), 1 + uncertain)
         peaks = []
         for group in self.cached_model.page_groups:
-            window = group.spec.window
+            window = group.spec.sliding(page)
             live = num_tokens if window is None else min(num_tokens, window + step + 2 * page)
             peaks.append(-(-live // page))
         return tuple(peaks)

@@ -31,6 +31,12 @@ class Attention(Mixer, name="attention"):
             adds no value (gpt-oss, arXiv 2508.10925).
         owner: the earlier layer whose keys and values are read (cross-layer attention, Brandon et
             al. 2024, arXiv 2405.12981), window included; None: the layer has its own.
+        chunked, first_tokens: see `CacheSpec`. Keys keep the position that they have in the
+            sequence. StreamingLLM counts positions within the cache instead and rotates keys as
+            they are read, so that no distance exceeds what a model was trained for however long a
+            stream runs. Here no sequence exceeds `max_context`, so no distance does either, and a
+            key that is rotated once, for its own position, is the same for every reader: so pages
+            are shared between prompts, and tokens do not depend on what was freed meanwhile.
     """
 
     divided = ("num_heads",)
@@ -47,6 +53,8 @@ class Attention(Mixer, name="attention"):
     score_cap: float | None = None
     owner: int | None = None
     has_sinks: bool = False
+    chunked: bool = False
+    first_tokens: int = 0
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_heads", "num_kv_heads", "head_width")
@@ -102,7 +110,8 @@ class Attention(Mixer, name="attention"):
         """Keys and values of each token, or an earlier layer's."""
         if self.owner is not None:
             return shared(self.owner)
-        return keys_values(self.num_kv_heads, self.head_width, self.window)
+        first = 0 if self.window is None else self.first_tokens  # without a window all stay
+        return keys_values(self.num_kv_heads, self.head_width, self.window, self.chunked, first)
 
     @property
     def num_divided_norms(self) -> int:
@@ -142,27 +151,30 @@ class Attention(Mixer, name="attention"):
 
     def check_owner(self, stored: CacheSpec, owner: Mixer) -> None:
         """See `Mixer`."""
-        if stored != keys_values(self.num_kv_heads, self.head_width, stored.window):
+        told = stored.window, stored.chunked, stored.first_tokens
+        if stored != keys_values(self.num_kv_heads, self.head_width, *told):
             raise InputError(
                 f"attention with num_kv_heads={self.num_kv_heads} and head_width="
                 f"{self.head_width} reads layer {self.owner}'s cache, which holds something else"
             )
-        if self.window not in (None, stored.window):
-            raise InputError(
-                f"attention window={self.window} is layer {self.owner}'s to say, whose cache is "
-                f"read: {stored.window}"
-            )
+        for field in ("window", "chunked", *(("first_tokens",) if stored.window else ())):
+            own, other = getattr(self, field), getattr(stored, field)
+            if own and own != other:
+                raise InputError(
+                    f"attention {field}={own} is layer {self.owner}'s to say, whose cache is "
+                    f"read: {other}"
+                )
         check_rotated(self, owner)
 
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:
         """The products, and scores and weighted sums over the cache."""
         per_token, heads = stored.elements_per_token, self.num_heads * self.head_width
-        moved: tuple[Any, ...] = ((per_token, ("read", stored.window, None)),)
+        seen = "chunk_" * stored.chunked, stored.sliding()
+        moved: tuple[Any, ...] = ((per_token, (f"{seen[0]}read", seen[1], None)),)
         if self.owner is None:
             moved += ((per_token, ("queries",)),)
-        name = "attend" if stored.window is None else f"attend.window{stored.window}"
         attend = Operation(
-            name, "attention", flops=((4 * heads, ("pairs", stored.window)),),
+            _attend(stored), "attention", flops=((4 * heads, (f"{seen[0]}pairs", seen[1])),),
             moves=(Move("cache", moved, self.head_width, "cache"),
                    Move("activations", ((2 * heads, operations.TOKENS),), self.head_width,
                         "rest")),
@@ -179,3 +191,13 @@ class Attention(Mixer, name="attention"):
     def rotation(self) -> tuple[Rope, int] | None:
         """See `Mixer`."""
         return None if self.rope is None else (self.rope, self.head_width)
+
+
+def _attend(stored: CacheSpec) -> str:
+    """The name of attention over a cache, in plans."""
+    if stored.window is None:
+        return "attend"
+    if stored.chunked:
+        return f"attend.chunk{stored.window}"
+    first = f"{stored.first_tokens}+" if stored.first_tokens else ""
+    return f"attend.window{first}{stored.window}"

@@ -93,7 +93,49 @@ def test_resume_needs_the_pages_that_are_still_visible(boundary):
     assert recurrent(3).resume_at(boundary, 4) is None
 
 
+_SIGHTS = [
+    dict(window=6), dict(window=1), dict(window=6, first_tokens=3), dict(window=2, first_tokens=9),
+    dict(window=8, chunked=True), dict(window=6, chunked=True), dict(window=1, chunked=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("page_tokens", [1, 4, 16])
+@pytest.mark.parametrize("sight", _SIGHTS)
+def test_what_is_kept_is_what_a_later_token_sees(sight, page_tokens):
+    """Query by query, of 64 positions."""
+
+    def sees(query, position):
+        if sight.get("chunked"):
+            return position // sight["window"] == query // sight["window"]
+        near = query - sight["window"] < position
+        return near or position < sight.get("first_tokens", 0)
+
+    spec = CacheSpec(1, 3, **sight)
+    plain = CacheSpec(1, 3, window=spec.sliding(page_tokens))
+    for boundary in range(64):
+        seen = {
+            position // page_tokens
+            for position in range(boundary)
+            if any(sees(query, position) for query in range(boundary, 64))
+        }
+        kept = set(range(-(-boundary // page_tokens))) - {*spec.dead_pages(boundary, page_tokens)}
+        found = list(spec.resume_at(boundary, page_tokens))
+        assert found == sorted(found)
+        assert set(found) <= kept and seen <= kept
+        if boundary % page_tokens == 0:  # else the open page is kept, whoever sees it
+            assert set(found) == kept == seen
+        is_open = boundary % page_tokens > 0
+        assert len(kept) <= len(plain.resume_at(boundary, page_tokens)) + is_open
+
+
 def test_contradictions_are_refused():
+    with pytest.raises(InputError, match="a cache in chunks has a window"):
+        CacheSpec(1, 3, chunked=True)
+    for sight in ({}, {"window": 4, "chunked": True}):
+        with pytest.raises(InputError, match="beside a window that slides"):
+            CacheSpec(1, 3, first_tokens=2, **sight)
+    with pytest.raises(InputError, match="first_tokens of a cache is at least 0, not -1"):
+        CacheSpec(1, 3, window=4, first_tokens=-1)
     with pytest.raises(InputError, match="at least 1 token"):
         CacheSpec(1, 3, window=0)
     with pytest.raises(InputError, match="nothing of its own"):
