@@ -7,6 +7,7 @@ A spec says nothing of arrays or devices: `layers/kv_cache.py` turns it into lea
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from configs.errors import InputError
@@ -120,6 +121,15 @@ class CacheSpec:
         """Elements stored for each live token."""
         values = 0 if self.values_in_keys else self.value_width
         return self.kv_heads * (self.key_width + values) + self.index_width
+
+    @property
+    def sight(self) -> str:
+        """What a token sees of the past, in a word for plans."""
+        if self.window is None:
+            return "all"
+        if self.chunked:
+            return f"chunk{self.window}"
+        return f"window{f'{self.first_tokens}+' if self.first_tokens else ''}{self.window}"
 
     def page_format(self, dtype: str) -> PageFormat:
         """Format of the pages of keys and values."""
@@ -239,6 +249,59 @@ class PageGroup:
             more = row.padded_width(latent_lanes) - row.row_width
             token_bytes += more * DTYPE_BYTES[dtype]
         return token_bytes * page_tokens * len(self.layers)
+
+    def peak_pages(self, num_tokens: int, step_tokens: int, page_tokens: int) -> int:
+        """Most pages that one sequence has at once until it has `num_tokens`, of which a step adds
+        so many.
+        """
+        window = self.spec.sliding(page_tokens)
+        if window is not None:
+            num_tokens = min(num_tokens, window + step_tokens + 2 * page_tokens)
+        return -(-num_tokens // page_tokens)
+
+
+def share_out(
+    num_bytes: int,
+    page_bytes: Sequence[int],
+    expected: Sequence[int],
+    longest: Sequence[int],
+    max_seqs: int,
+) -> tuple[int, ...]:
+    """Pages of each group in `num_bytes`: what as many sequences of the expected length need as can
+    run at once. Each group has at least what one sequence at its longest needs, and at most what
+    `max_seqs` of these do; where not even one of these fits, its needs are the proportions.
+
+    Args:
+        num_bytes: of all pages.
+        page_bytes: of a page of each group.
+        expected, longest: `peak_pages` of a sequence of either length.
+        max_seqs: sequences that run at the same time.
+    """
+    groups = range(len(page_bytes))
+    one = sum(map(math.prod, zip(longest, page_bytes, strict=True)))
+    if one > num_bytes:
+        return tuple(max(1, int(num_bytes / one * n)) for n in longest)
+
+    def wanted(group: int, sequences: float) -> float:
+        return min(max(sequences * expected[group], longest[group]), max_seqs * longest[group])
+
+    def held(sequences: float) -> float:
+        return sum(wanted(group, sequences) * page_bytes[group] for group in groups)
+
+    # Between two marks needs of some groups grow with the sequences, others are at a bound.
+    marks = {
+        times * longest[group] / expected[group] for group in groups for times in (1, max_seqs)
+    }
+    mark = max((mark for mark in marks if held(mark) <= num_bytes), default=0.0)
+    growing = [
+        group
+        for group in groups
+        if longest[group] <= mark * expected[group] < max_seqs * longest[group]
+    ]
+    rest = num_bytes - sum(wanted(g, mark) * page_bytes[g] for g in groups if g not in growing)
+    if growing:
+        mark = rest / sum(expected[group] * page_bytes[group] for group in growing)
+    return tuple(int(wanted(group, mark)) for group in groups)
 
 
 def page_groups(specs: tuple[CacheSpec, ...]) -> tuple[PageGroup, ...]:

@@ -170,11 +170,12 @@ class Attention(Mixer, name="attention"):
         """The products, and scores and weighted sums over the cache."""
         per_token, heads = stored.elements_per_token, self.num_heads * self.head_width
         seen = "chunk_" * stored.chunked, stored.sliding()
+        name = "attend" if stored.window is None else f"attend.{stored.sight}"
         moved: tuple[Any, ...] = ((per_token, (f"{seen[0]}read", seen[1], None)),)
         if self.owner is None:
             moved += ((per_token, ("queries",)),)
         attend = Operation(
-            _attend(stored), "attention", flops=((4 * heads, (f"{seen[0]}pairs", seen[1])),),
+            name, "attention", flops=((4 * heads, (f"{seen[0]}pairs", seen[1])),),
             moves=(Move("cache", moved, self.head_width, "cache"),
                    Move("activations", ((2 * heads, operations.TOKENS),), self.head_width,
                         "rest")),
@@ -191,13 +192,3 @@ class Attention(Mixer, name="attention"):
     def rotation(self) -> tuple[Rope, int] | None:
         """See `Mixer`."""
         return None if self.rope is None else (self.rope, self.head_width)
-
-
-def _attend(stored: CacheSpec) -> str:
-    """The name of attention over a cache, in plans."""
-    if stored.window is None:
-        return "attend"
-    if stored.chunked:
-        return f"attend.chunk{stored.window}"
-    first = f"{stored.first_tokens}+" if stored.first_tokens else ""
-    return f"attend.window{first}{stored.window}"

@@ -172,19 +172,18 @@ class PageManager:
             pages.clear()
         return self.prefix_cache.take_transfers()
 
-    def usage(self, running: Iterable[Sequence]) -> tuple[int, int]:
-        """(tokens that the pages of running sequences have room for, tokens in them once the steps
-        in flight are done); a shared page counts once.
+    def usage(self, running: Iterable[Sequence]) -> list[tuple[int, int]]:
+        """Of each group (tokens that the pages of running sequences have room for, tokens in them
+        once the steps in flight are done); a shared page counts once.
         """
-        filled: dict[tuple[int, int], int] = {}
+        filled: list[dict[int, int]] = [{} for _ in self._specs]
         for sequence in running:
-            for group, pages in enumerate(sequence.pages):
+            for own, pages in zip(filled, sequence.pages, strict=False):
                 for index, page in enumerate(pages):
                     if page:
                         rest = sequence.num_scheduled_tokens - index * self._page
-                        key = group, page
-                        filled[key] = max(filled.get(key, 0), min(max(rest, 0), self._page))
-        return self._page * len(filled), sum(filled.values())
+                        own[page] = max(own.get(page, 0), min(max(rest, 0), self._page))
+        return [(self._page * len(own), sum(own.values())) for own in filled]
 
     def prompt_usage(self, running: Iterable[Sequence]) -> tuple[int, int]:
         """(prompt pages of all running sequences, distinct ones among them): sharing saves

@@ -212,6 +212,45 @@ def test_pages_are_split_in_proportion_and_within_the_budget(dtype, cache_bytes)
         assert usable == [3 * peak for peak in peaks]
 
 
+@pytest.mark.parametrize("max_seqs", [1, 3, 40])
+@pytest.mark.parametrize("expected_tokens", [1, 30, 100, 400, 1000, 5000, None])
+@pytest.mark.parametrize("cache_bytes", [80_000, 150_000, 400_000, 1 << 24])
+def test_pages_are_split_by_the_length_that_is_expected(cache_bytes, expected_tokens, max_seqs):
+    """No sequence of that length more would fit, and one of the longest always does."""
+    engine = EngineConfig(
+        cache_bytes=cache_bytes, max_seqs=max_seqs, expected_tokens=expected_tokens,
+        page_tokens=8, chunk_tokens=8, prefill_chunks=(1,),
+    )  # fmt: skip
+    config = Config(model(), engine)
+    usable, sizes = [n - 1 for n in config.num_pages], config.model.page_bytes(8)
+    longest = config.peak_pages(1000)
+    expected = config.peak_pages(min(expected_tokens or 1000, 1000))
+    used = sum(n * size for n, size in zip(usable, sizes, strict=True))
+    assert used <= cache_bytes
+    most = [max_seqs * n for n in longest]
+    assert all(low <= n <= high for low, n, high in zip(longest, usable, most, strict=True))
+    fits = min(n / e for n, e in zip(usable, expected, strict=True))
+    more = [min(max(int(fits + 1) * e, low), high)
+            for e, low, high in zip(expected, longest, most, strict=True)]  # fmt: skip
+    needs = sum(n * size for n, size in zip(more, sizes, strict=True))
+    assert needs > cache_bytes or all(n >= m for n, m in zip(usable, more, strict=True))
+
+
+def test_what_is_expected_moves_pages_from_where_they_would_lie_idle():
+    """Sequences of 40 tokens fill windows of 20 and little beside them."""
+    engine = EngineConfig(cache_bytes=400_000, page_tokens=8, chunk_tokens=8, prefill_chunks=(1,))
+    split = {}
+    for expected in (40, 1000):
+        config = Config(model(), dataclasses.replace(engine, expected_tokens=expected))
+        split[expected] = [n - 1 for n in config.num_pages]
+        peaks = config.peak_pages(40)
+        split[expected].append(min(n // e for n, e in zip(split[expected], peaks, strict=True)))
+    assert split[40][0] > 3 * split[1000][0] and split[40][1] < split[1000][1]
+    assert split[40][2] > 2 * split[1000][2]  # sequences at a time
+    with pytest.raises(InputError, match="engine.expected_tokens is at least 1, not 0"):
+        EngineConfig(expected_tokens=0)
+
+
 def test_a_cache_without_room_for_a_page_is_refused():
     with pytest.raises(InputError, match="engine.cache_bytes is at least .* not 1$") as caught:
         Config(model(), EngineConfig(cache_bytes=1, max_seqs=3))
