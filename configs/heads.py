@@ -21,7 +21,7 @@ class Heads(ModelConfig):
     """What all heads have: fields of their target, and its vocabulary.
 
     Attributes:
-        target: digest of the weights that they were trained for.
+        target: digest of the weights that they were trained for; '': they came with the target's.
         proposed_ids: tokens that they propose, by row of their output table; (): any. A proposal
             costs what its table does, and few tokens make up most of a text (Zhao et al. 2025,
             arXiv 2502.14856).
@@ -68,7 +68,8 @@ class Heads(ModelConfig):
 @dataclasses.dataclass(frozen=True)
 class Eagle(Heads):
     """One or a few layers that go on from the target's hidden states, a token at a time (Li et al.
-    2024, arXiv 2401.15077).
+    2024, arXiv 2401.15077), of whatever kinds cache in pages. The layer with which a checkpoint
+    predicts a second token (MTP: DeepSeek-AI 2024, arXiv 2412.19437, section 2.2) is one of them.
 
     The first of them reads, of each token, its embedding and the hidden state of the token before
     it: the target's where the target has seen that, else the head's own.
@@ -76,9 +77,18 @@ class Eagle(Heads):
     Attributes:
         features: numbers of the target's layers, from 1 on, whose outputs are fused into that state
             (EAGLE-3: Li et al. 2025, arXiv 2503.01840); (): its normalized last one.
+        shares_head: they propose by the target's output table and have none of their own.
+        skips_first: the first token of a sequence, which has no state before it, is read as zeros.
     """
 
     features: tuple[int, ...] = ()
+    shares_head: bool = False
+    skips_first: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shares_head and self.proposed_ids:
+            raise InputError("model.shares_head goes without proposed_ids: its rows are all tokens")
 
     def check_target(self, target: ModelConfig) -> None:
         """As `Heads` says."""
@@ -92,14 +102,14 @@ class Eagle(Heads):
     def parameters(self) -> dict[str, Any]:
         """As `ModelConfig` says."""
         own = super().parameters()
-        return {
+        declared = {
             "layers": own["layers"],
             "final_norm": own["final_norm"],
-            "head": self._output_table,
             "token_norm": norm(self, self.width, "embed"),
             "state_norm": norm(self, self.width, "embed"),
             **self._joining,
         }
+        return declared if self.shares_head else declared | {"head": self._output_table}
 
     @property
     def operations(self) -> Mapping[Operation, int]:

@@ -55,7 +55,9 @@ ties, perplexity within 0.5 % (`tests/inference/test_parity_real.py`). Of the ot
 configuration and number of parameters are checked, no real weights. Those of `deepseek-v3` are
 published in FP8, which is refused; a directory in bfloat16 is read. Those of gpt-oss are published
 with experts in MXFP4, which become bfloat16 as they are read, to the same numbers. Layers that
-predict a second token (DeepSeek-V3, GLM) are left out, as many as the configuration announces.
+predict a second token (DeepSeek-V3, GLM) are left out, as many as the configuration announces;
+where it is one, `--speculate=mtp` has it draft
+([how](speculation.md#the-layer-that-a-checkpoint-brings)).
 
 What names one of these architectures needs nothing more, and is not tested: Mixtral 8x22B,
 Qwen2-57B-A14B, Qwen3-235B-A22B, GLM-4.6 and OLMo 3 32B are larger sizes, DeepSeek-R1 is a

@@ -161,7 +161,7 @@ def resolve_config(
     executables()
     asked = {} if WEIGHTS.value is None else {"weights": WEIGHTS.value}
     resolved, config = named_config(sizes, (needs or {}) | asked)
-    config = speculation_flags.apply(config)
+    config = speculation_flags.apply(config, model_name())
     hosts.start(COORDINATOR.value, HOSTS.value, HOST.value)
     config = follower.prepared(config)
     meshes.provide(config.mesh, config.num_chips)
@@ -298,7 +298,9 @@ def load_engine(
                     config.engine, prompts, num_seqs, greedy, config.mesh.num_groups
                 )
             )
-            draft = speculation_flags.open_draft(config, progress) if config.draft else None
+            draft = None
+            if config.draft is not None:
+                draft = speculation_flags.open_draft(config, model_name(), progress)
             engine = Engine.from_checkpoint(
                 config, checkpoint, progress, expected, executables(), draft
             )

@@ -162,7 +162,13 @@ class Latent(Mixer, name="latent"):
             moves=(Move("cache", moved, C + R, "cache"),
                    Move("activations", ((N * (2 * C + R), operations.TOKENS),), C + R, "rest")),
         )  # fmt: skip
-        return (*super().operations(model, stored), attend)
+        products = [
+            dataclasses.replace(each, kv_rows=each.all_rows)  # all that it makes is cached
+            if each.name == "latent.kv_down"
+            else each
+            for each in super().operations(model, stored)
+        ]
+        return (*products, attend)
 
     def can_divide(self, chips: int) -> bool:
         """See `Kind`."""

@@ -48,12 +48,12 @@ RECIPES = {
     ),
     "mixture": Recipe(
         _model(
-            "small-mixture", width=192, num_layers=4, num_heads=4,
-            ffn=Experts(num_experts=8, top_k=2, width=192),
+            "small-mixture", width=128, num_layers=4, num_heads=2,
+            ffn=Experts(num_experts=8, top_k=2, width=128),
         ),
         TrainingConfig(
-            steps=1500, batch=4, window=256, learning_rate=3e-3, warmup_steps=100,
-            checkpoint_every=300,
+            steps=1300, batch=8, window=256, learning_rate=3e-3, warmup_steps=100,
+            checkpoint_every=325,
         ),
     ),
 }  # fmt: skip

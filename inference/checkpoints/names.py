@@ -110,6 +110,12 @@ _GPT_OSS: Table = {
     "ffn/experts/gate_up_bias": ("mlp.experts.gate_up_proj_bias.ordered",),
     "ffn/experts/down_bias": ("mlp.experts.down_proj_bias",),
 }
+_PREDICTING: Table = {
+    "final_norm": ("shared_head.norm.weight",),
+    "input": ("eh_proj.weight",),
+    "state_norm": ("hnorm.weight",),
+    "token_norm": ("enorm.weight",),
+}
 _PHI3: Table = {
     **_LLAMA,
     "mixer/qkv": ("self_attn.qkv_proj.weight",),
@@ -196,7 +202,8 @@ class Names(NamedTuple):
         transposed: paths of matrices stored [in, out].
         gguf: as `table`, for the names that llama.cpp gives them.
         interleaved: llama.cpp stores rotary pairs of queries and keys as neighbours.
-        predicts: layers behind the last one may predict a second token, and are not read.
+        predicts: layers behind the last one may predict a second token, and are no part of the
+            model.
     """
 
     table: Table
@@ -242,6 +249,23 @@ def huggingface(config: ModelConfig) -> NameMap:
     return functools.partial(_translate, FAMILIES[config.family], config)
 
 
+def predicting(config: ModelConfig, number: int) -> NameMap:
+    """The map to the names of a layer that predicts a second token, of heads that are that layer.
+
+    Args:
+        config: of the heads.
+        number: of the layer.
+    """
+
+    def name(path: str) -> Stored:
+        names = FAMILIES[config.family]
+        if path not in _PREDICTING:
+            return _translate(names, config, path, number)
+        return Stored(tuple(f"{names.layers}.{number}.{own}" for own in _PREDICTING[path]))
+
+    return name
+
+
 def base(family: str) -> str:
     """What stands before the names of all tensors but the head's."""
     return FAMILIES[family].layers.split(".")[0]
@@ -278,11 +302,12 @@ def identity(path: str) -> Stored:
     return Stored((path,))
 
 
-def _translate(names: Names, config: ModelConfig, path: str) -> Stored:
+def _translate(names: Names, config: ModelConfig, path: str, first: int = 0) -> Stored:
+    """`first` is the number of the model's first layer there."""
     layer = _LAYER.fullmatch(path)
     own = layer[2] if layer else path
     if part := _PART.fullmatch(own):
-        stack = _translate(names, config, path.removesuffix(f"/{part[2]}"))
+        stack = _translate(names, config, path.removesuffix(f"/{part[2]}"), first)
         return Stored((stack.names[int(part[2])],), stack.transposed)
     is_bias = own.endswith(("_bias", "/bias")) and own not in names.table
     weight = own.removesuffix("_bias").replace("/bias", "/weight") if is_bias else own
@@ -294,7 +319,7 @@ def _translate(names: Names, config: ModelConfig, path: str) -> Stored:
     if layer and "{}" in found[0]:
         found = tuple(name.format(n) for n in range(_matrices(config, layer)) for name in found)
     if layer:
-        found = tuple(f"{names.layers}.{layer[1]}.{name}" for name in found)
+        found = tuple(f"{names.layers}.{first + int(layer[1])}.{name}" for name in found)
     return Stored(found, own in names.transposed)
 
 

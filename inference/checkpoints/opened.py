@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import jax
 
 from configs.errors import InputError
+from configs.heads import Eagle
 from configs.kinds.params import leaves
 from configs.model import ModelConfig
 from inference.checkpoints import defaults, load, mapped, names, text_files
@@ -106,6 +107,15 @@ def read_stored_config(path: Path) -> ModelConfig:
     return config
 
 
+def read_predicting_config(path: Path) -> Eagle:
+    """The layer of a Hugging Face directory that predicts a second token.
+
+    Raises:
+        InputError: as `hf_directory.parse_predicting`.
+    """
+    return hf_directory.parse_predicting(mapped.read_json(path / text_files.CONFIG), path)
+
+
 def _refuse_quantized(path: Path, raw: dict[str, Any]) -> None:
     value = raw.get("quantization_config")
     value = raw.get("compression_config") if value is None else value
@@ -140,8 +150,41 @@ def directory(path: Path, config: ModelConfig) -> Checkpoint:
     source = safetensors_file.open_directory(path, storage.bytes_at)
     source = hf_directory.tensors(source, config, storage.num_predicting)
     source = split_tensors.split(source, config, storage.is_packed)
-    name_map = names.huggingface(config)
+    return _of_directory(path, config, source, names.huggingface(config), raw)
+
+
+def predicting(path: Path, config: Eagle) -> Checkpoint:
+    """Opens the layer of a Hugging Face directory that predicts a second token.
+
+    Args:
+        path: the directory.
+        config: of the heads that it is, as `hf_directory.parse_predicting` has it.
+
+    Raises:
+        InputError: as `directory`, or a tensor of the layer is missing or has no place.
+    """
+    raw = mapped.read_json(path / text_files.CONFIG)
+    storage, target = hf_directory.storage(raw, path), read_stored_config(path)
+    source = safetensors_file.open_directory(path, storage.bytes_at)
+    source = hf_directory.predicting_tensors(source, target)
+    source = split_tensors.split(source, config, storage.is_packed, target.num_layers)
+    name_map = names.predicting(config, target.num_layers)
+    load.check(params.flatten(config.parameters()), source, name_map)
+    return _of_directory(path, config, source, name_map, raw)
+
+
+def _of_directory(
+    path: Path,
+    config: ModelConfig,
+    source: TensorSource,
+    name_map: NameMap,
+    raw: dict[str, Any],
+) -> Checkpoint:
     load.check_parts(config, source, name_map)
+    # What is copied is not packed, and without layers that predict.
+    copied = {key: value for key, value in raw.items() if key != "quantization_config"}
+    if "num_nextn_predict_layers" in copied:
+        copied["num_nextn_predict_layers"] = 0
     return Checkpoint(
         config,
         defaults.read_eos_ids(path, config.vocab_size),
@@ -151,8 +194,7 @@ def directory(path: Path, config: ModelConfig) -> Checkpoint:
             source,
             name_map,
             lambda: text_files.read(path),
-            # what is copied is not packed
-            {key: value for key, value in raw.items() if key != "quantization_config"},
+            copied,
         ),
         functools.partial(_dense_formats, source, name_map, config),
     )

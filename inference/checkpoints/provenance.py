@@ -59,12 +59,12 @@ def weights_digest(checkpoint: Checkpoint) -> str:
 
 
 def check_target(heads: Heads, checkpoint: Checkpoint) -> None:
-    """Refuses heads for another model.
+    """Refuses heads for another model, unless they came with their target's weights.
 
     Raises:
         InputError: they were trained for other weights.
     """
-    if (own := weights_digest(checkpoint)) != heads.target:
+    if heads.target and (own := weights_digest(checkpoint)) != heads.target:
         raise InputError(
             f"{heads.name} was trained for other weights ({heads.target[:12]}) than those of "
             f"{checkpoint.config.name} ({own[:12]}): heads draft for the model that they were "

@@ -28,10 +28,12 @@ class Resolved:
         config: known without reading weights.
         open: fetches weights that are not cached, and opens the checkpoint.
             Licence terms are shown on stderr before the first download.
+        predicting: the layer that predicts a second token; None: a format that has none.
     """
 
     config: ModelConfig
     open: Callable[[Progress | None], Checkpoint]
+    predicting: "Callable[[], Resolved] | None" = None
 
 
 def resolve(model: str, drafts: bool = False) -> Resolved:
@@ -49,6 +51,21 @@ def resolve(model: str, drafts: bool = False) -> Resolved:
     if isinstance(found.config, Heads) and not drafts:
         raise InputError(f"{model} holds heads, which draft for a model: name them in --speculate")
     return found
+
+
+def predicting(model: str) -> Resolved:
+    """The layer by which a model predicts a second token, as heads that draft for it.
+
+    Raises:
+        InputError: as `resolve`, or it has no such layer.
+    """
+    found = _find(model)
+    if found.predicting is None:
+        raise InputError(
+            f"{shown(model)} has no layer that predicts a second token: a directory in Hugging "
+            "Face format, or a hub id, may have one"
+        )
+    return found.predicting()
 
 
 def _find(model: str) -> Resolved:
@@ -84,7 +101,7 @@ def _find(model: str) -> Resolved:
             raise InputError(f"{error}; nor is there a file or directory {model}") from None
         config = opened.read_directory_config(snapshot.directory)
         config = dataclasses.replace(config, name=snapshot.repo.split("/")[1])
-        return Resolved(config, lambda progress: opened.directory(hub.fetch(snapshot), config))
+        return _of_directory(config, snapshot.directory, lambda: hub.fetch(snapshot))
     raise InputError(
         f"no model {shown(model)}; valid: a preset ({', '.join(presets.NAMES)}), a directory in "
         "Hugging Face format or written by scripts.convert, a .gguf file, or a hub id (owner/name, "
@@ -98,8 +115,17 @@ def _resolve_directory(path: Path) -> Resolved:
     if orbax_directory.is_ours(path):
         config, raw = orbax_directory.read_config(path)
         return Resolved(config, lambda progress: opened.orbax(path, config, raw))
-    config = opened.read_stored_config(path)
-    return Resolved(config, lambda progress: opened.directory(path, config))
+    return _of_directory(opened.read_stored_config(path), path, lambda: path)
+
+
+def _of_directory(config: ModelConfig, described: Path, fetch: Callable[[], Path]) -> Resolved:
+    """A directory in Hugging Face format, which may hold nothing but `config.json` yet."""
+
+    def predicting() -> Resolved:
+        own = opened.read_predicting_config(described)
+        return Resolved(own, lambda progress: opened.predicting(fetch(), own))
+
+    return Resolved(config, lambda progress: opened.directory(fetch(), config), predicting)
 
 
 def _open_preset(preset: Preset, progress: Progress | None) -> Checkpoint:

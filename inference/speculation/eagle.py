@@ -1,5 +1,6 @@
 """EAGLE: a layer goes on from the target's hidden states, a token at a time (Li et al. 2024, arXiv
-2401.15077; fused features: Li et al. 2025, arXiv 2503.01840).
+2401.15077; fused features: Li et al. 2025, arXiv 2503.01840; the target's own layer for it:
+DeepSeek-AI 2024, arXiv 2412.19437).
 
 Its entry for a token reads the token and the state of the one before it. Once the target has seen a
 step's tokens, their entries are written with its states, over those of drafts. A sequence that
@@ -44,13 +45,12 @@ class Eagle(HiddenStates):
         decode = asked.decode
         if decode is None or (width := decode.position_YW.shape[1]) == 1:
             return cache, Drafts(jnp.zeros((0, 0), jnp.int32))
-        weights = params["draft"]
 
         def feed(kept: Any, token_R: jax.Array, column: Rectangle) -> Any:
             own, state_RD = kept
             ragged = self.pages.seen(Ragged((column,)))
             hidden_RD, own = self.layers(params, own, token_R, state_RD, ragged)
-            return (own, hidden_RD), drafting.logits(weights, self.heads, hidden_RD)
+            return (own, hidden_RD), self.logits(params, hidden_RD)
 
         if tree := draft_tree.of(self._config.engine, width):
             return self._tree(params, cache, state, asked, tree)
@@ -130,11 +130,17 @@ class Eagle(HiddenStates):
     ) -> tuple[jax.Array, Cache]:
         """Its layers over tokens and the states before them: f32[T, D], and its pages."""
         embedded_TD = decoder.embedded(params, self._config.chip_model, tokens_T, ragged)
-        x_TD = inputs(params["draft"], self.heads, embedded_TD, state_TD)
+        x_TD = inputs(params["draft"], self.heads, embedded_TD, state_TD, ragged.position_T)
         passed = decoder.layers(
             params["draft"], self.heads, x_TD, ragged, own, attention=self._attention
         )
         return passed.hidden_TD, passed.cache
+
+    def logits(self, params: Params, hidden_QD: jax.Array) -> jax.Array:
+        """Of its own output table or the target's: f32[Q, V]."""
+        if self.heads.shares_head:
+            return decoder.logits(params, self._config.chip_model, hidden_QD)
+        return drafting.logits(params["draft"], self.heads, hidden_QD)
 
 
 class _Growth:
@@ -177,7 +183,7 @@ class _Growth:
         self._depth += 1
         position_Q = jnp.repeat(self._decode.position_YW[:, 0] + self._depth, num_last)
         found = drafting.ranked(
-            drafting.logits(self._params["draft"], eagle.heads, last_QD),
+            eagle.logits(self._params, last_QD),
             dataclasses.replace(asked, sampling=each[0], counts=each[1]), position_Q, n,
         )  # fmt: skip
         best_RPn, share_RPn = (x.reshape(rows, num_last, n) for x in found)
@@ -198,9 +204,15 @@ def fused(weights: Params, hidden_TD: jax.Array, features: tuple[jax.Array, ...]
 
 
 def inputs(
-    weights: Params, config: heads.Eagle, embedded_TD: jax.Array, state_TD: jax.Array
+    weights: Params,
+    config: heads.Eagle,
+    embedded_TD: jax.Array,
+    state_TD: jax.Array,
+    position_T: jax.Array,
 ) -> jax.Array:
     """What the first layer reads of each token and of the state before it: f32[T, D]."""
+    if config.skips_first:
+        embedded_TD = jnp.where(position_T[:, None] > 0, embedded_TD, 0)
     both = (
         norm.apply(embedded_TD, weights["token_norm"], config),
         norm.apply(state_TD, weights["state_norm"], config),

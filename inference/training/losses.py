@@ -81,7 +81,9 @@ def eagle(target: ModelConfig, own: heads.Eagle) -> Loss:
         for nth in range(_PASSES):
             state_YWD = state_TD.reshape(*inputs_YW.shape, -1)
             before_YWD = jnp.pad(state_YWD[:, :-1], ((0, 0), (1, 0), (0, 0)))
-            x_TD = eagle_heads.inputs(masters, own, embedded_TD, before_YWD.reshape(state_TD.shape))
+            x_TD = eagle_heads.inputs(
+                masters, own, embedded_TD, before_YWD.reshape(state_TD.shape), rows.position_T
+            )
             state_TD = decoder.layers(masters, own, x_TD, rows).hidden_TD
             own_YWD = state_TD.reshape(*inputs_YW.shape, -1)[:, nth:]
             found = _unlike(masters, own, own_YWD, frozen, target, seen_YWD[:, nth:])

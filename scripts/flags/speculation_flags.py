@@ -14,18 +14,24 @@ SPECULATE = flags.DEFINE_string(
     None,
     "Who proposes tokens that a step then verifies: 'ngram' (what followed before; also 'auto'), "
     "'draft:MODEL' (a smaller model of the same tokenizer), 'medusa:DIR' or 'eagle:DIR' (heads; "
-    "without a name those that scripts.train has made for the model). 'ngram,k=4': four at a time; "
+    "without a name those that scripts.train has made for the model), or 'mtp' (the layer that "
+    "predicts a second token in the model's own checkpoint). 'ngram,k=4': four at a time; "
     "without k up to four, as many as pay. 'eagle,tree=16': sixteen as a tree, several for each "
     "place. Answers stay the same; with 'ngram,rejection' their law does, with 'medusa,typical' "
     "neither: more is kept than is exact. `plan`: "
     "k,acceptance,cost of a draft in steps; or auto, or auto,greedy.",
 )
+_MTP = "mtp"  # the target's own layer, a proposer of EAGLE's kind
 _NUM_DRAFTS = 4
 _MOST_DRAFTS = MOST_TREE_DRAFTS  # of chains, too: none that are longer pay
 
 
-def apply(config: Config) -> Config:
+def apply(config: Config, model: str) -> Config:
     """The configuration with the proposer that --speculate names.
+
+    Args:
+        config: without one.
+        model: what --model names.
 
     Raises:
         InputError: it names none, or one that does not go with this model.
@@ -37,7 +43,8 @@ def apply(config: Config) -> Config:
     draft: Any = None
     tree: dict[str, Any] = {}
     if asked.name != "ngram":
-        draft = dataclasses.replace(_resolved(config.model.name).config, dtype=config.model.dtype)
+        found = _resolved(config.model.name, model).config
+        draft = dataclasses.replace(found, dtype=config.model.dtype)
     if asked.is_tree:
         from inference.speculation import draft_tree
 
@@ -45,25 +52,27 @@ def apply(config: Config) -> Config:
     elif asked.num_drafts is None and isinstance(draft, Medusa):
         num_drafts = min(num_drafts, draft.num_heads)
     engine = dataclasses.replace(
-        config.engine, proposer=asked.name, num_drafts=num_drafts, acceptance=asked.acceptance,
+        config.engine, proposer=asked.proposer, num_drafts=num_drafts, acceptance=asked.acceptance,
         adapt_drafts=asked.num_drafts is None, **tree,
     )  # fmt: skip
     return dataclasses.replace(config, engine=engine, draft=draft)
 
 
-def open_draft(config: Config, progress: Any) -> Any:
-    """The checkpoint of the model that drafts."""
-    return _resolved(config.model.name).open(progress)
+def open_draft(config: Config, model: str, progress: Any) -> Any:
+    """The checkpoint of the model that drafts, for what --model names."""
+    return _resolved(config.model.name, model).open(progress)
 
 
-def _resolved(target: str) -> Any:
+def _resolved(target: str, model: str) -> Any:
     """What --speculate names, or what scripts.train has made for the target."""
     from inference.checkpoints import resolve
     from inference.files import cache_directory
 
-    name, model = _parsed()[:2]
-    if model:
-        return resolve.resolve(model, drafts=True)
+    name, drafts = _parsed()[:2]
+    if name == _MTP:
+        return resolve.predicting(model)
+    if drafts:
+        return resolve.resolve(drafts, drafts=True)
     path = cache_directory.trained(f"{target}-{name}")
     if not path.is_dir():
         raise InputError(
@@ -76,11 +85,16 @@ def _resolved(target: str) -> Any:
 class _Asked(NamedTuple):
     """What --speculate says."""
 
-    name: str  # of the proposer
+    name: str  # of the proposer, or `_MTP`
     model: str  # that drafts
     num_drafts: int | None  # None: whatever pays
     is_tree: bool
     acceptance: str
+
+    @property
+    def proposer(self) -> str:
+        """As `EngineConfig` names it."""
+        return "eagle" if self.name == _MTP else self.name
 
 
 def _parsed() -> _Asked:
@@ -88,12 +102,12 @@ def _parsed() -> _Asked:
     named, *options = asked.split(",")
     name, _, model = named.partition(":")
     name = "ngram" if name == "auto" else name
-    if name not in PROPOSERS or (model and name == "ngram"):
+    if name not in (*PROPOSERS, _MTP) or (model and name in ("ngram", _MTP)):
         raise InputError(
-            "--speculate is auto, ngram, draft:MODEL, medusa:DIR, eagle:DIR or none, not "
+            "--speculate is auto, ngram, draft:MODEL, medusa:DIR, eagle:DIR, mtp or none, not "
             f"{asked[:80]!r}"
         )
-    keys = ("k", "tree") if name in BRANCHING else ("k",)
+    keys = ("k", "tree") if name in (*BRANCHING, _MTP) else ("k",)
     sizes: list[str] = []
     rules: list[str] = []
     for option in options:

@@ -24,6 +24,7 @@ import real_models
 import real_weights
 import special_tokens
 import tiny_checkpoints
+import tiny_predicting
 import tiny_sentencepiece
 import torch
 import transformers
@@ -78,7 +79,8 @@ def main() -> int:
 
 def _write(root: pathlib.Path, args: argparse.Namespace) -> None:
     if args.only != "real":
-        tiny_checkpoints.write(root, lambda case: args.family in (None, case.family))
+        for tiny in (tiny_checkpoints, tiny_predicting):
+            tiny.write(root, lambda case: args.family in (None, case.family))
         chat_templates.write(root)
         special_tokens.write(root)
         tiny_sentencepiece.write(root)

@@ -29,7 +29,7 @@ _PROMPT_LENGTHS = (75, 29)
 _MATRIX_STD = 0.2
 _VECTOR_STD = 0.3
 # Far below the 1e-4 that an implementation may differ by: the reference's own rounding is no issue.
-_MAX_ROUNDING_ERROR = 2e-5
+MAX_ROUNDING_ERROR = 2e-5
 _NUM_GREEDY, _GREEDY_TOKENS, _LONGEST_GREEDY = 10, 16, 40
 _BEAMS, _BEAM_PROMPT, _BEAM_TOKENS = 4, 20, 16
 _BEAM_ENDS = list(range(0, 72, 6))
@@ -46,7 +46,7 @@ def write(root: pathlib.Path, chosen: Callable[[Case], bool] = lambda case: True
         np.savez_compressed(directory / "expected.npz", **expected)
         spread = expected["logits_0"].std()
         print(f"{case.name}: logits' deviation {spread:.2f}, float32 error {error:.1e}", flush=True)
-        if error > _MAX_ROUNDING_ERROR:
+        if error > MAX_ROUNDING_ERROR:
             raise ValueError(
                 f"{case.name}: weights too sharp, float32 differs from float64 by {error}"
             )
@@ -54,7 +54,7 @@ def write(root: pathlib.Path, chosen: Callable[[Case], bool] = lambda case: True
 
 def _write_checkpoint(case: Case, directory: pathlib.Path) -> None:
     model = transformers.AutoModelForCausalLM.from_config(case.config())
-    _randomize(model, case)
+    randomize(model, case, np.random.default_rng(case.seed))
     model.generation_config = transformers.GenerationConfig.from_model_config(model.config)
     model.to(case.dtype).save_pretrained(directory, max_shard_size=case.max_shard_size)
     if case.tokenizer:
@@ -72,12 +72,11 @@ def _write_checkpoint(case: Case, directory: pathlib.Path) -> None:
         _make_bare(directory / "model.safetensors", case)
 
 
-def _randomize(model: torch.nn.Module, case: Case) -> None:
+def randomize(model: torch.nn.Module, case: Case, generator: np.random.Generator) -> None:
     """Matrices from N(0, 0.2^2), biases wider; norm factors around 1, which Gemma stores as
     w - 1.
     """
     neutral = 0.0 if case.family.startswith("gemma") else 1.0
-    generator = np.random.default_rng(case.seed)
     for name, parameter in sorted(model.named_parameters()):
         values = generator.standard_normal(parameter.shape)
         is_norm = "norm" in name or ".ln_" in name
@@ -120,7 +119,8 @@ def _make_bare(path: pathlib.Path, case: Case) -> None:
     save_file(tensors | masks, path, metadata={"format": "pt"})
 
 
-def _load(directory: pathlib.Path, dtype: torch.dtype) -> torch.nn.Module:
+def load(directory: pathlib.Path, dtype: torch.dtype) -> torch.nn.Module:
+    """A checkpoint, without fused kernels."""
     return transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
     )
@@ -130,7 +130,7 @@ def _expected(case: Case, directory: pathlib.Path) -> tuple[dict[str, Any], floa
     """The reference's arrays, and how far its float32 logits are from float64 ones."""
     generator = np.random.default_rng(case.seed)
     prompts = [generator.integers(0, VOCAB_SIZE, n) for n in _PROMPT_LENGTHS]
-    model, exact = _load(directory, torch.float32), _load(directory, torch.float64)
+    model, exact = load(directory, torch.float32), load(directory, torch.float64)
     expected: dict[str, Any] = {}
     if case.tokenizer:
         expected = tiny_tokenizer.expected(directory, model)

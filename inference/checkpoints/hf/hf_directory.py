@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from configs.errors import InputError
+from configs.heads import Eagle
 from configs.model import MOST_LAYERS, ModelConfig
 from inference.checkpoints import names
 from inference.checkpoints.hf import mxfp4
@@ -49,6 +50,26 @@ def parse_config(raw: dict[str, Any], directory: Path) -> ModelConfig:
         raise InputError(f"{directory / 'config.json'}: {error}") from None
 
 
+def parse_predicting(raw: dict[str, Any], directory: Path) -> Eagle:
+    """The layer that predicts a second token, as heads for the model that a directory's
+    `config.json` describes: it is of the kind that one more layer of the model would be.
+
+    Raises:
+        InputError: as `parse_config`, or there is no such layer, or more than one.
+    """
+    config, count = parse_config(raw, directory), storage(raw, directory).num_predicting
+    if not names.FAMILIES[config.family].predicts or count != 1:
+        families = " or ".join(name for name, own in names.FAMILIES.items() if own.predicts)
+        raise InputError(
+            f"{directory / 'config.json'}: {config.family} with num_nextn_predict_layers={count}; "
+            f"what drafts is one layer that predicts a second token, of {families}"
+        )
+    more = parse_config(raw | {"num_hidden_layers": config.num_layers + 1}, directory)
+    own = {field.name: getattr(config, field.name) for field in dataclasses.fields(ModelConfig)}
+    own |= {"name": f"{config.name}-mtp", "num_layers": 1, "pattern": more.layers[-1:]}
+    return Eagle(**own | {"tied": False}, shares_head=True, skips_first=True)
+
+
 def storage(raw: dict[str, Any], directory: Path) -> Storage:
     """How a directory whose `config.json` can be served stores its tensors.
 
@@ -88,13 +109,38 @@ def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> T
     if config.tied and _HEAD in stored:
         head = stored.pop(_HEAD)
         stored.setdefault(_embedding(config), head)
-    shapes = {name: source.shapes[own] for name, own in stored.items()}
+    return _renamed(source, stored)
 
-    def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
-        return source.read(stored[name], start, stop, columns)
 
-    dtypes = {name: source.dtypes[own] for name, own in stored.items()}
-    return dataclasses.replace(source, shapes=shapes, read=read, dtypes=dtypes)
+def predicting_tensors(source: TensorSource, config: ModelConfig) -> TensorSource:
+    """Tensors of the layer that predicts a second token, without those that repeat the model's
+    embedding and head.
+
+    Args:
+        source: the checkpoint's tensors.
+        config: the model.
+
+    Raises:
+        InputError: there are none, or its embedding or head is not the model's.
+    """
+    stored = _stored(source, config)
+    layers, embedding = names.FAMILIES[config.family].layers, _embedding(config)
+    own = {name: stored[name] for name in stored if names.is_behind(config, name, layers, 1)}
+    prefix = f"{layers}.{config.num_layers}"
+    if not own:
+        raise InputError(
+            f"{source.label}: there is no tensor of {prefix}, the layer that is announced to "
+            "predict a second token"
+        )
+    head = embedding if config.tied else _HEAD
+    shared = (("embed_tokens", embedding), ("shared_head.head", head))
+    for name, whole in ((f"{prefix}.{part}.weight", whole) for part, whole in shared):
+        if name in own and not _is_same(source, own.pop(name), stored.get(whole, whole)):
+            raise InputError(
+                f"{source.label}: {name} is not {whole}, which a layer that predicts a second "
+                "token shares"
+            )
+    return _renamed(source, own)
 
 
 def has_other_head(source: TensorSource, config: ModelConfig) -> bool:
@@ -104,11 +150,26 @@ def has_other_head(source: TensorSource, config: ModelConfig) -> bool:
     stored, embedding = _stored(source, config), _embedding(config)
     if not config.tied or not {_HEAD, embedding} <= stored.keys():
         return False
-    pair = stored[_HEAD], stored[embedding]
-    if source.shapes[pair[0]] != source.shapes[pair[1]]:
-        return True
+    return not _is_same(source, stored[_HEAD], stored[embedding])
+
+
+def _is_same(source: TensorSource, *pair: str) -> bool:
+    """Whether two tensors hold the same numbers."""
+    if source.shapes.get(pair[0]) != source.shapes.get(pair[1]):
+        return False
     blocks = zip(*map(source.blocks, pair), strict=True)
-    return not all(np.array_equal(head, rows) for head, rows in blocks)
+    return all(np.array_equal(one, other) for one, other in blocks)
+
+
+def _renamed(source: TensorSource, stored: dict[str, str]) -> TensorSource:
+    """Some of its tensors, by the names that they are to have."""
+    shapes = {name: source.shapes[own] for name, own in stored.items()}
+
+    def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
+        return source.read(stored[name], start, stop, columns)
+
+    dtypes = {name: source.dtypes[own] for name, own in stored.items()}
+    return dataclasses.replace(source, shapes=shapes, read=read, dtypes=dtypes)
 
 
 def _stored(source: TensorSource, config: ModelConfig) -> dict[str, str]:

@@ -125,19 +125,22 @@ class Packed:
         return mxfp4.dequantize(blocks, scales)
 
 
-def split(source: TensorSource, config: ModelConfig, is_packed: bool) -> TensorSource:
+def split(
+    source: TensorSource, config: ModelConfig, is_packed: bool, first: int = 0
+) -> TensorSource:
     """The source with parts in place of the tensors that hold them.
 
     Args:
         source: the checkpoint's tensors.
         config: the model.
         is_packed: stacks that are not there as they are are stored as MXFP4.
+        first: number of the model's first layer there.
 
     Raises:
         InputError: such a tensor is missing, or has another shape or type.
     """
     parts: dict[str, Part | Packed] = {}
-    for tensor, stored, own in _wholes(config):
+    for tensor, stored, own in _wholes(config, first):
         can_be_packed = is_packed and len(stored) == 3 and tensor not in source.shapes
         if not can_be_packed:
             _check_shape(source, tensor, stored)
@@ -176,8 +179,8 @@ def parts_of(config: ModelConfig) -> dict[str, Part]:
 _Whole = tuple[str, tuple[int, ...], Callable[[], dict[str, Part]]]
 
 
-def _wholes(config: ModelConfig) -> Iterator[_Whole]:
-    for index, layer in enumerate(config.layers):
+def _wholes(config: ModelConfig, first: int = 0) -> Iterator[_Whole]:
+    for index, layer in enumerate(config.layers, first):
         prefix = f"{names.FAMILIES[config.family].layers}.{index}"
         if isinstance(layer.mixer, Latent):
             yield _of_heads(f"{prefix}.self_attn.kv_b_proj", layer.mixer)

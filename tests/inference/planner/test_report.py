@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import pytest
 
 from configs import presets
@@ -10,11 +11,13 @@ from configs.hardware import catalog
 from configs.heads import Eagle, Medusa
 from configs.kinds import params
 from configs.model import ModelConfig
-from inference.planner import cost, report, speculation
+from inference.planner import cost, report, speculation, weights
 from inference.planner.calibration import lookup, measure
-from inference.planner.cost import Work
+from inference.planner.cost import Precision, Work
+from inference.runtime.model_runner import cache_arguments
 from inference.scheduling.step_schedule import StepRecord
 from inference.scheduling.step_shapes import StepShape
+from layers import kv_cache
 from layers.kernels.cpu import library
 from tests import fakes
 
@@ -59,11 +62,11 @@ OWN = {f.name: getattr(CONFIG.model, f.name) for f in dataclasses.fields(ModelCo
 TABLE, WIDTH = CONFIG.model.vocab_size * CONFIG.model.width, CONFIG.model.width
 
 
-def drafting(proposer, draft, width=4, queries=4, **settings):
+def drafting(proposer, draft, width=4, queries=4, model=CONFIG.model, **settings):
     """What drafts in a step of two rows, and FLOPs by name."""
     engine = EngineConfig(max_seqs=2, proposer=proposer, num_drafts=3, **settings)
     record = StepRecord(StepShape((2, width), (0, 32)), ((queries, 50),), 1.0, 0.0)
-    found = speculation.drafting_operations(Config(CONFIG.model, engine, draft=draft), record)
+    found = speculation.drafting_operations(Config(model, engine, draft=draft), record)
     flops = {}
     for each in found:
         flops[each.name] = flops.get(each.name, 0) + each.flops
@@ -99,6 +102,34 @@ def test_eagle_drafts_and_takes_in_what_was_fed():
     _, tree = drafting("eagle", eagle, draft_tree=(0, 0, 1))
     assert tree["head"] == (2 + 2 * 2) * 2 * TABLE  # behind the newest token, and two children
     assert tree["eagle.input"] == (2 * 1 + 2 * 3 + 8) * 2 * 2 * WIDTH**2
+
+
+def test_a_layer_that_predicts_a_second_token_costs_what_it_declares():
+    """It reads its model's table, holds none, and its latents lie beside those of the model."""
+    model = fakes.deepseek()
+    fields = {f.name: getattr(model, f.name) for f in dataclasses.fields(ModelConfig)}
+    layer = Eagle(
+        **fields | {"num_layers": 1, "pattern": model.layers[-1:]}, shares_head=True
+    )  # fmt: skip
+    found, flops = drafting("eagle", layer, model=model)
+    assert flops["head"] == 3 * 2 * 2 * TABLE and flops["eagle.input"] == 14 * 2 * 2 * WIDTH**2
+    kind, experts = model.layers[-1].mixer, model.layers[-1].ffn
+    down = (kind.rank + kind.rope_width) * WIDTH
+    assert flops["latent.kv_down"] == 14 * 2 * down  # three times two rows, and what was fed
+    assert flops["experts.down"] == 3 * 2 * 2 * experts.top_k * experts.width * WIDTH
+    visited = experts.num_experts * (1 - (1 - experts.top_k / experts.num_experts) ** 2)
+    read = sum(each.weight_bytes for each in found if each.name == "experts.down")
+    assert read == pytest.approx(3 * visited * experts.width * WIDTH * 4)
+    _, alone = drafting("eagle", layer, width=1, queries=1, model=model)
+    assert {*alone} == {"eagle.input", "latent.kv_down", "embed"}
+    precision = Precision.of(layer)
+    held = weights.weight_bytes(layer, precision.weights, precision.rest)
+    assert held == sum(4 * info.elements for _, info in params.leaves(layer.parameters()))
+    engine = EngineConfig(max_seqs=2, proposer="eagle", num_drafts=3, cache_bytes=1 << 20)
+    config = Config(model, engine, draft=layer)
+    cache = jax.tree.leaves(kv_cache.abstract(*cache_arguments(config, "reference")))
+    assert config.pool_bytes == sum(leaf.size * leaf.dtype.itemsize for leaf in cache)
+    assert len(cache) == model.num_layers + 1
 
 
 def test_a_step_is_predicted_with_what_drafts():

@@ -22,43 +22,57 @@ from tests import fakes
 
 pytestmark = pytest.mark.quick_code
 
-TARGET = fakes.llama()
-OWN = {field.name: getattr(TARGET, field.name) for field in dataclasses.fields(ModelConfig)}
+TARGET, DEEPSEEK = fakes.llama(), fakes.deepseek()
+OWN, DEEP = (
+    {field.name: getattr(model, field.name) for field in dataclasses.fields(ModelConfig)}
+    for model in (TARGET, DEEPSEEK)
+)
 LAYER = OWN | {"num_layers": 1, "pattern": TARGET.pattern[:1]}
 IDS = tuple(range(3, 131, 2))
 HEADS = {
     "last state": heads.Eagle(**LAYER),
     "fused": heads.Eagle(**LAYER, features=(1, 2), proposed_ids=IDS),
     "medusa": heads.Medusa(**OWN | {"num_layers": 0, "pattern": ()}, num_heads=3, proposed_ids=IDS),
-}
+    "mtp": heads.Eagle(
+        **DEEP | {"num_layers": 1, "pattern": DEEPSEEK.layers[-1:]}, shares_head=True,
+        skips_first=True,
+    ),
+}  # fmt: skip
 K, PAGE = 3, 8
 TOKENS = np.random.default_rng(0).integers(0, 131, 22)
 
 
-def seen(values, tokens, features):
+def seen(target, values, tokens, features):
     rows = contiguous(1, len(tokens))
-    x_TD = decoder.embedded(values, TARGET, tokens, rows)
-    hidden_TD, found, _, _ = decoder.layers(values, TARGET, x_TD, rows, features=features)
+    x_TD = decoder.embedded(values, target, tokens, rows)
+    hidden_TD, found, _, _ = decoder.layers(values, target, x_TD, rows, features=features)
     return x_TD, hidden_TD, found
 
 
-def by_training(own, values, known):
+def by_training(target, own, values, known):
     """Drafts from whole sequences without a cache; `known` tokens have the target's states."""
     if isinstance(own, heads.Medusa):
-        _, hidden_TD, _ = seen(values, TOKENS[:known], ())
+        _, hidden_TD, _ = seen(target, values, TOKENS[:known], ())
         last = hidden_TD[-1:]
         blocks = (medusa.block(weight, last) for weight in values["draft"]["blocks"])
         return [int(drafting.logits(values["draft"], own, x).argmax()) for x in blocks]
-    _, hidden_TD, found = seen(values, TOKENS[:known], own.features)
+    _, hidden_TD, found = seen(target, values, TOKENS[:known], own.features)
     states = np.asarray(eagle.fused(values["draft"], hidden_TD, found))
     tokens, drafts = list(TOKENS[: known + 1]), []
     for _ in range(K):
         rows = contiguous(1, len(tokens))
-        x_TD = decoder.embedded(values, TARGET, np.array(tokens), rows)
-        before = np.concatenate([np.zeros((1, TARGET.width)), states])
-        inputs = eagle.inputs(values["draft"], own, x_TD, jnp.asarray(before, jnp.float32))
+        x_TD = decoder.embedded(values, target, np.array(tokens), rows)
+        before = np.concatenate([np.zeros((1, target.width)), states])
+        before = jnp.asarray(before, jnp.float32)
+        inputs = eagle.inputs(values["draft"], own, x_TD, before, rows.position_T)
         hidden, _, _, _ = decoder.layers(values["draft"], own, inputs, rows)
-        drafts.append(int(drafting.logits(values["draft"], own, hidden[-1:]).argmax()))
+        last = hidden[-1:]
+        logits = (
+            decoder.logits(values, target, last)
+            if own.shares_head
+            else drafting.logits(values["draft"], own, last)
+        )
+        drafts.append(int(logits.argmax()))
         states = np.concatenate([states, hidden[-1:]])
         tokens.append(drafts[-1])
     return drafts
@@ -74,15 +88,16 @@ def rectangle(starts, width, tables):
 
 @pytest.mark.parametrize("name", [
     pytest.param("last state", marks=pytest.mark.long), "fused", "medusa",
+    pytest.param("mtp", marks=pytest.mark.long),
 ])  # fmt: skip
 def test_they_draft_what_training_computes(name):
-    own = HEADS[name]
+    own, target = HEADS[name], DEEPSEEK if name == "mtp" else TARGET
     kind = "medusa" if name == "medusa" else "eagle"
     engine = EngineConfig(
         max_seqs=1, page_tokens=PAGE, cache_bytes=1 << 20, num_drafts=K, proposer=kind
     )
-    config = Config(TARGET, engine, draft=own)
-    values = fakes.real_params(TARGET) | {"draft": fakes.real_params(own)}
+    config = Config(target, engine, draft=own)
+    values = fakes.real_params(target) | {"draft": fakes.real_params(own)}
     if kind == "medusa":  # whose blocks begin as zeros
         rng = np.random.default_rng(1)
         blocks = [jnp.asarray(rng.normal(size=(24, 24)), jnp.float32) for _ in range(K)]
@@ -98,7 +113,7 @@ def test_they_draft_what_training_computes(name):
         end = starts[-1] + width
         fed = TOKENS[:end].copy()
         fed[starts[-1] + kept :] = 5  # rejected
-        _, hidden_TD, features = seen(values, fed, proposer.features)
+        _, hidden_TD, features = seen(target, values, fed, proposer.features)
         step, rows = slice(starts[0], end), len(starts)
         after = Fed(
             Ragged((rectangle(starts, width, tables),)), jnp.asarray(fed[step]), hidden_TD[step],
@@ -115,7 +130,7 @@ def test_they_draft_what_training_computes(name):
     )  # fmt: skip
     _, drafts = proposer.propose(values, cache, state, asked)
     found = drafts.tokens_Rk[0].tolist()
-    assert found == by_training(own, values, done)
+    assert found == by_training(target, own, values, done)
     _, others = proposer.propose(values, cache, jnp.zeros_like(state), asked)
     assert others.tokens_Rk[0].tolist() != found and len(set(found)) > 1
 
@@ -175,3 +190,5 @@ def test_what_does_not_fit_is_refused(changes, expected):
 def test_heads_that_make_no_sense_are_refused(changes, expected):
     with pytest.raises(InputError, match=expected):
         dataclasses.replace(HEADS["medusa"], **changes)
+    with pytest.raises(InputError, match="shares_head goes without proposed_ids"):
+        dataclasses.replace(HEADS["fused"], shares_head=True)

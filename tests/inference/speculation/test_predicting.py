@@ -1,0 +1,179 @@
+"""The layer with which a checkpoint predicts a second token drafts as transformers' modules do."""
+
+import dataclasses
+import functools
+import json
+import shutil
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from configs.engine import Config, EngineConfig
+from configs.errors import InputError
+from inference.checkpoints import convert, resolve
+from inference.engine import Engine
+from inference.runtime.model_runner import cache_arguments
+from inference.speculation import proposers
+from layers import decoder, kv_cache
+from layers.ragged import Ragged, Rectangle, contiguous
+from tests import compiling, fakes
+
+pytestmark = pytest.mark.quick_code
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+DEEPSEEK, GLM = "deepseek_v3-mha-groups-yarn", "glm4_moe-gqa-norm-bias"
+PAGE, CHUNK = 8, 25
+
+
+def announce(folder: Path, **keys) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A tiny checkpoint with its layer, which repeats embedding and head as published ones do."""
+
+    def make(name: str = DEEPSEEK) -> Path:
+        folder = Path(shutil.copytree(GOLDEN / name, tmp_path / "whole"))
+        tensors = load_file(folder / "model.safetensors")
+        tensors |= load_file(GOLDEN / "predicting" / f"{name}.safetensors")
+        for own, whole in (("embed_tokens", "model.embed_tokens"), ("shared_head.head", "lm_head")):
+            tensors[f"model.layers.3.{own}.weight"] = tensors[f"{whole}.weight"]
+        save_file(tensors, folder / "model.safetensors")
+        return folder
+
+    return make
+
+
+def opened(folder: Path):
+    """Configuration in float32, both checkpoints and all parameters."""
+    found = resolve.resolve(str(folder)), resolve.predicting(str(folder))
+    model, draft = (dataclasses.replace(each.config, dtype="float32") for each in found)
+    engine = EngineConfig(
+        max_seqs=2, page_tokens=PAGE, cache_bytes=1 << 20, decode_rows=(2,), chunk_tokens=16,
+        prefill_chunks=(1,), proposer="eagle", num_drafts=2,
+    )  # fmt: skip
+    return Config(model, engine, draft=draft), *(each.open(None) for each in found)
+
+
+@pytest.mark.parametrize("name", [DEEPSEEK, GLM])
+def test_its_logits_are_those_of_transformers_modules(name, checkpoint):
+    """At every position of a prompt that is fed in chunks, over pages."""
+    config, whole, layer = opened(checkpoint(name))
+    values = whole.load_params(decoder.param_infos(config.model))
+    values |= {"draft": layer.load_params(decoder.param_infos(config.draft))}
+    with np.load(GOLDEN / name / "expected.npz") as arrays:
+        tokens = arrays["tokens_0"]
+    with np.load(GOLDEN / "predicting" / f"{name}.npz") as arrays:
+        expected = arrays["logits"]
+    rows = contiguous(1, len(tokens))
+    hidden_TD, _ = compiling.call(
+        functools.partial(decoder.forward, config=config.model),
+        values,
+        tokens_T=tokens,
+        ragged=rows,
+    )
+    state_TD = jnp.pad(hidden_TD[:-1], ((1, 0), (0, 0)))
+    eagle = proposers.of(config, "reference")
+    cache = eagle.pages.of(kv_cache.init(*cache_arguments(config, "reference")))
+    pages = jnp.arange(1, 1 + config.page_columns, dtype=jnp.int32)[None]
+
+    @compiling.jit
+    def feed(values, cache, token_W, state_WD, position_YW):
+        valid = jnp.ones(position_YW.shape, bool)
+        row = Rectangle(jnp.zeros(1, jnp.int32), position_YW, valid, (pages,))
+        hidden_WD, cache = eagle.layers(values, cache, token_W, state_WD, Ragged((row,)))
+        return eagle.logits(values, hidden_WD), cache
+
+    for first in range(0, len(tokens), CHUNK):
+        step = slice(first, first + CHUNK)
+        position_YW = jnp.arange(first, first + CHUNK, dtype=jnp.int32)[None]
+        logits_WV, cache = feed(values, cache, tokens[step], state_TD[step], position_YW)
+        worst = np.abs(logits_WV - expected[step]).max()
+        print(f"positions from {first}: worst difference of logits {worst:.1e}")
+        assert worst <= 1e-4
+
+
+def test_a_checkpoint_drafts_for_itself(checkpoint):
+    """And says transformers' greedy tokens."""
+    folder = checkpoint()
+    config, whole, layer = opened(folder)
+    with np.load(folder / "expected.npz") as arrays:
+        prompts = [row[row >= 0].tolist() for row in arrays["greedy_prompts"]]
+        expected = arrays["greedy_tokens"]
+    with fakes.no_draws():
+        engine = Engine.from_checkpoint(config, whole, draft=layer)
+        engine.scheduler.shapes = engine.scheduler.shapes[-1:]
+        found = engine.generate(prompts, fakes.greedy(expected.shape[1], ignore_eos=True))
+    np.testing.assert_array_equal([each.token_ids for each in found], expected)
+    assert engine.scheduler.counters.num_drafts > 0
+    assert engine.model_runner.cache_bytes == engine.config.pool_bytes
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        resolve.predicting(str(folder)).open(None)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_where_there_is_no_such_layer_it_says_so(checkpoint, tmp_path):
+    folder = checkpoint()
+    for count in (0, 2):
+        announce(folder, num_nextn_predict_layers=count)
+        assert f"deepseek_v3 with num_nextn_predict_layers={count}; " in refusal(folder)
+    assert "there is no tensor of model.layers.3" in refusal(GOLDEN / DEEPSEEK)
+    llama = refusal(GOLDEN / "llama-tokenizer")
+    assert "llama with num_nextn_predict_layers=0" in llama and "deepseek_v3 or glm4_moe" in llama
+    assert "has no layer that predicts a second token" in refusal("smollm2-135m")
+
+
+PREFIX = "model.layers.3."
+
+
+@pytest.mark.parametrize("changes, expected", [
+    ({"eh_proj.weight": None}, "'model.layers.3.eh_proj.weight' is missing; it holds input"),
+    ({"mlp.experts.2.up_proj.weight": None}, "experts.2.up_proj.weight' is missing"),
+    ({"self_attn.kv_b_proj.weight": None}, "self_attn.kv_b_proj.weight' is missing"),
+    ({"fnorm.weight": np.ones(40)}, "no place for: model.layers.3.fnorm.weight"),
+    ({"hnorm.weight": np.ones(41)}, "hnorm.weight' is [41]; expected [40] for state_norm"),
+    ({"embed_tokens.weight": np.ones((131, 40))}, "is not model.embed_tokens.weight, which"),
+    ({"shared_head.head.weight": np.ones((131, 40))}, "is not lm_head.weight, which"),
+])  # fmt: skip
+def test_its_tensors_are_all_there_and_no_others(changes, expected, checkpoint):
+    folder = checkpoint()
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for name, values in changes.items():
+        tensors.pop(PREFIX + name, None)
+        if values is not None:
+            tensors[PREFIX + name] = values.astype(np.float32)
+    save_file(tensors, path)
+    assert expected in refusal(folder)
+    resolve.resolve(str(folder)).open(None)  # whoever does not ask for it is not told
+
+
+def test_what_it_shares_need_not_be_repeated(checkpoint):
+    folder = checkpoint()
+    tensors = load_file(folder / "model.safetensors")
+    for shared in ("embed_tokens", "shared_head.head"):
+        del tensors[f"{PREFIX}{shared}.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    config, _, layer = opened(folder)
+    declared = decoder.param_infos(config.draft)
+    assert not {"embed", "head"} & declared.keys()
+    assert layer.load_params(declared).keys() == declared.keys()
+
+
+def test_a_conversion_leaves_it_out_and_announces_none(checkpoint, tmp_path):
+    folder = checkpoint()
+    convert.convert(resolve.resolve(str(folder)).open(None), tmp_path / "converted", "hf")
+    raw = json.loads((tmp_path / "converted" / "config.json").read_text())
+    assert raw["num_nextn_predict_layers"] == 0
+    names = load_file(tmp_path / "converted" / "model.safetensors").keys()
+    assert names and not any(name.startswith(PREFIX) for name in names)
+    assert "num_nextn_predict_layers=0" in refusal(tmp_path / "converted")
