@@ -48,6 +48,10 @@ NAMES = {
         gpt_oss.GPT_OSS_20B,
         gpt_oss.GPT_OSS_120B,
         olmo.OLMO3_7B,
+        gemma.GEMMA4_E2B,
+        gemma.GEMMA4_E4B,
+        gemma.GEMMA4_26B_A4B,
+        gemma.GEMMA4_31B,
     )
 }
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from configs.cache import CacheSpec, keys_values, shared
@@ -24,6 +25,9 @@ class Attention(Mixer, name="attention"):
         window: tokens that a query sees, itself included; None sees all.
         qk_norm: RMS norm before RoPE of each query and key head ('head') or of all queries and all
             keys of a token at once ('all'); None: there is none.
+        has_value_norm: whether each value head is divided by its root mean square (Gemma 4).
+        has_values: whether values have a projection of their own; else they are the keys before
+            their norm and RoPE (Gemma 4).
         biases: which products add one: 'qkv', 'out'.
         scale: factor on q.k; None means head_width ** -0.5.
         score_cap: soft limit c tanh(x / c) of the scores.
@@ -53,6 +57,8 @@ class Attention(Mixer, name="attention"):
     score_cap: float | None = None
     owner: int | None = None
     has_sinks: bool = False
+    has_value_norm: bool = False
+    has_values: bool = True
     chunked: bool = False
     first_tokens: int = 0
 
@@ -76,16 +82,18 @@ class Attention(Mixer, name="attention"):
             self.rope.rotating(self.head_width)
 
     def parameters(self, model: Widths) -> Declared:
-        """Fused projections [(N + 2K) H, D] in the order q, k, v, or only q [N H, D] where an
-        earlier layer's keys and values are read; the way out [D, N H].
+        """Fused projections [(N + 2K) H, D] in the order q, k, v, without v [(N + K) H, D] where
+        values are keys, or only q [N H, D] where an earlier layer's keys and values are read; the
+        way out [D, N H].
         """
         N, K, H, D = self.num_heads, self.num_kv_heads, self.head_width, model.width
         if self.qk_norm and model.norm != "rms":
             raise InputError(f"attention qk_norm={self.qk_norm!r} goes with model.norm='rms'")
         inputs, rows, parts, norms = "q", N * H, dict[str, Any](), {"q_norm": N * H}
         if self.owner is None:
-            inputs, rows = "qkv", (N + 2 * K) * H
-            parts = {"stacked": (N * H, K * H, K * H), "kv_heads": K}
+            inputs, made = ("qkv", 2 * K) if self.has_values else ("qk", K)
+            rows = (N + made) * H
+            parts = {"stacked": (N * H, *(K * H,) * (made // K)), "kv_heads": K}
             norms["k_norm"] = K * H
         declared: dict[str, Any] = {
             inputs: ParamInfo((rows, D), model.dtype, ("heads", "embed"), **parts),
@@ -192,3 +200,26 @@ class Attention(Mixer, name="attention"):
     def rotation(self) -> tuple[Rope, int] | None:
         """See `Mixer`."""
         return None if self.rope is None else (self.rope, self.head_width)
+
+
+def sharing(mixers: Sequence[Attention], count: int) -> list[Attention]:
+    """Layers of which the last `count` read the cache of the last layer before them that has a
+    window as they have, or none as they have none.
+
+    Raises:
+        InputError: no layer before them has.
+    """
+    first = len(mixers) - count
+    owners = {mixer.window: layer for layer, mixer in enumerate(mixers[:first])}
+    found = list(mixers[:first])
+    for mixer in mixers[first:]:
+        if mixer.window not in owners:
+            kind = "no window" if mixer.window is None else f"a window of {mixer.window}"
+            raise InputError(
+                f"the last {count} layers share earlier caches, and no layer before has {kind}"
+            )
+        # What makes keys and values is the owner's to say.
+        found.append(dataclasses.replace(
+            mixer, owner=owners[mixer.window], window=None, has_value_norm=False, has_values=True
+        ))  # fmt: skip
+    return found

@@ -78,6 +78,11 @@ class Kind:
         raise NotImplementedError
 
     @property
+    def norms_input(self) -> bool:
+        """Whether it reads the residual stream as it is, and has norms of its own for that."""
+        return False
+
+    @property
     def experts(self) -> tuple[int, int] | None:
         """(experts, those that a token visits) of a mixture; None: it is none."""
         return None
@@ -146,6 +151,11 @@ class FeedForward(Kind):
     """What computes on each token alone."""
 
     kinds: ClassVar[dict[str, Any]] = {}
+
+    @property
+    def num_sums(self) -> int:
+        """Vectors of width D a token that chips along `model` sum."""
+        return 1
 
     def per_expert_chip(self, chips: int) -> Self:
         """Itself on one of `chips` along `expert`, which divide a mixture's experts."""

@@ -16,6 +16,7 @@ MODELS = {
     "gemma": fakes.gemma("bfloat16"),
     "deepseek": fakes.deepseek("bfloat16"),
     "gpt-oss": fakes.gpt_oss("bfloat16"),
+    "gemma4": fakes.gemma4("bfloat16"),
     "every cache": fakes.every_cache("bfloat16"),
 }
 SIZES = dict(
@@ -81,7 +82,7 @@ def alone(model, count):
 
 CASES = [("llama", 30, name) for name in DISTURBANCES]
 CASES += [("gemma", 30, name) for name in ("together", "prefixes on the host")]
-CASES += [("deepseek", 15, "recompute"), ("gpt-oss", 15, "together")]
+CASES += [("deepseek", 15, "recompute"), ("gpt-oss", 15, "together"), ("gemma4", 15, "recompute")]
 CASES += [("every cache", 15, "prefixes on the host")]
 CASES += [
     pytest.param(model, 100, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])

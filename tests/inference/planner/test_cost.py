@@ -139,7 +139,11 @@ def test_a_parameter_keeps_the_format_that_it_names():
      ("glm-4.5-air", 106_852_251_264),
      ("gpt-oss-20b", 20_914_757_184),
      ("gpt-oss-120b", 116_829_156_672),
-     ("olmo3-7b", 7_298_011_136)],
+     ("olmo3-7b", 7_298_011_136),
+     ("gemma4-e2b", 4_628_569_379),
+     ("gemma4-e4b", 7_463_013_418),
+     ("gemma4-26b-a4b", 25_233_141_790),
+     ("gemma4-31b", 30_697_345_340)],
 )  # fmt: skip
 def test_parameters_of_every_preset(name, published):
     config = presets.get(name).config

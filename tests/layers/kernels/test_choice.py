@@ -35,6 +35,7 @@ def _asked(width: int = 128, **changes) -> Demand:
         ({"dtype": "float32"}, "bfloat16 or float16, not float32: set model.dtype"),
         ({"page_tokens": 16}, "64 or 128 tokens, not 16: set engine.page_tokens"),
         ({"width": 80}, "heads of 64, 128 or 256, not 80"),
+        ({"width": 512}, "heads of 64, 128 or 256, not 512"),
         ({"num_heads": 130, "kv_heads": 2}, "at most 64 query heads a KV head, not 65"),
         ({"width": 256, "page_tokens": 128}, "no room for pages of 128 tokens"),
         ({"deterministic": True}, "not been measured to be deterministic"),

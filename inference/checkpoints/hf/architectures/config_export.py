@@ -17,7 +17,7 @@ from configs.kinds.latent import Latent
 from configs.kinds.rope import LongRope, Rope
 from configs.model import ModelConfig
 from inference.checkpoints.hf import hf_directory
-from inference.checkpoints.hf.architectures import export_fields, mixtures_export
+from inference.checkpoints.hf.architectures import export_fields, gemma4, mixtures_export
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -168,6 +168,7 @@ FAMILIES = {
     "llama": _Family("LlamaForCausalLM", "llama", export_fields.llama_fields),
     "gemma2": _Family("Gemma2ForCausalLM", "gemma2", _gemma),
     "gemma3": _Family("Gemma3ForCausalLM", "gemma3_text", _gemma3),
+    "gemma4": _Family("Gemma4ForCausalLM", "gemma4_text", gemma4.export, ffns=_MIXTURE),
     "gpt2": _Family("GPT2LMHeadModel", "gpt2", _gpt2),
     "mistral": _Family("MistralForCausalLM", "mistral", _mistral),
     "olmo2": _Family("Olmo2ForCausalLM", "olmo2", export_fields.llama_fields),
