@@ -57,7 +57,7 @@ def _page(found: Sequence[dict[str, Any]]) -> str:
         "8 x 64 tokens. Bytes are a chip's; seconds are of compiling on the machine above, which "
         "did other work, too.", "",
         "## What fits", "",
-        "Predicted of the whole model; compiled where all of its layers are.", "",
+        "Predicted of the whole model, compiled of as many layers as are named.", "",
         "| model | chips | mesh | sequences | memory | predicted | fits | compiled, largest step "
         "| fits | seconds |",
         "|---|---|---|---|---|---|---|---|---|---|",
