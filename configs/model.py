@@ -137,7 +137,8 @@ class ModelConfig:
                     f"layer with a cache of its own; valid: {', '.join(map(str, owners)) or 'none'}"
                 )
             if spec.owner is not None:
-                self.layers[layer].mixer.check_owner(self.cache_specs[spec.owner])
+                owner = self.layers[spec.owner].mixer
+                self.layers[layer].mixer.check_owner(self.cache_specs[spec.owner], owner)
             if spec.elements_per_token or spec.elements_per_sequence:
                 owners.append(layer)
 

@@ -2,6 +2,7 @@
 
 from configs.errors import InputError
 from configs.models import (
+    character_ai,
     deepseek,
     gemma,
     glm,
@@ -62,6 +63,7 @@ PLANNED = {
         hunyuan.HUNYUAN_LARGE,
         granite.GRANITE4_H_SMALL,
         mamba.MAMBA2_2P7B,
+        character_ai.CHARACTER_AI,
     )
 }
 

@@ -272,6 +272,25 @@ def gemma4(dtype: str = "float32", **changes: Any) -> ModelConfig:
     return _changed(model, changes)
 
 
+def every_cache(dtype: str = "float32", **changes: Any) -> ModelConfig:
+    """Full attention, a window, one beside first tokens, chunks, readers of the first and of the
+    third, latents and their reader: five page groups.
+    """
+    own = Attention(num_heads=4, num_kv_heads=2, head_width=8)
+    latent = Latent(4, rank=12, rope_width=4, nope_width=6, value_width=8)
+    mixers = (
+        own, dataclasses.replace(own, window=20),
+        dataclasses.replace(own, window=12, first_tokens=4),
+        dataclasses.replace(own, window=24, chunked=True), dataclasses.replace(own, owner=0),
+        dataclasses.replace(own, owner=2), latent, dataclasses.replace(latent, owner=6),
+    )  # fmt: skip
+    model = dataclasses.replace(
+        llama(dtype), name="tiny-caches", num_layers=len(mixers),
+        pattern=tuple(LayerSpec(mixer, Gated(40)) for mixer in mixers),
+    )  # fmt: skip
+    return _changed(model, changes)
+
+
 def _changed(model: ModelConfig, changes: dict[str, Any]) -> ModelConfig:
     own = {field.name for field in dataclasses.fields(ModelConfig)}
     model = model.with_kinds(**{k: v for k, v in changes.items() if k not in own})

@@ -8,7 +8,7 @@ from typing import Any
 from configs.cache import CacheSpec, keys_values, shared
 from configs.errors import InputError
 from configs.kinds import operations, params
-from configs.kinds.kind import Mixer, check_choice, check_sizes, equal_shares
+from configs.kinds.kind import Mixer, check_choice, check_rotated, check_sizes, equal_shares
 from configs.kinds.operations import Move, Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 from configs.kinds.rope import Rope
@@ -35,6 +35,12 @@ class Attention(Mixer, name="attention"):
             adds no value (gpt-oss, arXiv 2508.10925).
         owner: the earlier layer whose keys and values are read (cross-layer attention, Brandon et
             al. 2024, arXiv 2405.12981), window included; None: the layer has its own.
+        chunked, first_tokens: see `CacheSpec`. Keys keep the position that they have in the
+            sequence. StreamingLLM counts positions within the cache instead and rotates keys as
+            they are read, so that no distance exceeds what a model was trained for however long a
+            stream runs. Here no sequence exceeds `max_context`, so no distance does either, and a
+            key that is rotated once, for its own position, is the same for every reader: so pages
+            are shared between prompts, and tokens do not depend on what was freed meanwhile.
     """
 
     divided = ("num_heads",)
@@ -53,6 +59,8 @@ class Attention(Mixer, name="attention"):
     has_sinks: bool = False
     has_value_norm: bool = False
     has_values: bool = True
+    chunked: bool = False
+    first_tokens: int = 0
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_heads", "num_kv_heads", "head_width")
@@ -69,11 +77,6 @@ class Attention(Mixer, name="attention"):
         if self.score_cap is not None and not 0 < self.score_cap < math.inf:
             raise InputError(
                 f"attention score_cap is a finite number above 0, not {self.score_cap}"
-            )
-        if self.window is not None and self.owner is not None:
-            raise InputError(
-                f"attention window={self.window} is layer {self.owner}'s to say, whose cache is "
-                "read"
             )
         if self.rope is not None:
             self.rope.rotating(self.head_width)
@@ -115,7 +118,8 @@ class Attention(Mixer, name="attention"):
         """Keys and values of each token, or an earlier layer's."""
         if self.owner is not None:
             return shared(self.owner)
-        return keys_values(self.num_kv_heads, self.head_width, self.window)
+        first = 0 if self.window is None else self.first_tokens  # without a window all stay
+        return keys_values(self.num_kv_heads, self.head_width, self.window, self.chunked, first)
 
     @property
     def num_divided_norms(self) -> int:
@@ -153,23 +157,33 @@ class Attention(Mixer, name="attention"):
             found.append(range(start, min(start + each, (head + 1) * G)))
         return tuple(found)
 
-    def check_owner(self, stored: CacheSpec) -> None:
+    def check_owner(self, stored: CacheSpec, owner: Mixer) -> None:
         """See `Mixer`."""
-        if stored != keys_values(self.num_kv_heads, self.head_width, stored.window):
+        told = stored.window, stored.chunked, stored.first_tokens
+        if stored != keys_values(self.num_kv_heads, self.head_width, *told):
             raise InputError(
                 f"attention with num_kv_heads={self.num_kv_heads} and head_width="
                 f"{self.head_width} reads layer {self.owner}'s cache, which holds something else"
             )
+        for field in ("window", "chunked", *(("first_tokens",) if stored.window else ())):
+            own, other = getattr(self, field), getattr(stored, field)
+            if own and own != other:
+                raise InputError(
+                    f"attention {field}={own} is layer {self.owner}'s to say, whose cache is "
+                    f"read: {other}"
+                )
+        check_rotated(self, owner)
 
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:
         """The products, and scores and weighted sums over the cache."""
         per_token, heads = stored.elements_per_token, self.num_heads * self.head_width
-        moved: tuple[Any, ...] = ((per_token, ("read", stored.window, None)),)
+        seen = "chunk_" * stored.chunked, stored.sliding()
+        name = "attend" if stored.window is None else f"attend.{stored.sight}"
+        moved: tuple[Any, ...] = ((per_token, (f"{seen[0]}read", seen[1], None)),)
         if self.owner is None:
             moved += ((per_token, ("queries",)),)
-        name = "attend" if stored.window is None else f"attend.window{stored.window}"
         attend = Operation(
-            name, "attention", flops=((4 * heads, ("pairs", stored.window)),),
+            name, "attention", flops=((4 * heads, (f"{seen[0]}pairs", seen[1])),),
             moves=(Move("cache", moved, self.head_width, "cache"),
                    Move("activations", ((2 * heads, operations.TOKENS),), self.head_width,
                         "rest")),

@@ -102,8 +102,8 @@ class Mixer(Kind):
         """What a layer keeps of the past."""
         raise NotImplementedError
 
-    def check_owner(self, stored: CacheSpec) -> None:
-        """Whether a layer that reads an earlier one's cache can read this one.
+    def check_owner(self, stored: CacheSpec, owner: "Mixer") -> None:
+        """Whether a layer that reads an earlier one's cache can read this one, of this mixer.
 
         Raises:
             InputError: it holds something else.
@@ -164,6 +164,17 @@ class FeedForward(Kind):
     def operations(self, model: Widths) -> tuple[Operation, ...]:
         """What it costs: by default the products with its matrices."""
         return operations.products(self.name, model, self.parameters(model))
+
+
+def check_rotated(kind: Mixer, owner: Mixer) -> None:
+    """Refuses queries that rotate otherwise than the keys that they meet.
+
+    Raises:
+        InputError: with both ropes.
+    """
+    if kind.rotation != owner.rotation:
+        own, other = (mixer.rotation and mixer.rotation[0] for mixer in (kind, owner))
+        raise InputError(f"{kind.name} with rope={own} reads keys that were rotated by {other}")
 
 
 def equal_shares(whole: int, chips: int) -> tuple[range, ...]:

@@ -84,7 +84,10 @@ def attend(
         ValueError: there are no keys.
     """
     ragged = context.ragged
-    options = Options(context.spec.window, score_cap, sinks_N, context.deterministic)
+    spec = context.spec
+    options = Options(
+        spec.window, score_cap, sinks_N, context.deterministic, spec.chunked, spec.first_tokens
+    )
     has_keys = k_TKH is not None and v_TKH is not None
     if leaf is None and not has_keys:
         raise ValueError("attention needs keys and values, its own or an earlier layer's")

@@ -32,6 +32,23 @@ _BAD_MODELS = {
         {"pattern": (_LAYER, LayerSpec(Attention(4, 2, 8, owner=0), None))},
         "head_width=8 reads",
     ),
+    "window of an owner": (
+        {"pattern": (_LAYER, LayerSpec(Attention(4, 2, 6, window=3, owner=0), None))},
+        "window=3 is layer 0's to say, whose cache is read: None",
+    ),
+    "rope of an owner": (
+        {"pattern": (_LAYER, LayerSpec(Attention(4, 2, 6, Rope(500.0), owner=0), None))},
+        r"attention with rope=Rope\(theta=500.0, .* reads keys that were rotated by Rope\(",
+    ),
+    "latents of an owner": (
+        {
+            "pattern": (
+                LayerSpec(Latent(4, 16, 8, 8, 8), None),
+                LayerSpec(Latent(4, 12, 8, 8, 8, owner=0), None),
+            )
+        },
+        "latent with rank=12 and rope_width=8 reads layer 0's cache, which holds something else",
+    ),
     "state of an owner": (
         {"pattern": (_RECURRENT, LayerSpec(Attention(4, 2, 6, owner=0), None))},
         "something else",
@@ -46,7 +63,6 @@ _BAD_KINDS = {
     "bias twice": (lambda: Attention(4, 2, 6, biases=("out", "out")), "at most once"),
     "cap": (lambda: Attention(4, 2, 6, score_cap=0.0), "score_cap is a finite number above 0"),
     "pairs": (lambda: Attention(4, 2, 5), "head_width is even where attention rotates, not 5"),
-    "window": (lambda: Attention(4, 2, 6, window=3, owner=0), "window=3 is layer 0's to say"),
     "activation": (lambda: Gated(20, "relu"), "gated activation is 'silu' or 'gelu_tanh', not"),
     "width": (lambda: Plain(0), "plain width is at least 1, not 0"),
     "experts": (lambda: Experts(4, 5, 8), "experts top_k is at most num_experts=4, not 5"),

@@ -28,6 +28,7 @@ _MODELS = {
     "deepseek": fakes.deepseek(),
     "gpt-oss": fakes.gpt_oss(),
     "gemma4": fakes.gemma4(),
+    "every cache": fakes.every_cache(),
 }
 _MESHES = Mesh(model=2), Mesh(model=8), Mesh(data=2, model=4), Mesh(data=8)
 _QUICK = [
@@ -39,7 +40,8 @@ _QUICK = [
 _ALL = [
     *((kind, mesh) for kind in fakes.KINDS for mesh in _MESHES),
     *((f"{kind}, 3 KV heads", Mesh(model=8)) for kind in fakes.KINDS),
-    ("uneven", Mesh(model=3)), ("quirks", Mesh(model=2)), ("norm of all heads", Mesh(model=4)),
+    ("uneven", Mesh(model=3)), ("quirks", Mesh(model=2)), ("every cache", Mesh(model=2)),
+    ("every cache", Mesh(data=2, model=4)), ("norm of all heads", Mesh(model=4)),
     *((name, mesh) for name in ("deepseek", "gpt-oss") for mesh in (
         Mesh(model=2), Mesh(model=3), Mesh(expert=2), Mesh(expert=4), Mesh(data=2, expert=2),
         Mesh(model=2, expert=2), Mesh(data=2, model=2, expert=2))),

@@ -36,14 +36,19 @@ needs_browser = pytest.mark.skipif(
 )
 
 _PRESETS = {name: preset.config for name, preset in (presets.NAMES | presets.PLANNED).items()}
-# What no preset combines: float32, windows beside an indexer without latent queries, head norms.
+# What no preset combines: float32, windows beside an indexer without latent queries, head norms,
+# first tokens, chunks.
 _HEADS = Attention(num_heads=12, num_kv_heads=4, head_width=40, qk_norm="head")
 _SPARSE = Latent(12, 64, 8, 32, 40, indexer=Indexer(3, 24, 100))
 _ODD = ModelConfig(
-    "odd", "llama", 999, width=96, num_layers=7, max_context=5000, dtype="float32",
+    "odd", "llama", 999, width=96, num_layers=9, max_context=5000, dtype="float32",
     post_norms=True, tied=True, pattern=tuple(
         LayerSpec(mixer, Gated(160))
-        for mixer in (dataclasses.replace(_HEADS, window=300), _SPARSE, _HEADS)
+        for mixer in (
+            dataclasses.replace(_HEADS, window=300), _SPARSE, _HEADS,
+            dataclasses.replace(_HEADS, window=400, first_tokens=8),
+            dataclasses.replace(_HEADS, window=500, chunked=True),
+        )
     ),
 )  # fmt: skip
 _MIXED = (

@@ -45,6 +45,21 @@ def test_the_hopper_kernel_names_its_limits(asked, reason):
     assert reason in gpu.limit(_asked(**asked), _H200)
 
 
+@pytest.mark.parametrize(("kernel", "device"), [(gpu, _H200), (tpu, Device("tpu", "TPU v6e", 1))])
+def test_kernels_of_accelerators_know_chunks_and_no_first_tokens(kernel, device):
+    """The reference is chosen where a layer has these."""
+    model = fakes.llama(head_width=64, window=64, first_tokens=4)
+    engine = EngineConfig(page_tokens=64, attention="reference")
+    for changes, reason in (
+        ({}, "knows no first tokens beside a window: 'reference' does"),
+        ({"first_tokens": 0, "chunked": True}, None),
+    ):
+        made = Config(model.with_kinds(**changes), engine)
+        asked = api.demand(made, made.model.layers[0].mixer, made.model.cache_specs[0])
+        page_format = dataclasses.replace(asked.page_format, dtype="bfloat16")
+        assert kernel.limit(asked._replace(page_format=page_format), device) == reason
+
+
 def test_two_blocks_of_the_hopper_kernel_fit_a_multiprocessor(monkeypatch):
     """Of Llama 3's heads, with two pages on their way each: 228 KiB, of which the system takes 1 a
     block.

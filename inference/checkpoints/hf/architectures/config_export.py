@@ -62,7 +62,10 @@ def of_model(config: ModelConfig, ids: Mapping[str, Any] | None = None) -> dict[
     for field in dataclasses.fields(ModelConfig):
         name = "layers" if field.name == "pattern" else field.name
         if name not in ("name", "dtype") and getattr(config, name) != getattr(found, name):
-            raise InputError(f"{config.name}: model.{field.name} has no place in a config.json")
+            raise InputError(
+                f"{config.name}: model.{field.name} has no place in a config.json of the family "
+                f"{config.family}; --to=orbax keeps it"
+            )
     return raw
 
 
