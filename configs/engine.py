@@ -320,8 +320,8 @@ class Config:
             )
         if draft.has_states:
             raise InputError(f"{draft.name} cannot draft: it keeps states")
-        if draft.dtype != own.dtype:
-            raise InputError(f"{draft.name} cannot draft: it is {draft.dtype}, not {own.dtype}")
+        if (draft.dtype, draft.cache_dtype) != (own.dtype, own.cache_dtype):
+            raise InputError(f"{draft.name} cannot draft: its dtype, or its cache's, is another")
         if self.mesh.num_chips > 1 or self.prefill.chips:
             raise InputError(
                 f"with {kinds[str(proposer)]} there is one chip, without prefill.chips"

@@ -162,7 +162,7 @@ class Attention(Mixer, name="attention"):
         name = "attend" if stored.window is None else f"attend.window{stored.window}"
         attend = Operation(
             name, "attention", flops=((4 * heads, ("pairs", stored.window)),),
-            moves=(Move("cache", moved, self.head_width, "cache"),
+            moves=(Move("cache", moved, stored.scaled_elements, "cache"),
                    Move("activations", ((2 * heads, operations.TOKENS),), self.head_width,
                         "rest")),
             cache_parts=self.cache_parts,

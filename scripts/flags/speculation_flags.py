@@ -37,7 +37,10 @@ def apply(config: Config) -> Config:
     draft: Any = None
     tree: dict[str, Any] = {}
     if asked.name != "ngram":
-        draft = dataclasses.replace(_resolved(config.model.name).config, dtype=config.model.dtype)
+        draft = dataclasses.replace(
+            _resolved(config.model.name).config, dtype=config.model.dtype,
+            cache_format=config.model.cache_format,
+        )  # fmt: skip
     if asked.is_tree:
         from inference.speculation import draft_tree
 

@@ -59,6 +59,8 @@ def limit(demand: Demand, device: Device) -> str | None:
         return f"runs on TPU v5e, v5p, v6e and 7x, not on {device.kind}"
     if demand.deterministic:
         return "has not been measured to be deterministic"
+    if page_format.is_quantized:
+        return f"reads no {page_format.dtype} caches: leave model.cache_format out"
     if page_format.dtype not in _DTYPES:
         return (
             f"reads pages of bfloat16 or float32, not {page_format.dtype}: set model.dtype=bfloat16"
@@ -68,7 +70,7 @@ def limit(demand: Demand, device: Device) -> str | None:
             f"reads pages of 16, 32, 64 or 128 tokens, not {demand.page_tokens}: "
             "set engine.page_tokens"
         )
-    if page_format.scales is None and page_format.values_in_keys:
+    if page_format.values_in_keys:
         if page_format.value_width % _LATENT_LANES:
             return f"has latents of a multiple of {_LATENT_LANES}, not {page_format.value_width}"
         return table_limit(demand)

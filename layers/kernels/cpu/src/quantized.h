@@ -1,0 +1,84 @@
+// Quantized elements of pages as numbers: what `layers/kv_cache.py` made of them, undone.
+#pragma once
+#include "kernels.h"
+#include "vector.h"
+
+namespace {
+
+using ridgeline::Stored;
+
+typedef int8_t SignedBytes __attribute__((vector_size(kRegisterLanes)));
+typedef int8_t LooseBytes __attribute__((vector_size(kRegisterLanes), aligned(1), may_alias));
+typedef uint8_t RawBytes __attribute__((vector_size(kRegisterLanes)));
+
+constexpr int kSharing = 32;  // elements of four bits with one scale
+
+// Elements of eight bits, a register of them.
+template <Stored stored>
+inline Floats widened(SignedBytes chars) {
+  if constexpr (stored == Stored::kInt8)
+    return __builtin_convertvector(__builtin_convertvector(chars, Ints), Floats);
+  // e4m3: exponent and mantissa move into a float's, whose bias is 120 more. Without an exponent the
+  // mantissa counts 2^-9: as that of a number above 2^-6, less these 2^-6.
+  const Words word = __builtin_convertvector((RawBytes)chars, Words), size = word & 0x7f;
+  const Floats small = (Floats)((size << 20) + (121u << 23)) - 0x1p-6f;
+  const Floats usual = (Floats)((size << 20) + (120u << 23));
+  return (Floats)((Words)(size < 8 ? small : usual) | (word & 0x80) << 24);
+}
+
+// Sixteen elements of eight bits.
+template <Stored stored>
+inline Vector numbers(const char* p) {
+  Vector v;
+  UNROLL for (int i = 0; i < kRegisters; i++)
+    v.part[i] = widened<stored>(*(const LooseBytes*)(p + i * kRegisterLanes));
+  return v;
+}
+
+// Sixteen elements of four bits, in the low ones of sixteen bytes or in the others.
+template <bool high>
+inline Vector halves(const char* p) {
+  Vector v;
+  UNROLL for (int i = 0; i < kRegisters; i++) {
+    const RawBytes bytes = (RawBytes)*(const LooseBytes*)(p + i * kRegisterLanes);
+    const Ints word = (Ints)__builtin_convertvector(bytes, Words);
+    v.part[i] = __builtin_convertvector((high ? word >> 4 : word & 15) - 8, Floats);
+  }
+  return v;
+}
+
+inline void store(const Vector& v, float* x) { v.store(x); }
+inline void store(const Vector& v, uint16_t* x) { narrow(v, x); }
+
+inline Vector scale_at(const char* p) {
+  uint16_t bits;
+  memcpy(&bits, p, 2);
+  const uint32_t word = (uint32_t)bits << 16;
+  float scale;
+  memcpy(&scale, &word, 4);
+  return Vector::splat(scale);
+}
+
+// `width` elements that share a scale, or (of four bits) each group of them.
+template <Stored stored, class Element>
+inline void expand(const char* from, const char* scales, int64_t width, Element* out) {
+  if constexpr (stored == Stored::kInt4) {
+    for (int64_t h = 0; h < width; h += kSharing, from += kSharing / 2, scales += 2) {
+      const Vector scale = scale_at(scales);
+      store(halves<false>(from) * scale, out + h);
+      store(halves<true>(from) * scale, out + h + kSharing / 2);
+    }
+  } else {
+    const Vector scale = scale_at(scales);
+    int64_t h = 0;
+    for (; h + kLanes <= width; h += kLanes) store(numbers<stored>(from + h) * scale, out + h);
+    if (h == width) return;
+    char rest[kLanes] = {};
+    memcpy(rest, from + h, width - h);
+    Element last[kLanes];
+    store(numbers<stored>(rest) * scale, last);
+    memcpy(out + h, last, (width - h) * sizeof(Element));
+  }
+}
+
+}  // namespace
