@@ -27,6 +27,7 @@ MODELS = {
     "fake": fakes.fake_model(),
     "deepseek": fakes.deepseek(),
     "gpt-oss": fakes.gpt_oss(),
+    "llama, int8": fakes.llama(cache_format="int8"),
 }
 SIZES = dict(
     max_seqs=4, decode_rows=(4,), page_tokens=8, chunk_tokens=16, prefill_chunks=(4,),
@@ -115,6 +116,7 @@ def drafting_for_llama(name, **settings):
 
 
 CASES = [("llama", "ngram", 3, 28, name) for name in ("preempted, chunked", "adaptive")]
+CASES += [("llama, int8", "ngram", 3, 14, "preempted, chunked")]
 CASES += [
     pytest.param(model, proposer, k, 200, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])
     for model, proposer in (
@@ -227,8 +229,8 @@ TREES = {
     ("gemma", "eagle", 14, "preempted, chunked"),
     *(
         pytest.param(model, kind, 200, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])
-        for model in ("llama", "gemma", "deepseek") for kind in TREES for name in DISTURBANCES
-        if name != "adaptive" or model == "llama"
+        for model in ("llama", "gemma", "deepseek", "llama, int8") for kind in TREES
+        for name in DISTURBANCES if name != "adaptive" or model == "llama"
     ),
 ])  # fmt: skip
 def test_a_tree_changes_no_token(model, kind, count, name, monkeypatch):
