@@ -17,6 +17,9 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # block never ends in the middle of a page.
 BLOCK_TOKENS = 128
 
+# Elements of eight bits with one scale: of 256, the largest would decide about too many others.
+_SCALED_TOGETHER = 64
+
 
 @dataclasses.dataclass(frozen=True)
 class PageFormat:
@@ -72,11 +75,15 @@ class PageFormat:
 
     @property
     def groups(self) -> tuple[tuple[int, int], ...]:
-        """(how many, elements of each) of what shares a scale: `parts`, or divisions of them."""
-        size = CACHE_FORMATS[self.dtype].group
-        return tuple(
-            (count * width // (size or width), size or width) for count, width in self.parts
-        )
+        """(how many, elements of each) of what shares a scale, in the row's order: of four bits 32
+        elements of a part; of eight 64, or the part where its width is no multiple.
+        """
+        found = []
+        for count, width in self.parts:
+            own = width if width % _SCALED_TOGETHER else _SCALED_TOGETHER
+            size = CACHE_FORMATS[self.dtype].group or own
+            found.append((count * width // size, size))
+        return tuple(found)
 
     @property
     def element_bytes(self) -> int:
@@ -162,10 +169,10 @@ class CacheSpec:
 
     @property
     def scaled_elements(self) -> float:
-        """Elements of a token, on average, that share a scale where it is one of a whole part."""
+        """Elements of a token, on average, that share a scale in eight bits."""
         formats = self.page_format("int8"), self.index_format("int8")
-        parts = sum(count for page_format in formats for count, _ in page_format.parts)
-        return self.elements_per_token / parts if parts else 1
+        scales = sum(count for page_format in formats for count, _ in page_format.groups)
+        return self.elements_per_token / scales if scales else 1
 
     def page_format(self, dtype: str) -> PageFormat:
         """Format of the pages of keys and values."""
@@ -244,12 +251,12 @@ class PageGroup:
     layers: tuple[int, ...]
 
     def bytes_per_page(self, dtype: str, page_tokens: int, latent_lanes: int = 1) -> int:
-        """Bytes of one page across the group's layers; a latent's row is a multiple of so many
-        elements.
+        """Bytes of one page across the group's layers; a latent's row, or a quantized one, is a
+        multiple of so many elements or bytes.
         """
         token_bytes = self.spec.bytes_per_token(dtype)
-        if self.spec.values_in_keys:
-            row = self.spec.page_format(dtype)
+        row = self.spec.page_format(dtype)
+        if row.values_in_keys or row.is_quantized:
             token_bytes += (row.padded_width(latent_lanes) - row.stored_width) * row.stored_bytes
         return token_bytes * page_tokens * len(self.layers)
 

@@ -39,8 +39,8 @@ class EngineConfig:
         max_seqs: sequences that run at the same time (slots).
         max_context: longest sequence in tokens; None is the model's own.
         page_tokens: tokens a page holds; None is the platform's default (`Config.for_platform`).
-        latent_lanes: what the elements of a latent's row in a page are a multiple of; None is the
-            platform's.
+        latent_lanes: what the elements of a latent's row in a page, or a quantized one's bytes, are
+            a multiple of; None is the platform's.
         cache_bytes: memory of a chip for pages (but for page 0 of each group, the sink of padding),
             and without overcommit for recurrent states too; never more is taken than `max_seqs`
             full contexts need.

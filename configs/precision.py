@@ -70,7 +70,8 @@ FORMATS = {
 }
 
 
-# Of a cache: a scale of each key and each value, or of 32 elements of it.
+# Of a cache. Of eight bits a scale belongs to 64 elements, or to a whole key or value whose width
+# is no multiple of that (`configs/cache.py`): a row of so many has one.
 CACHE_FORMATS = {
     format.name: format
     for format in (

@@ -29,7 +29,9 @@ from layers.ragged import Ragged
 CacheLeaf = Any  # an array, or a pytree of arrays: pages and what belongs to them
 Cache = tuple[CacheLeaf, ...]  # a leaf a layer, None where it reads another's
 
-_LARGEST = {"int8": 127.0, "fp8": 448.0, "int4": 7.0}  # element of a format
+# What the largest element of a group may become; the first is the largest of the format.
+_LARGEST = {"int8": (127,), "fp8": (448, 416, 384, 352, 320, 288, 256), "int4": (7,)}
+_FP8_MANTISSA = 3  # bits
 
 
 def abstract(
@@ -95,8 +97,10 @@ def decode(stored: jax.Array) -> jax.Array:
 
 def quantize(row_TX: jax.Array, page_format: PageFormat) -> jax.Array:
     """Packed rows, [T, ...] of any shape, as a quantized format stores them: uint8
-    [T, stored width]. Elements are whole multiples of their group's scale, the largest of them as
-    many as the format has; a group that holds what is not finite has a scale of NaN.
+    [T, stored width]. Elements are multiples of their group's scale, the largest of them the most
+    that the format has. Of fp8, whose steps grow with the number, one of the larger of its numbers
+    instead: that which leaves the least squared error. A group that holds what is not finite has a
+    scale of NaN.
     """
     row_TX = row_TX.reshape(row_TX.shape[0], -1).astype(jnp.float32)
     elements, scales, start = [], [], 0
@@ -104,17 +108,43 @@ def quantize(row_TX: jax.Array, page_format: PageFormat) -> jax.Array:
         stop = start + count * size
         x_TGE = row_TX[:, start:stop].reshape(-1, count, size)
         start = stop
-        largest_TG1 = jnp.abs(x_TGE).max(-1, keepdims=True)
-        # What it is divided by is what is stored, or elements would be rounded for another scale.
-        scale_TG1 = (largest_TG1 / _LARGEST[page_format.dtype]).astype(jnp.bfloat16)
+        scale_TG1 = _scale(x_TGE, page_format.dtype)
         is_finite_TG1 = jnp.isfinite(x_TGE).all(-1, keepdims=True)
         is_zero_TG1 = scale_TG1 < jnp.finfo(jnp.bfloat16).tiny
         scale_TG1 = jnp.where(is_finite_TG1, jnp.where(is_zero_TG1, 0, scale_TG1), jnp.nan)
-        x_TGE = jnp.where(is_finite_TG1 & ~is_zero_TG1, x_TGE / scale_TG1.astype(jnp.float32), 0)
+        inverse_TG1 = 1 / scale_TG1.astype(jnp.float32)
+        x_TGE = jnp.where(is_finite_TG1 & ~is_zero_TG1, x_TGE * inverse_TG1, 0)
         elements.append(_as_bytes(x_TGE, page_format.dtype).reshape(len(x_TGE), -1))
         scale_TG = scale_TG1[..., 0].astype(jnp.bfloat16)
         scales.append(jax.lax.bitcast_convert_type(scale_TG, jnp.uint8).reshape(len(x_TGE), -1))
     return jnp.concatenate([*elements, *scales], axis=1)
+
+
+def _scale(x_TGE: jax.Array, format: str) -> jax.Array:
+    """A scale of each group, bfloat16 [T, G, 1], rounded before elements become multiples of it.
+
+    Nothing is divided by an array but 1, as XLA's CPU backend rounds other quotients as the shape
+    has it. Errors are compared as sums of integers, which have no order; products of few bits are
+    exact, fused with a sum or not.
+    """
+    largest_TG1 = jnp.abs(x_TGE).max(-1, keepdims=True)
+    candidates = [(largest_TG1 * (1 / most)).astype(jnp.bfloat16) for most in _LARGEST[format]]
+    best_TG1, *others = candidates
+    if not others:
+        return best_TG1
+
+    def error(scale_TG1: jax.Array) -> jax.Array:
+        scale_TG1 = scale_TG1.astype(jnp.float32)
+        rounded_TGE = jax.lax.reduce_precision(x_TGE * (1 / scale_TG1), 8, _FP8_MANTISSA)
+        share_TGE = (rounded_TGE * scale_TG1 - x_TGE) * (1 / largest_TG1)
+        return (jnp.round(share_TGE * 2.0**14).astype(jnp.int32) ** 2).sum(-1, keepdims=True)
+
+    least_TG1 = error(best_TG1)
+    for scale_TG1 in others:
+        own_TG1 = error(scale_TG1)
+        best_TG1 = jnp.where(own_TG1 < least_TG1, scale_TG1, best_TG1)
+        least_TG1 = jnp.minimum(own_TG1, least_TG1)
+    return best_TG1
 
 
 def dequantize(stored_TX: jax.Array, page_format: PageFormat, dtype: Any) -> jax.Array:
@@ -129,6 +159,9 @@ def dequantize(stored_TX: jax.Array, page_format: PageFormat, dtype: Any) -> jax
         pairs_TG2 = stored_TX[..., scales_at:scales_stop].reshape(*bytes_TGX.shape[:-1], 2)
         scale_TG = jax.lax.bitcast_convert_type(pairs_TG2, jnp.bfloat16).astype(jnp.float32)
         x_TGE = _as_numbers(bytes_TGX, page_format.dtype) * scale_TG[..., None]
+        # Rounded here, whatever XLA would like to compute with instead.
+        kept = jnp.finfo(dtype)
+        x_TGE = jax.lax.reduce_precision(x_TGE, kept.nexp, kept.nmant)
         rows.append(x_TGE.astype(dtype).reshape(*stored_TX.shape[:-1], count * size))
         start, scales_at = stop, scales_stop
     return jnp.concatenate(rows, axis=-1)
@@ -138,7 +171,7 @@ def _as_bytes(x_TGE: jax.Array, format: str) -> jax.Array:
     """Multiples of a scale, rounded to even, as bytes; of four bits the first half of a group lies
     in the low ones.
     """
-    most = _LARGEST[format]
+    most = _LARGEST[format][0]
     x_TGE = jnp.clip(x_TGE, -most, most)
     if format == "fp8":
         return jax.lax.bitcast_convert_type(x_TGE.astype(jnp.float8_e4m3fn), jnp.uint8)

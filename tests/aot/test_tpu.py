@@ -74,6 +74,10 @@ _CASES = {
     "llama2-13b": _LLAMA._replace(rows=16, heads=(40, 40)),
     "smollm2-135m, window": programs.Attention(8, 1, (9, 3), 64, 128, 512),
     "gemma2": programs.Attention(8, 1, (8, 4), 256, 128, 4096, 50.0),
+    "llama3-8b, int8": _LLAMA._replace(cache="int8"),
+    "llama3-8b, fp8, drafts": _LLAMA._replace(width=5, cache="fp8"),
+    "llama3-8b, int8, prefill": _LLAMA._replace(rows=4, width=256, cache="int8"),
+    "smollm2-135m, int8": programs.Attention(8, 1, (9, 3), 64, 128, cache="int8"),
 }
 
 
@@ -112,6 +116,8 @@ _LATENTS = {
     "deepseek-v3, trees": _DEEPSEEK._replace(num_heads=16, width=16, has_trees=True),
     "deepseek-v3, prefill": _DEEPSEEK._replace(rows=2, width=256),
     "narrow latents": _DEEPSEEK._replace(num_heads=16, rank=128),
+    "deepseek-v3, int8": _DEEPSEEK._replace(cache="int8"),
+    "deepseek-v3, fp8": _DEEPSEEK._replace(num_heads=16, width=3, cache="fp8"),
 }
 
 

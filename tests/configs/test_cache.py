@@ -65,12 +65,14 @@ def test_a_page_format_divides_its_row_into_keys_and_values():
 
 
 def test_a_quantized_row_is_its_elements_and_then_its_scales():
-    """One of each key and value, of each part of a latent's key, or of 32 elements."""
-    heads, uneven, inside = keys_values(3, 64), CacheSpec(2, 96, 32), latent(512, 64)
-    for spec, groups in (
-        (heads, ((3, 64), (3, 64))),
-        (uneven, ((2, 96), (2, 32))),
-        (inside, ((1, 512), (1, 64))),
+    """One of 64 elements of a key, a value or a latent's part, of all where these are no multiple;
+    of four bits of 32 elements.
+    """
+    wide, uneven, inside = keys_values(3, 128), CacheSpec(2, 96, 32), latent(512, 64)
+    for spec, groups, small in (
+        (wide, ((6, 64), (6, 64)), ((12, 32), (12, 32))),
+        (uneven, ((2, 96), (2, 32)), ((6, 32), (2, 32))),
+        (inside, ((8, 64), (1, 64)), ((16, 32), (2, 32))),
     ):
         for name in ("int8", "fp8"):
             found = spec.page_format(name)
@@ -78,15 +80,15 @@ def test_a_quantized_row_is_its_elements_and_then_its_scales():
             scales = 2 * sum(count for count, _ in groups)
             assert found.stored_width == found.bytes_per_token == found.row_width + scales
         found = spec.page_format("int4")
-        assert found.groups == tuple((count * width // 32, 32) for count, width in groups)
+        assert found.groups == small
         assert found.bytes_per_token == found.row_width // 2 + 2 * found.row_width // 32
     assert inside.page_format("int8").padded_width(128) == 640
 
 
 def test_keys_without_values_have_one_scale():
     spec = dataclasses.replace(latent(64, 32), index_width=128)
-    assert spec.bytes_per_token("int8") == 64 + 32 + 2 * 2 + 128 + 2
-    assert spec.scaled_elements == (64 + 32 + 128) / 3
+    assert spec.bytes_per_token("int8") == 64 + 32 + 2 * 2 + 128 + 2 * 2
+    assert spec.scaled_elements == (64 + 32 + 128) / 4
     assert recurrent(5).bytes_per_token("int8") == 0 and recurrent(5).scaled_elements == 1
 
 

@@ -282,25 +282,27 @@ class Attender {
   template <Stored stored>
   void expand(const Rows& rows, int64_t head, const Block& next, Block& block) {
     const int64_t own = item_.first_head + head, C = a_.value_width;
-    // The head's two parts with scales of their own: key and value, or latent and rotary.
+    // The head's two parts: key and value, or what is latent and what is rotary in its key.
     const int64_t first = a_.key_at(own), width = a_.values_in_keys ? C : a_.key_width;
     const int64_t second = a_.values_in_keys ? C : a_.value_at(own);
     const int64_t rest = a_.values_in_keys ? a_.key_width - C : C;
-    const bool is_grouped = stored == Stored::kInt4;
-    const int64_t first_scale = is_grouped ? first / kSharing : own;
-    const int64_t second_scale =
-        is_grouped ? second / kSharing : a_.values_in_keys ? 1 : a_.kv_heads + own;
-    const int64_t scales = a_.bytes(a_.row_width());
+    const int64_t before = own * a_.scales_of(width);
+    const int64_t between = (a_.kv_heads - own) * a_.scales_of(width) + own * a_.scales_of(rest);
+    auto part = [&](const char* row, int64_t start, int64_t size, int64_t scale, Element* out) {
+      const char* from = row + a_.bytes(start);
+      const char* scales = row + a_.bytes(a_.row_width()) + 2 * scale;
+      const int64_t group = a_.together(size);
+      for (int64_t h = 0; h < size; h += group, scales += 2)
+        ::expand<stored>(from + a_.bytes(h), scale_at(scales), group, out + h);
+    };
     for (int s = 0; s < kBlock; s++) {
       for (int64_t byte = 0; byte < a_.bytes(a_.key_width); byte += 64)
         __builtin_prefetch(next.keys[s] + byte, 0, 2);
       for (int64_t byte = 0; byte < a_.bytes(C); byte += 64)
         __builtin_prefetch((const char*)next.values[s] + byte, 0, 2);
       Element* const to = expanded_ + s * expanded_stride_;
-      ::expand<stored>(rows[s] + a_.bytes(first), rows[s] + scales + 2 * first_scale, width, to);
-      if (rest)
-        ::expand<stored>(rows[s] + a_.bytes(second), rows[s] + scales + 2 * second_scale, rest,
-                         to + width);
+      part(rows[s], first, width, before, to);
+      part(rows[s], second, rest, before + between, to + width);
       block.keys[s] = (const char*)to;
       block.values[s] = a_.values_in_keys ? to : to + width;
     }

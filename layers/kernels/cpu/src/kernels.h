@@ -56,13 +56,16 @@ struct Attention {
   }
   int64_t row_width() const { return kv_heads * (key_width + (values_in_keys ? 0 : value_width)); }
 
-  // A row's elements, then a scale in bfloat16 of each key and each value, of what is latent and
-  // what is rotary in the one key, or of 32 elements.
+  // A row's elements, then the scales of their groups in bfloat16 (`PageFormat.groups`).
   int64_t bytes(int64_t elements) const { return elements * bits / 8; }
+  int64_t together(int64_t width) const {  // elements of a part that share a scale
+    return stored == Stored::kInt4 ? 32 : width % 64 ? width : 64;
+  }
+  int64_t scales_of(int64_t width) const { return width ? width / together(width) : 0; }
   int64_t num_scales() const {
     if (stored == Stored::kPlain) return 0;
-    if (stored == Stored::kInt4) return row_width() / 32;
-    return values_in_keys ? 1 + (key_width > value_width) : 2 * kv_heads;
+    if (values_in_keys) return scales_of(value_width) + scales_of(key_width - value_width);
+    return kv_heads * (scales_of(key_width) + scales_of(value_width));
   }
   int64_t row_bytes() const { return bytes(row_width()) + 2 * num_scales(); }
 };

@@ -11,8 +11,6 @@ typedef int8_t SignedBytes __attribute__((vector_size(kRegisterLanes)));
 typedef int8_t LooseBytes __attribute__((vector_size(kRegisterLanes), aligned(1), may_alias));
 typedef uint8_t RawBytes __attribute__((vector_size(kRegisterLanes)));
 
-constexpr int kSharing = 32;  // elements of four bits with one scale
-
 // Elements of eight bits, a register of them.
 template <Stored stored>
 inline Floats widened(SignedBytes chars) {
@@ -59,25 +57,21 @@ inline Vector scale_at(const char* p) {
   return Vector::splat(scale);
 }
 
-// `width` elements that share a scale, or (of four bits) each group of them.
+// A group of elements that share a scale; of four bits 32.
 template <Stored stored, class Element>
-inline void expand(const char* from, const char* scales, int64_t width, Element* out) {
+inline void expand(const char* from, const Vector& scale, int64_t size, Element* out) {
   if constexpr (stored == Stored::kInt4) {
-    for (int64_t h = 0; h < width; h += kSharing, from += kSharing / 2, scales += 2) {
-      const Vector scale = scale_at(scales);
-      store(halves<false>(from) * scale, out + h);
-      store(halves<true>(from) * scale, out + h + kSharing / 2);
-    }
+    store(halves<false>(from) * scale, out);
+    store(halves<true>(from) * scale, out + kLanes);
   } else {
-    const Vector scale = scale_at(scales);
     int64_t h = 0;
-    for (; h + kLanes <= width; h += kLanes) store(numbers<stored>(from + h) * scale, out + h);
-    if (h == width) return;
+    for (; h + kLanes <= size; h += kLanes) store(numbers<stored>(from + h) * scale, out + h);
+    if (h == size) return;
     char rest[kLanes] = {};
-    memcpy(rest, from + h, width - h);
+    memcpy(rest, from + h, size - h);
     Element last[kLanes];
     store(numbers<stored>(rest) * scale, last);
-    memcpy(out + h, last, (width - h) * sizeof(Element));
+    memcpy(out + h, last, (size - h) * sizeof(Element));
   }
 }
 

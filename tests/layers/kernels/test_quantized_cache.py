@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+from jax.experimental.pallas import tpu as pltpu
 
 from configs.cache import CacheSpec, PageFormat, keys_values, latent
 from layers import kv_cache
-from layers.kernels.attention import ffi_cpu, reference
+from layers.kernels.attention import ffi_cpu, reference, tpu
 from layers.kernels.attention.contract import Options
 from tests import compiling
 from tests.layers import native, paged_case, quantized_rows
@@ -18,7 +20,7 @@ from tests.layers.native import instruction_set  # noqa: F401
 pytestmark = pytest.mark.quick_code
 
 _FORMATS = ("int8", "fp8", "int4")
-_SPECS = {"heads": keys_values(3, 64), "uneven": CacheSpec(2, 96, 32), "latent": latent(64, 32)}
+_SPECS = {"heads": keys_values(3, 64), "uneven": CacheSpec(2, 96, 128), "latent": latent(128, 32)}
 
 
 @functools.cache
@@ -47,7 +49,7 @@ def test_a_reader_finds_the_nearest_multiples_of_the_stored_scale(name, spec):
     assert stored_TX.dtype == jnp.uint8
     assert stored_TX.shape[1] == page_format.bytes_per_token
     expected_TX = quantized_rows.numbers(np.float64(row_TX), page_format)
-    np.testing.assert_allclose(found_TX, expected_TX, rtol=1e-6)
+    np.testing.assert_allclose(found_TX, expected_TX, rtol=1e-6)  # no element rounds otherwise
 
 
 @pytest.mark.parametrize("name", _FORMATS)
@@ -170,6 +172,57 @@ def test_a_visible_nan_reaches_its_readers_only(attend, name):
     q_YWNH, _, rectangle = drawn.arguments
     found = np.asarray(_program(attend, drawn.page_format)(q_YWNH, pages, rectangle))
     assert np.isnan(found[1, 0, :2]).all() and np.isfinite(found[0]).all()
+
+
+_TPU_CASES = {  # as `_CASES`; heads begin at half a tile of lanes
+    "one token": ((8, 2), 1, "bfloat16", 64, None, {}),
+    "one token, MQA": ((4, 1), 1, "float32", 128, 90, {}),
+    "drafts, window": ((4, 2), 5, "bfloat16", 64, 70, {}),
+    "a chunk": ((4, 4), 40, "float32", 64, None, {}),
+    "latent": ((6, 1), 1, "bfloat16", 192, None, {"value_width": 128, "values_in_keys": True}),
+    "latent, a tree": (
+        (6, 1), 8, "float32", 192, None,
+        {"value_width": 128, "values_in_keys": True, "trees": True},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("int8", "drafts, window"), ("fp8", "latent"),
+        *(
+            pytest.param(name, case, marks=pytest.mark.long)
+            for name in ("int8", "fp8") for case in _TPU_CASES
+        ),
+    ],
+)  # fmt: skip
+def test_the_tpu_kernel_appends_and_reads_them(name, case, monkeypatch):
+    """The step's rows are in the pages afterwards, as if they had been written."""
+    monkeypatch.setattr(tpu, "_BLOCK_TOKENS", 64)
+    heads, width, dtype, key_width, window, more = _TPU_CASES[case]
+    drawn = paged_case.Case(
+        (0, 1, 63, 130), heads, 64, width, dtype, 0, key_width, key_width**-0.5, stored=name, **more
+    )
+    q_YWNH, pages, rectangle = drawn.arguments
+    lanes = tpu.layout(*pages.shape[:2], drawn.page_format).shape[2]
+    assert lanes % 128 == 0
+
+    def padded(pages):
+        return jnp.pad(pages, ((0, 0), (0, 0), (0, lanes - pages.shape[2])))
+
+    row_YWX, without = paged_case.take_newest(pages, rectangle)
+    attend = functools.partial(
+        tpu.append_and_attend, group=0, page_format=drawn.page_format, options=Options(window),
+        interpret=pltpu.InterpretParams(detect_races=True),
+    )  # fmt: skip
+    # As on a TPU: a CPU's compiler would leave out that keys are rounded to their type.
+    options = {"xla_allow_excess_precision": False, "xla_backend_optimization_level": 0}
+    attend = jax.jit(attend, compiler_options=options)
+    found, after = attend(q_YWNH, row_YWX, padded(without), rectangle)
+    assert not interpret_pallas_call.races.races_found
+    drawn.check(found, window, is_rounded=True)
+    np.testing.assert_array_equal(np.asarray(after)[1:], np.asarray(padded(pages))[1:])
 
 
 def test_jit_and_eager_store_the_same():
