@@ -106,10 +106,11 @@ def test_kernels_refuse_pages_that_they_cannot_read(kernel, device):
     uneven = _asked(value_width=64)
     assert kernel.limit(uneven, device) == "has keys and values of one width, not 128 and 64"
     for name in ("int8", "fp8", "int4"):
-        for asked in (_asked(dtype=name), _latents(dtype=name)):
-            reason = f"reads no {name} caches: leave model.cache_format out"
-            assert kernel.limit(asked, device) == reason
+        for asked in (_asked(dtype=name), _latents(dtype=name, page_tokens=128)):
             assert reference.limit(asked, device) is None
+            if kernel is not tpu:
+                reason = f"reads no {name} caches: leave model.cache_format out"
+                assert kernel.limit(asked, device) == reason
     assert reference.limit(uneven, device) is None
 
 
@@ -150,6 +151,21 @@ def test_the_tpu_kernel_pads_latents_to_whole_lanes():
     latents = _latents(page_tokens=128).page_format
     assert tpu.layout(3, 128, latents).shape == (3, 128, 640)
     assert tpu.layout(3, 128, _LLAMA.page_format).shape == (3, 128, 2048)
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+def test_the_tpu_kernel_reads_eight_bits_in_whole_tiles(name):
+    """Of bytes these are 32 tokens."""
+    assert tpu.limit(_asked(dtype=name, page_tokens=32), _V6E) is None
+    assert tpu.limit(_latents(dtype=name, page_tokens=128), _V6E) is None
+    assert "pages of 32, 64 or 128 tokens, not 16" in tpu.limit(
+        _asked(dtype=name, page_tokens=16), _V6E
+    )
+    assert "caches of int8 and fp8, not of int4" in tpu.limit(_asked(dtype="int4"), _V6E)
+    page_format = _latents(dtype=name).page_format
+    assert tpu.layout(3, 128, page_format).shape == (3, 128, 640)
+    heads = _asked(dtype=name).page_format
+    assert tpu.layout(3, 128, heads).shape == (3, 128, 2048 + 128)
 
 
 @pytest.mark.parametrize(
