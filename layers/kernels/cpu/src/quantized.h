@@ -7,21 +7,31 @@ namespace {
 
 using ridgeline::Stored;
 
-typedef int8_t SignedBytes __attribute__((vector_size(kRegisterLanes)));
-typedef int8_t LooseBytes __attribute__((vector_size(kRegisterLanes), aligned(1), may_alias));
-typedef uint8_t RawBytes __attribute__((vector_size(kRegisterLanes)));
+// A register of words of as many bytes with their signs; GCC 12 would take vectors apart for it.
+inline Ints words(const char* p) {
+#if defined(__AVX512F__)
+  return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__AVX2__)
+  return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#else
+  typedef int8_t SignedBytes __attribute__((vector_size(kRegisterLanes)));
+  typedef int16_t SignedHalves __attribute__((vector_size(kRegisterBytes / 2)));
+  SignedBytes bytes;
+  memcpy(&bytes, p, sizeof(bytes));
+  return __builtin_convertvector(__builtin_convertvector(bytes, SignedHalves), Ints);
+#endif
+}
 
 // Elements of eight bits, a register of them.
 template <Stored stored>
-inline Floats widened(SignedBytes chars) {
-  if constexpr (stored == Stored::kInt8)
-    return __builtin_convertvector(__builtin_convertvector(chars, Ints), Floats);
+inline Floats number(Ints word) {
+  if constexpr (stored == Stored::kInt8) return __builtin_convertvector(word, Floats);
   // e4m3: exponent and mantissa move into a float's, whose bias is 120 more. Without an exponent the
   // mantissa counts 2^-9: as that of a number above 2^-6, less these 2^-6.
-  const Words word = __builtin_convertvector((RawBytes)chars, Words), size = word & 0x7f;
+  const Words size = (Words)word & 0x7f;
   const Floats small = (Floats)((size << 20) + (121u << 23)) - 0x1p-6f;
   const Floats usual = (Floats)((size << 20) + (120u << 23));
-  return (Floats)((Words)(size < 8 ? small : usual) | (word & 0x80) << 24);
+  return (Floats)((Words)(size < 8 ? small : usual) | ((Words)word & 0x80000000u));
 }
 
 // Sixteen elements of eight bits.
@@ -29,7 +39,7 @@ template <Stored stored>
 inline Vector numbers(const char* p) {
   Vector v;
   UNROLL for (int i = 0; i < kRegisters; i++)
-    v.part[i] = widened<stored>(*(const LooseBytes*)(p + i * kRegisterLanes));
+    v.part[i] = number<stored>(words(p + i * kRegisterLanes));
   return v;
 }
 
@@ -38,9 +48,8 @@ template <bool high>
 inline Vector halves(const char* p) {
   Vector v;
   UNROLL for (int i = 0; i < kRegisters; i++) {
-    const RawBytes bytes = (RawBytes)*(const LooseBytes*)(p + i * kRegisterLanes);
-    const Ints word = (Ints)__builtin_convertvector(bytes, Words);
-    v.part[i] = __builtin_convertvector((high ? word >> 4 : word & 15) - 8, Floats);
+    const Ints word = words(p + i * kRegisterLanes);
+    v.part[i] = __builtin_convertvector((high ? word >> 4 & 15 : word & 15) - 8, Floats);
   }
   return v;
 }
