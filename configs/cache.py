@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 from configs.errors import InputError
+from configs.precision import CACHE_FORMATS
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -18,19 +19,22 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # block never ends in the middle of a page.
 BLOCK_TOKENS = 128
 
+# Elements of eight bits with one scale: of 256, the largest would decide about too many others.
+_SCALED_TOGETHER = 64
+
 
 @dataclasses.dataclass(frozen=True)
 class PageFormat:
     """How a token lies in a page: all that a kernel or a layout of pages is told of it.
 
-    One packed row a token: the keys of all KV heads, then their values.
+    One packed row a token: the keys of all KV heads, then their values. A quantized row is bytes:
+    its elements in this order, then the scales of their `groups` in bfloat16.
 
     Attributes:
         kv_heads: K.
         key_width, value_width: elements of one head's key and of its value.
         values_in_keys: a value is the first `value_width` elements of its key, stored once.
-        dtype: of the elements, a key of `DTYPE_BYTES`.
-        scales: dtype of a scale of each key and each value; None: there are none.
+        dtype: of the elements, a key of `DTYPE_BYTES` or of `precision.CACHE_FORMATS`.
     """
 
     kv_heads: int
@@ -38,7 +42,6 @@ class PageFormat:
     value_width: int
     values_in_keys: bool
     dtype: str
-    scales: str | None = None
 
     @property
     def keys(self) -> slice:
@@ -56,17 +59,73 @@ class PageFormat:
         """Elements of the packed row."""
         return max(self.keys.stop, self.values.stop)
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether elements are numbers of few bits that share scales."""
+        return self.dtype not in DTYPE_BYTES
+
+    @property
+    def parts(self) -> tuple[tuple[int, int], ...]:
+        """(how many, elements of each) of what differs in range, in the row's order: keys and
+        values, or the latent and the rotary part of the one key.
+        """
+        if self.values_in_keys:
+            parts = (1, self.value_width), (1, self.key_width - self.value_width)
+        else:
+            parts = (self.kv_heads, self.key_width), (self.kv_heads, self.value_width)
+        return tuple((count, width) for count, width in parts if width)
+
+    @property
+    def groups(self) -> tuple[tuple[int, int], ...]:
+        """(how many, elements of each) of what shares a scale, in the row's order: of four bits 32
+        elements of a part; of eight 64, or the part where its width is no multiple.
+        """
+        found = []
+        for count, width in self.parts:
+            own = width if width % _SCALED_TOGETHER else _SCALED_TOGETHER
+            size = CACHE_FORMATS[self.dtype].group or own
+            found.append((count * width // size, size))
+        return tuple(found)
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of a quantized row's elements, which its scales follow."""
+        return self.row_width * CACHE_FORMATS[self.dtype].bits // 8
+
+    @property
+    def stored_width(self) -> int:
+        """Elements of the packed row as they are stored; of a quantized one bytes."""
+        if not self.is_quantized:
+            return self.row_width
+        return self.element_bytes + 2 * sum(count for count, _ in self.groups)
+
     def padded_width(self, multiple: int) -> int:
-        """Elements of the packed row where memory has whole parts of so many."""
-        return -(-self.row_width // multiple) * multiple
+        """`stored_width` where memory has whole parts of so many."""
+        return -(-self.stored_width // multiple) * multiple
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of each of `stored_width`."""
+        return 1 if self.is_quantized else DTYPE_BYTES[self.dtype]
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of the packed row, and of its scales."""
-        size = self.row_width * DTYPE_BYTES[self.dtype]
-        if self.scales is None:
-            return size
-        return size + self.kv_heads * (2 - self.values_in_keys) * DTYPE_BYTES[self.scales]
+        """Bytes of the packed row, its scales included."""
+        return self.stored_width * self.stored_bytes
+
+    def check(self) -> None:
+        """Refuses parts that are no whole groups.
+
+        Raises:
+            InputError: naming a width.
+        """
+        size = CACHE_FORMATS[self.dtype].group
+        for _, width in self.parts:
+            if size and width % size:
+                raise InputError(
+                    f"{self.dtype} shares a scale among {size} elements, so keys and values have a "
+                    f"multiple of {size}, not {width}; int8 and fp8 have any width"
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +189,13 @@ class CacheSpec:
         if self.chunked:
             return f"chunk{self.window}"
         return f"window{f'{self.first_tokens}+' if self.first_tokens else ''}{self.window}"
+
+    @property
+    def scaled_elements(self) -> float:
+        """Elements of a token, on average, that share a scale in eight bits."""
+        formats = self.page_format("int8"), self.index_format("int8")
+        scales = sum(count for page_format in formats for count, _ in page_format.groups)
+        return self.elements_per_token / scales if scales else 1
 
     def page_format(self, dtype: str) -> PageFormat:
         """Format of the pages of keys and values."""
@@ -240,14 +306,13 @@ class PageGroup:
     layers: tuple[int, ...]
 
     def bytes_per_page(self, dtype: str, page_tokens: int, latent_lanes: int = 1) -> int:
-        """Bytes of one page across the group's layers; a latent's row is a multiple of so many
-        elements.
+        """Bytes of one page across the group's layers; a latent's row, or a quantized one, is a
+        multiple of so many elements or bytes.
         """
         token_bytes = self.spec.bytes_per_token(dtype)
-        if self.spec.values_in_keys:
-            row = self.spec.page_format(dtype)
-            more = row.padded_width(latent_lanes) - row.row_width
-            token_bytes += more * DTYPE_BYTES[dtype]
+        row = self.spec.page_format(dtype)
+        if row.values_in_keys or row.is_quantized:
+            token_bytes += (row.padded_width(latent_lanes) - row.stored_width) * row.stored_bytes
         return token_bytes * page_tokens * len(self.layers)
 
     def peak_pages(self, num_tokens: int, step_tokens: int, page_tokens: int) -> int:

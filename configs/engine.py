@@ -39,8 +39,8 @@ class EngineConfig:
         max_seqs: sequences that run at the same time (slots).
         max_context: longest sequence in tokens; None is the model's own.
         page_tokens: tokens a page holds; None is the platform's default (`Config.for_platform`).
-        latent_lanes: what the elements of a latent's row in a page are a multiple of; None is the
-            platform's.
+        latent_lanes: what the elements of a latent's row in a page, or a quantized one's bytes, are
+            a multiple of; None is the platform's.
         cache_bytes: memory of a chip for pages (but for page 0 of each group, the sink of padding),
             and without overcommit for recurrent states too; never more is taken than `max_seqs`
             full contexts need.
@@ -324,8 +324,8 @@ class Config:
             )
         if draft.has_states:
             raise InputError(f"{draft.name} cannot draft: it keeps states")
-        if draft.dtype != own.dtype:
-            raise InputError(f"{draft.name} cannot draft: it is {draft.dtype}, not {own.dtype}")
+        if (draft.dtype, draft.cache_dtype) != (own.dtype, own.cache_dtype):
+            raise InputError(f"{draft.name} cannot draft: its dtype, or its cache's, is another")
         if self.mesh.num_chips > 1 or self.prefill.chips:
             raise InputError(
                 f"with {kinds[str(proposer)]} there is one chip, without prefill.chips"

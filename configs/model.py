@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs import precision
-from configs.cache import CacheSpec, PageGroup, page_groups
+from configs.cache import DTYPE_BYTES, CacheSpec, PageGroup, page_groups
 from configs.errors import InputError
 from configs.kinds import operations, params
 from configs.kinds.kind import MOST_WIDTH, FeedForward, Mixer, equal_shares
 from configs.kinds.layer_inputs import LayerInputs
 from configs.kinds.operations import LOGITS, TOKENS, Amount, Move, Operation
 from configs.kinds.params import ParamInfo
+from configs.precision import CACHE_FORMATS
 
 # As `MOST_WIDTH` for the widths.
 MOST_LAYERS, MOST_CONTEXT = 10_000, 2**31 - 1
@@ -61,6 +62,8 @@ class ModelConfig:
         tied: the head is the embedding.
         dtype: of activations, and of weights and cache where nothing else is said; the residual
             stream, norms and softmax are float32.
+        cache_format: of keys, values and latents in pages: 'int8', 'fp8' (e4m3) or 'int4'; None is
+            `dtype`.
         formats: of parameters that are stored in other ones, by path ('layers/0/mixer/qkv'); one,
             or one of each part of a stack.
     """
@@ -86,6 +89,7 @@ class ModelConfig:
     has_layer_scales: bool = False
     tied: bool = False
     dtype: str = "bfloat16"
+    cache_format: str | None = None
     formats: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def __post_init__(self) -> None:
@@ -109,6 +113,7 @@ class ModelConfig:
                 raise InputError(f"model.{name} is a finite number above 0, not {value}")
         self._check_parts()
         self._check_owners()
+        self._check_cache()
         self._check_formats()
 
     def _check_parts(self) -> None:
@@ -141,6 +146,20 @@ class ModelConfig:
                 self.layers[layer].mixer.check_owner(self.cache_specs[spec.owner], owner)
             if spec.elements_per_token or spec.elements_per_sequence:
                 owners.append(layer)
+
+    def _check_cache(self) -> None:
+        own = self.cache_format
+        if own in (None, self.dtype):
+            return
+        if own not in CACHE_FORMATS or own in DTYPE_BYTES:
+            valid = [name for name in CACHE_FORMATS if name not in DTYPE_BYTES]
+            raise InputError(
+                f"model.cache_format is {self.dtype} as model.dtype, {', '.join(valid[:-1])} or "
+                f"{valid[-1]}, not {own!r}"
+            )
+        for spec in set(self.cache_specs):
+            for page_format in (spec.page_format(own), spec.index_format(own)):
+                page_format.check()
 
     def _check_formats(self) -> None:
         plain = dataclasses.replace(self, formats=()).parameters() if self.formats else {}
@@ -316,7 +335,7 @@ class ModelConfig:
     @property
     def cache_dtype(self) -> str:
         """Of the elements in pages."""
-        return self.dtype
+        return self.cache_format or self.dtype
 
     def page_bytes(self, page_tokens: int, latent_lanes: int = 1) -> list[int]:
         """Bytes of a page of each group."""

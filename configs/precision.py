@@ -6,6 +6,9 @@ bfloat16 for their products (W4A16). A cache is expanded for attention whatever 
 
 The blocks of GGUF files (`q8_0` and the others) are what a CPU multiplies as they are, with
 activations of eight bits.
+
+The scales of a quantized cache are bfloat16: each is of one token alone, never revised, and a
+quarter of four bits' bytes would be scales in float32.
 """
 
 import dataclasses
@@ -43,7 +46,7 @@ class Format:
                 f"{what} has rows of {row}, not a multiple of {self.name}'s block of {self.block}"
             )
 
-    def bytes_for(self, elements: float, row: int) -> float:
+    def bytes_for(self, elements: float, row: float) -> float:
         """Bytes of `elements`, scales included, that lie in rows of `row` elements."""
         group = min(row, self.group or row)
         return elements * (self.bits + self.scale_bits / group) / 8
@@ -63,6 +66,20 @@ FORMATS = {
         # Of 256 elements' blocks: six bits a scale and a minimum, in a byte each; 2 x 16 for all.
         Format("q4_k", 4, group=32, scale_bits=20, compute="int8", block=256),
         Format("q6_k", 6, group=16, scale_bits=9, compute="int8", block=256),
+    )
+}
+
+
+# Of a cache. Of eight bits a scale belongs to 64 elements, or to a whole key or value whose width
+# is no multiple of that (`configs/cache.py`): a row of so many has one.
+CACHE_FORMATS = {
+    format.name: format
+    for format in (
+        FORMATS["float32"],
+        FORMATS["bfloat16"],
+        Format("fp8", 8, scale_bits=16),
+        Format("int8", 8, scale_bits=16),
+        Format("int4", 4, group=32, scale_bits=16),
     )
 }
 

@@ -106,18 +106,18 @@ class Engine:
             model: as `--model` takes it.
             progress: told of downloads and conversions.
             executables: as `--executables` takes it.
-            settings: fields of `EngineConfig`, and `dtype` of the model.
+            settings: fields of `EngineConfig`, and `dtype` and `cache_format` of the model.
 
         Raises:
             InputError: the model or a setting is not valid.
         """
-        names = [field.name for field in dataclasses.fields(EngineConfig)]
+        names = ["dtype", "cache_format", *(f.name for f in dataclasses.fields(EngineConfig))]
         for name in settings:
-            if name not in (*names, "dtype"):
-                raise InputError(f"unknown setting {name!r}; valid: dtype, {', '.join(names)}")
+            if name not in names:
+                raise InputError(f"unknown setting {name!r}; valid: {', '.join(names)}")
         resolved = resolve.resolve(model)
         changes = [
-            f"{'model' if name == 'dtype' else 'engine'}.{name}={value}"
+            f"{'model' if name in names[:2] else 'engine'}.{name}={value}"
             for name, value in settings.items()
         ]
         config = overrides.apply(Config(resolved.config), changes)

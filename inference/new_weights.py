@@ -20,8 +20,8 @@ from layers.kernels.linear import api as linear
 from layers.params import Params
 from sharding import mesh as meshes
 
-# How weights are stored, and how far they are used.
-_NO_FUNCTION = frozenset(("name", "dtype", "formats", "max_context"))
+# How weights and cache are stored, and how far they are used.
+_NO_FUNCTION = frozenset(("name", "dtype", "formats", "cache_format", "max_context"))
 
 
 def reader(

@@ -25,7 +25,7 @@ from configs.engine import Config, Run
 from configs.errors import InputError, reason
 from scripts import interrupts
 from scripts.flags import speculation_flags
-from scripts.flags.deployment_flags import MESH, WEIGHTS
+from scripts.flags.deployment_flags import CACHE, MESH, WEIGHTS
 from scripts.flags.host_flags import COORDINATOR, HOST, HOSTS
 
 _MODEL = flags.DEFINE_string(
@@ -224,16 +224,17 @@ def named_config(sizes: dict[str, Any], needs: dict[str, Any] | None = None) -> 
 
 
 def settings_asked() -> list[str]:
-    """What --set and --mesh say."""
-    return [*_SET.value, *mesh_settings()]
+    """What --set, --cache and --mesh say."""
+    return [*_SET.value, *flag_settings()]
 
 
-def mesh_settings() -> list[str]:
-    """What --mesh says, as --set would."""
+def flag_settings() -> list[str]:
+    """What --cache and --mesh say, as --set would."""
+    cache = [] if CACHE.value is None else [f"model.cache_format={CACHE.value}"]
     if not MESH.value:
-        return []
+        return cache
     sizes = dataclasses.asdict(mesh.parse(MESH.value))
-    return [f"mesh.{axis}={size}" for axis, size in sizes.items()]
+    return cache + [f"mesh.{axis}={size}" for axis, size in sizes.items()]
 
 
 def model_name() -> str:
@@ -307,6 +308,8 @@ def load_engine(
     defaults = Config(config.model).for_platform(target_device().platform).engine
     sizes = overrides.changed(config.engine, defaults)
     chips = [str(config.mesh)] if config.mesh.num_chips > 1 else []
+    if config.model.cache_format is not None:
+        chips.append(f"cache={config.model.cache_format}")
     if config.draft is not None:
         chips.append(f"draft={config.draft.name}")
     if config.prefill.chips:

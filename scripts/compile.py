@@ -37,7 +37,7 @@ _CONTEXT = placement_flags.CONTEXT
 for _module in (common, deployment_flags, placement_flags):  # --help shows theirs too
     flags.adopt_module_key_flags(_module)
 
-_FLAGS = ("target", "all", "mesh", "batch", "context", "model", "config", "set", "json",
+_FLAGS = ("target", "all", "mesh", "batch", "context", "model", "config", "set", "cache", "json",
           "serialize")  # fmt: skip
 _SEQUENCES, _TOKENS = 16, 4096  # of an engine that nobody gave sizes
 

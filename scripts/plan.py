@@ -40,10 +40,8 @@ _HARDWARE = flags.DEFINE_string("hardware", "h100", f"{', '.join(catalog.NAMES)}
 _BATCH, _CONTEXT = placement_flags.BATCH, placement_flags.CONTEXT
 _NEW_TOKENS = shared_flags.NEW_TOKENS
 _REPLICAS = flags.DEFINE_integer("replicas", 1, "Copies of the mesh.")
-_WEIGHTS, _MESH = deployment_flags.WEIGHTS, deployment_flags.MESH
-_CACHE = flags.DEFINE_string(
-    "cache", None, f"Format of the cache, as --weights: {', '.join(precision.FORMATS)}."
-)
+_WEIGHTS, _CACHE = deployment_flags.WEIGHTS, deployment_flags.CACHE
+_MESH = deployment_flags.MESH
 _SPECULATE = speculation_flags.SPECULATE
 _PRICE = flags.DEFINE_float("price", None, "Dollars an hour of one chip.")
 _ACCOUNTING = flags.DEFINE_string("accounting", "exact", f"{' or '.join(ACCOUNTINGS)}.")
@@ -189,7 +187,7 @@ def _page_groups(config: Config) -> list[dict[str, Any]]:
 def _config() -> Config:
     """The configuration that --model or --config and --set name; only checkpoints need JAX."""
     name = str(flags.FLAGS["model"].value)
-    settings = [*(flags.FLAGS["set"].value or ()), *common.mesh_settings()]
+    settings = [*(flags.FLAGS["set"].value or ()), *common.flag_settings()]
     if flags.FLAGS["config"].value is None:
         if name in presets.NAMES or name in presets.PLANNED:
             return overrides.apply(Config(presets.get(name).config), settings)
@@ -209,13 +207,10 @@ def _config() -> Config:
 def _deployment(config: Config) -> Deployment:
     own = Precision.of(config.model)
     weights = own.weights if _WEIGHTS.value is None else precision.get(_WEIGHTS.value)
-    cache = own.cache if _CACHE.value is None else precision.get(_CACHE.value)
-    if cache.block:
-        raise InputError(f"--cache={cache.name}: blocks are a format of weights alone")
     for path, info in params.leaves(config.model.parameters()["layers"]):
         if info.is_matrix:
             weights.check_rows(info.shape[-1], f"layers/{'/'.join(path)}")
-    formats = Precision(weights, cache, own.rest)
+    formats = Precision(weights, own.cache, own.rest)
     price = _PRICE.value
     if price is not None and not 0 < price < math.inf:
         raise InputError(f"--price is a number of dollars an hour above 0, not {price}")

@@ -37,7 +37,7 @@ _OUTPUT, _TEXT = output_flag.OUTPUT, text_flag.TEXT
 flags.adopt_module_key_flags(output_flag)
 flags.adopt_module_key_flags(text_flag)
 
-_UNREAD = ("config", "executables", "speculate", "weights", "hosts", "host", "coordinator")
+_UNREAD = ("config", "executables", "speculate", "weights", "cache", "hosts", "host", "coordinator")
 _CHECKPOINTS = ".training"  # how the name of the directory beside the output ends
 _PICTURE = "loss.png"
 _LAST_PART = 20  # the loss that is reported is the mean of the last 1/20 of the steps

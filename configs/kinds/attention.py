@@ -184,7 +184,7 @@ class Attention(Mixer, name="attention"):
             moved += ((per_token, ("queries",)),)
         attend = Operation(
             name, "attention", flops=((4 * heads, (f"{seen[0]}pairs", seen[1])),),
-            moves=(Move("cache", moved, self.head_width, "cache"),
+            moves=(Move("cache", moved, stored.scaled_elements, "cache"),
                    Move("activations", ((2 * heads, operations.TOKENS),), self.head_width,
                         "rest")),
             cache_parts=self.cache_parts,

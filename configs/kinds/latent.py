@@ -159,7 +159,7 @@ class Latent(Mixer, name="latent"):
             moved += ((entry, ("queries",)),)
         attend = Operation(
             "attend.latent", "attention", flops=(*scoring, (2 * N * (2 * C + R), pairs)),
-            moves=(Move("cache", moved, C + R, "cache"),
+            moves=(Move("cache", moved, stored.scaled_elements, "cache"),
                    Move("activations", ((N * (2 * C + R), operations.TOKENS),), C + R, "rest")),
         )  # fmt: skip
         products = [

@@ -38,14 +38,14 @@ class Move:
     Attributes:
         what: 'weights', 'cache' or 'activations'.
         amount: elements.
-        row: how many lie in a row, which may share a scale.
+        row: how many lie in a row, which may share a scale; of a cache, on average.
         format: which of a deployment's precisions stores them: 'weights' (of matrices), 'cache' or
             'rest'; or a format by name, which no deployment changes.
     """
 
     what: str
     amount: Amount
-    row: int
+    row: float
     format: str
 
 

@@ -2,6 +2,7 @@
 
 from lecture.claims import Claim, Score, code, compared, prose, shown, table
 from lecture.names import (
+    CACHE_FORMATS,
     FORMATS,
     H100,
     LLAMA3_8B,
@@ -218,14 +219,15 @@ def _served(chips: int) -> tuple[str, ...]:
 def question() -> list[str]:
     """Section 10."""
     own, int8, int4 = FORMATS["bfloat16"], FORMATS["int8"], FORMATS["int4"]
+    few = CACHE_FORMATS["int8"]
     drafting = Speculation(4, 0.8, 0.11, size=0.11)
     kinds = (
         ("MHA, bfloat16", with_heads(LLAMA_70B, 64), Precision(own, own, own), None),
         ("GQA, bfloat16", LLAMA_70B, Precision(own, own, own), None),
         ("+ int8 weights", LLAMA_70B, Precision(int8, own, own), None),
         ("+ int4 weights", LLAMA_70B, Precision(int4, own, own), None),
-        ("int4 weights, int8 cache", LLAMA_70B, Precision(int4, int8, own), None),
-        ("the same with drafts", LLAMA_70B, Precision(int4, int8, own), drafting),
+        ("int4 weights, int8 cache", LLAMA_70B, Precision(int4, few, own), None),
+        ("the same with drafts", LLAMA_70B, Precision(int4, few, own), drafting),
     )
     rows = []
     for name, config, precision, speculation in kinds:

@@ -15,7 +15,7 @@ from configs.hardware import catalog
 from configs.kinds.recurrent import Recurrent
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
-from configs.precision import FORMATS
+from configs.precision import CACHE_FORMATS, FORMATS
 from inference.planner import cost, weights
 from inference.planner.cost import Operation, Precision, Rows, Work
 from inference.planner.deployment import Deployment, Row

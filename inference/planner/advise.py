@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from configs.errors import InputError
 from configs.mesh import Mesh
-from configs.precision import FORMATS
+from configs.precision import CACHE_FORMATS, FORMATS
 from inference.planner import acceptance, slo
 from inference.planner.cost import Precision
 from inference.planner.deployment import Deployment
@@ -197,7 +197,7 @@ def _placed(
             for cache in (own.cache.name, eight) if fixed is None else [fixed.cache.name]:
                 yield dataclasses.replace(
                     deployment,
-                    precision=Precision(FORMATS[weights], FORMATS[cache], own.rest),
+                    precision=Precision(FORMATS[weights], CACHE_FORMATS[cache], own.rest),
                     mesh=mesh, replicas=num_chips // mesh.num_chips, speculation=None,
                 )  # fmt: skip
 

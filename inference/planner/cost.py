@@ -15,7 +15,7 @@ from configs.cache import CacheSpec
 from configs.kinds import operations
 from configs.kinds.operations import Amount, Quantity
 from configs.model import ModelConfig
-from configs.precision import FORMATS, Format
+from configs.precision import CACHE_FORMATS, FORMATS, Format
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Precision:
 
     @classmethod
     def of(cls, config: ModelConfig) -> "Precision":
-        """Everything as the model's own dtype says."""
+        """As the model's own dtype and the format of its cache say."""
         own = FORMATS[config.dtype]
-        return cls(own, own, own)
+        return cls(own, CACHE_FORMATS[config.cache_dtype], own)
 
     def format(self, name: str) -> Format:
         """The format that a declaration names: 'weights', 'cache' or 'rest', or one by itself."""
@@ -284,4 +284,4 @@ def caches(config: ModelConfig) -> Mapping[tuple[CacheSpec, int], int]:
 
 
 def _token_bytes(spec: CacheSpec, precision: Precision) -> float:
-    return precision.cache.bytes_for(spec.elements_per_token, spec.key_width or 1)
+    return precision.cache.bytes_for(spec.elements_per_token, spec.scaled_elements)

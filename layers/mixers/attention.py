@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from configs.kinds.attention import Attention
 from configs.model import ModelConfig
-from layers import norm
+from layers import kv_cache, norm
 from layers.kernels.attention import api, reference
 from layers.kernels.attention.contract import Options
 from layers.linear import add_bias, linear
@@ -100,7 +100,11 @@ def attend(
     assert context.page_format is not None
     told, outs = (context.group, context.page_format, options), []
     is_inside = context.page_format.values_in_keys
-    row_TX = None if k_TKH is None or v_TKH is None else _packed_row(k_TKH, v_TKH, is_inside)
+    row_TX = None
+    if k_TKH is not None and v_TKH is not None:
+        row_TX = _packed_row(k_TKH, v_TKH, is_inside)
+        if context.page_format.is_quantized:
+            row_TX = kv_cache.quantize(row_TX, context.page_format)
     if row_TX is not None and chosen.append_and_attend is not None:
         rows = zip(ragged.split(q_TNH), ragged.split(row_TX), ragged.rectangles, strict=True)
         for q_YWNH, row_YWX, rectangle in rows:

@@ -1,5 +1,5 @@
 """The flags of those that run a model, and of `plan`, so that one process can load all: in which
-format its weights are, and on how many chips.
+formats its weights and its cache are, and on how many chips.
 """
 
 from absl import flags
@@ -12,5 +12,10 @@ WEIGHTS = flags.DEFINE_string(
     "Format of the weights: bfloat16, float32, or file (as the checkpoint stores each, 4-bit "
     "blocks of a .gguf file among them); default: the model's type. `plan` reads no checkpoint: "
     f"{', '.join(precision.FORMATS)}.",
+)
+CACHE = flags.DEFINE_string(
+    "cache",
+    None,
+    "Format of the cache (model.cache_format): int8, fp8 or int4; default: the model's type.",
 )
 MESH = flags.DEFINE_string("mesh", "", "Chips of a replica: data=1,model=2,expert=1.")

@@ -44,7 +44,9 @@ def apply(config: Config, model: str) -> Config:
     tree: dict[str, Any] = {}
     if asked.name != "ngram":
         found = _resolved(config.model.name, model).config
-        draft = dataclasses.replace(found, dtype=config.model.dtype)
+        draft = dataclasses.replace(
+            found, dtype=config.model.dtype, cache_format=config.model.cache_format
+        )
     if asked.is_tree:
         from inference.speculation import draft_tree
 

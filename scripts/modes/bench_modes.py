@@ -1,6 +1,6 @@
 """The modes of `bench`, and the flags that each of them reads."""
 
-_EVERY = ("model", "config", "set", "json")
+_EVERY = ("model", "config", "set", "cache", "json")
 _LOAD = (  # requests, drawn
     *("requests", "rate", "seed", "prompt_tokens", "new_tokens", "prompt_lengths"),
     *("output_lengths", "prefix_tokens", "prefix_share"),

@@ -90,6 +90,7 @@ class Attention(NamedTuple):
     cap: float | None = None
     dtype: str = "bfloat16"
     has_trees: bool = False  # and sinks
+    cache: str | None = None  # format of the pages, where it is another
 
 
 def compiled_attention(device: Any, name: str, case: Attention) -> tuple[Any, Any]:
@@ -107,7 +108,7 @@ def compiled_attention(device: Any, name: str, case: Attention) -> tuple[Any, An
         (tensor(rows, 4096 // page_tokens),), ancestors_YW,
     ),))  # fmt: skip
     spec = keys_values(K, H, case.window)
-    page_format = spec.page_format(case.dtype)
+    page_format = spec.page_format(case.cache or case.dtype)
     pages = api.implementation(name).layout(1025, page_tokens, page_format)
     q, kv = (tensor(rows * width, heads, H, dtype=case.dtype) for heads in (N, K))
     sinks_N = tensor(N, dtype="float32") if case.has_trees else None
@@ -130,6 +131,7 @@ class Latents(NamedTuple):
     page_tokens: int
     dtype: str = "bfloat16"
     has_trees: bool = False
+    cache: str | None = None
 
 
 def compiled_latents(device: Any, name: str, case: Latents) -> tuple[Any, Any]:
@@ -144,7 +146,7 @@ def compiled_latents(device: Any, name: str, case: Latents) -> tuple[Any, Any]:
         tensor(rows), tensor(rows, width), tensor(rows, width, dtype="bool"),
         (tensor(rows, 4096 // page_tokens),), ancestors_YW,
     )  # fmt: skip
-    page_format = latent(C, R).page_format(case.dtype)
+    page_format = latent(C, R).page_format(case.cache or case.dtype)
     chosen = api.implementation(name)
     pages = chosen.layout(1025, page_tokens, page_format)
     q_YWNH = tensor(rows, width, N, C + R, dtype=case.dtype)
@@ -152,6 +154,9 @@ def compiled_latents(device: Any, name: str, case: Latents) -> tuple[Any, Any]:
 
     def attend(q_YWNH: Any, row_YWX: Any, pages: Any, rectangle: Any) -> Any:
         told = rectangle, 0, page_format
+        if page_format.is_quantized:
+            row_TX = kv_cache.quantize(row_YWX.reshape(rows * width, C + R), page_format)
+            row_YWX = row_TX.reshape(rows, width, -1)
         if chosen.append_and_attend is not None:
             return chosen.append_and_attend(q_YWNH, row_YWX, pages, *told)
         row_TX = row_YWX.reshape(rows * width, C + R)

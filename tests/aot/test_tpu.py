@@ -77,6 +77,10 @@ _CASES = {
     "gemma2": programs.Attention(8, 1, (8, 4), 256, 128, 4096, 50.0),
     "gemma4-26b-a4b": programs.Attention(8, 1, (16, 2), 512, 128),
     "gemma4-31b, prefill": programs.Attention(4, 256, (32, 4), 512, 128),
+    "llama3-8b, int8": _LLAMA._replace(cache="int8"),
+    "llama3-8b, fp8, drafts": _LLAMA._replace(width=5, cache="fp8"),
+    "llama3-8b, int8, prefill": _LLAMA._replace(rows=4, width=256, cache="int8"),
+    "smollm2-135m, int8": programs.Attention(8, 1, (9, 3), 64, 128, cache="int8"),
 }
 
 
@@ -115,6 +119,8 @@ _LATENTS = {
     "deepseek-v3, trees": _DEEPSEEK._replace(num_heads=16, width=16, has_trees=True),
     "deepseek-v3, prefill": _DEEPSEEK._replace(rows=2, width=256),
     "narrow latents": _DEEPSEEK._replace(num_heads=16, rank=128),
+    "deepseek-v3, int8": _DEEPSEEK._replace(cache="int8"),
+    "deepseek-v3, fp8": _DEEPSEEK._replace(num_heads=16, width=3, cache="fp8"),
 }
 
 

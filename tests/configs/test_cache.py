@@ -62,11 +62,65 @@ def test_a_page_format_divides_its_row_into_keys_and_values():
     assert (inside.keys, inside.values) == (slice(0, 576), slice(0, 512))
     assert (inside.row_width, inside.bytes_per_token) == (576, 2 * 576)
     assert (inside.padded_width(128), inside.padded_width(64)) == (640, 576)
-    scaled = (
-        dataclasses.replace(uneven, scales="float32"),
-        PageFormat(1, 6, 4, True, "bfloat16", "float32"),
+
+
+def test_a_quantized_row_is_its_elements_and_then_its_scales():
+    """One of 64 elements of a key, a value or a latent's part, of all where these are no multiple;
+    of four bits of 32 elements.
+    """
+    wide, uneven, inside = keys_values(3, 128), CacheSpec(2, 96, 32), latent(512, 64)
+    for spec, groups, small in (
+        (wide, ((6, 64), (6, 64)), ((12, 32), (12, 32))),
+        (uneven, ((2, 96), (2, 32)), ((6, 32), (2, 32))),
+        (inside, ((8, 64), (1, 64)), ((16, 32), (2, 32))),
+    ):
+        for name in ("int8", "fp8"):
+            found = spec.page_format(name)
+            assert found.groups == groups and found.element_bytes == found.row_width
+            scales = 2 * sum(count for count, _ in groups)
+            assert found.stored_width == found.bytes_per_token == found.row_width + scales
+        found = spec.page_format("int4")
+        assert found.groups == small
+        assert found.bytes_per_token == found.row_width // 2 + 2 * found.row_width // 32
+    assert inside.page_format("int8").padded_width(128) == 640
+
+
+def test_keys_without_values_have_one_scale():
+    spec = dataclasses.replace(latent(64, 32), index_width=128)
+    assert spec.bytes_per_token("int8") == 64 + 32 + 2 * 2 + 128 + 2 * 2
+    assert spec.scaled_elements == (64 + 32 + 128) / 4
+    assert recurrent(5).bytes_per_token("int8") == 0 and recurrent(5).scaled_elements == 1
+
+
+_FORMATS = {"int8": 24, "fp8": 24, "int4": 32}  # and a head width that each stores
+
+
+def _of_width(width: int, **changes) -> ModelConfig:
+    return model(
+        pattern=(LayerSpec(Attention(4, 2, width, rope=None), None),), num_layers=1, **changes
     )
-    assert [each.bytes_per_token for each in scaled] == [4 * 36 + 4 * 3 * 2, 2 * 6 + 4]
+
+
+@pytest.mark.parametrize("name", _FORMATS)
+def test_a_model_stores_its_cache_in_a_format_of_its_own(name):
+    config = _of_width(_FORMATS[name], cache_format=name)
+    assert (config.dtype, config.cache_dtype) == ("bfloat16", name)
+    assert config.page_bytes(16) == [16 * config.cache_specs[0].bytes_per_token(name)]
+    assert config.per_chip(2).cache_dtype == name
+    assert _of_width(24).cache_dtype == _of_width(24, cache_format="bfloat16").cache_dtype
+
+
+@pytest.mark.parametrize("name", ["float32", "q8_0", "int3", ""])
+def test_no_other_format_stores_a_cache(name):
+    """float32 would be more than activations have."""
+    with pytest.raises(InputError, match=f"bfloat16 as model.dtype, fp8, int8 or .*not '{name}'"):
+        _of_width(32, cache_format=name)
+
+
+@pytest.mark.parametrize("width", [7, 24, 48])
+def test_four_bits_need_whole_groups(width):
+    with pytest.raises(InputError, match=f"multiple of 32, not {width}; int8 and fp8 have any"):
+        _of_width(width, cache_format="int4")
 
 
 @pytest.mark.parametrize("length, first", [(0, 0), (5, 0), (6, 1), (7, 2), (100, 95)])

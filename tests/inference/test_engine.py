@@ -197,7 +197,7 @@ def test_end_tokens_may_be_all_that_is_allowed_unless_banned():
 @pytest.mark.parametrize(
     "settings, cause",
     [
-        ({"max_seq": 8}, "unknown setting 'max_seq'; valid: dtype, max_seqs,"),
+        ({"max_seq": 8}, "unknown setting 'max_seq'; valid: dtype, cache_format, max_seqs,"),
         ({"vocab_size": 8}, "unknown setting 'vocab_size'"),
         ({"max_seqs": 1.5}, "engine.max_seqs='1.5': expected int"),
         ({"dtype": "int4"}, "not 'int4'"),

@@ -30,6 +30,7 @@ MODELS = {
     "deepseek": fakes.deepseek(),
     "gpt-oss": fakes.gpt_oss(),
     "every cache": fakes.every_cache(),
+    "llama, int8": fakes.llama(cache_format="int8"),
 }
 SIZES = dict(
     max_seqs=4, decode_rows=(4,), page_tokens=8, chunk_tokens=16, prefill_chunks=(4,),
@@ -136,6 +137,7 @@ def drafting_by(name, **settings):
 
 
 CASES = [("llama", "ngram", 3, 28, name) for name in ("preempted, chunked", "adaptive")]
+CASES += [("llama, int8", "ngram", 3, 14, "preempted, chunked")]
 CASES += [
     pytest.param(model, proposer, k, 200, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])
     for model, proposer in (
@@ -252,8 +254,8 @@ TREES = {
     ("gemma", "eagle", 14, "preempted, chunked"),
     *(
         pytest.param(model, kind, 200, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])
-        for model in ("llama", "gemma", "deepseek") for kind in TREES for name in DISTURBANCES
-        if name != "adaptive" or model == "llama"
+        for model in ("llama", "gemma", "deepseek", "llama, int8") for kind in TREES
+        for name in DISTURBANCES if name != "adaptive" or model == "llama"
     ),
     pytest.param("deepseek", "mtp", 200, "preempted, chunked", marks=pytest.mark.long),
 ])  # fmt: skip

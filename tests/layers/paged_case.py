@@ -12,6 +12,7 @@ from inference.benchmark.kernels.attention_case import exact
 from layers import kv_cache
 from layers.kernels.attention.contract import Options
 from layers.ragged import Ragged, Rectangle
+from tests.layers import quantized_rows
 
 _TABLE_TOKENS = 512
 POOL_TOKENS = 6 * _TABLE_TOKENS + 128  # of every case, so that programs fit; some are nobody's
@@ -63,12 +64,13 @@ class Case:
     """Random sequences of the given lengths, their pages in random order among poisoned ones; the
     queries are their last `width` tokens, fewer where a sequence is shorter.
 
-    With `trees` those tokens are random trees of drafts, with `canvases` they see each other.
+    With `trees` those tokens are random trees of drafts, with `canvases` they see each other; pages
+    have `dtype`, or the `stored` format.
     """
 
     def __init__(
         self, lengths, heads, page_tokens, width, dtype="float32", seed=0, head_width=10, scale=1.0,
-        trees=False, canvases=False, value_width=None, values_in_keys=False,
+        trees=False, canvases=False, value_width=None, values_in_keys=False, stored=None,
     ):  # fmt: skip
         generator, H = np.random.default_rng(seed), head_width
         self.lengths, self.page_tokens, self.trees, self.canvases = (
@@ -79,7 +81,8 @@ class Case:
         )
         N, K = heads
         Y, dtype = len(lengths), np.dtype(jnp.dtype(dtype))
-        self.page_format = PageFormat(K, H, value_width or H, values_in_keys, dtype.name)
+        format = stored or dtype.name
+        self.page_format = PageFormat(K, H, value_width or H, values_in_keys, format)
         length_Y1 = np.array(lengths)[:, None]
         self.start_Y1 = np.maximum(length_Y1 - width, 0)
         self.valid_YW = self.start_Y1 + np.arange(width) < length_Y1
@@ -110,9 +113,26 @@ class Case:
             self.table_YP[row, :n] = own
             kv_position = np.arange(lengths[row])
             pages[own[kv_position // page_tokens], kv_position % page_tokens] = self._rows(row)
-        stored = jnp.zeros(0, kv_cache.stored_dtype(dtype.name))
-        self.pages = kv_cache.encode(jnp.asarray(pages), stored)
         self.dtype = dtype
+        if stored is None:
+            self.pages = kv_cache.encode(
+                jnp.asarray(pages), jnp.zeros(0, kv_cache.stored_dtype(dtype.name))
+            )
+            return
+        bytes_TX = kv_cache.quantize(jnp.asarray(pages.reshape(-1, shape[-1])), self.page_format)
+        self.pages = bytes_TX.reshape(*shape[:-1], -1)
+        self.kv = [self._parts(self._read(row)) for row in range(len(lengths))]
+
+    def _read(self, row: int) -> np.ndarray:
+        """Packed rows of a sequence as numbers of the queries' type, read from quantized ones."""
+        found = quantized_rows.numbers(self._rows(row), self.page_format)
+        return found.astype(np.float32).astype(self.dtype).astype(np.float64)
+
+    def _parts(self, row_TX: np.ndarray) -> tuple:
+        """Keys [n, K, key width] and values [n, K, value width] of packed rows."""
+        K = self.page_format.kv_heads
+        keys, values = row_TX[:, self.page_format.keys], row_TX[:, self.page_format.values]
+        return tuple(x.reshape(len(x), K, x.shape[1] // K) for x in (keys, values))
 
     def _draw_kv(self, draw, n: int) -> tuple:
         """Keys [n, K, key width] and values [n, K, value width]."""

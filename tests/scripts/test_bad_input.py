@@ -74,6 +74,11 @@ _FLAGS = {
     "type of a key": (["--prompt=A", "--set=engine.max_seqs=many"], 1, "expected int"),
     "fraction": (["--prompt=A", "--set=engine.max_seqs=1.5"], 1, "expected int"),
     "dtype": (["--prompt=A", "--set=model.dtype=int4"], 1, "'float32' or 'bfloat16', not 'int4'"),
+    "cache": (["--prompt=A", "--cache=int3"], 1, "fp8, int8 or int4, not 'int3'"),
+    "cache of four bits": (
+        ["--prompt=A", "--cache=int4"],
+        *(1, "int4 shares a scale among 32 elements, so keys and values have a multiple of 32"),
+    ),
     "page size": (["--prompt=A", "--set=engine.page_tokens=15"], 1, "engine.page_tokens divides"),
     "attention": (
         ["--prompt=A", "--set=engine.attention=magic"],

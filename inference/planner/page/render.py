@@ -18,7 +18,7 @@ from configs.hardware.spec import HardwareSpec
 from configs.kinds.kind import Mixer
 from configs.mesh import Mesh
 from configs.model import ModelConfig
-from configs.precision import FORMATS
+from configs.precision import CACHE_FORMATS, FORMATS
 from inference.planner import cost, weights
 from inference.planner.parallel import collectives
 
@@ -51,6 +51,7 @@ def render(
         "models": {name: describe(config) for name, config in models.items()},
         "hardware": {name: _describe_chip(spec) for name, spec in hardware.items()},
         "formats": {name: dataclasses.asdict(format) for name, format in FORMATS.items()},
+        "cache_formats": {name: dataclasses.asdict(form) for name, form in CACHE_FORMATS.items()},
     }
     data["start"] = dict(start)
     page = (_ASSETS / "page.html").read_text(encoding="utf-8")
@@ -101,7 +102,7 @@ def _coefficients(config: ModelConfig) -> dict[str, Any]:
             {
                 "layers": layers,
                 "elements": spec.elements_per_token,
-                "row": spec.key_width or 1,
+                "row": spec.scaled_elements,
                 "window": spec.sliding(),
                 "state_bytes": spec.bytes_per_sequence(),
                 "parts": parts,

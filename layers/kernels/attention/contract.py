@@ -34,8 +34,6 @@ FIRST_TOKENS = "knows no first tokens beside a window: 'reference' does"
 
 def uneven_limit(page_format: PageFormat) -> str | None:
     """`limit` of an implementation that reads keys and values of one width, side by side."""
-    if page_format.scales is not None:
-        return "reads pages without scales"
     if page_format.values_in_keys:
         return "reads values beside their keys, not in them"
     if page_format.key_width != page_format.value_width:
@@ -95,7 +93,7 @@ class Write(Protocol):
     ) -> CacheLeaf:
         """The pages with this step's keys and values, in place where `pages` is donated; padding
         goes to page 0. `row_TX` is a packed row a token, [T, 2 K, H] where keys and values are of
-        one width.
+        one width, or uint8 [T, X] where it is quantized.
         """
 
 
@@ -115,7 +113,7 @@ class AttendPages(Protocol):
         arbitrary where a token is not valid.
 
         Args:
-            q_YWNH: scaled queries, in the cache's precision.
+            q_YWNH: scaled queries, in the model's precision, which keys and values are brought to.
             pages: with this step's tokens.
             rectangle: where the queries stand, which are valid, what they see
                 (`mask.mask_bounds`) and the page tables, [Y, P]; P page tokens are a multiple

@@ -13,7 +13,7 @@ from layers.kernels.cpu import calls, library
 from layers.kernels.device import Device
 from layers.ragged import Rectangle
 
-_DTYPES = ("float32", "bfloat16")
+_DTYPES = ("float32", "bfloat16", "fp8", "int8", "int4")
 
 
 def limit(demand: Demand, device: Device) -> str | None:
@@ -24,11 +24,10 @@ def limit(demand: Demand, device: Device) -> str | None:
     if not library.is_loaded():
         return "needs the native library, which is not there"
     if page_format.dtype not in _DTYPES:
-        return f"reads pages of {' or '.join(_DTYPES)}, not {page_format.dtype}"
-    if page_format.scales is not None:
-        return "reads pages without scales"
+        return f"reads pages of {', '.join(_DTYPES[:-1])} or {_DTYPES[-1]}, not {page_format.dtype}"
     widths = page_format.key_width, page_format.row_width
-    if page_format.dtype == "bfloat16" and any(width % 2 for width in widths):
+    # Quantized ones may meet queries of bfloat16.
+    if page_format.dtype != "float32" and any(width % 2 for width in widths):
         return f"reads pairs of elements, a key has {widths[0]} and a token {widths[1]}"
     return None
 
@@ -51,6 +50,7 @@ def attend_pages(
     return calls.call(
         library.ATTEND, out, q_YWNH, pages, rectangle.tables[group], rectangle.valid_YW,
         bounds.last_YW, first_YW, start_YW, bits_YW, sinks_N.astype(jnp.float32),
-        score_cap=np.float32(options.score_cap or 0), kv_heads=np.int64(page_format.kv_heads),
-        values_in_keys=page_format.values_in_keys, first_tokens=np.int64(options.first_tokens),
+        format=page_format.dtype, score_cap=np.float32(options.score_cap or 0),
+        kv_heads=np.int64(page_format.kv_heads), values_in_keys=page_format.values_in_keys,
+        first_tokens=np.int64(options.first_tokens),
     )  # fmt: skip

@@ -33,6 +33,8 @@ def limit(demand: Demand, device: Device) -> str | None:
     if demand.deterministic:
         return "has not been measured to be deterministic"
     K, H, dtype = page_format.kv_heads, page_format.key_width, page_format.dtype
+    if page_format.is_quantized:
+        return f"reads no {dtype} caches: leave model.cache_format out"
     if dtype != "bfloat16":
         return f"reads pages of bfloat16, not {dtype}: set model.dtype=bfloat16"
     if demand.has_window:

@@ -56,8 +56,8 @@ def attend_dense(
 
 
 def limit(demand: Demand, device: Device) -> str | None:
-    """The reference runs everywhere and reads every page format without scales."""
-    return None if demand.page_format.scales is None else "reads pages without scales"
+    """The reference runs everywhere and reads every page format."""
+    return None
 
 
 def attend_pages(
@@ -94,9 +94,7 @@ def attend_pages(
         )
         kv_position_S = j * BLOCK_TOKENS + jnp.arange(BLOCK_TOKENS, dtype=jnp.int32)
         mask_YWS = _mask(kv_position_S, jax.tree.map(lambda x_YW: x_YW[:count], bounds))
-        k_YSX, v_YSX = (
-            _gather(pages, ids_YP, part) for part in (page_format.keys, page_format.values)
-        )
+        k_YSX, v_YSX = _keys_values(pages, ids_YP, page_format, q_YWNH.dtype)
         return fold(carry, k_YSX, v_YSX, mask_YWS)
 
     counts = _counts(len(table_YP)) if is_diagonal else (len(table_YP),)
@@ -157,15 +155,31 @@ def _capped(scores: jax.Array, cap: float | None) -> jax.Array:
     return scores if cap is None else soft_cap(scores, cap)
 
 
+def _keys_values(
+    pages: jax.Array, ids_YP: jax.Array, page_format: PageFormat, dtype: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Keys and values of whole pages, [Y, S, K H] each; gathered separately to avoid a slice, but
+    where they are computed.
+    """
+    if not page_format.is_quantized:
+        keys, values = (
+            _gather(pages, ids_YP, part) for part in (page_format.keys, page_format.values)
+        )
+        return kv_cache.decode(keys), kv_cache.decode(values)
+    stored_YSX = _gather(pages, ids_YP, slice(0, page_format.stored_width))
+    row_YSX = kv_cache.dequantize(stored_YSX, page_format, dtype)
+    return row_YSX[..., page_format.keys], row_YSX[..., page_format.values]
+
+
 def _gather(pages: jax.Array, ids_YP: jax.Array, part: slice) -> jax.Array:
-    """The keys or the values of whole pages, [Y, S, K H]; gathered separately to avoid a slice."""
+    """Part of the rows of whole pages, as stored: [Y, S, X]."""
     width = part.stop - part.start
     start_YP2 = jnp.stack([ids_YP, jnp.full_like(ids_YP, part.start)], axis=-1)
     dims = jax.lax.GatherDimensionNumbers((2, 3), (0,), (0, 2))
     found = jax.lax.gather(
         pages, start_YP2, dims, (1, pages.shape[1], width), mode="promise_in_bounds"
     )
-    return kv_cache.decode(found).reshape(ids_YP.shape[0], -1, width)
+    return found.reshape(ids_YP.shape[0], -1, width)
 
 
 def _start(sinks_1: jax.Array, width: int) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -15,6 +15,9 @@ read anyway, and leave from it in groups of tokens, since no copy reaches into a
 A row that reads what an earlier one appends, as the tiles of one prompt do, is not fetched before
 that one is done.
 
+Quantized rows (int8 and fp8) lie in whole lanes, too, their scales behind the elements, and come as
+they are; a head's keys and values are numbers only while it is folded.
+
 Z counts rows of the grid, U the query rows of one (`tiles.py`), S the tokens of a block or those
 that a row's groups of appended tokens span, X the elements of a packed row, C those of a value.
 """
@@ -39,10 +42,10 @@ from layers.ragged import Ragged, Rectangle
 
 # v5e, v5p, v6e and 7x under the names that jax knows (jax/_src/pallas/mosaic/tpu_info.py).
 KINDS = ("TPU v5 lite", "TPU v5e", "TPU v5", "TPU v5p", "TPU v6 lite", "TPU v6e", "TPU7x")
-_DTYPES = ("bfloat16", "float32")
+_DTYPES = ("bfloat16", "float32", "int8", "fp8")
 _LANES = 64  # heads begin at multiples of it
-_LATENT_LANES = 128  # and rows of latents take a multiple of it
-_GROUP = 16  # tokens that are written at once: a whole number of tiles of either type
+_WHOLE_LANES = 128  # and rows of latents, and quantized ones, take a multiple of it
+_GROUP, _BYTES_GROUP = 16, 32  # tokens that are written at once: whole tiles of numbers, of bytes
 _ROWS = 8  # of a float32 tile
 _TILE_BYTES = 12 << 20  # of queries, output and sums, unless a row must not be divided
 _BLOCK_TOKENS, _BLOCK_BYTES = 512, 2 << 20  # of a block, at most, and at least a page
@@ -61,18 +64,18 @@ def limit(demand: Demand, device: Device) -> str | None:
         return "has not been measured to be deterministic"
     if demand.has_first_tokens:
         return FIRST_TOKENS
+    if page_format.dtype == "int4":
+        return "reads caches of int8 and fp8, not of int4: set model.cache_format"
     if page_format.dtype not in _DTYPES:
         return (
             f"reads pages of bfloat16 or float32, not {page_format.dtype}: set model.dtype=bfloat16"
         )
-    if demand.page_tokens % _GROUP:
-        return (
-            f"reads pages of 16, 32, 64 or 128 tokens, not {demand.page_tokens}: "
-            "set engine.page_tokens"
-        )
-    if page_format.scales is None and page_format.values_in_keys:
-        if page_format.value_width % _LATENT_LANES:
-            return f"has latents of a multiple of {_LATENT_LANES}, not {page_format.value_width}"
+    if demand.page_tokens % _group(page_format):
+        sizes = "32, 64 or 128" if page_format.is_quantized else "16, 32, 64 or 128"
+        return f"reads pages of {sizes} tokens, not {demand.page_tokens}: set engine.page_tokens"
+    if page_format.values_in_keys:
+        if page_format.value_width % _WHOLE_LANES:
+            return f"has latents of a multiple of {_WHOLE_LANES}, not {page_format.value_width}"
         return table_limit(demand)
     if (reason := uneven_limit(page_format)) is not None:
         return reason
@@ -92,11 +95,11 @@ def table_limit(demand: Demand) -> str | None:
 
 
 def layout(num_pages: int, page_tokens: int, page_format: PageFormat) -> jax.ShapeDtypeStruct:
-    """The reference's pages; a row of latents is padded to whole lanes."""
+    """The reference's pages; a row of latents, or of bytes, is padded to whole lanes."""
     pages = kv_cache.token_major(num_pages, page_tokens, page_format)
-    if not page_format.values_in_keys:
+    if not (page_format.values_in_keys or page_format.is_quantized):
         return pages
-    width = page_format.padded_width(_LATENT_LANES)
+    width = page_format.padded_width(_WHOLE_LANES)
     return jax.ShapeDtypeStruct((*pages.shape[:2], width), pages.dtype)
 
 
@@ -172,13 +175,14 @@ def _attend(
     waits_Z = jnp.zeros_like(count_Z)
     if row_YWX is not None:
         row_YWX = _padded(row_YWX.reshape(Y, W, -1), pages.shape[2])
-        if width == 1:  # a head's key or value is a row, as XLA has them
+        if width == 1 and not page_format.is_quantized:
+            # A head's key or value is a row, as XLA has them.
             row_ZXH = tiling.split(row_YWX).reshape(Z, -1, H)
             parts = jnp.split(row_ZXH, row_ZXH.shape[1] // page_format.kv_heads, axis=1)
             new = tuple(part.astype(jnp.float32) for part in parts)
         else:
             row_YWX = kv_cache.encode(row_YWX, pages)
-            new = _aligned(tiling.split(row_YWX), kv_position_Z)
+            new = _aligned(tiling.split(row_YWX), kv_position_Z, _group(page_format))
         waits_Z = _waits(table_ZP, kv_position_Z // page_tokens, count_Z)
     next_Z = _next(stop_Z > start_Z)
     rows = _Rows(table_ZP, start_Z, stop_Z, next_Z, kv_position_Z, count_Z, waits_Z)
@@ -196,13 +200,18 @@ def _padded(x_ZX: jax.Array, width: int) -> jax.Array:
     return jnp.pad(x_ZX, (*((0, 0),) * (x_ZX.ndim - 1), (0, missing))) if missing else x_ZX
 
 
-def _aligned(row_ZWX: jax.Array, kv_position_Z: jax.Array) -> jax.Array:
+def _group(page_format: PageFormat) -> int:
+    """Tokens that are written at once."""
+    return _BYTES_GROUP if page_format.is_quantized else _GROUP
+
+
+def _aligned(row_ZWX: jax.Array, kv_position_Z: jax.Array, group: int) -> jax.Array:
     """A row's tokens where they lie in their groups, the first of which holds the first token:
     [Z, S, X].
     """
     width = row_ZWX.shape[1]
-    num_groups = (width + 2 * _GROUP - 2) // _GROUP
-    nth_ZS = jnp.arange(num_groups * _GROUP) - kv_position_Z[:, None] % _GROUP
+    num_groups = (width + 2 * group - 2) // group
+    nth_ZS = jnp.arange(num_groups * group) - kv_position_Z[:, None] % group
     return jnp.take_along_axis(row_ZWX, jnp.clip(nth_ZS, 0, width - 1)[:, :, None], axis=1)
 
 
@@ -264,7 +273,7 @@ def _attend_tiles(
     (Z, K, num_rows, H), (_, page_tokens, X) = q_ZKUH.shape, pages.shape
     page_bytes = page_tokens * X * pages.dtype.itemsize
     block_pages = max(1, min(_BLOCK_TOKENS // page_tokens, _BLOCK_BYTES // page_bytes))
-    block_tokens = block_pages * page_tokens
+    block_tokens, group = block_pages * page_tokens, _group(page_format)
     C, num_parts = page_format.value_width, len(new) if isinstance(new, tuple) else 0
     appends = len(jax.tree.leaves(new)) > 0
     # Columns, to be compared with rows of KV positions.
@@ -282,7 +291,7 @@ def _attend_tiles(
 
             @pl.loop(0, jnp.minimum(block_pages, rows.stop[row] - column))
             def _(i):
-                at = pl.ds(pl.multiple_of(i * page_tokens, _GROUP), page_tokens)
+                at = pl.ds(pl.multiple_of(i * page_tokens, group), page_tokens)
                 page = pages_ref.at[rows.table[row, column + i]]
                 act(pltpu.make_async_copy(page, ring.at[stage, at], memory.arrived.at[stage]))
 
@@ -307,14 +316,14 @@ def _attend_tiles(
         def new_groups(kv_position):
             """Groups with tokens of the row, in the block that begins at a KV position."""
             begin, end = rows.kv_position[b], rows.kv_position[b] + rows.count[b]
-            last = jnp.minimum(pl.cdiv(end, _GROUP), (kv_position + block_tokens) // _GROUP)
-            return pl.loop(jnp.maximum(begin, kv_position) // _GROUP, last)
+            last = jnp.minimum(pl.cdiv(end, group), (kv_position + block_tokens) // group)
+            return pl.loop(jnp.maximum(begin, kv_position) // group, last)
 
         def store(g, kv_position, stage):
             """The copy of a group to its page, from the block that begins at a KV position."""
-            inside = pl.ds(pl.multiple_of(g * _GROUP - kv_position, _GROUP), _GROUP)
-            page = rows.table[b, g * _GROUP // page_tokens]
-            to = pl.ds(pl.multiple_of(lax.rem(g * _GROUP, page_tokens), _GROUP), _GROUP)
+            inside = pl.ds(pl.multiple_of(g * group - kv_position, group), group)
+            page = rows.table[b, g * group // page_tokens]
+            to = pl.ds(pl.multiple_of(lax.rem(g * group, page_tokens), group), group)
             return pltpu.make_async_copy(
                 ring.at[stage, inside], pages_ref.at[page, to], memory.stored
             )
@@ -327,28 +336,61 @@ def _attend_tiles(
 
             @new_groups(kv_position)
             def _(g):
-                inside = pl.ds(pl.multiple_of(g * _GROUP - kv_position, _GROUP), _GROUP)
+                inside = pl.ds(pl.multiple_of(g * group - kv_position, group), group)
 
                 def merge(lanes, new_SX):
-                    kv_position_SX = lax.broadcasted_iota(jnp.int32, new_SX.shape, 0) + g * _GROUP
+                    kv_position_SX = lax.broadcasted_iota(jnp.int32, new_SX.shape, 0) + g * group
                     is_new_SX = (kv_position_SX >= begin) & (kv_position_SX < begin + rows.count[b])
                     old_SX = ring[stage, inside, lanes]
-                    ring[stage, inside, lanes] = jnp.where(is_new_SX, new_SX, old_SX)
+                    if page_format.is_quantized:  # masks are made for wider elements
+                        new_SX, old_SX = new_SX.astype(jnp.int32), old_SX.astype(jnp.int32)
+                    merged_SX = jnp.where(is_new_SX, new_SX, old_SX)
+                    ring[stage, inside, lanes] = merged_SX.astype(ring.dtype)
 
                 if not isinstance(new_refs, tuple):
-                    source = pl.multiple_of((g - begin // _GROUP) * _GROUP, _GROUP)
-                    merge(slice(None), new_refs[0, pl.ds(source, _GROUP)])
+                    source = pl.multiple_of((g - begin // group) * group, group)
+                    merge(slice(None), new_refs[0, pl.ds(source, group)])
                 for part, head in itertools.product(range(num_parts), range(K)):
-                    new_SH = jnp.broadcast_to(new_refs[part][0, head : head + 1], (_GROUP, H))
+                    new_SH = jnp.broadcast_to(new_refs[part][0, head : head + 1], (group, H))
                     at = pl.ds((part * K + head) * H, H)
                     merge(at, kv_cache.encode(new_SH, pages_ref))
                 store(g, kv_position, stage).start()
 
-        def fold(head, stage, mask_US):
-            """One step of a head's softmax, over a block."""
-            k_SH = kv_cache.decode(ring[stage, :, head * H : (head + 1) * H])
+        def keys_values(head, stage, scales_SX):
+            """A head's keys and values of a block."""
             begin = page_format.values.start + head * C
-            v_SH = kv_cache.decode(ring[stage, :, begin : begin + C])
+            keys, values = slice(head * H, (head + 1) * H), slice(begin, begin + C)
+            if not page_format.is_quantized:
+                found = ring[stage, :, keys], ring[stage, :, values]
+                return tuple(map(kv_cache.decode, found))
+
+            def scaled(begin, stop, nth, count):
+                """Elements with so many scales, from the nth on; the last is that of the rest."""
+                found = []
+                for start in range(begin, stop, _WHOLE_LANES):
+                    lanes = slice(start, min(start + _WHOLE_LANES, stop))
+                    x_SX = _numbers(ring[stage, :, lanes], page_format.dtype)
+                    at = page_format.element_bytes % _WHOLE_LANES + 2 * nth
+                    scale_SX = scales_SX[:, at : at + 1]
+                    if count > 1 and lanes.stop - start > _LANES:
+                        is_first_SX = lax.broadcasted_iota(jnp.int32, x_SX.shape, 1) < _LANES
+                        scale_SX = jnp.where(is_first_SX, scale_SX, scales_SX[:, at + 2 : at + 3])
+                    found.append((x_SX * scale_SX).astype(q_ref.dtype))
+                    nth, count = nth + 2, count - 2
+                return jnp.concatenate(found, axis=1)
+
+            (num_first, _), (num_second, _) = page_format.groups
+            if not page_format.values_in_keys:
+                first, second = num_first // K, num_second // K
+                k_SH = scaled(keys.start, keys.stop, head * first, first)
+                return k_SH, scaled(begin, begin + C, num_first + head * second, second)
+            v_SC = scaled(0, C, 0, num_first)
+            # What follows the rotary part meets queries of 0.
+            return jnp.concatenate([v_SC, scaled(C, H, num_first, num_second)], axis=1), v_SC
+
+        def fold(head, stage, mask_US, scales_SX):
+            """One step of a head's softmax, over a block."""
+            k_SH, v_SH = keys_values(head, stage, scales_SX)
             scores_US = _dot(q_ref[0, head], k_SH, 1)
             scores_US = scores_US if score_cap is None else soft_cap(scores_US, score_cap)
             scores_US = jnp.where(mask_US, scores_US, _MASKED)
@@ -388,8 +430,12 @@ def _attend_tiles(
             mask_US = visible(
                 kv_position_US, *jax.tree.unflatten(jax.tree.structure(bounds), fields_U1)
             )
+            scales_SX = None
+            if page_format.is_quantized:
+                first = page_format.element_bytes // _WHOLE_LANES * _WHOLE_LANES
+                scales_SX = _scales(ring[stage, :, first:])
             for head in range(K):
-                fold(head, stage, mask_US)
+                fold(head, stage, mask_US, scales_SX)
             if appends:
                 new_groups(kv_position)(lambda g: store(g, kv_position, stage).wait())
             cursor[3] += 1
@@ -436,6 +482,29 @@ def _attend_tiles(
         interpret=interpret,
     )(rows, q_ZKUH, bounds_ZUX, sinks_KU1, new, pages)
     return out_ZKUH, written if appends else pages
+
+
+def _numbers(bytes_SX, format: str):
+    """Elements of eight bits as multiples of their scale, float32: `kv_cache.dequantize` in
+    integers, which every generation has.
+    """
+    word_SX = bytes_SX.astype(jnp.int32)
+    if format == "int8":
+        return ((word_SX ^ 128) - 128).astype(jnp.float32)
+    # Exponent and mantissa of e4m3 move into a float32's, whose bias is 120 more; without an
+    # exponent the mantissa counts 2^-9, as that of a number above 2^-6 less these 2^-6.
+    size_SX = word_SX & 127
+    bits_SX = (size_SX << 20) + jnp.where(size_SX < 8, 121 << 23, 120 << 23)
+    number_SX = lax.bitcast_convert_type(bits_SX, jnp.float32)
+    number_SX = number_SX - jnp.where(size_SX < 8, 2.0**-6, 0.0)
+    return jnp.where(word_SX < 128, number_SX, -number_SX)
+
+
+def _scales(bytes_SX):
+    """Pairs of bytes as bfloat16 numbers: float32 [S, X], each where the first of its bytes is."""
+    word_SX = bytes_SX.astype(jnp.int32)
+    following_SX = pltpu.roll(word_SX, word_SX.shape[1] - 1, 1)
+    return lax.bitcast_convert_type(word_SX << 16 | following_SX << 24, jnp.float32)
 
 
 def _dot(x, y, contract: int):

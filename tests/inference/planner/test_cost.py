@@ -8,6 +8,7 @@ import jax
 import pytest
 
 from configs import presets
+from configs.cache import DTYPE_BYTES
 from configs.engine import Config, EngineConfig
 from configs.hardware.spec import HardwareSpec
 from configs.kinds.attention import Attention
@@ -231,9 +232,10 @@ def test_first_tokens_and_chunks_are_counted_key_by_key(sight, context):
 def test_predicted_bytes_are_allocated_bytes():
     """A full cache read once: what `kv_cache` allocates, its sink and the new token apart."""
     page = 16
-    for name in ("smollm2-135m", "gemma3-270m"):
-        for dtype in ("bfloat16", "float32"):
-            config = dataclasses.replace(presets.get(name).config, dtype=dtype)
+    for name in ("smollm2-135m", "gemma3-270m", "deepseek-v2-lite"):
+        for dtype in ("bfloat16", "float32", "int8", "fp8", "int4"):
+            own = {"dtype" if dtype in DTYPE_BYTES else "cache_format": dtype}
+            config = dataclasses.replace(presets.get(name).config, **own)
             tokens = min(spec.window or 512 for spec in config.cache_specs)
             pages = (tokens // page,) * len(config.page_groups)
             leaves = jax.tree.leaves(kv_cache.abstract(config, pages, page, 1, 0))

@@ -14,7 +14,7 @@ from configs.hardware import catalog
 from configs.hardware.spec import HardwareSpec
 from configs.mesh import Mesh
 from configs.model import LayerSpec
-from configs.precision import FORMATS
+from configs.precision import CACHE_FORMATS, FORMATS
 from inference.planner import cost, parts, roofline, weights
 from inference.planner.cost import Precision, Work
 from inference.planner.deployment import Deployment
@@ -33,7 +33,7 @@ def _vectors(config) -> int:
 
 
 def formats(weights_name: str, cache_name: str = "bfloat16") -> Precision:
-    return Precision(FORMATS[weights_name], FORMATS[cache_name], FORMATS["bfloat16"])
+    return Precision(FORMATS[weights_name], CACHE_FORMATS[cache_name], FORMATS["bfloat16"])
 
 
 # --- monotone -------------------------------------------------------------------------------------

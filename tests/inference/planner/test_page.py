@@ -23,7 +23,7 @@ from configs.kinds.kind import Mixer
 from configs.kinds.latent import Indexer, Latent
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
-from configs.precision import FORMATS
+from configs.precision import CACHE_FORMATS, FORMATS
 from inference.planner import cost, weights
 from inference.planner.cost import Precision
 from inference.planner.deployment import Deployment
@@ -113,11 +113,11 @@ def deployment(point):
     hardware = HARDWARE[point["hardware"]]
     if point["price"] is not None:
         hardware = dataclasses.replace(hardware, price_per_hour=point["price"])
-    formats = (FORMATS[name] for name in (point["weights"], point["cache"], config.dtype))
+    weights, cache = FORMATS[point["weights"]], CACHE_FORMATS[point["cache"]]
     drafts = [point[name] for name in ("drafts", "acceptance", "draft_cost")]
     drafts.append(point.get("draft_size", 0))  # which no control sets
     return Deployment(
-        config, hardware, Precision(*formats),
+        config, hardware, Precision(weights, cache, FORMATS[config.dtype]),
         Mesh(point.get("data", 1), point["chips"], point["expert"]), point["replicas"],
         Speculation(*drafts) if drafts[0] else None, point["accounting"],
     )  # fmt: skip
@@ -198,7 +198,7 @@ def points(count, seed):
             "new_tokens": new,
             "kv_heads": rng.choice([told["kv_heads"], rng.choice(kv_heads)]),
             "weights": rng.choice(list(FORMATS)),
-            "cache": rng.choice([name for name, format in FORMATS.items() if not format.block]),
+            "cache": rng.choice(list(CACHE_FORMATS)),
             "data": rng.choice((1, 1, 2, 3)),
             "chips": rng.choice((1, *heads)) if linked else 1,
             "expert": rng.choice(experts) if linked and told["num_experts"] else 1,

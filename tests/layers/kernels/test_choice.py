@@ -118,13 +118,16 @@ def test_the_tpu_kernels_run_on_what_the_gate_compiles_for(kernel):
 
 @pytest.mark.parametrize(("kernel", "device"), [(gpu, _H200), (tpu, _V6E), (jax_tpu, _V6E)])
 def test_kernels_refuse_pages_that_they_cannot_read(kernel, device):
-    """The reference reads all but scales."""
-    uneven, scaled = _asked(value_width=64), {"scales": "float32"}
+    """The reference reads all."""
+    uneven = _asked(value_width=64)
     assert kernel.limit(uneven, device) == "has keys and values of one width, not 128 and 64"
+    for name in ("int8", "fp8", "int4"):
+        for asked in (_asked(dtype=name), _latents(dtype=name, page_tokens=128)):
+            assert reference.limit(asked, device) is None
+            if kernel is not tpu:
+                reason = f"reads no {name} caches: leave model.cache_format out"
+                assert kernel.limit(asked, device) == reason
     assert reference.limit(uneven, device) is None
-    for each in (kernel, reference):
-        for asked in (_asked(**scaled), _latents(**scaled)):
-            assert each.limit(asked, device) == "reads pages without scales"
 
 
 def _latents(**changes) -> Demand:
@@ -166,19 +169,35 @@ def test_the_tpu_kernel_pads_latents_to_whole_lanes():
     assert tpu.layout(3, 128, _LLAMA.page_format).shape == (3, 128, 2048)
 
 
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+def test_the_tpu_kernel_reads_eight_bits_in_whole_tiles(name):
+    """Of bytes these are 32 tokens."""
+    assert tpu.limit(_asked(dtype=name, page_tokens=32), _V6E) is None
+    assert tpu.limit(_latents(dtype=name, page_tokens=128), _V6E) is None
+    assert "pages of 32, 64 or 128 tokens, not 16" in tpu.limit(
+        _asked(dtype=name, page_tokens=16), _V6E
+    )
+    assert "caches of int8 and fp8, not of int4" in tpu.limit(_asked(dtype="int4"), _V6E)
+    page_format = _latents(dtype=name).page_format
+    assert tpu.layout(3, 128, page_format).shape == (3, 128, 640)
+    heads = _asked(dtype=name).page_format
+    assert tpu.layout(3, 128, heads).shape == (3, 128, 2048 + 128)
+
+
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
         ({"values_in_keys": True, "kv_heads": 1}, None),
         ({"key_width": 192}, None),
         ({"dtype": "float32", "kv_heads": 1, "value_width": 7}, None),
-        ({"dtype": "float16"}, "reads pages of float32 or bfloat16, not float16"),
-        ({"scales": "float32"}, "reads pages without scales"),
+        ({"dtype": "float16"}, "reads pages of float32, bfloat16, fp8, int8 or int4, not float16"),
+        ({"dtype": "int4"}, None),
         ({"width": 127}, "reads pairs of elements, a key has 127 and a token 2032"),
         (
             {"kv_heads": 1, "value_width": 7},
             "reads pairs of elements, a key has 128 and a token 135",
         ),
+        ({"width": 63, "dtype": "int8"}, "reads pairs of elements, a key has 63 and a token 1008"),
     ],
 )
 def test_the_cpu_kernel_names_its_limits(asked, reason):

@@ -35,9 +35,6 @@ function defaults(modelName) {
 }
 
 const known = (name, names, otherwise = names[0]) => (names.includes(name) ? name : otherwise);
-/** Blocks are a format of weights alone. */
-const cacheFormats = () =>
-  Object.keys(CATALOG.formats).filter((name) => !CATALOG.formats[name].block);
 const nearestBelow = (list, value) => list.filter((v) => v <= value).at(-1) ?? list[0];
 
 /** A wish made possible: names that exist, sizes that divide, lengths that the model has. */
@@ -54,7 +51,7 @@ function settled(wish) {
   state.context = whole("context", 1, config.max_context - state.new_tokens);
   state.kv_heads = nearestBelow(divisors(config.most_kv_heads), wish.kv_heads ?? base.kv_heads);
   state.weights = known(wish.weights, formats, base.weights);
-  state.cache = known(wish.cache, cacheFormats(), base.cache);
+  state.cache = known(wish.cache, Object.keys(CATALOG.cache_formats), base.cache);
   state.chips = nearestBelow(
     validChips(config, CATALOG.hardware[hardware], state.kv_heads),
     wish.chips ?? 1,
@@ -130,7 +127,7 @@ const GROUPS = [
     [
       { key: "model", label: "Preset", options: () => Object.keys(CATALOG.models) },
       { key: "weights", label: "Weights", choices: () => Object.keys(CATALOG.formats) },
-      { key: "cache", label: "Cache", choices: cacheFormats },
+      { key: "cache", label: "Cache", choices: () => Object.keys(CATALOG.cache_formats) },
       {
         key: "kv_heads",
         label: "Key/value heads",

@@ -25,7 +25,7 @@ function deployment(catalog, input) {
     hardware: input.price == null ? chip : { ...chip, price_per_hour: input.price },
     kvHeads: input.kv_heads ?? model.kv_heads,
     weights: catalog.formats[input.weights ?? model.dtype],
-    cache: catalog.formats[input.cache ?? model.dtype],
+    cache: catalog.cache_formats[input.cache ?? model.dtype],
     rest: catalog.formats[model.dtype],
     formats: catalog.formats,
     replicas: input.replicas ?? 1,

@@ -197,9 +197,7 @@ struct InTiles {
   using Element = uint16_t;
   using Activation = uint16_t;
   using Session = ProductSession;
-  static void put(const Vector& v, uint16_t* x) {
-    _mm256_storeu_si256((__m256i*)x, (__m256i)_mm512_cvtneps_pbh((__m512)v.part[0]));
-  }
+  static void put(const Vector& v, uint16_t* x) { narrow(v, x); }
   static void multiply(const Product& p) {
     settle_memory();
     groups(p);

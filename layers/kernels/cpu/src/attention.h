@@ -6,6 +6,7 @@
 
 #include "kernels.h"
 #include "product.h"
+#include "quantized.h"
 #include "scratch.h"
 #include "vector.h"
 
@@ -190,7 +191,7 @@ class Attender {
  private:
   using Element = typename Arithmetic::Element;
   using Activation = typename Arithmetic::Activation;
-  using Rows = std::array<const Element*, kBlock>;
+  using Rows = std::array<const char*, kBlock>;
   struct Block {
     const char* keys[kBlock];
     const Element* values[kBlock];
@@ -207,6 +208,7 @@ class Attender {
     mass_ = carver.take<float>(heads_ * rows_);
     keys_ = carver.take<Element>(kBlock * depth_);
     values_ = carver.take<Element>(kBlock * wide_);
+    expanded_ = carver.take<Element>(a_.stored == Stored::kPlain ? 0 : kBlock * expanded_stride_);
     seen_ = carver.take<uint64_t>(tokens_);
     num_bytes_ = carver.taken();
   }
@@ -235,13 +237,13 @@ class Attender {
     auto page_of = [this](int64_t column) {
       const int64_t named = a_.table[item_.y * a_.table_columns + column], last = a_.num_pages - 1;
       const int64_t page = named < 0 ? 0 : named < last ? named : last;
-      return (const Element*)a_.pages + page * a_.page_tokens * a_.row_width();
+      return (const char*)a_.pages + page * a_.page_tokens * a_.row_bytes();
     };
     int64_t column = start / a_.page_tokens, token = start % a_.page_tokens;
-    const Element* page = page_of(column);
+    const char* page = page_of(column);
     Rows rows;
     for (int s = 0; s < kBlock; s++) {
-      rows[s] = page + token * a_.row_width();
+      rows[s] = page + token * a_.row_bytes();
       if (start + s + 1 >= end || ++token < a_.page_tokens) continue;
       page = page_of(++column);
       token = 0;
@@ -256,21 +258,61 @@ class Attender {
       Block& found = blocks[head % 2];
       find(head < heads_ ? rows : next, head < heads_ ? head : 0, found);
       if (head == 0) continue;
-      const Block& block = blocks[(head - 1) % 2];
-      pack_keys(block.keys, found.keys, a_.key_width / kWordElements, depth_ / kWordElements,
+      Block& block = blocks[(head - 1) % 2];
+      if (a_.stored != Stored::kPlain) expand(rows, head - 1, found, block);
+      const Block& ahead = a_.stored == Stored::kPlain ? found : block;
+      pack_keys(block.keys, ahead.keys, a_.key_width / kWordElements, depth_ / kWordElements,
                 (uint32_t*)keys_);
-      pack_values(block.values, found.values, a_.value_width, values_);
+      pack_values(block.values, ahead.values, a_.value_width, values_);
       fold_head((head - 1) * rows_);
     }
   }
 
-  // Keys and values of a head.
+  // Keys and values of a head, where they lie.
   void find(const Rows& rows, int64_t head, Block& block) const {
-    const int64_t key = a_.key_at(item_.first_head + head);
-    const int64_t value = a_.value_at(item_.first_head + head);
+    const int64_t key = a_.bytes(a_.key_at(item_.first_head + head));
+    const int64_t value = a_.bytes(a_.value_at(item_.first_head + head));
     for (int s = 0; s < kBlock; s++) {
-      block.keys[s] = (const char*)(rows[s] + key);
-      block.values[s] = rows[s] + value;
+      block.keys[s] = rows[s] + key;
+      block.values[s] = (const Element*)(rows[s] + value);
+    }
+  }
+
+  // Quantized keys and values of a head as numbers; those of the next are fetched meanwhile.
+  void expand(const Rows& rows, int64_t head, const Block& next, Block& block) {
+    switch (a_.stored) {
+      case Stored::kPlain: break;
+      case Stored::kInt8: return expand<Stored::kInt8>(rows, head, next, block);
+      case Stored::kFp8: return expand<Stored::kFp8>(rows, head, next, block);
+      case Stored::kInt4: return expand<Stored::kInt4>(rows, head, next, block);
+    }
+  }
+  template <Stored stored>
+  void expand(const Rows& rows, int64_t head, const Block& next, Block& block) {
+    const int64_t own = item_.first_head + head, C = a_.value_width;
+    // The head's two parts: key and value, or what is latent and what is rotary in its key.
+    const int64_t first = a_.key_at(own), width = a_.values_in_keys ? C : a_.key_width;
+    const int64_t second = a_.values_in_keys ? C : a_.value_at(own);
+    const int64_t rest = a_.values_in_keys ? a_.key_width - C : C;
+    const int64_t before = own * a_.scales_of(width);
+    const int64_t between = (a_.kv_heads - own) * a_.scales_of(width) + own * a_.scales_of(rest);
+    auto part = [&](const char* row, int64_t start, int64_t size, int64_t scale, Element* out) {
+      const char* from = row + a_.bytes(start);
+      const char* scales = row + a_.bytes(a_.row_width()) + 2 * scale;
+      const int64_t group = a_.together(size);
+      for (int64_t h = 0; h < size; h += group, scales += 2)
+        ::expand<stored>(from + a_.bytes(h), scale_at(scales), group, out + h);
+    };
+    for (int s = 0; s < kBlock; s++) {
+      for (int64_t byte = 0; byte < a_.bytes(a_.key_width); byte += 64)
+        __builtin_prefetch(next.keys[s] + byte, 0, 2);
+      for (int64_t byte = 0; byte < a_.bytes(C); byte += 64)
+        __builtin_prefetch((const char*)next.values[s] + byte, 0, 2);
+      Element* const to = expanded_ + s * expanded_stride_;
+      part(rows[s], first, width, before, to);
+      part(rows[s], second, rest, before + between, to + width);
+      block.keys[s] = (const char*)to;
+      block.values[s] = a_.values_in_keys ? to : to + width;
     }
   }
 
@@ -306,11 +348,12 @@ class Attender {
   const int64_t queries_ = item_.stop_query - item_.first_query, rows_ = tokens_ * queries_;
   const int64_t first_token_ = item_.y * a_.num_tokens + item_.first_token;
   const int64_t depth_ = padded(a_.key_width, kDepth), wide_ = padded(a_.value_width, kLanes);
+  const int64_t expanded_stride_ = a_.key_width + (a_.values_in_keys ? 0 : a_.value_width);
   const int64_t out_stride_ = wide_ + kLanes;  // or rows would share few lines of the cache
   size_t num_bytes_;
   Activation *q_, *weights_;
   float *scores_, *out_, *top_, *mass_;
-  Element *keys_, *values_;
+  Element *keys_, *values_, *expanded_;
   uint64_t* seen_;
 };
 

@@ -189,15 +189,22 @@ const int32_t* unless_empty(const Integers& x) {
 }
 
 // Attention of a rectangle over pages, as kernels.h has it. An array that is not there is empty.
-ffi::Error attend(ffi::ThreadPool pool, float score_cap, int64_t kv_heads, bool values_in_keys,
-                  int64_t first_tokens, ffi::AnyBuffer q, ffi::AnyBuffer pages, ffi::BufferR2<ffi::S32> table,
+ffi::Error attend(ffi::ThreadPool pool, std::string_view format, float score_cap, int64_t kv_heads,
+                  bool values_in_keys, int64_t first_tokens,
+                  ffi::AnyBuffer q, ffi::AnyBuffer pages, ffi::BufferR2<ffi::S32> table,
                   ffi::BufferR2<ffi::PRED> valid, ffi::BufferR2<ffi::S32> last, Integers first,
                   Integers tree_start, Integers tree_bits, ffi::BufferR1<ffi::F32> sinks,
                   ffi::Result<ffi::Buffer<ffi::F32>> out) {
   const auto shape = q.dimensions(), page_shape = pages.dimensions();
   const bool is_float = q.element_type() == ffi::DataType::F32;
-  const auto stored = is_float ? ffi::DataType::F32 : ffi::DataType::U16;
-  if (pages.element_type() != stored || (!is_float && q.element_type() != ffi::DataType::BF16))
+  const Stored stored = format == "int8"   ? Stored::kInt8
+                        : format == "fp8"  ? Stored::kFp8
+                        : format == "int4" ? Stored::kInt4
+                                           : Stored::kPlain;
+  const auto type = stored != Stored::kPlain ? ffi::DataType::U8
+                    : is_float               ? ffi::DataType::F32
+                                             : ffi::DataType::U16;
+  if (pages.element_type() != type || (!is_float && q.element_type() != ffi::DataType::BF16))
     return ffi::Error::InvalidArgument("ridgeline_attend: q or pages of another type");
   if (shape.size() != 4 || page_shape.size() != 3 || out->dimensions().size() != 4)
     return ffi::Error::InvalidArgument("ridgeline_attend: q, pages or the result of another rank");
@@ -210,6 +217,8 @@ ffi::Error attend(ffi::ThreadPool pool, float score_cap, int64_t kv_heads, bool 
   a.key_width = shape[3];
   a.value_width = out->dimensions()[3];
   a.values_in_keys = values_in_keys;
+  a.stored = stored;
+  a.bits = stored == Stored::kInt4 ? 4 : stored != Stored::kPlain ? 8 : is_float ? 32 : 16;
   a.num_pages = page_shape[0];
   a.page_tokens = page_shape[1];
   a.table_columns = table.dimensions()[1];
@@ -231,7 +240,9 @@ ffi::Error attend(ffi::ThreadPool pool, float score_cap, int64_t kv_heads, bool 
   };
   if ((int64_t)out->element_count() != tokens * a.num_heads * a.value_width || !a.num_pages ||
       !a.page_tokens || a.kv_heads <= 0 || a.num_heads % a.kv_heads ||
-      page_shape[2] != a.row_width() || (values_in_keys && a.value_width > a.key_width) ||
+      page_shape[2] * (stored == Stored::kPlain ? a.bits / 8 : 1) != a.row_bytes() ||
+      (values_in_keys && a.value_width > a.key_width) ||
+      (stored == Stored::kInt4 && (a.key_width % 32 || a.value_width % 32)) ||
       table.dimensions()[0] != Y || (int64_t)valid.element_count() != tokens ||
       (int64_t)last.element_count() != tokens || !fits(first) || !fits(tree_start) ||
       !fits(tree_bits) || (a.sinks && (int64_t)sinks.element_count() != a.num_heads))
@@ -300,6 +311,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_lookup, ridgeline::lookup,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_attend, ridgeline::attend,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
+                                  .Attr<std::string_view>("format")
                                   .Attr<float>("score_cap")
                                   .Attr<int64_t>("kv_heads")
                                   .Attr<bool>("values_in_keys")

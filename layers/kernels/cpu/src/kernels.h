@@ -30,14 +30,19 @@ struct Product {
   bool is_far = true;  // whether the strips come from memory
 };
 
+// Elements of pages: of the queries' type, or quantized (configs/cache.py, `PageFormat`).
+enum class Stored { kPlain, kInt8, kFp8, kInt4 };
+
 // Attention of a rectangle over pages; see ffi_cpu.py.
 struct Attention {
   int64_t num_tokens, num_heads, kv_heads, key_width, value_width;  // W, N, K
   bool values_in_keys;  // a value is what its key begins with
+  Stored stored;
+  int64_t bits;  // of a stored element
   int64_t num_pages, page_tokens, table_columns;
   float score_cap;                                // 0: none
   const void* q;                                  // [Y, W, N, key width], of the pages' type
-  const void* pages;                              // [pages, page tokens, row_width()]
+  const void* pages;                              // [pages, page tokens] of row_bytes()
   const int32_t* table;                           // [Y, columns]
   const int32_t* last;                            // [Y, W]
   const int32_t *first, *tree_start, *tree_bits;  // [Y, W] or null
@@ -51,6 +56,19 @@ struct Attention {
     return values_in_keys ? key_at(head) : kv_heads * key_width + head * value_width;
   }
   int64_t row_width() const { return kv_heads * (key_width + (values_in_keys ? 0 : value_width)); }
+
+  // A row's elements, then the scales of their groups in bfloat16 (`PageFormat.groups`).
+  int64_t bytes(int64_t elements) const { return elements * bits / 8; }
+  int64_t together(int64_t width) const {  // elements of a part that share a scale
+    return stored == Stored::kInt4 ? 32 : width % 64 ? width : 64;
+  }
+  int64_t scales_of(int64_t width) const { return width ? width / together(width) : 0; }
+  int64_t num_scales() const {
+    if (stored == Stored::kPlain) return 0;
+    if (values_in_keys) return scales_of(value_width) + scales_of(key_width - value_width);
+    return kv_heads * (scales_of(key_width) + scales_of(value_width));
+  }
+  int64_t row_bytes() const { return bytes(row_width()) + 2 * num_scales(); }
 };
 
 // A share of it: tokens [first_token, stop_token) of row y and KV heads [first_head, stop_head), of

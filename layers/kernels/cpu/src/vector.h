@@ -183,6 +183,19 @@ inline Vector second_of_pairs(const Words (&words)[kRegisters]) {
   return v;
 }
 
+// Sixteen floats as bfloat16, rounded to even; NaN stays NaN where the last bits are not all set.
+inline void narrow(const Vector& v, uint16_t* p) {
+  UNROLL for (int i = 0; i < kRegisters; i++) {
+#if defined(__AVX512BF16__)
+    _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh((__m512)v.part[i]));
+#else
+    const Words word = (Words)v.part[i];
+    *(LooseHalves*)(p + i * kRegisterLanes) =
+        __builtin_convertvector((word + 0x7fff + (word >> 16 & 1)) >> 16, Halves);
+#endif
+  }
+}
+
 // Sixteen bfloat16 as floats.
 inline Vector widen(const uint16_t* p) {
   Vector v;

@@ -1,0 +1,234 @@
+"""Quantized caches: what is stored of a token, and attention over it, against float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+from jax.experimental.pallas import tpu as pltpu
+
+from configs.cache import CacheSpec, PageFormat, keys_values, latent
+from layers import kv_cache
+from layers.kernels.attention import ffi_cpu, reference, tpu
+from layers.kernels.attention.contract import Options
+from tests import compiling
+from tests.layers import native, paged_case, quantized_rows
+from tests.layers.native import instruction_set  # noqa: F401
+
+pytestmark = pytest.mark.quick_code
+
+_FORMATS = ("int8", "fp8", "int4")
+_SPECS = {"heads": keys_values(3, 64), "uneven": CacheSpec(2, 96, 128), "latent": latent(128, 32)}
+
+
+@functools.cache
+def _round_trip(page_format: PageFormat):
+    def run(row_TX):
+        stored_TX = kv_cache.quantize(row_TX, page_format)
+        return stored_TX, kv_cache.dequantize(stored_TX, page_format, jnp.float32)
+
+    return compiling.jit(run)
+
+
+def _rows(page_format: PageFormat, seed: int = 0, num_rows: int = 40) -> np.ndarray:
+    """Rows of sizes far apart, some elements of which are far larger than others."""
+    generator = np.random.default_rng(seed)
+    row_TX = generator.standard_normal((num_rows, page_format.row_width))
+    row_TX *= 10.0 ** generator.integers(-6, 6, (num_rows, 1))
+    return np.float32(row_TX * np.where(generator.random(row_TX.shape) < 0.02, 30, 1))
+
+
+@pytest.mark.parametrize("spec", _SPECS)
+@pytest.mark.parametrize("name", _FORMATS)
+def test_a_reader_finds_the_nearest_multiples_of_the_stored_scale(name, spec):
+    page_format = _SPECS[spec].page_format(name)
+    row_TX = _rows(page_format)
+    stored_TX, found_TX = _round_trip(page_format)(row_TX)
+    assert stored_TX.dtype == jnp.uint8
+    assert stored_TX.shape[1] == page_format.bytes_per_token
+    expected_TX = quantized_rows.numbers(np.float64(row_TX), page_format)
+    np.testing.assert_allclose(found_TX, expected_TX, rtol=1e-6)  # no element rounds otherwise
+
+
+@pytest.mark.parametrize("name", _FORMATS)
+def test_a_token_is_stored_whatever_is_beside_it(name):
+    page_format = _SPECS["uneven"].page_format(name)
+    row_TX, store = _rows(page_format), _round_trip(page_format)
+    whole_TX, _ = store(row_TX)
+    for rows in ([3], [30, 7], range(9, 26)):
+        np.testing.assert_array_equal(store(row_TX[np.array(rows)])[0], whole_TX[np.array(rows)])
+
+
+@pytest.mark.parametrize("name", _FORMATS)
+def test_zeros_and_what_is_smaller_than_any_scale_are_zeros(name):
+    page_format = _SPECS["heads"].page_format(name)
+    tiny_TX = np.full((2, page_format.row_width), 1e-38, np.float32)
+    tiny_TX[1] = 0
+    _, found_TX = _round_trip(page_format)(tiny_TX)
+    assert np.abs(found_TX).max() <= 1e-38
+    unwritten_TX = jnp.zeros((1, page_format.stored_width), jnp.uint8)
+    assert not np.asarray(kv_cache.dequantize(unwritten_TX, page_format, jnp.float32)).any()
+
+
+@pytest.mark.parametrize("spec", _SPECS)
+@pytest.mark.parametrize("name", _FORMATS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_nan_to_its_whole_group_and_to_no_other(name, spec, bad):
+    page_format = _SPECS[spec].page_format(name)
+    row_TX = _rows(page_format, num_rows=2)
+    plain_TX = np.asarray(_round_trip(page_format)(row_TX)[1])
+    at = page_format.row_width - 1
+    row_TX[1, at] = bad
+    found_TX = np.asarray(_round_trip(page_format)(row_TX)[1])
+    size = page_format.groups[-1][1]
+    assert np.isnan(found_TX[1, -size:]).all()
+    np.testing.assert_array_equal(found_TX[0], plain_TX[0])
+    np.testing.assert_array_equal(found_TX[1, :-size], plain_TX[1, :-size])
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+_INSIDE = {"value_width": 64, "values_in_keys": True}
+_CASES = {  # (N, K), query tokens, dtype, key width, window, masks and widths
+    "one token": ((6, 2), 1, "bfloat16", 64, None, {}),
+    "a chunk, window": ((4, 2), 20, "float32", 64, 24, {}),
+    "a tree": ((4, 4), 8, "bfloat16", 32, None, {"trees": True}),
+    "narrow values": ((3, 3), 4, "float32", 96, None, {"value_width": 32}),
+    "latent": ((12, 1), 1, "bfloat16", 96, None, _INSIDE),
+    "latent, a chunk": ((3, 1), 20, "float32", 96, 90, _INSIDE),
+}
+
+
+def _drawn(case: str, name: str):
+    heads, width, dtype, key_width, window, more = _CASES[case]
+    drawn = paged_case.Case(
+        (0, 1, 15, 70, 150), heads, 16, width, dtype, 0, key_width, key_width**-0.5,
+        stored=name, **more,
+    )  # fmt: skip
+    return drawn, window
+
+
+@functools.cache
+def _program(attend, page_format: PageFormat, window: int | None = None, deterministic=False):
+    options = Options(window, deterministic=deterministic)
+    return compiling.jit(
+        functools.partial(attend, group=0, page_format=page_format, options=options)
+    )
+
+
+@pytest.mark.parametrize("case", _CASES)
+@pytest.mark.parametrize("name", _FORMATS)
+def test_attention_over_quantized_pages(name, case):
+    drawn, window = _drawn(case, name)
+    for deterministic in (False, True):
+        attend = _program(reference.attend_pages, drawn.page_format, window, deterministic)
+        drawn.check(attend(*drawn.arguments), window)
+
+
+@pytest.mark.parametrize("case", _CASES)
+def test_quantized_pages_on_every_instruction_set(instruction_set, case):  # noqa: F811
+    """Bit for bit what it makes of the numbers that these stand for."""
+    for name in _FORMATS:
+        drawn, window = _drawn(case, name)
+        native.need(drawn.page_format)
+        found = np.asarray(_program(ffi_cpu.attend_pages, drawn.page_format, window)(
+            *drawn.arguments
+        ))  # fmt: skip
+        drawn.check(found, window)
+        own = PageFormat(*_widths(drawn.page_format), drawn.dtype.name)
+        q_YWNH, pages, rectangle = drawn.arguments
+        numbers = kv_cache.dequantize(pages, drawn.page_format, drawn.dtype)
+        plain = kv_cache.encode(numbers, jnp.zeros(0, kv_cache.stored_dtype(own.dtype)))
+        expected = np.asarray(_program(ffi_cpu.attend_pages, own, window)(
+            q_YWNH, plain, rectangle
+        ))  # fmt: skip
+        valid_YW = drawn.valid_YW
+        np.testing.assert_array_equal(found[valid_YW], expected[valid_YW])
+
+
+def _widths(page_format: PageFormat) -> tuple:
+    return (
+        page_format.kv_heads,
+        page_format.key_width,
+        page_format.value_width,
+        page_format.values_in_keys,
+    )
+
+
+@pytest.mark.parametrize("name", _FORMATS)
+@pytest.mark.parametrize("attend", [reference.attend_pages, ffi_cpu.attend_pages])
+def test_a_visible_nan_reaches_its_readers_only(attend, name):
+    """As what `quantize` stores of a key that is not finite."""
+    drawn = paged_case.Case((70, 130), (4, 2), 16, 1, head_width=64, stored=name)
+    if attend is ffi_cpu.attend_pages:
+        native.need(drawn.page_format)
+    row_TX = np.zeros((1, drawn.page_format.row_width), np.float32)
+    row_TX[0, :64] = np.nan  # the key of KV head 0
+    pages = drawn.pages.at[drawn.table_YP[1, 3], 3].set(
+        kv_cache.quantize(jnp.asarray(row_TX), drawn.page_format)[0]
+    )
+    q_YWNH, _, rectangle = drawn.arguments
+    found = np.asarray(_program(attend, drawn.page_format)(q_YWNH, pages, rectangle))
+    assert np.isnan(found[1, 0, :2]).all() and np.isfinite(found[0]).all()
+
+
+_TPU_CASES = {  # as `_CASES`; heads begin at half a tile of lanes
+    "one token": ((8, 2), 1, "bfloat16", 64, None, {}),
+    "one token, MQA": ((4, 1), 1, "float32", 128, 90, {}),
+    "drafts, window": ((4, 2), 5, "bfloat16", 64, 70, {}),
+    "a chunk": ((4, 4), 40, "float32", 64, None, {}),
+    "latent": ((6, 1), 1, "bfloat16", 192, None, {"value_width": 128, "values_in_keys": True}),
+    "latent, a tree": (
+        (6, 1), 8, "float32", 192, None,
+        {"value_width": 128, "values_in_keys": True, "trees": True},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("int8", "drafts, window"), ("fp8", "latent"),
+        *(
+            pytest.param(name, case, marks=pytest.mark.long)
+            for name in ("int8", "fp8") for case in _TPU_CASES
+        ),
+    ],
+)  # fmt: skip
+def test_the_tpu_kernel_appends_and_reads_them(name, case, monkeypatch):
+    """The step's rows are in the pages afterwards, as if they had been written."""
+    monkeypatch.setattr(tpu, "_BLOCK_TOKENS", 64)
+    heads, width, dtype, key_width, window, more = _TPU_CASES[case]
+    drawn = paged_case.Case(
+        (0, 1, 63, 130), heads, 64, width, dtype, 0, key_width, key_width**-0.5, stored=name, **more
+    )
+    q_YWNH, pages, rectangle = drawn.arguments
+    lanes = tpu.layout(*pages.shape[:2], drawn.page_format).shape[2]
+    assert lanes % 128 == 0
+
+    def padded(pages):
+        return jnp.pad(pages, ((0, 0), (0, 0), (0, lanes - pages.shape[2])))
+
+    row_YWX, without = paged_case.take_newest(pages, rectangle)
+    attend = functools.partial(
+        tpu.append_and_attend, group=0, page_format=drawn.page_format, options=Options(window),
+        interpret=pltpu.InterpretParams(detect_races=True),
+    )  # fmt: skip
+    # As on a TPU: a CPU's compiler would leave out that keys are rounded to their type.
+    options = {"xla_allow_excess_precision": False, "xla_backend_optimization_level": 0}
+    attend = jax.jit(attend, compiler_options=options)
+    found, after = attend(q_YWNH, row_YWX, padded(without), rectangle)
+    assert not interpret_pallas_call.races.races_found
+    drawn.check(found, window, is_rounded=True)
+    np.testing.assert_array_equal(np.asarray(after)[1:], np.asarray(padded(pages))[1:])
+
+
+def test_jit_and_eager_store_the_same():
+    """One way to round, whatever is fused with it."""
+    page_format = _SPECS["heads"].page_format("int8")
+    row_TX = _rows(page_format)
+    with jax.disable_jit():
+        eager = kv_cache.quantize(jnp.asarray(row_TX), page_format)
+    np.testing.assert_array_equal(eager, _round_trip(page_format)(row_TX)[0])
