@@ -10,6 +10,7 @@ A recurrent state is float32 [slots + 1, 1 + k, elements]: the state after posit
 p mod (1 + k), so that the committed length alone names the state to read.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,20 @@ from layers.ragged import Ragged
 
 CacheLeaf = Any  # an array, or a pytree of arrays: pages and what belongs to them
 Cache = tuple[CacheLeaf, ...]  # a leaf a layer, None where it reads another's
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Indexed:
+    """Pages, and by what queries choose what they read of them.
+
+    Attributes:
+        pages: of keys and values.
+        index: an indexer's keys, [pages, page tokens, width].
+    """
+
+    pages: CacheLeaf
+    index: CacheLeaf
 
 
 def abstract(
@@ -46,7 +61,7 @@ def abstract(
             leaf = of_format(*pages, spec.page_format(config.cache_dtype))
             if not spec.index_width:
                 return leaf
-            return leaf, token_major(*pages, spec.index_format(config.cache_dtype))
+            return Indexed(leaf, token_major(*pages, spec.index_format(config.cache_dtype)))
         if spec.elements_per_sequence:
             shape = (max_seqs + 1, 1 + num_drafts, spec.elements_per_sequence)
             return jax.ShapeDtypeStruct(shape, jnp.float32)

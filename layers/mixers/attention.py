@@ -93,7 +93,7 @@ def attend(
     assert context.page_format is not None
     told, outs = (context.group, context.page_format, options), []
     is_inside = context.page_format.values_in_keys
-    row_TX = None if k_TKH is None or v_TKH is None else _packed_row(k_TKH, v_TKH, is_inside)
+    row_TX = None if k_TKH is None or v_TKH is None else packed_row(k_TKH, v_TKH, is_inside)
     if row_TX is not None and chosen.append_and_attend is not None:
         rows = zip(ragged.split(q_TNH), ragged.split(row_TX), ragged.rectangles, strict=True)
         for q_YWNH, row_YWX, rectangle in rows:
@@ -126,7 +126,7 @@ def _rotated(
     return rotate(x_TNH, *context.angles, kind.rope.neighbours)
 
 
-def _packed_row(k_TKH: jax.Array, v_TKH: jax.Array, is_inside: bool) -> jax.Array:
+def packed_row(k_TKH: jax.Array, v_TKH: jax.Array, is_inside: bool) -> jax.Array:
     """Keys and values for the pages, [T, 2 K, H], where what is not finite in a value becomes 0,
     and NaN in its key; or keys alone, whose first elements are the values, with NaN in the others.
 

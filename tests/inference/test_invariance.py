@@ -16,6 +16,7 @@ MODELS = {
     "gemma": fakes.gemma("bfloat16"),
     "deepseek": fakes.deepseek("bfloat16"),
     "gpt-oss": fakes.gpt_oss("bfloat16"),
+    "indexer": fakes.deepseek_v32("bfloat16"),
 }
 SIZES = dict(
     max_seqs=32, decode_rows=(1, 32), page_tokens=8, chunk_tokens=16, prefill_chunks=(4,),
@@ -78,7 +79,7 @@ def alone(model, count):
 
 CASES = [("llama", 30, name) for name in DISTURBANCES]
 CASES += [("gemma", 30, name) for name in ("together", "prefixes on the host")]
-CASES += [("deepseek", 15, "recompute"), ("gpt-oss", 15, "together")]
+CASES += [("deepseek", 15, "recompute"), ("gpt-oss", 15, "together"), ("indexer", 12, "swap")]
 CASES += [
     pytest.param(model, 100, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])
     for model in MODELS

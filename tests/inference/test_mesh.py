@@ -27,6 +27,7 @@ _MODELS = {
     "norm of all heads": fakes.llama(num_heads=8, num_kv_heads=4, qk_norm="all"),
     "deepseek": fakes.deepseek(),
     "gpt-oss": fakes.gpt_oss(),
+    "indexer": fakes.deepseek_v32(),
 }
 _MESHES = Mesh(model=2), Mesh(model=8), Mesh(data=2, model=4), Mesh(data=8)
 _QUICK = [
@@ -39,7 +40,7 @@ _ALL = [
     *((kind, mesh) for kind in fakes.KINDS for mesh in _MESHES),
     *((f"{kind}, 3 KV heads", Mesh(model=8)) for kind in fakes.KINDS),
     ("uneven", Mesh(model=3)), ("quirks", Mesh(model=2)), ("norm of all heads", Mesh(model=4)),
-    *((name, mesh) for name in ("deepseek", "gpt-oss") for mesh in (
+    *((name, mesh) for name in ("deepseek", "gpt-oss", "indexer") for mesh in (
         Mesh(model=2), Mesh(model=3), Mesh(expert=2), Mesh(expert=4), Mesh(data=2, expert=2),
         Mesh(model=2, expert=2), Mesh(data=2, model=2, expert=2))),
 ]  # fmt: skip

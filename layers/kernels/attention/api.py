@@ -77,4 +77,5 @@ def demand(config: Config, mixer: Mixer, stored: CacheSpec) -> Demand:
         engine.deterministic, stored.window is not None,
         max(engine.max_seqs, *engine.prefill_chunks) * config.page_columns,
         engine.has_trees,
+        mixer.chooses,
     )  # fmt: skip

@@ -26,6 +26,10 @@ class Demand(NamedTuple):
     has_window: bool = False
     table_entries: int = 0  # of the largest rectangle: its rows times their page tables' columns
     has_trees: bool = False  # of drafts
+    has_choice: bool = False  # queries read what they choose (`chosen.py`)
+
+
+CHOICE = "reads all that a query sees, not what it chooses"
 
 
 def uneven_limit(page_format: PageFormat) -> str | None:

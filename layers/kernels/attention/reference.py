@@ -36,15 +36,18 @@ def attend_dense(
     v_YWKH: jax.Array,
     rectangle: Rectangle,
     options: Options = PLAIN,
+    chosen_YWS: jax.Array | None = None,
 ) -> jax.Array:
     """Attention of rows among themselves, without a cache: float32 [Y, W, N, value width].
-    Differentiable.
+    Differentiable. `chosen_YWS` says which of a row's tokens a query reads of those that it sees.
     """
     Y, W, N, H = q_YWNH.shape
     K = k_YWKH.shape[2]
     q_YWKGH = q_YWNH.reshape(Y, W, K, N // K, H)
     scores = jnp.einsum("YWKGH,YSKH->YKGWS", q_YWKGH, k_YWKH, preferred_element_type=jnp.float32)
     mask_YWS = _mask(rectangle.kv_position_YW[:, None, :], mask_bounds(rectangle, options.window))
+    if chosen_YWS is not None:
+        mask_YWS &= chosen_YWS
     scores = _capped(scores, options.score_cap)
     scores = jnp.where(mask_YWS[:, None, None], scores, _MASKED)
     if options.sinks_N is not None:
@@ -172,10 +175,10 @@ def _accumulate(carry, scores, mask, v_ZSX):  # noqa: ANN001, ANN202
     new_maximum = jnp.maximum(maximum, scores.max(-1, keepdims=True))
     weights, decay = jnp.exp(scores - new_maximum), jnp.exp(maximum - new_maximum)
     mass = mass * decay + row_sum(weights)
-    return new_maximum, mass, values * decay + _dot(weights.astype(v_ZSX.dtype), v_ZSX, 1)
+    return new_maximum, mass, values * decay + dot(weights.astype(v_ZSX.dtype), v_ZSX, 1)
 
 
-def _dot(x_ZUX: jax.Array, y_Z: jax.Array, contract: int) -> jax.Array:
+def dot(x_ZUX: jax.Array, y_Z: jax.Array, contract: int) -> jax.Array:
     """Products of a batch, contracting the last axis of x with axis `contract` of y; float32.
 
     One batch axis: with two, XLA's CPU backend would compute in float32.
@@ -205,7 +208,7 @@ def _block_diagonal(  # noqa: ANN202
 
     def fold(carry, k_YSX, v_YSX, mask_YWS):  # noqa: ANN001, ANN202
         mask_YUS = _padded(jnp.repeat(mask_YWS, N, axis=1), rows)
-        scores_YUS = _dot(q_YUX[: len(k_YSX)], k_YSX, 2)
+        scores_YUS = dot(q_YUX[: len(k_YSX)], k_YSX, 2)
         return _accumulate(carry, _capped(scores_YUS, cap), mask_YUS, v_YSX)
 
     def finish(carry):  # noqa: ANN001, ANN202
@@ -244,7 +247,7 @@ def _per_head(  # noqa: ANN202
 
         def fold_tile(tiled):  # noqa: ANN001, ANN202
             carry, q_ZUH, mask_ZUS = tiled
-            return _accumulate(carry, _capped(_dot(q_ZUH, k_ZSH, 2), cap), mask_ZUS, v_ZSH)
+            return _accumulate(carry, _capped(dot(q_ZUH, k_ZSH, 2), cap), mask_ZUS, v_ZSH)
 
         tiles = carry, q_XZUH, mask_XZUS
         if num_tiles == 1:

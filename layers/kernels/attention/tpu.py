@@ -30,7 +30,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from configs.cache import PageFormat
 from layers import kv_cache
-from layers.kernels.attention.contract import PLAIN, Demand, Options, uneven_limit
+from layers.kernels.attention.contract import CHOICE, PLAIN, Demand, Options, uneven_limit
 from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible
 from layers.kernels.attention.tiles import Tiling, visible_pages
 from layers.kernels.device import Device
@@ -59,6 +59,8 @@ def limit(demand: Demand, device: Device) -> str | None:
         return f"runs on TPU v5e, v5p, v6e and 7x, not on {device.kind}"
     if demand.deterministic:
         return "has not been measured to be deterministic"
+    if demand.has_choice:
+        return CHOICE
     if page_format.dtype not in _DTYPES:
         return (
             f"reads pages of bfloat16 or float32, not {page_format.dtype}: set model.dtype=bfloat16"
