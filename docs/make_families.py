@@ -62,10 +62,11 @@ where it is one, `--speculate=mtp` has it draft
 
 What names one of these architectures needs nothing more, and is not tested: Mixtral 8x22B,
 Qwen2-57B-A14B, Qwen3-235B-A22B, GLM-4.6 and OLMo 3 32B are larger sizes, DeepSeek-R1 is a
-DeepSeek-V3, and so are Moonlight and Kimi K2 (published in FP8). dots.llm1, FlexOlmo, GLM-4.7-Flash,
-GLM-5 and MiniMax-M2 (published in FP8) are the parts of others in another combination: a builder
-and names, and one tiny checkpoint each. GLM-5 is DeepSeek-V3.2 with the indexer's rotary pairs side
-by side; layers that read what an earlier layer's indexer chose (`indexer_types`) are refused.
+DeepSeek-V3, and so are Moonlight and Kimi K2 (published in FP8). dots.llm1, FlexOlmo,
+GLM-4.7-Flash, GLM-5 and MiniMax-M2 (published in FP8) are the parts of others in another
+combination: a builder and names, and one tiny checkpoint each. GLM-5 is DeepSeek-V3.2 with the
+indexer's rotary pairs side by side; layers that read what an earlier layer's indexer chose
+(`indexer_types`) are refused.
 
 More architectures of transformers 5.23 are such combinations by their code, and lack builder and
 names alone: SolarOpen (Llama's attention, GLM-4.5's mixture), HYV3 (Qwen3's attention and

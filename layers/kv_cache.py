@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from configs.cache import PageFormat
+from configs.cache import CacheSpec, PageFormat
 from configs.model import ModelConfig
 from layers.kernels.device import has_free_views
 from layers.ragged import Ragged
@@ -33,7 +33,9 @@ class Indexed:
 
     Attributes:
         pages: of keys and values.
-        index: an indexer's keys, [pages, page tokens, width].
+        index: an indexer's keys, [pages, page tokens, width]; or the smallest and the largest of
+            each of the keys' elements, [pages, 2, K H], where nothing is told of a page that is not
+            full (`layers/kernels/attention/quest.py`).
     """
 
     pages: CacheLeaf
@@ -59,6 +61,8 @@ def abstract(
             is_attention = config.layers[layer].mixer.query_heads > 0
             of_format = layout if layout is not None and is_attention else token_major
             leaf = of_format(*pages, spec.page_format(config.cache_dtype))
+            if spec.has_extremes:
+                return Indexed(leaf, _extremes(pages[0], spec, config.cache_dtype))
             if not spec.index_width:
                 return leaf
             return Indexed(leaf, token_major(*pages, spec.index_format(config.cache_dtype)))
@@ -79,6 +83,11 @@ def token_major(num_pages: int, page_tokens: int, page_format: PageFormat) -> ja
     """Pages of one packed row a token."""
     shape = num_pages, page_tokens, page_format.row_width
     return jax.ShapeDtypeStruct(shape, stored_dtype(page_format.dtype))
+
+
+def _extremes(num_pages: int, spec: CacheSpec, dtype: str) -> jax.ShapeDtypeStruct:
+    shape = num_pages, 2, spec.kv_heads * spec.key_width
+    return jax.ShapeDtypeStruct(shape, stored_dtype(dtype))
 
 
 def stored_dtype(dtype: str) -> Any:

@@ -27,6 +27,10 @@ class Attention(Mixer, name="attention"):
         biases: which products add one: 'qkv', 'out'.
         scale: factor on q.k; None means head_width ** -0.5.
         score_cap: soft limit c tanh(x / c) of the scores.
+        token_budget: tokens that a query reads of each KV head, in whole pages: those whose keys'
+            extremes allow the largest scores, the first page and its own among them (Quest, Tang et
+            al. 2024, arXiv 2406.10774); None reads all that it sees. Decoding and prefill read
+            alike, so that a token does not depend on which of them computed it.
         has_sinks: whether each query head has a learned logit that takes a share of the softmax and
             adds no value (gpt-oss, arXiv 2508.10925).
         owner: the earlier layer whose keys and values are read (cross-layer attention, Brandon et
@@ -47,9 +51,15 @@ class Attention(Mixer, name="attention"):
     score_cap: float | None = None
     owner: int | None = None
     has_sinks: bool = False
+    token_budget: int | None = None
 
     def __post_init__(self) -> None:
-        check_sizes(self, "num_heads", "num_kv_heads", "head_width")
+        check_sizes(self, "num_heads", "num_kv_heads", "head_width", "token_budget")
+        if self.token_budget is not None and (self.window is not None or self.owner is not None):
+            raise InputError(
+                f"attention token_budget={self.token_budget} chooses among all tokens of a layer's "
+                "own cache: leave window and owner out"
+            )
         check_choice(self, "qk_norm", (None, "head", "all"))
         if self.num_heads % self.num_kv_heads:
             raise InputError(
@@ -107,7 +117,8 @@ class Attention(Mixer, name="attention"):
         """Keys and values of each token, or an earlier layer's."""
         if self.owner is not None:
             return shared(self.owner)
-        return keys_values(self.num_kv_heads, self.head_width, self.window)
+        spec = keys_values(self.num_kv_heads, self.head_width, self.window)
+        return dataclasses.replace(spec, has_extremes=self.token_budget is not None)
 
     @property
     def num_divided_norms(self) -> int:
@@ -156,18 +167,28 @@ class Attention(Mixer, name="attention"):
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:
         """The products, and scores and weighted sums over the cache."""
         per_token, heads = stored.elements_per_token, self.num_heads * self.head_width
-        moved: tuple[Any, ...] = ((per_token, ("read", stored.window, None)),)
+        most = self.token_budget
+        moved: tuple[Any, ...] = ((per_token, ("read", stored.window, most)),)
+        name = "attend" if stored.window is None else f"attend.window{stored.window}"
+        seen = stored.window if most is None else most  # a query's pairs end at either
+        if most is not None:  # a page's extremes are as large as one of its tokens
+            name = "attend.chosen"
+            moved += ((per_token / operations.PAGE_TOKENS, ("read", None, None)),)
         if self.owner is None:
             moved += ((per_token, ("queries",)),)
-        name = "attend" if stored.window is None else f"attend.window{stored.window}"
         attend = Operation(
-            name, "attention", flops=((4 * heads, ("pairs", stored.window)),),
+            name, "attention", flops=((4 * heads, ("pairs", seen)),),
             moves=(Move("cache", moved, self.head_width, "cache"),
                    Move("activations", ((2 * heads, operations.TOKENS),), self.head_width,
                         "rest")),
             cache_parts=self.cache_parts,
         )  # fmt: skip
         return (*super().operations(model, stored), attend)
+
+    @property
+    def chooses(self) -> bool:
+        """See `Mixer`."""
+        return self.token_budget is not None
 
     @property
     def query_heads(self) -> int:

@@ -2,14 +2,17 @@
 cache) over the rows themselves.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
 from configs.kinds.attention import Attention
 from configs.model import ModelConfig
 from layers import norm
-from layers.kernels.attention import api, reference
+from layers.kernels.attention import api, quest, reference
 from layers.kernels.attention.contract import Options
+from layers.kv_cache import Indexed
 from layers.linear import add_bias, linear
 from layers.params import Params
 from layers.registry import Leaf, StepContext
@@ -44,7 +47,7 @@ def apply(
     with jax.named_scope("attend"):
         out_TNH, leaf = attend(
             q_TNH.astype(config.dtype), k_TKH, v_TKH, leaf, context, kind.score_cap,
-            params.get("sinks"),
+            params.get("sinks"), kind.token_budget,
         )  # fmt: skip
     with jax.named_scope("out"):
         out_TD = linear(out_TNH.reshape(T, N * H).astype(config.dtype), params["out"])
@@ -59,6 +62,7 @@ def attend(
     context: StepContext,
     score_cap: float | None = None,
     sinks_N: jax.Array | None = None,
+    token_budget: int | None = None,
 ) -> tuple[jax.Array, Leaf]:
     """Writes this step's keys and values and attends over all of them: one call, so that a kernel
     may fuse the two.
@@ -72,6 +76,7 @@ def attend(
         context: rectangles, page tables and window of the step, and the implementation.
         score_cap: soft limit of the scores.
         sinks_N: a learned logit a query head, as in `contract.Options`.
+        token_budget: as `Attention.token_budget`, over pages; without a cache all is read.
 
     Returns:
         Float32 [T, N, H], and the updated pages, or (without a cache) the keys and values.
@@ -101,9 +106,18 @@ def attend(
             outs.append(out)
         return ragged.pack(outs), leaf
     if row_TX is not None:
-        leaf = chosen.write(leaf, row_TX, ragged, context.group)
+        pages = leaf.pages if isinstance(leaf, Indexed) else leaf
+        pages = chosen.write(pages, row_TX, ragged, context.group)
+        leaf = dataclasses.replace(leaf, pages=pages) if isinstance(leaf, Indexed) else pages
+    if token_budget is not None:
+        leaf = quest.summarized(leaf, ragged, context.group, context.page_format)
     for q_YWNH, rectangle in zip(ragged.split(q_TNH), ragged.rectangles, strict=True):
-        outs.append(chosen.attend_pages(q_YWNH, leaf, rectangle, *told))
+        if token_budget is None:
+            outs.append(chosen.attend_pages(q_YWNH, leaf, rectangle, *told))
+        else:
+            outs.append(
+                quest.attend(chosen.attend_pages, q_YWNH, leaf, rectangle, *told, token_budget)
+            )
     return ragged.pack(outs), leaf
 
 

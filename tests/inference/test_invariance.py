@@ -17,6 +17,7 @@ MODELS = {
     "deepseek": fakes.deepseek("bfloat16"),
     "gpt-oss": fakes.gpt_oss("bfloat16"),
     "indexer": fakes.deepseek_v32("bfloat16"),
+    "pages": fakes.llama("bfloat16", token_budget=24),
 }
 SIZES = dict(
     max_seqs=32, decode_rows=(1, 32), page_tokens=8, chunk_tokens=16, prefill_chunks=(4,),
@@ -80,6 +81,7 @@ def alone(model, count):
 CASES = [("llama", 30, name) for name in DISTURBANCES]
 CASES += [("gemma", 30, name) for name in ("together", "prefixes on the host")]
 CASES += [("deepseek", 15, "recompute"), ("gpt-oss", 15, "together"), ("indexer", 12, "swap")]
+CASES += [("pages", 12, "recompute"), ("pages", 12, "prefixes on the host")]
 CASES += [
     pytest.param(model, 100, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])
     for model in MODELS

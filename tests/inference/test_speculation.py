@@ -29,6 +29,8 @@ MODELS = {
     "fake": fakes.fake_model(),
     "deepseek": fakes.deepseek(),
     "gpt-oss": fakes.gpt_oss(),
+    "indexer": fakes.deepseek_v32(),
+    "pages": fakes.llama(token_budget=24),
 }
 SIZES = dict(
     max_seqs=4, decode_rows=(4,), page_tokens=8, chunk_tokens=16, prefill_chunks=(4,),

@@ -100,7 +100,7 @@ def _coefficients(config: ModelConfig) -> dict[str, Any]:
         "caches": [
             {
                 "layers": layers,
-                "elements": spec.elements_per_token,
+                "elements": cost.token_elements(spec),
                 "row": spec.key_width or 1,
                 "window": spec.window,
                 "state_bytes": spec.bytes_per_sequence(),

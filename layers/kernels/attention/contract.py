@@ -116,7 +116,7 @@ class AttendPages(Protocol):
             pages: with this step's tokens.
             rectangle: where the queries stand, which are valid, what they see
                 (`mask.mask_bounds`) and the page tables, [Y, P]; P page tokens are a multiple
-                of 128.
+                of 128. Where queries choose pages, [Y, K, P]: a table of each KV head.
             group: index of the pages' table.
             page_format: of the pages.
             options: of the layer.

@@ -89,16 +89,17 @@ def attend_pages(
 
     oldest = jnp.int32(0) if bounds.first_YW is None else jnp.min(bounds.first_YW)
     block_pages = BLOCK_TOKENS // pages.shape[1]
-    assert table_YP.shape[1] % block_pages == 0  # a slice past the end would be moved, silently
+    assert table_YP.shape[-1] % block_pages == 0  # a slice past the end would be moved, silently
 
     def block(count: int, j: jax.Array, carry: Any) -> Any:
         ids_YP = jax.lax.dynamic_slice_in_dim(
-            table_YP[:count], j * block_pages, block_pages, axis=1
+            table_YP[:count], j * block_pages, block_pages, axis=-1
         )
         kv_position_S = j * BLOCK_TOKENS + jnp.arange(BLOCK_TOKENS, dtype=jnp.int32)
         mask_YWS = _mask(kv_position_S, jax.tree.map(lambda x_YW: x_YW[:count], bounds))
         k_YSX, v_YSX = (
-            _gather(pages, ids_YP, part) for part in (page_format.keys, page_format.values)
+            _gather(pages, ids_YP, part, page_format.kv_heads)
+            for part in (page_format.keys, page_format.values)
         )
         return fold(carry, k_YSX, v_YSX, mask_YWS)
 
@@ -152,9 +153,18 @@ def _capped(scores: jax.Array, cap: float | None) -> jax.Array:
     return scores if cap is None else soft_cap(scores, cap)
 
 
-def _gather(pages: jax.Array, ids_YP: jax.Array, part: slice) -> jax.Array:
-    """The keys or the values of whole pages, [Y, S, K H]; gathered separately to avoid a slice."""
+def _gather(pages: jax.Array, ids_YP: jax.Array, part: slice, kv_heads: int) -> jax.Array:
+    """The keys or the values of whole pages, [Y, S, K H]; gathered separately to avoid a slice. Of
+    pages that differ by KV head, [Y, K, P], those of each.
+    """
     width = part.stop - part.start
+    if ids_YP.ndim == 3:
+        starts = range(part.start, part.stop, width // kv_heads)
+        each = [
+            _gather(pages, ids_YP[:, head], slice(start, start + width // kv_heads), 1)
+            for head, start in enumerate(starts)
+        ]
+        return jnp.concatenate(each, axis=-1)
     start_YP2 = jnp.stack([ids_YP, jnp.full_like(ids_YP, part.start)], axis=-1)
     dims = jax.lax.GatherDimensionNumbers((2, 3), (0,), (0, 2))
     found = jax.lax.gather(

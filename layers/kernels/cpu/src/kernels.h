@@ -35,10 +35,11 @@ struct Attention {
   int64_t num_tokens, num_heads, kv_heads, key_width, value_width;  // W, N, K
   bool values_in_keys;  // a value is what its key begins with
   int64_t num_pages, page_tokens, table_columns;
+  int64_t tables;                                 // of a row: 1, or one of each KV head
   float score_cap;                                // 0: none
   const void* q;                                  // [Y, W, N, key width], of the pages' type
   const void* pages;                              // [pages, page tokens, row_width()]
-  const int32_t* table;                           // [Y, columns]
+  const int32_t* table;                           // [Y, tables, columns]
   const int32_t* last;                            // [Y, W]
   const int32_t *first, *tree_start, *tree_bits;  // [Y, W] or null
   const uint8_t* valid;                           // [Y, W]
