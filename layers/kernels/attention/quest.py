@@ -108,22 +108,21 @@ def _bounds(
     q_YWKGH = q_YWNH.astype(jnp.float32).reshape(Y, W, K, N // K, H)
     signed = jnp.minimum(q_YWKGH, 0), jnp.maximum(q_YWKGH, 0)
     # One head after another: a sum's order may depend on the size of the array.
-    both_YWKX = jnp.concatenate(
-        [sum(x[:, :, :, g] for g in range(N // K)) for x in signed], axis=-1
-    )
+    both_YWK2H = jnp.stack([sum(x[:, :, :, g] for g in range(N // K)) for x in signed], axis=3)
+    # In their own head's columns, so that extremes are used as they lie.
+    own_K1K1 = jnp.eye(K, dtype=bool)[:, None, :, None]
+    both_YWK2KH = jnp.where(own_K1K1, both_YWK2H[:, :, :, :, None], 0).astype(q_YWNH.dtype)
 
     def block(j: jax.Array, bounds_YWKP: jax.Array) -> jax.Array:
         ids_YP = jax.lax.dynamic_slice_in_dim(table_YP, j * width, width, axis=1)
-        found = kv_cache.decode(index.at[ids_YP].get(mode="promise_in_bounds"))
-        extremes_YP2KH = found.astype(jnp.float32).reshape(Y, width, 2, K, H)
-        extremes_ZPX = jnp.moveaxis(extremes_YP2KH, 3, 1).reshape(Y * K, width, 2 * H)
+        found = index.at[ids_YP].get(mode="promise_in_bounds")
+        extremes_YPX = kv_cache.decode(found).reshape(Y, width, 2 * K * H)
 
-        def score(both_YWKX: jax.Array) -> jax.Array:
-            both_ZWX = both_YWKX.swapaxes(1, 2).reshape(Y * K, -1, 2 * H)
-            bounds_ZWP = reference.dot(both_ZWX, extremes_ZPX, 2)
-            return bounds_ZWP.reshape(Y, K, -1, width).swapaxes(1, 2)
+        def score(both_YWK2KH: jax.Array) -> jax.Array:
+            both_YUX = both_YWK2KH.reshape(Y, -1, 2 * K * H)
+            return reference.dot(both_YUX, extremes_YPX, 2).reshape(Y, -1, K, width)
 
-        found_YWKP = in_steady_tiles(score, options.deterministic, both_YWKX)
+        found_YWKP = in_steady_tiles(score, options.deterministic, both_YWK2KH)
         return jax.lax.dynamic_update_slice_in_dim(bounds_YWKP, found_YWKP, j * width, axis=3)
 
     empty = jnp.zeros((Y, W, K, table_YP.shape[1]), jnp.float32)
