@@ -7,6 +7,8 @@ A spec says nothing of arrays or devices: `layers/kv_cache.py` turns it into lea
 """
 
 import dataclasses
+import math
+from collections.abc import Sequence
 
 from configs.errors import InputError
 
@@ -80,6 +82,10 @@ class CacheSpec:
         elements_per_sequence: elements of a recurrent state; kept 1 + k times, so that a rejected
             draft is undone by choosing the state after the last accepted token.
         window: tokens that stay visible, the newest included; None keeps all of them.
+        chunked: the sequence is divided into parts of `window` tokens, and a token sees its own
+            part as far as itself (Llama 4, Meta 2025), in place of a window that slides.
+        first_tokens: of the sequence, which stay visible beside a window that slides (attention
+            sinks as tokens; StreamingLLM, Xiao et al. 2023, arXiv 2309.17453).
         owner: index of the earlier layer whose cache this layer reads (cross-layer attention).
         shard_axis: logical axis the elements are split over, None for replicated.
     """
@@ -93,11 +99,19 @@ class CacheSpec:
     window: int | None = None
     owner: int | None = None
     shard_axis: str | None = None
+    chunked: bool = False
+    first_tokens: int = 0
     has_extremes: bool = False
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
             raise InputError(f"a cache window is at least 1 token, not {self.window}")
+        if self.window is None and self.chunked:
+            raise InputError("a cache in chunks has a window, which is their length")
+        if self.first_tokens < 0:
+            raise InputError(f"first_tokens of a cache is at least 0, not {self.first_tokens}")
+        if self.first_tokens and (self.window is None or self.chunked):
+            raise InputError("first_tokens stay visible beside a window that slides: name one")
         if self.owner is not None and (self.elements_per_token or self.elements_per_sequence):
             raise InputError("a cache shared with an earlier layer stores nothing of its own")
         if self.elements_per_token and self.elements_per_sequence:
@@ -110,6 +124,15 @@ class CacheSpec:
         """Elements stored for each live token."""
         values = 0 if self.values_in_keys else self.value_width
         return self.kv_heads * (self.key_width + values) + self.index_width
+
+    @property
+    def sight(self) -> str:
+        """What a token sees of the past, in a word for plans."""
+        if self.window is None:
+            return "all"
+        if self.chunked:
+            return f"chunk{self.window}"
+        return f"window{f'{self.first_tokens}+' if self.first_tokens else ''}{self.window}"
 
     def page_format(self, dtype: str) -> PageFormat:
         """Format of the pages of keys and values."""
@@ -145,25 +168,57 @@ class CacheSpec:
         return self.elements_per_sequence * 4 * (1 + num_drafts)
 
     def live_from(self, length: int) -> int:
-        """First position that the next token (at position `length`) can still see."""
-        return 0 if self.window is None else max(0, length + 1 - self.window)
+        """First position that the next token (at position `length`) can still see, the first tokens
+        aside, which every token can.
+        """
+        if self.window is None:
+            return 0
+        if self.chunked:
+            return length // self.window * self.window
+        return max(0, length + 1 - self.window)
+
+    def sliding(self, page_tokens: int = 1) -> int | None:
+        """Tokens of a plain sliding window that never keeps fewer pages than this one, and no more
+        but for a chunk that is not full; None: all tokens stay.
+        """
+        if self.window is None:
+            return None
+        return self.window + -(-self.first_tokens // page_tokens) * page_tokens
+
+    def dead_pages(self, length: int, page_tokens: int) -> range:
+        """Page indices (of the sequence) that no token from position `length` on can see: those
+        between the first tokens and the window.
+        """
+        start = -(-self.first_tokens // page_tokens)
+        return range(start, max(start, self.live_from(length) // page_tokens))
 
     def pages_for(self, start: int, stop: int, page_tokens: int) -> range:
         """Page indices (of the sequence) that positions [start, stop) touch."""
         return range(start // page_tokens, -(-stop // page_tokens))
 
-    def resume_at(self, boundary: int, page_tokens: int) -> range | None:
-        """Page indices a sequence needs to continue at `boundary`; None where only a snapshot of
-        the state will do.
+    def resume_at(self, boundary: int, page_tokens: int) -> Sequence[int] | None:
+        """Page indices a sequence needs to continue at `boundary`, in their order; None where only
+        a snapshot of the state will do.
         """
         if self.elements_per_sequence:
             return None
-        return self.pages_for(self.live_from(boundary), boundary, page_tokens)
+        dead, stop = self.dead_pages(boundary, page_tokens), -(-boundary // page_tokens)
+        live = range(dead.stop, stop)
+        return (*range(min(dead.start, stop)), *live) if self.first_tokens else live
 
 
-def keys_values(num_kv_heads: int, head_width: int, window: int | None = None) -> CacheSpec:
+def keys_values(
+    num_kv_heads: int,
+    head_width: int,
+    window: int | None = None,
+    chunked: bool = False,
+    first_tokens: int = 0,
+) -> CacheSpec:
     """Paged keys and values: MHA, GQA and MQA differ only in K; a window forgets."""
-    return CacheSpec(num_kv_heads, head_width, head_width, window=window, shard_axis="kv_heads")
+    return CacheSpec(
+        num_kv_heads, head_width, head_width, window=window, shard_axis="kv_heads",
+        chunked=chunked, first_tokens=first_tokens,
+    )  # fmt: skip
 
 
 def latent(rank: int, rope_width: int) -> CacheSpec:
@@ -206,6 +261,59 @@ class PageGroup:
         pages = -(-page_tokens // BLOCK_TOKENS)  # on the device
         page_bytes = pages * self.spec.elements_per_page * DTYPE_BYTES[dtype]
         return (token_bytes * page_tokens + page_bytes) * len(self.layers)
+
+    def peak_pages(self, num_tokens: int, step_tokens: int, page_tokens: int) -> int:
+        """Most pages that one sequence has at once until it has `num_tokens`, of which a step adds
+        so many.
+        """
+        window = self.spec.sliding(page_tokens)
+        if window is not None:
+            num_tokens = min(num_tokens, window + step_tokens + 2 * page_tokens)
+        return -(-num_tokens // page_tokens)
+
+
+def share_out(
+    num_bytes: int,
+    page_bytes: Sequence[int],
+    expected: Sequence[int],
+    longest: Sequence[int],
+    max_seqs: int,
+) -> tuple[int, ...]:
+    """Pages of each group in `num_bytes`: what as many sequences of the expected length need as can
+    run at once. Each group has at least what one sequence at its longest needs, and at most what
+    `max_seqs` of these do; where not even one of these fits, its needs are the proportions.
+
+    Args:
+        num_bytes: of all pages.
+        page_bytes: of a page of each group.
+        expected, longest: `peak_pages` of a sequence of either length.
+        max_seqs: sequences that run at the same time.
+    """
+    groups = range(len(page_bytes))
+    one = sum(map(math.prod, zip(longest, page_bytes, strict=True)))
+    if one > num_bytes:
+        return tuple(max(1, int(num_bytes / one * n)) for n in longest)
+
+    def wanted(group: int, sequences: float) -> float:
+        return min(max(sequences * expected[group], longest[group]), max_seqs * longest[group])
+
+    def held(sequences: float) -> float:
+        return sum(wanted(group, sequences) * page_bytes[group] for group in groups)
+
+    # Between two marks needs of some groups grow with the sequences, others are at a bound.
+    marks = {
+        times * longest[group] / expected[group] for group in groups for times in (1, max_seqs)
+    }
+    mark = max((mark for mark in marks if held(mark) <= num_bytes), default=0.0)
+    growing = [
+        group
+        for group in groups
+        if longest[group] <= mark * expected[group] < max_seqs * longest[group]
+    ]
+    rest = num_bytes - sum(wanted(g, mark) * page_bytes[g] for g in groups if g not in growing)
+    if growing:
+        mark = rest / sum(expected[group] * page_bytes[group] for group in growing)
+    return tuple(int(wanted(group, mark)) for group in groups)
 
 
 def page_groups(specs: tuple[CacheSpec, ...]) -> tuple[PageGroup, ...]:

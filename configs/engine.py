@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 
-from configs import heads
+from configs import cache, heads
 from configs.cache import BLOCK_TOKENS
 from configs.errors import InputError
 from configs.heads import Eagle, Heads, Medusa
@@ -44,6 +44,8 @@ class EngineConfig:
         cache_bytes: memory of a chip for pages (but for page 0 of each group, the sink of padding),
             and without overcommit for recurrent states too; never more is taken than `max_seqs`
             full contexts need.
+        expected_tokens: of a sequence at its end: page groups share `cache_bytes` as sequences of
+            that length need them; None: as those of `max_context`.
         decode_rows: sizes of the decode rectangle to compile; a step uses the smallest that fits.
         chunk_tokens: prompt tokens of a prefill chunk, a row of the prefill rectangle.
         prefill_chunks: sizes of the prefill rectangle to compile, in chunks.
@@ -100,6 +102,7 @@ class EngineConfig:
     max_context: int | None = None
     page_tokens: int | None = None
     cache_bytes: int = 256 << 20
+    expected_tokens: int | None = None
     decode_rows: tuple[int, ...] = (2, 8, 16, 32)
     chunk_tokens: int = 64
     prefill_chunks: tuple[int, ...] = (1, 2, 4, 8)
@@ -167,6 +170,7 @@ class EngineConfig:
             ("prefill_budget", self.chunk_tokens),
             ("max_prefill_seqs", 1),
             ("page_tokens", 1),
+            ("expected_tokens", 1),
         ):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -416,12 +420,8 @@ class Config:
         engine, page = self.engine, self.page_tokens
         uncertain = engine.num_drafts * (2 if engine.proposer else 1)  # in flight, and next
         step = max(engine.chunk_tokens * max(engine.prefill_chunks), 1 + uncertain)
-        peaks = []
-        for group in self.cached_model.page_groups:
-            window = group.spec.window
-            live = num_tokens if window is None else min(num_tokens, window + step + 2 * page)
-            peaks.append(-(-live // page))
-        return tuple(peaks)
+        groups = self.cached_model.page_groups
+        return tuple(group.peak_pages(num_tokens, step, page) for group in groups)
 
     @property
     def _page_bytes(self) -> list[int]:
@@ -448,15 +448,12 @@ class Config:
 
     @property
     def num_pages(self) -> tuple[int, ...]:
-        """Pages of each group in `cache_bytes`, shared out as a full sequence needs them; page 0 is
-        the sink.
-        """
-        peaks = self.peak_pages(self.max_context)
-        per_sequence = sum(n * size for n, size in zip(peaks, self._page_bytes, strict=True))
-        if not per_sequence:
-            return ()
-        sequences = min(self.engine.cache_bytes / per_sequence, self.engine.max_seqs)
-        return tuple(1 + max(1, int(sequences * n)) for n in peaks)
+        """Pages of each group in `cache_bytes` (`cache.share_out`); page 0 is the sink."""
+        engine, most = self.engine, self.max_context
+        expected = self.peak_pages(min(engine.expected_tokens or most, most))
+        longest, sizes = self.peak_pages(most), self._page_bytes
+        shared = cache.share_out(engine.cache_bytes, sizes, expected, longest, engine.max_seqs)
+        return tuple(1 + n for n in shared)
 
     @property
     def pool_bytes(self) -> int:

@@ -12,6 +12,7 @@ from configs.cache import CacheSpec, PageGroup, page_groups
 from configs.errors import InputError
 from configs.kinds import operations, params
 from configs.kinds.kind import MOST_WIDTH, FeedForward, Mixer, equal_shares
+from configs.kinds.layer_inputs import LayerInputs
 from configs.kinds.operations import LOGITS, TOKENS, Amount, Move, Operation
 from configs.kinds.params import ParamInfo
 
@@ -54,6 +55,9 @@ class ModelConfig:
             "sandwich".
         logit_cap: soft limit c tanh(x / c) of the logits.
         learned_positions: rows of a table of positions added to the embedding; 0: there is none.
+        layer_inputs: what each layer is told of a token beside the residual stream.
+        has_layer_scales: whether each layer multiplies the residual stream that leaves it with a
+            number of its own (Gemma 4).
         tied: the head is the embedding.
         dtype: of activations, and of weights and cache where nothing else is said; the residual
             stream, norms and softmax are float32.
@@ -78,6 +82,8 @@ class ModelConfig:
     logit_cap: float | None = None
     embedding_scale: float = 1.0
     learned_positions: int = 0
+    layer_inputs: LayerInputs | None = None
+    has_layer_scales: bool = False
     tied: bool = False
     dtype: str = "bfloat16"
     formats: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -131,7 +137,8 @@ class ModelConfig:
                     f"layer with a cache of its own; valid: {', '.join(map(str, owners)) or 'none'}"
                 )
             if spec.owner is not None:
-                self.layers[layer].mixer.check_owner(self.cache_specs[spec.owner])
+                owner = self.layers[spec.owner].mixer
+                self.layers[layer].mixer.check_owner(self.cache_specs[spec.owner], owner)
             if spec.elements_per_token or spec.elements_per_sequence:
                 owners.append(layer)
 
@@ -251,6 +258,8 @@ class ModelConfig:
             shape = (self.learned_positions, self.width)
             positions = ParamInfo(shape, self.dtype, (None, "embed"), is_table=True)
             declared["positions"] = {"table": positions}
+        if self.layer_inputs is not None:
+            declared["inputs"] = self.layer_inputs.of_tokens(self, self.vocab_size, self.num_layers)
         if not self.tied:
             declared["head"] = {"table": table}
         return params.with_formats(declared, dict(self.formats)) if self.formats else declared
@@ -262,10 +271,14 @@ class ModelConfig:
             if kind is None:
                 continue
             declared[part] = dict(kind.parameters(self))
-            if self.pre_norms:
+            if self.pre_norms and not kind.norms_input:
                 declared[f"{part}_norm"] = norm
             if self.post_norms:
                 declared[f"{part}_post_norm"] = norm
+        if self.layer_inputs is not None:
+            declared["inputs"] = self.layer_inputs.parameters(self)
+        if self.has_layer_scales:
+            declared["scale"] = ParamInfo((1,), self.dtype, (None,), "ones")
         return declared
 
     @functools.cached_property
@@ -334,9 +347,14 @@ class ModelConfig:
         for index, layer in enumerate(self.layers):
             parts = {"mixer": layer.mixer.operations(self, self.stored_by(index))}
             parts["ffn"] = layer.ffn.operations(self) if layer.ffn else ()
+            parts["inputs"] = self.layer_inputs.operations(self) if self.layer_inputs else ()
             for part, own in parts.items():
                 stored = declared[index].get(part, {}) if declared else {}
                 found.update(operations.in_formats(each, stored, self) for each in own)
+        if self.layer_inputs is not None:
+            made = self.layer_inputs.projection(self, self.num_layers)
+            stored = self.parameters()["inputs"] if self.formats else {}
+            found.update(operations.in_formats(each, stored, self) for each in made)
         ordered = sorted(found.items(), key=lambda item: item[0].kind != "matrix")
         return dict(ordered) | dict.fromkeys((self._head, self._embedding, *self._vectors), 1)
 
@@ -366,11 +384,17 @@ class ModelConfig:
         tables = (not self.tied) + bool(self.learned_positions)
         read: Amount = ((tables * self.width, TOKENS),)
         made: Amount = ((self.width, TOKENS),)
-        moves = (
+        moves = [
             Move("weights", read, self.width, self._table_format("embed")),
             Move("activations", made, self.width, "rest"),
-        )
-        return Operation("embed", "other", moves=moves, is_split=False)
+        ]
+        if self.layer_inputs is not None:
+            row = self.num_layers * self.layer_inputs.width
+            moves += [
+                Move("weights", ((row, TOKENS),), row, self._table_format("inputs")),
+                Move("activations", ((row, TOKENS),), row, "rest"),
+            ]
+        return Operation("embed", "other", moves=tuple(moves), is_split=False)
 
     @property
     def _vectors(self) -> tuple[Operation, ...]:

@@ -2,6 +2,7 @@
 
 from configs.errors import InputError
 from configs.models import (
+    character_ai,
     deepseek,
     gemma,
     glm,
@@ -47,6 +48,10 @@ NAMES = {
         gpt_oss.GPT_OSS_20B,
         gpt_oss.GPT_OSS_120B,
         olmo.OLMO3_7B,
+        gemma.GEMMA4_E2B,
+        gemma.GEMMA4_E4B,
+        gemma.GEMMA4_26B_A4B,
+        gemma.GEMMA4_31B,
     )
 }
 
@@ -58,6 +63,7 @@ PLANNED = {
         hunyuan.HUNYUAN_LARGE,
         granite.GRANITE4_H_SMALL,
         mamba.MAMBA2_2P7B,
+        character_ai.CHARACTER_AI,
     )
 }
 

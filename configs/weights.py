@@ -43,6 +43,9 @@ class Hub:
     notice: str = ""
 
 
+# Of a model that is planned alone.
+UNPUBLISHED = Hub("", license="not published")
+
 Weights = Wheels | Hub
 
 

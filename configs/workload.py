@@ -35,6 +35,11 @@ class Fixed:
         """The longest draw."""
         return self.tokens
 
+    @property
+    def mean(self) -> float:
+        """Of many draws."""
+        return self.tokens
+
     def draw(self, rng: random.Random) -> int:
         """A length in tokens."""
         return self.tokens
@@ -54,6 +59,11 @@ class Uniform:
     def most(self) -> int:
         """The longest draw."""
         return self.high
+
+    @property
+    def mean(self) -> float:
+        """Of many draws."""
+        return (self.low + self.high) / 2
 
     def draw(self, rng: random.Random) -> int:
         """A length in tokens."""
@@ -178,6 +188,14 @@ class Workload:
             )
         if not 0 <= self.prefix_share <= 1:
             raise InputError(f"workload.prefix_share is from 0 to 1, not {self.prefix_share}")
+
+    @property
+    def expected_tokens(self) -> int | None:
+        """Tokens of a request at its end, on average; None where a trace says."""
+        if self.kind == "trace":
+            return None
+        shared = self.prefix_share * self.prefix_tokens
+        return math.ceil(shared + self.prompt.mean + self.output.mean)
 
     def _check_belongs(self, name: str, kind: str, is_needed: bool) -> None:
         is_given = getattr(self, name) is not None

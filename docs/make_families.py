@@ -58,7 +58,10 @@ published in FP8, which is refused; a directory in bfloat16 is read. Those of gp
 with experts in MXFP4, which become bfloat16 as they are read, to the same numbers. Layers that
 predict a second token (DeepSeek-V3, GLM) are left out, as many as the configuration announces;
 where it is one, `--speculate=mtp` has it draft
-([how](speculation.md#the-layer-that-a-checkpoint-brings)).
+([how](speculation.md#the-layer-that-a-checkpoint-brings)). Of Gemma 4 the text is served: what
+reads images and sounds in a published directory is left out, in a line, and so are keys and values
+of layers that read earlier ones'. A `.gguf` file of it brings a tokenizer that is not read
+(`tokenizer.ggml.model=gemma4`).
 
 What names one of these architectures needs nothing more, and is not tested: Mixtral 8x22B,
 Qwen2-57B-A14B, Qwen3-235B-A22B, GLM-4.6 and OLMo 3 32B are larger sizes, DeepSeek-R1 is a
@@ -123,6 +126,7 @@ def _parts(config: ModelConfig) -> list[str]:
     layers = config.layers
     mixer, ffn = layers[0].mixer, layers[-1].ffn
     attention = mixer if isinstance(mixer, Attention) else Attention(1, 1, 2)
+    mixers = config.mixers(Attention)
     ropes = [layer.mixer.rope for layer in layers]
     windows = [getattr(layer.mixer, "window", None) is not None for layer in layers]
     has_ffn_bias = not isinstance(ffn, Experts) and ffn.has_bias
@@ -148,6 +152,12 @@ def _parts(config: ModelConfig) -> list[str]:
         ("sinks" if attention.has_sinks else ""),
         ("soft cap of logits" if config.logit_cap else ""),
         ("scaled embedding" if config.embedding_scale != 1 else ""),
+        ("root mean square of values" if attention.has_value_norm else ""),
+        ("values that are keys" if not all(m.has_values for m in mixers) else ""),
+        ("wider heads without windows" if len({m.head_width for m in mixers}) > 1 else ""),
+        ("shared caches" if any(m.owner is not None for m in mixers) else ""),
+        ("inputs of each layer" if config.layer_inputs else ""),
+        ("scales of layers" if config.has_layer_scales else ""),
     ]
     turning = [rope for rope in ropes if isinstance(rope, Rope)]
     kinds = {type(rope.scaling).__name__.lower() for rope in turning if rope.scaling is not None}
@@ -186,6 +196,7 @@ def _experts(config: ModelConfig) -> list[str]:
         ("bias of the router" if router.has_bias else ""),
         ("biases of experts" if found.has_bias else ""),
         ("limited hidden values" if found.limit else ""),
+        ("norms of experts and router" if found.has_norms else ""),
     ]
 
 

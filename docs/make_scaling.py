@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from configs import presets
 from configs.engine import Config, EngineConfig
@@ -28,14 +28,26 @@ from inference.planner.parallel import scaling
 from inference.planner.parallel.scaling import Point
 from inference.scheduling.step_shapes import enumerate_shapes
 
-_SEQUENCES, _CONTEXT = 16, 4096  # of a data shard
+SEQUENCES, CONTEXT = 16, 4096  # of a data shard
+
+
+class Case(NamedTuple):
+    """What is compiled."""
+
+    model: str
+    target: str
+    mesh: Mesh = Mesh()
+    sequences: int = SEQUENCES
+    num_layers: int = 0  # the first ones; 0: all of them
+
+
 _CASES = (
-    ("llama3-8b", "h200", Mesh()),
-    ("llama3-8b", "v5e:2x4", Mesh(model=8)),
-    ("llama3-8b", "v6e:2x2", Mesh(model=4)),
-    ("llama3-70b", "8xh200", Mesh(model=8)),
-    ("llama3-70b", "v5e:4x8", Mesh(data=2, model=16)),
-    ("llama3-70b", "v5p:2x2x4", Mesh(data=2, model=8)),
+    Case("llama3-8b", "h200"),
+    Case("llama3-8b", "v5e:2x4", Mesh(model=8)),
+    Case("llama3-8b", "v6e:2x2", Mesh(model=4)),
+    Case("llama3-70b", "8xh200", Mesh(model=8)),
+    Case("llama3-70b", "v5e:4x8", Mesh(data=2, model=16)),
+    Case("llama3-70b", "v5p:2x2x4", Mesh(data=2, model=8)),
 )
 _PLOTTED = (
     ("llama3-8b", "h200", "#332288"), ("llama3-8b", "v6e", "#117733"),
@@ -48,18 +60,18 @@ _STRONG, _WEAK = 64, 16  # sequences of all chips, of each
 
 def main() -> None:
     """Predicts, compiles, and writes both files."""
-    compiled = [_compiled(*case) for case in _CASES]
+    found = [compiled(case) for case in _CASES]
     strong, weak = (
         {
             (model, chip): scale(
-                presets.get(model).config, catalog.get(chip), load, _CONTEXT, _COUNTS
+                presets.get(model).config, catalog.get(chip), load, CONTEXT, _COUNTS
             )
             for model, chip, _ in _PLOTTED
         }
         for scale, load in ((scaling.strong, _STRONG), (scaling.weak, _WEAK))
     )
     Path("docs/scaling.svg").write_text(_svg(strong, weak), encoding="utf-8")
-    Path("docs/scaling.md").write_text(_page(compiled, strong, weak), encoding="utf-8")
+    Path("docs/scaling.md").write_text(_page(found, strong, weak), encoding="utf-8")
 
 
 # --- compiled -------------------------------------------------------------------------------------
@@ -70,21 +82,29 @@ def _python(target: targets.Target) -> str:
     return f".venv-aot-{kind}-py311/bin/python"
 
 
-def _compiled(model: str, name: str, mesh: Mesh) -> dict[str, Any]:
-    """What `scripts.compile --json` says of a case, once the prediction is printed."""
-    target = targets.parse(name)
-    engine = EngineConfig(max_seqs=_SEQUENCES, max_context=_CONTEXT)
-    config = Config(presets.get(model).config, engine, mesh).for_platform(target.platform)
-    engine = dataclasses.replace(config.engine, cache_bytes=config.full_bytes(_SEQUENCES))
+def predicted(case: Case, num_layers: int = 0) -> prediction.Prediction:
+    """The planner's word, of another number of layers where one is given."""
+    target, model = targets.parse(case.target), presets.get(case.model).config
+    model = dataclasses.replace(model, num_layers=num_layers or case.num_layers or model.num_layers)
+    engine = EngineConfig(max_seqs=case.sequences, max_context=CONTEXT)
+    config = Config(model, engine, case.mesh).for_platform(target.platform)
+    engine = dataclasses.replace(config.engine, cache_bytes=config.full_bytes(case.sequences))
     config = dataclasses.replace(config, engine=engine)
-    said = prediction.predict(config, target, enumerate_shapes(config.engine))
+    return prediction.predict(config, target, enumerate_shapes(config.engine))
+
+
+def compiled(case: Case) -> dict[str, Any]:
+    """What `scripts.compile --json` says of a case, once the prediction is printed."""
+    said = predicted(case)
     print(
-        f"{model} on {name} ({mesh}), predicted: weights {said.weight_bytes:,}, cache "
-        f"{said.cache_bytes:,}, temporaries {said.temporary_bytes:,}", flush=True,
+        f"{case.model} on {case.target} ({case.mesh}), predicted: weights {said.weight_bytes:,}, "
+        f"cache {said.cache_bytes:,}, temporaries {said.temporary_bytes:,}", flush=True,
     )  # fmt: skip
-    asked = [f"--model={model}", f"--target={name}", f"--mesh={mesh}" if mesh != Mesh() else ""]
-    asked += [f"--batch={_SEQUENCES}", f"--context={_CONTEXT}", "--json"]
-    command = [_python(target), "-m", "scripts.compile", *filter(None, asked)]
+    asked = [f"--model={case.model}", f"--target={case.target}", f"--batch={case.sequences}"]
+    asked += [f"--context={CONTEXT}", "--json"]
+    asked += [f"--mesh={case.mesh}"] if case.mesh != Mesh() else []
+    asked += [f"--set=model.num_layers={case.num_layers}"] if case.num_layers else []
+    command = [_python(targets.parse(case.target)), "-m", "scripts.compile", *asked]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     ran = subprocess.run(command, capture_output=True, text=True, env=environment)
     if ran.returncode:
@@ -94,10 +114,11 @@ def _compiled(model: str, name: str, mesh: Mesh) -> dict[str, Any]:
     assert (said.weight_bytes, said.cache_bytes) == (
         found["predicted"]["weight_bytes"], found["predicted"]["cache_bytes"],
     )  # fmt: skip
-    return found | {"model": model, "mesh": str(mesh)}
+    return found | {"model": case.model, "mesh": str(case.mesh)}
 
 
-def _jax_version(platform: str) -> str:
+def jax_version(platform: str) -> str:
+    """Of what compiles for 'cuda' or 'tpu'."""
     code = (
         "from importlib.metadata import distributions; print(', '.join(sorted(f'{d.name} "
         "{d.version}' for d in distributions() if d.name in ('jax', 'libtpu', "
@@ -110,35 +131,39 @@ def _jax_version(platform: str) -> str:
 # --- the page -------------------------------------------------------------------------------------
 
 _Points = dict[tuple[str, str], tuple[Point, ...]]
+ARGUMENT_HEAD = (
+    "| model | chips | mesh | weights | cache | slots, inputs | agree | padding | fits |",
+    "|---|---|---|---|---|---|---|---|---|",
+)
+STEP_HEAD = (
+    "| chips | step | temporaries | predicted, largest | ratio | collectives, a chip | agree "
+    "| launches | seconds |",
+    "|---|---|---|---|---|---|---|---|---|",
+)
 
 
-def _page(compiled: Sequence[dict[str, Any]], strong: _Points, weak: _Points) -> str:
-    versions = "; ".join(map(_jax_version, ("cuda", "tpu")))
+def _page(found: Sequence[dict[str, Any]], strong: _Points, weak: _Points) -> str:
+    versions = "; ".join(map(jax_version, ("cuda", "tpu")))
     lines = [
         "# Scaling", "",
         f"{datetime.date.today()}, on {store.num_cores()} cores of {store.processor()}; "
         f"{versions}. Written by", "",
         "    PYTHONPATH=. .venv-aot-tpu-py311/bin/python docs/make_scaling.py", "",
         "## Compiled for chips that are not there", "",
-        f"Steps of {_SEQUENCES} sequences of {_CONTEXT:,} tokens on each data shard: decoding, "
+        f"Steps of {SEQUENCES} sequences of {CONTEXT:,} tokens on each data shard: decoding, "
         "greedy and drawn, and a prefill of 8 x 64 tokens. Bytes are a chip's. Those of weights, "
         "cache, slots and inputs are the planner's and the engine's declarations, and the compiled "
         "programs', which agree to the byte (what a device pads small arrays with is apart). "
         "Seconds are of compiling on the machine above, which did other work, too.", "",
-        "| model | chips | mesh | weights | cache | slots, inputs | agree | padding | fits |",
-        "|---|---|---|---|---|---|---|---|---|",
-        *map(_argument_row, compiled), "",
+        *ARGUMENT_HEAD, *map(argument_row, found), "",
         "Temporaries, compiled and predicted before, and the exchange of a step:", "",
-        "| chips | step | temporaries | predicted, largest | ratio | collectives, a chip | agree "
-        "| launches | seconds |",
-        "|---|---|---|---|---|---|---|---|---|",
-        *(row for found in compiled for row in _step_rows(found)), "",
+        *STEP_HEAD, *(row for each in found for row in step_rows(each)), "",
         "Temporaries of the largest step are what is predicted; of TPUs the prediction bounds what "
         "their compiler may fetch ahead (`docs/log.md`). Collectives agree in kinds, numbers and "
         "bytes; where only bytes do, the compiler has joined independent ones.", "",
         "## What more chips gain", "",
         "Predictions, not measurements: the planner's decode step on the fastest mesh that holds "
-        f"the load, {_CONTEXT:,} tokens a sequence, bfloat16. Exchange that hides behind nothing "
+        f"the load, {CONTEXT:,} tokens a sequence, bfloat16. Exchange that hides behind nothing "
         "is in the step (`planner/parallel/collectives.py`), at the links' data sheets.", "",
         "![weak and strong scaling](scaling.svg)", "",
         f"Strong: {_STRONG} sequences in all. Weak: {_WEAK} sequences a chip. Milliseconds a step, "
@@ -156,28 +181,37 @@ def _page(compiled: Sequence[dict[str, Any]], strong: _Points, weak: _Points) ->
     return "\n".join(lines)
 
 
-def _argument_row(found: dict[str, Any]) -> str:
-    predicted, steps = found["predicted"], found["steps"]
-    decode = steps[0]
+def argument_row(found: dict[str, Any]) -> str:
+    """Bytes that stay, as predicted and in every step that was compiled."""
+    said, steps = found["predicted"], [step for step in found["steps"] if "program" in step]
+    if not steps:
+        return (
+            f"| {found['model']} | {found['target']} | {found['mesh']} | "
+            f"{said['weight_bytes']:,} | {said['cache_bytes']:,} | | | | {_yes(found['fits'])} |"
+        )
     held = [step["program"]["argument_bytes"] for step in steps]
-    planned = [
-        predicted["weight_bytes"] + predicted["cache_bytes"] + each["input_bytes"] for each in steps
-    ]
+    planned = [said["weight_bytes"] + said["cache_bytes"] + each["input_bytes"] for each in steps]
     agree = planned == [sum(own.values()) for own in held] and all(
-        (own["params"], own["cache"]) == (predicted["weight_bytes"], predicted["cache_bytes"])
-        for own in held
+        (own["params"], own["cache"]) == (said["weight_bytes"], said["cache_bytes"]) for own in held
     )
-    padding = decode["argument_bytes"] - sum(held[0].values())
+    padding = steps[0]["argument_bytes"] - sum(held[0].values())
     return (
         f"| {found['model']} | {found['target']} | {found['mesh']} | "
-        f"{predicted['weight_bytes']:,} | {predicted['cache_bytes']:,} | "
-        f"{decode['input_bytes']:,} | {_yes(agree)} | {padding:,} | {_yes(found['fits'])} |"
+        f"{said['weight_bytes']:,} | {said['cache_bytes']:,} | "
+        f"{steps[0]['input_bytes']:,} | {_yes(agree)} | {padding:,} | {_yes(found['fits'])} |"
     )
 
 
-def _step_rows(found: dict[str, Any]) -> list[str]:
+def step_rows(found: dict[str, Any]) -> list[str]:
+    """Temporaries and the exchange of each step, or why it was refused."""
     rows, said = [], found["predicted"]["temporary_bytes"]
     for step in found["steps"]:
+        if "program" not in step:
+            rows.append(
+                f"| {found['model']}, {found['target']} | {step['name']} | refused: "
+                f"{step['reason']} | {said:,} | | | | | {step['compile_s']:.1f} |"
+            )
+            continue
         own, planned = step["collectives"], step["predicted_collectives"]
         same = own == planned, _bytes(own) == _bytes(planned)
         agree = "yes" if same[0] else "bytes" if same[1] else "no"

@@ -12,10 +12,11 @@ from configs.cache import CacheSpec
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
+from configs.kinds.kind import Kind
 from configs.kinds.latent import Latent
 from configs.model import LayerSpec, ModelConfig
 from layers import norm, registry, rope
-from layers.feed_forwards import dense, experts
+from layers.feed_forwards import dense, experts, layer_inputs
 from layers.kernels.device import has_free_views
 from layers.kernels.linear import packed
 from layers.kernels.linear.packed import Packed
@@ -91,8 +92,9 @@ def forward(
     """
     x_TD = embedded(params, config, tokens_T, ragged)
     passed = layers(
-        params, config, x_TD, ragged, cache, deterministic=deterministic, attention=attention
-    )
+        params, config, x_TD, ragged, cache, tokens_T=tokens_T, deterministic=deterministic,
+        attention=attention,
+    )  # fmt: skip
     return passed.hidden_TD, passed.cache
 
 
@@ -112,6 +114,7 @@ def layers(
     ragged: Ragged,
     cache: Any = None,
     *,
+    tokens_T: jax.Array | None = None,
     features: tuple[int, ...] = (),
     deterministic: bool = False,
     attention: str = "reference",
@@ -119,6 +122,7 @@ def layers(
     """Runs what `embedded` returns through the layers and the last norm.
 
     Args:
+        tokens_T: i32[T] token ids, which `ModelConfig.layer_inputs` reads.
         features: numbers of layers, from 1 on, behind which the residual stream is returned too.
         params, config, ragged, cache, deterministic, attention: as `forward`'s.
     """
@@ -126,6 +130,7 @@ def layers(
         turns: turns and rope.angles(*turns, ragged.position_T, config.max_context)
         for turns in {layer.mixer.rotation: None for layer in config.pattern}
     }
+    inputs_LTP = _layer_inputs(params, config, tokens_T, x_TD)
     leaves: list[Leaf] = [None] * config.num_layers if cache is None else list(cache)
     streams, visits = {}, []
     for index, (weights, layer) in enumerate(zip(params["layers"], config.layers, strict=True)):
@@ -133,10 +138,10 @@ def layers(
         home = index if owner is None else owner
         with jax.named_scope(f"layer_{index}"):
             x_TD, leaves[home], own_visits = _block(
-                weights, x_TD, leaves[home], ragged, angles[layer.mixer.rotation], config=config,
-                layer=layer, spec=config.cache_specs[home],
-                group=config.group_of_layer.get(home, 0), is_owner=owner is None,
-                deterministic=deterministic, attention=attention,
+                weights, x_TD, leaves[home], ragged, angles[layer.mixer.rotation],
+                None if inputs_LTP is None else inputs_LTP[index], config=config, layer=layer,
+                spec=config.cache_specs[home], group=config.group_of_layer.get(home, 0),
+                is_owner=owner is None, deterministic=deterministic, attention=attention,
             )  # fmt: skip
         streams[index + 1] = x_TD
         visits += [] if own_visits is None else [own_visits]
@@ -172,6 +177,7 @@ def _block(
     leaf: Leaf,
     ragged: Ragged,
     angles: tuple[jax.Array, jax.Array] | None,
+    input_TP: jax.Array | None,
     *,
     config: ModelConfig,
     layer: LayerSpec,
@@ -181,26 +187,44 @@ def _block(
     deterministic: bool,
     attention: str,
 ) -> tuple[jax.Array, Leaf, Visits | None]:
-    """One layer around the residual stream: mixer, then feed-forward, and its visits."""
+    """One layer around the residual stream: mixer, then feed-forward and what it makes of its
+    input, and its visits.
+    """
     page_format = spec.page_format(config.cache_dtype)
     context = StepContext(
         ragged, angles, spec, group, is_owner, deterministic, attention, page_format
     )
-    hidden_TD = norm.apply(x_TD, weights["mixer_norm"], config) if config.pre_norms else x_TD
+    hidden_TD = _normed(weights, config, "mixer", layer.mixer, x_TD)
     mix = registry.apply_mixer(layer.mixer)
     out_TD, leaf = mix(weights["mixer"], config, layer.mixer, hidden_TD, leaf, context)
     if config.post_norms:
         out_TD = norm.apply(out_TD, weights["mixer_post_norm"], config)
-    x_TD = x_TD + out_TD
-    if layer.ffn is None:
-        return x_TD, leaf, None
-    with jax.named_scope("ffn"):
-        hidden_TD = norm.apply(x_TD, weights["ffn_norm"], config) if config.pre_norms else x_TD
-        feed = registry.apply_feed_forward(layer.ffn)
-        out_TD, visits = feed(weights["ffn"], config, layer.ffn, hidden_TD, context)
-    if config.post_norms:
-        out_TD = norm.apply(out_TD, weights["ffn_post_norm"], config)
-    return x_TD + out_TD, leaf, visits
+    x_TD, visits = x_TD + out_TD, None
+    if layer.ffn is not None:
+        with jax.named_scope("ffn"):
+            hidden_TD = _normed(weights, config, "ffn", layer.ffn, x_TD)
+            feed = registry.apply_feed_forward(layer.ffn)
+            out_TD, visits = feed(weights["ffn"], config, layer.ffn, hidden_TD, context)
+        if config.post_norms:
+            out_TD = norm.apply(out_TD, weights["ffn_post_norm"], config)
+        x_TD += out_TD
+    if input_TP is not None:
+        assert config.layer_inputs is not None
+        with jax.named_scope("inputs"):
+            own = weights["inputs"]
+            x_TD += layer_inputs.apply(own, config, config.layer_inputs, x_TD, input_TP)
+    if config.has_layer_scales:
+        x_TD *= weights["scale"].astype(jnp.float32)
+    return x_TD, leaf, visits
+
+
+def _normed(
+    weights: Params, config: ModelConfig, part: str, kind: Kind, x_TD: jax.Array
+) -> jax.Array:
+    """What a part of a layer reads of the residual stream."""
+    if not config.pre_norms or kind.norms_input:
+        return x_TD
+    return norm.apply(x_TD, weights[f"{part}_norm"], config)
 
 
 def logits(params: Params, config: ModelConfig, hidden_QD: jax.Array) -> jax.Array:
@@ -208,6 +232,18 @@ def logits(params: Params, config: ModelConfig, hidden_QD: jax.Array) -> jax.Arr
     with jax.named_scope("head"):
         logits_QV = linear(hidden_QD, (params["embed"] if config.tied else params["head"])["table"])
         return logits_QV if config.logit_cap is None else soft_cap(logits_QV, config.logit_cap)
+
+
+def _layer_inputs(
+    params: Params, config: ModelConfig, tokens_T: jax.Array | None, x_TD: jax.Array
+) -> jax.Array | None:
+    """[L, T, P] where the model has inputs of each layer."""
+    if config.layer_inputs is None:
+        return None
+    assert tokens_T is not None, "inputs of layers are looked up by tokens"
+    with jax.named_scope("inputs"):
+        rows_TX = _embed_here(params["inputs"]["table"], tokens_T, config)
+        return layer_inputs.of_tokens(params["inputs"], config, config.layer_inputs, rows_TX, x_TD)
 
 
 def _embed_here(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Rope, Yarn
+from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Proportional, Rope, Yarn
 from layers.kernels.device import has_free_views, target_is_cpu
 
 
@@ -35,6 +35,9 @@ def inverse_frequencies(rope: Rope, head_width: int, max_context: int | None = N
     elif isinstance(scaling, LongRope):
         is_long = max_context is not None and max_context > scaling.original_context
         frequencies /= np.array(scaling.long if is_long else scaling.short)
+    elif isinstance(scaling, Proportional):
+        turning = np.arange(len(frequencies)) < int(scaling.share * width // 2)
+        frequencies = np.where(turning, frequencies / scaling.factor, 0.0)
     return frequencies.astype(np.float32)
 
 

@@ -158,6 +158,9 @@ class _Bench:
             "warm_up_s": self.warm_up_s,
             "shapes": len(self.engine.scheduler.shapes),
             "predicted_by": report.predicted_by(self.machine),
+            "page_groups": [
+                group.spec.sight for group in self.engine.config.cached_model.page_groups
+            ],
         }
 
 
@@ -167,7 +170,8 @@ def _run_closed() -> None:
     if _PREFILL_TOKENS.value < 1:
         raise InputError(f"--prefill_tokens is at least 1, not {_PREFILL_TOKENS.value}")
     beside = _read_beside()
-    resolved, config = common.resolve_config({"max_seqs": max(sizes)})
+    expected = workload_flags.read(max(sizes)).expected_tokens
+    resolved, config = common.resolve_config({"max_seqs": max(sizes), "expected_tokens": expected})
     common.check_together(config, "bench")
     most = config.mesh.num_groups * config.engine.max_seqs
     if max(sizes) > most:
@@ -215,7 +219,7 @@ def _run_open() -> None:
     lines = requests.read_trace(workload.trace, workload.num_requests) if workload.trace else []
     if lines and _RANDOM_WEIGHTS.value:
         raise InputError("a trace holds text: leave --random_weights out")
-    resolved, config = common.resolve_config({})
+    resolved, config = common.resolve_config({"expected_tokens": workload.expected_tokens})
     common.check_together(config, "bench")
     checkpoint = _open(resolved)
     drawn = config.model.vocab_size, config.max_context

@@ -11,6 +11,7 @@ from pathlib import Path
 from absl import flags
 
 from configs.errors import InputError
+from configs.recipes import smaller_caches
 from inference.checkpoints.native import new_directory
 from inference.text.tokenizer import MissingTokenizer
 from scripts import common
@@ -22,6 +23,12 @@ _DTYPE = flags.DEFINE_enum(
     "dtype", None, ["float32", "bfloat16"], "Type of the weights; default: as they are stored."
 )
 _MAX_SHARD_GB = flags.DEFINE_float("max_shard_gb", 5.0, "Largest safetensors file of --to=hf.")
+_KV_HEADS = flags.DEFINE_integer(
+    "kv_heads", None, "Key/value heads of each layer, means of those that there are."
+)
+_KV_SHARE = flags.DEFINE_integer(
+    "kv_share", None, "Layers that share one cache, whose projections are the mean of theirs."
+)
 flags.adopt_module_key_flags(output_flag)
 
 
@@ -40,14 +47,20 @@ def main(argv: Sequence[str]) -> None:
         raise InputError("a conversion lies on no chips: leave --mesh out")
     if config.model != resolved.config or deployment_flags.WEIGHTS.value is not None:
         raise InputError("a conversion changes no field of the model; --dtype chooses the type")
+    smaller = config.model
+    if _KV_HEADS.value is not None:
+        smaller = smaller_caches.with_kv_heads(smaller, _KV_HEADS.value)
+    if _KV_SHARE.value is not None:
+        smaller = smaller_caches.shared_by(smaller, _KV_SHARE.value)
     start = time.monotonic()
     checkpoint = common.open_checkpoint(resolved)
     with contextlib.suppress(MissingTokenizer):
         checkpoint.load_tokenizer()  # one that cannot be read is no use
     with common.bars() as progress:
         convert.convert(
-            checkpoint, target, _TO.value, _DTYPE.value, int(_MAX_SHARD_GB.value * 1e9), progress
-        )
+            checkpoint, target, _TO.value, _DTYPE.value, int(_MAX_SHARD_GB.value * 1e9), progress,
+            smaller,
+        )  # fmt: skip
     seconds = time.monotonic() - start
     size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     if common.JSON.value:

@@ -107,6 +107,8 @@ def main(argv: Sequence[str]) -> None:
                 "cache_bytes": there.engine.cache_bytes,
                 "batch": there.most_seqs * there.mesh.num_groups,
             }
+            if len(there.num_pages) > 1:
+                found["engine"]["page_groups"] = _page_groups(there)
     if _HTML.value is not None:
         from inference.planner.page import render
 
@@ -169,6 +171,16 @@ def _sweep(
         "largest_batch": largest,
         "parts": parts.explain(deployment, batches[0], contexts[0]),
     }
+
+
+def _page_groups(config: Config) -> list[dict[str, Any]]:
+    """How page groups share an engine's cache."""
+    groups = config.cached_model.page_groups
+    sizes = config.cached_model.page_bytes(config.page_tokens, config.engine.latent_lanes or 1)
+    return [
+        {"sees": group.spec.sight, "layers": len(group.layers), "pages": n, "bytes": n * size}
+        for group, n, size in zip(groups, config.num_pages, sizes, strict=True)
+    ]
 
 
 # --- flags ----------------------------------------------------------------------------------------

@@ -59,4 +59,5 @@ def own_tokens(x_TX: jax.Array) -> jax.Array:
     """
     if num_expert_chips() == 1:
         return x_TX
-    return jax.lax.psum_scatter(x_TX, _EXPERTS, tiled=True)
+    by_chip = x_TX.reshape(num_expert_chips(), -1, *x_TX.shape[1:])  # no tile belongs to two
+    return jax.lax.psum_scatter(by_chip, _EXPERTS)

@@ -18,11 +18,12 @@ import pytest
 
 from configs.cache import CacheSpec, recurrent, shared
 from configs.engine import Config, EngineConfig
-from configs.kinds.attention import Attention
+from configs.kinds.attention import Attention, sharing
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.latent import Indexer, Latent
-from configs.kinds.rope import Dynamic, Rope, Yarn
+from configs.kinds.layer_inputs import LayerInputs
+from configs.kinds.rope import Dynamic, Proportional, Rope, Yarn
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import LayerSpec, ModelConfig
 from configs.prefill import TOGETHER
@@ -250,6 +251,48 @@ def gpt_oss(dtype: str = "float32", **changes: Any) -> ModelConfig:
     model = ModelConfig(
         "tiny-gpt-oss", "gpt_oss", 131, width=24, num_layers=2, max_context=256, dtype=dtype,
         pattern=(LayerSpec(sliding, experts), LayerSpec(full, experts)),
+    )  # fmt: skip
+    return _changed(model, changes)
+
+
+def gemma4(dtype: str = "float32", **changes: Any) -> ModelConfig:
+    """Gemma 4 in small: wider heads without a window, whose values are keys; experts beside a dense
+    feed-forward; upper layers that read the caches of lower ones; inputs of each layer.
+    """
+    local = Attention(4, 2, 8, window=20, qk_norm="head", has_value_norm=True, scale=1.0)
+    world = dataclasses.replace(
+        local, num_kv_heads=1, head_width=12, window=None, rope=Rope(1e4, Proportional(0.5)),
+        has_values=False,
+    )  # fmt: skip
+    experts = Experts(
+        4, 2, 20, Router(has_norm=True, has_factors=True), shared_width=28,
+        activation="gelu_tanh", has_norms=True,
+    )  # fmt: skip
+    ffns = experts, experts, Gated(56, "gelu_tanh"), Gated(56, "gelu_tanh")
+    model = ModelConfig(
+        "tiny-gemma4", "gemma4", 131, width=24, num_layers=4, max_context=256, dtype=dtype,
+        pattern=tuple(map(LayerSpec, sharing([local, world] * 2, 2), ffns)), norm_eps=1e-6,
+        post_norms=True, embedding_scale=24**0.5, layer_inputs=LayerInputs(6),
+        has_layer_scales=True,
+    )  # fmt: skip
+    return _changed(model, changes)
+
+
+def every_cache(dtype: str = "float32", **changes: Any) -> ModelConfig:
+    """Full attention, a window, one beside first tokens, chunks, readers of the first and of the
+    third, latents and their reader: five page groups.
+    """
+    own = Attention(num_heads=4, num_kv_heads=2, head_width=8)
+    latent = Latent(4, rank=12, rope_width=4, nope_width=6, value_width=8)
+    mixers = (
+        own, dataclasses.replace(own, window=20),
+        dataclasses.replace(own, window=12, first_tokens=4),
+        dataclasses.replace(own, window=24, chunked=True), dataclasses.replace(own, owner=0),
+        dataclasses.replace(own, owner=2), latent, dataclasses.replace(latent, owner=6),
+    )  # fmt: skip
+    model = dataclasses.replace(
+        llama(dtype), name="tiny-caches", num_layers=len(mixers),
+        pattern=tuple(LayerSpec(mixer, Gated(40)) for mixer in mixers),
     )  # fmt: skip
     return _changed(model, changes)
 

@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from configs.cache import CacheSpec, keys_values, shared
 from configs.errors import InputError
 from configs.kinds import operations, params
-from configs.kinds.kind import Mixer, check_choice, check_sizes, equal_shares
+from configs.kinds.kind import Mixer, check_choice, check_rotated, check_sizes, equal_shares
 from configs.kinds.operations import Move, Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 from configs.kinds.rope import Rope
@@ -24,6 +25,9 @@ class Attention(Mixer, name="attention"):
         window: tokens that a query sees, itself included; None sees all.
         qk_norm: RMS norm before RoPE of each query and key head ('head') or of all queries and all
             keys of a token at once ('all'); None: there is none.
+        has_value_norm: whether each value head is divided by its root mean square (Gemma 4).
+        has_values: whether values have a projection of their own; else they are the keys before
+            their norm and RoPE (Gemma 4).
         biases: which products add one: 'qkv', 'out'.
         scale: factor on q.k; None means head_width ** -0.5.
         score_cap: soft limit c tanh(x / c) of the scores.
@@ -35,6 +39,12 @@ class Attention(Mixer, name="attention"):
             adds no value (gpt-oss, arXiv 2508.10925).
         owner: the earlier layer whose keys and values are read (cross-layer attention, Brandon et
             al. 2024, arXiv 2405.12981), window included; None: the layer has its own.
+        chunked, first_tokens: see `CacheSpec`. Keys keep the position that they have in the
+            sequence. StreamingLLM counts positions within the cache instead and rotates keys as
+            they are read, so that no distance exceeds what a model was trained for however long a
+            stream runs. Here no sequence exceeds `max_context`, so no distance does either, and a
+            key that is rotated once, for its own position, is the same for every reader: so pages
+            are shared between prompts, and tokens do not depend on what was freed meanwhile.
     """
 
     divided = ("num_heads",)
@@ -51,6 +61,10 @@ class Attention(Mixer, name="attention"):
     score_cap: float | None = None
     owner: int | None = None
     has_sinks: bool = False
+    has_value_norm: bool = False
+    has_values: bool = True
+    chunked: bool = False
+    first_tokens: int = 0
     token_budget: int | None = None
 
     def __post_init__(self) -> None:
@@ -74,25 +88,22 @@ class Attention(Mixer, name="attention"):
             raise InputError(
                 f"attention score_cap is a finite number above 0, not {self.score_cap}"
             )
-        if self.window is not None and self.owner is not None:
-            raise InputError(
-                f"attention window={self.window} is layer {self.owner}'s to say, whose cache is "
-                "read"
-            )
         if self.rope is not None:
             self.rope.rotating(self.head_width)
 
     def parameters(self, model: Widths) -> Declared:
-        """Fused projections [(N + 2K) H, D] in the order q, k, v, or only q [N H, D] where an
-        earlier layer's keys and values are read; the way out [D, N H].
+        """Fused projections [(N + 2K) H, D] in the order q, k, v, without v [(N + K) H, D] where
+        values are keys, or only q [N H, D] where an earlier layer's keys and values are read; the
+        way out [D, N H].
         """
         N, K, H, D = self.num_heads, self.num_kv_heads, self.head_width, model.width
         if self.qk_norm and model.norm != "rms":
             raise InputError(f"attention qk_norm={self.qk_norm!r} goes with model.norm='rms'")
         inputs, rows, parts, norms = "q", N * H, dict[str, Any](), {"q_norm": N * H}
         if self.owner is None:
-            inputs, rows = "qkv", (N + 2 * K) * H
-            parts = {"stacked": (N * H, K * H, K * H), "kv_heads": K}
+            inputs, made = ("qkv", 2 * K) if self.has_values else ("qk", K)
+            rows = (N + made) * H
+            parts = {"stacked": (N * H, *(K * H,) * (made // K)), "kv_heads": K}
             norms["k_norm"] = K * H
         declared: dict[str, Any] = {
             inputs: ParamInfo((rows, D), model.dtype, ("heads", "embed"), **parts),
@@ -117,7 +128,9 @@ class Attention(Mixer, name="attention"):
         """Keys and values of each token, or an earlier layer's."""
         if self.owner is not None:
             return shared(self.owner)
-        spec = keys_values(self.num_kv_heads, self.head_width, self.window)
+        first = 0 if self.window is None else self.first_tokens  # without a window all stay
+        told = self.window, self.chunked, first
+        spec = keys_values(self.num_kv_heads, self.head_width, *told)
         return dataclasses.replace(spec, has_extremes=self.token_budget is not None)
 
     @property
@@ -156,28 +169,36 @@ class Attention(Mixer, name="attention"):
             found.append(range(start, min(start + each, (head + 1) * G)))
         return tuple(found)
 
-    def check_owner(self, stored: CacheSpec) -> None:
+    def check_owner(self, stored: CacheSpec, owner: Mixer) -> None:
         """See `Mixer`."""
-        if stored != keys_values(self.num_kv_heads, self.head_width, stored.window):
+        told = stored.window, stored.chunked, stored.first_tokens
+        if stored != keys_values(self.num_kv_heads, self.head_width, *told):
             raise InputError(
                 f"attention with num_kv_heads={self.num_kv_heads} and head_width="
                 f"{self.head_width} reads layer {self.owner}'s cache, which holds something else"
             )
+        for field in ("window", "chunked", *(("first_tokens",) if stored.window else ())):
+            own, other = getattr(self, field), getattr(stored, field)
+            if own and own != other:
+                raise InputError(
+                    f"attention {field}={own} is layer {self.owner}'s to say, whose cache is "
+                    f"read: {other}"
+                )
+        check_rotated(self, owner)
 
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:
         """The products, and scores and weighted sums over the cache."""
         per_token, heads = stored.elements_per_token, self.num_heads * self.head_width
-        most = self.token_budget
-        moved: tuple[Any, ...] = ((per_token, ("read", stored.window, most)),)
-        name = "attend" if stored.window is None else f"attend.window{stored.window}"
-        seen = stored.window if most is None else most  # a query's pairs end at either
+        seen, most = ("chunk_" * stored.chunked, stored.sliding()), self.token_budget
+        name = "attend" if stored.window is None else f"attend.{stored.sight}"
+        moved: tuple[Any, ...] = ((per_token, (f"{seen[0]}read", seen[1], most)),)
         if most is not None:  # a page's extremes are as large as one of its tokens
-            name = "attend.chosen"
+            name, seen = "attend.chosen", ("", most)  # as many pairs as in a window
             moved += ((per_token / operations.PAGE_TOKENS, ("read", None, None)),)
         if self.owner is None:
             moved += ((per_token, ("queries",)),)
         attend = Operation(
-            name, "attention", flops=((4 * heads, ("pairs", seen)),),
+            name, "attention", flops=((4 * heads, (f"{seen[0]}pairs", seen[1])),),
             moves=(Move("cache", moved, self.head_width, "cache"),
                    Move("activations", ((2 * heads, operations.TOKENS),), self.head_width,
                         "rest")),
@@ -199,3 +220,26 @@ class Attention(Mixer, name="attention"):
     def rotation(self) -> tuple[Rope, int] | None:
         """See `Mixer`."""
         return None if self.rope is None else (self.rope, self.head_width)
+
+
+def sharing(mixers: Sequence[Attention], count: int) -> list[Attention]:
+    """Layers of which the last `count` read the cache of the last layer before them that has a
+    window as they have, or none as they have none.
+
+    Raises:
+        InputError: no layer before them has.
+    """
+    first = len(mixers) - count
+    owners = {mixer.window: layer for layer, mixer in enumerate(mixers[:first])}
+    found = list(mixers[:first])
+    for mixer in mixers[first:]:
+        if mixer.window not in owners:
+            kind = "no window" if mixer.window is None else f"a window of {mixer.window}"
+            raise InputError(
+                f"the last {count} layers share earlier caches, and no layer before has {kind}"
+            )
+        # What makes keys and values is the owner's to say.
+        found.append(dataclasses.replace(
+            mixer, owner=owners[mixer.window], window=None, has_value_norm=False, has_values=True
+        ))  # fmt: skip
+    return found

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from configs.errors import InputError
-from configs.kinds import operations
+from configs.kinds import operations, params
 from configs.kinds.feed_forward import ACTIVATIONS, up_and_down
 from configs.kinds.kind import MOST_MATRICES, FeedForward, check_choice, check_sizes, equal_shares
 from configs.kinds.operations import Operation
@@ -30,6 +30,8 @@ class Router:
         num_groups, top_groups: experts lie in so many groups, and those of the best few are
             eligible (DeepSeek-AI 2024, arXiv 2405.04434; `n_group`, `topk_group`).
         group_best: a group is as good as the sum of so many of its best experts.
+        has_norm: whether it reads tokens after an RMS norm of its own, times D ** -0.5 (Gemma 4).
+        has_factors: whether a learned factor of each expert multiplies what it counts (Gemma 4).
     """
 
     scores: str = "softmax"
@@ -40,6 +42,8 @@ class Router:
     num_groups: int = 1
     top_groups: int = 1
     group_best: int = 1
+    has_norm: bool = False
+    has_factors: bool = False
 
     name = "router"
 
@@ -92,6 +96,8 @@ class Experts(FeedForward, name="experts"):
         limit: the gate is at most this, and what it meets within it, before the activation; None:
             no limit (gpt-oss, arXiv 2508.10925, which adds `up_offset` to what the gate meets).
         up_offset: see `limit`.
+        has_norms: whether the experts and the feed-forward beside them each stand between norms of
+            their own, and all of them and the router read the residual stream (Gemma 4).
         held: experts whose weights a chip along `expert` holds; None: all.
     """
 
@@ -107,6 +113,7 @@ class Experts(FeedForward, name="experts"):
     has_bias: bool = False
     limit: float | None = None
     up_offset: float = 0.0
+    has_norms: bool = False
     held: int | None = None
 
     def __post_init__(self) -> None:
@@ -119,6 +126,8 @@ class Experts(FeedForward, name="experts"):
             raise InputError(f"experts limit is a finite number above 0, not {self.limit}")
         if self.has_shared_gate and not self.shared_width:
             raise InputError("experts has_shared_gate goes with a shared_width")
+        if self.has_norms and not self.shared_width:
+            raise InputError("experts has_norms goes with a shared_width")
         self.router.check(self.num_experts, self.top_k)
 
     def parameters(self, model: Widths) -> Declared:
@@ -147,6 +156,13 @@ class Experts(FeedForward, name="experts"):
             declared["router_bias"] = ParamInfo((self.num_experts,), "float32", (None,), "zeros")
         if self.router.has_offsets:
             declared["router_offsets"] = ParamInfo((self.num_experts,), "float32", (None,), "zeros")
+        if self.router.has_norm:
+            declared["router_norm"] = ParamInfo((D,), "float32", ("embed",), "ones")
+        if self.router.has_factors:
+            declared["router_factors"] = ParamInfo((self.num_experts,), "float32", (None,), "ones")
+        if self.has_norms:
+            for name in ("experts_norm", "experts_post_norm", "shared_norm", "shared_post_norm"):
+                declared[name] = params.norm(model, D, "embed")
         if self.shared_width:
             widths = (self.shared_width,) * 2
             declared["shared"] = up_and_down(model, "gate_up", widths, False, "shared")
@@ -179,6 +195,16 @@ class Experts(FeedForward, name="experts"):
     def operations(self, model: Widths) -> tuple[Operation, ...]:
         """The products of each token with the experts that it visits."""
         return operations.products("experts", model, self.parameters(model), self.top_k)
+
+    @property
+    def norms_input(self) -> bool:
+        """See `Kind`."""
+        return self.has_norms
+
+    @property
+    def num_sums(self) -> int:
+        """See `FeedForward`: norms of their own keep two sums apart."""
+        return 2 if self.has_norms else 1
 
     @property
     def experts(self) -> tuple[int, int] | None:

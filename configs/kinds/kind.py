@@ -78,6 +78,11 @@ class Kind:
         raise NotImplementedError
 
     @property
+    def norms_input(self) -> bool:
+        """Whether it reads the residual stream as it is, and has norms of its own for that."""
+        return False
+
+    @property
     def experts(self) -> tuple[int, int] | None:
         """(experts, those that a token visits) of a mixture; None: it is none."""
         return None
@@ -97,8 +102,8 @@ class Mixer(Kind):
         """What a layer keeps of the past."""
         raise NotImplementedError
 
-    def check_owner(self, stored: CacheSpec) -> None:
-        """Whether a layer that reads an earlier one's cache can read this one.
+    def check_owner(self, stored: CacheSpec, owner: "Mixer") -> None:
+        """Whether a layer that reads an earlier one's cache can read this one, of this mixer.
 
         Raises:
             InputError: it holds something else.
@@ -152,6 +157,11 @@ class FeedForward(Kind):
 
     kinds: ClassVar[dict[str, Any]] = {}
 
+    @property
+    def num_sums(self) -> int:
+        """Vectors of width D a token that chips along `model` sum."""
+        return 1
+
     def per_expert_chip(self, chips: int) -> Self:
         """Itself on one of `chips` along `expert`, which divide a mixture's experts."""
         return self
@@ -159,6 +169,17 @@ class FeedForward(Kind):
     def operations(self, model: Widths) -> tuple[Operation, ...]:
         """What it costs: by default the products with its matrices."""
         return operations.products(self.name, model, self.parameters(model))
+
+
+def check_rotated(kind: Mixer, owner: Mixer) -> None:
+    """Refuses queries that rotate otherwise than the keys that they meet.
+
+    Raises:
+        InputError: with both ropes.
+    """
+    if kind.rotation != owner.rotation:
+        own, other = (mixer.rotation and mixer.rotation[0] for mixer in (kind, owner))
+        raise InputError(f"{kind.name} with rope={own} reads keys that were rotated by {other}")
 
 
 def equal_shares(whole: int, chips: int) -> tuple[range, ...]:

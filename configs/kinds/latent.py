@@ -3,10 +3,10 @@
 import dataclasses
 from typing import Any
 
-from configs.cache import CacheSpec, latent
+from configs.cache import CacheSpec, latent, shared
 from configs.errors import InputError
 from configs.kinds import operations, params
-from configs.kinds.kind import MOST_MATRICES, Mixer, check_sizes, equal_shares
+from configs.kinds.kind import MOST_MATRICES, Mixer, check_rotated, check_sizes, equal_shares
 from configs.kinds.operations import Amount, Move, Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 from configs.kinds.rope import Rope
@@ -67,6 +67,10 @@ class Latent(Mixer, name="latent"):
         scale: factor on q.k; None means (nope_width + rope_width) ** -0.5.
         norm_eps: of the norms of the latent vectors, and of the indexer's keys.
         indexer: chooses the tokens that attention reads; None: it reads all.
+        owner: the earlier layer whose latent vectors are read (cross-layer attention, Brandon et
+            al. 2024, arXiv 2405.12981); None: the layer has its own. Ways between latent vectors
+            and heads stay each layer's: they are absorbed into its queries and its output, so a
+            second pair takes nothing in the cache, and layers may read different things in one.
     """
 
     divided = ("num_heads",)
@@ -81,10 +85,15 @@ class Latent(Mixer, name="latent"):
     scale: float | None = None
     norm_eps: float = 1e-6
     indexer: Indexer | None = None
+    owner: int | None = None
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_heads", most=MOST_MATRICES)
         check_sizes(self, "rank", "rope_width", "nope_width", "value_width", "query_rank")
+        if self.indexer is not None and self.owner is not None:
+            raise InputError(
+                f"latent owner={self.owner} goes without an indexer, which has own keys"
+            )
         self.rope.rotating(self.rope_width)
         if self.indexer is not None:
             key, own = self.rank + self.rope_width, self.indexer.head_width
@@ -97,7 +106,8 @@ class Latent(Mixer, name="latent"):
     def parameters(self, model: Widths) -> Declared:
         """Down to the latent vectors (undivided: all heads read them), and each head's way between
         them and its keys without rotation [N, C, nope_width] and values [N, value_width, C]: of
-        keys as queries take it, to latent vectors.
+        keys as queries take it, to latent vectors. The first are missing where an earlier layer's
+        are read.
         """
         N, C, D, dtype = self.num_heads, self.rank, model.width, model.dtype
         queries = N * (self.nope_width + self.rope_width)
@@ -112,9 +122,10 @@ class Latent(Mixer, name="latent"):
             declared["q_down"] = ParamInfo((self.query_rank, D), dtype, (None, "embed"))
             declared["q_norm"] = params.norm(model, self.query_rank, None)
             declared["q_up"] = ParamInfo((queries, self.query_rank), dtype, ("heads", None))
+        if self.owner is None:
+            declared["kv_down"] = ParamInfo((C + self.rope_width, D), dtype, (None, "embed"))
+            declared["kv_norm"] = params.norm(model, C, None)
         return declared | {
-            "kv_down": ParamInfo((C + self.rope_width, D), dtype, (None, "embed")),
-            "kv_norm": params.norm(model, C, None),
             "k_up": ParamInfo(
                 (N, C, self.nope_width), dtype, ("heads", None, None), stacked=(C,) * N
             ),
@@ -126,11 +137,22 @@ class Latent(Mixer, name="latent"):
         }  # fmt: skip
 
     def cache(self, model: Widths) -> CacheSpec:
-        """The latent vector and the rotary key, and the indexer's key."""
+        """The latent vector and the rotary key, and the indexer's key; or an earlier layer's."""
+        if self.owner is not None:
+            return shared(self.owner)
         spec = latent(self.rank, self.rope_width)
         if self.indexer is None:
             return spec
         return dataclasses.replace(spec, index_width=self.indexer.head_width)
+
+    def check_owner(self, stored: CacheSpec, owner: Mixer) -> None:
+        """See `Mixer`."""
+        if stored != latent(self.rank, self.rope_width):
+            raise InputError(
+                f"latent with rank={self.rank} and rope_width={self.rope_width} reads layer "
+                f"{self.owner}'s cache, which holds something else"
+            )
+        check_rotated(self, owner)
 
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:
         """The products, and attention over the latent vectors, absorbed: queries are projected into
@@ -145,7 +167,9 @@ class Latent(Mixer, name="latent"):
             scoring = ((2 * self.indexer.num_heads * index, ("pairs", None)),)
             moved = ((index, ("read", None, None)),)
         entry, pairs = stored.elements_per_token, ("pairs", most)
-        moved += ((entry - index, ("read", None, most)), (entry, ("queries",)))
+        moved += ((entry - index, ("read", None, most)),)
+        if self.owner is None:
+            moved += ((entry, ("queries",)),)
         attend = Operation(
             "attend.latent", "attention", flops=(*scoring, (2 * N * (2 * C + R), pairs)),
             moves=(Move("cache", moved, C + R, "cache"),

@@ -16,6 +16,8 @@ or a sum over the step's sequences, of which each feeds `queries` tokens and the
     ("drafts",)           of these, the ones that may be refused
     ("pairs", window)     pairs of query and visible key
     ("read", window, n)   keys that are read: the visible ones, at most n a query (None: all)
+    ("chunk_pairs", c)    as ("pairs", window), where a query sees its own chunk of c tokens
+    ("chunk_read", c, n)  likewise
 """
 
 import dataclasses

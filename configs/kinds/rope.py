@@ -108,7 +108,26 @@ class LongRope:
             raise InputError("longrope factors are finite numbers above 0")
 
 
-Scaling = Linear | Llama3 | Dynamic | Yarn | LongRope
+@dataclasses.dataclass(frozen=True)
+class Proportional:
+    """p-RoPE (Barbero et al. 2024, arXiv 2410.06205): of a head's pairs only the share that turns
+    fastest turns at all, as fast as if all did.
+
+    Attributes:
+        share: of the pairs.
+        factor: what the frequencies are divided by.
+    """
+
+    share: float
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "share", "factor")
+        if self.share > 1:
+            raise InputError(f"rope share is at most 1, not {self.share}")
+
+
+Scaling = Linear | Llama3 | Dynamic | Yarn | LongRope | Proportional
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,7 +50,8 @@ def medusa(target: ModelConfig, digest: str, proposed_ids: tuple[int, ...]) -> M
 
 def _fields(target: ModelConfig, kind: str) -> dict[str, Any]:
     own = {field.name: getattr(target, field.name) for field in dataclasses.fields(ModelConfig)}
-    for name in ("num_layers", "pattern", "learned_positions", "formats"):
+    alone = "learned_positions", "layer_inputs", "has_layer_scales"
+    for name in ("num_layers", "pattern", "formats", *alone):
         del own[name]
     name = f"{target.name}-{kind}"
     return own | {"name": name, "tied": False, "dtype": "float32", "logit_cap": None}

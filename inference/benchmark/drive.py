@@ -105,17 +105,17 @@ class RequestRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """What running sequences held after a step that took `seconds`: how many they were, tokens that
-    their pages have room for, and tokens written there; pages of their prompts, and distinct ones
-    among these.
+    """What running sequences held after a step that took `seconds`: how many they were, pages of
+    their prompts, and distinct ones among these; of each page group the tokens that their pages
+    have room for, and those written there.
     """
 
     seconds: float
     num_running: int
-    num_allocated: int
-    num_written: int
     num_prompt_pages: int
     num_distinct_pages: int
+    num_allocated: tuple[int, ...]
+    num_written: tuple[int, ...]
 
 
 @dataclasses.dataclass
@@ -193,8 +193,10 @@ def drive(
                 del open_[output.id]
                 on_progress(len(run.requests) - len(open_))
         scheduler = server.scheduler
-        usage = map(sum, zip(*(shard.usage() for shard in scheduler.shards), strict=True))
-        run.usage.append(Usage(after - before, len(scheduler.running), *usage))
+        shards = zip(*(shard.usage() for shard in scheduler.shards), strict=True)
+        prompts, distinct, *held = map(sum, shards)
+        running, groups = len(scheduler.running), (tuple(held[::2]), tuple(held[1::2]))
+        run.usage.append(Usage(after - before, running, prompts, distinct, *groups))
         while server.records:
             run.records.append(server.records.popleft())
         if not outputs and scheduler.counters.num_steps == num_steps:

@@ -3,11 +3,11 @@
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from configs.errors import InputError
-from inference.benchmark.drive import RequestRecord, Run
+from inference.benchmark.drive import RequestRecord, Run, Usage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,14 +83,22 @@ def _held(run: Run) -> dict[str, float]:
     """What running sequences held, weighted by the steps' times."""
     seconds = sum(sample.seconds for sample in run.usage)
 
-    def mean(of: str) -> float:
-        return sum(getattr(each, of) * each.seconds for each in run.usage) / seconds
+    def mean(of: Callable[[Usage], int]) -> float:
+        return sum(of(each) * each.seconds for each in run.usage) / seconds
 
-    allocated, prompts = mean("num_allocated"), mean("num_prompt_pages")
+    def waste(groups: slice) -> float:
+        allocated = mean(lambda each: sum(each.num_allocated[groups]))
+        written = mean(lambda each: sum(each.num_written[groups]))
+        return 1 - written / allocated if allocated else 0.0
+
+    prompts = mean(lambda each: each.num_prompt_pages)
+    count = len(run.usage[0].num_allocated)
+    by_group = {f"kv_waste_{g}": waste(slice(g, g + 1)) for g in range(count)}
     return {
-        "kv_waste": 1 - mean("num_written") / allocated if allocated else 0.0,
-        "prompt_sharing": 1 - mean("num_distinct_pages") / prompts if prompts else 0.0,
-        "running_mean": mean("num_running"),
+        "kv_waste": waste(slice(None)),
+        **(by_group if count > 1 else {}),
+        "prompt_sharing": 1 - mean(lambda u: u.num_distinct_pages) / prompts if prompts else 0.0,
+        "running_mean": mean(lambda u: u.num_running),
         "running_peak": max(sample.num_running for sample in run.usage),
     }
 

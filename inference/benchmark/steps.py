@@ -51,11 +51,13 @@ def arrays(
         tokens = _tokens(config, np.arange(first_token, first_token + point.context + 1)).tolist()
         sequence = Sequence(slot, SamplingParams(), tokens, computed, slot=slot)
         for group, pages in enumerate(config.cached_model.page_groups):
-            first = pages.spec.live_from(computed) // page  # those before were given back
-            count = -(-(point.context + steps - 1) // page) - first
+            dead = pages.spec.dead_pages(computed, page)  # those were given back
+            columns = -(-(point.context + steps - 1) // page)
+            count = columns - len(dead)
             if free[group] + count > config.num_pages[group]:
                 raise ValueError(f"{point.label} needs more pages than there are")
-            sequence.pages.append([0] * first + [free[group] + i for i in range(count)])
+            ids = [free[group] + i for i in range(count)]
+            sequence.pages.append(ids[: dead.start] + [0] * len(dead) + ids[dead.start :])
             free[group] += count
         rows += [
             ScheduledChunk(sequence, slot, computed + at, at, queries, emits=at + queries == fed)

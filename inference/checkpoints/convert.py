@@ -12,11 +12,18 @@ import numpy as np
 
 from configs.errors import InputError
 from configs.kinds.params import ParamInfo
+from configs.model import ModelConfig
 from inference.checkpoints import load, mapped, opened, text_files
 from inference.checkpoints.hf import safetensors_file, weights_export
 from inference.checkpoints.hf.architectures import config_export
 from inference.checkpoints.load import Progress
-from inference.checkpoints.native import converted, manifest, new_directory, orbax_directory
+from inference.checkpoints.native import (
+    averaged,
+    converted,
+    manifest,
+    new_directory,
+    orbax_directory,
+)
 from inference.checkpoints.opened import Checkpoint, Contents
 from layers import decoder, params
 
@@ -33,6 +40,7 @@ def convert(
     dtype: str | None = None,
     max_shard_bytes: int = SHARD_BYTES,
     progress: Progress | None = None,
+    smaller: ModelConfig | None = None,
 ) -> None:
     """Writes a checkpoint as a directory, reads it back and compares before it gets its name.
 
@@ -44,20 +52,26 @@ def convert(
             stored (float16 is widened to float32).
         max_shard_bytes: of one safetensors file.
         progress: called as parameters are written.
+        smaller: the model with less to cache that it becomes (`configs/recipes/smaller_caches.py`);
+            None: it stays as it is.
 
     Raises:
         InputError: the source is unsound, the format cannot hold it, or the output is in the way
             or cannot be written.
     """
     new_directory.check(output)
-    contents = checkpoint.contents()
-    stored = dtype or load.stored_dtype(checkpoint.config, contents.source, contents.name_map)
+    contents, model = checkpoint.contents(), checkpoint.config
+    if smaller is not None and smaller != model:
+        if to == "hf":
+            config_export.of_model(smaller)  # refused before weights are read
+        contents, model = averaged.contents(model, smaller, contents), smaller
+    stored = dtype or load.stored_dtype(model, contents.source, contents.name_map)
     if stored not in ("bfloat16", "float32"):
         raise InputError(
             f"{contents.source.label}: weights are {stored}, which is not kept; say what they "
             "become: --dtype=float32 or --dtype=bfloat16"
         )
-    config = dataclasses.replace(checkpoint.config, dtype=stored)
+    config = dataclasses.replace(model, dtype=stored)
     infos = decoder.param_infos(config)
     declared = params.flatten(infos)
     load.check(declared, contents.source, contents.name_map)
@@ -73,7 +87,7 @@ def convert(
 
         if to == "orbax":
             _write_orbax(folder, infos, rows, progress)
-            model = dataclasses.replace(config, dtype=dtype or checkpoint.config.dtype)
+            model = dataclasses.replace(config, dtype=dtype or model.dtype)
             description = orbax_directory.config_bytes(
                 model, checkpoint.eos_ids, contents.raw_config
             )

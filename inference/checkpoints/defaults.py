@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import InputError, shown
-from inference.checkpoints import mapped, text_files
+from inference.checkpoints import text_files
+from inference.checkpoints.hf import hf_directory
 from inference.request import MAX_STOP_IDS
 
 _MAX_EOS_IDS = MAX_STOP_IDS // 2  # the rest of a row is for a request's own stop ids
@@ -19,7 +20,7 @@ def read_eos_ids(directory: Path, vocab_size: int) -> tuple[int, ...]:
         InputError: a file is unsound, or as `check_ids`.
     """
     for path in (directory / text_files.GENERATION, directory / text_files.CONFIG):
-        value = mapped.read_json(path).get("eos_token_id") if path.exists() else None
+        value = hf_directory.read_config(path).get("eos_token_id") if path.exists() else None
         if value is not None:
             return check_ids(value, vocab_size, str(path))
     return ()

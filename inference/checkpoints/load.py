@@ -178,11 +178,17 @@ def check(declared: dict[str, ParamInfo], source: TensorSource, name_map: NameMa
                     f"it holds {path}, {list(info.shape)}{other}"
                 )
         turn = -1 if transposed else 1
+        stacks = {len(source.shapes[name]) for name in names} - {0, 1, 2}
         shapes = [in_rows(source.shapes[name][::turn]) for name in names]
         rows = sum(shape[0] if shape else 0 for shape in shapes)
-        if any(shape[1:] != info.in_rows[1:] for shape in shapes) or rows != info.in_rows[0]:
+        is_alike = (
+            all(shape[1:] == info.in_rows[1:] for shape in shapes) and rows == info.in_rows[0]
+        )
+        if stacks and len(names) == 1:  # whose rows may be as many in another order
+            is_alike = source.shapes[names[0]][::turn] == info.shape
+        if not is_alike:
             found = ", ".join(f"{shown(name)} is {list(source.shapes[name])}" for name in names)
-            expected = list(info.in_rows[::turn])
+            expected = list((info.shape if stacks else info.in_rows)[::turn])
             raise InputError(f"{source.label}: {found}; expected {expected} for {path}")
     if extra:
         more = f" and {len(extra) - _SHOWN} more" if len(extra) > _SHOWN else ""
@@ -192,12 +198,17 @@ def check(declared: dict[str, ParamInfo], source: TensorSource, name_map: NameMa
 
 
 def stored_dtype(config: ModelConfig, source: TensorSource, name_map: NameMap) -> str:
-    """The smallest type that holds every value of the parameters whose type is the model's: others
-    keep a wider one of their own.
+    """The smallest type that holds every value of the parameters whose type is the model's."""
+    return source.widest(name for path in typed_paths(config) for name in name_map(path).names)
+
+
+def typed_paths(config: ModelConfig) -> list[str]:
+    """Of the parameters whose type is the model's: others keep a wider one of their own, routers
+    above all.
     """
-    declared = params.flatten(dataclasses.replace(config, dtype="bfloat16").parameters())
-    own = [path for path, info in declared.items() if info.format == "bfloat16"]
-    return source.widest(name for path in own for name in name_map(path).names)
+    half = dataclasses.replace(config, dtype="bfloat16", formats=())
+    declared = params.flatten(half.parameters())
+    return [path for path, info in declared.items() if info.format == "bfloat16"]
 
 
 def check_parts(config: ModelConfig, source: TensorSource, name_map: NameMap) -> None:

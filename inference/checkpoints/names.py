@@ -143,6 +143,29 @@ _GPT2: Table = {
     "ffn/down": ("mlp.c_proj.weight",),
 }
 _GPT2_TRANSPOSED = ("mixer/qkv", "mixer/out", "ffn/up", "ffn/down")
+_GEMMA4: Table = {
+    **_GEMMA,
+    "inputs/table": ("model.embed_tokens_per_layer.weight",),
+    "inputs/projection": ("model.per_layer_model_projection.weight",),
+    "inputs/projection_norm": ("model.per_layer_projection_norm.weight",),
+    "inputs/gate": ("per_layer_input_gate.weight",),
+    "inputs/out": ("per_layer_projection.weight",),
+    "inputs/norm": ("post_per_layer_input_norm.weight",),
+    "scale": ("layer_scalar",),
+    "mixer/qk": ("self_attn.q_proj.weight", "self_attn.k_proj.weight"),
+    "mixer/q": ("self_attn.q_proj.weight",),
+    "ffn/router": ("router.proj.weight",),
+    "ffn/router_norm": ("router.scale",),
+    "ffn/router_factors": ("router.per_expert_scale",),
+    "ffn/experts/gate_up": ("experts.gate_up_proj",),
+    "ffn/experts/down": ("experts.down_proj",),
+    "ffn/experts_norm": ("pre_feedforward_layernorm_2.weight",),
+    "ffn/experts_post_norm": ("post_feedforward_layernorm_2.weight",),
+    "ffn/shared/gate_up": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "ffn/shared/down": ("mlp.down_proj.weight",),
+    "ffn/shared_norm": ("pre_feedforward_layernorm.weight",),
+    "ffn/shared_post_norm": ("post_feedforward_layernorm_1.weight",),
+}
 _GGUF: Table = {
     "embed/table": ("token_embd.weight",),
     "final_norm": ("output_norm.weight",),
@@ -167,6 +190,27 @@ _GGUF_EXPERTS: Table = {
     "ffn/shared/gate_up": ("ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
     "ffn/shared/down": ("ffn_down_shexp.weight",),
     "ffn/shared_gate": ("ffn_gate_inp_shexp.weight",),
+}
+_GGUF_GEMMA4: Table = {
+    **_GGUF_EXPERTS,
+    "inputs/table": ("per_layer_token_embd.weight",),
+    "inputs/projection": ("per_layer_model_proj.weight",),
+    "inputs/projection_norm": ("per_layer_proj_norm.weight",),
+    "inputs/gate": ("inp_gate.weight",),
+    "inputs/out": ("proj.weight",),
+    "inputs/norm": ("post_norm.weight",),
+    "scale": ("layer_output_scale.weight",),
+    "mixer/qk": ("attn_q.weight", "attn_k.weight"),
+    "mixer/q": ("attn_q.weight",),
+    "ffn/router_norm": ("ffn_gate_inp.scale",),
+    "ffn/router_factors": ("ffn_down_exps.scale",),
+    "ffn/experts/gate_up": ("ffn_gate_up_exps.weight",),
+    "ffn/experts_norm": ("pre_ffw_norm_2.weight",),
+    "ffn/experts_post_norm": ("post_ffw_norm_2.weight",),
+    "ffn/shared/gate_up": ("ffn_gate.weight", "ffn_up.weight"),
+    "ffn/shared/down": ("ffn_down.weight",),
+    "ffn/shared_norm": ("ffn_norm.weight",),
+    "ffn/shared_post_norm": ("post_ffw_norm_1.weight",),
 }
 _GGUF_POST_NORMED: Table = {
     **_GGUF_EXPERTS,
@@ -213,6 +257,9 @@ class Names(NamedTuple):
         interleaved: llama.cpp stores rotary pairs of queries and keys as neighbours.
         predicts: layers behind the last one may predict a second token, and are no part of the
             model.
+        inside: what stands before the names of a model that is a part of one that reads images and
+            sounds too.
+        others: the other parts of that one, which are not read.
     """
 
     table: Table
@@ -221,8 +268,11 @@ class Names(NamedTuple):
     gguf: Table = _GGUF
     interleaved: bool = False
     predicts: bool = False
+    inside: str | None = None
+    others: tuple[str, ...] = ()
 
 
+_SHARED = re.compile(r"(?:model\.layers|blk)\.(\d+)\.(?:self_attn\.|attn_)[kv](?:_.+)?\.\w+")
 _LAYER = re.compile(r"layers/(\d+)/(.+)")
 _PART = re.compile(r"(.+)/(\d+)")  # of a stack
 
@@ -230,6 +280,15 @@ FAMILIES: dict[str, Names] = {
     "llama": Names(_LLAMA, interleaved=True),
     "gemma2": Names(_GEMMA),
     "gemma3": Names(_GEMMA),
+    "gemma4": Names(
+        _GEMMA4,
+        gguf=_GGUF_GEMMA4,
+        inside="model.language_model",
+        others=tuple(
+            f"model.{part}"
+            for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio")
+        ),
+    ),
     "gpt2": Names(_GPT2, "transformer.h", _GPT2_TRANSPOSED, _GGUF_GPT2),
     "mistral": Names(_LLAMA),
     "olmo2": Names(_GEMMA),
@@ -290,6 +349,19 @@ def gguf(config: ModelConfig) -> NameMap:
 def interleaved(family: str) -> bool:
     """Whether llama.cpp stores the rotary pairs of a family's queries and keys as neighbours."""
     return FAMILIES[family].interleaved
+
+
+def is_other(family: str, name: str) -> bool:
+    """Whether a tensor belongs to another part of the model that this one is a part of."""
+    return name.startswith(tuple(f"{other}." for other in FAMILIES[family].others))
+
+
+def is_unread(config: ModelConfig, name: str) -> bool:
+    """Whether a tensor makes keys or values in a layer that reads an earlier one's."""
+    layer = _SHARED.fullmatch(name)
+    if layer is None or int(layer[1]) >= config.num_layers:
+        return False
+    return config.cache_specs[int(layer[1])].owner is not None
 
 
 def is_behind(config: ModelConfig, name: str, layers: str, count: int) -> bool:

@@ -13,7 +13,7 @@ from configs.errors import InputError
 from configs.heads import Eagle
 from configs.kinds.params import leaves
 from configs.model import ModelConfig
-from inference.checkpoints import defaults, load, mapped, names, text_files
+from inference.checkpoints import defaults, load, names, text_files
 from inference.checkpoints.gguf import gguf_file, gguf_stacks
 from inference.checkpoints.gguf.gguf_scan import Header
 from inference.checkpoints.hf import hf_directory, hub, safetensors_file, split_tensors
@@ -88,9 +88,13 @@ def read_directory_config(path: Path) -> ModelConfig:
         InputError: as `hf_directory.parse_config`, or its weights are quantized in a way that is
             not served.
     """
-    raw = mapped.read_json(path / text_files.CONFIG)
+    raw = _raw(path)
     _refuse_quantized(path, raw)
     return hf_directory.parse_config(raw, path)
+
+
+def _raw(path: Path) -> dict[str, Any]:
+    return hf_directory.read_config(path / text_files.CONFIG)
 
 
 def read_stored_config(path: Path) -> ModelConfig:
@@ -101,7 +105,7 @@ def read_stored_config(path: Path) -> ModelConfig:
     """
     config = read_directory_config(path)
     if config.tied and safetensors_file.is_in(path):
-        storage = hf_directory.storage(mapped.read_json(path / text_files.CONFIG), path)
+        storage = hf_directory.storage(_raw(path), path)
         source = safetensors_file.open_directory(path, storage.bytes_at)
         return dataclasses.replace(config, tied=not hf_directory.has_other_head(source, config))
     return config
@@ -113,7 +117,7 @@ def read_predicting_config(path: Path) -> Eagle:
     Raises:
         InputError: as `hf_directory.parse_predicting`.
     """
-    return hf_directory.parse_predicting(mapped.read_json(path / text_files.CONFIG), path)
+    return hf_directory.parse_predicting(_raw(path), path)
 
 
 def _refuse_quantized(path: Path, raw: dict[str, Any]) -> None:
@@ -145,9 +149,16 @@ def directory(path: Path, config: ModelConfig) -> Checkpoint:
     if (path / manifest.NAME).exists():
         listed = manifest.read(path, (".json", ".jinja", ".safetensors"))
         listed.verify(listed.digests)
-    raw = mapped.read_json(path / text_files.CONFIG)
+    raw = _raw(path)
     storage = hf_directory.storage(raw, path)
     source = safetensors_file.open_directory(path, storage.bytes_at)
+    if others := [name for name in source.shapes if names.is_other(config.family, name)]:
+        logging.warning(
+            "%s: images and sounds are not served: %d tensors for them, from %s on, are left out",
+            path,
+            len(others),
+            others[0],
+        )
     source = hf_directory.tensors(source, config, storage.num_predicting)
     source = split_tensors.split(source, config, storage.is_packed)
     return _of_directory(path, config, source, names.huggingface(config), raw)
@@ -163,7 +174,7 @@ def predicting(path: Path, config: Eagle) -> Checkpoint:
     Raises:
         InputError: as `directory`, or a tensor of the layer is missing or has no place.
     """
-    raw = mapped.read_json(path / text_files.CONFIG)
+    raw = _raw(path)
     storage, target = hf_directory.storage(raw, path), read_stored_config(path)
     source = safetensors_file.open_directory(path, storage.bytes_at)
     source = hf_directory.predicting_tensors(source, target)

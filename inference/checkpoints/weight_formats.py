@@ -5,8 +5,8 @@ import logging
 
 from configs.engine import Config
 from configs.errors import InputError
-from configs.kinds import params
 from configs.precision import FORMATS
+from inference.checkpoints import load
 from inference.checkpoints.opened import Checkpoint
 
 
@@ -26,12 +26,7 @@ def choose(config: Config, checkpoint: Checkpoint, named: str | None) -> tuple[C
     weights = config.engine.weights
     if weights is None:
         return config, checkpoint
-    # What a kind declares in a format of its own stays in it: routers, above all.
-    paths = [
-        "/".join(path)
-        for path, info in params.leaves(config.model.parameters())
-        if info.format == config.model.dtype
-    ]
+    paths = load.typed_paths(config.model)
     formats: dict[str, tuple[str, ...]] = dict.fromkeys(paths, (weights,))
     if weights == "file":
         formats = checkpoint.formats()

@@ -127,6 +127,7 @@ class PrefixCache:
         size, path, num_matched = self._page_tokens, [], 0
         windows = [(g, spec) for g, spec in enumerate(self._specs) if spec.window is not None]
         runs = [0] * len(windows)  # pages in a row that end with the node's
+        heads = [0] * len(windows)  # pages in a row that begin with the path
         node = None if self._has_states else self._tree.roots.children.get(key)
         limit = len(tokens) - 1 if limit is None else limit
         for stop in range(size, limit + 1, size):
@@ -138,13 +139,19 @@ class PrefixCache:
             for i, (group, spec) in enumerate(windows):
                 is_kept = node.pages[group] or node.host_pages[group]
                 runs[i] = runs[i] + 1 if is_kept else 0
-                can_resume &= runs[i] >= len(spec.resume_at(stop, size) or ())
+                heads[i] += runs[i] == len(path)
+                dead = spec.dead_pages(stop, size)
+                can_resume &= runs[i] >= len(path) - dead.stop
+                can_resume &= heads[i] >= min(len(path), dead.start)
             if can_resume:
                 num_matched = len(path)
         nodes = tuple(path[:num_matched])
         num_new_pages = tuple(
-            sum(not n.pages[g] or n.pages[g] in self._tree.evictable[g] for n in nodes[part])
-            for g, part in enumerate(self._needed(num_matched))
+            sum(
+                not node.pages[g] or node.pages[g] in self._tree.evictable[g]
+                for node in (nodes[index] for index in needed)
+            )
+            for g, needed in enumerate(self._needed(num_matched))
         )
         return Match(nodes, num_matched * size, num_new_pages)
 
@@ -155,7 +162,8 @@ class PrefixCache:
         Returns:
             The sequence's pages by group, 0 where a window does not need them.
         """
-        parts = [match.nodes[part] for part in self._needed(len(match.nodes))]
+        needed = self._needed(len(match.nodes))
+        parts = [[match.nodes[index] for index in indices] for indices in needed]
         for group, nodes in enumerate(parts):  # all of them, before an allocation evicts any
             for node in nodes:
                 self._tree.offloaded[group].pop(node.host_pages[group], None)
@@ -165,10 +173,11 @@ class PrefixCache:
             for node in nodes:
                 if not node.pages[group]:
                     self._restore(node, group)
-        return [
-            [0] * (len(match.nodes) - len(nodes)) + [node.pages[group] for node in nodes]
-            for group, nodes in enumerate(parts)
-        ]
+        pages = [[0] * len(match.nodes) for _ in parts]
+        for group, indices in enumerate(needed):
+            for index in indices:
+                pages[group][index] = match.nodes[index].pages[group]
+        return pages
 
     def insert(
         self,
@@ -236,11 +245,10 @@ class PrefixCache:
         """
         self._tree.check_integrity(holders)
 
-    def _needed(self, num_pages: int) -> list[slice]:
-        """Which pages of a path each group resumes on: its last ones, or none."""
+    def _needed(self, num_pages: int) -> list[Sequence[int]]:
+        """Which pages of a path each group resumes on: its last ones, also its first, or none."""
         size = self._page_tokens
-        ranges = [spec.resume_at(num_pages * size, size) for spec in self._specs]
-        return [slice(num_pages - len(pages or ()), num_pages) for pages in ranges]
+        return [spec.resume_at(num_pages * size, size) or () for spec in self._specs]
 
     def _evict(self, group: int) -> None:
         """Frees the least recently used evictable page of a group; where its node is a leaf with

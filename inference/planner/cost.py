@@ -69,11 +69,21 @@ class Rows:
                 seen = self.context if window is None else self.queries + window - 1
                 live = min(self.context, seen)
                 return live if most is None else min(live, self.queries * most)
+            case ("chunk_pairs", size):
+                return _seen_in_chunks(self.context, size) - _seen_in_chunks(self._first, size)
+            case ("chunk_read", size, most):
+                live = self.context - self._first // size * size
+                return live if most is None else min(live, self.queries * most)
         raise ValueError(f"no quantity of a step: {quantity}")
+
+    @property
+    def _first(self) -> int:
+        """Position of the first query."""
+        return self.context - self.queries
 
     def pairs(self, window: int | None) -> float:
         """Pairs of query and visible key in one sequence."""
-        first = self.context - self.queries + 1
+        first = self._first + 1
         if window is None or self.context <= window:
             return self.queries * (first + self.context) / 2
         growing = max(0, window - first)  # queries that do not see a whole window yet
@@ -225,6 +235,12 @@ def _quantity(quantity: Quantity, work: Work) -> float:
             return sum(rows.count * rows.quantity(quantity) for rows in work.rows)
 
 
+def _seen_in_chunks(num_tokens: int, size: int) -> float:
+    """Pairs of the first tokens of a sequence, each of which sees its own chunk up to itself."""
+    whole, rest = divmod(num_tokens, size)
+    return (whole * size * (size + 1) + rest * (rest + 1)) / 2
+
+
 def num_visited(num_experts: int, top_k: int, num_tokens: int) -> float:
     """Experts that at least one token visits, expected where each chooses evenly and on its own."""
     return num_experts * (1 - (1 - top_k / num_experts) ** num_tokens)
@@ -250,7 +266,8 @@ def cache_by_parts(
     precision = precision or Precision.of(config)
     found: dict[int, float] = {}
     for (spec, parts), layers in caches(config).items():
-        tokens = context if spec.window is None else min(context, spec.window)
+        window = spec.sliding()
+        tokens = context if window is None else min(context, window)
         held = tokens * _token_bytes(spec, precision) + spec.bytes_per_sequence(drafts)
         found[parts] = found.get(parts, 0.0) + layers * held
     return found

@@ -36,7 +36,7 @@ def held(config: ModelConfig) -> tuple[Held, ...]:
     for path, info in params.leaves(config.parameters()):
         if not info.is_matrix:
             continue
-        format = operations.stored_as(info, config, "weights" if path[0] == "layers" else "rest")
+        format = operations.stored_as(info, config, "rest" if path[-1] == "table" else "weights")
         found.append(
             Held(
                 info.elements, info.shape[-1], format, operations.is_divided(info),

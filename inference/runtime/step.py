@@ -154,7 +154,7 @@ def step(
     num_own = config.chip_model.num_layers  # the others are a proposer's
     hidden_TD, features, own_cache, visits = decoder.layers(
         params, config.chip_model, decoder.embedded(params, config.chip_model, tokens_T, ragged),
-        ragged, cache[:num_own], features=proposer.features if proposer else (),
+        ragged, cache[:num_own], tokens_T=tokens_T, features=proposer.features if proposer else (),
         deterministic=config.engine.deterministic, attention=attention,
     )  # fmt: skip
     cache = (*own_cache, *cache[num_own:])

@@ -28,7 +28,8 @@ class AdmissionControl:
         self._page_tokens, self._max_context = config.page_tokens, config.max_context
         # A tree's nodes beside its longest branch, whose tokens are awaited.
         self._num_branching = max(0, config.engine.num_drafts - config.engine.draft_levels)
-        self._windows = [group.spec.window for group in config.cached_model.page_groups]
+        groups = config.cached_model.page_groups
+        self._windows = [group.spec.sliding(config.page_tokens) for group in groups]
         self._lengths = lengths
 
     def will_fit(self, candidate: Sequence, match: Match, running: Items[Sequence]) -> bool:
@@ -127,7 +128,7 @@ def peak_pages(
 
     Args:
         demands: the sequences.
-        windows: a group, the window of its `CacheSpec`.
+        windows: a group, the `sliding` window of its `CacheSpec`.
         page_tokens: tokens a page holds.
     """
     if not demands:

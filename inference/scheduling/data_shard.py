@@ -1,5 +1,6 @@
 """The sequences of one data shard: their slots and pages, and what the next step writes there."""
 
+import itertools
 from bisect import insort
 from collections.abc import Callable
 
@@ -112,9 +113,10 @@ class DataShard:
         taken, self.admissions = tuple(self.admissions), []
         return taken
 
-    def usage(self) -> tuple[int, int, int, int]:
-        """`PageManager.usage` and `prompt_usage` of its sequences."""
-        return (*self.pages.usage(self.running), *self.pages.prompt_usage(self.running))
+    def usage(self) -> tuple[int, ...]:
+        """`PageManager.prompt_usage` of its sequences, and `usage`, one group behind the other."""
+        groups = self.pages.usage(self.running)
+        return (*self.pages.prompt_usage(self.running), *itertools.chain.from_iterable(groups))
 
     def check_integrity(self) -> None:
         """Raises RuntimeError where slots or pages do not add up."""

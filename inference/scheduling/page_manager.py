@@ -54,7 +54,7 @@ class PageManager:
             for group, (spec, pages) in enumerate(zip(self._specs, sequence.pages, strict=True)):
                 num_others = sequence.num_cached_tokens // self._page
                 if spec.window is not None:
-                    num_others = spec.live_from(sequence.num_certain_tokens) // self._page
+                    num_others = len(spec.dead_pages(sequence.num_certain_tokens, self._page))
                 shared[group] -= max(0, len(pages) - num_others)
         return [
             max(0, n) + num_new * (spec.window is None)
@@ -77,9 +77,9 @@ class PageManager:
         """
         num_tokens, sent = sender.num_computed_tokens, []
         for group, (spec, pages) in enumerate(zip(self._specs, sequence.pages, strict=True)):
-            num_dead = spec.live_from(num_tokens) // self._page
+            dead = spec.dead_pages(num_tokens, self._page)
             for index in range(len(pages), len(sender.pages[group])):
-                is_live = index >= num_dead and sender.pages[group][index]
+                is_live = index not in dead and sender.pages[group][index]
                 pages += self.prefix_cache.allocate(group, 1) if is_live else [0]
                 if is_live:
                     sent.append((group, sender.pages[group][index], pages[-1]))
@@ -172,19 +172,18 @@ class PageManager:
             pages.clear()
         return self.prefix_cache.take_transfers()
 
-    def usage(self, running: Iterable[Sequence]) -> tuple[int, int]:
-        """(tokens that the pages of running sequences have room for, tokens in them once the steps
-        in flight are done); a shared page counts once.
+    def usage(self, running: Iterable[Sequence]) -> list[tuple[int, int]]:
+        """Of each group (tokens that the pages of running sequences have room for, tokens in them
+        once the steps in flight are done); a shared page counts once.
         """
-        filled: dict[tuple[int, int], int] = {}
+        filled: list[dict[int, int]] = [{} for _ in self._specs]
         for sequence in running:
-            for group, pages in enumerate(sequence.pages):
+            for own, pages in zip(filled, sequence.pages, strict=False):
                 for index, page in enumerate(pages):
                     if page:
                         rest = sequence.num_scheduled_tokens - index * self._page
-                        key = group, page
-                        filled[key] = max(filled.get(key, 0), min(max(rest, 0), self._page))
-        return self._page * len(filled), sum(filled.values())
+                        own[page] = max(own.get(page, 0), min(max(rest, 0), self._page))
+        return [(self._page * len(own), sum(own.values())) for own in filled]
 
     def prompt_usage(self, running: Iterable[Sequence]) -> tuple[int, int]:
         """(prompt pages of all running sequences, distinct ones among them): sharing saves
@@ -204,12 +203,13 @@ class PageManager:
         it has passed, where the sequence's pages are not cached.
         """
         for group, spec in self._windows:
-            pages = sequence.pages[group]
-            num_dead = spec.live_from(sequence.num_certain_tokens) // self._page
-            if sequence.cache_key is not None:
-                num_dead = min(num_dead, num_pages)
-            index = num_dead - 1
-            while index >= 0 and pages[index]:
+            pages, dead = (
+                sequence.pages[group],
+                spec.dead_pages(sequence.num_certain_tokens, self._page),
+            )
+            stop = dead.stop if sequence.cache_key is None else min(dead.stop, num_pages)
+            index = stop - 1
+            while index >= dead.start and pages[index]:
                 self.prefix_cache.free(group, [pages[index]])
                 pages[index] = 0
                 index -= 1

@@ -43,8 +43,9 @@ def next_token(config: ModelConfig) -> Loss:
         )
         inputs_YW, targets_YW = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
         rows = ragged.contiguous(*inputs_YW.shape)
-        x_TD = decoder.embedded(values, config, inputs_YW.reshape(-1), rows)
-        passed = decoder.layers(values, config, x_TD, rows)
+        tokens_T = inputs_YW.reshape(-1)
+        x_TD = decoder.embedded(values, config, tokens_T, rows)
+        passed = decoder.layers(values, config, x_TD, rows, tokens_T=tokens_T)
         hidden_YWD = passed.hidden_TD.reshape(*inputs_YW.shape, -1)
         found = cross_entropy(
             functools.partial(decoder.logits, values, config), hidden_YWD, targets_YW
@@ -143,8 +144,11 @@ def _seen(
     frozen: Params, target: ModelConfig, inputs_YW: jax.Array, rows: Any, features: tuple[int, ...]
 ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]:
     """What a target makes of tokens: embedded, last hidden states, features."""
-    embedded_TD = decoder.embedded(frozen, target, inputs_YW.reshape(-1), rows)
-    hidden_TD, found, _, _ = decoder.layers(frozen, target, embedded_TD, rows, features=features)
+    tokens_T = inputs_YW.reshape(-1)
+    embedded_TD = decoder.embedded(frozen, target, tokens_T, rows)
+    hidden_TD, found, _, _ = decoder.layers(
+        frozen, target, embedded_TD, rows, tokens_T=tokens_T, features=features
+    )
     return jax.lax.stop_gradient((embedded_TD, hidden_TD, found))
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from configs.kinds.experts import Experts
 from configs.model import ModelConfig
+from layers import norm
 from layers.feed_forwards import dense, routing
 from layers.linear import linear
 from layers.params import Params
@@ -36,21 +37,31 @@ def apply(
     sums for its own.
     """
     with jax.named_scope("router"):
-        weights_TJ, ids_TJ, scores_TE = routing.route(params, kind.router, kind.top_k, x_TD)
+        routed_TD = x_TD
+        if kind.router.has_norm:
+            routed_TD = norm.rms_norm(x_TD, params["router_norm"], config.norm_eps)
+            routed_TD *= config.width**-0.5
+        weights_TJ, ids_TJ, scores_TE = routing.route(params, kind.router, kind.top_k, routed_TD)
         valid_T1 = context.ragged.valid_T[:, None]
         ids_TJ = jnp.where(valid_T1, ids_TJ, kind.num_experts)
         visits = Visits(_visits(ids_TJ, kind.num_experts), _mean_share(scores_TE, valid_T1))
     with jax.named_scope("experts"):
-        every = _tokens_of_all(x_TD.astype(config.dtype), weights_TJ, ids_TJ)
+        own_TD = norm.apply(x_TD, params["experts_norm"], config) if kind.has_norms else x_TD
+        every = _tokens_of_all(own_TD.astype(config.dtype), weights_TJ, ids_TJ)
         out_TD = _mixed(params["experts"], config, kind, every, context.deterministic)
         out_TD = collectives.own_tokens(out_TD)
-    if kind.shared_width:
-        with jax.named_scope("shared"):
-            shared_TD = dense.up_and_down(params["shared"], config, kind.activation, x_TD)
-            if kind.has_shared_gate:
-                shared_TD *= jax.nn.sigmoid(linear(x_TD, params["shared_gate"]))
-            out_TD += shared_TD
-    return collectives.total(out_TD), visits
+    if not kind.shared_width:
+        return collectives.total(out_TD), visits
+    with jax.named_scope("shared"):
+        own_TD = norm.apply(x_TD, params["shared_norm"], config) if kind.has_norms else x_TD
+        shared_TD = dense.up_and_down(params["shared"], config, kind.activation, own_TD)
+        if kind.has_shared_gate:
+            shared_TD *= jax.nn.sigmoid(linear(own_TD, params["shared_gate"]))
+    if not kind.has_norms:
+        return collectives.total(out_TD + shared_TD), visits
+    out_TD, shared_TD = collectives.total(jnp.stack([out_TD, shared_TD]))
+    shared_TD = norm.apply(shared_TD, params["shared_post_norm"], config)
+    return norm.apply(out_TD, params["experts_post_norm"], config) + shared_TD, visits
 
 
 def _tokens_of_all(x_TD: jax.Array, weights_TJ: jax.Array, ids_TJ: jax.Array) -> _Routed:

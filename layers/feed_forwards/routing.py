@@ -34,6 +34,8 @@ def route(params: Params, router: Router, top_k: int, x_TD: jax.Array) -> Routes
     weights_TJ = jnp.take_along_axis(scores_TE, ids_TJ, axis=1)
     if router.is_normalized:
         weights_TJ /= row_sum(weights_TJ) + _LEAST_SUM
+    if router.has_factors:
+        weights_TJ *= params["router_factors"][ids_TJ]
     return Routes(weights_TJ * router.scale, ids_TJ, scores_TE)
 
 

@@ -31,12 +31,16 @@ def apply(
     """One attention layer: float32 [T, D], and the leaf of `attend`."""
     T, H = x_TD.shape[0], kind.head_width
     N, K = kind.num_heads, kind.num_kv_heads
+    inputs = "qkv" if kind.has_values else "qk"
     k_TKH = v_TKH = None
     with jax.named_scope("qkv"):
         if context.is_owner:
-            qkv_TX = add_bias(linear(x_TD, params["qkv"]), params, "qkv_bias")
-            qkv_TXH = qkv_TX.reshape(T, N + 2 * K, H)
-            q_TNH, k_TKH, v_TKH = jnp.split(qkv_TXH, (N, N + K), axis=1)
+            made_TX = add_bias(linear(x_TD, params[inputs]), params, f"{inputs}_bias")
+            made_TXH = made_TX.reshape(T, -1, H)
+            q_TNH, k_TKH = made_TXH[:, :N], made_TXH[:, N : N + K]
+            v_TKH = made_TXH[:, N + K :] if kind.has_values else k_TKH
+            if kind.has_value_norm:
+                v_TKH = norm.rms_norm(v_TKH, jnp.ones(H), config.norm_eps)
             k_TKH = _rotated(k_TKH, params.get("k_norm"), config, kind, context)
             k_TKH = k_TKH.astype(config.dtype)
             v_TKH = v_TKH.astype(config.dtype)
@@ -85,7 +89,10 @@ def attend(
         ValueError: there are no keys.
     """
     ragged = context.ragged
-    options = Options(context.spec.window, score_cap, sinks_N, context.deterministic)
+    spec = context.spec
+    options = Options(
+        spec.window, score_cap, sinks_N, context.deterministic, spec.chunked, spec.first_tokens
+    )
     has_keys = k_TKH is not None and v_TKH is not None
     if leaf is None and not has_keys:
         raise ValueError("attention needs keys and values, its own or an earlier layer's")

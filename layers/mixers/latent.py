@@ -37,25 +37,24 @@ def apply(
     """One layer: float32 [T, D], and the leaf of `attention.attend` or `indexer.attend`."""
     T, C, H = x_TD.shape[0], kind.rank, kind.nope_width
     scale = (H + kind.rope_width) ** -0.5 if kind.scale is None else kind.scale
+    k_T1X = latent_T1C = None
     with jax.named_scope("qkv"):
         down_TX, up = _queries_from(params, config, kind, x_TD)
         q_TNX = scale * linear(down_TX, up).reshape(T, kind.num_heads, -1)
-        latent_TX = linear(x_TD, params["kv_down"])
-        latent_TC = norm.rms_norm(
-            latent_TX[:, :C], params["kv_norm"], kind.norm_eps, config.norm_offset
-        )
-        latent_TC = latent_TC.astype(config.dtype)
         q_rope_TNR = _rotated(q_TNX[..., H:], kind, context)
-        k_rope_T1R = _rotated(latent_TX[:, None, C:], kind, context).astype(config.dtype)
+        if context.is_owner:
+            k_T1X, latent_T1C = _latents(params, config, kind, x_TD, context)
     mix = attend
     if kind.indexer is not None:
         with jax.named_scope("index"):
             found = indexer.project(params["indexer"], config, kind, x_TD, down_TX, context)
         mix = functools.partial(indexer.attend, found, kind.indexer)
-    if leaf is None and not packed.is_packed(params["k_up"]):
-        k_TNH = _out_of(latent_TC, params["k_up"], "TC,NCH->TNH").astype(config.dtype)
-        v_TNX = _out_of(latent_TC, params["v_up"], "TC,NXC->TNX").astype(config.dtype)
-        k_rope_TNR = jnp.broadcast_to(k_rope_T1R, q_rope_TNR.shape)
+    if (leaf is None or isinstance(leaf, tuple)) and not packed.is_packed(params["k_up"]):
+        leaf = (k_T1X, latent_T1C) if context.is_owner else leaf
+        k_T1X, latent_T1C = leaf
+        k_TNH = _out_of(latent_T1C[:, 0], params["k_up"], "TC,NCH->TNH").astype(config.dtype)
+        v_TNX = _out_of(latent_T1C[:, 0], params["v_up"], "TC,NXC->TNX").astype(config.dtype)
+        k_rope_TNR = jnp.broadcast_to(k_T1X[..., C:], q_rope_TNR.shape)
         q_TNX = jnp.concatenate([q_TNX[..., :H], q_rope_TNR], axis=-1).astype(config.dtype)
         k_TNX = jnp.concatenate([k_TNH, k_rope_TNR], axis=-1)
         with jax.named_scope("attend"):
@@ -64,10 +63,8 @@ def apply(
         with jax.named_scope("absorb"):
             q_TNC = each_linear(q_TNX[..., :H].astype(config.dtype), params["k_up"])
             q_TNX = jnp.concatenate([q_TNC, q_rope_TNR], axis=-1).astype(config.dtype)
-        k_T1X = jnp.concatenate([latent_TC[:, None], k_rope_T1R], axis=-1)
         with jax.named_scope("attend"):
-            out_TNC, written = mix(q_TNX, k_T1X, latent_TC[:, None], leaf, context)
-            leaf = written if leaf is not None else None
+            out_TNC, leaf = mix(q_TNX, k_T1X, latent_T1C, leaf, context)
         with jax.named_scope("expand"):
             out_TNX = each_linear(out_TNC.astype(config.dtype), params["v_up"])
     with jax.named_scope("out"):
@@ -84,6 +81,19 @@ def _queries_from(
     down_TX = linear(x_TD, params["q_down"])
     down_TX = norm.rms_norm(down_TX, params["q_norm"], kind.norm_eps, config.norm_offset)
     return down_TX, params["q_up"]
+
+
+def _latents(
+    params: Params, config: ModelConfig, kind: Latent, x_TD: jax.Array, context: StepContext
+) -> tuple[jax.Array, jax.Array]:
+    """The one key of all heads [T, 1, C + R], and the latent vector that is its first part."""
+    found_TX = linear(x_TD, params["kv_down"])
+    latent_TC = norm.rms_norm(
+        found_TX[:, : kind.rank], params["kv_norm"], kind.norm_eps, config.norm_offset
+    )
+    latent_T1C = latent_TC[:, None].astype(config.dtype)
+    rope_T1R = _rotated(found_TX[:, None, kind.rank :], kind, context).astype(config.dtype)
+    return jnp.concatenate([latent_T1C, rope_T1R], axis=-1), latent_T1C
 
 
 def _rotated(x_TNR: jax.Array, kind: Latent, context: StepContext) -> jax.Array:

@@ -66,6 +66,8 @@ def show_closed(result: Mapping[str, Any], beside: Mapping[str, Any]) -> None:
         f"at {last['concurrency']}: page room without a token {last['kv_waste']:.1%}, host "
         f"{1e3 * last['host_step_s']:.2f} ms a step; {_compiles(result)}"
     )
+    if by_group := _waste_by_group(result, last):
+        print("page room without a token by group: " + ", ".join(map(": ".join, by_group)))
     print(
         f"sampled (temperature 0.8, top-p 0.95, top-k 50) runs at "
         f"{result['sampled_share']:.2f} x the greedy rate; "
@@ -85,6 +87,10 @@ def show_open(result: Mapping[str, Any]) -> None:
     for key, (name, form) in _FIGURES.items():
         cells = (form.format(figures[key]) for figures in (row, row["predicted"]))
         print(f"{name:30}" + "".join(f"{cell:>10}" for cell in cells))
+        if key == "kv_waste":
+            measured, predicted = (_waste_by_group(result, f) for f in (row, row["predicted"]))
+            for (group, own), (_, other) in zip(measured, predicted, strict=True):
+                print(f"{f'  that see {group}':30}{own:>10}{other:>10}")
     print(f"\nhost {1e3 * row['host_step_s']:.2f} ms a step; {_compiles(result)}")
 
 
@@ -158,6 +164,14 @@ def show_host_cost(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         cells = "".join(f"{1e3 * row[f'{name}_s']:15.3f}" for name in names)
         print(f"{row['num_running']:8}{cells}")
+
+
+def _waste_by_group(result: Mapping[str, Any], figures: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Of each page group, where there are several, what its layers see, and its waste."""
+    names = enumerate(result["page_groups"])
+    return [
+        (name, f"{figures[key]:.1%}") for g, name in names if (key := f"kv_waste_{g}") in figures
+    ]
 
 
 def _compiles(result: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ import dataclasses
 import time
 from typing import Any
 
+from configs.errors import InputError
 from configs.hardware.spec import HardwareSpec
 
 _LEAST_COMPILE_S = 0.05  # less is no news
@@ -75,13 +76,30 @@ def stats(
     )
     steps = machine and report.decode_steps(config, engine.records, machine)
     predicted = dataclasses.asdict(steps) if steps else _no_steps()
-    return {"prompt_tokens": prompt_tokens, **timed, **predicted}
+    return {
+        "prompt_tokens": prompt_tokens, "busiest_expert": busiest_expert(engine), **timed,
+        **predicted,
+    }  # fmt: skip
+
+
+def busiest_expert(engine: Any) -> float | None:
+    """Visits of the busiest expert of a mixture over the mean of its experts, on average of all
+    mixtures of the model: 1 where all are visited alike. None: nobody counts them, or nobody came.
+    """
+    try:
+        visits_LE = engine.model_runner.expert_visits()
+    except InputError:  # there are no experts, or each host has a part of the sums
+        return None
+    if not visits_LE.any():
+        return None
+    return float((visits_LE.max(1) / visits_LE.mean(1)).mean())
 
 
 def nothing() -> dict[str, Any]:
     """The same figures, of a run that had nothing left to do."""
     counts = {"prompt_tokens": 0, "output_tokens": 0, "compile_s": 0.0}
-    return counts | dict.fromkeys(("ttft_s", "output_tok_s", "tokens_per_pass")) | _no_steps()
+    unknown = "ttft_s", "output_tok_s", "tokens_per_pass", "busiest_expert"
+    return counts | dict.fromkeys(unknown) | _no_steps()
 
 
 def _no_steps() -> dict[str, None]:

@@ -57,7 +57,8 @@ def show(deployment: Deployment, found: dict[str, Any]) -> None:
             for line in _disaggregated(found["disaggregated"]):
                 console.print(line, markup=False, soft_wrap=True)
         if "engine" in found:
-            console.print(_engine(found["engine"]), markup=False, soft_wrap=True)
+            for line in _engine(found["engine"]):
+                console.print(line, markup=False, soft_wrap=True)
         _show_parts(console, found["parts"])
 
 
@@ -157,11 +158,16 @@ def _disaggregated(found: Disaggregated) -> Iterable[str]:
     )
 
 
-def _engine(found: dict[str, int]) -> str:
-    return (
+def _engine(found: dict[str, Any]) -> Iterable[str]:
+    yield (
         f"engine: {found['batch']:,} sequences of {found['context']:,} in "
         f"{found['cache_bytes']:,} bytes a chip of whole pages, in the model's dtype, by engine.*"
     )
+    for group in found.get("page_groups", ()):
+        yield (
+            f"  {group['layers']} layers that see {group['sees']}: {group['pages']:,} pages, "
+            f"{size(group['bytes'])}"
+        )
 
 
 def _show_parts(console: Console, parts: Explanation) -> None:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from configs.mesh import Mesh
 from inference.benchmark.kernels import baselines, timing
 from inference.benchmark.kernels.attention_case import Arrays
 from inference.planner.calibration import on_device
@@ -186,6 +187,15 @@ def test_rates_are_of_what_they_count():
 @pytest.mark.parametrize("target", ["h200", "2xh200"])
 def test_the_report_agrees_with_the_planner(target):
     programs.check_report(target, "pallas_gpu")
+
+
+@pytest.mark.parametrize("target, name, mesh", [
+    ("h200", "deepseek-v2-lite", Mesh()), ("2xh200", "deepseek-v2-lite", Mesh(expert=2)),
+    ("h200", "gpt-oss-20b", Mesh()), ("2xh200", "gpt-oss-20b", Mesh(expert=2)),
+], ids=str)  # fmt: skip
+def test_the_report_of_a_mixture_agrees_with_the_planner(target, name, mesh):
+    """Of two layers: one without experts before one with them, or one with a window."""
+    programs.check_report(target, "pallas_gpu", name, mesh, num_layers=2)
 
 
 def test_a_run_on_many_chips_is_as_planned():

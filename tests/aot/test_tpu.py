@@ -9,6 +9,7 @@ import pytest
 from configs import presets
 from configs.engine import Config, EngineConfig
 from configs.hardware import targets
+from configs.mesh import Mesh
 from inference.planner.compiled.program import launches_a_layer
 from inference.planner.compiled.report import AbsentEngine
 from layers.kernels.attention import tpu
@@ -74,6 +75,8 @@ _CASES = {
     "llama2-13b": _LLAMA._replace(rows=16, heads=(40, 40)),
     "smollm2-135m, window": programs.Attention(8, 1, (9, 3), 64, 128, 512),
     "gemma2": programs.Attention(8, 1, (8, 4), 256, 128, 4096, 50.0),
+    "gemma4-26b-a4b": programs.Attention(8, 1, (16, 2), 512, 128),
+    "gemma4-31b, prefill": programs.Attention(4, 256, (32, 4), 512, 128),
 }
 
 
@@ -135,6 +138,19 @@ def test_the_kernel_reads_and_appends_latents_in_place(case, topology):
 @pytest.mark.parametrize("target", ["v5e:1x1", "v5e:2x2", "tpu7x:2x2x1"])
 def test_the_report_agrees_with_the_planner(target):
     programs.check_report(target, "pallas_tpu")
+
+
+@pytest.mark.parametrize("target, name, mesh", [
+    ("v5e:1x1", "deepseek-v2-lite", Mesh()), ("v5e:2x4", "deepseek-v2-lite", Mesh(model=8)),
+    ("v5e:2x4", "deepseek-v2-lite", Mesh(expert=8)),
+    ("v5p:2x2x2", "deepseek-v2-lite", Mesh(expert=4, model=2)),
+    ("v6e:2x4", "gpt-oss-20b", Mesh(model=8)),
+    ("v5e:2x4", "gpt-oss-20b", Mesh(expert=4, model=2)),
+    ("v5e:2x4", "mixtral-8x7b", Mesh(expert=4, model=2)),
+], ids=str)  # fmt: skip
+def test_the_report_of_a_mixture_agrees_with_the_planner(target, name, mesh):
+    """Of two layers: one without experts before one with them, or one with a window."""
+    programs.check_report(target, "pallas_tpu", name, mesh, num_layers=2)
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,49 @@ def test_resume_needs_the_pages_that_are_still_visible(boundary):
     assert recurrent(3).resume_at(boundary, 4) is None
 
 
+_SIGHTS = [
+    dict(window=6), dict(window=1), dict(window=6, first_tokens=3), dict(window=2, first_tokens=9),
+    dict(window=8, chunked=True), dict(window=6, chunked=True), dict(window=1, chunked=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("page_tokens", [1, 4, 16])
+@pytest.mark.parametrize("sight", _SIGHTS)
+def test_what_is_kept_is_what_a_later_token_sees(sight, page_tokens):
+    """Query by query, of 64 positions."""
+
+    def sees(query, position):
+        if sight.get("chunked"):
+            return position // sight["window"] == query // sight["window"]
+        near = query - sight["window"] < position
+        return near or position < sight.get("first_tokens", 0)
+
+    spec = CacheSpec(1, 3, **sight)
+    plain = CacheSpec(1, 3, window=spec.sliding(page_tokens))
+    for boundary in range(64):
+        seen = {
+            position // page_tokens
+            for position in range(boundary)
+            if any(sees(query, position) for query in range(boundary, 64))
+        }
+        kept = set(range(-(-boundary // page_tokens))) - {*spec.dead_pages(boundary, page_tokens)}
+        found = list(spec.resume_at(boundary, page_tokens))
+        assert found == sorted(found)
+        assert set(found) <= kept and seen <= kept
+        if boundary % page_tokens == 0:  # else the open page is kept, whoever sees it
+            assert set(found) == kept == seen
+        is_open = boundary % page_tokens > 0
+        assert len(kept) <= len(plain.resume_at(boundary, page_tokens)) + is_open
+
+
 def test_contradictions_are_refused():
+    with pytest.raises(InputError, match="a cache in chunks has a window"):
+        CacheSpec(1, 3, chunked=True)
+    for sight in ({}, {"window": 4, "chunked": True}):
+        with pytest.raises(InputError, match="beside a window that slides"):
+            CacheSpec(1, 3, first_tokens=2, **sight)
+    with pytest.raises(InputError, match="first_tokens of a cache is at least 0, not -1"):
+        CacheSpec(1, 3, window=4, first_tokens=-1)
     with pytest.raises(InputError, match="at least 1 token"):
         CacheSpec(1, 3, window=0)
     with pytest.raises(InputError, match="nothing of its own"):
@@ -168,6 +210,45 @@ def test_pages_are_split_in_proportion_and_within_the_budget(dtype, cache_bytes)
     assert all(n <= 3 * peak for n, peak in zip(usable, peaks, strict=True))
     if cache_bytes == 1 << 30:
         assert usable == [3 * peak for peak in peaks]
+
+
+@pytest.mark.parametrize("max_seqs", [1, 3, 40])
+@pytest.mark.parametrize("expected_tokens", [1, 30, 100, 400, 1000, 5000, None])
+@pytest.mark.parametrize("cache_bytes", [80_000, 150_000, 400_000, 1 << 24])
+def test_pages_are_split_by_the_length_that_is_expected(cache_bytes, expected_tokens, max_seqs):
+    """No sequence of that length more would fit, and one of the longest always does."""
+    engine = EngineConfig(
+        cache_bytes=cache_bytes, max_seqs=max_seqs, expected_tokens=expected_tokens,
+        page_tokens=8, chunk_tokens=8, prefill_chunks=(1,),
+    )  # fmt: skip
+    config = Config(model(), engine)
+    usable, sizes = [n - 1 for n in config.num_pages], config.model.page_bytes(8)
+    longest = config.peak_pages(1000)
+    expected = config.peak_pages(min(expected_tokens or 1000, 1000))
+    used = sum(n * size for n, size in zip(usable, sizes, strict=True))
+    assert used <= cache_bytes
+    most = [max_seqs * n for n in longest]
+    assert all(low <= n <= high for low, n, high in zip(longest, usable, most, strict=True))
+    fits = min(n / e for n, e in zip(usable, expected, strict=True))
+    more = [min(max(int(fits + 1) * e, low), high)
+            for e, low, high in zip(expected, longest, most, strict=True)]  # fmt: skip
+    needs = sum(n * size for n, size in zip(more, sizes, strict=True))
+    assert needs > cache_bytes or all(n >= m for n, m in zip(usable, more, strict=True))
+
+
+def test_what_is_expected_moves_pages_from_where_they_would_lie_idle():
+    """Sequences of 40 tokens fill windows of 20 and little beside them."""
+    engine = EngineConfig(cache_bytes=400_000, page_tokens=8, chunk_tokens=8, prefill_chunks=(1,))
+    split = {}
+    for expected in (40, 1000):
+        config = Config(model(), dataclasses.replace(engine, expected_tokens=expected))
+        split[expected] = [n - 1 for n in config.num_pages]
+        peaks = config.peak_pages(40)
+        split[expected].append(min(n // e for n, e in zip(split[expected], peaks, strict=True)))
+    assert split[40][0] > 3 * split[1000][0] and split[40][1] < split[1000][1]
+    assert split[40][2] > 2 * split[1000][2]  # sequences at a time
+    with pytest.raises(InputError, match="engine.expected_tokens is at least 1, not 0"):
+        EngineConfig(expected_tokens=0)
 
 
 def test_a_cache_without_room_for_a_page_is_refused():

@@ -8,8 +8,9 @@ from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.kind import Mixer
 from configs.kinds.latent import Indexer, Latent
+from configs.kinds.layer_inputs import LayerInputs
 from configs.kinds.recurrent import Recurrent
-from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Rope, Yarn
+from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Proportional, Rope, Yarn
 from configs.model import LayerSpec, ModelConfig
 
 _LAYER = LayerSpec(Attention(4, 2, 6), Gated(20))
@@ -31,6 +32,23 @@ _BAD_MODELS = {
         {"pattern": (_LAYER, LayerSpec(Attention(4, 2, 8, owner=0), None))},
         "head_width=8 reads",
     ),
+    "window of an owner": (
+        {"pattern": (_LAYER, LayerSpec(Attention(4, 2, 6, window=3, owner=0), None))},
+        "window=3 is layer 0's to say, whose cache is read: None",
+    ),
+    "rope of an owner": (
+        {"pattern": (_LAYER, LayerSpec(Attention(4, 2, 6, Rope(500.0), owner=0), None))},
+        r"attention with rope=Rope\(theta=500.0, .* reads keys that were rotated by Rope\(",
+    ),
+    "latents of an owner": (
+        {
+            "pattern": (
+                LayerSpec(Latent(4, 16, 8, 8, 8), None),
+                LayerSpec(Latent(4, 12, 8, 8, 8, owner=0), None),
+            )
+        },
+        "latent with rank=12 and rope_width=8 reads layer 0's cache, which holds something else",
+    ),
     "state of an owner": (
         {"pattern": (_RECURRENT, LayerSpec(Attention(4, 2, 6, owner=0), None))},
         "something else",
@@ -45,12 +63,12 @@ _BAD_KINDS = {
     "bias twice": (lambda: Attention(4, 2, 6, biases=("out", "out")), "at most once"),
     "cap": (lambda: Attention(4, 2, 6, score_cap=0.0), "score_cap is a finite number above 0"),
     "pairs": (lambda: Attention(4, 2, 5), "head_width is even where attention rotates, not 5"),
-    "window": (lambda: Attention(4, 2, 6, window=3, owner=0), "window=3 is layer 0's to say"),
     "activation": (lambda: Gated(20, "relu"), "gated activation is 'silu' or 'gelu_tanh', not"),
     "width": (lambda: Plain(0), "plain width is at least 1, not 0"),
     "experts": (lambda: Experts(4, 5, 8), "experts top_k is at most num_experts=4, not 5"),
     "shared": (lambda: Experts(4, 2, 8, shared_width=-1), "shared_width is at least 1, not -1"),
     "shared gate": (lambda: Experts(4, 2, 8, has_shared_gate=True), "goes with a shared_width"),
+    "norms": (lambda: Experts(4, 2, 8, has_norms=True), "has_norms goes with a shared_width"),
     "limit": (lambda: Experts(4, 2, 8, limit=-1.0), "experts limit is a finite number above 0"),
     "scores": (lambda: Router("relu"), "router scores is 'softmax' or 'sigmoid', not 'relu'"),
     "top groups": (lambda: Router(top_groups=2), "top_groups is at most num_groups=1, not 2"),
@@ -69,6 +87,10 @@ _BAD_KINDS = {
     "rank": (lambda: Latent(4, 0, 8, 8, 8), "latent rank is at least 1, not 0"),
     "latent pairs": (lambda: Latent(4, 16, 7, 8, 8), "head_width is even where attention rotates"),
     "state": (lambda: Recurrent(8, 0, 2), "recurrent state_width is at least 1, not 0"),
+    "inputs": (lambda: LayerInputs(0), "layer_inputs width is at least 1, not 0"),
+    "gate of inputs": (lambda: LayerInputs(6, "quick_gelu"), "layer_inputs activation is 'silu'"),
+    "turning pairs": (lambda: Proportional(1.5), "rope share is at most 1, not 1.5"),
+    "none turning": (lambda: Proportional(0.0), "rope share is a finite number above 0, not 0.0"),
     "no mixer": (lambda: LayerSpec("attention", Gated(20)), "mixer is one of .*attention.*, not"),
     "swapped": (lambda: LayerSpec(Gated(20), Attention(4, 2, 6)), "a layer's mixer is one of"),
     "no ffn": (lambda: LayerSpec(Attention(4, 2, 6), "gated"), "ffn is one of .*gated.* or None"),

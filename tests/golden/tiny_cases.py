@@ -106,6 +106,22 @@ CASES = (
         dtype=torch.float32,
         max_shard_size="40KB",
     ),
+    # The upper three layers read earlier ones' caches and have a feed-forward twice as wide.
+    Case(
+        "gemma4-gqa-inputs-sharing",
+        widths(40, 6, 4, 2, 10)
+        | {
+            "global_head_dim": 16,
+            "intermediate_size": 28,
+            "hidden_size_per_layer_input": 6,
+            "layer_types": layers("ssfssf"),
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "final_logit_softcapping": 3.0,
+        },
+        seed=192,
+        greedy=True,
+    ),
     # A window is stated and not used; the next one's upper layers have it, by the older rule.
     Case(
         "qwen2-gqa-tied",

@@ -28,6 +28,7 @@ from tiny_families import VOCAB_SIZE, Case
 _PROMPT_LENGTHS = (75, 29)
 _MATRIX_STD = 0.2
 _VECTOR_STD = 0.3
+_STREAM_STD = 0.25
 # Far below the 1e-4 that an implementation may differ by: the reference's own rounding is no issue.
 MAX_ROUNDING_ERROR = 2e-5
 _NUM_GREEDY, _GREEDY_TOKENS, _LONGEST_GREEDY = 10, 16, 40
@@ -73,21 +74,27 @@ def _write_checkpoint(case: Case, directory: pathlib.Path) -> None:
 
 
 def randomize(model: torch.nn.Module, case: Case, generator: np.random.Generator) -> None:
-    """Matrices from N(0, 0.2^2), biases wider; norm factors around 1, which Gemma stores as
+    """Matrices from N(0, 0.2^2), biases wider; norm factors around 1, which Gemma 2 and 3 store as
     w - 1.
     """
-    neutral = 0.0 if case.family.startswith("gemma") else 1.0
+    neutral = 0.0 if case.family in ("gemma2", "gemma3") else 1.0
     for name, parameter in sorted(model.named_parameters()):
         values = generator.standard_normal(parameter.shape)
         is_norm = "norm" in name or ".ln_" in name
         if name.endswith(".bias"):
             values = _VECTOR_STD * values
         else:
-            values = neutral + _VECTOR_STD * values if is_norm else _MATRIX_STD * values
+            is_factor = is_norm or name.endswith(("router.scale", "per_expert_scale"))
+            values = neutral + _VECTOR_STD * values if is_factor else _MATRIX_STD * values
+        if "per_layer_input_gate" in name:  # it reads the stream, and most gates would be closed
+            values *= _STREAM_STD
         parameter.data = torch.from_numpy(values.astype(np.float32))
     for name, buffer in sorted(model.named_buffers()):
         if name.endswith("e_score_correction_bias"):  # decides between experts of equal scores
             values = _MATRIX_STD * generator.standard_normal(buffer.shape)
+            buffer.copy_(torch.from_numpy(values.astype(np.float32)))
+        if name.endswith("layer_scalar"):
+            values = 1.0 + _VECTOR_STD * generator.standard_normal(buffer.shape)
             buffer.copy_(torch.from_numpy(values.astype(np.float32)))
 
 

@@ -63,6 +63,9 @@ _LLAMA = _OWN_TOKENS | {"pad_token_id": None, "rms_norm_eps": 1e-5, "tie_word_em
 _FAMILIES: dict[str, tuple[Any, dict]] = {
     "llama": (transformers.LlamaConfig, _LLAMA),
     "gemma3": (transformers.Gemma3TextConfig, _OWN_TOKENS | {"sliding_window": 24}),
+    "gemma4": (transformers.Gemma4TextConfig, _OWN_TOKENS | {
+        "pad_token_id": None, "sliding_window": 24, "vocab_size_per_layer_input": VOCAB_SIZE,
+    }),
     "mistral": (transformers.MistralConfig, _COMMON),
     "qwen2": (transformers.Qwen2Config, _COMMON),
     "qwen3": (transformers.Qwen3Config, _COMMON),

@@ -266,6 +266,34 @@ CASES = (
         seed=162,
         dtype=torch.float32,
     ),
+    # Values that are keys, fewer heads without a window, by the keys of published files.
+    Case(
+        "gemma4-mha-mqa-experts-float32",
+        widths(36, 4, 3, 3, 8)
+        | UNTIED
+        | {
+            "global_head_dim": 12,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "intermediate_size": 20,
+            "hidden_size_per_layer_input": 0,
+            "layer_types": layers("ssfs"),
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 12,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional", "rope_theta": 1e5, "partial_rotary_factor": 0.5
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+        seed=197,
+        dtype=torch.float32,
+        rewrites={"per_layer_config": None, "global_head_dim": 12, "num_global_key_value_heads": 1},
+        greedy=True,
+    ),
     # The limit bites: the feed-forward's inputs reach beyond it.
     Case(
         "gpt_oss-gqa-limit",

@@ -105,13 +105,15 @@ def _assert_same(found, expected, aborts):
     [
         ("full", ONE_CHIP),
         pytest.param("windows", ONE_CHIP, marks=pytest.mark.long),
+        pytest.param("every cache", ONE_CHIP, marks=pytest.mark.long),
         pytest.param("full", Mesh(data=2, model=2), marks=pytest.mark.long),
         pytest.param("full", Mesh(data=2), marks=pytest.mark.long),
     ],
     ids=str,
 )
 def test_tokens_are_those_of_one_engine(model, mesh):
-    made = fakes.llama() if model == "full" else fakes.gemma()
+    kinds = {"full": fakes.llama, "windows": fakes.gemma, "every cache": fakes.every_cache}
+    made = kinds[model]()
     count = 100 if (model, mesh) == ("full", ONE_CHIP) else 36
     aborts = range(0, count, 7)
     together = _make(made, TOGETHER, mesh)

@@ -16,6 +16,8 @@ MODELS = {
     "gemma": fakes.gemma("bfloat16"),
     "deepseek": fakes.deepseek("bfloat16"),
     "gpt-oss": fakes.gpt_oss("bfloat16"),
+    "gemma4": fakes.gemma4("bfloat16"),
+    "every cache": fakes.every_cache("bfloat16"),
     "indexer": fakes.deepseek_v32("bfloat16"),
     "pages": fakes.llama("bfloat16", token_budget=24),
 }
@@ -66,6 +68,8 @@ def requests(model, count):
 
 
 def make(model, **changes):
+    if model == "every cache" and "cache_bytes" in changes:
+        changes |= {"cache_bytes": 60_000}  # of eight layers, in five groups
     shapes = "one" if OWN.items() <= changes.items() else "riding"
     return fakes.engine(MODELS[model], None, shapes, model == "llama", **(SIZES | changes))
 
@@ -80,8 +84,13 @@ def alone(model, count):
 
 CASES = [("llama", 30, name) for name in DISTURBANCES]
 CASES += [("gemma", 30, name) for name in ("together", "prefixes on the host")]
-CASES += [("deepseek", 15, "recompute"), ("gpt-oss", 15, "together"), ("indexer", 12, "swap")]
-CASES += [("pages", 12, "recompute"), ("pages", 12, "prefixes on the host")]
+CASES += [("deepseek", 15, "recompute"), ("gpt-oss", 15, "together"), ("gemma4", 15, "recompute")]
+CASES += [("every cache", 15, "prefixes on the host")]
+CASES += [
+    ("indexer", 12, "swap"),
+    ("pages", 12, "recompute"),
+    ("pages", 12, "prefixes on the host"),
+]
 CASES += [
     pytest.param(model, 100, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])
     for model in MODELS

@@ -27,6 +27,8 @@ _MODELS = {
     "norm of all heads": fakes.llama(num_heads=8, num_kv_heads=4, qk_norm="all"),
     "deepseek": fakes.deepseek(),
     "gpt-oss": fakes.gpt_oss(),
+    "gemma4": fakes.gemma4(),
+    "every cache": fakes.every_cache(),
     "indexer": fakes.deepseek_v32(),
     "pages": fakes.llama(token_budget=16),
 }
@@ -35,16 +37,18 @@ _QUICK = [
     ("full", Mesh(model=2)), ("full", Mesh(data=2, model=4)), ("shared", Mesh(model=8)),
     ("windows", Mesh(data=8)), ("full, 3 KV heads", Mesh(model=8)),
     ("uneven windows", Mesh(data=2, model=3)), ("deepseek", Mesh(model=2, expert=2)),
-    ("gpt-oss", Mesh(data=2, expert=2)), ("pages", Mesh(model=2)),
+    ("gpt-oss", Mesh(data=2, expert=2)), ("gemma4", Mesh(model=2)), ("pages", Mesh(model=2)),
 ]  # fmt: skip
 _ALL = [
     *((kind, mesh) for kind in fakes.KINDS for mesh in _MESHES),
     *((f"{kind}, 3 KV heads", Mesh(model=8)) for kind in fakes.KINDS),
     ("uneven", Mesh(model=3)), ("pages", Mesh(model=2)), ("pages", Mesh(data=2, model=4)),
-    ("quirks", Mesh(model=2)), ("norm of all heads", Mesh(model=4)),
+    ("quirks", Mesh(model=2)), ("every cache", Mesh(model=2)),
+    ("every cache", Mesh(data=2, model=4)), ("norm of all heads", Mesh(model=4)),
     *((name, mesh) for name in ("deepseek", "gpt-oss", "indexer") for mesh in (
         Mesh(model=2), Mesh(model=3), Mesh(expert=2), Mesh(expert=4), Mesh(data=2, expert=2),
         Mesh(model=2, expert=2), Mesh(data=2, model=2, expert=2))),
+    *(("gemma4", mesh) for mesh in (Mesh(model=3), Mesh(model=2, expert=2), Mesh(data=2, model=4))),
 ]  # fmt: skip
 _LONG = [pytest.param(*case, marks=pytest.mark.long) for case in _ALL if case not in _QUICK]
 
@@ -63,7 +67,7 @@ def _requests():
 @functools.cache
 def _run(name, mesh):
     """Answers and scores; where attention is all that differs, of greedy requests alone."""
-    draws = name == "full" or "," not in name and name not in fakes.KINDS
+    draws = name == "full" or "," not in name and name not in (*fakes.KINDS, "gemma4")
     engine = fakes.engine(_MODELS[name], None, "one", draws, mesh, top_logprobs=3, **_SIZES)
     prompts, params = _requests()
     if not draws:

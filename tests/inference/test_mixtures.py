@@ -9,6 +9,7 @@ from configs.errors import InputError
 from configs.mesh import Mesh
 from inference.planner import cost
 from inference.planner.cost import Work
+from scripts.reports import costs
 from tests import fakes
 
 pytestmark = pytest.mark.quick_code
@@ -30,12 +31,15 @@ def test_visits_are_counted(mesh):
     fed = sum(len(prompt) + 9 - 1 for prompt in prompts)
     assert visits_LE.shape == (2, 8) and (visits_LE.sum(1) == 3 * fed).all()
     assert (visits_LE > 0).sum() > 8  # of 16, several
+    shares = visits_LE.max(1) * 8 / visits_LE.sum(1)
+    assert np.isclose(costs.busiest_expert(engine), shares.mean()) and shares.min() > 1
 
 
 def test_a_model_without_experts_has_no_visits():
     engine = fakes.engine(fakes.llama(), None, "one", False, **_SIZES)
     with pytest.raises(InputError, match="tiny-llama has no experts"):
         engine.model_runner.expert_visits()
+    assert costs.busiest_expert(engine) is None
 
 
 def test_formats_of_experts_are_counted_and_visits_too():

@@ -154,7 +154,7 @@ def test_every_layout_is_there():
     supported = [family.name for family in families.ARCHITECTURES.values()]
     mixtures = {m.family for m in models if m.mixtures}
     layouts = {f: ("mqa", "gqa", "mha") for f in supported if f not in mixtures}
-    layouts |= {"gpt2": ("mha",), "olmo3": ("gqa", "mha")}
+    layouts |= {"gpt2": ("mha",), "olmo3": ("gqa", "mha"), "gemma4": ("gqa",)}
     assert kinds == {(f, kind) for f, legal in layouts.items() for kind in legal}
     assert {(m.family, m.tied) for m in models} == {
         (f, tied) for f in supported for tied in (True, False) if not (tied and f in _RELATIVES)
@@ -286,6 +286,18 @@ _VISIBLE = {
     "gemma3-gqa-linear-rope": (
         _each_layer(lambda s: {"scale": None}),
         _each_layer(lambda s: {"window": None}),
+        _each_layer(lambda s: {"rope": Rope(s.rope.theta)}),
+    ),
+    "gemma4-gqa-inputs-sharing": (
+        lambda m: {"layer_inputs": dataclasses.replace(m.layer_inputs, activation="silu")},
+        lambda m: {"has_layer_scales": False},
+        _each_layer(lambda s: {"has_value_norm": False}),
+        _each_layer(lambda s: {"owner": 0} if s.owner == 1 else {}),
+        _each_layer(lambda s: {"rope": Rope(s.rope.theta, share=0.25)} if s.rope.scaling else {}),
+    ),
+    "gemma4-mha-mqa-experts-float32": (
+        _routed(has_norm=False),
+        _routed(has_factors=False),
         _each_layer(lambda s: {"rope": Rope(s.rope.theta)}),
     ),
     "llama-gqa-tied-rope3": (_each_layer(lambda s: {"rope": Rope(s.rope.theta)}),),

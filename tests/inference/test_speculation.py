@@ -29,6 +29,7 @@ MODELS = {
     "fake": fakes.fake_model(),
     "deepseek": fakes.deepseek(),
     "gpt-oss": fakes.gpt_oss(),
+    "every cache": fakes.every_cache(),
     "indexer": fakes.deepseek_v32(),
     "pages": fakes.llama(token_budget=24),
 }
@@ -137,6 +138,7 @@ def drafting_by(name, **settings):
 
 
 CASES = [("llama", "ngram", 3, 28, name) for name in ("preempted, chunked", "adaptive")]
+CASES += [("pages", "ngram", 3, 10, "preempted, chunked")]
 CASES += [
     pytest.param(model, proposer, k, 200, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])
     for model, proposer in (

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,10 +10,34 @@ import numpy as np
 from configs.cache import PageFormat
 from inference.benchmark.kernels.attention_case import exact
 from layers import kv_cache
+from layers.kernels.attention.contract import Options
 from layers.ragged import Ragged, Rectangle
 
 _TABLE_TOKENS = 512
 POOL_TOKENS = 6 * _TABLE_TOKENS + 128  # of every case, so that programs fit; some are nobody's
+
+
+class Sight(NamedTuple):
+    """More than a window that slides, wherever one is asked for."""
+
+    window: int | None
+    chunked: bool = False
+    first_tokens: int = 0
+
+    def sees(self, query: int, position_S: np.ndarray) -> np.ndarray:
+        """Which positions, of those up to its own."""
+        if self.chunked:
+            return position_S >= query // self.window * self.window
+        is_near_S = position_S > query - (self.window or query + 1)
+        return is_near_S | (position_S < self.first_tokens)
+
+
+def sight(window: int | None | Sight) -> Sight:
+    return window if isinstance(window, Sight) else Sight(window)
+
+
+def options(window, cap=None, sinks_N=None, deterministic=False) -> Options:
+    return Options(sight(window).window, cap, sinks_N, deterministic, *sight(window)[1:])
 
 
 def seen(position: int, window: int | None, num_keys: int) -> np.ndarray:
@@ -141,7 +166,7 @@ class Case:
         rectangle = Rectangle(slot_Y, position_YS, valid_YS, (jnp.asarray(self.table_YP),))
         return jnp.asarray(row_YSX.reshape(Y * S, -1), self.dtype), Ragged((rectangle,))
 
-    def _seen(self, row: int, w: int, window: int | None) -> np.ndarray:
+    def _seen(self, row: int, w: int, window: int | None | Sight) -> np.ndarray:
         """bool[S] of the sequence's KV positions."""
         start, length = int(self.start_Y1[row, 0]), self.lengths[row]
         position_S = np.arange(length)
@@ -151,9 +176,7 @@ class Case:
         seen_S[own] = False
         others = range(length - start) if self.canvases else self._ancestors(row, w)
         seen_S[[start + other for other in others]] = True
-        if window is not None:
-            seen_S &= position_S > self.position_YW[row, w] - window
-        return seen_S
+        return seen_S & sight(window).sees(self.position_YW[row, w], position_S)
 
     def expected(
         self, window=None, cap=None, sinks_N=None, asked_YW=None

@@ -16,13 +16,13 @@ from configs.model import LayerSpec, ModelConfig
 from inference.benchmark.kernels import attention_case
 from layers import rope
 from layers.kernels.attention import reference
-from layers.kernels.attention.contract import Options
 from layers.mixers import attention
 from layers.params import init
 from layers.ragged import Ragged, Rectangle, contiguous
 from layers.registry import StepContext
 from tests import compiling
 from tests.layers import paged_case
+from tests.layers.paged_case import Sight
 
 pytestmark = pytest.mark.quick_code
 
@@ -50,7 +50,7 @@ class _Case(paged_case.Case):
 @functools.cache
 def _attend_pages(page_format, window, deterministic, cap=None):
     def attend(q_YWNH, pages, rectangle, sinks_N=None):
-        options = Options(window, cap, sinks_N, deterministic)
+        options = paged_case.options(window, cap, sinks_N, deterministic)
         return reference.attend_pages(q_YWNH, pages, rectangle, 0, page_format, options)
 
     return compiling.jit(attend)
@@ -96,14 +96,36 @@ def test_windows_and_page_sizes(path, window, page_tokens):
     _check(_Case((1, 24, 40, 290), (4, 2), page_tokens, width), window, deterministic)
 
 
+_SIGHTS = [Sight(24, first_tokens=5), Sight(40, first_tokens=140), Sight(96, chunked=True)]
+
+
+@pytest.mark.parametrize("path", _PATHS)
+@pytest.mark.parametrize("sight", _SIGHTS)
+def test_first_tokens_and_chunks(sight, path):
+    """Of the first tokens less than a page, and more than a block."""
+    width, deterministic = _PATHS[path]
+    for lengths in ((1, 15, 96, 97), (192, 193, 400, 4), (160, 290, 17, 128)):
+        _check(_Case(lengths, (4, 2), 16, width), sight, deterministic)
+
+
+@pytest.mark.parametrize("masks", [{"trees": True}, {"canvases": True}])
+@pytest.mark.parametrize("sight", [Sight(2, first_tokens=4), Sight(4, chunked=True)])
+def test_first_tokens_and_chunks_of_trees_and_canvases(sight, masks):
+    """Some of which are among the first tokens themselves."""
+    _check(_Case((33, 2, 7, 160), (4, 2), 16, 12, **masks), sight, False)
+
+
 @pytest.mark.parametrize("path", _MAIN_PATHS)
-def test_pages_behind_the_window_may_be_given_back(path):
+@pytest.mark.parametrize("sight", [Sight(24), Sight(24, first_tokens=20), Sight(96, chunked=True)])
+def test_pages_that_nobody_sees_may_be_given_back(path, sight):
     """Their entries then name the sink, whatever it holds."""
     width, deterministic = _PATHS[path]
     case = _Case((300, 290, 300, 290), (4, 2), 16, width)
-    before = case.attend(24, deterministic)
-    case.table_YP[:, : (290 - width - 24) // 16] = 0
-    np.testing.assert_array_equal(case.attend(24, deterministic), before)
+    before = case.attend(sight, deterministic)
+    dead = keys_values(2, 10, *sight).dead_pages(290 - width, 16)
+    assert len(dead) > 8
+    case.table_YP[:, dead.start : dead.stop] = 0
+    np.testing.assert_array_equal(case.attend(sight, deterministic), before)
 
 
 @pytest.mark.parametrize("path", _MAIN_PATHS)

@@ -200,12 +200,14 @@ def test_rows_in_groups_meet_their_matrices(rows, groups, dtype):
     assert not np.asarray(found)[len(group_X) :].any()
 
 
-@pytest.mark.parametrize("rows, groups", [(5, 8), (200, 5)])
-def test_a_tpus_kernel_gives_the_same(rows, groups):
-    """Interpreted; groups without rows among them, and rows behind the last group."""
+@pytest.mark.parametrize("rows, groups, depth", [(5, 8, 128), (200, 5, 128), (200, 5, 72)])
+def test_a_tpus_kernel_gives_the_same(rows, groups, depth):
+    """Interpreted; groups without rows among them, and rows behind the last group; matrices that
+    lie there by rows, and by columns.
+    """
     rng = np.random.default_rng(rows)
-    w_EFD = jnp.asarray(rng.standard_normal((groups, 256, 128)), jnp.float32)
-    x_XD = jnp.asarray(rng.standard_normal((rows, 128)), jnp.float32)
+    w_EFD = jnp.asarray(rng.standard_normal((groups, 256, depth)), jnp.float32)
+    x_XD = jnp.asarray(rng.standard_normal((rows, depth)), jnp.float32)
     sizes_E = np.bincount(rng.integers(0, groups, rows - rows // 4), minlength=groups)
     sizes_E = jnp.asarray(sizes_E, jnp.int32)
     expected = stacks.grouped_linear(x_XD, w_EFD, sizes_E, deterministic=False)

@@ -24,11 +24,12 @@ _KINDS = {
     "chosen tokens": Latent(3, 10, 4, 6, 8, query_rank=14, indexer=Indexer(5, 6, 7)),
     "chosen tokens, queries at once": Latent(3, 10, 4, 6, 8, indexer=Indexer(3, 9, 20, True)),
 }
+_OWNERS = {"an earlier layer's": (None, None, 0, 1, 0)}
 
 
-def model(kind, dtype="float32"):
-    layer = LayerSpec(kind, Gated(20))
-    return ModelConfig("m", "deepseek_v3", 31, 24, 2, 128, (layer,), dtype=dtype)
+def model(kind, dtype="float32", owners=(None, None)):
+    pattern = tuple(LayerSpec(dataclasses.replace(kind, owner=own), Gated(20)) for own in owners)
+    return ModelConfig("m", "deepseek_v3", 31, 24, len(pattern), 128, pattern, dtype=dtype)
 
 
 def paged(own, weights, tokens, chunk, page_tokens=4):
@@ -53,16 +54,16 @@ def paged(own, weights, tokens, chunk, page_tokens=4):
     return np.concatenate(found)
 
 
-@pytest.mark.parametrize("name", _KINDS)
+@pytest.mark.parametrize("name", [*_KINDS, *_OWNERS])
 def test_absorbed_and_expanded_give_the_same(name):
     """Without a cache keys and values are projected out; over pages queries are projected in."""
-    own = model(_KINDS[name])
+    own = model(_KINDS.get(name, _KINDS["halves"]), owners=_OWNERS.get(name, (None, None)))
     weights = params.init(decoder.param_infos(own), 1)
     tokens = np.random.default_rng(2).integers(0, 31, 41)
     hidden_TD, nothing = decoder.forward(weights, own, jnp.asarray(tokens), contiguous(1, 41))
     assert nothing is None
     expected = np.asarray(decoder.logits(weights, own, hidden_TD))
-    for chunk in (1, 16) if _KINDS[name].query_rank else (16,):
+    for chunk in (1, 16) if name == "compressed queries" else (16,):
         np.testing.assert_allclose(paged(own, weights, tokens, chunk), expected, atol=1e-5)
 
 
@@ -72,6 +73,15 @@ def test_a_token_takes_one_latent_vector_and_one_rotary_key():
     assert group.spec.elements_per_token == 18 + 8 and group.spec.values_in_keys
     leaf, _ = kv_cache.abstract(own, (9,), 4, 2, 0)
     assert leaf.shape == (9, 4, 26) and leaf.dtype == jnp.uint16
+
+
+def test_a_sharer_has_ways_of_its_own_out_of_another_layers_latents():
+    own = model(_KINDS["compressed queries"], owners=(None, 0))
+    declared = decoder.param_infos(own)["layers"]
+    assert declared[0]["mixer"].keys() - declared[1]["mixer"].keys() == {"kv_down", "kv_norm"}
+    assert [group.layers for group in own.page_groups] == [(0,)]
+    leaves = kv_cache.abstract(own, (9,), 4, 2, 0)
+    assert leaves[0].shape == (9, 4, 26) and leaves[1] is None
 
 
 def test_a_nan_stays_in_its_key():

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Rope, Yarn
+from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Proportional, Rope, Yarn
 from layers import rope
 from tests import accelerators
 
@@ -45,6 +45,17 @@ def test_linear_scaling_stretches_all_frequencies():
     plain, stretched = Rope(10_000.0), Rope(10_000.0, Linear(8.0))
     expected = rope.inverse_frequencies(plain, 64) / 8
     np.testing.assert_allclose(rope.inverse_frequencies(stretched, 64), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("share", "width", "turning"), [(0.25, 512, 64), (0.25, 10, 1), (1, 6, 3)])
+def test_of_a_share_of_the_pairs_the_first_turn(share, width, turning):
+    """As fast as they would if all did."""
+    found = rope.inverse_frequencies(Rope(1e6, Proportional(share)), width)
+    every = rope.inverse_frequencies(Rope(1e6), width)
+    assert len(found) == width // 2 and not found[turning:].any()
+    np.testing.assert_array_equal(found[:turning], every[:turning])
+    stretched = rope.inverse_frequencies(Rope(1e6, Proportional(share, 8.0)), width)
+    np.testing.assert_allclose(stretched, found / 8, rtol=1e-6)
 
 
 def test_llama3_scaling_has_three_branches():

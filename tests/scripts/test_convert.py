@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from inference.checkpoints import resolve
-from scripts import convert
+from scripts import common, convert
 from tests.scripts import apps
 
 
@@ -34,6 +34,24 @@ def test_sizes_of_files(refuse, size):
 @pytest.mark.parametrize("name", [".", "..", "/", "x/.."])
 def test_what_names_no_new_directory(refuse, name):
     assert "the name of a new directory is needed" in refuse(f"--output={name}")
+
+
+@pytest.mark.parametrize(
+    "flag, cause",
+    [
+        ("--kv_heads=3", "2 key/value heads become 1, 2, not 3"),
+        ("--kv_share=0", "a cache is shared by at least 1 layer, not 0"),
+    ],
+)
+def test_what_no_cache_can_become_is_said_before_weights_are_read(
+    flag, cause, monkeypatch, capfd, tmp_path
+):
+    monkeypatch.setattr(
+        common, "open_checkpoint", lambda *args: pytest.fail("a checkpoint was opened")
+    )
+    arguments = f"--model={apps.TINY}", f"--output={tmp_path / 'made'}", flag
+    ran = apps.call(convert, monkeypatch, capfd, *arguments)
+    assert ran.status == 1 and cause in ran.error
 
 
 def test_a_place_that_is_none_is_said_before_jax_is_loaded():

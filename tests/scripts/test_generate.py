@@ -30,6 +30,7 @@ pytestmark = pytest.mark.quick_code
 _STATS = {
     *("prompt_tokens", "output_tokens", "ttft_s", "output_tok_s", "compile_s", "predicted_step_s"),
     *("tokens_per_pass", "measured_step_s", "step_bytes", "read_bandwidth", "bandwidth_share"),
+    "busiest_expert",
 }
 _RESULT = {"text", "token_ids", "prompt_tokens", "finish_reason", "logprobs", "top_logprobs"}
 _SETTINGS = (

@@ -133,6 +133,21 @@ def test_the_engines_own_answer_stands_beside_the_chips(answer, plan):
     assert found["config"]["engine"]["page_tokens"] == 16
 
 
+def test_page_groups_share_the_cache_by_the_length_that_is_expected(answer, plan):
+    asked = "--model=gemma3-270m", "--set=engine.max_seqs=64"
+    groups = {}
+    for expected in (500, 32_768):
+        asked = *asked[:2], f"--set=engine.expected_tokens={expected}"
+        found = answer(*asked)["engine"]
+        local, world = groups[expected] = found["page_groups"]
+        assert (local["sees"], local["layers"]) == ("window512", 15)
+        assert (world["sees"], world["layers"]) == ("all", 3)
+        assert local["bytes"] + world["bytes"] <= found["cache_bytes"] + 18 * 64 * 1024  # and sinks
+        shown = f"15 layers that see window512: {local['pages']:,} pages"
+        assert shown in plan(*asked).out
+    assert groups[500][0]["pages"] > 2 * groups[32_768][0]["pages"]
+
+
 def test_drafts_that_are_found_are_in_all_that_is_shown(answer):
     """Rows, parts and largest batch are those of the same drafts, given."""
     asked = ("--model=llama2-13b", "--context=512")

@@ -18,7 +18,7 @@ from configs.errors import InputError, shown
 from configs.kinds import params
 from configs.kinds.attention import Attention
 from configs.kinds.params import ParamInfo
-from configs.kinds.rope import Llama3, LongRope
+from configs.kinds.rope import Llama3, LongRope, Proportional
 from configs.model import ModelConfig
 from inference.checkpoints import names
 from inference.checkpoints.gguf import gguf_parts, gguf_scan, gguf_stacks
@@ -116,7 +116,7 @@ def _in_configuration(config: ModelConfig) -> set[str]:
     found: set[str] = set()
     for mixer in config.mixers(Attention):
         scaling = None if mixer.rope is None else mixer.rope.scaling
-        found |= {ROPE_FACTORS} if isinstance(scaling, Llama3) else set()
+        found |= {ROPE_FACTORS} if isinstance(scaling, Llama3 | Proportional) else set()
         found |= {LONG_FACTORS, SHORT_FACTORS} if isinstance(scaling, LongRope) else set()
     return found
 

@@ -92,6 +92,19 @@ class Keys:
             raise InputError(f"metadata {self.family}.{key} must list {length} booleans")
         return value.tolist()
 
+    def integers(self, key: str, length: int) -> list[int]:
+        """An integer from 1 to `MOST_WIDTH` for each of `length` layers, or one for all of them."""
+        value = self.header.metadata.get(f"{self.family}.{key}")
+        if (
+            not isinstance(value, np.ndarray)
+            or len(value) != length
+            or value.dtype.kind not in "iu"
+        ):
+            return [self.integer(key)] * length
+        if not ((value >= 1) & (value <= MOST_WIDTH)).all():
+            raise InputError(f"metadata {self.family}.{key} must list 1 to {MOST_WIDTH}")
+        return value.tolist()
+
     @property
     def num_layers(self) -> int:
         """Blocks of the file."""

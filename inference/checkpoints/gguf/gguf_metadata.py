@@ -15,7 +15,7 @@ from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.rope import Llama3, LongRope, Rope
 from configs.model import LayerSpec, ModelConfig
-from inference.checkpoints.gguf import gguf_file, gguf_mixtures
+from inference.checkpoints.gguf import gguf_file, gguf_gemma4, gguf_mixtures
 from inference.checkpoints.gguf.gguf_file import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from inference.checkpoints.gguf.gguf_keys import YARN, Keys
 from inference.checkpoints.gguf.gguf_scan import Header
@@ -231,5 +231,6 @@ FAMILIES = {
     "dots1": _Family(gguf_mixtures.dots1, gguf_mixtures.DOTS1),
     "minimax-m2": _Family(gguf_mixtures.minimax_m2, gguf_mixtures.ROUTED, (_ROTATING,)),
     "glm4moe": _Family(gguf_mixtures.glm4_moe, gguf_mixtures.GLM4, (_ROTATING,)),
+    "gemma4": _Family(gguf_gemma4.build, gguf_gemma4.READS),
     "gpt-oss": _Family(gguf_mixtures.gpt_oss, (*gguf_mixtures.ROUTED, *YARN, _WINDOW)),
 }

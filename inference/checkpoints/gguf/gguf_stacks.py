@@ -25,8 +25,8 @@ _SHARED_GATE = ".ffn_gate_inp_shexp.weight"
 
 
 def split(header: Header, config: ModelConfig) -> Header:
-    """The header with an entry for each expert, and without blocks behind the model's last layer,
-    which predict a second token.
+    """The header with an entry for each expert, without blocks behind the model's last layer, which
+    predict a second token, and without keys and values of layers that read earlier ones'.
 
     Raises:
         InputError: a stack has another number of matrices than the model has experts.
@@ -52,7 +52,7 @@ def _entries(header: Header, config: ModelConfig) -> Iterator[tuple[str, TensorE
                 yield f"blk.{stack[1]}.{stack[2]}.{number}.{stack[3]}", _matrix(entry, number)
         elif name.endswith(_SHARED_GATE) and len(entry.shape) == 1:
             yield name, dataclasses.replace(entry, shape=(1, *entry.shape))
-        elif not names.is_behind(config, name, "blk", behind):
+        elif not names.is_behind(config, name, "blk", behind) and not names.is_unread(config, name):
             yield name, entry
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from configs.errors import InputError
 from configs.heads import Eagle
 from configs.model import MOST_LAYERS, ModelConfig
-from inference.checkpoints import names
+from inference.checkpoints import mapped, names
 from inference.checkpoints.hf import mxfp4
 from inference.checkpoints.hf.architectures import families
 from inference.checkpoints.hf.architectures.config_keys import Keys
@@ -35,6 +35,19 @@ class Storage:
     def bytes_at(self) -> tuple[str, ...]:
         """See `safetensors_file.open_directory`."""
         return mxfp4.ENDINGS if self.is_packed else ()
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A `config.json`; of a model that reads images and sounds too, what describes its text.
+
+    Raises:
+        InputError: the file is unsound.
+    """
+    raw = mapped.read_json(path)
+    try:
+        return families.text_part(raw)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def parse_config(raw: dict[str, Any], directory: Path) -> ModelConfig:
@@ -64,7 +77,9 @@ def parse_predicting(raw: dict[str, Any], directory: Path) -> Eagle:
             f"{directory / 'config.json'}: {config.family} with num_nextn_predict_layers={count}; "
             f"what drafts is one layer that predicts a second token, of {families}"
         )
-    more = parse_config(raw | {"num_hidden_layers": config.num_layers + 1}, directory)
+    listed = raw.get("mlp_layer_types")
+    longer = {} if listed is None else {"mlp_layer_types": [*listed, listed[-1]]}
+    more = parse_config(raw | {"num_hidden_layers": config.num_layers + 1} | longer, directory)
     own = {field.name: getattr(config, field.name) for field in dataclasses.fields(ModelConfig)}
     own |= {"name": f"{config.name}-mtp", "num_layers": 1, "pattern": more.layers[-1:]}
     return Eagle(**own | {"tied": False}, shares_head=True, skips_first=True)
@@ -90,7 +105,8 @@ def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> T
     Old checkpoints store the rotary frequencies or the causal masks, and tied ones may store the
     head beside the embedding or in its place. One that was written without its head lacks the
     prefix of all other names. Layers that predict a second token, of which `num_predicting` are
-    announced, are left out.
+    announced, are left out, as are what reads images and sounds, and keys and values of layers that
+    read earlier ones'.
 
     Raises:
         InputError: the configuration ties the head to an embedding of other values.
@@ -105,6 +121,7 @@ def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> T
         name: own
         for name, own in _stored(source, config).items()
         if not names.is_behind(config, name, layers, num_predicting)
+        and not names.is_unread(config, name)
     }
     if config.tied and _HEAD in stored:
         head = stored.pop(_HEAD)
@@ -174,13 +191,17 @@ def _renamed(source: TensorSource, stored: dict[str, str]) -> TensorSource:
 
 def _stored(source: TensorSource, config: ModelConfig) -> dict[str, str]:
     """The names of a whole model, and those the source has instead."""
-    base = names.base(config.family)
+    base, inside = names.base(config.family), names.FAMILIES[config.family].inside
     is_bare = not any(name.startswith(f"{base}.") for name in source.shapes)
-    return {
-        f"{base}.{name}" if is_bare and name != _HEAD else name: name
-        for name in source.shapes
-        if not name.endswith(_DERIVED)
-    }
+    found = {}
+    for name in source.shapes:
+        if name.endswith(_DERIVED) or names.is_other(config.family, name):
+            continue
+        own = f"{base}.{name}" if is_bare and name != _HEAD else name
+        if inside is not None and name.startswith(f"{inside}."):
+            own = f"{base}.{name.removeprefix(f'{inside}.')}"
+        found[own] = name
+    return found
 
 
 def _embedding(config: ModelConfig) -> str:

@@ -143,7 +143,7 @@ def _stacked(parameter: _Parameter) -> _Piece:
     """A parameter that one tensor holds, or that several are stacked to, with their shapes."""
     info, stored = parameter.info, parameter.stored
     if len(stored.names) == 1:
-        shape = info.in_rows[::-1] if stored.transposed else info.in_rows
+        shape = info.shape[::-1] if stored.transposed else info.shape
         shapes = {stored.names[0]: shape}
     elif len(info.stacked) == len(stored.names):
         parts = zip(stored.names, info.stacked, strict=True)

@@ -18,6 +18,7 @@ from inference.scheduling.step_shapes import StepShape
 
 _FLOAT32 = 4  # bytes
 _LOGITS = 4  # arrays of them, at most at the same time
+_SUMMED_ROWS = 4  # of a tile on a TPU, which scatters no sums of so few
 _DRAWN_LOGITS = 20  # on a mesh: 15 of them masked for a pass of a search, which parts so narrow
 # keep instead of summing them as they come
 _STREAMS = 4  # on a mesh: the residual stream before a layer and within, what both parts' sums add
@@ -79,12 +80,18 @@ def exchanged(
     config: Config, target: Target, shape: StepShape, several_hosts: bool = False
 ) -> dict[str, tuple[int, int]] | None:
     """(count, bytes) of a chip's collectives by kind, in a step of a shape. None where the program
-    branches or repeats them: a CPU's that draws, and those that score. On several hosts each of
-    them gets the outputs of all data shards.
+    branches or repeats them: a CPU's that draws, and those that score. A TPU's compiler sums a few
+    rows of all chips on each of them instead of scattering the sums. On several hosts each of them
+    gets the outputs of all data shards.
     """
     if shape.scored or (target.platform == "cpu" and not shape.greedy):
         return None
     found = collectives.of_step(config.model, config.mesh, shape.greedy, config.engine.top_logprobs)
+    if target.platform == "tpu" and shape.num_tokens <= _SUMMED_ROWS:
+        summed = {"reduce-scatter": "all-reduce"}
+        found = tuple(
+            dataclasses.replace(each, kind=summed.get(each.kind, each.kind)) for each in found
+        )
     total = collectives.totals(found, shape.num_tokens, shape.num_logits)
     if several_hosts and (groups := config.mesh.num_groups) > 1:
         count, held = total.get("all-reduce", (0, 0))
@@ -132,12 +139,20 @@ def temporary_bytes(config: Config, shape: StepShape) -> int:
 
 def _visits_bytes(model: ModelConfig) -> float:
     """For each token of a mixture, the largest of the model's: its copies, both products of them as
-    float32 sums, what is stored between, and the results once more in the order of tokens.
+    float32 sums, what is stored between, and the results once more in the order of tokens, where a
+    TPU gives those of one whole tiles, which have 1, 2, 4 or 8 rows.
     """
     stored = FORMATS[model.dtype].bytes_for(1, 1)
     mixtures = (layer.ffn for layer in model.layers if isinstance(layer.ffn, Experts))
-    outer, inner = model.width * (stored + 2 * _FLOAT32), 2 * (stored + _FLOAT32)
-    return max((ffn.top_k * (outer + inner * ffn.width) for ffn in mixtures), default=0.0)
+    outer, inner = model.width * (stored + _FLOAT32), 2 * (stored + _FLOAT32)
+    return max(
+        (
+            ffn.top_k * (outer + inner * ffn.width)
+            + model.width * _FLOAT32 * (1 << (ffn.top_k - 1).bit_length())
+            for ffn in mixtures
+        ),
+        default=0.0,
+    )
 
 
 def _table_bytes(model: ModelConfig) -> int:

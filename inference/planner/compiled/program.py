@@ -26,6 +26,7 @@ _COLLECTIVES = (
     "all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute",
     "ragged-all-to-all", "collective-broadcast",
 )  # fmt: skip
+_SCATTERS = "calls=%all-reduce-scatter"  # a TPU's fusion that sums, and keeps a part
 _ARRAY = r"([a-z]+)(\d*)[a-z\d]*\[([\d,]*)\]"
 
 
@@ -35,7 +36,7 @@ class Instruction:
 
     name: str
     opcode: str  # 'fusion', 'custom-call', 'copy-start', ...
-    shape: str  # of its result, as XLA writes it
+    shape: str  # of its result, as XLA writes it; '((operands), results)' of a fused exchange
     op_name: str  # path of JAX's scopes and of the primitive; '' where XLA wrote none
     text: str  # the whole line
 
@@ -55,8 +56,8 @@ class Instruction:
         if not self.collective:
             return 0
         arrays = [found[0] for found in re.finditer(_ARRAY, self.shape)]
-        has_operands = self.collective != "all-reduce" or self.shape.startswith("((")  # newer XLAs'
-        if self.opcode.endswith("-start") and has_operands:
+        begins = self.opcode.endswith("-start") and self.collective != "all-reduce"
+        if begins or self.shape.startswith("(("):  # newer XLAs', and fused ones
             arrays = [array for array in arrays if "[]" not in array]  # numbers of the exchange
             sizes = [num_bytes(array) for array in arrays]
             half = len(sizes) // 2  # operands, results
@@ -110,7 +111,8 @@ class CompiledProgram:
 
     Attributes:
         launches: by part, each of a branch and of a loop's body once.
-        collectives: instructions by kind.
+        collectives: instructions by kind. What brings home the rows that a scatter of padded parts
+            leaves with a neighbour belongs to the scatter.
         collective_bytes: of them, a chip's, by kind (`Instruction.collective_bytes`).
         num_hidden: of the collectives, those between whose start and end other work is launched.
         argument_bytes: a chip's, by the names that the function gives its arguments; without what
@@ -212,6 +214,7 @@ def _entry(text: str) -> str:
 
 
 def _reached(name: str, computations: Mapping[str, list[str]]) -> Iterator[Instruction]:
+    padded: set[str] = set()  # fused scatters, and slices of them
     for line in computations[name]:
         instruction = _parsed(line)
         if instruction.opcode == "call-start":  # of a core beside: a 7x exchanges there
@@ -223,10 +226,42 @@ def _reached(name: str, computations: Mapping[str, list[str]]) -> Iterator[Instr
             if any(each.collective for each in inner):
                 yield from inner
                 continue
+        if instruction.opcode == "fusion":
+            for callee in _called(line, "calls"):
+                instruction = _fused_exchange(instruction, computations[callee]) or instruction
+        if _SCATTERS in line:
+            padded.add(instruction.name)
+        elif padded and padded.intersection(re.findall(r"%([\w.-]+)", line)):
+            if instruction.opcode == "slice":
+                padded.add(instruction.name)
+            elif instruction.opcode == "collective-permute-start":
+                continue
         yield instruction
         if attribute := _CALLS.get(instruction.opcode):
             for callee in _called(line, attribute):
                 yield from _reached(callee, computations)
+
+
+def _fused_exchange(fusion: Instruction, lines: list[str]) -> Instruction | None:
+    """The collective that a fusion stands for, None where it is none or has work beside it. A TPU's
+    fusion can keep a part of sums; or begin what others with work of their own carry on and another
+    ends, each of which shows the whole collective, under the number of their chain.
+    """
+    inside = {each.name: each for each in map(_parsed, lines)}
+    inner = next((each for each in inside.values() if each.collective), None)
+    if inner is None:
+        return None
+    name, opcode, result = fusion.name, inner.opcode, inner.shape
+    (operand,) = re.findall(rf" {opcode}\(%([\w.-]+)", inner.text)
+    if chain := re.search(r'chain_id="(\d+)"', inner.text):
+        limit = re.search(r"AsyncCollective(Start|Done)", "".join(lines))
+        if limit is None:
+            return None
+        name, opcode = f"chain.{chain[1]}", f"{opcode}-{limit[1].lower()}"
+    elif _SCATTERS in fusion.text:  # its operand is padded first
+        opcode, operand, result = "reduce-scatter", next(iter(inside)), fusion.shape
+    shape = f"(({inside[operand].shape}), {result})"
+    return Instruction(name, opcode, shape, inner.op_name, f"%{fusion.name} = {opcode}(%{name})")
 
 
 def _called(line: str, attribute: str) -> Iterator[str]:

@@ -46,7 +46,8 @@ class Cached:
 
 def with_attention(config: ModelConfig, num_kv_heads: int) -> ModelConfig:
     """The model with attention in place of latent attention: as many query heads, of the width of
-    their values, and `num_kv_heads` heads of keys and values.
+    their values, and `num_kv_heads` heads of keys and values. They do not rotate: a rotation costs
+    nothing that is counted, and may not fit that width.
 
     Raises:
         InputError: they do not divide the query heads.
@@ -56,7 +57,7 @@ def with_attention(config: ModelConfig, num_kv_heads: int) -> ModelConfig:
         latent = layer.mixer
         if not isinstance(latent, Latent):
             return layer
-        mixer = Attention(latent.num_heads, num_kv_heads, latent.value_width, latent.rope)
+        mixer = Attention(latent.num_heads, num_kv_heads, latent.value_width, rope=None)
         return dataclasses.replace(layer, mixer=mixer)
 
     return dataclasses.replace(config, pattern=tuple(map(replaced, config.pattern)))

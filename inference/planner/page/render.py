@@ -102,7 +102,7 @@ def _coefficients(config: ModelConfig) -> dict[str, Any]:
                 "layers": layers,
                 "elements": cost.token_elements(spec),
                 "row": spec.key_width or 1,
-                "window": spec.window,
+                "window": spec.sliding(),
                 "state_bytes": spec.bytes_per_sequence(),
                 "parts": parts,
             }

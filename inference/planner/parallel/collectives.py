@@ -60,12 +60,16 @@ def of_step(
     found: Counter[Collective] = Counter()
     if mesh.model > 1:
         sums = Collective("embed", "model", "all-reduce", 1, _WORD * config.width)
-        found[sums] += 1
+        inputs = config.num_layers * config.layer_inputs.width if config.layer_inputs else 0
+        looked_up = config.width + inputs  # rows of both tables travel together
+        found[dataclasses.replace(sums, token_bytes=_WORD * looked_up)] += 1
         for layer in config.layers:
             if norms := layer.mixer.num_divided_norms:  # their sums travel together
                 found[Collective("mixer", "model", "all-reduce", 1, _WORD * norms)] += 1
             found[dataclasses.replace(sums, place="mixer")] += 1
-            found[dataclasses.replace(sums, place="ffn")] += layer.ffn is not None
+            if layer.ffn is not None:
+                own = layer.ffn.num_sums * sums.token_bytes
+                found[dataclasses.replace(sums, place="ffn", token_bytes=own)] += 1
         found.update(_sampling(config, mesh.model, greedy, top_logprobs))
     if mesh.expert > 1:
         format = FORMATS[stored or config.dtype]

@@ -20,7 +20,7 @@ _HOSTS_OWN = frozenset((
     "max_seqs", "max_context", "cache_bytes", "decode_rows", "prefill_chunks", "policy",
     "max_wait_s", "chunked_prefill", "prefill_budget", "max_prefill_seqs", "prefix_cache",
     "max_overtakes", "preemption", "swap_bytes", "greedy_steps", "overlap", "overcommit",
-    "attention", "weights", "seed", "adapt_drafts", "latent_lanes",
+    "attention", "weights", "seed", "adapt_drafts", "latent_lanes", "expected_tokens",
 ))  # fmt: skip
 _COMPILERS = {
     "cpu": (),

@@ -26,9 +26,11 @@ class Demand(NamedTuple):
     has_window: bool = False
     table_entries: int = 0  # of the largest rectangle: its rows times their page tables' columns
     has_trees: bool = False  # of drafts
+    has_first_tokens: bool = False  # that stay visible beside a window
     has_choice: bool = False  # queries read what they choose (`chosen.py`)
 
 
+FIRST_TOKENS = "knows no first tokens beside a window: 'reference' does"
 CHOICE = "reads all that a query sees, not what it chooses"
 
 
@@ -55,12 +57,15 @@ class Options(NamedTuple):
         sinks_N: float32 [N], a logit of each query head that takes a share of the softmax and adds
             no value (gpt-oss, arXiv 2508.10925); neither scaled nor capped.
         deterministic: a token's bits do not depend on the shape of its rectangle.
+        chunked, first_tokens: see `CacheSpec`.
     """
 
     window: int | None = None
     score_cap: float | None = None
     sinks_N: jax.Array | None = None
     deterministic: bool = False
+    chunked: bool = False
+    first_tokens: int = 0
 
 
 PLAIN = Options()

@@ -42,7 +42,7 @@ def attend_pages(
     options: Options = PLAIN,
 ) -> jax.Array:
     """`contract.AttendPages`; no pages are read for tokens that are not valid."""
-    bounds = mask_bounds(rectangle, options.window)
+    bounds = mask_bounds(rectangle, options.window, options.chunked)
     missing = jnp.zeros(0, jnp.int32)
     arrays = [bounds.first_YW, bounds.tree_start_YW, bounds.tree_bits_YW]
     first_YW, start_YW, bits_YW = (missing if x is None else x for x in arrays)
@@ -54,5 +54,5 @@ def attend_pages(
         library.ATTEND, out, q_YWNH, pages, table_XP, rectangle.valid_YW,
         bounds.last_YW, first_YW, start_YW, bits_YW, sinks_N.astype(jnp.float32),
         score_cap=np.float32(options.score_cap or 0), kv_heads=np.int64(page_format.kv_heads),
-        values_in_keys=page_format.values_in_keys,
+        values_in_keys=page_format.values_in_keys, first_tokens=np.int64(options.first_tokens),
     )  # fmt: skip

@@ -33,7 +33,14 @@ from configs.cache import PageFormat
 from layers import kv_cache
 from layers.kernels import tuning
 from layers.kernels.attention import gpu_latent, hopper
-from layers.kernels.attention.contract import CHOICE, PLAIN, Demand, Options, uneven_limit
+from layers.kernels.attention.contract import (
+    CHOICE,
+    FIRST_TOKENS,
+    PLAIN,
+    Demand,
+    Options,
+    uneven_limit,
+)
 from layers.kernels.attention.hopper import LOG2_E, ROWS, SHARED_BYTES
 from layers.kernels.attention.mask import MaskBounds, mask_bounds
 from layers.kernels.attention.tiles import Tiling, visible_pages
@@ -56,6 +63,8 @@ def limit(demand: Demand, device: Device) -> str | None:
         return f"runs on Hopper GPUs (H100, H200), not on {device.kind}"
     if demand.deterministic:
         return "has not been measured to be deterministic"
+    if demand.has_first_tokens:
+        return FIRST_TOKENS
     if demand.has_choice:
         return CHOICE
     if dtype not in _DTYPES:
@@ -126,8 +135,9 @@ def attend_pages(
     G = N // K
     width = min(W, ROWS // G)  # query tokens of a tile
     tiling = Tiling(width, G, -(-width * G // _MOVED_ROWS) * _MOVED_ROWS)
-    bounds, valid_ZW = mask_bounds(rectangle, options.window), tiling.split(rectangle.valid_YW)
-    bounds, Z = jax.tree.map(tiling.split, bounds), len(valid_ZW)
+    valid_ZW = tiling.split(rectangle.valid_YW)
+    bounds, Z = mask_bounds(rectangle, options.window, options.chunked), len(valid_ZW)
+    bounds = jax.tree.map(tiling.split, bounds)
     device, shape_class = target_device(), tuning.attention_class(Z, K, H, page_tokens)
     if is_latent:
         most = gpu_latent.most_stages(H)

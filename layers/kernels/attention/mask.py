@@ -20,14 +20,23 @@ class MaskBounds(NamedTuple):
     # Of a tree: where the row's own tokens begin, and which of them are seen (bit j: the j-th).
     tree_start_YW: jax.Array | None = None  # i32[Y, W]
     tree_bits_YW: jax.Array | None = None  # i32[Y, W]
+    # Keys before it are seen, too, whatever `first_YW` says; None: there are none.
+    head_YW: jax.Array | None = None  # i32[Y, W]
 
 
-def mask_bounds(rectangle: Rectangle, window: int | None) -> MaskBounds:
+def mask_bounds(
+    rectangle: Rectangle, window: int | None, chunked: bool = False, first_tokens: int = 0
+) -> MaskBounds:
     """The mask of a rectangle as data. A window counts positions, the query's own included, and
-    looks back only.
+    looks back only; `chunked` and `first_tokens` are `CacheSpec`'s.
     """
     position_YW, ancestors_YW = rectangle.position_YW, rectangle.ancestors_YW
-    first_YW = None if window is None else jnp.maximum(position_YW - window + 1, 0)
+    first_YW = head_YW = None
+    if window is not None:
+        oldest_YW = position_YW // window * window if chunked else position_YW - window + 1
+        first_YW = jnp.maximum(oldest_YW, 0)
+    if first_tokens:
+        head_YW = jnp.full_like(position_YW, first_tokens)
     newest_YW = jnp.where(rectangle.valid_YW, rectangle.kv_position_YW, 0)
     newest_Y1 = jnp.max(newest_YW, axis=1, keepdims=True)
     if ancestors_YW is not None:
@@ -36,15 +45,19 @@ def mask_bounds(rectangle: Rectangle, window: int | None) -> MaskBounds:
         if rectangle.causal_Y is not None:
             seen_YWW |= ~rectangle.causal_Y[:, None, None]
         if first_YW is not None:  # a KV position says nothing of a draft's position
-            seen_YWW &= position_YW[:, None, :] >= first_YW[:, :, None]
+            is_live_YWW = position_YW[:, None, :] >= first_YW[:, :, None]
+            if head_YW is not None:
+                is_live_YWW |= position_YW[:, None, :] < head_YW[:, :, None]
+            seen_YWW &= is_live_YWW
         bit_W = jnp.int32(1) << jnp.arange(position_YW.shape[1])
         tree_bits_YW = jnp.where(seen_YWW, bit_W, 0).sum(2)
         tree_start_YW = jnp.broadcast_to(position_YW[:, :1], position_YW.shape)
         last_YW = jnp.broadcast_to(newest_Y1, position_YW.shape)
-        return MaskBounds(last_YW, first_YW, tree_start_YW, tree_bits_YW)
-    if rectangle.causal_Y is None:
-        return MaskBounds(position_YW, first_YW)
-    return MaskBounds(jnp.where(rectangle.causal_Y[:, None], position_YW, newest_Y1), first_YW)
+        return MaskBounds(last_YW, first_YW, tree_start_YW, tree_bits_YW, head_YW)
+    last_YW = position_YW
+    if rectangle.causal_Y is not None:
+        last_YW = jnp.where(rectangle.causal_Y[:, None], position_YW, newest_Y1)
+    return MaskBounds(last_YW, first_YW, head_YW=head_YW)
 
 
 def visible(
@@ -53,11 +66,17 @@ def visible(
     first: jax.Array | None = None,
     tree_start: jax.Array | None = None,
     tree_bits: jax.Array | None = None,
+    head: jax.Array | None = None,
 ) -> jax.Array:
     """Whether the key at a KV position is seen; `MaskBounds`' fields, in shapes that broadcast."""
     mask = kv_position <= last
     if first is not None:
-        mask &= kv_position >= first
+        is_live = kv_position >= first
+        if head is not None:
+            is_live |= kv_position < head
+            if tree_start is not None:  # of a tree's own tokens its bits have said it
+                is_live |= kv_position >= tree_start
+        mask &= is_live
     if tree_start is not None and tree_bits is not None:
         nth = kv_position - tree_start
         mask &= (nth < 0) | ((tree_bits >> jnp.clip(nth, 0, 31)) & 1 == 1)

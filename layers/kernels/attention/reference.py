@@ -45,7 +45,7 @@ def attend_dense(
     K = k_YWKH.shape[2]
     q_YWKGH = q_YWNH.reshape(Y, W, K, N // K, H)
     scores = jnp.einsum("YWKGH,YSKH->YKGWS", q_YWKGH, k_YWKH, preferred_element_type=jnp.float32)
-    mask_YWS = _mask(rectangle.kv_position_YW[:, None, :], mask_bounds(rectangle, options.window))
+    mask_YWS = _mask(rectangle.kv_position_YW[:, None, :], _bounds(rectangle, options))
     if chosen_YWS is not None:
         mask_YWS &= chosen_YWS
     scores = _capped(scores, options.score_cap)
@@ -75,7 +75,7 @@ def attend_pages(
     not change their sums.
     """
     _, W, N, _ = q_YWNH.shape
-    table_YP, bounds = rectangle.tables[group], mask_bounds(rectangle, options.window)
+    table_YP, bounds = rectangle.tables[group], _bounds(rectangle, options)
     is_diagonal, tile, rows = _tiling(q_YWNH, page_format, options.deterministic)
     padding = (0, 0), (0, -W % tile)
     q_YWNH = jnp.pad(q_YWNH, (*padding, (0, 0), (0, 0)))
@@ -105,6 +105,10 @@ def attend_pages(
 
     counts = _counts(len(table_YP)) if is_diagonal else (len(table_YP),)
     start, carry, ended = oldest // BLOCK_TOKENS, init, []
+    if options.first_tokens:  # their blocks, which every row sees, and then those of the windows
+        head = -(-options.first_tokens // BLOCK_TOKENS)
+        carry = jax.lax.fori_loop(0, head, functools.partial(block, len(table_YP)), carry)
+        start = jnp.maximum(start, head)
     for count, next_count in zip(counts, (*counts[1:], 0), strict=True):
         stop = jnp.max(last_Y[next_count:count]) // BLOCK_TOKENS + 1
         carry = jax.lax.fori_loop(start, stop, functools.partial(block, count), carry)
@@ -112,6 +116,10 @@ def attend_pages(
         ended.append(rest)
         start = jnp.maximum(start, stop)
     return finish(jax.tree.map(lambda *parts: jnp.concatenate(parts), *ended[::-1]))[:, :W]
+
+
+def _bounds(rectangle: Rectangle, options: Options) -> MaskBounds:
+    return mask_bounds(rectangle, options.window, options.chunked, options.first_tokens)
 
 
 def _counts(num_rows: int) -> tuple[int, ...]:

@@ -30,7 +30,14 @@ from jax.experimental.pallas import tpu as pltpu
 
 from configs.cache import PageFormat
 from layers import kv_cache
-from layers.kernels.attention.contract import CHOICE, PLAIN, Demand, Options, uneven_limit
+from layers.kernels.attention.contract import (
+    CHOICE,
+    FIRST_TOKENS,
+    PLAIN,
+    Demand,
+    Options,
+    uneven_limit,
+)
 from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible
 from layers.kernels.attention.tiles import Tiling, visible_pages
 from layers.kernels.device import Device
@@ -59,6 +66,8 @@ def limit(demand: Demand, device: Device) -> str | None:
         return f"runs on TPU v5e, v5p, v6e and 7x, not on {device.kind}"
     if demand.deterministic:
         return "has not been measured to be deterministic"
+    if demand.has_first_tokens:
+        return FIRST_TOKENS
     if demand.has_choice:
         return CHOICE
     if page_format.dtype not in _DTYPES:
@@ -162,7 +171,8 @@ def _attend(
         tiling.split(rectangle.valid_YW),
         tiling.split(rectangle.kv_position_YW),
     )
-    bounds = jax.tree.map(tiling.split, mask_bounds(rectangle, options.window))
+    bounds = mask_bounds(rectangle, options.window, options.chunked)
+    bounds = jax.tree.map(tiling.split, bounds)
     Z = valid_ZW.shape[0]
     table_ZP = jnp.repeat(rectangle.tables[group], Z // Y, axis=0)
     kv_position_Z, count_Z = kv_position_ZW[:, 0], valid_ZW.sum(1, dtype=jnp.int32)

@@ -11,7 +11,7 @@ import numpy as np
 from configs.errors import InputError
 from configs.precision import FORMATS
 
-LAYOUT = 3  # of packed weights and of the functions' arguments: part of every name that XLA keeps
+LAYOUT = 4  # of packed weights and of the functions' arguments: part of every name that XLA keeps
 STRIP, DEPTH = 16, 32  # features of a strip, what its depth is a multiple of (src/kernels.h)
 LINE = 64  # bytes: what strips of blocks are a multiple of (src/blocks.h)
 _NAMES = "linear", "grouped", "lookup", "attend", "norm", "gate", "summarize"

@@ -7,6 +7,7 @@ a depth that is not theirs, GPUs other than Hopper's, and gradients.
 """
 
 import functools
+import math
 from collections.abc import Callable
 
 import jax
@@ -68,17 +69,26 @@ def _zero_behind(
 
 
 def _on_tpu(x_XD: jax.Array, w_EFD: jax.Array, sizes_E: jax.Array, interpret: bool) -> jax.Array:
-    """Megablox (Gale et al. 2022, arXiv 2211.15841), whose rows are whole tiles."""
+    """Megablox (Gale et al. 2022, arXiv 2211.15841), whose rows are whole tiles. It takes matrices
+    as XLA lays them out, by rows or by columns, since it would turn the whole stack otherwise.
+    """
     from jax.experimental.pallas.ops.tpu.megablox import gmm  # slow to load
 
     X, (_, F, D) = len(x_XD), w_EFD.shape
+    by_rows = _tiled_size(F, D) <= _tiled_size(D, F)
     rows = min(_TPU_TILE[0], -(-X // 16) * 16)
     tiling = rows, min(_TPU_TILE[1], D), min(_TPU_TILE[2], F)
     x_XD = jnp.pad(x_XD, ((0, -X % rows), (0, 0)))
     found: jax.Array = gmm(
-        x_XD, w_EFD, sizes_E, jnp.float32, tiling, transpose_rhs=True, interpret=interpret
-    )
+        x_XD, w_EFD if by_rows else w_EFD.swapaxes(1, 2), sizes_E, jnp.float32, tiling,
+        transpose_rhs=by_rows, interpret=interpret,
+    )  # fmt: skip
     return found
+
+
+def _tiled_size(rows: int, columns: int) -> int:
+    """Elements of a matrix in whole tiles of 8 by 128, of which XLA makes as few as it can."""
+    return math.prod(-(-size // tile) * tile for size, tile in ((rows, 8), (columns, 128)))
 
 
 def _on_gpu(x_XD: jax.Array, w_EFD: jax.Array, sizes_E: jax.Array) -> jax.Array:

@@ -148,7 +148,7 @@ class Metronome:
         self.scheduler, self.shards = self, [self]
 
     def usage(self):
-        return tuple(n * len(self.running) for n in (10, 6, 4, 3))
+        return tuple(n * len(self.running) for n in (4, 3, 10, 6))
 
     def add_request(self, prompt, params):
         self.waiting.append([len(self.open_seen), prompt[0], params.max_new_tokens])
@@ -211,7 +211,11 @@ def test_figures_by_hand():
     assert found["itl_p50_s"] == found["tpot_mean_s"] == 1
     assert found["e2e_mean_s"] == 2 and found["e2e_p50_s"] == 2 and found["e2e_p90_s"] == 3
     assert found["goodput_share"] == 1 and found["goodput_requests_s"] == 1
-    assert found["kv_waste"] == pytest.approx(0.4)
+    assert found["kv_waste"] == pytest.approx(0.4) and "kv_waste_0" not in found
+    groups = [dataclasses.replace(each, num_allocated=(8, 2), num_written=(2, 2))
+              for each in run.usage]  # fmt: skip
+    found |= metrics.figures(dataclasses.replace(run, usage=groups), SloTargets(ttft_s=1.0))
+    assert (found["kv_waste"], found["kv_waste_0"], found["kv_waste_1"]) == (0.6, 0.75, 0.0)
     assert found["prompt_sharing"] == pytest.approx(0.25)
     assert found["host_step_s"] == 0.25 and found["steps"] == 3 and found["hit_rate"] == 0
     assert metrics.figures(run, SloTargets(itl_s=0.5))["goodput_share"] == pytest.approx(1 / 3)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from pathlib import Path
 
 import gguf
 import jax
@@ -151,6 +152,18 @@ def test_dense_formats_change_the_type_of_every_weight(tmp_path):
         config, exact = weight_formats.choose(config, checkpoint, "reference")
         loaded = exact.load_params(config.model.parameters())
         assert {leaf.dtype for leaf in params.flatten(loaded).values()} == {np.dtype(dtype)}
+
+
+def test_what_routes_stays_float32():
+    """Also in a model of which all else is."""
+    folder = Path(__file__).parents[2] / "golden" / "gpt_oss-gqa-limit"
+    checkpoint = resolve.resolve(str(folder)).open(None)
+    model = dataclasses.replace(checkpoint.config, dtype="float32")
+    config = Config(model, EngineConfig(weights="bfloat16", linear="reference"))
+    config, exact = weight_formats.choose(config, checkpoint, "reference")
+    loaded = params.flatten(exact.load_params(config.model.parameters()))
+    wide = {path.split("/", 2)[2] for path, leaf in loaded.items() if leaf.dtype == np.float32}
+    assert wide == {"ffn/router", "ffn/router_bias", "mixer/sinks"}
 
 
 def test_blocks_and_xlas_products_do_not_go_together(tmp_path):

@@ -13,7 +13,10 @@ def cache_of(num_pages, windows=(None,), page_tokens=2, host=None, **settings) -
         PagePool([n + 1 for n in sizes]) if sizes is not None else None
         for sizes in (num_pages, host)
     ]
-    specs = [CacheSpec(1, 1, window=window) for window in windows]
+    specs = [
+        window if isinstance(window, CacheSpec) else CacheSpec(1, 1, window=window)
+        for window in windows
+    ]
     return PrefixCache(pools[0], specs, page_tokens, pools[1], **settings)
 
 
@@ -40,7 +43,9 @@ class Run:
     def slide(self):
         """Frees what every window has passed, as the scheduler does."""
         for group, (spec, pages) in enumerate(zip(self.cache._specs, self.pages, strict=True)):
-            for index in range(spec.live_from(self.num_tokens) // self.cache._page_tokens):
+            for index in spec.dead_pages(self.num_tokens, self.cache._page_tokens):
+                if index >= len(pages):
+                    break
                 self.cache.free(group, [pages[index]])
                 pages[index] = 0
 

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from configs.cache import CacheSpec
 from tests.inference.kv_pages.test_prefix_cache import Run, cache_of, run
 
 TOKENS = st.builds(
@@ -23,6 +24,11 @@ TOKENS = st.builds(
 LIMITS = st.one_of(st.none(), st.integers(0, 20))
 
 
+FIRST, CHUNK = CacheSpec(1, 1, window=3, first_tokens=3), CacheSpec(1, 1, window=4, chunked=True)
+GROUPS = [(None, 3), (6, None), (1, None), (None, None), (2, 1), (6, 1)]
+GROUPS += [(FIRST, None), (CHUNK, FIRST), (None, CHUNK), (1, FIRST)]
+
+
 class CacheMachine(RuleBasedStateMachine):
     """Sequences come, grow, fork, slide and end beside a device and a host that are dictionaries:
     what a page must hold follows from the tokens alone.
@@ -30,7 +36,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @initialize(
         page_tokens=st.sampled_from([1, 2, 4]),
-        windows=st.sampled_from([(None, 3), (6, None), (1, None), (None, None), (2, 1), (6, 1)]),
+        windows=st.sampled_from(GROUPS),
         num_pages=st.sampled_from([(6, 6), (12, 7), (7, 12), (25, 25)]),
         host=st.sampled_from([(2, 2), (5, 9), (30, 30), None]),
         offloads_from=st.sampled_from([0, 0, 4]),
@@ -121,10 +127,10 @@ class CacheMachine(RuleBasedStateMachine):
                 self.device[t.group, t.page] = self.host[t.group, t.host_page]
         for user in self.runs:
             for group, pages in enumerate(user.pages):
-                seen = self.cache._specs[group].live_from(user.num_tokens) // self.size
+                dead = self.cache._specs[group].dead_pages(user.num_tokens, self.size)
                 for index, page in enumerate(pages[: -(-user.num_tokens // self.size)]):
                     end = min(user.num_tokens, (index + 1) * self.size)
-                    assert page or index < seen
+                    assert page or index in dead
                     if page:
                         assert self.device[group, page] == (user.key, *user.tokens[:end])
 

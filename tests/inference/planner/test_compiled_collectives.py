@@ -7,8 +7,9 @@ import jax
 import pytest
 
 from configs.engine import Config, EngineConfig
+from configs.hardware import targets
 from configs.mesh import Mesh
-from inference.planner.compiled import program
+from inference.planner.compiled import prediction, program
 from inference.planner.parallel import collectives
 from inference.runtime import model_runner, step
 from inference.runtime.executables import Executables
@@ -108,6 +109,80 @@ ENTRY %e (a: f32[8,4], b: f32[8]) -> f32[8,4] {
     assert sum(each.is_launch for each in found) == 1
 
 
+_BEGUN = """HloModule m, entry_computation_layout={(bf16[2,4]{1,0})->f32[8]{0}}
+
+%begin (p: bf16[2,4]) -> (bf16[2,4], bf16[8,4], u32[]) {
+  %p = bf16[2,4]{1,0:T(8,128)S(1)} parameter(0)
+  %g = bf16[8,4]{1,0} all-gather(%p), dimensions={0}, frontend_attributes={chain_id="3"}
+  ROOT %c = (bf16[2,4]{1,0}, bf16[8,4]{1,0}, u32[]) custom-call(%g), \
+custom_call_target="AsyncCollectiveStart"
+}
+
+%go_on (p.1: bf16[2,4], y: f32[8]) -> (f32[8], bf16[8,4]) {
+  %p.1 = bf16[2,4]{1,0} parameter(0)
+  %y = f32[8]{0} parameter(1)
+  %sum = f32[8]{0} add(%y, %y)
+  %g.1 = bf16[8,4]{1,0} all-gather(%p.1), dimensions={0}, frontend_attributes={chain_id="3"}
+  ROOT %t = (f32[8]{0}, bf16[8,4]{1,0}) tuple(%sum, %g.1)
+}
+
+%end (p.2: bf16[2,4]) -> bf16[8,4] {
+  %p.2 = bf16[2,4]{1,0} parameter(0)
+  %g.2 = bf16[8,4]{1,0} all-gather(%p.2), dimensions={0}, frontend_attributes={chain_id="3"}
+  ROOT %d = bf16[8,4]{1,0} custom-call(%p.2, %g.2), custom_call_target="AsyncCollectiveDone"
+}
+
+ENTRY %e (x: bf16[2,4], y: f32[8]) -> f32[8] {
+  %x = bf16[2,4]{1,0} parameter(0)
+  %y = f32[8]{0} parameter(1)
+  %s = (bf16[2,4]{1,0}, bf16[8,4]{1,0}, u32[]) fusion(%x), kind=kCustom, calls=%begin
+LINES  %f = bf16[8,4]{1,0} fusion(%x), kind=kCustom, calls=%end
+  ROOT %r = f32[8]{0} fusion(%f), kind=kLoop
+}
+"""
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_an_exchange_that_other_fusions_carry_on_is_one(others):
+    """They are work beside it, and run as such."""
+    lines = (
+        f"  %m.{n} = (f32[8]{{0}}, bf16[8,4]{{1,0}}) fusion(%x, %y), kind=kOutput, calls=%go_on\n"
+        for n in range(others)
+    )
+    found = program.read(_BEGUN.replace("LINES", "".join(lines)))
+    assert found.collectives == {"all-gather": 1} and found.collective_bytes == {"all-gather": 64}
+    assert found.num_launches == others + 1 and found.num_hidden == bool(others)
+
+
+def test_a_fusion_that_keeps_a_part_of_sums_scatters_them():
+    """Parts are padded there, and what that leaves with a neighbour is no exchange of its own."""
+    text = """HloModule m, entry_computation_layout={(f32[8,4]{1,0})->f32[2,4]{1,0}}
+
+%all-reduce-scatter.1 (input: f32[8,4]) -> f32[3,4] {
+  %input = f32[8,4]{1,0} parameter(0)
+  %zero = f32[] constant(0)
+  %pad = f32[12,4]{1,0} pad(%input, %zero), padding=0_4x0_0
+  %sum = f32[12,4]{1,0} all-reduce(%pad), replica_groups={{0,2,4,6},{1,3,5,7}}, to_apply=%add
+  ROOT %part = f32[3,4]{1,0} dynamic-slice(%sum, %zero, %zero), dynamic_slice_sizes={3,4}
+}
+
+ENTRY %e (x: f32[8,4]) -> f32[2,4] {
+  %x = f32[8,4]{1,0} parameter(0)
+  %f = f32[3,4]{1,0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1
+  %s = f32[1,4]{1,0} slice(%f), slice={[2:3], [0:4]}
+  %p = (f32[1,4]{1,0}, f32[1,4]{1,0}, u32[]) collective-permute-start(%s), \
+source_target_pairs={{0,2},{2,4},{4,6},{1,3},{3,5},{5,7}}
+  %d = f32[1,4]{1,0} collective-permute-done(%p)
+  %q = (f32[8,4]{1,0}, f32[8,4]{1,0}, u32[]) collective-permute-start(%x), \
+source_target_pairs={{0,1}}
+  ROOT %r = f32[2,4]{1,0} fusion(%d, %f), kind=kLoop
+}
+"""
+    found = program.read(text)
+    assert found.collectives == {"reduce-scatter": 1, "collective-permute": 1}
+    assert found.collective_bytes == {"reduce-scatter": 128, "collective-permute": 128}
+
+
 @pytest.mark.parametrize("case", _LINES)
 def test_forms_of_other_compilers(case):
     value, expected = _LINES[case]
@@ -133,10 +208,22 @@ def test_what_has_other_work_beside_it():
     assert found.collectives == {"all-reduce": 2} and found.num_hidden == 1
 
 
+@pytest.mark.parametrize("target, rows, kind", [
+    ("v5e:2x4", 4, "all-reduce"), ("v5e:2x4", 8, "reduce-scatter"), ("8xh200", 4, "reduce-scatter"),
+])  # fmt: skip
+def test_a_tpu_scatters_no_sums_of_a_few_rows(target, rows, kind):
+    model, mesh, engine = fakes.gpt_oss(), Mesh(expert=4), EngineConfig(max_seqs=8)
+    shape = StepShape((rows, 1), (0, 16), greedy=True)
+    found = prediction.exchanged(Config(model, engine, mesh), targets.parse(target), shape)
+    assert found[kind] == (model.num_layers, model.num_layers * 4 * rows * 4 * model.width)
+    assert found.keys() == {"all-gather", kind}
+
+
 _MESHES = Mesh(model=2), Mesh(model=8), Mesh(data=2, model=4), Mesh(data=8)
 _MODELS = {
     "deepseek": fakes.deepseek(),
     "gpt-oss": fakes.gpt_oss(),
+    "gemma4": fakes.gemma4(),
     "norm of all heads": fakes.llama(num_heads=8, num_kv_heads=4, qk_norm="all"),
     **{f"{kind}, {K} KV heads": fakes.of_kind(kind, heads, K)
        for kind in fakes.KINDS for heads, K in ((8, 8), (24, 3))},
@@ -146,7 +233,7 @@ _CASES = [
     *((f"{kind}, 3 KV heads", Mesh(model=8)) for kind in fakes.KINDS),
     ("norm of all heads", Mesh(model=2)),
     ("deepseek", Mesh(expert=2)), ("deepseek", Mesh(model=2, expert=2)),
-    ("gpt-oss", Mesh(data=2, expert=4)),
+    ("gpt-oss", Mesh(data=2, expert=4)), ("gemma4", Mesh(model=2)),
 ]  # fmt: skip
 
 
@@ -176,6 +263,7 @@ def test_a_decode_step_exchanges_what_the_planner_says(name, mesh):
     assert counted == collectives.totals(planned, shape.num_tokens, shape.num_logits)
     sums = [each for each in planned if each.kind == "all-reduce" and each.place != "sample"]
     wide = sum(each.count for each in sums if each.token_bytes == 4 * model.width)
-    assert wide == (1 + 2 * model.num_layers if mesh.model > 1 else 0)
+    wider = sum(layer.ffn.num_sums > 1 for layer in model.layers) + bool(model.layer_inputs)
+    assert wide == (1 + 2 * model.num_layers - wider if mesh.model > 1 else 0)
     axes = {axis for axis in ("model", "expert") if getattr(mesh, axis) > 1}
     assert {each.axis for each in planned} == axes and all(each.exposed for each in planned)

@@ -13,6 +13,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -46,7 +47,15 @@ def one_period(name: str) -> Config:
     """
     model = presets.get(name).config
     if len(model.pattern) == model.num_layers:
-        model = dataclasses.replace(model, pattern=tuple(dict.fromkeys(model.pattern)))
+        each = list(dict.fromkeys(model.pattern))
+        owners = [getattr(layer.mixer, "owner", None) for layer in each]
+        pattern = tuple(
+            layer if owner is None else dataclasses.replace(
+                layer, mixer=dataclasses.replace(layer.mixer, owner=each.index(model.layers[owner]))
+            )
+            for layer, owner in zip(each, owners, strict=True)
+        )  # fmt: skip
+        model = dataclasses.replace(model, pattern=pattern, num_layers=len(pattern))
     model = dataclasses.replace(model, num_layers=len(model.pattern))
     return Config(model, EngineConfig(max_seqs=8, max_context=1024, cache_bytes=64 << 20))
 
@@ -205,15 +214,15 @@ def attention_trip(config: Config, shape: StepShape) -> int:
     product with `_ONES` columns of ones.
     """
     model, found = config.model, 0
-    num_heads, pages = model.layers[0].mixer.query_heads, model.stored_by(0)
-    for rows, queries in (shape.decode, shape.prefill):
-        copies = 1
+    each = itertools.product(enumerate(model.layers), (shape.decode, shape.prefill))
+    for (index, layer), (rows, queries) in each:
+        num_heads, pages, copies = layer.mixer.query_heads, model.stored_by(index), 1
         if queries * num_heads <= _BLOCK_DIAGONAL_ROWS:
             copies = pages.kv_heads
             rows += (-(-rows // 2) - (-rows // 4)) * (rows >= 8)
         per_pair = 2 * (pages.key_width + pages.value_width) * copies + 2 * _ONES
         pairs = num_heads * queries * BLOCK_TOKENS
-        found += rows * model.num_layers * per_pair * pairs
+        found += rows * per_pair * pairs
     return found
 
 

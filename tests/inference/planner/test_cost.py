@@ -139,7 +139,11 @@ def test_a_parameter_keeps_the_format_that_it_names():
      ("glm-4.5-air", 106_852_251_264),
      ("gpt-oss-20b", 20_914_757_184),
      ("gpt-oss-120b", 116_829_156_672),
-     ("olmo3-7b", 7_298_011_136)],
+     ("olmo3-7b", 7_298_011_136),
+     ("gemma4-e2b", 4_628_569_379),
+     ("gemma4-e4b", 7_463_013_418),
+     ("gemma4-26b-a4b", 25_233_141_790),
+     ("gemma4-31b", 30_697_345_340)],
 )  # fmt: skip
 def test_parameters_of_every_preset(name, published):
     config = presets.get(name).config
@@ -204,6 +208,24 @@ def test_pairs_of_query_and_key(queries, context, window, pairs):
     alone = dataclasses.replace(_TINY, num_layers=1, pattern=(layer,))
     with_rows = step_cost(alone, 1, [(queries, context)], 1)
     assert with_rows.flops - step_cost(alone, 1, [], 1).flops == 4 * 4 * 3 * pairs
+
+
+@pytest.mark.parametrize("sight", [{"first_tokens": 3}, {"chunked": True}])
+@pytest.mark.parametrize("context", [1, 4, 5, 9, 12, 13, 40])
+def test_first_tokens_and_chunks_are_counted_key_by_key(sight, context):
+    """Beside a window of 4, or in chunks of 4."""
+    mixer = Attention(4, 2, 3, None, 4, **sight)
+    alone = dataclasses.replace(_TINY, num_layers=1, pattern=(LayerSpec(mixer, Gated(16)),))
+    for queries in range(1, context + 1):
+        asked = range(context - queries, context)
+        if sight.get("chunked"):
+            seen = [range(q // 4 * 4, q + 1) for q in asked]
+        else:
+            seen = [{*range(min(3, q + 1)), *range(max(0, q - 3), q + 1)} for q in asked]
+        step, nothing = step_cost(alone, 1, [(queries, context)], 1), step_cost(alone, 1, [], 1)
+        assert step.flops - nothing.flops == 4 * 4 * 3 * sum(map(len, seen))
+        token = alone.cache_specs[0].bytes_per_token(alone.dtype)
+        assert step.bytes - nothing.bytes == token * (len(set().union(*seen)) + queries)
 
 
 def test_predicted_bytes_are_allocated_bytes():

@@ -27,6 +27,8 @@ def test_caches_of_the_same_heads():
     assert f"{2 * 128 * 128 / kept:.4g}" == "56.89"
     assert _elements(latents.with_attention(_V2, 8)) / kept * 2.25 == 8
     assert latents.with_attention(_V2, 8).layers[3].ffn == _V2.layers[3].ffn
+    odd = _V2.with_kinds(value_width=9)  # no rotation fits it
+    assert _elements(latents.with_attention(odd, 8)) == 2 * 8 * 9
 
 
 def test_caches_are_compared_on_one_mesh():

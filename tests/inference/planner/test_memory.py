@@ -160,15 +160,16 @@ def test_a_model_that_keeps_nothing_is_never_refused():
 
 def test_a_mixture_copies_the_tokens_of_all_chips_for_their_experts():
     """Of 40 tokens a chip, each visits 3 of 8 experts: D = 16, F = 48, and half of it on a chip of
-    two. Copies and what is between products are bfloat16, sums and ordered results float32.
+    two. Copies and what is between products are bfloat16, sums and ordered results float32, these
+    in tiles of 4 rows for the 3 of a token.
     """
     layers = tuple(LayerSpec(Attention(4, 2, 8), ffn) for ffn in (Gated(16), Experts(8, 3, 48)))
     model = dataclasses.replace(THIN, num_layers=2, pattern=layers)
     engine = EngineConfig(max_seqs=8, max_context=512, cache_bytes=1 << 20)
     shape = StepShape((8, 1), (1, 32), greedy=True)
     for mesh, inner in ((Mesh(), 48), (Mesh(expert=4), 48), (Mesh(1, 2, 4), 24)):
-        each = 16 * (2 + 4 + 4) + 2 * inner * (4 + 2)
+        each = 3 * (16 * (2 + 4) + 2 * inner * (4 + 2)) + 4 * 16 * 4
         found = prediction.temporary_bytes(Config(model, engine, mesh), shape)
-        assert found == 40 * mesh.expert * 3 * each
+        assert found == 40 * mesh.expert * each
     dense = dataclasses.replace(model, num_layers=1)
     assert prediction.temporary_bytes(Config(dense, engine), shape) < 40 * 3 * 736

@@ -19,6 +19,7 @@ from configs.hardware import catalog
 from configs.hardware.spec import HardwareSpec
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated
+from configs.kinds.kind import Mixer
 from configs.kinds.latent import Indexer, Latent
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
@@ -35,14 +36,19 @@ needs_browser = pytest.mark.skipif(
 )
 
 _PRESETS = {name: preset.config for name, preset in (presets.NAMES | presets.PLANNED).items()}
-# What no preset combines: float32, windows beside an indexer without latent queries, head norms.
+# What no preset combines: float32, windows beside an indexer without latent queries, head norms,
+# first tokens, chunks.
 _HEADS = Attention(num_heads=12, num_kv_heads=4, head_width=40, qk_norm="head")
 _SPARSE = Latent(12, 64, 8, 32, 40, indexer=Indexer(3, 24, 100))
 _ODD = ModelConfig(
-    "odd", "llama", 999, width=96, num_layers=7, max_context=5000, dtype="float32",
+    "odd", "llama", 999, width=96, num_layers=9, max_context=5000, dtype="float32",
     post_norms=True, tied=True, pattern=tuple(
         LayerSpec(mixer, Gated(160))
-        for mixer in (dataclasses.replace(_HEADS, window=300), _SPARSE, _HEADS)
+        for mixer in (
+            dataclasses.replace(_HEADS, window=300), _SPARSE, _HEADS,
+            dataclasses.replace(_HEADS, window=400, first_tokens=8),
+            dataclasses.replace(_HEADS, window=500, chunked=True),
+        )
     ),
 )  # fmt: skip
 _MIXED = (
@@ -102,7 +108,7 @@ def close(found, expected):
 
 def deployment(point):
     config = MODELS[point["model"]]
-    if config is not _MIXED:
+    if len({getattr(mixer, "num_kv_heads", None) for mixer in config.mixers(Mixer)} - {None}) == 1:
         config = config.with_kinds(num_kv_heads=point["kv_heads"])
     hardware = HARDWARE[point["hardware"]]
     if point["price"] is not None:
@@ -183,7 +189,7 @@ def points(count, seed):
         heads = [n for n in range(1, least + 1) if least % n == 0]
         kv_heads = [n for n in heads if told["most_kv_heads"] % n == 0]
         linked = HARDWARE[hardware].link_bandwidth > 0
-        with_experts = bool(told["num_experts"])
+        experts = [n for n in (1, 2, 4, 8) if all(e % n == 0 for e in told["num_experts"])]
         point = {
             "model": next(name for name, other in MODELS.items() if other is config),
             "hardware": hardware,
@@ -195,7 +201,7 @@ def points(count, seed):
             "cache": rng.choice([name for name, format in FORMATS.items() if not format.block]),
             "data": rng.choice((1, 1, 2, 3)),
             "chips": rng.choice((1, *heads)) if linked else 1,
-            "expert": rng.choice((1, 2, 4, 8)) if linked and with_experts else 1,
+            "expert": rng.choice(experts) if linked and told["num_experts"] else 1,
             "replicas": rng.choice((1, 3)),
             "price": rng.choice((None, 2.5)),
             "drafts": rng.choice((0, 0, 1, 4, 7)),

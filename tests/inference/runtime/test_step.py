@@ -27,6 +27,7 @@ MODELS = {
     "llama bfloat16": fakes.llama("bfloat16"),
     "gemma float32": fakes.gemma(),
     "quirks float32": fakes.quirks(),
+    "every cache float32": fakes.every_cache(),
 }
 CHUNKS = {
     "whole": {"chunk_tokens": 128, "prefill_chunks": (1,)},
@@ -232,7 +233,7 @@ def test_deterministic_is_the_same_model():
 
 
 @pytest.mark.quick_code
-@pytest.mark.parametrize("model", ["llama float32", "gemma float32"])
+@pytest.mark.parametrize("model", ["llama float32", "gemma float32", "every cache float32"])
 def test_the_cache_changes_nothing(model):
     """Decoding without a cache is the oracle."""
     found = together(model)

@@ -1,5 +1,6 @@
 """The scheduler beside a fake device: random requests on pages of two sizes, in two groups."""
 
+import dataclasses
 import itertools
 import types
 
@@ -26,15 +27,25 @@ MODEL = ModelConfig(
     "host", "host", VOCAB, width=1, num_layers=2, max_context=CONTEXT, dtype="float32",
     pattern=tuple(LayerSpec(Attention(1, 1, 1, None, window), None) for window in (None, WINDOW)),
 )  # fmt: skip
+# Beside them first tokens that stay, chunks, and layers that read the caches of others.
+EVERYTHING = dataclasses.replace(
+    MODEL, num_layers=6, pattern=(
+        *MODEL.pattern,
+        *(LayerSpec(Attention(1, 1, 1, None, **more), None) for more in (
+            {"window": WINDOW, "first_tokens": 3}, {"window": 8, "chunked": True},
+            {"owner": 0}, {"owner": 2},
+        )),
+    ),
+)  # fmt: skip
 HEADS = Medusa(
     "heads", "heads", VOCAB, width=1, num_layers=0, max_context=CONTEXT, dtype="float32", pattern=()
 )
 
 
-def config(page_tokens=4, cache_bytes=400, mesh=ONE_CHIP, **settings) -> Config:
+def config(page_tokens=4, cache_bytes=400, mesh=ONE_CHIP, model=MODEL, **settings) -> Config:
     settings = {"max_seqs": 3, "chunk_tokens": 4, "prefill_chunks": (1, 3)} | settings
     engine = EngineConfig(page_tokens=page_tokens, cache_bytes=cache_bytes, **settings)
-    return Config(MODEL, engine, mesh, draft=HEADS if engine.proposer == "medusa" else None)
+    return Config(model, engine, mesh, draft=HEADS if engine.proposer == "medusa" else None)
 
 
 def tree(num_drafts, levels=2):
@@ -93,12 +104,12 @@ def check_shard(scheduler, shape, index, schedule):
         fed[owner.id] = row.offset + row.length
         stop = row.start + row.length
         assert stop <= owner.max_positions <= CONTEXT
-        for group, pages in zip(MODEL.page_groups, owner.pages, strict=True):
+        groups, page_tokens = scheduler._config.model.page_groups, scheduler._config.page_tokens
+        for group, pages in zip(groups, owner.pages, strict=True):
             rejected = owner.num_drafts_in_flight - row.most_accepted  # by earlier steps, at most
-            seen = group.spec.live_from(row.start - row.offset - rejected)
-            page_tokens = scheduler._config.page_tokens
-            live = group.spec.pages_for(seen, stop, page_tokens)
-            assert all(pages[page] for page in live)
+            dead = group.spec.dead_pages(row.start - row.offset - rejected, page_tokens)
+            live = group.spec.pages_for(0, stop, page_tokens)
+            assert all(pages[page] for page in live if page not in dead)
     assert batch.slot_Y[batch.query_length_Y == 0].tolist() == [
         scheduler._config.engine.max_seqs
     ] * (shape.num_rows - len(schedule.decode) - len(schedule.prefill))
@@ -119,12 +130,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["continuous", "continuous", "static"]),
         in_flight=st.sampled_from([0, 1]),
         mesh=st.sampled_from([Mesh(), Mesh(), Mesh(data=2), Mesh(data=3)]),
+        model=st.sampled_from([MODEL, EVERYTHING]),
     )
     def build(
         self, page_tokens, sequences, num_drafts, proposer, chunks, chunked, prefix_cache,
-        preemption, policy, in_flight, mesh,
+        preemption, policy, in_flight, mesh, model,
     ):  # fmt: skip
-        more = {"num_drafts": num_drafts, "chunk_tokens": chunks[0], "prefill_chunks": chunks[1]}
+        more = {"model": model}
+        more |= {"num_drafts": num_drafts, "chunk_tokens": chunks[0], "prefill_chunks": chunks[1]}
         more |= {"chunked_prefill": chunked, "prefix_cache": prefix_cache, "policy": policy}
         more |= {"preemption": preemption, "swap_bytes": 600}
         if num_drafts and proposer == "medusa":
@@ -135,7 +148,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         per_sequence = sum(
             n * group.bytes_per_page("float32", page_tokens)
             for n, group in zip(
-                config(page_tokens, **more).peak_pages(CONTEXT), MODEL.page_groups, strict=True
+                config(page_tokens, cache_bytes=1000, **more).peak_pages(CONTEXT),
+                model.page_groups,
+                strict=True,
             )
         )
         self.config = config(page_tokens, int(per_sequence * sequences), mesh, **more)

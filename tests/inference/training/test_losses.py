@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from configs import heads
+from configs.kinds.layer_inputs import LayerInputs
 from configs.model import ModelConfig
 from configs.recipes.training import Recipe, TrainingConfig
 from inference.speculation import medusa
@@ -43,7 +44,9 @@ def slopes(model, values, tokens):
     return own(values, None, {"tokens": tokens})
 
 
-@pytest.mark.parametrize("model", [fakes.gemma(), fakes.quirks()], ids=lambda model: model.name)
+@pytest.mark.parametrize("model", [
+    fakes.gemma(layer_inputs=LayerInputs(6), has_layer_scales=True), fakes.quirks(),
+], ids=lambda model: model.name)  # fmt: skip
 def test_it_is_the_mean_over_all_targets(model, monkeypatch):
     values, tokens = case(model)
     wanted = compiling.call(jax.value_and_grad(by_hand), values, tokens, model=model)

@@ -26,6 +26,7 @@ from layers.kernels.attention.mask import mask_bounds
 from tests import compiling
 from tests.layers import native, paged_case
 from tests.layers.native import instruction_set  # noqa: F401
+from tests.layers.paged_case import Sight
 
 pytestmark = pytest.mark.quick_code
 
@@ -84,7 +85,7 @@ def _threads_are_compiled_once(monkeypatch):
 @functools.cache
 def _program(name, page_format, window, cap, **sizes):
     def attend(q_YWNH, pages, rectangle, sinks_N=None):
-        options = Options(window, cap, sinks_N)
+        options = paged_case.options(window, cap, sinks_N)
         told = rectangle, 0, page_format, options
         return _IMPLEMENTATIONS[name](q_YWNH, pages, *told, **sizes)
 
@@ -121,6 +122,7 @@ _CASES = {  # (N, K), page tokens, query tokens, head width, dtype, window
     "drafts": ((4, 2), 64, 4, 64, "float32", None),
     "drafts, window": ((4, 2), 128, 4, 64, "bfloat16", 100),
     "window of one": ((4, 2), 64, 1, 64, "float32", 1),
+    "chunks": ((4, 2), 64, 4, 64, "float32", Sight(70, chunked=True)),
     "more tokens than a tile holds": ((32, 2), 64, 9, 64, "float32", 70),
     "wide heads": ((2, 1), 64, 1, 256, "bfloat16", None),
 }
@@ -153,6 +155,17 @@ def _drawn_of_format(case, width, page_tokens=16):
         _lengths(page_tokens), heads, page_tokens, width, dtype, head_width=key_width,
         scale=key_width**-0.5, **widths,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "sight", [Sight(24, first_tokens=5), Sight(40, first_tokens=140), Sight(70, chunked=True)]
+)
+@pytest.mark.parametrize("masks", [{}, {"trees": True}, {"canvases": True}])
+def test_first_tokens_and_chunks(instruction_set, sight, masks):  # noqa: F811
+    """In blocks of 64 keys; of the first tokens less than a page, and more than two blocks."""
+    for width in (1, 20) if not masks else (12,):
+        for lengths in ((0, 1, 70, 71), (300, 6, 210, 140)):
+            _check("ffi_cpu", paged_case.Case(lengths, (4, 2), 16, width, **masks), sight)
 
 
 @pytest.mark.parametrize("case", _FORMATS)

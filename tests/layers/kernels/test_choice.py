@@ -35,6 +35,7 @@ def _asked(width: int = 128, **changes) -> Demand:
         ({"dtype": "float32"}, "bfloat16 or float16, not float32: set model.dtype"),
         ({"page_tokens": 16}, "64 or 128 tokens, not 16: set engine.page_tokens"),
         ({"width": 80}, "heads of 64, 128 or 256, not 80"),
+        ({"width": 512}, "heads of 64, 128 or 256, not 512"),
         ({"num_heads": 130, "kv_heads": 2}, "at most 64 query heads a KV head, not 65"),
         ({"width": 256, "page_tokens": 128}, "no room for pages of 128 tokens"),
         ({"deterministic": True}, "not been measured to be deterministic"),
@@ -42,6 +43,21 @@ def _asked(width: int = 128, **changes) -> Demand:
 )
 def test_the_hopper_kernel_names_its_limits(asked, reason):
     assert reason in gpu.limit(_asked(**asked), _H200)
+
+
+@pytest.mark.parametrize(("kernel", "device"), [(gpu, _H200), (tpu, Device("tpu", "TPU v6e", 1))])
+def test_kernels_of_accelerators_know_chunks_and_no_first_tokens(kernel, device):
+    """The reference is chosen where a layer has these."""
+    model = fakes.llama(head_width=64, window=64, first_tokens=4)
+    engine = EngineConfig(page_tokens=64, attention="reference")
+    for changes, reason in (
+        ({}, "knows no first tokens beside a window: 'reference' does"),
+        ({"first_tokens": 0, "chunked": True}, None),
+    ):
+        made = Config(model.with_kinds(**changes), engine)
+        asked = api.demand(made, made.model.layers[0].mixer, made.model.cache_specs[0])
+        page_format = dataclasses.replace(asked.page_format, dtype="bfloat16")
+        assert kernel.limit(asked._replace(page_format=page_format), device) == reason
 
 
 def test_two_blocks_of_the_hopper_kernel_fit_a_multiprocessor(monkeypatch):

@@ -9,9 +9,9 @@ from layers.kernels.attention.mask import mask_bounds, visible
 from layers.ragged import Rectangle
 
 
-def _seen(rectangle: Rectangle, window: int | None, num_positions: int) -> np.ndarray:
+def _seen(rectangle: Rectangle, window: int | None, num_positions: int, **more) -> np.ndarray:
     """bool[Y, W, S] of every KV position."""
-    bounds = jax.tree.map(lambda x_YW: x_YW[:, :, None], mask_bounds(rectangle, window))
+    bounds = jax.tree.map(lambda x_YW: x_YW[:, :, None], mask_bounds(rectangle, window, **more))
     return np.asarray(visible(jnp.arange(num_positions), *bounds))
 
 
@@ -43,6 +43,21 @@ def test_what_came_before_and_a_window_of_it(window, expected):
     for ancestors_YW in (None, chain_YW):
         rectangle = _rectangle([[0, 1, 2, 3, 4]], ancestors_YW=ancestors_YW)
         np.testing.assert_array_equal(_seen(rectangle, window, 5)[0], np.array(expected, bool))
+
+
+_CHUNKS_OF_2 = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]]
+_FIRST_AND_2 = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 0, 1, 1, 0], [1, 0, 0, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [({"chunked": True}, _CHUNKS_OF_2), ({"first_tokens": 1}, _FIRST_AND_2)],
+)
+def test_chunks_and_first_tokens(more, expected):
+    chain_YW = (jnp.uint32(2) << jnp.arange(5, dtype=jnp.uint32))[None] - 1
+    for ancestors_YW in (None, chain_YW):
+        rectangle = _rectangle([[0, 1, 2, 3, 4]], ancestors_YW=ancestors_YW)
+        np.testing.assert_array_equal(_seen(rectangle, 2, 5, **more)[0], np.array(expected, bool))
 
 
 # The root at position 3, two drafts after it, and two after the first of them.
@@ -86,6 +101,16 @@ def _tree(**changes) -> Rectangle:
 def test_a_tree_lies_in_the_order_of_its_tokens(window, expected):
     assert _tree().kv_position_YW.tolist() == [[3, 4, 5, 6, 7]]
     np.testing.assert_array_equal(_seen(_tree(), window, 9)[0], np.array(expected, bool))
+
+
+def test_a_trees_first_tokens_are_known_by_their_positions():
+    """Of branches that lie behind the first tokens, and yet stand among them."""
+    star = _tree(
+        position_YW=[[0, 1, 1, 1, 2, 3]], ancestors_YW=[[1, 3, 5, 9, 0b11001, 0b111001]]
+    )  # a root, three drafts after it, and two after the last of these
+    found = _seen(star, 1, 6, first_tokens=2)[0]
+    assert found[4].tolist() == [True, False, False, True, True, False]
+    assert found[5].tolist() == [True, False, False, True, False, True]
 
 
 def test_a_tree_of_32_uses_every_bit():

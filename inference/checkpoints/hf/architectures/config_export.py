@@ -17,7 +17,7 @@ from configs.kinds.latent import Latent
 from configs.kinds.rope import LongRope, Rope
 from configs.model import ModelConfig
 from inference.checkpoints.hf import hf_directory
-from inference.checkpoints.hf.architectures import export_fields, mixtures_export
+from inference.checkpoints.hf.architectures import export_fields, gemma4, mixtures_export
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -62,7 +62,10 @@ def of_model(config: ModelConfig, ids: Mapping[str, Any] | None = None) -> dict[
     for field in dataclasses.fields(ModelConfig):
         name = "layers" if field.name == "pattern" else field.name
         if name not in ("name", "dtype") and getattr(config, name) != getattr(found, name):
-            raise InputError(f"{config.name}: model.{field.name} has no place in a config.json")
+            raise InputError(
+                f"{config.name}: model.{field.name} has no place in a config.json of the family "
+                f"{config.family}; --to=orbax keeps it"
+            )
     return raw
 
 
@@ -165,6 +168,7 @@ FAMILIES = {
     "llama": _Family("LlamaForCausalLM", "llama", export_fields.llama_fields),
     "gemma2": _Family("Gemma2ForCausalLM", "gemma2", _gemma),
     "gemma3": _Family("Gemma3ForCausalLM", "gemma3_text", _gemma3),
+    "gemma4": _Family("Gemma4ForCausalLM", "gemma4_text", gemma4.export, ffns=_MIXTURE),
     "gpt2": _Family("GPT2LMHeadModel", "gpt2", _gpt2),
     "mistral": _Family("MistralForCausalLM", "mistral", _mistral),
     "olmo2": _Family("Olmo2ForCausalLM", "olmo2", export_fields.llama_fields),

@@ -4,7 +4,16 @@ from typing import Any
 
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated, Plain
-from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Rope, Scaling, Yarn
+from configs.kinds.rope import (
+    Dynamic,
+    Linear,
+    Llama3,
+    LongRope,
+    Proportional,
+    Rope,
+    Scaling,
+    Yarn,
+)
 from configs.model import LayerSpec, ModelConfig
 
 _SCALINGS = {Linear: "linear", Dynamic: "dynamic", Llama3: "llama3", Yarn: "yarn"}
@@ -82,6 +91,9 @@ def rope_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
             "original_max_position_embeddings": scaling.original_context,
             "attention_factor": scaling.attention_factor,
         }
+    if isinstance(scaling, Proportional):
+        factor = {"factor": scaling.factor} if scaling.factor != 1 else {}
+        return {"rope_type": "proportional", "partial_rotary_factor": scaling.share} | factor
     raw: dict[str, Any] = {"rope_type": _SCALINGS[type(scaling)], "factor": scaling.factor}
     if isinstance(scaling, Llama3):
         raw |= {

@@ -9,7 +9,7 @@ from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from inference.checkpoints.hf.architectures import fields, mixtures, rope_keys
+from inference.checkpoints.hf.architectures import fields, gemma4, mixtures, rope_keys
 from inference.checkpoints.hf.architectures.config_keys import Keys
 
 _GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
@@ -58,6 +58,24 @@ def build(keys: Keys, name: str) -> ModelConfig:
         raise InputError(f"architecture {shown(architecture)} is not supported; valid: {valid}")
     keys.require_neutral(_NEUTRAL, except_for=family.reads)
     return family.build(keys, name)
+
+
+def text_part(raw: dict[str, Any]) -> dict[str, Any]:
+    """What describes the text of a model that reads images and sounds too, as if it stood alone;
+    other configurations as they are.
+
+    Raises:
+        InputError: it describes no text.
+    """
+    architecture = _architecture(raw)
+    alone = _WHOLES.get(architecture) if isinstance(architecture, str) else None
+    if alone is None:
+        return raw
+    text = Keys(raw).nested("text_config")
+    if text is None:
+        raise InputError(f"architecture {architecture} has a text_config, which is missing")
+    own = {key: raw[key] for key in _OF_THE_WHOLE if raw.get(key) is not None}
+    return text.raw | own | {"architectures": [alone[0]], "model_type": alone[1]}
 
 
 def reads(raw: dict[str, Any], key: str) -> bool:
@@ -273,11 +291,18 @@ def _gemma_scale(keys: Keys) -> float | None:
     return None if scalar == keys.integer("head_dim", 256) else scalar**-0.5
 
 
+# Models that read images and sounds too: architecture and type of their text alone.
+_WHOLES = {"Gemma4ForConditionalGeneration": ("Gemma4ForCausalLM", "gemma4_text")}
+_OF_THE_WHOLE = (
+    *("dtype", "torch_dtype", "tie_word_embeddings", "eos_token_id", "bos_token_id"),
+    *("quantization_config", "compression_config", "auto_map"),
+)
 _BIASED = ("attention_bias", "mlp_bias")
 _CAPPED = ("attn_logit_softcapping", "final_logit_softcapping")
 ARCHITECTURES: dict[str, Family] = {
     "LlamaForCausalLM": Family("llama", _llama, _BIASED),
     "Gemma3ForCausalLM": Family("gemma3", _gemma3, ("attention_bias", *_CAPPED)),
+    "Gemma4ForCausalLM": Family("gemma4", gemma4.build, gemma4.READS),
     "GPT2LMHeadModel": Family("gpt2", _gpt2),
     "Gemma2ForCausalLM": Family("gemma2", _gemma2, ("attention_bias", *_CAPPED)),
     "MistralForCausalLM": Family("mistral", _mistral),

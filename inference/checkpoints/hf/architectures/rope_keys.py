@@ -5,14 +5,25 @@ them, `rope_parameters` as transformers 5 does.
 import math
 
 from configs.errors import InputError
-from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Rope, Scaling, Yarn
+from configs.kinds.rope import (
+    Dynamic,
+    Linear,
+    Llama3,
+    LongRope,
+    Proportional,
+    Rope,
+    Scaling,
+    Yarn,
+)
 from inference.checkpoints.hf.architectures.config_keys import Keys
 
 _MAX_STRETCHED = 1 << 24
 _MAX_FACTORS = 1 << 16
-# Under these names an object holds one for each kind of layer, which only Gemma 3 has.
+# Under these names an object holds one for each kind of layer, which few families have.
 _LAYERS = ("full_attention", "sliding_attention")
-_KINDS = {k: k for k in ("default", "linear", "dynamic", "yarn", "longrope", "llama3")}
+_KINDS = {
+    k: k for k in ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
+}
 
 
 def read(keys: Keys, theta: float = 10_000.0) -> Rope:
@@ -52,10 +63,16 @@ def scaled(keys: Keys, own: Keys | None, theta: float) -> Rope:
     """
     if own is None:
         return Rope(theta)
-    own.require_neutral({"partial_rotary_factor": (1, None)} | dict.fromkeys(_LAYERS, (None,)))
+    own.require_neutral(dict.fromkeys(_LAYERS, (None,)))
     theta = own.number("rope_theta", theta)
-    kind_key = "type" if own.raw.get("rope_type") is None else "rope_type"
-    return Rope(theta, _scaling(own.choice(kind_key, _KINDS, "default"), keys, own))
+    kind = own.choice(
+        "type" if own.raw.get("rope_type") is None else "rope_type", _KINDS, "default"
+    )
+    if kind == "proportional":
+        share = own.number("partial_rotary_factor", 1.0)
+        return Rope(theta, Proportional(share, own.number("factor", 1.0)))
+    own.require_neutral({"partial_rotary_factor": (1, None)})
+    return Rope(theta, _scaling(kind, keys, own))
 
 
 def max_context(keys: Keys, rope: Rope) -> int:

@@ -104,6 +104,19 @@ function pairsOf({ queries, context }, window) {
   return (growing * (first + window - 1)) / 2 + (queries - growing) * window;
 }
 
+/** Pairs of a sequence's first tokens, each of which sees its own chunk up to itself. */
+function seenInChunks(numTokens, size) {
+  const whole = Math.floor(numTokens / size);
+  const rest = numTokens % size;
+  return (whole * size * (size + 1) + rest * (rest + 1)) / 2;
+}
+
+/** Keys of the chunks that one sequence's queries are in, at most so many a query. */
+function readInChunks({ queries, context }, size, most) {
+  const live = context - Math.floor((context - queries) / size) * size;
+  return most === null ? live : Math.min(live, queries * most);
+}
+
 /** Keys that one sequence reads: the visible ones, at most so many a query. */
 function readOf({ queries, context }, window, most) {
   const live = window === null ? context : Math.min(context, queries + window - 1);
@@ -120,6 +133,9 @@ const QUANTITIES = {
   drafts: (work) => work.count * work.drafts,
   pairs: (work, window) => work.count * pairsOf(work, window),
   read: (work, window, most) => work.count * readOf(work, window, most),
+  chunk_pairs: (work, size) =>
+    work.count * (seenInChunks(work.context, size) - seenInChunks(work.context - work.queries, size)),
+  chunk_read: (work, size, most) => work.count * readInChunks(work, size, most),
 };
 
 /** The sum of coefficient times quantity. */

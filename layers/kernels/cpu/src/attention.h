@@ -112,7 +112,11 @@ inline void pack_values(const uint16_t* const* values, const uint16_t* const* ne
 inline uint64_t visible(const Attention& a, int64_t token, int64_t start) {
   auto up_to = [](int64_t n) { return n <= 0 ? 0 : n >= kBlock ? ~0ull : (1ull << n) - 1; };
   uint64_t seen = up_to(a.last[token] - start + 1);
-  if (a.first) seen &= ~up_to(a.first[token] - start);
+  if (a.first) {
+    uint64_t live = ~up_to(a.first[token] - start) | up_to(a.first_tokens - start);
+    if (a.tree_start) live |= ~up_to(a.tree_start[token] - start);  // whose bits have said it
+    seen &= live;
+  }
   if (a.tree_start) {
     const int64_t shift = a.tree_start[token] - start;  // of the row's own tokens in the block
     const uint64_t bits = (uint32_t)a.tree_bits[token];
@@ -170,10 +174,14 @@ class Attender {
       begin = first < begin ? first : begin;
       end = stop > end ? stop : end;
     }
+    const int64_t oldest = begin / kBlock * kBlock;  // block of what no first tokens are
+    int64_t start = a_.first_tokens > 0 ? 0 : oldest, after;
     Rows rows, next;
-    for (int64_t start = begin / kBlock * kBlock; start < end; start += kBlock, rows = next) {
-      if (start <= begin) rows = rows_of(start, end);
-      next = start + kBlock < end ? rows_of(start + kBlock, end) : rows;
+    if (start < end) rows = rows_of(start, end);
+    for (; start < end; start = after, rows = next) {
+      after = start + kBlock;
+      if (after >= a_.first_tokens && after < oldest) after = oldest;
+      next = after < end ? rows_of(after, end) : rows;
       fold_block(start, rows, next);
     }
     finish();

@@ -190,7 +190,7 @@ const int32_t* unless_empty(const Integers& x) {
 
 // Attention of a rectangle over pages, as kernels.h has it. An array that is not there is empty.
 ffi::Error attend(ffi::ThreadPool pool, float score_cap, int64_t kv_heads, bool values_in_keys,
-                  ffi::AnyBuffer q, ffi::AnyBuffer pages, ffi::BufferR2<ffi::S32> table,
+                  int64_t first_tokens, ffi::AnyBuffer q, ffi::AnyBuffer pages, ffi::BufferR2<ffi::S32> table,
                   ffi::BufferR2<ffi::PRED> valid, ffi::BufferR2<ffi::S32> last, Integers first,
                   Integers tree_start, Integers tree_bits, ffi::BufferR1<ffi::F32> sinks,
                   ffi::Result<ffi::Buffer<ffi::F32>> out) {
@@ -221,6 +221,7 @@ ffi::Error attend(ffi::ThreadPool pool, float score_cap, int64_t kv_heads, bool 
   a.valid = (const uint8_t*)valid.untyped_data();
   a.last = last.typed_data();
   a.first = unless_empty(first);
+  a.first_tokens = first_tokens;
   a.tree_start = unless_empty(tree_start);
   a.tree_bits = unless_empty(tree_bits);
   a.sinks = sinks.element_count() ? sinks.typed_data() : nullptr;
@@ -305,6 +306,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_attend, ridgeline::attend,
                                   .Attr<float>("score_cap")
                                   .Attr<int64_t>("kv_heads")
                                   .Attr<bool>("values_in_keys")
+                                  .Attr<int64_t>("first_tokens")
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::BufferR2<ffi::S32>>()

@@ -42,6 +42,7 @@ struct Attention {
   const int32_t* table;                           // [Y, tables, columns]
   const int32_t* last;                            // [Y, W]
   const int32_t *first, *tree_start, *tree_bits;  // [Y, W] or null
+  int64_t first_tokens;                           // seen whatever `first` says
   const uint8_t* valid;                           // [Y, W]
   const float* sinks;                             // [N] or null
   float* out;                                     // [Y, W, N, value width]
