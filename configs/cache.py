@@ -136,6 +136,8 @@ class CacheSpec:
         kv_heads, key_width, value_width, values_in_keys: of each live token, as `PageFormat`'s.
         index_width: elements of a token's key for the indexer of sparse attention, in pages of
             their own.
+        has_extremes: a page also has the smallest and the largest of each of its keys' elements, by
+            which queries choose pages (Quest, Tang et al. 2024, arXiv 2406.10774).
         elements_per_sequence: elements of a recurrent state; kept 1 + k times, so that a rejected
             draft is undone by choosing the state after the last accepted token.
         window: tokens that stay visible, the newest included; None keeps all of them.
@@ -158,6 +160,7 @@ class CacheSpec:
     shard_axis: str | None = None
     chunked: bool = False
     first_tokens: int = 0
+    has_extremes: bool = False
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
@@ -209,13 +212,20 @@ class CacheSpec:
 
     @property
     def can_tree(self) -> bool:
-        """Whether drafts may branch: pages hold every branch, a recurrent state only one path."""
-        return self.elements_per_sequence == 0
+        """Whether drafts may branch: pages hold every branch; a recurrent state, and what a page's
+        keys have in common, are of one path.
+        """
+        return self.elements_per_sequence == 0 and not self.has_extremes
 
     def bytes_per_token(self, dtype: str) -> int:
         """Bytes each live token adds to this layer."""
         formats = self.page_format(dtype), self.index_format(dtype)
         return sum(page_format.bytes_per_token for page_format in formats)
+
+    @property
+    def elements_per_page(self) -> int:
+        """Elements that a page of at most `BLOCK_TOKENS` has besides those of its tokens."""
+        return 2 * self.kv_heads * self.key_width if self.has_extremes else 0
 
     def bytes_per_sequence(self, num_drafts: int = 0) -> int:
         """Bytes a sequence holds whatever its length; states are float32, one per verified
@@ -313,7 +323,10 @@ class PageGroup:
         row = self.spec.page_format(dtype)
         if row.values_in_keys or row.is_quantized:
             token_bytes += (row.padded_width(latent_lanes) - row.stored_width) * row.stored_bytes
-        return token_bytes * page_tokens * len(self.layers)
+        pages = -(-page_tokens // BLOCK_TOKENS)  # on the device
+        page_elements = pages * self.spec.elements_per_page  # never quantized
+        page_bytes = page_elements * DTYPE_BYTES[dtype] if page_elements else 0
+        return (token_bytes * page_tokens + page_bytes) * len(self.layers)
 
     def peak_pages(self, num_tokens: int, step_tokens: int, page_tokens: int) -> int:
         """Most pages that one sequence has at once until it has `num_tokens`, of which a step adds

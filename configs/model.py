@@ -158,6 +158,11 @@ class ModelConfig:
                 f"{valid[-1]}, not {own!r}"
             )
         for spec in set(self.cache_specs):
+            if spec.index_width or spec.has_extremes:
+                raise InputError(
+                    f"model.cache_format={own!r} does not go with layers that choose what they "
+                    "read (an indexer, token_budget): leave it out"
+                )
             for page_format in (spec.page_format(own), spec.index_format(own)):
                 page_format.check()
 

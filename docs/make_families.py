@@ -38,7 +38,8 @@ reads it (`test_convert.py`). A `.gguf` file of each family gives the parameters
 and the logits of its conversion to the last bit, under the names of the `gguf` library
 (`test_gguf.py`, `test_gguf_mixtures.py`, `test_gguf_types.py` and `test_families.py` in
 `tests/inference/checkpoints/`); llama.cpp calls Mistral and Mixtral a llama, and keeps no window of
-them, OLMo 3 an olmo2, and both DeepSeeks and GLM-4.7-Flash a deepseek2; it has no FlexOlmo.
+them, OLMo 3 an olmo2, and DeepSeek-V2, V3 and GLM-4.7-Flash a deepseek2; FlexOlmo, DeepSeek-V3.2
+and GLM-5 are read from no `.gguf` file.
 [Adding a family](add_a_model.md).
 """
 _GGUF = """\
@@ -64,9 +65,11 @@ of layers that read earlier ones'. A `.gguf` file of it brings a tokenizer that 
 
 What names one of these architectures needs nothing more, and is not tested: Mixtral 8x22B,
 Qwen2-57B-A14B, Qwen3-235B-A22B, GLM-4.6 and OLMo 3 32B are larger sizes, DeepSeek-R1 is a
-DeepSeek-V3, and so are Moonlight and Kimi K2 (published in FP8). dots.llm1, FlexOlmo, GLM-4.7-Flash
-and MiniMax-M2 (published in FP8) are the parts of others in another combination: a builder and
-names, and one tiny checkpoint each.
+DeepSeek-V3, and so are Moonlight and Kimi K2 (published in FP8). dots.llm1, FlexOlmo,
+GLM-4.7-Flash, GLM-5 and MiniMax-M2 (published in FP8) are the parts of others in another
+combination: a builder and names, and one tiny checkpoint each. GLM-5 is DeepSeek-V3.2 with the
+indexer's rotary pairs side by side; layers that read what an earlier layer's indexer chose
+(`indexer_types`) are refused.
 
 More architectures of transformers 5.23 are such combinations by their code, and lack builder and
 names alone: SolarOpen (Llama's attention, GLM-4.5's mixture), HYV3 (Qwen3's attention and
@@ -84,7 +87,6 @@ predicts a second token has names of its own). Others need a part first:
 | AXK1 | a norm behind mixtures and not behind dense layers |
 | Afmoe, Laguna | a gate on what attention returns |
 | Llama4 | experts whose inputs are weighed; attention in chunks |
-| DeepseekV32, GlmMoeDsa | the indexer, which the planner knows (`deepseek-v3.2`) |
 | Qwen3Next, KimiLinear, MiniMax | linear attention |
 """
 
@@ -170,6 +172,7 @@ def _latent(mixer: Mixer) -> list[str]:
     return [
         "latent attention",
         ("latent queries" if mixer.query_rank else ""),
+        ("an indexer that chooses tokens" if mixer.indexer else ""),
         ("rotary pairs side by side" if mixer.rope.neighbours else ""),
         ("scores scaled for the context" if mixer.scale else ""),
     ]

@@ -14,13 +14,14 @@ A recurrent state is float32 [slots + 1, 1 + k, elements]: the state after posit
 p mod (1 + k), so that the committed length alone names the state to read.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from configs.cache import PageFormat
+from configs.cache import CacheSpec, PageFormat
 from configs.model import ModelConfig
 from configs.precision import CACHE_FORMATS
 from layers.kernels.device import has_free_views
@@ -32,6 +33,22 @@ Cache = tuple[CacheLeaf, ...]  # a leaf a layer, None where it reads another's
 # What the largest element of a group may become; the first is the largest of the format.
 _LARGEST = {"int8": (127,), "fp8": (448, 416, 384, 352, 320, 288, 256), "int4": (7,)}
 _FP8_MANTISSA = 3  # bits
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Indexed:
+    """Pages, and by what queries choose what they read of them.
+
+    Attributes:
+        pages: of keys and values.
+        index: an indexer's keys, [pages, page tokens, width]; or the smallest and the largest of
+            each of the keys' elements, [pages, 2, K H], where nothing is told of a page that is not
+            full (`layers/kernels/attention/quest.py`).
+    """
+
+    pages: CacheLeaf
+    index: CacheLeaf
 
 
 def abstract(
@@ -53,9 +70,11 @@ def abstract(
             is_attention = config.layers[layer].mixer.query_heads > 0
             of_format = layout if layout is not None and is_attention else token_major
             leaf = of_format(*pages, spec.page_format(config.cache_dtype))
+            if spec.has_extremes:
+                return Indexed(leaf, _extremes(pages[0], spec, config.cache_dtype))
             if not spec.index_width:
                 return leaf
-            return leaf, token_major(*pages, spec.index_format(config.cache_dtype))
+            return Indexed(leaf, token_major(*pages, spec.index_format(config.cache_dtype)))
         if spec.elements_per_sequence:
             shape = (max_seqs + 1, 1 + num_drafts, spec.elements_per_sequence)
             return jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -73,6 +92,11 @@ def token_major(num_pages: int, page_tokens: int, page_format: PageFormat) -> ja
     """Pages of one packed row a token."""
     shape = num_pages, page_tokens, page_format.stored_width
     dtype = "uint8" if page_format.is_quantized else page_format.dtype
+    return jax.ShapeDtypeStruct(shape, stored_dtype(dtype))
+
+
+def _extremes(num_pages: int, spec: CacheSpec, dtype: str) -> jax.ShapeDtypeStruct:
+    shape = num_pages, 2, spec.kv_heads * spec.key_width
     return jax.ShapeDtypeStruct(shape, stored_dtype(dtype))
 
 

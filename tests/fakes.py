@@ -21,7 +21,7 @@ from configs.engine import Config, EngineConfig
 from configs.kinds.attention import Attention, sharing
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated, Plain
-from configs.kinds.latent import Latent
+from configs.kinds.latent import Indexer, Latent
 from configs.kinds.layer_inputs import LayerInputs
 from configs.kinds.rope import Dynamic, Proportional, Rope, Yarn
 from configs.mesh import ONE_CHIP, Mesh
@@ -230,6 +230,12 @@ def deepseek(dtype: str = "float32", **changes: Any) -> ModelConfig:
         pattern=(LayerSpec(latent, Gated(40)),) + (LayerSpec(latent, experts),) * 2,
     )  # fmt: skip
     return _changed(model, changes)
+
+
+def deepseek_v32(dtype: str = "float32", **changes: Any) -> ModelConfig:
+    """`deepseek` over the 24 tokens that an indexer chooses."""
+    model = deepseek(dtype, **changes)
+    return dataclasses.replace(model.with_kinds(indexer=Indexer(3, 10, 24)), family="deepseek_v32")
 
 
 def gpt_oss(dtype: str = "float32", **changes: Any) -> ModelConfig:

@@ -31,6 +31,10 @@ class Attention(Mixer, name="attention"):
         biases: which products add one: 'qkv', 'out'.
         scale: factor on q.k; None means head_width ** -0.5.
         score_cap: soft limit c tanh(x / c) of the scores.
+        token_budget: tokens that a query reads of each KV head, in whole pages: those whose keys'
+            extremes allow the largest scores, the first page and its own among them (Quest, Tang et
+            al. 2024, arXiv 2406.10774); None reads all that it sees. Decoding and prefill read
+            alike, so that a token does not depend on which of them computed it.
         has_sinks: whether each query head has a learned logit that takes a share of the softmax and
             adds no value (gpt-oss, arXiv 2508.10925).
         owner: the earlier layer whose keys and values are read (cross-layer attention, Brandon et
@@ -61,9 +65,15 @@ class Attention(Mixer, name="attention"):
     has_values: bool = True
     chunked: bool = False
     first_tokens: int = 0
+    token_budget: int | None = None
 
     def __post_init__(self) -> None:
-        check_sizes(self, "num_heads", "num_kv_heads", "head_width")
+        check_sizes(self, "num_heads", "num_kv_heads", "head_width", "token_budget")
+        if self.token_budget is not None and (self.window is not None or self.owner is not None):
+            raise InputError(
+                f"attention token_budget={self.token_budget} chooses among all tokens of a layer's "
+                "own cache: leave window and owner out"
+            )
         check_choice(self, "qk_norm", (None, "head", "all"))
         if self.num_heads % self.num_kv_heads:
             raise InputError(
@@ -119,7 +129,9 @@ class Attention(Mixer, name="attention"):
         if self.owner is not None:
             return shared(self.owner)
         first = 0 if self.window is None else self.first_tokens  # without a window all stay
-        return keys_values(self.num_kv_heads, self.head_width, self.window, self.chunked, first)
+        told = self.window, self.chunked, first
+        spec = keys_values(self.num_kv_heads, self.head_width, *told)
+        return dataclasses.replace(spec, has_extremes=self.token_budget is not None)
 
     @property
     def num_divided_norms(self) -> int:
@@ -177,9 +189,12 @@ class Attention(Mixer, name="attention"):
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:
         """The products, and scores and weighted sums over the cache."""
         per_token, heads = stored.elements_per_token, self.num_heads * self.head_width
-        seen = "chunk_" * stored.chunked, stored.sliding()
+        seen, most = ("chunk_" * stored.chunked, stored.sliding()), self.token_budget
         name = "attend" if stored.window is None else f"attend.{stored.sight}"
-        moved: tuple[Any, ...] = ((per_token, (f"{seen[0]}read", seen[1], None)),)
+        moved: tuple[Any, ...] = ((per_token, (f"{seen[0]}read", seen[1], most)),)
+        if most is not None:  # a page's extremes are as large as one of its tokens
+            name, seen = "attend.chosen", ("", most)  # as many pairs as in a window
+            moved += ((per_token / operations.PAGE_TOKENS, ("read", None, None)),)
         if self.owner is None:
             moved += ((per_token, ("queries",)),)
         attend = Operation(
@@ -190,6 +205,11 @@ class Attention(Mixer, name="attention"):
             cache_parts=self.cache_parts,
         )  # fmt: skip
         return (*super().operations(model, stored), attend)
+
+    @property
+    def chooses(self) -> bool:
+        """See `Mixer`."""
+        return self.token_budget is not None
 
     @property
     def query_heads(self) -> int:

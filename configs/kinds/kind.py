@@ -137,6 +137,11 @@ class Mixer(Kind):
         return 0
 
     @property
+    def chooses(self) -> bool:
+        """Whether a query chooses what it reads of the tokens that it sees."""
+        return False
+
+    @property
     def num_divided_norms(self) -> int:
         """Norms over heads that chips along `model` divide: each needs the sum of their squares."""
         return 0

@@ -18,8 +18,10 @@ class Indexer:
     reads the best.
 
     Attributes:
-        num_heads, head_width: of the scoring heads; their keys are shared.
-        top_k: tokens that attention reads.
+        num_heads, head_width: of the scoring heads, which share one key a token; its first elements
+            rotate as the rotary keys of attention do.
+        top_k: tokens that a query reads.
+        neighbours: whether rotary pairs lie side by side, as `Rope.neighbours`.
     """
 
     name = "indexer"
@@ -27,6 +29,7 @@ class Indexer:
     num_heads: int
     head_width: int
     top_k: int
+    neighbours: bool = False
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_heads", "head_width", "top_k")
@@ -38,12 +41,15 @@ class Indexer:
         H = self.head_width
         return {
             "q": ParamInfo((self.num_heads * H, query_width), model.dtype, (None, None)),
-            "k": ParamInfo((H + self.num_heads, model.width), model.dtype, (None, "embed")),
+            "k": ParamInfo(
+                (H + self.num_heads, model.width), model.dtype, (None, "embed"),
+                stacked=(H, self.num_heads),
+            ),
             "k_norm": {
                 "weight": ParamInfo((H,), model.dtype, (None,), "ones"),
                 "bias": ParamInfo((H,), model.dtype, (None,), "zeros"),
             },
-        }
+        }  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +65,7 @@ class Latent(Mixer, name="latent"):
         query_rank: elements of the queries' own latent vector; None projects them at once.
         rope: rotary positions of the R elements.
         scale: factor on q.k; None means (nope_width + rope_width) ** -0.5.
-        norm_eps: of the norms of the latent vectors.
+        norm_eps: of the norms of the latent vectors, and of the indexer's keys.
         indexer: chooses the tokens that attention reads; None: it reads all.
         owner: the earlier layer whose latent vectors are read (cross-layer attention, Brandon et
             al. 2024, arXiv 2405.12981); None: the layer has its own. Ways between latent vectors
@@ -89,6 +95,13 @@ class Latent(Mixer, name="latent"):
                 f"latent owner={self.owner} goes without an indexer, which has own keys"
             )
         self.rope.rotating(self.rope_width)
+        if self.indexer is not None:
+            key, own = self.rank + self.rope_width, self.indexer.head_width
+            if not self.rope_width <= own <= key:
+                raise InputError(
+                    f"indexer head_width={own} is at least rope_width={self.rope_width}, which "
+                    f"rotates, and no wider than the {key} elements of a key that it stands for"
+                )
 
     def parameters(self, model: Widths) -> Declared:
         """Down to the latent vectors (undivided: all heads read them), and each head's way between
@@ -183,9 +196,9 @@ class Latent(Mixer, name="latent"):
         return equal_shares(self.num_heads, chips)
 
     @property
-    def to_come(self) -> str | None:
-        """See `Kind`."""
-        return None if self.indexer is None else "an indexer"
+    def chooses(self) -> bool:
+        """See `Mixer`."""
+        return self.indexer is not None
 
     @property
     def query_heads(self) -> int:

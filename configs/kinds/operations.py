@@ -28,6 +28,7 @@ from configs.kinds.params import Declared, ParamInfo, Widths, leaves
 Quantity = tuple[Any, ...]
 Amount = tuple[tuple[float, Quantity], ...]  # the sum of coefficient x quantity
 
+PAGE_TOKENS = 16  # of a CPU, where queries choose pages (`Attention.token_budget`)
 TOKENS, LOGITS = ("tokens",), ("logits",)
 
 

@@ -1,7 +1,7 @@
 """DeepSeek-V2 and V2-Lite (DeepSeek-AI 2024, arXiv 2405.04434): latent attention, and 160 or 64
 experts behind all layers but the first. DeepSeek-V3 (DeepSeek-AI 2024, arXiv 2412.19437): 256
 experts behind all layers but three; published in FP8, which is not read. DeepSeek-V3.2 (DeepSeek-AI
-2025): the same over the 2,048 tokens that an indexer chooses, which is to come.
+2025): the same over the 2,048 tokens that an indexer chooses.
 
 The layer of V3 that predicts a second token is not counted.
 """

@@ -101,6 +101,15 @@ _DEEPSEEK: Table = {
     "mixer/k_up": ("self_attn.kv_b_proj.{}.key",),
     "mixer/v_up": ("self_attn.kv_b_proj.{}.value",),
 }
+_DEEPSEEK_V32: Table = {
+    **_DEEPSEEK,
+    "mixer/indexer/q": ("self_attn.indexer.wq_b.weight",),
+    "mixer/indexer/k": (
+        "self_attn.indexer.wk.weight",
+        "self_attn.indexer.weights_proj.weight",
+    ),
+    "mixer/indexer/k_norm/weight": ("self_attn.indexer.k_norm.weight",),
+}
 _GPT_OSS: Table = {
     **_LLAMA,
     "mixer/sinks": ("self_attn.sinks",),
@@ -286,8 +295,10 @@ FAMILIES: dict[str, Names] = {
     "olmo3": Names(_GEMMA),
     "deepseek_v2": Names(_DEEPSEEK, gguf=_GGUF_LATENT),
     "deepseek_v3": Names(_DEEPSEEK, gguf=_GGUF_LATENT, predicts=True),
+    "deepseek_v32": Names(_DEEPSEEK_V32, gguf={}, predicts=True),  # which llama.cpp has not
     "dots1": Names(_GLM4_MOE, gguf=_GGUF_EXPERTS),
-    "flex_olmo": Names(_FLEX_OLMO, gguf={}),  # which llama.cpp has not
+    "flex_olmo": Names(_FLEX_OLMO, gguf={}),  # nor this
+    "glm_moe_dsa": Names(_DEEPSEEK_V32, gguf={}, predicts=True),  # nor this
     "glm4_moe_lite": Names(_DEEPSEEK, gguf=_GGUF_LATENT, predicts=True),
     "minimax_m2": Names(_MINIMAX_M2, gguf=_GGUF_EXPERTS),
     "glm4_moe": Names(_GLM4_MOE, gguf=_GGUF_POST_NORMED, predicts=True),

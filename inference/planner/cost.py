@@ -284,4 +284,9 @@ def caches(config: ModelConfig) -> Mapping[tuple[CacheSpec, int], int]:
 
 
 def _token_bytes(spec: CacheSpec, precision: Precision) -> float:
-    return precision.cache.bytes_for(spec.elements_per_token, spec.scaled_elements)
+    return precision.cache.bytes_for(token_elements(spec), spec.scaled_elements)
+
+
+def token_elements(spec: CacheSpec) -> float:
+    """Elements of a token, and its part of what its page has besides."""
+    return spec.elements_per_token + spec.elements_per_page / operations.PAGE_TOKENS

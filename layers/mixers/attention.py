@@ -2,14 +2,17 @@
 cache) over the rows themselves.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
 from configs.kinds.attention import Attention
 from configs.model import ModelConfig
 from layers import kv_cache, norm
-from layers.kernels.attention import api, reference
+from layers.kernels.attention import api, quest, reference
 from layers.kernels.attention.contract import Options
+from layers.kv_cache import Indexed
 from layers.linear import add_bias, linear
 from layers.params import Params
 from layers.registry import Leaf, StepContext
@@ -48,7 +51,7 @@ def apply(
     with jax.named_scope("attend"):
         out_TNH, leaf = attend(
             q_TNH.astype(config.dtype), k_TKH, v_TKH, leaf, context, kind.score_cap,
-            params.get("sinks"),
+            params.get("sinks"), kind.token_budget,
         )  # fmt: skip
     with jax.named_scope("out"):
         out_TD = linear(out_TNH.reshape(T, N * H).astype(config.dtype), params["out"])
@@ -63,6 +66,7 @@ def attend(
     context: StepContext,
     score_cap: float | None = None,
     sinks_N: jax.Array | None = None,
+    token_budget: int | None = None,
 ) -> tuple[jax.Array, Leaf]:
     """Writes this step's keys and values and attends over all of them: one call, so that a kernel
     may fuse the two.
@@ -76,6 +80,7 @@ def attend(
         context: rectangles, page tables and window of the step, and the implementation.
         score_cap: soft limit of the scores.
         sinks_N: a learned logit a query head, as in `contract.Options`.
+        token_budget: as `Attention.token_budget`, over pages; without a cache all is read.
 
     Returns:
         Float32 [T, N, H], and the updated pages, or (without a cache) the keys and values.
@@ -102,7 +107,7 @@ def attend(
     is_inside = context.page_format.values_in_keys
     row_TX = None
     if k_TKH is not None and v_TKH is not None:
-        row_TX = _packed_row(k_TKH, v_TKH, is_inside)
+        row_TX = packed_row(k_TKH, v_TKH, is_inside)
         if context.page_format.is_quantized:
             row_TX = kv_cache.quantize(row_TX, context.page_format)
     if row_TX is not None and chosen.append_and_attend is not None:
@@ -112,9 +117,18 @@ def attend(
             outs.append(out)
         return ragged.pack(outs), leaf
     if row_TX is not None:
-        leaf = chosen.write(leaf, row_TX, ragged, context.group)
+        pages = leaf.pages if isinstance(leaf, Indexed) else leaf
+        pages = chosen.write(pages, row_TX, ragged, context.group)
+        leaf = dataclasses.replace(leaf, pages=pages) if isinstance(leaf, Indexed) else pages
+    if token_budget is not None:
+        leaf = quest.summarized(leaf, ragged, context.group, context.page_format)
     for q_YWNH, rectangle in zip(ragged.split(q_TNH), ragged.rectangles, strict=True):
-        outs.append(chosen.attend_pages(q_YWNH, leaf, rectangle, *told))
+        if token_budget is None:
+            outs.append(chosen.attend_pages(q_YWNH, leaf, rectangle, *told))
+        else:
+            outs.append(
+                quest.attend(chosen.attend_pages, q_YWNH, leaf, rectangle, *told, token_budget)
+            )
     return ragged.pack(outs), leaf
 
 
@@ -137,7 +151,7 @@ def _rotated(
     return rotate(x_TNH, *context.angles, kind.rope.neighbours)
 
 
-def _packed_row(k_TKH: jax.Array, v_TKH: jax.Array, is_inside: bool) -> jax.Array:
+def packed_row(k_TKH: jax.Array, v_TKH: jax.Array, is_inside: bool) -> jax.Array:
     """Keys and values for the pages, [T, 2 K, H], where what is not finite in a value becomes 0,
     and NaN in its key; or keys alone, whose first elements are the values, with NaN in the others.
 

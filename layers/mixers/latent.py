@@ -1,10 +1,13 @@
-"""Multi-head latent attention (DeepSeek-AI 2024, arXiv 2405.04434).
+"""Multi-head latent attention (DeepSeek-AI 2024, arXiv 2405.04434), of all tokens or of those that
+an indexer chooses.
 
 Over pages it is *absorbed*: queries are projected into the space of the latent vectors, which are
 read once for all heads, and each head's result is projected out of it. Without a cache (training,
 scoring) keys and values of all heads are projected out of the latent vectors, which takes fewer
 operations where a key meets many queries.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +16,8 @@ from configs.kinds.latent import Latent
 from configs.model import ModelConfig
 from layers import norm
 from layers.kernels.linear import packed
-from layers.linear import linear
+from layers.linear import Weight, linear
+from layers.mixers import indexer
 from layers.mixers.attention import attend
 from layers.params import Params
 from layers.registry import Leaf, StepContext
@@ -30,15 +34,21 @@ def apply(
     leaf: Leaf,
     context: StepContext,
 ) -> tuple[jax.Array, Leaf]:
-    """One layer: float32 [T, D], and the leaf of `attention.attend`."""
+    """One layer: float32 [T, D], and the leaf of `attention.attend` or `indexer.attend`."""
     T, C, H = x_TD.shape[0], kind.rank, kind.nope_width
     scale = (H + kind.rope_width) ** -0.5 if kind.scale is None else kind.scale
     k_T1X = latent_T1C = None
     with jax.named_scope("qkv"):
-        q_TNX = scale * _queries(params, config, kind, x_TD).reshape(T, kind.num_heads, -1)
+        down_TX, up = _queries_from(params, config, kind, x_TD)
+        q_TNX = scale * linear(down_TX, up).reshape(T, kind.num_heads, -1)
         q_rope_TNR = _rotated(q_TNX[..., H:], kind, context)
         if context.is_owner:
             k_T1X, latent_T1C = _latents(params, config, kind, x_TD, context)
+    mix = attend
+    if kind.indexer is not None:
+        with jax.named_scope("index"):
+            found = indexer.project(params["indexer"], config, kind, x_TD, down_TX, context)
+        mix = functools.partial(indexer.attend, found, kind.indexer)
     if (leaf is None or isinstance(leaf, tuple)) and not packed.is_packed(params["k_up"]):
         leaf = (k_T1X, latent_T1C) if context.is_owner else leaf
         k_T1X, latent_T1C = leaf
@@ -48,13 +58,13 @@ def apply(
         q_TNX = jnp.concatenate([q_TNX[..., :H], q_rope_TNR], axis=-1).astype(config.dtype)
         k_TNX = jnp.concatenate([k_TNH, k_rope_TNR], axis=-1)
         with jax.named_scope("attend"):
-            out_TNX, _ = attend(q_TNX, k_TNX, v_TNX, None, context)
+            out_TNX, _ = mix(q_TNX, k_TNX, v_TNX, None, context)
     else:
         with jax.named_scope("absorb"):
             q_TNC = each_linear(q_TNX[..., :H].astype(config.dtype), params["k_up"])
             q_TNX = jnp.concatenate([q_TNC, q_rope_TNR], axis=-1).astype(config.dtype)
         with jax.named_scope("attend"):
-            out_TNC, leaf = attend(q_TNX, k_T1X, latent_T1C, leaf, context)
+            out_TNC, leaf = mix(q_TNX, k_T1X, latent_T1C, leaf, context)
         with jax.named_scope("expand"):
             out_TNX = each_linear(out_TNC.astype(config.dtype), params["v_up"])
     with jax.named_scope("out"):
@@ -62,13 +72,15 @@ def apply(
         return collectives.total(out_TD), leaf
 
 
-def _queries(params: Params, config: ModelConfig, kind: Latent, x_TD: jax.Array) -> jax.Array:
-    """Float32 [T, N (nope_width + rope_width)]."""
+def _queries_from(
+    params: Params, config: ModelConfig, kind: Latent, x_TD: jax.Array
+) -> tuple[jax.Array, Weight]:
+    """What queries are projected from, their own latent vectors or the tokens, and by what."""
     if kind.query_rank is None:
-        return linear(x_TD, params["q"])
+        return x_TD, params["q"]
     down_TX = linear(x_TD, params["q_down"])
     down_TX = norm.rms_norm(down_TX, params["q_norm"], kind.norm_eps, config.norm_offset)
-    return linear(down_TX, params["q_up"])
+    return down_TX, params["q_up"]
 
 
 def _latents(

@@ -123,6 +123,12 @@ def test_four_bits_need_whole_groups(width):
         _of_width(width, cache_format="int4")
 
 
+def test_what_is_chosen_from_is_not_quantized():
+    plain = _of_width(32, cache_format="int8")
+    with pytest.raises(InputError, match="cache_format='int8' does not go with layers that choose"):
+        plain.with_kinds(token_budget=24)
+
+
 @pytest.mark.parametrize("length, first", [(0, 0), (5, 0), (6, 1), (7, 2), (100, 95)])
 def test_a_window_counts_the_newest_token(length, first):
     """The token at position `length` sees itself and window - 1 others."""

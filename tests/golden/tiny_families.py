@@ -79,6 +79,8 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "olmoe": (transformers.OlmoeConfig, _COMMON | {"intermediate_size": 20}),
     "deepseek_v2": (transformers.DeepseekV2Config, _COMMON),
     "deepseek_v3": (transformers.DeepseekV3Config, _COMMON),
+    "deepseek_v32": (transformers.DeepseekV32Config, _COMMON),
+    "glm_moe_dsa": (transformers.GlmMoeDsaConfig, _COMMON),
     "glm4_moe": (transformers.Glm4MoeConfig, _COMMON),
     "dots1": (transformers.Dots1Config, _COMMON),
     "flex_olmo": (transformers.FlexOlmoConfig, _COMMON | {"intermediate_size": 20}),

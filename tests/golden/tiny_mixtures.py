@@ -14,6 +14,15 @@ def _latent(rank: int, rotary: int, nope: int, value: int, query_rank: int | Non
     }
 
 
+_INDEXED = {
+    "index_n_heads": 8,
+    "index_head_dim": 14,
+    "n_routed_experts": 9,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 20,
+}
+
 CASES = (
     # Odd numbers of experts; in the last one a token visits all of them.
     Case(
@@ -188,6 +197,41 @@ CASES = (
         },
         seed=152,
         dtype=torch.float32,
+    ),
+    # An indexer chooses fewer tokens than either prompt has; of eight heads no score is 0.
+    Case(
+        "deepseek_v32-mha-yarn",
+        widths(40, 3, 5, 5)
+        | UNTIED
+        | _latent(18, 8, 10, 6, query_rank=22)
+        | _INDEXED
+        | {"index_topk": 12, "first_k_dense_replace": 1, "n_group": 3, "topk_group": 2}
+        | rope(
+            "yarn", factor=8.0, original_max_position_embeddings=32, mscale=1.0,
+            mscale_all_dim=1.0, beta_fast=8.0,
+        ),
+        seed=153,
+        greedy=True,
+    ),
+    # And here more than the short prompt has, fewer than the long one.
+    Case(
+        "deepseek_v32-mha-tied-float32",
+        widths(36, 2, 3, 3)
+        | TIED
+        | _latent(10, 6, 8, 12, query_rank=16)
+        | _INDEXED
+        | {"index_topk": 40, "mlp_layer_types": ["sparse", "dense"], "n_group": 1, "topk_group": 1},
+        seed=154,
+        dtype=torch.float32,
+    ),
+    Case(
+        "glm_moe_dsa-mha-listed",
+        widths(36, 3, 3, 3)
+        | UNTIED
+        | _latent(18, 6, 8, 10, query_rank=22)
+        | _INDEXED
+        | {"index_topk": 20, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+        seed=155,
     ),
     Case(
         "glm4_moe-gqa-norm-bias",

@@ -21,6 +21,8 @@ MODELS = {
     "llama, int8": fakes.llama("bfloat16", cache_format="int8"),
     "gemma, int4": fakes.gemma("bfloat16", cache_format="int4", head_width=32),
     "deepseek, fp8": fakes.deepseek("bfloat16", cache_format="fp8"),
+    "indexer": fakes.deepseek_v32("bfloat16"),
+    "pages": fakes.llama("bfloat16", token_budget=24),
 }
 SIZES = dict(
     max_seqs=32, decode_rows=(1, 32), page_tokens=8, chunk_tokens=16, prefill_chunks=(4,),
@@ -88,6 +90,11 @@ CASES += [("gemma", 30, name) for name in ("together", "prefixes on the host")]
 CASES += [("deepseek", 15, "recompute"), ("gpt-oss", 15, "together"), ("gemma4", 15, "recompute")]
 CASES += [("every cache", 15, "prefixes on the host")]
 CASES += [("llama, int8", 30, "prefixes on the host")]
+CASES += [
+    ("indexer", 12, "swap"),
+    ("pages", 12, "recompute"),
+    ("pages", 12, "prefixes on the host"),
+]
 CASES += [
     pytest.param(model, 100, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])
     for model in MODELS

@@ -31,13 +31,15 @@ _MODELS = {
     "every cache": fakes.every_cache(),
     "uneven, int8": fakes.llama(cache_format="int8"),
     "deepseek, fp8": fakes.deepseek(cache_format="fp8"),
+    "indexer": fakes.deepseek_v32(),
+    "pages": fakes.llama(token_budget=16),
 }
 _MESHES = Mesh(model=2), Mesh(model=8), Mesh(data=2, model=4), Mesh(data=8)
 _QUICK = [
     ("full", Mesh(model=2)), ("full", Mesh(data=2, model=4)), ("shared", Mesh(model=8)),
     ("windows", Mesh(data=8)), ("full, 3 KV heads", Mesh(model=8)),
     ("uneven windows", Mesh(data=2, model=3)), ("deepseek", Mesh(model=2, expert=2)),
-    ("gpt-oss", Mesh(data=2, expert=2)), ("gemma4", Mesh(model=2)),
+    ("gpt-oss", Mesh(data=2, expert=2)), ("gemma4", Mesh(model=2)), ("pages", Mesh(model=2)),
     ("uneven, int8", Mesh(model=3)),
 ]  # fmt: skip
 _ALL = [
@@ -45,9 +47,10 @@ _ALL = [
     *((f"{kind}, 3 KV heads", Mesh(model=8)) for kind in fakes.KINDS),
     *(("uneven, int8", mesh) for mesh in (Mesh(model=2), Mesh(data=2, model=2))),
     ("deepseek, fp8", Mesh(model=2)),
-    ("uneven", Mesh(model=3)), ("quirks", Mesh(model=2)), ("every cache", Mesh(model=2)),
+    ("uneven", Mesh(model=3)), ("pages", Mesh(model=2)), ("pages", Mesh(data=2, model=4)),
+    ("quirks", Mesh(model=2)), ("every cache", Mesh(model=2)),
     ("every cache", Mesh(data=2, model=4)), ("norm of all heads", Mesh(model=4)),
-    *((name, mesh) for name in ("deepseek", "gpt-oss") for mesh in (
+    *((name, mesh) for name in ("deepseek", "gpt-oss", "indexer") for mesh in (
         Mesh(model=2), Mesh(model=3), Mesh(expert=2), Mesh(expert=4), Mesh(data=2, expert=2),
         Mesh(model=2, expert=2), Mesh(data=2, model=2, expert=2))),
     *(("gemma4", mesh) for mesh in (Mesh(model=3), Mesh(model=2, expert=2), Mesh(data=2, model=4))),

@@ -137,7 +137,7 @@ def _assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 
 
 # Families whose parts are those of others, in another combination: one checkpoint shows it.
-_RELATIVES = ("dots1", "flex_olmo", "glm4_moe_lite", "minimax_m2")
+_RELATIVES = ("dots1", "flex_olmo", "glm4_moe_lite", "glm_moe_dsa", "minimax_m2")
 
 
 def test_every_layout_is_there():
@@ -240,6 +240,13 @@ _VISIBLE = {
         _routed(scores="softmax"),
     ),
     "deepseek_v3-mha-halves-float32": (_routed(is_normalized=True),),
+    "deepseek_v32-mha-yarn": (
+        _each_layer(lambda s: {"indexer": None}),
+        _each_layer(lambda s: {"indexer": dataclasses.replace(s.indexer, neighbours=True)}),
+    ),
+    "glm_moe_dsa-mha-listed": (
+        _each_layer(lambda s: {"indexer": dataclasses.replace(s.indexer, neighbours=False)}),
+    ),
     "dots1-gqa-window": (
         _each_layer(lambda s: {"window": None}),
         _routed(scale=1.0),

@@ -31,6 +31,8 @@ MODELS = {
     "gpt-oss": fakes.gpt_oss(),
     "every cache": fakes.every_cache(),
     "llama, int8": fakes.llama(cache_format="int8"),
+    "indexer": fakes.deepseek_v32(),
+    "pages": fakes.llama(token_budget=24),
 }
 SIZES = dict(
     max_seqs=4, decode_rows=(4,), page_tokens=8, chunk_tokens=16, prefill_chunks=(4,),
@@ -138,6 +140,7 @@ def drafting_by(name, **settings):
 
 CASES = [("llama", "ngram", 3, 28, name) for name in ("preempted, chunked", "adaptive")]
 CASES += [("llama, int8", "ngram", 3, 14, "preempted, chunked")]
+CASES += [("pages", "ngram", 3, 10, "preempted, chunked")]
 CASES += [
     pytest.param(model, proposer, k, 200, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])
     for model, proposer in (

@@ -12,7 +12,6 @@ from configs import cache
 from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated, Plain
-from configs.kinds.latent import Indexer, Latent
 from configs.kinds.recurrent import Recurrent
 from configs.kinds.rope import Dynamic, Rope
 from configs.model import LayerSpec, ModelConfig
@@ -236,9 +235,6 @@ def test_gated_feed_forward(activation):
 def test_a_kind_that_nothing_applies_is_refused_by_name():
     with pytest.raises(InputError, match="mixer 'recurrent' is planned but .*; attention.* do"):
         decoder.param_infos(_of([Recurrent(8, 4, 2)]))
-    sparse = Latent(4, 16, 8, 8, 8, indexer=Indexer(2, 8, 16))
-    with pytest.raises(InputError, match="mixer 'latent' with an indexer is planned but does not"):
-        decoder.param_infos(_of([sparse]))
 
 
 def test_a_layer_may_have_no_feed_forward():

@@ -53,8 +53,8 @@ def test_an_indexer_has_pages_of_its_own():
     spec = dataclasses.replace(cache.latent(16, 8), index_width=6)
     pattern = (LayerSpec(Caching(spec), None),)
     config = dataclasses.replace(_model("float32"), num_layers=1, pattern=pattern)
-    ((pages, index),) = kv_cache.abstract(config, (9,), _PAGE, 3, 0)
-    assert pages.shape == (9, _PAGE, 24) and index.shape == (9, _PAGE, 6)
+    (leaf,) = kv_cache.abstract(config, (9,), _PAGE, 3, 0)
+    assert leaf.pages.shape == (9, _PAGE, 24) and leaf.index.shape == (9, _PAGE, 6)
     assert spec.bytes_per_token("float32") == 4 * (24 + 6)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from configs.kinds.feed_forward import Gated
-from configs.kinds.latent import Latent
+from configs.kinds.latent import Indexer, Latent
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
 from layers import decoder, kv_cache, params
@@ -21,6 +21,8 @@ _KINDS = {
     "queries at once": Latent(3, 10, 4, 6, 8),
     "compressed queries": Latent(5, 18, 8, 10, 6, query_rank=14, scale=0.4),
     "halves": Latent(4, 12, 6, 8, 12, rope=Rope(500.0)),
+    "chosen tokens": Latent(3, 10, 4, 6, 8, query_rank=14, indexer=Indexer(5, 6, 7)),
+    "chosen tokens, queries at once": Latent(3, 10, 4, 6, 8, indexer=Indexer(3, 9, 20, True)),
 }
 _OWNERS = {"an earlier layer's": (None, None, 0, 1, 0)}
 

@@ -101,7 +101,7 @@ def _coefficients(config: ModelConfig) -> dict[str, Any]:
         "caches": [
             {
                 "layers": layers,
-                "elements": spec.elements_per_token,
+                "elements": cost.token_elements(spec),
                 "row": spec.scaled_elements,
                 "window": spec.sliding(),
                 "state_bytes": spec.bytes_per_sequence(),

@@ -27,9 +27,11 @@ class Demand(NamedTuple):
     table_entries: int = 0  # of the largest rectangle: its rows times their page tables' columns
     has_trees: bool = False  # of drafts
     has_first_tokens: bool = False  # that stay visible beside a window
+    has_choice: bool = False  # queries read what they choose (`chosen.py`)
 
 
 FIRST_TOKENS = "knows no first tokens beside a window: 'reference' does"
+CHOICE = "reads all that a query sees, not what it chooses"
 
 
 def uneven_limit(page_format: PageFormat) -> str | None:
@@ -117,7 +119,7 @@ class AttendPages(Protocol):
             pages: with this step's tokens.
             rectangle: where the queries stand, which are valid, what they see
                 (`mask.mask_bounds`) and the page tables, [Y, P]; P page tokens are a multiple
-                of 128.
+                of 128. Where queries choose pages, [Y, K, P]: a table of each KV head.
             group: index of the pages' table.
             page_format: of the pages.
             options: of the layer.

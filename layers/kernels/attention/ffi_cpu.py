@@ -46,9 +46,11 @@ def attend_pages(
     arrays = [bounds.first_YW, bounds.tree_start_YW, bounds.tree_bits_YW]
     first_YW, start_YW, bits_YW = (missing if x is None else x for x in arrays)
     sinks_N = jnp.zeros(0, jnp.float32) if options.sinks_N is None else options.sinks_N
+    table_XP = rectangle.tables[group]
+    table_XP = table_XP.reshape(-1, table_XP.shape[-1])
     out = jax.ShapeDtypeStruct((*q_YWNH.shape[:3], page_format.value_width), jnp.float32)
     return calls.call(
-        library.ATTEND, out, q_YWNH, pages, rectangle.tables[group], rectangle.valid_YW,
+        library.ATTEND, out, q_YWNH, pages, table_XP, rectangle.valid_YW,
         bounds.last_YW, first_YW, start_YW, bits_YW, sinks_N.astype(jnp.float32),
         format=page_format.dtype, score_cap=np.float32(options.score_cap or 0),
         kv_heads=np.int64(page_format.kv_heads), values_in_keys=page_format.values_in_keys,

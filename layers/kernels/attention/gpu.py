@@ -33,7 +33,14 @@ from configs.cache import PageFormat
 from layers import kv_cache
 from layers.kernels import tuning
 from layers.kernels.attention import gpu_latent, hopper
-from layers.kernels.attention.contract import FIRST_TOKENS, PLAIN, Demand, Options, uneven_limit
+from layers.kernels.attention.contract import (
+    CHOICE,
+    FIRST_TOKENS,
+    PLAIN,
+    Demand,
+    Options,
+    uneven_limit,
+)
 from layers.kernels.attention.hopper import LOG2_E, ROWS, SHARED_BYTES
 from layers.kernels.attention.mask import MaskBounds, mask_bounds
 from layers.kernels.attention.tiles import Tiling, visible_pages
@@ -60,6 +67,8 @@ def limit(demand: Demand, device: Device) -> str | None:
         return FIRST_TOKENS
     if page_format.is_quantized:
         return f"reads no {dtype} caches: leave model.cache_format out"
+    if demand.has_choice:
+        return CHOICE
     if dtype not in _DTYPES:
         return f"reads pages of {' or '.join(_DTYPES)}, not {dtype}: set model.dtype=bfloat16"
     if page_tokens not in _PAGE_TOKENS:

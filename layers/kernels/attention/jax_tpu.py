@@ -13,7 +13,7 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 
 from configs.cache import PageFormat
 from configs.errors import InputError
-from layers.kernels.attention.contract import PLAIN, Demand, Options, uneven_limit
+from layers.kernels.attention.contract import CHOICE, PLAIN, Demand, Options, uneven_limit
 from layers.kernels.attention.tpu import KINDS, table_limit
 from layers.kernels.device import Device
 from layers.ragged import Ragged, Rectangle
@@ -32,6 +32,8 @@ def limit(demand: Demand, device: Device) -> str | None:
         return f"runs on TPU v5e, v5p, v6e and 7x, not on {device.kind}"
     if demand.deterministic:
         return "has not been measured to be deterministic"
+    if demand.has_choice:
+        return CHOICE
     K, H, dtype = page_format.kv_heads, page_format.key_width, page_format.dtype
     if page_format.is_quantized:
         return f"reads no {dtype} caches: leave model.cache_format out"

@@ -36,15 +36,18 @@ def attend_dense(
     v_YWKH: jax.Array,
     rectangle: Rectangle,
     options: Options = PLAIN,
+    chosen_YWS: jax.Array | None = None,
 ) -> jax.Array:
     """Attention of rows among themselves, without a cache: float32 [Y, W, N, value width].
-    Differentiable.
+    Differentiable. `chosen_YWS` says which of a row's tokens a query reads of those that it sees.
     """
     Y, W, N, H = q_YWNH.shape
     K = k_YWKH.shape[2]
     q_YWKGH = q_YWNH.reshape(Y, W, K, N // K, H)
     scores = jnp.einsum("YWKGH,YSKH->YKGWS", q_YWKGH, k_YWKH, preferred_element_type=jnp.float32)
     mask_YWS = _mask(rectangle.kv_position_YW[:, None, :], _bounds(rectangle, options))
+    if chosen_YWS is not None:
+        mask_YWS &= chosen_YWS
     scores = _capped(scores, options.score_cap)
     scores = jnp.where(mask_YWS[:, None, None], scores, _MASKED)
     if options.sinks_N is not None:
@@ -86,11 +89,11 @@ def attend_pages(
 
     oldest = jnp.int32(0) if bounds.first_YW is None else jnp.min(bounds.first_YW)
     block_pages = BLOCK_TOKENS // pages.shape[1]
-    assert table_YP.shape[1] % block_pages == 0  # a slice past the end would be moved, silently
+    assert table_YP.shape[-1] % block_pages == 0  # a slice past the end would be moved, silently
 
     def block(count: int, j: jax.Array, carry: Any) -> Any:
         ids_YP = jax.lax.dynamic_slice_in_dim(
-            table_YP[:count], j * block_pages, block_pages, axis=1
+            table_YP[:count], j * block_pages, block_pages, axis=-1
         )
         kv_position_S = j * BLOCK_TOKENS + jnp.arange(BLOCK_TOKENS, dtype=jnp.int32)
         mask_YWS = _mask(kv_position_S, jax.tree.map(lambda x_YW: x_YW[:count], bounds))
@@ -159,21 +162,31 @@ def _keys_values(
     pages: jax.Array, ids_YP: jax.Array, page_format: PageFormat, dtype: Any
 ) -> tuple[jax.Array, jax.Array]:
     """Keys and values of whole pages, [Y, S, K H] each; gathered separately to avoid a slice, but
-    where they are computed.
+    where they are computed. Of pages that differ by KV head, [Y, K, P], those of each.
     """
     if not page_format.is_quantized:
         keys, values = (
-            _gather(pages, ids_YP, part) for part in (page_format.keys, page_format.values)
+            _gather(pages, ids_YP, part, page_format.kv_heads)
+            for part in (page_format.keys, page_format.values)
         )
         return kv_cache.decode(keys), kv_cache.decode(values)
-    stored_YSX = _gather(pages, ids_YP, slice(0, page_format.stored_width))
+    stored_YSX = _gather(pages, ids_YP, slice(0, page_format.stored_width), 1)
     row_YSX = kv_cache.dequantize(stored_YSX, page_format, dtype)
     return row_YSX[..., page_format.keys], row_YSX[..., page_format.values]
 
 
-def _gather(pages: jax.Array, ids_YP: jax.Array, part: slice) -> jax.Array:
-    """Part of the rows of whole pages, as stored: [Y, S, X]."""
+def _gather(pages: jax.Array, ids_YP: jax.Array, part: slice, kv_heads: int) -> jax.Array:
+    """Part of the rows of whole pages, as stored: [Y, S, X]; its KV heads each of their own pages
+    where these are [Y, K, P].
+    """
     width = part.stop - part.start
+    if ids_YP.ndim == 3:
+        starts = range(part.start, part.stop, width // kv_heads)
+        each = [
+            _gather(pages, ids_YP[:, head], slice(start, start + width // kv_heads), 1)
+            for head, start in enumerate(starts)
+        ]
+        return jnp.concatenate(each, axis=-1)
     start_YP2 = jnp.stack([ids_YP, jnp.full_like(ids_YP, part.start)], axis=-1)
     dims = jax.lax.GatherDimensionNumbers((2, 3), (0,), (0, 2))
     found = jax.lax.gather(
@@ -194,10 +207,10 @@ def _accumulate(carry, scores, mask, v_ZSX):  # noqa: ANN001, ANN202
     new_maximum = jnp.maximum(maximum, scores.max(-1, keepdims=True))
     weights, decay = jnp.exp(scores - new_maximum), jnp.exp(maximum - new_maximum)
     mass = mass * decay + row_sum(weights)
-    return new_maximum, mass, values * decay + _dot(weights.astype(v_ZSX.dtype), v_ZSX, 1)
+    return new_maximum, mass, values * decay + dot(weights.astype(v_ZSX.dtype), v_ZSX, 1)
 
 
-def _dot(x_ZUX: jax.Array, y_Z: jax.Array, contract: int) -> jax.Array:
+def dot(x_ZUX: jax.Array, y_Z: jax.Array, contract: int) -> jax.Array:
     """Products of a batch, contracting the last axis of x with axis `contract` of y; float32.
 
     One batch axis: with two, XLA's CPU backend would compute in float32.
@@ -227,7 +240,7 @@ def _block_diagonal(  # noqa: ANN202
 
     def fold(carry, k_YSX, v_YSX, mask_YWS):  # noqa: ANN001, ANN202
         mask_YUS = _padded(jnp.repeat(mask_YWS, N, axis=1), rows)
-        scores_YUS = _dot(q_YUX[: len(k_YSX)], k_YSX, 2)
+        scores_YUS = dot(q_YUX[: len(k_YSX)], k_YSX, 2)
         return _accumulate(carry, _capped(scores_YUS, cap), mask_YUS, v_YSX)
 
     def finish(carry):  # noqa: ANN001, ANN202
@@ -266,7 +279,7 @@ def _per_head(  # noqa: ANN202
 
         def fold_tile(tiled):  # noqa: ANN001, ANN202
             carry, q_ZUH, mask_ZUS = tiled
-            return _accumulate(carry, _capped(_dot(q_ZUH, k_ZSH, 2), cap), mask_ZUS, v_ZSH)
+            return _accumulate(carry, _capped(dot(q_ZUH, k_ZSH, 2), cap), mask_ZUS, v_ZSH)
 
         tiles = carry, q_XZUH, mask_XZUS
         if num_tiles == 1:

@@ -33,7 +33,14 @@ from jax.experimental.pallas import tpu as pltpu
 
 from configs.cache import PageFormat
 from layers import kv_cache
-from layers.kernels.attention.contract import FIRST_TOKENS, PLAIN, Demand, Options, uneven_limit
+from layers.kernels.attention.contract import (
+    CHOICE,
+    FIRST_TOKENS,
+    PLAIN,
+    Demand,
+    Options,
+    uneven_limit,
+)
 from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible
 from layers.kernels.attention.tiles import Tiling, visible_pages
 from layers.kernels.device import Device
@@ -66,6 +73,8 @@ def limit(demand: Demand, device: Device) -> str | None:
         return FIRST_TOKENS
     if page_format.dtype == "int4":
         return "reads caches of int8 and fp8, not of int4: set model.cache_format"
+    if demand.has_choice:
+        return CHOICE
     if page_format.dtype not in _DTYPES:
         return (
             f"reads pages of bfloat16 or float32, not {page_format.dtype}: set model.dtype=bfloat16"

@@ -472,6 +472,10 @@ def test_relatives_in_every_spelling():
         ("dots1-gqa-window", {"scoring_func": "softmax"}, "scoring_func='softmax' is not"),
         ("dots1-gqa-window", {"n_shared_experts": None}, "n_shared_experts must be an integer"),
         ("glm4_moe_lite-mha-listed", {"mlp_layer_types": ["moe"] * 3}, "'dense' or 'sparse'"),
+        ("glm_moe_dsa-mha-listed", {"indexer_types": ["full", "shared", "full"]}, "each is 'full'"),
+        ("glm_moe_dsa-mha-listed", {"index_topk_freq": 4}, "an earlier layer chose"),
+        ("deepseek_v32-mha-yarn", {"index_topk": 0}, "index_topk must be an integer from 1"),
+        ("deepseek_v32-mha-yarn", {"index_head_dim": 6}, "head_width=6 is at least rope_width=8"),
         ("minimax_m2-gqa-partial", {"qk_norm_type": "per_head"}, "qk_norm_type='per_head' is not"),
         ("minimax_m2-gqa-partial", {"use_routing_bias": False}, "use_routing_bias=False is not"),
     ],
@@ -485,7 +489,7 @@ def test_every_family_is_read_written_and_named():
     read = {family.name for family in families.ARCHITECTURES.values()}
     assert read == names.FAMILIES.keys() == config_export.FAMILIES.keys()
     in_gguf = {name for name in read if names.FAMILIES[name].gguf}
-    assert read - in_gguf == {"flex_olmo"}  # which llama.cpp has not
+    assert read - in_gguf == {"deepseek_v32", "flex_olmo", "glm_moe_dsa"}  # not in llama.cpp
     assert {LLAMA_CPP.get(name, name) for name in in_gguf} == gguf_metadata.FAMILIES.keys()
     written = {family.architecture: name for name, family in config_export.FAMILIES.items()}
     assert written == {a: family.name for a, family in families.ARCHITECTURES.items()}

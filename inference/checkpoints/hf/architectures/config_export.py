@@ -190,6 +190,12 @@ FAMILIES = {
     "deepseek_v3": _Family(
         "DeepseekV3ForCausalLM", "deepseek_v3", mixtures_export.deepseek_v3, Latent, _MIXTURE
     ),
+    "deepseek_v32": _Family(
+        "DeepseekV32ForCausalLM", "deepseek_v32", mixtures_export.deepseek_v32, Latent, _MIXTURE
+    ),
+    "glm_moe_dsa": _Family(
+        "GlmMoeDsaForCausalLM", "glm_moe_dsa", mixtures_export.deepseek_v32, Latent, _MIXTURE
+    ),
     "glm4_moe": _Family("Glm4MoeForCausalLM", "glm4_moe", mixtures_export.glm4_moe, ffns=_MIXTURE),
     "dots1": _Family("Dots1ForCausalLM", "dots1", mixtures_export.dots1, ffns=_MIXTURE),
     "flex_olmo": _Family(

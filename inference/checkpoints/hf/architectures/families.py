@@ -316,6 +316,8 @@ ARCHITECTURES: dict[str, Family] = {
     "OlmoeForCausalLM": Family("olmoe", mixtures.olmoe, ("attention_bias",)),
     "DeepseekV2ForCausalLM": Family("deepseek_v2", mixtures.deepseek_v2, ("auto_map",)),
     "DeepseekV3ForCausalLM": Family("deepseek_v3", mixtures.deepseek_v3, ("auto_map",)),
+    "DeepseekV32ForCausalLM": Family("deepseek_v32", mixtures.deepseek_v32, ("auto_map",)),
+    "GlmMoeDsaForCausalLM": Family("glm_moe_dsa", mixtures.glm_moe_dsa),
     "Glm4MoeForCausalLM": Family("glm4_moe", mixtures.glm4_moe, mixtures.GLM4),
     "Dots1ForCausalLM": Family("dots1", mixtures.dots1, ("attention_bias", "num_local_experts")),
     "FlexOlmoForCausalLM": Family("flex_olmo", mixtures.flex_olmo, mixtures.QWEN3),

@@ -9,7 +9,7 @@ from configs.errors import InputError, shown
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import FeedForward
-from configs.kinds.latent import Latent
+from configs.kinds.latent import Indexer, Latent
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, ModelConfig
 from inference.checkpoints.hf.architectures import fields, rope_keys
@@ -102,6 +102,15 @@ def deepseek_v3(keys: Keys, name: str) -> ModelConfig:
     return _latent_model(keys, name, "deepseek_v3", experts, is_neighbours, first_dense=3)
 
 
+def deepseek_v32(keys: Keys, name: str) -> ModelConfig:
+    """DeepSeek-V3.2 (DeepSeek-AI 2025): DeepSeek-V3 over the tokens that an indexer chooses,
+    without the layer that predicts a second token.
+    """
+    keys.require_neutral({"moe_layer_freq": (1, None), "ep_size": (1, None)})
+    indexer = _indexer(keys, num_heads=64, is_neighbours=False)
+    return _indexed_model(keys, name, "deepseek_v32", indexer, num_groups=8, top_groups=4)
+
+
 def glm4_moe(keys: Keys, name: str) -> ModelConfig:
     """GLM-4.5 and 4.6 (Zeng et al. 2025, arXiv 2508.06471), without the layer that predicts a
     second token.
@@ -184,16 +193,33 @@ def glm4_moe_lite(keys: Keys, name: str) -> ModelConfig:
         keys, "n_routed_experts", 64, 4, width, _offset_router(keys, 1.8, 1, 1),
         shared_width=width * shared,
     )  # fmt: skip
-    kinds = keys.listed("mlp_layer_types", _num_layers(keys))
-    if any(kind not in ("dense", "sparse") for kind in kinds or ()):
-        raise InputError("mlp_layer_types lists 'dense' or 'sparse' for each layer")
-    ffns = kinds and _by_layer(keys, experts, lambda layer: kinds[layer] == "sparse")
     own = {"qk_nope_head_dim": 192, "v_head_dim": 256, "q_lora_rank": 768, "rms_norm_eps": 1e-5}
     is_neighbours = keys.boolean("rope_interleave", True)
     return _latent_model(
         Keys(own | keys.raw, keys.label), name, "glm4_moe_lite", experts, is_neighbours,
-        first_dense=1, ffns=ffns,
+        first_dense=1, ffns=_listed(keys, experts),
     )  # fmt: skip
+
+
+def glm_moe_dsa(keys: Keys, name: str) -> ModelConfig:
+    """GLM-5 (Z.ai 2026): DeepSeek-V3.2's parts, the indexer's rotary pairs side by side, without
+    the layer that predicts a second token. Every layer has an indexer: layers that read what an
+    earlier one chose are not supported.
+    """
+    num_layers = _num_layers(keys)
+    step = keys.whole("index_topk_freq", 1, limit=MOST_LAYERS)
+    pattern = keys.raw.get("index_topk_pattern")
+    own = keys.listed("indexer_types", num_layers) or pattern or ()
+    if step > 1 or any(kind not in ("full", "F") for kind in own):
+        raise InputError(
+            "indexer_types (or index_topk_freq, index_topk_pattern) names layers that read the "
+            "tokens an earlier layer chose, which is not supported: each is 'full'"
+        )
+    sizes = {"qk_nope_head_dim": 192, "v_head_dim": 256, "q_lora_rank": 2048, "rms_norm_eps": 1e-5}
+    indexer = _indexer(keys, num_heads=32, is_neighbours=True)
+    return _indexed_model(
+        Keys(sizes | keys.raw, keys.label), name, "glm_moe_dsa", indexer, num_groups=1, top_groups=1
+    )
 
 
 def minimax_m2(keys: Keys, name: str) -> ModelConfig:
@@ -254,7 +280,7 @@ def _model(
 
 def _latent_model(
     keys: Keys, name: str, family: str, experts: Experts, is_neighbours: bool, first_dense: int,
-    ffns: Sequence[FeedForward] | None = None,
+    ffns: Sequence[FeedForward] | None = None, indexer: Indexer | None = None,
 ) -> ModelConfig:  # fmt: skip
     """Latent attention before a mixture, or in front of the feed-forwards that are given."""
     own = rope_keys.described(keys)
@@ -275,9 +301,34 @@ def _latent_model(
         query_rank=keys.optional_integer("q_lora_rank", 1536),
         rope=rope,
         scale=scale,
+        indexer=indexer,
     )
     ffns = ffns or _after_dense(keys, experts, first_dense)
     return _model(keys, name, family, rope, [latent], ffns)
+
+
+def _indexer(keys: Keys, num_heads: int, is_neighbours: bool) -> Indexer:
+    return Indexer(
+        keys.integer("index_n_heads", num_heads),
+        keys.integer("index_head_dim", 128),
+        keys.integer("index_topk", 2048),
+        is_neighbours,
+    )
+
+
+def _indexed_model(
+    keys: Keys, name: str, family: str, indexer: Indexer, num_groups: int, top_groups: int
+) -> ModelConfig:
+    """Latent attention over chosen tokens before a mixture that is chosen as DeepSeek-V3's."""
+    width, shared = keys.integer("moe_intermediate_size", 2048), keys.whole("n_shared_experts", 1)
+    experts = _experts(
+        keys, "n_routed_experts", 256, 8, width, _offset_router(keys, 2.5, num_groups, top_groups),
+        shared_width=width * shared,
+    )  # fmt: skip
+    return _latent_model(
+        keys, name, family, experts, is_neighbours=True, first_dense=3,
+        ffns=_listed(keys, experts), indexer=indexer,
+    )  # fmt: skip
 
 
 def _experts(
@@ -344,6 +395,14 @@ def _after_dense(keys: Keys, experts: Experts, first_dense: int) -> list[FeedFor
     """Dense layers first, then the mixture."""
     dense = keys.whole("first_k_dense_replace", first_dense, limit=MOST_LAYERS)
     return _by_layer(keys, experts, lambda layer: layer >= dense)
+
+
+def _listed(keys: Keys, experts: Experts) -> list[FeedForward] | None:
+    """The kinds that are listed by layer; None: they are not."""
+    kinds = keys.listed("mlp_layer_types", _num_layers(keys))
+    if any(kind not in ("dense", "sparse") for kind in kinds or ()):
+        raise InputError("mlp_layer_types lists 'dense' or 'sparse' for each layer")
+    return kinds and _by_layer(keys, experts, lambda layer: kinds[layer] == "sparse")
 
 
 def _some_dense(keys: Keys, experts: Experts) -> FeedForward | list[FeedForward]:

@@ -8,7 +8,7 @@ from typing import Any
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
-from configs.kinds.latent import Latent
+from configs.kinds.latent import Indexer, Latent
 from configs.kinds.rope import Rope, Yarn
 from configs.model import ModelConfig
 from inference.checkpoints.hf.architectures import export_fields
@@ -75,6 +75,17 @@ def deepseek_v3(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def deepseek_v32(config: ModelConfig) -> dict[str, Any]:
+    """See `mixtures.deepseek_v32` and `mixtures.glm_moe_dsa`."""
+    indexer = config.mixers(Latent)[0].indexer or Indexer(1, 1, 1)
+    return _latent(config) | {
+        "mlp_layer_types": _mlp_types(config),
+        "index_n_heads": indexer.num_heads,
+        "index_head_dim": indexer.head_width,
+        "index_topk": indexer.top_k,
+    }
+
+
 def glm4_moe(config: ModelConfig) -> dict[str, Any]:
     """See `mixtures.glm4_moe`."""
     own = _attention(config)
@@ -101,11 +112,9 @@ def flex_olmo(config: ModelConfig) -> dict[str, Any]:
 
 def glm4_moe_lite(config: ModelConfig) -> dict[str, Any]:
     """See `mixtures.glm4_moe_lite`."""
-    dense = _dense(config)
-    kinds = ["dense" if n in dense else "sparse" for n in range(config.num_layers)]
     return _latent(config) | {
         "rope_interleave": config.mixers(Latent)[0].rope.neighbours,
-        "mlp_layer_types": kinds,
+        "mlp_layer_types": _mlp_types(config),
     }
 
 
@@ -153,6 +162,11 @@ def _with_heads(config: ModelConfig) -> dict[str, Any]:
 def _dense(config: ModelConfig) -> dict[int, Gated]:
     """Layers without a mixture."""
     return {n: layer.ffn for n, layer in enumerate(config.layers) if isinstance(layer.ffn, Gated)}
+
+
+def _mlp_types(config: ModelConfig) -> list[str]:
+    dense = _dense(config)
+    return ["dense" if n in dense else "sparse" for n in range(config.num_layers)]
 
 
 def _qwen(config: ModelConfig) -> dict[str, Any]:

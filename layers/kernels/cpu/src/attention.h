@@ -234,8 +234,10 @@ class Attender {
 
   // A block's tokens, from `start` on; that before `end` is repeated, and its copies are masked.
   Rows rows_of(int64_t start, int64_t end) const {
-    auto page_of = [this](int64_t column) {
-      const int64_t named = a_.table[item_.y * a_.table_columns + column], last = a_.num_pages - 1;
+    const int64_t own = item_.y * a_.tables + (a_.tables > 1 ? item_.first_head : 0);
+    const int32_t* table = a_.table + own * a_.table_columns;
+    auto page_of = [this, table](int64_t column) {
+      const int64_t named = table[column], last = a_.num_pages - 1;
       const int64_t page = named < 0 ? 0 : named < last ? named : last;
       return (const char*)a_.pages + page * a_.page_tokens * a_.row_bytes();
     };

@@ -222,6 +222,7 @@ ffi::Error attend(ffi::ThreadPool pool, std::string_view format, float score_cap
   a.num_pages = page_shape[0];
   a.page_tokens = page_shape[1];
   a.table_columns = table.dimensions()[1];
+  a.tables = table.dimensions()[0] / Y;
   a.score_cap = score_cap;
   a.q = q.untyped_data();
   a.pages = pages.untyped_data();
@@ -243,7 +244,8 @@ ffi::Error attend(ffi::ThreadPool pool, std::string_view format, float score_cap
       page_shape[2] * (stored == Stored::kPlain ? a.bits / 8 : 1) != a.row_bytes() ||
       (values_in_keys && a.value_width > a.key_width) ||
       (stored == Stored::kInt4 && (a.key_width % 32 || a.value_width % 32)) ||
-      table.dimensions()[0] != Y || (int64_t)valid.element_count() != tokens ||
+      table.dimensions()[0] != Y * a.tables || (a.tables != 1 && a.tables != a.kv_heads) ||
+      (int64_t)valid.element_count() != tokens ||
       (int64_t)last.element_count() != tokens || !fits(first) || !fits(tree_start) ||
       !fits(tree_bits) || (a.sinks && (int64_t)sinks.element_count() != a.num_heads))
     return ffi::Error::InvalidArgument("ridgeline_attend: shapes do not go together");
@@ -252,7 +254,8 @@ ffi::Error attend(ffi::ThreadPool pool, std::string_view format, float score_cap
   const int64_t most = (rows + kTileRows - 1) / kTileRows, tile = (a.num_tokens + most - 1) / most;
   const int64_t tiles = (a.num_tokens + tile - 1) / tile;
   // All heads of a row together, since they lie together, unless that leaves a thread without work.
-  const int64_t heads = Y * tiles >= 4 * pool.num_threads() ? a.kv_heads : 1;
+  const bool is_whole = a.tables == 1 && Y * tiles >= 4 * pool.num_threads();
+  const int64_t heads = is_whole ? a.kv_heads : 1;
   const int64_t parts = (a.kv_heads + heads - 1) / heads;
   // Query heads of one KV head, as latents have it, are divided where threads would have no work at
   // all: each of them packs the same keys.

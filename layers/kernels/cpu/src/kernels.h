@@ -40,10 +40,11 @@ struct Attention {
   Stored stored;
   int64_t bits;  // of a stored element
   int64_t num_pages, page_tokens, table_columns;
+  int64_t tables;                                 // of a row: 1, or one of each KV head
   float score_cap;                                // 0: none
   const void* q;                                  // [Y, W, N, key width], of the pages' type
   const void* pages;                              // [pages, page tokens] of row_bytes()
-  const int32_t* table;                           // [Y, columns]
+  const int32_t* table;                           // [Y, tables, columns]
   const int32_t* last;                            // [Y, W]
   const int32_t *first, *tree_start, *tree_bits;  // [Y, W] or null
   int64_t first_tokens;                           // seen whatever `first` says

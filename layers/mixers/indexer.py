@@ -1,0 +1,203 @@
+"""The lightning indexer (DeepSeek-AI 2025, DeepSeek-V3.2): small heads score every token for a
+query, and attention reads the best ones.
+
+A token's score is the sum over heads of weight x relu(q.k), where the weights are the query's and
+the key is one for all heads. DeepSeek rotates both by a Hadamard matrix before it quantizes them,
+which changes no product; here they are not quantized.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from configs.cache import BLOCK_TOKENS
+from configs.engine import MIN_DETERMINISTIC_ROWS
+from configs.kinds.latent import Indexer, Latent
+from configs.model import ModelConfig
+from layers import kv_cache, norm
+from layers.kernels.attention import api, reference
+from layers.kernels.attention.chosen import best, each_query, entries, in_steady_tiles, longest
+from layers.kernels.attention.contract import Options
+from layers.kernels.attention.mask import mask_bounds, visible
+from layers.kernels.device import target_is_cpu
+from layers.kv_cache import Indexed
+from layers.linear import linear
+from layers.mixers.attention import packed_row
+from layers.params import Params
+from layers.ragged import Rectangle
+from layers.registry import Leaf, StepContext
+from layers.rope import rotate
+
+
+class Index(NamedTuple):
+    """What tokens are scored with; I are the indexer's heads, and X is their width."""
+
+    q_TIX: jax.Array
+    weights_TI: jax.Array  # float32, with the factor on q.k
+    k_TX: jax.Array
+
+
+def project(
+    params: Params,
+    config: ModelConfig,
+    kind: Latent,
+    x_TD: jax.Array,
+    queries_TX: jax.Array,
+    context: StepContext,
+) -> Index:
+    """The indexer's queries, of what attention's queries are projected from; keys and weights, of
+    the tokens.
+    """
+    own = kind.indexer
+    assert own is not None and context.angles is not None
+    T, X = x_TD.shape[0], own.head_width
+    q_TIX = rotate(
+        linear(queries_TX, params["q"]).reshape(T, own.num_heads, X),
+        *context.angles,
+        own.neighbours,
+    )
+    both_TX = linear(x_TD, params["k"])
+    names = params["k_norm"]
+    k_TX = norm.layer_norm(both_TX[:, :X], names["weight"], names["bias"], kind.norm_eps)
+    k_TX = rotate(k_TX[:, None], *context.angles, own.neighbours)[:, 0]
+    weights_TI = both_TX[:, X:] * (X * own.num_heads) ** -0.5
+    return Index(q_TIX.astype(config.dtype), weights_TI, k_TX.astype(config.dtype))
+
+
+def attend(
+    index: Index,
+    indexer: Indexer,
+    q_TNH: jax.Array,
+    k_TKH: jax.Array,
+    v_TKH: jax.Array,
+    leaf: Leaf,
+    context: StepContext,
+) -> tuple[jax.Array, Leaf]:
+    """`attention.attend` over the tokens that the indexer chooses; the leaf is
+    `kv_cache.Indexed`. A query that sees no more than `indexer.top_k` reads them all.
+    """
+    ragged, options = context.ragged, Options(deterministic=context.deterministic)
+    if leaf is None:
+        parts = map(ragged.split, (q_TNH, k_TKH, v_TKH, *index))
+        outs = [
+            reference.attend_dense(q, k, v, r, options, _chosen_dense(Index(*own), indexer, r))
+            for q, k, v, *own, r in zip(*parts, ragged.rectangles, strict=True)
+        ]
+        return ragged.pack(outs), None
+    assert context.page_format is not None
+    row_TX = packed_row(k_TKH, v_TKH, context.page_format.values_in_keys)
+    write = api.implementation(context.attention).write
+    written = Indexed(
+        write(leaf.pages, row_TX, ragged, context.group),
+        kv_cache.write(leaf.index, index.k_TX, ragged, context.group),
+    )
+    rows = zip(
+        *map(ragged.split, (q_TNH, index.q_TIX, index.weights_TI)), ragged.rectangles, strict=True
+    )
+    outs = [_attend(q, own, w, r, written, indexer, context) for q, own, w, r in rows]
+    return ragged.pack(outs), written
+
+
+def _attend(
+    q_YWNH: jax.Array,
+    q_YWIX: jax.Array,
+    weights_YWI: jax.Array,
+    rectangle: Rectangle,
+    leaf: Indexed,
+    indexer: Indexer,
+    context: StepContext,
+) -> jax.Array:
+    """Of a rectangle over its pages: float32 [Y, W, N, value width]."""
+    group, page_format, top_k = context.group, context.page_format, indexer.top_k
+    attend_pages = api.implementation(context.attention).attend_pages
+    assert page_format is not None
+    options = Options(deterministic=context.deterministic)
+    table_YP, page_tokens = rectangle.tables[group], leaf.index.shape[1]
+
+    def read_all() -> jax.Array:
+        return attend_pages(q_YWNH, leaf.pages, rectangle, group, page_format, options)
+
+    def read_best() -> jax.Array:
+        scores_YWS = _scores(q_YWIX, weights_YWI, leaf.index, rectangle, group, options)
+        seen_YWS = _seen(jnp.arange(scores_YWS.shape[2], dtype=jnp.int32), rectangle)
+        position_YWJ, count_YW = best(scores_YWS, seen_YWS, top_k)
+        page_YWJ = entries(table_YP, position_YWJ // page_tokens, 1)
+        offset_YWJ = jnp.pad(
+            position_YWJ % page_tokens, ((0, 0), (0, 0), (0, -top_k % BLOCK_TOKENS))
+        )
+        rows = each_query(rectangle, page_YWJ * page_tokens + offset_YWJ, count_YW)
+        pages_of_one = jax.tree.map(lambda x: x.reshape(-1, 1, *x.shape[2:]), leaf.pages)
+        q_Q1NH = q_YWNH.reshape(-1, 1, *q_YWNH.shape[2:])
+        out_Q1NX = attend_pages(q_Q1NH, pages_of_one, rows, 0, page_format, options)
+        return out_Q1NX.reshape(*q_YWNH.shape[:3], -1)
+
+    if table_YP.shape[1] * page_tokens <= top_k:
+        return read_all()
+    if not target_is_cpu():
+        return read_best()
+    # The same bits, where no query sees more than it may read: there is nothing to choose.
+    return jax.lax.cond(longest(rectangle) > top_k, read_best, read_all)
+
+
+def _seen(position: jax.Array, rectangle: Rectangle) -> jax.Array:
+    """Whether each query sees the KV positions [S], or [Y, 1, S]: bool [Y, W, S]."""
+    bounds = jax.tree.map(lambda x_YW: x_YW[:, :, None], mask_bounds(rectangle, None))
+    return visible(position, *bounds)
+
+
+def _chosen_dense(index: Index, indexer: Indexer, rectangle: Rectangle) -> jax.Array:
+    """Which of a rectangle's tokens each of its queries reads: bool [Y, W, S = W]."""
+    q_YWIX, weights_YWI, k_YSX = jax.lax.stop_gradient(index)
+    Y, W = weights_YWI.shape[:2]
+    if indexer.top_k >= W:
+        return jnp.ones((Y, W, W), bool)
+
+    def add(scores_YWS: jax.Array, head: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        q_YWX, weights_YW = head
+        products_YWS = jax.nn.relu(reference.dot(q_YWX, k_YSX, 2))
+        return scores_YWS + weights_YW[:, :, None] * products_YWS, None
+
+    heads = jnp.moveaxis(q_YWIX, 2, 0), jnp.moveaxis(weights_YWI, 2, 0)
+    scores_YWS, _ = jax.lax.scan(add, jnp.zeros((Y, W, W), jnp.float32), heads)
+    seen_YWS = _seen(rectangle.kv_position_YW[:, None, :], rectangle)
+    index_YWJ, _ = best(scores_YWS, seen_YWS, indexer.top_k)
+    y, w = jnp.arange(Y)[:, None, None], jnp.arange(W)[None, :, None]
+    return jnp.zeros((Y, W, W), bool).at[y, w, index_YWJ].set(True, mode="drop")
+
+
+def _scores(
+    q_YWIX: jax.Array,
+    weights_YWI: jax.Array,
+    pages: jax.Array,
+    rectangle: Rectangle,
+    group: int,
+    options: Options,
+) -> jax.Array:
+    """Scores of all tokens in the pages, float32 [Y, W, S]; arbitrary behind the last one that a
+    query of the rectangle sees. Block by block: trip counts are data.
+    """
+    Y, W, num_heads, X = q_YWIX.shape
+    table_YP, page_tokens = rectangle.tables[group], pages.shape[1]
+    block_pages = BLOCK_TOKENS // page_tokens
+    rows = MIN_DETERMINISTIC_ROWS if options.deterministic else 1
+
+    def block(j: jax.Array, scores_YWS: jax.Array) -> jax.Array:
+        ids_YP = jax.lax.dynamic_slice_in_dim(table_YP, j * block_pages, block_pages, axis=1)
+        found = pages.at[ids_YP].get(mode="promise_in_bounds")
+        k_YSX = kv_cache.decode(found).reshape(Y, BLOCK_TOKENS, X)
+
+        def score(q_YWIX: jax.Array, weights_YWI: jax.Array) -> jax.Array:
+            products_YUS = jax.nn.relu(reference.dot(q_YWIX.reshape(Y, -1, X), k_YSX, 2))
+            products_QIS = products_YUS.reshape(-1, num_heads, BLOCK_TOKENS)
+            weights_QUI = jnp.broadcast_to(
+                weights_YWI.reshape(-1, 1, num_heads), (len(products_QIS), rows, num_heads)
+            )
+            return reference.dot(weights_QUI, products_QIS, 1)[:, 0].reshape(Y, -1, BLOCK_TOKENS)
+
+        found_YWS = in_steady_tiles(score, options.deterministic, q_YWIX, weights_YWI)
+        return jax.lax.dynamic_update_slice_in_dim(scores_YWS, found_YWS, j * BLOCK_TOKENS, axis=2)
+
+    stop = (longest(rectangle) + BLOCK_TOKENS - 1) // BLOCK_TOKENS
+    empty_YWS = jnp.zeros((Y, W, table_YP.shape[1] * page_tokens), jnp.float32)
+    return jax.lax.fori_loop(0, stop, block, empty_YWS)

@@ -1,0 +1,46 @@
+"""Two sequences whose queries choose what they read, for tests of what chooses."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+from layers import decoder, kv_cache
+from layers.ragged import Ragged, Rectangle
+from tests import compiling
+
+TOKENS = np.random.default_rng(2).integers(0, 31, (2, 150))
+LENGTHS = 150, 41
+
+
+def decoded(own, weights, num_rows, spoiled=None, chunk=149):
+    """Logits of the last token of each row, decoded behind a prompt that is fed in chunks, bits
+    independent of rectangles; both rows have their own pages.
+    """
+    page, columns = 16, 16
+    cache = kv_cache.init(own, (1 + 2 * columns,), page, 2, 0)
+    if spoiled is not None:  # what earlier owners left in pages
+        cache = [dataclasses.replace(leaf, index=leaf.index + spoiled) for leaf in cache]
+    table = 1 + np.arange(2 * columns, dtype=np.int32).reshape(2, columns)
+
+    @compiling.jit
+    def run(tokens_YW, position_YW, valid_YW, cache):
+        rows = jnp.arange(2 - num_rows, 2)
+        rectangle = Rectangle(rows, position_YW[rows], valid_YW[rows], (jnp.asarray(table)[rows],))
+        # Fillers, as the engine has them: products of few rows sum in other orders.
+        tokens_T = jnp.pad(tokens_YW[rows].ravel(), (0, 8))
+        ragged = Ragged((rectangle,), 8)
+        hidden_TD, cache = decoder.forward(
+            weights, own, tokens_T, ragged, cache, deterministic=True
+        )
+        return decoder.logits(weights, own, hidden_TD), cache
+
+    for start in range(0, 149, chunk):
+        at = np.arange(start, start + chunk)
+        position_YW = np.stack([np.minimum(at, n - 2) for n in LENGTHS]).astype(np.int32)
+        valid_YW = np.stack([at < n - 1 for n in LENGTHS])
+        tokens_YW = TOKENS[:, np.minimum(at, 149)]
+        _, cache = run(tokens_YW, position_YW, valid_YW, cache)
+    last = np.array([[n - 1] for n in LENGTHS], np.int32)
+    tokens = np.take_along_axis(TOKENS, last, axis=1)
+    return np.asarray(run(tokens, last, np.ones((2, 1), bool), cache)[0])[:num_rows]
