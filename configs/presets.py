@@ -44,6 +44,7 @@ NAMES = {
         deepseek.DEEPSEEK_V2,
         deepseek.DEEPSEEK_V2_LITE,
         deepseek.DEEPSEEK_V3,
+        deepseek.DEEPSEEK_V32,
         glm.GLM45_AIR,
         gpt_oss.GPT_OSS_20B,
         gpt_oss.GPT_OSS_120B,
@@ -59,7 +60,6 @@ NAMES = {
 PLANNED = {
     preset.config.name: preset
     for preset in (
-        deepseek.DEEPSEEK_V32,
         hunyuan.HUNYUAN_LARGE,
         granite.GRANITE4_H_SMALL,
         mamba.MAMBA2_2P7B,

@@ -44,7 +44,7 @@ class Indexed:
         pages: of keys and values.
         index: an indexer's keys, [pages, page tokens, width]; or the smallest and the largest of
             each of the keys' elements, [pages, 2, K H], where nothing is told of a page that is not
-            full (`layers/kernels/attention/quest.py`).
+            full (`layers/sparse/quest.py`).
     """
 
     pages: CacheLeaf

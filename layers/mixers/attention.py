@@ -10,13 +10,14 @@ import jax.numpy as jnp
 from configs.kinds.attention import Attention
 from configs.model import ModelConfig
 from layers import kv_cache, norm
-from layers.kernels.attention import api, quest, reference
+from layers.kernels.attention import api, reference
 from layers.kernels.attention.contract import Options
 from layers.kv_cache import Indexed
 from layers.linear import add_bias, linear
 from layers.params import Params
 from layers.registry import Leaf, StepContext
 from layers.rope import rotate
+from layers.sparse import quest
 from sharding import collectives
 
 

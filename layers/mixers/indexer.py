@@ -17,7 +17,6 @@ from configs.kinds.latent import Indexer, Latent
 from configs.model import ModelConfig
 from layers import kv_cache, norm
 from layers.kernels.attention import api, reference
-from layers.kernels.attention.chosen import best, each_query, entries, in_steady_tiles, longest
 from layers.kernels.attention.contract import Options
 from layers.kernels.attention.mask import mask_bounds, visible
 from layers.kernels.device import target_is_cpu
@@ -28,6 +27,7 @@ from layers.params import Params
 from layers.ragged import Rectangle
 from layers.registry import Leaf, StepContext
 from layers.rope import rotate
+from layers.sparse.chosen import best, each_query, entries, in_steady_tiles, longest
 
 
 class Index(NamedTuple):

@@ -8,7 +8,7 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.latent import Indexer, Latent
 from configs.model import LayerSpec, ModelConfig
 from layers import decoder, params
-from layers.kernels.attention import chosen
+from layers.sparse import chosen
 from tests.layers.chosen_case import decoded
 
 pytestmark = pytest.mark.quick_code

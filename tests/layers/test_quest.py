@@ -10,10 +10,11 @@ from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated
 from configs.model import LayerSpec, ModelConfig
 from layers import decoder, kv_cache, params
-from layers.kernels.attention import quest, reference
+from layers.kernels.attention import reference
 from layers.kernels.attention.contract import PLAIN
 from layers.kv_cache import Indexed
 from layers.ragged import Ragged, Rectangle
+from layers.sparse import quest
 from tests.layers.chosen_case import decoded
 
 pytestmark = pytest.mark.quick_code

@@ -27,7 +27,7 @@ class Demand(NamedTuple):
     table_entries: int = 0  # of the largest rectangle: its rows times their page tables' columns
     has_trees: bool = False  # of drafts
     has_first_tokens: bool = False  # that stay visible beside a window
-    has_choice: bool = False  # queries read what they choose (`chosen.py`)
+    has_choice: bool = False  # queries read what they choose (`layers/sparse/chosen.py`)
 
 
 FIRST_TOKENS = "knows no first tokens beside a window: 'reference' does"

@@ -5,6 +5,8 @@ tokens (pages of one token in another view): what is read is read in place and i
 query that chooses all that it sees gets what it would get without a choice.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -58,7 +60,9 @@ def each_query(rectangle: Rectangle, table_YWX: jax.Array, count_YW: jax.Array) 
     )  # fmt: skip
 
 
-def in_steady_tiles(score, deterministic: bool, *queries_YWX: jax.Array) -> jax.Array:  # noqa: ANN001
+def in_steady_tiles(
+    score: Callable[..., jax.Array], deterministic: bool, *queries_YWX: jax.Array
+) -> jax.Array:  # noqa: ANN001
     """`score` of all query tokens, [Y, W, ...]; where bits may not depend on the rectangle, of as
     many at a time as a product needs to sum in one order.
 

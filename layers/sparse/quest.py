@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from configs.cache import BLOCK_TOKENS, PageFormat
 from layers import kv_cache
 from layers.kernels.attention import reference
-from layers.kernels.attention.chosen import best, each_query, entries, in_steady_tiles, longest
 from layers.kernels.attention.contract import AttendPages, Options
 from layers.kernels.device import target_is_cpu
 from layers.kv_cache import Indexed
 from layers.ragged import Ragged, Rectangle
+from layers.sparse.chosen import best, each_query, entries, in_steady_tiles, longest
 
 _PAGES = 128  # that are scored at a time
 
