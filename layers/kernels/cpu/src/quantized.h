@@ -74,6 +74,14 @@ inline void expand(const char* from, const Vector& scale, int64_t size, Element*
     store(halves<true>(from) * scale, out + kLanes);
   } else {
     int64_t h = 0;
+#if defined(__AVX512BF16__)
+    if constexpr (sizeof(Element) == 2)
+      for (; h + 2 * kLanes <= size; h += 2 * kLanes) {
+        const Floats a = (numbers<stored>(from + h) * scale).part[0];
+        const Floats b = (numbers<stored>(from + h + kLanes) * scale).part[0];
+        _mm512_storeu_si512(out + h, (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a));
+      }
+#endif
     for (; h + kLanes <= size; h += kLanes) store(numbers<stored>(from + h) * scale, out + h);
     if (h == size) return;
     char rest[kLanes] = {};
