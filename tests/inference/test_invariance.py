@@ -18,7 +18,7 @@ MODELS = {
     "gpt-oss": fakes.gpt_oss("bfloat16"),
     "gemma4": fakes.gemma4("bfloat16"),
     "every cache": fakes.every_cache("bfloat16"),
-    "llama, int8": fakes.llama("bfloat16", cache_format="int8"),
+    "every cache, int8": fakes.every_cache("bfloat16", cache_format="int8"),
     "gemma, int4": fakes.gemma("bfloat16", cache_format="int4", head_width=32),
     "deepseek, fp8": fakes.deepseek("bfloat16", cache_format="fp8"),
     "indexer": fakes.deepseek_v32("bfloat16"),
@@ -88,13 +88,8 @@ def alone(model, count):
 CASES = [("llama", 30, name) for name in DISTURBANCES]
 CASES += [("gemma", 30, name) for name in ("together", "prefixes on the host")]
 CASES += [("deepseek", 15, "recompute"), ("gpt-oss", 15, "together"), ("gemma4", 15, "recompute")]
-CASES += [("every cache", 15, "prefixes on the host")]
-CASES += [("llama, int8", 30, "prefixes on the host")]
-CASES += [
-    ("indexer", 12, "swap"),
-    ("pages", 12, "recompute"),
-    ("pages", 12, "prefixes on the host"),
-]
+CASES += [("every cache, int8", 15, "prefixes on the host")]
+CASES += [("indexer", 12, "swap"), ("pages", 12, "prefixes on the host")]
 CASES += [
     pytest.param(model, 100, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])
     for model in MODELS
