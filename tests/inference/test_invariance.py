@@ -87,7 +87,7 @@ def alone(model, count):
 
 CASES = [("llama", 30, name) for name in DISTURBANCES]
 CASES += [("gemma", 30, name) for name in ("together", "prefixes on the host")]
-CASES += [("deepseek", 15, "recompute"), ("gpt-oss", 15, "together"), ("gemma4", 15, "recompute")]
+CASES += [("deepseek", 15, "recompute"), ("gpt-oss", 15, "together")]
 CASES += [("every cache, int8", 15, "prefixes on the host")]
 CASES += [("indexer", 12, "swap"), ("pages", 12, "prefixes on the host")]
 CASES += [

@@ -245,6 +245,7 @@ def test_the_pages_figures_are_the_planners(tmp_path):
     assert {found["fits"] for found in answers} == {True, False}
 
 
+@pytest.mark.long
 @needs_browser
 def test_what_may_be_chosen_is_what_the_mesh_allows(tmp_path):
     script = """

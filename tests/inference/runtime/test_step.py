@@ -233,7 +233,10 @@ def test_deterministic_is_the_same_model():
 
 
 @pytest.mark.quick_code
-@pytest.mark.parametrize("model", ["llama float32", "gemma float32", "every cache float32"])
+@pytest.mark.parametrize("model", [
+    "llama float32", "gemma float32",
+    pytest.param("every cache float32", marks=pytest.mark.long),
+])  # fmt: skip
 def test_the_cache_changes_nothing(model):
     """Decoding without a cache is the oracle."""
     found = together(model)
