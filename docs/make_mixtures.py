@@ -64,13 +64,11 @@ def _mixture(num_experts: int) -> ModelConfig:
     return _model(f"{num_experts} experts", Attention(16, 8, 64), ffn, _LAYERS)
 
 
-def _engine(model: ModelConfig, rows: int, context: int) -> Engine:
+def _measured(
+    model: ModelConfig, values: Any, rows: int, context: int, hardware: HardwareSpec
+) -> DecodeStep:
     config = steps.sizes(Config(model, EngineConfig()), rows, context)
-    return Engine(config, params.init(decoder.param_infos(model), seed=1))
-
-
-def _measured(model: ModelConfig, rows: int, context: int, hardware: HardwareSpec) -> DecodeStep:
-    return steps.decode(_engine(model, rows, context), context, hardware, _REPEATS)
+    return steps.decode(Engine(config, values), context, hardware, _REPEATS)
 
 
 def _calibrated(model: ModelConfig) -> HardwareSpec:
@@ -93,8 +91,10 @@ def _of_experts(hardware: HardwareSpec) -> dict[tuple[int, int], DecodeStep]:
     """Steps by (experts, requests)."""
     found = {}
     for num_experts in _EXPERTS:
+        model = _mixture(num_experts)
+        values = params.init(decoder.param_infos(model), seed=1)
         for count in _ROWS:
-            step = _measured(_mixture(num_experts), count, _CONTEXT, hardware)
+            step = _measured(model, values, count, _CONTEXT, hardware)
             found[num_experts, count] = step
             print(num_experts, count, step, flush=True)
     return found
@@ -124,7 +124,8 @@ def _of_latents(hardware: HardwareSpec) -> list[str]:
     rows, found = [], {}
     for name, mixer in kinds.items():
         model = _model(name, mixer, Gated(2048), num_layers=4)
-        step = _measured(model, _BATCH, _LONG, hardware)
+        values = params.init(decoder.param_infos(model), seed=1)
+        step = _measured(model, values, _BATCH, _LONG, hardware)
         found[name] = step
         token = cost.cache_bytes_per_token(model, Precision.of(model)) / model.num_layers
         rows.append((
