@@ -9,6 +9,7 @@ that the page names, it compares these. A picture beside the page shows steps an
 """
 
 import datetime
+import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -201,6 +202,8 @@ def main(argv: list[str]) -> None:
     """Writes the page."""
     if len(argv) > 1:
         sys.exit(f"what is {argv[1]!r}? Everything is a flag")
+    if importlib.util.find_spec("matplotlib") is None:
+        sys.exit("the page has a picture: pip install 'ridgeline[plots]'")
     hardware = _calibrated(_mixture(_EXPERTS[0]))
     machine = f"{store.num_cores()} cores of {store.processor()}"
     found = _of_experts(hardware)
