@@ -184,6 +184,7 @@ def _picture(found: dict[tuple[int, int], DecodeStep], share_LE: np.ndarray | No
             )  # fmt: skip
         left.set(xscale="log", xticks=_EXPERTS, xticklabels=map(str, _EXPERTS), ylim=(0, None))
         left.set(xlabel="experts", ylabel="step, ms (line: predicted, dots: measured)")
+        left.minorticks_off()
         left.legend()
         if share_LE is None:
             right.set_axis_off()
