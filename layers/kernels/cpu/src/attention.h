@@ -3,11 +3,13 @@
 // blocks (Milakov & Gimelshein 2018, arXiv 1805.02867). Decoding and prefill sum in one order.
 #pragma once
 #include <array>
+#include <type_traits>
 
 #include "kernels.h"
 #include "product.h"
 #include "quantized.h"
 #include "scratch.h"
+#include "strips.h"
 #include "vector.h"
 
 namespace {
@@ -17,97 +19,7 @@ using ridgeline::AttentionItem;
 using ridgeline::kDepth;
 using ridgeline::padded;
 
-constexpr int kBlock = 64;  // keys; a token's view of them is the bits of one word
 constexpr float kMasked = -1e30f;
-
-// Elements of two registers in turn, those of their first halves or of their second.
-template <bool second, class Register, int... lane>
-inline Register interleave(Register a, Register b, std::integer_sequence<int, lane...>) {
-  constexpr int kSize = sizeof...(lane), kHalf = second ? kSize / 2 : 0;
-  return __builtin_shufflevector(a, b, (lane / 2 + kHalf + lane % 2 * kSize)...);
-}
-
-// A square of words, as wide as a register, turned.
-inline void transpose(Words (&rows)[kRegisterLanes]) {
-  constexpr int kHalf = kRegisterLanes / 2;
-  UNROLL for (int width = kHalf; width; width /= 2) {
-    Words next[kRegisterLanes];
-    UNROLL for (int i = 0; i < kHalf; i++) {
-      next[2 * i] = interleave<false>(rows[i], rows[i + kHalf], Lanes());
-      next[2 * i + 1] = interleave<true>(rows[i], rows[i + kHalf], Lanes());
-    }
-    UNROLL for (int i = 0; i < kRegisterLanes; i++)
-      rows[i] = next[i];
-  }
-}
-
-// A block of keys as strips of [depth, 16] words; words from `size` on are 0. What is packed next
-// is fetched meanwhile, as memory would rest otherwise.
-inline void pack_keys(const char* const* keys, const char* const* next, int64_t size, int64_t depth,
-                      uint32_t* out) {
-  for (int first = 0; first < kBlock; first += kRegisterLanes) {
-    uint32_t* column = out + first / kLanes * depth * kLanes + first % kLanes;
-    int64_t word = 0;
-    for (; word + kRegisterLanes <= size; word += kRegisterLanes) {
-      Words square[kRegisterLanes];
-      UNROLL for (int s = 0; s < kRegisterLanes; s++) {
-        square[s] = *(const LooseWords*)(keys[first + s] + 4 * word);
-        __builtin_prefetch(next[first + s] + 4 * word, 0, 2);
-      }
-      transpose(square);
-      UNROLL for (int k = 0; k < kRegisterLanes; k++)
-        *(LooseWords*)(column + (word + k) * kLanes) = square[k];
-    }
-    for (; word < depth; word++)
-      for (int s = 0; s < kRegisterLanes; s++) {
-        uint32_t* to = column + word * kLanes + s;
-        if (word < size)
-          memcpy(to, keys[first + s] + 4 * word, 4);
-        else
-          *to = 0;
-      }
-  }
-}
-
-// A block of values as strips over the keys; features from `width` on are 0.
-inline void pack_values(const float* const* values, const float* const* next, int64_t width,
-                        float* out) {
-  for (int64_t h = 0; h < width; h += kLanes)
-    for (int s = 0; s < kBlock; s++, out += kLanes) {
-      __builtin_prefetch(next[s] + h, 0, 2);
-      if (h + kLanes <= width)
-        Vector::load(values[s] + h).store(out);
-      else
-        for (int i = 0; i < kLanes; i++) out[i] = h + i < width ? values[s][h + i] : 0;
-    }
-}
-inline void pack_values(const uint16_t* const* values, const uint16_t* const* next, int64_t width,
-                        uint16_t* out) {
-  constexpr int kShorts = 2 * kRegisterLanes, kStripSize = kBlock * kLanes;
-  using ShortLanes = std::make_integer_sequence<int, kShorts>;
-  auto row_of = [&](int s, int64_t h) {
-    return out + h / kLanes * kStripSize + s * kLanes + h % kLanes * 2;
-  };
-  // Some rows at a time, so that lines that are read or written together do not lie a row apart.
-  constexpr int kTogether = 16;
-  int64_t h = 0;
-  for (int first = 0; first < kBlock; first += kTogether)
-    for (h = 0; h + kShorts <= width; h += kShorts)
-      for (int s = first; s < first + kTogether; s += 2) {
-        const Shorts a = *(const LooseShorts*)(values[s] + h);
-        const Shorts b = *(const LooseShorts*)(values[s + 1] + h);
-        __builtin_prefetch(next[s] + h, 0, 2);
-        __builtin_prefetch(next[s + 1] + h, 0, 2);
-        *(LooseShorts*)row_of(s, h) = interleave<false>(a, b, ShortLanes());
-        *(LooseShorts*)row_of(s, h + kShorts / 2) = interleave<true>(a, b, ShortLanes());
-      }
-  for (; h < ridgeline::padded(width, kLanes); h++)
-    for (int s = 0; s < kBlock; s += 2) {
-      uint16_t* to = row_of(s, h);
-      to[0] = h < width ? values[s][h] : 0;
-      to[1] = h < width ? values[s + 1][h] : 0;
-    }
-}
 
 // Which keys [start, start + 64) a token sees, as bits.
 inline uint64_t visible(const Attention& a, int64_t token, int64_t start) {
@@ -129,11 +41,10 @@ inline uint64_t visible(const Attention& a, int64_t token, int64_t start) {
   return seen;
 }
 
-// Folds a row's scores of a block into its softmax: the weights in their place, and the factor by
-// which what was summed before is scaled.
-template <class Arithmetic>
-inline float fold(const float* scores, uint64_t seen, float cap, float& top, float& mass,
-                  typename Arithmetic::Activation* weights) {
+// Folds a row's scores of a block into its softmax: puts the weights, and returns the factor by which
+// what was summed before is scaled.
+template <class Put>
+inline float fold(const float* scores, uint64_t seen, float cap, float& top, float& mass, Put put) {
   Vector score[kBlock / kLanes], highest = Vector::splat(kMasked);
   UNROLL for (int i = 0; i < kBlock / kLanes; i++) {
     Vector s = Vector::load(scores + i * kLanes);
@@ -147,7 +58,7 @@ inline float fold(const float* scores, uint64_t seen, float cap, float& top, flo
   UNROLL for (int i = 0; i < kBlock / kLanes; i++) {
     const Vector weight = exponential(score[i] - Vector::splat(top));
     total = total + weight;
-    Arithmetic::put(weight, weights + i * kLanes);
+    put(weight, i * kLanes);
   }
   const float decay = top == before ? 1 : largest(exponential(Vector::splat(before - top)));
   mass = mass * decay + sum(total);
@@ -192,10 +103,6 @@ class Attender {
   using Element = typename Arithmetic::Element;
   using Activation = typename Arithmetic::Activation;
   using Rows = std::array<const char*, kBlock>;
-  struct Block {
-    const char* keys[kBlock];
-    const Element* values[kBlock];
-  };
   static constexpr int64_t kWordElements = 4 / sizeof(Element);
 
   void carve(void* memory) {
@@ -208,7 +115,9 @@ class Attender {
     mass_ = carver.take<float>(heads_ * rows_);
     keys_ = carver.take<Element>(kBlock * depth_);
     values_ = carver.take<Element>(kBlock * wide_);
-    expanded_ = carver.take<Element>(a_.stored == Stored::kPlain ? 0 : kBlock * expanded_stride_);
+    key_scales_ = carver.take<float>(kBlock * (latent_.count + keyed_.count));
+    value_scales_ = carver.take<float>(kBlock * valued_.count);
+    partial_ = carver.take<float>(is_plain_ ? 0 : rows_ * kBlock);
     seen_ = carver.take<uint64_t>(tokens_);
     num_bytes_ = carver.taken();
   }
@@ -222,10 +131,25 @@ class Attender {
               (item_.first_head + head) * group_ + item_.first_query + r % queries_);
   }
 
+  // Calls visit(first element, elements, depth, depth of those before) for what a query multiplies
+  // by itself: all of a plain key, of another each group.
+  template <class Visit>
+  void each_group(Visit visit) const {
+    if (is_plain_) return visit(0, a_.key_width, depth_, 0);
+    int64_t first = 0, before = 0;
+    for (const Groups& part : {latent_, keyed_})
+      for (int64_t g = 0; g < part.count; g++, first += part.size, before += part.depth())
+        visit(first, part.size, part.depth(), before);
+  }
+
   void start() {
     each_row([&](int64_t row, int64_t token, int64_t query_head) {
       const auto* q = (const Element*)a_.q + (token * a_.num_heads + query_head) * a_.key_width;
-      put<Arithmetic>(q, sizeof(Element) == 4, a_.key_width, depth_, q_, row);
+      Activation* const own = q_ + row / rows_ * rows_ * depth_;
+      each_group([&](int64_t first, int64_t size, int64_t depth, int64_t before) {
+        put<Arithmetic>(q + first, sizeof(Element) == 4, size, depth, own + before * rows_,
+                        row % rows_);
+      });
       top_[row] = a_.sinks ? a_.sinks[query_head] : kMasked;
       mass_[row] = 1;
       memset(out_ + row * out_stride_, 0, wide_ * sizeof(float));
@@ -255,84 +179,105 @@ class Attender {
 
   void fold_block(int64_t start, const Rows& rows, const Rows& next) {
     for (int64_t t = 0; t < tokens_; t++) seen_[t] = visible(a_, first_token_ + t, start);
-    Block blocks[2];
-    for (int64_t head = 0; head <= heads_; head++) {
-      Block& found = blocks[head % 2];
-      find(head < heads_ ? rows : next, head < heads_ ? head : 0, found);
-      if (head == 0) continue;
-      Block& block = blocks[(head - 1) % 2];
-      if (a_.stored != Stored::kPlain) expand(rows, head - 1, found, block);
-      const Block& ahead = a_.stored == Stored::kPlain ? found : block;
-      pack_keys(block.keys, ahead.keys, a_.key_width / kWordElements, depth_ / kWordElements,
-                (uint32_t*)keys_);
-      pack_values(block.values, ahead.values, a_.value_width, values_);
-      fold_head((head - 1) * rows_);
+    for (int64_t head = 0; head < heads_; head++) {
+      const int64_t own = item_.first_head + head;
+      if (head + 1 < heads_)
+        pack(rows.data(), own, rows.data(), own + 1);
+      else
+        pack(rows.data(), own, next.data(), item_.first_head);
+      fold_head(head * rows_);
     }
   }
 
-  // Keys and values of a head, where they lie.
-  void find(const Rows& rows, int64_t head, Block& block) const {
-    const int64_t key = a_.bytes(a_.key_at(item_.first_head + head));
-    const int64_t value = a_.bytes(a_.value_at(item_.first_head + head));
-    for (int s = 0; s < kBlock; s++) {
-      block.keys[s] = rows[s] + key;
-      block.values[s] = (const Element*)(rows[s] + value);
-    }
-  }
-
-  // Quantized keys and values of a head as numbers; those of the next are fetched meanwhile.
-  void expand(const Rows& rows, int64_t head, const Block& next, Block& block) {
-    switch (a_.stored) {
-      case Stored::kPlain: break;
-      case Stored::kInt8: return expand<Stored::kInt8>(rows, head, next, block);
-      case Stored::kFp8: return expand<Stored::kFp8>(rows, head, next, block);
-      case Stored::kInt4: return expand<Stored::kInt4>(rows, head, next, block);
-    }
-  }
-  template <Stored stored>
-  void expand(const Rows& rows, int64_t head, const Block& next, Block& block) {
-    const int64_t own = item_.first_head + head, C = a_.value_width;
-    // The head's two parts: key and value, or what is latent and what is rotary in its key.
-    const int64_t first = a_.key_at(own), width = a_.values_in_keys ? C : a_.key_width;
-    const int64_t second = a_.values_in_keys ? C : a_.value_at(own);
-    const int64_t rest = a_.values_in_keys ? a_.key_width - C : C;
-    const int64_t before = own * a_.scales_of(width);
-    const int64_t between = (a_.kv_heads - own) * a_.scales_of(width) + own * a_.scales_of(rest);
-    auto part = [&](const char* row, int64_t start, int64_t size, int64_t scale, Element* out) {
-      const char* from = row + a_.bytes(start);
-      const char* scales = row + a_.bytes(a_.row_width()) + 2 * scale;
-      const int64_t group = a_.together(size);
-      for (int64_t h = 0; h < size; h += group, scales += 2)
-        ::expand<stored>(from + a_.bytes(h), scale_at(scales), group, out + h);
+  // A head's keys and values as strips; those of the next are fetched meanwhile.
+  void pack(const char* const* rows, int64_t head, const char* const* next, int64_t next_head) {
+    auto key = [this](const char* const* rows, int64_t head) {
+      return Place{rows, a_.bytes(a_.key_at(head))};
     };
-    for (int s = 0; s < kBlock; s++) {
-      for (int64_t byte = 0; byte < a_.bytes(a_.key_width); byte += 64)
-        __builtin_prefetch(next.keys[s] + byte, 0, 2);
-      for (int64_t byte = 0; byte < a_.bytes(C); byte += 64)
-        __builtin_prefetch((const char*)next.values[s] + byte, 0, 2);
-      Element* const to = expanded_ + s * expanded_stride_;
-      part(rows[s], first, width, before, to);
-      part(rows[s], second, rest, before + between, to + width);
-      block.keys[s] = (const char*)to;
-      block.values[s] = a_.values_in_keys ? to : to + width;
+    auto value = [this](const char* const* rows, int64_t head) {
+      return Place{rows, a_.bytes(a_.value_at(head))};
+    };
+    const Place keys = key(rows, head), next_keys = key(next, next_head);
+    const Place values = value(rows, head), next_values = value(next, next_head);
+    auto pack_as = [&](auto stored) {
+      constexpr Stored kStored = decltype(stored)::value;
+      // Of a latent key the part that is the value too, and the other.
+      const int64_t shared = a_.bytes(latent_.count * latent_.size);
+      const Place own{rows, keys.at + shared}, next_own{next, next_keys.at + shared};
+      pack_keys<kStored>(keys, next_keys, latent_, keys_);
+      pack_keys<kStored>(own, next_own, keyed_, keys_ + kBlock * latent_.count * latent_.depth());
+      pack_values<kStored>(values, next_values, a_.value_width, values_);
+      const int64_t at = a_.bytes(a_.row_width());
+      const int64_t key_scales = latent_.count + keyed_.count;
+      const int64_t first_value = latent_.count ? 0 : a_.kv_heads * keyed_.count;
+      auto scales = [&](const char* const* rows, int64_t head, int64_t first, int64_t each) {
+        return Place{rows, at + 2 * (first + head * each)};
+      };
+      read_scales(scales(rows, head, 0, key_scales), scales(next, next_head, 0, key_scales),
+                  key_scales, key_scales_);
+      read_scales(scales(rows, head, first_value, valued_.count),
+                  scales(next, next_head, first_value, valued_.count), valued_.count,
+                  value_scales_);
+    };
+    switch (a_.stored) {
+      case Stored::kPlain:
+        pack_keys(keys, next_keys, a_.key_width / kWordElements, depth_ / kWordElements,
+                  (uint32_t*)keys_);
+        return pack_values(values, next_values, a_.value_width, values_);
+      case Stored::kInt8: return pack_as(std::integral_constant<Stored, Stored::kInt8>());
+      case Stored::kFp8: return pack_as(std::integral_constant<Stored, Stored::kFp8>());
+      case Stored::kInt4: return pack_as(std::integral_constant<Stored, Stored::kInt4>());
     }
+  }
+
+  // Scores of a head's rows. Quantized, each group has its own, which its scales multiply.
+  void score(const Activation* q) {
+    int64_t group = 0;
+    each_group([&](int64_t, int64_t, int64_t depth, int64_t before) {
+      float* const own = group ? partial_ : scores_;
+      Arithmetic::multiply({keys_ + before * kBlock, kBlock / kLanes, depth, q + before * rows_,
+                            rows_, own, kBlock, false, false});
+      if (is_plain_) return;
+      const float* const scales = key_scales_ + group++ * kBlock;
+      for (int64_t i = 0; i < rows_ * kBlock; i += kLanes) {
+        const Vector scale = Vector::load(scales + i % kBlock), found = Vector::load(own + i);
+        (own == scores_ ? found * scale : multiply_add(found, scale, Vector::load(scores_ + i)))
+            .store(scores_ + i);
+      }
+    });
   }
 
   void fold_head(int64_t first) {
-    float* out = out_ + first * out_stride_;
-    Arithmetic::multiply({keys_, kBlock / kLanes, depth_, q_ + first * depth_, rows_, scores_,
-                          kBlock, false, false});
+    float* const out = out_ + first * out_stride_;
+    score(q_ + first * depth_);
     for (int64_t r = 0; r < rows_; r++) {
-      const float decay =
-          fold<Arithmetic>(scores_ + r * kBlock, seen_[r / queries_], a_.score_cap, top_[first + r],
-                           mass_[first + r], weights_ + r * kBlock);
+      float* const scores = scores_ + r * kBlock;
+      const float decay = fold(scores, seen_[r / queries_], a_.score_cap, top_[first + r],
+                               mass_[first + r], [&](const Vector& weight, int i) {
+                                 if (is_plain_)
+                                   Arithmetic::put(weight, weights_ + r * kBlock + i);
+                                 else
+                                   weight.store(scores + i);
+                               });
       if (decay == 1) continue;
       float* const sums = out + r * out_stride_;
       for (float* sum = sums; sum < sums + wide_; sum += kLanes)
         (Vector::load(sum) * Vector::splat(decay)).store(sum);
     }
-    Arithmetic::multiply(
-        {values_, wide_ / kLanes, kBlock, weights_, rows_, out, out_stride_, true, false});
+    if (is_plain_) return add_values(0, wide_, out);
+    for (int64_t g = 0; g < valued_.count; g++) {
+      for (int64_t i = 0; i < rows_ * kBlock; i += kLanes)
+        Arithmetic::put(
+            Vector::load(scores_ + i) * Vector::load(value_scales_ + g * kBlock + i % kBlock),
+            weights_ + i);
+      add_values(g * valued_.size, padded(valued_.size, kLanes), out);
+    }
+  }
+
+  // Adds the weighted values of so many features.
+  void add_values(int64_t first, int64_t width, float* out) {
+    Arithmetic::multiply({values_ + first * kBlock, width / kLanes, kBlock, weights_, rows_,
+                          out + first, out_stride_, true, false});
   }
 
   void finish() {
@@ -349,13 +294,19 @@ class Attender {
   const int64_t heads_ = item_.stop_head - item_.first_head;
   const int64_t queries_ = item_.stop_query - item_.first_query, rows_ = tokens_ * queries_;
   const int64_t first_token_ = item_.y * a_.num_tokens + item_.first_token;
-  const int64_t depth_ = padded(a_.key_width, kDepth), wide_ = padded(a_.value_width, kLanes);
-  const int64_t expanded_stride_ = a_.key_width + (a_.values_in_keys ? 0 : a_.value_width);
+  const bool is_plain_ = a_.stored == Stored::kPlain;
+  // Of a key: what is its value too, and the other elements.
+  const Groups latent_ = a_.groups(a_.values_in_keys ? a_.value_width : 0);
+  const Groups keyed_ = a_.groups(a_.key_width - (a_.values_in_keys ? a_.value_width : 0));
+  const Groups valued_ = a_.groups(a_.value_width);
+  const int64_t depth_ = is_plain_ ? padded(a_.key_width, kDepth)
+                                   : latent_.count * latent_.depth() + keyed_.count * keyed_.depth();
+  const int64_t wide_ = padded(a_.value_width, kLanes);
   const int64_t out_stride_ = wide_ + kLanes;  // or rows would share few lines of the cache
   size_t num_bytes_;
   Activation *q_, *weights_;
-  float *scores_, *out_, *top_, *mass_;
-  Element *keys_, *values_, *expanded_;
+  float *scores_, *out_, *top_, *mass_, *key_scales_, *value_scales_, *partial_;
+  Element *keys_, *values_;
   uint64_t* seen_;
 };
 

@@ -33,6 +33,13 @@ struct Product {
 // Elements of pages: of the queries' type, or quantized (configs/cache.py, `PageFormat`).
 enum class Stored { kPlain, kInt8, kFp8, kInt4 };
 
+// What shares scales in a part of a row: groups of one size, one behind the other.
+struct Groups {
+  int64_t count, size;
+
+  int64_t depth() const { return padded(size, kDepth); }
+};
+
 // Attention of a rectangle over pages; see ffi_cpu.py.
 struct Attention {
   int64_t num_tokens, num_heads, kv_heads, key_width, value_width;  // W, N, K
@@ -60,14 +67,14 @@ struct Attention {
 
   // A row's elements, then the scales of their groups in bfloat16 (`PageFormat.groups`).
   int64_t bytes(int64_t elements) const { return elements * bits / 8; }
-  int64_t together(int64_t width) const {  // elements of a part that share a scale
-    return stored == Stored::kInt4 ? 32 : width % 64 ? width : 64;
+  Groups groups(int64_t width) const {  // of a part
+    if (stored == Stored::kPlain || !width) return {0, 1};
+    const int64_t size = stored == Stored::kInt4 ? 32 : width % 64 ? width : 64;
+    return {width / size, size};
   }
-  int64_t scales_of(int64_t width) const { return width ? width / together(width) : 0; }
   int64_t num_scales() const {
-    if (stored == Stored::kPlain) return 0;
-    if (values_in_keys) return scales_of(value_width) + scales_of(key_width - value_width);
-    return kv_heads * (scales_of(key_width) + scales_of(value_width));
+    if (values_in_keys) return groups(value_width).count + groups(key_width - value_width).count;
+    return kv_heads * (groups(key_width).count + groups(value_width).count);
   }
   int64_t row_bytes() const { return bytes(row_width()) + 2 * num_scales(); }
 };
