@@ -65,12 +65,13 @@ class Case:
     queries are their last `width` tokens, fewer where a sequence is shorter.
 
     With `trees` those tokens are random trees of drafts, with `canvases` they see each other; pages
-    have `dtype`, or the `stored` format.
+    have `dtype`, or the `stored` format, whose numbers `rounds` brings to `dtype`.
     """
 
     def __init__(
         self, lengths, heads, page_tokens, width, dtype="float32", seed=0, head_width=10, scale=1.0,
         trees=False, canvases=False, value_width=None, values_in_keys=False, stored=None,
+        rounds=True,
     ):  # fmt: skip
         generator, H = np.random.default_rng(seed), head_width
         self.lengths, self.page_tokens, self.trees, self.canvases = (
@@ -121,12 +122,12 @@ class Case:
             return
         bytes_TX = kv_cache.quantize(jnp.asarray(pages.reshape(-1, shape[-1])), self.page_format)
         self.pages = bytes_TX.reshape(*shape[:-1], -1)
-        self.kv = [self._parts(self._read(row)) for row in range(len(lengths))]
+        self.kv = [self._parts(self._read(row, rounds)) for row in range(len(lengths))]
 
-    def _read(self, row: int) -> np.ndarray:
-        """Packed rows of a sequence as numbers of the queries' type, read from quantized ones."""
+    def _read(self, row: int, rounds: bool) -> np.ndarray:
+        """Packed rows of a sequence as numbers, read from quantized ones."""
         found = quantized_rows.numbers(self._rows(row), self.page_format)
-        return found.astype(np.float32).astype(self.dtype).astype(np.float64)
+        return found.astype(np.float32).astype(self.dtype).astype(np.float64) if rounds else found
 
     def _parts(self, row_TX: np.ndarray) -> tuple:
         """Keys [n, K, key width] and values [n, K, value width] of packed rows."""

@@ -41,8 +41,8 @@ inline uint64_t visible(const Attention& a, int64_t token, int64_t start) {
   return seen;
 }
 
-// Folds a row's scores of a block into its softmax: puts the weights, and returns the factor by which
-// what was summed before is scaled.
+// Folds a row's scores of a block into its softmax: puts the weights, and returns the factor by
+// which what was summed before is scaled.
 template <class Put>
 inline float fold(const float* scores, uint64_t seen, float cap, float& top, float& mass, Put put) {
   Vector score[kBlock / kLanes], highest = Vector::splat(kMasked);
@@ -224,9 +224,12 @@ class Attender {
         pack_keys(keys, next_keys, a_.key_width / kWordElements, depth_ / kWordElements,
                   (uint32_t*)keys_);
         return pack_values(values, next_values, a_.value_width, values_);
-      case Stored::kInt8: return pack_as(std::integral_constant<Stored, Stored::kInt8>());
-      case Stored::kFp8: return pack_as(std::integral_constant<Stored, Stored::kFp8>());
-      case Stored::kInt4: return pack_as(std::integral_constant<Stored, Stored::kInt4>());
+      case Stored::kInt8:
+        return pack_as(std::integral_constant<Stored, Stored::kInt8>());
+      case Stored::kFp8:
+        return pack_as(std::integral_constant<Stored, Stored::kFp8>());
+      case Stored::kInt4:
+        return pack_as(std::integral_constant<Stored, Stored::kInt4>());
     }
   }
 
@@ -299,8 +302,9 @@ class Attender {
   const Groups latent_ = a_.groups(a_.values_in_keys ? a_.value_width : 0);
   const Groups keyed_ = a_.groups(a_.key_width - (a_.values_in_keys ? a_.value_width : 0));
   const Groups valued_ = a_.groups(a_.value_width);
-  const int64_t depth_ = is_plain_ ? padded(a_.key_width, kDepth)
-                                   : latent_.count * latent_.depth() + keyed_.count * keyed_.depth();
+  const int64_t depth_ = is_plain_
+                             ? padded(a_.key_width, kDepth)
+                             : latent_.count * latent_.depth() + keyed_.count * keyed_.depth();
   const int64_t wide_ = padded(a_.value_width, kLanes);
   const int64_t out_stride_ = wide_ + kLanes;  // or rows would share few lines of the cache
   size_t num_bytes_;

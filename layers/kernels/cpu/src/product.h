@@ -59,9 +59,12 @@ void tile(const Product& p, int64_t strip, int64_t row) {
     for (int s = 0; s < STRIPS; s++) sums[r][s].store(y + r * p.y_stride + s * kStrip);
 }
 
-// Strips that a tile of so many rows has registers for.
+// Strips that a tile of so many rows has registers for. Where these are few, pairs that are taken
+// apart cost some of them.
+template <class Format>
 constexpr int strips_for(int rows) {
-  const int most = kAccumulators / rows, even = rows == 1 ? 8 : rows == 2 ? 6 : rows <= 4 ? 4 : 2;
+  const int free = kAccumulators - (kAccumulators <= 6 && Format::kStep > 1);
+  const int most = free / rows, even = rows == 1 ? 8 : rows == 2 ? 6 : rows <= 4 ? 4 : 2;
   return most < 1 ? 1 : most < even ? most : even;
 }
 
@@ -70,7 +73,7 @@ constexpr int kMostRows = kAccumulators > 12 ? 12 : kAccumulators;
 // All strips for ROWS rows.
 template <class Format, int ROWS>
 void tiles(const Product& p, int64_t strip, int64_t stop, int64_t row) {
-  constexpr int kStrips = strips_for(ROWS);
+  constexpr int kStrips = strips_for<Format>(ROWS);
   for (; strip + kStrips <= stop; strip += kStrips) tile<Format, ROWS, kStrips>(p, strip, row);
   for (; strip < stop; strip++) tile<Format, ROWS, 1>(p, strip, row);
 }
@@ -86,7 +89,7 @@ void tiles_of(int rows, const Product& p, int64_t strip, int64_t stop, int64_t r
 template <class Format>
 void multiply(const Product& p) {
   const int64_t groups = (p.num_rows + kMostRows - 1) / kMostRows;
-  const int64_t together = groups == 1 ? p.num_strips : strips_for(kMostRows);
+  const int64_t together = groups == 1 ? p.num_strips : strips_for<Format>(kMostRows);
   for (int64_t strip = 0; strip < p.num_strips; strip += together) {
     const int64_t stop = strip + together < p.num_strips ? strip + together : p.num_strips;
     for (int64_t g = 0; g < groups; g++) {

@@ -31,8 +31,8 @@ inline Floats number(Ints byte) {
   if constexpr (stored == Stored::kInt4)
     return __builtin_convertvector(((high ? byte >> 4 : byte) & 15) - 8, Floats);
   if constexpr (stored == Stored::kInt8) return __builtin_convertvector(byte, Floats);
-  // e4m3: exponent and mantissa move into a float's, whose bias is 120 more. Without an exponent the
-  // mantissa counts 2^-9: as that of a number above 2^-6, less these 2^-6.
+  // e4m3: exponent and mantissa move into a float's, whose bias is 120 more. Without an exponent
+  // the mantissa counts 2^-9: as that of a number above 2^-6, less these 2^-6.
   const Words size = (Words)byte & 0x7f;
   const Floats small = (Floats)((size << 20) + (121u << 23)) - 0x1p-6f;
   const Floats usual = (Floats)((size << 20) + (120u << 23));
