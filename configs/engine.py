@@ -7,7 +7,7 @@ import math
 from configs import cache, heads
 from configs.cache import BLOCK_TOKENS
 from configs.errors import InputError
-from configs.heads import Eagle, Heads, Medusa
+from configs.heads import Heads, Medusa
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import ModelConfig
 from configs.prefill import TOGETHER, Prefill
@@ -27,6 +27,8 @@ MOST_ROWS = 4096  # of a rectangle; more make no machine faster
 
 # Below, XLA's CPU backend sums a product's rows in another order.
 MIN_DETERMINISTIC_ROWS = 8
+
+OBSERVED_TOKENS = 32  # at a prompt's end, whose attention decides which of its pages stay
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +65,7 @@ class EngineConfig:
             all but their law; 'typical': whatever the model finds likely enough, which makes
             answers others than its own.
         top_logprobs: alternatives reported beside each sampled or scored token.
+        prompt_budgets: requests may ask for it that only some pages of their prompts stay cached.
         penalties: tokens are counted, which repetition, presence and frequency penalties need.
         policy: when waiting requests may start. 'continuous': as soon as a slot and pages are free;
             'static': when a full batch waits, which then runs to its end; 'dynamic': the same, or
@@ -114,6 +117,7 @@ class EngineConfig:
     proposer: str | None = None
     acceptance: str = "coupled"
     top_logprobs: int = 0
+    prompt_budgets: bool = False
     penalties: bool = False
     policy: str = "continuous"
     max_wait_s: float = 0.05
@@ -258,6 +262,8 @@ class Config:
         self.mesh.check(self.model)
         self.prefill.check(self.mesh, self.model, self.engine.policy)
         self._check_draft()
+        if self.engine.prompt_budgets:
+            self.model.check_prompt_budgets(self.engine.proposer, self.num_chips)
         limit = self.engine.max_context
         if limit is not None and not 1 <= limit <= self.model.max_context:
             raise InputError(
@@ -293,7 +299,7 @@ class Config:
     def _check_draft(self) -> None:
         draft, own, engine = self.draft, self.model, self.engine
         kinds = {"draft": "a draft model", "medusa": "Medusa heads", "eagle": "EAGLE heads"}
-        if (proposer := _proposer_of(draft)) != (
+        if (proposer := heads.proposer_of(draft)) != (
             engine.proposer if engine.proposer in kinds else None
         ):
             raise InputError(
@@ -420,6 +426,7 @@ class Config:
         engine, page = self.engine, self.page_tokens
         uncertain = engine.num_drafts * (2 if engine.proposer else 1)  # in flight, and next
         step = max(engine.chunk_tokens * max(engine.prefill_chunks), 1 + uncertain)
+        step += OBSERVED_TOKENS * engine.prompt_budgets
         groups = self.cached_model.page_groups
         return tuple(group.peak_pages(num_tokens, step, page) for group in groups)
 
@@ -478,13 +485,6 @@ class Config:
             return tuple(1 for _ in self.num_pages)
         times = min(4.0, self.engine.swap_bytes / (total * self.mesh.num_chips))
         return tuple(1 + int((n - 1) * times) for n in self.num_pages)
-
-
-def _proposer_of(draft: ModelConfig | None) -> str | None:
-    """The proposer that a configuration belongs to."""
-    if isinstance(draft, Heads):
-        return "eagle" if isinstance(draft, Eagle) else "medusa"
-    return None if draft is None else "draft"
 
 
 @dataclasses.dataclass(frozen=True)

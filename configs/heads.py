@@ -202,3 +202,10 @@ def check_tree(
             "engine.draft_tree is listed level by level, so it rises from 0, and each draft "
             f"follows one before it, not {tree}"
         )
+
+
+def proposer_of(draft: ModelConfig | None) -> str | None:
+    """The proposer that a configuration belongs to."""
+    if isinstance(draft, Heads):
+        return "eagle" if isinstance(draft, Eagle) else "medusa"
+    return None if draft is None else "draft"

@@ -8,6 +8,7 @@ import numpy as np
 
 from configs.engine import Config
 from configs.errors import InputError, shown
+from inference.kv_pages import prompt_pages
 from inference.request import SamplingParams
 from inference.sampling import parameters
 from inference.scheduling.sequence import Sequence, cache_key, derived_seed
@@ -72,6 +73,8 @@ class InputProcessor:
             )
         if params.needs_counts and not self._config.engine.penalties:
             raise InputError("penalties need an engine built with engine.penalties=true")
+        if params.prompt_budget is not None and not self._config.engine.prompt_budgets:
+            raise InputError("prompt_budget needs an engine built with engine.prompt_budgets=true")
         if params.stop and self._tokenizer is None:
             raise InputError("stop strings need a tokenizer: use stop_ids")
         most = self._config.engine.max_seqs
@@ -133,6 +136,10 @@ class InputProcessor:
             InputError: as `sequences`.
         """
         self._check_seed(params)
+        if any(asked.prompt_budget is not None for asked in (parent.params, params)):
+            raise InputError(
+                "a fork and what it is forked from keep their prompt: leave prompt_budget out"
+            )
         child = self._sequence(list(parent.tokens), parent.num_prompt_tokens, params)
         child.logprobs, child.top_logprobs = list(parent.logprobs), list(parent.top_logprobs)
         child.params_versions = parent.params_versions
@@ -150,9 +157,12 @@ class InputProcessor:
         eos_ids = frozenset() if params.ignore_eos else self._eos_ids
         engine = self._config.engine
         proposes = engine.proposer is not None
+        num_excess_tokens = prompt_pages.num_excess_tokens(
+            num_prompt_tokens, params.prompt_budget, self._config.page_tokens
+        )
         return Sequence(
             self._next_id, params, tokens, num_prompt_tokens, eos_ids, seed,
             speculates=proposes and params.speculate and not params.beam_width,
             needs_commit=engine.num_drafts > 0 and not proposes, arrival_s=hosts.current().now(),
-            cache_key=cache_key(engine, self._next_id),
+            cache_key=cache_key(engine, self._next_id), num_excess_tokens=num_excess_tokens,
         )  # fmt: skip

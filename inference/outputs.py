@@ -17,6 +17,7 @@ class Completion:
         params_versions: of the weights that its tokens came from, in order, and of older ones
             whose pages were kept and may have been read; 0 are the engine's first
             (`Engine.update_params`).
+        kept_prompt_tokens: tokens of the prompt that stayed cached (`prompt_budget`).
     """
 
     id: int
@@ -29,6 +30,7 @@ class Completion:
     score: float | None = None
     others: tuple["Completion", ...] = ()
     params_versions: tuple[int, ...] = ()
+    kept_prompt_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -115,6 +115,7 @@ _READERS: dict[str, _Reader] = {
     "length_penalty": _number(float, -10, 10),
     "early_stopping": _switch,
     "speculate": _switch,
+    "prompt_budget": _or(None, _number(int, 1)),
 }
 
 
@@ -151,6 +152,9 @@ class SamplingParams:
             best beam scores no better than the worst of them.
         speculate: drafts are verified for it, where the engine proposes any; its tokens are the
             same without.
+        prompt_budget: tokens of the prompt that stay cached, in whole pages, once it is computed
+            but for its last token: those that its end attends to most (SnapKV, Li et al. 2024,
+            arXiv 2404.14469). A lossy choice; None keeps all.
     """
 
     max_new_tokens: int = 128
@@ -176,6 +180,7 @@ class SamplingParams:
     length_penalty: float = 1.0
     early_stopping: bool = False
     speculate: bool = True
+    prompt_budget: int | None = None
 
     def __post_init__(self) -> None:
         for name, read in _READERS.items():
@@ -205,6 +210,8 @@ class SamplingParams:
             raise InputError(f"n is at most best_of={self.best_of}, not {shown(self.n)}")
         if not self.max_new_tokens and (self.beam_width or self.num_samples > 1):
             raise InputError("a prompt that is scored (max_new_tokens=0) has no answers: leave n=1")
+        if not self.max_new_tokens and self.prompt_budget is not None:
+            raise InputError("a prompt that is scored is read whole: leave prompt_budget out")
 
     @property
     def num_samples(self) -> int:

@@ -191,6 +191,7 @@ def _block(
     input, and its visits.
     """
     page_format = spec.page_format(config.cache_dtype)
+    ragged = ragged if spec.window is None else ragged.undropped
     context = StepContext(
         ragged, angles, spec, group, is_owner, deterministic, attention, page_format
     )

@@ -32,6 +32,9 @@ class Rectangle:
     # lowest i + 1 bits. None: every row is one.
     ancestors_YW: jax.Array | None = None
     causal_Y: jax.Array | None = None  # bool[Y], False: a row's tokens see each other; None: True
+    # i32[Y], tokens of earlier pages that the cache has no more, whole pages: what is behind them
+    # lies so much earlier. None: there are none; a tree knows of none.
+    num_dropped_Y: jax.Array | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -51,6 +54,8 @@ class Rectangle:
     @property
     def kv_position_YW(self) -> jax.Array:
         """i32[Y, W]: where in its sequence's cache each token lies."""
+        if self.num_dropped_Y is not None:
+            return self.position_YW - self.num_dropped_Y[:, None]
         if self.ancestors_YW is None:
             return self.position_YW
         nth_W = jnp.arange(self.position_YW.shape[1], dtype=jnp.int32)
@@ -76,6 +81,12 @@ class Ragged:
     def valid_T(self) -> jax.Array:
         """bool[T]: False for padding."""
         return self.pack([r.valid_YW for r in self.rectangles])
+
+    @property
+    def undropped(self) -> "Ragged":
+        """As layers with a window see it, whose pages nothing but the window drops."""
+        whole = (dataclasses.replace(r, num_dropped_Y=None) for r in self.rectangles)
+        return dataclasses.replace(self, rectangles=tuple(whole))
 
     def pack(self, parts: Sequence[jax.Array]) -> jax.Array:
         """One [Y, W, ...] a rectangle -> [T, ...]; fillers are 0."""

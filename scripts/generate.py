@@ -127,12 +127,12 @@ def _read_requests() -> list[Prompt]:
         requests = prompts.from_file(_INPUT.value, params)
     if _NAIVE.value and (
         _OUTPUT.value or _LOGPROBS.value or params.stop or params.needs_counts
-        or params.num_running > 1
+        or params.num_running > 1 or params.prompt_budget is not None
         or any(request.params != params for request in requests)
     ):  # fmt: skip
         raise InputError(
             "--naive takes no --output, --stop, penalties, alternatives (--logprobs=0), several "
-            "answers or sampling of a line"
+            "answers, --prompt_budget or sampling of a line"
         )
     if _CHAT.value:
         requests = [prompts.as_message(request) for request in requests]
@@ -245,7 +245,7 @@ def _run(
 
         for index, completion in engine.as_completed(ids, params, on_output):
             with interrupts.Deferred() as interrupt:  # a result that is there is saved
-                add(index, _result(completion, requests[index].id))
+                add(index, _result(completion, requests[index]))
             if interrupt.asked:
                 raise KeyboardInterrupt
             progress.add_answer(index, _num_tokens(completion))
@@ -279,12 +279,14 @@ def _run_naive(
     return results, stats, generate_naive.summary(stats)
 
 
-def _result(completion: Any, id: str | int | None) -> dict[str, Any]:
+def _result(completion: Any, request: Prompt) -> dict[str, Any]:
+    id, has_budget = request.id, request.params.prompt_budget is not None
     choices = [_choice(answer) for answer in (completion, *completion.others)]
     return (
         ({} if id is None else {"id": id})
         | choices[0]
         | {"prompt_tokens": len(completion.prompt_token_ids)}
+        | ({"kept_prompt_tokens": completion.kept_prompt_tokens} if has_budget else {})
         | ({"choices": choices} if len(choices) > 1 else {})
     )
 

@@ -9,7 +9,9 @@ sequence frees its pages, and its next admission is a match.
 Why an evictable page can always be evicted: in a group without a window a sequence has references
 to every page of its path, so nothing below an evictable page is in use; and since a path is freed
 deepest page first, the least recently used page of such a group is a leaf's. In a group with a
-window an evictable page may be any node's (windows slide), but it may go alone.
+window an evictable page may be any node's (windows slide), but it may go alone. A sequence that
+gave up pages of its path (`PageManager.shorten`) does not look for the others in the tree again:
+where one above them is evicted they leave the tree with it, and stay with the sequence.
 """
 
 import dataclasses
@@ -239,11 +241,13 @@ class PrefixCache:
         transfers, self._transfers = tuple(self._transfers), []
         return transfers
 
-    def check_integrity(self, holders: Iterable[Sequence[Sequence[int]]]) -> None:
+    def check_integrity(
+        self, holders: Iterable[Sequence[Sequence[int]]], has_gaps: bool = False
+    ) -> None:
         """Raises RuntimeError where tree and pools contradict each other, or the page lists (one a
-        group) of all running sequences.
+        group) of all running sequences, which may have `has_gaps`: not all pages of their paths.
         """
-        self._tree.check_integrity(holders)
+        self._tree.check_integrity(holders, has_gaps)
 
     def _needed(self, num_pages: int) -> list[Sequence[int]]:
         """Which pages of a path each group resumes on: its last ones, also its first, or none."""

@@ -119,7 +119,13 @@ class RadixTree:
         self._pool.free(group, [page])
         node = self._nodes[group].get(page)
         if node and self._pool.num_references(group, page) == 1:
-            self.evictable[group][page] = node
+            evictable = self.evictable[group]
+            evictable[page] = node
+            if self._specs[group].window is None:  # ancestors that a sequence gave up earlier
+                above = node.parent
+                while above and above.depth > 0 and above.pages[group] in evictable:
+                    evictable.move_to_end(above.pages[group])
+                    above = above.parent
 
     def evict(self, node: Node, group: int) -> None:
         """Removes a node's page; in a group without a window the whole subtree, which is of no use
@@ -148,9 +154,15 @@ class RadixTree:
             self._num_nodes -= 1
             node = parent
 
-    def check_integrity(self, holders: Iterable[Sequence[Sequence[int]]]) -> None:
+    def check_integrity(
+        self, holders: Iterable[Sequence[Sequence[int]]], has_gaps: bool = False
+    ) -> None:
         """Compares nodes, pools and orders of use with each other and with the page lists (one a
         group) of all running sequences.
+
+        Args:
+            holders: those lists.
+            has_gaps: a sequence may use a page and not those before it.
 
         Raises:
             RuntimeError: they contradict each other.
@@ -175,11 +187,12 @@ class RadixTree:
             if set(self.evictable[group]) != {p for p in pages[group] if references(group, p) == 1}:
                 raise RuntimeError(f"group {group}: evictable and unused cached pages differ")
             if spec.window is None:
-                self._check_paths(group, [node for node in nodes if node.depth])
+                self._check_paths(group, [node for node in nodes if node.depth], has_gaps)
 
-    def _check_paths(self, group: int, nodes: list[Node]) -> None:
+    def _check_paths(self, group: int, nodes: list[Node], has_gaps: bool) -> None:
         """In a group without a window every node has a page, and its parent's page is evicted later
-        than its own: pages on the host go first, then those on the device, never those in use.
+        than its own: pages on the host go first, then those on the device, never those in use. With
+        `has_gaps` nothing is said of what precedes pages in use.
         """
         order = [*self.offloaded[group].values(), *self.evictable[group].values()]
         ranks = {node: rank for rank, node in enumerate(order)}
@@ -187,6 +200,8 @@ class RadixTree:
             if not (node.pages[group] or node.host_pages[group]):
                 raise RuntimeError(f"group {group}: a node at depth {node.depth} has no page")
             parent = node.parent if node.depth > 1 else None
+            if has_gaps and node not in ranks:
+                continue
             if parent and ranks.get(parent, len(ranks)) < ranks.get(node, len(ranks)):
                 raise RuntimeError(
                     f"group {group}: a page is evicted before one that depends on it"

@@ -30,6 +30,7 @@ class Batch:
     emits_Y: Array  # bool[Y], the row ends with a sampled token
     tables: tuple[Array, ...]  # i32[Y, P] a page group
     targets_T: Array  # i32[chunks, tokens] next tokens to score; [0, 0] where nothing is scored
+    num_dropped_Y: Array | None = None  # i32[Y] `Rectangle`'s; None without `engine.prompt_budgets`
 
 
 @jax.tree_util.register_dataclass
@@ -86,6 +87,7 @@ def build_batch(shape: StepShape, schedule: ShardSchedule, config: Config) -> Ba
     chunk_YW = np.zeros((shape.prefill[0], chunk_tokens), np.int32)
     slot_Y = np.full(shape.num_rows, sink, np.int32)
     start_Y, length_Y = np.zeros_like(slot_Y), np.zeros_like(slot_Y)
+    dropped_Y = np.zeros_like(slot_Y) if config.engine.prompt_budgets else None
     emits_Y = np.zeros(shape.num_rows, bool)
     columns = -(-config.page_columns // config.device_pages)
     tables = [
@@ -104,11 +106,13 @@ def build_batch(shape: StepShape, schedule: ShardSchedule, config: Config) -> Ba
     for r, row in (*enumerate(schedule.decode), *enumerate(schedule.prefill, rows)):
         slot_Y[r], start_Y[r], length_Y[r] = row.slot, row.offset, row.length
         emits_Y[r] = row.emits
+        if dropped_Y is not None:
+            dropped_Y[r] = row.num_dropped
         for table, pages in zip(tables, row.sequence.pages, strict=True):
             table[r, : len(pages)] = pages
     tokens_T = np.concatenate([decode_YW.ravel(), chunk_YW.ravel()])
     expanded = tuple(device_pages(table, config)[:, : config.page_columns] for table in tables)
-    return Batch(tokens_T, slot_Y, start_Y, length_Y, emits_Y, expanded, targets)
+    return Batch(tokens_T, slot_Y, start_Y, length_Y, emits_Y, expanded, targets, dropped_Y)
 
 
 def device_pages(pages: np.ndarray, config: Config) -> np.ndarray:

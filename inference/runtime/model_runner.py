@@ -20,8 +20,10 @@ from inference.runtime import cpu_kernels, packed_output, step, swap
 from inference.runtime.batch import Admissions, Inputs
 from inference.runtime.executables import Executable, Executables
 from inference.runtime.packed_output import PackedOutput
+from inference.runtime.prompt_observer import PromptObserver
 from inference.runtime.serialization.files import ExecutableFiles
 from inference.runtime.swap import PageSwapper
+from inference.scheduling.sequence import Sequence
 from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_schedule import ShardSchedule, StepSchedule
 from inference.scheduling.step_shapes import StepShape
@@ -120,6 +122,7 @@ class ModelRunner:
             self.config, self._attention, values, cache, slots, self._mesh, files
         )
         self._executables.prepare(expected)
+        self._observer = PromptObserver(self.config, self._attention)
         self._is_warm = self._sealed = False
         self.before_admit: Callable[[StepSchedule], None] = lambda schedule: None
         self.num_late_compiles = 0
@@ -268,6 +271,8 @@ class ModelRunner:
                 self.wait(self.launch(schedule, batches.build(schedule, self.config)))
                 progress()
             admit.result()
+        if self.config.engine.prompt_budgets:
+            self.prepare_observer()
         self._swapper.warm_up()
         self._is_warm, self._sealed = True, seals
 
@@ -299,6 +304,17 @@ class ModelRunner:
                 data = sender._swapper.read(sender.cache, group, [source for _, source, _ in some])
                 targets = [target for *_, target in some]
                 self.cache = self._swapper.receive(self.cache, group, targets, data, shard)
+
+    def prepare_observer(self) -> None:
+        """Compiles what `observe` runs, at first use."""
+        self._observer.compile(self.params, self.cache)
+
+    def observe(self, sequence: Sequence) -> np.ndarray:
+        """The attention that the end of a computed prompt gives to each of its tokens but the last,
+        as `PromptObserver` returns it; waits for the steps that were launched.
+        """
+        tokens = sequence.tokens[: sequence.num_computed_tokens]
+        return self._observer(self.params, self.cache, tokens, sequence.pages)
 
     def launch(self, schedule: StepSchedule, inputs: Inputs) -> PackedOutput:
         """Queues a step on the device, after those launched before, and the copy of its output to

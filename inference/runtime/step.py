@@ -287,7 +287,12 @@ def view(
             newest = jnp.max(jnp.where(valid_YW, position_YW, 0))
             position_YW = jnp.where(valid_YW, position_YW, newest)
             tables = tuple(table[part] for table in batch.tables)
-            rectangles.append(Rectangle(batch.slot_Y[part], position_YW, valid_YW, tables))
+            dropped_Y = None if batch.num_dropped_Y is None else batch.num_dropped_Y[part]
+            rectangles.append(
+                Rectangle(
+                    batch.slot_Y[part], position_YW, valid_YW, tables, num_dropped_Y=dropped_Y
+                )
+            )
         first += rows
     if drafts is not None and drafts.parent_Rk is not None:
         rectangles[0] = draft_tree.branching(rectangles[0], drafts.parent_Rk, drafts.levels)

@@ -128,7 +128,17 @@ class StepsInFlight:
         if not self._scheduler.has_work:  # steps in flight serve no sequence any more
             self._steps.clear()
 
+    def _shorten_prompts(self) -> None:
+        """Has prompts that are computed give up the pages that their budgets have no room for."""
+        for sequence in self._scheduler.choosing:
+            start = time.perf_counter()
+            self._model_runner.prepare_observer()
+            self.compile_s += time.perf_counter() - start
+            weight_S = self._model_runner.observe(sequence)
+            self._scheduler.shorten(sequence, weight_S)
+
     def _schedule(self, is_open: bool) -> StepInFlight | None:
+        self._shorten_prompts()
         start = time.perf_counter()
         schedule = self._scheduler.schedule(hosts.current().now(), is_open)
         if schedule is None:

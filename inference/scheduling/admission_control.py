@@ -59,7 +59,8 @@ class AdmissionControl:
         remaining = sequence.num_remaining_tokens
         if not is_longest:
             remaining = self._lengths.remaining(sequence.num_output_tokens, remaining)
-        shared, remaining = num_cached_tokens // self._page_tokens, max(0, remaining - 1)
+        elsewhere = num_cached_tokens + sequence.num_dropped_tokens  # or nowhere
+        shared, remaining = elsewhere // self._page_tokens, max(0, remaining - 1)
         num_tokens = len(sequence.tokens) + sequence.num_awaited_tokens
         if sequence.speculates and self._num_branching:
             num_tokens = min(num_tokens + self._num_branching, self._max_context - remaining)
@@ -106,8 +107,8 @@ class Demand:
         num_tokens: tokens in the cache once this step has run.
         remaining: tokens it grows by afterwards, one a step; 0 or more. A request's last token is
             never fed: one that generates n more, this step's included, grows by n - 1.
-        num_shared_pages: of each group, the leading pages that are counted elsewhere; empty for
-            none.
+        num_shared_pages: of each group, the leading pages that are counted elsewhere, or given up;
+            empty for none.
     """
 
     num_tokens: int

@@ -31,7 +31,7 @@ class _Continuation:
             beam.seed, logprobs=[*beam.logprobs, self.logprob],
             top_logprobs=[*beam.top_logprobs, beam.candidates], needs_commit=True,
             arrival_s=beam.arrival_s, cache_key=beam.cache_key,
-            params_versions=beam.params_versions,
+            params_versions=beam.params_versions, num_excess_tokens=beam.num_excess_tokens,
         )  # fmt: skip
 
 

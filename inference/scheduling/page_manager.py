@@ -30,10 +30,12 @@ class PageManager:
 
     def match_prefix(self, sequence: Sequence) -> Match:
         """The cached prefix of a waiting sequence; none for a prompt that is scored, which needs
-        the logits of all its tokens.
+        the logits of all its tokens. Of a prompt that gives up pages, no more than is needed whole:
+        windows then keep what the tokens see that choose, and others' answers are not its own.
         """
         known = () if sequence.scores or sequence.cache_key is None else sequence.tokens
-        return self.prefix_cache.match_prefix(known, sequence.cache_key)
+        limit = sequence.num_unobserved_tokens if sequence.num_excess_tokens else None
+        return self.prefix_cache.match_prefix(known, sequence.cache_key, limit)
 
     def has_room(self, sequence: Sequence, match: Match) -> bool:
         """Whether there are pages for the known tokens of a waiting sequence and one more."""
@@ -95,9 +97,12 @@ class PageManager:
         """
         self._free_outside_window(sequence, sequence.node.depth if sequence.node else 0)
         num_pages = -(-(sequence.num_scheduled_tokens + num_tokens) // self._page)
-        if all(num_pages <= len(pages) for pages in sequence.pages):
+        needs = [
+            max(0, num_pages - self._gap(sequence, group) - len(pages))
+            for group, pages in enumerate(sequence.pages)
+        ]
+        if not any(needs):
             return True
-        needs = [max(0, num_pages - len(pages)) for pages in sequence.pages]
         if not self.prefix_cache.can_allocate(needs):
             self._free_outside_window(sequence, num_pages)
         if not self.prefix_cache.can_allocate(needs):
@@ -106,11 +111,35 @@ class PageManager:
             sequence.pages[group] += self.prefix_cache.allocate(group, n)
         return True
 
+    def shorten(self, sequence: Sequence, dropped: Iterable[int]) -> None:
+        """Gives up these of a running sequence's pages, in groups without a window, and closes the
+        gaps: what comes next is cached so many pages earlier. Nobody else may find that by its
+        tokens, since they were not all seen, so no more of its pages are cached; those that are
+        stay so, and are evictable where nothing else uses them. Nothing of it is in flight.
+        """
+        gone = set(dropped)
+        num_shared = sequence.num_cached_tokens // self._page
+        for group, spec in enumerate(self._specs):
+            if spec.window is None:
+                pages = sequence.pages[group]
+                self.prefix_cache.free(group, [p for i, p in enumerate(pages) if i in gone])
+                sequence.pages[group] = [p for i, p in enumerate(pages) if i not in gone]
+        sequence.num_cached_tokens -= self._page * sum(index < num_shared for index in gone)
+        sequence.num_dropped_tokens = self._page * len(gone)
+        sequence.node = None
+
+    def _gap(self, sequence: Sequence, group: int) -> int:
+        """Pages of a group that a sequence gave up."""
+        is_shortened = self._specs[group].window is None
+        return sequence.num_dropped_tokens // self._page if is_shortened else 0
+
     def cache(self, sequence: Sequence) -> None:
         """After a commit: caches the pages that became full."""
         num_tokens, key = sequence.num_computed_tokens, sequence.cache_key
         num_cached = sequence.node.depth if sequence.node else 0
-        if key is not None and num_tokens // self._page > num_cached:
+        if sequence.num_dropped_tokens or key is None:
+            return
+        if num_tokens // self._page > num_cached:
             sequence.node = self.prefix_cache.insert(
                 sequence.tokens, num_tokens, sequence.pages, key, sequence.node
             )
@@ -123,6 +152,7 @@ class PageManager:
             self.prefix_cache.free(group, pages)
         sequence.pages, sequence.node = [], None
         sequence.num_computed_tokens = sequence.num_scheduled_tokens = 0
+        sequence.num_dropped_tokens = 0
 
     def drop(self, sequence: Sequence) -> None:
         """Removes from the cache what was cached under a sequence's own key."""
@@ -141,8 +171,10 @@ class PageManager:
         if not self.prefix_cache.can_allocate([int(is_open > 0)] * len(self._specs)):
             return None
         copies = []
-        child.num_cached_tokens = num_full * self._page
-        child.pages = [list(pages[:num_full]) for pages in parent.pages]
+        child.num_dropped_tokens = parent.num_dropped_tokens
+        child.num_cached_tokens = num_full * self._page - child.num_dropped_tokens
+        stops = [num_full - self._gap(parent, group) for group in range(len(self._specs))]
+        child.pages = [list(pages[:stop]) for pages, stop in zip(parent.pages, stops, strict=True)]
         for group, pages in enumerate(child.pages):
             self.pool.share(group, [page for page in pages if page])
         child.node = parent.node
@@ -150,7 +182,7 @@ class PageManager:
             child.node = child.node.parent
         if is_open:
             for group, pages in enumerate(child.pages):
-                source = parent.pages[group][num_full]
+                source = parent.pages[group][stops[group]]
                 self.pool.share(group, [source])
                 self._copy_sources[group].append(source)
                 pages += self.prefix_cache.allocate(group, 1)
@@ -178,8 +210,8 @@ class PageManager:
         """
         filled: list[dict[int, int]] = [{} for _ in self._specs]
         for sequence in running:
-            for own, pages in zip(filled, sequence.pages, strict=False):
-                for index, page in enumerate(pages):
+            for group, (own, pages) in enumerate(zip(filled, sequence.pages, strict=False)):
+                for index, page in enumerate(pages, self._gap(sequence, group)):
                     if page:
                         rest = sequence.num_scheduled_tokens - index * self._page
                         own[page] = max(own.get(page, 0), min(max(rest, 0), self._page))
@@ -193,21 +225,25 @@ class PageManager:
             (group, page)
             for sequence in running
             for group, pages in enumerate(sequence.pages)
-            for page in pages[: -(-sequence.num_prompt_tokens // self._page)]
+            for page in pages[
+                : -(-sequence.num_prompt_tokens // self._page) - self._gap(sequence, group)
+            ]
             if page
         ]
         return len(held), len(set(held))
 
     def _free_outside_window(self, sequence: Sequence, num_pages: int) -> None:
         """Frees those of a sequence's first `num_pages` pages that its window has passed; all that
-        it has passed, where the sequence's pages are not cached.
+        it has passed, where the sequence's pages are not cached. What chooses a prompt's pages
+        still sees those before it.
         """
+        num_tokens = sequence.num_certain_tokens
+        if sequence.is_whole:
+            num_tokens = min(num_tokens, sequence.num_unobserved_tokens)
+        is_cached = sequence.cache_key is not None and not sequence.num_dropped_tokens
         for group, spec in self._windows:
-            pages, dead = (
-                sequence.pages[group],
-                spec.dead_pages(sequence.num_certain_tokens, self._page),
-            )
-            stop = dead.stop if sequence.cache_key is None else min(dead.stop, num_pages)
+            pages, dead = sequence.pages[group], spec.dead_pages(num_tokens, self._page)
+            stop = min(dead.stop, num_pages) if is_cached else dead.stop
             index = stop - 1
             while index >= dead.start and pages[index]:
                 self.prefix_cache.free(group, [pages[index]])
@@ -216,4 +252,6 @@ class PageManager:
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
         """Raises RuntimeError where pages are leaked or counted wrongly."""
-        self.prefix_cache.check_integrity([*(s.pages for s in running), self._copy_sources])
+        running = list(running)
+        holders = [*(s.pages for s in running), self._copy_sources]
+        self.prefix_cache.check_integrity(holders, any(s.num_dropped_tokens for s in running))

@@ -22,6 +22,7 @@ import numpy as np
 
 from configs.engine import Config
 from configs.errors import InputError
+from inference.kv_pages import prompt_pages
 from inference.kv_pages.prefix_cache import Match
 from inference.scheduling.admission_control import LengthStatistics
 from inference.scheduling.batch_policy import WholeBatches
@@ -180,6 +181,24 @@ class Scheduler:
             return None
         return self._finish_schedule(builders)
 
+    @property
+    def choosing(self) -> list[Sequence]:
+        """Sequences whose prompt is computed as far as it takes to choose the pages that stay."""
+        if not self._engine.prompt_budgets:
+            return []
+        return [sequence for sequence in self.running if sequence.chooses_pages]
+
+    def shorten(self, sequence: Sequence, weight_S: np.ndarray) -> None:
+        """Gives up pages of a prompt, by the attention of its end, as `prompt_pages.choose` takes
+        it.
+        """
+        dropped = prompt_pages.choose(
+            weight_S, sequence.num_prompt_tokens, sequence.num_excess_tokens,
+            self._config.page_tokens,
+        )  # fmt: skip
+        self.shards[sequence.shard].pages.shorten(sequence, dropped)
+        self._is_refused = False
+
     def commit(
         self, schedule: StepSchedule, output: StepOutput[np.ndarray]
     ) -> list[tuple[Sequence, list[int]]]:
@@ -309,7 +328,7 @@ class Scheduler:
         """
         leaders = (s for s in self.running if s.keeps_last and not (s.scores or s.sends_pages))
         for leader in list(leaders):
-            if leader.num_computed_tokens == len(leader.tokens) - 1:
+            if leader.num_computed_tokens == len(leader.tokens) - 1 and not leader.is_whole:
                 leader.keeps_last = False
                 for sequence in [s for s in self.waiting if s.leader is leader]:
                     self.waiting.remove(sequence)

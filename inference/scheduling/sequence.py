@@ -4,7 +4,7 @@ import dataclasses
 import enum
 from collections.abc import Hashable
 
-from configs.engine import EngineConfig
+from configs.engine import OBSERVED_TOKENS, EngineConfig
 from configs.errors import InputError
 from inference.kv_pages.radix_tree import Node
 from inference.outputs import Alternatives
@@ -69,6 +69,10 @@ class Sequence:
         num_overtakes: later arrivals that were admitted before it.
         cache_key: names the prefixes it may share; None shares none.
         node: its deepest page in the prefix cache.
+        num_excess_tokens: of its prompt, to be given up in whole pages once the prompt is computed
+            but for its last token (`kv_pages/prompt_pages.py`).
+        num_dropped_tokens: that were given up since it took a slot: in groups without a window what
+            is behind them is cached at its position less these.
         max_length: tokens it can reach, prompt included; a scheduler lowers it to its max_context.
         max_positions: of the cache that it can fill, those of a tree's nodes that lie behind its
             last token included; a scheduler says how many there are.
@@ -113,6 +117,8 @@ class Sequence:
     params_versions: tuple[int, ...] = ()
     cache_key: Hashable | None = None
     node: Node | None = None
+    num_excess_tokens: int = 0
+    num_dropped_tokens: int = 0
     max_length: int = dataclasses.field(init=False)
     max_positions: int = dataclasses.field(init=False)
     scores: bool = dataclasses.field(init=False)
@@ -152,8 +158,23 @@ class Sequence:
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether more than the newest token is still to be fed."""
-        return self.keeps_last or self.num_pending_tokens > 1
+        """Whether more than the newest token is still to be fed, or the prompt to be shortened."""
+        return self.keeps_last or self.num_pending_tokens > 1 or self.is_whole
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether pages of its prompt are still to be given up."""
+        return self.num_dropped_tokens < self.num_excess_tokens
+
+    @property
+    def num_unobserved_tokens(self) -> int:
+        """Of its prompt: those before the tokens that choose its pages."""
+        return self.num_prompt_tokens - 1 - OBSERVED_TOKENS
+
+    @property
+    def chooses_pages(self) -> bool:
+        """Whether its prompt is computed as far as that takes."""
+        return self.is_whole and self.num_computed_tokens == self.num_prompt_tokens - 1
 
     @property
     def sender(self) -> "Sequence | None":

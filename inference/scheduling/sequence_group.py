@@ -62,6 +62,7 @@ class SequenceGroup(ABC):
                 self.id, each.tokens[: each.num_prompt_tokens], each.output_tokens, text,
                 str(each.finish_reason), each.logprobs, alternatives(each.top_logprobs), score,
                 params_versions=each.params_versions,
+                kept_prompt_tokens=each.num_prompt_tokens - each.num_excess_tokens,
             )
             for each, text, score in self._results()
         ]  # fmt: skip

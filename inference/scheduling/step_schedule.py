@@ -18,7 +18,8 @@ class ScheduledChunk:
     `start` is the position of its first token, `offset` that position counted from the sequence's
     length on the device when the step begins, with drafts in flight no more than that; rows that
     `emit` end with a sampled token. `num_drafts` of its tokens are drafts, of which at most
-    `most_accepted` stay: of a tree as many as follow each other.
+    `most_accepted` stay: of a tree as many as follow each other. `num_dropped` tokens of its prompt
+    are in the cache no more.
     """
 
     sequence: Sequence
@@ -29,6 +30,12 @@ class ScheduledChunk:
     emits: bool
     num_drafts: int = 0
     most_accepted: int = 0
+    num_dropped: int = 0
+
+    @property
+    def num_context_tokens(self) -> int:
+        """Tokens in the cache with its last."""
+        return self.start + self.length - self.num_dropped
 
     @property
     def most_emitted(self) -> int:
@@ -89,7 +96,7 @@ class StepSchedule:
     @property
     def row_sizes(self) -> tuple[tuple[int, int], ...]:
         """(query tokens, context tokens) of each chunk."""
-        return tuple((chunk.length, chunk.start + chunk.length) for _, chunk in self.rows)
+        return tuple((chunk.length, chunk.num_context_tokens) for _, chunk in self.rows)
 
     @property
     def has_admissions(self) -> bool:
@@ -155,6 +162,9 @@ class ShardBuilder:
             return 0
         if sequence.is_prefilling:
             room = self._engine.chunk_tokens * self.num_free_chunks
+            if sequence.is_whole:
+                left = sequence.num_prompt_tokens - 1 - sequence.num_scheduled_tokens
+                room = min(room, left)
             return max(0, min(sequence.num_pending_tokens, room))
         remaining = sequence.num_remaining_tokens
         if remaining < 1:  # its last token is in flight
@@ -185,7 +195,8 @@ class ShardBuilder:
         self, admissions: tuple[Admission, ...], transfers: tuple[Transfer, ...]
     ) -> ShardSchedule:
         """All that the shard does."""
-        decode = sorted(self.decode, key=lambda chunk: -chunk.start)  # as plain attention wants it
+        # As plain attention wants it.
+        decode = sorted(self.decode, key=lambda chunk: chunk.num_dropped - chunk.start)
         return ShardSchedule(tuple(decode), tuple(self.prefill), admissions, transfers)
 
 
@@ -214,7 +225,10 @@ def _chunk(
 ) -> ScheduledChunk:
     """A sequence's next tokens, counted as scheduled."""
     start = sequence.num_scheduled_tokens
-    chunk = ScheduledChunk(sequence, slot, start, offset, length, emits, num_drafts, most_accepted)
+    chunk = ScheduledChunk(
+        sequence, slot, start, offset, length, emits, num_drafts, most_accepted,
+        sequence.num_dropped_tokens,
+    )  # fmt: skip
     sequence.num_scheduled_tokens += chunk.most_kept
     sequence.num_rows_in_flight += 1
     sequence.num_drafts_in_flight += most_accepted

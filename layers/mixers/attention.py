@@ -17,7 +17,8 @@ from layers.linear import add_bias, linear
 from layers.params import Params
 from layers.registry import Leaf, StepContext
 from layers.rope import rotate
-from layers.sparse import quest
+from layers.sparse import quest, snap
+from layers.sparse.snap import Observed
 from sharding import collectives
 
 
@@ -76,8 +77,9 @@ def attend(
         q_TNH: scaled and rotated queries.
         k_TKH, v_TKH: keys and values of the packed tokens, or keys and the values in them; None
             where an earlier layer wrote them.
-        leaf: pages as the chosen implementation lays them out; or None, or the keys and values that
-            an earlier layer left: rows attend among themselves.
+        leaf: pages as the chosen implementation lays them out; these with what is observed of them,
+            to be read alone; or None, or the keys and values that an earlier layer left: rows
+            attend among themselves.
         context: rectangles, page tables and window of the step, and the implementation.
         score_cap: soft limit of the scores.
         sinks_N: a learned logit a query head, as in `contract.Options`.
@@ -105,6 +107,10 @@ def attend(
     chosen = api.implementation(context.attention)
     assert context.page_format is not None
     told, outs = (context.group, context.page_format, options), []
+    if isinstance(leaf, Observed):
+        [q_YWNH], [rectangle] = ragged.split(q_TNH), ragged.rectangles
+        out, leaf = snap.attend(chosen.attend_pages, q_YWNH, leaf, rectangle, *told)
+        return ragged.pack([out]), leaf
     is_inside = context.page_format.values_in_keys
     row_TX = None
     if k_TKH is not None and v_TKH is not None:

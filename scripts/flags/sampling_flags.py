@@ -41,6 +41,9 @@ _PARAMS = {
     "early_stopping": flags.DEFINE_bool(
         "early_stopping", False, "A beam search ends with its beam_width-th hypothesis."
     ),
+    "prompt_budget": flags.DEFINE_integer(
+        "prompt_budget", None, "Tokens of a prompt that stay cached, chosen by attention; lossy."
+    ),
 }
 
 
@@ -58,6 +61,7 @@ def engine_needs(each: Iterable[SamplingParams]) -> dict[str, Any]:
     width = max(params.beam_width for params in each)
     needs = {
         "penalties": any(params.needs_counts for params in each),
+        "prompt_budgets": any(params.prompt_budget is not None for params in each),
         "deterministic": _DETERMINISTIC.value,
         "top_logprobs": width and width + MAX_STOP_IDS,  # whichever tokens end its model's texts
     }

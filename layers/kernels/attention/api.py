@@ -85,5 +85,5 @@ def demand(config: Config, mixer: Mixer, stored: CacheSpec) -> Demand:
         mixer.query_heads, stored.page_format(config.model.cache_dtype), config.device_page_tokens,
         engine.deterministic, stored.window is not None,
         max(engine.max_seqs, *engine.prefill_chunks) * config.page_columns,
-        engine.has_trees, stored.first_tokens > 0, mixer.chooses,
+        engine.has_trees, stored.first_tokens > 0, mixer.chooses, engine.prompt_budgets,
     )  # fmt: skip

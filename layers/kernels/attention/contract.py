@@ -28,6 +28,7 @@ class Demand(NamedTuple):
     has_trees: bool = False  # of drafts
     has_first_tokens: bool = False  # that stay visible beside a window
     has_choice: bool = False  # queries read what they choose (`layers/sparse/chosen.py`)
+    has_observers: bool = False  # its pages' keys are read by `layers/sparse/snap.py`, too
 
 
 FIRST_TOKENS = "knows no first tokens beside a window: 'reference' does"

@@ -34,6 +34,8 @@ def limit(demand: Demand, device: Device) -> str | None:
         return "has not been measured to be deterministic"
     if demand.has_choice:
         return CHOICE
+    if demand.has_observers:
+        return "lays pages out as engine.prompt_budgets does not read them: 'pallas_tpu' does"
     K, H, dtype = page_format.kv_heads, page_format.key_width, page_format.dtype
     if page_format.is_quantized:
         return f"reads no {dtype} caches: leave model.cache_format out"
@@ -91,7 +93,7 @@ def attend_pages(
     nth_T = jnp.arange(Y * W, dtype=jnp.int32)
     row_T = jnp.clip(jnp.searchsorted(start_X, nth_T, side="right") - 1, 0, Y - 1)
     source_T = row_T * W + jnp.minimum(nth_T - start_X[row_T], W - 1)
-    last_Y = jnp.take_along_axis(rectangle.position_YW, count_Y[:, None] - 1, axis=1)[:, 0]
+    last_Y = jnp.take_along_axis(rectangle.kv_position_YW, count_Y[:, None] - 1, axis=1)[:, 0]
     out_TNH = kernel.ragged_paged_attention(
         q_YWNH.reshape(Y * W, *q_YWNH.shape[2:])[source_T], pages,
         jnp.where(rectangle.valid_YW.any(1), last_Y + 1, 1), table_YP, start_X,

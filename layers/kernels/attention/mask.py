@@ -28,7 +28,8 @@ def mask_bounds(
     rectangle: Rectangle, window: int | None, chunked: bool = False, first_tokens: int = 0
 ) -> MaskBounds:
     """The mask of a rectangle as data. A window counts positions, the query's own included, and
-    looks back only; `chunked` and `first_tokens` are `CacheSpec`'s.
+    looks back only, over a cache without dropped tokens; `chunked` and `first_tokens` are
+    `CacheSpec`'s.
     """
     position_YW, ancestors_YW = rectangle.position_YW, rectangle.ancestors_YW
     first_YW = head_YW = None
@@ -54,9 +55,9 @@ def mask_bounds(
         tree_start_YW = jnp.broadcast_to(position_YW[:, :1], position_YW.shape)
         last_YW = jnp.broadcast_to(newest_Y1, position_YW.shape)
         return MaskBounds(last_YW, first_YW, tree_start_YW, tree_bits_YW, head_YW)
-    last_YW = position_YW
+    last_YW = rectangle.kv_position_YW
     if rectangle.causal_Y is not None:
-        last_YW = jnp.where(rectangle.causal_Y[:, None], position_YW, newest_Y1)
+        last_YW = jnp.where(rectangle.causal_Y[:, None], last_YW, newest_Y1)
     return MaskBounds(last_YW, first_YW, head_YW=head_YW)
 
 

@@ -48,6 +48,7 @@ class CacheMachine(RuleBasedStateMachine):
         )
         self.runs: list[Run] = []
         self.hoards: list[list[list[int]]] = []
+        self.short: list[Run] = []  # gave up pages, and cache no more
         self.device: dict[tuple[int, int], tuple] = {}  # (group, page) -> what it holds
         self.host: dict[tuple[int, int], tuple] = {}
 
@@ -143,6 +144,26 @@ class CacheMachine(RuleBasedStateMachine):
     def end(self, data):
         self.leave(data.draw(st.sampled_from(self.runs)))
 
+    @rule(tokens=TOKENS, data=st.data())
+    def shorten(self, tokens, data):
+        """A sequence that gives up pages between others, in groups that keep all of the past."""
+        if not (self.admit(tokens, 0, None) and self.advance(self.runs[-1], len(tokens), False)):
+            return
+        user = self.runs.pop()
+        gone = data.draw(st.sets(st.integers(0, len(user.pages[0]) - 1)))
+        for group, (spec, pages) in enumerate(zip(self.cache._specs, user.pages, strict=True)):
+            if spec.window is None:
+                self.cache.free(group, [p for i, p in enumerate(pages) if i in gone])
+                pages[:] = [p for i, p in enumerate(pages) if i not in gone]
+        self.short.append(user)
+
+    @precondition(lambda self: self.short)
+    @rule(data=st.data())
+    def end_short(self, data):
+        user = data.draw(st.sampled_from(self.short))
+        self.short.remove(user)
+        user.end()
+
     @precondition(lambda self: self.runs)
     @rule(data=st.data())
     def fork(self, data):
@@ -197,13 +218,16 @@ class CacheMachine(RuleBasedStateMachine):
             self.cache.clear()
         for user in list(self.runs):
             self.leave(user)
+        while self.short:
+            self.short.pop().end()
         self.cache.clear()
         self.device.clear()
         assert self.cache.num_nodes == 0
 
     @invariant()
     def references_add_up(self):
-        self.cache.check_integrity([*(user.pages for user in self.runs), *self.hoards])
+        users = *self.runs, *self.short
+        self.cache.check_integrity([*(u.pages for u in users), *self.hoards], bool(self.short))
 
     def teardown(self):
         """Every page can be had again, and then no node is left but on the host."""
@@ -211,6 +235,8 @@ class CacheMachine(RuleBasedStateMachine):
             return
         for user in list(self.runs):
             self.leave(user)
+        while self.short:
+            self.short.pop().end()
         while self.hoards:
             self.spend()
         usable = self.cache._pool.num_usable_pages

@@ -1,5 +1,6 @@
 """The scheduler beside a fake device: random requests on pages of two sizes, in two groups."""
 
+import contextlib
 import dataclasses
 import itertools
 import types
@@ -16,6 +17,7 @@ from configs.heads import Medusa
 from configs.kinds.attention import Attention
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import LayerSpec, ModelConfig
+from inference.kv_pages import prompt_pages
 from inference.request import SamplingParams
 from inference.runtime.batch import build_batch
 from inference.scheduling.scheduler import Scheduler
@@ -104,11 +106,14 @@ def check_shard(scheduler, shape, index, schedule):
         fed[owner.id] = row.offset + row.length
         stop = row.start + row.length
         assert stop <= owner.max_positions <= CONTEXT
+        assert not owner.is_whole or stop < owner.num_prompt_tokens
+        assert row.num_dropped == owner.num_dropped_tokens
         groups, page_tokens = scheduler._config.model.page_groups, scheduler._config.page_tokens
         for group, pages in zip(groups, owner.pages, strict=True):
             rejected = owner.num_drafts_in_flight - row.most_accepted  # by earlier steps, at most
             dead = group.spec.dead_pages(row.start - row.offset - rejected, page_tokens)
-            live = group.spec.pages_for(0, stop, page_tokens)
+            num_cached = stop - row.num_dropped * (group.spec.window is None)
+            live = group.spec.pages_for(0, num_cached, page_tokens)
             assert all(pages[page] for page in live if page not in dead)
     assert batch.slot_Y[batch.query_length_Y == 0].tolist() == [
         scheduler._config.engine.max_seqs
@@ -131,10 +136,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         in_flight=st.sampled_from([0, 1]),
         mesh=st.sampled_from([Mesh(), Mesh(), Mesh(data=2), Mesh(data=3)]),
         model=st.sampled_from([MODEL, EVERYTHING]),
+        budgets=st.booleans(),
     )
     def build(
         self, page_tokens, sequences, num_drafts, proposer, chunks, chunked, prefix_cache,
-        preemption, policy, in_flight, mesh, model,
+        preemption, policy, in_flight, mesh, model, budgets,
     ):  # fmt: skip
         more = {"model": model}
         more |= {"num_drafts": num_drafts, "chunk_tokens": chunks[0], "prefill_chunks": chunks[1]}
@@ -144,6 +150,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             more, mesh = more | tree(num_drafts), ONE_CHIP
         elif num_drafts:
             more |= {"proposer": proposer}
+        more |= {"prompt_budgets": budgets and mesh == ONE_CHIP and proposer != "medusa"}
         self.max_in_flight, self.in_flight = in_flight, []
         per_sequence = sum(
             n * group.bytes_per_page("float32", page_tokens)
@@ -163,11 +170,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         n=st.one_of(st.just(0), st.integers(1, 6), st.just(CONTEXT)),
         temperature=st.sampled_from([0.0, 1.0]),
         ignore_eos=st.booleans(),
+        budget=st.one_of(st.none(), st.integers(36, CONTEXT)),
     )
-    def add(self, length, n, temperature, ignore_eos):
+    def add(self, length, n, temperature, ignore_eos, budget):
         prompt, n = [1] * length, max(n, int(length == 1))  # a single token has no score
         params = SamplingParams(max_new_tokens=n, temperature=temperature)
         new = self.sequence(params, prompt, len(prompt), frozenset({0} - {0 * ignore_eos}))
+        if self.config.engine.prompt_budgets and n:
+            with contextlib.suppress(InputError):
+                new.num_excess_tokens = prompt_pages.num_excess_tokens(
+                    length, budget, self.config.page_tokens
+                )
         try:
             self.scheduler.add(new)
         except InputError:
@@ -196,6 +209,11 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def advance(self, choose, is_finite=lambda row: True):
         """Schedules a step, and commits the oldest in flight once there are more than may be."""
+        for owner in self.scheduler.choosing:
+            weight_S = np.random.default_rng(owner.id).random(CONTEXT, np.float32)
+            self.scheduler.shorten(owner, weight_S)
+            assert owner.num_dropped_tokens == owner.num_excess_tokens
+            self.scheduler.check_integrity()
         schedule = self.scheduler.schedule()
         if schedule is not None:
             check_schedule(self.scheduler, schedule)
@@ -250,12 +268,13 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), more=st.integers(1, 20))
     def fork(self, data, more):
-        parents = [s for s in self.unfinished() if not s.scores]
+        parents = [s for s in self.unfinished() if not s.scores and not s.is_whole]
         if not parents:
             return
         parent = data.draw(st.sampled_from(parents))
         params = SamplingParams(max_new_tokens=parent.num_output_tokens + more)
         child = self.sequence(params, list(parent.tokens), parent.num_prompt_tokens, parent.eos_ids)
+        child.num_excess_tokens = parent.num_excess_tokens
         try:
             self.scheduler.fork(parent, child)
         except InputError:

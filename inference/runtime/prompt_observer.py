@@ -1,0 +1,119 @@
+"""What the end of a prompt reads of it, as the device computes it from cached pages: by this a
+prompt with a budget gives up pages (`inference/kv_pages/prompt_pages.py`).
+"""
+
+import functools
+from collections.abc import Sequence as Items
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs.engine import OBSERVED_TOKENS, Config
+from configs.model import ModelConfig
+from inference.runtime.batch import device_pages
+from layers import decoder
+from layers.kernels.cpu import rows
+from layers.kv_cache import Cache
+from layers.params import Params
+from layers.ragged import Ragged, Rectangle
+from layers.sparse.snap import Observed
+
+
+class PromptObserver:
+    """Runs `observe` for one engine, on one chip: a program beside those of its steps.
+
+    Attributes:
+        is_compiled: whether nothing is left to compile.
+    """
+
+    def __init__(self, config: Config, attention: str):
+        """`attention`: the implementation that the cache is laid out for."""
+        self._config = config
+        self._run = functools.partial(
+            observe, model=config.chip_model, deterministic=config.engine.deterministic,
+            attention=attention, is_native=config.engine.linear == "ffi_cpu",
+        )  # fmt: skip
+        self.is_compiled = False
+
+    def compile(self, params: Params, cache: Cache) -> None:
+        """Compiles it, and runs it once over pages of padding."""
+        if not self.is_compiled:
+            no_pages: list[list[int]] = [[] for _ in self._config.cached_model.page_groups]
+            self(params, cache, [0] * OBSERVED_TOKENS, no_pages)
+            self.is_compiled = True
+
+    def __call__(
+        self, params: Params, cache: Cache, tokens: Items[int], pages: Items[list[int]]
+    ) -> np.ndarray:
+        """The attention that the last of these tokens, all of them cached, give to each: float32
+        [S], S at least as many; waits for it.
+
+        Args:
+            params, cache: the engine's; what steps in flight write is there.
+            tokens: of one sequence, `OBSERVED_TOKENS` at least.
+            pages: its page list of each group.
+        """
+        config = self._config
+        columns = -(-config.page_columns // config.device_pages)
+        tables = []
+        for own in pages:
+            table = np.zeros((1, columns), np.int32)
+            table[0, : len(own)] = own
+            tables.append(device_pages(table, config)[:, : config.page_columns])
+        first = len(tokens) - OBSERVED_TOKENS
+        newest = np.array(tokens[first:], np.int32)
+        return np.asarray(self._run(params, cache, newest, np.int32(first), tuple(tables)))
+
+
+@functools.partial(
+    jax.jit, static_argnames=("model", "deterministic", "attention", "is_native")
+)  # engines that differ in nothing of this share it
+def observe(
+    params: Params,
+    cache: Cache,
+    tokens_W: jax.Array,
+    first: jax.Array,
+    tables: tuple[jax.Array, ...],
+    *,
+    model: ModelConfig,
+    deterministic: bool,
+    attention: str,
+    is_native: bool,
+) -> jax.Array:
+    """Feeds cached tokens again, over their pages, without writing.
+
+    Args:
+        params: the model's parameters.
+        cache: leaves of `kv_cache.abstract`.
+        tokens_W: i32[W].
+        first: i32, position of the first of them; the last ends what is looked at.
+        tables: i32[1, P] a page group.
+        model, deterministic, attention: as `decoder.layers` takes them.
+        is_native: whether rows are computed by the native library (`kernels.cpu.rows`).
+
+    Returns:
+        Float32 [S]: weights of the softmax, summed over all layers that keep all of the past.
+    """
+    position_1W = first + jnp.arange(len(tokens_W), dtype=jnp.int32)[None]
+    is_valid_1W = jnp.ones(position_1W.shape, bool)
+    row = Rectangle(jnp.zeros(1, jnp.int32), position_1W, is_valid_1W, tables)
+    ragged = Ragged((row,))
+
+    def observed(layer: int) -> Any:
+        leaf = cache[layer]
+        if leaf is None:
+            return None
+        group = model.group_of_layer[layer]
+        return Observed(leaf, jnp.zeros(tables[group].size * leaf.shape[1], jnp.float32))
+
+    leaves = tuple(observed(layer) for layer in range(model.num_layers))
+    with rows.native(is_native):
+        x_TD = decoder.embedded(params, model, tokens_W, ragged)
+        passed = decoder.layers(
+            params, model, x_TD, ragged, leaves, tokens_T=tokens_W, deterministic=deterministic,
+            attention=attention,
+        )  # fmt: skip
+    found = [leaf.weight_S for leaf in passed.cache if leaf is not None]
+    return functools.reduce(jnp.add, found)
