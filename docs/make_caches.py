@@ -10,6 +10,7 @@ was never measured has no section. Only `time` needs an idle machine.
 
 import functools
 import importlib.util
+import itertools
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -153,8 +154,8 @@ def _of_needles(found: Rows) -> list[str]:
             f"Somewhere in {measured.NEEDLE_TOKENS:,} tokens of the help topics stands a line as",
             "`The magic number of Fennmoor is 48213.`; they end with `The magic number of Fennmoor",
             f"is`, which {kinds.REFERENCE.name} continues greedily. It has found the number if it",
-            f"tells it within 8 tokens. {measured.NEEDLES} such texts, each with a number",
-            "of its own at another place, the first at the text's beginning, the last at its end;",
+            f"tells it within eight tokens. The same {measured.NEEDLES} times, with another",
+            "name and number, from the beginning of the text to its end;",
             f"{_when(found)}.",
         ),
         *_table(columns, rows),
@@ -191,11 +192,10 @@ def _of_seconds(found: Rows) -> list[str]:
 
 
 def _of_batches(found: Rows) -> list[str]:
-    models = list(dict.fromkeys(name.partition(": ")[0] for name in found))
-    kinds_there = list(dict.fromkeys(name.partition(": ")[2] for name in found))
+    models, names = (list(dict.fromkeys(name.split(": ")[at] for name in found)) for at in (0, 1))
     lengths = [(model, f"{length}") for model in models for length in measured.LENGTHS]
     rows = []
-    for kind in kinds_there:
+    for kind in names:
         each = (found[f"{model}: {kind}"]["sequences"][length] for model, length in lengths)
         rows.append((kind, *(f"{count:,}" for count in each)))
     columns = ("cache", *(f"{model}, {int(length):,}" for model, length in lengths))
@@ -212,16 +212,17 @@ def _of_batches(found: Rows) -> list[str]:
 
 
 def _of_overload(found: Rows) -> list[str]:
-    plain = found[kinds.PLAIN]
-    rows = []
+    plain, rows = found[kinds.PLAIN], []
+    counts = {"running_p50": "median", "running_mean": "mean", "running_peak": "most"}
     for name, own in found.items():
-        times = [own[each] / plain[each] for each in ("running_p50", "running_peak")]
+        times = {each: own[each] / plain[each] for each in counts}
+        cells = [(f"{own[each]:.4g}", f"{times[each]:.2f}") for each in counts]
         rows.append((
-            name, f"{own['running_p50']:.0f}", f"{times[0]:.2f}", f"{own['running_peak']:.0f}",
-            f"{times[1]:.2f}", f"{own['preemptions']:.0f}",
-            _bar(times[0], _LEAST_AT_ONCE.get(name), is_least=True),
+            name, *itertools.chain(*cells), f"{own['preemptions']:.0f}",
+            _bar(times["running_p50"], _LEAST_AT_ONCE.get(name), is_least=True),
         ))  # fmt: skip
-    columns = ("cache", "at once, median", "times", "at most", "times", "preemptions", "required")
+    pairs = ((each, "times") for each in counts.values())
+    columns = ("cache", *itertools.chain(*pairs), "preemptions", "required of the median")
     load = measured.LOAD
     return [
         "## Requests at once in equal memory",
@@ -229,7 +230,8 @@ def _of_overload(found: Rows) -> list[str]:
             f"{load.num_requests} requests come together, with prompts and answers of",
             f"{load.prompt.low} to {load.prompt.most} tokens each, to an engine with",
             f"{measured.CACHE_BYTES >> 20} MiB of pages for a model that caches what",
-            f"{kinds.REFERENCE.name} does. How many it ran at once, {_when(found)}.",
+            f"{kinds.REFERENCE.name} does. How many it ran at once: the median of its steps,",
+            f"the mean over time, and the most. {_when(found)}.",
         ),
         *_table(columns, rows),
     ]
@@ -247,8 +249,8 @@ def _picture(parts: dict[str, Rows]) -> bytes:
 
 
 def _draw_quality(axes: Any, found: Rows) -> None:
-    names = list(dict.fromkeys(name.partition(": ")[2] for name in found))[1:]
-    models = list(dict.fromkeys(name.partition(": ")[0] for name in found))
+    models, names = (list(dict.fromkeys(name.split(": ")[at] for name in found)) for at in (0, 1))
+    names.remove(kinds.PLAIN)
     for nth, (model, color) in enumerate(zip(models, _COLORS, strict=False)):
         plain = found[f"{model}: {kinds.PLAIN}"]["perplexity"]
         there = [at for at, name in enumerate(names) if f"{model}: {name}" in found]
@@ -278,21 +280,9 @@ def _draw_seconds(axes: Any, found: Rows) -> None:
     axes.legend()
 
 
-def main(argv: list[str]) -> None:
-    """Measures, and writes the page."""
-    if len(argv) > 1:
-        sys.exit(f"what is {argv[1]!r}? Everything is a flag")
-    for part in _PARTS.value:
-        if part not in _MEASURE:
-            sys.exit(f"--parts names {part!r}; valid: {', '.join(_MEASURE)}")
-    if importlib.util.find_spec("matplotlib") is None:
-        sys.exit("the page has a picture: pip install 'ridgeline[plots]'")
-    page = Path(_OUTPUT.value)
-    results = measured.Results(page.with_suffix(".json"))
-    for part in _PARTS.value:
-        chosen = {"models": _MODELS.value} if part == "quality" else {}
-        _MEASURE[part](results, _ROWS.value or (), **chosen)
-    parts = results.parts
+def text(parts: dict[str, Rows], picture: str) -> str:
+    """The page of what was measured."""
+    parts = measured.in_order(parts)
     sections: dict[str, Callable[[Rows], list[str]]] = {
         "bytes": functools.partial(_of_bytes, published=parts.get("published", {})),
         "quality": _of_quality,
@@ -310,13 +300,32 @@ def main(argv: list[str]) -> None:
         "[Less to cache](architecture.md#less-to-cache) says how each of them works.",
     ]
     if "quality" in parts:
-        picture = page.with_suffix(".png")
-        picture.write_bytes(_picture(parts))
-        lines += ["", f"![Quality and time of smaller caches]({picture.name})"]
+        lines += ["", f"![Quality and time of smaller caches]({picture})"]
     for part, section in sections.items():
         if part in parts:
             lines += ["", *section(parts[part])]
-    page.write_text("\n".join(lines) + "\n", "utf-8")
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: list[str]) -> None:
+    """Measures, and writes the page."""
+    if len(argv) > 1:
+        sys.exit(f"what is {argv[1]!r}? Everything is a flag")
+    for part in _PARTS.value:
+        if part not in _MEASURE:
+            sys.exit(f"--parts names {part!r}; valid: {', '.join(_MEASURE)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        sys.exit("the page has a picture: pip install 'ridgeline[plots]'")
+    page = Path(_OUTPUT.value)
+    picture = page.with_suffix(".png")
+    results = measured.Results(page.with_suffix(".json"))
+    for part in _PARTS.value:
+        chosen = {"models": _MODELS.value} if part == "quality" else {}
+        _MEASURE[part](results, _ROWS.value or (), **chosen)
+    written = text(results.parts, picture.name)
+    if "quality" in results.parts:
+        picture.write_bytes(_picture(measured.in_order(results.parts)))
+    page.write_text(written, "utf-8")
 
 
 if __name__ == "__main__":

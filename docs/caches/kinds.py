@@ -20,12 +20,12 @@ SINKS = f"{SLIDING} + {FIRST} first"
 PLAIN = "bfloat16"
 
 
-def declared(model: ModelConfig, num_kv_heads: int) -> dict[str, ModelConfig]:
+def declared(model: ModelConfig) -> dict[str, ModelConfig]:
     """A model with each cache, trained with it or not; all but MHA, MQA and those of latents have
-    so many key/value heads.
+    its key/value heads, or 8 where each query head has its own.
     """
     (own,) = model.mixers(Attention)
-    gqa = model.with_kinds(num_kv_heads=num_kv_heads)
+    gqa = model.with_kinds(num_kv_heads=8) if own.num_kv_heads == own.num_heads else model
     mla = _latent(model)
     return {
         MHA: model.with_kinds(num_kv_heads=own.num_heads),

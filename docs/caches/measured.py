@@ -3,7 +3,7 @@
 import dataclasses
 import datetime
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +68,30 @@ class Results:
         print(part, row, found, flush=True)
 
 
+def in_order(parts: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The rows that are measured today, in the order of their declaration."""
+    trained, declared = (list(of(kinds.REFERENCE)) for of in (kinds.trained, kinds.declared))
+    rows = {
+        "bytes": declared,
+        "published": list(parts.get("published", {})),
+        "quality": [f"{model}: {kind}" for model in MODELS for kind in trained],
+        "needle": trained,
+        "time": list(kinds.timed(kinds.REFERENCE)),
+        "batch": [f"{model}: {kind}" for model in PUBLISHED for kind in declared],
+        "overload": list(kinds.at_once(kinds.REFERENCE)),
+    }
+    return {
+        part: {row: found[row] for row in rows[part] if row in found}
+        for part, found in parts.items()
+    }
+
+
 # --- bytes ----------------------------------------------------------------------------------------
 
 
 def bytes_held(results: Results, rows: Collection[str]) -> None:
     """Bytes of a token, by the planner and in the arrays of an engine."""
-    for name, model in kinds.declared(kinds.REFERENCE, num_kv_heads=3).items():
+    for name, model in kinds.declared(kinds.REFERENCE).items():
         if name in (rows or (name,)):
             held = cost.cache_bytes(model, CONTEXTS[0])
             results.put("bytes", name, held=held, **_allocated(model, LENGTH))
@@ -135,22 +153,27 @@ def quality(results: Results, rows: Collection[str], models: Collection[str] = M
         for kind, model in kinds.trained(resolved.config).items():
             if kind not in (rows or (kind,)) and plain is not None:
                 continue
-            scores = _engine(checkpoint, model, top_logprobs=1).score(windows)
-            likeliest = np.array([id for each in scores for top in each.top_logprobs for id in top])
+            logprobs, likeliest = _scored(checkpoint, model, windows)
             plain = likeliest if plain is None else plain
-            logprobs = [logprob for each in scores for logprob in each.logprobs]
             results.put(
                 "quality", f"{name}: {kind}", perplexity=perplexity.of(logprobs),
                 tokens=len(logprobs), agreement=float((likeliest == plain).mean()),
             )  # fmt: skip
 
 
+def _scored(
+    checkpoint: Checkpoint, model: ModelConfig, windows: Sequence[list[int]]
+) -> tuple[list[float], np.ndarray]:
+    """The log-probability of each token, and the likeliest one in its place."""
+    scores = _engine(checkpoint, model, max_seqs=4, top_logprobs=1).score(windows)
+    likeliest = [id for each in scores for top in each.top_logprobs for id in top]
+    return [logprob for each in scores for logprob in each.logprobs], np.array(likeliest)
+
+
 def _engine(checkpoint: Checkpoint, model: ModelConfig, **settings: Any) -> Engine:
-    """One that computes each prompt itself."""
     engine = EngineConfig(
-        max_seqs=4, max_context=LENGTH, cache_bytes=1 << 30, prefix_cache=False,
-        decode_rows=(4,), prefill_chunks=(8,), **settings,
-    )  # fmt: skip
+        max_context=LENGTH, cache_bytes=1 << 30, decode_rows=(4,), prefill_chunks=(8,), **settings
+    )
     return Engine.from_checkpoint(Config(model, engine), checkpoint)
 
 
@@ -165,9 +188,10 @@ def needles(results: Results, rows: Collection[str]) -> None:
     )  # fmt: skip
     for kind, model in kinds.trained(resolved.config).items():
         if kind in (rows or (kind,)):
-            answers = _engine(checkpoint, model).generate(
-                [each.prompt for each in asked], SamplingParams(max_new_tokens=8)
-            )
+            # One after another, the last first: the others find what is before their facts cached.
+            answers = _engine(checkpoint, model, max_seqs=1).generate(
+                [each.prompt for each in reversed(asked)], SamplingParams(max_new_tokens=8)
+            )[::-1]
             found = [own.is_found(each.text) for own, each in zip(asked, answers, strict=True)]
             results.put("needle", kind, found=found)
 
@@ -212,7 +236,7 @@ def batch(results: Results, rows: Collection[str]) -> None:
     """The largest batch that the planner finds room for."""
     chip = dataclasses.replace(catalog.get("h100"), memory_bytes=MEMORY)
     for name, (published, weights) in PUBLISHED.items():
-        for kind, model in kinds.declared(published, num_kv_heads=8).items():
+        for kind, model in kinds.declared(published).items():
             if kind not in (rows or (kind,)):
                 continue
             own = Precision.of(model)
@@ -235,5 +259,5 @@ def overload(results: Results, rows: Collection[str]) -> None:
             values = params.init(decoder.param_infos(model), seed=1)
             run = measure.measure(Engine(Config(model, engine), values), load, 1)
             figures = measure.figures(run)
-            names = "running_p50", "running_peak", "preemptions"
+            names = "running_p50", "running_mean", "running_peak", "preemptions"
             results.put("overload", kind, **{name: figures[name] for name in names})

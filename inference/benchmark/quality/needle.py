@@ -4,6 +4,7 @@ Every fact is a number of five digits of a name that nobody has, so that only th
 """
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Callable, Sequence
 
@@ -38,51 +39,49 @@ def needles(
     start: Sequence[int] = (),
     seed: int = 0,
 ) -> list[Needle]:
-    """So many needles, the first at the text's beginning, the last at its end, the others evenly
-    between them, each with a fact and a part of the filler of its own.
+    """So many needles of one text, each with a fact of its own: the first is at the text's
+    beginning, the last at its end, the others are evenly between them.
 
     Args:
-        filler: lines of text, in which facts stand on lines of their own.
+        filler: lines of text, of which the first are taken; facts stand on lines of their own.
         encode: token ids of a text, without what begins or ends a prompt.
         num_tokens: of a prompt at most; it is shorter by less than two lines.
         count: at least 2.
         start: token ids that begin a prompt.
-        seed: of names, numbers and parts.
+        seed: of names and numbers.
 
     Raises:
         ValueError: the filler is too short.
     """
     rng = random.Random(seed)
-    lines = [f"{line}\n" for line in filler.splitlines() if line.strip()]
     names = rng.sample([first + last for first in _FIRST for last in _LAST], count)
+    answers = [str(rng.randrange(10_000, 100_000)) for _ in names]
+    asked = [encode(f"The magic number of {name} is") for name in names]
+    facts = [
+        encode(f"The magic number of {name} is {answer}.\n")
+        for name, answer in zip(names, answers, strict=True)
+    ]
+    most = max(len(fact) + len(question) for fact, question in zip(facts, asked, strict=True))
+    lines = [f"{line}\n" for line in filler.splitlines() if line.strip()]
+    hay = _first(lines, encode, num_tokens - len(start) - most)
     found = []
-    for nth, name in enumerate(names):
-        answer = str(rng.randrange(10_000, 100_000))
-        fact = encode(f"The magic number of {name} is {answer}.\n")
-        question = encode(f"The magic number of {name} is")
-        room = num_tokens - len(start) - len(fact) - len(question)
-        hay = _lines_of(lines, encode, room, rng.randrange(len(lines)))
+    for nth, (fact, question, answer) in enumerate(zip(facts, asked, answers, strict=True)):
         share = nth / (count - 1)
-        before = round(share * len(hay))
-        prompt = [*start]
-        for line in hay[:before]:
-            prompt += line
-        prompt += fact
-        for line in hay[before:]:
-            prompt += line
-        found.append(Needle(share, (*prompt, *question), answer))
+        at = round(share * len(hay))
+        parts = (start, *hay[:at], fact, *hay[at:], question)
+        found.append(Needle(share, tuple(itertools.chain(*parts)), answer))
     return found
 
 
-def _lines_of(
-    lines: Sequence[str], encode: Callable[[str], Sequence[int]], room: int, first: int
+def _first(
+    lines: Sequence[str], encode: Callable[[str], Sequence[int]], room: int
 ) -> list[Sequence[int]]:
-    """Lines from the first on, around the end, as many as there is room for."""
+    """As many lines as there is room for."""
     found: list[Sequence[int]] = []
-    for nth in range(len(lines)):
-        line = encode(lines[(first + nth) % len(lines)])
-        if len(line) > room:
+    for line in lines:
+        tokens = encode(line)
+        if len(tokens) > room:
             return found
-        found.append(line)
-        room -= len(line)
+        found.append(tokens)
+        room -= len(tokens)
     raise ValueError("the filler is too short")

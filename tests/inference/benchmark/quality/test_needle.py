@@ -32,13 +32,12 @@ def test_facts_stand_evenly_from_the_beginning_to_the_end(found):
         assert needle.share == nth / 4
 
 
-def test_prompts_have_whole_lines_of_the_filler_in_its_order(found):
+def test_prompts_begin_as_the_filler_does(found):
     hay = [line for line in _FILLER.splitlines() if line]
     for needle in found:
-        lines = [line for line in _text(needle).splitlines()[:-1] if "magic" not in line]
-        first = hay.index(lines[0])
-        assert lines == [hay[(first + n) % len(hay)] for n in range(len(lines))]
-        assert _TOKENS - 20 < len(needle.prompt) <= _TOKENS
+        lines = [line for line in _text(needle).splitlines() if "magic" not in line]
+        assert lines == hay[: len(lines)]
+        assert _TOKENS - 30 < len(needle.prompt) <= _TOKENS
 
 
 def test_no_text_tells_the_answer_of_another(found):
