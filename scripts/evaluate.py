@@ -4,14 +4,12 @@ from scripts import interrupts  # noqa: F401
 
 # isort: split
 import hashlib
-import math
-import sys
 from collections.abc import Sequence
-from typing import Any
 
 from absl import flags
 
 from configs.errors import InputError
+from inference.benchmark.quality import perplexity
 from inference.files import user_files
 from scripts import common
 from scripts.flags import deployment_flags, host_flags, text_flag
@@ -41,15 +39,13 @@ def main(argv: Sequence[str]) -> None:
         )
     checkpoint = common.open_checkpoint(resolved)
     tokenizer = checkpoint.load_tokenizer()
-    start = _prefix(tokenizer)
     tokens = tokenizer.encode(text, add_special=False)[: _MAX_TOKENS.value]
-    step = _WINDOW.value - len(start)
-    if step < 1:
+    start = perplexity.start(tokenizer)
+    if _WINDOW.value <= len(start):
         raise InputError(
             f"--window is above the {len(start)} tokens before each text, not {_WINDOW.value}"
         )
-    windows = [start + tokens[i : i + step] for i in range(0, len(tokens), step)]
-    windows = [window for window in windows if len(window) > 1]
+    windows = perplexity.windows(tokens, start, _WINDOW.value)
     if not windows:
         raise InputError("the text has fewer than 2 tokens: nothing to predict")
     engine = common.load_engine(checkpoint, config)
@@ -60,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
                 logprobs += score.logprobs
             progress(len(logprobs), len(tokens), "scoring tokens")
     result = {
-        "perplexity": _perplexity(logprobs),
+        "perplexity": perplexity.of(logprobs),
         "tokens": len(logprobs),
         "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
     }
@@ -73,28 +69,9 @@ def main(argv: Sequence[str]) -> None:
         )
 
 
-def _prefix(tokenizer: Any) -> list[int]:
-    """What the tokenizer puts before a text: models that are trained with a first token need it in
-    each window. What it puts after a text, an end token, belongs to no window.
-    """
-    bare, whole = tokenizer.encode("a", add_special=False), tokenizer.encode("a")
-    places = (n for n in range(len(whole)) if whole[n : n + len(bare)] == bare)
-    return whole[: next(places, 0)]
-
-
-def _perplexity(logprobs: list[float]) -> float:
-    mean = -sum(logprobs) / len(logprobs)
-    if not mean < math.log(sys.float_info.max):  # NaN is not either
-        raise InputError(f"{mean:.1f} nats a token: the perplexity is too large for a number")
-    return math.exp(mean)
-
-
 def _read_text() -> str:
-    """The file, or the standard library's help topics sorted by key and joined by newlines."""
     if _TEXT.value is None:
-        from pydoc_data.topics import topics
-
-        return "\n".join(topics[key] for key in sorted(topics))
+        return perplexity.default_text()
     return user_files.read_text(_TEXT.value, _MAX_BYTES)
 
 

@@ -37,6 +37,23 @@ def test_the_families_page_is_up_to_date(tmp_path):
     assert target.read_text("utf-8") == committed, "stale: python docs/make_families.py"
 
 
+def test_the_page_of_smaller_caches_says_what_was_measured():
+    """And none is written of bytes that were not allocated as predicted."""
+    program = """if True:
+        import json, sys
+        sys.path[:0] = [".", "docs"]
+        import make_caches
+        parts = json.load(open("docs/caches.json"))
+        print(make_caches.text(parts, "caches.png"), end="")
+        parts["bytes"]["MHA"]["allocated"] += 1
+        make_caches.text(parts, "caches.png")
+    """
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert run.stdout == read("docs/caches.md"), "stale: python docs/make_caches.py --parts="
+    assert run.returncode == 1
+    assert "MHA: 69120.0 bytes are predicted, 69121.0 allocated" in run.stderr
+
+
 @pytest.mark.parametrize("page", ["add_a_model", "add_a_mixer"])
 def test_adding_names_files_that_exist(page):
     text = read(f"docs/{page}.md")

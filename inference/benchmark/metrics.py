@@ -99,6 +99,8 @@ def _held(run: Run) -> dict[str, float]:
         **(by_group if count > 1 else {}),
         "prompt_sharing": 1 - mean(lambda u: u.num_distinct_pages) / prompts if prompts else 0.0,
         "running_mean": mean(lambda u: u.num_running),
+        # Of steps, not of seconds: neither the first prompts nor the last answers move it.
+        "running_p50": quantile((sample.num_running for sample in run.usage), 0.5),
         "running_peak": max(sample.num_running for sample in run.usage),
     }
 

@@ -41,6 +41,7 @@ _ROW = _LATENCIES | {
         "spilled_pages",
         "restored_pages",
         "running_mean",
+        "running_p50",
         "running_peak",
         "hit_rate",
         "steps",

@@ -216,6 +216,10 @@ def test_figures_by_hand():
               for each in run.usage]  # fmt: skip
     found |= metrics.figures(dataclasses.replace(run, usage=groups), SloTargets(ttft_s=1.0))
     assert (found["kv_waste"], found["kv_waste_0"], found["kv_waste_1"]) == (0.6, 0.75, 0.0)
+    counts = zip(run.usage, (1, 5, 2), strict=True)
+    crowds = [dataclasses.replace(each, num_running=count) for each, count in counts]
+    found |= metrics.figures(dataclasses.replace(run, usage=crowds), SloTargets(ttft_s=1.0))
+    assert (found["running_p50"], found["running_peak"]) == (2, 5)
     assert found["prompt_sharing"] == pytest.approx(0.25)
     assert found["host_step_s"] == 0.25 and found["steps"] == 3 and found["hit_rate"] == 0
     assert metrics.figures(run, SloTargets(itl_s=0.5))["goodput_share"] == pytest.approx(1 / 3)
