@@ -219,10 +219,10 @@ def _of_overload(found: Rows) -> list[str]:
         cells = [(f"{own[each]:.4g}", f"{times[each]:.2f}") for each in counts]
         rows.append((
             name, *itertools.chain(*cells), f"{own['preemptions']:.0f}",
-            _bar(times["running_p50"], _LEAST_AT_ONCE.get(name), is_least=True),
+            _bar(times["running_mean"], _LEAST_AT_ONCE.get(name), is_least=True),
         ))  # fmt: skip
     pairs = ((each, "times") for each in counts.values())
-    columns = ("cache", *itertools.chain(*pairs), "preemptions", "required of the median")
+    columns = ("cache", *itertools.chain(*pairs), "preemptions", "required of the mean")
     load = measured.LOAD
     return [
         "## Requests at once in equal memory",
