@@ -72,17 +72,6 @@ def _measured(
     return steps.decode(Engine(config, values), context, hardware, _REPEATS)
 
 
-def _calibrated(model: ModelConfig) -> HardwareSpec:
-    engine = Engine(
-        Config(model, EngineConfig(max_seqs=32, max_context=1024)),
-        params.init(decoder.param_infos(model), seed=1),
-    )
-    engine.warm_up()
-    found = first_start.calibration(engine, anew=True)
-    assert found is not None, "the model is large enough to be timed"
-    return found
-
-
 def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
     lines = [columns, ("---",) * len(columns), *rows]
     return [f"| {' | '.join(cells)} |" for cells in lines]
@@ -205,7 +194,7 @@ def main(argv: list[str]) -> None:
         sys.exit(f"what is {argv[1]!r}? Everything is a flag")
     if importlib.util.find_spec("matplotlib") is None:
         sys.exit("the page has a picture: pip install 'ridgeline[plots]'")
-    hardware = _calibrated(_mixture(_EXPERTS[0]))
+    hardware = first_start.of_model(_mixture(_EXPERTS[0]))
     machine = f"{store.num_cores()} cores of {store.processor()}"
     found = _of_experts(hardware)
     page = Path(_OUTPUT.value)

@@ -13,7 +13,6 @@ from caches import kinds
 
 from configs.engine import Config, EngineConfig
 from configs.hardware import catalog
-from configs.hardware.spec import HardwareSpec
 from configs.model import ModelConfig
 from configs.models.character_ai import CHARACTER_AI
 from configs.models.llama import LLAMA2_13B, LLAMA2_70B
@@ -204,7 +203,7 @@ def seconds(results: Results, rows: Collection[str]) -> None:
     reference = dataclasses.replace(kinds.REFERENCE, max_context=2 * CONTEXTS[-1])
     every = kinds.timed(reference)
     wanted = {other for name in rows or every for other in (name, *every.get(name, ())[:1])}
-    hardware = _calibrated(reference)
+    hardware = first_start.of_model(reference)
     for name, (beside, model) in every.items():
         if name not in wanted:
             continue
@@ -216,17 +215,6 @@ def seconds(results: Results, rows: Collection[str]) -> None:
             found["predicted_s"][f"{context}"] = step.predicted_s
             found["measured_s"][f"{context}"] = step.measured_s
         results.put("time", name, **found)
-
-
-def _calibrated(model: ModelConfig) -> HardwareSpec:
-    engine = Engine(
-        Config(model, EngineConfig(max_seqs=32, max_context=1024)),
-        params.init(decoder.param_infos(model), seed=1),
-    )
-    engine.warm_up()
-    found = first_start.calibration(engine, anew=True)
-    assert found is not None, "the model is large enough to be timed"
-    return found
 
 
 # --- requests at once -----------------------------------------------------------------------------

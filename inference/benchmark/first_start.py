@@ -7,8 +7,10 @@ from typing import Any
 
 import jax
 
+from configs.engine import Config, EngineConfig
 from configs.hardware import catalog
 from configs.hardware.spec import HardwareSpec
+from configs.model import ModelConfig
 from inference.benchmark import steps
 from inference.engine import Engine
 from inference.planner import weights
@@ -17,6 +19,7 @@ from inference.planner.calibration.verify import Point
 from inference.planner.cost import Precision
 from inference.runtime.model_runner import ModelRunner
 from inference.scheduling.step_shapes import StepShape
+from layers import decoder, params
 
 _LEAST_BYTES = 64 << 20  # smaller weights stay in a processor's caches: they tell nothing of memory
 _FASTER = 1.25  # a machine that reads so much faster than when it was calibrated was busy then
@@ -67,6 +70,21 @@ def calibration(
             engine.rebuild()
     if found is not None:
         store.write(found, model)
+    return found
+
+
+def of_model(model: ModelConfig) -> HardwareSpec:
+    """The machine calibrated anew for a model, with random weights, by a warm engine of its own.
+
+    Raises:
+        ValueError: there is nothing to calibrate: see `calibration`.
+    """
+    values = params.init(decoder.param_infos(model), seed=1)
+    engine = Engine(Config(model, EngineConfig(max_seqs=32, max_context=1024)), values)
+    engine.warm_up()
+    found = calibration(engine, anew=True)
+    if found is None:
+        raise ValueError(f"{model.name} has no steps to time on a {jax.default_backend()}")
     return found
 
 

@@ -104,23 +104,13 @@ def test_no_bit_changes(model, count, name):
     prompts, params = requests(model, count)
     ids = [engine.add_request(*each) for each in zip(prompts, params, strict=True)]
     sequences = [fakes.sequence_of(engine, id) for id in ids]
-    steps, rng = 0, np.random.default_rng(0)
-
-    def disturb():
-        nonlocal steps
-        steps += 1
-        running = engine.scheduler.running
-        if name in ("recompute", "swap", "prefixes on the host") and steps % 3 == 0 and running:
-            engine.scheduler.preempt(running[rng.integers(len(running))])
-        if name == "restart" and steps % 17 == 0:
-            engine.rebuild()
-
-    fakes.drain(engine, disturb)
+    preempts = name in ("recompute", "swap", "prefixes on the host")
+    fakes.drain_disturbed(engine, 3 if preempts else 0, 17 if name == "restart" else 0)
     assert [(s.output_tokens, s.logprobs) for s in sequences] == expected
     counters, prefix = engine.scheduler.counters, engine.scheduler.shards[0].pages.prefix_cache
     if name in ("together", "prefixes on the host"):
         assert counters.num_cached_tokens > count // 3 * PREFIX // 2
-    if name in ("recompute", "swap", "prefixes on the host"):
+    if preempts:
         assert counters.num_preemptions > count // 5
     if name in ("swap", "prefixes on the host"):
         assert prefix.num_restored_pages > count // 5

@@ -228,22 +228,12 @@ def test_no_bit_changes(model, name):
     engine = make(MODELS[model], deterministic=True, **changes)
     ids = [engine.add_request(*each) for each in zip(*requests(), strict=True)]
     sequences = [fakes.sequence_of(engine, id) for id in ids]
-    steps, rng = 0, np.random.default_rng(0)
-
-    def disturb():
-        nonlocal steps
-        steps += 1
-        running = engine.scheduler.running
-        if name in ("recompute", "prefixes", "swap") and steps % 4 == 0 and running:
-            engine.scheduler.preempt(running[rng.integers(len(running))])
-        if name == "restart" and steps % 9 == 0:
-            engine.rebuild()
-
-    fakes.drain(engine, disturb)
+    preempts = name in ("recompute", "prefixes", "swap")
+    fakes.drain_disturbed(engine, 4 if preempts else 0, 9 if name == "restart" else 0)
     assert [(s.output_tokens, s.logprobs) for s in sequences] == expected
     pages = engine.scheduler.shards[0].pages
     assert pages.prefix_cache.num_available_pages == pages.pool.num_usable_pages
-    if name in ("recompute", "prefixes", "swap"):
+    if preempts:
         assert engine.scheduler.counters.num_preemptions > 3
 
 

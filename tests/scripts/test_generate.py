@@ -121,6 +121,19 @@ def test_several_answers(run, tmp_path):
     assert printed.out == "".join(choice["text"] + "\n\n" for choice in sampled["choices"])
 
 
+def test_prompts_that_give_up_pages(run, tmp_path):
+    source, text = tmp_path / "in.jsonl", "Once upon a time there was a ridge. " * 5
+    lines = [{"prompt": text, **more} for more in ({}, {"prompt_budget": 96})]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ran = run(f"--input={source}", "--max_new_tokens=4", "--json")
+    whole, shorter = json.loads(ran.out)["results"]
+    assert set(whole) == _RESULT and set(shorter) == _RESULT | {"kept_prompt_tokens"}
+    assert 64 <= shorter["kept_prompt_tokens"] <= 96 < shorter["prompt_tokens"]
+    refused = run(f"--prompt={text}", "--prompt_budget=40")
+    assert refused.status == 1 and refused.out == "" and "prompt_budget" in refused.err
+    assert "not 40" in refused.err
+
+
 def test_one_prompt_streams_and_ends_with_a_line_of_cost(run, golden):
     ran = run(f"--prompt={golden['texts'][1]}", "--max_new_tokens=4", "--seed=1")
     assert ran.status == 0 and ran.out.endswith("\n") and len(ran.out) > 1
