@@ -14,7 +14,7 @@ def test_every_field_of_a_line(tmp_path):
         "allowed_ids": [5, 6], "banned_ids": [6], "min_tokens": 2, "stop": ["a", "b"],
         "stop_ids": [7], "ignore_eos": True, "seed": 2**63, "priority": -1,
         "n": 2, "best_of": 3, "beam_width": 0, "length_penalty": 0.5, "early_stopping": True,
-        "speculate": False,
+        "speculate": False, "prompt_budget": 64.0,
     }  # fmt: skip
     assert set(given) == set(sampling_fields.NAMES)
     messages = [
@@ -30,7 +30,7 @@ def test_every_field_of_a_line(tmp_path):
     source = tmp_path / "in.jsonl"
     source.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
     read = prompts.from_file(str(source), base)
-    whole = {"max_new_tokens": 7, "logit_bias": {5: -1.5}}
+    whole = {"max_new_tokens": 7, "logit_bias": {5: -1.5}, "prompt_budget": 64}
     assert read[0].params == SamplingParams(**given | whole)
     assert read[1].params == SamplingParams(temperature=0.5, stop=("x",))
     assert (read[2].params, read[2].id, read[2].tools, read[2].documents) == (base, 7, [{}], [])
