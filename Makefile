@@ -27,7 +27,8 @@ AOT := cuda-py312 cuda-py311 tpu-py311
 WHEELS ?= x86_64 aarch64
 ZIG := .venv-zig/bin/python -m ziglang
 
-SANITIZERS := -g -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=undefined,float-cast-overflow
+# Without -O1 one file takes minutes, and ten of them beside other work.
+SANITIZERS := -g -O1 -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=undefined,float-cast-overflow
 
 INSTALL := -m pip --disable-pip-version-check install -qq
 LOCKED := $(INSTALL) --require-hashes

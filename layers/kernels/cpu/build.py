@@ -23,7 +23,7 @@ import jax
 _SOURCES = Path(__file__).parent / "src"
 BUNDLED = Path(__file__).parent / "bundled"  # in wheels only (scripts/wheel.py)
 _FLAGS = (
-    "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffunction-sections",
+    "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffunction-sections",
     "-ffp-contract=fast", "-Wno-psabi",
 )  # fmt: skip
 _LINK_FLAGS = ("-shared", "-static-libstdc++", "-static-libgcc")  # another's may be loaded already
@@ -31,6 +31,7 @@ _EXPORTS = (
     "{ global: ridgeline_*; local: *; };\n"  # not the C++ library, which others could replace
 )
 _WIDE = "-mprefer-vector-width=512"
+_FAST = "-O3"  # unless the compiler's command, or a file, names another level
 _QUICK = "-O1"  # of what only calls: a first start waits for its compilation
 Units = dict[
     str, tuple[str | None, tuple[str, ...]]
@@ -133,7 +134,7 @@ def build(folder: Path) -> Path:
                 try:
                     built = _compile(compiler, units, Path(temporary))
                 except subprocess.SubprocessError as failed:
-                    said += [str(failed), getattr(failed, "stderr", None) or ""]
+                    said += [str(failed), _stderr(failed)]
                     continue
                 return _keep(built, folder, _name())
         (folder / _LOG).write_text("\n".join(said), errors="replace")
@@ -165,7 +166,7 @@ def cross_compile(compiler: list[str], machine: str, folder: Path) -> Path:
         try:
             built = _compile(compiler, _UNITS["linux", machine], Path(temporary))
         except subprocess.SubprocessError as failed:
-            raise BuildError(f"{failed}\n{getattr(failed, 'stderr', None) or ''}") from None
+            raise BuildError(f"{failed}\n{_stderr(failed)}") from None
         return _keep(built, folder, _bundled_name(machine))
 
 
@@ -180,7 +181,8 @@ def _compile(compiler: list[str], units: Units, folder: Path) -> Path:
     for source, (level, flags) in units.items():
         headers = ("-isystem", jax.ffi.include_dir()) if source in ("ffi.cc", "rows.cc") else ()
         output = folder / Path(source).with_suffix(".o")
-        own = (*_FLAGS, *_at_level(compiler, level), *flags, *headers)
+        fast = () if any(word.startswith("-O") for word in compiler) else (_FAST,)
+        own = (*_FLAGS, *fast, *_at_level(compiler, level), *flags, *headers)
         commands.append([*compiler, *own, "-c", str(_SOURCES / source), "-o", str(output)])
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(_run, commands))
@@ -205,6 +207,12 @@ def _run(command: list[str]) -> None:
         command, check=True, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S,
         env=os.environ | {"LC_ALL": "C"},
     )  # fmt: skip
+
+
+def _stderr(failed: subprocess.SubprocessError) -> str:
+    """What a compiler said; where its time ran out it comes as bytes, even in text mode."""
+    said = getattr(failed, "stderr", None) or ""
+    return said.decode(errors="replace") if isinstance(said, bytes) else said
 
 
 def _compilers() -> list[list[str]]:

@@ -71,6 +71,17 @@ def test_a_compiler_that_fails_leaves_nothing_but_its_log(unloaded, monkeypatch,
     assert {path.name for path in unloaded.glob("*")} <= {"build.log"}
 
 
+def test_a_compiler_that_takes_too_long_is_given_up(unloaded, monkeypatch, caplog, tmp_path):
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\necho still at it >&2\nexec sleep 60\n")
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(build, "_TIMEOUT_S", 0.2)
+    assert f"instead: {compiler} failed" in _refused(caplog)
+    log = (unloaded / "build.log").read_text()
+    assert "timed out" in log and "still at it" in log
+
+
 def test_what_an_interrupted_build_left_is_removed(unloaded, monkeypatch, caplog):
     for name in ("building-long-ago", "building-now"):
         (unloaded / name).mkdir(parents=True)
