@@ -136,6 +136,7 @@ class CacheSpec:
         kv_heads, key_width, value_width, values_in_keys: of each live token, as `PageFormat`'s.
         index_width: elements of a token's key for the indexer of sparse attention, in pages of
             their own.
+        pooled_width: elements of what entries of several tokens are made of, alike.
         has_extremes: a page also has the smallest and the largest of each of its keys' elements, by
             which queries choose pages (Quest, Tang et al. 2024, arXiv 2406.10774).
         elements_per_sequence: elements of a recurrent state; kept 1 + k times, so that a rejected
@@ -145,6 +146,10 @@ class CacheSpec:
             part as far as itself (Llama 4, Meta 2025), in place of a window that slides.
         first_tokens: of the sequence, which stay visible beside a window that slides (attention
             sinks as tokens; StreamingLLM, Xiao et al. 2023, arXiv 2309.17453).
+        stride: tokens that have one entry together, which tells of whole groups of them alone
+            (compressed attention; DeepSeek-AI 2026, DeepSeek-V4).
+        beside: what else the layer keeps, in pages of a group of its own: the newest tokens one by
+            one, and what their entry will be made of.
         owner: index of the earlier layer whose cache this layer reads (cross-layer attention).
         shard_axis: logical axis the elements are split over, None for replicated.
     """
@@ -161,6 +166,9 @@ class CacheSpec:
     chunked: bool = False
     first_tokens: int = 0
     has_extremes: bool = False
+    pooled_width: int = 0
+    stride: int = 1
+    beside: "CacheSpec | None" = None
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
@@ -171,6 +179,15 @@ class CacheSpec:
             raise InputError(f"first_tokens of a cache is at least 0, not {self.first_tokens}")
         if self.first_tokens and (self.window is None or self.chunked):
             raise InputError("first_tokens stay visible beside a window that slides: name one")
+        if self.stride < 1 or BLOCK_TOKENS % self.stride:
+            raise InputError(
+                f"a cache stride is at least 1 token and divides {BLOCK_TOKENS}, {self.stride} "
+                f"{'is less' if self.stride < 1 else 'does not'}"
+            )
+        if self.stride > 1 and (self.window is not None or self.has_extremes):
+            raise InputError("a cache with a stride keeps all entries: a window lies beside it")
+        if self.beside is not None and (self.beside.stride > 1 or self.beside.beside is not None):
+            raise InputError("what a cache has beside its entries is tokens, one by one")
         if self.owner is not None and (self.elements_per_token or self.elements_per_sequence):
             raise InputError("a cache shared with an earlier layer stores nothing of its own")
         if self.elements_per_token and self.elements_per_sequence:
@@ -179,14 +196,31 @@ class CacheSpec:
             raise InputError("values lie in keys where there is one KV head and keys are as wide")
 
     @property
-    def elements_per_token(self) -> int:
-        """Elements stored for each live token."""
+    def parts(self) -> tuple["CacheSpec", ...]:
+        """Itself without what lies beside it, and that."""
+        if self.beside is None:
+            return (self,)
+        return dataclasses.replace(self, beside=None), self.beside
+
+    @property
+    def elements_per_entry(self) -> int:
+        """Elements stored for each live token, or for `stride` of them; of this part alone."""
         values = 0 if self.values_in_keys else self.value_width
-        return self.kv_heads * (self.key_width + values) + self.index_width
+        own = self.kv_heads * (self.key_width + values)
+        return own + self.index_width + self.pooled_width
+
+    @property
+    def elements_per_token(self) -> float:
+        """Elements stored for each live token, on average; of this part alone."""
+        if self.stride == 1:
+            return self.elements_per_entry
+        return self.elements_per_entry / self.stride
 
     @property
     def sight(self) -> str:
         """What a token sees of the past, in a word for plans."""
+        if self.stride > 1:
+            return f"stride{self.stride}"
         if self.window is None:
             return "all"
         if self.chunked:
@@ -196,9 +230,9 @@ class CacheSpec:
     @property
     def scaled_elements(self) -> float:
         """Elements of a token, on average, that share a scale in eight bits."""
-        formats = self.page_format("int8"), self.index_format("int8")
+        formats = self._formats("int8")
         scales = sum(count for page_format in formats for count, _ in page_format.groups)
-        return self.elements_per_token / scales if scales else 1
+        return self.elements_per_entry / scales if scales else 1
 
     def page_format(self, dtype: str) -> PageFormat:
         """Format of the pages of keys and values."""
@@ -210,17 +244,27 @@ class CacheSpec:
         """Format of the pages of the indexer's keys, which have no values."""
         return PageFormat(1, self.index_width, 0, False, dtype)
 
+    def pooled_format(self, dtype: str) -> PageFormat:
+        """Format of the pages of what entries are made of."""
+        return PageFormat(1, self.pooled_width, 0, False, dtype)
+
+    def _formats(self, dtype: str) -> tuple[PageFormat, ...]:
+        return self.page_format(dtype), self.index_format(dtype), self.pooled_format(dtype)
+
     @property
     def can_tree(self) -> bool:
-        """Whether drafts may branch: pages hold every branch; a recurrent state, and what a page's
-        keys have in common, are of one path.
+        """Whether drafts may branch: pages hold every branch; a recurrent state, an entry of
+        several tokens, and what a page's keys have in common, are of one path.
         """
-        return self.elements_per_sequence == 0 and not self.has_extremes
+        return self.elements_per_sequence == 0 and not self.has_extremes and self.stride == 1
 
-    def bytes_per_token(self, dtype: str) -> int:
-        """Bytes each live token adds to this layer."""
-        formats = self.page_format(dtype), self.index_format(dtype)
-        return sum(page_format.bytes_per_token for page_format in formats)
+    def bytes_per_entry(self, dtype: str) -> int:
+        """Bytes that each live token, or `stride` of them, add to this part of a layer."""
+        return sum(page_format.bytes_per_token for page_format in self._formats(dtype))
+
+    def bytes_per_token(self, dtype: str) -> float:
+        """Bytes each live token adds to this part of a layer, on average."""
+        return self.bytes_per_entry(dtype) / self.stride
 
     @property
     def elements_per_page(self) -> int:
@@ -306,27 +350,45 @@ def shared(owner: int) -> CacheSpec:
     return CacheSpec(owner=owner)
 
 
+def compressed(
+    width: int, stride: int, window: int, index_width: int = 0, pooled_width: int = 0
+) -> CacheSpec:
+    """One vector for `stride` tokens, key and value of all heads, and the indexer's key of them;
+    beside these the newest tokens' own vectors, and what the next entries are pooled from.
+    """
+    entry = CacheSpec(1, width, width, True, index_width, stride=stride)
+    token = CacheSpec(1, width, width, True, pooled_width=pooled_width, window=window)
+    return dataclasses.replace(entry, beside=token)
+
+
 @dataclasses.dataclass(frozen=True)
 class PageGroup:
     """Layers with one spec: a sequence's pages in this group hold the same token range in each of
     them.
+
+    Attributes:
+        spec: of the part of a layer's cache that these pages hold.
+        layers: which have it.
+        part: its index in `CacheSpec.parts`.
     """
 
     spec: CacheSpec
     layers: tuple[int, ...]
+    part: int = 0
 
     def bytes_per_page(self, dtype: str, page_tokens: int, latent_lanes: int = 1) -> int:
         """Bytes of one page across the group's layers; a latent's row, or a quantized one, is a
         multiple of so many elements or bytes.
         """
-        token_bytes = self.spec.bytes_per_token(dtype)
+        entry_bytes = self.spec.bytes_per_entry(dtype)
         row = self.spec.page_format(dtype)
         if row.values_in_keys or row.is_quantized:
-            token_bytes += (row.padded_width(latent_lanes) - row.stored_width) * row.stored_bytes
+            entry_bytes += (row.padded_width(latent_lanes) - row.stored_width) * row.stored_bytes
         pages = -(-page_tokens // BLOCK_TOKENS)  # on the device
         page_elements = pages * self.spec.elements_per_page  # never quantized
         page_bytes = page_elements * DTYPE_BYTES[dtype] if page_elements else 0
-        return (token_bytes * page_tokens + page_bytes) * len(self.layers)
+        entries = page_tokens // self.spec.stride
+        return (entry_bytes * entries + page_bytes) * len(self.layers)
 
     def peak_pages(self, num_tokens: int, step_tokens: int, page_tokens: int) -> int:
         """Most pages that one sequence has at once until it has `num_tokens`, of which a step adds
@@ -383,9 +445,10 @@ def share_out(
 
 
 def page_groups(specs: tuple[CacheSpec, ...]) -> tuple[PageGroup, ...]:
-    """Groups the layers that store tokens by equal spec, in order of first appearance."""
-    members: dict[CacheSpec, list[int]] = {}
+    """Groups the parts of layers that store tokens by equal spec, in order of first appearance."""
+    members: dict[tuple[CacheSpec, int], list[int]] = {}
     for layer, spec in enumerate(specs):
-        if spec.elements_per_token:
-            members.setdefault(spec, []).append(layer)
-    return tuple(PageGroup(spec, tuple(layers)) for spec, layers in members.items())
+        for part, own in enumerate(spec.parts):
+            if own.elements_per_token:
+                members.setdefault((own, part), []).append(layer)
+    return tuple(PageGroup(own, tuple(layers), n) for (own, n), layers in members.items())

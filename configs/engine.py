@@ -7,7 +7,6 @@ import math
 from configs import cache, heads
 from configs.cache import BLOCK_TOKENS
 from configs.errors import InputError
-from configs.heads import Heads, Medusa
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import ModelConfig
 from configs.prefill import TOGETHER, Prefill
@@ -261,7 +260,17 @@ class Config:
     def __post_init__(self) -> None:
         self.mesh.check(self.model)
         self.prefill.check(self.mesh, self.model, self.engine.policy)
-        self._check_draft()
+        heads.check_draft(
+            self.draft, self.model, self.engine.proposer, self.engine.draft_levels,
+            self.max_context, self.mesh.num_chips > 1 or self.prefill.chips > 0,
+        )  # fmt: skip
+        if self.engine.has_trees:
+            self.model.check_trees()
+        if self.device_page_tokens % self.model.stride:
+            raise InputError(
+                f"engine.page_tokens={self.page_tokens}: {self.model.name} keeps one entry for "
+                f"{self.model.stride} tokens, and a page has a multiple of that"
+            )
         if self.engine.prompt_budgets:
             self.model.check_prompt_budgets(self.engine.proposer, self.num_chips)
         limit = self.engine.max_context
@@ -295,47 +304,6 @@ class Config:
                 self.for_prefill()
             except InputError as error:
                 raise InputError(f"chips of prefill: {error}") from None
-
-    def _check_draft(self) -> None:
-        draft, own, engine = self.draft, self.model, self.engine
-        kinds = {"draft": "a draft model", "medusa": "Medusa heads", "eagle": "EAGLE heads"}
-        if (proposer := heads.proposer_of(draft)) != (
-            engine.proposer if engine.proposer in kinds else None
-        ):
-            raise InputError(
-                f"engine.proposer={engine.proposer} goes with "
-                f"{kinds.get(str(engine.proposer), 'no model that drafts')}"
-                + (f", not with {kinds[proposer]}" if proposer else "")
-            )
-        if draft is None:
-            return
-        if isinstance(draft, Heads):
-            draft.check_target(own)
-        if isinstance(draft, Medusa) and engine.draft_levels > draft.num_heads:
-            raise InputError(
-                f"{draft.name} has {draft.num_heads} heads: so many drafts follow each other at "
-                f"most, not {engine.draft_levels}"
-            )
-        if engine.has_trees and own.has_states:
-            raise InputError(f"{own.name} keeps states, which cannot branch: leave the tree out")
-        if draft.vocab_size != own.vocab_size:
-            raise InputError(
-                f"{draft.name} has a vocabulary of {draft.vocab_size} tokens, {own.name} one of "
-                f"{own.vocab_size}: what drafts has the same"
-            )
-        if draft.max_context < self.max_context:
-            raise InputError(
-                f"{draft.name} drafts up to {draft.max_context} tokens: set engine.max_context to "
-                f"that at most, not {self.max_context}"
-            )
-        if draft.has_states:
-            raise InputError(f"{draft.name} cannot draft: it keeps states")
-        if (draft.dtype, draft.cache_dtype) != (own.dtype, own.cache_dtype):
-            raise InputError(f"{draft.name} cannot draft: its dtype, or its cache's, is another")
-        if self.mesh.num_chips > 1 or self.prefill.chips:
-            raise InputError(
-                f"with {kinds[str(proposer)]} there is one chip, without prefill.chips"
-            )
 
     @property
     def num_chips(self) -> int:
@@ -389,8 +357,8 @@ class Config:
         """The same with a platform's defaults of `engine.page_tokens`, `engine.greedy_steps` and
         `engine.latent_lanes`, where these are None; platforms are named as JAX does.
         """
-        page, greedy = self.engine.page_tokens, self.engine.greedy_steps
-        page = page or PAGE_TOKENS.get(platform, PAGE_TOKENS["cpu"])
+        greedy, page = self.engine.greedy_steps, self.engine.page_tokens
+        page = page or max(PAGE_TOKENS.get(platform, PAGE_TOKENS["cpu"]), self.model.stride)
         greedy = platform != "cpu" if greedy is None else greedy
         lanes = self.engine.latent_lanes or (TPU_LANES if platform == "tpu" else 1)
         engine = dataclasses.replace(
@@ -401,7 +369,7 @@ class Config:
     @property
     def page_tokens(self) -> int:
         """Tokens a page holds; a CPU's default, unless `engine.page_tokens` is set."""
-        return self.engine.page_tokens or PAGE_TOKENS["cpu"]
+        return self.engine.page_tokens or max(PAGE_TOKENS["cpu"], self.model.stride)
 
     @property
     def device_page_tokens(self) -> int:

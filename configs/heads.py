@@ -209,3 +209,59 @@ def proposer_of(draft: ModelConfig | None) -> str | None:
     if isinstance(draft, Heads):
         return "eagle" if isinstance(draft, Eagle) else "medusa"
     return None if draft is None else "draft"
+
+
+def check_draft(
+    draft: ModelConfig | None,
+    target: ModelConfig,
+    proposer: str | None,
+    levels: int,
+    max_context: int,
+    is_divided: bool,
+) -> None:
+    """Whether a model may draft for another.
+
+    Args:
+        draft: it; None: no model drafts.
+        target: the other.
+        proposer: `EngineConfig.proposer`.
+        levels: the most drafts that follow each other.
+        max_context: the longest sequence.
+        is_divided: whether several chips work on a sequence.
+
+    Raises:
+        InputError: the message says what does not go together.
+    """
+    kinds = {"draft": "a draft model", "medusa": "Medusa heads", "eagle": "EAGLE heads"}
+    own = proposer_of(draft)
+    if own != (proposer if proposer in kinds else None):
+        raise InputError(
+            f"engine.proposer={proposer} goes with "
+            f"{kinds.get(str(proposer), 'no model that drafts')}"
+            + (f", not with {kinds[own]}" if own else "")
+        )
+    if draft is None:
+        return
+    if isinstance(draft, Heads):
+        draft.check_target(target)
+    if isinstance(draft, Medusa) and levels > draft.num_heads:
+        raise InputError(
+            f"{draft.name} has {draft.num_heads} heads: so many drafts follow each other at most, "
+            f"not {levels}"
+        )
+    if draft.vocab_size != target.vocab_size:
+        raise InputError(
+            f"{draft.name} has a vocabulary of {draft.vocab_size} tokens, {target.name} one of "
+            f"{target.vocab_size}: what drafts has the same"
+        )
+    if draft.max_context < max_context:
+        raise InputError(
+            f"{draft.name} drafts up to {draft.max_context} tokens: set engine.max_context to that "
+            f"at most, not {max_context}"
+        )
+    if draft.has_states:
+        raise InputError(f"{draft.name} cannot draft: it keeps states")
+    if (draft.dtype, draft.cache_dtype) != (target.dtype, target.cache_dtype):
+        raise InputError(f"{draft.name} cannot draft: its dtype, or its cache's, is another")
+    if is_divided:
+        raise InputError(f"with {kinds[str(own)]} there is one chip, without prefill.chips")

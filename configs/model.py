@@ -158,10 +158,10 @@ class ModelConfig:
                 f"{valid[-1]}, not {own!r}"
             )
         for spec in set(self.cache_specs):
-            if spec.index_width or spec.has_extremes:
+            if spec.index_width or spec.has_extremes or spec.beside:
                 raise InputError(
                     f"model.cache_format={own!r} does not go with layers that choose what they "
-                    "read (an indexer, token_budget): leave it out"
+                    "read (an indexer, token_budget) or pool tokens (a stride): leave it out"
                 )
             for page_format in (spec.page_format(own), spec.index_format(own)):
                 page_format.check()
@@ -367,6 +367,7 @@ class ModelConfig:
             f"the queries of {self.name} choose what they read": any(
                 spec.index_width or spec.has_extremes for spec in specs
             ),
+            f"entries of {self.name} are of several tokens": any(s.stride > 1 for s in specs),
             f"no layer of {self.name} keeps all of a prompt": not any(
                 spec.elements_per_token and spec.window is None for spec in specs
             ),
@@ -379,10 +380,35 @@ class ModelConfig:
             if holds:
                 raise InputError(f"engine.prompt_budgets: {reason}")
 
+    def check_trees(self) -> None:
+        """Whether drafts may branch.
+
+        Raises:
+            InputError: a layer keeps what is of one path.
+        """
+        if self.has_states:
+            raise InputError(f"{self.name} keeps states, which cannot branch: leave the tree out")
+        specs = set(self.cache_specs)
+        of = "extremes" if any(spec.has_extremes for spec in specs) else "entries"
+        if not all(spec.can_tree for spec in specs):
+            raise InputError(
+                f"drafts that branch do not go with attention that chooses pages (token_budget) or "
+                f"pools tokens (stride): their {of} are of one path; draft chains, without tree="
+            )
+
     @functools.cached_property
-    def group_of_layer(self) -> dict[int, int]:
-        """Page group of each layer that stores tokens."""
-        return {layer: g for g, group in enumerate(self.page_groups) for layer in group.layers}
+    def groups_of_layer(self) -> dict[int, tuple[int, ...]]:
+        """Page groups of each layer that stores tokens, one for each part of its cache."""
+        found: dict[int, dict[int, int]] = {}
+        for index, group in enumerate(self.page_groups):
+            for layer in group.layers:
+                found.setdefault(layer, {})[group.part] = index
+        return {layer: tuple(parts[n] for n in sorted(parts)) for layer, parts in found.items()}
+
+    @property
+    def stride(self) -> int:
+        """Tokens that a page has a multiple of: the most that have one entry together."""
+        return max((spec.stride for spec in self.cache_specs), default=1)
 
     # --- cost -------------------------------------------------------------------------------------
 

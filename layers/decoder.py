@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from configs.cache import CacheSpec
 from configs.kinds.attention import Attention
+from configs.kinds.compressed import Compressed
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.kind import Kind
@@ -22,7 +23,7 @@ from layers.kernels.linear import packed
 from layers.kernels.linear.packed import Packed
 from layers.linear import linear, soft_cap
 from layers.mixers import attention as attend
-from layers.mixers import latent
+from layers.mixers import compressed, latent
 from layers.params import Params, looked_up
 from layers.ragged import Ragged
 from layers.registry import Leaf, StepContext, Visits
@@ -32,6 +33,7 @@ _LANES = 128  # of a TPU's tiles
 
 registry.register(Attention, attend.apply)
 registry.register(Latent, latent.apply)
+registry.register(Compressed, compressed.apply)
 registry.register(Gated, dense.gated)
 registry.register(Plain, dense.plain)
 registry.register(Experts, experts.apply)
@@ -140,7 +142,7 @@ def layers(
             x_TD, leaves[home], own_visits = _block(
                 weights, x_TD, leaves[home], ragged, angles[layer.mixer.rotation],
                 None if inputs_LTP is None else inputs_LTP[index], config=config, layer=layer,
-                spec=config.cache_specs[home], group=config.group_of_layer.get(home, 0),
+                spec=config.cache_specs[home], groups=config.groups_of_layer.get(home, (0,)),
                 is_owner=owner is None, deterministic=deterministic, attention=attention,
             )  # fmt: skip
         streams[index + 1] = x_TD
@@ -165,7 +167,7 @@ def _side_by_side(*each_E: jax.Array) -> jax.Array:
         "config",
         "layer",
         "spec",
-        "group",
+        "groups",
         "is_owner",
         "deterministic",
         "attention",
@@ -182,7 +184,7 @@ def _block(
     config: ModelConfig,
     layer: LayerSpec,
     spec: CacheSpec,
-    group: int,
+    groups: tuple[int, ...],
     is_owner: bool,
     deterministic: bool,
     attention: str,
@@ -193,7 +195,7 @@ def _block(
     page_format = spec.page_format(config.cache_dtype)
     ragged = ragged if spec.window is None else ragged.undropped
     context = StepContext(
-        ragged, angles, spec, group, is_owner, deterministic, attention, page_format
+        ragged, angles, spec, groups[0], is_owner, deterministic, attention, page_format, groups[-1]
     )
     hidden_TD = _normed(weights, config, "mixer", layer.mixer, x_TD)
     mix = registry.apply_mixer(layer.mixer)

@@ -15,13 +15,13 @@ p mod (1 + k), so that the committed length alone names the state to read.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from configs.cache import CacheSpec, PageFormat
+from configs.cache import CacheSpec, PageFormat, PageGroup
 from configs.model import ModelConfig
 from configs.precision import CACHE_FORMATS
 from layers.kernels.device import has_free_views
@@ -51,6 +51,38 @@ class Indexed:
     index: CacheLeaf
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Compressed:
+    """What a layer keeps in two page groups (`CacheSpec.beside`).
+
+    Attributes:
+        entries: of several tokens each, [pages, page tokens / stride, width]; `Indexed` where an
+            indexer chooses among them.
+        tokens: `Indexed` pages of the newest tokens, whose index is what entries are pooled from,
+            [pages, page tokens, pooled width].
+    """
+
+    entries: CacheLeaf
+    tokens: Indexed
+
+
+def part(cache: Cache, layer: int, number: int) -> CacheLeaf:
+    """Pages of one part of what a layer keeps, as `CacheSpec.parts` counts them."""
+    leaf = cache[layer]
+    if not isinstance(leaf, Compressed):
+        return leaf
+    return leaf.tokens if number else leaf.entries
+
+
+def with_part(cache: Cache, layer: int, number: int, pages: CacheLeaf) -> Cache:
+    """The cache with other pages there."""
+    leaf = cache[layer]
+    if isinstance(leaf, Compressed):
+        pages = dataclasses.replace(leaf, **{"tokens" if number else "entries": pages})
+    return (*cache[:layer], pages, *cache[layer + 1 :])
+
+
 def abstract(
     config: ModelConfig,
     num_pages: tuple[int, ...],
@@ -63,18 +95,25 @@ def abstract(
     is that of the chosen attention, None for any that is token-major.
     """
 
+    def paged(layer: int, spec: CacheSpec, group: int) -> CacheLeaf:
+        pages, dtype = (num_pages[group], page_tokens // spec.stride), config.cache_dtype
+        is_attention = config.layers[layer].mixer.query_heads > 0
+        of_format = layout if layout is not None and is_attention else token_major
+        leaf = of_format(*pages, spec.page_format(dtype))
+        if spec.has_extremes:
+            return Indexed(leaf, _extremes(pages[0], spec, dtype))
+        if spec.index_width:
+            return Indexed(leaf, token_major(*pages, spec.index_format(dtype)))
+        if spec.pooled_width:
+            return Indexed(leaf, token_major(*pages, spec.pooled_format(dtype)))
+        return leaf
+
     def leaf(layer: int) -> CacheLeaf:
         spec = config.cache_specs[layer]
         if spec.elements_per_token:
-            pages = num_pages[config.group_of_layer[layer]], page_tokens
-            is_attention = config.layers[layer].mixer.query_heads > 0
-            of_format = layout if layout is not None and is_attention else token_major
-            leaf = of_format(*pages, spec.page_format(config.cache_dtype))
-            if spec.has_extremes:
-                return Indexed(leaf, _extremes(pages[0], spec, config.cache_dtype))
-            if not spec.index_width:
-                return leaf
-            return Indexed(leaf, token_major(*pages, spec.index_format(config.cache_dtype)))
+            groups = config.groups_of_layer[layer]
+            found = [paged(layer, *own) for own in zip(spec.parts, groups, strict=True)]
+            return found[0] if spec.beside is None else Compressed(*found)
         if spec.elements_per_sequence:
             shape = (max_seqs + 1, 1 + num_drafts, spec.elements_per_sequence)
             return jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -229,10 +268,22 @@ def write(pages: jax.Array, row_TX: jax.Array, ragged: Ragged, group: int) -> ja
     return view.reshape(pages.shape)
 
 
-def copy_pages(leaf: CacheLeaf, source_X: jax.Array, target_X: jax.Array) -> CacheLeaf:
-    """Copy-on-write: whole pages, before anything of the step is written. Sink to sink is a
-    no-op.
+def copy_pages(cache: Cache, groups: tuple[PageGroup, ...], copies: Sequence[jax.Array]) -> Cache:
+    """Copy-on-write: whole pages, before anything of the step is written.
+
+    Args:
+        cache: all leaves.
+        groups: the page groups.
+        copies: i32[2, X] of each, from and to; sink to sink is a no-op.
     """
+    for group, (source_X, target_X) in zip(groups, copies, strict=True):
+        for layer in group.layers:
+            leaf = part(cache, layer, group.part)
+            cache = with_part(cache, layer, group.part, _copied(leaf, source_X, target_X))
+    return cache
+
+
+def _copied(leaf: CacheLeaf, source_X: jax.Array, target_X: jax.Array) -> CacheLeaf:
     return jax.tree.map(
         lambda pages: pages.at[target_X].set(pages[source_X], mode="promise_in_bounds"), leaf
     )

@@ -30,6 +30,7 @@ class StepContext:
         deterministic: a token's bits may depend on its own history only.
         attention: the implementation of attention over pages that was chosen (`api.choose`).
         page_format: how a token is laid out in the leaf's pages, if it has any.
+        group_beside: index of the page group of what lies beside them (`CacheSpec.beside`).
     """
 
     ragged: Ragged
@@ -40,6 +41,7 @@ class StepContext:
     deterministic: bool
     attention: str = "reference"
     page_format: PageFormat | None = None
+    group_beside: int = 0
 
 
 # (params, config, kind, x_TD, leaf, context) -> (float32 [T, D], leaf). The leaf is the cache's;

@@ -19,6 +19,7 @@ import pytest
 from configs.cache import CacheSpec, recurrent, shared
 from configs.engine import Config, EngineConfig
 from configs.kinds.attention import Attention, sharing
+from configs.kinds.compressed import Compressed
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.latent import Indexer, Latent
@@ -277,6 +278,24 @@ def gemma4(dtype: str = "float32", **changes: Any) -> ModelConfig:
         pattern=tuple(map(LayerSpec, sharing([local, world] * 2, 2), ffns)), norm_eps=1e-3,
         post_norms=True, embedding_scale=24**0.5, layer_inputs=LayerInputs(6),
         has_layer_scales=True,
+    )  # fmt: skip
+    return _changed(model, changes)
+
+
+def compressed(dtype: str = "float32", **changes: Any) -> ModelConfig:
+    """DeepSeek-V4's attention in small: one layer whose queries choose among entries of 4 tokens,
+    one that reads an entry for every 8; between them one with keys and values of each token.
+    """
+    rope = Rope(100.0, Yarn(4.0, 32, beta_fast=4.0, attention_factor=1.0), neighbours=True)
+    sparse = Compressed(
+        4, head_width=12, query_rank=10, rope_width=4, groups=2, group_rank=7, window=12, stride=4,
+        overlaps=True, rope=rope, indexer=Indexer(3, 8, 6),
+    )  # fmt: skip
+    heavy = dataclasses.replace(sparse, stride=8, overlaps=False, indexer=None)
+    own = Attention(num_heads=4, num_kv_heads=2, head_width=8)
+    model = dataclasses.replace(
+        llama(dtype), name="tiny-compressed", num_layers=3,
+        pattern=tuple(LayerSpec(mixer, Gated(40)) for mixer in (sparse, own, heavy)),
     )  # fmt: skip
     return _changed(model, changes)
 

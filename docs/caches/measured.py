@@ -125,7 +125,7 @@ def _allocated(model: ModelConfig, context: int) -> dict[str, Any]:
     config, token = runner.config, 0.0
     for layer, leaf in enumerate(runner.cache):
         if leaf is not None:
-            pages = config.num_pages[config.model.group_of_layer[layer]]
+            pages = config.num_pages[config.model.groups_of_layer[layer][0]]
             token += _num_bytes(leaf) / (pages * config.page_tokens)
     return {
         "predicted": cost.cache_bytes_per_token(model), "allocated": token,

@@ -8,6 +8,7 @@ arithmetic.
 import collections
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 
@@ -249,7 +250,8 @@ def num_visited(num_experts: int, top_k: int, num_tokens: int) -> float:
 def cache_bytes_per_token(config: ModelConfig, precision: Precision | None = None) -> float:
     """Bytes that one more token adds to a sequence, windows aside."""
     found = precision or Precision.of(config)
-    return sum(_token_bytes(spec, found) for spec in config.cache_specs)
+    parts = itertools.chain.from_iterable(spec.parts for spec in config.cache_specs)
+    return sum(_token_bytes(part, found) for part in parts)
 
 
 def cache_bytes(
@@ -277,9 +279,10 @@ def cache_by_parts(
 def caches(config: ModelConfig) -> Mapping[tuple[CacheSpec, int], int]:
     """What layers keep and the chips it can be divided over, and how many layers keep that."""
     return collections.Counter(
-        (spec, layer.mixer.cache_parts)
+        (part, layer.mixer.cache_parts)
         for spec, layer in zip(config.cache_specs, config.layers, strict=True)
         if spec.owner is None
+        for part in spec.parts
     )
 
 

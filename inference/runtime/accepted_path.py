@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from configs.cache import PageGroup
 from layers import kv_cache
 from layers.kv_cache import Cache
 from layers.ragged import Ragged, Rectangle
@@ -43,11 +44,12 @@ class AcceptedPath:
         trees, *others = self._fed.split(x_T)
         return self.ragged.pack([take(trees, self._path_RW), *others])
 
-    def moved(self, cache: Cache, group_of_layer: dict[int, int]) -> Cache:
+    def moved(self, cache: Cache, groups: tuple[PageGroup, ...]) -> Cache:
         """Each layer's cache with the path's entries one behind the other."""
         chain, found = self.ragged.rectangles[0], list(cache)
-        for layer, group in group_of_layer.items():
-            size = jax.tree.leaves(cache[layer])[0].shape[1]
-            source, target = (Ragged((r,)).page_T(group, size) for r in (self._before, chain))
-            found[layer] = kv_cache.move(cache[layer], source, target)
+        for index, group in enumerate(groups):  # of tokens, one by one: others know no trees
+            for layer in group.layers:
+                size = jax.tree.leaves(cache[layer])[0].shape[1]
+                source, target = (Ragged((r,)).page_T(index, size) for r in (self._before, chain))
+                found[layer] = kv_cache.move(cache[layer], source, target)
         return tuple(found)

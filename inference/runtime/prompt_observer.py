@@ -105,7 +105,7 @@ def observe(
         leaf = cache[layer]
         if leaf is None:
             return None
-        group = model.group_of_layer[layer]
+        group = model.groups_of_layer[layer][0]
         return Observed(leaf, jnp.zeros(tables[group].size * leaf.shape[1], jnp.float32))
 
     leaves = tuple(observed(layer) for layer in range(model.num_layers))

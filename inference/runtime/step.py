@@ -76,18 +76,17 @@ def admit(
     """
     slot_A, source_A = admissions.slot_A, admissions.source_A
     is_fork_A = source_A >= 0
-    group_of = config.cached_model.group_of_layer
+    model = config.cached_model
 
     def inherit(x: jax.Array) -> jax.Array:
         is_fork = is_fork_A.reshape(-1, *[1] * (x.ndim - 1))
         return x.at[slot_A].set(jnp.where(is_fork, x[source_A], 0))
 
-    def fork_leaf(layer: int, leaf: kv_cache.CacheLeaf) -> kv_cache.CacheLeaf:
-        if layer in group_of:
-            return kv_cache.copy_pages(leaf, *admissions.page_copies[group_of[layer]])
-        return jax.tree.map(inherit, leaf)
-
-    cache = tuple(fork_leaf(layer, leaf) for layer, leaf in enumerate(cache))
+    cache = tuple(
+        leaf if layer in model.groups_of_layer else jax.tree.map(inherit, leaf)
+        for layer, leaf in enumerate(cache)
+    )
+    cache = kv_cache.copy_pages(cache, model.page_groups, admissions.page_copies)
     slots = dataclasses.replace(
         slots,
         num_tokens=slots.num_tokens.at[slot_A].set(admissions.num_tokens_A),
@@ -197,7 +196,7 @@ def step(
     if path_RW is not None:
         with jax.named_scope("keep"):
             path = AcceptedPath(ragged, path_RW)
-            own_cache = path.moved(cache[:num_own], config.chip_model.group_of_layer)
+            own_cache = path.moved(cache[:num_own], config.chip_model.page_groups)
             cache = (*own_cache, *cache[num_own:])
             ragged, tokens_T, hidden_TD = path.ragged, path.along(tokens_T), path.along(hidden_TD)
             features = tuple(map(path.along, features))

@@ -11,9 +11,11 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.stages import Compiled
 
+from configs.cache import PageGroup
 from configs.engine import Config
 from inference.kv_pages.prefix_cache import Transfer
 from inference.runtime.batch import device_pages
+from layers import kv_cache
 from layers.kv_cache import Cache, CacheLeaf
 from sharding import mesh as meshes
 from sharding.mesh import EACH_GROUP, EVERY_CHIP
@@ -46,7 +48,7 @@ class PageSwapper:
             self._stored.append(
                 jax.tree.map(
                     lambda x, first=first: np.empty(first + x.shape[1:], x.dtype),
-                    cache[group.layers[0]],
+                    kv_cache.part(cache, group.layers[0], group.part),
                 )
             )
         self._compiled: dict[tuple[int, bool], Compiled] = {}
@@ -167,13 +169,13 @@ class PageSwapper:
 
     def _executable(self, group: int, to_host: bool) -> Compiled:
         if (group, to_host) not in self._compiled:
-            layers = self._config.cached_model.page_groups[group].layers
+            own_group = self._config.cached_model.page_groups[group]
             page_X = jax.ShapeDtypeStruct((PAGES * self._config.device_pages,), jnp.int32)
             leaves = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._cache
             )
             given, parts = [EVERY_CHIP, EACH_GROUP], [leaves, page_X]
-            own: Any = functools.partial(_read if to_host else _write, layers=layers)
+            own: Any = functools.partial(_read if to_host else _write, group=own_group)
             if not to_host:
                 parts.append(
                     jax.tree.map(
@@ -193,18 +195,18 @@ def _kind(transfer: Transfer) -> tuple[int, bool]:
     return transfer.group, transfer.to_host
 
 
-def _read(cache: Cache, page_X: jax.Array, layers: tuple[int, ...]) -> CacheLeaf:
+def _read(cache: Cache, page_X: jax.Array, group: PageGroup) -> CacheLeaf:
     """Pages of all layers of a group: a leaf's arrays, [X, layers, ...] each."""
-    leaves = [cache[layer] for layer in layers]
+    leaves = [kv_cache.part(cache, layer, group.part) for layer in group.layers]
     return jax.tree.map(lambda *arrays: jnp.stack([x[page_X] for x in arrays], axis=1), *leaves)
 
 
-def _write(cache: Cache, page_X: jax.Array, data: CacheLeaf, layers: tuple[int, ...]) -> Cache:
+def _write(cache: Cache, page_X: jax.Array, data: CacheLeaf, group: PageGroup) -> Cache:
     """The cache with these pages in place; sinks may be written."""
-    leaves = list(cache)
-    for i, layer in enumerate(layers):
-        leaves[layer] = jax.tree.map(
+    for i, layer in enumerate(group.layers):
+        leaf = jax.tree.map(
             lambda pages, new, i=i: pages.at[page_X].set(new[:, i], mode="promise_in_bounds"),
-            leaves[layer], data,
+            kv_cache.part(cache, layer, group.part), data,
         )  # fmt: skip
-    return tuple(leaves)
+        cache = kv_cache.with_part(cache, layer, group.part, leaf)
+    return cache

@@ -27,7 +27,14 @@ from layers.params import Params
 from layers.ragged import Rectangle
 from layers.registry import Leaf, StepContext
 from layers.rope import rotate
-from layers.sparse.chosen import best, each_query, entries, in_steady_tiles, longest
+from layers.sparse.chosen import (
+    as_single_entries,
+    best,
+    each_query,
+    in_steady_tiles,
+    longest,
+    single_entries,
+)
 
 
 class Index(NamedTuple):
@@ -119,15 +126,13 @@ def _attend(
         return attend_pages(q_YWNH, leaf.pages, rectangle, group, page_format, options)
 
     def read_best() -> jax.Array:
-        scores_YWS = _scores(q_YWIX, weights_YWI, leaf.index, rectangle, group, options)
+        seen = longest(rectangle)
+        scores_YWS = scores(q_YWIX, weights_YWI, leaf.index, table_YP, seen, options.deterministic)
         seen_YWS = _seen(jnp.arange(scores_YWS.shape[2], dtype=jnp.int32), rectangle)
         position_YWJ, count_YW = best(scores_YWS, seen_YWS, top_k)
-        page_YWJ = entries(table_YP, position_YWJ // page_tokens, 1)
-        offset_YWJ = jnp.pad(
-            position_YWJ % page_tokens, ((0, 0), (0, 0), (0, -top_k % BLOCK_TOKENS))
-        )
-        rows = each_query(rectangle, page_YWJ * page_tokens + offset_YWJ, count_YW)
-        pages_of_one = jax.tree.map(lambda x: x.reshape(-1, 1, *x.shape[2:]), leaf.pages)
+        table_YWJ = single_entries(table_YP, position_YWJ, page_tokens)
+        rows = each_query(rectangle, table_YWJ, count_YW)
+        pages_of_one = jax.tree.map(as_single_entries, leaf.pages)
         q_Q1NH = q_YWNH.reshape(-1, 1, *q_YWNH.shape[2:])
         out_Q1NX = attend_pages(q_Q1NH, pages_of_one, rows, 0, page_format, options)
         return out_Q1NX.reshape(*q_YWNH.shape[:3], -1)
@@ -148,10 +153,23 @@ def _seen(position: jax.Array, rectangle: Rectangle) -> jax.Array:
 
 def _chosen_dense(index: Index, indexer: Indexer, rectangle: Rectangle) -> jax.Array:
     """Which of a rectangle's tokens each of its queries reads: bool [Y, W, S = W]."""
-    q_YWIX, weights_YWI, k_YSX = jax.lax.stop_gradient(index)
-    Y, W = weights_YWI.shape[:2]
+    Y, W = index.weights_TI.shape[:2]
     if indexer.top_k >= W:
         return jnp.ones((Y, W, W), bool)
+    seen_YWS = _seen(rectangle.kv_position_YW[:, None, :], rectangle)
+    return chosen_dense(*index, seen_YWS, indexer.top_k)
+
+
+def chosen_dense(
+    q_YWIX: jax.Array,
+    weights_YWI: jax.Array,
+    k_YSX: jax.Array,
+    seen_YWS: jax.Array,
+    top_k: int,
+) -> jax.Array:
+    """Which of the keys that each query sees it reads, without a cache: bool [Y, W, S]."""
+    q_YWIX, weights_YWI, k_YSX = jax.lax.stop_gradient((q_YWIX, weights_YWI, k_YSX))
+    (Y, W), S = weights_YWI.shape[:2], k_YSX.shape[1]
 
     def add(scores_YWS: jax.Array, head: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         q_YWX, weights_YW = head
@@ -159,28 +177,27 @@ def _chosen_dense(index: Index, indexer: Indexer, rectangle: Rectangle) -> jax.A
         return scores_YWS + weights_YW[:, :, None] * products_YWS, None
 
     heads = jnp.moveaxis(q_YWIX, 2, 0), jnp.moveaxis(weights_YWI, 2, 0)
-    scores_YWS, _ = jax.lax.scan(add, jnp.zeros((Y, W, W), jnp.float32), heads)
-    seen_YWS = _seen(rectangle.kv_position_YW[:, None, :], rectangle)
-    index_YWJ, _ = best(scores_YWS, seen_YWS, indexer.top_k)
+    scores_YWS, _ = jax.lax.scan(add, jnp.zeros((Y, W, S), jnp.float32), heads)
+    index_YWJ, _ = best(scores_YWS, seen_YWS, top_k)
     y, w = jnp.arange(Y)[:, None, None], jnp.arange(W)[None, :, None]
-    return jnp.zeros((Y, W, W), bool).at[y, w, index_YWJ].set(True, mode="drop")
+    return jnp.zeros((Y, W, S), bool).at[y, w, index_YWJ].set(True, mode="drop")
 
 
-def _scores(
+def scores(
     q_YWIX: jax.Array,
     weights_YWI: jax.Array,
     pages: jax.Array,
-    rectangle: Rectangle,
-    group: int,
-    options: Options,
+    table_YP: jax.Array,
+    most: jax.Array,
+    deterministic: bool,
 ) -> jax.Array:
-    """Scores of all tokens in the pages, float32 [Y, W, S]; arbitrary behind the last one that a
-    query of the rectangle sees. Block by block: trip counts are data.
+    """Scores of all keys in the pages of a table, float32 [Y, W, S]; arbitrary behind the first
+    `most` of them, the most that a query sees. Block by block: trip counts are data.
     """
     Y, W, num_heads, X = q_YWIX.shape
-    table_YP, page_tokens = rectangle.tables[group], pages.shape[1]
+    page_tokens = pages.shape[1]
     block_pages = BLOCK_TOKENS // page_tokens
-    rows = MIN_DETERMINISTIC_ROWS if options.deterministic else 1
+    rows = MIN_DETERMINISTIC_ROWS if deterministic else 1
 
     def block(j: jax.Array, scores_YWS: jax.Array) -> jax.Array:
         ids_YP = jax.lax.dynamic_slice_in_dim(table_YP, j * block_pages, block_pages, axis=1)
@@ -195,9 +212,9 @@ def _scores(
             )
             return reference.dot(weights_QUI, products_QIS, 1)[:, 0].reshape(Y, -1, BLOCK_TOKENS)
 
-        found_YWS = in_steady_tiles(score, options.deterministic, q_YWIX, weights_YWI)
+        found_YWS = in_steady_tiles(score, deterministic, q_YWIX, weights_YWI)
         return jax.lax.dynamic_update_slice_in_dim(scores_YWS, found_YWS, j * BLOCK_TOKENS, axis=2)
 
-    stop = (longest(rectangle) + BLOCK_TOKENS - 1) // BLOCK_TOKENS
+    stop = (most + BLOCK_TOKENS - 1) // BLOCK_TOKENS
     empty_YWS = jnp.zeros((Y, W, table_YP.shape[1] * page_tokens), jnp.float32)
     return jax.lax.fori_loop(0, stop, block, empty_YWS)

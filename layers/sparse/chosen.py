@@ -49,6 +49,20 @@ def entries(table_YP: jax.Array, column_YX: jax.Array, page_tokens: int) -> jax.
     return jnp.pad(found_YX, (*[(0, 0)] * (len(shape) - 1), (0, padding)))
 
 
+def single_entries(table_YP: jax.Array, index_YWJ: jax.Array, page_tokens: int) -> jax.Array:
+    """The table of what was chosen, by its index in a sequence, as pages of one entry each: i32
+    [Y, W, J], padded to whole blocks.
+    """
+    page_YWJ = entries(table_YP, index_YWJ // page_tokens, 1)
+    padding = (0, 0), (0, 0), (0, page_YWJ.shape[2] - index_YWJ.shape[2])
+    return page_YWJ * page_tokens + jnp.pad(index_YWJ % page_tokens, padding)
+
+
+def as_single_entries(pages: jax.Array) -> jax.Array:
+    """Pages [P, page tokens, ...] seen as pages of one entry each."""
+    return pages.reshape(-1, 1, *pages.shape[2:])
+
+
 def each_query(rectangle: Rectangle, table_YWX: jax.Array, count_YW: jax.Array) -> Rectangle:
     """The queries of a rectangle as rows of their own, which see the first `count_YW` tokens of
     their own table, [Y, W, P] or (of each KV head) [Y, W, K, P].

@@ -243,7 +243,7 @@ def test_a_model_derives_its_specs():
     local, world = keys_values(2, 8, window=20), keys_values(2, 8)
     assert config.cache_specs == (local, local, world, local)
     assert [group.layers for group in config.page_groups] == [(0, 1, 3), (2,)]
-    assert config.group_of_layer == {0: 0, 1: 0, 3: 0, 2: 1}
+    assert config.groups_of_layer == {0: (0,), 1: (0,), 3: (0,), 2: (1,)}
 
 
 def test_peak_pages_hold_a_window_and_a_step():

@@ -23,6 +23,7 @@ MODELS = {
     "deepseek, fp8": fakes.deepseek("bfloat16", cache_format="fp8"),
     "indexer": fakes.deepseek_v32("bfloat16"),
     "pages": fakes.llama("bfloat16", token_budget=24),
+    "compressed": fakes.compressed("bfloat16"),
 }
 SIZES = dict(
     max_seqs=32, decode_rows=(1, 32), page_tokens=8, chunk_tokens=16, prefill_chunks=(4,),
@@ -71,8 +72,9 @@ def requests(model, count):
 
 
 def make(model, **changes):
-    if model == "every cache" and "cache_bytes" in changes:
-        changes |= {"cache_bytes": 60_000}  # of eight layers, in five groups
+    room = {"every cache": 60_000, "compressed": 47_000}.get(model)
+    if room and "cache_bytes" in changes:
+        changes |= {"cache_bytes": room}  # of five groups
     shapes = "one" if OWN.items() <= changes.items() else "riding"
     return fakes.engine(MODELS[model], None, shapes, model == "llama", **(SIZES | changes))
 
@@ -90,6 +92,7 @@ CASES += [("gemma", 30, name) for name in ("together", "prefixes on the host")]
 CASES += [("deepseek", 15, "recompute"), ("gpt-oss", 15, "together")]
 CASES += [("every cache, int8", 15, "prefixes on the host")]
 CASES += [("indexer", 12, "swap"), ("pages", 12, "prefixes on the host")]
+CASES += [("compressed", 12, "prefixes on the host")]
 CASES += [
     pytest.param(model, 100, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])
     for model in MODELS

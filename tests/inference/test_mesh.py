@@ -33,6 +33,7 @@ _MODELS = {
     "deepseek, fp8": fakes.deepseek(cache_format="fp8"),
     "indexer": fakes.deepseek_v32(),
     "pages": fakes.llama(token_budget=16),
+    "compressed": fakes.compressed(),
 }
 _MESHES = Mesh(model=2), Mesh(model=8), Mesh(data=2, model=4), Mesh(data=8)
 _QUICK = [
@@ -40,7 +41,7 @@ _QUICK = [
     ("windows", Mesh(data=8)), ("full, 3 KV heads", Mesh(model=8)),
     ("uneven windows", Mesh(data=2, model=3)), ("deepseek", Mesh(model=2, expert=2)),
     ("gpt-oss", Mesh(data=2, expert=2)), ("gemma4", Mesh(model=2)), ("pages", Mesh(model=2)),
-    ("uneven, int8", Mesh(model=3)),
+    ("uneven, int8", Mesh(model=3)), ("compressed", Mesh(data=2, model=2)),
 ]  # fmt: skip
 _ALL = [
     *((kind, mesh) for kind in fakes.KINDS for mesh in _MESHES),

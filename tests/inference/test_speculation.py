@@ -33,6 +33,7 @@ MODELS = {
     "llama, int8": fakes.llama(cache_format="int8"),
     "indexer": fakes.deepseek_v32(),
     "pages": fakes.llama(token_budget=24),
+    "compressed": fakes.compressed(),
 }
 SIZES = dict(
     max_seqs=4, decode_rows=(4,), page_tokens=8, chunk_tokens=16, prefill_chunks=(4,),

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -13,20 +14,29 @@ TOKENS = np.random.default_rng(2).integers(0, 31, (2, 150))
 LENGTHS = 150, 41
 
 
+def _spoiled(leaf, added):
+    """All of a compressed layer's pages; of others what queries choose by."""
+    if isinstance(leaf, kv_cache.Compressed):
+        return jax.tree.map(lambda pages: pages + added, leaf)
+    return dataclasses.replace(leaf, index=leaf.index + added)
+
+
 def decoded(own, weights, num_rows, spoiled=None, chunk=149):
     """Logits of the last token of each row, decoded behind a prompt that is fed in chunks, bits
     independent of rectangles; both rows have their own pages.
     """
     page, columns = 16, 16
-    cache = kv_cache.init(own, (1 + 2 * columns,), page, 2, 0)
+    num_groups = len(own.page_groups)
+    cache = kv_cache.init(own, (1 + 2 * columns,) * num_groups, page, 2, 0)
     if spoiled is not None:  # what earlier owners left in pages
-        cache = [dataclasses.replace(leaf, index=leaf.index + spoiled) for leaf in cache]
+        cache = [_spoiled(leaf, spoiled) for leaf in cache]
     table = 1 + np.arange(2 * columns, dtype=np.int32).reshape(2, columns)
 
     @compiling.jit
     def run(tokens_YW, position_YW, valid_YW, cache):
         rows = jnp.arange(2 - num_rows, 2)
-        rectangle = Rectangle(rows, position_YW[rows], valid_YW[rows], (jnp.asarray(table)[rows],))
+        tables = (jnp.asarray(table)[rows],) * num_groups
+        rectangle = Rectangle(rows, position_YW[rows], valid_YW[rows], tables)
         # Fillers, as the engine has them: products of few rows sum in other orders.
         tokens_T = jnp.pad(tokens_YW[rows].ravel(), (0, 8))
         ragged = Ragged((rectangle,), 8)

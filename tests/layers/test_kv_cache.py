@@ -101,9 +101,11 @@ def test_tokens_are_written_to_their_pages_and_padding_to_the_sink():
 
 def test_pages_are_copied_whole_and_the_sink_onto_itself():
     before = np.random.default_rng(0).integers(0, 2**16, (8, _PAGE, 3)).astype(np.uint16)
-    source, target = np.array([3, 0, 0], np.int32), np.array([6, 0, 0], np.int32)
+    copies = [np.array([[3, 0, 0], [6, 0, 0]], np.int32)]
+    groups = cache.page_groups((cache.keys_values(1, 1),))
     scales = np.random.default_rng(1).random((8, _PAGE, 1))  # of a leaf that is several arrays
-    after = jax.jit(kv_cache.copy_pages)({"pages": before, "scales": scales}, source, target)
+    leaf = {"pages": before, "scales": scales}
+    [after] = jax.jit(kv_cache.copy_pages, static_argnums=1)((leaf,), groups, copies)
     for name, held in {"pages": before, "scales": np.float32(scales)}.items():
         expected = held.copy()
         expected[6] = held[3]

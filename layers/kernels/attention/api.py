@@ -70,17 +70,8 @@ def choose(config: Config) -> str:
 
 
 def demand(config: Config, mixer: Mixer, stored: CacheSpec) -> Demand:
-    """What a mixer that reads the cache `stored` requires of an implementation.
-
-    Raises:
-        InputError: drafts branch, and what it keeps is of one path.
-    """
+    """What a mixer that reads the cache `stored` requires of an implementation."""
     engine = config.engine
-    if engine.has_trees and not stored.can_tree:
-        raise InputError(
-            "drafts that branch do not go with attention that chooses pages (token_budget): their "
-            "extremes are of one path; draft chains, without tree="
-        )
     return Demand(
         mixer.query_heads, stored.page_format(config.model.cache_dtype), config.device_page_tokens,
         engine.deterministic, stored.window is not None,

@@ -6,7 +6,8 @@ set the cost and nothing is compiled for them.
 """
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,20 @@ _BLOCK_DIAGONAL_ROWS = 16  # up to here, query rows are too few to pay for trans
 _STEADY_ROWS, _STEADY_WIDTH, _STEADY_HEAD = 16, 1024, 32
 
 
+class Stretch(NamedTuple):
+    """Some of what queries read: pages, and what each query sees of them.
+
+    Attributes:
+        pages: as they are stored.
+        table_YP: i32[Y, P], P page tokens are a multiple of 128; of each KV head [Y, K, P].
+        bounds: by index in the stretch.
+    """
+
+    pages: jax.Array
+    table_YP: jax.Array
+    bounds: MaskBounds
+
+
 def attend_dense(
     q_YWNH: jax.Array,
     k_YWKH: jax.Array,
@@ -41,20 +56,31 @@ def attend_dense(
     """Attention of rows among themselves, without a cache: float32 [Y, W, N, value width].
     Differentiable. `chosen_YWS` says which of a row's tokens a query reads of those that it sees.
     """
-    Y, W, N, H = q_YWNH.shape
-    K = k_YWKH.shape[2]
-    q_YWKGH = q_YWNH.reshape(Y, W, K, N // K, H)
-    scores = jnp.einsum("YWKGH,YSKH->YKGWS", q_YWKGH, k_YWKH, preferred_element_type=jnp.float32)
-    mask_YWS = _mask(rectangle.kv_position_YW[:, None, :], _bounds(rectangle, options))
+    mask_YWS = _mask(rectangle.kv_position_YW[:, None, :], bounds(rectangle, options))
     if chosen_YWS is not None:
         mask_YWS &= chosen_YWS
+    return attend_masked(q_YWNH, k_YWKH, v_YWKH, mask_YWS, options)
+
+
+def attend_masked(
+    q_YWNH: jax.Array,
+    k_YSKH: jax.Array,
+    v_YSKH: jax.Array,
+    mask_YWS: jax.Array,
+    options: Options = PLAIN,
+) -> jax.Array:
+    """Attention of rows over keys that a mask allows each query: float32 [Y, W, N, value width]."""
+    Y, W, N, H = q_YWNH.shape
+    K = k_YSKH.shape[2]
+    q_YWKGH = q_YWNH.reshape(Y, W, K, N // K, H)
+    scores = jnp.einsum("YWKGH,YSKH->YKGWS", q_YWKGH, k_YSKH, preferred_element_type=jnp.float32)
     scores = _capped(scores, options.score_cap)
     scores = jnp.where(mask_YWS[:, None, None], scores, _MASKED)
     if options.sinks_N is not None:
         sinks = jnp.broadcast_to(options.sinks_N.reshape(K, -1, 1, 1), (*scores.shape[:-1], 1))
         scores = jnp.concatenate([scores, sinks], axis=-1)
-    weights = jax.nn.softmax(scores, axis=-1)[..., :W].astype(v_YWKH.dtype)
-    out = jnp.einsum("YKGWS,YSKH->YWKGH", weights, v_YWKH, preferred_element_type=jnp.float32)
+    weights = jax.nn.softmax(scores, axis=-1)[..., : k_YSKH.shape[1]].astype(v_YSKH.dtype)
+    out = jnp.einsum("YKGWS,YSKH->YWKGH", weights, v_YSKH, preferred_element_type=jnp.float32)
     return out.reshape(Y, W, N, -1)
 
 
@@ -71,40 +97,79 @@ def attend_pages(
     page_format: PageFormat,
     options: Options = PLAIN,
 ) -> jax.Array:
-    """`contract.AttendPages`. With `options.deterministic`, products have numbers of rows that do
-    not change their sums.
+    """`contract.AttendPages`."""
+    stretch = Stretch(pages, rectangle.tables[group], bounds(rectangle, options))
+    return attend_stretches(q_YWNH, (stretch,), rectangle.valid_YW, page_format, options)
+
+
+def attend_stretches(
+    q_YWNH: jax.Array,
+    stretches: tuple[Stretch, ...],
+    valid_YW: jax.Array,
+    page_format: PageFormat,
+    options: Options = PLAIN,
+) -> jax.Array:
+    """One softmax over several stretches of pages of a format, one behind the other: float32
+    [Y, W, N, value width]. With `options.deterministic`, products have numbers of rows that do not
+    change their sums.
     """
-    _, W, N, _ = q_YWNH.shape
-    table_YP, bounds = rectangle.tables[group], _bounds(rectangle, options)
+    Y, W, N, _ = q_YWNH.shape
     is_diagonal, tile, rows = _tiling(q_YWNH, page_format, options.deterministic)
     padding = (0, 0), (0, -W % tile)
     q_YWNH = jnp.pad(q_YWNH, (*padding, (0, 0), (0, 0)))
-    last_Y = jnp.max(jnp.where(rectangle.valid_YW, bounds.last_YW, 0), axis=1)
-    bounds = jax.tree.map(lambda x_YW: jnp.pad(x_YW, padding, mode="edge"), bounds)
     sinks_N = jnp.full(N, _MASKED, jnp.float32) if options.sinks_N is None else options.sinks_N
     if is_diagonal:
         fold, finish, init = _block_diagonal(q_YWNH, page_format, rows, options.score_cap, sinks_N)
     else:
         fold, finish, init = _per_head(q_YWNH, page_format, tile, rows, options.score_cap, sinks_N)
 
-    oldest = jnp.int32(0) if bounds.first_YW is None else jnp.min(bounds.first_YW)
-    block_pages = BLOCK_TOKENS // pages.shape[1]
+    counts = _counts(Y) if is_diagonal else (Y,)
+    head = -(-options.first_tokens // BLOCK_TOKENS)
+    carry = init
+    for pages, table_YP, seen in stretches:
+        last_Y = jnp.max(jnp.where(valid_YW, seen.last_YW, -1), axis=1)
+        seen = jax.tree.map(lambda x_YW: jnp.pad(x_YW, padding, mode="edge"), seen)
+
+        def read(ids_YP: jax.Array, pages: jax.Array = pages) -> tuple[jax.Array, jax.Array]:
+            return _keys_values(pages, ids_YP, page_format, q_YWNH.dtype)
+
+        block_pages = BLOCK_TOKENS // pages.shape[1]
+        block = functools.partial(_block, fold, read, table_YP, block_pages, seen)
+        oldest = jnp.int32(0) if seen.first_YW is None else jnp.min(seen.first_YW)
+        carry = _in_blocks(block, carry, oldest // BLOCK_TOKENS, last_Y, counts, head)
+    return finish(carry)[:, :W]
+
+
+def _block(fold, read, table_YP, block_pages, seen, count, j, carry):  # noqa: ANN001, ANN202
+    """Folds the j-th block of a stretch's keys into the softmax of its first `count` rows."""
     assert table_YP.shape[-1] % block_pages == 0  # a slice past the end would be moved, silently
+    ids_YP = jax.lax.dynamic_slice_in_dim(table_YP[:count], j * block_pages, block_pages, axis=-1)
+    kv_position_S = j * BLOCK_TOKENS + jnp.arange(BLOCK_TOKENS, dtype=jnp.int32)
+    mask_YWS = _mask(kv_position_S, jax.tree.map(lambda x_YW: x_YW[:count], seen))
+    return fold(carry, *read(ids_YP), mask_YWS)
 
-    def block(count: int, j: jax.Array, carry: Any) -> Any:
-        ids_YP = jax.lax.dynamic_slice_in_dim(
-            table_YP[:count], j * block_pages, block_pages, axis=-1
-        )
-        kv_position_S = j * BLOCK_TOKENS + jnp.arange(BLOCK_TOKENS, dtype=jnp.int32)
-        mask_YWS = _mask(kv_position_S, jax.tree.map(lambda x_YW: x_YW[:count], bounds))
-        k_YSX, v_YSX = _keys_values(pages, ids_YP, page_format, q_YWNH.dtype)
-        return fold(carry, k_YSX, v_YSX, mask_YWS)
 
-    counts = _counts(len(table_YP)) if is_diagonal else (len(table_YP),)
-    start, carry, ended = oldest // BLOCK_TOKENS, init, []
-    if options.first_tokens:  # their blocks, which every row sees, and then those of the windows
-        head = -(-options.first_tokens // BLOCK_TOKENS)
-        carry = jax.lax.fori_loop(0, head, functools.partial(block, len(table_YP)), carry)
+def _in_blocks(
+    block: Callable[..., Any],
+    carry: Any,
+    start: jax.Array,
+    last_Y: jax.Array,
+    counts: tuple[int, ...],
+    head: int,
+) -> Any:
+    """The softmax after all blocks of a stretch.
+
+    Args:
+        block: of (rows, j, carry).
+        carry: the softmax before.
+        start: the first block of the windows.
+        last_Y: i32[Y], the last key that any query of a row sees.
+        counts: rows of the first blocks, of later ones, and so on.
+        head: blocks of the first tokens, which every row sees beside its window.
+    """
+    ended = []
+    if head:
+        carry = jax.lax.fori_loop(0, head, functools.partial(block, counts[0]), carry)
         start = jnp.maximum(start, head)
     for count, next_count in zip(counts, (*counts[1:], 0), strict=True):
         stop = jnp.max(last_Y[next_count:count]) // BLOCK_TOKENS + 1
@@ -112,10 +177,11 @@ def attend_pages(
         carry, rest = _split(carry, next_count)
         ended.append(rest)
         start = jnp.maximum(start, stop)
-    return finish(jax.tree.map(lambda *parts: jnp.concatenate(parts), *ended[::-1]))[:, :W]
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *ended[::-1])
 
 
-def _bounds(rectangle: Rectangle, options: Options) -> MaskBounds:
+def bounds(rectangle: Rectangle, options: Options) -> MaskBounds:
+    """What queries see of their sequences' tokens."""
     return mask_bounds(rectangle, options.window, options.chunked, options.first_tokens)
 
 
@@ -169,7 +235,10 @@ def _keys_values(
             _gather(pages, ids_YP, part, page_format.kv_heads)
             for part in (page_format.keys, page_format.values)
         )
-        return kv_cache.decode(keys), kv_cache.decode(values)
+        keys, values = kv_cache.decode(keys), kv_cache.decode(values)
+        if page_format.value_width == page_format.key_width and page_format.values_in_keys:
+            values = jnp.where(jnp.isfinite(values), values, 0)  # NaN of the key: see `packed_row`
+        return keys, values
     stored_YSX = _gather(pages, ids_YP, slice(0, page_format.stored_width), 1)
     row_YSX = kv_cache.dequantize(stored_YSX, page_format, dtype)
     return row_YSX[..., page_format.keys], row_YSX[..., page_format.values]

@@ -23,7 +23,7 @@ def test_a_leaf_of_several_arrays_goes_to_the_host_and_comes_back():
     config, generator = Config(model, engine), np.random.default_rng(0)
 
     def leaf(layer):
-        num_pages = config.num_pages[model.group_of_layer[layer]]
+        num_pages = config.num_pages[model.groups_of_layer[layer][0]]
         pages = generator.integers(-128, 128, (num_pages, 8, 20)).astype(np.int8)
         return {"pages": pages, "scales": generator.random((num_pages, 8, 2), np.float32)}
 
@@ -33,7 +33,7 @@ def test_a_leaf_of_several_arrays_goes_to_the_host_and_comes_back():
     back = [Transfer(0, 5, 2, False), Transfer(0, 1, 1, False), Transfer(1, 2, 1, False)]
     cache = swapper.transfer(jax.tree.map(jnp.asarray, before), (tuple(out + back),))
     for layer, found in enumerate(cache):
-        moved = {1: 2, 5: 3} if model.group_of_layer[layer] == 0 else {2: 4}
+        moved = {1: 2, 5: 3} if model.groups_of_layer[layer] == (0,) else {2: 4}
         for name, pages in before[layer].items():
             expected = pages.copy()
             expected[list(moved)] = pages[list(moved.values())]

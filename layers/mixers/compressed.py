@@ -1,0 +1,241 @@
+"""Compressed attention (DeepSeek-AI 2026, DeepSeek-V4, section 2.3): one softmax over the newest
+tokens, one by one, and over entries of several tokens each of all the past, all of them or those
+that an indexer chooses.
+
+What all heads read of a token, or of an entry, is key and value at once, and is rotated as keys
+are. What a query finds is a sum of values that are rotated by their positions, so it is turned back
+by the query's: then it depends on distances alone.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from configs.cache import BLOCK_TOKENS
+from configs.kinds.compressed import Compressed
+from configs.model import ModelConfig
+from layers import kv_cache, norm
+from layers.kernels.attention import reference
+from layers.kernels.attention.contract import Options
+from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible
+from layers.kernels.attention.reference import Stretch
+from layers.kernels.device import target_is_cpu
+from layers.kv_cache import Indexed
+from layers.linear import linear
+from layers.mixers import indexer
+from layers.params import Params
+from layers.ragged import Rectangle
+from layers.registry import Leaf, StepContext
+from layers.sparse import chosen, pooling
+from layers.sparse.pooling import turned
+from layers.stacks import each_linear
+from sharding import collectives
+
+
+class Projected(NamedTuple):
+    """What attention computes with, of tokens packed or in rows."""
+
+    q_TNH: jax.Array  # scaled and rotated
+    k_TH: jax.Array  # rotated; the value, too
+    given_TZ: jax.Array  # what entries are pooled from
+    q_TIX: jax.Array  # of the indexer, I heads of width X; [T, 0, 0] where there is none
+    weights_TI: jax.Array  # float32, of its heads
+
+
+def apply(
+    params: Params,
+    config: ModelConfig,
+    kind: Compressed,
+    x_TD: jax.Array,
+    leaf: Leaf,
+    context: StepContext,
+) -> tuple[jax.Array, Leaf]:
+    """One layer: float32 [T, D], and the leaf, `kv_cache.Compressed`, with the step's tokens."""
+    assert context.angles is not None
+    ragged, (T, _) = context.ragged, x_TD.shape
+    with jax.named_scope("qkv"):
+        projected = _project(params, config, kind, x_TD, context)
+    options = Options(sinks_N=params["sinks"], deterministic=context.deterministic)
+    parts = (params["pooling"],) + ((params["indexer"]["pooling"],) if kind.indexer else ())
+    pool = functools.partial(pooling.pooled, parts, config, kind)
+    if context.deterministic:
+        pool = functools.partial(pooling.one_by_one, pool)
+    rows = zip(*map(ragged.split, projected), strict=True)
+    if leaf is None:
+        with jax.named_scope("attend"):
+            outs = [
+                _attend_dense(Projected(*own), rectangle, pool, kind, options)
+                for own, rectangle in zip(rows, ragged.rectangles, strict=True)
+            ]
+    else:
+        with jax.named_scope("pool"):
+            leaf = _written(projected, leaf, pool, kind, context)
+        with jax.named_scope("attend"):
+            outs = [
+                _attend(Projected(*own), rectangle, leaf, kind, options, context)
+                for own, rectangle in zip(rows, ragged.rectangles, strict=True)
+            ]
+    with jax.named_scope("out"):
+        out_TNH = _turned_back(ragged.pack(outs), kind, context).astype(config.dtype)
+        out_TGX = each_linear(out_TNH.reshape(T, kind.groups, -1), params["group_out"])
+        out_TD = linear(out_TGX.reshape(T, -1).astype(config.dtype), params["out"])
+        return collectives.total(out_TD), leaf
+
+
+def _project(
+    params: Params, config: ModelConfig, kind: Compressed, x_TD: jax.Array, context: StepContext
+) -> Projected:
+    assert context.angles is not None
+    T, H, eps, is_paired = x_TD.shape[0], kind.head_width, kind.norm_eps, kind.rope.neighbours
+    down_TX = norm.rms_norm(
+        linear(x_TD, params["q_down"]), params["q_norm"], eps, config.norm_offset
+    )
+    q_TNH = linear(down_TX, params["q_up"]).reshape(T, kind.num_heads, H)
+    q_TNH = turned(norm.rms_norm(q_TNH, jnp.ones(H), eps), context.angles, is_paired)
+    k_TH = norm.rms_norm(linear(x_TD, params["kv"]), params["kv_norm"], eps, config.norm_offset)
+    k_TH = turned(k_TH[:, None], context.angles, is_paired)[:, 0]
+    own, q_TIX, weights_TI = kind.indexer, jnp.zeros((T, 0, 0)), jnp.zeros((T, 0))
+    if own is not None:
+        names = params["indexer"]
+        q_TIX = linear(down_TX, names["q"]).reshape(T, own.num_heads, own.head_width)
+        q_TIX = turned(q_TIX, context.angles, is_paired)
+        scale = (own.head_width * own.num_heads) ** -0.5
+        weights_TI = linear(x_TD, names["weights"]) * scale
+    given_TZ = linear(x_TD, params["pooled"])
+    return Projected(
+        (q_TNH * H**-0.5).astype(config.dtype), k_TH.astype(config.dtype),
+        given_TZ.astype(config.dtype), q_TIX.astype(config.dtype), weights_TI,
+    )  # fmt: skip
+
+
+def _turned_back(x_TNH: jax.Array, kind: Compressed, context: StepContext) -> jax.Array:
+    """What queries found, without their rotation and in the order that neighbours had before it."""
+    assert context.angles is not None
+    cos_TX, sin_TX = context.angles
+    x_TNH = turned(x_TNH, (cos_TX, -sin_TX), False)
+    if not kind.rope.neighbours:
+        return x_TNH
+    rest = x_TNH.shape[-1] - 2 * cos_TX.shape[-1]
+    halves = jnp.split(x_TNH[..., rest:], 2, axis=-1)
+    pairs_TNR = jnp.stack(halves, axis=-1).reshape(*x_TNH.shape[:2], -1)
+    return jnp.concatenate([x_TNH[..., :rest], pairs_TNR], axis=-1)
+
+
+def _written(
+    projected: Projected,
+    leaf: kv_cache.Compressed,
+    pool: pooling.Pool,
+    kind: Compressed,
+    context: StepContext,
+) -> kv_cache.Compressed:
+    """The pages with this step's tokens, and with the entries that these end."""
+    ragged, groups = context.ragged, (context.group, context.group_beside)
+    tokens = Indexed(
+        kv_cache.write(leaf.tokens.pages, projected.k_TH, ragged, groups[1]),
+        kv_cache.write(leaf.tokens.index, projected.given_TZ, ragged, groups[1]),
+    )
+    is_indexed = kind.indexer is not None
+    pages: tuple[jax.Array, ...] = (leaf.entries,)
+    if is_indexed:
+        pages = leaf.entries.pages, leaf.entries.index
+    for rectangle in ragged.rectangles:
+        pages = pooling.written(pages, tokens.index, rectangle, groups, pool, kind)
+    return kv_cache.Compressed(Indexed(*pages) if is_indexed else pages[0], tokens)
+
+
+def _attend(
+    own: Projected,
+    rectangle: Rectangle,
+    leaf: kv_cache.Compressed,
+    kind: Compressed,
+    options: Options,
+    context: StepContext,
+) -> jax.Array:
+    """Of a rectangle over its pages: float32 [Y, W, N, H]."""
+    page_format = context.page_format
+    assert page_format is not None
+    pages = leaf.entries.pages if kind.indexer else leaf.entries
+    span, table_YP = pages.shape[1], rectangle.tables[context.group]
+    table_YP = jnp.pad(table_YP, ((0, 0), (0, -table_YP.shape[1] % (BLOCK_TOKENS // span))))
+    last_YW = _last_entry(rectangle, kind)
+    token_table_YP = rectangle.tables[context.group_beside]
+    near = mask_bounds(rectangle, kind.window)
+
+    def read_all() -> jax.Array:
+        stretches = (
+            Stretch(leaf.tokens.pages, token_table_YP, near),
+            Stretch(pages, table_YP, MaskBounds(last_YW)),
+        )
+        return reference.attend_stretches(
+            own.q_TNH, stretches, rectangle.valid_YW, page_format, options
+        )
+
+    if kind.indexer is None or table_YP.shape[1] * span <= kind.indexer.top_k:
+        return read_all()
+    top_k = kind.indexer.top_k
+    most = jnp.max(jnp.where(rectangle.valid_YW, last_YW + 1, 0))
+
+    def read_best() -> jax.Array:
+        """Each query is a row of its own, over the entries of its own."""
+        Y, W = last_YW.shape
+        scores_YWS = indexer.scores(
+            own.q_TIX, own.weights_TI, leaf.entries.index, table_YP, most, options.deterministic
+        )
+        open_YWS = jnp.arange(scores_YWS.shape[2]) <= last_YW[..., None]
+        entry_YWJ, count_YW = chosen.best(scores_YWS, open_YWS, top_k)
+        table_YWJ = chosen.single_entries(table_YP, entry_YWJ, span)
+        queries = [x.reshape(Y * W, 1, *x.shape[2:]) for x in (own.q_TNH, rectangle.valid_YW)]
+        stretches = (
+            Stretch(
+                leaf.tokens.pages, jnp.repeat(token_table_YP, W, axis=0),
+                jax.tree.map(lambda x_YW: x_YW.reshape(-1, 1), near),
+            ),
+            Stretch(
+                chosen.as_single_entries(pages), table_YWJ.reshape(Y * W, -1),
+                MaskBounds(count_YW.reshape(-1, 1) - 1),
+            ),
+        )  # fmt: skip
+        out = reference.attend_stretches(queries[0], stretches, queries[1], page_format, options)
+        return out.reshape(own.q_TNH.shape)
+
+    if not target_is_cpu():
+        return read_best()
+    # The same bits, where no query sees more than it may read: there is nothing to choose.
+    return jax.lax.cond(most > top_k, read_best, read_all)
+
+
+def _last_entry(rectangle: Rectangle, kind: Compressed) -> jax.Array:
+    """The last entry that each query sees, -1 for none: i32 [Y, W]."""
+    return (rectangle.position_YW + 1) // kind.stride - 1
+
+
+def _attend_dense(
+    own: Projected, rectangle: Rectangle, pool: pooling.Pool, kind: Compressed, options: Options
+) -> jax.Array:
+    """Of rows that begin at position 0, without a cache: float32 [Y, W, N, H]."""
+    Y, W = rectangle.position_YW.shape
+    m, L, count = kind.stride, kind.pooled_tokens, W // kind.stride
+    seen_YWS = visible(
+        rectangle.kv_position_YW[:, None, :],
+        *jax.tree.map(lambda x_YW: x_YW[:, :, None], mask_bounds(rectangle, kind.window)),
+    )
+    keys_YSH = own.k_TH
+    if count:
+        position_EL = jnp.arange(count)[:, None] * m + m - L + jnp.arange(L)
+        given_YELZ = own.given_TZ[:, jnp.maximum(position_EL, 0)]
+        given_XLZ = given_YELZ.reshape(Y * count, L, -1)
+        entries, *keys = pool(given_XLZ, jnp.tile(position_EL, (Y, 1)))
+        last_YW1 = _last_entry(rectangle, kind)[..., None]
+        open_YWE = jnp.arange(count) <= last_YW1
+        if kind.indexer is not None and count > kind.indexer.top_k:
+            k_YEX = keys[0].reshape(Y, count, -1).astype(own.q_TIX.dtype)
+            open_YWE &= indexer.chosen_dense(
+                own.q_TIX, own.weights_TI, k_YEX, open_YWE, kind.indexer.top_k
+            )
+        entries_YEH = entries.reshape(Y, count, -1).astype(keys_YSH.dtype)
+        keys_YSH = jnp.concatenate([keys_YSH, entries_YEH], axis=1)
+        seen_YWS = jnp.concatenate([seen_YWS, open_YWE], axis=2)
+    k_YSKH = keys_YSH[:, :, None]
+    return reference.attend_masked(own.q_TNH, k_YSKH, k_YSKH, seen_YWS, options)

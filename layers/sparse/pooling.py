@@ -1,0 +1,139 @@
+"""Entries of several tokens each, pooled from what these keep for them (DeepSeek-AI 2026,
+DeepSeek-V4, section 2.3).
+
+Each token keeps vectors and a gate for each of their elements. An entry is, element by element, the
+sum of its tokens' vectors, weighted by the softmax of their gates: of `stride` tokens, or (where
+entries overlap) of these by their second vectors and of the `stride` tokens before by their first.
+
+An entry is written in the step that feeds its last token. Where that is rejected another is fed in
+its place, and the entry written again; no query before an entry's last token sees it. So what is
+read depends on a sequence's own tokens alone, and a rejected draft needs no undo.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from configs.kinds.compressed import Compressed
+from configs.model import ModelConfig
+from layers import norm
+from layers.kernels.device import target_is_cpu
+from layers.kv_cache import decode, encode
+from layers.params import Params
+from layers.ragged import Rectangle
+from layers.reduce import row_sum
+from layers.rope import angles, rotate
+
+# (given_XLZ, position_XL) -> the entries of attention and the indexer's, float32 [X, width] each.
+Pool = Callable[[jax.Array, jax.Array], list[jax.Array]]
+
+
+def pooled(
+    parts: tuple[Params, ...],
+    config: ModelConfig,
+    kind: Compressed,
+    given_XLZ: jax.Array,
+    position_XL: jax.Array,
+) -> list[jax.Array]:
+    """Entries of X groups of tokens, those of attention and the indexer's: float32 [X, width] each.
+
+    Args:
+        parts: `pooling` of attention and of the indexer.
+        config, kind: the model, and the layer.
+        given_XLZ: what the L tokens of each entry keep, in the order of `Compressed.parameters`.
+        position_XL: i32, their positions; below 0 there is none.
+    """
+    found, start, m = [], 0, kind.stride
+    turns = angles(kind.rope, kind.rope_width, position_XL[:, -m], config.max_context)
+    for own, width in zip(parts, kind.pooled_widths, strict=True):
+        bias_LZ = jnp.tile(own["bias"].astype(jnp.float32), (kind.series, 1))
+        both = []
+        for add in (0, bias_LZ):
+            stop = start + kind.series * width
+            x_XLZ = given_XLZ[..., start:stop].astype(jnp.float32) + add
+            start = stop
+            if kind.overlaps:
+                x_XLZ = jnp.concatenate([x_XLZ[:, :m, :width], x_XLZ[:, m:, width:]], axis=1)
+            both.append(x_XLZ)
+        is_token_XL1 = (position_XL >= 0)[..., None]
+        x_XLZ = jnp.where(is_token_XL1, both[0], 0)
+        gate_XLZ = jnp.where(is_token_XL1, both[1], -jnp.inf)
+        weight_XZL = jnp.exp(gate_XLZ - gate_XLZ.max(1, keepdims=True)).swapaxes(1, 2)
+        total_XZ = row_sum(weight_XZL * x_XLZ.swapaxes(1, 2))[..., 0]
+        entry_XZ = total_XZ / row_sum(weight_XZL)[..., 0]
+        entry_XZ = norm.rms_norm(entry_XZ, own["norm"], kind.norm_eps, config.norm_offset)
+        found.append(turned(entry_XZ[:, None], turns, kind.rope.neighbours)[:, 0])
+    return found
+
+
+def one_by_one(pool: Pool, given_XLZ: jax.Array, position_XL: jax.Array) -> list[jax.Array]:
+    """`pool` of each entry alone, so that its bits do not depend on how many there are: XLA's CPU
+    backend computes exponentials of short rows in one way or another.
+    """
+
+    def one(own: tuple[jax.Array, jax.Array]) -> list[jax.Array]:
+        given_LZ, position_L = own
+        return [entry_1Z[0] for entry_1Z in pool(given_LZ[None], position_L[None])]
+
+    return jax.lax.map(one, (given_XLZ, position_XL))
+
+
+def turned(x_TNH: jax.Array, turns: tuple[jax.Array, jax.Array], neighbours: bool) -> jax.Array:
+    """Heads whose last elements rotate, by the angles of `rope.angles`: float32 [T, N, H]."""
+    rest = x_TNH.shape[-1] - 2 * turns[0].shape[-1]
+    rotated_TNR = rotate(x_TNH[..., rest:], *turns, neighbours)
+    return jnp.concatenate([x_TNH[..., :rest], rotated_TNR], axis=-1)
+
+
+def written(
+    pages: tuple[jax.Array, ...],
+    given: jax.Array,
+    rectangle: Rectangle,
+    groups: tuple[int, int],
+    pool: Pool,
+    kind: Compressed,
+) -> tuple[jax.Array, ...]:
+    """Pages of entries with those whose last token is in a rectangle.
+
+    Args:
+        pages: of attention's entries, and of the indexer's: [P, page tokens / stride, width].
+        given: pages of what tokens keep for entries, [P, page tokens, Z], this step's written.
+        rectangle: the queries.
+        groups: page groups of entries and of tokens.
+        pool: `pooled`, told its layer.
+        kind: the layer.
+    """
+    m, L = kind.stride, kind.pooled_tokens
+    (Y, W), page_tokens = rectangle.position_YW.shape, given.shape[1]
+    entry_tables, token_tables = (rectangle.tables[group] for group in groups)
+    nth_E = jnp.arange(-(-W // m), dtype=jnp.int32)
+    entry_YE = rectangle.position_YW[:, :1] // m + nth_E
+    newest_Y1 = jnp.max(
+        jnp.where(rectangle.valid_YW, rectangle.position_YW, -1), axis=1, keepdims=True
+    )
+    is_whole_YE = (entry_YE + 1) * m - 1 <= newest_Y1
+    position_YEL = (entry_YE + 1)[..., None] * m - L + jnp.arange(L, dtype=jnp.int32)
+
+    def found() -> list[jax.Array]:
+        at_YX = jnp.where(is_whole_YE[..., None], position_YEL, 0).reshape(Y, -1)
+        at_YX = jnp.maximum(at_YX, 0)
+        page_YX = jnp.take_along_axis(token_tables, at_YX // page_tokens, axis=1)
+        rows = given.at[page_YX, at_YX % page_tokens].get(mode="promise_in_bounds")
+        given_XLZ = decode(rows).reshape(-1, L, given.shape[2])
+        return pool(given_XLZ, position_YEL.reshape(-1, L))
+
+    if target_is_cpu():  # most steps of few tokens end no entry, and would pool for nothing
+        shapes = jax.eval_shape(found)
+        nothing = [jnp.zeros(shape.shape, shape.dtype) for shape in shapes]
+        entries = jax.lax.cond(is_whole_YE.any(), found, lambda: nothing)
+    else:
+        entries = found()
+    span = page_tokens // m
+    column_YE = jnp.minimum(entry_YE // span, entry_tables.shape[1] - 1)
+    page_YE = jnp.take_along_axis(entry_tables, column_YE, axis=1)
+    at = jnp.where(is_whole_YE, page_YE, 0).ravel(), (entry_YE % span).ravel()
+    return tuple(
+        own.at[at].set(encode(entry_XZ, own), mode="promise_in_bounds")
+        for own, entry_XZ in zip(pages, entries, strict=True)
+    )

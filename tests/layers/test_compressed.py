@@ -1,0 +1,249 @@
+"""Attention over entries of several tokens, and the newest tokens beside them."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.engine import Config, EngineConfig
+from configs.errors import InputError
+from configs.kinds.compressed import Compressed
+from configs.kinds.latent import Indexer
+from configs.kinds.rope import Rope, Yarn
+from configs.model import LayerSpec, ModelConfig
+from inference.planner import cost
+from layers import kv_cache, rope
+from layers.mixers import compressed
+from layers.ragged import Ragged, Rectangle, contiguous
+from layers.registry import StepContext
+from tests import compiling, fakes
+from tests.layers.chosen_case import decoded
+
+pytestmark = pytest.mark.quick_code
+
+_GOLDEN = Path(__file__).parents[1] / "golden" / "compressed"
+_CASES = sorted(path.stem for path in _GOLDEN.glob("*.npz"))
+_PAGE = 32
+
+
+def _golden(name):
+    """(model of one such layer, its parameters, hidden states [S, D], the module's output)."""
+    with np.load(_GOLDEN / f"{name}.npz") as stored:
+        arrays = dict(stored)
+    fields = json.loads(str(arrays.pop("fields")))
+    turns, H = fields["rope"], fields["head_dim"]
+    scaling = None
+    if turns["rope_type"] == "yarn":
+        scaling = Yarn(
+            turns["factor"], turns["original_max_position_embeddings"], turns["beta_fast"],
+            turns["beta_slow"], turns["attention_factor"],
+        )  # fmt: skip
+    is_sparse = fields["type"] == "compressed_sparse_attention"
+    index = Indexer(fields["index_n_heads"], fields["index_head_dim"], fields.get("index_topk", 1))
+    kind = Compressed(
+        fields["num_attention_heads"], H, fields["q_lora_rank"],
+        int(H * turns["partial_rotary_factor"]), fields["o_groups"], fields["o_lora_rank"],
+        fields["sliding_window"], fields["rate"], is_sparse,
+        Rope(turns["rope_theta"], scaling, neighbours=True), fields["rms_norm_eps"],
+        index if is_sparse else None,
+    )  # fmt: skip
+    model = ModelConfig(
+        name, name, 31, fields["hidden_size"], 1, 256, (LayerSpec(kind, None),), dtype="float32"
+    )
+    hidden, out = arrays.pop("hidden"), arrays.pop("out")
+    return model, _weights(arrays, kind), hidden, out
+
+
+def _weights(arrays, kind):
+    """The module's parameters as the layer names them."""
+    own = {name.removesuffix(".weight"): value for name, value in arrays.items()}
+
+    def pooling(prefix):
+        return {"bias": own[f"{prefix}.position_bias"], "norm": own[f"{prefix}.kv_norm"]}
+
+    both = ["compressor"] + ["compressor.indexer"] * (kind.indexer is not None)
+    given = [own[f"{prefix}.{part}_proj"] for prefix in both for part in ("kv", "gate")]
+    found = {
+        "q_down": own["q_a_proj"], "q_norm": own["q_a_norm"], "q_up": own["q_b_proj"],
+        "kv": own["kv_proj"], "kv_norm": own["kv_norm"], "pooled": np.concatenate(given),
+        "pooling": pooling("compressor"), "sinks": own["sinks"],
+        "group_out": own["o_a_proj"].reshape(kind.groups, kind.group_rank, -1),
+        "out": own["o_b_proj"],
+    }  # fmt: skip
+    if kind.indexer is not None:
+        found["indexer"] = {
+            "q": own["compressor.indexer.q_b_proj"],
+            "weights": own["compressor.indexer.scorer.weights_proj"],
+            "pooling": pooling("compressor.indexer"),
+        }
+    return jax.tree.map(jnp.asarray, found)
+
+
+def _context(model, ragged):
+    kind = model.pattern[0].mixer
+    angles = rope.angles(kind.rope, kind.rope_width, ragged.position_T, model.max_context)
+    spec = model.cache_specs[0]
+    return StepContext(
+        ragged, angles, spec, 0, True, False, page_format=spec.page_format("float32"),
+        group_beside=1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _CASES)
+def test_every_position_is_what_the_module_of_transformers_computes(name):
+    model, weights, hidden, expected = _golden(name)
+    context = _context(model, contiguous(1, len(hidden)))
+    found, _ = compressed.apply(
+        weights, model, model.pattern[0].mixer, jnp.asarray(hidden), None, context
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 48])
+@pytest.mark.parametrize("name", _CASES)
+def test_and_so_it_is_over_pages(name, chunk):
+    model, weights, hidden, expected = _golden(name)
+    columns = 256 // _PAGE
+    cache = kv_cache.init(model, (1 + columns,) * 2, _PAGE, 1, 0)
+    tables = tuple(1 + np.random.default_rng(g).permutation(columns)[None] for g in range(2))
+    tables = tuple(jnp.asarray(table, jnp.int32) for table in tables)
+
+    @compiling.jit
+    def run(x_TD, first, count, leaf):
+        nth_W = jnp.arange(chunk, dtype=jnp.int32)
+        position_YW = (first + jnp.minimum(nth_W, count - 1))[None]
+        rectangle = Rectangle(jnp.zeros(1, jnp.int32), position_YW, (nth_W < count)[None], tables)
+        context = _context(model, Ragged((rectangle,)))
+        return compressed.apply(weights, model, model.pattern[0].mixer, x_TD, leaf, context)
+
+    found, leaf = [], cache[0]
+    for first in range(0, len(hidden), chunk):
+        own = hidden[first : first + chunk]
+        x_TD = jnp.asarray(np.pad(own, ((0, chunk - len(own)), (0, 0))))
+        out, leaf = run(x_TD, first, len(own), leaf)
+        found.append(np.asarray(out)[: len(own)])
+    np.testing.assert_allclose(np.concatenate(found), expected, atol=1e-4)
+
+
+def test_the_cases_choose_and_do_not():
+    chosen = {}
+    for name in _CASES:
+        model, _, hidden, _ = _golden(name)
+        kind = model.pattern[0].mixer
+        entries = len(hidden) // kind.stride
+        chosen[name] = kind.indexer is not None and entries > kind.indexer.top_k
+    assert chosen["sparse-few"] and chosen["sparse-wide"] and not chosen["sparse-all"]
+
+
+def _small(dtype="float32", **changes):
+    """Two layers of the first kind of `fakes.compressed`."""
+    model = fakes.compressed(dtype)
+    mixer = dataclasses.replace(model.pattern[0].mixer, **changes)
+    return dataclasses.replace(
+        model, num_layers=2, vocab_size=31, pattern=(LayerSpec(mixer, None),)
+    )
+
+
+def test_what_chooses_all_reads_all_bit_for_bit():
+    """Beside a row that has more to choose from than it may read, too."""
+    plain = _small(indexer=None)
+    weights = fakes.real_params(_small())
+
+    def without_indexer(layer):
+        mixer = dict(layer["mixer"])
+        mixer.pop("indexer")
+        mixer["pooled"] = mixer["pooled"][: 4 * plain.pattern[0].mixer.head_width]
+        return layer | {"mixer": mixer}
+
+    bare = weights | {"layers": tuple(map(without_indexer, weights["layers"]))}
+    expected = decoded(plain, bare, 2)
+    for top_k in (12, 40):
+        found = decoded(_small(indexer=Indexer(3, 8, top_k)), weights, 2)
+        np.testing.assert_array_equal(found[1], expected[1])
+        assert (found[0] == expected[0]).all() == (top_k >= 37)
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_bits_depend_on_no_chunk(index):
+    own = _small()
+    if index:
+        mixer = fakes.compressed().pattern[index].mixer
+        own = dataclasses.replace(own, pattern=(LayerSpec(mixer, None),))
+    weights = fakes.real_params(own)
+    expected = decoded(own, weights, 2)
+    for chunk in (1, 13, 64):
+        np.testing.assert_array_equal(decoded(own, weights, 2, chunk=chunk), expected)
+
+
+def test_bits_depend_on_no_neighbour_and_on_nothing_that_pages_held_before():
+    own = _small()
+    weights = fakes.real_params(own)
+    both = decoded(own, weights, 2)
+    np.testing.assert_array_equal(decoded(own, weights, 1)[-1], both[1])
+    np.testing.assert_array_equal(decoded(own, weights, 2, np.nan), both)
+
+
+def test_allocated_bytes_are_the_predicted_ones():
+    own = fakes.compressed()
+    assert [group.spec.sight for group in own.page_groups] == [
+        "stride4", "window12", "all", "stride8", "window12",
+    ]  # fmt: skip
+    assert own.groups_of_layer == {0: (0, 1), 1: (2,), 2: (3, 4)}
+    engine = fakes.engine(own, page_tokens=8, max_seqs=4)
+    leaves = jax.tree.leaves(engine.model_runner.cache)
+    assert engine.config.pool_bytes == sum(leaf.nbytes for leaf in leaves)
+    # Entry and index key; vectors and gates of both series; the token's vector. One series alone.
+    sparse = (12 + 8) / 4 + 2 * 2 * (12 + 8) + 12
+    heavy = 12 / 8 + 2 * 12 + 12
+    assert cost.cache_bytes_per_token(own) == 4 * (sparse + heavy + 2 * 2 * 8)
+
+
+@pytest.mark.parametrize(
+    "build, line",
+    [
+        (lambda: _small(stride=0), "compressed stride is at least 1, not 0"),
+        (lambda: _small(stride=3), "compressed stride=3 is at least 2 and divides 128"),
+        (lambda: _small(stride=256), "compressed stride=256 is at least 2 and divides 128"),
+        (lambda: _small(window=0), "compressed window is at least 1, not 0"),
+        (lambda: _small(groups=3), "compressed num_heads=4 is not a multiple of groups=3"),
+        (
+            lambda: _small(indexer=Indexer(3, 14, 6)),
+            "indexer head_width=14 is no wider than the 12 elements of an entry that its key "
+            "stands for",
+        ),
+        (
+            lambda: _small(indexer=Indexer(3, 2, 6)),
+            "compressed indexer head_width=2 is at least rope_width=4, which rotates",
+        ),
+        (
+            lambda: fakes.compressed(cache_format="int8"),
+            "model.cache_format='int8' does not go with layers that choose what they read (an "
+            "indexer, token_budget) or pool tokens (a stride): leave it out",
+        ),
+        (
+            lambda: Config(fakes.compressed(), EngineConfig(page_tokens=4)),
+            "engine.page_tokens=4: tiny-compressed keeps one entry for 8 tokens, and a page has a "
+            "multiple of that",
+        ),
+        (
+            lambda: Config(fakes.compressed(), EngineConfig(prompt_budgets=True)),
+            "engine.prompt_budgets: the queries of tiny-compressed choose what they read",
+        ),
+        (lambda: fakes.compressed().per_chip(3), "groups"),
+    ],
+)
+def test_bad_input_is_named(build, line):
+    with pytest.raises(InputError, match=re.escape(line)):
+        build()
+
+
+def test_pages_hold_whole_entries_unless_told():
+    own = _small(stride=128, overlaps=False, indexer=None)
+    assert Config(own).page_tokens == 128
+    assert Config(own).for_platform("gpu").page_tokens == 128
+    assert Config(fakes.compressed()).page_tokens == 16
