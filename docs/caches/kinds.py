@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from configs.kinds.attention import Attention
+from configs.kinds.compressed import Compressed
 from configs.kinds.latent import Indexer, Latent
 from configs.model import ModelConfig
 from configs.models.smollm import SMOLLM2_135M
@@ -15,14 +16,16 @@ BUDGET, LONG_BUDGET = 512, 1024  # tokens that Quest reads: a quarter of 2,048, 
 TOP_K = 512  # tokens that DSA reads
 
 MHA, GQA, MLA, DSA, QUEST, INT8 = "MHA", "GQA", "MLA", "DSA", "Quest", "int8"
+STRIDES = {"V4, stride 4": 4, "V4, stride 128": 128}
 SLIDING = f"window {WINDOW}"
 SINKS = f"{SLIDING} + {FIRST} first"
+SNAP = f"SnapKV {BUDGET}"
 PLAIN = "bfloat16"
 
 
 def declared(model: ModelConfig) -> dict[str, ModelConfig]:
-    """A model with each cache, trained with it or not; all but MHA, MQA and those of latents have
-    its key/value heads, or 8 where each query head has its own.
+    """A model with each cache, trained with it or not; all but MHA, MQA, those of latents and V4's
+    have its key/value heads, or 8 where each query head has its own.
     """
     (own,) = model.mixers(Attention)
     gqa = model.with_kinds(num_kv_heads=8) if own.num_kv_heads == own.num_heads else model
@@ -42,6 +45,7 @@ def declared(model: ModelConfig) -> dict[str, ModelConfig]:
         "int4": _stored(gqa, "int4"),
         QUEST: gqa.with_kinds(token_budget=BUDGET),
         DSA: _latent(model, TOP_K),
+        **{name: _compressed(model, stride) for name, stride in STRIDES.items()},
     }
 
 
@@ -70,6 +74,7 @@ def timed(model: ModelConfig) -> dict[str, tuple[str, ModelConfig]]:
         INT8: (PLAIN, _stored(model, "int8")),
         MLA: (MLA, _latent(model)),
         DSA: (MLA, _latent(model, TOP_K)),
+        **{name: (MLA, _compressed(model, stride)) for name, stride in STRIDES.items()},
     }
 
 
@@ -107,4 +112,19 @@ def _latent(model: ModelConfig, top_k: int | None = None) -> ModelConfig:
     indexer = None if top_k is None else Indexer(N // 2, H, top_k)
     latent = Latent(N, 4 * H, H // 2, nope_width=H, value_width=H, indexer=indexer)
     pattern = tuple(dataclasses.replace(layer, mixer=latent) for layer in model.pattern)
+    return dataclasses.replace(model, pattern=pattern)
+
+
+def _compressed(model: ModelConfig, stride: int) -> ModelConfig:
+    """As many heads over entries as wide as `_latent`'s vectors, the other widths in DeepSeek-V4's
+    proportions; of entries of few tokens half as many heads choose.
+    """
+    (own,) = model.mixers(Attention)
+    N, H, rank = own.num_heads, own.head_width, model.width // 4
+    is_sparse = stride < 128
+    mixer = Compressed(
+        N, 4 * H, rank, H // 2, groups=3 if N % 3 == 0 else 8, group_rank=rank, window=128,
+        stride=stride, overlaps=is_sparse, indexer=Indexer(N // 2, H, TOP_K) if is_sparse else None,
+    )  # fmt: skip
+    pattern = tuple(dataclasses.replace(layer, mixer=mixer) for layer in model.pattern)
     return dataclasses.replace(model, pattern=pattern)

@@ -28,7 +28,7 @@ from inference.planner.calibration import store
 from inference.planner.cost import Precision
 from inference.planner.deployment import Deployment
 from inference.request import SamplingParams
-from layers import decoder, params
+from layers import decoder, kv_cache, params
 
 MODELS = ("smollm2-135m", "gemma3-270m")
 LENGTH, TOKENS = 2048, 15 * 2048  # of a window that is scored, and of the text
@@ -41,7 +41,8 @@ PUBLISHED = {
 }
 LENGTHS = (2048, 4096)
 MEMORY = 80_000_000_000
-LOAD = Workload(num_requests=192, prompt=Uniform(32, 96), output=Uniform(32, 96))
+# Many times as many requests as run at once: while the last ones end, room is left.
+LOAD = Workload(num_requests=768, prompt=Uniform(32, 96), output=Uniform(32, 96))
 CACHE_BYTES = 48 << 20  # some sixteen of these requests in bfloat16
 
 
@@ -74,7 +75,7 @@ def in_order(parts: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         "bytes": declared,
         "published": list(parts.get("published", {})),
         "quality": [f"{model}: {kind}" for model in MODELS for kind in trained],
-        "needle": trained,
+        "needle": [*trained, kinds.SNAP],
         "time": list(kinds.timed(kinds.REFERENCE)),
         "batch": [f"{model}: {kind}" for model in PUBLISHED for kind in declared],
         "overload": list(kinds.at_once(kinds.REFERENCE)),
@@ -123,9 +124,9 @@ def _allocated(model: ModelConfig, context: int) -> dict[str, Any]:
     config = Config(model, dataclasses.replace(engine, cache_bytes=needed))
     runner = Engine(config, params.init(decoder.param_infos(model))).model_runner
     config, token = runner.config, 0.0
-    for layer, leaf in enumerate(runner.cache):
-        if leaf is not None:
-            pages = config.num_pages[config.model.groups_of_layer[layer][0]]
+    for pages, group in zip(config.num_pages, config.model.page_groups, strict=True):
+        for layer in group.layers:
+            leaf = kv_cache.part(runner.cache, layer, group.part)
             token += _num_bytes(leaf) / (pages * config.page_tokens)
     return {
         "predicted": cost.cache_bytes_per_token(model), "allocated": token,
@@ -185,11 +186,15 @@ def needles(results: Results, rows: Collection[str]) -> None:
         perplexity.default_text(), lambda text: tokenizer.encode(text, add_special=False),
         NEEDLE_TOKENS, NEEDLES, perplexity.start(tokenizer),
     )  # fmt: skip
-    for kind, model in kinds.trained(resolved.config).items():
+    every = kinds.trained(resolved.config) | {kinds.SNAP: resolved.config}
+    for kind, model in every.items():
         if kind in (rows or (kind,)):
+            budget = kinds.BUDGET if kind == kinds.SNAP else None
             # One after another, the last first: the others find what is before their facts cached.
-            answers = _engine(checkpoint, model, max_seqs=1).generate(
-                [each.prompt for each in reversed(asked)], SamplingParams(max_new_tokens=8)
+            engine = _engine(checkpoint, model, max_seqs=1, prompt_budgets=budget is not None)
+            answers = engine.generate(
+                [each.prompt for each in reversed(asked)],
+                SamplingParams(max_new_tokens=8, prompt_budget=budget),
             )[::-1]
             found = [own.is_found(each.text) for own, each in zip(asked, answers, strict=True)]
             results.put("needle", kind, found=found)
@@ -237,7 +242,7 @@ def batch(results: Results, rows: Collection[str]) -> None:
 def overload(results: Results, rows: Collection[str]) -> None:
     """How many of more requests than fit an engine runs at once, in equal memory."""
     engine = EngineConfig(
-        max_seqs=64, decode_rows=(64,), prefill_chunks=(4,), max_context=256, prefix_cache=False,
+        max_seqs=128, decode_rows=(128,), prefill_chunks=(4,), max_context=256, prefix_cache=False,
         cache_bytes=CACHE_BYTES, expected_tokens=LOAD.expected_tokens,
     )  # fmt: skip
     reference = _narrow(kinds.REFERENCE)
