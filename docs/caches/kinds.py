@@ -16,7 +16,7 @@ BUDGET, LONG_BUDGET = 512, 1024  # tokens that Quest reads: a quarter of 2,048, 
 TOP_K = 512  # tokens that DSA reads
 
 MHA, GQA, MLA, DSA, QUEST, INT8 = "MHA", "GQA", "MLA", "DSA", "Quest", "int8"
-STRIDES = {"V4, stride 4": 4, "V4, stride 128": 128}
+STRIDES = {"V4 stride 4": 4, "V4 stride 128": 128}
 SLIDING = f"window {WINDOW}"
 SINKS = f"{SLIDING} + {FIRST} first"
 SNAP = f"SnapKV {BUDGET}"
