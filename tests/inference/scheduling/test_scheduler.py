@@ -15,6 +15,8 @@ from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.heads import Medusa
 from configs.kinds.attention import Attention
+from configs.kinds.compressed import Compressed
+from configs.kinds.latent import Latent
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import LayerSpec, ModelConfig
 from inference.kv_pages import prompt_pages
@@ -36,6 +38,16 @@ EVERYTHING = dataclasses.replace(
         *(LayerSpec(Attention(1, 1, 1, None, **more), None) for more in (
             {"window": WINDOW, "first_tokens": 3}, {"window": 8, "chunked": True},
             {"owner": 0}, {"owner": 2},
+        )),
+    ),
+)  # fmt: skip
+# And latents with a reader, and entries of four tokens beside the newest ones.
+STRIDED = dataclasses.replace(
+    EVERYTHING, num_layers=9, pattern=(
+        *EVERYTHING.pattern,
+        *(LayerSpec(mixer, None) for mixer in (
+            Latent(1, 1, 2, 1, 1), Latent(1, 1, 2, 1, 1, owner=6),
+            Compressed(1, 2, 1, 2, 1, 1, window=WINDOW, stride=4, overlaps=True),
         )),
     ),
 )  # fmt: skip
@@ -135,13 +147,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["continuous", "continuous", "static"]),
         in_flight=st.sampled_from([0, 1]),
         mesh=st.sampled_from([Mesh(), Mesh(), Mesh(data=2), Mesh(data=3)]),
-        model=st.sampled_from([MODEL, EVERYTHING]),
+        model=st.sampled_from([MODEL, EVERYTHING, STRIDED]),
         budgets=st.booleans(),
     )
     def build(
         self, page_tokens, sequences, num_drafts, proposer, chunks, chunked, prefix_cache,
         preemption, policy, in_flight, mesh, model, budgets,
     ):  # fmt: skip
+        if model is STRIDED:  # a page has whole entries, and neither trees nor budgets go with them
+            page_tokens, budgets = max(page_tokens, 4), False
+            proposer = "ngram" if proposer == "medusa" else proposer
         more = {"model": model}
         more |= {"num_drafts": num_drafts, "chunk_tokens": chunks[0], "prefill_chunks": chunks[1]}
         more |= {"chunked_prefill": chunked, "prefix_cache": prefix_cache, "policy": policy}
@@ -155,7 +170,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         per_sequence = sum(
             n * group.bytes_per_page("float32", page_tokens)
             for n, group in zip(
-                config(page_tokens, cache_bytes=1000, **more).peak_pages(CONTEXT),
+                config(page_tokens, cache_bytes=4000, **more).peak_pages(CONTEXT),
                 model.page_groups,
                 strict=True,
             )
