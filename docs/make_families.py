@@ -86,7 +86,7 @@ predicts a second token has names of its own). Others need a part first:
 | LongcatFlash | experts that return their input; two mixers and feed-forwards around a mixture |
 | AXK1 | a norm behind mixtures and not behind dense layers |
 | Afmoe, Laguna | a gate on what attention returns |
-| DeepseekV4 | residual streams that mix (hyper-connections); experts that token ids choose (its attention is here) |
+| DeepseekV4 | residual streams that mix; experts by token id (its attention is here) |
 | Llama4 | experts whose inputs are weighed; attention in chunks |
 | Qwen3Next, KimiLinear, MiniMax | linear attention |
 """
