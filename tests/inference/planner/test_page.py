@@ -18,6 +18,7 @@ from configs import presets
 from configs.hardware import catalog
 from configs.hardware.spec import HardwareSpec
 from configs.kinds.attention import Attention
+from configs.kinds.compressed import Compressed
 from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import Mixer
 from configs.kinds.latent import Indexer, Latent
@@ -37,9 +38,13 @@ needs_browser = pytest.mark.skipif(
 
 _PRESETS = {name: preset.config for name, preset in (presets.NAMES | presets.PLANNED).items()}
 # What no preset combines: float32, windows beside an indexer without latent queries, head norms,
-# first tokens, chunks.
+# first tokens, chunks, entries of several tokens.
 _HEADS = Attention(num_heads=12, num_kv_heads=4, head_width=40, qk_norm="head")
 _SPARSE = Latent(12, 64, 8, 32, 40, indexer=Indexer(3, 24, 100))
+_ENTRIES = Compressed(
+    12, 40, 32, 8, groups=4, group_rank=24, window=200, stride=4, overlaps=True,
+    indexer=Indexer(3, 24, 100),
+)  # fmt: skip
 _ODD = ModelConfig(
     "odd", "llama", 999, width=96, num_layers=9, max_context=5000, dtype="float32",
     post_norms=True, tied=True, pattern=tuple(
@@ -47,7 +52,8 @@ _ODD = ModelConfig(
         for mixer in (
             dataclasses.replace(_HEADS, window=300), _SPARSE, _HEADS,
             dataclasses.replace(_HEADS, window=400, first_tokens=8),
-            dataclasses.replace(_HEADS, window=500, chunked=True),
+            dataclasses.replace(_HEADS, window=500, chunked=True), _ENTRIES,
+            dataclasses.replace(_ENTRIES, stride=128, overlaps=False, indexer=None),
         )
     ),
 )  # fmt: skip
