@@ -135,6 +135,7 @@ class Operation:
         by_expert: whether chips along `expert` divide its weights.
         sequences: whose tokens these are: chips that work for different ones divide them.
         rows: of a product with weights, tokens that each weight is multiplied with.
+        expansion: how many times its bytes what is read of the cache has as activations.
     """
 
     name: str
@@ -150,6 +151,7 @@ class Operation:
     copied: float = 0.0
     kind: str = "other"
     by_expert: bool = False
+    expansion: float = 1.0
 
     @property
     def bytes(self) -> float:
@@ -196,10 +198,12 @@ def evaluate(
     declared: operations.Operation, layers: int, work: Work, precision: Precision
 ) -> Operation:
     """What an operation of `layers` layers costs in a step: the declared sums, counted out."""
-    moved = dict.fromkeys(("weights", "cache", "activations"), 0.0)
+    moved, expanded = dict.fromkeys(("weights", "cache", "activations"), 0.0), 0.0
     for move in declared.moves:
         elements = layers * _count(move.amount, work)
         moved[move.what] += precision.format(move.format).bytes_for(elements, move.row)
+        if move.what == "cache":
+            expanded += precision.rest.bytes_for(elements, move.row)
     flops = _count(declared.flops, work)
     visited = _count(declared.visited, work)
     return Operation(
@@ -207,6 +211,7 @@ def evaluate(
         moved["activations"], declared.is_split, declared.cache_parts,
         max(1, work.num_sequences), _rows(declared, work, visited),
         declared.kv_rows / declared.all_rows, declared.kind, declared.by_expert,
+        expanded / moved["cache"] if moved["cache"] else 1.0,
     )  # fmt: skip
 
 

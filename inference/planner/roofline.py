@@ -72,7 +72,7 @@ def step_time(
     (Williams et al. 2009) is gamma = 0, a sum gamma = 1. Two things keep a step from its rates: a
     product of few rows cannot fill the arithmetic (T rows take the time of T + half_rows), and
     attention that writes its gathered keys and its scores to memory reaches `attention_share` of
-    what the rest does. Whatever is not calibrated (`calibration/calibrate.py`) costs nothing.
+    what the rest does, and gathers them as activations, however few bits the cache has. Whatever is not calibrated (`calibration/calibrate.py`) costs nothing.
 
     Args:
         operations: of one step on one data-parallel group.
@@ -114,7 +114,8 @@ def _as_reached(operation: Operation, hardware: HardwareSpec) -> tuple[float, fl
     num_bytes, flops = operation.bytes, operation.flops
     if operation.kind == "attention":
         share = hardware.attention_share
-        return num_bytes + operation.cache_bytes * (1 / share - 1), flops / share
+        gathered = operation.cache_bytes * (operation.expansion if share < 1 else 1)
+        return num_bytes + gathered * (1 / share - 1), flops / share
     if operation.rows:
         flops *= 1 + hardware.half_rows / operation.rows
     return num_bytes, flops

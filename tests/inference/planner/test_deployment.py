@@ -170,6 +170,21 @@ def test_what_an_operation_runs_as_does_not_hang_on_its_name():
     assert next(same) == next(same)
 
 
+@pytest.mark.parametrize("share", [0.5, 2.0])
+def test_what_attention_gathers_of_few_bits_has_many(share):
+    """Copies are of the activations' type; without copies bits are read as they are."""
+    chip = dataclasses.replace(_H100, attention_share=share)
+    few = formats("bfloat16", "int8")
+    (attend,) = (
+        o for o in Deployment(_LLAMA, chip, few).decode_operations(4, 512) if o.kind == "attention"
+    )
+    stored = attend.cache_bytes
+    gathered = stored * (2 / (1 + 2 / 64) if share < 1 else 1)
+    expected = attend.activation_bytes + stored + gathered * (1 / share - 1)
+    seconds = roofline.step_time((attend,), chip, few).memory_s
+    assert seconds == pytest.approx(expected / chip.read_bandwidth)
+
+
 def test_a_latent_vector_is_copied_on_every_chip():
     alone, together = (Deployment(_LATENT, _H100, mesh=Mesh(model=n)) for n in (1, 8))
     assert together.chip_cache_bytes(512) == alone.cache_bytes(512) == 60 * 576 * 2 * 512

@@ -152,15 +152,17 @@ function evaluate(d, declared, work) {
   const { name, kind, layers, is_split, by_expert } = declared;
   const count = (amount) => amountOf(amount, work, d.kvHeads);
   const size = (field) => sized(declared[field], d.kvHeads);
-  const moved = (what) =>
+  const moved = (what, as) =>
     sum(declared.moves, (move) => {
       if (move.what !== what) return 0;
-      const format = d[move.format] ?? d.formats[move.format];
+      const format = as ?? d[move.format] ?? d.formats[move.format];
       return bytesFor(format, layers * count(move.amount), sized(move.row, d.kvHeads));
     });
   const flops = layers * count(declared.flops);
   const visited = count(declared.visited);
-  const [weight_bytes, cache_bytes, activation_bytes] = ["weights", "cache", "activations"].map(moved);
+  const [weight_bytes, cache_bytes, activation_bytes] = ["weights", "cache", "activations"].map(
+    (what) => moved(what),
+  );
   const bytes = weight_bytes + cache_bytes + activation_bytes;
   return {
     name,
@@ -178,6 +180,7 @@ function evaluate(d, declared, work) {
     copied: size("kv_rows") / size("all_rows"),
     rows: !declared.rows.length ? Infinity : visited ? count(declared.rows) / visited : 0,
     sequences: work.count,
+    expansion: cache_bytes ? moved("cache", d.rest) / cache_bytes : 1,
   };
 }
 
@@ -232,7 +235,8 @@ function asReached(d, found) {
   const done = perChip(d, found),
     { attention_share: share, half_rows: half } = d.hardware;
   if (found.kind === "attention") {
-    const bytes = done.weight_bytes + done.cache_bytes / share + done.activation_bytes;
+    const gathered = done.cache_bytes * (share < 1 ? found.expansion : 1);
+    const bytes = done.bytes + gathered * (1 / share - 1);
     return { bytes, flops: done.flops / share };
   }
   return { bytes: done.bytes, flops: done.flops * (found.rows ? 1 + half / found.rows : 1) };
