@@ -72,7 +72,8 @@ def step_time(
     (Williams et al. 2009) is gamma = 0, a sum gamma = 1. Two things keep a step from its rates: a
     product of few rows cannot fill the arithmetic (T rows take the time of T + half_rows), and
     attention that writes its gathered keys and its scores to memory reaches `attention_share` of
-    what the rest does, and gathers them as activations, however few bits the cache has. Whatever is not calibrated (`calibration/calibrate.py`) costs nothing.
+    what the rest does, and gathers them as activations, however few bits the cache has. Whatever is
+    not calibrated (`calibration/calibrate.py`) costs nothing.
 
     Args:
         operations: of one step on one data-parallel group.

@@ -1,7 +1,7 @@
 """What steps reach of a machine's rates: constants fitted to timed steps.
 
 time = overhead + max(m, f) + gamma min(m, f)
-m    = (bytes + cached bytes as activations (1 / attention_share - 1)) / (bandwidth x bandwidth_share)
+m    = (bytes + gathered bytes (1 / attention_share - 1)) / (bandwidth x bandwidth_share)
 f    = (FLOPs (1 + half_rows / rows) + attention's / attention_share) / (rate x rate_share)
 """
 
