@@ -15,6 +15,9 @@ from configs.cache import keys_values, latent
 from configs.engine import Config, EngineConfig, Run
 from configs.hardware import targets
 from configs.kinds import params
+from configs.kinds.compressed import Compressed
+from configs.kinds.kind import Mixer
+from configs.kinds.latent import Indexer
 from configs.mesh import Mesh
 from configs.recipes import heads
 from inference.planner.compiled import program
@@ -35,6 +38,12 @@ MEGABYTE = 1 << 20
 DECODE = StepShape((16, 1), (0, 64), greedy=True)
 SAMPLED = StepShape((16, 1), (0, 64))
 MIXED = StepShape((16, 1), (2, 64))
+# Of DeepSeek-V4-Flash.
+SPARSE = Compressed(
+    64, 512, 1024, 64, groups=8, group_rank=1024, window=128, stride=4, overlaps=True,
+    indexer=Indexer(64, 128, 512),
+)  # fmt: skip
+HEAVY = dataclasses.replace(SPARSE, stride=128, overlaps=False, indexer=None)
 
 
 def device(target: str) -> Any:
@@ -60,9 +69,15 @@ def compiled_step(
     page_tokens: int,
     attention: str = "reference",
     num_layers: int = 1,
+    mixer: Mixer | None = None,
 ) -> tuple[Any, Any, Any]:
-    """A layer or more of Llama 3 8B as a step: the executable, its cache and its slots."""
+    """A layer or more of Llama 3 8B as a step, with another mixer, if it is told: the executable,
+    its cache and its slots.
+    """
     model = dataclasses.replace(presets.get("llama3-8b").config, num_layers=num_layers)
+    if mixer is not None:
+        pattern = tuple(dataclasses.replace(layer, mixer=mixer) for layer in model.pattern)
+        model = dataclasses.replace(model, pattern=pattern)
     engine = EngineConfig(
         max_seqs=16, max_context=4096, cache_bytes=256 * MEGABYTE, page_tokens=page_tokens,
         attention=attention,
@@ -203,6 +218,16 @@ def loop_body(executable: Any, num_runs: int) -> dict[str, str]:
 def operands(instruction: str) -> list[str]:
     """Names of what an instruction reads, in order."""
     return re.findall(r"%([\w.-]+)", re.search(r" [\w-]+\((%.*?)\)(?:,|$)", instruction)[1])
+
+
+def check_entries(device: Any, mixer: Mixer, most_temporary: int) -> None:
+    """A step over entries of several tokens updates both of a layer's page groups in place."""
+    for shape in (DECODE, MIXED):
+        executable, cache, slots = compiled_step(device, shape, 128, mixer=mixer)
+        memory, owned = executable.memory_analysis(), num_bytes((cache, slots))
+        assert owned <= memory.alias_size_in_bytes < owned + MEGABYTE
+        assert memory.temp_size_in_bytes < most_temporary * MEGABYTE
+        assert not any(copies(executable, pages) for pages in jax.tree.leaves(cache))
 
 
 def copies(executable: Any, leaf: Any) -> list[str]:

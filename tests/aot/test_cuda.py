@@ -29,6 +29,11 @@ def test_the_step_keeps_its_cache_in_place(shape, attention):
     assert not programs.copies(executable, cache[0])
 
 
+@pytest.mark.parametrize("mixer", [programs.SPARSE, programs.HEAVY], ids=["sparse", "heavy"])
+def test_entries_of_several_tokens_stay_in_place(mixer):
+    programs.check_entries(programs.device("h200"), mixer, 80)
+
+
 def test_the_write_rotates_the_keys():
     """A layer's attention is three launches and the product after it: one makes rows of the pages
     from the product of queries, keys and values, one rotates the queries, one reads the pages.

@@ -36,6 +36,11 @@ def test_the_step_keeps_its_cache_in_place(shape, attention, topology):
     assert not programs.copies(executable, cache[0])
 
 
+@pytest.mark.parametrize("mixer", [programs.SPARSE, programs.HEAVY], ids=["sparse", "heavy"])
+def test_entries_of_several_tokens_stay_in_place(mixer):
+    programs.check_entries(programs.device("v6e:2x2"), mixer, 128)
+
+
 def test_a_greedy_step_has_few_launches_and_no_branch():
     """Twelve a layer: the root of each norm, four products, one of them laid out anew, rotated
     queries and keys, values, the kernel, its output as rows.
