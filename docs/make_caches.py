@@ -99,9 +99,9 @@ def _of_bytes(found: Rows, published: Rows) -> list[str]:
             "four heads' elements, its rotary key half of one's. Bytes are predicted by the",
             "planner and counted in the arrays of an engine with room for one sequence of",
             f"{measured.LENGTH:,} tokens and the page that padding is written to. A window keeps",
-            "less the longer a sequence is; Quest and DSA keep all, and read less. V4 keeps an entry",
-            "as wide as a latent vector for every 4 or 128 tokens, and of a window of 128 each token's",
-            "own vector and what entries are pooled from, most of its bytes a token.",
+            "less the longer a sequence is; Quest and DSA keep all, and read less. V4 keeps an",
+            "entry as wide as a latent vector for every 4 or 128 tokens, and of a window of 128",
+            "each token's own vector and what entries are pooled from, most of its bytes a token.",
         ),
         *table(found, kinds.MHA),
         *_prose(
