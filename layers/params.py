@@ -12,6 +12,10 @@ from configs.kinds.params import ParamInfo
 from configs.precision import FORMATS
 
 _ALIGNMENT = 64  # bytes
+# A stream begins with the same numbers however many are drawn, and any count is a program of its
+# own, which takes up to two seconds to compile: so many are drawn at least.
+_DRAWN = 1 << 16
+_STREAMS = 1 << 10
 
 Params = Any  # a pytree of arrays with the structure of its declaration
 
@@ -24,14 +28,18 @@ def is_info(node: Any) -> bool:
 def init(infos: Any, seed: int = 0) -> Params:
     """Random parameters for a declaration, each from its own stream of `seed`."""
     leaves, tree = jax.tree.flatten(infos, is_leaf=is_info)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
-    return jax.tree.unflatten(tree, [_init_leaf(i, k) for i, k in zip(leaves, keys, strict=True)])
+    keys = jax.random.split(jax.random.key(seed), max(len(leaves), _STREAMS))
+    return jax.tree.unflatten(tree, [_init_leaf(i, keys[n]) for n, i in enumerate(leaves)])
 
 
 def _init_leaf(info: ParamInfo, key: jax.Array) -> jax.Array:
     if info.init == "normal":
-        values = jax.random.normal(key, info.shape, jnp.float32) * info.shape[-1] ** -0.5
-        return values.astype(info.format)
+        shape, scale = info.shape, info.shape[-1] ** -0.5
+        if info.elements < _DRAWN:
+            drawn = np.asarray(jax.random.normal(key, (_DRAWN,), jnp.float32))
+            values = drawn[: info.elements].reshape(shape) * np.float32(scale)
+            return jnp.asarray(values.astype(jnp.dtype(info.format)))
+        return (jax.random.normal(key, shape, jnp.float32) * scale).astype(info.format)
     return jnp.full(info.shape, 0.0 if info.init == "zeros" else 1.0, info.format)
 
 

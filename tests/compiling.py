@@ -15,7 +15,10 @@ from pathlib import Path
 import jax
 import pytest
 
-_OPTIONS: dict[str, int | bool] = {"xla_backend_optimization_level": 0}
+_OPTIONS: dict[str, int | bool] = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_parallel_codegen_split_count": 1,  # a module each of them, and as many threads
+}
 if jax.__version_info__ < (0, 11):  # later ones have no other emitters to choose
     _OPTIONS["xla_cpu_use_fusion_emitters"] = False
 _compile = jax.stages.Lowered.compile

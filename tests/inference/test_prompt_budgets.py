@@ -18,7 +18,7 @@ from inference.scheduling.sequence import derived_seed
 from layers import decoder
 from layers.kernels.attention import reference
 from layers.ragged import contiguous
-from tests import fakes
+from tests import compiling, fakes
 
 pytestmark = pytest.mark.quick_code
 PAGE, VOCAB = 8, 131
@@ -70,8 +70,12 @@ def dense(monkeypatch, model, tokens, last, gone=()):
     params = fakes.real_params(model)
     model = dataclasses.replace(model, name=f"{model.name} without {sorted(gone)}")  # traced anew
     monkeypatch.setattr(reference, "attend_dense", attend)
-    hidden_TD, _ = decoder.forward(params, model, jnp.array(tokens), contiguous(1, len(tokens)))
-    logits_TV = np.asarray(decoder.logits(params, model, hidden_TD))
+
+    def forward(params, tokens_T):
+        hidden_TD, _ = decoder.forward(params, model, tokens_T, contiguous(1, len(tokens)))
+        return decoder.logits(params, model, hidden_TD)
+
+    logits_TV = np.asarray(compiling.call(forward, params, np.array(tokens)))
     jax.effects_barrier()
     monkeypatch.undo()
     return logits_TV, weight_S

@@ -21,7 +21,7 @@ from inference.request import SamplingParams
 from inference.speculation import adaptive, draft_tree, drafting
 from layers import decoder
 from layers.params import init
-from tests import fakes
+from tests import compiling, fakes
 
 MODELS = {
     "llama": fakes.llama(),
@@ -96,8 +96,13 @@ def weak(params):
     )
 
 
-@functools.cache
 def plain(model, count, is_weak=False):
+    """Answers without drafts, by code that is compiled as the test's is."""
+    return _plain(model, count, is_weak, compiling.is_quick())
+
+
+@functools.cache
+def _plain(model, count, is_weak, _is_quick):
     params = weak(fakes.real_params(MODELS[model])) if is_weak else None
     return answers(make(model, params).generate(*requests(count, MODELS[model].vocab_size)))
 
@@ -139,9 +144,16 @@ def drafting_by(name, **settings):
     return fakes.engine(MODELS[model], params | {"draft": own}, draft=draft, **settings)
 
 
-CASES = [("llama", "ngram", 3, 28, name) for name in ("preempted, chunked", "adaptive")]
-CASES += [("llama, int8", "ngram", 3, 14, "preempted, chunked")]
-CASES += [("pages", "ngram", 3, 10, "preempted, chunked")]
+# Bits of optimized code; what the host does otherwise, and other caches, in code that is not: the
+# long cases look at the bits of these.
+CASES = [("llama", "ngram", 3, 28, "preempted, chunked")]
+CASES += [
+    pytest.param(model, "ngram", 3, count, name, marks=pytest.mark.quick_code)
+    for model, count, name in (
+        ("llama", 28, "adaptive"), ("llama, int8", 14, "preempted, chunked"),
+        ("pages", 10, "preempted, chunked"),
+    )
+]  # fmt: skip
 CASES += [
     pytest.param(model, proposer, k, 200, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])
     for model, proposer in (
@@ -219,7 +231,8 @@ BRIEF = ("itself", "eagle, fused")
 
 
 @pytest.mark.parametrize("name", [
-    name if name in BRIEF else pytest.param(name, marks=pytest.mark.long) for name in DRAFTS
+    pytest.param(name, marks=pytest.mark.quick_code if name in BRIEF else pytest.mark.long)
+    for name in DRAFTS
 ])  # fmt: skip
 def test_a_model_that_drafts_changes_no_bit(name, monkeypatch):
     """Itself is always right, whatever is drawn; others hardly ever, or, weak as their target,
@@ -255,7 +268,7 @@ TREES = {
 
 
 @pytest.mark.parametrize("model, kind, count, name", [
-    ("gemma", "eagle", 14, "preempted, chunked"),
+    pytest.param("gemma", "eagle", 14, "preempted, chunked", marks=pytest.mark.quick_code),
     *(
         pytest.param(model, kind, 200, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])
         for model in ("llama", "gemma", "deepseek", "llama, int8") for kind in TREES

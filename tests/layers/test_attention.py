@@ -169,12 +169,14 @@ def test_large_scores_do_not_overflow():
     np.testing.assert_allclose(case.attend(None, False), expected, atol=1e-3)
 
 
+_LAYOUTS = ((9, 3), 64), ((4, 1), 256), ((8, 8), 32), ((14, 2), 80), ((6, 2), 24), ((16, 16), 96)
+
+
 @pytest.mark.quick_code(False)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    ("heads", "head_width"),
-    [((9, 3), 64), ((4, 1), 256), ((8, 8), 32), ((14, 2), 80), ((6, 2), 24), ((16, 16), 96)],
-)
+@pytest.mark.parametrize(("heads", "head_width", "dtype"), [
+    pytest.param(*layout, dtype, marks=() if n % 2 == bit else pytest.mark.long)
+    for n, layout in enumerate(_LAYOUTS) for bit, dtype in enumerate(("float32", "bfloat16"))
+])  # fmt: skip
 def test_deterministic_bits_do_not_depend_on_the_rectangle(heads, head_width, dtype):
     """Tokens alone, a few at a time, in a tile, beside others: the same bits."""
     case = _Case((40, 300, 7, 20), heads, 16, 20, dtype, head_width=head_width)

@@ -15,6 +15,7 @@ from layers.feed_forwards import experts, routing
 from layers.kernels.linear import grouped, packed
 from layers.ragged import Ragged, Rectangle, contiguous
 from layers.registry import StepContext
+from tests import compiling
 from tests.layers import native
 
 pytestmark = pytest.mark.quick_code
@@ -108,11 +109,26 @@ def tokens(seed: int = 1, count: int = T) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((count, D)).astype(np.float32)
 
 
+def applied(own: dict, kind: Experts, x_TD, valid_T=None, dtype="float32", deterministic=False):
+    """A mixture's output, and who visited whom; in one program, whatever it is made of."""
+    valid_T = np.ones(len(x_TD), bool) if valid_T is None else valid_T
+
+    def apply(own, x_TD, valid_T):
+        told = context(valid_T, deterministic)
+        return experts.apply(own, model(kind, dtype), kind, x_TD, told)
+
+    return compiling.call(apply, own, x_TD, valid_T)
+
+
 @pytest.mark.parametrize("name", _ROUTERS)
 def test_a_router_chooses_and_weighs(name):
     kind = Experts(9, 4, 8, _ROUTERS[name])
     own, x_TD = weights(kind), tokens()
-    scale_TJ, ids_TJ, _ = routing.route(own, kind.router, kind.top_k, jnp.asarray(x_TD))
+
+    def route(own, x_TD):
+        return routing.route(own, kind.router, kind.top_k, x_TD)
+
+    scale_TJ, ids_TJ, _ = compiling.call(route, own, x_TD)
     expected, expected_ids = chosen(own, kind, x_TD.astype(np.float64))
     np.testing.assert_array_equal(np.sort(ids_TJ), np.sort(expected_ids))
     np.testing.assert_allclose(np.sort(scale_TJ), np.sort(expected), rtol=2e-6)
@@ -134,9 +150,7 @@ _KINDS = {
 def test_a_mixture_is_the_sum_of_its_experts(name):
     kind = _KINDS[name]
     own, x_TD = weights(kind), tokens()
-    out_TD, visits = experts.apply(
-        own, model(kind), kind, jnp.asarray(x_TD), context(np.ones(T, bool))
-    )
+    out_TD, visits = applied(own, kind, x_TD)
     np.testing.assert_allclose(out_TD, by_hand(own, kind, x_TD.astype(np.float64)), atol=2e-5)
     ids_TJ = chosen(own, kind, x_TD.astype(np.float64))[1]
     np.testing.assert_array_equal(
@@ -149,9 +163,7 @@ def test_all_tokens_may_visit_one_expert_and_none_another():
     own = weights(kind)
     own["router"] = jnp.zeros((4, D)).at[2].set(1.0)
     x_TD = np.abs(tokens())
-    out_TD, visits = experts.apply(
-        own, model(kind), kind, jnp.asarray(x_TD), context(np.ones(T, bool))
-    )
+    out_TD, visits = applied(own, kind, x_TD)
     assert visits.num_tokens.tolist() == [0, 0, T, 0]
     np.testing.assert_allclose(out_TD, by_hand(own, kind, x_TD.astype(np.float64)), atol=2e-5)
 
@@ -161,12 +173,13 @@ def test_padding_visits_nobody():
     kind = Experts(5, 2, 10)
     own, x_TD, valid_T = weights(kind), tokens(), np.arange(T) % 3 > 0
     x_TD[~valid_T] = np.nan
-    out_TD, visits = experts.apply(own, model(kind), kind, jnp.asarray(x_TD), context(valid_T))
+    out_TD, visits = applied(own, kind, x_TD, valid_T)
     assert visits.num_tokens.sum() == 2 * valid_T.sum()
     expected = by_hand(own, kind, x_TD[valid_T].astype(np.float64))
     np.testing.assert_allclose(np.asarray(out_TD)[valid_T], expected, atol=2e-5)
 
 
+@pytest.mark.quick_code(False)
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.long)])
 def test_bits_do_not_depend_on_neighbours(dtype):
     """Nor on how many there are, or where each stands."""
@@ -177,8 +190,7 @@ def test_bits_do_not_depend_on_neighbours(dtype):
     order = np.random.default_rng(0).permutation(64)[:21]
 
     def run(x_TD):
-        valid = context(np.ones(len(x_TD), bool), deterministic=True)
-        return np.asarray(experts.apply(own, model(kind, dtype), kind, jnp.asarray(x_TD), valid)[0])
+        return np.asarray(applied(own, kind, x_TD, None, dtype, deterministic=True)[0])
 
     np.testing.assert_array_equal(run(x_TD)[order], run(x_TD[order]))
 
@@ -195,7 +207,7 @@ def test_rows_in_groups_meet_their_matrices(rows, groups, dtype):
     for row, e in enumerate(group_X):
         expected[row] = np.asarray(w_EFD[e], np.float64) @ np.asarray(x_XD[row], np.float64)
     sizes_E = jnp.asarray(sizes_E, jnp.int32)
-    found = stacks.grouped_linear(x_XD, w_EFD, sizes_E, deterministic=False)
+    found = compiling.call(stacks.grouped_linear, x_XD, w_EFD, sizes_E, deterministic=False)
     np.testing.assert_allclose(found, expected, atol=1e-5 if dtype == "float32" else 2e-2)
     assert not np.asarray(found)[len(group_X) :].any()
 
@@ -210,20 +222,24 @@ def test_a_tpus_kernel_gives_the_same(rows, groups, depth):
     x_XD = jnp.asarray(rng.standard_normal((rows, depth)), jnp.float32)
     sizes_E = np.bincount(rng.integers(0, groups, rows - rows // 4), minlength=groups)
     sizes_E = jnp.asarray(sizes_E, jnp.int32)
-    expected = stacks.grouped_linear(x_XD, w_EFD, sizes_E, deterministic=False)
-    found = grouped.grouped_product(x_XD, w_EFD, sizes_E, interpret=True)
-    np.testing.assert_allclose(found, expected, atol=1e-4)
-    np.testing.assert_allclose(
-        grouped.grouped_product(x_XD, w_EFD, sizes_E),
-        expected,
-        atol=1e-4,  # no kernel: XLA's
+    by_xla = compiling.call(grouped.grouped_product, x_XD, w_EFD, sizes_E)  # no kernel
+
+    def with_slope(product):
+        def loss(w_EFD):
+            found = product(w_EFD)
+            return (found**2).sum(), found
+
+        slope, found = compiling.call(jax.grad(loss, has_aux=True), w_EFD)
+        return found, slope
+
+    found, by_kernel = with_slope(
+        lambda w: grouped.grouped_product(x_XD, w, sizes_E, interpret=True)
     )
-
-    def slope(product):
-        return jax.grad(lambda w_EFD: (product(w_EFD) ** 2).sum())(w_EFD)
-
-    by_kernel = slope(lambda w: grouped.grouped_product(x_XD, w, sizes_E, interpret=True))
-    by_blocks = slope(lambda w: stacks.grouped_linear(x_XD, w, sizes_E, deterministic=False))
+    expected, by_blocks = with_slope(
+        lambda w: stacks.grouped_linear(x_XD, w, sizes_E, deterministic=False)
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    np.testing.assert_allclose(by_xla, expected, atol=1e-4)
     np.testing.assert_allclose(by_kernel, by_blocks, rtol=1e-3, atol=1e-2)
 
 
@@ -233,9 +249,8 @@ def test_packed_experts_give_what_plain_ones_give():
     own, x_TD = weights(kind), jnp.asarray(tokens())
     matrices = {name: packed.pack(own["experts"][name]) for name in ("gate_up", "down")}
     packed_own = own | {"experts": own["experts"] | matrices}
-    valid = context(np.ones(T, bool))
-    expected, _ = experts.apply(own, model(kind), kind, x_TD, valid)
-    found, _ = experts.apply(packed_own, model(kind), kind, x_TD, valid)
+    expected, _ = applied(own, kind, x_TD)
+    found, _ = applied(packed_own, kind, x_TD)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -250,7 +265,7 @@ def test_gradients_reach_router_and_experts(dtype):
         hidden_TD, _ = decoder.forward(own, whole, jnp.arange(T), contiguous(1, T))
         return (decoder.logits(own, whole, hidden_TD) ** 2).mean()
 
-    for path, leaf in params.flatten(jax.grad(loss)(own)).items():
+    for path, leaf in params.flatten(compiling.call(jax.grad(loss), own)).items():
         assert np.isfinite(np.asarray(leaf, np.float32)).all() and leaf.any(), path
 
 
@@ -262,8 +277,9 @@ def test_a_step_along_the_gradients_lowers_the_loss():
         valid = context(np.ones(T, bool))
         return (experts.apply(own, model(kind), kind, x_TD, valid)[0] ** 2).sum()
 
-    gradients = jax.grad(loss)(own)
+    gradients = compiling.call(jax.grad(loss), own)
     step = jax.tree.map(lambda leaf: 1e-3 * leaf, gradients)
     slope = sum(float((g * g).sum()) for g in jax.tree.leaves(gradients)) * 1e-3
-    moved = loss(jax.tree.map(jnp.subtract, own, step)) - loss(jax.tree.map(jnp.add, own, step))
+    losses = compiling.jit(loss)
+    moved = losses(jax.tree.map(jnp.subtract, own, step)) - losses(jax.tree.map(jnp.add, own, step))
     assert abs(float(moved) / (-2 * slope) - 1) < 0.2

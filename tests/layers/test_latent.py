@@ -38,7 +38,12 @@ def paged(own, weights, tokens, chunk, page_tokens=4):
     cache = kv_cache.init(own, (1 + pages,), page_tokens, 2, 0)
     table = np.zeros((2, 128 // page_tokens), np.int32)
     table[0, :pages] = 1 + np.random.default_rng(0).permutation(pages)
-    run = compiling.jit(lambda t, ragged, c: decoder.forward(weights, own, t, ragged, c))
+
+    @compiling.jit
+    def run(tokens_T, ragged, cache):
+        hidden_TD, cache = decoder.forward(weights, own, tokens_T, ragged, cache)
+        return decoder.logits(weights, own, hidden_TD), cache
+
     found = []
     for start in range(0, len(tokens), chunk):
         part = np.zeros((2, chunk), np.int32)
@@ -49,8 +54,8 @@ def paged(own, weights, tokens, chunk, page_tokens=4):
         valid_YW = jnp.asarray(np.stack([np.arange(chunk) < length, np.zeros(chunk, bool)]))
         slot_Y = jnp.asarray([0, 2], jnp.int32)
         rows = Rectangle(slot_Y, position_YW, valid_YW, (jnp.asarray(table),))
-        hidden_TD, cache = run(jnp.asarray(part.ravel()), Ragged((rows,)), cache)
-        found.append(decoder.logits(weights, own, hidden_TD)[:length])
+        logits_TV, cache = run(jnp.asarray(part.ravel()), Ragged((rows,)), cache)
+        found.append(np.asarray(logits_TV)[:length])
     return np.concatenate(found)
 
 
@@ -60,9 +65,13 @@ def test_absorbed_and_expanded_give_the_same(name):
     own = model(_KINDS.get(name, _KINDS["halves"]), owners=_OWNERS.get(name, (None, None)))
     weights = params.init(decoder.param_infos(own), 1)
     tokens = np.random.default_rng(2).integers(0, 31, 41)
-    hidden_TD, nothing = decoder.forward(weights, own, jnp.asarray(tokens), contiguous(1, 41))
-    assert nothing is None
-    expected = np.asarray(decoder.logits(weights, own, hidden_TD))
+
+    def uncached(tokens_T):
+        hidden_TD, nothing = decoder.forward(weights, own, tokens_T, contiguous(1, 41))
+        assert nothing is None
+        return decoder.logits(weights, own, hidden_TD)
+
+    expected = np.asarray(compiling.call(uncached, tokens))
     for chunk in (1, 16) if name == "compressed queries" else (16,):
         np.testing.assert_allclose(paged(own, weights, tokens, chunk), expected, atol=1e-5)
 
@@ -108,5 +117,5 @@ def test_gradients_flow_without_a_cache():
         hidden_TD, _ = decoder.forward(weights, own, jnp.arange(12), contiguous(1, 12))
         return (decoder.logits(weights, own, hidden_TD) ** 2).mean()
 
-    gradients = jax.grad(loss)(weights)["layers"][0]["mixer"]
+    gradients = compiling.call(jax.grad(loss), weights)["layers"][0]["mixer"]
     assert all(np.isfinite(leaf).all() and leaf.any() for leaf in jax.tree.leaves(gradients))

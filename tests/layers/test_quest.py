@@ -15,6 +15,7 @@ from layers.kernels.attention.contract import PLAIN
 from layers.kv_cache import Indexed
 from layers.ragged import Ragged, Rectangle
 from layers.sparse import quest
+from tests import compiling
 from tests.layers.chosen_case import decoded
 
 pytestmark = pytest.mark.quick_code
@@ -54,14 +55,17 @@ def test_the_pages_with_the_largest_bounds_are_read():
     all_YW = np.minimum(np.arange(128), position_YW[:, -1:]).astype(np.int32)
     fed = Rectangle(jnp.arange(2), all_YW, np.arange(128) <= position_YW[:, -1:], (table_YP,))
     empty = jnp.full((1 + 2 * columns, 2, 12), jnp.nan)
-    leaf = quest.summarized(Indexed(pages, empty), Ragged((fed,)), 0, page_format)
     q_YWNH = jnp.asarray(rng.standard_normal((2, 4, 4, 6)), jnp.float32)
     rectangle = Rectangle(
         jnp.arange(2), position_YW, np.ones((2, 4), bool), (jnp.asarray(table_YP),)
     )
-    found = quest.attend(
-        reference.attend_pages, q_YWNH, leaf, rectangle, 0, page_format, PLAIN, budget
-    )
+
+    def attend(q_YWNH, pages):
+        leaf = quest.summarized(Indexed(pages, empty), Ragged((fed,)), 0, page_format)
+        told = rectangle, 0, page_format, PLAIN, budget
+        return quest.attend(reference.attend_pages, q_YWNH, leaf, *told)
+
+    found = compiling.call(attend, q_YWNH, pages)
     for y, w in np.ndindex(2, 4):
         at = position_YW[y, w]
         rows = np.asarray(pages)[table_YP[y]].reshape(-1, 2, 2, 6)[: at + 1]  # [S, K and V, K, H]

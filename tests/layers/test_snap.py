@@ -13,6 +13,7 @@ from layers.kernels.attention.contract import Options
 from layers.ragged import Ragged, Rectangle
 from layers.sparse import snap
 from layers.sparse.snap import Observed
+from tests import compiling
 from tests.layers import native
 
 pytestmark = pytest.mark.quick_code
@@ -89,13 +90,18 @@ def test_weights_are_those_of_the_softmax(stored, is_latent, cap, has_sinks):
     leaf = Observed(case.pages, jnp.ones(COLUMNS * PAGE))  # of an earlier layer
     told = case.rectangle(case.table_P), 0, case.format, options
     attend_pages = api.implementation("reference").attend_pages
-    q_1WNH = jnp.asarray(case.q_WNH)[None]
-    out, found = snap.attend(attend_pages, q_1WNH, leaf, *told)
-    np.testing.assert_array_equal(out, attend_pages(q_1WNH, case.pages, *told))
+
+    @compiling.jit
+    def attend(q_1WNH):
+        out, found = snap.attend(attend_pages, q_1WNH, leaf, *told)
+        assert found.pages is case.pages
+        return out, attend_pages(q_1WNH, case.pages, *told), found.weight_S
+
+    out, plain, weight_S = attend(case.q_WNH[None])
+    np.testing.assert_array_equal(out, plain)
     expected_S = case.weights(cap, sinks_N).sum((0, 1))
-    np.testing.assert_allclose(found.weight_S[:LENGTH] - 1, expected_S, atol=2e-6)
-    np.testing.assert_array_equal(found.weight_S[LENGTH:], 1)
-    assert found.pages is case.pages
+    np.testing.assert_allclose(weight_S[:LENGTH] - 1, expected_S, atol=2e-6)
+    np.testing.assert_array_equal(weight_S[LENGTH:], 1)
 
 
 def test_a_window_observes_nothing():
@@ -120,7 +126,8 @@ def test_attention_over_what_stayed(name, gone):
     table_P[: len(stay)] = case.table_P[stay]
     rectangle = case.rectangle(table_P, PAGE * len(gone))
     attend_pages = api.implementation(name).attend_pages
-    found = attend_pages(jnp.asarray(case.q_WNH)[None], case.pages, rectangle, 0, case.format)
+    told = {"group": 0, "page_format": case.format}
+    found = compiling.call(attend_pages, case.q_WNH[None], case.pages, rectangle, **told)
     is_seen_S = ~np.isin(np.arange(LENGTH) // PAGE, gone)
     np.testing.assert_allclose(found[0], case.out(is_seen_S), atol=2e-5)
 

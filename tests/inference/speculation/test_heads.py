@@ -1,6 +1,7 @@
 """Heads draft what their training computes: with pages and slots as without."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from inference.speculation import drafting, eagle, medusa, proposers
 from inference.speculation.proposer import Asked, Fed
 from layers import decoder, kv_cache
 from layers.ragged import Ragged, Rectangle, contiguous
-from tests import fakes
+from tests import compiling, fakes
 
 pytestmark = pytest.mark.quick_code
 
@@ -42,11 +43,27 @@ K, PAGE = 3, 8
 TOKENS = np.random.default_rng(0).integers(0, 131, 22)
 
 
+@functools.cache
+def reader(target, features):
+    """What `target` makes of all tokens: what it embeds, and the outputs of layers."""
+
+    def read(values, tokens_T):
+        rows = contiguous(1, len(tokens_T))
+        x_TD = decoder.embedded(values, target, tokens_T, rows)
+        hidden_TD, found, _, _ = decoder.layers(values, target, x_TD, rows, features=features)
+        return x_TD, hidden_TD, found
+
+    return compiling.jit(read)
+
+
+def padded(rows):
+    """As many as there are tokens, so that programs fit: nothing sees what comes behind it."""
+    return np.concatenate([rows, np.zeros_like(rows[:1]).repeat(len(TOKENS) - len(rows), 0)])
+
+
 def seen(target, values, tokens, features):
-    rows = contiguous(1, len(tokens))
-    x_TD = decoder.embedded(values, target, tokens, rows)
-    hidden_TD, found, _, _ = decoder.layers(values, target, x_TD, rows, features=features)
-    return x_TD, hidden_TD, found
+    found = reader(target, features)(values, padded(tokens))
+    return jax.tree.map(lambda x_TD: x_TD[: len(tokens)], found)
 
 
 def by_training(target, own, values, known):
@@ -58,23 +75,24 @@ def by_training(target, own, values, known):
         return [int(drafting.logits(values["draft"], own, x).argmax()) for x in blocks]
     _, hidden_TD, found = seen(target, values, TOKENS[:known], own.features)
     states = np.asarray(eagle.fused(values["draft"], hidden_TD, found))
-    tokens, drafts = list(TOKENS[: known + 1]), []
+    tokens, drafts = TOKENS[: known + 1], []
+
+    @compiling.jit
+    def draft(values, tokens_T, before_TD, at):
+        rows = contiguous(1, len(tokens_T))
+        x_TD = decoder.embedded(values, target, tokens_T, rows)
+        inputs_TD = eagle.inputs(values["draft"], own, x_TD, before_TD, rows.position_T)
+        hidden_TD, _, _, _ = decoder.layers(values["draft"], own, inputs_TD, rows)
+        last = hidden_TD[at][None]
+        if own.shares_head:
+            return last, decoder.logits(values, target, last).argmax()
+        return last, drafting.logits(values["draft"], own, last).argmax()
+
     for _ in range(K):
-        rows = contiguous(1, len(tokens))
-        x_TD = decoder.embedded(values, target, np.array(tokens), rows)
-        before = np.concatenate([np.zeros((1, target.width)), states])
-        before = jnp.asarray(before, jnp.float32)
-        inputs = eagle.inputs(values["draft"], own, x_TD, before, rows.position_T)
-        hidden, _, _, _ = decoder.layers(values["draft"], own, inputs, rows)
-        last = hidden[-1:]
-        logits = (
-            decoder.logits(values, target, last)
-            if own.shares_head
-            else drafting.logits(values["draft"], own, last)
-        )
-        drafts.append(int(logits.argmax()))
-        states = np.concatenate([states, hidden[-1:]])
-        tokens.append(drafts[-1])
+        before = np.concatenate([np.zeros_like(states[:1]), states])
+        last, drafted = draft(values, padded(tokens), padded(before), len(tokens) - 1)
+        drafts.append(int(drafted))
+        states, tokens = np.concatenate([states, last]), np.append(tokens, drafts[-1])
     return drafts
 
 
@@ -121,18 +139,22 @@ def test_they_draft_what_training_computes(name):
             jnp.zeros(rows, jnp.int32), jnp.array([done + kept] * rows),
             jnp.zeros((rows, 1 + K), jnp.int32), jnp.array([1] * rows),
         )  # fmt: skip
-        cache, state = proposer.observe(values, cache, state, after)
+        observe = functools.partial(proposer.observe, fed=after)
+        cache, state = compiling.call(observe, values, cache, state)
         done = starts[-1] + kept
     sampling = jax.tree.map(jnp.asarray, parameters.init(1, 131))
     asked = Asked(
         rectangle((done,), 1 + K, tables), jnp.asarray(TOKENS[done : done + 1]), sampling, None,
         None, jnp.zeros((0, 0), jnp.int32), greedy=True,
     )  # fmt: skip
-    _, drafts = proposer.propose(values, cache, state, asked)
-    found = drafts.tokens_Rk[0].tolist()
+
+    @compiling.jit
+    def propose(state):
+        return proposer.propose(values, cache, state, asked)[1].tokens_Rk[0]
+
+    found, others = propose(state).tolist(), propose(jnp.zeros_like(state)).tolist()
     assert found == by_training(target, own, values, done)
-    _, others = proposer.propose(values, cache, jnp.zeros_like(state), asked)
-    assert others.tokens_Rk[0].tolist() != found and len(set(found)) > 1
+    assert others != found and len(set(found)) > 1
 
 
 def test_what_is_not_fed_has_no_children():
@@ -154,12 +176,19 @@ def test_what_is_not_fed_has_no_children():
     )  # fmt: skip
     state = jnp.asarray(np.random.default_rng(2).normal(size=proposer.init().shape), jnp.float32)
     is_in_short = []
-    for length in (14, 4):
+
+    @compiling.jit
+    def propose(length):
         row = dataclasses.replace(whole, valid_YW=jnp.arange(14)[None] < length)
-        _, drafts = proposer.propose(values, cache, state, dataclasses.replace(asked, decode=row))
-        parents = drafts.parent_Rk[0].tolist()
+        asked_in_row = dataclasses.replace(asked, decode=row)
+        _, drafts = proposer.propose(values, cache, state, asked_in_row)
+        return drafts.tokens_Rk, drafts.parent_Rk[0]
+
+    for length in (14, 4):
+        tokens_Rk, parents = propose(length)
+        parents = parents.tolist()
         fed = [0, *(n for n, parent in enumerate(parents, 1) if parent == 0)][:4]
-        assert (np.asarray(drafts.tokens_Rk) >= 0).all()
+        assert (np.asarray(tokens_Rk) >= 0).all()
         is_in_short.append(set(parents) <= set(fed))
     assert is_in_short == [False, True]
 

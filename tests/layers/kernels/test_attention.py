@@ -178,7 +178,7 @@ def test_page_formats_beside_keys_and_values_of_one_width(case, width):
     attend = functools.partial(
         reference.attend_pages, group=0, page_format=drawn.page_format, options=options
     )
-    drawn.check(jax.jit(attend)(*drawn.arguments))
+    drawn.check(compiling.jit(attend)(*drawn.arguments))
 
 
 @pytest.mark.parametrize("case", _FORMATS)

@@ -85,13 +85,20 @@ def _check(found, expected, rectangle, atol):
 _LATENTS = {"heads": (6, 1), "head_width": 200, "rank": 128}
 
 
-@pytest.mark.parametrize("window", [None, 40])
-@pytest.mark.parametrize("rows", _ROWS)
-@pytest.mark.parametrize("kind", [{}, _LATENTS], ids=["keys and values", "latents"])
+_KINDS = {"keys and values": {}, "latents": _LATENTS}
+# Each two of kind, rows and window meet; the other half of the product is long.
+_APPENDED = [
+    pytest.param(kind, rows, window, marks=() if (i + n + w) % 2 == 0 else pytest.mark.long)
+    for i, kind in enumerate(_KINDS) for n, rows in enumerate(_ROWS)
+    for w, window in enumerate((None, 40))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "rows", "window"), _APPENDED)
 def test_appended_tokens_are_where_xla_writes_them_and_are_seen(kind, rows, window, monkeypatch):
     """In blocks of a page, and in a ring that is full most of the time."""
     monkeypatch.setattr(tpu, "_BLOCK_TOKENS", 1)
-    q, row_YWX, held, written, rectangle, told = _drawn(rows, **kind)
+    q, row_YWX, held, written, rectangle, told = _drawn(rows, **_KINDS[kind])
     told = told | {"options": Options(window)}
     found, pages = map(np.asarray, _append(q, row_YWX, held, rectangle, **told))
     assert not interpret_pallas_call.races.races_found
