@@ -106,13 +106,17 @@ def _assert_same(found, expected, aborts):
         ("full", ONE_CHIP),
         pytest.param("windows", ONE_CHIP, marks=pytest.mark.long),
         pytest.param("every cache", ONE_CHIP, marks=pytest.mark.long),
+        pytest.param("compressed", ONE_CHIP, marks=pytest.mark.long),
         pytest.param("full", Mesh(data=2, model=2), marks=pytest.mark.long),
         pytest.param("full", Mesh(data=2), marks=pytest.mark.long),
     ],
     ids=str,
 )
 def test_tokens_are_those_of_one_engine(model, mesh):
-    kinds = {"full": fakes.llama, "windows": fakes.gemma, "every cache": fakes.every_cache}
+    kinds = {
+        "full": fakes.llama, "windows": fakes.gemma, "every cache": fakes.every_cache,
+        "compressed": fakes.compressed,
+    }  # fmt: skip
     made = kinds[model]()
     count = 100 if (model, mesh) == ("full", ONE_CHIP) else 36
     aborts = range(0, count, 7)
