@@ -210,6 +210,13 @@ class CacheSpec:
         return own + self.index_width + self.pooled_width
 
     @property
+    def is_pooled(self) -> bool:
+        """Whether it is entries of several tokens, or what these are pooled from: no kernel lays
+        them out yet.
+        """
+        return self.stride > 1 or self.pooled_width > 0
+
+    @property
     def elements_per_token(self) -> float:
         """Elements stored for each live token, on average; of this part alone."""
         if self.stride == 1:
@@ -261,10 +268,6 @@ class CacheSpec:
     def bytes_per_entry(self, dtype: str) -> int:
         """Bytes that each live token, or `stride` of them, add to this part of a layer."""
         return sum(page_format.bytes_per_token for page_format in self._formats(dtype))
-
-    def bytes_per_token(self, dtype: str) -> float:
-        """Bytes each live token adds to this part of a layer, on average."""
-        return self.bytes_per_entry(dtype) / self.stride
 
     @property
     def elements_per_page(self) -> int:
@@ -377,12 +380,12 @@ class PageGroup:
     part: int = 0
 
     def bytes_per_page(self, dtype: str, page_tokens: int, latent_lanes: int = 1) -> int:
-        """Bytes of one page across the group's layers; a latent's row, or a quantized one, is a
-        multiple of so many elements or bytes.
+        """Bytes of one page across the group's layers; the row of a latent that no entry is pooled
+        from, or a quantized one, is a multiple of so many elements or bytes.
         """
         entry_bytes = self.spec.bytes_per_entry(dtype)
         row = self.spec.page_format(dtype)
-        if row.values_in_keys or row.is_quantized:
+        if (row.values_in_keys or row.is_quantized) and not self.spec.is_pooled:
             entry_bytes += (row.padded_width(latent_lanes) - row.stored_width) * row.stored_bytes
         pages = -(-page_tokens // BLOCK_TOKENS)  # on the device
         page_elements = pages * self.spec.elements_per_page  # never quantized

@@ -265,11 +265,11 @@ class Config:
             self.max_context, self.mesh.num_chips > 1 or self.prefill.chips > 0,
         )  # fmt: skip
         if self.engine.has_trees:
-            self.model.check_trees()
-        if self.device_page_tokens % self.model.stride:
+            self.cached_model.check_trees()
+        if self.device_page_tokens % (stride := self.cached_model.stride):
             raise InputError(
-                f"engine.page_tokens={self.page_tokens}: {self.model.name} keeps one entry for "
-                f"{self.model.stride} tokens, and a page has a multiple of that"
+                f"engine.page_tokens={self.page_tokens}: {self.model.name}, or what drafts for it, "
+                f"keeps one entry for {stride} tokens, and a page has a multiple of that"
             )
         if self.engine.prompt_budgets:
             self.model.check_prompt_budgets(self.engine.proposer, self.num_chips)
@@ -358,7 +358,7 @@ class Config:
         `engine.latent_lanes`, where these are None; platforms are named as JAX does.
         """
         greedy, page = self.engine.greedy_steps, self.engine.page_tokens
-        page = page or max(PAGE_TOKENS.get(platform, PAGE_TOKENS["cpu"]), self.model.stride)
+        page = page or max(PAGE_TOKENS.get(platform, PAGE_TOKENS["cpu"]), self.cached_model.stride)
         greedy = platform != "cpu" if greedy is None else greedy
         lanes = self.engine.latent_lanes or (TPU_LANES if platform == "tpu" else 1)
         engine = dataclasses.replace(
@@ -369,7 +369,7 @@ class Config:
     @property
     def page_tokens(self) -> int:
         """Tokens a page holds; a CPU's default, unless `engine.page_tokens` is set."""
-        return self.engine.page_tokens or max(PAGE_TOKENS["cpu"], self.model.stride)
+        return self.engine.page_tokens or max(PAGE_TOKENS["cpu"], self.cached_model.stride)
 
     @property
     def device_page_tokens(self) -> int:

@@ -388,12 +388,11 @@ class ModelConfig:
         """
         if self.has_states:
             raise InputError(f"{self.name} keeps states, which cannot branch: leave the tree out")
-        specs = set(self.cache_specs)
-        of = "extremes" if any(spec.has_extremes for spec in specs) else "entries"
-        if not all(spec.can_tree for spec in specs):
+        if not all(spec.can_tree for spec in self.cache_specs):
             raise InputError(
-                f"drafts that branch do not go with attention that chooses pages (token_budget) or "
-                f"pools tokens (stride): their {of} are of one path; draft chains, without tree="
+                "drafts that branch do not go with attention that chooses pages (token_budget) or "
+                "pools tokens (stride), since what it keeps is of one path: draft chains, without "
+                "tree="
             )
 
     @functools.cached_property

@@ -142,8 +142,9 @@ class Compressed(Mixer, name="compressed"):
         return compressed(self.head_width, self.stride, kept, index_width, pooled_width)
 
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:
-        """The products, attention over tokens and entries, and what entries are pooled from: as
-        many tokens for each token that is fed as an entry has, a share of the time.
+        """The products, attention over tokens and entries, and what entries are pooled from: for
+        each token that is fed as many as an entry has, once in `stride` times; devices
+        without branches read them each time.
         """
         N, H, m = self.num_heads, self.head_width, self.stride
         entries, tokens = stored.parts

@@ -160,16 +160,13 @@ def _rotated(
 
 def packed_row(k_TKH: jax.Array, v_TKH: jax.Array, is_inside: bool) -> jax.Array:
     """Keys and values for the pages, [T, 2 K, H], where what is not finite in a value becomes 0,
-    and NaN in its key; or keys alone, whose first elements are the values, with NaN in the others
-    (of keys that are values whole, whose readers do that: as they are).
+    and NaN in its key; or keys alone, whose first elements are the values, with NaN in the others.
 
     A masked score is replaced before the softmax, a masked value is only multiplied by 0: a NaN
     left in a freed page would reach its next owner through the values, never through the keys.
     Queries that do see the key still get the NaN.
     """
     is_finite_TKH = jnp.isfinite(v_TKH)
-    if is_inside and k_TKH.shape == v_TKH.shape:
-        return k_TKH
     if is_inside:
         is_finite_TK1 = is_finite_TKH.all(-1, keepdims=True)
         rest_TKX = jnp.where(is_finite_TK1, k_TKH[..., v_TKH.shape[-1] :], jnp.nan)

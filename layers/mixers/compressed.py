@@ -160,8 +160,9 @@ def _attend(
     span, table_YP = pages.shape[1], rectangle.tables[context.group]
     table_YP = jnp.pad(table_YP, ((0, 0), (0, -table_YP.shape[1] % (BLOCK_TOKENS // span))))
     last_YW = _last_entry(rectangle, kind)
-    token_table_YP = rectangle.tables[context.group_beside]
-    near = mask_bounds(rectangle, kind.window)
+    token_table_YP, near = _near(
+        rectangle, context.group_beside, kind.window, leaf.tokens.pages.shape[1]
+    )
 
     def read_all() -> jax.Array:
         stretches = (
@@ -204,6 +205,26 @@ def _attend(
         return read_best()
     # The same bits, where no query sees more than it may read: there is nothing to choose.
     return jax.lax.cond(most > top_k, read_best, read_all)
+
+
+def _near(
+    rectangle: Rectangle, group: int, window: int, page_tokens: int
+) -> tuple[jax.Array, MaskBounds]:
+    """The blocks that each row's windows lie in, as a table of its own [Y, P], and what its queries
+    see of them: else a short row would have all rows read from where its window begins.
+    """
+    W = rectangle.position_YW.shape[1]
+    near = mask_bounds(rectangle, window)
+    assert near.first_YW is not None
+    block_Y1 = near.first_YW[:, :1] // BLOCK_TOKENS
+    columns = BLOCK_TOKENS // page_tokens
+    num_blocks = -(-(window + W - 2) // BLOCK_TOKENS) + 1
+    column_YP = block_Y1 * columns + jnp.arange(num_blocks * columns, dtype=jnp.int32)
+    table_YP = chosen.entries(rectangle.tables[group], column_YP, page_tokens)
+    return table_YP, jax.tree.map(
+        lambda x_YW: jnp.minimum(x_YW - block_Y1 * BLOCK_TOKENS, num_blocks * BLOCK_TOKENS - 1),
+        near,
+    )
 
 
 def _last_entry(rectangle: Rectangle, kind: Compressed) -> jax.Array:

@@ -44,8 +44,8 @@ def model(**changes) -> ModelConfig:
     ],
 )
 def test_bytes(spec, per_token, per_sequence):
-    assert spec.bytes_per_token("bfloat16") == 2 * per_token
-    assert spec.bytes_per_token("float32") == 4 * per_token
+    assert spec.bytes_per_entry("bfloat16") == 2 * per_token
+    assert spec.bytes_per_entry("float32") == 4 * per_token
     assert [spec.bytes_per_sequence(k) for k in (0, 1, 3)] == [
         4 * per_sequence * n for n in (1, 2, 4)
     ]
@@ -87,9 +87,9 @@ def test_a_quantized_row_is_its_elements_and_then_its_scales():
 
 def test_keys_without_values_have_one_scale():
     spec = dataclasses.replace(latent(64, 32), index_width=128)
-    assert spec.bytes_per_token("int8") == 64 + 32 + 2 * 2 + 128 + 2 * 2
+    assert spec.bytes_per_entry("int8") == 64 + 32 + 2 * 2 + 128 + 2 * 2
     assert spec.scaled_elements == (64 + 32 + 128) / 4
-    assert recurrent(5).bytes_per_token("int8") == 0 and recurrent(5).scaled_elements == 1
+    assert recurrent(5).bytes_per_entry("int8") == 0 and recurrent(5).scaled_elements == 1
 
 
 _FORMATS = {"int8": 24, "fp8": 24, "int4": 32}  # and a head width that each stores
@@ -105,7 +105,7 @@ def _of_width(width: int, **changes) -> ModelConfig:
 def test_a_model_stores_its_cache_in_a_format_of_its_own(name):
     config = _of_width(_FORMATS[name], cache_format=name)
     assert (config.dtype, config.cache_dtype) == ("bfloat16", name)
-    assert config.page_bytes(16) == [16 * config.cache_specs[0].bytes_per_token(name)]
+    assert config.page_bytes(16) == [16 * config.cache_specs[0].bytes_per_entry(name)]
     assert config.per_chip(2).cache_dtype == name
     assert _of_width(24).cache_dtype == _of_width(24, cache_format="bfloat16").cache_dtype
 

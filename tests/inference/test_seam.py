@@ -79,7 +79,7 @@ def proposer(engine, seed=0, accuracy=0.6, sure=None):
 def test_the_specs_make_two_page_groups():
     paged, _, windowed, reader = MODEL.cache_specs
     assert MODEL.page_groups == (PageGroup(paged, (0,)), PageGroup(windowed, (2,)))
-    assert paged.bytes_per_token("float32") == 12 and reader.bytes_per_token("float32") == 0
+    assert paged.bytes_per_entry("float32") == 12 and reader.bytes_per_entry("float32") == 0
     assert [spec.bytes_per_sequence(2) for spec in MODEL.cache_specs] == [0, 12, 0, 0]
     engine = make()
     pages, state, window, nothing = engine.model_runner.cache

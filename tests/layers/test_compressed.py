@@ -12,12 +12,14 @@ import pytest
 
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
+from configs.heads import Eagle
 from configs.kinds.compressed import Compressed
+from configs.kinds.feed_forward import Gated
 from configs.kinds.latent import Indexer
 from configs.kinds.rope import Rope, Yarn
 from configs.model import LayerSpec, ModelConfig
 from inference.planner import cost
-from layers import kv_cache, rope
+from layers import decoder, kv_cache, rope
 from layers.mixers import compressed
 from layers.ragged import Ragged, Rectangle, contiguous
 from layers.registry import StepContext
@@ -194,13 +196,56 @@ def test_allocated_bytes_are_the_predicted_ones():
         "stride4", "window12", "all", "stride8", "window12",
     ]  # fmt: skip
     assert own.groups_of_layer == {0: (0, 1), 1: (2,), 2: (3, 4)}
-    engine = fakes.engine(own, page_tokens=8, max_seqs=4)
-    leaves = jax.tree.leaves(engine.model_runner.cache)
-    assert engine.config.pool_bytes == sum(leaf.nbytes for leaf in leaves)
+    for page_tokens, lanes in ((8, 1), (512, 128)):
+        engine = EngineConfig(page_tokens=page_tokens, max_seqs=4, latent_lanes=lanes)
+        runner = fakes.engine(own, **dataclasses.asdict(engine)).model_runner
+        leaves = jax.tree.leaves(runner.cache)
+        assert runner.config.pool_bytes == sum(leaf.nbytes for leaf in leaves)
     # Entry and index key; vectors and gates of both series; the token's vector. One series alone.
     sparse = (12 + 8) / 4 + 2 * 2 * (12 + 8) + 12
     heavy = 12 / 8 + 2 * 12 + 12
     assert cost.cache_bytes_per_token(own) == 4 * (sparse + heavy + 2 * 2 * 8)
+
+
+def test_a_short_neighbour_has_nobody_read_more():
+    """Tables of the newest tokens are as long as the blocks that a window lies in."""
+    position_YW = jnp.array([[16_000], [20]], jnp.int32)
+    table_YP = 1 + jnp.arange(2 * 1024, dtype=jnp.int32).reshape(2, 1024)
+    rectangle = Rectangle(jnp.arange(2), position_YW, jnp.ones((2, 1), bool), (table_YP,))
+    found_YP, near = compressed._near(rectangle, 0, 12, 16)
+    first = 16_000 // 128 * 8 - 8  # the window begins before its last block
+    np.testing.assert_array_equal(found_YP[0], 1 + first + np.arange(16))
+    np.testing.assert_array_equal(found_YP[1], 1025 + np.arange(16))
+    np.testing.assert_array_equal(near.last_YW, [[128], [20]])
+    np.testing.assert_array_equal(near.first_YW, [[117], [9]])
+
+
+@pytest.mark.parametrize("length", [3, 4, 11, 40])
+def test_gradients_are_finite(length):
+    own = fakes.compressed()
+    weights, tokens = fakes.real_params(own), jnp.arange(length) % 31
+
+    @compiling.jit
+    def gradients(weights):
+        def loss(weights):
+            hidden_TD, _ = decoder.forward(weights, own, tokens, contiguous(1, length))
+            return (hidden_TD**2).mean()
+
+        return jax.grad(loss)(weights)
+
+    found = gradients(weights)
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+    pooled = found["layers"][2]["mixer"]["pooled"]  # of entries of eight tokens
+    assert bool((pooled != 0).any()) == (length >= 8)
+
+
+def _drafting(**changes):
+    return EngineConfig(num_drafts=3, **changes)
+
+
+def _eagle(target, mixer):
+    fields = {field.name: getattr(target, field.name) for field in dataclasses.fields(ModelConfig)}
+    return Eagle(**fields | {"num_layers": 1, "pattern": (LayerSpec(mixer, Gated(40)),)})
 
 
 @pytest.mark.parametrize(
@@ -227,8 +272,23 @@ def test_allocated_bytes_are_the_predicted_ones():
         ),
         (
             lambda: Config(fakes.compressed(), EngineConfig(page_tokens=4)),
-            "engine.page_tokens=4: tiny-compressed keeps one entry for 8 tokens, and a page has a "
-            "multiple of that",
+            "engine.page_tokens=4: tiny-compressed, or what drafts for it, keeps one entry for 8 "
+            "tokens, and a page has a multiple of that",
+        ),
+        (
+            lambda: Config(
+                fakes.llama(), _drafting(proposer="draft", page_tokens=4), draft=fakes.compressed()
+            ),
+            "tiny-llama, or what drafts for it, keeps one entry for 8 tokens",
+        ),
+        (
+            lambda: Config(
+                fakes.llama(),
+                _drafting(proposer="eagle", draft_tree=(0, 0, 1)),
+                draft=_eagle(fakes.llama(), fakes.compressed().pattern[0].mixer),
+            ),
+            "drafts that branch do not go with attention that chooses pages (token_budget) or "
+            "pools tokens (stride), since what it keeps is of one path",
         ),
         (
             lambda: Config(fakes.compressed(), EngineConfig(prompt_budgets=True)),

@@ -45,7 +45,7 @@ def test_one_leaf_a_layer_as_its_spec_says(dtype, stored):
     made = kv_cache.init(config, (9, 5), _PAGE, 3, 2)
     assert not any(np.asarray(leaf).any() for leaf in made if leaf is not None)
     spec, per_page = config.cache_specs[0], made[0][0].nbytes
-    assert per_page == spec.bytes_per_token(dtype) * _PAGE
+    assert per_page == spec.bytes_per_entry(dtype) * _PAGE
     assert made[2][0].nbytes == config.cache_specs[2].bytes_per_sequence(2)
 
 
@@ -55,7 +55,7 @@ def test_an_indexer_has_pages_of_its_own():
     config = dataclasses.replace(_model("float32"), num_layers=1, pattern=pattern)
     (leaf,) = kv_cache.abstract(config, (9,), _PAGE, 3, 0)
     assert leaf.pages.shape == (9, _PAGE, 24) and leaf.index.shape == (9, _PAGE, 6)
-    assert spec.bytes_per_token("float32") == 4 * (24 + 6)
+    assert spec.bytes_per_entry("float32") == 4 * (24 + 6)
 
 
 def test_bfloat16_is_kept_as_its_bits():

@@ -126,27 +126,39 @@ def attend_stretches(
     counts = _counts(Y) if is_diagonal else (Y,)
     head = -(-options.first_tokens // BLOCK_TOKENS)
     carry = init
-    for pages, table_YP, seen in stretches:
-        last_Y = jnp.max(jnp.where(valid_YW, seen.last_YW, -1), axis=1)
-        seen = jax.tree.map(lambda x_YW: jnp.pad(x_YW, padding, mode="edge"), seen)
-
-        def read(ids_YP: jax.Array, pages: jax.Array = pages) -> tuple[jax.Array, jax.Array]:
-            return _keys_values(pages, ids_YP, page_format, q_YWNH.dtype)
-
-        block_pages = BLOCK_TOKENS // pages.shape[1]
-        block = functools.partial(_block, fold, read, table_YP, block_pages, seen)
+    for stretch in stretches:
+        last_Y = jnp.max(jnp.where(valid_YW, stretch.bounds.last_YW, -1), axis=1)
+        seen = jax.tree.map(lambda x_YW: jnp.pad(x_YW, padding, mode="edge"), stretch.bounds)
         oldest = jnp.int32(0) if seen.first_YW is None else jnp.min(seen.first_YW)
+
+        read = functools.partial(
+            _read_block, stretch._replace(bounds=seen), page_format, q_YWNH.dtype
+        )
+        block = functools.partial(_folded_block, fold, read)
         carry = _in_blocks(block, carry, oldest // BLOCK_TOKENS, last_Y, counts, head)
     return finish(carry)[:, :W]
 
 
-def _block(fold, read, table_YP, block_pages, seen, count, j, carry):  # noqa: ANN001, ANN202
-    """Folds the j-th block of a stretch's keys into the softmax of its first `count` rows."""
+def _folded_block(
+    fold: Callable[..., Any], read: Callable[..., Any], count: int, j: jax.Array, carry: Any
+) -> Any:
+    """The softmax of the first `count` rows after the j-th block of keys."""
+    return fold(carry, *read(count, j))
+
+
+def _read_block(
+    stretch: Stretch, page_format: PageFormat, dtype: Any, count: int, j: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Keys and values of the j-th block of the first `count` rows, [Y, S, X] each, and which keys
+    each query sees, bool [Y, W, S].
+    """
+    block_pages = BLOCK_TOKENS // stretch.pages.shape[1]
+    table_YP = stretch.table_YP[:count]
     assert table_YP.shape[-1] % block_pages == 0  # a slice past the end would be moved, silently
-    ids_YP = jax.lax.dynamic_slice_in_dim(table_YP[:count], j * block_pages, block_pages, axis=-1)
+    ids_YP = jax.lax.dynamic_slice_in_dim(table_YP, j * block_pages, block_pages, axis=-1)
     kv_position_S = j * BLOCK_TOKENS + jnp.arange(BLOCK_TOKENS, dtype=jnp.int32)
-    mask_YWS = _mask(kv_position_S, jax.tree.map(lambda x_YW: x_YW[:count], seen))
-    return fold(carry, *read(ids_YP), mask_YWS)
+    mask_YWS = _mask(kv_position_S, jax.tree.map(lambda x_YW: x_YW[:count], stretch.bounds))
+    return *_keys_values(stretch.pages, ids_YP, page_format, dtype), mask_YWS
 
 
 def _in_blocks(
@@ -237,7 +249,8 @@ def _keys_values(
         )
         keys, values = kv_cache.decode(keys), kv_cache.decode(values)
         if page_format.value_width == page_format.key_width and page_format.values_in_keys:
-            values = jnp.where(jnp.isfinite(values), values, 0)  # NaN of the key: see `packed_row`
+            # A masked value is multiplied by 0, which its key's NaN, left in a page, would survive.
+            values = jnp.where(jnp.isfinite(values), values, 0)
         return keys, values
     stored_YSX = _gather(pages, ids_YP, slice(0, page_format.stored_width), 1)
     row_YSX = kv_cache.dequantize(stored_YSX, page_format, dtype)

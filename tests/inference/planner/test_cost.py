@@ -226,7 +226,7 @@ def test_first_tokens_and_chunks_are_counted_key_by_key(sight, context):
             seen = [{*range(min(3, q + 1)), *range(max(0, q - 3), q + 1)} for q in asked]
         step, nothing = step_cost(alone, 1, [(queries, context)], 1), step_cost(alone, 1, [], 1)
         assert step.flops - nothing.flops == 4 * 4 * 3 * sum(map(len, seen))
-        token = alone.cache_specs[0].bytes_per_token(alone.dtype)
+        token = alone.cache_specs[0].bytes_per_entry(alone.dtype)
         assert step.bytes - nothing.bytes == token * (len(set().union(*seen)) + queries)
 
 
@@ -242,14 +242,14 @@ def test_predicted_bytes_are_allocated_bytes():
             leaves = jax.tree.leaves(kv_cache.abstract(config, pages, page, 1, 0))
             allocated = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
             step = step_cost(config, 1, [(1, tokens)], 0)
-            new = sum(spec.bytes_per_token(dtype) for spec in config.cache_specs)
+            new = sum(spec.bytes_per_entry(dtype) for spec in config.cache_specs)
             assert step.bytes - step_cost(config, 1, [], 0).bytes == allocated + new
 
 
 def test_window_groups_stop_growing():
     config = presets.get("gemma3-270m").config
     at = {n: step_cost(config, 1, [(1, n)], 1).bytes for n in (512, 513, 2048)}
-    per_token = config.cache_specs[0].bytes_per_token("bfloat16")
+    per_token = config.cache_specs[0].bytes_per_entry("bfloat16")
     assert at[513] - at[512] == 3 * per_token  # 3 global layers of 18
     assert at[2048] - at[512] == 3 * per_token * (2048 - 512)
 
