@@ -13,9 +13,9 @@ TOKENS = np.random.default_rng(2).integers(0, 31, (2, 150))
 LENGTHS = 150, 41
 
 
-def decoded(own, weights, num_rows, spoiled=None, chunk=149):
+def decoded(own, weights, num_rows, spoiled=None, chunk=149, **told):
     """Logits of the last token of each row, decoded behind a prompt that is fed in chunks, bits
-    independent of rectangles; both rows have their own pages.
+    independent of rectangles; both rows have their own pages. `told` is the decoder's.
     """
     page, columns = 16, 16
     cache = kv_cache.init(own, (1 + 2 * columns,), page, 2, 0)
@@ -31,7 +31,7 @@ def decoded(own, weights, num_rows, spoiled=None, chunk=149):
         tokens_T = jnp.pad(tokens_YW[rows].ravel(), (0, 8))
         ragged = Ragged((rectangle,), 8)
         hidden_TD, cache = decoder.forward(
-            weights, own, tokens_T, ragged, cache, deterministic=True
+            weights, own, tokens_T, ragged, cache, deterministic=True, **told
         )
         return decoder.logits(weights, own, hidden_TD), cache
 
