@@ -133,7 +133,8 @@ struct BoundKernels {
   void (*of_bfloat16)(const Bounds&, int64_t y, int64_t first, int64_t stop);
 };
 
-// Weights, pages, and the extremes of their keys, of float32 and of bfloat16; and what is done with rows of activations.
+// Weights, pages, and the extremes of their keys, of float32 and of bfloat16; and what is done with
+// rows of activations.
 struct Dense {
   Multiplier float32, bfloat16;
   Attend attend_float32, attend_bfloat16;
