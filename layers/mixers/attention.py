@@ -133,9 +133,7 @@ def attend(
         if token_budget is None:
             outs.append(chosen.attend_pages(q_YWNH, leaf, rectangle, *told))
         else:
-            outs.append(
-                quest.attend(chosen.attend_pages, q_YWNH, leaf, rectangle, *told, token_budget)
-            )
+            outs.append(quest.attend(chosen, q_YWNH, leaf, rectangle, *told, token_budget))
     return ragged.pack(outs), leaf
 
 

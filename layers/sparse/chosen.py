@@ -5,6 +5,7 @@ tokens (pages of one token in another view): what is read is read in place and i
 query that chooses all that it sees gets what it would get without a choice.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from configs.cache import BLOCK_TOKENS
 from configs.engine import MIN_DETERMINISTIC_ROWS
 from layers.kernels.attention.mask import mask_bounds
+from layers.kernels.cpu import rows
 from layers.ragged import Rectangle
 
 
@@ -27,6 +29,11 @@ def best(scores_YWX: jax.Array, open_YWX: jax.Array, most: int) -> tuple[jax.Arr
     of equals the first, i32 [..., most]; and how many they are, i32 [...]. What is behind them is
     an index past the end.
     """
+    reference, kernel = (functools.partial(f, most=most) for f in (_best, rows.choose))
+    return rows.kernel_or(reference, kernel)(scores_YWX, open_YWX)
+
+
+def _best(scores_YWX: jax.Array, open_YWX: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
     X = scores_YWX.shape[-1]
     scores_YWX = jnp.where(open_YWX, scores_YWX, -jnp.inf)
     _, index_YWJ = jax.lax.top_k(scores_YWX, most)

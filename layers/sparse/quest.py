@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from configs.cache import BLOCK_TOKENS, PageFormat
 from layers import kv_cache
 from layers.kernels.attention import reference
-from layers.kernels.attention.contract import AttendPages, Options
+from layers.kernels.attention.contract import Implementation, Options
 from layers.kernels.device import target_is_cpu
 from layers.kv_cache import Indexed
 from layers.ragged import Ragged, Rectangle
@@ -44,7 +44,7 @@ def summarized(leaf: Indexed, ragged: Ragged, group: int, page_format: PageForma
 
 
 def attend(
-    attend_pages: AttendPages,
+    implementation: Implementation,
     q_YWNH: jax.Array,
     leaf: Indexed,
     rectangle: Rectangle,
@@ -56,14 +56,16 @@ def attend(
     """`contract.AttendPages` of at most `token_budget` tokens in whole pages, two at least."""
     table_YP, page_tokens = rectangle.tables[group], leaf.pages.shape[1]
     most = max(2, token_budget // page_tokens)
+    attend_pages = implementation.attend_pages
+    page_bounds = implementation.page_bounds or _page_bounds
 
     def read_all() -> jax.Array:
         return attend_pages(q_YWNH, leaf.pages, rectangle, group, page_format, options)
 
     def read_best() -> jax.Array:
         open_YW1 = (rectangle.position_YW // page_tokens)[:, :, None]
-        stop = (longest(rectangle) + page_tokens - 1) // page_tokens
-        bounds_YWKP = _bounds(q_YWNH, leaf.index, table_YP, stop, page_format, options)
+        full_Y = jnp.max(jnp.where(rectangle.valid_YW, open_YW1[:, :, 0], 0), axis=1)
+        bounds_YWKP = page_bounds(q_YWNH, leaf.index, table_YP, full_Y, page_format, options)
         column_P = jnp.arange(table_YP.shape[1], dtype=jnp.int32)
         is_always_YWP = (column_P == 0) | (column_P == open_YW1)
         bounds_YWKP = jnp.where(is_always_YWP[:, :, None], jnp.inf, bounds_YWKP)
@@ -87,16 +89,15 @@ def attend(
     return jax.lax.cond(longest(rectangle) > most * page_tokens, read_best, read_all)
 
 
-def _bounds(
+def _page_bounds(
     q_YWNH: jax.Array,
-    index: jax.Array,
+    extremes: jax.Array,
     table_YP: jax.Array,
-    stop: jax.Array,
+    count_Y: jax.Array,
     page_format: PageFormat,
     options: Options,
 ) -> jax.Array:
-    """What the scores of a page's keys do not exceed, summed over the query heads of each KV head:
-    float32 [Y, W, K, P]; arbitrary from page `stop` on.
+    """`contract.PageBounds` by XLA's products, where NaN of one head is all heads'.
 
     An element's product is largest with the largest key where the query is positive, else with the
     smallest: a product of (q where q > 0, q where q < 0) and (largest, smallest).
@@ -115,7 +116,7 @@ def _bounds(
 
     def block(j: jax.Array, bounds_YWKP: jax.Array) -> jax.Array:
         ids_YP = jax.lax.dynamic_slice_in_dim(table_YP, j * width, width, axis=1)
-        found = index.at[ids_YP].get(mode="promise_in_bounds")
+        found = extremes.at[ids_YP].get(mode="promise_in_bounds")
         extremes_YPX = kv_cache.decode(found).reshape(Y, width, 2 * K * H)
 
         def score(both_YWK2KH: jax.Array) -> jax.Array:
@@ -126,4 +127,5 @@ def _bounds(
         return jax.lax.dynamic_update_slice_in_dim(bounds_YWKP, found_YWKP, j * width, axis=3)
 
     empty = jnp.zeros((Y, W, K, table_YP.shape[1]), jnp.float32)
-    return jax.lax.fori_loop(0, (stop + width - 1) // width, block, empty)[..., :num_columns]
+    stop = (jnp.max(count_Y) + width - 1) // width
+    return jax.lax.fori_loop(0, stop, block, empty)[..., :num_columns]

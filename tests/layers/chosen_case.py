@@ -21,9 +21,9 @@ def _spoiled(leaf, added):
     return dataclasses.replace(leaf, index=leaf.index + added)
 
 
-def decoded(own, weights, num_rows, spoiled=None, chunk=149):
+def decoded(own, weights, num_rows, spoiled=None, chunk=149, **told):
     """Logits of the last token of each row, decoded behind a prompt that is fed in chunks, bits
-    independent of rectangles; both rows have their own pages.
+    independent of rectangles; both rows have their own pages. `told` is the decoder's.
     """
     page, columns = 16, 16
     num_groups = len(own.page_groups)
@@ -41,7 +41,7 @@ def decoded(own, weights, num_rows, spoiled=None, chunk=149):
         tokens_T = jnp.pad(tokens_YW[rows].ravel(), (0, 8))
         ragged = Ragged((rectangle,), 8)
         hidden_TD, cache = decoder.forward(
-            weights, own, tokens_T, ragged, cache, deterministic=True
+            weights, own, tokens_T, ragged, cache, deterministic=True, **told
         )
         return decoder.logits(weights, own, hidden_TD), cache
 

@@ -10,12 +10,14 @@ from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated
 from configs.model import LayerSpec, ModelConfig
 from layers import decoder, kv_cache, params
-from layers.kernels.attention import reference
+from layers.kernels.attention import api
 from layers.kernels.attention.contract import PLAIN
+from layers.kernels.cpu import rows
 from layers.kv_cache import Indexed
 from layers.ragged import Ragged, Rectangle
 from layers.sparse import quest
 from tests import compiling
+from tests.layers import native
 from tests.layers.chosen_case import decoded
 
 pytestmark = pytest.mark.quick_code
@@ -28,24 +30,33 @@ def _model(token_budget):
     )
 
 
+@pytest.fixture(params=["reference", "ffi_cpu"])
+def told(request):
+    """The decoder's implementation of attention, with its kernels or XLA's path beside it."""
+    if request.param == "ffi_cpu":
+        native.need()
+    with rows.native(request.param == "ffi_cpu"):
+        yield {"attention": request.param}
+
+
 @pytest.mark.parametrize("budget", [48, 160])
-def test_all_pages_are_plain_attention_bit_for_bit(budget):
+def test_all_pages_are_plain_attention_bit_for_bit(told, budget):
     """Beside a row that has more pages than it may read, too."""
     weights = params.init(decoder.param_infos(_model(None)), 1)
-    expected, found = (decoded(_model(own), weights, 2) for own in (None, budget))
+    expected, found = (decoded(_model(own), weights, 2, **told) for own in (None, budget))
     np.testing.assert_array_equal(found[1], expected[1])
     assert (found[0] == expected[0]).all() == (budget == 160)
 
 
-def test_a_choice_depends_on_no_neighbour_no_chunk_and_nothing_that_pages_held_before():
+def test_a_choice_depends_on_no_neighbour_no_chunk_and_nothing_that_pages_held_before(told):
     own = _model(32)
     weights = params.init(decoder.param_infos(own), 1)
-    both = decoded(own, weights, 2)
-    np.testing.assert_array_equal(decoded(own, weights, 1)[-1], both[1])
-    np.testing.assert_array_equal(decoded(own, weights, 2, np.nan, chunk=16), both)
+    both = decoded(own, weights, 2, **told)
+    np.testing.assert_array_equal(decoded(own, weights, 1, **told)[-1], both[1])
+    np.testing.assert_array_equal(decoded(own, weights, 2, np.nan, 16, **told), both)
 
 
-def test_the_pages_with_the_largest_bounds_are_read():
+def test_the_pages_with_the_largest_bounds_are_read(told):
     """Against the sums written out, for queries at the end of a page and within one."""
     page, columns, budget = 4, 32, 20
     rng, page_format = np.random.default_rng(0), PageFormat(2, 6, 6, False, "float32")
@@ -62,8 +73,8 @@ def test_the_pages_with_the_largest_bounds_are_read():
 
     def attend(q_YWNH, pages):
         leaf = quest.summarized(Indexed(pages, empty), Ragged((fed,)), 0, page_format)
-        told = rectangle, 0, page_format, PLAIN, budget
-        return quest.attend(reference.attend_pages, q_YWNH, leaf, *told)
+        chosen = api.implementation(told["attention"])
+        return quest.attend(chosen, q_YWNH, leaf, rectangle, 0, page_format, PLAIN, budget)
 
     found = compiling.call(attend, q_YWNH, pages)
     for y, w in np.ndindex(2, 4):

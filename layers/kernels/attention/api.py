@@ -29,8 +29,9 @@ def implementation(name: str) -> Implementation:
         return Implementation(jax_tpu.limit, jax_tpu.layout, jax_tpu.write, jax_tpu.attend_pages)
     if name == "ffi_cpu":
         return Implementation(
-            ffi_cpu.limit, kv_cache.token_major, kv_cache.write, ffi_cpu.attend_pages
-        )
+            ffi_cpu.limit, kv_cache.token_major, kv_cache.write, ffi_cpu.attend_pages,
+            page_bounds=ffi_cpu.page_bounds,
+        )  # fmt: skip
     assert name == "reference", name
     return Implementation(
         reference.limit, kv_cache.token_major, kv_cache.write, reference.attend_pages

@@ -127,6 +127,33 @@ class AttendPages(Protocol):
         """
 
 
+class PageBounds(Protocol):
+    """`page_bounds` of an implementation."""
+
+    def __call__(
+        self,
+        q_YWNH: jax.Array,
+        extremes: jax.Array,
+        table_YP: jax.Array,
+        count_Y: jax.Array,
+        page_format: PageFormat,
+        options: Options = PLAIN,
+    ) -> jax.Array:
+        """What the scores of a page's keys do not exceed, summed over the query heads of each KV
+        head: float32 [Y, W, K, P], arbitrary from a row's page `count_Y` on; NaN where elements
+        of the KV head's keys or of its queries are.
+
+        Args:
+            q_YWNH: scaled queries, in the model's precision.
+            extremes: the smallest and the largest of each of the keys' elements, [pages, 2, K H]
+                (`kv_cache.Indexed`).
+            table_YP: page tables.
+            count_Y: pages of each row to look at, i32[Y].
+            page_format: of the pages.
+            options: of the layer.
+        """
+
+
 class AppendAndAttend(Protocol):
     """`append_and_attend` of an implementation: `write` and `attend_pages` of a rectangle in one
     kernel.
@@ -155,3 +182,4 @@ class Implementation(NamedTuple):
     write: Write
     attend_pages: AttendPages
     append_and_attend: AppendAndAttend | None = None  # where one kernel does both
+    page_bounds: PageBounds | None = None  # None: XLA's products (`layers/sparse/quest.py`)

@@ -56,3 +56,19 @@ def attend_pages(
         kv_heads=np.int64(page_format.kv_heads), values_in_keys=page_format.values_in_keys,
         first_tokens=np.int64(options.first_tokens),
     )  # fmt: skip
+
+
+def page_bounds(
+    q_YWNH: jax.Array,
+    extremes: jax.Array,
+    table_YP: jax.Array,
+    count_Y: jax.Array,
+    page_format: PageFormat,
+    options: Options = PLAIN,
+) -> jax.Array:
+    """`contract.PageBounds`, in one order of summation whatever is asked for together."""
+    shape = *q_YWNH.shape[:2], page_format.kv_heads, table_YP.shape[1]
+    return calls.call(
+        library.BOUNDS, jax.ShapeDtypeStruct(shape, jnp.float32), q_YWNH, extremes, table_YP,
+        count_Y, kv_heads=np.int64(page_format.kv_heads),
+    )  # fmt: skip

@@ -97,3 +97,21 @@ def summarize(x_QV: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     )
     maxima_QG, best_Q, total_Q = calls.call(library.SUMMARIZE, outs, x_QV)
     return maxima_QG, best_Q, total_Q
+
+
+def choose(scores_YWX: jax.Array, open_YWX: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
+    """The largest of those scores that are open, of equals the first: their indices in rising
+    order, i32 [..., most], then X; and how many they are, i32 [...].
+
+    Args:
+        scores_YWX: float32, in XLA's order, where NaN is the largest and -NaN the smallest.
+        open_YWX: bool.
+        most: indices of a row.
+    """
+    shape = scores_YWX.shape[:-1]
+    outs = (
+        jax.ShapeDtypeStruct((*shape, most), jnp.int32),
+        jax.ShapeDtypeStruct(shape, jnp.int32),
+    )
+    index_YWJ, count_YW = calls.call(library.CHOOSE, outs, scores_YWX, open_YWX)
+    return index_YWJ, count_YW

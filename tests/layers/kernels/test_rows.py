@@ -7,6 +7,7 @@ import pytest
 
 from layers import norm, topk
 from layers.kernels.cpu import rows
+from layers.sparse.chosen import best
 from tests.layers.native import instruction_set  # noqa: F401
 
 _SIZES = [1, 5, 16, 33, 64, 100, 576, 1037]
@@ -103,11 +104,32 @@ def test_a_summary_says_what_is_not_finite(instruction_set):  # noqa: F811
     assert ((found.best_Q >= 0) & (found.best_Q < 20_000)).all()
 
 
+@pytest.mark.parametrize("most", [1, 7, 64, 300])
+@pytest.mark.parametrize("size", [300, 1032, 17_000])
+def test_a_choice_is_xlas(instruction_set, size, most):  # noqa: F811
+    """Of scores that are all different, of many equal ones, and of what is not finite."""
+    generator, scores = np.random.default_rng(size), _drawn(0, 8, 2, size)
+    scores[1], scores[2] = np.round(scores[1]), 0
+    scores[3] *= generator.random((2, size)) < 0.5  # zeros of both signs
+    for row, values in ((4, (np.nan, np.inf, -np.inf)), (5, (np.nan, np.inf))):
+        for value in values:
+            scores[row, :, generator.integers(0, size, size // 40)] = value
+    share = np.array([1, 0.9, 0.5, 0.1, 1, 0.7, 0.01, 0])[:, None, None]
+    is_open = generator.random(scores.shape) < share
+    expected = best(jnp.asarray(scores), jnp.asarray(is_open), most)
+    with rows.native(True):
+        found = jax.jit(best, static_argnums=2)(scores, is_open, most)
+    for own, one in zip(found, expected, strict=True):
+        assert own.dtype == one.dtype == jnp.int32
+        np.testing.assert_array_equal(own, one)
+
+
 def test_a_row_has_the_same_bits_in_any_company(instruction_set):  # noqa: F811
     weight = _drawn(1, 70)
     _alone(lambda x: rows.norm(x, weight, None, 1e-6), _drawn(0, 300, 70))
     _alone(lambda x: rows.gate(x, "silu", "bfloat16"), _drawn(0, 300, 140))
     _alone(rows.summarize, _drawn(0, 41, 9000))
+    _alone(lambda x: rows.choose(x, x > 0, 30), _drawn(0, 60, 900))
 
 
 def test_gradients_are_those_of_xlas_path(instruction_set):  # noqa: F811

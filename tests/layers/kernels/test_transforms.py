@@ -133,7 +133,13 @@ def _programs():
     case, attend = _attention("bfloat16")
     x_TD = _drawn(0, 33, 96, dtype="bfloat16")
     weights = {format: (linear, (x_TD, _packed(0, 128, 96, format))) for format in _SHARDED}
-    return {"attend": (attend, case.arguments)} | weights
+    extremes = case.arguments[1].reshape(-1, 2, 8 * 256)[..., : 2 * 64]
+
+    def bounds(*arguments):  # of the pages that every row has
+        return ffi_cpu.page_bounds(*arguments, case.page_format)[..., :5]
+
+    bounded = case.arguments[0], extremes, case.arguments[2].tables[0], jnp.array([5, 9, 8])
+    return {"attend": (attend, case.arguments), "bounds": (bounds, bounded)} | weights
 
 
 def load_executables(folder):

@@ -4,6 +4,7 @@
 #include "amx.h"
 
 #include "attention.h"
+#include "bounds.h"
 #include "product.h"
 #include "rows.h"
 
@@ -218,6 +219,7 @@ constexpr Dense kDenseAmx = {
     {Activations::kBfloat16, put<InTiles>, multiply_in_session},
     attend<InFloat32<Float32>>,
     attend<InTiles>,
+    kBoundKernels,
     kRowKernels,
 };
 }

@@ -1,6 +1,7 @@
 // What an instruction set offers that multiplies in float32.
 #pragma once
 #include "attention.h"
+#include "bounds.h"
 #include "product.h"
 #include "rows.h"
 
@@ -13,6 +14,7 @@ constexpr ridgeline::Dense dense_in_float32() {
       {Activations::kFloat32, put<InFloat32<Bfloat16>>, InFloat32<Bfloat16>::multiply},
       attend<InFloat32<Float32>>,
       attend<InFloat32<Bfloat16>>,
+      kBoundKernels,
       kRowKernels,
   };
 }

@@ -280,6 +280,52 @@ ffi::Error attend(ffi::ThreadPool pool, std::string_view format, float score_cap
   return ffi::Error::Success();
 }
 
+// Bounds of the scores of each row's first pages, as many as `counts` says, as kernels.h has them.
+ffi::Error bounds(ffi::ThreadPool pool, int64_t kv_heads, ffi::AnyBuffer q, ffi::AnyBuffer extremes,
+                  ffi::BufferR2<ffi::S32> table, ffi::BufferR1<ffi::S32> counts,
+                  ffi::Result<ffi::BufferR4<ffi::F32>> out) {
+  const auto shape = q.dimensions(), given = extremes.dimensions();
+  Bounds b;
+  b.is_float32 = q.element_type() == ffi::DataType::F32;
+  if ((!b.is_float32 && q.element_type() != ffi::DataType::BF16) ||
+      extremes.element_type() != (b.is_float32 ? ffi::DataType::F32 : ffi::DataType::U16))
+    return ffi::Error::InvalidArgument("ridgeline_bounds: q or extremes of another type");
+  if (shape.size() != 4 || given.size() != 3)
+    return ffi::Error::InvalidArgument("ridgeline_bounds: q or extremes of another rank");
+  if (q.element_count() == 0 || out->element_count() == 0) return ffi::Error::Success();
+  const int64_t Y = shape[0];
+  b.num_tokens = shape[1];
+  b.num_heads = shape[2];
+  b.kv_heads = kv_heads;
+  b.width = shape[3];
+  b.num_pages = given[0];
+  b.columns = table.dimensions()[1];
+  const int64_t tokens = Y * b.num_tokens;
+  if (kv_heads <= 0 || b.num_heads % kv_heads || !b.num_pages || given[1] != 2 ||
+      given[2] != kv_heads * b.width || table.dimensions()[0] != Y ||
+      (int64_t)counts.element_count() != Y ||
+      (int64_t)out->element_count() != tokens * kv_heads * b.columns)
+    return ffi::Error::InvalidArgument("ridgeline_bounds: shapes do not go together");
+  b.q = q.untyped_data();
+  b.extremes = extremes.untyped_data();
+  b.table = table.typed_data();
+  b.out = out->typed_data();
+  static thread_local Scratch scratch;
+  b.sums = (float*)scratch.reserve(tokens * kv_heads * 2 * b.padded_width() * sizeof(float));
+  constexpr int64_t kPiecePages = 64;
+  const int64_t pieces = (b.columns + kPiecePages - 1) / kPiecePages;
+  const BoundKernels& kernels = chosen().dense->bounds;
+  const auto bound = b.is_float32 ? kernels.of_float32 : kernels.of_bfloat16;
+  auto work = [&](int phase, int64_t piece) {
+    if (phase == 0) return kernels.sum_signs(b, piece);
+    const int64_t y = piece / pieces, first = piece % pieces * kPiecePages;
+    const int64_t count = std::min<int64_t>(counts.typed_data()[y], b.columns);
+    bound(b, y, first, std::min(first + kPiecePages, count));
+  };
+  parallel(pool, {tokens, Y * pieces}, work);
+  return ffi::Error::Success();
+}
+
 }  // namespace
 }  // namespace ridgeline
 
@@ -329,6 +375,16 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_attend, ridgeline::attend,
                                   .Arg<ridgeline::Integers>()
                                   .Arg<ffi::BufferR1<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_bounds, ridgeline::bounds,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Attr<int64_t>("kv_heads")
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::BufferR2<ffi::S32>>()
+                                  .Arg<ffi::BufferR1<ffi::S32>>()
+                                  .Ret<ffi::BufferR4<ffi::F32>>());
 
 // Rows [F, D] of elements of 2 or 4 bytes as strips (kernels.h); `out` has room for the padding.
 void ridgeline_pack(const void* rows, int64_t F, int64_t D, int64_t bytes, void* out) {

@@ -109,10 +109,36 @@ struct Multiplier {
 
 using Attend = void (*)(const Attention&, const AttentionItem&);
 
-// Weights, and pages, of float32 and of bfloat16; and what is done with rows of activations.
+// What the keys of whole pages score at most (bounds.h). Queries and extremes are of float32, or of
+// bfloat16 as its bits.
+struct Bounds {
+  int64_t num_tokens, num_heads, kv_heads, width;  // W, N, K, H
+  int64_t num_pages, columns;
+  bool is_float32;
+  const void* q;         // [Y, W, N, H]
+  const void* extremes;  // [pages, 2, K, H], the smallest elements and the largest
+  const int32_t* table;  // [Y, columns]
+  float* sums;           // [Y, W, K, 2, padded H], of signs
+  float* out;            // [Y, W, K, columns]
+
+  int64_t padded_width() const { return padded(width, kStrip); }
+  float* sums_of(int64_t token, int64_t head) const {
+    return sums + (token * kv_heads + head) * 2 * padded_width();
+  }
+};
+
+struct BoundKernels {
+  void (*sum_signs)(const Bounds&, int64_t token);  // what the others read
+  void (*of_float32)(const Bounds&, int64_t y, int64_t first, int64_t stop);
+  void (*of_bfloat16)(const Bounds&, int64_t y, int64_t first, int64_t stop);
+};
+
+// Weights, pages, and the extremes of their keys, of float32 and of bfloat16; and what is done with
+// rows of activations.
 struct Dense {
   Multiplier float32, bfloat16;
   Attend attend_float32, attend_bfloat16;
+  BoundKernels bounds;
   RowKernels rows;
 };
 

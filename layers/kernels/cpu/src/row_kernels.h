@@ -33,6 +33,15 @@ struct Mass {
   float top, sum;
 };
 
+// The largest of those scores of a row that are open, of equals the first, in rising order.
+struct Choice {
+  const float* scores;     // [rows, size]
+  const uint8_t* is_open;  // [rows, size]
+  int64_t size, most;
+  int32_t* index;   // [rows, most], `size` behind the last
+  int32_t* counts;  // [rows]
+};
+
 struct RowKernels {
   void (*norm)(const Norm&, int64_t row);
   void (*gate)(const Gated&, int64_t row);
@@ -40,6 +49,7 @@ struct RowKernels {
   Mass (*summarize)(const float* x, int64_t size, float* maxima);
   // log(sum(exp)) of a row from its chunks' masses, in their order.
   float (*log_sum_exp)(const Mass* chunks, int64_t count);
+  void (*choose)(const Choice&, int64_t row);
 };
 
 }  // namespace ridgeline

@@ -113,6 +113,28 @@ ffi::Error summarize(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x,
   return ffi::Error::Success();
 }
 
+// Of each row of scores the best that are open: which they are, and how many.
+ffi::Error choose(ffi::ThreadPool pool, Floats scores, ffi::Buffer<ffi::PRED> open,
+                  ffi::Result<ffi::Buffer<ffi::S32>> index,
+                  ffi::Result<ffi::Buffer<ffi::S32>> counts) {
+  const int64_t rows = counts->element_count(), total = scores.element_count();
+  if (!rows || !index->element_count()) return ffi::Error::Success();
+  Choice c;
+  c.size = total / rows;
+  c.most = (int64_t)index->element_count() / rows;
+  if (c.size * rows != total || c.most * rows != (int64_t)index->element_count() ||
+      (int64_t)open.element_count() != total)
+    return ffi::Error::InvalidArgument("ridgeline_choose: shapes do not go together");
+  c.scores = scores.typed_data();
+  c.is_open = (const uint8_t*)open.untyped_data();
+  c.index = index->typed_data();
+  c.counts = counts->typed_data();
+  const RowKernels& kernels = chosen().dense->rows;
+  constexpr int64_t kReadings = 8;  // that cost what reading a row from memory does
+  by_row(pool, rows, kReadings * c.size, [&](int64_t row) { kernels.choose(c, row); });
+  return ffi::Error::Success();
+}
+
 }  // namespace
 }  // namespace ridgeline
 
@@ -144,6 +166,14 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_summarize, ridgeline::summarize,
                                   .Ret<ffi::BufferR2<ffi::F32>>()
                                   .Ret<ffi::BufferR1<ffi::S32>>()
                                   .Ret<ffi::BufferR1<ffi::F32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_choose, ridgeline::choose,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ridgeline::Floats>()
+                                  .Arg<ffi::Buffer<ffi::PRED>>()
+                                  .Ret<ffi::Buffer<ffi::S32>>()
+                                  .Ret<ffi::Buffer<ffi::S32>>());
 }
 
 #pragma GCC visibility pop

@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "row_kernels.h"
+#include "scratch.h"
 #include "vector.h"
 
 namespace {
@@ -37,10 +38,10 @@ inline void store_upto(const Vector& v, int count, float* p) {
   count == kLanes ? v.store(p) : store_some(v, count, p);
 }
 
-// Sixteen weights, or `count` of them.
-inline Vector load_weights(const void* weights, bool is_float32, int64_t first, int count) {
-  if (is_float32) return load_upto((const float*)weights + first, count, 0);
-  const uint16_t* p = (const uint16_t*)weights + first;
+// Sixteen elements of float32 or of bfloat16, or `count` of them, and 0.
+inline Vector load_elements(const void* all, bool is_float32, int64_t first, int count) {
+  if (is_float32) return load_upto((const float*)all + first, count, 0);
+  const uint16_t* p = (const uint16_t*)all + first;
   if (count == kLanes) return widen(p);
   uint16_t lanes[kLanes] = {};
   memcpy(lanes, p, count * sizeof(uint16_t));
@@ -82,9 +83,9 @@ void norm(const ridgeline::Norm& n, int64_t row) {
   const Vector scale = Vector::splat(1 / __builtin_sqrtf(squares / (float)n.size + n.epsilon));
   const Vector offset = Vector::splat(n.offset);
   by_sixteen(n.size, [&](int64_t i, int count) {
-    const Vector weight = load_weights(n.weight, n.is_float32, i, count) + offset;
+    const Vector weight = load_elements(n.weight, n.is_float32, i, count) + offset;
     Vector v = (load_upto(x + i, count, 0) - mean) * scale * weight;
-    if (n.bias) v = v + load_weights(n.bias, n.is_float32, i, count);
+    if (n.bias) v = v + load_elements(n.bias, n.is_float32, i, count);
     store_upto(v, count, y + i);
   });
 }
@@ -170,6 +171,50 @@ float log_sum_exp(const ridgeline::Mass* chunks, int64_t count) {
   return zero + logf(total);
 }
 
-constexpr ridgeline::RowKernels kRowKernels = {norm, gate, summarize, log_sum_exp};
+// The least score that is chosen is found bit by bit, from how many are not below. Scores have
+// XLA's order, -NaN < -inf < -0 < 0 < inf < NaN, as integers.
+void choose(const ridgeline::Choice& c, int64_t row) {
+  static thread_local Scratch scratch;
+  int32_t* const keys = (int32_t*)scratch.reserve(c.size * sizeof(int32_t));
+  const float* const scores = c.scores + row * c.size;
+  const uint8_t* const is_open = c.is_open + row * c.size;
+  int64_t count = 0;
+  for (int64_t i = 0; i < c.size; i++) {
+    int32_t bits;
+    memcpy(&bits, scores + i, sizeof bits);
+    const int32_t key = bits ^ (bits >> 31 & INT32_MAX);
+    keys[i] = !is_open[i] ? INT32_MIN : key > INT32_MIN ? key : INT32_MIN + 1;
+    count += is_open[i] != 0;
+  }
+  count = count < c.most ? count : c.most;
+  auto not_below = [&](int32_t key) {
+    int32_t found = 0;
+    for (int64_t i = 0; i < c.size; i++) found += keys[i] >= key;
+    return (int64_t)found;
+  };
+  uint32_t least = 0;  // its sign turned, so that bits count upwards
+  int64_t found = c.size;
+  for (uint32_t bit = 1u << 31; bit && found > count; bit >>= 1) {
+    const int64_t above = not_below((int32_t)((least | bit) ^ 1u << 31));
+    if (above < count) continue;
+    least |= bit;
+    found = above;
+  }
+  const int32_t key = (int32_t)(least ^ 1u << 31);
+  int64_t equals = count;  // that are chosen
+  for (int64_t i = 0; i < c.size; i++) equals -= keys[i] > key;
+  int32_t* const index = c.index + row * c.most;
+  int64_t taken = 0;
+  for (int64_t i = 0; taken < count; i++) {
+    const bool is_equal = keys[i] == key && equals > 0;
+    index[taken] = (int32_t)i;
+    taken += keys[i] > key || is_equal;
+    equals -= is_equal;
+  }
+  for (; taken < c.most; taken++) index[taken] = (int32_t)c.size;
+  c.counts[row] = (int32_t)count;
+}
+
+constexpr ridgeline::RowKernels kRowKernels = {norm, gate, summarize, log_sum_exp, choose};
 
 }  // namespace

@@ -71,6 +71,7 @@ LANEWISE(operator+, x + y)
 LANEWISE(operator-, x - y)
 LANEWISE(operator*, x* y)
 LANEWISE(maximum, x > y ? x : y)
+LANEWISE(minimum, x < y ? x : y)
 #undef LANEWISE
 
 // a b + c, rounded once: as the processor's own operation, or a compiler might fuse c's product
@@ -200,8 +201,15 @@ inline void narrow(const Vector& v, uint16_t* p) {
 inline Vector widen(const uint16_t* p) {
   Vector v;
   UNROLL for (int i = 0; i < kRegisters; i++) {
-    const Halves halves = *(const LooseHalves*)(p + i * kRegisterLanes);
-    v.part[i] = (Floats)(__builtin_convertvector(halves, Words) << 16);
+    const uint16_t* const own = p + i * kRegisterLanes;
+#if defined(__AVX512F__)  // one operation, of which GCC's conversion makes four
+    const Words words = (Words)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)own));
+#elif defined(__AVX2__)
+    const Words words = (Words)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)own));
+#else
+    const Words words = __builtin_convertvector(*(const LooseHalves*)own, Words);
+#endif
+    v.part[i] = (Floats)(words << 16);
   }
   return v;
 }
