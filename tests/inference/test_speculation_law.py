@@ -102,7 +102,7 @@ def counted(proposer, name, samples):
 
 
 @pytest.mark.parametrize("samples, proposer, name", [
-    (1024, "ngram", "undisturbed"),
+    pytest.param(1024, "ngram", "undisturbed", marks=pytest.mark.quick_code),
     *(pytest.param(20_000, proposer, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])
       for proposer in PROPOSERS for name in DISTURBANCES),
 ])  # fmt: skip
