@@ -16,7 +16,7 @@ from inference.request import SamplingParams
 from inference.sampling import parameters, sampler
 from inference.scheduling.sequence import Sequence
 from layers import decoder, ragged
-from tests import fakes
+from tests import compiling, fakes
 from tests.inference.speculation.tiny_pairs import p_value
 
 VOCAB, LENGTH = 8, 3
@@ -43,14 +43,18 @@ def cells():
     """The law of all answers, [8 x 8 x 8], computed without an engine."""
     texts = np.array([[*PROMPT, a, b] for a in range(VOCAB) for b in range(VOCAB)], np.int32)
     every = ragged.contiguous(*texts.shape)
-    params = fakes.real_params(TARGET)
-    hidden_TD, _ = decoder.forward(params, TARGET, jnp.asarray(texts.ravel()), every)
-    logits_QV = decoder.logits(params, TARGET, hidden_TD).reshape(*texts.shape, -1)[:, -LENGTH:]
     rows = len(texts) * LENGTH
     own = parameters.request_row(Sequence(1, ASKED, PROMPT, len(PROMPT)), VOCAB)
     sampling = jax.tree.map(lambda value: np.repeat(value[None], rows, axis=0), own)
     position_Q = jnp.full(rows, len(PROMPT), jnp.int32)
-    law_QV = sampler.law(logits_QV.reshape(rows, VOCAB), sampling, position_Q)
+
+    def law(params, tokens_T):
+        hidden_TD, _ = decoder.forward(params, TARGET, tokens_T, every)
+        logits_QV = decoder.logits(params, TARGET, hidden_TD).reshape(*texts.shape, VOCAB)
+        last_QV = logits_QV[:, -LENGTH:].reshape(rows, VOCAB)
+        return sampler.law(last_QV, sampling, position_Q)
+
+    law_QV = compiling.call(law, fakes.real_params(TARGET), texts.ravel())
     law = np.asarray(law_QV, np.float64).reshape(VOCAB, VOCAB, LENGTH, VOCAB)
     return law[0, 0, 0][:, None, None] * law[:, 0, 1][:, :, None] * law[:, :, 2]
 
@@ -102,7 +106,7 @@ def counted(proposer, name, samples):
 
 
 @pytest.mark.parametrize("samples, proposer, name", [
-    (1024, "ngram", "undisturbed"),
+    pytest.param(1024, "ngram", "undisturbed", marks=pytest.mark.quick_code),
     *(pytest.param(20_000, proposer, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])
       for proposer in PROPOSERS for name in DISTURBANCES),
 ])  # fmt: skip

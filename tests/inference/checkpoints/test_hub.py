@@ -172,6 +172,7 @@ def test_a_script_takes_an_id(fake, tmp_path):
     """With the environment alone: endpoint, cache, then offline."""
     fake.publish("owner/tiny", files_of("llama-tokenizer"))
     flags = ["--model=owner/tiny", "--prompt=a", "--max_new_tokens=2", "--json"]
+    flags += ["--set=engine.prefill_chunks=(1,)", "--set=engine.decode_rows=(1,)"]
     environment = {"HF_ENDPOINT": fake.endpoint, "HF_HOME": str(tmp_path / "home")}
     online = apps.start("generate", *flags, cache=tmp_path, HF_HUB_OFFLINE="0", **environment)
     fake.close()

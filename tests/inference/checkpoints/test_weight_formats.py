@@ -25,6 +25,8 @@ from tests.inference.checkpoints import test_gguf as tiny
 from tests.inference.checkpoints.test_gguf_types import WIDE, blocks
 from tests.layers import native
 
+pytestmark = pytest.mark.quick_code
+
 MIXED = {"attn_q": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q6_K", "attn_output": "Q5_0",
          "ffn_gate": "Q4_1", "ffn_up": "Q4_1", "ffn_down": "Q4_0", "token_embd": "Q8_0",
          "output": "F16"}  # fmt: skip
@@ -240,6 +242,7 @@ def test_chips_hold_copies_of_the_heads_of_a_mixed_stack():
 
 
 @pytest.mark.long
+@pytest.mark.quick_code(False)
 def test_an_answer_does_not_depend_on_its_neighbours_nor_on_chunks(tmp_path):
     native.need()
     path = write(tmp_path / "mixed.gguf")
