@@ -6,6 +6,7 @@ the key is one for all heads. DeepSeek rotates both by a Hadamard matrix before 
 which changes no product; here they are not quantized.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -35,6 +36,9 @@ from layers.sparse.chosen import (
     longest,
     single_entries,
 )
+
+# Blocks that are scored at once: a trip of the loop takes as long as scores of few queries.
+_MOST_BLOCKS, _MOST_PRODUCTS = 8, 1 << 22
 
 
 class Index(NamedTuple):
@@ -196,25 +200,28 @@ def scores(
     """
     Y, W, num_heads, X = q_YWIX.shape
     page_tokens = pages.shape[1]
-    block_pages = BLOCK_TOKENS // page_tokens
+    times = _MOST_PRODUCTS // (Y * W * num_heads * BLOCK_TOKENS) or 1
+    times = _MOST_BLOCKS if deterministic else min(1 << times.bit_length() - 1, _MOST_BLOCKS)
+    block_pages = math.gcd(table_YP.shape[1], times * BLOCK_TOKENS // page_tokens)
+    block_tokens = block_pages * page_tokens
     rows = MIN_DETERMINISTIC_ROWS if deterministic else 1
 
     def block(j: jax.Array, scores_YWS: jax.Array) -> jax.Array:
         ids_YP = jax.lax.dynamic_slice_in_dim(table_YP, j * block_pages, block_pages, axis=1)
         found = pages.at[ids_YP].get(mode="promise_in_bounds")
-        k_YSX = kv_cache.decode(found).reshape(Y, BLOCK_TOKENS, X)
+        k_YSX = kv_cache.decode(found).reshape(Y, block_tokens, X)
 
         def score(q_YWIX: jax.Array, weights_YWI: jax.Array) -> jax.Array:
             products_YUS = jax.nn.relu(reference.dot(q_YWIX.reshape(Y, -1, X), k_YSX, 2))
-            products_QIS = products_YUS.reshape(-1, num_heads, BLOCK_TOKENS)
+            products_QIS = products_YUS.reshape(-1, num_heads, block_tokens)
             weights_QUI = jnp.broadcast_to(
                 weights_YWI.reshape(-1, 1, num_heads), (len(products_QIS), rows, num_heads)
             )
-            return reference.dot(weights_QUI, products_QIS, 1)[:, 0].reshape(Y, -1, BLOCK_TOKENS)
+            return reference.dot(weights_QUI, products_QIS, 1)[:, 0].reshape(Y, -1, block_tokens)
 
         found_YWS = in_steady_tiles(score, deterministic, q_YWIX, weights_YWI)
-        return jax.lax.dynamic_update_slice_in_dim(scores_YWS, found_YWS, j * BLOCK_TOKENS, axis=2)
+        return jax.lax.dynamic_update_slice_in_dim(scores_YWS, found_YWS, j * block_tokens, axis=2)
 
-    stop = (most + BLOCK_TOKENS - 1) // BLOCK_TOKENS
+    stop = (most + block_tokens - 1) // block_tokens
     empty_YWS = jnp.zeros((Y, W, table_YP.shape[1] * page_tokens), jnp.float32)
     return jax.lax.fori_loop(0, stop, block, empty_YWS)
