@@ -255,6 +255,15 @@ class CacheSpec:
         """Format of the pages of what entries are made of."""
         return PageFormat(1, self.pooled_width, 0, False, dtype)
 
+    def check(self, dtype: str) -> None:
+        """Refuses widths that a quantized format cannot have, of this part alone.
+
+        Raises:
+            InputError: naming a width.
+        """
+        for page_format in self._formats(dtype):
+            page_format.check()
+
     def _formats(self, dtype: str) -> tuple[PageFormat, ...]:
         return self.page_format(dtype), self.index_format(dtype), self.pooled_format(dtype)
 

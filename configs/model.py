@@ -158,13 +158,13 @@ class ModelConfig:
                 f"{valid[-1]}, not {own!r}"
             )
         for spec in set(self.cache_specs):
-            if spec.index_width or spec.has_extremes or spec.beside:
+            if spec.has_extremes:
                 raise InputError(
-                    f"model.cache_format={own!r} does not go with layers that choose what they "
-                    "read (an indexer, token_budget) or pool tokens (a stride): leave it out"
+                    f"model.cache_format={own!r} does not go with layers that choose pages by "
+                    "their keys' extremes (token_budget): leave it out"
                 )
-            for page_format in (spec.page_format(own), spec.index_format(own)):
-                page_format.check()
+            for part in spec.parts:
+                part.check(own)
 
     def _check_formats(self) -> None:
         plain = dataclasses.replace(self, formats=()).parameters() if self.formats else {}

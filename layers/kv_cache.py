@@ -210,6 +210,18 @@ def _scale(x_TGE: jax.Array, format: str) -> jax.Array:
     return best_TG1
 
 
+def numbers(stored_TX: jax.Array, page_format: PageFormat, dtype: Any) -> jax.Array:
+    """Rows of any format as numbers; quantized ones of a type."""
+    if page_format.is_quantized:
+        return dequantize(stored_TX, page_format, dtype)
+    return decode(stored_TX)
+
+
+def as_stored(row_TX: jax.Array, page_format: PageFormat) -> jax.Array:
+    """Rows [T, ...] as `write` takes them for pages of a format."""
+    return quantize(row_TX, page_format) if page_format.is_quantized else row_TX
+
+
 def dequantize(stored_TX: jax.Array, page_format: PageFormat, dtype: Any) -> jax.Array:
     """Rows of a quantized format, uint8 [..., stored width], as numbers of a type: [..., row
     width].

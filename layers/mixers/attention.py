@@ -115,8 +115,7 @@ def attend(
     row_TX = None
     if k_TKH is not None and v_TKH is not None:
         row_TX = packed_row(k_TKH, v_TKH, is_inside)
-        if context.page_format.is_quantized:
-            row_TX = kv_cache.quantize(row_TX, context.page_format)
+        row_TX = kv_cache.as_stored(row_TX, context.page_format)
     if row_TX is not None and chosen.append_and_attend is not None:
         rows = zip(ragged.split(q_TNH), ragged.split(row_TX), ragged.rectangles, strict=True)
         for q_YWNH, row_YWX, rectangle in rows:

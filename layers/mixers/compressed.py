@@ -71,7 +71,7 @@ def apply(
             ]
     else:
         with jax.named_scope("pool"):
-            leaf = _written(projected, leaf, pool, kind, context)
+            leaf = _written(projected, leaf, pool, config, kind, context)
         with jax.named_scope("attend"):
             outs = [
                 _attend(Projected(*own), rectangle, leaf, kind, options, context)
@@ -127,21 +127,27 @@ def _written(
     projected: Projected,
     leaf: kv_cache.Compressed,
     pool: pooling.Pool,
+    config: ModelConfig,
     kind: Compressed,
     context: StepContext,
 ) -> kv_cache.Compressed:
     """The pages with this step's tokens, and with the entries that these end."""
-    ragged, groups = context.ragged, (context.group, context.group_beside)
-    tokens = Indexed(
-        kv_cache.write(leaf.tokens.pages, projected.k_TH, ragged, groups[1]),
-        kv_cache.write(leaf.tokens.index, projected.given_TZ, ragged, groups[1]),
-    )
+    ragged, group = context.ragged, context.group_beside
+    _, beside = context.spec.parts
+    formats = beside.page_format(config.cache_dtype), beside.pooled_format(config.cache_dtype)
+    tokens = Indexed(*(
+        kv_cache.write(pages, kv_cache.as_stored(row_TX, format), ragged, group)
+        for pages, row_TX, format in zip(
+            (leaf.tokens.pages, leaf.tokens.index), (projected.k_TH, projected.given_TZ), formats,
+            strict=True,
+        )
+    ))  # fmt: skip
     is_indexed = kind.indexer is not None
     pages: tuple[jax.Array, ...] = (leaf.entries,)
     if is_indexed:
         pages = leaf.entries.pages, leaf.entries.index
     for rectangle in ragged.rectangles:
-        pages = pooling.written(pages, tokens.index, rectangle, groups, pool, kind)
+        pages = pooling.written(pages, tokens.index, rectangle, pool, config, kind, context)
     return kv_cache.Compressed(Indexed(*pages) if is_indexed else pages[0], tokens)
 
 
@@ -182,8 +188,9 @@ def _attend(
         """Each query is a row of its own, over the entries of its own."""
         Y, W = last_YW.shape
         scores_YWS = indexer.scores(
-            own.q_TIX, own.weights_TI, leaf.entries.index, table_YP, most, options.deterministic
-        )
+            own.q_TIX, own.weights_TI, leaf.entries.index,
+            context.spec.index_format(page_format.dtype), table_YP, most, options.deterministic,
+        )  # fmt: skip
         open_YWS = jnp.arange(scores_YWS.shape[2]) <= last_YW[..., None]
         entry_YWJ, count_YW = chosen.best(scores_YWS, open_YWS, top_k)
         table_YWJ = chosen.single_entries(table_YP, entry_YWJ, span)

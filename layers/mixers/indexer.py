@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from configs.cache import BLOCK_TOKENS
+from configs.cache import BLOCK_TOKENS, PageFormat
 from configs.engine import MIN_DETERMINISTIC_ROWS
 from configs.kinds.latent import Indexer, Latent
 from configs.model import ModelConfig
@@ -98,10 +98,12 @@ def attend(
         return ragged.pack(outs), None
     assert context.page_format is not None
     row_TX = packed_row(k_TKH, v_TKH, context.page_format.values_in_keys)
+    row_TX = kv_cache.as_stored(row_TX, context.page_format)
+    index_TX = kv_cache.as_stored(index.k_TX, context.spec.index_format(context.page_format.dtype))
     write = api.implementation(context.attention).write
     written = Indexed(
         write(leaf.pages, row_TX, ragged, context.group),
-        kv_cache.write(leaf.index, index.k_TX, ragged, context.group),
+        kv_cache.write(leaf.index, index_TX, ragged, context.group),
     )
     rows = zip(
         *map(ragged.split, (q_TNH, index.q_TIX, index.weights_TI)), ragged.rectangles, strict=True
@@ -131,7 +133,10 @@ def _attend(
 
     def read_best() -> jax.Array:
         seen = longest(rectangle)
-        scores_YWS = scores(q_YWIX, weights_YWI, leaf.index, table_YP, seen, options.deterministic)
+        index_format = context.spec.index_format(page_format.dtype)
+        scores_YWS = scores(
+            q_YWIX, weights_YWI, leaf.index, index_format, table_YP, seen, options.deterministic
+        )
         seen_YWS = _seen(jnp.arange(scores_YWS.shape[2], dtype=jnp.int32), rectangle)
         position_YWJ, count_YW = best(scores_YWS, seen_YWS, top_k)
         table_YWJ = single_entries(table_YP, position_YWJ, page_tokens)
@@ -191,6 +196,7 @@ def scores(
     q_YWIX: jax.Array,
     weights_YWI: jax.Array,
     pages: jax.Array,
+    index_format: PageFormat,
     table_YP: jax.Array,
     most: jax.Array,
     deterministic: bool,
@@ -209,7 +215,7 @@ def scores(
     def block(j: jax.Array, scores_YWS: jax.Array) -> jax.Array:
         ids_YP = jax.lax.dynamic_slice_in_dim(table_YP, j * block_pages, block_pages, axis=1)
         found = pages.at[ids_YP].get(mode="promise_in_bounds")
-        k_YSX = kv_cache.decode(found).reshape(Y, block_tokens, X)
+        k_YSX = kv_cache.numbers(found, index_format, q_YWIX.dtype).reshape(Y, block_tokens, X)
 
         def score(q_YWIX: jax.Array, weights_YWI: jax.Array) -> jax.Array:
             products_YUS = jax.nn.relu(reference.dot(q_YWIX.reshape(Y, -1, X), k_YSX, 2))

@@ -17,12 +17,12 @@ import jax.numpy as jnp
 
 from configs.kinds.compressed import Compressed
 from configs.model import ModelConfig
-from layers import norm
+from layers import kv_cache, norm
 from layers.kernels.device import target_is_cpu
-from layers.kv_cache import decode, encode
 from layers.params import Params
 from layers.ragged import Rectangle
 from layers.reduce import row_sum
+from layers.registry import StepContext
 from layers.rope import angles, rotate
 
 # (given_XLZ, position_XL) -> the entries of attention and the indexer's, float32 [X, width] each.
@@ -90,9 +90,10 @@ def written(
     pages: tuple[jax.Array, ...],
     given: jax.Array,
     rectangle: Rectangle,
-    groups: tuple[int, int],
     pool: Pool,
+    config: ModelConfig,
     kind: Compressed,
+    context: StepContext,
 ) -> tuple[jax.Array, ...]:
     """Pages of entries with those whose last token is in a rectangle.
 
@@ -100,12 +101,14 @@ def written(
         pages: of attention's entries, and of the indexer's: [P, page tokens / stride, width].
         given: pages of what tokens keep for entries, [P, page tokens, Z], this step's written.
         rectangle: the queries.
-        groups: page groups of entries and of tokens.
         pool: `pooled`, told its layer.
-        kind: the layer.
+        config, kind, context: the model, the layer, and what it is told of the step.
     """
-    m, L = kind.stride, kind.pooled_tokens
+    m, L, dtype = kind.stride, kind.pooled_tokens, config.cache_dtype
+    own_part, beside = context.spec.parts
+    formats = own_part.page_format(dtype), own_part.index_format(dtype)
     (Y, W), page_tokens = rectangle.position_YW.shape, given.shape[1]
+    groups = context.group, context.group_beside
     entry_tables, token_tables = (rectangle.tables[group] for group in groups)
     nth_E = jnp.arange(-(-W // m), dtype=jnp.int32)
     entry_YE = rectangle.position_YW[:, :1] // m + nth_E
@@ -120,7 +123,8 @@ def written(
         at_YX = jnp.maximum(at_YX, 0)
         page_YX = jnp.take_along_axis(token_tables, at_YX // page_tokens, axis=1)
         rows = given.at[page_YX, at_YX % page_tokens].get(mode="promise_in_bounds")
-        given_XLZ = decode(rows).reshape(-1, L, given.shape[2])
+        given_YXZ = kv_cache.numbers(rows, beside.pooled_format(dtype), config.dtype)
+        given_XLZ = given_YXZ.reshape(-1, L, beside.pooled_width)
         return pool(given_XLZ, position_YEL.reshape(-1, L))
 
     if target_is_cpu():  # most steps of few tokens end no entry, and would pool for nothing
@@ -133,7 +137,11 @@ def written(
     column_YE = jnp.minimum(entry_YE // span, entry_tables.shape[1] - 1)
     page_YE = jnp.take_along_axis(entry_tables, column_YE, axis=1)
     at = jnp.where(is_whole_YE, page_YE, 0).ravel(), (entry_YE % span).ravel()
+    rows = [
+        kv_cache.as_stored(entry_XZ.astype(config.dtype), format)
+        for entry_XZ, format in zip(entries, formats, strict=False)  # an indexer's, if there is one
+    ]
     return tuple(
-        own.at[at].set(encode(entry_XZ, own), mode="promise_in_bounds")
-        for own, entry_XZ in zip(pages, entries, strict=True)
+        own.at[at].set(kv_cache.encode(row_XZ, own), mode="promise_in_bounds")
+        for own, row_XZ in zip(pages, rows, strict=True)
     )

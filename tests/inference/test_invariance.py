@@ -24,6 +24,8 @@ MODELS = {
     "indexer": fakes.deepseek_v32("bfloat16"),
     "pages": fakes.llama("bfloat16", token_budget=24),
     "compressed": fakes.compressed("bfloat16"),
+    "compressed, int8": fakes.compressed("bfloat16", cache_format="int8"),
+    "indexer, fp8": fakes.deepseek_v32("bfloat16", cache_format="fp8"),
 }
 SIZES = dict(
     max_seqs=32, decode_rows=(1, 32), page_tokens=8, chunk_tokens=16, prefill_chunks=(4,),
@@ -96,7 +98,7 @@ CASES += [
     for case in (
         ("gpt-oss", 15, "together"), ("every cache, int8", 15, "prefixes on the host"),
         ("indexer", 12, "swap"), ("pages", 12, "prefixes on the host"),
-        ("compressed", 12, "prefixes on the host"),
+        ("compressed, int8", 12, "swap"),
     )
 ]  # fmt: skip
 CASES += [

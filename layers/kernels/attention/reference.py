@@ -242,19 +242,20 @@ def _keys_values(
     """Keys and values of whole pages, [Y, S, K H] each; gathered separately to avoid a slice, but
     where they are computed. Of pages that differ by KV head, [Y, K, P], those of each.
     """
-    if not page_format.is_quantized:
+    if page_format.is_quantized:
+        stored_YSX = _gather(pages, ids_YP, slice(0, page_format.stored_width), 1)
+        row_YSX = kv_cache.dequantize(stored_YSX, page_format, dtype)
+        keys, values = row_YSX[..., page_format.keys], row_YSX[..., page_format.values]
+    else:
         keys, values = (
             _gather(pages, ids_YP, part, page_format.kv_heads)
             for part in (page_format.keys, page_format.values)
         )
         keys, values = kv_cache.decode(keys), kv_cache.decode(values)
-        if page_format.value_width == page_format.key_width and page_format.values_in_keys:
-            # A masked value is multiplied by 0, which its key's NaN, left in a page, would survive.
-            values = jnp.where(jnp.isfinite(values), values, 0)
-        return keys, values
-    stored_YSX = _gather(pages, ids_YP, slice(0, page_format.stored_width), 1)
-    row_YSX = kv_cache.dequantize(stored_YSX, page_format, dtype)
-    return row_YSX[..., page_format.keys], row_YSX[..., page_format.values]
+    if page_format.value_width == page_format.key_width and page_format.values_in_keys:
+        # A masked value is multiplied by 0, which its key's NaN, left in a page, would survive.
+        values = jnp.where(jnp.isfinite(values), values, 0)
+    return keys, values
 
 
 def _gather(pages: jax.Array, ids_YP: jax.Array, part: slice, kv_heads: int) -> jax.Array:

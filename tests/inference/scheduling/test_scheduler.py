@@ -41,9 +41,9 @@ EVERYTHING = dataclasses.replace(
         )),
     ),
 )  # fmt: skip
-# And latents with a reader, and entries of four tokens beside the newest ones.
+# And latents with a reader, and entries of four tokens beside the newest ones, all in eight bits.
 STRIDED = dataclasses.replace(
-    EVERYTHING, num_layers=9, pattern=(
+    EVERYTHING, num_layers=9, cache_format="int8", pattern=(
         *EVERYTHING.pattern,
         *(LayerSpec(mixer, None) for mixer in (
             Latent(1, 1, 2, 1, 1), Latent(1, 1, 2, 1, 1, owner=6),
@@ -168,7 +168,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         more |= {"prompt_budgets": budgets and mesh == ONE_CHIP and proposer != "medusa"}
         self.max_in_flight, self.in_flight = in_flight, []
         per_sequence = sum(
-            n * group.bytes_per_page("float32", page_tokens)
+            n * group.bytes_per_page(model.cache_dtype, page_tokens)
             for n, group in zip(
                 config(page_tokens, cache_bytes=4000, **more).peak_pages(CONTEXT),
                 model.page_groups,
