@@ -59,7 +59,7 @@ def _write(name: str, seed: int, target: pathlib.Path) -> None:
         rope_parameters=scaling, attn_implementation="eager",
     )  # fmt: skip
     generator = np.random.default_rng(4000 + seed)
-    module = v4.DeepseekV4Attention(config, 0).eval()
+    module = v4.DeepseekV4Attention(config, 0).train(False)
     for key, parameter in module.named_parameters():
         wide = 1.0 if key.endswith(("sinks", "position_bias")) else parameter.shape[-1] ** -0.5
         values = wide * generator.standard_normal(parameter.shape)
