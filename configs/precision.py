@@ -1,11 +1,16 @@
 """How numbers are stored: bits of an element and of the scale that a group of elements shares.
 
-Weights of eight bits meet activations that are rounded to eight bits, a scale a token (W8A8), so
-their products run at the chip's int8 or fp8 rate where it has one. Four-bit weights are expanded to
-bfloat16 for their products (W4A16). A cache is expanded for attention whatever its format.
+Weights of few bits lie in blocks: a row is one block after another, each a group's scale and then
+its integers, so that a matrix is bytes, [F, bytes of a row]. Ours begin with the scale in float32
+and, where they are asymmetric, a zero point of a byte (`layers/quantized.py` packs and reads them);
+those of GGUF's files are theirs, and MXFP4's begin with a power of two (OCP Microscaling 1.0). Where
+a whole row shares one scale it is one block.
 
-The blocks of GGUF files (`q8_0` and the others) are what a CPU multiplies as they are, with
-activations of eight bits.
+`w8a8` and `w8a8_fp8` store what `int8` and `fp8` do, and round activations too, a scale a token, so
+their products run at the chip's int8 or fp8 rate where it has one. Other weights of few bits are
+expanded to bfloat16 for their products, within the kernels. A CPU's kernels multiply integers of up
+to eight bits as they are, with activations of eight bits, a scale for 32 of a token. A cache is
+expanded for attention whatever its format.
 
 The scales of a quantized cache are bfloat16: each is of one token alone, never revised, and a
 quarter of four bits' bytes would be scales in float32.
@@ -25,7 +30,9 @@ class Format:
         group: elements along a row that share a scale; None: the whole row does.
         scale_bits: of a scale and what belongs to it; 0: there is none.
         compute: type the products run in, a key of `HardwareSpec.rates`.
-        block: elements along a row that a GGUF file stores together; None: it is no such format.
+        block: elements along a row that are stored together; None: those of a group.
+        asymmetric: a group has a zero point.
+        activations: format that a token's activations are rounded to; None: they stay.
     """
 
     name: str
@@ -34,6 +41,13 @@ class Format:
     scale_bits: int = 0
     compute: str = "bfloat16"
     block: int | None = None
+    asymmetric: bool = False
+    activations: str | None = None
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether it is stored in blocks of bytes, with scales."""
+        return self.scale_bits > 0
 
     def check_rows(self, row: int, what: str) -> None:
         """Refuses rows that are no whole blocks.
@@ -41,10 +55,14 @@ class Format:
         Raises:
             InputError: naming `what` has them.
         """
-        if self.block and row % self.block:
+        if self.is_quantized and row % (block := self.block_in(row)):
             raise InputError(
-                f"{what} has rows of {row}, not a multiple of {self.name}'s block of {self.block}"
+                f"{what} has rows of {row}, not a multiple of {self.name}'s block of {block}"
             )
+
+    def block_in(self, row: int) -> int:
+        """Elements of a row of so many that are stored together."""
+        return self.block or self.group or row
 
     def bytes_for(self, elements: float, row: float) -> float:
         """Bytes of `elements`, scales included, that lie in rows of `row` elements."""
@@ -52,17 +70,36 @@ class Format:
         return elements * (self.bits + self.scale_bits / group) / 8
 
 
+GROUPS = 128, 64, 32  # of integers; the first of them is what a format without a size has
+
+
+def _integers(bits: int) -> tuple[Format, ...]:
+    """Symmetric and asymmetric formats of so many bits, of each size of groups."""
+    return tuple(
+        Format(
+            f"int{bits}{'_asym' if zero_bits else ''}{'' if size == GROUPS[0] else f'_g{size}'}",
+            bits, size, 32 + zero_bits, asymmetric=zero_bits > 0,
+        )
+        for zero_bits in (0, 8) for size in GROUPS
+    )  # fmt: skip
+
+
 FORMATS = {
     format.name: format
     for format in (
         Format("float32", 32, compute="float32"),
         Format("bfloat16", 16),
-        Format("fp8", 8, scale_bits=32, compute="fp8"),
-        Format("int8", 8, scale_bits=32, compute="int8"),
-        Format("int4", 4, group=128, scale_bits=16),
-        Format("q8_0", 8, group=32, scale_bits=16, compute="int8", block=32),
-        Format("q4_0", 4, group=32, scale_bits=16, compute="int8", block=32),
-        Format("q4_1", 4, group=32, scale_bits=32, compute="int8", block=32),
+        Format("fp8", 8, scale_bits=32),
+        Format("int8", 8, scale_bits=32),
+        Format("w8a8", 8, scale_bits=32, compute="int8", activations="int8"),
+        Format("w8a8_fp8", 8, scale_bits=32, compute="fp8", activations="fp8"),
+        *_integers(4),
+        *_integers(3),
+        Format("mxfp4", 4, group=32, scale_bits=8),
+        Format("q8_0", 8, group=32, scale_bits=16, compute="int8"),
+        Format("q5_0", 5, group=32, scale_bits=16, compute="int8"),
+        Format("q4_0", 4, group=32, scale_bits=16, compute="int8"),
+        Format("q4_1", 4, group=32, scale_bits=32, compute="int8"),
         # Of 256 elements' blocks: six bits a scale and a minimum, in a byte each; 2 x 16 for all.
         Format("q4_k", 4, group=32, scale_bits=20, compute="int8", block=256),
         Format("q6_k", 6, group=16, scale_bits=9, compute="int8", block=256),
