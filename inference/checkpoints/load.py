@@ -15,7 +15,7 @@ from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.checkpoints.names import NameMap, Stored
 from inference.checkpoints.tensor_source import TensorSource
-from layers import params
+from layers import params, quantized
 from layers.params import Params
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what is happening
@@ -30,12 +30,13 @@ _AHEAD = 16  # parameters that are read, or being read, ahead of what was asked 
 
 class StoredParameter:
     """A parameter's values, or blocks, on disk: read as a whole by `np.asarray`, or in part by a
-    slice of rows (a stack's are those of all its matrices), or of all rows' columns.
+    slice of rows (a stack's are those of all its matrices), or of all rows' columns. Blocks that
+    are not stored are made: each number is rounded to the nearest.
     """
 
     def __init__(self, source: TensorSource, stored: Stored, info: ParamInfo):
         self._source, self._stored, self._info = source, stored, info
-        self._is_blocks = FORMATS[info.format].block is not None
+        self._is_blocks = FORMATS[info.format].is_quantized
         self._whole: np.ndarray | None = None
         self._blocks_read: dict[str, np.ndarray] = {}  # some kinds are unpacked to be read
 
@@ -98,9 +99,19 @@ class StoredParameter:
 
     def _blocks(self, name: str) -> np.ndarray:
         if name not in self._blocks_read:
-            assert self._source.read_blocks is not None
-            self._blocks_read[name] = self._source.read_blocks(name)
+            self._blocks_read[name] = self._made_blocks(name)
         return self._blocks_read[name]
+
+    def _made_blocks(self, name: str) -> np.ndarray:
+        format = self._info.format
+        if self._source.read_blocks is not None and self._source.formats.get(name) == format:
+            return self._source.read_blocks(name)
+        alone = Stored((name,), self._stored.transposed)
+        made = [
+            quantized.quantize(format, np.asarray(rows, np.float32))
+            for rows in rows_of(self._source, alone)
+        ]
+        return np.concatenate(made)
 
 
 def on_device(path: str, info: ParamInfo, values: Any) -> jax.Array:

@@ -32,7 +32,10 @@ class TensorSource:
         dtype: the smallest of bfloat16, float32 and float64 that holds every value.
         stream: whole tensors in blocks of rows, where reading in order can do more than `read`.
         read_into: fills an array with a whole tensor, or says that its type is another.
-        read_blocks: a whole tensor in the blocks of its format: uint8 [rows, bytes].
+        read_blocks: a whole tensor in the blocks of its format: uint8 [rows, bytes], a stack's rows
+            as those of one matrix.
+        formats: of the tensors that are stored in blocks (`configs.precision.FORMATS`); `read` and
+            the others give the numbers that these stand for.
         dtypes: as `dtype`, of each tensor where they may differ; 'uint8' of one that holds bytes.
     """
 
@@ -43,6 +46,7 @@ class TensorSource:
     stream: Callable[[str], Iterator[np.ndarray]] | None = None
     read_into: Callable[[str, np.ndarray], bool] | None = None
     read_blocks: Callable[[str], np.ndarray] | None = None
+    formats: Mapping[str, str] = dataclasses.field(default_factory=dict)
     dtypes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def widest(self, names: Iterable[str]) -> str:

@@ -30,7 +30,7 @@ def choose(config: Config, checkpoint: Checkpoint, named: str | None) -> tuple[C
     formats: dict[str, tuple[str, ...]] = dict.fromkeys(paths, (weights,))
     if weights == "file":
         formats = checkpoint.formats()
-        blocks = {name for own in formats.values() for name in own if FORMATS[name].block}
+        blocks = {name for own in formats.values() for name in own if FORMATS[name].is_quantized}
         if blocks and config.engine.linear != "ffi_cpu":
             kept = f"weights in {', '.join(sorted(blocks))}"
             if named is not None:

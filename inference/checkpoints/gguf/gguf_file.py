@@ -28,8 +28,8 @@ from inference.checkpoints.tensor_source import TensorSource
 
 # Types that are kept as they are, and the format that holds their numbers.
 _DENSE = {"F32": "float32", "F16": "float32", "BF16": "bfloat16"}
-_KEPT = {"Q8_0": "q8_0", "Q5_0": "q8_0", "Q4_0": "q4_0", "Q4_1": "q4_1", "Q4_K": "q4_k",
-         "Q6_K": "q6_k"}  # fmt: skip
+_KEPT = {"Q8_0": "q8_0", "Q5_0": "q5_0", "Q4_0": "q4_0", "Q4_1": "q4_1", "Q4_K": "q4_k",
+         "Q6_K": "q6_k", "MXFP4": "mxfp4"}  # fmt: skip
 _BLOCK_ELEMENTS = 1 << 17  # dequantized at a time: temporaries stay in the processor's cache
 # Tensors that say how positions rotate, by the kind of scaling that a configuration has of them.
 ROPE_FACTORS = "rope_freqs.weight"
@@ -64,7 +64,9 @@ def tensors(header: Header, config: ModelConfig, dtype: str = "bfloat16") -> Ten
     shapes = {n: entry.shape for n, entry in header.tensors.items() if n not in configured}
     read = functools.partial(_read_rows, header, config, np.dtype(dtype))
     blocks = functools.partial(_read_blocks, header, config)
-    source = TensorSource(str(header.path), shapes, read, dtype, read_blocks=blocks)
+    kinds = {name: _kind(header, name) for name in shapes}
+    kept = {name: _KEPT[kind] for name, kind in kinds.items() if kind in _KEPT}
+    source = TensorSource(str(header.path), shapes, read, dtype, read_blocks=blocks, formats=kept)
     return gguf_stacks.with_latents(source, config)
 
 
@@ -91,11 +93,9 @@ def formats(header: Header, config: ModelConfig, name_map: NameMap) -> dict[str,
 
 def _kept(header: Header, name: str, info: ParamInfo) -> str:
     """The format of a tensor that a parameter is made of."""
-    import gguf
-
     joint = gguf_stacks.joint_name(name)
     stored = name if name in header.tensors else joint
-    kind = gguf.GGMLQuantizationType(header.tensors[stored].ggml_type).name
+    kind = _kind(header, stored)
     if kind in _DENSE:
         return _DENSE[kind]
     if stored != name:
@@ -109,6 +109,13 @@ def _kept(header: Header, name: str, info: ParamInfo) -> str:
         f"{header.path}: tensor {shown(stored)} {cause}. engine.weights=bfloat16 runs any type, "
         "dequantized"
     )
+
+
+def _kind(header: Header, name: str) -> str:
+    """The name of a tensor's type."""
+    import gguf
+
+    return gguf.GGMLQuantizationType(header.tensors[name].ggml_type).name
 
 
 def _in_configuration(config: ModelConfig) -> set[str]:
@@ -184,22 +191,11 @@ def _in_halves(header: Header, config: ModelConfig, name: str, rows: np.ndarray)
 
 
 def _read_blocks(header: Header, config: ModelConfig, name: str) -> np.ndarray:
-    """A whole tensor in the blocks of its format, a row's after one another: uint8 [rows, bytes].
-    Q5_0's integers fit into Q8_0's blocks.
-    """
-    import gguf
-
+    """A whole tensor in the blocks of its format, a row's after one another: uint8 [rows, bytes]."""
     entry = header.tensors[name]
-    kind = gguf.GGMLQuantizationType(entry.ggml_type)
     flat = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.position)
     count = math.prod(entry.shape[:-1])
     rows = flat.reshape(count, -1)
-    if kind == gguf.GGMLQuantizationType.Q5_0:
-        blocks = rows.reshape(-1, gguf.GGML_QUANT_SIZES[kind][1])
-        upper = np.unpackbits(blocks[:, 2:6], axis=1, bitorder="little")
-        nibbles = np.concatenate([blocks[:, 6:] & 15, blocks[:, 6:] >> 4], axis=1)
-        integers = (nibbles | upper << 4) - np.uint8(16)
-        rows = np.concatenate([blocks[:, :2], integers], axis=1).reshape(count, -1)
     return _in_halves(header, config, name, rows) if _is_interleaved(config, name) else rows
 
 

@@ -107,7 +107,7 @@ def pack_blocks(format: str, blocks_FX: np.ndarray, D: int, strips: np.ndarray) 
     """
     assert _library is not None
     info = FORMATS.get(format)
-    if info is None or not info.block or D % info.block:
+    if info is None or not info.is_quantized or D % info.block_in(D):
         raise ValueError(f"{D} numbers are not whole blocks of {format}")
     F, size = blocks_FX.shape
     strip_bytes = -(-int(info.bytes_for(STRIP * D, D)) // LINE) * LINE

@@ -34,7 +34,7 @@ class Packed:
     shape: tuple[int, ...]
 
 
-BLOCKS = tuple(name for name, format in FORMATS.items() if format.block)
+BLOCKS = tuple(name for name, format in FORMATS.items() if format.is_quantized)
 
 
 def is_packed(node: Any) -> bool:
