@@ -3,8 +3,8 @@
 Weights of few bits lie in blocks: a row is one block after another, each a group's scale and then
 its integers, so that a matrix is bytes, [F, bytes of a row]. Ours begin with the scale in float32
 and, where they are asymmetric, a zero point of a byte (`layers/quantized.py` packs and reads them);
-those of GGUF's files are theirs, and MXFP4's begin with a power of two (OCP Microscaling 1.0). Where
-a whole row shares one scale it is one block.
+MXFP4's begin with a power of two (OCP Microscaling 1.0), and GGUF's are as in its files. A row that
+shares one scale is one block.
 
 `w8a8` and `w8a8_fp8` store what `int8` and `fp8` do, and round activations too, a scale a token, so
 their products run at the chip's int8 or fp8 rate where it has one. Other weights of few bits are

@@ -191,7 +191,7 @@ def _in_halves(header: Header, config: ModelConfig, name: str, rows: np.ndarray)
 
 
 def _read_blocks(header: Header, config: ModelConfig, name: str) -> np.ndarray:
-    """A whole tensor in the blocks of its format, a row's after one another: uint8 [rows, bytes]."""
+    """A whole tensor in the blocks of its format: uint8 [rows, bytes]."""
     entry = header.tensors[name]
     flat = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.position)
     count = math.prod(entry.shape[:-1])

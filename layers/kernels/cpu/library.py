@@ -11,7 +11,7 @@ import numpy as np
 from configs.errors import InputError
 from configs.precision import FORMATS
 
-LAYOUT = 4  # of packed weights and of the functions' arguments: part of every name that XLA keeps
+LAYOUT = 5  # of packed weights and of the functions' arguments: part of every name that XLA keeps
 STRIP, DEPTH = 16, 32  # features of a strip, what its depth is a multiple of (src/kernels.h)
 LINE = 64  # bytes: what strips of blocks are a multiple of (src/blocks.h)
 _NAMES = "linear", "grouped", "lookup", "attend", "bounds", "norm", "gate", "summarize", "choose"
@@ -94,7 +94,7 @@ def pack(rows_FD: np.ndarray, strips: np.ndarray) -> None:
 
 
 def pack_blocks(format: str, blocks_FX: np.ndarray, D: int, strips: np.ndarray) -> None:
-    """Lays a matrix [F, D] out in strips, whose rows are blocks of a GGUF file.
+    """Lays a matrix [F, D] out in strips, whose rows are blocks.
 
     Args:
         format: the blocks' name (`configs.precision.FORMATS`).
@@ -110,8 +110,7 @@ def pack_blocks(format: str, blocks_FX: np.ndarray, D: int, strips: np.ndarray) 
     if info is None or not info.is_quantized or D % info.block_in(D):
         raise ValueError(f"{D} numbers are not whole blocks of {format}")
     F, size = blocks_FX.shape
-    strip_bytes = -(-int(info.bytes_for(STRIP * D, D)) // LINE) * LINE
-    if strips.nbytes != -(-F // STRIP) * strip_bytes:
+    if strips.nbytes != -(-F // STRIP) * strip_bytes(format, D):
         raise ValueError(f"{F} rows do not fill {strips.nbytes} bytes")
     _need_contiguous(blocks_FX, strips)
     start, to = blocks_FX.ctypes.data, strips.ctypes.data
@@ -119,6 +118,12 @@ def pack_blocks(format: str, blocks_FX: np.ndarray, D: int, strips: np.ndarray) 
         format.encode(), start, F, size, D, to
     ):
         raise ValueError(f"{blocks_FX.dtype} {blocks_FX.shape} is not the blocks of {D} {format}")
+
+
+def strip_bytes(format: str, D: int) -> int:
+    """Of a strip of blocks: its rows are padded to whole groups, its bytes to whole lines."""
+    depth = -(-D // DEPTH) * DEPTH
+    return -(-int(FORMATS[format].bytes_for(STRIP * depth, depth)) // LINE) * LINE
 
 
 def _need_contiguous(*arrays: np.ndarray) -> None:

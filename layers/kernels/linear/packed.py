@@ -18,7 +18,7 @@ import numpy as np
 
 from configs.precision import FORMATS
 from layers.kernels.cpu import calls, library
-from layers.kernels.cpu.library import DEPTH, LINE, STRIP
+from layers.kernels.cpu.library import DEPTH, STRIP
 from layers.params import aligned
 
 
@@ -34,6 +34,7 @@ class Packed:
     shape: tuple[int, ...]
 
 
+_LARGEST_FP8 = 448
 BLOCKS = tuple(name for name, format in FORMATS.items() if format.is_quantized)
 
 
@@ -98,8 +99,8 @@ def abstract(shape: tuple[int, ...], format: str) -> Packed:
     elif format == "bfloat16":
         data = jax.ShapeDtypeStruct((*stack, strips, depth // 2, STRIP, 2), np.uint16)
     else:
-        strip_bytes = int(FORMATS[format].bytes_for(STRIP * D, D))
-        data = jax.ShapeDtypeStruct((*stack, strips, -(-strip_bytes // LINE) * LINE), np.uint8)
+        size = library.strip_bytes(format, D)
+        data = jax.ShapeDtypeStruct((*stack, strips, size), np.uint8)
     return Packed(data, format, shape)
 
 
@@ -113,6 +114,8 @@ def product(x_TD: jax.Array, w: Packed) -> jax.Array:
     """
     if x_TD.ndim != 2 or len(w.shape) != 2 or x_TD.shape[1] != w.shape[1]:
         raise ValueError(f"{x_TD.shape} does not go with a packed matrix of {w.shape}")
+    if FORMATS[w.format].activations == "fp8":
+        x_TD = rounded_to_fp8(x_TD)
     F = min(w.shape[0], w.data.shape[0] * STRIP)
     out = jax.ShapeDtypeStruct((x_TD.shape[0], F), jnp.float32)
     return calls.call(library.LINEAR, out, x_TD, w.data, format=w.format)
@@ -134,11 +137,23 @@ def grouped_product(x_XD: jax.Array, w: Packed, sizes_E: jax.Array) -> jax.Array
     """
     if len(w.shape) != 3 or x_XD.ndim != 2 or x_XD.shape[1] != w.shape[2]:
         raise ValueError(f"{x_XD.shape} does not go with a packed stack of {w.shape}")
+    if FORMATS[w.format].activations == "fp8":
+        x_XD = rounded_to_fp8(x_XD)
     E, strips = w.data.shape[:2]
     if sizes_E.shape != (E,) or sizes_E.dtype != jnp.int32:
         raise ValueError(f"{E} matrices have {E} sizes of int32, not {sizes_E.shape}")
     out = jax.ShapeDtypeStruct((x_XD.shape[0], min(w.shape[1], strips * STRIP)), jnp.float32)
     return calls.call(library.GROUPED, out, x_XD, w.data, sizes_E, format=w.format)
+
+
+def rounded_to_fp8(x_TD: jax.Array) -> jax.Array:
+    """Each token's numbers as e4m3 times a scale of its own has them: float32, since no processor
+    multiplies e4m3.
+    """
+    x_TD = x_TD.astype(jnp.float32)
+    scale_T1 = jnp.abs(x_TD).max(-1, keepdims=True) / _LARGEST_FP8
+    q_TD = (x_TD / jnp.where(scale_T1 == 0, 1, scale_T1)).astype(jnp.float8_e4m3fn)
+    return q_TD.astype(jnp.float32) * scale_T1
 
 
 def rows(w: Packed, ids_T: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Products with a GGUF file's blocks against float64, on every instruction set."""
+"""Products with blocks, a GGUF file's and ours, against float64, on every instruction set."""
 
 import gguf
 import jax
@@ -7,18 +7,39 @@ import numpy as np
 import pytest
 
 from configs.precision import FORMATS
+from layers import quantized
 from layers.kernels.linear import packed
 from layers.linear import linear
 from tests.layers.native import instruction_set, need  # noqa: F401
 
-_SCALES = {"q8_0": (0,), "q4_0": (0,), "q4_1": (0, 2), "q4_k": (0, 2), "q6_k": (208,)}
+_SCALES = {"q8_0": (0,), "q5_0": (0,), "q4_0": (0,), "q4_1": (0, 2), "q4_k": (0, 2),
+           "q6_k": (208,)}  # fmt: skip
+_ALL = (*_SCALES, *quantized.OURS)
+# One of each way to multiply.
+_FORMATS = (
+    *_SCALES,
+    "int8",
+    "w8a8",
+    "fp8",
+    "int4_g64",
+    "int4_asym",
+    "int3",
+    "int3_asym_g32",
+    "mxfp4",
+)
 _ROWS = 1, 2, 3, 5, 8, 9, 11, 12, 16, 17, 31, 33, 40
 
 
 def _drawn(format, F, D, seed=0):
-    """Random blocks, whose scales have both signs and any size (float16's smallest too), and their
-    numbers.
+    """Random blocks, whose scales have any size (of GGUF's both signs, float16's smallest too), and
+    their numbers.
     """
+    if format in quantized.OURS:
+        rng = np.random.default_rng(seed)
+        size = 10.0 ** rng.integers(-4, 1, (F, D // 32, 1))
+        values_FD = (rng.standard_normal((F, D // 32, 32)) * size).reshape(F, D)
+        blocks = quantized.quantize(format, values_FD.astype(np.float32))
+        return blocks, quantized.dequantize(format, blocks, D)
     kind = gguf.GGMLQuantizationType[{"q4_k": "Q4_K", "q6_k": "Q6_K"}.get(format, format.upper())]
     elements, size = gguf.GGML_QUANT_SIZES[kind]
     rng = np.random.default_rng(seed)
@@ -30,30 +51,36 @@ def _drawn(format, F, D, seed=0):
     return blocks.reshape(F, -1), gguf.dequantize(blocks.reshape(F, -1), kind)
 
 
-def _rounded(x_TD):
-    """Activations as the kernels round them: int8, by a 127th of the largest of 32."""
-    groups = x_TD.reshape(len(x_TD), -1, 32)
+def _rounded(x_TD, format):
+    """Activations as the kernels round them: int8, by a 127th of the largest of 32, or of all; or
+    e4m3; not at all beside weights of e4m3.
+    """
+    if format == "fp8":
+        return x_TD
+    if format == "w8a8_fp8":
+        return np.asarray(packed.rounded_to_fp8(x_TD))
+    groups = x_TD.reshape(len(x_TD), -1, x_TD.shape[1] if format == "w8a8" else 32)
     top = np.abs(groups).max(-1, keepdims=True)
     integers = np.rint(groups * (np.float32(127) / np.maximum(top, np.float32(1e-30))))
     return (integers * (top / np.float32(127)).astype(np.float64)).reshape(x_TD.shape)
 
 
 def test_every_block_format_is_tested():
-    assert set(_SCALES) == set(packed.BLOCKS)
+    assert set(_ALL) == set(packed.BLOCKS)
 
 
-@pytest.mark.parametrize("format", _SCALES)
+@pytest.mark.parametrize("format", _ALL)
 def test_rows_are_the_librarys_numbers(format):
     need()
     for F, D in (37, 256), (16, 512), (3, 1280):
         blocks, numbers = _drawn(format, F, D)
         matrix = packed.pack_blocks(blocks, format, D)
         found = jax.jit(packed.rows)(matrix, jnp.arange(F))
-        np.testing.assert_allclose(found, numbers, rtol=1e-6, atol=1e-12)
+        np.testing.assert_array_equal(found, numbers)
         assert matrix.data.nbytes >= FORMATS[format].bytes_for(F * D, D)
 
 
-@pytest.mark.parametrize("format", _SCALES)
+@pytest.mark.parametrize("format", _ALL)
 def test_products_are_exact_up_to_their_sums(instruction_set, format):  # noqa: F811
     for T, F, D in (1, 40, 512), (7, 16, 256), (12, 100, 256), (33, 31, 768), (2, 5, 256):
         blocks, numbers = _drawn(format, F, D, seed=T)
@@ -61,14 +88,15 @@ def test_products_are_exact_up_to_their_sums(instruction_set, format):  # noqa: 
         x_TD[:, 32:64] = 0
         found = jax.jit(linear)(x_TD, packed.pack_blocks(blocks, format, D))
         # A number between two int8 may go either way: it is as good as what it is rounded to.
-        exact = _rounded(x_TD) @ numbers.astype(np.float64).T
-        size = np.abs(_rounded(x_TD)) @ np.abs(numbers).T.astype(np.float64)
+        rounded_TD = _rounded(x_TD, format).astype(np.float64)
+        exact = rounded_TD @ numbers.astype(np.float64).T
+        size = np.abs(rounded_TD) @ np.abs(numbers).T.astype(np.float64)
         assert found.shape == (T, F) and found.dtype == jnp.float32
         error = np.abs(np.asarray(found, np.float64) - exact) / size
         assert np.median(error) < 1e-6 and error.max() < 1e-3
 
 
-@pytest.mark.parametrize("format", _SCALES)
+@pytest.mark.parametrize("format", _FORMATS)
 def test_a_row_has_the_same_bits_in_any_company(instruction_set, format):  # noqa: F811
     blocks, _ = _drawn(format, 100, 256)
     w = packed.pack_blocks(blocks, format, 256)
@@ -79,7 +107,7 @@ def test_a_row_has_the_same_bits_in_any_company(instruction_set, format):  # noq
         np.testing.assert_array_equal(jax.jit(linear)(x_TD[-rows:], w), whole[-rows:])
 
 
-@pytest.mark.parametrize("format", _SCALES)
+@pytest.mark.parametrize("format", _FORMATS)
 def test_groups_of_rows_have_the_bits_of_their_products(instruction_set, format):  # noqa: F811
     """Of a stack of matrices, of which none needs to be whole strips."""
     drawn = [_drawn(format, 37, 256, seed)[0] for seed in range(4)]
@@ -97,7 +125,7 @@ def test_groups_of_rows_have_the_bits_of_their_products(instruction_set, format)
         assert not found[start:].any()
 
 
-@pytest.mark.parametrize("format", _SCALES)
+@pytest.mark.parametrize("format", _FORMATS)
 def test_what_is_not_finite_makes_its_row_nan_and_no_other(instruction_set, format):  # noqa: F811
     blocks, _ = _drawn(format, 32, 256)
     w = packed.pack_blocks(blocks, format, 256)
@@ -106,7 +134,8 @@ def test_what_is_not_finite_makes_its_row_nan_and_no_other(instruction_set, form
             x_TD = -np.ones((rows, 256), np.float32)
             x_TD[0, 77] = bad
             found = np.asarray(jax.jit(linear)(x_TD, w))
-            assert np.isnan(found[0]).all() and np.isfinite(found[1:]).all()
+            assert not np.isfinite(found[0]).any() and np.isfinite(found[1:]).all()
+            assert format == "fp8" or np.isnan(found[0]).all()
 
 
 def test_bfloat16_activations_are_what_they_are_in_float32():
@@ -118,7 +147,20 @@ def test_bfloat16_activations_are_what_they_are_in_float32():
     np.testing.assert_array_equal(found, wide)
 
 
-@pytest.mark.parametrize("format", _SCALES)
+@pytest.mark.parametrize("format", ["int8", "fp8"])
+def test_a_row_that_is_one_block_has_any_size(format):
+    """The rest of its last group is zeros."""
+    need()
+    values_FD = np.random.default_rng(0).standard_normal((37, 41)).astype(np.float32)
+    blocks = quantized.quantize(format, values_FD)
+    w = packed.pack_blocks(blocks, format, 41)
+    numbers = quantized.dequantize(format, blocks, 41)
+    np.testing.assert_array_equal(jax.jit(packed.rows)(w, jnp.arange(37)), numbers)
+    found = jax.jit(linear)(np.eye(41, dtype=np.float32), w)
+    np.testing.assert_allclose(found, numbers.T, rtol=1e-6)
+
+
+@pytest.mark.parametrize("format", _FORMATS)
 def test_no_rows_and_wrong_blocks(format):
     need()
     blocks, _ = _drawn(format, 5, 256)

@@ -178,17 +178,28 @@ void multiply_in_tiles(const Product& p) {
   }
 }
 
-template <class Format, auto FEW>
+template <class Format, auto FEW, bool is_whole = false>
 constexpr ridgeline::Multiplier tile_multiplier() {
-  return {ridgeline::Activations::kInt8, put_int8, multiply_in_tiles<Format, FEW>};
+  return {ridgeline::Activations::kInt8, put_int8<is_whole>, multiply_in_tiles<Format, FEW>};
 }
 
 }  // namespace
 
 namespace ridgeline {
 constexpr Blocks kBlocksAmx = {
-    tile_multiplier<Q8_0, &Blocks::q8_0>(), tile_multiplier<Q4_0, &Blocks::q4_0>(),
-    tile_multiplier<Q4_1, &Blocks::q4_1>(), tile_multiplier<Q4_K, &Blocks::q4_k>(),
+    tile_multiplier<Int8, &Blocks::int8>(),
+    tile_multiplier<Int8, &Blocks::w8a8, true>(),
+    kFp8Multiplier,
+    tile_multiplier<Int4, &Blocks::int4>(),
+    tile_multiplier<Int4Asym, &Blocks::int4_asym>(),
+    tile_multiplier<Int3, &Blocks::int3>(),
+    tile_multiplier<Int3Asym, &Blocks::int3_asym>(),
+    tile_multiplier<Mxfp4, &Blocks::mxfp4>(),
+    tile_multiplier<Q8_0, &Blocks::q8_0>(),
+    tile_multiplier<Q5_0, &Blocks::q5_0>(),
+    tile_multiplier<Q4_0, &Blocks::q4_0>(),
+    tile_multiplier<Q4_1, &Blocks::q4_1>(),
+    tile_multiplier<Q4_K, &Blocks::q4_k>(),
     tile_multiplier<Q6_K, &Blocks::q6_k>(),
 };
 }

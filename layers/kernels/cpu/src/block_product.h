@@ -137,6 +137,22 @@ struct Nibbles {
   }
 };
 
+struct Q5_0 : Nibbles {
+  static constexpr BlockLayout kLayout = ridgeline::kQ5_0;
+  static constexpr bool kHasMinimum = false;
+  static constexpr int kOffset = 16;
+  static Words16 integers(const uint8_t* group, int quad) {
+    const Words16 upper = load_words(group + 256);
+    Words16 w = Nibbles::integers(group, quad);
+    UNROLL for (int i = 0; i < kRegisters; i++)
+      w.part[i] |= (upper.part[i] >> quad & 0x01010101u) << 4;
+    return w;
+  }
+  static void scales(const uint8_t* own, const uint8_t*, GroupScales& out) {
+    out.d = widen_halves(own);
+  }
+};
+
 struct Q4_0 : Nibbles {
   static constexpr BlockLayout kLayout = ridgeline::kQ4_0;
   static constexpr bool kHasMinimum = false;
@@ -186,20 +202,106 @@ struct Q6_K {
   }
 };
 
+// Ours: what several groups share, or a whole row.
+struct Int8 {
+  static constexpr BlockLayout kLayout = ridgeline::kInt8;
+  static constexpr bool kIsSigned = true, kHasMinimum = false, kHasHalves = false;
+  static constexpr int kOffset = 0;
+  static Words16 integers(const uint8_t* group, int quad) { return load_words(group + 64 * quad); }
+  static void scales(const uint8_t*, const uint8_t* shared, GroupScales& out) {
+    out.d = Vector::load((const float*)shared);
+  }
+};
+
+struct Threes {
+  static constexpr bool kIsSigned = false, kHasHalves = false;
+  static Words16 integers(const uint8_t* group, int quad) {
+    const Words16 upper = load_words(group + 128);
+    Words16 w = load_words(group + quad / 4 * 64);
+    UNROLL for (int i = 0; i < kRegisters; i++)
+      w.part[i] = (w.part[i] >> quad % 4 * 2 & 0x03030303u) |
+                  (upper.part[i] >> quad & 0x01010101u) << 2;
+    return w;
+  }
+};
+
+template <class Integers, int OFFSET>
+struct Symmetric : Integers {
+  static constexpr BlockLayout kLayout = OFFSET == 8 ? ridgeline::kInt4 : ridgeline::kInt3;
+  static constexpr bool kHasMinimum = false;
+  static constexpr int kOffset = OFFSET;
+  static void scales(const uint8_t*, const uint8_t* shared, GroupScales& out) {
+    out.d = Vector::load((const float*)shared);
+  }
+};
+
+template <class Integers, int OFFSET>
+struct Asymmetric : Integers {
+  static constexpr BlockLayout kLayout = OFFSET == 8 ? ridgeline::kInt4Asym : ridgeline::kInt3Asym;
+  static constexpr bool kHasMinimum = true;
+  static constexpr int kOffset = 0;
+  static void scales(const uint8_t*, const uint8_t* shared, GroupScales& out) {
+    out.d = Vector::load((const float*)shared);
+  }
+  static Vector minimum(const uint8_t*, const uint8_t* shared) {
+    const Vector d = Vector::load((const float*)shared);
+    return Vector::splat(0) - d * widen_bytes<uint8_t>(shared + 64);
+  }
+};
+
+using Int4 = Symmetric<Nibbles, 8>;
+using Int4Asym = Asymmetric<Nibbles, 8>;
+using Int3 = Symmetric<Threes, 4>;
+using Int3Asym = Asymmetric<Threes, 4>;
+
+// Twice the numbers of e2m1, and 12 more, by their codes.
+struct Mxfp4 : Nibbles {
+  static constexpr BlockLayout kLayout = ridgeline::kMxfp4;
+  static constexpr bool kHasMinimum = false;
+  static constexpr int kOffset = 12;
+  static Words16 integers(const uint8_t* group, int quad) {
+    alignas(16) static constexpr uint8_t kNumbers[16] = {12, 13, 14, 15, 16, 18, 20, 24,
+                                                         12, 11, 10, 9,  8,  6,  4,  0};
+    Words16 w = Nibbles::integers(group, quad);
+    UNROLL for (auto& part : w.part) {
+#if defined(__AVX512F__)
+      const __m512i table = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)kNumbers));
+      part = (Words)_mm512_shuffle_epi8(table, (__m512i)part);
+#elif defined(__AVX2__)
+      const __m256i table = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)kNumbers));
+      part = (Words)_mm256_shuffle_epi8(table, (__m256i)part);
+#else
+      part = (Words)vqtbl1q_u8(vld1q_u8(kNumbers), (uint8x16_t)part);
+#endif
+    }
+    return w;
+  }
+  static void scales(const uint8_t* own, const uint8_t*, GroupScales& out) {
+    typedef uint8_t Few __attribute__((vector_size(kRegisterLanes), aligned(1), may_alias));
+    UNROLL for (int i = 0; i < kRegisters; i++) {
+      const Few bytes = *(const Few*)(own + i * kRegisterLanes);
+      const Ints e = __builtin_convertvector(bytes, Ints) - 1;  // of 2^(e - 128)
+      out.d.part[i] = (Floats)((e > 0 ? e : Ints{}) << 23);
+    }
+  }
+};
+
 // A strip, and its parts of a group.
 template <class Format>
 struct BlockStrip {
   const uint8_t *integers, *scales;
+  int shift;
 
   BlockStrip(const Product& p, int64_t strip)
-      : integers((const uint8_t*)p.strips + strip * Format::kLayout.strip_bytes(p.depth)),
-        scales(integers + p.depth / kDepth * Format::kLayout.integer_bytes()) {}
-  const uint8_t* group(int64_t g) const { return integers + g * Format::kLayout.integer_bytes(); }
-  const uint8_t* shared(int64_t g) const { return scales + Format::kLayout.scale_offset(g); }
-  const uint8_t* own(int64_t g) const {
-    constexpr BlockLayout kLayout = Format::kLayout;
-    return shared(g) + kLayout.super_bytes + g % kLayout.groups * kLayout.group_bytes;
+      : integers((const uint8_t*)p.strips + strip * layout(p.shift).strip_bytes(p.depth)),
+        scales(integers + p.depth / kDepth * Format::kLayout.integer_bytes()),
+        shift(p.shift) {}
+  static constexpr BlockLayout layout(int shift) {  // sizes of ours are known when it runs
+    return Format::kLayout.group_bytes ? Format::kLayout : Format::kLayout.sharing(shift);
   }
+  const uint8_t* group(int64_t g) const { return integers + g * Format::kLayout.integer_bytes(); }
+  const uint8_t* shared(int64_t g) const { return scales + layout(shift).super_offset(g); }
+  const uint8_t* own(int64_t g) const { return shared(g) + layout(shift).group_offset(g); }
   GroupScales scales_of(int64_t g) const {
     GroupScales out;
     Format::scales(own(g), shared(g), out);
@@ -246,14 +348,22 @@ inline Vector add_scaled(const Vector& sum, const Sums& sums, const Vector& d, c
 // What a group adds to a row's sum: exact numbers, once rounded when they meet d, once when x.
 template <class Format>
 struct GroupSum {
+  static constexpr bool kIsWide = Format::kLayout.group_bytes == 0;  // d has all of a float's bits
   GroupScales scales;
   Vector zero, second_zero;  // that their numbers are too large by
 
   explicit GroupSum(const GroupScales& found) : scales(found) {
+    if constexpr (kIsWide) return;
     zero = scales.d * Vector::splat(-kZero);
     if constexpr (Format::kHasHalves) second_zero = scales.second * Vector::splat(-kZero);
   }
   Vector add(Vector sum, const Sums& first, const Sums& second, float x) const {
+    if constexpr (kIsWide) {
+      Vector numbers;
+      UNROLL for (int i = 0; i < kRegisters; i++)
+        numbers.part[i] = (Floats)first.part[i] - kZero;
+      return multiply_add(numbers * scales.d, Vector::splat(x), sum);
+    }
     sum = add_scaled(sum, first, scales.d, zero, x);
     if constexpr (Format::kHasHalves) sum = add_scaled(sum, second, scales.second, second_zero, x);
     return sum;
@@ -328,7 +438,7 @@ void multiply_blocks(const Product& p) {
   const int64_t together = groups == 1 ? p.num_strips : 1;
   for (int64_t strip = 0; strip < p.num_strips; strip += together) {
     Product part = p;
-    part.strips = (const uint8_t*)p.strips + strip * Format::kLayout.strip_bytes(p.depth);
+    part.strips = BlockStrip<Format>(p, strip).integers;
     part.num_strips = together;
     part.y = p.y + strip * kStrip;
     for (int64_t g = 0; g < groups; g++) {
@@ -350,21 +460,46 @@ inline int32_t round_to_int8(const Vector& v, int8_t* out) {
   return (int32_t)sum(rounded);
 }
 
-// `Multiplier::put`: each group of a row is divided by a 127th of its largest number and rounded.
-// One that is not finite makes the row's products NaN.
-inline void put_int8(const void* row, bool is_float32, int64_t size, int64_t depth, void* out,
-                     int64_t index) {
-  const Int8Row x(out, index, depth);
-  for (int64_t g = 0; g < depth / kDepth; g++) {
+// Numbers of a row that share a scale: the two halves of a group, and what tells their size.
+struct Halves32 {
+  Vector first, second;
+
+  Halves32(const void* row, bool is_float32, int64_t size, int64_t from) {
     float numbers[kDepth];
-    const int64_t from = g * kDepth;
     put<InFloat32<Float32>>((const char*)row + from * (is_float32 ? 4 : 2), is_float32,
                             size - from < kDepth ? size - from : kDepth, kDepth, numbers, 0);
-    Vector first = Vector::load(numbers), second = Vector::load(numbers + kLanes);
+    first = Vector::load(numbers);
+    second = Vector::load(numbers + kLanes);
+  }
+  // A 127th of the largest number; not finite where one is not.
+  float scale(float& top) const {
     const Vector zero = Vector::splat(0);
-    const float top =
-        largest(maximum(maximum(first, zero - first), maximum(second, zero - second)));
-    const float d = top / 127 + sum(first * zero + second * zero);
+    top = largest(maximum(maximum(first, zero - first), maximum(second, zero - second)));
+    return top / 127 + sum(first * zero + second * zero);
+  }
+};
+
+// `Multiplier::put`: each group of a row, or the whole row, is divided by a 127th of its largest
+// number and rounded. One that is not finite makes the row's products NaN.
+template <bool is_whole>
+void put_int8(const void* row, bool is_float32, int64_t size, int64_t depth, void* out,
+              int64_t index) {
+  const Int8Row x(out, index, depth);
+  float top = 0, d = 0;
+  if constexpr (is_whole)
+    for (int64_t from = 0; from < size; from += kDepth) {
+      float own_top;
+      const float own = Halves32(row, is_float32, size, from).scale(own_top);
+      if (!(own <= d)) d = own;  // NaN, too
+      if (!__builtin_isfinite(d)) break;
+      top = own_top > top ? own_top : top;
+    }
+  for (int64_t g = 0; g < depth / kDepth; g++) {
+    const int64_t from = g * kDepth;
+    Halves32 own(row, is_float32, size, from);
+    if constexpr (!is_whole) d = own.scale(top);
+    auto [first, second] = own;
+    const Vector zero = Vector::splat(0);
     if (!__builtin_isfinite(d)) first = second = zero;  // no integer is near it
     const Vector inverse = Vector::splat(top > 1e-30f ? 127 / top : 0);
     const int32_t low = round_to_int8(first * inverse, x.q + from);
@@ -376,14 +511,30 @@ inline void put_int8(const void* row, bool is_float32, int64_t size, int64_t dep
   }
 }
 
-template <class Format>
+template <class Format, bool is_whole = false>
 constexpr ridgeline::Multiplier block_multiplier() {
-  return {ridgeline::Activations::kInt8, put_int8, multiply_blocks<Format>};
+  return {ridgeline::Activations::kInt8, put_int8<is_whole>, multiply_blocks<Format>};
 }
 
+// e4m3 is multiplied in float32, like weights of more bits.
+constexpr ridgeline::Multiplier kFp8Multiplier = {
+    ridgeline::Activations::kFloat32, put<InFloat32<Float32>>, multiply<Fp8>};
+
 constexpr ridgeline::Blocks blocks_of_int8() {
-  return {block_multiplier<Q8_0>(), block_multiplier<Q4_0>(), block_multiplier<Q4_1>(),
-          block_multiplier<Q4_K>(), block_multiplier<Q6_K>()};
+  return {block_multiplier<Int8>(),
+          block_multiplier<Int8, true>(),
+          kFp8Multiplier,
+          block_multiplier<Int4>(),
+          block_multiplier<Int4Asym>(),
+          block_multiplier<Int3>(),
+          block_multiplier<Int3Asym>(),
+          block_multiplier<Mxfp4>(),
+          block_multiplier<Q8_0>(),
+          block_multiplier<Q5_0>(),
+          block_multiplier<Q4_0>(),
+          block_multiplier<Q4_1>(),
+          block_multiplier<Q4_K>(),
+          block_multiplier<Q6_K>()};
 }
 
 }  // namespace

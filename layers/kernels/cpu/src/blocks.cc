@@ -1,9 +1,10 @@
-// Blocks as GGUF's files have them (ggml's `block_q4_0` and the others), laid out in strips; and
-// rows of strips as numbers.
+// Blocks as GGUF's files have them (ggml's `block_q4_0` and the others), and ours
+// (layers/quantized.py), laid out in strips; and rows of strips as numbers.
 #include "blocks.h"
 
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 namespace ridgeline {
 
@@ -11,45 +12,58 @@ using Half = uint16_t;  // the bits of a float16
 
 // 32 numbers of a row and their scales, whatever the format has of them.
 struct Group {
-  uint8_t q[kDepth];
+  uint8_t q[kDepth] = {};
   Half d = 0, e = 0;  // e is also Q4_1's m
   uint8_t s = 0, t = 0;
+  float scale = 0;  // of ours, with a zero point t
 };
 
 // One feature of a group in a strip.
 struct Place {
   uint8_t *integers, *super, *scales;
   int feature, bits;
+  bool is_float;
 
   Place(const BlockLayout& layout, uint8_t* strip, int64_t depth, int64_t group, int column)
       : integers(strip + group * layout.integer_bytes()),
-        super(strip + depth / kDepth * layout.integer_bytes() + layout.scale_offset(group)),
-        scales(super + layout.super_bytes + group % layout.groups * layout.group_bytes),
+        super(strip + depth / kDepth * layout.integer_bytes() + layout.super_offset(group)),
+        scales(super + layout.group_offset(group)),
         feature(column),
-        bits(layout.bits) {}
+        bits(layout.bits),
+        is_float(layout.is_float) {}
 
   uint8_t* byte(int row, int k) const { return integers + row * 64 + feature * 4 + k % 4; }
 
   void put(int k, int q) const {
     const int quad = k / 4;
-    if (bits == 8) {
+    if (is_float) {
+      integers[k * kStrip + feature] = (uint8_t)q;
+    } else if (bits == 8) {
       *byte(quad, k) = (uint8_t)q;
-      return;
+    } else if (bits == 3) {
+      *byte(quad / 4, k) |= (uint8_t)((q & 3) << quad % 4 * 2);
+      *byte(2, k) |= (uint8_t)(q >> 2 << quad);
+    } else {
+      *byte(quad / 2, k) |= (uint8_t)((q & 15) << quad % 2 * 4);
+      if (bits == 5) *byte(4, k) |= (uint8_t)(q >> 4 << quad);
+      if (bits == 6) *byte(4 + quad / 4, k) |= (uint8_t)(q >> 4 << quad % 4 * 2);
     }
-    *byte(quad / 2, k) |= (uint8_t)((q & 15) << quad % 2 * 4);
-    if (bits == 6) *byte(4 + quad / 4, k) |= (uint8_t)(q >> 4 << quad % 4 * 2);
   }
   int get(int k) const {
     const int quad = k / 4;
+    if (is_float) return integers[k * kStrip + feature];
     if (bits == 8) return (int8_t)*byte(quad, k);
+    if (bits == 3)
+      return (*byte(quad / 4, k) >> quad % 4 * 2 & 3) | (*byte(2, k) >> quad & 1) << 2;
     const int low = *byte(quad / 2, k) >> quad % 2 * 4 & 15;
+    if (bits == 5) return low | (*byte(4, k) >> quad & 1) << 4;
     return bits == 4 ? low : low | (*byte(4 + quad / 4, k) >> quad % 4 * 2 & 3) << 4;
   }
 };
 
-// value = d[half] (q - offset) + m
+// value = d[half] (q - offset - z) + m
 struct Scales {
-  float d[2], m = 0;
+  float d[2], m = 0, z = 0;
 };
 
 namespace {
@@ -69,6 +83,20 @@ Half half_at(const uint8_t* p) {
   return half;
 }
 
+// What e4m3 and e2m1 stand for, the latter twice.
+float of_fp8(int code) {
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  const float size = (code & 127) == 127 ? NAN
+                     : exponent          ? std::ldexp((float)(8 + mantissa), exponent - 10)
+                                         : std::ldexp((float)mantissa, -9);
+  return code >> 7 ? -size : size;
+}
+
+float of_e2m1(int code) {
+  const float twice[] = {0, 1, 2, 3, 4, 6, 8, 12};
+  return code >> 3 ? -twice[code & 7] : twice[code & 7];
+}
+
 // The low halves of 16 bytes, then the high ones.
 void read_nibbles(const uint8_t* from, uint8_t* q) {
   for (int i = 0; i < 16; i++) {
@@ -81,6 +109,43 @@ void read_q8_0(const uint8_t* row, int64_t group, Group& g) {
   const uint8_t* block = row + group * 34;
   g.d = half_at(block);
   memcpy(g.q, block + 2, kDepth);
+}
+
+void read_q5_0(const uint8_t* row, int64_t group, Group& g) {
+  const uint8_t* block = row + group * 22;
+  g.d = half_at(block);
+  read_nibbles(block + 6, g.q);
+  for (int k = 0; k < kDepth; k++) g.q[k] |= (block[2 + k / 8] >> k % 8 & 1) << 4;
+}
+
+void read_mxfp4(const uint8_t* row, int64_t group, Group& g) {
+  const uint8_t* block = row + group * 17;
+  g.s = block[0];
+  read_nibbles(block + 1, g.q);
+}
+
+// Of a row that is one block.
+void read_bytes(const uint8_t* row, int64_t group, Group& g) {
+  memcpy(&g.scale, row, 4);
+  memcpy(g.q, row + 4 + group * kDepth, kDepth);
+}
+
+// Of blocks of SIZE integers of BITS bits, whose elements lie apart (layers/quantized.py).
+template <int BITS, int SIZE, bool has_zero>
+void read_integers(const uint8_t* row, int64_t group, Group& g) {
+  constexpr int kHead = 4 + has_zero, kShare = SIZE / kDepth;
+  const uint8_t* block = row + group / kShare * (kHead + SIZE * BITS / 8);
+  memcpy(&g.scale, block, 4);
+  if (has_zero) g.t = block[4];
+  const uint8_t *from = block + kHead, *upper = from + SIZE / 4;
+  for (int k = 0; k < kDepth; k++) {
+    const int n = (int)(group % kShare) * kDepth + k;
+    if (BITS == 4)
+      g.q[k] = from[n % (SIZE / 2)] >> n / (SIZE / 2) * 4 & 15;
+    else
+      g.q[k] = (uint8_t)((from[n % (SIZE / 4)] >> n / (SIZE / 4) * 2 & 3) |
+                         (upper[n % (SIZE / 8)] >> n / (SIZE / 8) & 1) << 2);
+  }
 }
 
 void read_q4_0(const uint8_t* row, int64_t group, Group& g) {
@@ -148,8 +213,53 @@ Scales scales_of_halves(const Place& p) {
   return {{d * s[0], d * s[kStrip]}};
 }
 
+Scales whole_scale(const Place& p) {
+  float d;
+  memcpy(&d, p.super + 4 * p.feature, 4);
+  return {{d, d}};
+}
+
+Scales scale_and_zero(const Place& p) {
+  Scales found = whole_scale(p);
+  found.z = p.super[64 + p.feature];
+  return found;
+}
+
+Scales power_of_two(const Place& p) {
+  const float d = std::ldexp(1.0f, p.scales[p.feature] - 128);
+  return {{d, d}};
+}
+
+template <int BITS, int SIZE, bool has_zero>
+constexpr BlockFormat integers(std::string_view name, Multiplier Blocks::* multiplier) {
+  constexpr BlockLayout kLayout = BITS == 4 ? has_zero ? kInt4Asym : kInt4
+                                            : has_zero ? kInt3Asym : kInt3;
+  constexpr int kShift = SIZE == 128 ? 2 : SIZE == 64 ? 1 : 0;
+  return {name, kLayout.sharing(kShift), multiplier, has_zero ? 0 : 1 << (BITS - 1),
+          has_zero ? scale_and_zero : whole_scale, read_integers<BITS, SIZE, has_zero>, SIZE,
+          4 + has_zero + SIZE * BITS / 8};
+}
+
 const BlockFormat kFormats[] = {
+    {"int8", kInt8, &Blocks::int8, 0, whole_scale, read_bytes, 0, 4},
+    {"w8a8", kInt8, &Blocks::w8a8, 0, whole_scale, read_bytes, 0, 4},
+    {"fp8", kFp8, &Blocks::fp8, 0, whole_scale, read_bytes, 0, 4},
+    {"w8a8_fp8", kFp8, &Blocks::fp8, 0, whole_scale, read_bytes, 0, 4},
+    integers<4, 128, false>("int4", &Blocks::int4),
+    integers<4, 64, false>("int4_g64", &Blocks::int4),
+    integers<4, 32, false>("int4_g32", &Blocks::int4),
+    integers<4, 128, true>("int4_asym", &Blocks::int4_asym),
+    integers<4, 64, true>("int4_asym_g64", &Blocks::int4_asym),
+    integers<4, 32, true>("int4_asym_g32", &Blocks::int4_asym),
+    integers<3, 128, false>("int3", &Blocks::int3),
+    integers<3, 64, false>("int3_g64", &Blocks::int3),
+    integers<3, 32, false>("int3_g32", &Blocks::int3),
+    integers<3, 128, true>("int3_asym", &Blocks::int3_asym),
+    integers<3, 64, true>("int3_asym_g64", &Blocks::int3_asym),
+    integers<3, 32, true>("int3_asym_g32", &Blocks::int3_asym),
+    {"mxfp4", kMxfp4, &Blocks::mxfp4, 0, power_of_two, read_mxfp4, 32, 17},
     {"q8_0", kQ8_0, &Blocks::q8_0, 0, one_scale, read_q8_0, 32, 34},
+    {"q5_0", kQ5_0, &Blocks::q5_0, 16, one_scale, read_q5_0, 32, 22},
     {"q4_0", kQ4_0, &Blocks::q4_0, 8, one_scale, read_q4_0, 32, 18},
     {"q4_1", kQ4_1, &Blocks::q4_1, 0, scale_and_minimum, read_q4_1, 32, 20},
     {"q4_k", kQ4_K, &Blocks::q4_k, 0, shared_scale_and_minimum, read_q4_k, 256, 144},
@@ -158,7 +268,16 @@ const BlockFormat kFormats[] = {
 
 void put_scales(const BlockFormat& format, const Place& place, const Group& g) {
   const int feature = place.feature;
-  if (format.layout.groups == 1) {
+  if (format.layout.group_bytes == 0) {
+    memcpy(place.super + 4 * feature, &g.scale, 4);
+    if (format.layout.super_bytes == 80) place.super[64 + feature] = g.t;
+    return;
+  }
+  if (format.layout.group_bytes == 16) {
+    place.scales[feature] = g.s;
+    return;
+  }
+  if (format.layout.shift == 0) {
     put_half(place.scales, feature, g.d);
     if (format.layout.group_bytes == 64) put_half(place.scales + 32, feature, g.e);
     return;
@@ -177,14 +296,21 @@ const BlockFormat* find_block_format(std::string_view name) {
   return nullptr;
 }
 
-void read_row(const BlockFormat& format, const uint8_t* strips, int64_t depth, int64_t row,
+void read_row(const BlockFormat& format, const uint8_t* strips, int64_t width, int64_t row,
               float* out) {
+  const int64_t depth = padded(width, kDepth);
   auto* strip = (uint8_t*)strips + row / kStrip * format.layout.strip_bytes(depth);
-  for (int64_t group = 0; group < depth / kDepth; group++) {
-    const Place place(format.layout, strip, depth, group, (int)(row % kStrip));
+  const bool is_e2m1 = format.layout.group_bytes == 16;
+  for (int64_t first = 0; first < width; first += kDepth) {
+    const Place place(format.layout, strip, depth, first / kDepth, (int)(row % kStrip));
     const Scales scales = format.scales(place);
-    for (int k = 0; k < kDepth; k++)
-      *out++ = scales.d[k / 16] * (float)(place.get(k) - format.offset) + scales.m;
+    for (int k = 0; k < kDepth && first + k < width; k++) {
+      const int q = place.get(k);
+      const float number = format.layout.is_float ? of_fp8(q)
+                           : is_e2m1              ? of_e2m1(q)
+                                                  : (float)(q - format.offset) - scales.z;
+      out[first + k] = scales.d[k / 16] * number + scales.m;
+    }
   }
 }
 
@@ -196,18 +322,24 @@ extern "C" __attribute__((visibility("default"))) bool ridgeline_pack_blocks(
     const char* name, const uint8_t* rows, int64_t F, int64_t row_bytes, int64_t D, uint8_t* out) {
   using namespace ridgeline;
   const BlockFormat* format = find_block_format(name);
-  if (!format || D % format->elements || row_bytes != D / format->elements * format->bytes)
+  if (!format) return false;
+  const bool is_whole = format->elements == 0;  // a row is one block of any size
+  if (!is_whole && D % format->elements) return false;
+  if (row_bytes != (is_whole ? format->bytes + D : D / format->elements * format->bytes))
     return false;
-  const int64_t strip_bytes = format->layout.strip_bytes(D);
+  const int64_t depth = padded(D, kDepth), strip_bytes = format->layout.strip_bytes(depth);
   memset(out, 0, padded(F, kStrip) / kStrip * strip_bytes);
-  for (int64_t f = 0; f < F; f++)
-    for (int64_t group = 0; group < D / kDepth; group++) {
-      const Place place(format->layout, out + f / kStrip * strip_bytes, D, group,
+  std::vector<uint8_t> wide(row_bytes + depth - D);  // a row with zeros behind it
+  for (int64_t f = 0; f < F; f++) {
+    memcpy(wide.data(), rows + f * row_bytes, row_bytes);
+    for (int64_t group = 0; group < depth / kDepth; group++) {
+      const Place place(format->layout, out + f / kStrip * strip_bytes, depth, group,
                         (int)(f % kStrip));
       Group g;
-      format->read(rows + f * row_bytes, group, g);
+      format->read(wide.data(), group, g);
       for (int k = 0; k < kDepth; k++) place.put(k, g.q[k]);
       put_scales(*format, place, g);
     }
+  }
   return true;
 }

@@ -25,6 +25,7 @@ namespace {
 struct Format {
   const Multiplier* multiplier;
   int64_t strip_bytes;
+  int shift = 0;
 };
 
 Format find_format(std::string_view name, int64_t depth) {
@@ -34,7 +35,8 @@ Format find_format(std::string_view name, int64_t depth) {
   if (name == "bfloat16") return {&dense.bfloat16, elements * 2};
   const BlockFormat* blocks = find_block_format(name);
   if (!blocks) return {nullptr, 0};
-  return {&(chosen().blocks->*blocks->multiplier), blocks->layout.strip_bytes(depth)};
+  const BlockLayout& layout = blocks->layout;
+  return {&(chosen().blocks->*blocks->multiplier), layout.strip_bytes(depth), layout.shift};
 }
 
 // Rows of x, one after another, and the matrix that multiplies them; pieces count on over groups.
@@ -123,6 +125,7 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
     p.x = rows + bytes_of_rows(type, g.place + block, depth);
     p.num_rows = g.num_rows - block < block_rows ? g.num_rows - block : block_rows;
     p.accumulates = false;
+    p.shift = found.shift;
     p.strips = (const char*)w.untyped_data() + (g.matrix * strips + first) * strip_bytes;
     p.num_strips = strips - first < g.together ? strips - first : g.together;
     p.y = y.typed_data() + (g.row + block) * F + first * kStrip;
@@ -173,8 +176,9 @@ ffi::Error lookup(std::string_view format, ffi::BufferR1<ffi::S32> ids, ffi::Any
   const BlockFormat* found = find_block_format(format);
   if (!found) return ffi::Error::InvalidArgument("ridgeline_lookup: w is not in blocks");
   if (T * D == 0) return ffi::Error::Success();
-  const int64_t strip_bytes = found->layout.strip_bytes(D), bytes = w.size_bytes();
-  if (D % kDepth || (int64_t)ids.element_count() != T || !bytes || bytes % strip_bytes)
+  const int64_t strip_bytes = found->layout.strip_bytes(padded(D, kDepth));
+  const int64_t bytes = w.size_bytes();
+  if ((int64_t)ids.element_count() != T || !bytes || bytes % strip_bytes)
     return ffi::Error::InvalidArgument("ridgeline_lookup: shapes do not go together");
   const int64_t count = bytes / strip_bytes * kStrip;
   for (int64_t t = 0; t < T; t++) {

@@ -28,6 +28,7 @@ struct Product {
   int64_t y_stride;
   bool accumulates;
   bool is_far = true;  // whether the strips come from memory
+  int shift = 0;       // of blocks: 2^shift groups share a scale (blocks.h)
 };
 
 // Elements of pages: of the queries' type, or quantized (configs/cache.py, `PageFormat`).
@@ -144,7 +145,8 @@ struct Dense {
 
 // Weights in blocks.
 struct Blocks {
-  Multiplier q8_0, q4_0, q4_1, q4_k, q6_k;
+  Multiplier int8, w8a8, fp8, int4, int4_asym, int3, int3_asym, mxfp4;
+  Multiplier q8_0, q5_0, q4_0, q4_1, q4_k, q6_k;
 };
 
 struct InstructionSet {

@@ -13,6 +13,7 @@ using ridgeline::Product;
 struct Float32 {
   using Element = float;
   static constexpr int kStep = 1;
+  static constexpr bool kHasScales = false;
   static void load(const Element* strip, int64_t k, Vector (&w)[kStep]) {
     w[0] = Vector::load(strip + k * kStrip);
   }
@@ -22,6 +23,7 @@ struct Float32 {
 struct Bfloat16 {
   using Element = uint16_t;
   static constexpr int kStep = 2;
+  static constexpr bool kHasScales = false;
   static void load(const Element* strip, int64_t k, Vector (&w)[kStep]) {
     Words words[kRegisters];
     UNROLL for (int i = 0; i < kRegisters; i++)
@@ -31,10 +33,44 @@ struct Bfloat16 {
   }
 };
 
+// Weights of e4m3, as float16's bits 2^-8 of what they are; behind a strip its features' scales.
+struct Fp8 {
+  using Element = uint8_t;
+  static constexpr int kStep = 1;
+  static constexpr bool kHasScales = true;
+  static void load(const Element* strip, int64_t k, Vector (&w)[kStep]) {
+    const Element* p = strip + k * kStrip;
+    UNROLL for (int i = 0; i < kRegisters; i++, p += kRegisterLanes) {
+#if defined(__AVX512F__)
+      const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p));
+      const __m256i bits = _mm256_slli_epi16(wide, 7) & _mm256_set1_epi16((short)0xbfff);
+      w[0].part[i] = (Floats)_mm512_cvtph_ps(bits);
+#elif defined(__AVX2__)
+      const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)p));
+      const __m128i bits = _mm_slli_epi16(wide, 7) & _mm_set1_epi16((short)0xbfff);
+      w[0].part[i] = (Floats)_mm256_cvtph_ps(bits);
+#else
+      int32_t four;
+      memcpy(&four, p, 4);
+      const int16x4_t wide = vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four))));
+      const uint16x4_t bits = vand_u16(vreinterpret_u16_s16(vshl_n_s16(wide, 7)), vdup_n_u16(0xbfff));
+      w[0].part[i] = (Floats)vcvt_f32_f16(vreinterpret_f16_u16(bits));
+#endif
+    }
+  }
+};
+
+// Elements of a strip, and its scales if it has some.
+template <class Format>
+int64_t strip_size(int64_t depth) {
+  return depth * kStrip + (Format::kHasScales ? kStrip * 4 : 0);
+}
+
 template <class Format, int ROWS, int STRIPS>
 void tile(const Product& p, int64_t strip, int64_t row) {
   constexpr int kStep = Format::kStep;
-  const auto* weights = (const typename Format::Element*)p.strips + strip * p.depth * kStrip;
+  const int64_t size = strip_size<Format>(p.depth);
+  const auto* weights = (const typename Format::Element*)p.strips + strip * size;
   const float* x = (const float*)p.x + row * p.depth;
   float* y = p.y + row * p.y_stride + strip * kStrip;
   Vector sums[ROWS][STRIPS];
@@ -44,7 +80,7 @@ void tile(const Product& p, int64_t strip, int64_t row) {
   for (int64_t k = 0; k < p.depth; k += kStep) {
     Vector w[STRIPS][kStep];
     UNROLL for (int s = 0; s < STRIPS; s++) {
-      const auto* from = weights + s * p.depth * kStrip;
+      const auto* from = weights + s * size;
       __builtin_prefetch((const char*)(from + k * kStrip) + 2048);
       Format::load(from, k, w[s]);
     }
@@ -55,6 +91,12 @@ void tile(const Product& p, int64_t strip, int64_t row) {
           sums[r][s] = multiply_add(w[s][step], factor, sums[r][s]);
       }
   }
+  if constexpr (Format::kHasScales) UNROLL
+    for (int s = 0; s < STRIPS; s++) {
+      const auto* scales = weights + s * size + p.depth * kStrip;
+      const Vector d = Vector::load((const float*)scales) * Vector::splat(256);
+      UNROLL for (int r = 0; r < ROWS; r++) sums[r][s] = sums[r][s] * d;
+    }
   UNROLL for (int r = 0; r < ROWS; r++) UNROLL
     for (int s = 0; s < STRIPS; s++) sums[r][s].store(y + r * p.y_stride + s * kStrip);
 }
