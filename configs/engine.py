@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 
-from configs import cache, heads
+from configs import cache, heads, precision
 from configs.cache import BLOCK_TOKENS
 from configs.errors import InputError
 from configs.mesh import ONE_CHIP, Mesh
@@ -15,7 +15,7 @@ POLICIES = ("continuous", "static", "dynamic")
 PREEMPTIONS = ("auto", "recompute", "swap")
 PROPOSERS = ("ngram", "draft", "medusa", "eagle")
 ACCEPTANCES = ("coupled", "rejection", "typical")
-WEIGHTS = ("bfloat16", "float32", "file")
+WEIGHTS = ("bfloat16", "float32", "file", *precision.OURS)
 LINEARS: tuple[str, ...] = ("reference", "ffi_cpu")
 ATTENTIONS: tuple[str, ...] = ("reference", "pallas_gpu", "pallas_tpu", "jax_tpu", "ffi_cpu")
 
@@ -95,8 +95,10 @@ class EngineConfig:
         linear: implementation of products with weights: 'reference' is XLA's, 'ffi_cpu' packs them
             for the native library's kernels; None is the latter where the library is there.
         weights: the format of all weights: 'bfloat16', 'float32', or 'file': each as the checkpoint
-            stores it, blocks of a GGUF file as they are; None is `model.dtype`, to which a GGUF
-            file is converted once.
+            stores it, blocks of a GGUF file as they are; of the matrices also one of few bits
+            (`precision.OURS`), to which each number is rounded while weights are read. None is what
+            a quantized directory stores, and else `model.dtype`, to which a GGUF file is converted
+            once.
         seed: base of the random streams of requests without a seed; None draws one.
     """
 

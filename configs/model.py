@@ -179,6 +179,8 @@ class ModelConfig:
                 raise InputError(f"model.formats names {len(own)} formats for the parts of {path}")
             for format in map(precision.get, own):
                 format.check_rows(info.shape[-1], path)
+            if "llm_int8" in own and (len(info.shape) > 2 or len(set(own)) > 1):
+                raise InputError(f"model.formats: {path} is no one matrix: w8a8, not llm_int8")
 
     @functools.cached_property
     def layers(self) -> tuple[LayerSpec, ...]:

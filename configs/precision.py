@@ -89,10 +89,14 @@ FORMATS = {
     for format in (
         Format("float32", 32, compute="float32"),
         Format("bfloat16", 16),
+        Format("int32", 32),
         Format("fp8", 8, scale_bits=32),
         Format("int8", 8, scale_bits=32),
         Format("w8a8", 8, scale_bits=32, compute="int8", activations="int8"),
         Format("w8a8_fp8", 8, scale_bits=32, compute="fp8", activations="fp8"),
+        # `w8a8`, and so many features of the activations beside it in bfloat16, of which the bytes
+        # of a row that has them are counted: they are parameters of their own.
+        Format("llm_int8", 8, scale_bits=32, compute="int8", activations="int8"),
         *_integers(4),
         *_integers(3),
         Format("mxfp4", 4, group=32, scale_bits=8),
@@ -119,6 +123,31 @@ CACHE_FORMATS = {
         Format("int4", 4, group=32, scale_bits=16),
     )
 }
+
+
+# Whose blocks `layers/quantized.py` makes: weights that are stored otherwise are rounded to these.
+OURS = tuple(name for name in FORMATS if name.startswith(("int4", "int3", "w8a8", "mxfp4"))) + (
+    "int8",
+    "fp8",
+)
+OUTLIERS = 32  # features that `llm_int8` keeps in bfloat16
+
+
+def fitting(name: str, row: int, what: str) -> str:
+    """The format of that name, with the largest groups that divide rows of so many elements.
+
+    Raises:
+        InputError: none do; the message says that `what` has these rows.
+    """
+    sizes = (f"{name}_g{size}" for size in GROUPS)
+    choices = [found for found in (name, *sizes) if found in FORMATS]
+    for choice in choices:
+        if not row % FORMATS[choice].block_in(row):
+            return choice
+    raise InputError(
+        f"{what} has rows of {row}, of which {name} has no whole groups: these are of "
+        f"{', '.join(str(FORMATS[choice].group) for choice in choices)}"
+    )
 
 
 def get(name: str) -> Format:

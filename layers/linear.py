@@ -11,15 +11,18 @@ from layers.kernels.linear.packed import Packed, product
 _MIN_ROWS = 2  # XLA's CPU backend converts the whole weight to float32 for a single bfloat16 row
 
 
-Weight = jax.Array | Packed | tuple[jax.Array | Packed, ...]
+Leaf = jax.Array | Packed
+Weight = Leaf | tuple[Leaf, ...] | Mapping[str, Leaf]
 
 
 def linear(x_TD: jax.Array, w_FD: Weight) -> jax.Array:
     """x w^T: [T, D] x [F, D] -> float32 [T, F], in the weight's own precision with float32 sums; a
-    stack whose parts have different formats is a tuple of them.
+    stack whose parts have different formats is a tuple of them, a matrix with outliers a mapping.
     """
     if isinstance(w_FD, tuple):
         return jnp.concatenate([linear(x_TD, part) for part in w_FD], axis=-1)
+    if isinstance(w_FD, Mapping):
+        return _with_outliers(x_TD, w_FD)
     if isinstance(w_FD, Packed):
         return product(x_TD, w_FD)
     rows = x_TD.shape[0]
@@ -32,6 +35,21 @@ def linear(x_TD: jax.Array, w_FD: Weight) -> jax.Array:
         preferred_element_type=jnp.float32,
     )  # fmt: skip
     return y_TF[:rows]
+
+
+def _with_outliers(x_TD: jax.Array, parts: Mapping[str, Leaf]) -> jax.Array:
+    """LLM.int8() (Dettmers et al. 2022, arXiv 2208.07339): features of the activations that are far
+    larger than others are multiplied in bfloat16, and so do not make the scale that all others of
+    their token are rounded by. Which ones is a constant of the matrix: the paper's threshold asks
+    the batch, so a token's result would depend on its neighbours. -1: a feature that another chip
+    has.
+    """
+    features_O = parts["features"]
+    assert isinstance(features_O, jax.Array)
+    is_apart_D = (jnp.arange(x_TD.shape[1])[:, None] == features_O).any(1)
+    apart_TO = jnp.where(features_O >= 0, x_TD[:, jnp.maximum(features_O, 0)], 0)
+    rest_TF = linear(jnp.where(is_apart_D, 0, x_TD), parts["int8"])
+    return rest_TF + linear(apart_TO, parts["outliers"])
 
 
 def add_bias(y_TF: jax.Array, params: Mapping[str, jax.Array], name: str) -> jax.Array:

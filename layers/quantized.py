@@ -19,12 +19,9 @@ import dataclasses
 import ml_dtypes
 import numpy as np
 
-from configs.precision import FORMATS, Format
+from configs.precision import FORMATS, OURS, Format
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)  # and the same below 0, from 8 on
-OURS = tuple(
-    name for name in FORMATS if name.startswith(("int", "fp8", "w8a8", "mxfp4"))
-)  # formats whose blocks are packed here; the others are GGUF's
 _SCALE_BYTES = 4
 _FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
 _LARGEST_FLOAT8 = 448.0
@@ -122,7 +119,12 @@ def dequantize(format: str, blocks_FX: np.ndarray, width: int) -> np.ndarray:
 _GGUF_NAMES = {"q4_k": "Q4_K", "q6_k": "Q6_K"}
 
 
-def rounded(format: str, values_FD: np.ndarray, scale_FG: np.ndarray, zero_FG=None) -> Groups:
+def rounded(
+    format: str,
+    values_FD: np.ndarray,
+    scale_FG: np.ndarray,
+    zero_FG: np.ndarray | None = None,
+) -> Groups:
     """Each number as the nearest one of the format, for such scales (and zero points)."""
     info = _ours(format)
     (F, D), G = values_FD.shape, scale_FG.shape[1]

@@ -11,8 +11,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from configs import mesh as divided
 from configs.errors import InputError
-from configs.kinds.params import ParamInfo, in_rows
+from configs.kinds.params import ParamInfo, in_rows, leaves
 from configs.model import ModelConfig
+from configs.precision import FORMATS
 
 RULES: Mapping[str, str | None] = {
     "vocab": "model",
@@ -130,13 +131,19 @@ def _of_matrix(
     """`part` of a matrix or a vector, along `model` alone."""
     if not mesh_axes(path, info):
         return np.asarray(values)
+    if info.format == "int32":
+        return _own_features(config, path, info, np.asarray(values), chips, chip)
     names = enumerate(info.logical_axes)
     dim, axis = next((d, name) for d, name in names if name and RULES[name])
     if dim == len(info.shape) - 1 and dim:
-        start, stop, missing = _range(config, path, axis, values.shape[-1], chips, chip)
+        head = _head_bytes(info)  # which all columns need
+        size = values.shape[-1] - head
+        start, stop, missing = _range(config, path, axis, size, chips, chip)
         if start == stop:  # of a share without heads, zeros as many as those of a neighbour's
-            return np.zeros((values.shape[0], missing), np.asarray(values[:1, :1]).dtype)
-        columns = np.asarray(values[:, start:stop])
+            return np.zeros((values.shape[0], head + missing), np.asarray(values[:1, :1]).dtype)
+        columns = np.asarray(values[:, head + start : head + stop])
+        if head:
+            columns = np.concatenate([np.asarray(values[:, :head]), columns], axis=1)
         return np.pad(columns, [(0, 0), (0, missing)]) if missing else columns
     rows, parts, first = info.stacked or (info.shape[0],), [], 0
     for index, count in enumerate(rows):
@@ -153,6 +160,24 @@ def _of_matrix(
     return np.concatenate(parts)
 
 
+def _head_bytes(info: ParamInfo) -> int:
+    """Bytes of a row's one scale, where it is one block."""
+    format = FORMATS[info.format]
+    is_whole = format.is_quantized and format.block_in(info.shape[-1]) == info.shape[-1]
+    return format.scale_bits // 8 if is_whole and format.group is None else 0
+
+
+def _own_features(
+    config: ModelConfig, path: str, info: ParamInfo, values: np.ndarray, chips: int, chip: int
+) -> np.ndarray:
+    """Of features by number, those that a chip has, as it counts them; -1 for the others."""
+    matrix, axis = path.rpartition("/")[0], info.logical_axes[0]
+    assert axis is not None
+    whole = _widths(config)[f"{matrix}/int8"]
+    start, stop, _ = _range(config, matrix, axis, whole, chips, chip)
+    return np.where((values >= start) & (values < stop), values - start, -1).astype(np.int32)
+
+
 def _range(
     config: ModelConfig, path: str, axis: str, size: int, chips: int, chip: int
 ) -> tuple[int, int, int]:
@@ -165,6 +190,12 @@ def _range(
         count * size // whole for count in (own.start, own.stop, max(map(len, shares)))
     )
     return start, stop, most - (stop - start)
+
+
+@functools.lru_cache(maxsize=16)
+def _widths(config: ModelConfig) -> Mapping[str, int]:
+    """Elements of a row of each parameter."""
+    return {"/".join(path): info.shape[-1] for path, info in leaves(config.parameters())}
 
 
 @functools.lru_cache(maxsize=4096)

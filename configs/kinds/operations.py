@@ -126,7 +126,7 @@ def in_formats(operation: Operation, declared: Declared, model: Widths) -> Opera
         info
         for path, info in leaves(declared)
         # A stack whose parts have different formats is a tuple of them: 'qkv', '0'.
-        if path[:2] == (part, name) or path[0] == name
+        if info.is_matrix and (path[:2] == (part, name) or path[0] == name)
     ]
     formats = {stored_as(info, model, "weights") for info in found}
     if operation.kind != "matrix" or formats <= {"weights"}:

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+from configs.precision import OUTLIERS
+
 Declared = Mapping[str, Any]  # name -> ParamInfo, or a nested mapping of them
 Formats = Mapping[str, tuple[str, ...]]  # path -> format, or one of each part of a stack
 
@@ -136,14 +138,33 @@ def leaves(
         yield from leaves(node, (*path, str(name)))
 
 
+def _with_outliers(declared: ParamInfo) -> dict[str, ParamInfo]:
+    """A matrix of which some features are multiplied apart: these columns of it, which they are,
+    and the rest, where they are 0.
+    """
+    *axes, inner = declared.logical_axes
+    *rows, _ = declared.shape
+    return {
+        "int8": dataclasses.replace(declared, format="w8a8"),
+        "outliers": dataclasses.replace(
+            declared, format="bfloat16", shape=(*rows, OUTLIERS), logical_axes=(*axes, None)
+        ),
+        "features": ParamInfo((OUTLIERS,), "int32", (inner,), "zeros"),
+    }
+
+
 def with_formats(declared: Any, formats: Formats, path: tuple[str, ...] = ()) -> Any:
     """The declaration with parameters in formats of their own; a stack whose parts have different
-    ones becomes a tuple of its parts.
+    ones becomes a tuple of its parts, and a matrix in `llm_int8` its three parts by name.
     """
     if isinstance(declared, ParamInfo):
         found = tuple(dict.fromkeys(own := formats.get("/".join(path), (declared.format,))))
         if len(found) == 1:
-            return dataclasses.replace(declared, format=found[0])
+            return (
+                _with_outliers(declared)
+                if found[0] == "llm_int8"
+                else dataclasses.replace(declared, format=found[0])
+            )
         parts = []
         for part, (rows, format) in enumerate(zip(declared.stacked, own, strict=True)):
             shape, kv_heads = (rows, *declared.shape[1:]), declared.kv_heads if part else 0

@@ -2,12 +2,21 @@
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 
+from configs import precision
 from configs.engine import Config
 from configs.errors import InputError
+from configs.kinds.params import ParamInfo
+from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.checkpoints import load
 from inference.checkpoints.opened import Checkpoint
+from layers import params
+
+_TABLES = "int8"  # what tables are in where matrices have fewer bits
+
+Formats = dict[str, tuple[str, ...]]
 
 
 def choose(config: Config, checkpoint: Checkpoint, named: str | None) -> tuple[Config, Checkpoint]:
@@ -17,22 +26,23 @@ def choose(config: Config, checkpoint: Checkpoint, named: str | None) -> tuple[C
     Args:
         config: of the engine, where `engine.linear` says which products run.
         checkpoint: what is read.
-        named: `engine.linear` as it was asked for. Without a name, blocks are dequantized where
-            XLA's products run, and one line says so.
+        named: `engine.linear` as it was asked for. Without a name, a GGUF file's blocks are
+            dequantized where XLA's products run, and one line says so.
 
     Raises:
-        InputError: the file's formats, or these products, do not go with what was asked for.
+        InputError: the file's formats, or these products, do not go with what was asked for; or
+            weights of few bits are to be rounded again.
     """
     weights = config.engine.weights
     if weights is None:
         return config, checkpoint
     paths = load.typed_paths(config.model)
-    formats: dict[str, tuple[str, ...]] = dict.fromkeys(paths, (weights,))
+    formats: Formats = dict.fromkeys(paths, (weights,))
     if weights == "file":
         formats = checkpoint.formats()
-        blocks = {name for own in formats.values() for name in own if FORMATS[name].is_quantized}
+        blocks = _blocks(formats) - set(precision.OURS)
         if blocks and config.engine.linear != "ffi_cpu":
-            kept = f"weights in {', '.join(sorted(blocks))}"
+            kept = f"weights in {_listed(blocks)}"
             if named is not None:
                 raise InputError(
                     f"engine.linear={named} multiplies no {kept}: engine.weights=file goes with "
@@ -40,8 +50,57 @@ def choose(config: Config, checkpoint: Checkpoint, named: str | None) -> tuple[C
                 )
             logging.warning("%s need the CPU kernels: dequantized, in float32", kept)
             formats = dict.fromkeys(paths, ("float32",))
+    elif FORMATS[weights].is_quantized:
+        if blocks := _blocks(dict(checkpoint.config.formats)):
+            raise InputError(
+                f"{checkpoint.config.name} has its weights in {_listed(blocks)}: "
+                f"engine.weights={weights} would round them again; leave it out"
+            )
+        formats = rounded(config.model, weights)
     model = dataclasses.replace(config.model, formats=tuple(formats.items()))
     exact = dataclasses.replace(
         checkpoint, load_params=checkpoint.load_exact or checkpoint.load_params
     )
     return dataclasses.replace(config, model=model), exact
+
+
+def rounded(model: ModelConfig, format: str, tables: str | None = _TABLES) -> Formats:
+    """Formats by path of a model whose matrices are in one of few bits, each with the largest
+    groups of it that divide its rows, and its tables in one of eight bits, if it has not as many.
+
+    Args:
+        model: without formats of its own.
+        format: one of `precision.OURS`.
+        tables: None: they stay.
+
+    Raises:
+        InputError: no groups divide the rows of a matrix.
+    """
+    plain = dataclasses.replace(model, formats=())
+    found: Formats = {}
+    for path, info in _matrices(plain).items():
+        is_table = path.endswith("/table")
+        if is_table and tables is None:
+            continue
+        own = tables if is_table and FORMATS[format].bits < 8 else format
+        found[path] = (precision.fitting(str(own), info.shape[-1], path),)
+    return found
+
+
+def _matrices(model: ModelConfig) -> Mapping[str, ParamInfo]:
+    """What tokens are multiplied with, and the table that they are looked up in."""
+    declared = params.flatten(model.parameters())
+    return {
+        path: declared[path]
+        for path in load.typed_paths(model)
+        if declared[path].is_multiplied or path == "embed/table"
+    }
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _blocks(formats: Mapping[str, tuple[str, ...]]) -> set[str]:
+    """Formats of few bits among these."""
+    return {name for own in formats.values() for name in own if FORMATS[name].is_quantized}

@@ -190,10 +190,11 @@ def _placed(
     own = Precision.of(deployment.config)
     # As many bits either way: fp8 where the chip has a rate for it.
     eight = "fp8" if "fp8" in deployment.hardware.rates else "int8"
+    narrow = {"fp8": "w8a8_fp8", "int8": "w8a8"}[eight], "int4"
     for mesh in slo.meshes(deployment, num_chips):
         if num_chips % mesh.num_chips:
             continue
-        for weights in (own.weights.name, eight, "int4") if fixed is None else [fixed.weights.name]:
+        for weights in (own.weights.name, *narrow) if fixed is None else [fixed.weights.name]:
             for cache in (own.cache.name, eight) if fixed is None else [fixed.cache.name]:
                 yield dataclasses.replace(
                     deployment,

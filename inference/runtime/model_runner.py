@@ -211,8 +211,9 @@ class ModelRunner:
     @property
     def implementations(self) -> str:
         """Of products and of attention, and formats of weights: what its steps' times hold for."""
-        engine = self.config.engine
-        return ", ".join(filter(None, (engine.linear, self._attention, engine.weights)))
+        engine, own = self.config.engine, dict(self.config.model.formats).values()
+        weights = engine.weights or "+".join(sorted({name for each in own for name in each}))
+        return ", ".join(filter(None, (engine.linear, self._attention, weights)))
 
     @property
     def cache_bytes(self) -> int:

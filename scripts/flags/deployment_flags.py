@@ -9,9 +9,10 @@ from configs import precision
 WEIGHTS = flags.DEFINE_string(
     "weights",
     None,
-    "Format of the weights: bfloat16, float32, or file (as the checkpoint stores each, 4-bit "
-    "blocks of a .gguf file among them); default: the model's type. `plan` reads no checkpoint: "
-    f"{', '.join(precision.FORMATS)}.",
+    "Format of the weights: bfloat16, float32, file (as the checkpoint stores each, 4-bit blocks "
+    "of a .gguf file among them), or what each is rounded to while it is read: "
+    f"{', '.join(precision.OURS)}; default: the model's type, or that of a quantized directory. "
+    f"`plan` reads no checkpoint: {', '.join(precision.FORMATS)}.",
 )
 CACHE = flags.DEFINE_string(
     "cache",

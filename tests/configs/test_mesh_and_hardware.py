@@ -54,8 +54,9 @@ def test_parts_are_even_where_chips_divide_every_width():
 def test_formats_count_scales():
     assert precision.get("bfloat16").bytes_for(10, 5) == 20
     assert precision.get("int8").bytes_for(1024, 512) == 1024 + 2 * 4
-    assert precision.get("int4").bytes_for(1024, 512) == 512 + 8 * 2
-    assert precision.get("int4").bytes_for(64, 32) == 32 + 2 * 2  # a short row has one scale
+    assert precision.get("int4").bytes_for(1024, 512) == 512 + 8 * 4
+    assert precision.get("int4").bytes_for(64, 32) == 32 + 2 * 4  # a short row has one scale
+    assert precision.get("int4_asym_g32").bytes_for(1024, 512) == 512 + 32 * (4 + 1)
     with pytest.raises(InputError, match="no number format 'int2'; valid: float32, bfloat16"):
         precision.get("int2")
 

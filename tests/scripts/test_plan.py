@@ -188,7 +188,7 @@ def test_advice(answer, plan):
     assert scores == sorted(scores, reverse=True)
     assert any("bfloat16 weights" in reason for reason in found["excluded"])
     best = found["choices"][0]
-    assert best["weights"] == "fp8" and best["batch"] > 50
+    assert best["weights"] == "w8a8_fp8" and best["batch"] > 50
     assert {part["technique"].split()[-1] for part in best["parts"]} >= {"weights", "cache"}
     assert all(part["costs"] for part in best["parts"])
     soon = answer(*asked, "--goal=latency")["advice"]["choices"]
@@ -286,7 +286,7 @@ _REFUSED = {
     "empty model": (["--model="], "no model ''"),
     "long model": (["--model=" + "x" * 5000], "no model"),
     "hardware": (["--hardware=h9000"], "no hardware 'h9000'; valid: h100, h200"),
-    "weights": (["--weights=int3"], "no number format 'int3'; valid: float32, bfloat16"),
+    "weights": (["--weights=int2"], "no number format 'int2'; valid: float32, bfloat16"),
     "cache": (["--cache="], "is bfloat16 as model.dtype, fp8, int8 or int4, not ''"),
     "batch": (["--batch=0"], "--batch takes whole numbers from 1"),
     "negative batch": (["--batch=-4"], "--batch takes whole numbers from 1"),

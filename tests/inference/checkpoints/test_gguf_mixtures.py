@@ -388,7 +388,7 @@ REFUSED = {
         "mixtral", {}, {"gate_exps.weight": "Q8_0", "up_exps.weight": "Q4_0"},
         "experts/gate_up is a stack of q4_0, q8_0, which no kernel .* engine.weights=bfloat16",
     ),
-    "a type": ("gpt-oss", {}, {"exps.weight": "MXFP4"}, "has type MXFP4, which no kernel"),
+    "a type": ("gpt-oss", {}, {"exps.weight": "Q5_1"}, "has type Q5_1, which no kernel"),
 }  # fmt: skip
 
 

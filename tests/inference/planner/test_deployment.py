@@ -61,14 +61,14 @@ def test_fewer_bits_cost_less(name, batch, context, accounting):
     context = min(context, _MODELS[name].max_context)
     rows = [
         Deployment(_MODELS[name], _H100, formats(*bits), accounting=accounting).row(batch, context)
-        for bits in (("float32", "float32"), ("bfloat16", "bfloat16"), ("int8", "bfloat16"),
-                     ("int8", "int8"), ("int4", "int4"))
+        for bits in (("float32", "float32"), ("bfloat16", "bfloat16"), ("w8a8", "bfloat16"),
+                     ("w8a8", "int8"), ("int4", "int4"))
     ]  # fmt: skip
     for more, fewer in itertools.pairwise(rows):
         assert fewer.memory_bytes <= more.memory_bytes
     *steps, int4 = (row.step_s for row in rows)
     assert steps == sorted(steps, reverse=True)
-    assert int4 <= steps[1]  # computes in bfloat16, which int8 does not
+    assert int4 <= steps[1]  # computes in bfloat16, which w8a8 does not
 
 
 def test_eight_bits_compute_at_their_own_rate_where_the_chip_has_one():
@@ -80,10 +80,10 @@ def test_eight_bits_compute_at_their_own_rate_where_the_chip_has_one():
         return placed.row(1, 4096).ttft_s
 
     plain = ttft_s("v5e", "bfloat16")
-    assert ttft_s("v5e", "int8") < 0.6 * plain
+    assert ttft_s("v5e", "w8a8") < 0.6 * plain
     assert ttft_s("v5e", "int4") > 0.9 * plain
-    assert ttft_s("v7x", "int8") > 0.9 * ttft_s("v7x", "bfloat16")
-    assert ttft_s("v7x", "fp8") < 0.6 * ttft_s("v7x", "bfloat16")
+    assert ttft_s("v7x", "w8a8") > 0.9 * ttft_s("v7x", "bfloat16")
+    assert ttft_s("v7x", "w8a8_fp8") < 0.6 * ttft_s("v7x", "bfloat16")
 
 
 @given(_NAMES, st.integers(1, 4096))

@@ -305,7 +305,7 @@ _MOVES = {
     "typed": "write('context-typed', '1777'); write('batch-typed', '77');",
     "new tokens": "slide('new_tokens', 9);",
     "kv heads": "slide('kv_heads', 2);",
-    "weights": "pick('weights', 'int4');",
+    "weights": "write('weights', 'int4');",
     "cache": "pick('cache', 'int8');",
     "chips": "slide('chips', 2);",
     "hardware": "write('hardware', 'h200');",

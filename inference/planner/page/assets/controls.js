@@ -126,7 +126,7 @@ const GROUPS = [
     "Model",
     [
       { key: "model", label: "Preset", options: () => Object.keys(CATALOG.models) },
-      { key: "weights", label: "Weights", choices: () => Object.keys(CATALOG.formats) },
+      { key: "weights", label: "Weights", options: () => Object.keys(CATALOG.formats) },
       { key: "cache", label: "Cache", choices: () => Object.keys(CATALOG.cache_formats) },
       {
         key: "kv_heads",
