@@ -13,7 +13,7 @@ from configs.hardware.spec import HardwareSpec
 from configs.model import ModelConfig
 from inference.benchmark import steps
 from inference.engine import Engine
-from inference.planner import weights
+from inference.planner import cost, weights
 from inference.planner.calibration import lookup, measure, quick, store
 from inference.planner.calibration.verify import Point
 from inference.planner.cost import Precision
@@ -52,7 +52,8 @@ def calibration(
         if kept and (is_full or not anew and reading <= _FASTER * kept.read_bandwidth):
             return lookup.at_bandwidth(kept, reading)
         say(f"timing steps of {model.name}, to predict them from now on")
-        rates, prepared = {model.dtype: measure.matmul_rate(model.dtype)}, _prepared(runner)
+        types = model.dtype, *cost.weight_formats(model)
+        rates, prepared = {name: measure.matmul_rate(name) for name in types}, _prepared(runner)
         try:
             found = quick.calibrated(
                 HardwareSpec(

@@ -136,6 +136,7 @@ class Operation:
         sequences: whose tokens these are: chips that work for different ones divide them.
         rows: of a product with weights, tokens that each weight is multiplied with.
         expansion: how many times its bytes what is read of the cache has as activations.
+        format: of most of its weights, where these have one of their own.
     """
 
     name: str
@@ -152,6 +153,7 @@ class Operation:
     kind: str = "other"
     by_expert: bool = False
     expansion: float = 1.0
+    format: str | None = None
 
     @property
     def bytes(self) -> float:
@@ -211,8 +213,21 @@ def evaluate(
         moved["activations"], declared.is_split, declared.cache_parts,
         max(1, work.num_sequences), _rows(declared, work, visited),
         declared.kv_rows / declared.all_rows, declared.kind, declared.by_expert,
-        expanded / moved["cache"] if moved["cache"] else 1.0,
+        expanded / moved["cache"] if moved["cache"] else 1.0, _own_format(declared),
     )  # fmt: skip
+
+
+def _own_format(declared: operations.Operation) -> str | None:
+    """Of the weights that an operation reads most of."""
+    read = [move for move in declared.moves if move.what == "weights"]
+    most = max(read, key=lambda move: sum(n for n, _ in move.amount), default=None)
+    return most.format if most is not None and most.format in FORMATS else None
+
+
+def weight_formats(config: ModelConfig) -> tuple[str, ...]:
+    """The formats of few bits that a model has weights in."""
+    found = {name for _, own in config.formats for name in own}
+    return tuple(sorted(name for name in found if FORMATS[name].is_quantized))
 
 
 def _rows(declared: operations.Operation, work: Work, visited: float) -> float:

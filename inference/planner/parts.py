@@ -93,7 +93,7 @@ def _parts(deployment: Deployment, operations: tuple[cost.Operation, ...]) -> tu
         alone = roofline.step_time(
             (operation,), deployment.hardware, deployment.formats, deployment.mesh
         )
-        compute = roofline.compute_type(operation, deployment.formats)
+        compute = roofline.compute_type(operation, deployment.formats, deployment.hardware)
         bound = "compute" if alone.compute_s > alone.memory_s else "memory"
         found.append(
             Part(

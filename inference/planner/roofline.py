@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from configs.hardware.spec import HardwareSpec
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import ModelConfig
+from configs.precision import FORMATS
 from inference.planner import weights
 from inference.planner.cost import Operation, Precision, Work
 from inference.planner.parallel import collectives
@@ -106,7 +107,7 @@ def _seconds(
 ) -> tuple[float, float]:
     """Seconds of moving and of computing."""
     num_bytes, flops = _as_reached(operation, hardware)
-    rate = hardware.rate(compute_type(operation, precision)) * hardware.rate_share
+    rate = hardware.rate(compute_type(operation, precision, hardware)) * hardware.rate_share
     return num_bytes / (hardware.read_bandwidth * hardware.bandwidth_share), flops / rate
 
 
@@ -122,9 +123,14 @@ def _as_reached(operation: Operation, hardware: HardwareSpec) -> tuple[float, fl
     return num_bytes, flops
 
 
-def compute_type(operation: Operation, precision: Precision) -> str:
-    """Type in which an operation's products run, a key of `HardwareSpec.rates`."""
-    return (precision.weights if operation.kind == "matrix" else precision.rest).compute
+def compute_type(operation: Operation, precision: Precision, hardware: HardwareSpec) -> str:
+    """Type in which an operation's products run, a key of `HardwareSpec.rates`: a format's name,
+    where the hardware's rate with such weights is known.
+    """
+    format = precision.weights if operation.kind == "matrix" else precision.rest
+    if operation.format is not None:
+        format = FORMATS[operation.format]
+    return format.name if format.name in hardware.rates else format.compute
 
 
 @functools.lru_cache(1 << 12)  # fits of a machine's constants ask for the same ones

@@ -40,6 +40,7 @@ def run(
         device, _ = for_this_device(config)
         chosen, _ = weight_formats.choose(device, checkpoint, config.engine.linear)
         configs = [dataclasses.replace(own, model=chosen.model) for own in configs]
+        config = dataclasses.replace(config, model=chosen.model)
     hardware = lookup.this_machine(config.model.dtype, model=config.model)
     rows: list[dict[str, Any]] = []
     result = {

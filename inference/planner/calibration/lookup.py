@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from configs.hardware import catalog
 from configs.hardware.spec import HardwareSpec
 from configs.model import ModelConfig
+from inference.planner import cost
 from inference.planner.calibration import store
 
 DTYPES = ("float32", "bfloat16")
@@ -35,7 +36,7 @@ def this_machine(
 ) -> HardwareSpec:
     """The machine at hand as it is calibrated (for a model, with these implementations),
     or else with its rates in these types alone, measured now; where JAX computes on an accelerator,
-    that one.
+    that one. Rates with a model's weights of few bits are measured too.
 
     A calibrated machine is as slow as it reads now: other tenants slow all of it down.
     """
@@ -48,9 +49,12 @@ def this_machine(
 
         return on_device.this_device(*dtypes)
     found = store.calibration(model, implementations)
+    few = () if model is None else cost.weight_formats(model)
     if found is None or not set(dtypes) <= set(found.rates):
-        return measure.this_machine(*dtypes)
-    return at_bandwidth(found, measure.read_bandwidth())
+        return measure.this_machine(*dtypes, *few)
+    found = at_bandwidth(found, measure.read_bandwidth())
+    rates = {name: measure.matmul_rate(name) for name in few if name not in found.rates}
+    return dataclasses.replace(found, rates={**found.rates, **rates})
 
 
 def this_machine_or_none(

@@ -183,7 +183,7 @@ def test_without_kernels_blocks_are_dequantized_and_that_is_said(tmp_path, monke
     np.testing.assert_array_equal(scores(engine), expected)
 
 
-@pytest.mark.parametrize("kind", ["Q5_1", "Q3_K"])
+@pytest.mark.parametrize("kind", ["Q5_1", "TQ2_0"])
 def test_a_type_that_no_kernel_multiplies_is_named(kind, tmp_path):
     path = write(tmp_path / "mixed.gguf", MIXED | {"ffn_down": kind})
     with pytest.raises(InputError) as caught:

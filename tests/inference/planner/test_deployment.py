@@ -165,7 +165,7 @@ def test_what_an_operation_runs_as_does_not_hang_on_its_name():
     )
     renamed = dataclasses.replace(attend, name="mixer.mix", weight_bytes=1.0)
     fp8, chip = formats("fp8"), dataclasses.replace(_H100, attention_share=0.5)
-    assert roofline.compute_type(renamed, fp8) == "bfloat16"
+    assert roofline.compute_type(renamed, fp8, chip) == "bfloat16"
     same = (roofline.step_time((o,), chip, fp8).compute_s for o in (attend, renamed))
     assert next(same) == next(same)
 
