@@ -33,14 +33,15 @@ def init(infos: Any, seed: int = 0) -> Params:
 
 
 def _init_leaf(info: ParamInfo, key: jax.Array) -> jax.Array:
+    format = "float32" if FORMATS[info.format].is_quantized else info.format  # rounded when placed
     if info.init == "normal":
         shape, scale = info.shape, info.shape[-1] ** -0.5
         if info.elements < _DRAWN:
             drawn = np.asarray(jax.random.normal(key, (_DRAWN,), jnp.float32))
             values = drawn[: info.elements].reshape(shape) * np.float32(scale)
-            return jnp.asarray(values.astype(jnp.dtype(info.format)))
-        return (jax.random.normal(key, shape, jnp.float32) * scale).astype(info.format)
-    return jnp.full(info.shape, 0.0 if info.init == "zeros" else 1.0, info.format)
+            return jnp.asarray(values.astype(jnp.dtype(format)))
+        return (jax.random.normal(key, shape, jnp.float32) * scale).astype(format)
+    return jnp.full(info.shape, 0.0 if info.init == "zeros" else 1.0, format)
 
 
 def abstract(infos: Any) -> Any:

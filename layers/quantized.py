@@ -23,6 +23,7 @@ from configs.precision import FORMATS, OURS, Format
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)  # and the same below 0, from 8 on
 _SCALE_BYTES = 4
+_TOGETHER = 1 << 20  # numbers that are rounded at a time
 _FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
 _LARGEST_FLOAT8 = 448.0
 
@@ -105,15 +106,16 @@ def numbers(format: str, groups: Groups) -> np.ndarray:
 
 
 def dequantize(format: str, blocks_FX: np.ndarray, width: int) -> np.ndarray:
-    """What blocks stand for, GGUF's too: float32 [F, width]."""
+    """What blocks stand for, GGUF's too: float32 [F, width], or of a stack likewise."""
+    shape = *blocks_FX.shape[:-1], width
+    rows = np.ascontiguousarray(blocks_FX).reshape(-1, blocks_FX.shape[-1])
     if format in OURS:
-        return numbers(format, unpack(format, blocks_FX, width))
+        return numbers(format, unpack(format, rows, width)).reshape(shape)
     import gguf
 
     kind = gguf.GGMLQuantizationType[_GGUF_NAMES.get(format, format.upper())]
     # One row of many blocks: the library works by 16 rows, 10 x slower when they are short.
-    flat = np.ascontiguousarray(blocks_FX).reshape(1, -1)
-    return gguf.dequantize(flat, kind).reshape(len(blocks_FX), width)
+    return gguf.dequantize(rows.reshape(1, -1), kind).reshape(shape)
 
 
 _GGUF_NAMES = {"q4_k": "Q4_K", "q6_k": "Q6_K"}
@@ -177,9 +179,16 @@ def scales(
 
 
 def quantize(format: str, values_FD: np.ndarray) -> np.ndarray:
-    """Blocks of numbers, each rounded to the nearest: uint8 [F, bytes of a row]."""
-    scale_FG, zero_FG = scales(format, values_FD)
-    return pack(format, rounded(format, values_FD, scale_FG, zero_FG))
+    """Blocks of numbers, each rounded to the nearest: uint8 [F, bytes of a row], or of a stack
+    [E, F, D] likewise. No more than some of them are ever there in float32.
+    """
+    rows = values_FD.reshape(-1, values_FD.shape[-1])
+    step = max(1, _TOGETHER // rows.shape[1])
+    made = []
+    for start in range(0, len(rows), step):
+        some = np.asarray(rows[start : start + step], np.float32)
+        made.append(pack(format, rounded(format, some, *scales(format, some))))
+    return np.concatenate(made).reshape(*values_FD.shape[:-1], -1)
 
 
 def _ours(format: str) -> Format:

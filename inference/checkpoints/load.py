@@ -107,11 +107,9 @@ class StoredParameter:
         if self._source.read_blocks is not None and self._source.formats.get(name) == format:
             return self._source.read_blocks(name)
         alone = Stored((name,), self._stored.transposed)
-        made = [
-            quantized.quantize(format, np.asarray(rows, np.float32))
-            for rows in rows_of(self._source, alone)
-        ]
-        return np.concatenate(made)
+        return np.concatenate(
+            [quantized.quantize(format, rows) for rows in rows_of(self._source, alone)]
+        )
 
 
 def on_device(path: str, info: ParamInfo, values: Any) -> jax.Array:

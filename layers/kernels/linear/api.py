@@ -11,7 +11,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from configs.engine import Config
 from configs.errors import InputError
 from configs.kinds.params import ParamInfo, device_format
+from configs.precision import FORMATS
 from layers import params as parameters
+from layers import quantized
 from layers.kernels.cpu import library
 from layers.kernels.device import target_device
 from layers.kernels.linear import packed
@@ -54,14 +56,12 @@ def placement(
         return packed.pack(values) if packs else jax.device_put(values)
 
     if mesh is None:
-        return lambda path, info, values: one(
-            info, values if isinstance(values, jax.Array) else np.asarray(values)
-        )
+        return lambda path, info, values: one(info, _whole(info, values))
     infos = parameters.flatten(config.chip_model.parameters())
 
     def place(path: str, info: ParamInfo, values: Any) -> Any:
         if not mesh.is_multi_process:
-            values = np.asarray(values)
+            values = np.asarray(_whole(info, values))
 
         def part(group: int, chip: int) -> Any:
             own = rules.part(config.model, path, info, values, config.mesh, group, chip)
@@ -70,6 +70,17 @@ def placement(
         return meshes.put(mesh, rules.spec(path, info), part)
 
     return place
+
+
+def _whole(info: ParamInfo, values: Any) -> Any:
+    """All of a parameter: an array, of blocks where its format has few bits, to which numbers are
+    rounded.
+    """
+    if not isinstance(values, jax.Array):
+        values = np.asarray(values)
+    if not FORMATS[info.format].is_quantized or values.dtype == np.uint8:
+        return values
+    return quantized.quantize(info.format, np.asarray(values))
 
 
 def specs(infos: Any) -> Any:
@@ -157,12 +168,20 @@ def _check_same(declared: dict[str, ParamInfo], leaves: dict[str, Any]) -> None:
     placed = {path: (i.shape, device_format(i, platform)) for path, i in declared.items()}
     found = {path: (_shape(leaf), packed.format_of(leaf)) for path, leaf in leaves.items()}
     for path in [*wanted, *found]:
-        if found.get(path) not in (wanted.get(path), placed.get(path)):
+        if found.get(path) not in (wanted.get(path), placed.get(path)) and not (
+            path in declared and _can_be_rounded(declared[path], *found[path])
+        ):
             own, other = (
                 f"{each[path][1]} {list(each[path][0])}" if path in each else "absent"
                 for each in (wanted, found)
             )
             raise InputError(f"not parameters of this model: {path} is {other}, not {own}")
+
+
+def _can_be_rounded(info: ParamInfo, shape: tuple[int, ...], format: str) -> bool:
+    """Whether a leaf has numbers of a parameter whose format has few bits."""
+    is_number = format in ("float32", "bfloat16")
+    return is_number and FORMATS[info.format].is_quantized and shape == info.shape
 
 
 def _shape(leaf: Any) -> tuple[int, ...]:

@@ -1,0 +1,191 @@
+"""Weights of few bits under all that an engine does."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from configs.errors import InputError
+from configs.mesh import Mesh
+from configs.precision import FORMATS, OUTLIERS
+from inference.checkpoints import weight_formats
+from inference.planner import cost, weights
+from inference.request import SamplingParams
+from layers import decoder, params, quantized
+from tests import fakes
+from tests.layers import native
+
+pytestmark = pytest.mark.quick_code
+
+_SIZES = dict(
+    max_seqs=8, decode_rows=(8,), page_tokens=8, chunk_tokens=16, prefill_chunks=(2,),
+    cache_bytes=4 << 20,
+)  # fmt: skip
+_PROMPTS = fakes.prompts([5, 40, 17, 3, 26, 9], 131, seed=2)
+
+
+def model(format, make=fakes.llama, dtype="float32", **changes):
+    """A tiny model whose rows are whole groups, its matrices in a format."""
+    widths = (
+        {"head_width": 16}
+        if make is fakes.llama
+        else {"value_width": 16, "query_rank": 32, "rank": 32, "nope_width": 32}
+    )
+    plain = make(dtype, **{"width": 64, "max_context": 256} | widths | changes)
+    plain = plain.with_kinds(width=128, **({"shared_width": 64} if plain.mixtures else {}))
+    return plain if format is None else in_format(plain, format)
+
+
+def in_format(plain, format):
+    if format == "llm_int8":
+        found = dict.fromkeys(weight_formats.rounded(plain, "w8a8", None), ("llm_int8",))
+    else:
+        found = weight_formats.rounded(plain, format)
+    return dataclasses.replace(plain, formats=tuple(found.items()))
+
+
+@functools.cache
+def values(own):
+    """Random parameters, whatever their format; LLM.int8's outliers are the first features."""
+    plain = fakes.real_params(dataclasses.replace(own, formats=()))
+    infos, found = params.flatten(decoder.param_infos(own)), params.flatten(plain, lambda _: False)
+    made = {}
+    for path, info in infos.items():
+        matrix, _, part = path.rpartition("/")
+        if matrix not in found:
+            made[path] = found[path]
+        elif part == "features":
+            made[path] = np.arange(OUTLIERS, dtype=np.int32)
+        elif part == "outliers":
+            made[path] = found[matrix][:, :OUTLIERS].astype(info.format)
+        else:
+            made[path] = found[matrix].at[:, :OUTLIERS].set(0)
+    return params.unflatten(decoder.param_infos(own), made)
+
+
+def engine(own, **settings):
+    native.need()
+    return fakes.engine(own, settings.pop("params", None) or values(own), "one", False,
+                        **_SIZES | settings)  # fmt: skip
+
+
+def scores(made):
+    return np.concatenate([score.logprobs for score in made.score(_PROMPTS)])
+
+
+_FORMATS = "int8", "w8a8", "fp8", "int4_g32", "int3_asym_g32", "mxfp4", "llm_int8"
+
+
+@pytest.mark.parametrize("format", _FORMATS)
+def test_answers_depend_on_no_neighbour_chunk_or_cached_prefix(format):
+    made = engine(model(format, dtype="bfloat16"), deterministic=True)
+    asked = SamplingParams(max_new_tokens=9, ignore_eos=True)
+    alone = [made.generate([prompt], asked)[0] for prompt in _PROMPTS]
+    together = made.generate(_PROMPTS, asked)  # of which prefixes are cached
+    for one, other in zip(alone, together, strict=True):
+        assert one.token_ids == other.token_ids and one.logprobs == other.logprobs
+
+
+@pytest.mark.parametrize("format", _FORMATS)
+def test_scores_are_those_of_the_numbers_that_are_stored(format):
+    """Up to what rounding activations to eight bits costs, whatever the weights have."""
+    own, plain = model(format), model(None)
+    full, few = scores(engine(plain)), scores(engine(own))
+    stored = scores(engine(plain, params=_stored(own, values(own))))
+    error, size = np.abs(few - stored).mean(), stored.std()
+    assert error < (1e-5 if format == "fp8" else 0.03) * size < np.abs(few - full).mean()
+
+
+def _stored(own, tree):
+    """The numbers that leaves of few bits stand for, where a model without formats has them."""
+    found, declared = {}, params.flatten(decoder.param_infos(own))
+    for path, leaf in params.flatten(tree, lambda _: False).items():
+        info = declared[path]
+        if FORMATS[info.format].is_quantized:
+            blocks = quantized.quantize(info.format, np.asarray(leaf))
+            leaf = quantized.dequantize(info.format, blocks, info.shape[-1])
+        matrix, _, part = path.rpartition("/")
+        if part == "int8":
+            found[matrix] = leaf
+        elif part == "outliers":
+            found[matrix] = np.concatenate(
+                [np.asarray(leaf, np.float32), found[matrix][:, OUTLIERS:]], axis=1
+            )
+        elif part != "features":
+            found[path] = leaf
+    return params.unflatten(decoder.param_infos(dataclasses.replace(own, formats=())), found)
+
+
+@pytest.mark.parametrize("few", ["draft", "target"])
+def test_speculation_is_exact_whoever_has_few_bits(few):
+    plain, own = model(None), model("int4_g32")
+    target, draft = (plain, own) if few == "draft" else (own, plain)
+    asked = fakes.greedy(12)
+    expected = [a.token_ids for a in engine(target).generate(_PROMPTS, asked)]
+    tree = values(target) | {"draft": values(draft)}
+    made = engine(target, params=tree, draft=draft, proposer="draft", num_drafts=3)
+    assert [a.token_ids for a in made.generate(_PROMPTS, asked)] == expected
+    assert 0 < made.scheduler.counters.num_accepted < made.scheduler.counters.num_drafts
+
+
+@pytest.mark.parametrize("format", ["int4_g32", "int8", "fp8", "llm_int8"])
+def test_two_chips_have_one_chips_scores(format):
+    """Groups of 32 and their scales stay together; of a row that is one block, each chip has the
+    scale; of LLM.int8's features, each multiplies its own, and rounds its part of a token's others.
+    """
+    own = model(format)
+    one, two = (scores(engine(own, mesh=Mesh(model=chips))) for chips in (1, 2))
+    if format != "llm_int8":
+        np.testing.assert_allclose(two, one, atol=1e-4)
+        return
+    stored = scores(engine(model(None), params=_stored(own, values(own))))
+    assert np.abs(two - stored).mean() < 0.03 * stored.std()
+
+
+def test_experts_and_latents_of_few_bits():
+    """Also where chips divide the experts. What rounding activations costs sends some tokens to
+    other experts.
+    """
+    own = model("int4_g32", fakes.deepseek)
+    assert any("experts/gate_up" in path for path, _ in own.formats)
+    plain = model(None, fakes.deepseek)
+    full, stored = scores(engine(plain)), scores(engine(plain, params=_stored(own, values(own))))
+    found = scores(engine(own))
+    assert np.abs(found - stored).mean() < 0.3 * np.abs(found - full).mean()
+    np.testing.assert_allclose(scores(engine(own, mesh=Mesh(expert=2))), found, atol=1e-4)
+
+
+def test_weights_are_exchanged_between_two_steps():
+    """By a training loop's, which are rounded; other shapes are refused in one line."""
+    own = model("int4_g32")
+    made, others = engine(own), jax.tree.map(lambda leaf: leaf * 0.5, values(own))
+    before = scores(made)
+    made.update_params(others)
+    after = scores(made)
+    np.testing.assert_array_equal(after, scores(engine(own, params=others)))
+    assert np.abs(after - before).max() > 1e-3
+    wrong = jax.tree.map(lambda leaf: leaf[..., :32], values(own))
+    with pytest.raises(InputError, match="not parameters of this model: embed/table is"):
+        made.update_params(wrong)
+
+
+@pytest.mark.parametrize("format", _FORMATS)
+def test_bytes_are_the_planners(format):
+    """Strips are padded to whole lines and 16 features, as this model's sizes are already."""
+    own = model(format, vocab_size=128, dtype="bfloat16")
+    made = engine(own)
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(made.model_runner.params))
+    declared = params.num_bytes(decoder.param_infos(own))
+    plain = FORMATS[own.dtype]
+    assert declared == weights.weight_bytes(own, plain, plain)
+    assert (
+        declared
+        <= held
+        <= declared
+        + 64 * sum(-(-info.rows // 16) for info in params.flatten(own.parameters()).values())
+    )
+    read = sum(o.weight_bytes for o in cost.step_operations(own, cost.Work.decode(1, 16)))
+    table = FORMATS[own.parameters()["embed"]["table"].format] if format != "llm_int8" else None
+    assert read <= declared and (table is None or read >= declared - table.bytes_for(128 * 64, 64))
