@@ -126,9 +126,10 @@ CACHE_FORMATS = {
 
 
 # Whose blocks `layers/quantized.py` makes: weights that are stored otherwise are rounded to these.
-OURS = tuple(name for name in FORMATS if name.startswith(("int4", "int3", "w8a8", "mxfp4"))) + (
-    "int8",
-    "fp8",
+OURS = (
+    *("int8", "fp8", "w8a8", "w8a8_fp8"),
+    *(format.name for bits in (4, 3) for format in _integers(bits)),
+    "mxfp4",
 )
 OUTLIERS = 32  # features that `llm_int8` keeps in bfloat16
 
