@@ -23,7 +23,7 @@ from configs.precision import FORMATS, OURS, Format
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)  # and the same below 0, from 8 on
 _SCALE_BYTES = 4
-_TOGETHER = 1 << 20  # numbers that are rounded at a time
+_TOGETHER = 1 << 16  # numbers that are rounded at a time: they stay in a processor's cache
 _FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
 _LARGEST_FLOAT8 = 448.0
 

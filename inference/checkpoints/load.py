@@ -31,7 +31,8 @@ _AHEAD = 16  # parameters that are read, or being read, ahead of what was asked 
 class StoredParameter:
     """A parameter's values, or blocks, on disk: read as a whole by `np.asarray`, or in part by a
     slice of rows (a stack's are those of all its matrices), or of all rows' columns. Blocks that
-    are not stored are made: each number is rounded to the nearest.
+    are not stored are made: each number is rounded to the nearest (of a tensor that is not stored
+    so, the rows that are asked for).
     """
 
     def __init__(self, source: TensorSource, stored: Stored, info: ParamInfo):
@@ -43,7 +44,10 @@ class StoredParameter:
     @property
     def shape(self) -> tuple[int, ...]:
         """Of blocks rows and bytes."""
-        return self._blocks(self._stored.names[0]).shape if self._is_blocks else self._info.in_rows
+        rows, *columns = self._info.in_rows
+        if self._is_blocks:
+            columns = [int(FORMATS[self._info.format].bytes_for(columns[0], columns[0]))]
+        return rows, *columns
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """All of it, read once."""
@@ -69,8 +73,14 @@ class StoredParameter:
         return found
 
     def _read(self, name: str, start: int, stop: int, columns: slice) -> np.ndarray:
-        if self._is_blocks:
+        if self._is_blocks and self._has_blocks(name):
             return self._blocks(name)[start:stop, columns]
+        if self._is_blocks:
+            rows = self._read_numbers(name, start, stop, slice(None))
+            return quantized.quantize(self._info.format, rows)[:, columns]
+        return self._read_numbers(name, start, stop, columns)
+
+    def _read_numbers(self, name: str, start: int, stop: int, columns: slice) -> np.ndarray:
         if not self._stored.transposed:
             return self._read_rows(name, start, stop, columns)
         first, last, _ = columns.indices(self._source.shapes[name][0])
@@ -89,27 +99,23 @@ class StoredParameter:
     def _read_whole(self) -> np.ndarray:
         source, stored = self._source, self._stored
         if self._is_blocks:
-            blocks = np.concatenate([self._blocks(name) for name in stored.names])
-            return blocks.reshape(*self._info.shape[:-1], -1)
+            return self[:].reshape(*self._info.shape[:-1], -1)
         buffer = params.aligned(self._info.shape, self._info.format)
         read_into = None if len(stored.names) > 1 or stored.transposed else source.read_into
         if read_into is None or not read_into(stored.names[0], buffer):
             fill(buffer.reshape(self._info.in_rows), rows_of(source, stored))
         return buffer
 
+    def _has_blocks(self, name: str) -> bool:
+        """Whether a tensor is stored in blocks of the format that is declared."""
+        source = self._source
+        return source.read_blocks is not None and source.formats.get(name) == self._info.format
+
     def _blocks(self, name: str) -> np.ndarray:
         if name not in self._blocks_read:
-            self._blocks_read[name] = self._made_blocks(name)
+            assert self._source.read_blocks is not None
+            self._blocks_read[name] = self._source.read_blocks(name)
         return self._blocks_read[name]
-
-    def _made_blocks(self, name: str) -> np.ndarray:
-        format = self._info.format
-        if self._source.read_blocks is not None and self._source.formats.get(name) == format:
-            return self._source.read_blocks(name)
-        alone = Stored((name,), self._stored.transposed)
-        return np.concatenate(
-            [quantized.quantize(format, rows) for rows in rows_of(self._source, alone)]
-        )
 
 
 def on_device(path: str, info: ParamInfo, values: Any) -> jax.Array:

@@ -2,18 +2,25 @@
 
 import dataclasses
 import functools
+import tracemalloc
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 
+from configs.engine import Config, EngineConfig
 from configs.errors import InputError
+from configs.kinds.feed_forward import Gated
 from configs.mesh import Mesh
+from configs.model import LayerSpec
 from configs.precision import FORMATS, OUTLIERS
-from inference.checkpoints import weight_formats
+from inference.checkpoints import load, names, weight_formats
+from inference.checkpoints.tensor_source import TensorSource
 from inference.planner import cost, weights
 from inference.request import SamplingParams
 from layers import decoder, params, quantized
+from layers.kernels.linear import api as linear
 from tests import fakes
 from tests.layers import native
 
@@ -189,3 +196,30 @@ def test_bytes_are_the_planners(format):
     read = sum(o.weight_bytes for o in cost.step_operations(own, cost.Work.decode(1, 16)))
     table = FORMATS[own.parameters()["embed"]["table"].format] if format != "llm_int8" else None
     assert read <= declared and (table is None or read >= declared - table.bytes_for(128 * 64, 64))
+
+
+def test_weights_are_never_there_in_more_bits():
+    """Rounded while they are read, a matrix takes a third of its bfloat16's bytes at most, what is
+    being packed included.
+    """
+    native.need()
+    plain = fakes.llama("bfloat16", width=1024, num_heads=16, head_width=64, vocab_size=512)
+    plain = dataclasses.replace(
+        plain, num_layers=4, pattern=(LayerSpec(plain.pattern[0].mixer, Gated(4096)),)
+    )
+    own = in_format(plain, "int4")
+    declared = params.flatten(decoder.param_infos(own))
+
+    def read(name, start, stop, columns=slice(None)):
+        made = np.zeros((stop - start, *declared[name].shape[1:]), ml_dtypes.bfloat16)
+        return made[:, columns] if made.ndim > 1 else made
+
+    shapes = {path: info.shape for path, info in declared.items()}
+    source = TensorSource("made", shapes, read)
+    place = linear.placement(Config(own, EngineConfig(linear="ffi_cpu")))
+    tracemalloc.start()
+    kept = load.load_params(decoder.param_infos(own), source, names.identity, None, place)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak <= 0.35 * params.num_bytes(decoder.param_infos(plain))
+    assert kept["layers"][0]["ffn"]["down"].format == "int4"

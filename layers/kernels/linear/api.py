@@ -49,14 +49,14 @@ def placement(
 
     def one(info: ParamInfo, values: Any) -> Any:
         if info.format in packed.BLOCKS:
-            return packed.pack_blocks(values, info.format, info.shape[-1])
+            return packed.pack_rows(values, info.format, info.shape)
         if (format := device_format(info, target_device().platform)) != info.format:
             values = values.astype(format)
         packs = config.engine.linear == "ffi_cpu" and info.is_multiplied
         return packed.pack(values) if packs else jax.device_put(values)
 
     if mesh is None:
-        return lambda path, info, values: one(info, _whole(info, values))
+        return lambda path, info, values: one(info, _in_rows(info, values))
     infos = parameters.flatten(config.chip_model.parameters())
 
     def place(path: str, info: ParamInfo, values: Any) -> Any:
@@ -65,11 +65,20 @@ def placement(
 
         def part(group: int, chip: int) -> Any:
             own = rules.part(config.model, path, info, values, config.mesh, group, chip)
-            return one(infos[path], own)
+            return one(infos[path], _in_rows(infos[path], own))
 
         return meshes.put(mesh, rules.spec(path, info), part)
 
     return place
+
+
+def _in_rows(info: ParamInfo, values: Any) -> Any:
+    """A parameter on one chip: an array, but of blocks on disk what gives slices of their rows."""
+    if isinstance(values, np.ndarray | jax.Array) or not FORMATS[info.format].is_quantized:
+        values = _whole(info, values)
+    if not FORMATS[info.format].is_quantized or not isinstance(values, np.ndarray):
+        return values
+    return values.reshape(-1, values.shape[-1])
 
 
 def _whole(info: ParamInfo, values: Any) -> Any:

@@ -35,7 +35,10 @@ class Packed:
 
 
 _LARGEST_FP8 = 448
-BLOCKS = tuple(name for name, format in FORMATS.items() if format.is_quantized)
+_TOGETHER = 1 << 18  # numbers that are read and packed at a time
+BLOCKS = tuple(
+    name for name, format in FORMATS.items() if format.is_quantized and name != "llm_int8"
+)
 
 
 def is_packed(node: Any) -> bool:
@@ -71,11 +74,30 @@ def pack_blocks(blocks_FX: np.ndarray, format: str, width: int) -> Packed:
     Raises:
         ValueError: the blocks are not these.
     """
-    blocks_FX = np.ascontiguousarray(blocks_FX)
-    found = abstract((*blocks_FX.shape[:-1], width), format)
-    return _filled(
-        found, blocks_FX, lambda rows, data: library.pack_blocks(format, rows, width, data)
-    )
+    shape = *blocks_FX.shape[:-1], width
+    return pack_rows(blocks_FX.reshape(-1, blocks_FX.shape[-1]), format, shape)
+
+
+def pack_rows(rows_XX: Any, format: str, shape: tuple[int, ...]) -> Packed:
+    """As `pack_blocks`, of what gives slices of the rows of all matrices, and is never there whole.
+
+    Args:
+        rows_XX: uint8 [rows, bytes] by slices of rows.
+        format: one of `BLOCKS`.
+        shape: [F, D] or [E, F, D].
+
+    Raises:
+        ValueError: the blocks are not these.
+    """
+    found, (*_, F, D) = abstract(shape, format), shape
+    data = aligned(found.data.shape, found.data.dtype)
+    step = max(1, _TOGETHER // (D * STRIP)) * STRIP
+    for nth, strips in enumerate(data.reshape(-1, *data.shape[-2:])):
+        for start in range(0, F, step):
+            some = rows_XX[nth * F + start : nth * F + min(start + step, F)]
+            part = strips[start // STRIP : -(-min(start + step, F) // STRIP)]
+            library.pack_blocks(format, np.ascontiguousarray(some), D, part)
+    return dataclasses.replace(found, data=jax.device_put(data))
 
 
 def _filled(
