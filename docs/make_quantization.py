@@ -1,0 +1,254 @@
+"""What fewer bits gain, and what they cost.
+
+    python -m scripts.train
+    PYTHONPATH=. python docs/make_quantization.py
+
+measures and writes docs/quantization.md and its picture, or --output. Each figure is kept beside
+the page (quantization.json) with its date and machine, so that a part can be measured alone, or
+some rows of it (--parts=quality --rows=int8,fp8), and the page be written anew from what is there
+(--parts=). What was never measured has no section. Only `speed` needs an idle machine.
+"""
+
+import importlib.util
+import math
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+from quantization import measured
+
+from scripts.reports.plots import figures
+
+_MEASURE: dict[str, Callable[..., None]] = {
+    "quality": measured.quality,
+    "outlier": measured.outlier,
+    "speed": measured.speed,
+}
+_OUTPUT = flags.DEFINE_string("output", "docs/quantization.md", "the page")
+_PARTS = flags.DEFINE_list("parts", list(_MEASURE), "what to measure")
+_ROWS = flags.DEFINE_list("rows", None, "only these rows of the parts")
+_MODELS = flags.DEFINE_list("models", None, "only these models")
+
+# By how much of its share perplexity may be worse, as was required of the small model.
+_MOST_WORSE = {"int8": 0.003, "LLM.int8()": 0.001, "fp8": 0.01}
+_LEAST_RECOVERED = 0.3  # of rounding's loss, by AWQ and GPTQ with groups of 64
+_MOST_WORSE_PLANTED = 0.01
+_LEAST_TIMES = {"int8": 1.5, "int4": 2.2}
+_COLORS = ("#332288", "#88CCEE", "#44AA99", "#DDCC77")  # of Paul Tol's muted scheme
+Rows = dict[str, Any]
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [columns, ("---",) * len(columns), *rows]
+    return ["", *(f"| {' | '.join(cells)} |" for cells in lines)]
+
+
+def _prose(*sentences: str) -> list[str]:
+    return ["", *textwrap.wrap(" ".join(sentences), 100, break_on_hyphens=False)]
+
+
+def _when(found: Rows) -> str:
+    """When and where a part was measured."""
+    return "; ".join(dict.fromkeys(own["at"] for own in found.values()))
+
+
+def _bar(value: float, bar: float | None, is_least: bool = False) -> str:
+    """What was required, and whether it is so."""
+    if bar is None:
+        return ""
+    is_met = value >= bar if is_least else value <= bar
+    sign = ("≥" if is_least else "≤") + (f" {bar:g}" if is_least else f" {bar:.1%}")
+    return f"{sign}, {'met' if is_met else 'missed'}"
+
+
+def _of_quality(found: Rows) -> list[str]:
+    lines = [
+        "## Quality",
+        *_prose(
+            f"{measured.TOKENS:,} tokens of Python's help topics, which no method saw, in windows",
+            f"of {measured.WINDOW}, in float32: nothing is rounded but weights, and activations",
+            "where a format says so. KL is that of the full model's law of the next token to the",
+            "quantized one's, in nats; agreement is how often both have the same likeliest token.",
+            "`recovered` is the share of rounding's loss of log-likelihood that a method takes",
+            f"back. Methods were calibrated on the source of `argparse`. {_when(found)}.",
+        ),
+    ]
+    models = list(dict.fromkeys(name.split(": ")[0] for name in found))
+    for model in models:
+        own = {
+            name.split(": ")[1]: row for name, row in found.items() if name.startswith(f"{model}:")
+        }
+        lines += ["", f"### {_TITLES[model]}", *_table(_QUALITY, list(_quality_rows(model, own)))]
+    return lines
+
+
+_TITLES = {
+    measured.SMALL: "The small model, trained here in float32",
+    "smollm2-135m": "SmolLM2-135M, whose weights were in blocks of 4 bits before",
+    "gemma3-270m": "Gemma 3 270M, likewise",
+}
+_QUALITY = ("format", "MB", "perplexity", "change", "recovered", "KL", "agreement", "seconds",
+            "required")  # fmt: skip
+
+
+def _quality_rows(model: str, own: Rows) -> Any:
+    full = own["full"]
+    for kind, row in own.items():
+        worse = row["perplexity"] / full["perplexity"] - 1
+        recovered = _recovered(own, kind)
+        required = ""
+        if model == measured.SMALL:
+            required = _bar(worse, _MOST_WORSE.get(kind))
+            if recovered is not None and "g64" in kind and kind.endswith(("AWQ", "GPTQ")):
+                required = _bar(recovered, _LEAST_RECOVERED, is_least=True)
+        yield (
+            kind, f"{row['weight_bytes'] / 1e6:.2f}", f"{row['perplexity']:.4f}", f"{worse:+.2%}",
+            "" if recovered is None else f"{recovered:.0%}",
+            f"{row['kl']:.5f}" if "kl" in row else "",
+            f"{row['agreement']:.2%}" if "agreement" in row else "",
+            f"{row['seconds']:.0f}" if "seconds" in row else "", required,
+        )  # fmt: skip
+
+
+def _recovered(own: Rows, kind: str) -> float | None:
+    """Of rounding's loss of log-likelihood in the same format, the share that is taken back."""
+    format, _, method = kind.partition(", ")
+    if method not in ("AWQ", "GPTQ", "QAT", "rotation and GPTQ") or f"{format}, rtn" not in own:
+        return None
+    full, rounded, found = (
+        math.log(own[name]["perplexity"]) for name in ("full", f"{format}, rtn", kind)
+    )
+    return float(1 - (found - full) / (rounded - full))
+
+
+def _of_outlier(found: Rows) -> list[str]:
+    full, rows = found["full"]["perplexity"], []
+    for kind, own in found.items():
+        worse = own["perplexity"] / full - 1
+        bar = None if kind in ("full", "w8a8, absmax") else _MOST_WORSE_PLANTED
+        rows.append((kind, f"{own['perplexity']:.4f}", f"{worse:+.2%}", _bar(worse, bar)))
+    return [
+        "## One feature much larger than the others",
+        *_prose(
+            "The small model where each norm makes one feature of the activations",
+            f"{measured.OUTLIER:g} times as large and the matrices that read it are as much",
+            "smaller there: the same function. The scale by which a token is rounded to eight bits",
+            "is its largest number's, so all other features lose what this one takes (Dettmers et",
+            f"al. 2022, arXiv 2208.07339). {_when(found)}.",
+        ),
+        *_table(("weights and activations", "perplexity", "change", "required"), rows),
+    ]
+
+
+def _of_speed(found: Rows) -> list[str]:
+    rows = []
+    for name, own in found.items():
+        model, format = name.split(": ")
+        for count, step in own["rows"].items():
+            bar = _LEAST_TIMES.get(format) if count == "1" else 1.0 if count == "32" else None
+            rows.append((
+                model, format, count, f"{step['step_bytes'] / 1e6:.0f}",
+                f"{step['predicted_s'] * 1e3:.1f}", f"{step['measured_s'] * 1e3:.1f}",
+                f"{step['predicted']:.2f}", f"{step['times']:.2f}",
+                _bar(step["times"], bar, is_least=True),
+            ))  # fmt: skip
+    columns = (
+        "model", "format", "requests", "MB a step", "predicted, ms", "measured, ms",
+        "times bfloat16, predicted", "measured", "required",
+    )  # fmt: skip
+    return [
+        "## A decode step's time",
+        *_prose(
+            "At 256 tokens of context, bfloat16's cache and activations, medians of",
+            f"{measured.REPEATS} runs and of three pairs, bfloat16 first each time. Where matrices",
+            "have fewer than eight bits, tables have eight; `file` is the published 4-bit file as",
+            "it is. The planner's constants come from bfloat16's steps; of a format it knows bytes",
+            f"and the rate of its products. {_when(found)}.",
+        ),
+        *_table(columns, rows),
+    ]
+
+
+def _picture(parts: dict[str, Rows]) -> bytes:
+    def draw(left: Any, right: Any) -> None:
+        _draw_quality(left, parts["quality"])
+        if "speed" in parts:
+            _draw_speed(right, parts["speed"])
+        else:
+            right.set_axis_off()
+
+    return figures.png("What fewer bits cost, and what they gain", draw)
+
+
+def _draw_quality(axes: Any, found: Rows) -> None:
+    own = {name.split(": ")[1]: row for name, row in found.items() if name.startswith("small:")}
+    full = own.pop("full")
+    methods = {"rtn": [], "AWQ": [], "GPTQ": [], "QAT": []}  # type: dict[str, list[Any]]
+    for kind, row in own.items():
+        method = kind.partition(", ")[2]
+        point = row["weight_bytes"] / full["weight_bytes"], row["perplexity"] / full["perplexity"]
+        methods["rtn" if method not in methods else method].append((point[0], 100 * point[1] - 100))
+    for (method, points), color in zip(methods.items(), _COLORS, strict=True):
+        if points:
+            axes.plot(*zip(*points, strict=True), "o", color=color, label=method)
+    axes.set(xlabel="bytes beside float32's", ylabel="perplexity beside it, %", yscale="symlog")
+    axes.legend()
+
+
+def _draw_speed(axes: Any, found: Rows) -> None:
+    names = list(found)
+    for nth, own in enumerate(found.values()):
+        axes.plot(own["rows"]["1"]["times"], nth, "o", color=_COLORS[0])
+        axes.plot(own["rows"]["1"]["predicted"], nth, "|", markersize=20, color=_COLORS[0])
+    axes.set(yticks=range(len(names)), yticklabels=names, xlim=(0, None))
+    axes.set(xlabel="bfloat16's step over it, one request (line: predicted, dot: measured)")
+    axes.invert_yaxis()
+
+
+def text(parts: dict[str, Rows], picture: str) -> str:
+    """The page of what was measured."""
+    sections = {"quality": _of_quality, "outlier": _of_outlier, "speed": _of_speed}
+    lines = [
+        "# Fewer bits: what they gain, and what they cost",
+        "",
+        "    python -m scripts.train",
+        "    PYTHONPATH=. python docs/make_quantization.py",
+        "",
+        "Written by the latter from what it has measured; each section says when and where.",
+        "[Quantize](quantize.md) says how to make such weights, [kernels](kernels.md) what",
+        "multiplies them.",
+    ]
+    if "quality" in parts:
+        lines += ["", f"![Perplexity by bytes, and speed by format]({picture})"]
+    for part, section in sections.items():
+        if part in parts:
+            lines += ["", *section(parts[part])]
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: list[str]) -> None:
+    """Measures, and writes the page."""
+    if len(argv) > 1:
+        sys.exit(f"what is {argv[1]!r}? Everything is a flag")
+    for part in _PARTS.value:
+        if part not in _MEASURE:
+            sys.exit(f"--parts names {part!r}; valid: {', '.join(_MEASURE)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        sys.exit("the page has a picture: pip install 'ridgeline[plots]'")
+    page = Path(_OUTPUT.value)
+    picture = page.with_suffix(".png")
+    results = measured.Results(page.with_suffix(".json"))
+    for part in _PARTS.value:
+        chosen = {} if _MODELS.value is None or part == "outlier" else {"models": _MODELS.value}
+        _MEASURE[part](results, _ROWS.value or (), **chosen)
+    parts = dict(measured.in_order(results.parts))
+    if "quality" in parts:
+        picture.write_bytes(_picture(parts))
+    page.write_text(text(parts, picture.name), "utf-8")
+
+
+if __name__ == "__main__":
+    app.run(main)

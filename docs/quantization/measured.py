@@ -1,0 +1,235 @@
+"""What `make_quantization.py` measures, a part of its page at a time, by the commands that a user
+has.
+"""
+
+import argparse
+import datetime
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from inference.planner.calibration import store
+
+SMALL = "small"
+MODELS = SMALL, "smollm2-135m", "gemma3-270m"
+TOKENS, WINDOW = 60_000, 512  # of the text that is scored
+CALIBRATION = argparse.__file__  # a text that no model here is scored on
+REPEATS = 5
+OUTLIER = 50.0  # how much larger one feature of the activations is made
+PLANTED = 77  # which one
+
+# By row: what `scripts.quantize` is asked for.
+_RTN = ["--method=rtn"]
+KINDS = {
+    "int8": [*_RTN, "--format=int8"],
+    "w8a8": [*_RTN, "--format=w8a8"],
+    "w8a8, SmoothQuant": ["--method=smoothquant", "--format=w8a8"],
+    "LLM.int8()": ["--method=llm_int8"],
+    "fp8": [*_RTN, "--format=fp8"],
+    "w8a8_fp8": [*_RTN, "--format=w8a8_fp8"],
+    "mxfp4": [*_RTN, "--format=mxfp4"],
+    **{
+        f"{name}, {label}": [f"--method={method}", f"--bits={bits}", f"--group={group}"]
+        for name, bits, group in (("int4 g64", 4, 64), ("int3 g64", 3, 64), ("int4 g128", 4, 128))
+        for label, method in (("rtn", "rtn"), ("AWQ", "awq"), ("GPTQ", "gptq"), ("QAT", "qat"))
+    },
+    "int4 g64 asymmetric, rtn": [*_RTN, "--bits=4", "--group=64", "--asymmetric"],
+    "int4 g64, rotation and GPTQ": ["--method=gptq", "--rotate", "--bits=4", "--group=64"],
+}
+# The shipped weights of these were rounded to 4 bits in groups of 32 before: int8 proves nothing.
+FEW = [name for name in KINDS if "int3" in name or "int4 g" in name]
+UNTRAINED = [name for name in FEW if "QAT" not in name]
+# Of a model with one feature much larger than others: eight bits of weights and activations.
+OUTLIERS = {
+    "w8a8, absmax": KINDS["w8a8"],
+    "LLM.int8()": KINDS["LLM.int8()"],
+    "w8a8, SmoothQuant": KINDS["w8a8, SmoothQuant"],
+    "w8a8, rotation": [*_RTN, "--rotate", "--format=w8a8"],
+}
+# By row: what `--weights` says.
+SPEEDS = "bfloat16", "int8", "w8a8", "fp8", "int4", "int4_asym", "int3", "mxfp4", "file"
+ROWS = 1, 8, 32
+
+
+class Results:
+    """Figures by part and row, with the date and the machine, in a file.
+
+    Attributes:
+        parts: {part: {row: figures}}.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self.parts: dict[str, dict[str, Any]] = {}
+        if path.exists():
+            self.parts = json.loads(path.read_text("utf-8"))
+
+    def put(self, part: str, row: str, **found: Any) -> None:
+        """Keeps a row's figures."""
+        machine = f"{store.num_cores()} cores of {store.processor()}"
+        found["at"] = f"{datetime.date.today()}, {machine}"
+        self.parts.setdefault(part, {})[row] = found
+        self._path.write_text(json.dumps(self.parts, indent=1) + "\n", "utf-8")
+        print(part, row, found, flush=True)
+
+
+def _run(script: str, *args: str) -> dict[str, Any]:
+    """What a script prints as JSON."""
+    command = [sys.executable, "-m", f"scripts.{script}", *args, "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def named(model: str) -> str:
+    """What `--model` takes for a row's model: the small one lies where training puts it."""
+    if model != SMALL:
+        return model
+    from inference.files import cache_directory
+
+    return str(cache_directory.path() / "trained" / SMALL)
+
+
+# --- quality --------------------------------------------------------------------------------------
+
+
+def quality(results: Results, rows: Collection[str], models: Collection[str] = MODELS) -> None:
+    """Bytes, perplexity, and how far laws of the next token are from the full model's."""
+    for model in models:
+        if f"{model}: full" not in results.parts.get("quality", {}):
+            results.put("quality", f"{model}: full", **_quality(named(model)))
+        for kind in KINDS if model == SMALL else UNTRAINED:
+            if kind in (rows or (kind,)) and _can_have(model, kind):
+                found = _quantized(named(model), KINDS[kind])
+                results.put("quality", f"{model}: {kind}", **found)
+
+
+def _can_have(model: str, kind: str) -> bool:
+    """SmolLM2's rows of 576 have no groups of 128; Gemma's norms behind its layers let nothing be
+    rotated.
+    """
+    if model == "smollm2-135m":
+        return "g128" not in kind
+    return model == SMALL or "rotation" not in kind
+
+
+def outlier(results: Results, rows: Collection[str]) -> None:
+    """The small model with a feature that is fifty times as large, which changes no answer."""
+    with tempfile.TemporaryDirectory() as folder:
+        planted = str(_planted(Path(folder) / "planted"))
+        if "full" not in results.parts.get("outlier", {}):
+            results.put("outlier", "full", **_quality(planted))
+        for kind, asked in OUTLIERS.items():
+            if kind in (rows or (kind,)):
+                results.put("outlier", kind, **_quantized(planted, asked))
+
+
+def _planted(target: Path) -> Path:
+    """The small model where norms make one feature larger, and what reads them makes it small."""
+    _run("convert", f"--model={named(SMALL)}", "--to=hf", f"--output={target}")
+    for stale in target.glob("*manifest*"):
+        stale.unlink()
+    path = target / "model.safetensors"
+    tensors = load_file(path)
+    readers = {
+        "input_layernorm": [f"self_attn.{part}_proj" for part in "qkv"],
+        "post_attention_layernorm": ["mlp.gate_proj", "mlp.up_proj"],
+    }
+    for name in [name for name in tensors if name.split(".")[-2] in readers]:
+        layer, norm, _ = name.rsplit(".", 2)
+        tensors[name] = _scaled(tensors[name], OUTLIER)
+        for reader in readers[norm]:
+            matrix = f"{layer}.{reader}.weight"
+            tensors[matrix] = _scaled(tensors[matrix], 1 / OUTLIER)
+    save_file(tensors, path, {"format": "pt"})
+    return target
+
+
+def _scaled(tensor: np.ndarray, factor: float) -> np.ndarray:
+    """With one feature of the last axis multiplied."""
+    found = tensor.copy()
+    found[..., PLANTED] *= np.float32(factor)
+    return found
+
+
+def _quantized(model: str, asked: Collection[str]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        output = str(Path(folder) / "quantized")
+        done = _run(
+            "quantize",
+            f"--model={model}",
+            *asked,
+            f"--calibrate={CALIBRATION}",
+            f"--output={output}",
+        )
+        return _quality(output, model) | {"seconds": done["seconds"]}
+
+
+def _quality(model: str, against: str | None = None) -> dict[str, Any]:
+    """In float32, so that nothing but weights (and what their format rounds) is rounded; by XLA's
+    products, which round activations only where a format says so.
+    """
+    others = [] if against is None else [f"--against={against}"]
+    found = _run(
+        "evaluate", f"--model={model}", f"--max_tokens={TOKENS}", f"--window={WINDOW}",
+        "--set=model.dtype=float32", "--set=engine.linear=reference", *others,
+    )  # fmt: skip
+    wanted = "perplexity", "tokens", "kl", "agreement", "weight_bytes"
+    return {name: found[name] for name in wanted if name in found}
+
+
+# --- speed ----------------------------------------------------------------------------------------
+
+
+def speed(results: Results, rows: Collection[str], models: Collection[str] = MODELS[1:]) -> None:
+    """Decode steps of the engine that a user gets, each beside bfloat16's of the same minutes."""
+    for model in models:
+        for format in SPEEDS:
+            if format not in (rows or (format,)) or format == "bfloat16":
+                continue
+            pairs = [[_steps(model, each) for each in ("bfloat16", format)] for _ in range(3)]
+            found: dict[str, Any] = {}
+            for nth, count in enumerate(ROWS):
+                ratios = [base[nth]["measured_s"] / own[nth]["measured_s"]
+                          for base, own in pairs]  # fmt: skip
+                own = pairs[-1][1][nth]
+                found[f"{count}"] = {
+                    "measured_s": statistics.median(each[1][nth]["measured_s"] for each in pairs),
+                    "predicted_s": statistics.median(each[1][nth]["predicted_s"] for each in pairs),
+                    "predicted": statistics.median(
+                        each[0][nth]["predicted_s"] / each[1][nth]["predicted_s"] for each in pairs
+                    ),
+                    "times": statistics.median(ratios),
+                    "step_bytes": own["step_bytes"],
+                }
+            results.put("speed", f"{model}: {format}", rows=found)
+
+
+def _steps(model: str, format: str) -> list[dict[str, Any]]:
+    points = ",".join(f"{count}x256" for count in ROWS)
+    found = _run(
+        "bench", f"--model={model}", f"--weights={format}", f"--decode={points}",
+        f"--repeats={REPEATS}",
+    )  # fmt: skip
+    steps: list[dict[str, Any]] = found["decode_steps"]
+    return steps
+
+
+def in_order(parts: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows that are measured today, in the order of their declaration."""
+    declared = {
+        "quality": [f"{model}: {kind}" for model in MODELS for kind in ("full", *KINDS)],
+        "outlier": ["full", *OUTLIERS],
+        "speed": [f"{model}: {format}" for model in MODELS[1:] for format in SPEEDS],
+    }
+    for part, names in declared.items():
+        if found := {name: parts[part][name] for name in names if name in parts.get(part, {})}:
+            yield part, found
