@@ -19,7 +19,8 @@ from configs.model import LayerSpec, ModelConfig
 from layers import norm, registry, rope
 from layers.feed_forwards import dense, experts, layer_inputs
 from layers.kernels.device import has_free_views
-from layers.kernels.linear import packed
+from layers.kernels.linear import low_bit, packed
+from layers.kernels.linear.low_bit import Quantized
 from layers.kernels.linear.packed import Packed
 from layers.linear import linear, soft_cap
 from layers.mixers import attention as attend
@@ -250,7 +251,7 @@ def _layer_inputs(
 
 
 def _embed_here(
-    table_VD: jax.Array | Packed, tokens_T: jax.Array, config: ModelConfig
+    table_VD: jax.Array | Packed | Quantized, tokens_T: jax.Array, config: ModelConfig
 ) -> jax.Array:
     """`embed`, where each chip of a mesh holds a part of the rows."""
     if collectives.num_chips() == 1:
@@ -261,10 +262,12 @@ def _embed_here(
     return collectives.total(jnp.where(is_own_T1, rows_TD, 0))
 
 
-def embed(table_VD: jax.Array | Packed, tokens_T: jax.Array) -> jax.Array:
+def embed(table_VD: jax.Array | Packed | Quantized, tokens_T: jax.Array) -> jax.Array:
     """Rows of the embedding, float32 [T, D]; read as bits, unless these would be a copy of it."""
     if isinstance(table_VD, Packed):
         return packed.rows(table_VD, tokens_T)
+    if isinstance(table_VD, Quantized):
+        return low_bit.rows(table_VD, tokens_T)
     if not has_free_views() and table_VD.dtype == jnp.bfloat16 and table_VD.shape[1] % _LANES:
         # A TPU lays such a table out by columns, and would copy it whole to look rows up. Exact.
         is_row_TV = tokens_T[:, None] == jnp.arange(table_VD.shape[0])

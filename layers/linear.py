@@ -6,12 +6,14 @@ import jax
 import jax.numpy as jnp
 
 from layers.kernels.device import target_is_cpu
-from layers.kernels.linear.packed import Packed, product
+from layers.kernels.linear import low_bit, packed
+from layers.kernels.linear.low_bit import Quantized
+from layers.kernels.linear.packed import Packed
 
 _MIN_ROWS = 2  # XLA's CPU backend converts the whole weight to float32 for a single bfloat16 row
 
 
-Leaf = jax.Array | Packed
+Leaf = jax.Array | Packed | Quantized
 Weight = Leaf | tuple[Leaf, ...] | Mapping[str, Leaf]
 
 
@@ -24,7 +26,9 @@ def linear(x_TD: jax.Array, w_FD: Weight) -> jax.Array:
     if isinstance(w_FD, Mapping):
         return _with_outliers(x_TD, w_FD)
     if isinstance(w_FD, Packed):
-        return product(x_TD, w_FD)
+        return packed.product(x_TD, w_FD)
+    if isinstance(w_FD, Quantized):
+        return low_bit.product(x_TD, w_FD)
     rows = x_TD.shape[0]
     if rows < _MIN_ROWS and target_is_cpu():
         x_TD = jnp.pad(x_TD, ((0, _MIN_ROWS - rows), (0, 0)))

@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from layers.kernels.device import target_device, target_is_cpu
-from layers.kernels.linear import grouped, packed
+from layers.kernels.linear import grouped, low_bit, packed
+from layers.kernels.linear.low_bit import Quantized
 from layers.kernels.linear.packed import Packed
+from layers.linear import Leaf
 from layers.params import looked_up
 
 # Rows of a block on a CPU: with fewer, XLA's products are slow or sum in another order; with more,
@@ -16,7 +18,7 @@ _LEAST_ROWS, _STEADY_ROWS, _MOST_ROWS = 2, 16, 64
 
 
 def grouped_linear(
-    x_XD: jax.Array, w_EFD: jax.Array | Packed, sizes_E: jax.Array, deterministic: bool
+    x_XD: jax.Array, w_EFD: Leaf, sizes_E: jax.Array, deterministic: bool
 ) -> jax.Array:
     """Rows in groups, one behind the other, times each group's own matrix: float32 [X, F], 0 behind
     the last group.
@@ -29,6 +31,8 @@ def grouped_linear(
     """
     if isinstance(w_EFD, Packed):
         return packed.grouped_product(x_XD, w_EFD, sizes_E)
+    if isinstance(w_EFD, Quantized):
+        return _in_blocks(x_XD, w_EFD, sizes_E, deterministic)
     x_XD = x_XD.astype(w_EFD.dtype)
     if target_is_cpu():
         return _in_blocks(x_XD, w_EFD, sizes_E, deterministic)
@@ -37,7 +41,7 @@ def grouped_linear(
     return grouped.grouped_product(x_XD, w_EFD, sizes_E)
 
 
-def each_linear(x_TND: jax.Array, w_NFD: jax.Array | Packed) -> jax.Array:
+def each_linear(x_TND: jax.Array, w_NFD: Leaf) -> jax.Array:
     """The rows of each head with the head's own matrix: float32 [T, N, F]."""
     T, N, D = x_TND.shape
     x_NTD = x_TND.swapaxes(0, 1)
@@ -45,6 +49,8 @@ def each_linear(x_TND: jax.Array, w_NFD: jax.Array | Packed) -> jax.Array:
         sizes_N = jnp.full(N, T, jnp.int32)
         y_XF = packed.grouped_product(x_NTD.reshape(N * T, D), w_NFD, sizes_N)
         return y_XF.reshape(N, T, -1).swapaxes(0, 1)
+    if isinstance(w_NFD, Quantized):
+        return low_bit.products(x_NTD, w_NFD, jnp.arange(N)).swapaxes(0, 1)
     return _batched(x_NTD.astype(w_NFD.dtype), w_NFD).swapaxes(0, 1)
 
 
@@ -56,10 +62,10 @@ def _touched(x_XD: jax.Array, w_EFD: jax.Array, sizes_E: jax.Array) -> jax.Array
 
 
 def _in_blocks(
-    x_XD: jax.Array, w_EFD: jax.Array, sizes_E: jax.Array, deterministic: bool
+    x_XD: jax.Array, w_EFD: jax.Array | Quantized, sizes_E: jax.Array, deterministic: bool
 ) -> jax.Array:
     """Each group in blocks of equally many rows, of which the last is padded; a block's matrix is
-    copied for it, since `jax.lax.ragged_dot` reads all of them on a CPU.
+    copied for it, since `jax.lax.ragged_dot` reads all of them on a CPU, or expanded.
     """
     (X, D), E = x_XD.shape, len(sizes_E)
     most, rows = blocks(X, E, deterministic)
@@ -69,8 +75,12 @@ def _in_blocks(
     is_row_X1 = (group_X < E)[:, None]
     place_X = jnp.where(is_row_X1[:, 0], first_E[group_X] + jnp.arange(X), most * rows)
     block_XD = jnp.zeros((most * rows, D), x_XD.dtype).at[place_X].set(x_XD, mode="drop")
-    matrix_X = jnp.minimum(group_of_rows(num_blocks_E, most), E - 1)
-    y_XF = _batched(block_XD.reshape(most, rows, D), looked_up(w_EFD, matrix_X))
+    matrix_X = group_of_rows(num_blocks_E, most)
+    block_XWD = block_XD.reshape(most, rows, D)
+    if isinstance(w_EFD, Quantized):
+        y_XF = low_bit.products(block_XWD, w_EFD, matrix_X)
+    else:
+        y_XF = _batched(block_XWD, looked_up(w_EFD, jnp.minimum(matrix_X, E - 1)))
     y_XF = y_XF.reshape(most * rows, -1)
     return jnp.where(is_row_X1, y_XF.at[place_X].get(mode="clip"), 0)
 

@@ -1,6 +1,5 @@
 """The implementations of products with weights, and which one a configuration gets."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,9 @@ from layers import params as parameters
 from layers import quantized
 from layers.kernels.cpu import library
 from layers.kernels.device import target_device
-from layers.kernels.linear import packed
+from layers.kernels.linear import low_bit, packed
+from layers.kernels.linear.low_bit import Quantized
+from layers.kernels.linear.packed import Packed
 from layers.params import Params
 from sharding import mesh as meshes
 from sharding import rules
@@ -45,9 +46,15 @@ def placement(
     """What makes a leaf of a parameter's values (or blocks), as the chosen implementation reads it:
     (path, info, values) -> leaf, over the chips of a mesh; where these belong to several processes,
     each reads its own chips' parts of the values only.
+
+    Raises (when it is called):
+        InputError: blocks of a format that the chosen implementation has no products for.
     """
 
     def one(info: ParamInfo, values: Any) -> Any:
+        if _is_quantized(info, config):
+            blocks = np.asarray(values).reshape(*info.shape[:-1], -1)
+            return low_bit.of_blocks(blocks, info.format, info.shape[-1], config.model.dtype)
         if info.format in packed.BLOCKS:
             return packed.pack_rows(values, info.format, info.shape)
         if (format := device_format(info, target_device().platform)) != info.format:
@@ -110,6 +117,8 @@ def abstract(config: Config, infos: Any, mesh: jax.sharding.Mesh | None = None) 
         )  # fmt: skip
 
     def leaf(info: ParamInfo) -> Any:
+        if _is_quantized(info, config):
+            return low_bit.abstract(info.shape, info.format, config.model.dtype)
         is_block = info.format in packed.BLOCKS
         if is_block or (config.engine.linear == "ffi_cpu" and info.is_multiplied):
             return packed.abstract(info.shape, info.format)
@@ -125,19 +134,19 @@ def pack_params(
     packed or lie on the mesh already stay.
 
     Raises:
-        InputError: they are packed, and XLA's products are chosen, or a mesh.
+        InputError: they are packed for other products than the chosen ones, or for one chip and
+            there is a mesh.
     """
     place, declared = placement(config, mesh), parameters.flatten(infos)
-    leaves, _ = jax.tree.flatten(params, is_leaf=packed.is_packed)
+    leaves, _ = jax.tree.flatten(params, is_leaf=_is_made)
 
     def placed(path: str, leaf: Any) -> Any:
-        if packed.is_packed(leaf) and config.engine.linear != "ffi_cpu":
-            raise InputError("packed parameters go with engine.linear=ffi_cpu only")
+        _check_goes(config, path, leaf)
         if mesh is None:
-            return leaf if packed.is_packed(leaf) else place(path, declared[path], leaf)
-        if _lies_on(mesh, leaf.data if packed.is_packed(leaf) else leaf):
+            return leaf if _is_made(leaf) else place(path, declared[path], leaf)
+        if _lies_on(mesh, leaf.data if _is_made(leaf) else leaf):
             return leaf
-        if packed.is_packed(leaf):
+        if _is_made(leaf):
             raise InputError(f"{path} is packed for one chip: a mesh takes plain parameters")
         return place(path, declared[path], leaf)
 
@@ -154,17 +163,17 @@ def copy_params(config: Config, params: Params, mesh: jax.sharding.Mesh | None =
             chips or products.
     """
     infos, place = config.model.parameters(), placement(config, mesh)
-    leaves = parameters.flatten(params, packed.is_packed)
+    leaves = parameters.flatten(params, _is_made)
     declared = parameters.flatten(infos)
     _check_same(declared, leaves)
-    if config.engine.linear != "ffi_cpu" or mesh is not None:
-        for path, leaf in leaves.items():
-            if packed.is_packed(leaf):
-                raise InputError(f"{path} is packed for one chip of a CPU: give plain parameters")
+    for path, leaf in leaves.items():
+        _check_goes(config, path, leaf)
+        if _is_made(leaf) and mesh is not None:
+            raise InputError(f"{path} is packed for one chip: a mesh takes plain parameters")
 
     def copied(path: str, leaf: Any) -> Any:
-        if packed.is_packed(leaf):
-            return dataclasses.replace(leaf, data=jax.device_put(np.array(leaf.data)))
+        if _is_made(leaf):
+            return jax.tree.map(lambda array: jax.device_put(np.array(array)), leaf)
         return place(path, declared[path], np.array(leaf))
 
     return parameters.unflatten(infos, {path: copied(path, leaves[path]) for path in declared})
@@ -175,7 +184,7 @@ def _check_same(declared: dict[str, ParamInfo], leaves: dict[str, Any]) -> None:
     platform = target_device().platform
     wanted = {path: (info.shape, info.format) for path, info in declared.items()}
     placed = {path: (i.shape, device_format(i, platform)) for path, i in declared.items()}
-    found = {path: (_shape(leaf), packed.format_of(leaf)) for path, leaf in leaves.items()}
+    found = {path: (_shape(leaf), _format(leaf)) for path, leaf in leaves.items()}
     for path in [*wanted, *found]:
         if found.get(path) not in (wanted.get(path), placed.get(path)) and not (
             path in declared and _can_be_rounded(declared[path], *found[path])
@@ -193,8 +202,42 @@ def _can_be_rounded(info: ParamInfo, shape: tuple[int, ...], format: str) -> boo
     return is_number and FORMATS[info.format].is_quantized and shape == info.shape
 
 
+def _is_quantized(info: ParamInfo, config: Config) -> bool:
+    """Whether a parameter becomes a `Quantized`.
+
+    Raises:
+        InputError: the products have none for its format.
+    """
+    if info.format not in packed.BLOCKS or config.engine.linear == "ffi_cpu":
+        return False
+    if info.format not in quantized.OURS:
+        raise InputError(
+            f"engine.linear={config.engine.linear} multiplies no weights in {info.format}; "
+            f"valid: {', '.join(quantized.OURS)}"
+        )
+    return True
+
+
+def _is_made(leaf: Any) -> bool:
+    """Whether `placement` made a leaf of what a checkpoint has."""
+    return isinstance(leaf, Packed | Quantized)
+
+
+def _check_goes(config: Config, path: str, leaf: Any) -> None:
+    """Refuses what was made for other products."""
+    is_native = config.engine.linear == "ffi_cpu"
+    if isinstance(leaf, Packed) and not is_native:
+        raise InputError(f"{path}: packed parameters go with engine.linear=ffi_cpu only")
+    if isinstance(leaf, Quantized) and is_native:
+        raise InputError(f"{path}: arrays of few bits go with engine.linear=reference only")
+
+
 def _shape(leaf: Any) -> tuple[int, ...]:
     return tuple(getattr(leaf, "shape", ()))
+
+
+def _format(leaf: Any) -> str:
+    return leaf.format if isinstance(leaf, Quantized) else packed.format_of(leaf)
 
 
 def _lies_on(mesh: jax.sharding.Mesh, leaf: Any) -> bool:

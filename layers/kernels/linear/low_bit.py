@@ -1,0 +1,298 @@
+"""Weights of few bits where the CPU's kernels are not: a leaf of the parameters that `linear`
+knows, and its products by XLA, which run anywhere.
+
+Eight bits are an element, [F, D] of int8, or of uint8 where they are an e4m3. Fewer lie in planes
+of bits, uint8 [F, D bits / 8], one plane behind the other in a row: int4 has one of four bits, int3
+one of two, the lower ones, and one of one bit. A byte of a plane has elements of one group, as in
+blocks (`layers/quantized.py`): byte k of a group has the bits of elements k, k + h, k + 2 h, ...
+from its lowest on, where h is the bytes of a group. So whoever takes a byte apart has elements that
+lie side by side, and divides activations alike. Scales and zero points lie by groups, [G, F], as
+sums over a group need them. A stack [E, F, D], of a mixture's experts, has an axis E before these.
+
+Integers are multiplied in the activations' type, with float32 sums. Where a row has one scale it
+comes after; where groups have them an element is its integer times its scale. `w8a8` and `w8a8_fp8`
+round each token's activations, too, by a scale of its own.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from configs.precision import FORMATS
+from layers import quantized
+from layers.kernels.device import target_is_cpu
+
+_LARGEST_INT8, _LARGEST_FP8 = 127, 448
+# Of what a CPU expands at once, in float32; whole rows, at least so many.
+_BLOCK_BYTES, _BLOCK_ROWS = 1 << 20, 16
+_LEAST_ROWS = 8  # of a product on a CPU: with fewer XLA sums in another order, or is slow
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("data", "scale", "zero"),
+    meta_fields=("format", "shape", "dtype"),
+)
+@dataclasses.dataclass(frozen=True)
+class Quantized:
+    """A matrix of shape [F, D], or a stack of them, [E, F, D], in few bits.
+
+    Attributes:
+        data: int8 [F, D], or uint8, [F, D] of fp8 and else [F, D bits / 8], planes of bits.
+        scale: float32 [G, F]; of mxfp4 the powers of two, from -127 on, in uint8.
+        zero: uint8 [G, F] zero points; None: the format is symmetric.
+        format: one of `layers.quantized.OURS`.
+        shape: [F, D] or [E, F, D]; D is counted, whatever `data` has.
+        dtype: what activations are multiplied in, 'float32' or 'bfloat16', unless the format rounds
+            them.
+    """
+
+    data: jax.Array
+    scale: jax.Array
+    zero: jax.Array | None
+    format: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def planes(format: str) -> tuple[int, ...]:
+    """Bits of each plane, the lowest first."""
+    return {3: (2, 1), 4: (4,), 8: (8,)}[FORMATS[format].bits]
+
+
+def of_blocks(blocks_FX: np.ndarray, format: str, width: int, dtype: str) -> Quantized:
+    """A matrix [F, width] (or a stack, [E, F, width]) of blocks.
+
+    Args:
+        blocks_FX: uint8 [F, bytes of a row], or [E, F, bytes], as `layers.quantized` packs them.
+        format: one of `layers.quantized.OURS`.
+        width: columns, whole blocks.
+        dtype: as `Quantized` has it.
+
+    Raises:
+        ValueError: the blocks are not these.
+    """
+    info, shape = FORMATS[format], (*blocks_FX.shape[:-1], width)
+    if format not in quantized.OURS or blocks_FX.dtype != np.uint8:
+        raise ValueError(f"no blocks of {format} in {blocks_FX.dtype}")
+    size = info.block_in(width)
+    if width % size or blocks_FX.shape[-1] != round(info.bytes_for(width, width)):
+        raise ValueError(f"{blocks_FX.shape[-1]} bytes are not a row of {width} in {format}")
+    blocks = blocks_FX.reshape(*shape[:-1], width // size, -1)
+    first = info.scale_bits // 8 - info.asymmetric
+    scale = np.ascontiguousarray(blocks[..., :first])
+    scale = scale[..., 0] if format == "mxfp4" else scale.view(np.float32)[..., 0]
+    bits_FGX = blocks[..., first + info.asymmetric :]
+    parts, start = [], 0
+    for bits in planes(format):
+        stop = start + size * bits // 8
+        parts.append(bits_FGX[..., start:stop].reshape(*shape[:-1], -1))
+        start = stop
+    data = np.concatenate(parts, axis=-1)
+    data = data.view(_dtype(format))
+    zero = _by_group(blocks[..., first]) if info.asymmetric else None
+    return Quantized(jax.device_put(data), _by_group(scale), zero, format, shape, dtype)
+
+
+def _by_group(values_FG: np.ndarray) -> jax.Array:
+    """[.., G, F] of [.., F, G]."""
+    return jax.device_put(np.ascontiguousarray(values_FG.swapaxes(-1, -2)))
+
+
+def abstract(shape: tuple[int, ...], format: str, dtype: str) -> Quantized:
+    """What `of_blocks` makes, without its values."""
+    info, (*rows, D) = FORMATS[format], shape
+    groups = *rows[:-1], D // info.block_in(D), rows[-1]
+    tensor: Any = jax.ShapeDtypeStruct
+    return Quantized(
+        tensor((*rows, D * info.bits // 8), _dtype(format)),
+        tensor(groups, jnp.uint8 if format == "mxfp4" else jnp.float32),
+        tensor(groups, jnp.uint8) if info.asymmetric else None, format, shape, dtype,
+    )  # fmt: skip
+
+
+def _is_fp8(format: str) -> bool:
+    return "fp8" in format
+
+
+def _dtype(format: str) -> Any:
+    return np.int8 if FORMATS[format].bits == 8 and not _is_fp8(format) else np.uint8
+
+
+def product(x_TD: jax.Array, w: Quantized) -> jax.Array:
+    """x w^T, float32 [T, F]. A row's bits do not depend on the others.
+
+    Raises:
+        ValueError: x has other columns than w, or w is a stack.
+    """
+    if x_TD.ndim != 2 or len(w.shape) != 2 or x_TD.shape[1] != w.shape[1]:
+        raise ValueError(f"{x_TD.shape} does not go with a matrix of {w.shape}")
+    return _by_xla(x_TD, w)
+
+
+def products(x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array) -> jax.Array:
+    """Blocks of rows, each with one matrix of a stack: float32 [B, W, F].
+
+    Args:
+        x_BWD: the rows.
+        w: a stack [E, F, D].
+        matrix_B: i32, which of the stack; E: none, the block's rows are not looked at, and what
+            comes of them is any number.
+
+    Raises:
+        ValueError: x has other columns than w, or w is no stack.
+    """
+    if x_BWD.ndim != 3 or len(w.shape) != 3 or x_BWD.shape[2] != w.shape[2]:
+        raise ValueError(f"{x_BWD.shape} does not go with a stack of {w.shape}")
+    E, F, _ = w.shape
+
+    def one(block: tuple[jax.Array, jax.Array]) -> jax.Array:
+        x_WD, e = block
+        own = dataclasses.replace(jax.tree.map(lambda array: array[e], w), shape=w.shape[1:])
+        return _by_xla(x_WD, own)
+
+    def or_none(block: tuple[jax.Array, jax.Array]) -> jax.Array:
+        nothing = jnp.zeros((x_BWD.shape[1], F), jnp.float32)
+        return lax.cond(block[1] < E, one, lambda _: nothing, block)
+
+    return lax.map(or_none if target_is_cpu() else one, (x_BWD, matrix_B))
+
+
+def rows(w: Quantized, ids_T: jax.Array) -> jax.Array:
+    """Some rows of the matrix, float32 [T, D], for integers [T]: one beyond its first or last row
+    is that row.
+
+    Raises:
+        ValueError: w is a stack.
+    """
+    if len(w.shape) != 2:
+        raise ValueError(f"rows are looked up in a matrix, not in a stack of {w.shape}")
+    ids_T = jnp.clip(ids_T, 0, w.shape[0] - 1)
+    zero = None if w.zero is None else w.zero[:, ids_T]
+    own = dataclasses.replace(w, data=w.data[ids_T], scale=w.scale[:, ids_T], zero=zero)
+    return numbers(own).astype(jnp.float32)
+
+
+def numbers(w: Quantized) -> jax.Array:
+    """What a matrix (or some of its rows) stands for, float32 [F, D]: `quantized.dequantize` of
+    its blocks, bit for bit.
+    """
+    q_FGX = integers(w)
+    if w.zero is not None:
+        q_FGX -= w.zero.T[..., None].astype(jnp.float32)
+    scaled_FGX = q_FGX * scales(w).T[..., None]
+    return scaled_FGX.reshape(len(w.data), w.shape[-1])
+
+
+def scales(w: Quantized) -> jax.Array:
+    """Of a matrix, or of a stack: float32 [.., G, F]."""
+    if w.format != "mxfp4":
+        return w.scale
+    return lax.bitcast_convert_type(w.scale.astype(jnp.int32) << 23, jnp.float32)
+
+
+def integers(w: Quantized) -> jax.Array:
+    """Elements before their scales, of asymmetric formats from 0 on: float32 [F, G, D / G]."""
+    F, G = len(w.data), w.scale.shape[-2]
+    if FORMATS[w.format].bits == 8:
+        return _elements(w).astype(jnp.float32).reshape(F, G, -1)
+    D, start, shift, found_FGX = w.shape[-1], 0, 0, jnp.zeros((), jnp.uint8)
+    for bits in planes(w.format):
+        stop = start + D * bits // 8
+        byte_FGX = w.data[:, start:stop].reshape(F, G, -1)
+        parts = [byte_FGX >> n & ((1 << bits) - 1) for n in range(0, 8, bits)]
+        found_FGX |= jnp.concatenate(parts, axis=-1) << shift
+        start, shift = stop, shift + bits
+    if w.format == "mxfp4":
+        return _of_e2m1(found_FGX)
+    middle = 0 if w.zero is not None else 1 << (shift - 1)
+    return found_FGX.astype(jnp.float32) - middle
+
+
+def _elements(w: Quantized) -> jax.Array:
+    """Of eight bits each: int8 or float8_e4m3fn [F, D]."""
+    is_fp8 = _is_fp8(w.format)
+    return lax.bitcast_convert_type(w.data, jnp.float8_e4m3fn) if is_fp8 else w.data
+
+
+def _of_e2m1(code: jax.Array) -> jax.Array:
+    """Float32 of 4 bits: sign, exponent (2), mantissa (1)."""
+    size = (code & 7).astype(jnp.int32)
+    whole = jnp.where(size < 2, size, (2 + (size & 1)) << jnp.maximum(size >> 1, 1) - 1)
+    return jnp.where(code < 8, 0.5, -0.5) * whole.astype(jnp.float32)
+
+
+def _by_xla(x_TD: jax.Array, w: Quantized) -> jax.Array:
+    """`product`; a CPU expands some rows of the matrix at a time, other devices what XLA does not
+    expand within the product.
+    """
+    T, (F, D) = len(x_TD), w.shape
+    multiply = functools.partial(_times_rounded if _rounds(w) else _times, dtype=w.dtype)
+    if not target_is_cpu():
+        return multiply(x_TD, w)
+    x_TD = jnp.pad(x_TD, ((0, max(0, _LEAST_ROWS - T)), (0, 0)))
+    each = max(_BLOCK_ROWS, _BLOCK_BYTES // (4 * D))
+    found_TF = multiply(x_TD, w) if each >= F else _by_blocks(x_TD, w, each, multiply)
+    return found_TF[:T]
+
+
+def _rounds(w: Quantized) -> bool:
+    return FORMATS[w.format].activations is not None
+
+
+def _by_blocks(
+    x_TD: jax.Array, w: Quantized, each: int, multiply: Callable[..., jax.Array]
+) -> jax.Array:
+    """Products with so many rows of the matrix at a time; the last are partly those before."""
+    F = w.shape[0]
+
+    def one(n: jax.Array, y_TF: jax.Array) -> jax.Array:
+        first = jnp.minimum(n * each, F - each)
+
+        def some(axis: int) -> Callable[[jax.Array], jax.Array]:
+            return lambda array: lax.dynamic_slice_in_dim(array, first, each, axis)
+
+        own = dataclasses.replace(
+            w, data=some(0)(w.data), scale=some(1)(w.scale), zero=jax.tree.map(some(1), w.zero)
+        )
+        return lax.dynamic_update_slice_in_dim(y_TF, multiply(x_TD, own), first, 1)
+
+    return lax.fori_loop(0, -(-F // each), one, jnp.zeros((len(x_TD), F), jnp.float32))
+
+
+def _times(x_TD: jax.Array, w: Quantized, dtype: str) -> jax.Array:
+    """Activations as they are."""
+    if FORMATS[w.format].bits == 8:
+        return _dot(x_TD.astype(dtype), _elements(w).astype(dtype)) * w.scale
+    return _dot(x_TD.astype(dtype), numbers(w).astype(dtype))
+
+
+def _times_rounded(x_TD: jax.Array, w: Quantized, dtype: str) -> jax.Array:
+    """Activations of the weights' eight bits."""
+    q_FD, x_TD = _elements(w), x_TD.astype(jnp.float32)
+    is_int = q_FD.dtype == jnp.int8
+    scale_T1 = jnp.abs(x_TD).max(-1, keepdims=True) / (_LARGEST_INT8 if is_int else _LARGEST_FP8)
+    ratio_TD = x_TD / jnp.where(scale_T1 == 0, 1, scale_T1)
+    q_TD = (jnp.rint(ratio_TD) if is_int else ratio_TD).astype(q_FD.dtype)
+    if not is_int and target_is_cpu():  # which has no such products
+        q_TD, q_FD = q_TD.astype(jnp.float32), q_FD.astype(jnp.float32)
+    # What is not finite has no integer, and a maximum need not see it.
+    scale_T1 = jnp.where(jnp.isfinite(x_TD).all(-1, keepdims=True), scale_T1, jnp.nan)
+    return _dot(q_TD, q_FD).astype(jnp.float32) * scale_T1 * w.scale
+
+
+def _dot(x_TD: jax.Array, w_FD: jax.Array) -> jax.Array:
+    """x w^T, exact in int32 or with float32 sums."""
+    is_int = x_TD.dtype == jnp.int8
+    # A GPU's default for float32 operands is TF32, ten bits of mantissa.
+    exact = lax.Precision.HIGHEST if x_TD.dtype == jnp.float32 else None
+    return lax.dot_general(
+        x_TD, w_FD, (((1,), (1,)), ((), ())), precision=exact,
+        preferred_element_type=jnp.int32 if is_int else jnp.float32,
+    )  # fmt: skip
