@@ -270,6 +270,7 @@ def load_engine(
     read; `greedy` says that all requests are.
     """
     from inference import follower
+    from inference.checkpoints import weight_formats
     from inference.engine import Engine
     from inference.planner.calibration import lookup
     from inference.runtime import compilation_cache
@@ -282,10 +283,7 @@ def load_engine(
     if target_device().platform != "cpu":  # while its memory is free; predictions ask again
         lookup.this_machine_or_none(config.model.dtype)
     if checkpoint is None:
-        if config.engine.weights is not None:
-            raise InputError(
-                "engine.weights goes with a checkpoint; random weights have model.dtype"
-            )
+        config = weight_formats.drawn(config)
         if config.draft is not None:
             raise InputError("a model that drafts goes with a checkpoint, not with random weights")
         values = params.init(decoder.param_infos(config.model))

@@ -64,6 +64,24 @@ def choose(config: Config, checkpoint: Checkpoint, named: str | None) -> tuple[C
     return dataclasses.replace(config, model=model), exact
 
 
+def drawn(config: Config) -> Config:
+    """The configuration of random weights in the formats that `engine.weights` asks for.
+
+    Raises:
+        InputError: it asks for what a checkpoint stores.
+    """
+    weights = config.engine.weights
+    if weights is None:
+        return config
+    if weights not in precision.OURS:
+        raise InputError(
+            f"engine.weights={weights} goes with a checkpoint; random weights have model.dtype, or "
+            "one of few bits"
+        )
+    formats = tuple(rounded(config.model, weights).items())
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, formats=formats))
+
+
 def rounded(model: ModelConfig, format: str, tables: str | None = _TABLES) -> Formats:
     """Formats by path of a model whose matrices are in one of few bits, each with the largest
     groups of it that divide its rows, and its tables in one of eight bits, if it has not as many.

@@ -36,9 +36,12 @@ def run(
     common.check_one_chip(config, "--decode")
     configs = [steps.sizes(config, *each) for each in asked]
     checkpoint = open_(resolved)
-    if checkpoint is not None:  # formats decide what fits
+    if checkpoint is not None or config.engine.weights is not None:  # formats decide what fits
         device, _ = for_this_device(config)
-        chosen, _ = weight_formats.choose(device, checkpoint, config.engine.linear)
+        if checkpoint is None:
+            chosen = weight_formats.drawn(device)
+        else:
+            chosen, _ = weight_formats.choose(device, checkpoint, config.engine.linear)
         configs = [dataclasses.replace(own, model=chosen.model) for own in configs]
         config = dataclasses.replace(config, model=chosen.model)
     hardware = lookup.this_machine(config.model.dtype, model=config.model)
