@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from layers.kernels.device import target_is_cpu
+from layers.kernels.linear.observed import Observed
 from layers.kernels.linear.packed import Packed, product
 
 _MIN_ROWS = 2  # XLA's CPU backend converts the whole weight to float32 for a single bfloat16 row
 
 
-Weight = jax.Array | Packed | tuple[jax.Array | Packed, ...]
+Weight = jax.Array | Packed | Observed | tuple[jax.Array | Packed, ...]
 
 
 def linear(x_TD: jax.Array, w_FD: Weight) -> jax.Array:
@@ -22,6 +23,9 @@ def linear(x_TD: jax.Array, w_FD: Weight) -> jax.Array:
         return jnp.concatenate([linear(x_TD, part) for part in w_FD], axis=-1)
     if isinstance(w_FD, Packed):
         return product(x_TD, w_FD)
+    if isinstance(w_FD, Observed):
+        w_FD.note(x_TD, None)
+        return linear(x_TD, w_FD.weight)
     rows = x_TD.shape[0]
     if rows < _MIN_ROWS and target_is_cpu():
         x_TD = jnp.pad(x_TD, ((0, _MIN_ROWS - rows), (0, 0)))

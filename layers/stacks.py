@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from layers.kernels.device import target_device, target_is_cpu
 from layers.kernels.linear import grouped, packed
+from layers.kernels.linear.observed import Observed
 from layers.kernels.linear.packed import Packed
 from layers.params import looked_up
 
@@ -16,7 +17,7 @@ _LEAST_ROWS, _STEADY_ROWS, _MOST_ROWS = 2, 16, 64
 
 
 def grouped_linear(
-    x_XD: jax.Array, w_EFD: jax.Array | Packed, sizes_E: jax.Array, deterministic: bool
+    x_XD: jax.Array, w_EFD: jax.Array | Packed | Observed, sizes_E: jax.Array, deterministic: bool
 ) -> jax.Array:
     """Rows in groups, one behind the other, times each group's own matrix: float32 [X, F], 0 behind
     the last group.
@@ -29,6 +30,9 @@ def grouped_linear(
     """
     if isinstance(w_EFD, Packed):
         return packed.grouped_product(x_XD, w_EFD, sizes_E)
+    if isinstance(w_EFD, Observed):
+        w_EFD.note(x_XD, sizes_E)
+        return grouped_linear(x_XD, w_EFD.weight, sizes_E, deterministic)
     x_XD = x_XD.astype(w_EFD.dtype)
     if target_is_cpu():
         return _in_blocks(x_XD, w_EFD, sizes_E, deterministic)
@@ -37,10 +41,13 @@ def grouped_linear(
     return grouped.grouped_product(x_XD, w_EFD, sizes_E)
 
 
-def each_linear(x_TND: jax.Array, w_NFD: jax.Array | Packed) -> jax.Array:
+def each_linear(x_TND: jax.Array, w_NFD: jax.Array | Packed | Observed) -> jax.Array:
     """The rows of each head with the head's own matrix: float32 [T, N, F]."""
     T, N, D = x_TND.shape
     x_NTD = x_TND.swapaxes(0, 1)
+    if isinstance(w_NFD, Observed):
+        w_NFD.note(x_NTD.reshape(N * T, D), jnp.full(N, T, jnp.int32))
+        return each_linear(x_TND, w_NFD.weight)
     if isinstance(w_NFD, Packed):
         sizes_N = jnp.full(N, T, jnp.int32)
         y_XF = packed.grouped_product(x_NTD.reshape(N * T, D), w_NFD, sizes_N)

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from configs.kinds.latent import Latent
 from configs.model import ModelConfig
 from layers import norm
-from layers.kernels.linear import packed
 from layers.linear import Weight, linear
 from layers.mixers import indexer
 from layers.mixers.attention import attend
@@ -49,7 +48,7 @@ def apply(
         with jax.named_scope("index"):
             found = indexer.project(params["indexer"], config, kind, x_TD, down_TX, context)
         mix = functools.partial(indexer.attend, found, kind.indexer)
-    if (leaf is None or isinstance(leaf, tuple)) and not packed.is_packed(params["k_up"]):
+    if (leaf is None or isinstance(leaf, tuple)) and isinstance(params["k_up"], jax.Array):
         leaf = (k_T1X, latent_T1C) if context.is_owner else leaf
         k_T1X, latent_T1C = leaf
         k_TNH = _out_of(latent_T1C[:, 0], params["k_up"], "TC,NCH->TNH").astype(config.dtype)
