@@ -2,7 +2,6 @@
 it.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -133,14 +132,14 @@ def layers(
         turns: turns and rope.angles(*turns, ragged.position_T, config.max_context)
         for turns in {layer.mixer.rotation: None for layer in config.pattern}
     }
-    inputs_LTP = _layer_inputs(params, config, tokens_T, x_TD)
+    inputs_LTP = inputs_of_layers(params, config, tokens_T, x_TD)
     leaves: list[Leaf] = [None] * config.num_layers if cache is None else list(cache)
     streams, visits = {}, []
     for index, (weights, layer) in enumerate(zip(params["layers"], config.layers, strict=True)):
         owner = config.cache_specs[index].owner
         home = index if owner is None else owner
         with jax.named_scope(f"layer_{index}"):
-            x_TD, leaves[home], own_visits = _block(
+            x_TD, leaves[home], own_visits = _block_once(
                 weights, x_TD, leaves[home], ragged, angles[layer.mixer.rotation],
                 None if inputs_LTP is None else inputs_LTP[index], config=config, layer=layer,
                 spec=config.cache_specs[home], groups=config.groups_of_layer.get(home, (0,)),
@@ -156,24 +155,48 @@ def layers(
     )
 
 
+def layer(
+    weights: Params,
+    config: ModelConfig,
+    index: int,
+    x_TD: jax.Array,
+    ragged: Ragged,
+    leaf: Leaf = None,
+    input_TP: jax.Array | None = None,
+) -> tuple[jax.Array, Leaf]:
+    """Runs one layer, without pages: what walks through a model layer by layer calls it. Its
+    products are traced in the caller's own trace, so that leaves which note what they read
+    (`layers.kernels.linear.observed`) may stand behind `linear`.
+
+    Args:
+        weights: of the layer.
+        config: the model.
+        index: which of its layers.
+        x_TD: the residual stream, float32 [T, D].
+        ragged: which token belongs where.
+        leaf: what the layer whose cache this one shares has left; None where it shares none.
+        input_TP: what the layer is told of each token (`inputs_of_layers`).
+
+    Returns:
+        The residual stream behind it, and what it leaves for sharers.
+    """
+    own, owner = config.layers[index], config.cache_specs[index].owner
+    turns = own.mixer.rotation
+    x_TD, leaf, _ = _block(
+        weights, x_TD, leaf, ragged,
+        turns and rope.angles(*turns, ragged.position_T, config.max_context), input_TP,
+        config=config, layer=own, spec=config.cache_specs[index if owner is None else owner],
+        groups=(0,), is_owner=owner is None, deterministic=False, attention="reference",
+    )  # fmt: skip
+    return x_TD, leaf
+
+
 def _side_by_side(*each_E: jax.Array) -> jax.Array:
     """[L, E] of an [E] a mixture, zeros where one has fewer experts."""
     most = max(map(len, each_E))
     return jnp.stack([jnp.pad(own_E, (0, most - len(own_E))) for own_E in each_E])
 
 
-@functools.partial(  # traced once for all layers of a kind: tracing is most of a warm start
-    jax.jit,
-    static_argnames=(
-        "config",
-        "layer",
-        "spec",
-        "groups",
-        "is_owner",
-        "deterministic",
-        "attention",
-    ),
-)
 def _block(
     weights: Params,
     x_TD: jax.Array,
@@ -222,6 +245,20 @@ def _block(
     return x_TD, leaf, visits
 
 
+_block_once = jax.jit(  # traced once for all layers of a kind: tracing is most of a warm start
+    _block,
+    static_argnames=(
+        "config",
+        "layer",
+        "spec",
+        "groups",
+        "is_owner",
+        "deterministic",
+        "attention",
+    ),
+)
+
+
 def _normed(
     weights: Params, config: ModelConfig, part: str, kind: Kind, x_TD: jax.Array
 ) -> jax.Array:
@@ -238,10 +275,12 @@ def logits(params: Params, config: ModelConfig, hidden_QD: jax.Array) -> jax.Arr
         return logits_QV if config.logit_cap is None else soft_cap(logits_QV, config.logit_cap)
 
 
-def _layer_inputs(
+def inputs_of_layers(
     params: Params, config: ModelConfig, tokens_T: jax.Array | None, x_TD: jax.Array
 ) -> jax.Array | None:
-    """[L, T, P] where the model has inputs of each layer."""
+    """What each layer is told of its tokens, float32 [L, T, P], where the model has such inputs;
+    `x_TD` are the tokens as the first layer reads them.
+    """
     if config.layer_inputs is None:
         return None
     assert tokens_T is not None, "inputs of layers are looked up by tokens"

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 from layers.kernels.device import target_is_cpu
 from layers.kernels.linear import low_bit, packed
 from layers.kernels.linear.low_bit import Quantized
+from layers.kernels.linear.observed import Observed
 from layers.kernels.linear.packed import Packed
 
 _MIN_ROWS = 2  # XLA's CPU backend converts the whole weight to float32 for a single bfloat16 row
 
 
-Leaf = jax.Array | Packed | Quantized
+Leaf = jax.Array | Packed | Quantized | Observed
 Weight = Leaf | tuple[Leaf, ...] | Mapping[str, Leaf]
 
 
@@ -29,6 +30,9 @@ def linear(x_TD: jax.Array, w_FD: Weight) -> jax.Array:
         return packed.product(x_TD, w_FD)
     if isinstance(w_FD, Quantized):
         return low_bit.product(x_TD, w_FD)
+    if isinstance(w_FD, Observed):
+        w_FD.note(x_TD, None)
+        return linear(x_TD, w_FD.weight)
     rows = x_TD.shape[0]
     if rows < _MIN_ROWS and target_is_cpu():
         x_TD = jnp.pad(x_TD, ((0, _MIN_ROWS - rows), (0, 0)))

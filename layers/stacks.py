@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from layers.kernels.device import target_device, target_is_cpu
 from layers.kernels.linear import grouped, low_bit, packed
 from layers.kernels.linear.low_bit import Quantized
+from layers.kernels.linear.observed import Observed
 from layers.kernels.linear.packed import Packed
 from layers.linear import Leaf
 from layers.params import looked_up
@@ -33,6 +34,9 @@ def grouped_linear(
         return packed.grouped_product(x_XD, w_EFD, sizes_E)
     if isinstance(w_EFD, Quantized):
         return _in_blocks(x_XD, w_EFD, sizes_E, deterministic)
+    if isinstance(w_EFD, Observed):
+        w_EFD.note(x_XD, sizes_E)
+        return grouped_linear(x_XD, w_EFD.weight, sizes_E, deterministic)
     x_XD = x_XD.astype(w_EFD.dtype)
     if target_is_cpu():
         return _in_blocks(x_XD, w_EFD, sizes_E, deterministic)
@@ -45,6 +49,9 @@ def each_linear(x_TND: jax.Array, w_NFD: Leaf) -> jax.Array:
     """The rows of each head with the head's own matrix: float32 [T, N, F]."""
     T, N, D = x_TND.shape
     x_NTD = x_TND.swapaxes(0, 1)
+    if isinstance(w_NFD, Observed):
+        w_NFD.note(x_NTD.reshape(N * T, D), jnp.full(N, T, jnp.int32))
+        return each_linear(x_TND, w_NFD.weight)
     if isinstance(w_NFD, Packed):
         sizes_N = jnp.full(N, T, jnp.int32)
         y_XF = packed.grouped_product(x_NTD.reshape(N * T, D), w_NFD, sizes_N)

@@ -33,7 +33,7 @@ ROOMS = (
     *("files", "request", "outputs", "text", "kv_pages", "scheduling", "sampling"),
     *("speculation", "runtime", "checkpoints", "new_weights", "planner", "input_processor"),
     *("request_state", "params_versions", "prefill_worker", "device_memory", "engine", "follower"),
-    *("training", "benchmark"),
+    *("training", "quantize", "benchmark"),
 )
 
 # These receive a sampler as an argument, so that each can be used without an engine.

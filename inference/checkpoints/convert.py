@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from configs import precision
 from configs.errors import InputError
 from configs.kinds.params import ParamInfo
 from configs.model import ModelConfig
@@ -19,6 +20,7 @@ from inference.checkpoints.hf.architectures import config_export
 from inference.checkpoints.load import Progress
 from inference.checkpoints.native import (
     averaged,
+    blocks,
     converted,
     manifest,
     new_directory,
@@ -49,7 +51,7 @@ def convert(
         output: a directory that does not exist yet.
         to: one of `FORMATS`.
         dtype: 'bfloat16' or 'float32', which the directory then runs in; None keeps what is
-            stored (float16 is widened to float32).
+            stored (float16 is widened to float32, blocks stay blocks).
         max_shard_bytes: of one safetensors file.
         progress: called as parameters are written.
         smaller: the model with less to cache that it becomes (`configs/recipes/smaller_caches.py`);
@@ -71,7 +73,8 @@ def convert(
             f"{contents.source.label}: weights are {stored}, which is not kept; say what they "
             "become: --dtype=float32 or --dtype=bfloat16"
         )
-    config = dataclasses.replace(model, dtype=stored)
+    formats = model.formats if to == "orbax" and dtype is None else ()
+    config = dataclasses.replace(model, dtype=stored, formats=formats)
     infos = decoder.param_infos(config)
     declared = params.flatten(infos)
     load.check(declared, contents.source, contents.name_map)
@@ -87,9 +90,9 @@ def convert(
 
         if to == "orbax":
             _write_orbax(folder, infos, rows, progress)
-            model = dataclasses.replace(config, dtype=dtype or model.dtype)
+            runs = dataclasses.replace(config, dtype=dtype or model.dtype)
             description = orbax_directory.config_bytes(
-                model, checkpoint.eos_ids, contents.raw_config
+                runs, checkpoint.eos_ids, contents.raw_config
             )
         else:
             raw = contents.raw_config or config_export.of_model(config, _generation(copied))
@@ -112,8 +115,13 @@ def _generation(copied: dict[str, bytes]) -> dict[str, Any]:
 def _hashed(
     contents: Contents, path: str, info: ParamInfo, digests: dict[str, str]
 ) -> Iterator[np.ndarray]:
-    digest = hashlib.sha256()
-    for block in load.rows_of(contents.source, contents.name_map(path)):
+    digest, stored = hashlib.sha256(), contents.name_map(path)
+    if precision.FORMATS[info.format].is_quantized:
+        whole = np.asarray(load.StoredParameter(contents.source, stored, info))
+        digests[path] = hashlib.sha256(whole.data).hexdigest()
+        yield whole
+        return
+    for block in load.rows_of(contents.source, stored):
         block = _as_type(block, path, info.format)
         digest.update(block.view(np.uint8).data)
         yield block
@@ -133,16 +141,15 @@ def _write_orbax(folder: Path, infos: Any, rows: Any, progress: Progress | None)
     intermediate = folder / _INTERMEDIATE
     declared = params.flatten(infos)
     with intermediate.open("wb") as file:
-        tensors = {path: (info.shape, info.format) for path, info in declared.items()}
+        tensors = {path: blocks.layout(info) for path, info in declared.items()}
         total, done = converted.write_header(file, tensors, {}), 0
         for path in declared:
-            for block in rows(path):
-                file.write(block.view(np.uint8).data)
-                done += block.nbytes
+            for rows_here in rows(path):
+                file.write(rows_here.view(np.uint8).data)
+                done += rows_here.nbytes
             if progress:
                 progress(done, total, "writing weights")
-    written = safetensors_file.open_file(intermediate)
-    leaves = {path: written.read(path, 0, info.shape[0]) for path, info in declared.items()}
+    leaves = safetensors_file.map_arrays(intermediate)
     orbax_directory.save(folder, params.unflatten(infos, leaves))
     intermediate.unlink()
 

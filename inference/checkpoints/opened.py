@@ -223,7 +223,7 @@ def orbax(path: Path, config: ModelConfig, raw: dict[str, Any]) -> Checkpoint:
     Raises:
         InputError: a file is missing, damaged or unsound.
     """
-    source = orbax_directory.open_tensors(path)
+    source = orbax_directory.open_tensors(path, config)
     kept = raw.get("huggingface")
     return Checkpoint(
         config,
@@ -236,7 +236,7 @@ def orbax(path: Path, config: ModelConfig, raw: dict[str, Any]) -> Checkpoint:
             lambda: text_files.read(path),
             kept if isinstance(kept, dict) else None,
         ),
-        functools.partial(_dense_formats, source, names.identity, config),
+        lambda: _dense_formats(source, names.identity, config) | dict(config.formats),
     )
 
 
@@ -245,7 +245,8 @@ def _dense_formats(
 ) -> dict[str, tuple[str, ...]]:
     """Those of the numbers, and float32 where a parameter has it whatever the rest."""
     kept = load.stored_dtype(config, source, name_map)
-    model = dataclasses.replace(config, dtype="bfloat16" if kept == "bfloat16" else "float32")
+    dtype = "bfloat16" if kept == "bfloat16" else "float32"
+    model = dataclasses.replace(config, dtype=dtype, formats=())
     return {"/".join(path): (info.format,) for path, info in leaves(model.parameters())}
 
 

@@ -55,7 +55,7 @@ def subject(task: str, checkpoint: Any, text: str | None) -> Any:
         name = hashlib.sha256(repr(described).encode()).hexdigest()
         tokens = token_file.kept(
             name,
-            lambda: own_samples.write(_generator(checkpoint), first, recipes.SAMPLES, window),
+            lambda: own_samples.write(generator(checkpoint), first, recipes.SAMPLES, window),
             target.vocab_size,
         )
     ids = own_samples.most_frequent(tokens, recipes.PROPOSED)
@@ -83,7 +83,7 @@ def _recipe(recipe: Recipe, target: ModelConfig) -> Recipe:
     return found
 
 
-def _generator(checkpoint: Any) -> Callable[[list[list[int]], int], list[list[int]]]:
+def generator(checkpoint: Any) -> Callable[[list[list[int]], int], list[list[int]]]:
     """What continues openings with the checkpoint itself."""
 
     def generate(openings: list[list[int]], num_tokens: int) -> list[list[int]]:

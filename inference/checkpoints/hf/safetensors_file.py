@@ -17,7 +17,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 _FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F64": np.float64}
-_INTEGERS = {"U16": np.uint16, "U8": np.uint8, "I8": np.int8}
+_INTEGERS = {"U16": np.uint16, "U8": np.uint8, "I8": np.int8, "I32": np.int32}
 _MAX_TENSORS = 1 << 15
 _HOLDS = {"float16": "float32"}
 
@@ -84,7 +84,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     Raises:
         InputError: the file is unsound.
     """
-    return _header(path)[2]
+    return _header(path, _FLOATS | _INTEGERS)[2]
 
 
 _Tensors = dict[str, tuple[tuple[int, ...], Any, int]]  # shape, dtype, position

@@ -5,6 +5,9 @@ Orbax writes it: one uncompressed Zarr array a parameter, so that `orbax.checkpo
 anywhere. Here it is read without Orbax: an array is one file of plain rows, hashed while it is
 copied, so that what was verified is what is used, and nothing is held twice. Of an array that is
 read in part, by one of several hosts, the layout and the size are verified, not the digest.
+
+A parameter of few bits is an array of its blocks (`layers/quantized.py`), uint8 [F, bytes of a row]
+or [E, F, bytes]; the model's `formats` say which format they are of.
 """
 
 import hashlib
@@ -12,16 +15,17 @@ import json
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 from absl import logging
 
 from configs.errors import InputError
+from configs.kinds.params import ParamInfo, leaves
 from configs.model import ModelConfig
 from inference.checkpoints import mapped, text_files
-from inference.checkpoints.native import config_file, manifest
+from inference.checkpoints.native import blocks, config_file, manifest
 from inference.checkpoints.native.manifest import Manifest
 from inference.checkpoints.tensor_source import TensorSource
 
@@ -30,7 +34,18 @@ PARAMS = "params"
 
 _BLOCK_BYTES = 1 << 20
 _MAX_LAYOUT_BYTES = 1 << 16
-_DTYPES = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "<f4": np.dtype(np.float32)}
+_DTYPES = {
+    "bfloat16": np.dtype(ml_dtypes.bfloat16), "<f4": np.dtype(np.float32),
+    "|u1": np.dtype(np.uint8), "<i4": np.dtype(np.int32),
+}  # fmt: skip
+
+
+class _Array(NamedTuple):
+    """An array on disk: its own shape and type, and its data's file, below the directory."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    file: str
 
 
 def is_ours(directory: Path) -> bool:
@@ -97,55 +112,71 @@ def save(directory: Path, params: Any) -> None:
         logging.set_verbosity(verbosity)
 
 
-def open_tensors(directory: Path) -> TensorSource:
-    """The parameters under our own paths.
+def open_tensors(directory: Path, config: ModelConfig) -> TensorSource:
+    """The parameters of a model under our own paths.
 
     Every other file is verified now; an array when it is read.
 
     Raises:
-        InputError: a file is damaged, or an array is not laid out as `save` does.
+        InputError: a file is damaged, an array is not laid out as `save` does, or its blocks are
+            not those of the format that the model says.
     """
     listed = manifest.read(directory)
-    arrays = {}
+    arrays: dict[str, _Array] = {}
     for name in listed.digests:
         parts = name.split("/")
         if len(parts) == 3 and parts[0] == PARAMS and parts[2] == ".zarray":
-            arrays[parts[1].replace(".", "/")] = f"{PARAMS}/{parts[1]}"
-    layouts = {path: _layout(listed, f"{name}/.zarray") for path, name in arrays.items()}
-    data = {path: f"{arrays[path]}/{chunk}" for path, (_, _, chunk) in layouts.items()}
-    known = {f"{name}/.zarray" for name in arrays.values()} | set(data.values())
-    listed.verify(listed.digests.keys() - known)
-    for path, (shape, dtype, _) in layouts.items():
-        file = directory / data[path]
+            arrays[parts[1].replace(".", "/")] = _layout(listed, f"{PARAMS}/{parts[1]}")
+    known = {f"{Path(array.file).parent}/.zarray" for array in arrays.values()}
+    listed.verify(listed.digests.keys() - known - {array.file for array in arrays.values()})
+    for path, (shape, dtype, name) in arrays.items():
         expected = int(np.prod(shape)) * dtype.itemsize
+        file = directory / name
         if not file.is_file() or file.stat().st_size != expected:
             raise InputError(f"{file}: not the {expected} bytes of {path}, {list(shape)}")
-    shapes = {path: shape for path, (shape, _, _) in layouts.items()}
-    dtypes = {path: dtype.name for path, (_, dtype, _) in layouts.items()}
+    declared = {"/".join(path): info for path, info in leaves(config.parameters())}
+    packed: dict[str, ParamInfo] = {}
+    for path in arrays.keys() & declared.keys():
+        own = arrays[path]
+        if blocks.are_in(declared[path], own.shape, own.dtype.name, f"{directory}: {path}"):
+            packed[path] = declared[path]
 
     def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
-        shape, dtype, _ = layouts[name]
-        flat = np.frombuffer(mapped.map_file(directory / data[name]), dtype)
+        shape, dtype, file = arrays[name]
+        flat = np.frombuffer(mapped.map_file(directory / file), dtype)
         found = flat.reshape(shape)[start:stop]
+        if name in packed:
+            found = blocks.numbers(packed[name], found)
         return found[:, columns] if found.ndim > 1 else found
 
     def stream(path: str) -> Iterator[np.ndarray]:
-        return _rows(listed, data[path], *layouts[path][:2])
+        for rows in _rows(listed, arrays[path]):
+            yield blocks.numbers(packed[path], rows) if path in packed else rows
 
     def read_into(path: str, target: np.ndarray) -> bool:
-        shape, dtype, _ = layouts[path]
-        if target.dtype != dtype or target.shape != shape:
+        if path in packed or target.dtype != arrays[path].dtype:
             return False
-        for _ in _rows(listed, data[path], shape, dtype, target):
-            pass
-        return True
+        return _fill(listed, arrays[path], target)
 
-    widest = max(dtypes.values(), default="bfloat16")
-    return TensorSource(str(directory), shapes, read, widest, stream, read_into, dtypes=dtypes)
+    def read_blocks(path: str) -> np.ndarray:
+        whole = np.empty(arrays[path].shape, np.uint8)
+        _fill(listed, arrays[path], whole)
+        return whole.reshape(-1, whole.shape[-1])
+
+    shapes = {path: packed[path].shape if path in packed else own.shape
+              for path, own in arrays.items()}  # fmt: skip
+    dtypes = {path: own.dtype.name for path, own in arrays.items() if path not in packed}
+    widest = max({"bfloat16", *dtypes.values()} & {"bfloat16", "float32"})
+    return TensorSource(
+        str(directory), shapes, read, widest, stream, read_into, read_blocks,
+        {path: info.format for path, info in packed.items()},
+        dtypes | dict.fromkeys(packed, "float32"),
+    )  # fmt: skip
 
 
-def _layout(listed: Manifest, name: str) -> tuple[tuple[int, ...], np.dtype, str]:
-    """Shape, type and data file of an array, verified."""
+def _layout(listed: Manifest, folder: str) -> _Array:
+    """The array in a folder, its description verified."""
+    name = f"{folder}/.zarray"
     path = listed.directory / name
     with mapped.map_file(path) as file:
         text = file[:_MAX_LAYOUT_BYTES]
@@ -159,17 +190,23 @@ def _layout(listed: Manifest, name: str) -> tuple[tuple[int, ...], np.dtype, str
     for key, value in plain.items():
         if raw.get(key) != value:
             raise InputError(f"{path}: {key} is {str(raw.get(key))[:80]}; only {value} is read")
-    return tuple(shape), dtype, ".".join("0" for _ in shape)
+    return _Array(tuple(shape), dtype, f"{folder}/" + ".".join("0" for _ in shape))
+
+
+def _fill(listed: Manifest, array: _Array, target: np.ndarray) -> bool:
+    """Reads a whole array into one of its type; says whether it has its shape."""
+    if target.shape != array.shape:
+        return False
+    for _ in _rows(listed, array, target):
+        pass
+    return True
 
 
 def _rows(
-    listed: Manifest,
-    name: str,
-    shape: tuple[int, ...],
-    dtype: np.dtype,
-    target: np.ndarray | None = None,
+    listed: Manifest, array: _Array, target: np.ndarray | None = None
 ) -> Iterator[np.ndarray]:
     """The rows of an array; of `target` they are views, when there is one to be filled."""
+    shape, dtype, name = array
     row_bytes = int(np.prod(shape[1:])) * dtype.itemsize
     step = max(_BLOCK_BYTES // row_bytes, 1)
     if target is None:

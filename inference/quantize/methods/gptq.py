@@ -1,0 +1,51 @@
+"""GPTQ (Frantar et al. 2022, arXiv 2210.17323): columns are rounded one after the other, and what
+each loses is made up for by those that follow, as far as their inputs go together.
+
+With H the sum of x x^T over calibration inputs and U the upper Cholesky factor of its inverse,
+rounding column j by an error e adds -e U[j, k] / U[j, j] to each later column k. The columns whose
+inputs are largest come first (activation order); scales are those of the groups as they are stored,
+found beforehand, so that the order of columns on disk stays.
+"""
+
+import numpy as np
+
+from inference.quantize.seen import Seen
+from layers import quantized
+from layers.quantized import Groups
+
+_DAMPING = 0.01  # of H's mean diagonal, added to all of it
+_BLOCK = 128  # columns whose errors reach later ones together
+
+
+def groups(format: str, values_FD: np.ndarray, seen: Seen) -> Groups:
+    """Groups of a matrix that reads inputs such as were seen."""
+    assert seen.products_DD is not None
+    scale_FG, zero_FG = quantized.scales(format, values_FD)
+    F, D = values_FD.shape
+    order_D = np.argsort(-np.diagonal(seen.products_DD), kind="stable")
+    upper_DD = _upper(seen.products_DD[np.ix_(order_D, order_D)].astype(np.float64))
+    left_FD = values_FD[:, order_D].astype(np.float64)
+    group_D = order_D // (D // scale_FG.shape[1])
+    columns: list[np.ndarray] = [np.empty(0)] * D
+    for start in range(0, D, _BLOCK):
+        stop = min(start + _BLOCK, D)
+        error_FX = np.empty((F, stop - start))
+        for j in range(start, stop):
+            own = slice(group_D[j], group_D[j] + 1)
+            zero_F1 = None if zero_FG is None else zero_FG[:, own]
+            column = quantized.rounded(format, left_FD[:, j : j + 1], scale_FG[:, own], zero_F1)
+            lost_F = left_FD[:, j] - quantized.numbers(format, column)[:, 0]
+            error_FX[:, j - start] = lost_F / upper_DD[j, j]
+            left_FD[:, j + 1 : stop] -= np.outer(error_FX[:, j - start], upper_DD[j, j + 1 : stop])
+            columns[order_D[j]] = column.q_FD[:, 0]
+        left_FD[:, stop:] -= error_FX @ upper_DD[start:stop, stop:]
+    return Groups(np.stack(columns, axis=1), scale_FG, zero_FG)
+
+
+def _upper(products_DD: np.ndarray) -> np.ndarray:
+    """The upper Cholesky factor of the inverse of H, damped."""
+    mean = np.diagonal(products_DD).mean()
+    damped_DD = products_DD + np.eye(len(products_DD)) * (_DAMPING * mean or 1.0)
+    inverse_DD = np.linalg.inv(damped_DD)
+    upper_DD: np.ndarray = np.linalg.cholesky((inverse_DD + inverse_DD.T) / 2).T
+    return upper_DD

@@ -1,0 +1,13 @@
+"""Round to nearest: each group spans its numbers, from the least to the largest."""
+
+import numpy as np
+
+from inference.quantize.seen import Seen
+from layers import quantized
+from layers.quantized import Groups
+
+
+def groups(format: str, values_FD: np.ndarray, seen: Seen | None = None) -> Groups:
+    """Groups of a matrix, whatever its inputs."""
+    del seen
+    return quantized.rounded(format, values_FD, *quantized.scales(format, values_FD))

@@ -1,0 +1,105 @@
+"""What a run has finished, a file each, so that the same command goes on where it was ended."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs.errors import InputError, reason, shown
+from inference.checkpoints import mapped
+from inference.checkpoints.hf import safetensors_file
+from inference.checkpoints.native import converted
+from inference.files import atomic, user_files
+
+ENDING = ".quantizing"  # how the folder beside an output ends
+
+_RECORD = "run.json"
+_FIGURES = "figures"
+
+
+class Parts:
+    """A folder of finished parts: safetensors, whole or not there.
+
+    Args:
+        folder: made now.
+        record: what the run is, plain JSON values; another run's parts are refused.
+
+    Raises:
+        InputError: it is something else or another run's, or cannot be written.
+    """
+
+    def __init__(self, folder: Path, record: Mapping[str, Any]):
+        self.folder = folder
+        own = json.loads(json.dumps(record))
+        path = folder / _RECORD
+        try:
+            if path.exists():
+                _check_same(folder, own, mapped.read_json(path))
+            elif folder.exists() and any(folder.iterdir()):
+                raise InputError(f"{folder}: in the way of what is finished: move it elsewhere")
+            else:
+                folder.mkdir(exist_ok=True)
+                user_files.write({path: (json.dumps(own, indent=1) + "\n").encode()})
+        except OSError as error:
+            raise InputError(f"cannot write {folder}: {reason(error)}") from None
+
+    def has(self, name: str) -> bool:
+        """Whether a part is finished."""
+        return self._place(name).exists()
+
+    def write(
+        self, name: str, arrays: Mapping[str, np.ndarray], figures: Mapping[str, float]
+    ) -> None:
+        """Keeps a part's arrays, by path, and what is told of them.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        tensors = {path: (array.shape, array.dtype.name) for path, array in arrays.items()}
+        try:
+            with atomic.open_file(self._place(name)) as file:
+                converted.write_header(file, tensors, {_FIGURES: json.dumps(dict(figures))})
+                for array in arrays.values():
+                    file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        except OSError as error:
+            raise InputError(f"cannot write {self._place(name)}: {reason(error)}") from None
+
+    def read(self, name: str) -> dict[str, np.ndarray]:
+        """A part's arrays, mapped.
+
+        Raises:
+            InputError: the file is unsound.
+        """
+        return safetensors_file.map_arrays(self._place(name))
+
+    def figures(self, name: str) -> dict[str, float]:
+        """What is told of a part.
+
+        Raises:
+            InputError: the file is unsound.
+        """
+        found: dict[str, float] = json.loads(
+            safetensors_file.read_metadata(self._place(name))[_FIGURES]
+        )
+        return found
+
+    def remove(self) -> None:
+        """All of it."""
+        for path in self.folder.iterdir():
+            path.unlink()
+        self.folder.rmdir()
+
+    def _place(self, name: str) -> Path:
+        return self.folder / f"{name}.safetensors"
+
+
+def _check_same(folder: Path, own: dict[str, Any], other: dict[str, Any]) -> None:
+    for name in own:
+        if own[name] != other.get(name):
+            raise InputError(
+                f"{folder} holds what another run has finished: its {name} is "
+                f"{shown(other.get(name))}, not {shown(own[name])}; remove it, or name another "
+                "--output"
+            )

@@ -1,0 +1,150 @@
+"""The residual stream of calibration windows: what each layer reads, and what it leaves."""
+
+import collections
+import functools
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from configs.model import ModelConfig
+from inference.quantize import seen
+from inference.quantize.seen import Noted, Seen
+from layers import decoder, params, ragged
+from layers.kernels.linear.observed import Observed
+from layers.params import Params
+
+_TOKENS = 2048  # that run through a layer together, about
+_ROWS = 256  # inputs of a matrix that are kept as they are, about
+
+LayerValues = Mapping[str, np.ndarray]  # float32 values of a layer, by their paths in it
+
+
+class Stream:
+    """Windows on their way through a model, in float32.
+
+    Args:
+        config: the model, in float32 without formats.
+        embedding: what tokens are embedded with, the tables by path; of those that tokens look rows
+            up in, the rows of `ids`.
+        tokens_YW: the windows, as indices of `ids`.
+    """
+
+    def __init__(self, config: ModelConfig, embedding: LayerValues, tokens_YW: np.ndarray):
+        self._config = config
+        declared = config.parameters()
+        self._layers = declared["layers"]
+        infos = {name: declared[name] for name in ("embed", "positions", "inputs")
+                 if name in declared}  # fmt: skip
+        values = params.unflatten(infos, dict(embedding))
+        each = max(_TOKENS // tokens_YW.shape[1], 1)
+        self._shapes, self._x, self._inputs = [], [], []
+        for start in range(0, len(tokens_YW), each):
+            windows_YW = tokens_YW[start : start + each]
+            x_TD, inputs_LTP = _embedded(values, windows_YW, config=config)
+            self._shapes.append(windows_YW.shape)
+            self._x.append(np.asarray(x_TD))
+            self._inputs.append(None if inputs_LTP is None else np.asarray(inputs_LTP))
+        self._kinds: dict[Any, int] = {}  # the first layer of each kind, whose program is used
+        owners = [spec.owner for spec in config.cache_specs]
+        self._reads = collections.Counter(owner for owner in owners if owner is not None)
+        self._left: dict[int, list[Any]] = {}  # by owner, what it has left for layers to come
+
+    def observe(
+        self, index: int, values: LayerValues, paths: Collection[str], has_products: bool
+    ) -> dict[str, Seen]:
+        """What a layer's matrices read, by path.
+
+        Args:
+            index: the layer.
+            values: of it, as they were before they get few bits.
+            paths: of the matrices.
+            has_products: whether x x^T is summed.
+        """
+        found: dict[str, Seen] = {}
+        num_rows = -(-_ROWS // len(self._x))
+        weights = self._weights(index, values)
+        for nth, shape in enumerate(self._shapes):
+            noted = _observed(
+                weights, *self._given(index, nth), config=self._config, index=self._kind(index),
+                shape=shape, paths=frozenset(paths), num_rows=num_rows, has_products=has_products,
+            )  # fmt: skip
+            for path, batch in jax.device_get(noted).items():
+                found[path] = seen.together(found.get(path), batch)
+        return found
+
+    def advance(self, index: int, values: LayerValues) -> None:
+        """Runs the windows through a layer with such values."""
+        weights, left = self._weights(index, values), []
+        for nth, shape in enumerate(self._shapes):
+            x_TD, leaf = _passed(
+                weights, *self._given(index, nth), config=self._config, index=self._kind(index),
+                shape=shape,
+            )  # fmt: skip
+            self._x[nth] = np.asarray(x_TD)
+            left.append(jax.device_get(leaf) if self._reads[index] else None)
+        if self._reads[index]:
+            self._left[index] = left
+        owner = self._config.cache_specs[index].owner
+        if owner is not None:
+            self._reads[owner] -= 1
+            if not self._reads[owner]:
+                del self._left[owner]
+
+    def _weights(self, index: int, values: LayerValues) -> Params:
+        return jax.device_put(params.unflatten(self._layers[index], dict(values)))
+
+    def _given(self, index: int, nth: int) -> tuple[Any, Any, Any]:
+        owner, inputs_LTP = self._config.cache_specs[index].owner, self._inputs[nth]
+        leaf = None if owner is None else self._left[owner][nth]
+        return self._x[nth], leaf, None if inputs_LTP is None else inputs_LTP[index]
+
+    def _kind(self, index: int) -> int:
+        own, spec = self._config.layers[index], self._config.cache_specs[index]
+        home = spec if spec.owner is None else self._config.cache_specs[spec.owner]
+        return self._kinds.setdefault((own, home, spec.owner is None), index)
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def _embedded(
+    values: Params, tokens_YW: jax.Array, *, config: ModelConfig
+) -> tuple[jax.Array, jax.Array | None]:
+    tokens_T, rows = tokens_YW.reshape(-1), ragged.contiguous(*tokens_YW.shape)
+    x_TD = decoder.embedded(values, config, tokens_T, rows)
+    return x_TD, decoder.inputs_of_layers(values, config, tokens_T, x_TD)
+
+
+_STATIC = "config", "index", "shape"
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC)
+def _passed(
+    weights: Params, x_TD: jax.Array, leaf: Any, input_TP: Any,
+    *, config: ModelConfig, index: int, shape: tuple[int, int],
+) -> tuple[jax.Array, Any]:  # fmt: skip
+    rows = ragged.contiguous(*shape)
+    return decoder.layer(weights, config, index, x_TD, rows, leaf, input_TP)
+
+
+@functools.partial(jax.jit, static_argnames=(*_STATIC, "paths", "num_rows", "has_products"))
+def _observed(
+    weights: Params, x_TD: jax.Array, leaf: Any, input_TP: Any,
+    *, config: ModelConfig, index: int, shape: tuple[int, int], paths: frozenset[str],
+    num_rows: int, has_products: bool,
+) -> dict[str, Noted]:  # fmt: skip
+    found: dict[str, Noted] = {}
+    infos = config.parameters()["layers"][index]
+
+    def watched(path: str, weight: jax.Array) -> Any:
+        def note(x_XD: jax.Array, sizes_E: jax.Array | None) -> None:
+            found[path] = seen.noted(x_XD, sizes_E, num_rows, has_products)
+
+        return Observed(weight, note) if path in paths else weight
+
+    leaves = {path: watched(path, leaf) for path, leaf in params.flatten(weights).items()}
+    decoder.layer(
+        params.unflatten(infos, leaves), config, index, x_TD, ragged.contiguous(*shape), leaf,
+        input_TP,
+    )  # fmt: skip
+    return found

@@ -1,0 +1,168 @@
+"""Weights of few bits: python -m scripts.quantize --method=gptq --bits=4 --output=DIR."""
+
+from scripts import interrupts  # noqa: F401
+
+# isort: split
+import collections
+import dataclasses
+import hashlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from configs.errors import InputError
+from inference.checkpoints.native import new_directory
+from inference.files import user_files
+from scripts import common
+from scripts.flags import deployment_flags, output_flag
+from scripts.modes import train_heads
+
+_OUTPUT = output_flag.OUTPUT
+_METHOD = flags.DEFINE_string(
+    "method", "rtn",
+    "How numbers are rounded: rtn (to the nearest), gptq (each column makes up for those before).",
+)  # fmt: skip
+_BITS = flags.DEFINE_integer("bits", 4, "Of an integer: 8, 4 or 3.")
+_GROUP = flags.DEFINE_integer(
+    "group", None,
+    "Numbers of a row that share a scale: 128, 64 or 32; default: the most that all rows divide.",
+)  # fmt: skip
+_ASYMMETRIC = flags.DEFINE_bool("asymmetric", False, "Groups have zero points.")
+_FORMAT = flags.DEFINE_string(
+    "format", None, "Instead of --bits, --group and --asymmetric: fp8, w8a8, w8a8_fp8, mxfp4, ..."
+)
+_CALIBRATE = flags.DEFINE_string(
+    "calibrate", None,
+    "Text file that the model reads meanwhile, or 'own': what it writes by itself (the default of "
+    "methods that need one).",
+)  # fmt: skip
+_TOKENS = flags.DEFINE_integer("tokens", 32768, "Tokens of text that the model reads.")
+_SKIP = flags.DEFINE_list(
+    "skip", [], "Parameters that stay, by path or a part of it: embed,head,layers/0,mixer/out."
+)
+flags.adopt_module_key_flags(output_flag)
+
+_OWN = "own"
+_WINDOW = 512  # tokens that are read together
+_MAX_BYTES = 64 << 20  # of a text
+
+
+def main(argv: Sequence[str]) -> None:
+    del argv
+    if not _OUTPUT.value:
+        raise InputError("--output=DIR names the directory to write")
+    output = Path(_OUTPUT.value)
+    new_directory.check(output)
+    if deployment_flags.MESH.value or deployment_flags.WEIGHTS.value is not None:
+        raise InputError("weights are quantized on one chip: leave --mesh and --weights out")
+    resolved, config = common.named_config({})
+    model = resolved.config
+    if config.model != model:
+        raise InputError("quantizing changes no other field of the model: leave --set out")
+    if model.formats:
+        kinds = sorted({name for _, own in model.formats for name in own})
+        raise InputError(
+            f"{model.name} is quantized already ({', '.join(kinds)}): name what it was"
+        )
+    from inference.checkpoints import load, provenance
+    from inference.quantize import export, plan, walk
+    from inference.quantize.parts import ENDING, Parts
+    from layers import params
+
+    skip = _SKIP.value
+    if _FORMAT.value is None:
+        name = plan.format_name(model, _BITS.value, _GROUP.value, _ASYMMETRIC.value, skip)
+    else:
+        for flag in (_BITS, _GROUP, _ASYMMETRIC):
+            if flag.present:
+                raise InputError(f"--format says all that --{flag.name} does: give either")
+        name = _FORMAT.value
+    asked = plan.Plan(_METHOD.value, plan.formats(model, name, skip))
+    start = time.monotonic()
+    checkpoint = common.open_checkpoint(resolved)
+    contents = checkpoint.contents()
+    stored = load.stored_dtype(model, contents.source, contents.name_map)
+    windows = _windows(checkpoint, asked)
+    record = {
+        "method": asked.method,
+        "formats": dict(asked.formats),
+        "weights": provenance.weights_digest(checkpoint),
+        "text": None if windows is None else hashlib.sha256(windows.tobytes()).hexdigest(),
+    }
+    parts = Parts(output.with_name(output.name + ENDING), record)
+    model = dataclasses.replace(model, dtype="bfloat16" if stored == "bfloat16" else "float32")
+    made = walk.Walk(contents, model, asked, parts)
+    with common.bars() as progress:
+        made.run(windows, progress)
+    errors = _errors(made, parts)
+    with common.bars() as progress:
+        export.write(checkpoint, made, parts, output, progress)
+    parts.remove()
+    result: dict[str, Any] = {
+        "output": str(output),
+        "method": asked.method,
+        "format": name,
+        "bytes_before": params.num_bytes(model.parameters()),
+        "bytes": params.num_bytes(made.config.parameters()),
+        "seconds": time.monotonic() - start,
+        "errors": errors,
+    }
+    if common.JSON.value:
+        common.print_json(result, config)
+        return
+    for kind, error in errors.items():
+        print(f"{kind}: results are off by {error:.2%}")
+    print(
+        f"{output}: {result['bytes_before'] / 1e6:.1f} -> {result['bytes'] / 1e6:.1f} MB of "
+        f"weights by {asked.method} to {name} in {result['seconds']:.1f} s"
+    )
+
+
+def _windows(checkpoint: Any, asked: Any) -> np.ndarray | None:
+    """What the model reads, ids [windows, tokens]."""
+    from inference.quantize import plan
+
+    source = _CALIBRATE.value
+    if source is None and not plan.METHODS[asked.method].reads_text:
+        return None
+    window = min(_WINDOW, checkpoint.config.max_context)
+    count = _TOKENS.value // window
+    if count < 1:
+        raise InputError(f"--tokens is at least {window}, a window, not {_TOKENS.value}")
+    tokenizer = checkpoint.load_tokenizer()
+    if source in (None, _OWN):
+        from inference.training import own_samples
+
+        first = own_samples.opening(tokenizer)
+        tokens = own_samples.write(train_heads.generator(checkpoint), first, count, window)
+        return tokens.reshape(count, window).astype(np.int32)
+    from inference.benchmark.quality import perplexity
+
+    text = user_files.read_text(source, _MAX_BYTES)
+    ids = tokenizer.encode(text, add_special=False)
+    found = perplexity.windows(ids, perplexity.start(tokenizer), window)
+    whole = [each for each in found if len(each) == window]
+    if len(whole) < count:
+        raise InputError(
+            f"--calibrate={source}: {len(ids)} tokens are {len(whole)} windows of {window}, and "
+            f"--tokens={_TOKENS.value} asks for {count}: give more text, or fewer --tokens"
+        )
+    places = np.linspace(0, len(whole) - 1, count).round().astype(int)
+    return np.asarray([whole[place] for place in places], np.int32)
+
+
+def _errors(made: Any, parts: Any) -> dict[str, float]:
+    """The mean relative error of the results of each kind of matrix."""
+    found = collections.defaultdict(list)
+    for name in made.names:
+        for path, error in parts.figures(name).items():
+            found[path].append(error)
+    return {kind: float(np.mean(each)) for kind, each in found.items()}
+
+
+if __name__ == "__main__":
+    common.run(main)
