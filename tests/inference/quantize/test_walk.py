@@ -195,7 +195,7 @@ def test_scales_of_another_size_are_named(llama, tmp_path):
 @pytest.mark.parametrize(
     "ask, message",
     [
-        (lambda m: plan.formats(m, "int5", ()), "no format 'int5'; valid: fp8"),
+        (lambda m: plan.formats(m, "int5", ()), "no format 'int5'; valid: int8"),
         (lambda m: plan.formats(m, "int4", ()), "down has rows of 96, not a multiple of int4"),
         (lambda m: plan.formats(m, "int8", ["layers/7"]), "--skip=layers/7: no parameter"),
         (lambda m: plan.format_name(m, 5, None, False, ()), "8, 4 or 3 bits, not 5"),
