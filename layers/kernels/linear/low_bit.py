@@ -281,11 +281,15 @@ def of_e2m1(code: jax.Array) -> jax.Array:
 
 def _kernel(num_rows: int, w: Quantized) -> Callable[..., jax.Array] | None:
     """`products` by the device's own kernel; None: it has none for such rows and matrices."""
-    platform = target_device().platform
-    if platform == "tpu":
-        from layers.kernels.linear import low_bit_tpu  # slow to load
+    device = target_device()  # Pallas is slow to load
+    if device.platform == "tpu":
+        from layers.kernels.linear import low_bit_tpu
 
         return low_bit_tpu.products if low_bit_tpu.can_multiply(num_rows, w) else None
+    if device.is_hopper:
+        from layers.kernels.linear import low_bit_gpu
+
+        return low_bit_gpu.products if low_bit_gpu.can_multiply(num_rows, w) else None
     return None
 
 
