@@ -207,10 +207,15 @@ def test_other_formats_and_rows(topology, format, rows):
     low_bit.check_product(programs.device(topology), format, rows, low_bit.MATRICES["down"])
 
 
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v6e:2x2"])
+def test_experts_of_few_bits(topology):
+    low_bit.check_experts(programs.device(topology), 32)
+
+
 def test_a_product_that_expands_its_weights_is_found_out(monkeypatch):
     monkeypatch.setattr(low_bit.low_bit, "_kernel", lambda *_: None)
     with pytest.raises(AssertionError, match="int4 is expanded"):
-        low_bit.check_product(programs.device("v5e:2x2"), "int4", 16, low_bit.MATRICES["qkv"])
+        low_bit.check_product(programs.device("v5e:2x2"), "int4", 24, low_bit.MATRICES["qkv"])
 
 
 @pytest.mark.parametrize("target", ["v5e:1x1", "v6e:1x1"])
