@@ -13,7 +13,7 @@ from inference.benchmark.kernels.attention_case import Arrays
 from inference.planner.calibration import on_device
 from inference.planner.compiled.program import launches_a_layer
 from layers.kernels import tuning
-from tests.aot import programs
+from tests.aot import low_bit, programs
 
 pytestmark = pytest.mark.aot
 
@@ -89,13 +89,14 @@ _CASES = {  # and registers a thread, and tuned sizes
 
 @pytest.fixture
 def ptxas(tmp_path, monkeypatch):
-    """What ptxas says of the kernel that was compiled since."""
+    """What ptxas says of the kernels that were compiled since."""
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     monkeypatch.setenv("MOSAIC_GPU_DUMP_TO", str(tmp_path))
 
     def report() -> str:
-        (path,) = tmp_path.glob("*.ptxas")
-        return path.read_text()
+        paths = sorted(tmp_path.glob("*.ptxas"))
+        assert paths
+        return "\n".join(path.read_text() for path in paths)
 
     return report
 
@@ -213,3 +214,37 @@ def test_a_run_on_many_chips_is_as_planned():
 ])  # fmt: skip
 def test_a_step_that_drafts(proposer, tree):
     programs.check_drafting("h200", proposer, tree)
+
+
+@pytest.mark.parametrize("matrix", low_bit.MATRICES)
+@pytest.mark.parametrize("format", ["int8", "fp8", "int4"])
+def test_a_product_of_few_bits_reads_each_byte_once(format, matrix):
+    low_bit.check_product(programs.device("h200"), format, 16, low_bit.MATRICES[matrix])
+
+
+@pytest.mark.parametrize("format, rows", [
+    ("int8", 1), ("w8a8", 16), ("w8a8_fp8", 16), ("int4", 1), ("int4", 64), ("int4_asym", 64),
+    ("int4_g64", 16), ("int4_asym_g32", 48), ("int3", 32), ("int3_asym_g32", 32), ("mxfp4", 48),
+])  # fmt: skip
+def test_other_formats_and_rows(format, rows, ptxas):
+    """As many rows as the kernel has registers for, among them."""
+    low_bit.check_product(programs.device("h200"), format, rows, low_bit.MATRICES["down"])
+    if low_bit.FORMATS[format].bits < 8:
+        report = ptxas()
+        print(re.findall(r"Used (\d+) registers", report))
+        spilled = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", report)
+        assert set(spilled) == {("0", "0")}
+
+
+def test_experts_of_few_bits():
+    low_bit.check_experts(programs.device("h200"), 32)
+
+
+def test_a_product_that_expands_its_weights_is_found_out(monkeypatch):
+    monkeypatch.setattr(low_bit.low_bit, "_kernel", lambda *_: None)
+    with pytest.raises(AssertionError, match="int4 is expanded"):
+        low_bit.check_product(programs.device("h200"), "int4", 24, low_bit.MATRICES["qkv"])
+
+
+def test_a_step_of_few_bits():
+    low_bit.check_step("h200")

@@ -13,7 +13,7 @@ from configs.mesh import Mesh
 from inference.planner.compiled.program import launches_a_layer
 from inference.planner.compiled.report import AbsentEngine
 from layers.kernels.attention import tpu
-from tests.aot import programs
+from tests.aot import low_bit, programs
 
 pytestmark = pytest.mark.aot
 
@@ -189,3 +189,35 @@ def test_a_table_of_uneven_rows_is_not_copied():
 ])  # fmt: skip
 def test_a_step_that_drafts(proposer, tree):
     programs.check_drafting("v6e:1x1", proposer, tree)
+
+
+@pytest.mark.parametrize("matrix", low_bit.MATRICES)
+@pytest.mark.parametrize("format", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v6e:2x2"])
+def test_a_product_of_few_bits_reads_each_byte_once(topology, format, matrix):
+    low_bit.check_product(programs.device(topology), format, 16, low_bit.MATRICES[matrix])
+
+
+@pytest.mark.parametrize("format, rows", [
+    ("int8", 1), ("w8a8", 16), ("w8a8_fp8", 16), ("int4", 1), ("int4", 128), ("int4_asym", 64),
+    ("int4_g64", 16), ("int4_asym_g32", 32), ("int3", 16), ("int3_asym_g32", 16), ("mxfp4", 64),
+])  # fmt: skip
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v6e:2x2"])
+def test_other_formats_and_rows(topology, format, rows):
+    low_bit.check_product(programs.device(topology), format, rows, low_bit.MATRICES["down"])
+
+
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v6e:2x2"])
+def test_experts_of_few_bits(topology):
+    low_bit.check_experts(programs.device(topology), 32)
+
+
+def test_a_product_that_expands_its_weights_is_found_out(monkeypatch):
+    monkeypatch.setattr(low_bit.low_bit, "_kernel", lambda *_: None)
+    with pytest.raises(AssertionError, match="int4 is expanded"):
+        low_bit.check_product(programs.device("v5e:2x2"), "int4", 24, low_bit.MATRICES["qkv"])
+
+
+@pytest.mark.parametrize("target", ["v5e:1x1", "v6e:1x1"])
+def test_a_step_of_few_bits(target):
+    low_bit.check_step(target)

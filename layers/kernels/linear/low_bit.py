@@ -3,15 +3,18 @@ knows, and its products by XLA, which run anywhere.
 
 Eight bits are an element, [F, D] of int8, or of uint8 where they are an e4m3. Fewer lie in planes
 of bits, uint8 [F, D bits / 8], one plane behind the other in a row: int4 has one of four bits, int3
-one of two, the lower ones, and one of one bit. A byte of a plane has elements of one group, as in
-blocks (`layers/quantized.py`): byte k of a group has the bits of elements k, k + h, k + 2 h, ...
-from its lowest on, where h is the bytes of a group. So whoever takes a byte apart has elements that
-lie side by side, and divides activations alike. Scales and zero points lie by groups, [G, F], as
-sums over a group need them. A stack [E, F, D], of a mixture's experts, has an axis E before these.
+one of two, the lower ones, and one of one bit. 128 bytes of a row's plane are as many elements as
+they have bits for: byte k has the bits of elements k, k + 128, ... from its lowest on, and so has
+what is left of a row, by less than 128. So whoever takes bytes apart has elements side by side in
+the order of activations. Scales and zero points lie by groups, [G, F], as sums over a group need
+them. A stack [E, F, D], of a mixture's experts, has an axis E before these.
 
 Integers are multiplied in the activations' type, with float32 sums. Where a row has one scale it
 comes after; where groups have them an element is its integer times its scale. `w8a8` and `w8a8_fp8`
 round each token's activations, too, by a scale of its own.
+
+Where rows are few, an accelerator has kernels for planes (`low_bit_tpu.py`); what has eight bits
+XLA expands within its own products there.
 """
 
 import dataclasses
@@ -26,8 +29,10 @@ from jax import lax
 
 from configs.precision import FORMATS
 from layers import quantized
-from layers.kernels.device import target_is_cpu
+from layers.kernels.device import target_device, target_is_cpu
 
+LANES = 128  # bytes of a plane, whose bits are so far apart
+_PACKED_ROWS = 1 << 10  # that are taken apart at once
 _LARGEST_INT8, _LARGEST_FP8 = 127, 448
 # Of what a CPU expands at once, in float32; whole rows, at least so many.
 _BLOCK_BYTES, _BLOCK_ROWS = 1 << 20, 16
@@ -66,6 +71,12 @@ def planes(format: str) -> tuple[int, ...]:
     return {3: (2, 1), 4: (4,), 8: (8,)}[FORMATS[format].bits]
 
 
+def middle(format: str) -> float:
+    """What is stored for 0 where a format is symmetric."""
+    is_signed = FORMATS[format].bits == 8 or format == "mxfp4"
+    return 0.0 if is_signed else float(1 << FORMATS[format].bits - 1)
+
+
 def of_blocks(blocks_FX: np.ndarray, format: str, width: int, dtype: str) -> Quantized:
     """A matrix [F, width] (or a stack, [E, F, width]) of blocks.
 
@@ -88,16 +99,35 @@ def of_blocks(blocks_FX: np.ndarray, format: str, width: int, dtype: str) -> Qua
     first = info.scale_bits // 8 - info.asymmetric
     scale = np.ascontiguousarray(blocks[..., :first])
     scale = scale[..., 0] if format == "mxfp4" else scale.view(np.float32)[..., 0]
-    bits_FGX = blocks[..., first + info.asymmetric :]
-    parts, start = [], 0
-    for bits in planes(format):
-        stop = start + size * bits // 8
-        parts.append(bits_FGX[..., start:stop].reshape(*shape[:-1], -1))
-        start = stop
-    data = np.concatenate(parts, axis=-1)
-    data = data.view(_dtype(format))
     zero = _by_group(blocks[..., first]) if info.asymmetric else None
+    if info.bits == 8:
+        data = blocks[..., first:].reshape(shape).view(_dtype(format))
+    else:
+        flat, num_bytes = blocks_FX.reshape(-1, blocks_FX.shape[-1]), width * info.bits // 8
+        data = np.empty((len(flat), num_bytes), np.uint8)
+        for start in range(0, len(flat), _PACKED_ROWS):
+            some = slice(start, start + _PACKED_ROWS)
+            q_FD = quantized.unpack(format, flat[some], width).q_FD
+            data[some] = _in_planes(q_FD, planes(format))
+        data = data.reshape(*shape[:-1], num_bytes)
     return Quantized(jax.device_put(data), _by_group(scale), zero, format, shape, dtype)
+
+
+def _in_planes(q_FD: np.ndarray, planes: tuple[int, ...]) -> np.ndarray:
+    """Integers as `Quantized.data` has them: uint8 [F, bytes]."""
+    F, shift, found = len(q_FD), 0, []
+    for bits in planes:
+        plane_FD, parts = q_FD >> shift & ((1 << bits) - 1), 8 // bits
+        whole = q_FD.shape[1] // (LANES * parts) * LANES * parts
+        for own_FD, count in (
+            (plane_FD[:, :whole], whole // (LANES * parts)),
+            (plane_FD[:, whole:], 1),
+        ):
+            own_FCPL = own_FD.reshape(F, count, parts, own_FD.shape[1] // max(1, count * parts))
+            byte_FCL = sum(own_FCPL[:, :, part] << part * bits for part in range(parts))
+            found.append(np.asarray(byte_FCL, np.uint8).reshape(F, own_FD.shape[1] // parts))
+        shift += bits
+    return np.concatenate(found, axis=1)
 
 
 def _by_group(values_FG: np.ndarray) -> jax.Array:
@@ -133,6 +163,10 @@ def product(x_TD: jax.Array, w: Quantized) -> jax.Array:
     """
     if x_TD.ndim != 2 or len(w.shape) != 2 or x_TD.shape[1] != w.shape[1]:
         raise ValueError(f"{x_TD.shape} does not go with a matrix of {w.shape}")
+    if kernel := _kernel(x_TD.shape[0], w):
+        one = dataclasses.replace(jax.tree.map(lambda a: a[None], w), shape=(1, *w.shape))
+        found: jax.Array = kernel(x_TD[None], one, jnp.zeros(1, jnp.int32))[0]
+        return found
     return _by_xla(x_TD, w)
 
 
@@ -150,6 +184,8 @@ def products(x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array) -> jax.Array:
     """
     if x_BWD.ndim != 3 or len(w.shape) != 3 or x_BWD.shape[2] != w.shape[2]:
         raise ValueError(f"{x_BWD.shape} does not go with a stack of {w.shape}")
+    if kernel := _kernel(x_BWD.shape[1], w):
+        return kernel(x_BWD, w, matrix_B)
     E, F, _ = w.shape
 
     def one(block: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -192,9 +228,14 @@ def numbers(w: Quantized) -> jax.Array:
 
 def scales(w: Quantized) -> jax.Array:
     """Of a matrix, or of a stack: float32 [.., G, F]."""
-    if w.format != "mxfp4":
-        return w.scale
-    return lax.bitcast_convert_type(w.scale.astype(jnp.int32) << 23, jnp.float32)
+    return as_float(w.scale, w.format == "mxfp4")
+
+
+def as_float(stored: jax.Array, is_power: bool) -> jax.Array:
+    """Scales or zero points, float32; `is_power`: of two, from -127 on."""
+    if not is_power:
+        return stored.astype(jnp.float32)
+    return lax.bitcast_convert_type(stored.astype(jnp.int32) << 23, jnp.float32)
 
 
 def integers(w: Quantized) -> jax.Array:
@@ -202,17 +243,27 @@ def integers(w: Quantized) -> jax.Array:
     F, G = len(w.data), w.scale.shape[-2]
     if FORMATS[w.format].bits == 8:
         return _elements(w).astype(jnp.float32).reshape(F, G, -1)
-    D, start, shift, found_FGX = w.shape[-1], 0, 0, jnp.zeros((), jnp.uint8)
+    start, shift, found_FD = 0, 0, jnp.zeros((), jnp.uint8)
     for bits in planes(w.format):
-        stop = start + D * bits // 8
-        byte_FGX = w.data[:, start:stop].reshape(F, G, -1)
-        parts = [byte_FGX >> n & ((1 << bits) - 1) for n in range(0, 8, bits)]
-        found_FGX |= jnp.concatenate(parts, axis=-1) << shift
+        stop = start + w.shape[-1] * bits // 8
+        found_FD |= _of_plane(w.data[:, start:stop], bits) << shift
         start, shift = stop, shift + bits
+    found_FGX = found_FD.reshape(F, G, -1)
     if w.format == "mxfp4":
-        return _of_e2m1(found_FGX)
-    middle = 0 if w.zero is not None else 1 << (shift - 1)
-    return found_FGX.astype(jnp.float32) - middle
+        return of_e2m1(found_FGX)
+    return found_FGX.astype(jnp.float32) - (middle(w.format) if w.zero is None else 0)
+
+
+def _of_plane(byte_FX: jax.Array, bits: int) -> jax.Array:
+    """Integers of so many bits, uint8 [F, D]."""
+    F, X = byte_FX.shape
+    whole, found = X // LANES * LANES, []
+    for own_FX, each in ((byte_FX[:, :whole], LANES), (byte_FX[:, whole:], X - whole)):
+        if own_FX.shape[1]:
+            own_FCL = own_FX.reshape(F, -1, each)
+            parts = [own_FCL >> n & ((1 << bits) - 1) for n in range(0, 8, bits)]
+            found.append(jnp.stack(parts, axis=2).reshape(F, -1))
+    return jnp.concatenate(found, axis=1)
 
 
 def _elements(w: Quantized) -> jax.Array:
@@ -221,11 +272,25 @@ def _elements(w: Quantized) -> jax.Array:
     return lax.bitcast_convert_type(w.data, jnp.float8_e4m3fn) if is_fp8 else w.data
 
 
-def _of_e2m1(code: jax.Array) -> jax.Array:
+def of_e2m1(code: jax.Array) -> jax.Array:
     """Float32 of 4 bits: sign, exponent (2), mantissa (1)."""
     size = (code & 7).astype(jnp.int32)
     whole = jnp.where(size < 2, size, (2 + (size & 1)) << jnp.maximum(size >> 1, 1) - 1)
     return jnp.where(code < 8, 0.5, -0.5) * whole.astype(jnp.float32)
+
+
+def _kernel(num_rows: int, w: Quantized) -> Callable[..., jax.Array] | None:
+    """`products` by the device's own kernel; None: it has none for such rows and matrices."""
+    device = target_device()  # Pallas is slow to load
+    if device.platform == "tpu":
+        from layers.kernels.linear import low_bit_tpu
+
+        return low_bit_tpu.products if low_bit_tpu.can_multiply(num_rows, w) else None
+    if device.is_hopper:
+        from layers.kernels.linear import low_bit_gpu
+
+        return low_bit_gpu.products if low_bit_gpu.can_multiply(num_rows, w) else None
+    return None
 
 
 def _by_xla(x_TD: jax.Array, w: Quantized) -> jax.Array:

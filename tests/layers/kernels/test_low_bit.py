@@ -39,13 +39,14 @@ def tokens(*shape, seed=1):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
+@pytest.mark.quick_code
 @pytest.mark.parametrize("format", quantized.OURS)
 def test_rows_are_the_blocks_numbers_and_bytes_those_of_the_format(format):
     w, numbers = drawn(format, 37, 384)
-    found = jax.jit(low_bit.rows)(w, jnp.arange(37))
-    np.testing.assert_array_equal(found, numbers)
-    beyond = jax.jit(low_bit.rows)(w, jnp.array([-7, 0, 36, 1 << 30]))
-    np.testing.assert_array_equal(beyond[::3], beyond[1:3])
+    # By ids in any order; one beyond the ends is that row.
+    found = compiling.call(low_bit.rows, w, jnp.array([*range(37), -7, 1 << 30]))
+    np.testing.assert_array_equal(found[:37], numbers)
+    np.testing.assert_array_equal(found[37:], numbers[[0, 36]])
     leaves = jax.tree.leaves(w)
     assert sum(leaf.nbytes for leaf in leaves) == round(FORMATS[format].bytes_for(37 * 384, 384))
     declared = low_bit.abstract((37, 384), format, "float32")
@@ -54,14 +55,16 @@ def test_rows_are_the_blocks_numbers_and_bytes_those_of_the_format(format):
         assert (given.shape, given.dtype) == (leaf.shape, leaf.dtype)
 
 
+@pytest.mark.quick_code
 @pytest.mark.parametrize("format", WEIGHT_ONLY)
 def test_products_in_float32(format):
-    for T, F, D in (1, 40, 384), (33, 600, 768):  # of one block of rows and more
-        w, numbers = drawn(format, F, D, seed=T)
-        x_TD = tokens(T, D)
-        found = jax.jit(linear)(x_TD, w)
-        assert found.shape == (T, F) and found.dtype == jnp.float32
-        np.testing.assert_allclose(found, x_TD @ numbers.T, atol=2e-6 * D)
+    """Of two blocks of rows, which are no whole 128 bytes of a plane."""
+    D = 576 if FORMATS[format].group in (None, 32) else 640
+    w, numbers = drawn(format, 600, D)
+    x_TD = tokens(9, D)
+    found = compiling.call(linear, x_TD, w)
+    assert found.shape == (9, 600) and found.dtype == jnp.float32
+    np.testing.assert_allclose(found, x_TD @ numbers.T, atol=2e-6 * D)
 
 
 @pytest.mark.parametrize("format", ["int8", "fp8", "int4", "int3_asym_g64"])
@@ -102,15 +105,15 @@ def test_products_with_rounded_activations(format):
     np.testing.assert_array_equal(np.delete(broken, 5, 0), np.delete(found, 5, 0))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("format", ["fp8", "w8a8", "w8a8_fp8", "int4", "int3_g32"])
+@pytest.mark.parametrize("format, dtype", [
+    ("fp8", "bfloat16"), ("w8a8", "float32"), ("int4", "float32"), ("int4_asym_g32", "bfloat16"),
+])  # fmt: skip
 def test_a_row_has_the_same_bits_in_any_company(format, dtype):
     w, _ = drawn(format, 600, 512, dtype=dtype)
     x_TD = tokens(40, 512)
     whole = np.asarray(jax.jit(linear)(x_TD, w))
-    for rows in (1, 7, 33):
-        np.testing.assert_array_equal(jax.jit(linear)(x_TD[:rows], w), whole[:rows])
-        np.testing.assert_array_equal(jax.jit(linear)(x_TD[-rows:], w), whole[-rows:])
+    for some in (slice(1), slice(-33, None)):
+        np.testing.assert_array_equal(jax.jit(linear)(x_TD[some], w), whole[some])
 
 
 @pytest.mark.parametrize("format", ["fp8", "w8a8", "w8a8_fp8", "int4_asym_g32", "int3", "mxfp4"])
@@ -127,8 +130,9 @@ def test_a_matrix_is_never_expanded_whole(format):
     assert lowered.compile().memory_analysis().temp_size_in_bytes < 2.5 * F * D  # a matrix of bytes
 
 
-@pytest.mark.parametrize("format", ["int8", "w8a8", "int4_asym_g64", "int3_g32", "mxfp4"])
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    "format, deterministic", [("w8a8", False), ("int4_asym_g64", False), ("int3_g32", True)]
+)
 def test_groups_of_rows_meet_their_matrices(format, deterministic):
     w, _ = drawn(format, 4, 37, 128)
     matrices = [
@@ -205,7 +209,7 @@ _MODELS = {
 
 
 @pytest.mark.quick_code
-@pytest.mark.parametrize("name", _MODELS)
+@pytest.mark.parametrize("name", ["llama", pytest.param("deepseek", marks=pytest.mark.long)])
 def test_an_engine_serves_int4(name):
     model, blocks, numbers = _few_bits(*_MODELS[name])
     prompts = fakes.prompts([5, 40, 17, 3], 131, seed=2)

@@ -1,0 +1,224 @@
+"""Products of few rows with planes of bits on Hopper GPUs (Pallas, Mosaic GPU): a byte of the
+matrix is read once, and its numbers exist in registers only.
+
+XLA expands int8 and fp8 within its own products there, and needs no kernel. Fewer bits it does not:
+it writes the whole matrix expanded.
+
+A block of threads (one warpgroup) belongs to 64 features of a matrix, and to a share of their rows'
+bytes where features are few. 128 bytes of each come by the copy engine (TMA) beside the activations
+they meet, further ones on their way while these are used. Their integers, less the zero point, are
+one operand of the tensor core (wgmma), in registers, the activations the other, in shared memory:
+[64 features, W rows]. A group is one product, whose sums its scale weighs.
+
+X counts shares.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from layers.kernels.device import target_device
+from layers.kernels.linear import low_bit
+from layers.kernels.linear.low_bit import LANES, Quantized
+
+_FEATURES = 64  # of a wgmma tile
+_ROWS = 8  # of activations come in multiples
+# Without spilled registers: fewer for groups of 32, and for planes of two bits and one, which meet
+# more activations at once.
+_MOST_ROWS, _SMALL_GROUP_ROWS, _THIN_PLANE_ROWS = 64, 48, 32
+_MOST_STAGES = 4
+_SHARED_BYTES = 200 << 10  # of stages, of 227 KiB
+_BLOCKS_A_CORE = 2
+
+
+def can_multiply(num_rows: int, w: Quantized) -> bool:
+    """Whether the kernel multiplies such rows with (a matrix of) w."""
+    *_, F, D = w.shape
+    least = min(low_bit.planes(w.format))
+    most = _SMALL_GROUP_ROWS if w.scale.shape[-2] * 64 > D else _MOST_ROWS
+    return (
+        least < 8
+        and w.dtype == "bfloat16"
+        and F % _FEATURES == D % (LANES * 8 // least) == 0
+        and num_rows <= (most if least == 4 else _THIN_PLANE_ROWS)
+    )
+
+
+def products(
+    x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array, interpret: Any = None
+) -> jax.Array:
+    """`low_bit.products`, of rows that `can_multiply` allows; `interpret`: `InterpretGPUParams`."""
+    W, shift, found_BWF = x_BWD.shape[1], 0, jnp.zeros((), jnp.float32)
+    x_BWD = jnp.pad(x_BWD.astype(w.dtype), ((0, 0), (0, -W % _ROWS), (0, 0)))
+    for bits in low_bit.planes(w.format):
+        own_BWF = _plane(x_BWD, w, matrix_B, bits, shift, interpret)
+        found_BWF += own_BWF if shift == 0 else own_BWF * (1 << shift)
+        shift += bits
+    return found_BWF[:, :W]
+
+
+class _Shared(NamedTuple):
+    """A block's shared memory and the barriers that its copies arrive at."""
+
+    data: Any  # int8 [stages, 64, 128]
+    x: Any  # [stages, W, K]
+    scale: Any  # [stages, groups, 64]
+    zero: Any  # likewise
+    out: Any  # float32 [64, W]
+    data_arrived: Any  # one a stage
+    x_arrived: Any
+    scale_arrived: Any
+    zero_arrived: Any
+
+
+def _plane(
+    x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array, bits: int, shift: int, interpret: Any
+) -> jax.Array:
+    """Products with one plane's integers, float32 [B, W, F]; zero points belong to the first."""
+    (B, W, D), (E, F, _) = x_BWD.shape, w.shape
+    K, first, size = LANES * 8 // bits, D * shift // 8 // LANES, D // w.scale.shape[1]
+    groups, num_steps, dtype = K // size, D // K, x_BWD.dtype
+    num_tiles = F // _FEATURES
+    wanted = -(-target_device().num_cores * _BLOCKS_A_CORE // (B * num_tiles))
+    num_shares = max(1, min(wanted, num_steps))
+    stored_zero = w.zero if w.zero is not None and shift == 0 else None
+    middle = 0.0 if w.zero is not None or shift else low_bit.middle(w.format)
+    weights = [w.scale] if stored_zero is None else [w.scale, stored_zero]
+    stage_bytes = _FEATURES * (LANES + 5 * groups) + W * K * dtype.itemsize
+    num_stages = min(_MOST_STAGES, _SHARED_BYTES // stage_bytes)
+
+    def kernel(x_ref, data_ref, *refs, **scratch):
+        *weight_refs, matrix_ref, out_ref = refs
+        shared = _Shared(**({"zero": None, "zero_arrived": None} | scratch))
+        b, tile, share = (lax.axis_index(name) for name in ("block", "tile", "share"))
+        e = matrix_ref[b]
+        features = pl.ds(tile * _FEATURES, _FEATURES)
+        start = share * num_steps // num_shares
+        stop = jnp.where(e < E, (share + 1) * num_steps // num_shares, start)
+
+        def fetch(k):
+            stage = lax.rem(k - start, jnp.int32(num_stages))
+            own_groups = pl.ds(k * groups, groups)
+            copies = [
+                (data_ref.at[e, features, pl.ds((first + k) * LANES, LANES)], shared.data,
+                 shared.data_arrived),
+                (x_ref.at[b, :, pl.ds(k * K, K)], shared.x, shared.x_arrived),
+                (weight_refs[0].at[e, own_groups, features], shared.scale, shared.scale_arrived),
+            ]  # fmt: skip
+            if stored_zero is not None:
+                box = weight_refs[1].at[e, own_groups, features]
+                copies.append((box, shared.zero, shared.zero_arrived))
+            for source, target, arrived in copies:
+                plgpu.copy_gmem_to_smem(source, target.at[stage], arrived.at[stage])
+
+        def fold(k, sum_FW):
+            stage = lax.rem(k - start, jnp.int32(num_stages))
+            plgpu.barrier_wait(shared.data_arrived.at[stage])
+            plgpu.barrier_wait(shared.x_arrived.at[stage])
+            plgpu.barrier_wait(shared.scale_arrived.at[stage])
+            if stored_zero is not None:
+                plgpu.barrier_wait(shared.zero_arrived.at[stage])
+            byte_FL = shared.data[stage]
+            for part in range(8 // bits):
+                shifted = part * bits
+                number_FL, bias = _numbers(byte_FL, bits, shifted, w.format, dtype)
+                for j in range(LANES // size):
+                    group = part * (LANES // size) + j
+                    columns = slice(group * size, (group + 1) * size)
+                    number_FK = number_FL[:, j * size : (j + 1) * size]
+                    if stored_zero is not None:
+                        zero_F = shared.zero[stage, group].astype(jnp.float32)
+                        zero_F = ((zero_F - bias) * (1 << shifted)).astype(dtype)
+                        number_FK -= lax.broadcast_in_dim(zero_F, number_FK.shape, (0,))
+                    elif middle != bias:
+                        number_FK -= jnp.asarray((middle - bias) * (1 << shifted), dtype)
+                    own_FW = _product(number_FK, shared.x.at[stage, :, columns], interpret)
+                    scale_F = low_bit.as_float(shared.scale[stage, group], w.format == "mxfp4")
+                    scale_F *= 2.0**-shifted
+                    sum_FW += own_FW * lax.broadcast_in_dim(scale_F, own_FW.shape, (0,))
+            plgpu.commit_smem()  # every warp has read
+            pl.when(k + num_stages < stop)(lambda: fetch(k + num_stages))
+            return sum_FW
+
+        pl.loop(start, jnp.minimum(stop, start + num_stages))(fetch)
+        sum_FW = lax.fori_loop(start, stop, fold, jnp.zeros((_FEATURES, W), jnp.float32))
+        shared.out[...] = sum_FW
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(shared.out, out_ref.at[share, b, features])
+        plgpu.wait_smem_to_gmem(0)
+
+    def arrived() -> Any:
+        return plgpu.Barrier(num_barriers=num_stages)
+
+    def held(shape: tuple[int, int], dtype: Any, swizzled: int | None = None) -> Any:
+        """Arrays of each stage, in tiles of 8 rows of so many bytes, whose 16-byte parts are
+        swizzled, or as they are.
+        """
+        transforms: Any = ()
+        if swizzled is not None:
+            tile = 8, swizzled // jnp.dtype(dtype).itemsize
+            transforms = plgpu.TilingTransform(tile), plgpu.SwizzleTransform(swizzled)
+        return plgpu.SMEM((num_stages, *shape), dtype, transforms=transforms)
+
+    scratch: dict[str, Any] = dict(
+        data=held((_FEATURES, LANES), jnp.int8, LANES),
+        x=held((W, K), dtype, min(128, 2 * size)),  # a group's columns are whole tiles
+        scale=held((groups, _FEATURES), w.scale.dtype), out=plgpu.SMEM((_FEATURES, W), jnp.float32),
+        data_arrived=arrived(), x_arrived=arrived(), scale_arrived=arrived(),
+    )  # fmt: skip
+    if stored_zero is not None:
+        scratch |= dict(zero=held((groups, _FEATURES), stored_zero.dtype), zero_arrived=arrived())
+    found_XBFW = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct((num_shares, B, F, W), jnp.float32),
+        scratch_types=scratch,
+        grid=(B, num_tiles, num_shares),
+        grid_names=("block", "tile", "share"),
+        kernel_name="low_bit_product",
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+        interpret=interpret,
+    )(x_BWD, lax.bitcast_convert_type(w.data, jnp.int8), *weights, matrix_B)
+    found_BWF: jax.Array = found_XBFW.sum(0).swapaxes(1, 2)
+    return found_BWF
+
+
+def _numbers(
+    byte_FL: jax.Array, bits: int, shifted: int, format: str, dtype: Any
+) -> tuple[jax.Array, int]:
+    """The bits from `shifted` on as multiples of 2^shifted, less the second number returned of
+    them: where they are where they have a sign, they are taken as they are.
+    """
+    if format == "mxfp4":
+        size = (byte_FL & (7 << shifted)).astype(dtype) * 2.0**-shifted
+        sign = (byte_FL & _int8(8 << shifted)).astype(dtype) * (2.0**-shifted / 4)
+        # 0 to 7 become twice 0, 0.5, 1, 1.5, 2, 3, 4 and 6.
+        size += jnp.maximum(size - 4, 0) + 2 * jnp.maximum(size - 6, 0)
+        sign = 1 - sign if shifted == 0 else 1 + sign
+        return sign * size * 2.0 ** (shifted - 1), 0
+    mask = _int8((1 << bits) - 1 << shifted)
+    if shifted + bits < 8:
+        return (byte_FL & mask).astype(dtype), 0
+    return ((byte_FL ^ _int8(1 << 7)) & mask).astype(dtype), 1 << bits - 1
+
+
+def _int8(byte: int) -> Any:
+    """A byte's bits as a number with a sign."""
+    return jnp.int8(byte - 256 if byte > 127 else byte)
+
+
+def _product(number_FK: jax.Array, x_smem: Any, interpret: Any) -> jax.Array:
+    """Products of numbers [F, K] with rows of activations [W, K]: float32 [F, W]."""
+    if interpret:
+        dims = (((1,), (1,)), ((), ()))
+        return lax.dot_general(number_FK, x_smem[...], dims, preferred_element_type=jnp.float32)
+
+    def product(sum_ref: Any) -> jax.Array:
+        plgpu.wgmma(sum_ref, number_FK, x_smem.transpose((1, 0)))
+        return sum_ref[...]
+
+    found: jax.Array = pl.run_scoped(product, plgpu.ACC((_FEATURES, x_smem.shape[0]), jnp.float32))
+    return found

@@ -1,0 +1,163 @@
+"""Products of few rows with planes of bits on TPUs (Pallas): a byte of the matrix is read once, and
+its numbers exist in VMEM only.
+
+XLA expands int8 and fp8 within its own products there, and needs no kernel. Fewer bits it does not:
+it writes the whole matrix expanded.
+
+128 lanes of bytes have the numbers of whole groups, side by side (`low_bit.py`). They are
+multiplied before their scales: each row of activations is there once for each group, the other
+groups' numbers being 0, so that one product has the sums of each group, [rows of all groups, F],
+which scales and zero points, rows of F, then weigh. That is work by F a group and row, and not by
+element.
+
+R counts rows of activations, one a group, K the numbers of 128 lanes of bytes.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from layers.kernels.linear import low_bit
+from layers.kernels.linear.low_bit import LANES, Quantized
+
+_ROWS = 16  # of a tile of bfloat16
+_BLOCK_FEATURES, _BLOCK_LANES = 512, (1024, 512, 256, 128)
+_MOST_ROWS, _MOST_GROUP_ROWS = 128, 512
+_ACTIVATION_BYTES = 8 << 20  # of a block of rows
+_VMEM_BYTES = 48 << 20  # of 64 MiB (7x) or 128
+
+
+def can_multiply(num_rows: int, w: Quantized) -> bool:
+    """Whether the kernel multiplies such rows with (a matrix of) w."""
+    D, least = w.shape[-1], min(low_bit.planes(w.format))
+    widest = LANES * 8 // least  # numbers of 128 bytes
+    return (
+        least < 8
+        and D % widest == 0
+        and num_rows <= _MOST_ROWS
+        and num_rows * widest * w.scale.shape[-2] <= _MOST_GROUP_ROWS * D
+        and num_rows * D * 4 <= _ACTIVATION_BYTES
+    )
+
+
+def products(
+    x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array, interpret: bool = False
+) -> jax.Array:
+    """`low_bit.products`, of rows that `can_multiply` allows."""
+    dtype = jnp.dtype(w.dtype)
+    W, shift, found_BWF = x_BWD.shape[1], 0, jnp.zeros((), jnp.float32)
+    x_BWD = jnp.pad(x_BWD.astype(dtype), ((0, 0), (0, -W % _ROWS), (0, 0)))
+    for bits in low_bit.planes(w.format):
+        own_BWF = _plane(x_BWD, w, matrix_B, bits, shift, interpret)
+        found_BWF += own_BWF if shift == 0 else own_BWF * (1 << shift)
+        shift += bits
+    return found_BWF[:, :W]
+
+
+def _plane(
+    x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array, bits: int, shift: int, interpret: bool
+) -> jax.Array:
+    """Products with one plane's integers, float32 [B, W, F]; zero points belong to the first."""
+    (B, W, D), (E, F, _) = x_BWD.shape, w.shape
+    X, first, G = D * bits // 8, D * shift // 8, w.scale.shape[1]
+    K = LANES * 8 // bits
+    groups = K * G // D
+    lanes = next(n for n in _BLOCK_LANES if X % n == 0 == first % n)
+    features, num_steps, num = min(F, _BLOCK_FEATURES), X // lanes, lanes // LANES
+
+    weights = [w.scale] if w.zero is None or shift else [w.scale, w.zero]
+    middle = 0.0 if w.zero is not None or shift else low_bit.middle(w.format)
+    has_zeros = len(weights) > 1 or middle > 0
+
+    def own_block(b, f, k, matrix_ref):
+        """Of no matrix the last one stays where it is."""
+        is_one = matrix_ref[b] < E
+        return (
+            jnp.minimum(matrix_ref[b], E - 1),
+            jnp.where(is_one, f, pl.cdiv(F, features) - 1),
+            jnp.where(is_one, k, num_steps - 1),
+        )
+
+    def data_block(*at):
+        e, f, k = own_block(*at)
+        return e, f, k + first // lanes
+
+    def weight_block(*at):
+        e, f, _ = own_block(*at)
+        return e, 0, f
+
+    def kernel(matrix_ref, x_ref, data_ref, *refs):
+        stored_refs, (out_ref, *weight_refs) = refs[: len(weights)], refs[len(weights) :]
+        b, k = pl.program_id(0), pl.program_id(2)
+
+        @pl.when(k == 0)
+        def _():
+            out_ref[...] = jnp.zeros(out_ref.shape, jnp.float32)
+            for stored_ref, weight_ref in zip(stored_refs, weight_refs, strict=True):
+                weight_ref[...] = low_bit.as_float(stored_ref[0], w.format == "mxfp4")
+
+        @pl.when(matrix_ref[b] < E)
+        def _():
+            sum_WF = jnp.zeros(out_ref.shape[1:], jnp.float32)
+            for c in range(num):
+                start = pl.multiple_of((k * num + c) * K, K)
+                x_RK = _of_each_group(x_ref[0, :, pl.ds(start, K)], groups)
+                byte_FX = data_ref[0, :, c * LANES : (c + 1) * LANES].astype(jnp.int32)
+                number = low_bit.of_e2m1 if w.format == "mxfp4" else _as_float
+                numbers = [
+                    number(byte_FX >> n & ((1 << bits) - 1)).astype(x_ref.dtype)
+                    for n in range(0, 8, bits)
+                ]
+                sum_RF = _dot(x_RK, jnp.concatenate(numbers, axis=1))
+                if has_zeros:
+                    sum_R1 = x_RK.astype(jnp.float32).sum(1, keepdims=True)
+                for j in range(groups):
+                    rows, group = slice(j * W, (j + 1) * W), pl.ds((k * num + c) * groups + j, 1)
+                    scale_1F, *zeros = (ref[group] for ref in weight_refs)
+                    own_WF = sum_RF[rows]
+                    if has_zeros:
+                        own_WF -= sum_R1[rows] * (zeros[0] if zeros else middle)
+                    sum_WF += own_WF * scale_1F
+            out_ref[0] += sum_WF
+
+    of_rows = pl.BlockSpec((1, W, D), lambda b, f, k, _: (b, 0, 0))
+    of_weights = pl.BlockSpec((1, G, features), weight_block)
+    return pl.pallas_call(
+        kernel,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(B, pl.cdiv(F, features), num_steps),
+            in_specs=[
+                of_rows, pl.BlockSpec((1, features, lanes), data_block),
+                *(of_weights for _ in weights),
+            ],
+            out_specs=pl.BlockSpec((1, W, features), lambda b, f, k, _: (b, 0, f)),
+            scratch_shapes=[pltpu.VMEM((G, features), jnp.float32) for _ in weights],
+        ),
+        out_shape=jax.ShapeDtypeStruct((B, W, F), jnp.float32),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("arbitrary", "parallel", "arbitrary"),
+            vmem_limit_bytes=_VMEM_BYTES,
+        ),
+        name="low_bit_product",
+        interpret=interpret,
+    )(matrix_B, x_BWD, w.data, *weights)  # fmt: skip
+
+
+def _of_each_group(x_WK: jax.Array, groups: int) -> jax.Array:
+    """Rows once for each of so many groups: [R, K], 0 where other groups are."""
+    group_WK = lax.broadcasted_iota(jnp.int32, x_WK.shape, 1) // (x_WK.shape[1] // groups)
+    parts = [jnp.where(group_WK == j, x_WK, 0) for j in range(groups)]
+    return jnp.concatenate(parts, axis=0)
+
+
+def _as_float(integer: jax.Array) -> jax.Array:
+    return integer.astype(jnp.float32)
+
+
+def _dot(x_RK: jax.Array, w_FK: jax.Array) -> jax.Array:
+    exact = lax.Precision.HIGHEST if x_RK.dtype == jnp.float32 else None
+    dims = (((1,), (1,)), ((), ()))
+    return lax.dot_general(x_RK, w_FK, dims, precision=exact, preferred_element_type=jnp.float32)

@@ -1,0 +1,131 @@
+"""What a compiled product with weights of few bits owes them: each byte is read once, by one launch
+(or one a plane of bits), and the matrix is nowhere expanded.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from configs import presets
+from configs.engine import Config, EngineConfig
+from configs.hardware import targets
+from configs.precision import FORMATS
+from inference.planner.compiled import program
+from inference.planner.compiled.report import AbsentEngine, CompiledStep
+from inference.scheduling.step_shapes import StepShape
+from layers import params, stacks
+from layers.kernels.linear import low_bit
+from layers.linear import linear
+from tests.aot.programs import MEGABYTE, compiled
+
+# Of Llama 3 8B: F, D.
+MATRICES = {
+    "qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336),
+    "head": (128256, 4096),
+}  # fmt: skip
+# What shows an array as it is, or moves it nearer to who reads it; a TPU's do that in parts.
+_SAME = "bitcast", "get-tuple-element", "copy-start", "copy-done", "slice-start", "slice-done"
+
+
+def check_product(device: Any, format: str, rows: int, shape: tuple[int, int]) -> None:
+    """A product of rows of bfloat16 with a matrix."""
+    w = low_bit.abstract(shape, format, "bfloat16")
+    x_TD = jax.ShapeDtypeStruct((rows, shape[1]), jnp.bfloat16)
+    executable = compiled(linear, device, (x_TD, w), ())
+    found = list(program.instructions(executable.as_text()))
+    (data,) = (each.name for each in found if each.op_name == "w_FD.data")
+    readers = _check_read_once(found, data, format, math.prod(shape))
+    memory, num_bytes = executable.memory_analysis(), FORMATS[format].bytes_for(*_row(shape))
+    arguments = num_bytes + rows * shape[1] * 2
+    print(f"{format} {shape}: {readers}, {memory.temp_size_in_bytes} bytes of temporaries")
+    # A TPU pads a few rows of scales; a GPU adds the sums of parts of a row.
+    assert arguments <= memory.argument_size_in_bytes < arguments + 0.05 * num_bytes + MEGABYTE
+    assert memory.temp_size_in_bytes <= 8 * rows * shape[0] * 4 + MEGABYTE
+
+
+def check_experts(device: Any, rows: int) -> None:
+    """Products of few rows with the experts of Mixtral 8x7B, in int4: one launch reads them, and no
+    other holds a quarter of one of them.
+    """
+    stack = 8, 28672, 4096
+    x_XD = jax.ShapeDtypeStruct((rows, stack[2]), jnp.bfloat16)
+    arguments = (
+        x_XD,
+        low_bit.abstract(stack, "int4", "bfloat16"),
+        jax.ShapeDtypeStruct((8,), "int32"),
+    )
+    multiply = functools.partial(stacks.grouped_linear, deterministic=False)
+    executable = compiled(multiply, device, arguments, ())
+    found = list(program.instructions(executable.as_text()))
+    (data,) = (each.name for each in found if each.op_name == "w_EFD.data")
+    _check_read_once(found, data, "int4", math.prod(stack[1:]))
+    assert executable.memory_analysis().temp_size_in_bytes < 48 * MEGABYTE
+
+
+def check_step(target_name: str) -> None:
+    """A greedy decode step of Llama 3 8B with one layer, its matrices in int4 and its tables in
+    int8: parameters as planned, no matrix expanded, temporaries bounded.
+    """
+    model = dataclasses.replace(presets.get("llama3-8b").config, num_layers=1)
+    formats = {f"layers/0/{path}": ("int4",) for path in
+               ("mixer/qkv", "mixer/out", "ffn/gate_up", "ffn/down")}  # fmt: skip
+    formats |= {"embed/table": ("int8",), "head/table": ("int8",)}
+    model = dataclasses.replace(model, formats=tuple(formats.items()))
+    target = targets.parse(target_name)
+    engine = EngineConfig(max_seqs=16, max_context=1024, cache_bytes=64 * MEGABYTE)
+    absent = AbsentEngine(Config(model, engine).for_platform(target.platform), target)
+    shape = StepShape((16, 1), (0, 64), greedy=True)
+    (step,) = absent.steps([shape])
+    assert isinstance(step, CompiledStep), step
+    infos = params.flatten(model.parameters())
+    norms = sum(info.elements for info in infos.values() if not info.is_matrix)
+    assert abs(step.program.argument_bytes["params"] - params.num_bytes(model.parameters())) <= (
+        2 * norms  # which a TPU keeps in float32
+    )
+    found = list(program.instructions(absent.compiled(shape).as_text()))
+    for path in formats:
+        if path == "embed/table":  # some rows
+            continue
+        (data,) = (each.name for each in found if _is_parameter(each, path))
+        _check_read_once(found, data, formats[path][0], infos[path].elements)
+    print(f"{target_name}: {step.program.launches}, {step.temporary_bytes} bytes of temporaries")
+    assert step.temporary_bytes < 32 * MEGABYTE
+    assert (step.program.num_conditionals, step.program.num_loops) == (0, 0)
+
+
+def _is_parameter(each: program.Instruction, path: str) -> bool:
+    own = re.sub(r"[^\w.]+", "/", each.op_name)
+    return each.opcode == "parameter" and own == f"params/{path}/.data"
+
+
+def _row(shape: tuple[int, int]) -> tuple[int, int]:
+    return math.prod(shape), shape[1]
+
+
+def _check_read_once(
+    found: list[program.Instruction], data: str, format: str, elements: int
+) -> list[str]:
+    """Who reads a matrix's bytes. Nothing else has as many elements as a quarter of it."""
+    held, readers = {data}, []
+    for each in found:
+        operands = re.findall(r"%([\w.-]+)", each.text.partition(" = ")[2])
+        if not held.intersection(operands):
+            continue
+        if each.opcode in _SAME or "ConcatBitcast" in each.text:
+            held.add(each.name)
+        elif each.is_launch:
+            readers.append(each)
+            assert sum(name in held for name in operands) == 1
+            sizes = [_elements(array) for array in re.findall(r"\w+\[([\d,]+)\]", each.shape)]
+            assert max(sizes) < elements / 4, f"{format} is expanded: {each.text[:200]}"
+    assert len(readers) == len(low_bit.planes(format)), [each.name for each in readers]
+    return [each.name for each in readers]
+
+
+def _elements(sizes: str) -> int:
+    return functools.reduce(lambda product, size: product * int(size), sizes.split(","), 1)

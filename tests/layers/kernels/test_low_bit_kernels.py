@@ -1,0 +1,100 @@
+"""The accelerators' kernels for planes of bits, interpreted, beside float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # no public name in 0.10
+
+from layers.kernels.linear import low_bit, low_bit_gpu, low_bit_tpu
+from tests import compiling
+from tests.accelerators import written_for
+from tests.layers.kernels.test_low_bit import drawn, tokens
+
+# Format, rows, F and D; F is no multiple of a TPU's tile.
+_CASES = [
+    ("int4", 1, 40, 256), ("int4_asym_g32", 7, 600, 512), ("int3_asym_g64", 16, 130, 1024),
+    ("mxfp4", 3, 40, 256), pytest.param(("int3", 5, 600, 1024), marks=pytest.mark.long),
+    pytest.param(("int4_g64", 33, 130, 768), marks=pytest.mark.long),
+]  # fmt: skip
+_GPU_CASES = [  # of whole tiles
+    ("int4", 1, 64, 256), ("int4_asym_g32", 7, 128, 256), ("int3_asym_g64", 16, 64, 1024),
+    ("mxfp4", 3, 64, 256), pytest.param(("int3", 5, 128, 1024), marks=pytest.mark.long),
+    pytest.param(("int4_asym_g64", 33, 64, 768), marks=pytest.mark.long),
+]  # fmt: skip
+_ON_TPU = compiling.jit(functools.partial(low_bit_tpu.products, interpret=True))
+_INTERPRETER = InterpretGPUParams(detect_races=jax.__version_info__ >= (0, 11))
+_ON_GPU = compiling.jit(functools.partial(low_bit_gpu.products, interpret=_INTERPRETER))
+
+
+def _check(multiply, case, dtype):
+    """A block of no matrix is skipped."""
+    format, T, F, D = case
+    w, numbers = drawn(format, 2, F, D, dtype=dtype)
+    x_BTD, matrix_B = tokens(3, T, D), jnp.array([1, 2, 0], jnp.int32)
+    found = multiply(x_BTD, w, matrix_B)
+    assert found.shape == (3, T, F) and found.dtype == jnp.float32
+    x_BTD = np.asarray(jnp.asarray(x_BTD, dtype), np.float64)
+    for b, e in ((0, 1), (2, 0)):
+        size = np.abs(x_BTD[b]) @ np.abs(numbers[e]).T
+        error = np.abs(found[b] - x_BTD[b] @ numbers[e].T)
+        assert (error < 2e-7 * size).all()
+
+
+@pytest.mark.quick_code
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.long)])
+@pytest.mark.parametrize("case", _CASES, ids=str)
+def test_a_tpus_kernel_is_exact_up_to_its_sums(case, dtype):
+    """Of bfloat16 activations, too: integers are multiplied, and scales weigh sums."""
+    assert low_bit_tpu.can_multiply(case[1], low_bit.abstract((2, *case[2:]), case[0], dtype))
+    _check(_ON_TPU, case, dtype)
+
+
+@pytest.mark.quick_code
+@pytest.mark.parametrize("case", _GPU_CASES, ids=str)
+def test_a_gpus_kernel_is_exact_up_to_its_sums(case):
+    assert low_bit_gpu.can_multiply(case[1], low_bit.abstract((2, *case[2:]), case[0], "bfloat16"))
+    _check(_ON_GPU, case, "bfloat16")
+
+
+@pytest.mark.quick_code
+def test_blocks_of_a_gpu_share_rows_of_the_matrix(monkeypatch):
+    """As many as there are steps, of a device with many cores."""
+    monkeypatch.setattr(low_bit_gpu, "_BLOCKS_A_CORE", 132)
+    _check(_ON_GPU, ("int4_asym", 9, 64, 768), "bfloat16")
+
+
+@pytest.mark.parametrize("multiply", [_ON_TPU, _ON_GPU], ids=["tpu", "gpu"])
+@pytest.mark.parametrize("format", ["int4_asym"])
+def test_a_row_has_the_same_bits_in_any_company(format, multiply):
+    w, _ = drawn(format, 1, 64, 512, dtype="bfloat16")
+    x_TD = tokens(40, 512)
+
+    def run(x_TD):
+        return np.asarray(multiply(x_TD[None], w, jnp.zeros(1, jnp.int32))[0])
+
+    whole = run(x_TD)
+    for some in (slice(1), slice(-33, None)):
+        np.testing.assert_array_equal(run(x_TD[some]), whole[some])
+
+
+def test_what_kernels_leave_to_xla():
+    """Many rows, rows of the matrix that are no whole lanes, and eight bits."""
+    for rows, format, D in (
+        (129, "int4", 4096), (1, "int4_g32", 576), (1, "int8", 4096), (128, "int3_g32", 4096),
+        (1, "int3", 512),
+    ):  # fmt: skip
+        w = low_bit.abstract((1, 256, D), format, "bfloat16")
+        assert not low_bit_tpu.can_multiply(rows, w)
+        assert not low_bit_gpu.can_multiply(rows, w)
+
+
+@pytest.mark.parametrize("format", ["fp8", "w8a8", "w8a8_fp8", "int4_asym_g64", "int3"])
+def test_xlas_products_on_accelerators_are_those_of_a_cpu(format):
+    w, _ = drawn(format, 2, 40, 384)
+    x_BTD, matrix_B = tokens(3, 9, 384), jnp.array([1, 0, 1], jnp.int32)
+    found = written_for("cuda", low_bit.products)(x_BTD, w, matrix_B)
+    expected = jax.jit(low_bit.products)(x_BTD, w, matrix_B)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
