@@ -1,13 +1,19 @@
-"""Perplexity of a text: python -m scripts.evaluate --model=smollm2-135m --max_tokens=4096."""
+"""Perplexity of a text: python -m scripts.evaluate --model=smollm2-135m --max_tokens=4096.
+
+With --against=MODEL also how far the model is from that one, such as the one it was quantized from.
+"""
 
 from scripts import interrupts  # noqa: F401
 
 # isort: split
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 from absl import flags
 
+from configs import overrides
+from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from inference.benchmark.quality import perplexity
 from inference.files import user_files
@@ -17,6 +23,9 @@ from scripts.flags import deployment_flags, host_flags, text_flag
 _TEXT = text_flag.TEXT
 _WINDOW = flags.DEFINE_integer("window", 512, "Tokens scored together; windows do not overlap.")
 _MAX_TOKENS = flags.DEFINE_integer("max_tokens", None, "Score only the first N tokens.")
+_AGAINST = flags.DEFINE_string(
+    "against", None, "As --model: another model of the same tokens, whose laws are compared."
+)
 flags.adopt_module_key_flags(text_flag)
 flags.adopt_module_key_flags(deployment_flags)
 flags.adopt_module_key_flags(host_flags)
@@ -37,6 +46,7 @@ def main(argv: Sequence[str]) -> None:
         raise InputError(
             f"--window is at most the context of {config.max_context}, not {_WINDOW.value}"
         )
+    other = None if _AGAINST.value is None else _resolved_other(config)
     checkpoint = common.open_checkpoint(resolved)
     tokenizer = checkpoint.load_tokenizer()
     tokens = tokenizer.encode(text, add_special=False)[: _MAX_TOKENS.value]
@@ -55,11 +65,16 @@ def main(argv: Sequence[str]) -> None:
             for score in engine.score(windows[first : first + _WINDOWS_AT_ONCE]):
                 logprobs += score.logprobs
             progress(len(logprobs), len(tokens), "scoring tokens")
+    from layers import params
+
     result = {
         "perplexity": perplexity.of(logprobs),
         "tokens": len(logprobs),
         "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "weight_bytes": params.num_bytes(engine.config.model.parameters()),
     }
+    if other is not None:
+        result |= _compared(engine, other, windows)
     if common.JSON.value:
         common.print_json(result, config)
     else:
@@ -67,6 +82,42 @@ def main(argv: Sequence[str]) -> None:
             f"perplexity {result['perplexity']:.4f} over {result['tokens']} tokens "
             f"(text SHA-256 {result['text_sha256']})"
         )
+        if other is not None:
+            print(
+                f"{result['kl']:.6f} nats a token from {_AGAINST.value}, the same likeliest token "
+                f"for {result['agreement']:.2%}"
+            )
+
+
+def _resolved_other(config: Config) -> tuple[Any, Config]:
+    """What --against names, with what --set says."""
+    from inference.checkpoints import resolve
+    from layers.kernels.device import target_device
+
+    common.check_one_chip(config, "--against")
+    resolved = resolve.resolve(str(_AGAINST.value))
+    if resolved.config.vocab_size != config.model.vocab_size:
+        raise InputError(
+            f"--against={_AGAINST.value} has {resolved.config.vocab_size} tokens, not the "
+            f"{config.model.vocab_size} of {config.model.name}: their laws are of other things"
+        )
+    found = Config(resolved.config, EngineConfig(max_seqs=1))
+    found = overrides.apply(found, common.settings_asked())
+    return resolved, found.for_platform(target_device().platform)
+
+
+def _compared(engine: Any, other: tuple[Any, Config], windows: list[list[int]]) -> dict[str, float]:
+    """How far an engine's model is from another."""
+    from inference.benchmark.quality import laws
+
+    resolved, config = other
+    against = common.load_engine(common.open_checkpoint(resolved), config)
+    own, far = (
+        laws.Model(each.config.model, each.model_runner.params) for each in (engine, against)
+    )
+    with common.bars() as progress:
+        found = laws.distance(own, far, windows, progress)
+    return {"kl": found.kl, "agreement": found.agreement}
 
 
 def _read_text() -> str:

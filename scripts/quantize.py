@@ -24,7 +24,8 @@ from scripts.modes import train_heads
 _OUTPUT = output_flag.OUTPUT
 _METHOD = flags.DEFINE_string(
     "method", "rtn",
-    "How numbers are rounded: rtn (to the nearest), gptq (each column makes up for those before).",
+    "rtn (each number to the nearest), percentile (groups are clipped), smoothquant, awq (factors "
+    "move between matrices), gptq (columns make up for those before), llm_int8 (outliers apart).",
 )  # fmt: skip
 _BITS = flags.DEFINE_integer("bits", 4, "Of an integer: 8, 4 or 3.")
 _GROUP = flags.DEFINE_integer(
@@ -35,12 +36,13 @@ _ASYMMETRIC = flags.DEFINE_bool("asymmetric", False, "Groups have zero points.")
 _FORMAT = flags.DEFINE_string(
     "format", None, "Instead of --bits, --group and --asymmetric: fp8, w8a8, w8a8_fp8, mxfp4, ..."
 )
+_ROTATE = flags.DEFINE_bool("rotate", False, "The residual stream is turned before (QuaRot).")
 _CALIBRATE = flags.DEFINE_string(
     "calibrate", None,
     "Text file that the model reads meanwhile, or 'own': what it writes by itself (the default of "
     "methods that need one).",
 )  # fmt: skip
-_TOKENS = flags.DEFINE_integer("tokens", 32768, "Tokens of text that the model reads.")
+_TOKENS = flags.DEFINE_integer("tokens", 16384, "Tokens of text that the model reads.")
 _SKIP = flags.DEFINE_list(
     "skip", [], "Parameters that stay, by path or a part of it: embed,head,layers/0,mixer/out."
 )
@@ -69,19 +71,21 @@ def main(argv: Sequence[str]) -> None:
             f"{model.name} is quantized already ({', '.join(kinds)}): name what it was"
         )
     from inference.checkpoints import load, provenance
-    from inference.quantize import export, plan, walk
+    from inference.quantize import export, plan, rotation, walk
     from inference.quantize.parts import ENDING, Parts
     from layers import params
 
     skip = _SKIP.value
     if _FORMAT.value is None:
-        name = plan.format_name(model, _BITS.value, _GROUP.value, _ASYMMETRIC.value, skip)
+        name = plan.integers(_BITS.value, _GROUP.value, _ASYMMETRIC.value)
+        name = plan.LLM_INT8 if _METHOD.value == plan.LLM_INT8 else name
     else:
         for flag in (_BITS, _GROUP, _ASYMMETRIC):
             if flag.present:
                 raise InputError(f"--format says all that --{flag.name} does: give either")
         name = _FORMAT.value
-    asked = plan.Plan(_METHOD.value, plan.formats(model, name, skip))
+    plain = rotation.untied(model) if _ROTATE.value else model
+    asked = plan.Plan(_METHOD.value, plan.formats(plain, name, skip), _ROTATE.value)
     start = time.monotonic()
     checkpoint = common.open_checkpoint(resolved)
     contents = checkpoint.contents()
@@ -89,6 +93,7 @@ def main(argv: Sequence[str]) -> None:
     windows = _windows(checkpoint, asked)
     record = {
         "method": asked.method,
+        "rotates": asked.rotates,
         "formats": dict(asked.formats),
         "weights": provenance.weights_digest(checkpoint),
         "text": None if windows is None else hashlib.sha256(windows.tobytes()).hexdigest(),

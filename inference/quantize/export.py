@@ -35,6 +35,7 @@ def write(
     for name in walk.names:
         arrays |= parts.read(name)
     packed = {path: declared[path] for path, own in arrays.items() if own.dtype == np.uint8}
+    assert arrays.keys() == declared.keys()
 
     def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
         rows = arrays[name][start:stop]

@@ -1,68 +1,114 @@
 """One layer: what a method makes of its matrices, and how far their results are off."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
 
 from configs.kinds.params import ParamInfo
 from configs.precision import FORMATS
-from inference.quantize.methods import rtn
-from inference.quantize.plan import Method
+from inference.quantize.folds import Fold, Values
+from inference.quantize.methods import llm_int8, rtn
+from inference.quantize.plan import LLM_INT8, Method
 from inference.quantize.seen import Seen
 from layers import quantized
+
+
+def balanced(
+    method: Method,
+    values: Values,
+    inputs: dict[str, Seen],
+    formats: Mapping[str, str],
+    folds: Sequence[Fold],
+    dtype: str,
+) -> None:
+    """Moves factors between a layer's matrices, as a method does that has some.
+
+    Args:
+        method: says how large they are.
+        values: of the layer; changed.
+        inputs: what was seen of its matrices' inputs; changed.
+        formats: of matrices in few bits, by path.
+        folds: where they may move.
+        dtype: of norms as they are stored.
+    """
+    for fold in folds if method.factors else ():
+        own = {path: inputs[path] for path in fold.readers if path in inputs}
+        if own and method.factors:
+            fold.apply(values, inputs, method.factors(fold, values, own, formats), dtype)
 
 
 def rounded(
     method: Method,
     values: Mapping[str, np.ndarray],
-    infos: Mapping[str, ParamInfo],
     inputs: Mapping[str, Seen],
+    formats: Mapping[str, str],
+    infos: Mapping[str, ParamInfo],
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """A layer as it is stored, and the errors of its matrices' results.
+    """A layer as it is stored, and the relative errors of its matrices' results.
 
     Args:
         method: makes groups.
-        values: float32, by path.
-        infos: in which format each is stored.
-        inputs: what was seen of the inputs of matrices in few bits; what saw nothing, such as an
-            expert that no token visits, is rounded to nearest.
+        values: of the layer.
+        inputs: what was seen of its matrices' inputs; what saw nothing, such as an expert that no
+            token visits, is rounded to nearest.
+        formats: of matrices in few bits, by path.
+        infos: of all, those that stay in the type that they are stored in.
     """
     made: dict[str, np.ndarray] = {}
     errors: dict[str, float] = {}
-    for path, info in infos.items():
-        value, own = values[path], inputs.get(path)
-        if not FORMATS[info.format].is_quantized:
-            made[path] = value.astype(jax.numpy.dtype(info.format))
+    for path, value in values.items():
+        if path not in formats:
+            made[path] = value.astype(jax.numpy.dtype(infos[path].format))
             continue
-        stack = value if value.ndim > 2 else value[None]
-        each = [own] * len(stack)
-        if own is not None and value.ndim > 2:
-            each = [own.of(nth) for nth in range(len(stack))]
-        parts = []
-        wrong = right = 0.0
-        for matrix_FD, seen in zip(stack, each, strict=True):
-            if seen is None or not seen.count:
-                parts.append(quantized.pack(info.format, rtn.groups(info.format, matrix_FD)))
-                continue
-            groups = method.round(info.format, matrix_FD, seen)
-            parts.append(quantized.pack(info.format, groups))
-            results_RF = seen.rows_RD @ matrix_FD.T
-            own_FD = quantized.numbers(info.format, groups)
-            own_RF = _as_read(info.format, seen.rows_RD) @ own_FD.T
-            wrong += float(np.square(own_RF - results_RF).sum())
-            right += float(np.square(results_RF).sum())
-        made[path] = np.stack(parts).reshape(*info.shape[:-1], -1)
+        own = inputs.get(path)
+        if formats[path] == LLM_INT8:
+            parts = llm_int8.parts(value, own)
+            made |= {f"{path}/{name}": array for name, array in parts.items()}
+            own_FD = llm_int8.numbers(parts, value.shape[1])
+            wrong, right = _off(value, own_FD, own, llm_int8.FORMAT, parts["features"])
+        else:
+            made[path], wrong, right = _stack(method, formats[path], value, own)
         if right:
             errors[path] = (wrong / right) ** 0.5
     return made, errors
 
 
-def _as_read(format: str, rows_RD: np.ndarray) -> np.ndarray:
-    """Inputs as a product of that format rounds them, a scale each."""
-    activations = FORMATS[format].activations
-    if activations is None:
-        return rows_RD
-    return quantized.dequantize(
-        activations, quantized.quantize(activations, rows_RD), rows_RD.shape[1]
-    )
+def _stack(
+    method: Method, format: str, value: np.ndarray, seen: Seen | None
+) -> tuple[np.ndarray, float, float]:
+    """Blocks of a matrix, or of all of a stack, and their squared error and squared results."""
+    blocks, wrong, right = [], 0.0, 0.0
+    for nth, matrix_FD in enumerate(value if value.ndim > 2 else value[None]):
+        own = seen.of(nth) if seen is not None and value.ndim > 2 else seen
+        if own is None or not own.count:
+            groups = rtn.groups(format, matrix_FD)
+        else:
+            groups = method.round(format, matrix_FD, own)
+        blocks.append(quantized.pack(format, groups))
+        off, all_of_it = _off(matrix_FD, quantized.numbers(format, groups), own, format)
+        wrong, right = wrong + off, right + all_of_it
+    return np.stack(blocks).reshape(*value.shape[:-1], -1), wrong, right
+
+
+def _off(
+    matrix_FD: np.ndarray,
+    own_FD: np.ndarray,
+    seen: Seen | None,
+    format: str,
+    apart: Sequence[int] | np.ndarray = (),
+) -> tuple[float, float]:
+    """Squared error of a matrix's results, where its inputs are rounded as its format has it, but
+    for some features; and the squared results.
+    """
+    if seen is None:
+        return 0.0, 0.0
+    read_RD, activations = seen.rows_RD.copy(), FORMATS[format].activations
+    if activations is not None:
+        read_RD[:, apart] = 0
+        blocks = quantized.quantize(activations, read_RD)
+        read_RD = quantized.dequantize(activations, blocks, read_RD.shape[1])
+        read_RD[:, apart] = seen.rows_RD[:, apart]
+    results_RF = seen.rows_RD @ matrix_FD.T
+    lost_RF = read_RD @ own_FD.T - results_RF
+    return float(np.square(lost_RF).sum()), float(np.square(results_RF).sum())

@@ -5,19 +5,22 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from configs import precision
 from configs.errors import InputError
 from configs.kinds.params import ParamInfo, leaves
 from configs.model import ModelConfig
-from configs.precision import GROUPS
+from configs.precision import FORMATS, GROUPS
 from inference.checkpoints import load
-from inference.quantize.methods import gptq, rtn
+from inference.quantize.folds import Fold, Values
+from inference.quantize.methods import awq, gptq, llm_int8, percentile, rtn, smoothquant
 from inference.quantize.seen import Seen
 from layers.quantized import OURS, Groups
 
-# (format, values [F, D], what was seen of the inputs; None: nothing) -> groups.
+# (format, values [F, D], what was seen of the inputs) -> groups.
 Round = Callable[[str, np.ndarray, Seen], Groups]
+# (fold, values, what was seen of its readers' inputs, formats by path) -> factors of its elements.
+Factors = Callable[[Fold, Values, Mapping[str, Seen], Mapping[str, str]], np.ndarray]
 
+LLM_INT8 = "llm_int8"
 _TABLES = ("embed/table", "head/table", "inputs/table")
 
 
@@ -27,18 +30,24 @@ class Method:
 
     Attributes:
         round: makes groups of a matrix.
+        factors: moves between matrices before; None: nothing does.
         reads_text: whether it needs to see inputs.
         has_products: whether it needs their x x^T.
     """
 
     round: Round
+    factors: Factors | None = None
     reads_text: bool = True
     has_products: bool = False
 
 
 METHODS = {
     "rtn": Method(rtn.groups, reads_text=False),
+    "percentile": Method(percentile.groups, reads_text=False),
+    "smoothquant": Method(rtn.groups, smoothquant.factors),
+    "awq": Method(awq.groups, awq.factors, has_products=True),
     "gptq": Method(gptq.groups, has_products=True),
+    LLM_INT8: Method(rtn.groups),
 }
 
 
@@ -49,21 +58,20 @@ class Plan:
     Attributes:
         method: one of `METHODS`.
         formats: by path; all other parameters stay.
+        rotates: whether its residual stream is turned before.
     """
 
     method: str
     formats: Mapping[str, str]
+    rotates: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise InputError(f"no method {self.method!r}; valid: {', '.join(METHODS)}")
 
 
-def format_name(
-    config: ModelConfig, bits: int, group: int | None, asymmetric: bool, skip: Sequence[str]
-) -> str:
-    """The format of integers of so many bits in groups of such a size; without one, of the largest
-    size that divides the rows of all matrices.
+def integers(bits: int, group: int | None, asymmetric: bool) -> str:
+    """The name of a format of integers; without a group, of whichever fits a row (`formats`).
 
     Raises:
         InputError: there is none.
@@ -74,14 +82,10 @@ def format_name(
         return "int8"
     if bits not in (3, 4):
         raise InputError(f"integers have 8, 4 or 3 bits, not {bits}")
-    if group is None:
-        rows = {info.shape[-1] for info in _matrices(config, skip).values()}
-        found = (size for size in GROUPS if not any(row % size for row in rows))
-        group = next(found, GROUPS[-1])
-    if group not in GROUPS:
+    if group is not None and group not in GROUPS:
         raise InputError(f"groups have {', '.join(map(str, GROUPS))} numbers, not {group}")
     name = f"int{bits}{'_asym' if asymmetric else ''}"
-    return name if group == GROUPS[0] else f"{name}_g{group}"
+    return name if group is None else f"{name}_g{group}"
 
 
 def formats(config: ModelConfig, name: str, skip: Sequence[str]) -> dict[str, str]:
@@ -90,23 +94,39 @@ def formats(config: ModelConfig, name: str, skip: Sequence[str]) -> dict[str, st
 
     Args:
         config: the model.
-        name: one of `layers.quantized.OURS`.
+        name: one of `layers.quantized.OURS`, of integers in groups with their size ('int4_g128') or
+            without it: then each matrix has the largest that divides its rows; or 'llm_int8'.
         skip: paths, or parts of them, of what stays as it is: 'head', 'layers/0', 'mixer/out'.
 
     Raises:
         InputError: no such format, a row that is no whole blocks, or a path that nothing has.
     """
-    if name not in OURS:
-        raise InputError(f"no format {name!r}; valid: {', '.join(OURS)}")
+    if name.removesuffix(f"_g{GROUPS[0]}") not in OURS and name != LLM_INT8:
+        raise InputError(f"no format {name!r}; valid: {', '.join(OURS)}, {LLM_INT8}")
     declared = {"/".join(path): info for path, info in leaves(config.parameters())}
     for part in skip:
         if not any(_is_in(part, path) for path in declared):
             raise InputError(f"--skip={part}: no parameter of {config.name} has that in its path")
+    found = {path: _fitting(name, info, path) for path, info in _matrices(config, skip).items()}
     of_tables = "fp8" if "fp8" in name else "int8"
-    found = dict.fromkeys(_matrices(config, skip), name)
     found |= dict.fromkeys((path for path in _TABLES if path in _typed(config, skip)), of_tables)
-    for path, own in found.items():
-        precision.get(own).check_rows(declared[path].shape[-1], path)
+    return found
+
+
+def _fitting(name: str, info: ParamInfo, path: str) -> str:
+    """The format of a matrix."""
+    row = info.shape[-1]
+    if name == LLM_INT8:
+        if row <= llm_int8.FEATURES:
+            raise InputError(f"{path} has rows of {row}, all of them outliers of {name}")
+        return name if len(info.shape) == 2 else llm_int8.FORMAT
+    if name in OURS and FORMATS[name].group == GROUPS[0]:
+        sizes = [size for size in GROUPS if not row % size]
+        if not sizes:
+            raise InputError(f"{path} has rows of {row}, not a multiple of {GROUPS[-1]}: --skip it")
+        return name if sizes[0] == GROUPS[0] else f"{name}_g{sizes[0]}"
+    found = name.removesuffix(f"_g{GROUPS[0]}")
+    FORMATS[found].check_rows(row, path)
     return found
 
 

@@ -8,19 +8,24 @@ to the same numbers.
 
 import dataclasses
 
+import jax
 import numpy as np
 
 from configs.errors import InputError
-from configs.kinds.params import leaves
+from configs.kinds.params import ParamInfo, leaves
 from configs.model import ModelConfig
 from inference.checkpoints import load
 from inference.checkpoints.load import Progress
+from inference.checkpoints.names import Stored
 from inference.checkpoints.native import blocks
 from inference.checkpoints.opened import Contents
-from inference.quantize import layer
+from inference.quantize import folds, layer, rotation
+from inference.quantize.methods import llm_int8
 from inference.quantize.parts import Parts
 from inference.quantize.plan import METHODS, Plan
+from inference.quantize.rotation import Rotation
 from inference.quantize.stream import LayerValues, Stream
+from layers import quantized
 
 REST = "rest"  # the part of all that belongs to no layer
 
@@ -40,10 +45,14 @@ class Walk:
 
     def __init__(self, contents: Contents, config: ModelConfig, plan: Plan, parts: Parts):
         self._contents, self._plan, self._parts = contents, plan, parts
+        self._source, plain = config, rotation.untied(config) if plan.rotates else config
         formats = tuple((path, (name,)) for path, name in plan.formats.items())
-        self.config = dataclasses.replace(config, formats=formats)  # what comes of it
-        self._runs = dataclasses.replace(config, dtype="float32", formats=(), cache_format=None)
-        self._stored = {"/".join(path): info for path, info in leaves(self.config.parameters())}
+        self.config = dataclasses.replace(plain, formats=formats)  # what comes of it
+        self._runs = dataclasses.replace(plain, dtype="float32", formats=(), cache_format=None)
+        self._infos = _flat(plain)
+        self._rotation: Rotation | None = None
+        if plan.rotates:
+            self._rotation = Rotation(config, self._values(rotation.FINAL_NORM))
 
     @property
     def names(self) -> list[str]:
@@ -61,40 +70,63 @@ class Walk:
             InputError: a number is not finite, or a part cannot be written.
         """
         if not self._parts.has(REST):
-            rest = [path for path in self._stored if not path.startswith("layers/")]
-            self._parts.write(REST, {path: self._rounded(path) for path in rest}, {})
-        method, stream = METHODS[self._plan.method], None
+            rest = [path for path in self._infos if not path.startswith("layers/")]
+            self._parts.write(REST, {path: self._table(path) for path in rest}, {})
+        stream = None
         if tokens_YW is not None:
             ids, places = np.unique(tokens_YW, return_inverse=True)
             stream = Stream(self._runs, self._embedding(ids), places.reshape(tokens_YW.shape))
         for index, name in enumerate(self.names[1:]):
             if progress:
                 progress(index, self.config.num_layers, "quantizing layers")
-            prefix = f"layers/{index}/"
-            own = {path.removeprefix(prefix): info for path, info in self._stored.items()
-                   if path.startswith(prefix)}  # fmt: skip
             if not self._parts.has(name):
-                values = {path: self._values(prefix + path) for path in own}
-                paths = [path for path in own if prefix + path in self._plan.formats]
-                inputs = {}
-                if stream is not None:
-                    inputs = stream.observe(index, values, paths, method.has_products)
-                made, errors = layer.rounded(method, values, own, inputs)
-                self._parts.write(name, {prefix + path: a for path, a in made.items()}, errors)
+                self._parts.write(name, *self._layer(index, stream))
             if stream is not None and index + 1 < self.config.num_layers:
-                numbers = self.numbers(name)
-                stream.advance(index, {path: numbers[prefix + path] for path in own})
+                stream.advance(index, self.numbers(index))
         if progress:
             progress(self.config.num_layers, self.config.num_layers, "quantizing layers")
 
-    def numbers(self, name: str) -> LayerValues:
-        """What a finished part's arrays stand for, float32, by path."""
-        return {path: self._numbers(path, own) for path, own in self._parts.read(name).items()}
+    def _layer(
+        self, index: int, stream: Stream | None
+    ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+        """A layer's arrays, by their whole paths, and the errors of its matrices' results."""
+        method, prefix = METHODS[self._plan.method], f"layers/{index}/"
+        infos = {path.removeprefix(prefix): info for path, info in self._infos.items()
+                 if path.startswith(prefix)}  # fmt: skip
+        formats = {path: self._plan.formats[prefix + path] for path in infos
+                   if prefix + path in self._plan.formats}  # fmt: skip
+        values = {path: self._values(prefix + path) for path in infos}
+        if self._rotation is not None:
+            values = self._rotation.layer(values)
+        inputs = {}
+        if stream is not None:
+            inputs = stream.observe(index, values, formats, method.has_products)
+        layer.balanced(
+            method, values, inputs, formats, folds.of_layer(self._runs, index), self.config.dtype
+        )
+        made, errors = layer.rounded(method, values, inputs, formats, infos)
+        return {prefix + path: array for path, array in made.items()}, errors
+
+    def numbers(self, index: int) -> LayerValues:
+        """What a finished layer's arrays stand for, float32, by their paths in it."""
+        prefix, arrays = f"layers/{index}/", self._parts.read(self.names[1 + index])
+        found = {}
+        for path in self._infos:
+            if path.startswith(prefix):
+                parts = {name.removeprefix(f"{path}/"): array for name, array in arrays.items()
+                         if name.startswith(f"{path}/")}  # fmt: skip
+                found[path.removeprefix(prefix)] = (
+                    llm_int8.numbers(parts, self._infos[path].shape[-1])
+                    if parts
+                    else self._numbers(path, arrays[path])
+                )
+        return found
 
     def _numbers(self, path: str, array: np.ndarray) -> np.ndarray:
-        if array.dtype == np.uint8:
-            return blocks.numbers(self._stored[path], array)
-        return np.asarray(array, np.float32)
+        if path not in self._plan.formats:
+            return np.asarray(array, np.float32)
+        info = dataclasses.replace(self._infos[path], format=self._plan.formats[path])
+        return blocks.numbers(info, array)
 
     def _embedding(self, ids: np.ndarray) -> LayerValues:
         """What tokens are embedded with, the rows of these ids."""
@@ -104,16 +136,30 @@ class Walk:
                 found[path] = self._numbers(path, array[ids] if path in _LOOKED_UP else array)
         return found
 
-    def _rounded(self, path: str) -> np.ndarray:
-        """A parameter in its own format, rounded to nearest a block of rows at a time."""
-        stored = self._contents.name_map(path)
-        return np.asarray(load.StoredParameter(self._contents.source, stored, self._stored[path]))
+    def _table(self, path: str) -> np.ndarray:
+        """What belongs to no layer, as it is stored: rounded to nearest, whatever the method."""
+        dtype, made = jax.numpy.dtype(self._infos[path].format), []
+        for rows in load.rows_of(self._contents.source, self._stored(path)):
+            if self._rotation is not None:
+                rows = self._rotation.rest(path, rows)
+            if path in self._plan.formats:
+                rows = quantized.quantize(self._plan.formats[path], np.asarray(rows, np.float32))
+            made.append(np.asarray(rows, None if path in self._plan.formats else dtype))
+        return np.concatenate(made)
 
     def _values(self, path: str) -> np.ndarray:
         """A parameter as it is in the checkpoint, float32."""
-        info = dataclasses.replace(self._stored[path], format="float32")
-        stored = self._contents.name_map(path)
-        found = np.asarray(load.StoredParameter(self._contents.source, stored, info))
+        info = dataclasses.replace(self._infos[path], format="float32")
+        found = np.asarray(load.StoredParameter(self._contents.source, self._stored(path), info))
         if not np.isfinite(found).all():
             raise InputError(f"{path} holds numbers that are not finite")
         return found
+
+    def _stored(self, path: str) -> Stored:
+        """What a parameter is made of: a head that becomes one, of the embedding."""
+        is_new = path == "head/table" and self._source.tied
+        return self._contents.name_map("embed/table" if is_new else path)
+
+
+def _flat(config: ModelConfig) -> dict[str, ParamInfo]:
+    return {"/".join(path): info for path, info in leaves(config.parameters())}

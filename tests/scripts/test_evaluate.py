@@ -1,5 +1,6 @@
 """`python -m scripts.evaluate` beside the same sum over scores without a cache."""
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -9,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 import tokenizers
+from safetensors.numpy import load_file, save_file
 
 from inference.checkpoints import resolve
 from inference.engine import Engine
@@ -56,7 +58,7 @@ def test_perplexity_of_a_file(run, tmp_path):
     ran = run(f"--text={path}", "--json")
     assert ran.status == 0 and ran.out.count("\n") == 1
     answer = json.loads(ran.out)
-    assert set(answer) == {"perplexity", "tokens", "text_sha256", "config"}
+    assert set(answer) == {"perplexity", "tokens", "text_sha256", "weight_bytes", "config"}
     assert answer["text_sha256"] == hashlib.sha256(text.encode()).hexdigest()
     tokenizer = resolve.resolve(str(apps.TINY)).open(None).load_tokenizer()
     expected, count = _perplexity(tokenizer.encode(text, add_special=False))
@@ -124,3 +126,47 @@ def test_the_default_text_as_a_process(tmp_path):
         ran.out.startswith("perplexity ") and f"over 46 tokens (text SHA-256 {digest})" in ran.out
     )
     assert ran.out.count("\n") == 1
+
+
+def test_a_model_beside_another(run, tmp_path):
+    """Laws by numpy, of logits without an engine."""
+    other = _doubled(tmp_path)
+    path = tmp_path / "text"
+    path.write_text("Where does the workload wait? " * 3)
+    ran = run(f"--text={path}", f"--against={other}", "--json")
+    assert ran.status == 0, ran.err
+    found = json.loads(ran.out)
+    own, far = _log_laws(apps.TINY, path), _log_laws(other, path)
+    kl = (np.exp(far) * (far - own)).sum(1).mean()
+    assert found["kl"] == pytest.approx(float(kl), rel=1e-3) and kl > 0.01
+    assert found["agreement"] == pytest.approx((own.argmax(1) == far.argmax(1)).mean())
+    same = json.loads(run(f"--text={path}", f"--against={apps.TINY}", "--json").out)
+    assert same["agreement"] == 1 and abs(same["kl"]) < 1e-6
+
+
+def test_a_model_of_other_tokens_is_refused(run):
+    ran = run("--against=smollm2-135m")
+    assert ran.status == 1 and "has 49152 tokens, not the 320 of" in ran.err.splitlines()[-1]
+
+
+def _doubled(tmp_path):
+    """The tiny model with another first layer."""
+    model = shutil.copytree(apps.TINY, tmp_path / "other")
+    tensors = load_file(model / "model.safetensors")
+    name = "model.layers.0.self_attn.o_proj.weight"
+    tensors[name] = tensors[name] * 2
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    return model
+
+
+def _log_laws(model, path):
+    checkpoint = resolve.resolve(str(model)).open(None)
+    config = dataclasses.replace(checkpoint.config, dtype="float32")
+    params = checkpoint.load_params(decoder.param_infos(config), None)
+    tokens = checkpoint.load_tokenizer().encode(path.read_text(), add_special=False)
+    found = []
+    for start in range(0, len(tokens), 23):
+        window = np.array([0, *tokens[start : start + 23]])
+        hidden, _ = decoder.forward(params, config, window, contiguous(1, len(window)))
+        found.append(jax.nn.log_softmax(decoder.logits(params, config, hidden))[:-1])
+    return np.concatenate(found)

@@ -26,7 +26,7 @@ _ATTENTION = Attention(num_heads=4, num_kv_heads=2, head_width=16)
 
 def llama(**changes) -> ModelConfig:
     """Two layers, whose rows have 64 and 96 numbers."""
-    return _of((LayerSpec(_ATTENTION, Gated(96)),), **changes)
+    return _of(**{"pattern": (LayerSpec(_ATTENTION, Gated(96)),)} | changes)
 
 
 def mixture() -> ModelConfig:

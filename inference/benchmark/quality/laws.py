@@ -1,0 +1,95 @@
+"""How far one model's laws of the next token are from another's, over the same windows."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs.model import ModelConfig
+from layers import decoder
+from layers.params import Params
+from layers.ragged import contiguous
+
+_ROWS = 128  # whose logits are held at a time, of both models
+
+
+class Model(NamedTuple):
+    """A model as an engine has it: its configuration, and parameters of whatever leaves."""
+
+    config: ModelConfig
+    params: Params
+
+
+class Distance(NamedTuple):
+    """Between two models, over tokens.
+
+    Attributes:
+        kl: mean Kullback-Leibler divergence of the law in question from the other one, nats.
+        agreement: share of tokens for which both find the same likeliest successor.
+        tokens: for how many there was a successor.
+    """
+
+    kl: float
+    agreement: float
+    tokens: int
+
+
+def distance(
+    own: Model,
+    other: Model,
+    windows: Sequence[Sequence[int]],
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Distance:
+    """How far a model is from another, which it stands for.
+
+    Args:
+        own: the model in question.
+        other: of the same vocabulary.
+        windows: token ids; each window is read by itself, and its last token predicts nothing.
+        progress: called with windows done and in all.
+    """
+    width = -(-max(map(len, windows)) // _ROWS) * _ROWS
+    divergence, same, tokens = 0.0, 0, 0
+    for nth, window in enumerate(windows):
+        padded_W = np.zeros(width, np.int32)  # behind the window, where nothing of it looks
+        padded_W[: len(window)] = window
+        kl_W, is_same_W = _compared(
+            own.params, other.params, padded_W, own=own.config, other=other.config
+        )
+        count = len(window) - 1
+        divergence += float(np.asarray(kl_W[:count], np.float64).sum())
+        same += int(np.asarray(is_same_W[:count]).sum())
+        tokens += count
+        if progress:
+            progress(nth + 1, len(windows), "comparing laws")
+    return Distance(divergence / tokens, same / tokens, tokens)
+
+
+@functools.partial(jax.jit, static_argnames=("own", "other"))
+def _compared(
+    own_params: Params,
+    other_params: Params,
+    tokens_W: jax.Array,
+    *,
+    own: ModelConfig,
+    other: ModelConfig,
+) -> tuple[jax.Array, jax.Array]:
+    """Divergence of each token's law, and whether its likeliest successors are the same."""
+    rows = contiguous(1, len(tokens_W))
+    hidden = []
+    for params, config in ((own_params, own), (other_params, other)):
+        x_TD = decoder.embedded(params, config, tokens_W, rows)
+        passed = decoder.layers(params, config, x_TD, rows, tokens_T=tokens_W)
+        hidden.append(passed.hidden_TD.reshape(-1, _ROWS, config.width))
+
+    def compare(parts: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        own_QV = jax.nn.log_softmax(decoder.logits(own_params, own, parts[0]))
+        other_QV = jax.nn.log_softmax(decoder.logits(other_params, other, parts[1]))
+        kl_Q = (jnp.exp(other_QV) * (other_QV - own_QV)).sum(1)
+        return kl_Q, own_QV.argmax(1) == other_QV.argmax(1)
+
+    kl_XQ, is_same_XQ = jax.lax.map(compare, (hidden[0], hidden[1]))
+    return kl_XQ.reshape(-1), is_same_XQ.reshape(-1)
