@@ -55,7 +55,7 @@ def pack(format: str, groups: Groups) -> np.ndarray:
     info = _ours(format)
     (F, D), G = groups.q_FD.shape, groups.scale_FG.shape[1]
     size = info.block_in(D)
-    if D != G * size or groups.scale_FG.shape[0] != F:
+    if G * size != D or groups.scale_FG.shape[0] != F:
         raise ValueError(f"{groups.scale_FG.shape} scales do not go with {(F, D)} of {format}")
     if (groups.zero_FG is not None) != info.asymmetric:
         raise ValueError(f"{format} {'needs' if info.asymmetric else 'has no'} zero points")
