@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from configs.errors import InputError
-from inference.checkpoints import opened, resolve
+from inference.checkpoints import convert, opened, resolve
 from inference.checkpoints.hf import safetensors_file
 from inference.checkpoints.hf.quantized import words
 from inference.checkpoints.hf.quantized.schemes import Scheme
@@ -17,7 +19,9 @@ from layers import decoder, params, quantized
 from layers.ragged import contiguous
 from tests import compiling
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "quantized"
+ROOT = Path(__file__).parents[3]
+GOLDEN = ROOT / "tests" / "golden" / "quantized"
+GOLDEN_PYTHON = Path(os.environ.get("GOLDEN_PYTHON", ROOT / ".venv-golden" / "bin" / "python"))
 FORMATS = {
     "ct-int4-g32": "int4_g32",
     "ct-int4-g64-asym": "int4_asym_g64",
@@ -122,6 +126,77 @@ def test_words_are_unpacked_as_they_were_packed(bits):
     packed = words.pack(integers, bits)
     assert packed.shape == (5, words.num_words(77, bits))
     np.testing.assert_array_equal(words.unpack(packed, bits, 77), integers)
+
+
+# --- written --------------------------------------------------------------------------------------
+
+
+def blocks_of(folder: Path) -> dict[str, tuple[str, bytes]]:
+    source = checkpoint(folder).contents().source
+    return {name: (own, source.read_blocks(name).tobytes()) for name, own in source.formats.items()}
+
+
+@pytest.mark.parametrize("case", [case for case, format in FORMATS.items() if format])
+def test_what_is_written_has_the_same_blocks(case, tmp_path):
+    convert.convert(checkpoint(GOLDEN / case), tmp_path / "hf", "hf")
+    assert blocks_of(tmp_path / "hf") == blocks_of(GOLDEN / case)
+    config = checkpoint(tmp_path / "hf").config
+    assert config.formats == checkpoint(GOLDEN / case).config.formats
+
+
+def test_numbers_are_written_where_they_are_asked_for(tmp_path):
+    case = "ct-int4-g32"
+    convert.convert(checkpoint(GOLDEN / case), tmp_path / "hf", "hf", dtype="float32")
+    own = checkpoint(tmp_path / "hf")
+    assert not own.config.formats and "quant" not in (tmp_path / "hf" / "config.json").read_text()
+    config = dense(own.config)
+    assert_logits(config, own.load_params(decoder.param_infos(config)), case)
+
+
+def with_formats(formats: dict[str, tuple[str, ...]]):
+    """A golden checkpoint whose parameters are to be in other formats."""
+    own = checkpoint(GOLDEN / "fp8-blocks")
+    return dataclasses.replace(
+        own, config=dataclasses.replace(own.config, formats=tuple(formats.items()))
+    )
+
+
+def test_tables_are_written_as_numbers(tmp_path):
+    """And formats of several kinds beside each other, the head's too."""
+    formats = {
+        "embed/table": ("int8",),
+        "head/table": ("w8a8",),
+        "layers/0/mixer/qkv": ("int4_asym_g64", "float32", "int3_g32"),
+        "layers/1/ffn/down": ("fp8",),
+    }
+    convert.convert(with_formats(formats), tmp_path / "hf", "hf")
+    found = checkpoint(tmp_path / "hf")
+    assert found.formats() == checkpoint(GOLDEN / "fp8-blocks").formats() | {
+        path: own for path, own in formats.items() if path != "embed/table"
+    }
+    described = json.loads((tmp_path / "hf" / "config.json").read_text())["quantization_config"]
+    assert described["format"] == "mixed-precision" and len(described["config_groups"]) == 4
+
+
+def test_a_format_without_a_counterpart_is_named(tmp_path):
+    with pytest.raises(InputError, match="layers/0/ffn/down is stored as mxfp4, which") as caught:
+        convert.convert(with_formats({"layers/0/ffn/down": ("mxfp4",)}), tmp_path / "hf", "hf")
+    assert "\n" not in str(caught.value) and not (tmp_path / "hf").exists()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    not GOLDEN_PYTHON.exists(), reason="transformers is missing: make golden, or GOLDEN_PYTHON="
+)
+def test_transformers_reads_what_is_written(tmp_path):
+    probe = [str(GOLDEN_PYTHON), "-c", "import compressed_tensors, accelerate"]
+    if subprocess.run(probe, capture_output=True).returncode:
+        pytest.skip("the golden environment lacks compressed-tensors or accelerate")
+    for case in FORMATS:
+        convert.convert(checkpoint(GOLDEN / case), tmp_path / case, "hf")
+    command = [str(GOLDEN_PYTHON), "tests/golden/compare_exports.py", str(tmp_path), "quantized"]
+    worst = json.loads(subprocess.check_output(command, cwd=ROOT, text=True))
+    assert worst.keys() == FORMATS.keys() and max(worst.values()) <= 1e-4, worst
 
 
 # --- what is wrong, by name -----------------------------------------------------------------------
