@@ -36,12 +36,16 @@ class Contents:
         source, name_map: the parameters.
         read_files: the small files beside them, by name.
         raw_config: transformers' own configuration, where the checkpoint has one.
+        header: of a `.gguf` file.
+        exact: makes the source of such a file's numbers, not rounded.
     """
 
     source: TensorSource
     name_map: NameMap
     read_files: Callable[[], dict[str, bytes]]
     raw_config: dict[str, Any] | None = None
+    header: Header | None = None
+    exact: Callable[[], TensorSource] | None = None
 
 
 class LoadParams(Protocol):
@@ -291,6 +295,8 @@ def gguf(header: Header, config: ModelConfig) -> Checkpoint:
             _gguf_tensors(header, config),
             names.gguf(config),
             read_text_files,
+            header=header,
+            exact=lambda: _gguf_tensors(header, config, "float32"),
         ),
         functools.partial(_gguf_formats, header, config),
         functools.partial(_load_gguf, header, config, "float32"),

@@ -70,12 +70,10 @@ def describe(modules: Mapping[str, str]) -> dict[str, Any]:
     """
     kinds = [name for name in dict.fromkeys(modules.values()) if FORMATS[name].is_quantized]
     dense = [module for module, own in modules.items() if own not in kinds]
-    groups = {
-        f"group_{number}": _group(
-            name, ["Linear"] if len(kinds) == 1 else [m for m, own in modules.items() if own == name]
-        )
-        for number, name in enumerate(kinds)
-    }  # fmt: skip
+    groups = {}
+    for number, name in enumerate(kinds):
+        own = [module for module, format in modules.items() if format == name]
+        groups[f"group_{number}"] = _group(name, ["Linear"] if len(kinds) == 1 else own)
     layouts = {_layout(FORMATS[name]) for name in kinds}
     return {
         "quant_method": "compressed-tensors",
