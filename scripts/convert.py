@@ -18,10 +18,13 @@ from scripts import common
 from scripts.flags import deployment_flags, output_flag
 
 _OUTPUT = output_flag.OUTPUT
-_TO = flags.DEFINE_enum("to", "orbax", ["orbax", "hf"], "Format: our native one, or transformers'.")
-_DTYPE = flags.DEFINE_enum(
-    "dtype", None, ["float32", "bfloat16"], "Type of the weights; default: as they are stored."
+_TO = flags.DEFINE_enum(
+    "to", "orbax", ["orbax", "hf", "gguf"], "Format: our native one, transformers' or llama.cpp's."
 )
+_DTYPE = flags.DEFINE_enum(
+    "dtype", None, ["float32", "bfloat16", "q8_0", "q5_0", "q4_0", "q4_1"],
+    "Type of the weights, in blocks with --to=gguf only; default: as they are stored.",
+)  # fmt: skip
 _MAX_SHARD_GB = flags.DEFINE_float("max_shard_gb", 5.0, "Largest safetensors file of --to=hf.")
 _KV_HEADS = flags.DEFINE_integer(
     "kv_heads", None, "Key/value heads of each layer, means of those that there are."
@@ -35,12 +38,17 @@ flags.adopt_module_key_flags(output_flag)
 def main(argv: Sequence[str]) -> None:
     del argv
     if not _OUTPUT.value:
-        raise InputError("--output=DIR is needed: the directory to write")
+        raise InputError("--output=DIR is needed: the directory to write, or the .gguf file")
     if not 1e-4 <= _MAX_SHARD_GB.value <= 1e6:  # NaN is neither
         raise InputError(f"--max_shard_gb is from 0.0001 to 1000000, not {_MAX_SHARD_GB.value}")
-    target = Path(_OUTPUT.value)
+    target, is_file = Path(_OUTPUT.value), _TO.value == "gguf"
     new_directory.check(target)
+    if is_file != (target.suffix == ".gguf"):
+        raise InputError(f"--output={target}: names that end in .gguf are those of --to=gguf")
+    if not is_file and _DTYPE.value not in (None, "float32", "bfloat16"):
+        raise InputError(f"--dtype={_DTYPE.value} goes with --to=gguf; valid: float32, bfloat16")
     from inference.checkpoints import convert  # brings JAX
+    from inference.checkpoints.gguf import gguf_export
 
     resolved, config = common.named_config({})
     if deployment_flags.MESH.value:
@@ -52,17 +60,25 @@ def main(argv: Sequence[str]) -> None:
         smaller = smaller_caches.with_kv_heads(smaller, _KV_HEADS.value)
     if _KV_SHARE.value is not None:
         smaller = smaller_caches.shared_by(smaller, _KV_SHARE.value)
+    if is_file and smaller != config.model:
+        raise InputError(
+            "--kv_heads and --kv_share go with --to=orbax or hf: convert what they made"
+        )
     start = time.monotonic()
     checkpoint = common.open_checkpoint(resolved)
     with contextlib.suppress(MissingTokenizer):
         checkpoint.load_tokenizer()  # one that cannot be read is no use
     with common.bars() as progress:
-        convert.convert(
-            checkpoint, target, _TO.value, _DTYPE.value, int(_MAX_SHARD_GB.value * 1e9), progress,
-            smaller,
-        )  # fmt: skip
+        if is_file:
+            gguf_export.write(checkpoint, target, _DTYPE.value, progress)
+        else:
+            convert.convert(
+                checkpoint, target, _TO.value, _DTYPE.value, int(_MAX_SHARD_GB.value * 1e9),
+                progress, smaller,
+            )  # fmt: skip
     seconds = time.monotonic() - start
-    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    files = [target, *target.rglob("*")]
+    size = sum(path.stat().st_size for path in files if path.is_file())
     if common.JSON.value:
         result = {"output": str(target), "format": _TO.value, "bytes": size, "seconds": seconds}
         common.print_json(result, config)

@@ -17,6 +17,7 @@ from configs.model import ModelConfig
 from inference.checkpoints import load, mapped, opened, text_files
 from inference.checkpoints.hf import safetensors_file, weights_export
 from inference.checkpoints.hf.architectures import config_export
+from inference.checkpoints.hf.quantized import export
 from inference.checkpoints.load import Progress
 from inference.checkpoints.native import (
     averaged,
@@ -66,15 +67,18 @@ def convert(
     if smaller is not None and smaller != model:
         if to == "hf":
             config_export.of_model(smaller)  # refused before weights are read
-        contents, model = averaged.contents(model, smaller, contents), smaller
+        contents = averaged.contents(model, smaller, contents)
+        model = dataclasses.replace(smaller, formats=())  # means are no blocks
     stored = dtype or load.stored_dtype(model, contents.source, contents.name_map)
     if stored not in ("bfloat16", "float32"):
         raise InputError(
             f"{contents.source.label}: weights are {stored}, which is not kept; say what they "
             "become: --dtype=float32 or --dtype=bfloat16"
         )
-    formats = model.formats if to == "orbax" and dtype is None else ()
+    formats = model.formats if dtype is None else ()
     config = dataclasses.replace(model, dtype=stored, formats=formats)
+    if to == "hf" and formats:
+        config = dataclasses.replace(config, formats=_with_plain_table(config))
     infos = decoder.param_infos(config)
     declared = params.flatten(infos)
     load.check(declared, contents.source, contents.name_map)
@@ -95,9 +99,13 @@ def convert(
                 runs, checkpoint.eos_ids, contents.raw_config
             )
         else:
-            raw = contents.raw_config or config_export.of_model(config, _generation(copied))
+            plain = dataclasses.replace(config, formats=())
+            raw = contents.raw_config or config_export.of_model(plain, _generation(copied))
             raw = raw | {"tie_word_embeddings": config.tied}
             raw = config_export.with_dtype(raw, stored, checkpoint.eos_ids)
+            if config.formats:
+                modules = weights_export.modules(config, declared)
+                raw["quantization_config"] = export.describe(modules)
             description = (json.dumps(raw, indent=1) + "\n").encode()
             weights_export.write(folder, config, declared, rows, max_shard_bytes, progress)
         for name, data in (copied | {text_files.CONFIG: description}).items():
@@ -105,6 +113,21 @@ def convert(
             (folder / name).write_bytes(data)
         manifest.write(folder)
         _compare(folder, checkpoint, declared, digests)
+
+
+def _with_plain_table(config: ModelConfig) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Formats that transformers' directories have, where tables hold numbers.
+
+    Raises:
+        InputError: another format has no place there.
+    """
+    for path, own in config.formats:
+        for format in own:
+            export.check(path, format)
+    found = dict(config.formats)
+    if "embed/table" in found and precision.FORMATS[found["embed/table"][0]].is_quantized:
+        found["embed/table"] = ("float32",)
+    return tuple(found.items())
 
 
 def _generation(copied: dict[str, bytes]) -> dict[str, Any]:

@@ -13,11 +13,12 @@ from configs.errors import InputError
 from configs.heads import Eagle
 from configs.kinds.params import leaves
 from configs.model import ModelConfig
+from configs.precision import FORMATS
 from inference.checkpoints import defaults, load, names, text_files
 from inference.checkpoints.gguf import gguf_file, gguf_stacks
 from inference.checkpoints.gguf.gguf_scan import Header
 from inference.checkpoints.hf import hf_directory, hub, safetensors_file, split_tensors
-from inference.checkpoints.hf.architectures import families
+from inference.checkpoints.hf.quantized import tensors
 from inference.checkpoints.load import Place, Progress
 from inference.checkpoints.names import NameMap
 from inference.checkpoints.native import converted, manifest, orbax_directory, packed_file
@@ -35,12 +36,16 @@ class Contents:
         source, name_map: the parameters.
         read_files: the small files beside them, by name.
         raw_config: transformers' own configuration, where the checkpoint has one.
+        header: of a `.gguf` file.
+        exact: makes the source of such a file's numbers, not rounded.
     """
 
     source: TensorSource
     name_map: NameMap
     read_files: Callable[[], dict[str, bytes]]
     raw_config: dict[str, Any] | None = None
+    header: Header | None = None
+    exact: Callable[[], TensorSource] | None = None
 
 
 class LoadParams(Protocol):
@@ -90,7 +95,15 @@ def read_directory_config(path: Path) -> ModelConfig:
     """
     raw = _raw(path)
     _refuse_quantized(path, raw)
-    return hf_directory.parse_config(raw, path)
+    quantization = hf_directory.storage(raw, path).quantization
+    config = hf_directory.parse_config(hf_directory.without_storage(raw), path)
+    if quantization is None:
+        return config
+    try:
+        own = tensors.formats(config, quantization, names.huggingface(config))
+        return dataclasses.replace(config, formats=tuple(own.items()))
+    except InputError as error:
+        raise InputError(f"{path / text_files.CONFIG}: {error}") from None
 
 
 def _raw(path: Path) -> dict[str, Any]:
@@ -106,7 +119,7 @@ def read_stored_config(path: Path) -> ModelConfig:
     config = read_directory_config(path)
     if config.tied and safetensors_file.is_in(path):
         storage = hf_directory.storage(_raw(path), path)
-        source = safetensors_file.open_directory(path, storage.bytes_at)
+        source = safetensors_file.open_directory(path, storage.codes_at)
         return dataclasses.replace(config, tied=not hf_directory.has_other_head(source, config))
     return config
 
@@ -117,27 +130,17 @@ def read_predicting_config(path: Path) -> Eagle:
     Raises:
         InputError: as `hf_directory.parse_predicting`.
     """
-    return hf_directory.parse_predicting(_raw(path), path)
+    return hf_directory.parse_predicting(hf_directory.without_storage(_raw(path)), path)
 
 
 def _refuse_quantized(path: Path, raw: dict[str, Any]) -> None:
-    value = raw.get("quantization_config")
-    value = raw.get("compression_config") if value is None else value
+    """Weights of few bits that `config.json` says nothing of."""
     for name in hub.QUANTIZED:
-        if value is None and (path / name).exists():
-            raise InputError(f"{path / name}: {_QUANTIZED}")
-    method = value.get("quant_method") if isinstance(value, dict) else None
-    is_read = method == "mxfp4" and value is raw.get("quantization_config")
-    if is_read and families.reads(raw, "quantization_config"):
-        return
-    if value is not None:
-        kind = f"of method {' '.join(str(method).split())[:40]!r}" if method else "without a method"
-        raise InputError(f"{path / 'config.json'}: quantization_config {kind}: {_QUANTIZED}")
-
-
-_QUANTIZED = (
-    "weights quantized like this are not served; use the unquantized repository, or a .gguf file"
-)
+        if hf_directory.without_storage(raw) == raw and (path / name).exists():
+            raise InputError(
+                f"{path / name}: weights quantized like this are not served; use a repository "
+                "whose config.json has a quantization_config, the unquantized one, or a .gguf file"
+            )
 
 
 def directory(path: Path, config: ModelConfig) -> Checkpoint:
@@ -151,7 +154,7 @@ def directory(path: Path, config: ModelConfig) -> Checkpoint:
         listed.verify(listed.digests)
     raw = _raw(path)
     storage = hf_directory.storage(raw, path)
-    source = safetensors_file.open_directory(path, storage.bytes_at)
+    source = safetensors_file.open_directory(path, storage.codes_at)
     if others := [name for name in source.shapes if names.is_other(config.family, name)]:
         logging.warning(
             "%s: images and sounds are not served: %d tensors for them, from %s on, are left out",
@@ -159,8 +162,12 @@ def directory(path: Path, config: ModelConfig) -> Checkpoint:
             len(others),
             others[0],
         )
+    if storage.quantization is not None:
+        source = tensors.dequantized(source, storage.quantization)
     source = hf_directory.tensors(source, config, storage.num_predicting)
     source = split_tensors.split(source, config, storage.is_packed)
+    if storage.quantization is not None:
+        tensors.check(source, config, names.huggingface(config))
     return _of_directory(path, config, source, names.huggingface(config), raw)
 
 
@@ -176,7 +183,9 @@ def predicting(path: Path, config: Eagle) -> Checkpoint:
     """
     raw = _raw(path)
     storage, target = hf_directory.storage(raw, path), read_stored_config(path)
-    source = safetensors_file.open_directory(path, storage.bytes_at)
+    source = safetensors_file.open_directory(path, storage.codes_at)
+    if storage.quantization is not None:
+        source = tensors.dequantized(source, storage.quantization)
     source = hf_directory.predicting_tensors(source, target)
     source = split_tensors.split(source, config, storage.is_packed, target.num_layers)
     name_map = names.predicting(config, target.num_layers)
@@ -193,7 +202,7 @@ def _of_directory(
 ) -> Checkpoint:
     load.check_parts(config, source, name_map)
     # What is copied is not packed, and without layers that predict.
-    copied = {key: value for key, value in raw.items() if key != "quantization_config"}
+    copied = hf_directory.without_storage(raw)
     if "num_nextn_predict_layers" in copied:
         copied["num_nextn_predict_layers"] = 0
     return Checkpoint(
@@ -236,7 +245,7 @@ def orbax(path: Path, config: ModelConfig, raw: dict[str, Any]) -> Checkpoint:
             lambda: text_files.read(path),
             kept if isinstance(kept, dict) else None,
         ),
-        lambda: _dense_formats(source, names.identity, config) | dict(config.formats),
+        functools.partial(_dense_formats, source, names.identity, config),
     )
 
 
@@ -247,7 +256,12 @@ def _dense_formats(
     kept = load.stored_dtype(config, source, name_map)
     dtype = "bfloat16" if kept == "bfloat16" else "float32"
     model = dataclasses.replace(config, dtype=dtype, formats=())
-    return {"/".join(path): (info.format,) for path, info in leaves(model.parameters())}
+    plain = {"/".join(path): (info.format,) for path, info in leaves(model.parameters())}
+    blocks = {
+        path: tuple(name if FORMATS[name].is_quantized else plain[path][0] for name in own)
+        for path, own in config.formats
+    }
+    return plain | blocks
 
 
 def gguf(header: Header, config: ModelConfig) -> Checkpoint:
@@ -281,6 +295,8 @@ def gguf(header: Header, config: ModelConfig) -> Checkpoint:
             _gguf_tensors(header, config),
             names.gguf(config),
             read_text_files,
+            header=header,
+            exact=lambda: _gguf_tensors(header, config, "float32"),
         ),
         functools.partial(_gguf_formats, header, config),
         functools.partial(_load_gguf, header, config, "float32"),

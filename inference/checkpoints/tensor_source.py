@@ -36,7 +36,8 @@ class TensorSource:
             as those of one matrix.
         formats: of the tensors that are stored in blocks (`configs.precision.FORMATS`); `read` and
             the others give the numbers that these stand for.
-        dtypes: as `dtype`, of each tensor where they may differ; 'uint8' of one that holds bytes.
+        dtypes: as `dtype`, of each tensor where they may differ; 'uint8', 'int32', ... of one that
+            holds what stands for numbers.
     """
 
     label: str

@@ -5,7 +5,7 @@ import json
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from configs.errors import InputError, shown
 from inference.text import panics
@@ -77,6 +77,15 @@ class Tokenizer:
                     f"the model that drafts has another tokenizer: {shown(token)} is {id} here and "
                     f"{shown(theirs.get(token, 'absent'))} there"
                 )
+
+    def to_json(self) -> dict[str, Any]:
+        """What a `tokenizer.json` says of it."""
+        found: dict[str, Any] = json.loads(self._backend.to_str())
+        return found
+
+    def special_id(self, name: str) -> int | None:
+        """The id of a token by its name ('bos_token'); None: there is none."""
+        return self._id(name)
 
     def _id(self, name: str) -> int | None:
         content = self.special_tokens.get(name)

@@ -26,6 +26,7 @@ import special_tokens
 import tiny_checkpoints
 import tiny_compressed
 import tiny_predicting
+import tiny_quantized
 import tiny_sentencepiece
 import torch
 import transformers
@@ -80,7 +81,7 @@ def main() -> int:
 
 def _write(root: pathlib.Path, args: argparse.Namespace) -> None:
     if args.only != "real":
-        for tiny in (tiny_checkpoints, tiny_compressed, tiny_predicting):
+        for tiny in (tiny_checkpoints, tiny_compressed, tiny_predicting, tiny_quantized):
             tiny.write(root, lambda case: args.family in (None, case.family))
         chat_templates.write(root)
         special_tokens.write(root)

@@ -28,7 +28,7 @@ from inference.checkpoints.tensor_source import TensorSource
 
 # Types that are kept as they are, and the format that holds their numbers.
 _DENSE = {"F32": "float32", "F16": "float32", "BF16": "bfloat16"}
-_KEPT = {"Q8_0": "q8_0", "Q5_0": "q5_0", "Q4_0": "q4_0", "Q4_1": "q4_1", "Q4_K": "q4_k",
+KEPT = {"Q8_0": "q8_0", "Q5_0": "q5_0", "Q4_0": "q4_0", "Q4_1": "q4_1", "Q4_K": "q4_k",
          "Q6_K": "q6_k", "MXFP4": "mxfp4"}  # fmt: skip
 _BLOCK_ELEMENTS = 1 << 17  # dequantized at a time: temporaries stay in the processor's cache
 # Tensors that say how positions rotate, by the kind of scaling that a configuration has of them.
@@ -65,7 +65,7 @@ def tensors(header: Header, config: ModelConfig, dtype: str = "bfloat16") -> Ten
     read = functools.partial(_read_rows, header, config, np.dtype(dtype))
     blocks = functools.partial(_read_blocks, header, config)
     kinds = {name: _kind(header, name) for name in shapes}
-    kept = {name: _KEPT[kind] for name, kind in kinds.items() if kind in _KEPT}
+    kept = {name: KEPT[kind] for name, kind in kinds.items() if kind in KEPT}
     source = TensorSource(str(header.path), shapes, read, dtype, read_blocks=blocks, formats=kept)
     return gguf_stacks.with_latents(source, config)
 
@@ -100,11 +100,11 @@ def _kept(header: Header, name: str, info: ParamInfo) -> str:
         return _DENSE[kind]
     if stored != name:
         cause = "is of several parameters, of which no kernel multiplies a part"
-    elif info.is_matrix and kind not in _KEPT:
-        valid = ", ".join([*_DENSE, *_KEPT])
+    elif info.is_matrix and kind not in KEPT:
+        valid = ", ".join([*_DENSE, *KEPT])
         cause = f"has type {kind}, which no kernel multiplies as it is; those are {valid}"
     else:
-        return _KEPT[kind] if info.is_matrix else "float32"
+        return KEPT[kind] if info.is_matrix else "float32"
     raise InputError(
         f"{header.path}: tensor {shown(stored)} {cause}. engine.weights=bfloat16 runs any type, "
         "dequantized"
@@ -164,7 +164,7 @@ def _read_rows(
 ) -> np.ndarray:
     if columns != slice(None):
         return _read_columns(header, config, dtype, name, start, stop, columns)
-    if _is_interleaved(config, name):
+    if is_interleaved(config, name):
         # Whole heads are read, so that rows can move inside them.
         head = config.mixers(Attention)[0].head_width
         first, last = start // head * head, -(-stop // head) * head
@@ -176,7 +176,8 @@ def _read_rows(
     return _read(header, name, start, stop, dtype)
 
 
-def _is_interleaved(config: ModelConfig, name: str) -> bool:
+def is_interleaved(config: ModelConfig, name: str) -> bool:
+    """Whether the rotary pairs of a tensor's rows are neighbours in the file."""
     own = name.endswith(("attn_q.weight", "attn_k.weight"))
     return own and names.interleaved(config.family)
 
@@ -196,7 +197,7 @@ def _read_blocks(header: Header, config: ModelConfig, name: str) -> np.ndarray:
     flat = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.position)
     count = math.prod(entry.shape[:-1])
     rows = flat.reshape(count, -1)
-    return _in_halves(header, config, name, rows) if _is_interleaved(config, name) else rows
+    return _in_halves(header, config, name, rows) if is_interleaved(config, name) else rows
 
 
 def _read(header: Header, name: str, start: int, stop: int, dtype: Any) -> np.ndarray:
@@ -233,7 +234,7 @@ def _read_columns(
     import gguf
 
     entry = header.tensors[name]
-    if _is_interleaved(config, name):
+    if is_interleaved(config, name):
         return _read_rows(header, config, dtype, name, start, stop)[:, columns]
     kind = gguf.GGMLQuantizationType(entry.ggml_type)
     size, num_bytes = gguf.GGML_QUANT_SIZES[kind]

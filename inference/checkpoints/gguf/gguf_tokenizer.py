@@ -43,7 +43,21 @@ def load_tokenizer(header: Header, vocab_size: int) -> Tokenizer:
         MissingTokenizer: it describes none.
         InputError: its kind is not supported, or its metadata is unsound.
     """
-    backend, templates = _load(header), _templates(header)
+    return _tokenizer(header, _load(header), vocab_size)
+
+
+def rebuilt(header: Header, vocab_size: int) -> Tokenizer:
+    """As `load_tokenizer`, and nothing is cached.
+
+    Raises:
+        InputError: its kind is not supported, or its metadata is unsound.
+    """
+    backend = panics.guard(lambda: _build(header), f"{header.path}: cannot rebuild the tokenizer")
+    return _tokenizer(header, backend, vocab_size)
+
+
+def _tokenizer(header: Header, backend: tokenizers.Tokenizer, vocab_size: int) -> Tokenizer:
+    templates = _templates(header)
     special = _special_tokens(header, backend)
     return Tokenizer(backend, vocab_size, special, templates.pop("default", None), templates)
 

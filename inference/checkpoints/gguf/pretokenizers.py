@@ -47,19 +47,19 @@ def _by_case(digits: str, suffix: str = "") -> str:
     )
 
 
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _ONE, _THREE = r"\p{N}", r"\p{N}{1,3}"
 _LLAMA3 = Split((_by_digits(_THREE),), whole_words=True, adds_bos=True)
-_DIGITS_FIRST = Split((_ONE, _GPT2))
+_DIGITS_FIRST = Split((_ONE, GPT2))
 
 SPLITS = {
-    "gpt-2": Split((_GPT2,)),
-    "phi-2": Split((_GPT2,)),
-    "olmo": Split((_GPT2,)),
+    "gpt-2": Split((GPT2,)),
+    "phi-2": Split((GPT2,)),
+    "olmo": Split((GPT2,)),
     "smollm": _DIGITS_FIRST,
     "starcoder": _DIGITS_FIRST,
     "refact": _DIGITS_FIRST,
-    "default": Split((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
+    "default": Split((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,

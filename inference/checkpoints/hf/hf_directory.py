@@ -13,10 +13,13 @@ from inference.checkpoints import mapped, names
 from inference.checkpoints.hf import mxfp4
 from inference.checkpoints.hf.architectures import families
 from inference.checkpoints.hf.architectures.config_keys import Keys
+from inference.checkpoints.hf.quantized import schemes
+from inference.checkpoints.hf.quantized.schemes import Quantization
 from inference.checkpoints.tensor_source import TensorSource
 
 _DERIVED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 _HEAD = "lm_head.weight"
+QUANTIZATION = "quantization_config", "compression_config"  # keys; the second is older
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,14 +29,18 @@ class Storage:
     Attributes:
         is_packed: experts are stored as MXFP4.
         num_predicting: layers behind the last one, which predict a second token.
+        quantization: how weights are stored in few bits; None: they are not, or as MXFP4.
     """
 
     is_packed: bool
     num_predicting: int
+    quantization: Quantization | None = None
 
     @property
-    def bytes_at(self) -> tuple[str, ...]:
+    def codes_at(self) -> tuple[str, ...]:
         """See `safetensors_file.open_directory`."""
+        if self.quantization is not None:
+            return ("",)
         return mxfp4.ENDINGS if self.is_packed else ()
 
 
@@ -91,11 +98,20 @@ def storage(raw: dict[str, Any], directory: Path) -> Storage:
     Raises:
         InputError: a key is unsound.
     """
+    own = next((raw[key] for key in QUANTIZATION if raw.get(key) is not None), None)
+    is_packed = own is not None and families.reads(raw, "quantization_config")
+    is_packed = is_packed and isinstance(own, dict) and own.get("quant_method") == "mxfp4"
     try:
         extra = Keys(raw).whole("num_nextn_predict_layers", 0, limit=MOST_LAYERS)
+        found = None if own is None or is_packed else schemes.read(own)
     except InputError as error:
         raise InputError(f"{directory / 'config.json'}: {error}") from None
-    return Storage(raw.get("quantization_config") is not None, extra)
+    return Storage(is_packed, extra, found)
+
+
+def without_storage(raw: dict[str, Any]) -> dict[str, Any]:
+    """A `config.json` without what is said of how weights are stored."""
+    return {key: value for key, value in raw.items() if key not in QUANTIZATION}
 
 
 def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> TensorSource:
@@ -185,8 +201,16 @@ def _renamed(source: TensorSource, stored: dict[str, str]) -> TensorSource:
     def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
         return source.read(stored[name], start, stop, columns)
 
+    def read_blocks(name: str) -> np.ndarray:
+        assert source.read_blocks is not None
+        return source.read_blocks(stored[name])
+
     dtypes = {name: source.dtypes[own] for name, own in stored.items()}
-    return dataclasses.replace(source, shapes=shapes, read=read, dtypes=dtypes)
+    formats = {n: source.formats[own] for n, own in stored.items() if own in source.formats}
+    blocks = None if source.read_blocks is None else read_blocks
+    return dataclasses.replace(
+        source, shapes=shapes, read=read, read_blocks=blocks, formats=formats, dtypes=dtypes
+    )
 
 
 def _stored(source: TensorSource, config: ModelConfig) -> dict[str, str]:

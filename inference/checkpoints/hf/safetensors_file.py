@@ -18,8 +18,11 @@ SINGLE = "model.safetensors"
 
 _FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F64": np.float64}
 _INTEGERS = {"U16": np.uint16, "U8": np.uint8, "I8": np.int8, "I32": np.int32}
+_CODES = {"U8": np.uint8, "I8": np.int8, "I32": np.int32, "I64": np.int64,
+          "F8_E4M3": ml_dtypes.float8_e4m3fn}  # fmt: skip
 _MAX_TENSORS = 1 << 15
 _HOLDS = {"float16": "float32"}
+_CODE_NAMES = {np.dtype(code).name for code in _CODES.values()}
 
 
 def is_in(directory: Path) -> bool:
@@ -27,20 +30,20 @@ def is_in(directory: Path) -> bool:
     return (directory / INDEX).exists() or (directory / SINGLE).exists()
 
 
-def open_directory(directory: Path, bytes_at: tuple[str, ...] = ()) -> TensorSource:
+def open_directory(directory: Path, codes_at: tuple[str, ...] = ()) -> TensorSource:
     """The tensors of a Hugging Face directory.
 
     Args:
         directory: where they are.
-        bytes_at: endings of the names of tensors that may hold bytes, not numbers.
+        codes_at: endings of the names of tensors that may hold what stands for numbers.
 
     Raises:
         InputError: no safetensors, an unsound file, or an index that disagrees with its shards.
     """
     if (directory / INDEX).exists():
-        return _open_sharded(directory, bytes_at)
+        return _open_sharded(directory, codes_at)
     if (directory / SINGLE).exists():
-        return open_file(directory / SINGLE, bytes_at)
+        return open_file(directory / SINGLE, codes_at)
     pickles = [
         p.name for p in directory.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl")
     ]
@@ -52,16 +55,16 @@ def open_directory(directory: Path, bytes_at: tuple[str, ...] = ()) -> TensorSou
     raise InputError(f"{directory}: no weights; expected {SINGLE} or {INDEX}")
 
 
-def open_file(path: Path, bytes_at: tuple[str, ...] = ()) -> TensorSource:
+def open_file(path: Path, codes_at: tuple[str, ...] = ()) -> TensorSource:
     """The tensors of one file; see `open_directory`.
 
     Raises:
         InputError: the file is unsound, or holds a tensor that is not floating point.
     """
-    data, tensors, _ = _header(path, bytes_at=bytes_at)
+    data, tensors, _ = _header(path, codes_at=codes_at)
     shapes = {name: shape for name, (shape, _, _) in tensors.items()}
     dtypes = {n: _HOLDS.get(dtype.name, dtype.name) for n, (_, dtype, _) in tensors.items()}
-    widest = max({"bfloat16", *dtypes.values()} - {"uint8"})
+    widest = max({"bfloat16", *dtypes.values()} - _CODE_NAMES)
     reader = functools.partial(_read, data, tensors)
     return TensorSource(str(path), shapes, reader, widest, dtypes=dtypes)
 
@@ -91,7 +94,7 @@ _Tensors = dict[str, tuple[tuple[int, ...], Any, int]]  # shape, dtype, position
 
 
 def _header(
-    path: Path, types: Mapping[str, Any] = _FLOATS, bytes_at: tuple[str, ...] = ()
+    path: Path, types: Mapping[str, Any] = _FLOATS, codes_at: tuple[str, ...] = ()
 ) -> tuple[mmap.mmap, _Tensors, dict[str, str]]:
     import safetensors  # a machine that runs random weights may lack it
 
@@ -109,7 +112,7 @@ def _header(
     metadata = header.pop("__metadata__", {})
     tensors: _Tensors = {}
     for name, entry in header.items():
-        valid = {**types, "U8": np.uint8} if name.endswith(bytes_at) else types
+        valid = {**types, **_CODES} if name.endswith(codes_at) else types
         if entry["dtype"] not in valid:
             raise InputError(
                 f"{path}: tensor {shown(name)} has type {entry['dtype']}; valid: {', '.join(valid)}"
@@ -167,10 +170,10 @@ def read_index(directory: Path) -> dict[str, str]:
     return weight_map
 
 
-def _open_sharded(directory: Path, bytes_at: tuple[str, ...]) -> TensorSource:
+def _open_sharded(directory: Path, codes_at: tuple[str, ...]) -> TensorSource:
     index, weight_map = directory / INDEX, read_index(directory)
     files = sorted(set(weight_map.values()))
-    shards = {shard: open_file(directory / shard, bytes_at) for shard in files}
+    shards = {shard: open_file(directory / shard, codes_at) for shard in files}
     for shard, source in shards.items():
         for name in source.shapes:
             if weight_map.get(name) != shard:

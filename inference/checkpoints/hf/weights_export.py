@@ -15,8 +15,10 @@ import numpy as np
 from configs.errors import InputError
 from configs.kinds.params import ParamInfo
 from configs.model import ModelConfig
+from configs.precision import FORMATS
 from inference.checkpoints import names
 from inference.checkpoints.hf import safetensors_file, split_tensors
+from inference.checkpoints.hf.quantized import export
 from inference.checkpoints.hf.split_tensors import Part
 from inference.checkpoints.load import Progress
 from inference.checkpoints.names import Stored
@@ -101,9 +103,11 @@ def write(
 
 
 def _format(info: ParamInfo, dtype: str, blocks: Callable[[], Iterable[np.ndarray]]) -> str:
-    """The model's type; a parameter that is wider whatever the model keeps what would be lost."""
-    if info.format == dtype:
-        return dtype
+    """The model's type; a parameter that is wider whatever the model keeps what would be lost, and
+    one in blocks its format.
+    """
+    if info.format == dtype or FORMATS[info.format].is_quantized:
+        return info.format
     narrow = (block.astype(jax.numpy.dtype(dtype)) == block for block in blocks())
     return dtype if all(same.all() for same in narrow) else info.format
 
@@ -116,7 +120,9 @@ def _pieces(config: ModelConfig, written: list[_Parameter]) -> Iterator[_Piece]:
         first = parts.get(parameter.stored.names[0])
         sharing[parameter.path if first is None else first.tensor].append(parameter)
     for tensor, own in sharing.items():
-        if own[0].stored.names[0] in parts:
+        if FORMATS[own[0].format].is_quantized:
+            yield from _quantized(own[0], tensor)
+        elif own[0].stored.names[0] in parts:
             yield _joined(tensor, own, parts)
         else:
             yield _stacked(own[0])
@@ -140,20 +146,61 @@ def _joined(tensor: str, own: list[_Parameter], parts: dict[str, Part]) -> _Piec
 
 
 def _stacked(parameter: _Parameter) -> _Piece:
-    """A parameter that one tensor holds, or that several are stacked to, with their shapes."""
-    info, stored = parameter.info, parameter.stored
-    if len(stored.names) == 1:
-        shape = info.shape[::-1] if stored.transposed else info.shape
-        shapes = {stored.names[0]: shape}
-    elif len(info.stacked) == len(stored.names):
-        parts = zip(stored.names, info.stacked, strict=True)
-        shapes = {name: (n, *info.in_rows[1:]) for name, n in parts}
-    else:
-        raise InputError(
-            f"{parameter.path} {list(info.shape)} cannot be cut into {', '.join(stored.names)}"
-        )
+    """A parameter that one tensor holds, or that several are stacked to."""
+    shapes = _shapes(parameter)
     tensors = {name: (shape, parameter.format) for name, shape in shapes.items()}
     return _Piece(tensors, lambda: _cut(parameter, shapes))
+
+
+def _quantized(parameter: _Parameter, tensor: str) -> Iterator[_Piece]:
+    """As `_stacked`, the matrices in few bits."""
+    info, start = parameter.info, 0
+    for name, shape in _shapes(parameter).items():
+        module = name.removesuffix(".weight")
+        if parameter.stored.transposed or module == name or len(shape) != 2:
+            raise InputError(
+                f"{parameter.path} in {info.format} has no place there: {tensor} is no matrix of a "
+                "module; --dtype=bfloat16 writes numbers"
+            )
+        rows = slice(start, start := start + shape[0])
+        found = export.shapes(info.format, *shape)
+        yield _Piece(
+            {f"{module}.{ending}": own for ending, own in found.items()},
+            functools.partial(_packed, parameter, rows, shape[1], tuple(found)),
+        )
+
+
+def _packed(
+    parameter: _Parameter, rows: slice, width: int, endings: tuple[str, ...]
+) -> Iterator[np.ndarray]:
+    blocks = parameter.values()
+    blocks_FX = blocks.reshape(-1, blocks.shape[-1])[rows]
+    found = export.tensors(parameter.format, blocks_FX, width)
+    yield from (np.ascontiguousarray(found[ending]) for ending in endings)
+
+
+def _shapes(parameter: _Parameter) -> dict[str, tuple[int, ...]]:
+    """Of the tensors that a parameter is in."""
+    info, stored = parameter.info, parameter.stored
+    if len(stored.names) == 1:
+        return {stored.names[0]: info.shape[::-1] if stored.transposed else info.shape}
+    if len(info.stacked) == len(stored.names):
+        parts = zip(stored.names, info.stacked, strict=True)
+        return {name: (n, *info.in_rows[1:]) for name, n in parts}
+    raise InputError(
+        f"{parameter.path} {list(info.shape)} cannot be cut into {', '.join(stored.names)}"
+    )
+
+
+def modules(config: ModelConfig, declared: dict[str, ParamInfo]) -> dict[str, str]:
+    """The format of each module that has a matrix tokens are multiplied with, by its name."""
+    name_map = names.huggingface(config)
+    return {
+        name.removesuffix(".weight"): info.format
+        for path, info in declared.items()
+        if info.is_multiplied
+        for name in name_map(path).names
+    }
 
 
 def _cut(parameter: _Parameter, shapes: dict[str, tuple[int, ...]]) -> Iterator[np.ndarray]:

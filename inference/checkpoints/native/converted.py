@@ -27,7 +27,7 @@ from layers import params
 _FORMAT = "1"
 _DTYPE_NAMES = {
     "bfloat16": "BF16", "float32": "F32", "uint16": "U16", "uint8": "U8", "int8": "I8",
-    "int32": "I32",
+    "int32": "I32", "int64": "I64", "float8_e4m3fn": "F8_E4M3",
 }  # fmt: skip
 ALIGNMENT = 64  # bytes: what begins so in memory JAX adopts on a CPU
 

@@ -58,6 +58,22 @@ def create(output: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def create_file(output: Path) -> Iterator[Path]:
+    """As `create`, for a single file, which is written inside of such a directory.
+
+    Raises:
+        InputError: as `create`.
+    """
+    try:
+        with _locked(_unfinished(output)) as folder:
+            yield folder / output.name
+            (folder / output.name).rename(output)
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise InputError(f"cannot write {output}: {reason(error)}") from None
+
+
+@contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[Path]:
     """The unfinished directory, empty but for its mark; gone if what is done in it fails."""
     folder.mkdir(exist_ok=True)

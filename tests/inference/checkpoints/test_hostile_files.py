@@ -203,14 +203,14 @@ DIRECTORIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "config that is not finite": (_json("config.json", rms_norm_eps=float("nan")), "rms_norm_eps"),
     "config with GPTQ weights": (
         _json("config.json", quantization_config={"quant_method": "gptq", "bits": 4}),
-        "quantization_config of method 'gptq': weights quantized like this are not served",
+        "q_proj.weight' is stored as bfloat16; by its quantization_config it is int4",
     ),
     "config with nameless weights": (
-        _json("config.json", quantization_config=[7]), "quantization_config without a method",
+        _json("config.json", quantization_config=[7]), "quantization_config must be an object",
     ),
     "compressed weights": (
         _json("config.json", compression_config={"quant_method": "compressed-tensors"}),
-        "of method 'compressed-tensors': weights quantized",
+        "quantization_config: config_groups is missing",
     ),
     "AWQ beside the config": (_json("quant_config.json", w_bit=4), "quant_config.json: weights"),
     "end token beyond the embedding": (

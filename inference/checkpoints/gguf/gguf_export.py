@@ -1,0 +1,256 @@
+"""A model as one `.gguf` file that llama.cpp runs.
+
+Rotary pairs and norm weights become llama.cpp's again (`gguf_file` reads them back), matrices get
+one type, or keep the blocks that they are stored in; whatever is no matrix is float32.
+
+The package `gguf` is imported where it is used: no other engine needs it.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from configs.errors import InputError
+from configs.kinds.attention import Attention
+from configs.kinds.params import ParamInfo
+from configs.kinds.rope import Llama3
+from configs.model import ModelConfig
+from configs.precision import FORMATS
+from inference.checkpoints import load, names
+from inference.checkpoints.gguf import (
+    export_metadata,
+    export_tokenizer,
+    gguf_file,
+    gguf_metadata,
+)
+from inference.checkpoints.gguf.export_metadata import Metadata
+from inference.checkpoints.load import Progress, StoredParameter
+from inference.checkpoints.native import new_directory
+from inference.checkpoints.opened import Checkpoint, Contents
+from layers import params
+from layers import rope as rope_math
+
+# Of all matrices, as `--dtype` names them; other blocks are written only as they are stored.
+DTYPES = ("float32", "bfloat16", "q8_0", "q5_0", "q4_0", "q4_1")
+
+_STEP = 1 << 20  # numbers that are rounded at a time
+
+
+class _Tensor(NamedTuple):
+    """One of a file: its shape (rows first), its format and its bytes, made when they are asked
+    for: uint8 [rows, bytes of a row].
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    format: str
+    make: Callable[[], np.ndarray]
+
+    @property
+    def num_bytes(self) -> int:
+        width = self.shape[-1]
+        return int(FORMATS[self.format].bytes_for(width, width)) * (
+            int(np.prod(self.shape)) // width
+        )
+
+
+def write(
+    checkpoint: Checkpoint, output: Path, dtype: str | None = None, progress: Progress | None = None
+) -> None:
+    """Writes a checkpoint as a `.gguf` file, and reads it back before it gets its name.
+
+    Args:
+        checkpoint: what is converted.
+        output: the file, which does not exist yet.
+        dtype: one of `DTYPES`; None keeps what is stored.
+        progress: called after each tensor.
+
+    Raises:
+        InputError: the family, something about the model, its tokenizer or a format has no place in
+            such a file, blocks are to be rounded again, or the file cannot be written.
+    """
+    new_directory.check(output)
+    model = export_metadata.renamed(dataclasses.replace(checkpoint.config, formats=()))
+    metadata = export_metadata.of_model(model)
+    contents = checkpoint.contents()
+    if contents.exact is not None:
+        contents = dataclasses.replace(contents, source=contents.exact())
+    formats = _formats(checkpoint, contents, model, dtype)
+    config = dataclasses.replace(model, dtype="float32", formats=tuple(formats.items()))
+    declared = params.flatten(config.parameters())
+    load.check(declared, contents.source, contents.name_map)
+    metadata |= export_tokenizer.metadata(checkpoint, contents)
+    with new_directory.create_file(output) as path:
+        tensors = [*_tensors(config, declared, contents, dtype), *_divisors(config)]
+        digests = _write(path, metadata, tensors, progress)
+        _compare(path, model, checkpoint, digests)
+
+
+def _formats(
+    checkpoint: Checkpoint, contents: Contents, model: ModelConfig, dtype: str | None
+) -> dict[str, tuple[str, ...]]:
+    """How parameters are read: in the blocks that are written as they are, or as numbers."""
+    if dtype is None:
+        found = checkpoint.formats()
+    else:
+        source, found = contents.source, {}
+        for path in params.flatten(model.parameters()):
+            own = [source.formats.get(name) for name in contents.name_map(path).names]
+            blocks = sorted({name for name in own if name not in (None, dtype)})
+            if blocks and FORMATS[dtype].is_quantized:
+                raise InputError(
+                    f"{source.label}: {path} is stored in {', '.join(map(str, blocks))}, which "
+                    f"--dtype={dtype} would round again; leave --dtype out, or take 'float32'"
+                )
+            found[path] = (dtype,) if set(own) == {dtype} else ("float32",)
+    for path, kinds in found.items():
+        for kind in kinds:
+            if kind not in _KINDS:
+                raise InputError(
+                    f"{contents.source.label}: {path} is stored in {kind}, which .gguf files have "
+                    f"not; --dtype=float32 or bfloat16 writes numbers"
+                )
+    return found
+
+
+_KINDS = {
+    **{format: kind for kind, format in gguf_file.KEPT.items()},
+    "float32": "F32",
+    "bfloat16": "BF16",
+}
+
+
+def _tensors(
+    config: ModelConfig, declared: dict[str, ParamInfo], contents: Contents, dtype: str | None
+) -> Iterator[_Tensor]:
+    name_map = names.gguf(config)
+    for path, info in declared.items():
+        stored = name_map(path)
+        rows = info.stacked if len(stored.names) > 1 else (info.in_rows[0],)
+        if len(rows) != len(stored.names):
+            raise InputError(f"{path} {list(info.shape)} cannot be cut into {list(stored.names)}")
+        parameter = StoredParameter(contents.source, contents.name_map(path), _as_read(info))
+        start = 0
+        for name, count in zip(stored.names, rows, strict=True):
+            shape = (count, *info.in_rows[1:])
+            is_kept = FORMATS[info.format].is_quantized or dtype is None
+            format = info.format if is_kept else str(dtype)
+            format = format if info.is_matrix else "float32"
+            FORMATS[format].check_rows(shape[-1], path)
+            own = slice(start, start := start + count)
+
+            def make(
+                name: str = name, own: slice = own, format: str = format,
+                parameter: StoredParameter = parameter,
+            ) -> np.ndarray:  # fmt: skip
+                return _bytes(config, name, format, np.asarray(parameter)[own])
+
+            yield _Tensor(name, shape, format, make)
+
+
+def _as_read(info: ParamInfo) -> ParamInfo:
+    is_kept = FORMATS[info.format].is_quantized
+    return info if is_kept else dataclasses.replace(info, format="float32")
+
+
+def _bytes(config: ModelConfig, name: str, format: str, values: np.ndarray) -> np.ndarray:
+    """Rows, or blocks of rows, as the file has them."""
+    if gguf_file.is_interleaved(config, name):
+        head = config.mixers(Attention)[0].head_width
+        values = values.reshape(-1, 2, head // 2, values.shape[-1]).swapaxes(1, 2)
+        values = values.reshape(-1, values.shape[-1])
+    if values.dtype == np.uint8:
+        return np.ascontiguousarray(values)
+    if config.norm_offset and name.endswith("norm.weight"):
+        values = values + np.float32(config.norm_offset)
+    import gguf
+
+    kind = gguf.GGMLQuantizationType[_KINDS[format]]
+    rows = values.reshape(-1, values.shape[-1])
+    step = max(_STEP // rows.shape[1], 1)
+    parts = [gguf.quantize(rows[i : i + step], kind) for i in range(0, len(rows), step)]
+    return np.concatenate([part.view(np.uint8) for part in parts])
+
+
+def _divisors(config: ModelConfig) -> Iterator[_Tensor]:
+    """Of Llama 3.1's frequencies, which the file states instead of the rule that made them."""
+    rope = config.mixers(Attention)[0].rope
+    if rope is None or not isinstance(rope.scaling, Llama3):
+        return
+    head = config.mixers(Attention)[0].head_width
+    plain = rope_math.inverse_frequencies(dataclasses.replace(rope, scaling=None), head)
+    found = np.asarray(plain / rope_math.inverse_frequencies(rope, head), np.float32)
+    yield _Tensor(
+        gguf_file.ROPE_FACTORS, found.shape, "float32", lambda: found.view(np.uint8)[None]
+    )
+
+
+def _write(
+    path: Path, metadata: Metadata, tensors: list[_Tensor], progress: Progress | None
+) -> dict[str, str]:
+    """The file, and the digest of each tensor's bytes."""
+    import gguf
+
+    writer = gguf.GGUFWriter(path, metadata["general.architecture"])
+    if any(FORMATS[tensor.format].is_quantized for tensor in tensors):
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    for key, value in metadata.items():
+        if key != "general.architecture":
+            writer.add_key_value(key, *_typed(value))
+    for tensor in tensors:
+        kind = gguf.GGMLQuantizationType[_KINDS[tensor.format]]
+        writer.add_tensor_info(
+            tensor.name, tensor.shape, np.dtype(np.float32), tensor.num_bytes, raw_dtype=kind
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    digests, done = {}, 0
+    total = sum(tensor.num_bytes for tensor in tensors)
+    for tensor in tensors:
+        data = tensor.make()
+        digests[tensor.name] = hashlib.sha256(data.data).hexdigest()
+        writer.write_tensor_data(data)
+        done += tensor.num_bytes
+        if progress:
+            progress(done, total, "writing weights")
+    writer.close()
+    return digests
+
+
+def _typed(value: Any) -> tuple[Any, Any, Any]:
+    """A value, its type, and that of its items."""
+    import gguf
+
+    types = gguf.GGUFValueType
+    if isinstance(value, np.ndarray):
+        items = {
+            "float32": types.FLOAT32, "float64": types.FLOAT64, "bool": types.BOOL,
+            **{name: types[name.upper()] for name in ("int8", "uint8", "int16", "uint16")},
+            **{name: types[name.upper()] for name in ("int32", "uint32", "int64", "uint64")},
+        }  # fmt: skip
+        return value.tolist(), types.ARRAY, items[value.dtype.name]
+    if isinstance(value, list):
+        return value, types.ARRAY, types.STRING
+    kinds = {bool: types.BOOL, str: types.STRING, float: types.FLOAT32}
+    if type(value) in kinds:
+        return value, kinds[type(value)], None
+    return value, types.UINT32 if 0 <= value < 1 << 32 else types.INT64, None
+
+
+def _compare(
+    path: Path, model: ModelConfig, checkpoint: Checkpoint, digests: dict[str, str]
+) -> None:
+    """Reads the file as any script would."""
+    header = gguf_file.open_gguf(path)
+    found = gguf_metadata.read_config(header)
+    export_metadata.check(model, found)
+    for name, entry in header.tensors.items():
+        data = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.position)
+        if hashlib.sha256(data.data).hexdigest() != digests[name]:
+            raise InputError(f"{path}: {name} did not come back as it was written")
+    export_tokenizer.compare(header, checkpoint)

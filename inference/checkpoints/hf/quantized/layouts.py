@@ -1,0 +1,336 @@
+"""Weights of few bits as others store them, as integers, scales and zero points of rows.
+
+The tensors of a module are named by what is behind its name: `weight_packed` and `weight_scale`
+(compressed-tensors), `qweight`, `qzeros` and `scales` (AWQ, GPTQ), `weight` and `weight_scale_inv`
+(fp8). A layout says what they are and reads some rows of the matrix [F, D] that they stand for.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from configs.errors import InputError, shown
+from inference.checkpoints.hf.quantized import words
+from inference.checkpoints.hf.quantized.schemes import Scheme
+from inference.checkpoints.tensor_source import TensorSource
+from layers import quantized
+from layers.quantized import Groups
+
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the next of eight columns is
+
+
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """Some rows: integers as they are stored (uint8; int8 and e4m3 of eight bits), their groups'
+    scales and zero points, and each element's group, None where they follow one another.
+    """
+
+    q_FD: np.ndarray
+    scale_FG: np.ndarray
+    zero_FG: np.ndarray
+    group_D: np.ndarray | None = None
+
+    def numbers(self) -> np.ndarray:
+        """What they stand for: float32 [F, D]."""
+        width, count = self.q_FD.shape[1], self.scale_FG.shape[1]
+        of_D = np.arange(width) // (width // count) if self.group_D is None else self.group_D
+        centred_FD = self.q_FD.astype(np.float32) - self.zero_FG.astype(np.float32)[:, of_D]
+        found: np.ndarray = centred_FD * self.scale_FG[:, of_D]
+        return found
+
+    def blocks(self, format: str, size: int | None) -> np.ndarray:
+        """Blocks of a format of ours that has groups of `size`; None: of rows."""
+        width, count = self.q_FD.shape[1], self.scale_FG.shape[1]
+        times = 1 if size is None else width // count // size
+        scale_FG, zero_FG = (np.repeat(own, times, axis=1) for own in (self.scale_FG, self.zero_FG))
+        zeros = zero_FG.astype(np.uint8) if "_asym" in format else None
+        return quantized.pack(format, Groups(self.q_FD, scale_FG, zeros))
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """A module whose weight is stored in few bits.
+
+    Attributes:
+        source: the checkpoint's tensors.
+        name: of the module.
+        scheme: of its weight.
+    """
+
+    source: TensorSource
+    name: str
+    scheme: Scheme
+
+    def has(self, ending: str) -> bool:
+        """Whether there is such a tensor."""
+        return f"{self.name}.{ending}" in self.source.shapes
+
+    def need(self, ending: str, *shapes: tuple[int, ...], dtype: str | None = None) -> None:
+        """Refuses a tensor of another shape than one of these, or of another type.
+
+        Raises:
+            InputError: it is missing, too.
+        """
+        name = f"{self.name}.{ending}"
+        found, own = self.shape(ending), self.source.dtypes.get(name)
+        if found not in shapes:
+            expected = " or ".join(str(list(shape)) for shape in shapes)
+            raise InputError(
+                f"{self.source.label}: {shown(name)} is {list(found)}; expected {expected} for "
+                f"{self.scheme.described}"
+            )
+        is_number = own in ("bfloat16", "float32", "float64")
+        if (dtype is None and not is_number) or dtype not in (None, own):
+            raise InputError(
+                f"{self.source.label}: {shown(name)} is {own}; expected {dtype or 'numbers'}"
+            )
+
+    def shape(self, ending: str) -> tuple[int, ...]:
+        """Of a tensor.
+
+        Raises:
+            InputError: it is missing.
+        """
+        name = f"{self.name}.{ending}"
+        if name not in self.source.shapes:
+            raise InputError(
+                f"{self.source.label}: tensor {shown(name)} is missing; {self.name} is stored as "
+                f"{self.scheme.described}"
+            )
+        return self.source.shapes[name]
+
+    def read(
+        self, ending: str, rows: slice | None = None, columns: slice | None = None
+    ) -> np.ndarray:
+        """A tensor, or some of its rows or columns."""
+        name = f"{self.name}.{ending}"
+        first, last, _ = (rows or slice(None)).indices(self.source.shapes[name][0])
+        return self.source.read(name, first, last, columns or slice(None))
+
+    def groups(self, width: int) -> int:
+        """Of a row.
+
+        Raises:
+            InputError: they do not divide it.
+        """
+        size = self.scheme.group or width
+        if width % size:
+            raise InputError(
+                f"{self.source.label}: {self.name} has rows of {width}, not a multiple of its "
+                f"groups of {size}"
+            )
+        return width // size
+
+    def in_order(self, ending: str, width: int) -> np.ndarray | None:
+        """Each element's group; None where they follow one another.
+
+        Raises:
+            InputError: they do not, and nothing said so; or such a group is not there.
+        """
+        size = self.scheme.group or width
+        if not self.has(ending):
+            if self.scheme.has_order:
+                self.shape(ending)
+            return None
+        self.need(ending, (width,), dtype="int32")
+        group_D = self.read(ending)
+        if np.array_equal(group_D, np.arange(width) // size):
+            return None
+        name = f"{self.source.label}: {self.name}.{ending}"
+        if not self.scheme.has_order:
+            raise InputError(
+                f"{name}: groups are in an order of their own, of which config.json says nothing "
+                "(desc_act, actorder)"
+            )
+        if group_D.min() < 0 or group_D.max() >= width // size:
+            raise InputError(f"{name} names a group that is not there")
+        return np.asarray(group_D)
+
+
+class Layout(NamedTuple):
+    """How the weight of a module is stored.
+
+    Attributes:
+        first: ending of the tensor by which a module is known.
+        others: endings of the tensors that may stand beside it.
+        shape: (module) -> (F, D), all shapes and types having been compared.
+        values: (module, start, stop) -> these rows of it.
+    """
+
+    first: str
+    others: tuple[str, ...]
+    shape: Callable[[Module], tuple[int, int]]
+    values: Callable[[Module, int, int], Values]
+
+
+def _packed_shape(module: Module) -> tuple[int, int]:
+    packed, bits = module.shape("weight_packed"), module.scheme.bits
+    if len(packed) != 2:
+        raise InputError(f"{module.source.label}: {module.name}.weight_packed is no matrix")
+    rows, width = packed[0], packed[1] * words.WORD // bits
+    if module.has("weight_shape"):
+        module.need("weight_shape", (2,), dtype="int64")
+        found = module.read("weight_shape").tolist()
+        if found[0] != rows or words.num_words(found[1], bits) != packed[1] or found[1] < 1:
+            raise InputError(
+                f"{module.source.label}: {module.name}.weight_shape is {found}, which "
+                f"{list(packed)} words of {bits} bits are not"
+            )
+        width = found[1]
+    module.need("weight_packed", packed, dtype="int32")
+    count = module.groups(width)
+    module.need("weight_scale", *_scale_shapes(module, rows, count))
+    if not module.scheme.is_symmetric:
+        module.need("weight_zero_point", (words.num_words(rows, bits), count), dtype="int32")
+    return rows, width
+
+
+def _packed_values(module: Module, start: int, stop: int) -> Values:
+    bits, (rows, width) = module.scheme.bits, _packed_shape(module)
+    q_FD = words.unpack(module.read("weight_packed", slice(start, stop)), bits, width)
+    scale_FG = _scales(module, start, stop)
+    zero_FG = np.full(scale_FG.shape, 1 << (bits - 1), np.uint8)
+    if not module.scheme.is_symmetric:
+        packed_FG = module.read("weight_zero_point")
+        zero_FG = words.unpack(packed_FG.T, bits, rows).T[start:stop]
+    if bits == 8 and module.scheme.is_symmetric:
+        q_FD, zero_FG = (q_FD ^ 128).view(np.int8), np.zeros(scale_FG.shape, np.int8)
+    return Values(q_FD, scale_FG, zero_FG, module.in_order("weight_g_idx", width))
+
+
+def _scale_shapes(module: Module, rows: int, count: int) -> tuple[tuple[int, ...], ...]:
+    shared = module.scheme.shares_rows
+    if shared is None:
+        return (), (1,), (1, 1)
+    if shared > 1:
+        return ((-(-rows // shared), count),)
+    return ((rows, count), (rows,)) if count == 1 else ((rows, count),)
+
+
+def _scales(module: Module, start: int, stop: int, ending: str = "weight_scale") -> np.ndarray:
+    shared = module.scheme.shares_rows
+    if shared == 1:
+        found = module.read(ending, slice(start, stop))
+        return np.asarray(found, np.float32).reshape(stop - start, -1)
+    shape = module.shape(ending)
+    name = f"{module.name}.{ending}"
+    whole = np.asarray(module.source.read(name, 0, shape[0] if shape else 1), np.float32)
+    if shared is None:
+        return np.full((stop - start, 1), whole.ravel()[0])
+    return whole[np.arange(start, stop) // shared]
+
+
+def _plain_shape(module: Module, scales: str = "weight_scale") -> tuple[int, int]:
+    shape, scheme = module.shape("weight"), module.scheme
+    if len(shape) != 2:
+        raise InputError(f"{module.source.label}: {module.name}.weight is no matrix")
+    module.need("weight", shape, dtype="float8_e4m3fn" if scheme.is_float else "int8")
+    blocks = scheme.shares_rows is not None and scheme.shares_rows > 1
+    # Blocks at the end of a row may reach beyond it.
+    count = -(-shape[1] // (scheme.group or shape[1])) if blocks else module.groups(shape[1])
+    module.need(scales, *_scale_shapes(module, shape[0], count))
+    if not scheme.is_symmetric:
+        module.need("weight_zero_point", *_scale_shapes(module, shape[0], count), dtype="int8")
+    return shape[0], shape[1]
+
+
+def _plain_values(module: Module, start: int, stop: int, scales: str = "weight_scale") -> Values:
+    width = module.shape("weight")[1]
+    q_FD = module.read("weight", slice(start, stop))
+    scale_FG = _scales(module, start, stop, scales)
+    zero_FG = np.zeros(scale_FG.shape, np.int8)
+    if not module.scheme.is_symmetric:
+        zero_FG = _scales(module, start, stop, "weight_zero_point")
+    group_D = module.in_order("weight_g_idx", width)
+    if group_D is None and module.scheme.group and width % module.scheme.group:
+        group_D = np.arange(width) // module.scheme.group
+    return Values(q_FD, scale_FG, zero_FG, group_D)
+
+
+def _fp8_scales(module: Module) -> str:
+    return "weight_scale" if module.has("weight_scale") else "weight_scale_inv"
+
+
+def _gptq_shape(module: Module) -> tuple[int, int]:
+    bits, packed = module.scheme.bits, module.shape("qweight")
+    if len(packed) != 2 or packed[0] * words.WORD % bits:
+        raise InputError(
+            f"{module.source.label}: {module.name}.qweight is {list(packed)}, no words of {bits} "
+            "bits"
+        )
+    width, rows = packed[0] * words.WORD // bits, packed[1]
+    module.need("qweight", packed, dtype="int32")
+    count = module.groups(width)
+    module.need("scales", (count, rows))
+    module.need("qzeros", (count, words.num_words(rows, bits)), dtype="int32")
+    return rows, width
+
+
+def _gptq_values(module: Module, start: int, stop: int) -> Values:
+    (rows, width), scheme = _gptq_shape(module), module.scheme
+    columns = slice(start, stop)
+    q_FD = words.unpack(module.read("qweight", columns=columns).T, scheme.bits, width)
+    scale_FG = np.asarray(module.read("scales", columns=columns), np.float32).T
+    stored_GF = words.unpack(module.read("qzeros"), scheme.bits, rows)[:, columns]
+    # Those below 0 that are stored as the largest come back as 0.
+    mask = np.uint8((1 << scheme.bits) - 1)
+    zero_FG = ((stored_GF + np.uint8(scheme.zero_offset)) & mask).T
+    centre = 1 << (scheme.bits - 1)
+    if scheme.is_symmetric and (zero_FG != centre).any():
+        raise InputError(
+            f"{module.source.label}: {module.name}.qzeros are not all {centre}, which they are "
+            "where config.json says sym"
+        )
+    if scheme.bits == 8 and scheme.is_symmetric:
+        q_FD, zero_FG = (q_FD ^ 128).view(np.int8), np.zeros(scale_FG.shape, np.int8)
+    return Values(q_FD, scale_FG, zero_FG, module.in_order("g_idx", width))
+
+
+def _awq_shape(module: Module) -> tuple[int, int]:
+    packed = module.shape("qweight")
+    if len(packed) != 2:
+        raise InputError(f"{module.source.label}: {module.name}.qweight is no matrix")
+    width, rows = packed[0], packed[1] * len(_AWQ_ORDER)
+    module.need("qweight", packed, dtype="int32")
+    count = module.groups(width)
+    module.need("scales", (count, rows))
+    module.need("qzeros", (count, packed[1]), dtype="int32")
+    return rows, width
+
+
+def _awq_values(module: Module, start: int, stop: int) -> Values:
+    each = len(_AWQ_ORDER)
+    first, last = start // each, -(-stop // each)
+    own = slice(start - first * each, stop - first * each)
+
+    def columns(ending: str) -> np.ndarray:
+        packed = module.read(ending, columns=slice(first, last))
+        flat = words.unpack(packed, 4, packed.shape[1] * each)
+        ordered = flat.reshape(len(flat), -1, each)[..., _AWQ_ORDER]
+        return ordered.reshape(len(flat), -1)[:, own].T
+
+    scale_FG = np.asarray(module.read("scales", columns=slice(start, stop)), np.float32).T
+    return Values(columns("qweight"), scale_FG, columns("qzeros"))
+
+
+LAYOUTS: Mapping[str, Layout] = {
+    "packed": Layout(
+        "weight_packed",
+        ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
+        _packed_shape,
+        _packed_values,
+    ),
+    "plain": Layout(
+        "weight", ("weight_scale", "weight_zero_point", "weight_g_idx"), _plain_shape, _plain_values
+    ),
+    "fp8": Layout(
+        "weight",
+        ("weight_scale_inv", "weight_scale"),
+        lambda module: _plain_shape(module, _fp8_scales(module)),
+        lambda module, start, stop: _plain_values(module, start, stop, _fp8_scales(module)),
+    ),
+    "gptq": Layout("qweight", ("qzeros", "scales", "g_idx"), _gptq_shape, _gptq_values),
+    "awq": Layout("qweight", ("qzeros", "scales"), _awq_shape, _awq_values),
+}

@@ -1,0 +1,348 @@
+"""`quantization_config` of a `config.json`: which modules are stored in few bits, and how.
+
+What is read here is what `compressed-tensors`, AWQ, GPTQ and transformers' own `fp8` write; MXFP4
+is gpt-oss's (`split_tensors`).
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from configs.errors import InputError, shown
+from configs.precision import GROUPS
+from inference.checkpoints.hf.architectures.config_keys import Keys
+
+METHODS = ("compressed-tensors", "awq", "gptq", "fp8")
+
+_MOST_PATTERN, _MOST_REPEATS = 200, 4  # of a regular expression, which a file must not hang us with
+_EMPTY: tuple[Any, ...] = (None, {}, [], "")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.\d+\.")  # in the name of a module
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """How the weight of a module is stored.
+
+    Attributes:
+        layout: key of `layouts.LAYOUTS`.
+        bits: of an element.
+        group: elements along a row that share a scale; None: all of them.
+        is_float: elements are e4m3, not integers.
+        is_symmetric: there are no zero points.
+        has_order: the elements of a group do not follow one another.
+        shares_rows: so many rows have the same scales, of which only one row's are stored; None:
+            the whole tensor has one scale.
+        rounds_activations: a token's activations are rounded to the same type.
+        zero_offset: added to zero points as they are stored.
+    """
+
+    layout: str
+    bits: int
+    group: int | None = None
+    is_float: bool = False
+    is_symmetric: bool = True
+    has_order: bool = False
+    shares_rows: int | None = 1
+    rounds_activations: bool = False
+    zero_offset: int = 0
+
+    def format(self, row: int) -> str | None:
+        """Our format that holds the numbers of rows of so many elements; None: there is none, and
+        they are dequantized.
+        """
+        if self.has_order or self.shares_rows not in (None, 1):
+            return None
+        if self.bits == 8:
+            if self.group not in (None, row) or not self.is_symmetric:
+                return None
+            kind = "fp8" if self.is_float else "int8"
+            return {"fp8": "w8a8_fp8", "int8": "w8a8"}[kind] if self.rounds_activations else kind
+        size = self.split(row)
+        if size is None:
+            return None
+        suffix = "" if self.is_symmetric else "_asym"
+        return f"int{self.bits}{suffix}{'' if size == GROUPS[0] else f'_g{size}'}"
+
+    def split(self, row: int) -> int | None:
+        """Elements of the groups of ours that hold those of a row of so many; None: none do."""
+        group = self.group or row
+        return next((size for size in GROUPS if group % size == 0 and row % size == 0), None)
+
+    @property
+    def described(self) -> str:
+        """In a message."""
+        kind = "fp8" if self.is_float else f"int{self.bits}"
+        size = "rows" if self.group is None else f"groups of {self.group}"
+        blocks = "" if self.shares_rows == 1 else f" x {self.shares_rows or 'all'} rows"
+        zeros = "" if self.is_symmetric else " with zero points"
+        order = " in an order of their own" if self.has_order else ""
+        return f"{kind} in {size}{blocks}{zeros}{order}"
+
+
+Find = Callable[[str, bool], Scheme | None]  # of a module's name, and whether it is a table
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantization:
+    """What a directory says of all its weights.
+
+    Attributes:
+        method: one of `METHODS`.
+        find: the scheme of a module by its name; None: it is stored as numbers.
+    """
+
+    method: str
+    find: Find
+
+
+def read(value: Any) -> Quantization:
+    """What a `quantization_config` says.
+
+    Args:
+        value: it.
+
+    Raises:
+        InputError: naming the key that is unsound, or not served.
+    """
+    keys = Keys({"quantization_config": value}).nested("quantization_config")
+    assert keys is not None
+    method = keys.raw.get("quant_method")
+    if not isinstance(method, str) or method not in _READERS:
+        raise InputError(
+            f"quantization_config: quant_method={shown(method)} is not served; valid: "
+            f"{', '.join(METHODS)}, and mxfp4 of gpt-oss; or use the unquantized repository"
+        )
+    return Quantization(method, _READERS[method](keys))
+
+
+def _compressed_tensors(keys: Keys) -> Find:
+    keys.require_neutral(
+        {
+            "kv_cache_scheme": _EMPTY,
+            "transform_config": _EMPTY,
+            "quantization_status": (None, "compressed"),
+        }
+    )
+    if sparsity := keys.nested("sparsity_config"):
+        sparsity.require_neutral({"format": (None, "dense")})
+    default = keys.raw.get("format")
+    groups = keys.nested("config_groups")
+    if groups is None or not groups.raw:
+        raise InputError("quantization_config: config_groups is missing")
+    schemes = []
+    for name in groups.raw:
+        group = groups.nested(name)
+        if group is None:
+            raise InputError(f"{groups.label}{name} must be an object")
+        own = group.raw.get("format")
+        targets = _matcher(group, "targets")
+        schemes.append((targets, _compressed_scheme(group, default if own is None else own)))
+    ignored = _matcher(keys, "ignore")
+
+    def find(module: str, is_table: bool) -> Scheme | None:
+        if ignored(module, is_table):
+            return None
+        return next((own for targets, own in schemes if targets(module, is_table)), None)
+
+    return find
+
+
+_FORMATS = {
+    "pack-quantized": "packed",
+    "int-quantized": "plain",
+    "float-quantized": "plain",
+    "naive-quantized": "plain",
+}
+
+
+def _compressed_scheme(group: Keys, format: Any) -> Scheme:
+    if format not in _FORMATS:
+        raise InputError(
+            f"{group.label}format={shown(format)} is not served; valid: {', '.join(_FORMATS)}"
+        )
+    weights, layout = group.nested("weights"), _FORMATS[format]
+    if weights is None:
+        raise InputError(f"{group.label}weights is missing")
+    group.require_neutral({"output_activations": (None,)})
+    weights.require_neutral({"dynamic": (None, False)})
+    is_float = weights.choice("type", {"int": "", "float": "float"}, "int") == "float"
+    bits = weights.integer("num_bits", 8)
+    valid = {("packed", False): (3, 4, 8), ("plain", False): (8,), ("plain", True): (8,)}
+    if bits not in (own := valid.get((layout, is_float), ())):
+        raise InputError(
+            f"{weights.label}{'float' if is_float else 'int'} of {bits} bits as {format} is not "
+            f"served; valid: {', '.join(map(str, own)) or 'int of 3, 4 or 8 bits'}"
+        )
+    size = weights.raw.get("group_size")
+    default = "group" if size not in (None, -1) else "tensor" if size is None else "channel"
+    kinds = {name: name for name in ("tensor", "channel", "group", "block")}
+    strategy = weights.choice("strategy", kinds, default)
+    rows: int | None = {"tensor": None}.get(strategy, 1)
+    elements = weights.integer("group_size") if strategy == "group" else None
+    if strategy == "block":
+        rows, elements = _block(weights, "block_structure")
+    order = weights.raw.get("actorder")
+    if order not in (None, False, True, "weight", "static", "group", "dynamic"):
+        raise InputError(f"{weights.label}actorder={shown(order)} is not served")
+    return Scheme(
+        layout,
+        bits,
+        elements,
+        is_float,
+        weights.boolean("symmetric", True),
+        order in (True, "group", "dynamic"),
+        rows,
+        _rounds_activations(group, is_float),
+    )
+
+
+def _rounds_activations(group: Keys, is_float: bool) -> bool:
+    own = group.nested("input_activations")
+    if own is None:
+        return False
+    own.require_neutral(
+        {
+            "dynamic": (True,),
+            "strategy": ("token",),
+            "symmetric": (True, None),
+            "num_bits": (8, None),
+            "type": ("float",) if is_float else ("int", None),
+        }
+    )
+    return True
+
+
+def _block(keys: Keys, key: str) -> tuple[int, int]:
+    """Rows and columns that share a scale."""
+    value = keys.raw.get(key)
+    if not isinstance(value, list) or len(value) != 2:
+        raise InputError(f"{keys.label}{key} must list rows and columns, not {shown(value)}")
+    rows, columns = (Keys({key: item}, keys.label).integer(key) for item in value)
+    return rows, columns
+
+
+def _awq(keys: Keys) -> Find:
+    keys.choice("version", {"gemm": "gemm", "GEMM": "gemm"}, "gemm")
+    if keys.integer("bits", 4) != 4:
+        raise InputError(f"{keys.label}bits={keys.raw['bits']} is not served; valid: 4")
+    group = _group(keys)
+    if not keys.boolean("zero_point", True):
+        raise InputError(f"{keys.label}zero_point=False is not served; valid: true")
+    return _in_layers(keys, Scheme("awq", 4, group, is_symmetric=False))
+
+
+def _gptq(keys: Keys) -> Find:
+    bits = keys.integer("bits")
+    if bits not in (3, 4, 8):
+        raise InputError(f"{keys.label}bits={bits} is not served; valid: 3, 4, 8")
+    offset = keys.choice(
+        "checkpoint_format", {"gptq": "1", "gptq_v2": "0"}, "gptq"
+    )  # which is `zero_offset`
+    group, symmetric = _group(keys), keys.boolean("sym", True)
+    scheme = Scheme("gptq", bits, group, is_symmetric=symmetric, zero_offset=int(offset))
+    scheme = dataclasses.replace(scheme, has_order=keys.boolean("desc_act", False))
+    return _in_layers(keys, scheme)
+
+
+def _group(keys: Keys) -> int | None:
+    return None if keys.raw.get("group_size") == -1 else keys.integer("group_size", 128)
+
+
+def _fp8(keys: Keys) -> Find:
+    keys.choice("fmt", {"e4m3": "e4m3", "float8_e4m3fn": "e4m3"}, "e4m3")
+    keys.require_neutral({"activation_scheme": ("dynamic", None)})
+    has_blocks = keys.raw.get("weight_block_size") is not None
+    rows, columns = _block(keys, "weight_block_size") if has_blocks else (None, None)
+    # With blocks activations are rounded by groups of 128 too, for which there is no format.
+    scheme = Scheme(
+        "fp8", 8, columns, is_float=True, shares_rows=rows, rounds_activations=not has_blocks
+    )
+    skipped = _names(keys, "modules_to_not_convert") + _names(keys, "ignored_layers")
+
+    def find(module: str, is_table: bool) -> Scheme | None:
+        is_head = module == "lm_head"
+        return None if is_table or is_head or _is_in(module, skipped) else scheme
+
+    return find
+
+
+def _in_layers(keys: Keys, scheme: Scheme) -> Find:
+    """All matrices of the decoder's layers, but for those that are listed."""
+    skipped = _names(keys, "modules_to_not_convert")
+    chosen = _listed(keys, "modules_in_block_to_quantize")
+    has_head = keys.boolean("lm_head", False)
+    patterns = []
+    for pattern in (keys.nested("dynamic") or Keys({})).raw:
+        if not pattern.startswith("-:"):
+            raise InputError(f"{keys.label}dynamic={shown(pattern)} is not served; valid: '-:...'")
+        patterns.append(_pattern(pattern.removeprefix("-:"), f"{keys.label}dynamic"))
+
+    def find(module: str, is_table: bool) -> Scheme | None:
+        inside = _LAYER.search(module) is not None
+        if is_table or not (inside or (has_head and module == "lm_head")):
+            return None
+        if _is_in(module, skipped) or any(pattern.match(module) for pattern in patterns):
+            return None
+        is_left_out = inside and chosen and not module.endswith(chosen)
+        return None if is_left_out else scheme
+
+    return find
+
+
+def _is_in(module: str, parts: tuple[str, ...]) -> bool:
+    """Whether a name contains one of these, as whole words between points."""
+    return any(f".{part}." in f".{module}." for part in parts)
+
+
+def _names(keys: Keys, key: str) -> tuple[str, ...]:
+    value = keys.raw.get(key)
+    value = [] if value is None else value
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise InputError(f"{keys.label}{key} must list names of modules, not {shown(value)}")
+    return tuple(value)
+
+
+def _listed(keys: Keys, key: str) -> tuple[str, ...]:
+    """Names in lists of lists."""
+    value = keys.raw.get(key)
+    value = [] if value is None else value
+    if not isinstance(value, list):
+        raise InputError(f"{keys.label}{key} must list names of modules, not {shown(value)}")
+    flat = [item for own in value for item in (own if isinstance(own, list) else [own])]
+    return tuple(f".{name}" for name in _names(Keys({key: flat}, keys.label), key))
+
+
+def _matcher(keys: Keys, key: str) -> Callable[[str, bool], bool]:
+    """Whether a module is listed: by its name, its class, or a regular expression behind 're:'."""
+    items = _names(keys, key)
+    exact = {item for item in items if not item.startswith("re:")}
+    label = f"{keys.label}{key}"
+    patterns = [_pattern(item[3:], label) for item in items if item.startswith("re:")]
+
+    def matches(module: str, is_table: bool) -> bool:
+        kind = "Embedding" if is_table else "Linear"
+        return module in exact or kind in exact or any(own.match(module) for own in patterns)
+
+    return matches
+
+
+def _pattern(text: str, label: str) -> re.Pattern[str]:
+    repeats = len(re.findall(r"[*+{]", text))
+    if len(text) > _MOST_PATTERN or repeats > _MOST_REPEATS or re.search(r"\)[*+{]", text):
+        raise InputError(
+            f"{label}: {shown(text)} is no plain pattern: at most {_MOST_REPEATS} repetitions, "
+            f"none of a group, in {_MOST_PATTERN} characters"
+        )
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise InputError(f"{label}: {shown(text)} is no regular expression: {error}") from None
+
+
+_READERS: Mapping[str, Callable[[Keys], Find]] = {
+    "compressed-tensors": _compressed_tensors,
+    "awq": _awq,
+    "gptq": _gptq,
+    "fp8": _fp8,
+}

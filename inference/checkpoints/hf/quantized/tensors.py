@@ -1,0 +1,177 @@
+"""A directory whose weights are stored in few bits, as tensors of the shapes that they have."""
+
+import dataclasses
+import logging
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from configs.errors import InputError, shown
+from configs.kinds import params
+from configs.kinds.params import Formats, ParamInfo
+from configs.model import ModelConfig
+from inference.checkpoints.hf.quantized.layouts import LAYOUTS, Module, Values
+from inference.checkpoints.hf.quantized.schemes import Quantization, Scheme
+from inference.checkpoints.names import NameMap
+from inference.checkpoints.tensor_source import TensorSource
+
+_WEIGHT = ".weight"
+_BLOCK_ELEMENTS = 1 << 22
+_NUMBERS = "bfloat16", "float32", "float64"
+_TABLES = ("embed_tokens", "wte", "wpe")  # modules that tokens are looked up in
+
+
+def dequantized(source: TensorSource, quantization: Quantization) -> TensorSource:
+    """The source with matrices in place of the tensors that stand for them; blocks of ours hold
+    exactly their numbers, where a format of ours has any.
+
+    Args:
+        source: the checkpoint's tensors, as they are stored.
+        quantization: what `config.json` says of them.
+
+    Raises:
+        InputError: a tensor is missing, of another shape or type, or nothing says what it is.
+    """
+    modules = {f"{own.name}{_WEIGHT}": own for own in _modules(source, quantization)}
+    parts = {
+        f"{own.name}.{ending}"
+        for own in modules.values()
+        for ending in (LAYOUTS[own.scheme.layout].first, *LAYOUTS[own.scheme.layout].others)
+    }
+    shapes: dict[str, tuple[int, ...]] = {}
+    formats, dropped = {}, {}
+    for name, own in modules.items():
+        shapes[name] = LAYOUTS[own.scheme.layout].shape(own)
+        format = own.scheme.format(shapes[name][1])
+        if format is None:
+            dropped[own.scheme.described] = name
+        else:
+            formats[name] = format
+    for name, shape in source.shapes.items():
+        if name in parts:
+            continue
+        if source.dtypes.get(name, source.dtype) not in _NUMBERS:
+            raise InputError(
+                f"{source.label}: tensor {shown(name)} is {source.dtypes[name]}, and "
+                "quantization_config says nothing of it"
+            )
+        shapes[name] = shape
+    for described in dropped:
+        logging.warning(
+            "%s: weights of %s have no format that is multiplied as it is: dequantized",
+            source.label, described,
+        )  # fmt: skip
+
+    def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
+        if name not in modules:
+            return source.read(name, start, stop, columns)
+        return _values(modules[name], start, stop).numbers()[:, columns]
+
+    def read_blocks(name: str) -> np.ndarray:
+        module, (rows, width) = modules[name], shapes[name]
+        size = module.scheme.split(width) if module.scheme.bits < 8 else None
+        step = max(_BLOCK_ELEMENTS // width, 1)
+        found = [
+            _values(module, start, min(start + step, rows)).blocks(formats[name], size)
+            for start in range(0, rows, step)
+        ]
+        return np.concatenate(found)
+
+    dtypes = {name: source.dtypes.get(name, source.dtype) for name in shapes if name not in modules}
+    return TensorSource(
+        source.label,
+        shapes,
+        read,
+        "float32",
+        read_blocks=read_blocks,
+        formats=formats,
+        dtypes=dtypes | dict.fromkeys(modules, "float32"),
+    )
+
+
+def _values(module: Module, start: int, stop: int) -> Values:
+    return LAYOUTS[module.scheme.layout].values(module, start, stop)
+
+
+def _modules(source: TensorSource, quantization: Quantization) -> Iterator[Module]:
+    """Modules that are stored in few bits: known by a tensor that none other has."""
+    marks = ("weight_packed", "qweight", "weight_scale", "weight_scale_inv")
+    seen = set()
+    for name in source.shapes:
+        module, _, ending = name.rpartition(".")
+        if ending not in marks or module in seen:
+            continue
+        seen.add(module)
+        scheme = quantization.find(module, _is_table(module))
+        if scheme is None:
+            raise InputError(
+                f"{source.label}: {shown(name)} is of few bits, and quantization_config says "
+                f"nothing of {shown(module)}"
+            )
+        yield Module(source, module, scheme)
+
+
+def _is_table(module: str) -> bool:
+    return module.rpartition(".")[2] in _TABLES
+
+
+def formats(config: ModelConfig, quantization: Quantization, name_map: NameMap) -> Formats:
+    """Formats of a model's parameters as its `config.json` says, by path, of each part of a stack
+    where they differ; without those whose type is the model's.
+
+    Raises:
+        InputError: the matrices of a stack have several.
+    """
+    found = {}
+    for path, info in _matrices(config):
+        stored = name_map(path)
+        names = () if stored.transposed else stored.names
+        row = info.shape[-1]
+        own = [_format(quantization, name, row) or info.format for name in names]
+        if not set(own) - {info.format}:
+            continue
+        if len(info.shape) > 2 and len(set(own)) > 1:
+            raise InputError(
+                f"quantization_config: {path} is a stack of {', '.join(sorted(set(own)))}, which "
+                "no kernel multiplies at once"
+            )
+        found[path] = tuple(own if len(set(own)) > 1 else own[:1])
+    return found
+
+
+def _matrices(config: ModelConfig) -> Iterator[tuple[str, ParamInfo]]:
+    """Those whose type is the model's."""
+    plain = dataclasses.replace(config, dtype="bfloat16", formats=())
+    own = {"/".join(p): i.format for p, i in params.leaves(plain.parameters())}
+    declared = dataclasses.replace(config, formats=()).parameters()
+    for path, info in params.leaves(declared):
+        name = "/".join(path)
+        if own[name] == "bfloat16" and (info.is_multiplied or name == "embed/table"):
+            yield name, info
+
+
+def _format(quantization: Quantization, name: str, row: int) -> str | None:
+    if not name.endswith(_WEIGHT):
+        return None  # a part of a tensor
+    module = name.removesuffix(_WEIGHT)
+    scheme: Scheme | None = quantization.find(module, _is_table(module))
+    return None if scheme is None else scheme.format(row)
+
+
+def check(source: TensorSource, config: ModelConfig, name_map: NameMap) -> None:
+    """Compares the formats of a configuration with those that tensors are stored in.
+
+    Raises:
+        InputError: naming the first that differ.
+    """
+    wanted: Mapping[str, tuple[str, ...]] = dict(config.formats)
+    for path, _ in _matrices(config):
+        for part, name in enumerate(names := name_map(path).names):
+            own = wanted.get(path, ())
+            said = own[part if len(own) == len(names) else 0] if own else config.dtype
+            kept = source.formats.get(name, config.dtype)
+            if said != kept:
+                raise InputError(
+                    f"{source.label}: {shown(name)} is stored as {kept}; by its "
+                    f"quantization_config it is {said}"
+                )
