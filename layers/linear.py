@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from layers.kernels.device import target_is_cpu
-from layers.kernels.linear import low_bit, packed
+from layers.kernels.linear import low_bit_product, packed
 from layers.kernels.linear.low_bit import Quantized
 from layers.kernels.linear.observed import Observed
 from layers.kernels.linear.packed import Packed
@@ -29,7 +29,7 @@ def linear(x_TD: jax.Array, w_FD: Weight) -> jax.Array:
     if isinstance(w_FD, Packed):
         return packed.product(x_TD, w_FD)
     if isinstance(w_FD, Quantized):
-        return low_bit.product(x_TD, w_FD)
+        return low_bit_product.product(x_TD, w_FD)
     if isinstance(w_FD, Observed):
         w_FD.note(x_TD, None)
         return linear(x_TD, w_FD.weight)

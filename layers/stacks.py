@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from layers.kernels.device import target_device, target_is_cpu
-from layers.kernels.linear import grouped, low_bit, packed
+from layers.kernels.linear import grouped, low_bit_product, packed
 from layers.kernels.linear.low_bit import Quantized
 from layers.kernels.linear.observed import Observed
 from layers.kernels.linear.packed import Packed
@@ -57,7 +57,7 @@ def each_linear(x_TND: jax.Array, w_NFD: Leaf) -> jax.Array:
         y_XF = packed.grouped_product(x_NTD.reshape(N * T, D), w_NFD, sizes_N)
         return y_XF.reshape(N, T, -1).swapaxes(0, 1)
     if isinstance(w_NFD, Quantized):
-        return low_bit.products(x_NTD, w_NFD, jnp.arange(N)).swapaxes(0, 1)
+        return low_bit_product.products(x_NTD, w_NFD, jnp.arange(N)).swapaxes(0, 1)
     return _batched(x_NTD.astype(w_NFD.dtype), w_NFD).swapaxes(0, 1)
 
 
@@ -85,7 +85,7 @@ def _in_blocks(
     matrix_X = group_of_rows(num_blocks_E, most)
     block_XWD = block_XD.reshape(most, rows, D)
     if isinstance(w_EFD, Quantized):
-        y_XF = low_bit.products(block_XWD, w_EFD, matrix_X)
+        y_XF = low_bit_product.products(block_XWD, w_EFD, matrix_X)
     else:
         y_XF = _batched(block_XWD, looked_up(w_EFD, jnp.minimum(matrix_X, E - 1)))
     y_XF = y_XF.reshape(most * rows, -1)

@@ -48,6 +48,21 @@ def check_product(device: Any, format: str, rows: int, shape: tuple[int, int]) -
     assert memory.temp_size_in_bytes <= 8 * rows * shape[0] * 4 + MEGABYTE
 
 
+def check_prefill(device: Any, format: str, most_matrices: float) -> None:
+    """A product of many rows: what is written beside its sums is little more than the matrix in
+    bfloat16, or so many of them.
+    """
+    rows, (F, D) = 512, MATRICES["gate_up"]
+    arguments = (
+        jax.ShapeDtypeStruct((rows, D), jnp.bfloat16),
+        low_bit.abstract((F, D), format, "bfloat16"),
+    )
+    executable = compiled(linear, device, arguments, ())
+    temporary = executable.memory_analysis().temp_size_in_bytes
+    print(f"{format}: {temporary} bytes of temporaries")
+    assert temporary < most_matrices * F * D * 2
+
+
 def check_experts(device: Any, rows: int) -> None:
     """Products of few rows with the experts of Mixtral 8x7B, in int4: one launch reads them, and no
     other holds a quarter of one of them.

@@ -13,6 +13,7 @@ from inference.benchmark.kernels.attention_case import Arrays
 from inference.planner.calibration import on_device
 from inference.planner.compiled.program import launches_a_layer
 from layers.kernels import tuning
+from layers.kernels.linear import low_bit_product
 from tests.aot import low_bit, programs
 
 pytestmark = pytest.mark.aot
@@ -240,8 +241,15 @@ def test_experts_of_few_bits():
     low_bit.check_experts(programs.device("h200"), 32)
 
 
+@pytest.mark.parametrize("format, most", [
+    ("int8", 0.01), ("w8a8", 0.01), ("int4", 1.1), ("int3_asym_g32", 1.1), ("mxfp4", 1.6),
+])  # fmt: skip
+def test_prefill_expands_a_matrix_once(format, most):
+    low_bit.check_prefill(programs.device("h200"), format, most)
+
+
 def test_a_product_that_expands_its_weights_is_found_out(monkeypatch):
-    monkeypatch.setattr(low_bit.low_bit, "_kernel", lambda *_: None)
+    monkeypatch.setattr(low_bit_product, "_kernel", lambda *_: None)
     with pytest.raises(AssertionError, match="int4 is expanded"):
         low_bit.check_product(programs.device("h200"), "int4", 24, low_bit.MATRICES["qkv"])
 

@@ -13,6 +13,7 @@ from configs.mesh import Mesh
 from inference.planner.compiled.program import launches_a_layer
 from inference.planner.compiled.report import AbsentEngine
 from layers.kernels.attention import tpu
+from layers.kernels.linear import low_bit_product
 from tests.aot import low_bit, programs
 
 pytestmark = pytest.mark.aot
@@ -212,8 +213,16 @@ def test_experts_of_few_bits(topology):
     low_bit.check_experts(programs.device(topology), 32)
 
 
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v6e:2x2"])
+@pytest.mark.parametrize("format, most", [
+    ("int8", 0.1), ("w8a8", 0.1), ("int4", 1.1), ("int4_asym", 1.1), ("mxfp4", 1.1),
+])  # fmt: skip
+def test_prefill_expands_a_matrix_once(topology, format, most):
+    low_bit.check_prefill(programs.device(topology), format, most)
+
+
 def test_a_product_that_expands_its_weights_is_found_out(monkeypatch):
-    monkeypatch.setattr(low_bit.low_bit, "_kernel", lambda *_: None)
+    monkeypatch.setattr(low_bit_product, "_kernel", lambda *_: None)
     with pytest.raises(AssertionError, match="int4 is expanded"):
         low_bit.check_product(programs.device("v5e:2x2"), "int4", 24, low_bit.MATRICES["qkv"])
 

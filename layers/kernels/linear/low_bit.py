@@ -1,5 +1,5 @@
 """Weights of few bits where the CPU's kernels are not: a leaf of the parameters that `linear`
-knows, and its products by XLA, which run anywhere.
+knows.
 
 Eight bits are an element, [F, D] of int8, or of uint8 where they are an e4m3. Fewer lie in planes
 of bits, uint8 [F, D bits / 8], one plane behind the other in a row: int4 has one of four bits, int3
@@ -8,18 +8,10 @@ they have bits for: byte k has the bits of elements k, k + 128, ... from its low
 what is left of a row, by less than 128. So whoever takes bytes apart has elements side by side in
 the order of activations. Scales and zero points lie by groups, [G, F], as sums over a group need
 them. A stack [E, F, D], of a mixture's experts, has an axis E before these.
-
-Integers are multiplied in the activations' type, with float32 sums. Where a row has one scale it
-comes after; where groups have them an element is its integer times its scale. `w8a8` and `w8a8_fp8`
-round each token's activations, too, by a scale of its own.
-
-Where rows are few, an accelerator has kernels for planes (`low_bit_tpu.py`); what has eight bits
-XLA expands within its own products there.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -29,14 +21,9 @@ from jax import lax
 
 from configs.precision import FORMATS
 from layers import quantized
-from layers.kernels.device import target_device, target_is_cpu
 
 LANES = 128  # bytes of a plane, whose bits are so far apart
 _PACKED_ROWS = 1 << 10  # that are taken apart at once
-_LARGEST_INT8, _LARGEST_FP8 = 127, 448
-# Of what a CPU expands at once, in float32; whole rows, at least so many.
-_BLOCK_BYTES, _BLOCK_ROWS = 1 << 20, 16
-_LEAST_ROWS = 8  # of a product on a CPU: with fewer XLA sums in another order, or is slow
 
 
 @functools.partial(
@@ -155,51 +142,6 @@ def _dtype(format: str) -> Any:
     return np.int8 if FORMATS[format].bits == 8 and not _is_fp8(format) else np.uint8
 
 
-def product(x_TD: jax.Array, w: Quantized) -> jax.Array:
-    """x w^T, float32 [T, F]. A row's bits do not depend on the others.
-
-    Raises:
-        ValueError: x has other columns than w, or w is a stack.
-    """
-    if x_TD.ndim != 2 or len(w.shape) != 2 or x_TD.shape[1] != w.shape[1]:
-        raise ValueError(f"{x_TD.shape} does not go with a matrix of {w.shape}")
-    if kernel := _kernel(x_TD.shape[0], w):
-        one = dataclasses.replace(jax.tree.map(lambda a: a[None], w), shape=(1, *w.shape))
-        found: jax.Array = kernel(x_TD[None], one, jnp.zeros(1, jnp.int32))[0]
-        return found
-    return _by_xla(x_TD, w)
-
-
-def products(x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array) -> jax.Array:
-    """Blocks of rows, each with one matrix of a stack: float32 [B, W, F].
-
-    Args:
-        x_BWD: the rows.
-        w: a stack [E, F, D].
-        matrix_B: i32, which of the stack; E: none, the block's rows are not looked at, and what
-            comes of them is any number.
-
-    Raises:
-        ValueError: x has other columns than w, or w is no stack.
-    """
-    if x_BWD.ndim != 3 or len(w.shape) != 3 or x_BWD.shape[2] != w.shape[2]:
-        raise ValueError(f"{x_BWD.shape} does not go with a stack of {w.shape}")
-    if kernel := _kernel(x_BWD.shape[1], w):
-        return kernel(x_BWD, w, matrix_B)
-    E, F, _ = w.shape
-
-    def one(block: tuple[jax.Array, jax.Array]) -> jax.Array:
-        x_WD, e = block
-        own = dataclasses.replace(jax.tree.map(lambda array: array[e], w), shape=w.shape[1:])
-        return _by_xla(x_WD, own)
-
-    def or_none(block: tuple[jax.Array, jax.Array]) -> jax.Array:
-        nothing = jnp.zeros((x_BWD.shape[1], F), jnp.float32)
-        return lax.cond(block[1] < E, one, lambda _: nothing, block)
-
-    return lax.map(or_none if target_is_cpu() else one, (x_BWD, matrix_B))
-
-
 def rows(w: Quantized, ids_T: jax.Array) -> jax.Array:
     """Some rows of the matrix, float32 [T, D], for integers [T]: one beyond its first or last row
     is that row.
@@ -242,7 +184,7 @@ def integers(w: Quantized) -> jax.Array:
     """Elements before their scales, of asymmetric formats from 0 on: float32 [F, G, D / G]."""
     F, G = len(w.data), w.scale.shape[-2]
     if FORMATS[w.format].bits == 8:
-        return _elements(w).astype(jnp.float32).reshape(F, G, -1)
+        return elements(w).astype(jnp.float32).reshape(F, G, -1)
     start, shift, found_FD = 0, 0, jnp.zeros((), jnp.uint8)
     for bits in planes(w.format):
         stop = start + w.shape[-1] * bits // 8
@@ -266,7 +208,7 @@ def _of_plane(byte_FX: jax.Array, bits: int) -> jax.Array:
     return jnp.concatenate(found, axis=1)
 
 
-def _elements(w: Quantized) -> jax.Array:
+def elements(w: Quantized) -> jax.Array:
     """Of eight bits each: int8 or float8_e4m3fn [F, D]."""
     is_fp8 = _is_fp8(w.format)
     return lax.bitcast_convert_type(w.data, jnp.float8_e4m3fn) if is_fp8 else w.data
@@ -277,87 +219,3 @@ def of_e2m1(code: jax.Array) -> jax.Array:
     size = (code & 7).astype(jnp.int32)
     whole = jnp.where(size < 2, size, (2 + (size & 1)) << jnp.maximum(size >> 1, 1) - 1)
     return jnp.where(code < 8, 0.5, -0.5) * whole.astype(jnp.float32)
-
-
-def _kernel(num_rows: int, w: Quantized) -> Callable[..., jax.Array] | None:
-    """`products` by the device's own kernel; None: it has none for such rows and matrices."""
-    device = target_device()  # Pallas is slow to load
-    if device.platform == "tpu":
-        from layers.kernels.linear import low_bit_tpu
-
-        return low_bit_tpu.products if low_bit_tpu.can_multiply(num_rows, w) else None
-    if device.is_hopper:
-        from layers.kernels.linear import low_bit_gpu
-
-        return low_bit_gpu.products if low_bit_gpu.can_multiply(num_rows, w) else None
-    return None
-
-
-def _by_xla(x_TD: jax.Array, w: Quantized) -> jax.Array:
-    """`product`; a CPU expands some rows of the matrix at a time, other devices what XLA does not
-    expand within the product.
-    """
-    T, (F, D) = len(x_TD), w.shape
-    multiply = functools.partial(_times_rounded if _rounds(w) else _times, dtype=w.dtype)
-    if not target_is_cpu():
-        return multiply(x_TD, w)
-    x_TD = jnp.pad(x_TD, ((0, max(0, _LEAST_ROWS - T)), (0, 0)))
-    each = max(_BLOCK_ROWS, _BLOCK_BYTES // (4 * D))
-    found_TF = multiply(x_TD, w) if each >= F else _by_blocks(x_TD, w, each, multiply)
-    return found_TF[:T]
-
-
-def _rounds(w: Quantized) -> bool:
-    return FORMATS[w.format].activations is not None
-
-
-def _by_blocks(
-    x_TD: jax.Array, w: Quantized, each: int, multiply: Callable[..., jax.Array]
-) -> jax.Array:
-    """Products with so many rows of the matrix at a time; the last are partly those before."""
-    F = w.shape[0]
-
-    def one(n: jax.Array, y_TF: jax.Array) -> jax.Array:
-        first = jnp.minimum(n * each, F - each)
-
-        def some(axis: int) -> Callable[[jax.Array], jax.Array]:
-            return lambda array: lax.dynamic_slice_in_dim(array, first, each, axis)
-
-        own = dataclasses.replace(
-            w, data=some(0)(w.data), scale=some(1)(w.scale), zero=jax.tree.map(some(1), w.zero)
-        )
-        return lax.dynamic_update_slice_in_dim(y_TF, multiply(x_TD, own), first, 1)
-
-    return lax.fori_loop(0, -(-F // each), one, jnp.zeros((len(x_TD), F), jnp.float32))
-
-
-def _times(x_TD: jax.Array, w: Quantized, dtype: str) -> jax.Array:
-    """Activations as they are."""
-    if FORMATS[w.format].bits == 8:
-        return _dot(x_TD.astype(dtype), _elements(w).astype(dtype)) * w.scale
-    return _dot(x_TD.astype(dtype), numbers(w).astype(dtype))
-
-
-def _times_rounded(x_TD: jax.Array, w: Quantized, dtype: str) -> jax.Array:
-    """Activations of the weights' eight bits."""
-    q_FD, x_TD = _elements(w), x_TD.astype(jnp.float32)
-    is_int = q_FD.dtype == jnp.int8
-    scale_T1 = jnp.abs(x_TD).max(-1, keepdims=True) / (_LARGEST_INT8 if is_int else _LARGEST_FP8)
-    ratio_TD = x_TD / jnp.where(scale_T1 == 0, 1, scale_T1)
-    q_TD = (jnp.rint(ratio_TD) if is_int else ratio_TD).astype(q_FD.dtype)
-    if not is_int and target_is_cpu():  # which has no such products
-        q_TD, q_FD = q_TD.astype(jnp.float32), q_FD.astype(jnp.float32)
-    # What is not finite has no integer, and a maximum need not see it.
-    scale_T1 = jnp.where(jnp.isfinite(x_TD).all(-1, keepdims=True), scale_T1, jnp.nan)
-    return _dot(q_TD, q_FD).astype(jnp.float32) * scale_T1 * w.scale
-
-
-def _dot(x_TD: jax.Array, w_FD: jax.Array) -> jax.Array:
-    """x w^T, exact in int32 or with float32 sums."""
-    is_int = x_TD.dtype == jnp.int8
-    # A GPU's default for float32 operands is TF32, ten bits of mantissa.
-    exact = lax.Precision.HIGHEST if x_TD.dtype == jnp.float32 else None
-    return lax.dot_general(
-        x_TD, w_FD, (((1,), (1,)), ((), ())), precision=exact,
-        preferred_element_type=jnp.int32 if is_int else jnp.float32,
-    )  # fmt: skip

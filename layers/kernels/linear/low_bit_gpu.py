@@ -51,7 +51,9 @@ def can_multiply(num_rows: int, w: Quantized) -> bool:
 def products(
     x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array, interpret: Any = None
 ) -> jax.Array:
-    """`low_bit.products`, of rows that `can_multiply` allows; `interpret`: `InterpretGPUParams`."""
+    """`low_bit_product.products`, of rows that `can_multiply` allows; `interpret` takes
+    `InterpretGPUParams`.
+    """
     W, shift, found_BWF = x_BWD.shape[1], 0, jnp.zeros((), jnp.float32)
     x_BWD = jnp.pad(x_BWD.astype(w.dtype), ((0, 0), (0, -W % _ROWS), (0, 0)))
     for bits in low_bit.planes(w.format):

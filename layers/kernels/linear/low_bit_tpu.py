@@ -1,5 +1,5 @@
 """Products of few rows with planes of bits on TPUs (Pallas): a byte of the matrix is read once, and
-its numbers exist in VMEM only.
+its numbers exist in VMEM only. For products of many rows, by XLA, it is expanded once.
 
 XLA expands int8 and fp8 within its own products there, and needs no kernel. Fewer bits it does not:
 it writes the whole matrix expanded.
@@ -13,6 +13,8 @@ element.
 R counts rows of activations, one a group, K the numbers of 128 lanes of bytes.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -25,6 +27,7 @@ from layers.kernels.linear.low_bit import LANES, Quantized
 _ROWS = 16  # of a tile of bfloat16
 _BLOCK_FEATURES, _BLOCK_LANES = 512, (1024, 512, 256, 128)
 _MOST_ROWS, _MOST_GROUP_ROWS = 128, 512
+_EXPANDED_ROWS, _EXPANDED_COLUMNS = 256, (2048, 1024)
 _ACTIVATION_BYTES = 8 << 20  # of a block of rows
 _VMEM_BYTES = 48 << 20  # of 64 MiB (7x) or 128
 
@@ -45,7 +48,7 @@ def can_multiply(num_rows: int, w: Quantized) -> bool:
 def products(
     x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array, interpret: bool = False
 ) -> jax.Array:
-    """`low_bit.products`, of rows that `can_multiply` allows."""
+    """`low_bit_product.products`, of rows that `can_multiply` allows."""
     dtype = jnp.dtype(w.dtype)
     W, shift, found_BWF = x_BWD.shape[1], 0, jnp.zeros((), jnp.float32)
     x_BWD = jnp.pad(x_BWD.astype(dtype), ((0, 0), (0, -W % _ROWS), (0, 0)))
@@ -105,7 +108,7 @@ def _plane(
                 start = pl.multiple_of((k * num + c) * K, K)
                 x_RK = _of_each_group(x_ref[0, :, pl.ds(start, K)], groups)
                 byte_FX = data_ref[0, :, c * LANES : (c + 1) * LANES].astype(jnp.int32)
-                number = low_bit.of_e2m1 if w.format == "mxfp4" else _as_float
+                number = _number(w.format)
                 numbers = [
                     number(byte_FX >> n & ((1 << bits) - 1)).astype(x_ref.dtype)
                     for n in range(0, 8, bits)
@@ -146,6 +149,69 @@ def _plane(
     )(matrix_B, x_BWD, w.data, *weights)  # fmt: skip
 
 
+def can_expand(w: Quantized) -> bool:
+    """Whether `expanded` takes a matrix."""
+    least = min(low_bit.planes(w.format))
+    return least < 8 and w.shape[-1] % (LANES * 8 // least) == 0
+
+
+def expanded(w: Quantized, interpret: bool = False) -> jax.Array:
+    """The numbers of a matrix that `can_expand` allows in its `dtype`, [F, D], for products with
+    many rows; XLA would write several times as much.
+    """
+    (F, D), G, planes = w.shape, w.scale.shape[0], low_bit.planes(w.format)
+    weights = [low_bit.scales(w)]
+    if w.zero is not None:
+        weights.append(w.zero.astype(jnp.float32))
+    rows, each = min(F, _EXPANDED_ROWS), D // G
+    columns = next((n for n in _EXPANDED_COLUMNS if D % n == 0 == n // each % 8), D)
+    shifts = [sum(planes[:n]) for n in range(len(planes))]
+
+    def kernel(*refs):
+        data_refs, (*weight_refs, out_ref) = refs[: len(planes)], refs[len(planes) :]
+        scale_FG, *zeros = (ref[...].T for ref in weight_refs)
+        for first in range(0, columns, LANES):
+            code_FL = jnp.zeros((rows, LANES), jnp.int32)
+            for bits, shift, data_ref in zip(planes, shifts, data_refs, strict=True):
+                at, part = divmod(first, LANES * 8 // bits)
+                byte_FL = data_ref[:, at * LANES : (at + 1) * LANES].astype(jnp.int32)
+                code_FL |= (byte_FL >> part // LANES * bits & (1 << bits) - 1) << shift
+            number_FL = _number(w.format)(code_FL)
+
+            def of_lanes(array_FG, first=first):
+                """Of the group of each of the lanes."""
+                group = first // each
+                found_FL = jnp.broadcast_to(array_FG[:, group : group + 1], (rows, LANES))
+                lane_FL = lax.broadcasted_iota(jnp.int32, (rows, LANES), 1)
+                for begin in range(each, LANES, each):
+                    group += 1
+                    found_FL = jnp.where(lane_FL < begin, found_FL, array_FG[:, group : group + 1])
+                return found_FL
+
+            number_FL -= of_lanes(zeros[0]) if zeros else low_bit.middle(w.format)
+            out_ref[:, first : first + LANES] = (number_FL * of_lanes(scale_FG)).astype(w.dtype)
+
+    def of_plane(bits, shift):
+        first = D * shift // (columns * bits)
+        return pl.BlockSpec((rows, columns * bits // 8), lambda f, k: (f, first + k))
+
+    return pl.pallas_call(
+        kernel,
+        grid=(pl.cdiv(F, rows), D // columns),
+        in_specs=[
+            *(of_plane(bits, shift) for bits, shift in zip(planes, shifts, strict=True)),
+            *(pl.BlockSpec((columns // each, rows), lambda f, k: (k, f)) for _ in weights),
+        ],
+        out_specs=pl.BlockSpec((rows, columns), lambda f, k: (f, k)),
+        out_shape=jax.ShapeDtypeStruct((F, D), w.dtype),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel"), vmem_limit_bytes=_VMEM_BYTES
+        ),
+        name="low_bit_expanded",
+        interpret=interpret,
+    )(*[w.data] * len(planes), *weights)
+
+
 def _of_each_group(x_WK: jax.Array, groups: int) -> jax.Array:
     """Rows once for each of so many groups: [R, K], 0 where other groups are."""
     group_WK = lax.broadcasted_iota(jnp.int32, x_WK.shape, 1) // (x_WK.shape[1] // groups)
@@ -153,8 +219,9 @@ def _of_each_group(x_WK: jax.Array, groups: int) -> jax.Array:
     return jnp.concatenate(parts, axis=0)
 
 
-def _as_float(integer: jax.Array) -> jax.Array:
-    return integer.astype(jnp.float32)
+def _number(format: str) -> Callable[[jax.Array], jax.Array]:
+    """What makes a code a number, float32."""
+    return low_bit.of_e2m1 if format == "mxfp4" else lambda code: code.astype(jnp.float32)
 
 
 def _dot(x_RK: jax.Array, w_FK: jax.Array) -> jax.Array:

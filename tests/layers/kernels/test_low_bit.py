@@ -14,7 +14,7 @@ from configs.mesh import Mesh
 from configs.precision import FORMATS
 from inference.checkpoints import load
 from layers import decoder, params, quantized, stacks
-from layers.kernels.linear import api, low_bit
+from layers.kernels.linear import api, low_bit, low_bit_product
 from layers.linear import linear
 from layers.ragged import contiguous
 from tests import compiling, fakes
@@ -157,8 +157,8 @@ def test_groups_of_rows_meet_their_matrices(format, deterministic):
 def test_what_does_not_fit_is_refused():
     w, _ = drawn("int4", 8, 256)
     for call in (
-        lambda: low_bit.product(tokens(3, 128), w),
-        lambda: low_bit.products(tokens(1, 3, 256), w, jnp.zeros(1, jnp.int32)),
+        lambda: low_bit_product.product(tokens(3, 128), w),
+        lambda: low_bit_product.products(tokens(1, 3, 256), w, jnp.zeros(1, jnp.int32)),
         lambda: low_bit.rows(drawn("int4", 2, 8, 256)[0], jnp.zeros(1, jnp.int32)),
     ):
         with pytest.raises(ValueError, match="does not go|not in a stack"):

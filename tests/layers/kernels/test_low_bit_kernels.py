@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # no public name in 0.10
 
-from layers.kernels.linear import low_bit, low_bit_gpu, low_bit_tpu
+from layers.kernels.linear import low_bit, low_bit_gpu, low_bit_product, low_bit_tpu
 from tests import compiling
 from tests.accelerators import written_for
 from tests.layers.kernels.test_low_bit import drawn, tokens
@@ -50,6 +50,16 @@ def test_a_tpus_kernel_is_exact_up_to_its_sums(case, dtype):
     """Of bfloat16 activations, too: integers are multiplied, and scales weigh sums."""
     assert low_bit_tpu.can_multiply(case[1], low_bit.abstract((2, *case[2:]), case[0], dtype))
     _check(_ON_TPU, case, dtype)
+
+
+@pytest.mark.quick_code
+@pytest.mark.parametrize("format, F, D", [
+    ("int4_asym_g32", 300, 512), ("int3", 40, 2048), ("mxfp4", 40, 256), ("int4_g64", 20, 3072),
+])  # fmt: skip
+def test_a_tpu_expands_a_matrix_as_xla_would(format, F, D):
+    w, numbers = drawn(format, F, D, dtype="bfloat16")
+    found = compiling.call(low_bit_tpu.expanded, w, interpret=True)
+    np.testing.assert_array_equal(found, jnp.asarray(numbers, jnp.bfloat16))
 
 
 @pytest.mark.quick_code
@@ -95,6 +105,6 @@ def test_what_kernels_leave_to_xla():
 def test_xlas_products_on_accelerators_are_those_of_a_cpu(format):
     w, _ = drawn(format, 2, 40, 384)
     x_BTD, matrix_B = tokens(3, 9, 384), jnp.array([1, 0, 1], jnp.int32)
-    found = written_for("cuda", low_bit.products)(x_BTD, w, matrix_B)
-    expected = jax.jit(low_bit.products)(x_BTD, w, matrix_B)
+    found = written_for("cuda", low_bit_product.products)(x_BTD, w, matrix_B)
+    expected = jax.jit(low_bit_product.products)(x_BTD, w, matrix_B)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
