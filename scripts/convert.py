@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
     if not is_file and _DTYPE.value not in (None, "float32", "bfloat16"):
         raise InputError(f"--dtype={_DTYPE.value} goes with --to=gguf; valid: float32, bfloat16")
     from inference.checkpoints import convert  # brings JAX
-    from inference.checkpoints.gguf import gguf_export
+    from inference.checkpoints.gguf.export import gguf_export
 
     resolved, config = common.named_config({})
     if deployment_flags.MESH.value:

@@ -95,12 +95,15 @@ def read_directory_config(path: Path) -> ModelConfig:
     """
     raw = _raw(path)
     _refuse_quantized(path, raw)
-    quantization = hf_directory.storage(raw, path).quantization
+    storage = hf_directory.storage(raw, path)
     config = hf_directory.parse_config(hf_directory.without_storage(raw), path)
-    if quantization is None:
-        return config
     try:
-        own = tensors.formats(config, quantization, names.huggingface(config))
+        if storage.is_packed:
+            own = tensors.packed_experts(config, raw["quantization_config"])
+        elif storage.quantization is not None:
+            own = tensors.formats(config, storage.quantization, names.huggingface(config))
+        else:
+            return config
         return dataclasses.replace(config, formats=tuple(own.items()))
     except InputError as error:
         raise InputError(f"{path / text_files.CONFIG}: {error}") from None
@@ -166,7 +169,7 @@ def directory(path: Path, config: ModelConfig) -> Checkpoint:
         source = tensors.dequantized(source, storage.quantization)
     source = hf_directory.tensors(source, config, storage.num_predicting)
     source = split_tensors.split(source, config, storage.is_packed)
-    if storage.quantization is not None:
+    if storage.is_packed or storage.quantization is not None:
         tensors.check(source, config, names.huggingface(config))
     return _of_directory(path, config, source, names.huggingface(config), raw)
 

@@ -5,6 +5,9 @@ import functools
 import ml_dtypes
 import numpy as np
 
+from layers import quantized
+from layers.quantized import Groups
+
 ENDINGS = ("_blocks", "_scales")  # of the names of the two tensors that stand for one
 BLOCK = 32
 MOST = 252  # of a scale: 6 * 2^(253 - 127) is beyond bfloat16, and 255 is no number
@@ -22,6 +25,13 @@ def dequantize(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """
     places = scales[..., None].astype(np.uint16) << 8 | blocks
     return _pairs()[places].view(ml_dtypes.bfloat16).reshape(len(blocks), -1)
+
+
+def repacked(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """The same as blocks of ours: uint8 [rows, bytes of a row]; arguments as of `dequantize`."""
+    codes = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(len(blocks), -1)
+    factors = np.ldexp(np.float32(1), scales.astype(np.int32) - _OFFSET)
+    return quantized.pack("mxfp4", Groups(codes, factors.astype(np.float32)))
 
 
 @functools.cache

@@ -111,6 +111,17 @@ class Packed:
         Raises:
             InputError: a scale is beyond what bfloat16 holds.
         """
+        return mxfp4.dequantize(*self._stored(source, start, stop))
+
+    def blocks(self, source: TensorSource) -> np.ndarray:
+        """All of it in blocks of ours: uint8 [rows, bytes].
+
+        Raises:
+            InputError: as `read`.
+        """
+        return mxfp4.repacked(*self._stored(source, 0, self.shape[0]))
+
+    def _stored(self, source: TensorSource, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         rows = slice(None) if self.part.columns is None else self.part.columns
         matrix = self.part.rows
         blocks, scales = (
@@ -122,7 +133,7 @@ class Packed:
                 f"{source.label}: {shown(self.tensors[1])} holds a scale of {scales.max()}; "
                 f"numbers of scales above {mxfp4.MOST} have no place in bfloat16"
             )
-        return mxfp4.dequantize(blocks, scales)
+        return blocks, scales
 
 
 def split(
@@ -157,7 +168,22 @@ def split(
             return source.read(name, start, stop, columns)
         return parts[name].read(source, start, stop)[:, columns]
 
-    return dataclasses.replace(source, shapes=shapes, read=read, dtypes={**source.dtypes, **types})
+    def read_blocks(name: str) -> np.ndarray:
+        part = parts.get(name)
+        if isinstance(part, Packed):
+            return part.blocks(source)
+        assert source.read_blocks is not None
+        return source.read_blocks(name)
+
+    packed = {name: "mxfp4" for name, part in parts.items() if isinstance(part, Packed)}
+    return dataclasses.replace(
+        source,
+        shapes=shapes,
+        read=read,
+        read_blocks=read_blocks,
+        formats={**source.formats, **packed},
+        dtypes={**source.dtypes, **types},
+    )
 
 
 def _check_shape(source: TensorSource, name: str, expected: tuple[int, ...]) -> None:

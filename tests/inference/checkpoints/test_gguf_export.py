@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from configs import presets
 from configs.errors import InputError
-from inference.checkpoints import resolve
-from inference.checkpoints.gguf import gguf_export
-from layers import decoder
+from inference.checkpoints import convert, resolve, sources
+from inference.checkpoints.gguf.export import gguf_export
+from layers import decoder, params
 from tests.inference.checkpoints.test_gguf_types import logits_of
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -45,12 +46,23 @@ def exact(own) -> tuple:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_are_the_same(case, tmp_path):
+def test_the_model_is_the_same(case, tmp_path):
+    """Up to norms from which 1 was taken again."""
     file = tmp_path / "model.gguf"
     original = checkpoint(GOLDEN / case)
     gguf_export.write(original, file)
-    found, expected = exact(checkpoint(file)), exact(original)
-    assert found[0].layers == expected[0].layers
+    (one, found), (two, expected) = exact(checkpoint(file)), exact(original)
+    assert one.layers == two.layers
+    expected = params.flatten(expected)
+    for path, values in params.flatten(found).items():
+        np.testing.assert_allclose(values, expected[path], rtol=0, atol=one.norm_offset * 1e-7)
+
+
+@pytest.mark.parametrize("case", ["llama-gqa-tied-rope3", "gemma3-gqa-linear-rope"])
+def test_logits_are_the_same(case, tmp_path):
+    original = checkpoint(GOLDEN / case)
+    gguf_export.write(original, tmp_path / "model.gguf")
+    found, expected = exact(checkpoint(tmp_path / "model.gguf")), exact(original)
     np.testing.assert_allclose(logits_of(*found), logits_of(*expected), rtol=0, atol=1e-5)
 
 
@@ -205,6 +217,24 @@ def test_merges_in_another_order_than_tokens_are_named(tmp_path):
     folder = directory(tmp_path / "x", 650, raw, bos_token="<s>", unk_token="<unk>")
     with pytest.raises(InputError, match="would be cut in another way"):
         gguf_export.write(checkpoint(folder), tmp_path / "x.gguf")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["smollm2-135m", "gemma3-270m"])
+def test_a_published_file_is_written_bit_for_bit(model, tmp_path):
+    """And its tokenizer is expressed from the files of a directory."""
+    original = sources.fetch(presets.get(model).weights)
+    gguf_export.write(resolve.resolve(model).open(None), tmp_path / "model.gguf")
+    one, two = (
+        {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+        for path in (original, tmp_path / "model.gguf")
+    )
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        assert tensor.tensor_type == two[name].tensor_type, name
+        assert tensor.data.tobytes() == two[name].data.tobytes(), name
+    convert.convert(resolve.resolve(model).open(None), tmp_path / "hf", "hf")
+    gguf_export.write(checkpoint(tmp_path / "hf"), tmp_path / "again.gguf", "q8_0")
 
 
 def changed(**fields):

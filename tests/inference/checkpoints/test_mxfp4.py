@@ -1,5 +1,6 @@
 """gpt-oss as it is published: experts in MXFP4, read as the numbers that they stand for."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from configs.errors import InputError
 from inference.checkpoints import convert, resolve
 from inference.checkpoints.hf import mxfp4, safetensors_file
-from layers import decoder, params
+from layers import decoder, params, quantized
 from tests.inference.checkpoints.test_gguf_types import logits_of
 from tests.inference.checkpoints.test_parts import check_parts
 
@@ -81,9 +82,10 @@ def tensors() -> dict[str, np.ndarray]:
 
 
 def load(folder: Path):
+    """Dequantized, in bfloat16."""
     resolved = resolve.resolve(str(folder))
-    loaded = resolved.open(None).load_params(decoder.param_infos(resolved.config), None)
-    return resolved.config, loaded
+    config = dataclasses.replace(resolved.config, formats=())
+    return config, resolved.open(None).load_params(decoder.param_infos(config), None)
 
 
 def assert_same(found, expected) -> None:
@@ -120,7 +122,7 @@ def test_a_conversion_is_dense(tensors, tmp_path):
     _, expected = load(write(tmp_path / "packed", tensors, **PUBLISHED))
     for to in convert.FORMATS:
         checkpoint = resolve.resolve(str(tmp_path / "packed")).open(None)
-        convert.convert(checkpoint, tmp_path / to, to)
+        convert.convert(checkpoint, tmp_path / to, to, dtype="bfloat16")
         assert_same(load(tmp_path / to)[1], expected)
     assert "quantization_config" not in (tmp_path / "hf" / "config.json").read_text()
 
@@ -130,8 +132,28 @@ def test_a_layer_may_be_left_dense(tensors, tmp_path):
     _, expected = load(write(tmp_path / "packed", tensors, **PUBLISHED))
     first = {name: value for name, value in tensors.items() if ".layers.0.mlp.experts." in name}
     rest = {name: value for name, value in tensors.items() if name not in first}
-    _, found = load(write(tmp_path / "mixed", rest | dense(first), **PUBLISHED))
+    folder = write(tmp_path / "mixed", rest | dense(first), **PUBLISHED)
+    with pytest.raises(InputError, match="gate_up_proj.*is stored as bfloat16; by its .* is mxfp4"):
+        load(folder)
+    said = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.0.mlp.experts"]}
+    folder = write(tmp_path / "said", rest | dense(first), quantization_config=said)
+    assert len(resolve.resolve(str(folder)).config.formats) == 2 * (LAYERS - 1)
+    _, found = load(folder)
     assert_same(found, expected)
+
+
+def test_blocks_are_the_checkpoints_numbers(tensors, tmp_path):
+    own = resolve.resolve(str(write(tmp_path / "packed", tensors, **PUBLISHED))).open(None)
+    assert {kind for _, kinds in own.config.formats for kind in kinds} == {"mxfp4"}
+    assert {path: own.formats()[path] for path, _ in own.config.formats} == dict(own.config.formats)
+    infos = params.flatten(decoder.param_infos(own.config))
+    kept = params.flatten(own.load_params(decoder.param_infos(own.config), None))
+    numbers = params.flatten(load(tmp_path / "packed")[1])
+    for path, _ in own.config.formats:
+        blocks, width = np.asarray(kept[path]), infos[path].shape[-1]
+        rows = quantized.dequantize("mxfp4", blocks.reshape(-1, blocks.shape[-1]), width)
+        expected = np.asarray(numbers[path], np.float32)
+        np.testing.assert_array_equal(rows.reshape(expected.shape), expected)
 
 
 def test_blocks_and_scales_in_two_files_of_a_tied_model(tensors, tmp_path):
@@ -152,9 +174,9 @@ def test_blocks_and_scales_in_two_files_of_a_tied_model(tensors, tmp_path):
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize("chips", [2, 3])
-def test_chips_read_their_parts(chips, tensors, tmp_path):
-    check_parts(write(tmp_path / "packed", tensors, **PUBLISHED), chips)
+@pytest.mark.parametrize("chips, changes", [(2, {}), (2, {"formats": ()}), (3, {"formats": ()})])
+def test_chips_read_their_parts(chips, changes, tensors, tmp_path):
+    check_parts(write(tmp_path / "packed", tensors, **PUBLISHED), chips, **changes)
 
 
 GATES, DOWN = EXPERTS.format(1, "gate_up"), EXPERTS.format(2, "down")
@@ -187,7 +209,7 @@ BAD = {
     ),
     "dense beside blocks": (
         lambda t: t.update({DOWN: np.zeros((E, F, D), np.float32)}),
-        f"no place for: {DOWN}_blocks, {DOWN}_scales",
+        f"'{DOWN}.0' is stored as bfloat16; by its quantization_config it is mxfp4",
     ),
     "scale": (
         lambda t: t[f"{DOWN}_scales"].__setitem__((3, 4, 1), 253),
@@ -210,7 +232,7 @@ def test_blocks_are_read_where_they_are_announced(tensors, tmp_path):
     with pytest.raises(InputError, match="_blocks' has type U8; valid: F32"):
         load(folder)
     narrow = PUBLISHED | {"hidden_size": 40}
-    with pytest.raises(InputError, match="in blocks of 32, which do not divide 40$"):
+    with pytest.raises(InputError, match="has rows of 40, not a multiple of mxfp4's block of 32$"):
         load(write(tmp_path / "narrow", tensors, **narrow))
 
 

@@ -1,5 +1,6 @@
 """What a host reads of a checkpoint when it holds some of a mesh's chips."""
 
+import dataclasses
 import json
 import socket
 import subprocess
@@ -29,10 +30,10 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
 
 
-def check_parts(path, chips=2):
-    """Each chip's part, read alone, is that of the whole."""
+def check_parts(path, chips=2, **changes):
+    """Each chip's part, read alone, is that of the whole; `changes` are of the configuration."""
     checkpoint = resolve.resolve(str(path)).open(None)
-    config, num_parts = checkpoint.config, 0
+    config, num_parts = dataclasses.replace(checkpoint.config, **changes), 0
 
     def place(path, info, stored):
         nonlocal num_parts

@@ -258,7 +258,7 @@ def _fp8(keys: Keys) -> Find:
     scheme = Scheme(
         "fp8", 8, columns, is_float=True, shares_rows=rows, rounds_activations=not has_blocks
     )
-    skipped = _names(keys, "modules_to_not_convert") + _names(keys, "ignored_layers")
+    skipped = names(keys, "modules_to_not_convert") + names(keys, "ignored_layers")
 
     def find(module: str, is_table: bool) -> Scheme | None:
         is_head = module == "lm_head"
@@ -269,7 +269,7 @@ def _fp8(keys: Keys) -> Find:
 
 def _in_layers(keys: Keys, scheme: Scheme) -> Find:
     """All matrices of the decoder's layers, but for those that are listed."""
-    skipped = _names(keys, "modules_to_not_convert")
+    skipped = names(keys, "modules_to_not_convert")
     chosen = _listed(keys, "modules_in_block_to_quantize")
     has_head = keys.boolean("lm_head", False)
     patterns = []
@@ -295,7 +295,12 @@ def _is_in(module: str, parts: tuple[str, ...]) -> bool:
     return any(f".{part}." in f".{module}." for part in parts)
 
 
-def _names(keys: Keys, key: str) -> tuple[str, ...]:
+def names(keys: Keys, key: str) -> tuple[str, ...]:
+    """A list of names of modules.
+
+    Raises:
+        InputError: it is another one.
+    """
     value = keys.raw.get(key)
     value = [] if value is None else value
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
@@ -310,12 +315,12 @@ def _listed(keys: Keys, key: str) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise InputError(f"{keys.label}{key} must list names of modules, not {shown(value)}")
     flat = [item for own in value for item in (own if isinstance(own, list) else [own])]
-    return tuple(f".{name}" for name in _names(Keys({key: flat}, keys.label), key))
+    return tuple(f".{name}" for name in names(Keys({key: flat}, keys.label), key))
 
 
 def _matcher(keys: Keys, key: str) -> Callable[[str, bool], bool]:
     """Whether a module is listed: by its name, its class, or a regular expression behind 're:'."""
-    items = _names(keys, key)
+    items = names(keys, key)
     exact = {item for item in items if not item.startswith("re:")}
     label = f"{keys.label}{key}"
     patterns = [_pattern(item[3:], label) for item in items if item.startswith("re:")]

@@ -1,8 +1,10 @@
 """A directory whose weights are stored in few bits, as tensors of the shapes that they have."""
 
 import dataclasses
+import fnmatch
 import logging
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +12,8 @@ from configs.errors import InputError, shown
 from configs.kinds import params
 from configs.kinds.params import Formats, ParamInfo
 from configs.model import ModelConfig
+from inference.checkpoints.hf.architectures.config_keys import Keys
+from inference.checkpoints.hf.quantized import schemes
 from inference.checkpoints.hf.quantized.layouts import LAYOUTS, Module, Values
 from inference.checkpoints.hf.quantized.schemes import Quantization, Scheme
 from inference.checkpoints.names import NameMap
@@ -136,6 +140,26 @@ def formats(config: ModelConfig, quantization: Quantization, name_map: NameMap) 
                 "no kernel multiplies at once"
             )
         found[path] = tuple(own if len(set(own)) > 1 else own[:1])
+    return found
+
+
+def packed_experts(config: ModelConfig, value: Mapping[str, Any]) -> Formats:
+    """As `formats`, of gpt-oss, whose experts are stored as MXFP4.
+
+    Args:
+        config: the model.
+        value: `quantization_config`, which lists modules that are not.
+
+    Raises:
+        InputError: it lists what are no names.
+    """
+    skipped = schemes.names(Keys(dict(value), "quantization_config: "), "modules_to_not_convert")
+    found = {}
+    for path, info in _matrices(config):
+        module = f"model.layers.{path.split('/')[1]}.mlp.experts"
+        is_left = any(fnmatch.fnmatchcase(module, own) for own in skipped)
+        if info.num_experts is not None and not is_left:
+            found[path] = ("mxfp4",)
     return found
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from configs.errors import InputError, shown
 from inference.checkpoints.gguf import gguf_tokenizer
-from inference.checkpoints.gguf.export_metadata import Metadata
+from inference.checkpoints.gguf.export.export_metadata import Metadata
 from inference.checkpoints.gguf.gguf_scan import Header, StringArray
 from inference.checkpoints.gguf.pretokenizers import GPT2, SPLITS
 from inference.checkpoints.opened import Checkpoint, Contents

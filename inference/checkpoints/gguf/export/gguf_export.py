@@ -8,6 +8,7 @@ The package `gguf` is imported where it is used: no other engine needs it.
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,13 +22,9 @@ from configs.kinds.rope import Llama3
 from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.checkpoints import load, names
-from inference.checkpoints.gguf import (
-    export_metadata,
-    export_tokenizer,
-    gguf_file,
-    gguf_metadata,
-)
-from inference.checkpoints.gguf.export_metadata import Metadata
+from inference.checkpoints.gguf import gguf_file, gguf_metadata
+from inference.checkpoints.gguf.export import export_metadata, export_tokenizer
+from inference.checkpoints.gguf.export.export_metadata import Metadata
 from inference.checkpoints.load import Progress, StoredParameter
 from inference.checkpoints.native import new_directory
 from inference.checkpoints.opened import Checkpoint, Contents
@@ -52,10 +49,11 @@ class _Tensor(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        width = self.shape[-1]
-        return int(FORMATS[self.format].bytes_for(width, width)) * (
-            int(np.prod(self.shape)) // width
-        )
+        """In the file."""
+        import gguf
+
+        elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[_KINDS[self.format]]]
+        return math.prod(self.shape) // elements * size
 
 
 def write(
