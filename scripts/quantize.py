@@ -6,6 +6,7 @@ from scripts import interrupts  # noqa: F401
 import collections
 import dataclasses
 import hashlib
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,18 +15,20 @@ from typing import Any
 import numpy as np
 from absl import flags
 
+from configs.engine import Config
 from configs.errors import InputError
 from inference.checkpoints.native import new_directory
 from inference.files import user_files
 from scripts import common
-from scripts.flags import deployment_flags, output_flag
-from scripts.modes import train_heads
+from scripts.flags import output_flag
+from scripts.modes import quantize_training, train_heads
 
 _OUTPUT = output_flag.OUTPUT
 _METHOD = flags.DEFINE_string(
     "method", "rtn",
     "rtn (each number to the nearest), percentile (groups are clipped), smoothquant, awq (factors "
-    "move between matrices), gptq (columns make up for those before), llm_int8 (outliers apart).",
+    "move between matrices), gptq (columns make up for those before), llm_int8 (outliers apart), "
+    "qat (trained, --set training.steps=300, then rounded).",
 )  # fmt: skip
 _BITS = flags.DEFINE_integer("bits", 4, "Of an integer: 8, 4 or 3.")
 _GROUP = flags.DEFINE_integer(
@@ -40,7 +43,7 @@ _ROTATE = flags.DEFINE_bool("rotate", False, "The residual stream is turned befo
 _CALIBRATE = flags.DEFINE_string(
     "calibrate", None,
     "Text file that the model reads meanwhile, or 'own': what it writes by itself (the default of "
-    "methods that need one).",
+    "methods that need one; of qat it is the standard library's sources).",
 )  # fmt: skip
 _TOKENS = flags.DEFINE_integer("tokens", 16384, "Tokens of text that the model reads.")
 _SKIP = flags.DEFINE_list(
@@ -48,6 +51,7 @@ _SKIP = flags.DEFINE_list(
 )
 flags.adopt_module_key_flags(output_flag)
 
+_UNREAD = ("config", "executables", "speculate", "weights", "cache", "hosts", "host", "coordinator")
 _OWN = "own"
 _WINDOW = 512  # tokens that are read together
 _MAX_BYTES = 64 << 20  # of a text
@@ -59,38 +63,36 @@ def main(argv: Sequence[str]) -> None:
         raise InputError("--output=DIR names the directory to write")
     output = Path(_OUTPUT.value)
     new_directory.check(output)
-    if deployment_flags.MESH.value or deployment_flags.WEIGHTS.value is not None:
-        raise InputError("weights are quantized on one chip: leave --mesh and --weights out")
-    resolved, config = common.named_config({})
-    model = resolved.config
-    if config.model != model:
-        raise InputError("quantizing changes no other field of the model: leave --set out")
-    if model.formats:
-        kinds = sorted({name for _, own in model.formats for name in own})
-        raise InputError(
-            f"{model.name} is quantized already ({', '.join(kinds)}): name what it was"
-        )
-    from inference.checkpoints import load, provenance
+    for name in _UNREAD:
+        if flags.FLAGS[name].present:
+            raise InputError(f"quantize does not read --{name}")
+    from inference.checkpoints import load, provenance, resolve
     from inference.quantize import export, plan, rotation, walk
     from inference.quantize.parts import ENDING, Parts
     from layers import params
 
-    skip = _SKIP.value
-    if _FORMAT.value is None:
-        name = plan.integers(_BITS.value, _GROUP.value, _ASYMMETRIC.value)
-        name = plan.LLM_INT8 if _METHOD.value == plan.LLM_INT8 else name
-    else:
-        for flag in (_BITS, _GROUP, _ASYMMETRIC):
-            if flag.present:
-                raise InputError(f"--format says all that --{flag.name} does: give either")
-        name = _FORMAT.value
+    method = plan.method(_METHOD.value)
+    resolved = resolve.resolve(common.model_name())
+    model, is_trained = resolved.config, _METHOD.value == plan.QAT
+    if model.formats:
+        kinds = sorted({name for _, own in model.formats for name in own})
+        raise InputError(
+            f"{common.model_name()} is quantized already, in {', '.join(kinds)}: name the model "
+            "that it was made of"
+        )
+    if common.settings_asked() and not is_trained:
+        raise InputError("quantizing changes nothing else of a model: leave --set and --mesh out")
+    if is_trained and _ROTATE.value:
+        raise InputError("--method=qat trains a model as it is: leave --rotate out")
     plain = rotation.untied(model) if _ROTATE.value else model
-    asked = plan.Plan(_METHOD.value, plan.formats(plain, name, skip), _ROTATE.value)
+    name = _format()
+    asked = plan.Plan(_METHOD.value, plan.formats(plain, name, _SKIP.value), _ROTATE.value)
     start = time.monotonic()
     checkpoint = common.open_checkpoint(resolved)
     contents = checkpoint.contents()
     stored = load.stored_dtype(model, contents.source, contents.name_map)
-    windows = _windows(checkpoint, asked)
+    model = dataclasses.replace(model, dtype="bfloat16" if stored == "bfloat16" else "float32")
+    windows = _windows(checkpoint, is_trained, method.reads_text)
     record = {
         "method": asked.method,
         "rotates": asked.rotates,
@@ -98,8 +100,14 @@ def main(argv: Sequence[str]) -> None:
         "weights": provenance.weights_digest(checkpoint),
         "text": None if windows is None else hashlib.sha256(windows.tobytes()).hexdigest(),
     }
+    steps = None
+    if is_trained:
+        assert windows is not None
+        contents, steps = quantize_training.trained(
+            checkpoint, dict(asked.formats), windows.reshape(-1), record, output
+        )
+        windows = None
     parts = Parts(output.with_name(output.name + ENDING), record)
-    model = dataclasses.replace(model, dtype="bfloat16" if stored == "bfloat16" else "float32")
     made = walk.Walk(contents, model, asked, parts)
     with common.bars() as progress:
         made.run(windows, progress)
@@ -107,6 +115,8 @@ def main(argv: Sequence[str]) -> None:
     with common.bars() as progress:
         export.write(checkpoint, made, parts, output, progress)
     parts.remove()
+    if steps is not None:
+        shutil.rmtree(steps)
     result: dict[str, Any] = {
         "output": str(output),
         "method": asked.method,
@@ -117,7 +127,7 @@ def main(argv: Sequence[str]) -> None:
         "errors": errors,
     }
     if common.JSON.value:
-        common.print_json(result, config)
+        common.print_json(result, Config(made.config))
         return
     for kind, error in errors.items():
         print(f"{kind}: results are off by {error:.2%}")
@@ -127,28 +137,40 @@ def main(argv: Sequence[str]) -> None:
     )
 
 
-def _windows(checkpoint: Any, asked: Any) -> np.ndarray | None:
-    """What the model reads, ids [windows, tokens]."""
+def _format() -> str:
+    """The format that the flags name."""
     from inference.quantize import plan
 
+    if _METHOD.value == plan.LLM_INT8 or _FORMAT.value is not None:
+        said = f"--method={plan.LLM_INT8}" if _FORMAT.value is None else "--format"
+        for flag in (_BITS, _GROUP, _ASYMMETRIC):
+            if flag.present:
+                raise InputError(f"{said} says all that --{flag.name} does: leave it out")
+        return _FORMAT.value or plan.LLM_INT8
+    return plan.integers(_BITS.value, _GROUP.value, _ASYMMETRIC.value)
+
+
+def _windows(checkpoint: Any, is_trained: bool, is_needed: bool) -> np.ndarray | None:
+    """What the model reads, ids [windows, tokens]; of a training all tokens in a row."""
     source = _CALIBRATE.value
-    if source is None and not plan.METHODS[asked.method].reads_text:
+    if source is None and not is_needed and not is_trained:
         return None
     window = min(_WINDOW, checkpoint.config.max_context)
     count = _TOKENS.value // window
     if count < 1:
         raise InputError(f"--tokens is at least {window}, a window, not {_TOKENS.value}")
-    tokenizer = checkpoint.load_tokenizer()
-    if source in (None, _OWN):
+    if source == _OWN or (source is None and not is_trained):
         from inference.training import own_samples
 
-        first = own_samples.opening(tokenizer)
+        first = own_samples.opening(checkpoint.load_tokenizer())
         tokens = own_samples.write(train_heads.generator(checkpoint), first, count, window)
         return tokens.reshape(count, window).astype(np.int32)
+    if is_trained:
+        return _training_text(checkpoint)
     from inference.benchmark.quality import perplexity
 
-    text = user_files.read_text(source, _MAX_BYTES)
-    ids = tokenizer.encode(text, add_special=False)
+    tokenizer = checkpoint.load_tokenizer()
+    ids = tokenizer.encode(user_files.read_text(str(source), _MAX_BYTES), add_special=False)
     found = perplexity.windows(ids, perplexity.start(tokenizer), window)
     whole = [each for each in found if len(each) == window]
     if len(whole) < count:
@@ -158,6 +180,16 @@ def _windows(checkpoint: Any, asked: Any) -> np.ndarray | None:
         )
     places = np.linspace(0, len(whole) - 1, count).round().astype(int)
     return np.asarray([whole[place] for place in places], np.int32)
+
+
+def _training_text(checkpoint: Any) -> np.ndarray:
+    """All ids of --calibrate, or of the running Python's standard library, as `train` reads it."""
+    from inference.training import start, texts, token_file
+
+    documents = texts.of_file(_CALIBRATE.value) if _CALIBRATE.value else texts.standard_library()
+    vocabulary = start.vocabulary(checkpoint, (), checkpoint.config.vocab_size)
+    with common.bars() as progress:
+        return token_file.of_texts(documents, vocabulary, progress)[0]
 
 
 def _errors(made: Any, parts: Any) -> dict[str, float]:

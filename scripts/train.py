@@ -5,7 +5,6 @@ from scripts import interrupts  # noqa: F401
 # isort: split
 import dataclasses
 import importlib.util
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from inference.checkpoints.native import new_directory
 from inference.files import cache_directory, user_files
 from scripts import common
 from scripts.flags import output_flag, text_flag
-from scripts.modes import train_heads
+from scripts.modes import train_heads, training_steps
 
 _TASK = flags.DEFINE_enum(
     "task",
@@ -40,7 +39,6 @@ flags.adopt_module_key_flags(text_flag)
 _UNREAD = ("config", "executables", "speculate", "weights", "cache", "hosts", "host", "coordinator")
 _CHECKPOINTS = ".training"  # how the name of the directory beside the output ends
 _PICTURE = "loss.png"
-_LAST_PART = 20  # the loss that is reported is the mean of the last 1/20 of the steps
 
 
 def main(argv: Sequence[str]) -> None:
@@ -72,7 +70,9 @@ def main(argv: Sequence[str]) -> None:
         common.say(f"{output} is there already, trained like this on {size}")
         return
     common.say(f"{recipe.model.name}, {size}, {training.steps} steps of {training.batch}")
-    values, losses, seconds = _train(subject, data, folder)
+    values, losses, seconds = training_steps.run(
+        training, subject.loss, subject.start, data, folder
+    )
     with common.bars() as progress:
         vocabulary = subject.vocabulary
         export.write(values, recipe.model, vocabulary.eos_ids, vocabulary.files, output, progress)
@@ -100,40 +100,6 @@ def _language_model(resolved: Any, checkpoint: Any) -> Any:
     )  # fmt: skip
 
 
-def _train(subject: Any, data: Any, folder: Any) -> tuple[Any, np.ndarray, float]:
-    """Parameters, the loss of each step, and the median seconds of those computed now."""
-    from inference.runtime import compilation_cache
-    from inference.training import loop
-
-    compilation_cache.enable()
-    with common.bars() as progress:
-        values, frozen = subject.start(progress)
-    training, found, times = subject.recipe.training, np.zeros(0, np.float32), [0.0]
-    with common.bars() as progress, interrupts.Deferred() as interrupt:
-        times[0] = time.perf_counter()
-
-        def observe(so_far: np.ndarray) -> None:
-            nonlocal found
-            found = so_far
-            times.append(time.perf_counter())
-            done, total = len(found), training.steps
-            label = f"step {done} of {total}, loss {_last(found):.3f}"
-            progress(done, total, "training", label)
-            if done % training.checkpoint_every == 0:
-                common.say(label)
-
-        values = loop.train(
-            subject.loss, values, data, training, frozen=frozen, folder=folder, observe=observe,
-            stop=lambda: interrupt.asked,
-        )  # fmt: skip
-    if len(found) < training.steps:
-        raise InputError(
-            f"interrupted after step {len(found)} of {training.steps}: the same command goes on "
-            f"from {folder.newest()}"
-        )
-    return values, found, float(np.median(np.diff(times)))
-
-
 def _report(recipe: Recipe, output: Path, folder: Path, losses: np.ndarray, step_s: float) -> None:
     """Prints what came of it, and draws the losses where matplotlib is installed."""
     training = recipe.training
@@ -153,7 +119,7 @@ def _report(recipe: Recipe, output: Path, folder: Path, losses: np.ndarray, step
         "steps": len(losses),
         "tokens": len(losses) * per_step,
         "first_loss": float(losses[0]),
-        "loss": _last(losses),
+        "loss": training_steps.last(losses),
         "step_s": step_s,
     }
     if common.JSON.value:
@@ -165,10 +131,6 @@ def _report(recipe: Recipe, output: Path, folder: Path, losses: np.ndarray, step
         f"{output}: loss {result['first_loss']:.4f} -> {result['loss']:.4f}{unit} in "
         f"{len(losses)} steps, {result['tokens']} tokens{rate}"
     )
-
-
-def _last(losses: np.ndarray) -> float:
-    return float(losses[-max(len(losses) // _LAST_PART, 1) :].mean())
 
 
 def _resolved() -> Any:

@@ -20,7 +20,7 @@ Round = Callable[[str, np.ndarray, Seen], Groups]
 # (fold, values, what was seen of its readers' inputs, formats by path) -> factors of its elements.
 Factors = Callable[[Fold, Values, Mapping[str, Seen], Mapping[str, str]], np.ndarray]
 
-LLM_INT8 = "llm_int8"
+LLM_INT8, QAT = "llm_int8", "qat"
 _TABLES = ("embed/table", "head/table", "inputs/table")
 
 
@@ -48,7 +48,19 @@ METHODS = {
     "awq": Method(awq.groups, awq.factors, has_products=True),
     "gptq": Method(gptq.groups, has_products=True),
     LLM_INT8: Method(rtn.groups),
+    QAT: Method(rtn.groups, reads_text=False),  # of what is trained before
 }
+
+
+def method(name: str) -> Method:
+    """One of `METHODS`.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    if name not in METHODS:
+        raise InputError(f"no method {name!r}; valid: {', '.join(METHODS)}")
+    return METHODS[name]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +78,7 @@ class Plan:
     rotates: bool = False
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise InputError(f"no method {self.method!r}; valid: {', '.join(METHODS)}")
+        method(self.method)
 
 
 def integers(bits: int, group: int | None, asymmetric: bool) -> str:

@@ -20,9 +20,10 @@ from inference.checkpoints.names import Stored
 from inference.checkpoints.native import blocks
 from inference.checkpoints.opened import Contents
 from inference.quantize import folds, layer, rotation
+from inference.quantize import plan as plans
 from inference.quantize.methods import llm_int8
 from inference.quantize.parts import Parts
-from inference.quantize.plan import METHODS, Plan
+from inference.quantize.plan import Plan
 from inference.quantize.rotation import Rotation
 from inference.quantize.stream import LayerValues, Stream
 from layers import quantized
@@ -90,7 +91,7 @@ class Walk:
         self, index: int, stream: Stream | None
     ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
         """A layer's arrays, by their whole paths, and the errors of its matrices' results."""
-        method, prefix = METHODS[self._plan.method], f"layers/{index}/"
+        method, prefix = plans.method(self._plan.method), f"layers/{index}/"
         infos = {path.removeprefix(prefix): info for path, info in self._infos.items()
                  if path.startswith(prefix)}  # fmt: skip
         formats = {path: self._plan.formats[prefix + path] for path in infos

@@ -37,16 +37,7 @@ def write(
     Raises:
         InputError: as `convert.convert`.
     """
-    leaves: dict[str, np.ndarray] = {
-        path: np.asarray(leaf) for path, leaf in params.flatten(jax.device_get(masters)).items()
-    }
-
-    def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
-        rows = leaves[name][start:stop]
-        return rows[:, columns] if rows.ndim > 1 else rows
-
-    shapes = {path: leaf.shape for path, leaf in leaves.items()}
-    source = TensorSource(config.name, shapes, read, "float32")
+    source = tensors(masters, config.name)
 
     def unused(*args: Any, **named: Any) -> Any:
         raise NotImplementedError("a trained model is converted, then opened where it lies")
@@ -60,3 +51,21 @@ def write(
         unused,
     )
     convert.convert(checkpoint, output, "orbax", config.dtype, progress=progress)
+
+
+def tensors(masters: Params, label: str) -> TensorSource:
+    """Parameters as a checkpoint's tensors, under our own paths.
+
+    Args:
+        masters: float32, on whatever devices.
+        label: of them, for messages.
+    """
+    leaves: dict[str, np.ndarray] = {
+        path: np.asarray(leaf) for path, leaf in params.flatten(jax.device_get(masters)).items()
+    }
+
+    def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
+        rows = leaves[name][start:stop]
+        return rows[:, columns] if rows.ndim > 1 else rows
+
+    return TensorSource(label, {path: leaf.shape for path, leaf in leaves.items()}, read, "float32")

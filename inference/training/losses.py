@@ -55,6 +55,31 @@ def next_token(config: ModelConfig) -> Loss:
     return loss
 
 
+def distilled(config: ModelConfig, student: Callable[[Params], Params]) -> Loss:
+    """The mean divergence, in nats, of a student's laws of the next token from those of the model
+    that it is made of (Hinton et al. 2015, arXiv 1503.02531), whose parameters are frozen.
+
+    Args:
+        config: of both.
+        student: makes the student's parameters of float32 masters. A batch is that of `next_token`.
+    """
+
+    def loss(masters: Params, frozen: Any, batch: dict[str, jax.Array]) -> jax.Array:
+        inputs_YW, values = batch["tokens"][:, :-1], student(masters)
+        rows = ragged.contiguous(*inputs_YW.shape)
+        own_TD, _ = decoder.forward(values, config, inputs_YW.reshape(-1), rows)
+        _, seen_TD, _ = _seen(frozen, config, inputs_YW, rows, ())
+
+        def lose(own_QD: jax.Array, seen_QD: jax.Array) -> jax.Array:
+            own_QV = jax.nn.log_softmax(decoder.logits(values, config, own_QD))
+            law_QV = jax.nn.log_softmax(decoder.logits(frozen, config, seen_QD))
+            return (jnp.exp(law_QV) * (law_QV - own_QV)).sum(1)
+
+        return _mean(lose, *(x.reshape(*inputs_YW.shape, -1) for x in (own_TD, seen_TD)))
+
+    return loss
+
+
 def unevenness(visits: Visits) -> jax.Array:
     """E times the sum over experts of the share of visits and the mean score of each, less 1: 0
     where all are visited alike (Fedus et al. 2021, arXiv 2101.03961, equation 4). Without it a few

@@ -23,7 +23,7 @@ def groups(format: str, values_FD: np.ndarray, seen: Seen) -> Groups:
     scale_FG, zero_FG = quantized.scales(format, values_FD)
     F, D = values_FD.shape
     order_D = np.argsort(-np.diagonal(seen.products_DD), kind="stable")
-    upper_DD = _upper(seen.products_DD[np.ix_(order_D, order_D)].astype(np.float64))
+    upper_DD = _upper(seen.products_DD[np.ix_(order_D, order_D)])
     left_FD = values_FD[:, order_D].astype(np.float64)
     group_D = order_D // (D // scale_FG.shape[1])
     columns: list[np.ndarray] = [np.empty(0)] * D
@@ -43,9 +43,8 @@ def groups(format: str, values_FD: np.ndarray, seen: Seen) -> Groups:
 
 
 def _upper(products_DD: np.ndarray) -> np.ndarray:
-    """The upper Cholesky factor of the inverse of H, damped."""
-    mean = np.diagonal(products_DD).mean()
-    damped_DD = products_DD + np.eye(len(products_DD)) * (_DAMPING * mean or 1.0)
-    inverse_DD = np.linalg.inv(damped_DD)
-    upper_DD: np.ndarray = np.linalg.cholesky((inverse_DD + inverse_DD.T) / 2).T
+    """The upper Cholesky factor of the inverse of H, float64, which is damped in place."""
+    diagonal_D = np.einsum("dd->d", products_DD)
+    diagonal_D += _DAMPING * diagonal_D.mean() or 1.0
+    upper_DD: np.ndarray = np.linalg.cholesky(np.linalg.inv(products_DD)).T
     return upper_DD

@@ -1,12 +1,18 @@
 """A model walked through: what is stored, what goes on, what is refused."""
 
 import json
+import subprocess
+import sys
 
 import jax
 import numpy as np
 import pytest
 
 from configs.errors import InputError
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Gated
+from configs.kinds.params import leaves
+from configs.model import LayerSpec
 from inference.checkpoints import convert, load, resolve
 from inference.checkpoints.names import Stored
 from inference.checkpoints.native import manifest
@@ -233,3 +239,24 @@ def test_formats_of_a_plan():
     assert found["head/table"] == "int8"
     mixed = plan.formats(models.mixture(), "int4_g32", ())
     assert not any("router" in path for path in mixed)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_memory_is_that_of_the_model_and_one_layer(tmp_path):
+    """Beside them no more than a gigabyte, JAX and its programs included."""
+    layer = LayerSpec(Attention(16, 8, 64), Gated(4096))
+    config = models.llama(pattern=(layer,), width=1024, num_layers=24, dtype="bfloat16")
+    source = models.written(config, tmp_path / "model")
+    program = f"""if True:
+        from pathlib import Path
+        from tests.inference.quantize import test_walk
+        test_walk.quantize(Path({str(source)!r}), Path({str(tmp_path / "few")!r}), "rtn", "int4")
+        print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+    """
+    command = [sys.executable, "-c", program]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    peak = int(ran.stdout.split()[-1]) << 10
+    model = params.num_bytes(config.parameters())
+    one_layer = sum(4 * i.elements for _, i in leaves(config.parameters()["layers"][0]))
+    assert model > 0.7e9 and peak < model + one_layer + 1e9

@@ -1,0 +1,61 @@
+"""`quantize --method=qat`: a model trained to have few bits, before it is rounded."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs import overrides
+from configs.errors import InputError
+from configs.recipes import quantize
+from configs.recipes.training import Recipe
+from scripts import common
+from scripts.modes import training_steps
+
+_CHECKPOINTS = ".training"  # how the name of the directory beside the output ends
+
+
+def trained(
+    checkpoint: Any,
+    formats: dict[str, str],
+    tokens: np.ndarray,
+    record: dict[str, Any],
+    output: Path,
+) -> tuple[Any, Path]:
+    """A checkpoint's tensors after a training, and the folder of its steps.
+
+    Args:
+        checkpoint: where it starts.
+        formats: that its parameters will have, by path.
+        tokens: ids that it is trained on, one text behind the other.
+        record: what the run is.
+        output: the directory that comes of it.
+    """
+    from inference.checkpoints import names
+    from inference.checkpoints.opened import Contents
+    from inference.quantize import straight_through
+    from inference.training import export, losses, start
+    from inference.training.step_folder import StepFolder
+    from inference.training.windows import Windows
+
+    model = dataclasses.replace(checkpoint.config, dtype="float32", cache_format=None)
+    recipe = overrides.apply(Recipe(model, quantize.TRAINING), common.settings_asked())
+    if recipe.model != model or recipe.mesh.num_chips > 1:
+        raise InputError("--method=qat reads --set training.FIELD, nothing else of --set or --mesh")
+    training = recipe.training
+    data = Windows(tokens, training.window, training.batch, training.seed)
+    described = dataclasses.asdict(training)
+    del described["checkpoint_every"]
+    path = output.with_name(output.name + _CHECKPOINTS)
+    folder = StepFolder(path, record | {"training": described})
+
+    def begin(progress: Any) -> tuple[Any, Any]:
+        return (start.masters(recipe, checkpoint, progress), start.masters(recipe, checkpoint))
+
+    loss = losses.distilled(model, straight_through.student(model, formats))
+    values, found, _ = training_steps.run(training, loss, begin, data, folder)
+    common.say(f"divergence {found[0]:.4f} -> {training_steps.last(found):.4f} nats a token")
+    before = checkpoint.contents()
+    source = export.tensors(values, checkpoint.config.name)
+    return Contents(source, names.identity, before.read_files, before.raw_config), path

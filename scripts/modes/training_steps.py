@@ -1,0 +1,62 @@
+"""The steps of a training, with a bar, and a checkpoint where it is interrupted."""
+
+import time
+from typing import Any
+
+import numpy as np
+
+from configs.errors import InputError
+from scripts import common, interrupts
+
+_LAST_PART = 20  # the loss that is reported is the mean of the last 1/20 of the steps
+
+
+def run(
+    training: Any, loss: Any, start: Any, data: Any, folder: Any
+) -> tuple[Any, np.ndarray, float]:
+    """Parameters, the loss of each step, and the median seconds of those computed now.
+
+    Args:
+        training: the `TrainingConfig`.
+        loss, start: as of a `Subject`.
+        data: batches by step.
+        folder: of checkpoints.
+
+    Raises:
+        InputError: as `loop.train`, or the run was interrupted.
+    """
+    from inference.runtime import compilation_cache
+    from inference.training import loop
+
+    compilation_cache.enable()
+    with common.bars() as progress:
+        values, frozen = start(progress)
+    found, times = np.zeros(0, np.float32), [0.0]
+    with common.bars() as progress, interrupts.Deferred() as interrupt:
+        times[0] = time.perf_counter()
+
+        def observe(so_far: np.ndarray) -> None:
+            nonlocal found
+            found = so_far
+            times.append(time.perf_counter())
+            done, total = len(found), training.steps
+            label = f"step {done} of {total}, loss {last(found):.3f}"
+            progress(done, total, "training", label)
+            if done % training.checkpoint_every == 0:
+                common.say(label)
+
+        values = loop.train(
+            loss, values, data, training, frozen=frozen, folder=folder, observe=observe,
+            stop=lambda: interrupt.asked,
+        )  # fmt: skip
+    if len(found) < training.steps:
+        raise InputError(
+            f"interrupted after step {len(found)} of {training.steps}: the same command goes on "
+            f"from {folder.newest()}"
+        )
+    return values, found, float(np.median(np.diff(times)))
+
+
+def last(losses: np.ndarray) -> float:
+    """The loss that is reported of a run."""
+    return float(losses[-max(len(losses) // _LAST_PART, 1) :].mean())

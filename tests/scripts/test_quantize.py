@@ -1,0 +1,113 @@
+"""`python -m scripts.quantize`: what it writes, says and refuses."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from inference.checkpoints import resolve
+from layers import decoder, params
+from scripts import quantize
+from tests.scripts import apps
+
+pytestmark = pytest.mark.quick_code
+
+_TEXT = "Where does the workload wait? It waits for memory, then for arithmetic.\n" * 120
+
+
+@pytest.fixture
+def run(monkeypatch, capfd, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(_TEXT)
+
+    def call(*args, calibrate=text, output=tmp_path / "few"):
+        given = [] if calibrate is None else [f"--calibrate={calibrate}", "--tokens=1024"]
+        return apps.call(
+            quantize,
+            monkeypatch,
+            capfd,
+            f"--model={apps.TINY}",
+            f"--output={output}",
+            *given,
+            *args,
+        )
+
+    return call
+
+
+def loaded(folder):
+    config = resolve.resolve(str(folder)).config
+    return dict(config.formats), config
+
+
+def test_a_model_is_quantized(run, tmp_path):
+    ran = run("--method=gptq", "--bits=4", "--skip=down,layers/0", "--json")
+    assert ran.status == 0, ran.err
+    found = json.loads(ran.out)
+    formats, config = loaded(tmp_path / "few")
+    assert set(formats) == {"embed/table", "layers/1/mixer/qkv", "layers/1/mixer/out",
+                            "layers/1/ffn/gate_up"}  # fmt: skip
+    assert formats["layers/1/mixer/out"] == ("int4_g32",) and formats["embed/table"] == ("int8",)
+    assert found["bytes"] == params.num_bytes(config.parameters()) < found["bytes_before"]
+    assert found["errors"].keys() == {"mixer/qkv", "mixer/out", "ffn/gate_up"}
+    assert found["method"] == "gptq" and found["seconds"] > 0
+    assert not (tmp_path / "few.quantizing").exists()
+    again = run("--method=rtn", output=tmp_path / "again").err.splitlines()[-1]
+    assert "layers/0/ffn/down has rows of 52, not a multiple of 32" in again
+    run_again = run(f"--model={tmp_path / 'few'}", output=tmp_path / "twice")
+    assert run_again.status == 1
+    assert "is quantized already, in int4_g32, int8" in run_again.err.splitlines()[-1]
+
+
+def test_a_trained_model_is_rounded(run, tmp_path):
+    ran = run(
+        "--method=qat", "--bits=3", "--skip=down", "--set=training.steps=4",
+        "--set=training.window=32", "--set=training.warmup_steps=1", "--json",
+    )  # fmt: skip
+    assert ran.status == 0, ran.err
+    formats, config = loaded(tmp_path / "few")
+    assert formats["layers/1/mixer/out"] == ("int3_g32",)
+    plain = run("--method=rtn", "--bits=3", "--skip=down", calibrate=None, output=tmp_path / "rtn")
+    assert plain.status == 0 and "MB of weights by rtn to int3" in plain.out
+    trained, rounded = (
+        params.flatten(resolve.resolve(str(tmp_path / name)).open(None).load_params(
+            decoder.param_infos(dataclasses.replace(config, formats=())), None), lambda _: False)
+        for name in ("few", "rtn")
+    )  # fmt: skip
+    assert not np.array_equal(trained["layers/0/mixer/out"], rounded["layers/0/mixer/out"])
+    assert not list(tmp_path.glob("*.training"))
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (["--method=magic"], "no method 'magic'; valid: rtn, percentile"),
+        (["--bits=5"], "integers have 8, 4 or 3 bits, not 5"),
+        (["--group=48"], "groups have 128, 64, 32 numbers, not 48"),
+        (["--group=64"], "rows of 52, not a multiple of int4_g64's block of 64"),
+        (["--format=int5"], "no format 'int5'; valid:"),
+        (["--format=int8", "--bits=4"], "--format says all that --bits does"),
+        (["--skip=layers/9"], "--skip=layers/9: no parameter"),
+        (["--method=gptq", "--bits=8", "--tokens=1000000"], "asks for"),
+        (["--tokens=3", "--bits=8"], "--tokens is at least"),
+        (["--set=model.dtype=float32"], "leave --set and --mesh out"),
+        (["--method=qat", "--bits=8", "--set=model.norm_eps=1"], "reads --set training.FIELD"),
+        (["--method=qat", "--bits=8", "--rotate"], "leave --rotate out"),
+        (["--weights=int8"], "quantize does not read --weights"),
+        (["--model=gpt2", "--rotate"], "layer norms"),
+        (["--calibrate=missing.txt", "--bits=8"], "cannot read missing.txt"),
+    ],
+)
+def test_what_is_wrong_is_named_in_one_line(run, args, message, tmp_path):
+    ran = run(*args)
+    assert ran.status == 1 and ran.out == "" and message in ran.err.splitlines()[-1]
+    assert not (tmp_path / "few").exists()
+
+
+def test_an_output_is_needed_and_must_be_new(run, tmp_path, monkeypatch, capfd):
+    ran = apps.call(quantize, monkeypatch, capfd, f"--model={apps.TINY}")
+    assert ran.status == 1 and "--output=DIR" in ran.err
+    (tmp_path / "few").mkdir()
+    (tmp_path / "few" / "file").write_text("")
+    assert "exists already" in run("--bits=8").err
