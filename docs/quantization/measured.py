@@ -37,16 +37,20 @@ KINDS = {
     "w8a8_fp8": [*_RTN, "--format=w8a8_fp8"],
     "mxfp4": [*_RTN, "--format=mxfp4"],
     **{
-        f"{name}, {label}": [f"--method={method}", f"--bits={bits}", f"--group={group}"]
-        for name, bits, group in (("int4 g64", 4, 64), ("int3 g64", 3, 64), ("int4 g128", 4, 128))
+        f"int{bits} g{group}, {label}": [f"--method={method}", f"--bits={bits}", f"--group={group}"]
+        for group in (64, 128)
+        for bits in (4, 3)
         for label, method in (("rtn", "rtn"), ("AWQ", "awq"), ("GPTQ", "gptq"), ("QAT", "qat"))
     },
     "int4 g64 asymmetric, rtn": [*_RTN, "--bits=4", "--group=64", "--asymmetric"],
     "int4 g64, rotation and GPTQ": ["--method=gptq", "--rotate", "--bits=4", "--group=64"],
 }
-# The shipped weights of these were rounded to 4 bits in groups of 32 before: int8 proves nothing.
-FEW = [name for name in KINDS if "int3" in name or "int4 g" in name]
-UNTRAINED = [name for name in FEW if "QAT" not in name]
+# The weights that these were published with are in blocks of 4 bits and 32 numbers: eight bits prove
+# nothing. SmolLM2's rows of 576 have no groups of 128.
+SHIPPED = {
+    "smollm2-135m": [kind for kind in KINDS if "g64, " in kind and "QAT" not in kind],
+    "gemma3-270m": [kind for kind in KINDS if "g128, " in kind and "QAT" not in kind],
+}
 # Of a model with one feature much larger than others: eight bits of weights and activations.
 OUTLIERS = {
     "w8a8, absmax": KINDS["w8a8"],
@@ -106,19 +110,10 @@ def quality(results: Results, rows: Collection[str], models: Collection[str] = M
     for model in models:
         if f"{model}: full" not in results.parts.get("quality", {}):
             results.put("quality", f"{model}: full", **_quality(named(model)))
-        for kind in KINDS if model == SMALL else UNTRAINED:
-            if kind in (rows or (kind,)) and _can_have(model, kind):
+        for kind in SHIPPED.get(model, KINDS):
+            if kind in (rows or (kind,)):
                 found = _quantized(named(model), KINDS[kind])
                 results.put("quality", f"{model}: {kind}", **found)
-
-
-def _can_have(model: str, kind: str) -> bool:
-    """SmolLM2's rows of 576 have no groups of 128; Gemma's norms behind its layers let nothing be
-    rotated.
-    """
-    if model == "smollm2-135m":
-        return "g128" not in kind
-    return model == SMALL or "rotation" not in kind
 
 
 def outlier(results: Results, rows: Collection[str]) -> None:
@@ -163,13 +158,11 @@ def _scaled(tensor: np.ndarray, factor: float) -> np.ndarray:
 def _quantized(model: str, asked: Collection[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         output = str(Path(folder) / "quantized")
-        done = _run(
-            "quantize",
-            f"--model={model}",
-            *asked,
-            f"--calibrate={CALIBRATION}",
-            f"--output={output}",
-        )
+        reads = not {"--method=rtn", "--method=qat"} & {
+            *asked
+        }  # training reads a library's sources
+        text = [f"--calibrate={CALIBRATION}"] if reads else []
+        done = _run("quantize", f"--model={model}", *asked, *text, f"--output={output}")
         return _quality(output, model) | {"seconds": done["seconds"]}
 
 
