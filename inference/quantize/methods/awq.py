@@ -1,6 +1,6 @@
 """AWQ (Lin et al. 2023, arXiv 2306.00978): weights that meet large activations are made larger
 before they are rounded, as far as that brings the results nearer; then each group is clipped
-likewise.
+likewise, one after the other and several times, so that what one loses others may make up for.
 
 How far results are off follows from the sum of x x^T: of an error e of a row, e^T (sum x x^T) e.
 """
@@ -9,13 +9,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from configs.precision import FORMATS
 from inference.quantize.folds import Fold, Values
 from inference.quantize.seen import Seen
 from layers import quantized
 from layers.quantized import Groups
 
 _EXPONENTS = np.linspace(0, 1, 20, endpoint=False)  # of the mean activations
-_SHARES = np.linspace(1, 0.5, 11)  # of a group's span
+_SHARES = np.linspace(1, 0.6, 41)  # of a group's span
+_PASSES = 3  # over all groups
+_ELEMENTS = 1 << 23  # of errors that are held at a time
 _LEAST = 1e-4  # of the largest mean: a factor's base is not smaller
 
 
@@ -54,20 +57,33 @@ def _error(format: str, value: np.ndarray, seen: Seen, columns: np.ndarray) -> f
 
 
 def groups(format: str, values_FD: np.ndarray, seen: Seen) -> Groups:
-    """Groups of a matrix, each clipped to the share of its span that leaves the least error."""
+    """Groups of a matrix, each clipped to that share of its span which leaves the least error."""
     assert seen.products_DD is not None
+    products_DD, (F, D) = seen.products_DD.astype(np.float32), values_FD.shape
+    step = max(_ELEMENTS // (D * len(_SHARES)), 1)
+    shares = [
+        _shares(format, values_FD[start : start + step], products_DD) for start in range(0, F, step)
+    ]
+    scales = quantized.scales(format, values_FD, np.concatenate(shares))
+    return quantized.rounded(format, values_FD, *scales)
+
+
+def _shares(format: str, values_FD: np.ndarray, products_DD: np.ndarray) -> np.ndarray:
+    """The share of each group: float32 [F, G]."""
     F, D = values_FD.shape
-    G = D // quantized.FORMATS[format].block_in(D)
-    own_GXX = np.stack([
-        seen.products_DD[n : n + D // G, n : n + D // G] for n in range(0, D, D // G)
-    ]).astype(np.float32)  # fmt: skip
-    best_FG, least_FG = np.ones((F, G), np.float32), np.full((F, G), np.inf, np.float32)
-    for share in _SHARES:
-        scales = quantized.scales(format, values_FD, float(share))
-        found = quantized.rounded(format, values_FD, *scales)
-        lost_FD = quantized.numbers(format, found) - values_FD
-        lost_GFX = lost_FD.reshape(F, G, -1).swapaxes(0, 1)
-        error_FG = ((lost_GFX @ own_GXX) * lost_GFX).sum(-1).T
-        best_FG = np.where(error_FG < least_FG, np.float32(share), best_FG)
-        least_FG = np.minimum(error_FG, least_FG)
-    return quantized.rounded(format, values_FD, *quantized.scales(format, values_FD, best_FG))
+    size = FORMATS[format].block_in(D)
+    each = [
+        quantized.rounded(format, values_FD, *quantized.scales(format, values_FD, float(share)))
+        for share in _SHARES
+    ]
+    lost_SFD = np.stack([quantized.numbers(format, found) - values_FD for found in each])
+    chosen_FG, left_FD, row_F = np.zeros((F, D // size), int), lost_SFD[0].copy(), np.arange(F)
+    for _ in range(_PASSES):
+        for group in range(D // size):
+            own = slice(group * size, (group + 1) * size)
+            own_SFX, own_XX = lost_SFD[:, :, own], products_DD[own, own]
+            others_FX = left_FD @ products_DD[:, own] - left_FD[:, own] @ own_XX
+            error_SF = ((own_SFX @ own_XX + 2 * others_FX) * own_SFX).sum(-1)
+            chosen_FG[:, group] = error_SF.argmin(0)
+            left_FD[:, own] = own_SFX[chosen_FG[:, group], row_F]
+    return _SHARES[chosen_FG].astype(np.float32)

@@ -33,8 +33,9 @@ def test_awq_never_leaves_more_error_than_rounding(format, seed):
     assert np.linalg.norm(back) <= 1.001 * np.linalg.norm(x_XD @ (plain - value).T)
     clipped = quantized.numbers(format, awq.groups(format, values["w"], inputs["w"]))
     nearer = (values["norm"] * x_XD) @ (clipped - values["w"]).T
+    assert np.linalg.norm(nearer) <= 1.001 * np.linalg.norm(back)
     if format in ("int3_g32", "int4_asym_g64"):  # with groups, whose scales are not powers of two
-        assert np.linalg.norm(nearer) < 0.97 * np.linalg.norm(back)
+        assert np.linalg.norm(nearer) < 0.95 * np.linalg.norm(back)
 
 
 def test_what_was_seen_follows_the_factors():
