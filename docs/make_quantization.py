@@ -133,7 +133,7 @@ def _of_outlier(found: Rows) -> list[str]:
     return [
         "## One feature much larger than the others",
         *_prose(
-            "The small model where each norm makes one feature of the activations",
+            "The small model where each norm makes the feature that it weighs most",
             f"{measured.OUTLIER:g} times as large and the matrices that read it are as much",
             "smaller there: the same function. The scale by which a token is rounded to eight bits",
             "is its largest number's, so all other features lose what this one takes (Dettmers et",

@@ -57,7 +57,10 @@ def _with_outliers(x_TD: jax.Array, parts: Mapping[str, Leaf]) -> jax.Array:
     is_apart_D = (jnp.arange(x_TD.shape[1])[:, None] == features_O).any(1)
     apart_TO = jnp.where(features_O >= 0, x_TD[:, jnp.maximum(features_O, 0)], 0)
     rest_TF = linear(jnp.where(is_apart_D, 0, x_TD), parts["int8"])
-    return rest_TF + linear(apart_TO, parts["outliers"])
+    outliers_FO = parts["outliers"]
+    if isinstance(outliers_FO, jax.Array) and target_is_cpu():  # of which some XLA does not know
+        outliers_FO = outliers_FO.astype(jnp.float32)
+    return rest_TF + linear(apart_TO, outliers_FO)
 
 
 def add_bias(y_TF: jax.Array, params: Mapping[str, jax.Array], name: str) -> jax.Array:

@@ -17,6 +17,7 @@ from absl import flags
 
 from configs.engine import Config
 from configs.errors import InputError
+from configs.recipes import few_bits
 from inference.checkpoints.native import new_directory
 from inference.files import user_files
 from scripts import common
@@ -86,7 +87,7 @@ def main(argv: Sequence[str]) -> None:
         raise InputError("--method=qat trains a model as it is: leave --rotate out")
     plain = rotation.untied(model) if _ROTATE.value else model
     name = _format()
-    asked = plan.Plan(_METHOD.value, plan.formats(plain, name, _SKIP.value), _ROTATE.value)
+    asked = plan.Plan(_METHOD.value, few_bits.formats(plain, name, _SKIP.value), _ROTATE.value)
     start = time.monotonic()
     checkpoint = common.open_checkpoint(resolved)
     contents = checkpoint.contents()
@@ -139,15 +140,13 @@ def main(argv: Sequence[str]) -> None:
 
 def _format() -> str:
     """The format that the flags name."""
-    from inference.quantize import plan
-
-    if _METHOD.value == plan.LLM_INT8 or _FORMAT.value is not None:
-        said = f"--method={plan.LLM_INT8}" if _FORMAT.value is None else "--format"
+    if _METHOD.value == few_bits.LLM_INT8 or _FORMAT.value is not None:
+        said = f"--method={few_bits.LLM_INT8}" if _FORMAT.value is None else "--format"
         for flag in (_BITS, _GROUP, _ASYMMETRIC):
             if flag.present:
                 raise InputError(f"{said} says all that --{flag.name} does: leave it out")
-        return _FORMAT.value or plan.LLM_INT8
-    return plan.integers(_BITS.value, _GROUP.value, _ASYMMETRIC.value)
+        return _FORMAT.value or few_bits.LLM_INT8
+    return few_bits.integers(_BITS.value, _GROUP.value, _ASYMMETRIC.value)
 
 
 def _windows(checkpoint: Any, is_trained: bool, is_needed: bool) -> np.ndarray | None:

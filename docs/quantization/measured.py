@@ -24,8 +24,7 @@ MODELS = SMALL, "smollm2-135m", "gemma3-270m"
 TOKENS, WINDOW = 60_000, 512  # of the text that is scored
 CALIBRATION = argparse.__file__  # a text that no model here is scored on
 REPEATS = 5
-OUTLIER = 50.0  # how much larger one feature of the activations is made
-PLANTED = 77  # which one
+OUTLIER = 50.0  # how much larger one feature of the activations is made, that of the largest weight
 
 # By row: what `scripts.quantize` is asked for.
 _RTN = ["--method=rtn"]
@@ -140,18 +139,19 @@ def _planted(target: Path) -> Path:
     }
     for name in [name for name in tensors if name.split(".")[-2] in readers]:
         layer, norm, _ = name.rsplit(".", 2)
-        tensors[name] = _scaled(tensors[name], OUTLIER)
+        feature = int(np.abs(tensors[name]).argmax())
+        tensors[name] = _scaled(tensors[name], feature, OUTLIER)
         for reader in readers[norm]:
             matrix = f"{layer}.{reader}.weight"
-            tensors[matrix] = _scaled(tensors[matrix], 1 / OUTLIER)
+            tensors[matrix] = _scaled(tensors[matrix], feature, 1 / OUTLIER)
     save_file(tensors, path, {"format": "pt"})
     return target
 
 
-def _scaled(tensor: np.ndarray, factor: float) -> np.ndarray:
+def _scaled(tensor: np.ndarray, feature: int, factor: float) -> np.ndarray:
     """With one feature of the last axis multiplied."""
     found = tensor.copy()
-    found[..., PLANTED] *= np.float32(factor)
+    found[..., feature] *= np.float32(factor)
     return found
 
 

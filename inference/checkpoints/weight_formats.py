@@ -7,14 +7,11 @@ from collections.abc import Mapping
 from configs import precision
 from configs.engine import Config
 from configs.errors import InputError
-from configs.kinds.params import ParamInfo
 from configs.model import ModelConfig
 from configs.precision import FORMATS
+from configs.recipes import few_bits
 from inference.checkpoints import load
 from inference.checkpoints.opened import Checkpoint
-from layers import params
-
-_TABLES = "int8"  # what tables are in where matrices have fewer bits
 
 Formats = dict[str, tuple[str, ...]]
 
@@ -82,37 +79,9 @@ def drawn(config: Config) -> Config:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, formats=formats))
 
 
-def rounded(model: ModelConfig, format: str, tables: str | None = _TABLES) -> Formats:
-    """Formats by path of a model whose matrices are in one of few bits, each with the largest
-    groups of it that divide its rows, and its tables in one of eight bits, if it has not as many.
-
-    Args:
-        model: without formats of its own.
-        format: one of `precision.OURS`.
-        tables: None: they stay.
-
-    Raises:
-        InputError: no groups divide the rows of a matrix.
-    """
-    plain = dataclasses.replace(model, formats=())
-    found: Formats = {}
-    for path, info in _matrices(plain).items():
-        is_table = path.endswith("/table")
-        if is_table and tables is None:
-            continue
-        own = tables if is_table and FORMATS[format].bits < 8 else format
-        found[path] = (precision.fitting(str(own), info.shape[-1], path),)
-    return found
-
-
-def _matrices(model: ModelConfig) -> Mapping[str, ParamInfo]:
-    """What tokens are multiplied with, and the table that they are looked up in."""
-    declared = params.flatten(model.parameters())
-    return {
-        path: declared[path]
-        for path in load.typed_paths(model)
-        if declared[path].is_multiplied or path == "embed/table"
-    }
+def rounded(model: ModelConfig, format: str) -> Formats:
+    """Formats by path of a model whose matrices are in one of few bits (`few_bits.formats`)."""
+    return {path: (own,) for path, own in few_bits.formats(model, format).items()}
 
 
 def _listed(names: set[str]) -> str:

@@ -7,9 +7,10 @@ import numpy as np
 
 from configs.kinds.params import ParamInfo
 from configs.precision import FORMATS
+from configs.recipes.few_bits import LLM_INT8
 from inference.quantize.folds import Fold, Values
 from inference.quantize.methods import llm_int8, rtn
-from inference.quantize.plan import LLM_INT8, Method
+from inference.quantize.plan import Method
 from inference.quantize.seen import Seen
 from layers import quantized
 

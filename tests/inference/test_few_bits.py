@@ -15,7 +15,8 @@ from configs.kinds.feed_forward import Gated
 from configs.mesh import Mesh
 from configs.model import LayerSpec
 from configs.precision import FORMATS, OUTLIERS
-from inference.checkpoints import load, names, weight_formats
+from configs.recipes import few_bits
+from inference.checkpoints import load, names
 from inference.checkpoints.tensor_source import TensorSource
 from inference.planner import cost, weights
 from inference.request import SamplingParams
@@ -46,11 +47,9 @@ def model(format, make=fakes.llama, dtype="float32", **changes):
 
 
 def in_format(plain, format):
-    if format == "llm_int8":
-        found = dict.fromkeys(weight_formats.rounded(plain, "w8a8", None), ("llm_int8",))
-    else:
-        found = weight_formats.rounded(plain, format)
-    return dataclasses.replace(plain, formats=tuple(found.items()))
+    skip = ["embed", "head"] if format == "llm_int8" else []
+    found = few_bits.formats(plain, format, skip)
+    return dataclasses.replace(plain, formats=tuple((path, (own,)) for path, own in found.items()))
 
 
 @functools.cache

@@ -5,10 +5,10 @@ much larger than all others are multiplied in bfloat16, the rest in int8, weight
 import ml_dtypes
 import numpy as np
 
+from configs.precision import OUTLIERS
 from inference.quantize.seen import Seen
 from layers import quantized
 
-FEATURES = 32  # that are multiplied in bfloat16
 FORMAT = "w8a8"  # of the rest
 
 
@@ -18,7 +18,7 @@ def parts(values_FD: np.ndarray, seen: Seen | None) -> dict[str, np.ndarray]:
     those whose inputs were the largest, or (of a matrix that nothing was seen of) the first ones.
     """
     size_D = np.zeros(values_FD.shape[1]) if seen is None else seen.largest_D
-    features = np.sort(np.argsort(-size_D, kind="stable")[:FEATURES])
+    features = np.sort(np.argsort(-size_D, kind="stable")[:OUTLIERS])
     rest_FD = values_FD.copy()
     rest_FD[:, features] = 0
     return {

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs.recipes import few_bits
 from configs.recipes.training import TrainingConfig
-from inference.quantize import plan, straight_through
+from inference.quantize import straight_through
 from inference.training import loop, losses
 from inference.training.windows import Windows
 from layers import decoder, params, quantized
@@ -50,7 +51,7 @@ def test_gradients_pass_the_rounding():
 
 def test_training_brings_the_laws_nearer():
     config = models.llama()
-    formats = plan.formats(config, "int3_g32", ["embed", "head"])
+    formats = few_bits.formats(config, "int3_g32", ["embed", "head"])
     full = fakes.real_params(config)
     loss = losses.distilled(config, straight_through.student(config, formats))
     tokens = np.random.default_rng(0).integers(0, models.VOCAB, 2000).astype(np.int32)

@@ -13,6 +13,7 @@ from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated
 from configs.kinds.params import leaves
 from configs.model import LayerSpec
+from configs.recipes import few_bits
 from inference.checkpoints import convert, load, resolve
 from inference.checkpoints.names import Stored
 from inference.checkpoints.native import manifest
@@ -29,7 +30,7 @@ def quantize(source, output, method="gptq", name="int4_g32", windows=WINDOWS, st
     """A quantized directory, and its walk."""
     checkpoint = resolve.resolve(str(source)).open(None)
     contents, config = checkpoint.contents(), checkpoint.config
-    asked = plan.Plan(method, plan.formats(config, name, ()))
+    asked = plan.Plan(method, few_bits.formats(config, name, ()))
     parts = Parts(output.with_name(output.name + ".quantizing"), {"method": method})
     walk = Walk(contents, config, asked, parts)
 
@@ -122,9 +123,9 @@ def test_later_layers_read_what_earlier_ones_leave(llama, tmp_path):
     coarse = quantize(llama, tmp_path / "coarse", name="int3_g32")
     fine = quantize(llama, tmp_path / "fine", name="int8")
     mixed = resolve.resolve(str(llama)).open(None)
-    formats = plan.formats(mixed.config, "int8", ["layers/1"]) | {
+    formats = few_bits.formats(mixed.config, "int8", ["layers/1"]) | {
         path: "int3_g32"
-        for path in plan.formats(mixed.config, "int3_g32", ["layers/0"])
+        for path in few_bits.formats(mixed.config, "int3_g32", ["layers/0"])
         if path.startswith("layers/1")
     }
     parts = Parts(tmp_path / "mixed.quantizing", {})
@@ -210,13 +211,16 @@ def test_scales_of_another_size_are_named(llama, tmp_path):
 @pytest.mark.parametrize(
     "ask, message",
     [
-        (lambda m: plan.formats(m, "int5", ()), "no format 'int5'; valid: int8"),
-        (lambda m: plan.formats(m, "int4_g128", ()), "not a multiple of int4's block of 128"),
-        (lambda m: plan.formats(m, "int4_g64", ()), "down has rows of 96, not a multiple of int4"),
-        (lambda m: plan.formats(m, "int8", ["layers/7"]), "--skip=layers/7: no parameter"),
-        (lambda m: plan.integers(5, None, False), "8, 4 or 3 bits, not 5"),
-        (lambda m: plan.integers(4, 48, False), "128, 64, 32 numbers, not 48"),
-        (lambda m: plan.integers(8, 32, False), "8 bits have one scale a row"),
+        (lambda m: few_bits.formats(m, "int5", ()), "no format 'int5'; valid: int8"),
+        (lambda m: few_bits.formats(m, "int4_g128", ()), "not a multiple of int4's block of 128"),
+        (
+            lambda m: few_bits.formats(m, "int4_g64", ()),
+            "down has rows of 96, of which int4_g64 has no",
+        ),
+        (lambda m: few_bits.formats(m, "int8", ["layers/7"]), "--skip=layers/7: no parameter"),
+        (lambda m: few_bits.integers(5, None, False), "8, 4 or 3 bits, not 5"),
+        (lambda m: few_bits.integers(4, 48, False), "128, 64, 32 numbers, not 48"),
+        (lambda m: few_bits.integers(8, 32, False), "8 bits have one scale a row"),
         (lambda m: plan.Plan("magic", {}), "no method 'magic'; valid: rtn"),
     ],
 )
@@ -227,17 +231,17 @@ def test_what_cannot_be_is_refused(ask, message):
 
 def test_formats_of_a_plan():
     config = models.llama()
-    assert plan.integers(3, 64, True) == "int3_asym_g64"
-    fitting = plan.formats(config, plan.integers(4, None, False), ())
+    assert few_bits.integers(3, 64, True) == "int3_asym_g64"
+    fitting = few_bits.formats(config, few_bits.integers(4, None, False), ())
     assert fitting["layers/0/ffn/down"] == "int4_g32"
     assert fitting["layers/0/ffn/gate_up"] == "int4_g64"
-    found = plan.formats(config, "int4_g32", ["embed", "layers/0"])
+    found = few_bits.formats(config, "int4_g32", ["embed", "layers/0"])
     assert set(found) == {
         *(f"layers/1/{p}" for p in ("mixer/qkv", "mixer/out", "ffn/gate_up", "ffn/down")),
         "head/table",
     }
     assert found["head/table"] == "int8"
-    mixed = plan.formats(models.mixture(), "int4_g32", ())
+    mixed = few_bits.formats(models.mixture(), "int4_g32", ())
     assert not any("router" in path for path in mixed)
 
 
