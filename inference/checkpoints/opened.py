@@ -168,6 +168,8 @@ def directory(path: Path, config: ModelConfig) -> Checkpoint:
     if storage.quantization is not None:
         source = tensors.dequantized(source, storage.quantization)
     source = hf_directory.tensors(source, config, storage.num_predicting)
+    if storage.quantization is not None and storage.quantization.method == "gptq":
+        source = tensors.without_empty_biases(source, config, names.huggingface(config))
     source = split_tensors.split(source, config, storage.is_packed)
     if storage.is_packed or storage.quantization is not None:
         tensors.check(source, config, names.huggingface(config))

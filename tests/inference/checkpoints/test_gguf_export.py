@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import gguf
@@ -13,10 +15,13 @@ from configs import presets
 from configs.errors import InputError
 from inference.checkpoints import convert, resolve, sources
 from inference.checkpoints.gguf.export import gguf_export
+from inference.engine import Engine
+from inference.request import SamplingParams
 from layers import decoder, params
 from tests.inference.checkpoints.test_gguf_types import logits_of
 
-GOLDEN = Path(__file__).parents[2] / "golden"
+ROOT = Path(__file__).parents[3]
+GOLDEN = ROOT / "tests" / "golden"
 WIDE = GOLDEN / "quantized" / "fp8-blocks"  # whose rows are whole blocks
 CASES = (
     "llama-gqa-tied-rope3", "llama-tokenizer", "llama-mha-sharded", "mistral-mqa-tied",
@@ -235,6 +240,24 @@ def test_a_published_file_is_written_bit_for_bit(model, tmp_path):
         assert tensor.data.tobytes() == two[name].data.tobytes(), name
     convert.convert(resolve.resolve(model).open(None), tmp_path / "hf", "hf")
     gguf_export.write(checkpoint(tmp_path / "hf"), tmp_path / "again.gguf", "q8_0")
+
+
+@pytest.mark.long
+@pytest.mark.skipif("LLAMA_CPP_PYTHON" not in os.environ, reason="llama.cpp: LLAMA_CPP_PYTHON=")
+@pytest.mark.parametrize("model", ["smollm2-135m", "gemma3-270m"])
+def test_llama_cpp_generates_the_same_tokens(model, tmp_path):
+    """From the files of a directory, in float32, in which both compute."""
+    text, count = "The quick brown fox jumps over the lazy dog. In the year 1969, people", 24
+    convert.convert(resolve.resolve(model).open(None), tmp_path / "hf", "hf")
+    file = tmp_path / "model.gguf"
+    gguf_export.write(checkpoint(tmp_path / "hf"), file, "float32")
+    command = [os.environ["LLAMA_CPP_PYTHON"], "tests/golden/read_gguf.py", str(file), text]
+    told = subprocess.check_output([*command, str(count)], cwd=ROOT, text=True)
+    theirs = json.loads(told.splitlines()[-1])
+    engine = Engine.from_model(str(tmp_path / "hf"), max_seqs=1, dtype="float32")
+    (ours,) = engine.generate([text], SamplingParams(max_new_tokens=count, temperature=0.0))
+    assert engine.tokenizer.encode(text) == theirs["ids"]
+    assert list(ours.token_ids) == theirs["greedy"]
 
 
 def changed(**fields):

@@ -138,7 +138,10 @@ def _tensors(
             is_kept = FORMATS[info.format].is_quantized or dtype is None
             format = info.format if is_kept else str(dtype)
             format = format if info.is_matrix else "float32"
-            FORMATS[format].check_rows(shape[-1], path)
+            try:
+                FORMATS[format].check_rows(shape[-1], path)
+            except InputError as error:
+                raise InputError(f"{error}; 'float32' and 'bfloat16' go with any rows") from None
             own = slice(start, start := start + count)
 
             def make(

@@ -182,6 +182,25 @@ def _format(quantization: Quantization, name: str, row: int) -> str | None:
     return None if scheme is None else scheme.format(row)
 
 
+def without_empty_biases(
+    source: TensorSource, config: ModelConfig, name_map: NameMap
+) -> TensorSource:
+    """The source without biases of zeros where the model has none: AutoGPTQ has written one for
+    every matrix.
+    """
+    plain = dataclasses.replace(config, formats=()).parameters()
+    wanted = {
+        name for path, _ in params.leaves(plain) for name in name_map("/".join(path)).names
+    }  # fmt: skip
+    empty = {
+        name
+        for name in source.shapes.keys() - wanted
+        if name.endswith(".bias") and not any(block.any() for block in source.blocks(name))
+    }
+    kept = {name: shape for name, shape in source.shapes.items() if name not in empty}
+    return dataclasses.replace(source, shapes=kept)
+
+
 def check(source: TensorSource, config: ModelConfig, name_map: NameMap) -> None:
     """Compares the formats of a configuration with those that tensors are stored in.
 

@@ -1,0 +1,52 @@
+"""The numbers of a GGUF file's blocks, bit for bit those that the package `gguf` reads."""
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from layers import quantized
+from layers.kernels.linear import packed
+from tests.layers.native import need
+
+KINDS = {"q8_0": "Q8_0", "q5_0": "Q5_0", "q4_0": "Q4_0", "q4_1": "Q4_1", "q4_k": "Q4_K",
+         "q6_k": "Q6_K", "mxfp4": "MXFP4"}  # fmt: skip
+F, D = 48, 512
+
+
+def drawn(format: str) -> tuple[np.ndarray, np.ndarray]:
+    """Blocks of random numbers, and what the package makes of them."""
+    kind = gguf.GGMLQuantizationType[KINDS[format]]
+    generator = np.random.default_rng(0)
+    if format in ("q4_k", "q6_k", "mxfp4"):  # which the package does not make
+        elements, size = gguf.GGML_QUANT_SIZES[kind]
+        blocks = generator.integers(0, 256, (F, D // elements, size), np.uint8)
+        scale = {"q4_k": (0, 2), "q6_k": (208,), "mxfp4": ()}[format]
+        for offset in scale:
+            own = generator.standard_normal((F, D // elements, 1)).astype(np.float16)
+            blocks[:, :, offset : offset + 2] = own.view(np.uint8)
+        if format == "mxfp4":
+            blocks[:, :, 0] = blocks[:, :, 0] // 2 + 64  # no numbers below float32's normal ones
+        blocks = blocks.reshape(F, -1)
+    else:
+        blocks = gguf.quantize(generator.standard_normal((F, D)).astype(np.float32), kind)
+    return blocks, gguf.dequantize(blocks, kind)
+
+
+@pytest.mark.parametrize("format", KINDS)
+def test_blocks_are_dequantized_bit_for_bit(format):
+    blocks, numbers = drawn(format)
+    assert np.isfinite(numbers).all()
+    found = quantized.dequantize(format, blocks, D)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, numbers)
+
+
+@pytest.mark.parametrize("format", ["q8_0", "q4_0", "q4_1", "q4_k", "q6_k"])
+def test_rows_of_an_engines_leaf_are_too(format):
+    need()
+    blocks, numbers = drawn(format)
+    matrix = packed.pack_blocks(blocks, format, D)
+    found = np.asarray(jax.jit(packed.rows)(matrix, jnp.arange(F)))
+    np.testing.assert_array_equal(found, numbers)
