@@ -12,13 +12,13 @@ import functools
 import importlib.util
 import itertools
 import sys
-import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from absl import app, flags
 from caches import kinds, measured
+from pages import Results, Rows, bar, prose, table, when
 
 from inference.benchmark import steps
 from scripts.reports.plots import figures
@@ -42,30 +42,6 @@ _LEAST_FOUND = {kinds.QUEST: 0.9}
 _LEAST_AT_ONCE = {kinds.INT8: 1.9}
 
 _COLORS = ("#332288", "#88CCEE", "#44AA99", "#DDCC77")  # of Paul Tol's muted scheme
-Rows = dict[str, Any]
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [columns, ("---",) * len(columns), *rows]
-    return ["", *(f"| {' | '.join(cells)} |" for cells in lines)]
-
-
-def _prose(*sentences: str) -> list[str]:
-    return ["", *textwrap.wrap(" ".join(sentences), 100, break_on_hyphens=False)]
-
-
-def _when(found: Rows) -> str:
-    """When and where a part was measured."""
-    return "; ".join(dict.fromkeys(own["at"] for own in found.values()))
-
-
-def _bar(value: float, bar: float | None, is_least: bool = False) -> str:
-    """What was required, and whether it is so."""
-    if bar is None:
-        return ""
-    is_met = value >= bar if is_least else value <= bar
-    sign = ("≥" if is_least else "≤") + (f" {bar:g}" if is_least else f" {bar:.1%}")
-    return f"{sign}, {'met' if is_met else 'missed'}"
 
 
 def _of_bytes(found: Rows, published: Rows) -> list[str]:
@@ -76,7 +52,7 @@ def _of_bytes(found: Rows, published: Rows) -> list[str]:
                 sys.exit(f"{name}: {predicted} bytes are predicted, {allocated} allocated")
     context = measured.CONTEXTS[0]
 
-    def table(found: Rows, base: str) -> list[str]:
+    def bytes_of(found: Rows, base: str) -> list[str]:
         rows = [
             (
                 name, f"{own['predicted']:,.0f}", f"{own['allocated']:,.0f}",
@@ -89,12 +65,12 @@ def _of_bytes(found: Rows, published: Rows) -> list[str]:
             "cache", "a token, predicted", "allocated", "pages, predicted", "allocated",
             f"of {context:,} tokens, MiB", "times smaller",
         )  # fmt: skip
-        return _table(columns, rows)
+        return table(columns, rows)
 
     return [
         "## Bytes",
-        *_prose(
-            f"{kinds.REFERENCE.name}'s widths (30 layers, 9 heads of 64), {_when(found)}. GQA has",
+        *prose(
+            f"{kinds.REFERENCE.name}'s widths (30 layers, 9 heads of 64), {when(found)}. GQA has",
             "3 KV heads, and so have all others but MHA, MQA, MLA, DSA and V4; a latent vector has",
             "four heads' elements, its rotary key half of one's. Bytes are predicted by the",
             "planner and counted in the arrays of an engine with room for one sequence of",
@@ -103,14 +79,14 @@ def _of_bytes(found: Rows, published: Rows) -> list[str]:
             "entry as wide as a latent vector for every 4 or 128 tokens, and of a window of 128",
             "each token's own vector and what entries are pooled from, most of its bytes a token.",
         ),
-        *table(found, kinds.MHA),
-        *_prose(
+        *bytes_of(found, kinds.MHA),
+        *prose(
             "Character.AI's stack (one KV head, windows of 1,024 in five layers of six, each cache",
             "read by two layers; 36 layers of Llama 2 13B's width) beside the same layers with a",
-            f"KV head for each query head and no windows, {_when(published)}; the arrays are for",
+            f"KV head for each query head and no windows, {when(published)}; the arrays are for",
             "one sequence of 256 tokens:",
         ),
-        *table(published, list(published)[-1]),
+        *bytes_of(published, list(published)[-1]),
     ]
 
 
@@ -122,20 +98,20 @@ def _of_quality(found: Rows) -> list[str]:
         worse = own["perplexity"] / plain["perplexity"] - 1
         rows.append((
             model, kind, f"{own['perplexity']:.4f}", f"{worse:+.2%}", f"{own['agreement']:.2%}",
-            _bar(worse, _MOST_WORSE.get(kind)),
+            bar(worse, _MOST_WORSE.get(kind)),
         ))  # fmt: skip
     columns = ("model", "cache", "perplexity", "change", "same likeliest token", "required")
     tokens = next(iter(found.values()))["tokens"]
     return [
         "## Quality",
-        *_prose(
+        *prose(
             f"{tokens:,} tokens of Python's help topics, scored in pieces of {measured.LENGTH:,},",
-            f"weights and activations in bfloat16, {_when(found)}. Quest reads {kinds.BUDGET}",
+            f"weights and activations in bfloat16, {when(found)}. Quest reads {kinds.BUDGET}",
             "tokens in pages of 16, a quarter of a whole piece; every query does, those of prompts",
             f"too. Gemma's own windows of {kinds.WINDOW} stay, so Quest and windows of the others",
             "change three layers of its 18.",
         ),
-        *_table(columns, rows),
+        *table(columns, rows),
     ]
 
 
@@ -147,20 +123,20 @@ def _of_needles(found: Rows) -> list[str]:
         share = sum(hits) / plain
         rows.append((
             name, f"{sum(hits)} of {len(hits)}", "".join(".●"[hit] for hit in hits),
-            f"{share:.2f}", _bar(share, _LEAST_FOUND.get(name), is_least=True),
+            f"{share:.2f}", bar(share, _LEAST_FOUND.get(name), is_least=True),
         ))  # fmt: skip
     columns = ("cache", "found", "where, from first to last", "beside bfloat16", "required")
     return [
         "## A needle in a text",
-        *_prose(
+        *prose(
             f"Somewhere in {measured.NEEDLE_TOKENS:,} tokens of the help topics stands a line as",
             "`The magic number of Fennmoor is 48213.`; they end with `The magic number of Fennmoor",
             f"is`, which {kinds.REFERENCE.name} continues greedily. It has found the number if it",
             f"tells it within eight tokens. The same {measured.NEEDLES} times, with another",
             "name and number, from the beginning of the text to its end;",
-            f"{_when(found)}.",
+            f"{when(found)}.",
         ),
-        *_table(columns, rows),
+        *table(columns, rows),
     ]
 
 
@@ -182,15 +158,15 @@ def _of_seconds(found: Rows) -> list[str]:
     )  # fmt: skip
     return [
         "## A step's time",
-        *_prose(
+        *prose(
             f"{measured.ROWS} requests decode, {kinds.REFERENCE.name}'s widths, random weights in",
             f"bfloat16, medians of {measured.REPEATS} runs of {steps.IN_A_ROW} steps,",
-            f"{_when(found)}. The planner's constants come from steps of the plain model, those of",
+            f"{when(found)}. The planner's constants come from steps of the plain model, those of",
             f"the others calibrate nothing. Quest reads {kinds.LONG_BUDGET:,} tokens,",
             f"DSA {kinds.TOP_K}.",
         ),
-        *_table(columns, rows),
-        *_prose(
+        *table(columns, rows),
+        *prose(
             "One constant stands for what attention reaches, in prefill and decoding alike, found",
             "at no more than 1,024 tokens: so plain decoding over many is predicted too slow, and",
             "what is compared with it seems to gain more than it does. int8 computes as many",
@@ -211,13 +187,13 @@ def _of_batches(found: Rows) -> list[str]:
     columns = ("cache", *(f"{model}, {int(length):,}" for model, length in lengths))
     return [
         "## The largest batch in 80 GB",
-        *_prose(
+        *prose(
             "Sequences of so many tokens that fit beside the weights, as the planner says",
-            f"({_when(found)}): Llama 2 13B in bfloat16, 70B with weights of four bits, since in",
+            f"({when(found)}): Llama 2 13B in bfloat16, 70B with weights of four bits, since in",
             "bfloat16 they take 138 GB. GQA has 8 KV heads, with which 70B was published; 13B was",
             "with MHA.",
         ),
-        *_table(columns, rows),
+        *table(columns, rows),
     ]
 
 
@@ -229,21 +205,21 @@ def _of_overload(found: Rows) -> list[str]:
         cells = [(f"{own[each]:.4g}", f"{times[each]:.2f}") for each in counts]
         rows.append((
             name, *itertools.chain(*cells), f"{own['preemptions']:.0f}",
-            _bar(times["running_mean"], _LEAST_AT_ONCE.get(name), is_least=True),
+            bar(times["running_mean"], _LEAST_AT_ONCE.get(name), is_least=True),
         ))  # fmt: skip
     pairs = ((each, "times") for each in counts.values())
     columns = ("cache", *itertools.chain(*pairs), "preemptions", "required of the mean")
     load = measured.LOAD
     return [
         "## Requests at once in equal memory",
-        *_prose(
+        *prose(
             f"{load.num_requests} requests come together, with prompts and answers of",
             f"{load.prompt.low} to {load.prompt.most} tokens each, to an engine with",
             f"{measured.CACHE_BYTES >> 20} MiB of pages for a model that caches what",
             f"{kinds.REFERENCE.name} does. How many it ran at once: the median of its steps,",
-            f"the mean over time, and the most. {_when(found)}.",
+            f"the mean over time, and the most. {when(found)}.",
         ),
-        *_table(columns, rows),
+        *table(columns, rows),
     ]
 
 
@@ -328,7 +304,7 @@ def main(argv: list[str]) -> None:
         sys.exit("the page has a picture: pip install 'ridgeline[plots]'")
     page = Path(_OUTPUT.value)
     picture = page.with_suffix(".png")
-    results = measured.Results(page.with_suffix(".json"))
+    results = Results(page.with_suffix(".json"))
     for part in _PARTS.value:
         chosen = {"models": _MODELS.value} if part == "quality" else {}
         _MEASURE[part](results, _ROWS.value or (), **chosen)

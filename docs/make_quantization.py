@@ -12,12 +12,12 @@ some rows of it (--parts=quality --rows=int8,fp8), and the page be written anew 
 import importlib.util
 import math
 import sys
-import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from absl import app, flags
+from pages import Results, Rows, bar, prose, table, when
 from quantization import measured
 
 from scripts.reports.plots import figures
@@ -38,42 +38,18 @@ _LEAST_RECOVERED = 0.3  # of rounding's loss, by AWQ and GPTQ with groups of 64
 _MOST_WORSE_PLANTED = 0.01
 _LEAST_TIMES = {"int8": 1.5, "int4": 2.2}
 _COLORS = ("#332288", "#88CCEE", "#44AA99", "#DDCC77")  # of Paul Tol's muted scheme
-Rows = dict[str, Any]
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [columns, ("---",) * len(columns), *rows]
-    return ["", *(f"| {' | '.join(cells)} |" for cells in lines)]
-
-
-def _prose(*sentences: str) -> list[str]:
-    return ["", *textwrap.wrap(" ".join(sentences), 100, break_on_hyphens=False)]
-
-
-def _when(found: Rows) -> str:
-    """When and where a part was measured."""
-    return "; ".join(dict.fromkeys(own["at"] for own in found.values()))
-
-
-def _bar(value: float, bar: float | None, is_least: bool = False) -> str:
-    """What was required, and whether it is so."""
-    if bar is None:
-        return ""
-    is_met = value >= bar if is_least else value <= bar
-    sign = ("≥" if is_least else "≤") + (f" {bar:g}" if is_least else f" {bar:.1%}")
-    return f"{sign}, {'met' if is_met else 'missed'}"
 
 
 def _of_quality(found: Rows) -> list[str]:
     lines = [
         "## Quality",
-        *_prose(
+        *prose(
             f"{measured.TOKENS:,} tokens of Python's help topics, which no method saw, in windows",
             f"of {measured.WINDOW}, in float32: nothing is rounded but weights, and activations",
             "where a format says so. KL is that of the full model's law of the next token to the",
             "quantized one's, in nats; agreement is how often both have the same likeliest token.",
             "`recovered` is the share of rounding's loss of log-likelihood that a method takes",
-            f"back. Methods were calibrated on the source of `argparse`. {_when(found)}.",
+            f"back. Methods were calibrated on the source of `argparse`. {when(found)}.",
         ),
     ]
     models = list(dict.fromkeys(name.split(": ")[0] for name in found))
@@ -81,7 +57,7 @@ def _of_quality(found: Rows) -> list[str]:
         own = {
             name.split(": ")[1]: row for name, row in found.items() if name.startswith(f"{model}:")
         }
-        lines += ["", f"### {_TITLES[model]}", *_table(_QUALITY, list(_quality_rows(model, own)))]
+        lines += ["", f"### {_TITLES[model]}", *table(_QUALITY, list(_quality_rows(model, own)))]
     return lines
 
 
@@ -101,9 +77,9 @@ def _quality_rows(model: str, own: Rows) -> Any:
         recovered = _recovered(own, kind)
         required = ""
         if model == measured.SMALL:
-            required = _bar(worse, _MOST_WORSE.get(kind))
+            required = bar(worse, _MOST_WORSE.get(kind))
             if recovered is not None and "g64" in kind and kind.endswith(("AWQ", "GPTQ")):
-                required = _bar(recovered, _LEAST_RECOVERED, is_least=True)
+                required = bar(recovered, _LEAST_RECOVERED, is_least=True)
         yield (
             kind, f"{row['weight_bytes'] / 1e6:.2f}", f"{row['perplexity']:.4f}", f"{worse:+.2%}",
             "" if recovered is None else f"{recovered:.0%}",
@@ -128,18 +104,18 @@ def _of_outlier(found: Rows) -> list[str]:
     full, rows = found["full"]["perplexity"], []
     for kind, own in found.items():
         worse = own["perplexity"] / full - 1
-        bar = None if kind in ("full", "w8a8, absmax") else _MOST_WORSE_PLANTED
-        rows.append((kind, f"{own['perplexity']:.4f}", f"{worse:+.2%}", _bar(worse, bar)))
+        required = None if kind in ("full", "w8a8, absmax") else _MOST_WORSE_PLANTED
+        rows.append((kind, f"{own['perplexity']:.4f}", f"{worse:+.2%}", bar(worse, required)))
     return [
         "## One feature much larger than the others",
-        *_prose(
+        *prose(
             "The small model where each norm makes the feature that it weighs most",
             f"{measured.OUTLIER:g} times as large and the matrices that read it are as much",
             "smaller there: the same function. The scale by which a token is rounded to eight bits",
             "is its largest number's, so all other features lose what this one takes (Dettmers et",
-            f"al. 2022, arXiv 2208.07339). {_when(found)}.",
+            f"al. 2022, arXiv 2208.07339). {when(found)}.",
         ),
-        *_table(("weights and activations", "perplexity", "change", "required"), rows),
+        *table(("weights and activations", "perplexity", "change", "required"), rows),
     ]
 
 
@@ -148,12 +124,12 @@ def _of_speed(found: Rows) -> list[str]:
     for name, own in found.items():
         model, format = name.split(": ")
         for count, step in own["rows"].items():
-            bar = _LEAST_TIMES.get(format) if count == "1" else 1.0 if count == "32" else None
+            required = _LEAST_TIMES.get(format) if count == "1" else 1.0 if count == "32" else None
             rows.append((
                 model, format, count, f"{step['step_bytes'] / 1e6:.0f}",
                 f"{step['predicted_s'] * 1e3:.1f}", f"{step['measured_s'] * 1e3:.1f}",
                 f"{step['predicted']:.2f}", f"{step['times']:.2f}",
-                _bar(step["times"], bar, is_least=True),
+                bar(step["times"], required, is_least=True),
             ))  # fmt: skip
     columns = (
         "model", "format", "requests", "MB a step", "predicted, ms", "measured, ms",
@@ -161,14 +137,14 @@ def _of_speed(found: Rows) -> list[str]:
     )  # fmt: skip
     return [
         "## A decode step's time",
-        *_prose(
+        *prose(
             "At 256 tokens of context, bfloat16's cache and activations, medians of",
             f"{measured.REPEATS} runs and of three pairs, bfloat16 first each time. Where matrices",
             "have fewer than eight bits, tables have eight; `file` is the published 4-bit file as",
             "it is. The planner's constants come from bfloat16's steps; of a format it knows bytes",
-            f"and the rate of its products. {_when(found)}.",
+            f"and the rate of its products. {when(found)}.",
         ),
-        *_table(columns, rows),
+        *table(columns, rows),
     ]
 
 
@@ -240,7 +216,7 @@ def main(argv: list[str]) -> None:
         sys.exit("the page has a picture: pip install 'ridgeline[plots]'")
     page = Path(_OUTPUT.value)
     picture = page.with_suffix(".png")
-    results = measured.Results(page.with_suffix(".json"))
+    results = Results(page.with_suffix(".json"))
     for part in _PARTS.value:
         chosen = {} if _MODELS.value is None or part == "outlier" else {"models": _MODELS.value}
         _MEASURE[part](results, _ROWS.value or (), **chosen)

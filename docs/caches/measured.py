@@ -1,15 +1,13 @@
 """What `make_caches.py` measures of each cache, a part of its page at a time."""
 
 import dataclasses
-import datetime
-import json
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from caches import kinds
+from pages import Results
 
 from configs.engine import Config, EngineConfig
 from configs.hardware import catalog
@@ -24,7 +22,6 @@ from inference.checkpoints import resolve
 from inference.checkpoints.opened import Checkpoint
 from inference.engine import Engine
 from inference.planner import cost
-from inference.planner.calibration import store
 from inference.planner.cost import Precision
 from inference.planner.deployment import Deployment
 from inference.request import SamplingParams
@@ -44,28 +41,6 @@ MEMORY = 80_000_000_000
 # Many times as many requests as run at once: while the last ones end, room is left.
 LOAD = Workload(num_requests=768, prompt=Uniform(32, 96), output=Uniform(32, 96))
 CACHE_BYTES = 48 << 20  # some sixteen of these requests in bfloat16
-
-
-class Results:
-    """Figures by part and row, with the date and the machine, in a file.
-
-    Attributes:
-        parts: {part: {row: figures}}.
-    """
-
-    def __init__(self, path: Path):
-        self._path = path
-        self.parts: dict[str, dict[str, Any]] = {}
-        if path.exists():
-            self.parts = json.loads(path.read_text("utf-8"))
-
-    def put(self, part: str, row: str, **found: Any) -> None:
-        """Keeps a row's figures."""
-        machine = f"{store.num_cores()} cores of {store.processor()}"
-        found["at"] = f"{datetime.date.today()}, {machine}"
-        self.parts.setdefault(part, {})[row] = found
-        self._path.write_text(json.dumps(self.parts, indent=1) + "\n", "utf-8")
-        print(part, row, found, flush=True)
 
 
 def in_order(parts: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

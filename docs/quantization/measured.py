@@ -3,7 +3,6 @@ has.
 """
 
 import argparse
-import datetime
 import json
 import statistics
 import subprocess
@@ -14,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pages import Results
 from safetensors.numpy import load_file, save_file
 
 from inference.checkpoints.native import manifest
-from inference.planner.calibration import store
 
 SMALL = "small"
 MODELS = SMALL, "smollm2-135m", "gemma3-270m"
@@ -61,28 +60,6 @@ OUTLIERS = {
 # By row: what `--weights` says.
 SPEEDS = "bfloat16", "int8", "w8a8", "fp8", "int4", "int4_asym", "int3", "mxfp4", "file"
 ROWS = 1, 8, 32
-
-
-class Results:
-    """Figures by part and row, with the date and the machine, in a file.
-
-    Attributes:
-        parts: {part: {row: figures}}.
-    """
-
-    def __init__(self, path: Path):
-        self._path = path
-        self.parts: dict[str, dict[str, Any]] = {}
-        if path.exists():
-            self.parts = json.loads(path.read_text("utf-8"))
-
-    def put(self, part: str, row: str, **found: Any) -> None:
-        """Keeps a row's figures."""
-        machine = f"{store.num_cores()} cores of {store.processor()}"
-        found["at"] = f"{datetime.date.today()}, {machine}"
-        self.parts.setdefault(part, {})[row] = found
-        self._path.write_text(json.dumps(self.parts, indent=1) + "\n", "utf-8")
-        print(part, row, found, flush=True)
 
 
 def _run(script: str, *args: str) -> dict[str, Any]:

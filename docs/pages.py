@@ -1,0 +1,59 @@
+"""What the commands share that measure a page's parts, keep the figures beside it and write it."""
+
+import datetime
+import json
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from inference.planner.calibration import store
+
+Rows = dict[str, Any]
+
+
+class Results:
+    """Figures by part and row, with the date and the machine, in a file.
+
+    Attributes:
+        parts: {part: {row: figures}}.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self.parts: dict[str, Rows] = {}
+        if path.exists():
+            self.parts = json.loads(path.read_text("utf-8"))
+
+    def put(self, part: str, row: str, **found: Any) -> None:
+        """Keeps a row's figures."""
+        machine = f"{store.num_cores()} cores of {store.processor()}"
+        found["at"] = f"{datetime.date.today()}, {machine}"
+        self.parts.setdefault(part, {})[row] = found
+        self._path.write_text(json.dumps(self.parts, indent=1) + "\n", "utf-8")
+        print(part, row, found, flush=True)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table, an empty one before it."""
+    lines = [columns, ("---",) * len(columns), *rows]
+    return ["", *(f"| {' | '.join(cells)} |" for cells in lines)]
+
+
+def prose(*sentences: str) -> list[str]:
+    """Lines of a paragraph, an empty one before it."""
+    return ["", *textwrap.wrap(" ".join(sentences), 100, break_on_hyphens=False)]
+
+
+def when(found: Rows) -> str:
+    """When and where a part was measured."""
+    return "; ".join(dict.fromkeys(own["at"] for own in found.values()))
+
+
+def bar(value: float, required: float | None, is_least: bool = False) -> str:
+    """What was required, and whether it is so."""
+    if required is None:
+        return ""
+    is_met = value >= required if is_least else value <= required
+    sign = ("≥" if is_least else "≤") + (f" {required:g}" if is_least else f" {required:.1%}")
+    return f"{sign}, {'met' if is_met else 'missed'}"
