@@ -67,7 +67,7 @@ class Format:
     def bytes_for(self, elements: float, row: float) -> float:
         """Bytes of `elements`, scales included, that lie in rows of `row` elements."""
         group = min(row, self.group or row)
-        return elements * (self.bits + self.scale_bits / group) / 8
+        return (elements * self.bits + elements / group * self.scale_bits) / 8
 
 
 GROUPS = 128, 64, 32  # of integers; the first of them is what a format without a size has

@@ -56,6 +56,8 @@ def test_formats_count_scales():
     assert precision.get("int8").bytes_for(1024, 512) == 1024 + 2 * 4
     assert precision.get("int4").bytes_for(1024, 512) == 512 + 8 * 4
     assert precision.get("int4").bytes_for(64, 32) == 32 + 2 * 4  # a short row has one scale
+    rows = (precision.get("int8").bytes_for(row, row) - row for row in range(1, 2000))
+    assert set(rows) == {4}  # exactly, whatever the row
     assert precision.get("int4_asym_g32").bytes_for(1024, 512) == 512 + 32 * (4 + 1)
     with pytest.raises(InputError, match="no number format 'int2'; valid: float32, bfloat16"):
         precision.get("int2")

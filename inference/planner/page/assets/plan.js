@@ -5,7 +5,7 @@
 /** Bytes of `elements` that lie in rows of `row` elements, scales included. */
 function bytesFor(format, elements, row) {
   const group = Math.min(row, format.group || row);
-  return (elements * (format.bits + format.scale_bits / group)) / 8;
+  return (elements * format.bits + (elements / group) * format.scale_bits) / 8;
 }
 
 /** A coefficient, which may depend on the number of key/value heads. */
