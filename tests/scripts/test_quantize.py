@@ -60,6 +60,14 @@ def test_a_model_is_quantized(run, tmp_path):
     assert "is quantized already, in int4_g32, int8" in run_again.err.splitlines()[-1]
 
 
+def test_a_model_reads_what_it_writes_itself(run, tmp_path):
+    """Where a method reads and no text is named."""
+    ran = run("--method=gptq", "--skip=down", "--tokens=512", "--json", calibrate=None)
+    assert ran.status == 0, ran.err
+    assert json.loads(ran.out)["errors"].keys() == {"mixer/qkv", "mixer/out", "ffn/gate_up"}
+    assert loaded(tmp_path / "few")[0]["layers/0/mixer/out"] == ("int4_g32",)
+
+
 def test_a_trained_model_is_rounded(run, tmp_path):
     ran = run(
         "--method=qat", "--bits=3", "--skip=down", "--set=training.steps=4",

@@ -18,8 +18,8 @@ def matrix(rng, rows=48, width=128):
     return rng.normal(size=(rows, width)).astype(np.float32)
 
 
-@pytest.mark.parametrize("format", ["int3_g32", "int4_asym_g64", "int8", "fp8", "mxfp4"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("format", ["int3_g32", "int4_asym_g64", "int8", "mxfp4"])
+@pytest.mark.parametrize("seed", range(2))
 def test_awq_never_leaves_more_error_than_rounding(format, seed):
     rng = np.random.default_rng(seed)
     x_XD, value = models.inputs(rng, 500, 128), matrix(rng)
