@@ -132,6 +132,9 @@ OURS = (
     "mxfp4",
 )
 OUTLIERS = 32  # features that `llm_int8` keeps in bfloat16
+# How many times the root mean square of a token's other numbers one is that `llm_int8` rounds by
+# another scale.
+OUTLIER_SIZE = 2.0
 
 
 def fitting(name: str, row: int, what: str) -> str:

@@ -44,9 +44,10 @@ def _of_quality(found: Rows) -> list[str]:
     lines = [
         "## Quality",
         *prose(
-            f"{measured.TOKENS:,} tokens of Python's help topics, which no method saw, in windows",
-            f"of {measured.WINDOW}, in float32: nothing is rounded but weights, and activations",
-            "where a format says so. KL is that of the full model's law of the next token to the",
+            f"{measured.TOKENS:,} tokens that no method saw, in windows of {measured.WINDOW}, in",
+            "float32: the source of `absl` for the small model, by XLA's products, so that nothing",
+            "is rounded but weights, and activations where a format says so; Python's help topics",
+            "for the others, as they are served, which on a CPU rounds activations too. KL is that of the full model's law of the next token to the",
             "quantized one's, in nats; agreement is how often both have the same likeliest token.",
             "`recovered` is the share of rounding's loss of log-likelihood that a method takes",
             f"back. Methods were calibrated on the source of `argparse`. {when(found)}.",

@@ -5,11 +5,13 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
+from configs.precision import OUTLIER_SIZE
 from layers.kernels.device import target_is_cpu
 from layers.kernels.linear import low_bit_product, packed
 from layers.kernels.linear.low_bit import Quantized
 from layers.kernels.linear.observed import Observed
 from layers.kernels.linear.packed import Packed
+from layers.reduce import row_sum
 
 _MIN_ROWS = 2  # XLA's CPU backend converts the whole weight to float32 for a single bfloat16 row
 
@@ -49,18 +51,22 @@ def _with_outliers(x_TD: jax.Array, parts: Mapping[str, Leaf]) -> jax.Array:
     """LLM.int8() (Dettmers et al. 2022, arXiv 2208.07339): features of the activations that are far
     larger than others are multiplied in bfloat16, and so do not make the scale that all others of
     their token are rounded by. Which ones is a constant of the matrix: the paper's threshold asks
-    the batch, so a token's result would depend on its neighbours. -1: a feature that another chip
-    has.
+    the batch, so a token's result would depend on its neighbours. Of the others those that are
+    large in this token alone get a scale of their own, as a row of the same product.
     """
-    features_O = parts["features"]
+    features_O = parts["features"]  # -1: one that another chip has
     assert isinstance(features_O, jax.Array)
     is_apart_D = (jnp.arange(x_TD.shape[1])[:, None] == features_O).any(1)
     apart_TO = jnp.where(features_O >= 0, x_TD[:, jnp.maximum(features_O, 0)], 0)
-    rest_TF = linear(jnp.where(is_apart_D, 0, x_TD), parts["int8"])
+    rest_TD = jnp.where(is_apart_D, 0, x_TD).astype(jnp.float32)
+    size_T1 = jnp.sqrt(row_sum(jnp.square(rest_TD)) / rest_TD.shape[1])
+    is_large_TD = jnp.abs(rest_TD) > OUTLIER_SIZE * size_T1
+    both = jnp.where(is_large_TD, 0, rest_TD), jnp.where(is_large_TD, rest_TD, 0)
+    usual_TF, large_TF = jnp.split(linear(jnp.concatenate(both), parts["int8"]), 2)
     outliers_FO = parts["outliers"]
     if isinstance(outliers_FO, jax.Array) and target_is_cpu():  # of which some XLA does not know
         outliers_FO = outliers_FO.astype(jnp.float32)
-    return rest_TF + linear(apart_TO, outliers_FO)
+    return usual_TF + large_TF + linear(apart_TO, outliers_FO)
 
 
 def add_bias(y_TF: jax.Array, params: Mapping[str, jax.Array], name: str) -> jax.Array:

@@ -1,6 +1,7 @@
 """One layer: what a method makes of its matrices, and how far their results are off."""
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -67,7 +68,8 @@ def rounded(
             parts = llm_int8.parts(value, own)
             made |= {f"{path}/{name}": array for name, array in parts.items()}
             own_FD = llm_int8.numbers(parts, value.shape[1])
-            wrong, right = _off(value, own_FD, own, llm_int8.FORMAT, parts["features"])
+            read = functools.partial(llm_int8.as_read, features=parts["features"])
+            wrong, right = _off(value, own_FD, own, read)
         else:
             made[path], wrong, right = _stack(method, formats[path], value, own)
         if right:
@@ -87,29 +89,30 @@ def _stack(
         else:
             groups = method.round(format, matrix_FD, own)
         blocks.append(quantized.pack(format, groups))
-        off, all_of_it = _off(matrix_FD, quantized.numbers(format, groups), own, format)
+        read = functools.partial(_as_read, format)
+        off, all_of_it = _off(matrix_FD, quantized.numbers(format, groups), own, read)
         wrong, right = wrong + off, right + all_of_it
     return np.stack(blocks).reshape(*value.shape[:-1], -1), wrong, right
+
+
+def _as_read(format: str, rows_RD: np.ndarray) -> np.ndarray:
+    """Inputs as a product of that format rounds them."""
+    activations = FORMATS[format].activations
+    if activations is None:
+        return rows_RD
+    blocks = quantized.quantize(activations, rows_RD)
+    return quantized.dequantize(activations, blocks, rows_RD.shape[1])
 
 
 def _off(
     matrix_FD: np.ndarray,
     own_FD: np.ndarray,
     seen: Seen | None,
-    format: str,
-    apart: Sequence[int] | np.ndarray = (),
+    read: Callable[[np.ndarray], np.ndarray],
 ) -> tuple[float, float]:
-    """Squared error of a matrix's results, where its inputs are rounded as its format has it, but
-    for some features; and the squared results.
-    """
+    """Squared error of a matrix's results, of inputs as they are read; and the squared results."""
     if seen is None:
         return 0.0, 0.0
-    read_RD, activations = seen.rows_RD.copy(), FORMATS[format].activations
-    if activations is not None:
-        read_RD[:, apart] = 0
-        blocks = quantized.quantize(activations, read_RD)
-        read_RD = quantized.dequantize(activations, blocks, read_RD.shape[1])
-        read_RD[:, apart] = seen.rows_RD[:, apart]
     results_RF = seen.rows_RD @ matrix_FD.T
-    lost_RF = read_RD @ own_FD.T - results_RF
+    lost_RF = read(seen.rows_RD) @ own_FD.T - results_RF
     return float(np.square(lost_RF).sum()), float(np.square(results_RF).sum())

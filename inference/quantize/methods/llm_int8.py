@@ -5,7 +5,7 @@ much larger than all others are multiplied in bfloat16, the rest in int8, weight
 import ml_dtypes
 import numpy as np
 
-from configs.precision import OUTLIERS
+from configs.precision import OUTLIER_SIZE, OUTLIERS
 from inference.quantize.seen import Seen
 from layers import quantized
 
@@ -33,3 +33,18 @@ def numbers(found: dict[str, np.ndarray], width: int) -> np.ndarray:
     whole_FD = quantized.dequantize(FORMAT, found["int8"], width)
     whole_FD[:, found["features"]] = found["outliers"].astype(np.float32)
     return whole_FD
+
+
+def as_read(rows_RD: np.ndarray, features: np.ndarray) -> np.ndarray:
+    """Inputs as the product rounds them (`layers.linear`): float32 [R, D]."""
+    rest_RD = rows_RD.copy()
+    rest_RD[:, features] = 0
+    size_R1 = np.sqrt(np.square(rest_RD).mean(1, keepdims=True))
+    is_large_RD = np.abs(rest_RD) > OUTLIER_SIZE * size_R1
+    parts = np.where(is_large_RD, 0, rest_RD), np.where(is_large_RD, rest_RD, 0)
+    found_RD: np.ndarray = sum(
+        quantized.dequantize("int8", quantized.quantize("int8", part), rows_RD.shape[1])
+        for part in parts
+    )  # type: ignore[assignment]
+    found_RD[:, features] = rows_RD[:, features]
+    return found_RD
