@@ -131,6 +131,8 @@ OURS = (
     *(format.name for bits in (4, 3) for format in _integers(bits)),
     "mxfp4",
 )
+# Of all weights of a model that is planned: `llm_int8` is three parameters for each.
+PLANNED = tuple(name for name in FORMATS if name not in ("int32", "llm_int8"))
 OUTLIERS = 32  # features that `llm_int8` keeps in bfloat16
 # How many times the root mean square of a token's other numbers one is that `llm_int8` rounds by
 # another scale.
@@ -150,7 +152,7 @@ def fitting(name: str, row: int, what: str) -> str:
             return choice
     raise InputError(
         f"{what} has rows of {row}, of which {name} has no whole groups: these are of "
-        f"{', '.join(str(FORMATS[choice].group) for choice in choices)}"
+        f"{', '.join(str(FORMATS[choice].block_in(row)) for choice in choices)}"
     )
 
 

@@ -96,7 +96,8 @@ def find(
     chosen, checkpoint = weight_formats.choose(
         config, resolved.open(progress), config.engine.linear
     )
-    if chosen.model.formats != config.model.formats:
+    stored = resolved.config.formats if config.engine.weights is None else chosen.model.formats
+    if stored != config.model.formats:
         raise InputError(f"{shown(str(source))} has its weights in other formats than the engine")
     return reader(config, checkpoint, progress)
 

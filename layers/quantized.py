@@ -23,6 +23,7 @@ from configs.precision import FORMATS, OURS, Format
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)  # and the same below 0, from 8 on
 _SCALE_BYTES = 4
+LEAST_SCALE = 2.0**-126  # whose inverse is a float32
 _TOGETHER = 1 << 16  # numbers that are rounded at a time: they stay in a processor's cache
 _FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
 _LARGEST_FLOAT8 = 448.0
@@ -130,8 +131,7 @@ def rounded(
     """Each number as the nearest one of the format, for such scales (and zero points)."""
     info = _ours(format)
     (F, D), G = values_FD.shape, scale_FG.shape[1]
-    inverse_FG1 = np.divide(1, scale_FG, where=scale_FG != 0, out=np.zeros_like(scale_FG))
-    ratio_FGX = values_FD.reshape(F, G, -1).astype(np.float32) * inverse_FG1[..., None]
+    ratio_FGX = values_FD.reshape(F, G, -1).astype(np.float32) * inverse(scale_FG)[..., None]
     if "fp8" in format:
         q = np.clip(ratio_FGX, -_LARGEST_FLOAT8, _LARGEST_FLOAT8).astype(_FLOAT8)
     elif format == "mxfp4":
@@ -166,8 +166,7 @@ def scales(
         low_FG = np.minimum(values_FGX.min(-1), 0) * clip
         high_FG = np.maximum(values_FGX.max(-1), 0) * clip
         scale_FG = ((high_FG - low_FG) / np.float32((1 << info.bits) - 1)).astype(np.float32)
-        inverse = np.divide(1, scale_FG, where=scale_FG > 0, out=np.zeros_like(scale_FG))
-        return scale_FG, np.rint(-low_FG * inverse).astype(np.uint8)
+        return scale_FG, np.rint(-low_FG * inverse(scale_FG)).astype(np.uint8)
     top_FG = np.abs(values_FGX).max(-1) * np.float32(clip)
     if format == "mxfp4":  # the power of two below that of the largest, as OCP has it
         exponent = np.frexp(np.maximum(top_FG, np.float32(2.0**-120)))[1] - 1 - 2
@@ -176,6 +175,12 @@ def scales(
     largest = 127.0 if info.bits == 8 else ((1 << info.bits) - 1) / 2
     largest = _LARGEST_FLOAT8 if "fp8" in format else largest
     return (top_FG / np.float32(largest)).astype(np.float32), None
+
+
+def inverse(scale_FG: np.ndarray) -> np.ndarray:
+    """1 / scale; 0 where that is no float32."""
+    is_there_FG = scale_FG >= LEAST_SCALE
+    return np.divide(1, scale_FG, where=is_there_FG, out=np.zeros_like(scale_FG))
 
 
 def quantize(format: str, values_FD: np.ndarray) -> np.ndarray:

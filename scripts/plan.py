@@ -19,7 +19,7 @@ from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.hardware import catalog
 from configs.kinds import params
-from configs.precision import FORMATS
+from configs.precision import FORMATS, PLANNED
 from inference.files import user_files
 from inference.planner import acceptance, advise, parts, slo
 from inference.planner.calibration import lookup
@@ -209,10 +209,15 @@ def _deployment(config: Config) -> Deployment:
     own = Precision.of(config.model)
     weights = own.weights
     if _WEIGHTS.value is not None:
-        precision.get(_WEIGHTS.value)
-        declared = params.leaves(config.model.parameters()["layers"])
-        rows = [info.shape[-1] for _, info in declared if info.is_matrix]
-        weights = FORMATS[precision.fitting(_WEIGHTS.value, math.gcd(*rows), config.model.name)]
+        name = _WEIGHTS.value
+        if name not in PLANNED:
+            raise InputError(f"no number format {name!r}; valid: {', '.join(PLANNED)}")
+        rows = []
+        for path, info in params.leaves(config.model.parameters()["layers"]):
+            if info.is_matrix:
+                rows.append(info.shape[-1])
+                precision.fitting(name, rows[-1], f"layers/{'/'.join(path)}")
+        weights = FORMATS[precision.fitting(name, math.gcd(*rows), config.model.name)]
     formats = Precision(weights, own.cache, own.rest)
     price = _PRICE.value
     if price is not None and not 0 < price < math.inf:

@@ -139,6 +139,7 @@ def _of_matrix(
         head = _head_bytes(info)  # which all columns need
         size = values.shape[-1] - head
         start, stop, missing = _range(config, path, axis, size, chips, chip)
+        _check_whole(path, info, start, stop, chips)
         if start == stop:  # of a share without heads, zeros as many as those of a neighbour's
             return np.zeros((values.shape[0], head + missing), np.asarray(values[:1, :1]).dtype)
         columns = np.asarray(values[:, head + start : head + stop])
@@ -165,6 +166,20 @@ def _head_bytes(info: ParamInfo) -> int:
     format = FORMATS[info.format]
     is_whole = format.is_quantized and format.block_in(info.shape[-1]) == info.shape[-1]
     return format.scale_bits // 8 if is_whole and format.group is None else 0
+
+
+def _check_whole(path: str, info: ParamInfo, start: int, stop: int, chips: int) -> None:
+    """Refuses a chip's columns, bytes of blocks, that begin or end within a block."""
+    format = FORMATS[info.format]
+    if not format.is_quantized or _head_bytes(info):
+        return
+    block = format.block_in(info.shape[-1])
+    num_bytes = round(format.bytes_for(block, block))
+    if start % num_bytes or stop % num_bytes:
+        raise InputError(
+            f"{path}: mesh.model={chips} divides its rows of {info.shape[-1]} within blocks of "
+            f"{block}, which {info.format} keeps together: fewer chips, or smaller groups"
+        )
 
 
 def _own_features(

@@ -48,7 +48,7 @@ def formats(model: ModelConfig, name: str, skip: Sequence[str] = ()) -> dict[str
     Raises:
         InputError: no such format, a row that is no whole blocks, or a path that nothing has.
     """
-    if name.removesuffix(f"_g{GROUPS[0]}") not in OURS and name != LLM_INT8:
+    if _exact(name) not in OURS and name != LLM_INT8:
         raise InputError(f"no format {name!r}; valid: {', '.join(OURS)}, {LLM_INT8}")
     half = dataclasses.replace(model, dtype="bfloat16", formats=())
     declared = {"/".join(path): info for path, info in leaves(half.parameters())}
@@ -73,11 +73,17 @@ def _of_matrix(name: str, info: ParamInfo, path: str) -> str:
         if row <= OUTLIERS:
             raise InputError(f"{path} has rows of {row}, all of them outliers of {name}")
         return name if len(info.shape) == 2 else _BESIDE_OUTLIERS
-    exact = name.removesuffix(f"_g{GROUPS[0]}")
-    if exact != name:
+    if (exact := _exact(name)) != name:
         FORMATS[exact].check_rows(row, path)
         return exact
     return precision.fitting(name, row, path)
+
+
+def _exact(name: str) -> str:
+    """The format that a name with its size means: the largest size has none of its own."""
+    found = name.removesuffix(f"_g{GROUPS[0]}")
+    has_sizes = found in FORMATS and FORMATS[found].group == GROUPS[0]
+    return found if has_sizes else name
 
 
 def _is_in(part: str, path: str) -> bool:

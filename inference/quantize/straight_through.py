@@ -11,7 +11,7 @@ from configs.model import ModelConfig
 from configs.precision import FORMATS
 from layers import decoder, params
 from layers.params import Params
-from layers.quantized import E2M1
+from layers.quantized import E2M1, LEAST_SCALE
 
 _LARGEST_FLOAT8 = 448.0
 
@@ -71,4 +71,5 @@ def _divided(x: jax.Array, divisor: float) -> jax.Array:
 
 
 def _inverse(scale: jax.Array) -> jax.Array:
-    return jnp.where(scale > 0, 1 / jnp.where(scale > 0, scale, 1), 0)
+    is_there = scale >= LEAST_SCALE
+    return jnp.where(is_there, 1 / jnp.where(is_there, scale, 1), 0)

@@ -12,7 +12,7 @@ WEIGHTS = flags.DEFINE_string(
     "Format of the weights: bfloat16, float32, file (as the checkpoint stores each, 4-bit blocks "
     "of a .gguf file among them), or what each is rounded to while it is read: "
     f"{', '.join(precision.OURS)}; default: the model's type, or that of a quantized directory. "
-    f"`plan` reads no checkpoint: {', '.join(precision.FORMATS)}.",
+    f"`plan` reads no checkpoint, and leaves tables as they are: {', '.join(precision.PLANNED)}.",
 )
 CACHE = flags.DEFINE_string(
     "cache",

@@ -19,6 +19,7 @@ from configs.recipes import few_bits
 from inference.checkpoints import load, names
 from inference.checkpoints.tensor_source import TensorSource
 from inference.planner import cost, weights
+from inference.planner.calibration import measure
 from inference.request import SamplingParams
 from layers import decoder, params, quantized
 from layers.kernels.linear import api as linear
@@ -151,6 +152,14 @@ def test_two_chips_have_one_chips_scores(format):
     assert np.abs(two - stored).mean() < 0.03 * stored.std()
 
 
+def test_chips_that_would_cut_a_group_are_refused():
+    """A chip's columns may be whole groups and yet begin within one."""
+    wide = {"num_heads": 14, "num_kv_heads": 2, "head_width": 64}
+    own = in_format(fakes.llama("bfloat16", width=128, **wide).with_kinds(width=512), "int4")
+    with pytest.raises(InputError, match="mesh.model=4 divides its rows of 896 within blocks"):
+        engine(own, mesh=Mesh(model=4))
+
+
 def test_experts_and_latents_of_few_bits():
     """Also where chips divide the experts. What rounding activations costs sends some tokens to
     other experts.
@@ -162,6 +171,13 @@ def test_experts_and_latents_of_few_bits():
     found = scores(engine(own))
     assert np.abs(found - stored).mean() < 0.3 * np.abs(found - full).mean()
     np.testing.assert_allclose(scores(engine(own, mesh=Mesh(expert=2))), found, atol=1e-4)
+
+
+def test_what_plans_a_step_knows_the_formats_of_products(monkeypatch):
+    """LLM.int8() is none; where there are no kernels, XLA's products are timed."""
+    assert cost.weight_formats(model("llm_int8")) == ("w8a8",)
+    monkeypatch.setattr("layers.kernels.cpu.library.is_loaded", lambda: False)
+    assert measure.matmul_rate("int4", repeats=1) > 0
 
 
 def test_weights_are_exchanged_between_two_steps():

@@ -69,6 +69,7 @@ def best_matmul_rate(formats: Iterable[str], repeats: int = 5) -> float:
     """The same of the fastest product there is with weights in one of these formats: XLA's, and
     that of packed weights where this process has the library.
     """
+    from configs.precision import OURS
     from layers.kernels.cpu import library
     from layers.kernels.linear import packed
 
@@ -77,7 +78,7 @@ def best_matmul_rate(formats: Iterable[str], repeats: int = 5) -> float:
         _product_rate(_matrix(format, packs), repeats)
         for format in formats
         for packs in ways
-        if packs or format not in packed.BLOCKS
+        if packs or format not in packed.BLOCKS or format in OURS
     )
 
 
@@ -89,11 +90,14 @@ def _matrix(format: str, packs: bool) -> Any:
     import jax.numpy as jnp
 
     from configs.precision import FORMATS
-    from layers.kernels.linear import packed
+    from layers.kernels.linear import low_bit, packed
 
     if format in packed.BLOCKS:
         num_bytes = int(FORMATS[format].bytes_for(_WIDTH, _WIDTH))
-        return packed.pack_blocks(np.zeros((_WIDTH, num_bytes), np.uint8), format, _WIDTH)
+        blocks = np.zeros((_WIDTH, num_bytes), np.uint8)
+        if packs:
+            return packed.pack_blocks(blocks, format, _WIDTH)
+        return low_bit.of_blocks(blocks, format, _WIDTH, "float32")
     matrix = jnp.ones((_WIDTH, _WIDTH), format)
     return packed.pack(matrix) if packs else matrix
 

@@ -18,7 +18,7 @@ from configs.hardware.spec import HardwareSpec
 from configs.kinds.kind import Mixer
 from configs.mesh import Mesh
 from configs.model import ModelConfig
-from configs.precision import CACHE_FORMATS, FORMATS
+from configs.precision import CACHE_FORMATS, FORMATS, PLANNED
 from inference.planner import cost, weights
 from inference.planner.parallel import collectives
 
@@ -50,7 +50,7 @@ def render(
     data: dict[str, Any] = {
         "models": {name: describe(config) for name, config in models.items()},
         "hardware": {name: _describe_chip(spec) for name, spec in hardware.items()},
-        "formats": {name: dataclasses.asdict(format) for name, format in FORMATS.items()},
+        "formats": {name: dataclasses.asdict(FORMATS[name]) for name in PLANNED},
         "cache_formats": {name: dataclasses.asdict(form) for name, form in CACHE_FORMATS.items()},
     }
     data["start"] = dict(start)

@@ -24,7 +24,7 @@ from configs.kinds.kind import Mixer
 from configs.kinds.latent import Indexer, Latent
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
-from configs.precision import CACHE_FORMATS, FORMATS
+from configs.precision import CACHE_FORMATS, FORMATS, PLANNED
 from inference.planner import cost, weights
 from inference.planner.cost import Precision
 from inference.planner.deployment import Deployment
@@ -203,7 +203,7 @@ def points(count, seed):
             "context": int((longest - new) ** rng.random()),
             "new_tokens": new,
             "kv_heads": rng.choice([told["kv_heads"], rng.choice(kv_heads)]),
-            "weights": rng.choice(list(FORMATS)),
+            "weights": rng.choice(PLANNED),
             "cache": rng.choice(list(CACHE_FORMATS)),
             "data": rng.choice((1, 1, 2, 3)),
             "chips": rng.choice((1, *heads)) if linked else 1,
