@@ -137,7 +137,7 @@ class Operation:
         sequences: whose tokens these are: chips that work for different ones divide them.
         rows: of a product with weights, tokens that each weight is multiplied with.
         expansion: how many times its bytes what is read of the cache has as activations.
-        format: of most of its weights, where these have one of their own.
+        format: of most of its weights, where these have one of few bits of their own.
     """
 
     name: str
@@ -219,10 +219,11 @@ def evaluate(
 
 
 def _own_format(declared: operations.Operation) -> str | None:
-    """Of the weights that an operation reads most of."""
+    """Of the weights that an operation reads most of, if it has few bits."""
     read = [move for move in declared.moves if move.what == "weights"]
     most = max(read, key=lambda move: sum(n for n, _ in move.amount), default=None)
-    return most.format if most is not None and most.format in FORMATS else None
+    name = "" if most is None else most.format
+    return name if name in FORMATS and FORMATS[name].is_quantized else None
 
 
 def weight_formats(config: ModelConfig) -> tuple[str, ...]:

@@ -187,7 +187,7 @@ def _check_same(declared: dict[str, ParamInfo], leaves: dict[str, Any]) -> None:
     found = {path: (_shape(leaf), _format(leaf)) for path, leaf in leaves.items()}
     for path in [*wanted, *found]:
         if found.get(path) not in (wanted.get(path), placed.get(path)) and not (
-            path in declared and _can_be_rounded(declared[path], *found[path])
+            path in wanted and path in found and _can_be_rounded(declared[path], *found[path])
         ):
             own, other = (
                 f"{each[path][1]} {list(each[path][0])}" if path in each else "absent"
