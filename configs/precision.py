@@ -49,6 +49,13 @@ class Format:
         """Whether it is stored in blocks of bytes, with scales."""
         return self.scale_bits > 0
 
+    @property
+    def measured(self) -> str:
+        """The key of a machine's measured rate of products with weights in this format, where
+        that is not the rate of a type.
+        """
+        return f"weights in {self.name}" if self.is_quantized else self.compute
+
     def check_rows(self, row: int, what: str) -> None:
         """Refuses rows that are no whole blocks.
 

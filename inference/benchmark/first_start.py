@@ -52,8 +52,9 @@ def calibration(
         if kept and (is_full or not anew and reading <= _FASTER * kept.read_bandwidth):
             return lookup.at_bandwidth(kept, reading)
         say(f"timing steps of {model.name}, to predict them from now on")
-        types = model.dtype, *cost.weight_formats(model)
-        rates, prepared = {name: measure.matmul_rate(name) for name in types}, _prepared(runner)
+        few = measure.few_bits_rates(cost.weight_formats(model))
+        rates = {model.dtype: measure.matmul_rate(model.dtype)} | few
+        prepared = _prepared(runner)
         try:
             found = quick.calibrated(
                 HardwareSpec(

@@ -124,13 +124,13 @@ def _as_reached(operation: Operation, hardware: HardwareSpec) -> tuple[float, fl
 
 
 def compute_type(operation: Operation, precision: Precision, hardware: HardwareSpec) -> str:
-    """Type in which an operation's products run, a key of `HardwareSpec.rates`: a format's name,
-    where the hardware's rate with such weights is known.
+    """Type in which an operation's products run, a key of `HardwareSpec.rates`, or that of the
+    hardware's rate with such weights, where it was measured.
     """
     format = precision.weights if operation.kind == "matrix" else precision.rest
     if operation.format is not None:
         format = FORMATS[operation.format]
-    return format.name if format.name in hardware.rates else format.compute
+    return format.measured if format.measured in hardware.rates else format.compute
 
 
 @functools.lru_cache(1 << 12)  # fits of a machine's constants ask for the same ones

@@ -36,7 +36,8 @@ def this_machine(
 ) -> HardwareSpec:
     """The machine at hand as it is calibrated (for a model, with these implementations),
     or else with its rates in these types alone, measured now; where JAX computes on an accelerator,
-    that one. Rates with a model's weights of few bits are measured too.
+    that one. Rates with a model's weights of few bits are measured too; if its steps were never
+    timed with these, the constants are those of its steps without.
 
     A calibrated machine is as slow as it reads now: other tenants slow all of it down.
     """
@@ -50,11 +51,13 @@ def this_machine(
         return on_device.this_device(*dtypes)
     found = store.calibration(model, implementations)
     few = () if model is None else cost.weight_formats(model)
+    if found is None and model is not None and few and implementations is None:
+        found = store.calibration(dataclasses.replace(model, formats=()))
     if found is None or not set(dtypes) <= set(found.rates):
-        return measure.this_machine(*dtypes, *few)
-    found = at_bandwidth(found, measure.read_bandwidth())
-    rates = {name: measure.matmul_rate(name) for name in few if name not in found.rates}
-    return dataclasses.replace(found, rates={**found.rates, **rates})
+        found = measure.this_machine(*dtypes)
+    else:
+        found = at_bandwidth(found, measure.read_bandwidth())
+    return dataclasses.replace(found, rates={**measure.few_bits_rates(few), **found.rates})
 
 
 def this_machine_or_none(

@@ -65,6 +65,13 @@ def matmul_rate(dtype: str, repeats: int = 5) -> float:
     return _product_rate(_matrix(dtype, library.is_loaded()), repeats)
 
 
+def few_bits_rates(formats: Iterable[str]) -> dict[str, float]:
+    """FLOPs a second with weights in formats of few bits, as `HardwareSpec.rates` has them."""
+    from configs.precision import FORMATS
+
+    return {FORMATS[format].measured: matmul_rate(format) for format in formats}
+
+
 def best_matmul_rate(formats: Iterable[str], repeats: int = 5) -> float:
     """The same of the fastest product there is with weights in one of these formats: XLA's, and
     that of packed weights where this process has the library.
