@@ -21,7 +21,6 @@ from inference.checkpoints.native import blocks
 from inference.checkpoints.opened import Contents
 from inference.quantize import folds, layer, rotation
 from inference.quantize import plan as plans
-from inference.quantize.methods import llm_int8
 from inference.quantize.parts import Parts
 from inference.quantize.plan import Plan
 from inference.quantize.rotation import Rotation
@@ -117,7 +116,7 @@ class Walk:
                 parts = {name.removeprefix(f"{path}/"): array for name, array in arrays.items()
                          if name.startswith(f"{path}/")}  # fmt: skip
                 found[path.removeprefix(prefix)] = (
-                    llm_int8.numbers(parts, self._infos[path].shape[-1])
+                    blocks.joined(parts, self._infos[path].shape[-1])
                     if parts
                     else self._numbers(path, arrays[path])
                 )

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from inference.checkpoints.native import blocks
 from inference.quantize import folds
 from inference.quantize.folds import Fold
 from inference.quantize.methods import awq, llm_int8, percentile, rtn, smoothquant
@@ -89,7 +90,7 @@ def test_an_outlier_ruins_rounded_activations_and_no_method_that_knows_of_it():
     rest_XD[:, features] = 0
     apart = x_XD[:, features] @ parts["outliers"].astype(np.float32).T
     assert off(as_int8(rest_XD) @ rest_FD.T + apart) < 0.02
-    np.testing.assert_allclose(llm_int8.numbers(parts, 128), value, atol=0.02)
+    np.testing.assert_allclose(blocks.joined(parts, 128), value, atol=0.02)
 
     fold = Fold((128,), ("w",), norm=("norm", None))
     values, inputs = {"w": value, "norm": np.ones(128, np.float32)}, {"w": seen}
