@@ -140,6 +140,7 @@ class Walk:
         """What belongs to no layer, as it is stored: rounded to nearest, whatever the method."""
         dtype, made = jax.numpy.dtype(self._infos[path].format), []
         for rows in load.rows_of(self._contents.source, self._stored(path)):
+            _check_finite(path, rows)
             if self._rotation is not None:
                 rows = self._rotation.rest(path, rows)
             if path in self._plan.formats:
@@ -151,14 +152,18 @@ class Walk:
         """A parameter as it is in the checkpoint, float32."""
         info = dataclasses.replace(self._infos[path], format="float32")
         found = np.asarray(load.StoredParameter(self._contents.source, self._stored(path), info))
-        if not np.isfinite(found).all():
-            raise InputError(f"{path} holds numbers that are not finite")
+        _check_finite(path, found)
         return found
 
     def _stored(self, path: str) -> Stored:
         """What a parameter is made of: a head that becomes one, of the embedding."""
         is_new = path == "head/table" and self._source.tied
         return self._contents.name_map("embed/table" if is_new else path)
+
+
+def _check_finite(path: str, values: np.ndarray) -> None:
+    if not np.isfinite(values).all():
+        raise InputError(f"{path} holds numbers that are not finite")
 
 
 def _flat(config: ModelConfig) -> dict[str, ParamInfo]:

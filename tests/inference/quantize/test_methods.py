@@ -111,6 +111,14 @@ def test_percentile_clips_what_few_numbers_span():
     assert (found[:, 5] < 10).all()
 
 
+@pytest.mark.parametrize("format", ["int8", "int4_g32", "int3_asym_g32"])
+def test_percentile_keeps_a_lone_number(format):
+    value = np.zeros((2, 64), np.float32)
+    value[0, 5] = 3.0
+    found = quantized.numbers(format, percentile.groups(format, value))
+    np.testing.assert_allclose(found, value, rtol=0.1)
+
+
 def test_experts_have_factors_of_their_own():
     config = models.mixture()
     [fold] = [f for f in folds.of_layer(config, 0) if f.readers == ("ffn/experts/down",)]
