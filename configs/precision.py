@@ -132,6 +132,8 @@ CACHE_FORMATS = {
 }
 
 
+LARGEST_FP8 = 448.0  # number of e4m3
+
 # Whose blocks `layers/quantized.py` makes: weights that are stored otherwise are rounded to these.
 OURS = (
     *("int8", "fp8", "w8a8", "w8a8_fp8"),

@@ -19,14 +19,13 @@ import dataclasses
 import ml_dtypes
 import numpy as np
 
-from configs.precision import FORMATS, OURS, Format
+from configs.precision import FORMATS, LARGEST_FP8, OURS, Format
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)  # and the same below 0, from 8 on
 _SCALE_BYTES = 4
 LEAST_SCALE = 2.0**-126  # whose inverse is a float32
 _TOGETHER = 1 << 16  # numbers that are rounded at a time: they stay in a processor's cache
 _FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
-_LARGEST_FLOAT8 = 448.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +132,7 @@ def rounded(
     (F, D), G = values_FD.shape, scale_FG.shape[1]
     ratio_FGX = values_FD.reshape(F, G, -1).astype(np.float32) * inverse(scale_FG)[..., None]
     if "fp8" in format:
-        q = np.clip(ratio_FGX, -_LARGEST_FLOAT8, _LARGEST_FLOAT8).astype(_FLOAT8)
+        q = np.clip(ratio_FGX, -LARGEST_FP8, LARGEST_FP8).astype(_FLOAT8)
     elif format == "mxfp4":
         middles = (E2M1[1:] + E2M1[:-1]) / 2
         q = np.searchsorted(middles, np.abs(ratio_FGX)).astype(np.uint8)
@@ -173,7 +172,7 @@ def scales(
         return np.ldexp(np.float32(1), exponent).astype(np.float32), None
     # Of few bits the largest number may lie half a step beyond what is above 0.
     largest = 127.0 if info.bits == 8 else ((1 << info.bits) - 1) / 2
-    largest = _LARGEST_FLOAT8 if "fp8" in format else largest
+    largest = LARGEST_FP8 if "fp8" in format else largest
     return (top_FG / np.float32(largest)).astype(np.float32), None
 
 

@@ -34,7 +34,8 @@ _METHOD = flags.DEFINE_string(
 _BITS = flags.DEFINE_integer("bits", 4, "Of an integer: 8, 4 or 3.")
 _GROUP = flags.DEFINE_integer(
     "group", None,
-    "Numbers of a row that share a scale: 128, 64 or 32; default: the most that all rows divide.",
+    "Numbers of a row that share a scale: 128, 64 or 32; default: of each matrix the most that its "
+    "rows are whole groups of.",
 )  # fmt: skip
 _ASYMMETRIC = flags.DEFINE_bool("asymmetric", False, "Groups have zero points.")
 _FORMAT = flags.DEFINE_string(
@@ -46,7 +47,9 @@ _CALIBRATE = flags.DEFINE_string(
     "Text file that the model reads meanwhile, or 'own': what it writes by itself (the default of "
     "methods that need one; of qat it is the standard library's sources).",
 )  # fmt: skip
-_TOKENS = flags.DEFINE_integer("tokens", 16384, "Tokens of text that the model reads.")
+_TOKENS = flags.DEFINE_integer(
+    "tokens", 16384, "Tokens of text that the model reads; qat reads all of a text."
+)
 _SKIP = flags.DEFINE_list(
     "skip", [], "Parameters that stay, by path or a part of it: embed,head,layers/0,mixer/out."
 )
@@ -104,7 +107,7 @@ def main(argv: Sequence[str]) -> None:
     steps = None
     if is_trained:
         assert windows is not None
-        contents, steps = quantize_training.trained(
+        contents, record, steps = quantize_training.trained(
             checkpoint, dict(asked.formats), windows.reshape(-1), record, output
         )
         windows = None
@@ -145,7 +148,13 @@ def _format() -> str:
         for flag in (_BITS, _GROUP, _ASYMMETRIC):
             if flag.present:
                 raise InputError(f"{said} says all that --{flag.name} does: leave it out")
-        return _FORMAT.value or few_bits.LLM_INT8
+        name = _FORMAT.value or few_bits.LLM_INT8
+        if (name == few_bits.LLM_INT8) != (_METHOD.value == few_bits.LLM_INT8):
+            raise InputError(
+                f"--method={_METHOD.value} does not go with --format={name}: "
+                f"--method={few_bits.LLM_INT8} makes that format, and no other method does"
+            )
+        return name
     return few_bits.integers(_BITS.value, _GROUP.value, _ASYMMETRIC.value)
 
 
@@ -154,18 +163,20 @@ def _windows(checkpoint: Any, is_trained: bool, is_needed: bool) -> np.ndarray |
     source = _CALIBRATE.value
     if source is None and not is_needed and not is_trained:
         return None
+    if is_trained and source != _OWN:
+        if _TOKENS.present:
+            raise InputError("--method=qat reads all of its text: leave --tokens out")
+        return _training_text(checkpoint)
     window = min(_WINDOW, checkpoint.config.max_context)
     count = _TOKENS.value // window
     if count < 1:
         raise InputError(f"--tokens is at least {window}, a window, not {_TOKENS.value}")
-    if source == _OWN or (source is None and not is_trained):
+    if source in (_OWN, None):
         from inference.training import own_samples
 
         first = own_samples.opening(checkpoint.load_tokenizer())
         tokens = own_samples.write(train_heads.generator(checkpoint), first, count, window)
         return tokens.reshape(count, window).astype(np.int32)
-    if is_trained:
-        return _training_text(checkpoint)
     from inference.benchmark.quality import perplexity
 
     tokenizer = checkpoint.load_tokenizer()

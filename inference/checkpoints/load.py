@@ -182,7 +182,9 @@ def check(declared: dict[str, ParamInfo], source: TensorSource, name_map: NameMa
             ones.
     """
     stored = {path: name_map(path) for path in declared}
-    extra = sorted(set(source.shapes).difference(*(each.names for each in stored.values())))
+    used = {name for each in stored.values() for name in each.names}
+    used |= {part for name in used & source.parts.keys() for part in source.parts[name]}
+    extra = sorted(source.shapes.keys() - used - source.parts.keys())
     for path, info in declared.items():
         names, transposed = stored[path]
         for name in names:

@@ -38,6 +38,8 @@ class TensorSource:
             the others give the numbers that these stand for.
         dtypes: as `dtype`, of each tensor where they may differ; 'uint8', 'int32', ... of one that
             holds what stands for numbers.
+        parts: of a tensor that others stand for, which are there too: their names. One is asked
+            for, or the others are.
     """
 
     label: str
@@ -49,6 +51,7 @@ class TensorSource:
     read_blocks: Callable[[str], np.ndarray] | None = None
     formats: Mapping[str, str] = dataclasses.field(default_factory=dict)
     dtypes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    parts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     def widest(self, names: Iterable[str]) -> str:
         """The smallest type that holds every value of some tensors."""

@@ -37,7 +37,7 @@ def choose(config: Config, checkpoint: Checkpoint, named: str | None) -> tuple[C
     formats: Formats = dict.fromkeys(paths, (weights,))
     if weights == "file":
         formats = checkpoint.formats()
-        blocks = _blocks(formats) - set(precision.OURS)
+        blocks = _blocks(formats) - {*precision.OURS, few_bits.LLM_INT8}
         if blocks and config.engine.linear != "ffi_cpu":
             kept = f"weights in {_listed(blocks)}"
             if named is not None:

@@ -9,6 +9,7 @@ import numpy as np
 from configs.kinds.params import ParamInfo
 from configs.precision import FORMATS
 from configs.recipes.few_bits import LLM_INT8
+from inference.checkpoints.native import blocks as stored
 from inference.quantize.folds import Fold, Values
 from inference.quantize.methods import llm_int8, rtn
 from inference.quantize.plan import Method
@@ -67,7 +68,7 @@ def rounded(
         if formats[path] == LLM_INT8:
             parts = llm_int8.parts(value, own)
             made |= {f"{path}/{name}": array for name, array in parts.items()}
-            own_FD = llm_int8.numbers(parts, value.shape[1])
+            own_FD = stored.joined(parts, value.shape[1])
             read = functools.partial(llm_int8.as_read, features=parts["features"])
             wrong, right = _off(value, own_FD, own, read)
         else:

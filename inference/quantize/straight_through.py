@@ -8,12 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from configs.model import ModelConfig
-from configs.precision import FORMATS
+from configs.precision import FORMATS, LARGEST_FP8
 from layers import decoder, params
 from layers.params import Params
 from layers.quantized import E2M1, LEAST_SCALE
-
-_LARGEST_FLOAT8 = 448.0
 
 
 def student(config: ModelConfig, formats: Mapping[str, str]) -> Callable[[Params], Params]:
@@ -51,8 +49,8 @@ def rounded(format: str, values: jax.Array) -> jax.Array:
         nearest = jnp.searchsorted((E2M1[1:] + E2M1[:-1]) / 2, jnp.abs(groups) / scale)
         q = jnp.sign(groups) * jnp.asarray(E2M1)[nearest]
     elif "fp8" in format:
-        scale = _divided(top, _LARGEST_FLOAT8)
-        ratio = jnp.clip(groups * _inverse(scale), -_LARGEST_FLOAT8, _LARGEST_FLOAT8)
+        scale = _divided(top, LARGEST_FP8)
+        ratio = jnp.clip(groups * _inverse(scale), -LARGEST_FP8, LARGEST_FP8)
         q = ratio.astype(jnp.float8_e4m3fn).astype(jnp.float32)
     elif info.bits == 8:
         scale = _divided(top, half - 1)

@@ -21,7 +21,6 @@ from inference.checkpoints.native import blocks
 from inference.checkpoints.opened import Contents
 from inference.quantize import folds, layer, rotation
 from inference.quantize import plan as plans
-from inference.quantize.methods import llm_int8
 from inference.quantize.parts import Parts
 from inference.quantize.plan import Plan
 from inference.quantize.rotation import Rotation
@@ -117,7 +116,7 @@ class Walk:
                 parts = {name.removeprefix(f"{path}/"): array for name, array in arrays.items()
                          if name.startswith(f"{path}/")}  # fmt: skip
                 found[path.removeprefix(prefix)] = (
-                    llm_int8.numbers(parts, self._infos[path].shape[-1])
+                    blocks.joined(parts, self._infos[path].shape[-1])
                     if parts
                     else self._numbers(path, arrays[path])
                 )
@@ -141,6 +140,7 @@ class Walk:
         """What belongs to no layer, as it is stored: rounded to nearest, whatever the method."""
         dtype, made = jax.numpy.dtype(self._infos[path].format), []
         for rows in load.rows_of(self._contents.source, self._stored(path)):
+            _check_finite(path, rows)
             if self._rotation is not None:
                 rows = self._rotation.rest(path, rows)
             if path in self._plan.formats:
@@ -152,14 +152,18 @@ class Walk:
         """A parameter as it is in the checkpoint, float32."""
         info = dataclasses.replace(self._infos[path], format="float32")
         found = np.asarray(load.StoredParameter(self._contents.source, self._stored(path), info))
-        if not np.isfinite(found).all():
-            raise InputError(f"{path} holds numbers that are not finite")
+        _check_finite(path, found)
         return found
 
     def _stored(self, path: str) -> Stored:
         """What a parameter is made of: a head that becomes one, of the embedding."""
         is_new = path == "head/table" and self._source.tied
         return self._contents.name_map("embed/table" if is_new else path)
+
+
+def _check_finite(path: str, values: np.ndarray) -> None:
+    if not np.isfinite(values).all():
+        raise InputError(f"{path} holds numbers that are not finite")
 
 
 def _flat(config: ModelConfig) -> dict[str, ParamInfo]:

@@ -22,8 +22,8 @@ def trained(
     tokens: np.ndarray,
     record: dict[str, Any],
     output: Path,
-) -> tuple[Any, Path]:
-    """A checkpoint's tensors after a training, and the folder of its steps.
+) -> tuple[Any, dict[str, Any], Path]:
+    """A checkpoint's tensors after a training, the record with it, and the folder of its steps.
 
     Args:
         checkpoint: where it starts.
@@ -47,8 +47,8 @@ def trained(
     data = Windows(tokens, training.window, training.batch, training.seed)
     described = dataclasses.asdict(training)
     del described["checkpoint_every"]
-    path = output.with_name(output.name + _CHECKPOINTS)
-    folder = StepFolder(path, record | {"training": described})
+    path, record = output.with_name(output.name + _CHECKPOINTS), record | {"training": described}
+    folder = StepFolder(path, record)
 
     def begin(progress: Any) -> tuple[Any, Any]:
         return (start.masters(recipe, checkpoint, progress), start.masters(recipe, checkpoint))
@@ -58,4 +58,5 @@ def trained(
     common.say(f"divergence {found[0]:.4f} -> {training_steps.last(found):.4f} nats a token")
     before = checkpoint.contents()
     source = export.tensors(values, checkpoint.config.name)
-    return Contents(source, names.identity, before.read_files, before.raw_config), path
+    made = Contents(source, names.identity, before.read_files, before.raw_config)
+    return made, record, path

@@ -32,6 +32,7 @@ _SIZES = dict(
     max_seqs=8, decode_rows=(8,), page_tokens=8, chunk_tokens=16, prefill_chunks=(2,),
     cache_bytes=4 << 20,
 )  # fmt: skip
+_FEATURES = np.arange(1, 2 * OUTLIERS, 2, dtype=np.int32)  # of both halves of a row
 _PROMPTS = fakes.prompts([5, 40, 17, 3, 26, 9], 131, seed=2)
 
 
@@ -55,7 +56,7 @@ def in_format(plain, format):
 
 @functools.cache
 def values(own):
-    """Random parameters, whatever their format; LLM.int8's outliers are the first features."""
+    """Random parameters, whatever their format; LLM.int8's outliers lie between others."""
     plain = fakes.real_params(dataclasses.replace(own, formats=()))
     infos, found = params.flatten(decoder.param_infos(own)), params.flatten(plain, lambda _: False)
     made = {}
@@ -64,11 +65,11 @@ def values(own):
         if matrix not in found:
             made[path] = found[path]
         elif part == "features":
-            made[path] = np.arange(OUTLIERS, dtype=np.int32)
+            made[path] = _FEATURES
         elif part == "outliers":
-            made[path] = found[matrix][:, :OUTLIERS].astype(info.format)
+            made[path] = found[matrix][:, _FEATURES].astype(info.format)
         else:
-            made[path] = found[matrix].at[:, :OUTLIERS].set(0)
+            made[path] = found[matrix].at[:, _FEATURES].set(0)
     return params.unflatten(decoder.param_infos(own), made)
 
 
@@ -118,9 +119,7 @@ def _stored(own, tree):
         if part == "int8":
             found[matrix] = leaf
         elif part == "outliers":
-            found[matrix] = np.concatenate(
-                [np.asarray(leaf, np.float32), found[matrix][:, OUTLIERS:]], axis=1
-            )
+            found[matrix][:, _FEATURES] = np.asarray(leaf, np.float32)
         elif part != "features":
             found[path] = leaf
     return params.unflatten(decoder.param_infos(dataclasses.replace(own, formats=())), found)

@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
 
+from configs.errors import InputError
 from inference.checkpoints import resolve
 from layers import decoder, params
 from scripts import quantize
@@ -22,7 +24,9 @@ def run(monkeypatch, capfd, tmp_path):
     text.write_text(_TEXT)
 
     def call(*args, calibrate=text, output=tmp_path / "few"):
-        given = [] if calibrate is None else [f"--calibrate={calibrate}", "--tokens=1024"]
+        given = [] if calibrate is None else [f"--calibrate={calibrate}"]
+        if given and "--method=qat" not in args:
+            given.append("--tokens=1024")
         return apps.call(
             quantize,
             monkeypatch,
@@ -87,6 +91,24 @@ def test_a_trained_model_is_rounded(run, tmp_path):
     assert not list(tmp_path.glob("*.training"))
 
 
+def test_what_another_training_left_does_not_go_on(run, tmp_path, monkeypatch):
+    """Also where its steps are gone, and only finished layers are there."""
+
+    def stopped(*args):
+        raise InputError("stopped")
+
+    def trained(steps):
+        return run(
+            "--method=qat", "--bits=3", "--skip=down", f"--set=training.steps={steps}",
+            "--set=training.window=32", "--set=training.warmup_steps=1",
+        )  # fmt: skip
+
+    monkeypatch.setattr("inference.quantize.export.write", stopped)
+    assert "stopped" in trained(2).err
+    shutil.rmtree(tmp_path / "few.training")
+    assert "few.quantizing holds what another run has finished: its training is" in trained(3).err
+
+
 @pytest.mark.parametrize(
     "args, message",
     [
@@ -96,6 +118,10 @@ def test_a_trained_model_is_rounded(run, tmp_path):
         (["--group=64"], "rows of 52, not a multiple of int4_g64's block of 64"),
         (["--format=int5"], "no format 'int5'; valid:"),
         (["--format=int8", "--bits=4"], "--format says all that --bits does"),
+        (["--format=llm_int8", "--method=awq"], "--method=awq does not go with --format=llm_int8"),
+        (["--format=llm_int8"], "--method=rtn does not go with --format=llm_int8"),
+        (["--method=llm_int8", "--format=int4"], "llm_int8 does not go with --format=int4: "),
+        (["--method=qat", "--bits=8", "--tokens=2048"], "reads all of its text: leave --tokens"),
         (["--skip=layers/9"], "--skip=layers/9: no parameter"),
         (["--method=gptq", "--bits=8", "--tokens=1000000"], "asks for"),
         (["--tokens=3", "--bits=8"], "--tokens is at least"),

@@ -27,7 +27,8 @@ class Distance(NamedTuple):
     """Between two models, over tokens.
 
     Attributes:
-        kl: mean Kullback-Leibler divergence of the law in question from the other one, nats.
+        kl: mean Kullback-Leibler divergence KL(other || own), nats: what is lost where the law in
+            question stands for the other one.
         agreement: share of tokens for which both find the same likeliest successor.
         tokens: for how many there was a successor.
     """

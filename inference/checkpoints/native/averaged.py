@@ -64,7 +64,8 @@ def contents(old: ModelConfig, new: ModelConfig, stored: Contents) -> Contents:
     Raises:
         InputError: the checkpoint does not hold `old`.
     """
-    before, after = (params.flatten(decoder.param_infos(model)) for model in (old, new))
+    plain = (dataclasses.replace(model, formats=()) for model in (old, new))
+    before, after = (params.flatten(decoder.param_infos(model)) for model in plain)
     load.check(before, stored.source, stored.name_map)
     made = {path: found for path in after if (found := _made(path, old, new, before))}
 

@@ -1,11 +1,15 @@
 """Arrays of bytes that hold a parameter's blocks, [F, bytes of a row] or [E, F, bytes]."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from configs.errors import InputError
 from configs.kinds.params import ParamInfo
 from configs.precision import FORMATS
 from layers import quantized
+
+PARTS = "int8", "outliers", "features"  # of a matrix in `llm_int8`
 
 
 def layout(info: ParamInfo) -> tuple[tuple[int, ...], str]:
@@ -47,3 +51,17 @@ def numbers(info: ParamInfo, blocks: np.ndarray) -> np.ndarray:
     width, lead = info.shape[-1], blocks.shape[:-1]
     rows = np.ascontiguousarray(blocks).reshape(-1, blocks.shape[-1])
     return quantized.dequantize(info.format, rows, width).reshape(*lead, width)
+
+
+def joined(parts: Mapping[str, np.ndarray], width: int) -> np.ndarray:
+    """What the parts of a matrix in `llm_int8`, or some rows of the first two, stand for: float32
+    [F, width].
+
+    Args:
+        parts: `int8`, blocks of `w8a8` [F, bytes]; `outliers`, numbers [F, 32]; and `features`,
+            int32 [32], which columns these are.
+        width: columns.
+    """
+    whole_FD = quantized.dequantize("w8a8", parts["int8"], width)
+    whole_FD[:, parts["features"]] = parts["outliers"].astype(np.float32)
+    return whole_FD

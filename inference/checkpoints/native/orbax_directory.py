@@ -7,7 +7,8 @@ copied, so that what was verified is what is used, and nothing is held twice. Of
 read in part, by one of several hosts, the layout and the size are verified, not the digest.
 
 A parameter of few bits is an array of its blocks (`layers/quantized.py`), uint8 [F, bytes of a row]
-or [E, F, bytes]; the model's `formats` say which format they are of.
+or [E, F, bytes]; the model's `formats` say which format they are of. A matrix in `llm_int8` is its
+three parts, and can be read as the numbers that they stand for, too.
 """
 
 import hashlib
@@ -24,6 +25,7 @@ from absl import logging
 from configs.errors import InputError
 from configs.kinds.params import ParamInfo, leaves
 from configs.model import ModelConfig
+from configs.recipes.few_bits import LLM_INT8
 from inference.checkpoints import mapped, text_files
 from inference.checkpoints.native import blocks, config_file, manifest
 from inference.checkpoints.native.manifest import Manifest
@@ -140,38 +142,76 @@ def open_tensors(directory: Path, config: ModelConfig) -> TensorSource:
         own = arrays[path]
         if blocks.are_in(declared[path], own.shape, own.dtype.name, f"{directory}: {path}"):
             packed[path] = declared[path]
+    features = _features(listed, arrays, config, declared)
+
+    def mapped_rows(path: str, start: int, stop: int) -> np.ndarray:
+        shape, dtype, file = arrays[path]
+        flat = np.frombuffer(mapped.map_file(directory / file), dtype)
+        return flat.reshape(shape)[start:stop]
+
+    def joined(path: str, int8: np.ndarray, outliers: np.ndarray) -> np.ndarray:
+        parts = {"int8": int8, "outliers": outliers, "features": features[path]}
+        return blocks.joined(parts, shapes[path][1])
 
     def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
-        shape, dtype, file = arrays[name]
-        flat = np.frombuffer(mapped.map_file(directory / file), dtype)
-        found = flat.reshape(shape)[start:stop]
+        if name in features:
+            own = (mapped_rows(f"{name}/{part}", start, stop) for part in ("int8", "outliers"))
+            return joined(name, *own)[:, columns]
+        found = mapped_rows(name, start, stop)
         if name in packed:
             found = blocks.numbers(packed[name], found)
         return found[:, columns] if found.ndim > 1 else found
 
     def stream(path: str) -> Iterator[np.ndarray]:
+        if path in features:
+            outliers, start = _whole(listed, arrays[f"{path}/outliers"]), 0
+            for rows in _rows(listed, arrays[f"{path}/int8"]):
+                yield joined(path, rows, outliers[start : start + len(rows)])
+                start += len(rows)
+            return
         for rows in _rows(listed, arrays[path]):
             yield blocks.numbers(packed[path], rows) if path in packed else rows
 
     def read_into(path: str, target: np.ndarray) -> bool:
-        if path in packed or target.dtype != arrays[path].dtype:
+        if path in packed or path in features or target.dtype != arrays[path].dtype:
             return False
         return _fill(listed, arrays[path], target)
 
     def read_blocks(path: str) -> np.ndarray:
-        whole = np.empty(arrays[path].shape, np.uint8)
-        _fill(listed, arrays[path], whole)
+        whole = _whole(listed, arrays[path])
         return whole.reshape(-1, whole.shape[-1])
 
     shapes = {path: packed[path].shape if path in packed else own.shape
               for path, own in arrays.items()}  # fmt: skip
+    shapes |= {path: shapes[f"{path}/int8"] for path in features}
     dtypes = {path: own.dtype.name for path, own in arrays.items() if path not in packed}
     widest = max({"bfloat16", *dtypes.values()} & {"bfloat16", "float32"})
+    formats = {path: info.format for path, info in packed.items()}
     return TensorSource(
         str(directory), shapes, read, widest, stream, read_into, read_blocks,
-        {path: info.format for path, info in packed.items()},
-        dtypes | dict.fromkeys(packed, "float32"),
+        formats | dict.fromkeys(features, LLM_INT8),
+        dtypes | dict.fromkeys([*packed, *features], "float32"),
+        {path: tuple(f"{path}/{part}" for part in blocks.PARTS) for path in features},
     )  # fmt: skip
+
+
+def _features(
+    listed: Manifest,
+    arrays: dict[str, _Array],
+    config: ModelConfig,
+    declared: dict[str, ParamInfo],
+) -> dict[str, np.ndarray]:
+    """Which columns are the outliers of each matrix whose three parts are there, by its path."""
+    found = {}
+    for path in (path for path, own in config.formats if LLM_INT8 in own):
+        parts = [f"{path}/{part}" for part in blocks.PARTS]
+        if all(part in arrays and arrays[part].shape == blocks.layout(declared[part])[0]
+               for part in parts):  # fmt: skip
+            int8, _, features = parts
+            found[path], width = _whole(listed, arrays[features]), declared[int8].shape[1]
+            if not ((found[path] >= 0) & (found[path] < width)).all():
+                raise InputError(f"{listed.directory}: {features} are not columns of {width}")
+    return found
 
 
 def _layout(listed: Manifest, folder: str) -> _Array:
@@ -200,6 +240,12 @@ def _fill(listed: Manifest, array: _Array, target: np.ndarray) -> bool:
     for _ in _rows(listed, array, target):
         pass
     return True
+
+
+def _whole(listed: Manifest, array: _Array) -> np.ndarray:
+    found = np.empty(array.shape, array.dtype)
+    _fill(listed, array, found)
+    return found
 
 
 def _rows(

@@ -9,30 +9,22 @@ from configs.precision import OUTLIER_SIZE, OUTLIERS
 from inference.quantize.seen import Seen
 from layers import quantized
 
-FORMAT = "w8a8"  # of the rest
-
 
 def parts(values_FD: np.ndarray, seen: Seen | None) -> dict[str, np.ndarray]:
-    """A matrix as its three parts: `int8`, blocks of all but the outliers, whose columns are 0;
-    `outliers`, bfloat16 [F, 32]; and `features`, int32 [32], which columns these are, in order:
-    those whose inputs were the largest, or (of a matrix that nothing was seen of) the first ones.
+    """A matrix as its three parts, which `native.blocks.joined` puts together: `int8`, blocks of
+    all but the outliers, whose columns are 0; `outliers`, bfloat16 [F, 32]; and `features`, int32
+    [32], which columns these are, in order: those whose inputs were the largest, or (of a matrix
+    that nothing was seen of) the first ones.
     """
     size_D = np.zeros(values_FD.shape[1]) if seen is None else seen.largest_D
     features = np.sort(np.argsort(-size_D, kind="stable")[:OUTLIERS])
     rest_FD = values_FD.copy()
     rest_FD[:, features] = 0
     return {
-        "int8": quantized.quantize(FORMAT, rest_FD),
+        "int8": quantized.quantize("w8a8", rest_FD),
         "outliers": values_FD[:, features].astype(ml_dtypes.bfloat16),
         "features": features.astype(np.int32),
     }
-
-
-def numbers(found: dict[str, np.ndarray], width: int) -> np.ndarray:
-    """What the parts stand for: float32 [F, width]."""
-    whole_FD = quantized.dequantize(FORMAT, found["int8"], width)
-    whole_FD[:, found["features"]] = found["outliers"].astype(np.float32)
-    return whole_FD
 
 
 def as_read(rows_RD: np.ndarray, features: np.ndarray) -> np.ndarray:

@@ -19,6 +19,7 @@ def groups(format: str, values_FD: np.ndarray, seen: Seen | None = None) -> Grou
     size_FGX = np.abs(values_FD).reshape(F, D // info.block_in(D), -1)
     spanned_FG = np.quantile(size_FGX, _SPANNED[info.bits], axis=-1, method="lower")
     whole_FG = size_FGX.max(-1)
-    share_FG = np.divide(spanned_FG, whole_FG, where=whole_FG > 0, out=np.ones_like(spanned_FG))
+    # Of a lone number, all others being 0, the whole span: it would be lost.
+    share_FG = np.divide(spanned_FG, whole_FG, where=spanned_FG > 0, out=np.ones_like(spanned_FG))
     scales = quantized.scales(format, values_FD, share_FG.astype(np.float32))
     return quantized.rounded(format, values_FD, *scales)

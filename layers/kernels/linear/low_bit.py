@@ -19,10 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from configs.precision import FORMATS
+from configs.precision import FORMATS, LARGEST_FP8
 from layers import quantized
 
 LANES = 128  # bytes of a plane, whose bits are so far apart
+_LARGEST_INT8 = 127
 _PACKED_ROWS = 1 << 10  # that are taken apart at once
 
 
@@ -219,3 +220,22 @@ def of_e2m1(code: jax.Array) -> jax.Array:
     size = (code & 7).astype(jnp.int32)
     whole = jnp.where(size < 2, size, (2 + (size & 1)) << jnp.maximum(size >> 1, 1) - 1)
     return jnp.where(code < 8, 0.5, -0.5) * whole.astype(jnp.float32)
+
+
+def rounded_tokens(x_TD: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """Each token's numbers in eight bits, by a scale of its own.
+
+    Args:
+        x_TD: any type.
+        dtype: int8 or float8_e4m3fn.
+
+    Returns:
+        (q_TD of that type, scale_T1 float32): q times scale is about x, and NaN where any number of
+        a token is not finite: what is not has no integer, and a maximum need not see it.
+    """
+    x_TD = x_TD.astype(jnp.float32)
+    is_int = dtype == jnp.int8
+    scale_T1 = jnp.abs(x_TD).max(-1, keepdims=True) / (_LARGEST_INT8 if is_int else LARGEST_FP8)
+    ratio_TD = x_TD / jnp.where(scale_T1 == 0, 1, scale_T1)
+    q_TD = (jnp.rint(ratio_TD) if is_int else ratio_TD).astype(dtype)
+    return q_TD, jnp.where(jnp.isfinite(x_TD).all(-1, keepdims=True), scale_T1, jnp.nan)

@@ -21,7 +21,6 @@ from layers.kernels.device import target_device, target_is_cpu
 from layers.kernels.linear import low_bit
 from layers.kernels.linear.low_bit import Quantized
 
-_LARGEST_INT8, _LARGEST_FP8 = 127, 448
 # Of what a CPU expands at once, in float32; whole rows, at least so many.
 _BLOCK_BYTES, _BLOCK_ROWS = 1 << 20, 16
 _LEAST_ROWS = 8  # of a product on a CPU: with fewer XLA sums in another order, or is slow
@@ -143,15 +142,10 @@ def _expanded(w: Quantized) -> jax.Array:
 
 def _times_rounded(x_TD: jax.Array, w: Quantized, dtype: str) -> jax.Array:
     """Activations of the weights' eight bits."""
-    q_FD, x_TD = low_bit.elements(w), x_TD.astype(jnp.float32)
-    is_int = q_FD.dtype == jnp.int8
-    scale_T1 = jnp.abs(x_TD).max(-1, keepdims=True) / (_LARGEST_INT8 if is_int else _LARGEST_FP8)
-    ratio_TD = x_TD / jnp.where(scale_T1 == 0, 1, scale_T1)
-    q_TD = (jnp.rint(ratio_TD) if is_int else ratio_TD).astype(q_FD.dtype)
-    if not is_int and target_is_cpu():  # which has no such products
+    q_FD = low_bit.elements(w)
+    q_TD, scale_T1 = low_bit.rounded_tokens(x_TD, q_FD.dtype)
+    if q_FD.dtype != jnp.int8 and target_is_cpu():  # which has no such products
         q_TD, q_FD = q_TD.astype(jnp.float32), q_FD.astype(jnp.float32)
-    # What is not finite has no integer, and a maximum need not see it.
-    scale_T1 = jnp.where(jnp.isfinite(x_TD).all(-1, keepdims=True), scale_T1, jnp.nan)
     return _dot(q_TD, q_FD).astype(jnp.float32) * scale_T1 * w.scale
 
 

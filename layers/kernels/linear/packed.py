@@ -2,7 +2,7 @@
 
 A matrix [F, D] lies in strips of 16 features. Dense ones are [F / 16, D, 16] in float32 and, in
 pairs of a feature's weights, [F / 16, D / 2, 16, 2] in bfloat16 (its bits in uint16, as in pages),
-F and D padded with zeros to whole strips and to a multiple of 32. Blocks of GGUF's formats keep
+F and D padded with zeros to whole strips and to a multiple of 32. Blocks, GGUF's and ours, keep
 their integers and scales: uint8 [F / 16, bytes of a strip] (`layers/kernels/cpu/src/blocks.h`).
 A stack [E, F, D], of a mixture's experts, has an axis E before these.
 """
@@ -19,6 +19,7 @@ import numpy as np
 from configs.precision import FORMATS
 from layers.kernels.cpu import calls, library
 from layers.kernels.cpu.library import DEPTH, STRIP
+from layers.kernels.linear import low_bit
 from layers.params import aligned
 
 
@@ -34,7 +35,6 @@ class Packed:
     shape: tuple[int, ...]
 
 
-_LARGEST_FP8 = 448
 _TOGETHER = 1 << 18  # numbers that are read and packed at a time
 BLOCKS = tuple(
     name for name, format in FORMATS.items() if format.is_quantized and name != "llm_int8"
@@ -64,7 +64,8 @@ def pack(matrix_FD: jax.Array | np.ndarray) -> Packed:
 
 
 def pack_blocks(blocks_FX: np.ndarray, format: str, width: int) -> Packed:
-    """A matrix [F, width] (or a stack, [E, F, width]) whose rows are blocks of a GGUF file.
+    """A matrix [F, width] (or a stack, [E, F, width]) whose rows are blocks, a GGUF
+    file's or ours (`layers/quantized.py`).
 
     Args:
         blocks_FX: uint8 [F, bytes of `width` numbers], or [E, F, bytes].
@@ -127,9 +128,10 @@ def abstract(shape: tuple[int, ...], format: str) -> Packed:
 
 
 def product(x_TD: jax.Array, w: Packed) -> jax.Array:
-    """x w^T, float32 [T, F], for x of float32 or bfloat16; beside blocks x is rounded to int8, 32
-    numbers by a scale. Under `shard_map` F is that of the strips that are here, some of the
-    matrix's: columns of padding are among them unless F is a multiple of 16 times the devices.
+    """x w^T, float32 [T, F], for x of float32 or bfloat16. Beside blocks x is rounded to int8, 32
+    numbers by a scale; beside `w8a8` and `w8a8_fp8` to int8 and e4m3, a token by a scale; beside
+    `fp8` it stays. Under `shard_map` F is that of the strips that are here, some of the matrix's:
+    columns of padding are among them unless F is a multiple of 16 times the devices.
 
     Raises:
         ValueError: x has other columns than w, or w is a stack.
@@ -172,9 +174,7 @@ def rounded_to_fp8(x_TD: jax.Array) -> jax.Array:
     """Each token's numbers as e4m3 times a scale of its own has them: float32, since no processor
     multiplies e4m3.
     """
-    x_TD = x_TD.astype(jnp.float32)
-    scale_T1 = jnp.abs(x_TD).max(-1, keepdims=True) / _LARGEST_FP8
-    q_TD = (x_TD / jnp.where(scale_T1 == 0, 1, scale_T1)).astype(jnp.float8_e4m3fn)
+    q_TD, scale_T1 = low_bit.rounded_tokens(x_TD, jnp.float8_e4m3fn)
     return q_TD.astype(jnp.float32) * scale_T1
 
 

@@ -45,15 +45,15 @@ def _of(pattern: tuple[LayerSpec, ...], **changes) -> ModelConfig:
     return ModelConfig("tiny", "llama", VOCAB, pattern=pattern, **fields | changes)
 
 
-def written(config: ModelConfig, folder: Path) -> Path:
-    """A directory of a model with random weights."""
+def written(config: ModelConfig, folder: Path, change=lambda values: values) -> Path:
+    """A directory of a model with random weights, which `change` may make others of."""
     rng = np.random.default_rng(5)
     values = jax.tree.map(
         lambda leaf: leaf if leaf.ndim > 1 else leaf * rng.uniform(0.5, 2, leaf.shape),
         fakes.real_params(config),
     )
     eos_ids = resolve.resolve(str(TOKENIZER)).open(None).eos_ids
-    export.write(values, config, eos_ids, text_files.read(TOKENIZER), folder)
+    export.write(change(values), config, eos_ids, text_files.read(TOKENIZER), folder)
     return folder
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from inference.checkpoints.native import blocks
 from inference.quantize import folds
 from inference.quantize.folds import Fold
 from inference.quantize.methods import awq, llm_int8, percentile, rtn, smoothquant
@@ -89,7 +90,7 @@ def test_an_outlier_ruins_rounded_activations_and_no_method_that_knows_of_it():
     rest_XD[:, features] = 0
     apart = x_XD[:, features] @ parts["outliers"].astype(np.float32).T
     assert off(as_int8(rest_XD) @ rest_FD.T + apart) < 0.02
-    np.testing.assert_allclose(llm_int8.numbers(parts, 128), value, atol=0.02)
+    np.testing.assert_allclose(blocks.joined(parts, 128), value, atol=0.02)
 
     fold = Fold((128,), ("w",), norm=("norm", None))
     values, inputs = {"w": value, "norm": np.ones(128, np.float32)}, {"w": seen}
@@ -108,6 +109,14 @@ def test_percentile_clips_what_few_numbers_span():
     rest = np.arange(4096) != 5
     assert np.abs(found - value)[:, rest].max() < 0.05 * np.abs(plain - value)[:, rest].max()
     assert (found[:, 5] < 10).all()
+
+
+@pytest.mark.parametrize("format", ["int8", "int4_g32", "int3_asym_g32"])
+def test_percentile_keeps_a_lone_number(format):
+    value = np.zeros((2, 64), np.float32)
+    value[0, 5] = 3.0
+    found = quantized.numbers(format, percentile.groups(format, value))
+    np.testing.assert_allclose(found, value, rtol=0.1)
 
 
 def test_experts_have_factors_of_their_own():

@@ -208,6 +208,19 @@ def test_scales_of_another_size_are_named(llama, tmp_path):
         resolve.resolve(str(few)).open(None)
 
 
+@pytest.mark.parametrize("name", ["embed", "head", "layers"])
+def test_numbers_that_are_not_finite_are_named(name, tmp_path):
+    def spoilt(values):
+        node = values["layers"][1]["mixer"] if name == "layers" else values[name]
+        key = "out" if name == "layers" else "table"
+        node[key] = node[key].at[7, 3].set(np.inf)
+        return values
+
+    source = models.written(models.llama(), tmp_path / "model", spoilt)
+    with pytest.raises(InputError, match=f"{name}/.* holds numbers that are not finite"):
+        quantize(source, tmp_path / "few", "rtn", windows=None)
+
+
 @pytest.mark.parametrize(
     "ask, message",
     [

@@ -65,6 +65,18 @@ def _rounded(x_TD, format):
     return (integers * (top / np.float32(127)).astype(np.float64)).reshape(x_TD.shape)
 
 
+def test_a_token_that_is_not_finite_is_nowhere_a_number():
+    """As it is beside XLA's products, and no other token knows."""
+    need()
+    x_TD = np.random.default_rng(0).standard_normal((5, 256)).astype(np.float32)
+    w = packed.pack_blocks(_drawn("w8a8_fp8", 40, 256)[0], "w8a8_fp8", 256)
+    expected = np.asarray(jax.jit(linear)(x_TD, w))
+    x_TD[1, 9], x_TD[3, 200] = np.nan, np.inf
+    found = np.asarray(jax.jit(linear)(x_TD, w))
+    assert np.isnan(found[[1, 3]]).all()
+    np.testing.assert_array_equal(found[[0, 2, 4]], expected[[0, 2, 4]])
+
+
 def test_every_block_format_is_tested():
     assert set(_ALL) == set(packed.BLOCKS)
 
