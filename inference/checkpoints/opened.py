@@ -338,7 +338,8 @@ def _load(
     packed: Any = None,
     in_part: bool = False,
 ) -> Params:
-    del packed, in_part  # another copy of the user's files: they are packed within a second
+    del packed  # another copy of the user's files: they are packed within a second
+    source = source if in_part else source.verified()
     return load.load_params(infos, source, name_map, progress, place)
 
 

@@ -3,8 +3,9 @@ tokenizer, and a manifest that loading verifies.
 
 Orbax writes it: one uncompressed Zarr array a parameter, so that `orbax.checkpoint` restores it
 anywhere. Here it is read without Orbax: an array is one file of plain rows, hashed while it is
-copied, so that what was verified is what is used, and nothing is held twice. Of an array that is
-read in part, by one of several hosts, the layout and the size are verified, not the digest.
+copied, so that what was verified is what is used, and nothing is held twice. One that is read in
+slices is hashed before the first of them. Of an array that is read in part, by one of several
+hosts, the layout and the size are verified, not the digest.
 
 A parameter of few bits is an array of its blocks (`layers/quantized.py`), uint8 [F, bytes of a row]
 or [E, F, bytes]; the model's `formats` say which format they are of.
@@ -170,7 +171,7 @@ def open_tensors(directory: Path, config: ModelConfig) -> TensorSource:
     return TensorSource(
         str(directory), shapes, read, widest, stream, read_into, read_blocks,
         {path: info.format for path, info in packed.items()},
-        dtypes | dict.fromkeys(packed, "float32"),
+        dtypes | dict.fromkeys(packed, "float32"), lambda path: listed.verify([arrays[path].file]),
     )  # fmt: skip
 
 
