@@ -99,12 +99,22 @@ class StoredParameter:
     def _read_whole(self) -> np.ndarray:
         source, stored = self._source, self._stored
         if self._is_blocks:
-            return self[:].reshape(*self._info.shape[:-1], -1)
+            whole = np.empty(self.shape, np.uint8)
+            fill(whole, (part for name in stored.names for part in self._made(name)))
+            return whole.reshape(*self._info.shape[:-1], -1)
         buffer = params.aligned(self._info.shape, self._info.format)
         read_into = None if len(stored.names) > 1 or stored.transposed else source.read_into
         if read_into is None or not read_into(stored.names[0], buffer):
             fill(buffer.reshape(self._info.in_rows), rows_of(source, stored))
         return buffer
+
+    def _made(self, name: str) -> Iterator[np.ndarray]:
+        """Blocks of all rows of a tensor, some at a time."""
+        if self._has_blocks(name):
+            yield self._blocks(name)
+            return
+        for rows in rows_of(self._source, self._stored._replace(names=(name,))):
+            yield quantized.quantize(self._info.format, rows)
 
     def _has_blocks(self, name: str) -> bool:
         """Whether a tensor is stored in blocks of the format that is declared."""

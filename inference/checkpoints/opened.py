@@ -18,6 +18,7 @@ from inference.checkpoints import defaults, load, names, text_files
 from inference.checkpoints.gguf import gguf_file, gguf_stacks
 from inference.checkpoints.gguf.gguf_scan import Header
 from inference.checkpoints.hf import hf_directory, hub, safetensors_file, split_tensors
+from inference.checkpoints.hf.hf_directory import Storage
 from inference.checkpoints.hf.quantized import tensors
 from inference.checkpoints.load import Place, Progress
 from inference.checkpoints.names import NameMap
@@ -93,13 +94,22 @@ def read_directory_config(path: Path) -> ModelConfig:
         InputError: as `hf_directory.parse_config`, or its weights are quantized in a way that is
             not served.
     """
+    config, storage = _described(path)
+    return _with_formats(path, config, storage)
+
+
+def _described(path: Path) -> tuple[ModelConfig, Storage]:
+    """What `config.json` says of the model, but for its formats, and of the tensors."""
     raw = _raw(path)
     _refuse_quantized(path, raw)
     storage = hf_directory.storage(raw, path)
-    config = hf_directory.parse_config(hf_directory.without_storage(raw), path)
+    return hf_directory.parse_config(hf_directory.without_storage(raw), path), storage
+
+
+def _with_formats(path: Path, config: ModelConfig, storage: Storage) -> ModelConfig:
     try:
         if storage.is_packed:
-            own = tensors.packed_experts(config, raw["quantization_config"])
+            own = tensors.packed_experts(config, _raw(path)["quantization_config"])
         elif storage.quantization is not None:
             own = tensors.formats(config, storage.quantization, names.huggingface(config))
         else:
@@ -113,18 +123,25 @@ def _raw(path: Path) -> dict[str, Any]:
     return hf_directory.read_config(path / text_files.CONFIG)
 
 
+def _stored(path: Path, storage: Storage) -> TensorSource:
+    """A directory's tensors, those of few bits as the matrices that they stand for."""
+    source = safetensors_file.open_directory(path, storage.codes_at)
+    if storage.quantization is None:
+        return source
+    return tensors.dequantized(source, storage.quantization)
+
+
 def read_stored_config(path: Path) -> ModelConfig:
     """As `read_directory_config`, where the weights are there and may have their say.
 
     Raises:
         InputError: as `read_directory_config`, or the weights are unsound.
     """
-    config = read_directory_config(path)
+    config, storage = _described(path)
     if config.tied and safetensors_file.is_in(path):
-        storage = hf_directory.storage(_raw(path), path)
-        source = safetensors_file.open_directory(path, storage.codes_at)
-        return dataclasses.replace(config, tied=not hf_directory.has_other_head(source, config))
-    return config
+        is_other = hf_directory.has_other_head(_stored(path, storage), config)
+        config = dataclasses.replace(config, tied=not is_other)
+    return _with_formats(path, config, storage)
 
 
 def read_predicting_config(path: Path) -> Eagle:
@@ -166,6 +183,7 @@ def directory(path: Path, config: ModelConfig) -> Checkpoint:
             others[0],
         )
     if storage.quantization is not None:
+        tensors.warn(source, storage.quantization)
         source = tensors.dequantized(source, storage.quantization)
     source = hf_directory.tensors(source, config, storage.num_predicting)
     if storage.quantization is not None and storage.quantization.method == "gptq":
@@ -188,10 +206,7 @@ def predicting(path: Path, config: Eagle) -> Checkpoint:
     """
     raw = _raw(path)
     storage, target = hf_directory.storage(raw, path), read_stored_config(path)
-    source = safetensors_file.open_directory(path, storage.codes_at)
-    if storage.quantization is not None:
-        source = tensors.dequantized(source, storage.quantization)
-    source = hf_directory.predicting_tensors(source, target)
+    source = hf_directory.predicting_tensors(_stored(path, storage), target)
     source = split_tensors.split(source, config, storage.is_packed, target.num_layers)
     name_map = names.predicting(config, target.num_layers)
     load.check(params.flatten(config.parameters()), source, name_map)
@@ -323,7 +338,8 @@ def _load(
     packed: Any = None,
     in_part: bool = False,
 ) -> Params:
-    del packed, in_part  # another copy of the user's files: they are packed within a second
+    del packed  # another copy of the user's files: they are packed within a second
+    source = source if in_part else source.verified()
     return load.load_params(infos, source, name_map, progress, place)
 
 

@@ -1,6 +1,7 @@
 """What every checkpoint format offers: names, shapes, and rows or columns."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
@@ -40,6 +41,8 @@ class TensorSource:
             holds what stands for numbers.
         parts: of a tensor that others stand for, which are there too: their names. One is asked
             for, or the others are.
+        verify: compares a whole tensor with its digest, where `read` compares nothing; raises
+            InputError where it is damaged.
     """
 
     label: str
@@ -52,6 +55,19 @@ class TensorSource:
     formats: Mapping[str, str] = dataclasses.field(default_factory=dict)
     dtypes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     parts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    verify: Callable[[str], None] | None = None
+
+    def verified(self) -> "TensorSource":
+        """The source for who reads whole tensors, a slice at a time: each is verified first."""
+        if self.verify is None:
+            return self
+        verify = functools.cache(self.verify)
+
+        def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
+            verify(name)
+            return self.read(name, start, stop, columns)
+
+        return dataclasses.replace(self, read=read)
 
     def widest(self, names: Iterable[str]) -> str:
         """The smallest type that holds every value of some tensors."""

@@ -3,8 +3,9 @@ tokenizer, and a manifest that loading verifies.
 
 Orbax writes it: one uncompressed Zarr array a parameter, so that `orbax.checkpoint` restores it
 anywhere. Here it is read without Orbax: an array is one file of plain rows, hashed while it is
-copied, so that what was verified is what is used, and nothing is held twice. Of an array that is
-read in part, by one of several hosts, the layout and the size are verified, not the digest.
+copied, so that what was verified is what is used, and nothing is held twice. One that is read in
+slices is hashed before the first of them. Of an array that is read in part, by one of several
+hosts, the layout and the size are verified, not the digest.
 
 A parameter of few bits is an array of its blocks (`layers/quantized.py`), uint8 [F, bytes of a row]
 or [E, F, bytes]; the model's `formats` say which format they are of. A matrix in `llm_int8` is its
@@ -181,6 +182,10 @@ def open_tensors(directory: Path, config: ModelConfig) -> TensorSource:
         whole = _whole(listed, arrays[path])
         return whole.reshape(-1, whole.shape[-1])
 
+    def verify(path: str) -> None:
+        parts = [f"{path}/{part}" for part in blocks.PARTS] if path in features else [path]
+        listed.verify([arrays[part].file for part in parts])
+
     shapes = {path: packed[path].shape if path in packed else own.shape
               for path, own in arrays.items()}  # fmt: skip
     shapes |= {path: shapes[f"{path}/int8"] for path in features}
@@ -192,6 +197,7 @@ def open_tensors(directory: Path, config: ModelConfig) -> TensorSource:
         formats | dict.fromkeys(features, LLM_INT8),
         dtypes | dict.fromkeys([*packed, *features], "float32"),
         {path: tuple(f"{path}/{part}" for part in blocks.PARTS) for path in features},
+        verify,
     )  # fmt: skip
 
 

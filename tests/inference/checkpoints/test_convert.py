@@ -26,7 +26,7 @@ from configs.model import LayerSpec
 from inference.checkpoints import convert, opened, resolve
 from inference.checkpoints.hf.architectures import config_export
 from inference.checkpoints.native import config_file, manifest, new_directory, orbax_directory
-from layers import decoder, params
+from layers import decoder, params, quantized
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden"
@@ -294,6 +294,36 @@ def test_a_hundred_flipped_bits_are_found(to, tmp_path):
         assert "\n" not in str(caught.value) and str(directory) in str(caught.value), what
         path.write_bytes(before)
     load(directory)
+
+
+@pytest.mark.parametrize("reads", ["whole", "slices"])
+def test_a_flipped_bit_is_found_where_numbers_are_rounded(reads, tmp_path):
+    """Whoever reads slices reads all of them, unless a host of several has some of the chips."""
+    directory, matrix = run(TINY, tmp_path / "native", "orbax"), "layers/0/mixer/out"
+    checkpoint = resolve.resolve(str(directory)).open(None)
+    config = dataclasses.replace(checkpoint.config, formats=((matrix, ("int8",)),))
+
+    def in_slices(path, info, values):
+        if path != matrix:
+            return np.asarray(values)
+        return np.concatenate([values[row : row + 10] for row in range(0, info.shape[0], 10)])
+
+    def blocks(**options):
+        place = in_slices if reads == "slices" else lambda path, info, values: np.asarray(values)
+        infos = decoder.param_infos(config)
+        return params.flatten(checkpoint.load_params(infos, place=place, **options))[matrix]
+
+    expected = quantized.quantize("int8", load(directory)[matrix])
+    np.testing.assert_array_equal(blocks(), expected)
+    file = directory / "params" / matrix.replace("/", ".") / "0.0"
+    changed = bytearray(file.read_bytes())
+    changed[100] ^= 1
+    file.write_bytes(changed)
+    with pytest.raises(InputError, match="not what was written") as caught:
+        blocks()
+    assert str(file) in str(caught.value) and "\n" not in str(caught.value)
+    if reads == "slices":
+        assert (blocks(in_part=True) != expected).sum() <= expected.shape[1]  # of one row
 
 
 def test_files_that_come_or_go_are_found(tmp_path):

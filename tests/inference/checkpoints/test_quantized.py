@@ -251,6 +251,14 @@ KEYS = {
         "ct-w8a8", group(weights={"num_bits": 8}, input_activations=TOKEN | {"dynamic": False}),
         "input_activations: dynamic=False is not supported",
     ),
+    "static by default": (
+        "ct-w8a8", group(weights={"num_bits": 8}, input_activations={"num_bits": 8}),
+        "input_activations: dynamic=None is not supported",
+    ),
+    "groups of activations": (
+        "ct-w8a8", group(weights={"num_bits": 8}, input_activations=TOKEN | {"strategy": "group"}),
+        "input_activations: strategy='group' is not supported",
+    ),
     "status": ("ct-w8a8", {"quantization_status": "frozen"}, "quantization_status='frozen'"),
     "cache": ("ct-w8a8", {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme="),
     "sparse": ("ct-w8a8", {"sparsity_config": {"format": "bitmask"}}, "format='bitmask'"),
@@ -320,6 +328,9 @@ TENSORS = {
     "no such group": (
         "gptq-int4-order", replaced("g_idx", lambda own: own + 1), "names a group that is not",
     ),
+    "no such group of rows": (
+        "gptq-int8-rows", replaced("g_idx", lambda own: own + 1), "names a group that is not",
+    ),
     "dense": (
         "awq-g32",
         lambda tensors: [without(part)(tensors) for part in ("qweight", "qzeros", "scales")]
@@ -365,6 +376,73 @@ def test_fp8_with_a_scale_a_tensor(tmp_path):
     (folder / "config.json").write_text(json.dumps(raw))
     assert blocks_of(folder) == blocks_of(GOLDEN / case)
     assert checkpoint(folder).config.formats == checkpoint(GOLDEN / case).config.formats
+
+
+def test_blocks_of_fp8_are_read_as_others_say_them(tmp_path, caplog):
+    """transformers' own method and compressed-tensors, whose activations are rounded by groups."""
+    case = "fp8-blocks"
+    numbers = checkpoint(GOLDEN / case).contents().source
+    assert "fp8 in groups of 64 x 32 rows have no format that is multiplied as it is" in caplog.text
+    assert caplog.text.count("dequantized, and activations stay as they are") == 1
+    weights = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [32, 64]}
+    inputs = TOKEN | {"type": "float", "strategy": "group", "group_size": 64}
+    groups = group(weights=weights, input_activations=inputs, format="float-quantized")
+
+    def edit(tensors):
+        for name in [name for name in tensors if name.endswith("_inv")]:
+            tensors[name.removesuffix("_inv")] = tensors.pop(name)
+
+    folder = changed(
+        tmp_path, case, edit, quant_method="compressed-tensors", ignore=["lm_head"], **groups
+    )
+    caplog.clear()
+    source = checkpoint(folder).contents().source
+    assert caplog.text.count("dequantized, and activations stay as they are") == 1
+    for name, shape in numbers.shapes.items():
+        np.testing.assert_array_equal(source.read(name, 0, shape[0]),
+                                      numbers.read(name, 0, shape[0]))  # fmt: skip
+
+
+def test_activations_of_four_bits_stay_and_that_is_said(tmp_path, caplog):
+    folder = changed(tmp_path, "ct-int4-g32", **group(input_activations=TOKEN))
+    assert checkpoint(folder).config.formats == checkpoint(GOLDEN / "ct-int4-g32").config.formats
+    assert "int4 in groups of 32 are served as int4_g32: activations stay as they" in caplog.text
+
+
+@pytest.mark.parametrize("case", ["gptq-int8-rows", "gptq-int4-g32"])
+def test_an_order_that_means_nothing_costs_no_format(case, tmp_path):
+    """A row is one group, or groups are static: their elements follow one another."""
+    for number, where in enumerate(({"static_groups": True}, {"meta": {"static_groups": True}})):
+        said = {} if case == "gptq-int8-rows" else where
+        (tmp_path / str(number)).mkdir()
+        folder = changed(tmp_path / str(number), case, desc_act=True, **said)
+        assert blocks_of(folder) == blocks_of(GOLDEN / case)
+        assert checkpoint(folder).config.formats == checkpoint(GOLDEN / case).config.formats
+
+
+@pytest.mark.parametrize("case", ["ct-w8a8", "ct-int4-g32"])
+def test_a_head_of_few_bits_is_no_embedding(case, tmp_path):
+    """Of a model that says it is, as transformers has it; one of the embedding's numbers is."""
+    own = checkpoint(GOLDEN / case)
+    formats = dict(own.config.formats) | {"head/table": (FORMATS[case],)}
+    config = dataclasses.replace(own.config, formats=tuple(formats.items()))
+    convert.convert(dataclasses.replace(own, config=config), tmp_path / "hf", "hf")
+    (tmp_path / "hf" / "ridgeline.sha256").unlink()
+    raw = json.loads((tmp_path / "hf" / "config.json").read_text())
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(raw | {"tie_word_embeddings": True}))
+    found = checkpoint(tmp_path / "hf")
+    assert not found.config.tied and dict(found.config.formats) == formats
+    head = params.flatten(found.load_params(decoder.param_infos(found.config)))["head/table"]
+    source = found.contents().source
+    np.testing.assert_array_equal(head, source.read_blocks("lm_head.weight"))
+    numbers = source.read("lm_head.weight", 0, source.shapes["lm_head.weight"][0])
+    stored = safetensors_file.open_directory(tmp_path / "hf", ("",))
+    tensors = {name: stored.read(name, 0, shape[0]) for name, shape in stored.shapes.items()}
+    tensors["model.embed_tokens.weight"] = numbers
+    save_file(tensors, tmp_path / "hf" / "model.safetensors")
+    found = checkpoint(tmp_path / "hf")
+    assert found.config.tied and "head/table" not in dict(found.config.formats)
+    assert "lm_head.weight" not in found.contents().source.shapes
 
 
 def test_experts_are_modules_of_their_own(tmp_path):

@@ -131,7 +131,7 @@ class Module:
         """
         size = self.scheme.group or width
         if not self.has(ending):
-            if self.scheme.has_order:
+            if self.scheme.has_order_in(width):
                 self.shape(ending)
             return None
         self.need(ending, (width,), dtype="int32")
@@ -139,13 +139,13 @@ class Module:
         if np.array_equal(group_D, np.arange(width) // size):
             return None
         name = f"{self.source.label}: {self.name}.{ending}"
+        if group_D.min() < 0 or group_D.max() >= width // size:
+            raise InputError(f"{name} names a group that is not there")
         if not self.scheme.has_order:
             raise InputError(
                 f"{name}: groups are in an order of their own, of which config.json says nothing "
                 "(desc_act, actorder)"
             )
-        if group_D.min() < 0 or group_D.max() >= width // size:
-            raise InputError(f"{name} names a group that is not there")
         return np.asarray(group_D)
 
 

@@ -33,7 +33,8 @@ class Scheme:
         has_order: the elements of a group do not follow one another.
         shares_rows: so many rows have the same scales, of which only one row's are stored; None:
             the whole tensor has one scale.
-        rounds_activations: a token's activations are rounded to the same type.
+        activations: which of a token's activations are rounded to the same type with one scale:
+            'token', all of them, or 'group'; None: they stay.
         zero_offset: added to zero points as they are stored.
     """
 
@@ -44,20 +45,22 @@ class Scheme:
     is_symmetric: bool = True
     has_order: bool = False
     shares_rows: int | None = 1
-    rounds_activations: bool = False
+    activations: str | None = None
     zero_offset: int = 0
 
     def format(self, row: int) -> str | None:
         """Our format that holds the numbers of rows of so many elements; None: there is none, and
         they are dequantized.
         """
-        if self.has_order or self.shares_rows not in (None, 1):
+        if self.has_order_in(row) or self.shares_rows not in (None, 1):
             return None
         if self.bits == 8:
             if self.group not in (None, row) or not self.is_symmetric:
                 return None
             kind = "fp8" if self.is_float else "int8"
-            return {"fp8": "w8a8_fp8", "int8": "w8a8"}[kind] if self.rounds_activations else kind
+            return (
+                {"fp8": "w8a8_fp8", "int8": "w8a8"}[kind] if self.activations == "token" else kind
+            )
         size = self.split(row)
         if size is None:
             return None
@@ -68,6 +71,10 @@ class Scheme:
         """Elements of the groups of ours that hold those of a row of so many; None: none do."""
         group = self.group or row
         return next((size for size in GROUPS if group % size == 0 and row % size == 0), None)
+
+    def has_order_in(self, row: int) -> bool:
+        """As `has_order`, in a row of so many: one group has no order."""
+        return self.has_order and self.group not in (None, row)
 
     @property
     def described(self) -> str:
@@ -193,24 +200,25 @@ def _compressed_scheme(group: Keys, format: Any) -> Scheme:
         weights.boolean("symmetric", True),
         order in (True, "group", "dynamic"),
         rows,
-        _rounds_activations(group, is_float),
+        _activations(group, is_float, strategy),
     )
 
 
-def _rounds_activations(group: Keys, is_float: bool) -> bool:
+def _activations(group: Keys, is_float: bool, strategy: str) -> str | None:
+    """`Scheme.activations` of a group whose weights have such a strategy."""
     own = group.nested("input_activations")
     if own is None:
-        return False
+        return None
     own.require_neutral(
         {
             "dynamic": (True,),
-            "strategy": ("token",),
+            "strategy": ("token", "group") if strategy == "block" else ("token",),
             "symmetric": (True, None),
             "num_bits": (8, None),
             "type": ("float",) if is_float else ("int", None),
         }
     )
-    return True
+    return str(own.raw["strategy"])
 
 
 def _block(keys: Keys, key: str) -> tuple[int, int]:
@@ -239,9 +247,17 @@ def _gptq(keys: Keys) -> Find:
     offset = keys.choice(
         "checkpoint_format", {"gptq": "1", "gptq_v2": "0"}, "gptq"
     )  # which is `zero_offset`
-    group, symmetric = _group(keys), keys.boolean("sym", True)
-    scheme = Scheme("gptq", bits, group, is_symmetric=symmetric, zero_offset=int(offset))
-    scheme = dataclasses.replace(scheme, has_order=keys.boolean("desc_act", False))
+    # Static groups are chosen before columns are ordered: their elements follow one another.
+    places = keys, keys.nested("meta") or Keys({})
+    is_static = any(own.boolean("static_groups", False) for own in places)
+    scheme = Scheme(
+        "gptq",
+        bits,
+        _group(keys),
+        is_symmetric=keys.boolean("sym", True),
+        has_order=keys.boolean("desc_act", False) and not is_static,
+        zero_offset=int(offset),
+    )
     return _in_layers(keys, scheme)
 
 
@@ -254,10 +270,8 @@ def _fp8(keys: Keys) -> Find:
     keys.require_neutral({"activation_scheme": ("dynamic", None)})
     has_blocks = keys.raw.get("weight_block_size") is not None
     rows, columns = _block(keys, "weight_block_size") if has_blocks else (None, None)
-    # With blocks activations are rounded by groups of 128 too, for which there is no format.
-    scheme = Scheme(
-        "fp8", 8, columns, is_float=True, shares_rows=rows, rounds_activations=not has_blocks
-    )
+    activations = "group" if has_blocks else "token"
+    scheme = Scheme("fp8", 8, columns, is_float=True, shares_rows=rows, activations=activations)
     skipped = names(keys, "modules_to_not_convert") + names(keys, "ignored_layers")
 
     def find(module: str, is_table: bool) -> Scheme | None:

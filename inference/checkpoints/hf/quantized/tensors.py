@@ -12,6 +12,7 @@ from configs.errors import InputError, shown
 from configs.kinds import params
 from configs.kinds.params import Formats, ParamInfo
 from configs.model import ModelConfig
+from configs.precision import FORMATS
 from inference.checkpoints.hf.architectures.config_keys import Keys
 from inference.checkpoints.hf.quantized import schemes
 from inference.checkpoints.hf.quantized.layouts import LAYOUTS, Module, Values
@@ -43,13 +44,10 @@ def dequantized(source: TensorSource, quantization: Quantization) -> TensorSourc
         for ending in (LAYOUTS[own.scheme.layout].first, *LAYOUTS[own.scheme.layout].others)
     }
     shapes: dict[str, tuple[int, ...]] = {}
-    formats, dropped = {}, {}
+    formats = {}
     for name, own in modules.items():
         shapes[name] = LAYOUTS[own.scheme.layout].shape(own)
-        format = own.scheme.format(shapes[name][1])
-        if format is None:
-            dropped[own.scheme.described] = name
-        else:
+        if (format := own.scheme.format(shapes[name][1])) is not None:
             formats[name] = format
     for name, shape in source.shapes.items():
         if name in parts:
@@ -60,11 +58,6 @@ def dequantized(source: TensorSource, quantization: Quantization) -> TensorSourc
                 "quantization_config says nothing of it"
             )
         shapes[name] = shape
-    for described in dropped:
-        logging.warning(
-            "%s: weights of %s have no format that is multiplied as it is: dequantized",
-            source.label, described,
-        )  # fmt: skip
 
     def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
         if name not in modules:
@@ -91,6 +84,32 @@ def dequantized(source: TensorSource, quantization: Quantization) -> TensorSourc
         formats=formats,
         dtypes=dtypes | dict.fromkeys(modules, "float32"),
     )
+
+
+def warn(source: TensorSource, quantization: Quantization) -> None:
+    """Says how what is stored in few bits is served otherwise: a line for each kind.
+
+    Args:
+        source: the checkpoint's tensors, as they are stored.
+        quantization: what `config.json` says of them.
+
+    Raises:
+        InputError: as `dequantized`.
+    """
+    said = {}
+    for own in _modules(source, quantization):
+        scheme = own.scheme
+        format = scheme.format(LAYOUTS[scheme.layout].shape(own)[1])
+        stay = "activations stay as they are"
+        rounds = format is not None and FORMATS[format].activations is not None
+        keeps = scheme.activations is not None and not rounds
+        if format is None:
+            why = "have no format that is multiplied as it is: dequantized"
+            said[scheme.described] = f"{why}, and {stay}" if keeps else why
+        elif keeps:
+            said[scheme.described] = f"are served as {format}: {stay}"
+    for described, how in said.items():
+        logging.warning("%s: weights of %s %s", source.label, described, how)
 
 
 def _values(module: Module, start: int, stop: int) -> Values:
