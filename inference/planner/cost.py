@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from configs.cache import CacheSpec
 from configs.kinds import operations
 from configs.kinds.operations import Amount, Quantity
+from configs.kinds.params import leaves
 from configs.model import ModelConfig
 from configs.precision import CACHE_FORMATS, FORMATS, Format
 
@@ -226,7 +227,7 @@ def _own_format(declared: operations.Operation) -> str | None:
 
 def weight_formats(config: ModelConfig) -> tuple[str, ...]:
     """The formats of few bits that a model has weights in."""
-    found = {name for _, own in config.formats for name in own}
+    found = {info.format for _, info in leaves(config.parameters())}
     return tuple(sorted(name for name in found if FORMATS[name].is_quantized))
 
 
