@@ -89,11 +89,14 @@ def _matrix(format: str, packs: bool) -> Any:
     import jax.numpy as jnp
 
     from configs.precision import FORMATS
-    from layers.kernels.linear import packed
+    from layers.kernels.linear import low_bit, packed
 
     if format in packed.BLOCKS:
         num_bytes = int(FORMATS[format].bytes_for(_WIDTH, _WIDTH))
-        return packed.pack_blocks(np.zeros((_WIDTH, num_bytes), np.uint8), format, _WIDTH)
+        blocks = np.zeros((_WIDTH, num_bytes), np.uint8)
+        if not packs:
+            return low_bit.of_blocks(blocks, format, _WIDTH, "bfloat16")
+        return packed.pack_blocks(blocks, format, _WIDTH)
     matrix = jnp.ones((_WIDTH, _WIDTH), format)
     return packed.pack(matrix) if packs else matrix
 
