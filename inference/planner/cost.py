@@ -227,7 +227,7 @@ def _own_format(declared: operations.Operation) -> str | None:
 
 def weight_formats(config: ModelConfig) -> tuple[str, ...]:
     """The formats of few bits that a model has weights in."""
-    found = {info.format for _, info in leaves(config.parameters())}
+    found = {info.format for _, info in leaves(config.parameters())} if config.formats else set()
     return tuple(sorted(name for name in found if FORMATS[name].is_quantized))
 
 

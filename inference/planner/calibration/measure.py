@@ -94,9 +94,9 @@ def _matrix(format: str, packs: bool) -> Any:
     if format in packed.BLOCKS:
         num_bytes = int(FORMATS[format].bytes_for(_WIDTH, _WIDTH))
         blocks = np.zeros((_WIDTH, num_bytes), np.uint8)
-        if not packs:
-            return low_bit.of_blocks(blocks, format, _WIDTH, "bfloat16")
-        return packed.pack_blocks(blocks, format, _WIDTH)
+        if packs:
+            return packed.pack_blocks(blocks, format, _WIDTH)
+        return low_bit.of_blocks(blocks, format, _WIDTH, "float32")
     matrix = jnp.ones((_WIDTH, _WIDTH), format)
     return packed.pack(matrix) if packs else matrix
 
