@@ -158,11 +158,12 @@ def _recipe(resolved: Any) -> Recipe:
     """The task's recipe, with the model or the vocabulary of --model, and --set and --mesh."""
     found = small.RECIPES[_TASK.value]
     if resolved is not None:
-        is_draft, own = _TASK.value == "draft", resolved.config
+        # What is trained is numbers, whatever they are stored in.
+        own = dataclasses.replace(resolved.config, formats=())
         drafts = dataclasses.replace(
             found.model, name=f"{own.name}-draft", vocab_size=own.vocab_size
         )
-        found = dataclasses.replace(found, model=drafts if is_draft else own)
+        found = dataclasses.replace(found, model=drafts if _TASK.value == "draft" else own)
     return overrides.apply(found, common.settings_asked())
 
 

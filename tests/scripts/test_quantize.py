@@ -58,7 +58,7 @@ def test_a_model_is_quantized(run, tmp_path):
     assert found["method"] == "gptq" and found["seconds"] > 0
     assert not (tmp_path / "few.quantizing").exists()
     again = run("--method=rtn", output=tmp_path / "again").err.splitlines()[-1]
-    assert "layers/0/ffn/down has rows of 52, not a multiple of 32" in again
+    assert "layers/0/ffn/down has rows of 52, of which int4 has no whole groups" in again
     run_again = run(f"--model={tmp_path / 'few'}", output=tmp_path / "twice")
     assert run_again.status == 1
     assert "is quantized already, in int4_g32, int8" in run_again.err.splitlines()[-1]
@@ -115,7 +115,7 @@ def test_what_another_training_left_does_not_go_on(run, tmp_path, monkeypatch):
         (["--method=magic"], "no method 'magic'; valid: rtn, percentile"),
         (["--bits=5"], "integers have 8, 4 or 3 bits, not 5"),
         (["--group=48"], "groups have 128, 64, 32 numbers, not 48"),
-        (["--group=64"], "rows of 52, not a multiple of int4_g64's block of 64"),
+        (["--group=64"], "rows of 32, of which int4_g64 has no whole groups: these are of 64"),
         (["--format=int5"], "no format 'int5'; valid:"),
         (["--format=int8", "--bits=4"], "--format says all that --bits does"),
         (["--format=llm_int8", "--method=awq"], "--method=awq does not go with --format=llm_int8"),

@@ -8,6 +8,7 @@ import pytest
 from configs.errors import InputError
 from inference.checkpoints import provenance, resolve
 from scripts import train
+from tests.inference.quantize import models, test_walk
 from tests.scripts import apps
 
 pytestmark = pytest.mark.quick_code
@@ -50,6 +51,14 @@ def test_what_is_trained_is_served(run, tmp_path):
     assert tokenizer.decode(tokenizer.encode("return argument")) == "return argument"
     again = run(f"--output={tmp_path / 'model'}")
     assert again.error.endswith("model: exists already\n")
+
+
+def test_few_bits_are_trained_on_as_numbers(run, tmp_path):
+    source = models.written(models.llama(max_context=512), tmp_path / "model")
+    few = test_walk.quantize(source, tmp_path / "few", "llm_int8", "llm_int8")
+    ran = run(f"--model={few}", "--task=lm", f"--output={tmp_path / 'more'}", settings=BRIEF)
+    assert ran.status == 0, ran
+    assert resolve.resolve(str(tmp_path / "more")).config.formats == ()
 
 
 BRIEF = ("--set=training.steps=2", "--set=training.warmup_steps=1", "--set=training.window=16")

@@ -276,6 +276,11 @@ def test_this_machine_is_measured():
     assert 1e8 < measure.matmul_rate("float32", repeats=2) < 1e15
 
 
+def test_products_of_few_bits_are_measured_without_kernels(monkeypatch):
+    monkeypatch.setattr("layers.kernels.cpu.library.is_loaded", lambda: False)
+    assert 1e8 < measure.matmul_rate("int4", repeats=1) < 1e15
+
+
 # --- predicted beside measured --------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from configs.recipes import smaller_caches
 from inference.checkpoints import convert, provenance, resolve, weight_formats
 from inference.checkpoints.native import blocks, manifest
 from inference.engine import Engine
+from inference.planner import cost
 from layers import params
 from tests.inference.quantize import models, test_walk
 
@@ -123,6 +124,10 @@ def test_heads_know_the_model_that_they_were_trained_for(folders, tmp_path):
     own = provenance.weights_digest(checkpoint)
     assert own == provenance.weights_digest(opened(tmp_path / "wide"))
     assert own != provenance.weights_digest(opened(folders / "full"))
+
+
+def test_rates_are_of_products_that_there_are(folders):
+    assert cost.weight_formats(opened(folders / "llm_int8").config) == ("int8", "w8a8")
 
 
 def test_features_that_are_no_columns_are_named(folders, tmp_path):
