@@ -10,7 +10,6 @@ some rows of it (--parts=quality --rows=int8,fp8), and the page be written anew 
 """
 
 import importlib.util
-import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -50,8 +49,9 @@ def _of_quality(found: Rows) -> list[str]:
             "for the others, as they are served, which on a CPU rounds activations too. KL is that",
             "of the full model's law of the next token to the quantized one's, in nats; agreement",
             "is how often both have the same likeliest token.",
-            "`recovered` is the share of rounding's loss of log-likelihood that a method takes",
-            f"back. Methods were calibrated on the source of `argparse`. {when(found)}.",
+            "`recovered` is the share of rounding's divergence that a method takes back: that of",
+            "perplexity can have either sign where a text is not what a model knows best.",
+            f"Methods were calibrated on the source of `argparse`. {when(found)}.",
         ),
     ]
     models = list(dict.fromkeys(name.split(": ")[0] for name in found))
@@ -82,6 +82,11 @@ def _quality_rows(model: str, own: Rows) -> Any:
             required = bar(worse, _MOST_WORSE.get(kind))
             if recovered is not None and "g64" in kind and kind.endswith(("AWQ", "GPTQ")):
                 required = bar(recovered, _LEAST_RECOVERED, is_least=True)
+            if recovered is not None and kind.endswith("QAT"):
+                format = kind.partition(", ")[0]
+                others = (own[f"{format}, {name}"]["kl"] for name in ("AWQ", "GPTQ")
+                          if f"{format}, {name}" in own)  # fmt: skip
+                required = bar(recovered, 1 - min(others) / own[f"{format}, rtn"]["kl"], True)
         yield (
             kind, f"{row['weight_bytes'] / 1e6:.2f}", f"{row['perplexity']:.4f}", f"{worse:+.2%}",
             "" if recovered is None else f"{recovered:.0%}",
@@ -92,14 +97,12 @@ def _quality_rows(model: str, own: Rows) -> Any:
 
 
 def _recovered(own: Rows, kind: str) -> float | None:
-    """Of rounding's loss of log-likelihood in the same format, the share that is taken back."""
+    """Of rounding's divergence in the same format, the share that is taken back."""
     format, _, method = kind.partition(", ")
     if method not in ("AWQ", "GPTQ", "QAT", "rotation and GPTQ") or f"{format}, rtn" not in own:
         return None
-    full, rounded, found = (
-        math.log(own[name]["perplexity"]) for name in ("full", f"{format}, rtn", kind)
-    )
-    return float(1 - (found - full) / (rounded - full))
+    rounded: float = own[f"{format}, rtn"]["kl"]
+    return 1 - float(own[kind]["kl"]) / rounded
 
 
 def _of_outlier(found: Rows) -> list[str]:
