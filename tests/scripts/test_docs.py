@@ -46,6 +46,7 @@ def test_commands(page, tmp_path):
         tmp_path / "cache", PYTHONPATH=str(apps.ROOT), PATH=f"{shim.parent}:{os.environ['PATH']}"
     )
     for block in found:
+        block = block.replace("--against=smollm2-135m", f"--against={apps.TINY}")
         ran = subprocess.run(
             ["bash", "-eo", "pipefail", "-c", block], cwd=folder, env=environment, timeout=240,
             stdin=subprocess.DEVNULL, capture_output=True, text=True,
