@@ -37,7 +37,7 @@ def this_machine(
     """The machine at hand as it is calibrated (for a model, with these implementations),
     or else with its rates in these types alone, measured now; where JAX computes on an accelerator,
     that one. Rates with a model's weights of few bits are measured too; if its steps were never
-    timed with these, the constants are those of its steps without.
+    timed in its formats, the constants are those of its steps without.
 
     A calibrated machine is as slow as it reads now: other tenants slow all of it down.
     """
@@ -51,7 +51,7 @@ def this_machine(
         return on_device.this_device(*dtypes)
     found = store.calibration(model, implementations)
     few = () if model is None else cost.weight_formats(model)
-    if found is None and model is not None and few and implementations is None:
+    if found is None and model is not None and model.formats and implementations is None:
         found = store.calibration(dataclasses.replace(model, formats=()))
     if found is None or not set(dtypes) <= set(found.rates):
         found = measure.this_machine(*dtypes)
