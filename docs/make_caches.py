@@ -9,7 +9,6 @@ was never measured has no section. Only `time` needs an idle machine.
 """
 
 import functools
-import importlib.util
 import itertools
 import sys
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from typing import Any
 
 from absl import app, flags
 from caches import kinds, measured
-from pages import Results, Rows, bar, prose, table, when
+from pages import Results, Rows, bar, check, prose, table, when
 
 from inference.benchmark import steps
 from scripts.reports.plots import figures
@@ -295,13 +294,7 @@ def text(parts: dict[str, Rows], picture: str) -> str:
 
 def main(argv: list[str]) -> None:
     """Measures, and writes the page."""
-    if len(argv) > 1:
-        sys.exit(f"what is {argv[1]!r}? Everything is a flag")
-    for part in _PARTS.value:
-        if part not in _MEASURE:
-            sys.exit(f"--parts names {part!r}; valid: {', '.join(_MEASURE)}")
-    if importlib.util.find_spec("matplotlib") is None:
-        sys.exit("the page has a picture: pip install 'ridgeline[plots]'")
+    check(argv, _PARTS.value, _MEASURE)
     page = Path(_OUTPUT.value)
     picture = page.with_suffix(".png")
     results = Results(page.with_suffix(".json"))

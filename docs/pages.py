@@ -1,15 +1,28 @@
 """What the commands share that measure a page's parts, keep the figures beside it and write it."""
 
 import datetime
+import importlib.util
 import json
+import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from inference.planner.calibration import store
 
 Rows = dict[str, Any]
+
+
+def check(argv: Sequence[str], parts: Sequence[str], known: Collection[str]) -> None:
+    """Ends a command whose arguments name what is not there, or that cannot draw."""
+    if len(argv) > 1:
+        sys.exit(f"what is {argv[1]!r}? Everything is a flag")
+    for part in parts:
+        if part not in known:
+            sys.exit(f"--parts names {part!r}; valid: {', '.join(known)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        sys.exit("the page has a picture: pip install 'ridgeline[plots]'")
 
 
 class Results:
