@@ -4,11 +4,12 @@ has.
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ import numpy as np
 from pages import Results
 from safetensors.numpy import load_file, save_file
 
+from configs.kinds import params
+from configs.precision import FORMATS
+from configs.recipes import few_bits
+from inference.checkpoints import resolve
 from inference.checkpoints.native import manifest
 
 SMALL = "small"
@@ -170,6 +175,55 @@ def _figures(found: dict[str, Any]) -> dict[str, Any]:
     return {name: found[name] for name in wanted if name in found}
 
 
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def memory(results: Results, rows: Collection[str], models: Collection[str] = MODELS[1:]) -> None:
+    """Resident bytes while weights of either format are loaded and used, medians of three, beside
+    those of the matrices that differ; and the peak of a calibration.
+    """
+    for model in models:
+        with tempfile.TemporaryDirectory() as folder:
+            native = str(Path(folder) / "native")
+            _run("convert", f"--model={model}", f"--output={native}")
+            pairs = [[_resident(native, each) for each in ("bfloat16", "int4")] for _ in range(3)]
+        found = {
+            f"{when}": statistics.median(full[when] - own[when] for full, own in pairs)
+            for when in ("loading", "running")
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            asked = [f"--model={model}", *KINDS["int4 g64, GPTQ"], f"--calibrate={CALIBRATION}"]
+            command = [sys.executable, "-m", "scripts.quantize", *asked, f"--output={folder}/new"]
+            with subprocess.Popen(command) as process:
+                _, status, used = os.wait4(process.pid, 0)
+                process.returncode = os.waitstatus_to_exitcode(status)
+        found["calibration"] = used.ru_maxrss * 1024
+        results.put("memory", model, **found, **_covered(model))
+
+
+def _covered(model: str) -> dict[str, float]:
+    """Bytes in bfloat16 of the matrices that have four bits, and what tables, of eight, save."""
+    config = resolve.resolve(model).config
+    formats = few_bits.formats(config, "int4")
+    declared = {"/".join(path): info for path, info in params.leaves(config.parameters())}
+    tables = {path for path in formats if formats[path] == "int8"}
+    tables_saved = sum(
+        2 * declared[path].elements
+        - FORMATS["int8"].bytes_for(declared[path].elements, declared[path].shape[-1])
+        for path in tables
+    )
+    matrices = sum(2 * declared[path].elements for path in formats if path not in tables)
+    whole = 2 * sum(info.elements for info in declared.values())
+    return {"matrices": matrices, "tables_saved": tables_saved, "model": whole}
+
+
+def _resident(model: str, weights: str) -> dict[str, int]:
+    command = [sys.executable, str(Path(__file__).with_name("resident.py")), model, weights]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, int] = json.loads(done.stdout)
+    return found
+
+
 # --- speed ----------------------------------------------------------------------------------------
 
 
@@ -209,9 +263,10 @@ def _steps(model: str, format: str) -> list[dict[str, Any]]:
 
 def in_order(parts: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows that are measured today, in the order of their declaration."""
-    declared = {
+    declared: dict[str, Sequence[str]] = {
         "quality": [f"{model}: {kind}" for model in MODELS for kind in ("full", *KINDS)],
         "outlier": ["full", *OUTLIERS],
+        "memory": MODELS[1:],
         "speed": [f"{model}: {format}" for model in MODELS[1:] for format in SPEEDS],
     }
     for part, names in declared.items():
