@@ -10,8 +10,9 @@ Quantized rows are bytes, made of a token's own numbers and never revised: eleme
 bfloat16 of each of their groups. A kernel never sees what wrote them, and nothing that copies pages
 knows of them.
 
-A recurrent state is float32 [slots + 1, 1 + k, elements]: the state after position p lives at index
-p mod (1 + k), so that the committed length alone names the state to read.
+Recurrent states are arrays float32 [slots + 1, 1 + k, ...] of the shapes that a spec names: the
+state after position p lives at index p mod (1 + k), so that the committed length alone names the
+one to read.
 """
 
 import dataclasses
@@ -67,9 +68,25 @@ class Compressed:
     tokens: Indexed
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Stateful:
+    """What a layer keeps that attends and recurs side by side.
+
+    Attributes:
+        pages: of keys and values.
+        states: a tuple of arrays, as `CacheSpec.states` names them.
+    """
+
+    pages: CacheLeaf
+    states: CacheLeaf
+
+
 def part(cache: Cache, layer: int, number: int) -> CacheLeaf:
     """Pages of one part of what a layer keeps, as `CacheSpec.parts` counts them."""
     leaf = cache[layer]
+    if isinstance(leaf, Stateful):
+        return leaf.pages
     if not isinstance(leaf, Compressed):
         return leaf
     return leaf.tokens if number else leaf.entries
@@ -78,9 +95,23 @@ def part(cache: Cache, layer: int, number: int) -> CacheLeaf:
 def with_part(cache: Cache, layer: int, number: int, pages: CacheLeaf) -> Cache:
     """The cache with other pages there."""
     leaf = cache[layer]
+    if isinstance(leaf, Stateful):
+        pages = dataclasses.replace(leaf, pages=pages)
     if isinstance(leaf, Compressed):
         pages = dataclasses.replace(leaf, **{"tokens" if number else "entries": pages})
     return (*cache[:layer], pages, *cache[layer + 1 :])
+
+
+def with_states(cache: Cache, config: ModelConfig, change: Callable[[Any], Any]) -> Cache:
+    """The cache with the states of each layer changed."""
+
+    def changed(leaf: CacheLeaf) -> CacheLeaf:
+        if isinstance(leaf, Stateful):
+            return dataclasses.replace(leaf, states=change(leaf.states))
+        return change(leaf)
+
+    specs = zip(cache, config.cache_specs, strict=True)
+    return tuple(changed(leaf) if spec.states else leaf for leaf, spec in specs)
 
 
 def abstract(
@@ -113,11 +144,14 @@ def abstract(
         if spec.elements_per_token:
             groups = config.groups_of_layer[layer]
             found = [paged(layer, *own) for own in zip(spec.parts, groups, strict=True)]
+            if spec.states:
+                return Stateful(found[0], states(spec))
             return found[0] if spec.beside is None else Compressed(*found)
-        if spec.elements_per_sequence:
-            shape = (max_seqs + 1, 1 + num_drafts, spec.elements_per_sequence)
-            return jax.ShapeDtypeStruct(shape, jnp.float32)
-        return None
+        return states(spec) or None
+
+    def states(spec: CacheSpec) -> tuple[jax.ShapeDtypeStruct, ...]:
+        rows = max_seqs + 1, 1 + num_drafts
+        return tuple(jax.ShapeDtypeStruct((*rows, *shape), jnp.float32) for shape in spec.states)
 
     return tuple(leaf(layer) for layer in range(config.num_layers))
 

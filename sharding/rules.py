@@ -23,6 +23,7 @@ RULES: Mapping[str, str | None] = {
     "shared": "model",
     "experts": "expert",
     "embed": None,
+    "taps": None,
 }
 
 

@@ -107,8 +107,9 @@ def counter(x_TD, state, context):
 
 def apply(params, config, kind, x_TD, leaf, context):
     """Any of the three."""
-    if kind.spec.elements_per_sequence:
-        return counter(x_TD, leaf, context)
+    if kind.spec.states:
+        out_TD, state = counter(x_TD, leaf[0], context)
+        return out_TD, (state,)
     return (sharer if kind.spec.owner is not None else paged)(x_TD, leaf, context)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from configs.cache import CacheSpec, keys_values, shared
 from configs.errors import InputError
 from configs.kinds import operations, params
-from configs.kinds.kind import Mixer, check_choice, check_rotated, check_sizes, equal_shares
+from configs.kinds.kind import Mixer, check_choice, check_rotated, check_sizes, grouped_shares
 from configs.kinds.operations import Move, Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 from configs.kinds.rope import Rope
@@ -154,20 +154,7 @@ class Attention(Mixer, name="attention"):
 
     def shares(self, axis: str, chips: int) -> tuple[range, ...]:
         """See `Kind`."""
-        K, G = self.num_kv_heads, self.num_heads // self.num_kv_heads
-        if chips <= K:
-            unit = 1 if axis == "kv_heads" else G
-            groups = equal_shares(K, chips)
-            return tuple(range(unit * own.start, unit * own.stop) for own in groups)
-        heads = [chip * K // chips for chip in range(chips)]
-        if axis == "kv_heads":
-            return tuple(range(head, head + 1) for head in heads)
-        each = self.per_chip(chips).num_heads
-        found = []
-        for chip, head in enumerate(heads):
-            start = head * G + min(G, (chip - heads.index(head)) * each)
-            found.append(range(start, min(start + each, (head + 1) * G)))
-        return tuple(found)
+        return grouped_shares(self.num_heads, self.num_kv_heads, axis, chips)
 
     def check_owner(self, stored: CacheSpec, owner: Mixer) -> None:
         """See `Mixer`."""

@@ -188,6 +188,26 @@ def equal_shares(whole: int, chips: int) -> tuple[range, ...]:
     return tuple(range(min(whole, c * each), min(whole, (c + 1) * each)) for c in range(chips))
 
 
+def grouped_shares(num_heads: int, num_groups: int, axis: str, chips: int) -> tuple[range, ...]:
+    """What each of `chips` holds of heads in groups, of 'kv_heads' or (any other axis) of 'heads':
+    groups with all their heads where there are enough of them, else copies of one group, whose
+    heads are divided.
+    """
+    size = num_heads // num_groups
+    if chips <= num_groups:
+        unit = 1 if axis == "kv_heads" else size
+        groups = equal_shares(num_groups, chips)
+        return tuple(range(unit * own.start, unit * own.stop) for own in groups)
+    held = [chip * num_groups // chips for chip in range(chips)]
+    if axis == "kv_heads":
+        return tuple(range(group, group + 1) for group in held)
+    each, found = -(-size // (chips // num_groups)), []
+    for chip, group in enumerate(held):
+        start = group * size + min(size, (chip - held.index(group)) * each)
+        found.append(range(start, min(start + each, (group + 1) * size)))
+    return tuple(found)
+
+
 def _written(kind: type) -> str:
     """Where a kind is written."""
     return f"{kind.__module__}.{kind.__qualname__}"

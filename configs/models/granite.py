@@ -6,12 +6,12 @@ Planned, not run: recurrent layers are to come.
 
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts
-from configs.kinds.recurrent import Recurrent
+from configs.kinds.mamba import Mamba2
 from configs.model import LayerSpec, ModelConfig
 from configs.weights import Hub, Preset
 
 _EXPERTS = Experts(num_experts=72, top_k=10, width=768, shared_width=2 * 768)
-_STATE = LayerSpec(Recurrent(inner_width=8192, state_width=128, num_heads=128), _EXPERTS)
+_STATE = LayerSpec(Mamba2(num_heads=128, head_width=64, state_width=128), _EXPERTS)
 _ATTENTION = LayerSpec(Attention(num_heads=32, num_kv_heads=8, head_width=128, rope=None), _EXPERTS)
 
 GRANITE4_H_SMALL = Preset(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from configs.errors import InputError
 from configs.model import ModelConfig
+from inference.checkpoints import recurrent_names
 
 
 class Stored(NamedTuple):
@@ -166,6 +167,13 @@ _GEMMA4: Table = {
     "ffn/shared_norm": ("pre_feedforward_layernorm.weight",),
     "ffn/shared_post_norm": ("post_feedforward_layernorm_1.weight",),
 }
+_MAMBA2: Table = {
+    "embed/table": ("backbone.embeddings.weight",),
+    "final_norm": ("backbone.norm_f.weight",),
+    "head/table": ("lm_head.weight",),
+    "mixer_norm": ("norm.weight",),
+    **recurrent_names.mamba2("mixer"),
+}
 _GGUF: Table = {
     "embed/table": ("token_embd.weight",),
     "final_norm": ("output_norm.weight",),
@@ -250,7 +258,8 @@ class Names(NamedTuple):
     Attributes:
         table: our paths, of layers without 'layers/N/', and the tensors that make them up, '{}'
             standing for the number of an expert or a head; a bias goes by its weight's names,
-            unless it has names of its own.
+            unless it has names of its own. Where kinds of mixers differ, one's name stands for
+            'mixer'.
         layers: what stands before a layer's number; its first word stands before all but the head.
         transposed: paths of matrices stored [in, out].
         gguf: as `table`, for the names that llama.cpp gives them.
@@ -300,6 +309,7 @@ FAMILIES: dict[str, Names] = {
     "flex_olmo": Names(_FLEX_OLMO, gguf={}),  # nor this
     "glm_moe_dsa": Names(_DEEPSEEK_V32, gguf={}, predicts=True),  # nor this
     "glm4_moe_lite": Names(_DEEPSEEK, gguf=_GGUF_LATENT, predicts=True),
+    "mamba2": Names(_MAMBA2, "backbone.layers", gguf={}),
     "minimax_m2": Names(_MINIMAX_M2, gguf=_GGUF_EXPERTS),
     "glm4_moe": Names(_GLM4_MOE, gguf=_GGUF_POST_NORMED, predicts=True),
     "gpt_oss": Names(_GPT_OSS, gguf=_GGUF_POST_NORMED),
@@ -392,9 +402,11 @@ def _translate(names: Names, config: ModelConfig, path: str, first: int = 0) -> 
     if part := _PART.fullmatch(own):
         stack = _translate(names, config, path.removesuffix(f"/{part[2]}"), first)
         return Stored((stack.names[int(part[2])],), stack.transposed)
-    is_bias = own.endswith(("_bias", "/bias")) and own not in names.table
-    weight = own.removesuffix("_bias").replace("/bias", "/weight") if is_bias else own
-    found = names.table.get(weight)
+    if layer and own.startswith("mixer/"):  # of that kind alone, where the family says so
+        of_kind = own.replace("mixer", config.layers[int(layer[1])].mixer.name, 1)
+        own = of_kind if _weight(names, of_kind) in names.table else own
+    weight = _weight(names, own)
+    is_bias, found = weight != own, names.table.get(weight)
     if found is None:
         raise InputError(f"parameter {path!r} has no counterpart in this checkpoint format")
     if is_bias:
@@ -404,6 +416,13 @@ def _translate(names: Names, config: ModelConfig, path: str, first: int = 0) -> 
     if layer:
         found = tuple(f"{names.layers}.{first + int(layer[1])}.{name}" for name in found)
     return Stored(found, own in names.transposed)
+
+
+def _weight(names: Names, path: str) -> str:
+    """The path whose names a parameter goes by: its own, or of a bias that has none its weight's."""
+    if not path.endswith(("_bias", "/bias")) or path in names.table:
+        return path
+    return path.removesuffix("_bias").replace("/bias", "/weight")
 
 
 def _matrices(config: ModelConfig, layer: re.Match[str]) -> int:

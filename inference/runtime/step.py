@@ -82,10 +82,7 @@ def admit(
         is_fork = is_fork_A.reshape(-1, *[1] * (x.ndim - 1))
         return x.at[slot_A].set(jnp.where(is_fork, x[source_A], 0))
 
-    cache = tuple(
-        leaf if layer in model.groups_of_layer else jax.tree.map(inherit, leaf)
-        for layer, leaf in enumerate(cache)
-    )
+    cache = kv_cache.with_states(cache, model, functools.partial(jax.tree.map, inherit))
     cache = kv_cache.copy_pages(cache, model.page_groups, admissions.page_copies)
     slots = dataclasses.replace(
         slots,
@@ -277,7 +274,7 @@ def view(
     are chains, unless `drafts` are trees.
     """
     rectangles, first = [], 0
-    for rows, width in (shape.decode, shape.prefill):
+    for (rows, width), is_chained in ((shape.decode, False), (shape.prefill, True)):
         if rows:
             part = slice(first, first + rows)
             valid_YW = jnp.arange(width) < batch.query_length_Y[part, None]
@@ -289,8 +286,13 @@ def view(
             dropped_Y = None if batch.num_dropped_Y is None else batch.num_dropped_Y[part]
             rectangles.append(
                 Rectangle(
-                    batch.slot_Y[part], position_YW, valid_YW, tables, num_dropped_Y=dropped_Y
-                )
+                    batch.slot_Y[part],
+                    position_YW,
+                    valid_YW,
+                    tables,
+                    num_dropped_Y=dropped_Y,
+                    is_chained=is_chained,
+                )  # fmt: skip
             )
         first += rows
     if drafts is not None and drafts.parent_Rk is not None:

@@ -9,14 +9,14 @@ from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.kind import Mixer
 from configs.kinds.latent import Indexer, Latent
 from configs.kinds.layer_inputs import LayerInputs
-from configs.kinds.recurrent import Recurrent
+from configs.kinds.mamba import Mamba2
 from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Proportional, Rope, Yarn
 from configs.model import LayerSpec, ModelConfig
 
 _LAYER = LayerSpec(Attention(4, 2, 6), Gated(20))
 _STILL = LayerSpec(Attention(4, 2, 6, rope=None), Gated(20))
 _NORMED = LayerSpec(Attention(4, 2, 6, qk_norm="head"), Gated(20))
-_RECURRENT = LayerSpec(Recurrent(8, 4, 2), None)
+_RECURRENT = LayerSpec(Mamba2(2, 4, 4), None)
 _BAD_MODELS = {
     "norm": ({"norm": "batch"}, "model.norm is 'rms' or 'layer', not 'batch'"),
     "no norms": ({"pre_norms": False}, "pre_norms, model.post_norms or both"),
@@ -86,7 +86,7 @@ _BAD_KINDS = {
     "query rank": (lambda: Latent(4, 9, 8, 8, 8, query_rank=0), "query_rank is at least 1, not 0"),
     "rank": (lambda: Latent(4, 0, 8, 8, 8), "latent rank is at least 1, not 0"),
     "latent pairs": (lambda: Latent(4, 16, 7, 8, 8), "head_width is even where attention rotates"),
-    "state": (lambda: Recurrent(8, 0, 2), "recurrent state_width is at least 1, not 0"),
+    "state": (lambda: Mamba2(2, 4, 0), "mamba2 state_width is at least 1, not 0"),
     "inputs": (lambda: LayerInputs(0), "layer_inputs width is at least 1, not 0"),
     "gate of inputs": (lambda: LayerInputs(6, "quick_gelu"), "layer_inputs activation is 'silu'"),
     "turning pairs": (lambda: Proportional(1.5), "rope share is at most 1, not 1.5"),

@@ -19,7 +19,7 @@ from configs.precision import FORMATS
 from inference.checkpoints import names
 from inference.checkpoints.hf import safetensors_file, split_tensors
 from inference.checkpoints.hf.quantized import export
-from inference.checkpoints.hf.split_tensors import Part
+from inference.checkpoints.hf.tensor_parts import Part
 from inference.checkpoints.load import Progress
 from inference.checkpoints.names import Stored
 from inference.checkpoints.native import converted

@@ -12,7 +12,7 @@ from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated
-from configs.kinds.recurrent import Recurrent
+from configs.kinds.mamba import Mamba2
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
 from inference.engine import Engine
@@ -134,7 +134,7 @@ def test_overcommit_is_the_default_and_a_setting():
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_states_are_counted_with_their_sink(drafts):
     """A state is the sequence's whole cache, in float32, once more for every draft."""
-    layer = LayerSpec(Recurrent(4, 16, 8), Gated(16))
+    layer = LayerSpec(Mamba2(num_heads=2, head_width=2, state_width=16), Gated(16))
     model = dataclasses.replace(THIN, num_layers=2, pattern=(layer,))
     state = 2 * (4 * 16 + 3 * (4 + 2 * 16)) * 4 * (1 + drafts)
     engine = EngineConfig(

@@ -7,6 +7,7 @@ give the same model: a field that no family writes here is an error, never a los
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 from configs.errors import InputError
@@ -14,10 +15,11 @@ from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.latent import Latent
+from configs.kinds.mamba import Mamba2
 from configs.kinds.rope import LongRope, Rope
 from configs.model import ModelConfig
 from inference.checkpoints.hf import hf_directory
-from inference.checkpoints.hf.architectures import export_fields, gemma4, mixtures_export
+from inference.checkpoints.hf.architectures import export_fields, gemma4, mixtures_export, recurrent
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -47,7 +49,7 @@ def of_model(config: ModelConfig, ids: Mapping[str, Any] | None = None) -> dict[
     if family is None:
         raise InputError(f"{config.name}: the family {config.family} has no config.json")
     for layer in config.pattern:
-        if not (isinstance(layer.mixer, family.mixer) and isinstance(layer.ffn, family.ffns)):
+        if not isinstance(layer.mixer, family.mixer) or not isinstance(layer.ffn, family.ffns):
             kinds = f"{layer.mixer.name} and {layer.ffn.name if layer.ffn else 'no feed-forward'}"
             raise InputError(f"{config.name}: a layer of {kinds} has no place in a config.json")
     raw = {
@@ -204,6 +206,7 @@ FAMILIES = {
     "glm4_moe_lite": _Family(
         "Glm4MoeLiteForCausalLM", "glm4_moe_lite", mixtures_export.glm4_moe_lite, Latent, _MIXTURE
     ),
+    "mamba2": _Family("Mamba2ForCausalLM", "mamba2", recurrent.export_mamba2, Mamba2, (NoneType,)),
     "minimax_m2": _Family(
         "MiniMaxM2ForCausalLM", "minimax_m2", mixtures_export.minimax_m2, ffns=_MIXTURE
     ),

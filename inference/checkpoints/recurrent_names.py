@@ -1,0 +1,24 @@
+"""Names of recurrent layers' tensors, by the module of a checkpoint that they are in. What it fuses
+goes by the names of its parts (`hf/recurrent_parts.py`).
+"""
+
+from collections.abc import Mapping
+
+Table = Mapping[str, tuple[str, ...]]
+
+
+def mamba2(module: str) -> Table:
+    """Of Mamba-2."""
+    return {
+        "mamba2/in": tuple(f"{module}.in_proj.weight.{part}" for part in ("x", "B", "C")),
+        "mamba2/in_bias": tuple(f"{module}.in_proj.bias.{part}" for part in ("x", "B", "C")),
+        "mamba2/gates": tuple(f"{module}.in_proj.weight.{part}" for part in ("z", "dt")),
+        "mamba2/gates_bias": tuple(f"{module}.in_proj.bias.{part}" for part in ("z", "dt")),
+        "mamba2/conv": (f"{module}.conv1d.weight.taps",),
+        "mamba2/conv_bias": (f"{module}.conv1d.bias",),
+        "mamba2/decay": (f"{module}.A_log",),
+        "mamba2/step_bias": (f"{module}.dt_bias",),
+        "mamba2/skip": (f"{module}.D",),
+        "mamba2/out_norm": (f"{module}.norm.weight",),
+        "mamba2/out": (f"{module}.out_proj.weight",),
+    }

@@ -1,0 +1,73 @@
+"""State-space mixers over a step's rectangles, or (without a cache) over the rows themselves."""
+
+import jax
+import jax.numpy as jnp
+
+from configs.kinds.mamba import Mamba2
+from configs.model import ModelConfig
+from layers.linear import add_bias, linear
+from layers.norm import gated_norm
+from layers.params import Params
+from layers.recurrence import linear as linear_attention
+from layers.recurrence import rows
+from layers.recurrence.rows import Recurrence
+from layers.registry import Leaf, StepContext
+from sharding import collectives
+
+
+def apply_mamba2(
+    params: Params,
+    config: ModelConfig,
+    kind: Mamba2,
+    x_TD: jax.Array,
+    leaf: Leaf,
+    context: StepContext,
+) -> tuple[jax.Array, Leaf]:
+    """One Mamba-2 layer: float32 [T, D], and the leaf, a tail and a state of each sequence."""
+    N, H, G, M = kind.num_heads, kind.head_width, kind.num_groups, kind.state_width
+    ragged = context.ragged
+    with jax.named_scope("in"):
+        fed_TX = add_bias(linear(x_TD, params["in"]), params, "in_bias")
+        gates_TX = add_bias(linear(x_TD, params["gates"]), params, "gates_bias")
+    gate_TI, step_TN = jnp.split(gates_TX, [N * H], axis=1)
+    step_TN = jnp.clip(jax.nn.softplus(step_TN + params["step_bias"]), *kind.step_limits)
+    step_TN = jnp.where(ragged.valid_T[:, None], step_TN, 0)  # a token that changes nothing
+    taps_Xw, bias_X = params["conv"].astype(jnp.float32), params.get("conv_bias")
+    rate_N = -jnp.exp(params["decay"])
+    recurrence = Recurrence((N, M, H), _each, _at_once)
+    tails, states = (None, None) if leaf is None else leaf
+    outs = []
+    with jax.named_scope("recur"):
+        parts = zip(ragged.split(fed_TX), ragged.split(step_TN), ragged.rectangles, strict=True)
+        for fed_YWX, step_YWN, rectangle in parts:
+            fed_YWX, tails = rows.convolve(fed_YWX, taps_Xw, bias_X, tails, rectangle)
+            fed_YWX = jax.nn.silu(fed_YWX)
+            x_YWI, in_YWX, out_YWX = jnp.split(fed_YWX, [N * H, N * H + G * M], axis=2)
+            Y, W, _ = fed_YWX.shape
+            x_YWNH = x_YWI.reshape(Y, W, N, H)
+            in_YWGM, out_YWGM = (maps.reshape(Y, W, G, M) for maps in (in_YWX, out_YWX))
+            inputs = out_YWGM, in_YWGM, x_YWNH * step_YWN[..., None], step_YWN * rate_N
+            y_YWNH, states = rows.recur(
+                recurrence, inputs, states, rectangle, context.deterministic
+            )
+            y_YWNH += params["skip"][:, None] * x_YWNH
+            outs.append(y_YWNH.reshape(Y, W, N * H))
+    y_TI = ragged.pack(outs)
+    if kind.norm_width != 0:
+        y_TI = gated_norm(
+            y_TI, gate_TI, params["out_norm"], config.norm_eps, kind.norm_width, kind.norms_first
+        )
+    else:
+        y_TI *= jax.nn.silu(gate_TI)
+    with jax.named_scope("out"):
+        out_TD = collectives.total(linear(y_TI.astype(config.dtype), params["out"]))
+    leaf = None if leaf is None else (tails, states)
+    return add_bias(out_TD, params, "out_bias"), leaf
+
+
+def _each(inputs: rows.Inputs, before: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return linear_attention.recurrent(*inputs, before)
+
+
+def _at_once(inputs: rows.Inputs, *rest: object) -> tuple[jax.Array, jax.Array]:
+    return linear_attention.chunked(*inputs, *rest)

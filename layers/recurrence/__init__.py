@@ -1,0 +1,1 @@
+"""Attention to what a query chooses of the past."""
