@@ -1,0 +1,30 @@
+"""Sums and products of the recurrences, in float32."""
+
+import jax
+import jax.numpy as jnp
+
+_ROWS = 8  # a product of fewer is another kernel of XLA's CPU backend, which sums in another order
+_LOWEST = float(jnp.finfo(jnp.float32).min)
+
+
+def product(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """An einsum of two arrays with float32 products: a GPU's default is TF32."""
+    return jnp.einsum(
+        subscripts, x, y,
+        precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32,
+    )  # fmt: skip
+
+
+def rounded(x: jax.Array) -> jax.Array:
+    """A product, finite, that is rounded before it is added to something.
+
+    Compilers make one multiply-add of a product and a sum, and which product of two they choose
+    changes from one program to the next. They cannot where a maximum lies between.
+    """
+    return jnp.maximum(x, _LOWEST)
+
+
+def read(state_YNMH: jax.Array, q_YNM: jax.Array) -> jax.Array:
+    """S^T q of every head, [Y, N, H], rounded; its bits do not depend on Y."""
+    q_YNXM = jnp.broadcast_to(q_YNM[:, :, None], (*q_YNM.shape[:2], _ROWS, q_YNM.shape[2]))
+    return rounded(product("YNXM,YNMH->YNXH", q_YNXM, state_YNMH)[:, :, 0])
