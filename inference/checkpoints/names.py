@@ -419,7 +419,7 @@ def _translate(names: Names, config: ModelConfig, path: str, first: int = 0) -> 
 
 
 def _weight(names: Names, path: str) -> str:
-    """The path whose names a parameter goes by: its own, or of a bias that has none its weight's."""
+    """The path whose names a parameter goes by: its own, or its weight's."""
     if not path.endswith(("_bias", "/bias")) or path in names.table:
         return path
     return path.removesuffix("_bias").replace("/bias", "/weight")
