@@ -10,7 +10,7 @@ from inference.planner.calibration import store
 from inference.planner.cost import Rows, Work
 
 # Assumed of a machine that was not calibrated, since a measurement would delay the engine.
-_NOMINAL = HardwareSpec("nominal", 0, read_bandwidth=10e9, rates={"bfloat16": 1e12})
+NOMINAL = HardwareSpec("nominal", 0, read_bandwidth=10e9, rates={"bfloat16": 1e12})
 
 
 def offload_policy(config: Config, hardware: HardwareSpec | None = None) -> Callable[[int], bool]:
@@ -26,7 +26,7 @@ def offload_policy(config: Config, hardware: HardwareSpec | None = None) -> Call
         return lambda num_tokens: True  # 'recompute' has no host pages
     model, page = config.model, config.page_tokens
     num_bytes = sum(model.page_bytes(page))
-    machine = hardware or store.calibration(model) or _NOMINAL
+    machine = hardware or store.calibration(model) or NOMINAL
     copy_s = 2 * num_bytes / (machine.host_bandwidth or machine.read_bandwidth)
     chunk = config.engine.chunk_tokens
 

@@ -40,6 +40,7 @@ class Admissions:
 
     slot_A: Array  # i32[A]
     source_A: Array  # i32[A], slot to take states from; -1: starts afresh
+    snapshot_A: Array  # i32[A], of the states to start from; 0: none
     num_tokens_A: Array  # i32[A]
     last_token_A: Array  # i32[A]
     sampling: SlotSampling  # [A, ...]
@@ -108,7 +109,7 @@ def build_batch(shape: StepShape, schedule: ShardSchedule, config: Config) -> Ba
         emits_Y[r] = row.emits
         if dropped_Y is not None:
             dropped_Y[r] = row.num_dropped
-        for table, pages in zip(tables, row.sequence.pages, strict=True):
+        for table, pages in zip(tables, row.sequence.pages, strict=False):  # no snapshots'
             table[r, : len(pages)] = pages
     tokens_T = np.concatenate([decode_YW.ravel(), chunk_YW.ravel()])
     expanded = tuple(device_pages(table, config)[:, : config.page_columns] for table in tables)
@@ -128,6 +129,7 @@ def build_admissions(admissions: tuple[Admission, ...], config: Config) -> Admis
     size, sink, vocab = _ADMISSIONS, config.engine.max_seqs, config.model.vocab_size
     slot_A, num_tokens_A = np.full(size, sink, np.int32), np.zeros(size, np.int32)
     source_A, last_token_A = np.full(size, -1, np.int32), num_tokens_A.copy()
+    snapshot_A = num_tokens_A.copy()
     copies = [np.zeros((2, size), np.int32) for _ in config.cached_model.page_groups]
     has_history = config.engine.penalties or config.engine.proposer == "ngram"
     longest = config.max_context if has_history else 0
@@ -136,6 +138,7 @@ def build_admissions(admissions: tuple[Admission, ...], config: Config) -> Admis
         sequence = admission.sequence
         slot_A[a] = admission.slot
         source_A[a] = -1 if admission.source is None else admission.source
+        snapshot_A[a] = admission.snapshot
         num_tokens_A[a] = sequence.num_computed_tokens
         last_token_A[a] = sequence.tokens[-1]
         for group, source, target in admission.page_copies:
@@ -146,4 +149,6 @@ def build_admissions(admissions: tuple[Admission, ...], config: Config) -> Admis
     rows += [parameters.neutral_row(vocab)] * (size - len(rows))
     stacked = jax.tree.map(lambda *values: np.stack(values), *rows)
     copied = tuple(device_pages(pages, config) for pages in copies)
-    return Admissions(slot_A, source_A, num_tokens_A, last_token_A, stacked, copied, history)
+    return Admissions(
+        slot_A, source_A, snapshot_A, num_tokens_A, last_token_A, stacked, copied, history
+    )
