@@ -34,7 +34,7 @@ def recurrent(
     def step(state_YNMH: jax.Array, token: tuple) -> tuple[jax.Array, jax.Array]:
         q_YNM, k_YNM, v_YNH, decay_YNX, beta_YN = token
         state_YNMH = rounded(decay_YNX[..., None] * state_YNMH)
-        change_YNH = beta_YN[..., None] * (v_YNH - read(state_YNMH, k_YNM))
+        change_YNH = beta_YN[..., None] * (v_YNH - rounded(read(state_YNMH, k_YNM)))
         state_YNMH += rounded(k_YNM[..., None] * change_YNH[:, :, None])
         return state_YNMH, read(state_YNMH, q_YNM)
 

@@ -23,15 +23,22 @@ def close(found, expected, tolerance: float = 1e-5) -> None:
 
 def bits_are_its_own(recurrent: Callable, tokens: tuple, before: np.ndarray) -> None:
     """A token's output and state are the same bits in fewer rows and in parts of rows: tokens are
-    arrays [5, 18, ...].
+    arrays [5, 18, ...]. Activations and factors around it, as models have them, are compiled into
+    one program with it.
     """
-    recurrent = jax.jit(recurrent)
-    expected = [np.asarray(x) for x in recurrent(*tokens, before)]
+
+    @jax.jit
+    def layer(*inputs):
+        *tokens, before = inputs
+        out, states = recurrent(*(jax.nn.silu(x) * 0.3 for x in tokens), before)
+        return out * 0.7 + 0.1, states
+
+    expected = [np.asarray(x) for x in layer(*tokens, before)]
     for rows, size in ((1, 9), (1, 1), (3, 2)):
         state, parts = before[:rows], []
         for start in range(0, 18, size):
             part = (x[:rows, start : start + size] for x in tokens)
-            parts.append([np.asarray(x) for x in recurrent(*part, state)])
+            parts.append([np.asarray(x) for x in layer(*part, state)])
             state = parts[-1][1][:, -1]
         for found, whole in zip(zip(*parts, strict=True), expected, strict=True):
             np.testing.assert_array_equal(np.concatenate(found, axis=1), whole[:rows])
