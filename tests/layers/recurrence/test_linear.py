@@ -66,7 +66,7 @@ def test_forms_agree_wherever_a_row_is_split(data):
 
 
 def test_bits_depend_on_no_neighbour_and_no_split():
-    *tokens, before = _inputs(5, 18, K=1, G=2, M=16, H=33)
+    *tokens, before = _inputs(5, 18, K=1, G=1, M=16, H=33)
     forms.bits_are_its_own(linear.recurrent, tokens, before)
 
 
