@@ -56,8 +56,8 @@ def chunks_resume(chunked: Callable, tokens: tuple, before: np.ndarray) -> None:
     close(after.reshape(states.shape), states)
 
 
-def gradients_agree(recurrent: Callable, chunked: Callable, inputs: tuple) -> None:
-    """Of outputs and of the last state, with regard to all inputs."""
+def gradients_agree(recurrent: Callable, chunked: Callable, *cases: tuple) -> None:
+    """Of outputs and of the last state, with regard to all inputs, in each of the cases."""
 
     def loss(form, *inputs):
         out, states = form(*inputs)
@@ -65,8 +65,9 @@ def gradients_agree(recurrent: Callable, chunked: Callable, inputs: tuple) -> No
         return jnp.sum(out * weights) + jnp.sum(states[:, -1] ** 2)
 
     def gradients(form):
-        return compiling.call(jax.grad(lambda inputs: loss(form, *inputs)), inputs)
+        return compiling.jit(jax.grad(lambda inputs: loss(form, *inputs)))
 
-    in_chunks = gradients(lambda *inputs: chunked(*inputs, chunk=5))
-    for found, expected in zip(in_chunks, gradients(recurrent), strict=True):
-        close(found, expected, 1e-4)
+    one_by_one, in_chunks = gradients(recurrent), gradients(lambda *x: chunked(*x, chunk=5))
+    for inputs in cases:
+        for found, expected in zip(in_chunks(inputs), one_by_one(inputs), strict=True):
+            close(found, expected, 1e-4)

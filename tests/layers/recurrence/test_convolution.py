@@ -42,11 +42,11 @@ def test_bits_depend_on_no_neighbour_and_no_split():
 def test_tails_are_the_newest_inputs(W, w):
     x, _, _, tail = _inputs(3, W, w=w)
     inputs = np.concatenate([tail, x], axis=1)
-    found = np.asarray(convolution.tails(x, tail))
+    found = np.asarray(jax.jit(convolution.tails)(x, tail))
     assert found.shape == (3, W, w - 1, 7)
     for t in range(W):
         np.testing.assert_array_equal(found[:, t], inputs[:, t + 1 : t + w])
     num_tokens = np.array([0, W, 1])
-    after = np.asarray(convolution.tail_after(x, tail, num_tokens))
+    after = np.asarray(jax.jit(convolution.tail_after)(x, tail, num_tokens))
     for y, n in enumerate(num_tokens):
         np.testing.assert_array_equal(after[y], inputs[y, n : n + w - 1])
