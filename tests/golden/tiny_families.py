@@ -59,6 +59,8 @@ _COMMON = {
     "eos_token_id": None,
 }
 _OWN_TOKENS: dict[str, Any] = {k: v for k, v in _COMMON.items() if not k.endswith("token_id")}
+# The logits of a small vocabulary leave room for layers of several kinds.
+_RECURRENT = {k: v for k, v in _COMMON.items() if k.endswith("token_id")} | {"vocab_size": 43}
 _LLAMA = _OWN_TOKENS | {"pad_token_id": None, "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
 _FAMILIES: dict[str, tuple[Any, dict]] = {
     "llama": (transformers.LlamaConfig, _LLAMA),
@@ -93,6 +95,7 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "gpt2": (transformers.GPT2Config, {"vocab_size": VOCAB_SIZE} | {
         key: value for key, value in _COMMON.items() if key.endswith("token_id")
     }),
+    "mamba2": (transformers.Mamba2Config, _RECURRENT),
 }  # fmt: skip
 
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
