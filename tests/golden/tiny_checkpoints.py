@@ -79,14 +79,14 @@ def _write_checkpoint(case: Case, directory: pathlib.Path) -> None:
 
 
 def randomize(model: torch.nn.Module, case: Case, generator: np.random.Generator) -> None:
-    """Matrices from N(0, 0.2^2), biases wider; norm factors around 1, which Gemma 2 and 3 store as
-    w - 1; what governs a state by `tiny_recurrent.spread`.
+    """Matrices from N(0, 0.2^2), biases wider; norm factors around 1, which some families
+    store as w - 1; what governs a state by `tiny_recurrent.spread`.
     """
-    neutral = 0.0 if case.family in ("gemma2", "gemma3") else 1.0
     for name, parameter in sorted(model.named_parameters()):
         values = generator.standard_normal(parameter.shape)
         governing = spread(name, values)
         is_norm = "norm" in name or ".ln_" in name
+        neutral = 0.0 if _stores_offset(case, name) else 1.0
         if governing is not None:
             values = governing
         elif name.endswith(".bias"):
@@ -106,6 +106,13 @@ def randomize(model: torch.nn.Module, case: Case, generator: np.random.Generator
             buffer.copy_(torch.from_numpy(values.astype(np.float32)))
 
 
+def _stores_offset(case: Case, name: str) -> bool:
+    """Whether a norm's factor is stored as w - 1."""
+    if case.family == "qwen3_next":
+        return ".linear_attn.norm" not in name
+    return case.family in ("gemma2", "gemma3")
+
+
 def _version_4(config: dict) -> dict:
     """The same config with the keys that transformers 4 wrote."""
     rope = config.pop("rope_parameters")
@@ -118,7 +125,7 @@ def _version_4(config: dict) -> dict:
     elif (config.get("head_dim") or 0) * config["num_attention_heads"] == config["hidden_size"]:
         del config["head_dim"]
     config["rope_theta"] = rope.pop("rope_theta")
-    if config["model_type"] == "phi3":
+    if config["model_type"] in ("phi3", "qwen3_next"):
         config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
         rope.pop("original_max_position_embeddings", None)
     config["rope_scaling"] = None if rope["rope_type"] == "default" else rope

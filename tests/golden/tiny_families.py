@@ -60,7 +60,8 @@ _COMMON = {
 }
 _OWN_TOKENS: dict[str, Any] = {k: v for k, v in _COMMON.items() if not k.endswith("token_id")}
 # The logits of a small vocabulary leave room for layers of several kinds.
-_RECURRENT = {k: v for k, v in _COMMON.items() if k.endswith("token_id")} | {"vocab_size": 43}
+_RECURRENT = {k: v for k, v in _COMMON.items() if k.endswith("token_id")} | {"vocab_size": 37}
+_HYBRID = _COMMON | {"vocab_size": 37, "intermediate_size": 28}
 _LLAMA = _OWN_TOKENS | {"pad_token_id": None, "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
 _FAMILIES: dict[str, tuple[Any, dict]] = {
     "llama": (transformers.LlamaConfig, _LLAMA),
@@ -96,6 +97,11 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
         key: value for key, value in _COMMON.items() if key.endswith("token_id")
     }),
     "mamba2": (transformers.Mamba2Config, _RECURRENT),
+    "mamba": (transformers.MambaConfig, _RECURRENT),
+    "falcon_mamba": (transformers.FalconMambaConfig, _RECURRENT),
+    "jamba": (transformers.JambaConfig, _HYBRID),
+    "qwen3_next": (transformers.Qwen3NextConfig, _HYBRID),
+    "lfm2": (transformers.Lfm2Config, _HYBRID),
 }  # fmt: skip
 
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
