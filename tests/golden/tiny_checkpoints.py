@@ -76,6 +76,9 @@ def _write_checkpoint(case: Case, directory: pathlib.Path) -> None:
     path.write_text(json.dumps(config, indent=2) + "\n")
     if case.bare:
         _make_bare(directory / "model.safetensors", case)
+    if case.published is not None:
+        path = directory / "model.safetensors"
+        save_file(case.published(load_file(path)), path, metadata={"format": "pt"})
 
 
 def randomize(model: torch.nn.Module, case: Case, generator: np.random.Generator) -> None:
@@ -108,7 +111,7 @@ def randomize(model: torch.nn.Module, case: Case, generator: np.random.Generator
 
 def _stores_offset(case: Case, name: str) -> bool:
     """Whether a norm's factor is stored as w - 1."""
-    if case.family == "qwen3_next":
+    if case.family in ("qwen3_next", "qwen3_5"):
         return ".linear_attn.norm" not in name
     return case.family in ("gemma2", "gemma3")
 
