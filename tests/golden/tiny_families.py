@@ -63,8 +63,8 @@ _COMMON = {
 }
 _OWN_TOKENS: dict[str, Any] = {k: v for k, v in _COMMON.items() if not k.endswith("token_id")}
 # The logits of a small vocabulary leave room for layers of several kinds.
-_RECURRENT = {k: v for k, v in _COMMON.items() if k.endswith("token_id")} | {"vocab_size": 37}
-_HYBRID = _COMMON | {"vocab_size": 37, "intermediate_size": 28}
+_RECURRENT = {k: v for k, v in _COMMON.items() if k.endswith("token_id")} | {"vocab_size": 29}
+_HYBRID = _COMMON | {"vocab_size": 29, "intermediate_size": 28}
 _LLAMA = _OWN_TOKENS | {"pad_token_id": None, "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
 _FAMILIES: dict[str, tuple[Any, dict]] = {
     "llama": (transformers.LlamaConfig, _LLAMA),

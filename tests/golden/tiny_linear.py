@@ -1,4 +1,4 @@
-"""The tiny checkpoints with linear attention, or with convolutions instead; see `tiny_recurrent`."""
+"""The tiny checkpoints with linear attention, or with convolutions alone; see `tiny_recurrent`."""
 
 import re
 
@@ -69,7 +69,7 @@ CASES = (
     # As many key heads as value heads; half a head rotates; experts in every second layer.
     Case(
         "qwen3_next-mha-listed-tied-float32",
-        widths(16, 3, 2, 2, 12)
+        widths(16, 3, 2, 2, 8)
         | TIED
         | {
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -80,7 +80,7 @@ CASES = (
             "linear_value_head_dim": 6,
             "linear_conv_kernel_dim": 3,
             "decoder_sparse_step": 2,
-            "intermediate_size": 20,
+            "intermediate_size": 12,
             "num_experts": 3,
             "num_experts_per_tok": 2,
             "norm_topk_prob": False,
@@ -239,7 +239,7 @@ CASES = (
     # Decays follow from the number of heads and the layer's; files may hold them, in float32.
     Case(
         "minimax-gqa-factors",
-        widths(20, 4, 4, 2, 6)
+        widths(20, 3, 4, 2, 6)
         | UNTIED
         | {
             "block_size": 16,
