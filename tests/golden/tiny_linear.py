@@ -243,6 +243,7 @@ CASES = (
         | UNTIED
         | {
             "block_size": 16,
+            "rms_norm_eps": 1e-2,
             "num_local_experts": 3,
             "num_experts_per_tok": 2,
             "full_attn_alpha_factor": 1.3,

@@ -95,11 +95,19 @@ CASES = (
         seed=351,
         greedy=True,
     ),
+    # As in the published file, the inner width is stated, and is not what `expand` says.
     Case(
         "falcon_mamba-rank-untied-float32",
         _without_rotation(16, 2)
         | UNTIED
-        | {"time_step_rank": 4, "state_size": 5, "conv_kernel": 3, "use_conv_bias": False},
+        | {
+            "expand": 16,
+            "intermediate_size": 28,
+            "time_step_rank": 4,
+            "state_size": 5,
+            "conv_kernel": 3,
+            "use_conv_bias": False,
+        },
         seed=352,
         dtype=torch.float32,
     ),
@@ -144,8 +152,8 @@ CASES = (
     ),
     # Half of a head rotates, whatever the file says.
     Case(
-        "bamba-gqa-groups-bias-limit",
-        widths(20, 3, 5, 1)
+        "bamba-mqa-groups-bias-limit",
+        widths(24, 2, 3, 1)
         | UNTIED
         | {
             "attn_layer_indices": [1],
@@ -249,7 +257,7 @@ CASES = (
         dtype=torch.float32,
     ),
     Case(
-        "granitemoehybrid-gqa-rope-experts",
+        "granitemoehybrid-mqa-rope-experts",
         widths(20, 2, 5, 1)
         | UNTIED
         | {
