@@ -197,10 +197,10 @@ def _greedy(model: torch.nn.Module, generator: np.random.Generator) -> dict[str,
         length = 1 + found * (_LONGEST_GREEDY - 1) // (_NUM_GREEDY - 1)
         tokens = generator.integers(0, model.config.vocab_size, length)
         for _ in range(_GREEDY_TOKENS):
-            first, second = _logits(model, tokens, None)[-1].topk(2)[0].tolist()
+            (first, second), ids = _logits(model, tokens, None)[-1].topk(2)
             if first - second < _MIN_GAP:
                 break
-            tokens = np.append(tokens, _logits(model, tokens, None)[-1].argmax().item())
+            tokens = np.append(tokens, ids[0].item())
         else:
             prompts[found, :length], continued[found] = tokens[:length], tokens[length:]
             found += 1
