@@ -29,7 +29,7 @@ class PageManager:
         self._page = config.page_tokens
         self._specs = [group.spec for group in config.cached_model.page_groups]
         self._windows = [(g, s) for g, s in enumerate(self._specs) if s.window is not None]
-        # Behind the groups' pages a sequence has its snapshots, one at most for each page of tokens.
+        # Behind the groups' pages a sequence has its snapshots, at most one a page of tokens.
         self._has_states, self._snapshot_tokens = config.model.has_states, snapshot_tokens
         specs, extra = [*self._specs], ()
         if self._has_states:

@@ -11,6 +11,7 @@ from layers.params import Params
 from layers.recurrence import linear as linear_attention
 from layers.recurrence import rows
 from layers.recurrence.rows import Recurrence
+from layers.recurrence.sums import rounded
 from layers.registry import Leaf, StepContext
 from sharding import collectives
 
@@ -50,7 +51,7 @@ def apply_mamba2(
             y_YWNH, states = rows.recur(
                 recurrence, inputs, states, rectangle, context.deterministic
             )
-            y_YWNH += params["skip"][:, None] * x_YWNH
+            y_YWNH += rounded(params["skip"][:, None] * x_YWNH)
             outs.append(y_YWNH.reshape(Y, W, N * H))
     y_TI = ragged.pack(outs)
     if kind.norm_width != 0:
