@@ -370,6 +370,7 @@ def recurrent(*states: tuple[int, ...]) -> CacheSpec:
 # How the prefix cache sees states: a copy of those of all layers, made at the end of a page, after
 # which nothing before it is needed.
 SNAPSHOT = CacheSpec(states=((1,),), window=1)
+SNAPSHOTS = -1  # which part of a layer's cache these copies are
 
 
 def shared(owner: int) -> CacheSpec:

@@ -5,7 +5,7 @@ import functools
 import math
 
 from configs import cache, heads, precision
-from configs.cache import BLOCK_TOKENS
+from configs.cache import BLOCK_TOKENS, PageGroup
 from configs.errors import InputError
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import ModelConfig
@@ -75,11 +75,9 @@ class EngineConfig:
         prefill_budget: prompt tokens a step may compute while others decode; None: no such limit.
         max_prefill_seqs: sequences whose prompts a step may work on; None is `max_seqs`.
         prefix_cache: requests share the pages of equal prefixes, cached until room is needed.
-        snapshots: of all layers' recurrent states, which the prefix cache may hold for sequences to
-            start from; None: as many as `max_seqs`. They are made where a prompt's last page ends,
-            where prompts were seen to part, and every `snapshot_tokens`.
-        snapshot_tokens: tokens of a prompt between two snapshots; None: as many as take as long to
-            compute as a snapshot takes to be made and read (`planner/snapshot_policy.py`).
+        snapshots: of all layers' recurrent states, for prompts to go on from; None: `max_seqs`.
+            They are made where a prompt's last page ends, where prompts were seen to part, and
+            every `snapshot_tokens`; None: by cost (`planner/snapshot_policy.py`).
         max_overtakes: later arrivals with longer cached prefixes that may be admitted before a
             request.
         preemption: how evicted pages, those of preempted sequences among them, come back.
@@ -465,16 +463,31 @@ class Config:
         return 1 + (self.engine.max_seqs if kept is None else kept)
 
     @property
+    def num_cached_pages(self) -> tuple[int, ...]:
+        """Pages of each of `cached_groups` on the device."""
+        return self.num_pages + ((self.num_snapshots,) if self.num_snapshots else ())
+
+    @functools.cached_property
+    def cached_groups(self) -> tuple[PageGroup, ...]:
+        """Page groups, and as one more the snapshots of all layers with states."""
+        specs = self.cached_model.cache_specs
+        layers = tuple(layer for layer, spec in enumerate(specs) if spec.states)
+        groups = self.cached_model.page_groups
+        return (*groups, PageGroup(cache.SNAPSHOT, layers, cache.SNAPSHOTS)) if layers else groups
+
+    @property
     def num_host_pages(self) -> tuple[int, ...]:
-        """Pages of each group in `swap_bytes`, in the proportions of the device's and at most four
-        times as many; page 0 stands for none. Recurrent states are never offloaded.
+        """Pages of each of `cached_groups` in `swap_bytes`, in the proportions of the device's and
+        at most four times as many; page 0 stands for none.
         """
-        pages = zip(self.num_pages, self._page_bytes, strict=True)
-        total = sum((n - 1) * size for n, size in pages)
-        if self.engine.preemption == "recompute" or self.model.has_states or not total:
-            return tuple(1 for _ in self.num_pages)
+        specs, pages = self.cached_model.cache_specs, self.num_cached_pages
+        sizes = [*self._page_bytes, sum(spec.bytes_per_sequence() for spec in specs)]
+        total = sum((n - 1) * size for n, size in zip(pages, sizes, strict=False))
+        alike = len({spec.states for spec in specs if spec.states}) < 2  # one copy moves them all
+        if self.engine.preemption == "recompute" or not alike or not total:
+            return tuple(1 for _ in pages)
         times = min(4.0, self.engine.swap_bytes / (total * self.mesh.num_chips))
-        return tuple(1 + int((n - 1) * times) for n in self.num_pages)
+        return tuple(1 + int((n - 1) * times) for n in pages)
 
 
 @dataclasses.dataclass(frozen=True)

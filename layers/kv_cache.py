@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from configs.cache import CacheSpec, PageFormat, PageGroup
+from configs.cache import SNAPSHOTS, CacheSpec, PageFormat, PageGroup
 from configs.model import ModelConfig
 from configs.precision import CACHE_FORMATS
 from layers.kernels.device import has_free_views
@@ -99,8 +99,12 @@ class Stateful:
 
 
 def part(cache: Cache, layer: int, number: int) -> CacheLeaf:
-    """Pages of one part of what a layer keeps, as `CacheSpec.parts` counts them."""
+    """Pages of one part of what a layer keeps, as `CacheSpec.parts` counts them; or snapshots
+    (`cache.SNAPSHOTS`).
+    """
     leaf = cache[layer]
+    if number == SNAPSHOTS:
+        return (leaf.states if isinstance(leaf, Stateful) else leaf).snapshots
     if isinstance(leaf, Stateful):
         return leaf.pages
     if not isinstance(leaf, Compressed):
@@ -111,6 +115,9 @@ def part(cache: Cache, layer: int, number: int) -> CacheLeaf:
 def with_part(cache: Cache, layer: int, number: int, pages: CacheLeaf) -> Cache:
     """The cache with other pages there."""
     leaf = cache[layer]
+    if number == SNAPSHOTS:
+        kept = with_states((leaf,), lambda own: dataclasses.replace(own, snapshots=pages))
+        return (*cache[:layer], *kept, *cache[layer + 1 :])
     if isinstance(leaf, Stateful):
         pages = dataclasses.replace(leaf, pages=pages)
     if isinstance(leaf, Compressed):

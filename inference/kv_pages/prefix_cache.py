@@ -255,21 +255,29 @@ class PrefixCache:
 
     def _evict(self, group: int) -> None:
         """Frees the least recently used evictable page of a group; where its node is a leaf with
-        no page in use, the node's pages of all groups, which may be offloaded.
+        no page in use, the node's pages of all groups, which may be offloaded. A snapshot of states
+        may be, wherever it is.
         """
         node = next(iter(self._tree.evictable[group].values()))
         held = [(g, page) for g, page in enumerate(node.pages) if page]
-        if node.num_device_children or any(page not in self._tree.evictable[g] for g, page in held):
-            self._tree.evict(node, group)
-        elif self._should_offload(node.depth * self._page_tokens) and all(
-            self._host_pool.num_free_pages[g] or self._tree.offloaded[g] for g, _ in held
+        if self._specs[group].is_state and self._may_offload(node, [group]):
+            self._offload(node, group, node.pages[group])
+        elif node.num_device_children or any(
+            page not in self._tree.evictable[g] for g, page in held
         ):
+            self._tree.evict(node, group)
+        elif self._may_offload(node, [g for g, _ in held]):
             for g, page in held:
                 self._offload(node, g, page)
         else:
             for g, _ in held:
                 if node.pages[g]:  # not gone with another group's
                     self._tree.evict(node, g)
+
+    def _may_offload(self, node: Node, groups: Iterable[int]) -> bool:
+        """Whether it pays to offload a node's pages, and the host has room in these groups."""
+        has_room = all(self._host_pool.num_free_pages[g] or self._tree.offloaded[g] for g in groups)
+        return has_room and self._should_offload(node.depth * self._page_tokens)
 
     def _offload(self, node: Node, group: int, page: int) -> None:
         """Moves an evictable page to the host; where that is full, in place of its least recently

@@ -116,12 +116,19 @@ def build_batch(shape: StepShape, schedule: ShardSchedule, config: Config) -> Ba
     return Batch(tokens_T, slot_Y, start_Y, length_Y, emits_Y, expanded, targets, dropped_Y)
 
 
-def device_pages(pages: np.ndarray, config: Config) -> np.ndarray:
-    """The device pages that each page consists of, [..., P] -> [..., P * device_pages]."""
-    n = config.device_pages
+def device_pages(pages: np.ndarray, config: Config, group: int = 0) -> np.ndarray:
+    """The device pages that each page of a group consists of, [..., P] -> [..., P * device_pages];
+    those of snapshots are not as many as of the others.
+    """
+    n = num_device_pages(config, group)
     if n == 1:
         return pages
     return (pages[..., None] * n + np.arange(n, dtype=np.int32)).reshape(*pages.shape[:-1], -1)
+
+
+def num_device_pages(config: Config, group: int) -> int:
+    """Device pages that a page of one of `Config.cached_groups` consists of: a snapshot is one."""
+    return 1 if config.cached_groups[group].spec.is_state else config.device_pages
 
 
 def build_admissions(admissions: tuple[Admission, ...], config: Config) -> Admissions:

@@ -31,11 +31,8 @@ class PageManager:
         self._windows = [(g, s) for g, s in enumerate(self._specs) if s.window is not None]
         # Behind the groups' pages a sequence has its snapshots, at most one a page of tokens.
         self._has_states, self._snapshot_tokens = config.model.has_states, snapshot_tokens
-        specs, extra = [*self._specs], ()
-        if self._has_states:
-            specs, extra = [*specs, SNAPSHOT], (config.num_snapshots,)
-        self.pool = PagePool(config.num_pages + extra)
-        host_pool = PagePool(config.num_host_pages + (1,) * len(extra))
+        specs = [group.spec for group in config.cached_groups]
+        self.pool, host_pool = PagePool(config.num_cached_pages), PagePool(config.num_host_pages)
         self.prefix_cache = PrefixCache(self.pool, specs, self._page, host_pool, should_offload)
         self._copy_sources: list[list[int]] = [[] for _ in specs]
 

@@ -1,5 +1,7 @@
 """State-space mixers over a step's rectangles, or (without a cache) over the rows themselves."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -66,9 +68,10 @@ def apply_mamba2(
     return add_bias(out_TD, params, "out_bias"), leaf
 
 
-def _each(inputs: rows.Inputs, before: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return linear_attention.recurrent(*inputs, before)
+def _each(inputs: Any, before: jax.Array) -> tuple[jax.Array, jax.Array]:
+    q, k, v, log_decay = inputs
+    return linear_attention.recurrent(q, k, v, log_decay, before)
 
 
-def _at_once(inputs: rows.Inputs, *rest: object) -> tuple[jax.Array, jax.Array]:
+def _at_once(inputs: Any, *rest: Any) -> tuple[jax.Array, jax.Array]:
     return linear_attention.chunked(*inputs, *rest)

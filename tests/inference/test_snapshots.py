@@ -59,7 +59,7 @@ def test_states_are_kept_in_regular_distances():
 
 
 def test_the_least_recently_used_state_goes_first():
-    engine = make(num_drafts=0, cache_bytes=1 << 20, snapshots=2)
+    engine = make(num_drafts=0, cache_bytes=1 << 20, snapshots=2, preemption="recompute")
     first, second, third = fakes.prompts([9, 10, 11])
     for prompt in (first, second, first, third):
         _found(engine, prompt)
@@ -83,6 +83,14 @@ def test_preempted_sequences_resume_from_what_is_kept(drafts):
             engine.scheduler.preempt(running[rng.integers(len(running))])
 
     assert_plain(engine, fakes.prompts((30, 25, 40, 33, 18)), 12, preempt)
+
+
+def test_evicted_states_come_back_from_the_host():
+    engine = make(num_drafts=0, cache_bytes=1 << 20, snapshots=2, preemption="swap")
+    prompts = fakes.prompts([17, 18, 19, 21])
+    assert not any(_found(engine, prompt) for prompt in prompts)
+    assert [_found(engine, prompt) for prompt in prompts] == [16, 16, 16, 20]
+    assert engine.scheduler.counters.num_restored_pages > 0
 
 
 @pytest.mark.parametrize("mesh", [Mesh(), Mesh(model=2), Mesh(data=2)], ids=str)
