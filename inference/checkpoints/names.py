@@ -167,13 +167,14 @@ _GEMMA4: Table = {
     "ffn/shared_norm": ("pre_feedforward_layernorm.weight",),
     "ffn/shared_post_norm": ("post_feedforward_layernorm_1.weight",),
 }
-_MAMBA2: Table = {
+_BACKBONE: Table = {
     "embed/table": ("backbone.embeddings.weight",),
     "final_norm": ("backbone.norm_f.weight",),
     "head/table": ("lm_head.weight",),
     "mixer_norm": ("norm.weight",),
-    **recurrent_names.mamba2("mixer"),
 }
+_MAMBA: Table = {**_BACKBONE, **recurrent_names.mamba("mixer")}
+_MAMBA2: Table = {**_BACKBONE, **recurrent_names.mamba2("mixer")}
 _GGUF: Table = {
     "embed/table": ("token_embd.weight",),
     "final_norm": ("output_norm.weight",),
@@ -309,6 +310,7 @@ FAMILIES: dict[str, Names] = {
     "flex_olmo": Names(_FLEX_OLMO, gguf={}),  # nor this
     "glm_moe_dsa": Names(_DEEPSEEK_V32, gguf={}, predicts=True),  # nor this
     "glm4_moe_lite": Names(_DEEPSEEK, gguf=_GGUF_LATENT, predicts=True),
+    "mamba": Names(_MAMBA, "backbone.layers", gguf={}),
     "mamba2": Names(_MAMBA2, "backbone.layers", gguf={}),
     "minimax_m2": Names(_MINIMAX_M2, gguf=_GGUF_EXPERTS),
     "glm4_moe": Names(_GLM4_MOE, gguf=_GGUF_POST_NORMED, predicts=True),
