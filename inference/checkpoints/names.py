@@ -310,6 +310,7 @@ FAMILIES: dict[str, Names] = {
     "flex_olmo": Names(_FLEX_OLMO, gguf={}),  # nor this
     "glm_moe_dsa": Names(_DEEPSEEK_V32, gguf={}, predicts=True),  # nor this
     "glm4_moe_lite": Names(_DEEPSEEK, gguf=_GGUF_LATENT, predicts=True),
+    "falcon_mamba": Names(_MAMBA, "backbone.layers", gguf={}),
     "mamba": Names(_MAMBA, "backbone.layers", gguf={}),
     "mamba2": Names(_MAMBA2, "backbone.layers", gguf={}),
     "minimax_m2": Names(_MINIMAX_M2, gguf=_GGUF_EXPERTS),

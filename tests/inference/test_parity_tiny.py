@@ -270,6 +270,10 @@ _VISIBLE = {
         _routed(scale=1.0),
     ),
     "glm4_moe-mqa-groups-float32": (_routed(num_groups=1, top_groups=1, group_best=1),),
+    "falcon_mamba-bias-tied": (
+        _each_layer(lambda s: {"norms": None, "norm_eps": None}),
+        _each_layer(lambda s: {"norm_eps": None}),
+    ),
     "gpt_oss-gqa-limit": (
         _each_mixture(lambda e: {"limit": None}),
         _each_mixture(lambda e: {"up_offset": 0.0}),

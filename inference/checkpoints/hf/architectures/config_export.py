@@ -213,6 +213,9 @@ FAMILIES = {
     "glm4_moe_lite": _Family(
         "Glm4MoeLiteForCausalLM", "glm4_moe_lite", mixtures_export.glm4_moe_lite, Latent, _MIXTURE
     ),
+    "falcon_mamba": _Family(
+        "FalconMambaForCausalLM", "falcon_mamba", selective.export_falcon_mamba, Mamba, (NoneType,)
+    ),
     "mamba": _Family("MambaForCausalLM", "mamba", selective.export_mamba, Mamba, (NoneType,)),
     "mamba2": _Family("Mamba2ForCausalLM", "mamba2", recurrent.export_mamba2, Mamba2, (NoneType,)),
     "minimax_m2": _Family(

@@ -329,6 +329,7 @@ ARCHITECTURES: dict[str, Family] = {
     "Dots1ForCausalLM": Family("dots1", mixtures.dots1, ("attention_bias", "num_local_experts")),
     "FlexOlmoForCausalLM": Family("flex_olmo", mixtures.flex_olmo, mixtures.QWEN3),
     "Glm4MoeLiteForCausalLM": Family("glm4_moe_lite", mixtures.glm4_moe_lite),
+    "FalconMambaForCausalLM": Family("falcon_mamba", selective.falcon_mamba),
     "MambaForCausalLM": Family("mamba", selective.mamba),
     "Mamba2ForCausalLM": Family("mamba2", recurrent.mamba2),
     "MiniMaxM2ForCausalLM": Family("minimax_m2", mixtures.minimax_m2, mixtures.MINIMAX),

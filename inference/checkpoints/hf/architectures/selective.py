@@ -13,6 +13,12 @@ def mamba(keys: Keys, name: str) -> ModelConfig:
     return _mixers_alone(keys, name, "mamba")
 
 
+def falcon_mamba(keys: Keys, name: str) -> ModelConfig:
+    """FalconMamba (Zuo et al. 2024, arXiv 2410.05355): Mamba with norms that have no weights."""
+    eps = keys.number("mixer_rms_eps", 1e-6)
+    return _mixers_alone(keys, name, "falcon_mamba", norms="plain", norm_eps=eps)
+
+
 def _mixers_alone(keys: Keys, name: str, family: str, **own: Any) -> ModelConfig:
     keys.require_neutral({"hidden_act": ("silu", None), "rms_norm": (True, None)})
     width, expand = keys.integer("hidden_size", 768), keys.number("expand", 2)
@@ -65,3 +71,8 @@ def export_mamba(config: ModelConfig) -> dict[str, Any]:
         "use_conv_bias": "conv" in mixer.biases,
         "layer_norm_epsilon": config.norm_eps,
     }
+
+
+def export_falcon_mamba(config: ModelConfig) -> dict[str, Any]:
+    """The fields of a FalconMamba model's `config.json`."""
+    return export_mamba(config) | {"mixer_rms_eps": config.mixers(Mamba)[0].norm_eps}
