@@ -175,6 +175,20 @@ _BACKBONE: Table = {
 }
 _MAMBA: Table = {**_BACKBONE, **recurrent_names.mamba("mixer")}
 _MAMBA2: Table = {**_BACKBONE, **recurrent_names.mamba2("mixer")}
+_JAMBA: Table = {
+    **_LLAMA,
+    **recurrent_names.mamba("mamba"),
+    "final_norm": ("model.final_layernorm.weight",),
+    "ffn_norm": ("pre_ff_layernorm.weight",),
+    "ffn/gate_up": ("feed_forward.gate_proj.weight", "feed_forward.up_proj.weight"),
+    "ffn/down": ("feed_forward.down_proj.weight",),
+    "ffn/router": ("feed_forward.router.weight",),
+    "ffn/experts/gate_up": (
+        "feed_forward.experts.{}.gate_proj.weight",
+        "feed_forward.experts.{}.up_proj.weight",
+    ),
+    "ffn/experts/down": ("feed_forward.experts.{}.down_proj.weight",),
+}
 _GGUF: Table = {
     "embed/table": ("token_embd.weight",),
     "final_norm": ("output_norm.weight",),
@@ -311,6 +325,7 @@ FAMILIES: dict[str, Names] = {
     "glm_moe_dsa": Names(_DEEPSEEK_V32, gguf={}, predicts=True),  # nor this
     "glm4_moe_lite": Names(_DEEPSEEK, gguf=_GGUF_LATENT, predicts=True),
     "falcon_mamba": Names(_MAMBA, "backbone.layers", gguf={}),
+    "jamba": Names(_JAMBA, gguf={}),
     "mamba": Names(_MAMBA, "backbone.layers", gguf={}),
     "mamba2": Names(_MAMBA2, "backbone.layers", gguf={}),
     "minimax_m2": Names(_MINIMAX_M2, gguf=_GGUF_EXPERTS),

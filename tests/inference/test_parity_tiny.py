@@ -16,6 +16,7 @@ from configs.engine import Config, EngineConfig
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts
 from configs.kinds.rope import LongRope, Rope
+from configs.kinds.selective import Mamba
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
 from inference.checkpoints import resolve
@@ -207,6 +208,11 @@ def _each_layer(change):
     return lambda m: {"pattern": tuple(map(changed, m.pattern))}
 
 
+def _each_of(kind, **changes):
+    """The same of mixers of one kind alone."""
+    return _each_layer(lambda mixer: changes if isinstance(mixer, kind) else {})
+
+
 def _rescaled(**changes):
     """A change of how every layer's frequencies are stretched."""
 
@@ -270,6 +276,12 @@ _VISIBLE = {
         _routed(scale=1.0),
     ),
     "glm4_moe-mqa-groups-float32": (_routed(num_groups=1, top_groups=1, group_best=1),),
+    "jamba-gqa-experts-bias": (
+        _each_of(Mamba, norms=None),
+        _each_of(Mamba, norms="plain"),
+        _routed(is_normalized=True),
+    ),
+    "jamba-mqa-dense-tied-float32": (_each_of(Attention, rope=Rope()),),
     "falcon_mamba-bias-tied": (
         _each_layer(lambda s: {"norms": None, "norm_eps": None}),
         _each_layer(lambda s: {"norm_eps": None}),

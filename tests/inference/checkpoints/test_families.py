@@ -499,6 +499,7 @@ def test_every_family_is_read_written_and_named():
 # Families with states, which are read from no `.gguf` file yet.
 STATES = {
     "falcon_mamba",
+    "jamba",
     "mamba",
     "mamba2",
 }

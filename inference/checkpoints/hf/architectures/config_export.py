@@ -37,7 +37,7 @@ class _Family(NamedTuple):
     architecture: str
     model_type: str
     build: Callable[[ModelConfig], dict[str, Any]]
-    mixer: type = Attention
+    mixer: type | tuple[type, ...] = Attention
     ffns: tuple[type, ...] = (Gated, Plain)
 
 
@@ -215,6 +215,9 @@ FAMILIES = {
     ),
     "falcon_mamba": _Family(
         "FalconMambaForCausalLM", "falcon_mamba", selective.export_falcon_mamba, Mamba, (NoneType,)
+    ),
+    "jamba": _Family(
+        "JambaForCausalLM", "jamba", selective.export_jamba, (Attention, Mamba), _MIXTURE
     ),
     "mamba": _Family("MambaForCausalLM", "mamba", selective.export_mamba, Mamba, (NoneType,)),
     "mamba2": _Family("Mamba2ForCausalLM", "mamba2", recurrent.export_mamba2, Mamba2, (NoneType,)),

@@ -330,6 +330,7 @@ ARCHITECTURES: dict[str, Family] = {
     "FlexOlmoForCausalLM": Family("flex_olmo", mixtures.flex_olmo, mixtures.QWEN3),
     "Glm4MoeLiteForCausalLM": Family("glm4_moe_lite", mixtures.glm4_moe_lite),
     "FalconMambaForCausalLM": Family("falcon_mamba", selective.falcon_mamba),
+    "JambaForCausalLM": Family("jamba", selective.jamba),
     "MambaForCausalLM": Family("mamba", selective.mamba),
     "Mamba2ForCausalLM": Family("mamba2", recurrent.mamba2),
     "MiniMaxM2ForCausalLM": Family("minimax_m2", mixtures.minimax_m2, mixtures.MINIMAX),
