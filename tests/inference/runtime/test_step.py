@@ -28,6 +28,7 @@ MODELS = {
     "gemma float32": fakes.gemma(),
     "quirks float32": fakes.quirks(),
     "every cache float32": fakes.every_cache(),
+    "jamba float32": fakes.jamba(),
 }
 CHUNKS = {
     "whole": {"chunk_tokens": 128, "prefill_chunks": (1,)},
