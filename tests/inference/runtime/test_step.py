@@ -95,6 +95,7 @@ BITWISE = [
     ("llama float32", "chunks"),
     ("gemma float32", "chunks"),
     ("quirks float32", "whole"),
+    ("jamba float32", "whole"),
     *(  # of which `test_invariance` says the same
         pytest.param("llama bfloat16", chunks, marks=pytest.mark.long) for chunks in CHUNKS
     ),
