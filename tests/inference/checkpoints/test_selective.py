@@ -1,5 +1,6 @@
 """Mamba, FalconMamba and Jamba: what their files may say, and what is refused by name."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -128,6 +129,17 @@ def test_tensors_that_do_not_fit_are_named(case, tmp_path):
     with pytest.raises(InputError, match=cause):
         found = resolve.resolve(str(tmp_path)).open(None)
         found.load_params(decoder.param_infos(found.config), None)
+
+
+def test_an_older_name_of_the_embedding_is_read(tmp_path):
+    tensors = load_file(GOLDEN / MAMBA / "model.safetensors")
+    tensors["backbone.embedding.weight"] = tensors.pop("backbone.embeddings.weight")
+    shutil.copy(GOLDEN / MAMBA / "config.json", tmp_path)
+    save_file(tensors, tmp_path / "model.safetensors")
+    found = resolve.resolve(str(tmp_path)).open(None)
+    model = dataclasses.replace(found.config, dtype="float32")
+    params = found.load_params(decoder.param_infos(model), None)
+    np.testing.assert_array_equal(params["embed"]["table"], tensors["backbone.embedding.weight"])
 
 
 @pytest.mark.parametrize("changes", [
