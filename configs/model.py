@@ -481,7 +481,8 @@ class ModelConfig:
             moves[tuple(divided)].append(Move("weights", ((elements, ()),), self.width, format))
         return tuple(
             Operation(
-                "experts.vectors" if by_expert else "vectors", "other", moves=tuple(own),
+                f"{'experts.' if by_expert else 'states.' if is_split else ''}vectors", "other",
+                moves=tuple(own),
                 is_split=is_split, by_expert=by_expert,
             )
             for (is_split, by_expert), own in moves.items()
