@@ -19,7 +19,9 @@ from configs.kinds.experts import Experts  # noqa: E402
 from configs.kinds.feed_forward import Gated, Plain  # noqa: E402
 from configs.kinds.kind import Mixer  # noqa: E402
 from configs.kinds.latent import Latent  # noqa: E402
+from configs.kinds.mamba import Mamba2  # noqa: E402
 from configs.kinds.rope import Rope  # noqa: E402
+from configs.kinds.selective import Mamba  # noqa: E402
 from configs.model import ModelConfig  # noqa: E402
 from inference.checkpoints import opened  # noqa: E402
 from inference.checkpoints.gguf.pretokenizers import SPLITS  # noqa: E402
@@ -38,8 +40,8 @@ reads it (`test_convert.py`). A `.gguf` file of each family gives the parameters
 and the logits of its conversion to the last bit, under the names of the `gguf` library
 (`test_gguf.py`, `test_gguf_mixtures.py`, `test_gguf_types.py` and `test_families.py` in
 `tests/inference/checkpoints/`); llama.cpp calls Mistral and Mixtral a llama, and keeps no window of
-them, OLMo 3 an olmo2, and DeepSeek-V2, V3 and GLM-4.7-Flash a deepseek2; FlexOlmo, DeepSeek-V3.2
-and GLM-5 are read from no `.gguf` file.
+them, OLMo 3 an olmo2, and DeepSeek-V2, V3 and GLM-4.7-Flash a deepseek2; FlexOlmo, DeepSeek-V3.2,
+GLM-5 and what keeps states are read from no `.gguf` file.
 [Adding a family](add_a_model.md).
 """
 _GGUF = """\
@@ -126,13 +128,14 @@ def _parts(config: ModelConfig) -> list[str]:
     """What a model has that the first Llama has not."""
     layers = config.layers
     mixer, ffn = layers[0].mixer, layers[-1].ffn
-    attention = mixer if isinstance(mixer, Attention) else Attention(1, 1, 2)
     mixers = config.mixers(Attention)
-    ropes = [layer.mixer.rope for layer in layers]
+    attention = next(iter(mixers), Attention(1, 1, 2))
+    ropes = [layer.mixer.rope for layer in layers if not layer.mixer.cache(config).states]
     windows = [getattr(layer.mixer, "window", None) is not None for layer in layers]
-    has_ffn_bias = not isinstance(ffn, Experts) and ffn.has_bias
+    has_ffn_bias = isinstance(ffn, Gated | Plain) and ffn.has_bias
     biases = (*attention.biases, *(("ffn",) if has_ffn_bias else ()))
     parts = [
+        *_states(config),
         *_latent(mixer),
         *_experts(config),
         ("layer norm" if config.norm == "layer" else ""),
@@ -149,6 +152,7 @@ def _parts(config: ModelConfig) -> list[str]:
         ("windows in some layers" if any(windows) and not all(windows) else ""),
         ("windows in all layers" if all(windows) else ""),
         ("layers without RoPE" if None in ropes and any(ropes) else ""),
+        ("no positions" if mixers and not any(ropes) and not config.learned_positions else ""),
         ("soft cap of scores" if attention.score_cap else ""),
         ("sinks" if attention.has_sinks else ""),
         ("soft cap of logits" if config.logit_cap else ""),
@@ -165,6 +169,21 @@ def _parts(config: ModelConfig) -> list[str]:
     parts += [f"RoPE {kind}" for kind in sorted(kinds)]
     parts += ["partial RoPE" for rope in turning[:1] if rope.share < 1]
     return [part for part in parts if part]
+
+
+def _states(config: ModelConfig) -> list[str]:
+    """Of layers that keep a state of fixed size."""
+    selective, heads = config.mixers(Mamba), config.mixers(Mamba2)
+    norms = {mixer.norms for mixer in selective}
+    limits = {mixer.step_limits for mixer in heads} - {Mamba2(1, 1, 1).step_limits}
+    return [
+        ("Mamba" if selective else ""),
+        ("Mamba-2" if heads else ""),
+        ("norms without weights of what tokens choose" if "plain" in norms else ""),
+        ("norms of what tokens choose" if "weighted" in norms else ""),
+        ("limited steps" if limits else ""),
+        ("no feed-forward" if all(layer.ffn is None for layer in config.layers) else ""),
+    ]
 
 
 def _latent(mixer: Mixer) -> list[str]:
@@ -204,6 +223,10 @@ def _experts(config: ModelConfig) -> list[str]:
 def _heads(mixer: Mixer) -> str:
     if isinstance(mixer, Latent):
         return f"{mixer.num_heads} of {mixer.nope_width} + {mixer.rope_width}"
+    if isinstance(mixer, Mamba):
+        return f"{mixer.channels} channels of {mixer.state_width}"
+    if isinstance(mixer, Mamba2):
+        return f"{mixer.num_heads}/{mixer.num_groups} of {mixer.state_width} x {mixer.head_width}"
     assert isinstance(mixer, Attention)
     return f"{mixer.num_heads}/{mixer.num_kv_heads} of {mixer.head_width}"
 
@@ -217,7 +240,7 @@ def _checkpoint(name: str, directory: Path, config: ModelConfig) -> str:
         greedy = len(arrays["greedy_prompts"]) if "greedy_prompts" in arrays.files else greedy
     return _row(
         f"`{name}`",
-        _heads(config.layers[0].mixer),
+        ", ".join(dict.fromkeys(_heads(layer.mixer) for layer in config.layers)),
         f"{visited.top_k}/{visited.num_experts}" if visited else "",
         str(config.num_layers),
         "tied" if config.tied else "own",

@@ -15,6 +15,7 @@ from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.kind import Kind
 from configs.kinds.latent import Latent
 from configs.kinds.mamba import Mamba2
+from configs.kinds.selective import Mamba
 from configs.model import LayerSpec, ModelConfig
 from layers import kv_cache, norm, registry, rope
 from layers.feed_forwards import dense, experts, layer_inputs
@@ -35,6 +36,7 @@ _LANES = 128  # of a TPU's tiles
 registry.register(Attention, attend.apply)
 registry.register(Latent, latent.apply)
 registry.register(Compressed, compressed.apply)
+registry.register(Mamba, mamba.apply_mamba)
 registry.register(Mamba2, mamba.apply_mamba2)
 registry.register(Gated, dense.gated)
 registry.register(Plain, dense.plain)
