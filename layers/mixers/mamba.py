@@ -8,9 +8,11 @@ import jax.numpy as jnp
 from configs.kinds.mamba import Mamba2
 from configs.kinds.selective import Mamba
 from configs.model import ModelConfig
+from layers.kernels.recurrence import api as fused
 from layers.linear import add_bias, linear
 from layers.norm import gated_norm, rms_norm
 from layers.params import Params
+from layers.ragged import Rectangle
 from layers.recurrence import diagonal, rows
 from layers.recurrence import linear as linear_attention
 from layers.recurrence.order import Resumes
@@ -117,7 +119,7 @@ def apply_mamba2(
     step_TN = jnp.where(ragged.valid_T[:, None], step_TN, 0)  # a token that changes nothing
     taps_Xw, bias_X = params["conv"].astype(jnp.float32), params.get("conv_bias")
     rate_N = -jnp.exp(params["decay"])
-    recurrence = Recurrence((N, M, H), _each, _at_once)
+    recurrence = Recurrence((N, M, H), _each, _at_once, _in_place)
     tails, states = (None, None) if leaf is None else leaf
     outs = []
     with jax.named_scope("recur"):
@@ -155,3 +157,10 @@ def _each(inputs: Any, before: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _at_once(inputs: Any, *rest: Any) -> tuple[jax.Array, jax.Array]:
     return linear_attention.chunked(*inputs, *rest)
+
+
+def _in_place(
+    inputs: Any, states: jax.Array, rectangle: Rectangle
+) -> tuple[jax.Array, jax.Array] | None:
+    q, k, v, log_decay = inputs
+    return fused.update(q, k, v, log_decay, None, states, rectangle)

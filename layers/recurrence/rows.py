@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from layers.kernels.recurrence import reference
 from layers.ragged import Rectangle
 from layers.recurrence import convolution
 
 MOST_CHUNK = 64  # tokens that are computed at once
 
 Inputs = tuple[Any, ...]  # arrays [Y, W, ...] of each token
+InPlace = Callable[[Inputs, jax.Array, Rectangle], tuple[jax.Array, jax.Array] | None]
 
 
 class Recurrence(NamedTuple):
@@ -30,11 +32,14 @@ class Recurrence(NamedTuple):
         chunked: (inputs, states before, resumes, tokens of a chunk) -> outputs and the states
             behind every chunk [Y, C, ...]. `resumes` is None, or, of one row, which chunks start
             from another state, bool[C], and from which, [C, ...].
+        in_place: `recurrent` by a kernel: (inputs, states of all sequences, rows that follow none
+            of the others) -> outputs and the states with this step's; None: no kernel takes them.
     """
 
     shape: tuple[int, ...]
     recurrent: Callable[[Inputs, jax.Array], tuple[jax.Array, jax.Array]]
     chunked: Callable[..., tuple[jax.Array, jax.Array]]
+    in_place: InPlace | None = None
 
 
 def recur(
@@ -63,11 +68,12 @@ def recur(
         if is_sequential:
             return _token_by_token(recurrence, inputs, before_Y)[0], None
         return recurrence.chunked(inputs, before_Y, None, MOST_CHUNK)[0], None
-    before_Y = _before(states, rectangle)
     if not rectangle.is_chained:
-        out_YW, after_YW = recurrence.recurrent(inputs, before_Y)
-        return out_YW, _keep_each(states, rectangle, after_YW)
-    follows_Y = _follows(rectangle)
+        updated = None
+        if recurrence.in_place is not None and not is_sequential:
+            updated = recurrence.in_place(inputs, states, rectangle)
+        return updated or reference.update(recurrence.recurrent, inputs, states, rectangle)
+    before_Y, follows_Y = reference.before(states, rectangle), _follows(rectangle)
     if is_sequential:
         out_YW, after_Y = _row_by_row(recurrence, inputs, before_Y, follows_Y)
         return out_YW, _keep_last(states, rectangle, after_Y)
@@ -107,7 +113,7 @@ def convolve(
     if tails is None:
         before_YwX = jnp.zeros((rows, num_before, X))
     else:
-        before_YwX = _before(tails, rectangle)
+        before_YwX = reference.before(tails, rectangle)
     if rectangle.is_chained:
         before_YwX = _chained_tails(x_YWX, before_YwX, rectangle)
     out_YWX = convolution.causal(x_YWX, taps_Xw, bias_X, before_YwX)
@@ -116,7 +122,7 @@ def convolve(
     if rectangle.is_chained:
         after_YwX = convolution.tail_after(x_YWX, before_YwX, _lengths(rectangle))
         return out_YWX, _keep_last(tails, rectangle, after_YwX)
-    return out_YWX, _keep_each(tails, rectangle, convolution.tails(x_YWX, before_YwX))
+    return out_YWX, reference.keep_each(tails, rectangle, convolution.tails(x_YWX, before_YwX))
 
 
 def _chained_tails(x_YWX: jax.Array, own_YwX: jax.Array, rectangle: Rectangle) -> jax.Array:
@@ -142,18 +148,6 @@ def _follows(rectangle: Rectangle) -> jax.Array:
     start_Y, slot_Y = rectangle.position_YW[:, 0], rectangle.slot_Y
     goes_on = (slot_Y[1:] == slot_Y[:-1]) & (start_Y[1:] == (start_Y + _lengths(rectangle))[:-1])
     return jnp.pad(goes_on & rectangle.valid_YW[1:, 0], (1, 0))
-
-
-def _before(states: jax.Array, rectangle: Rectangle) -> jax.Array:
-    """The state that each row's first token meets, [Y, ...]."""
-    at_Y = (rectangle.position_YW[:, 0] - 1) % states.shape[1]
-    return states[rectangle.slot_Y, at_Y]
-
-
-def _keep_each(states: jax.Array, rectangle: Rectangle, after_YW: jax.Array) -> jax.Array:
-    """Stores the state after every valid token; padding goes to the sink."""
-    slot_YW = jnp.where(rectangle.valid_YW, rectangle.slot_Y[:, None], states.shape[0] - 1)
-    return states.at[slot_YW, rectangle.position_YW % states.shape[1]].set(after_YW)
 
 
 def _keep_last(states: jax.Array, rectangle: Rectangle, after_Y: jax.Array) -> jax.Array:

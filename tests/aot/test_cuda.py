@@ -14,7 +14,8 @@ from inference.planner.calibration import on_device
 from inference.planner.compiled.program import launches_a_layer
 from layers.kernels import tuning
 from layers.kernels.linear import low_bit_product
-from tests.aot import low_bit, programs
+from layers.kernels.recurrence import api as fused
+from tests.aot import low_bit, programs, recurrence
 
 pytestmark = pytest.mark.aot
 
@@ -256,3 +257,22 @@ def test_a_product_that_expands_its_weights_is_found_out(monkeypatch):
 
 def test_a_step_of_few_bits():
     low_bit.check_step("h200")
+
+
+@pytest.mark.parametrize("num_drafts", [0, 2])
+def test_a_step_updates_recurrent_states_in_place(num_drafts):
+    recurrence.check_step("h200", num_drafts)
+
+
+def test_states_that_are_gathered_are_found_out(monkeypatch):
+    monkeypatch.setattr(fused, "choose", lambda *_: None)
+    with pytest.raises(AssertionError, match="gather"):
+        recurrence.check_step("h200", 0)
+
+
+@pytest.mark.parametrize("case", recurrence.CASES)
+def test_the_update_of_recurrent_states_is_in_place_and_spills_nothing(case, ptxas):
+    recurrence.check_kernel(programs.device("h200"), recurrence.CASES[case])
+    report = ptxas()
+    print(re.findall(r"Used (\d+) registers", report))
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report

@@ -14,7 +14,8 @@ from inference.planner.compiled.program import launches_a_layer
 from inference.planner.compiled.report import AbsentEngine
 from layers.kernels.attention import tpu
 from layers.kernels.linear import low_bit_product
-from tests.aot import low_bit, programs
+from layers.kernels.recurrence import api as fused
+from tests.aot import low_bit, programs, recurrence
 
 pytestmark = pytest.mark.aot
 
@@ -230,3 +231,20 @@ def test_a_product_that_expands_its_weights_is_found_out(monkeypatch):
 @pytest.mark.parametrize("target", ["v5e:1x1", "v6e:1x1"])
 def test_a_step_of_few_bits(target):
     low_bit.check_step(target)
+
+
+@pytest.mark.parametrize("num_drafts", [0, 2])
+def test_a_step_updates_recurrent_states_in_place(num_drafts):
+    recurrence.check_step("v6e:1x1", num_drafts)
+
+
+def test_states_that_are_gathered_are_found_out(monkeypatch):
+    monkeypatch.setattr(fused, "choose", lambda *_: None)
+    with pytest.raises(AssertionError, match="gather"):
+        recurrence.check_step("v6e:1x1", 0)
+
+
+@pytest.mark.parametrize("topology", _TOPOLOGIES)
+@pytest.mark.parametrize("case", recurrence.CASES)
+def test_the_update_of_recurrent_states_fits_and_is_in_place(case, topology):
+    recurrence.check_kernel(programs.device(topology), recurrence.CASES[case])

@@ -1,0 +1,123 @@
+"""What a compiled decode step owes its recurrent states: those of a layer are read and written by
+one launch, where they lie, and nothing is a copy of those of all rows.
+"""
+
+import dataclasses
+import math
+import re
+from typing import Any, NamedTuple
+
+import jax
+
+from configs import presets
+from configs.engine import Config, EngineConfig
+from configs.hardware import targets
+from inference.planner.compiled import program
+from inference.planner.compiled.report import AbsentEngine
+from inference.scheduling.step_shapes import StepShape
+from layers.kernels.recurrence import api
+from layers.ragged import Rectangle
+from tests.aot import programs
+
+_ROWS = 16
+_SAME = "parameter", "bitcast", "get-tuple-element", "tuple"  # compute and move nothing
+
+
+def check_step(target_name: str, num_drafts: int) -> None:
+    """A decode step of Mamba-2 2.7B with two layers: no loop gathers what rows begin with either,
+    and temporaries are less than that.
+    """
+    target = targets.parse(target_name)
+    model = dataclasses.replace(presets.get("mamba2-2.7b").config, num_layers=2, vocab_size=32_000)
+    engine = EngineConfig(
+        max_seqs=_ROWS, max_context=1024, cache_bytes=1024 * programs.MEGABYTE,
+        num_drafts=num_drafts, proposer="ngram" if num_drafts else None,
+    )  # fmt: skip
+    absent = AbsentEngine(Config(model, engine).for_platform(target.platform), target)
+    executable = absent.compiled(StepShape((_ROWS, 1 + num_drafts), (0, 64), greedy=True))
+    found = list(program.instructions(executable.as_text()))
+    of_rows = _ROWS * math.prod(model.layers[0].mixer.cache(model).states[1])
+    kernels = set()
+    for layer in range(model.num_layers):
+        (states,) = (each for each in found if each.op_name == f"cache[{layer}].states[1]")
+        users = _users(found, states)
+        assert len(users) == 1 and "recurrent_update" in users[0].op_name, users
+        kernels.add(users[0].name)
+    moved = [each.text[:200] for each in found if _largest(each.shape) >= of_rows
+             and each.opcode not in _SAME and each.name not in kernels]  # fmt: skip
+    assert not moved, moved
+    step, memory = program.read(executable.as_text()), executable.memory_analysis()
+    print(f"{target_name}: {step.launches}, {memory.temp_size_in_bytes} bytes of temporaries")
+    programs.check_the_host_never_waits(step)
+    assert memory.temp_size_in_bytes < of_rows * 4
+
+
+def _users(
+    found: list[program.Instruction], states: program.Instruction
+) -> list[program.Instruction]:
+    """What runs on a layer's states, or on an array as large that it made of them."""
+    held, users = {states.name}, []
+    for each in found:
+        operands = re.findall(r"%([\w.-]+)", each.text.partition(" = ")[2])
+        if held.intersection(operands):
+            if _largest(each.shape) >= _largest(states.shape):
+                held.add(each.name)
+            if each.opcode not in _SAME:
+                users.append(each)
+    return users
+
+
+def _largest(shape: str) -> int:
+    """Elements of the largest float32 array of an instruction's results."""
+    sizes = re.findall(r"f32\[([\d,]+)\]", shape)
+    return max((math.prod(map(int, each.split(","))) for each in sizes), default=0)
+
+
+class Case(NamedTuple):
+    """Rows of one layer."""
+
+    rows: int
+    width: int
+    heads: tuple[int, int]  # N, K
+    state: tuple[int, int]  # M, H
+    has_beta: bool
+
+
+CASES = {
+    "mamba2-2.7b": Case(32, 1, (80, 1), (128, 64), False),
+    "mamba2-2.7b, alone": Case(1, 1, (80, 1), (128, 64), False),
+    "nemotron-h, drafts": Case(16, 4, (128, 8), (128, 64), False),
+    "falcon-h1": Case(16, 1, (24, 1), (256, 64), False),
+    "qwen3-next": Case(16, 1, (32, 32), (128, 128), True),
+    "qwen3-next, drafts": Case(16, 3, (32, 32), (128, 128), True),
+    "odd heads": Case(8, 2, (5, 5), (128, 64), True),
+}
+
+
+def check_kernel(device: Any, case: Case) -> Any:
+    """The kernel alone: its states stay where they are, and it is compiled for all of a row's
+    tokens. Returns the executable.
+    """
+    rows, width, (N, K), (M, H), has_beta = case
+
+    def tensor(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    rectangle = Rectangle(
+        tensor(rows, dtype="int32"), tensor(rows, width, dtype="int32"),
+        tensor(rows, width, dtype="bool"), (),
+    )  # fmt: skip
+    maps, of_heads = tensor(rows, width, K, M), tensor(rows, width, N)
+    states = tensor(rows + 1, width, N, M, H)
+    arguments = (
+        maps, maps, tensor(rows, width, N, H), of_heads, of_heads if has_beta else None, states,
+        rectangle,
+    )  # fmt: skip
+    executable = programs.compiled(api.update, device, arguments, (5,))
+    assert "recurrent_update" in executable.as_text()
+    memory = executable.memory_analysis()
+    owned = programs.num_bytes(states)
+    assert owned <= memory.alias_size_in_bytes < 1.01 * owned
+    assert memory.temp_size_in_bytes < programs.num_bytes(arguments) - owned + programs.MEGABYTE
+    assert not programs.copies(executable, states)
+    return executable
