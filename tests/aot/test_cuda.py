@@ -14,7 +14,6 @@ from inference.planner.calibration import on_device
 from inference.planner.compiled.program import launches_a_layer
 from layers.kernels import tuning
 from layers.kernels.linear import low_bit_product
-from layers.kernels.recurrence import api as fused
 from tests.aot import low_bit, programs, recurrence
 
 pytestmark = pytest.mark.aot
@@ -264,10 +263,8 @@ def test_a_step_updates_recurrent_states_in_place(num_drafts):
     recurrence.check_step("h200", num_drafts)
 
 
-def test_states_that_are_gathered_are_found_out(monkeypatch):
-    monkeypatch.setattr(fused, "choose", lambda *_: None)
-    with pytest.raises(AssertionError, match="gather"):
-        recurrence.check_step("h200", 0)
+def test_recurrent_states_that_are_gathered_are_found_out():
+    recurrence.check_it_is_found_out("h200")
 
 
 @pytest.mark.parametrize("case", recurrence.CASES)

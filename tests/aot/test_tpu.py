@@ -14,7 +14,6 @@ from inference.planner.compiled.program import launches_a_layer
 from inference.planner.compiled.report import AbsentEngine
 from layers.kernels.attention import tpu
 from layers.kernels.linear import low_bit_product
-from layers.kernels.recurrence import api as fused
 from tests.aot import low_bit, programs, recurrence
 
 pytestmark = pytest.mark.aot
@@ -238,10 +237,8 @@ def test_a_step_updates_recurrent_states_in_place(num_drafts):
     recurrence.check_step("v6e:1x1", num_drafts)
 
 
-def test_states_that_are_gathered_are_found_out(monkeypatch):
-    monkeypatch.setattr(fused, "choose", lambda *_: None)
-    with pytest.raises(AssertionError, match="gather"):
-        recurrence.check_step("v6e:1x1", 0)
+def test_recurrent_states_that_are_gathered_are_found_out():
+    recurrence.check_it_is_found_out("v6e:1x1")
 
 
 @pytest.mark.parametrize("topology", _TOPOLOGIES)

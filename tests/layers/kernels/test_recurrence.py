@@ -39,9 +39,9 @@ def _rows(num_drafts: int, counts: list[int], seed: int) -> Rectangle:
     """Rows of so many valid tokens, 0 for padding, at random slots and positions."""
     draw, counts = np.random.default_rng(seed), np.array(counts)
     slot_Y = np.where(counts > 0, draw.permutation(_SLOTS)[: len(counts)], _SLOTS)
-    nth_W, start_Y = np.arange(1 + num_drafts), np.where(counts > 0, draw.integers(0, 50), 0)
-    start_Y[0] = 0  # whose state before lies at the last index
-    start_Y += np.where(counts > 0, np.arange(len(counts)), 0)
+    nth_W = np.arange(1 + num_drafts)
+    start_Y = np.where(counts > 0, draw.integers(0, 50, len(counts)), 0)
+    start_Y[0] = 0  # the state before lies at the last index
     position_YW = start_Y[:, None] + np.minimum(nth_W, np.maximum(counts[:, None] - 1, 0))
     valid_YW = nth_W < counts[:, None]
     int32 = (jnp.asarray(x, jnp.int32) for x in (slot_Y, position_YW))
