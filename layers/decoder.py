@@ -15,6 +15,7 @@ from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.kind import Kind
 from configs.kinds.latent import Latent
 from configs.kinds.mamba import Mamba2
+from configs.kinds.short_conv import ShortConv
 from configs.model import LayerSpec, ModelConfig
 from layers import norm, registry, rope
 from layers.feed_forwards import dense, experts, layer_inputs
@@ -24,7 +25,7 @@ from layers.kernels.linear.low_bit import Quantized
 from layers.kernels.linear.packed import Packed
 from layers.linear import linear, soft_cap
 from layers.mixers import attention as attend
-from layers.mixers import compressed, latent, mamba
+from layers.mixers import compressed, latent, mamba, short_conv
 from layers.params import Params, looked_up
 from layers.ragged import Ragged
 from layers.registry import Leaf, StepContext, Visits
@@ -36,6 +37,7 @@ registry.register(Attention, attend.apply)
 registry.register(Latent, latent.apply)
 registry.register(Compressed, compressed.apply)
 registry.register(Mamba2, mamba.apply_mamba2)
+registry.register(ShortConv, short_conv.apply)
 registry.register(Gated, dense.gated)
 registry.register(Plain, dense.plain)
 registry.register(Experts, experts.apply)

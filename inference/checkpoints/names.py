@@ -174,6 +174,18 @@ _MAMBA2: Table = {
     "mixer_norm": ("norm.weight",),
     **recurrent_names.mamba2("mixer"),
 }
+_LFM2: Table = {
+    **_LLAMA,
+    **recurrent_names.short_conv("conv"),
+    "final_norm": ("model.embedding_norm.weight",),
+    "mixer_norm": ("operator_norm.weight",),
+    "mixer/out": ("self_attn.out_proj.weight",),
+    "mixer/q_norm": ("self_attn.q_layernorm.weight",),
+    "mixer/k_norm": ("self_attn.k_layernorm.weight",),
+    "ffn_norm": ("ffn_norm.weight",),
+    "ffn/gate_up": ("feed_forward.w1.weight", "feed_forward.w3.weight"),
+    "ffn/down": ("feed_forward.w2.weight",),
+}
 _GGUF: Table = {
     "embed/table": ("token_embd.weight",),
     "final_norm": ("output_norm.weight",),
@@ -309,6 +321,7 @@ FAMILIES: dict[str, Names] = {
     "flex_olmo": Names(_FLEX_OLMO, gguf={}),  # nor this
     "glm_moe_dsa": Names(_DEEPSEEK_V32, gguf={}, predicts=True),  # nor this
     "glm4_moe_lite": Names(_DEEPSEEK, gguf=_GGUF_LATENT, predicts=True),
+    "lfm2": Names(_LFM2, gguf={}),
     "mamba2": Names(_MAMBA2, "backbone.layers", gguf={}),
     "minimax_m2": Names(_MINIMAX_M2, gguf=_GGUF_EXPERTS),
     "glm4_moe": Names(_GLM4_MOE, gguf=_GGUF_POST_NORMED, predicts=True),

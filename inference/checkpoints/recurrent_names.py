@@ -22,3 +22,13 @@ def mamba2(module: str) -> Table:
         "mamba2/out_norm": (f"{module}.norm.weight",),
         "mamba2/out": (f"{module}.out_proj.weight",),
     }
+
+
+def short_conv(module: str) -> Table:
+    """Of LFM2's convolutions."""
+    return {
+        "short_conv/in": (f"{module}.in_proj.weight",),
+        "short_conv/conv": (f"{module}.conv.weight.taps",),
+        "short_conv/conv_bias": (f"{module}.conv.bias",),
+        "short_conv/out": (f"{module}.out_proj.weight",),
+    }

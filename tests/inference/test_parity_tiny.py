@@ -148,11 +148,12 @@ def test_every_layout_is_there():
         )
         for m in models
         for h in m.mixers(Attention)
-        if not m.mixtures  # what these show besides is their experts
+        if not m.mixtures and not m.has_states  # what these show besides are experts or states
     }
     supported = [family.name for family in families.ARCHITECTURES.values()]
     mixtures = {m.family for m in models if m.mixtures}
-    layouts = {f: ("mqa", "gqa", "mha") for f in supported if f not in mixtures}
+    others = mixtures | {m.family for m in models if m.has_states}
+    layouts = {f: ("mqa", "gqa", "mha") for f in supported if f not in others}
     layouts |= {"gpt2": ("mha",), "olmo3": ("gqa", "mha"), "gemma4": ("gqa",)}
     assert kinds == {(f, kind) for f, legal in layouts.items() for kind in legal}
     assert {(m.family, m.tied) for m in models} == {
@@ -204,6 +205,11 @@ def _each_layer(change):
         return LayerSpec(dataclasses.replace(spec.mixer, **change(spec.mixer)), spec.ffn)
 
     return lambda m: {"pattern": tuple(map(changed, m.pattern))}
+
+
+def _each_of(kind, **changes):
+    """The same of mixers of one kind alone."""
+    return _each_layer(lambda mixer: changes if isinstance(mixer, kind) else {})
 
 
 def _rescaled(**changes):
@@ -269,6 +275,7 @@ _VISIBLE = {
         _routed(scale=1.0),
     ),
     "glm4_moe-mqa-groups-float32": (_routed(num_groups=1, top_groups=1, group_best=1),),
+    "lfm2-gqa-adjusted-bias-tied": (_each_of(Attention, rope=None),),
     "gpt_oss-gqa-limit": (
         _each_mixture(lambda e: {"limit": None}),
         _each_mixture(lambda e: {"up_offset": 0.0}),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from configs.kinds.mamba import Mamba2
+from configs.kinds.short_conv import ShortConv
 from configs.model import ModelConfig
 from inference.checkpoints import names
 from inference.checkpoints.hf.tensor_parts import Part, Whole
@@ -18,6 +19,12 @@ def of_mamba2(config: ModelConfig, prefix: str, kind: Mamba2) -> Iterator[Whole]
     if "in" in kind.biases:
         yield _of_rows(f"{module}.in_proj.bias", sizes, ())
     yield _of_taps(f"{module}.conv1d.weight", sum(kind.channels), kind.conv_width)
+
+
+def of_short_conv(config: ModelConfig, prefix: str, kind: ShortConv) -> Iterator[Whole]:
+    """Taps of one channel each."""
+    taps = names.FAMILIES[config.family].table["short_conv/conv"][0].removesuffix(".taps")
+    yield _of_taps(f"{prefix}.{taps}", kind.channels, kind.conv_width)
 
 
 def _of_rows(tensor: str, sizes: Mapping[str, int], rest: tuple[int, ...]) -> Whole:

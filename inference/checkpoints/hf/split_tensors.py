@@ -11,6 +11,7 @@ import numpy as np
 from configs.kinds.experts import Experts
 from configs.kinds.latent import Latent
 from configs.kinds.mamba import Mamba2
+from configs.kinds.short_conv import ShortConv
 from configs.model import ModelConfig
 from inference.checkpoints import names
 from inference.checkpoints.hf import recurrent_parts
@@ -78,6 +79,8 @@ def _wholes(config: ModelConfig, first: int = 0) -> Iterator[Whole]:
         prefix = f"{names.FAMILIES[config.family].layers}.{index}"
         if isinstance(layer.mixer, Mamba2):
             yield from recurrent_parts.of_mamba2(config, prefix, layer.mixer)
+        if isinstance(layer.mixer, ShortConv):
+            yield from recurrent_parts.of_short_conv(config, prefix, layer.mixer)
         if isinstance(layer.mixer, Latent):
             yield _of_heads(f"{prefix}.self_attn.kv_b_proj", layer.mixer)
         if config.family == "gpt_oss" and isinstance(layer.ffn, Experts):
