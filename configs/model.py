@@ -25,10 +25,15 @@ MOST_LAYERS, MOST_CONTEXT = 10_000, 2**31 - 1
 class LayerSpec:
     """One layer: which mixer moves information between tokens, and which feed-forward follows
     (None: there is none). Each is a kind of `configs/kinds/`, with its own widths.
+
+    Attributes:
+        factors: (alpha, beta) of the mixer and of the feed-forward f, where the residual stream
+            goes on from the normed n that f reads: alpha n + beta f(n); (): it is x + f(n).
     """
 
     mixer: Mixer
     ffn: FeedForward | None
+    factors: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.mixer, Mixer):
@@ -39,6 +44,8 @@ class LayerSpec:
             raise InputError(
                 f"a layer's ffn is one of {', '.join(FeedForward.kinds)} or None, not {self.ffn!r}"
             )
+        if len(self.factors) not in (0, 2):
+            raise InputError(f"a layer's factors are its mixer's and its ffn's, not {self.factors}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +130,9 @@ class ModelConfig:
         if self.norm == "layer" and self.norm_offset:
             raise InputError("model.norm='layer' goes with no norm_offset")
         for layer in set(self.pattern):
-            self._layer_parameters(layer)
+            declared = self._layer_parameters(layer)
+            if layer.factors and "mixer_norm" not in declared:
+                raise InputError("a layer with factors goes on from norms of what its parts read")
         if self.learned_positions:
             if self.max_context > self.learned_positions:
                 raise InputError(
@@ -196,7 +205,7 @@ class ModelConfig:
             mixer: Any = layer.mixer
             if spec.owner is not None:
                 mixer = dataclasses.replace(mixer, owner=spec.owner + first)
-            found.append(LayerSpec(mixer, layer.ffn))
+            found.append(dataclasses.replace(layer, mixer=mixer))
         return tuple(found)
 
     def mixers(self, kind: type[Any]) -> list[Any]:
@@ -231,7 +240,8 @@ class ModelConfig:
             return dataclasses.replace(kind, **own) if own else kind
 
         pattern = tuple(
-            LayerSpec(changed(layer.mixer), changed(layer.ffn)) for layer in self.pattern
+            dataclasses.replace(layer, mixer=changed(layer.mixer), ffn=changed(layer.ffn))
+            for layer in self.pattern
         )
         return dataclasses.replace(self, pattern=pattern)
 
@@ -254,7 +264,7 @@ class ModelConfig:
                 mixer, ffn = mixer.per_chip(chips), ffn and ffn.per_chip(chips)
             if expert_chips > 1:
                 ffn = ffn and ffn.per_expert_chip(expert_chips)
-            return LayerSpec(mixer, ffn)
+            return dataclasses.replace(layer, mixer=mixer, ffn=ffn)
 
         pattern = tuple(map(divided, self.pattern))
         return dataclasses.replace(self, pattern=pattern, vocab_size=-(-self.vocab_size // chips))

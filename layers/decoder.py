@@ -14,6 +14,7 @@ from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.kind import Kind
 from configs.kinds.latent import Latent
+from configs.kinds.linear_attention import LinearAttention
 from configs.kinds.mamba import Mamba2
 from configs.kinds.short_conv import ShortConv
 from configs.model import LayerSpec, ModelConfig
@@ -25,9 +26,10 @@ from layers.kernels.linear.low_bit import Quantized
 from layers.kernels.linear.packed import Packed
 from layers.linear import linear, soft_cap
 from layers.mixers import attention as attend
-from layers.mixers import compressed, latent, mamba, short_conv
+from layers.mixers import compressed, latent, linear_attention, mamba, short_conv
 from layers.params import Params, looked_up
 from layers.ragged import Ragged
+from layers.recurrence.sums import rounded
 from layers.registry import Leaf, StepContext, Visits
 from sharding import collectives
 
@@ -37,6 +39,7 @@ registry.register(Attention, attend.apply)
 registry.register(Latent, latent.apply)
 registry.register(Compressed, compressed.apply)
 registry.register(Mamba2, mamba.apply_mamba2)
+registry.register(LinearAttention, linear_attention.apply)
 registry.register(ShortConv, short_conv.apply)
 registry.register(Gated, dense.gated)
 registry.register(Plain, dense.plain)
@@ -230,7 +233,8 @@ def _block(
     out_TD, leaf = mix(weights["mixer"], config, layer.mixer, hidden_TD, leaf, context)
     if config.post_norms:
         out_TD = norm.apply(out_TD, weights["mixer_post_norm"], config)
-    x_TD, visits = x_TD + out_TD, None
+    to_mixer, to_ffn = layer.factors or (None, None)
+    x_TD, visits = _added(x_TD, hidden_TD, out_TD, to_mixer), None
     if layer.ffn is not None:
         with jax.named_scope("ffn"):
             hidden_TD = _normed(weights, config, "ffn", layer.ffn, x_TD)
@@ -238,7 +242,7 @@ def _block(
             out_TD, visits = feed(weights["ffn"], config, layer.ffn, hidden_TD, context)
         if config.post_norms:
             out_TD = norm.apply(out_TD, weights["ffn_post_norm"], config)
-        x_TD += out_TD
+        x_TD = _added(x_TD, hidden_TD, out_TD, to_ffn)
     if input_TP is not None:
         assert config.layer_inputs is not None
         with jax.named_scope("inputs"):
@@ -270,6 +274,15 @@ def _normed(
     if not config.pre_norms or kind.norms_input:
         return x_TD
     return norm.apply(x_TD, weights[f"{part}_norm"], config)
+
+
+def _added(
+    x_TD: jax.Array, normed_TD: jax.Array, out_TD: jax.Array, factors: tuple[float, float] | None
+) -> jax.Array:
+    """The residual stream behind a part of a layer; see `LayerSpec.factors`."""
+    if factors is None:
+        return x_TD + out_TD
+    return rounded(factors[0] * normed_TD) + rounded(factors[1] * out_TD)
 
 
 def logits(params: Params, config: ModelConfig, hidden_QD: jax.Array) -> jax.Array:

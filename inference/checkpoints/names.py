@@ -186,6 +186,7 @@ _LFM2: Table = {
     "ffn/gate_up": ("feed_forward.w1.weight", "feed_forward.w3.weight"),
     "ffn/down": ("feed_forward.w2.weight",),
 }
+_MINIMAX: Table = {**_MIXTRAL, **recurrent_names.lightning("self_attn")}
 _GGUF: Table = {
     "embed/table": ("token_embd.weight",),
     "final_norm": ("output_norm.weight",),
@@ -281,6 +282,7 @@ class Names(NamedTuple):
         inside: what stands before the names of a model that is a part of one that reads images and
             sounds too.
         others: the other parts of that one, which are not read.
+        derived: endings of tensors that only repeat what the configuration says.
     """
 
     table: Table
@@ -291,6 +293,7 @@ class Names(NamedTuple):
     predicts: bool = False
     inside: str | None = None
     others: tuple[str, ...] = ()
+    derived: tuple[str, ...] = ()
 
 
 _SHARED = re.compile(r"(?:model\.layers|blk)\.(\d+)\.(?:self_attn\.|attn_)[kv](?:_.+)?\.\w+")
@@ -323,6 +326,14 @@ FAMILIES: dict[str, Names] = {
     "glm4_moe_lite": Names(_DEEPSEEK, gguf=_GGUF_LATENT, predicts=True),
     "lfm2": Names(_LFM2, gguf={}),
     "mamba2": Names(_MAMBA2, "backbone.layers", gguf={}),
+    "minimax": Names(
+        _MINIMAX,
+        gguf={},
+        derived=tuple(
+            f".self_attn.{part}"
+            for part in ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+        ),
+    ),
     "minimax_m2": Names(_MINIMAX_M2, gguf=_GGUF_EXPERTS),
     "glm4_moe": Names(_GLM4_MOE, gguf=_GGUF_POST_NORMED, predicts=True),
     "gpt_oss": Names(_GPT_OSS, gguf=_GGUF_POST_NORMED),

@@ -32,3 +32,13 @@ def short_conv(module: str) -> Table:
         "short_conv/conv_bias": (f"{module}.conv.bias",),
         "short_conv/out": (f"{module}.out_proj.weight",),
     }
+
+
+def lightning(module: str) -> Table:
+    """Of MiniMax-Text-01's lightning attention."""
+    return {
+        "linear_attention/in": tuple(f"{module}.qkv_proj.weight.{part}" for part in "qkv"),
+        "linear_attention/gate": (f"{module}.output_gate.weight",),
+        "linear_attention/out_norm": (f"{module}.norm.weight",),
+        "linear_attention/out": (f"{module}.out_proj.weight",),
+    }

@@ -15,6 +15,7 @@ import pytest
 from configs.engine import Config, EngineConfig
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts
+from configs.kinds.linear_attention import LinearAttention
 from configs.kinds.rope import LongRope, Rope
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
@@ -202,7 +203,8 @@ def _each_layer(change):
     """A change of a model that changes the mixers of all of its layers."""
 
     def changed(spec: LayerSpec) -> LayerSpec:
-        return LayerSpec(dataclasses.replace(spec.mixer, **change(spec.mixer)), spec.ffn)
+        mixer = dataclasses.replace(spec.mixer, **change(spec.mixer))
+        return dataclasses.replace(spec, mixer=mixer)
 
     return lambda m: {"pattern": tuple(map(changed, m.pattern))}
 
@@ -210,6 +212,12 @@ def _each_layer(change):
 def _each_of(kind, **changes):
     """The same of mixers of one kind alone."""
     return _each_layer(lambda mixer: changes if isinstance(mixer, kind) else {})
+
+
+def _factors(spec: LayerSpec, part: int, own: tuple[float, float]) -> LayerSpec:
+    """A layer with other factors of its mixer (0) or its feed-forward (1)."""
+    both = (own, spec.factors[1]) if part == 0 else (spec.factors[0], own)
+    return dataclasses.replace(spec, factors=both)
 
 
 def _rescaled(**changes):
@@ -266,6 +274,17 @@ _VISIBLE = {
         _each_layer(lambda s: {"window": None}),
         _routed(scale=1.0),
     ),
+    "minimax-gqa-factors": (
+        lambda m: {"norm_eps": 1e-5},
+        lambda m: {"pattern": tuple(dataclasses.replace(s, factors=()) for s in m.pattern)},
+        lambda m: {"pattern": tuple(_factors(s, 0, (1.0, 1.0)) for s in m.pattern)},
+        lambda m: {"pattern": tuple(_factors(s, 1, (1.0, 1.0)) for s in m.pattern)},
+        _each_of(LinearAttention, decay=None),
+        _each_of(LinearAttention, decay=1.0),
+        _each_of(LinearAttention, feature_map="elu"),
+        _each_of(Attention, rope=None),
+    ),
+    "minimax-mha-window-tied-float32": (_each_of(Attention, window=None),),
     "minimax_m2-gqa-partial": (
         _each_layer(lambda s: {"rope": Rope(s.rope.theta)}),
         _routed(scores="softmax"),

@@ -10,6 +10,7 @@ import numpy as np
 
 from configs.kinds.experts import Experts
 from configs.kinds.latent import Latent
+from configs.kinds.linear_attention import LinearAttention
 from configs.kinds.mamba import Mamba2
 from configs.kinds.short_conv import ShortConv
 from configs.model import ModelConfig
@@ -79,6 +80,8 @@ def _wholes(config: ModelConfig, first: int = 0) -> Iterator[Whole]:
         prefix = f"{names.FAMILIES[config.family].layers}.{index}"
         if isinstance(layer.mixer, Mamba2):
             yield from recurrent_parts.of_mamba2(config, prefix, layer.mixer)
+        if isinstance(layer.mixer, LinearAttention):
+            yield from recurrent_parts.of_linear_attention(config, prefix, layer.mixer)
         if isinstance(layer.mixer, ShortConv):
             yield from recurrent_parts.of_short_conv(config, prefix, layer.mixer)
         if isinstance(layer.mixer, Latent):

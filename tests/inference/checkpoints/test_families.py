@@ -500,6 +500,7 @@ def test_every_family_is_read_written_and_named():
 STATES = {
     "lfm2",
     "mamba2",
+    "minimax",
 }
 # What llama.cpp calls families that it has another name for.
 LLAMA_CPP = {

@@ -15,6 +15,7 @@ from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.latent import Latent
+from configs.kinds.linear_attention import LinearAttention
 from configs.kinds.mamba import Mamba2
 from configs.kinds.rope import LongRope, Rope
 from configs.kinds.short_conv import ShortConv
@@ -24,6 +25,7 @@ from inference.checkpoints.hf.architectures import (
     export_fields,
     gemma4,
     lfm2,
+    minimax,
     mixtures_export,
     recurrent,
 )
@@ -215,6 +217,9 @@ FAMILIES = {
     ),
     "lfm2": _Family("Lfm2ForCausalLM", "lfm2", lfm2.export, (Attention, ShortConv)),
     "mamba2": _Family("Mamba2ForCausalLM", "mamba2", recurrent.export_mamba2, Mamba2, (NoneType,)),
+    "minimax": _Family(
+        "MiniMaxForCausalLM", "minimax", minimax.export, (Attention, LinearAttention), (Experts,)
+    ),
     "minimax_m2": _Family(
         "MiniMaxM2ForCausalLM", "minimax_m2", mixtures_export.minimax_m2, ffns=_MIXTURE
     ),
