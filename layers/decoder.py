@@ -16,6 +16,7 @@ from configs.kinds.kind import Kind
 from configs.kinds.latent import Latent
 from configs.kinds.linear_attention import LinearAttention
 from configs.kinds.mamba import Mamba2
+from configs.kinds.s4 import S4
 from configs.kinds.short_conv import ShortConv
 from configs.model import LayerSpec, ModelConfig
 from layers import norm, registry, rope
@@ -26,7 +27,7 @@ from layers.kernels.linear.low_bit import Quantized
 from layers.kernels.linear.packed import Packed
 from layers.linear import linear, soft_cap
 from layers.mixers import attention as attend
-from layers.mixers import compressed, latent, linear_attention, mamba, short_conv
+from layers.mixers import compressed, latent, linear_attention, mamba, s4, short_conv
 from layers.params import Params, looked_up
 from layers.ragged import Ragged
 from layers.recurrence.sums import rounded
@@ -40,6 +41,7 @@ registry.register(Latent, latent.apply)
 registry.register(Compressed, compressed.apply)
 registry.register(Mamba2, mamba.apply_mamba2)
 registry.register(LinearAttention, linear_attention.apply)
+registry.register(S4, s4.apply)
 registry.register(ShortConv, short_conv.apply)
 registry.register(Gated, dense.gated)
 registry.register(Plain, dense.plain)

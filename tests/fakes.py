@@ -24,7 +24,10 @@ from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.latent import Indexer, Latent
 from configs.kinds.layer_inputs import LayerInputs
+from configs.kinds.linear_attention import LinearAttention
 from configs.kinds.rope import Dynamic, Proportional, Rope, Yarn
+from configs.kinds.s4 import S4
+from configs.kinds.short_conv import ShortConv
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import LayerSpec, ModelConfig
 from configs.prefill import TOGETHER
@@ -137,7 +140,12 @@ def continuation(history: Sequence[int], n: int) -> list[int]:
 
 def fake_model(**changes: Any) -> ModelConfig:
     """Pages, a state, pages with a window, and a sharer of the first layer: two page groups."""
-    specs = CacheSpec(1, ELEMENTS), recurrent((1,)), CacheSpec(1, ELEMENTS, window=WINDOW), shared(0)
+    specs = (
+        CacheSpec(1, ELEMENTS),
+        recurrent((1,)),
+        CacheSpec(1, ELEMENTS, window=WINDOW),
+        shared(0),
+    )
     pattern = tuple(LayerSpec(Caching(spec), None) for spec in specs)
     fields = dict(width=4, num_layers=4, max_context=128, pattern=pattern, dtype="float32")
     return ModelConfig("fake", "fake", VOCAB, **fields | changes)
@@ -253,6 +261,28 @@ def gpt_oss(dtype: str = "float32", **changes: Any) -> ModelConfig:
     model = ModelConfig(
         "tiny-gpt-oss", "gpt_oss", 131, width=24, num_layers=2, max_context=256, dtype=dtype,
         pattern=(LayerSpec(sliding, experts), LayerSpec(full, experts)),
+    )  # fmt: skip
+    return _changed(model, changes)
+
+
+def linear(dtype: str = "float32", **changes: Any) -> ModelConfig:
+    """What keeps a state without choosing what enters it, and a window: a short convolution, linear
+    attention with each map, S4; the residual stream of one layer goes on from its norms.
+    """
+    taylor = LinearAttention(12, key_width=3, value_width=2, feature_map="taylor")
+    lightning = LinearAttention(12, key_width=4, value_width=3, decay=0.6, has_gated_norm=True)
+    mixers = (
+        ShortConv(24, conv_width=3, has_bias=True), lightning,
+        Attention(num_heads=4, num_kv_heads=2, head_width=8, window=20), taylor,
+        dataclasses.replace(taylor, feature_map="elu"), S4(24, state_width=5),
+    )  # fmt: skip
+    factors = (), ((1.5, 0.8), (1.2, 1.1)), (), (), (), ()
+    model = ModelConfig(
+        "tiny-linear", "minimax", 131, width=24, num_layers=len(mixers), max_context=256,
+        dtype=dtype, pattern=tuple(
+            LayerSpec(mixer, Gated(40), factors=own)
+            for mixer, own in zip(mixers, factors, strict=True)
+        ),
     )  # fmt: skip
     return _changed(model, changes)
 

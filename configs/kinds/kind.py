@@ -147,6 +147,11 @@ class Mixer(Kind):
         return 0
 
     @property
+    def num_sums(self) -> int:
+        """Vectors of width D a token that chips along `model` sum."""
+        return 1
+
+    @property
     def cache_parts(self) -> int:
         """Chips that its cache can be divided over; more of them hold copies."""
         return getattr(self, self.cached_heads) if self.cached_heads else 1
