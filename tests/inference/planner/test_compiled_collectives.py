@@ -265,7 +265,8 @@ def test_a_decode_step_exchanges_what_the_planner_says(name, mesh):
     assert counted == collectives.totals(planned, shape.num_tokens, shape.num_logits)
     sums = [each for each in planned if each.kind == "all-reduce" and each.place != "sample"]
     wide = sum(each.count for each in sums if each.token_bytes == 4 * model.width)
-    wider = sum(layer.ffn.num_sums > 1 for layer in model.layers) + bool(model.layer_inputs)
+    kinds = (kind for layer in model.layers for kind in (layer.mixer, layer.ffn))
+    wider = sum(kind.num_sums > 1 for kind in kinds) + bool(model.layer_inputs)
     assert wide == (1 + 2 * model.num_layers - wider if mesh.model > 1 else 0)
     axes = {axis for axis in ("model", "expert") if getattr(mesh, axis) > 1}
     assert {each.axis for each in planned} == axes and all(each.exposed for each in planned)
