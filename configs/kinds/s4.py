@@ -4,6 +4,7 @@ import dataclasses
 
 from configs import cache
 from configs.cache import CacheSpec
+from configs.errors import InputError
 from configs.kinds import operations
 from configs.kinds.kind import Mixer, check_sizes, equal_shares
 from configs.kinds.operations import Move, Operation
@@ -31,12 +32,25 @@ class S4(Mixer, name="s4"):
     def __post_init__(self) -> None:
         check_sizes(self, "channels", "state_width")
 
+    def check_channels(self, width: int, chips: int | None = None) -> None:
+        """Whether its channels are those of the residual stream, or a chip's of so many (None:
+        however many there are).
+
+        Raises:
+            InputError: with both widths.
+        """
+        if self.channels * (chips or max(1, width // self.channels)) != width:
+            raise InputError(
+                f"s4 channels={self.channels} are those of the model, model.width={width}"
+            )
+
     def parameters(self, model: Widths) -> Declared:
         """In float32, of each channel: its step and a skip; of each state its rate, its frequency
         and how it is read [X, 2M], real parts first. Steps, rates and frequencies are relative to
         those that the paper begins with. Then the way out [2D, X], values before gates.
         """
         X, M, D = self.channels, self.state_width, model.width
+        self.check_channels(D)
         of_channel = ParamInfo((X,), "float32", ("heads",), "zeros")
         of_state = ParamInfo((X, M), "float32", ("heads", "states"), "zeros")
         return {

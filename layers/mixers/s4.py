@@ -29,8 +29,13 @@ def apply(
     leaf: Leaf,
     context: StepContext,
 ) -> tuple[jax.Array, Leaf]:
-    """One layer: float32 [T, D], and the leaf, states of each sequence."""
+    """One layer: float32 [T, D], and the leaf, states of each sequence.
+
+    Raises:
+        InputError: it has another number of channels than the residual stream.
+    """
     X, M, ragged = kind.channels, kind.state_width, context.ragged
+    kind.check_channels(config.width, collectives.num_chips())
     x_TX = jax.lax.dynamic_slice_in_dim(x_TD, collectives.chip() * X, X, axis=1)
     dynamics = discretized(params, kind)
 
@@ -38,9 +43,7 @@ def apply(
         x_YWX, is_valid_YW = inputs
         return s4d.recurrent(x_YWX, *dynamics, before, is_valid_YW)
 
-    def at_once(
-        inputs: rows.Inputs, before: jax.Array, *rest: Any
-    ) -> tuple[jax.Array, jax.Array]:
+    def at_once(inputs: rows.Inputs, before: jax.Array, *rest: Any) -> tuple[jax.Array, jax.Array]:
         x_YWX, is_valid_YW = inputs
         return s4d.chunked(x_YWX, *dynamics, before, is_valid_YW, *rest)
 
