@@ -1,5 +1,7 @@
 """S4D beside its formulas, state by state, in NumPy's complex numbers."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -85,8 +87,10 @@ def test_a_layer_by_hand(is_deterministic):
 
 
 def test_states_begin_as_the_paper_has_them():
-    own = params.init(S4(64, 8).parameters(CONFIG), 0)
-    log_a, _, C = (np.asarray(x) for x in s4.discretized(own, S4(64, 8)))
+    kind = S4(64, 8)
+    wide = dataclasses.replace(CONFIG, width=64, pattern=(LayerSpec(kind, Gated(12)),))
+    own = params.init(kind.parameters(wide), 0)
+    log_a, _, C = (np.asarray(x) for x in s4.discretized(own, kind))
     steps = -2 * log_a.real
     assert steps.min() == pytest.approx(1e-3, rel=0.05)
     assert steps.max() == pytest.approx(1e-1, rel=0.05)
