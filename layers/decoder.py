@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from configs.cache import CacheSpec
 from configs.kinds.attention import Attention
 from configs.kinds.compressed import Compressed
+from configs.kinds.delta_net import DeltaNet
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.kind import Kind
@@ -24,7 +25,7 @@ from layers.kernels.linear.low_bit import Quantized
 from layers.kernels.linear.packed import Packed
 from layers.linear import linear, soft_cap
 from layers.mixers import attention as attend
-from layers.mixers import compressed, latent, mamba
+from layers.mixers import compressed, delta_net, latent, mamba
 from layers.params import Params, looked_up
 from layers.ragged import Ragged
 from layers.registry import Leaf, StepContext, Visits
@@ -35,6 +36,7 @@ _LANES = 128  # of a TPU's tiles
 registry.register(Attention, attend.apply)
 registry.register(Latent, latent.apply)
 registry.register(Compressed, compressed.apply)
+registry.register(DeltaNet, delta_net.apply)
 registry.register(Mamba2, mamba.apply_mamba2)
 registry.register(Gated, dense.gated)
 registry.register(Plain, dense.plain)

@@ -174,6 +174,7 @@ _MAMBA2: Table = {
     "mixer_norm": ("norm.weight",),
     **recurrent_names.mamba2("mixer"),
 }
+_QWEN3_NEXT: Table = {**_QWEN2_MOE, **recurrent_names.delta_net("linear_attn")}
 _GGUF: Table = {
     "embed/table": ("token_embd.weight",),
     "final_norm": ("output_norm.weight",),
@@ -266,6 +267,8 @@ class Names(NamedTuple):
         interleaved: llama.cpp stores rotary pairs of queries and keys as neighbours.
         predicts: layers behind the last one may predict a second token, and are no part of the
             model.
+        predictor: what stands before the names of such layers that are none of the model's in
+            number; they are not read.
         inside: what stands before the names of a model that is a part of one that reads images and
             sounds too.
         others: the other parts of that one, which are not read.
@@ -277,6 +280,7 @@ class Names(NamedTuple):
     gguf: Table = _GGUF
     interleaved: bool = False
     predicts: bool = False
+    predictor: str | None = None
     inside: str | None = None
     others: tuple[str, ...] = ()
 
@@ -320,6 +324,7 @@ FAMILIES: dict[str, Names] = {
     "qwen2_moe": Names(_QWEN2_MOE, gguf=_GGUF_EXPERTS),
     "qwen3": Names(_LLAMA),
     "qwen3_moe": Names(_EXPERTS, gguf=_GGUF_EXPERTS),
+    "qwen3_next": Names(_QWEN3_NEXT, gguf={}, predictor="mtp"),
     "smollm3": Names(_LLAMA, interleaved=True),
 }
 
@@ -383,6 +388,9 @@ def is_behind(config: ModelConfig, name: str, layers: str, count: int) -> bool:
         layers: what stands before a layer's number.
         count: such layers that the checkpoint announces.
     """
+    predictor = FAMILIES[config.family].predictor
+    if predictor is not None and name.startswith(f"{predictor}."):
+        return True
     number = name.removeprefix(f"{layers}.").partition(".")[0]
     has_number = name.startswith(f"{layers}.") and number.isdecimal()
     predicts = FAMILIES[config.family].predicts

@@ -14,6 +14,7 @@ import pytest
 
 from configs.engine import Config, EngineConfig
 from configs.kinds.attention import Attention
+from configs.kinds.delta_net import DeltaNet
 from configs.kinds.experts import Experts
 from configs.kinds.rope import LongRope, Rope
 from configs.mesh import Mesh
@@ -148,11 +149,12 @@ def test_every_layout_is_there():
         )
         for m in models
         for h in m.mixers(Attention)
-        if not m.mixtures  # what these show besides is their experts
+        if not m.mixtures and not m.has_states  # what these show besides are experts or states
     }
     supported = [family.name for family in families.ARCHITECTURES.values()]
     mixtures = {m.family for m in models if m.mixtures}
-    layouts = {f: ("mqa", "gqa", "mha") for f in supported if f not in mixtures}
+    others = mixtures | {m.family for m in models if m.has_states}
+    layouts = {f: ("mqa", "gqa", "mha") for f in supported if f not in others}
     layouts |= {"gpt2": ("mha",), "olmo3": ("gqa", "mha"), "gemma4": ("gqa",)}
     assert kinds == {(f, kind) for f, legal in layouts.items() for kind in legal}
     assert {(m.family, m.tied) for m in models} == {
@@ -204,6 +206,11 @@ def _each_layer(change):
         return LayerSpec(dataclasses.replace(spec.mixer, **change(spec.mixer)), spec.ffn)
 
     return lambda m: {"pattern": tuple(map(changed, m.pattern))}
+
+
+def _each_of(kind, **changes):
+    """The same of mixers of one kind alone."""
+    return _each_layer(lambda mixer: changes if isinstance(mixer, kind) else {})
 
 
 def _rescaled(**changes):
@@ -285,6 +292,14 @@ _VISIBLE = {
         _each_mixture(lambda e: {"has_shared_gate": False}),
     ),
     "qwen2_moe-mha-dense-layers": (_routed(is_normalized=True),),
+    "qwen3_next-gqa-shared-experts": (
+        lambda m: {"norm_offset": 0.0},
+        _each_of(DeltaNet, gate="sigmoid"),
+        _each_of(DeltaNet, most_beta=2.0),
+        _each_of(Attention, rope=Rope()),
+        _each_mixture(lambda e: {"has_shared_gate": False}),
+    ),
+    "qwen3_next-mha-listed-tied-float32": (_routed(is_normalized=True),),
     "qwen3_moe-mqa-bias-window": (_each_layer(lambda s: {"window": None}),),
     "gemma2-gqa-tied": (
         _each_layer(lambda s: {"score_cap": None}),

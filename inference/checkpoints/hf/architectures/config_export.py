@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from configs.errors import InputError
 from configs.kinds.attention import Attention
+from configs.kinds.delta_net import DeltaNet
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.latent import Latent
@@ -19,7 +20,13 @@ from configs.kinds.mamba import Mamba2
 from configs.kinds.rope import LongRope, Rope
 from configs.model import ModelConfig
 from inference.checkpoints.hf import hf_directory
-from inference.checkpoints.hf.architectures import export_fields, gemma4, mixtures_export, recurrent
+from inference.checkpoints.hf.architectures import (
+    delta_export,
+    export_fields,
+    gemma4,
+    mixtures_export,
+    recurrent,
+)
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -30,7 +37,7 @@ class _Family(NamedTuple):
     architecture: str
     model_type: str
     build: Callable[[ModelConfig], dict[str, Any]]
-    mixer: type = Attention
+    mixer: type | tuple[type, ...] = Attention
     ffns: tuple[type, ...] = (Gated, Plain)
 
 
@@ -165,7 +172,7 @@ def _gpt2(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-_MIXTURE = (Gated, Experts)
+_MIXTURE, _DELTA = (Gated, Experts), (Attention, DeltaNet)
 FAMILIES = {
     "llama": _Family("LlamaForCausalLM", "llama", export_fields.llama_fields),
     "gemma2": _Family("Gemma2ForCausalLM", "gemma2", _gemma),
@@ -211,5 +218,8 @@ FAMILIES = {
         "MiniMaxM2ForCausalLM", "minimax_m2", mixtures_export.minimax_m2, ffns=_MIXTURE
     ),
     "gpt_oss": _Family("GptOssForCausalLM", "gpt_oss", mixtures_export.gpt_oss, ffns=_MIXTURE),
+    "qwen3_next": _Family(
+        "Qwen3NextForCausalLM", "qwen3_next", delta_export.qwen3_next, _DELTA, _MIXTURE
+    ),
     "smollm3": _Family("SmolLM3ForCausalLM", "smollm3", _smollm3),
 }

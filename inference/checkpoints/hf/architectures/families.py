@@ -9,7 +9,14 @@ from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from inference.checkpoints.hf.architectures import fields, gemma4, mixtures, recurrent, rope_keys
+from inference.checkpoints.hf.architectures import (
+    delta,
+    fields,
+    gemma4,
+    mixtures,
+    recurrent,
+    rope_keys,
+)
 from inference.checkpoints.hf.architectures.config_keys import Keys
 
 _GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
@@ -325,6 +332,7 @@ ARCHITECTURES: dict[str, Family] = {
     "Mamba2ForCausalLM": Family("mamba2", recurrent.mamba2),
     "MiniMaxM2ForCausalLM": Family("minimax_m2", mixtures.minimax_m2, mixtures.MINIMAX),
     "GptOssForCausalLM": Family("gpt_oss", mixtures.gpt_oss, mixtures.GPT_OSS),
+    "Qwen3NextForCausalLM": Family("qwen3_next", delta.qwen3_next, delta.QWEN),
     "Olmo3ForCausalLM": Family("olmo3", _olmo3, ("attention_bias",)),
     "Phi3ForCausalLM": Family("phi3", _phi3, ("partial_rotary_factor", "auto_map")),
 }

@@ -1,0 +1,40 @@
+"""`config.json` of the architectures with the delta rule: the inverse of `delta`."""
+
+from typing import Any
+
+from configs.kinds.delta_net import DeltaNet
+from configs.kinds.rope import Rope
+from configs.model import ModelConfig
+from inference.checkpoints.hf.architectures import mixtures_export
+
+
+def qwen3_next(config: ModelConfig) -> dict[str, Any]:
+    """See `delta.qwen3_next`."""
+    shared = mixtures_export.mixture(config).shared_width
+    return mixtures_export.qwen(config) | _mixers(config) | {
+        "shared_expert_intermediate_size": shared,
+    }  # fmt: skip
+
+
+def _mixers(config: ModelConfig) -> dict[str, Any]:
+    """Layers of Qwen's two kinds, and what differs from those that attend alone."""
+    attention, own = mixtures_export.attention(config), _delta_net(config)
+    return {
+        "layer_types": _layer_types(config),
+        "attention_bias": "out" in attention.biases,
+        "partial_rotary_factor": (attention.rope or Rope()).share,
+        "linear_num_value_heads": own.num_heads,
+        "linear_num_key_heads": own.num_key_heads,
+        "linear_key_head_dim": own.key_width,
+        "linear_value_head_dim": own.value_width,
+        "linear_conv_kernel_dim": own.conv_width,
+    }
+
+
+def _delta_net(config: ModelConfig) -> DeltaNet:
+    return next(iter(config.mixers(DeltaNet)), DeltaNet(1, 1, 1, 1))
+
+
+def _layer_types(config: ModelConfig) -> list[str]:
+    kinds = [isinstance(layer.mixer, DeltaNet) for layer in config.layers]
+    return ["linear_attention" if is_linear else "full_attention" for is_linear in kinds]

@@ -1,0 +1,129 @@
+"""Checkpoints of layers that correct states by the delta rule: every spelling, strict."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from configs.errors import InputError
+from configs.kinds.attention import Attention
+from configs.kinds.delta_net import DeltaNet
+from configs.kinds.feed_forward import Gated
+from configs.kinds.rope import Rope
+from inference.checkpoints import mapped, resolve
+from inference.checkpoints.hf import hf_directory
+from layers import decoder, params
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+NEXT = "qwen3_next-gqa-shared-experts"
+
+
+def parse(checkpoint: str, **changes):
+    """The model of a tiny checkpoint with some keys changed; None drops one."""
+    raw = mapped.read_json(GOLDEN / checkpoint / "config.json") | changes
+    return hf_directory.parse_config(raw, Path("/models") / checkpoint)
+
+
+def load(folder: Path) -> dict[str, np.ndarray]:
+    found = resolve.resolve(str(folder))
+    loaded = found.open(None).load_params(decoder.param_infos(found.config), None)
+    return {path: np.asarray(leaf) for path, leaf in params.flatten(loaded).items()}
+
+
+def changed(folder: Path, checkpoint: str, change) -> Path:
+    """A copy of a tiny checkpoint whose tensors were changed."""
+    folder = Path(shutil.copytree(GOLDEN / checkpoint, folder / "changed", dirs_exist_ok=True))
+    tensors = load_file(GOLDEN / checkpoint / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def full_layers(config) -> list[int]:
+    return [n for n, layer in enumerate(config.layers) if not isinstance(layer.mixer, DeltaNet)]
+
+
+def test_what_is_fused_is_taken_apart_by_key_heads():
+    """Of Qwen3-Next's rows each key head's query, key, values and gates follow one another."""
+    loaded = load(GOLDEN / NEXT)
+    stored = load_file(GOLDEN / NEXT / "model.safetensors")
+    base = "model.layers.1.linear_attn"
+    heads = stored[f"{base}.in_proj_qkvz.weight"].reshape(2, 8 + 8 + 12 + 12, 20)
+    numbers = stored[f"{base}.in_proj_ba.weight"].reshape(2, 2 + 2, 20)
+    parts = [heads[:, 16:28], heads[:, :8], heads[:, 8:16]]  # values, queries, keys
+    expected = np.concatenate([part.reshape(-1, 20) for part in parts])
+    np.testing.assert_array_equal(loaded["layers/1/mixer/in"], expected)
+    parts = [heads[:, 28:], numbers[:, :2], numbers[:, 2:]]  # gates, betas, decays
+    expected = np.concatenate([part.reshape(-1, 20) for part in parts])
+    np.testing.assert_array_equal(loaded["layers/1/mixer/gates"], expected)
+    taps = stored[f"{base}.conv1d.weight"][:, 0]
+    np.testing.assert_array_equal(loaded["layers/1/mixer/conv"], np.roll(taps, 24, axis=0))
+
+
+def test_qwen3_next_in_every_spelling():
+    config = parse(NEXT)
+    assert full_layers(config) == [2]
+    listed = ["linear_attention", "linear_attention", "full_attention"]
+    assert parse(NEXT, full_attention_interval=None, layer_types=listed) == config
+    assert full_layers(parse(NEXT, full_attention_interval=None, num_hidden_layers=9)) == [3, 7]
+    newer = {"rope_theta": 1e4, "partial_rotary_factor": 0.25, "rope_type": "default"}
+    assert parse(NEXT, rope_theta=None, rope_parameters=newer) == config
+    assert parse(NEXT, partial_rotary_factor=None) == config  # a quarter, where none is stated
+    (attention,), (linear,) = config.mixers(Attention), config.mixers(DeltaNet)
+    assert attention.rope == Rope(1e4, share=0.25) and attention.has_output_gate
+    assert linear == DeltaNet(4, 2, key_width=8, value_width=6)
+    assert isinstance(config.layers[1].ffn, Gated)
+
+
+def test_layers_that_predict_a_second_token_are_left_out(tmp_path):
+    extra = {"mtp.fc.weight": np.ones((2, 3), np.float32)}
+    folder = changed(tmp_path, NEXT, lambda tensors: tensors.update(extra))
+    expected = load(GOLDEN / NEXT)
+    for path, value in load(folder).items():
+        np.testing.assert_array_equal(value, expected.pop(path), path)
+    assert not expected
+
+
+_FUSED = "model.layers.0.linear_attn.in_proj_qkvz.weight"
+_TAPS = "model.layers.0.linear_attn.conv1d.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda t: t.pop(_FUSED), f"tensor '{_FUSED}' is missing"),
+        (lambda t: t.update({_FUSED: t[_FUSED][:-1]}), r"is \[79, 20\]; expected \[80, 20\]"),
+        (lambda t: t.update({_TAPS: t[_TAPS][:, 0]}), r"is \[56, 4\]; expected \[56, 1, 4\]"),
+        (lambda t: t.update({f"{_FUSED}.v": t[_TAPS]}), "has no place|no place for"),
+        (lambda t: t.update({"mtpx.weight": t[_TAPS]}), "no place for: mtpx.weight"),
+        (
+            lambda t: t.update({"model.layers.0.linear_attn.dt_bias": np.ones(5, np.float32)}),
+            r"dt_bias' is \[5\]; expected \[4\]",
+        ),
+    ],
+)
+def test_tensors_are_read_strictly(tmp_path, change, cause):
+    with pytest.raises(InputError, match=cause) as caught:
+        load(changed(tmp_path, NEXT, change))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "changes", "cause"),
+    [
+        (NEXT, {"layer_types": ["mamba"] * 3}, "layer type 'mamba' is not .*; valid: linear_atte"),
+        (NEXT, {"layer_types": ["full_attention"]}, "layer_types must list one .* of 3 layers"),
+        (NEXT, {"full_attention_interval": 0}, "full_attention_interval must be an integer from"),
+        (NEXT, {"linear_num_value_heads": 5}, "num_heads=5 is not a multiple of num_key_heads=2"),
+        (NEXT, {"linear_conv_kernel_dim": 1}, "conv_width is at least 2, not 1"),
+        (NEXT, {"linear_key_head_dim": "8"}, "linear_key_head_dim must be an integer from 1"),
+        (NEXT, {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; valid: silu"),
+        (NEXT, {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size must be"),
+    ],
+)
+def test_what_is_not_served_is_named(checkpoint, changes, cause):
+    with pytest.raises(InputError, match=cause) as caught:
+        parse(checkpoint, **changes)
+    assert "\n" not in str(caught.value) and "config.json" in str(caught.value)
