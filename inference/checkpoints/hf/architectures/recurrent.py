@@ -52,17 +52,17 @@ def _biases(keys: Keys, of_products: str, of_convolution: str) -> tuple[str, ...
     return (*(("in",) if has_bias else ()), *conv, *(("out",) if has_bias else ()))
 
 
-def _limits(keys: Keys) -> tuple[float, float]:
+def _limits(keys: Keys) -> tuple[float, float | None]:
     """Least and largest step; strict JSON has no infinity, which transformers writes as an
     object.
     """
     raw = keys.raw.get("time_step_limit")
     if raw is None:
-        return 0.0, math.inf
+        return 0.0, None
     if not isinstance(raw, list) or len(raw) != 2:
         raise InputError(f"time_step_limit lists two numbers, not {shown(raw)}")
     least, most = map(_number, raw)
-    return least, most
+    return least, None if most == math.inf else most
 
 
 def _number(value: Any) -> float:
@@ -76,7 +76,7 @@ def _number(value: Any) -> float:
 def export_mamba2(config: ModelConfig) -> dict[str, Any]:
     """The fields of a Mamba-2 model's `config.json`."""
     (mixer,) = config.mixers(Mamba2)
-    limits = [{"__float__": "Infinity"} if x == math.inf else x for x in mixer.step_limits]
+    limits = [{"__float__": "Infinity"} if x is None else x for x in mixer.step_limits]
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.width,
