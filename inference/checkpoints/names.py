@@ -174,7 +174,8 @@ _MAMBA2: Table = {
     "mixer_norm": ("norm.weight",),
     **recurrent_names.mamba2("mixer"),
 }
-_QWEN3_NEXT: Table = {**_QWEN2_MOE, **recurrent_names.delta_net("linear_attn")}
+_QWEN3_NEXT: Table = {**_QWEN2_MOE, **recurrent_names.qwen3_next("linear_attn")}
+_QWEN3_5: Table = {**_LLAMA, **recurrent_names.qwen3_5("linear_attn")}
 _GGUF: Table = {
     "embed/table": ("token_embd.weight",),
     "final_norm": ("output_norm.weight",),
@@ -324,6 +325,9 @@ FAMILIES: dict[str, Names] = {
     "qwen2_moe": Names(_QWEN2_MOE, gguf=_GGUF_EXPERTS),
     "qwen3": Names(_LLAMA),
     "qwen3_moe": Names(_EXPERTS, gguf=_GGUF_EXPERTS),
+    "qwen3_5": Names(
+        _QWEN3_5, gguf={}, predictor="mtp", inside="model.language_model", others=("model.visual",)
+    ),
     "qwen3_next": Names(_QWEN3_NEXT, gguf={}, predictor="mtp"),
     "smollm3": Names(_LLAMA, interleaved=True),
 }

@@ -7,12 +7,21 @@ from collections.abc import Mapping
 Table = Mapping[str, tuple[str, ...]]
 
 
-def delta_net(module: str) -> Table:
-    """Of Qwen3-Next's gated DeltaNet, which fuses what it is fed, and the numbers of its gates."""
-    fused = f"{module}.in_proj_qkvz.weight", f"{module}.in_proj_ba.weight"
+def qwen3_next(module: str) -> Table:
+    """Of gated DeltaNet as Qwen3-Next has it, gates beside what is convolved."""
+    fused, numbers = f"{module}.in_proj_qkvz.weight", f"{module}.in_proj_ba.weight"
     return {
-        "delta_net/in": tuple(f"{fused[0]}.{part}" for part in "vqk"),
-        "delta_net/gates": (f"{fused[0]}.z", f"{fused[1]}.b", f"{fused[1]}.a"),
+        **qwen3_5(module),
+        "delta_net/in": tuple(f"{fused}.{part}" for part in "vqk"),
+        "delta_net/gates": (f"{fused}.z", f"{numbers}.b", f"{numbers}.a"),
+    }
+
+
+def qwen3_5(module: str) -> Table:
+    """Of gated DeltaNet as Qwen3.5 has it."""
+    return {
+        "delta_net/in": tuple(f"{module}.in_proj_qkv.weight.{part}" for part in "vqk"),
+        "delta_net/gates": tuple(f"{module}.in_proj_{part}.weight" for part in "zba"),
         "delta_net/conv": tuple(f"{module}.conv1d.weight.{part}" for part in "vqk"),
         "delta_net/rate": (f"{module}.A_log",),
         "delta_net/step_bias": (f"{module}.dt_bias",),

@@ -300,6 +300,10 @@ _VISIBLE = {
         _each_mixture(lambda e: {"has_shared_gate": False}),
     ),
     "qwen3_next-mha-listed-tied-float32": (_routed(is_normalized=True),),
+    "qwen3_5-gqa-sections": (
+        _each_of(DeltaNet, num_key_heads=4, key_width=3),  # whose neighbours share no key
+        _each_of(Attention, rope=Rope()),
+    ),
     "qwen3_moe-mqa-bias-window": (_each_layer(lambda s: {"window": None}),),
     "gemma2-gqa-tied": (
         _each_layer(lambda s: {"score_cap": None}),

@@ -13,19 +13,33 @@ from inference.checkpoints.hf.tensor_parts import Part, Whole
 
 
 def of_delta_net(config: ModelConfig, prefix: str, kind: DeltaNet) -> Iterator[Whole]:
-    """Of Qwen3-Next one matrix for queries, keys, values and gates, and one for betas and decays,
-    each key head's rows together; and taps of one channel each.
+    """Of queries, keys, values, gates, betas and decays those that lie in one tensor; and taps of
+    one channel each. Where gates lie beside what is convolved, rows are each key head's together.
     """
-    table = names.FAMILIES[config.family].table
-    module = f"{prefix}.{table['delta_net/rate'][0].removesuffix('.A_log')}"
     values, keys, _ = kind.channels
-    heads = kind.num_key_heads
-    fed = {"q": keys, "k": keys, "v": values, "z": values}
-    yield _of_rows(f"{module}.in_proj_qkvz.weight", fed, (config.width,), heads)
-    numbers = {"b": kind.num_heads, "a": kind.num_heads}
-    yield _of_rows(f"{module}.in_proj_ba.weight", numbers, (config.width,), heads)
-    taps = {"q": keys, "k": keys, "v": values}
-    yield _of_rows(f"{module}.conv1d.weight", taps, (1, kind.conv_width))
+    sizes = {
+        "q": keys,
+        "k": keys,
+        "v": values,
+        "z": values,
+        "b": kind.num_heads,
+        "a": kind.num_heads,
+    }
+    shapes = {"in": (config.width,), "gates": (config.width,), "conv": (1, kind.conv_width)}
+    table = names.FAMILIES[config.family].table
+    found: dict[str, set[str]] = {}
+    rest = {}
+    for path, shape in shapes.items():
+        for name in table[f"delta_net/{path}"]:
+            tensor, _, part = name.rpartition(".")
+            if part in sizes:
+                found.setdefault(tensor, set()).add(part)
+                rest[tensor] = shape
+    for tensor, parts in found.items():
+        own = {part: rows for part, rows in sizes.items() if part in parts}
+        is_by_head = not parts <= {"q", "k", "v"}
+        groups = kind.num_key_heads if is_by_head else 1
+        yield _of_rows(f"{prefix}.{tensor}", own, rest[tensor], groups)
 
 
 def _of_rows(

@@ -1,5 +1,6 @@
 """Checkpoints of layers that correct states by the delta rule: every spelling, strict."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from inference.checkpoints.hf import hf_directory
 from layers import decoder, params
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-NEXT = "qwen3_next-gqa-shared-experts"
+NEXT, TEXT = "qwen3_next-gqa-shared-experts", "qwen3_5-gqa-sections"
 
 
 def parse(checkpoint: str, **changes):
@@ -77,6 +78,30 @@ def test_qwen3_next_in_every_spelling():
     assert isinstance(config.layers[1].ffn, Gated)
 
 
+def test_the_text_of_a_model_that_sees(tmp_path, caplog):
+    """Of Qwen3.5's published files, in which text is a part of the whole."""
+
+    def whole(tensors: dict[str, np.ndarray]) -> None:
+        for name in [name for name in tensors if name.startswith("model.")]:
+            tensors[name.replace("model.", "model.language_model.", 1)] = tensors.pop(name)
+        for name in ("model.visual.patch_embed.proj.weight", "mtp.fc.weight"):
+            tensors[name] = np.ones((2, 3), np.float32)
+
+    folder = changed(tmp_path, TEXT, whole)
+    text = mapped.read_json(GOLDEN / TEXT / "config.json")
+    raw = {
+        "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5",
+        "text_config": text | {"attn_output_gate": True, "architectures": None},
+        "vision_config": {"hidden_size": 8}, "tie_word_embeddings": False,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(raw))
+    found, expected = load(folder), load(GOLDEN / TEXT)
+    assert found.keys() == expected.keys()
+    for path, value in found.items():
+        np.testing.assert_array_equal(value, expected[path], path)
+    assert "1 tensors for them, from model.visual.patch_embed.proj.weight on" in caplog.text
+
+
 def test_layers_that_predict_a_second_token_are_left_out(tmp_path):
     extra = {"mtp.fc.weight": np.ones((2, 3), np.float32)}
     folder = changed(tmp_path, NEXT, lambda tensors: tensors.update(extra))
@@ -120,6 +145,8 @@ def test_tensors_are_read_strictly(tmp_path, change, cause):
         (NEXT, {"linear_conv_kernel_dim": 1}, "conv_width is at least 2, not 1"),
         (NEXT, {"linear_key_head_dim": "8"}, "linear_key_head_dim must be an integer from 1"),
         (NEXT, {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; valid: silu"),
+        (TEXT, {"attn_output_gate": False}, "attn_output_gate=False is not supported"),
+        (TEXT, {"partial_rotary_factor": "half"}, "partial_rotary_factor must be a number"),
         (NEXT, {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size must be"),
     ],
 )

@@ -3,6 +3,7 @@
 from typing import Any
 
 from configs.kinds.delta_net import DeltaNet
+from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Rope
 from configs.model import ModelConfig
 from inference.checkpoints.hf.architectures import mixtures_export
@@ -14,6 +15,14 @@ def qwen3_next(config: ModelConfig) -> dict[str, Any]:
     return mixtures_export.qwen(config) | _mixers(config) | {
         "shared_expert_intermediate_size": shared,
     }  # fmt: skip
+
+
+def qwen3_5(config: ModelConfig) -> dict[str, Any]:
+    """See `delta.qwen3_5`."""
+    ffn = config.layers[0].ffn
+    assert isinstance(ffn, Gated), "config_export has seen to it"
+    own = {"intermediate_size": ffn.width, "attn_output_gate": True}
+    return mixtures_export.with_heads(config) | _mixers(config) | own
 
 
 def _mixers(config: ModelConfig) -> dict[str, Any]:

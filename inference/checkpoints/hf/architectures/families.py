@@ -299,7 +299,10 @@ def _gemma_scale(keys: Keys) -> float | None:
 
 
 # Models that read images and sounds too: architecture and type of their text alone.
-_WHOLES = {"Gemma4ForConditionalGeneration": ("Gemma4ForCausalLM", "gemma4_text")}
+_WHOLES = {
+    "Gemma4ForConditionalGeneration": ("Gemma4ForCausalLM", "gemma4_text"),
+    "Qwen3_5ForConditionalGeneration": ("Qwen3_5ForCausalLM", "qwen3_5_text"),
+}
 _OF_THE_WHOLE = (
     *("dtype", "torch_dtype", "tie_word_embeddings", "eos_token_id", "bos_token_id"),
     *("quantization_config", "compression_config", "auto_map"),
@@ -332,6 +335,7 @@ ARCHITECTURES: dict[str, Family] = {
     "Mamba2ForCausalLM": Family("mamba2", recurrent.mamba2),
     "MiniMaxM2ForCausalLM": Family("minimax_m2", mixtures.minimax_m2, mixtures.MINIMAX),
     "GptOssForCausalLM": Family("gpt_oss", mixtures.gpt_oss, mixtures.GPT_OSS),
+    "Qwen3_5ForCausalLM": Family("qwen3_5", delta.qwen3_5, delta.QWEN),
     "Qwen3NextForCausalLM": Family("qwen3_next", delta.qwen3_next, delta.QWEN),
     "Olmo3ForCausalLM": Family("olmo3", _olmo3, ("attention_bias",)),
     "Phi3ForCausalLM": Family("phi3", _phi3, ("partial_rotary_factor", "auto_map")),

@@ -17,7 +17,7 @@ from inference.checkpoints.hf.architectures import export_fields
 def mixtral(config: ModelConfig) -> dict[str, Any]:
     """See `mixtures.mixtral`."""
     experts = mixture(config)
-    return _with_heads(config) | {
+    return with_heads(config) | {
         "sliding_window": attention(config).window,
         "intermediate_size": experts.width,
         "num_local_experts": experts.num_experts,
@@ -48,7 +48,7 @@ def qwen3_moe(config: ModelConfig) -> dict[str, Any]:
 def olmoe(config: ModelConfig) -> dict[str, Any]:
     """See `mixtures.olmoe`."""
     experts = mixture(config)
-    return _with_heads(config) | {
+    return with_heads(config) | {
         "intermediate_size": experts.width,
         "num_experts": experts.num_experts,
         "num_experts_per_tok": experts.top_k,
@@ -89,7 +89,7 @@ def deepseek_v32(config: ModelConfig) -> dict[str, Any]:
 def glm4_moe(config: ModelConfig) -> dict[str, Any]:
     """See `mixtures.glm4_moe`."""
     own = attention(config)
-    return _with_heads(config) | _routed(config) | {
+    return with_heads(config) | _routed(config) | {
         "partial_rotary_factor": (own.rope or Rope()).share,
         "use_qk_norm": own.qk_norm is not None,
         "attention_bias": "qkv" in own.biases,
@@ -99,7 +99,7 @@ def glm4_moe(config: ModelConfig) -> dict[str, Any]:
 def dots1(config: ModelConfig) -> dict[str, Any]:
     """See `mixtures.dots1`."""
     kinds = export_fields.layer_types(config)
-    return _with_heads(config) | _routed(config) | kinds | {
+    return with_heads(config) | _routed(config) | kinds | {
         "attention_bias": "qkv" in attention(config).biases,
         "scoring_func": "noaux_tc",
     }  # fmt: skip
@@ -133,7 +133,7 @@ def minimax_m2(config: ModelConfig) -> dict[str, Any]:
 def gpt_oss(config: ModelConfig) -> dict[str, Any]:
     """See `mixtures.gpt_oss`."""
     experts = mixture(config)
-    raw = _with_heads(config) | export_fields.layer_types(config) | {
+    raw = with_heads(config) | export_fields.layer_types(config) | {
         "intermediate_size": experts.width,
         "num_local_experts": experts.num_experts,
         "num_experts_per_tok": experts.top_k,
@@ -155,7 +155,8 @@ def mixture(config: ModelConfig) -> Experts:
     return next(found, Experts(1, 1, 1, Router()))
 
 
-def _with_heads(config: ModelConfig) -> dict[str, Any]:
+def with_heads(config: ModelConfig) -> dict[str, Any]:
+    """Sizes of a model and of its heads."""
     own = attention(config)
     return export_fields.sizes(config, own.rope or Rope()) | export_fields.heads(own)
 
@@ -174,7 +175,7 @@ def qwen(config: ModelConfig) -> dict[str, Any]:
     """What Qwen's mixtures write alike."""
     experts, dense = mixture(config), _dense(config)
     width = {"intermediate_size": dense[min(dense)].width} if dense else {}
-    return _with_heads(config) | width | {
+    return with_heads(config) | width | {
         "moe_intermediate_size": experts.width,
         "num_experts": experts.num_experts,
         "num_experts_per_tok": experts.top_k,
