@@ -225,18 +225,19 @@ def _block(
     context = StepContext(
         ragged, angles, spec, groups[0], is_owner, deterministic, attention, page_format, groups[-1]
     )
-    hidden_TD = _normed(weights, config, "mixer", layer.mixer, x_TD)
+    is_before, is_behind = config.norms_of(layer)
+    hidden_TD = _normed(weights, config, "mixer", layer.mixer, x_TD) if is_before else x_TD
     mix = registry.apply_mixer(layer.mixer)
     out_TD, leaf = mix(weights["mixer"], config, layer.mixer, hidden_TD, leaf, context)
-    if config.post_norms:
+    if is_behind:
         out_TD = norm.apply(out_TD, weights["mixer_post_norm"], config)
     x_TD, visits = x_TD + out_TD, None
     if layer.ffn is not None:
         with jax.named_scope("ffn"):
-            hidden_TD = _normed(weights, config, "ffn", layer.ffn, x_TD)
+            hidden_TD = _normed(weights, config, "ffn", layer.ffn, x_TD) if is_before else x_TD
             feed = registry.apply_feed_forward(layer.ffn)
             out_TD, visits = feed(weights["ffn"], config, layer.ffn, hidden_TD, context)
-        if config.post_norms:
+        if is_behind:
             out_TD = norm.apply(out_TD, weights["ffn_post_norm"], config)
         x_TD += out_TD
     if input_TP is not None:
@@ -267,7 +268,7 @@ def _normed(
     weights: Params, config: ModelConfig, part: str, kind: Kind, x_TD: jax.Array
 ) -> jax.Array:
     """What a part of a layer reads of the residual stream."""
-    if not config.pre_norms or kind.norms_input:
+    if kind.norms_input:
         return x_TD
     return norm.apply(x_TD, weights[f"{part}_norm"], config)
 

@@ -174,6 +174,12 @@ _MAMBA2: Table = {
     "mixer_norm": ("norm.weight",),
     **recurrent_names.mamba2("mixer"),
 }
+_OLMO_HYBRID: Table = {
+    **_GEMMA,
+    **recurrent_names.olmo_hybrid("linear_attn"),
+    "mixer_norm": ("attention_layer_norm.weight",),
+    "ffn_norm": ("feedforward_layer_norm.weight",),
+}
 _QWEN3_NEXT: Table = {**_QWEN2_MOE, **recurrent_names.qwen3_next("linear_attn")}
 _QWEN3_5: Table = {**_LLAMA, **recurrent_names.qwen3_5("linear_attn")}
 _GGUF: Table = {
@@ -272,6 +278,8 @@ class Names(NamedTuple):
             number; they are not read.
         inside: what stands before the names of a model that is a part of one that reads images and
             sounds too.
+        also: other names of a layer's tensors, where the model has none of that name, and those
+            that they stand for.
         others: the other parts of that one, which are not read.
     """
 
@@ -283,6 +291,7 @@ class Names(NamedTuple):
     predicts: bool = False
     predictor: str | None = None
     inside: str | None = None
+    also: Mapping[str, str] = {}
     others: tuple[str, ...] = ()
 
 
@@ -325,6 +334,14 @@ FAMILIES: dict[str, Names] = {
     "qwen2_moe": Names(_QWEN2_MOE, gguf=_GGUF_EXPERTS),
     "qwen3": Names(_LLAMA),
     "qwen3_moe": Names(_EXPERTS, gguf=_GGUF_EXPERTS),
+    "olmo_hybrid": Names(
+        _OLMO_HYBRID,
+        gguf={},
+        also={
+            "input_layernorm.weight": "attention_layer_norm.weight",
+            "post_attention_layernorm.weight": "feedforward_layer_norm.weight",
+        },
+    ),
     "qwen3_5": Names(
         _QWEN3_5, gguf={}, predictor="mtp", inside="model.language_model", others=("model.visual",)
     ),

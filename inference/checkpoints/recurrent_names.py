@@ -30,6 +30,19 @@ def qwen3_5(module: str) -> Table:
     }
 
 
+def olmo_hybrid(module: str) -> Table:
+    """Of gated DeltaNet as OLMo Hybrid has it, where every matrix is on its own."""
+    return {
+        "delta_net/in": tuple(f"{module}.{part}_proj.weight" for part in "vqk"),
+        "delta_net/gates": tuple(f"{module}.{part}_proj.weight" for part in "gba"),
+        "delta_net/conv": tuple(f"{module}.{part}_conv1d.weight.{part}" for part in "vqk"),
+        "delta_net/rate": (f"{module}.A_log",),
+        "delta_net/step_bias": (f"{module}.dt_bias",),
+        "delta_net/out_norm": (f"{module}.o_norm.weight",),
+        "delta_net/out": (f"{module}.o_proj.weight",),
+    }
+
+
 def mamba2(module: str) -> Table:
     """Of Mamba-2."""
     return {

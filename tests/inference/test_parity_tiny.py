@@ -203,7 +203,8 @@ def _each_layer(change):
     """A change of a model that changes the mixers of all of its layers."""
 
     def changed(spec: LayerSpec) -> LayerSpec:
-        return LayerSpec(dataclasses.replace(spec.mixer, **change(spec.mixer)), spec.ffn)
+        mixer = dataclasses.replace(spec.mixer, **change(spec.mixer))
+        return dataclasses.replace(spec, mixer=mixer)
 
     return lambda m: {"pattern": tuple(map(changed, m.pattern))}
 
@@ -282,6 +283,12 @@ _VISIBLE = {
         _each_mixture(lambda e: {"activation": "silu"}),
         _each_layer(lambda s: {"window": None}),
     ),
+    "olmo_hybrid-mha-rope": (
+        _each_of(DeltaNet, most_beta=1.0),
+        _each_of(DeltaNet, norm_eps=None),
+        _each_of(Attention, rope=None),
+    ),
+    "olmo_hybrid-gqa-nope-bias-tied-float32": (_each_of(Attention, rope=Rope()),),
     "olmo3-gqa-yarn": (
         _each_layer(lambda s: {"window": None}),
         _each_layer(lambda s: {"rope": Rope(s.rope.theta)}),

@@ -15,10 +15,12 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Rope
 from inference.checkpoints import mapped, resolve
 from inference.checkpoints.hf import hf_directory
+from inference.quantize import rotation
 from layers import decoder, params
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 NEXT, TEXT = "qwen3_next-gqa-shared-experts", "qwen3_5-gqa-sections"
+OLMO = "olmo_hybrid-mha-rope"
 
 
 def parse(checkpoint: str, **changes):
@@ -102,6 +104,47 @@ def test_the_text_of_a_model_that_sees(tmp_path, caplog):
     assert "1 tensors for them, from model.visual.patch_embed.proj.weight on" in caplog.text
 
 
+def test_olmo_hybrid_in_every_spelling():
+    config = parse(OLMO)
+    linear, full = config.layers
+    assert full.is_post_normed and not linear.is_post_normed and config.pre_norms
+    assert full.mixer.rope == Rope(1e4) and full.mixer.qk_norm == "all"
+    assert linear.mixer == DeltaNet(4, 2, 6, 4, most_beta=2.0, norm_eps=1e-5)
+    assert parse(OLMO, rope_parameters=None) == config  # transformers' base
+    for without in ({"rope_parameters": {"rope_theta": None}}, {"rope_parameters": None}):
+        bare = parse(OLMO, rope_theta=None, **without)
+        assert [layer.mixer.rope for layer in bare.layers[1:]] == [None]
+    derived = dict.fromkeys(("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"))
+    found = parse(OLMO, **{f"linear_{name}": None for name in derived}).layers[0].mixer
+    assert (found.num_heads, found.num_key_heads) == (4, 4)
+    assert (found.key_width, found.value_width) == (4, 8)  # 0.75 x 24 / 4
+    assert full_layers(parse(OLMO, layer_types=None)) == [1]
+    assert full_layers(parse(OLMO, layer_types=None, num_hidden_layers=9)) == [3, 7]
+    with pytest.raises(InputError, match="norms of what they add"):
+        rotation.untied(config)
+
+
+def test_norms_of_olmo_hybrid_by_either_name(tmp_path):
+    """Published files name those before a part otherwise than transformers' own modules."""
+
+    def rename(tensors: dict[str, np.ndarray]) -> None:
+        base = "model.layers.0"
+        for old, new in (("attention_layer_norm", "input_layernorm"),
+                         ("feedforward_layer_norm", "post_attention_layernorm")):  # fmt: skip
+            tensors[f"{base}.{new}.weight"] = tensors.pop(f"{base}.{old}.weight")
+
+    found, expected = load(changed(tmp_path, OLMO, rename)), load(GOLDEN / OLMO)
+    for path, value in expected.items():
+        np.testing.assert_array_equal(found[path], value, path)
+
+    def twice(tensors: dict[str, np.ndarray]) -> None:
+        name = "model.layers.0.attention_layer_norm.weight"
+        tensors["model.layers.0.input_layernorm.weight"] = tensors[name]
+
+    with pytest.raises(InputError, match="no place for: model.layers.0.input_layernorm.weight"):
+        load(changed(tmp_path, OLMO, twice))
+
+
 def test_layers_that_predict_a_second_token_are_left_out(tmp_path):
     extra = {"mtp.fc.weight": np.ones((2, 3), np.float32)}
     folder = changed(tmp_path, NEXT, lambda tensors: tensors.update(extra))
@@ -147,6 +190,8 @@ def test_tensors_are_read_strictly(tmp_path, change, cause):
         (NEXT, {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; valid: silu"),
         (TEXT, {"attn_output_gate": False}, "attn_output_gate=False is not supported"),
         (TEXT, {"partial_rotary_factor": "half"}, "partial_rotary_factor must be a number"),
+        (OLMO, {"linear_allow_neg_eigval": 1}, "linear_allow_neg_eigval must be true or false"),
+        (OLMO, {"mlp_bias": True}, "mlp_bias=True is not supported"),
         (NEXT, {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size must be"),
     ],
 )

@@ -218,6 +218,9 @@ FAMILIES = {
         "MiniMaxM2ForCausalLM", "minimax_m2", mixtures_export.minimax_m2, ffns=_MIXTURE
     ),
     "gpt_oss": _Family("GptOssForCausalLM", "gpt_oss", mixtures_export.gpt_oss, ffns=_MIXTURE),
+    "olmo_hybrid": _Family(
+        "OlmoHybridForCausalLM", "olmo_hybrid", delta_export.olmo_hybrid, _DELTA, (Gated,)
+    ),
     "qwen3_5": _Family(
         "Qwen3_5ForCausalLM", "qwen3_5_text", delta_export.qwen3_5, _DELTA, (Gated,)
     ),

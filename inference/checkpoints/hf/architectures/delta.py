@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from configs.errors import InputError, shown
 from configs.kinds.delta_net import DeltaNet
 from configs.kinds.kind import FeedForward, Mixer
-from configs.model import MOST_LAYERS, ModelConfig
+from configs.kinds.rope import Rope
+from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.checkpoints.hf.architectures import fields, mixtures, rope_keys
 from inference.checkpoints.hf.architectures.config_keys import Keys
 
@@ -30,6 +31,41 @@ def qwen3_5(keys: Keys, name: str) -> ModelConfig:
     keys = Keys(_QWEN3_5 | keys.raw, keys.label)
     keys.require_neutral({"attn_output_gate": (True, None)})
     return _qwen(keys, name, "qwen3_5", fields.gated(keys))
+
+
+def olmo_hybrid(keys: Keys, name: str) -> ModelConfig:
+    """OLMo Hybrid (Ai2 2026): OLMo 2's attention, norms behind it and its feed-forward, and layers
+    with norms before a gated DeltaNet that may overshoot and before their feed-forward.
+    """
+    attention = fields.attention(keys, rope=_olmo_rope(keys), qk_norm="all")
+    heads = keys.integer("linear_num_key_heads", attention.num_heads)
+    three_quarters = max(3 * keys.integer("hidden_size") // (4 * heads), 1)
+    key_width = keys.integer("linear_key_head_dim", three_quarters)
+    mixer = DeltaNet(
+        num_heads=keys.integer("linear_num_value_heads", attention.num_heads),
+        num_key_heads=heads,
+        key_width=key_width,
+        value_width=keys.integer("linear_value_head_dim", 2 * key_width),
+        conv_width=keys.integer("linear_conv_kernel_dim", 4),
+        most_beta=2.0 if keys.boolean("linear_allow_neg_eigval", True) else 1.0,
+        norm_eps=1e-5,
+    )
+    last = keys.integer("num_hidden_layers", limit=MOST_LAYERS) - 1
+    mixers = _by_type(keys, mixer, attention, lambda layer: layer % 4 == 3 or layer == last < 3)
+    ffn = fields.gated(keys)
+    return ModelConfig(
+        **fields.llama_fields(keys, name, "olmo_hybrid"),
+        max_context=rope_keys.max_context(keys, attention.rope or Rope()),
+        pattern=fields.repeated([LayerSpec(own, ffn, own == attention) for own in mixers]),
+    )
+
+
+def _olmo_rope(keys: Keys) -> Rope | None:
+    """Without positions, where the base is null."""
+    own = rope_keys.described(keys) or keys
+    if own.raw.get("rope_theta", keys.raw.get("rope_theta", 10_000.0)) is None:
+        return None
+    return rope_keys.read(keys)
 
 
 def _qwen(

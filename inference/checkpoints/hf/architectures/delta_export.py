@@ -25,13 +25,34 @@ def qwen3_5(config: ModelConfig) -> dict[str, Any]:
     return mixtures_export.with_heads(config) | _mixers(config) | own
 
 
+def olmo_hybrid(config: ModelConfig) -> dict[str, Any]:
+    """See `delta.olmo_hybrid`."""
+    raw = mixtures_export.with_heads(config)
+    if mixtures_export.attention(config).rope is None:
+        raw |= {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": None}}
+    ffn = config.layers[0].ffn
+    assert isinstance(ffn, Gated), "config_export has seen to it"
+    return raw | _linear(config) | {
+        "attention_bias": "out" in mixtures_export.attention(config).biases,
+        "intermediate_size": ffn.width,
+        "linear_allow_neg_eigval": _delta_net(config).most_beta == 2,
+    }  # fmt: skip
+
+
 def _mixers(config: ModelConfig) -> dict[str, Any]:
     """Layers of Qwen's two kinds, and what differs from those that attend alone."""
-    attention, own = mixtures_export.attention(config), _delta_net(config)
-    return {
-        "layer_types": _layer_types(config),
+    attention = mixtures_export.attention(config)
+    return _linear(config) | {
         "attention_bias": "out" in attention.biases,
         "partial_rotary_factor": (attention.rope or Rope()).share,
+    }
+
+
+def _linear(config: ModelConfig) -> dict[str, Any]:
+    """Which layers attend, and of the others their heads."""
+    own = _delta_net(config)
+    return {
+        "layer_types": _layer_types(config),
         "linear_num_value_heads": own.num_heads,
         "linear_num_key_heads": own.num_key_heads,
         "linear_key_head_dim": own.key_width,

@@ -335,6 +335,7 @@ ARCHITECTURES: dict[str, Family] = {
     "Mamba2ForCausalLM": Family("mamba2", recurrent.mamba2),
     "MiniMaxM2ForCausalLM": Family("minimax_m2", mixtures.minimax_m2, mixtures.MINIMAX),
     "GptOssForCausalLM": Family("gpt_oss", mixtures.gpt_oss, mixtures.GPT_OSS),
+    "OlmoHybridForCausalLM": Family("olmo_hybrid", delta.olmo_hybrid, ("attention_bias",)),
     "Qwen3_5ForCausalLM": Family("qwen3_5", delta.qwen3_5, delta.QWEN),
     "Qwen3NextForCausalLM": Family("qwen3_next", delta.qwen3_next, delta.QWEN),
     "Olmo3ForCausalLM": Family("olmo3", _olmo3, ("attention_bias",)),
