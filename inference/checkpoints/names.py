@@ -174,6 +174,16 @@ _MAMBA2: Table = {
     "mixer_norm": ("norm.weight",),
     **recurrent_names.mamba2("mixer"),
 }
+_KIMI_LINEAR: Table = {
+    **_DEEPSEEK,
+    **{path: names for path, names in _MIXTRAL.items() if path.startswith("ffn/")},
+    **recurrent_names.kimi_linear("self_attn"),
+    "ffn/router_offsets": ("block_sparse_moe.gate.e_score_correction_bias",),
+    "ffn/shared/gate_up": tuple(
+        f"block_sparse_moe.shared_experts.{part}_proj.weight" for part in ("gate", "up")
+    ),
+    "ffn/shared/down": ("block_sparse_moe.shared_experts.down_proj.weight",),
+}
 _OLMO_HYBRID: Table = {
     **_GEMMA,
     **recurrent_names.olmo_hybrid("linear_attn"),
@@ -334,6 +344,7 @@ FAMILIES: dict[str, Names] = {
     "qwen2_moe": Names(_QWEN2_MOE, gguf=_GGUF_EXPERTS),
     "qwen3": Names(_LLAMA),
     "qwen3_moe": Names(_EXPERTS, gguf=_GGUF_EXPERTS),
+    "kimi_linear": Names(_KIMI_LINEAR, gguf={}),
     "olmo_hybrid": Names(
         _OLMO_HYBRID,
         gguf={},

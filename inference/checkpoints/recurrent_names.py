@@ -43,6 +43,18 @@ def olmo_hybrid(module: str) -> Table:
     }
 
 
+def kimi_linear(module: str) -> Table:
+    """Of Kimi Delta Attention, whose decays and gates are projected in two steps."""
+    return {
+        **olmo_hybrid(module),
+        "delta_net/gates": (f"{module}.b_proj.weight",),
+        "delta_net/down": (f"{module}.f_a_proj.weight", f"{module}.g_a_proj.weight"),
+        "delta_net/decay_up": (f"{module}.f_b_proj.weight",),
+        "delta_net/gate_up": (f"{module}.g_b_proj.weight",),
+        "delta_net/rate": (f"{module}.A_log.heads",),
+    }
+
+
 def mamba2(module: str) -> Table:
     """Of Mamba-2."""
     return {

@@ -16,6 +16,7 @@ from configs.engine import Config, EngineConfig
 from configs.kinds.attention import Attention
 from configs.kinds.delta_net import DeltaNet
 from configs.kinds.experts import Experts
+from configs.kinds.latent import Latent
 from configs.kinds.rope import LongRope, Rope
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
@@ -138,6 +139,7 @@ def _assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 
 # Families whose parts are those of others, in another combination: one checkpoint shows it.
 _RELATIVES = ("dots1", "flex_olmo", "glm4_moe_lite", "glm_moe_dsa", "minimax_m2")
+_UNTIED = *_RELATIVES, "kimi_linear"  # or whose head is always its own
 
 
 def test_every_layout_is_there():
@@ -158,7 +160,7 @@ def test_every_layout_is_there():
     layouts |= {"gpt2": ("mha",), "olmo3": ("gqa", "mha"), "gemma4": ("gqa",)}
     assert kinds == {(f, kind) for f, legal in layouts.items() for kind in legal}
     assert {(m.family, m.tied) for m in models} == {
-        (f, tied) for f in supported for tied in (True, False) if not (tied and f in _RELATIVES)
+        (f, tied) for f in supported for tied in (True, False) if not (tied and f in _UNTIED)
     }
     assert {_family(name) for name in _GREEDY} == {*supported} - {*_RELATIVES}
     for name in _NAMES:
@@ -282,6 +284,12 @@ _VISIBLE = {
         _each_mixture(lambda e: {"up_offset": 0.0}),
         _each_mixture(lambda e: {"activation": "silu"}),
         _each_layer(lambda s: {"window": None}),
+    ),
+    "kimi_linear-experts-groups": (
+        _each_of(DeltaNet, gate="silu"),
+        _each_of(Latent, rope=Rope()),
+        _routed(num_groups=1, top_groups=1, group_best=1),
+        _routed(scale=1.0),
     ),
     "olmo_hybrid-mha-rope": (
         _each_of(DeltaNet, most_beta=1.0),

@@ -40,6 +40,9 @@ def of_delta_net(config: ModelConfig, prefix: str, kind: DeltaNet) -> Iterator[W
         is_by_head = not parts <= {"q", "k", "v"}
         groups = kind.num_key_heads if is_by_head else 1
         yield _of_rows(f"{prefix}.{tensor}", own, rest[tensor], groups)
+    tensor, _, part = table["delta_net/rate"][0].rpartition(".")
+    if part == "heads":
+        yield _of_heads(f"{prefix}.{tensor}", kind.num_heads)
 
 
 def _of_rows(
@@ -59,3 +62,10 @@ def _of_rows(
         return found
 
     return tensor, stored, parts
+
+
+def _of_heads(tensor: str, num_heads: int) -> Whole:
+    """A number of each head, stored so as to meet [tokens, heads, elements]."""
+    stored = 1, 1, num_heads, 1
+    part = Part(tensor, stored, (num_heads,), slice(0, 1))
+    return tensor, stored, lambda: {f"{tensor}.heads": part}

@@ -12,6 +12,7 @@ from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.delta_net import DeltaNet
 from configs.kinds.feed_forward import Gated
+from configs.kinds.latent import Latent
 from configs.kinds.rope import Rope
 from inference.checkpoints import mapped, resolve
 from inference.checkpoints.hf import hf_directory
@@ -20,7 +21,7 @@ from layers import decoder, params
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 NEXT, TEXT = "qwen3_next-gqa-shared-experts", "qwen3_5-gqa-sections"
-OLMO = "olmo_hybrid-mha-rope"
+OLMO, KIMI = "olmo_hybrid-mha-rope", "kimi_linear-experts-groups"
 
 
 def parse(checkpoint: str, **changes):
@@ -145,6 +146,32 @@ def test_norms_of_olmo_hybrid_by_either_name(tmp_path):
         load(changed(tmp_path, OLMO, twice))
 
 
+def test_kimi_linear_in_every_spelling():
+    config = parse(KIMI)
+    assert full_layers(config) == [1] and config.max_context == 256
+    linear, full = config.layers[0].mixer, config.layers[1].mixer
+    assert linear == DeltaNet(4, 4, 6, 6, decay_rank=6, gate_rank=6, gate="sigmoid")
+    assert full == Latent(3, 8, 4, 6, 5, rope=None)
+    ffn = config.layers[1].ffn
+    assert (ffn.num_experts, ffn.top_k, ffn.width, ffn.shared_width) == (4, 2, 8, 16)
+    assert (ffn.router.num_groups, ffn.router.scale) == (2, 2.446)
+    spelled = {
+        "num_experts": "num_local_experts", "num_experts_per_token": "num_experts_per_tok",
+        "num_shared_experts": "n_shared_experts", "num_expert_group": "n_group",
+        "moe_renormalize": "norm_topk_prob", "model_max_length": "max_position_embeddings",
+    }  # fmt: skip
+    raw = mapped.read_json(GOLDEN / KIMI / "config.json")
+    for published, attribute in spelled.items():
+        assert parse(KIMI, **{published: None, attribute: raw[published]}) == config, published
+    apart = {"linear_num_heads": 4, "linear_head_dim": 6, "linear_conv_kernel_dim": 4}
+    kinds = ["linear_attention", "full_attention", "linear_attention"]
+    assert parse(KIMI, linear_attn_config=None, layer_types=kinds, **apart) == config
+    found = parse(KIMI, linear_attn_config=None, num_hidden_layers=10, **apart)
+    assert full_layers(found) == [4, 8]
+    assert parse(KIMI, mlp_layer_types=["dense", "sparse", "sparse"]) == config
+    assert parse(KIMI, first_k_dense_replace=None) == config  # one, where none is stated
+
+
 def test_layers_that_predict_a_second_token_are_left_out(tmp_path):
     extra = {"mtp.fc.weight": np.ones((2, 3), np.float32)}
     folder = changed(tmp_path, NEXT, lambda tensors: tensors.update(extra))
@@ -192,6 +219,22 @@ def test_tensors_are_read_strictly(tmp_path, change, cause):
         (TEXT, {"partial_rotary_factor": "half"}, "partial_rotary_factor must be a number"),
         (OLMO, {"linear_allow_neg_eigval": 1}, "linear_allow_neg_eigval must be true or false"),
         (OLMO, {"mlp_bias": True}, "mlp_bias=True is not supported"),
+        (KIMI, {"tie_word_embeddings": True}, "tie_word_embeddings=True is not supported"),
+        (KIMI, {"mla_use_nope": False}, "mla_use_nope=False is not supported"),
+        (KIMI, {"moe_router_activation_func": "softmax"}, "moe_router_activation_func='softmax'"),
+        (KIMI, {"n_group": 4}, "num_expert_group=2 and n_group=4 name the same"),
+        (
+            KIMI,
+            {"num_key_value_heads": 1},
+            "num_key_value_heads is num_attention_heads=3, .* not 1",
+        ),
+        (
+            KIMI,
+            {"linear_attn_config": {"kda_layers": [1, 2], "full_attn_layers": [2]}},
+            "linear_attn_config: kda_layers and full_attn_layers list each of the layers 1 to 3",
+        ),
+        (KIMI, {"linear_attn_config": {"head_dim": 0}}, "linear_attn_config: head_dim must be"),
+        (KIMI, {"linear_attn_config": [1]}, "linear_attn_config must be an object"),
         (NEXT, {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size must be"),
     ],
 )

@@ -21,12 +21,12 @@ from configs.kinds.rope import LongRope, Rope
 from configs.model import ModelConfig
 from inference.checkpoints.hf import hf_directory
 from inference.checkpoints.hf.architectures import (
-    delta_export,
     export_fields,
     gemma4,
     mixtures_export,
     recurrent,
 )
+from inference.checkpoints.hf.architectures.delta_rule import export, kimi
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -218,14 +218,15 @@ FAMILIES = {
         "MiniMaxM2ForCausalLM", "minimax_m2", mixtures_export.minimax_m2, ffns=_MIXTURE
     ),
     "gpt_oss": _Family("GptOssForCausalLM", "gpt_oss", mixtures_export.gpt_oss, ffns=_MIXTURE),
+    "kimi_linear": _Family(
+        "KimiLinearForCausalLM", "kimi_linear", kimi.export, (Latent, DeltaNet), _MIXTURE
+    ),
     "olmo_hybrid": _Family(
-        "OlmoHybridForCausalLM", "olmo_hybrid", delta_export.olmo_hybrid, _DELTA, (Gated,)
+        "OlmoHybridForCausalLM", "olmo_hybrid", export.olmo_hybrid, _DELTA, (Gated,)
     ),
-    "qwen3_5": _Family(
-        "Qwen3_5ForCausalLM", "qwen3_5_text", delta_export.qwen3_5, _DELTA, (Gated,)
-    ),
+    "qwen3_5": _Family("Qwen3_5ForCausalLM", "qwen3_5_text", export.qwen3_5, _DELTA, (Gated,)),
     "qwen3_next": _Family(
-        "Qwen3NextForCausalLM", "qwen3_next", delta_export.qwen3_next, _DELTA, _MIXTURE
+        "Qwen3NextForCausalLM", "qwen3_next", export.qwen3_next, _DELTA, _MIXTURE
     ),
     "smollm3": _Family("SmolLM3ForCausalLM", "smollm3", _smollm3),
 }

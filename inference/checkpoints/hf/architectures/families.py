@@ -10,7 +10,6 @@ from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.checkpoints.hf.architectures import (
-    delta,
     fields,
     gemma4,
     mixtures,
@@ -18,6 +17,7 @@ from inference.checkpoints.hf.architectures import (
     rope_keys,
 )
 from inference.checkpoints.hf.architectures.config_keys import Keys
+from inference.checkpoints.hf.architectures.delta_rule import builders, kimi
 
 _GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
@@ -335,9 +335,10 @@ ARCHITECTURES: dict[str, Family] = {
     "Mamba2ForCausalLM": Family("mamba2", recurrent.mamba2),
     "MiniMaxM2ForCausalLM": Family("minimax_m2", mixtures.minimax_m2, mixtures.MINIMAX),
     "GptOssForCausalLM": Family("gpt_oss", mixtures.gpt_oss, mixtures.GPT_OSS),
-    "OlmoHybridForCausalLM": Family("olmo_hybrid", delta.olmo_hybrid, ("attention_bias",)),
-    "Qwen3_5ForCausalLM": Family("qwen3_5", delta.qwen3_5, delta.QWEN),
-    "Qwen3NextForCausalLM": Family("qwen3_next", delta.qwen3_next, delta.QWEN),
+    "OlmoHybridForCausalLM": Family("olmo_hybrid", builders.olmo_hybrid, ("attention_bias",)),
+    "KimiLinearForCausalLM": Family("kimi_linear", kimi.build, kimi.READS),
+    "Qwen3_5ForCausalLM": Family("qwen3_5", builders.qwen3_5, builders.QWEN),
+    "Qwen3NextForCausalLM": Family("qwen3_next", builders.qwen3_next, builders.QWEN),
     "Olmo3ForCausalLM": Family("olmo3", _olmo3, ("attention_bias",)),
     "Phi3ForCausalLM": Family("phi3", _phi3, ("partial_rotary_factor", "auto_map")),
 }

@@ -79,7 +79,7 @@ def deepseek_v32(config: ModelConfig) -> dict[str, Any]:
     """See `mixtures.deepseek_v32` and `mixtures.glm_moe_dsa`."""
     indexer = config.mixers(Latent)[0].indexer or Indexer(1, 1, 1)
     return _latent(config) | {
-        "mlp_layer_types": _mlp_types(config),
+        "mlp_layer_types": mlp_types(config),
         "index_n_heads": indexer.num_heads,
         "index_head_dim": indexer.head_width,
         "index_topk": indexer.top_k,
@@ -114,7 +114,7 @@ def glm4_moe_lite(config: ModelConfig) -> dict[str, Any]:
     """See `mixtures.glm4_moe_lite`."""
     return _latent(config) | {
         "rope_interleave": config.mixers(Latent)[0].rope.neighbours,
-        "mlp_layer_types": _mlp_types(config),
+        "mlp_layer_types": mlp_types(config),
     }
 
 
@@ -166,7 +166,8 @@ def _dense(config: ModelConfig) -> dict[int, Gated]:
     return {n: layer.ffn for n, layer in enumerate(config.layers) if isinstance(layer.ffn, Gated)}
 
 
-def _mlp_types(config: ModelConfig) -> list[str]:
+def mlp_types(config: ModelConfig) -> list[str]:
+    """Which layers have a mixture."""
     dense = _dense(config)
     return ["dense" if n in dense else "sparse" for n in range(config.num_layers)]
 

@@ -1,4 +1,4 @@
-"""Architectures whose layers correct states by the delta rule, and one in a few attends."""
+"""Qwen3-Next, Qwen3.5 and OLMo Hybrid: gated DeltaNet, and attention over keys and values."""
 
 from collections.abc import Callable, Sequence
 
@@ -51,7 +51,7 @@ def olmo_hybrid(keys: Keys, name: str) -> ModelConfig:
         norm_eps=1e-5,
     )
     last = keys.integer("num_hidden_layers", limit=MOST_LAYERS) - 1
-    mixers = _by_type(keys, mixer, attention, lambda layer: layer % 4 == 3 or layer == last < 3)
+    mixers = by_type(keys, mixer, attention, lambda layer: layer % 4 == 3 or layer == last < 3)
     ffn = fields.gated(keys)
     return ModelConfig(
         **fields.llama_fields(keys, name, "olmo_hybrid"),
@@ -81,7 +81,7 @@ def _qwen(
         conv_width=keys.integer("linear_conv_kernel_dim", 4),
     )
     interval = keys.integer("full_attention_interval", 4, limit=MOST_LAYERS)
-    mixers = _by_type(keys, mixer, attention, lambda layer: (layer + 1) % interval == 0)
+    mixers = by_type(keys, mixer, attention, lambda layer: (layer + 1) % interval == 0)
     return ModelConfig(
         **fields.llama_fields(keys, name, family),
         max_context=rope_keys.max_context(keys, rope),
@@ -90,7 +90,7 @@ def _qwen(
     )
 
 
-def _by_type(keys: Keys, linear: Mixer, full: Mixer, is_full: Callable[[int], bool]) -> list[Mixer]:
+def by_type(keys: Keys, linear: Mixer, full: Mixer, is_full: Callable[[int], bool]) -> list[Mixer]:
     """Every layer by `layer_types`, or by its number where the file lists none."""
     kinds = {"linear_attention": linear, "full_attention": full}
     count = keys.integer("num_hidden_layers", limit=MOST_LAYERS)

@@ -1,4 +1,4 @@
-"""`config.json` of the architectures with the delta rule: the inverse of `delta`."""
+"""`config.json` of Qwen3-Next, Qwen3.5 and OLMo Hybrid: the inverse of `builders`."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from inference.checkpoints.hf.architectures import mixtures_export
 
 
 def qwen3_next(config: ModelConfig) -> dict[str, Any]:
-    """See `delta.qwen3_next`."""
+    """See `builders.qwen3_next`."""
     shared = mixtures_export.mixture(config).shared_width
     return mixtures_export.qwen(config) | _mixers(config) | {
         "shared_expert_intermediate_size": shared,
@@ -18,7 +18,7 @@ def qwen3_next(config: ModelConfig) -> dict[str, Any]:
 
 
 def qwen3_5(config: ModelConfig) -> dict[str, Any]:
-    """See `delta.qwen3_5`."""
+    """See `builders.qwen3_5`."""
     ffn = config.layers[0].ffn
     assert isinstance(ffn, Gated), "config_export has seen to it"
     own = {"intermediate_size": ffn.width, "attn_output_gate": True}
@@ -26,7 +26,7 @@ def qwen3_5(config: ModelConfig) -> dict[str, Any]:
 
 
 def olmo_hybrid(config: ModelConfig) -> dict[str, Any]:
-    """See `delta.olmo_hybrid`."""
+    """See `builders.olmo_hybrid`."""
     raw = mixtures_export.with_heads(config)
     if mixtures_export.attention(config).rope is None:
         raw |= {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": None}}
@@ -35,7 +35,7 @@ def olmo_hybrid(config: ModelConfig) -> dict[str, Any]:
     return raw | _linear(config) | {
         "attention_bias": "out" in mixtures_export.attention(config).biases,
         "intermediate_size": ffn.width,
-        "linear_allow_neg_eigval": _delta_net(config).most_beta == 2,
+        "linear_allow_neg_eigval": delta_net(config).most_beta == 2,
     }  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def _mixers(config: ModelConfig) -> dict[str, Any]:
 
 def _linear(config: ModelConfig) -> dict[str, Any]:
     """Which layers attend, and of the others their heads."""
-    own = _delta_net(config)
+    own = delta_net(config)
     return {
         "layer_types": _layer_types(config),
         "linear_num_value_heads": own.num_heads,
@@ -61,7 +61,8 @@ def _linear(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _delta_net(config: ModelConfig) -> DeltaNet:
+def delta_net(config: ModelConfig) -> DeltaNet:
+    """The first such layer; where all attend, there is none to write."""
     return next(iter(config.mixers(DeltaNet)), DeltaNet(1, 1, 1, 1))
 
 
