@@ -22,6 +22,7 @@ from configs.kinds.kind import Mixer  # noqa: E402
 from configs.kinds.latent import Latent  # noqa: E402
 from configs.kinds.mamba import Mamba2  # noqa: E402
 from configs.kinds.rope import Rope  # noqa: E402
+from configs.kinds.selective import Mamba  # noqa: E402
 from configs.model import ModelConfig  # noqa: E402
 from inference.checkpoints import opened  # noqa: E402
 from inference.checkpoints.gguf.pretokenizers import SPLITS  # noqa: E402
@@ -136,6 +137,7 @@ def _parts(config: ModelConfig) -> list[str]:
     has_ffn_bias = isinstance(ffn, Gated | Plain) and ffn.has_bias
     biases = (*attention.biases, *(("ffn",) if has_ffn_bias else ()))
     parts = [
+        *_states(config),
         *_delta(config),
         *_latent(next(iter(config.mixers(Latent)), mixer)),
         *_experts(config),
@@ -186,6 +188,21 @@ def _delta(config: ModelConfig) -> list[str]:
     ]
 
 
+def _states(config: ModelConfig) -> list[str]:
+    """Of layers that keep a state of fixed size."""
+    selective, heads = config.mixers(Mamba), config.mixers(Mamba2)
+    norms = {mixer.norms for mixer in selective}
+    limits = {mixer.step_limits for mixer in heads} - {Mamba2(1, 1, 1).step_limits}
+    return [
+        ("Mamba" if selective else ""),
+        ("Mamba-2" if heads else ""),
+        ("norms without weights of what tokens choose" if "plain" in norms else ""),
+        ("norms of what tokens choose" if "weighted" in norms else ""),
+        ("limited steps" if limits else ""),
+        ("no feed-forward" if all(layer.ffn is None for layer in config.layers) else ""),
+    ]
+
+
 def _latent(mixer: Mixer) -> list[str]:
     if not isinstance(mixer, Latent):
         return []
@@ -227,6 +244,8 @@ def _heads(mixer: Mixer) -> str:
     if isinstance(mixer, DeltaNet):
         sizes = f"{mixer.key_width} x {mixer.value_width}"
         return f"{mixer.num_heads}/{mixer.num_key_heads} of {sizes}"
+    if isinstance(mixer, Mamba):
+        return f"{mixer.channels} channels of {mixer.state_width}"
     if isinstance(mixer, Mamba2):
         return f"{mixer.num_heads}/{mixer.num_groups} of {mixer.state_width} x {mixer.head_width}"
     assert isinstance(mixer, Attention)

@@ -18,6 +18,7 @@ from configs.kinds.delta_net import DeltaNet
 from configs.kinds.experts import Experts
 from configs.kinds.latent import Latent
 from configs.kinds.rope import LongRope, Rope
+from configs.kinds.selective import Mamba
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
 from inference.checkpoints import resolve
@@ -279,6 +280,16 @@ _VISIBLE = {
         _routed(scale=1.0),
     ),
     "glm4_moe-mqa-groups-float32": (_routed(num_groups=1, top_groups=1, group_best=1),),
+    "jamba-gqa-experts-bias": (
+        _each_of(Mamba, norms=None),
+        _each_of(Mamba, norms="plain"),
+        _routed(is_normalized=True),
+    ),
+    "jamba-mqa-dense-tied-float32": (_each_of(Attention, rope=Rope()),),
+    "falcon_mamba-bias-tied": (
+        _each_layer(lambda s: {"norms": None, "norm_eps": None}),
+        _each_layer(lambda s: {"norm_eps": None}),
+    ),
     "gpt_oss-gqa-limit": (
         _each_mixture(lambda e: {"limit": None}),
         _each_mixture(lambda e: {"up_offset": 0.0}),

@@ -13,6 +13,7 @@ from configs.kinds.delta_net import DeltaNet
 from configs.kinds.experts import Experts
 from configs.kinds.latent import Latent
 from configs.kinds.mamba import Mamba2
+from configs.kinds.selective import Mamba
 from configs.model import ModelConfig
 from inference.checkpoints import names
 from inference.checkpoints.hf import delta_parts, recurrent_parts
@@ -81,6 +82,8 @@ def parts_of(config: ModelConfig) -> dict[str, Part]:
 def _wholes(config: ModelConfig, first: int = 0) -> Iterator[Whole]:
     for index, layer in enumerate(config.layers, first):
         prefix = f"{names.FAMILIES[config.family].layers}.{index}"
+        if isinstance(layer.mixer, Mamba):
+            yield from recurrent_parts.of_mamba(config, prefix, layer.mixer)
         if isinstance(layer.mixer, Mamba2):
             yield from recurrent_parts.of_mamba2(config, prefix, layer.mixer)
         if isinstance(layer.mixer, DeltaNet):

@@ -66,6 +66,8 @@ def of_step(
         for layer in config.layers:
             if norms := layer.mixer.num_divided_norms:  # their sums travel together
                 found[Collective("mixer", "model", "all-reduce", 1, _WORD * norms)] += 1
+            if chosen := layer.mixer.num_chosen:
+                found[Collective("mixer", "model", "all-reduce", 1, _WORD * chosen)] += 1
             found[dataclasses.replace(sums, place="mixer")] += 1
             if layer.ffn is not None:
                 own = layer.ffn.num_sums * sums.token_bytes

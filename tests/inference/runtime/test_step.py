@@ -29,6 +29,7 @@ MODELS = {
     "quirks float32": fakes.quirks(),
     "every cache float32": fakes.every_cache(),
     "delta float32": fakes.delta(),
+    "jamba float32": fakes.jamba(),
 }
 CHUNKS = {
     "whole": {"chunk_tokens": 128, "prefill_chunks": (1,)},
@@ -96,6 +97,7 @@ BITWISE = [
     ("gemma float32", "chunks"),
     ("quirks float32", "whole"),
     ("delta float32", "whole"),
+    ("jamba float32", "whole"),
     *(  # of which `test_invariance` says the same
         pytest.param("llama bfloat16", chunks, marks=pytest.mark.long) for chunks in CHUNKS
     ),

@@ -18,6 +18,7 @@ from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.latent import Latent
 from configs.kinds.mamba import Mamba2
 from configs.kinds.rope import LongRope, Rope
+from configs.kinds.selective import Mamba
 from configs.model import ModelConfig
 from inference.checkpoints.hf import hf_directory
 from inference.checkpoints.hf.architectures import (
@@ -25,6 +26,7 @@ from inference.checkpoints.hf.architectures import (
     gemma4,
     mixtures_export,
     recurrent,
+    selective,
 )
 from inference.checkpoints.hf.architectures.delta_rule import export, kimi
 
@@ -213,6 +215,13 @@ FAMILIES = {
     "glm4_moe_lite": _Family(
         "Glm4MoeLiteForCausalLM", "glm4_moe_lite", mixtures_export.glm4_moe_lite, Latent, _MIXTURE
     ),
+    "falcon_mamba": _Family(
+        "FalconMambaForCausalLM", "falcon_mamba", selective.export_falcon_mamba, Mamba, (NoneType,)
+    ),
+    "jamba": _Family(
+        "JambaForCausalLM", "jamba", selective.export_jamba, (Attention, Mamba), _MIXTURE
+    ),
+    "mamba": _Family("MambaForCausalLM", "mamba", selective.export_mamba, Mamba, (NoneType,)),
     "mamba2": _Family("Mamba2ForCausalLM", "mamba2", recurrent.export_mamba2, Mamba2, (NoneType,)),
     "minimax_m2": _Family(
         "MiniMaxM2ForCausalLM", "minimax_m2", mixtures_export.minimax_m2, ffns=_MIXTURE

@@ -15,6 +15,7 @@ from inference.checkpoints.hf.architectures import (
     mixtures,
     recurrent,
     rope_keys,
+    selective,
 )
 from inference.checkpoints.hf.architectures.config_keys import Keys
 from inference.checkpoints.hf.architectures.delta_rule import builders, kimi
@@ -332,6 +333,9 @@ ARCHITECTURES: dict[str, Family] = {
     "Dots1ForCausalLM": Family("dots1", mixtures.dots1, ("attention_bias", "num_local_experts")),
     "FlexOlmoForCausalLM": Family("flex_olmo", mixtures.flex_olmo, mixtures.QWEN3),
     "Glm4MoeLiteForCausalLM": Family("glm4_moe_lite", mixtures.glm4_moe_lite),
+    "FalconMambaForCausalLM": Family("falcon_mamba", selective.falcon_mamba),
+    "JambaForCausalLM": Family("jamba", selective.jamba),
+    "MambaForCausalLM": Family("mamba", selective.mamba),
     "Mamba2ForCausalLM": Family("mamba2", recurrent.mamba2),
     "MiniMaxM2ForCausalLM": Family("minimax_m2", mixtures.minimax_m2, mixtures.MINIMAX),
     "GptOssForCausalLM": Family("gpt_oss", mixtures.gpt_oss, mixtures.GPT_OSS),
