@@ -24,11 +24,13 @@ MOST_LAYERS, MOST_CONTEXT = 10_000, 2**31 - 1
 @dataclasses.dataclass(frozen=True)
 class LayerSpec:
     """One layer: which mixer moves information between tokens, and which feed-forward follows
-    (None: there is none). Each is a kind of `configs/kinds/`, with its own widths.
+    (None: there is none). Each is a kind of `configs/kinds/`, with its own widths. Where it
+    `is_post_normed` norms stand behind them alone, wherever the model's stand.
     """
 
     mixer: Mixer
     ffn: FeedForward | None
+    is_post_normed: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.mixer, Mixer):
@@ -196,7 +198,7 @@ class ModelConfig:
             mixer: Any = layer.mixer
             if spec.owner is not None:
                 mixer = dataclasses.replace(mixer, owner=spec.owner + first)
-            found.append(LayerSpec(mixer, layer.ffn))
+            found.append(dataclasses.replace(layer, mixer=mixer))
         return tuple(found)
 
     def mixers(self, kind: type[Any]) -> list[Any]:
@@ -231,7 +233,8 @@ class ModelConfig:
             return dataclasses.replace(kind, **own) if own else kind
 
         pattern = tuple(
-            LayerSpec(changed(layer.mixer), changed(layer.ffn)) for layer in self.pattern
+            dataclasses.replace(layer, mixer=changed(layer.mixer), ffn=changed(layer.ffn))
+            for layer in self.pattern
         )
         return dataclasses.replace(self, pattern=pattern)
 
@@ -254,7 +257,7 @@ class ModelConfig:
                 mixer, ffn = mixer.per_chip(chips), ffn and ffn.per_chip(chips)
             if expert_chips > 1:
                 ffn = ffn and ffn.per_expert_chip(expert_chips)
-            return LayerSpec(mixer, ffn)
+            return dataclasses.replace(layer, mixer=mixer, ffn=ffn)
 
         pattern = tuple(map(divided, self.pattern))
         return dataclasses.replace(self, pattern=pattern, vocab_size=-(-self.vocab_size // chips))
@@ -290,16 +293,21 @@ class ModelConfig:
             declared["head"] = {"table": table}
         return params.with_formats(declared, dict(self.formats)) if self.formats else declared
 
+    def norms_of(self, layer: LayerSpec) -> tuple[bool, bool]:
+        """Whether norms stand before a layer's parts, and whether behind them."""
+        return (False, True) if layer.is_post_normed else (self.pre_norms, self.post_norms)
+
     def _layer_parameters(self, layer: LayerSpec) -> dict[str, Any]:
         norm = params.norm(self, self.width, "embed")
         declared: dict[str, Any] = {}
+        is_before, is_behind = self.norms_of(layer)
         for part, kind in (("mixer", layer.mixer), ("ffn", layer.ffn)):
             if kind is None:
                 continue
             declared[part] = dict(kind.parameters(self))
-            if self.pre_norms and not kind.norms_input:
+            if is_before and not kind.norms_input:
                 declared[f"{part}_norm"] = norm
-            if self.post_norms:
+            if is_behind:
                 declared[f"{part}_post_norm"] = norm
         if self.layer_inputs is not None:
             declared["inputs"] = self.layer_inputs.parameters(self)

@@ -15,6 +15,7 @@ sys.path[:0] = [str(DOCS.parent)]
 
 from configs import presets  # noqa: E402
 from configs.kinds.attention import Attention  # noqa: E402
+from configs.kinds.delta_net import DeltaNet  # noqa: E402
 from configs.kinds.experts import Experts  # noqa: E402
 from configs.kinds.feed_forward import Gated, Plain  # noqa: E402
 from configs.kinds.kind import Mixer  # noqa: E402
@@ -62,8 +63,9 @@ predict a second token (DeepSeek-V3, GLM) are left out, as many as the configura
 where it is one, `--speculate=mtp` has it draft
 ([how](speculation.md#the-layer-that-a-checkpoint-brings)). Of Gemma 4 the text is served: what
 reads images and sounds in a published directory is left out, in a line, and so are keys and values
-of layers that read earlier ones'. A `.gguf` file of it brings a tokenizer that is not read
-(`tokenizer.ggml.model=gemma4`).
+of layers that read earlier ones'. Of Qwen3.5 it is the text too; the layers with which it and
+Qwen3-Next predict a second token (`mtp.*`) are left out. A `.gguf` file of Gemma 4 brings a
+tokenizer that is not read (`tokenizer.ggml.model=gemma4`).
 
 What names one of these architectures needs nothing more, and is not tested: Mixtral 8x22B,
 Qwen2-57B-A14B, Qwen3-235B-A22B, GLM-4.6 and OLMo 3 32B are larger sizes, DeepSeek-R1 is a
@@ -90,7 +92,7 @@ predicts a second token has names of its own). Others need a part first:
 | Afmoe, Laguna | a gate on what attention returns |
 | DeepseekV4 | residual streams that mix; experts by token id (its attention is here) |
 | Llama4 | experts whose inputs are weighed; attention in chunks |
-| Qwen3Next, KimiLinear, MiniMax | linear attention |
+| MiniMax | linear attention |
 """
 
 
@@ -136,11 +138,13 @@ def _parts(config: ModelConfig) -> list[str]:
     biases = (*attention.biases, *(("ffn",) if has_ffn_bias else ()))
     parts = [
         *_states(config),
-        *_latent(mixer),
+        *_delta(config),
+        *_latent(next(iter(config.mixers(Latent)), mixer)),
         *_experts(config),
         ("layer norm" if config.norm == "layer" else ""),
         ("" if config.pre_norms else "norms after only"),
         ("norms before and after" if config.pre_norms and config.post_norms else ""),
+        ("norms after in some layers" if any(layer.is_post_normed for layer in layers) else ""),
         {
             None: "",
             "head": "norm of each query and key head",
@@ -155,6 +159,7 @@ def _parts(config: ModelConfig) -> list[str]:
         ("no positions" if mixers and not any(ropes) and not config.learned_positions else ""),
         ("soft cap of scores" if attention.score_cap else ""),
         ("sinks" if attention.has_sinks else ""),
+        ("output gates" if attention.has_output_gate else ""),
         ("soft cap of logits" if config.logit_cap else ""),
         ("scaled embedding" if config.embedding_scale != 1 else ""),
         ("root mean square of values" if attention.has_value_norm else ""),
@@ -169,6 +174,18 @@ def _parts(config: ModelConfig) -> list[str]:
     parts += [f"RoPE {kind}" for kind in sorted(kinds)]
     parts += ["partial RoPE" for rope in turning[:1] if rope.share < 1]
     return [part for part in parts if part]
+
+
+def _delta(config: ModelConfig) -> list[str]:
+    """Of layers with the delta rule."""
+    mixers = config.mixers(DeltaNet)
+    if not mixers:
+        return []
+    is_by_channel = any(mixer.decay_rank for mixer in mixers)
+    return [
+        "Kimi Delta Attention" if is_by_channel else "gated DeltaNet",
+        ("steps that overshoot" if any(mixer.most_beta > 1 for mixer in mixers) else ""),
+    ]
 
 
 def _states(config: ModelConfig) -> list[str]:
@@ -193,7 +210,8 @@ def _latent(mixer: Mixer) -> list[str]:
         "latent attention",
         ("latent queries" if mixer.query_rank else ""),
         ("an indexer that chooses tokens" if mixer.indexer else ""),
-        ("rotary pairs side by side" if mixer.rope.neighbours else ""),
+        ("rotary pairs side by side" if mixer.rope and mixer.rope.neighbours else ""),
+        ("no positions" if mixer.rope is None else ""),
         ("scores scaled for the context" if mixer.scale else ""),
     ]
 
@@ -223,6 +241,9 @@ def _experts(config: ModelConfig) -> list[str]:
 def _heads(mixer: Mixer) -> str:
     if isinstance(mixer, Latent):
         return f"{mixer.num_heads} of {mixer.nope_width} + {mixer.rope_width}"
+    if isinstance(mixer, DeltaNet):
+        sizes = f"{mixer.key_width} x {mixer.value_width}"
+        return f"{mixer.num_heads}/{mixer.num_key_heads} of {sizes}"
     if isinstance(mixer, Mamba):
         return f"{mixer.channels} channels of {mixer.state_width}"
     if isinstance(mixer, Mamba2):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from configs.cache import CacheSpec
 from configs.kinds.attention import Attention
 from configs.kinds.compressed import Compressed
+from configs.kinds.delta_net import DeltaNet
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.kind import Kind
@@ -25,7 +26,7 @@ from layers.kernels.linear.low_bit import Quantized
 from layers.kernels.linear.packed import Packed
 from layers.linear import linear, soft_cap
 from layers.mixers import attention as attend
-from layers.mixers import compressed, latent, mamba
+from layers.mixers import compressed, delta_net, latent, mamba
 from layers.params import Params, looked_up
 from layers.ragged import Ragged
 from layers.registry import Leaf, StepContext, Visits
@@ -36,6 +37,7 @@ _LANES = 128  # of a TPU's tiles
 registry.register(Attention, attend.apply)
 registry.register(Latent, latent.apply)
 registry.register(Compressed, compressed.apply)
+registry.register(DeltaNet, delta_net.apply)
 registry.register(Mamba, mamba.apply_mamba)
 registry.register(Mamba2, mamba.apply_mamba2)
 registry.register(Gated, dense.gated)
@@ -227,18 +229,19 @@ def _block(
     context = StepContext(
         ragged, angles, spec, groups[0], is_owner, deterministic, attention, page_format, groups[-1]
     )
-    hidden_TD = _normed(weights, config, "mixer", layer.mixer, x_TD)
+    is_before, is_behind = config.norms_of(layer)
+    hidden_TD = _normed(weights, config, "mixer", layer.mixer, x_TD) if is_before else x_TD
     mix = registry.apply_mixer(layer.mixer)
     out_TD, leaf = mix(weights["mixer"], config, layer.mixer, hidden_TD, leaf, context)
-    if config.post_norms:
+    if is_behind:
         out_TD = norm.apply(out_TD, weights["mixer_post_norm"], config)
     x_TD, visits = x_TD + out_TD, None
     if layer.ffn is not None:
         with jax.named_scope("ffn"):
-            hidden_TD = _normed(weights, config, "ffn", layer.ffn, x_TD)
+            hidden_TD = _normed(weights, config, "ffn", layer.ffn, x_TD) if is_before else x_TD
             feed = registry.apply_feed_forward(layer.ffn)
             out_TD, visits = feed(weights["ffn"], config, layer.ffn, hidden_TD, context)
-        if config.post_norms:
+        if is_behind:
             out_TD = norm.apply(out_TD, weights["ffn_post_norm"], config)
         x_TD += out_TD
     if input_TP is not None:
@@ -269,7 +272,7 @@ def _normed(
     weights: Params, config: ModelConfig, part: str, kind: Kind, x_TD: jax.Array
 ) -> jax.Array:
     """What a part of a layer reads of the residual stream."""
-    if not config.pre_norms or kind.norms_input:
+    if kind.norms_input:
         return x_TD
     return norm.apply(x_TD, weights[f"{part}_norm"], config)
 

@@ -20,6 +20,7 @@ from configs.cache import CacheSpec, recurrent, shared
 from configs.engine import Config, EngineConfig
 from configs.kinds.attention import Attention, sharing
 from configs.kinds.compressed import Compressed
+from configs.kinds.delta_net import DeltaNet
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.latent import Indexer, Latent
@@ -259,6 +260,24 @@ def gpt_oss(dtype: str = "float32", **changes: Any) -> ModelConfig:
     model = ModelConfig(
         "tiny-gpt-oss", "gpt_oss", 131, width=24, num_layers=2, max_context=256, dtype=dtype,
         pattern=(LayerSpec(sliding, experts), LayerSpec(full, experts)),
+    )  # fmt: skip
+    return _changed(model, changes)
+
+
+def delta(dtype: str = "float32", **changes: Any) -> ModelConfig:
+    """States that tokens correct, with a decay a head and one a key channel, beside attention with
+    an output gate and latent attention without positions, whose layer norms what it adds.
+    """
+    mixers = (
+        DeltaNet(24, 12, key_width=4, value_width=3, most_beta=2.0),
+        DeltaNet(12, 12, 4, 4, decay_rank=5, gate_rank=7, gate="sigmoid"),
+        Attention(4, 2, 8, rope=Rope(share=0.5), qk_norm="head", has_output_gate=True),
+        Latent(4, 10, 4, 6, 8, rope=None, has_bias=True),
+    )
+    pattern = [LayerSpec(mixer, Gated(40), isinstance(mixer, Latent)) for mixer in mixers]
+    model = ModelConfig(
+        "tiny-delta", "kimi_linear", 131, width=24, num_layers=4, max_context=256, dtype=dtype,
+        pattern=tuple(pattern), norm_offset=1.0,
     )  # fmt: skip
     return _changed(model, changes)
 

@@ -189,6 +189,24 @@ _JAMBA: Table = {
     ),
     "ffn/experts/down": ("feed_forward.experts.{}.down_proj.weight",),
 }
+_KIMI_LINEAR: Table = {
+    **_DEEPSEEK,
+    **{path: names for path, names in _MIXTRAL.items() if path.startswith("ffn/")},
+    **recurrent_names.kimi_linear("self_attn"),
+    "ffn/router_offsets": ("block_sparse_moe.gate.e_score_correction_bias",),
+    "ffn/shared/gate_up": tuple(
+        f"block_sparse_moe.shared_experts.{part}_proj.weight" for part in ("gate", "up")
+    ),
+    "ffn/shared/down": ("block_sparse_moe.shared_experts.down_proj.weight",),
+}
+_OLMO_HYBRID: Table = {
+    **_GEMMA,
+    **recurrent_names.olmo_hybrid("linear_attn"),
+    "mixer_norm": ("attention_layer_norm.weight",),
+    "ffn_norm": ("feedforward_layer_norm.weight",),
+}
+_QWEN3_NEXT: Table = {**_QWEN2_MOE, **recurrent_names.qwen3_next("linear_attn")}
+_QWEN3_5: Table = {**_LLAMA, **recurrent_names.qwen3_5("linear_attn")}
 _GGUF: Table = {
     "embed/table": ("token_embd.weight",),
     "final_norm": ("output_norm.weight",),
@@ -281,8 +299,12 @@ class Names(NamedTuple):
         interleaved: llama.cpp stores rotary pairs of queries and keys as neighbours.
         predicts: layers behind the last one may predict a second token, and are no part of the
             model.
+        predictor: what stands before the names of such layers that are none of the model's in
+            number; they are not read.
         inside: what stands before the names of a model that is a part of one that reads images and
             sounds too.
+        also: other names of a layer's tensors, where the model has none of that name, and those
+            that they stand for.
         others: the other parts of that one, which are not read.
     """
 
@@ -292,7 +314,9 @@ class Names(NamedTuple):
     gguf: Table = _GGUF
     interleaved: bool = False
     predicts: bool = False
+    predictor: str | None = None
     inside: str | None = None
+    also: Mapping[str, str] = {}
     others: tuple[str, ...] = ()
 
 
@@ -338,6 +362,19 @@ FAMILIES: dict[str, Names] = {
     "qwen2_moe": Names(_QWEN2_MOE, gguf=_GGUF_EXPERTS),
     "qwen3": Names(_LLAMA),
     "qwen3_moe": Names(_EXPERTS, gguf=_GGUF_EXPERTS),
+    "kimi_linear": Names(_KIMI_LINEAR, gguf={}),
+    "olmo_hybrid": Names(
+        _OLMO_HYBRID,
+        gguf={},
+        also={
+            "input_layernorm.weight": "attention_layer_norm.weight",
+            "post_attention_layernorm.weight": "feedforward_layer_norm.weight",
+        },
+    ),
+    "qwen3_5": Names(
+        _QWEN3_5, gguf={}, predictor="mtp", inside="model.language_model", others=("model.visual",)
+    ),
+    "qwen3_next": Names(_QWEN3_NEXT, gguf={}, predictor="mtp"),
     "smollm3": Names(_LLAMA, interleaved=True),
 }
 
@@ -401,6 +438,9 @@ def is_behind(config: ModelConfig, name: str, layers: str, count: int) -> bool:
         layers: what stands before a layer's number.
         count: such layers that the checkpoint announces.
     """
+    predictor = FAMILIES[config.family].predictor
+    if predictor is not None and name.startswith(f"{predictor}."):
+        return True
     number = name.removeprefix(f"{layers}.").partition(".")[0]
     has_number = name.startswith(f"{layers}.") and number.isdecimal()
     predicts = FAMILIES[config.family].predicts

@@ -7,6 +7,54 @@ from collections.abc import Mapping
 Table = Mapping[str, tuple[str, ...]]
 
 
+def qwen3_next(module: str) -> Table:
+    """Of gated DeltaNet as Qwen3-Next has it, gates beside what is convolved."""
+    fused, numbers = f"{module}.in_proj_qkvz.weight", f"{module}.in_proj_ba.weight"
+    return {
+        **qwen3_5(module),
+        "delta_net/in": tuple(f"{fused}.{part}" for part in "vqk"),
+        "delta_net/gates": (f"{fused}.z", f"{numbers}.b", f"{numbers}.a"),
+    }
+
+
+def qwen3_5(module: str) -> Table:
+    """Of gated DeltaNet as Qwen3.5 has it."""
+    return {
+        "delta_net/in": tuple(f"{module}.in_proj_qkv.weight.{part}" for part in "vqk"),
+        "delta_net/gates": tuple(f"{module}.in_proj_{part}.weight" for part in "zba"),
+        "delta_net/conv": tuple(f"{module}.conv1d.weight.{part}" for part in "vqk"),
+        "delta_net/rate": (f"{module}.A_log",),
+        "delta_net/step_bias": (f"{module}.dt_bias",),
+        "delta_net/out_norm": (f"{module}.norm.weight",),
+        "delta_net/out": (f"{module}.out_proj.weight",),
+    }
+
+
+def olmo_hybrid(module: str) -> Table:
+    """Of gated DeltaNet as OLMo Hybrid has it, where every matrix is on its own."""
+    return {
+        "delta_net/in": tuple(f"{module}.{part}_proj.weight" for part in "vqk"),
+        "delta_net/gates": tuple(f"{module}.{part}_proj.weight" for part in "gba"),
+        "delta_net/conv": tuple(f"{module}.{part}_conv1d.weight.{part}" for part in "vqk"),
+        "delta_net/rate": (f"{module}.A_log",),
+        "delta_net/step_bias": (f"{module}.dt_bias",),
+        "delta_net/out_norm": (f"{module}.o_norm.weight",),
+        "delta_net/out": (f"{module}.o_proj.weight",),
+    }
+
+
+def kimi_linear(module: str) -> Table:
+    """Of Kimi Delta Attention, whose decays and gates are projected in two steps."""
+    return {
+        **olmo_hybrid(module),
+        "delta_net/gates": (f"{module}.b_proj.weight",),
+        "delta_net/down": (f"{module}.f_a_proj.weight", f"{module}.g_a_proj.weight"),
+        "delta_net/decay_up": (f"{module}.f_b_proj.weight",),
+        "delta_net/gate_up": (f"{module}.g_b_proj.weight",),
+        "delta_net/rate": (f"{module}.A_log.heads",),
+    }
+
+
 def mamba(module: str) -> Table:
     """Of Mamba."""
     return {

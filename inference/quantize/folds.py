@@ -154,7 +154,7 @@ def _of_rows(config: ModelConfig, index: int) -> Iterator[Fold]:
     if isinstance(mixer, Attention) and mixer.has_values and not mixer.has_value_norm:
         N, K, H = mixer.num_heads, mixer.num_kv_heads, mixer.head_width
         if mixer.owner is None and not is_shared:
-            rows = slice((N + K) * H, None)
+            rows = slice(mixer.query_rows + K * H, None)
             yield Fold((K * H,), ("mixer/out",), rows=("mixer/qkv", rows), head=H, copies=N // K)
     if isinstance(mixer, Latent):
         size = mixer.num_heads * mixer.value_width

@@ -14,7 +14,9 @@ import pytest
 
 from configs.engine import Config, EngineConfig
 from configs.kinds.attention import Attention
+from configs.kinds.delta_net import DeltaNet
 from configs.kinds.experts import Experts
+from configs.kinds.latent import Latent
 from configs.kinds.rope import LongRope, Rope
 from configs.kinds.selective import Mamba
 from configs.mesh import Mesh
@@ -138,6 +140,7 @@ def _assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 
 # Families whose parts are those of others, in another combination: one checkpoint shows it.
 _RELATIVES = ("dots1", "flex_olmo", "glm4_moe_lite", "glm_moe_dsa", "minimax_m2")
+_UNTIED = *_RELATIVES, "kimi_linear"  # or whose head is always its own
 
 
 def test_every_layout_is_there():
@@ -158,7 +161,7 @@ def test_every_layout_is_there():
     layouts |= {"gpt2": ("mha",), "olmo3": ("gqa", "mha"), "gemma4": ("gqa",)}
     assert kinds == {(f, kind) for f, legal in layouts.items() for kind in legal}
     assert {(m.family, m.tied) for m in models} == {
-        (f, tied) for f in supported for tied in (True, False) if not (tied and f in _RELATIVES)
+        (f, tied) for f in supported for tied in (True, False) if not (tied and f in _UNTIED)
     }
     assert {_family(name) for name in _GREEDY} == {*supported} - {*_RELATIVES}
     for name in _NAMES:
@@ -203,7 +206,8 @@ def _each_layer(change):
     """A change of a model that changes the mixers of all of its layers."""
 
     def changed(spec: LayerSpec) -> LayerSpec:
-        return LayerSpec(dataclasses.replace(spec.mixer, **change(spec.mixer)), spec.ffn)
+        mixer = dataclasses.replace(spec.mixer, **change(spec.mixer))
+        return dataclasses.replace(spec, mixer=mixer)
 
     return lambda m: {"pattern": tuple(map(changed, m.pattern))}
 
@@ -292,6 +296,18 @@ _VISIBLE = {
         _each_mixture(lambda e: {"activation": "silu"}),
         _each_layer(lambda s: {"window": None}),
     ),
+    "kimi_linear-experts-groups": (
+        _each_of(DeltaNet, gate="silu"),
+        _each_of(Latent, rope=Rope()),
+        _routed(num_groups=1, top_groups=1, group_best=1),
+        _routed(scale=1.0),
+    ),
+    "olmo_hybrid-mha-rope": (
+        _each_of(DeltaNet, most_beta=1.0),
+        _each_of(DeltaNet, norm_eps=None),
+        _each_of(Attention, rope=None),
+    ),
+    "olmo_hybrid-gqa-nope-bias-tied-float32": (_each_of(Attention, rope=Rope()),),
     "olmo3-gqa-yarn": (
         _each_layer(lambda s: {"window": None}),
         _each_layer(lambda s: {"rope": Rope(s.rope.theta)}),
@@ -302,6 +318,18 @@ _VISIBLE = {
         _each_mixture(lambda e: {"has_shared_gate": False}),
     ),
     "qwen2_moe-mha-dense-layers": (_routed(is_normalized=True),),
+    "qwen3_next-gqa-shared-experts": (
+        lambda m: {"norm_offset": 0.0},
+        _each_of(DeltaNet, gate="sigmoid"),
+        _each_of(DeltaNet, most_beta=2.0),
+        _each_of(Attention, rope=Rope()),
+        _each_mixture(lambda e: {"has_shared_gate": False}),
+    ),
+    "qwen3_next-mha-listed-tied-float32": (_routed(is_normalized=True),),
+    "qwen3_5-gqa-sections": (
+        _each_of(DeltaNet, num_key_heads=4, key_width=3),  # whose neighbours share no key
+        _each_of(Attention, rope=Rope()),
+    ),
     "qwen3_moe-mqa-bias-window": (_each_layer(lambda s: {"window": None}),),
     "gemma2-gqa-tied": (
         _each_layer(lambda s: {"score_cap": None}),

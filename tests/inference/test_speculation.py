@@ -34,6 +34,7 @@ MODELS = {
     "indexer": fakes.deepseek_v32(),
     "pages": fakes.llama(token_budget=24),
     "compressed": fakes.compressed(),
+    "delta": fakes.delta(),
     "jamba": fakes.jamba(),
 }
 SIZES = dict(

@@ -500,8 +500,12 @@ def test_every_family_is_read_written_and_named():
 STATES = {
     "falcon_mamba",
     "jamba",
+    "kimi_linear",
     "mamba",
     "mamba2",
+    "olmo_hybrid",
+    "qwen3_5",
+    "qwen3_next",
 }
 # What llama.cpp calls families that it has another name for.
 LLAMA_CPP = {

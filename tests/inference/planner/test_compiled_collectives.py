@@ -224,6 +224,7 @@ _MODELS = {
     "deepseek": fakes.deepseek(),
     "gpt-oss": fakes.gpt_oss(),
     "gemma4": fakes.gemma4(),
+    "delta": fakes.delta(),
     "jamba": fakes.jamba(),
     "norm of all heads": fakes.llama(num_heads=8, num_kv_heads=4, qk_norm="all"),
     **{f"{kind}, {K} KV heads": fakes.of_kind(kind, heads, K)
@@ -235,6 +236,7 @@ _CASES = [
     ("norm of all heads", Mesh(model=2)),
     ("deepseek", Mesh(expert=2)), ("deepseek", Mesh(model=2, expert=2)),
     ("gpt-oss", Mesh(data=2, expert=4)), ("gemma4", Mesh(model=2)),
+    ("delta", Mesh(model=2)),
     ("jamba", Mesh(model=2)), ("jamba", Mesh(model=2, expert=2)),
 ]  # fmt: skip
 

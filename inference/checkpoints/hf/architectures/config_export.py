@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from configs.errors import InputError
 from configs.kinds.attention import Attention
+from configs.kinds.delta_net import DeltaNet
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.latent import Latent
@@ -27,6 +28,7 @@ from inference.checkpoints.hf.architectures import (
     recurrent,
     selective,
 )
+from inference.checkpoints.hf.architectures.delta_rule import export, kimi
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -172,7 +174,7 @@ def _gpt2(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-_MIXTURE = (Gated, Experts)
+_MIXTURE, _DELTA = (Gated, Experts), (Attention, DeltaNet)
 FAMILIES = {
     "llama": _Family("LlamaForCausalLM", "llama", export_fields.llama_fields),
     "gemma2": _Family("Gemma2ForCausalLM", "gemma2", _gemma),
@@ -225,5 +227,15 @@ FAMILIES = {
         "MiniMaxM2ForCausalLM", "minimax_m2", mixtures_export.minimax_m2, ffns=_MIXTURE
     ),
     "gpt_oss": _Family("GptOssForCausalLM", "gpt_oss", mixtures_export.gpt_oss, ffns=_MIXTURE),
+    "kimi_linear": _Family(
+        "KimiLinearForCausalLM", "kimi_linear", kimi.export, (Latent, DeltaNet), _MIXTURE
+    ),
+    "olmo_hybrid": _Family(
+        "OlmoHybridForCausalLM", "olmo_hybrid", export.olmo_hybrid, _DELTA, (Gated,)
+    ),
+    "qwen3_5": _Family("Qwen3_5ForCausalLM", "qwen3_5_text", export.qwen3_5, _DELTA, (Gated,)),
+    "qwen3_next": _Family(
+        "Qwen3NextForCausalLM", "qwen3_next", export.qwen3_next, _DELTA, _MIXTURE
+    ),
     "smollm3": _Family("SmolLM3ForCausalLM", "smollm3", _smollm3),
 }

@@ -87,11 +87,15 @@ def by_type(
 
 
 def pattern(mixers: Sequence[Mixer], ffns: FeedForward | Sequence[FeedForward]) -> Pattern:
-    """The pattern that repeats, by its longest border (Knuth, Morris & Pratt 1977): a file may list
-    thousands of layers. One feed-forward is that of all layers.
-    """
+    """The pattern that repeats. One feed-forward is that of all layers."""
     own = [ffns] * len(mixers) if isinstance(ffns, FeedForward) else ffns
-    layers = list(map(LayerSpec, mixers, own))
+    return repeated(list(map(LayerSpec, mixers, own)))
+
+
+def repeated(layers: Sequence[LayerSpec]) -> Pattern:
+    """The pattern that repeats, by its longest border (Knuth, Morris & Pratt 1977): a file may list
+    thousands of layers.
+    """
     borders = [0]
     for layer in layers[1:]:
         border = borders[-1]
