@@ -25,7 +25,7 @@ class Mamba2(Mixer, name="mamba2"):
         norm_width: elements of what leaves that are normed together; None: all of them, 0: nothing
             is normed.
         norms_first: whether the norm comes before the gate, not behind it.
-        step_limits: least and largest step.
+        step_limits: least and largest step; None: no step is too large.
     """
 
     divided = ("num_heads",)
@@ -39,7 +39,7 @@ class Mamba2(Mixer, name="mamba2"):
     biases: tuple[str, ...] = ("conv",)
     norm_width: int | None = None
     norms_first: bool = False
-    step_limits: tuple[float, float] = (0.0, math.inf)
+    step_limits: tuple[float, float | None] = (0.0, None)
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_heads", "head_width", "state_width", "num_groups", "conv_width")
@@ -65,7 +65,7 @@ class Mamba2(Mixer, name="mamba2"):
                 "elements of its heads"
             )
         least, most = self.step_limits
-        if not 0 <= least < most:
+        if not 0 <= least < math.inf or (most is not None and not least < most < math.inf):
             raise InputError(f"mamba2 step_limits are at least 0 and rise, not {self.step_limits}")
 
     @property

@@ -174,6 +174,14 @@ _MAMBA2: Table = {
     "mixer_norm": ("norm.weight",),
     **recurrent_names.mamba2("mixer"),
 }
+_BAMBA: Table = {
+    **_LLAMA,
+    **recurrent_names.mamba2("mamba"),
+    "final_norm": ("model.final_layernorm.weight",),
+    "ffn_norm": ("pre_ff_layernorm.weight",),
+    "ffn/gate_up": ("feed_forward.gate_proj.weight", "feed_forward.up_proj.weight"),
+    "ffn/down": ("feed_forward.down_proj.weight",),
+}
 _GGUF: Table = {
     "embed/table": ("token_embd.weight",),
     "final_norm": ("output_norm.weight",),
@@ -309,6 +317,7 @@ FAMILIES: dict[str, Names] = {
     "flex_olmo": Names(_FLEX_OLMO, gguf={}),  # nor this
     "glm_moe_dsa": Names(_DEEPSEEK_V32, gguf={}, predicts=True),  # nor this
     "glm4_moe_lite": Names(_DEEPSEEK, gguf=_GGUF_LATENT, predicts=True),
+    "bamba": Names(_BAMBA, gguf={}),
     "mamba2": Names(_MAMBA2, "backbone.layers", gguf={}),
     "minimax_m2": Names(_MINIMAX_M2, gguf=_GGUF_EXPERTS),
     "glm4_moe": Names(_GLM4_MOE, gguf=_GGUF_POST_NORMED, predicts=True),

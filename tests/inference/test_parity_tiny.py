@@ -15,6 +15,7 @@ import pytest
 from configs.engine import Config, EngineConfig
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts
+from configs.kinds.mamba import Mamba2
 from configs.kinds.rope import LongRope, Rope
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
@@ -148,11 +149,12 @@ def test_every_layout_is_there():
         )
         for m in models
         for h in m.mixers(Attention)
-        if not m.mixtures  # what these show besides is their experts
+        if not m.mixtures and not m.has_states  # what these show besides are experts or states
     }
     supported = [family.name for family in families.ARCHITECTURES.values()]
     mixtures = {m.family for m in models if m.mixtures}
-    layouts = {f: ("mqa", "gqa", "mha") for f in supported if f not in mixtures}
+    others = mixtures | {m.family for m in models if m.has_states}
+    layouts = {f: ("mqa", "gqa", "mha") for f in supported if f not in others}
     layouts |= {"gpt2": ("mha",), "olmo3": ("gqa", "mha"), "gemma4": ("gqa",)}
     assert kinds == {(f, kind) for f, legal in layouts.items() for kind in legal}
     assert {(m.family, m.tied) for m in models} == {
@@ -206,6 +208,11 @@ def _each_layer(change):
     return lambda m: {"pattern": tuple(map(changed, m.pattern))}
 
 
+def _each_of(kind, **changes):
+    """The same of mixers of one kind alone."""
+    return _each_layer(lambda mixer: changes if isinstance(mixer, kind) else {})
+
+
 def _rescaled(**changes):
     """A change of how every layer's frequencies are stretched."""
 
@@ -234,6 +241,11 @@ def _routed(**changes):
 # Checkpoints whose logits must show a quirk: what the model would be without it. It is said of the
 # files, which seldom change.
 _VISIBLE = {
+    "bamba-gqa-groups-bias-limit": (
+        _each_of(Mamba2, step_limits=(0.0, None)),
+        _each_of(Mamba2, norm_width=None),
+        _each_of(Attention, rope=Rope()),
+    ),
     "deepseek_v2-mha-groups-yarn": (
         _each_layer(lambda s: {"scale": None}),
         _each_layer(lambda s: {"rope": dataclasses.replace(s.rope, neighbours=False)}),

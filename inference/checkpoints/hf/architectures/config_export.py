@@ -19,7 +19,13 @@ from configs.kinds.mamba import Mamba2
 from configs.kinds.rope import LongRope, Rope
 from configs.model import ModelConfig
 from inference.checkpoints.hf import hf_directory
-from inference.checkpoints.hf.architectures import export_fields, gemma4, mixtures_export, recurrent
+from inference.checkpoints.hf.architectures import (
+    export_fields,
+    gemma4,
+    hybrids,
+    mixtures_export,
+    recurrent,
+)
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -30,7 +36,7 @@ class _Family(NamedTuple):
     architecture: str
     model_type: str
     build: Callable[[ModelConfig], dict[str, Any]]
-    mixer: type = Attention
+    mixer: type | tuple[type, ...] = Attention
     ffns: tuple[type, ...] = (Gated, Plain)
 
 
@@ -166,6 +172,7 @@ def _gpt2(config: ModelConfig) -> dict[str, Any]:
 
 
 _MIXTURE = (Gated, Experts)
+_HYBRID = (Attention, Mamba2)
 FAMILIES = {
     "llama": _Family("LlamaForCausalLM", "llama", export_fields.llama_fields),
     "gemma2": _Family("Gemma2ForCausalLM", "gemma2", _gemma),
@@ -206,6 +213,7 @@ FAMILIES = {
     "glm4_moe_lite": _Family(
         "Glm4MoeLiteForCausalLM", "glm4_moe_lite", mixtures_export.glm4_moe_lite, Latent, _MIXTURE
     ),
+    "bamba": _Family("BambaForCausalLM", "bamba", hybrids.export_bamba, _HYBRID),
     "mamba2": _Family("Mamba2ForCausalLM", "mamba2", recurrent.export_mamba2, Mamba2, (NoneType,)),
     "minimax_m2": _Family(
         "MiniMaxM2ForCausalLM", "minimax_m2", mixtures_export.minimax_m2, ffns=_MIXTURE

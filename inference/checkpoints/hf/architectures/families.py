@@ -9,7 +9,14 @@ from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from inference.checkpoints.hf.architectures import fields, gemma4, mixtures, recurrent, rope_keys
+from inference.checkpoints.hf.architectures import (
+    fields,
+    gemma4,
+    hybrids,
+    mixtures,
+    recurrent,
+    rope_keys,
+)
 from inference.checkpoints.hf.architectures.config_keys import Keys
 
 _GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
@@ -322,6 +329,7 @@ ARCHITECTURES: dict[str, Family] = {
     "Dots1ForCausalLM": Family("dots1", mixtures.dots1, ("attention_bias", "num_local_experts")),
     "FlexOlmoForCausalLM": Family("flex_olmo", mixtures.flex_olmo, mixtures.QWEN3),
     "Glm4MoeLiteForCausalLM": Family("glm4_moe_lite", mixtures.glm4_moe_lite),
+    "BambaForCausalLM": Family("bamba", hybrids.bamba, hybrids.BAMBA),
     "Mamba2ForCausalLM": Family("mamba2", recurrent.mamba2),
     "MiniMaxM2ForCausalLM": Family("minimax_m2", mixtures.minimax_m2, mixtures.MINIMAX),
     "GptOssForCausalLM": Family("gpt_oss", mixtures.gpt_oss, mixtures.GPT_OSS),
