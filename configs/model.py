@@ -50,11 +50,13 @@ class ModelConfig:
         width: D of the axis key.
         max_context: longest sequence in tokens.
         embedding_scale: factor on the embedded tokens (Gemma: D ** 0.5).
+        residual_scale: factor on what each mixer and feed-forward adds to the residual stream.
+        logit_scale: factor on the logits.
         norm: 'rms', or 'layer' with a bias.
         norm_offset: added to stored norm weights (Gemma stores w - 1).
         pre_norms, post_norms: of the input and of the output of mixer and feed-forward; both are a
             "sandwich".
-        logit_cap: soft limit c tanh(x / c) of the logits.
+        logit_cap: soft limit c tanh(x / c) of the logits, behind their scale.
         learned_positions: rows of a table of positions added to the embedding; 0: there is none.
         layer_inputs: what each layer is told of a token beside the residual stream.
         has_layer_scales: whether each layer multiplies the residual stream that leaves it with a
@@ -84,6 +86,8 @@ class ModelConfig:
     post_norms: bool = False
     logit_cap: float | None = None
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
     learned_positions: int = 0
     layer_inputs: LayerInputs | None = None
     has_layer_scales: bool = False
@@ -107,7 +111,7 @@ class ModelConfig:
                 )
         if not self.pattern and self.num_layers:
             raise InputError("model.pattern lists at least one layer")
-        for name in ("norm_eps", "logit_cap"):
+        for name in ("norm_eps", "logit_cap", "residual_scale", "logit_scale"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise InputError(f"model.{name} is a finite number above 0, not {value}")
@@ -355,47 +359,6 @@ class ModelConfig:
     def has_states(self) -> bool:
         """Whether any layer keeps a recurrent state, which pages cannot restore."""
         return any(spec.elements_per_sequence for spec in self.cache_specs)
-
-    def check_prompt_budgets(self, proposer: str | None, num_chips: int) -> None:
-        """Whether prompts may give up pages of the layers that keep all of the past: what these
-        cached is then at another index than its position, which is all that tells their pages.
-
-        Raises:
-            InputError: no layer does, or something else knows of positions: the message says what.
-        """
-        specs = [spec for spec in self.cache_specs if spec.owner is None]
-        reasons = {
-            f"{self.name} keeps states, which no page holds": self.has_states,
-            f"the queries of {self.name} choose what they read": any(
-                spec.index_width or spec.has_extremes for spec in specs
-            ),
-            f"entries of {self.name} are of several tokens": any(s.stride > 1 for s in specs),
-            f"no layer of {self.name} keeps all of a prompt": not any(
-                spec.elements_per_token and spec.window is None for spec in specs
-            ),
-            f"it goes with engine.proposer=ngram or none, not with {proposer}": (
-                proposer not in (None, "ngram")
-            ),
-            f"it goes with one chip, not with {num_chips}": num_chips > 1,
-        }
-        for reason, holds in reasons.items():
-            if holds:
-                raise InputError(f"engine.prompt_budgets: {reason}")
-
-    def check_trees(self) -> None:
-        """Whether drafts may branch.
-
-        Raises:
-            InputError: a layer keeps what is of one path.
-        """
-        if self.has_states:
-            raise InputError(f"{self.name} keeps states, which cannot branch: leave the tree out")
-        if not all(spec.can_tree for spec in self.cache_specs):
-            raise InputError(
-                "drafts that branch do not go with attention that chooses pages (token_budget) or "
-                "pools tokens (stride), since what it keeps is of one path: draft chains, without "
-                "tree="
-            )
 
     @functools.cached_property
     def groups_of_layer(self) -> dict[int, tuple[int, ...]]:

@@ -228,7 +228,7 @@ def _block(
     out_TD, leaf = mix(weights["mixer"], config, layer.mixer, hidden_TD, leaf, context)
     if config.post_norms:
         out_TD = norm.apply(out_TD, weights["mixer_post_norm"], config)
-    x_TD, visits = x_TD + out_TD, None
+    x_TD, visits = x_TD + out_TD * config.residual_scale, None
     if layer.ffn is not None:
         with jax.named_scope("ffn"):
             hidden_TD = _normed(weights, config, "ffn", layer.ffn, x_TD)
@@ -236,7 +236,7 @@ def _block(
             out_TD, visits = feed(weights["ffn"], config, layer.ffn, hidden_TD, context)
         if config.post_norms:
             out_TD = norm.apply(out_TD, weights["ffn_post_norm"], config)
-        x_TD += out_TD
+        x_TD += out_TD * config.residual_scale
     if input_TP is not None:
         assert config.layer_inputs is not None
         with jax.named_scope("inputs"):
@@ -274,6 +274,7 @@ def logits(params: Params, config: ModelConfig, hidden_QD: jax.Array) -> jax.Arr
     """Head over packed rows: float32 [Q, V], on a mesh the chip's part of it."""
     with jax.named_scope("head"):
         logits_QV = linear(hidden_QD, (params["embed"] if config.tied else params["head"])["table"])
+        logits_QV *= config.logit_scale
         return logits_QV if config.logit_cap is None else soft_cap(logits_QV, config.logit_cap)
 
 

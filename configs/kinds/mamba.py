@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 from configs import cache
 from configs.cache import CacheSpec
@@ -85,7 +86,7 @@ class Mamba2(Mixer, name="mamba2"):
         """
         D, N, inner, dtype = model.width, self.num_heads, self.inner_width, model.dtype
         rows = sum(self.channels)
-        mapped = {"stacked": self.channels, "kv_heads": self.num_groups}
+        mapped: dict[str, Any] = {"stacked": self.channels, "kv_heads": self.num_groups}
         gates = inner + N
         per_head = ParamInfo((N,), "float32", ("heads",), "zeros")
         declared = {

@@ -182,6 +182,17 @@ _BAMBA: Table = {
     "ffn/gate_up": ("feed_forward.gate_proj.weight", "feed_forward.up_proj.weight"),
     "ffn/down": ("feed_forward.down_proj.weight",),
 }
+_GRANITE: Table = {
+    **_LLAMA,
+    **recurrent_names.mamba2("mamba"),
+    "ffn/gate_up": ("shared_mlp.input_linear.weight",),
+    "ffn/down": ("shared_mlp.output_linear.weight",),
+    "ffn/shared/gate_up": ("shared_mlp.input_linear.weight",),
+    "ffn/shared/down": ("shared_mlp.output_linear.weight",),
+    "ffn/router": ("block_sparse_moe.router.layer.weight",),
+    "ffn/experts/gate_up": ("block_sparse_moe.input_linear.weight",),
+    "ffn/experts/down": ("block_sparse_moe.output_linear.weight",),
+}
 _GGUF: Table = {
     "embed/table": ("token_embd.weight",),
     "final_norm": ("output_norm.weight",),
@@ -318,6 +329,7 @@ FAMILIES: dict[str, Names] = {
     "glm_moe_dsa": Names(_DEEPSEEK_V32, gguf={}, predicts=True),  # nor this
     "glm4_moe_lite": Names(_DEEPSEEK, gguf=_GGUF_LATENT, predicts=True),
     "bamba": Names(_BAMBA, gguf={}),
+    "granitemoehybrid": Names(_GRANITE, gguf={}),
     "mamba2": Names(_MAMBA2, "backbone.layers", gguf={}),
     "minimax_m2": Names(_MINIMAX_M2, gguf=_GGUF_EXPERTS),
     "glm4_moe": Names(_GLM4_MOE, gguf=_GGUF_POST_NORMED, predicts=True),

@@ -246,6 +246,14 @@ _VISIBLE = {
         _each_of(Mamba2, norm_width=None),
         _each_of(Attention, rope=Rope()),
     ),
+    "granitemoehybrid-gqa-rope-experts": (
+        lambda m: {"embedding_scale": 1.0},
+        lambda m: {"residual_scale": 1.0},
+        lambda m: {"logit_scale": 1.0},
+        _each_of(Attention, scale=None),
+        _each_of(Attention, rope=None),
+        _each_of(Mamba2, step_limits=(0.0, None)),
+    ),
     "deepseek_v2-mha-groups-yarn": (
         _each_layer(lambda s: {"scale": None}),
         _each_layer(lambda s: {"rope": dataclasses.replace(s.rope, neighbours=False)}),

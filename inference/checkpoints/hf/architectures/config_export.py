@@ -214,6 +214,9 @@ FAMILIES = {
         "Glm4MoeLiteForCausalLM", "glm4_moe_lite", mixtures_export.glm4_moe_lite, Latent, _MIXTURE
     ),
     "bamba": _Family("BambaForCausalLM", "bamba", hybrids.export_bamba, _HYBRID),
+    "granitemoehybrid": _Family(
+        "GraniteMoeHybridForCausalLM", "granitemoehybrid", hybrids.export_granite, _HYBRID, _MIXTURE
+    ),
     "mamba2": _Family("Mamba2ForCausalLM", "mamba2", recurrent.export_mamba2, Mamba2, (NoneType,)),
     "minimax_m2": _Family(
         "MiniMaxM2ForCausalLM", "minimax_m2", mixtures_export.minimax_m2, ffns=_MIXTURE

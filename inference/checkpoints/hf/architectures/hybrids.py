@@ -5,7 +5,9 @@ from typing import Any
 
 from configs.errors import InputError, shown
 from configs.kinds.attention import Attention
+from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated
+from configs.kinds.kind import MOST_MATRICES
 from configs.kinds.mamba import Mamba2
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, ModelConfig
@@ -14,11 +16,16 @@ from inference.checkpoints.hf.architectures.config_keys import Keys
 
 # Keys that are refused elsewhere, and read here.
 BAMBA = ("attention_bias", "mlp_bias", "partial_rotary_factor")
+GRANITE = ("attention_bias", "num_local_experts")
 
 _BAMBA = {
     "vocab_size": 128_000, "hidden_size": 4096, "intermediate_size": 14_336,
     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
     "max_position_embeddings": 262_144,
+}  # fmt: skip
+_GRANITE = {
+    "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 2048,
 }  # fmt: skip
 
 
@@ -37,6 +44,53 @@ def bamba(keys: Keys, name: str) -> ModelConfig:
             [mixers[layer not in attends] for layer in range(layers)], fields.gated(keys)
         ),
     )
+
+
+def granite(keys: Keys, name: str) -> ModelConfig:
+    """Granite 4 (IBM 2025): what is embedded, what layers add and the logits are scaled; a mixture
+    beside a feed-forward that all tokens visit, or that one alone.
+    """
+    keys = with_defaults(keys, _GRANITE)
+    layers = keys.integer("num_hidden_layers", limit=MOST_LAYERS)
+    turns = keys.raw.get("position_embedding_type") == "rope"
+    keys.require_neutral({"position_embedding_type": ("rope", "nope", None)})
+    rope = rope_keys.read(keys) if turns else None
+    scale = keys.number("attention_multiplier", 1.0)
+    attention, state = fields.attention(keys, rope=rope, scale=scale), mamba2(keys, expanded(keys))
+    kinds = keys.listed("layer_types", layers) or ["linear_attention"] * layers
+    mixers = [_by_name(kind, attention, state) for kind in kinds]
+    return ModelConfig(
+        **fields.llama_fields(keys, name, "granitemoehybrid"),
+        max_context=rope_keys.max_context(keys, rope or Rope()),
+        pattern=fields.pattern(mixers, _granite_ffn(keys)),
+        embedding_scale=keys.number("embedding_multiplier", 1.0),
+        residual_scale=keys.number("residual_multiplier", 1.0),
+        logit_scale=1 / keys.number("logits_scaling", 1.0),
+    )
+
+
+def _granite_ffn(keys: Keys) -> Gated | Experts:
+    activation = keys.choice("hidden_act", {"silu": "silu"}, "silu")
+    shared = keys.integer("shared_intermediate_size", 1024)
+    experts = keys.whole("num_local_experts", 8, limit=MOST_MATRICES)
+    if not experts:
+        return Gated(shared, activation)
+    chosen = keys.integer("num_experts_per_tok", 2)
+    return Experts(
+        experts, chosen, keys.integer("intermediate_size"), shared_width=shared,
+        activation=activation,
+    )  # fmt: skip
+
+
+def _by_name(kind: Any, attention: Attention, state: Mamba2) -> Attention | Mamba2:
+    """The mixer that transformers 4 or 5 calls so."""
+    names: dict[str, Attention | Mamba2] = {
+        "attention": attention, "full_attention": attention,
+        "mamba": state, "linear_attention": state,
+    }  # fmt: skip
+    if not isinstance(kind, str) or kind not in names:
+        raise InputError(f"layer type {shown(kind)} is not supported; valid: {', '.join(names)}")
+    return names[kind]
 
 
 def with_defaults(keys: Keys, defaults: dict[str, Any]) -> Keys:
@@ -95,18 +149,48 @@ def _listed_layers(keys: Keys, key: str, layers: int) -> set[int]:
 
 def export_bamba(config: ModelConfig) -> dict[str, Any]:
     """See `bamba`. Both spellings of positions: the older one has no place for another share."""
-    attends = [n for n, layer in enumerate(config.layers) if isinstance(layer.mixer, Attention)]
-    raw = _hybrid(config) | {"attn_layer_indices": attends}
-    rope = next((mixer.rope for mixer in config.mixers(Attention)), None) or Rope(share=0.5)
+    raw = _hybrid(config) | {"attn_layer_indices": _attends(config)}
+    rope = _attention(config).rope or Rope(share=0.5)
     own = export_fields.rope_scaling(rope.scaling) or {"rope_type": "default"}
     own |= {"rope_theta": rope.theta, "partial_rotary_factor": rope.share}
     return raw | {"rope_scaling": None, "rope_parameters": own}
 
 
+def export_granite(config: ModelConfig) -> dict[str, Any]:
+    """See `granite`."""
+    own, ffn = _attention(config), config.layers[0].ffn
+    kinds = ["attention" if n in _attends(config) else "mamba" for n in range(config.num_layers)]
+    raw = {key: value for key, value in _hybrid(config).items() if key != "mlp_bias"} | {
+        "position_embedding_type": "rope" if own.rope else "nope",
+        "layer_types": kinds,
+        "attention_multiplier": own.head_width**-0.5 if own.scale is None else own.scale,
+        "embedding_multiplier": config.embedding_scale,
+        "residual_multiplier": config.residual_scale,
+        "logits_scaling": round(1 / config.logit_scale, 9),
+    }
+    if isinstance(ffn, Experts):
+        return raw | {
+            "num_local_experts": ffn.num_experts,
+            "num_experts_per_tok": ffn.top_k,
+            "intermediate_size": ffn.width,
+            "shared_intermediate_size": ffn.shared_width,
+        }
+    return raw | {"num_local_experts": 0, "shared_intermediate_size": raw["intermediate_size"]}
+
+
+def _attends(config: ModelConfig) -> list[int]:
+    """Numbers of the layers with attention."""
+    return [n for n, layer in enumerate(config.layers) if isinstance(layer.mixer, Attention)]
+
+
+def _attention(config: ModelConfig) -> Attention:
+    """Of the first such layer; a model without one has none to write."""
+    return next(iter(config.mixers(Attention)), Attention(1, 1, config.width, rope=None))
+
+
 def _hybrid(config: ModelConfig) -> dict[str, Any]:
     """What all of these families write alike, of layers of the first of each kind."""
-    own = next(iter(config.mixers(Attention)), Attention(1, 1, config.width))
-    ffn = config.layers[0].ffn
+    own, ffn = _attention(config), config.layers[0].ffn
     raw = export_fields.sizes(config, own.rope or Rope()) | export_fields.heads(own)
     if isinstance(ffn, Gated):
         raw |= {"intermediate_size": ffn.width, "mlp_bias": ffn.has_bias}
