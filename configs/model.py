@@ -204,8 +204,10 @@ class ModelConfig:
         return tuple(found)
 
     def mixers(self, kind: type[Any]) -> list[Any]:
-        """The different mixers of one kind, in the order of their layers."""
-        found = dict.fromkeys(layer.mixer for layer in self.pattern)
+        """The different mixers of one kind, in the order of their layers; where a layer's is made
+        of others, those.
+        """
+        found = dict.fromkeys(part for layer in self.pattern for part in layer.mixer.parts)
         return [mixer for mixer in found if isinstance(mixer, kind)]
 
     @functools.cached_property
@@ -218,7 +220,8 @@ class ModelConfig:
     def divided(self) -> set[int]:
         """Sizes that chips along the mesh's `model` have to divide."""
         kinds = {kind for layer in self.pattern for kind in (layer.mixer, layer.ffn) if kind}
-        return {getattr(kind, field) for kind in kinds for field in kind.divided} - {0}
+        parts = {part for kind in kinds for part in kind.parts}
+        return {getattr(part, field) for part in parts for field in part.divided} - {0}
 
     @property
     def cached_heads(self) -> list[int]:
@@ -229,13 +232,9 @@ class ModelConfig:
 
     def with_kinds(self, **changes: Any) -> "ModelConfig":
         """The same with these fields of every mixer and feed-forward that has them."""
-
-        def changed(kind: Any) -> Any:
-            own = {name: value for name, value in changes.items() if hasattr(kind, name)}
-            return dataclasses.replace(kind, **own) if own else kind
-
         pattern = tuple(
-            LayerSpec(changed(layer.mixer), changed(layer.ffn)) for layer in self.pattern
+            LayerSpec(layer.mixer.changed(changes), layer.ffn and layer.ffn.changed(changes))
+            for layer in self.pattern
         )
         return dataclasses.replace(self, pattern=pattern)
 
@@ -272,7 +271,8 @@ class ModelConfig:
         layer = self.layers[int(path[1])]
         kind = layer.mixer if path[2] == "mixer" else layer.ffn
         assert kind is not None
-        return kind.shares(axis, chips)
+        own = {part.name: part for part in kind.parts} if len(kind.parts) > 1 else {}
+        return own.get(path[3], kind).shares(axis, chips)
 
     # --- parameters -------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from configs.cache import CacheSpec
 from configs.kinds.attention import Attention
+from configs.kinds.combined import NoMixer, Parallel
 from configs.kinds.compressed import Compressed
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
@@ -24,7 +25,7 @@ from layers.kernels.linear.low_bit import Quantized
 from layers.kernels.linear.packed import Packed
 from layers.linear import linear, soft_cap
 from layers.mixers import attention as attend
-from layers.mixers import compressed, latent, mamba
+from layers.mixers import combined, compressed, latent, mamba
 from layers.params import Params, looked_up
 from layers.ragged import Ragged
 from layers.registry import Leaf, StepContext, Visits
@@ -36,6 +37,8 @@ registry.register(Attention, attend.apply)
 registry.register(Latent, latent.apply)
 registry.register(Compressed, compressed.apply)
 registry.register(Mamba2, mamba.apply_mamba2)
+registry.register(Parallel, combined.apply_parallel)
+registry.register(NoMixer, combined.apply_none)
 registry.register(Gated, dense.gated)
 registry.register(Plain, dense.plain)
 registry.register(Experts, experts.apply)
@@ -64,7 +67,8 @@ def param_infos(config: ModelConfig) -> Any:
         InputError: nothing applies one of its layer kinds yet.
     """
     for layer in config.pattern:
-        registry.apply_mixer(layer.mixer)
+        for mixer in (layer.mixer, *layer.mixer.parts):
+            registry.apply_mixer(mixer)
         if layer.ffn is not None:
             registry.apply_feed_forward(layer.ffn)
     return config.parameters()

@@ -1,8 +1,10 @@
 """Feed-forwards that every token visits: gated and plain ones."""
 
 import dataclasses
+import math
 from typing import Self
 
+from configs.errors import InputError
 from configs.kinds import operations
 from configs.kinds.kind import FeedForward, check_choice, check_sizes, equal_shares
 from configs.kinds.operations import Operation
@@ -50,7 +52,22 @@ class _OneHidden(FeedForward):
 
 @dataclasses.dataclass(frozen=True)
 class Gated(_OneHidden, name="gated"):
-    """GLU (Shazeer 2020, arXiv 2002.05202): down(act(gate x) * up x)."""
+    """GLU (Shazeer 2020, arXiv 2002.05202): down(act(gate x) * up x).
+
+    Attributes:
+        gate_scale, down_scale: factors on gate x and on what leaves (Falcon-H1).
+    """
+
+    gate_scale: float = 1.0
+    down_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field in ("gate_scale", "down_scale"):
+            if not 0 < getattr(self, field) < math.inf:
+                raise InputError(
+                    f"gated {field} is a finite number above 0, not {getattr(self, field)}"
+                )
 
     def parameters(self, model: Widths) -> Declared:
         """Gate and up projections fused in one matrix [2F, D], and the way down [D, F]."""

@@ -15,7 +15,6 @@ import pytest
 from configs.engine import Config, EngineConfig
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts
-from configs.kinds.mamba import Mamba2
 from configs.kinds.rope import LongRope, Rope
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
@@ -208,9 +207,9 @@ def _each_layer(change):
     return lambda m: {"pattern": tuple(map(changed, m.pattern))}
 
 
-def _each_of(kind, **changes):
-    """The same of mixers of one kind alone."""
-    return _each_layer(lambda mixer: changes if isinstance(mixer, kind) else {})
+def _with(**changes):
+    """What changes these fields of every kind that has them."""
+    return lambda m: {"pattern": m.with_kinds(**changes).pattern}
 
 
 def _rescaled(**changes):
@@ -238,21 +237,42 @@ def _routed(**changes):
     return _each_mixture(lambda e: {"router": dataclasses.replace(e.router, **changes)})
 
 
+_SCALES = (0.7, 1.3, 0.8, 1.2, 0.9)  # of what a state-space layer projects
+_ONE_LESS = [tuple(1.0 if n == each else s for n, s in enumerate(_SCALES)) for each in range(5)]
+
 # Checkpoints whose logits must show a quirk: what the model would be without it. It is said of the
 # files, which seldom change.
 _VISIBLE = {
     "bamba-gqa-groups-bias-limit": (
-        _each_of(Mamba2, step_limits=(0.0, None)),
-        _each_of(Mamba2, norm_width=None),
-        _each_of(Attention, rope=Rope()),
+        _with(step_limits=(0.0, None)),
+        _with(norm_width=None),
+        _with(rope=Rope()),
+    ),
+    "falcon_h1-gqa-multipliers-gate-norm": (
+        lambda m: {"embedding_scale": 1.0},
+        lambda m: {"logit_scale": 1.0},
+        _with(key_scale=1.0),
+        _with(in_scales=(1.0, 1.25)),
+        _with(in_scales=(1.2, 1.0)),
+        _with(out_scales=(1.0, 0.75)),
+        _with(out_scales=(0.9, 1.0)),
+        *(_with(part_scales=scales) for scales in _ONE_LESS),
+        _with(gate_scale=1.0),
+        _with(down_scale=1.0),
+        _with(norms_first=True),
+        _with(norm_width=None),
+    ),
+    "falcon_h1-mqa-norm-gate-limit": (
+        _with(step_limits=(0.0, None)),
+        _with(norms_first=False),
     ),
     "granitemoehybrid-gqa-rope-experts": (
         lambda m: {"embedding_scale": 1.0},
         lambda m: {"residual_scale": 1.0},
         lambda m: {"logit_scale": 1.0},
-        _each_of(Attention, scale=None),
-        _each_of(Attention, rope=None),
-        _each_of(Mamba2, step_limits=(0.0, None)),
+        _with(scale=None),
+        _with(rope=None),
+        _with(step_limits=(0.0, None)),
     ),
     "deepseek_v2-mha-groups-yarn": (
         _each_layer(lambda s: {"scale": None}),

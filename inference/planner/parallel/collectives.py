@@ -66,7 +66,7 @@ def of_step(
         for layer in config.layers:
             if norms := layer.mixer.num_divided_norms:  # their sums travel together
                 found[Collective("mixer", "model", "all-reduce", 1, _WORD * norms)] += 1
-            found[dataclasses.replace(sums, place="mixer")] += 1
+            found[dataclasses.replace(sums, place="mixer")] += layer.mixer.num_sums
             if layer.ffn is not None:
                 own = layer.ffn.num_sums * sums.token_bytes
                 found[dataclasses.replace(sums, place="ffn", token_bytes=own)] += 1

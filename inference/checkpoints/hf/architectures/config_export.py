@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from configs.errors import InputError
 from configs.kinds.attention import Attention
+from configs.kinds.combined import Parallel
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.latent import Latent
@@ -214,6 +215,7 @@ FAMILIES = {
         "Glm4MoeLiteForCausalLM", "glm4_moe_lite", mixtures_export.glm4_moe_lite, Latent, _MIXTURE
     ),
     "bamba": _Family("BambaForCausalLM", "bamba", hybrids.export_bamba, _HYBRID),
+    "falcon_h1": _Family("FalconH1ForCausalLM", "falcon_h1", hybrids.export_falcon_h1, Parallel),
     "granitemoehybrid": _Family(
         "GraniteMoeHybridForCausalLM", "granitemoehybrid", hybrids.export_granite, _HYBRID, _MIXTURE
     ),

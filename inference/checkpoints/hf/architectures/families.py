@@ -330,6 +330,7 @@ ARCHITECTURES: dict[str, Family] = {
     "FlexOlmoForCausalLM": Family("flex_olmo", mixtures.flex_olmo, mixtures.QWEN3),
     "Glm4MoeLiteForCausalLM": Family("glm4_moe_lite", mixtures.glm4_moe_lite),
     "BambaForCausalLM": Family("bamba", hybrids.bamba, hybrids.BAMBA),
+    "FalconH1ForCausalLM": Family("falcon_h1", hybrids.falcon_h1, hybrids.FALCON),
     "GraniteMoeHybridForCausalLM": Family("granitemoehybrid", hybrids.granite, hybrids.GRANITE),
     "Mamba2ForCausalLM": Family("mamba2", recurrent.mamba2),
     "MiniMaxM2ForCausalLM": Family("minimax_m2", mixtures.minimax_m2, mixtures.MINIMAX),

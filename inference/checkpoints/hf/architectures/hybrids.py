@@ -5,17 +5,19 @@ from typing import Any
 
 from configs.errors import InputError, shown
 from configs.kinds.attention import Attention
+from configs.kinds.combined import Parallel
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import MOST_MATRICES
 from configs.kinds.mamba import Mamba2
 from configs.kinds.rope import Rope
-from configs.model import MOST_LAYERS, ModelConfig
+from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.checkpoints.hf.architectures import export_fields, fields, recurrent, rope_keys
 from inference.checkpoints.hf.architectures.config_keys import Keys
 
 # Keys that are refused elsewhere, and read here.
 BAMBA = ("attention_bias", "mlp_bias", "partial_rotary_factor")
+FALCON = ("attention_bias", "mlp_bias")
 GRANITE = ("attention_bias", "num_local_experts")
 
 _BAMBA = {
@@ -23,6 +25,7 @@ _BAMBA = {
     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
     "max_position_embeddings": 262_144,
 }  # fmt: skip
+_FALCON = _BAMBA | {"max_position_embeddings": 8192}
 _GRANITE = {
     "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008,
     "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 2048,
@@ -67,6 +70,50 @@ def granite(keys: Keys, name: str) -> ModelConfig:
         residual_scale=keys.number("residual_multiplier", 1.0),
         logit_scale=1 / keys.number("logits_scaling", 1.0),
     )
+
+
+def falcon_h1(keys: Keys, name: str) -> ModelConfig:
+    """Falcon-H1 (Zuo et al. 2025, arXiv 2507.22448): attention and a state side by side in every
+    layer, and a factor on everything that is projected.
+    """
+    keys = with_defaults(keys, _FALCON)
+    keys.require_neutral({"mamba_use_mlp": (True, None), "attn_layer_indices": (None,)})
+    rope = rope_keys.read(keys)
+    scales = {
+        part: (keys.number(f"{key}_in_multiplier", 1.0), keys.number(f"{key}_out_multiplier", 1.0))
+        for part, key in (("attention", "attention"), ("state", "ssm"))
+    }
+    inner = keys.optional_integer("mamba_d_ssm", 1024)
+    has_norm = keys.boolean("mamba_rms_norm", False)
+    state = mamba2(keys, inner or expanded(keys), part_scales=_scales(keys, "ssm_multipliers", 5))
+    biases = ("out",) if keys.boolean("projectors_bias", False) else ()
+    state = dataclasses.replace(
+        state,
+        biases=(*(bias for bias in state.biases if bias != "out"), *biases),
+        norm_width=state.norm_width if has_norm else 0,
+        norms_first=has_norm and keys.boolean("mamba_norm_before_gate", True),
+    )
+    attention = fields.attention(keys, rope=rope, key_scale=keys.number("key_multiplier", 1.0))
+    mixer = Parallel(attention, state, *zip(scales["attention"], scales["state"], strict=True))
+    gate, down = _scales(keys, "mlp_multipliers", 2) or (1.0, 1.0)
+    ffn = dataclasses.replace(fields.gated(keys), gate_scale=gate, down_scale=down)
+    return ModelConfig(
+        **fields.llama_fields(keys, name, "falcon_h1", eps=1e-5),
+        max_context=rope_keys.max_context(keys, rope),
+        pattern=(LayerSpec(mixer, ffn),),
+        embedding_scale=keys.number("embedding_multiplier", 1.0),
+        logit_scale=keys.number("lm_head_multiplier", 1.0),
+    )
+
+
+def _scales(keys: Keys, key: str, count: int) -> tuple[float, ...]:
+    """So many factors; (): all are 1."""
+    if keys.raw.get(key) is None:
+        return ()
+    found = keys.numbers(key, count)
+    if len(found) != count:
+        raise InputError(f"{key} lists {count} numbers, not {len(found)}")
+    return () if set(found) == {1.0} else found
 
 
 def _granite_ffn(keys: Keys) -> Gated | Experts:
@@ -154,6 +201,30 @@ def export_bamba(config: ModelConfig) -> dict[str, Any]:
     own = export_fields.rope_scaling(rope.scaling) or {"rope_type": "default"}
     own |= {"rope_theta": rope.theta, "partial_rotary_factor": rope.share}
     return raw | {"rope_scaling": None, "rope_parameters": own}
+
+
+def export_falcon_h1(config: ModelConfig) -> dict[str, Any]:
+    """See `falcon_h1`."""
+    layer = config.layers[0]
+    mixer, ffn, (state,) = layer.mixer, layer.ffn, config.mixers(Mamba2)
+    assert isinstance(mixer, Parallel) and isinstance(ffn, Gated), "config_export has seen to it"
+    (attention_in, state_in), (attention_out, state_out) = mixer.in_scales, mixer.out_scales
+    raw = {key: value for key, value in _hybrid(config).items() if key != "mamba_expand"}
+    return raw | {
+        "mamba_d_ssm": state.inner_width,
+        "mamba_rms_norm": state.norm_width != 0,
+        "mamba_norm_before_gate": state.norms_first,
+        "projectors_bias": "out" in state.biases,
+        "embedding_multiplier": config.embedding_scale,
+        "lm_head_multiplier": config.logit_scale,
+        "key_multiplier": mixer.attention.key_scale,
+        "attention_in_multiplier": attention_in,
+        "attention_out_multiplier": attention_out,
+        "ssm_in_multiplier": state_in,
+        "ssm_out_multiplier": state_out,
+        "ssm_multipliers": list(state.part_scales or (1.0,) * 5),
+        "mlp_multipliers": [ffn.gate_scale, ffn.down_scale],
+    }
 
 
 def export_granite(config: ModelConfig) -> dict[str, Any]:
