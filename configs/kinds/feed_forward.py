@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Self
+from typing import ClassVar, Self
 
 from configs.errors import InputError
 from configs.kinds import operations
@@ -10,7 +10,8 @@ from configs.kinds.kind import FeedForward, check_choice, check_sizes, equal_sha
 from configs.kinds.operations import Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 
-ACTIVATIONS = ("silu", "gelu_tanh")
+ACTIVATIONS = ("silu", "gelu_tanh")  # of gates
+PLAIN_ACTIVATIONS = (*ACTIVATIONS, "relu2")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,11 +20,12 @@ class _OneHidden(FeedForward):
 
     Attributes:
         width: F.
-        activation: one of `ACTIVATIONS`.
+        activation: one of `activations`.
         has_bias: whether its products add one.
     """
 
     divided = ("width",)
+    activations: ClassVar[tuple[str, ...]] = ACTIVATIONS
 
     width: int
     activation: str = "silu"
@@ -31,7 +33,7 @@ class _OneHidden(FeedForward):
 
     def __post_init__(self) -> None:
         check_sizes(self, "width")
-        check_choice(self, "activation", ACTIVATIONS)
+        check_choice(self, "activation", self.activations)
 
     def can_divide(self, chips: int) -> bool:
         """See `Kind`."""
@@ -76,7 +78,11 @@ class Gated(_OneHidden, name="gated"):
 
 @dataclasses.dataclass(frozen=True)
 class Plain(_OneHidden, name="plain"):
-    """The first transformers' (Vaswani et al. 2017, arXiv 1706.03762): down(act(up x))."""
+    """The first transformers' (Vaswani et al. 2017, arXiv 1706.03762): down(act(up x)); with
+    'relu2', relu(x) squared (So et al. 2021, arXiv 2109.08668).
+    """
+
+    activations = PLAIN_ACTIVATIONS
 
     def parameters(self, model: Widths) -> Declared:
         """A projection up [F, D], and the way down [D, F]."""

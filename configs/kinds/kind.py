@@ -192,6 +192,10 @@ class FeedForward(Kind):
         """Vectors of width D a token that chips along `model` sum."""
         return 1
 
+    def met_width(self, model: Widths) -> int:
+        """Elements of a token as experts meet it."""
+        return model.width
+
     def per_expert_chip(self, chips: int) -> Self:
         """Itself on one of `chips` along `expert`, which divide a mixture's experts."""
         return self

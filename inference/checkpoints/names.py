@@ -175,25 +175,6 @@ _MAMBA2: Table = {
     "mixer_norm": ("norm.weight",),
     **recurrent_names.mamba2("mixer"),
 }
-_BAMBA: Table = {
-    **_LLAMA,
-    **recurrent_names.mamba2("mamba"),
-    "final_norm": ("model.final_layernorm.weight",),
-    "ffn_norm": ("pre_ff_layernorm.weight",),
-    "ffn/gate_up": ("feed_forward.gate_proj.weight", "feed_forward.up_proj.weight"),
-    "ffn/down": ("feed_forward.down_proj.weight",),
-}
-_GRANITE: Table = {
-    **_LLAMA,
-    **recurrent_names.mamba2("mamba"),
-    "ffn/gate_up": ("shared_mlp.input_linear.weight",),
-    "ffn/down": ("shared_mlp.output_linear.weight",),
-    "ffn/shared/gate_up": ("shared_mlp.input_linear.weight",),
-    "ffn/shared/down": ("shared_mlp.output_linear.weight",),
-    "ffn/router": ("block_sparse_moe.router.layer.weight",),
-    "ffn/experts/gate_up": ("block_sparse_moe.input_linear.weight",),
-    "ffn/experts/down": ("block_sparse_moe.output_linear.weight",),
-}
 _GGUF: Table = {
     "embed/table": ("token_embd.weight",),
     "final_norm": ("output_norm.weight",),
@@ -329,10 +310,13 @@ FAMILIES: dict[str, Names] = {
     "flex_olmo": Names(_FLEX_OLMO, gguf={}),  # nor this
     "glm_moe_dsa": Names(_DEEPSEEK_V32, gguf={}, predicts=True),  # nor this
     "glm4_moe_lite": Names(_DEEPSEEK, gguf=_GGUF_LATENT, predicts=True),
-    "bamba": Names(_BAMBA, gguf={}),
-    "falcon_h1": Names(_BAMBA, gguf={}),
-    "granitemoehybrid": Names(_GRANITE, gguf={}),
+    "bamba": Names({**_LLAMA, **recurrent_names.BAMBA}, gguf={}),
+    "falcon_h1": Names({**_LLAMA, **recurrent_names.BAMBA}, gguf={}),
+    "granitemoehybrid": Names({**_LLAMA, **recurrent_names.GRANITE}, gguf={}),
     "mamba2": Names(_MAMBA2, "backbone.layers", gguf={}),
+    "nemotron_h": Names(
+        {**_MAMBA2, **recurrent_names.NEMOTRON}, "backbone.layers", gguf={}, others=("mtp",)
+    ),
     "minimax_m2": Names(_MINIMAX_M2, gguf=_GGUF_EXPERTS),
     "glm4_moe": Names(_GLM4_MOE, gguf=_GGUF_POST_NORMED, predicts=True),
     "gpt_oss": Names(_GPT_OSS, gguf=_GGUF_POST_NORMED),

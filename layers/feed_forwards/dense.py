@@ -18,6 +18,7 @@ ACTIVATIONS = {
     "silu": jax.nn.silu,
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
 }
 
 
@@ -64,7 +65,13 @@ def plain(
     params: Params, config: ModelConfig, kind: Plain, x_TD: jax.Array, context: StepContext
 ) -> tuple[jax.Array, None]:
     """down(act(up x)), float32 [T, D]."""
-    up_TF = add_bias(linear(x_TD, params["up"]), params, "up_bias")
-    hidden_TF = ACTIVATIONS[kind.activation](up_TF).astype(config.dtype)
-    out_TD = collectives.total(linear(hidden_TF, params["down"]))
+    out_TD = collectives.total(up_alone_and_down(params, config, kind.activation, x_TD))
     return add_bias(out_TD, params, "down_bias"), None
+
+
+def up_alone_and_down(
+    params: Params, config: ModelConfig, activation: str, x_TD: jax.Array
+) -> jax.Array:
+    """A plain feed-forward without its last bias, as `up_and_down`."""
+    up_TF = add_bias(linear(x_TD, params["up"]), params, "up_bias")
+    return linear(ACTIVATIONS[activation](up_TF).astype(config.dtype), params["down"])

@@ -137,6 +137,7 @@ def _assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 
 # Families whose parts are those of others, in another combination: one checkpoint shows it.
 _RELATIVES = ("dots1", "flex_olmo", "glm4_moe_lite", "glm_moe_dsa", "minimax_m2")
+_NEVER_TIED = ("nemotron_h",)
 
 
 def test_every_layout_is_there():
@@ -157,7 +158,10 @@ def test_every_layout_is_there():
     layouts |= {"gpt2": ("mha",), "olmo3": ("gqa", "mha"), "gemma4": ("gqa",)}
     assert kinds == {(f, kind) for f, legal in layouts.items() for kind in legal}
     assert {(m.family, m.tied) for m in models} == {
-        (f, tied) for f in supported for tied in (True, False) if not (tied and f in _RELATIVES)
+        (f, tied)
+        for f in supported
+        for tied in (True, False)
+        if not (tied and f in (*_RELATIVES, *_NEVER_TIED))
     }
     assert {_family(name) for name in _GREEDY} == {*supported} - {*_RELATIVES}
     for name in _NAMES:
@@ -274,6 +278,14 @@ _VISIBLE = {
         _with(rope=None),
         _with(step_limits=(0.0, None)),
     ),
+    "nemotron_h-gqa-latent-experts": (
+        _with(activation="silu"),
+        _with(norm_width=None),
+        _with(rope=Rope()),
+        _routed(num_groups=1, top_groups=1, group_best=1),
+        _routed(scale=1.0),
+    ),
+    "nemotron_h-mha-bias-float32": (_routed(is_normalized=True), _routed(scores="softmax")),
     "deepseek_v2-mha-groups-yarn": (
         _each_layer(lambda s: {"scale": None}),
         _each_layer(lambda s: {"rope": dataclasses.replace(s.rope, neighbours=False)}),

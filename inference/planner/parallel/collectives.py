@@ -73,10 +73,11 @@ def of_step(
         found.update(_sampling(config, mesh.model, greedy, top_logprobs))
     if mesh.expert > 1:
         format = FORMATS[stored or config.dtype]
-        token = mesh.expert * format.bytes_for(config.width, config.width)
-        back = mesh.expert * _WORD * config.width
         for layer in config.layers:
             if layer.ffn is not None and layer.ffn.experts is not None:
+                width = layer.ffn.met_width(config)
+                token = mesh.expert * format.bytes_for(width, width)
+                back = mesh.expert * _WORD * width
                 chosen = mesh.expert * 2 * _WORD * layer.ffn.experts[1]  # ids and weights
                 found[Collective("experts", "expert", "all-gather", 1, token)] += 1
                 found[Collective("experts", "expert", "all-gather", 1, chosen)] += 1

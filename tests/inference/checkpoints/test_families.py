@@ -519,6 +519,7 @@ STATES = {
     "falcon_h1",
     "granitemoehybrid",
     "mamba2",
+    "nemotron_h",
 }
 # What llama.cpp calls families that it has another name for.
 LLAMA_CPP = {

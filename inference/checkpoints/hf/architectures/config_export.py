@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from configs.errors import InputError
 from configs.kinds.attention import Attention
-from configs.kinds.combined import Parallel
+from configs.kinds.combined import NoMixer, Parallel
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.latent import Latent
@@ -25,6 +25,7 @@ from inference.checkpoints.hf.architectures import (
     gemma4,
     hybrids,
     mixtures_export,
+    nemotron,
     recurrent,
 )
 
@@ -174,6 +175,7 @@ def _gpt2(config: ModelConfig) -> dict[str, Any]:
 
 _MIXTURE = (Gated, Experts)
 _HYBRID = (Attention, Mamba2)
+_ONE_PART = (NoneType, Plain, Experts)
 FAMILIES = {
     "llama": _Family("LlamaForCausalLM", "llama", export_fields.llama_fields),
     "gemma2": _Family("Gemma2ForCausalLM", "gemma2", _gemma),
@@ -220,6 +222,9 @@ FAMILIES = {
         "GraniteMoeHybridForCausalLM", "granitemoehybrid", hybrids.export_granite, _HYBRID, _MIXTURE
     ),
     "mamba2": _Family("Mamba2ForCausalLM", "mamba2", recurrent.export_mamba2, Mamba2, (NoneType,)),
+    "nemotron_h": _Family(
+        "NemotronHForCausalLM", "nemotron_h", nemotron.export, (*_HYBRID, NoMixer), _ONE_PART
+    ),
     "minimax_m2": _Family(
         "MiniMaxM2ForCausalLM", "minimax_m2", mixtures_export.minimax_m2, ffns=_MIXTURE
     ),

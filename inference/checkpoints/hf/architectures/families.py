@@ -14,6 +14,7 @@ from inference.checkpoints.hf.architectures import (
     gemma4,
     hybrids,
     mixtures,
+    nemotron,
     recurrent,
     rope_keys,
 )
@@ -333,6 +334,7 @@ ARCHITECTURES: dict[str, Family] = {
     "FalconH1ForCausalLM": Family("falcon_h1", hybrids.falcon_h1, hybrids.FALCON),
     "GraniteMoeHybridForCausalLM": Family("granitemoehybrid", hybrids.granite, hybrids.GRANITE),
     "Mamba2ForCausalLM": Family("mamba2", recurrent.mamba2),
+    "NemotronHForCausalLM": Family("nemotron_h", nemotron.build, nemotron.READS),
     "MiniMaxM2ForCausalLM": Family("minimax_m2", mixtures.minimax_m2, mixtures.MINIMAX),
     "GptOssForCausalLM": Family("gpt_oss", mixtures.gpt_oss, mixtures.GPT_OSS),
     "Olmo3ForCausalLM": Family("olmo3", _olmo3, ("attention_bias",)),

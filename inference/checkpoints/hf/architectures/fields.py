@@ -86,11 +86,13 @@ def by_type(
     return [kinds[kind] for kind in names]
 
 
-def pattern(mixers: Sequence[Mixer], ffns: FeedForward | Sequence[FeedForward]) -> Pattern:
+def pattern(mixers: Sequence[Mixer], ffns: FeedForward | Sequence[FeedForward | None]) -> Pattern:
     """The pattern that repeats, by its longest border (Knuth, Morris & Pratt 1977): a file may list
     thousands of layers. One feed-forward is that of all layers.
     """
-    own = [ffns] * len(mixers) if isinstance(ffns, FeedForward) else ffns
+    own: Sequence[FeedForward | None] = (
+        [ffns] * len(mixers) if isinstance(ffns, FeedForward) else ffns
+    )
     layers = list(map(LayerSpec, mixers, own))
     borders = [0]
     for layer in layers[1:]:
