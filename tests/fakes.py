@@ -137,7 +137,7 @@ def continuation(history: Sequence[int], n: int) -> list[int]:
 
 def fake_model(**changes: Any) -> ModelConfig:
     """Pages, a state, pages with a window, and a sharer of the first layer: two page groups."""
-    specs = CacheSpec(1, ELEMENTS), recurrent(1), CacheSpec(1, ELEMENTS, window=WINDOW), shared(0)
+    specs = CacheSpec(1, ELEMENTS), recurrent((1,)), CacheSpec(1, ELEMENTS, window=WINDOW), shared(0)
     pattern = tuple(LayerSpec(Caching(spec), None) for spec in specs)
     fields = dict(width=4, num_layers=4, max_context=128, pattern=pattern, dtype="float32")
     return ModelConfig("fake", "fake", VOCAB, **fields | changes)

@@ -28,7 +28,7 @@ class Mamba2(Mixer, name="mamba2"):
         norms_first: whether the norm comes before the gate, not behind it.
         part_scales: factors on what is projected of a token: the gate, what is convolved (the
             input, the maps into and out of the state) and the steps; (): none (Falcon-H1).
-        step_limits: least and largest step; None: no step is too large.
+        step_limits: least and largest step; None: there is no largest.
     """
 
     divided = ("num_heads",)
@@ -71,7 +71,6 @@ class Mamba2(Mixer, name="mamba2"):
         least, most = self.step_limits
         if not 0 <= least < math.inf or (most is not None and not least < most < math.inf):
             raise InputError(f"mamba2 step_limits are at least 0 and rise, not {self.step_limits}")
-
         is_sound = all(0 < scale < math.inf for scale in self.part_scales)
         if len(self.part_scales) not in (0, 5) or not is_sound:
             raise InputError(

@@ -284,15 +284,9 @@ def view(
             position_YW = jnp.where(valid_YW, position_YW, newest)
             tables = tuple(table[part] for table in batch.tables)
             dropped_Y = None if batch.num_dropped_Y is None else batch.num_dropped_Y[part]
+            slot_Y, told = batch.slot_Y[part], {"num_dropped_Y": dropped_Y}
             rectangles.append(
-                Rectangle(
-                    batch.slot_Y[part],
-                    position_YW,
-                    valid_YW,
-                    tables,
-                    num_dropped_Y=dropped_Y,
-                    is_chained=is_chained,
-                )  # fmt: skip
+                Rectangle(slot_Y, position_YW, valid_YW, tables, is_chained=is_chained, **told)
             )
         first += rows
     if drafts is not None and drafts.parent_Rk is not None:

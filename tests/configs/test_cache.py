@@ -202,8 +202,8 @@ def test_contradictions_are_refused():
         CacheSpec(1, 3, owner=0)
     with pytest.raises(InputError, match="nothing of its own"):
         CacheSpec(states=((1,),), owner=0)
-    with pytest.raises(InputError, match="per token or per sequence, not both"):
-        CacheSpec(1, 1, states=((1,),))
+    with pytest.raises(InputError, match="states lie beside plain pages"):
+        CacheSpec(1, 1, states=((1,),), index_width=4)
     for widths in ((2, 8, 4), (1, 8, 9)):
         with pytest.raises(InputError, match="values lie in keys where there is one KV head"):
             CacheSpec(*widths, values_in_keys=True)
