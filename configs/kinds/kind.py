@@ -168,7 +168,7 @@ class Mixer(Kind):
 
     @property
     def num_sums(self) -> int:
-        """Exchanges of a vector of width D a token, in which chips along `model` sum."""
+        """Vectors of width D a token that chips along `model` sum."""
         return 1
 
     @property

@@ -25,6 +25,7 @@ MODELS = {
     "pages": fakes.llama("bfloat16", token_budget=24),
     "compressed": fakes.compressed("bfloat16"),
     "compressed, int8": fakes.compressed("bfloat16", cache_format="int8"),
+    "hybrid": fakes.hybrid("bfloat16"),
     "indexer, fp8": fakes.deepseek_v32("bfloat16", cache_format="fp8"),
 }
 SIZES = dict(
@@ -89,6 +90,7 @@ def alone(model, count):
     return [(c.token_ids, c.logprobs) for c in one_by_one]
 
 
+_OF_PAGES = "together", "swap", "prefixes on the host"  # which count what pages alone restore
 CASES = [("llama", 30, name) for name in DISTURBANCES]
 CASES += [("gemma", 30, name) for name in ("together", "prefixes on the host")]
 CASES += [("deepseek", 15, "recompute")]
@@ -98,7 +100,7 @@ CASES += [
     for case in (
         ("gpt-oss", 15, "together"), ("every cache, int8", 15, "prefixes on the host"),
         ("indexer", 12, "swap"), ("pages", 12, "prefixes on the host"),
-        ("compressed, int8", 12, "swap"),
+        ("compressed, int8", 12, "swap"), ("hybrid", 12, "recompute"),
     )
 ]  # fmt: skip
 CASES += [
@@ -106,6 +108,7 @@ CASES += [
     for model in MODELS
     for name in DISTURBANCES
     if (model, name) != ("pages", "contiguous")  # of larger pages, queries choose others
+    and (model != "hybrid" or name not in _OF_PAGES)
 ]
 
 

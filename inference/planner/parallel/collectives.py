@@ -66,7 +66,9 @@ def of_step(
         for layer in config.layers:
             if norms := layer.mixer.num_divided_norms:  # their sums travel together
                 found[Collective("mixer", "model", "all-reduce", 1, _WORD * norms)] += 1
-            found[dataclasses.replace(sums, place="mixer")] += layer.mixer.num_sums
+            if layer.mixer.num_sums:  # compilers join them
+                own = layer.mixer.num_sums * sums.token_bytes
+                found[dataclasses.replace(sums, place="mixer", token_bytes=own)] += 1
             if layer.ffn is not None:
                 own = layer.ffn.num_sums * sums.token_bytes
                 found[dataclasses.replace(sums, place="ffn", token_bytes=own)] += 1

@@ -23,11 +23,10 @@ from inference.checkpoints.hf import hf_directory
 from inference.checkpoints.hf.architectures import (
     export_fields,
     gemma4,
-    hybrids,
     mixtures_export,
-    nemotron,
     recurrent,
 )
+from inference.checkpoints.hf.architectures.hybrids import mamba2, nemotron
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -216,10 +215,10 @@ FAMILIES = {
     "glm4_moe_lite": _Family(
         "Glm4MoeLiteForCausalLM", "glm4_moe_lite", mixtures_export.glm4_moe_lite, Latent, _MIXTURE
     ),
-    "bamba": _Family("BambaForCausalLM", "bamba", hybrids.export_bamba, _HYBRID),
-    "falcon_h1": _Family("FalconH1ForCausalLM", "falcon_h1", hybrids.export_falcon_h1, Parallel),
+    "bamba": _Family("BambaForCausalLM", "bamba", mamba2.export_bamba, _HYBRID),
+    "falcon_h1": _Family("FalconH1ForCausalLM", "falcon_h1", mamba2.export_falcon_h1, Parallel),
     "granitemoehybrid": _Family(
-        "GraniteMoeHybridForCausalLM", "granitemoehybrid", hybrids.export_granite, _HYBRID, _MIXTURE
+        "GraniteMoeHybridForCausalLM", "granitemoehybrid", mamba2.export_granite, _HYBRID, _MIXTURE
     ),
     "mamba2": _Family("Mamba2ForCausalLM", "mamba2", recurrent.export_mamba2, Mamba2, (NoneType,)),
     "nemotron_h": _Family(

@@ -12,13 +12,12 @@ from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.checkpoints.hf.architectures import (
     fields,
     gemma4,
-    hybrids,
     mixtures,
-    nemotron,
     recurrent,
     rope_keys,
 )
 from inference.checkpoints.hf.architectures.config_keys import Keys
+from inference.checkpoints.hf.architectures.hybrids import mamba2, nemotron
 
 _GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
@@ -330,9 +329,9 @@ ARCHITECTURES: dict[str, Family] = {
     "Dots1ForCausalLM": Family("dots1", mixtures.dots1, ("attention_bias", "num_local_experts")),
     "FlexOlmoForCausalLM": Family("flex_olmo", mixtures.flex_olmo, mixtures.QWEN3),
     "Glm4MoeLiteForCausalLM": Family("glm4_moe_lite", mixtures.glm4_moe_lite),
-    "BambaForCausalLM": Family("bamba", hybrids.bamba, hybrids.BAMBA),
-    "FalconH1ForCausalLM": Family("falcon_h1", hybrids.falcon_h1, hybrids.FALCON),
-    "GraniteMoeHybridForCausalLM": Family("granitemoehybrid", hybrids.granite, hybrids.GRANITE),
+    "BambaForCausalLM": Family("bamba", mamba2.bamba, mamba2.BAMBA),
+    "FalconH1ForCausalLM": Family("falcon_h1", mamba2.falcon_h1, mamba2.FALCON),
+    "GraniteMoeHybridForCausalLM": Family("granitemoehybrid", mamba2.granite, mamba2.GRANITE),
     "Mamba2ForCausalLM": Family("mamba2", recurrent.mamba2),
     "NemotronHForCausalLM": Family("nemotron_h", nemotron.build, nemotron.READS),
     "MiniMaxM2ForCausalLM": Family("minimax_m2", mixtures.minimax_m2, mixtures.MINIMAX),
