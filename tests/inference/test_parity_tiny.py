@@ -247,7 +247,7 @@ _ONE_LESS = [tuple(1.0 if n == each else s for n, s in enumerate(_SCALES)) for e
 # Checkpoints whose logits must show a quirk: what the model would be without it. It is said of the
 # files, which seldom change.
 _VISIBLE = {
-    "bamba-gqa-groups-bias-limit": (
+    "bamba-mqa-groups-bias-limit": (
         _with(step_limits=(0.0, None)),
         _with(norm_width=None),
         _with(rope=Rope()),
@@ -270,7 +270,7 @@ _VISIBLE = {
         _with(step_limits=(0.0, None)),
         _with(norms_first=False),
     ),
-    "granitemoehybrid-gqa-rope-experts": (
+    "granitemoehybrid-mqa-rope-experts": (
         lambda m: {"embedding_scale": 1.0},
         lambda m: {"residual_scale": 1.0},
         lambda m: {"logit_scale": 1.0},

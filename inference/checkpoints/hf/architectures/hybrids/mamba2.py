@@ -60,7 +60,8 @@ def granite(keys: Keys, name: str) -> ModelConfig:
     rope = rope_keys.read(keys) if turns else None
     scale = keys.number("attention_multiplier", 1.0)
     attention, state = fields.attention(keys, rope=rope, scale=scale), mamba2(keys, expanded(keys))
-    kinds = keys.listed("layer_types", layers) or ["linear_attention"] * layers
+    kinds = keys.listed("layer_types", layers) or keys.listed("layers_block_type", layers)
+    kinds = kinds or ["linear_attention"] * layers
     mixers = [_by_name(kind, attention, state) for kind in kinds]
     return ModelConfig(
         **fields.llama_fields(keys, name, "granitemoehybrid"),
