@@ -15,10 +15,12 @@ sys.path[:0] = [str(DOCS.parent)]
 
 from configs import presets  # noqa: E402
 from configs.kinds.attention import Attention  # noqa: E402
+from configs.kinds.combined import NoMixer, Parallel  # noqa: E402
 from configs.kinds.experts import Experts  # noqa: E402
 from configs.kinds.feed_forward import Gated, Plain  # noqa: E402
 from configs.kinds.kind import Mixer  # noqa: E402
 from configs.kinds.latent import Latent  # noqa: E402
+from configs.kinds.mamba import Mamba2  # noqa: E402
 from configs.kinds.rope import Rope  # noqa: E402
 from configs.model import ModelConfig  # noqa: E402
 from inference.checkpoints import opened  # noqa: E402
@@ -38,8 +40,8 @@ reads it (`test_convert.py`). A `.gguf` file of each family gives the parameters
 and the logits of its conversion to the last bit, under the names of the `gguf` library
 (`test_gguf.py`, `test_gguf_mixtures.py`, `test_gguf_types.py` and `test_families.py` in
 `tests/inference/checkpoints/`); llama.cpp calls Mistral and Mixtral a llama, and keeps no window of
-them, OLMo 3 an olmo2, and DeepSeek-V2, V3 and GLM-4.7-Flash a deepseek2; FlexOlmo, DeepSeek-V3.2
-and GLM-5 are read from no `.gguf` file.
+them, OLMo 3 an olmo2, and DeepSeek-V2, V3 and GLM-4.7-Flash a deepseek2; FlexOlmo, DeepSeek-V3.2,
+GLM-5 and families with states are read from no `.gguf` file.
 [Adding a family](add_a_model.md).
 """
 _GGUF = """\
@@ -75,12 +77,12 @@ More architectures of transformers 5.23 are such combinations by their code, and
 names alone: SolarOpen (Llama's attention, GLM-4.5's mixture), HYV3 (Qwen3's attention and
 DeepSeek-V3's mixture), ExaoneMoe (SmolLM3's layers without RoPE, DeepSeek-V3's mixture), Mellum
 (Qwen3-MoE with Gemma 3's two kinds of positions), Youtu (DeepSeek-V3's attention before a dense
-feed-forward) and Ernie4_5_Moe (rotary pairs side by side, offsets beside softmax; its layer that
-predicts a second token has names of its own). Others need a part first:
+feed-forward), Ernie4_5_Moe (rotary pairs side by side, offsets beside softmax; its layer that
+predicts a second token has names of its own), and Granite, GraniteMoe and GraniteMoeShared (Granite
+4 without states). Others need a part first:
 
 | architecture | part that is not here |
 | --- | --- |
-| GraniteMoe, GraniteMoeShared | factors on what layers add, and on logits |
 | HunYuanMoEV1 | norms of query and key heads behind RoPE |
 | Phimoe | routing that masks experts far below the best; a bias of the head |
 | LongcatFlash | experts that return their input; two mixers and feed-forwards around a mixture |
@@ -125,14 +127,17 @@ def page() -> str:
 def _parts(config: ModelConfig) -> list[str]:
     """What a model has that the first Llama has not."""
     layers = config.layers
-    mixer, ffn = layers[0].mixer, layers[-1].ffn
-    attention = mixer if isinstance(mixer, Attention) else Attention(1, 1, 2)
+    mixer = layers[0].mixer
+    ffns = [layer.ffn for layer in layers if layer.ffn]
     mixers = config.mixers(Attention)
-    ropes = [layer.mixer.rope for layer in layers]
-    windows = [getattr(layer.mixer, "window", None) is not None for layer in layers]
-    has_ffn_bias = not isinstance(ffn, Experts) and ffn.has_bias
+    attention = next(iter(mixers), Attention(1, 1, 2))
+    reading = [part for layer in layers for part in layer.mixer.parts if hasattr(part, "rope")]
+    ropes = [part.rope for part in reading]
+    windows = [getattr(part, "window", None) is not None for part in reading]
+    has_ffn_bias = any(isinstance(ffn, Gated | Plain) and ffn.has_bias for ffn in ffns)
     biases = (*attention.biases, *(("ffn",) if has_ffn_bias else ()))
     parts = [
+        *_states(config),
         *_latent(mixer),
         *_experts(config),
         ("layer norm" if config.norm == "layer" else ""),
@@ -144,11 +149,12 @@ def _parts(config: ModelConfig) -> list[str]:
             "all": "norm of all queries and keys",
         }[attention.qk_norm],
         (f"biases ({', '.join(biases)})" if biases else ""),
-        ("plain feed-forward" if isinstance(ffn, Plain) else ""),
+        ("plain feed-forward" if any(isinstance(ffn, Plain) for ffn in ffns) else ""),
         ("learned positions" if config.learned_positions else ""),
         ("windows in some layers" if any(windows) and not all(windows) else ""),
-        ("windows in all layers" if all(windows) else ""),
+        ("windows in all layers" if windows and all(windows) else ""),
         ("layers without RoPE" if None in ropes and any(ropes) else ""),
+        ("no RoPE" if config.has_states and ropes and not any(ropes) else ""),
         ("soft cap of scores" if attention.score_cap else ""),
         ("sinks" if attention.has_sinks else ""),
         ("soft cap of logits" if config.logit_cap else ""),
@@ -159,12 +165,31 @@ def _parts(config: ModelConfig) -> list[str]:
         ("shared caches" if any(m.owner is not None for m in mixers) else ""),
         ("inputs of each layer" if config.layer_inputs else ""),
         ("scales of layers" if config.has_layer_scales else ""),
+        ("scaled residuals" if config.residual_scale != 1 else ""),
+        ("scaled logits" if config.logit_scale != 1 else ""),
+        ("scaled scores" if config.has_states and attention.scale else ""),
+        ("scaled keys" if attention.key_scale != 1 else ""),
     ]
     turning = [rope for rope in ropes if isinstance(rope, Rope)]
     kinds = {type(rope.scaling).__name__.lower() for rope in turning if rope.scaling is not None}
     parts += [f"RoPE {kind}" for kind in sorted(kinds)]
     parts += ["partial RoPE" for rope in turning[:1] if rope.share < 1]
     return [part for part in parts if part]
+
+
+def _states(config: ModelConfig) -> list[str]:
+    if not config.has_states:
+        return []
+    kinds = [layer.mixer.parts for layer in config.layers]
+    names = dict.fromkeys(part.name for part in config.mixers(Mamba2))
+    both = any(len(parts) > 1 for parts in kinds)
+    some = any(isinstance(part, Attention) for parts in kinds for part in parts) and not both
+    return [
+        *(f"{name} states{' in some layers' if some else ''}" for name in names),
+        ("attention beside them" if both else ""),
+        ("no feed-forward" if not any(layer.ffn for layer in config.layers) else ""),
+        ("layers of one part" if any(isinstance(p[0], NoMixer) for p in kinds) else ""),
+    ]
 
 
 def _latent(mixer: Mixer) -> list[str]:
@@ -180,7 +205,7 @@ def _latent(mixer: Mixer) -> list[str]:
 
 
 def _experts(config: ModelConfig) -> list[str]:
-    ffns = [layer.ffn for layer in config.layers]
+    ffns = [layer.ffn for layer in config.layers if layer.ffn]
     found = next((ffn for ffn in ffns if isinstance(ffn, Experts)), None)
     if found is None:
         return []
@@ -198,12 +223,20 @@ def _experts(config: ModelConfig) -> list[str]:
         ("biases of experts" if found.has_bias else ""),
         ("limited hidden values" if found.limit else ""),
         ("norms of experts and router" if found.has_norms else ""),
+        ("plain experts" if not found.is_gated else ""),
+        ("experts behind a latent" if found.latent_width else ""),
     ]
 
 
 def _heads(mixer: Mixer) -> str:
     if isinstance(mixer, Latent):
         return f"{mixer.num_heads} of {mixer.nope_width} + {mixer.rope_width}"
+    if isinstance(mixer, Parallel):
+        return f"{_heads(mixer.attention)}, {_heads(mixer.recurrent)}"
+    if isinstance(mixer, Mamba2):
+        return f"{mixer.num_heads} of {mixer.head_width} x {mixer.state_width}"
+    if isinstance(mixer, NoMixer):
+        return ""
     assert isinstance(mixer, Attention)
     return f"{mixer.num_heads}/{mixer.num_kv_heads} of {mixer.head_width}"
 
@@ -217,7 +250,9 @@ def _checkpoint(name: str, directory: Path, config: ModelConfig) -> str:
         greedy = len(arrays["greedy_prompts"]) if "greedy_prompts" in arrays.files else greedy
     return _row(
         f"`{name}`",
-        _heads(config.layers[0].mixer),
+        "; ".join(filter(None, dict.fromkeys(_heads(layer.mixer) for layer in config.layers)))
+        if config.has_states
+        else _heads(config.layers[0].mixer),
         f"{visited.top_k}/{visited.num_experts}" if visited else "",
         str(config.num_layers),
         "tied" if config.tied else "own",
