@@ -32,10 +32,6 @@ class Parallel(Mixer, name="parallel"):
     def __post_init__(self) -> None:
         if self.attention.owner is not None:
             raise InputError("parallel attention reads its own cache: leave owner out")
-        if isinstance(self.recurrent, Attention | Parallel):
-            raise InputError(
-                f"parallel recurrent is a mixer with states, not {self.recurrent.name}"
-            )
         for field in ("in_scales", "out_scales"):
             if not all(0 < scale < math.inf for scale in getattr(self, field)):
                 raise InputError(
@@ -61,9 +57,17 @@ class Parallel(Mixer, name="parallel"):
         return {part.name: part.parameters(model) for part in self.parts}
 
     def cache(self, model: Widths) -> CacheSpec:
-        """Keys and values of each token, and the states."""
-        states = self.recurrent.cache(model).states
-        return dataclasses.replace(self.attention.cache(model), states=states)
+        """Keys and values of each token, and the states.
+
+        Raises:
+            InputError: there are no states, or not they alone.
+        """
+        kept = self.recurrent.cache(model)
+        if not kept.states or kept.elements_per_token:
+            raise InputError(
+                f"parallel recurrent is a mixer with states alone, not {self.recurrent.name}"
+            )
+        return dataclasses.replace(self.attention.cache(model), states=kept.states)
 
     def cached(self, model: Widths) -> tuple[tuple[CacheSpec, int], ...]:
         """See `Mixer`."""

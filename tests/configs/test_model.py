@@ -24,6 +24,10 @@ _BAD_MODELS = {
     "offset": ({"norm": "layer", "norm_offset": 1.0}, "norm='layer' goes with no norm_offset"),
     "head norms": ({"norm": "layer", "pattern": (_NORMED,)}, "qk_norm='head' goes with model.norm"),
     "logits": ({"logit_cap": float("inf")}, "model.logit_cap is a finite number"),
+    "two attentions": (
+        {"pattern": (LayerSpec(Parallel(Attention(4, 2, 6), Attention(4, 2, 6)), None),)},
+        "parallel recurrent is a mixer with states alone, not attention",
+    ),
     "residuals": ({"residual_scale": 0.0}, "model.residual_scale is a finite number above 0"),
     "scaled logits": ({"logit_scale": -1.0}, "model.logit_scale is a finite number above 0"),
     "positions": ({"learned_positions": 9, "pattern": (_STILL,)}, "max_context=64 exceeds the 9"),
@@ -108,10 +112,6 @@ _BAD_KINDS = {
     "sharer": (
         lambda: Parallel(Attention(4, 2, 6, owner=0), Mamba2(2, 4, 4)),
         "parallel attention reads its own cache: leave owner out",
-    ),
-    "two attentions": (
-        lambda: Parallel(Attention(4, 2, 6), Attention(4, 2, 6)),
-        "parallel recurrent is a mixer with states, not attention",
     ),
     "both scales": (
         lambda: Parallel(Attention(4, 2, 6), Mamba2(2, 4, 4), out_scales=(1.0, 0.0)),
