@@ -78,7 +78,7 @@ def chunked(
     size = min(chunk, num_tokens)
     q_YCTKM, k_YCTKM = order.in_chunks(q_YWKM, size), order.in_chunks(k_YWKM, size)
     v_YCTKGH = _by_key(order.in_chunks(v_YWNH, size), 3, shared)
-    running_YCTN = decays.running(order.in_chunks(log_decay_YWN, size), axis=2)
+    running_YCTN = decays.running(order.in_chunks(log_decay_YWN, size))
     running_YCTKG = _by_key(running_YCTN, 4, shared)
 
     running_YCKGT = jnp.moveaxis(running_YCTKG, 3, -1)

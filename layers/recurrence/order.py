@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from configs.errors import InputError
+from layers.recurrence.sums import rounded
 
 _UNROLLED = 8  # tokens; a loop over fewer would cost more than it saves
 
@@ -17,6 +18,9 @@ Resumes = tuple[jax.Array, jax.Array]  # is_new bool [C], states [C, ...]
 def by_token(step: Step, before: jax.Array, tokens: Any) -> tuple[jax.Array, jax.Array]:
     """Feeds tokens [Y, W, ...] one after the other into states [Y, ...].
 
+    What goes in and comes out is rounded: a factor would be moved from one side of a product to
+    the other in a program without a loop, and not in one that has one.
+
     Returns:
         The outputs [Y, W, ...] and the states after every token [Y, W, ...].
     """
@@ -24,8 +28,12 @@ def by_token(step: Step, before: jax.Array, tokens: Any) -> tuple[jax.Array, jax
 
     def feed(state: jax.Array, token: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         state, out = step(state, token)
-        return state, (out, state)
+        return state, (rounded(out), state)
 
+    def settled(x: jax.Array) -> jax.Array:
+        return rounded(x) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    tokens = jax.tree.map(settled, tokens)
     if num_tokens > _UNROLLED:
         _, fed = jax.lax.scan(feed, before, _swapped(tokens))
         return _swapped(fed)

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 
-_ROWS = 8  # a product of fewer is another kernel of XLA's CPU backend, which sums in another order
 _LOWEST = float(jnp.finfo(jnp.float32).min)
 
 
@@ -16,7 +15,7 @@ def product(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def rounded(x: jax.Array) -> jax.Array:
-    """A product, finite, that is rounded before it is added to something.
+    """x, finite, as float32 has it: a product that is rounded before it is added to something.
 
     Compilers make one multiply-add of a product and a sum, and which product of two they choose
     changes from one program to the next. They cannot where a maximum lies between.
@@ -25,6 +24,5 @@ def rounded(x: jax.Array) -> jax.Array:
 
 
 def read(state_YNMH: jax.Array, q_YNM: jax.Array) -> jax.Array:
-    """S^T q of every head, [Y, N, H], rounded; its bits do not depend on Y."""
-    q_YNXM = jnp.broadcast_to(q_YNM[:, :, None], (*q_YNM.shape[:2], _ROWS, q_YNM.shape[2]))
-    return rounded(product("YNXM,YNMH->YNXH", q_YNXM, state_YNMH)[:, :, 0])
+    """S^T q of every head, [Y, N, H]; its bits do not depend on Y, as a sum's would on a CPU."""
+    return product("YNM,YNMH->YNH", q_YNM, state_YNMH)

@@ -1,7 +1,6 @@
 """Linear recurrence against a loop in float64, and its two forms against each other."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,12 +8,13 @@ from hypothesis import strategies as st
 
 from configs.errors import InputError
 from layers.recurrence import linear
-from tests import compiling
+from tests.layers.recurrence import forms
+from tests.layers.recurrence.forms import close
 
 pytestmark = pytest.mark.quick_code
 
-_recurrent = compiling.jit(linear.recurrent)
-_chunked = compiling.jit(linear.chunked, static_argnames="chunk")
+_recurrent = forms.compiled(linear.recurrent)
+_chunked = forms.compiled(linear.chunked)
 
 
 def _inputs(Y, W, K=2, G=3, M=5, H=7, strength=1.0, seed=0):
@@ -38,16 +38,6 @@ def _loop(q, k, v, log_decay, before):
     return out, states
 
 
-def _split(inputs, at):
-    *tokens, before = inputs
-    return [x[:, :at] for x in tokens], [x[:, at:] for x in tokens], before
-
-
-def _close(found, expected, tolerance=1e-5):
-    scale = max(1.0, np.abs(expected).max())
-    np.testing.assert_allclose(np.asarray(found), expected, rtol=0, atol=tolerance * scale)
-
-
 @pytest.mark.parametrize("W", [3, 13])
 @pytest.mark.parametrize("G", [1, 3])
 @pytest.mark.parametrize("strength", [0.1, 20.0, None])
@@ -56,51 +46,33 @@ def test_both_forms_equal_a_loop_in_float64(W, G, strength):
     inputs = q, k, v, None if strength is None else log_decay, before
     expected, states = _loop(*inputs)
     out, after = _recurrent(*inputs)
-    _close(out, expected)
-    _close(after, states)
+    close(out, expected)
+    close(after, states)
     out, after = _chunked(*inputs, chunk=5)
-    _close(out, expected)
-    _close(after, states[:, [*range(4, W - 1, 5), W - 1]])
+    close(out, expected)
+    close(after, states[:, [*range(4, W - 1, 5), W - 1]])
 
 
 @settings(max_examples=12, derandomize=True)
 @given(st.data())
 def test_forms_agree_wherever_a_row_is_split(data):
-    inputs = _inputs(2, 13, seed=data.draw(st.integers(0, 99)))
-    first, second, before = _split(inputs, data.draw(st.sampled_from([1, 6, 12])))
-    whole, states = _recurrent(*inputs)
-    chunk = data.draw(st.sampled_from([4, 64]))
-    out_1, middle = _chunked(*first, before, chunk=chunk)
-    out_2, after = _chunked(*second, middle[:, -1], chunk=chunk)
-    _close(jnp.concatenate([out_1, out_2], axis=1), whole)
-    _close(after[:, -1], states[:, -1])
+    *tokens, before = _inputs(2, 13, seed=data.draw(st.integers(0, 99)))
+    at, chunk = data.draw(st.sampled_from([1, 12])), data.draw(st.sampled_from([4, 64]))
+    whole, states = _recurrent(*tokens, before)
+    out_1, middle = _chunked(*(x[:, :at] for x in tokens), before, chunk=chunk)
+    out_2, after = _chunked(*(x[:, at:] for x in tokens), middle[:, -1], chunk=chunk)
+    close(np.concatenate([out_1, out_2], axis=1), whole)
+    close(after[:, -1], states[:, -1])
 
 
 def test_bits_depend_on_no_neighbour_and_no_split():
-    inputs = _inputs(5, 18, K=1, G=2, M=16, H=33)
-    recurrent = jax.jit(linear.recurrent)
-    expected = [np.asarray(x) for x in recurrent(*inputs)]
-    for rows, size in ((1, 18), (1, 1), (3, 2), (2, 9)):
-        *tokens, state = (x[:rows] for x in inputs)
-        parts = []
-        for start in range(0, 18, size):
-            parts.append(recurrent(*(x[:, start : start + size] for x in tokens), state))
-            state = parts[-1][1][:, -1]
-        for found, whole in zip(zip(*parts, strict=True), expected, strict=True):
-            np.testing.assert_array_equal(np.concatenate(found, axis=1), whole[:rows])
+    *tokens, before = _inputs(5, 18, K=1, G=1, M=16, H=33)
+    forms.bits_are_its_own(linear.recurrent, tokens, before)
 
 
 def test_chunks_resume_where_they_are_told_to():
-    inputs = _inputs(3, 8)
-    alone, states = _chunked(*inputs, chunk=4)
-    *tokens, before = (x.reshape(1, -1, *x.shape[2:]) for x in inputs)
-    is_new = np.array([False, False, True, False, True, False])
-    resumed = np.zeros((6, *inputs[-1].shape[1:]), np.float32)
-    resumed[2], resumed[4] = inputs[-1][1], inputs[-1][2]
-    before = inputs[-1][:1]
-    out, after = _chunked(*tokens, before, (is_new, resumed), chunk=4)
-    _close(out.reshape(alone.shape), alone)
-    _close(after.reshape(states.shape), states)
+    *tokens, before = _inputs(3, 8)
+    forms.chunks_resume(_chunked, tokens, before)
 
 
 def test_padding_leaves_the_state():
@@ -109,7 +81,7 @@ def test_padding_leaves_the_state():
     _, states = _recurrent(q, k, v, log_decay, before)
     np.testing.assert_array_equal(states[:, 5:], np.repeat(states[:, 4:5], 6, axis=1))
     _, after = _chunked(q, k, v, log_decay, before, chunk=4)
-    _close(after[:, 1:], states[:, 4:6])
+    close(after[:, 1:], states[:, 4:6])
 
 
 def test_a_weak_decay_behind_strong_ones_keeps_its_digits():
@@ -117,25 +89,12 @@ def test_a_weak_decay_behind_strong_ones_keeps_its_digits():
     log_decay[:] = np.where(np.arange(64) < 60, -700.0 / 60, -0.1)[:, None]
     expected, _ = _loop(q, k, v, log_decay, before)
     out, _ = _chunked(q, k, v, log_decay, before, chunk=64)
-    _close(out, expected, 2e-6)
+    close(out, expected, 2e-6)
 
 
-@pytest.mark.parametrize("strength", [0.0, 1.0, 20.0])
-def test_gradients_of_both_forms_agree(strength):
-    inputs = _inputs(1, 13, strength=strength)
-    weights = np.random.default_rng(1).standard_normal((1, 13, 6, 7)).astype(np.float32)
-
-    def loss(form, *inputs):
-        out, states = form(*inputs)
-        return jnp.sum(out * weights) + jnp.sum(states[:, -1] ** 2)
-
-    def chunked(*inputs):
-        return linear.chunked(*inputs, chunk=5)
-
-    forms = (linear.recurrent, chunked)
-    found = [compiling.call(jax.grad(lambda x, f=f: loss(f, *x)), inputs) for f in forms]
-    for expected, other in zip(*found, strict=True):
-        _close(other, expected, 1e-4)
+def test_gradients_of_both_forms_agree():
+    cases = [_inputs(1, 13, strength=strength) for strength in (0.0, 1.0, 20.0)]
+    forms.gradients_agree(linear.recurrent, linear.chunked, *cases)
 
 
 def test_heads_that_do_not_divide_are_refused():
