@@ -77,7 +77,7 @@ def _spread(scales: Sequence[float], sizes: Sequence[int]) -> jax.Array:
 
 
 def _each(inputs: rows.Inputs, before: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return linear_attention.recurrent(*inputs, before)
+    return linear_attention.recurrent(*(*inputs, before))
 
 
 def _at_once(inputs: rows.Inputs, *rest: object) -> tuple[jax.Array, jax.Array]:
