@@ -314,14 +314,15 @@ class ModelConfig:
     @functools.cached_property
     def vectors(self) -> Mapping[tuple[str, bool, bool], int]:
         """Elements of all parameters that are no matrices, by their format as a `Move` has it, and
-        by whether chips along `model` and along `expert` divide them. Those of experts they do; all
-        others are few and count as whole on each chip.
+        by whether chips along `model` and along `expert` divide them. Those of experts and of
+        states they do; all others are few and count as whole on each chip.
         """
         found: collections.Counter[tuple[str, bool, bool]] = collections.Counter()
         for _, info in params.leaves(self.parameters()):
             if not info.is_matrix:
                 by_expert = info.logical_axes[0] == "experts"
-                is_split = by_expert and operations.is_divided(info)
+                is_many = by_expert or "states" in info.logical_axes
+                is_split = is_many and operations.is_divided(info)
                 format = operations.stored_as(info, self, "rest")
                 found[format, is_split, by_expert] += info.elements
         return found
@@ -443,7 +444,8 @@ class ModelConfig:
             moves[tuple(divided)].append(Move("weights", ((elements, ()),), self.width, format))
         return tuple(
             Operation(
-                "experts.vectors" if by_expert else "vectors", "other", moves=tuple(own),
+                f"{'experts.' if by_expert else 'states.' if is_split else ''}vectors", "other",
+                moves=tuple(own),
                 is_split=is_split, by_expert=by_expert,
             )
             for (is_split, by_expert), own in moves.items()

@@ -22,6 +22,7 @@ from configs.kinds.kind import Mixer  # noqa: E402
 from configs.kinds.latent import Latent  # noqa: E402
 from configs.kinds.mamba import Mamba2  # noqa: E402
 from configs.kinds.rope import Rope  # noqa: E402
+from configs.kinds.selective import Mamba  # noqa: E402
 from configs.model import ModelConfig  # noqa: E402
 from inference.checkpoints import opened  # noqa: E402
 from inference.checkpoints.gguf.pretokenizers import SPLITS  # noqa: E402
@@ -41,7 +42,7 @@ and the logits of its conversion to the last bit, under the names of the `gguf` 
 (`test_gguf.py`, `test_gguf_mixtures.py`, `test_gguf_types.py` and `test_families.py` in
 `tests/inference/checkpoints/`); llama.cpp calls Mistral and Mixtral a llama, and keeps no window of
 them, OLMo 3 an olmo2, and DeepSeek-V2, V3 and GLM-4.7-Flash a deepseek2; FlexOlmo, DeepSeek-V3.2,
-GLM-5 and families with states are read from no `.gguf` file.
+GLM-5 and what keeps states are read from no `.gguf` file.
 [Adding a family](add_a_model.md).
 """
 _GGUF = """\
@@ -154,7 +155,7 @@ def _parts(config: ModelConfig) -> list[str]:
         ("windows in some layers" if any(windows) and not all(windows) else ""),
         ("windows in all layers" if windows and all(windows) else ""),
         ("layers without RoPE" if None in ropes and any(ropes) else ""),
-        ("no RoPE" if config.has_states and ropes and not any(ropes) else ""),
+        ("no positions" if mixers and not any(ropes) and not config.learned_positions else ""),
         ("soft cap of scores" if attention.score_cap else ""),
         ("sinks" if attention.has_sinks else ""),
         ("soft cap of logits" if config.logit_cap else ""),
@@ -167,7 +168,6 @@ def _parts(config: ModelConfig) -> list[str]:
         ("scales of layers" if config.has_layer_scales else ""),
         ("scaled residuals" if config.residual_scale != 1 else ""),
         ("scaled logits" if config.logit_scale != 1 else ""),
-        ("scaled scores" if config.has_states and attention.scale else ""),
         ("scaled keys" if attention.key_scale != 1 else ""),
     ]
     turning = [rope for rope in ropes if isinstance(rope, Rope)]
@@ -178,17 +178,21 @@ def _parts(config: ModelConfig) -> list[str]:
 
 
 def _states(config: ModelConfig) -> list[str]:
-    if not config.has_states:
-        return []
+    """Of layers that keep a state of fixed size."""
+    selective, heads = config.mixers(Mamba), config.mixers(Mamba2)
     kinds = [layer.mixer.parts for layer in config.layers]
-    names = dict.fromkeys(part.name for part in config.mixers(Mamba2))
     both = any(len(parts) > 1 for parts in kinds)
-    some = any(isinstance(part, Attention) for parts in kinds for part in parts) and not both
+    norms = {mixer.norms for mixer in selective}
+    limits = {mixer.step_limits for mixer in heads} - {Mamba2(1, 1, 1).step_limits}
     return [
-        *(f"{name} states{' in some layers' if some else ''}" for name in names),
-        ("attention beside them" if both else ""),
-        ("no feed-forward" if not any(layer.ffn for layer in config.layers) else ""),
+        ("Mamba" if selective else ""),
+        ("Mamba-2" if heads else ""),
+        ("norms without weights of what tokens choose" if "plain" in norms else ""),
+        ("norms of what tokens choose" if "weighted" in norms else ""),
+        ("limited steps" if limits else ""),
+        ("attention and states in one layer" if both else ""),
         ("layers of one part" if any(isinstance(p[0], NoMixer) for p in kinds) else ""),
+        ("no feed-forward" if all(layer.ffn is None for layer in config.layers) else ""),
     ]
 
 
@@ -231,10 +235,12 @@ def _experts(config: ModelConfig) -> list[str]:
 def _heads(mixer: Mixer) -> str:
     if isinstance(mixer, Latent):
         return f"{mixer.num_heads} of {mixer.nope_width} + {mixer.rope_width}"
-    if isinstance(mixer, Parallel):
-        return f"{_heads(mixer.attention)}, {_heads(mixer.recurrent)}"
+    if isinstance(mixer, Mamba):
+        return f"{mixer.channels} channels of {mixer.state_width}"
     if isinstance(mixer, Mamba2):
-        return f"{mixer.num_heads} of {mixer.head_width} x {mixer.state_width}"
+        return f"{mixer.num_heads}/{mixer.num_groups} of {mixer.state_width} x {mixer.head_width}"
+    if isinstance(mixer, Parallel):
+        return f"{_heads(mixer.attention)} and {_heads(mixer.recurrent)}"
     if isinstance(mixer, NoMixer):
         return ""
     assert isinstance(mixer, Attention)
@@ -250,9 +256,7 @@ def _checkpoint(name: str, directory: Path, config: ModelConfig) -> str:
         greedy = len(arrays["greedy_prompts"]) if "greedy_prompts" in arrays.files else greedy
     return _row(
         f"`{name}`",
-        "; ".join(filter(None, dict.fromkeys(_heads(layer.mixer) for layer in config.layers)))
-        if config.has_states
-        else _heads(config.layers[0].mixer),
+        ", ".join(filter(None, dict.fromkeys(_heads(layer.mixer) for layer in config.layers))),
         f"{visited.top_k}/{visited.num_experts}" if visited else "",
         str(config.num_layers),
         "tied" if config.tied else "own",

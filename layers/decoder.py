@@ -16,8 +16,9 @@ from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.kind import Kind
 from configs.kinds.latent import Latent
 from configs.kinds.mamba import Mamba2
+from configs.kinds.selective import Mamba
 from configs.model import LayerSpec, ModelConfig
-from layers import norm, registry, rope
+from layers import kv_cache, norm, registry, rope
 from layers.feed_forwards import dense, experts, layer_inputs
 from layers.kernels.device import has_free_views
 from layers.kernels.linear import low_bit, packed
@@ -36,6 +37,7 @@ _LANES = 128  # of a TPU's tiles
 registry.register(Attention, attend.apply)
 registry.register(Latent, latent.apply)
 registry.register(Compressed, compressed.apply)
+registry.register(Mamba, mamba.apply_mamba)
 registry.register(Mamba2, mamba.apply_mamba2)
 registry.register(Parallel, combined.apply_parallel)
 registry.register(NoMixer, combined.apply_none)
@@ -145,12 +147,14 @@ def layers(
         owner = config.cache_specs[index].owner
         home = index if owner is None else owner
         with jax.named_scope(f"layer_{index}"):
-            x_TD, leaves[home], own_visits = _block_once(
-                weights, x_TD, leaves[home], ragged, angles[layer.mixer.rotation],
+            leaf = leaves[home]
+            x_TD, returned, own_visits = _block_once(
+                weights, x_TD, kv_cache.of_mixer(leaf), ragged, angles[layer.mixer.rotation],
                 None if inputs_LTP is None else inputs_LTP[index], config=config, layer=layer,
                 spec=config.cache_specs[home], groups=config.groups_of_layer.get(home, (0,)),
                 is_owner=owner is None, deterministic=deterministic, attention=attention,
             )  # fmt: skip
+            leaves[home] = kv_cache.from_mixer(leaf, returned)
         streams[index + 1] = x_TD
         visits += [] if own_visits is None else [own_visits]
     return Passed(

@@ -24,6 +24,7 @@ RULES: Mapping[str, str | None] = {
     "experts": "expert",
     "embed": None,
     "taps": None,
+    "states": None,
 }
 
 

@@ -27,6 +27,7 @@ from configs.kinds.latent import Indexer, Latent
 from configs.kinds.layer_inputs import LayerInputs
 from configs.kinds.mamba import Mamba2
 from configs.kinds.rope import Dynamic, Proportional, Rope, Yarn
+from configs.kinds.selective import Mamba
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import LayerSpec, ModelConfig
 from configs.prefill import TOGETHER
@@ -260,6 +261,18 @@ def gpt_oss(dtype: str = "float32", **changes: Any) -> ModelConfig:
     model = ModelConfig(
         "tiny-gpt-oss", "gpt_oss", 131, width=24, num_layers=2, max_context=256, dtype=dtype,
         pattern=(LayerSpec(sliding, experts), LayerSpec(full, experts)),
+    )  # fmt: skip
+    return _changed(model, changes)
+
+
+def jamba(dtype: str = "float32", **changes: Any) -> ModelConfig:
+    """Jamba in small: selective scans and experts, then attention without positions."""
+    mamba = Mamba(channels=48, state_width=6, step_rank=3, norms="weighted")
+    attention = Attention(num_heads=4, num_kv_heads=2, head_width=8, rope=None)
+    experts = Experts(4, 2, 20, Router(is_normalized=False))
+    model = ModelConfig(
+        "tiny-jamba", "jamba", 131, width=24, num_layers=2, max_context=256, dtype=dtype,
+        pattern=(LayerSpec(mamba, experts), LayerSpec(attention, Gated(40))),
     )  # fmt: skip
     return _changed(model, changes)
 

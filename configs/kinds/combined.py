@@ -99,6 +99,11 @@ class Parallel(Mixer, name="parallel"):
         return sum(part.num_sums for part in self.parts)
 
     @property
+    def num_chosen(self) -> int:
+        """See `Mixer`."""
+        return sum(part.num_chosen for part in self.parts)
+
+    @property
     def num_divided_norms(self) -> int:
         """See `Mixer`."""
         return sum(part.num_divided_norms for part in self.parts)

@@ -177,6 +177,13 @@ class Mixer(Kind):
         return 0
 
     @property
+    def num_chosen(self) -> int:
+        """Elements that a token chooses by products whose columns chips along `model` divide: they
+        are summed before the layer goes on.
+        """
+        return 0
+
+    @property
     def cache_parts(self) -> int:
         """Chips that its cache can be divided over; more of them hold copies."""
         return getattr(self, self.cached_heads) if self.cached_heads else 1

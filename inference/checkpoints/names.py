@@ -168,12 +168,27 @@ _GEMMA4: Table = {
     "ffn/shared_norm": ("pre_feedforward_layernorm.weight",),
     "ffn/shared_post_norm": ("post_feedforward_layernorm_1.weight",),
 }
-_MAMBA2: Table = {
+_BACKBONE: Table = {
     "embed/table": ("backbone.embeddings.weight",),
     "final_norm": ("backbone.norm_f.weight",),
     "head/table": ("lm_head.weight",),
     "mixer_norm": ("norm.weight",),
-    **recurrent_names.mamba2("mixer"),
+}
+_MAMBA: Table = {**_BACKBONE, **recurrent_names.mamba("mixer")}
+_MAMBA2: Table = {**_BACKBONE, **recurrent_names.mamba2("mixer")}
+_JAMBA: Table = {
+    **_LLAMA,
+    **recurrent_names.mamba("mamba"),
+    "final_norm": ("model.final_layernorm.weight",),
+    "ffn_norm": ("pre_ff_layernorm.weight",),
+    "ffn/gate_up": ("feed_forward.gate_proj.weight", "feed_forward.up_proj.weight"),
+    "ffn/down": ("feed_forward.down_proj.weight",),
+    "ffn/router": ("feed_forward.router.weight",),
+    "ffn/experts/gate_up": (
+        "feed_forward.experts.{}.gate_proj.weight",
+        "feed_forward.experts.{}.up_proj.weight",
+    ),
+    "ffn/experts/down": ("feed_forward.experts.{}.down_proj.weight",),
 }
 _GGUF: Table = {
     "embed/table": ("token_embd.weight",),
@@ -313,6 +328,9 @@ FAMILIES: dict[str, Names] = {
     "bamba": Names({**_LLAMA, **recurrent_names.BAMBA}, gguf={}),
     "falcon_h1": Names({**_LLAMA, **recurrent_names.BAMBA}, gguf={}),
     "granitemoehybrid": Names({**_LLAMA, **recurrent_names.GRANITE}, gguf={}),
+    "falcon_mamba": Names(_MAMBA, "backbone.layers", gguf={}),
+    "jamba": Names(_JAMBA, gguf={}),
+    "mamba": Names(_MAMBA, "backbone.layers", gguf={}),
     "mamba2": Names(_MAMBA2, "backbone.layers", gguf={}),
     "nemotron_h": Names(
         {**_MAMBA2, **recurrent_names.NEMOTRON}, "backbone.layers", gguf={}, others=("mtp",)

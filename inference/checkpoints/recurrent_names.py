@@ -7,6 +7,23 @@ from collections.abc import Mapping
 Table = Mapping[str, tuple[str, ...]]
 
 
+def mamba(module: str) -> Table:
+    """Of Mamba."""
+    return {
+        "mamba/in": (f"{module}.in_proj.weight",),
+        "mamba/conv": (f"{module}.conv1d.weight.taps",),
+        "mamba/conv_bias": (f"{module}.conv1d.bias",),
+        "mamba/choice": (f"{module}.x_proj.weight",),
+        "mamba/step": (f"{module}.dt_proj.weight",),
+        "mamba/step_norm": (f"{module}.dt_layernorm.weight",),
+        "mamba/b_norm": (f"{module}.b_layernorm.weight",),
+        "mamba/c_norm": (f"{module}.c_layernorm.weight",),
+        "mamba/decay": (f"{module}.A_log",),
+        "mamba/skip": (f"{module}.D",),
+        "mamba/out": (f"{module}.out_proj.weight",),
+    }
+
+
 def mamba2(module: str) -> Table:
     """Of Mamba-2."""
     return {

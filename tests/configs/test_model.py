@@ -12,6 +12,7 @@ from configs.kinds.latent import Indexer, Latent
 from configs.kinds.layer_inputs import LayerInputs
 from configs.kinds.mamba import Mamba2
 from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Proportional, Rope, Yarn
+from configs.kinds.selective import Mamba
 from configs.model import LayerSpec, ModelConfig
 
 _LAYER = LayerSpec(Attention(4, 2, 6), Gated(20))
@@ -117,6 +118,13 @@ _BAD_KINDS = {
         lambda: Parallel(Attention(4, 2, 6), Mamba2(2, 4, 4), out_scales=(1.0, 0.0)),
         "parallel out_scales are finite numbers above 0",
     ),
+    "channels": (lambda: Mamba(0, 4, 2), "mamba channels is at least 1, not 0"),
+    "bias of states": (
+        lambda: Mamba(8, 4, 2, biases=("dt",)),
+        "names each of in, conv, out at most",
+    ),
+    "norms of states": (lambda: Mamba(8, 4, 2, norms="rms"), "norms is None or 'plain' or 'weight"),
+    "no norms": (lambda: Mamba(8, 4, 2, norm_eps=1e-6), "goes with norms, not with norms=None"),
     "inputs": (lambda: LayerInputs(0), "layer_inputs width is at least 1, not 0"),
     "gate of inputs": (lambda: LayerInputs(6, "quick_gelu"), "layer_inputs activation is 'silu'"),
     "turning pairs": (lambda: Proportional(1.5), "rope share is at most 1, not 1.5"),

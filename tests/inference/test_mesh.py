@@ -35,6 +35,7 @@ _MODELS = {
     "pages": fakes.llama(token_budget=16),
     "compressed": fakes.compressed(),
     "hybrid": fakes.hybrid(),
+    "jamba": fakes.jamba(),
 }
 _MESHES = Mesh(model=2), Mesh(model=8), Mesh(data=2, model=4), Mesh(data=8)
 _QUICK = [
@@ -44,6 +45,7 @@ _QUICK = [
     ("gpt-oss", Mesh(data=2, expert=2)), ("gemma4", Mesh(model=2)), ("pages", Mesh(model=2)),
     ("uneven, int8", Mesh(model=3)), ("compressed", Mesh(data=2, model=2)),
     ("hybrid", Mesh(model=2, expert=2)),
+    ("jamba", Mesh(model=2)),
 ]  # fmt: skip
 _ALL = [
     *((kind, mesh) for kind in fakes.KINDS for mesh in _MESHES),
@@ -58,6 +60,7 @@ _ALL = [
         Mesh(model=2, expert=2), Mesh(data=2, model=2, expert=2))),
     *(("hybrid", mesh) for mesh in (Mesh(model=2), Mesh(data=2, expert=2))),
     *(("gemma4", mesh) for mesh in (Mesh(model=3), Mesh(model=2, expert=2), Mesh(data=2, model=4))),
+    *(("jamba", mesh) for mesh in (Mesh(model=3), Mesh(data=2, model=2, expert=2))),
 ]  # fmt: skip
 _LONG = [pytest.param(*case, marks=pytest.mark.long) for case in _ALL if case not in _QUICK]
 

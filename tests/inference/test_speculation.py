@@ -35,6 +35,7 @@ MODELS = {
     "pages": fakes.llama(token_budget=24),
     "compressed": fakes.compressed(),
     "hybrid": fakes.hybrid(),
+    "jamba": fakes.jamba(),
 }
 SIZES = dict(
     max_seqs=4, decode_rows=(4,), page_tokens=8, chunk_tokens=16, prefill_chunks=(4,),

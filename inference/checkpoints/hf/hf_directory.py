@@ -19,6 +19,7 @@ from inference.checkpoints.tensor_source import TensorSource
 
 _DERIVED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 _HEAD = "lm_head.weight"
+_OLDER = {"backbone.embedding.weight": "backbone.embeddings.weight"}  # of Mamba and Mamba-2
 QUANTIZATION = "quantization_config", "compression_config"  # keys; the second is older
 
 
@@ -224,7 +225,7 @@ def _stored(source: TensorSource, config: ModelConfig) -> dict[str, str]:
         own = f"{base}.{name}" if is_bare and name != _HEAD else name
         if inside is not None and name.startswith(f"{inside}."):
             own = f"{base}.{name.removeprefix(f'{inside}.')}"
-        found[own] = name
+        found[_OLDER.get(own, own)] = name
     return found
 
 

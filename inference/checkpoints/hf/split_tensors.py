@@ -11,6 +11,7 @@ import numpy as np
 from configs.kinds.experts import Experts
 from configs.kinds.latent import Latent
 from configs.kinds.mamba import Mamba2
+from configs.kinds.selective import Mamba
 from configs.model import ModelConfig
 from inference.checkpoints import names
 from inference.checkpoints.hf import recurrent_parts
@@ -77,6 +78,8 @@ def _wholes(config: ModelConfig, first: int = 0) -> Iterator[Whole]:
     for index, layer in enumerate(config.layers, first):
         prefix = f"{names.FAMILIES[config.family].layers}.{index}"
         for mixer in layer.mixer.parts:
+            if isinstance(mixer, Mamba):
+                yield from recurrent_parts.of_mamba(config, prefix, mixer)
             if isinstance(mixer, Mamba2):
                 yield from recurrent_parts.of_mamba2(config, prefix, mixer)
         if isinstance(layer.mixer, Latent):

@@ -66,6 +66,8 @@ def of_step(
         for layer in config.layers:
             if norms := layer.mixer.num_divided_norms:  # their sums travel together
                 found[Collective("mixer", "model", "all-reduce", 1, _WORD * norms)] += 1
+            if chosen := layer.mixer.num_chosen:
+                found[Collective("mixer", "model", "all-reduce", 1, _WORD * chosen)] += 1
             if layer.mixer.num_sums:  # compilers join them
                 own = layer.mixer.num_sums * sums.token_bytes
                 found[dataclasses.replace(sums, place="mixer", token_bytes=own)] += 1

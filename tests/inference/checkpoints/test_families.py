@@ -517,7 +517,10 @@ def test_every_family_is_read_written_and_named():
 STATES = {
     "bamba",
     "falcon_h1",
+    "falcon_mamba",
     "granitemoehybrid",
+    "jamba",
+    "mamba",
     "mamba2",
     "nemotron_h",
 }

@@ -225,6 +225,7 @@ _MODELS = {
     "gpt-oss": fakes.gpt_oss(),
     "gemma4": fakes.gemma4(),
     "hybrid": fakes.hybrid(),
+    "jamba": fakes.jamba(),
     "norm of all heads": fakes.llama(num_heads=8, num_kv_heads=4, qk_norm="all"),
     **{f"{kind}, {K} KV heads": fakes.of_kind(kind, heads, K)
        for kind in fakes.KINDS for heads, K in ((8, 8), (24, 3))},
@@ -236,6 +237,7 @@ _CASES = [
     ("deepseek", Mesh(expert=2)), ("deepseek", Mesh(model=2, expert=2)),
     ("gpt-oss", Mesh(data=2, expert=4)), ("gemma4", Mesh(model=2)),
     ("hybrid", Mesh(model=2)), ("hybrid", Mesh(model=2, expert=2)),
+    ("jamba", Mesh(model=2)), ("jamba", Mesh(model=2, expert=2)),
 ]  # fmt: skip
 
 

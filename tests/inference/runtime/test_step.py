@@ -28,6 +28,7 @@ MODELS = {
     "gemma float32": fakes.gemma(),
     "quirks float32": fakes.quirks(),
     "every cache float32": fakes.every_cache(),
+    "jamba float32": fakes.jamba(),
 }
 CHUNKS = {
     "whole": {"chunk_tokens": 128, "prefill_chunks": (1,)},
@@ -94,6 +95,7 @@ BITWISE = [
     ("llama float32", "chunks"),
     ("gemma float32", "chunks"),
     ("quirks float32", "whole"),
+    ("jamba float32", "whole"),
     *(  # of which `test_invariance` says the same
         pytest.param("llama bfloat16", chunks, marks=pytest.mark.long) for chunks in CHUNKS
     ),

@@ -18,6 +18,7 @@ from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.latent import Latent
 from configs.kinds.mamba import Mamba2
 from configs.kinds.rope import LongRope, Rope
+from configs.kinds.selective import Mamba
 from configs.model import ModelConfig
 from inference.checkpoints.hf import hf_directory
 from inference.checkpoints.hf.architectures import (
@@ -25,6 +26,7 @@ from inference.checkpoints.hf.architectures import (
     gemma4,
     mixtures_export,
     recurrent,
+    selective,
 )
 from inference.checkpoints.hf.architectures.hybrids import mamba2, nemotron
 
@@ -220,6 +222,13 @@ FAMILIES = {
     "granitemoehybrid": _Family(
         "GraniteMoeHybridForCausalLM", "granitemoehybrid", mamba2.export_granite, _HYBRID, _MIXTURE
     ),
+    "falcon_mamba": _Family(
+        "FalconMambaForCausalLM", "falcon_mamba", selective.export_falcon_mamba, Mamba, (NoneType,)
+    ),
+    "jamba": _Family(
+        "JambaForCausalLM", "jamba", selective.export_jamba, (Attention, Mamba), _MIXTURE
+    ),
+    "mamba": _Family("MambaForCausalLM", "mamba", selective.export_mamba, Mamba, (NoneType,)),
     "mamba2": _Family("Mamba2ForCausalLM", "mamba2", recurrent.export_mamba2, Mamba2, (NoneType,)),
     "nemotron_h": _Family(
         "NemotronHForCausalLM", "nemotron_h", nemotron.export, (*_HYBRID, NoMixer), _ONE_PART

@@ -15,6 +15,7 @@ from inference.checkpoints.hf.architectures import (
     mixtures,
     recurrent,
     rope_keys,
+    selective,
 )
 from inference.checkpoints.hf.architectures.config_keys import Keys
 from inference.checkpoints.hf.architectures.hybrids import mamba2, nemotron
@@ -332,6 +333,9 @@ ARCHITECTURES: dict[str, Family] = {
     "BambaForCausalLM": Family("bamba", mamba2.bamba, mamba2.BAMBA),
     "FalconH1ForCausalLM": Family("falcon_h1", mamba2.falcon_h1, mamba2.FALCON),
     "GraniteMoeHybridForCausalLM": Family("granitemoehybrid", mamba2.granite, mamba2.GRANITE),
+    "FalconMambaForCausalLM": Family("falcon_mamba", selective.falcon_mamba),
+    "JambaForCausalLM": Family("jamba", selective.jamba),
+    "MambaForCausalLM": Family("mamba", selective.mamba),
     "Mamba2ForCausalLM": Family("mamba2", recurrent.mamba2),
     "NemotronHForCausalLM": Family("nemotron_h", nemotron.build, nemotron.READS),
     "MiniMaxM2ForCausalLM": Family("minimax_m2", mixtures.minimax_m2, mixtures.MINIMAX),
