@@ -90,7 +90,6 @@ def alone(model, count):
     return [(c.token_ids, c.logprobs) for c in one_by_one]
 
 
-_OF_PAGES = "together", "swap", "prefixes on the host"  # which count what pages alone restore
 CASES = [("llama", 30, name) for name in DISTURBANCES]
 CASES += [("gemma", 30, name) for name in ("together", "prefixes on the host")]
 CASES += [("deepseek", 15, "recompute")]
@@ -108,7 +107,6 @@ CASES += [
     for model in MODELS
     for name in DISTURBANCES
     if (model, name) != ("pages", "contiguous")  # of larger pages, queries choose others
-    and (model != "hybrid" or name not in _OF_PAGES)
 ]
 
 

@@ -215,6 +215,8 @@ def _each_layer(change):
 def _with(**changes):
     """What changes these fields of every kind that has them."""
     return lambda m: {"pattern": m.with_kinds(**changes).pattern}
+
+
 def _each_of(kind, **changes):
     """The same of mixers of one kind alone."""
     return _each_layer(lambda mixer: changes if isinstance(mixer, kind) else {})

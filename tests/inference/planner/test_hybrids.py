@@ -65,7 +65,8 @@ def test_a_step_is_what_the_compiler_says(name, shape, monkeypatch):
 def test_predicted_bytes_are_allocated(mesh):
     config = Config(HYBRID, EngineConfig(max_seqs=3, num_drafts=2), mesh)
     model = config.chip_model
-    leaves = kv_cache.abstract(model, config.num_pages, config.page_tokens, 3, 2)
+    told = model, config.num_pages, config.page_tokens, 3, 2
+    leaves = kv_cache.abstract(*told, num_snapshots=config.num_snapshots)
     assert config.pool_bytes == sum(leaf.size * leaf.dtype.itemsize for leaf in
                                     jax.tree.leaves(leaves))  # fmt: skip
     own = Precision.of(model)
