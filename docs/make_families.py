@@ -15,6 +15,7 @@ sys.path[:0] = [str(DOCS.parent)]
 
 from configs import presets  # noqa: E402
 from configs.kinds.attention import Attention  # noqa: E402
+from configs.kinds.combined import NoMixer, Parallel  # noqa: E402
 from configs.kinds.delta_net import DeltaNet  # noqa: E402
 from configs.kinds.experts import Experts  # noqa: E402
 from configs.kinds.feed_forward import Gated, Plain  # noqa: E402
@@ -79,12 +80,12 @@ More architectures of transformers 5.23 are such combinations by their code, and
 names alone: SolarOpen (Llama's attention, GLM-4.5's mixture), HYV3 (Qwen3's attention and
 DeepSeek-V3's mixture), ExaoneMoe (SmolLM3's layers without RoPE, DeepSeek-V3's mixture), Mellum
 (Qwen3-MoE with Gemma 3's two kinds of positions), Youtu (DeepSeek-V3's attention before a dense
-feed-forward) and Ernie4_5_Moe (rotary pairs side by side, offsets beside softmax; its layer that
-predicts a second token has names of its own). Others need a part first:
+feed-forward), Ernie4_5_Moe (rotary pairs side by side, offsets beside softmax; its layer that
+predicts a second token has names of its own), and Granite, GraniteMoe and GraniteMoeShared (Granite
+4 without states). Others need a part first:
 
 | architecture | part that is not here |
 | --- | --- |
-| GraniteMoe, GraniteMoeShared | factors on what layers add, and on logits |
 | HunYuanMoEV1 | norms of query and key heads behind RoPE |
 | Phimoe | routing that masks experts far below the best; a bias of the head |
 | LongcatFlash | experts that return their input; two mixers and feed-forwards around a mixture |
@@ -129,12 +130,14 @@ def page() -> str:
 def _parts(config: ModelConfig) -> list[str]:
     """What a model has that the first Llama has not."""
     layers = config.layers
-    mixer, ffn = layers[0].mixer, layers[-1].ffn
+    mixer = layers[0].mixer
+    ffns = [layer.ffn for layer in layers if layer.ffn]
     mixers = config.mixers(Attention)
     attention = next(iter(mixers), Attention(1, 1, 2))
-    ropes = [layer.mixer.rope for layer in layers if not layer.mixer.cache(config).states]
-    windows = [getattr(layer.mixer, "window", None) is not None for layer in layers]
-    has_ffn_bias = isinstance(ffn, Gated | Plain) and ffn.has_bias
+    reading = [part for layer in layers for part in layer.mixer.parts if hasattr(part, "rope")]
+    ropes = [part.rope for part in reading]
+    windows = [getattr(part, "window", None) is not None for part in reading]
+    has_ffn_bias = any(isinstance(ffn, Gated | Plain) and ffn.has_bias for ffn in ffns)
     biases = (*attention.biases, *(("ffn",) if has_ffn_bias else ()))
     parts = [
         *_states(config),
@@ -151,10 +154,10 @@ def _parts(config: ModelConfig) -> list[str]:
             "all": "norm of all queries and keys",
         }[attention.qk_norm],
         (f"biases ({', '.join(biases)})" if biases else ""),
-        ("plain feed-forward" if isinstance(ffn, Plain) else ""),
+        ("plain feed-forward" if any(isinstance(ffn, Plain) for ffn in ffns) else ""),
         ("learned positions" if config.learned_positions else ""),
         ("windows in some layers" if any(windows) and not all(windows) else ""),
-        ("windows in all layers" if all(windows) else ""),
+        ("windows in all layers" if windows and all(windows) else ""),
         ("layers without RoPE" if None in ropes and any(ropes) else ""),
         ("no positions" if mixers and not any(ropes) and not config.learned_positions else ""),
         ("soft cap of scores" if attention.score_cap else ""),
@@ -168,6 +171,9 @@ def _parts(config: ModelConfig) -> list[str]:
         ("shared caches" if any(m.owner is not None for m in mixers) else ""),
         ("inputs of each layer" if config.layer_inputs else ""),
         ("scales of layers" if config.has_layer_scales else ""),
+        ("scaled residuals" if config.residual_scale != 1 else ""),
+        ("scaled logits" if config.logit_scale != 1 else ""),
+        ("scaled keys" if attention.key_scale != 1 else ""),
     ]
     turning = [rope for rope in ropes if isinstance(rope, Rope)]
     kinds = {type(rope.scaling).__name__.lower() for rope in turning if rope.scaling is not None}
@@ -191,6 +197,8 @@ def _delta(config: ModelConfig) -> list[str]:
 def _states(config: ModelConfig) -> list[str]:
     """Of layers that keep a state of fixed size."""
     selective, heads = config.mixers(Mamba), config.mixers(Mamba2)
+    kinds = [layer.mixer.parts for layer in config.layers]
+    both = any(len(parts) > 1 for parts in kinds)
     norms = {mixer.norms for mixer in selective}
     limits = {mixer.step_limits for mixer in heads} - {Mamba2(1, 1, 1).step_limits}
     return [
@@ -199,6 +207,8 @@ def _states(config: ModelConfig) -> list[str]:
         ("norms without weights of what tokens choose" if "plain" in norms else ""),
         ("norms of what tokens choose" if "weighted" in norms else ""),
         ("limited steps" if limits else ""),
+        ("attention and states in one layer" if both else ""),
+        ("layers of one part" if any(isinstance(p[0], NoMixer) for p in kinds) else ""),
         ("no feed-forward" if all(layer.ffn is None for layer in config.layers) else ""),
     ]
 
@@ -217,7 +227,7 @@ def _latent(mixer: Mixer) -> list[str]:
 
 
 def _experts(config: ModelConfig) -> list[str]:
-    ffns = [layer.ffn for layer in config.layers]
+    ffns = [layer.ffn for layer in config.layers if layer.ffn]
     found = next((ffn for ffn in ffns if isinstance(ffn, Experts)), None)
     if found is None:
         return []
@@ -235,6 +245,8 @@ def _experts(config: ModelConfig) -> list[str]:
         ("biases of experts" if found.has_bias else ""),
         ("limited hidden values" if found.limit else ""),
         ("norms of experts and router" if found.has_norms else ""),
+        ("plain experts" if not found.is_gated else ""),
+        ("experts behind a latent" if found.latent_width else ""),
     ]
 
 
@@ -248,6 +260,10 @@ def _heads(mixer: Mixer) -> str:
         return f"{mixer.channels} channels of {mixer.state_width}"
     if isinstance(mixer, Mamba2):
         return f"{mixer.num_heads}/{mixer.num_groups} of {mixer.state_width} x {mixer.head_width}"
+    if isinstance(mixer, Parallel):
+        return f"{_heads(mixer.attention)} and {_heads(mixer.recurrent)}"
+    if isinstance(mixer, NoMixer):
+        return ""
     assert isinstance(mixer, Attention)
     return f"{mixer.num_heads}/{mixer.num_kv_heads} of {mixer.head_width}"
 
@@ -261,7 +277,7 @@ def _checkpoint(name: str, directory: Path, config: ModelConfig) -> str:
         greedy = len(arrays["greedy_prompts"]) if "greedy_prompts" in arrays.files else greedy
     return _row(
         f"`{name}`",
-        ", ".join(dict.fromkeys(_heads(layer.mixer) for layer in config.layers)),
+        ", ".join(filter(None, dict.fromkeys(_heads(layer.mixer) for layer in config.layers))),
         f"{visited.top_k}/{visited.num_experts}" if visited else "",
         str(config.num_layers),
         "tied" if config.tied else "own",

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from configs.cache import CacheSpec
 from configs.kinds.attention import Attention
+from configs.kinds.combined import NoMixer, Parallel
 from configs.kinds.compressed import Compressed
 from configs.kinds.delta_net import DeltaNet
 from configs.kinds.experts import Experts
@@ -26,7 +27,7 @@ from layers.kernels.linear.low_bit import Quantized
 from layers.kernels.linear.packed import Packed
 from layers.linear import linear, soft_cap
 from layers.mixers import attention as attend
-from layers.mixers import compressed, delta_net, latent, mamba
+from layers.mixers import combined, compressed, delta_net, latent, mamba
 from layers.params import Params, looked_up
 from layers.ragged import Ragged
 from layers.registry import Leaf, StepContext, Visits
@@ -40,6 +41,8 @@ registry.register(Compressed, compressed.apply)
 registry.register(DeltaNet, delta_net.apply)
 registry.register(Mamba, mamba.apply_mamba)
 registry.register(Mamba2, mamba.apply_mamba2)
+registry.register(Parallel, combined.apply_parallel)
+registry.register(NoMixer, combined.apply_none)
 registry.register(Gated, dense.gated)
 registry.register(Plain, dense.plain)
 registry.register(Experts, experts.apply)
@@ -68,7 +71,8 @@ def param_infos(config: ModelConfig) -> Any:
         InputError: nothing applies one of its layer kinds yet.
     """
     for layer in config.pattern:
-        registry.apply_mixer(layer.mixer)
+        for mixer in (layer.mixer, *layer.mixer.parts):
+            registry.apply_mixer(mixer)
         if layer.ffn is not None:
             registry.apply_feed_forward(layer.ffn)
     return config.parameters()
@@ -235,7 +239,7 @@ def _block(
     out_TD, leaf = mix(weights["mixer"], config, layer.mixer, hidden_TD, leaf, context)
     if is_behind:
         out_TD = norm.apply(out_TD, weights["mixer_post_norm"], config)
-    x_TD, visits = x_TD + out_TD, None
+    x_TD, visits = x_TD + out_TD * config.residual_scale, None
     if layer.ffn is not None:
         with jax.named_scope("ffn"):
             hidden_TD = _normed(weights, config, "ffn", layer.ffn, x_TD) if is_before else x_TD
@@ -243,7 +247,7 @@ def _block(
             out_TD, visits = feed(weights["ffn"], config, layer.ffn, hidden_TD, context)
         if is_behind:
             out_TD = norm.apply(out_TD, weights["ffn_post_norm"], config)
-        x_TD += out_TD
+        x_TD += out_TD * config.residual_scale
     if input_TP is not None:
         assert config.layer_inputs is not None
         with jax.named_scope("inputs"):
@@ -281,6 +285,7 @@ def logits(params: Params, config: ModelConfig, hidden_QD: jax.Array) -> jax.Arr
     """Head over packed rows: float32 [Q, V], on a mesh the chip's part of it."""
     with jax.named_scope("head"):
         logits_QV = linear(hidden_QD, (params["embed"] if config.tied else params["head"])["table"])
+        logits_QV *= config.logit_scale
         return logits_QV if config.logit_cap is None else soft_cap(logits_QV, config.logit_cap)
 
 

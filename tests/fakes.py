@@ -19,12 +19,14 @@ import pytest
 from configs.cache import CacheSpec, recurrent, shared
 from configs.engine import Config, EngineConfig
 from configs.kinds.attention import Attention, sharing
+from configs.kinds.combined import NoMixer, Parallel
 from configs.kinds.compressed import Compressed
 from configs.kinds.delta_net import DeltaNet
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.latent import Indexer, Latent
 from configs.kinds.layer_inputs import LayerInputs
+from configs.kinds.mamba import Mamba2
 from configs.kinds.rope import Dynamic, Proportional, Rope, Yarn
 from configs.kinds.selective import Mamba
 from configs.mesh import ONE_CHIP, Mesh
@@ -353,6 +355,31 @@ def every_cache(dtype: str = "float32", **changes: Any) -> ModelConfig:
     model = dataclasses.replace(
         llama(dtype), name="tiny-caches", num_layers=len(mixers),
         pattern=tuple(LayerSpec(mixer, Gated(40)) for mixer in mixers),
+    )  # fmt: skip
+    return _changed(model, changes)
+
+
+def hybrid(dtype: str = "float32", **changes: Any) -> ModelConfig:
+    """A state beside attention in one layer, a state alone, and two layers without a mixer: a plain
+    feed-forward's, and one of experts behind a latent; everything is scaled.
+    """
+    heads = Attention(num_heads=4, num_kv_heads=2, head_width=8, key_scale=0.8)
+    state = Mamba2(
+        4, 6, 5, num_groups=2, biases=("in", "conv"), norm_width=12, step_limits=(0.1, 0.7),
+        part_scales=(0.8, 1.2, 0.9, 1.1, 0.7),
+    )  # fmt: skip
+    router = Router("sigmoid", has_offsets=True, num_groups=2, group_best=2, top_groups=1)
+    experts = Experts(
+        8, 2, 12, router, 14, activation="relu2", is_gated=False, latent_width=10, shared_bias=True
+    )
+    both = Parallel(heads, state, in_scales=(1.2, 0.9), out_scales=(0.7, 1.1))
+    alone = dataclasses.replace(state, norm_width=None, norms_first=True, biases=("out",))
+    model = dataclasses.replace(
+        llama(dtype), name="tiny-hybrid", num_layers=4, residual_scale=0.9, logit_scale=1.5,
+        pattern=(
+            LayerSpec(both, Gated(40, gate_scale=0.8, down_scale=1.2)), LayerSpec(alone, None),
+            LayerSpec(NoMixer(), Plain(36, "relu2")), LayerSpec(NoMixer(), experts),
+        ),
     )  # fmt: skip
     return _changed(model, changes)
 

@@ -30,6 +30,7 @@ class Attention(Mixer, name="attention"):
             their norm and RoPE (Gemma 4).
         biases: which products add one: 'qkv', 'out'.
         scale: factor on q.k; None means head_width ** -0.5.
+        key_scale: factor on keys, before they rotate (Falcon-H1).
         score_cap: soft limit c tanh(x / c) of the scores.
         token_budget: tokens that a query reads of each KV head, in whole pages: those whose keys'
             extremes allow the largest scores, the first page and its own among them (Quest, Tang et
@@ -61,6 +62,7 @@ class Attention(Mixer, name="attention"):
     qk_norm: str | None = None
     biases: tuple[str, ...] = ()
     scale: float | None = None
+    key_scale: float = 1.0
     score_cap: float | None = None
     owner: int | None = None
     has_sinks: bool = False
@@ -91,6 +93,10 @@ class Attention(Mixer, name="attention"):
         if self.score_cap is not None and not 0 < self.score_cap < math.inf:
             raise InputError(
                 f"attention score_cap is a finite number above 0, not {self.score_cap}"
+            )
+        if not 0 < self.key_scale < math.inf:
+            raise InputError(
+                f"attention key_scale is a finite number above 0, not {self.key_scale}"
             )
         if self.rope is not None:
             self.rope.rotating(self.head_width)

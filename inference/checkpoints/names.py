@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from configs.errors import InputError
+from configs.kinds.kind import Mixer
 from configs.model import ModelConfig
 from inference.checkpoints import recurrent_names
 
@@ -348,10 +349,16 @@ FAMILIES: dict[str, Names] = {
     "flex_olmo": Names(_FLEX_OLMO, gguf={}),  # nor this
     "glm_moe_dsa": Names(_DEEPSEEK_V32, gguf={}, predicts=True),  # nor this
     "glm4_moe_lite": Names(_DEEPSEEK, gguf=_GGUF_LATENT, predicts=True),
+    "bamba": Names({**_LLAMA, **recurrent_names.BAMBA}, gguf={}),
+    "falcon_h1": Names({**_LLAMA, **recurrent_names.BAMBA}, gguf={}),
+    "granitemoehybrid": Names({**_LLAMA, **recurrent_names.GRANITE}, gguf={}),
     "falcon_mamba": Names(_MAMBA, "backbone.layers", gguf={}),
     "jamba": Names(_JAMBA, gguf={}),
     "mamba": Names(_MAMBA, "backbone.layers", gguf={}),
     "mamba2": Names(_MAMBA2, "backbone.layers", gguf={}),
+    "nemotron_h": Names(
+        {**_MAMBA2, **recurrent_names.NEMOTRON}, "backbone.layers", gguf={}, others=("mtp",)
+    ),
     "minimax_m2": Names(_MINIMAX_M2, gguf=_GGUF_EXPERTS),
     "glm4_moe": Names(_GLM4_MOE, gguf=_GGUF_POST_NORMED, predicts=True),
     "gpt_oss": Names(_GPT_OSS, gguf=_GGUF_POST_NORMED),
@@ -460,9 +467,8 @@ def _translate(names: Names, config: ModelConfig, path: str, first: int = 0) -> 
     if part := _PART.fullmatch(own):
         stack = _translate(names, config, path.removesuffix(f"/{part[2]}"), first)
         return Stored((stack.names[int(part[2])],), stack.transposed)
-    if layer and own.startswith("mixer/"):  # of that kind alone, where the family says so
-        of_kind = own.replace("mixer", config.layers[int(layer[1])].mixer.name, 1)
-        own = of_kind if _weight(names, of_kind) in names.table else own
+    if layer and own.startswith("mixer/"):
+        own = _of_kind(names, config.layers[int(layer[1])].mixer, own)
     weight = _weight(names, own)
     is_bias, found = weight != own, names.table.get(weight)
     if found is None:
@@ -474,6 +480,17 @@ def _translate(names: Names, config: ModelConfig, path: str, first: int = 0) -> 
     if layer:
         found = tuple(f"{names.layers}.{first + int(layer[1])}.{name}" for name in found)
     return Stored(found, own in names.transposed)
+
+
+def _of_kind(names: Names, mixer: Mixer, path: str) -> str:
+    """The path of a mixer's parameter that its names go by: its kind's, where the family says so,
+    else that of any mixer; of one of two mixers as if it were alone.
+    """
+    of_kind = path.replace("mixer", mixer.name, 1)
+    if len(mixer.parts) > 1:
+        of_kind = path.removeprefix("mixer/")
+        path = f"mixer/{of_kind.partition('/')[2]}"
+    return of_kind if _weight(names, of_kind) in names.table else path
 
 
 def _weight(names: Names, path: str) -> str:

@@ -87,3 +87,38 @@ def mamba2(module: str) -> Table:
         "mamba2/out_norm": (f"{module}.norm.weight",),
         "mamba2/out": (f"{module}.out_proj.weight",),
     }
+
+
+# What families with Mamba-2 layers have besides, or otherwise than those they are relatives of.
+BAMBA: Table = {
+    **mamba2("mamba"),
+    "final_norm": ("model.final_layernorm.weight",),
+    "ffn_norm": ("pre_ff_layernorm.weight",),
+    "ffn/gate_up": ("feed_forward.gate_proj.weight", "feed_forward.up_proj.weight"),
+    "ffn/down": ("feed_forward.down_proj.weight",),
+}
+GRANITE: Table = {
+    **mamba2("mamba"),
+    "ffn/gate_up": ("shared_mlp.input_linear.weight",),
+    "ffn/down": ("shared_mlp.output_linear.weight",),
+    "ffn/shared/gate_up": ("shared_mlp.input_linear.weight",),
+    "ffn/shared/down": ("shared_mlp.output_linear.weight",),
+    "ffn/router": ("block_sparse_moe.router.layer.weight",),
+    "ffn/experts/gate_up": ("block_sparse_moe.input_linear.weight",),
+    "ffn/experts/down": ("block_sparse_moe.output_linear.weight",),
+}
+NEMOTRON: Table = {
+    "mixer/qkv": tuple(f"mixer.{part}_proj.weight" for part in "qkv"),
+    "mixer/out": ("mixer.o_proj.weight",),
+    "ffn_norm": ("norm.weight",),
+    "ffn/up": ("mixer.up_proj.weight",),
+    "ffn/down": ("mixer.down_proj.weight",),
+    "ffn/router": ("mixer.gate.weight",),
+    "ffn/router_offsets": ("mixer.gate.e_score_correction_bias",),
+    "ffn/latent_down": ("mixer.fc1_latent_proj.weight",),
+    "ffn/latent_up": ("mixer.fc2_latent_proj.weight",),
+    "ffn/experts/up": ("mixer.experts.{}.up_proj.weight",),
+    "ffn/experts/down": ("mixer.experts.{}.down_proj.weight",),
+    "ffn/shared/up": ("mixer.shared_experts.up_proj.weight",),
+    "ffn/shared/down": ("mixer.shared_experts.down_proj.weight",),
+}

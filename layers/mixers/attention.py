@@ -43,7 +43,7 @@ def apply(
             v_TKH = made_TXH[:, X + K :] if kind.has_values else k_TKH
             if kind.has_value_norm:
                 v_TKH = norm.rms_norm(v_TKH, jnp.ones(H), config.norm_eps)
-            k_TKH = _rotated(k_TKH, params.get("k_norm"), config, kind, context)
+            k_TKH = _rotated(k_TKH * kind.key_scale, params.get("k_norm"), config, kind, context)
             k_TKH = k_TKH.astype(config.dtype)
             v_TKH = v_TKH.astype(config.dtype)
         else:

@@ -35,6 +35,7 @@ _MODELS = {
     "pages": fakes.llama(token_budget=16),
     "compressed": fakes.compressed(),
     "delta": fakes.delta(),
+    "hybrid": fakes.hybrid(),
     "jamba": fakes.jamba(),
 }
 _MESHES = Mesh(model=2), Mesh(model=8), Mesh(data=2, model=4), Mesh(data=8)
@@ -45,6 +46,7 @@ _QUICK = [
     ("gpt-oss", Mesh(data=2, expert=2)), ("gemma4", Mesh(model=2)), ("pages", Mesh(model=2)),
     ("uneven, int8", Mesh(model=3)), ("compressed", Mesh(data=2, model=2)),
     ("delta", Mesh(model=2)),
+    ("hybrid", Mesh(model=2, expert=2)),
     ("jamba", Mesh(model=2)),
 ]  # fmt: skip
 _ALL = [
@@ -59,6 +61,7 @@ _ALL = [
         Mesh(model=2), Mesh(model=3), Mesh(expert=2), Mesh(expert=4), Mesh(data=2, expert=2),
         Mesh(model=2, expert=2), Mesh(data=2, model=2, expert=2))),
     *(("delta", mesh) for mesh in (Mesh(model=3), Mesh(model=4), Mesh(data=2, model=2))),
+    *(("hybrid", mesh) for mesh in (Mesh(model=2), Mesh(data=2, expert=2))),
     *(("gemma4", mesh) for mesh in (Mesh(model=3), Mesh(model=2, expert=2), Mesh(data=2, model=4))),
     *(("jamba", mesh) for mesh in (Mesh(model=3), Mesh(data=2, model=2, expert=2))),
 ]  # fmt: skip

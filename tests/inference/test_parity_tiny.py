@@ -140,7 +140,7 @@ def _assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 
 # Families whose parts are those of others, in another combination: one checkpoint shows it.
 _RELATIVES = ("dots1", "flex_olmo", "glm4_moe_lite", "glm_moe_dsa", "minimax_m2")
-_UNTIED = *_RELATIVES, "kimi_linear"  # or whose head is always its own
+_UNTIED = *_RELATIVES, "kimi_linear", "nemotron_h"  # or whose head is always its own
 
 
 def test_every_layout_is_there():
@@ -212,6 +212,11 @@ def _each_layer(change):
     return lambda m: {"pattern": tuple(map(changed, m.pattern))}
 
 
+def _with(**changes):
+    """What changes these fields of every kind that has them."""
+    return lambda m: {"pattern": m.with_kinds(**changes).pattern}
+
+
 def _each_of(kind, **changes):
     """The same of mixers of one kind alone."""
     return _each_layer(lambda mixer: changes if isinstance(mixer, kind) else {})
@@ -242,9 +247,51 @@ def _routed(**changes):
     return _each_mixture(lambda e: {"router": dataclasses.replace(e.router, **changes)})
 
 
+_SCALES = (0.7, 1.3, 0.8, 1.2, 0.9)  # of what a state-space layer projects
+_ONE_LESS = [tuple(1.0 if n == each else s for n, s in enumerate(_SCALES)) for each in range(5)]
+
 # Checkpoints whose logits must show a quirk: what the model would be without it. It is said of the
 # files, which seldom change.
 _VISIBLE = {
+    "bamba-mqa-groups-bias-limit": (
+        _with(step_limits=(0.0, None)),
+        _with(norm_width=None),
+        _with(rope=Rope()),
+    ),
+    "falcon_h1-gqa-multipliers-gate-norm": (
+        lambda m: {"embedding_scale": 1.0},
+        lambda m: {"logit_scale": 1.0},
+        _with(key_scale=1.0),
+        _with(in_scales=(1.0, 1.25)),
+        _with(in_scales=(1.2, 1.0)),
+        _with(out_scales=(1.0, 0.75)),
+        _with(out_scales=(0.9, 1.0)),
+        *(_with(part_scales=scales) for scales in _ONE_LESS),
+        _with(gate_scale=1.0),
+        _with(down_scale=1.0),
+        _with(norms_first=True),
+        _with(norm_width=None),
+    ),
+    "falcon_h1-mqa-norm-gate-limit": (
+        _with(step_limits=(0.0, None)),
+        _with(norms_first=False),
+    ),
+    "granitemoehybrid-mqa-rope-experts": (
+        lambda m: {"embedding_scale": 1.0},
+        lambda m: {"residual_scale": 1.0},
+        lambda m: {"logit_scale": 1.0},
+        _with(scale=None),
+        _with(rope=None),
+        _with(step_limits=(0.0, None)),
+    ),
+    "nemotron_h-gqa-latent-experts": (
+        _with(activation="silu"),
+        _with(norm_width=None),
+        _with(rope=Rope()),
+        _routed(num_groups=1, top_groups=1, group_best=1),
+        _routed(scale=1.0),
+    ),
+    "nemotron_h-mha-bias-float32": (_routed(is_normalized=True), _routed(scores="softmax")),
     "deepseek_v2-mha-groups-yarn": (
         _each_layer(lambda s: {"scale": None}),
         _each_layer(lambda s: {"rope": dataclasses.replace(s.rope, neighbours=False)}),

@@ -35,6 +35,7 @@ MODELS = {
     "pages": fakes.llama(token_budget=24),
     "compressed": fakes.compressed(),
     "delta": fakes.delta(),
+    "hybrid": fakes.hybrid(),
     "jamba": fakes.jamba(),
 }
 SIZES = dict(

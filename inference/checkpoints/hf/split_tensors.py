@@ -82,12 +82,13 @@ def parts_of(config: ModelConfig) -> dict[str, Part]:
 def _wholes(config: ModelConfig, first: int = 0) -> Iterator[Whole]:
     for index, layer in enumerate(config.layers, first):
         prefix = f"{names.FAMILIES[config.family].layers}.{index}"
-        if isinstance(layer.mixer, Mamba):
-            yield from recurrent_parts.of_mamba(config, prefix, layer.mixer)
-        if isinstance(layer.mixer, Mamba2):
-            yield from recurrent_parts.of_mamba2(config, prefix, layer.mixer)
-        if isinstance(layer.mixer, DeltaNet):
-            yield from delta_parts.of_delta_net(config, prefix, layer.mixer)
+        for mixer in layer.mixer.parts:
+            if isinstance(mixer, Mamba):
+                yield from recurrent_parts.of_mamba(config, prefix, mixer)
+            if isinstance(mixer, Mamba2):
+                yield from recurrent_parts.of_mamba2(config, prefix, mixer)
+            if isinstance(mixer, DeltaNet):
+                yield from delta_parts.of_delta_net(config, prefix, mixer)
         if isinstance(layer.mixer, Latent):
             yield _of_heads(f"{prefix}.self_attn.kv_b_proj", layer.mixer)
         if config.family == "gpt_oss" and isinstance(layer.ffn, Experts):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from configs.errors import InputError
 from configs.kinds.attention import Attention
+from configs.kinds.combined import NoMixer, Parallel
 from configs.kinds.delta_net import DeltaNet
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
@@ -29,6 +30,7 @@ from inference.checkpoints.hf.architectures import (
     selective,
 )
 from inference.checkpoints.hf.architectures.delta_rule import export, kimi
+from inference.checkpoints.hf.architectures.hybrids import mamba2, nemotron
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -174,7 +176,8 @@ def _gpt2(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-_MIXTURE, _DELTA = (Gated, Experts), (Attention, DeltaNet)
+_MIXTURE, _DELTA, _HYBRID = (Gated, Experts), (Attention, DeltaNet), (Attention, Mamba2)
+_ONE_PART = (NoneType, Plain, Experts)
 FAMILIES = {
     "llama": _Family("LlamaForCausalLM", "llama", export_fields.llama_fields),
     "gemma2": _Family("Gemma2ForCausalLM", "gemma2", _gemma),
@@ -215,6 +218,11 @@ FAMILIES = {
     "glm4_moe_lite": _Family(
         "Glm4MoeLiteForCausalLM", "glm4_moe_lite", mixtures_export.glm4_moe_lite, Latent, _MIXTURE
     ),
+    "bamba": _Family("BambaForCausalLM", "bamba", mamba2.export_bamba, _HYBRID),
+    "falcon_h1": _Family("FalconH1ForCausalLM", "falcon_h1", mamba2.export_falcon_h1, Parallel),
+    "granitemoehybrid": _Family(
+        "GraniteMoeHybridForCausalLM", "granitemoehybrid", mamba2.export_granite, _HYBRID, _MIXTURE
+    ),
     "falcon_mamba": _Family(
         "FalconMambaForCausalLM", "falcon_mamba", selective.export_falcon_mamba, Mamba, (NoneType,)
     ),
@@ -223,6 +231,9 @@ FAMILIES = {
     ),
     "mamba": _Family("MambaForCausalLM", "mamba", selective.export_mamba, Mamba, (NoneType,)),
     "mamba2": _Family("Mamba2ForCausalLM", "mamba2", recurrent.export_mamba2, Mamba2, (NoneType,)),
+    "nemotron_h": _Family(
+        "NemotronHForCausalLM", "nemotron_h", nemotron.export, (*_HYBRID, NoMixer), _ONE_PART
+    ),
     "minimax_m2": _Family(
         "MiniMaxM2ForCausalLM", "minimax_m2", mixtures_export.minimax_m2, ffns=_MIXTURE
     ),

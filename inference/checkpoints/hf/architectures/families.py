@@ -19,6 +19,7 @@ from inference.checkpoints.hf.architectures import (
 )
 from inference.checkpoints.hf.architectures.config_keys import Keys
 from inference.checkpoints.hf.architectures.delta_rule import builders, kimi
+from inference.checkpoints.hf.architectures.hybrids import mamba2, nemotron
 
 _GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
@@ -333,10 +334,14 @@ ARCHITECTURES: dict[str, Family] = {
     "Dots1ForCausalLM": Family("dots1", mixtures.dots1, ("attention_bias", "num_local_experts")),
     "FlexOlmoForCausalLM": Family("flex_olmo", mixtures.flex_olmo, mixtures.QWEN3),
     "Glm4MoeLiteForCausalLM": Family("glm4_moe_lite", mixtures.glm4_moe_lite),
+    "BambaForCausalLM": Family("bamba", mamba2.bamba, mamba2.BAMBA),
+    "FalconH1ForCausalLM": Family("falcon_h1", mamba2.falcon_h1, mamba2.FALCON),
+    "GraniteMoeHybridForCausalLM": Family("granitemoehybrid", mamba2.granite, mamba2.GRANITE),
     "FalconMambaForCausalLM": Family("falcon_mamba", selective.falcon_mamba),
     "JambaForCausalLM": Family("jamba", selective.jamba),
     "MambaForCausalLM": Family("mamba", selective.mamba),
     "Mamba2ForCausalLM": Family("mamba2", recurrent.mamba2),
+    "NemotronHForCausalLM": Family("nemotron_h", nemotron.build, nemotron.READS),
     "MiniMaxM2ForCausalLM": Family("minimax_m2", mixtures.minimax_m2, mixtures.MINIMAX),
     "GptOssForCausalLM": Family("gpt_oss", mixtures.gpt_oss, mixtures.GPT_OSS),
     "OlmoHybridForCausalLM": Family("olmo_hybrid", builders.olmo_hybrid, ("attention_bias",)),
