@@ -215,6 +215,11 @@ class CacheSpec:
         return sum(map(math.prod, self.states))
 
     @property
+    def is_state(self) -> bool:
+        """Whether states are all that it keeps."""
+        return bool(self.states) and not self.elements_per_token
+
+    @property
     def is_pooled(self) -> bool:
         """Whether it is entries of several tokens, or what these are pooled from: no kernel lays
         them out yet.
@@ -316,6 +321,8 @@ class CacheSpec:
         """Page indices (of the sequence) that no token from position `length` on can see: those
         between the first tokens and the window.
         """
+        if self.is_state:  # the newest snapshot tells all
+            return range(max(0, length // page_tokens - 1))
         start = -(-self.first_tokens // page_tokens)
         return range(start, max(start, self.live_from(length) // page_tokens))
 
@@ -323,12 +330,12 @@ class CacheSpec:
         """Page indices (of the sequence) that positions [start, stop) touch."""
         return range(start // page_tokens, -(-stop // page_tokens))
 
-    def resume_at(self, boundary: int, page_tokens: int) -> Sequence[int] | None:
-        """Page indices a sequence needs to continue at `boundary`, in their order; None where only
-        a snapshot of the state will do.
+    def resume_at(self, boundary: int, page_tokens: int) -> Sequence[int]:
+        """Page indices a sequence needs to continue at `boundary`, in their order; of a state, the
+        page that its snapshot was made at the end of.
         """
-        if self.elements_per_sequence:
-            return None
+        if self.is_state:
+            return range(max(0, boundary // page_tokens - 1), boundary // page_tokens)
         dead, stop = self.dead_pages(boundary, page_tokens), -(-boundary // page_tokens)
         live = range(dead.stop, stop)
         return (*range(min(dead.start, stop)), *live) if self.first_tokens else live
@@ -358,6 +365,12 @@ def latent(rank: int, rope_width: int) -> CacheSpec:
 def recurrent(*states: tuple[int, ...]) -> CacheSpec:
     """States of fixed size, by their shapes: SSM, linear attention, the tail of a convolution."""
     return CacheSpec(states=states)
+
+
+# How the prefix cache sees states: a copy of those of all layers, made at the end of a page, after
+# which nothing before it is needed.
+SNAPSHOT = CacheSpec(states=((1,),), window=1)
+SNAPSHOTS = -1  # which part of a layer's cache these copies are
 
 
 def shared(owner: int) -> CacheSpec:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from configs.errors import InputError
+from configs.kinds.kind import Mixer
 from configs.model import ModelConfig
 from inference.checkpoints import recurrent_names
 
@@ -167,26 +168,26 @@ _GEMMA4: Table = {
     "ffn/shared_norm": ("pre_feedforward_layernorm.weight",),
     "ffn/shared_post_norm": ("post_feedforward_layernorm_1.weight",),
 }
-_MAMBA2: Table = {
+_BACKBONE: Table = {
     "embed/table": ("backbone.embeddings.weight",),
     "final_norm": ("backbone.norm_f.weight",),
     "head/table": ("lm_head.weight",),
     "mixer_norm": ("norm.weight",),
-    **recurrent_names.mamba2("mixer"),
 }
-_LFM2: Table = {
-    **_LLAMA,
-    **recurrent_names.short_conv("conv"),
-    "final_norm": ("model.embedding_norm.weight",),
-    "mixer_norm": ("operator_norm.weight",),
-    "mixer/out": ("self_attn.out_proj.weight",),
-    "mixer/q_norm": ("self_attn.q_layernorm.weight",),
-    "mixer/k_norm": ("self_attn.k_layernorm.weight",),
-    "ffn_norm": ("ffn_norm.weight",),
-    "ffn/gate_up": ("feed_forward.w1.weight", "feed_forward.w3.weight"),
-    "ffn/down": ("feed_forward.w2.weight",),
+_MAMBA: Table = {**_BACKBONE, **recurrent_names.mamba("mixer")}
+_MAMBA2: Table = {**_BACKBONE, **recurrent_names.mamba2("mixer")}
+_KIMI_LINEAR: Table = {
+    **_DEEPSEEK,
+    **{path: names for path, names in _MIXTRAL.items() if path.startswith("ffn/")},
+    **recurrent_names.kimi_linear("self_attn"),
+    "ffn/router_offsets": ("block_sparse_moe.gate.e_score_correction_bias",),
+    "ffn/shared/gate_up": tuple(
+        f"block_sparse_moe.shared_experts.{part}_proj.weight" for part in ("gate", "up")
+    ),
+    "ffn/shared/down": ("block_sparse_moe.shared_experts.down_proj.weight",),
 }
-_MINIMAX: Table = {**_MIXTRAL, **recurrent_names.lightning("self_attn")}
+_QWEN3_NEXT: Table = {**_QWEN2_MOE, **recurrent_names.qwen3_next("linear_attn")}
+_QWEN3_5: Table = {**_LLAMA, **recurrent_names.qwen3_5("linear_attn")}
 _GGUF: Table = {
     "embed/table": ("token_embd.weight",),
     "final_norm": ("output_norm.weight",),
@@ -279,8 +280,12 @@ class Names(NamedTuple):
         interleaved: llama.cpp stores rotary pairs of queries and keys as neighbours.
         predicts: layers behind the last one may predict a second token, and are no part of the
             model.
+        predictor: what stands before the names of such layers that are none of the model's in
+            number; they are not read.
         inside: what stands before the names of a model that is a part of one that reads images and
             sounds too.
+        also: other names of a layer's tensors, where the model has none of that name, and those
+            that they stand for.
         others: the other parts of that one, which are not read.
         derived: endings of tensors that only repeat what the configuration says.
     """
@@ -291,7 +296,9 @@ class Names(NamedTuple):
     gguf: Table = _GGUF
     interleaved: bool = False
     predicts: bool = False
+    predictor: str | None = None
     inside: str | None = None
+    also: Mapping[str, str] = {}
     others: tuple[str, ...] = ()
     derived: tuple[str, ...] = ()
 
@@ -324,15 +331,21 @@ FAMILIES: dict[str, Names] = {
     "flex_olmo": Names(_FLEX_OLMO, gguf={}),  # nor this
     "glm_moe_dsa": Names(_DEEPSEEK_V32, gguf={}, predicts=True),  # nor this
     "glm4_moe_lite": Names(_DEEPSEEK, gguf=_GGUF_LATENT, predicts=True),
-    "lfm2": Names(_LFM2, gguf={}),
+    "bamba": Names({**_LLAMA, **recurrent_names.BAMBA}, gguf={}),
+    "falcon_h1": Names({**_LLAMA, **recurrent_names.BAMBA}, gguf={}),
+    "granitemoehybrid": Names({**_LLAMA, **recurrent_names.GRANITE}, gguf={}),
+    "falcon_mamba": Names(_MAMBA, "backbone.layers", gguf={}),
+    "jamba": Names({**_LLAMA, **recurrent_names.JAMBA}, gguf={}),
+    "mamba": Names(_MAMBA, "backbone.layers", gguf={}),
     "mamba2": Names(_MAMBA2, "backbone.layers", gguf={}),
+    "nemotron_h": Names(
+        {**_MAMBA2, **recurrent_names.NEMOTRON}, "backbone.layers", gguf={}, others=("mtp",)
+    ),
+    "lfm2": Names({**_LLAMA, **recurrent_names.LFM2}, gguf={}),
     "minimax": Names(
-        _MINIMAX,
+        {**_MIXTRAL, **recurrent_names.lightning("self_attn")},
         gguf={},
-        derived=tuple(
-            f".self_attn.{part}"
-            for part in ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
-        ),
+        derived=recurrent_names.LIGHTNING_DERIVED,
     ),
     "minimax_m2": Names(_MINIMAX_M2, gguf=_GGUF_EXPERTS),
     "glm4_moe": Names(_GLM4_MOE, gguf=_GGUF_POST_NORMED, predicts=True),
@@ -344,6 +357,19 @@ FAMILIES: dict[str, Names] = {
     "qwen2_moe": Names(_QWEN2_MOE, gguf=_GGUF_EXPERTS),
     "qwen3": Names(_LLAMA),
     "qwen3_moe": Names(_EXPERTS, gguf=_GGUF_EXPERTS),
+    "kimi_linear": Names(_KIMI_LINEAR, gguf={}),
+    "olmo_hybrid": Names(
+        {**_GEMMA, **recurrent_names.OLMO_HYBRID},
+        gguf={},
+        also={
+            "input_layernorm.weight": "attention_layer_norm.weight",
+            "post_attention_layernorm.weight": "feedforward_layer_norm.weight",
+        },
+    ),
+    "qwen3_5": Names(
+        _QWEN3_5, gguf={}, predictor="mtp", inside="model.language_model", others=("model.visual",)
+    ),
+    "qwen3_next": Names(_QWEN3_NEXT, gguf={}, predictor="mtp"),
     "smollm3": Names(_LLAMA, interleaved=True),
 }
 
@@ -407,6 +433,9 @@ def is_behind(config: ModelConfig, name: str, layers: str, count: int) -> bool:
         layers: what stands before a layer's number.
         count: such layers that the checkpoint announces.
     """
+    predictor = FAMILIES[config.family].predictor
+    if predictor is not None and name.startswith(f"{predictor}."):
+        return True
     number = name.removeprefix(f"{layers}.").partition(".")[0]
     has_number = name.startswith(f"{layers}.") and number.isdecimal()
     predicts = FAMILIES[config.family].predicts
@@ -426,9 +455,8 @@ def _translate(names: Names, config: ModelConfig, path: str, first: int = 0) -> 
     if part := _PART.fullmatch(own):
         stack = _translate(names, config, path.removesuffix(f"/{part[2]}"), first)
         return Stored((stack.names[int(part[2])],), stack.transposed)
-    if layer and own.startswith("mixer/"):  # of that kind alone, where the family says so
-        of_kind = own.replace("mixer", config.layers[int(layer[1])].mixer.name, 1)
-        own = of_kind if _weight(names, of_kind) in names.table else own
+    if layer and own.startswith("mixer/"):
+        own = _of_kind(names, config.layers[int(layer[1])].mixer, own)
     weight = _weight(names, own)
     is_bias, found = weight != own, names.table.get(weight)
     if found is None:
@@ -440,6 +468,17 @@ def _translate(names: Names, config: ModelConfig, path: str, first: int = 0) -> 
     if layer:
         found = tuple(f"{names.layers}.{first + int(layer[1])}.{name}" for name in found)
     return Stored(found, own in names.transposed)
+
+
+def _of_kind(names: Names, mixer: Mixer, path: str) -> str:
+    """The path of a mixer's parameter that its names go by: its kind's, where the family says so,
+    else that of any mixer; of one of two mixers as if it were alone.
+    """
+    of_kind = path.replace("mixer", mixer.name, 1)
+    if len(mixer.parts) > 1:
+        of_kind = path.removeprefix("mixer/")
+        path = f"mixer/{of_kind.partition('/')[2]}"
+    return of_kind if _weight(names, of_kind) in names.table else path
 
 
 def _weight(names: Names, path: str) -> str:

@@ -7,6 +7,71 @@ from collections.abc import Mapping
 Table = Mapping[str, tuple[str, ...]]
 
 
+def qwen3_next(module: str) -> Table:
+    """Of gated DeltaNet as Qwen3-Next has it, gates beside what is convolved."""
+    fused, numbers = f"{module}.in_proj_qkvz.weight", f"{module}.in_proj_ba.weight"
+    return {
+        **qwen3_5(module),
+        "delta_net/in": tuple(f"{fused}.{part}" for part in "vqk"),
+        "delta_net/gates": (f"{fused}.z", f"{numbers}.b", f"{numbers}.a"),
+    }
+
+
+def qwen3_5(module: str) -> Table:
+    """Of gated DeltaNet as Qwen3.5 has it."""
+    return {
+        "delta_net/in": tuple(f"{module}.in_proj_qkv.weight.{part}" for part in "vqk"),
+        "delta_net/gates": tuple(f"{module}.in_proj_{part}.weight" for part in "zba"),
+        "delta_net/conv": tuple(f"{module}.conv1d.weight.{part}" for part in "vqk"),
+        "delta_net/rate": (f"{module}.A_log",),
+        "delta_net/step_bias": (f"{module}.dt_bias",),
+        "delta_net/out_norm": (f"{module}.norm.weight",),
+        "delta_net/out": (f"{module}.out_proj.weight",),
+    }
+
+
+def olmo_hybrid(module: str) -> Table:
+    """Of gated DeltaNet as OLMo Hybrid has it, where every matrix is on its own."""
+    return {
+        "delta_net/in": tuple(f"{module}.{part}_proj.weight" for part in "vqk"),
+        "delta_net/gates": tuple(f"{module}.{part}_proj.weight" for part in "gba"),
+        "delta_net/conv": tuple(f"{module}.{part}_conv1d.weight.{part}" for part in "vqk"),
+        "delta_net/rate": (f"{module}.A_log",),
+        "delta_net/step_bias": (f"{module}.dt_bias",),
+        "delta_net/out_norm": (f"{module}.o_norm.weight",),
+        "delta_net/out": (f"{module}.o_proj.weight",),
+    }
+
+
+def kimi_linear(module: str) -> Table:
+    """Of Kimi Delta Attention, whose decays and gates are projected in two steps."""
+    return {
+        **olmo_hybrid(module),
+        "delta_net/gates": (f"{module}.b_proj.weight",),
+        "delta_net/down": (f"{module}.f_a_proj.weight", f"{module}.g_a_proj.weight"),
+        "delta_net/decay_up": (f"{module}.f_b_proj.weight",),
+        "delta_net/gate_up": (f"{module}.g_b_proj.weight",),
+        "delta_net/rate": (f"{module}.A_log.heads",),
+    }
+
+
+def mamba(module: str) -> Table:
+    """Of Mamba."""
+    return {
+        "mamba/in": (f"{module}.in_proj.weight",),
+        "mamba/conv": (f"{module}.conv1d.weight.taps",),
+        "mamba/conv_bias": (f"{module}.conv1d.bias",),
+        "mamba/choice": (f"{module}.x_proj.weight",),
+        "mamba/step": (f"{module}.dt_proj.weight",),
+        "mamba/step_norm": (f"{module}.dt_layernorm.weight",),
+        "mamba/b_norm": (f"{module}.b_layernorm.weight",),
+        "mamba/c_norm": (f"{module}.c_layernorm.weight",),
+        "mamba/decay": (f"{module}.A_log",),
+        "mamba/skip": (f"{module}.D",),
+        "mamba/out": (f"{module}.out_proj.weight",),
+    }
+
+
 def mamba2(module: str) -> Table:
     """Of Mamba-2."""
     return {
@@ -42,3 +107,71 @@ def lightning(module: str) -> Table:
         "linear_attention/out_norm": (f"{module}.norm.weight",),
         "linear_attention/out": (f"{module}.out_proj.weight",),
     }
+
+
+# What families have besides, or otherwise than those they are relatives of.
+BAMBA: Table = {
+    **mamba2("mamba"),
+    "final_norm": ("model.final_layernorm.weight",),
+    "ffn_norm": ("pre_ff_layernorm.weight",),
+    "ffn/gate_up": ("feed_forward.gate_proj.weight", "feed_forward.up_proj.weight"),
+    "ffn/down": ("feed_forward.down_proj.weight",),
+}
+GRANITE: Table = {
+    **mamba2("mamba"),
+    "ffn/gate_up": ("shared_mlp.input_linear.weight",),
+    "ffn/down": ("shared_mlp.output_linear.weight",),
+    "ffn/shared/gate_up": ("shared_mlp.input_linear.weight",),
+    "ffn/shared/down": ("shared_mlp.output_linear.weight",),
+    "ffn/router": ("block_sparse_moe.router.layer.weight",),
+    "ffn/experts/gate_up": ("block_sparse_moe.input_linear.weight",),
+    "ffn/experts/down": ("block_sparse_moe.output_linear.weight",),
+}
+NEMOTRON: Table = {
+    "mixer/qkv": tuple(f"mixer.{part}_proj.weight" for part in "qkv"),
+    "mixer/out": ("mixer.o_proj.weight",),
+    "ffn_norm": ("norm.weight",),
+    "ffn/up": ("mixer.up_proj.weight",),
+    "ffn/down": ("mixer.down_proj.weight",),
+    "ffn/router": ("mixer.gate.weight",),
+    "ffn/router_offsets": ("mixer.gate.e_score_correction_bias",),
+    "ffn/latent_down": ("mixer.fc1_latent_proj.weight",),
+    "ffn/latent_up": ("mixer.fc2_latent_proj.weight",),
+    "ffn/experts/up": ("mixer.experts.{}.up_proj.weight",),
+    "ffn/experts/down": ("mixer.experts.{}.down_proj.weight",),
+    "ffn/shared/up": ("mixer.shared_experts.up_proj.weight",),
+    "ffn/shared/down": ("mixer.shared_experts.down_proj.weight",),
+}
+JAMBA: Table = {
+    **mamba("mamba"),
+    "final_norm": ("model.final_layernorm.weight",),
+    "ffn_norm": ("pre_ff_layernorm.weight",),
+    "ffn/gate_up": ("feed_forward.gate_proj.weight", "feed_forward.up_proj.weight"),
+    "ffn/down": ("feed_forward.down_proj.weight",),
+    "ffn/router": ("feed_forward.router.weight",),
+    "ffn/experts/gate_up": (
+        "feed_forward.experts.{}.gate_proj.weight",
+        "feed_forward.experts.{}.up_proj.weight",
+    ),
+    "ffn/experts/down": ("feed_forward.experts.{}.down_proj.weight",),
+}
+OLMO_HYBRID: Table = {
+    **olmo_hybrid("linear_attn"),
+    "mixer_norm": ("attention_layer_norm.weight",),
+    "ffn_norm": ("feedforward_layer_norm.weight",),
+}
+LFM2: Table = {
+    **short_conv("conv"),
+    "final_norm": ("model.embedding_norm.weight",),
+    "mixer_norm": ("operator_norm.weight",),
+    "mixer/out": ("self_attn.out_proj.weight",),
+    "mixer/q_norm": ("self_attn.q_layernorm.weight",),
+    "mixer/k_norm": ("self_attn.k_layernorm.weight",),
+    "ffn_norm": ("ffn_norm.weight",),
+    "ffn/gate_up": ("feed_forward.w1.weight", "feed_forward.w3.weight"),
+    "ffn/down": ("feed_forward.w2.weight",),
+}
+# Decays as transformers keeps them, of which the configuration says all.
+LIGHTNING_DERIVED = tuple(
+    f".self_attn.{part}" for part in ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+)

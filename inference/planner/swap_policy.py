@@ -10,13 +10,14 @@ from inference.planner.calibration import store
 from inference.planner.cost import Rows, Work
 
 # Assumed of a machine that was not calibrated, since a measurement would delay the engine.
-_NOMINAL = HardwareSpec("nominal", 0, read_bandwidth=10e9, rates={"bfloat16": 1e12})
+NOMINAL = HardwareSpec("nominal", 0, read_bandwidth=10e9, rates={"bfloat16": 1e12})
 
 
 def offload_policy(config: Config, hardware: HardwareSpec | None = None) -> Callable[[int], bool]:
     """num_tokens -> whether to offload a page that ends after so many tokens. Where
     `engine.preemption` is 'auto', two copies of its bytes, there and back, must take less time than
-    computing its tokens in a prefill step.
+    computing its tokens in a prefill step; of a model with states those of a snapshot and of a full
+    step's pages less than that step.
 
     Args:
         config: model and engine.
@@ -25,8 +26,12 @@ def offload_policy(config: Config, hardware: HardwareSpec | None = None) -> Call
     if config.engine.preemption != "auto":
         return lambda num_tokens: True  # 'recompute' has no host pages
     model, page = config.model, config.page_tokens
-    num_bytes = sum(model.page_bytes(page))
-    machine = hardware or store.calibration(model) or _NOMINAL
+    num_bytes: float = sum(model.page_bytes(page))
+    if model.has_states:
+        full = config.engine.chunk_tokens * max(config.engine.prefill_chunks)
+        states = sum(spec.bytes_per_sequence() for spec in model.cache_specs)
+        num_bytes = num_bytes + states * page / full
+    machine = hardware or store.calibration(model) or NOMINAL
     copy_s = 2 * num_bytes / (machine.host_bandwidth or machine.read_bandwidth)
     chunk = config.engine.chunk_tokens
 

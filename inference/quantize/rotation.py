@@ -30,7 +30,7 @@ def untied(config: ModelConfig) -> ModelConfig:
     """
     if config.norm != "rms":
         raise InputError(f"--rotate goes with RMS norms, and {config.name} has layer norms")
-    if config.post_norms or not config.pre_norms:
+    if any(config.norms_of(layer) != (True, False) for layer in config.pattern):
         raise InputError(
             f"--rotate goes with norms of what layers read, and {config.name} has norms of what "
             "they add"

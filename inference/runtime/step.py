@@ -71,18 +71,14 @@ def admit(
     cache: Cache, slots: SlotState, admissions: Admissions, *, config: Config
 ) -> tuple[Cache, SlotState]:
     """Writes the slots of admitted sequences. A fork starts with its source's states and a copy of
-    its open page, a sequence that stays in its slot with its own, others with zeros; tokens that
-    are cached already are counted.
+    its open page, a sequence that stays in its slot with its own, one that resumes with a snapshot,
+    others with zeros; tokens that are cached already are counted.
     """
     slot_A, source_A = admissions.slot_A, admissions.source_A
-    is_fork_A = source_A >= 0
     model = config.cached_model
 
-    def inherit(x: jax.Array) -> jax.Array:
-        is_fork = is_fork_A.reshape(-1, *[1] * (x.ndim - 1))
-        return x.at[slot_A].set(jnp.where(is_fork, x[source_A], 0))
-
-    cache = kv_cache.with_states(cache, model, functools.partial(jax.tree.map, inherit))
+    told = slot_A, source_A, admissions.num_tokens_A, admissions.snapshot_A
+    cache = kv_cache.start_states(cache, *told)
     cache = kv_cache.copy_pages(cache, model.page_groups, admissions.page_copies)
     slots = dataclasses.replace(
         slots,

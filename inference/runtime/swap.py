@@ -14,7 +14,7 @@ from jax.stages import Compiled
 from configs.cache import PageGroup
 from configs.engine import Config
 from inference.kv_pages.prefix_cache import Transfer
-from inference.runtime.batch import device_pages
+from inference.runtime.batch import device_pages, num_device_pages
 from layers import kv_cache
 from layers.kv_cache import Cache, CacheLeaf
 from sharding import mesh as meshes
@@ -40,11 +40,9 @@ class PageSwapper:
         self._chips = config.mesh.num_chips
         self._stored = []  # a group: a leaf's arrays, [shards, chips, pages, layers, ...] each
         shards = config.mesh.num_groups
-        groups = config.cached_model.page_groups
-        for group, num_pages in zip(groups, config.num_host_pages, strict=True):
-            first = (
-                shards, self._chips // shards, num_pages * config.device_pages, len(group.layers),
-            )  # fmt: skip
+        for index, num_pages in enumerate(config.num_host_pages):
+            group, each = config.cached_groups[index], num_device_pages(config, index)
+            first = shards, self._chips // shards, num_pages * each, len(group.layers)
             self._stored.append(
                 jax.tree.map(
                     lambda x, first=first: np.empty(first + x.shape[1:], x.dtype),
@@ -94,7 +92,7 @@ class PageSwapper:
         """
         padded = np.zeros(PAGES, np.int32)
         padded[: len(pages)] = pages
-        page_X = device_pages(padded, self._config)
+        page_X = device_pages(padded, self._config, group)
         data: CacheLeaf = self._executable(group, to_host=True)(cache, page_X)
         return data
 
@@ -109,7 +107,7 @@ class PageSwapper:
             data = meshes.moved(data, self._mesh, EVERY_CHIP)
         else:
             data = meshes.moved_to_group(data, self._mesh, shard, self._nothing(group, data))
-        page_X = device_pages(page_SX, self._config).ravel()
+        page_X = device_pages(page_SX, self._config, group).ravel()
         written: Cache = self._executable(group, to_host=False)(cache, page_X, data)
         return written
 
@@ -143,10 +141,10 @@ class PageSwapper:
         page_SX = np.zeros((len(shards), PAGES), np.int32)  # padded with sinks
         for page_X, some in zip(page_SX, shards, strict=True):
             page_X[: len(some)] = [transfer.page for transfer in some]
-        pages = device_pages(page_SX, self._config)
+        pages = device_pages(page_SX, self._config, group)
         host_pages = [
             device_pages(
-                np.array([transfer.host_page for transfer in some], np.int32), self._config
+                np.array([transfer.host_page for transfer in some], np.int32), self._config, group
             )
             for some in shards
         ]
@@ -169,8 +167,11 @@ class PageSwapper:
 
     def _executable(self, group: int, to_host: bool) -> Compiled:
         if (group, to_host) not in self._compiled:
-            own_group = self._config.cached_model.page_groups[group]
-            page_X = jax.ShapeDtypeStruct((PAGES * self._config.device_pages,), jnp.int32)
+            own_group, each = (
+                self._config.cached_groups[group],
+                num_device_pages(self._config, group),
+            )
+            page_X = jax.ShapeDtypeStruct((PAGES * each,), jnp.int32)
             leaves = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._cache
             )

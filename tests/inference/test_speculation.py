@@ -34,6 +34,9 @@ MODELS = {
     "indexer": fakes.deepseek_v32(),
     "pages": fakes.llama(token_budget=24),
     "compressed": fakes.compressed(),
+    "delta": fakes.delta(),
+    "hybrid": fakes.hybrid(),
+    "jamba": fakes.jamba(),
     "linear": fakes.linear(),
 }
 SIZES = dict(

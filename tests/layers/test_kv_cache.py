@@ -35,7 +35,7 @@ def _model(dtype: str = "bfloat16") -> ModelConfig:
 def test_one_leaf_a_layer_as_its_spec_says(dtype, stored):
     config = _model(dtype)
     leaves = kv_cache.abstract(config, (9, 5), _PAGE, 3, 2)
-    leaves = [leaf[0] if isinstance(leaf, tuple) else leaf for leaf in leaves]
+    leaves = [leaf.states[0] if isinstance(leaf, kv_cache.Recurrent) else leaf for leaf in leaves]
     shapes = [leaf and (leaf.shape, str(leaf.dtype)) for leaf in leaves]
     assert shapes == [
         ((9, _PAGE, 24), stored),
@@ -47,7 +47,7 @@ def test_one_leaf_a_layer_as_its_spec_says(dtype, stored):
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(made))
     spec, per_page = config.cache_specs[0], made[0][0].nbytes
     assert per_page == spec.bytes_per_entry(dtype) * _PAGE
-    assert made[2][0][0].nbytes == config.cache_specs[2].bytes_per_sequence(2)
+    assert made[2].states[0][0].nbytes == config.cache_specs[2].bytes_per_sequence(2)
 
 
 def test_an_indexer_has_pages_of_its_own():

@@ -6,10 +6,17 @@ import numpy as np
 
 from configs.kinds.linear_attention import LinearAttention
 from configs.kinds.mamba import Mamba2
+from configs.kinds.selective import Mamba
 from configs.kinds.short_conv import ShortConv
 from configs.model import ModelConfig
 from inference.checkpoints import names
 from inference.checkpoints.hf.tensor_parts import Part, Whole
+
+
+def of_mamba(config: ModelConfig, prefix: str, kind: Mamba) -> Iterator[Whole]:
+    """Taps of one channel each."""
+    (taps,) = names.FAMILIES[config.family].table["mamba/conv"]
+    yield _of_taps(f"{prefix}.{taps.removesuffix('.taps')}", kind.channels, kind.conv_width)
 
 
 def of_mamba2(config: ModelConfig, prefix: str, kind: Mamba2) -> Iterator[Whole]:

@@ -86,9 +86,11 @@ def by_type(
     return [kinds[kind] for kind in names]
 
 
-def pattern(mixers: Sequence[Mixer], ffns: FeedForward | Sequence[FeedForward]) -> Pattern:
+def pattern(mixers: Sequence[Mixer], ffns: FeedForward | Sequence[FeedForward | None]) -> Pattern:
     """The pattern that repeats. One feed-forward is that of all layers."""
-    own = [ffns] * len(mixers) if isinstance(ffns, FeedForward) else ffns
+    own: Sequence[FeedForward | None] = (
+        [ffns] * len(mixers) if isinstance(ffns, FeedForward) else ffns
+    )
     return repeated(list(map(LayerSpec, mixers, own)))
 
 

@@ -62,6 +62,28 @@ def qwen3_moe(keys: Keys, name: str) -> ModelConfig:
     return _model(keys, name, "qwen3_moe", rope, [attention], _some_dense(keys, experts))
 
 
+def qwen3_next_ffns(keys: Keys) -> FeedForward | list[FeedForward]:
+    """Feed-forwards of Qwen3-Next (Qwen Team 2025): those of Qwen2-MoE, whose weights are
+    normalized by default.
+    """
+    width = keys.integer("moe_intermediate_size", 512)
+    experts = _experts(
+        keys, "num_experts", 512, 10, width, _norm(keys, True), has_shared_gate=True,
+        shared_width=keys.integer("shared_expert_intermediate_size", 512),
+    )  # fmt: skip
+    return _some_dense(keys, experts)
+
+
+def kimi_ffns(keys: Keys) -> list[FeedForward]:
+    """Feed-forwards of Kimi Linear (Kimi Team 2025, arXiv 2510.26692): those of DeepSeek-V3."""
+    width = keys.integer("moe_intermediate_size", 1024)
+    experts = _experts(
+        keys, "num_experts", 256, 8, width, _offset_router(keys, 2.446, 1, 1),
+        shared_width=width * keys.integer("n_shared_experts", 1),
+    )  # fmt: skip
+    return _listed(keys, experts) or _after_dense(keys, experts, first_dense=1)
+
+
 def olmoe(keys: Keys, name: str) -> ModelConfig:
     """OLMoE (Muennighoff et al. 2024, arXiv 2409.02060)."""
     keys.require_neutral({"clip_qkv": (None,)})
