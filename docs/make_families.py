@@ -21,9 +21,11 @@ from configs.kinds.experts import Experts  # noqa: E402
 from configs.kinds.feed_forward import Gated, Plain  # noqa: E402
 from configs.kinds.kind import Mixer  # noqa: E402
 from configs.kinds.latent import Latent  # noqa: E402
+from configs.kinds.linear_attention import LinearAttention  # noqa: E402
 from configs.kinds.mamba import Mamba2  # noqa: E402
 from configs.kinds.rope import Rope  # noqa: E402
 from configs.kinds.selective import Mamba  # noqa: E402
+from configs.kinds.short_conv import ShortConv  # noqa: E402
 from configs.model import ModelConfig  # noqa: E402
 from inference.checkpoints import opened  # noqa: E402
 from inference.checkpoints.gguf.pretokenizers import SPLITS  # noqa: E402
@@ -93,7 +95,6 @@ predicts a second token has names of its own), and Granite, GraniteMoe and Grani
 | Afmoe, Laguna | a gate on what attention returns |
 | DeepseekV4 | residual streams that mix; experts by token id (its attention is here) |
 | Llama4 | experts whose inputs are weighed; attention in chunks |
-| MiniMax | linear attention |
 """
 
 
@@ -142,6 +143,7 @@ def _parts(config: ModelConfig) -> list[str]:
     parts = [
         *_states(config),
         *_delta(config),
+        *_linear(config),
         *_latent(next(iter(config.mixers(Latent)), mixer)),
         *_experts(config),
         ("layer norm" if config.norm == "layer" else ""),
@@ -250,7 +252,21 @@ def _experts(config: ModelConfig) -> list[str]:
     ]
 
 
+def _linear(config: ModelConfig) -> list[str]:
+    """Of layers whose states decay alike at every token, or are what was convolved last."""
+    attends, factors = config.mixers(LinearAttention), any(own.factors for own in config.layers)
+    return [
+        ("gated short convolutions" if config.mixers(ShortConv) else ""),
+        ("lightning attention" if any(own.decay is not None for own in attends) else ""),
+        ("a residual stream that goes on from norms" if factors else ""),
+    ]
+
+
 def _heads(mixer: Mixer) -> str:
+    if isinstance(mixer, ShortConv):
+        return f"{mixer.channels} channels"
+    if isinstance(mixer, LinearAttention):
+        return f"{mixer.num_heads} of {mixer.key_width} x {mixer.value_width}"
     if isinstance(mixer, Latent):
         return f"{mixer.num_heads} of {mixer.nope_width} + {mixer.rope_width}"
     if isinstance(mixer, DeltaNet):
