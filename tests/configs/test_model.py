@@ -1,5 +1,7 @@
 """Parts of a model that contradict each other are refused in one line."""
 
+import dataclasses
+
 import pytest
 
 from configs.errors import InputError
@@ -13,6 +15,7 @@ from configs.kinds.layer_inputs import LayerInputs
 from configs.kinds.mamba import Mamba2
 from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Proportional, Rope, Yarn
 from configs.kinds.selective import Mamba
+from configs.kinds.short_conv import ShortConv
 from configs.model import LayerSpec, ModelConfig
 
 _LAYER = LayerSpec(Attention(4, 2, 6), Gated(20))
@@ -25,6 +28,14 @@ _BAD_MODELS = {
     "offset": ({"norm": "layer", "norm_offset": 1.0}, "norm='layer' goes with no norm_offset"),
     "head norms": ({"norm": "layer", "pattern": (_NORMED,)}, "qk_norm='head' goes with model.norm"),
     "logits": ({"logit_cap": float("inf")}, "model.logit_cap is a finite number"),
+    "factors": (
+        {
+            "pre_norms": False,
+            "post_norms": True,
+            "pattern": (dataclasses.replace(_LAYER, factors=((1.0, 1.0), (1.0, 1.0))),),
+        },
+        "a layer with factors goes on from norms of what its parts read",
+    ),
     "two attentions": (
         {"pattern": (LayerSpec(Parallel(Attention(4, 2, 6), Attention(4, 2, 6)), None),)},
         "parallel recurrent is a mixer with states alone, not attention",
@@ -94,6 +105,12 @@ _BAD_KINDS = {
     "query rank": (lambda: Latent(4, 9, 8, 8, 8, query_rank=0), "query_rank is at least 1, not 0"),
     "rank": (lambda: Latent(4, 0, 8, 8, 8), "latent rank is at least 1, not 0"),
     "latent pairs": (lambda: Latent(4, 16, 7, 8, 8), "head_width is even where attention rotates"),
+    "one tap": (lambda: ShortConv(8, 1), "short_conv conv_width is at least 2: one tap keeps noth"),
+    "no taps": (lambda: ShortConv(8, 0), "short_conv conv_width is at least 1, not 0"),
+    "one factor": (
+        lambda: dataclasses.replace(_LAYER, factors=((1.0, 1.0),)),
+        "a layer's factors are its mixer's and its ffn's, not",
+    ),
     "state": (lambda: Mamba2(2, 4, 0), "mamba2 state_width is at least 1, not 0"),
     "steps": (lambda: Mamba2(2, 4, 4, step_limits=(0.5, 0.5)), "step_limits are at least 0 and"),
     "endless": (lambda: Mamba2(2, 4, 4, step_limits=(0.0, float("inf"))), "step_limits are at"),

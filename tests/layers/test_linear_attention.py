@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 
 from configs.cache import CacheSpec
+from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.kinds.feed_forward import Gated
 from configs.kinds.linear_attention import LinearAttention
 from configs.model import LayerSpec, ModelConfig
-from layers import params
+from inference.planner import weights
+from inference.runtime import model_runner
+from layers import decoder, kv_cache, params
 from layers.mixers import linear_attention
 from layers.ragged import contiguous
 from layers.registry import StepContext
-from tests import compiling
+from tests import compiling, fakes
 
 KINDS = {
     "lightning": LinearAttention(3, 4, 5, decay=0.7, has_gated_norm=True),
@@ -170,6 +173,18 @@ def test_padding_returns_numbers():
     x_TD = np.ones((4, WIDTH), np.float32)
     found, _ = linear_attention.apply(own, config, kind, x_TD, None, context)
     assert np.isfinite(np.asarray(found)).all()
+
+
+@pytest.mark.parametrize("chips", [1, 2])
+def test_what_is_planned_is_allocated(chips):
+    """Of every kind whose states decay alike at every token."""
+    whole = fakes.linear().per_chip(chips)
+    config = Config(whole, EngineConfig(max_seqs=3, num_drafts=2, proposer="ngram"))
+    cache = kv_cache.abstract(*model_runner.cache_arguments(config, "reference"))
+    leaves = jax.tree.leaves(cache)
+    assert config.pool_bytes == sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    own = params.init(decoder.param_infos(whole), 0)
+    assert weights.num_parameters(whole) == sum(x.size for x in jax.tree.leaves(own))
 
 
 def test_the_cost_of_a_state_by_hand():
