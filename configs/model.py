@@ -24,13 +24,18 @@ MOST_LAYERS, MOST_CONTEXT = 10_000, 2**31 - 1
 @dataclasses.dataclass(frozen=True)
 class LayerSpec:
     """One layer: which mixer moves information between tokens, and which feed-forward follows
-    (None: there is none). Each is a kind of `configs/kinds/`, with its own widths. Where it
-    `is_post_normed` norms stand behind them alone, wherever the model's stand.
+    (None: there is none). Each is a kind of `configs/kinds/`, with its own widths.
+
+    Attributes:
+        is_post_normed: whether norms stand behind them alone, wherever the model's stand.
+        factors: (alpha, beta) of the mixer and of the feed-forward f, where the residual stream
+            goes on from the normed n that f reads: alpha n + beta f(n); (): it is x + f(n).
     """
 
     mixer: Mixer
     ffn: FeedForward | None
     is_post_normed: bool = False
+    factors: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.mixer, Mixer):
@@ -41,6 +46,8 @@ class LayerSpec:
             raise InputError(
                 f"a layer's ffn is one of {', '.join(FeedForward.kinds)} or None, not {self.ffn!r}"
             )
+        if len(self.factors) not in (0, 2):
+            raise InputError(f"a layer's factors are its mixer's and its ffn's, not {self.factors}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +136,9 @@ class ModelConfig:
         if self.norm == "layer" and self.norm_offset:
             raise InputError("model.norm='layer' goes with no norm_offset")
         for layer in set(self.pattern):
-            self._layer_parameters(layer)
+            declared = self._layer_parameters(layer)
+            if layer.factors and "mixer_norm" not in declared:
+                raise InputError("a layer with factors goes on from norms of what its parts read")
         if self.learned_positions:
             if self.max_context > self.learned_positions:
                 raise InputError(

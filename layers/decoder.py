@@ -16,8 +16,11 @@ from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.kind import Kind
 from configs.kinds.latent import Latent
+from configs.kinds.linear_attention import LinearAttention
 from configs.kinds.mamba import Mamba2
+from configs.kinds.s4 import S4
 from configs.kinds.selective import Mamba
+from configs.kinds.short_conv import ShortConv
 from configs.model import LayerSpec, ModelConfig
 from layers import kv_cache, norm, registry, rope
 from layers.feed_forwards import dense, experts, layer_inputs
@@ -27,9 +30,19 @@ from layers.kernels.linear.low_bit import Quantized
 from layers.kernels.linear.packed import Packed
 from layers.linear import linear, soft_cap
 from layers.mixers import attention as attend
-from layers.mixers import combined, compressed, delta_net, latent, mamba
+from layers.mixers import (
+    combined,
+    compressed,
+    delta_net,
+    latent,
+    linear_attention,
+    mamba,
+    s4,
+    short_conv,
+)
 from layers.params import Params, looked_up
 from layers.ragged import Ragged
+from layers.recurrence.sums import rounded
 from layers.registry import Leaf, StepContext, Visits
 from sharding import collectives
 
@@ -43,6 +56,9 @@ registry.register(Mamba, mamba.apply_mamba)
 registry.register(Mamba2, mamba.apply_mamba2)
 registry.register(Parallel, combined.apply_parallel)
 registry.register(NoMixer, combined.apply_none)
+registry.register(LinearAttention, linear_attention.apply)
+registry.register(S4, s4.apply)
+registry.register(ShortConv, short_conv.apply)
 registry.register(Gated, dense.gated)
 registry.register(Plain, dense.plain)
 registry.register(Experts, experts.apply)
@@ -239,7 +255,8 @@ def _block(
     out_TD, leaf = mix(weights["mixer"], config, layer.mixer, hidden_TD, leaf, context)
     if is_behind:
         out_TD = norm.apply(out_TD, weights["mixer_post_norm"], config)
-    x_TD, visits = x_TD + out_TD * config.residual_scale, None
+    to_mixer, to_ffn = layer.factors or (None, None)
+    x_TD, visits = _added(config, x_TD, hidden_TD, out_TD, to_mixer), None
     if layer.ffn is not None:
         with jax.named_scope("ffn"):
             hidden_TD = _normed(weights, config, "ffn", layer.ffn, x_TD) if is_before else x_TD
@@ -247,7 +264,7 @@ def _block(
             out_TD, visits = feed(weights["ffn"], config, layer.ffn, hidden_TD, context)
         if is_behind:
             out_TD = norm.apply(out_TD, weights["ffn_post_norm"], config)
-        x_TD += out_TD * config.residual_scale
+        x_TD = _added(config, x_TD, hidden_TD, out_TD, to_ffn)
     if input_TP is not None:
         assert config.layer_inputs is not None
         with jax.named_scope("inputs"):
@@ -279,6 +296,21 @@ def _normed(
     if kind.norms_input:
         return x_TD
     return norm.apply(x_TD, weights[f"{part}_norm"], config)
+
+
+def _added(
+    config: ModelConfig,
+    x_TD: jax.Array,
+    normed_TD: jax.Array,
+    out_TD: jax.Array,
+    factors: tuple[float, float] | None,
+) -> jax.Array:
+    """The residual stream behind a part of a layer; see `LayerSpec.factors`."""
+    if config.residual_scale != 1:
+        out_TD = rounded(out_TD * config.residual_scale)
+    if factors is None:
+        return x_TD + out_TD
+    return rounded(factors[0] * normed_TD) + rounded(factors[1] * out_TD)
 
 
 def logits(params: Params, config: ModelConfig, hidden_QD: jax.Array) -> jax.Array:

@@ -112,7 +112,8 @@ def of_layer(config: ModelConfig, index: int) -> list[Fold]:
     """Those of a layer, in the order in which they may be made."""
     declared = {"/".join(path): info
                 for path, info in leaves(config.parameters()["layers"][index])}  # fmt: skip
-    found = [_of_norm(config, part, declared) for part in ("mixer", "ffn")]
+    parts = () if config.layers[index].factors else ("mixer", "ffn")  # whose norms go on
+    found = [_of_norm(config, part, declared) for part in parts]
     return [*(fold for fold in found if fold is not None), *_of_rows(config, index)]
 
 

@@ -35,6 +35,8 @@ def untied(config: ModelConfig) -> ModelConfig:
             f"--rotate goes with norms of what layers read, and {config.name} has norms of what "
             "they add"
         )
+    if any(layer.factors for layer in config.pattern):
+        raise InputError(f"--rotate: the residual stream of {config.name} goes on from its norms")
     declared = config.parameters()["layers"]
     for layer in declared[: len(config.pattern)]:
         infos = {"/".join(path): info for path, info in leaves(layer)}

@@ -37,6 +37,7 @@ _MODELS = {
     "delta": fakes.delta(),
     "hybrid": fakes.hybrid(),
     "jamba": fakes.jamba(),
+    "linear": fakes.linear(),
 }
 _MESHES = Mesh(model=2), Mesh(model=8), Mesh(data=2, model=4), Mesh(data=8)
 _QUICK = [
@@ -48,6 +49,7 @@ _QUICK = [
     ("delta", Mesh(model=2)),
     ("hybrid", Mesh(model=2, expert=2)),
     ("jamba", Mesh(model=2)),
+    ("linear", Mesh(model=2)),
 ]  # fmt: skip
 _ALL = [
     *((kind, mesh) for kind in fakes.KINDS for mesh in _MESHES),
@@ -62,6 +64,7 @@ _ALL = [
         Mesh(model=2, expert=2), Mesh(data=2, model=2, expert=2))),
     *(("delta", mesh) for mesh in (Mesh(model=3), Mesh(model=4), Mesh(data=2, model=2))),
     *(("hybrid", mesh) for mesh in (Mesh(model=2), Mesh(data=2, expert=2))),
+    ("linear", Mesh(data=2, model=4)),
     *(("gemma4", mesh) for mesh in (Mesh(model=3), Mesh(model=2, expert=2), Mesh(data=2, model=4))),
     *(("jamba", mesh) for mesh in (Mesh(model=3), Mesh(data=2, model=2, expert=2))),
 ]  # fmt: skip

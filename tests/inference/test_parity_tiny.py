@@ -17,6 +17,7 @@ from configs.kinds.attention import Attention
 from configs.kinds.delta_net import DeltaNet
 from configs.kinds.experts import Experts
 from configs.kinds.latent import Latent
+from configs.kinds.linear_attention import LinearAttention
 from configs.kinds.rope import LongRope, Rope
 from configs.kinds.selective import Mamba
 from configs.mesh import Mesh
@@ -222,6 +223,12 @@ def _each_of(kind, **changes):
     return _each_layer(lambda mixer: changes if isinstance(mixer, kind) else {})
 
 
+def _factors(spec: LayerSpec, part: int, own: tuple[float, float]) -> LayerSpec:
+    """A layer with other factors of its mixer (0) or its feed-forward (1)."""
+    both = (own, spec.factors[1]) if part == 0 else (spec.factors[0], own)
+    return dataclasses.replace(spec, factors=both)
+
+
 def _rescaled(**changes):
     """A change of how every layer's frequencies are stretched."""
 
@@ -318,6 +325,17 @@ _VISIBLE = {
         _each_layer(lambda s: {"window": None}),
         _routed(scale=1.0),
     ),
+    "minimax-gqa-factors": (
+        lambda m: {"norm_eps": 1e-5},
+        lambda m: {"pattern": tuple(dataclasses.replace(s, factors=()) for s in m.pattern)},
+        lambda m: {"pattern": tuple(_factors(s, 0, (1.0, 1.0)) for s in m.pattern)},
+        lambda m: {"pattern": tuple(_factors(s, 1, (1.0, 1.0)) for s in m.pattern)},
+        _each_of(LinearAttention, decay=None),
+        _each_of(LinearAttention, decay=1.0),
+        _each_of(LinearAttention, feature_map="elu"),
+        _each_of(Attention, rope=None),
+    ),
+    "minimax-mha-window-tied-float32": (_each_of(Attention, window=None),),
     "minimax_m2-gqa-partial": (
         _each_layer(lambda s: {"rope": Rope(s.rope.theta)}),
         _routed(scores="softmax"),
@@ -337,6 +355,7 @@ _VISIBLE = {
         _each_layer(lambda s: {"norms": None, "norm_eps": None}),
         _each_layer(lambda s: {"norm_eps": None}),
     ),
+    "lfm2-gqa-adjusted-bias-tied": (_each_of(Attention, rope=None),),
     "gpt_oss-gqa-limit": (
         _each_mixture(lambda e: {"limit": None}),
         _each_mixture(lambda e: {"up_offset": 0.0}),

@@ -41,6 +41,7 @@ def test_each_query_head_lies_on_one_chip_beside_its_kv_head(N, K, chips):
         *(fakes.llama(), fakes.gemma(), fakes.quirks(), fakes.gemma4()),
         *(fakes.jamba(), fakes.delta()),
     ],
+    [fakes.llama(), fakes.gemma(), fakes.quirks(), fakes.gemma4(), fakes.linear()],
     ids=str,
 )
 @pytest.mark.parametrize("chips", [2, 3, 4])

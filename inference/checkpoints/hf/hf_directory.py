@@ -220,9 +220,10 @@ def _stored(source: TensorSource, config: ModelConfig) -> dict[str, str]:
     """The names of a whole model, and those the source has instead."""
     base, inside = names.base(config.family), names.FAMILIES[config.family].inside
     is_bare = not any(name.startswith(f"{base}.") for name in source.shapes)
+    derived = (*_DERIVED, *names.FAMILIES[config.family].derived)
     found = {}
     for name in source.shapes:
-        if name.endswith(_DERIVED) or names.is_other(config.family, name):
+        if name.endswith(derived) or names.is_other(config.family, name):
             continue
         own = f"{base}.{name}" if is_bare and name != _HEAD else name
         if inside is not None and name.startswith(f"{inside}."):

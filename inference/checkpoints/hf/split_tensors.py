@@ -12,8 +12,10 @@ from configs.errors import InputError, shown
 from configs.kinds.delta_net import DeltaNet
 from configs.kinds.experts import Experts
 from configs.kinds.latent import Latent
+from configs.kinds.linear_attention import LinearAttention
 from configs.kinds.mamba import Mamba2
 from configs.kinds.selective import Mamba
+from configs.kinds.short_conv import ShortConv
 from configs.model import ModelConfig
 from inference.checkpoints import names
 from inference.checkpoints.hf import delta_parts, recurrent_parts
@@ -89,6 +91,10 @@ def _wholes(config: ModelConfig, first: int = 0) -> Iterator[Whole]:
                 yield from recurrent_parts.of_mamba2(config, prefix, mixer)
             if isinstance(mixer, DeltaNet):
                 yield from delta_parts.of_delta_net(config, prefix, mixer)
+            if isinstance(mixer, LinearAttention):
+                yield from recurrent_parts.of_linear_attention(config, prefix, mixer)
+            if isinstance(mixer, ShortConv):
+                yield from recurrent_parts.of_short_conv(config, prefix, mixer)
         if isinstance(layer.mixer, Latent):
             yield _of_heads(f"{prefix}.self_attn.kv_b_proj", layer.mixer)
         if config.family == "gpt_oss" and isinstance(layer.ffn, Experts):

@@ -521,12 +521,14 @@ STATES = {
     "granitemoehybrid",
     "jamba",
     "kimi_linear",
+    "lfm2",
     "mamba",
     "mamba2",
+    "minimax",
+    "nemotron_h",
     "olmo_hybrid",
     "qwen3_5",
     "qwen3_next",
-    "nemotron_h",
 }
 # What llama.cpp calls families that it has another name for.
 LLAMA_CPP = {

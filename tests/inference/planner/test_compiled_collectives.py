@@ -227,6 +227,7 @@ _MODELS = {
     "delta": fakes.delta(),
     "hybrid": fakes.hybrid(),
     "jamba": fakes.jamba(),
+    "linear": fakes.linear(),
     "norm of all heads": fakes.llama(num_heads=8, num_kv_heads=4, qk_norm="all"),
     **{f"{kind}, {K} KV heads": fakes.of_kind(kind, heads, K)
        for kind in fakes.KINDS for heads, K in ((8, 8), (24, 3))},
@@ -240,6 +241,7 @@ _CASES = [
     ("delta", Mesh(model=2)),
     ("hybrid", Mesh(model=2)), ("hybrid", Mesh(model=2, expert=2)),
     ("jamba", Mesh(model=2)), ("jamba", Mesh(model=2, expert=2)),
+    ("linear", Mesh(model=2)),
 ]  # fmt: skip
 
 

@@ -30,6 +30,7 @@ MODELS = {
     "every cache float32": fakes.every_cache(),
     "delta float32": fakes.delta(),
     "jamba float32": fakes.jamba(),
+    "linear float32": fakes.linear(),
 }
 CHUNKS = {
     "whole": {"chunk_tokens": 128, "prefill_chunks": (1,)},
@@ -98,6 +99,7 @@ BITWISE = [
     ("quirks float32", "whole"),
     ("delta float32", "whole"),
     ("jamba float32", "whole"),
+    ("linear float32", "whole"),
     *(  # of which `test_invariance` says the same
         pytest.param("llama bfloat16", chunks, marks=pytest.mark.long) for chunks in CHUNKS
     ),

@@ -17,14 +17,18 @@ from configs.kinds.delta_net import DeltaNet
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.latent import Latent
+from configs.kinds.linear_attention import LinearAttention
 from configs.kinds.mamba import Mamba2
 from configs.kinds.rope import LongRope, Rope
 from configs.kinds.selective import Mamba
+from configs.kinds.short_conv import ShortConv
 from configs.model import ModelConfig
 from inference.checkpoints.hf import hf_directory
 from inference.checkpoints.hf.architectures import (
     export_fields,
     gemma4,
+    lfm2,
+    minimax,
     mixtures_export,
     recurrent,
     selective,
@@ -233,6 +237,10 @@ FAMILIES = {
     "mamba2": _Family("Mamba2ForCausalLM", "mamba2", recurrent.export_mamba2, Mamba2, (NoneType,)),
     "nemotron_h": _Family(
         "NemotronHForCausalLM", "nemotron_h", nemotron.export, (*_HYBRID, NoMixer), _ONE_PART
+    ),
+    "lfm2": _Family("Lfm2ForCausalLM", "lfm2", lfm2.export, (Attention, ShortConv)),
+    "minimax": _Family(
+        "MiniMaxForCausalLM", "minimax", minimax.export, (Attention, LinearAttention), (Experts,)
     ),
     "minimax_m2": _Family(
         "MiniMaxM2ForCausalLM", "minimax_m2", mixtures_export.minimax_m2, ffns=_MIXTURE

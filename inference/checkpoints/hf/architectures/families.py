@@ -12,6 +12,8 @@ from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.checkpoints.hf.architectures import (
     fields,
     gemma4,
+    lfm2,
+    minimax,
     mixtures,
     recurrent,
     rope_keys,
@@ -342,6 +344,8 @@ ARCHITECTURES: dict[str, Family] = {
     "MambaForCausalLM": Family("mamba", selective.mamba),
     "Mamba2ForCausalLM": Family("mamba2", recurrent.mamba2),
     "NemotronHForCausalLM": Family("nemotron_h", nemotron.build, nemotron.READS),
+    "Lfm2ForCausalLM": Family("lfm2", lfm2.build),
+    "MiniMaxForCausalLM": Family("minimax", minimax.build, minimax.READS),
     "MiniMaxM2ForCausalLM": Family("minimax_m2", mixtures.minimax_m2, mixtures.MINIMAX),
     "GptOssForCausalLM": Family("gpt_oss", mixtures.gpt_oss, mixtures.GPT_OSS),
     "OlmoHybridForCausalLM": Family("olmo_hybrid", builders.olmo_hybrid, ("attention_bias",)),

@@ -268,6 +268,11 @@ def minimax_m2(keys: Keys, name: str) -> ModelConfig:
     return _model(keys, name, "minimax_m2", rope, [attention], experts)
 
 
+def minimax_ffn(keys: Keys) -> Experts:
+    """The mixture of MiniMax-Text-01."""
+    return _experts(keys, "num_local_experts", 8, 2, keys.integer("intermediate_size", 14_336))
+
+
 # --- what they share ------------------------------------------------------------------------------
 
 

@@ -122,3 +122,23 @@ NEMOTRON: Table = {
     "ffn/shared/up": ("mixer.shared_experts.up_proj.weight",),
     "ffn/shared/down": ("mixer.shared_experts.down_proj.weight",),
 }
+
+
+def short_conv(module: str) -> Table:
+    """Of LFM2's convolutions."""
+    return {
+        "short_conv/in": (f"{module}.in_proj.weight",),
+        "short_conv/conv": (f"{module}.conv.weight.taps",),
+        "short_conv/conv_bias": (f"{module}.conv.bias",),
+        "short_conv/out": (f"{module}.out_proj.weight",),
+    }
+
+
+def lightning(module: str) -> Table:
+    """Of MiniMax-Text-01's lightning attention."""
+    return {
+        "linear_attention/in": tuple(f"{module}.qkv_proj.weight.{part}" for part in "qkv"),
+        "linear_attention/gate": (f"{module}.output_gate.weight",),
+        "linear_attention/out_norm": (f"{module}.norm.weight",),
+        "linear_attention/out": (f"{module}.out_proj.weight",),
+    }
