@@ -21,17 +21,17 @@ from configs.engine import Config, EngineConfig
 from configs.kinds.attention import Attention, sharing
 from configs.kinds.combined import NoMixer, Parallel
 from configs.kinds.compressed import Compressed
-from configs.kinds.delta_net import DeltaNet
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.latent import Indexer, Latent
 from configs.kinds.layer_inputs import LayerInputs
-from configs.kinds.linear_attention import LinearAttention
-from configs.kinds.mamba import Mamba2
+from configs.kinds.recurrent.delta_net import DeltaNet
+from configs.kinds.recurrent.linear_attention import LinearAttention
+from configs.kinds.recurrent.mamba import Mamba2
+from configs.kinds.recurrent.s4 import S4
+from configs.kinds.recurrent.selective import Mamba
+from configs.kinds.recurrent.short_conv import ShortConv
 from configs.kinds.rope import Dynamic, Proportional, Rope, Yarn
-from configs.kinds.s4 import S4
-from configs.kinds.selective import Mamba
-from configs.kinds.short_conv import ShortConv
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import LayerSpec, ModelConfig
 from configs.prefill import TOGETHER

@@ -14,12 +14,12 @@ import pytest
 
 from configs.engine import Config, EngineConfig
 from configs.kinds.attention import Attention
-from configs.kinds.delta_net import DeltaNet
 from configs.kinds.experts import Experts
 from configs.kinds.latent import Latent
-from configs.kinds.linear_attention import LinearAttention
+from configs.kinds.recurrent.delta_net import DeltaNet
+from configs.kinds.recurrent.linear_attention import LinearAttention
+from configs.kinds.recurrent.selective import Mamba
 from configs.kinds.rope import LongRope, Rope
-from configs.kinds.selective import Mamba
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
 from inference.checkpoints import resolve

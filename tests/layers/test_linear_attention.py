@@ -9,7 +9,7 @@ import pytest
 from configs.cache import CacheSpec
 from configs.errors import InputError
 from configs.kinds.feed_forward import Gated
-from configs.kinds.linear_attention import LinearAttention
+from configs.kinds.recurrent.linear_attention import LinearAttention
 from configs.model import LayerSpec, ModelConfig
 from layers import params
 from layers.mixers import linear_attention

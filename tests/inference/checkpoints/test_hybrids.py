@@ -13,7 +13,7 @@ from configs import presets
 from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.combined import NoMixer, Parallel
-from configs.kinds.mamba import Mamba2
+from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.rope import Rope
 from inference.checkpoints import resolve
 from inference.checkpoints.hf import hf_directory
