@@ -77,7 +77,7 @@ class EngineConfig:
         prefix_cache: requests share the pages of equal prefixes, cached until room is needed.
         snapshots: of all layers' recurrent states, for prompts to go on from; None: `max_seqs`.
             They are made where a prompt's last page ends, where prompts were seen to part, and
-            every `snapshot_tokens`; None: by cost (`planner/snapshot_policy.py`).
+            every `snapshot_tokens`; None: by cost (`planner/cache_policy.py`).
         max_overtakes: later arrivals with longer cached prefixes that may be admitted before a
             request.
         preemption: how evicted pages, those of preempted sequences among them, come back.

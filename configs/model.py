@@ -27,7 +27,7 @@ class LayerSpec:
     (None: there is none). Each is a kind of `configs/kinds/`, with its own widths.
 
     Attributes:
-        is_post_normed: norms stand behind its parts alone, wherever the model's stand.
+        is_post_normed: whether norms stand behind them alone, wherever the model's stand.
         factors: (alpha, beta) of the mixer and of the feed-forward f, where the residual stream
             goes on from the normed n that f reads: alpha n + beta f(n); (): it is x + f(n).
     """

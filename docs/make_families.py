@@ -16,16 +16,16 @@ sys.path[:0] = [str(DOCS.parent)]
 from configs import presets  # noqa: E402
 from configs.kinds.attention import Attention  # noqa: E402
 from configs.kinds.combined import NoMixer, Parallel  # noqa: E402
-from configs.kinds.delta_net import DeltaNet  # noqa: E402
 from configs.kinds.experts import Experts  # noqa: E402
 from configs.kinds.feed_forward import Gated, Plain  # noqa: E402
 from configs.kinds.kind import Mixer  # noqa: E402
 from configs.kinds.latent import Latent  # noqa: E402
-from configs.kinds.linear_attention import LinearAttention  # noqa: E402
-from configs.kinds.mamba import Mamba2  # noqa: E402
+from configs.kinds.recurrent.delta_net import DeltaNet  # noqa: E402
+from configs.kinds.recurrent.linear_attention import LinearAttention  # noqa: E402
+from configs.kinds.recurrent.mamba import Mamba2  # noqa: E402
+from configs.kinds.recurrent.selective import Mamba  # noqa: E402
+from configs.kinds.recurrent.short_conv import ShortConv  # noqa: E402
 from configs.kinds.rope import Rope  # noqa: E402
-from configs.kinds.selective import Mamba  # noqa: E402
-from configs.kinds.short_conv import ShortConv  # noqa: E402
 from configs.model import ModelConfig  # noqa: E402
 from inference.checkpoints import opened  # noqa: E402
 from inference.checkpoints.gguf.pretokenizers import SPLITS  # noqa: E402

@@ -11,16 +11,16 @@ from configs.cache import CacheSpec
 from configs.kinds.attention import Attention
 from configs.kinds.combined import NoMixer, Parallel
 from configs.kinds.compressed import Compressed
-from configs.kinds.delta_net import DeltaNet
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.kind import Kind
 from configs.kinds.latent import Latent
-from configs.kinds.linear_attention import LinearAttention
-from configs.kinds.mamba import Mamba2
-from configs.kinds.s4 import S4
-from configs.kinds.selective import Mamba
-from configs.kinds.short_conv import ShortConv
+from configs.kinds.recurrent.delta_net import DeltaNet
+from configs.kinds.recurrent.linear_attention import LinearAttention
+from configs.kinds.recurrent.mamba import Mamba2
+from configs.kinds.recurrent.s4 import S4
+from configs.kinds.recurrent.selective import Mamba
+from configs.kinds.recurrent.short_conv import ShortConv
 from configs.model import LayerSpec, ModelConfig
 from layers import kv_cache, norm, registry, rope
 from layers.feed_forwards import dense, experts, layer_inputs
@@ -306,11 +306,11 @@ def _added(
     factors: tuple[float, float] | None,
 ) -> jax.Array:
     """The residual stream behind a part of a layer; see `LayerSpec.factors`."""
-    if factors is not None:
-        return rounded(factors[0] * normed_TD) + rounded(factors[1] * out_TD)
     if config.residual_scale != 1:
         out_TD = rounded(out_TD * config.residual_scale)
-    return x_TD + out_TD
+    if factors is None:
+        return x_TD + out_TD
+    return rounded(factors[0] * normed_TD) + rounded(factors[1] * out_TD)
 
 
 def logits(params: Params, config: ModelConfig, hidden_QD: jax.Array) -> jax.Array:

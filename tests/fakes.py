@@ -21,17 +21,17 @@ from configs.engine import Config, EngineConfig
 from configs.kinds.attention import Attention, sharing
 from configs.kinds.combined import NoMixer, Parallel
 from configs.kinds.compressed import Compressed
-from configs.kinds.delta_net import DeltaNet
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.latent import Indexer, Latent
 from configs.kinds.layer_inputs import LayerInputs
-from configs.kinds.linear_attention import LinearAttention
-from configs.kinds.mamba import Mamba2
+from configs.kinds.recurrent.delta_net import DeltaNet
+from configs.kinds.recurrent.linear_attention import LinearAttention
+from configs.kinds.recurrent.mamba import Mamba2
+from configs.kinds.recurrent.s4 import S4
+from configs.kinds.recurrent.selective import Mamba
+from configs.kinds.recurrent.short_conv import ShortConv
 from configs.kinds.rope import Dynamic, Proportional, Rope, Yarn
-from configs.kinds.s4 import S4
-from configs.kinds.selective import Mamba
-from configs.kinds.short_conv import ShortConv
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import LayerSpec, ModelConfig
 from configs.prefill import TOGETHER
@@ -269,28 +269,6 @@ def gpt_oss(dtype: str = "float32", **changes: Any) -> ModelConfig:
     return _changed(model, changes)
 
 
-def linear(dtype: str = "float32", **changes: Any) -> ModelConfig:
-    """What keeps a state without choosing what enters it, and a window: a short convolution, linear
-    attention with each map, S4; the residual stream of one layer goes on from its norms.
-    """
-    taylor = LinearAttention(12, key_width=3, value_width=2, feature_map="taylor")
-    lightning = LinearAttention(12, key_width=4, value_width=3, decay=0.6, has_gated_norm=True)
-    mixers = (
-        ShortConv(24, conv_width=3, has_bias=True), lightning,
-        Attention(num_heads=4, num_kv_heads=2, head_width=8, window=20), taylor,
-        dataclasses.replace(taylor, feature_map="elu"), S4(24, state_width=5),
-    )  # fmt: skip
-    factors = (), ((1.5, 0.8), (1.2, 1.1)), (), (), (), ()
-    model = ModelConfig(
-        "tiny-linear", "minimax", 131, width=24, num_layers=len(mixers), max_context=256,
-        dtype=dtype, pattern=tuple(
-            LayerSpec(mixer, Gated(40), factors=own)
-            for mixer, own in zip(mixers, factors, strict=True)
-        ),
-    )  # fmt: skip
-    return _changed(model, changes)
-
-
 def delta(dtype: str = "float32", **changes: Any) -> ModelConfig:
     """States that tokens correct, with a decay a head and one a key channel, beside attention with
     an output gate and latent attention without positions, whose layer norms what it adds.
@@ -317,6 +295,28 @@ def jamba(dtype: str = "float32", **changes: Any) -> ModelConfig:
     model = ModelConfig(
         "tiny-jamba", "jamba", 131, width=24, num_layers=2, max_context=256, dtype=dtype,
         pattern=(LayerSpec(mamba, experts), LayerSpec(attention, Gated(40))),
+    )  # fmt: skip
+    return _changed(model, changes)
+
+
+def linear(dtype: str = "float32", **changes: Any) -> ModelConfig:
+    """What keeps a state without choosing what enters it, and a window: a short convolution, linear
+    attention with each map, S4; the residual stream of one layer goes on from its norms.
+    """
+    taylor = LinearAttention(12, key_width=3, value_width=2, feature_map="taylor")
+    lightning = LinearAttention(12, key_width=4, value_width=3, decay=0.6, has_gated_norm=True)
+    mixers = (
+        ShortConv(24, conv_width=3, has_bias=True), lightning,
+        Attention(num_heads=4, num_kv_heads=2, head_width=8, window=20), taylor,
+        dataclasses.replace(taylor, feature_map="elu"), S4(24, state_width=5),
+    )  # fmt: skip
+    factors = (), ((1.5, 0.8), (1.2, 1.1)), (), (), (), ()
+    model = ModelConfig(
+        "tiny-linear", "minimax", 131, width=24, num_layers=len(mixers), max_context=256,
+        dtype=dtype, pattern=tuple(
+            LayerSpec(mixer, Gated(40), factors=own)
+            for mixer, own in zip(mixers, factors, strict=True)
+        ),
     )  # fmt: skip
     return _changed(model, changes)
 

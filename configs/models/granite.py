@@ -4,7 +4,7 @@ attention, all with a mixture of 72 experts; the layout of Jamba (arXiv 2403.198
 
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts
-from configs.kinds.mamba import Mamba2
+from configs.kinds.recurrent.mamba import Mamba2
 from configs.model import LayerSpec, ModelConfig
 from configs.weights import Hub, Preset
 

@@ -5,7 +5,7 @@ States bound no context: `max_context` is the largest that an int32 position can
 Planned, not run: what is published are pickles; a directory as transformers converts it is read.
 """
 
-from configs.kinds.mamba import Mamba2
+from configs.kinds.recurrent.mamba import Mamba2
 from configs.model import LayerSpec, ModelConfig
 from configs.weights import Hub, Preset
 

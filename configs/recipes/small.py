@@ -14,8 +14,8 @@ from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import FeedForward, Mixer
-from configs.kinds.linear_attention import LinearAttention
-from configs.kinds.s4 import S4
+from configs.kinds.recurrent.linear_attention import LinearAttention
+from configs.kinds.recurrent.s4 import S4
 from configs.model import LayerSpec, ModelConfig
 from configs.recipes.training import Recipe, TrainingConfig
 

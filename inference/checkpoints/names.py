@@ -12,7 +12,8 @@ from typing import NamedTuple
 from configs.errors import InputError
 from configs.kinds.kind import Mixer
 from configs.model import ModelConfig
-from inference.checkpoints import recurrent_names
+from inference.checkpoints.gguf import tensor_names
+from inference.checkpoints.hf import recurrent_names
 
 
 class Stored(NamedTuple):
@@ -176,6 +177,20 @@ _BACKBONE: Table = {
 }
 _MAMBA: Table = {**_BACKBONE, **recurrent_names.mamba("mixer")}
 _MAMBA2: Table = {**_BACKBONE, **recurrent_names.mamba2("mixer")}
+_JAMBA: Table = {
+    **_LLAMA,
+    **recurrent_names.mamba("mamba"),
+    "final_norm": ("model.final_layernorm.weight",),
+    "ffn_norm": ("pre_ff_layernorm.weight",),
+    "ffn/gate_up": ("feed_forward.gate_proj.weight", "feed_forward.up_proj.weight"),
+    "ffn/down": ("feed_forward.down_proj.weight",),
+    "ffn/router": ("feed_forward.router.weight",),
+    "ffn/experts/gate_up": (
+        "feed_forward.experts.{}.gate_proj.weight",
+        "feed_forward.experts.{}.up_proj.weight",
+    ),
+    "ffn/experts/down": ("feed_forward.experts.{}.down_proj.weight",),
+}
 _KIMI_LINEAR: Table = {
     **_DEEPSEEK,
     **{path: names for path, names in _MIXTRAL.items() if path.startswith("ffn/")},
@@ -186,84 +201,27 @@ _KIMI_LINEAR: Table = {
     ),
     "ffn/shared/down": ("block_sparse_moe.shared_experts.down_proj.weight",),
 }
+_OLMO_HYBRID: Table = {
+    **_GEMMA,
+    **recurrent_names.olmo_hybrid("linear_attn"),
+    "mixer_norm": ("attention_layer_norm.weight",),
+    "ffn_norm": ("feedforward_layer_norm.weight",),
+}
 _QWEN3_NEXT: Table = {**_QWEN2_MOE, **recurrent_names.qwen3_next("linear_attn")}
 _QWEN3_5: Table = {**_LLAMA, **recurrent_names.qwen3_5("linear_attn")}
-_GGUF: Table = {
-    "embed/table": ("token_embd.weight",),
-    "final_norm": ("output_norm.weight",),
-    "head/table": ("output.weight",),
-    "mixer_norm": ("attn_norm.weight",),
-    "mixer/qkv": tuple(f"attn_{part}.weight" for part in "qkv"),
-    "mixer/out": ("attn_output.weight",),
-    "mixer/q_norm": ("attn_q_norm.weight",),
-    "mixer/k_norm": ("attn_k_norm.weight",),
-    "mixer_post_norm": ("post_attention_norm.weight",),
+_LFM2: Table = {
+    **_LLAMA,
+    **recurrent_names.short_conv("conv"),
+    "final_norm": ("model.embedding_norm.weight",),
+    "mixer_norm": ("operator_norm.weight",),
+    "mixer/out": ("self_attn.out_proj.weight",),
+    "mixer/q_norm": ("self_attn.q_layernorm.weight",),
+    "mixer/k_norm": ("self_attn.k_layernorm.weight",),
     "ffn_norm": ("ffn_norm.weight",),
-    "ffn/gate_up": ("ffn_gate.weight", "ffn_up.weight"),
-    "ffn/down": ("ffn_down.weight",),
-    "ffn_post_norm": ("post_ffw_norm.weight",),
+    "ffn/gate_up": ("feed_forward.w1.weight", "feed_forward.w3.weight"),
+    "ffn/down": ("feed_forward.w2.weight",),
 }
-_GGUF_EXPERTS: Table = {
-    **_GGUF,
-    "ffn/router": ("ffn_gate_inp.weight",),
-    "ffn/router_offsets": ("exp_probs_b.bias",),
-    "ffn/experts/gate_up": ("ffn_gate_exps.{}.weight", "ffn_up_exps.{}.weight"),
-    "ffn/experts/down": ("ffn_down_exps.weight",),
-    "ffn/shared/gate_up": ("ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
-    "ffn/shared/down": ("ffn_down_shexp.weight",),
-    "ffn/shared_gate": ("ffn_gate_inp_shexp.weight",),
-}
-_GGUF_GEMMA4: Table = {
-    **_GGUF_EXPERTS,
-    "inputs/table": ("per_layer_token_embd.weight",),
-    "inputs/projection": ("per_layer_model_proj.weight",),
-    "inputs/projection_norm": ("per_layer_proj_norm.weight",),
-    "inputs/gate": ("inp_gate.weight",),
-    "inputs/out": ("proj.weight",),
-    "inputs/norm": ("post_norm.weight",),
-    "scale": ("layer_output_scale.weight",),
-    "mixer/qk": ("attn_q.weight", "attn_k.weight"),
-    "mixer/q": ("attn_q.weight",),
-    "ffn/router_norm": ("ffn_gate_inp.scale",),
-    "ffn/router_factors": ("ffn_down_exps.scale",),
-    "ffn/experts/gate_up": ("ffn_gate_up_exps.weight",),
-    "ffn/experts_norm": ("pre_ffw_norm_2.weight",),
-    "ffn/experts_post_norm": ("post_ffw_norm_2.weight",),
-    "ffn/shared/gate_up": ("ffn_gate.weight", "ffn_up.weight"),
-    "ffn/shared/down": ("ffn_down.weight",),
-    "ffn/shared_norm": ("ffn_norm.weight",),
-    "ffn/shared_post_norm": ("post_ffw_norm_1.weight",),
-}
-_GGUF_POST_NORMED: Table = {
-    **_GGUF_EXPERTS,
-    "ffn_norm": ("post_attention_norm.weight",),
-    "mixer/sinks": ("attn_sinks.weight",),
-}
-_GGUF_LATENT: Table = {
-    **_GGUF_EXPERTS,
-    "mixer/q": ("attn_q.weight",),
-    "mixer/q_down": ("attn_q_a.weight",),
-    "mixer/q_norm": ("attn_q_a_norm.weight",),
-    "mixer/q_up": ("attn_q_b.weight",),
-    "mixer/kv_down": ("attn_kv_a_mqa.weight",),
-    "mixer/kv_norm": ("attn_kv_a_norm.weight",),
-    "mixer/k_up": ("attn_k_b.weight",),
-    "mixer/v_up": ("attn_v_b.weight",),
-}
-_GGUF_PHI3: Table = {
-    **_GGUF,
-    "mixer/qkv": ("attn_qkv.weight",),
-    "ffn/gate_up": ("ffn_up.weight",),
-}
-_GGUF_GPT2: Table = {
-    **_GGUF,
-    "positions/table": ("position_embd.weight",),
-    "final_norm/weight": ("output_norm.weight",),
-    "mixer_norm/weight": ("attn_norm.weight",),
-    "mixer/qkv": ("attn_qkv.weight",),
-    "ffn_norm/weight": ("ffn_norm.weight",),
-    "ffn/up": ("ffn_up.weight",),
-}
+_MINIMAX: Table = {**_MIXTRAL, **recurrent_names.lightning("self_attn")}
 
 
 class Names(NamedTuple):
@@ -293,7 +251,7 @@ class Names(NamedTuple):
     table: Table
     layers: str = "model.layers"
     transposed: tuple[str, ...] = ()
-    gguf: Table = _GGUF
+    gguf: Table = tensor_names.LLAMA
     interleaved: bool = False
     predicts: bool = False
     predictor: str | None = None
@@ -313,53 +271,56 @@ FAMILIES: dict[str, Names] = {
     "gemma3": Names(_GEMMA),
     "gemma4": Names(
         _GEMMA4,
-        gguf=_GGUF_GEMMA4,
+        gguf=tensor_names.GEMMA4,
         inside="model.language_model",
         others=tuple(
             f"model.{part}"
             for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio")
         ),
     ),
-    "gpt2": Names(_GPT2, "transformer.h", _GPT2_TRANSPOSED, _GGUF_GPT2),
+    "gpt2": Names(_GPT2, "transformer.h", _GPT2_TRANSPOSED, tensor_names.GPT2),
     "mistral": Names(_LLAMA),
     "olmo2": Names(_GEMMA),
     "olmo3": Names(_GEMMA),
-    "deepseek_v2": Names(_DEEPSEEK, gguf=_GGUF_LATENT),
-    "deepseek_v3": Names(_DEEPSEEK, gguf=_GGUF_LATENT, predicts=True),
+    "deepseek_v2": Names(_DEEPSEEK, gguf=tensor_names.LATENT),
+    "deepseek_v3": Names(_DEEPSEEK, gguf=tensor_names.LATENT, predicts=True),
     "deepseek_v32": Names(_DEEPSEEK_V32, gguf={}, predicts=True),  # which llama.cpp has not
-    "dots1": Names(_GLM4_MOE, gguf=_GGUF_EXPERTS),
+    "dots1": Names(_GLM4_MOE, gguf=tensor_names.EXPERTS),
     "flex_olmo": Names(_FLEX_OLMO, gguf={}),  # nor this
     "glm_moe_dsa": Names(_DEEPSEEK_V32, gguf={}, predicts=True),  # nor this
-    "glm4_moe_lite": Names(_DEEPSEEK, gguf=_GGUF_LATENT, predicts=True),
+    "glm4_moe_lite": Names(_DEEPSEEK, gguf=tensor_names.LATENT, predicts=True),
     "bamba": Names({**_LLAMA, **recurrent_names.BAMBA}, gguf={}),
     "falcon_h1": Names({**_LLAMA, **recurrent_names.BAMBA}, gguf={}),
     "granitemoehybrid": Names({**_LLAMA, **recurrent_names.GRANITE}, gguf={}),
     "falcon_mamba": Names(_MAMBA, "backbone.layers", gguf={}),
-    "jamba": Names({**_LLAMA, **recurrent_names.JAMBA}, gguf={}),
+    "jamba": Names(_JAMBA, gguf={}),
     "mamba": Names(_MAMBA, "backbone.layers", gguf={}),
     "mamba2": Names(_MAMBA2, "backbone.layers", gguf={}),
     "nemotron_h": Names(
         {**_MAMBA2, **recurrent_names.NEMOTRON}, "backbone.layers", gguf={}, others=("mtp",)
     ),
-    "lfm2": Names({**_LLAMA, **recurrent_names.LFM2}, gguf={}),
+    "lfm2": Names(_LFM2, gguf={}),
     "minimax": Names(
-        {**_MIXTRAL, **recurrent_names.lightning("self_attn")},
+        _MINIMAX,
         gguf={},
-        derived=recurrent_names.LIGHTNING_DERIVED,
+        derived=tuple(
+            f".self_attn.{part}"
+            for part in ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+        ),
     ),
-    "minimax_m2": Names(_MINIMAX_M2, gguf=_GGUF_EXPERTS),
-    "glm4_moe": Names(_GLM4_MOE, gguf=_GGUF_POST_NORMED, predicts=True),
-    "gpt_oss": Names(_GPT_OSS, gguf=_GGUF_POST_NORMED),
-    "mixtral": Names(_MIXTRAL, gguf=_GGUF_EXPERTS, interleaved=True),
-    "olmoe": Names(_EXPERTS, gguf=_GGUF_EXPERTS),
-    "phi3": Names(_PHI3, gguf=_GGUF_PHI3),
+    "minimax_m2": Names(_MINIMAX_M2, gguf=tensor_names.EXPERTS),
+    "glm4_moe": Names(_GLM4_MOE, gguf=tensor_names.POST_NORMED, predicts=True),
+    "gpt_oss": Names(_GPT_OSS, gguf=tensor_names.POST_NORMED),
+    "mixtral": Names(_MIXTRAL, gguf=tensor_names.EXPERTS, interleaved=True),
+    "olmoe": Names(_EXPERTS, gguf=tensor_names.EXPERTS),
+    "phi3": Names(_PHI3, gguf=tensor_names.PHI3),
     "qwen2": Names(_LLAMA),
-    "qwen2_moe": Names(_QWEN2_MOE, gguf=_GGUF_EXPERTS),
+    "qwen2_moe": Names(_QWEN2_MOE, gguf=tensor_names.EXPERTS),
     "qwen3": Names(_LLAMA),
-    "qwen3_moe": Names(_EXPERTS, gguf=_GGUF_EXPERTS),
+    "qwen3_moe": Names(_EXPERTS, gguf=tensor_names.EXPERTS),
     "kimi_linear": Names(_KIMI_LINEAR, gguf={}),
     "olmo_hybrid": Names(
-        {**_GEMMA, **recurrent_names.OLMO_HYBRID},
+        _OLMO_HYBRID,
         gguf={},
         also={
             "input_layernorm.weight": "attention_layer_norm.weight",

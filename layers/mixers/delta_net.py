@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from configs.kinds.delta_net import DeltaNet
+from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.model import ModelConfig
 from layers import norm
 from layers.linear import linear

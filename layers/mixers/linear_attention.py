@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from configs.kinds.linear_attention import LinearAttention
+from configs.kinds.recurrent.linear_attention import LinearAttention
 from configs.model import ModelConfig
 from layers.linear import linear
 from layers.params import Params

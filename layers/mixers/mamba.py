@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from configs.kinds.mamba import Mamba2
-from configs.kinds.selective import Mamba
+from configs.kinds.recurrent.mamba import Mamba2
+from configs.kinds.recurrent.selective import Mamba
 from configs.model import ModelConfig
 from layers.linear import add_bias, linear
 from layers.norm import gated_norm, rms_norm

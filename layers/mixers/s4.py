@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs.kinds.s4 import S4
+from configs.kinds.recurrent.s4 import S4
 from configs.model import ModelConfig
 from layers.linear import add_bias, linear
 from layers.params import Params

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from configs.kinds.short_conv import ShortConv
+from configs.kinds.recurrent.short_conv import ShortConv
 from configs.model import ModelConfig
 from layers.linear import add_bias, linear
 from layers.params import Params

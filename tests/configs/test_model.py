@@ -12,10 +12,10 @@ from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.kind import Mixer
 from configs.kinds.latent import Indexer, Latent
 from configs.kinds.layer_inputs import LayerInputs
-from configs.kinds.mamba import Mamba2
+from configs.kinds.recurrent.mamba import Mamba2
+from configs.kinds.recurrent.selective import Mamba
+from configs.kinds.recurrent.short_conv import ShortConv
 from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Proportional, Rope, Yarn
-from configs.kinds.selective import Mamba
-from configs.kinds.short_conv import ShortConv
 from configs.model import LayerSpec, ModelConfig
 
 _LAYER = LayerSpec(Attention(4, 2, 6), Gated(20))

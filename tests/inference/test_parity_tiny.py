@@ -14,12 +14,12 @@ import pytest
 
 from configs.engine import Config, EngineConfig
 from configs.kinds.attention import Attention
-from configs.kinds.delta_net import DeltaNet
 from configs.kinds.experts import Experts
 from configs.kinds.latent import Latent
-from configs.kinds.linear_attention import LinearAttention
+from configs.kinds.recurrent.delta_net import DeltaNet
+from configs.kinds.recurrent.linear_attention import LinearAttention
+from configs.kinds.recurrent.selective import Mamba
 from configs.kinds.rope import LongRope, Rope
-from configs.kinds.selective import Mamba
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
 from inference.checkpoints import resolve
@@ -345,7 +345,6 @@ _VISIBLE = {
         _routed(scale=1.0),
     ),
     "glm4_moe-mqa-groups-float32": (_routed(num_groups=1, top_groups=1, group_best=1),),
-    "lfm2-gqa-adjusted-bias-tied": (_each_of(Attention, rope=None),),
     "jamba-gqa-experts-bias": (
         _each_of(Mamba, norms=None),
         _each_of(Mamba, norms="plain"),
@@ -356,6 +355,7 @@ _VISIBLE = {
         _each_layer(lambda s: {"norms": None, "norm_eps": None}),
         _each_layer(lambda s: {"norm_eps": None}),
     ),
+    "lfm2-gqa-adjusted-bias-tied": (_each_of(Attention, rope=None),),
     "gpt_oss-gqa-limit": (
         _each_mixture(lambda e: {"limit": None}),
         _each_mixture(lambda e: {"up_offset": 0.0}),

@@ -10,8 +10,8 @@ from configs.cache import CacheSpec
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.kinds.attention import Attention
-from configs.kinds.delta_net import DeltaNet
 from configs.kinds.feed_forward import Gated
+from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import LayerSpec, ModelConfig
 from inference.planner import weights

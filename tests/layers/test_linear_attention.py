@@ -10,7 +10,7 @@ from configs.cache import CacheSpec
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.kinds.feed_forward import Gated
-from configs.kinds.linear_attention import LinearAttention
+from configs.kinds.recurrent.linear_attention import LinearAttention
 from configs.model import LayerSpec, ModelConfig
 from inference.planner import weights
 from inference.runtime import model_runner

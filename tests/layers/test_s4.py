@@ -8,7 +8,7 @@ import pytest
 from configs.cache import CacheSpec
 from configs.errors import InputError
 from configs.kinds.feed_forward import Gated
-from configs.kinds.s4 import S4
+from configs.kinds.recurrent.s4 import S4
 from configs.model import LayerSpec, ModelConfig
 from layers import params
 from layers.mixers import s4

@@ -8,7 +8,7 @@ import pytest
 
 from configs import presets
 from configs.errors import InputError
-from configs.kinds.mamba import Mamba2
+from configs.kinds.recurrent.mamba import Mamba2
 from inference.planner.calibration import lookup, measure, store, verify
 from layers import registry
 from scripts import plan

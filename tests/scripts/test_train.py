@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from configs.errors import InputError
-from configs.kinds.linear_attention import LinearAttention
-from configs.kinds.s4 import S4
+from configs.kinds.recurrent.linear_attention import LinearAttention
+from configs.kinds.recurrent.s4 import S4
 from inference.checkpoints import convert, provenance, resolve
 from inference.checkpoints.hf.architectures import config_export
 from scripts import train

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from configs.kinds.delta_net import DeltaNet
+from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.model import ModelConfig
 from inference.checkpoints import names
 from inference.checkpoints.hf.tensor_parts import Part, Whole

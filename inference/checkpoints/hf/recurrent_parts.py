@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from configs.kinds.linear_attention import LinearAttention
-from configs.kinds.mamba import Mamba2
-from configs.kinds.selective import Mamba
-from configs.kinds.short_conv import ShortConv
+from configs.kinds.recurrent.linear_attention import LinearAttention
+from configs.kinds.recurrent.mamba import Mamba2
+from configs.kinds.recurrent.selective import Mamba
+from configs.kinds.recurrent.short_conv import ShortConv
 from configs.model import ModelConfig
 from inference.checkpoints import names
 from inference.checkpoints.hf.tensor_parts import Part, Whole

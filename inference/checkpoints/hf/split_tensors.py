@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from configs.errors import InputError, shown
-from configs.kinds.delta_net import DeltaNet
 from configs.kinds.experts import Experts
 from configs.kinds.latent import Latent
-from configs.kinds.linear_attention import LinearAttention
-from configs.kinds.mamba import Mamba2
-from configs.kinds.selective import Mamba
-from configs.kinds.short_conv import ShortConv
+from configs.kinds.recurrent.delta_net import DeltaNet
+from configs.kinds.recurrent.linear_attention import LinearAttention
+from configs.kinds.recurrent.mamba import Mamba2
+from configs.kinds.recurrent.selective import Mamba
+from configs.kinds.recurrent.short_conv import ShortConv
 from configs.model import ModelConfig
 from inference.checkpoints import names
 from inference.checkpoints.hf import delta_parts, recurrent_parts

@@ -10,9 +10,9 @@ from safetensors.numpy import load_file, save_file
 
 from configs.errors import InputError
 from configs.kinds.attention import Attention
-from configs.kinds.delta_net import DeltaNet
 from configs.kinds.feed_forward import Gated
 from configs.kinds.latent import Latent
+from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.rope import Rope
 from inference.checkpoints import mapped, resolve
 from inference.checkpoints.hf import hf_directory

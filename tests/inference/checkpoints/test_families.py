@@ -230,23 +230,6 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-PUBLISHED |= {
-    "granite4-h-small": {
-        "architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": False,
-        "attention_multiplier": 0.0078125, "embedding_multiplier": 12, "hidden_act": "silu",
-        "hidden_size": 4096, "intermediate_size": 768,
-        "layer_types": (["mamba"] * 5 + ["attention"] + ["mamba"] * 4) * 4, "logits_scaling": 16,
-        "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 64,
-        "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 128,
-        "mamba_proj_bias": False, "max_position_embeddings": 131072, "num_attention_heads": 32,
-        "num_experts_per_tok": 10, "num_hidden_layers": 40, "num_key_value_heads": 8,
-        "num_local_experts": 72, "position_embedding_type": "nope", "residual_multiplier": 0.22,
-        "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000,
-        "shared_intermediate_size": 1536, "tie_word_embeddings": True, "vocab_size": 100352,
-    },
-}  # fmt: skip
-
-
 def parse(name: str, **changes):
     """The published configuration with some keys changed."""
     return hf_directory.parse_config(PUBLISHED[name] | changes, Path("/models") / name)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from configs import presets
 from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.combined import NoMixer, Parallel
-from configs.kinds.mamba import Mamba2
+from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.rope import Rope
 from inference.checkpoints import resolve
 from inference.checkpoints.hf import hf_directory
@@ -22,6 +23,21 @@ from layers import decoder
 GOLDEN = Path(__file__).parents[2] / "golden"
 BAMBA, GRANITE = "bamba-mqa-groups-bias-limit", "granitemoehybrid-mqa-rope-experts"
 FALCON, NEMOTRON = "falcon_h1-gqa-multipliers-gate-norm", "nemotron_h-gqa-latent-experts"
+
+# The keys of the published file that say something about the mathematics, as they stand there.
+PUBLISHED = {
+    "architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": False,
+    "attention_multiplier": 0.0078125, "embedding_multiplier": 12, "hidden_act": "silu",
+    "hidden_size": 4096, "intermediate_size": 768,
+    "layer_types": (["mamba"] * 5 + ["attention"] + ["mamba"] * 4) * 4, "logits_scaling": 16,
+    "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 64,
+    "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 128,
+    "mamba_proj_bias": False, "max_position_embeddings": 131072, "num_attention_heads": 32,
+    "num_experts_per_tok": 10, "num_hidden_layers": 40, "num_key_value_heads": 8,
+    "num_local_experts": 72, "position_embedding_type": "nope", "residual_multiplier": 0.22,
+    "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000,
+    "shared_intermediate_size": 1536, "tie_word_embeddings": True, "vocab_size": 100352,
+}  # fmt: skip
 
 
 def parse(case: str, **changes):
@@ -65,6 +81,14 @@ def test_what_is_not_supported_is_named(case):
     with pytest.raises(InputError, match=cause) as caught:
         parse(name, **changes)
     assert "\n" not in str(caught.value)
+
+
+def test_the_preset_is_what_was_published():
+    preset = presets.get("granite4-h-small").config
+    assert hf_directory.parse_config(PUBLISHED, Path("/models/granite4-h-small")) == preset
+    raw = config_export.of_model(preset)
+    both = raw.keys() & PUBLISHED.keys()
+    assert len(both) > 25 and {key: raw[key] for key in both} == {k: PUBLISHED[k] for k in both}
 
 
 def test_bamba_in_other_spellings():

@@ -10,9 +10,9 @@ from safetensors.numpy import load_file, save_file
 
 from configs.errors import InputError
 from configs.kinds.attention import Attention
-from configs.kinds.linear_attention import LinearAttention
+from configs.kinds.recurrent.linear_attention import LinearAttention
+from configs.kinds.recurrent.short_conv import ShortConv
 from configs.kinds.rope import Rope
-from configs.kinds.short_conv import ShortConv
 from inference.checkpoints import mapped, resolve
 from inference.checkpoints.hf import hf_directory
 from inference.checkpoints.hf.architectures import config_export

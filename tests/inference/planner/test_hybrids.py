@@ -11,7 +11,7 @@ from configs.kinds.attention import Attention
 from configs.kinds.combined import NoMixer, Parallel
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated, Plain
-from configs.kinds.mamba import Mamba2
+from configs.kinds.recurrent.mamba import Mamba2
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
 from configs.weights import UNPUBLISHED, Preset

@@ -13,26 +13,25 @@ from typing import Any, NamedTuple
 from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.combined import NoMixer, Parallel
-from configs.kinds.delta_net import DeltaNet
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.latent import Latent
-from configs.kinds.linear_attention import LinearAttention
-from configs.kinds.mamba import Mamba2
+from configs.kinds.recurrent.delta_net import DeltaNet
+from configs.kinds.recurrent.linear_attention import LinearAttention
+from configs.kinds.recurrent.mamba import Mamba2
+from configs.kinds.recurrent.selective import Mamba
+from configs.kinds.recurrent.short_conv import ShortConv
 from configs.kinds.rope import LongRope, Rope
-from configs.kinds.selective import Mamba
-from configs.kinds.short_conv import ShortConv
 from configs.model import ModelConfig
 from inference.checkpoints.hf import hf_directory
 from inference.checkpoints.hf.architectures import (
     export_fields,
     gemma4,
     mixtures_export,
-    recurrent,
-    selective,
 )
 from inference.checkpoints.hf.architectures.delta_rule import export, kimi
 from inference.checkpoints.hf.architectures.hybrids import lfm2, mamba2, minimax, nemotron
+from inference.checkpoints.hf.architectures.scans import recurrent, selective
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 

@@ -13,13 +13,12 @@ from inference.checkpoints.hf.architectures import (
     fields,
     gemma4,
     mixtures,
-    recurrent,
     rope_keys,
-    selective,
 )
 from inference.checkpoints.hf.architectures.config_keys import Keys
 from inference.checkpoints.hf.architectures.delta_rule import builders, kimi
 from inference.checkpoints.hf.architectures.hybrids import lfm2, mamba2, minimax, nemotron
+from inference.checkpoints.hf.architectures.scans import recurrent, selective
 
 _GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from configs.errors import InputError, shown
-from configs.kinds.delta_net import DeltaNet
 from configs.kinds.kind import FeedForward, Mixer
+from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.checkpoints.hf.architectures import fields, mixtures, rope_keys

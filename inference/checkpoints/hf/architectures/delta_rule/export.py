@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from configs.kinds.delta_net import DeltaNet
 from configs.kinds.feed_forward import Gated
+from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.rope import Rope
 from configs.model import ModelConfig
 from inference.checkpoints.hf.architectures import mixtures_export

@@ -5,9 +5,9 @@ positions, and DeepSeek-V3's mixture.
 from typing import Any
 
 from configs.errors import InputError, shown
-from configs.kinds.delta_net import DeltaNet
 from configs.kinds.feed_forward import Gated
 from configs.kinds.latent import Latent
+from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, ModelConfig
 from inference.checkpoints.hf.architectures import export_fields, fields, mixtures, mixtures_export

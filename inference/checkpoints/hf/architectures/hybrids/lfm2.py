@@ -5,8 +5,8 @@ from typing import Any
 from configs.errors import InputError, shown
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated
+from configs.kinds.recurrent.short_conv import ShortConv
 from configs.kinds.rope import Rope
-from configs.kinds.short_conv import ShortConv
 from configs.model import MOST_LAYERS, ModelConfig
 from inference.checkpoints.hf.architectures import export_fields, fields, rope_keys
 from inference.checkpoints.hf.architectures.config_keys import Keys

@@ -9,11 +9,12 @@ from configs.kinds.combined import Parallel
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import MOST_MATRICES
-from configs.kinds.mamba import Mamba2
+from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from inference.checkpoints.hf.architectures import export_fields, fields, recurrent, rope_keys
+from inference.checkpoints.hf.architectures import export_fields, fields, rope_keys
 from inference.checkpoints.hf.architectures.config_keys import Keys
+from inference.checkpoints.hf.architectures.scans import recurrent
 
 # Keys that are refused elsewhere, and read here.
 BAMBA = ("attention_bias", "mlp_bias", "partial_rotary_factor")

@@ -7,7 +7,7 @@ from typing import Any
 from configs.errors import InputError, shown
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts, Router
-from configs.kinds.linear_attention import LinearAttention
+from configs.kinds.recurrent.linear_attention import LinearAttention
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.checkpoints.hf.architectures import export_fields, fields, mixtures, rope_keys

@@ -8,10 +8,11 @@ from configs.kinds.combined import NoMixer
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Plain
 from configs.kinds.kind import MOST_MATRICES, FeedForward, Mixer
-from configs.kinds.mamba import Mamba2
+from configs.kinds.recurrent.mamba import Mamba2
 from configs.model import MOST_LAYERS, ModelConfig
-from inference.checkpoints.hf.architectures import fields, recurrent
+from inference.checkpoints.hf.architectures import fields
 from inference.checkpoints.hf.architectures.config_keys import Keys
+from inference.checkpoints.hf.architectures.scans import recurrent
 
 # Keys that are refused elsewhere, and read or known here.
 READS = ("auto_map", "mlp_bias")

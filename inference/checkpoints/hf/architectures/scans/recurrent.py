@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from configs.errors import InputError, shown
-from configs.kinds.mamba import Mamba2
+from configs.kinds.recurrent.mamba import Mamba2
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.checkpoints.hf.architectures.config_keys import Keys
 

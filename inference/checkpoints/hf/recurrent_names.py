@@ -89,27 +89,7 @@ def mamba2(module: str) -> Table:
     }
 
 
-def short_conv(module: str) -> Table:
-    """Of LFM2's convolutions."""
-    return {
-        "short_conv/in": (f"{module}.in_proj.weight",),
-        "short_conv/conv": (f"{module}.conv.weight.taps",),
-        "short_conv/conv_bias": (f"{module}.conv.bias",),
-        "short_conv/out": (f"{module}.out_proj.weight",),
-    }
-
-
-def lightning(module: str) -> Table:
-    """Of MiniMax-Text-01's lightning attention."""
-    return {
-        "linear_attention/in": tuple(f"{module}.qkv_proj.weight.{part}" for part in "qkv"),
-        "linear_attention/gate": (f"{module}.output_gate.weight",),
-        "linear_attention/out_norm": (f"{module}.norm.weight",),
-        "linear_attention/out": (f"{module}.out_proj.weight",),
-    }
-
-
-# What families have besides, or otherwise than those they are relatives of.
+# What families with Mamba-2 layers have besides, or otherwise than those they are relatives of.
 BAMBA: Table = {
     **mamba2("mamba"),
     "final_norm": ("model.final_layernorm.weight",),
@@ -142,36 +122,23 @@ NEMOTRON: Table = {
     "ffn/shared/up": ("mixer.shared_experts.up_proj.weight",),
     "ffn/shared/down": ("mixer.shared_experts.down_proj.weight",),
 }
-JAMBA: Table = {
-    **mamba("mamba"),
-    "final_norm": ("model.final_layernorm.weight",),
-    "ffn_norm": ("pre_ff_layernorm.weight",),
-    "ffn/gate_up": ("feed_forward.gate_proj.weight", "feed_forward.up_proj.weight"),
-    "ffn/down": ("feed_forward.down_proj.weight",),
-    "ffn/router": ("feed_forward.router.weight",),
-    "ffn/experts/gate_up": (
-        "feed_forward.experts.{}.gate_proj.weight",
-        "feed_forward.experts.{}.up_proj.weight",
-    ),
-    "ffn/experts/down": ("feed_forward.experts.{}.down_proj.weight",),
-}
-OLMO_HYBRID: Table = {
-    **olmo_hybrid("linear_attn"),
-    "mixer_norm": ("attention_layer_norm.weight",),
-    "ffn_norm": ("feedforward_layer_norm.weight",),
-}
-LFM2: Table = {
-    **short_conv("conv"),
-    "final_norm": ("model.embedding_norm.weight",),
-    "mixer_norm": ("operator_norm.weight",),
-    "mixer/out": ("self_attn.out_proj.weight",),
-    "mixer/q_norm": ("self_attn.q_layernorm.weight",),
-    "mixer/k_norm": ("self_attn.k_layernorm.weight",),
-    "ffn_norm": ("ffn_norm.weight",),
-    "ffn/gate_up": ("feed_forward.w1.weight", "feed_forward.w3.weight"),
-    "ffn/down": ("feed_forward.w2.weight",),
-}
-# Decays as transformers keeps them, of which the configuration says all.
-LIGHTNING_DERIVED = tuple(
-    f".self_attn.{part}" for part in ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
-)
+
+
+def short_conv(module: str) -> Table:
+    """Of LFM2's convolutions."""
+    return {
+        "short_conv/in": (f"{module}.in_proj.weight",),
+        "short_conv/conv": (f"{module}.conv.weight.taps",),
+        "short_conv/conv_bias": (f"{module}.conv.bias",),
+        "short_conv/out": (f"{module}.out_proj.weight",),
+    }
+
+
+def lightning(module: str) -> Table:
+    """Of MiniMax-Text-01's lightning attention."""
+    return {
+        "linear_attention/in": tuple(f"{module}.qkv_proj.weight.{part}" for part in "qkv"),
+        "linear_attention/gate": (f"{module}.output_gate.weight",),
+        "linear_attention/out_norm": (f"{module}.norm.weight",),
+        "linear_attention/out": (f"{module}.out_proj.weight",),
+    }
