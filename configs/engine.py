@@ -9,7 +9,7 @@ from configs.cache import BLOCK_TOKENS, PageGroup
 from configs.errors import InputError
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import ModelConfig
-from configs.prefill import TOGETHER, Prefill
+from configs.prefill import TOGETHER, Prefill, check_budgets
 
 POLICIES = ("continuous", "static", "dynamic")
 PREEMPTIONS = ("auto", "recompute", "swap")
@@ -77,7 +77,7 @@ class EngineConfig:
         prefix_cache: requests share the pages of equal prefixes, cached until room is needed.
         snapshots: of all layers' recurrent states, for prompts to go on from; None: `max_seqs`.
             They are made where a prompt's last page ends, where prompts were seen to part, and
-            every `snapshot_tokens`; None: by cost (`planner/snapshot_policy.py`).
+            every `snapshot_tokens`; None: by cost (`planner/cache_policy.py`).
         max_overtakes: later arrivals with longer cached prefixes that may be admitted before a
             request.
         preemption: how evicted pages, those of preempted sequences among them, come back.
@@ -274,14 +274,14 @@ class Config:
             self.max_context, self.mesh.num_chips > 1 or self.prefill.chips > 0,
         )  # fmt: skip
         if self.engine.has_trees:
-            self.cached_model.check_trees()
+            heads.check_branches(self.cached_model)
         if self.device_page_tokens % (stride := self.cached_model.stride):
             raise InputError(
                 f"engine.page_tokens={self.page_tokens}: {self.model.name}, or what drafts for it, "
                 f"keeps one entry for {stride} tokens, and a page has a multiple of that"
             )
         if self.engine.prompt_budgets:
-            self.model.check_prompt_budgets(self.engine.proposer, self.num_chips)
+            check_budgets(self.model, self.engine.proposer, self.num_chips)
         limit = self.engine.max_context
         if limit is not None and not 1 <= limit <= self.model.max_context:
             raise InputError(

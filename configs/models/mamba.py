@@ -1,9 +1,11 @@
 """Mamba-2 2.7B (Dao & Gu 2024, arXiv 2405.21060): no attention, no feed-forward, no growing cache.
 
 States bound no context: `max_context` is the largest that an int32 position can name.
+
+Planned, not run: what is published are pickles; a directory as transformers converts it is read.
 """
 
-from configs.kinds.mamba import Mamba2
+from configs.kinds.recurrent.mamba import Mamba2
 from configs.model import LayerSpec, ModelConfig
 from configs.weights import Hub, Preset
 

@@ -12,7 +12,7 @@ import math
 from configs import presets
 from configs.cache import CacheSpec
 from configs.hardware import catalog
-from configs.kinds.mamba import Mamba2
+from configs.kinds.recurrent.mamba import Mamba2
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
 from configs.precision import CACHE_FORMATS, FORMATS

@@ -22,8 +22,7 @@ from inference.runtime.executables import Executable, Executables
 from inference.runtime.packed_output import PackedOutput
 from inference.runtime.prompt_observer import PromptObserver
 from inference.runtime.serialization.files import ExecutableFiles
-from inference.runtime.snapshots import StateSnapshots
-from inference.runtime.swap import PageSwapper
+from inference.runtime.swap import PageSwapper, StateSnapshots
 from inference.scheduling.sequence import Sequence
 from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_schedule import ShardSchedule, StepSchedule

@@ -1,12 +1,13 @@
 """State-space mixers over a step's rectangles, or (without a cache) over the rows themselves."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from configs.kinds.mamba import Mamba2
-from configs.kinds.selective import Mamba
+from configs.kinds.recurrent.mamba import Mamba2
+from configs.kinds.recurrent.selective import Mamba
 from configs.model import ModelConfig
 from layers.kernels.recurrence import api as fused
 from layers.linear import add_bias, linear
@@ -114,6 +115,10 @@ def apply_mamba2(
     with jax.named_scope("in"):
         fed_TX = add_bias(linear(x_TD, params["in"]), params, "in_bias")
         gates_TX = add_bias(linear(x_TD, params["gates"]), params, "gates_bias")
+    if kind.part_scales:
+        gate, *fed, step = kind.part_scales
+        fed_TX *= _spread(fed, kind.channels)
+        gates_TX *= _spread((gate, step), (N * H, N))
     gate_TI, step_TN = jnp.split(gates_TX, [N * H], axis=1)
     step_TN = jnp.clip(jax.nn.softplus(step_TN + params["step_bias"]), *kind.step_limits)
     step_TN = jnp.where(ragged.valid_T[:, None], step_TN, 0)  # a token that changes nothing
@@ -148,6 +153,11 @@ def apply_mamba2(
         out_TD = collectives.total(linear(y_TI.astype(config.dtype), params["out"]))
     leaf = None if leaf is None else (tails, states)
     return add_bias(out_TD, params, "out_bias"), leaf
+
+
+def _spread(scales: Sequence[float], sizes: Sequence[int]) -> jax.Array:
+    """A factor for each element of parts of so many, float32 [X]."""
+    return jnp.concatenate([jnp.full(n, scale) for scale, n in zip(scales, sizes, strict=True)])
 
 
 def _each(inputs: Any, before: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -88,7 +88,7 @@ def _write(root: pathlib.Path, args: argparse.Namespace) -> None:
     if args.only != "real":
         for tiny in (tiny_checkpoints, tiny_compressed, tiny_predicting, tiny_quantized):
             tiny.write(root, chosen)
-        tiny_checkpoints.write(root / "recurrent", chosen, tiny_recurrent.CASES)
+        tiny_checkpoints.write(root, chosen, tiny_recurrent.CASES)
         chat_templates.write(root)
         special_tokens.write(root)
         tiny_sentencepiece.write(root)

@@ -7,8 +7,8 @@ wrong convention shows. One checkpoint a family also holds `greedy_prompts` i32[
 -1, and `greedy_tokens` i32[10, 16]. One holds beam searches by `generate` of 4 beams, three prompts
 in each of `beam_settings` f32[searches, 2] (length penalty, early stopping): `beam_prompts`
 i32[searches, 20], and the hypotheses of each, best first, `beam_tokens` i32[searches, 4, 16] padded
-with -1 and `beam_scores` f32[searches, 4]; they end with `beam_ends`. `tiny_cases` has the
-configurations; `recurrent/` has those of `tiny_recurrent`.
+with -1 and `beam_scores` f32[searches, 4]; they end with `beam_ends`. `tiny_cases` and
+`tiny_recurrent` have the configurations.
 """
 
 import itertools

@@ -15,8 +15,11 @@ import pytest
 from configs.engine import Config, EngineConfig
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts
+from configs.kinds.latent import Latent
+from configs.kinds.recurrent.delta_net import DeltaNet
+from configs.kinds.recurrent.linear_attention import LinearAttention
+from configs.kinds.recurrent.selective import Mamba
 from configs.kinds.rope import LongRope, Rope
-from configs.kinds.selective import Mamba
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
 from inference.checkpoints import resolve
@@ -138,6 +141,7 @@ def _assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 
 # Families whose parts are those of others, in another combination: one checkpoint shows it.
 _RELATIVES = ("dots1", "flex_olmo", "glm4_moe_lite", "glm_moe_dsa", "minimax_m2")
+_UNTIED = *_RELATIVES, "kimi_linear", "nemotron_h"  # or whose head is always its own
 
 
 def test_every_layout_is_there():
@@ -158,7 +162,7 @@ def test_every_layout_is_there():
     layouts |= {"gpt2": ("mha",), "olmo3": ("gqa", "mha"), "gemma4": ("gqa",)}
     assert kinds == {(f, kind) for f, legal in layouts.items() for kind in legal}
     assert {(m.family, m.tied) for m in models} == {
-        (f, tied) for f in supported for tied in (True, False) if not (tied and f in _RELATIVES)
+        (f, tied) for f in supported for tied in (True, False) if not (tied and f in _UNTIED)
     }
     assert {_family(name) for name in _GREEDY} == {*supported} - {*_RELATIVES}
     for name in _NAMES:
@@ -203,14 +207,26 @@ def _each_layer(change):
     """A change of a model that changes the mixers of all of its layers."""
 
     def changed(spec: LayerSpec) -> LayerSpec:
-        return LayerSpec(dataclasses.replace(spec.mixer, **change(spec.mixer)), spec.ffn)
+        mixer = dataclasses.replace(spec.mixer, **change(spec.mixer))
+        return dataclasses.replace(spec, mixer=mixer)
 
     return lambda m: {"pattern": tuple(map(changed, m.pattern))}
+
+
+def _with(**changes):
+    """What changes these fields of every kind that has them."""
+    return lambda m: {"pattern": m.with_kinds(**changes).pattern}
 
 
 def _each_of(kind, **changes):
     """The same of mixers of one kind alone."""
     return _each_layer(lambda mixer: changes if isinstance(mixer, kind) else {})
+
+
+def _factors(spec: LayerSpec, part: int, own: tuple[float, float]) -> LayerSpec:
+    """A layer with other factors of its mixer (0) or its feed-forward (1)."""
+    both = (own, spec.factors[1]) if part == 0 else (spec.factors[0], own)
+    return dataclasses.replace(spec, factors=both)
 
 
 def _rescaled(**changes):
@@ -238,9 +254,51 @@ def _routed(**changes):
     return _each_mixture(lambda e: {"router": dataclasses.replace(e.router, **changes)})
 
 
+_SCALES = (0.7, 1.3, 0.8, 1.2, 0.9)  # of what a state-space layer projects
+_ONE_LESS = [tuple(1.0 if n == each else s for n, s in enumerate(_SCALES)) for each in range(5)]
+
 # Checkpoints whose logits must show a quirk: what the model would be without it. It is said of the
 # files, which seldom change.
 _VISIBLE = {
+    "bamba-mqa-groups-bias-limit": (
+        _with(step_limits=(0.0, None)),
+        _with(norm_width=None),
+        _with(rope=Rope()),
+    ),
+    "falcon_h1-gqa-multipliers-gate-norm": (
+        lambda m: {"embedding_scale": 1.0},
+        lambda m: {"logit_scale": 1.0},
+        _with(key_scale=1.0),
+        _with(in_scales=(1.0, 1.25)),
+        _with(in_scales=(1.2, 1.0)),
+        _with(out_scales=(1.0, 0.75)),
+        _with(out_scales=(0.9, 1.0)),
+        *(_with(part_scales=scales) for scales in _ONE_LESS),
+        _with(gate_scale=1.0),
+        _with(down_scale=1.0),
+        _with(norms_first=True),
+        _with(norm_width=None),
+    ),
+    "falcon_h1-mqa-norm-gate-limit": (
+        _with(step_limits=(0.0, None)),
+        _with(norms_first=False),
+    ),
+    "granitemoehybrid-mqa-rope-experts": (
+        lambda m: {"embedding_scale": 1.0},
+        lambda m: {"residual_scale": 1.0},
+        lambda m: {"logit_scale": 1.0},
+        _with(scale=None),
+        _with(rope=None),
+        _with(step_limits=(0.0, None)),
+    ),
+    "nemotron_h-gqa-latent-experts": (
+        _with(activation="silu"),
+        _with(norm_width=None),
+        _with(rope=Rope()),
+        _routed(num_groups=1, top_groups=1, group_best=1),
+        _routed(scale=1.0),
+    ),
+    "nemotron_h-mha-bias-float32": (_routed(is_normalized=True), _routed(scores="softmax")),
     "deepseek_v2-mha-groups-yarn": (
         _each_layer(lambda s: {"scale": None}),
         _each_layer(lambda s: {"rope": dataclasses.replace(s.rope, neighbours=False)}),
@@ -267,6 +325,17 @@ _VISIBLE = {
         _each_layer(lambda s: {"window": None}),
         _routed(scale=1.0),
     ),
+    "minimax-gqa-factors": (
+        lambda m: {"norm_eps": 1e-5},
+        lambda m: {"pattern": tuple(dataclasses.replace(s, factors=()) for s in m.pattern)},
+        lambda m: {"pattern": tuple(_factors(s, 0, (1.0, 1.0)) for s in m.pattern)},
+        lambda m: {"pattern": tuple(_factors(s, 1, (1.0, 1.0)) for s in m.pattern)},
+        _each_of(LinearAttention, decay=None),
+        _each_of(LinearAttention, decay=1.0),
+        _each_of(LinearAttention, feature_map="elu"),
+        _each_of(Attention, rope=None),
+    ),
+    "minimax-mha-window-tied-float32": (_each_of(Attention, window=None),),
     "minimax_m2-gqa-partial": (
         _each_layer(lambda s: {"rope": Rope(s.rope.theta)}),
         _routed(scores="softmax"),
@@ -286,12 +355,25 @@ _VISIBLE = {
         _each_layer(lambda s: {"norms": None, "norm_eps": None}),
         _each_layer(lambda s: {"norm_eps": None}),
     ),
+    "lfm2-gqa-adjusted-bias-tied": (_each_of(Attention, rope=None),),
     "gpt_oss-gqa-limit": (
         _each_mixture(lambda e: {"limit": None}),
         _each_mixture(lambda e: {"up_offset": 0.0}),
         _each_mixture(lambda e: {"activation": "silu"}),
         _each_layer(lambda s: {"window": None}),
     ),
+    "kimi_linear-experts-groups": (
+        _each_of(DeltaNet, gate="silu"),
+        _each_of(Latent, rope=Rope()),
+        _routed(num_groups=1, top_groups=1, group_best=1),
+        _routed(scale=1.0),
+    ),
+    "olmo_hybrid-mha-rope": (
+        _each_of(DeltaNet, most_beta=1.0),
+        _each_of(DeltaNet, norm_eps=None),
+        _each_of(Attention, rope=None),
+    ),
+    "olmo_hybrid-gqa-nope-bias-tied-float32": (_each_of(Attention, rope=Rope()),),
     "olmo3-gqa-yarn": (
         _each_layer(lambda s: {"window": None}),
         _each_layer(lambda s: {"rope": Rope(s.rope.theta)}),
@@ -302,6 +384,18 @@ _VISIBLE = {
         _each_mixture(lambda e: {"has_shared_gate": False}),
     ),
     "qwen2_moe-mha-dense-layers": (_routed(is_normalized=True),),
+    "qwen3_next-gqa-shared-experts": (
+        lambda m: {"norm_offset": 0.0},
+        _each_of(DeltaNet, gate="sigmoid"),
+        _each_of(DeltaNet, most_beta=2.0),
+        _each_of(Attention, rope=Rope()),
+        _each_mixture(lambda e: {"has_shared_gate": False}),
+    ),
+    "qwen3_next-mha-listed-tied-float32": (_routed(is_normalized=True),),
+    "qwen3_5-gqa-sections": (
+        _each_of(DeltaNet, num_key_heads=4, key_width=3),  # whose neighbours share no key
+        _each_of(Attention, rope=Rope()),
+    ),
     "qwen3_moe-mqa-bias-window": (_each_layer(lambda s: {"window": None}),),
     "gemma2-gqa-tied": (
         _each_layer(lambda s: {"score_cap": None}),

@@ -8,7 +8,7 @@ import pytest
 
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated
-from configs.kinds.mamba import Mamba2
+from configs.kinds.recurrent.mamba import Mamba2
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
 from tests import fakes

@@ -8,13 +8,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from configs.errors import InputError, shown
 from configs.kinds.experts import Experts
 from configs.kinds.latent import Latent
-from configs.kinds.mamba import Mamba2
-from configs.kinds.selective import Mamba
+from configs.kinds.recurrent.delta_net import DeltaNet
+from configs.kinds.recurrent.linear_attention import LinearAttention
+from configs.kinds.recurrent.mamba import Mamba2
+from configs.kinds.recurrent.selective import Mamba
+from configs.kinds.recurrent.short_conv import ShortConv
 from configs.model import ModelConfig
 from inference.checkpoints import names
-from inference.checkpoints.hf import recurrent_parts
+from inference.checkpoints.hf import delta_parts, recurrent_parts
 from inference.checkpoints.hf.tensor_parts import Packed, Part, Whole, check_shape
 from inference.checkpoints.tensor_source import TensorSource
 
@@ -31,7 +35,8 @@ def split(
         first: number of the model's first layer there.
 
     Raises:
-        InputError: such a tensor is missing, or has another shape or type.
+        InputError: such a tensor is missing, or has another shape or type; or there is one of a
+            part's own name.
     """
     parts: dict[str, Part | Packed] = {}
     for tensor, stored, own in _wholes(config, first):
@@ -41,6 +46,8 @@ def split(
         parts |= {name: Packed(part) if can_be_packed else part for name, part in own().items()}
     if not parts:
         return source
+    if taken := sorted(parts.keys() & source.shapes.keys()):
+        raise InputError(f"{source.label}: tensors the model has no place for: {shown(taken[0])}")
     types = {name: part.check(source) for name, part in parts.items()}
     whole = {tensor for part in parts.values() for tensor in part.tensors}
     shapes = {name: shape for name, shape in source.shapes.items() if name not in whole}
@@ -77,10 +84,17 @@ def parts_of(config: ModelConfig) -> dict[str, Part]:
 def _wholes(config: ModelConfig, first: int = 0) -> Iterator[Whole]:
     for index, layer in enumerate(config.layers, first):
         prefix = f"{names.FAMILIES[config.family].layers}.{index}"
-        if isinstance(layer.mixer, Mamba):
-            yield from recurrent_parts.of_mamba(config, prefix, layer.mixer)
-        if isinstance(layer.mixer, Mamba2):
-            yield from recurrent_parts.of_mamba2(config, prefix, layer.mixer)
+        for mixer in layer.mixer.parts:
+            if isinstance(mixer, Mamba):
+                yield from recurrent_parts.of_mamba(config, prefix, mixer)
+            if isinstance(mixer, Mamba2):
+                yield from recurrent_parts.of_mamba2(config, prefix, mixer)
+            if isinstance(mixer, DeltaNet):
+                yield from delta_parts.of_delta_net(config, prefix, mixer)
+            if isinstance(mixer, LinearAttention):
+                yield from recurrent_parts.of_linear_attention(config, prefix, mixer)
+            if isinstance(mixer, ShortConv):
+                yield from recurrent_parts.of_short_conv(config, prefix, mixer)
         if isinstance(layer.mixer, Latent):
             yield _of_heads(f"{prefix}.self_attn.kv_b_proj", layer.mixer)
         if config.family == "gpt_oss" and isinstance(layer.ffn, Experts):

@@ -18,7 +18,7 @@ class Part:
     Attributes:
         tensor: its name, and `stored` the shape that it must have.
         shape: of the part.
-        rows: of the tensor; of a stack, one matrix.
+        rows: of the tensor, a slice or in their order an array of numbers; of a stack, one matrix.
         columns: of the last axis, those that are taken, in their order; None: all of them.
         transposed: it is stored [in, out].
     """
@@ -26,7 +26,7 @@ class Part:
     tensor: str
     stored: tuple[int, ...]
     shape: tuple[int, ...]
-    rows: slice
+    rows: Any
     columns: Any = None
     transposed: bool = False
 
@@ -46,7 +46,10 @@ class Part:
 
     def read(self, source: TensorSource, start: int, stop: int) -> np.ndarray:
         """Some of its rows."""
-        found = source.read(self.tensor, self.rows.start, self.rows.stop)
+        if isinstance(self.rows, slice):
+            found = source.read(self.tensor, self.rows.start, self.rows.stop)
+        else:
+            found = source.read(self.tensor, 0, self.stored[0])[self.rows]
         found = found if self.columns is None else found[..., self.columns]
         whole = found.reshape(self.shape[::-1]).T if self.transposed else found.reshape(self.shape)
         return whole[start:stop]
@@ -57,6 +60,7 @@ class Part:
         columns = slice(None) if self.columns is None else self.columns
         values = values.T if self.transposed else values
         target[..., columns] = values.reshape(target[..., columns].shape)
+        whole[self.rows] = target  # of an array's rows it is a copy
 
 
 @dataclasses.dataclass(frozen=True)

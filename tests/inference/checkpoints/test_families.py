@@ -498,11 +498,9 @@ def test_every_family_is_read_written_and_named():
 
 # Families with states, which are read from no `.gguf` file yet.
 STATES = {
-    "falcon_mamba",
-    "jamba",
-    "mamba",
-    "mamba2",
-}
+    "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2",
+    "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_next",
+}  # fmt: skip
 # What llama.cpp calls families that it has another name for.
 LLAMA_CPP = {
     "mistral": "llama", "mixtral": "llama", "olmo3": "olmo2", "qwen2_moe": "qwen2moe",

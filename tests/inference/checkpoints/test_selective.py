@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from configs.errors import InputError
 from configs.kinds.attention import Attention
-from configs.kinds.selective import Mamba
+from configs.kinds.recurrent.selective import Mamba
 from inference.checkpoints import mapped, resolve
 from inference.checkpoints.hf import hf_directory
 from inference.checkpoints.hf.architectures import config_export

@@ -12,7 +12,7 @@ from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated
-from configs.kinds.mamba import Mamba2
+from configs.kinds.recurrent.mamba import Mamba2
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
 from inference.engine import Engine
@@ -50,8 +50,9 @@ def test_predicted_pool_is_the_allocated_one(name, dtype):
     config = Config(model, EngineConfig(max_seqs=3, max_context=1024, cache_bytes=64 << 20))
     engine = config.engine
     leaves = kv_cache.abstract(
-        model, config.num_pages, config.page_tokens, engine.max_seqs, engine.num_drafts
-    )
+        model, config.num_pages, config.page_tokens, engine.max_seqs, engine.num_drafts,
+        num_snapshots=config.num_snapshots,
+    )  # fmt: skip
     allocated = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(leaves))
     assert config.pool_bytes == allocated
 

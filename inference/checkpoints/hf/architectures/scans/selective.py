@@ -8,11 +8,11 @@ from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import MOST_MATRICES
-from configs.kinds.selective import Mamba
+from configs.kinds.recurrent.selective import Mamba
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.checkpoints.hf.architectures import export_fields, fields
 from inference.checkpoints.hf.architectures.config_keys import Keys
-from inference.checkpoints.hf.architectures.recurrent import MAX_CONTEXT
+from inference.checkpoints.hf.architectures.scans.recurrent import MAX_CONTEXT
 
 # What files leave out.
 _JAMBA = {

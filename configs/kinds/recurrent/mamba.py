@@ -26,6 +26,8 @@ class Mamba2(Mixer, name="mamba2"):
         norm_width: elements of what leaves that are normed together; None: all of them, 0: nothing
             is normed.
         norms_first: whether the norm comes before the gate, not behind it.
+        part_scales: factors on what is projected of a token: the gate, what is convolved (the
+            input, the maps into and out of the state) and the steps; (): none (Falcon-H1).
         step_limits: least and largest step; None: there is no largest.
     """
 
@@ -41,6 +43,7 @@ class Mamba2(Mixer, name="mamba2"):
     norm_width: int | None = None
     norms_first: bool = False
     step_limits: tuple[float, float | None] = (0.0, None)
+    part_scales: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_heads", "head_width", "state_width", "num_groups", "conv_width")
@@ -66,8 +69,14 @@ class Mamba2(Mixer, name="mamba2"):
                 "elements of its heads"
             )
         least, most = self.step_limits
-        if not 0 <= least < (math.inf if most is None else most):
+        if not 0 <= least < math.inf or (most is not None and not least < most < math.inf):
             raise InputError(f"mamba2 step_limits are at least 0 and rise, not {self.step_limits}")
+        is_sound = all(0 < scale < math.inf for scale in self.part_scales)
+        if len(self.part_scales) not in (0, 5) or not is_sound:
+            raise InputError(
+                "mamba2 part_scales are five finite numbers above 0, or none, not "
+                f"{self.part_scales}"
+            )
 
     @property
     def inner_width(self) -> int:

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from configs.errors import InputError, shown
-from configs.kinds.mamba import Mamba2
+from configs.kinds.recurrent.mamba import Mamba2
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.checkpoints.hf.architectures.config_keys import Keys
 
@@ -23,9 +23,9 @@ def mamba2(keys: Keys, name: str) -> ModelConfig:
         keys.integer("state_size", 128),
         groups,
         keys.integer("conv_kernel", 4),
-        _biases(keys, "use_bias", "use_conv_bias"),
+        biases(keys, "use_bias", "use_conv_bias"),
         norm_width=heads * head_width // groups,
-        step_limits=_limits(keys),
+        step_limits=step_limits(keys),
     )
     inner = keys.number("expand", 2) * width
     if inner != mixer.inner_width:
@@ -46,13 +46,14 @@ def mamba2(keys: Keys, name: str) -> ModelConfig:
     )
 
 
-def _biases(keys: Keys, of_products: str, of_convolution: str) -> tuple[str, ...]:
+def biases(keys: Keys, of_products: str, of_convolution: str) -> tuple[str, ...]:
+    """Which of a state-space layer's parts add one, by the two keys that say so."""
     has_bias = keys.boolean(of_products, False)
     conv = ("conv",) if keys.boolean(of_convolution, True) else ()
     return (*(("in",) if has_bias else ()), *conv, *(("out",) if has_bias else ()))
 
 
-def _limits(keys: Keys) -> tuple[float, float | None]:
+def step_limits(keys: Keys) -> tuple[float, float | None]:
     """Least and largest step; strict JSON has no infinity, which transformers writes as an
     object.
     """
@@ -76,12 +77,11 @@ def _number(value: Any) -> float:
 def export_mamba2(config: ModelConfig) -> dict[str, Any]:
     """The fields of a Mamba-2 model's `config.json`."""
     (mixer,) = config.mixers(Mamba2)
-    limits = [{"__float__": "Infinity"} if x is None else x for x in mixer.step_limits]
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.width,
         "num_hidden_layers": config.num_layers,
-        "expand": mixer.inner_width / config.width,
+        "expand": expansion(mixer, config.width),
         "num_heads": mixer.num_heads,
         "head_dim": mixer.head_width,
         "state_size": mixer.state_width,
@@ -90,5 +90,16 @@ def export_mamba2(config: ModelConfig) -> dict[str, Any]:
         "use_bias": "in" in mixer.biases,
         "use_conv_bias": "conv" in mixer.biases,
         "layer_norm_epsilon": config.norm_eps,
-        "time_step_limit": limits,
+        "time_step_limit": limits_as_json(mixer),
     }
+
+
+def expansion(mixer: Mamba2, width: int) -> float:
+    """Elements of all heads, as a multiple of the model's width: whole ones are integers there."""
+    times, rest = divmod(mixer.inner_width, width)
+    return mixer.inner_width / width if rest else times
+
+
+def limits_as_json(mixer: Mamba2) -> list[Any]:
+    """See `step_limits`."""
+    return [{"__float__": "Infinity"} if limit is None else limit for limit in mixer.step_limits]
