@@ -10,8 +10,10 @@ import jax.numpy as jnp
 from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.model import ModelConfig
 from layers import norm
+from layers.kernels.recurrence import api as fused
 from layers.linear import linear
 from layers.params import Params
+from layers.ragged import Rectangle
 from layers.recurrence import delta, rows
 from layers.recurrence.rows import Recurrence
 from layers.reduce import row_sum
@@ -42,7 +44,7 @@ def apply(
     step_TX = jnp.where(valid_T, step_TX, 0).reshape(len(x_TD), N, -1)
     decay_TNX = -jnp.exp(params["rate"])[:, None] * step_TX
     decay = decay_TNX[..., 0] if kind.decay_rank is None else decay_TNX
-    recurrence = Recurrence((N, M, H), _each, _at_once)
+    recurrence = Recurrence((N, M, H), _each, _at_once, _in_place)
     taps_Xw = params["conv"].astype(jnp.float32)
     tails, states = (None, None) if leaf is None else leaf
     outs = []
@@ -107,3 +109,10 @@ def _each(inputs: rows.Inputs, *rest: Any) -> tuple[jax.Array, jax.Array]:
 
 def _at_once(inputs: rows.Inputs, *rest: Any) -> tuple[jax.Array, jax.Array]:
     return delta.chunked(*inputs, *rest)
+
+
+def _in_place(
+    inputs: rows.Inputs, states: jax.Array, rectangle: Rectangle
+) -> tuple[jax.Array, jax.Array] | None:
+    q, k, v, log_decay, beta = inputs
+    return fused.update(q, k, v, log_decay, beta, states, rectangle)

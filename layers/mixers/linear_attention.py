@@ -8,8 +8,10 @@ import jax.numpy as jnp
 
 from configs.kinds.recurrent.linear_attention import LinearAttention
 from configs.model import ModelConfig
+from layers.kernels.recurrence import api as fused
 from layers.linear import linear
 from layers.params import Params
+from layers.ragged import Rectangle
 from layers.recurrence import linear as linear_attention
 from layers.recurrence import rows
 from layers.recurrence.rows import Recurrence
@@ -46,7 +48,7 @@ def apply(
     if kind.decay is not None:
         log_decay_TN = jnp.where(ragged.valid_T[:, None], log_decays(kind), 0)
         inputs_T.append(log_decay_TN)
-    recurrence = Recurrence(kind.state, _each, _at_once)
+    recurrence = Recurrence(kind.state, _each, _at_once, _in_place)
     states, outs = None if leaf is None else leaf[0], []
     with jax.named_scope("recur"):
         for *inputs, rectangle in zip(*map(ragged.split, inputs_T), ragged.rectangles, strict=True):
@@ -103,6 +105,13 @@ def _each(inputs: rows.Inputs, *rest: Any) -> tuple[jax.Array, jax.Array]:
 
 def _at_once(inputs: rows.Inputs, *rest: Any) -> tuple[jax.Array, jax.Array]:
     return linear_attention.chunked(*_decayed(inputs), *rest)
+
+
+def _in_place(
+    inputs: rows.Inputs, states: jax.Array, rectangle: Rectangle
+) -> tuple[jax.Array, jax.Array] | None:
+    q, k, v, log_decay = _decayed(inputs)
+    return fused.update(q, k, v, log_decay, None, states, rectangle)
 
 
 def _decayed(inputs: rows.Inputs) -> rows.Inputs:

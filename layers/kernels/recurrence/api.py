@@ -40,7 +40,7 @@ def update(
     q_YWKM: jax.Array,
     k_YWKM: jax.Array,
     v_YWNH: jax.Array,
-    log_decay_YWN: jax.Array | None,
+    log_decay: jax.Array | None,
     beta_YWN: jax.Array | None,
     states: jax.Array,
     rectangle: Rectangle,
@@ -51,7 +51,8 @@ def update(
 
     Args:
         q_YWKM, k_YWKM, v_YWNH: float32; N is a multiple of K.
-        log_decay_YWN: of each head; None is no decay.
+        log_decay: of each head, [Y, W, N]; None is no decay. No kernel takes one of each channel of
+            keys, [Y, W, N, M].
         beta_YWN: None: a key's value is added to what the state says of the key, not put in its
             place.
         states: float32 [slots + 1, 1 + k, N, M, H], donated.
@@ -61,9 +62,9 @@ def update(
         Outputs float32 [Y, W, N, H] and the states; None: no kernel takes these. Outputs of
         padding are any numbers.
     """
+    if log_decay is None:
+        log_decay = jnp.zeros(v_YWNH.shape[:3])
     kernel = choose(k_YWKM.shape[1], k_YWKM.shape[2], states.shape)
-    if kernel is None:
+    if kernel is None or log_decay.ndim > 3:
         return None
-    if log_decay_YWN is None:
-        log_decay_YWN = jnp.zeros(v_YWNH.shape[:3])
-    return kernel(q_YWKM, k_YWKM, v_YWNH, jnp.exp(log_decay_YWN), beta_YWN, states, rectangle)
+    return kernel(q_YWKM, k_YWKM, v_YWNH, jnp.exp(log_decay), beta_YWN, states, rectangle)

@@ -78,7 +78,8 @@ def update(
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the last one has left
             state_smem[...] = state_MU
             plgpu.commit_smem()
-            pl.when(w < length)(lambda w=w: plgpu.copy_smem_to_gmem(state_smem, place(w)))
+            leave = functools.partial(plgpu.copy_smem_to_gmem, state_smem, place(w))
+            pl.when(w < length)(leave)
         plgpu.copy_smem_to_gmem(out_smem, out_ref.at[y, :, n, own])
         plgpu.wait_smem_to_gmem(0)
 
