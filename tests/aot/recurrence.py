@@ -13,6 +13,8 @@ import pytest
 from configs import presets
 from configs.engine import Config, EngineConfig
 from configs.hardware import targets
+from configs.kinds.kind import Mixer
+from configs.kinds.recurrent.delta_net import DeltaNet
 from inference.planner.compiled import program
 from inference.planner.compiled.report import AbsentEngine
 from inference.scheduling.step_shapes import StepShape
@@ -20,16 +22,20 @@ from layers.kernels.recurrence import api
 from layers.ragged import Rectangle
 from tests.aot import programs
 
+DELTA_NET = DeltaNet(num_heads=32, num_key_heads=16, key_width=128, value_width=128)
 _ROWS = 16
 _SAME = "parameter", "bitcast", "get-tuple-element", "tuple"  # compute and move nothing
 
 
-def check_step(target_name: str, num_drafts: int) -> None:
-    """A decode step of Mamba-2 2.7B with two layers: nothing else is as large as the states of its
-    rows, in float32, and no loop gathers them.
+def check_step(target_name: str, num_drafts: int, mixer: Mixer | None = None) -> None:
+    """A decode step of Mamba-2 2.7B with two layers, and another mixer, if it is told: nothing else
+    is as large as the states of its rows, in float32, and no loop gathers them.
     """
     target = targets.parse(target_name)
     model = dataclasses.replace(presets.get("mamba2-2.7b").config, num_layers=2, vocab_size=32_000)
+    if mixer is not None:
+        pattern = tuple(dataclasses.replace(layer, mixer=mixer) for layer in model.pattern)
+        model = dataclasses.replace(model, pattern=pattern)
     engine = EngineConfig(
         max_seqs=_ROWS, max_context=1024, cache_bytes=1024 * programs.MEGABYTE,
         num_drafts=num_drafts, proposer="ngram" if num_drafts else None,

@@ -258,9 +258,11 @@ def test_a_step_of_few_bits():
     low_bit.check_step("h200")
 
 
-@pytest.mark.parametrize("num_drafts", [0, 2])
-def test_a_step_updates_recurrent_states_in_place(num_drafts):
-    recurrence.check_step("h200", num_drafts)
+@pytest.mark.parametrize("num_drafts, mixer", [
+    (0, None), (2, None), (0, recurrence.DELTA_NET),
+], ids=["mamba2", "drafts", "delta net"])  # fmt: skip
+def test_a_step_updates_recurrent_states_in_place(num_drafts, mixer):
+    recurrence.check_step("h200", num_drafts, mixer)
 
 
 def test_recurrent_states_that_are_gathered_are_found_out():

@@ -149,13 +149,23 @@ def test_decode_rows_alone_get_a_kernel_and_none_on_a_cpu():
     assert api.choose(1, 1, (_SLOTS + 1, 1, 6, 128, 64)) is None
 
 
-def test_without_a_kernel_states_are_gathered_and_scattered():
+@pytest.mark.parametrize("kernel", [None, _ON_TPU, _ON_GPU], ids=["reference", "tpu", "gpu"])
+def test_a_step_is_the_loop_with_a_kernel_and_without(kernel, monkeypatch):
+    """Without one, states are gathered and scattered."""
+    monkeypatch.setattr(api, "choose", lambda *_: kernel)
     step, states, rectangle, q, k, v, log_decay = _step(False)
-    inputs = q, k, v, np.exp(log_decay), None, states
-    expected, after = _loop(*inputs, rectangle)
+    expected, after = _loop(q, k, v, np.exp(log_decay), None, states, rectangle)
     out, found = compiling.call(step, states, rectangle, q, k, v, log_decay)
     close(np.where(rectangle.valid_YW[..., None, None], out, 0), expected, 3e-6)
     close(found[:-1], after, 3e-6)
+
+
+def test_decays_of_channels_are_left_to_xla(monkeypatch):
+    monkeypatch.setattr(api, "choose", lambda *_: _ON_GPU)
+    rectangle = _rows(0, [1, 1, 0], 0)
+    q, k, v, decay, beta, states = _inputs(rectangle, _CASES["odd heads"], True, 0)
+    by_channel = np.broadcast_to(np.log(decay)[..., None], q.shape)
+    assert api.update(q, k, v, by_channel, beta, states, rectangle) is None
 
 
 def test_what_kernels_leave_to_xla():
