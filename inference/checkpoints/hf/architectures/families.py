@@ -37,6 +37,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "auto_map": (None,),
 }
 
+_SUFFIX = "ForCausalLM"  # of nearly every architecture
+
 
 class Family(NamedTuple):
     """How an architecture is read.
@@ -62,8 +64,11 @@ def build(keys: Keys, name: str) -> ModelConfig:
     architecture = _architecture(keys.raw)
     family = ARCHITECTURES.get(architecture) if isinstance(architecture, str) else None
     if family is None:
-        valid = ", ".join(ARCHITECTURES)
-        raise InputError(f"architecture {shown(architecture)} is not supported; valid: {valid}")
+        valid = ", ".join(name.removesuffix(_SUFFIX) for name in ARCHITECTURES)
+        raise InputError(
+            f"architecture {shown(architecture)} is not supported; valid, with {_SUFFIX} behind "
+            f"most of them: {valid}"
+        )
     keys.require_neutral(_NEUTRAL, except_for=family.reads)
     return family.build(keys, name)
 
