@@ -254,7 +254,7 @@ def _break(model, how: str) -> str:
         return "pytorch_model.bin is a pickle, which can run code when loaded"
     if how == "architecture":
         _edit_config(model, architectures=["RwkvForCausalLM"])
-        return "'RwkvForCausalLM' is not supported; valid, with ForCausalLM behind most of them: Llama, "
+        return "'RwkvForCausalLM' is not supported; valid, with ForCausalLM behind "
     if how == "type in config":
         _edit_config(model, hidden_size="wide")
         return "hidden_size must be an integer"
