@@ -48,8 +48,6 @@ _QUICK = [
     ("uneven, int8", Mesh(model=3)), ("compressed", Mesh(data=2, model=2)),
     ("delta", Mesh(model=2)),
     ("hybrid", Mesh(model=2, expert=2)),
-    ("jamba", Mesh(model=2)),
-    ("linear", Mesh(model=2)),
 ]  # fmt: skip
 _ALL = [
     *((kind, mesh) for kind in fakes.KINDS for mesh in _MESHES),
@@ -64,9 +62,9 @@ _ALL = [
         Mesh(model=2, expert=2), Mesh(data=2, model=2, expert=2))),
     *(("delta", mesh) for mesh in (Mesh(model=3), Mesh(model=4), Mesh(data=2, model=2))),
     *(("hybrid", mesh) for mesh in (Mesh(model=2), Mesh(data=2, expert=2))),
-    ("linear", Mesh(data=2, model=4)),
+    *(("linear", mesh) for mesh in (Mesh(model=2), Mesh(data=2, model=4))),
     *(("gemma4", mesh) for mesh in (Mesh(model=3), Mesh(model=2, expert=2), Mesh(data=2, model=4))),
-    *(("jamba", mesh) for mesh in (Mesh(model=3), Mesh(data=2, model=2, expert=2))),
+    *(("jamba", mesh) for mesh in (Mesh(model=2), Mesh(model=3), Mesh(data=2, model=2, expert=2))),
 ]  # fmt: skip
 _LONG = [pytest.param(*case, marks=pytest.mark.long) for case in _ALL if case not in _QUICK]
 

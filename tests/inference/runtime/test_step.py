@@ -97,9 +97,11 @@ BITWISE = [
     ("llama float32", "chunks"),
     ("gemma float32", "chunks"),
     ("quirks float32", "whole"),
-    ("delta float32", "whole"),
     ("jamba float32", "whole"),
-    ("linear float32", "whole"),
+    *(  # whose parts are those of `test_invariance`'s hybrid, or pure functions with tests of bits
+        pytest.param(f"{name} float32", "whole", marks=pytest.mark.long)
+        for name in ("delta", "linear")
+    ),
     *(  # of which `test_invariance` says the same
         pytest.param("llama bfloat16", chunks, marks=pytest.mark.long) for chunks in CHUNKS
     ),
