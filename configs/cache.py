@@ -139,8 +139,8 @@ class CacheSpec:
         pooled_width: elements of what entries of several tokens are made of, alike.
         has_extremes: a page also has the smallest and the largest of each of its keys' elements, by
             which queries choose pages (Quest, Tang et al. 2024, arXiv 2406.10774).
-        elements_per_sequence: elements of a recurrent state; kept 1 + k times, so that a rejected
-            draft is undone by choosing the state after the last accepted token.
+        states: shapes of recurrent states, float32; kept 1 + k times, so that a rejected draft is
+            undone by choosing the state after the last accepted token.
         window: tokens that stay visible, the newest included; None keeps all of them.
         chunked: the sequence is divided into parts of `window` tokens, and a token sees its own
             part as far as itself (Llama 4, Meta 2025), in place of a window that slides.
@@ -159,7 +159,7 @@ class CacheSpec:
     value_width: int = 0
     values_in_keys: bool = False
     index_width: int = 0
-    elements_per_sequence: int = 0
+    states: tuple[tuple[int, ...], ...] = ()
     window: int | None = None
     owner: int | None = None
     shard_axis: str | None = None
@@ -190,8 +190,8 @@ class CacheSpec:
             raise InputError("what a cache has beside its entries is tokens, one by one")
         if self.owner is not None and (self.elements_per_token or self.elements_per_sequence):
             raise InputError("a cache shared with an earlier layer stores nothing of its own")
-        if self.elements_per_token and self.elements_per_sequence:
-            raise InputError("a layer's cache holds elements per token or per sequence, not both")
+        if self.states and (self.beside is not None or self.index_width or self.has_extremes):
+            raise InputError("states lie beside plain pages, without an index or entries")
         if self.values_in_keys and (self.kv_heads != 1 or self.value_width > self.key_width):
             raise InputError("values lie in keys where there is one KV head and keys are as wide")
 
@@ -208,6 +208,16 @@ class CacheSpec:
         values = 0 if self.values_in_keys else self.value_width
         own = self.kv_heads * (self.key_width + values)
         return own + self.index_width + self.pooled_width
+
+    @property
+    def elements_per_sequence(self) -> int:
+        """Elements of the states."""
+        return sum(map(math.prod, self.states))
+
+    @property
+    def is_state(self) -> bool:
+        """Whether states are all that it keeps."""
+        return bool(self.states) and not self.elements_per_token
 
     @property
     def is_pooled(self) -> bool:
@@ -311,6 +321,8 @@ class CacheSpec:
         """Page indices (of the sequence) that no token from position `length` on can see: those
         between the first tokens and the window.
         """
+        if self.is_state:  # the newest snapshot tells all
+            return range(max(0, length // page_tokens - 1))
         start = -(-self.first_tokens // page_tokens)
         return range(start, max(start, self.live_from(length) // page_tokens))
 
@@ -318,12 +330,12 @@ class CacheSpec:
         """Page indices (of the sequence) that positions [start, stop) touch."""
         return range(start // page_tokens, -(-stop // page_tokens))
 
-    def resume_at(self, boundary: int, page_tokens: int) -> Sequence[int] | None:
-        """Page indices a sequence needs to continue at `boundary`, in their order; None where only
-        a snapshot of the state will do.
+    def resume_at(self, boundary: int, page_tokens: int) -> Sequence[int]:
+        """Page indices a sequence needs to continue at `boundary`, in their order; of a state, the
+        page that its snapshot was made at the end of.
         """
-        if self.elements_per_sequence:
-            return None
+        if self.is_state:
+            return range(max(0, boundary // page_tokens - 1), boundary // page_tokens)
         dead, stop = self.dead_pages(boundary, page_tokens), -(-boundary // page_tokens)
         live = range(dead.stop, stop)
         return (*range(min(dead.start, stop)), *live) if self.first_tokens else live
@@ -350,9 +362,15 @@ def latent(rank: int, rope_width: int) -> CacheSpec:
     return CacheSpec(1, rank + rope_width, rank, values_in_keys=True)
 
 
-def recurrent(elements: int) -> CacheSpec:
-    """A state of fixed size: SSM, linear attention, the tail of a convolution."""
-    return CacheSpec(elements_per_sequence=elements)
+def recurrent(*states: tuple[int, ...]) -> CacheSpec:
+    """States of fixed size, by their shapes: SSM, linear attention, the tail of a convolution."""
+    return CacheSpec(states=states)
+
+
+# How the prefix cache sees states: a copy of those of all layers, made at the end of a page, after
+# which nothing before it is needed.
+SNAPSHOT = CacheSpec(states=((1,),), window=1)
+SNAPSHOTS = -1  # which part of a layer's cache these copies are
 
 
 def shared(owner: int) -> CacheSpec:

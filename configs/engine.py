@@ -5,11 +5,11 @@ import functools
 import math
 
 from configs import cache, heads, precision
-from configs.cache import BLOCK_TOKENS
+from configs.cache import BLOCK_TOKENS, PageGroup
 from configs.errors import InputError
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import ModelConfig
-from configs.prefill import TOGETHER, Prefill
+from configs.prefill import TOGETHER, Prefill, check_budgets
 
 POLICIES = ("continuous", "static", "dynamic")
 PREEMPTIONS = ("auto", "recompute", "swap")
@@ -75,6 +75,9 @@ class EngineConfig:
         prefill_budget: prompt tokens a step may compute while others decode; None: no such limit.
         max_prefill_seqs: sequences whose prompts a step may work on; None is `max_seqs`.
         prefix_cache: requests share the pages of equal prefixes, cached until room is needed.
+        snapshots: of all layers' recurrent states, for prompts to go on from; None: `max_seqs`.
+            They are made where a prompt's last page ends, where prompts were seen to part, and
+            every `snapshot_tokens`; None: by cost (`planner/cache_policy.py`).
         max_overtakes: later arrivals with longer cached prefixes that may be admitted before a
             request.
         preemption: how evicted pages, those of preempted sequences among them, come back.
@@ -126,6 +129,8 @@ class EngineConfig:
     prefill_budget: int | None = None
     max_prefill_seqs: int | None = None
     prefix_cache: bool = True
+    snapshots: int | None = None
+    snapshot_tokens: int | None = None
     max_overtakes: int = 16
     preemption: str = "auto"
     swap_bytes: int = 256 << 20
@@ -176,6 +181,8 @@ class EngineConfig:
             ("max_prefill_seqs", 1),
             ("page_tokens", 1),
             ("expected_tokens", 1),
+            ("snapshots", 0),
+            ("snapshot_tokens", 1),
         ):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -267,14 +274,14 @@ class Config:
             self.max_context, self.mesh.num_chips > 1 or self.prefill.chips > 0,
         )  # fmt: skip
         if self.engine.has_trees:
-            self.cached_model.check_trees()
+            heads.check_branches(self.cached_model)
         if self.device_page_tokens % (stride := self.cached_model.stride):
             raise InputError(
                 f"engine.page_tokens={self.page_tokens}: {self.model.name}, or what drafts for it, "
                 f"keeps one entry for {stride} tokens, and a page has a multiple of that"
             )
         if self.engine.prompt_budgets:
-            self.model.check_prompt_budgets(self.engine.proposer, self.num_chips)
+            check_budgets(self.model, self.engine.proposer, self.num_chips)
         limit = self.engine.max_context
         if limit is not None and not 1 <= limit <= self.model.max_context:
             raise InputError(
@@ -406,12 +413,12 @@ class Config:
         return self.cached_model.page_bytes(self.page_tokens, self.engine.latent_lanes or 1)
 
     def full_bytes(self, num_seqs: int) -> int:
-        """Bytes of pages and states for so many sequences at their longest, and of the sinks."""
+        """Bytes of pages and states for so many sequences at their longest, of what is kept of
+        states, and of the sinks.
+        """
         groups = zip(self.peak_pages(self.max_context), self._page_bytes, strict=True)
         paged = sum((1 + num_seqs * peak) * size for peak, size in groups)
-        drafts = self.engine.num_drafts
-        state = sum(spec.bytes_per_sequence(drafts) for spec in self.cached_model.cache_specs)
-        return paged + (1 + num_seqs) * state
+        return paged + self._state_bytes(1 + num_seqs)
 
     @property
     def most_seqs(self) -> int:
@@ -435,26 +442,52 @@ class Config:
     @property
     def pool_bytes(self) -> int:
         """Bytes of the cache that an engine allocates: the pages of every group, page 0 of each
-        (the sink of padding) among them, and the states of all slots, their sink included.
+        (the sink of padding) among them, the states of all slots, their sink included, and
+        snapshots.
         """
-        engine = self.engine
         paged = sum(n * size for n, size in zip(self.num_pages, self._page_bytes, strict=True))
-        state = sum(
-            spec.bytes_per_sequence(engine.num_drafts) for spec in self.cached_model.cache_specs
-        )
-        return paged + (engine.max_seqs + 1) * state
+        return paged + self._state_bytes(1 + self.engine.max_seqs)
+
+    def _state_bytes(self, num_slots: int) -> int:
+        """Bytes of the states of so many slots and of all snapshots."""
+        specs, drafts = self.cached_model.cache_specs, self.engine.num_drafts
+        slots = num_slots * sum(spec.bytes_per_sequence(drafts) for spec in specs)
+        return slots + self.num_snapshots * sum(spec.bytes_per_sequence() for spec in specs)
+
+    @property
+    def num_snapshots(self) -> int:
+        """Copies of all layers' states that the prefix cache may hold; the first is a sink."""
+        if not self.model.has_states:
+            return 0
+        kept = self.engine.snapshots
+        return 1 + (self.engine.max_seqs if kept is None else kept)
+
+    @property
+    def num_cached_pages(self) -> tuple[int, ...]:
+        """Pages of each of `cached_groups` on the device."""
+        return self.num_pages + ((self.num_snapshots,) if self.num_snapshots else ())
+
+    @functools.cached_property
+    def cached_groups(self) -> tuple[PageGroup, ...]:
+        """Page groups, and as one more the snapshots of all layers with states."""
+        specs = self.cached_model.cache_specs
+        layers = tuple(layer for layer, spec in enumerate(specs) if spec.states)
+        groups = self.cached_model.page_groups
+        return (*groups, PageGroup(cache.SNAPSHOT, layers, cache.SNAPSHOTS)) if layers else groups
 
     @property
     def num_host_pages(self) -> tuple[int, ...]:
-        """Pages of each group in `swap_bytes`, in the proportions of the device's and at most four
-        times as many; page 0 stands for none. Recurrent states are never offloaded.
+        """Pages of each of `cached_groups` in `swap_bytes`, in the proportions of the device's and
+        at most four times as many; page 0 stands for none.
         """
-        pages = zip(self.num_pages, self._page_bytes, strict=True)
-        total = sum((n - 1) * size for n, size in pages)
-        if self.engine.preemption == "recompute" or self.model.has_states or not total:
-            return tuple(1 for _ in self.num_pages)
+        specs, pages = self.cached_model.cache_specs, self.num_cached_pages
+        sizes = [*self._page_bytes, sum(spec.bytes_per_sequence() for spec in specs)]
+        total = sum((n - 1) * size for n, size in zip(pages, sizes, strict=False))
+        alike = len({spec.states for spec in specs if spec.states}) < 2  # one copy moves them all
+        if self.engine.preemption == "recompute" or not alike or not total:
+            return tuple(1 for _ in pages)
         times = min(4.0, self.engine.swap_bytes / (total * self.mesh.num_chips))
-        return tuple(1 + int((n - 1) * times) for n in self.num_pages)
+        return tuple(1 + int((n - 1) * times) for n in pages)
 
 
 @dataclasses.dataclass(frozen=True)

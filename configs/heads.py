@@ -204,6 +204,22 @@ def check_tree(
         )
 
 
+def check_branches(model: ModelConfig) -> None:
+    """Whether drafts for a model, and those of what drafts for it, may branch.
+
+    Raises:
+        InputError: a layer keeps what is of one path.
+    """
+    if model.has_states:
+        raise InputError(f"{model.name} keeps states, which cannot branch: leave the tree out")
+    if not all(spec.can_tree for spec in model.cache_specs):
+        raise InputError(
+            "drafts that branch do not go with attention that chooses pages (token_budget) or "
+            "pools tokens (stride), since what it keeps is of one path: draft chains, without "
+            "tree="
+        )
+
+
 def proposer_of(draft: ModelConfig | None) -> str | None:
     """The proposer that a configuration belongs to."""
     if isinstance(draft, Heads):

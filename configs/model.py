@@ -25,10 +25,17 @@ MOST_LAYERS, MOST_CONTEXT = 10_000, 2**31 - 1
 class LayerSpec:
     """One layer: which mixer moves information between tokens, and which feed-forward follows
     (None: there is none). Each is a kind of `configs/kinds/`, with its own widths.
+
+    Attributes:
+        is_post_normed: whether norms stand behind them alone, wherever the model's stand.
+        factors: (alpha, beta) of the mixer and of the feed-forward f, where the residual stream
+            goes on from the normed n that f reads: alpha n + beta f(n); (): it is x + f(n).
     """
 
     mixer: Mixer
     ffn: FeedForward | None
+    is_post_normed: bool = False
+    factors: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.mixer, Mixer):
@@ -39,6 +46,8 @@ class LayerSpec:
             raise InputError(
                 f"a layer's ffn is one of {', '.join(FeedForward.kinds)} or None, not {self.ffn!r}"
             )
+        if len(self.factors) not in (0, 2):
+            raise InputError(f"a layer's factors are its mixer's and its ffn's, not {self.factors}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +59,13 @@ class ModelConfig:
         width: D of the axis key.
         max_context: longest sequence in tokens.
         embedding_scale: factor on the embedded tokens (Gemma: D ** 0.5).
+        residual_scale: factor on what each mixer and feed-forward adds to the residual stream.
+        logit_scale: factor on the logits.
         norm: 'rms', or 'layer' with a bias.
         norm_offset: added to stored norm weights (Gemma stores w - 1).
         pre_norms, post_norms: of the input and of the output of mixer and feed-forward; both are a
             "sandwich".
-        logit_cap: soft limit c tanh(x / c) of the logits.
+        logit_cap: soft limit c tanh(x / c) of the logits, behind their scale.
         learned_positions: rows of a table of positions added to the embedding; 0: there is none.
         layer_inputs: what each layer is told of a token beside the residual stream.
         has_layer_scales: whether each layer multiplies the residual stream that leaves it with a
@@ -84,6 +95,8 @@ class ModelConfig:
     post_norms: bool = False
     logit_cap: float | None = None
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
     learned_positions: int = 0
     layer_inputs: LayerInputs | None = None
     has_layer_scales: bool = False
@@ -107,7 +120,7 @@ class ModelConfig:
                 )
         if not self.pattern and self.num_layers:
             raise InputError("model.pattern lists at least one layer")
-        for name in ("norm_eps", "logit_cap"):
+        for name in ("norm_eps", "logit_cap", "residual_scale", "logit_scale"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise InputError(f"model.{name} is a finite number above 0, not {value}")
@@ -123,7 +136,9 @@ class ModelConfig:
         if self.norm == "layer" and self.norm_offset:
             raise InputError("model.norm='layer' goes with no norm_offset")
         for layer in set(self.pattern):
-            self._layer_parameters(layer)
+            declared = self._layer_parameters(layer)
+            if layer.factors and "mixer_norm" not in declared:
+                raise InputError("a layer with factors goes on from norms of what its parts read")
         if self.learned_positions:
             if self.max_context > self.learned_positions:
                 raise InputError(
@@ -196,12 +211,14 @@ class ModelConfig:
             mixer: Any = layer.mixer
             if spec.owner is not None:
                 mixer = dataclasses.replace(mixer, owner=spec.owner + first)
-            found.append(LayerSpec(mixer, layer.ffn))
+            found.append(dataclasses.replace(layer, mixer=mixer))
         return tuple(found)
 
     def mixers(self, kind: type[Any]) -> list[Any]:
-        """The different mixers of one kind, in the order of their layers."""
-        found = dict.fromkeys(layer.mixer for layer in self.pattern)
+        """The different mixers of one kind, in the order of their layers; where a layer's is made
+        of others, those.
+        """
+        found = dict.fromkeys(part for layer in self.pattern for part in layer.mixer.parts)
         return [mixer for mixer in found if isinstance(mixer, kind)]
 
     @functools.cached_property
@@ -214,7 +231,8 @@ class ModelConfig:
     def divided(self) -> set[int]:
         """Sizes that chips along the mesh's `model` have to divide."""
         kinds = {kind for layer in self.pattern for kind in (layer.mixer, layer.ffn) if kind}
-        return {getattr(kind, field) for kind in kinds for field in kind.divided} - {0}
+        parts = {part for kind in kinds for part in kind.parts}
+        return {getattr(part, field) for part in parts for field in part.divided} - {0}
 
     @property
     def cached_heads(self) -> list[int]:
@@ -225,13 +243,13 @@ class ModelConfig:
 
     def with_kinds(self, **changes: Any) -> "ModelConfig":
         """The same with these fields of every mixer and feed-forward that has them."""
-
-        def changed(kind: Any) -> Any:
-            own = {name: value for name, value in changes.items() if hasattr(kind, name)}
-            return dataclasses.replace(kind, **own) if own else kind
-
         pattern = tuple(
-            LayerSpec(changed(layer.mixer), changed(layer.ffn)) for layer in self.pattern
+            dataclasses.replace(
+                layer,
+                mixer=layer.mixer.changed(changes),
+                ffn=layer.ffn and layer.ffn.changed(changes),
+            )
+            for layer in self.pattern
         )
         return dataclasses.replace(self, pattern=pattern)
 
@@ -254,7 +272,7 @@ class ModelConfig:
                 mixer, ffn = mixer.per_chip(chips), ffn and ffn.per_chip(chips)
             if expert_chips > 1:
                 ffn = ffn and ffn.per_expert_chip(expert_chips)
-            return LayerSpec(mixer, ffn)
+            return dataclasses.replace(layer, mixer=mixer, ffn=ffn)
 
         pattern = tuple(map(divided, self.pattern))
         return dataclasses.replace(self, pattern=pattern, vocab_size=-(-self.vocab_size // chips))
@@ -268,7 +286,8 @@ class ModelConfig:
         layer = self.layers[int(path[1])]
         kind = layer.mixer if path[2] == "mixer" else layer.ffn
         assert kind is not None
-        return kind.shares(axis, chips)
+        own = {part.name: part for part in kind.parts} if len(kind.parts) > 1 else {}
+        return own.get(path[3], kind).shares(axis, chips)
 
     # --- parameters -------------------------------------------------------------------------------
 
@@ -290,16 +309,21 @@ class ModelConfig:
             declared["head"] = {"table": table}
         return params.with_formats(declared, dict(self.formats)) if self.formats else declared
 
+    def norms_of(self, layer: LayerSpec) -> tuple[bool, bool]:
+        """Whether norms stand before a layer's parts, and whether behind them."""
+        return (False, True) if layer.is_post_normed else (self.pre_norms, self.post_norms)
+
     def _layer_parameters(self, layer: LayerSpec) -> dict[str, Any]:
         norm = params.norm(self, self.width, "embed")
         declared: dict[str, Any] = {}
+        is_before, is_behind = self.norms_of(layer)
         for part, kind in (("mixer", layer.mixer), ("ffn", layer.ffn)):
             if kind is None:
                 continue
             declared[part] = dict(kind.parameters(self))
-            if self.pre_norms and not kind.norms_input:
+            if is_before and not kind.norms_input:
                 declared[f"{part}_norm"] = norm
-            if self.post_norms:
+            if is_behind:
                 declared[f"{part}_post_norm"] = norm
         if self.layer_inputs is not None:
             declared["inputs"] = self.layer_inputs.parameters(self)
@@ -310,14 +334,15 @@ class ModelConfig:
     @functools.cached_property
     def vectors(self) -> Mapping[tuple[str, bool, bool], int]:
         """Elements of all parameters that are no matrices, by their format as a `Move` has it, and
-        by whether chips along `model` and along `expert` divide them. Those of experts they do; all
-        others are few and count as whole on each chip.
+        by whether chips along `model` and along `expert` divide them. Those of experts and of
+        states they do; all others are few and count as whole on each chip.
         """
         found: collections.Counter[tuple[str, bool, bool]] = collections.Counter()
         for _, info in params.leaves(self.parameters()):
             if not info.is_matrix:
                 by_expert = info.logical_axes[0] == "experts"
-                is_split = by_expert and operations.is_divided(info)
+                is_many = by_expert or "states" in info.logical_axes
+                is_split = is_many and operations.is_divided(info)
                 format = operations.stored_as(info, self, "rest")
                 found[format, is_split, by_expert] += info.elements
         return found
@@ -355,47 +380,6 @@ class ModelConfig:
     def has_states(self) -> bool:
         """Whether any layer keeps a recurrent state, which pages cannot restore."""
         return any(spec.elements_per_sequence for spec in self.cache_specs)
-
-    def check_prompt_budgets(self, proposer: str | None, num_chips: int) -> None:
-        """Whether prompts may give up pages of the layers that keep all of the past: what these
-        cached is then at another index than its position, which is all that tells their pages.
-
-        Raises:
-            InputError: no layer does, or something else knows of positions: the message says what.
-        """
-        specs = [spec for spec in self.cache_specs if spec.owner is None]
-        reasons = {
-            f"{self.name} keeps states, which no page holds": self.has_states,
-            f"the queries of {self.name} choose what they read": any(
-                spec.index_width or spec.has_extremes for spec in specs
-            ),
-            f"entries of {self.name} are of several tokens": any(s.stride > 1 for s in specs),
-            f"no layer of {self.name} keeps all of a prompt": not any(
-                spec.elements_per_token and spec.window is None for spec in specs
-            ),
-            f"it goes with engine.proposer=ngram or none, not with {proposer}": (
-                proposer not in (None, "ngram")
-            ),
-            f"it goes with one chip, not with {num_chips}": num_chips > 1,
-        }
-        for reason, holds in reasons.items():
-            if holds:
-                raise InputError(f"engine.prompt_budgets: {reason}")
-
-    def check_trees(self) -> None:
-        """Whether drafts may branch.
-
-        Raises:
-            InputError: a layer keeps what is of one path.
-        """
-        if self.has_states:
-            raise InputError(f"{self.name} keeps states, which cannot branch: leave the tree out")
-        if not all(spec.can_tree for spec in self.cache_specs):
-            raise InputError(
-                "drafts that branch do not go with attention that chooses pages (token_budget) or "
-                "pools tokens (stride), since what it keeps is of one path: draft chains, without "
-                "tree="
-            )
 
     @functools.cached_property
     def groups_of_layer(self) -> dict[int, tuple[int, ...]]:
@@ -480,7 +464,8 @@ class ModelConfig:
             moves[tuple(divided)].append(Move("weights", ((elements, ()),), self.width, format))
         return tuple(
             Operation(
-                "experts.vectors" if by_expert else "vectors", "other", moves=tuple(own),
+                f"{'experts.' if by_expert else 'states.' if is_split else ''}vectors", "other",
+                moves=tuple(own),
                 is_split=is_split, by_expert=by_expert,
             )
             for (is_split, by_expert), own in moves.items()

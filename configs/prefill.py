@@ -59,3 +59,30 @@ class Prefill:
 
 
 TOGETHER = Prefill()
+
+
+def check_budgets(model: ModelConfig, proposer: str | None, num_chips: int) -> None:
+    """Whether prompts may give up pages of the layers that keep all of the past: what these cached
+    is then at another index than its position, which is all that tells their pages.
+
+    Raises:
+        InputError: no layer does, or something else knows of positions: the message says what.
+    """
+    specs = [spec for spec in model.cache_specs if spec.owner is None]
+    reasons = {
+        f"{model.name} keeps states, which no page holds": model.has_states,
+        f"the queries of {model.name} choose what they read": any(
+            spec.index_width or spec.has_extremes for spec in specs
+        ),
+        f"entries of {model.name} are of several tokens": any(s.stride > 1 for s in specs),
+        f"no layer of {model.name} keeps all of a prompt": not any(
+            spec.elements_per_token and spec.window is None for spec in specs
+        ),
+        f"it goes with engine.proposer=ngram or none, not with {proposer}": (
+            proposer not in (None, "ngram")
+        ),
+        f"it goes with one chip, not with {num_chips}": num_chips > 1,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise InputError(f"engine.prompt_budgets: {reason}")

@@ -53,15 +53,15 @@ NAMES = {
         gemma.GEMMA4_E4B,
         gemma.GEMMA4_26B_A4B,
         gemma.GEMMA4_31B,
+        granite.GRANITE4_H_SMALL,
     )
 }
 
-# Models of which a part is to come: their cost is known before they run.
+# Models whose checkpoints are not read: their cost is known before they run.
 PLANNED = {
     preset.config.name: preset
     for preset in (
         hunyuan.HUNYUAN_LARGE,
-        granite.GRANITE4_H_SMALL,
         mamba.MAMBA2_2P7B,
         character_ai.CHARACTER_AI,
     )

@@ -15,10 +15,16 @@ sys.path[:0] = [str(DOCS.parent)]
 
 from configs import presets  # noqa: E402
 from configs.kinds.attention import Attention  # noqa: E402
+from configs.kinds.combined import NoMixer, Parallel  # noqa: E402
 from configs.kinds.experts import Experts  # noqa: E402
 from configs.kinds.feed_forward import Gated, Plain  # noqa: E402
 from configs.kinds.kind import Mixer  # noqa: E402
 from configs.kinds.latent import Latent  # noqa: E402
+from configs.kinds.recurrent.delta_net import DeltaNet  # noqa: E402
+from configs.kinds.recurrent.linear_attention import LinearAttention  # noqa: E402
+from configs.kinds.recurrent.mamba import Mamba2  # noqa: E402
+from configs.kinds.recurrent.selective import Mamba  # noqa: E402
+from configs.kinds.recurrent.short_conv import ShortConv  # noqa: E402
 from configs.kinds.rope import Rope  # noqa: E402
 from configs.model import ModelConfig  # noqa: E402
 from inference.checkpoints import opened  # noqa: E402
@@ -38,8 +44,8 @@ reads it (`test_convert.py`). A `.gguf` file of each family gives the parameters
 and the logits of its conversion to the last bit, under the names of the `gguf` library
 (`test_gguf.py`, `test_gguf_mixtures.py`, `test_gguf_types.py` and `test_families.py` in
 `tests/inference/checkpoints/`); llama.cpp calls Mistral and Mixtral a llama, and keeps no window of
-them, OLMo 3 an olmo2, and DeepSeek-V2, V3 and GLM-4.7-Flash a deepseek2; FlexOlmo, DeepSeek-V3.2
-and GLM-5 are read from no `.gguf` file.
+them, OLMo 3 an olmo2, and DeepSeek-V2, V3 and GLM-4.7-Flash a deepseek2; FlexOlmo, DeepSeek-V3.2,
+GLM-5 and what keeps states are read from no `.gguf` file.
 [Adding a family](add_a_model.md).
 """
 _GGUF = """\
@@ -60,8 +66,9 @@ predict a second token (DeepSeek-V3, GLM) are left out, as many as the configura
 where it is one, `--speculate=mtp` has it draft
 ([how](speculation.md#the-layer-that-a-checkpoint-brings)). Of Gemma 4 the text is served: what
 reads images and sounds in a published directory is left out, in a line, and so are keys and values
-of layers that read earlier ones'. A `.gguf` file of it brings a tokenizer that is not read
-(`tokenizer.ggml.model=gemma4`).
+of layers that read earlier ones'. Of Qwen3.5 it is the text too; the layers with which it and
+Qwen3-Next predict a second token (`mtp.*`) are left out. A `.gguf` file of Gemma 4 brings a
+tokenizer that is not read (`tokenizer.ggml.model=gemma4`).
 
 What names one of these architectures needs nothing more, and is not tested: Mixtral 8x22B,
 Qwen2-57B-A14B, Qwen3-235B-A22B, GLM-4.6 and OLMo 3 32B are larger sizes, DeepSeek-R1 is a
@@ -75,12 +82,12 @@ More architectures of transformers 5.23 are such combinations by their code, and
 names alone: SolarOpen (Llama's attention, GLM-4.5's mixture), HYV3 (Qwen3's attention and
 DeepSeek-V3's mixture), ExaoneMoe (SmolLM3's layers without RoPE, DeepSeek-V3's mixture), Mellum
 (Qwen3-MoE with Gemma 3's two kinds of positions), Youtu (DeepSeek-V3's attention before a dense
-feed-forward) and Ernie4_5_Moe (rotary pairs side by side, offsets beside softmax; its layer that
-predicts a second token has names of its own). Others need a part first:
+feed-forward), Ernie4_5_Moe (rotary pairs side by side, offsets beside softmax; its layer that
+predicts a second token has names of its own), and Granite, GraniteMoe and GraniteMoeShared (Granite
+4 without states). Others need a part first:
 
 | architecture | part that is not here |
 | --- | --- |
-| GraniteMoe, GraniteMoeShared | factors on what layers add, and on logits |
 | HunYuanMoEV1 | norms of query and key heads behind RoPE |
 | Phimoe | routing that masks experts far below the best; a bias of the head |
 | LongcatFlash | experts that return their input; two mixers and feed-forwards around a mixture |
@@ -88,7 +95,6 @@ predicts a second token has names of its own). Others need a part first:
 | Afmoe, Laguna | a gate on what attention returns |
 | DeepseekV4 | residual streams that mix; experts by token id (its attention is here) |
 | Llama4 | experts whose inputs are weighed; attention in chunks |
-| Qwen3Next, KimiLinear, MiniMax | linear attention |
 """
 
 
@@ -125,32 +131,40 @@ def page() -> str:
 def _parts(config: ModelConfig) -> list[str]:
     """What a model has that the first Llama has not."""
     layers = config.layers
-    mixer, ffn = layers[0].mixer, layers[-1].ffn
-    attention = mixer if isinstance(mixer, Attention) else Attention(1, 1, 2)
+    mixer = layers[0].mixer
+    ffns = [layer.ffn for layer in layers if layer.ffn]
     mixers = config.mixers(Attention)
-    ropes = [layer.mixer.rope for layer in layers]
-    windows = [getattr(layer.mixer, "window", None) is not None for layer in layers]
-    has_ffn_bias = not isinstance(ffn, Experts) and ffn.has_bias
+    attention = next(iter(mixers), Attention(1, 1, 2))
+    reading = [part for layer in layers for part in layer.mixer.parts if hasattr(part, "rope")]
+    ropes = [part.rope for part in reading]
+    windows = [getattr(part, "window", None) is not None for part in reading]
+    has_ffn_bias = any(isinstance(ffn, Gated | Plain) and ffn.has_bias for ffn in ffns)
     biases = (*attention.biases, *(("ffn",) if has_ffn_bias else ()))
     parts = [
-        *_latent(mixer),
+        *_states(config),
+        *_delta(config),
+        *_linear(config),
+        *_latent(next(iter(config.mixers(Latent)), mixer)),
         *_experts(config),
         ("layer norm" if config.norm == "layer" else ""),
         ("" if config.pre_norms else "norms after only"),
         ("norms before and after" if config.pre_norms and config.post_norms else ""),
+        ("norms after in some layers" if any(layer.is_post_normed for layer in layers) else ""),
         {
             None: "",
             "head": "norm of each query and key head",
             "all": "norm of all queries and keys",
         }[attention.qk_norm],
         (f"biases ({', '.join(biases)})" if biases else ""),
-        ("plain feed-forward" if isinstance(ffn, Plain) else ""),
+        ("plain feed-forward" if any(isinstance(ffn, Plain) for ffn in ffns) else ""),
         ("learned positions" if config.learned_positions else ""),
         ("windows in some layers" if any(windows) and not all(windows) else ""),
-        ("windows in all layers" if all(windows) else ""),
+        ("windows in all layers" if windows and all(windows) else ""),
         ("layers without RoPE" if None in ropes and any(ropes) else ""),
+        ("no positions" if mixers and not any(ropes) and not config.learned_positions else ""),
         ("soft cap of scores" if attention.score_cap else ""),
         ("sinks" if attention.has_sinks else ""),
+        ("output gates" if attention.has_output_gate else ""),
         ("soft cap of logits" if config.logit_cap else ""),
         ("scaled embedding" if config.embedding_scale != 1 else ""),
         ("root mean square of values" if attention.has_value_norm else ""),
@@ -159,12 +173,46 @@ def _parts(config: ModelConfig) -> list[str]:
         ("shared caches" if any(m.owner is not None for m in mixers) else ""),
         ("inputs of each layer" if config.layer_inputs else ""),
         ("scales of layers" if config.has_layer_scales else ""),
+        ("scaled residuals" if config.residual_scale != 1 else ""),
+        ("scaled logits" if config.logit_scale != 1 else ""),
+        ("scaled keys" if attention.key_scale != 1 else ""),
     ]
     turning = [rope for rope in ropes if isinstance(rope, Rope)]
     kinds = {type(rope.scaling).__name__.lower() for rope in turning if rope.scaling is not None}
     parts += [f"RoPE {kind}" for kind in sorted(kinds)]
     parts += ["partial RoPE" for rope in turning[:1] if rope.share < 1]
     return [part for part in parts if part]
+
+
+def _delta(config: ModelConfig) -> list[str]:
+    """Of layers with the delta rule."""
+    mixers = config.mixers(DeltaNet)
+    if not mixers:
+        return []
+    is_by_channel = any(mixer.decay_rank for mixer in mixers)
+    return [
+        "Kimi Delta Attention" if is_by_channel else "gated DeltaNet",
+        ("steps that overshoot" if any(mixer.most_beta > 1 for mixer in mixers) else ""),
+    ]
+
+
+def _states(config: ModelConfig) -> list[str]:
+    """Of layers that keep a state of fixed size."""
+    selective, heads = config.mixers(Mamba), config.mixers(Mamba2)
+    kinds = [layer.mixer.parts for layer in config.layers]
+    both = any(len(parts) > 1 for parts in kinds)
+    norms = {mixer.norms for mixer in selective}
+    limits = {mixer.step_limits for mixer in heads} - {Mamba2(1, 1, 1).step_limits}
+    return [
+        ("Mamba" if selective else ""),
+        ("Mamba-2" if heads else ""),
+        ("norms without weights of what tokens choose" if "plain" in norms else ""),
+        ("norms of what tokens choose" if "weighted" in norms else ""),
+        ("limited steps" if limits else ""),
+        ("attention and states in one layer" if both else ""),
+        ("layers of one part" if any(isinstance(p[0], NoMixer) for p in kinds) else ""),
+        ("no feed-forward" if all(layer.ffn is None for layer in config.layers) else ""),
+    ]
 
 
 def _latent(mixer: Mixer) -> list[str]:
@@ -174,13 +222,14 @@ def _latent(mixer: Mixer) -> list[str]:
         "latent attention",
         ("latent queries" if mixer.query_rank else ""),
         ("an indexer that chooses tokens" if mixer.indexer else ""),
-        ("rotary pairs side by side" if mixer.rope.neighbours else ""),
+        ("rotary pairs side by side" if mixer.rope and mixer.rope.neighbours else ""),
+        ("no positions" if mixer.rope is None else ""),
         ("scores scaled for the context" if mixer.scale else ""),
     ]
 
 
 def _experts(config: ModelConfig) -> list[str]:
-    ffns = [layer.ffn for layer in config.layers]
+    ffns = [layer.ffn for layer in config.layers if layer.ffn]
     found = next((ffn for ffn in ffns if isinstance(ffn, Experts)), None)
     if found is None:
         return []
@@ -198,12 +247,39 @@ def _experts(config: ModelConfig) -> list[str]:
         ("biases of experts" if found.has_bias else ""),
         ("limited hidden values" if found.limit else ""),
         ("norms of experts and router" if found.has_norms else ""),
+        ("plain experts" if not found.is_gated else ""),
+        ("experts behind a latent" if found.latent_width else ""),
+    ]
+
+
+def _linear(config: ModelConfig) -> list[str]:
+    """Of layers whose states decay alike at every token, or are what was convolved last."""
+    attends, factors = config.mixers(LinearAttention), any(own.factors for own in config.layers)
+    return [
+        ("gated short convolutions" if config.mixers(ShortConv) else ""),
+        ("lightning attention" if any(own.decay is not None for own in attends) else ""),
+        ("a residual stream that goes on from norms" if factors else ""),
     ]
 
 
 def _heads(mixer: Mixer) -> str:
+    if isinstance(mixer, ShortConv):
+        return f"{mixer.channels} channels"
+    if isinstance(mixer, LinearAttention):
+        return f"{mixer.num_heads} of {mixer.key_width} x {mixer.value_width}"
     if isinstance(mixer, Latent):
         return f"{mixer.num_heads} of {mixer.nope_width} + {mixer.rope_width}"
+    if isinstance(mixer, DeltaNet):
+        sizes = f"{mixer.key_width} x {mixer.value_width}"
+        return f"{mixer.num_heads}/{mixer.num_key_heads} of {sizes}"
+    if isinstance(mixer, Mamba):
+        return f"{mixer.channels} channels of {mixer.state_width}"
+    if isinstance(mixer, Mamba2):
+        return f"{mixer.num_heads}/{mixer.num_groups} of {mixer.state_width} x {mixer.head_width}"
+    if isinstance(mixer, Parallel):
+        return f"{_heads(mixer.attention)} and {_heads(mixer.recurrent)}"
+    if isinstance(mixer, NoMixer):
+        return ""
     assert isinstance(mixer, Attention)
     return f"{mixer.num_heads}/{mixer.num_kv_heads} of {mixer.head_width}"
 
@@ -217,7 +293,7 @@ def _checkpoint(name: str, directory: Path, config: ModelConfig) -> str:
         greedy = len(arrays["greedy_prompts"]) if "greedy_prompts" in arrays.files else greedy
     return _row(
         f"`{name}`",
-        _heads(config.layers[0].mixer),
+        ", ".join(filter(None, dict.fromkeys(_heads(layer.mixer) for layer in config.layers))),
         f"{visited.top_k}/{visited.num_experts}" if visited else "",
         str(config.num_layers),
         "tied" if config.tied else "own",

@@ -26,7 +26,7 @@ from inference.device_memory import DeviceMemory
 from inference.input_processor import InputProcessor
 from inference.outputs import Completion, RequestOutput, Score, alternatives
 from inference.params_versions import ParamsVersions
-from inference.planner import swap_policy
+from inference.planner import cache_policy
 from inference.prefill_worker import PrefillWorker
 from inference.request import SamplingParams
 from inference.request_state import RequestState
@@ -72,7 +72,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.eos_ids = frozenset(eos_ids)
         self._input_processor = InputProcessor(config, tokenizer, self.eos_ids, why_no_text)
-        self.scheduler = Scheduler(config, swap_policy.offload_policy(config))
+        self.scheduler = Scheduler(config, *cache_policy.of_caches(config))
         if config.engine.adapt_drafts:
             self.scheduler.draft_policy = AdaptiveDrafts(config.engine)
         self._steps = StepsInFlight(self.scheduler, self.model_runner)

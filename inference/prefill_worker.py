@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from configs.engine import Config
 from configs.errors import InputError
-from inference.planner import swap_policy
+from inference.planner import cache_policy
 from inference.runtime.model_runner import ModelRunner
 from inference.runtime.steps_in_flight import StepsInFlight
 from inference.scheduling.scheduler import Scheduler
@@ -67,7 +67,7 @@ class PrefillWorker:
         receiver.before_admit = self.send
         self._mesh = meshes.for_prefill(config)
         own = config.for_prefill()
-        self.scheduler = Scheduler(own, swap_policy.offload_policy(own))
+        self.scheduler = Scheduler(own, cache_policy.offload_policy(own))
         shapes = self.scheduler.shapes
         self.scheduler.shapes = tuple(shape for shape in shapes if not shape.decode[0])
         params = self.params_of(receiver.params)

@@ -9,13 +9,20 @@ import jax.numpy as jnp
 
 from configs.cache import CacheSpec
 from configs.kinds.attention import Attention
+from configs.kinds.combined import NoMixer, Parallel
 from configs.kinds.compressed import Compressed
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.kind import Kind
 from configs.kinds.latent import Latent
+from configs.kinds.recurrent.delta_net import DeltaNet
+from configs.kinds.recurrent.linear_attention import LinearAttention
+from configs.kinds.recurrent.mamba import Mamba2
+from configs.kinds.recurrent.s4 import S4
+from configs.kinds.recurrent.selective import Mamba
+from configs.kinds.recurrent.short_conv import ShortConv
 from configs.model import LayerSpec, ModelConfig
-from layers import norm, registry, rope
+from layers import kv_cache, norm, registry, rope
 from layers.feed_forwards import dense, experts, layer_inputs
 from layers.kernels.device import has_free_views
 from layers.kernels.linear import low_bit, packed
@@ -23,9 +30,19 @@ from layers.kernels.linear.low_bit import Quantized
 from layers.kernels.linear.packed import Packed
 from layers.linear import linear, soft_cap
 from layers.mixers import attention as attend
-from layers.mixers import compressed, latent
+from layers.mixers import (
+    combined,
+    compressed,
+    delta_net,
+    latent,
+    linear_attention,
+    mamba,
+    s4,
+    short_conv,
+)
 from layers.params import Params, looked_up
 from layers.ragged import Ragged
+from layers.recurrence.sums import rounded
 from layers.registry import Leaf, StepContext, Visits
 from sharding import collectives
 
@@ -34,6 +51,14 @@ _LANES = 128  # of a TPU's tiles
 registry.register(Attention, attend.apply)
 registry.register(Latent, latent.apply)
 registry.register(Compressed, compressed.apply)
+registry.register(DeltaNet, delta_net.apply)
+registry.register(Mamba, mamba.apply_mamba)
+registry.register(Mamba2, mamba.apply_mamba2)
+registry.register(Parallel, combined.apply_parallel)
+registry.register(NoMixer, combined.apply_none)
+registry.register(LinearAttention, linear_attention.apply)
+registry.register(S4, s4.apply)
+registry.register(ShortConv, short_conv.apply)
 registry.register(Gated, dense.gated)
 registry.register(Plain, dense.plain)
 registry.register(Experts, experts.apply)
@@ -62,7 +87,8 @@ def param_infos(config: ModelConfig) -> Any:
         InputError: nothing applies one of its layer kinds yet.
     """
     for layer in config.pattern:
-        registry.apply_mixer(layer.mixer)
+        for mixer in (layer.mixer, *layer.mixer.parts):
+            registry.apply_mixer(mixer)
         if layer.ffn is not None:
             registry.apply_feed_forward(layer.ffn)
     return config.parameters()
@@ -139,12 +165,14 @@ def layers(
         owner = config.cache_specs[index].owner
         home = index if owner is None else owner
         with jax.named_scope(f"layer_{index}"):
-            x_TD, leaves[home], own_visits = _block_once(
-                weights, x_TD, leaves[home], ragged, angles[layer.mixer.rotation],
+            leaf = leaves[home]
+            x_TD, returned, own_visits = _block_once(
+                weights, x_TD, kv_cache.of_mixer(leaf), ragged, angles[layer.mixer.rotation],
                 None if inputs_LTP is None else inputs_LTP[index], config=config, layer=layer,
                 spec=config.cache_specs[home], groups=config.groups_of_layer.get(home, (0,)),
                 is_owner=owner is None, deterministic=deterministic, attention=attention,
             )  # fmt: skip
+            leaves[home] = kv_cache.from_mixer(leaf, returned)
         streams[index + 1] = x_TD
         visits += [] if own_visits is None else [own_visits]
     return Passed(
@@ -221,20 +249,22 @@ def _block(
     context = StepContext(
         ragged, angles, spec, groups[0], is_owner, deterministic, attention, page_format, groups[-1]
     )
-    hidden_TD = _normed(weights, config, "mixer", layer.mixer, x_TD)
+    is_before, is_behind = config.norms_of(layer)
+    hidden_TD = _normed(weights, config, "mixer", layer.mixer, x_TD) if is_before else x_TD
     mix = registry.apply_mixer(layer.mixer)
     out_TD, leaf = mix(weights["mixer"], config, layer.mixer, hidden_TD, leaf, context)
-    if config.post_norms:
+    if is_behind:
         out_TD = norm.apply(out_TD, weights["mixer_post_norm"], config)
-    x_TD, visits = x_TD + out_TD, None
+    to_mixer, to_ffn = layer.factors or (None, None)
+    x_TD, visits = _added(config, x_TD, hidden_TD, out_TD, to_mixer), None
     if layer.ffn is not None:
         with jax.named_scope("ffn"):
-            hidden_TD = _normed(weights, config, "ffn", layer.ffn, x_TD)
+            hidden_TD = _normed(weights, config, "ffn", layer.ffn, x_TD) if is_before else x_TD
             feed = registry.apply_feed_forward(layer.ffn)
             out_TD, visits = feed(weights["ffn"], config, layer.ffn, hidden_TD, context)
-        if config.post_norms:
+        if is_behind:
             out_TD = norm.apply(out_TD, weights["ffn_post_norm"], config)
-        x_TD += out_TD
+        x_TD = _added(config, x_TD, hidden_TD, out_TD, to_ffn)
     if input_TP is not None:
         assert config.layer_inputs is not None
         with jax.named_scope("inputs"):
@@ -263,15 +293,31 @@ def _normed(
     weights: Params, config: ModelConfig, part: str, kind: Kind, x_TD: jax.Array
 ) -> jax.Array:
     """What a part of a layer reads of the residual stream."""
-    if not config.pre_norms or kind.norms_input:
+    if kind.norms_input:
         return x_TD
     return norm.apply(x_TD, weights[f"{part}_norm"], config)
+
+
+def _added(
+    config: ModelConfig,
+    x_TD: jax.Array,
+    normed_TD: jax.Array,
+    out_TD: jax.Array,
+    factors: tuple[float, float] | None,
+) -> jax.Array:
+    """The residual stream behind a part of a layer; see `LayerSpec.factors`."""
+    if config.residual_scale != 1:
+        out_TD = rounded(out_TD * config.residual_scale)
+    if factors is None:
+        return x_TD + out_TD
+    return rounded(factors[0] * normed_TD) + rounded(factors[1] * out_TD)
 
 
 def logits(params: Params, config: ModelConfig, hidden_QD: jax.Array) -> jax.Array:
     """Head over packed rows: float32 [Q, V], on a mesh the chip's part of it."""
     with jax.named_scope("head"):
         logits_QV = linear(hidden_QD, (params["embed"] if config.tied else params["head"])["table"])
+        logits_QV *= config.logit_scale
         return logits_QV if config.logit_cap is None else soft_cap(logits_QV, config.logit_cap)
 
 

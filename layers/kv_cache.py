@@ -10,8 +10,9 @@ Quantized rows are bytes, made of a token's own numbers and never revised: eleme
 bfloat16 of each of their groups. A kernel never sees what wrote them, and nothing that copies pages
 knows of them.
 
-A recurrent state is float32 [slots + 1, 1 + k, elements]: the state after position p lives at index
-p mod (1 + k), so that the committed length alone names the state to read.
+Recurrent states are arrays float32 [slots + 1, 1 + k, ...] of the shapes that a spec names: the
+state after position p lives at index p mod (1 + k), so that the committed length alone names the
+one to read.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from configs.cache import CacheSpec, PageFormat, PageGroup
+from configs.cache import SNAPSHOTS, CacheSpec, PageFormat, PageGroup
 from configs.model import ModelConfig
 from configs.precision import CACHE_FORMATS
 from layers.kernels.device import has_free_views
@@ -67,9 +68,45 @@ class Compressed:
     tokens: Indexed
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Recurrent:
+    """What a layer keeps that has states.
+
+    Attributes:
+        states: an array of each that `CacheSpec.states` names, [slots + 1, 1 + k, ...].
+        snapshots: copies of states that outlive their sequence, [snapshots, ...] each; the first is
+            a sink. A mixer gets the states alone.
+    """
+
+    states: tuple[CacheLeaf, ...]
+    snapshots: tuple[CacheLeaf, ...]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Stateful:
+    """What a layer gets that attends and recurs side by side; with its snapshots, `Recurrent` is
+    what stands for its states.
+
+    Attributes:
+        pages: of keys and values.
+        states: a tuple of arrays, as `CacheSpec.states` names them.
+    """
+
+    pages: CacheLeaf
+    states: CacheLeaf
+
+
 def part(cache: Cache, layer: int, number: int) -> CacheLeaf:
-    """Pages of one part of what a layer keeps, as `CacheSpec.parts` counts them."""
+    """Pages of one part of what a layer keeps, as `CacheSpec.parts` counts them; or snapshots
+    (`cache.SNAPSHOTS`).
+    """
     leaf = cache[layer]
+    if number == SNAPSHOTS:
+        return (leaf.states if isinstance(leaf, Stateful) else leaf).snapshots
+    if isinstance(leaf, Stateful):
+        return leaf.pages
     if not isinstance(leaf, Compressed):
         return leaf
     return leaf.tokens if number else leaf.entries
@@ -78,9 +115,89 @@ def part(cache: Cache, layer: int, number: int) -> CacheLeaf:
 def with_part(cache: Cache, layer: int, number: int, pages: CacheLeaf) -> Cache:
     """The cache with other pages there."""
     leaf = cache[layer]
+    if number == SNAPSHOTS:
+        kept = with_states((leaf,), lambda own: dataclasses.replace(own, snapshots=pages))
+        return (*cache[:layer], *kept, *cache[layer + 1 :])
+    if isinstance(leaf, Stateful):
+        pages = dataclasses.replace(leaf, pages=pages)
     if isinstance(leaf, Compressed):
         pages = dataclasses.replace(leaf, **{"tokens" if number else "entries": pages})
     return (*cache[:layer], pages, *cache[layer + 1 :])
+
+
+def of_mixer(leaf: CacheLeaf) -> CacheLeaf:
+    """What a mixer gets of its layer's leaf: all but snapshots."""
+    if isinstance(leaf, Recurrent):
+        return leaf.states
+    if isinstance(leaf, Stateful):
+        return dataclasses.replace(leaf, states=leaf.states.states)
+    return leaf
+
+
+def from_mixer(leaf: CacheLeaf, returned: CacheLeaf) -> CacheLeaf:
+    """A layer's leaf with what its mixer returned."""
+    if isinstance(leaf, Recurrent):
+        return dataclasses.replace(leaf, states=returned)
+    if isinstance(leaf, Stateful):
+        states = dataclasses.replace(leaf.states, states=returned.states)
+        return dataclasses.replace(returned, states=states)
+    return returned
+
+
+def with_states(cache: Cache, change: Callable[[Recurrent], Recurrent]) -> Cache:
+    """The cache with the states and snapshots of each layer changed."""
+
+    def changed(leaf: CacheLeaf) -> CacheLeaf:
+        if isinstance(leaf, Stateful):
+            return dataclasses.replace(leaf, states=change(leaf.states))
+        return change(leaf) if isinstance(leaf, Recurrent) else leaf
+
+    return tuple(map(changed, cache))
+
+
+def keep_states(
+    cache: Cache, slot_A: jax.Array, num_tokens_A: jax.Array, snapshot_A: jax.Array
+) -> Cache:
+    """Makes snapshots, i32[A] by number, of these slots' states after so many tokens."""
+
+    def keep(leaf: Recurrent) -> Recurrent:
+        at_A = (num_tokens_A - 1) % leaf.states[0].shape[1]
+        kept = zip(leaf.snapshots, leaf.states, strict=True)
+        made = tuple(own.at[snapshot_A].set(state[slot_A, at_A]) for own, state in kept)
+        return dataclasses.replace(leaf, snapshots=made)
+
+    return with_states(cache, keep)
+
+
+def start_states(
+    cache: Cache,
+    slot_A: jax.Array,
+    source_A: jax.Array,
+    num_tokens_A: jax.Array,
+    snapshot_A: jax.Array,
+) -> Cache:
+    """Writes the states of slots that sequences start in: those of the slot that one was forked
+    from (-1: of none), or those after so many tokens that a snapshot holds (0: none does), or
+    zeros.
+    """
+
+    def start(leaf: Recurrent) -> Recurrent:
+        at_A = (num_tokens_A - 1) % leaf.states[0].shape[1]
+
+        def started(state: jax.Array, kept: jax.Array) -> jax.Array:
+            fresh_A = jnp.where(_across(source_A >= 0, state), state[source_A], 0)
+            state = state.at[slot_A].set(fresh_A)
+            own_A = jnp.where(_across(snapshot_A > 0, kept), kept[snapshot_A], state[slot_A, at_A])
+            return state.at[slot_A, at_A].set(own_A)
+
+        pairs = zip(leaf.states, leaf.snapshots, strict=True)
+        return dataclasses.replace(leaf, states=tuple(started(*pair) for pair in pairs))
+
+    return with_states(cache, start)
+
+
+def _across(is_A: jax.Array, like: jax.Array) -> jax.Array:
+    return is_A.reshape(-1, *[1] * (like.ndim - 1))
 
 
 def abstract(
@@ -90,9 +207,10 @@ def abstract(
     max_seqs: int,
     num_drafts: int,
     layout: Callable[[int, int, PageFormat], CacheLeaf] | None = None,
+    num_snapshots: int = 1,
 ) -> Cache:
-    """Shapes of the cache: `num_pages` counts each page group's pages, the sink included; `layout`
-    is that of the chosen attention, None for any that is token-major.
+    """Shapes of the cache: `num_pages` counts each page group's pages, the sink included, as does
+    `num_snapshots`; `layout` is that of the chosen attention, None for any that is token-major.
     """
 
     def paged(layer: int, spec: CacheSpec, group: int) -> CacheLeaf:
@@ -113,11 +231,18 @@ def abstract(
         if spec.elements_per_token:
             groups = config.groups_of_layer[layer]
             found = [paged(layer, *own) for own in zip(spec.parts, groups, strict=True)]
+            if spec.states:
+                return Stateful(found[0], states(spec))
             return found[0] if spec.beside is None else Compressed(*found)
-        if spec.elements_per_sequence:
-            shape = (max_seqs + 1, 1 + num_drafts, spec.elements_per_sequence)
-            return jax.ShapeDtypeStruct(shape, jnp.float32)
-        return None
+        return states(spec) if spec.states else None
+
+    def states(spec: CacheSpec) -> Recurrent:
+        def arrays(*rows: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+            return tuple(
+                jax.ShapeDtypeStruct((*rows, *shape), jnp.float32) for shape in spec.states
+            )
+
+        return Recurrent(arrays(max_seqs + 1, 1 + num_drafts), arrays(num_snapshots))
 
     return tuple(leaf(layer) for layer in range(config.num_layers))
 

@@ -40,6 +40,31 @@ def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array, eps: float) -> 
     return _layer_norm(eps)(x.astype(jnp.float32), weight, bias)
 
 
+def gated_norm(
+    x_TX: jax.Array,
+    gate_TX: jax.Array,
+    weight: jax.Array,
+    eps: float,
+    width: int | None,
+    norms_first: bool,
+) -> jax.Array:
+    """RMSNorm of what a gate lets pass, x silu(gate), or a gate behind the norm: float32 [T, X].
+    So many elements are normed together (None: all of X); where X is fewer, the chips of a mesh
+    hold the others.
+    """
+    with jax.named_scope("norm"):
+        gate_TX = jax.nn.silu(gate_TX)
+        x_TX = x_TX if norms_first else x_TX * gate_TX
+        width = width or x_TX.shape[1]
+        x_TGX = x_TX.reshape(x_TX.shape[0], -1, min(width, x_TX.shape[1]))
+        squares_TG1 = row_sum(x_TGX * x_TGX)
+        if width > x_TX.shape[1]:
+            squares_TG1 = collectives.total(squares_TG1)
+        x_TGX = x_TGX * jax.lax.rsqrt(squares_TG1 / width + eps)
+        x_TX = x_TGX.reshape(x_TX.shape) * weight.astype(jnp.float32)
+        return x_TX * gate_TX if norms_first else x_TX
+
+
 @functools.cache  # one function for all layers
 def _rms_norm(eps: float, offset: float) -> Callable[[jax.Array, jax.Array], jax.Array]:
     def reference(x: jax.Array, weight: jax.Array) -> jax.Array:

@@ -20,6 +20,8 @@ class Rectangle:
     cache is its position. With it they are a tree of drafts: the first is the root, and a token's
     position follows from its depth, so that branches share positions but no KV positions.
 
+    With `is_chained` a row may go on where the row before it stops.
+
     Padding tokens are not valid; they stand at the newest valid token's place in the cache, so they
     widen no range. In a tree that is no token's position: ranges of positions are of valid tokens.
     """
@@ -35,6 +37,7 @@ class Rectangle:
     # i32[Y], tokens of earlier pages that the cache has no more, whole pages: what is behind them
     # lies so much earlier. None: there are none; a tree knows of none.
     num_dropped_Y: jax.Array | None = None
+    is_chained: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @property
     def num_tokens(self) -> int:

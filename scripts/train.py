@@ -27,10 +27,10 @@ _TASK = flags.DEFINE_enum(
     "task",
     "lm",
     [*small.RECIPES, *train_heads.TASKS],
-    "lm: the recipe's model from scratch, or --model trained on. mixture: a small mixture of "
-    "experts from scratch, likewise. draft: a small model from scratch, with the tokenizer of "
-    "--model, for which it is to draft. medusa, eagle: heads that draft for --model, by default on "
-    "what it writes itself.",
+    "lm: the recipe's model from scratch, or --model trained on. mixture, based, s4: a small "
+    "mixture of experts, linear attention beside windows, or S4 from scratch, likewise. draft: a "
+    "small model from scratch, with the tokenizer of --model, for which it is to draft. medusa, "
+    "eagle: heads that draft for --model, by default on what it writes itself.",
 )
 _OUTPUT, _TEXT = output_flag.OUTPUT, text_flag.TEXT
 flags.adopt_module_key_flags(output_flag)
@@ -139,7 +139,7 @@ def _resolved() -> Any:
 
     if flags.FLAGS["model"].present:
         return resolve.resolve(common.model_name())
-    if _TASK.value in ("lm", "mixture"):
+    if _TASK.value in small.RECIPES and _TASK.value != "draft":
         return None
     target = cache_directory.trained(small.RECIPES["lm"].model.name)
     if not target.is_dir():

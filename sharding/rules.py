@@ -23,6 +23,8 @@ RULES: Mapping[str, str | None] = {
     "shared": "model",
     "experts": "expert",
     "embed": None,
+    "taps": None,
+    "states": None,
 }
 
 

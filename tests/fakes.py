@@ -19,11 +19,18 @@ import pytest
 from configs.cache import CacheSpec, recurrent, shared
 from configs.engine import Config, EngineConfig
 from configs.kinds.attention import Attention, sharing
+from configs.kinds.combined import NoMixer, Parallel
 from configs.kinds.compressed import Compressed
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.latent import Indexer, Latent
 from configs.kinds.layer_inputs import LayerInputs
+from configs.kinds.recurrent.delta_net import DeltaNet
+from configs.kinds.recurrent.linear_attention import LinearAttention
+from configs.kinds.recurrent.mamba import Mamba2
+from configs.kinds.recurrent.s4 import S4
+from configs.kinds.recurrent.selective import Mamba
+from configs.kinds.recurrent.short_conv import ShortConv
 from configs.kinds.rope import Dynamic, Proportional, Rope, Yarn
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import LayerSpec, ModelConfig
@@ -107,8 +114,9 @@ def counter(x_TD, state, context):
 
 def apply(params, config, kind, x_TD, leaf, context):
     """Any of the three."""
-    if kind.spec.elements_per_sequence:
-        return counter(x_TD, leaf, context)
+    if kind.spec.states:
+        out_TD, state = counter(x_TD, leaf[0], context)
+        return out_TD, (state,)
     return (sharer if kind.spec.owner is not None else paged)(x_TD, leaf, context)
 
 
@@ -136,7 +144,12 @@ def continuation(history: Sequence[int], n: int) -> list[int]:
 
 def fake_model(**changes: Any) -> ModelConfig:
     """Pages, a state, pages with a window, and a sharer of the first layer: two page groups."""
-    specs = CacheSpec(1, ELEMENTS), recurrent(1), CacheSpec(1, ELEMENTS, window=WINDOW), shared(0)
+    specs = (
+        CacheSpec(1, ELEMENTS),
+        recurrent((1,)),
+        CacheSpec(1, ELEMENTS, window=WINDOW),
+        shared(0),
+    )
     pattern = tuple(LayerSpec(Caching(spec), None) for spec in specs)
     fields = dict(width=4, num_layers=4, max_context=128, pattern=pattern, dtype="float32")
     return ModelConfig("fake", "fake", VOCAB, **fields | changes)
@@ -256,6 +269,58 @@ def gpt_oss(dtype: str = "float32", **changes: Any) -> ModelConfig:
     return _changed(model, changes)
 
 
+def delta(dtype: str = "float32", **changes: Any) -> ModelConfig:
+    """States that tokens correct, with a decay a head and one a key channel, beside attention with
+    an output gate and latent attention without positions, whose layer norms what it adds.
+    """
+    mixers = (
+        DeltaNet(24, 12, key_width=4, value_width=3, most_beta=2.0),
+        DeltaNet(12, 12, 4, 4, decay_rank=5, gate_rank=7, gate="sigmoid"),
+        Attention(4, 2, 8, rope=Rope(share=0.5), qk_norm="head", has_output_gate=True),
+        Latent(4, 10, 4, 6, 8, rope=None, has_bias=True),
+    )
+    pattern = [LayerSpec(mixer, Gated(40), isinstance(mixer, Latent)) for mixer in mixers]
+    model = ModelConfig(
+        "tiny-delta", "kimi_linear", 131, width=24, num_layers=4, max_context=256, dtype=dtype,
+        pattern=tuple(pattern), norm_offset=1.0,
+    )  # fmt: skip
+    return _changed(model, changes)
+
+
+def jamba(dtype: str = "float32", **changes: Any) -> ModelConfig:
+    """Jamba in small: selective scans and experts, then attention without positions."""
+    mamba = Mamba(channels=48, state_width=6, step_rank=3, norms="weighted")
+    attention = Attention(num_heads=4, num_kv_heads=2, head_width=8, rope=None)
+    experts = Experts(4, 2, 20, Router(is_normalized=False))
+    model = ModelConfig(
+        "tiny-jamba", "jamba", 131, width=24, num_layers=2, max_context=256, dtype=dtype,
+        pattern=(LayerSpec(mamba, experts), LayerSpec(attention, Gated(40))),
+    )  # fmt: skip
+    return _changed(model, changes)
+
+
+def linear(dtype: str = "float32", **changes: Any) -> ModelConfig:
+    """What keeps a state without choosing what enters it, and a window: a short convolution, linear
+    attention with each map, S4; the residual stream of one layer goes on from its norms.
+    """
+    taylor = LinearAttention(12, key_width=3, value_width=2, feature_map="taylor")
+    lightning = LinearAttention(12, key_width=4, value_width=3, decay=0.6, has_gated_norm=True)
+    mixers = (
+        ShortConv(24, conv_width=3, has_bias=True), lightning,
+        Attention(num_heads=4, num_kv_heads=2, head_width=8, window=20), taylor,
+        dataclasses.replace(taylor, feature_map="elu"), S4(24, state_width=5),
+    )  # fmt: skip
+    factors = (), ((1.5, 0.8), (1.2, 1.1)), (), (), (), ()
+    model = ModelConfig(
+        "tiny-linear", "minimax", 131, width=24, num_layers=len(mixers), max_context=256,
+        dtype=dtype, pattern=tuple(
+            LayerSpec(mixer, Gated(40), factors=own)
+            for mixer, own in zip(mixers, factors, strict=True)
+        ),
+    )  # fmt: skip
+    return _changed(model, changes)
+
+
 def gemma4(dtype: str = "float32", **changes: Any) -> ModelConfig:
     """Gemma 4 in small: wider heads without a window, whose values are keys; experts beside a dense
     feed-forward; upper layers that read the caches of lower ones; inputs of each layer.
@@ -315,6 +380,31 @@ def every_cache(dtype: str = "float32", **changes: Any) -> ModelConfig:
     model = dataclasses.replace(
         llama(dtype), name="tiny-caches", num_layers=len(mixers),
         pattern=tuple(LayerSpec(mixer, Gated(40)) for mixer in mixers),
+    )  # fmt: skip
+    return _changed(model, changes)
+
+
+def hybrid(dtype: str = "float32", **changes: Any) -> ModelConfig:
+    """A state beside attention in one layer, a state alone, and two layers without a mixer: a plain
+    feed-forward's, and one of experts behind a latent; everything is scaled.
+    """
+    heads = Attention(num_heads=4, num_kv_heads=2, head_width=8, key_scale=0.8)
+    state = Mamba2(
+        4, 6, 5, num_groups=2, biases=("in", "conv"), norm_width=12, step_limits=(0.1, 0.7),
+        part_scales=(0.8, 1.2, 0.9, 1.1, 0.7),
+    )  # fmt: skip
+    router = Router("sigmoid", has_offsets=True, num_groups=2, group_best=2, top_groups=1)
+    experts = Experts(
+        8, 2, 12, router, 14, activation="relu2", is_gated=False, latent_width=10, shared_bias=True
+    )
+    both = Parallel(heads, state, in_scales=(1.2, 0.9), out_scales=(0.7, 1.1))
+    alone = dataclasses.replace(state, norm_width=None, norms_first=True, biases=("out",))
+    model = dataclasses.replace(
+        llama(dtype), name="tiny-hybrid", num_layers=4, residual_scale=0.9, logit_scale=1.5,
+        pattern=(
+            LayerSpec(both, Gated(40, gate_scale=0.8, down_scale=1.2)), LayerSpec(alone, None),
+            LayerSpec(NoMixer(), Plain(36, "relu2")), LayerSpec(NoMixer(), experts),
+        ),
     )  # fmt: skip
     return _changed(model, changes)
 

@@ -63,7 +63,7 @@ class MinGru(Mixer, name="min_gru"):
 
     def cache(self, model: Widths) -> CacheSpec:
         """A state of fixed size."""
-        return recurrent(self.width)
+        return recurrent((self.width,))
 
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:
         """The products, and the state: read and written once a step, and once more a draft."""
@@ -111,7 +111,7 @@ def apply_min_gru(
     gate_TX, candidate_TX = jnp.split(linear(x_TD, params["in"]), 2, axis=1)
     slots = [jnp.broadcast_to(r.slot_Y[:, None], r.position_YW.shape) for r in ragged.rectangles]
     slot_T = ragged.pack(slots)
-    states = jnp.zeros((x_TD.shape[0], 1, kind.width)) if leaf is None else leaf
+    states = jnp.zeros((x_TD.shape[0], 1, kind.width)) if leaf is None else leaf[0]
 
     def feed(states: jax.Array, token: Any) -> tuple[jax.Array, jax.Array]:
         slot, position, is_valid, z_X, c_X = token
@@ -123,7 +123,7 @@ def apply_min_gru(
     tokens = slot_T, ragged.position_T, ragged.valid_T, jax.nn.sigmoid(gate_TX), candidate_TX
     states, h_TX = jax.lax.scan(feed, states, tokens)
     out_TD = linear(h_TX.astype(config.dtype), params["out"])
-    return out_TD, None if leaf is None else states
+    return out_TD, None if leaf is None else (states,)
 
 
 def apply_maxout(

@@ -8,7 +8,7 @@ from typing import Any
 from configs.cache import CacheSpec, keys_values, shared
 from configs.errors import InputError
 from configs.kinds import operations, params
-from configs.kinds.kind import Mixer, check_choice, check_rotated, check_sizes, equal_shares
+from configs.kinds.kind import Mixer, check_choice, check_rotated, check_sizes, grouped_shares
 from configs.kinds.operations import Move, Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 from configs.kinds.rope import Rope
@@ -30,6 +30,7 @@ class Attention(Mixer, name="attention"):
             their norm and RoPE (Gemma 4).
         biases: which products add one: 'qkv', 'out'.
         scale: factor on q.k; None means head_width ** -0.5.
+        key_scale: factor on keys, before they rotate (Falcon-H1).
         score_cap: soft limit c tanh(x / c) of the scores.
         token_budget: tokens that a query reads of each KV head, in whole pages: those whose keys'
             extremes allow the largest scores, the first page and its own among them (Quest, Tang et
@@ -37,6 +38,9 @@ class Attention(Mixer, name="attention"):
             alike, so that a token does not depend on which of them computed it.
         has_sinks: whether each query head has a learned logit that takes a share of the softmax and
             adds no value (gpt-oss, arXiv 2508.10925).
+        has_output_gate: whether what a head returns is multiplied with the sigmoid of a gate, which
+            the queries' projection makes behind the head's query (Qiu et al. 2025, arXiv
+            2505.06708).
         owner: the earlier layer whose keys and values are read (cross-layer attention, Brandon et
             al. 2024, arXiv 2405.12981), window included; None: the layer has its own.
         chunked, first_tokens: see `CacheSpec`. Keys keep the position that they have in the
@@ -58,6 +62,7 @@ class Attention(Mixer, name="attention"):
     qk_norm: str | None = None
     biases: tuple[str, ...] = ()
     scale: float | None = None
+    key_scale: float = 1.0
     score_cap: float | None = None
     owner: int | None = None
     has_sinks: bool = False
@@ -66,6 +71,7 @@ class Attention(Mixer, name="attention"):
     chunked: bool = False
     first_tokens: int = 0
     token_budget: int | None = None
+    has_output_gate: bool = False
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_heads", "num_kv_heads", "head_width", "token_budget")
@@ -88,22 +94,26 @@ class Attention(Mixer, name="attention"):
             raise InputError(
                 f"attention score_cap is a finite number above 0, not {self.score_cap}"
             )
+        if not 0 < self.key_scale < math.inf:
+            raise InputError(
+                f"attention key_scale is a finite number above 0, not {self.key_scale}"
+            )
         if self.rope is not None:
             self.rope.rotating(self.head_width)
 
     def parameters(self, model: Widths) -> Declared:
         """Fused projections [(N + 2K) H, D] in the order q, k, v, without v [(N + K) H, D] where
         values are keys, or only q [N H, D] where an earlier layer's keys and values are read; the
-        way out [D, N H].
+        way out [D, N H]. With an output gate q is 2 N H rows, of each head its query and its gate.
         """
         N, K, H, D = self.num_heads, self.num_kv_heads, self.head_width, model.width
         if self.qk_norm and model.norm != "rms":
             raise InputError(f"attention qk_norm={self.qk_norm!r} goes with model.norm='rms'")
-        inputs, rows, parts, norms = "q", N * H, dict[str, Any](), {"q_norm": N * H}
+        inputs, rows, parts, norms = "q", self.query_rows, dict[str, Any](), {"q_norm": N * H}
         if self.owner is None:
             inputs, made = ("qkv", 2 * K) if self.has_values else ("qk", K)
-            rows = (N + made) * H
-            parts = {"stacked": (N * H, *(K * H,) * (made // K)), "kv_heads": K}
+            rows += made * H
+            parts = {"stacked": (self.query_rows, *(K * H,) * (made // K)), "kv_heads": K}
             norms["k_norm"] = K * H
         declared: dict[str, Any] = {
             inputs: ParamInfo((rows, D), model.dtype, ("heads", "embed"), **parts),
@@ -123,6 +133,11 @@ class Attention(Mixer, name="attention"):
                 axis = ("kv_heads" if name == "k_norm" else "heads") if is_whole else None
                 declared[name] = params.norm(model, width if is_whole else H, axis)
         return declared
+
+    @property
+    def query_rows(self) -> int:
+        """Of the projection, those that make queries and their gates."""
+        return self.num_heads * self.head_width * (1 + self.has_output_gate)
 
     def cache(self, model: Widths) -> CacheSpec:
         """Keys and values of each token, or an earlier layer's."""
@@ -154,20 +169,7 @@ class Attention(Mixer, name="attention"):
 
     def shares(self, axis: str, chips: int) -> tuple[range, ...]:
         """See `Kind`."""
-        K, G = self.num_kv_heads, self.num_heads // self.num_kv_heads
-        if chips <= K:
-            unit = 1 if axis == "kv_heads" else G
-            groups = equal_shares(K, chips)
-            return tuple(range(unit * own.start, unit * own.stop) for own in groups)
-        heads = [chip * K // chips for chip in range(chips)]
-        if axis == "kv_heads":
-            return tuple(range(head, head + 1) for head in heads)
-        each = self.per_chip(chips).num_heads
-        found = []
-        for chip, head in enumerate(heads):
-            start = head * G + min(G, (chip - heads.index(head)) * each)
-            found.append(range(start, min(start + each, (head + 1) * G)))
-        return tuple(found)
+        return grouped_shares(self.num_heads, self.num_kv_heads, axis, chips)
 
     def check_owner(self, stored: CacheSpec, owner: Mixer) -> None:
         """See `Mixer`."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from configs.errors import InputError
 from configs.kinds import operations, params
-from configs.kinds.feed_forward import ACTIVATIONS, up_and_down
+from configs.kinds.feed_forward import ACTIVATIONS, PLAIN_ACTIVATIONS, up_and_down
 from configs.kinds.kind import MOST_MATRICES, FeedForward, check_choice, check_sizes, equal_shares
 from configs.kinds.operations import Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
@@ -90,8 +90,13 @@ class Experts(FeedForward, name="experts"):
         width: F of one expert.
         router: how they are chosen.
         shared_width: F of the feed-forward that every token visits beside them; 0: there is none.
+        shared_bias: whether that one's products, and those with the latent, add a bias.
         has_shared_gate: whether its result is weighed by a sigmoid of the token.
-        activation: of the gate: 'silu', 'gelu_tanh' or 'quick_gelu' (x sigmoid(1.702 x)).
+        is_gated: whether each of them is gated; else it is as `Plain`.
+        latent_width: elements that a token is projected to before it visits experts, whose sum is
+            projected back; 0: it is not (Nemotron 3, NVIDIA 2025).
+        activation: of the gate: 'silu', 'gelu_tanh' or 'quick_gelu' (x sigmoid(1.702 x)); of what
+            is not gated one of `PLAIN_ACTIVATIONS`.
         has_bias: whether the experts' products add one.
         limit: the gate is at most this, and what it meets within it, before the activation; None:
             no limit (gpt-oss, arXiv 2508.10925, which adds `up_offset` to what the gate meets).
@@ -115,13 +120,28 @@ class Experts(FeedForward, name="experts"):
     up_offset: float = 0.0
     has_norms: bool = False
     held: int | None = None
+    is_gated: bool = True
+    latent_width: int = 0
+    shared_bias: bool = False
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_experts", most=MOST_MATRICES)
         check_sizes(self, "top_k", "width")
         if self.shared_width:
             check_sizes(self, "shared_width")
-        check_choice(self, "activation", (*ACTIVATIONS, "quick_gelu"))
+        if self.latent_width:
+            check_sizes(self, "latent_width")
+        of_gates = (*ACTIVATIONS, "quick_gelu")
+        check_choice(self, "activation", of_gates if self.is_gated else PLAIN_ACTIVATIONS)
+        of_gates_alone = self.has_bias or self.has_norms or self.limit or self.up_offset
+        if not self.is_gated and of_gates_alone:
+            raise InputError(
+                "experts has_bias, has_norms, limit and up_offset go with is_gated=True"
+            )
+        if self.latent_width and self.has_norms:
+            raise InputError("experts has_norms goes with no latent_width")
+        if self.shared_bias and not (self.shared_width or self.latent_width):
+            raise InputError("experts shared_bias goes with a shared_width or a latent_width")
         if self.limit is not None and not 0 < self.limit < math.inf:
             raise InputError(f"experts limit is a finite number above 0, not {self.limit}")
         if self.has_shared_gate and not self.shared_width:
@@ -132,14 +152,15 @@ class Experts(FeedForward, name="experts"):
 
     def parameters(self, model: Widths) -> Declared:
         """The router [E, D], the experts [E, 2F, D] and [E, D, F], gates before what they meet, and
-        the shared feed-forward with its gate [1, D]. What routes is float32.
+        the shared feed-forward with its gate [1, D]; plain ones have [E, F, D]. D is there and back
+        the latent's, if there is one. What routes is float32.
         """
         E, D, F, dtype = self.num_held, model.width, self.width, model.dtype
+        X, rows = self.met_width(model), (F, F) if self.is_gated else (F,)
+        up = "gate_up" if self.is_gated else "up"
         experts = {
-            "gate_up": ParamInfo(
-                (E, 2 * F, D), dtype, ("experts", "ffn", "embed"), stacked=(F, F) * E
-            ),
-            "down": ParamInfo((E, D, F), dtype, ("experts", "embed", "ffn"), stacked=(D,) * E),
+            up: ParamInfo((E, sum(rows), X), dtype, ("experts", "ffn", "embed"), stacked=rows * E),
+            "down": ParamInfo((E, X, F), dtype, ("experts", "embed", "ffn"), stacked=(X,) * E),
         }
         if self.has_bias:
             experts["gate_up_bias"] = ParamInfo(
@@ -164,11 +185,21 @@ class Experts(FeedForward, name="experts"):
             for name in ("experts_norm", "experts_post_norm", "shared_norm", "shared_post_norm"):
                 declared[name] = params.norm(model, D, "embed")
         if self.shared_width:
-            widths = (self.shared_width,) * 2
-            declared["shared"] = up_and_down(model, "gate_up", widths, False, "shared")
+            widths = (self.shared_width,) * len(rows)
+            declared["shared"] = up_and_down(model, up, widths, self.shared_bias, "shared")
+        if self.latent_width:
+            declared["latent_down"] = ParamInfo((X, D), dtype, (None, "embed"))
+            declared["latent_up"] = ParamInfo((D, X), dtype, ("embed", None))
+            if self.shared_bias:
+                declared["latent_down_bias"] = ParamInfo((X,), dtype, (None,), "zeros")
+                declared["latent_up_bias"] = ParamInfo((D,), dtype, ("embed",), "zeros")
         if self.has_shared_gate:
             declared["shared_gate"] = ParamInfo((1, D), "float32", (None, "embed"))
         return declared
+
+    def met_width(self, model: Widths) -> int:
+        """See `FeedForward`."""
+        return self.latent_width or model.width
 
     @property
     def num_held(self) -> int:

@@ -1,14 +1,17 @@
 """Feed-forwards that every token visits: gated and plain ones."""
 
 import dataclasses
-from typing import Self
+import math
+from typing import ClassVar, Self
 
+from configs.errors import InputError
 from configs.kinds import operations
 from configs.kinds.kind import FeedForward, check_choice, check_sizes, equal_shares
 from configs.kinds.operations import Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 
-ACTIVATIONS = ("silu", "gelu_tanh")
+ACTIVATIONS = ("silu", "gelu_tanh")  # of gates
+PLAIN_ACTIVATIONS = (*ACTIVATIONS, "relu2")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,11 +20,12 @@ class _OneHidden(FeedForward):
 
     Attributes:
         width: F.
-        activation: one of `ACTIVATIONS`.
+        activation: one of `activations`.
         has_bias: whether its products add one.
     """
 
     divided = ("width",)
+    activations: ClassVar[tuple[str, ...]] = ACTIVATIONS
 
     width: int
     activation: str = "silu"
@@ -29,7 +33,7 @@ class _OneHidden(FeedForward):
 
     def __post_init__(self) -> None:
         check_sizes(self, "width")
-        check_choice(self, "activation", ACTIVATIONS)
+        check_choice(self, "activation", self.activations)
 
     def can_divide(self, chips: int) -> bool:
         """See `Kind`."""
@@ -50,7 +54,22 @@ class _OneHidden(FeedForward):
 
 @dataclasses.dataclass(frozen=True)
 class Gated(_OneHidden, name="gated"):
-    """GLU (Shazeer 2020, arXiv 2002.05202): down(act(gate x) * up x)."""
+    """GLU (Shazeer 2020, arXiv 2002.05202): down(act(gate x) * up x).
+
+    Attributes:
+        gate_scale, down_scale: factors on gate x and on what leaves (Falcon-H1).
+    """
+
+    gate_scale: float = 1.0
+    down_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field in ("gate_scale", "down_scale"):
+            if not 0 < getattr(self, field) < math.inf:
+                raise InputError(
+                    f"gated {field} is a finite number above 0, not {getattr(self, field)}"
+                )
 
     def parameters(self, model: Widths) -> Declared:
         """Gate and up projections fused in one matrix [2F, D], and the way down [D, F]."""
@@ -59,7 +78,11 @@ class Gated(_OneHidden, name="gated"):
 
 @dataclasses.dataclass(frozen=True)
 class Plain(_OneHidden, name="plain"):
-    """The first transformers' (Vaswani et al. 2017, arXiv 1706.03762): down(act(up x))."""
+    """The first transformers' (Vaswani et al. 2017, arXiv 1706.03762): down(act(up x)); with
+    'relu2', relu(x) squared (So et al. 2021, arXiv 2109.08668).
+    """
+
+    activations = PLAIN_ACTIVATIONS
 
     def parameters(self, model: Widths) -> Declared:
         """A projection up [F, D], and the way down [D, F]."""

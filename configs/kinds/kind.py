@@ -4,6 +4,7 @@ A kind is a frozen dataclass with a name: `class Attention(Mixer, name="attentio
 layer declares; `layers/` registers the function that applies it.
 """
 
+import dataclasses
 from typing import Any, ClassVar, Self
 
 from configs.cache import CacheSpec
@@ -49,6 +50,19 @@ class Kind:
     def to_come(self) -> str | None:
         """What of it is planned and not run yet; None: nothing."""
         return None
+
+    @property
+    def parts(self) -> "tuple[Kind, ...]":
+        """The kinds that it is made of, whose parameters nest in its own by their names; itself,
+        where it is made of none.
+        """
+        return (self,)
+
+    def changed(self, changes: dict[str, Any]) -> Self:
+        """Itself with those of these fields that it, or what it is made of, has."""
+        own = {name: value for name, value in changes.items() if hasattr(self, name)}
+        same: Any = self
+        return dataclasses.replace(same, **own) if own else self
 
     def parameters(self, model: Widths) -> Declared:
         """Its parameters by name, matrices [out, in]; a part of it may nest its own.
@@ -98,9 +112,20 @@ class Mixer(Kind):
     cached_heads: ClassVar[str | None] = None
     kinds: ClassVar[dict[str, Any]] = {}
 
+    @property
+    def parts(self) -> "tuple[Mixer, ...]":
+        """See `Kind`."""
+        return (self,)
+
     def cache(self, model: Widths) -> CacheSpec:
         """What a layer keeps of the past."""
         raise NotImplementedError
+
+    def cached(self, model: Widths) -> tuple[tuple[CacheSpec, int], ...]:
+        """What it keeps, and over how many chips each part of that can be divided; more of them
+        hold copies.
+        """
+        return tuple((part, self.cache_parts) for part in self.cache(model).parts)
 
     def check_owner(self, stored: CacheSpec, owner: "Mixer") -> None:
         """Whether a layer that reads an earlier one's cache can read this one, of this mixer.
@@ -142,8 +167,20 @@ class Mixer(Kind):
         return False
 
     @property
+    def num_sums(self) -> int:
+        """Vectors of width D a token that chips along `model` sum."""
+        return 1
+
+    @property
     def num_divided_norms(self) -> int:
         """Norms over heads that chips along `model` divide: each needs the sum of their squares."""
+        return 0
+
+    @property
+    def num_chosen(self) -> int:
+        """Elements that a token chooses by products whose columns chips along `model` divide: they
+        are summed before the layer goes on.
+        """
         return 0
 
     @property
@@ -161,6 +198,10 @@ class FeedForward(Kind):
     def num_sums(self) -> int:
         """Vectors of width D a token that chips along `model` sum."""
         return 1
+
+    def met_width(self, model: Widths) -> int:
+        """Elements of a token as experts meet it."""
+        return model.width
 
     def per_expert_chip(self, chips: int) -> Self:
         """Itself on one of `chips` along `expert`, which divide a mixture's experts."""
@@ -186,6 +227,26 @@ def equal_shares(whole: int, chips: int) -> tuple[range, ...]:
     """Parts of `whole` things for each chip, in their order; all but the last ones are equal."""
     each = -(-whole // chips)
     return tuple(range(min(whole, c * each), min(whole, (c + 1) * each)) for c in range(chips))
+
+
+def grouped_shares(num_heads: int, num_groups: int, axis: str, chips: int) -> tuple[range, ...]:
+    """What each of `chips` holds of heads in groups, of 'kv_heads' or (any other axis) of 'heads':
+    groups with all their heads where there are enough of them, else copies of one group, whose
+    heads are divided.
+    """
+    size = num_heads // num_groups
+    if chips <= num_groups:
+        unit = 1 if axis == "kv_heads" else size
+        groups = equal_shares(num_groups, chips)
+        return tuple(range(unit * own.start, unit * own.stop) for own in groups)
+    held = [chip * num_groups // chips for chip in range(chips)]
+    if axis == "kv_heads":
+        return tuple(range(group, group + 1) for group in held)
+    each, found = -(-size // (chips // num_groups)), []
+    for chip, group in enumerate(held):
+        start = group * size + min(size, (chip - held.index(group)) * each)
+        found.append(range(start, min(start + each, (group + 1) * size)))
+    return tuple(found)
 
 
 def _written(kind: type) -> str:

@@ -63,10 +63,11 @@ class Latent(Mixer, name="latent"):
         rope_width: R, elements of the shared rotary key.
         nope_width, value_width: of a head's key without rotation, and of its value.
         query_rank: elements of the queries' own latent vector; None projects them at once.
-        rope: rotary positions of the R elements.
+        rope: rotary positions of the R elements; None: they do not rotate.
         scale: factor on q.k; None means (nope_width + rope_width) ** -0.5.
         norm_eps: of the norms of the latent vectors, and of the indexer's keys.
         indexer: chooses the tokens that attention reads; None: it reads all.
+        has_bias: whether the ways down to latent vectors, and the way out, add one.
         owner: the earlier layer whose latent vectors are read (cross-layer attention, Brandon et
             al. 2024, arXiv 2405.12981); None: the layer has its own. Ways between latent vectors
             and heads stay each layer's: they are absorbed into its queries and its output, so a
@@ -81,11 +82,12 @@ class Latent(Mixer, name="latent"):
     nope_width: int
     value_width: int
     query_rank: int | None = None
-    rope: Rope = Rope(neighbours=True)
+    rope: Rope | None = Rope(neighbours=True)
     scale: float | None = None
     norm_eps: float = 1e-6
     indexer: Indexer | None = None
     owner: int | None = None
+    has_bias: bool = False
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_heads", most=MOST_MATRICES)
@@ -94,8 +96,11 @@ class Latent(Mixer, name="latent"):
             raise InputError(
                 f"latent owner={self.owner} goes without an indexer, which has own keys"
             )
-        self.rope.rotating(self.rope_width)
+        if self.rope is not None:
+            self.rope.rotating(self.rope_width)
         if self.indexer is not None:
+            if self.rope is None:
+                raise InputError("latent rope=None goes without an indexer, whose keys rotate")
             key, own = self.rank + self.rope_width, self.indexer.head_width
             if not self.rope_width <= own <= key:
                 raise InputError(
@@ -125,6 +130,11 @@ class Latent(Mixer, name="latent"):
         if self.owner is None:
             declared["kv_down"] = ParamInfo((C + self.rope_width, D), dtype, (None, "embed"))
             declared["kv_norm"] = params.norm(model, C, None)
+        if self.has_bias:
+            declared["out_bias"] = ParamInfo((D,), dtype, ("embed",), "zeros")
+            for name in [name for name in ("q_down", "kv_down") if name in declared]:
+                rows = declared[name].shape[:1]
+                declared[f"{name}_bias"] = ParamInfo(rows, dtype, (None,), "zeros")
         return declared | {
             "k_up": ParamInfo(
                 (N, C, self.nope_width), dtype, ("heads", None, None), stacked=(C,) * N
@@ -208,4 +218,4 @@ class Latent(Mixer, name="latent"):
     @property
     def rotation(self) -> tuple[Rope, int] | None:
         """See `Mixer`."""
-        return self.rope, self.rope_width
+        return None if self.rope is None else (self.rope, self.rope_width)

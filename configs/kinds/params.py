@@ -74,10 +74,11 @@ class ParamInfo:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether tokens are multiplied with it: norms, biases and the taps of a convolution are
-        no matrices.
+        """Whether tokens are multiplied with it: norms, biases, the taps of a convolution and what
+        each element of a state has of its own are no matrices.
         """
-        return len(self.shape) >= 2 and not self.is_bias and "taps" not in self.logical_axes
+        is_elementwise = "taps" in self.logical_axes or "states" in self.logical_axes
+        return len(self.shape) >= 2 and not self.is_bias and not is_elementwise
 
     @property
     def rows(self) -> int:

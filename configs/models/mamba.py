@@ -1,10 +1,11 @@
 """Mamba-2 2.7B (Dao & Gu 2024, arXiv 2405.21060): no attention, no feed-forward, no growing cache.
 
-Planned, not run: recurrent layers are to come. States bound no context: `max_context` is the
-largest that an int32 position can name.
+States bound no context: `max_context` is the largest that an int32 position can name.
+
+Planned, not run: what is published are pickles; a directory as transformers converts it is read.
 """
 
-from configs.kinds.recurrent import Recurrent
+from configs.kinds.recurrent.mamba import Mamba2
 from configs.model import LayerSpec, ModelConfig
 from configs.weights import Hub, Preset
 
@@ -16,7 +17,7 @@ MAMBA2_2P7B = Preset(
         width=2560,
         num_layers=64,
         max_context=2**31 - 1,
-        pattern=(LayerSpec(Recurrent(inner_width=5120, state_width=128, num_heads=80), ffn=None),),
+        pattern=(LayerSpec(Mamba2(num_heads=80, head_width=64, state_width=128), ffn=None),),
         norm_eps=1e-5,
         tied=True,
     ),

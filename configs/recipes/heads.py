@@ -54,4 +54,5 @@ def _fields(target: ModelConfig, kind: str) -> dict[str, Any]:
     for name in ("num_layers", "pattern", "formats", *alone):
         del own[name]
     name = f"{target.name}-{kind}"
-    return own | {"name": name, "tied": False, "dtype": "float32", "logit_cap": None}
+    own |= {"logit_cap": None, "logit_scale": 1.0}
+    return own | {"name": name, "tied": False, "dtype": "float32"}

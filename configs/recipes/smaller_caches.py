@@ -9,7 +9,7 @@ from typing import Any
 from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.kind import Mixer
-from configs.model import LayerSpec, ModelConfig
+from configs.model import ModelConfig
 
 
 def shared_by(config: ModelConfig, size: int) -> ModelConfig:
@@ -40,7 +40,7 @@ def shared_by(config: ModelConfig, size: int) -> ModelConfig:
                 owner = alike[nth - nth % size]
                 mixers[layer] = dataclasses.replace(mixers[layer], owner=owner)
     layers = zip(mixers, config.layers, strict=True)
-    pattern = tuple(LayerSpec(mixer, layer.ffn) for mixer, layer in layers)
+    pattern = tuple(dataclasses.replace(layer, mixer=mixer) for mixer, layer in layers)
     return config if size == 1 else dataclasses.replace(config, pattern=pattern)
 
 
@@ -65,7 +65,9 @@ def with_kv_heads(config: ModelConfig, num_kv_heads: int) -> ModelConfig:
                 f"not {num_kv_heads}"
             )
     pattern = tuple(
-        LayerSpec(dataclasses.replace(layer.mixer, num_kv_heads=num_kv_heads), layer.ffn)
+        dataclasses.replace(
+            layer, mixer=dataclasses.replace(layer.mixer, num_kv_heads=num_kv_heads)
+        )
         if isinstance(layer.mixer, Attention)
         else layer
         for layer in config.pattern

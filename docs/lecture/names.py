@@ -12,7 +12,7 @@ import math
 from configs import presets
 from configs.cache import CacheSpec
 from configs.hardware import catalog
-from configs.kinds.recurrent import Recurrent
+from configs.kinds.recurrent.mamba import Mamba2
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
 from configs.precision import CACHE_FORMATS, FORMATS
@@ -146,7 +146,7 @@ def with_all(config: ModelConfig) -> ModelConfig:
 
 def with_state(config: ModelConfig) -> ModelConfig:
     """Every layer a Mamba-2 state of twice the model's width."""
-    sizes = Recurrent(2 * config.width, state_width=128, num_heads=2 * config.width // 64)
+    sizes = Mamba2(2 * config.width // 64, head_width=64, state_width=128)
     return dataclasses.replace(config, pattern=(LayerSpec(sizes, config.layers[0].ffn),))
 
 

@@ -9,7 +9,7 @@ from inference.benchmark import drive, metrics
 from inference.benchmark.drive import GREEDY, Run, Server
 from inference.benchmark.metrics import NO_SLO, SloTargets
 from inference.benchmark.requests import TimedRequest
-from inference.planner import swap_policy
+from inference.planner import cache_policy
 from inference.planner.simulate import Simulator
 from inference.request import SamplingParams
 from inference.scheduling.scheduler import Scheduler
@@ -59,7 +59,7 @@ def predict(
     params: SamplingParams = GREEDY,
 ) -> Run:
     """The run that the planner expects, on a simulated clock."""
-    scheduler = Scheduler(config, swap_policy.offload_policy(config, hardware))
+    scheduler = Scheduler(config, *cache_policy.of_caches(config, hardware))
     simulator = Simulator(config, scheduler, hardware, host_s)
     return drive.drive(simulator, requests, simulator.clock, concurrency, params)
 

@@ -10,7 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from configs.errors import InputError
+from configs.kinds.kind import Mixer
 from configs.model import ModelConfig
+from inference.checkpoints.gguf import tensor_names
+from inference.checkpoints.hf import recurrent_names
 
 
 class Stored(NamedTuple):
@@ -166,82 +169,59 @@ _GEMMA4: Table = {
     "ffn/shared_norm": ("pre_feedforward_layernorm.weight",),
     "ffn/shared_post_norm": ("post_feedforward_layernorm_1.weight",),
 }
-_GGUF: Table = {
-    "embed/table": ("token_embd.weight",),
-    "final_norm": ("output_norm.weight",),
-    "head/table": ("output.weight",),
-    "mixer_norm": ("attn_norm.weight",),
-    "mixer/qkv": tuple(f"attn_{part}.weight" for part in "qkv"),
-    "mixer/out": ("attn_output.weight",),
-    "mixer/q_norm": ("attn_q_norm.weight",),
-    "mixer/k_norm": ("attn_k_norm.weight",),
-    "mixer_post_norm": ("post_attention_norm.weight",),
+_BACKBONE: Table = {
+    "embed/table": ("backbone.embeddings.weight",),
+    "final_norm": ("backbone.norm_f.weight",),
+    "head/table": ("lm_head.weight",),
+    "mixer_norm": ("norm.weight",),
+}
+_MAMBA: Table = {**_BACKBONE, **recurrent_names.mamba("mixer")}
+_MAMBA2: Table = {**_BACKBONE, **recurrent_names.mamba2("mixer")}
+_JAMBA: Table = {
+    **_LLAMA,
+    **recurrent_names.mamba("mamba"),
+    "final_norm": ("model.final_layernorm.weight",),
+    "ffn_norm": ("pre_ff_layernorm.weight",),
+    "ffn/gate_up": ("feed_forward.gate_proj.weight", "feed_forward.up_proj.weight"),
+    "ffn/down": ("feed_forward.down_proj.weight",),
+    "ffn/router": ("feed_forward.router.weight",),
+    "ffn/experts/gate_up": (
+        "feed_forward.experts.{}.gate_proj.weight",
+        "feed_forward.experts.{}.up_proj.weight",
+    ),
+    "ffn/experts/down": ("feed_forward.experts.{}.down_proj.weight",),
+}
+_KIMI_LINEAR: Table = {
+    **_DEEPSEEK,
+    **{path: names for path, names in _MIXTRAL.items() if path.startswith("ffn/")},
+    **recurrent_names.kimi_linear("self_attn"),
+    "ffn/router_offsets": ("block_sparse_moe.gate.e_score_correction_bias",),
+    "ffn/shared/gate_up": tuple(
+        f"block_sparse_moe.shared_experts.{part}_proj.weight" for part in ("gate", "up")
+    ),
+    "ffn/shared/down": ("block_sparse_moe.shared_experts.down_proj.weight",),
+}
+_OLMO_HYBRID: Table = {
+    **_GEMMA,
+    **recurrent_names.olmo_hybrid("linear_attn"),
+    "mixer_norm": ("attention_layer_norm.weight",),
+    "ffn_norm": ("feedforward_layer_norm.weight",),
+}
+_QWEN3_NEXT: Table = {**_QWEN2_MOE, **recurrent_names.qwen3_next("linear_attn")}
+_QWEN3_5: Table = {**_LLAMA, **recurrent_names.qwen3_5("linear_attn")}
+_LFM2: Table = {
+    **_LLAMA,
+    **recurrent_names.short_conv("conv"),
+    "final_norm": ("model.embedding_norm.weight",),
+    "mixer_norm": ("operator_norm.weight",),
+    "mixer/out": ("self_attn.out_proj.weight",),
+    "mixer/q_norm": ("self_attn.q_layernorm.weight",),
+    "mixer/k_norm": ("self_attn.k_layernorm.weight",),
     "ffn_norm": ("ffn_norm.weight",),
-    "ffn/gate_up": ("ffn_gate.weight", "ffn_up.weight"),
-    "ffn/down": ("ffn_down.weight",),
-    "ffn_post_norm": ("post_ffw_norm.weight",),
+    "ffn/gate_up": ("feed_forward.w1.weight", "feed_forward.w3.weight"),
+    "ffn/down": ("feed_forward.w2.weight",),
 }
-_GGUF_EXPERTS: Table = {
-    **_GGUF,
-    "ffn/router": ("ffn_gate_inp.weight",),
-    "ffn/router_offsets": ("exp_probs_b.bias",),
-    "ffn/experts/gate_up": ("ffn_gate_exps.{}.weight", "ffn_up_exps.{}.weight"),
-    "ffn/experts/down": ("ffn_down_exps.weight",),
-    "ffn/shared/gate_up": ("ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
-    "ffn/shared/down": ("ffn_down_shexp.weight",),
-    "ffn/shared_gate": ("ffn_gate_inp_shexp.weight",),
-}
-_GGUF_GEMMA4: Table = {
-    **_GGUF_EXPERTS,
-    "inputs/table": ("per_layer_token_embd.weight",),
-    "inputs/projection": ("per_layer_model_proj.weight",),
-    "inputs/projection_norm": ("per_layer_proj_norm.weight",),
-    "inputs/gate": ("inp_gate.weight",),
-    "inputs/out": ("proj.weight",),
-    "inputs/norm": ("post_norm.weight",),
-    "scale": ("layer_output_scale.weight",),
-    "mixer/qk": ("attn_q.weight", "attn_k.weight"),
-    "mixer/q": ("attn_q.weight",),
-    "ffn/router_norm": ("ffn_gate_inp.scale",),
-    "ffn/router_factors": ("ffn_down_exps.scale",),
-    "ffn/experts/gate_up": ("ffn_gate_up_exps.weight",),
-    "ffn/experts_norm": ("pre_ffw_norm_2.weight",),
-    "ffn/experts_post_norm": ("post_ffw_norm_2.weight",),
-    "ffn/shared/gate_up": ("ffn_gate.weight", "ffn_up.weight"),
-    "ffn/shared/down": ("ffn_down.weight",),
-    "ffn/shared_norm": ("ffn_norm.weight",),
-    "ffn/shared_post_norm": ("post_ffw_norm_1.weight",),
-}
-_GGUF_POST_NORMED: Table = {
-    **_GGUF_EXPERTS,
-    "ffn_norm": ("post_attention_norm.weight",),
-    "mixer/sinks": ("attn_sinks.weight",),
-}
-_GGUF_LATENT: Table = {
-    **_GGUF_EXPERTS,
-    "mixer/q": ("attn_q.weight",),
-    "mixer/q_down": ("attn_q_a.weight",),
-    "mixer/q_norm": ("attn_q_a_norm.weight",),
-    "mixer/q_up": ("attn_q_b.weight",),
-    "mixer/kv_down": ("attn_kv_a_mqa.weight",),
-    "mixer/kv_norm": ("attn_kv_a_norm.weight",),
-    "mixer/k_up": ("attn_k_b.weight",),
-    "mixer/v_up": ("attn_v_b.weight",),
-}
-_GGUF_PHI3: Table = {
-    **_GGUF,
-    "mixer/qkv": ("attn_qkv.weight",),
-    "ffn/gate_up": ("ffn_up.weight",),
-}
-_GGUF_GPT2: Table = {
-    **_GGUF,
-    "positions/table": ("position_embd.weight",),
-    "final_norm/weight": ("output_norm.weight",),
-    "mixer_norm/weight": ("attn_norm.weight",),
-    "mixer/qkv": ("attn_qkv.weight",),
-    "ffn_norm/weight": ("ffn_norm.weight",),
-    "ffn/up": ("ffn_up.weight",),
-}
+_MINIMAX: Table = {**_MIXTRAL, **recurrent_names.lightning("self_attn")}
 
 
 class Names(NamedTuple):
@@ -250,26 +230,35 @@ class Names(NamedTuple):
     Attributes:
         table: our paths, of layers without 'layers/N/', and the tensors that make them up, '{}'
             standing for the number of an expert or a head; a bias goes by its weight's names,
-            unless it has names of its own.
+            unless it has names of its own. Where kinds of mixers differ, one's name stands for
+            'mixer'.
         layers: what stands before a layer's number; its first word stands before all but the head.
         transposed: paths of matrices stored [in, out].
         gguf: as `table`, for the names that llama.cpp gives them.
         interleaved: llama.cpp stores rotary pairs of queries and keys as neighbours.
         predicts: layers behind the last one may predict a second token, and are no part of the
             model.
+        predictor: what stands before the names of such layers that are none of the model's in
+            number; they are not read.
         inside: what stands before the names of a model that is a part of one that reads images and
             sounds too.
+        also: other names of a layer's tensors, where the model has none of that name, and those
+            that they stand for.
         others: the other parts of that one, which are not read.
+        derived: endings of tensors that only repeat what the configuration says.
     """
 
     table: Table
     layers: str = "model.layers"
     transposed: tuple[str, ...] = ()
-    gguf: Table = _GGUF
+    gguf: Table = tensor_names.LLAMA
     interleaved: bool = False
     predicts: bool = False
+    predictor: str | None = None
     inside: str | None = None
+    also: Mapping[str, str] = {}
     others: tuple[str, ...] = ()
+    derived: tuple[str, ...] = ()
 
 
 _SHARED = re.compile(r"(?:model\.layers|blk)\.(\d+)\.(?:self_attn\.|attn_)[kv](?:_.+)?\.\w+")
@@ -282,34 +271,66 @@ FAMILIES: dict[str, Names] = {
     "gemma3": Names(_GEMMA),
     "gemma4": Names(
         _GEMMA4,
-        gguf=_GGUF_GEMMA4,
+        gguf=tensor_names.GEMMA4,
         inside="model.language_model",
         others=tuple(
             f"model.{part}"
             for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio")
         ),
     ),
-    "gpt2": Names(_GPT2, "transformer.h", _GPT2_TRANSPOSED, _GGUF_GPT2),
+    "gpt2": Names(_GPT2, "transformer.h", _GPT2_TRANSPOSED, tensor_names.GPT2),
     "mistral": Names(_LLAMA),
     "olmo2": Names(_GEMMA),
     "olmo3": Names(_GEMMA),
-    "deepseek_v2": Names(_DEEPSEEK, gguf=_GGUF_LATENT),
-    "deepseek_v3": Names(_DEEPSEEK, gguf=_GGUF_LATENT, predicts=True),
+    "deepseek_v2": Names(_DEEPSEEK, gguf=tensor_names.LATENT),
+    "deepseek_v3": Names(_DEEPSEEK, gguf=tensor_names.LATENT, predicts=True),
     "deepseek_v32": Names(_DEEPSEEK_V32, gguf={}, predicts=True),  # which llama.cpp has not
-    "dots1": Names(_GLM4_MOE, gguf=_GGUF_EXPERTS),
+    "dots1": Names(_GLM4_MOE, gguf=tensor_names.EXPERTS),
     "flex_olmo": Names(_FLEX_OLMO, gguf={}),  # nor this
     "glm_moe_dsa": Names(_DEEPSEEK_V32, gguf={}, predicts=True),  # nor this
-    "glm4_moe_lite": Names(_DEEPSEEK, gguf=_GGUF_LATENT, predicts=True),
-    "minimax_m2": Names(_MINIMAX_M2, gguf=_GGUF_EXPERTS),
-    "glm4_moe": Names(_GLM4_MOE, gguf=_GGUF_POST_NORMED, predicts=True),
-    "gpt_oss": Names(_GPT_OSS, gguf=_GGUF_POST_NORMED),
-    "mixtral": Names(_MIXTRAL, gguf=_GGUF_EXPERTS, interleaved=True),
-    "olmoe": Names(_EXPERTS, gguf=_GGUF_EXPERTS),
-    "phi3": Names(_PHI3, gguf=_GGUF_PHI3),
+    "glm4_moe_lite": Names(_DEEPSEEK, gguf=tensor_names.LATENT, predicts=True),
+    "bamba": Names({**_LLAMA, **recurrent_names.BAMBA}, gguf={}),
+    "falcon_h1": Names({**_LLAMA, **recurrent_names.BAMBA}, gguf={}),
+    "granitemoehybrid": Names({**_LLAMA, **recurrent_names.GRANITE}, gguf={}),
+    "falcon_mamba": Names(_MAMBA, "backbone.layers", gguf={}),
+    "jamba": Names(_JAMBA, gguf={}),
+    "mamba": Names(_MAMBA, "backbone.layers", gguf={}),
+    "mamba2": Names(_MAMBA2, "backbone.layers", gguf={}),
+    "nemotron_h": Names(
+        {**_MAMBA2, **recurrent_names.NEMOTRON}, "backbone.layers", gguf={}, others=("mtp",)
+    ),
+    "lfm2": Names(_LFM2, gguf={}),
+    "minimax": Names(
+        _MINIMAX,
+        gguf={},
+        derived=tuple(
+            f".self_attn.{part}"
+            for part in ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+        ),
+    ),
+    "minimax_m2": Names(_MINIMAX_M2, gguf=tensor_names.EXPERTS),
+    "glm4_moe": Names(_GLM4_MOE, gguf=tensor_names.POST_NORMED, predicts=True),
+    "gpt_oss": Names(_GPT_OSS, gguf=tensor_names.POST_NORMED),
+    "mixtral": Names(_MIXTRAL, gguf=tensor_names.EXPERTS, interleaved=True),
+    "olmoe": Names(_EXPERTS, gguf=tensor_names.EXPERTS),
+    "phi3": Names(_PHI3, gguf=tensor_names.PHI3),
     "qwen2": Names(_LLAMA),
-    "qwen2_moe": Names(_QWEN2_MOE, gguf=_GGUF_EXPERTS),
+    "qwen2_moe": Names(_QWEN2_MOE, gguf=tensor_names.EXPERTS),
     "qwen3": Names(_LLAMA),
-    "qwen3_moe": Names(_EXPERTS, gguf=_GGUF_EXPERTS),
+    "qwen3_moe": Names(_EXPERTS, gguf=tensor_names.EXPERTS),
+    "kimi_linear": Names(_KIMI_LINEAR, gguf={}),
+    "olmo_hybrid": Names(
+        _OLMO_HYBRID,
+        gguf={},
+        also={
+            "input_layernorm.weight": "attention_layer_norm.weight",
+            "post_attention_layernorm.weight": "feedforward_layer_norm.weight",
+        },
+    ),
+    "qwen3_5": Names(
+        _QWEN3_5, gguf={}, predictor="mtp", inside="model.language_model", others=("model.visual",)
+    ),
+    "qwen3_next": Names(_QWEN3_NEXT, gguf={}, predictor="mtp"),
     "smollm3": Names(_LLAMA, interleaved=True),
 }
 
@@ -373,6 +394,9 @@ def is_behind(config: ModelConfig, name: str, layers: str, count: int) -> bool:
         layers: what stands before a layer's number.
         count: such layers that the checkpoint announces.
     """
+    predictor = FAMILIES[config.family].predictor
+    if predictor is not None and name.startswith(f"{predictor}."):
+        return True
     number = name.removeprefix(f"{layers}.").partition(".")[0]
     has_number = name.startswith(f"{layers}.") and number.isdecimal()
     predicts = FAMILIES[config.family].predicts
@@ -392,9 +416,10 @@ def _translate(names: Names, config: ModelConfig, path: str, first: int = 0) -> 
     if part := _PART.fullmatch(own):
         stack = _translate(names, config, path.removesuffix(f"/{part[2]}"), first)
         return Stored((stack.names[int(part[2])],), stack.transposed)
-    is_bias = own.endswith(("_bias", "/bias")) and own not in names.table
-    weight = own.removesuffix("_bias").replace("/bias", "/weight") if is_bias else own
-    found = names.table.get(weight)
+    if layer and own.startswith("mixer/"):
+        own = _of_kind(names, config.layers[int(layer[1])].mixer, own)
+    weight = _weight(names, own)
+    is_bias, found = weight != own, names.table.get(weight)
     if found is None:
         raise InputError(f"parameter {path!r} has no counterpart in this checkpoint format")
     if is_bias:
@@ -404,6 +429,24 @@ def _translate(names: Names, config: ModelConfig, path: str, first: int = 0) -> 
     if layer:
         found = tuple(f"{names.layers}.{first + int(layer[1])}.{name}" for name in found)
     return Stored(found, own in names.transposed)
+
+
+def _of_kind(names: Names, mixer: Mixer, path: str) -> str:
+    """The path of a mixer's parameter that its names go by: its kind's, where the family says so,
+    else that of any mixer; of one of two mixers as if it were alone.
+    """
+    of_kind = path.replace("mixer", mixer.name, 1)
+    if len(mixer.parts) > 1:
+        of_kind = path.removeprefix("mixer/")
+        path = f"mixer/{of_kind.partition('/')[2]}"
+    return of_kind if _weight(names, of_kind) in names.table else path
+
+
+def _weight(names: Names, path: str) -> str:
+    """The path whose names a parameter goes by: its own, or its weight's."""
+    if not path.endswith(("_bias", "/bias")) or path in names.table:
+        return path
+    return path.removesuffix("_bias").replace("/bias", "/weight")
 
 
 def _matrices(config: ModelConfig, layer: re.Match[str]) -> int:

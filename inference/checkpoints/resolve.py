@@ -73,11 +73,9 @@ def _find(model: str) -> Resolved:
         preset = presets.get(model)
         return Resolved(preset.config, functools.partial(_open_preset, preset))
     if model in presets.PLANNED:
-        layers = presets.PLANNED[model].config.pattern
-        parts = sorted({kind.name for each in layers for kind in (each.mixer, each.ffn) if kind})
         raise InputError(
-            f"{model} can be planned (scripts.plan), not run yet: its layers have "
-            f"{', '.join(parts)}; what runs: {', '.join(presets.NAMES)}"
+            f"{model} can be planned (scripts.plan), not run yet: no checkpoint of it is read; "
+            f"what runs: {', '.join(presets.NAMES)}"
         )
     path = Path(model)
     try:

@@ -39,12 +39,14 @@ class Match:
     Attributes:
         nodes: its path, from the root's child down.
         num_tokens: tokens that need not be computed.
+        num_known_tokens: tokens whose pages are cached, behind which not every group can resume.
         num_new_pages: by how many pages of each group `attach` lowers `num_available_pages`: those
             to be restored from the host, and those that are evictable now.
     """
 
     nodes: tuple[Node, ...]
     num_tokens: int
+    num_known_tokens: int
     num_new_pages: tuple[int, ...]
 
 
@@ -60,7 +62,6 @@ class PrefixCache:
         page_tokens: int,
         host_pool: PagePool | None = None,
         should_offload: Callable[[int], bool] = lambda num_tokens: True,
-        has_states: bool = False,
     ):
         """Starts empty.
 
@@ -71,14 +72,12 @@ class PrefixCache:
             host_pool: host pages, in the same groups; None where nothing is offloaded.
             should_offload: whether restoring a page that ends after `num_tokens` tokens is cheaper
                 than computing it again.
-            has_states: the model has recurrent states, which no page holds: nothing ever matches.
         """
         self._pool = pool
         self._host_pool = host_pool or PagePool((1,) * len(specs))
         self._specs = tuple(specs)
         self._page_tokens = page_tokens
         self._should_offload = should_offload
-        self._has_states = has_states
         self._tree = RadixTree(pool, self._host_pool, self._specs)
         self._transfers: list[Transfer] = []
         self.num_offloaded_pages = 0  # copied to the host so far
@@ -130,7 +129,7 @@ class PrefixCache:
         windows = [(g, spec) for g, spec in enumerate(self._specs) if spec.window is not None]
         runs = [0] * len(windows)  # pages in a row that end with the node's
         heads = [0] * len(windows)  # pages in a row that begin with the path
-        node = None if self._has_states else self._tree.roots.children.get(key)
+        node = self._tree.roots.children.get(key)
         limit = len(tokens) - 1 if limit is None else limit
         for stop in range(size, limit + 1, size):
             node = node and node.children.get(tuple(tokens[stop - size : stop]))
@@ -155,7 +154,7 @@ class PrefixCache:
             )
             for g, needed in enumerate(self._needed(num_matched))
         )
-        return Match(nodes, num_matched * size, num_new_pages)
+        return Match(nodes, num_matched * size, len(path) * size, num_new_pages)
 
     def attach(self, match: Match) -> list[list[int]]:
         """Adds a sequence's references to the pages it resumes on, and restores those on the host;
@@ -204,7 +203,7 @@ class PrefixCache:
             Its deepest node, for the next call.
         """
         size, stop = self._page_tokens, num_tokens // self._page_tokens
-        if self._has_states or stop <= (start.depth if start else 0):
+        if stop <= (start.depth if start else 0):
             return start
         tree, node = self._tree, start
         if node is None or node not in tree:  # a window may slide past the deepest full page
@@ -252,25 +251,33 @@ class PrefixCache:
     def _needed(self, num_pages: int) -> list[Sequence[int]]:
         """Which pages of a path each group resumes on: its last ones, also its first, or none."""
         size = self._page_tokens
-        return [spec.resume_at(num_pages * size, size) or () for spec in self._specs]
+        return [spec.resume_at(num_pages * size, size) for spec in self._specs]
 
     def _evict(self, group: int) -> None:
         """Frees the least recently used evictable page of a group; where its node is a leaf with
-        no page in use, the node's pages of all groups, which may be offloaded.
+        no page in use, the node's pages of all groups, which may be offloaded. A snapshot of states
+        may be, wherever it is.
         """
         node = next(iter(self._tree.evictable[group].values()))
         held = [(g, page) for g, page in enumerate(node.pages) if page]
-        if node.num_device_children or any(page not in self._tree.evictable[g] for g, page in held):
-            self._tree.evict(node, group)
-        elif self._should_offload(node.depth * self._page_tokens) and all(
-            self._host_pool.num_free_pages[g] or self._tree.offloaded[g] for g, _ in held
+        if self._specs[group].is_state and self._may_offload(node, [group]):
+            self._offload(node, group, node.pages[group])
+        elif node.num_device_children or any(
+            page not in self._tree.evictable[g] for g, page in held
         ):
+            self._tree.evict(node, group)
+        elif self._may_offload(node, [g for g, _ in held]):
             for g, page in held:
                 self._offload(node, g, page)
         else:
             for g, _ in held:
                 if node.pages[g]:  # not gone with another group's
                     self._tree.evict(node, g)
+
+    def _may_offload(self, node: Node, groups: Iterable[int]) -> bool:
+        """Whether it pays to offload a node's pages, and the host has room in these groups."""
+        has_room = all(self._host_pool.num_free_pages[g] or self._tree.offloaded[g] for g in groups)
+        return has_room and self._should_offload(node.depth * self._page_tokens)
 
     def _offload(self, node: Node, group: int, page: int) -> None:
         """Moves an evictable page to the host; where that is full, in place of its least recently

@@ -301,10 +301,10 @@ def cache_by_parts(
 def caches(config: ModelConfig) -> Mapping[tuple[CacheSpec, int], int]:
     """What layers keep and the chips it can be divided over, and how many layers keep that."""
     return collections.Counter(
-        (part, layer.mixer.cache_parts)
+        part
         for spec, layer in zip(config.cache_specs, config.layers, strict=True)
         if spec.owner is None
-        for part in spec.parts
+        for part in layer.mixer.cached(config)
     )
 
 

@@ -112,13 +112,14 @@ def of_layer(config: ModelConfig, index: int) -> list[Fold]:
     """Those of a layer, in the order in which they may be made."""
     declared = {"/".join(path): info
                 for path, info in leaves(config.parameters()["layers"][index])}  # fmt: skip
-    found = [_of_norm(config, part, declared) for part in ("mixer", "ffn")]
+    parts = () if config.layers[index].factors else ("mixer", "ffn")  # whose norms go on
+    found = [_of_norm(config, part, declared) for part in parts]
     return [*(fold for fold in found if fold is not None), *_of_rows(config, index)]
 
 
 def normed_readers(part: str, declared: Collection[str]) -> list[str]:
     """Matrices that read what the norm before a part of a layer makes, and nothing else does."""
-    names = {
+    found: dict[str, tuple[str, ...]] = {
         "mixer": (
             "qkv",
             "qk",
@@ -130,8 +131,21 @@ def normed_readers(part: str, declared: Collection[str]) -> list[str]:
             "indexer/k",
             "indexer/weights",
         ),
-        "ffn": ("gate_up", "up", "router", "experts/gate_up", "shared/gate_up", "shared_gate"),
-    }[part]
+        "ffn": (
+            "gate_up",
+            "up",
+            "router",
+            "latent_down",
+            "experts/gate_up",
+            "experts/up",
+            "shared/gate_up",
+            "shared/up",
+            "shared_gate",
+        ),
+    }
+    names = found[part]
+    if "ffn/latent_down" in declared:  # experts read what it makes
+        names = tuple(name for name in names if not name.startswith("experts/"))
     if part == "mixer" and "mixer/q_down" not in declared:
         names = (*names, "indexer/q")
     return [path for path in (f"{part}/{name}" for name in names) if path in declared]
@@ -154,7 +168,7 @@ def _of_rows(config: ModelConfig, index: int) -> Iterator[Fold]:
     if isinstance(mixer, Attention) and mixer.has_values and not mixer.has_value_norm:
         N, K, H = mixer.num_heads, mixer.num_kv_heads, mixer.head_width
         if mixer.owner is None and not is_shared:
-            rows = slice((N + K) * H, None)
+            rows = slice(mixer.query_rows + K * H, None)
             yield Fold((K * H,), ("mixer/out",), rows=("mixer/qkv", rows), head=H, copies=N // K)
     if isinstance(mixer, Latent):
         size = mixer.num_heads * mixer.value_width
@@ -162,7 +176,7 @@ def _of_rows(config: ModelConfig, index: int) -> Iterator[Fold]:
     if isinstance(ffn, Gated):
         F = ffn.width
         yield Fold((F,), ("ffn/down",), rows=("ffn/gate_up", slice(F, None)))
-    if isinstance(ffn, Experts):
+    if isinstance(ffn, Experts) and ffn.is_gated:
         E, F, X = ffn.num_experts, ffn.width, ffn.shared_width
         if ffn.limit is None and not ffn.up_offset:
             yield Fold((E, F), ("ffn/experts/down",),

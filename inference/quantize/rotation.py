@@ -30,11 +30,13 @@ def untied(config: ModelConfig) -> ModelConfig:
     """
     if config.norm != "rms":
         raise InputError(f"--rotate goes with RMS norms, and {config.name} has layer norms")
-    if config.post_norms or not config.pre_norms:
+    if any(config.norms_of(layer) != (True, False) for layer in config.pattern):
         raise InputError(
             f"--rotate goes with norms of what layers read, and {config.name} has norms of what "
             "they add"
         )
+    if any(layer.factors for layer in config.pattern):
+        raise InputError(f"--rotate: the residual stream of {config.name} goes on from its norms")
     declared = config.parameters()["layers"]
     for layer in declared[: len(config.pattern)]:
         infos = {"/".join(path): info for path, info in leaves(layer)}

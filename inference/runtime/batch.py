@@ -40,6 +40,7 @@ class Admissions:
 
     slot_A: Array  # i32[A]
     source_A: Array  # i32[A], slot to take states from; -1: starts afresh
+    snapshot_A: Array  # i32[A], of the states to start from; 0: none
     num_tokens_A: Array  # i32[A]
     last_token_A: Array  # i32[A]
     sampling: SlotSampling  # [A, ...]
@@ -108,19 +109,26 @@ def build_batch(shape: StepShape, schedule: ShardSchedule, config: Config) -> Ba
         emits_Y[r] = row.emits
         if dropped_Y is not None:
             dropped_Y[r] = row.num_dropped
-        for table, pages in zip(tables, row.sequence.pages, strict=True):
+        for table, pages in zip(tables, row.sequence.pages, strict=False):  # no snapshots'
             table[r, : len(pages)] = pages
     tokens_T = np.concatenate([decode_YW.ravel(), chunk_YW.ravel()])
     expanded = tuple(device_pages(table, config)[:, : config.page_columns] for table in tables)
     return Batch(tokens_T, slot_Y, start_Y, length_Y, emits_Y, expanded, targets, dropped_Y)
 
 
-def device_pages(pages: np.ndarray, config: Config) -> np.ndarray:
-    """The device pages that each page consists of, [..., P] -> [..., P * device_pages]."""
-    n = config.device_pages
+def device_pages(pages: np.ndarray, config: Config, group: int = 0) -> np.ndarray:
+    """The device pages that each page of a group consists of, [..., P] -> [..., P * device_pages];
+    those of snapshots are not as many as of the others.
+    """
+    n = num_device_pages(config, group)
     if n == 1:
         return pages
     return (pages[..., None] * n + np.arange(n, dtype=np.int32)).reshape(*pages.shape[:-1], -1)
+
+
+def num_device_pages(config: Config, group: int) -> int:
+    """Device pages that a page of one of `Config.cached_groups` consists of: a snapshot is one."""
+    return 1 if config.cached_groups[group].spec.is_state else config.device_pages
 
 
 def build_admissions(admissions: tuple[Admission, ...], config: Config) -> Admissions:
@@ -128,6 +136,7 @@ def build_admissions(admissions: tuple[Admission, ...], config: Config) -> Admis
     size, sink, vocab = _ADMISSIONS, config.engine.max_seqs, config.model.vocab_size
     slot_A, num_tokens_A = np.full(size, sink, np.int32), np.zeros(size, np.int32)
     source_A, last_token_A = np.full(size, -1, np.int32), num_tokens_A.copy()
+    snapshot_A = num_tokens_A.copy()
     copies = [np.zeros((2, size), np.int32) for _ in config.cached_model.page_groups]
     has_history = config.engine.penalties or config.engine.proposer == "ngram"
     longest = config.max_context if has_history else 0
@@ -136,6 +145,7 @@ def build_admissions(admissions: tuple[Admission, ...], config: Config) -> Admis
         sequence = admission.sequence
         slot_A[a] = admission.slot
         source_A[a] = -1 if admission.source is None else admission.source
+        snapshot_A[a] = admission.snapshot
         num_tokens_A[a] = sequence.num_computed_tokens
         last_token_A[a] = sequence.tokens[-1]
         for group, source, target in admission.page_copies:
@@ -146,4 +156,6 @@ def build_admissions(admissions: tuple[Admission, ...], config: Config) -> Admis
     rows += [parameters.neutral_row(vocab)] * (size - len(rows))
     stacked = jax.tree.map(lambda *values: np.stack(values), *rows)
     copied = tuple(device_pages(pages, config) for pages in copies)
-    return Admissions(slot_A, source_A, num_tokens_A, last_token_A, stacked, copied, history)
+    return Admissions(
+        slot_A, source_A, snapshot_A, num_tokens_A, last_token_A, stacked, copied, history
+    )

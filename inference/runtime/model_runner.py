@@ -22,7 +22,7 @@ from inference.runtime.executables import Executable, Executables
 from inference.runtime.packed_output import PackedOutput
 from inference.runtime.prompt_observer import PromptObserver
 from inference.runtime.serialization.files import ExecutableFiles
-from inference.runtime.swap import PageSwapper
+from inference.runtime.swap import PageSwapper, StateSnapshots
 from inference.scheduling.sequence import Sequence
 from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_schedule import ShardSchedule, StepSchedule
@@ -64,7 +64,7 @@ def cache_arguments(config: Config, attention: str) -> tuple[Any, ...]:
     num_pages = tuple(n * config.device_pages for n in config.num_pages)
     return (
         config.cached_model, num_pages, config.device_page_tokens, config.engine.max_seqs,
-        config.engine.num_drafts, api.implementation(attention).layout,
+        config.engine.num_drafts, api.implementation(attention).layout, config.num_snapshots,
     )  # fmt: skip
 
 
@@ -128,6 +128,7 @@ class ModelRunner:
         self.num_late_compiles = 0
         self.reset()
         self._swapper = PageSwapper(self.config, cache, self._mesh)
+        self._snapshots = StateSnapshots(self.config, cache, self._mesh)
         self.params = self.pack(params()) if callable(params) else values
 
     def pack(self, params: Params) -> Params:
@@ -242,6 +243,7 @@ class ModelRunner:
         """Whether a schedule needs no compilation."""
         has = self._executables.has
         can_run = has(schedule.shape) and (has(None) or not schedule.has_admissions)
+        can_run &= self._snapshots.is_ready or not any(schedule.snapshots)
         return can_run and self._swapper.is_ready(schedule.transfers)
 
     def prepare(self, schedule: StepSchedule) -> None:
@@ -250,6 +252,8 @@ class ModelRunner:
         if schedule.has_admissions:
             self._executables.admit()
         self._swapper.prepare(schedule.transfers)
+        if any(schedule.snapshots):
+            self._snapshots.prepare()
 
     def warm_up(
         self,
@@ -275,6 +279,7 @@ class ModelRunner:
         if self.config.engine.prompt_budgets:
             self.prepare_observer()
         self._swapper.warm_up()
+        self._snapshots.prepare()
         self._is_warm, self._sealed = True, seals
 
     def admit(self, admissions: tuple[Admissions, ...]) -> None:
@@ -327,6 +332,7 @@ class ModelRunner:
         executable = self.compiled(schedule.shape)
         batch = meshes.to_global(self._mesh, EACH_GROUP, inputs.batch)
         self.cache, self.slots, output = executable(self.params, self.cache, self.slots, batch)
+        self.cache = self._snapshots.keep(self.cache, schedule.snapshots)
         output.words_X.copy_to_host_async()
         return output
 

@@ -71,21 +71,14 @@ def admit(
     cache: Cache, slots: SlotState, admissions: Admissions, *, config: Config
 ) -> tuple[Cache, SlotState]:
     """Writes the slots of admitted sequences. A fork starts with its source's states and a copy of
-    its open page, a sequence that stays in its slot with its own, others with zeros; tokens that
-    are cached already are counted.
+    its open page, a sequence that stays in its slot with its own, one that resumes with a snapshot,
+    others with zeros; tokens that are cached already are counted.
     """
     slot_A, source_A = admissions.slot_A, admissions.source_A
-    is_fork_A = source_A >= 0
     model = config.cached_model
 
-    def inherit(x: jax.Array) -> jax.Array:
-        is_fork = is_fork_A.reshape(-1, *[1] * (x.ndim - 1))
-        return x.at[slot_A].set(jnp.where(is_fork, x[source_A], 0))
-
-    cache = tuple(
-        leaf if layer in model.groups_of_layer else jax.tree.map(inherit, leaf)
-        for layer, leaf in enumerate(cache)
-    )
+    told = slot_A, source_A, admissions.num_tokens_A, admissions.snapshot_A
+    cache = kv_cache.start_states(cache, *told)
     cache = kv_cache.copy_pages(cache, model.page_groups, admissions.page_copies)
     slots = dataclasses.replace(
         slots,
@@ -277,7 +270,7 @@ def view(
     are chains, unless `drafts` are trees.
     """
     rectangles, first = [], 0
-    for rows, width in (shape.decode, shape.prefill):
+    for (rows, width), is_chained in ((shape.decode, False), (shape.prefill, True)):
         if rows:
             part = slice(first, first + rows)
             valid_YW = jnp.arange(width) < batch.query_length_Y[part, None]
@@ -287,10 +280,9 @@ def view(
             position_YW = jnp.where(valid_YW, position_YW, newest)
             tables = tuple(table[part] for table in batch.tables)
             dropped_Y = None if batch.num_dropped_Y is None else batch.num_dropped_Y[part]
+            slot_Y, told = batch.slot_Y[part], {"num_dropped_Y": dropped_Y}
             rectangles.append(
-                Rectangle(
-                    batch.slot_Y[part], position_YW, valid_YW, tables, num_dropped_Y=dropped_Y
-                )
+                Rectangle(slot_Y, position_YW, valid_YW, tables, is_chained=is_chained, **told)
             )
         first += rows
     if drafts is not None and drafts.parent_Rk is not None:

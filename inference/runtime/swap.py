@@ -1,4 +1,6 @@
-"""Host memory for offloaded pages, and the copies between it and the device."""
+"""Copies of what is cached: of pages between the device and host memory, and of states, so that
+they outlive their sequences.
+"""
 
 import functools
 from collections import deque
@@ -14,7 +16,9 @@ from jax.stages import Compiled
 from configs.cache import PageGroup
 from configs.engine import Config
 from inference.kv_pages.prefix_cache import Transfer
-from inference.runtime.batch import device_pages
+from inference.runtime.batch import device_pages, num_device_pages
+from inference.runtime.executables import abstract
+from inference.scheduling.step_schedule import Snapshot
 from layers import kv_cache
 from layers.kv_cache import Cache, CacheLeaf
 from sharding import mesh as meshes
@@ -22,7 +26,10 @@ from sharding.mesh import EACH_GROUP, EVERY_CHIP
 
 Transfers = tuple[tuple[Transfer, ...], ...]  # of each data shard
 
+Snapshots = tuple[tuple[Snapshot, ...], ...]  # likewise
+
 PAGES = 8  # that one call copies; more take several calls
+_ROWS = 8  # snapshots that one call makes; more take several calls
 
 
 class PageSwapper:
@@ -40,11 +47,9 @@ class PageSwapper:
         self._chips = config.mesh.num_chips
         self._stored = []  # a group: a leaf's arrays, [shards, chips, pages, layers, ...] each
         shards = config.mesh.num_groups
-        groups = config.cached_model.page_groups
-        for group, num_pages in zip(groups, config.num_host_pages, strict=True):
-            first = (
-                shards, self._chips // shards, num_pages * config.device_pages, len(group.layers),
-            )  # fmt: skip
+        for index, num_pages in enumerate(config.num_host_pages):
+            group, each = config.cached_groups[index], num_device_pages(config, index)
+            first = shards, self._chips // shards, num_pages * each, len(group.layers)
             self._stored.append(
                 jax.tree.map(
                     lambda x, first=first: np.empty(first + x.shape[1:], x.dtype),
@@ -94,7 +99,7 @@ class PageSwapper:
         """
         padded = np.zeros(PAGES, np.int32)
         padded[: len(pages)] = pages
-        page_X = device_pages(padded, self._config)
+        page_X = device_pages(padded, self._config, group)
         data: CacheLeaf = self._executable(group, to_host=True)(cache, page_X)
         return data
 
@@ -109,7 +114,7 @@ class PageSwapper:
             data = meshes.moved(data, self._mesh, EVERY_CHIP)
         else:
             data = meshes.moved_to_group(data, self._mesh, shard, self._nothing(group, data))
-        page_X = device_pages(page_SX, self._config).ravel()
+        page_X = device_pages(page_SX, self._config, group).ravel()
         written: Cache = self._executable(group, to_host=False)(cache, page_X, data)
         return written
 
@@ -143,10 +148,10 @@ class PageSwapper:
         page_SX = np.zeros((len(shards), PAGES), np.int32)  # padded with sinks
         for page_X, some in zip(page_SX, shards, strict=True):
             page_X[: len(some)] = [transfer.page for transfer in some]
-        pages = device_pages(page_SX, self._config)
+        pages = device_pages(page_SX, self._config, group)
         host_pages = [
             device_pages(
-                np.array([transfer.host_page for transfer in some], np.int32), self._config
+                np.array([transfer.host_page for transfer in some], np.int32), self._config, group
             )
             for some in shards
         ]
@@ -169,8 +174,11 @@ class PageSwapper:
 
     def _executable(self, group: int, to_host: bool) -> Compiled:
         if (group, to_host) not in self._compiled:
-            own_group = self._config.cached_model.page_groups[group]
-            page_X = jax.ShapeDtypeStruct((PAGES * self._config.device_pages,), jnp.int32)
+            own_group, each = (
+                self._config.cached_groups[group],
+                num_device_pages(self._config, group),
+            )
+            page_X = jax.ShapeDtypeStruct((PAGES * each,), jnp.int32)
             leaves = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._cache
             )
@@ -210,3 +218,49 @@ def _write(cache: Cache, page_X: jax.Array, data: CacheLeaf, group: PageGroup) -
         )  # fmt: skip
         cache = kv_cache.with_part(cache, layer, group.part, leaf)
     return cache
+
+
+class StateSnapshots:
+    """Copies states from slots to snapshots."""
+
+    def __init__(self, config: Config, cache: Cache, mesh: Mesh | None = None):
+        """`cache` are leaves of a chip, or their shapes; `mesh` the chips, if there are several."""
+        self._config, self._mesh, self._cache = config, mesh, cache
+        self._compiled: Compiled | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether nothing is to be compiled."""
+        return self._compiled is not None or not self._config.num_snapshots
+
+    def prepare(self) -> None:
+        """Compiles what `keep` runs."""
+        if self.is_ready:
+            return
+        rows_A = jax.ShapeDtypeStruct((_ROWS,), np.int32)
+        given = EVERY_CHIP, EACH_GROUP, EACH_GROUP, EACH_GROUP
+        function = meshes.over(self._mesh, kv_cache.keep_states, given, EVERY_CHIP)
+        parts = abstract(self._cache), rows_A, rows_A, rows_A
+        arguments = meshes.spread(self._mesh, parts, given)
+        self._compiled = jax.jit(function, donate_argnums=0).lower(*arguments).compile()
+
+    def keep(self, cache: Cache, snapshots: Snapshots) -> Cache:
+        """The cache with these snapshots of what the last step left in its slots."""
+        if not any(snapshots):
+            return cache
+        self.prepare()
+        assert self._compiled is not None
+        for first in range(0, max(map(len, snapshots)), _ROWS):
+            rows = [self._rows(shard[first : first + _ROWS]) for shard in snapshots]
+            arrays = [np.concatenate(parts) for parts in zip(*rows, strict=True)]
+            given = (meshes.to_global(self._mesh, EACH_GROUP, array) for array in arrays)
+            cache = self._compiled(cache, *given)
+        return cache
+
+    def _rows(self, snapshots: tuple[Snapshot, ...]) -> tuple[np.ndarray, ...]:
+        """Slots, lengths and numbers, padded with sinks."""
+        found: Any = np.zeros((3, _ROWS), np.int32)
+        found[0] = self._config.engine.max_seqs
+        for row, own in enumerate(snapshots):
+            found[:, row] = own.slot, own.num_tokens, own.number
+        return tuple(found)

@@ -52,7 +52,7 @@ class AdmissionControl:
         demands.append(self._demand(candidate, match.num_tokens, is_patient))
         peak = peak_pages(demands, self._windows, self._page_tokens)
         shared = self._pages.num_shared_pages(running, match)
-        usable = self._pages.pool.num_usable_pages
+        usable = self._pages.pool.num_usable_pages[: len(peak)]
         return all(a + b <= n for a, b, n in zip(peak, shared, usable, strict=True))
 
     def _demand(self, sequence: Sequence, num_cached_tokens: int, is_longest: bool) -> "Demand":

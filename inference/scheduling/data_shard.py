@@ -30,14 +30,15 @@ class DataShard:
         index: int,
         should_offload: Callable[[int], bool],
         lengths: LengthStatistics,
+        snapshot_tokens: int = 0,
     ):
-        """`index` is what `Sequence.shard` becomes; `should_offload` as `PageManager` takes it;
-        `lengths` are those of the engine.
+        """`index` is what `Sequence.shard` becomes; `should_offload` and `snapshot_tokens` as
+        `PageManager` takes them; `lengths` are those of the engine.
         """
         self._config = config
         self._index = index
         self._lengths = lengths
-        self.pages = PageManager(config, should_offload)
+        self.pages = PageManager(config, should_offload, snapshot_tokens)
         self.running: list[Sequence] = []
         self.free_slots = list(range(config.engine.max_seqs - 1, -1, -1))
         self.admissions: list[Admission] = []
@@ -67,7 +68,10 @@ class DataShard:
         sender = sequence.sender
         sent = () if sender is None else self.pages.receive(sequence, sender)
         slot = self._allocate(sequence)
-        self.admissions.append(Admission(sequence, slot, sender=sender, sent_pages=sent))
+        snapshot = self.pages.started_from(sequence)
+        self.admissions.append(
+            Admission(sequence, slot, sender=sender, sent_pages=sent, snapshot=snapshot)
+        )
 
     def fork(self, parent: Sequence, child: Sequence) -> bool:
         """Starts a child on what is computed of its parent; False, with nothing changed, where

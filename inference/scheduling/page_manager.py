@@ -4,6 +4,7 @@ offloaded to the host when memory runs short.
 
 from collections.abc import Callable, Iterable
 
+from configs.cache import SNAPSHOT
 from configs.engine import Config
 from inference.kv_pages.page_pool import PagePool
 from inference.kv_pages.prefix_cache import Match, PrefixCache, Transfer
@@ -13,20 +14,27 @@ from inference.scheduling.sequence import Sequence
 class PageManager:
     """All pages of a data shard, on the device and on the host."""
 
-    def __init__(self, config: Config, should_offload: Callable[[int], bool]):
-        """`should_offload(num_tokens)`: whether copying a page that ends at this position back from
-        the host is cheaper than computing it again.
+    def __init__(
+        self, config: Config, should_offload: Callable[[int], bool], snapshot_tokens: int = 0
+    ):
+        """Starts with all pages free.
+
+        Args:
+            config: model and engine.
+            should_offload: whether copying a page that ends after so many tokens back from the host
+                is cheaper than computing it again.
+            snapshot_tokens: as `EngineConfig.snapshot_tokens`, whole pages; 0: no such distance.
         """
         self._config = config
         self._page = config.page_tokens
         self._specs = [group.spec for group in config.cached_model.page_groups]
         self._windows = [(g, s) for g, s in enumerate(self._specs) if s.window is not None]
-        self.pool = PagePool(config.num_pages)
-        self.prefix_cache = PrefixCache(
-            self.pool, self._specs, self._page, PagePool(config.num_host_pages), should_offload,
-            config.model.has_states,
-        )  # fmt: skip
-        self._copy_sources: list[list[int]] = [[] for _ in self._specs]
+        # Behind the groups' pages a sequence has its snapshots, at most one a page of tokens.
+        self._has_states, self._snapshot_tokens = config.model.has_states, snapshot_tokens
+        specs = [group.spec for group in config.cached_groups]
+        self.pool, host_pool = PagePool(config.num_cached_pages), PagePool(config.num_host_pages)
+        self.prefix_cache = PrefixCache(self.pool, specs, self._page, host_pool, should_offload)
+        self._copy_sources: list[list[int]] = [[] for _ in specs]
 
     def match_prefix(self, sequence: Sequence) -> Match:
         """The cached prefix of a waiting sequence; none for a prompt that is scored, which needs
@@ -42,9 +50,9 @@ class PageManager:
         peak = self._config.peak_pages(min(len(sequence.tokens) + 1, sequence.max_length))
         needs = [
             max(num_new, n - (len(match.nodes) - num_new) * (spec.window is None))
-            for n, num_new, spec in zip(peak, match.num_new_pages, self._specs, strict=True)
+            for n, num_new, spec in zip(peak, match.num_new_pages, self._specs, strict=False)
         ]
-        return self.prefix_cache.can_allocate(needs)
+        return self.prefix_cache.can_allocate([*needs, *match.num_new_pages[len(needs) :]])
 
     def num_shared_pages(self, running: Iterable[Sequence], match: Match) -> list[int]:
         """Pages of each group that running sequences share, and those of a match that are not in
@@ -53,14 +61,14 @@ class PageManager:
         available = self.prefix_cache.num_available_pages
         shared = [n - m for n, m in zip(self.pool.num_usable_pages, available, strict=True)]
         for sequence in running:
-            for group, (spec, pages) in enumerate(zip(self._specs, sequence.pages, strict=True)):
+            for group, (spec, pages) in enumerate(zip(self._specs, sequence.pages, strict=False)):
                 num_others = sequence.num_cached_tokens // self._page
                 if spec.window is not None:
                     num_others = len(spec.dead_pages(sequence.num_certain_tokens, self._page))
                 shared[group] -= max(0, len(pages) - num_others)
         return [
             max(0, n) + num_new * (spec.window is None)
-            for n, num_new, spec in zip(shared, match.num_new_pages, self._specs, strict=True)
+            for n, num_new, spec in zip(shared, match.num_new_pages, self._specs, strict=False)
         ]
 
     def attach(self, sequence: Sequence, match: Match) -> None:
@@ -69,6 +77,31 @@ class PageManager:
         sequence.node = match.nodes[-1] if match.nodes else None
         sequence.num_cached_tokens = match.num_tokens
         sequence.num_computed_tokens = sequence.num_scheduled_tokens = match.num_tokens
+        sequence.boundaries = self._boundaries(sequence, match)
+
+    def _boundaries(self, sequence: Sequence, match: Match) -> list[int]:
+        """Where to make snapshots of a sequence that starts: behind the last page that it will fill
+        but for its newest token, where it parts from what is cached, and in regular distances.
+        """
+        if not self._has_states or sequence.cache_key is None or sequence.scores:
+            return []
+        last = (len(sequence.tokens) - 1) // self._page * self._page
+        each = self._snapshot_tokens or last + 1
+        regular = range(each, last, each)
+        found = {last, min(match.num_known_tokens, last), *regular}
+        return sorted(n for n in found if n > match.num_tokens)
+
+    def started_from(self, sequence: Sequence) -> int:
+        """The snapshot that a sequence with a cached prefix starts from; 0: none."""
+        num_pages = sequence.num_computed_tokens // self._page
+        return sequence.pages[-1][num_pages - 1] if self._has_states and num_pages else 0
+
+    def snapshot(self, sequence: Sequence) -> int:
+        """The snapshot to make behind a sequence's scheduled tokens; 0: none."""
+        if not sequence.boundaries or sequence.boundaries[0] > sequence.num_scheduled_tokens:
+            return 0
+        boundary = sequence.boundaries.pop(0)
+        return sequence.pages[-1][boundary // self._page - 1]
 
     def receive(self, sequence: Sequence, sender: Sequence) -> tuple[tuple[int, int, int], ...]:
         """Allocates pages for what `sender` has computed on other chips and the cached prefix does
@@ -99,9 +132,12 @@ class PageManager:
         num_pages = -(-(sequence.num_scheduled_tokens + num_tokens) // self._page)
         needs = [
             max(0, num_pages - self._gap(sequence, group) - len(pages))
-            for group, pages in enumerate(sequence.pages)
+            for group, pages in enumerate(sequence.pages[: len(self._specs)])
         ]
+        if self._has_states:
+            needs.append(0)
         if not any(needs):
+            self._add_snapshots(sequence, num_pages)
             return True
         if not self.prefix_cache.can_allocate(needs):
             self._free_outside_window(sequence, num_pages)
@@ -109,7 +145,20 @@ class PageManager:
             return False
         for group, n in enumerate(needs):
             sequence.pages[group] += self.prefix_cache.allocate(group, n)
+        self._add_snapshots(sequence, num_pages)
         return True
+
+    def _add_snapshots(self, sequence: Sequence, num_pages: int) -> None:
+        """Allocates the snapshot to make behind these pages, where there is room for it."""
+        if not self._has_states:
+            return
+        group, pages = len(self._specs), sequence.pages[-1]
+        pages += [0] * (num_pages - len(pages))
+        is_due = sequence.boundaries and sequence.boundaries[0] <= num_pages * self._page
+        if is_due and self.prefix_cache.num_available_pages[group]:
+            index = sequence.boundaries[0] // self._page - 1
+            if not pages[index]:
+                [pages[index]] = self.prefix_cache.allocate(group, 1)
 
     def shorten(self, sequence: Sequence, dropped: Iterable[int]) -> None:
         """Gives up these of a running sequence's pages, in groups without a window, and closes the
@@ -130,7 +179,7 @@ class PageManager:
 
     def _gap(self, sequence: Sequence, group: int) -> int:
         """Pages of a group that a sequence gave up."""
-        is_shortened = self._specs[group].window is None
+        is_shortened = group < len(self._specs) and self._specs[group].window is None
         return sequence.num_dropped_tokens // self._page if is_shortened else 0
 
     def cache(self, sequence: Sequence) -> None:
@@ -168,12 +217,13 @@ class PageManager:
             not freed before `finish_schedule`.
         """
         num_full, is_open = divmod(child.num_computed_tokens, self._page)
-        if not self.prefix_cache.can_allocate([int(is_open > 0)] * len(self._specs)):
+        needs = [int(is_open > 0)] * len(self._specs) + [0] * self._has_states
+        if not self.prefix_cache.can_allocate(needs):
             return None
         copies = []
         child.num_dropped_tokens = parent.num_dropped_tokens
         child.num_cached_tokens = num_full * self._page - child.num_dropped_tokens
-        stops = [num_full - self._gap(parent, group) for group in range(len(self._specs))]
+        stops = [num_full - self._gap(parent, group) for group in range(len(needs))]
         child.pages = [list(pages[:stop]) for pages, stop in zip(parent.pages, stops, strict=True)]
         for group, pages in enumerate(child.pages):
             self.pool.share(group, [page for page in pages if page])
@@ -181,7 +231,7 @@ class PageManager:
         while child.node and child.node.depth > num_full:
             child.node = child.node.parent
         if is_open:
-            for group, pages in enumerate(child.pages):
+            for group, pages in enumerate(child.pages[: len(self._specs)]):
                 source = parent.pages[group][stops[group]]
                 self.pool.share(group, [source])
                 self._copy_sources[group].append(source)
@@ -224,7 +274,7 @@ class PageManager:
         held = [
             (group, page)
             for sequence in running
-            for group, pages in enumerate(sequence.pages)
+            for group, pages in enumerate(sequence.pages[: len(self._specs)])
             for page in pages[
                 : -(-sequence.num_prompt_tokens // self._page) - self._gap(sequence, group)
             ]
@@ -249,6 +299,17 @@ class PageManager:
                 self.prefix_cache.free(group, [pages[index]])
                 pages[index] = 0
                 index -= 1
+        if self._has_states:
+            self._free_snapshots(sequence, num_pages if is_cached else None)
+
+    def _free_snapshots(self, sequence: Sequence, num_pages: int | None) -> None:
+        """Frees those of a sequence's snapshots but the newest that are of its first pages."""
+        pages = sequence.pages[-1]
+        dead = SNAPSHOT.dead_pages(sequence.num_certain_tokens, self._page)
+        for index in dead[:num_pages]:
+            if pages[index]:
+                self.prefix_cache.free(len(self._specs), [pages[index]])
+                pages[index] = 0
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
         """Raises RuntimeError where pages are leaked or counted wrongly."""

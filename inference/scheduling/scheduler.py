@@ -55,21 +55,25 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: Config, should_offload: Callable[[int], bool] = lambda num_tokens: True
+        self,
+        config: Config,
+        should_offload: Callable[[int], bool] = lambda num_tokens: True,
+        snapshot_tokens: int = 0,
     ):
-        """`should_offload`: as `PageManager` takes it."""
+        """`should_offload`, `snapshot_tokens`: as `PageManager` takes them."""
         self.draft_policy: DraftPolicy | None = None
         self._config = config
         self._engine = config.engine
         self.shapes = enumerate_shapes(config.engine)
         self._lengths = LengthStatistics()
         self.shards = tuple(
-            DataShard(config, index, should_offload, self._lengths)
+            DataShard(config, index, should_offload, self._lengths, snapshot_tokens)
             for index in range(config.mesh.num_groups)
         )
         self.waiting = WaitingQueue(config.engine.max_overtakes)
         self.counters = Counters()
-        self._num_usable_pages = self.shards[0].pages.pool.num_usable_pages  # of each shard
+        usable = self.shards[0].pages.pool.num_usable_pages  # of each shard
+        self._num_usable_pages = usable[: len(config.num_pages)]
         self._batches: WholeBatches | None = None
         if config.engine.policy != "continuous":
             self._batches = WholeBatches(config, self._num_usable_pages)
@@ -378,6 +382,8 @@ class Scheduler:
             if victim is sequence:
                 return
         builder.add(sequence, sequence.slot, num_tokens)
+        if snapshot := shard.pages.snapshot(sequence):
+            builder.keep(sequence, snapshot)
 
     def _finish_schedule(self, builders: list[ShardBuilder]) -> StepSchedule:
         """The step that was scheduled, with all admissions and transfers that are due."""

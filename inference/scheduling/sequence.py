@@ -69,6 +69,7 @@ class Sequence:
         num_overtakes: later arrivals that were admitted before it.
         cache_key: names the prefixes it may share; None shares none.
         node: its deepest page in the prefix cache.
+        boundaries: of its prompt, where snapshots of its states are still to be made, in order.
         num_excess_tokens: of its prompt, to be given up in whole pages once the prompt is computed
             but for its last token (`kv_pages/prompt_pages.py`).
         num_dropped_tokens: that were given up since it took a slot: in groups without a window what
@@ -117,6 +118,7 @@ class Sequence:
     params_versions: tuple[int, ...] = ()
     cache_key: Hashable | None = None
     node: Node | None = None
+    boundaries: list[int] = dataclasses.field(default_factory=list)
     num_excess_tokens: int = 0
     num_dropped_tokens: int = 0
     max_length: int = dataclasses.field(init=False)

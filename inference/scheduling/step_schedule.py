@@ -53,7 +53,7 @@ class Admission:
     """What is written into a slot: its sequence starts; or it is forked from the one in `source`,
     with pages to copy as (group, from, to); or, from its own slot, continues with another token.
     Where other chips have computed its prompt, `sender` is who did, and what it sends is likewise
-    (group, from, to).
+    (group, from, to). `snapshot` holds the states that it starts with, 0: none does.
     """
 
     sequence: Sequence
@@ -62,18 +62,29 @@ class Admission:
     page_copies: tuple[tuple[int, int, int], ...] = ()
     sender: Sequence | None = None
     sent_pages: tuple[tuple[int, int, int], ...] = ()
+    snapshot: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """A copy to make of the states in a slot, after so many tokens of its sequence."""
+
+    slot: int
+    num_tokens: int
+    number: int
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardSchedule:
     """What one data shard does in a step: first pages are transferred, and those that other chips
-    send, then slots are written, then the chunks run.
+    send, then slots are written, then the chunks run, and snapshots are made of what they leave.
     """
 
     decode: tuple[ScheduledChunk, ...] = ()
     prefill: tuple[ScheduledChunk, ...] = ()
     admissions: tuple[Admission, ...] = ()
     transfers: tuple[Transfer, ...] = ()
+    snapshots: tuple[Snapshot, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +113,11 @@ class StepSchedule:
     def has_admissions(self) -> bool:
         """Whether any slot is written."""
         return any(shard.admissions for shard in self.shards)
+
+    @property
+    def snapshots(self) -> tuple[tuple[Snapshot, ...], ...]:
+        """Of each shard, in their order."""
+        return tuple(shard.snapshots for shard in self.shards)
 
     @property
     def transfers(self) -> tuple[tuple[Transfer, ...], ...]:
@@ -143,6 +159,7 @@ class ShardBuilder:
             self._max_chunks = min(self._max_chunks, engine.prefill_budget // engine.chunk_tokens)
         self.decode: list[ScheduledChunk] = []
         self.prefill: list[ScheduledChunk] = []
+        self.snapshots: list[Snapshot] = []
 
     @property
     def num_free_chunks(self) -> int:
@@ -165,6 +182,8 @@ class ShardBuilder:
             if sequence.is_whole:
                 left = sequence.num_prompt_tokens - 1 - sequence.num_scheduled_tokens
                 room = min(room, left)
+            if sequence.boundaries:  # a snapshot is made of what a step leaves
+                room = min(room, sequence.boundaries[0] - sequence.num_scheduled_tokens)
             return max(0, min(sequence.num_pending_tokens, room))
         remaining = sequence.num_remaining_tokens
         if remaining < 1:  # its last token is in flight
@@ -191,13 +210,20 @@ class ShardBuilder:
             length = min(size, num_tokens - at)
             self.prefill.append(_chunk(sequence, slot, at, length, emits))
 
+    def keep(self, sequence: Sequence, snapshot: int) -> None:
+        """Adds the snapshot to make of a sequence's states, once the step has run."""
+        assert sequence.slot is not None
+        self.snapshots.append(Snapshot(sequence.slot, sequence.num_scheduled_tokens, snapshot))
+
     def schedule(
         self, admissions: tuple[Admission, ...], transfers: tuple[Transfer, ...]
     ) -> ShardSchedule:
         """All that the shard does."""
         # As plain attention wants it.
         decode = sorted(self.decode, key=lambda chunk: chunk.num_dropped - chunk.start)
-        return ShardSchedule(tuple(decode), tuple(self.prefill), admissions, transfers)
+        return ShardSchedule(
+            tuple(decode), tuple(self.prefill), admissions, transfers, tuple(self.snapshots)
+        )
 
 
 def shape_of(

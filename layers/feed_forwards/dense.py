@@ -18,6 +18,7 @@ ACTIVATIONS = {
     "silu": jax.nn.silu,
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
 }
 
 
@@ -25,15 +26,24 @@ def gated(
     params: Params, config: ModelConfig, kind: Gated, x_TD: jax.Array, context: StepContext
 ) -> tuple[jax.Array, None]:
     """down(act(gate x) * up x), float32 [T, D]."""
-    out_TD = collectives.total(up_and_down(params, config, kind.activation, x_TD))
-    return add_bias(out_TD, params, "down_bias"), None
+    out_TD = up_and_down(params, config, kind.activation, x_TD, kind.gate_scale)
+    out_TD = add_bias(collectives.total(out_TD), params, "down_bias")
+    return out_TD * kind.down_scale, None
 
 
-def up_and_down(params: Params, config: ModelConfig, activation: str, x_TD: jax.Array) -> jax.Array:
+def up_and_down(
+    params: Params,
+    config: ModelConfig,
+    activation: str,
+    x_TD: jax.Array,
+    gate_scale: float = 1.0,
+) -> jax.Array:
     """A gated feed-forward without its last bias, float32 [T, D]; on a mesh a chip's part of the
-    sum.
+    sum. `gate_scale` is a factor on the gates.
     """
     gate_up_TX = add_bias(linear(x_TD, params["gate_up"]), params, "gate_up_bias")
+    if gate_scale != 1:
+        gate_up_TX *= jnp.repeat(jnp.array([gate_scale, 1.0]), gate_up_TX.shape[1] // 2)
     return linear(gate(activation, config.dtype)(gate_up_TX), params["down"])
 
 
@@ -55,7 +65,13 @@ def plain(
     params: Params, config: ModelConfig, kind: Plain, x_TD: jax.Array, context: StepContext
 ) -> tuple[jax.Array, None]:
     """down(act(up x)), float32 [T, D]."""
-    up_TF = add_bias(linear(x_TD, params["up"]), params, "up_bias")
-    hidden_TF = ACTIVATIONS[kind.activation](up_TF).astype(config.dtype)
-    out_TD = collectives.total(linear(hidden_TF, params["down"]))
+    out_TD = collectives.total(up_alone_and_down(params, config, kind.activation, x_TD))
     return add_bias(out_TD, params, "down_bias"), None
+
+
+def up_alone_and_down(
+    params: Params, config: ModelConfig, activation: str, x_TD: jax.Array
+) -> jax.Array:
+    """A plain feed-forward without its last bias, as `up_and_down`."""
+    up_TF = add_bias(linear(x_TD, params["up"]), params, "up_bias")
+    return linear(ACTIVATIONS[activation](up_TF).astype(config.dtype), params["down"])

@@ -12,7 +12,7 @@ from configs.kinds.experts import Experts
 from configs.model import ModelConfig
 from layers import norm
 from layers.feed_forwards import dense, routing
-from layers.linear import linear
+from layers.linear import add_bias, linear
 from layers.params import Params
 from layers.registry import StepContext, Visits
 from layers.stacks import group_of_rows, grouped_linear
@@ -47,18 +47,24 @@ def apply(
         visits = Visits(_visits(ids_TJ, kind.num_experts), _mean_share(scores_TE, valid_T1))
     with jax.named_scope("experts"):
         own_TD = norm.apply(x_TD, params["experts_norm"], config) if kind.has_norms else x_TD
+        if kind.latent_width:
+            own_TD = add_bias(linear(own_TD, params["latent_down"]), params, "latent_down_bias")
         every = _tokens_of_all(own_TD.astype(config.dtype), weights_TJ, ids_TJ)
         out_TD = _mixed(params["experts"], config, kind, every, context.deterministic)
         out_TD = collectives.own_tokens(out_TD)
+        if kind.latent_width:  # a chip's part of each sum, as of what experts alone add
+            out_TD = linear(out_TD.astype(config.dtype), params["latent_up"])
     if not kind.shared_width:
-        return collectives.total(out_TD), visits
+        return add_bias(collectives.total(out_TD), params, "latent_up_bias"), visits
     with jax.named_scope("shared"):
         own_TD = norm.apply(x_TD, params["shared_norm"], config) if kind.has_norms else x_TD
-        shared_TD = dense.up_and_down(params["shared"], config, kind.activation, own_TD)
+        feed = dense.up_and_down if kind.is_gated else dense.up_alone_and_down
+        shared_TD = feed(params["shared"], config, kind.activation, own_TD)
         if kind.has_shared_gate:
             shared_TD *= jax.nn.sigmoid(linear(own_TD, params["shared_gate"]))
     if not kind.has_norms:
-        return collectives.total(out_TD + shared_TD), visits
+        out_TD = add_bias(collectives.total(out_TD + shared_TD), params, "latent_up_bias")
+        return add_bias(out_TD, params["shared"], "down_bias"), visits
     out_TD, shared_TD = collectives.total(jnp.stack([out_TD, shared_TD]))
     shared_TD = norm.apply(shared_TD, params["shared_post_norm"], config)
     return norm.apply(out_TD, params["experts_post_norm"], config) + shared_TD, visits
@@ -86,7 +92,8 @@ def _mixed(
     own_TJ = jnp.where((own_TJ >= 0) & (own_TJ < kind.num_held), own_TJ, kind.num_held)
     sizes_E, order_X = _visits(own_TJ, kind.num_held), jnp.argsort(own_TJ.ravel(), stable=True)
     x_XD = x_TD[order_X // kind.top_k]
-    gate_up_XF = grouped_linear(x_XD, params["gate_up"], sizes_E, deterministic)
+    up = "gate_up" if kind.is_gated else "up"
+    gate_up_XF = grouped_linear(x_XD, params[up], sizes_E, deterministic)
     ids_X = group_of_rows(sizes_E, len(x_XD))
     if kind.has_bias:
         bias_EF = params["gate_up_bias"].astype(jnp.float32).reshape(kind.num_held, -1)
@@ -121,7 +128,9 @@ def _weighed(weights_TJ: jax.Array, each_TJD: jax.Array) -> jax.Array:
 
 
 def _gated(kind: Experts, gate_up_XF: jax.Array, dtype: str) -> jax.Array:
-    """act(gate) (up + offset) within the limit, [X, F] of `dtype`."""
+    """act(gate) (up + offset) within the limit, or act(up) alone, [X, F] of `dtype`."""
+    if not kind.is_gated:
+        return dense.ACTIVATIONS[kind.activation](gate_up_XF).astype(dtype)
     if kind.activation != "quick_gelu" and kind.limit is None and not kind.up_offset:
         return dense.gate(kind.activation, dtype)(gate_up_XF)
     gate_XF, up_XF = jnp.split(gate_up_XF, 2, axis=-1)

@@ -32,22 +32,24 @@ def apply(
 ) -> tuple[jax.Array, Leaf]:
     """One attention layer: float32 [T, D], and the leaf of `attend`."""
     T, H = x_TD.shape[0], kind.head_width
-    N, K = kind.num_heads, kind.num_kv_heads
+    N, K, X = kind.num_heads, kind.num_kv_heads, kind.query_rows // H
     inputs = "qkv" if kind.has_values else "qk"
     k_TKH = v_TKH = None
     with jax.named_scope("qkv"):
         if context.is_owner:
             made_TX = add_bias(linear(x_TD, params[inputs]), params, f"{inputs}_bias")
             made_TXH = made_TX.reshape(T, -1, H)
-            q_TNH, k_TKH = made_TXH[:, :N], made_TXH[:, N : N + K]
-            v_TKH = made_TXH[:, N + K :] if kind.has_values else k_TKH
+            q_TNH, k_TKH = made_TXH[:, :X], made_TXH[:, X : X + K]
+            v_TKH = made_TXH[:, X + K :] if kind.has_values else k_TKH
             if kind.has_value_norm:
                 v_TKH = norm.rms_norm(v_TKH, jnp.ones(H), config.norm_eps)
-            k_TKH = _rotated(k_TKH, params.get("k_norm"), config, kind, context)
+            k_TKH = _rotated(k_TKH * kind.key_scale, params.get("k_norm"), config, kind, context)
             k_TKH = k_TKH.astype(config.dtype)
             v_TKH = v_TKH.astype(config.dtype)
         else:
-            q_TNH = add_bias(linear(x_TD, params["q"]), params, "q_bias").reshape(T, N, H)
+            q_TNH = add_bias(linear(x_TD, params["q"]), params, "q_bias").reshape(T, X, H)
+        if kind.has_output_gate:
+            q_TNH, gate_TNH = q_TNH[:, ::2], q_TNH[:, 1::2]
     scale = H**-0.5 if kind.scale is None else kind.scale
     q_TNH = _rotated(q_TNH, params.get("q_norm"), config, kind, context) * scale
     with jax.named_scope("attend"):
@@ -56,6 +58,8 @@ def apply(
             params.get("sinks"), kind.token_budget,
         )  # fmt: skip
     with jax.named_scope("out"):
+        if kind.has_output_gate:
+            out_TNH *= jax.nn.sigmoid(gate_TNH)
         out_TD = linear(out_TNH.reshape(T, N * H).astype(config.dtype), params["out"])
         return add_bias(collectives.total(out_TD), params, "out_bias"), leaf
 

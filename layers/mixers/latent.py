@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from configs.kinds.latent import Latent
 from configs.model import ModelConfig
 from layers import norm
-from layers.linear import Weight, linear
+from layers.linear import Weight, add_bias, linear
 from layers.mixers import indexer
 from layers.mixers.attention import attend
 from layers.params import Params
@@ -68,7 +68,7 @@ def apply(
             out_TNX = each_linear(out_TNC.astype(config.dtype), params["v_up"])
     with jax.named_scope("out"):
         out_TD = linear(out_TNX.reshape(T, -1).astype(config.dtype), params["out"])
-        return collectives.total(out_TD), leaf
+        return add_bias(collectives.total(out_TD), params, "out_bias"), leaf
 
 
 def _queries_from(
@@ -77,7 +77,7 @@ def _queries_from(
     """What queries are projected from, their own latent vectors or the tokens, and by what."""
     if kind.query_rank is None:
         return x_TD, params["q"]
-    down_TX = linear(x_TD, params["q_down"])
+    down_TX = add_bias(linear(x_TD, params["q_down"]), params, "q_down_bias")
     down_TX = norm.rms_norm(down_TX, params["q_norm"], kind.norm_eps, config.norm_offset)
     return down_TX, params["q_up"]
 
@@ -86,7 +86,7 @@ def _latents(
     params: Params, config: ModelConfig, kind: Latent, x_TD: jax.Array, context: StepContext
 ) -> tuple[jax.Array, jax.Array]:
     """The one key of all heads [T, 1, C + R], and the latent vector that is its first part."""
-    found_TX = linear(x_TD, params["kv_down"])
+    found_TX = add_bias(linear(x_TD, params["kv_down"]), params, "kv_down_bias")
     latent_TC = norm.rms_norm(
         found_TX[:, : kind.rank], params["kv_norm"], kind.norm_eps, config.norm_offset
     )
@@ -96,7 +96,8 @@ def _latents(
 
 
 def _rotated(x_TNR: jax.Array, kind: Latent, context: StepContext) -> jax.Array:
-    assert context.angles is not None
+    if context.angles is None or kind.rope is None:
+        return x_TNR
     return rotate(x_TNR, *context.angles, kind.rope.neighbours)
 
 

@@ -14,7 +14,7 @@ from inference.planner.calibration import on_device
 from inference.planner.compiled.program import launches_a_layer
 from layers.kernels import tuning
 from layers.kernels.linear import low_bit_product
-from tests.aot import low_bit, programs
+from tests.aot import low_bit, programs, recurrence
 
 pytestmark = pytest.mark.aot
 
@@ -256,3 +256,22 @@ def test_a_product_that_expands_its_weights_is_found_out(monkeypatch):
 
 def test_a_step_of_few_bits():
     low_bit.check_step("h200")
+
+
+@pytest.mark.parametrize("num_drafts, mixer", [
+    (0, None), (2, None), (0, recurrence.DELTA_NET),
+], ids=["mamba2", "drafts", "delta net"])  # fmt: skip
+def test_a_step_updates_recurrent_states_in_place(num_drafts, mixer):
+    recurrence.check_step("h200", num_drafts, mixer)
+
+
+def test_recurrent_states_that_are_gathered_are_found_out():
+    recurrence.check_it_is_found_out("h200")
+
+
+@pytest.mark.parametrize("case", recurrence.CASES)
+def test_the_update_of_recurrent_states_is_in_place_and_spills_nothing(case, ptxas):
+    recurrence.check_kernel(programs.device("h200"), recurrence.CASES[case])
+    report = ptxas()
+    print(re.findall(r"Used (\d+) registers", report))
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report

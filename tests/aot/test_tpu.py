@@ -14,7 +14,7 @@ from inference.planner.compiled.program import launches_a_layer
 from inference.planner.compiled.report import AbsentEngine
 from layers.kernels.attention import tpu
 from layers.kernels.linear import low_bit_product
-from tests.aot import low_bit, programs
+from tests.aot import low_bit, programs, recurrence
 
 pytestmark = pytest.mark.aot
 
@@ -230,3 +230,20 @@ def test_a_product_that_expands_its_weights_is_found_out(monkeypatch):
 @pytest.mark.parametrize("target", ["v5e:1x1", "v6e:1x1"])
 def test_a_step_of_few_bits(target):
     low_bit.check_step(target)
+
+
+@pytest.mark.parametrize("num_drafts, mixer", [
+    (0, None), (2, None), (0, recurrence.DELTA_NET),
+], ids=["mamba2", "drafts", "delta net"])  # fmt: skip
+def test_a_step_updates_recurrent_states_in_place(num_drafts, mixer):
+    recurrence.check_step("v6e:1x1", num_drafts, mixer)
+
+
+def test_recurrent_states_that_are_gathered_are_found_out():
+    recurrence.check_it_is_found_out("v6e:1x1")
+
+
+@pytest.mark.parametrize("topology", _TOPOLOGIES)
+@pytest.mark.parametrize("case", recurrence.CASES)
+def test_the_update_of_recurrent_states_fits_and_is_in_place(case, topology):
+    recurrence.check_kernel(programs.device(topology), recurrence.CASES[case])

@@ -35,7 +35,7 @@ def model(**changes) -> ModelConfig:
     [
         (keys_values(2, 8), 2 * 2 * 8, 0),
         (keys_values(1, 64, window=3), 2 * 64, 0),
-        (recurrent(10), 0, 10),
+        (recurrent((10,)), 0, 10),
         (shared(0), 0, 0),
         (CacheSpec(1, 3), 3, 0),
         (CacheSpec(3, 8, 4), 3 * (8 + 4), 0),
@@ -89,7 +89,7 @@ def test_keys_without_values_have_one_scale():
     spec = dataclasses.replace(latent(64, 32), index_width=128)
     assert spec.bytes_per_entry("int8") == 64 + 32 + 2 * 2 + 128 + 2 * 2
     assert spec.scaled_elements == (64 + 32 + 128) / 4
-    assert recurrent(5).bytes_per_entry("int8") == 0 and recurrent(5).scaled_elements == 1
+    assert recurrent((5,)).bytes_per_entry("int8") == 0 and recurrent((5,)).scaled_elements == 1
 
 
 _FORMATS = {"int8": 24, "fp8": 24, "int4": 32}  # and a head width that each stores
@@ -150,7 +150,7 @@ def test_resume_needs_the_pages_that_are_still_visible(boundary):
     assert list(keys_values(2, 8).resume_at(boundary, 4)) == list(range(-(-boundary // 4)))
     seen = {position // 4 for position in range(max(0, boundary - 5), boundary)}
     assert set(WINDOW.resume_at(boundary, 4)) == seen
-    assert recurrent(3).resume_at(boundary, 4) is None
+    assert list(recurrent((3,)).resume_at(boundary, 4)) == [boundary // 4 - 1] * (boundary > 3)
 
 
 _SIGHTS = [
@@ -201,9 +201,9 @@ def test_contradictions_are_refused():
     with pytest.raises(InputError, match="nothing of its own"):
         CacheSpec(1, 3, owner=0)
     with pytest.raises(InputError, match="nothing of its own"):
-        CacheSpec(elements_per_sequence=1, owner=0)
-    with pytest.raises(InputError, match="per token or per sequence, not both"):
-        CacheSpec(1, 1, elements_per_sequence=1)
+        CacheSpec(states=((1,),), owner=0)
+    with pytest.raises(InputError, match="states lie beside plain pages"):
+        CacheSpec(1, 1, states=((1,),), index_width=4)
     for widths in ((2, 8, 4), (1, 8, 9)):
         with pytest.raises(InputError, match="values lie in keys where there is one KV head"):
             CacheSpec(*widths, values_in_keys=True)
@@ -226,16 +226,16 @@ def test_a_sharer_names_an_earlier_owner(pattern, cause):
     layers = tuple(LayerSpec(Caching(spec) if spec else own, None) for spec in pattern)
     with pytest.raises(InputError, match=cause):
         model(pattern=layers, num_layers=len(layers))
-    recurrent_owner = tuple(LayerSpec(Caching(spec), None) for spec in (recurrent(3), shared(0)))
+    recurrent_owner = tuple(LayerSpec(Caching(spec), None) for spec in (recurrent((3,)), shared(0)))
     assert model(pattern=recurrent_owner, num_layers=4).cache_specs[3] == shared(0)
 
 
 def test_equal_specs_make_a_group():
-    specs = (WINDOW, keys_values(2, 8), shared(0), WINDOW, recurrent(4), keys_values(2, 8))
+    specs = (WINDOW, keys_values(2, 8), shared(0), WINDOW, recurrent((4,)), keys_values(2, 8))
     groups = page_groups(specs)
     assert groups == (PageGroup(WINDOW, (0, 3)), PageGroup(keys_values(2, 8), (1, 5)))
     assert groups[0].bytes_per_page("float32", 16) == 2 * 2 * 8 * 4 * 16 * 2
-    assert page_groups((recurrent(4),)) == ()
+    assert page_groups((recurrent((4,)),)) == ()
 
 
 def test_a_model_derives_its_specs():
@@ -341,7 +341,7 @@ def test_pages_are_of_the_devices_size_unless_one_is_asked_for():
 
 
 def test_a_model_without_pages_needs_none():
-    state = model(pattern=(LayerSpec(Caching(recurrent(4)), None),))
+    state = model(pattern=(LayerSpec(Caching(recurrent((4,))), None),))
     config = Config(state)
     assert config.num_pages == () and config.peak_pages(99) == ()
 

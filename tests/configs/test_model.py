@@ -1,28 +1,47 @@
 """Parts of a model that contradict each other are refused in one line."""
 
+import dataclasses
+
 import pytest
 
 from configs.errors import InputError
 from configs.kinds.attention import Attention
+from configs.kinds.combined import Parallel
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.kind import Mixer
 from configs.kinds.latent import Indexer, Latent
 from configs.kinds.layer_inputs import LayerInputs
-from configs.kinds.recurrent import Recurrent
+from configs.kinds.recurrent.mamba import Mamba2
+from configs.kinds.recurrent.selective import Mamba
+from configs.kinds.recurrent.short_conv import ShortConv
 from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Proportional, Rope, Yarn
 from configs.model import LayerSpec, ModelConfig
 
 _LAYER = LayerSpec(Attention(4, 2, 6), Gated(20))
 _STILL = LayerSpec(Attention(4, 2, 6, rope=None), Gated(20))
 _NORMED = LayerSpec(Attention(4, 2, 6, qk_norm="head"), Gated(20))
-_RECURRENT = LayerSpec(Recurrent(8, 4, 2), None)
+_RECURRENT = LayerSpec(Mamba2(2, 4, 4), None)
 _BAD_MODELS = {
     "norm": ({"norm": "batch"}, "model.norm is 'rms' or 'layer', not 'batch'"),
     "no norms": ({"pre_norms": False}, "pre_norms, model.post_norms or both"),
     "offset": ({"norm": "layer", "norm_offset": 1.0}, "norm='layer' goes with no norm_offset"),
     "head norms": ({"norm": "layer", "pattern": (_NORMED,)}, "qk_norm='head' goes with model.norm"),
     "logits": ({"logit_cap": float("inf")}, "model.logit_cap is a finite number"),
+    "factors": (
+        {
+            "pre_norms": False,
+            "post_norms": True,
+            "pattern": (dataclasses.replace(_LAYER, factors=((1.0, 1.0), (1.0, 1.0))),),
+        },
+        "a layer with factors goes on from norms of what its parts read",
+    ),
+    "two attentions": (
+        {"pattern": (LayerSpec(Parallel(Attention(4, 2, 6), Attention(4, 2, 6)), None),)},
+        "parallel recurrent is a mixer with states alone, not attention",
+    ),
+    "residuals": ({"residual_scale": 0.0}, "model.residual_scale is a finite number above 0"),
+    "scaled logits": ({"logit_scale": -1.0}, "model.logit_scale is a finite number above 0"),
     "positions": ({"learned_positions": 9, "pattern": (_STILL,)}, "max_context=64 exceeds the 9"),
     "heads of an owner": (
         {"pattern": (_LAYER, LayerSpec(Attention(4, 4, 6, owner=0), None))},
@@ -86,7 +105,43 @@ _BAD_KINDS = {
     "query rank": (lambda: Latent(4, 9, 8, 8, 8, query_rank=0), "query_rank is at least 1, not 0"),
     "rank": (lambda: Latent(4, 0, 8, 8, 8), "latent rank is at least 1, not 0"),
     "latent pairs": (lambda: Latent(4, 16, 7, 8, 8), "head_width is even where attention rotates"),
-    "state": (lambda: Recurrent(8, 0, 2), "recurrent state_width is at least 1, not 0"),
+    "one tap": (lambda: ShortConv(8, 1), "short_conv conv_width is at least 2: one tap keeps noth"),
+    "no taps": (lambda: ShortConv(8, 0), "short_conv conv_width is at least 1, not 0"),
+    "one factor": (
+        lambda: dataclasses.replace(_LAYER, factors=((1.0, 1.0),)),
+        "a layer's factors are its mixer's and its ffn's, not",
+    ),
+    "state": (lambda: Mamba2(2, 4, 0), "mamba2 state_width is at least 1, not 0"),
+    "steps": (lambda: Mamba2(2, 4, 4, step_limits=(0.5, 0.5)), "step_limits are at least 0 and"),
+    "endless": (lambda: Mamba2(2, 4, 4, step_limits=(0.0, float("inf"))), "step_limits are at"),
+    "parts": (lambda: Mamba2(2, 4, 4, part_scales=(1.0,)), "part_scales are five finite numbers"),
+    "of a part": (lambda: Mamba2(2, 4, 4, part_scales=(0.0,) * 5), "part_scales are five finite"),
+    "keys": (lambda: Attention(4, 2, 6, key_scale=0.0), "key_scale is a finite number above 0"),
+    "gates": (lambda: Gated(20, gate_scale=-1.0), "gated gate_scale is a finite number above 0"),
+    "squares": (lambda: Gated(20, "relu2"), "gated activation is 'silu' or 'gelu_tanh', not"),
+    "other squares": (lambda: Experts(4, 2, 8, activation="relu2"), "experts activation is 'silu'"),
+    "no gate": (lambda: Experts(4, 2, 8, is_gated=False, limit=1.0), "go with is_gated=True"),
+    "bias of none": (lambda: Experts(4, 2, 8, shared_bias=True), "goes with a shared_width or a"),
+    "latent": (lambda: Experts(4, 2, 8, latent_width=-1), "latent_width is at least 1, not -1"),
+    "latent norms": (
+        lambda: Experts(4, 2, 8, latent_width=4, shared_width=8, has_norms=True),
+        "has_norms goes with no latent_width",
+    ),
+    "sharer": (
+        lambda: Parallel(Attention(4, 2, 6, owner=0), Mamba2(2, 4, 4)),
+        "parallel attention reads its own cache: leave owner out",
+    ),
+    "both scales": (
+        lambda: Parallel(Attention(4, 2, 6), Mamba2(2, 4, 4), out_scales=(1.0, 0.0)),
+        "parallel out_scales are finite numbers above 0",
+    ),
+    "channels": (lambda: Mamba(0, 4, 2), "mamba channels is at least 1, not 0"),
+    "bias of states": (
+        lambda: Mamba(8, 4, 2, biases=("dt",)),
+        "names each of in, conv, out at most",
+    ),
+    "norms of states": (lambda: Mamba(8, 4, 2, norms="rms"), "norms is None or 'plain' or 'weight"),
+    "no norms": (lambda: Mamba(8, 4, 2, norm_eps=1e-6), "goes with norms, not with norms=None"),
     "inputs": (lambda: LayerInputs(0), "layer_inputs width is at least 1, not 0"),
     "gate of inputs": (lambda: LayerInputs(6, "quick_gelu"), "layer_inputs activation is 'silu'"),
     "turning pairs": (lambda: Proportional(1.5), "rope share is at most 1, not 1.5"),

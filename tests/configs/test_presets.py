@@ -12,7 +12,7 @@ from configs.model import LayerSpec
 from configs.recipes import smaller_caches
 from inference.checkpoints import resolve
 from inference.planner import cost, weights
-from layers import decoder, kv_cache
+from layers import kv_cache
 
 # Totals and active parameters as their authors print them, in billions.
 _PUBLISHED = {
@@ -55,9 +55,6 @@ def test_every_planned_model_is_counted():
 def test_a_planned_model_is_refused_before_anything_is_fetched(name):
     with pytest.raises(InputError, match=f"{name} can be planned .* not run yet: .* smollm2-135m"):
         resolve.resolve(name)
-    if name not in ("hunyuan-large", "character-ai"):  # whose checkpoints are to come
-        with pytest.raises(InputError, match="the (mixer|ffn) '.*' .*is planned but does not run"):
-            decoder.param_infos(presets.get(name).config)
 
 
 def test_latent_attention_caches_576_elements_a_layer():

@@ -27,10 +27,12 @@ import tiny_checkpoints
 import tiny_compressed
 import tiny_predicting
 import tiny_quantized
+import tiny_recurrent
 import tiny_sentencepiece
 import torch
 import transformers
 from safetensors.torch import load_file
+from tiny_families import Case
 
 _HERE = pathlib.Path(__file__).parent
 # name: (the golden file, the wheels, SHA-256 of the GGUF file that is inside or in parts inside)
@@ -80,9 +82,13 @@ def main() -> int:
 
 
 def _write(root: pathlib.Path, args: argparse.Namespace) -> None:
+    def chosen(case: Case) -> bool:
+        return args.family in (None, case.family)
+
     if args.only != "real":
         for tiny in (tiny_checkpoints, tiny_compressed, tiny_predicting, tiny_quantized):
-            tiny.write(root, lambda case: args.family in (None, case.family))
+            tiny.write(root, chosen)
+        tiny_checkpoints.write(root, chosen, tiny_recurrent.CASES)
         chat_templates.write(root)
         special_tokens.write(root)
         tiny_sentencepiece.write(root)

@@ -7,14 +7,14 @@ wrong convention shows. One checkpoint a family also holds `greedy_prompts` i32[
 -1, and `greedy_tokens` i32[10, 16]. One holds beam searches by `generate` of 4 beams, three prompts
 in each of `beam_settings` f32[searches, 2] (length penalty, early stopping): `beam_prompts`
 i32[searches, 20], and the hypotheses of each, best first, `beam_tokens` i32[searches, 4, 16] padded
-with -1 and `beam_scores` f32[searches, 4]; they end with `beam_ends`. `tiny_cases` has the
-configurations.
+with -1 and `beam_scores` f32[searches, 4]; they end with `beam_ends`. `tiny_cases` and
+`tiny_recurrent` have the configurations.
 """
 
 import itertools
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from tiny_cases import CASES
-from tiny_families import VOCAB_SIZE, Case
+from tiny_families import Case
+from tiny_recurrent import spread
 
 _PROMPT_LENGTHS = (75, 29)
 _MATRIX_STD = 0.2
@@ -38,9 +39,13 @@ _BEAM_SETTINGS = ((1.0, False), (0.6, True), (1.5, False), (1.5, True), (0.6, Fa
 _MIN_GAP = 0.01  # between the best token and the next, so that rounding decides nothing
 
 
-def write(root: pathlib.Path, chosen: Callable[[Case], bool] = lambda case: True) -> None:
+def write(
+    root: pathlib.Path,
+    chosen: Callable[[Case], bool] = lambda case: True,
+    cases: Iterable[Case] = CASES,
+) -> None:
     """Writes the chosen cases under `root`."""
-    for case in filter(chosen, CASES):
+    for case in filter(chosen, cases):
         directory = root / case.name
         _write_checkpoint(case, directory)
         expected, error = _expected(case, directory)
@@ -71,17 +76,23 @@ def _write_checkpoint(case: Case, directory: pathlib.Path) -> None:
     path.write_text(json.dumps(config, indent=2) + "\n")
     if case.bare:
         _make_bare(directory / "model.safetensors", case)
+    if case.published is not None:
+        path = directory / "model.safetensors"
+        save_file(case.published(load_file(path)), path, metadata={"format": "pt"})
 
 
 def randomize(model: torch.nn.Module, case: Case, generator: np.random.Generator) -> None:
-    """Matrices from N(0, 0.2^2), biases wider; norm factors around 1, which Gemma 2 and 3 store as
-    w - 1.
+    """Matrices from N(0, 0.2^2), biases wider; norm factors around 1, which some families
+    store as w - 1; what governs a state by `tiny_recurrent.spread`.
     """
-    neutral = 0.0 if case.family in ("gemma2", "gemma3") else 1.0
     for name, parameter in sorted(model.named_parameters()):
         values = generator.standard_normal(parameter.shape)
+        governing = spread(name, values)
         is_norm = "norm" in name or ".ln_" in name
-        if name.endswith(".bias"):
+        neutral = 0.0 if _stores_offset(case, name) else 1.0
+        if governing is not None:
+            values = governing
+        elif name.endswith(".bias"):
             values = _VECTOR_STD * values
         else:
             is_factor = is_norm or name.endswith(("router.scale", "per_expert_scale"))
@@ -98,6 +109,13 @@ def randomize(model: torch.nn.Module, case: Case, generator: np.random.Generator
             buffer.copy_(torch.from_numpy(values.astype(np.float32)))
 
 
+def _stores_offset(case: Case, name: str) -> bool:
+    """Whether a norm's factor is stored as w - 1."""
+    if case.family in ("qwen3_next", "qwen3_5"):
+        return ".linear_attn.norm" not in name
+    return case.family in ("gemma2", "gemma3")
+
+
 def _version_4(config: dict) -> dict:
     """The same config with the keys that transformers 4 wrote."""
     rope = config.pop("rope_parameters")
@@ -110,7 +128,7 @@ def _version_4(config: dict) -> dict:
     elif (config.get("head_dim") or 0) * config["num_attention_heads"] == config["hidden_size"]:
         del config["head_dim"]
     config["rope_theta"] = rope.pop("rope_theta")
-    if config["model_type"] == "phi3":
+    if config["model_type"] in ("phi3", "qwen3_next"):
         config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
         rope.pop("original_max_position_embeddings", None)
     config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
@@ -136,8 +154,9 @@ def load(directory: pathlib.Path, dtype: torch.dtype) -> torch.nn.Module:
 def _expected(case: Case, directory: pathlib.Path) -> tuple[dict[str, Any], float]:
     """The reference's arrays, and how far its float32 logits are from float64 ones."""
     generator = np.random.default_rng(case.seed)
-    prompts = [generator.integers(0, VOCAB_SIZE, n) for n in _PROMPT_LENGTHS]
     model, exact = load(directory, torch.float32), load(directory, torch.float64)
+    vocab_size = model.config.vocab_size
+    prompts = [generator.integers(0, vocab_size, n) for n in _PROMPT_LENGTHS]
     expected: dict[str, Any] = {}
     if case.tokenizer:
         expected = tiny_tokenizer.expected(directory, model)
@@ -176,12 +195,12 @@ def _greedy(model: torch.nn.Module, generator: np.random.Generator) -> dict[str,
     found = 0
     for _ in range(100 * _NUM_GREEDY):
         length = 1 + found * (_LONGEST_GREEDY - 1) // (_NUM_GREEDY - 1)
-        tokens = generator.integers(0, VOCAB_SIZE, length)
+        tokens = generator.integers(0, model.config.vocab_size, length)
         for _ in range(_GREEDY_TOKENS):
-            first, second = _logits(model, tokens, None)[-1].topk(2)[0].tolist()
+            (first, second), ids = _logits(model, tokens, None)[-1].topk(2)
             if first - second < _MIN_GAP:
                 break
-            tokens = np.append(tokens, _logits(model, tokens, None)[-1].argmax().item())
+            tokens = np.append(tokens, ids[0].item())
         else:
             prompts[found, :length], continued[found] = tokens[:length], tokens[length:]
             found += 1
@@ -193,7 +212,7 @@ def _greedy(model: torch.nn.Module, generator: np.random.Generator) -> dict[str,
 @torch.no_grad()
 def _beams(model: torch.nn.Module, generator: np.random.Generator) -> dict[str, np.ndarray]:
     """Searches of every setting for three prompts."""
-    prompts = generator.integers(0, VOCAB_SIZE, (3, _BEAM_PROMPT))
+    prompts = generator.integers(0, model.config.vocab_size, (3, _BEAM_PROMPT))
     searches = list(itertools.product(_BEAM_SETTINGS, prompts))
     tokens = np.full((len(searches), _BEAMS, _BEAM_TOKENS), -1, np.int32)
     scores = np.empty((len(searches), _BEAMS), np.float32)

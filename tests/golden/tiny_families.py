@@ -3,6 +3,7 @@ that many of them share.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ class Case:
         rewrites: keys of config.json as other writers leave them; None removes a key.
         bare: tensors are named without the base model's prefix, and masks are stored with them,
             as in the first checkpoints of GPT-2.
+        published: what the writers of published files make of the tensors, where that differs.
         stepwise: logits are those of decoding token by token, after a prompt of so many tokens.
         greedy: greedy continuations of ten prompts are stored too.
         beams: beam searches of three prompts are stored too.
@@ -33,6 +35,7 @@ class Case:
     version_4_keys: bool = False
     rewrites: dict = dataclasses.field(default_factory=dict)
     bare: bool = False
+    published: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
     max_shard_size: str = "5GB"
     tokenizer: bool = False
     stepwise: int | None = None
@@ -59,6 +62,9 @@ _COMMON = {
     "eos_token_id": None,
 }
 _OWN_TOKENS: dict[str, Any] = {k: v for k, v in _COMMON.items() if not k.endswith("token_id")}
+# The logits of a small vocabulary leave room for layers of several kinds.
+_RECURRENT = {k: v for k, v in _COMMON.items() if k.endswith("token_id")} | {"vocab_size": 29}
+_HYBRID = _COMMON | {"vocab_size": 29, "intermediate_size": 28}
 _LLAMA = _OWN_TOKENS | {"pad_token_id": None, "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
 _FAMILIES: dict[str, tuple[Any, dict]] = {
     "llama": (transformers.LlamaConfig, _LLAMA),
@@ -93,6 +99,20 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "gpt2": (transformers.GPT2Config, {"vocab_size": VOCAB_SIZE} | {
         key: value for key, value in _COMMON.items() if key.endswith("token_id")
     }),
+    "mamba2": (transformers.Mamba2Config, _RECURRENT),
+    "mamba": (transformers.MambaConfig, _RECURRENT),
+    "falcon_mamba": (transformers.FalconMambaConfig, _RECURRENT),
+    "jamba": (transformers.JambaConfig, _HYBRID),
+    "qwen3_next": (transformers.Qwen3NextConfig, _HYBRID),
+    "lfm2": (transformers.Lfm2Config, _HYBRID),
+    "minimax": (transformers.MiniMaxConfig, _HYBRID | {"intermediate_size": 12}),
+    "bamba": (transformers.BambaConfig, _HYBRID),
+    "falcon_h1": (transformers.FalconH1Config, _HYBRID),
+    "granitemoehybrid": (transformers.GraniteMoeHybridConfig, _HYBRID | {"intermediate_size": 12}),
+    "nemotron_h": (transformers.NemotronHConfig, _HYBRID),
+    "qwen3_5": (transformers.Qwen3_5TextConfig, _HYBRID),
+    "olmo_hybrid": (transformers.OlmoHybridConfig, _HYBRID),
+    "kimi_linear": (transformers.KimiLinearConfig, _HYBRID),
 }  # fmt: skip
 
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}

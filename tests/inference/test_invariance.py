@@ -25,6 +25,7 @@ MODELS = {
     "pages": fakes.llama("bfloat16", token_budget=24),
     "compressed": fakes.compressed("bfloat16"),
     "compressed, int8": fakes.compressed("bfloat16", cache_format="int8"),
+    "hybrid": fakes.hybrid("bfloat16"),
     "indexer, fp8": fakes.deepseek_v32("bfloat16", cache_format="fp8"),
 }
 SIZES = dict(
@@ -98,7 +99,7 @@ CASES += [
     for case in (
         ("gpt-oss", 15, "together"), ("every cache, int8", 15, "prefixes on the host"),
         ("indexer", 12, "swap"), ("pages", 12, "prefixes on the host"),
-        ("compressed, int8", 12, "swap"),
+        ("compressed, int8", 12, "swap"), ("hybrid", 12, "recompute"),
     )
 ]  # fmt: skip
 CASES += [

@@ -34,6 +34,10 @@ _MODELS = {
     "indexer": fakes.deepseek_v32(),
     "pages": fakes.llama(token_budget=16),
     "compressed": fakes.compressed(),
+    "delta": fakes.delta(),
+    "hybrid": fakes.hybrid(),
+    "jamba": fakes.jamba(),
+    "linear": fakes.linear(),
 }
 _MESHES = Mesh(model=2), Mesh(model=8), Mesh(data=2, model=4), Mesh(data=8)
 _QUICK = [
@@ -42,6 +46,8 @@ _QUICK = [
     ("uneven windows", Mesh(data=2, model=3)), ("deepseek", Mesh(model=2, expert=2)),
     ("gpt-oss", Mesh(data=2, expert=2)), ("gemma4", Mesh(model=2)), ("pages", Mesh(model=2)),
     ("uneven, int8", Mesh(model=3)), ("compressed", Mesh(data=2, model=2)),
+    ("delta", Mesh(model=2)),
+    ("hybrid", Mesh(model=2, expert=2)),
 ]  # fmt: skip
 _ALL = [
     *((kind, mesh) for kind in fakes.KINDS for mesh in _MESHES),
@@ -54,7 +60,11 @@ _ALL = [
     *((name, mesh) for name in ("deepseek", "gpt-oss", "indexer") for mesh in (
         Mesh(model=2), Mesh(model=3), Mesh(expert=2), Mesh(expert=4), Mesh(data=2, expert=2),
         Mesh(model=2, expert=2), Mesh(data=2, model=2, expert=2))),
+    *(("delta", mesh) for mesh in (Mesh(model=3), Mesh(model=4), Mesh(data=2, model=2))),
+    *(("hybrid", mesh) for mesh in (Mesh(model=2), Mesh(data=2, expert=2))),
+    *(("linear", mesh) for mesh in (Mesh(model=2), Mesh(data=2, model=4))),
     *(("gemma4", mesh) for mesh in (Mesh(model=3), Mesh(model=2, expert=2), Mesh(data=2, model=4))),
+    *(("jamba", mesh) for mesh in (Mesh(model=2), Mesh(model=3), Mesh(data=2, model=2, expert=2))),
 ]  # fmt: skip
 _LONG = [pytest.param(*case, marks=pytest.mark.long) for case in _ALL if case not in _QUICK]
 

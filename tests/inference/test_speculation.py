@@ -34,6 +34,10 @@ MODELS = {
     "indexer": fakes.deepseek_v32(),
     "pages": fakes.llama(token_budget=24),
     "compressed": fakes.compressed(),
+    "delta": fakes.delta(),
+    "hybrid": fakes.hybrid(),
+    "jamba": fakes.jamba(),
+    "linear": fakes.linear(),
 }
 SIZES = dict(
     max_seqs=4, decode_rows=(4,), page_tokens=8, chunk_tokens=16, prefill_chunks=(4,),

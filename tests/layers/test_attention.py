@@ -307,11 +307,11 @@ def test_a_bad_value_in_a_freed_page_reaches_nobody(bad, num_tokens):
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("qk_norm", [None, "head"])
-def test_apply_is_project_rotate_attend_project(qk_norm):
+@pytest.mark.parametrize(("qk_norm", "has_gate"), [(None, 0), ("head", 0), ("head", 1)])
+def test_apply_is_project_rotate_attend_project(qk_norm, has_gate):
     """The layer once more in numpy."""
     config = dataclasses.replace(_CONFIG, norm_offset=1.0)
-    kind = dataclasses.replace(_KIND, qk_norm=qk_norm, scale=0.3)
+    kind = dataclasses.replace(_KIND, qk_norm=qk_norm, scale=0.3, has_output_gate=bool(has_gate))
     params = init(kind.parameters(config), 5)
     x_TD, ragged = np.asarray(_random(9, 12)), contiguous(1, 9)
     angles = rope.angles(_ROPE, kind.head_width, ragged.position_T)
@@ -319,8 +319,9 @@ def test_apply_is_project_rotate_attend_project(qk_norm):
     apply = jax.jit(lambda x: attention.apply(params, config, kind, x, None, context)[0])
     found = apply(x_TD)
     N, K, H = 4, 2, 6
-    assert params["qkv"].shape == ((N + 2 * K) * H, 12) and params["out"].shape == (12, N * H)
-    heads = (np.asarray(x_TD, np.float64) @ np.asarray(params["qkv"]).T).reshape(9, N + 2 * K, H)
+    X = N * (1 + has_gate)  # the gate of a head follows its query
+    assert params["qkv"].shape == ((X + 2 * K) * H, 12) and params["out"].shape == (12, N * H)
+    heads = (np.asarray(x_TD, np.float64) @ np.asarray(params["qkv"]).T).reshape(9, X + 2 * K, H)
 
     def rotated(x_TNH: np.ndarray, name: str) -> np.ndarray:
         if qk_norm:
@@ -330,8 +331,11 @@ def test_apply_is_project_rotate_attend_project(qk_norm):
         z = (x_TNH[..., :3] + 1j * x_TNH[..., 3:]) * np.exp(1j * angle)
         return np.concatenate([z.real, z.imag], -1)
 
-    q, k = rotated(heads[:, :N], "q_norm") * 0.3, rotated(heads[:, N : N + K], "k_norm")
-    v, seen = heads[:, N + K :], functools.partial(paged_case.seen, window=None, num_keys=9)
+    q = rotated(heads[:, : X : 1 + has_gate], "q_norm") * 0.3
+    k, v = rotated(heads[:, X : X + K], "k_norm"), heads[:, X + K :]
+    seen = functools.partial(paged_case.seen, window=None, num_keys=9)
     out = np.array([attention_case.exact(q[t], k, v, seen(t))[0] for t in range(9)])
+    if has_gate:
+        out /= 1 + np.exp(-heads[:, 1:X:2])
     expected = out.reshape(9, N * H) @ np.asarray(params["out"], np.float64).T
     np.testing.assert_allclose(found, expected, atol=1e-5)

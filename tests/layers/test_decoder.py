@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from configs import cache
+from configs.cache import CacheSpec
 from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated, Plain
-from configs.kinds.recurrent import Recurrent
 from configs.kinds.rope import Dynamic, Rope
 from configs.model import LayerSpec, ModelConfig
 from layers import decoder, kv_cache, params, registry
@@ -233,8 +233,12 @@ def test_gated_feed_forward(activation):
 
 
 def test_a_kind_that_nothing_applies_is_refused_by_name():
-    with pytest.raises(InputError, match="mixer 'recurrent' is planned but .*; attention.* do"):
-        decoder.param_infos(_of([Recurrent(8, 4, 2)]))
+    @dataclasses.dataclass(frozen=True)
+    class Unknown(Caching, name="unknown"):
+        """A mixer without a function."""
+
+    with pytest.raises(InputError, match="mixer 'unknown' is planned but .*; attention.* do"):
+        decoder.param_infos(_of([Unknown(CacheSpec())]))
 
 
 def test_a_layer_may_have_no_feed_forward():

@@ -22,7 +22,7 @@ def _model(dtype: str = "bfloat16") -> ModelConfig:
     mixers = (
         Attention(4, 2, 6),
         Attention(4, 2, 6, window=8),
-        Caching(cache.recurrent(7)),
+        Caching(cache.recurrent((7,))),
         Attention(4, 2, 6, owner=0),
     )
     pattern = tuple(LayerSpec(mixer, None) for mixer in mixers)
@@ -35,6 +35,7 @@ def _model(dtype: str = "bfloat16") -> ModelConfig:
 def test_one_leaf_a_layer_as_its_spec_says(dtype, stored):
     config = _model(dtype)
     leaves = kv_cache.abstract(config, (9, 5), _PAGE, 3, 2)
+    leaves = [leaf.states[0] if isinstance(leaf, kv_cache.Recurrent) else leaf for leaf in leaves]
     shapes = [leaf and (leaf.shape, str(leaf.dtype)) for leaf in leaves]
     assert shapes == [
         ((9, _PAGE, 24), stored),
@@ -43,10 +44,10 @@ def test_one_leaf_a_layer_as_its_spec_says(dtype, stored):
         None,
     ]
     made = kv_cache.init(config, (9, 5), _PAGE, 3, 2)
-    assert not any(np.asarray(leaf).any() for leaf in made if leaf is not None)
+    assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(made))
     spec, per_page = config.cache_specs[0], made[0][0].nbytes
     assert per_page == spec.bytes_per_entry(dtype) * _PAGE
-    assert made[2][0].nbytes == config.cache_specs[2].bytes_per_sequence(2)
+    assert made[2].states[0][0].nbytes == config.cache_specs[2].bytes_per_sequence(2)
 
 
 def test_an_indexer_has_pages_of_its_own():

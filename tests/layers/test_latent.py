@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs.errors import InputError
 from configs.kinds.feed_forward import Gated
 from configs.kinds.latent import Indexer, Latent
 from configs.kinds.rope import Rope
@@ -21,6 +22,7 @@ _KINDS = {
     "queries at once": Latent(3, 10, 4, 6, 8),
     "compressed queries": Latent(5, 18, 8, 10, 6, query_rank=14, scale=0.4),
     "halves": Latent(4, 12, 6, 8, 12, rope=Rope(500.0)),
+    "no positions": Latent(4, 12, 6, 8, 12, query_rank=14, rope=None, has_bias=True),
     "chosen tokens": Latent(3, 10, 4, 6, 8, query_rank=14, indexer=Indexer(5, 6, 7)),
     "chosen tokens, queries at once": Latent(3, 10, 4, 6, 8, indexer=Indexer(3, 9, 20, True)),
 }
@@ -119,3 +121,8 @@ def test_gradients_flow_without_a_cache():
 
     gradients = compiling.call(jax.grad(loss), weights)["layers"][0]["mixer"]
     assert all(np.isfinite(leaf).all() and leaf.any() for leaf in jax.tree.leaves(gradients))
+
+
+def test_an_indexer_needs_positions():
+    with pytest.raises(InputError, match="rope=None goes without an indexer, whose keys rotate"):
+        Latent(3, 8, 4, 6, 5, rope=None, indexer=Indexer(2, 4, 8))

@@ -253,8 +253,8 @@ def _break(model, how: str) -> str:
         weights.rename(model / "pytorch_model.bin")
         return "pytorch_model.bin is a pickle, which can run code when loaded"
     if how == "architecture":
-        _edit_config(model, architectures=["MambaForCausalLM"])
-        return "'MambaForCausalLM' is not supported; valid: LlamaForCausalLM"
+        _edit_config(model, architectures=["RwkvForCausalLM"])
+        return "'RwkvForCausalLM' is not supported; valid, with ForCausalLM behind "
     if how == "type in config":
         _edit_config(model, hidden_size="wide")
         return "hidden_size must be an integer"

@@ -278,9 +278,8 @@ _REFUSED = {
     "uneven mesh": (
         ["--model=smollm2-135m", "--mesh=model=2"], "mesh model=2 gives chips unequal parts of"
     ),
-    "an undivided kind": (
-        ["--model=mamba2-2.7b", "--mesh=model=2"],
-        "recurrent layers are not divided over chips yet",
+    "uneven states": (
+        ["--model=mamba2-2.7b", "--mesh=model=3"], "mesh model=3 does not divide the heads"
     ),
     "model": (["--model=llama9"], "no model 'llama9'; valid: smollm2-135m"),
     "empty model": (["--model="], "no model ''"),

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from configs.errors import InputError
-from inference.checkpoints import provenance, resolve
+from configs.kinds.recurrent.linear_attention import LinearAttention
+from configs.kinds.recurrent.s4 import S4
+from inference.checkpoints import convert, provenance, resolve
+from inference.checkpoints.hf.architectures import config_export
 from scripts import train
 from tests.inference.quantize import models, test_walk
 from tests.scripts import apps
@@ -53,6 +56,32 @@ def test_what_is_trained_is_served(run, tmp_path):
     assert again.error.endswith("model: exists already\n")
 
 
+WITH_STATES = {
+    "based": ("--set=model.pattern.mixer.key_width=4", "--set=model.pattern.mixer.value_width=6"),
+    "s4": ("--set=model.pattern.mixer.channels=16", "--set=model.pattern.mixer.state_width=3"),
+}
+
+
+@pytest.mark.parametrize("task", WITH_STATES)
+def test_models_that_keep_a_state(run, task, tmp_path):
+    """Are served, and have a place in no format but ours."""
+    settings = [each for each in TINY if "head_width" not in each] + [
+        "--set=model.num_layers=2", *WITH_STATES[task],
+    ]  # fmt: skip
+    output = tmp_path / "model"
+    ran = run(f"--task={task}", f"--output={output}", "--json", settings=settings)
+    assert ran.status == 0, ran
+    found = json.loads(ran.out)
+    assert found["loss"] < found["first_loss"]
+    written = resolve.resolve(str(output)).open(None)
+    assert written.config.name == f"small-{task}" and written.config.family == task
+    assert written.config.mixers(S4 if task == "s4" else LinearAttention)
+    with pytest.raises(InputError, match=f"small-{task}: the family {task} has no config.json"):
+        config_export.of_model(written.config)
+    convert.convert(written, tmp_path / "again", "orbax")
+    assert resolve.resolve(str(tmp_path / "again")).config == written.config
+
+
 def test_few_bits_are_trained_on_as_numbers(run, tmp_path):
     source = models.written(models.llama(max_context=512), tmp_path / "model")
     few = test_walk.quantize(source, tmp_path / "few", "llm_int8", "llm_int8")
@@ -88,6 +117,7 @@ def test_heads_for_what_was_trained(run, tmp_path):
     (("--task=eagle",), "--task=eagle needs --model=TARGET"),
     (("--task=draft",), "--task=draft needs --model=TARGET"),
     (("--task=medusa", "--model=smollm2-135m", "--mesh=model=2"), "heads are trained on one chip"),
+    (("--task=s4", "--set=model.width=16"), "s4 channels=256 are those of the model, model.width="),
     (("--set=training.window=4000",), "training.window=4000 is at most the context of 512"),
     (("--output=pyproject.toml",), "pyproject.toml: exists already"),
 ])  # fmt: skip

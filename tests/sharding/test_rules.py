@@ -36,7 +36,12 @@ def test_each_query_head_lies_on_one_chip_beside_its_kv_head(N, K, chips):
 
 
 @pytest.mark.parametrize(
-    "model", [fakes.llama(), fakes.gemma(), fakes.quirks(), fakes.gemma4()], ids=str
+    "model",
+    [
+        *(fakes.llama(), fakes.gemma(), fakes.quirks(), fakes.gemma4()),
+        *(fakes.jamba(), fakes.delta(), fakes.linear()),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("chips", [2, 3, 4])
 def test_parts_have_the_shapes_of_a_chip_and_hold_everything(model: ModelConfig, chips):

@@ -1,6 +1,7 @@
 """A Hugging Face directory: `config.json` as a `ModelConfig`, and the tensors that count."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 
 from configs.errors import InputError
 from configs.heads import Eagle
+from configs.kinds.params import leaves
 from configs.model import MOST_LAYERS, ModelConfig
 from inference.checkpoints import mapped, names
 from inference.checkpoints.hf import mxfp4
@@ -19,6 +21,7 @@ from inference.checkpoints.tensor_source import TensorSource
 
 _DERIVED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 _HEAD = "lm_head.weight"
+_OLDER = {"backbone.embedding.weight": "backbone.embeddings.weight"}  # of Mamba and Mamba-2
 QUANTIZATION = "quantization_config", "compression_config"  # keys; the second is older
 
 
@@ -217,15 +220,34 @@ def _stored(source: TensorSource, config: ModelConfig) -> dict[str, str]:
     """The names of a whole model, and those the source has instead."""
     base, inside = names.base(config.family), names.FAMILIES[config.family].inside
     is_bare = not any(name.startswith(f"{base}.") for name in source.shapes)
+    derived = (*_DERIVED, *names.FAMILIES[config.family].derived)
     found = {}
     for name in source.shapes:
-        if name.endswith(_DERIVED) or names.is_other(config.family, name):
+        if name.endswith(derived) or names.is_other(config.family, name):
             continue
         own = f"{base}.{name}" if is_bare and name != _HEAD else name
         if inside is not None and name.startswith(f"{inside}."):
             own = f"{base}.{name.removeprefix(f'{inside}.')}"
-        found[own] = name
-    return found
+        found[_OLDER.get(own, own)] = name
+    return _respelled(config, found)
+
+
+def _respelled(config: ModelConfig, stored: Mapping[str, str]) -> dict[str, str]:
+    """Tensors by their names, those that have another name here by that (`Names.also`)."""
+    also = names.FAMILIES[config.family].also
+    if not also:
+        return dict(stored)
+    own = names.huggingface(config)
+    known = {name for path, _ in leaves(config.parameters()) for name in own("/".join(path)).names}
+
+    def spelled(name: str) -> str:
+        meant = (
+            name.removesuffix(ending) + also[ending] for ending in also if name.endswith(ending)
+        )
+        found = next((other for other in meant if other in known and other not in stored), name)
+        return name if name in known else found
+
+    return {spelled(name): own for name, own in stored.items()}
 
 
 def _embedding(config: ModelConfig) -> str:

@@ -1,8 +1,8 @@
 """Weights as transformers stores them: safetensors under its names, in shards above a size."""
 
-import collections
 import dataclasses
 import functools
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +19,7 @@ from configs.precision import FORMATS
 from inference.checkpoints import names
 from inference.checkpoints.hf import safetensors_file, split_tensors
 from inference.checkpoints.hf.quantized import export
-from inference.checkpoints.hf.split_tensors import Part
+from inference.checkpoints.hf.tensor_parts import Part
 from inference.checkpoints.load import Progress
 from inference.checkpoints.names import Stored
 from inference.checkpoints.native import converted
@@ -115,34 +115,51 @@ def _format(info: ParamInfo, dtype: str, blocks: Callable[[], Iterable[np.ndarra
 def _pieces(config: ModelConfig, written: list[_Parameter]) -> Iterator[_Piece]:
     """Parameters in their order, those that share a tensor in one piece."""
     parts = split_tensors.parts_of(config)
-    sharing: dict[str, list[_Parameter]] = collections.defaultdict(list)
-    for parameter in written:
-        first = parts.get(parameter.stored.names[0])
-        sharing[parameter.path if first is None else first.tensor].append(parameter)
-    for tensor, own in sharing.items():
+    for own in _sharing(written, parts):
         if FORMATS[own[0].format].is_quantized:
-            yield from _quantized(own[0], tensor)
+            first = parts.get(own[0].stored.names[0])
+            yield from _quantized(own[0], own[0].path if first is None else first.tensor)
         elif own[0].stored.names[0] in parts:
-            yield _joined(tensor, own, parts)
+            yield _joined(own, parts)
         else:
             yield _stacked(own[0])
 
 
-def _joined(tensor: str, own: list[_Parameter], parts: dict[str, Part]) -> _Piece:
-    """A tensor in which parts of several parameters lie; it is held as a whole."""
-    shape, format = parts[own[0].stored.names[0]].stored, own[0].format
+def _sharing(written: list[_Parameter], parts: dict[str, Part]) -> list[list[_Parameter]]:
+    """The parameters, together those whose parts lie in one tensor, or in one with others'."""
+    found: dict[str, list[_Parameter]] = {}
+    for parameter in written:
+        tensors = [parts[name].tensor for name in parameter.stored.names if name in parts]
+        tensors = tensors or [parameter.path]
+        joined = {id(found[tensor]): found[tensor] for tensor in tensors if tensor in found}
+        own = [*itertools.chain(*joined.values()), parameter]
+        others = [tensor for tensor, group in found.items() if id(group) in joined]
+        found |= dict.fromkeys([*others, *tensors], own)
+    return list({id(own): own for own in found.values()}.values())
+
+
+def _joined(own: list[_Parameter], parts: dict[str, Part]) -> _Piece:
+    """Tensors in which parts of several parameters lie; they are held as a whole."""
+    tensors = {
+        parts[name].tensor: (parts[name].stored, parameter.format)
+        for parameter in own
+        for name in parameter.stored.names
+    }
 
     def blocks() -> Iterator[np.ndarray]:
-        whole = np.empty(shape, jax.numpy.dtype(format))
+        wholes = {
+            tensor: np.empty(shape, jax.numpy.dtype(format))
+            for tensor, (shape, format) in tensors.items()
+        }
         for parameter in own:
             values, start = parameter.values(), 0
             for name in parameter.stored.names:
                 stop = start + parts[name].shape[0]
-                parts[name].write(whole, values[start:stop])
+                parts[name].write(wholes[parts[name].tensor], values[start:stop])
                 start = stop
-        yield whole
+        yield from wholes.values()
 
-    return _Piece({tensor: (shape, format)}, blocks)
+    return _Piece(tensors, blocks)
 
 
 def _stacked(parameter: _Parameter) -> _Piece:

@@ -63,8 +63,10 @@ def from_json(value: Any, label: str) -> ModelConfig:
 def _read(kind: Any, value: Any, where: str) -> Any:
     """`value` as a `kind`: a dataclass, a tuple, an optional, or a scalar."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
-    if kind in (Mixer, FeedForward):
-        return _one_of(kind.kinds, value, where)
+    if isinstance(kind, type) and issubclass(kind, Kind):
+        return _one_of(
+            kind.kinds if kind in (Mixer, FeedForward) else {kind.name: kind}, value, where
+        )
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in parts:
             return None
@@ -101,7 +103,7 @@ def _one_of(choices: Mapping[str, Any], value: Any, where: str) -> Any:
     if not isinstance(name, str) or name not in choices:
         raise InputError(f"{where}.kind is one of {', '.join(choices)}, not {shown(name)}")
     fields = {key: item for key, item in value.items() if key != "kind"}
-    return _read(choices[name], fields, where)
+    return _dataclass(choices[name], fields, where)
 
 
 def _dataclass(kind: Any, value: Any, where: str) -> Any:

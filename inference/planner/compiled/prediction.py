@@ -144,11 +144,11 @@ def _visits_bytes(model: ModelConfig) -> float:
     """
     stored = FORMATS[model.dtype].bytes_for(1, 1)
     mixtures = (layer.ffn for layer in model.layers if isinstance(layer.ffn, Experts))
-    outer, inner = model.width * (stored + _FLOAT32), 2 * (stored + _FLOAT32)
+    each = stored + _FLOAT32
     return max(
         (
-            ffn.top_k * (outer + inner * ffn.width)
-            + model.width * _FLOAT32 * (1 << (ffn.top_k - 1).bit_length())
+            ffn.top_k * each * (ffn.met_width(model) + (1 + ffn.is_gated) * ffn.width)
+            + ffn.met_width(model) * _FLOAT32 * (1 << (ffn.top_k - 1).bit_length())
             for ffn in mixtures
         ),
         default=0.0,

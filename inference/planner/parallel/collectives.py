@@ -66,17 +66,22 @@ def of_step(
         for layer in config.layers:
             if norms := layer.mixer.num_divided_norms:  # their sums travel together
                 found[Collective("mixer", "model", "all-reduce", 1, _WORD * norms)] += 1
-            found[dataclasses.replace(sums, place="mixer")] += 1
+            if chosen := layer.mixer.num_chosen:
+                found[Collective("mixer", "model", "all-reduce", 1, _WORD * chosen)] += 1
+            if layer.mixer.num_sums:  # compilers join them
+                own = layer.mixer.num_sums * sums.token_bytes
+                found[dataclasses.replace(sums, place="mixer", token_bytes=own)] += 1
             if layer.ffn is not None:
                 own = layer.ffn.num_sums * sums.token_bytes
                 found[dataclasses.replace(sums, place="ffn", token_bytes=own)] += 1
         found.update(_sampling(config, mesh.model, greedy, top_logprobs))
     if mesh.expert > 1:
         format = FORMATS[stored or config.dtype]
-        token = mesh.expert * format.bytes_for(config.width, config.width)
-        back = mesh.expert * _WORD * config.width
         for layer in config.layers:
             if layer.ffn is not None and layer.ffn.experts is not None:
+                width = layer.ffn.met_width(config)
+                token = mesh.expert * format.bytes_for(width, width)
+                back = mesh.expert * _WORD * width
                 chosen = mesh.expert * 2 * _WORD * layer.ffn.experts[1]  # ids and weights
                 found[Collective("experts", "expert", "all-gather", 1, token)] += 1
                 found[Collective("experts", "expert", "all-gather", 1, chosen)] += 1

@@ -108,12 +108,12 @@ def forms(deployment: Deployment, work: Work) -> tuple[Dispatch, Dispatch]:
         sum(each.seconds for each in gathers),
     )
     tokens = work.num_tokens * roofline.fullest(max(1, work.num_sequences), mesh)
-    width = deployment.config.width
-    one_way = deployment.formats.rest.bytes_for(width, width)
     links = chips - 1 if chip.link_axes == 1 else chips * chips // 4
     sent = seconds = 0.0
     for layer in deployment.config.layers:
         if isinstance(layer.ffn, Experts):
+            width = layer.ffn.met_width(deployment.config)
+            one_way = deployment.formats.rest.bytes_for(width, width)
             token = one_way + _WORD * (2 * layer.ffn.top_k + width)
             each = tokens * visits_chip(layer.ffn, chips) * token + _WORD
             sent += (chips - 1) * each

@@ -111,6 +111,9 @@ def test_there_and_back_is_bit_identical(case, tmp_path):
             for name, tensor in tensors.items()
             if not name.endswith(".attn.bias")
         }  # a causal mask that old files store
+    if case.startswith("minimax-"):  # decays, which its configuration says
+        ends = "slope_rate", "_decay"
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(ends)}
     assert_equal(stored(back), tensors)
     first, second, third = (resolve.resolve(str(d)) for d in (GOLDEN / case, native, back))
     assert first.config == second.config == dataclasses.replace(third.config, name=case)

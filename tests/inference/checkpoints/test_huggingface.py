@@ -98,7 +98,10 @@ def test_gemma3_spellings():
 
 
 BAD_CONFIG = {
-    "architecture": ({"architectures": ["FalconForCausalLM"]}, "valid: LlamaForCausalLM, "),
+    "architecture": (
+        {"architectures": ["FalconForCausalLM"]},
+        "valid, with ForCausalLM behind .*: Llama, ",
+    ),
     "no architecture": ({"architectures": None}, "architecture None"),
     "odd architecture": ({"architectures": [["x"]]}, "is not supported"),
     "attention bias": ({"attention_bias": "qkv"}, "attention_bias must be true or false"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from configs.cache import CacheSpec
+from configs.cache import SNAPSHOT, CacheSpec
 from inference.kv_pages.page_pool import PagePool
 from inference.kv_pages.prefix_cache import Match, PrefixCache, Transfer
 
@@ -88,7 +88,7 @@ def test_a_match_is_whole_pages_of_equal_tokens_and_leaves_one_to_feed():
     assert cache.match_prefix("abcdef", limit=5).num_tokens == 4
     assert cache.match_prefix("abcdef", limit=1).num_tokens == 0
     assert cached(cache, "abcXef") == 2 and cached(cache, "Xbcdef") == 0
-    assert cache.match_prefix("") == Match((), 0, (0,))
+    assert cache.match_prefix("") == Match((), 0, 0, (0,))
     assert cache.num_nodes == 3
 
 
@@ -121,16 +121,28 @@ def test_pages_are_cached_as_they_fill():
         cache.check_integrity([new.pages])
 
 
-def test_a_recurrent_state_is_in_no_page():
-    cache = cache_of([4], has_states=True)
-    put(cache, "abcd")
-    assert cached(cache, "abcd") == cache.num_nodes == 0 and cache.num_available_pages == (4,)
+def test_a_state_resumes_where_it_was_kept():
+    """Pages of all tokens, and of the state one snapshot, behind the second page."""
+    cache = cache_of([9, 2], (None, SNAPSHOT))
+    first = Run(cache, "abcdefgh")
+    first.pages[0] += cache.allocate(0, 4)
+    first.pages[1] += [0, *cache.allocate(1, 1), 0, 0]
+    first.commit(8)
+    first.end()
+    found = cache.match_prefix("abcdefgh!")
+    assert (found.num_tokens, found.num_known_tokens) == (4, 8)
+    assert cache.match_prefix("abc").num_tokens == 0
+    again = Run(cache, "abcdefgh!")
+    assert again.pages[1] == [0, first.pages[1][1]] and len(again.pages[0]) == 2
+    cache.check_integrity([again.pages])
+    cache.allocate(1, 1)  # the other one is free, and the one in use is not evicted
+    assert not cache.can_allocate((0, 1))
 
 
 def test_a_model_may_have_no_groups():
-    cache = cache_of([], (), has_states=True)
+    cache = cache_of([], ())
     put(cache, "abcd")
-    assert cache.match_prefix("abcd") == Match((), 0, ()) and cache.can_allocate(())
+    assert cache.match_prefix("abcd") == Match((), 0, 0, ()) and cache.can_allocate(())
 
 
 def test_computed_twice_is_kept_once():

@@ -224,6 +224,10 @@ _MODELS = {
     "deepseek": fakes.deepseek(),
     "gpt-oss": fakes.gpt_oss(),
     "gemma4": fakes.gemma4(),
+    "delta": fakes.delta(),
+    "hybrid": fakes.hybrid(),
+    "jamba": fakes.jamba(),
+    "linear": fakes.linear(),
     "norm of all heads": fakes.llama(num_heads=8, num_kv_heads=4, qk_norm="all"),
     **{f"{kind}, {K} KV heads": fakes.of_kind(kind, heads, K)
        for kind in fakes.KINDS for heads, K in ((8, 8), (24, 3))},
@@ -234,6 +238,10 @@ _CASES = [
     ("norm of all heads", Mesh(model=2)),
     ("deepseek", Mesh(expert=2)), ("deepseek", Mesh(model=2, expert=2)),
     ("gpt-oss", Mesh(data=2, expert=4)), ("gemma4", Mesh(model=2)),
+    ("delta", Mesh(model=2)),
+    ("hybrid", Mesh(model=2)), ("hybrid", Mesh(model=2, expert=2)),
+    ("jamba", Mesh(model=2)), ("jamba", Mesh(model=2, expert=2)),
+    ("linear", Mesh(model=2)),
 ]  # fmt: skip
 
 
@@ -249,8 +257,9 @@ def _program(config, shape):
 
 @pytest.mark.parametrize("name, mesh", _CASES, ids=lambda it: str(it).replace(",", " "))
 def test_a_decode_step_exchanges_what_the_planner_says(name, mesh):
-    """In kinds, numbers and bytes: nothing along `data`; along `model` a sum of the embedding, two
-    a layer, and what a greedy row needs; along `expert` what each mixture gathers and scatters.
+    """In kinds, numbers and bytes: nothing along `data`; along `model` a sum of the embedding, one
+    of each mixer and feed-forward, and what a greedy row needs; along `expert` what each mixture
+    gathers and scatters.
     """
     model = _MODELS[name]
     shape = StepShape((4, 1), (0, 16), greedy=True)
@@ -263,7 +272,8 @@ def test_a_decode_step_exchanges_what_the_planner_says(name, mesh):
     assert counted == collectives.totals(planned, shape.num_tokens, shape.num_logits)
     sums = [each for each in planned if each.kind == "all-reduce" and each.place != "sample"]
     wide = sum(each.count for each in sums if each.token_bytes == 4 * model.width)
-    wider = sum(layer.ffn.num_sums > 1 for layer in model.layers) + bool(model.layer_inputs)
-    assert wide == (1 + 2 * model.num_layers - wider if mesh.model > 1 else 0)
+    kinds = [kind for layer in model.layers for kind in (layer.mixer, layer.ffn) if kind]
+    single = sum(kind.num_sums == 1 for kind in kinds) + (not model.layer_inputs)
+    assert wide == (single if mesh.model > 1 else 0)
     axes = {axis for axis in ("model", "expert") if getattr(mesh, axis) > 1}
     assert {each.axis for each in planned} == axes and all(each.exposed for each in planned)

@@ -72,7 +72,12 @@ def abstract_arguments(config: Config, shape: StepShape) -> Arguments:
     return Arguments(
         params.abstract(decoder.param_infos(model)),
         kv_cache.abstract(
-            model, config.num_pages, config.page_tokens, engine.max_seqs, engine.num_drafts
+            model,
+            config.num_pages,
+            config.page_tokens,
+            engine.max_seqs,
+            engine.num_drafts,
+            num_snapshots=config.num_snapshots,
         ),
         jax.eval_shape(lambda: step.init_slots(config)),
         jax.tree.map(

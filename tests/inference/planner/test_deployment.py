@@ -324,7 +324,7 @@ def test_sparse_prefill_sees_all_until_there_are_more_than_it_takes():
 
 def test_states_are_read_once_and_written_for_every_draft():
     config = _MODELS["mamba2-2.7b"]
-    state = 64 * 4 * config.layers[0].mixer.state_elements
+    state = 64 * 4 * config.cache_specs[0].elements_per_sequence
 
     def moved(work: Work) -> float:
         return next(o for o in cost.step_operations(config, work) if o.name == "recur").cache_bytes

@@ -12,7 +12,7 @@ from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated
-from configs.kinds.recurrent import Recurrent
+from configs.kinds.recurrent.mamba import Mamba2
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
 from inference.engine import Engine
@@ -50,8 +50,9 @@ def test_predicted_pool_is_the_allocated_one(name, dtype):
     config = Config(model, EngineConfig(max_seqs=3, max_context=1024, cache_bytes=64 << 20))
     engine = config.engine
     leaves = kv_cache.abstract(
-        model, config.num_pages, config.page_tokens, engine.max_seqs, engine.num_drafts
-    )
+        model, config.num_pages, config.page_tokens, engine.max_seqs, engine.num_drafts,
+        num_snapshots=config.num_snapshots,
+    )  # fmt: skip
     allocated = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(leaves))
     assert config.pool_bytes == allocated
 
@@ -133,18 +134,22 @@ def test_overcommit_is_the_default_and_a_setting():
 
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_states_are_counted_with_their_sink(drafts):
-    """A state is the sequence's whole cache, in float32, once more for every draft."""
-    layer = LayerSpec(Recurrent(4, 16, 8), Gated(16))
+    """A state is the sequence's whole cache, in float32, once more for every draft; beside them lie
+    two snapshots and the sink of these.
+    """
+    layer = LayerSpec(Mamba2(num_heads=2, head_width=2, state_width=16), Gated(16))
     model = dataclasses.replace(THIN, num_layers=2, pattern=(layer,))
     state = 2 * (4 * 16 + 3 * (4 + 2 * 16)) * 4 * (1 + drafts)
+    kept = 3 * state // (1 + drafts)
     engine = EngineConfig(
-        max_seqs=7, cache_bytes=8 * state, overcommit=False, num_drafts=drafts, max_context=512
-    )
+        max_seqs=7, cache_bytes=8 * state + kept, overcommit=False, num_drafts=drafts,
+        max_context=512, snapshots=2,
+    )  # fmt: skip
     config = Config(model, engine)
     assert config.num_pages == () and config.most_seqs == 7
-    assert config.full_bytes(7) == config.pool_bytes == 8 * state
-    with pytest.raises(InputError, match=f"7 sequences of 512 tokens need {8 * state} bytes"):
-        Config(model, dataclasses.replace(engine, cache_bytes=8 * state - 1))
+    assert config.full_bytes(7) == config.pool_bytes == 8 * state + kept
+    with pytest.raises(InputError, match=f"7 sequences of 512 tokens need {8 * state + kept}"):
+        Config(model, dataclasses.replace(engine, cache_bytes=8 * state + kept - 1))
     mixed = dataclasses.replace(model, pattern=(layer, *THIN.pattern))
     held = Config(mixed, dataclasses.replace(engine, max_seqs=1, cache_bytes=1 << 30))
     assert held.full_bytes(1) == held.pool_bytes

@@ -117,7 +117,15 @@ def test_what_is_folded():
     assert found(shared_values()) == [("mixer/qkv",), ("ffn/gate_up",), down]
     assert found(shared_values(), 1) == [("mixer/q",), ("ffn/gate_up",), down]
     assert ("ffn/experts/down",) not in found(fakes.gpt_oss())
+    assert found(fakes.linear()) == [("ffn/gate_up",), down]
+    assert found(fakes.linear(), 1) == [down]  # its norms make the residual stream, too
     assert ("ffn/router", "ffn/experts/gate_up", "ffn/shared/gate_up") in found(models.mixture())
+
+
+def test_a_residual_stream_that_goes_on_from_norms_is_not_turned():
+    layer = dataclasses.replace(fakes.llama().pattern[0], factors=((1.2, 1.0), (1.0, 1.0)))
+    with pytest.raises(InputError, match="--rotate: the residual stream of .* goes on from its"):
+        rotation.untied(dataclasses.replace(fakes.llama(), pattern=(layer,)))
 
 
 ROTATED = ["biased", "mixture", "tied"]

@@ -28,6 +28,9 @@ MODELS = {
     "gemma float32": fakes.gemma(),
     "quirks float32": fakes.quirks(),
     "every cache float32": fakes.every_cache(),
+    "delta float32": fakes.delta(),
+    "jamba float32": fakes.jamba(),
+    "linear float32": fakes.linear(),
 }
 CHUNKS = {
     "whole": {"chunk_tokens": 128, "prefill_chunks": (1,)},
@@ -94,6 +97,11 @@ BITWISE = [
     ("llama float32", "chunks"),
     ("gemma float32", "chunks"),
     ("quirks float32", "whole"),
+    ("jamba float32", "whole"),
+    *(  # whose parts are those of `test_invariance`'s hybrid, or pure functions with tests of bits
+        pytest.param(f"{name} float32", "whole", marks=pytest.mark.long)
+        for name in ("delta", "linear")
+    ),
     *(  # of which `test_invariance` says the same
         pytest.param("llama bfloat16", chunks, marks=pytest.mark.long) for chunks in CHUNKS
     ),

@@ -7,17 +7,31 @@ give the same model: a field that no family writes here is an error, never a los
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 from configs.errors import InputError
 from configs.kinds.attention import Attention
+from configs.kinds.combined import NoMixer, Parallel
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.latent import Latent
+from configs.kinds.recurrent.delta_net import DeltaNet
+from configs.kinds.recurrent.linear_attention import LinearAttention
+from configs.kinds.recurrent.mamba import Mamba2
+from configs.kinds.recurrent.selective import Mamba
+from configs.kinds.recurrent.short_conv import ShortConv
 from configs.kinds.rope import LongRope, Rope
 from configs.model import ModelConfig
 from inference.checkpoints.hf import hf_directory
-from inference.checkpoints.hf.architectures import export_fields, gemma4, mixtures_export
+from inference.checkpoints.hf.architectures import (
+    export_fields,
+    gemma4,
+    mixtures_export,
+)
+from inference.checkpoints.hf.architectures.delta_rule import export, kimi
+from inference.checkpoints.hf.architectures.hybrids import lfm2, mamba2, minimax, nemotron
+from inference.checkpoints.hf.architectures.scans import recurrent, selective
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -28,7 +42,7 @@ class _Family(NamedTuple):
     architecture: str
     model_type: str
     build: Callable[[ModelConfig], dict[str, Any]]
-    mixer: type = Attention
+    mixer: type | tuple[type, ...] = Attention
     ffns: tuple[type, ...] = (Gated, Plain)
 
 
@@ -47,7 +61,7 @@ def of_model(config: ModelConfig, ids: Mapping[str, Any] | None = None) -> dict[
     if family is None:
         raise InputError(f"{config.name}: the family {config.family} has no config.json")
     for layer in config.pattern:
-        if not (isinstance(layer.mixer, family.mixer) and isinstance(layer.ffn, family.ffns)):
+        if not isinstance(layer.mixer, family.mixer) or not isinstance(layer.ffn, family.ffns):
             kinds = f"{layer.mixer.name} and {layer.ffn.name if layer.ffn else 'no feed-forward'}"
             raise InputError(f"{config.name}: a layer of {kinds} has no place in a config.json")
     raw = {
@@ -163,7 +177,8 @@ def _gpt2(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-_MIXTURE = (Gated, Experts)
+_MIXTURE, _DELTA, _HYBRID = (Gated, Experts), (Attention, DeltaNet), (Attention, Mamba2)
+_ONE_PART = (NoneType, Plain, Experts)
 FAMILIES = {
     "llama": _Family("LlamaForCausalLM", "llama", export_fields.llama_fields),
     "gemma2": _Family("Gemma2ForCausalLM", "gemma2", _gemma),
@@ -204,9 +219,39 @@ FAMILIES = {
     "glm4_moe_lite": _Family(
         "Glm4MoeLiteForCausalLM", "glm4_moe_lite", mixtures_export.glm4_moe_lite, Latent, _MIXTURE
     ),
+    "bamba": _Family("BambaForCausalLM", "bamba", mamba2.export_bamba, _HYBRID),
+    "falcon_h1": _Family("FalconH1ForCausalLM", "falcon_h1", mamba2.export_falcon_h1, Parallel),
+    "granitemoehybrid": _Family(
+        "GraniteMoeHybridForCausalLM", "granitemoehybrid", mamba2.export_granite, _HYBRID, _MIXTURE
+    ),
+    "falcon_mamba": _Family(
+        "FalconMambaForCausalLM", "falcon_mamba", selective.export_falcon_mamba, Mamba, (NoneType,)
+    ),
+    "jamba": _Family(
+        "JambaForCausalLM", "jamba", selective.export_jamba, (Attention, Mamba), _MIXTURE
+    ),
+    "mamba": _Family("MambaForCausalLM", "mamba", selective.export_mamba, Mamba, (NoneType,)),
+    "mamba2": _Family("Mamba2ForCausalLM", "mamba2", recurrent.export_mamba2, Mamba2, (NoneType,)),
+    "nemotron_h": _Family(
+        "NemotronHForCausalLM", "nemotron_h", nemotron.export, (*_HYBRID, NoMixer), _ONE_PART
+    ),
+    "lfm2": _Family("Lfm2ForCausalLM", "lfm2", lfm2.export, (Attention, ShortConv)),
+    "minimax": _Family(
+        "MiniMaxForCausalLM", "minimax", minimax.export, (Attention, LinearAttention), (Experts,)
+    ),
     "minimax_m2": _Family(
         "MiniMaxM2ForCausalLM", "minimax_m2", mixtures_export.minimax_m2, ffns=_MIXTURE
     ),
     "gpt_oss": _Family("GptOssForCausalLM", "gpt_oss", mixtures_export.gpt_oss, ffns=_MIXTURE),
+    "kimi_linear": _Family(
+        "KimiLinearForCausalLM", "kimi_linear", kimi.export, (Latent, DeltaNet), _MIXTURE
+    ),
+    "olmo_hybrid": _Family(
+        "OlmoHybridForCausalLM", "olmo_hybrid", export.olmo_hybrid, _DELTA, (Gated,)
+    ),
+    "qwen3_5": _Family("Qwen3_5ForCausalLM", "qwen3_5_text", export.qwen3_5, _DELTA, (Gated,)),
+    "qwen3_next": _Family(
+        "Qwen3NextForCausalLM", "qwen3_next", export.qwen3_next, _DELTA, _MIXTURE
+    ),
     "smollm3": _Family("SmolLM3ForCausalLM", "smollm3", _smollm3),
 }

@@ -9,8 +9,16 @@ from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from inference.checkpoints.hf.architectures import fields, gemma4, mixtures, rope_keys
+from inference.checkpoints.hf.architectures import (
+    fields,
+    gemma4,
+    mixtures,
+    rope_keys,
+)
 from inference.checkpoints.hf.architectures.config_keys import Keys
+from inference.checkpoints.hf.architectures.delta_rule import builders, kimi
+from inference.checkpoints.hf.architectures.hybrids import lfm2, mamba2, minimax, nemotron
+from inference.checkpoints.hf.architectures.scans import recurrent, selective
 
 _GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
@@ -28,6 +36,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (False, None),
     "auto_map": (None,),
 }
+
+_SUFFIX = "ForCausalLM"  # of nearly every architecture
 
 
 class Family(NamedTuple):
@@ -54,8 +64,11 @@ def build(keys: Keys, name: str) -> ModelConfig:
     architecture = _architecture(keys.raw)
     family = ARCHITECTURES.get(architecture) if isinstance(architecture, str) else None
     if family is None:
-        valid = ", ".join(ARCHITECTURES)
-        raise InputError(f"architecture {shown(architecture)} is not supported; valid: {valid}")
+        valid = ", ".join(name.removesuffix(_SUFFIX) for name in ARCHITECTURES)
+        raise InputError(
+            f"architecture {shown(architecture)} is not supported; valid, with {_SUFFIX} behind "
+            f"most of them: {valid}"
+        )
     keys.require_neutral(_NEUTRAL, except_for=family.reads)
     return family.build(keys, name)
 
@@ -292,7 +305,10 @@ def _gemma_scale(keys: Keys) -> float | None:
 
 
 # Models that read images and sounds too: architecture and type of their text alone.
-_WHOLES = {"Gemma4ForConditionalGeneration": ("Gemma4ForCausalLM", "gemma4_text")}
+_WHOLES = {
+    "Gemma4ForConditionalGeneration": ("Gemma4ForCausalLM", "gemma4_text"),
+    "Qwen3_5ForConditionalGeneration": ("Qwen3_5ForCausalLM", "qwen3_5_text"),
+}
 _OF_THE_WHOLE = (
     *("dtype", "torch_dtype", "tie_word_embeddings", "eos_token_id", "bos_token_id"),
     *("quantization_config", "compression_config", "auto_map"),
@@ -322,8 +338,22 @@ ARCHITECTURES: dict[str, Family] = {
     "Dots1ForCausalLM": Family("dots1", mixtures.dots1, ("attention_bias", "num_local_experts")),
     "FlexOlmoForCausalLM": Family("flex_olmo", mixtures.flex_olmo, mixtures.QWEN3),
     "Glm4MoeLiteForCausalLM": Family("glm4_moe_lite", mixtures.glm4_moe_lite),
+    "BambaForCausalLM": Family("bamba", mamba2.bamba, mamba2.BAMBA),
+    "FalconH1ForCausalLM": Family("falcon_h1", mamba2.falcon_h1, mamba2.FALCON),
+    "GraniteMoeHybridForCausalLM": Family("granitemoehybrid", mamba2.granite, mamba2.GRANITE),
+    "FalconMambaForCausalLM": Family("falcon_mamba", selective.falcon_mamba),
+    "JambaForCausalLM": Family("jamba", selective.jamba),
+    "MambaForCausalLM": Family("mamba", selective.mamba),
+    "Mamba2ForCausalLM": Family("mamba2", recurrent.mamba2),
+    "NemotronHForCausalLM": Family("nemotron_h", nemotron.build, nemotron.READS),
+    "Lfm2ForCausalLM": Family("lfm2", lfm2.build),
+    "MiniMaxForCausalLM": Family("minimax", minimax.build, minimax.READS),
     "MiniMaxM2ForCausalLM": Family("minimax_m2", mixtures.minimax_m2, mixtures.MINIMAX),
     "GptOssForCausalLM": Family("gpt_oss", mixtures.gpt_oss, mixtures.GPT_OSS),
+    "OlmoHybridForCausalLM": Family("olmo_hybrid", builders.olmo_hybrid, ("attention_bias",)),
+    "KimiLinearForCausalLM": Family("kimi_linear", kimi.build, kimi.READS),
+    "Qwen3_5ForCausalLM": Family("qwen3_5", builders.qwen3_5, builders.QWEN),
+    "Qwen3NextForCausalLM": Family("qwen3_next", builders.qwen3_next, builders.QWEN),
     "Olmo3ForCausalLM": Family("olmo3", _olmo3, ("attention_bias",)),
     "Phi3ForCausalLM": Family("phi3", _phi3, ("partial_rotary_factor", "auto_map")),
 }

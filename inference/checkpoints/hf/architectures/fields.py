@@ -86,12 +86,18 @@ def by_type(
     return [kinds[kind] for kind in names]
 
 
-def pattern(mixers: Sequence[Mixer], ffns: FeedForward | Sequence[FeedForward]) -> Pattern:
+def pattern(mixers: Sequence[Mixer], ffns: FeedForward | Sequence[FeedForward | None]) -> Pattern:
+    """The pattern that repeats. One feed-forward is that of all layers."""
+    own: Sequence[FeedForward | None] = (
+        [ffns] * len(mixers) if isinstance(ffns, FeedForward) else ffns
+    )
+    return repeated(list(map(LayerSpec, mixers, own)))
+
+
+def repeated(layers: Sequence[LayerSpec]) -> Pattern:
     """The pattern that repeats, by its longest border (Knuth, Morris & Pratt 1977): a file may list
-    thousands of layers. One feed-forward is that of all layers.
+    thousands of layers.
     """
-    own = [ffns] * len(mixers) if isinstance(ffns, FeedForward) else ffns
-    layers = list(map(LayerSpec, mixers, own))
     borders = [0]
     for layer in layers[1:]:
         border = borders[-1]

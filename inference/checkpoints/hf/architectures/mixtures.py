@@ -62,6 +62,28 @@ def qwen3_moe(keys: Keys, name: str) -> ModelConfig:
     return _model(keys, name, "qwen3_moe", rope, [attention], _some_dense(keys, experts))
 
 
+def qwen3_next_ffns(keys: Keys) -> FeedForward | list[FeedForward]:
+    """Feed-forwards of Qwen3-Next (Qwen Team 2025): those of Qwen2-MoE, whose weights are
+    normalized by default.
+    """
+    width = keys.integer("moe_intermediate_size", 512)
+    experts = _experts(
+        keys, "num_experts", 512, 10, width, _norm(keys, True), has_shared_gate=True,
+        shared_width=keys.integer("shared_expert_intermediate_size", 512),
+    )  # fmt: skip
+    return _some_dense(keys, experts)
+
+
+def kimi_ffns(keys: Keys) -> list[FeedForward]:
+    """Feed-forwards of Kimi Linear (Kimi Team 2025, arXiv 2510.26692): those of DeepSeek-V3."""
+    width = keys.integer("moe_intermediate_size", 1024)
+    experts = _experts(
+        keys, "num_experts", 256, 8, width, _offset_router(keys, 2.446, 1, 1),
+        shared_width=width * keys.integer("n_shared_experts", 1),
+    )  # fmt: skip
+    return _listed(keys, experts) or _after_dense(keys, experts, first_dense=1)
+
+
 def olmoe(keys: Keys, name: str) -> ModelConfig:
     """OLMoE (Muennighoff et al. 2024, arXiv 2409.02060)."""
     keys.require_neutral({"clip_qkv": (None,)})
@@ -115,7 +137,7 @@ def glm4_moe(keys: Keys, name: str) -> ModelConfig:
     """GLM-4.5 and 4.6 (Zeng et al. 2025, arXiv 2508.06471), without the layer that predicts a
     second token.
     """
-    rope = _partial_rope(keys, 10_000.0, keys.number("partial_rotary_factor", 0.5))
+    rope = rope_keys.partial(keys, 10_000.0, keys.number("partial_rotary_factor", 0.5))
     attention = fields.attention(
         keys, rope=rope, qk_norm="head" if keys.boolean("use_qk_norm", False) else None,
         biases=("qkv",) if keys.boolean("attention_bias", False) else (),
@@ -238,7 +260,7 @@ def minimax_m2(keys: Keys, name: str) -> ModelConfig:
     width = keys.integer("head_dim", 128)
     rotary = keys.integer("rotary_dim", width)
     share = keys.number("partial_rotary_factor", rotary / width)
-    rope = _partial_rope(keys, 5_000_000.0, share)
+    rope = rope_keys.partial(keys, 5_000_000.0, share)
     attention = fields.attention(keys, width, rope=rope, qk_norm="all")
     router = Router("sigmoid", has_offsets=True)
     ffn_width = keys.integer("intermediate_size", 1536)
@@ -246,17 +268,12 @@ def minimax_m2(keys: Keys, name: str) -> ModelConfig:
     return _model(keys, name, "minimax_m2", rope, [attention], experts)
 
 
+def minimax_ffn(keys: Keys) -> Experts:
+    """The mixture of MiniMax-Text-01."""
+    return _experts(keys, "num_local_experts", 8, 2, keys.integer("intermediate_size", 14_336))
+
+
 # --- what they share ------------------------------------------------------------------------------
-
-
-def _partial_rope(keys: Keys, theta: float, share: float) -> Rope:
-    """RoPE of a share of each head, which the object that describes it may name."""
-    own = rope_keys.described(keys)
-    if own is not None:
-        share = own.number("partial_rotary_factor", share)
-        own = Keys(own.raw | {"partial_rotary_factor": None}, own.label)
-    rope = rope_keys.scaled(keys, own, keys.number("rope_theta", theta))
-    return dataclasses.replace(rope, share=share)
 
 
 def _model(

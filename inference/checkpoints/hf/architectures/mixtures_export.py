@@ -16,9 +16,9 @@ from inference.checkpoints.hf.architectures import export_fields
 
 def mixtral(config: ModelConfig) -> dict[str, Any]:
     """See `mixtures.mixtral`."""
-    experts = _experts(config)
-    return _with_heads(config) | {
-        "sliding_window": _attention(config).window,
+    experts = mixture(config)
+    return with_heads(config) | {
+        "sliding_window": attention(config).window,
         "intermediate_size": experts.width,
         "num_local_experts": experts.num_experts,
         "num_experts_per_tok": experts.top_k,
@@ -28,17 +28,17 @@ def mixtral(config: ModelConfig) -> dict[str, Any]:
 def qwen2_moe(config: ModelConfig) -> dict[str, Any]:
     """See `mixtures.qwen2_moe`."""
     kinds = export_fields.layer_types(config)
-    return _qwen(config) | kinds | {
+    return qwen(config) | kinds | {
         "use_sliding_window": kinds["sliding_window"] is not None,
-        "qkv_bias": "qkv" in _attention(config).biases,
-        "shared_expert_intermediate_size": _experts(config).shared_width,
+        "qkv_bias": "qkv" in attention(config).biases,
+        "shared_expert_intermediate_size": mixture(config).shared_width,
     }  # fmt: skip
 
 
 def qwen3_moe(config: ModelConfig) -> dict[str, Any]:
     """See `mixtures.qwen3_moe`."""
-    own = _attention(config)
-    return _qwen(config) | {
+    own = attention(config)
+    return qwen(config) | {
         "use_sliding_window": own.window is not None,
         "sliding_window": own.window,
         "attention_bias": "out" in own.biases,
@@ -47,20 +47,20 @@ def qwen3_moe(config: ModelConfig) -> dict[str, Any]:
 
 def olmoe(config: ModelConfig) -> dict[str, Any]:
     """See `mixtures.olmoe`."""
-    experts = _experts(config)
-    return _with_heads(config) | {
+    experts = mixture(config)
+    return with_heads(config) | {
         "intermediate_size": experts.width,
         "num_experts": experts.num_experts,
         "num_experts_per_tok": experts.top_k,
         "norm_topk_prob": experts.router.is_normalized,
-        "attention_bias": "out" in _attention(config).biases,
+        "attention_bias": "out" in attention(config).biases,
         "clip_qkv": None,
     }
 
 
 def deepseek_v2(config: ModelConfig) -> dict[str, Any]:
     """See `mixtures.deepseek_v2`."""
-    grouped = _experts(config).router.num_groups > 1
+    grouped = mixture(config).router.num_groups > 1
     method = "group_limited_greedy" if grouped else "greedy"
     return _latent(config) | {"topk_method": method, "scoring_func": "softmax"}
 
@@ -79,7 +79,7 @@ def deepseek_v32(config: ModelConfig) -> dict[str, Any]:
     """See `mixtures.deepseek_v32` and `mixtures.glm_moe_dsa`."""
     indexer = config.mixers(Latent)[0].indexer or Indexer(1, 1, 1)
     return _latent(config) | {
-        "mlp_layer_types": _mlp_types(config),
+        "mlp_layer_types": mlp_types(config),
         "index_n_heads": indexer.num_heads,
         "index_head_dim": indexer.head_width,
         "index_topk": indexer.top_k,
@@ -88,8 +88,8 @@ def deepseek_v32(config: ModelConfig) -> dict[str, Any]:
 
 def glm4_moe(config: ModelConfig) -> dict[str, Any]:
     """See `mixtures.glm4_moe`."""
-    own = _attention(config)
-    return _with_heads(config) | _routed(config) | {
+    own = attention(config)
+    return with_heads(config) | _routed(config) | {
         "partial_rotary_factor": (own.rope or Rope()).share,
         "use_qk_norm": own.qk_norm is not None,
         "attention_bias": "qkv" in own.biases,
@@ -99,8 +99,8 @@ def glm4_moe(config: ModelConfig) -> dict[str, Any]:
 def dots1(config: ModelConfig) -> dict[str, Any]:
     """See `mixtures.dots1`."""
     kinds = export_fields.layer_types(config)
-    return _with_heads(config) | _routed(config) | kinds | {
-        "attention_bias": "qkv" in _attention(config).biases,
+    return with_heads(config) | _routed(config) | kinds | {
+        "attention_bias": "qkv" in attention(config).biases,
         "scoring_func": "noaux_tc",
     }  # fmt: skip
 
@@ -114,13 +114,13 @@ def glm4_moe_lite(config: ModelConfig) -> dict[str, Any]:
     """See `mixtures.glm4_moe_lite`."""
     return _latent(config) | {
         "rope_interleave": config.mixers(Latent)[0].rope.neighbours,
-        "mlp_layer_types": _mlp_types(config),
+        "mlp_layer_types": mlp_types(config),
     }
 
 
 def minimax_m2(config: ModelConfig) -> dict[str, Any]:
     """See `mixtures.minimax_m2`."""
-    own = _attention(config)
+    own = attention(config)
     raw = {key: value for key, value in mixtral(config).items() if key != "sliding_window"}
     return raw | {
         "rotary_dim": (own.rope or Rope()).rotating(own.head_width),
@@ -132,30 +132,32 @@ def minimax_m2(config: ModelConfig) -> dict[str, Any]:
 
 def gpt_oss(config: ModelConfig) -> dict[str, Any]:
     """See `mixtures.gpt_oss`."""
-    experts = _experts(config)
-    raw = _with_heads(config) | export_fields.layer_types(config) | {
+    experts = mixture(config)
+    raw = with_heads(config) | export_fields.layer_types(config) | {
         "intermediate_size": experts.width,
         "num_local_experts": experts.num_experts,
         "num_experts_per_tok": experts.top_k,
-        "attention_bias": "qkv" in _attention(config).biases,
+        "attention_bias": "qkv" in attention(config).biases,
         "swiglu_limit": experts.limit,
     }  # fmt: skip
     raw["rope_scaling"] = raw["rope_scaling"] or {"rope_type": "default"}  # left out, it is yarn
     return raw if raw["sliding_window"] else raw | {"sliding_window": 128}
 
 
-def _attention(config: ModelConfig) -> Attention:
-    return config.mixers(Attention)[0]
+def attention(config: ModelConfig) -> Attention:
+    """The first that attends; where other mixers stand in its place, there is none to write."""
+    return next(iter(config.mixers(Attention)), Attention(1, 1, 2))
 
 
-def _experts(config: ModelConfig) -> Experts:
+def mixture(config: ModelConfig) -> Experts:
     """The first mixture; a model of dense layers has none to write."""
     found = (layer.ffn for layer in config.layers if isinstance(layer.ffn, Experts))
     return next(found, Experts(1, 1, 1, Router()))
 
 
-def _with_heads(config: ModelConfig) -> dict[str, Any]:
-    own = _attention(config)
+def with_heads(config: ModelConfig) -> dict[str, Any]:
+    """Sizes of a model and of its heads."""
+    own = attention(config)
     return export_fields.sizes(config, own.rope or Rope()) | export_fields.heads(own)
 
 
@@ -164,15 +166,17 @@ def _dense(config: ModelConfig) -> dict[int, Gated]:
     return {n: layer.ffn for n, layer in enumerate(config.layers) if isinstance(layer.ffn, Gated)}
 
 
-def _mlp_types(config: ModelConfig) -> list[str]:
+def mlp_types(config: ModelConfig) -> list[str]:
+    """Which layers have a mixture."""
     dense = _dense(config)
     return ["dense" if n in dense else "sparse" for n in range(config.num_layers)]
 
 
-def _qwen(config: ModelConfig) -> dict[str, Any]:
-    experts, dense = _experts(config), _dense(config)
+def qwen(config: ModelConfig) -> dict[str, Any]:
+    """What Qwen's mixtures write alike."""
+    experts, dense = mixture(config), _dense(config)
     width = {"intermediate_size": dense[min(dense)].width} if dense else {}
-    return _with_heads(config) | width | {
+    return with_heads(config) | width | {
         "moe_intermediate_size": experts.width,
         "num_experts": experts.num_experts,
         "num_experts_per_tok": experts.top_k,
@@ -184,7 +188,7 @@ def _qwen(config: ModelConfig) -> dict[str, Any]:
 
 def _routed(config: ModelConfig) -> dict[str, Any]:
     """The mixture as DeepSeek's relatives write it, whose shared experts are as wide as others."""
-    experts, dense = _experts(config), _dense(config)
+    experts, dense = mixture(config), _dense(config)
     router = experts.router
     return {
         "intermediate_size": dense[min(dense)].width if dense else experts.width,

@@ -2,6 +2,7 @@
 them, `rope_parameters` as transformers 5 does.
 """
 
+import dataclasses
 import math
 
 from configs.errors import InputError
@@ -73,6 +74,16 @@ def scaled(keys: Keys, own: Keys | None, theta: float) -> Rope:
         return Rope(theta, Proportional(share, own.number("factor", 1.0)))
     own.require_neutral({"partial_rotary_factor": (1, None)})
     return Rope(theta, _scaling(kind, keys, own))
+
+
+def partial(keys: Keys, theta: float, share: float) -> Rope:
+    """RoPE of a share of each head, which the object that describes it may name."""
+    own = described(keys)
+    if own is not None:
+        share = own.number("partial_rotary_factor", share)
+        own = Keys(own.raw | {"partial_rotary_factor": None}, own.label)
+    rope = scaled(keys, own, keys.number("rope_theta", theta))
+    return dataclasses.replace(rope, share=share)
 
 
 def max_context(keys: Keys, rope: Rope) -> int:

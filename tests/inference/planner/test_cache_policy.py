@@ -7,7 +7,7 @@ import pytest
 from configs.engine import Config, EngineConfig
 from configs.hardware import catalog
 from configs.hardware.spec import HardwareSpec
-from inference.planner import swap_policy
+from inference.planner import cache_policy
 from tests import fakes
 
 # 64 tokens of a page and chunk: what they cost to compute, and to copy, follows from these alone.
@@ -17,7 +17,7 @@ ENGINE = EngineConfig(page_tokens=64, chunk_tokens=64, max_seqs=2)
 
 def should_offload(chip, **changes):
     engine = dataclasses.replace(ENGINE, **changes)
-    return swap_policy.offload_policy(Config(fakes.llama("bfloat16"), engine), chip)
+    return cache_policy.offload_policy(Config(fakes.llama("bfloat16"), engine), chip)
 
 
 def test_a_copy_goes_at_the_link_to_the_host():

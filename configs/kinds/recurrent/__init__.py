@@ -1,0 +1,1 @@
+"""Layers with states of fixed size."""

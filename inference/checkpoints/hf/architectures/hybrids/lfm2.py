@@ -1,0 +1,91 @@
+"""LFM2 (Liquid AI 2025, arXiv 2511.23404): gated short convolutions, and some layers attend."""
+
+from typing import Any
+
+from configs.errors import InputError, shown
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Gated
+from configs.kinds.recurrent.short_conv import ShortConv
+from configs.kinds.rope import Rope
+from configs.model import MOST_LAYERS, ModelConfig
+from inference.checkpoints.hf.architectures import export_fields, fields, rope_keys
+from inference.checkpoints.hf.architectures.config_keys import Keys
+
+_KINDS = "conv", "full_attention"
+_DEFAULTS = {
+    "vocab_size": 65_536, "hidden_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 12_288, "max_position_embeddings": 128_000,
+}  # fmt: skip
+
+
+def build(keys: Keys, name: str) -> ModelConfig:
+    """The model that a `config.json` describes."""
+    given = {k: v for k, v in keys.raw.items() if v is not None or k not in _DEFAULTS}
+    keys = Keys(_DEFAULTS | given, keys.label)
+    rope = rope_keys.read(keys, 1_000_000.0)
+    convolution = ShortConv(
+        keys.integer("hidden_size"),
+        keys.integer("conv_L_cache", 3),
+        keys.boolean("conv_bias", False),
+    )
+    attention = fields.attention(keys, rope=rope, qk_norm="head")
+    kinds = dict(zip(_KINDS, (convolution, attention), strict=True))
+    return ModelConfig(
+        name=name,
+        family="lfm2",
+        vocab_size=keys.integer("vocab_size"),
+        width=keys.integer("hidden_size"),
+        num_layers=keys.integer("num_hidden_layers", limit=MOST_LAYERS),
+        max_context=rope_keys.max_context(keys, rope),
+        pattern=fields.pattern([kinds[kind] for kind in _layer_types(keys)], _gated(keys)),
+        norm_eps=keys.number("norm_eps", 1e-5),
+        tied=keys.boolean("tie_embedding", keys.boolean("tie_word_embeddings", True)),
+    )
+
+
+def _layer_types(keys: Keys) -> list[str]:
+    """Listed, or by the numbers of the layers that attend: all of them, where none are given."""
+    layers = keys.integer("num_hidden_layers", limit=MOST_LAYERS)
+    listed = keys.listed("layer_types", layers)
+    for kind in listed or ():
+        if not isinstance(kind, str) or kind not in _KINDS:
+            raise InputError(f"layer type {shown(kind)} is not supported; valid: {_KINDS}")
+    if listed is not None:
+        return listed
+    attends = keys.raw.get("full_attn_idxs")
+    if attends is None:
+        return ["full_attention"] * layers
+    if not isinstance(attends, list) or not all(type(layer) is int for layer in attends):
+        raise InputError(f"full_attn_idxs lists numbers of layers, not {shown(attends)}")
+    return [_KINDS[layer in attends] for layer in range(layers)]
+
+
+def _gated(keys: Keys) -> Gated:
+    """Of the width that is stated, or of two thirds of it times a factor, rounded up."""
+    width = keys.integer("block_ff_dim", keys.integer("intermediate_size"))
+    if keys.boolean("block_auto_adjust_ff_dim", True):
+        width = 2 * width // 3
+        factor = keys.optional_number("block_ffn_dim_multiplier", 1.0)
+        if factor is not None:
+            multiple = keys.integer("block_multiple_of", 256)
+            width = -(-int(factor * width) // multiple) * multiple
+    return Gated(width, "silu")
+
+
+def export(config: ModelConfig) -> dict[str, Any]:
+    """The fields of a `config.json`, which states the width that the feed-forward has."""
+    own = next(iter(config.mixers(Attention)), Attention(1, 1, config.width))
+    convolution = next(iter(config.mixers(ShortConv)), ShortConv(config.width))
+    ffn = config.layers[0].ffn
+    assert isinstance(ffn, Gated), "config_export has seen to it"
+    sizes = export_fields.sizes(config, own.rope or Rope())
+    unread = ("rms_norm_eps", "hidden_act")
+    return {key: value for key, value in sizes.items() if key not in unread} | {
+        **export_fields.heads(own),
+        "norm_eps": config.norm_eps,
+        "layer_types": [_KINDS[isinstance(each.mixer, Attention)] for each in config.layers],
+        "conv_L_cache": convolution.conv_width,
+        "conv_bias": convolution.has_bias,
+        "intermediate_size": ffn.width,
+        "block_auto_adjust_ff_dim": False,
+    }

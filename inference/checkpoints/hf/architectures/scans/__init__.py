@@ -1,0 +1,1 @@
+"""Mixers alone: Mamba and Mamba-2."""

@@ -1,0 +1,70 @@
+"""Which kernel updates the matrix states of decode rows in place, and where there is one."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from layers.kernels.device import target_device
+from layers.ragged import Rectangle
+
+# (q, k, v, decay, beta, states, rectangle) -> outputs, states; see `update`.
+Update = Callable[..., tuple[jax.Array, jax.Array]]
+
+
+def choose(num_tokens: int, num_keys: int, states: tuple[int, ...]) -> Update | None:
+    """The kernel of the device that a program is traced for; None: it has none, as a CPU, or none
+    for such shapes.
+
+    Args:
+        num_tokens: W, of a row.
+        num_keys: K, heads of queries and keys.
+        states: [slots + 1, 1 + k, N, M, H].
+    """
+    _, kept, num_heads, M, H = states
+    if num_tokens > kept:
+        return None
+    device = target_device()
+    if device.platform == "tpu":
+        from layers.kernels.recurrence import tpu  # Pallas is slow to load
+
+        return tpu.update if tpu.can_update(num_heads, num_keys, (M, H)) else None
+    if device.is_hopper:
+        from layers.kernels.recurrence import gpu
+
+        return gpu.update if gpu.can_update((M, H)) else None
+    return None
+
+
+def update(
+    q_YWKM: jax.Array,
+    k_YWKM: jax.Array,
+    v_YWNH: jax.Array,
+    log_decay: jax.Array | None,
+    beta_YWN: jax.Array | None,
+    states: jax.Array,
+    rectangle: Rectangle,
+) -> tuple[jax.Array, jax.Array] | None:
+    """Linear recurrence (`layers/recurrence/linear.py`), or with beta the gated delta rule
+    (`delta.py`), of rows that follow none of the others: the state before each is read once, and
+    that after each valid token is written, where it lies.
+
+    Args:
+        q_YWKM, k_YWKM, v_YWNH: float32; N is a multiple of K.
+        log_decay: of each head, [Y, W, N]; None is no decay. No kernel takes one of each channel of
+            keys, [Y, W, N, M].
+        beta_YWN: None: a key's value is added to what the state says of the key, not put in its
+            place.
+        states: float32 [slots + 1, 1 + k, N, M, H], donated.
+        rectangle: the rows, of consecutive tokens; valid ones come first.
+
+    Returns:
+        Outputs float32 [Y, W, N, H] and the states; None: no kernel takes these. Outputs of
+        padding are any numbers.
+    """
+    if log_decay is None:
+        log_decay = jnp.zeros(v_YWNH.shape[:3])
+    kernel = choose(k_YWKM.shape[1], k_YWKM.shape[2], states.shape)
+    if kernel is None or log_decay.ndim > 3:
+        return None
+    return kernel(q_YWKM, k_YWKM, v_YWNH, jnp.exp(log_decay), beta_YWN, states, rectangle)

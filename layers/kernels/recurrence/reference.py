@@ -1,0 +1,45 @@
+"""States of recurrences in plain JAX: a copy of those that rows begin with, and of those after each
+token, which are scattered.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from layers.ragged import Rectangle
+
+
+def update(
+    recurrent: Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]],
+    inputs: Any,
+    states: jax.Array,
+    rectangle: Rectangle,
+) -> tuple[jax.Array, jax.Array]:
+    """Feeds rows that follow none of the others to a recurrence's form that goes token by token.
+
+    Args:
+        recurrent: (inputs, states before each row [Y, ...]) -> outputs [Y, W, ...] and the states
+            after every token [Y, W, ...].
+        inputs: of each token, [Y, W, ...].
+        states: float32 [slots + 1, 1 + k, ...], of all sequences.
+        rectangle: the rows.
+
+    Returns:
+        The outputs [Y, W, ...], and the states with this step's.
+    """
+    out_YW, after_YW = recurrent(inputs, before(states, rectangle))
+    return out_YW, keep_each(states, rectangle, after_YW)
+
+
+def before(states: jax.Array, rectangle: Rectangle) -> jax.Array:
+    """The state that each row's first token meets, [Y, ...]."""
+    at_Y = (rectangle.position_YW[:, 0] - 1) % states.shape[1]
+    return states[rectangle.slot_Y, at_Y]
+
+
+def keep_each(states: jax.Array, rectangle: Rectangle, after_YW: jax.Array) -> jax.Array:
+    """Stores the state after every valid token; padding goes to the sink."""
+    slot_YW = jnp.where(rectangle.valid_YW, rectangle.slot_Y[:, None], states.shape[0] - 1)
+    return states.at[slot_YW, rectangle.position_YW % states.shape[1]].set(after_YW)

@@ -1,0 +1,91 @@
+"""S4D over a step's rectangles token by token or in chunks, or without a cache as convolutions."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs.kinds.recurrent.s4 import S4
+from configs.model import ModelConfig
+from layers.linear import add_bias, linear
+from layers.params import Params
+from layers.recurrence import rows, s4d
+from layers.recurrence.rows import Recurrence
+from layers.recurrence.sums import rounded
+from layers.registry import Leaf, StepContext
+from sharding import collectives
+
+_STEPS = 1e-3, 1e-1  # the least and the largest, by channel evenly in their logarithms
+_RATE = 0.5
+
+
+def apply(
+    params: Params,
+    config: ModelConfig,
+    kind: S4,
+    x_TD: jax.Array,
+    leaf: Leaf,
+    context: StepContext,
+) -> tuple[jax.Array, Leaf]:
+    """One layer: float32 [T, D], and the leaf, states of each sequence.
+
+    Raises:
+        InputError: it has another number of channels than the residual stream.
+    """
+    X, M, ragged = kind.channels, kind.state_width, context.ragged
+    kind.check_channels(config.width, collectives.num_chips())
+    x_TX = jax.lax.dynamic_slice_in_dim(x_TD, collectives.chip() * X, X, axis=1)
+    dynamics = discretized(params, kind)
+
+    def each(inputs: rows.Inputs, before: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x_YWX, is_valid_YW = inputs
+        return s4d.recurrent(x_YWX, *dynamics, before, is_valid_YW)
+
+    def at_once(inputs: rows.Inputs, before: jax.Array, *rest: Any) -> tuple[jax.Array, jax.Array]:
+        x_YWX, is_valid_YW = inputs
+        return s4d.chunked(x_YWX, *dynamics, before, is_valid_YW, *rest)
+
+    recurrence = Recurrence((X, M, 2), each, at_once)
+    states, outs = None if leaf is None else leaf[0], []
+    with jax.named_scope("recur"):
+        parts = zip(ragged.split(x_TX), ragged.rectangles, strict=True)
+        for x_YWX, rectangle in parts:
+            if leaf is None and not context.deterministic:
+                outs.append(s4d.convolved(x_YWX, *dynamics))
+                continue
+            out_YWX, states = rows.recur(
+                recurrence, (x_YWX, rectangle.valid_YW), states, rectangle, context.deterministic
+            )
+            outs.append(out_YWX)
+    out_TX = jax.nn.gelu(ragged.pack(outs) + rounded(params["skip"] * x_TX), approximate=False)
+    with jax.named_scope("out"):
+        out_TD = collectives.total(linear(out_TX.astype(config.dtype), params["out"]))
+        value_TD, gate_TD = jnp.split(add_bias(out_TD, params, "out_bias"), 2, axis=1)
+    mixed_TD = rounded(value_TD * jax.nn.sigmoid(gate_TD))
+    return mixed_TD, None if leaf is None else (states,)
+
+
+def discretized(params: Params, kind: S4) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Of each state, complex [X, M]: the logarithm of what a token multiplies it by, what it adds
+    of a token that is held for a step, and how it is read.
+    """
+    X, M = kind.channels, kind.state_width
+    share_X = (collectives.chip() * X + jnp.arange(X) + 0.5) / (X * collectives.num_chips())
+    least, most = map(math.log, _STEPS)
+    step_X1 = jnp.exp(rounded((most - least) * share_X) + least + params["step"])[:, None]
+    rate_XM = -_RATE * jnp.exp(params["rate"])
+    frequency_XM = params["frequency"] + np.pi * np.arange(M, dtype=np.float32)
+    # Products are rounded, lest another program adds what they would have had beyond float32.
+    log_a = rounded(step_X1 * rate_XM), rounded(step_X1 * frequency_XM)
+    length_XM = jnp.exp(log_a[0])
+    real = rounded(length_XM * jnp.cos(log_a[1])) - 1
+    imag = rounded(length_XM * jnp.sin(log_a[1]))
+    squares = rounded(rate_XM * rate_XM) + rounded(frequency_XM * frequency_XM)
+    B_XM = jax.lax.complex(
+        (rounded(real * rate_XM) + rounded(imag * frequency_XM)) / squares,
+        (rounded(imag * rate_XM) - rounded(real * frequency_XM)) / squares,
+    )
+    C_XM = jax.lax.complex(*jnp.split(params["read"] * math.sqrt(M), 2, axis=1))
+    return jax.lax.complex(*log_a), B_XM, C_XM

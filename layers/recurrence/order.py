@@ -1,0 +1,90 @@
+"""The order in which tokens of a row reach a state: one by one, or chunk by chunk."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from configs.errors import InputError
+from layers.recurrence.sums import rounded
+
+_UNROLLED = 8  # tokens; a loop over fewer would cost more than it saves
+
+Step = Callable[[Any, Any], tuple[Any, Any]]  # state, token or chunk -> state after it, output
+Resumes = tuple[jax.Array, jax.Array]  # is_new bool [C], states [C, ...]
+
+
+def by_token(step: Step, before: jax.Array, tokens: Any) -> tuple[jax.Array, jax.Array]:
+    """Feeds tokens [Y, W, ...] one after the other into states [Y, ...].
+
+    What goes in and comes out is rounded: a factor would be moved from one side of a product to
+    the other in a program without a loop, and not in one that has one.
+
+    Returns:
+        The outputs [Y, W, ...] and the states after every token [Y, W, ...].
+    """
+    num_tokens = jax.tree.leaves(tokens)[0].shape[1]
+
+    def feed(state: jax.Array, token: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        state, out = step(state, token)
+        return state, (rounded(out), state)
+
+    def settled(x: jax.Array) -> jax.Array:
+        return rounded(x) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    tokens = jax.tree.map(settled, tokens)
+    if num_tokens > _UNROLLED:
+        _, fed = jax.lax.scan(feed, before, _swapped(tokens))
+        return _swapped(fed)
+    state, each = before, []
+    for at in range(num_tokens):
+        state, fed = feed(state, jax.tree.map(lambda x: x[:, at], tokens))  # noqa: B023
+        each.append(fed)
+    outs, states = zip(*each, strict=True)
+    return jnp.stack(outs, axis=1), jnp.stack(states, axis=1)
+
+
+def by_chunk(
+    step: Step, before: jax.Array, chunks: Any, resumes: Resumes | None
+) -> tuple[Any, jax.Array]:
+    """Feeds chunks [Y, C, ...] one after the other into states [Y, ...], which `resumes` replaces
+    before the chunks that it says are new.
+
+    Returns:
+        What `step` returns beside the states [Y, C, ...], and the states after every chunk.
+
+    Raises:
+        InputError: There are several rows to resume in.
+    """
+    if resumes is not None and len(before) != 1:
+        raise InputError(f"resumes are for a single row, not for {len(before)}")
+
+    def feed(state: jax.Array, chunk: Any) -> tuple[jax.Array, tuple[Any, jax.Array]]:
+        inputs, resume = chunk
+        if resume is not None:
+            is_new, other = resume
+            state = jnp.where(is_new, other[None], state)
+        state, out = step(state, inputs)
+        return state, (out, state)
+
+    _, fed = jax.lax.scan(feed, before, (_swapped(chunks), resumes))
+    return _swapped(fed)
+
+
+def in_chunks(x_YW: jax.Array, tokens: int) -> jax.Array:
+    """[Y, W, ...] -> [Y, C, tokens, ...], zeros behind the last token."""
+    rows, num_tokens = x_YW.shape[:2]
+    rest = [(0, 0)] * (x_YW.ndim - 2)
+    x_YW = jnp.pad(x_YW, [(0, 0), (0, -num_tokens % tokens), *rest])
+    return x_YW.reshape(rows, -1, tokens, *x_YW.shape[2:])
+
+
+def in_rows(x_YCT: jax.Array, num_tokens: int) -> jax.Array:
+    """[Y, C, T, ...] -> [Y, W, ...] without what `in_chunks` appended."""
+    rows, chunks, tokens = x_YCT.shape[:3]
+    return x_YCT.reshape(rows, chunks * tokens, *x_YCT.shape[3:])[:, :num_tokens]
+
+
+def _swapped(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), tree)
