@@ -81,6 +81,29 @@ class Operation:
     all_rows: int = 1
 
 
+def recurrence(
+    name: str, per_token: float, state: int, moved: float, row: float, cache_parts: int
+) -> Operation:
+    """What tokens do to the states of their sequence. These are float32, read once a step and
+    written once, and once more for each draft.
+
+    Args:
+        name: of the operation.
+        per_token: floating-point operations.
+        state: elements of a sequence's states.
+        moved: elements that a token brings and takes.
+        row: how many of these lie in a row.
+        cache_parts: as `Operation.cache_parts`.
+    """
+    states: Amount = ((2 * state, ("sequences",)), (state, ("drafts",)))
+    return Operation(
+        name, "other", flops=((per_token, ("queries",)),),
+        moves=(Move("cache", states, state, "float32"),
+               Move("activations", ((moved, TOKENS),), row, "rest")),
+        cache_parts=cache_parts,
+    )  # fmt: skip
+
+
 def products(part: str, model: Widths, declared: Declared, top_k: int = 1) -> tuple[Operation, ...]:
     """The products of tokens with each matrix of a layer kind.
 

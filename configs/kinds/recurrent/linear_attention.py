@@ -8,7 +8,7 @@ from configs.cache import CacheSpec
 from configs.errors import InputError
 from configs.kinds import operations
 from configs.kinds.kind import Mixer, check_choice, check_sizes, equal_shares
-from configs.kinds.operations import Move, Operation
+from configs.kinds.operations import Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 
 
@@ -104,11 +104,5 @@ class LinearAttention(Mixer, name="linear_attention"):
         elements = stored.elements_per_sequence
         per_token = (4 if self.decay is None else 6) * elements
         moved = self.num_heads * 2 * (self.key_width + self.value_width)
-        recur = Operation(
-            "recur", "other", flops=((per_token, ("queries",)),),
-            moves=(Move("cache", ((2 * elements, ("sequences",)), (elements, ("drafts",))),
-                        elements, "float32"),
-                   Move("activations", ((moved, operations.TOKENS),), moved, "rest")),
-            cache_parts=self.cache_parts,
-        )  # fmt: skip
+        recur = operations.recurrence("recur", per_token, elements, moved, moved, self.cache_parts)
         return (*super().operations(model, stored), recur)

@@ -9,7 +9,7 @@ from configs.cache import CacheSpec
 from configs.errors import InputError
 from configs.kinds import operations
 from configs.kinds.kind import Mixer, check_sizes, grouped_shares
-from configs.kinds.operations import Move, Operation
+from configs.kinds.operations import Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 
 
@@ -154,11 +154,5 @@ class Mamba2(Mixer, name="mamba2"):
         elements, channels = stored.elements_per_sequence, sum(self.channels)
         per_token = 6 * self.inner_width * self.state_width + 2 * self.conv_width * channels
         moved = channels + self.inner_width
-        recur = Operation(
-            "recur", "other", flops=((per_token, ("queries",)),),
-            moves=(Move("cache", ((2 * elements, ("sequences",)), (elements, ("drafts",))),
-                        elements, "float32"),
-                   Move("activations", ((moved, operations.TOKENS),), moved, "rest")),
-            cache_parts=self.cache_parts,
-        )  # fmt: skip
+        recur = operations.recurrence("recur", per_token, elements, moved, moved, self.cache_parts)
         return (*super().operations(model, stored), recur)

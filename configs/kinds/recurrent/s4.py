@@ -7,7 +7,7 @@ from configs.cache import CacheSpec
 from configs.errors import InputError
 from configs.kinds import operations
 from configs.kinds.kind import Mixer, check_sizes, equal_shares
-from configs.kinds.operations import Move, Operation
+from configs.kinds.operations import Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 
 
@@ -83,12 +83,7 @@ class S4(Mixer, name="s4"):
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:
         """The products, and the states: turned, added to and read for each token."""
         elements = stored.elements_per_sequence
-        recur = Operation(
-            "recur", "other", flops=((7 * elements, ("queries",)),),
-            moves=(Move("cache", ((2 * elements, ("sequences",)), (elements, ("drafts",))),
-                        elements, "float32"),
-                   Move("activations", ((2 * self.channels, operations.TOKENS),), self.channels,
-                        "rest")),
-            cache_parts=self.cache_parts,
-        )  # fmt: skip
+        recur = operations.recurrence(
+            "recur", 7 * elements, elements, 2 * self.channels, self.channels, self.cache_parts
+        )
         return (*super().operations(model, stored), recur)

@@ -7,7 +7,7 @@ from configs.cache import CacheSpec
 from configs.errors import InputError
 from configs.kinds import operations
 from configs.kinds.kind import Mixer, check_choice, check_sizes, equal_shares
-from configs.kinds.operations import Move, Operation
+from configs.kinds.operations import Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 
 
@@ -111,11 +111,5 @@ class Mamba(Mixer, name="mamba"):
         elements, X = stored.elements_per_sequence, self.channels
         per_token = 6 * X * self.state_width + 2 * self.conv_width * X
         moved = 3 * X + 2 * self.state_width  # inputs, steps and outputs; B and C
-        recur = Operation(
-            "recur", "other", flops=((per_token, ("queries",)),),
-            moves=(Move("cache", ((2 * elements, ("sequences",)), (elements, ("drafts",))),
-                        elements, "float32"),
-                   Move("activations", ((moved, operations.TOKENS),), moved, "rest")),
-            cache_parts=self.cache_parts,
-        )  # fmt: skip
+        recur = operations.recurrence("recur", per_token, elements, moved, moved, self.cache_parts)
         return (*super().operations(model, stored), recur)

@@ -7,7 +7,7 @@ from configs.cache import CacheSpec
 from configs.errors import InputError
 from configs.kinds import operations
 from configs.kinds.kind import Mixer, check_sizes, equal_shares
-from configs.kinds.operations import Move, Operation
+from configs.kinds.operations import Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 
 
@@ -66,11 +66,7 @@ class ShortConv(Mixer, name="short_conv"):
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:
         """The products, and the convolution between two gates."""
         elements, X = stored.elements_per_sequence, self.channels
-        convolve = Operation(
-            "convolve", "other", flops=((2 * X * (1 + self.conv_width), ("queries",)),),
-            moves=(Move("cache", ((2 * elements, ("sequences",)), (elements, ("drafts",))),
-                        elements, "float32"),
-                   Move("activations", ((4 * X, operations.TOKENS),), X, "rest")),
-            cache_parts=self.cache_parts,
-        )  # fmt: skip
+        convolve = operations.recurrence(
+            "convolve", 2 * X * (1 + self.conv_width), elements, 4 * X, X, self.cache_parts
+        )
         return (*super().operations(model, stored), convolve)
