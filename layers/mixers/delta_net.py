@@ -2,8 +2,6 @@
 rows themselves.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -13,7 +11,6 @@ from layers import norm
 from layers.kernels.recurrence import api as fused
 from layers.linear import linear
 from layers.params import Params
-from layers.ragged import Rectangle
 from layers.recurrence import delta, rows
 from layers.recurrence.rows import Recurrence
 from layers.reduce import row_sum
@@ -44,7 +41,7 @@ def apply(
     step_TX = jnp.where(valid_T, step_TX, 0).reshape(len(x_TD), N, -1)
     decay_TNX = -jnp.exp(params["rate"])[:, None] * step_TX
     decay = decay_TNX[..., 0] if kind.decay_rank is None else decay_TNX
-    recurrence = Recurrence((N, M, H), _each, _at_once, _in_place)
+    recurrence = Recurrence((N, M, H), delta.recurrent, delta.chunked, fused.update)
     taps_Xw = params["conv"].astype(jnp.float32)
     tails, states = (None, None) if leaf is None else leaf
     outs = []
@@ -101,18 +98,3 @@ def _heads(kind: DeltaNet, fed_YWX: jax.Array) -> tuple[jax.Array, jax.Array, ja
 
     q_YWNM, k_YWNM = of_length_one(q_YWX) * kind.key_width**-0.5, of_length_one(k_YWX)
     return q_YWNM, k_YWNM, value_YWX.reshape(Y, W, kind.num_heads, kind.value_width)
-
-
-def _each(inputs: rows.Inputs, *rest: Any) -> tuple[jax.Array, jax.Array]:
-    return delta.recurrent(*inputs, *rest)
-
-
-def _at_once(inputs: rows.Inputs, *rest: Any) -> tuple[jax.Array, jax.Array]:
-    return delta.chunked(*inputs, *rest)
-
-
-def _in_place(
-    inputs: rows.Inputs, states: jax.Array, rectangle: Rectangle
-) -> tuple[jax.Array, jax.Array] | None:
-    q, k, v, log_decay, beta = inputs
-    return fused.update(q, k, v, log_decay, beta, states, rectangle)

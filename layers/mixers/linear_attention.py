@@ -1,7 +1,6 @@
 """Linear attention over a step's rectangles, or (without a cache) over the rows themselves."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,6 @@ from configs.model import ModelConfig
 from layers.kernels.recurrence import api as fused
 from layers.linear import linear
 from layers.params import Params
-from layers.ragged import Rectangle
 from layers.recurrence import linear as linear_attention
 from layers.recurrence import rows
 from layers.recurrence.rows import Recurrence
@@ -48,13 +46,14 @@ def apply(
     if kind.decay is not None:
         log_decay_TN = jnp.where(ragged.valid_T[:, None], log_decays(kind), 0)
         inputs_T.append(log_decay_TN)
-    recurrence = Recurrence(kind.state, _each, _at_once, _in_place)
+    recurrence = Recurrence(
+        kind.state, linear_attention.recurrent, linear_attention.chunked, fused.update_linear
+    )
     states, outs = None if leaf is None else leaf[0], []
     with jax.named_scope("recur"):
         for *inputs, rectangle in zip(*map(ragged.split, inputs_T), ragged.rectangles, strict=True):
-            out_YWNH, states = rows.recur(
-                recurrence, tuple(inputs), states, rectangle, context.deterministic
-            )
+            own = (*inputs, None) if kind.decay is None else tuple(inputs)
+            out_YWNH, states = rows.recur(recurrence, own, states, rectangle, context.deterministic)
             outs.append(out_YWNH)
     out_TNH = ragged.pack(outs)
     if kind.is_normalized:
@@ -97,23 +96,3 @@ def _normed(x_TX: jax.Array, weight: jax.Array) -> jax.Array:
         width = x_TX.shape[1] * collectives.num_chips()
         squares_T1 = collectives.total(row_sum(x_TX * x_TX)) / width
         return x_TX * jax.lax.rsqrt(squares_T1 + _NORM_EPS) * weight.astype(jnp.float32)
-
-
-def _each(inputs: rows.Inputs, *rest: Any) -> tuple[jax.Array, jax.Array]:
-    return linear_attention.recurrent(*_decayed(inputs), *rest)
-
-
-def _at_once(inputs: rows.Inputs, *rest: Any) -> tuple[jax.Array, jax.Array]:
-    return linear_attention.chunked(*_decayed(inputs), *rest)
-
-
-def _in_place(
-    inputs: rows.Inputs, states: jax.Array, rectangle: Rectangle
-) -> tuple[jax.Array, jax.Array] | None:
-    q, k, v, log_decay = _decayed(inputs)
-    return fused.update(q, k, v, log_decay, None, states, rectangle)
-
-
-def _decayed(inputs: rows.Inputs) -> rows.Inputs:
-    """With None where nothing decays."""
-    return inputs if len(inputs) == 4 else (*inputs, None)

@@ -1,7 +1,6 @@
 """State-space mixers over a step's rectangles, or (without a cache) over the rows themselves."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +12,8 @@ from layers.kernels.recurrence import api as fused
 from layers.linear import add_bias, linear
 from layers.norm import gated_norm, rms_norm
 from layers.params import Params
-from layers.ragged import Rectangle
 from layers.recurrence import diagonal, rows
 from layers.recurrence import linear as linear_attention
-from layers.recurrence.order import Resumes
 from layers.recurrence.rows import Recurrence
 from layers.recurrence.sums import rounded
 from layers.registry import Leaf, StepContext
@@ -51,7 +48,12 @@ def apply_mamba(
     with jax.named_scope("choose"):
         step_TX, B_TM, C_TM = _chosen(params, config, kind, fed_TX)
         step_TX = jnp.where(ragged.valid_T[:, None], step_TX, 0)  # a token that changes nothing
-    scan = _scan(-jnp.exp(params["decay"]))
+    A_XM = -jnp.exp(params["decay"])
+    scan = Recurrence(
+        A_XM.shape,
+        lambda x_YWX, dt_YWX, *more: diagonal.recurrent(x_YWX, dt_YWX, A_XM, *more),
+        lambda x_YWX, dt_YWX, *more: diagonal.chunked(x_YWX, dt_YWX, A_XM, *more),
+    )
     each, outs = zip(*map(ragged.split, (fed_TX, step_TX, B_TM, C_TM)), strict=True), []
     with jax.named_scope("recur"):
         for inputs, rectangle in zip(each, ragged.rectangles, strict=True):
@@ -63,22 +65,6 @@ def apply_mamba(
         out_TD = collectives.total(linear(y_TX.astype(config.dtype), params["out"]))
     leaf = None if leaf is None else (tails, states)
     return add_bias(out_TD, params, "out_bias"), leaf
-
-
-def _scan(A_XM: jax.Array) -> Recurrence:
-    """The recurrence of inputs and steps [Y, W, X], B and C [Y, W, M], by the decays of states."""
-
-    def each(inputs: rows.Inputs, before_YXM: jax.Array) -> tuple[jax.Array, jax.Array]:
-        x_YWX, dt_YWX, B_YWM, C_YWM = inputs
-        return diagonal.recurrent(x_YWX, dt_YWX, A_XM, B_YWM, C_YWM, before_YXM)
-
-    def at_once(
-        inputs: rows.Inputs, before_YXM: jax.Array, resumes: Resumes | None, chunk: int
-    ) -> tuple[jax.Array, jax.Array]:
-        x_YWX, dt_YWX, B_YWM, C_YWM = inputs
-        return diagonal.chunked(x_YWX, dt_YWX, A_XM, B_YWM, C_YWM, before_YXM, resumes, chunk)
-
-    return Recurrence(A_XM.shape, each, at_once)
 
 
 def _chosen(
@@ -124,7 +110,9 @@ def apply_mamba2(
     step_TN = jnp.where(ragged.valid_T[:, None], step_TN, 0)  # a token that changes nothing
     taps_Xw, bias_X = params["conv"].astype(jnp.float32), params.get("conv_bias")
     rate_N = -jnp.exp(params["decay"])
-    recurrence = Recurrence((N, M, H), _each, _at_once, _in_place)
+    recurrence = Recurrence(
+        (N, M, H), linear_attention.recurrent, linear_attention.chunked, fused.update_linear
+    )
     tails, states = (None, None) if leaf is None else leaf
     outs = []
     with jax.named_scope("recur"):
@@ -158,19 +146,3 @@ def apply_mamba2(
 def _spread(scales: Sequence[float], sizes: Sequence[int]) -> jax.Array:
     """A factor for each element of parts of so many, float32 [X]."""
     return jnp.concatenate([jnp.full(n, scale) for scale, n in zip(scales, sizes, strict=True)])
-
-
-def _each(inputs: Any, before: jax.Array) -> tuple[jax.Array, jax.Array]:
-    q, k, v, log_decay = inputs
-    return linear_attention.recurrent(q, k, v, log_decay, before)
-
-
-def _at_once(inputs: Any, *rest: Any) -> tuple[jax.Array, jax.Array]:
-    return linear_attention.chunked(*inputs, *rest)
-
-
-def _in_place(
-    inputs: Any, states: jax.Array, rectangle: Rectangle
-) -> tuple[jax.Array, jax.Array] | None:
-    q, k, v, log_decay = inputs
-    return fused.update(q, k, v, log_decay, None, states, rectangle)

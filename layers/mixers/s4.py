@@ -1,7 +1,6 @@
 """S4D over a step's rectangles token by token or in chunks, or without a cache as convolutions."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,15 +38,11 @@ def apply(
     x_TX = jax.lax.dynamic_slice_in_dim(x_TD, collectives.chip() * X, X, axis=1)
     dynamics = discretized(params, kind)
 
-    def each(inputs: rows.Inputs, before: jax.Array) -> tuple[jax.Array, jax.Array]:
-        x_YWX, is_valid_YW = inputs
-        return s4d.recurrent(x_YWX, *dynamics, before, is_valid_YW)
-
-    def at_once(inputs: rows.Inputs, before: jax.Array, *rest: Any) -> tuple[jax.Array, jax.Array]:
-        x_YWX, is_valid_YW = inputs
-        return s4d.chunked(x_YWX, *dynamics, before, is_valid_YW, *rest)
-
-    recurrence = Recurrence((X, M, 2), each, at_once)
+    recurrence = Recurrence(
+        (X, M, 2),
+        lambda x, is_valid, before: s4d.recurrent(x, *dynamics, before, is_valid),
+        lambda x, is_valid, before, *more: s4d.chunked(x, *dynamics, before, is_valid, *more),
+    )
     states, outs = None if leaf is None else leaf[0], []
     with jax.named_scope("recur"):
         parts = zip(ragged.split(x_TX), ragged.rectangles, strict=True)

@@ -18,8 +18,7 @@ from layers.recurrence import convolution
 
 MOST_CHUNK = 64  # tokens that are computed at once
 
-Inputs = tuple[Any, ...]  # arrays [Y, W, ...] of each token
-InPlace = Callable[[Inputs, jax.Array, Rectangle], tuple[jax.Array, jax.Array] | None]
+Inputs = tuple[Any, ...]  # arrays [Y, W, ...] of each token, or None
 
 
 class Recurrence(NamedTuple):
@@ -27,19 +26,19 @@ class Recurrence(NamedTuple):
 
     Attributes:
         shape: of a sequence's state.
-        recurrent: (inputs, state before each row [Y, ...]) -> outputs [Y, W, ...] and the states
+        recurrent: (*inputs, state before each row [Y, ...]) -> outputs [Y, W, ...] and the states
             after every token [Y, W, ...].
-        chunked: (inputs, states before, resumes, tokens of a chunk) -> outputs and the states
+        chunked: (*inputs, states before, resumes, tokens of a chunk) -> outputs and the states
             behind every chunk [Y, C, ...]. `resumes` is None, or, of one row, which chunks start
             from another state, bool[C], and from which, [C, ...].
-        in_place: `recurrent` by a kernel: (inputs, states of all sequences, rows that follow none
+        in_place: `recurrent` by a kernel: (*inputs, states of all sequences, rows that follow none
             of the others) -> outputs and the states with this step's; None: no kernel takes them.
     """
 
     shape: tuple[int, ...]
-    recurrent: Callable[[Inputs, jax.Array], tuple[jax.Array, jax.Array]]
+    recurrent: Callable[..., tuple[jax.Array, jax.Array]]
     chunked: Callable[..., tuple[jax.Array, jax.Array]]
-    in_place: InPlace | None = None
+    in_place: Callable[..., tuple[jax.Array, jax.Array] | None] | None = None
 
 
 def recur(
@@ -67,11 +66,11 @@ def recur(
         before_Y = jnp.zeros((rows, *recurrence.shape))
         if is_sequential:
             return _token_by_token(recurrence, inputs, before_Y)[0], None
-        return recurrence.chunked(inputs, before_Y, None, MOST_CHUNK)[0], None
+        return recurrence.chunked(*inputs, before_Y, None, MOST_CHUNK)[0], None
     if not rectangle.is_chained:
         updated = None
         if recurrence.in_place is not None and not is_sequential:
-            updated = recurrence.in_place(inputs, states, rectangle)
+            updated = recurrence.in_place(*inputs, states, rectangle)
         return updated or reference.update(recurrence.recurrent, inputs, states, rectangle)
     before_Y, follows_Y = reference.before(states, rectangle), _follows(rectangle)
     if is_sequential:
@@ -81,9 +80,9 @@ def recur(
     parts = width // chunk
     is_new_C = jnp.zeros((rows, parts), bool).at[:, 0].set(~follows_Y).reshape(-1)
     before_C = jnp.repeat(before_Y, parts, axis=0)
-    chain = tuple(x.reshape(1, rows * width, *x.shape[2:]) for x in inputs)
+    chain = jax.tree.map(lambda x: x.reshape(1, rows * width, *x.shape[2:]), inputs)
     out_1Z, after_1C = recurrence.chunked(
-        chain, jnp.zeros((1, *recurrence.shape)), (is_new_C, before_C), chunk
+        *chain, jnp.zeros((1, *recurrence.shape)), (is_new_C, before_C), chunk
     )
     after_Y = after_1C[0, parts - 1 :: parts]
     return out_1Z.reshape(rows, width, *out_1Z.shape[2:]), _keep_last(states, rectangle, after_Y)
@@ -165,10 +164,12 @@ def _token_by_token(
     """The outputs [Y, W, ...] of `recurrent`, and the last states alone."""
 
     def feed(state_Y: jax.Array, token: Inputs) -> tuple[jax.Array, jax.Array]:
-        out_Y1, after_Y1 = recurrence.recurrent(tuple(x[:, None] for x in token), state_Y)
+        token = jax.tree.map(lambda x: x[:, None], token)
+        out_Y1, after_Y1 = recurrence.recurrent(*token, state_Y)
         return after_Y1[:, 0], out_Y1[:, 0]
 
-    after_Y, out_WY = jax.lax.scan(feed, before_Y, tuple(jnp.swapaxes(x, 0, 1) for x in inputs))
+    tokens_WY = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), inputs)
+    after_Y, out_WY = jax.lax.scan(feed, before_Y, tokens_WY)
     return jnp.swapaxes(out_WY, 0, 1), after_Y
 
 
@@ -181,7 +182,7 @@ def _row_by_row(
 
     def feed(carried: jax.Array, row: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         own, before, follows = row
-        own = tuple(x[None] for x in own)
+        own = jax.tree.map(lambda x: x[None], own)
         before = jnp.where(follows, carried, before)[None]
         out_1W, after_1 = _token_by_token(recurrence, own, before)
         return after_1[0], (out_1W[0], after_1[0])

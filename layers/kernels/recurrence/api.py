@@ -68,3 +68,15 @@ def update(
     if kernel is None or log_decay.ndim > 3:
         return None
     return kernel(q_YWKM, k_YWKM, v_YWNH, jnp.exp(log_decay), beta_YWN, states, rectangle)
+
+
+def update_linear(
+    q_YWKM: jax.Array,
+    k_YWKM: jax.Array,
+    v_YWNH: jax.Array,
+    log_decay: jax.Array | None,
+    states: jax.Array,
+    rectangle: Rectangle,
+) -> tuple[jax.Array, jax.Array] | None:
+    """`update` without beta: the linear recurrence alone."""
+    return update(q_YWKM, k_YWKM, v_YWNH, log_decay, None, states, rectangle)

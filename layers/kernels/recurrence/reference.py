@@ -12,15 +12,15 @@ from layers.ragged import Rectangle
 
 
 def update(
-    recurrent: Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]],
-    inputs: Any,
+    recurrent: Callable[..., tuple[jax.Array, jax.Array]],
+    inputs: tuple[Any, ...],
     states: jax.Array,
     rectangle: Rectangle,
 ) -> tuple[jax.Array, jax.Array]:
     """Feeds rows that follow none of the others to a recurrence's form that goes token by token.
 
     Args:
-        recurrent: (inputs, states before each row [Y, ...]) -> outputs [Y, W, ...] and the states
+        recurrent: (*inputs, states before each row [Y, ...]) -> outputs [Y, W, ...] and the states
             after every token [Y, W, ...].
         inputs: of each token, [Y, W, ...].
         states: float32 [slots + 1, 1 + k, ...], of all sequences.
@@ -29,7 +29,7 @@ def update(
     Returns:
         The outputs [Y, W, ...], and the states with this step's.
     """
-    out_YW, after_YW = recurrent(inputs, before(states, rectangle))
+    out_YW, after_YW = recurrent(*inputs, before(states, rectangle))
     return out_YW, keep_each(states, rectangle, after_YW)
 
 

@@ -121,12 +121,7 @@ def test_a_gpus_kernel_equals_a_loop_in_float64(sizes, has_beta, num_drafts, cou
         assert not interpreted_gpu.get_races().races_found
 
 
-_MAMBA = Recurrence(
-    (6, 128, 64),
-    lambda inputs, before: linear.recurrent(*inputs, before),
-    lambda inputs, *rest: linear.chunked(*inputs, *rest),
-    lambda inputs, states, rectangle: api.update(*inputs, None, states, rectangle),
-)
+_MAMBA = Recurrence((6, 128, 64), linear.recurrent, linear.chunked, api.update_linear)
 
 
 def _step(is_sequential: bool, is_chained: bool = False):
