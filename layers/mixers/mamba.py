@@ -48,11 +48,11 @@ def apply_mamba(
     with jax.named_scope("choose"):
         step_TX, B_TM, C_TM = _chosen(params, config, kind, fed_TX)
         step_TX = jnp.where(ragged.valid_T[:, None], step_TX, 0)  # a token that changes nothing
-    A_XM = -jnp.exp(params["decay"])
+    A_MX = -jnp.exp(params["decay"]).T
     scan = Recurrence(
-        A_XM.shape,
-        lambda x_YWX, dt_YWX, *more: diagonal.recurrent(x_YWX, dt_YWX, A_XM, *more),
-        lambda x_YWX, dt_YWX, *more: diagonal.chunked(x_YWX, dt_YWX, A_XM, *more),
+        A_MX.shape,
+        lambda x_YWX, dt_YWX, *more: diagonal.recurrent(x_YWX, dt_YWX, A_MX, *more),
+        lambda x_YWX, dt_YWX, *more: diagonal.chunked(x_YWX, dt_YWX, A_MX, *more),
     )
     each, outs = zip(*map(ragged.split, (fed_TX, step_TX, B_TM, C_TM)), strict=True), []
     with jax.named_scope("recur"):

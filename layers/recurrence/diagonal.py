@@ -1,66 +1,71 @@
 """Selective scan of Mamba (Gu & Dao 2023, arXiv 2312.00752), every channel by itself:
 h_t = exp(dt_t A) h_(t-1) + dt_t B_t x_t, out_t = C_t h_t.
 
-A token whose dt is 0 leaves the state as it was.
+A token whose dt is 0 leaves the state as it was. Channels are a state's last axis: vectors of a CPU
+and lanes of a TPU are full of them, whatever M is.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
 
+from layers.kernels.device import target_is_cpu
 from layers.recurrence import order
 from layers.recurrence.sums import product, rounded
-from layers.reduce import row_sum
 
 
 def recurrent(
     x_YWX: jax.Array,
     dt_YWX: jax.Array,
-    A_XM: jax.Array,
+    A_MX: jax.Array,
     B_YWM: jax.Array,
     C_YWM: jax.Array,
-    before_YXM: jax.Array,
+    before_YMX: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Token by token; on a CPU a token's bits depend on neither Y, W nor where a row was split.
 
     Args:
         dt_YWX: >= 0.
-        A_XM: < 0.
+        A_MX: < 0.
 
     Returns:
-        Outputs float32 [Y, W, X] and the states after every token, float32 [Y, W, X, M].
+        Outputs float32 [Y, W, X] and the states after every token, float32 [Y, W, M, X].
     """
 
-    def step(state_YXM: jax.Array, token: tuple) -> tuple[jax.Array, jax.Array]:
+    def step(state_YMX: jax.Array, token: tuple) -> tuple[jax.Array, jax.Array]:
         x_YX, dt_YX, B_YM, C_YM = token
-        decay_YXM = jnp.exp(dt_YX[..., None] * A_XM)
-        added_YXM = (dt_YX * x_YX)[..., None] * B_YM[:, None]
-        state_YXM = rounded(decay_YXM * state_YXM) + rounded(added_YXM)
-        return state_YXM, row_sum(rounded(state_YXM * C_YM[:, None]))[..., 0]
+        decay_YMX = jnp.exp(dt_YX[:, None] * A_MX)
+        added_YMX = (dt_YX * x_YX)[:, None] * B_YM[..., None]
+        state_YMX = rounded(decay_YMX * state_YMX) + rounded(added_YMX)
+        return state_YMX, product("YM,YMX->YX", C_YM, state_YMX)
 
-    return order.by_token(step, before_YXM, (x_YWX, dt_YWX, B_YWM, C_YWM))
+    return order.by_token(step, before_YMX, (x_YWX, dt_YWX, B_YWM, C_YWM))
 
 
 def chunked(
     x_YWX: jax.Array,
     dt_YWX: jax.Array,
-    A_XM: jax.Array,
+    A_MX: jax.Array,
     B_YWM: jax.Array,
     C_YWM: jax.Array,
-    before_YXM: jax.Array,
+    before_YMX: jax.Array,
     resumes: order.Resumes | None = None,
     chunk: int = 64,
 ) -> tuple[jax.Array, jax.Array]:
-    """Chunk by chunk (C = ceil(W / chunk)), an associative scan within: as every channel decays by
-    itself there is no product to make of a chunk, and only one chunk's states exist at a time.
+    """Chunk by chunk (C = ceil(W / chunk)), of which only one's states exist at a time, with
+    gradients too. As every channel decays by itself there is no product to make of a chunk: a CPU
+    goes through it token by token, as `recurrent`, other devices by an associative scan, which
+    computes and moves several times as much in fewer steps.
 
     Args:
         dt_YWX: >= 0.
-        A_XM: < 0.
-        resumes: bool [C] and float32 [C, X, M]: the chunks of a single row that begin with a state
+        A_MX: < 0.
+        resumes: bool [C] and float32 [C, M, X]: the chunks of a single row that begin with a state
             of their own.
 
     Returns:
-        Outputs float32 [Y, W, X] and the states after every chunk, float32 [Y, C, X, M].
+        Outputs float32 [Y, W, X] and the states after every chunk, float32 [Y, C, M, X].
 
     Raises:
         InputError: There are several rows to resume in.
@@ -70,15 +75,20 @@ def chunked(
     def later(first: tuple, second: tuple) -> tuple[jax.Array, jax.Array]:
         return first[0] * second[0], second[0] * first[1] + second[1]
 
-    def step(state_YXM: jax.Array, inputs: tuple) -> tuple[jax.Array, jax.Array]:
+    # A loop's body shares nothing with what surrounds it, so there is nothing to prevent.
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def step(state_YMX: jax.Array, inputs: tuple) -> tuple[jax.Array, jax.Array]:
         x_YTX, dt_YTX, B_YTM, C_YTM = inputs
-        decay_YTXM = jnp.exp(dt_YTX[..., None] * A_XM)
-        added_YTXM = (dt_YTX * x_YTX)[..., None] * B_YTM[:, :, None]
-        decay_YTXM, added_YTXM = jax.lax.associative_scan(later, (decay_YTXM, added_YTXM), axis=1)
-        states_YTXM = decay_YTXM * state_YXM[:, None] + added_YTXM
-        return states_YTXM[:, -1], product("YTXM,YTM->YTX", states_YTXM, C_YTM)
+        if target_is_cpu():
+            out_YTX, states_YTMX = recurrent(x_YTX, dt_YTX, A_MX, B_YTM, C_YTM, state_YMX)
+            return states_YTMX[:, -1], out_YTX
+        decay_YTMX = jnp.exp(dt_YTX[:, :, None] * A_MX)
+        added_YTMX = (dt_YTX * x_YTX)[:, :, None] * B_YTM[..., None]
+        decay_YTMX, added_YTMX = jax.lax.associative_scan(later, (decay_YTMX, added_YTMX), axis=1)
+        states_YTMX = decay_YTMX * state_YMX[:, None] + added_YTMX
+        return states_YTMX[:, -1], product("YTM,YTMX->YTX", C_YTM, states_YTMX)
 
     size = min(chunk, num_tokens)
     inputs = tuple(order.in_chunks(x, size) for x in (x_YWX, dt_YWX, B_YWM, C_YWM))
-    out_YCTX, after_YCXM = order.by_chunk(step, before_YXM, inputs, resumes)
-    return order.in_rows(out_YCTX, num_tokens), after_YCXM
+    out_YCTX, after_YCMX = order.by_chunk(step, before_YMX, inputs, resumes)
+    return order.in_rows(out_YCTX, num_tokens), after_YCMX

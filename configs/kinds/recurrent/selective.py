@@ -88,7 +88,7 @@ class Mamba(Mixer, name="mamba"):
     def cache(self, model: Widths) -> CacheSpec:
         """The newest inputs of the convolution, and each channel's state."""
         return cache.recurrent(
-            (self.conv_width - 1, self.channels), (self.channels, self.state_width)
+            (self.conv_width - 1, self.channels), (self.state_width, self.channels)
         )
 
     def per_chip(self, chips: int) -> "Mamba":
