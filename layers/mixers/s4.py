@@ -36,10 +36,10 @@ def apply(
     X, M, ragged = kind.channels, kind.state_width, context.ragged
     kind.check_channels(config.width, collectives.num_chips())
     x_TX = jax.lax.dynamic_slice_in_dim(x_TD, collectives.chip() * X, X, axis=1)
-    dynamics = discretized(params, kind)
+    dynamics = jax.tree.map(jnp.transpose, discretized(params, kind))
 
     recurrence = Recurrence(
-        (X, M, 2),
+        (2, M, X),
         lambda x, is_valid, before: s4d.recurrent(x, *dynamics, before, is_valid),
         lambda x, is_valid, before, *more: s4d.chunked(x, *dynamics, before, is_valid, *more),
     )

@@ -64,8 +64,8 @@ class S4(Mixer, name="s4"):
         }
 
     def cache(self, model: Widths) -> CacheSpec:
-        """Each channel's states, real and imaginary parts."""
-        return cache.recurrent((self.channels, self.state_width, 2))
+        """The states' real and imaginary parts, of each channel."""
+        return cache.recurrent((2, self.state_width, self.channels))
 
     def per_chip(self, chips: int) -> "S4":
         """See `Kind`."""
