@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from layers.kernels.device import target_is_cpu
 from layers.ragged import Rectangle
 
 
@@ -35,8 +36,11 @@ def update(
 
 def before(states: jax.Array, rectangle: Rectangle) -> jax.Array:
     """The state that each row's first token meets, [Y, ...]."""
-    at_Y = (rectangle.position_YW[:, 0] - 1) % states.shape[1]
-    return states[rectangle.slot_Y, at_Y]
+    slot_Y, at_Y = rectangle.slot_Y, (rectangle.position_YW[:, 0] - 1) % states.shape[1]
+    if len(slot_Y) == 1 and target_is_cpu():
+        # XLA takes one row for a slice, and copies all sequences' states before it writes one.
+        slot_Y, at_Y = jnp.pad(slot_Y, (0, 1)), jnp.pad(at_Y, (0, 1))
+    return states[slot_Y, at_Y][: len(rectangle.slot_Y)]
 
 
 def keep_each(states: jax.Array, rectangle: Rectangle, after_YW: jax.Array) -> jax.Array:

@@ -144,6 +144,25 @@ def test_decode_rows_alone_get_a_kernel_and_none_on_a_cpu():
     assert api.choose(1, 1, (_SLOTS + 1, 1, 6, 128, 64)) is None
 
 
+@pytest.mark.parametrize("width, is_chained", [(1, False), (3, False), (64, True)])
+def test_a_row_alone_leaves_the_states_of_others_where_they_are(width, is_chained):
+    """A step whose time grows with the number of slots would copy them."""
+    position_YW = jnp.arange(width, dtype=jnp.int32)[None]
+    rectangle = Rectangle(
+        jnp.zeros(1, jnp.int32), position_YW, jnp.ones((1, width), bool), (), is_chained=is_chained
+    )
+    q, k, v = (jnp.ones((1, width, heads, size)) for heads, size in ((1, 32), (1, 32), (2, 16)))
+    log_decay, states = jnp.zeros((1, width, 2)), jnp.zeros((4000, 3, 2, 32, 16))
+
+    def step(states, rectangle, *inputs):
+        return rows.recur(_MAMBA._replace(shape=(2, 32, 16)), inputs, states, rectangle, False)
+
+    jitted = jax.jit(step, donate_argnums=0)
+    memory = jitted.lower(states, rectangle, q, k, v, log_decay).compile().memory_analysis()
+    assert memory.alias_size_in_bytes >= states.nbytes
+    assert memory.temp_size_in_bytes < states.nbytes / 10
+
+
 @pytest.mark.parametrize("kernel", [None, _ON_TPU, _ON_GPU], ids=["reference", "tpu", "gpu"])
 def test_a_step_is_the_loop_with_a_kernel_and_without(kernel, monkeypatch):
     """Without one, states are gathered and scattered."""
