@@ -20,7 +20,7 @@ from configs.kinds.recurrent.short_conv import ShortConv
 from configs.model import LayerSpec, ModelConfig
 from configs.recipes.training import TrainingConfig
 
-NUM_KEYS = NUM_VALUES = 256
+NUM_KEYS = NUM_VALUES = 128
 FILLER = 0  # the token between queries; then come keys, then values
 WIDTH = 64
 
@@ -49,8 +49,8 @@ def _model(name: str, *mixers: Mixer) -> ModelConfig:
 
 _ATTENTION = Attention(2, num_kv_heads=2, head_width=32, rope=None)
 _WINDOW = dataclasses.replace(_ATTENTION, window=32)
-_MAMBA = Mamba(2 * WIDTH, state_width=16, step_rank=4)
-_MAMBA2 = Mamba2(num_heads=4, head_width=32, state_width=32)
+_MAMBA = Mamba(WIDTH, state_width=16, step_rank=4)
+_MAMBA2 = Mamba2(num_heads=2, head_width=32, state_width=32)
 _TAYLOR = LinearAttention(2, key_width=8, value_width=32, feature_map="taylor")
 _DELTA = DeltaNet(2, num_key_heads=2, key_width=32, value_width=32)
 
@@ -85,11 +85,11 @@ def _stage(length: int, counts: tuple[int, ...], steps: int, batch: int) -> Stag
 
 # One after the other.
 STAGES = (
-    _stage(128, (4, 8, 16, 32), steps=300, batch=32),
-    _stage(256, (8, 16, 32, 64), steps=300, batch=16),
+    _stage(64, (2, 4, 8, 16), steps=400, batch=32),
+    _stage(256, (8, 16, 32, 64), steps=150, batch=8),
 )
 # What is asked for of each trained model.
 HELD_OUT = tuple(
     Task(length, count)
-    for length, count in ((256, 8), (256, 16), (256, 32), (256, 64), (512, 64), (1024, 128))
+    for length, count in ((256, 8), (256, 16), (256, 32), (256, 64), (1024, 16), (1024, 64))
 )

@@ -56,7 +56,10 @@ _BASED = (
     Attention(4, num_kv_heads=4, head_width=64, window=64),
 )
 _MAMBA2 = Mamba2(num_heads=8, head_width=64, state_width=64, norm_width=512)
-_HYBRID = _MAMBA2, _MAMBA2, Attention(4, num_kv_heads=2, head_width=64, rope=None)
+_HYBRID = (
+    *(_MAMBA2, _MAMBA2),
+    Attention(4, num_kv_heads=2, head_width=64, rope=None, scale=1 / 8),
+)
 
 
 # By task.
