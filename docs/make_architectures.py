@@ -6,7 +6,7 @@ measures and writes docs/architectures.md and its picture, or --output. Each fig
 the page (architectures.json) with its date and machine, so that a part can be measured alone, or
 some rows of it (--parts=recall --rows=S4,Mamba), and the page be written anew from what is there
 (--parts=). What was never measured has no section. `language` reads what `scripts.train` has left
-in the cache.
+in the cache. `decode`, `prefill` and `snapshots` need an idle machine.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from absl import app, flags
-from architectures import language, recall
+from architectures import language, recall, serving
 from pages import Results, Rows, check
 
 
@@ -35,6 +35,9 @@ class Part(NamedTuple):
 _PARTS = {
     "recall": Part(recall.measure, recall.section, recall.ROWS),
     "language": Part(language.measure, language.section, language.ROWS),
+    "decode": Part(serving.decode, serving.of_decode, serving.ROWS),
+    "prefill": Part(serving.prefill, serving.of_prefill, serving.ROWS),
+    "snapshots": Part(serving.snapshots, serving.of_snapshots, tuple(serving.KEPT)),
 }
 _OUTPUT = flags.DEFINE_string("output", "docs/architectures.md", "the page")
 _ASKED = flags.DEFINE_list("parts", list(_PARTS), "what to measure")
@@ -65,7 +68,14 @@ def text(parts: dict[str, Rows], picture: str) -> str:
         lines += ["", f"![Recall by bytes, and by keys]({picture})"]
     for name, found in parts.items():
         lines += ["", *_PARTS[name].section(found)]
+        if name == "decode":
+            lines += ["", f"![Time of a step and bytes kept, by context]({_of_serving(picture)})"]
     return "\n".join(lines) + "\n"
+
+
+def _of_serving(picture: str) -> str:
+    """The name of the second picture."""
+    return str(Path(picture).with_stem(f"{Path(picture).stem}-decode"))
 
 
 def main(argv: list[str]) -> None:
@@ -79,6 +89,9 @@ def main(argv: list[str]) -> None:
     found = in_order(results.parts)
     if "recall" in found:
         picture.write_bytes(recall.picture(found["recall"]))
+    if "decode" in found:
+        second = picture.with_name(_of_serving(picture.name))
+        second.write_bytes(serving.picture(found["decode"]))
     page.write_text(text(results.parts, picture.name), "utf-8")
 
 

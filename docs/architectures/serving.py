@@ -30,9 +30,11 @@ from inference.engine import Engine
 from inference.planner import cache_policy, cost, prefixes, report
 from inference.planner.cost import Work
 from layers import decoder, kv_cache, params
+from scripts.reports.plots import figures
 
 CONTEXTS, NEW_TOKENS = (256, 1024, 4096, 16_384, 65_536), 32
-LENGTHS, REPEATS = (4096, 16_384), 3
+LENGTHS = {4096: 3, 16_384: 1}  # of prompts, and how often each is timed
+REPEATS = 3
 LOAD = Workload(
     num_requests=16, prompt=Uniform(30, 200), output=Fixed(8), prefix_tokens=1000, prefix_share=0.75
 )
@@ -43,6 +45,16 @@ _MOST_GROWTH, _MOST_TIMES, _MOST_OFF = 1.15, 4.4, 0.1
 
 MAMBA, MAMBA2, HYBRID, ATTENTION = "Mamba", "Mamba-2", "hybrid", "attention"
 _LONGEST_PROMPT = {ATTENTION: 16_384}  # that is computed: its time grows with the square
+
+
+ROWS = (MAMBA, MAMBA2, HYBRID, ATTENTION)
+# Of the hybrid: snapshots (None: by default), and requests at a time.
+KEPT = {
+    "no snapshots, one": (0, 1),
+    "one": (None, 1),
+    f"{AT_ONCE}": (None, AT_ONCE),
+}
+_COLORS = ("#332288", "#88CCEE", "#44AA99", "#DDCC77")  # of Paul Tol's muted scheme
 
 
 def _model(name: str, num_layers: int, *pattern: tuple[Mixer, FeedForward | None]) -> ModelConfig:
@@ -101,12 +113,13 @@ def decode(results: Results, rows: Collection[str]) -> None:
         found: dict[str, dict[str, Any]] = {}
         for context in CONTEXTS:
             step = cost.step_operations(model, Work.decode(1, context))
-            own = {"predicted_s": report.seconds(model, step, hardware)}
+            own: dict[str, Any] = {"predicted_s": report.seconds(model, step, hardware)}
             if context <= _LONGEST_PROMPT.get(name, context):
                 own |= _answered(engine, text[: context - NEW_TOKENS // 2])
             else:  # on pages that nothing was written to
                 engine.rebuild()
                 own["step_s"] = steps.decode(engine, context, hardware, REPEATS).measured_s
+                own["planned"] = cost.cache_bytes(model, context)
             found[f"{context}"] = own
         results.put("decode", name, contexts=found)
 
@@ -117,7 +130,8 @@ def _answered(engine: Engine, prompt: list[int]) -> dict[str, Any]:
     """
     engine.records.clear()
     engine.add_request(prompt, dataclasses.replace(GREEDY, max_new_tokens=NEW_TOKENS))
-    came, held = [], {}
+    came: list[float] = []
+    held: dict[str, float] = {}
     while engine.scheduler.has_work:
         if engine.scheduler.running and came:
             held = _held(engine)
@@ -125,7 +139,7 @@ def _answered(engine: Engine, prompt: list[int]) -> dict[str, Any]:
         came += [time.perf_counter() for each in outputs for _ in each.token_ids]
     decoded = [record for record in engine.records if not record.shape.prefill[0]]
     return {
-        "token_s": statistics.median(np.diff(came)),
+        "token_s": float(statistics.median(np.diff(came))),
         "step_s": statistics.median(record.seconds for record in decoded),
         "host_s": statistics.median(record.host_s for record in decoded),
         **held,
@@ -165,13 +179,13 @@ def of_decode(found: Rows) -> list[str]:
         contexts = own["contexts"]
         for context, point in contexts.items():
             token_s = point.get("token_s")
-            if point.get("planned") != point.get("allocated"):
+            if point["planned"] != point.get("allocated", point["planned"]):
                 raise ValueError(f"{name}: {point} tells bytes that differ")
             rows.append((
                 name, f"{int(context):,}", f"{point['predicted_s'] * 1e3:.1f}",
                 f"{point['step_s'] * 1e3:.1f}", f"{point['predicted_s'] / point['step_s']:.2f}",
                 "" if token_s is None else f"{token_s * 1e3:.1f}",
-                f"{point['planned'] / 1e6:.2f}" if "planned" in point else "",
+                f"{point['planned'] / 1e6:.2f}",
                 f"{point['allocated'] / 1e6:.2f}" if "allocated" in point else "",
             ))  # fmt: skip
         last = "token_s" if "token_s" in contexts[f"{CONTEXTS[-1]}"] else "step_s"
@@ -200,6 +214,27 @@ def of_decode(found: Rows) -> list[str]:
     ]  # fmt: skip
 
 
+def picture(found: Rows) -> bytes:
+    """Time of a step, and bytes of what is kept, by context."""
+
+    def draw(left: Any, right: Any) -> None:
+        for (name, own), color in zip(found.items(), _COLORS, strict=False):
+            contexts = own["contexts"]
+            at = [int(context) for context in contexts]
+            for figure, style in (("predicted_s", "--"), ("step_s", "o-")):
+                times = [1e3 * point[figure] for point in contexts.values()]
+                label = name if style == "o-" else None
+                left.plot(at, times, style, color=color, label=label)
+            kept = [point["planned"] / 1e6 for point in contexts.values()]
+            right.plot(at, kept, "o-", color=color)
+        left.set(xscale="log", ylim=(0, None), xlabel="tokens of context")
+        left.set(ylabel="a decode step, ms (broken line: predicted)")
+        right.set(xscale="log", yscale="log", xlabel="tokens of context", ylabel="kept, MB")
+        left.legend()
+
+    return figures.png("Decoding by context: four models of one size", draw)
+
+
 def _at_most(value: float, required: float) -> str:
     return f"≤ {required:g}, {'met' if value <= required else 'missed'}"
 
@@ -212,13 +247,13 @@ def prefill(results: Results, rows: Collection[str]) -> None:
     for name, model in models().items():
         if name not in (rows or (name,)):
             continue
-        engine = _engine(model, LENGTHS[-1] + 1, prefix_cache=False)
+        engine = _engine(model, max(LENGTHS) + 1, prefix_cache=False)
         hardware, found = _calibrated(engine), {}
-        for length in LENGTHS:
+        for length, repeats in LENGTHS.items():
             prompt = requests.random_tokens(length, model.vocab_size, random.Random(length))
             load = [TimedRequest(0.0, prompt, 1)]
             said = measure.predict(engine.config, load, hardware).seconds
-            runs = measure.measure(engine, load, REPEATS)
+            runs = measure.measure(engine, load, repeats)
             took = statistics.median(run.seconds for run in runs)
             found[f"{length}"] = {"predicted_s": said, "measured_s": took}
         results.put("prefill", name, lengths=found)
@@ -243,7 +278,8 @@ def of_prefill(found: Rows) -> list[str]:
         "## Prompts by length",
         *prose(
             "Seconds to the first token, in steps of eight chunks of 64 tokens, medians of",
-            f"{REPEATS}; predicted before the run by the scheduler on a simulated clock.",
+            f"{' and '.join(map(str, LENGTHS.values()))}; predicted before the run by the",
+            "scheduler on a simulated clock.",
             f"{when(found)}.",
         ),
         *table((*columns, "times as long, predicted", "measured", "required"), rows),
@@ -256,16 +292,14 @@ def of_prefill(found: Rows) -> list[str]:
 def snapshots(results: Results, rows: Collection[str]) -> None:
     """Prompt tokens that are computed without snapshots of states and with them."""
     model = models()[HYBRID]
-    load = requests.generate(LOAD, model.vocab_size, LENGTHS[0])
+    load = requests.generate(LOAD, model.vocab_size, min(LENGTHS))
     longest = max(range(len(load)), key=lambda nth: len(load[nth].prompt))
     shared = load[longest].prompt[: LOAD.prefix_tokens]
     prompts = [
         (len(each.prompt), LOAD.prefix_tokens * (each.prompt[: LOAD.prefix_tokens] == shared))
         for each in load
     ]
-    for name, (kept, at_once) in {
-        "none": (0, 1), "one at a time": (None, 1), f"{AT_ONCE} at a time": (None, AT_ONCE),
-    }.items():  # fmt: skip
+    for name, (kept, at_once) in KEPT.items():
         if name not in (rows or (name,)):
             continue
         most = max(each.num_tokens for each in load)
@@ -302,7 +336,7 @@ def of_snapshots(found: Rows) -> list[str]:
     for name, own in found.items():
         if own["planned_bytes"] != own["allocated_bytes"]:
             raise ValueError(f"{name}: {own} tells bytes that differ")
-        said = own["simulated"] if name.startswith(f"{AT_ONCE}") else own["by_lengths"]
+        said = own["by_lengths"] if KEPT[name][1] == 1 else own["simulated"]
         off = abs(said / own["computed"] - 1)
         rows.append((
             name, f"{own['prompt_tokens']:,}", f"{own['by_lengths']:,}",
@@ -312,7 +346,7 @@ def of_snapshots(found: Rows) -> list[str]:
             f"{own['ttft_s']:.2f}",
         ))  # fmt: skip
     columns = (
-        "snapshots, requests", "prompt tokens", "computed, by lengths", "by simulation",
+        "requests at a time", "prompt tokens", "computed, by lengths", "by simulation",
         "measured", "off", "required", "snapshots", "planned, MB", "allocated, MB",
         "first token, predicted, s", "measured, s",
     )  # fmt: skip
