@@ -27,7 +27,7 @@ from inference.benchmark import first_start, measure, requests, steps
 from inference.benchmark.drive import GREEDY, Run
 from inference.benchmark.requests import TimedRequest
 from inference.engine import Engine
-from inference.planner import cache_policy, cost, prefixes, report
+from inference.planner import cache_policy, cost, report
 from inference.planner.cost import Work
 from layers import decoder, kv_cache, params
 from scripts.reports.plots import figures
@@ -312,7 +312,7 @@ def snapshots(results: Results, rows: Collection[str]) -> None:
         cache, layers = engine.model_runner.cache, engine.config.cached_groups[-1].layers
         results.put(
             "snapshots", name, prompt_tokens=sum(length for length, _ in prompts),
-            by_lengths=prefixes.computed_tokens(engine.config, prompts),
+            by_lengths=cache_policy.computed_tokens(engine.config, prompts),
             simulated=_computed(said), computed=statistics.median(map(_computed, runs)),
             distance=cache_policy.snapshot_tokens(engine.config),
             number=engine.config.num_snapshots,
@@ -358,8 +358,9 @@ def of_snapshots(found: Rows) -> list[str]:
             f"with the same {LOAD.prefix_tokens:,} tokens, each with 30 to 200 of its own.",
             "Pages of attention are shared wherever they are equal; states go on from snapshots",
             f"alone, made at a prompt's last page, where prompts part, and every {distance:,}",
-            "tokens. By lengths: as if requests came one after another (`planner/prefixes.py`); by",
-            "simulation: the scheduler on a clock of its own. One of the snapshots is a sink.",
+            "tokens. By lengths: as if requests came one after another",
+            "(`cache_policy.computed_tokens`); by simulation: the scheduler on a clock of its own.",
+            "One of the snapshots is a sink.",
             f"{when(found)}.",
         ),
         *table(columns, rows),

@@ -11,7 +11,7 @@ from configs.hardware.spec import HardwareSpec
 from inference.benchmark import measure
 from inference.benchmark.requests import TimedRequest
 from inference.kv_pages.radix_tree import RadixTree
-from inference.planner import prefixes
+from inference.planner import cache_policy
 from inference.planner.deployment import Deployment
 from tests import fakes
 
@@ -49,7 +49,7 @@ def test_what_is_computed_is_predicted_by_lengths(name, distance):
     rng = random.Random(distance)
     shared = [rng.randrange(0, 500) for _ in range(9)]
     prompts = [(n + rng.randrange(2, 200), n) for n in (*shared, 300, 300, 300)]
-    said = prefixes.computed_tokens(config, prompts, _CHIP)
+    said = cache_policy.computed_tokens(config, prompts, _CHIP)
     assert said == _computed(config, prompts)
     assert said < sum(length for length, _ in prompts)
 
@@ -60,14 +60,14 @@ def test_by_hand():
     """
     prompts = [(320, 300)] * 4
     config = _config(_HYBRID, snapshots=64, snapshot_tokens=128)
-    assert prefixes.computed_tokens(config, prompts) == 4 * 320 - 256 - 2 * 288
-    assert prefixes.computed_tokens(_config(_MODELS["attention"]), prompts) == 4 * 320 - 3 * 288
+    assert cache_policy.computed_tokens(config, prompts) == 4 * 320 - 256 - 2 * 288
+    assert cache_policy.computed_tokens(_config(_MODELS["attention"]), prompts) == 4 * 320 - 3 * 288
 
 
 @pytest.mark.parametrize("changes", [{"snapshots": 0}, {"prefix_cache": False}], ids=str)
 def test_without_snapshots_all_is_computed(changes):
     config, prompts = _config(_ALONE, **changes), [(200, 150)] * 3
-    assert prefixes.computed_tokens(config, prompts, _CHIP) == 600
+    assert cache_policy.computed_tokens(config, prompts, _CHIP) == 600
     assert _computed(config, prompts) == 600
 
 
