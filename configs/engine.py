@@ -418,7 +418,7 @@ class Config:
         """
         groups = zip(self.peak_pages(self.max_context), self._page_bytes, strict=True)
         paged = sum((1 + num_seqs * peak) * size for peak, size in groups)
-        return paged + self._state_bytes(1 + num_seqs)
+        return paged + self.state_bytes(1 + num_seqs)
 
     @property
     def most_seqs(self) -> int:
@@ -446,9 +446,9 @@ class Config:
         snapshots.
         """
         paged = sum(n * size for n, size in zip(self.num_pages, self._page_bytes, strict=True))
-        return paged + self._state_bytes(1 + self.engine.max_seqs)
+        return paged + self.state_bytes(1 + self.engine.max_seqs)
 
-    def _state_bytes(self, num_slots: int) -> int:
+    def state_bytes(self, num_slots: int) -> int:
         """Bytes of the states of so many slots and of all snapshots."""
         specs, drafts = self.cached_model.cache_specs, self.engine.num_drafts
         slots = num_slots * sum(spec.bytes_per_sequence(drafts) for spec in specs)

@@ -31,7 +31,7 @@ from inference.benchmark.drive import GREEDY, Run  # noqa: E402
 from inference.benchmark.metrics import SloTargets  # noqa: E402
 from inference.benchmark.requests import TimedRequest  # noqa: E402
 from inference.checkpoints import mapped  # noqa: E402
-from inference.planner import report  # noqa: E402
+from inference.planner import cache_policy, report  # noqa: E402
 from inference.planner.calibration import lookup  # noqa: E402
 from inference.request import SamplingParams  # noqa: E402
 from scripts import common  # noqa: E402
@@ -148,6 +148,7 @@ class _Bench:
         row: dict[str, Any] = {"concurrency": concurrency, "requests": len(load)}
         row |= measure.figures(runs, self.slo)
         row |= {"compiles": self._num_compiles() - before, "predicted": predicted}
+        row |= {"snapshots": config.num_snapshots, "snapshot_bytes": config.state_bytes(0)}
         return row | {"predicted_output_tok_s": predicted["output_tok_s"]}, runs
 
     def result(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -161,6 +162,7 @@ class _Bench:
             "page_groups": [
                 group.spec.sight for group in self.engine.config.cached_model.page_groups
             ],
+            "snapshot_tokens": cache_policy.snapshot_tokens(self.engine.config),
         }
 
 

@@ -21,7 +21,7 @@ from configs.hardware import catalog
 from configs.kinds import params
 from configs.precision import FORMATS, PLANNED
 from inference.files import user_files
-from inference.planner import acceptance, advise, parts, slo
+from inference.planner import acceptance, advise, cache_policy, parts, slo
 from inference.planner.calibration import lookup
 from inference.planner.cost import Precision
 from inference.planner.deployment import ACCOUNTINGS, Deployment, Row
@@ -97,6 +97,13 @@ def main(argv: Sequence[str]) -> None:
     else:
         deployment = _with_drafts(deployment, batches[0], contexts[0])
         found |= _sweep(deployment, batches, contexts)
+        if config.model.has_states:
+            found["snapshots"] = {
+                "number": deployment.num_snapshots(batches[0]) * deployment.mesh.num_groups,
+                "bytes_each": deployment.snapshot_bytes,
+                "bytes": found["rows"][0].snapshot_bytes,
+                "tokens": cache_policy.snapshot_tokens(there, deployment.hardware),
+            }
         if config.prefill.chips:
             point = batches[0], contexts[0], _new_tokens(_ADVISED_TOKENS)
             found["disaggregated"] = slo.disaggregated(deployment, *point)
@@ -106,6 +113,9 @@ def main(argv: Sequence[str]) -> None:
                 "cache_bytes": there.engine.cache_bytes,
                 "batch": there.most_seqs * there.mesh.num_groups,
             }
+            if config.model.has_states:
+                snapshots = {"number": there.num_snapshots, "bytes": there.state_bytes(0)}
+                found["engine"]["snapshots"] = snapshots
             if len(there.num_pages) > 1:
                 found["engine"]["page_groups"] = _page_groups(there)
     if _HTML.value is not None:
@@ -228,8 +238,9 @@ def _deployment(config: Config) -> Deployment:
     if price is not None:
         chip = dataclasses.replace(chip, price_per_hour=price)
     return Deployment(
-        config.model, chip, formats, config.mesh, _REPLICAS.value, speculation, _ACCOUNTING.value
-    )
+        config.model, chip, formats, config.mesh, _REPLICAS.value, speculation, _ACCOUNTING.value,
+        snapshots=config.engine.snapshots if config.model.has_states else 0,
+    )  # fmt: skip
 
 
 def _with_drafts(deployment: Deployment, batch: int, context: int) -> Deployment:

@@ -27,10 +27,11 @@ _TASK = flags.DEFINE_enum(
     "task",
     "lm",
     [*small.RECIPES, *train_heads.TASKS],
-    "lm: the recipe's model from scratch, or --model trained on. mixture, based, s4: a small "
-    "mixture of experts, linear attention beside windows, or S4 from scratch, likewise. draft: a "
-    "small model from scratch, with the tokenizer of --model, for which it is to draft. medusa, "
-    "eagle: heads that draft for --model, by default on what it writes itself.",
+    "lm: the recipe's model from scratch, or --model trained on. mixture, based, s4, mamba2, "
+    "hybrid: a small mixture of experts, linear attention beside windows, S4, Mamba-2, or Mamba-2 "
+    "and attention from scratch, likewise. draft: a small model from scratch, with the tokenizer "
+    "of --model, for which it is to draft. medusa, eagle: heads that draft for --model, by default "
+    "on what it writes itself.",
 )
 _OUTPUT, _TEXT = output_flag.OUTPUT, text_flag.TEXT
 flags.adopt_module_key_flags(output_flag)

@@ -200,10 +200,13 @@ class PrefixCache:
                 sequence that has neither.
 
         Returns:
-            Its deepest node, for the next call.
+            The node of the deepest page that is kept, for the next call.
         """
         size, stop = self._page_tokens, num_tokens // self._page_tokens
-        if stop <= (start.depth if start else 0):
+        depth = start.depth if start else 0
+        while stop > depth and not any(own[stop - 1] for own in pages):
+            stop -= 1  # behind the last page that can be kept nothing could be found
+        if stop <= depth:
             return start
         tree, node = self._tree, start
         if node is None or node not in tree:  # a window may slide past the deepest full page
@@ -219,7 +222,6 @@ class PrefixCache:
                     tree.share(group, node.pages[group])
                     tree.free(group, own[index])
                     own[index] = node.pages[group]
-        tree.prune(node)
         return node
 
     def drop(self, key: Hashable) -> None:

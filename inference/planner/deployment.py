@@ -24,7 +24,7 @@ class Row:
         batch, context: sequences of a replica at the same time, and tokens of each prompt.
         parameters: of the model.
         weight_bytes, cache_bytes, memory_bytes: one copy of the weights, cache of all sequences at
-            their longest, both; a draft model's included.
+            their longest, both and snapshots; a draft model's included.
         fits: whether each chip holds its part.
         step_s: time of a decode step, at the mean length of the sequences; of proposing and
             verifying, where there are drafts.
@@ -37,6 +37,7 @@ class Row:
         dollars_per_million: of output tokens while decoding; None without a price.
         tpot_s: time per output token of one sequence.
         chip_bytes: what the fullest chip holds.
+        snapshot_bytes: copies of states that are kept for prefixes.
     """
 
     batch: int
@@ -55,6 +56,7 @@ class Row:
     dollars_per_million: float | None
     tpot_s: float
     chip_bytes: float
+    snapshot_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +66,8 @@ class Deployment:
     Attributes:
         precision: None stores everything in the model's dtype.
         replicas: copies of the whole mesh, with requests of their own.
+        snapshots: of all layers' states, kept for prefixes on the chips of each data-parallel
+            group beside those of its sequences; None: as many as it has sequences.
         accounting: 'exact' counts every byte and FLOP; 'lecture' reads all parameters and the whole
             cache once a decode step and takes that for its time; its prefill is two FLOPs a
             parameter and token.
@@ -80,6 +84,7 @@ class Deployment:
     replicas: int = 1
     speculation: Speculation | None = None
     accounting: str = "exact"
+    snapshots: int | None = 0
 
     def __post_init__(self) -> None:
         self.mesh.check(self.config)
@@ -161,10 +166,29 @@ class Deployment:
         """
         return self.hardware.memory_bytes - self.chip_weight_bytes
 
+    @property
+    def snapshot_bytes(self) -> int:
+        """Bytes of one snapshot, stored once."""
+        return sum(spec.bytes_per_sequence() for spec in self.config.cache_specs)
+
+    @property
+    def _chip_snapshot_bytes(self) -> float:
+        """Bytes that one snapshot takes on each chip along `model`."""
+        parts = cost.cache_by_parts(self.config, 0, self.formats)
+        return sum(held / min(self.mesh.model, part) for part, held in parts.items())
+
+    def num_snapshots(self, batch: int) -> int:
+        """Snapshots of one data-parallel group of a replica of `batch` sequences."""
+        return self._on_fullest(batch) if self.snapshots is None else self.snapshots
+
     def largest_batch(self, context: int, new_tokens: int = 0) -> int:
         """Sequences a replica holds at their longest; 0 where not even the weights fit."""
-        per_sequence = self.chip_cache_bytes(context + new_tokens)
-        return self.mesh.num_groups * max(0, math.floor(self.memory_room / per_sequence))
+        per_sequence, room = self.chip_cache_bytes(context + new_tokens), self.memory_room
+        if self.snapshots is None:
+            per_sequence += self._chip_snapshot_bytes
+        else:
+            room -= self.snapshots * self._chip_snapshot_bytes
+        return self.mesh.num_groups * max(0, math.floor(room / per_sequence))
 
     def _on_fullest(self, batch: int) -> int:
         """Sequences of the chips that have most of them."""
@@ -262,18 +286,22 @@ class Deployment:
         middle, longest = context + new_tokens // 2, context + new_tokens
         held, cached = self.weight_bytes, batch * self.cache_bytes(longest)
         on_chip = self._on_fullest(batch) * self.chip_cache_bytes(longest)
+        kept = self.num_snapshots(batch)
+        on_chip += kept * self._chip_snapshot_bytes
+        snapshots = self.mesh.num_groups * kept * self.snapshot_bytes
         step_s, ttft_s = self.step_seconds(batch, middle), self.prefill_time(batch, context).total_s
         tpot_s = step_s / self.tokens_per_step
         rate = self.replicas * batch / tpot_s
         price = self.hardware.price_per_hour
         hourly = None if price is None else price * self.mesh.num_chips * self.replicas
         return Row(
-            batch, context, weights.num_parameters(self.config), held, cached, held + cached,
+            batch, context, weights.num_parameters(self.config), held, cached,
+            held + cached + snapshots,
             on_chip <= self.memory_room, step_s, ttft_s, rate,
             ttft_s + (new_tokens - 1) * tpot_s if new_tokens else None,
             self._intensity(batch, middle), self.decode_time(batch, middle).bound,
             None if hourly is None else hourly / 3600 / rate * 1e6, tpot_s,
-            self.chip_weight_bytes + on_chip,
+            self.chip_weight_bytes + on_chip, snapshots,
         )  # fmt: skip
 
     def check_lengths(self, batch: int, context: int, new_tokens: int = 0) -> None:

@@ -75,6 +75,7 @@ class PageManager:
         """Starts a sequence's page lists with its cached prefix."""
         sequence.pages = self.prefix_cache.attach(match)
         sequence.node = match.nodes[-1] if match.nodes else None
+        sequence.num_offered_pages, sequence.num_passed_snapshots = len(match.nodes), 0
         sequence.num_cached_tokens = match.num_tokens
         sequence.num_computed_tokens = sequence.num_scheduled_tokens = match.num_tokens
         sequence.boundaries = self._boundaries(sequence, match)
@@ -183,15 +184,18 @@ class PageManager:
         return sequence.num_dropped_tokens // self._page if is_shortened else 0
 
     def cache(self, sequence: Sequence) -> None:
-        """After a commit: caches the pages that became full."""
+        """After a commit: caches the pages that became full, where any of them has something that
+        can be kept: of a model with states alone few have a snapshot.
+        """
         num_tokens, key = sequence.num_computed_tokens, sequence.cache_key
-        num_cached = sequence.node.depth if sequence.node else 0
         if sequence.num_dropped_tokens or key is None:
             return
-        if num_tokens // self._page > num_cached:
+        new = slice(sequence.num_offered_pages, num_tokens // self._page)
+        if any(any(pages[new]) for pages in sequence.pages):
             sequence.node = self.prefix_cache.insert(
                 sequence.tokens, num_tokens, sequence.pages, key, sequence.node
             )
+        sequence.num_offered_pages = max(new.start, new.stop)
 
     def free(self, sequence: Sequence) -> None:
         """Frees all pages of a sequence that stops running; cached ones become evictable once no
@@ -230,6 +234,7 @@ class PageManager:
         child.node = parent.node
         while child.node and child.node.depth > num_full:
             child.node = child.node.parent
+        child.num_offered_pages = min(parent.num_offered_pages, num_full)
         if is_open:
             for group, pages in enumerate(child.pages[: len(self._specs)]):
                 source = parent.pages[group][stops[group]]
@@ -305,11 +310,12 @@ class PageManager:
     def _free_snapshots(self, sequence: Sequence, num_pages: int | None) -> None:
         """Frees those of a sequence's snapshots but the newest that are of its first pages."""
         pages = sequence.pages[-1]
-        dead = SNAPSHOT.dead_pages(sequence.num_certain_tokens, self._page)
-        for index in dead[:num_pages]:
+        dead = SNAPSHOT.dead_pages(sequence.num_certain_tokens, self._page)[:num_pages]
+        for index in dead[sequence.num_passed_snapshots :]:
             if pages[index]:
                 self.prefix_cache.free(len(self._specs), [pages[index]])
                 pages[index] = 0
+        sequence.num_passed_snapshots = max(sequence.num_passed_snapshots, dead.stop)
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
         """Raises RuntimeError where pages are leaked or counted wrongly."""

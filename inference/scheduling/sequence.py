@@ -69,7 +69,9 @@ class Sequence:
         num_overtakes: later arrivals that were admitted before it.
         cache_key: names the prefixes it may share; None shares none.
         node: its deepest page in the prefix cache.
+        num_offered_pages: its first pages, full, which the prefix cache has what it may keep of.
         boundaries: of its prompt, where snapshots of its states are still to be made, in order.
+        num_passed_snapshots: its first pages, of whose snapshots it needs none any more.
         num_excess_tokens: of its prompt, to be given up in whole pages once the prompt is computed
             but for its last token (`kv_pages/prompt_pages.py`).
         num_dropped_tokens: that were given up since it took a slot: in groups without a window what
@@ -118,7 +120,9 @@ class Sequence:
     params_versions: tuple[int, ...] = ()
     cache_key: Hashable | None = None
     node: Node | None = None
+    num_offered_pages: int = 0
     boundaries: list[int] = dataclasses.field(default_factory=list)
+    num_passed_snapshots: int = 0
     num_excess_tokens: int = 0
     num_dropped_tokens: int = 0
     max_length: int = dataclasses.field(init=False)

@@ -8,7 +8,12 @@ import jax
 import numpy as np
 
 from configs.errors import InputError
+from configs.kinds.kind import Mixer
 from configs.kinds.params import ParamInfo
+from configs.kinds.recurrent.delta_net import DeltaNet
+from configs.kinds.recurrent.mamba import Mamba2
+from configs.kinds.recurrent.selective import Mamba
+from configs.model import ModelConfig
 from configs.recipes.training import Recipe
 from inference.checkpoints import text_files
 from inference.checkpoints.hf import hf_tokenizer
@@ -20,6 +25,9 @@ from layers import decoder, params
 from layers.params import Params
 from sharding import mesh as meshes
 from sharding import rules
+
+_STEPS = 1e-3, 1e-1  # the least and the largest step, of Mamba and what goes by its parametrization
+_MOST_RATE = 16  # of the decay of a head; the least is 1
 
 
 class Vocabulary(NamedTuple):
@@ -86,7 +94,51 @@ def masters(
         load = checkpoint.load_exact or checkpoint.load_params
         return load(infos, progress, place)
     values = params.flatten(params.init(infos, recipe.training.seed), lambda node: False)
+    values |= _dynamics(recipe.model)
     declared = params.flatten(infos)
     return params.unflatten(
         infos, {path: place(path, declared[path], values[path]) for path in declared}
     )
+
+
+def _dynamics(model: ModelConfig) -> dict[str, np.ndarray]:
+    """What the states' decays begin with, by path: as Mamba (arXiv 2312.00752), Mamba-2
+    (2405.21060) and gated DeltaNet (2412.06464) do, but spread evenly in place of drawn. Zeros
+    would halve a state at each token, and what is forgotten at once has no gradient to learn from.
+    """
+    found = {}
+    for index, layer in enumerate(model.layers):
+        mixer = layer.mixer
+        for part in mixer.parts:
+            own = "" if part is mixer else f"{part.name}/"
+            for name, values in _decays(part).items():
+                found[f"layers/{index}/mixer/{own}{name}"] = values
+    return found
+
+
+def _decays(mixer: Mixer) -> dict[str, np.ndarray]:
+    match mixer:
+        case Mamba(channels=count, state_width=M):
+            rates = np.tile(np.log(np.arange(1, M + 1)), (count, 1))
+            return {"decay": rates, "step_bias": _steps(count)}
+        case Mamba2(num_heads=count):
+            return {"decay": _rates(count), "step_bias": _steps(count)}
+        case DeltaNet(num_heads=count, decay_rank=rank, key_width=M):
+            steps = _steps(count if rank is None else count * M)
+            return {"rate": _rates(count), "step_bias": steps}
+    return {}
+
+
+def _steps(count: int) -> np.ndarray:
+    """Of which softplus makes steps that are even in their logarithms."""
+    least, most = np.log(_STEPS)
+    return np.log(np.expm1(np.exp(least + (most - least) * _shares(count))))
+
+
+def _rates(count: int) -> np.ndarray:
+    """Logarithms of even rates."""
+    return np.log(1 + (_MOST_RATE - 1) * _shares(count))
+
+
+def _shares(count: int) -> np.ndarray:
+    return (np.arange(count) + 0.5) / count

@@ -68,6 +68,7 @@ def show_closed(result: Mapping[str, Any], beside: Mapping[str, Any]) -> None:
     )
     if by_group := _waste_by_group(result, last):
         print("page room without a token by group: " + ", ".join(map(": ".join, by_group)))
+    _show_snapshots(result)
     print(
         f"sampled (temperature 0.8, top-p 0.95, top-k 50) runs at "
         f"{result['sampled_share']:.2f} x the greedy rate; "
@@ -91,7 +92,9 @@ def show_open(result: Mapping[str, Any]) -> None:
             measured, predicted = (_waste_by_group(result, f) for f in (row, row["predicted"]))
             for (group, own), (_, other) in zip(measured, predicted, strict=True):
                 print(f"{f'  that see {group}':30}{own:>10}{other:>10}")
-    print(f"\nhost {1e3 * row['host_step_s']:.2f} ms a step; {_compiles(result)}")
+    print()
+    _show_snapshots(result)
+    print(f"host {1e3 * row['host_step_s']:.2f} ms a step; {_compiles(result)}")
 
 
 ABLATION_HEAD = (
@@ -172,6 +175,17 @@ def _waste_by_group(result: Mapping[str, Any], figures: Mapping[str, Any]) -> li
     return [
         (name, f"{figures[key]:.1%}") for g, name in names if (key := f"kv_waste_{g}") in figures
     ]
+
+
+def _show_snapshots(result: Mapping[str, Any]) -> None:
+    """Of a model with states: what its prefixes go on from."""
+    last, distance = result["rows"][-1], result["snapshot_tokens"]
+    if last["snapshots"]:
+        print(
+            f"{last['snapshots']} snapshots of states, one of them a sink, take "
+            f"{last['snapshot_bytes'] / 1e6:.1f} MB"
+            + (f"; of a prompt one every {distance:,} tokens" if distance else "")
+        )
 
 
 def _compiles(result: Mapping[str, Any]) -> str:

@@ -53,6 +53,8 @@ def show(deployment: Deployment, found: dict[str, Any]) -> None:
         _show_rows(console, found["rows"], found["speculation"])
         for line in _memory(deployment, found["parts"], found["largest_batch"]):
             console.print(line, markup=False, soft_wrap=True)
+        if "snapshots" in found:
+            console.print(_snapshots(found["snapshots"]), markup=False, soft_wrap=True)
         if "disaggregated" in found:
             for line in _disaggregated(found["disaggregated"]):
                 console.print(line, markup=False, soft_wrap=True)
@@ -134,6 +136,14 @@ def _memory(
     yield f"largest batch: {', '.join(fits)}"
 
 
+def _snapshots(found: dict[str, int]) -> str:
+    distance = f"one every {found['tokens']:,} tokens" if found["tokens"] else "none in between"
+    return (
+        f"snapshots of states for prefixes: {found['number']:,} of {size(found['bytes_each'])} = "
+        f"{size(found['bytes'])}, part of the memory; of a prompt {distance}"
+    )
+
+
 def _disaggregated(found: Disaggregated) -> Iterable[str]:
     yield (
         f"prompts on chips of their own: {size(found.transfer_bytes)} of pages move in "
@@ -163,6 +173,11 @@ def _engine(found: dict[str, Any]) -> Iterable[str]:
         f"engine: {found['batch']:,} sequences of {found['context']:,} in "
         f"{found['cache_bytes']:,} bytes a chip of whole pages, in the model's dtype, by engine.*"
     )
+    if snapshots := found.get("snapshots"):
+        yield (
+            f"  {snapshots['number']:,} snapshots of states, one of them a sink: "
+            f"{size(snapshots['bytes'])}"
+        )
     for group in found.get("page_groups", ()):
         yield (
             f"  {group['layers']} layers that see {group['sees']}: {group['pages']:,} pages, "

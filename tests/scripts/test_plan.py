@@ -133,6 +133,26 @@ def test_the_engines_own_answer_stands_beside_the_chips(answer, plan):
     assert found["config"]["engine"]["page_tokens"] == 16
 
 
+def test_snapshots_of_states_stand_beside_the_cache(answer, plan):
+    """By the engine's default as many as sequences; each is as large as a sequence's states."""
+    asked = ("--model=mamba2-2.7b", "--batch=4,8", "--set=engine.max_seqs=16")
+    found = answer(*asked)
+    own, rows = found["snapshots"], found["rows"]
+    each = rows[0]["cache_bytes"] / 4
+    assert (own["number"], own["bytes_each"], own["bytes"]) == (4, each, 4 * each)
+    assert [row["snapshot_bytes"] for row in rows] == [4 * each, 8 * each]
+    assert all(
+        row["memory_bytes"] == row["weight_bytes"] + row["cache_bytes"] + row["snapshot_bytes"]
+        for row in rows
+    )
+    assert found["engine"]["snapshots"] == {"number": 17, "bytes": 17 * each}
+    fewer = answer(*asked, "--set=engine.snapshots=2")
+    assert [row["snapshot_bytes"] for row in fewer["rows"]] == [2 * each] * 2
+    assert fewer["largest_batch"][0]["batch"] > found["largest_batch"][0]["batch"]
+    shown = plan(*asked).out
+    assert f"4 of {each / 1e6:.4g} MB" in shown and "17 snapshots of states" in shown
+
+
 def test_page_groups_share_the_cache_by_the_length_that_is_expected(answer, plan):
     asked = "--model=gemma3-270m", "--set=engine.max_seqs=64"
     groups = {}

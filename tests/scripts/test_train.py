@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from configs.errors import InputError
+from configs.kinds.attention import Attention
 from configs.kinds.recurrent.linear_attention import LinearAttention
+from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.recurrent.s4 import S4
 from inference.checkpoints import convert, provenance, resolve
 from inference.checkpoints.hf.architectures import config_export
@@ -80,6 +82,25 @@ def test_models_that_keep_a_state(run, task, tmp_path):
         config_export.of_model(written.config)
     convert.convert(written, tmp_path / "again", "orbax")
     assert resolve.resolve(str(tmp_path / "again")).config == written.config
+
+
+@pytest.mark.parametrize("task", ["mamba2", "hybrid"])
+def test_state_spaces_alone_and_beside_attention(run, task, tmp_path):
+    settings = [each for each in TINY if "head_width" not in each and "ffn" not in each] + [
+        "--set=model.num_layers=3", "--set=model.pattern.mixer.num_heads=4",
+        "--set=model.pattern.mixer.head_width=8", "--set=model.pattern.mixer.state_width=4",
+        "--set=model.pattern.mixer.norm_width=32",
+    ]  # fmt: skip
+    ran = run(f"--task={task}", f"--output={tmp_path / 'model'}", "--json", settings=settings)
+    assert ran.status == 0, ran
+    found = json.loads(ran.out)
+    assert found["loss"] < found["first_loss"]
+    written = resolve.resolve(str(tmp_path / "model")).open(None)
+    assert written.config.mixers(Mamba2) and written.config.name == f"small-{task}"
+    assert len(written.config.mixers(Attention)) == (task == "hybrid")
+    if task == "hybrid":
+        convert.convert(written, tmp_path / "again", "hf")
+        assert resolve.resolve(str(tmp_path / "again")).config.layers == written.config.layers
 
 
 def test_few_bits_are_trained_on_as_numbers(run, tmp_path):

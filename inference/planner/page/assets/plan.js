@@ -383,6 +383,7 @@ function plan(catalog, input) {
     weight_bytes: held,
     cache_bytes: cached,
     memory_bytes: held + cached,
+    snapshot_bytes: 0, // the page asks for no shared prefixes
     fits: chipCached <= room,
     step_s: step,
     ttft_s: prefill.total_s,
