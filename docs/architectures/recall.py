@@ -127,15 +127,15 @@ def picture(found: Rows) -> bytes:
             mean, spread = _mean_and_spread(own["runs"], _label(hardest))
             kept = own["bytes"][str(hardest.length)] / 1024
             left.errorbar(kept, 100 * mean, 100 * spread, fmt="o", label=name)
-            left.annotate(name, (kept, 100 * mean), (5, 4), textcoords="offset points")
             means = [100 * _mean_and_spread(own["runs"], _label(task))[0] for task in tasks]
             right.plot([task.num_pairs for task in tasks], means, "o-", label=name)
         left.set(
             xscale="log", xlabel=f"KiB kept of {hardest.length:,} tokens",
             ylabel=f"answered of {hardest.num_pairs} keys, %", ylim=(-3, 103),
         )  # fmt: skip
-        right.set(xscale="log", xlabel=f"keys in {length} tokens", ylim=(-3, 103))
-        right.set_xticks([task.num_pairs for task in tasks], [str(t.num_pairs) for t in tasks])
-        right.legend()
+        right.set(xlabel=f"keys in {length} tokens", ylim=(-3, 103))
+        right.set_xscale("log", base=2)
+        right.set_xticks([task.num_pairs for task in tasks], [f"{t.num_pairs}" for t in tasks])
+        right.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
     return figures.png("Recall, and what it takes", draw)
