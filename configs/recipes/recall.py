@@ -85,8 +85,8 @@ def _stage(length: int, counts: tuple[int, ...], steps: int, batch: int, rate: f
 
 # One after the other: what to do is learned where it is cheap, then to do it with much to keep.
 STAGES = (
-    _stage(32, (2, 4, 8), steps=4000, batch=16, rate=1e-2),
-    _stage(256, (8, 16, 32, 64), steps=600, batch=4, rate=5e-3),
+    _stage(32, (2, 4, 8), steps=3500, batch=16, rate=1e-2),
+    _stage(256, (8, 16, 32, 64), steps=500, batch=4, rate=5e-3),
 )
 # What is asked for of each trained model.
 HELD_OUT = tuple(
