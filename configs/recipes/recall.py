@@ -61,7 +61,7 @@ MODELS = {
     "S4": _model("s4", S4(WIDTH), S4(WIDTH)),
     "Mamba": _model("mamba", _MAMBA, _MAMBA),
     "Mamba-2": _model("mamba2", _MAMBA2, _MAMBA2),
-    "BASED": _model("based", _TAYLOR, _WINDOW),
+    "BASED": _model("based", _TAYLOR, dataclasses.replace(_WINDOW, window=16)),
     "gated DeltaNet": _model("delta-net", _DELTA, _DELTA),
     "Mamba-2, attention": _model("mamba2-attention", _MAMBA2, _ATTENTION),
     "gated DeltaNet, attention": _model("delta-net-attention", _DELTA, _ATTENTION),
@@ -76,17 +76,17 @@ class Stage:
     training: TrainingConfig
 
 
-def _stage(length: int, counts: tuple[int, ...], steps: int, batch: int) -> Stage:
+def _stage(length: int, counts: tuple[int, ...], steps: int, batch: int, rate: float) -> Stage:
     training = TrainingConfig(
-        steps=steps, batch=batch, window=length, learning_rate=5e-3, warmup_steps=steps // 20
+        steps=steps, batch=batch, window=length, learning_rate=rate, warmup_steps=steps // 20
     )
     return Stage(tuple(Task(length, count) for count in counts), training)
 
 
-# One after the other.
+# One after the other: what to do is learned where it is cheap, then to do it with much to keep.
 STAGES = (
-    _stage(64, (2, 4, 8, 16), steps=400, batch=32),
-    _stage(256, (8, 16, 32, 64), steps=150, batch=8),
+    _stage(32, (2, 4, 8), steps=3500, batch=16, rate=1e-2),
+    _stage(256, (8, 16, 32, 64), steps=500, batch=4, rate=5e-3),
 )
 # What is asked for of each trained model.
 HELD_OUT = tuple(

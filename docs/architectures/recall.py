@@ -98,8 +98,9 @@ def section(found: Rows) -> list[str]:
             f"{recall.NUM_KEYS} keys and as many values stand for nothing else, and are paired",
             f"anew in each sequence. All models are {recall.WIDTH} wide and begin with the same",
             "layer of short convolutions; two layers of mixers follow (of two names one each),",
-            "without feed-forwards and, in attention, without positions. Each is trained once",
-            f"a seed: {stages}. Asked are sequences that no training draws,",
+            "without feed-forwards and, in attention, without positions. BASED is a Taylor map,",
+            "then attention within a window. Each is trained once a seed:",
+            f"{stages}. Asked are sequences that no training draws,",
             f"{HELD_OUT_ROWS} of each kind. Means of {len(SEEDS)} seeds, and half of what lies",
             f"between the best and the worst. {when(found)}.",
         ),
@@ -127,15 +128,15 @@ def picture(found: Rows) -> bytes:
             mean, spread = _mean_and_spread(own["runs"], _label(hardest))
             kept = own["bytes"][str(hardest.length)] / 1024
             left.errorbar(kept, 100 * mean, 100 * spread, fmt="o", label=name)
-            left.annotate(name, (kept, 100 * mean), (5, 4), textcoords="offset points")
             means = [100 * _mean_and_spread(own["runs"], _label(task))[0] for task in tasks]
             right.plot([task.num_pairs for task in tasks], means, "o-", label=name)
         left.set(
             xscale="log", xlabel=f"KiB kept of {hardest.length:,} tokens",
             ylabel=f"answered of {hardest.num_pairs} keys, %", ylim=(-3, 103),
         )  # fmt: skip
-        right.set(xscale="log", xlabel=f"keys in {length} tokens", ylim=(-3, 103))
-        right.set_xticks([task.num_pairs for task in tasks], [str(t.num_pairs) for t in tasks])
-        right.legend()
+        right.set(xlabel=f"keys in {length} tokens", ylim=(-3, 103))
+        right.set_xscale("log", base=2)
+        right.set_xticks([task.num_pairs for task in tasks], [f"{t.num_pairs}" for t in tasks])
+        right.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
     return figures.png("Recall, and what it takes", draw)
