@@ -13,8 +13,9 @@ from configs.kinds.params import leaves
 from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.checkpoints import defaults, load, names, text_files
-from inference.checkpoints.gguf import gguf_file, gguf_stacks, gguf_state_parts
+from inference.checkpoints.gguf import gguf_file, gguf_stacks
 from inference.checkpoints.gguf.gguf_scan import Header
+from inference.checkpoints.gguf.states import gguf_state_parts
 from inference.checkpoints.hf import hf_directory, hub, safetensors_file, split_tensors
 from inference.checkpoints.hf.hf_directory import Storage
 from inference.checkpoints.hf.quantized import tensors

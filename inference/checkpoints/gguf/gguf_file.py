@@ -21,8 +21,9 @@ from configs.kinds.params import ParamInfo
 from configs.kinds.rope import Llama3, LongRope, Proportional
 from configs.model import ModelConfig
 from inference.checkpoints import names
-from inference.checkpoints.gguf import gguf_parts, gguf_scan, gguf_stacks, gguf_state_parts
+from inference.checkpoints.gguf import gguf_parts, gguf_scan, gguf_stacks
 from inference.checkpoints.gguf.gguf_scan import Header
+from inference.checkpoints.gguf.states import gguf_state_parts
 from inference.checkpoints.names import NameMap
 from inference.checkpoints.tensor_source import TensorSource
 

@@ -16,9 +16,9 @@ from configs.kinds.experts import Experts
 from configs.kinds.latent import Latent
 from configs.model import ModelConfig
 from inference.checkpoints import names
-from inference.checkpoints.gguf import gguf_state_parts
 from inference.checkpoints.gguf.gguf_keys import Keys
 from inference.checkpoints.gguf.gguf_scan import Header, TensorEntry
+from inference.checkpoints.gguf.states import gguf_state_parts
 from inference.checkpoints.tensor_source import TensorSource
 
 _STACK = re.compile(r"blk\.(\d+)\.(ffn_(?:gate|up)_exps)\.(weight|bias)")

@@ -22,9 +22,10 @@ from configs.kinds.rope import Llama3
 from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.checkpoints import load, names
-from inference.checkpoints.gguf import gguf_file, gguf_metadata, gguf_state_parts
+from inference.checkpoints.gguf import gguf_file, gguf_metadata
 from inference.checkpoints.gguf.export import export_metadata, export_states, export_tokenizer
 from inference.checkpoints.gguf.export.export_metadata import Metadata
+from inference.checkpoints.gguf.states import gguf_state_parts
 from inference.checkpoints.load import Progress, StoredParameter
 from inference.checkpoints.native import new_directory
 from inference.checkpoints.opened import Checkpoint, Contents
