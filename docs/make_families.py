@@ -44,8 +44,11 @@ reads it (`test_convert.py`). A `.gguf` file of each family gives the parameters
 and the logits of its conversion to the last bit, under the names of the `gguf` library
 (`test_gguf.py`, `test_gguf_mixtures.py`, `test_gguf_types.py` and `test_families.py` in
 `tests/inference/checkpoints/`); llama.cpp calls Mistral and Mixtral a llama, and keeps no window of
-them, OLMo 3 an olmo2, and DeepSeek-V2, V3 and GLM-4.7-Flash a deepseek2; FlexOlmo, DeepSeek-V3.2,
-GLM-5 and what keeps states are read from no `.gguf` file.
+them, OLMo 3 an olmo2, FalconMamba a mamba, and DeepSeek-V2, V3 and GLM-4.7-Flash a deepseek2. Of
+families with states decays come back up to the rounding of an exponential, and Falcon-H1 without
+its factors, which llama.cpp has in its weights (`test_gguf_states.py`). FlexOlmo, DeepSeek-V3.2,
+GLM-5, Bamba, MiniMax-Text-01, Qwen3-Next, Qwen3.5, Kimi Linear and OLMo Hybrid are read from no
+`.gguf` file.
 [Adding a family](add_a_model.md).
 """
 _GGUF = """\

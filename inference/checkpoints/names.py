@@ -289,17 +289,23 @@ FAMILIES: dict[str, Names] = {
     "flex_olmo": Names(_FLEX_OLMO, gguf={}),  # nor this
     "glm_moe_dsa": Names(_DEEPSEEK_V32, gguf={}, predicts=True),  # nor this
     "glm4_moe_lite": Names(_DEEPSEEK, gguf=tensor_names.LATENT, predicts=True),
-    "bamba": Names({**_LLAMA, **recurrent_names.BAMBA}, gguf={}),
-    "falcon_h1": Names({**_LLAMA, **recurrent_names.BAMBA}, gguf={}),
-    "granitemoehybrid": Names({**_LLAMA, **recurrent_names.GRANITE}, gguf={}),
-    "falcon_mamba": Names(_MAMBA, "backbone.layers", gguf={}),
-    "jamba": Names(_JAMBA, gguf={}),
-    "mamba": Names(_MAMBA, "backbone.layers", gguf={}),
-    "mamba2": Names(_MAMBA2, "backbone.layers", gguf={}),
-    "nemotron_h": Names(
-        {**_MAMBA2, **recurrent_names.NEMOTRON}, "backbone.layers", gguf={}, others=("mtp",)
+    "bamba": Names({**_LLAMA, **recurrent_names.BAMBA}, gguf={}),  # nor this, as it is published
+    "falcon_h1": Names({**_LLAMA, **recurrent_names.BAMBA}, gguf=tensor_names.FALCON_H1),
+    "granitemoehybrid": Names(
+        {**_LLAMA, **recurrent_names.GRANITE}, gguf=tensor_names.STATES, interleaved=True
     ),
-    "lfm2": Names(_LFM2, gguf={}),
+    "falcon_mamba": Names(_MAMBA, "backbone.layers", gguf=tensor_names.STATES),
+    "jamba": Names(_JAMBA, gguf=tensor_names.STATES),
+    "mamba": Names(_MAMBA, "backbone.layers", gguf=tensor_names.STATES),
+    "mamba2": Names(_MAMBA2, "backbone.layers", gguf=tensor_names.STATES),
+    "nemotron_h": Names(
+        {**_MAMBA2, **recurrent_names.NEMOTRON},
+        "backbone.layers",
+        gguf=tensor_names.NEMOTRON,
+        interleaved=True,
+        others=("mtp",),
+    ),
+    "lfm2": Names(_LFM2, gguf=tensor_names.LFM2),
     "minimax": Names(
         _MINIMAX,
         gguf={},

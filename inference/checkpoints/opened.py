@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-import jax
-
 from configs.errors import InputError
 from configs.heads import Eagle
 from configs.kinds.params import leaves
@@ -17,6 +15,7 @@ from configs.precision import FORMATS
 from inference.checkpoints import defaults, load, names, text_files
 from inference.checkpoints.gguf import gguf_file, gguf_stacks
 from inference.checkpoints.gguf.gguf_scan import Header
+from inference.checkpoints.gguf.states import gguf_state_parts
 from inference.checkpoints.hf import hf_directory, hub, safetensors_file, split_tensors
 from inference.checkpoints.hf.hf_directory import Storage
 from inference.checkpoints.hf.quantized import tensors
@@ -369,8 +368,12 @@ def _load_gguf(
         return packed_file.load(folder / dtype, packed, read)
     if dtype != "bfloat16" or in_part:
         return read()
-    rounded = jax.tree.map(
-        lambda info: dataclasses.replace(info, format=dtype), infos, is_leaf=params.is_info
+    rounded = params.unflatten(
+        infos,
+        {
+            path: dataclasses.replace(info, format=_rounded(name_map(path).names, dtype))
+            for path, info in params.flatten(infos).items()
+        },
     )
     target = folder / "weights.safetensors"
     try:
@@ -379,3 +382,8 @@ def _load_gguf(
         logging.warning("converted weights are not cached: %s: %s", target, error.strerror)
         return read()
     return load.load_params(infos, cached, names.identity, progress, place)
+
+
+def _rounded(names_of: tuple[str, ...], dtype: str) -> str:
+    """The type of a parameter in a copy of a `.gguf` file: decays of states stay as they are."""
+    return "float32" if all(map(gguf_state_parts.is_exact, names_of)) else dtype

@@ -119,7 +119,7 @@ CASES = (
             "use_double_wide_mlp": True,
             "final_logit_softcapping": 3.0,
         },
-        seed=192,
+        seed=501,
         greedy=True,
     ),
     # A window is stated and not used; the next one's upper layers have it, by the older rule.

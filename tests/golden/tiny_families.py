@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-VOCAB_SIZE = 131
+VOCAB_SIZE = 31
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Case:
 
 _COMMON = {
     "vocab_size": VOCAB_SIZE,
-    "intermediate_size": 52,
+    "intermediate_size": 28,
     "max_position_embeddings": 256,
     "pad_token_id": None,
     "bos_token_id": None,
@@ -65,7 +65,13 @@ _OWN_TOKENS: dict[str, Any] = {k: v for k, v in _COMMON.items() if not k.endswit
 # The logits of a small vocabulary leave room for layers of several kinds.
 _RECURRENT = {k: v for k, v in _COMMON.items() if k.endswith("token_id")} | {"vocab_size": 29}
 _HYBRID = _COMMON | {"vocab_size": 29, "intermediate_size": 28}
-_LLAMA = _OWN_TOKENS | {"pad_token_id": None, "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
+_LLAMA = _OWN_TOKENS | {
+    "vocab_size": 131,
+    "intermediate_size": 52,
+    "pad_token_id": None,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
 _FAMILIES: dict[str, tuple[Any, dict]] = {
     "llama": (transformers.LlamaConfig, _LLAMA),
     "gemma3": (transformers.Gemma3TextConfig, _OWN_TOKENS | {"sliding_window": 24}),
@@ -79,21 +85,21 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "gemma2": (transformers.Gemma2Config, _COMMON | {"sliding_window": 24}),
     "phi3": (transformers.Phi3Config, _COMMON),
     "olmo2": (transformers.Olmo2Config, _COMMON),
-    "mixtral": (transformers.MixtralConfig, _COMMON | {"intermediate_size": 20}),
+    "mixtral": (transformers.MixtralConfig, _COMMON | {"intermediate_size": 12}),
     "qwen2_moe": (transformers.Qwen2MoeConfig, _COMMON),
     "qwen3_moe": (transformers.Qwen3MoeConfig, _COMMON),
-    "olmoe": (transformers.OlmoeConfig, _COMMON | {"intermediate_size": 20}),
+    "olmoe": (transformers.OlmoeConfig, _COMMON | {"intermediate_size": 12}),
     "deepseek_v2": (transformers.DeepseekV2Config, _COMMON),
     "deepseek_v3": (transformers.DeepseekV3Config, _COMMON),
     "deepseek_v32": (transformers.DeepseekV32Config, _COMMON),
     "glm_moe_dsa": (transformers.GlmMoeDsaConfig, _COMMON),
     "glm4_moe": (transformers.Glm4MoeConfig, _COMMON),
     "dots1": (transformers.Dots1Config, _COMMON),
-    "flex_olmo": (transformers.FlexOlmoConfig, _COMMON | {"intermediate_size": 20}),
+    "flex_olmo": (transformers.FlexOlmoConfig, _COMMON | {"intermediate_size": 12}),
     "glm4_moe_lite": (transformers.Glm4MoeLiteConfig, _COMMON),
-    "minimax_m2": (transformers.MiniMaxM2Config, _COMMON | {"intermediate_size": 20}),
+    "minimax_m2": (transformers.MiniMaxM2Config, _COMMON | {"intermediate_size": 12}),
     "gpt_oss": (
-        transformers.GptOssConfig, _COMMON | {"sliding_window": 24, "intermediate_size": 20}
+        transformers.GptOssConfig, _COMMON | {"sliding_window": 24, "intermediate_size": 12}
     ),
     "olmo3": (transformers.Olmo3Config, _COMMON | {"sliding_window": 24}),
     "gpt2": (transformers.GPT2Config, {"vocab_size": VOCAB_SIZE} | {

@@ -22,7 +22,7 @@ import transformers
 from safetensors.torch import save_file
 from tiny_families import Case
 
-_VOCAB, _PROMPTS, _STD = 96, (75, 29), 0.2
+_VOCAB, _PROMPTS, _STD = 37, (75, 29), 0.2
 _FIRST = "model.layers.0.self_attn.q_proj"
 _FIELDS = {
     "vocab_size": _VOCAB, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,

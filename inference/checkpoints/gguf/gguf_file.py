@@ -23,6 +23,7 @@ from configs.model import ModelConfig
 from inference.checkpoints import names
 from inference.checkpoints.gguf import gguf_parts, gguf_scan, gguf_stacks
 from inference.checkpoints.gguf.gguf_scan import Header
+from inference.checkpoints.gguf.states import gguf_state_parts
 from inference.checkpoints.names import NameMap
 from inference.checkpoints.tensor_source import TensorSource
 
@@ -48,8 +49,9 @@ def open_gguf(path: Path) -> Header:
 def tensors(header: Header, config: ModelConfig, dtype: str = "bfloat16") -> TensorSource:
     """The file's tensors, in transformers' conventions, rounded to `dtype`.
 
-    llama.cpp interleaves the rotary pairs of some families' queries and keys, and stores Gemma's
-    norm weights with the 1 already added; both are undone here.
+    llama.cpp interleaves the rotary pairs of some families' queries and keys, stores Gemma's norm
+    weights with the 1 already added, and of decays of states the rates, not their logarithms; all
+    of it is undone here.
 
     Raises:
         InputError: a tensor's type cannot be dequantized.
@@ -170,6 +172,11 @@ def _read_rows(
         first, last = start // head * head, -(-stop // head) * head
         rows = _read(header, name, first, min(last, header.tensors[name].shape[0]), dtype)
         return _in_halves(header, config, name, rows)[start - first : stop - first]
+    if gguf_state_parts.is_rates(name):
+        rates = _read(header, name, start, stop, np.float32)
+        return gguf_state_parts.logarithms(str(header.path), name, rates)
+    if gguf_state_parts.is_exact(name):
+        return _read(header, name, start, stop, np.float32)
     if config.norm_offset and name.endswith("norm.weight"):
         values = _read(header, name, start, stop, np.float32) - np.float32(config.norm_offset)
         return values.astype(dtype)
@@ -178,7 +185,7 @@ def _read_rows(
 
 def is_interleaved(config: ModelConfig, name: str) -> bool:
     """Whether the rotary pairs of a tensor's rows are neighbours in the file."""
-    own = name.endswith(("attn_q.weight", "attn_k.weight"))
+    own = name.endswith(tuple(f".attn_{p}.{e}" for p in "qk" for e in ("weight", "bias")))
     return own and names.interleaved(config.family)
 
 
@@ -187,7 +194,7 @@ def _in_halves(header: Header, config: ModelConfig, name: str, rows: np.ndarray)
     head = config.mixers(Attention)[0].head_width
     if len(rows) % head:
         raise InputError(f"{header.path}: tensor {shown(name)} is not made of heads of {head} rows")
-    heads = rows.reshape(-1, head // 2, 2, rows.shape[-1])
+    heads = rows.reshape(-1, head // 2, 2, *rows.shape[1:])
     return heads.swapaxes(1, 2).reshape(rows.shape)
 
 
@@ -234,7 +241,7 @@ def _read_columns(
     import gguf
 
     entry = header.tensors[name]
-    if is_interleaved(config, name):
+    if is_interleaved(config, name) or gguf_state_parts.is_rates(name):
         return _read_rows(header, config, dtype, name, start, stop)[:, columns]
     kind = gguf.GGMLQuantizationType(entry.ggml_type)
     size, num_bytes = gguf.GGML_QUANT_SIZES[kind]

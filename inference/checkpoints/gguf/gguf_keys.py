@@ -105,6 +105,22 @@ class Keys:
             raise InputError(f"metadata {self.family}.{key} must list 1 to {MOST_WIDTH}")
         return value.tolist()
 
+    def listed(self, key: str) -> list[int]:
+        """An integer from 0 to `MOST_WIDTH` for each layer, or one for all of them."""
+        count, value = self.num_layers, self.header.metadata.get(f"{self.family}.{key}")
+        if not isinstance(value, np.ndarray):
+            return [self.whole(key)] * count
+        is_sound = value.dtype.kind in "iu" and len(value) == count
+        if not is_sound or not ((value >= 0) & (value <= MOST_WIDTH)).all():
+            raise InputError(
+                f"metadata {self.family}.{key} must list {count} integers from 0 to {MOST_WIDTH}"
+            )
+        return value.tolist()
+
+    def kv_heads(self) -> list[int]:
+        """Of each layer, 0 of one that has states in their place."""
+        return self.listed("attention.head_count_kv")
+
     @property
     def num_layers(self) -> int:
         """Blocks of the file."""
@@ -113,8 +129,9 @@ class Keys:
     @property
     def head_width(self) -> int:
         """H."""
-        heads = max(self.integer("embedding_length") // self.integer("attention.head_count"), 1)
-        return self.integer("attention.key_length", heads)
+        heads = max(self.whole("attention.head_count"), 1)  # 0 where no layer attends
+        own = max(self.integer("embedding_length") // heads, 1)
+        return self.integer("attention.key_length", own)
 
     def attention(self, rope: Rope | None, **own: Any) -> Attention:
         """Heads as every architecture writes them, and what one adds."""

@@ -19,12 +19,14 @@ from inference.checkpoints.gguf import gguf_file, gguf_gemma4, gguf_mixtures
 from inference.checkpoints.gguf.gguf_file import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from inference.checkpoints.gguf.gguf_keys import YARN, Keys
 from inference.checkpoints.gguf.gguf_scan import Header
+from inference.checkpoints.gguf.states import gguf_states
 from layers import rope as rope_math
 
 # The one size of a family whose queries are scaled by D / N instead of H, by its layers.
 _GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62
 
 _WINDOW, _ROTATING = "attention.sliding_window", "rope.dimension_count"
+_WIDTHS = ("attention.value_length", _ROTATING)  # of a head
 # Keys that are understood below or say nothing about the mathematics. Any other is refused.
 _KNOWN_KEYS = {
     "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
@@ -81,7 +83,7 @@ def _widths(keys: Keys, family: _Family) -> dict[str, Any]:
         raise InputError("tensor 'token_embd.weight' is missing")
     name = keys.header.metadata.get("general.name")
     epsilon = "attention.layer_norm_rms_epsilon"
-    if "attention.layer_norm_epsilon" in family.reads:
+    if not keys.has(epsilon) and "attention.layer_norm_epsilon" in family.reads:
         epsilon = "attention.layer_norm_epsilon"
     return {
         "name": name if isinstance(name, str) else keys.header.path.stem,
@@ -225,12 +227,18 @@ FAMILIES = {
     "qwen2moe": _Family(gguf_mixtures.qwen2_moe, gguf_mixtures.ROUTED),
     "qwen3moe": _Family(gguf_mixtures.qwen3_moe, gguf_mixtures.ROUTED),
     "olmoe": _Family(gguf_mixtures.olmoe, gguf_mixtures.ROUTED),
-    "deepseek2": _Family(
-        gguf_mixtures.deepseek, gguf_mixtures.LATENT, ("attention.value_length", _ROTATING)
-    ),
+    "deepseek2": _Family(gguf_mixtures.deepseek, gguf_mixtures.LATENT, _WIDTHS),
     "dots1": _Family(gguf_mixtures.dots1, gguf_mixtures.DOTS1),
     "minimax-m2": _Family(gguf_mixtures.minimax_m2, gguf_mixtures.ROUTED, (_ROTATING,)),
     "glm4moe": _Family(gguf_mixtures.glm4_moe, gguf_mixtures.GLM4, (_ROTATING,)),
     "gemma4": _Family(gguf_gemma4.build, gguf_gemma4.READS),
     "gpt-oss": _Family(gguf_mixtures.gpt_oss, (*gguf_mixtures.ROUTED, *YARN, _WINDOW)),
+    "mamba": _Family(gguf_states.mamba, gguf_states.MAMBA, _WIDTHS),
+    "mamba2": _Family(gguf_states.mamba2, gguf_states.MAMBA2, _WIDTHS),
+    "jamba": _Family(gguf_states.jamba, gguf_states.JAMBA),
+    "lfm2": _Family(gguf_states.lfm2, gguf_states.LFM2),
+    "falcon-h1": _Family(gguf_states.falcon_h1, gguf_states.MAMBA2),
+    "granitehybrid": _Family(gguf_states.granite, gguf_states.GRANITE),
+    "nemotron_h": _Family(gguf_states.nemotron, gguf_states.NEMOTRON, (_ROTATING,)),
+    "nemotron_h_moe": _Family(gguf_states.nemotron, gguf_states.NEMOTRON, (_ROTATING,)),
 }

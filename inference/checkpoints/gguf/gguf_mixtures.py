@@ -43,7 +43,7 @@ _SCORES = {1: "softmax", 2: "sigmoid"}
 
 def mixtral(keys: Keys) -> dict[str, Any]:
     """A llama with experts, for which llama.cpp has no name of its own."""
-    experts = _experts(keys, Router(), width=keys.ffn_width)
+    experts = read_experts(keys, Router(), width=keys.ffn_width)
     return {"family": "mixtral", "pattern": (LayerSpec(keys.attention(keys.rope()), experts),)}
 
 
@@ -53,7 +53,7 @@ def qwen2_moe(keys: Keys) -> dict[str, Any]:
         "shared_width": keys.integer("expert_shared_feed_forward_length"),
         "has_shared_gate": True,
     }
-    experts = _experts(keys, _router(keys, is_normalized=False), **shared)
+    experts = read_experts(keys, read_router(keys, is_normalized=False), **shared)
     biases = ("qkv",) if keys.has_tensor("blk.0.attn_q.bias") else ()
     attention = keys.attention(keys.rope(), biases=biases)
     return {"family": "qwen2_moe", "pattern": (LayerSpec(attention, experts),)}
@@ -61,7 +61,7 @@ def qwen2_moe(keys: Keys) -> dict[str, Any]:
 
 def qwen3_moe(keys: Keys) -> dict[str, Any]:
     """Qwen3-30B-A3B and its relatives."""
-    experts = _experts(keys, _router(keys, is_normalized=True))
+    experts = read_experts(keys, read_router(keys, is_normalized=True))
     attention = keys.attention(keys.rope(), qk_norm="head")
     return {"family": "qwen3_moe", "pattern": (LayerSpec(attention, experts),)}
 
@@ -69,14 +69,14 @@ def qwen3_moe(keys: Keys) -> dict[str, Any]:
 def olmoe(keys: Keys) -> dict[str, Any]:
     """OLMoE."""
     width = keys.integer("expert_feed_forward_length", keys.ffn_width)
-    experts = _experts(keys, _router(keys, is_normalized=False), width=width)
+    experts = read_experts(keys, read_router(keys, is_normalized=False), width=width)
     attention = keys.attention(keys.rope(), qk_norm="all")
     return {"family": "olmoe", "pattern": (LayerSpec(attention, experts),)}
 
 
 def deepseek(keys: Keys) -> dict[str, Any]:
     """DeepSeek-V2, V3 and their relatives, which are told apart by how they route."""
-    router = _router(keys, is_normalized=False)
+    router = read_router(keys, is_normalized=False)
     family = "deepseek_v2" if router.scores == "softmax" else "deepseek_v3"
     return {"family": family, "pattern": _after_dense(keys, _latent(keys), router, 0)}
 
@@ -90,7 +90,7 @@ def glm4_moe(keys: Keys) -> dict[str, Any]:
         qk_norm="head" if keys.has_tensor("blk.0.attn_q_norm.weight") else None,
         biases=("qkv",) if keys.has_tensor("blk.0.attn_q.bias") else (),
     )
-    router = _router(keys, is_normalized=True, scores="sigmoid")
+    router = read_router(keys, is_normalized=True, scores="sigmoid")
     extra = keys.whole("nextn_predict_layers", limit=keys.num_layers - 1)
     pattern = _after_dense(keys, attention, router, extra)
     return {"family": "glm4_moe", "num_layers": keys.num_layers - extra, "pattern": pattern}
@@ -98,7 +98,7 @@ def glm4_moe(keys: Keys) -> dict[str, Any]:
 
 def dots1(keys: Keys) -> dict[str, Any]:
     """dots.llm1."""
-    router = _router(keys, is_normalized=False, scores="sigmoid")
+    router = read_router(keys, is_normalized=False, scores="sigmoid")
     pattern = _after_dense(keys, keys.attention(keys.rope(), qk_norm="head"), router, 0)
     return {"family": "dots1", "pattern": pattern}
 
@@ -107,8 +107,8 @@ def minimax_m2(keys: Keys) -> dict[str, Any]:
     """MiniMax-M2."""
     own = keys.head_width
     rope = dataclasses.replace(keys.rope(), share=keys.integer("rope.dimension_count", own) / own)
-    router = _router(keys, is_normalized=True, scores="sigmoid")
-    experts = _experts(keys, dataclasses.replace(router, group_best=1))
+    router = read_router(keys, is_normalized=True, scores="sigmoid")
+    experts = read_experts(keys, dataclasses.replace(router, group_best=1))
     attention = keys.attention(rope, qk_norm="all")
     return {"family": "minimax_m2", "pattern": (LayerSpec(attention, experts),)}
 
@@ -122,7 +122,7 @@ def gpt_oss(keys: Keys) -> dict[str, Any]:
         rope = dataclasses.replace(rope, scaling=dataclasses.replace(rope.scaling, truncate=False))
     full = keys.attention(rope, biases=("qkv", "out"), has_sinks=True)
     sliding = dataclasses.replace(full, window=keys.integer("attention.sliding_window"))
-    experts = _experts(
+    experts = read_experts(
         keys, Router(has_bias=True), activation="quick_gelu", has_bias=True, limit=7.0,
         up_offset=1.0,
     )  # fmt: skip
@@ -130,7 +130,7 @@ def gpt_oss(keys: Keys) -> dict[str, Any]:
     return {"family": "gpt_oss", "pattern": pattern}
 
 
-def _router(keys: Keys, is_normalized: bool, scores: str = "softmax") -> Router:
+def read_router(keys: Keys, is_normalized: bool, scores: str = "softmax") -> Router:
     """By the keys that state how, or as llama.cpp knows of the architecture; groups that are not
     stated are not there.
     """
@@ -155,7 +155,8 @@ def _router(keys: Keys, is_normalized: bool, scores: str = "softmax") -> Router:
     )
 
 
-def _experts(keys: Keys, router: Router, width: int | None = None, **own: Any) -> Experts:
+def read_experts(keys: Keys, router: Router, width: int | None = None, **own: Any) -> Experts:
+    """So many experts of one width, that of the architecture's key unless it is given."""
     return Experts(
         keys.integer("expert_count"),
         keys.integer("expert_used_count"),
@@ -168,7 +169,7 @@ def _experts(keys: Keys, router: Router, width: int | None = None, **own: Any) -
 def _after_dense(keys: Keys, mixer: Mixer, router: Router, extra: int) -> tuple[LayerSpec, ...]:
     """Dense layers first, then the mixture; its shared experts are as wide as the others."""
     shared = keys.whole("expert_shared_count") * keys.integer("expert_feed_forward_length")
-    mixture = LayerSpec(mixer, _experts(keys, router, shared_width=shared))
+    mixture = LayerSpec(mixer, read_experts(keys, router, shared_width=shared))
     dense = keys.whole("leading_dense_block_count", limit=MOST_LAYERS)
     if not dense:
         return (mixture,)

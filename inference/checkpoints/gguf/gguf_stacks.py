@@ -18,6 +18,7 @@ from configs.model import ModelConfig
 from inference.checkpoints import names
 from inference.checkpoints.gguf.gguf_keys import Keys
 from inference.checkpoints.gguf.gguf_scan import Header, TensorEntry
+from inference.checkpoints.gguf.states import gguf_state_parts
 from inference.checkpoints.tensor_source import TensorSource
 
 _STACK = re.compile(r"blk\.(\d+)\.(ffn_(?:gate|up)_exps)\.(weight|bias)")
@@ -25,8 +26,9 @@ _SHARED_GATE = ".ffn_gate_inp_shexp.weight"
 
 
 def split(header: Header, config: ModelConfig) -> Header:
-    """The header with an entry for each expert, without blocks behind the model's last layer, which
-    predict a second token, and without keys and values of layers that read earlier ones'.
+    """The header with an entry for each expert and each part of what is fused, without blocks
+    behind the model's last layer, which predict a second token, and without keys and values of
+    layers that read earlier ones'.
 
     Raises:
         InputError: a stack has another number of matrices than the model has experts.
@@ -39,6 +41,7 @@ def _entries(header: Header, config: ModelConfig) -> Iterator[tuple[str, TensorE
     keys = Keys(header, str(header.metadata["general.architecture"]))
     behind = keys.num_layers - config.num_layers
     experts = {n: layer.ffn for n, layer in enumerate(config.layers)}
+    wholes = gguf_state_parts.wholes(config)
     for name, entry in header.tensors.items():
         stack = _STACK.fullmatch(name)
         ffn = experts.get(int(stack[1])) if stack else None
@@ -50,6 +53,8 @@ def _entries(header: Header, config: ModelConfig) -> Iterator[tuple[str, TensorE
                 )
             for number in range(ffn.num_experts):
                 yield f"blk.{stack[1]}.{stack[2]}.{number}.{stack[3]}", _matrix(entry, number)
+        elif name in wholes:
+            yield from gguf_state_parts.split(str(header.path), name, entry, wholes[name])
         elif name.endswith(_SHARED_GATE) and len(entry.shape) == 1:
             yield name, dataclasses.replace(entry, shape=(1, *entry.shape))
         elif not names.is_behind(config, name, "blk", behind) and not names.is_unread(config, name):

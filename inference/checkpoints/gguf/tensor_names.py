@@ -82,3 +82,46 @@ GPT2: Table = {
     "ffn_norm/weight": ("ffn_norm.weight",),
     "ffn/up": ("ffn_up.weight",),
 }
+# Of recurrent layers; a Mamba-2's way in and its biases go by the parts that are fused there.
+_MAMBA: Table = {
+    "mamba/in": ("ssm_in.weight",),
+    "mamba/conv": ("ssm_conv1d.weight",),
+    "mamba/choice": ("ssm_x.weight",),
+    "mamba/step": ("ssm_dt.weight",),
+    "mamba/step_norm": ("ssm_dt_norm.weight",),
+    "mamba/b_norm": ("ssm_b_norm.weight",),
+    "mamba/c_norm": ("ssm_c_norm.weight",),
+    "mamba/decay": ("ssm_a",),
+    "mamba/skip": ("ssm_d",),
+    "mamba/out": ("ssm_out.weight",),
+}
+_MAMBA2: Table = {
+    "mamba2/in": tuple(f"ssm_in.weight.{part}" for part in ("x", "B", "C")),
+    "mamba2/in_bias": tuple(f"ssm_in.bias.{part}" for part in ("x", "B", "C")),
+    "mamba2/gates": tuple(f"ssm_in.weight.{part}" for part in ("z", "dt")),
+    "mamba2/gates_bias": tuple(f"ssm_in.bias.{part}" for part in ("z", "dt")),
+    "mamba2/conv": ("ssm_conv1d.weight",),
+    "mamba2/decay": ("ssm_a",),
+    "mamba2/step_bias": ("ssm_dt.bias",),
+    "mamba2/skip": ("ssm_d",),
+    "mamba2/out_norm": ("ssm_norm.weight",),
+    "mamba2/out": ("ssm_out.weight",),
+}
+STATES: Table = {**EXPERTS, **_MAMBA, **_MAMBA2}
+FALCON_H1: Table = {**STATES, "ffn_norm": ("ffn_norm",)}
+NEMOTRON: Table = {
+    **STATES,
+    "ffn_norm": ("attn_norm.weight",),
+    "ffn/up": ("ffn_up.weight",),
+    "ffn/latent_down": ("ffn_latent_down.weight",),
+    "ffn/latent_up": ("ffn_latent_up.weight",),
+    "ffn/experts/up": ("ffn_up_exps.{}.weight",),
+    "ffn/shared/up": ("ffn_up_shexp.weight",),
+}
+LFM2: Table = {
+    **LLAMA,
+    "final_norm": ("token_embd_norm.weight",),
+    "short_conv/in": ("shortconv.in_proj.weight",),
+    "short_conv/conv": ("shortconv.conv.weight",),
+    "short_conv/out": ("shortconv.out_proj.weight",),
+}

@@ -81,7 +81,7 @@ def whole(text: dict[str, Any]) -> dict[str, Any]:
     """The configuration of a model that reads images too, of whose parts one reads text."""
     return {
         "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4",
-        "dtype": "bfloat16", "image_token_id": 258880, "eos_token_id": [1, 106],
+        "dtype": "bfloat16", "image_token_id": 258880, "eos_token_id": [1, 16],
         "text_config": text, "vision_config": {"hidden_size": 768, "rope_theta": 100.0},
     }  # fmt: skip
 
@@ -185,7 +185,7 @@ def test_the_text_of_a_model_that_reads_images(tmp_path, caplog):
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[path], expected[path]) for path in found)
     checkpoint = resolve.resolve(str(directory)).open(None)
-    assert checkpoint.eos_ids == (1, 106)
+    assert checkpoint.eos_ids == (1, 16)
     convert.convert(checkpoint, tmp_path / "text", "hf")
     stored = load_file(tmp_path / "text" / "model.safetensors")
     assert stored.keys() == load_file(SHARING / "model.safetensors").keys()

@@ -13,6 +13,7 @@ from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.rope import Linear, Rope
 from configs.model import ModelConfig
+from inference.checkpoints.gguf.export import export_states
 from inference.checkpoints.hf.architectures import export_fields
 
 Metadata = dict[str, Any]  # integers become uint32, other numbers float32
@@ -31,11 +32,19 @@ def of_model(config: ModelConfig) -> Metadata:
     Raises:
         InputError: llama.cpp has no such family, or no such layers.
     """
+    if config.family in export_states.FAMILIES:
+        epsilon = (
+            "layer_norm_epsilon" if config.family == "nemotron_h" else "layer_norm_rms_epsilon"
+        )
+        sizes = {**_sizes(config), f"attention.{epsilon}": config.norm_eps}
+        return _named(
+            config, export_states.architecture(config), sizes | export_states.metadata(config)
+        )
     family = FAMILIES.get(config.family)
     if family is None:
         raise InputError(
             f"{config.name}: the family {config.family} is not written as .gguf; valid: "
-            f"{', '.join(FAMILIES)}"
+            f"{', '.join((*FAMILIES, *export_states.FAMILIES))}"
         )
     for layer in config.pattern:
         if not isinstance(layer.mixer, Attention) or not isinstance(layer.ffn, Gated | Plain):
@@ -44,10 +53,7 @@ def of_model(config: ModelConfig) -> Metadata:
     attention, ffn = config.mixers(Attention)[0], config.layers[0].ffn
     epsilon = "layer_norm_epsilon" if config.norm == "layer" else "layer_norm_rms_epsilon"
     own: Metadata = {
-        "vocab_size": config.vocab_size,
-        "context_length": config.max_context,
-        "embedding_length": config.width,
-        "block_count": config.num_layers,
+        **_sizes(config),
         "feed_forward_length": ffn.width,  # type: ignore[union-attr]
         "attention.head_count": attention.num_heads,
         "attention.head_count_kv": attention.num_kv_heads,
@@ -57,13 +63,26 @@ def of_model(config: ModelConfig) -> Metadata:
         **_rope(config),
         **family.build(config),
     }
-    name = family.architecture
-    general = {"general.architecture": name, "general.name": config.name}
-    return general | {f"{name}.{key}": value for key, value in own.items()}
+    return _named(config, family.architecture, own)
+
+
+def _sizes(config: ModelConfig) -> Metadata:
+    return {
+        "vocab_size": config.vocab_size,
+        "context_length": config.max_context,
+        "embedding_length": config.width,
+        "block_count": config.num_layers,
+    }
+
+
+def _named(config: ModelConfig, architecture: str, own: Metadata) -> Metadata:
+    general = {"general.architecture": architecture, "general.name": config.name}
+    return general | {f"{architecture}.{key}": value for key, value in own.items()}
 
 
 def renamed(config: ModelConfig) -> ModelConfig:
-    """The model by the family that llama.cpp takes it for."""
+    """The model as llama.cpp takes it: by its family, and without factors that weights take up."""
+    config = export_states.folded(config)
     is_llama = config.family == "mistral"  # whose windows, where it has any, have no place there
     return dataclasses.replace(config, family="llama") if is_llama else config
 

@@ -23,8 +23,9 @@ from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.checkpoints import load, names
 from inference.checkpoints.gguf import gguf_file, gguf_metadata
-from inference.checkpoints.gguf.export import export_metadata, export_tokenizer
+from inference.checkpoints.gguf.export import export_metadata, export_states, export_tokenizer
 from inference.checkpoints.gguf.export.export_metadata import Metadata
+from inference.checkpoints.gguf.states import gguf_state_parts
 from inference.checkpoints.load import Progress, StoredParameter
 from inference.checkpoints.native import new_directory
 from inference.checkpoints.opened import Checkpoint, Contents
@@ -33,6 +34,9 @@ from layers import rope as rope_math
 
 # Of all matrices, as `--dtype` names them; other blocks are written only as they are stored.
 DTYPES = ("float32", "bfloat16", "q8_0", "q5_0", "q4_0", "q4_1")
+
+# As in llama.cpp, whatever the type of the matrices is.
+_ROUTERS = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
 
 _STEP = 1 << 20  # numbers that are rounded at a time
 
@@ -83,7 +87,9 @@ def write(
     load.check(declared, contents.source, contents.name_map)
     metadata |= export_tokenizer.metadata(checkpoint, contents)
     with new_directory.create_file(output) as path:
-        tensors = [*_tensors(config, declared, contents, dtype), *_divisors(config)]
+        factors = export_states.factors(checkpoint.config)
+        own = _joined(config, list(_tensors(config, declared, contents, dtype, factors)))
+        tensors = [*own, *_divisors(config)]
         digests = _write(path, metadata, tensors, progress)
         _compare(path, model, checkpoint, digests)
 
@@ -123,8 +129,9 @@ _KINDS = {
 
 
 def _tensors(
-    config: ModelConfig, declared: dict[str, ParamInfo], contents: Contents, dtype: str | None
-) -> Iterator[_Tensor]:
+    config: ModelConfig, declared: dict[str, ParamInfo], contents: Contents, dtype: str | None,
+    factors: dict[str, float],
+) -> Iterator[_Tensor]:  # fmt: skip
     name_map = names.gguf(config)
     for path, info in declared.items():
         stored = name_map(path)
@@ -134,10 +141,17 @@ def _tensors(
         parameter = StoredParameter(contents.source, contents.name_map(path), _as_read(info))
         start = 0
         for name, count in zip(stored.names, rows, strict=True):
-            shape = (count, *info.in_rows[1:])
+            shape = (count, *info.in_rows[1:]) if len(rows) > 1 else info.shape
             is_kept = FORMATS[info.format].is_quantized or dtype is None
             format = info.format if is_kept else str(dtype)
-            format = format if info.is_matrix else "float32"
+            factor = next((own for end, own in factors.items() if f".{name}".endswith(end)), 1.0)
+            if FORMATS[format].is_quantized and is_kept and factor != 1:
+                raise InputError(
+                    f"{contents.source.label}: {path} is stored in {format}, and a .gguf file has "
+                    f"its factor {factor} in it; --dtype=float32 or bfloat16 writes numbers"
+                )
+            is_matrix = info.is_matrix and not name.endswith(_ROUTERS)
+            format = format if is_matrix else "float32"
             try:
                 FORMATS[format].check_rows(shape[-1], path)
             except InputError as error:
@@ -146,11 +160,35 @@ def _tensors(
 
             def make(
                 name: str = name, own: slice = own, format: str = format,
-                parameter: StoredParameter = parameter,
+                parameter: StoredParameter = parameter, factor: float = factor,
             ) -> np.ndarray:  # fmt: skip
-                return _bytes(config, name, format, np.asarray(parameter)[own])
+                values = np.asarray(parameter)
+                values = values.reshape(-1, values.shape[-1]) if values.ndim > 2 else values
+                values = values[own] if factor == 1 else values[own] * np.float32(factor)
+                return _bytes(config, name, format, values)
 
             yield _Tensor(name, shape, format, make)
+
+
+def _joined(config: ModelConfig, tensors: list[_Tensor]) -> list[_Tensor]:
+    """What llama.cpp has in one tensor, or in another shape, as it has it."""
+    found = {tensor.name: tensor for tensor in tensors}
+    wholes = gguf_state_parts.wholes(config) | gguf_state_parts.stacks(config)
+    for name, whole in wholes.items():
+        parts = [found.pop(part) for part in whole.parts]
+        formats = sorted({part.format for part in parts})
+        if len(formats) > 1:
+            raise InputError(f"{name} would be of {' and '.join(formats)}; choose a --dtype")
+
+        def make(parts: list[_Tensor] = parts) -> np.ndarray:
+            rows = [part.make() for part in parts]
+            if len({part.shape[1:] for part in rows}) > 1 or len(rows[0]) == 1:
+                rows = [part.reshape(1, -1) for part in rows]
+                return np.concatenate(rows, axis=1)
+            return np.concatenate(rows)
+
+        found[name] = _Tensor(name, whole.shape, formats[0], make)
+    return list(found.values())
 
 
 def _as_read(info: ParamInfo) -> ParamInfo:
@@ -161,11 +199,12 @@ def _as_read(info: ParamInfo) -> ParamInfo:
 def _bytes(config: ModelConfig, name: str, format: str, values: np.ndarray) -> np.ndarray:
     """Rows, or blocks of rows, as the file has them."""
     if gguf_file.is_interleaved(config, name):
-        head = config.mixers(Attention)[0].head_width
-        values = values.reshape(-1, 2, head // 2, values.shape[-1]).swapaxes(1, 2)
-        values = values.reshape(-1, values.shape[-1])
+        head, shape = config.mixers(Attention)[0].head_width, values.shape
+        values = values.reshape(-1, 2, head // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
     if values.dtype == np.uint8:
         return np.ascontiguousarray(values)
+    if gguf_state_parts.is_rates(name):
+        values = gguf_state_parts.rates(values)
     if config.norm_offset and name.endswith("norm.weight"):
         values = values + np.float32(config.norm_offset)
     import gguf
@@ -179,7 +218,8 @@ def _bytes(config: ModelConfig, name: str, format: str, values: np.ndarray) -> n
 
 def _divisors(config: ModelConfig) -> Iterator[_Tensor]:
     """Of Llama 3.1's frequencies, which the file states instead of the rule that made them."""
-    rope = config.mixers(Attention)[0].rope
+    mixers = config.mixers(Attention)
+    rope = mixers[0].rope if mixers else None
     if rope is None or not isinstance(rope.scaling, Llama3):
         return
     head = config.mixers(Attention)[0].head_width
@@ -235,6 +275,8 @@ def _typed(value: Any) -> tuple[Any, Any, Any]:
             **{name: types[name.upper()] for name in ("int32", "uint32", "int64", "uint64")},
         }  # fmt: skip
         return value.tolist(), types.ARRAY, items[value.dtype.name]
+    if isinstance(value, list) and isinstance(value[0], int):
+        return value, types.ARRAY, types.INT32
     if isinstance(value, list):
         return value, types.ARRAY, types.STRING
     kinds = {bool: types.BOOL, str: types.STRING, float: types.FLOAT32}

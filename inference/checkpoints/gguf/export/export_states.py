@@ -1,0 +1,199 @@
+"""Metadata of models with states, and the factors that llama.cpp has in their weights."""
+
+import dataclasses
+from typing import Any
+
+from configs.errors import InputError
+from configs.kinds.attention import Attention
+from configs.kinds.combined import NoMixer, Parallel
+from configs.kinds.experts import Experts
+from configs.kinds.feed_forward import Gated
+from configs.kinds.kind import FeedForward
+from configs.kinds.recurrent.mamba import Mamba2
+from configs.kinds.recurrent.selective import Mamba
+from configs.kinds.recurrent.short_conv import ShortConv
+from configs.model import ModelConfig
+
+Metadata = dict[str, Any]
+
+
+def architecture(config: ModelConfig) -> str:
+    """What llama.cpp calls a family with states."""
+    if config.family == "nemotron_h" and _experts(config):
+        return "nemotron_h_moe"
+    return _ARCHITECTURES[config.family]
+
+
+def metadata(config: ModelConfig) -> Metadata:
+    """What a file of such a family says besides its sizes."""
+    return {**_attention(config), **_recurrent(config), **_ffns(config), **_own(config)}
+
+
+def _attention(config: ModelConfig) -> Metadata:
+    """Heads, and of each layer its keys' where not all layers have as many."""
+    attends = [next((p for p in layer.mixer.parts if isinstance(p, Attention)), None)
+               for layer in config.layers]  # fmt: skip
+    first = next(filter(None, attends), None)
+    if first is None:
+        return {"attention.head_count": 0}
+    kv_heads = [own.num_kv_heads if own else 0 for own in attends]
+    found: Metadata = {
+        "attention.head_count": first.num_heads,
+        "attention.head_count_kv": kv_heads[0] if len(set(kv_heads)) == 1 else kv_heads,
+        "attention.key_length": first.head_width,
+        "attention.value_length": first.head_width,
+    }
+    if first.rope is not None:
+        found |= {"rope.freq_base": first.rope.theta, "rope.dimension_count": first.head_width}
+    return found
+
+
+def _recurrent(config: ModelConfig) -> Metadata:
+    for kind in (part for layer in config.layers for part in layer.mixer.parts):
+        if isinstance(kind, ShortConv):
+            return {"shortconv.l_cache": kind.conv_width}
+        if isinstance(kind, Mamba):
+            inner, rank = kind.channels, kind.step_rank
+        elif isinstance(kind, Mamba2):
+            inner, rank = kind.inner_width, kind.num_heads
+        else:
+            continue
+        found: Metadata = {
+            "ssm.conv_kernel": kind.conv_width,
+            "ssm.inner_size": inner,
+            "ssm.state_size": kind.state_width,
+            "ssm.time_step_rank": rank,
+        }
+        if isinstance(kind, Mamba2):
+            found["ssm.group_count"] = kind.num_groups
+        return found
+    raise InputError(f"{config.name}: a model of {config.family} without states is not written")
+
+
+def _ffns(config: ModelConfig) -> Metadata:
+    """The width of a feed-forward, of each layer where some have none, and how experts route."""
+    widths = [_width(layer.ffn) for layer in config.layers]
+    is_listed = any(isinstance(layer.mixer, NoMixer) for layer in config.layers)
+    found: Metadata = {"feed_forward_length": widths if is_listed else max(widths)}
+    if own := _experts(config):
+        found |= {"expert_count": own.num_experts, "expert_used_count": own.top_k}
+        if own.shared_width:
+            found["expert_shared_feed_forward_length"] = own.shared_width
+        if own.router.scores == "sigmoid":
+            found |= {
+                "expert_feed_forward_length": own.width,
+                "expert_shared_count": 1,
+                "expert_weights_norm": own.router.is_normalized,
+                "expert_weights_scale": own.router.scale,
+                "expert_group_count": own.router.num_groups,
+                "expert_group_used_count": own.router.top_groups,
+            }
+        if own.latent_width:
+            found["moe_latent_size"] = own.latent_width
+    return found
+
+
+def _width(ffn: FeedForward | None) -> int:
+    return getattr(ffn, "width", 0)
+
+
+def _experts(config: ModelConfig) -> Experts | None:
+    ffns = (layer.ffn for layer in config.layers)
+    return next((ffn for ffn in ffns if isinstance(ffn, Experts)), None)
+
+
+def _own(config: ModelConfig) -> Metadata:
+    """What one family alone writes."""
+    if config.family in ("mamba", "falcon_mamba"):
+        return {"ssm.dt_b_c_rms": config.family == "falcon_mamba"}
+    if config.family != "granitemoehybrid":
+        return {}
+    own = next(iter(config.mixers(Attention)), None)
+    scales: Metadata = {} if own is None or own.scale is None else {"attention.scale": own.scale}
+    return scales | {
+        "embedding_scale": config.embedding_scale,
+        "residual_scale": config.residual_scale,
+        "logit_scale": 1 / config.logit_scale,
+        "rope.scaling.finetuned": own is not None and own.rope is not None,
+    }
+
+
+def folded(config: ModelConfig) -> ModelConfig:
+    """The model without the factors that `factors` gives, which its weights take up.
+
+    Raises:
+        InputError: embedding and head are one table, and have factors of their own.
+    """
+    if config.family != "falcon_h1":
+        return config
+    if config.tied and config.embedding_scale != config.logit_scale:
+        raise InputError(
+            f"{config.name}: model.embedding_scale={config.embedding_scale} and "
+            f"logit_scale={config.logit_scale} act on one table, and a .gguf file has its factors "
+            "in its weights; --to=orbax keeps them"
+        )
+    pattern = []
+    for layer in config.pattern:
+        mixer, ffn = _parallel(layer.mixer), layer.ffn
+        assert isinstance(ffn, Gated), "its builder has seen to it"
+        attention = dataclasses.replace(mixer.attention, key_scale=1.0)
+        state: Any = dataclasses.replace(_state_space(mixer), part_scales=())
+        pattern.append(
+            dataclasses.replace(
+                layer,
+                mixer=Parallel(attention, state),
+                ffn=dataclasses.replace(ffn, gate_scale=1.0, down_scale=1.0),
+            )
+        )
+    return dataclasses.replace(config, pattern=tuple(pattern), embedding_scale=1.0, logit_scale=1.0)
+
+
+def factors(config: ModelConfig) -> dict[str, float]:
+    """Of Falcon-H1's weights and biases, by how their names end; a factor on what is read has no
+    part in a bias.
+    """
+    if config.family != "falcon_h1":
+        return {}
+    mixer, ffn = _parallel(config.layers[0].mixer), config.layers[0].ffn
+    assert isinstance(ffn, Gated), "its builder has seen to it"
+    (read, fed), (attends, states) = mixer.in_scales, mixer.out_scales
+    key, scales = mixer.attention.key_scale, _state_space(mixer).part_scales or (1.0,) * 5
+    parts = dict(zip(("z", "x", "B", "C", "dt"), scales, strict=True))
+    found = {
+        ".token_embd.weight": config.embedding_scale,
+        ".output.weight": config.logit_scale,
+        ".attn_q.weight": read,
+        ".attn_k.weight": read * key,
+        ".attn_k.bias": key,
+        ".attn_v.weight": read,
+        **{f".ssm_in.weight.{part}": fed * scale for part, scale in parts.items()},
+        **{f".ssm_in.bias.{part}": scale for part, scale in parts.items()},
+    }
+    behind = {"attn_output": attends, "ssm_out": states, "ffn_gate": ffn.gate_scale,
+              "ffn_down": ffn.down_scale}  # fmt: skip
+    for name, scale in behind.items():
+        found |= {f".{name}.weight": scale, f".{name}.bias": scale}
+    return {name: scale for name, scale in found.items() if scale != 1.0}
+
+
+def _parallel(mixer: Any) -> Parallel:
+    assert isinstance(mixer, Parallel), "its builder has seen to it"
+    return mixer
+
+
+def _state_space(mixer: Parallel) -> Mamba2:
+    assert isinstance(mixer.recurrent, Mamba2), "its builder has seen to it"
+    return mixer.recurrent
+
+
+_ARCHITECTURES = {
+    "mamba": "mamba",
+    "falcon_mamba": "mamba",
+    "mamba2": "mamba2",
+    "jamba": "jamba",
+    "lfm2": "lfm2",
+    "falcon_h1": "falcon-h1",
+    "granitemoehybrid": "granitehybrid",
+    "nemotron_h": "nemotron_h",
+}
+FAMILIES = tuple(_ARCHITECTURES)
