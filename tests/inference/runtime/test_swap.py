@@ -40,6 +40,23 @@ def test_a_leaf_of_several_arrays_goes_to_the_host_and_comes_back():
             np.testing.assert_array_equal(found[name][1:], expected[1:])
 
 
+def test_states_of_other_shapes_go_to_the_host_together():
+    """Snapshots of a model whose layers with states are of two kinds."""
+    config = Config(fakes.delta(), EngineConfig(max_seqs=2, preemption="swap", max_context=64))
+    generator, group = np.random.default_rng(0), len(config.num_host_pages) - 1
+    arguments = cache_arguments(config, "reference")
+    before = jax.tree.map(
+        lambda leaf: generator.random(leaf.shape, np.float32), kv_cache.abstract(*arguments)
+    )
+    transfers = Transfer(group, 2, 5, True), Transfer(group, 1, 5, False)
+    swapper = PageSwapper(config, kv_cache.abstract(*arguments))
+    cache = swapper.transfer(jax.tree.map(jnp.asarray, before), (transfers,))
+    for layer in config.cached_groups[group].layers:
+        for found, kept in zip(cache[layer].snapshots, before[layer].snapshots, strict=True):
+            np.testing.assert_array_equal(found[1:], [kept[2], *kept[2:]])
+    assert len({leaf.shape[1:] for layer in (0, 1) for leaf in cache[layer].snapshots}) > 2
+
+
 def test_no_device_memory_is_kept_once_it_is_to_be_free():
     """Of what the other data shard's sinks receive with each page."""
     engine = EngineConfig(page_tokens=8, max_seqs=2, max_context=64, cache_bytes=1 << 16)
