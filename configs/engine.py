@@ -483,8 +483,7 @@ class Config:
         specs, pages = self.cached_model.cache_specs, self.num_cached_pages
         sizes = [*self._page_bytes, sum(spec.bytes_per_sequence() for spec in specs)]
         total = sum((n - 1) * size for n, size in zip(pages, sizes, strict=False))
-        alike = len({spec.states for spec in specs if spec.states}) < 2  # one copy moves them all
-        if self.engine.preemption == "recompute" or not alike or not total:
+        if self.engine.preemption == "recompute" or not total:
             return tuple(1 for _ in pages)
         times = min(4.0, self.engine.swap_bytes / (total * self.mesh.num_chips))
         return tuple(1 + int((n - 1) * times) for n in pages)

@@ -211,7 +211,9 @@ def check_branches(model: ModelConfig) -> None:
         InputError: a layer keeps what is of one path.
     """
     if model.has_states:
-        raise InputError(f"{model.name} keeps states, which cannot branch: leave the tree out")
+        raise InputError(
+            f"{model.name} keeps states, which cannot branch: draft chains, without tree="
+        )
     if not all(spec.can_tree for spec in model.cache_specs):
         raise InputError(
             "drafts that branch do not go with attention that chooses pages (token_budget) or "

@@ -28,6 +28,9 @@ Transfers = tuple[tuple[Transfer, ...], ...]  # of each data shard
 
 Snapshots = tuple[tuple[Snapshot, ...], ...]  # likewise
 
+# Pages of a group: its layers' leaves, those alike stacked, [X, layers, ...] each.
+Copied = tuple[CacheLeaf, ...]
+
 PAGES = 8  # that one call copies; more take several calls
 _ROWS = 8  # snapshots that one call makes; more take several calls
 
@@ -45,19 +48,23 @@ class PageSwapper:
         """
         self._config, self._mesh, self._cache = config, mesh, cache
         self._chips = config.mesh.num_chips
-        self._stored = []  # a group: a leaf's arrays, [shards, chips, pages, layers, ...] each
+        # A group: of each kind of leaf its arrays, [shards, chips, pages, layers, ...] each.
+        self._stored: list[Copied] = []
         shards = config.mesh.num_groups
         for index, num_pages in enumerate(config.num_host_pages):
             group, each = config.cached_groups[index], num_device_pages(config, index)
-            first = shards, self._chips // shards, num_pages * each, len(group.layers)
-            self._stored.append(
-                jax.tree.map(
-                    lambda x, first=first: np.empty(first + x.shape[1:], x.dtype),
-                    kv_cache.part(cache, group.layers[0], group.part),
+            stored = []
+            for layers in _alike(cache, group):
+                first = shards, self._chips // shards, num_pages * each, len(layers)
+                stored.append(
+                    jax.tree.map(
+                        lambda x, first=first: np.empty(first + x.shape[1:], x.dtype),
+                        kv_cache.part(cache, layers[0], group.part),
+                    )
                 )
-            )
+            self._stored.append(tuple(stored))
         self._compiled: dict[tuple[int, bool], Compiled] = {}
-        self._zeros: dict[int, CacheLeaf] = {}
+        self._zeros: dict[int, Copied] = {}
 
     def warm_up(self) -> None:
         """Compiles everything that `transfer` may need."""
@@ -93,18 +100,18 @@ class PageSwapper:
             cache = self._copy(cache, *kind, taken)
         return cache
 
-    def read(self, cache: Cache, group: int, pages: Sequence[int]) -> CacheLeaf:
+    def read(self, cache: Cache, group: int, pages: Sequence[int]) -> Copied:
         """At most `PAGES` pages of all layers of a group, of one data shard, on the device and
-        padded with sinks: a leaf's arrays, [X, layers, ...] of a chip each.
+        padded with sinks; of a chip each.
         """
         padded = np.zeros(PAGES, np.int32)
         padded[: len(pages)] = pages
         page_X = device_pages(padded, self._config, group)
-        data: CacheLeaf = self._executable(group, to_host=True)(cache, page_X)
+        data: Copied = self._executable(group, to_host=True)(cache, page_X)
         return data
 
     def receive(
-        self, cache: Cache, group: int, pages: Sequence[int], data: CacheLeaf, shard: int
+        self, cache: Cache, group: int, pages: Sequence[int], data: Copied, shard: int
     ) -> Cache:
         """The cache with what another chip's `read` has read in these pages of a data shard."""
         num_shards = self._config.mesh.num_groups
@@ -122,7 +129,7 @@ class PageSwapper:
         """Frees what `receive` keeps on the device, which is made again when it is needed."""
         self._zeros.clear()
 
-    def _nothing(self, group: int, data: CacheLeaf) -> CacheLeaf:
+    def _nothing(self, group: int, data: Copied) -> Copied:
         """What the other data shards' sinks receive."""
         if group not in self._zeros:
             assert self._mesh is not None
@@ -203,20 +210,36 @@ def _kind(transfer: Transfer) -> tuple[int, bool]:
     return transfer.group, transfer.to_host
 
 
-def _read(cache: Cache, page_X: jax.Array, group: PageGroup) -> CacheLeaf:
-    """Pages of all layers of a group: a leaf's arrays, [X, layers, ...] each."""
-    leaves = [kv_cache.part(cache, layer, group.part) for layer in group.layers]
-    return jax.tree.map(lambda *arrays: jnp.stack([x[page_X] for x in arrays], axis=1), *leaves)
+def _alike(cache: Cache, group: PageGroup) -> list[list[int]]:
+    """Layers of a group by what a page of theirs is; states may differ from layer to layer."""
+    found: dict[Any, list[int]] = {}
+    for layer in group.layers:
+        leaves, structure = jax.tree.flatten(kv_cache.part(cache, layer, group.part))
+        kind = structure, *((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+        found.setdefault(kind, []).append(layer)
+    return list(found.values())
 
 
-def _write(cache: Cache, page_X: jax.Array, data: CacheLeaf, group: PageGroup) -> Cache:
+def _read(cache: Cache, page_X: jax.Array, group: PageGroup) -> Copied:
+    """Pages of all layers of a group."""
+    return tuple(
+        jax.tree.map(
+            lambda *arrays: jnp.stack([x[page_X] for x in arrays], axis=1),
+            *(kv_cache.part(cache, layer, group.part) for layer in layers),
+        )
+        for layers in _alike(cache, group)
+    )
+
+
+def _write(cache: Cache, page_X: jax.Array, data: Copied, group: PageGroup) -> Cache:
     """The cache with these pages in place; sinks may be written."""
-    for i, layer in enumerate(group.layers):
-        leaf = jax.tree.map(
-            lambda pages, new, i=i: pages.at[page_X].set(new[:, i], mode="promise_in_bounds"),
-            kv_cache.part(cache, layer, group.part), data,
-        )  # fmt: skip
-        cache = kv_cache.with_part(cache, layer, group.part, leaf)
+    for layers, own in zip(_alike(cache, group), data, strict=True):
+        for i, layer in enumerate(layers):
+            leaf = jax.tree.map(
+                lambda pages, new, i=i: pages.at[page_X].set(new[:, i], mode="promise_in_bounds"),
+                kv_cache.part(cache, layer, group.part), own,
+            )  # fmt: skip
+            cache = kv_cache.with_part(cache, layer, group.part, leaf)
     return cache
 
 

@@ -1,9 +1,11 @@
 """Checkpoints of a training run: a directory a step, written by Orbax, and what the run was.
 
 A step's directory gets its name when it is complete; so one that is killed while it writes leaves
-those before it. `Engine.update_params` reads such a step as well.
+those before it. Orbax reads changed bytes as numbers, so what its files were is kept beside them.
+`Engine.update_params` reads such a step as well.
 """
 
+import hashlib
 import json
 import re
 import shutil
@@ -20,6 +22,7 @@ from inference.files import user_files
 
 RECORD = "run.json"
 
+_DIGESTS = "sha256.json"  # of a step's files
 _NAME = re.compile(r"\d{8}")
 _KEPT = 2
 _CLEAR_S = 5.0  # of trying
@@ -49,27 +52,28 @@ class StepFolder:
         """The newest checkpoint, laid out as `state` is; `state` itself if there is none.
 
         Raises:
-            InputError: it cannot be read.
+            InputError: it is damaged, or cannot be read; names the last good one.
         """
-        steps = self._steps()
-        if not steps:
+        places = list(map(self._place, reversed(self._steps())))
+        if not places:
             return state
-        import orbax.checkpoint as ocp  # 0.2 to 1 s
-
         like = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
         )
         try:
-            with _quiet(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-                found: State = checkpointer.restore(
-                    self._place(steps[-1]), args=ocp.args.StandardRestore(like)
-                )
-        except Exception as error:  # whatever its libraries raise
-            before = f"remove it to go on from step {steps[-2]}" if steps[1:] else "remove it"
+            return _read(places[0], like)
+        except InputError as error:
+            cause = error
+        for number, place in enumerate(places[1:], 1):
+            try:
+                _read(place, like)
+            except InputError:
+                continue
+            damaged = " and ".join(map(str, places[:number]))
             raise InputError(
-                f"cannot read {self._place(steps[-1])}: {reason(error)[:300]}; {before}"
-            ) from None
-        return found
+                f"{cause}; the last good one is {place}: remove {damaged} to go on from there"
+            )
+        raise InputError(f"{cause}; no other one is good: remove {self.path} to start over")
 
     def save(self, step: int, state: Any) -> None:
         """Writes a checkpoint, then removes those that are too old.
@@ -87,6 +91,8 @@ class StepFolder:
             self._clear()
             with _quiet(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
                 checkpointer.save(self._place(step), args=ocp.args.StandardSave(state))
+            digests = json.dumps(_digests(self._place(step)), indent=1) + "\n"
+            user_files.write({self._place(step) / _DIGESTS: digests.encode()})
         except Exception as error:
             self._clear()
             raise InputError(
@@ -118,6 +124,39 @@ class StepFolder:
             if time.monotonic() > deadline:
                 return
             time.sleep(0.02)
+
+
+def _read(place: Path, like: State) -> State:
+    """A step, laid out as `like` is.
+
+    Raises:
+        InputError: its files are not those that were written, or it cannot be read.
+    """
+    if (place / _DIGESTS).exists():  # not where a run was killed before it wrote them
+        written, found = mapped.read_json(place / _DIGESTS), _digests(place)
+        for name, digest in written.items():
+            if found.get(name) != digest:
+                why = "is not what was written" if name in found else "is missing"
+                raise InputError(f"{place} is damaged: its {name} {why}")
+    import orbax.checkpoint as ocp  # 0.2 to 1 s
+
+    try:
+        with _quiet(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+            state: State = checkpointer.restore(place, args=ocp.args.StandardRestore(like))
+    except Exception as error:  # whatever its libraries raise
+        raise InputError(f"cannot read {place}: {reason(error)[:300]}") from None
+    return state
+
+
+def _digests(place: Path) -> dict[str, str]:
+    """SHA-256 of each file of a step but their own."""
+    digests = {}
+    for path in sorted(place.rglob("*")):
+        if path.is_file() and path.name != _DIGESTS:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digests[path.relative_to(place).as_posix()] = digest
+    return digests
 
 
 def _check_same(path: Path, record: dict[str, Any]) -> None:

@@ -86,7 +86,9 @@ def scores(made):
 _FORMATS = "int8", "w8a8", "fp8", "int4_g32", "int3_asym_g32", "mxfp4", "llm_int8"
 
 
-@pytest.mark.parametrize("format", _FORMATS)
+@pytest.mark.parametrize("format", [
+    pytest.param(name, marks=pytest.mark.long if name == "fp8" else ()) for name in _FORMATS
+])  # fmt: skip
 def test_answers_depend_on_no_neighbour_chunk_or_cached_prefix(format):
     made = engine(model(format, dtype="bfloat16"), deterministic=True)
     asked = SamplingParams(max_new_tokens=9, ignore_eos=True)
@@ -137,7 +139,9 @@ def test_speculation_is_exact_whoever_has_few_bits(few):
     assert 0 < made.scheduler.counters.num_accepted < made.scheduler.counters.num_drafts
 
 
-@pytest.mark.parametrize("format", ["int4_g32", "int8", "fp8", "llm_int8"])
+@pytest.mark.parametrize(
+    "format", ["int4_g32", "int8", pytest.param("fp8", marks=pytest.mark.long), "llm_int8"]
+)
 def test_two_chips_have_one_chips_scores(format):
     """Groups of 32 and their scales stay together; of a row that is one block, each chip has the
     scale; of LLM.int8's features, each multiplies its own, and rounds its part of a token's others.

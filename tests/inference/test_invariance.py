@@ -99,7 +99,6 @@ CASES += [
     for case in (
         ("gpt-oss", 15, "together"), ("every cache, int8", 15, "prefixes on the host"),
         ("indexer", 12, "swap"), ("pages", 12, "prefixes on the host"),
-        ("compressed, int8", 12, "swap"), ("hybrid", 12, "recompute"),
     )
 ]  # fmt: skip
 CASES += [

@@ -41,12 +41,11 @@ _MODELS = {
 }
 _MESHES = Mesh(model=2), Mesh(model=8), Mesh(data=2, model=4), Mesh(data=8)
 _QUICK = [
-    ("full", Mesh(model=2)), ("full", Mesh(data=2, model=4)), ("shared", Mesh(model=8)),
+    ("full", Mesh(model=2)), ("shared", Mesh(model=8)),
     ("windows", Mesh(data=8)), ("full, 3 KV heads", Mesh(model=8)),
     ("uneven windows", Mesh(data=2, model=3)), ("deepseek", Mesh(model=2, expert=2)),
-    ("gpt-oss", Mesh(data=2, expert=2)), ("gemma4", Mesh(model=2)), ("pages", Mesh(model=2)),
+    ("gpt-oss", Mesh(data=2, expert=2)), ("pages", Mesh(model=2)),
     ("uneven, int8", Mesh(model=3)), ("compressed", Mesh(data=2, model=2)),
-    ("delta", Mesh(model=2)),
     ("hybrid", Mesh(model=2, expert=2)),
 ]  # fmt: skip
 _ALL = [
@@ -60,10 +59,12 @@ _ALL = [
     *((name, mesh) for name in ("deepseek", "gpt-oss", "indexer") for mesh in (
         Mesh(model=2), Mesh(model=3), Mesh(expert=2), Mesh(expert=4), Mesh(data=2, expert=2),
         Mesh(model=2, expert=2), Mesh(data=2, model=2, expert=2))),
-    *(("delta", mesh) for mesh in (Mesh(model=3), Mesh(model=4), Mesh(data=2, model=2))),
+    *(("delta", mesh) for mesh in (
+        Mesh(model=2), Mesh(model=3), Mesh(model=4), Mesh(data=2, model=2))),
     *(("hybrid", mesh) for mesh in (Mesh(model=2), Mesh(data=2, expert=2))),
     *(("linear", mesh) for mesh in (Mesh(model=2), Mesh(data=2, model=4))),
-    *(("gemma4", mesh) for mesh in (Mesh(model=3), Mesh(model=2, expert=2), Mesh(data=2, model=4))),
+    *(("gemma4", mesh) for mesh in (
+        Mesh(model=2), Mesh(model=3), Mesh(model=2, expert=2), Mesh(data=2, model=4))),
     *(("jamba", mesh) for mesh in (Mesh(model=2), Mesh(model=3), Mesh(data=2, model=2, expert=2))),
 ]  # fmt: skip
 _LONG = [pytest.param(*case, marks=pytest.mark.long) for case in _ALL if case not in _QUICK]
@@ -148,7 +149,8 @@ def _disturbed(mesh, preemption, name="uneven"):
 
 
 @pytest.mark.parametrize("name, preemption", [
-    ("uneven", "recompute"), ("uneven", "swap"), ("deepseek", "recompute"),
+    ("uneven", "recompute"), ("uneven", "swap"),
+    pytest.param("deepseek", "recompute", marks=pytest.mark.long),
     pytest.param("deepseek", "swap", marks=pytest.mark.long),
     pytest.param("uneven, int8", "recompute", marks=pytest.mark.long),
     pytest.param("uneven, int8", "swap", marks=pytest.mark.long),

@@ -196,12 +196,25 @@ def _briefly(names, brief):
     return [name if name in brief else pytest.param(name, marks=pytest.mark.long) for name in names]
 
 
-# One of a family, and each stretch of positions; all are read from pages.
+def _family(name: str) -> str:
+    return name.split("-")[0]
+
+
+# Whose experts are chosen as those of another family, behind attention of another.
+_LIKE_OTHERS = [
+    n
+    for n in _GREEDY
+    if _family(n) in ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe", *_RELATED_STATES)
+]
+# Whose parts no other has; of all families logits over pages say more than their texts do.
+_LLAMAS = "mistral", "qwen2", "qwen3", "smollm3"
+_OWN = [n for n in _GREEDY if n not in _LIKE_OTHERS and _family(n) not in _LLAMAS]
+# One of each, and each stretch of positions; all are read from pages.
 _STRETCHED = "llama-mqa-dynamic", "llama-gqa-yarn-bias", "phi3-gqa-longrope-partial"
 
 
 @pytest.mark.quick_code
-@pytest.mark.parametrize("name", _briefly(_NAMES, {*_GREEDY, *_STRETCHED}))
+@pytest.mark.parametrize("name", _briefly(_NAMES, {*_OWN, *_STRETCHED}))
 def test_without_a_cache(name):
     model, _, _, expected = _load(name)
     _assert_close(_uncached_logits(name, model), expected)
@@ -461,7 +474,7 @@ def test_a_quirk_is_visible(name):
 
 
 @pytest.mark.quick_code
-@pytest.mark.parametrize("name", _GREEDY)
+@pytest.mark.parametrize("name", _briefly(_GREEDY, _OWN))
 def test_greedy_text(name):
     """Ten prompts of different lengths continue as transformers continues them, on chips that
     divide the model: two, or three where its heads are; and experts, where three divide them.
@@ -481,10 +494,6 @@ def test_greedy_text(name):
         [prompt[prompt >= 0].tolist() for prompt in prompts], fakes.greedy(expected.shape[1])
     )
     assert [completion.token_ids for completion in completions] == expected.tolist()
-
-
-def _family(name: str) -> str:
-    return name.split("-")[0]
 
 
 def _steps(name: str, fed: list[int] | None, each: int):
@@ -511,17 +520,13 @@ def test_both_prompts_packed_in_one_step(name):
     _assert_close(_paged_logits(name, shape, in_chunks, page_tokens=8), _load(name)[3])
 
 
-# Whose experts are chosen as those of another family, behind attention of another.
-_LIKE_OTHERS = [
-    n
-    for n in _GREEDY
-    if _family(n) in ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe", *_RELATED_STATES)
-]
 _STEPWISE = ("llama-mqa-float32", "llama-mqa-dynamic", "llama-gqa-tied-rope3", "llama-mha-sharded")
 
 
 @pytest.mark.quick_code
-@pytest.mark.parametrize("name", sorted({*_STEPWISE, *_GREEDY} - {*_LIKE_OTHERS}))
+@pytest.mark.parametrize(
+    "name", _briefly(sorted({*_STEPWISE, *_GREEDY} - {*_LIKE_OTHERS}), {*_STEPWISE, *_OWN})
+)
 def test_token_by_token(name):
     """As decoding does, with a third row that is padding."""
     shape = StepShape((3, 1), (0, 16))

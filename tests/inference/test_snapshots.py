@@ -93,8 +93,14 @@ def test_evicted_states_come_back_from_the_host():
     assert engine.scheduler.counters.num_restored_pages > 0
 
 
-@pytest.mark.parametrize("mesh", [Mesh(), Mesh(model=2), Mesh(data=2)], ids=str)
-@pytest.mark.parametrize("model", [_HYBRID, _ALONE], ids=["hybrid", "alone"])
+@pytest.mark.parametrize("model, mesh", [
+    pytest.param(model, mesh, id=f"{name}-{mesh}", marks=pytest.mark.long if is_long else ())
+    for model, name, mesh, is_long in (
+        (_HYBRID, "hybrid", Mesh(), False), (_HYBRID, "hybrid", Mesh(model=2), True),
+        (_HYBRID, "hybrid", Mesh(data=2), False), (_ALONE, "alone", Mesh(), False),
+        (_ALONE, "alone", Mesh(model=2), True), (_ALONE, "alone", Mesh(data=2), True),
+    )
+])  # fmt: skip
 def test_what_resumes_answers_as_what_is_computed(model, mesh):
     """Prompts that share beginnings, one after another, and each alone on an engine of its own that
     keeps nothing.

@@ -1,5 +1,6 @@
 """Commands of the pages per task run as they stand, on a tiny model."""
 
+import importlib
 import json
 import os
 import re
@@ -13,6 +14,8 @@ import pytest
 from inference.text import sampling_fields, template_worker
 from tests import compiling
 from tests.scripts import apps
+
+pytestmark = pytest.mark.quick_code
 
 _DOCS = apps.ROOT / "docs"
 _PAGES = {"generate": (), "chat": (), "evaluate": ("--window=64",)}  # and flags for a tiny model
@@ -32,7 +35,8 @@ def blocks(page: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", _PAGES)
-def test_commands(page, tmp_path):
+def test_commands(page, tmp_path, monkeypatch, capfd):
+    """What is one command without a shell's signs needs no process of its own; chats read stdin."""
     found = blocks(page)
     assert all("python -m scripts." in block for block in found) and len(found) >= 2
     shim = tmp_path / "bin" / "python"
@@ -45,8 +49,16 @@ def test_commands(page, tmp_path):
     environment = compiling.environment(
         tmp_path / "cache", PYTHONPATH=str(apps.ROOT), PATH=f"{shim.parent}:{os.environ['PATH']}"
     )
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("RIDGELINE_CACHE", environment["RIDGELINE_CACHE"])
     for block in found:
         block = block.replace("--against=smollm2-135m", f"--against={apps.TINY}")
+        if page != "chat" and block.count("\n") == 1 and not set(block) & set("|<>"):
+            _, _, name, *words = shlex.split(block)
+            module = importlib.import_module(name)
+            done = apps.call(module, monkeypatch, capfd, *words, *_SETTINGS, *_PAGES[page])
+            assert done.status == 0 and "error" not in done.err, f"{block}\n{done.err}"
+            continue
         ran = subprocess.run(
             ["bash", "-eo", "pipefail", "-c", block], cwd=folder, env=environment, timeout=240,
             stdin=subprocess.DEVNULL, capture_output=True, text=True,

@@ -1,11 +1,13 @@
 """`python -m scripts.kernelbench` where there is no accelerator: small shapes, every line of it."""
 
+import copy
 import dataclasses
 import json
 
 import jax
 import pytest
 
+from inference.benchmark.kernels import timing
 from inference.benchmark.kernels.attention_case import Case
 from layers.kernels.cpu import library
 from scripts import kernelbench
@@ -22,11 +24,12 @@ def run(monkeypatch, capfd):
     jax.config.update("jax_platforms", platforms)
 
 
-def test_rows_and_table(run):
+def test_rows_and_table(run, monkeypatch):
     ran = run("--json", "--device=cpu")
     assert ran.status == 0, ran.err
     found = json.loads(ran.out)
     assert found["device"] == "cpu" and found["hardware"]["read_bandwidth"] > 0
+    measured = copy.deepcopy(found["rows"])
     shuffled, in_order, prefill = found["rows"]
     assert shuffled["is_shuffled"] and not in_order["is_shuffled"] and prefill["queries"] == 128
     assert found["shuffled_over_in_order"]["reference"] > 0
@@ -40,6 +43,8 @@ def test_rows_and_table(run):
         assert {"pallas_gpu", "cudnn", "flash-attn3-jax"} <= set(row["results"])
         assert {result["status"] for result in row["results"].values()} == {"not run"}
 
+    # Once is enough: what else is printed is of the same rows.
+    monkeypatch.setattr(timing, "measure", lambda *_, **__: copy.deepcopy(measured))
     *earlier, last = map(json.loads, run("--json_lines").out.splitlines())
     assert [len(each["rows"]) for each in earlier] == [1, 2, 3] and len(last["rows"]) == 3
     assert "shuffled_over_in_order" in last

@@ -140,7 +140,7 @@ def test_transformers_has_a_place_for_fewer_heads_and_none_for_shared_caches(tmp
     assert "--to=orbax keeps it" in str(caught.value) and not (tmp_path / "none").exists()
 
 
-_FAKE = dataclasses.replace(fakes.fake_model(), num_layers=1)
+_PAGES = fakes.fake_model().pattern[:1]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,10 @@ _FAKE = dataclasses.replace(fakes.fake_model(), num_layers=1)
     [
         (lambda: smaller_caches.shared_by(fakes.llama(), 0), "by at least 1 layer, not 0"),
         (lambda: smaller_caches.shared_by(fakes.of_kind("shared"), 2), "share caches already"),
-        (lambda: smaller_caches.shared_by(_FAKE, 2), "no layer of it has keys"),
+        (
+            lambda: smaller_caches.shared_by(fakes.fake_model(num_layers=1, pattern=_PAGES), 2),
+            "no layer of it has keys",
+        ),
         (lambda: smaller_caches.with_kv_heads(fakes.deepseek(), 1), "has key/value heads"),
         (lambda: smaller_caches.with_kv_heads(fakes.llama(), 3), "2 key/value heads become 1, 2, "),
         (lambda: smaller_caches.with_kv_heads(fakes.llama(), 0), "become 1, 2, not 0"),

@@ -50,7 +50,9 @@ def parse(case: str, **changes):
 
 
 BAD = {
-    "layers": (BAMBA, {"attn_layer_indices": [64]}, "attn_layer_indices names layer 64 of"),
+    "layers": (
+        BAMBA, {"attn_layer_indices": [64]}, "attn_layer_indices names layer 64 of .; valid: 0 to",
+    ),
     "no layers": (BAMBA, {"attn_layer_indices": "1"}, "attn_layer_indices lists numbers of layers"),
     "share": (BAMBA, {"partial_rotary_factor": 0.25}, "partial_rotary_factor=0.25 is not"),
     "heads": (BAMBA, {"mamba_d_head": 9}, "mamba_n_heads x mamba_d_head is 36, and .* be equal"),
@@ -71,6 +73,20 @@ BAD = {
     "tied": (NEMOTRON, {"tie_word_embeddings": True}, "tie_word_embeddings=True is not"),
     "window": (NEMOTRON, {"sliding_window": 64}, "sliding_window=64 is not supported"),
     "gate": (NEMOTRON, {"mlp_hidden_act": "silu"}, "mlp_hidden_act='silu' is not supported"),
+    "activation": (BAMBA, {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; valid: s"),
+    "activations": (GRANITE, {"hidden_act": "relu"}, "hidden_act='relu' is not supported"),
+    "its activation": (FALCON, {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
+    "norms": (
+        GRANITE, {"normalization_function": "layernorm"},
+        "normalization_function='layernorm' is not supported; valid: 'rmsnorm'",
+    ),
+    "steps": (NEMOTRON, {"time_step_limit": [0.0, 0.1]}, "time_step_limit=.* valid: .0, Infinity"),
+    "other steps": (NEMOTRON, {"time_step_limit": ..., "mamba_dt_limit": [1, 2]}, "time_step_limi"),
+    "state": (
+        NEMOTRON, {"mamba_ssm_cache_dtype": "float16"},
+        "mamba_ssm_cache_dtype='float16' is not supported; valid: 'float32'",
+    ),
+    "scan": (NEMOTRON, {"mamba_hidden_act": "relu"}, "mamba_hidden_act='relu' is not supported"),
     "head": (NEMOTRON, {"attention_head_dim": 7}, "attention_head_dim=7 is not supported"),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Mamba, FalconMamba and Jamba: what their files may say, and what is refused by name."""
+"""Mamba, FalconMamba, Jamba and Mamba-2: what their files may say, and what is refused by name."""
 
 import dataclasses
 import json
@@ -23,6 +23,7 @@ MAMBA, FALCON, JAMBA = (
     "falcon_mamba-rank-untied-float32",
     "jamba-mqa-dense-tied-float32",
 )
+MAMBA2 = "mamba2-groups-bias-limit"
 # The keys of published files that say something about the mathematics.
 FALCON_7B = {
     "architectures": ["FalconMambaForCausalLM"], "conv_kernel": 4, "expand": 16,
@@ -86,6 +87,22 @@ BAD = {
     "no norms": (JAMBA, {"mamba_inner_layernorms": False}, "mamba_inner_layernorms=False is not"),
     "bias": (JAMBA, {"attention_bias": True}, "attention_bias=True is not supported"),
     "offset": (JAMBA, {"attn_layer_offset": 2}, "attn_layer_offset=2 is not below attn_layer_peri"),
+    "no period": (JAMBA, {"attn_layer_period": 0}, "attn_layer_period must be an integer from 1"),
+    "before 0": (JAMBA, {"attn_layer_offset": -1}, "attn_layer_offset must be an integer from"),
+    "its offset": (
+        JAMBA,
+        {"expert_layer_offset": 2},
+        "expert_layer_offset=2 is not below expert_layer_perio",
+    ),
+    "its activation": (JAMBA, {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; valid:"),
+    "its window": (JAMBA, {"sliding_window": 9}, "sliding_window=9 is not supported; leave it out"),
+    "width": (
+        MAMBA2,
+        {"expand": 3},
+        "expand x hidden_size is .*, and num_heads x head_dim .*: they have to be equal",
+    ),
+    "norm": (MAMBA2, {"rms_norm": False}, "rms_norm=False is not supported; valid: True"),
+    "silu": (MAMBA2, {"hidden_act": "relu"}, "hidden_act='relu' is not supported; valid: 'silu'"),
     "few experts": (JAMBA, {"num_experts": 2, "num_experts_per_tok": 3}, "is more than num_exper"),
 }
 

@@ -231,14 +231,15 @@ def attention_trip(config: Config, shape: StepShape) -> int:
     return found
 
 
-# Another preset has the same parts in other sizes: decoding says so of theirs.
+# Another preset has the same parts in other sizes.
 _IN_OTHER_SIZES = ("llama2-13b", "llama2-70b", "llama3-8b", "llama3-70b", "gpt-oss-120b",
                    "gemma4-e4b", "gemma4-31b")  # fmt: skip
-_CASES = [pytest.param(name, DECODE, id=f"{name}-decode") for name in presets.NAMES] + [
+_CASES = [
     pytest.param(
-        name, PREFILL, id=f"{name}-prefill",
+        name, shape, id=f"{name}-{phase}",
         marks=pytest.mark.long if name in _IN_OTHER_SIZES else (),
     )
+    for phase, shape in (("decode", DECODE), ("prefill", PREFILL))
     for name in presets.NAMES
 ]  # fmt: skip
 

@@ -176,5 +176,5 @@ def test_a_mixture_copies_the_tokens_of_all_chips_for_their_experts():
         each = 3 * (16 * (2 + 4) + 2 * inner * (4 + 2)) + 4 * 16 * 4
         found = prediction.temporary_bytes(Config(model, engine, mesh), shape)
         assert found == 40 * mesh.expert * each
-    dense = dataclasses.replace(model, num_layers=1)
+    dense = dataclasses.replace(model, num_layers=1, pattern=layers[:1])
     assert prediction.temporary_bytes(Config(dense, engine), shape) < 40 * 3 * 736

@@ -5,6 +5,7 @@ import gc
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from configs.engine import Config, EngineConfig
 from configs.mesh import Mesh
@@ -38,6 +39,32 @@ def test_a_leaf_of_several_arrays_goes_to_the_host_and_comes_back():
             expected = pages.copy()
             expected[list(moved)] = pages[list(moved.values())]
             np.testing.assert_array_equal(found[name][1:], expected[1:])
+
+
+@pytest.mark.parametrize("model", [
+    fakes.delta(), fakes.compressed(cache_format="int8"), fakes.every_cache(cache_format="int8"),
+], ids=lambda model: model.name)  # fmt: skip
+def test_every_part_of_a_cache_goes_to_the_host_and_comes_back(model):
+    """Of layers that are unlike each other, too: snapshots of states of several shapes."""
+    engine = EngineConfig(max_seqs=2, page_tokens=8, preemption="swap", max_context=64)
+    config, generator = Config(model, engine), np.random.default_rng(0)
+    arguments = cache_arguments(config, "reference")
+    before = jax.tree.map(
+        lambda leaf: generator.integers(0, 100, leaf.shape).astype(leaf.dtype),
+        kv_cache.abstract(*arguments),
+    )
+    swapper = PageSwapper(config, kv_cache.abstract(*arguments))
+    groups = range(len(config.num_host_pages))
+    transfers = [Transfer(group, 2, 5, True) for group in groups]
+    transfers += [Transfer(group, 1, 5, False) for group in groups]
+    cache = swapper.transfer(jax.tree.map(jnp.asarray, before), (tuple(transfers),))
+    for group in config.cached_groups:
+        for layer in group.layers:
+            found, kept = (
+                jax.tree.leaves(kv_cache.part(each, layer, group.part)) for each in (cache, before)
+            )
+            for pages, old in zip(found, kept, strict=True):
+                np.testing.assert_array_equal(pages[1:], [old[2], *old[2:]])
 
 
 def test_no_device_memory_is_kept_once_it_is_to_be_free():

@@ -2,6 +2,8 @@
 
 import dataclasses
 import resource
+import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -112,16 +114,58 @@ def test_a_step_that_cannot_be_written_leaves_the_last_good_one(straight, tmp_pa
     assert_equal(run(folder), straight)
 
 
-def test_a_damaged_step_is_said(tmp_path):
+def _cut(place: Path) -> str:
+    for path in place.rglob("*"):
+        if path.is_file() and path.name != "sha256.json":
+            path.write_bytes(path.read_bytes()[:5])
+    return r"00000004 is damaged: its \S+ is not what was written"
+
+
+def _changed(place: Path) -> str:
+    """A byte of an array, which Orbax reads as another number."""
+    path = max((place / "ocdbt.process_0" / "d").iterdir(), key=lambda path: path.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    return f"00000004 is damaged: its .*{path.name} is not what was written"
+
+
+def _missing(place: Path) -> str:
+    (place / "manifest.ocdbt").unlink()
+    return "00000004 is damaged: its manifest.ocdbt is missing"
+
+
+def _unsound(place: Path) -> str:
+    """Without digests, as when a run is killed before they are written."""
+    (place / "sha256.json").unlink()
+    (place / "_METADATA").write_text("{")
+    return "cannot read .*00000004: "
+
+
+@pytest.mark.parametrize("damage", [_cut, _changed, _missing, _unsound])
+def test_a_damaged_step_is_said_beside_the_last_good_one(straight, damage, tmp_path):
     folder = StepFolder(tmp_path / "run", {})
     run(folder, steps=4)
-    for path in folder.newest().rglob("*"):
-        if path.is_file():
-            path.write_bytes(path.read_bytes()[:5])
-    with pytest.raises(
-        InputError, match="cannot read .*00000004.*; remove it to go on from step 2"
-    ):
+    newest = folder.newest()
+    cause = damage(newest)
+    way_on = f"; the last good one is .*00000002: remove {newest} to go on from there$"
+    with pytest.raises(InputError, match=cause + ".*" + way_on) as caught:
         run(folder)
+    assert "\n" not in str(caught.value)
+    shutil.rmtree(newest)
+    assert_equal(run(folder), straight)
+
+
+def test_where_no_step_is_good_a_run_starts_over(straight, tmp_path):
+    folder = StepFolder(tmp_path / "run", {})
+    run(folder, steps=4)
+    for name in ("00000002", "00000004"):
+        _missing(folder.path / name)
+    way_on = f"no other one is good: remove {folder.path} to start over"
+    with pytest.raises(InputError, match=f"00000004 is damaged: .*; {way_on}"):
+        run(folder)
+    shutil.rmtree(folder.path)
+    assert_equal(run(folder), straight)
 
 
 def test_another_runs_steps_are_refused(tmp_path):

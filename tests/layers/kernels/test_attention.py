@@ -128,8 +128,20 @@ _CASES = {  # (N, K), page tokens, query tokens, head width, dtype, window
 }
 
 
-@pytest.mark.parametrize("case", _CASES)
-@pytest.mark.parametrize("name", _IMPLEMENTATIONS)
+def _each(cases, later):
+    """Cases of every implementation; of those that are interpreted some are long, whose parts
+    others have.
+    """
+    return [
+        pytest.param(
+            name, case,
+            marks=pytest.mark.long if case in later and name.startswith("pallas") else (),
+        )
+        for name in _IMPLEMENTATIONS for case in cases
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, case", _each(_CASES, ("drafts", "window of one")))
 def test_ragged_lengths(name, case):
     heads, page_tokens, width, head_width, dtype, window = _CASES[case]
     drawn = paged_case.Case(
@@ -287,8 +299,7 @@ def _check_drawn(name, case, seed):
     _check(name, drawn, window, cap, sinks_N, **options)
 
 
-@pytest.mark.parametrize("case", _DRAWN)
-@pytest.mark.parametrize("name", _IMPLEMENTATIONS)
+@pytest.mark.parametrize("name, case", _each(_DRAWN, ("one token", "drafts", "a tree, window")))
 def test_a_random_batch(name, case):
     _check_drawn(name, case, seed=0)
 

@@ -25,7 +25,11 @@ class Keys:
         """Raises InputError for the first key with a value that would change the model."""
         for key, values in neutral.items():
             if key not in except_for and self.raw.get(key) not in values:
-                raise InputError(f"{self.label}{key}={shown(self.raw.get(key))} is not supported")
+                valid = ", ".join(repr(value) for value in values if value is not None)
+                raise InputError(
+                    f"{self.label}{key}={shown(self.raw.get(key))} is not supported; "
+                    + (f"valid: {valid}" if valid else "leave it out")
+                )
 
     def integer(self, key: str, default: int | None = None, limit: int = MOST_WIDTH) -> int:
         """An integer from 1 to `limit`."""

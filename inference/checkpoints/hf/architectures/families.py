@@ -35,6 +35,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "num_local_experts": (None, 0),
     "is_encoder_decoder": (False, None),
     "auto_map": (None,),
+    "mamba_ssm_dtype": ("float32", None),  # of states, which nothing here rounds
+    "mamba_ssm_cache_dtype": ("float32", None),
 }
 
 _SUFFIX = "ForCausalLM"  # of nearly every architecture

@@ -70,6 +70,18 @@ def types(slides: Iterable[bool]) -> list[str]:
     return ["sliding_attention" if slide else "full_attention" for slide in slides]
 
 
+def numbered(keys: Keys, key: str, layers: int) -> set[int]:
+    """Layers that a key lists by their numbers, from 0 on; none, where it is absent."""
+    listed = keys.raw.get(key) or []
+    if not isinstance(listed, list) or not all(type(each) is int for each in listed):
+        raise InputError(f"{keys.label}{key} lists numbers of layers, not {shown(listed)}")
+    if unknown := [each for each in listed if not 0 <= each < layers]:
+        raise InputError(
+            f"{keys.label}{key} names layer {unknown[0]} of {layers}; valid: 0 to {layers - 1}"
+        )
+    return set(listed)
+
+
 def by_type(
     keys: Keys, full: Attention, sliding: Attention, repeated: Sequence[str]
 ) -> list[Attention]:

@@ -29,7 +29,6 @@ def qwen3_5(keys: Keys, name: str) -> ModelConfig:
     sections of its positions are equal in text.
     """
     keys = Keys(_QWEN3_5 | keys.raw, keys.label)
-    keys.require_neutral({"attn_output_gate": (True, None)})
     return _qwen(keys, name, "qwen3_5", fields.gated(keys))
 
 
@@ -37,6 +36,7 @@ def olmo_hybrid(keys: Keys, name: str) -> ModelConfig:
     """OLMo Hybrid (Ai2 2026): OLMo 2's attention, norms behind it and its feed-forward, and layers
     with norms before a gated DeltaNet that may overshoot and before their feed-forward.
     """
+    keys.require_neutral({"linear_use_gate": (True, None)})
     attention = fields.attention(keys, rope=_olmo_rope(keys), qk_norm="all")
     heads = keys.integer("linear_num_key_heads", attention.num_heads)
     three_quarters = max(3 * keys.integer("hidden_size") // (4 * heads), 1)
@@ -71,6 +71,10 @@ def _olmo_rope(keys: Keys) -> Rope | None:
 def _qwen(
     keys: Keys, name: str, family: str, ffns: FeedForward | Sequence[FeedForward]
 ) -> ModelConfig:
+    keys.require_neutral({
+        "attn_output_gate": (True, None),  # by a sigmoid
+        "output_gate_type": ("swish", "silu", None),  # of the other layers
+    })  # fmt: skip
     rope = rope_keys.partial(keys, 10_000.0, keys.number("partial_rotary_factor", 0.25))
     attention = fields.attention(keys, 256, rope=rope, qk_norm="head", has_output_gate=True)
     mixer = DeltaNet(

@@ -25,7 +25,6 @@ _SPELLED = {
     "num_shared_experts": "n_shared_experts",
     "moe_renormalize": "norm_topk_prob",
 }
-_LISTS = ("kda_layers", "full_attn_layers")
 
 
 def build(keys: Keys, name: str) -> ModelConfig:
@@ -90,10 +89,11 @@ def _mixers(keys: Keys) -> list[Any]:
 def _full_layers(keys: Keys, own: Keys) -> frozenset[int]:
     """Those that attend, where `layer_types` does not say; files count from 1."""
     count = keys.integer("num_hidden_layers", limit=MOST_LAYERS)
-    if any(own.raw.get(name) is None for name in _LISTS):
+    linear, full = own.raw.get("kda_layers"), own.raw.get("full_attn_layers")
+    if linear is None and full is None:
         return frozenset(range(4, count, 4))
-    linear, full = (own.raw[name] for name in _LISTS)
-    numbers = [*linear, *full] if isinstance(linear, list) and isinstance(full, list) else []
+    full = full if isinstance(full, list) else []
+    numbers = [*linear, *full] if isinstance(linear, list) else []
     is_whole = all(type(number) is int for number in numbers)
     if not is_whole or sorted(numbers) != list(range(1, count + 1)):
         raise InputError(

@@ -22,19 +22,21 @@ def build(keys: Keys, name: str) -> ModelConfig:
     """The model that a `config.json` describes."""
     given = {k: v for k, v in keys.raw.items() if v is not None or k not in _DEFAULTS}
     keys = Keys(_DEFAULTS | given, keys.label)
+    width = keys.integer("hidden_size")
+    keys.require_neutral({
+        "hidden_act": ("silu", None), "block_use_swiglu": (True, None),
+        **{key: (width, None) for key in ("block_dim", "conv_dim", "conv_dim_out")},
+    })  # fmt: skip
     rope = rope_keys.read(keys, 1_000_000.0)
-    convolution = ShortConv(
-        keys.integer("hidden_size"),
-        keys.integer("conv_L_cache", 3),
-        keys.boolean("conv_bias", False),
-    )
+    taps, has_bias = keys.integer("conv_L_cache", 3), keys.boolean("conv_bias", False)
+    convolution = ShortConv(width, taps, has_bias)
     attention = fields.attention(keys, rope=rope, qk_norm="head")
     kinds = dict(zip(_KINDS, (convolution, attention), strict=True))
     return ModelConfig(
         name=name,
         family="lfm2",
         vocab_size=keys.integer("vocab_size"),
-        width=keys.integer("hidden_size"),
+        width=width,
         num_layers=keys.integer("num_hidden_layers", limit=MOST_LAYERS),
         max_context=rope_keys.max_context(keys, rope),
         pattern=fields.pattern([kinds[kind] for kind in _layer_types(keys)], _gated(keys)),
@@ -52,11 +54,9 @@ def _layer_types(keys: Keys) -> list[str]:
             raise InputError(f"layer type {shown(kind)} is not supported; valid: {_KINDS}")
     if listed is not None:
         return listed
-    attends = keys.raw.get("full_attn_idxs")
-    if attends is None:
+    if keys.raw.get("full_attn_idxs") is None:
         return ["full_attention"] * layers
-    if not isinstance(attends, list) or not all(type(layer) is int for layer in attends):
-        raise InputError(f"full_attn_idxs lists numbers of layers, not {shown(attends)}")
+    attends = fields.numbered(keys, "full_attn_idxs", layers)
     return [_KINDS[layer in attends] for layer in range(layers)]
 
 

@@ -40,7 +40,7 @@ def bamba(keys: Keys, name: str) -> ModelConfig:
     rope = _half_rope(keys)
     mixers = fields.attention(keys, rope=rope), mamba2(keys, expanded(keys))
     layers = keys.integer("num_hidden_layers", limit=MOST_LAYERS)
-    attends = _listed_layers(keys, "attn_layer_indices", layers)
+    attends = fields.numbered(keys, "attn_layer_indices", layers)
     return ModelConfig(
         **fields.llama_fields(keys, name, "bamba", eps=1e-5),
         max_context=rope_keys.max_context(keys, rope),
@@ -57,7 +57,10 @@ def granite(keys: Keys, name: str) -> ModelConfig:
     keys = with_defaults(keys, _GRANITE)
     layers = keys.integer("num_hidden_layers", limit=MOST_LAYERS)
     turns = keys.raw.get("position_embedding_type") == "rope"
-    keys.require_neutral({"position_embedding_type": ("rope", "nope", None)})
+    keys.require_neutral({
+        "position_embedding_type": ("rope", "nope", None),
+        "normalization_function": ("rmsnorm", None),
+    })  # fmt: skip
     rope = rope_keys.read(keys) if turns else None
     scale = keys.number("attention_multiplier", 1.0)
     attention, state = fields.attention(keys, rope=rope, scale=scale), mamba2(keys, expanded(keys))
@@ -185,15 +188,6 @@ def _half_rope(keys: Keys) -> Rope:
         own = Keys(own.raw | {"partial_rotary_factor": None}, own.label)
     rope = rope_keys.scaled(keys, own, keys.number("rope_theta", 10_000.0))
     return dataclasses.replace(rope, share=share)
-
-
-def _listed_layers(keys: Keys, key: str, layers: int) -> set[int]:
-    listed = keys.raw.get(key) or []
-    if not isinstance(listed, list) or not all(type(each) is int for each in listed):
-        raise InputError(f"{key} lists numbers of layers, not {shown(listed)}")
-    if unknown := [each for each in listed if not 0 <= each < layers]:
-        raise InputError(f"{key} names layer {unknown[0]} of {layers}")
-    return set(listed)
 
 
 def export_bamba(config: ModelConfig) -> dict[str, Any]:

@@ -25,6 +25,7 @@ _ALIASES = {
     "mamba_d_conv": "conv_kernel",
     "mamba_conv_bias": "use_conv_bias",
     "mamba_dt_min": "time_step_min",
+    "mamba_dt_limit": "time_step_limit",
 }
 
 
@@ -84,6 +85,11 @@ def _kinds(keys: Keys) -> list[str]:
 def _state(keys: Keys) -> tuple[Mixer, None]:
     heads, head_width = keys.integer("mamba_num_heads", 128), keys.integer("mamba_head_dim", 64)
     groups = keys.integer("n_groups", 8)
+    if recurrent.step_limits(keys) != (0.0, None):
+        raise InputError(
+            f"time_step_limit={shown(keys.raw['time_step_limit'])} is not supported: steps of this "
+            "family are at least time_step_min, and have no other limit; valid: [0, Infinity]"
+        )
     mixer = Mamba2(
         heads,
         head_width,

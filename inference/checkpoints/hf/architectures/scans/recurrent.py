@@ -14,7 +14,7 @@ MAX_CONTEXT = 1 << 20
 
 def mamba2(keys: Keys, name: str) -> ModelConfig:
     """Mamba-2: mixers alone."""
-    keys.require_neutral({"hidden_act": ("silu", None)})
+    keys.require_neutral({"hidden_act": ("silu", None), "rms_norm": (True, None)})
     width, heads = keys.integer("hidden_size", 4096), keys.integer("num_heads", 128)
     head_width, groups = keys.integer("head_dim", 64), keys.integer("n_groups", 8)
     mixer = Mamba2(
