@@ -103,8 +103,8 @@ def section(found: Rows) -> list[str]:
             f"{stages}, with rates that peak at {_rates('S4')}, and where a layer",
             f"attends to all of the past at {_rates('attention')}: of those tried with one seed",
             "([log](log.md)), the rates by which more is answered. Asked are sequences that no",
-            f"training draws, {HELD_OUT_ROWS} of each kind. Means of {len(SEEDS)} seeds, and half of what lies",
-            f"between the best and the worst. {when(found)}.",
+            f"training draws, {HELD_OUT_ROWS} of each kind. Means of {len(SEEDS)} seeds, and half",
+            f"of what lies between the best and the worst. {when(found)}.",
         ),
         *table(("of tokens/keys", *labels), accuracies),
         *prose(
