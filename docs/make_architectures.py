@@ -85,7 +85,7 @@ def main(argv: list[str]) -> None:
     page = Path(_OUTPUT.value)
     picture = page.with_suffix(".png")
     results = Results(page.with_suffix(".json"))
-    known = [row for name in _ASKED.value for row in _PARTS[name].rows]
+    known = list(dict.fromkeys(row for name in _ASKED.value for row in _PARTS[name].rows))
     rows = known if _ROWS.value is None else _ROWS.value
     for row in rows:
         if row not in known:
