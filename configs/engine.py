@@ -450,9 +450,8 @@ class Config:
 
     def state_bytes(self, num_slots: int) -> int:
         """Bytes of the states of so many slots and of all snapshots."""
-        specs, drafts = self.cached_model.cache_specs, self.engine.num_drafts
-        slots = num_slots * sum(spec.bytes_per_sequence(drafts) for spec in specs)
-        return slots + self.num_snapshots * sum(spec.bytes_per_sequence() for spec in specs)
+        copies = num_slots * (1 + self.engine.num_drafts) + self.num_snapshots
+        return copies * sum(spec.bytes_per_sequence() for spec in self.cached_model.cache_specs)
 
     @property
     def num_snapshots(self) -> int:
