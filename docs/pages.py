@@ -34,12 +34,15 @@ class Results:
 
     def __init__(self, path: Path):
         self._path = path
-        self.parts: dict[str, Rows] = {}
-        if path.exists():
-            self.parts = json.loads(path.read_text("utf-8"))
+        self.parts = self._read()
+
+    def _read(self) -> dict[str, Rows]:
+        found: dict[str, Rows] = {}
+        return json.loads(self._path.read_text("utf-8")) if self._path.exists() else found
 
     def put(self, part: str, row: str, **found: Any) -> None:
-        """Keeps a row's figures."""
+        """Keeps a row's figures, beside those that another command has kept since."""
+        self.parts = self._read()
         machine = f"{store.num_cores()} cores of {store.processor()}"
         found["at"] = f"{datetime.date.today()}, {machine}"
         self.parts.setdefault(part, {})[row] = found

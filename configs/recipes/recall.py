@@ -83,11 +83,19 @@ def _stage(length: int, counts: tuple[int, ...], steps: int, batch: int, rate: f
     return Stage(tuple(Task(length, count) for count in counts), training)
 
 
-# One after the other: what to do is learned where it is cheap, then to do it with much to keep.
-STAGES = (
-    _stage(32, (2, 4, 8), steps=3500, batch=16, rate=1e-2),
-    _stage(256, (8, 16, 32, 64), steps=500, batch=4, rate=5e-3),
-)
+def stages(model: ModelConfig) -> tuple[Stage, ...]:
+    """How a model is trained, one stage after the other: what to do is learned where it is cheap,
+    then to do it with much to keep. By the rate at which states learn this best, attention to all
+    of the past does not learn it at all.
+    """
+    has_attention = any(mixer.window is None for mixer in model.mixers(Attention))
+    rate = 3e-3 if has_attention else 1e-2
+    return (
+        _stage(32, (2, 4, 8), steps=6000, batch=16, rate=rate),
+        _stage(256, (8, 16, 32, 64), steps=500, batch=4, rate=rate / 2),
+    )
+
+
 # What is asked for of each trained model.
 HELD_OUT = tuple(
     Task(length, count)

@@ -33,7 +33,7 @@ def measure(results: Results, rows: tuple[str, ...]) -> None:
 def _run(name: str, seed: int) -> dict[str, Any]:
     """A training and its evaluation: accuracy by task, and the seconds of all processor cores."""
     began, model, values, last = time.process_time(), recall.MODELS[name], None, 0.0
-    for stage in recall.STAGES:
+    for stage in recall.stages(model):
         training = dataclasses.replace(stage.training, seed=seed)
         if values is None:
             values = start.masters(Recipe(model, training))
@@ -87,7 +87,7 @@ def section(found: Rows) -> list[str]:
         f"{stage.tasks[0].length} tokens with "
         + ", ".join(f"{task.num_pairs}" for task in stage.tasks[:-1])
         + f" or {stage.tasks[-1].num_pairs} keys"
-        for stage in recall.STAGES
+        for stage in recall.stages(recall.MODELS["attention"])
     )
     return [
         "## Recall",
@@ -100,9 +100,11 @@ def section(found: Rows) -> list[str]:
             "layer of short convolutions; two layers of mixers follow (of two names one each),",
             "without feed-forwards and, in attention, without positions. BASED is a Taylor map,",
             "then attention within a window. Each is trained once a seed:",
-            f"{stages}. Asked are sequences that no training draws,",
-            f"{HELD_OUT_ROWS} of each kind. Means of {len(SEEDS)} seeds, and half of what lies",
-            f"between the best and the worst. {when(found)}.",
+            f"{stages}, with rates that peak at {_rates('S4')}, and where a layer",
+            f"attends to all of the past at {_rates('attention')}: of those tried with one seed",
+            "([log](log.md)), the rates by which more is answered. Asked are sequences that no",
+            f"training draws, {HELD_OUT_ROWS} of each kind. Means of {len(SEEDS)} seeds, and half",
+            f"of what lies between the best and the worst. {when(found)}.",
         ),
         *table(("of tokens/keys", *labels), accuracies),
         *prose(
@@ -115,6 +117,11 @@ def section(found: Rows) -> list[str]:
             costs,
         ),
     ]
+
+
+def _rates(name: str) -> str:
+    stages = recall.stages(recall.MODELS[name])
+    return " and ".join(f"{stage.training.learning_rate:g}" for stage in stages)
 
 
 def picture(found: Rows) -> bytes:
