@@ -458,8 +458,10 @@ class Config:
         """Copies of all layers' states that the prefix cache may hold; the first is a sink."""
         if not self.model.has_states:
             return 0
-        kept = self.engine.snapshots
-        return 1 + (self.engine.max_seqs if kept is None else kept)
+        engine = self.engine
+        if not engine.prefix_cache and engine.preemption == "recompute":
+            return 1  # nobody would look for another
+        return 1 + (engine.max_seqs if engine.snapshots is None else engine.snapshots)
 
     @property
     def num_cached_pages(self) -> tuple[int, ...]:
