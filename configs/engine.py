@@ -450,17 +450,18 @@ class Config:
 
     def state_bytes(self, num_slots: int) -> int:
         """Bytes of the states of so many slots and of all snapshots."""
-        specs, drafts = self.cached_model.cache_specs, self.engine.num_drafts
-        slots = num_slots * sum(spec.bytes_per_sequence(drafts) for spec in specs)
-        return slots + self.num_snapshots * sum(spec.bytes_per_sequence() for spec in specs)
+        copies = num_slots * (1 + self.engine.num_drafts) + self.num_snapshots
+        return copies * sum(spec.bytes_per_sequence() for spec in self.cached_model.cache_specs)
 
     @property
     def num_snapshots(self) -> int:
         """Copies of all layers' states that the prefix cache may hold; the first is a sink."""
         if not self.model.has_states:
             return 0
-        kept = self.engine.snapshots
-        return 1 + (self.engine.max_seqs if kept is None else kept)
+        engine = self.engine
+        if not engine.prefix_cache and engine.preemption == "recompute":
+            return 1  # nobody would look for another
+        return 1 + (engine.max_seqs if engine.snapshots is None else engine.snapshots)
 
     @property
     def num_cached_pages(self) -> tuple[int, ...]:

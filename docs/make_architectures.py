@@ -9,6 +9,7 @@ some rows of it (--parts=recall --rows=S4,Mamba), and the page be written anew f
 in the cache. `decode`, `prefill` and `snapshots` need an idle machine.
 """
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +23,7 @@ class Part(NamedTuple):
     """A section of the page.
 
     Attributes:
-        measure: (results, rows or all) puts figures where they are kept.
+        measure: (results, some of `rows`) puts figures where they are kept.
         section: its lines, of figures by row.
         rows: that are measured today, in their order.
     """
@@ -84,8 +85,14 @@ def main(argv: list[str]) -> None:
     page = Path(_OUTPUT.value)
     picture = page.with_suffix(".png")
     results = Results(page.with_suffix(".json"))
+    known = list(dict.fromkeys(row for name in _ASKED.value for row in _PARTS[name].rows))
+    rows = known if _ROWS.value is None else _ROWS.value
+    for row in rows:
+        if row not in known:
+            sys.exit(f"--rows names {row!r}; valid: {'; '.join(known)} (quote one with a comma)")
     for name in _ASKED.value:
-        _PARTS[name].measure(results, tuple(_ROWS.value or ()))
+        own = tuple(row for row in _PARTS[name].rows if row in rows)
+        _PARTS[name].measure(results, own)
     found = in_order(results.parts)
     if "recall" in found:
         picture.write_bytes(recall.picture(found["recall"]))

@@ -239,7 +239,7 @@ def _deployment(config: Config) -> Deployment:
         chip = dataclasses.replace(chip, price_per_hour=price)
     return Deployment(
         config.model, chip, formats, config.mesh, _REPLICAS.value, speculation, _ACCOUNTING.value,
-        snapshots=config.engine.snapshots if config.model.has_states else 0,
+        snapshots=config.engine.snapshots if config.num_snapshots > 1 else 0,
     )  # fmt: skip
 
 

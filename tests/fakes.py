@@ -466,7 +466,8 @@ def engine(
     own = made.model_runner._executables
     if not draws:
         own._lower_step = _without_draws(own._lower_step)
-    key = Config(model, same, mesh, prefill, draft), draws, compiling.is_quick()
+    own_shapes = config.num_snapshots, draws, compiling.is_quick()
+    key = Config(model, same, mesh, prefill, draft), *own_shapes
     made.model_runner._executables = _executables.setdefault(key, own)
     if shapes != "all" and made.config.engine.chunked_prefill:
         riding = tuple(shape for shape in made.scheduler.shapes if shape.decode[0])

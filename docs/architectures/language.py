@@ -30,7 +30,7 @@ HELD_OUT = Path(absl.__file__).parent  # code that no model was trained on
 
 def measure(results: Results, rows: tuple[str, ...]) -> None:
     """Scores what `scripts.train` has left of each task in the cache; what is not there is said."""
-    for task in rows or ROWS:
+    for task in rows:
         recipe = small.RECIPES[task]
         trained = cache_directory.trained(recipe.model.name)
         if not trained.is_dir():

@@ -21,7 +21,7 @@ HELD_OUT_ROWS = 64  # sequences of each task
 
 def measure(results: Results, rows: tuple[str, ...]) -> None:
     """Trains each architecture once a seed, and asks it for what it was not trained on."""
-    for name in rows or ROWS:
+    for name in rows:
         model = recall.MODELS[name]
         runs = [_run(name, seed) for seed in SEEDS]
         results.put(

@@ -40,7 +40,7 @@ LOAD = Workload(
 )
 AT_ONCE = 4
 
-# As was required.
+# Growth of a decode step's time, of a prompt's, and the error of predicted tokens, at most.
 _MOST_GROWTH, _MOST_TIMES, _MOST_OFF = 1.15, 4.4, 0.1
 
 MAMBA, MAMBA2, HYBRID, ATTENTION = "Mamba", "Mamba-2", "hybrid", "attention"
@@ -104,9 +104,8 @@ def _calibrated(engine: Engine) -> HardwareSpec:
 
 def decode(results: Results, rows: Collection[str]) -> None:
     """Time of a token by what came before it, and the bytes that are kept of that."""
-    for name, model in models().items():
-        if name not in (rows or (name,)):
-            continue
+    for name in rows:
+        model = models()[name]
         engine = _engine(model, CONTEXTS[-1] + NEW_TOKENS, snapshots=4)
         hardware = _calibrated(engine)
         text = np.random.default_rng(1).integers(100, model.vocab_size, CONTEXTS[-1]).tolist()
@@ -244,9 +243,8 @@ def _at_most(value: float, required: float) -> str:
 
 def prefill(results: Results, rows: Collection[str]) -> None:
     """Seconds to the first token by the length of a prompt."""
-    for name, model in models().items():
-        if name not in (rows or (name,)):
-            continue
+    for name in rows:
+        model = models()[name]
         engine = _engine(model, max(LENGTHS) + 1, prefix_cache=False)
         hardware, found = _calibrated(engine), {}
         for length, repeats in LENGTHS.items():
@@ -299,12 +297,12 @@ def snapshots(results: Results, rows: Collection[str]) -> None:
         (len(each.prompt), LOAD.prefix_tokens * (each.prompt[: LOAD.prefix_tokens] == shared))
         for each in load
     ]
-    for name, (kept, at_once) in KEPT.items():
-        if name not in (rows or (name,)):
-            continue
+    for name in rows:
+        kept, at_once = KEPT[name]
         most = max(each.num_tokens for each in load)
-        rows_ = {"max_seqs": AT_ONCE, "decode_rows": (AT_ONCE,)}
-        engine = _engine(model, most, snapshots=kept, **rows_)
+        engine = _engine(
+            model, most, snapshots=kept, max_seqs=AT_ONCE, decode_rows=(AT_ONCE,)
+        )  # fmt: skip
         hardware = _calibrated(engine)
         said = measure.predict(engine.config, load, hardware, 0.0, at_once)
         measure.measure(engine, load, 1, at_once)  # compiles

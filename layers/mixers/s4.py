@@ -36,9 +36,8 @@ def apply(
     X, M, ragged = kind.channels, kind.state_width, context.ragged
     kind.check_channels(config.width, collectives.num_chips())
     x_TX = jax.lax.dynamic_slice_in_dim(x_TD, collectives.chip() * X, X, axis=1)
-    log_a_MX, B_MX, C_MX = (x_XM.T for x_XM in discretized(params, kind))
-    dynamics = log_a_MX, B_MX, C_MX
-
+    log_a_XM, B_XM, C_XM = discretized(params, kind)
+    dynamics = log_a_XM.T, B_XM.T, C_XM.T
     recurrence = Recurrence(
         (2, M, X),
         lambda x, is_valid, before: s4d.recurrent(x, *dynamics, before, is_valid),

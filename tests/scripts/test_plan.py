@@ -149,6 +149,8 @@ def test_snapshots_of_states_stand_beside_the_cache(answer, plan):
     fewer = answer(*asked, "--set=engine.snapshots=2")
     assert [row["snapshot_bytes"] for row in fewer["rows"]] == [2 * each] * 2
     assert fewer["largest_batch"][0]["batch"] > found["largest_batch"][0]["batch"]
+    none = answer(*asked, "--set=engine.prefix_cache=false", "--set=engine.preemption=recompute")
+    assert none["rows"][0]["snapshot_bytes"] == 0 and none["engine"]["snapshots"]["number"] == 1
     shown = plan(*asked).out
     assert f"4 of {each / 1e6:.4g} MB" in shown and "17 snapshots of states" in shown
 

@@ -228,6 +228,11 @@ def test_tensors_are_read_strictly(tmp_path, change, cause):
             {"linear_attn_config": {"full_attn_layers": [2]}},
             "linear_attn_config: kda_layers and full_attn_layers list each of the layers 1 to 3",
         ),
+        (
+            KIMI,
+            {"linear_attn_config": {"kda_layers": [1, 2, 3], "full_attn_layers": "none"}},
+            "linear_attn_config: kda_layers and full_attn_layers list each of the layers 1 to 3",
+        ),
         (TEXT, {"partial_rotary_factor": "half"}, "partial_rotary_factor must be a number"),
         (OLMO, {"linear_allow_neg_eigval": 1}, "linear_allow_neg_eigval must be true or false"),
         (OLMO, {"mlp_bias": True}, "mlp_bias=True is not supported"),

@@ -122,6 +122,7 @@ def test_tensors_and_keys_are_those_of_the_package(case, tmp_path):
         for value in vars(group).values() if isinstance(value, str)
     }  # fmt: skip
     assert {key for key in fields if key.startswith(f"{name}.")} <= known
+    assert f"{name}.attention.layer_norm_rms_epsilon" in fields, "llama.cpp loads no file without"
 
 
 def test_a_state_space_layer_is_laid_out_as_in_llama_cpp(tmp_path):
@@ -191,7 +192,9 @@ ITS_OWN = [case for case in CASES if case not in (
     reason="llama.cpp's converter: LLAMA_CPP_SOURCE= and GOLDEN_PYTHON=",
 )
 def test_llama_cpp_converts_to_the_same_tensors(tmp_path):
-    """Of each directory the same names, shapes and numbers, and the same value of every key."""
+    """Of each directory the same names, shapes and numbers, and the same values of the keys that
+    both have: it writes some that nothing reads.
+    """
     folders = {case: converted(case, tmp_path / case) for case in ITS_OWN}
     files = {case: tmp_path / f"{case}.theirs.gguf" for case in ITS_OWN}
     paths = [str(path) for case in ITS_OWN for path in (folders[case], files[case])]
@@ -323,6 +326,17 @@ def test_axes_of_one_element_may_be_left_out(tmp_path):
     changed = rewritten(file, tmp_path / "x.gguf", **{"blk.0.ssm_norm.weight": norm})
     found = params.flatten(exact(checkpoint(changed))[1])
     np.testing.assert_array_equal(found["layers/0/mixer/out_norm"], norm)
+
+
+def test_biases_may_have_an_axis_of_one_element_more(tmp_path):
+    name, file = "mamba2-groups-bias-limit", tmp_path / "model.gguf"
+    gguf_export.write(checkpoint(GOLDEN / name), file, "float32")
+    bias = layout(file)["blk.1.ssm_in.bias"][2]
+    changed = rewritten(file, tmp_path / "x.gguf", **{"blk.1.ssm_in.bias": bias[None]})
+    found, expected = (params.flatten(exact(checkpoint(own))[1]) for own in (changed, file))
+    for path in ("in_bias", "gates_bias"):
+        path = f"layers/1/mixer/{path}"
+        np.testing.assert_array_equal(found[path], expected[path])
 
 
 REFUSED = {

@@ -64,11 +64,14 @@ def test_by_hand():
     assert cache_policy.computed_tokens(_config(_MODELS["attention"]), prompts) == 4 * 320 - 3 * 288
 
 
-@pytest.mark.parametrize("changes", [{"snapshots": 0}, {"prefix_cache": False}], ids=str)
+@pytest.mark.parametrize("changes", [
+    {"snapshots": 0}, {"prefix_cache": False}, {"prefix_cache": False, "preemption": "recompute"},
+], ids=str)  # fmt: skip
 def test_without_snapshots_all_is_computed(changes):
     config, prompts = _config(_ALONE, **changes), [(200, 150)] * 3
     assert cache_policy.computed_tokens(config, prompts, _CHIP) == 600
     assert _computed(config, prompts) == 600
+    assert (config.num_snapshots > 1) == (len(changes) == 1 and "snapshots" not in changes)
 
 
 def test_the_hosts_work_grows_with_the_tokens_alone(monkeypatch):

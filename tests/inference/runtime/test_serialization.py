@@ -103,8 +103,15 @@ def test_files_of_another_program_are_not_used(folder, change, part, caplog):
     assert part in line and line.endswith("; it is compiled")
 
 
-def of_engine(devices=None):
-    return key.of_engine(CONFIG, "reference", devices or jax.devices("cpu")[:1], None)
+def of_engine(devices=None, config=CONFIG):
+    return key.of_engine(config, "reference", devices or jax.devices("cpu")[:1], None)
+
+
+def test_what_the_scheduler_alone_knows_of_does_not_count():
+    """How many snapshots there are says the cache's shape."""
+    changes = {"prefix_cache": False, "overlap": False, "snapshots": 5, "snapshot_tokens": 64}
+    engine = dataclasses.replace(ENGINE, **changes)
+    assert of_engine(config=dataclasses.replace(CONFIG, engine=engine)) == of_engine()
 
 
 def differing(before):

@@ -33,13 +33,9 @@ def of_model(config: ModelConfig) -> Metadata:
         InputError: llama.cpp has no such family, or no such layers.
     """
     if config.family in export_states.FAMILIES:
-        epsilon = (
-            "layer_norm_epsilon" if config.family == "nemotron_h" else "layer_norm_rms_epsilon"
-        )
-        sizes = {**_sizes(config), f"attention.{epsilon}": config.norm_eps}
-        return _named(
-            config, export_states.architecture(config), sizes | export_states.metadata(config)
-        )
+        own: Metadata = {"attention.layer_norm_rms_epsilon": config.norm_eps}
+        own |= _sizes(config) | export_states.metadata(config)
+        return _named(config, export_states.architecture(config), own)
     family = FAMILIES.get(config.family)
     if family is None:
         raise InputError(
@@ -52,7 +48,7 @@ def of_model(config: ModelConfig) -> Metadata:
             raise InputError(f"{config.name}: a layer of {kinds} is not written as .gguf")
     attention, ffn = config.mixers(Attention)[0], config.layers[0].ffn
     epsilon = "layer_norm_epsilon" if config.norm == "layer" else "layer_norm_rms_epsilon"
-    own: Metadata = {
+    own = {
         **_sizes(config),
         "feed_forward_length": ffn.width,  # type: ignore[union-attr]
         "attention.head_count": attention.num_heads,

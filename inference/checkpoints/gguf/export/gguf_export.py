@@ -178,7 +178,10 @@ def _joined(config: ModelConfig, tensors: list[_Tensor]) -> list[_Tensor]:
         parts = [found.pop(part) for part in whole.parts]
         formats = sorted({part.format for part in parts})
         if len(formats) > 1:
-            raise InputError(f"{name} would be of {' and '.join(formats)}; choose a --dtype")
+            raise InputError(
+                f"{name} would be of {' and '.join(formats)}; --dtype=float32 or bfloat16 writes "
+                "numbers"
+            )
 
         def make(parts: list[_Tensor] = parts) -> np.ndarray:
             rows = [part.make() for part in parts]

@@ -6,7 +6,6 @@ entry of its own here, in the same bytes.
 """
 
 import dataclasses
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -82,13 +81,11 @@ def split(
         raise InputError(
             f"{label}: {shown(name)} is {list(entry.shape)}; expected {list(whole.shape)}"
         )
-    each, position = entry.num_bytes // math.prod(entry.shape[:-1]), entry.position
     if len(whole.parts) == 1:  # the same numbers in another shape
         ((own, shape),) = whole.parts.items()
         yield own, dataclasses.replace(entry, shape=shape)
         return
-    if len(whole.shape) == 1:
-        each = entry.num_bytes // entry.shape[0]
+    each, position = entry.num_bytes // whole.shape[0], entry.position
     for own, shape in whole.parts.items():
         size = shape[0] * each
         yield own, dataclasses.replace(entry, shape=shape, position=position, num_bytes=size)

@@ -92,8 +92,8 @@ def _full_layers(keys: Keys, own: Keys) -> frozenset[int]:
     linear, full = own.raw.get("kda_layers"), own.raw.get("full_attn_layers")
     if linear is None and full is None:
         return frozenset(range(4, count, 4))
-    full = full if isinstance(full, list) else []
-    numbers = [*linear, *full] if isinstance(linear, list) else []
+    full = [] if full is None else full
+    numbers = [*linear, *full] if isinstance(linear, list) and isinstance(full, list) else []
     is_whole = all(type(number) is int for number in numbers)
     if not is_whole or sorted(numbers) != list(range(1, count + 1)):
         raise InputError(
