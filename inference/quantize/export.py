@@ -31,25 +31,31 @@ def write(
         InputError: as `convert.convert`.
     """
     declared = {"/".join(path): info for path, info in leaves(walk.config.parameters())}
-    arrays: dict[str, np.ndarray] = {}
-    for name in walk.names:
-        arrays |= parts.read(name)
-    packed = {path: declared[path] for path, own in arrays.items() if own.dtype == np.uint8}
-    assert arrays.keys() == declared.keys()
+    dtypes: dict[str, np.dtype] = {}
+    part_of: dict[str, str] = {}
+    for part in walk.names:
+        found = parts.read(part)
+        dtypes |= {path: array.dtype for path, array in found.items()}
+        part_of |= dict.fromkeys(found, part)
+    packed = {path: declared[path] for path, dtype in dtypes.items() if dtype == np.uint8}
+    assert part_of.keys() == declared.keys()
+
+    def mapped(name: str) -> np.ndarray:
+        return parts.read(part_of[name])[name]  # pages that were read leave with the map
 
     def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
-        rows = arrays[name][start:stop]
+        rows = mapped(name)[start:stop]
         rows = blocks.numbers(packed[name], rows) if name in packed else rows
         return rows[:, columns] if rows.ndim > 1 else rows
 
     def read_blocks(name: str) -> np.ndarray:
-        return arrays[name].reshape(-1, arrays[name].shape[-1])
+        array = mapped(name)
+        return array.reshape(-1, array.shape[-1])
 
     source = TensorSource(
         str(parts.folder), {path: info.shape for path, info in declared.items()}, read,
         read_blocks=read_blocks, formats={path: info.format for path, info in packed.items()},
-        dtypes={path: "float32" if path in packed else own.dtype.name
-                for path, own in arrays.items()},
+        dtypes={path: "float32" if path in packed else own.name for path, own in dtypes.items()},
     )  # fmt: skip
     before = checkpoint.contents()
     made = dataclasses.replace(
