@@ -451,7 +451,7 @@ class Config:
     def state_bytes(self, num_slots: int) -> int:
         """Bytes of the states of so many slots and of all snapshots."""
         copies = num_slots * (1 + self.engine.num_drafts) + self.num_snapshots
-        return copies * sum(spec.bytes_per_sequence() for spec in self.cached_model.cache_specs)
+        return copies * self.cached_model.state_bytes
 
     @property
     def num_snapshots(self) -> int:
@@ -481,8 +481,7 @@ class Config:
         """Pages of each of `cached_groups` in `swap_bytes`, in the proportions of the device's and
         at most four times as many; page 0 stands for none.
         """
-        specs, pages = self.cached_model.cache_specs, self.num_cached_pages
-        sizes = [*self._page_bytes, sum(spec.bytes_per_sequence() for spec in specs)]
+        pages, sizes = self.num_cached_pages, [*self._page_bytes, self.cached_model.state_bytes]
         total = sum((n - 1) * size for n, size in zip(pages, sizes, strict=False))
         if self.engine.preemption == "recompute" or not total:
             return tuple(1 for _ in pages)

@@ -386,6 +386,11 @@ class ModelConfig:
         """Whether any layer keeps a recurrent state, which pages cannot restore."""
         return any(spec.elements_per_sequence for spec in self.cache_specs)
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one copy of all layers' recurrent states, of one sequence."""
+        return sum(spec.bytes_per_sequence() for spec in self.cache_specs)
+
     @functools.cached_property
     def groups_of_layer(self) -> dict[int, tuple[int, ...]]:
         """Page groups of each layer that stores tokens, one for each part of its cache."""

@@ -217,6 +217,7 @@ def _draw_speed(axes: Any, found: Rows) -> None:
 
 def text(parts: dict[str, Rows], picture: str) -> str:
     """The page of what was measured."""
+    parts = dict(measured.in_order(parts))
     sections = {
         "quality": _of_quality, "outlier": _of_outlier, "memory": _of_memory, "speed": _of_speed,
     }  # fmt: skip
@@ -250,7 +251,7 @@ def main(argv: list[str]) -> None:
     parts = dict(measured.in_order(results.parts))
     if "quality" in parts:
         picture.write_bytes(_picture(parts))
-    page.write_text(text(parts, picture.name), "utf-8")
+    page.write_text(text(results.parts, picture.name), "utf-8")
 
 
 if __name__ == "__main__":

@@ -54,6 +54,25 @@ def test_the_page_of_smaller_caches_says_what_was_measured():
     assert "MHA: 69120.0 bytes are predicted, 69121.0 allocated" in run.stderr
 
 
+def measured_pages() -> list[str]:
+    """Those that are there, or of which figures are."""
+    pages, kinds = ("architectures", "quantization"), (".md", ".json")
+    return [page for page in pages if any((ROOT / f"docs/{page}{kind}").exists() for kind in kinds)]
+
+
+@pytest.mark.parametrize("page", measured_pages())
+def test_a_page_says_what_was_measured(page):
+    program = f"""if True:
+        import json, sys
+        sys.path[:0] = [".", "docs"]
+        import make_{page}
+        print(make_{page}.text(json.load(open("docs/{page}.json")), "{page}.png"), end="")
+    """
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == read(f"docs/{page}.md"), f"stale: python docs/make_{page}.py --parts="
+
+
 @pytest.mark.parametrize("page", ["add_a_model", "add_a_mixer"])
 def test_adding_names_files_that_exist(page):
     text = read(f"docs/{page}.md")

@@ -9,6 +9,7 @@ feed-forwards and, in attention, without positions.
 
 import dataclasses
 
+from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.kind import Mixer
 from configs.kinds.recurrent.delta_net import DeltaNet
@@ -27,10 +28,22 @@ WIDTH = 64
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """Sequences of `length` tokens with so many keys and values."""
+    """Sequences of `length` tokens with so many keys and values.
+
+    Raises:
+        InputError: there are not as many keys, or no place to ask for each of them.
+    """
 
     length: int
     num_pairs: int
+
+    def __post_init__(self) -> None:
+        most = min(NUM_KEYS, NUM_VALUES, self.length // 4)  # a pair, its query and a filler
+        if not 1 <= self.num_pairs <= most:
+            raise InputError(
+                f"a task of {self.length} tokens has at most {most} pairs, and at least "
+                f"1, not {self.num_pairs}"
+            )
 
 
 def _model(name: str, *mixers: Mixer) -> ModelConfig:

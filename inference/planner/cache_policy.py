@@ -29,8 +29,7 @@ def offload_policy(config: Config, hardware: HardwareSpec | None = None) -> Call
     num_bytes: float = sum(model.page_bytes(page))
     if model.has_states:
         full = config.engine.chunk_tokens * max(config.engine.prefill_chunks)
-        states = sum(spec.bytes_per_sequence() for spec in model.cache_specs)
-        num_bytes = num_bytes + states * page / full
+        num_bytes = num_bytes + model.state_bytes * page / full
     machine = hardware or store.calibration(model) or NOMINAL
     copy_s = 2 * num_bytes / (machine.host_bandwidth or machine.read_bandwidth)
     chunk = config.engine.chunk_tokens
@@ -66,8 +65,7 @@ def snapshot_tokens(config: Config, hardware: HardwareSpec | None = None) -> int
     if engine.snapshot_tokens is not None:
         return -(-engine.snapshot_tokens // page) * page
     machine = hardware or store.calibration(model) or NOMINAL
-    num_bytes = sum(spec.bytes_per_sequence() for spec in model.cache_specs)
-    copies_s = 4 * num_bytes / machine.read_bandwidth  # read and written, there and back
+    copies_s = 4 * model.state_bytes / machine.read_bandwidth  # read and written, there and back
     step = engine.chunk_tokens * max(engine.prefill_chunks)
     work = Work(step, (Rows(1, step, step),), 1)
     step_s = report.seconds(model, cost.step_operations(model, work), machine)
@@ -99,7 +97,10 @@ def computed_tokens(
         seen = min(num_known, num_shared // page * page, last)
         found = max((end for end in ends if end <= seen), default=0) if has_states else seen
         num_computed += num_tokens - found * is_kept
-        num_known = max(num_known, num_shared // page * page)
+        known = num_shared // page * page
+        if not config.model.page_groups:  # no page that a prompt fills tells of its end
+            known = min(known, last)
+        num_known = max(num_known, known)
         made = {seen, last, *range(each, last, each or 1)}
         ends |= {end for end in made if found < end <= num_shared}
     return num_computed

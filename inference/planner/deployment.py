@@ -155,9 +155,12 @@ class Deployment:
         """Bytes that one sequence of `length` tokens takes on each chip along `model`: beyond the
         number of key/value heads, chips hold copies.
         """
-        parts = cost.cache_by_parts(self.config, length, self.formats, self.drafts)
-        divided = (held / min(self.mesh.model, part) for part, held in parts.items())
-        return sum(divided) * self._with_draft
+        return self._on_chip(length, self.drafts) * self._with_draft
+
+    def _on_chip(self, length: int, drafts: int = 0) -> float:
+        """The same of the model alone, without what drafts for it."""
+        parts = cost.cache_by_parts(self.config, length, self.formats, drafts)
+        return sum(held / min(self.mesh.model, part) for part, held in parts.items())
 
     @property
     def memory_room(self) -> float:
@@ -169,13 +172,12 @@ class Deployment:
     @property
     def snapshot_bytes(self) -> int:
         """Bytes of one snapshot, stored once."""
-        return sum(spec.bytes_per_sequence() for spec in self.config.cache_specs)
+        return self.config.state_bytes
 
     @property
     def _chip_snapshot_bytes(self) -> float:
         """Bytes that one snapshot takes on each chip along `model`."""
-        parts = cost.cache_by_parts(self.config, 0, self.formats)
-        return sum(held / min(self.mesh.model, part) for part, held in parts.items())
+        return self._on_chip(0)
 
     def num_snapshots(self, batch: int) -> int:
         """Snapshots of one data-parallel group of a replica of `batch` sequences."""
@@ -268,9 +270,7 @@ class Deployment:
         """
         formats = (self.formats.weights, self.formats.rest)
         read = weights.chip_weight_bytes(self.config, *formats, self.mesh)
-        parts = cost.cache_by_parts(self.config, context, self.formats)
-        cached = sum(held / min(self.mesh.model, part) for part, held in parts.items())
-        read += self._on_fullest(num_read) * cached
+        read += self._on_fullest(num_read) * self._on_chip(context)
         flops = 2 * num_tokens * weights.num_active_parameters(self.config) / self.mesh.num_chips
         return Cost(read, flops)
 

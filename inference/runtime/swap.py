@@ -29,7 +29,7 @@ Transfers = tuple[tuple[Transfer, ...], ...]  # of each data shard
 Snapshots = tuple[tuple[Snapshot, ...], ...]  # likewise
 
 # Pages of a group: its layers' leaves, those alike stacked, [X, layers, ...] each.
-Copied = tuple[CacheLeaf, ...]
+PageCopies = tuple[CacheLeaf, ...]
 
 PAGES = 8  # that one call copies; more take several calls
 _ROWS = 8  # snapshots that one call makes; more take several calls
@@ -49,7 +49,7 @@ class PageSwapper:
         self._config, self._mesh, self._cache = config, mesh, cache
         self._chips = config.mesh.num_chips
         # A group: of each kind of leaf its arrays, [shards, chips, pages, layers, ...] each.
-        self._stored: list[Copied] = []
+        self._stored: list[PageCopies] = []
         shards = config.mesh.num_groups
         for index, num_pages in enumerate(config.num_host_pages):
             group, each = config.cached_groups[index], num_device_pages(config, index)
@@ -64,7 +64,7 @@ class PageSwapper:
                 )
             self._stored.append(tuple(stored))
         self._compiled: dict[tuple[int, bool], Compiled] = {}
-        self._zeros: dict[int, Copied] = {}
+        self._zeros: dict[int, PageCopies] = {}
 
     def warm_up(self) -> None:
         """Compiles everything that `transfer` may need."""
@@ -100,18 +100,18 @@ class PageSwapper:
             cache = self._copy(cache, *kind, taken)
         return cache
 
-    def read(self, cache: Cache, group: int, pages: Sequence[int]) -> Copied:
+    def read(self, cache: Cache, group: int, pages: Sequence[int]) -> PageCopies:
         """At most `PAGES` pages of all layers of a group, of one data shard, on the device and
         padded with sinks; of a chip each.
         """
         padded = np.zeros(PAGES, np.int32)
         padded[: len(pages)] = pages
         page_X = device_pages(padded, self._config, group)
-        data: Copied = self._executable(group, to_host=True)(cache, page_X)
+        data: PageCopies = self._executable(group, to_host=True)(cache, page_X)
         return data
 
     def receive(
-        self, cache: Cache, group: int, pages: Sequence[int], data: Copied, shard: int
+        self, cache: Cache, group: int, pages: Sequence[int], data: PageCopies, shard: int
     ) -> Cache:
         """The cache with what another chip's `read` has read in these pages of a data shard."""
         num_shards = self._config.mesh.num_groups
@@ -129,7 +129,7 @@ class PageSwapper:
         """Frees what `receive` keeps on the device, which is made again when it is needed."""
         self._zeros.clear()
 
-    def _nothing(self, group: int, data: Copied) -> Copied:
+    def _nothing(self, group: int, data: PageCopies) -> PageCopies:
         """What the other data shards' sinks receive."""
         if group not in self._zeros:
             assert self._mesh is not None
@@ -220,7 +220,7 @@ def _alike(cache: Cache, group: PageGroup) -> list[list[int]]:
     return list(found.values())
 
 
-def _read(cache: Cache, page_X: jax.Array, group: PageGroup) -> Copied:
+def _read(cache: Cache, page_X: jax.Array, group: PageGroup) -> PageCopies:
     """Pages of all layers of a group."""
     return tuple(
         jax.tree.map(
@@ -231,7 +231,7 @@ def _read(cache: Cache, page_X: jax.Array, group: PageGroup) -> Copied:
     )
 
 
-def _write(cache: Cache, page_X: jax.Array, data: Copied, group: PageGroup) -> Cache:
+def _write(cache: Cache, page_X: jax.Array, data: PageCopies, group: PageGroup) -> Cache:
     """The cache with these pages in place; sinks may be written."""
     for layers, own in zip(_alike(cache, group), data, strict=True):
         for i, layer in enumerate(layers):

@@ -308,7 +308,7 @@ class PageManager:
             self._free_snapshots(sequence, num_pages if is_cached else None)
 
     def _free_snapshots(self, sequence: Sequence, num_pages: int | None) -> None:
-        """Frees those of a sequence's snapshots but the newest that are of its first pages."""
+        """Frees a sequence's snapshots of its first pages, but not of the newest page."""
         pages = sequence.pages[-1]
         dead = SNAPSHOT.dead_pages(sequence.num_certain_tokens, self._page)[:num_pages]
         for index in dead[sequence.num_passed_snapshots :]:

@@ -94,8 +94,9 @@ def masters(
         load = checkpoint.load_exact or checkpoint.load_params
         return load(infos, progress, place)
     values = params.flatten(params.init(infos, recipe.training.seed), lambda node: False)
-    values |= _dynamics(recipe.model)
-    declared = params.flatten(infos)
+    declared, begun = params.flatten(infos), _dynamics(recipe.model)
+    assert begun.keys() <= declared.keys(), begun.keys() - declared.keys()
+    values |= begun
     return params.unflatten(
         infos, {path: place(path, declared[path], values[path]) for path in declared}
     )

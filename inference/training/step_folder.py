@@ -52,7 +52,8 @@ class StepFolder:
         """The newest checkpoint, laid out as `state` is; `state` itself if there is none.
 
         Raises:
-            InputError: it is damaged, or cannot be read; names the last good one.
+            InputError: it is damaged, or cannot be read; names the last good one, or what is wrong
+                with each.
         """
         places = list(map(self._place, reversed(self._steps())))
         if not places:
@@ -60,26 +61,29 @@ class StepFolder:
         like = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
         )
-        try:
-            return _read(places[0], like)
-        except InputError as error:
-            cause = error
-        for number, place in enumerate(places[1:], 1):
+        causes: list[str] = []
+        for number, place in enumerate(places):
             try:
-                _read(place, like)
-            except InputError:
+                found = _read(place, like)
+            except InputError as error:
+                causes.append(str(error))
                 continue
+            if not causes:
+                return found
             damaged = " and ".join(map(str, places[:number]))
             raise InputError(
-                f"{cause}; the last good one is {place}: remove {damaged} to go on from there"
+                f"{causes[0]}; the last good one is {place}: remove {damaged} to go on from there"
             )
-        raise InputError(f"{cause}; no other one is good: remove {self.path} to start over")
+        raise InputError(
+            f"{'; '.join(causes)}; no step is good as it is: remove {self.path} to start over"
+        )
 
     def save(self, step: int, state: Any) -> None:
         """Writes a checkpoint, then removes those that are too old.
 
         Raises:
-            InputError: it cannot be written; names the last good one, which stays.
+            InputError: it cannot be written; names the last good one, which stays. Or its digests
+                cannot, without which it is whole.
         """
         import orbax.checkpoint as ocp
 
@@ -91,13 +95,20 @@ class StepFolder:
             self._clear()
             with _quiet(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
                 checkpointer.save(self._place(step), args=ocp.args.StandardSave(state))
-            digests = json.dumps(_digests(self._place(step)), indent=1) + "\n"
-            user_files.write({self._place(step) / _DIGESTS: digests.encode()})
         except Exception as error:
             self._clear()
             raise InputError(
                 f"cannot write the checkpoint of step {step}: {reason(error)[:300]}; "
                 f"the last good one is {self.newest() or 'none'}"
+            ) from None
+        place = self._place(step)
+        try:
+            digests = json.dumps(_digests(place), indent=1) + "\n"
+            user_files.write({place / _DIGESTS: digests.encode()})
+        except (InputError, OSError) as error:
+            raise InputError(
+                f"{place} is whole, and the last good one, but what its files are cannot be "
+                f"written: {reason(error)[:300]}"
             ) from None
         for old in self._steps()[:-_KEPT]:
             shutil.rmtree(self._place(old), ignore_errors=True)
@@ -133,7 +144,14 @@ def _read(place: Path, like: State) -> State:
         InputError: its files are not those that were written, or it cannot be read.
     """
     if (place / _DIGESTS).exists():  # not where a run was killed before it wrote them
-        written, found = mapped.read_json(place / _DIGESTS), _digests(place)
+        try:
+            written = mapped.read_json(place / _DIGESTS)
+        except InputError:
+            raise InputError(
+                f"{place} cannot be checked, since its {_DIGESTS} is damaged: remove that file to "
+                "go on from there all the same"
+            ) from None
+        found = _digests(place)
         for name, digest in written.items():
             if found.get(name) != digest:
                 why = "is not what was written" if name in found else "is missing"

@@ -183,7 +183,7 @@ def _show_snapshots(result: Mapping[str, Any]) -> None:
     if last["snapshots"]:
         print(
             f"{last['snapshots']} snapshots of states, one of them a sink, take "
-            f"{last['snapshot_bytes'] / 1e6:.1f} MB"
+            f"{last['snapshot_bytes'] / 1e6:.1f} MB of each chip"
             + (f"; of a prompt one every {distance:,} tokens" if distance else "")
         )
 

@@ -176,7 +176,7 @@ def _engine(found: dict[str, Any]) -> Iterable[str]:
     if snapshots := found.get("snapshots"):
         yield (
             f"  {snapshots['number']:,} snapshots of states, one of them a sink: "
-            f"{size(snapshots['bytes'])}"
+            f"{size(snapshots['bytes'])} a chip"
         )
     for group in found.get("page_groups", ()):
         yield (

@@ -153,6 +153,7 @@ def test_snapshots_of_states_stand_beside_the_cache(answer, plan):
     assert none["rows"][0]["snapshot_bytes"] == 0 and none["engine"]["snapshots"]["number"] == 1
     shown = plan(*asked).out
     assert f"4 of {each / 1e6:.4g} MB" in shown and "17 snapshots of states" in shown
+    assert f"one of them a sink: {17 * each / 1e9:.4g} GB a chip" in shown
 
 
 def test_page_groups_share_the_cache_by_the_length_that_is_expected(answer, plan):

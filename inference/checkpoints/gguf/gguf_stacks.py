@@ -41,7 +41,7 @@ def _entries(header: Header, config: ModelConfig) -> Iterator[tuple[str, TensorE
     keys = Keys(header, str(header.metadata["general.architecture"]))
     behind = keys.num_layers - config.num_layers
     experts = {n: layer.ffn for n, layer in enumerate(config.layers)}
-    wholes = gguf_state_parts.wholes(config)
+    fused = gguf_state_parts.fused_tensors(config)
     for name, entry in header.tensors.items():
         stack = _STACK.fullmatch(name)
         ffn = experts.get(int(stack[1])) if stack else None
@@ -53,8 +53,8 @@ def _entries(header: Header, config: ModelConfig) -> Iterator[tuple[str, TensorE
                 )
             for number in range(ffn.num_experts):
                 yield f"blk.{stack[1]}.{stack[2]}.{number}.{stack[3]}", _matrix(entry, number)
-        elif name in wholes:
-            yield from gguf_state_parts.split(str(header.path), name, entry, wholes[name])
+        elif name in fused:
+            yield from gguf_state_parts.split(str(header.path), name, entry, fused[name])
         elif name.endswith(_SHARED_GATE) and len(entry.shape) == 1:
             yield name, dataclasses.replace(entry, shape=(1, *entry.shape))
         elif not names.is_behind(config, name, "blk", behind) and not names.is_unread(config, name):

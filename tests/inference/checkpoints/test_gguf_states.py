@@ -84,6 +84,26 @@ def test_the_model_is_the_same(case, tmp_path, monkeypatch):
             np.testing.assert_allclose(values, expected[path], rtol=0, atol=is_decay * 1e-7)
 
 
+# Keys without which llama.cpp loads no file, by architecture: those of its `load_arch_hparams`.
+_SIZES = "context_length", "embedding_length", "block_count"
+_SSM = (*_SIZES, "ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank")
+_GROUPS, _NORM, _RMS = (
+    "ssm.group_count", "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon",
+)  # fmt: skip
+REQUIRED = {
+    **dict.fromkeys(("mamba", "jamba"), (*_SSM, _RMS)),
+    **dict.fromkeys(("mamba2", "falcon-h1", "granitehybrid"), (*_SSM, _GROUPS, _RMS)),
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), (*_SSM, _GROUPS, _NORM)),
+    "lfm2": (*_SIZES, "shortconv.l_cache", _RMS),
+}
+
+
+def missing(fields: dict[str, gguf.ReaderField]) -> list[str]:
+    """Required keys that a file has not."""
+    name = fields["general.architecture"].contents()
+    return [key for key in REQUIRED[name] if f"{name}.{key}" not in fields]
+
+
 def layout(file: Path) -> dict[str, tuple]:
     """Of each tensor, by its name: its shape, its type and its numbers, as the package reads it."""
     return {
@@ -122,7 +142,8 @@ def test_tensors_and_keys_are_those_of_the_package(case, tmp_path):
         for value in vars(group).values() if isinstance(value, str)
     }  # fmt: skip
     assert {key for key in fields if key.startswith(f"{name}.")} <= known
-    assert f"{name}.attention.layer_norm_rms_epsilon" in fields, "llama.cpp loads no file without"
+    assert missing(fields) == []
+    assert f"{name}.{_RMS}" in fields, "older llama.cpp loads no file without"
 
 
 def test_a_state_space_layer_is_laid_out_as_in_llama_cpp(tmp_path):
@@ -209,6 +230,7 @@ def test_llama_cpp_converts_to_the_same_tensors(tmp_path):
             assert shape == two[name][0] and kind == two[name][1], (case, name)
             np.testing.assert_allclose(values, two[name][2], rtol=2e-7, err_msg=f"{case} {name}")
         fields = [gguf.GGUFReader(path).fields for path in (ours, theirs)]
+        assert [missing(own) for own in fields] == [[], []], case
         for key in fields[0].keys() & fields[1].keys():
             if key.startswith(("general.", "GGUF.")) or key.endswith("context_length"):
                 continue

@@ -125,7 +125,7 @@ def deployment(point):
     return Deployment(
         config, hardware, Precision(weights, cache, FORMATS[config.dtype]),
         Mesh(point.get("data", 1), point["chips"], point["expert"]), point["replicas"],
-        Speculation(*drafts) if drafts[0] else None, point["accounting"],
+        Speculation(*drafts) if drafts[0] else None, point["accounting"], snapshots=None,
     )  # fmt: skip
 
 
@@ -249,6 +249,8 @@ def test_the_pages_figures_are_the_planners(tmp_path):
     assert {p["model"] for p in asked} == set(MODELS), "every model is asked"
     assert {found["bound"] for found in answers} >= {"memory", "compute", "collectives"}
     assert {found["fits"] for found in answers} == {True, False}
+    kept = {p["model"] for p, found in zip(asked, answers, strict=True) if found["snapshot_bytes"]}
+    assert kept == {name for name, config in MODELS.items() if config.has_states} != set()
 
 
 @pytest.mark.long

@@ -64,6 +64,19 @@ def test_by_hand():
     assert cache_policy.computed_tokens(_config(_MODELS["attention"]), prompts) == 4 * 320 - 3 * 288
 
 
+@pytest.mark.parametrize("name, computed", [
+    ("attention", 288 + 32 + 32), ("hybrid", 288 + 48 + 32), ("states alone", 288 + 48 + 48),
+])  # fmt: skip
+def test_a_prompt_that_is_the_shared_text(name, computed):
+    """Whole pages: the last is known where it is a page, and parts the next prompts; of states
+    alone the second prompt is the first of which it is known.
+    """
+    prompts = [(288, 288), (320, 300), (320, 300)]
+    config = _config(_MODELS[name], snapshots=64, snapshot_tokens=512)
+    assert cache_policy.computed_tokens(config, prompts, _CHIP) == computed
+    assert _computed(config, prompts) == computed
+
+
 @pytest.mark.parametrize("changes", [
     {"snapshots": 0}, {"prefix_cache": False}, {"prefix_cache": False, "preemption": "recompute"},
 ], ids=str)  # fmt: skip

@@ -13,6 +13,7 @@ from configs.errors import InputError
 from configs.mesh import Mesh
 from configs.recipes.training import Recipe, TrainingConfig
 from inference.checkpoints.native import orbax_step
+from inference.files import user_files
 from inference.training import loop, losses, start
 from inference.training.step_folder import StepFolder
 from inference.training.windows import Windows
@@ -161,10 +162,43 @@ def test_where_no_step_is_good_a_run_starts_over(straight, tmp_path):
     run(folder, steps=4)
     for name in ("00000002", "00000004"):
         _missing(folder.path / name)
-    way_on = f"no other one is good: remove {folder.path} to start over"
-    with pytest.raises(InputError, match=f"00000004 is damaged: .*; {way_on}"):
+    each = "; ".join(f"{folder.path}/0000000{n} is damaged: its .* is missing" for n in (4, 2))
+    way_on = f"no step is good as it is: remove {folder.path} to start over"
+    with pytest.raises(InputError, match=f"^{each}; {way_on}$"):
         run(folder)
     shutil.rmtree(folder.path)
+    assert_equal(run(folder), straight)
+
+
+def test_where_digests_alone_are_damaged_a_step_may_go_unchecked(straight, tmp_path):
+    folder = StepFolder(tmp_path / "run", {})
+    run(folder, steps=4)
+    for name in ("00000002", "00000004"):
+        (folder.path / name / "sha256.json").write_text("{")
+    newest = folder.newest()
+    way_on = (
+        f"^{newest} cannot be checked, since its sha256.json is damaged: remove that file to go"
+    )
+    with pytest.raises(InputError, match=way_on):
+        run(folder)
+    (newest / "sha256.json").unlink()
+    assert_equal(run(folder), straight)
+
+
+def test_a_step_whose_digests_cannot_be_written_is_whole(straight, monkeypatch, tmp_path):
+    folder, write = StepFolder(tmp_path / "run", {}), user_files.write
+
+    def failing(contents):
+        if folder.path / "00000004" / "sha256.json" in contents:
+            raise InputError("cannot write sha256.json: No space left on device")
+        write(contents)
+
+    monkeypatch.setattr(user_files, "write", failing)
+    message = "00000004 is whole, and the last good one, but .* cannot be written: .*No space left"
+    with pytest.raises(InputError, match=message) as caught:
+        run(folder)
+    assert "\n" not in str(caught.value)
+    monkeypatch.undo()
     assert_equal(run(folder), straight)
 
 

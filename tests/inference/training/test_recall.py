@@ -5,7 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from configs.errors import InputError
 from configs.kinds.attention import Attention
+from configs.kinds.combined import Parallel
 from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.recurrent.selective import Mamba
@@ -55,6 +57,16 @@ def test_each_key_was_shown_with_its_answer(found):
 def test_rows_have_the_pairs_of_their_tasks_in_turn():
     counts = (DATA.batch(0)["weights"] > 0).sum(1)
     assert counts.tolist() == [3, 12] * 3
+
+
+@pytest.mark.parametrize("length, most", [(48, 12), (51, 12), (1024, 128)])
+def test_a_task_has_a_place_and_a_key_for_each_pair(length, most):
+    assert (sequences.held_out(Task(length, most), 2).weights > 0).all()
+    for count in (0, most + 1):
+        with pytest.raises(
+            InputError, match=f"has at most {most} pairs, and at least 1, not {count}$"
+        ):
+            Task(length, count)
 
 
 def test_most_keys_are_asked_for_soon():
@@ -119,7 +131,7 @@ def test_answers_are_learned():
 
 @pytest.mark.parametrize("mixer", [
     Mamba(8, state_width=4, step_rank=2), Mamba2(4, 8, 4), DeltaNet(4, 2, 8, 8),
-    DeltaNet(4, 4, 8, 8, decay_rank=2),
+    DeltaNet(4, 4, 8, 8, decay_rank=2), Parallel(LAYERS[1], Mamba2(4, 8, 4)),
 ])  # fmt: skip
 def test_states_begin_with_long_and_short_memories(mixer):
     """Of what is left of a state after a token, the most is close to 1, the least far from it."""
@@ -127,6 +139,8 @@ def test_states_begin_with_long_and_short_memories(mixer):
     model = dataclasses.replace(model, pattern=(LayerSpec(mixer, None),))
     training = TrainingConfig(steps=1, batch=1, window=16)
     own = start.masters(Recipe(model, training))["layers"][0]["mixer"]
+    if isinstance(mixer, Parallel):
+        own = own[mixer.recurrent.name]
     rates = np.exp(own.get("rate", own.get("decay")))
     steps = np.log1p(np.exp(own["step_bias"]))
     steps = steps.reshape(len(rates), -1)

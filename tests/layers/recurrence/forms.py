@@ -1,10 +1,12 @@
 """What every recurrence is held to: its forms agree, and a token's bits are its own."""
 
 from collections.abc import Callable
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tests import compiling
 
@@ -13,6 +15,17 @@ def compiled(form: Callable) -> Callable:
     """A form as one program for each of its shapes, which returns numpy's arrays."""
     run = compiling.jit(form, static_argnames="chunk" if "chunked" in form.__name__ else ())
     return lambda *inputs, **more: jax.tree.map(np.asarray, run(*inputs, **more))
+
+
+def elsewhere(module: ModuleType) -> Callable:
+    """A module's form in chunks, as devices compute it that are no CPU."""
+
+    def chunked(*inputs, **more):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "target_is_cpu", lambda: False)
+            return module.chunked(*inputs, **more)
+
+    return chunked
 
 
 def close(found, expected, tolerance: float = 1e-5) -> None:

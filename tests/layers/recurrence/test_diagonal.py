@@ -16,15 +16,9 @@ from tests.layers.recurrence.forms import close
 pytestmark = pytest.mark.quick_code
 
 
-def _chunked_elsewhere(*inputs, **more):
-    """As devices compute it that are no CPU."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(diagonal, "target_is_cpu", lambda: False)
-        return diagonal.chunked(*inputs, **more)
-
-
 _recurrent = forms.compiled(diagonal.recurrent)
 _chunked = forms.compiled(diagonal.chunked)
+_chunked_elsewhere = forms.elsewhere(diagonal)
 _elsewhere = forms.compiled(_chunked_elsewhere)
 _on_both = pytest.mark.parametrize("chunked", [_chunked, _elsewhere], ids=["cpu", "elsewhere"])
 

@@ -16,15 +16,9 @@ from tests.layers.recurrence.forms import close
 pytestmark = pytest.mark.quick_code
 
 
-def _chunked_elsewhere(*inputs, **more):
-    """As devices compute it that are no CPU."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(s4d, "target_is_cpu", lambda: False)
-        return s4d.chunked(*inputs, **more)
-
-
 _recurrent = forms.compiled(s4d.recurrent)
 _chunked = forms.compiled(s4d.chunked)
+_chunked_elsewhere = forms.elsewhere(s4d)
 _elsewhere = forms.compiled(_chunked_elsewhere)
 _on_both = pytest.mark.parametrize("chunked", [_chunked, _elsewhere], ids=["cpu", "elsewhere"])
 

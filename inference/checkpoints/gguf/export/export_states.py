@@ -106,6 +106,8 @@ def _own(config: ModelConfig) -> Metadata:
     """What one family alone writes."""
     if config.family in ("mamba", "falcon_mamba"):
         return {"ssm.dt_b_c_rms": config.family == "falcon_mamba"}
+    if config.family == "nemotron_h":  # newer llama.cpp loads no file without
+        return {"attention.layer_norm_epsilon": config.norm_eps}
     if config.family != "granitemoehybrid":
         return {}
     own = next(iter(config.mixers(Attention)), None)

@@ -88,7 +88,7 @@ def write(
     metadata |= export_tokenizer.metadata(checkpoint, contents)
     with new_directory.create_file(output) as path:
         factors = export_states.factors(checkpoint.config)
-        own = _joined(config, list(_tensors(config, declared, contents, dtype, factors)))
+        own = _fused(config, list(_tensors(config, declared, contents, dtype, factors)))
         tensors = [*own, *_divisors(config)]
         digests = _write(path, metadata, tensors, progress)
         _compare(path, model, checkpoint, digests)
@@ -170,12 +170,12 @@ def _tensors(
             yield _Tensor(name, shape, format, make)
 
 
-def _joined(config: ModelConfig, tensors: list[_Tensor]) -> list[_Tensor]:
+def _fused(config: ModelConfig, tensors: list[_Tensor]) -> list[_Tensor]:
     """What llama.cpp has in one tensor, or in another shape, as it has it."""
     found = {tensor.name: tensor for tensor in tensors}
-    wholes = gguf_state_parts.wholes(config) | gguf_state_parts.stacks(config)
-    for name, whole in wholes.items():
-        parts = [found.pop(part) for part in whole.parts]
+    stacks = gguf_state_parts.expert_stacks(config)
+    for name, fused in (gguf_state_parts.fused_tensors(config) | stacks).items():
+        parts = [found.pop(part) for part in fused.parts]
         formats = sorted({part.format for part in parts})
         if len(formats) > 1:
             raise InputError(
@@ -190,7 +190,7 @@ def _joined(config: ModelConfig, tensors: list[_Tensor]) -> list[_Tensor]:
                 return np.concatenate(rows, axis=1)
             return np.concatenate(rows)
 
-        found[name] = _Tensor(name, whole.shape, formats[0], make)
+        found[name] = _Tensor(name, fused.shape, formats[0], make)
     return list(found.values())
 
 

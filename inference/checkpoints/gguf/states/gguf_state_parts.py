@@ -22,19 +22,19 @@ _RATES = ".ssm_a"
 _EXACT = (_RATES, ".ssm_d", ".ssm_dt.bias")
 
 
-class Whole(NamedTuple):
+class FusedTensor(NamedTuple):
     """A tensor of a file: its shape, and the names of its parts with their rows, in order."""
 
     shape: tuple[int, ...]
     parts: dict[str, tuple[int, ...]]
 
 
-def wholes(config: ModelConfig) -> dict[str, Whole]:
+def fused_tensors(config: ModelConfig) -> dict[str, FusedTensor]:
     """Tensors that a file has in another shape than their parts have here, by name."""
     return {name: own for number in range(config.num_layers) for name, own in _of(config, number)}
 
 
-def _of(config: ModelConfig, number: int) -> Iterator[tuple[str, Whole]]:
+def _of(config: ModelConfig, number: int) -> Iterator[tuple[str, FusedTensor]]:
     prefix, D = f"blk.{number}", config.width
     for kind in config.layers[number].mixer.parts:
         if not isinstance(kind, Mamba2):
@@ -44,16 +44,16 @@ def _of(config: ModelConfig, number: int) -> Iterator[tuple[str, Whole]]:
         for name, rest in ((f"{prefix}.ssm_in.weight", (D,)), (f"{prefix}.ssm_in.bias", ())):
             parts = {f"{name}.{part}": (count, *rest) for part, count in rows.items()}
             if rest or "in" in kind.biases:
-                yield name, Whole((sum(rows.values()), *rest), parts)
+                yield name, FusedTensor((sum(rows.values()), *rest), parts)
         for name in ("ssm_a", "ssm_d"):
             own = f"{prefix}.{name}"
-            yield own, Whole((kind.num_heads, 1), {own: (kind.num_heads,)})
+            yield own, FusedTensor((kind.num_heads, 1), {own: (kind.num_heads,)})
         if kind.norm_width != 0:
             own, groups = f"{prefix}.ssm_norm.weight", kind.num_groups
-            yield own, Whole((groups, inner // groups), {own: (inner,)})
+            yield own, FusedTensor((groups, inner // groups), {own: (inner,)})
 
 
-def stacks(config: ModelConfig) -> dict[str, Whole]:
+def expert_stacks(config: ModelConfig) -> dict[str, FusedTensor]:
     """Tensors of all experts' gates, or of what they meet, by name, an expert a part."""
     found = {}
     for number, layer in enumerate(config.layers):
@@ -65,28 +65,28 @@ def stacks(config: ModelConfig) -> dict[str, Whole]:
             name = f"blk.{number}.ffn_{half}_exps"
             each: tuple[int, ...] = (width, depth)
             parts = {f"{name}.{n}.weight": each for n in range(count)}
-            found[f"{name}.weight"] = Whole((count, width, depth), parts)
+            found[f"{name}.weight"] = FusedTensor((count, width, depth), parts)
     return found
 
 
 def split(
-    label: str, name: str, entry: TensorEntry, whole: Whole
+    label: str, name: str, entry: TensorEntry, fused: FusedTensor
 ) -> Iterator[tuple[str, TensorEntry]]:
     """The parts of a tensor.
 
     Raises:
         InputError: it has another shape; axes of one element may be left out.
     """
-    if [size for size in entry.shape if size > 1] != [size for size in whole.shape if size > 1]:
+    if [size for size in entry.shape if size > 1] != [size for size in fused.shape if size > 1]:
         raise InputError(
-            f"{label}: {shown(name)} is {list(entry.shape)}; expected {list(whole.shape)}"
+            f"{label}: {shown(name)} is {list(entry.shape)}; expected {list(fused.shape)}"
         )
-    if len(whole.parts) == 1:  # the same numbers in another shape
-        ((own, shape),) = whole.parts.items()
+    if len(fused.parts) == 1:  # the same numbers in another shape
+        ((own, shape),) = fused.parts.items()
         yield own, dataclasses.replace(entry, shape=shape)
         return
-    each, position = entry.num_bytes // whole.shape[0], entry.position
-    for own, shape in whole.parts.items():
+    each, position = entry.num_bytes // fused.shape[0], entry.position
+    for own, shape in fused.parts.items():
         size = shape[0] * each
         yield own, dataclasses.replace(entry, shape=shape, position=position, num_bytes=size)
         position += size

@@ -43,13 +43,17 @@ function showFigures(p) {
   show("capacity_bytes", p.capacity_bytes, bytes(p.capacity_bytes));
   show("weight_bytes", p.weight_bytes, bytes(p.weight_bytes));
   show("cache_bytes", p.cache_bytes, bytes(p.cache_bytes));
+  show("snapshot_bytes", p.snapshot_bytes, bytes(p.snapshot_bytes));
   at("memory_title").textContent =
     d.numChips > 1 ? `Memory of each of ${d.numChips} chips` : "Memory";
   at("all_chips").hidden = d.numChips === 1;
   at("links_note").hidden = mesh.model * mesh.expert <= (d.hardware.linked_chips ?? Infinity);
   at("links_note").textContent =
     `links join ${d.hardware.linked_chips} chips; this counts all as joined`;
-  at("sequence_note").textContent = `${bytes(p.chip_sequence_bytes)} a sequence`;
+  at("sequence_note").textContent =
+    `${bytes(p.chip_sequence_bytes)} a sequence` +
+    (p.snapshot_bytes ? `, ${bytes(p.chip_snapshot_bytes)} a snapshot of its states` : "");
+  at("snapshots").hidden = !p.snapshot_bytes;
   const moved = p.decode.memory_s * bandwidthOf(d),
     chips = d.numChips > 1 ? "each chip moves" : "a decode step moves";
   const parts = [

@@ -194,6 +194,9 @@ function cacheBytes(d, length, chips = 1) {
   });
 }
 
+/** Bytes of a copy of a sequence's states. */
+const snapshotBytes = (d, chips = 1) => cacheBytes({ ...d, drafts: 0 }, 0, chips);
+
 // --- seconds -------------------------------------------------------------------------------------
 
 /** FLOPs a second; a chip of which no rate is known computes for nothing. */
@@ -363,7 +366,11 @@ function plan(catalog, input) {
   const chipHeld = chipWeightBytes(d) * d.models,
     room = capacity - chipHeld;
   const chipSequence = cacheBytes(d, longest, mesh.model) * d.models;
-  const chipCached = Math.ceil(batch / d.numGroups) * chipSequence;
+  // of each sequence's states one for prefixes, as the command keeps them unless it is told
+  const onFullest = Math.ceil(batch / d.numGroups),
+    chipSnapshot = snapshotBytes(d, mesh.model);
+  const chipCached = onFullest * (chipSequence + chipSnapshot),
+    snapshots = d.numGroups * onFullest * snapshotBytes(d);
   const decode = decodeTime(d, batch, middle),
     prefill = prefillTime(d, batch, context);
   const perStep = expectedTokens(d.acceptance, d.drafts);
@@ -382,8 +389,8 @@ function plan(catalog, input) {
     visited_experts: visitedExperts(d, decodeOf(d, batch, middle)),
     weight_bytes: held,
     cache_bytes: cached,
-    memory_bytes: held + cached,
-    snapshot_bytes: 0, // the page asks for no shared prefixes
+    memory_bytes: held + cached + snapshots,
+    snapshot_bytes: snapshots,
     fits: chipCached <= room,
     step_s: step,
     ttft_s: prefill.total_s,
@@ -395,7 +402,7 @@ function plan(catalog, input) {
       price === null ? null : ((price * d.numChips * d.replicas) / 3600 / rate) * 1e6,
     tpot_s: perToken,
     chip_bytes: chipHeld + chipCached,
-    largest_batch: d.numGroups * Math.max(0, Math.floor(room / chipSequence)),
+    largest_batch: d.numGroups * Math.max(0, Math.floor(room / (chipSequence + chipSnapshot))),
     chip_weight_bytes: chipHeld,
     chip_sequence_bytes: chipSequence,
     memory_room: room,
@@ -407,9 +414,10 @@ function plan(catalog, input) {
     prefill_operations: stepOperations(d, prefillOf(d, batch, context)),
     // what the pictures need beside the planner's own figures
     chip_cache_bytes: chipCached,
+    chip_snapshot_bytes: chipSnapshot,
     capacity_bytes: capacity,
     draft_s: draft,
-    on_fullest: Math.ceil(batch / d.numGroups),
+    on_fullest: onFullest,
     deployment: d,
   };
 }
