@@ -47,8 +47,10 @@ _ROW = _LATENCIES | {
         "steps",
     ),
     *("prefilled_tokens", "preemptions", "host_step_s", "compiles", "predicted"),
-    *("predicted_output_tok_s",),
+    *("predicted_output_tok_s", "snapshots", "snapshot_bytes"),
 }
+_NOT_PREDICTED = {"concurrency", "requests", "compiles", "predicted", "predicted_output_tok_s",
+                  "snapshots", "snapshot_bytes"}  # fmt: skip
 
 
 @pytest.fixture
@@ -67,8 +69,8 @@ def test_rows_and_table(run, monkeypatch, tmp_path):
     for row in (*answer["rows"], answer["sampled"]):
         assert set(row) == _ROW and row["compiles"] == 0
         assert row["output_tok_s"] > 0 and row["predicted_output_tok_s"] > row["output_tok_s"]
-        assert set(row["predicted"]) == _ROW - {"concurrency", "requests", "compiles"} - {
-            "predicted", "predicted_output_tok_s"}  # fmt: skip
+        assert set(row["predicted"]) == _ROW - _NOT_PREDICTED
+        assert row["snapshots"] == row["snapshot_bytes"] == 0, "the model has no states"
         assert row["requests"] == row["concurrency"] == row["running_peak"]
         # Two pages of 16 hold 20 to 24 tokens; after the last token nothing is held.
         assert 0.1 < row["kv_waste"] <= 12 / 32
