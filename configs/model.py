@@ -120,11 +120,6 @@ class ModelConfig:
                 )
         if not self.pattern and self.num_layers:
             raise InputError("model.pattern lists at least one layer")
-        if len(self.pattern) > self.num_layers:
-            raise InputError(
-                f"model.pattern lists {len(self.pattern)} layers, of which model.num_layers="
-                f"{self.num_layers} would leave some out: it is at least {len(self.pattern)}"
-            )
         for name in ("norm_eps", "logit_cap", "residual_scale", "logit_scale"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:

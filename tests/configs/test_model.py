@@ -25,10 +25,6 @@ _RECURRENT = LayerSpec(Mamba2(2, 4, 4), None)
 _BAD_MODELS = {
     "norm": ({"norm": "batch"}, "model.norm is 'rms' or 'layer', not 'batch'"),
     "no norms": ({"pre_norms": False}, "pre_norms, model.post_norms or both"),
-    "a long pattern": (
-        {"pattern": (_LAYER, _NORMED, _LAYER)},
-        "model.pattern lists 3 layers, of which model.num_layers=2 would .*: it is at least 3",
-    ),
     "offset": ({"norm": "layer", "norm_offset": 1.0}, "norm='layer' goes with no norm_offset"),
     "head norms": ({"norm": "layer", "pattern": (_NORMED,)}, "qk_norm='head' goes with model.norm"),
     "logits": ({"logit_cap": float("inf")}, "model.logit_cap is a finite number"),
