@@ -61,15 +61,15 @@ _HYBRID = (
     Attention(4, num_kv_heads=2, head_width=64, rope=None, scale=1 / 8),
 )
 
+_AS_LM = TrainingConfig(
+    steps=3600, batch=4, window=256, learning_rate=3e-3, warmup_steps=200, checkpoint_every=200
+)
 
 # By task.
 RECIPES = {
     "lm": Recipe(
         _model("small", width=256, num_layers=6, num_heads=4, ffn=Gated(768)),
-        TrainingConfig(
-            steps=3600, batch=4, window=256, learning_rate=3e-3, warmup_steps=200,
-            checkpoint_every=200,
-        ),
+        _AS_LM,
     ),
     "draft": Recipe(
         _model("small-draft", width=160, num_layers=2, num_heads=2, ffn=Gated(480)),
@@ -90,30 +90,18 @@ RECIPES = {
     ),
     "based": Recipe(
         _of_mixers("small-based", "based", 256, 6, _BASED, Gated(768)),
-        TrainingConfig(
-            steps=3600, batch=4, window=256, learning_rate=3e-3, warmup_steps=200,
-            checkpoint_every=200,
-        ),
+        _AS_LM,
     ),
     "s4": Recipe(
         _of_mixers("small-s4", "s4", 256, 6, (S4(256),), Gated(768)),
-        TrainingConfig(
-            steps=3600, batch=4, window=256, learning_rate=3e-3, warmup_steps=200,
-            checkpoint_every=200,
-        ),
+        _AS_LM,
     ),
     "mamba2": Recipe(
         _of_mixers("small-mamba2", "mamba2", 256, 11, (_MAMBA2,), ffn=None),
-        TrainingConfig(
-            steps=3600, batch=4, window=256, learning_rate=3e-3, warmup_steps=200,
-            checkpoint_every=200,
-        ),
+        _AS_LM,
     ),
     "hybrid": Recipe(
         _of_mixers("small-hybrid", "granitemoehybrid", 256, 6, _HYBRID, Gated(560)),
-        TrainingConfig(
-            steps=3600, batch=4, window=256, learning_rate=3e-3, warmup_steps=200,
-            checkpoint_every=200,
-        ),
+        _AS_LM,
     ),
 }  # fmt: skip
