@@ -25,14 +25,8 @@ def is_info(node: Any) -> bool:
     return isinstance(node, ParamInfo)
 
 
-def init(infos: Any, seed: int = 0) -> Params:
-    """Random parameters for a declaration, each from its own stream of `seed`."""
-    leaves, tree = jax.tree.flatten(infos, is_leaf=is_info)
-    keys = jax.random.split(jax.random.key(seed), max(len(leaves), _STREAMS))
-    return jax.tree.unflatten(tree, [_init_leaf(i, keys[n]) for n, i in enumerate(leaves)])
-
-
-def _init_leaf(info: ParamInfo, key: jax.Array) -> jax.Array:
+def init_leaf(info: ParamInfo, key: jax.Array) -> jax.Array:
+    """Random values of one parameter; float32 where its format has few bits."""
     format = "float32" if FORMATS[info.format].is_quantized else info.format  # rounded when placed
     if info.init == "normal":
         shape, scale = info.shape, info.shape[-1] ** -0.5
@@ -42,6 +36,15 @@ def _init_leaf(info: ParamInfo, key: jax.Array) -> jax.Array:
             return jnp.asarray(values.astype(jnp.dtype(format)))
         return (jax.random.normal(key, shape, jnp.float32) * scale).astype(format)
     return jnp.full(info.shape, 0.0 if info.init == "zeros" else 1.0, format)
+
+
+def init(
+    infos: Any, seed: int = 0, draw: Callable[[ParamInfo, jax.Array], Any] = init_leaf
+) -> Params:
+    """Random parameters for a declaration, each from its own stream of `seed`."""
+    leaves, tree = jax.tree.flatten(infos, is_leaf=is_info)
+    keys = jax.random.split(jax.random.key(seed), max(len(leaves), _STREAMS))
+    return jax.tree.unflatten(tree, [draw(i, keys[n]) for n, i in enumerate(leaves)])
 
 
 def abstract(infos: Any) -> Any:

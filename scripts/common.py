@@ -275,8 +275,9 @@ def load_engine(
     from inference.planner.calibration import lookup
     from inference.runtime import compilation_cache
     from inference.scheduling import step_shapes
-    from layers import decoder, params
+    from layers import decoder
     from layers.kernels.device import target_device
+    from layers.kernels.linear import api as linear
 
     follower.check_alike(config, checkpoint)
     compilation_cache.enable()
@@ -286,7 +287,7 @@ def load_engine(
         config = weight_formats.drawn(config)
         if config.draft is not None:
             raise InputError("a model that drafts goes with a checkpoint, not with random weights")
-        values = params.init(decoder.param_infos(config.model))
+        values = linear.random_params(config, decoder.param_infos(config.model))
         engine = Engine(config, values, executables=executables())
     else:
         with bars() as progress:

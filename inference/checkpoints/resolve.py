@@ -5,6 +5,7 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from configs import presets
 from configs.errors import InputError, shown
@@ -73,10 +74,7 @@ def _find(model: str) -> Resolved:
         preset = presets.get(model)
         return Resolved(preset.config, functools.partial(_open_preset, preset))
     if model in presets.PLANNED:
-        raise InputError(
-            f"{model} can be planned (scripts.plan), not run yet: no checkpoint of it is read; "
-            f"what runs: {', '.join(presets.NAMES)}"
-        )
+        return Resolved(presets.get(model).config, functools.partial(_refuse_planned, model))
     path = Path(model)
     try:
         found = bool(model) and path.exists()
@@ -124,6 +122,13 @@ def _of_directory(config: ModelConfig, described: Path, fetch: Callable[[], Path
         return Resolved(own, lambda progress: opened.predicting(fetch(), own))
 
     return Resolved(config, lambda progress: opened.directory(fetch(), config), predicting)
+
+
+def _refuse_planned(model: str, progress: Any) -> Checkpoint:
+    raise InputError(
+        f"{model} can be planned (scripts.plan) or timed with random weights (scripts.bench), not "
+        f"run: no checkpoint of it is read; what runs: {', '.join(presets.NAMES)}"
+    )
 
 
 def _open_preset(preset: Preset, progress: Progress | None) -> Checkpoint:

@@ -19,6 +19,7 @@ from layers.kernels.attention.contract import Demand, Options
 from layers.kernels.device import target_device
 from tests import fakes
 from tests.device import batches
+from tests.device.answers import answers
 from tests.device.batches import CASES, DECODE, OTHERS
 from tests.layers import paged_case
 
@@ -100,33 +101,14 @@ def test_an_engine_answers_as_with_the_reference(name):
     demand = Demand(4, keys_values(2, 128).page_format("bfloat16"), 128, False)
     if (reason := api.implementation(name).limit(demand, target_device())) is not None:
         pytest.skip(f"{name} {reason}")
-    expected, texts = answers("reference")
-    found, _ = answers(name, texts)
+    expected, texts = answers(_engine("reference"))
+    found, _ = answers(_engine(name), texts)
     assert agreement.compare(found, expected).worst < 0.05
 
 
-def answers(attention, texts=None):
-    """Of a small model: greedy answers, and then the scores of texts, the answers unless told."""
+def _engine(attention):
     model = fakes.llama("bfloat16", num_heads=4, num_kv_heads=2, head_width=128, max_context=512)
-    engine = Engine(
-        Config(
-            model,
-            EngineConfig(
-                attention=attention, max_seqs=4, page_tokens=128, cache_bytes=32 << 20,
-                top_logprobs=8,
-            ),
-        ),
-        fakes.real_params(model),
-    )  # fmt: skip
-    prompts = fakes.prompts((300, 70, 1, 128), model.vocab_size)
-    decoded = engine.generate(prompts, fakes.greedy(40))
-    texts = texts or [
-        [*prompt, *answer.token_ids] for prompt, answer in zip(prompts, decoded, strict=True)
-    ]
-    found = [
-        agreement.Answer(answer.token_ids, answer.logprobs, answer.top_logprobs)
-        for answer in decoded
-    ]
-    for text, score in zip(texts, engine.score(texts), strict=True):
-        found.append(agreement.Answer(text[1:], score.logprobs, []))
-    return found, texts
+    settings = EngineConfig(
+        attention=attention, max_seqs=4, page_tokens=128, cache_bytes=32 << 20, top_logprobs=8
+    )
+    return Engine(Config(model, settings), fakes.real_params(model))

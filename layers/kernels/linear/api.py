@@ -1,5 +1,6 @@
 """The implementations of products with weights, and which one a configuration gets."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -125,6 +126,22 @@ def abstract(config: Config, infos: Any, mesh: jax.sharding.Mesh | None = None) 
         return jax.ShapeDtypeStruct(info.shape, device_format(info, target_device().platform))
 
     return jax.tree.map(leaf, infos, is_leaf=parameters.is_info)
+
+
+def random_params(config: Config, infos: Any) -> Params:
+    """Random parameters of one chip: those of few bits drawn as `placement` would make them, where
+    that is a `Quantized`, since rounding a large model takes minutes.
+    """
+    config = dataclasses.replace(
+        config, engine=dataclasses.replace(config.engine, linear=choose(config))
+    )
+
+    def draw(info: ParamInfo, key: jax.Array) -> Any:
+        if config.num_chips == 1 and _is_quantized(info, config):
+            return low_bit.random(key, info.shape, info.format, config.model.dtype)
+        return parameters.init_leaf(info, key)
+
+    return parameters.init(infos, draw=draw)
 
 
 def pack_params(

@@ -12,6 +12,7 @@ them. A stack [E, F, D], of a mixture's experts, has an axis E before these.
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -121,6 +122,22 @@ def _in_planes(q_FD: np.ndarray, planes: tuple[int, ...]) -> np.ndarray:
 def _by_group(values_FG: np.ndarray) -> jax.Array:
     """[.., G, F] of [.., F, G]."""
     return jax.device_put(np.ascontiguousarray(values_FG.swapaxes(-1, -2)))
+
+
+def random(key: jax.Array, shape: tuple[int, ...], format: str, dtype: str) -> Quantized:
+    """A matrix (or a stack) of random elements of about D ** -0.5, drawn where it will lie."""
+    declared = abstract(shape, format, dtype)
+    data = jax.random.bits(key, declared.data.shape, jnp.uint8)
+    if _is_fp8(format):
+        data &= 0xB7  # below 2: no infinity, no NaN
+    size = shape[-1] ** -0.5 / (1 if _is_fp8(format) else 1 << FORMATS[format].bits - 1)
+    power = 127 + round(math.log2(size))
+    scale = jnp.full_like(declared.scale, power if format == "mxfp4" else size)
+    middle = 1 << FORMATS[format].bits - 1
+    return dataclasses.replace(
+        declared, data=lax.bitcast_convert_type(data, declared.data.dtype), scale=scale,
+        zero=None if declared.zero is None else jnp.full_like(declared.zero, middle),
+    )  # fmt: skip
 
 
 def abstract(shape: tuple[int, ...], format: str, dtype: str) -> Quantized:
