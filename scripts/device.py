@@ -132,26 +132,35 @@ def _parts(kind: str, outcomes: Sequence[Outcome]) -> Iterator[Subprocess]:
     if kind == "cpu":
         yield _app("kernels", 120, "kernelbench")
     elif is_right:
-        yield _app("kernels", 115, "kernelbench", "--tune", "--seconds=85")
+        yield _app("kernels", 220, "kernelbench", "--tune", "--seconds=190")
     else:  # a kernel of ours that hangs would take the time of all others
         baselines = "cudnn,flash-attn3-jax,flash-attn3-contiguous"
         yield _app("kernels", 120, "kernelbench", f"--only=reference,{baselines}")
+    for name, limit_s, file in (("states", 75, "recurrence"), ("few-bits", 75, "low_bit")):
+        yield _module(name, limit_s, "pytest", f"tests/device/test_{file}.py", *on_device[1:])
     kernel = _shown_right(outcomes)
     pages = f"--set=engine.page_tokens={_PAGE_TOKENS[kind]}"
     for name, limit_s, flags_of in _STEPS if kind != "cpu" else _SMALL_STEPS:
         attention = f"--set=engine.attention={kernel or 'reference'}"
         yield _app(name, limit_s, "bench", "--random_weights", pages, attention, *flags_of)
     yield from _tokens(pages, kernel)
-    tests = _module("batches", 300, "pytest", *on_device, "-k", "not test_decoding")
+    tests = _module(
+        "batches", 300, "pytest", "tests/device/test_attention.py", *on_device[1:],
+        "-k", "not test_decoding",
+    )  # fmt: skip
     yield tests if is_right else dataclasses.replace(tests, missing="decoding is not right")
 
 
-_13B = "--model=llama2-13b"
+_8B, _13B = "--model=llama3-8b", "--model=llama2-13b"
 _STEPS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
-    ("llama3-8b", 45, ("--model=llama3-8b", "--decode=1x1024")),
+    ("llama3-8b", 60, (_8B, "--decode=1x1024")),
     ("llama2-13b", 80, (_13B, "--decode=1x1024,16x1024,64x1024")),
     ("llama2-13b-gqa", 45, (_13B, "--set=model.pattern.mixer.num_kv_heads=8", "--decode=256x1024")),
-    ("engine", 55, ("--model=llama3-8b", "--decode=64x256", "--gap")),
+    ("llama3-8b-int8", 45, (_8B, "--weights=int8", "--decode=1x1024,16x1024")),
+    ("llama3-8b-fp8", 45, (_8B, "--weights=fp8", "--decode=1x1024,16x1024")),
+    ("llama3-8b-int4", 60, (_8B, "--weights=int4", "--decode=1x1024,16x1024")),
+    ("mamba2-2.7b", 60, ("--model=mamba2-2.7b", "--decode=1x1024,64x1024")),
+    ("engine", 55, (_8B, "--decode=64x256", "--gap")),
 )
 _SMALL_STEPS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
     (

@@ -23,6 +23,7 @@ from inference.runtime.serialization.loaded import LoadedExecutable
 from inference.scheduling.step_schedule import ShardSchedule
 from inference.scheduling.step_shapes import StepShape
 from layers.kernels.cpu import rows
+from layers.kernels.device import compiler_options
 from layers.kernels.linear import api as linear
 from sharding import mesh as meshes
 from sharding.mesh import ALIKE, AXES, EACH_GROUP, EVERY_CHIP
@@ -167,7 +168,10 @@ class Executables:
         function = meshes.over(self._mesh, function, given, returned)
         donated = len(arguments) - 3, len(arguments) - 2
         with rows.native(self._config.engine.linear == "ffi_cpu"):
-            jitted = jax.jit(function, donate_argnums=donated, keep_unused=True)
+            jitted = jax.jit(
+                function, donate_argnums=donated, keep_unused=True,
+                compiler_options=compiler_options(),
+            )  # fmt: skip
             return jitted.lower(*arguments)
 
 

@@ -29,7 +29,8 @@ _SAME = "parameter", "bitcast", "get-tuple-element", "tuple"  # compute and move
 
 def check_step(target_name: str, num_drafts: int, mixer: Mixer | None = None) -> None:
     """A decode step of Mamba-2 2.7B with two layers, and another mixer, if it is told: nothing else
-    is as large as the states of its rows, in float32, and no loop gathers them.
+    is as large as the states of its rows, in float32, no loop gathers them, and no weights are
+    copied.
     """
     target = targets.parse(target_name)
     model = dataclasses.replace(presets.get("mamba2-2.7b").config, num_layers=2, vocab_size=32_000)
@@ -54,6 +55,9 @@ def check_step(target_name: str, num_drafts: int, mixer: Mixer | None = None) ->
     moved = [each.text[:200] for each in found if _largest(each.shape) >= of_rows
              and each.opcode not in _SAME and each.name not in kernels]  # fmt: skip
     assert not moved, moved
+    copied = [each.text[:200] for each in found if each.opcode not in _SAME
+              and _largest(each.shape, "bf16") >= model.width**2]  # fmt: skip
+    assert not copied, copied
     step, memory = program.read(executable.as_text()), executable.memory_analysis()
     print(f"{target_name}: {step.launches}, {memory.temp_size_in_bytes} bytes of temporaries")
     programs.check_the_host_never_waits(step)
@@ -84,9 +88,9 @@ def _users(
     return users
 
 
-def _largest(shape: str) -> int:
-    """Elements of the largest float32 array of an instruction's results."""
-    sizes = re.findall(r"f32\[([\d,]+)\]", shape)
+def _largest(shape: str, dtype: str = "f32") -> int:
+    """Elements of the largest array of a dtype among an instruction's results."""
+    sizes = re.findall(rf"\b{dtype}\[([\d,]+)\]", shape)
     return max((math.prod(map(int, each.split(","))) for each in sizes), default=0)
 
 

@@ -2,6 +2,7 @@
 against float64. Run by `make device`; decoding comes first.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -69,7 +70,8 @@ def check(name, case, seeds):
         drawn, sinks_N, asked_YW = batches.draw(case, seed)
         (q_YWNH, _, rectangle), pages = drawn.arguments, _stored(chosen, drawn)
         found, left = map(np.asarray, program(q_YWNH, pages, rectangle, sinks_N))
-        drawn.check(found, rows.window, rows.cap, sinks_N, asked_YW)
+        is_rounded = name.startswith("pallas")  # at the end of rows that no blocks share
+        drawn.check(found, rows.window, rows.cap, sinks_N, asked_YW, is_rounded)
         np.testing.assert_array_equal(left[1:], np.asarray(pages)[1:])
         again, _ = program(q_YWNH, pages, rectangle, sinks_N)
         np.testing.assert_array_equal(np.asarray(again)[drawn.valid_YW], found[drawn.valid_YW])
@@ -96,19 +98,23 @@ def test_500_random_batches(case, name):
 @pytest.mark.parametrize("name", ATTENTIONS[1:])
 def test_an_engine_answers_as_with_the_reference(name):
     """Prefill, scored in chunks, of prompts longer than pages, and the tokens decoded after it, up
-    to the first near-tie.
+    to the first near-tie: no farther from float32 than bfloat16 is without the kernel, twice over.
     """
     demand = Demand(4, keys_values(2, 128).page_format("bfloat16"), 128, False)
     if (reason := api.implementation(name).limit(demand, target_device())) is not None:
         pytest.skip(f"{name} {reason}")
-    expected, texts = answers(_engine("reference"))
-    found, _ = answers(_engine(name), texts)
-    assert agreement.compare(found, expected).worst < 0.05
-
-
-def _engine(attention):
     model = fakes.llama("bfloat16", num_heads=4, num_kv_heads=2, head_width=128, max_context=512)
+    params = fakes.real_params(model)
+    exact = dataclasses.replace(model, dtype="float32"), jax.tree.map(jnp.float32, params)
+    expected, texts = answers(_engine("reference", *exact))
+    rounded, _ = answers(_engine("reference", model, params), texts)
+    found, _ = answers(_engine(name, model, params), texts)
+    bound = 2 * agreement.compare(rounded, expected).worst
+    assert agreement.compare(found, expected).worst <= bound < 0.3
+
+
+def _engine(attention, model, params):
     settings = EngineConfig(
         attention=attention, max_seqs=4, page_tokens=128, cache_bytes=32 << 20, top_logprobs=8
     )
-    return Engine(Config(model, settings), fakes.real_params(model))
+    return Engine(Config(model, settings), params)
