@@ -1,10 +1,9 @@
-"""Tests and measures the device at hand in nine minutes: python -m scripts.device (make device).
+"""Tests and measures the device at hand in twelve minutes: python -m scripts.device (make device).
 
 First whether decoding is right, then kernels beside baselines, whole decode steps beside
-predictions, a real model's tokens, and 500 random batches. Every part is a subprocess
-with a limit of its own; after each the page and the JSON are written again, so that nothing found
-is lost.
-Needs no network, and only the packages that `docs/kernels.md` lists.
+predictions, a real model's tokens, kernels of states and of few bits, and 500 random batches. Every
+part is a subprocess with a limit of its own; after each the page and the JSON are written again, so
+that nothing found is lost. Needs no network, and only the packages that `docs/kernels.md` lists.
 """
 
 from scripts import interrupts  # noqa: F401
@@ -37,7 +36,7 @@ from scripts.reports import device_text
 
 _DEVICE = shared_flags.DEVICE
 _RESULTS = flags.DEFINE_string("results", "docs/results", "Folder of the page and the JSON.")
-_BUDGET_S = flags.DEFINE_float("budget_s", 530.0, "Seconds for all parts together.")
+_BUDGET_S = flags.DEFINE_float("budget_s", 720.0, "Seconds for all parts together.")
 _PARTS = flags.DEFINE_list("parts", None, "Only these, by name, beside what is on the page.")
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -126,24 +125,48 @@ def _parts(kind: str, outcomes: Sequence[Outcome]) -> Iterator[Subprocess]:
     The limits leave time for the last part, which gets all the rest.
     """
     on_device = "tests/device", "-m", "device", "-q", "-p", "no:cacheprovider"
-    yield _module("decode", 75, "pytest", *on_device, "-x", "-k", "test_decoding")
+    yield _module("decode", 40, "pytest", *on_device, "-x", "-k", "test_decoding")
     decode = _outcome("decode", outcomes)
     is_right = decode is None or decode.status == "done"
     if kind == "cpu":
         yield _app("kernels", 120, "kernelbench")
     elif is_right:
-        yield _app("kernels", 220, "kernelbench", "--tune", "--seconds=190")
+        yield _app("kernels", 170, "kernelbench", "--tune", "--seconds=140")
     else:  # a kernel of ours that hangs would take the time of all others
         baselines = "cudnn,flash-attn3-jax,flash-attn3-contiguous"
         yield _app("kernels", 120, "kernelbench", f"--only=reference,{baselines}")
-    for name, limit_s, file in (("states", 75, "recurrence"), ("few-bits", 75, "low_bit")):
-        yield _module(name, limit_s, "pytest", f"tests/device/test_{file}.py", *on_device[1:])
     kernel = _shown_right(outcomes)
     pages = f"--set=engine.page_tokens={_PAGE_TOKENS[kind]}"
     for name, limit_s, flags_of in _STEPS if kind != "cpu" else _SMALL_STEPS:
         attention = f"--set=engine.attention={kernel or 'reference'}"
         yield _app(name, limit_s, "bench", "--random_weights", pages, attention, *flags_of)
     yield from _tokens(pages, kernel)
+    for name, limit_s, file in (("states", 110, "recurrence"), ("few-bits", 75, "low_bit")):
+        yield _module(name, limit_s, "pytest", f"tests/device/test_{file}.py", *on_device[1:])
+    tests = _module(
+        "batches", 300, "pytest", "tests/device/test_attention.py", *on_device[1:],
+        "-k", "not test_decoding",
+    )  # fmt: skip
+    yield tests if is_right else dataclasses.replace(tests, missing="decoding is not right")
+
+
+_8B, _13B = "--model=llama3-8b", "--model=llama2-13b"
+_STEPS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
+    ("llama3-8b", 30, (_8B, "--decode=1x1024")),
+    ("llama2-13b", 45, (_13B, "--decode=1x1024,16x1024,64x1024")),
+    ("llama2-13b-gqa", 30, (_13B, "--set=model.pattern.mixer.num_kv_heads=8", "--decode=256x1024")),
+    ("llama3-8b-int8", 30, (_8B, "--weights=int8", "--decode=1x1024,16x1024")),
+    ("llama3-8b-fp8", 30, (_8B, "--weights=fp8", "--decode=1x1024,16x1024")),
+    ("llama3-8b-int4", 35, (_8B, "--weights=int4", "--decode=1x1024,16x1024")),
+    ("mamba2-2.7b", 40, ("--model=mamba2-2.7b", "--decode=1x1024,64x1024")),
+    ("engine", 40, (_8B, "--decode=64x256", "--gap")),
+)
+_SMALL_STEPS:
+        attention = f"--set=engine.attention={kernel or 'reference'}"
+        yield _app(name, limit_s, "bench", "--random_weights", pages, attention, *flags_of)
+    yield from _tokens(pages, kernel)
+    for name, limit_s, file in (("states", 110, "recurrence"), ("few-bits", 75, "low_bit")):
+        yield _module(name, limit_s, "pytest", f"tests/device/test_{file}.py", *on_device[1:])
     tests = _module(
         "batches", 300, "pytest", "tests/device/test_attention.py", *on_device[1:],
         "-k", "not test_decoding",
