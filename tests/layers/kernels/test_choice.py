@@ -238,7 +238,7 @@ def test_a_name_never_falls_back():
 
 def test_without_a_measurement_the_reference_runs(monkeypatch):
     """On an accelerator; a measured winner that cannot run is passed over."""
-    assert tuning.winners("attention", "NVIDIA H200") == ()
+    monkeypatch.setattr(tuning, "winners", lambda operation, kind: ())
     with jax.sharding.use_abstract_mesh(_mesh()):
         assert api.choose(_config(None)) == "reference"
         monkeypatch.setattr(tuning, "winners", lambda operation, kind: ("pallas_gpu",))
