@@ -262,3 +262,18 @@ def test_weights_are_replaced_by_blocks_and_by_what_another_engine_has():
     wrong = dataclasses.replace(model, formats=(("layers/0/ffn/down", ("q4_0",)),))
     with pytest.raises(InputError, match="multiplies no weights in q4_0; valid: int8"):
         api.abstract(dataclasses.replace(config, model=wrong), decoder.param_infos(wrong))
+
+
+@pytest.mark.quick_code
+@pytest.mark.parametrize("format", quantized.OURS)
+def test_random_weights_are_drawn_as_they_lie(format):
+    """Finite, and of about the size of those that are rounded."""
+    w = compiling.call(
+        lambda key: low_bit.random(key, (64, 1024), format, "bfloat16"), jax.random.key(1)
+    )
+    assert jax.tree.map(jax.typeof, w) == jax.tree.map(
+        lambda leaf: jax.typeof(jnp.zeros(leaf.shape, leaf.dtype)),
+        low_bit.abstract((64, 1024), format, "bfloat16"),
+    )
+    size = np.std(compiling.call(low_bit.numbers, w)) * 1024**0.5
+    assert 0.3 < size < 1.5
