@@ -1,6 +1,8 @@
 """A quantized model as a directory that every script serves."""
 
+import ctypes
 import dataclasses
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +32,7 @@ def write(
     Raises:
         InputError: as `convert.convert`.
     """
+    _trim()
     declared = {"/".join(path): info for path, info in leaves(walk.config.parameters())}
     dtypes: dict[str, np.dtype] = {}
     part_of: dict[str, str] = {}
@@ -64,3 +67,11 @@ def write(
         contents=lambda: Contents(source, names.identity, before.read_files, before.raw_config),
     )
     convert.convert(made, output, "orbax", progress=progress)
+
+
+def _trim() -> None:
+    """What calibration has freed goes back to the system: 0.5 GB of Gemma 3 270M, which glibc's
+    malloc would hold while as much is needed anew.
+    """
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
