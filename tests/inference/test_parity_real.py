@@ -8,6 +8,7 @@ them: behind the first closer pair a continuation may differ, and is compared no
 import dataclasses
 import functools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from configs.mesh import ONE_CHIP, Mesh
 from inference.checkpoints import resolve
 from inference.engine import Engine
 from inference.request import SamplingParams
+from tests import fakes
 from tests.layers import native
 
 _GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -64,11 +66,12 @@ class _Loaded:
 
 
 @pytest.fixture(scope="module", params=_CASES)
-def loaded(request) -> _Loaded:
+def loaded(request) -> Iterator[_Loaded]:
     name, dtype, mesh = request.param
     resolved = resolve.resolve(_PRESETS[name])
     config = Config(dataclasses.replace(resolved.config, dtype=dtype), _ENGINE, mesh)
-    return _Loaded(name, dtype, Engine.from_checkpoint(config, resolved.open(None)))
+    with fakes.no_draws():
+        yield _Loaded(name, dtype, Engine.from_checkpoint(config, resolved.open(None)))
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from layers.kernels.attention import api, gpu, reference, tpu
 from layers.kernels.attention.contract import Implementation
 from layers.kernels.device import Device
 from tests import fakes
+from tests.interpreted import threads_are_compiled_once  # noqa: F401
 
 pytestmark = pytest.mark.quick_code
 

@@ -8,14 +8,12 @@ look for races (Hopper's from jax 0.11 on): only its tensor core's two products 
 import dataclasses
 import functools
 import itertools
-import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreted_tpu
-from jax._src.pallas.mosaic.interpret import thread_map
 from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call  # no public name in 0.10
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 from jax.experimental.pallas import tpu as pltpu
@@ -24,6 +22,7 @@ from layers.kernels.attention import ffi_cpu, gpu, reference, tpu
 from layers.kernels.attention.contract import Options
 from layers.kernels.attention.mask import mask_bounds
 from tests import compiling
+from tests.interpreted import threads_are_compiled_once  # noqa: F401
 from tests.layers import native, paged_case
 from tests.layers.native import instruction_set  # noqa: F401
 from tests.layers.paged_case import Sight
@@ -60,26 +59,6 @@ _IMPLEMENTATIONS = {
 def _small_blocks(monkeypatch):
     """A row's pages are several blocks."""
     monkeypatch.setattr(tpu, "_BLOCK_TOKENS", 128)
-
-
-_compiling = threading.Lock()
-
-
-@functools.lru_cache(16)
-def _compiled_threads(jaxpr):
-    return jax.jit(lambda consts, *args: jax.core.eval_jaxpr(jaxpr, consts, *args))
-
-
-def _run_compiled(jaxpr, consts, *args):
-    with _compiling:
-        executable = _compiled_threads(jaxpr).lower(consts, *args).compile()
-    executable(consts, *args)
-
-
-@pytest.fixture(autouse=True)
-def _threads_are_compiled_once(monkeypatch):
-    """Not for each block of threads anew, as jax 0.10 does where a block has several warpgroups."""
-    monkeypatch.setattr(thread_map, "_run_jaxpr", _run_compiled)
 
 
 @functools.cache
