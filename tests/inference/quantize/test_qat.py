@@ -27,9 +27,9 @@ def test_numbers_are_those_that_are_stored(format):
     values[3, :128] = 0
     values[5] = np.abs(values[5])
     expected = quantized.dequantize(format, quantized.quantize(format, values), 256)
-    found = np.asarray(jax.jit(lambda x: straight_through.rounded(format, x))(values))
-    np.testing.assert_array_equal(found, expected)
-    stack = np.asarray(straight_through.rounded(format, jnp.asarray(values.reshape(4, 10, 256))))
+    rounded = jax.jit(lambda x: straight_through.rounded(format, x))
+    np.testing.assert_array_equal(rounded(values), expected)
+    stack = np.asarray(rounded(values.reshape(4, 10, 256)))
     np.testing.assert_array_equal(stack.reshape(40, 256), expected)
 
 
