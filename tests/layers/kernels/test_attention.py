@@ -204,8 +204,16 @@ def _check_latents(name, case, lengths, seed, **sizes):
     _check(name, drawn, window, cap, sinks_N, **sizes)
 
 
-@pytest.mark.parametrize("case", _LATENTS)
-@pytest.mark.parametrize("name", _LATENT_KERNELS)
+_LATER = "one token", "drafts"  # others have as many heads, and several tokens
+
+
+@pytest.mark.parametrize("name, case", [
+    pytest.param(
+        name, case,
+        marks=pytest.mark.long if case in _LATER and name.startswith("pallas") else (),
+    )
+    for name in _LATENT_KERNELS for case in _LATENTS
+])  # fmt: skip
 def test_latents(name, case):
     _check_latents(name, _LATENTS[case], (0, 65, 172), 0)
 
@@ -278,7 +286,9 @@ def _check_drawn(name, case, seed):
     _check(name, drawn, window, cap, sinks_N, **options)
 
 
-@pytest.mark.parametrize("name, case", _each(_DRAWN, ("one token", "drafts", "a tree, window")))
+@pytest.mark.parametrize(
+    "name, case", _each(_DRAWN, ("one token", "drafts", "a tree, window", "a canvas"))
+)
 def test_a_random_batch(name, case):
     _check_drawn(name, case, seed=0)
 
@@ -341,15 +351,17 @@ def test_padding_reads_no_pages():
     assert not np.asarray(found[0]).any()
 
 
-@pytest.mark.parametrize("num_splits", [2, 5])
-@pytest.mark.parametrize("window", [None, 130])
+@pytest.mark.parametrize("num_splits, window", [
+    (2, 130), (5, None), pytest.param(2, None, marks=pytest.mark.long),
+    pytest.param(5, 130, marks=pytest.mark.long),
+])  # fmt: skip
 def test_splits_of_a_row_are_combined(num_splits, window):
     """Among them empty ones, and ones whose keys a draft does not see yet."""
     case = paged_case.Case((1, 65, 257, 300), (4, 2), 64, 2, head_width=64, scale=1 / 8)
     _check("pallas_gpu", case, window, num_splits=num_splits)
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 8])
+@pytest.mark.parametrize("num_stages", [1, pytest.param(2, marks=pytest.mark.long), 8])
 def test_any_number_of_pages_may_be_on_their_way(num_stages):
     """As many as fit, at most; more than a split has."""
     case = paged_case.Case((1, 65, 257, 300), (4, 2), 64, 2, "bfloat16", 0, 128, 1 / 8)
