@@ -8,6 +8,7 @@ them: behind the first closer pair a continuation may differ, and is compared no
 import dataclasses
 import functools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from configs.mesh import ONE_CHIP, Mesh
 from inference.checkpoints import resolve
 from inference.engine import Engine
 from inference.request import SamplingParams
+from tests import fakes
 from tests.layers import native
 
 _GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -64,11 +66,12 @@ class _Loaded:
 
 
 @pytest.fixture(scope="module", params=_CASES)
-def loaded(request) -> _Loaded:
+def loaded(request) -> Iterator[_Loaded]:
     name, dtype, mesh = request.param
     resolved = resolve.resolve(_PRESETS[name])
     config = Config(dataclasses.replace(resolved.config, dtype=dtype), _ENGINE, mesh)
-    return _Loaded(name, dtype, Engine.from_checkpoint(config, resolved.open(None)))
+    with fakes.no_draws():
+        yield _Loaded(name, dtype, Engine.from_checkpoint(config, resolved.open(None)))
 
 
 @functools.cache
@@ -123,24 +126,33 @@ def _check_greedy_tokens(loaded: _Loaded) -> None:
     assert median <= limits.median and worst <= limits.worst
 
 
-def _check_perplexity(loaded: _Loaded) -> None:
+def _check_perplexity(loaded: _Loaded, windows: slice) -> None:
     golden = _golden("default_text_ids")
-    scores = loaded.engine.score(golden[f"{loaded.name}_windows"].tolist())
+    scores = loaded.engine.score(golden[f"{loaded.name}_windows"][windows].tolist())
     logprobs = np.array([score.logprobs for score in scores])
-    perplexity, expected = np.exp(-logprobs.mean()), float(golden[f"{loaded.name}_perplexity"])
+    references = golden[f"{loaded.name}_logprobs"][windows]
+    perplexity, expected = np.exp(-logprobs.mean()), np.exp(-references.mean(dtype=np.float64))
     share = perplexity / expected - 1
     print(
         f"\n{loaded.name} {loaded.dtype}: perplexity {perplexity:.4f}, {expected:.4f} {share:+.3%}"
     )
     assert abs(share) <= 0.005
-    errors = np.abs(logprobs - golden[f"{loaded.name}_logprobs"])
+    errors = np.abs(logprobs - references)
     _check_given_text("default text", errors, loaded)
 
 
 def test_greedy_tokens_and_perplexity(loaded):
     """One test, so that suites run in parallel load and compile each model once."""
     _check_greedy_tokens(loaded)
-    _check_perplexity(loaded)
+    _check_perplexity(loaded, slice(2))
+
+
+@pytest.mark.long
+def test_perplexity_of_the_whole_text(loaded):
+    golden = _golden("default_text_ids")
+    known = np.exp(-golden[f"{loaded.name}_logprobs"].mean(dtype=np.float64))
+    assert known == pytest.approx(float(golden[f"{loaded.name}_perplexity"]), rel=1e-5)
+    _check_perplexity(loaded, slice(None))
 
 
 @pytest.mark.long

@@ -99,10 +99,12 @@ def _context(model, ragged):
 @pytest.mark.parametrize("name", _CASES)
 def test_every_position_is_what_the_module_of_transformers_computes(name):
     model, weights, hidden, expected = _golden(name)
-    context = _context(model, contiguous(1, len(hidden)))
-    found, _ = compressed.apply(
-        weights, model, model.pattern[0].mixer, jnp.asarray(hidden), None, context
-    )
+
+    def run(weights, x_TD):
+        context = _context(model, contiguous(1, len(hidden)))
+        return compressed.apply(weights, model, model.pattern[0].mixer, x_TD, None, context)[0]
+
+    found = compiling.call(run, weights, hidden)
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 

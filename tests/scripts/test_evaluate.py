@@ -1,6 +1,7 @@
 """`python -m scripts.evaluate` beside the same sum over scores without a cache."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -32,22 +33,29 @@ def run(monkeypatch, capfd):
     return lambda *args: apps.call(evaluate, monkeypatch, capfd, *_ARGS, *args)
 
 
+@functools.cache
+def _log_law(config):
+    """The model's log-probabilities after each token of a text, without an engine."""
+
+    @compiling.jit
+    def forward(params, tokens_T):
+        hidden, _ = decoder.forward(params, config, tokens_T, contiguous(1, len(tokens_T)))
+        return jax.nn.log_softmax(decoder.logits(params, config, hidden))
+
+    return forward
+
+
 def _perplexity(tokens: list[int]) -> tuple[float, int]:
     """Each window begins with the first token that the tokenizer adds, and 23 of the text."""
     checkpoint = resolve.resolve(str(apps.TINY)).open(None)
     config = checkpoint.config
     params = checkpoint.load_params(decoder.param_infos(config), None)
 
-    @compiling.jit
-    def forward(tokens_T):
-        hidden, _ = decoder.forward(params, config, tokens_T, contiguous(1, len(tokens_T)))
-        return jax.nn.log_softmax(decoder.logits(params, config, hidden))
-
     logprobs = []
     for start in range(0, len(tokens), 23):
         window = np.array([0, *tokens[start : start + 23]])
-        logits = np.asarray(forward(window))
-        logprobs += [float(logits[i, token]) for i, token in enumerate(window[1:])]
+        laws = np.asarray(_log_law(config)(params, window))
+        logprobs += [float(laws[i, token]) for i, token in enumerate(window[1:])]
     return math.exp(-sum(logprobs) / len(logprobs)), len(logprobs)
 
 
@@ -167,6 +175,5 @@ def _log_laws(model, path):
     found = []
     for start in range(0, len(tokens), 23):
         window = np.array([0, *tokens[start : start + 23]])
-        hidden, _ = decoder.forward(params, config, window, contiguous(1, len(window)))
-        found.append(jax.nn.log_softmax(decoder.logits(params, config, hidden))[:-1])
+        found.append(_log_law(config)(params, window)[:-1])
     return np.concatenate(found)

@@ -244,11 +244,12 @@ def test_quantiles_and_slo_targets():
 def _engine():
     """Too little memory for all that may run: sequences are preempted."""
     return fakes.engine(
-        fakes.fake_model(), shapes="one", max_seqs=8, max_context=52, page_tokens=4,
+        fakes.fake_model(), None, "one", False, max_seqs=8, max_context=52, page_tokens=4,
         cache_bytes=1_700, decode_rows=(8,), prefill_chunks=(2,), chunk_tokens=8,
     )  # fmt: skip
 
 
+@pytest.mark.quick_code
 def test_the_simulation_plans_what_the_engine_runs(monkeypatch):
     monkeypatch.setattr(AdmissionControl, "will_fit", lambda *who: True)  # so that memory runs out
     engine = _engine()
@@ -284,6 +285,7 @@ def test_overlap_hides_the_host():
     assert seconds[0] - seconds[1] == pytest.approx(20 * 0.5e-3, rel=0.1)
 
 
+@pytest.mark.quick_code
 def test_runs_begin_with_an_empty_cache():
     load = [TimedRequest(0.0, tuple(range(1, 40)), 2)] * 2
     first, second = measure.measure(_engine(), load, repeats=2)

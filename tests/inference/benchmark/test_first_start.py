@@ -30,7 +30,9 @@ def said(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def engine():
-    engine = fakes.engine(MODEL, max_seqs=2, prefill_chunks=(2,), chunked_prefill=False)
+    engine = fakes.engine(
+        MODEL, draws=False, max_seqs=2, prefill_chunks=(2,), chunked_prefill=False
+    )
     engine.generate(_PROMPTS, _PARAMS)
     return engine
 

@@ -24,6 +24,7 @@ from layers.kernels import tuning
 from layers.kernels.attention import api, gpu, tpu
 from layers.kernels.device import Device
 from tests import compiling
+from tests.interpreted import threads_are_compiled_once  # noqa: F401
 
 pytestmark = pytest.mark.quick_code
 

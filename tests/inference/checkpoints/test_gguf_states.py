@@ -66,6 +66,7 @@ def exact(own) -> tuple:
     return config, load(decoder.param_infos(config))
 
 
+@pytest.mark.quick_code
 @pytest.mark.parametrize("case", CASES)
 def test_the_model_is_the_same(case, tmp_path, monkeypatch):
     """Up to the rounding of a rate and of its logarithm, and of factors that weights take up."""

@@ -246,8 +246,13 @@ class CacheMachine(RuleBasedStateMachine):
         self.copy()
 
 
-CacheMachine.TestCase.settings = settings(max_examples=250, stateful_step_count=30, deadline=None)
-TestCache = CacheMachine.TestCase
+class TestCache(CacheMachine.TestCase):
+    settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.long
+class TestCacheAtLength(CacheMachine.TestCase):
+    settings = settings(max_examples=1000, stateful_step_count=30, deadline=None)
 
 
 # --- against the best that is possible ------------------------------------------------------------

@@ -87,6 +87,7 @@ def test_windows_keep_what_a_step_may_add():
     assert config.full_bytes(config.most_seqs) <= LIMIT < config.full_bytes(config.most_seqs + 1)
 
 
+@pytest.mark.quick_code
 def test_the_largest_batch_is_served_without_a_preemption():
     """A tenth of the layers in a tenth of the memory: as many sequences."""
     model, limit = dataclasses.replace(THIN, num_layers=3), LIMIT // 10

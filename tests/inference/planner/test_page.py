@@ -234,8 +234,9 @@ def is_possible(point):
 
 
 @needs_browser
-def test_the_pages_figures_are_the_planners(tmp_path):
-    asked = points(220, seed=3)
+@pytest.mark.parametrize("rounds, seed", [(3, 3), pytest.param(12, 4, marks=pytest.mark.long)])
+def test_the_pages_figures_are_the_planners(rounds, seed, tmp_path):
+    asked = points(rounds * len(MODELS), seed)
     script = f"for (const p of {json.dumps(asked)}) results.push(plan(CATALOG, p)); finish();"
     answers = browse(tmp_path, script)
     assert len(answers) == len(asked)

@@ -1,8 +1,8 @@
 """What is moved between matrices, and turned, changes nothing that a model says."""
 
 import dataclasses
+import functools
 
-import jax
 import numpy as np
 import pytest
 
@@ -14,8 +14,10 @@ from inference.quantize import folds, rotation
 from inference.quantize.rotation import Rotation
 from layers import decoder, params
 from layers.ragged import contiguous
-from tests import fakes
+from tests import compiling, fakes
 from tests.inference.quantize import models
+
+pytestmark = pytest.mark.quick_code
 
 TOKENS = np.random.default_rng(0).integers(0, 131, (2, 40)).astype(np.int32)
 
@@ -65,17 +67,20 @@ def random_values(config):
     }
 
 
-def logits(config, values):
-    tree = params.unflatten(decoder.param_infos(config), values)
-
-    @jax.jit
+@functools.cache
+def program(config):
+    @compiling.jit
     def run(tree):
         tokens_T = TOKENS.reshape(-1)
         x_TD = decoder.embedded(tree, config, tokens_T, contiguous(*TOKENS.shape))
         passed = decoder.layers(tree, config, x_TD, contiguous(*TOKENS.shape), tokens_T=tokens_T)
         return decoder.logits(tree, config, passed.hidden_TD)
 
-    return np.asarray(run(tree))
+    return run
+
+
+def logits(config, values):
+    return np.asarray(program(config)(params.unflatten(decoder.param_infos(config), values)))
 
 
 def of_layer(values, index):

@@ -14,8 +14,10 @@ from inference.training import loop, losses
 from inference.training.windows import Windows
 from layers import decoder, params, quantized
 from layers.quantized import OURS
-from tests import fakes
+from tests import compiling, fakes
 from tests.inference.quantize import models
+
+pytestmark = pytest.mark.quick_code
 
 
 @pytest.mark.parametrize("format", OURS)
@@ -25,9 +27,9 @@ def test_numbers_are_those_that_are_stored(format):
     values[3, :128] = 0
     values[5] = np.abs(values[5])
     expected = quantized.dequantize(format, quantized.quantize(format, values), 256)
-    found = np.asarray(jax.jit(lambda x: straight_through.rounded(format, x))(values))
-    np.testing.assert_array_equal(found, expected)
-    stack = np.asarray(straight_through.rounded(format, jnp.asarray(values.reshape(4, 10, 256))))
+    rounded = jax.jit(lambda x: straight_through.rounded(format, x))
+    np.testing.assert_array_equal(rounded(values), expected)
+    stack = np.asarray(rounded(values.reshape(4, 10, 256)))
     np.testing.assert_array_equal(stack.reshape(40, 256), expected)
 
 
@@ -71,11 +73,16 @@ def test_a_student_without_formats_says_what_the_model_says():
     config = dataclasses.replace(models.llama(), num_layers=1)
     full = fakes.real_params(config)
     batch = {"tokens": np.random.default_rng(0).integers(0, models.VOCAB, (2, 13), np.int32)}
-    loss = losses.distilled(config, straight_through.student(config, {}))
+    loss = compiling.jit(losses.distilled(config, straight_through.student(config, {})))
     assert abs(float(loss(full, full, batch))) < 1e-6
     other = jax.tree.map(lambda leaf: leaf * 1.1, full)
-    rows = [decoder.logits(p, config, decoder.forward(p, config, batch["tokens"][:, :-1].ravel(),
-            losses.ragged.contiguous(2, 12))[0]) for p in (full, other)]  # fmt: skip
-    laws = [np.asarray(jax.nn.log_softmax(row), np.float64) for row in rows]
+
+    @compiling.jit
+    def law(own):
+        tokens_T, every = batch["tokens"][:, :-1].ravel(), losses.ragged.contiguous(2, 12)
+        hidden_TD, _ = decoder.forward(own, config, tokens_T, every)
+        return jax.nn.log_softmax(decoder.logits(own, config, hidden_TD))
+
+    laws = [np.asarray(law(own), np.float64) for own in (full, other)]
     expected = (np.exp(laws[0]) * (laws[0] - laws[1])).sum(1).mean()
     assert float(loss(other, full, batch)) == pytest.approx(expected, rel=1e-4)

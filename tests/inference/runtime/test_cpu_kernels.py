@@ -182,6 +182,7 @@ def _engine(dtype, name):
     engine = fakes.engine(
         dataclasses.replace(MODEL, dtype=dtype),
         shapes="one",
+        draws=False,
         max_seqs=3,
         linear=name,
         attention=name,

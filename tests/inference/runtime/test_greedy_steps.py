@@ -24,6 +24,14 @@ _SETTINGS = {
 }  # fmt: skip
 
 
+def _engine(**more):
+    """Whose steps all have rows of both kinds: one to compile, and with greedy steps two."""
+    engine = fakes.engine(fakes.llama(), **_SETTINGS | more)
+    shapes = [each for each in engine.scheduler.shapes if each.prefill[0] and not each.scored]
+    engine.scheduler.shapes = tuple(shapes)
+    return engine
+
+
 def _answers(engine, prompts, requests):
     """Token ids, log-probabilities and alternatives, all requests side by side, then each alone."""
     found = engine.generate(prompts, requests)
@@ -34,7 +42,7 @@ def _answers(engine, prompts, requests):
 
 @functools.cache
 def _expected():
-    engine = fakes.engine(fakes.llama(), **_SETTINGS)
+    engine = _engine()
     return _answers(engine, _PROMPTS, _REQUESTS)
 
 
@@ -58,7 +66,7 @@ def test_the_host_decides_which_steps_are_greedy(monkeypatch):
         return found
 
     monkeypatch.setattr(scheduler, "shape_of", shape_of)
-    engine = fakes.engine(fakes.llama(), greedy_steps=True, **_SETTINGS)
+    engine = _engine(greedy_steps=True)
     assert any(shape.greedy for shape in engine.scheduler.shapes)
     _check(_answers(engine, _PROMPTS, _REQUESTS))
     assert set(used) == {(True, True), (False, False)}
@@ -68,6 +76,6 @@ def test_the_host_decides_which_steps_are_greedy(monkeypatch):
 def test_a_step_as_accelerators_get_it(platform, monkeypatch):
     fakes.forget_programs()
     monkeypatch.setattr(step, "step", accelerators.written_for(platform, step.step))
-    engine = fakes.engine(fakes.llama(), greedy_steps=True, **_SETTINGS)
+    engine = _engine(greedy_steps=True)
     _check(_answers(engine, _PROMPTS, _REQUESTS))
     fakes.forget_programs()

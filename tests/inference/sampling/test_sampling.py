@@ -280,9 +280,12 @@ def test_counts_of_any_integer_type():
     assert draw_filled(x, [request])[0] == 4
     assert draw_filled(x, [request], counts)[0] == 9
     own, _ = pack([request], 131)
+
+    def edit(own, counts, logits_QV):
+        return sampler._edits(own, np.array([9]), counts, None, 131)[1](logits_QV)
+
     for dtype in (jnp.uint8, jnp.int32):
-        _, edit = sampler._edits(own, np.array([9]), counts.astype(dtype), None, 131)
-        edited = edit(jnp.asarray(x))
+        edited = compiling.call(edit, own, counts.astype(dtype), x)
         np.testing.assert_allclose(edited[0, [4, 9]], [-15.0, 4.0], rtol=1e-6)
 
 
@@ -445,7 +448,7 @@ def test_samples_follow_the_law(request_):
 
 
 @pytest.mark.quick_code(False)
-@pytest.mark.parametrize("vocab", [300, 49_152])
+@pytest.mark.parametrize("vocab", [300, pytest.param(49_152, marks=pytest.mark.long)])
 def test_candidates_and_whole_row_draw_the_same(vocab):
     x = peaked(np.random.default_rng(7), 16, vocab)
     requests = [Request(0.8, 50, 0.95, seed=(q, 0)) for q in range(8)]
@@ -572,7 +575,7 @@ def test_log_probs():
     x = peaked(np.random.default_rng(2), 4, 300)
     expected = x - np.log(np.exp(x.astype(np.float64)).sum(-1, keepdims=True))
     ids = np.array([0, 299, 7, 8])
-    summary = topk.summarize(x)
+    summary = compiling.call(topk.summarize, x)
     logp, finite = compiling.call(sampler.log_probs, x, summary, ids)
     np.testing.assert_allclose(logp, expected[np.arange(4), ids], atol=1e-5)
     assert finite.all()

@@ -331,10 +331,13 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert len(s.prompt_logprobs) == s.num_prompt_tokens - 1
 
 
-SchedulerMachine.TestCase.settings = settings(
-    max_examples=400, stateful_step_count=25, deadline=None
-)
-TestScheduler = SchedulerMachine.TestCase
+class TestScheduler(SchedulerMachine.TestCase):
+    settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+
+
+@pytest.mark.long
+class TestSchedulerAtLength(SchedulerMachine.TestCase):
+    settings = settings(max_examples=2000, stateful_step_count=25, deadline=None)
 
 
 # --- single rules ---------------------------------------------------------------------------------

@@ -8,14 +8,12 @@ look for races (Hopper's from jax 0.11 on): only its tensor core's two products 
 import dataclasses
 import functools
 import itertools
-import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreted_tpu
-from jax._src.pallas.mosaic.interpret import thread_map
 from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call  # no public name in 0.10
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 from jax.experimental.pallas import tpu as pltpu
@@ -24,6 +22,7 @@ from layers.kernels.attention import ffi_cpu, gpu, reference, tpu
 from layers.kernels.attention.contract import Options
 from layers.kernels.attention.mask import mask_bounds
 from tests import compiling
+from tests.interpreted import threads_are_compiled_once  # noqa: F401
 from tests.layers import native, paged_case
 from tests.layers.native import instruction_set  # noqa: F401
 from tests.layers.paged_case import Sight
@@ -60,26 +59,6 @@ _IMPLEMENTATIONS = {
 def _small_blocks(monkeypatch):
     """A row's pages are several blocks."""
     monkeypatch.setattr(tpu, "_BLOCK_TOKENS", 128)
-
-
-_compiling = threading.Lock()
-
-
-@functools.lru_cache(16)
-def _compiled_threads(jaxpr):
-    return jax.jit(lambda consts, *args: jax.core.eval_jaxpr(jaxpr, consts, *args))
-
-
-def _run_compiled(jaxpr, consts, *args):
-    with _compiling:
-        executable = _compiled_threads(jaxpr).lower(consts, *args).compile()
-    executable(consts, *args)
-
-
-@pytest.fixture(autouse=True)
-def _threads_are_compiled_once(monkeypatch):
-    """Not for each block of threads anew, as jax 0.10 does where a block has several warpgroups."""
-    monkeypatch.setattr(thread_map, "_run_jaxpr", _run_compiled)
 
 
 @functools.cache
@@ -225,8 +204,16 @@ def _check_latents(name, case, lengths, seed, **sizes):
     _check(name, drawn, window, cap, sinks_N, **sizes)
 
 
-@pytest.mark.parametrize("case", _LATENTS)
-@pytest.mark.parametrize("name", _LATENT_KERNELS)
+_LATER = "one token", "drafts"  # others have as many heads, and several tokens
+
+
+@pytest.mark.parametrize("name, case", [
+    pytest.param(
+        name, case,
+        marks=pytest.mark.long if case in _LATER and name.startswith("pallas") else (),
+    )
+    for name in _LATENT_KERNELS for case in _LATENTS
+])  # fmt: skip
 def test_latents(name, case):
     _check_latents(name, _LATENTS[case], (0, 65, 172), 0)
 
@@ -299,7 +286,9 @@ def _check_drawn(name, case, seed):
     _check(name, drawn, window, cap, sinks_N, **options)
 
 
-@pytest.mark.parametrize("name, case", _each(_DRAWN, ("one token", "drafts", "a tree, window")))
+@pytest.mark.parametrize(
+    "name, case", _each(_DRAWN, ("one token", "drafts", "a tree, window", "a canvas"))
+)
 def test_a_random_batch(name, case):
     _check_drawn(name, case, seed=0)
 
@@ -362,15 +351,17 @@ def test_padding_reads_no_pages():
     assert not np.asarray(found[0]).any()
 
 
-@pytest.mark.parametrize("num_splits", [2, 5])
-@pytest.mark.parametrize("window", [None, 130])
+@pytest.mark.parametrize("num_splits, window", [
+    (2, 130), (5, None), pytest.param(2, None, marks=pytest.mark.long),
+    pytest.param(5, 130, marks=pytest.mark.long),
+])  # fmt: skip
 def test_splits_of_a_row_are_combined(num_splits, window):
     """Among them empty ones, and ones whose keys a draft does not see yet."""
     case = paged_case.Case((1, 65, 257, 300), (4, 2), 64, 2, head_width=64, scale=1 / 8)
     _check("pallas_gpu", case, window, num_splits=num_splits)
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 8])
+@pytest.mark.parametrize("num_stages", [1, pytest.param(2, marks=pytest.mark.long), 8])
 def test_any_number_of_pages_may_be_on_their_way(num_stages):
     """As many as fit, at most; more than a split has."""
     case = paged_case.Case((1, 65, 257, 300), (4, 2), 64, 2, "bfloat16", 0, 128, 1 / 8)

@@ -11,6 +11,7 @@ from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # no
 from layers.kernels.linear import low_bit, low_bit_gpu, low_bit_product, low_bit_tpu
 from tests import compiling
 from tests.accelerators import written_for
+from tests.interpreted import threads_are_compiled_once  # noqa: F401
 from tests.layers.kernels.test_low_bit import drawn, tokens
 
 # Format, rows, F and D; F is no multiple of a TPU's tile.

@@ -18,6 +18,7 @@ from layers.recurrence import linear, rows
 from layers.recurrence.rows import Recurrence
 from tests import compiling
 from tests.accelerators import primitives
+from tests.interpreted import threads_are_compiled_once  # noqa: F401
 from tests.layers.kernels import recurrent_case
 from tests.layers.recurrence.forms import close
 

@@ -1,0 +1,33 @@
+"""Kernels in the interpreters of their back ends: what threads run is compiled once."""
+
+import functools
+import threading
+from typing import Any
+
+import jax
+import pytest
+from jax._src.pallas.mosaic.interpret import thread_map
+
+_compiling = threading.Lock()
+
+
+@functools.lru_cache(16)
+def _executables(jaxpr: Any) -> list[Any]:
+    """That of a program of threads, once it is there: arguments say where it reads."""
+    return []
+
+
+def _run_compiled(jaxpr: Any, consts: Any, *args: Any) -> None:
+    with _compiling:
+        if not (known := _executables(jaxpr)):
+            jitted = jax.jit(lambda consts, *args: jax.core.eval_jaxpr(jaxpr, consts, *args))
+            known.append(jitted.lower(consts, *args).compile())
+    known[0](consts, *args)
+
+
+@pytest.fixture(autouse=True)
+def threads_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each block of threads anew, as jax 0.10 does where a block has several warpgroups; of
+    every test in a file that has this.
+    """
+    monkeypatch.setattr(thread_map, "_run_jaxpr", _run_compiled)
