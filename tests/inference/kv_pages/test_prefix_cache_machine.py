@@ -251,6 +251,7 @@ class TestCache(CacheMachine.TestCase):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 class TestCacheAtLength(CacheMachine.TestCase):
     settings = settings(max_examples=1000, stateful_step_count=30, deadline=None)
 

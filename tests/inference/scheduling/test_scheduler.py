@@ -336,6 +336,7 @@ class TestScheduler(SchedulerMachine.TestCase):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 class TestSchedulerAtLength(SchedulerMachine.TestCase):
     settings = settings(max_examples=2000, stateful_step_count=25, deadline=None)
 
