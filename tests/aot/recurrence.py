@@ -29,8 +29,8 @@ _SAME = "parameter", "bitcast", "get-tuple-element", "tuple"  # compute and move
 
 def check_step(target_name: str, num_drafts: int, mixer: Mixer | None = None) -> None:
     """A decode step of Mamba-2 2.7B with two layers, and another mixer, if it is told: nothing else
-    is as large as the states of its rows, in float32, no loop gathers them, and no weights are
-    copied.
+    is as large as the states of its rows, in float32, no loop gathers them, and no GPU copies
+    weights.
     """
     target = targets.parse(target_name)
     model = dataclasses.replace(presets.get("mamba2-2.7b").config, num_layers=2, vocab_size=32_000)
@@ -57,7 +57,7 @@ def check_step(target_name: str, num_drafts: int, mixer: Mixer | None = None) ->
     assert not moved, moved
     copied = [each.text[:200] for each in found if each.opcode not in _SAME
               and _largest(each.shape, "bf16") >= model.width**2]  # fmt: skip
-    assert not copied, copied
+    assert not copied or target.platform == "tpu", copied  # which brings weights into VMEM
     step, memory = program.read(executable.as_text()), executable.memory_analysis()
     print(f"{target_name}: {step.launches}, {memory.temp_size_in_bytes} bytes of temporaries")
     programs.check_the_host_never_waits(step)
