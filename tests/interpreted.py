@@ -13,7 +13,7 @@ _compiling = threading.Lock()
 
 @functools.lru_cache(16)
 def _executables(jaxpr: Any) -> list[Any]:
-    """That of a program of threads, once it is there: arguments say where it reads."""
+    """The executable of a program of threads, once compiled; blocks differ in arguments alone."""
     return []
 
 

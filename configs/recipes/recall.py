@@ -62,7 +62,7 @@ def _model(name: str, *mixers: Mixer) -> ModelConfig:
 
 _ATTENTION = Attention(2, num_kv_heads=2, head_width=32, rope=None)
 _WINDOW = dataclasses.replace(_ATTENTION, window=32)
-# With norms of steps, B and C, as Jamba has them: without, it never learns to answer at all.
+# With norms of steps, B and C, as Jamba has them: without, no run learned to answer (docs/log.md).
 _MAMBA = Mamba(WIDTH, state_width=16, step_rank=4, norms="weighted")
 _MAMBA2 = Mamba2(num_heads=2, head_width=32, state_width=32)
 _TAYLOR = LinearAttention(2, key_width=8, value_width=32, feature_map="taylor")

@@ -5,7 +5,6 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from configs import presets
 from configs.errors import InputError, shown
@@ -124,7 +123,7 @@ def _of_directory(config: ModelConfig, described: Path, fetch: Callable[[], Path
     return Resolved(config, lambda progress: opened.directory(fetch(), config), predicting)
 
 
-def _refuse_planned(model: str, progress: Any) -> Checkpoint:
+def _refuse_planned(model: str, progress: Progress | None) -> Checkpoint:
     raise InputError(
         f"{model} can be planned (scripts.plan) or timed with random weights (scripts.bench), not "
         f"run: no checkpoint of it is read; what runs: {', '.join(presets.NAMES)}"

@@ -70,7 +70,9 @@ def check(name, case, seeds):
         drawn, sinks_N, asked_YW = batches.draw(case, seed)
         (q_YWNH, _, rectangle), pages = drawn.arguments, _stored(chosen, drawn)
         found, left = map(np.asarray, program(q_YWNH, pages, rectangle, sinks_N))
-        is_rounded = name.startswith("pallas")  # at the end of rows that no blocks share
+        is_rounded = name.startswith(
+            "pallas"
+        )  # a row that is not split is written in the queries' dtype
         drawn.check(found, rows.window, rows.cap, sinks_N, asked_YW, is_rounded)
         np.testing.assert_array_equal(left[1:], np.asarray(pages)[1:])
         again, _ = program(q_YWNH, pages, rectangle, sinks_N)
@@ -98,7 +100,7 @@ def test_500_random_batches(case, name):
 @pytest.mark.parametrize("name", ATTENTIONS[1:])
 def test_an_engine_answers_as_with_the_reference(name):
     """Prefill, scored in chunks, of prompts longer than pages, and the tokens decoded after it, up
-    to the first near-tie: no farther from float32 than bfloat16 is without the kernel, twice over.
+    to the first near-tie: no farther from the reference than that is from float32.
     """
     demand = Demand(4, keys_values(2, 128).page_format("bfloat16"), 128, False)
     if (reason := api.implementation(name).limit(demand, target_device())) is not None:
@@ -109,8 +111,8 @@ def test_an_engine_answers_as_with_the_reference(name):
     expected, texts = answers(_engine("reference", *exact))
     rounded, _ = answers(_engine("reference", model, params), texts)
     found, _ = answers(_engine(name, model, params), texts)
-    bound = 2 * agreement.compare(rounded, expected).worst
-    assert agreement.compare(found, expected).worst <= bound < 0.3
+    bound = agreement.compare(rounded, expected).worst
+    assert agreement.compare(found, rounded).worst <= bound
 
 
 def _engine(attention, model, params):

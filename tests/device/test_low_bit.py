@@ -22,8 +22,8 @@ _FORMATS = (
 @pytest.mark.parametrize("num_rows", [1, 16, 33, 200])
 @pytest.mark.parametrize("format", _FORMATS)
 def test_products_are_exact_up_to_their_sums(format, num_rows):
-    """Few rows, by kernels of integers; and many, before which what is expanded is rounded to
-    bfloat16. The same bits again.
+    """Few rows are multiplied by kernels, as integers; for many, and by XLA, fewer than eight bits
+    are expanded first, rounded to bfloat16. The same bits again.
     """
     w, numbers = drawn(format, 2, 1024, 4096, dtype="bfloat16")
     x_BTD, matrix_B = tokens(3, num_rows, 4096), jnp.array([1, 2, 0], jnp.int32)

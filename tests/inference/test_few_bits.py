@@ -242,3 +242,17 @@ def test_weights_are_never_there_in_more_bits():
     tracemalloc.stop()
     assert peak <= 0.35 * params.num_bytes(decoder.param_infos(plain))
     assert kept["layers"][0]["ffn"]["down"].format == "int4"
+
+
+def test_random_weights_are_drawn_as_an_engine_holds_them():
+    """Where XLA's products run; what is packed for kernels is rounded instead."""
+    own, settings = model("int4_g32", dtype="bfloat16"), EngineConfig(linear="reference")
+    config, infos = Config(own, settings), decoder.param_infos(own)
+    drawn = linear.random_params(config, infos)
+    declared = linear.abstract(config, infos)
+    assert jax.tree.structure(drawn) == jax.tree.structure(declared)
+    for leaf, expected in zip(jax.tree.leaves(drawn), jax.tree.leaves(declared), strict=True):
+        assert (leaf.shape, leaf.dtype) == (expected.shape, expected.dtype)
+    made = fakes.engine(own, drawn, "one", False, linear="reference", **_SIZES)
+    held = jax.tree.leaves(made.model_runner.params)
+    assert all(a is b for a, b in zip(held, jax.tree.leaves(drawn), strict=True))

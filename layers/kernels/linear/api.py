@@ -129,8 +129,8 @@ def abstract(config: Config, infos: Any, mesh: jax.sharding.Mesh | None = None) 
 
 
 def random_params(config: Config, infos: Any) -> Params:
-    """Random parameters of one chip: those of few bits drawn as `placement` would make them, where
-    that is a `Quantized`, since rounding a large model takes minutes.
+    """Random parameters. On one chip those that `placement` would make a `Quantized` are drawn as
+    such, since rounding a large model takes minutes.
     """
     config = dataclasses.replace(
         config, engine=dataclasses.replace(config.engine, linear=choose(config))

@@ -129,7 +129,7 @@ def random(key: jax.Array, shape: tuple[int, ...], format: str, dtype: str) -> Q
     declared = abstract(shape, format, dtype)
     data = jax.random.bits(key, declared.data.shape, jnp.uint8)
     if _is_fp8(format):
-        data &= 0xB7  # below 2: no infinity, no NaN
+        data &= 0xBF  # below 2, and no NaN
     size = shape[-1] ** -0.5 / (1 if _is_fp8(format) else 1 << FORMATS[format].bits - 1)
     power = 127 + round(math.log2(size))
     scale = jnp.full_like(declared.scale, power if format == "mxfp4" else size)

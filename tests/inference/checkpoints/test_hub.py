@@ -172,7 +172,8 @@ def test_a_script_takes_an_id(fake, tmp_path):
     """With the environment alone: endpoint, cache, then offline."""
     fake.publish("owner/tiny", files_of("llama-tokenizer"))
     environment = {"HF_ENDPOINT": fake.endpoint, "HF_HOME": str(tmp_path / "home")}
-    expected = load(str(GOLDEN / "llama-tokenizer"))
+    published = GOLDEN / "llama-tokenizer"
+    expected, tokenizer = load(str(published)), (published / "tokenizer.json").read_bytes()
     for is_offline in "01":
         if is_offline == "1":
             fake.close()
@@ -181,6 +182,7 @@ def test_a_script_takes_an_id(fake, tmp_path):
         ran = apps.start("convert", *flags, cache=tmp_path / "cache", **more)
         assert ran.status == 0, ran.err
         found = load(str(tmp_path / is_offline))
+        assert (tmp_path / is_offline / "tokenizer.json").read_bytes() == tokenizer
         assert found.keys() == expected.keys()
         for path, value in expected.items():
             np.testing.assert_array_equal(found[path], value)

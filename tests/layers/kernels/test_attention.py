@@ -204,7 +204,7 @@ def _check_latents(name, case, lengths, seed, **sizes):
     _check(name, drawn, window, cap, sinks_N, **sizes)
 
 
-_LATER = "one token", "drafts"  # others have as many heads, and several tokens
+_LATER = "drafts", "tiles of tokens"  # one token has as many heads, and others several tokens
 
 
 @pytest.mark.parametrize("name, case", [

@@ -246,6 +246,12 @@ def test_without_a_measurement_the_reference_runs(monkeypatch):
         assert api.choose(_config(None, page_tokens=16)) == "reference"
 
 
+def test_an_h200_gets_the_kernel_that_was_measured_there():
+    assert tuning.winners("attention", "NVIDIA H200") == ("pallas_gpu",)
+    with jax.sharding.use_abstract_mesh(_mesh()):
+        assert api.choose(_config(None)) == "pallas_gpu"
+
+
 def test_a_cpu_gets_the_native_library_where_it_is_there(monkeypatch):
     """And the reference for what that cannot read, or without it."""
     native.need()
