@@ -43,10 +43,12 @@ class StoredParameter:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of blocks rows and bytes."""
+        """Of blocks rows and bytes: where they are stored, as many as they are stored in."""
         rows, *columns = self._info.in_rows
         if self._is_blocks:
-            columns = [int(FORMATS[self._info.format].bytes_for(columns[0], columns[0]))]
+            stored = [name for name in self._stored.names if self._has_blocks(name)]
+            counted = FORMATS[self._info.format].bytes_for(columns[0], columns[0])
+            columns = [self._blocks(stored[0]).shape[-1] if stored else int(counted)]
         return rows, *columns
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from configs.kinds.params import ParamInfo
 from configs.mesh import Mesh
 from inference.checkpoints import load, resolve
 from inference.checkpoints.hf import safetensors_file
@@ -126,6 +127,7 @@ jax.config.update("jax_num_cpu_devices", 1)
 jax.distributed.initialize(f"localhost:{port}", 2, index)
 import numpy as np
 from configs.engine import Config, EngineConfig
+from configs.kinds.params import ParamInfo
 from configs.mesh import Mesh
 from inference import new_weights
 from inference.checkpoints import resolve
@@ -218,3 +220,17 @@ def test_two_processes_read_their_halves(tmp_path):
                  for path, leaf in whole.items()]  # fmt: skip
         expected = [float(np.asarray(part, np.float32).sum()) for part in parts]
         np.testing.assert_allclose(sums, expected, rtol=1e-6)
+
+
+def test_blocks_are_as_wide_as_they_are_stored():
+    """256 numbers of Q4_K are 144 bytes in a file, and 148 where kernels read them."""
+    blocks = np.arange(3 * 144).astype(np.uint8).reshape(3, 144)
+    source = TensorSource(
+        "", {"x": (3, 256)}, lambda *_: None, read_blocks=lambda name: blocks,
+        formats={"x": "q4_k"},
+    )  # fmt: skip
+    stored = load.StoredParameter(
+        source, Stored(("x",)), ParamInfo((3, 256), "q4_k", ("mlp", "embed"))
+    )
+    assert stored.shape == blocks.shape
+    np.testing.assert_array_equal(np.asarray(stored), blocks)
