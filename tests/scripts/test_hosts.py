@@ -226,7 +226,7 @@ def _start(count, mesh, *arguments, last=()):
     port = _free_port()
     return [
         subprocess.Popen(
-            _command(mesh, *arguments, f"--hosts={count}", f"--host={index}",
+            _command(mesh, *arguments, f"--hosts={count}", f"--host_index={index}",
                      f"--coordinator=localhost:{port}", *(last if index == count - 1 else ())),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
         )
