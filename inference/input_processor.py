@@ -9,8 +9,7 @@ import numpy as np
 from configs.engine import Config
 from configs.errors import InputError, shown
 from inference.kv_pages import prompt_pages
-from inference.request import SamplingParams
-from inference.sampling import parameters
+from inference.request import MAX_BIASES, SamplingParams
 from inference.scheduling.sequence import Sequence, cache_key, derived_seed
 from inference.text.tokenizer import Tokenizer
 from sharding import hosts
@@ -67,10 +66,8 @@ class InputProcessor:
             banned |= {*params.stop_ids, *(() if params.ignore_eos else self._eos_ids)}
         if all(token in banned for token in allowed):
             raise InputError("every token is banned: allow one (min_tokens bans all end tokens)")
-        if len(params.logit_bias) > parameters.NUM_BIAS:
-            raise InputError(
-                f"at most {parameters.NUM_BIAS} logit biases, not {len(params.logit_bias)}"
-            )
+        if len(params.logit_bias) > MAX_BIASES:
+            raise InputError(f"at most {MAX_BIASES} logit biases, not {len(params.logit_bias)}")
         if params.needs_counts and not self._config.engine.penalties:
             raise InputError("penalties need an engine built with engine.penalties=true")
         if params.prompt_budget is not None and not self._config.engine.prompt_budgets:

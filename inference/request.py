@@ -10,6 +10,7 @@ from typing import Any
 from configs.errors import InputError, shown
 
 MAX_STOP_IDS = 16
+MAX_BIASES = 32  # entries of a logit bias
 
 _Reader = Callable[[str, Any], Any]  # (name, value) of a field -> the value as it is kept
 

@@ -115,3 +115,51 @@ def test_what_an_interrupt_leaves_is_handed_out(monkeypatch):
     for id, completion in zip(ids, expected, strict=True):
         tokens = [token for output in outputs if output.id == id for token in output.token_ids]
         assert len(tokens) == 8 - (id == calls[4]) and set(tokens) <= set(completion.token_ids)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_outputs_have_the_log_probabilities_of_their_tokens(overlap):
+    params = [
+        SamplingParams(max_new_tokens=8, temperature=1.0, seed=1),
+        SamplingParams(max_new_tokens=8, temperature=1.0, seed=2, n=3),
+        SamplingParams(max_new_tokens=8, temperature=1.0, seed=3, n=2, best_of=3),
+        SamplingParams(max_new_tokens=8, n=2, beam_width=3),
+    ]
+    engine, outputs = make(overlap=overlap), []
+    found = engine.generate([PROMPTS[0]] * len(params), params, outputs.append)
+    for completion in found:
+        for index, answer in enumerate([completion, *completion.others]):
+            own = [o for o in outputs if (o.id, o.index) == (completion.id, index)]
+            for output in own:
+                assert len(output.logprobs) == len(output.top_logprobs) == len(output.token_ids)
+                assert output.num_cached_tokens <= len(PROMPTS[0])
+            logprobs = [value for output in own for value in output.logprobs]
+            tops = [dict(zip(*top, strict=True)) for o in own for top in o.top_logprobs]
+            assert (logprobs, tops) == (answer.logprobs, answer.top_logprobs)
+    assert any(output.num_cached_tokens for output in outputs)  # of siblings
+
+
+def test_outputs_of_scores_have_those_of_the_prompt():
+    (expected,) = make().score(PROMPTS[:1])
+    engine, outputs = make(), []
+    engine.add_request(PROMPTS[0], SamplingParams(max_new_tokens=0))
+    while engine.scheduler.has_work:
+        outputs += engine.step()
+    (output,) = outputs
+    assert output.token_ids == [] and output.logprobs == expected.logprobs
+    tops = [dict(zip(*top, strict=True)) for top in output.top_logprobs]
+    assert tops == expected.top_logprobs
+
+
+def test_outputs_say_what_stopped_them():
+    (answer,) = make().generate(PROMPTS[:1], fakes.greedy(8))
+    text, token = answer.text[2:4], answer.token_ids[4]
+    for params, stopped in [
+        (fakes.greedy(8), None),
+        (fakes.greedy(8, stop=("never there", text)), text),
+        (fakes.greedy(8, stop_ids=(token,)), token),
+    ]:
+        outputs: list = []
+        make().generate(PROMPTS[:1], params, outputs.append)
+        assert [output.stopped_by for output in outputs if output.finish_reason] == [stopped]
+        assert not any(output.stopped_by for output in outputs if not output.finish_reason)
