@@ -1,6 +1,7 @@
 """Prompts and sampling parameters become sequences, checked against what the engine can do."""
 
 import dataclasses
+import math
 import operator
 from collections.abc import Sequence as Tokens
 
@@ -101,16 +102,27 @@ class InputProcessor:
                 f"{self._config.engine.top_logprobs}"
             )
 
-    def sequences(self, tokens: list[int], params: SamplingParams) -> list[Sequence]:
+    def sequences(
+        self, tokens: list[int], params: SamplingParams, output: Tokens[int] = ()
+    ) -> list[Sequence]:
         """A new request's sequences: one a sample, the first of which computes the prompt for all;
         or the one that a beam search begins with, whose further beams take the ids that follow its
-        own.
+        own. `output` is the beginning of the one answer, generated before; its log-probabilities
+        are not known.
 
         Raises:
             InputError: the engine cannot serve it: the message says why.
         """
         self._check_seed(params)
-        first = self._sequence(tokens, len(tokens), params)
+        if output and (params.num_running > 1 or len(output) >= params.max_new_tokens):
+            raise InputError(
+                f"{len(output)} tokens of an output go with n=1 and more max_new_tokens, not "
+                f"{params.max_new_tokens}"
+            )
+        first = self._sequence([*tokens, *output], len(tokens), params)
+        first.logprobs = [math.nan] * len(output)
+        if self._config.engine.top_logprobs:
+            first.top_logprobs = [((), ())] * len(output)
         self._check_beams(first)
         sequences, num_siblings = [first], params.num_samples - 1
         if params.beam_width:

@@ -35,12 +35,14 @@ class Add(Message):
     Attributes:
         id: names it from here on; the other side chooses it.
         num_top_logprobs: alternatives of each token that are sent back; None: no log-probabilities.
+        output: tokens that the one answer begins with.
     """
 
     id: int
     tokens: list[int]
     params: SamplingParams
     num_top_logprobs: int | None = None
+    output: list[int] = []
 
 
 class Abort(Message):

@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 
+from configs.errors import InputError
 from inference.request import SamplingParams
 from inference.request_state import RequestState
 from inference.text.detokenizer import Detokenizer
@@ -163,3 +164,54 @@ def test_outputs_say_what_stopped_them():
         make().generate(PROMPTS[:1], params, outputs.append)
         assert [output.stopped_by for output in outputs if output.finish_reason] == [stopped]
         assert not any(output.stopped_by for output in outputs if not output.finish_reason)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"temperature": 1.0, "seed": 5},
+        {"temperature": 1.0, "seed": 5, "presence": 1.0, "frequency": 0.5, "repetition": 1.3},
+        {"min_tokens": 9, "stop_ids": tuple(range(0, MODEL.vocab_size, 97))},
+    ],
+)
+def test_an_answer_goes_on_from_its_tokens(more):
+    """In another engine, with the text, the penalties and the limits of the whole."""
+    params = fakes.greedy(14, **more)
+    (whole,) = make(penalties=True).generate(PROMPTS[:1], params)
+    for known in (1, 6, len(whole.token_ids) - 1):
+        engine, outputs = make(penalties=True), []
+        engine.add_request(PROMPTS[0], params, whole.token_ids[:known])
+        while engine.scheduler.has_work:
+            outputs += engine.step()
+            engine.scheduler.check_integrity()
+        tokens = [token for output in outputs for token in output.token_ids]
+        assert tokens == whole.token_ids[known:]
+        assert outputs[-1].finish_reason == whole.finish_reason
+        logprobs = [value for output in outputs for value in output.logprobs]
+        assert logprobs == pytest.approx(whole.logprobs[known:], abs=1e-5)
+
+
+def test_text_goes_on_within_a_character_and_within_a_stop_string():
+    (whole,) = make().generate(PROMPTS[:1], fakes.greedy(12))
+    for known in range(1, 12):
+        for stop in ((), (whole.text[4:8],)):
+            params, texts = fakes.greedy(12, stop=stop), []
+            outputs: list = []
+            make().generate(PROMPTS[:1], params, outputs.append)
+            told = "".join(output.text for output in outputs[:known])
+            if len(outputs) <= known:
+                continue
+            engine = make()
+            engine.add_request(PROMPTS[0], params, whole.token_ids[:known])
+            while engine.scheduler.has_work:
+                texts += [output.text for output in engine.step()]
+            assert told + "".join(texts) == "".join(output.text for output in outputs)
+
+
+@pytest.mark.parametrize("params, known", [({"n": 2}, 1), ({}, 8), ({"beam_width": 3}, 1)])
+def test_what_cannot_go_on_is_refused(params, known):
+    engine = make()
+    with pytest.raises(InputError, match=f"^{known} tokens of an output go with n=1"):
+        engine.add_request(PROMPTS[0], SamplingParams(max_new_tokens=8, **params), [1] * known)
+    assert not engine.scheduler.has_work

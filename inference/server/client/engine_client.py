@@ -5,6 +5,7 @@ import contextlib
 import enum
 import itertools
 import logging
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,10 +13,10 @@ from collections.abc import Callable, Sequence
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
 from inference.server import frames
+from inference.server.client.asked import Asked, Inbox
 from inference.server.client.launch import Launcher
 from inference.server.frames import (
     Abort,
-    Add,
     ConnectionClosed,
     FromEngine,
     Heartbeat,
@@ -27,13 +28,12 @@ from inference.server.frames import (
     Stop,
 )
 
-_RESTARTS, _WITHIN_S = 3, 600.0
+_RESTARTS, _WITHIN_S = 5, 600.0
 _FIRST_PAUSE_S = 0.1  # before a restart; doubled for each further one
+_KILLED = (0, -signal.SIGKILL, -signal.SIGTERM)  # 0: nothing ended yet
 _END_S = 10.0  # for the process to end by itself
 
 _log = logging.getLogger(__name__)
-
-Inbox = Callable[[RequestOutput | Exception], None]  # takes a request's outputs, or why none come
 
 
 class State(enum.StrEnum):
@@ -47,7 +47,7 @@ class State(enum.StrEnum):
 
 
 class EngineLost(Exception):
-    """The engine's process has gone, and with it the request."""
+    """There is no engine, or it ended again and again while it had the request."""
 
 
 class EngineFailed(RuntimeError):
@@ -59,7 +59,8 @@ class RequestRefused(Exception):
 
 
 class EngineClient:
-    """Starts an engine, and again should it end; all in one thread, by one event loop.
+    """Starts an engine, and again should it end: then requests go on from their tokens, with the
+    same greedy and seeded ones. All in one thread, by one event loop.
 
     Attributes:
         state: where it stands.
@@ -78,14 +79,18 @@ class EngineClient:
         self.on_state = on_state
         self._launcher = launcher
         self._writer: asyncio.StreamWriter | None = None
-        self._open: dict[int, tuple[Inbox, int]] = {}  # with the answers that have not ended
+        self._asked: dict[Asked, None] = {}  # what has not ended, in the order of arrival
+        self._open: dict[int, Asked] = {}  # the same by the ids of the engine's requests
+        self._alone: Asked | None = None  # what a new engine is tried with
+        self._status = 0  # of the engine that ended last
         self._ids = itertools.count(1)
+        self._going_on: asyncio.Task[None] | None = None
         self._is_stopped = False
 
     @property
     def num_sequences(self) -> int:
         """Answers that the engine has not finished."""
-        return sum(num_answers for _, num_answers in self._open.values())
+        return sum(asked.num_answers for asked in self._asked)
 
     async def run(self) -> None:
         """Keeps an engine until `stop`.
@@ -100,8 +105,8 @@ class EngineClient:
                 if self._is_stopped:
                     await self._launcher.end(_END_S if was_ready else 0)
                     return
-                status = await self._launcher.end(_END_S)
-                self._lose(EngineLost())
+                self._status = status = await self._launcher.end(_END_S)
+                self._open = {}
                 ends.append(time.monotonic())
                 while ends and ends[0] < ends[-1] - _WITHIN_S:
                     ends.popleft()
@@ -113,7 +118,8 @@ class EngineClient:
                 await asyncio.sleep(_FIRST_PAUSE_S * 2 ** (len(ends) - 1))
         finally:
             self._enter(State.ENDED)
-            self._lose(EngineLost())
+            for asked in list(self._asked):
+                self._fail(asked, EngineLost())
             await self._launcher.end(0)
 
     async def stop(self) -> None:
@@ -130,25 +136,60 @@ class EngineClient:
         tokens: Sequence[int],
         params: SamplingParams,
         num_top_logprobs: int | None = None,
-    ) -> int:
-        """Queues a prompt, whose outputs go to `inbox`; returns the request's id.
+    ) -> Asked:
+        """Queues a prompt, whose outputs go to `inbox`.
 
         Raises:
             EngineLost: there is no engine now.
         """
-        id = next(self._ids)
-        self._open[id] = inbox, params.n
+        if self.facts is None or self._writer is None:
+            raise EngineLost
+        asked = Asked(inbox, tokens, params, num_top_logprobs, self.facts.accepts_seeds)
+        self._asked[asked] = None
         try:
-            await self._send(Add(id, list(tokens), params, num_top_logprobs))
+            await self._ask(asked)
         except BaseException:
-            self.abort(id)
+            self.abort(asked)
             raise
-        return id
+        return asked
 
-    def abort(self, id: int) -> None:
+    def abort(self, asked: Asked) -> None:
         """Ends a request; one that has ended, or was lost, stays so."""
-        if self._open.pop(id, None) is not None and self._writer is not None:
-            self._writer.write(frames.encode(Abort(id)))
+        self._asked.pop(asked, None)
+        asked.has_news.set()
+        for id in asked.ids:
+            if self._open.pop(id, None) is not None and self._writer is not None:
+                self._writer.write(frames.encode(Abort(id)))
+
+    async def _ask(self, asked: Asked) -> None:
+        """Asks the engine that is there for what is missing."""
+        messages = asked.messages(self._ids)
+        self._open |= dict.fromkeys(asked.ids, asked)
+        for message in messages:
+            if message.id in self._open:  # nobody left meanwhile
+                await self._send(message)
+
+    async def _go_on(self) -> None:
+        """Asks a new engine for what the last one has left.
+
+        All at once if somebody killed that one. But if it failed by itself, or did so repeatedly,
+        a request may be why: each is then tried alone until it has a token, and is lost if the
+        engine fails again meanwhile.
+        """
+        blamed, self._alone = self._alone, None
+        if blamed in self._asked:
+            self._fail(blamed, EngineLost())
+        was_killed = self._status in _KILLED
+        with contextlib.suppress(EngineLost):
+            for asked in list(self._asked):
+                if asked.ids.keys() & self._open.keys() or asked not in self._asked:
+                    continue  # it came since, or has left
+                is_alone = not was_killed or asked.num_engines > 1
+                self._alone = asked if is_alone else None
+                await self._ask(asked)
+                if is_alone:
+                    await asked.has_news.wait()
+            self._alone = None
 
     async def _serve(self) -> bool:
         """Serves one engine to its end; says whether it was ready once."""
@@ -164,6 +205,8 @@ class EngineClient:
         except (asyncio.IncompleteReadError, OSError, ConnectionClosed):
             return was_ready
         finally:
+            if self._going_on is not None:
+                self._going_on.cancel()
             self._writer.close()
             self._writer = None
 
@@ -179,24 +222,26 @@ class EngineClient:
             self._enter(State.WARMING)
         elif isinstance(message, Ready):
             self._enter(State.READY)
-        elif isinstance(message, Refused) and (asked := self._open.pop(message.id, None)):
-            asked[0](RequestRefused(message.reason))
+            self._going_on = asyncio.create_task(self._go_on())
+        elif isinstance(message, Refused) and (asked := self._open.get(message.id)):
+            self._fail(asked, RequestRefused(message.reason))
 
     def _pass_on(self, output: RequestOutput) -> None:
         asked = self._open.get(output.id)
         if asked is None:  # aborted meanwhile
             return
-        inbox, num_answers = asked
-        if output.finish_reason is not None:
-            self._open[output.id] = inbox, num_answers - 1
-            if num_answers == 1:
-                del self._open[output.id]
-        inbox(output)
+        asked.take(output)
+        if not asked.num_answers:
+            self._forget(asked)
 
-    def _lose(self, error: Exception) -> None:
-        lost, self._open = self._open, {}
-        for inbox, _ in lost.values():
-            inbox(error)
+    def _fail(self, asked: Asked, error: Exception) -> None:
+        self._forget(asked)
+        asked.fail(error)
+
+    def _forget(self, asked: Asked) -> None:
+        self._asked.pop(asked, None)
+        for id in asked.ids:
+            self._open.pop(id, None)
 
     def _enter(self, state: State) -> None:
         self.state = state

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
+from inference.server.client.asked import Asked
 from inference.server.client.engine_client import EngineClient
 
 
@@ -24,7 +25,7 @@ class Generation:
         self._client = client
         self._limit_s = limit_s
         self._queue: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue()
-        self._ids: list[int] = []
+        self._asked: list[Asked] = []
         self._num_due = 0  # answers that have not ended
 
     def __enter__(self) -> "Generation":
@@ -37,8 +38,8 @@ class Generation:
     def __exit__(self, *exception: object) -> None:
         """Ends what is not finished."""
         self._timer.cancel()
-        for id in self._ids:
-            self._client.abort(id)
+        for asked in self._asked:
+            self._client.abort(asked)
 
     @property
     def is_open(self) -> bool:
@@ -61,7 +62,7 @@ class Generation:
         def inbox(output: RequestOutput | Exception) -> None:
             self._queue.put_nowait((key, output))
 
-        self._ids.append(await self._client.add(inbox, tokens, params, num_top_logprobs))
+        self._asked.append(await self._client.add(inbox, tokens, params, num_top_logprobs))
         self._num_due += params.n
 
     async def next(self) -> tuple[int, RequestOutput]:

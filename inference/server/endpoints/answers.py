@@ -151,7 +151,7 @@ def told(error: Exception) -> ApiError:
     if isinstance(error, DeadlinePassed):
         return ApiError(408, f"the answer was not finished within {error} s", code="timeout")
     if isinstance(error, EngineLost):
-        return unavailable("the engine was restarted and the request lost: send it again")
+        return unavailable("the engine ended, and with it the request: send it again")
     return ApiError(500, "the server failed", code="internal_error")
 
 

@@ -77,7 +77,7 @@ class EngineLoop:
 
     def _add(self, asked: Add) -> None:
         try:
-            id = self._engine.add(asked.tokens, asked.params)
+            id = self._engine.add(asked.tokens, asked.params, asked.output)
         except InputError as error:
             self._channel.send(Refused(asked.id, str(error)))
         except Exception:

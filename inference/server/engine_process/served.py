@@ -21,8 +21,8 @@ class Served(Protocol):
     def warm_up(self) -> None:
         """Makes ready what the first requests would wait for."""
 
-    def add(self, tokens: Sequence[int], params: SamplingParams) -> int:
-        """Queues a prompt; returns its id.
+    def add(self, tokens: Sequence[int], params: SamplingParams, output: Sequence[int]) -> int:
+        """Queues a prompt, of whose one answer `output` is known; returns its id.
 
         Raises:
             InputError: it is not served.

@@ -46,9 +46,9 @@ class ServedEngine:
         """Makes ready what the first requests would wait for."""
         self._warm_up()
 
-    def add(self, tokens: Sequence[int], params: SamplingParams) -> int:
-        """Queues a prompt; returns its id."""
-        return self._engine.add_request(tokens, params)
+    def add(self, tokens: Sequence[int], params: SamplingParams, output: Sequence[int]) -> int:
+        """Queues a prompt, of whose one answer `output` is known; returns its id."""
+        return self._engine.add_request(tokens, params, output)
 
     def abort(self, id: int) -> None:
         """Ends a request; an unknown id has no effect."""

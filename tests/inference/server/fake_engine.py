@@ -13,6 +13,7 @@ from tokenizers import AddedToken, decoders, models
 from configs.errors import InputError
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
+from inference.scheduling.sequence import derived_seed
 from inference.server.frames import Heartbeat, Loaded, TextFacts
 from inference.text.detokenizer import Detokenizer
 from inference.text.tokenizer import Tokenizer, byte_alphabet
@@ -39,11 +40,10 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(backend, VOCAB, {"eos_token": "<|end|>"}, TEMPLATE)
 
 
-def reply(n: int, seed: int | None = None, index: int = 0) -> list[int]:
+def reply(n: int, seed: int | None = None) -> list[int]:
     """The first tokens of an answer: greedy requests get the text from its beginning."""
-    start = 0 if seed is None else seed % 7
-    data = ("~" * index + REPLY[start:] * (2 + n // 10)).encode()
-    return list(data[:n])
+    start = "" if seed is None else f"{seed % 1000}: "
+    return list((start + REPLY * (1 + n // len(REPLY))).encode()[:n])
 
 
 @dataclasses.dataclass
@@ -83,18 +83,21 @@ class FakeEngine:
     def warm_up(self) -> None:
         time.sleep(self.warm_up_s)
 
-    def add(self, tokens, params: SamplingParams) -> int:
+    def add(self, tokens, params: SamplingParams, output=()) -> int:
         if REFUSED in tokens:
             raise InputError("every token is banned: allow one")
         self._next_id += 100
         self.params.append(params)
         self.prompts.append(list(tokens))
         for index in range(params.n):
-            planned = reply(
-                params.max_new_tokens, params.seed if params.temperature else None, index
-            )
+            seed = derived_seed(params.seed, index) if params.temperature else None
+            planned, told = reply(params.max_new_tokens, seed), list(output)
+            assert planned[: len(told)] == told
             own = Detokenizer(tokenizer(), params.stop, params.min_tokens)
-            sequence = _Sequence(self._next_id, index, list(tokens), params, planned, own)
+            own.push(told)
+            sequence = _Sequence(
+                self._next_id, index, list(tokens), params, planned, own, len(told)
+            )
             self.running.append(sequence)
         return self._next_id
 

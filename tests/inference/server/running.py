@@ -29,7 +29,9 @@ class Running:
         return int(self.url.rsplit(":", 1)[1])
 
     def post(self, path: str, **body):
-        return self.http.post(path, json=body)
+        """Greedy, unless something else is asked for."""
+        greedy = {"temperature": 0} if path.endswith("completions") else {}
+        return self.http.post(path, json=greedy | body)
 
     def wait_ready(self, seconds: float = 10) -> None:
         wait_until(lambda: self.http.get("/ready").status_code == 200, seconds)

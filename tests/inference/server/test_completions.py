@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from inference.server.protocol.fields import MAX_CHOICES
+from inference.scheduling.sequence import derived_seed
 from tests.inference.server import events
-from tests.inference.server.fake_engine import END, MAX_CONTEXT, REPLY, reply
+from tests.inference.server.fake_engine import END, MAX_CONTEXT, MAX_SEQS, REPLY, reply
 
 TEXT = "/v1/completions"
 
@@ -52,9 +52,11 @@ def test_sixteen_tokens_where_nothing_is_said(server):
 
 
 def test_choices_are_in_the_order_of_prompts(server):
-    given = answered(server.post(TEXT, prompt=["a", "b"], n=2, max_tokens=4, echo=True))
+    asked = {"n": 2, "max_tokens": 4, "echo": True, "temperature": 1, "seed": 7}
+    given = answered(server.post(TEXT, prompt=["a", "b"], **asked))
     texts = [choice["text"] for choice in given["choices"]]
-    assert texts == [f"a{say(4)}", f"a{say(4, index=1)}", f"b{say(4)}", f"b{say(4, index=1)}"]
+    one, other = (say(4, seed=derived_seed(7, index)) for index in (0, 1))
+    assert texts == [f"a{one}", f"a{other}", f"b{one}", f"b{other}"] and one != other
     assert given["usage"]["prompt_tokens"] == 2 and given["usage"]["completion_tokens"] == 16
 
 
@@ -182,15 +184,19 @@ def test_every_field_reaches_the_engine(server, engine):
 
 
 def test_defaults_are_those_of_clients(server, engine):
+    seeds = set()
     nothing = dict.fromkeys(["temperature", "top_p", "n", "stop", "seed", "logit_bias", "stream"])
     for asked in ({}, nothing, {"top_k": -1}):
-        answered(server.post(TEXT, prompt="a", max_tokens=1, **asked))
+        body = {"prompt": "a", "max_tokens": 1} | asked
+        assert server.http.post(TEXT, json=body).status_code == 200
         params = engine.params[-1]
         assert (params.temperature, params.top_p, params.top_k, params.n) == (1, 1, 0, 1)
-        assert params.stop == () and params.seed is None
+        assert params.stop == ()
+        seeds.add(params.seed)
+    assert None not in seeds and len(seeds) == 3  # drawn, so that another engine could go on
 
 
 def test_a_seed_gives_the_same_answers(server):
-    asked = {"prompt": "a", "temperature": 1, "seed": 4, "n": MAX_CHOICES // 4, "max_tokens": 20}
+    asked = {"prompt": "a", "temperature": 1, "seed": 4, "n": MAX_SEQS, "max_tokens": 20}
     first, second = (answered(server.post(TEXT, **asked))["choices"] for _ in range(2))
-    assert first == second and len({choice["text"] for choice in first}) == MAX_CHOICES // 4
+    assert first == second and len({choice["text"] for choice in first}) == MAX_SEQS

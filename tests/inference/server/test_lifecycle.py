@@ -1,15 +1,17 @@
 """From the first answer to the last: loading, draining, engines that fail."""
 
+import contextlib
 import threading
 import time
 
+import httpx2
 import pytest
 
 from inference.server.client.engine_client import EngineFailed
 from inference.server.client.launch import Thread
 from inference.server.service import Limits
 from tests.inference.server import events
-from tests.inference.server.fake_engine import CRASHES, HANGS, MAX_SEQS, FakeEngine
+from tests.inference.server.fake_engine import CRASHES, HANGS, MAX_SEQS, FakeEngine, reply
 from tests.inference.server.running import running, wait_until
 
 TEXT = "/v1/completions"
@@ -86,37 +88,44 @@ def _ignored(server):
         return error
 
 
-def test_an_engine_that_fails_is_started_again():
-    engines = []
+def test_a_request_that_ends_engines_is_found_and_no_other_is_lost():
+    engines, found = [], []
 
     def load():
         engines.append(FakeEngine(step_s=0.01))
         return engines[-1]
 
     with running(Thread(load)) as server:
-        with server.http.stream(
-            "POST", TEXT, json={"prompt": "a", "max_tokens": 400, "stream": True}
-        ) as response:
-            lines = response.iter_lines()
-            assert next(lines).startswith("data: ")
-            crash = server.post(TEXT, prompt=[CRASHES])
-            assert crash.status_code == 503 and crash.headers["retry-after"] == "1"
-            assert "/some" not in crash.text and "0x" not in crash.text
-            rest = [line for line in lines if line]
-        assert '"error"' in rest[-2] and rest[-1] == "data: [DONE]"
+
+        def ask():
+            asked = {"prompt": "a", "max_tokens": 80, "stream": True}
+            found.append(events.read(server.post(TEXT, **asked).text))
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: engines[0].num_steps > 20)
+        crash = server.post(TEXT, prompt=[CRASHES])
+        assert crash.status_code == 503 and crash.headers["retry-after"] == "1"
+        assert "/some" not in crash.text and "0x" not in crash.text
+        for thread in threads:
+            thread.join(10)
+        assert len(engines) == 3  # the second for the request that was to blame
+        for stream in found:
+            text = "".join(choice["text"] for choice in events.choices(stream))
+            assert text == bytes(reply(80)).decode(errors="replace")
         server.wait_ready()
-        assert len(engines) == 2
         assert server.post(TEXT, prompt="a", max_tokens=3).status_code == 200
-        restarts = 'ridgeline:engine_restarts_total{model_name="fake"} 1.0'
+        restarts = 'ridgeline:engine_restarts_total{model_name="fake"} 2.0'
         assert restarts in server.http.get("/metrics").text
 
 
 def test_an_engine_that_fails_again_and_again_ends_the_server():
     with running() as server:
         for _ in range(3):
-            server.post(TEXT, prompt=[CRASHES])
-            server.wait_ready()
-        server.post(TEXT, prompt=[CRASHES])
+            with contextlib.suppress(httpx2.HTTPError):
+                server.wait_ready()
+                server.post(TEXT, prompt=[CRASHES])
         server.join()
     assert isinstance(server.error, EngineFailed)
 

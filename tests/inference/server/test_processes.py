@@ -13,7 +13,7 @@ import pytest
 
 from inference.server.client.launch import Subprocess
 from tests.inference.server import events
-from tests.inference.server.fake_engine import HANGS
+from tests.inference.server.fake_engine import HANGS, REPLY
 from tests.inference.server.fake_process import COMMAND
 from tests.inference.server.running import running, wait_until
 
@@ -38,34 +38,64 @@ def is_running(pid: int) -> bool:
     return not Path("/proc").exists()
 
 
-def test_an_engine_that_is_killed():
+KINDS = [
+    {}, {"stream": True}, {"temperature": 1, "seed": 3, "n": 2}, {"stream": True, "n": 2},
+    {"stop": "42. Grüße, 世界! 🙂 The answer", "stream": True}, {"logprobs": 1, "stream": True},
+    {"temperature": 1, "stream": True}, {"best_of": 3, "n": 2, "temperature": 1, "seed": 4},
+]  # fmt: skip
+
+
+def answers(response):
+    """The text, tokens and end of each answer."""
+    assert response.status_code == 200, response.text
+    if response.headers["content-type"].startswith("text/event-stream"):
+        found = [c for event in events.read(response.text) for c in event["choices"]]
+    else:
+        found = response.json()["choices"]
+    return [
+        (
+            "".join(c["text"] for c in found if c["index"] == index),
+            [id for c in found if c["index"] == index for id in c["token_ids"]],
+            [c["finish_reason"] for c in found if c["index"] == index and c["finish_reason"]],
+        )
+        for index in range(1 + max(c["index"] for c in found))
+    ]
+
+
+def test_streams_go_on_when_the_engine_is_killed():
+    """From the tokens that were told, to the end that they would have had."""
     launcher = Subprocess(COMMAND)
     with running(launcher) as server:
-        first, found = launcher.pid, []
 
-        def ask():
-            asked = {"prompt": "a", "max_tokens": 400, "stream": True}
-            found.append(server.http.post(TEXT, json=asked))
+        def ask(kind):
+            asked = {"prompt": "a", "max_tokens": 60, "return_token_ids": True} | kind
+            return server.post(TEXT, **asked)
 
-        threads = [threading.Thread(target=ask) for _ in range(8)]
+        expected = [answers(ask(kind)) for kind in KINDS]
+        before, found = launcher.pid, {}
+        threads = [
+            threading.Thread(target=lambda n=n, kind=kind: found.update({n: ask(kind)}))
+            for n, kind in enumerate(KINDS)
+        ]
         for thread in threads:
             thread.start()
-        wait_until(lambda: server.service.client.num_sequences == 8)
-        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: server.service.client.num_sequences > 8)
+        threading.Event().wait(0.3)
+        os.kill(before, signal.SIGKILL)
         for thread in threads:
-            thread.join(10)
+            thread.join(20)
             assert not thread.is_alive(), "a stream hangs"
-        assert len(found) == 8
-        for response in found:  # those that had begun end with an event
-            last = (
-                events.read(response.text)[-1] if response.status_code == 200 else response.json()
-            )
-            assert last["error"]["code"] == "unavailable"
-        server.wait_ready()
-        assert launcher.pid != first and not is_running(first)
-        assert server.post(TEXT, prompt="a", max_tokens=2).status_code == 200
-        second = launcher.pid
-    wait_until(lambda: not is_running(second))
+        assert launcher.pid != before and not is_running(before)
+        for n, kind in enumerate(KINDS):
+            got, want = answers(found[n]), expected[n]
+            if kind.get("temperature") and "seed" not in kind:  # nobody knows it
+                (text, tokens, reasons), = got  # fmt: skip
+                assert bytes(tokens).decode(errors="replace") == text and reasons == ["length"]
+                assert len(tokens) == 60 and REPLY in text
+            else:
+                assert got == want, kind
+        last = launcher.pid
+    wait_until(lambda: not is_running(last))
     assert server.error is None
 
 
@@ -99,15 +129,15 @@ def test_an_engine_does_not_outlive_its_server(served, prompt):
 def test_a_signal_ends_it_with_status_0(served):
     process, url, engine = served
     found = []
-    asked = {"prompt": "a", "max_tokens": 50}
+    asked = {"prompt": "a", "max_tokens": 150}
     thread = threading.Thread(target=lambda: found.append(httpx2.post(url + TEXT, json=asked)))
     thread.start()
-    wait_until(lambda: "num_requests_running" in httpx2.get(url + "/metrics").text)
-    threading.Event().wait(0.1)
+    one = 'vllm:num_requests_running{model_name="fake"} 1.0'
+    wait_until(lambda: one in httpx2.get(url + "/metrics").text)
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0
     thread.join(10)
-    assert found[0].json()["usage"]["completion_tokens"] == 50
+    assert found[0].json()["usage"]["completion_tokens"] == 150
     wait_until(lambda: not is_running(engine), 2)
 
 
