@@ -29,7 +29,7 @@ from inference.server.frames import (
 )
 
 _RESTARTS, _WITHIN_S = 5, 600.0
-_FIRST_PAUSE_S = 0.1  # before a restart; doubled for each further one
+_FIRST_PAUSE_S = 0.05  # before a restart; doubled for each further one
 _KILLED = (0, -signal.SIGKILL, -signal.SIGTERM)  # 0: nothing ended yet
 _END_S = 10.0  # for the process to end by itself
 

@@ -1,11 +1,14 @@
 """What is wrong is named, whatever it is, and the next request is served."""
 
 import json
+import random
 import re
 
+import msgspec
 import pytest
 
 from inference.request import MAX_BIASES
+from inference.server.protocol import fields
 from tests.inference.server.fake_engine import MAX_CONTEXT, MAX_SEQS, REFUSED, VOCAB
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -218,3 +221,28 @@ def test_bodies_are_json_by_their_headers(server, headers):
 def test_paths_and_methods(server, method, path, status):
     response = server.http.request(method, path)
     assert error_of(response, status)["param"] in (None, "model")
+
+
+ODD = [
+    None, True, 0, 1, -1, 17, 2**31, 2**63, 2**70, 0.5, -0.0, 1e308, "", "a", "\x00", "<|end|>", [],
+    [[]], [1], ["a"], [None], {}, {"a": 1}, {"0": 1}, {"type": "text"}, [[1], [2, 3]], ["a", "b"],
+    [{"role": "user", "content": "x"}], {"include_usage": True}, "é" * 50,
+]  # fmt: skip
+KINDS = {
+    TEXT: fields.CompletionRequest, CHAT: fields.ChatRequest,
+    "/tokenize": fields.TokenizeRequest, "/detokenize": fields.DetokenizeRequest,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", KINDS)
+def test_whatever_fields_hold_no_answer_is_a_failure(server, path):
+    dice = random.Random(path)
+    names = [field.name for field in msgspec.structs.fields(KINDS[path])] + list(fields.REFUSED)
+    for _ in range(100):
+        body = {"max_tokens": 2} | BODIES.get(path, {"prompt": "Hi"})
+        body |= {name: dice.choice(ODD) for name in dice.sample(names, dice.randint(1, 4))}
+        how = {"content-type": "application/json"}
+        response = server.http.post(path, content=json.dumps(body).encode(), headers=how)
+        if response.status_code != 200:
+            assert response.status_code in (400, 404), (body, response.text)
+            error_of(response, response.status_code)

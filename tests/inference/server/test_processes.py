@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
@@ -71,23 +72,16 @@ def test_streams_go_on_when_the_engine_is_killed():
             asked = {"prompt": "a", "max_tokens": 60, "return_token_ids": True} | kind
             return server.post(TEXT, **asked)
 
-        expected = [answers(ask(kind)) for kind in KINDS]
-        before, found = launcher.pid, {}
-        threads = [
-            threading.Thread(target=lambda n=n, kind=kind: found.update({n: ask(kind)}))
-            for n, kind in enumerate(KINDS)
-        ]
-        for thread in threads:
-            thread.start()
-        wait_until(lambda: server.service.client.num_sequences > 8)
-        threading.Event().wait(0.3)
-        os.kill(before, signal.SIGKILL)
-        for thread in threads:
-            thread.join(20)
-            assert not thread.is_alive(), "a stream hangs"
+        with ThreadPoolExecutor(len(KINDS)) as pool:
+            expected = list(map(answers, pool.map(ask, KINDS)))
+            before = launcher.pid
+            found = pool.map(ask, KINDS, timeout=20)
+            wait_until(lambda: server.service.client.num_sequences > 8)
+            threading.Event().wait(0.3)
+            os.kill(before, signal.SIGKILL)
+            gotten = list(map(answers, found))
         assert launcher.pid != before and not is_running(before)
-        for n, kind in enumerate(KINDS):
-            got, want = answers(found[n]), expected[n]
+        for kind, got, want in zip(KINDS, gotten, expected, strict=True):
             if kind.get("temperature") and "seed" not in kind:  # nobody knows it
                 (text, tokens, reasons), = got  # fmt: skip
                 assert bytes(tokens).decode(errors="replace") == text and reasons == ["length"]
