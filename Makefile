@@ -50,7 +50,7 @@ run: .venv/.core  ## install, fetch the default model, answer a prompt (MODEL=..
 	@.venv/bin/python -m scripts.generate --model=$(MODEL) $(CHAT) --prompt="$$PROMPT"
 
 serve: .venv/.serve  ## serve the default model to OpenAI's clients at http://127.0.0.1:8000/v1 (MODEL=...)
-	@.venv/bin/python -m scripts.serve --model=$(MODEL)
+	@.venv/bin/python -m scripts.serve --model=$(MODEL) --nowarm_up
 
 small-model: .venv/.core  ## train the small model and its draft, for half an hour; what is there is kept
 	.venv/bin/python -m scripts.train --task=lm
