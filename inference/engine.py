@@ -72,7 +72,7 @@ class Engine:
         self._memory = DeviceMemory(self.model_runner, self._prefill)
         self.tokenizer = tokenizer
         self.eos_ids = frozenset(eos_ids)
-        self._input_processor = InputProcessor(config, tokenizer, self.eos_ids, why_no_text)
+        self.input_processor = InputProcessor(config, tokenizer, self.eos_ids, why_no_text)
         self.scheduler = Scheduler(config, *cache_policy.of_caches(config))
         if config.engine.adapt_drafts:
             self.scheduler.draft_policy = AdaptiveDrafts(config.engine)
@@ -163,9 +163,9 @@ class Engine:
             InputError: it is empty or too long, or asks for what this engine was not built for.
         """
         self._check_awake()
-        tokens = self._input_processor.encode(prompt)
+        tokens = self.input_processor.encode(prompt)
         hosts.current().tell("add_request", tokens, dataclasses.asdict(params), [*output])
-        sequences = self._input_processor.sequences(tokens, params, output)
+        sequences = self.input_processor.sequences(tokens, params, output)
         for sequence in sequences:
             self.scheduler.add(sequence)
         if self._prefill:
@@ -191,7 +191,7 @@ class Engine:
                 f"request {id} has generated {parent.num_output_tokens} tokens: a fork's "
                 f"max_new_tokens is more, not {params.max_new_tokens}"
             )
-        child = self._input_processor.continuation(parent, params)
+        child = self.input_processor.continuation(parent, params)
         request = self._state([child])
         self.scheduler.fork(parent, child)
         return self._register(request)

@@ -1,6 +1,7 @@
 """Prompts and sampling parameters become sequences, checked against what the engine can do."""
 
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Sequence as Tokens
@@ -12,6 +13,7 @@ from configs.errors import InputError, shown
 from inference.kv_pages import prompt_pages
 from inference.request import MAX_BIASES, SamplingParams
 from inference.scheduling.sequence import Sequence, cache_key, derived_seed
+from inference.text.grammar import Grammars
 from inference.text.tokenizer import Tokenizer
 from sharding import hosts
 
@@ -80,6 +82,23 @@ class InputProcessor:
             value = getattr(params, name) or 0
             if value > most:
                 raise InputError(f"{name} is at most engine.max_seqs={most}, not {shown(value)}")
+
+    @functools.cached_property
+    def _grammars(self) -> Grammars:
+        if not self._config.engine.grammars:
+            raise InputError("a grammar needs an engine built with engine.grammars=true")
+        if self._tokenizer is None:
+            raise InputError("a grammar needs a tokenizer")
+        return Grammars(self._tokenizer, self._eos_ids)
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Does what takes long of a request beforehand, in whatever thread.
+
+        Raises:
+            InputError: its grammar cannot be compiled.
+        """
+        if params.grammar is not None:
+            self._grammars.start(params.grammar)
 
     def _check_seed(self, params: SamplingParams) -> None:
         """What a request asks for; its answers have seeds of their own."""
@@ -164,6 +183,9 @@ class InputProcessor:
         if seed is None:
             seed = hosts.current().broadcast(int(self._seeds.integers(2**63)))
         eos_ids = frozenset() if params.ignore_eos else self._eos_ids
+        grammar = None
+        if params.grammar is not None and params.max_new_tokens:
+            grammar = self._grammars.start(params.grammar, tokens[num_prompt_tokens:])
         engine = self._config.engine
         proposes = engine.proposer is not None
         num_excess_tokens = prompt_pages.num_excess_tokens(
@@ -171,7 +193,8 @@ class InputProcessor:
         )
         return Sequence(
             self._next_id, params, tokens, num_prompt_tokens, eos_ids, seed,
-            speculates=proposes and params.speculate and not params.beam_width,
-            needs_commit=engine.num_drafts > 0 and not proposes, arrival_s=hosts.current().now(),
+            speculates=proposes and params.speculate and not params.beam_width and grammar is None,
+            needs_commit=(engine.num_drafts > 0 and not proposes) or grammar is not None,
+            grammar=grammar, arrival_s=hosts.current().now(),
             cache_key=cache_key(engine, self._next_id), num_excess_tokens=num_excess_tokens,
         )  # fmt: skip

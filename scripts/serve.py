@@ -108,8 +108,12 @@ def _check_flags() -> None:
 def _load() -> "ServedEngine":
     """The engine, in a process of its own."""
     from inference.server.engine_process.served_engine import ServedEngine
+    from inference.text import grammar
 
-    needs = {"penalties": True, "top_logprobs": _MAX_LOGPROBS.value}
+    needs = {
+        "penalties": True, "top_logprobs": _MAX_LOGPROBS.value,
+        "grammars": grammar.is_available(),
+    }  # fmt: skip
     for name, flag in (("max_context", _MAX_MODEL_LEN), ("max_seqs", _MAX_NUM_SEQS)):
         if flag.value is not None:
             needs[name] = flag.value

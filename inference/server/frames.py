@@ -101,6 +101,7 @@ class Loaded(Message):
         max_seqs: sequences that run side by side.
         max_top_logprobs: alternatives of a token that this engine was built to report.
         accepts_seeds: whether requests may name a seed.
+        accepts_grammars: whether they may have a grammar.
         text: None: it serves token ids alone.
         vocab_size: token ids are below it.
     """
@@ -111,6 +112,7 @@ class Loaded(Message):
     max_seqs: int
     max_top_logprobs: int
     accepts_seeds: bool
+    accepts_grammars: bool
     vocab_size: int
     text: TextFacts | None
 

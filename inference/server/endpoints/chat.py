@@ -36,7 +36,8 @@ class Chat:
         """
         request, service = self._request, self._service
         parse.check_model(request.model, service.model_name)
-        params = sampling.read(request, service.facts)
+        grammar = await service.texts.read_structure(request, service.facts.accepts_grammars)
+        params = sampling.read(request, service.facts, grammar)
         tokens = await service.texts.encode_chat(request.messages)
         prompt = Prompt(tokens, sampling.limit(request, params, len(tokens), service.facts))
         stop = bool(request.include_stop_str_in_output)

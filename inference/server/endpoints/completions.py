@@ -34,7 +34,8 @@ class Completions:
         facts = service.facts
         parse.check_model(request.model, service.model_name)
         given = parse.prompts(request.prompt)
-        params = sampling.read(request, facts)
+        grammar = await service.texts.read_structure(request, facts.accepts_grammars)
+        params = sampling.read(request, facts, grammar)
         prompts = []
         self._echoes = []
         add_special = request.add_special_tokens is not False

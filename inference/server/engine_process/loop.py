@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from configs.errors import InputError
 from inference.outputs import RequestOutput
@@ -11,6 +12,7 @@ from inference.server.engine_process.served import Served
 from inference.server.frames import Abort, Add, ConnectionClosed, Outputs, Ready, Refused, ToEngine
 
 _HEARTBEAT_S = 0.5
+_POLL_S = 0.005
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +36,8 @@ class EngineLoop:
         self._channel = channel
         self._open: dict[int, _Open] = {}  # by the engine's ids
         self._ids: dict[int, int] = {}  # the engine's, by the other side's
+        self._preparing: dict[int, tuple[Add, Future[None]]] = {}  # by the other side's ids
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prepare")
         self._is_stopped = False
         self._told_at = 0.0
 
@@ -53,11 +57,16 @@ class EngineLoop:
         finally:
             for id in list(self._open):
                 self._forget(id)
+            self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _turn(self) -> None:
-        has_work = self._engine.has_work
-        for message in self._channel.receive(0.0 if has_work else _HEARTBEAT_S):
+        wait_s = 0.0 if self._engine.has_work else _POLL_S if self._preparing else _HEARTBEAT_S
+        for message in self._channel.receive(wait_s):
             self._handle(message)
+        for id, (asked, future) in list(self._preparing.items()):
+            if future.done():
+                del self._preparing[id]
+                self._add(asked, future)
         if self._engine.has_work:
             told = [told for output in self._engine.step() if (told := self._told(output))]
             if told:
@@ -68,15 +77,23 @@ class EngineLoop:
 
     def _handle(self, message: ToEngine) -> None:
         if isinstance(message, Add):
-            self._add(message)
+            if message.params.grammar is None:
+                self._add(message)
+            else:  # it takes a while to compile
+                future = self._thread.submit(self._engine.prepare, message.params)
+                self._preparing[message.id] = message, future
         elif isinstance(message, Abort):
+            if message.id in self._preparing:
+                self._preparing.pop(message.id)[1].cancel()
             if message.id in self._ids:
                 self._forget(self._ids[message.id])
         else:
             self._is_stopped = True
 
-    def _add(self, asked: Add) -> None:
+    def _add(self, asked: Add, prepared: Future[None] | None = None) -> None:
         try:
+            if prepared is not None:
+                prepared.result()
             id = self._engine.add(asked.tokens, asked.params, asked.output)
         except InputError as error:
             self._channel.send(Refused(asked.id, str(error)))

@@ -21,6 +21,13 @@ class Served(Protocol):
     def warm_up(self) -> None:
         """Makes ready what the first requests would wait for."""
 
+    def prepare(self, params: SamplingParams) -> None:
+        """Does what takes long of a request beforehand, in another thread.
+
+        Raises:
+            InputError: it is not served.
+        """
+
     def add(self, tokens: Sequence[int], params: SamplingParams, output: Sequence[int]) -> int:
         """Queues a prompt, of whose one answer `output` is known; returns its id.
 

@@ -38,6 +38,7 @@ class ServedEngine:
             max_seqs=config.engine.max_seqs,
             max_top_logprobs=config.engine.top_logprobs,
             accepts_seeds=config.engine.acceptance == "coupled",
+            accepts_grammars=config.engine.grammars and tokenizer is not None,
             vocab_size=config.model.vocab_size,
             text=None if tokenizer is None else TextFacts.of(tokenizer),
         )
@@ -45,6 +46,10 @@ class ServedEngine:
     def warm_up(self) -> None:
         """Makes ready what the first requests would wait for."""
         self._warm_up()
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Does what takes long of a request beforehand, in another thread."""
+        self._engine.input_processor.prepare(params)
 
     def add(self, tokens: Sequence[int], params: SamplingParams, output: Sequence[int]) -> int:
         """Queues a prompt, of whose one answer `output` is known; returns its id."""

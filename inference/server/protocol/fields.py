@@ -28,10 +28,29 @@ class StreamOptions(Struct):
     continuous_usage_stats: bool | None = None
 
 
+class JsonSchema(Struct):
+    """A schema and its name, which have no effect but by the schema."""
+
+    schema: dict[str, Any] | bool
+    name: Short | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
 class ResponseFormat(Struct):
     """What an answer looks like."""
 
     type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Struct, forbid_unknown_fields=True):
+    """The same in vLLM's words: one of these."""
+
+    json: dict[str, Any] | str | None = None
+    regex: Annotated[str, Meta(min_length=1)] | None = None
+    choice: Annotated[list[str], Meta(min_length=1, max_length=5000)] | None = None
+    json_object: bool | None = None
 
 
 class Sampling(Struct, kw_only=True):
@@ -68,6 +87,7 @@ class Sampling(Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     user: Short | None = None
     metadata: dict[str, Short] | None = None
@@ -145,7 +165,7 @@ class DetokenizeRequest(Struct, kw_only=True):
 
 # Fields that change what an answer is and that nobody here would obey: ignoring them misleads.
 REFUSED = (
-    *("functions", "function_call", "structured_outputs", "guided_json", "guided_regex"),
+    *("functions", "function_call", "guided_json", "guided_regex"),
     *("guided_choice", "guided_grammar", "prompt_embeds", "prompt_logprobs", "use_beam_search"),
     *("chat_template", "chat_template_kwargs", "continue_final_message", "modalities", "audio"),
     *("web_search_options", "bad_words", "cache_salt", "truncate_prompt_tokens"),

@@ -22,8 +22,8 @@ _NAMES = {
 }
 
 
-def read(request: Sampling, facts: Loaded) -> SamplingParams:
-    """How to sample; `max_new_tokens` is `limit`'s.
+def read(request: Sampling, facts: Loaded, grammar: str | None = None) -> SamplingParams:
+    """How to sample; `max_new_tokens` is `limit`'s, `grammar` what `structure.read` made of it.
 
     Raises:
         ApiError: 400, which names the field.
@@ -54,6 +54,7 @@ def read(request: Sampling, facts: Loaded) -> SamplingParams:
             n=request.n or 1,
             best_of=request.best_of if isinstance(request, CompletionRequest) else None,
             speculate=request.speculate is not False,
+            grammar=grammar,
         )
     except InputError as error:
         raise invalid(str(error)) from None
@@ -159,8 +160,6 @@ def _check(request: Sampling, facts: Loaded) -> None:
 
     if request.stream_options is not None and not request.stream:
         refuse("stream_options", "goes with stream=true")
-    if request.response_format is not None and request.response_format.type != "text":
-        refuse("response_format", "of another type than text is not supported by this server")
     for param in ("stop_token_ids", "allowed_token_ids"):
         if any(id >= facts.vocab_size for id in getattr(request, param) or ()):
             refuse(param, f"holds token ids below {facts.vocab_size}")

@@ -16,6 +16,7 @@ from inference.request import SamplingParams
 from inference.scheduling.sequence import derived_seed
 from inference.server.frames import Heartbeat, Loaded, TextFacts
 from inference.text.detokenizer import Detokenizer
+from inference.text.grammar import Grammars
 from inference.text.tokenizer import Tokenizer, byte_alphabet
 
 START, END, REFUSED, CRASHES, HANGS, VOCAB = 256, 257, 258, 259, 260, 270
@@ -46,6 +47,18 @@ def reply(n: int, seed: int | None = None) -> list[int]:
     return list((start + REPLY * (1 + n // len(REPLY))).encode()[:n])
 
 
+def walk(state) -> list[int]:
+    """The shortest text that a grammar permits, or nearly so."""
+    tokens: list[int] = []
+    while END not in tokens:
+        words = state.mask()
+        permitted = [v for v in range(VOCAB) if words[v // 32] >> (v % 32) & 1]
+        first = [token for token in (END, *b'"}],:{') if token in permitted]
+        tokens.append((first or permitted)[0])
+        state.accept(tokens[-1])
+    return tokens
+
+
 @dataclasses.dataclass
 class _Sequence:
     id: int
@@ -70,6 +83,7 @@ class FakeEngine:
         self.prompts: list[list[int]] = []
         self.may_go_on = threading.Event()  # of a step that hangs
         self._has_text = has_text
+        self._grammars = Grammars(tokenizer(), [END])
         self._next_id = 100  # nobody else's ids
 
     @property
@@ -78,10 +92,14 @@ class FakeEngine:
 
     def facts(self) -> Loaded:
         text = TextFacts.of(tokenizer()) if self._has_text else None
-        return Loaded("fake", "fake-1", MAX_CONTEXT, MAX_SEQS, NUM_TOP, True, VOCAB, text)
+        sizes = MAX_CONTEXT, MAX_SEQS, NUM_TOP
+        return Loaded("fake", "fake-1", *sizes, True, self._has_text, VOCAB, text)
 
     def warm_up(self) -> None:
         time.sleep(self.warm_up_s)
+
+    def prepare(self, params: SamplingParams) -> None:
+        self._grammars.start(params.grammar)
 
     def add(self, tokens, params: SamplingParams, output=()) -> int:
         if REFUSED in tokens:
@@ -92,6 +110,8 @@ class FakeEngine:
         for index in range(params.n):
             seed = derived_seed(params.seed, index) if params.temperature else None
             planned, told = reply(params.max_new_tokens, seed), list(output)
+            if params.grammar is not None:
+                planned = walk(self._grammars.start(params.grammar))
             assert planned[: len(told)] == told
             own = Detokenizer(tokenizer(), params.stop, params.min_tokens)
             own.push(told)
@@ -131,6 +151,8 @@ class FakeEngine:
         text, reason, stopped = each.detokenizer.push([token]), None, None
         if each.detokenizer.stopped is not None:
             reason, stopped = "stop", each.detokenizer.stopped
+        elif token == END:
+            reason = "stop"
         elif token in each.params.stop_ids:
             reason, stopped = "stop", token
         elif each.num_told == each.params.max_new_tokens:

@@ -150,6 +150,18 @@ def test_biases_and_stops_reach_the_model(served):
     assert choice["stop_reason"] == 77 and choice["finish_reason"] == "stop"
 
 
+def test_answers_have_the_form_that_is_asked_for(served):
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}, "b": {"enum": ["x", "y"]}},
+              "required": ["a", "b"], "additionalProperties": False}  # fmt: skip
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    asked = {"prompt": "a", "temperature": 1.5, "n": 3, "max_tokens": 60, "response_format": form}
+    for choice in served.post(TEXT, **asked)["choices"]:
+        found = json.loads(choice["text"])
+        assert choice["finish_reason"] == "stop" and found.keys() == {"a", "b"}
+    digits = served.post(TEXT, prompt="a", structured_outputs={"regex": "[0-9]{5}"})
+    assert digits["choices"][0]["text"].isdigit() and len(digits["choices"][0]["text"]) == 5
+
+
 def test_a_prompt_is_cached_for_the_next(served):
     prompt = list(range(20, 100))
     for _ in range(2):
