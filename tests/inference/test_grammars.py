@@ -103,8 +103,7 @@ def test_an_answer_goes_on_within_its_grammar(alone):
 
 
 @pytest.mark.parametrize("settings", [
-    {}, {"num_drafts": 3, "proposer": "ngram"},
-    {"num_drafts": 3, "proposer": "ngram", "acceptance": "rejection"},
+    {}, {"num_drafts": 3, "proposer": "ngram", "acceptance": "rejection"},
 ])  # fmt: skip
 def test_several_answers_each_follow_it(settings):
     params = asked(temperature=1.5, n=3, seed=None if "acceptance" in settings else 5)

@@ -163,7 +163,7 @@ def test_the_queue_is_bounded():
         start = time.monotonic()
         refused = server.post(TEXT, **asked)
         assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
-        assert time.monotonic() - start < 1
+        assert time.monotonic() - start < 5
         for thread in threads:
             thread.join(20)
         assert server.post(TEXT, prompt="a", max_tokens=1).status_code == 200

@@ -1,6 +1,7 @@
 """`scripts.serve` in its two processes, a tiny model, and what transformers computed for it."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -184,9 +185,44 @@ def test_what_the_engine_refuses_is_told(served):
     assert model["id"] == "llama-tokenizer" and model["max_model_len"] == 256
 
 
+def test_answers_go_on_when_the_engine_is_killed(served):
+    """With the text that they would have had, whatever is asked for."""
+    form = {"regex": "[a-z]{3}( [a-z]{3}){30}"}
+    free = {"ignore_eos": True, "max_tokens": 200}
+    kinds = [
+        free | {"temperature": 0}, free | {"temperature": 1, "seed": 3, "n": 2},
+        free | {"seed": 4, "presence_penalty": 1, "repetition_penalty": 1.3},
+        {"temperature": 1, "seed": 5, "structured_outputs": form, "max_tokens": 200},
+    ]  # fmt: skip
+
+    def ask(kind):
+        return [c["text"] for c in served.post(TEXT, prompt="Once upon", **kind)["choices"]]
+
+    with ThreadPoolExecutor(len(kinds)) as pool:
+        expected = list(pool.map(ask, kinds))
+        again, before = pool.map(ask, kinds), engine_of(served)
+        streamed = free | {"prompt": "The", "temperature": 0, "stream": True}
+        with served.http.stream("POST", TEXT, json=streamed) as response:
+            lines = response.iter_lines()
+            for _ in range(10):
+                next(lines)
+            os.kill(before, signal.SIGKILL)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]" and '"finish_reason":"' in rest[-2]
+        assert list(again) == expected
+    assert engine_of(served) != before
+
+
+def engine_of(served) -> int:
+    (pid,) = [
+        pid for pid in children(served.process.pid)
+        if b"engine_socket" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]  # fmt: skip
+    return pid
+
+
 def test_the_last_signal_ends_both_processes(served):
-    (engine,) = [pid for pid in children(served.process.pid) if b"engine_socket" in
-                 Path(f"/proc/{pid}/cmdline").read_bytes()]  # fmt: skip
+    engine = engine_of(served)
     served.process.send_signal(signal.SIGTERM)
     assert served.process.wait(30) == 0
     wait_until(lambda: not is_running(engine), 5)
