@@ -80,6 +80,6 @@ class Header:
         return Answer(self.id, kind, self.created, self.model, choices, usage, self.fingerprint)
 
 
-def whole(body: msgspec.Struct) -> Response:
+def whole(body: msgspec.Struct | dict[str, Any]) -> Response:
     """An answer in one piece."""
     return Response(_ENCODER.encode(body), media_type="application/json")

@@ -2,6 +2,22 @@
 
 import msgspec
 
+
+class ErrorFacts(msgspec.Struct):
+    """What went wrong: for people, of which kind, in which field, and for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct):
+    """The body of every answer that is an error, and a stream's last event but one."""
+
+    error: ErrorFacts
+
+
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -43,13 +59,8 @@ class ApiError(Exception):
 
     def body(self) -> bytes:
         """As JSON."""
-        error = {
-            "message": self.message,
-            "type": _TYPES.get(self.status, "invalid_request_error"),
-            "param": self.param,
-            "code": self.code,
-        }
-        return msgspec.json.encode({"error": error})
+        kind = _TYPES.get(self.status, "invalid_request_error")
+        return msgspec.json.encode(ErrorBody(ErrorFacts(self.message, kind, self.param, self.code)))
 
 
 def unavailable(why: str) -> ApiError:

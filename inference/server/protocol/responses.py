@@ -113,6 +113,24 @@ class Answer(Struct):
     system_fingerprint: str | None = None
 
 
+class Completion(Answer):
+    """Texts, or what is new of them."""
+
+    choices: list[CompletionChoice]
+
+
+class ChatCompletion(Answer):
+    """Messages."""
+
+    choices: list[ChatChoice]
+
+
+class ChatChunk(Answer):
+    """What is new of messages."""
+
+    choices: list[ChatDelta]
+
+
 class Model(Struct):
     """What is served."""
 

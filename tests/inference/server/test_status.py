@@ -1,9 +1,15 @@
 """Models, tokens, health and metrics."""
 
+import json
 import re
 
+import msgspec
 import pytest
 
+from inference.server.protocol import responses
+from inference.server.protocol.errors import ErrorBody
+from inference.server.web import operations
+from tests.inference.server import events
 from tests.inference.server.fake_engine import END, MAX_CONTEXT, START, TEMPLATE, VOCAB, FakeEngine
 from tests.inference.server.running import running
 
@@ -95,3 +101,33 @@ def test_metrics_have_the_names_that_dashboards_read(server):
     ):  # fmt: skip
         assert re.search(rf'^vllm:{name}{{[^}}]*model_name="fake"', text, re.M), name
     assert f"vllm:kv_cache_usage_perc{label} 0.25" in text
+
+
+def test_the_description_is_of_what_is_there(server):
+    described = server.http.get("/openapi.json").json()
+    assert described["paths"].keys() == {
+        operation.path.replace(":path", "") for operation in operations.OPERATIONS
+    }
+    text = json.dumps(described)
+    names = set(re.findall(r'"#/components/schemas/(\w+)"', text))
+    assert names and names <= described["components"]["schemas"].keys()
+    chat = described["components"]["schemas"]["ChatRequest"]["properties"]
+    assert chat["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0.0, "maximum": 2.0}
+    for path in described["paths"].values():
+        for operation in path.values():
+            assert operation["summary"].endswith(".") and "default" in operation["responses"]
+
+
+@pytest.mark.parametrize("path, asked, whole, event", [
+    ("/v1/completions", {"prompt": "a", "logprobs": 2, "echo": True}, responses.Completion,
+     responses.Completion),
+    ("/v1/chat/completions", {"messages": ASKED, "logprobs": True, "top_logprobs": 1, "n": 2},
+     responses.ChatCompletion, responses.ChatChunk),
+    ("/v1/completions", {"prompt": "", "echo": True}, ErrorBody, ErrorBody),
+])  # fmt: skip
+def test_answers_are_as_described(server, path, asked, whole, event):
+    msgspec.convert(server.post(path, **asked).json(), whole)
+    streamed = server.post(path, **asked, stream=True)
+    if whole is not ErrorBody:
+        for one in events.read(streamed.text):
+            msgspec.convert(one, event)
