@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> None:
 
     service.client.on_state = tell
     common.say(f"{url} answers, while the model is loaded")
-    _run(functools.partial(serving.serve, service, listening, keys, _DRAIN_S.value))
+    _run(functools.partial(serving.serve, service, listening, keys, _DRAIN_S.value, common.say))
 
 
 def _run(serve: Any) -> None:

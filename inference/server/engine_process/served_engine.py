@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib import metadata
@@ -11,6 +12,8 @@ from inference.outputs import RequestOutput
 from inference.request import SamplingParams
 from inference.scheduling.data_shard import DataShard
 from inference.server.frames import Heartbeat, Loaded, TextFacts
+
+_PAUSE_S = 1e-3
 
 
 class ServedEngine:
@@ -61,7 +64,11 @@ class ServedEngine:
 
     def step(self) -> list[RequestOutput]:
         """Advances whatever can run."""
+        counters = self._engine.scheduler.counters
+        num_steps = counters.num_steps
         outputs = self._engine.step(is_open=True)
+        if not outputs and counters.num_steps == num_steps:  # it waits, for a fuller batch perhaps
+            time.sleep(_PAUSE_S)
         self._num_generated += sum(len(output.token_ids) for output in outputs)
         return outputs
 

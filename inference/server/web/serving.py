@@ -14,8 +14,10 @@ from inference.server.service import Service
 from inference.server.web.access import Keys, is_local
 from inference.server.web.app import application
 from inference.server.web.guard import GuardedProtocol
+from inference.server.web.report import report
 
 _KEEP_ALIVE_S = 5
+_REPORT_S = 10.0
 _LEAVE_S = 5  # for connections to close once nothing is served any more
 
 
@@ -71,6 +73,7 @@ async def serve(
     listening: socket.socket,
     keys: Keys | None = None,
     drain_s: float = 30.0,
+    say: Callable[[str], None] | None = None,
     started: Callable[[Server], None] = lambda server: None,
 ) -> None:
     """Serves on a listening socket until a signal, with an engine of its own.
@@ -80,6 +83,7 @@ async def serve(
         listening: as `bound` returns it.
         keys: of those who may ask; None: everybody who can.
         drain_s: seconds for requests that are served when the signal comes.
+        say: told every ten seconds what was served.
         started: called before anything is answered.
 
     Raises:
@@ -104,9 +108,12 @@ async def serve(
     engine = asyncio.create_task(service.client.run())
     engine.add_done_callback(lambda _: server.handle_exit(0, None))
     started(server)
+    reports = asyncio.create_task(report(service, say, _REPORT_S)) if say else None
     try:
         await server.serve(sockets=[listening])
     finally:
+        if reports is not None:
+            reports.cancel()
         await service.client.stop()
         with contextlib.suppress(asyncio.CancelledError):
             await engine  # raises what made it end

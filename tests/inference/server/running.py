@@ -19,8 +19,9 @@ USUAL = Limits()
 class Running:
     """It, and a client of it."""
 
-    def __init__(self, service: Service, url: str, server, thread: threading.Thread):
+    def __init__(self, service: Service, url: str, server, thread: threading.Thread, said):
         self.service, self.url, self.server, self._thread = service, url, server, thread
+        self.said = said  # lines about what was served
         self.error: BaseException | None = None
         self.http = httpx2.Client(base_url=url, timeout=30)
 
@@ -66,7 +67,7 @@ def running(
     listening = serving.bound("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     service = Service(launcher, limits, served_model_name)
-    has_started, found = threading.Event(), {}
+    has_started, found, said = threading.Event(), {}, []
 
     def started(server):
         found["server"] = server
@@ -74,14 +75,14 @@ def running(
 
     def run():
         try:
-            asyncio.run(serving.serve(service, listening, keys, 10, started))
+            asyncio.run(serving.serve(service, listening, keys, 10, said.append, started))
         except BaseException as error:
             found["error"] = error
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     assert has_started.wait(10)
-    one = Running(service, url, found["server"], thread)
+    one = Running(service, url, found["server"], thread, said)
     try:
         if waits:
             one.wait_ready()

@@ -9,7 +9,9 @@ import pytest
 
 from inference.server.client.engine_client import EngineFailed
 from inference.server.client.launch import Thread
+from inference.server.frames import Heartbeat
 from inference.server.service import Limits
+from inference.server.web import report, serving
 from tests.inference.server import events
 from tests.inference.server.fake_engine import CRASHES, HANGS, MAX_SEQS, FakeEngine, reply
 from tests.inference.server.running import running, wait_until
@@ -173,3 +175,28 @@ def test_the_queue_is_bounded():
 @pytest.mark.parametrize("asked", [{"prompt": ["a"] * 64, "max_tokens": 1}])
 def test_one_request_may_not_fill_the_queue(server, asked):
     assert server.post(TEXT, **asked).status_code == 503
+
+
+def test_a_line_says_what_was_served(monkeypatch):
+    monkeypatch.setattr(serving, "_REPORT_S", 0.2)
+    with running(FakeEngine(step_s=0.01)) as server:
+        wait_until(lambda: server.service.client.heartbeat.counters)
+        threading.Event().wait(0.5)
+        assert not server.said  # there was nothing
+        server.post(TEXT, prompt="a", max_tokens=60)
+        wait_until(lambda: server.said)
+        names = [part.partition("=")[0] for part in server.said[0].split()]
+        assert names[:5] == ["running", "waiting", "cache", "prompt_tok_s", "output_tok_s"]
+
+
+def test_rates_of_an_engine_that_is_new_count_from_nothing():
+    old = Heartbeat(1, 0, 0.5, {"prompt_tokens": 100, "generated_tokens": 500, "preemptions": 2})
+    now = Heartbeat(2, 1, 0.25, {"prompt_tokens": 40, "cached_tokens": 10, "generated_tokens": 20})
+    assert report.line(old, now, 10.0) == (
+        "running=2 waiting=1 cache=25% prompt_tok_s=4.0 output_tok_s=2.0 cached=25%"
+    )
+    more = Heartbeat(0, 0, 0.0, old.counters | {"drafts": 10, "accepted_drafts": 4,
+                                                "generated_tokens": 505, "preemptions": 5})  # fmt: skip
+    assert report.line(old, more, 10.0) == (
+        "running=0 waiting=0 cache=0% prompt_tok_s=0.0 output_tok_s=0.5 accepted=40% preemptions=3"
+    )
