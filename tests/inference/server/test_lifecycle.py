@@ -195,8 +195,8 @@ def test_rates_of_an_engine_that_is_new_count_from_nothing():
     assert report.line(old, now, 10.0) == (
         "running=2 waiting=1 cache=25% prompt_tok_s=4.0 output_tok_s=2.0 cached=25%"
     )
-    more = Heartbeat(0, 0, 0.0, old.counters | {"drafts": 10, "accepted_drafts": 4,
-                                                "generated_tokens": 505, "preemptions": 5})  # fmt: skip
+    counters = {"drafts": 10, "accepted_drafts": 4, "generated_tokens": 505, "preemptions": 5}
+    more = Heartbeat(0, 0, 0.0, old.counters | counters)
     assert report.line(old, more, 10.0) == (
         "running=0 waiting=0 cache=0% prompt_tok_s=0.0 output_tok_s=0.5 accepted=40% preemptions=3"
     )
