@@ -168,6 +168,8 @@ class InputProcessor:
             raise InputError(
                 "a fork and what it is forked from keep their prompt: leave prompt_budget out"
             )
+        if params.cache_salt != parent.params.cache_salt:
+            raise InputError("a fork has the cache_salt of what it is forked from")
         child = self._sequence(list(parent.tokens), parent.num_prompt_tokens, params)
         child.logprobs, child.top_logprobs = list(parent.logprobs), list(parent.top_logprobs)
         child.params_versions = parent.params_versions
@@ -196,5 +198,6 @@ class InputProcessor:
             speculates=proposes and params.speculate and not params.beam_width and grammar is None,
             needs_commit=(engine.num_drafts > 0 and not proposes) or grammar is not None,
             grammar=grammar, arrival_s=hosts.current().now(),
-            cache_key=cache_key(engine, self._next_id), num_excess_tokens=num_excess_tokens,
+            cache_key=cache_key(engine, self._next_id, params.cache_salt),
+            num_excess_tokens=num_excess_tokens,
         )  # fmt: skip

@@ -124,6 +124,7 @@ _READERS: dict[str, _Reader] = {
     "speculate": _switch,
     "prompt_budget": _or(None, _number(int, 1)),
     "grammar": _or(None, _text),
+    "cache_salt": _or(None, _text),
 }
 
 
@@ -164,6 +165,8 @@ class SamplingParams:
             but for its last token: those that its end attends to most (SnapKV, Li et al. 2024,
             arXiv 2404.14469). A lossy choice; None keeps all.
         grammar: what the whole text has to be, as `inference/text/grammar.py` writes it.
+        cache_salt: only requests of the same find each other's cached prefixes, which a shorter
+            time to the first token would give away.
     """
 
     max_new_tokens: int = 128
@@ -191,6 +194,7 @@ class SamplingParams:
     speculate: bool = True
     prompt_budget: int | None = None
     grammar: str | None = None
+    cache_salt: str | None = None
 
     def __post_init__(self) -> None:
         for name, read in _READERS.items():

@@ -248,12 +248,12 @@ class Sequence:
         return token in self.eos_ids or token in self.params.stop_ids
 
 
-def cache_key(engine: EngineConfig, id: int) -> Hashable | None:
-    """`Sequence.cache_key` of a request: all share prefixes, or, without a prefix cache, each finds
-    its own pages on the host again.
+def cache_key(engine: EngineConfig, id: int, salt: str | None = None) -> Hashable | None:
+    """`Sequence.cache_key` of a request: all of one salt share prefixes, or, without a prefix
+    cache, each finds its own pages on the host again.
     """
     if engine.prefix_cache:
-        return "shared"
+        return "shared" if salt is None else ("salted", salt)
     return id if engine.preemption != "recompute" else None
 
 

@@ -215,3 +215,24 @@ def test_what_cannot_go_on_is_refused(params, known):
     with pytest.raises(InputError, match=f"^{known} tokens of an output go with n=1"):
         engine.add_request(PROMPTS[0], SamplingParams(max_new_tokens=8, **params), [1] * known)
     assert not engine.scheduler.has_work
+
+
+def test_a_salt_keeps_prefixes_apart():
+    """And what a request of another salt has cached does not even shorten its prompt."""
+    engine = make()
+
+    def num_cached(**how) -> int:
+        outputs: list = []
+        engine.generate(PROMPTS[:1], fakes.greedy(2, **how), outputs.append)
+        engine.scheduler.check_integrity()
+        return outputs[-1].num_cached_tokens
+
+    assert [num_cached(), num_cached(cache_salt="a"), num_cached(cache_salt="b")] == [0, 0, 0]
+    assert [num_cached(), num_cached(cache_salt="a"), num_cached(cache_salt="b")] == [16, 16, 16]
+    id = engine.add_request(PROMPTS[0], fakes.greedy(20, cache_salt="a"))
+    for _ in range(4):
+        engine.step()
+    with pytest.raises(InputError, match="a fork has the cache_salt"):
+        engine.fork(id, fakes.greedy(20))
+    engine.fork(id, fakes.greedy(20, cache_salt="a"))
+    fakes.drain(engine)

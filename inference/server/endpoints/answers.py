@@ -114,7 +114,8 @@ class Answers:
             try:
                 for key, prompt in enumerate(self.prompts):
                     if len(prompt.tokens) > 1:
-                        params = SamplingParams(max_new_tokens=0)
+                        salt = prompt.params.cache_salt
+                        params = SamplingParams(max_new_tokens=0, cache_salt=salt)
                         await generation.add(key, prompt.tokens, params, most)
                 while generation.is_open:
                     key, output = await generation.next()

@@ -22,9 +22,11 @@ from inference.server.web.event_stream import DONE, Events
 class Chat:
     """One such request."""
 
-    def __init__(self, service: Service, request: ChatRequest):
+    def __init__(self, service: Service, request: ChatRequest, client: str):
+        """`client`: who asks, by the key."""
         self._service = service
         self._request = request
+        self._client = client
         kinds = "chat.completion", "chat.completion.chunk"
         self._header = Header.new(service, "chatcmpl", kinds[0], request, kinds[1])
 
@@ -37,7 +39,7 @@ class Chat:
         request, service = self._request, self._service
         parse.check_model(request.model, service.model_name)
         grammar = await service.texts.read_structure(request, service.facts.accepts_grammars)
-        params = sampling.read(request, service.facts, grammar)
+        params = sampling.read(request, service.facts, grammar, self._client)
         tokens = await service.texts.encode_chat(request.messages)
         prompt = Prompt(tokens, sampling.limit(request, params, len(tokens), service.facts))
         stop = bool(request.include_stop_str_in_output)

@@ -18,9 +18,11 @@ from inference.server.web.event_stream import DONE, Events
 class Completions:
     """One such request."""
 
-    def __init__(self, service: Service, request: CompletionRequest):
+    def __init__(self, service: Service, request: CompletionRequest, client: str):
+        """`client`: who asks, by the key."""
         self._service = service
         self._request = request
+        self._client = client
         self._header = Header.new(service, "cmpl", "text_completion", request)
         self._shapes: dict[int, CompletionShape] = {}
 
@@ -35,7 +37,7 @@ class Completions:
         parse.check_model(request.model, service.model_name)
         given = parse.prompts(request.prompt)
         grammar = await service.texts.read_structure(request, facts.accepts_grammars)
-        params = sampling.read(request, facts, grammar)
+        params = sampling.read(request, facts, grammar, self._client)
         prompts = []
         self._echoes = []
         add_special = request.add_special_tokens is not False

@@ -15,14 +15,14 @@ from inference.server.web.event_stream import EventStream, primed
 _log = logging.getLogger(__name__)
 
 
-async def completions(service: Service, request: fields.CompletionRequest) -> Response:
+async def completions(service: Service, request: fields.CompletionRequest, client: str) -> Response:
     """Continues texts, or scores them."""
-    return await _answer(service, Completions(service, request), bool(request.stream))
+    return await _answer(service, Completions(service, request, client), bool(request.stream))
 
 
-async def chat(service: Service, request: fields.ChatRequest) -> Response:
+async def chat(service: Service, request: fields.ChatRequest, client: str) -> Response:
     """Answers a conversation."""
-    return await _answer(service, Chat(service, request), bool(request.stream))
+    return await _answer(service, Chat(service, request, client), bool(request.stream))
 
 
 async def _answer(service: Service, asked: Completions | Chat, streams: bool) -> Response:

@@ -10,7 +10,7 @@ from inference.server.protocol.responses import Detokenized, Tokenized
 from inference.server.service import Service
 
 
-async def tokenize(service: Service, request: TokenizeRequest) -> Response:
+async def tokenize(service: Service, request: TokenizeRequest, client: str) -> Response:
     """Token ids of a text or a conversation.
 
     Raises:
@@ -33,7 +33,7 @@ async def tokenize(service: Service, request: TokenizeRequest) -> Response:
     return whole(Tokenized(len(tokens), service.facts.max_context, tokens, spelled))
 
 
-async def detokenize(service: Service, request: DetokenizeRequest) -> Response:
+async def detokenize(service: Service, request: DetokenizeRequest, client: str) -> Response:
     """The text of token ids.
 
     Raises:

@@ -83,6 +83,7 @@ class Sampling(Struct, kw_only=True):
     seed: Annotated[int, Meta(ge=-_INT64, le=_INT64 - 1)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     speculate: bool | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
@@ -168,5 +169,5 @@ REFUSED = (
     *("functions", "function_call", "guided_json", "guided_regex"),
     *("guided_choice", "guided_grammar", "prompt_embeds", "prompt_logprobs", "use_beam_search"),
     *("chat_template", "chat_template_kwargs", "continue_final_message", "modalities", "audio"),
-    *("web_search_options", "bad_words", "cache_salt", "truncate_prompt_tokens"),
+    *("web_search_options", "bad_words", "truncate_prompt_tokens"),
 )

@@ -22,8 +22,11 @@ _NAMES = {
 }
 
 
-def read(request: Sampling, facts: Loaded, grammar: str | None = None) -> SamplingParams:
+def read(
+    request: Sampling, facts: Loaded, grammar: str | None = None, client: str = ""
+) -> SamplingParams:
     """How to sample; `max_new_tokens` is `limit`'s, `grammar` what `structure.read` made of it.
+    Clients share cached prefixes with themselves alone.
 
     Raises:
         ApiError: 400, which names the field.
@@ -55,6 +58,7 @@ def read(request: Sampling, facts: Loaded, grammar: str | None = None) -> Sampli
             best_of=request.best_of if isinstance(request, CompletionRequest) else None,
             speculate=request.speculate is not False,
             grammar=grammar,
+            cache_salt=_salt(client, request.cache_salt),
         )
     except InputError as error:
         raise invalid(str(error)) from None
@@ -119,6 +123,10 @@ def invalid(message: str) -> ApiError:
         known if is_field else None,
         "invalid_value",
     )
+
+
+def _salt(client: str, asked: str | None) -> str | None:
+    return f"{client}/{asked or ''}" if client or asked else None
 
 
 def _asked_tokens(request: Sampling, room: int) -> int:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from configs.errors import InputError, reason
 from inference.server.protocol.errors import ApiError
 
+CLIENT = "ridgeline.client"  # of a request's scope: who asks, by the key; "" where there are none
 OPEN_PATHS = ("/health", "/ready")  # without a key: probes have none
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _MIN_KEY_CHARS = 16
@@ -26,12 +27,12 @@ class Keys:
     def __init__(self, keys: Iterable[str]):
         self._hashes = [_hash(key) for key in keys]
 
-    def has(self, key: str) -> bool:
-        """Whether it is one of them; takes as long whichever it is."""
+    def name(self, key: str) -> str:
+        """A name for whoever has this key, "" if it is none; takes as long whichever it is."""
         own, found = _hash(key), False
         for known in self._hashes:
             found |= hmac.compare_digest(own, known)
-        return found
+        return hashlib.sha256(own).hexdigest()[:32] if found else ""
 
 
 def read_keys(label: str, path: str) -> Keys:
@@ -78,14 +79,15 @@ class Access:
             await send(message)
 
         try:
-            self._check(scope, headers)
+            scope[CLIENT] = self._check(scope, headers)
         except ApiError as error:
             answer = Response(error.body(), error.status, error.headers, "application/json")
             await answer(scope, receive, send_with_id)
         else:
             await self._app(scope, receive, send_with_id)
 
-    def _check(self, scope: Scope, headers: Headers) -> None:
+    def _check(self, scope: Scope, headers: Headers) -> str:
+        """Who asks."""
         host = headers.get("host", "")
         if len(headers.getlist("host")) != 1 or (self._is_local and not _is_this_machine(host)):
             raise ApiError(403, "the header Host names another server")
@@ -93,13 +95,15 @@ class Access:
         if origin is not None and origin != f"{scope['scheme']}://{host}":
             raise ApiError(403, "requests from pages of other servers are not served")
         if self._keys is None or scope["path"] in OPEN_PATHS:
-            return
+            return ""
         kind, _, key = headers.get("authorization", "").partition(" ")
         is_one = len(headers.getlist("authorization")) == 1
-        if not (self._keys.has(key.strip()) and is_one and kind.lower() == "bearer"):
+        client = self._keys.name(key.strip())
+        if not (client and is_one and kind.lower() == "bearer"):
             raise ApiError(
                 401, "the header Authorization holds no key of this server", code="invalid_api_key"
             )
+        return client
 
 
 def is_local(host: str) -> bool:

@@ -15,7 +15,7 @@ from inference.server.protocol import parse
 from inference.server.protocol.errors import ApiError
 from inference.server.service import Service
 from inference.server.web import body
-from inference.server.web.access import Access, Keys
+from inference.server.web.access import CLIENT, Access, Keys
 from inference.server.web.operations import OPERATIONS, Operation
 
 _MAX_NAMED = 16  # fields that were ignored
@@ -56,7 +56,7 @@ async def _posted(service: Service, request: Request, operation: Operation) -> R
         return Response(status_code=499)  # which nobody reads
     assert operation.body is not None
     parsed = parse.parse(data, operation.body)
-    working = asyncio.ensure_future(operation.work(service, parsed.request))
+    working = asyncio.ensure_future(operation.work(service, parsed.request, request.scope[CLIENT]))
     leaving = asyncio.ensure_future(body.gone(request))
     try:
         await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)

@@ -7,6 +7,7 @@ import pytest
 from configs.errors import InputError
 from inference.server.web import access, app
 from inference.server.web.access import OPEN_PATHS, Keys
+from tests.inference.server.fake_engine import FakeEngine
 from tests.inference.server.running import running
 
 KEY, OTHER = "key-0123456789abcdef", "key-fedcba9876543210"
@@ -52,7 +53,30 @@ def test_one_key_is_enough(locked):
 
 
 def test_only_hashes_are_kept():
-    assert KEY.encode() not in b"".join(Keys([KEY])._hashes)
+    keys = Keys([KEY])
+    assert KEY.encode() not in b"".join(keys._hashes)
+    assert keys.name(KEY) not in {keys._hashes[0].hex()[:32], KEY}
+
+
+def test_prefixes_are_shared_by_requests_of_one_key_and_salt():
+    engine, salts = FakeEngine(), []
+    with running(engine, keys=Keys([KEY, OTHER])) as server:
+        for key, salt in [(KEY, None), (KEY, None), (OTHER, None), (KEY, "s"), (OTHER, "s")]:
+            body = BODY | {"cache_salt": salt}
+            headers = {"authorization": f"Bearer {key}"}
+            assert server.http.post("/v1/completions", json=body, headers=headers).is_success
+            salts.append(engine.params[-1].cache_salt)
+        body = BODY | {"prompt": "ab", "echo": True, "logprobs": 0}
+        headers = {"authorization": f"Bearer {KEY}"}
+        assert server.http.post("/v1/completions", json=body, headers=headers).is_success
+        assert [params.cache_salt for params in engine.params[-2:]] == [salts[0]] * 2  # its score
+    assert salts[0] == salts[1] and len(set(salts)) == 4 and not any(KEY in s for s in salts)
+
+
+def test_without_keys_all_prefixes_are_shared(server, engine):
+    for asked, salt in (({}, None), ({"cache_salt": "s"}, "/s")):
+        assert server.post("/v1/completions", **BODY, **asked).is_success
+        assert engine.params[-1].cache_salt == salt
 
 
 @pytest.mark.parametrize("content, problem", [
@@ -68,7 +92,7 @@ def test_files_of_keys(tmp_path, content, problem):
         access.read_keys("--api_key_file=keys", str(path))
     path.write_text(f"# ours\n{KEY}\n\n  {OTHER}  \n")
     keys = access.read_keys("--api_key_file=keys", str(path))
-    assert keys.has(KEY) and keys.has(OTHER) and not keys.has("# ours")
+    assert keys.name(KEY) and keys.name(OTHER) and not keys.name("# ours")
 
 
 @pytest.mark.parametrize("host, status", [

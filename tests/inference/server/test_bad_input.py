@@ -56,6 +56,7 @@ BOTH = {
     "seed": ([0, -BIG, BIG - 1], [BIG, -BIG - 1, 1.5, "1", 2**70]),
     "priority": ([-(2**31), 2**31 - 1], [2**31, 2**70, "x"]),
     "speculate": ([True, False], ["no"]),
+    "cache_salt": (["s", "s" * 256], ["", "s" * 257, 3, ["s"]]),
     "stream": ([False], ["yes", 1]),
     "stream_options": ([], [{"include_usage": True}, {}, "x"]),
     "user": (["u" * 512], ["u" * 513, 3]),
