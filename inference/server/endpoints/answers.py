@@ -100,13 +100,13 @@ class Answers:
             except (EngineLost, RequestRefused, DeadlinePassed) as error:
                 raise told(error) from None
 
-    async def scores(self) -> list[list[Token]]:
-        """Each prompt's tokens with log-probabilities; the first has none.
+    async def scores(self, most: int) -> list[list[Token]]:
+        """Each prompt's tokens with log-probabilities and so many alternatives; the first has none.
 
         Raises:
             ApiError: as `pieces`.
         """
-        most, found = self._num_top_logprobs, [_unscored(prompt.tokens) for prompt in self.prompts]
+        found = [_unscored(prompt.tokens) for prompt in self.prompts]
         service = self._service
         service.check_ready()
         service.check_room(len(self.prompts))

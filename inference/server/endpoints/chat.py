@@ -62,7 +62,11 @@ class Chat:
             if self._request.return_token_ids:
                 choice.token_ids = [*(choice.token_ids or ()), *piece.token_ids]
             choice.finish_reason, choice.stop_reason = piece.finish_reason, piece.stop_reason
-        return whole(self._header.answer(choices, self._answers.usage))
+        answer = self._header.answer(choices, self._answers.usage)
+        if self._request.prompt_logprobs is not None:
+            (own,) = await self._answers.scores(self._request.prompt_logprobs)
+            answer.prompt_logprobs = logprobs.prompt_shape(self._service.texts.tokenizer, own)
+        return whole(answer)
 
     async def events(self) -> Events:
         """The same as it comes; the role with the first token, and not before.

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from inference.server.endpoints.answer import Header, whole
 from inference.server.endpoints.answers import Answers, Piece, Prompt
-from inference.server.protocol import parse, sampling
+from inference.server.protocol import logprobs, parse, sampling
 from inference.server.protocol.fields import CompletionRequest
 from inference.server.protocol.logprobs import CompletionShape
 from inference.server.protocol.responses import CompletionChoice
@@ -59,6 +59,11 @@ class Completions:
         """
         choices = [CompletionChoice(index, "") for index in range(self._num_answers)]
         tokens: list[list] = [[] for _ in choices]
+        if self._request.prompt_logprobs is not None:
+            scores = await self._answers.scores(self._request.prompt_logprobs)
+            for choice in choices:
+                own, texts = scores[choice.index // self._num_each], self._service.texts
+                choice.prompt_logprobs = logprobs.prompt_shape(texts.tokenizer, own)
         async for piece in self._pieces():
             choice = choices[piece.index]
             choice.text += piece.text
@@ -100,7 +105,7 @@ class Completions:
         request, answers = self._request, self._answers
         scores: list = [() for _ in answers.prompts]
         if request.echo and request.logprobs is not None:
-            scores = await answers.scores()
+            scores = await answers.scores(request.logprobs)
         is_over = not answers.prompts[0].params.max_new_tokens
         for index in range(self._num_answers if request.echo or is_over else 0):
             nth = index // self._num_each

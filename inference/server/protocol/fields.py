@@ -87,6 +87,7 @@ class Sampling(Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
@@ -167,7 +168,7 @@ class DetokenizeRequest(Struct, kw_only=True):
 # Fields that change what an answer is and that nobody here would obey: ignoring them misleads.
 REFUSED = (
     *("functions", "function_call", "guided_json", "guided_regex"),
-    *("guided_choice", "guided_grammar", "prompt_embeds", "prompt_logprobs", "use_beam_search"),
+    *("guided_choice", "guided_grammar", "prompt_embeds", "use_beam_search"),
     *("chat_template", "chat_template_kwargs", "continue_final_message", "modalities", "audio"),
     *("web_search_options", "bad_words", "truncate_prompt_tokens"),
 )

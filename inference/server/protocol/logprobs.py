@@ -9,6 +9,8 @@ from inference.server.protocol.responses import (
     ChatLogprobs,
     ChatToken,
     CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
 )
 from inference.text.tokenizer import Tokenizer
 
@@ -78,3 +80,20 @@ def chat_shape(tokenizer: Tokenizer, each: Sequence[Token]) -> ChatLogprobs:
             for id, logprob, (ids, values) in each
         ]
     )
+
+
+def prompt_shape(tokenizer: Tokenizer, each: Sequence[Token]) -> PromptLogprobs:
+    """Those of a prompt, as vLLM has them."""
+
+    def found(id: int, logprob: float, rank: int | None) -> PromptLogprob:
+        return PromptLogprob(max(logprob, _LOWEST), rank, spelled(tokenizer, id))
+
+    whole: PromptLogprobs = []
+    for id, logprob, (ids, values) in each:
+        if logprob is None:
+            whole.append(None)
+            continue
+        tops = enumerate(zip(ids, values, strict=True), 1)
+        ranked = {str(other): found(other, value, rank) for rank, (other, value) in tops}
+        whole.append({str(id): found(id, logprob, None)} | ranked)
+    return whole

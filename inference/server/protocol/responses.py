@@ -29,6 +29,20 @@ class CompletionLogprobs(Struct):
     top_logprobs: list[dict[str, float] | None]
 
 
+class PromptLogprob(Struct):
+    """Of a token that stands, or could stand, at one place of a prompt; `rank` 1 is the most
+    likely, and null lies behind those that were asked for.
+    """
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+# By token ids, of each token of a prompt but the first.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
 class CompletionChoice(Struct):
     """An answer, or what is new of one."""
 
@@ -39,6 +53,7 @@ class CompletionChoice(Struct):
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Alternative(Struct):
@@ -111,6 +126,7 @@ class Answer(Struct):
     choices: list[Any]
     usage: Usage | None | UnsetType = UNSET
     system_fingerprint: str | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET  # of chats; completions have them by choice
 
 
 class Completion(Answer):

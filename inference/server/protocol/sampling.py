@@ -168,6 +168,10 @@ def _check(request: Sampling, facts: Loaded) -> None:
 
     if request.stream_options is not None and not request.stream:
         refuse("stream_options", "goes with stream=true")
+    if request.prompt_logprobs is not None and request.stream:
+        refuse("prompt_logprobs", "cannot be streamed")
+    if (request.prompt_logprobs or 0) > facts.max_top_logprobs:
+        refuse("prompt_logprobs", f"is at most {facts.max_top_logprobs} on this server")
     for param in ("stop_token_ids", "allowed_token_ids"):
         if any(id >= facts.vocab_size for id in getattr(request, param) or ()):
             refuse(param, f"holds token ids below {facts.vocab_size}")

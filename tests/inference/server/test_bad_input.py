@@ -80,6 +80,7 @@ BOTH = {
          {"json": {"type": "array", "uniqueItems": True}}, {"regex": "a" * 70_000}],
     ),
     "return_token_ids": ([True], ["x"]),
+    "prompt_logprobs": ([0, 20, None], [-1, 21, "x", True]),
     "include_stop_str_in_output": ([True], [0]),
     "chat_template": ([None, ""], ["{{ x }}"]),
     "guided_json": ([None], [{"type": "object"}]),
@@ -176,6 +177,7 @@ def test_what_the_engine_refuses_is_an_answer_and_no_stream(server, asked):
 def test_some_fields_go_together(server):
     for asked, param in [
         ({"best_of": 2, "stream": True}, "best_of"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"n": 3, "best_of": 2}, "n"),
         ({"min_tokens": 3, "max_tokens": 2}, "min_tokens"),
         ({"min_tokens": 3, "max_tokens": 3, "stop": "a"}, "stop"),

@@ -200,3 +200,22 @@ def test_a_seed_gives_the_same_answers(server):
     asked = {"prompt": "a", "temperature": 1, "seed": 4, "n": MAX_SEQS, "max_tokens": 20}
     first, second = (answered(server.post(TEXT, **asked))["choices"] for _ in range(2))
     assert first == second and len({choice["text"] for choice in first}) == MAX_SEQS
+
+
+def test_log_probabilities_of_prompts(server):
+    asked = {"max_tokens": 2, "prompt_logprobs": 2, "n": 2}
+    given = answered(server.post(TEXT, prompt=["Hi", "a"], **asked))
+    first, second, third, _ = (choice["prompt_logprobs"] for choice in given["choices"])
+    assert first == second == [
+        None,
+        {"105": {"logprob": -0.5, "rank": 1, "decoded_token": "i"},
+         "106": {"logprob": -1.5, "rank": 2, "decoded_token": "j"}},
+    ]  # fmt: skip
+    assert third == [None]
+    alone = answered(server.post(TEXT, prompt="Hi", max_tokens=0, prompt_logprobs=0))
+    assert alone["choices"][0]["prompt_logprobs"][1] == {
+        "105": {"logprob": -0.5, "rank": None, "decoded_token": "i"}
+    }
+    messages = [{"role": "user", "content": "Hi"}]
+    chat = answered(server.post("/v1/chat/completions", messages=messages, prompt_logprobs=1))
+    assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
