@@ -57,7 +57,7 @@ async def _posted(service: Service, request: Request, operation: Operation) -> R
     assert operation.body is not None
     parsed = parse.parse(data, operation.body)
     working = asyncio.ensure_future(operation.work(service, parsed.request, request.scope[CLIENT]))
-    leaving = asyncio.ensure_future(body.gone(request))
+    leaving = asyncio.ensure_future(body.gone(request.receive))
     try:
         await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
         if not working.done():

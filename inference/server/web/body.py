@@ -3,6 +3,7 @@
 import asyncio
 
 from starlette.requests import Request
+from starlette.types import Receive
 
 from inference.server.protocol.errors import ApiError
 
@@ -36,7 +37,7 @@ async def read(request: Request, max_bytes: int, max_s: float) -> bytes:
     return b"".join(parts)
 
 
-async def gone(request: Request) -> None:
+async def gone(receive: Receive) -> None:
     """Returns when the client has left, its body being read."""
-    while (await request.receive())["type"] != "http.disconnect":
+    while (await receive())["type"] != "http.disconnect":
         pass

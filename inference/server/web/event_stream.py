@@ -1,12 +1,13 @@
 """Server-sent events: an answer as it comes."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
+from inference.server.web.body import gone
 
 DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": keep-alive\n\n"
@@ -66,7 +67,7 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": data, "more_body": True})
 
         pump = asyncio.create_task(self._pump(put))
-        others = [asyncio.create_task(self._keep(put)), asyncio.create_task(_gone(receive))]
+        others = [asyncio.create_task(self._keep(put)), asyncio.create_task(gone(receive))]
         try:
             await asyncio.wait([pump, *others], return_when=asyncio.FIRST_COMPLETED)
             if not pump.done():
@@ -92,9 +93,3 @@ class EventStream(Response):
             await asyncio.sleep(max(0.0, self._sent_at + self._idle_s - time.monotonic()))
             if time.monotonic() - self._sent_at >= self._idle_s:
                 await put(_KEEP_ALIVE)
-
-
-async def _gone(receive: Receive) -> None:
-    with contextlib.suppress(OSError):
-        while (await receive())["type"] != "http.disconnect":
-            pass
