@@ -41,13 +41,16 @@ IS_NEW_ENOUGH = -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ridgeli
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help run small-model test test-long test-sanitized check test-py312 test-aot test-aarch64 device golden wheel lock clean
+.PHONY: help run serve small-model test test-long test-sanitized check test-py312 test-aot test-aarch64 device golden wheel lock clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 run: .venv/.core  ## install, fetch the default model, answer a prompt (MODEL=..., PROMPT=...)
 	@.venv/bin/python -m scripts.generate --model=$(MODEL) $(CHAT) --prompt="$$PROMPT"
+
+serve: .venv/.serve  ## serve the default model to OpenAI's clients at http://127.0.0.1:8000/v1 (MODEL=...)
+	@.venv/bin/python -m scripts.serve --model=$(MODEL) --nowarm_up
 
 small-model: .venv/.core  ## train the small model and its draft, for half an hour; what is there is kept
 	.venv/bin/python -m scripts.train --task=lm
@@ -121,7 +124,8 @@ wheel: .venv/.core .venv-zig/.ready  ## wheels with the CPU kernels inside, into
 
 lock: .venv-lock/.uv  ## rewrite the hashed locks from pyproject.toml
 	$(COMPILE) -o requirements.lock
-	$(COMPILE) --extra test -c requirements.lock -o requirements-test.lock
+	$(COMPILE) --extra serve -c requirements.lock -o requirements-serve.lock
+	$(COMPILE) --extra serve --extra test -c requirements-serve.lock -o requirements-test.lock
 
 clean:  ## remove everything that make created
 	rm -rf .venv .venv312 .venv-aot-* .venv-golden .venv-lock .venv-zig .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -136,6 +140,11 @@ clean:  ## remove everything that make created
 .venv/.core: requirements.lock .venv/.python
 	@echo "installing the locked dependencies into .venv (once, a minute or two)"
 	.venv/bin/python $(LOCKED) -r requirements.lock
+	@touch $@
+
+.venv/.serve: requirements-serve.lock .venv/.python
+	@echo "installing the locked dependencies of the server into .venv (once, a minute or two)"
+	.venv/bin/python $(LOCKED) -r requirements-serve.lock
 	@touch $@
 
 .venv/.test: requirements-test.lock .venv/.python

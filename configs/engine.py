@@ -66,6 +66,7 @@ class EngineConfig:
         top_logprobs: alternatives reported beside each sampled or scored token.
         prompt_budgets: requests may ask for it that only some pages of their prompts stay cached.
         penalties: tokens are counted, which repetition, presence and frequency penalties need.
+        grammars: requests may say by a grammar which tokens may follow which.
         policy: when waiting requests may start. 'continuous': as soon as a slot and pages are free;
             'static': when a full batch waits, which then runs to its end; 'dynamic': the same, or
             when the first of them has waited `max_wait_s`.
@@ -123,6 +124,7 @@ class EngineConfig:
     top_logprobs: int = 0
     prompt_budgets: bool = False
     penalties: bool = False
+    grammars: bool = False
     policy: str = "continuous"
     max_wait_s: float = 0.05
     chunked_prefill: bool = True
@@ -326,6 +328,7 @@ class Config:
         own = self.prefill
         engine = dataclasses.replace(
             self.engine.without_drafts(), chunked_prefill=True, overcommit=True, penalties=False,
+            grammars=False,
             max_seqs=self.engine.max_seqs if own.max_seqs is None else own.max_seqs,
             cache_bytes=self.engine.cache_bytes if own.cache_bytes is None else own.cache_bytes,
         )  # fmt: skip
@@ -395,8 +398,7 @@ class Config:
     @property
     def page_columns(self) -> int:
         """P, entries of a device page table: the longest sequence, in whole blocks of attention."""
-        blocks = -(-self.max_context // BLOCK_TOKENS)
-        return blocks * (BLOCK_TOKENS // self.device_page_tokens)
+        return -(-self.max_context // BLOCK_TOKENS) * (BLOCK_TOKENS // self.device_page_tokens)
 
     def peak_pages(self, num_tokens: int) -> tuple[int, ...]:
         """Most pages of each group that one sequence has at once until it has `num_tokens`."""
@@ -404,8 +406,7 @@ class Config:
         uncertain = engine.num_drafts * (2 if engine.proposer else 1)  # in flight, and next
         step = max(engine.chunk_tokens * max(engine.prefill_chunks), 1 + uncertain)
         step += OBSERVED_TOKENS * engine.prompt_budgets
-        groups = self.cached_model.page_groups
-        return tuple(group.peak_pages(num_tokens, step, page) for group in groups)
+        return tuple(g.peak_pages(num_tokens, step, page) for g in self.cached_model.page_groups)
 
     @property
     def _page_bytes(self) -> list[int]:

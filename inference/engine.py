@@ -40,6 +40,7 @@ from inference.text.tokenizer import MissingTokenizer, Tokenizer
 from layers.params import Params
 from sharding import hosts
 
+Prompt = str | Items[int]  # a text or token ids
 _MAX_FAILED_STEPS = 2  # in a row: then the failure is not a passing one
 
 
@@ -71,7 +72,7 @@ class Engine:
         self._memory = DeviceMemory(self.model_runner, self._prefill)
         self.tokenizer = tokenizer
         self.eos_ids = frozenset(eos_ids)
-        self._input_processor = InputProcessor(config, tokenizer, self.eos_ids, why_no_text)
+        self.input_processor = InputProcessor(config, tokenizer, self.eos_ids, why_no_text)
         self.scheduler = Scheduler(config, *cache_policy.of_caches(config))
         if config.engine.adapt_drafts:
             self.scheduler.draft_policy = AdaptiveDrafts(config.engine)
@@ -155,17 +156,16 @@ class Engine:
         made._declared = checkpoint.config
         return made
 
-    def add_request(self, prompt: str | Items[int], params: SamplingParams) -> int:
-        """Queues a prompt (text or token ids) and returns the request's id.
+    def add_request(self, prompt: Prompt, params: SamplingParams, output: Items[int] = ()) -> int:
+        """Queues a prompt, of whose one answer `output` is known; returns the request's id.
 
         Raises:
-            InputError: the prompt is empty or too long, or asks for what this engine was not built
-                for.
+            InputError: it is empty or too long, or asks for what this engine was not built for.
         """
         self._check_awake()
-        tokens = self._input_processor.encode(prompt)
-        hosts.current().tell("add_request", tokens, dataclasses.asdict(params))
-        sequences = self._input_processor.sequences(tokens, params)
+        tokens = self.input_processor.encode(prompt)
+        hosts.current().tell("add_request", tokens, dataclasses.asdict(params), [*output])
+        sequences = self.input_processor.sequences(tokens, params, output)
         for sequence in sequences:
             self.scheduler.add(sequence)
         if self._prefill:
@@ -191,7 +191,7 @@ class Engine:
                 f"request {id} has generated {parent.num_output_tokens} tokens: a fork's "
                 f"max_new_tokens is more, not {params.max_new_tokens}"
             )
-        child = self._input_processor.continuation(parent, params)
+        child = self.input_processor.continuation(parent, params)
         request = self._state([child])
         self.scheduler.fork(parent, child)
         return self._register(request)
@@ -368,7 +368,7 @@ class Engine:
 
     def generate(
         self,
-        prompts: Items[str | Items[int]],
+        prompts: Items[Prompt],
         params: SamplingParams | Items[SamplingParams] = SamplingParams(),
         on_output: Callable[[RequestOutput], None] = lambda output: None,
     ) -> list[Completion]:
@@ -382,7 +382,7 @@ class Engine:
 
     def as_completed(
         self,
-        prompts: Items[str | Items[int]],
+        prompts: Items[Prompt],
         params: SamplingParams | Items[SamplingParams] = SamplingParams(),
         on_output: Callable[[RequestOutput], None] = lambda output: None,
     ) -> Iterator[tuple[int, Completion]]:
@@ -407,7 +407,7 @@ class Engine:
                     self._run_step()
 
     def stream(
-        self, prompt: str | Items[int], params: SamplingParams = SamplingParams()
+        self, prompt: Prompt, params: SamplingParams = SamplingParams()
     ) -> Iterator[RequestOutput]:
         """Continues one prompt, yielding its outputs; leaving the loop early aborts it. Several
         streams may be read in turn.
@@ -419,7 +419,7 @@ class Engine:
                 while unread:
                     yield unread.popleft()
 
-    def score(self, texts: Items[str | Items[int]]) -> list[Score]:
+    def score(self, texts: Items[Prompt]) -> list[Score]:
         """Log-probability of every token of each text, computed in blocks: never all logits at
         once.
 
@@ -440,7 +440,7 @@ class Engine:
 
     @contextmanager
     def _added(
-        self, prompts: Items[str | Items[int]], params: Items[SamplingParams]
+        self, prompts: Items[Prompt], params: Items[SamplingParams]
     ) -> Iterator[tuple[list[RequestState], deque[RequestOutput]]]:
         """Queues all of them or none; none outlives the block. With them comes where their outputs
         are read.

@@ -29,9 +29,9 @@ def follow(engine: Engine) -> None:
     for order, arguments in hosts.current().orders():
         match order:
             case "add_request":
-                tokens, params = arguments
+                tokens, params, output = arguments
                 with refused:
-                    engine.add_request(tokens, _params(params))
+                    engine.add_request(tokens, _params(params), output)
             case "fork":
                 id, params = arguments
                 with refused:

@@ -1,6 +1,8 @@
 """Prompts and sampling parameters become sequences, checked against what the engine can do."""
 
 import dataclasses
+import functools
+import math
 import operator
 from collections.abc import Sequence as Tokens
 
@@ -9,9 +11,9 @@ import numpy as np
 from configs.engine import Config
 from configs.errors import InputError, shown
 from inference.kv_pages import prompt_pages
-from inference.request import SamplingParams
-from inference.sampling import parameters
+from inference.request import MAX_BIASES, SamplingParams
 from inference.scheduling.sequence import Sequence, cache_key, derived_seed
+from inference.text.grammar import Grammars
 from inference.text.tokenizer import Tokenizer
 from sharding import hosts
 
@@ -67,10 +69,8 @@ class InputProcessor:
             banned |= {*params.stop_ids, *(() if params.ignore_eos else self._eos_ids)}
         if all(token in banned for token in allowed):
             raise InputError("every token is banned: allow one (min_tokens bans all end tokens)")
-        if len(params.logit_bias) > parameters.NUM_BIAS:
-            raise InputError(
-                f"at most {parameters.NUM_BIAS} logit biases, not {len(params.logit_bias)}"
-            )
+        if len(params.logit_bias) > MAX_BIASES:
+            raise InputError(f"at most {MAX_BIASES} logit biases, not {len(params.logit_bias)}")
         if params.needs_counts and not self._config.engine.penalties:
             raise InputError("penalties need an engine built with engine.penalties=true")
         if params.prompt_budget is not None and not self._config.engine.prompt_budgets:
@@ -82,6 +82,23 @@ class InputProcessor:
             value = getattr(params, name) or 0
             if value > most:
                 raise InputError(f"{name} is at most engine.max_seqs={most}, not {shown(value)}")
+
+    @functools.cached_property
+    def _grammars(self) -> Grammars:
+        if not self._config.engine.grammars:
+            raise InputError("a grammar needs an engine built with engine.grammars=true")
+        if self._tokenizer is None:
+            raise InputError("a grammar needs a tokenizer")
+        return Grammars(self._tokenizer, self._eos_ids)
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Does what takes long of a request beforehand, in whatever thread.
+
+        Raises:
+            InputError: its grammar cannot be compiled.
+        """
+        if params.grammar is not None:
+            self._grammars.start(params.grammar)
 
     def _check_seed(self, params: SamplingParams) -> None:
         """What a request asks for; its answers have seeds of their own."""
@@ -104,16 +121,27 @@ class InputProcessor:
                 f"{self._config.engine.top_logprobs}"
             )
 
-    def sequences(self, tokens: list[int], params: SamplingParams) -> list[Sequence]:
+    def sequences(
+        self, tokens: list[int], params: SamplingParams, output: Tokens[int] = ()
+    ) -> list[Sequence]:
         """A new request's sequences: one a sample, the first of which computes the prompt for all;
         or the one that a beam search begins with, whose further beams take the ids that follow its
-        own.
+        own. `output` is the beginning of the one answer, generated before; its log-probabilities
+        are not known.
 
         Raises:
             InputError: the engine cannot serve it: the message says why.
         """
         self._check_seed(params)
-        first = self._sequence(tokens, len(tokens), params)
+        if output and (params.num_running > 1 or len(output) >= params.max_new_tokens):
+            raise InputError(
+                f"{len(output)} tokens of an output go with n=1 and more max_new_tokens, not "
+                f"{params.max_new_tokens}"
+            )
+        first = self._sequence([*tokens, *output], len(tokens), params)
+        first.logprobs = [math.nan] * len(output)
+        if self._config.engine.top_logprobs:
+            first.top_logprobs = [((), ())] * len(output)
         self._check_beams(first)
         sequences, num_siblings = [first], params.num_samples - 1
         if params.beam_width:
@@ -140,6 +168,8 @@ class InputProcessor:
             raise InputError(
                 "a fork and what it is forked from keep their prompt: leave prompt_budget out"
             )
+        if params.cache_salt != parent.params.cache_salt:
+            raise InputError("a fork has the cache_salt of what it is forked from")
         child = self._sequence(list(parent.tokens), parent.num_prompt_tokens, params)
         child.logprobs, child.top_logprobs = list(parent.logprobs), list(parent.top_logprobs)
         child.params_versions = parent.params_versions
@@ -155,6 +185,9 @@ class InputProcessor:
         if seed is None:
             seed = hosts.current().broadcast(int(self._seeds.integers(2**63)))
         eos_ids = frozenset() if params.ignore_eos else self._eos_ids
+        grammar = None
+        if params.grammar is not None and params.max_new_tokens:
+            grammar = self._grammars.start(params.grammar, tokens[num_prompt_tokens:])
         engine = self._config.engine
         proposes = engine.proposer is not None
         num_excess_tokens = prompt_pages.num_excess_tokens(
@@ -162,7 +195,9 @@ class InputProcessor:
         )
         return Sequence(
             self._next_id, params, tokens, num_prompt_tokens, eos_ids, seed,
-            speculates=proposes and params.speculate and not params.beam_width,
-            needs_commit=engine.num_drafts > 0 and not proposes, arrival_s=hosts.current().now(),
-            cache_key=cache_key(engine, self._next_id), num_excess_tokens=num_excess_tokens,
+            speculates=proposes and params.speculate and not params.beam_width and grammar is None,
+            needs_commit=(engine.num_drafts > 0 and not proposes) or grammar is not None,
+            grammar=grammar, arrival_s=hosts.current().now(),
+            cache_key=cache_key(engine, self._next_id, params.cache_salt),
+            num_excess_tokens=num_excess_tokens,
         )  # fmt: skip

@@ -52,6 +52,12 @@ class RequestOutput:
 
     Of several sequences each has outputs of its own, with its `index`: those of `n` as they come,
     those of `best_of` and of a beam search once, whole and best first, when the request ends.
+
+    Attributes:
+        logprobs, top_logprobs: of each of `token_ids`; where a prompt is scored, of each of its
+            tokens after the first. The latter are empty in an engine without `top_logprobs`.
+        stopped_by: the request's stop string, or its stop token, that ended it.
+        num_cached_tokens: of the prompt, whose pages were there already.
     """
 
     id: int
@@ -60,6 +66,10 @@ class RequestOutput:
     finish_reason: str | None
     index: int = 0
     params_versions: tuple[int, ...] = ()
+    logprobs: Sequence[float] = ()
+    top_logprobs: Sequence[Alternatives] = ()
+    stopped_by: str | int | None = None
+    num_cached_tokens: int = 0
 
 
 def alternatives(tops: list[Alternatives]) -> list[dict[int, float]]:

@@ -10,6 +10,7 @@ from typing import Any
 from configs.errors import InputError, shown
 
 MAX_STOP_IDS = 16
+MAX_BIASES = 32  # entries of a logit bias
 
 _Reader = Callable[[str, Any], Any]  # (name, value) of a field -> the value as it is kept
 
@@ -61,6 +62,12 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise InputError(f"{name} {shown(text)} can never match: it has no UTF-8 form")
     return texts
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise InputError(f"{name} is a text of at least one character, not {shown(value)}")
+    return value
 
 
 def _ids(name: str, value: Any) -> tuple[int, ...]:
@@ -116,6 +123,8 @@ _READERS: dict[str, _Reader] = {
     "early_stopping": _switch,
     "speculate": _switch,
     "prompt_budget": _or(None, _number(int, 1)),
+    "grammar": _or(None, _text),
+    "cache_salt": _or(None, _text),
 }
 
 
@@ -155,6 +164,9 @@ class SamplingParams:
         prompt_budget: tokens of the prompt that stay cached, in whole pages, once it is computed
             but for its last token: those that its end attends to most (SnapKV, Li et al. 2024,
             arXiv 2404.14469). A lossy choice; None keeps all.
+        grammar: what the whole text has to be, as `inference/text/grammar.py` writes it.
+        cache_salt: only requests of the same find each other's cached prefixes, which a shorter
+            time to the first token would give away.
     """
 
     max_new_tokens: int = 128
@@ -181,6 +193,8 @@ class SamplingParams:
     early_stopping: bool = False
     speculate: bool = True
     prompt_budget: int | None = None
+    grammar: str | None = None
+    cache_salt: str | None = None
 
     def __post_init__(self) -> None:
         for name, read in _READERS.items():
@@ -202,7 +216,7 @@ class SamplingParams:
             if not self.is_greedy or self.stop or self.best_of is not None:
                 raise InputError(
                     "beam_width takes no temperature, penalties, biases, min_tokens, allowed_ids, "
-                    "banned_ids, stop strings or best_of: leave those at their defaults"
+                    "banned_ids, grammar, stop strings or best_of: leave those at their defaults"
                 )
             if self.n > self.beam_width:
                 raise InputError(f"n is at most beam_width={self.beam_width}, not {shown(self.n)}")
@@ -210,6 +224,8 @@ class SamplingParams:
             raise InputError(f"n is at most best_of={self.best_of}, not {shown(self.n)}")
         if not self.max_new_tokens and (self.beam_width or self.num_samples > 1):
             raise InputError("a prompt that is scored (max_new_tokens=0) has no answers: leave n=1")
+        if self.grammar is not None and self.ignore_eos:
+            raise InputError("ignore_eos and a grammar, which ends a text, exclude each other")
         if not self.max_new_tokens and self.prompt_budget is not None:
             raise InputError("a prompt that is scored is read whole: leave prompt_budget out")
 
@@ -236,4 +252,5 @@ class SamplingParams:
             and not self.needs_counts
             and not (self.logit_bias or self.banned_ids or self.min_tokens)
             and self.allowed_ids is None
+            and self.grammar is None
         )

@@ -36,6 +36,7 @@ class RequestState:
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._detokenizers: dict[int, Detokenizer] = {}  # by the id of the sequence
+        self._num_told = {one.id: one.num_output_tokens for one in sequences}  # of its tokens
         if tokenizer is not None:
             for sequence in sequences:
                 own = Detokenizer(tokenizer, params.stop, params.min_tokens)
@@ -54,12 +55,7 @@ class RequestState:
             text = self._new_text(sequence, tokens)
             if decisions := self.group.decide():
                 self._scheduler.apply(decisions)
-            reason = sequence.finish_reason
-            output = RequestOutput(
-                sequence.id, tokens, text, reason and reason.value,
-                params_versions=sequence.params_versions,
-            )  # fmt: skip
-            outputs = self.group.add(output)
+            outputs = self.group.add(self._output(sequence, tokens, text))
         except Exception:
             logging.getLogger(__name__).exception("request %d ends with an error", self.group.id)
             self.finish(FinishReason.ERROR)
@@ -70,6 +66,28 @@ class RequestState:
         """Ends all of its sequences."""
         for sequence in self.group.sequences:
             self._scheduler.finish(sequence, reason)
+
+    def _output(self, sequence: Sequence, tokens: list[int], text: str) -> RequestOutput:
+        """What is new of one sequence."""
+        reason = sequence.finish_reason
+        logprobs, tops = sequence.prompt_logprobs, sequence.prompt_top_logprobs
+        if not sequence.scores:
+            start = self._num_told.get(sequence.id, 0)  # beams have none; they are told as a whole
+            self._num_told[sequence.id] = end = start + len(tokens)
+            logprobs, tops = sequence.logprobs[start:end], sequence.top_logprobs[start:end]
+        return RequestOutput(
+            sequence.id, tokens, text, reason and reason.value, 0, sequence.params_versions,
+            logprobs, tops, self._stopped_by(sequence, tokens),
+            min(sequence.num_cached_tokens, sequence.num_prompt_tokens),
+        )  # fmt: skip
+
+    def _stopped_by(self, sequence: Sequence, tokens: list[int]) -> str | int | None:
+        """The request's own string or token that ended it."""
+        detokenizer = self._detokenizers.get(sequence.id)
+        if detokenizer is not None and detokenizer.stopped is not None:
+            return detokenizer.stopped
+        is_own = bool(tokens) and tokens[-1] in sequence.params.stop_ids
+        return tokens[-1] if is_own and sequence.finish_reason is FinishReason.STOP else None
 
     def _new_text(self, sequence: Sequence, tokens: list[int]) -> str:
         """Text of new tokens, as far as it is certain; a stop string ends the sequence."""

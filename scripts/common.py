@@ -337,12 +337,14 @@ def executables() -> Path | None:
     return folder
 
 
-def warm_up(engine: Any, label: str = "compiling steps") -> float:
-    """Compiles every shape, with a progress bar; the seconds it took."""
+def warm_up(engine: Any, label: str = "compiling steps", seals: bool = True) -> float:
+    """Compiles every shape, with a progress bar; the seconds it took. `seals` as `Engine.warm_up`
+    takes it.
+    """
     shapes, done = engine.scheduler.shapes, itertools.count(1)
     start = time.perf_counter()
     with bars() as progress:
-        engine.warm_up(lambda: progress(next(done), len(shapes), label))
+        engine.warm_up(lambda: progress(next(done), len(shapes), label), seals)
     return time.perf_counter() - start
 
 

@@ -5,6 +5,7 @@ from scripts import interrupts
 # isort: split
 import dataclasses
 import itertools
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from absl import flags
 
 from configs.engine import Config
-from configs.errors import InputError
+from configs.errors import InputError, reason
 from inference.files import resumable_results
 from inference.files.resumable_results import ResumableResults
 from inference.outputs import RequestOutput
@@ -35,6 +36,9 @@ _OVERWRITE = flags.DEFINE_bool(
 )
 _CHAT = flags.DEFINE_bool("chat", False, "A prompt is a user's message: apply the chat template.")
 _NAIVE = flags.DEFINE_bool("naive", False, "Decode without a cache: slow, and an oracle.")
+_JSON_SCHEMA = flags.DEFINE_string(
+    "json_schema", None, "File with a JSON schema that every answer follows."
+)
 _LOGPROBS = flags.DEFINE_integer("logprobs", None, "Report log-probabilities and K alternatives.")
 flags.adopt_module_key_flags(host_flags)
 flags.adopt_module_key_flags(output_flag)
@@ -117,6 +121,8 @@ def _read_requests() -> list[Prompt]:
     if _OVERWRITE.value and _OUTPUT.value is None:
         raise InputError("--overwrite starts an --output over: give that as well")
     params = sampling_flags.read()
+    if _JSON_SCHEMA.value is not None:
+        params = dataclasses.replace(params, grammar=_read_schema(_JSON_SCHEMA.value))
     if _LOGPROBS.value is not None and not 0 <= _LOGPROBS.value <= 20:
         raise InputError(f"--logprobs is between 0 and 20, not {_LOGPROBS.value}")
     if bool(_PROMPT.value) == bool(_INPUT.value):
@@ -127,12 +133,12 @@ def _read_requests() -> list[Prompt]:
         requests = prompts.from_file(_INPUT.value, params)
     if _NAIVE.value and (
         _OUTPUT.value or _LOGPROBS.value or params.stop or params.needs_counts
-        or params.num_running > 1 or params.prompt_budget is not None
+        or params.num_running > 1 or params.prompt_budget is not None or params.grammar
         or any(request.params != params for request in requests)
     ):  # fmt: skip
         raise InputError(
             "--naive takes no --output, --stop, penalties, alternatives (--logprobs=0), several "
-            "answers, --prompt_budget or sampling of a line"
+            "answers, --prompt_budget, --json_schema or sampling of a line"
         )
     if _CHAT.value:
         requests = [prompts.as_message(request) for request in requests]
@@ -141,6 +147,21 @@ def _read_requests() -> list[Prompt]:
     if not all(request.messages for request in requests):
         raise InputError("--template is for messages: give --chat, or messages instead of prompts")
     return [prompts.with_template(request, sampling_flags.TEMPLATE.value) for request in requests]
+
+
+def _read_schema(name: str) -> str:
+    """The grammar of a file's JSON schema."""
+    from inference.text import grammar
+
+    if not grammar.is_available():
+        raise InputError("--json_schema needs llguidance: pip install 'ridgeline[serve]'")
+    try:
+        schema = json.loads(Path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"--json_schema={name}: {reason(error)}") from None
+    if not isinstance(schema, dict):
+        raise InputError(f"--json_schema={name} holds no JSON object")
+    return grammar.of_json_schema(schema)
 
 
 def _num_slots(requests: Sequence[Prompt]) -> int:

@@ -33,7 +33,7 @@ ROOMS = (
     *("files", "request", "outputs", "text", "kv_pages", "scheduling", "sampling"),
     *("speculation", "runtime", "checkpoints", "new_weights", "planner", "input_processor"),
     *("request_state", "params_versions", "prefill_worker", "device_memory", "engine", "follower"),
-    *("training", "quantize", "benchmark"),
+    *("training", "quantize", "benchmark", "server"),
 )
 
 # These receive a sampler as an argument, so that each can be used without an engine.
@@ -413,11 +413,18 @@ def normalized(requirement: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "lock, extra", [("requirements.lock", ""), ("requirements-test.lock", "test")]
+    "lock, extras",
+    [
+        ("requirements.lock", ()),
+        ("requirements-serve.lock", ("serve",)),
+        ("requirements-test.lock", ("serve", "test")),
+    ],
 )
-def test_the_lock_holds_what_is_declared(lock, extra):
+def test_the_lock_holds_what_is_declared(lock, extras):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    declared = project["dependencies"] + (project["optional-dependencies"][extra] if extra else [])
+    declared = list(project["dependencies"])
+    for extra in extras:
+        declared += project["optional-dependencies"][extra]
     text = (ROOT / lock).read_text(encoding="utf-8")
     pins = re.findall(r"^(\S+)==\S+(?: ; [^\n]*?)? \\\n    --hash=sha256:", text, re.MULTILINE)
     loose = [line for line in text.splitlines() if not re.match(r"\S+==|    (--hash|#)|#|$", line)]

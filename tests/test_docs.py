@@ -142,7 +142,7 @@ def test_the_commands_of_the_readme(tmp_path):
         how = {"cwd": tmp_path, "env": environment, "stdin": subprocess.DEVNULL}
         hosts = re.search(r"--hosts=(\d+)", flags)
         others = [
-            subprocess.Popen([*command, f"--host={host}"], **how)
+            subprocess.Popen([*command, f"--host_index={host}"], **how)
             for host in range(1, int(hosts[1]) if hosts else 1)
         ]
         ran = subprocess.run(command, **how, capture_output=True, text=True, timeout=600)

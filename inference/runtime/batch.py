@@ -31,6 +31,7 @@ class Batch:
     tables: tuple[Array, ...]  # i32[Y, P] a page group
     targets_T: Array  # i32[chunks, tokens] next tokens to score; [0, 0] where nothing is scored
     num_dropped_Y: Array | None = None  # i32[Y] `Rectangle`'s; None without `engine.prompt_budgets`
+    mask_QX: Array | None = None  # u32[Q, ceil(V / 32)] grammars'; None without `engine.grammars`
 
 
 @jax.tree_util.register_dataclass
@@ -113,7 +114,21 @@ def build_batch(shape: StepShape, schedule: ShardSchedule, config: Config) -> Ba
             table[r, : len(pages)] = pages
     tokens_T = np.concatenate([decode_YW.ravel(), chunk_YW.ravel()])
     expanded = tuple(device_pages(table, config)[:, : config.page_columns] for table in tables)
-    return Batch(tokens_T, slot_Y, start_Y, length_Y, emits_Y, expanded, targets, dropped_Y)
+    mask_QX = _masks(shape, schedule, config.model.vocab_size) if config.engine.grammars else None
+    return Batch(
+        tokens_T, slot_Y, start_Y, length_Y, emits_Y, expanded, targets, dropped_Y, mask_QX
+    )
+
+
+def _masks(shape: StepShape, schedule: ShardSchedule, vocab_size: int) -> np.ndarray:
+    """What grammars permit, for each row of logits: a sequence with one has no drafts."""
+    rows, width = shape.decode
+    mask_QX = np.full((shape.num_logits, -(-vocab_size // 32)), 2**32 - 1, np.uint32)
+    decode = ((r * width, row) for r, row in enumerate(schedule.decode))
+    for q, row in (*decode, *enumerate(schedule.prefill, rows * width)):
+        if row.emits and row.sequence.grammar is not None:
+            mask_QX[q] = row.sequence.grammar.mask()
+    return mask_QX
 
 
 def device_pages(pages: np.ndarray, config: Config, group: int = 0) -> np.ndarray:

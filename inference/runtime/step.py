@@ -160,10 +160,13 @@ def step(
         position_Q, slot_Q = ragged.position_T[logit_Q] + 1, slot_T[logit_Q]
         own = jax.tree.map(lambda x: x[slot_Q], slots.sampling)
         counts = None if shape.greedy else _counts_seen(fed, slot_Q, tokens_T, shape, ragged)
-        ids_Q = summary.best_Q
+        ids_Q, mask_QX = summary.best_Q, batch.mask_QX
+        if mask_QX is not None:
+            filled = (0, fill(shape.num_logits)), (0, 0)
+            mask_QX = jnp.pad(mask_QX, filled, constant_values=sampler.ALL)
         if not shape.greedy:
-            ids_Q = sampler.sample(logits_QV, summary, own, position_Q, counts)
-        law = _Law(logits_QV, own, position_Q, counts)
+            ids_Q = sampler.sample(logits_QV, summary, own, position_Q, counts, mask_QX)
+        law = _Law(logits_QV, own, position_Q, counts, mask_QX)
         ids_Q, num_accepted_R, path_RW = _verify(config, shape, ids_Q, law, batch, drafts, ragged)
         logprob_Q, finite_Q = sampler.log_probs(logits_QV, summary, ids_Q)
         top_Qn = sampler.top_log_probs(logits_QV, summary, config.engine.top_logprobs)
@@ -323,6 +326,7 @@ class _Law(NamedTuple):
     sampling: SlotSampling
     position_Q: jax.Array
     counts: jax.Array | None
+    mask_QX: jax.Array | None
 
 
 def _verify(

@@ -7,10 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from inference.request import MAX_STOP_IDS
+from inference.request import MAX_BIASES, MAX_STOP_IDS
 from inference.scheduling.sequence import Sequence
-
-NUM_BIAS = 32  # entries of a request's logit bias
 
 Array = Any  # numpy on the host, a traced jax.Array inside the step
 
@@ -53,8 +51,8 @@ def neutral_row(vocab_size: int) -> SlotSampling:
         prompt_length=none,
         min_tokens=none,
         stop_ids=np.full(MAX_STOP_IDS, -1, np.int32),
-        bias_ids=np.full(NUM_BIAS, -1, np.int32),
-        bias_values=np.zeros(NUM_BIAS, np.float32),
+        bias_ids=np.full(MAX_BIASES, -1, np.int32),
+        bias_values=np.zeros(MAX_BIASES, np.float32),
         allowed=pack_mask(vocab_size, None, ()),
     )
 

@@ -34,7 +34,7 @@ from layers.reduce import log_sum_exp, row_sum, sums_before
 from sharding import collectives
 
 _CANDIDATES = 72  # top_k = 64, a common default, is proven only by a smaller logit after the 64th
-_ALL = np.uint32(0xFFFFFFFF)
+ALL = np.uint32(0xFFFFFFFF)
 
 
 def log_probs(
@@ -281,7 +281,7 @@ def _edits(
     num_generated_Q = position_Q - sampling.prompt_length
     is_early_Q1 = (num_generated_Q < sampling.min_tokens)[:, None]
     allowed_QX &= ~_bits(jnp.where(is_early_Q1, sampling.stop_ids, -1), allowed_QX.shape[1])
-    is_needed = jnp.any(allowed_QX != _ALL) | jnp.any(sampling.bias_ids >= 0)
+    is_needed = jnp.any(allowed_QX != ALL) | jnp.any(sampling.bias_ids >= 0)
     if counts is not None:
         is_needed |= jnp.any(sampling.repetition != 1)
         is_needed |= jnp.any((sampling.presence != 0) | (sampling.frequency != 0))

@@ -3,6 +3,9 @@
 import dataclasses
 import enum
 from collections.abc import Hashable
+from typing import Protocol
+
+import numpy as np
 
 from configs.engine import OBSERVED_TOKENS, EngineConfig
 from configs.errors import InputError
@@ -26,6 +29,24 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+
+
+class Grammar(Protocol):
+    """What may follow the tokens of a sequence.
+
+    Attributes:
+        has_failed: nothing may, since a token was not permitted.
+        is_complete: nothing can.
+    """
+
+    has_failed: bool
+    is_complete: bool
+
+    def mask(self) -> np.ndarray:
+        """u32[ceil(V / 32)], bit v % 32 of word v // 32: token v may follow."""
+
+    def accept(self, token: int) -> None:
+        """This one does."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -56,6 +77,7 @@ class Sequence:
         sends_pages: whether it is such a leader on other chips, and does nothing else.
         candidates: of a beam that is computed to its end, (ids, log-probabilities) of the most
             likely next tokens; the search chooses among those of all its beams.
+        grammar: of the output, where the request has one; it has seen all output tokens.
         needs_commit: what was sampled must be committed before the next tokens are scheduled.
         arrival_s: when it was queued, on the caller's clock.
         num_rows_in_flight: rows of steps that were scheduled and not committed yet.
@@ -108,6 +130,7 @@ class Sequence:
     leader: "Sequence | None" = None
     sends_pages: bool = False
     candidates: Alternatives | None = None
+    grammar: Grammar | None = None
     needs_commit: bool = False
     arrival_s: float = 0.0
     num_scheduled_tokens: int = 0
@@ -225,12 +248,12 @@ class Sequence:
         return token in self.eos_ids or token in self.params.stop_ids
 
 
-def cache_key(engine: EngineConfig, id: int) -> Hashable | None:
-    """`Sequence.cache_key` of a request: all share prefixes, or, without a prefix cache, each finds
-    its own pages on the host again.
+def cache_key(engine: EngineConfig, id: int, salt: str | None = None) -> Hashable | None:
+    """`Sequence.cache_key` of a request: all of one salt share prefixes, or, without a prefix
+    cache, each finds its own pages on the host again.
     """
     if engine.prefix_cache:
-        return "shared"
+        return "shared" if salt is None else ("salted", salt)
     return id if engine.preemption != "recompute" else None
 
 

@@ -78,6 +78,9 @@ class SequenceGroup(ABC):
                 str(sequence.finish_reason),
                 index,
                 sequence.params_versions,
+                sequence.logprobs,
+                sequence.top_logprobs,
+                num_cached_tokens=sequence.num_cached_tokens,
             )  # fmt: skip
             for index, (sequence, text, _) in enumerate(self._results())
         ]

@@ -87,7 +87,12 @@ class StepResults:
             sequence.logprobs.append(logprobs[w])
             if self._has_alternatives:
                 sequence.top_logprobs.append(self._alternatives(row, w))
-            if sequence.is_end(tokens[w]):
+            grammar = sequence.grammar
+            if grammar is not None:
+                grammar.accept(tokens[w])
+                if grammar.has_failed:
+                    return tokens[: w + 1], FinishReason.ERROR
+            if sequence.is_end(tokens[w]) or (grammar is not None and grammar.is_complete):
                 return tokens[: w + 1], FinishReason.STOP
             if len(sequence.tokens) >= sequence.max_length:
                 return tokens[: w + 1], FinishReason.LENGTH

@@ -62,6 +62,7 @@ def engine_needs(each: Iterable[SamplingParams]) -> dict[str, Any]:
     needs = {
         "penalties": any(params.needs_counts for params in each),
         "prompt_budgets": any(params.prompt_budget is not None for params in each),
+        "grammars": any(params.grammar is not None for params in each),
         "deterministic": _DETERMINISTIC.value,
         "top_logprobs": width and width + MAX_STOP_IDS,  # whichever tokens end its model's texts
     }

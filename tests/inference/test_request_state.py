@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 
+from configs.errors import InputError
 from inference.request import SamplingParams
 from inference.request_state import RequestState
 from inference.text.detokenizer import Detokenizer
@@ -115,3 +116,123 @@ def test_what_an_interrupt_leaves_is_handed_out(monkeypatch):
     for id, completion in zip(ids, expected, strict=True):
         tokens = [token for output in outputs if output.id == id for token in output.token_ids]
         assert len(tokens) == 8 - (id == calls[4]) and set(tokens) <= set(completion.token_ids)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_outputs_have_the_log_probabilities_of_their_tokens(overlap):
+    params = [
+        SamplingParams(max_new_tokens=8, temperature=1.0, seed=1),
+        SamplingParams(max_new_tokens=8, temperature=1.0, seed=2, n=3),
+        SamplingParams(max_new_tokens=8, temperature=1.0, seed=3, n=2, best_of=3),
+        SamplingParams(max_new_tokens=8, n=2, beam_width=3),
+    ]
+    engine, outputs = make(overlap=overlap), []
+    found = engine.generate([PROMPTS[0]] * len(params), params, outputs.append)
+    for completion in found:
+        for index, answer in enumerate([completion, *completion.others]):
+            own = [o for o in outputs if (o.id, o.index) == (completion.id, index)]
+            for output in own:
+                assert len(output.logprobs) == len(output.top_logprobs) == len(output.token_ids)
+                assert output.num_cached_tokens <= len(PROMPTS[0])
+            logprobs = [value for output in own for value in output.logprobs]
+            tops = [dict(zip(*top, strict=True)) for o in own for top in o.top_logprobs]
+            assert (logprobs, tops) == (answer.logprobs, answer.top_logprobs)
+    assert any(output.num_cached_tokens for output in outputs)  # of siblings
+
+
+def test_outputs_of_scores_have_those_of_the_prompt():
+    (expected,) = make().score(PROMPTS[:1])
+    engine, outputs = make(), []
+    engine.add_request(PROMPTS[0], SamplingParams(max_new_tokens=0))
+    while engine.scheduler.has_work:
+        outputs += engine.step()
+    (output,) = outputs
+    assert output.token_ids == [] and output.logprobs == expected.logprobs
+    tops = [dict(zip(*top, strict=True)) for top in output.top_logprobs]
+    assert tops == expected.top_logprobs
+
+
+def test_outputs_say_what_stopped_them():
+    (answer,) = make().generate(PROMPTS[:1], fakes.greedy(8))
+    text, token = answer.text[2:4], answer.token_ids[4]
+    for params, stopped in [
+        (fakes.greedy(8), None),
+        (fakes.greedy(8, stop=("never there", text)), text),
+        (fakes.greedy(8, stop_ids=(token,)), token),
+    ]:
+        outputs: list = []
+        make().generate(PROMPTS[:1], params, outputs.append)
+        assert [output.stopped_by for output in outputs if output.finish_reason] == [stopped]
+        assert not any(output.stopped_by for output in outputs if not output.finish_reason)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"temperature": 1.0, "seed": 5},
+        {"temperature": 1.0, "seed": 5, "presence": 1.0, "frequency": 0.5, "repetition": 1.3},
+        {"min_tokens": 9, "stop_ids": tuple(range(0, MODEL.vocab_size, 97))},
+    ],
+)
+def test_an_answer_goes_on_from_its_tokens(more):
+    """In another engine, with the text, the penalties and the limits of the whole."""
+    params = fakes.greedy(14, **more)
+    (whole,) = make(penalties=True).generate(PROMPTS[:1], params)
+    for known in (1, 6, len(whole.token_ids) - 1):
+        engine, outputs = make(penalties=True), []
+        engine.add_request(PROMPTS[0], params, whole.token_ids[:known])
+        while engine.scheduler.has_work:
+            outputs += engine.step()
+            engine.scheduler.check_integrity()
+        tokens = [token for output in outputs for token in output.token_ids]
+        assert tokens == whole.token_ids[known:]
+        assert outputs[-1].finish_reason == whole.finish_reason
+        logprobs = [value for output in outputs for value in output.logprobs]
+        assert logprobs == pytest.approx(whole.logprobs[known:], abs=1e-5)
+
+
+def test_text_goes_on_within_a_character_and_within_a_stop_string():
+    (whole,) = make().generate(PROMPTS[:1], fakes.greedy(12))
+    for known in range(1, 12):
+        for stop in ((), (whole.text[4:8],)):
+            params, texts = fakes.greedy(12, stop=stop), []
+            outputs: list = []
+            make().generate(PROMPTS[:1], params, outputs.append)
+            told = "".join(output.text for output in outputs[:known])
+            if len(outputs) <= known:
+                continue
+            engine = make()
+            engine.add_request(PROMPTS[0], params, whole.token_ids[:known])
+            while engine.scheduler.has_work:
+                texts += [output.text for output in engine.step()]
+            assert told + "".join(texts) == "".join(output.text for output in outputs)
+
+
+@pytest.mark.parametrize("params, known", [({"n": 2}, 1), ({}, 8), ({"beam_width": 3}, 1)])
+def test_what_cannot_go_on_is_refused(params, known):
+    engine = make()
+    with pytest.raises(InputError, match=f"^{known} tokens of an output go with n=1"):
+        engine.add_request(PROMPTS[0], SamplingParams(max_new_tokens=8, **params), [1] * known)
+    assert not engine.scheduler.has_work
+
+
+def test_a_salt_keeps_prefixes_apart():
+    """And what a request of another salt has cached does not even shorten its prompt."""
+    engine = make()
+
+    def num_cached(**how) -> int:
+        outputs: list = []
+        engine.generate(PROMPTS[:1], fakes.greedy(2, **how), outputs.append)
+        engine.scheduler.check_integrity()
+        return outputs[-1].num_cached_tokens
+
+    assert [num_cached(), num_cached(cache_salt="a"), num_cached(cache_salt="b")] == [0, 0, 0]
+    assert [num_cached(), num_cached(cache_salt="a"), num_cached(cache_salt="b")] == [16, 16, 16]
+    id = engine.add_request(PROMPTS[0], fakes.greedy(20, cache_salt="a"))
+    for _ in range(4):
+        engine.step()
+    with pytest.raises(InputError, match="a fork has the cache_salt"):
+        engine.fork(id, fakes.greedy(20))
+    engine.fork(id, fakes.greedy(20, cache_salt="a"))
+    fakes.drain(engine)

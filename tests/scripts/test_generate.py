@@ -134,6 +134,25 @@ def test_prompts_that_give_up_pages(run, tmp_path):
     assert "not 40" in refused.err
 
 
+def test_answers_follow_a_schema(run, tmp_path):
+    schema = tmp_path / "schema.json"
+    properties = {"city": {"enum": ["Paris", "Rome"]}, "old": {"type": "boolean"}}
+    whole = {"properties": properties, "required": ["city", "old"], "additionalProperties": False}
+    schema.write_text(json.dumps(whole | {"type": "object"}))
+    ran = run("--prompt=a", "--prompt=b", f"--json_schema={schema}", "--temperature=2", "--json")
+    for result in json.loads(ran.out)["results"]:
+        found = json.loads(result["text"])
+        assert found.keys() == properties.keys() and result["finish_reason"] == "stop"
+    for content, problem in [
+        ("{", "Expecting"), ("[1]", "holds no JSON object"),
+        ('{"type": "x"}', "cannot be compiled"),
+    ]:  # fmt: skip
+        schema.write_text(content)
+        assert problem in run("--prompt=a", f"--json_schema={schema}").error
+    assert "No such file" in run("--prompt=a", f"--json_schema={schema}x").error
+    assert "--naive" in run("--prompt=a", "--naive", f"--json_schema={schema}").error
+
+
 def test_one_prompt_streams_and_ends_with_a_line_of_cost(run, golden):
     ran = run(f"--prompt={golden['texts'][1]}", "--max_new_tokens=4", "--seed=1")
     assert ran.status == 0 and ran.out.endswith("\n") and len(ran.out) > 1

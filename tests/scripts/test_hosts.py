@@ -73,7 +73,7 @@ def test_a_follower_refuses_what_host_0_refuses_and_nothing_else(pair, monkeypat
         "add_request.side_effect": InputError("too long"), "fork.side_effect": InputError("ended"),
         "step.side_effect": InputError("no pages"),
     })  # fmt: skip
-    first.tell("add_request", [1, 2], {"seed": 3})
+    first.tell("add_request", [1, 2], {"seed": 3}, [])
     first.tell("fork", 1, {"seed": 3})
     first.tell("abort", 1)
     first.tell("step", False)
@@ -226,7 +226,7 @@ def _start(count, mesh, *arguments, last=()):
     port = _free_port()
     return [
         subprocess.Popen(
-            _command(mesh, *arguments, f"--hosts={count}", f"--host={index}",
+            _command(mesh, *arguments, f"--hosts={count}", f"--host_index={index}",
                      f"--coordinator=localhost:{port}", *(last if index == count - 1 else ())),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
         )

@@ -1,0 +1,82 @@
+"""A request as it was asked, and what came of it: enough to ask another engine for the rest."""
+
+import asyncio
+import dataclasses
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+
+from inference.outputs import RequestOutput
+from inference.request import SamplingParams
+from inference.scheduling.sequence import derived_seed
+from inference.server.frames import Add
+
+Inbox = Callable[[RequestOutput | Exception], None]  # takes a request's outputs, or why none come
+
+
+class Asked:
+    """A request to the engine.
+
+    Attributes:
+        ids: of the engine's requests that serve it, and the answer that each begins with.
+        num_engines: that it was sent to.
+        has_news: set once the last of them brought something, or nothing more comes.
+    """
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        num_top_logprobs: int | None,
+        accepts_seeds: bool,
+    ):
+        """`accepts_seeds`: what is drawn gets a seed, with which another engine draws alike."""
+        if params.seed is None and accepts_seeds and params.temperature:
+            params = dataclasses.replace(params, seed=secrets.randbits(63))
+        self.ids: dict[int, int] = {}
+        self._inbox = inbox
+        self._tokens, self._params, self._num_top_logprobs = list(tokens), params, num_top_logprobs
+        self._told: list[list[int]] = [[] for _ in range(params.n)]  # tokens of each answer
+        self._is_done = [False] * params.n
+        self.num_engines = 0
+        self.has_news = asyncio.Event()
+
+    @property
+    def num_answers(self) -> int:
+        """Answers that have not ended."""
+        return self._is_done.count(False)
+
+    def take(self, output: RequestOutput) -> None:
+        """Passes an output on."""
+        self.has_news.set()
+        index = self.ids[output.id] + output.index
+        self._told[index] += output.token_ids
+        self._is_done[index] |= output.finish_reason is not None
+        self._inbox(dataclasses.replace(output, index=index))
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more comes, and why."""
+        self.has_news.set()
+        self._inbox(error)
+
+    def messages(self, ids: Iterator[int]) -> list[Add]:
+        """What asks an engine for all that is missing, under new ids.
+
+        An answer that has begun goes on from its tokens. Those of which nothing was told are asked
+        for as in the beginning.
+        """
+        self.num_engines += 1
+        self.has_news.clear()
+        self.ids = {}
+        params, most = self._params, self._num_top_logprobs
+        if not any(self._told):
+            self.ids[id := next(ids)] = 0
+            return [Add(id, self._tokens, params, most)]
+        found = []
+        for index, told in enumerate(self._told):
+            if not self._is_done[index]:
+                self.ids[id := next(ids)] = index
+                seed = None if params.seed is None else derived_seed(params.seed, index)
+                own = dataclasses.replace(params, n=1, seed=seed)
+                found.append(Add(id, self._tokens, own, most, told))
+        return found

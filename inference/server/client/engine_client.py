@@ -1,0 +1,259 @@
+"""The engine as the process that speaks HTTP sees it."""
+
+import asyncio
+import contextlib
+import enum
+import itertools
+import logging
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from inference.outputs import RequestOutput
+from inference.request import SamplingParams
+from inference.server import frames
+from inference.server.client.asked import Asked, Inbox
+from inference.server.client.launch import Launcher
+from inference.server.frames import (
+    Abort,
+    ConnectionClosed,
+    FromEngine,
+    Heartbeat,
+    Loaded,
+    Message,
+    Outputs,
+    Ready,
+    Refused,
+    Stop,
+)
+
+_RESTARTS, _WITHIN_S = 5, 600.0
+_FIRST_PAUSE_S = 0.05  # before a restart; doubled for each further one
+_KILLED = (0, -signal.SIGKILL, -signal.SIGTERM)  # 0: nothing ended yet
+_END_S = 10.0  # for the process to end by itself
+
+_log = logging.getLogger(__name__)
+
+
+class State(enum.StrEnum):
+    """Where the engine stands."""
+
+    LOADING = "loading"
+    WARMING = "warming up"
+    READY = "ready"
+    RESTARTING = "restarting"
+    ENDED = "ended"
+
+
+class EngineLost(Exception):
+    """There is no engine, or it ended again and again while it had the request."""
+
+
+class EngineFailed(RuntimeError):
+    """The engine cannot be started, or does not stay."""
+
+
+class RequestRefused(Exception):
+    """The engine does not serve a request; the message says why."""
+
+
+class EngineClient:
+    """Starts an engine, and again should it end: then requests go on from their tokens, with the
+    same greedy and seeded ones. All in one thread, by one event loop.
+
+    Attributes:
+        state: where it stands.
+        facts: what the engine said of itself; None until it is loaded.
+        heartbeat: its latest; `heard_at` is when anything was heard last.
+        num_restarts: how often it ended and was started again.
+        on_state: called with each new state.
+    """
+
+    def __init__(self, launcher: Launcher, on_state: Callable[[State], None] = lambda _: None):
+        self.state = State.LOADING
+        self.facts: Loaded | None = None
+        self.heartbeat = Heartbeat()
+        self.heard_at = time.monotonic()
+        self.num_restarts = 0
+        self.on_state = on_state
+        self._launcher = launcher
+        self._writer: asyncio.StreamWriter | None = None
+        self._asked: dict[Asked, None] = {}  # what has not ended, in the order of arrival
+        self._open: dict[int, Asked] = {}  # the same by the ids of the engine's requests
+        self._alone: Asked | None = None  # what a new engine is tried with
+        self._status = 0  # of the engine that ended last
+        self._ids = itertools.count(1)
+        self._going_on: asyncio.Task[None] | None = None
+        self._is_stopped = False
+
+    @property
+    def num_sequences(self) -> int:
+        """Answers that the engine has not finished."""
+        return sum(asked.num_answers for asked in self._asked)
+
+    async def run(self) -> None:
+        """Keeps an engine until `stop`.
+
+        Raises:
+            EngineFailed: it could not be started, or ended too often.
+        """
+        ends: deque[float] = deque()
+        try:
+            while True:
+                was_ready = await self._serve()
+                if self._is_stopped:
+                    await self._launcher.end(_END_S if was_ready else 0)
+                    return
+                self._status = status = await self._launcher.end(_END_S)
+                self._open = {}
+                ends.append(time.monotonic())
+                while ends and ends[0] < ends[-1] - _WITHIN_S:
+                    ends.popleft()
+                if not was_ready or len(ends) > _RESTARTS:
+                    raise EngineFailed(f"the engine ended with status {status}")
+                _log.error("the engine ended with status %d: it is started again", status)
+                self.num_restarts += 1
+                self._enter(State.RESTARTING)
+                await asyncio.sleep(_FIRST_PAUSE_S * 2 ** (len(ends) - 1))
+        finally:
+            self._enter(State.ENDED)
+            for asked in list(self._asked):
+                self._fail(asked, EngineLost())
+            await self._launcher.end(0)
+
+    async def stop(self) -> None:
+        """Ends the engine; `run` returns."""
+        self._is_stopped = True
+        with contextlib.suppress(EngineLost):
+            await self._send(Stop())
+        if self._writer is not None:
+            self._writer.close()
+
+    async def add(
+        self,
+        inbox: Inbox,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        num_top_logprobs: int | None = None,
+    ) -> Asked:
+        """Queues a prompt, whose outputs go to `inbox`.
+
+        Raises:
+            EngineLost: there is no engine now.
+        """
+        if self.facts is None or self._writer is None:
+            raise EngineLost
+        asked = Asked(inbox, tokens, params, num_top_logprobs, self.facts.accepts_seeds)
+        self._asked[asked] = None
+        try:
+            await self._ask(asked)
+        except BaseException:
+            self.abort(asked)
+            raise
+        return asked
+
+    def abort(self, asked: Asked) -> None:
+        """Ends a request; one that has ended, or was lost, stays so."""
+        self._asked.pop(asked, None)
+        asked.has_news.set()
+        for id in asked.ids:
+            if self._open.pop(id, None) is not None and self._writer is not None:
+                self._writer.write(frames.encode(Abort(id)))
+
+    async def _ask(self, asked: Asked) -> None:
+        """Asks the engine that is there for what is missing."""
+        messages = asked.messages(self._ids)
+        self._open |= dict.fromkeys(asked.ids, asked)
+        for message in messages:
+            if message.id in self._open:  # nobody left meanwhile
+                await self._send(message)
+
+    async def _go_on(self) -> None:
+        """Asks a new engine for what the last one has left.
+
+        All at once if somebody killed that one. But if it failed by itself, or did so repeatedly,
+        a request may be why: each is then tried alone until it has a token, and is lost if the
+        engine fails again meanwhile.
+        """
+        blamed, self._alone = self._alone, None
+        if blamed in self._asked:
+            self._fail(blamed, EngineLost())
+        was_killed = self._status in _KILLED
+        with contextlib.suppress(EngineLost):
+            for asked in list(self._asked):
+                if asked.ids.keys() & self._open.keys() or asked not in self._asked:
+                    continue  # it came since, or has left
+                is_alone = not was_killed or asked.num_engines > 1
+                self._alone = asked if is_alone else None
+                await self._ask(asked)
+                if is_alone:
+                    await asked.has_news.wait()
+            self._alone = None
+
+    async def _serve(self) -> bool:
+        """Serves one engine to its end; says whether it was ready once."""
+        connection = self._launcher.start()
+        reader, self._writer = await asyncio.open_unix_connection(sock=connection)
+        was_ready = False
+        try:
+            while True:
+                header = await reader.readexactly(frames.HEADER_BYTES)
+                data = await reader.readexactly(frames.length(header))
+                self._take(frames.FROM_ENGINE.decode(data))
+                was_ready |= self.state is State.READY
+        except (asyncio.IncompleteReadError, OSError, ConnectionClosed):
+            return was_ready
+        finally:
+            if self._going_on is not None:
+                self._going_on.cancel()
+            self._writer.close()
+            self._writer = None
+
+    def _take(self, message: FromEngine) -> None:
+        self.heard_at = time.monotonic()
+        if isinstance(message, Outputs):
+            for output in message.outputs:
+                self._pass_on(output)
+        elif isinstance(message, Heartbeat):
+            self.heartbeat = message
+        elif isinstance(message, Loaded):
+            self.facts = message
+            self._enter(State.WARMING)
+        elif isinstance(message, Ready):
+            self._enter(State.READY)
+            self._going_on = asyncio.create_task(self._go_on())
+        elif isinstance(message, Refused) and (asked := self._open.get(message.id)):
+            self._fail(asked, RequestRefused(message.reason))
+
+    def _pass_on(self, output: RequestOutput) -> None:
+        asked = self._open.get(output.id)
+        if asked is None:  # aborted meanwhile
+            return
+        asked.take(output)
+        if not asked.num_answers:
+            self._forget(asked)
+
+    def _fail(self, asked: Asked, error: Exception) -> None:
+        self._forget(asked)
+        asked.fail(error)
+
+    def _forget(self, asked: Asked) -> None:
+        self._asked.pop(asked, None)
+        for id in asked.ids:
+            self._open.pop(id, None)
+
+    def _enter(self, state: State) -> None:
+        self.state = state
+        self.on_state(state)
+
+    async def _send(self, message: Message) -> None:
+        """Sends a message, once the engine has read enough of the earlier ones."""
+        writer = self._writer
+        if writer is None:
+            raise EngineLost
+        writer.write(frames.encode(message))
+        try:
+            await writer.drain()
+        except OSError:
+            raise EngineLost from None

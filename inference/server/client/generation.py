@@ -1,0 +1,80 @@
+"""What one HTTP request asks of the engine, and the outputs in the order in which they come."""
+
+import asyncio
+from collections.abc import Sequence
+
+from inference.outputs import RequestOutput
+from inference.request import SamplingParams
+from inference.server.client.asked import Asked
+from inference.server.client.engine_client import EngineClient
+
+
+class DeadlinePassed(Exception):
+    """The answer took longer than it may; says how many seconds that are."""
+
+
+class Generation:
+    """Requests to the engine that begin and end with one HTTP request. A context: whatever is not
+    finished at its end is aborted.
+
+    What waits here is bounded by the tokens asked for.
+    """
+
+    def __init__(self, client: EngineClient, limit_s: float):
+        """`limit_s`: seconds from now to the last output."""
+        self._client = client
+        self._limit_s = limit_s
+        self._queue: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue()
+        self._asked: list[Asked] = []
+        self._num_due = 0  # answers that have not ended
+
+    def __enter__(self) -> "Generation":
+        """Nothing is asked yet."""
+        late = -1, DeadlinePassed(f"{self._limit_s:g}")
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._limit_s, self._queue.put_nowait, late)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Ends what is not finished."""
+        self._timer.cancel()
+        for asked in self._asked:
+            self._client.abort(asked)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether outputs are to come."""
+        return self._num_due > 0
+
+    async def add(
+        self,
+        key: int,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        num_top_logprobs: int | None = None,
+    ) -> None:
+        """Asks for one prompt; `key` is returned with its outputs.
+
+        Raises:
+            EngineLost: there is no engine now.
+        """
+
+        def inbox(output: RequestOutput | Exception) -> None:
+            self._queue.put_nowait((key, output))
+
+        self._asked.append(await self._client.add(inbox, tokens, params, num_top_logprobs))
+        self._num_due += params.n
+
+    async def next(self) -> tuple[int, RequestOutput]:
+        """The next output, with the key of its prompt.
+
+        Raises:
+            DeadlinePassed: it comes too late.
+            EngineLost: the engine has gone.
+            RequestRefused: it does not serve one of the requests.
+        """
+        key, output = await self._queue.get()
+        if isinstance(output, Exception):
+            raise output
+        self._num_due -= output.finish_reason is not None
+        return key, output

@@ -1,0 +1,99 @@
+"""Where the engine runs: in a process of its own, or in a thread of this one."""
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from inference.server.engine_process.channel import Channel
+from inference.server.engine_process.loop import EngineLoop
+
+if TYPE_CHECKING:  # a process that speaks HTTP loads no engine
+    from inference.server.engine_process.served import Served
+
+_POLL_S = 0.02
+
+
+class Launcher(Protocol):
+    """Starts engines, one after the other."""
+
+    def start(self) -> socket.socket:
+        """Starts one; returns our end of its connection."""
+
+    async def end(self, grace_s: float) -> int:
+        """Waits for its end, and brings it about after so many seconds; returns its status."""
+
+
+class Subprocess:
+    """An engine in a process of its own, which ends with this one."""
+
+    def __init__(self, command: Sequence[str]):
+        """`command`: what starts it; the descriptor of its socket is added as a flag."""
+        self._command = list(command)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process; None before the first."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> socket.socket:
+        """Starts one; returns our end of its connection."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            descriptor = theirs.fileno()
+            self._process = subprocess.Popen(
+                [*self._command, f"--engine_socket={descriptor}"],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[descriptor],
+                start_new_session=True,  # Ctrl-C at the terminal is for this process, which drains
+            )
+        return ours
+
+    async def end(self, grace_s: float) -> int:
+        """Waits for its end, and brings it about after so many seconds; returns its status."""
+        process = self._process
+        if process is None:
+            return 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while process.poll() is None:
+                    await asyncio.sleep(_POLL_S)
+        if process.poll() is None:
+            process.kill()
+        return process.wait()
+
+
+class Thread:
+    """An engine in a thread of this process, as tests and notebooks want it."""
+
+    def __init__(self, load: "Callable[[], Served]"):
+        """`load`: makes the engine, in that thread."""
+        self._load = load
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self) -> socket.socket:
+        """Starts one; returns our end of its connection."""
+        ours, theirs = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, args=(Channel(theirs),), daemon=True)
+        self._thread.start()
+        return ours
+
+    async def end(self, grace_s: float) -> int:
+        """Waits for its end, which nothing brings about; returns 0, or 1 where it failed."""
+        thread = self._thread
+        if thread is not None:
+            await asyncio.to_thread(thread.join, grace_s)
+        return int(self._error is not None or (thread is not None and thread.is_alive()))
+
+    def _run(self, channel: Channel) -> None:
+        try:
+            EngineLoop(self._load(), channel).run()
+        except BaseException as error:
+            self._error = error
+        finally:
+            channel.close()

@@ -1,0 +1,165 @@
+"""The answers to the prompts of one request, told as they come."""
+
+import dataclasses
+from collections.abc import AsyncGenerator, Sequence
+from typing import NamedTuple
+
+from inference.outputs import RequestOutput
+from inference.request import SamplingParams
+from inference.server.client.engine_client import EngineLost, RequestRefused
+from inference.server.client.generation import DeadlinePassed, Generation
+from inference.server.protocol import logprobs, sampling
+from inference.server.protocol.errors import ApiError, unavailable
+from inference.server.protocol.logprobs import Token
+from inference.server.protocol.responses import PromptTokensDetails, Usage
+from inference.server.service import Service
+
+
+class Prompt(NamedTuple):
+    """Token ids, and how to continue them."""
+
+    tokens: list[int]
+    params: SamplingParams
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """What is new of one answer.
+
+    Attributes:
+        index: of the answer: those of the first prompt come first.
+        text: of the tokens, as far as it is certain.
+        token_ids: of the new tokens.
+        tokens: the same with log-probabilities, where these are asked for.
+        finish_reason: of the answer's last piece.
+        stop_reason: the request's stop string or token that ended it.
+    """
+
+    index: int
+    text: str
+    token_ids: Sequence[int] = ()
+    tokens: Sequence[Token] = ()
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    @property
+    def is_told(self) -> bool:
+        """Whether a client has to know of it."""
+        return bool(self.text or self.tokens or self.finish_reason)
+
+
+class Answers:
+    """All answers of one request.
+
+    Attributes:
+        prompts: each of them.
+        usage: tokens so far.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        prompts: Sequence[Prompt],
+        num_top_logprobs: int | None,
+        shows_stop: bool = False,
+    ):
+        """`num_top_logprobs` as `Add` takes it; `shows_stop`: a stop string is part of the text."""
+        self.prompts = prompts
+        num_prompt = sum(len(prompt.tokens) for prompt in prompts)
+        self.usage = Usage(num_prompt, 0, num_prompt, PromptTokensDetails())
+        self._service = service
+        self._num_top_logprobs = num_top_logprobs
+        self._shows_stop = shows_stop
+        self._num_each = prompts[0].params.n
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """Their pieces; whoever stops reading ends the requests.
+
+        Raises:
+            ApiError: the engine does not serve one of them, or could not finish.
+        """
+        service, each = self._service, self._num_each
+        service.check_ready()
+        service.check_room(sum(prompt.params.num_running for prompt in self.prompts))
+        with Generation(service.client, service.limits.request_s) as generation:
+            try:
+                for key, (tokens, params) in enumerate(self.prompts):
+                    await generation.add(key, tokens, params, self._num_top_logprobs)
+                watches = [
+                    service.metrics.watch(len(prompt.tokens))
+                    for prompt in self.prompts
+                    for _ in range(each)
+                ]
+                while generation.is_open:
+                    key, output = await generation.next()
+                    piece = self._piece(key * each + output.index, output)
+                    watches[piece.index].note(len(piece.token_ids))
+                    if piece.finish_reason is not None:
+                        watches[piece.index].end(piece.finish_reason)
+                    yield piece
+            except (EngineLost, RequestRefused, DeadlinePassed) as error:
+                raise told(error) from None
+
+    async def scores(self, most: int) -> list[list[Token]]:
+        """Each prompt's tokens with log-probabilities and so many alternatives; the first has none.
+
+        Raises:
+            ApiError: as `pieces`.
+        """
+        found = [_unscored(prompt.tokens) for prompt in self.prompts]
+        service = self._service
+        service.check_ready()
+        service.check_room(len(self.prompts))
+        with Generation(service.client, service.limits.request_s) as generation:
+            try:
+                for key, prompt in enumerate(self.prompts):
+                    if len(prompt.tokens) > 1:
+                        salt = prompt.params.cache_salt
+                        params = SamplingParams(max_new_tokens=0, cache_salt=salt)
+                        await generation.add(key, prompt.tokens, params, most)
+                while generation.is_open:
+                    key, output = await generation.next()
+                    _check_finite(output)
+                    rest = self.prompts[key].tokens[1:]
+                    if output.finish_reason is not None:
+                        found[key][1:] = logprobs.tokens(rest, output.logprobs, output.top_logprobs)
+            except (EngineLost, RequestRefused, DeadlinePassed) as error:
+                raise told(error) from None
+        return found
+
+    def _piece(self, index: int, output: RequestOutput) -> Piece:
+        _check_finite(output)
+        self.usage.completion_tokens += len(output.token_ids)
+        self.usage.total_tokens += len(output.token_ids)
+        if output.finish_reason is not None and not output.index:
+            assert self.usage.prompt_tokens_details is not None
+            self.usage.prompt_tokens_details.cached_tokens += output.num_cached_tokens
+        text = output.text
+        if self._shows_stop and isinstance(output.stopped_by, str):
+            text += output.stopped_by
+        tokens: Sequence[Token] = ()
+        if self._num_top_logprobs is not None:
+            tokens = logprobs.tokens(output.token_ids, output.logprobs, output.top_logprobs)
+        return Piece(index, text, output.token_ids, tokens, output.finish_reason, output.stopped_by)
+
+
+def told(error: Exception) -> ApiError:
+    """What a client is told of what the engine's side raised."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestRefused):
+        return sampling.invalid(str(error))
+    if isinstance(error, DeadlinePassed):
+        return ApiError(408, f"the answer was not finished within {error} s", code="timeout")
+    if isinstance(error, EngineLost):
+        return unavailable("the engine ended, and with it the request: send it again")
+    return ApiError(500, "the server failed", code="internal_error")
+
+
+def _unscored(tokens: Sequence[int]) -> list[Token]:
+    return [(id, None, ((), ())) for id in tokens]
+
+
+def _check_finite(output: RequestOutput) -> None:
+    if output.finish_reason == "error":
+        raise ApiError(500, "the model gave numbers that are not finite", code="model_error")

@@ -1,0 +1,105 @@
+"""POST /v1/chat/completions: the next message of a conversation."""
+
+from contextlib import aclosing
+
+from starlette.responses import Response
+
+from inference.server.endpoints.answer import Header, whole
+from inference.server.endpoints.answers import Answers, Piece, Prompt
+from inference.server.protocol import logprobs, parse, sampling
+from inference.server.protocol.fields import ChatRequest
+from inference.server.protocol.responses import (
+    AnswerMessage,
+    ChatChoice,
+    ChatDelta,
+    ChatLogprobs,
+    Delta,
+)
+from inference.server.service import Service
+from inference.server.web.event_stream import DONE, Events
+
+
+class Chat:
+    """One such request."""
+
+    def __init__(self, service: Service, request: ChatRequest, client: str):
+        """`client`: who asks, by the key."""
+        self._service = service
+        self._request = request
+        self._client = client
+        kinds = "chat.completion", "chat.completion.chunk"
+        self._header = Header.new(service, "chatcmpl", kinds[0], request, kinds[1])
+
+    async def prepare(self) -> None:
+        """Reads the fields and encodes the conversation.
+
+        Raises:
+            ApiError: a field is wrong.
+        """
+        request, service = self._request, self._service
+        parse.check_model(request.model, service.model_name)
+        grammar = await service.texts.read_structure(request, service.facts.accepts_grammars)
+        params = sampling.read(request, service.facts, grammar, self._client)
+        tokens = await service.texts.encode_chat(request.messages)
+        prompt = Prompt(tokens, sampling.limit(request, params, len(tokens), service.facts))
+        stop = bool(request.include_stop_str_in_output)
+        self._answers = Answers(service, [prompt], sampling.num_top_logprobs(request), stop)
+
+    async def answer(self) -> Response:
+        """The whole of it.
+
+        Raises:
+            ApiError: the engine cannot answer.
+        """
+        choices = [ChatChoice(index, AnswerMessage("")) for index in range(self._request.n or 1)]
+        for choice in choices if self._request.logprobs else ():
+            choice.logprobs = ChatLogprobs([])
+        async for piece in self._answers.pieces():
+            choice = choices[piece.index]
+            choice.message.content += piece.text
+            if choice.logprobs and (found := self._logprobs(piece)):
+                choice.logprobs.content += found.content
+            if self._request.return_token_ids:
+                choice.token_ids = [*(choice.token_ids or ()), *piece.token_ids]
+            choice.finish_reason, choice.stop_reason = piece.finish_reason, piece.stop_reason
+        answer = self._header.answer(choices, self._answers.usage)
+        if self._request.prompt_logprobs is not None:
+            (own,) = await self._answers.scores(self._request.prompt_logprobs)
+            answer.prompt_logprobs = logprobs.prompt_shape(self._service.texts.tokenizer, own)
+        return whole(answer)
+
+    async def events(self) -> Events:
+        """The same as it comes; the role with the first token, and not before.
+
+        Raises:
+            ApiError: as `answer`.
+        """
+        begun: set[int] = set()
+        usage = self._answers.usage
+        async with aclosing(self._answers.pieces()) as pieces:
+            async for piece in pieces:
+                event = b""
+                if piece.index not in begun:
+                    begun.add(piece.index)
+                    role = ChatDelta(piece.index, Delta("assistant", ""))
+                    event = self._header.chunk([role], usage)
+                if piece.is_told or self._request.return_token_ids:
+                    event += self._header.chunk([self._delta(piece)], usage)
+                if event:
+                    yield event
+        yield self._header.last(usage) + DONE
+
+    def _delta(self, piece: Piece) -> ChatDelta:
+        found = ChatDelta(
+            piece.index, Delta(content=piece.text), self._logprobs(piece), piece.finish_reason
+        )
+        if piece.finish_reason is not None:
+            found.stop_reason = piece.stop_reason
+        if self._request.return_token_ids:
+            found.token_ids = list(piece.token_ids)
+        return found
+
+    def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
+        if not self._request.logprobs:
+            return None
+        return logprobs.chat_shape(self._service.texts.tokenizer, piece.tokens)

@@ -1,0 +1,136 @@
+"""POST /v1/completions: texts, or token ids, continued or scored."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from starlette.responses import Response
+
+from inference.server.endpoints.answer import Header, whole
+from inference.server.endpoints.answers import Answers, Piece, Prompt
+from inference.server.protocol import logprobs, parse, sampling
+from inference.server.protocol.fields import CompletionRequest
+from inference.server.protocol.logprobs import CompletionShape
+from inference.server.protocol.responses import CompletionChoice
+from inference.server.service import Service
+from inference.server.web.event_stream import DONE, Events
+
+
+class Completions:
+    """One such request."""
+
+    def __init__(self, service: Service, request: CompletionRequest, client: str):
+        """`client`: who asks, by the key."""
+        self._service = service
+        self._request = request
+        self._client = client
+        self._header = Header.new(service, "cmpl", "text_completion", request)
+        self._shapes: dict[int, CompletionShape] = {}
+
+    async def prepare(self) -> None:
+        """Reads the fields and encodes the prompts.
+
+        Raises:
+            ApiError: a field is wrong.
+        """
+        request, service = self._request, self._service
+        facts = service.facts
+        parse.check_model(request.model, service.model_name)
+        given = parse.prompts(request.prompt)
+        grammar = await service.texts.read_structure(request, facts.accepts_grammars)
+        params = sampling.read(request, facts, grammar, self._client)
+        prompts = []
+        self._echoes = []
+        add_special = request.add_special_tokens is not False
+        for one in given:
+            if isinstance(one, str):
+                tokens = await service.texts.encode(one, "prompt", add_special)
+            else:
+                tokens = parse.check_ids(one, facts.vocab_size, "prompt")
+            prompts.append(Prompt(tokens, sampling.limit(request, params, len(tokens), facts)))
+            self._echoes.append(one if isinstance(one, str) else await self._text(tokens))
+        stop = bool(request.include_stop_str_in_output)
+        self._answers = Answers(service, prompts, request.logprobs, stop)
+
+    async def answer(self) -> Response:
+        """The whole of it.
+
+        Raises:
+            ApiError: the engine cannot answer.
+        """
+        choices = [CompletionChoice(index, "") for index in range(self._num_answers)]
+        tokens: list[list] = [[] for _ in choices]
+        if self._request.prompt_logprobs is not None:
+            scores = await self._answers.scores(self._request.prompt_logprobs)
+            for choice in choices:
+                own, texts = scores[choice.index // self._num_each], self._service.texts
+                choice.prompt_logprobs = logprobs.prompt_shape(texts.tokenizer, own)
+        async for piece in self._pieces():
+            choice = choices[piece.index]
+            choice.text += piece.text
+            tokens[piece.index] += piece.tokens
+            if self._request.return_token_ids:
+                choice.token_ids = [*(choice.token_ids or ()), *piece.token_ids]
+                choice.prompt_token_ids = self._prompt_of(piece.index).tokens
+            choice.finish_reason, choice.stop_reason = piece.finish_reason, piece.stop_reason
+        if self._request.logprobs is not None:
+            for choice in choices:
+                choice.logprobs = self._shape(choice.index).of(tokens[choice.index])
+        return whole(self._header.answer(choices, self._answers.usage))
+
+    async def events(self) -> Events:
+        """The same as it comes.
+
+        Raises:
+            ApiError: as `answer`.
+        """
+        async with aclosing(self._pieces()) as pieces:
+            async for piece in pieces:
+                if piece.is_told or self._request.return_token_ids:
+                    yield self._header.chunk([self._choice(piece)], self._answers.usage)
+        yield self._header.last(self._answers.usage) + DONE
+
+    def _choice(self, piece: Piece) -> CompletionChoice:
+        """What is new of one answer."""
+        choice = CompletionChoice(
+            piece.index, piece.text, None, piece.finish_reason, piece.stop_reason
+        )
+        if self._request.logprobs is not None:
+            choice.logprobs = self._shape(piece.index).of(piece.tokens)
+        if self._request.return_token_ids:
+            choice.token_ids = list(piece.token_ids)
+        return choice
+
+    async def _pieces(self) -> AsyncGenerator[Piece, None]:
+        """Echoed prompts, then what the engine adds to them."""
+        request, answers = self._request, self._answers
+        scores: list = [() for _ in answers.prompts]
+        if request.echo and request.logprobs is not None:
+            scores = await answers.scores(request.logprobs)
+        is_over = not answers.prompts[0].params.max_new_tokens
+        for index in range(self._num_answers if request.echo or is_over else 0):
+            nth = index // self._num_each
+            text, tokens = (self._echoes[nth], scores[nth]) if request.echo else ("", ())
+            yield Piece(index, text, (), tokens, "length" if is_over else None)
+        if not is_over:
+            async with aclosing(answers.pieces()) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    @property
+    def _num_each(self) -> int:
+        return self._request.n or 1
+
+    @property
+    def _num_answers(self) -> int:
+        return len(self._answers.prompts) * self._num_each
+
+    def _prompt_of(self, index: int) -> Prompt:
+        return self._answers.prompts[index // self._num_each]
+
+    def _shape(self, index: int) -> CompletionShape:
+        if index not in self._shapes:
+            self._shapes[index] = CompletionShape(self._service.texts.tokenizer)
+        return self._shapes[index]
+
+    async def _text(self, tokens: list[int]) -> str:
+        return await self._service.texts.decode(tokens) if self._request.echo else ""

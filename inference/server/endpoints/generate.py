@@ -1,0 +1,41 @@
+"""Completions and chats, whole or as a stream."""
+
+import logging
+
+from starlette.responses import Response
+
+from inference.server.endpoints.answers import told
+from inference.server.endpoints.chat import Chat
+from inference.server.endpoints.completions import Completions
+from inference.server.protocol import fields
+from inference.server.protocol.errors import ApiError
+from inference.server.service import Service
+from inference.server.web.event_stream import EventStream, primed
+
+_log = logging.getLogger(__name__)
+
+
+async def completions(service: Service, request: fields.CompletionRequest, client: str) -> Response:
+    """Continues texts, or scores them."""
+    return await _answer(service, Completions(service, request, client), bool(request.stream))
+
+
+async def chat(service: Service, request: fields.ChatRequest, client: str) -> Response:
+    """Answers a conversation."""
+    return await _answer(service, Chat(service, request, client), bool(request.stream))
+
+
+async def _answer(service: Service, asked: Completions | Chat, streams: bool) -> Response:
+    service.check_ready()
+    await asked.prepare()
+    if not streams:
+        return await asked.answer()
+    events = await primed(asked.events())
+    left = service.metrics.disconnected
+    return EventStream(events, service.limits.idle_s, _last_event, left)
+
+
+def _last_event(error: Exception) -> bytes:
+    if not isinstance(error, ApiError):
+        _log.error("a stream ends with an error", exc_info=error)
+    return b"data: " + told(error).body() + b"\n\n"

@@ -1,0 +1,68 @@
+"""What is served, and how it is: models, health, metrics."""
+
+from importlib import metadata
+
+from starlette.responses import JSONResponse, Response
+
+from inference.server import metrics
+from inference.server.client.engine_client import State
+from inference.server.endpoints.answer import whole
+from inference.server.protocol import parse
+from inference.server.protocol.responses import Model, Models
+from inference.server.service import Service
+
+
+async def models(service: Service) -> Response:
+    """The one that is served.
+
+    Raises:
+        ApiError: 503, it is being loaded.
+    """
+    return whole(Models([_model(service)]))
+
+
+async def model(service: Service, id: str) -> Response:
+    """The same by its name.
+
+    Raises:
+        ApiError: 404, it is another; 503, it is being loaded.
+    """
+    found = _model(service)
+    parse.check_model(id, found.id)
+    return whole(found)
+
+
+async def health(service: Service) -> Response:
+    """200 while the engine's loop is alive, or on its way there."""
+    state, is_alive = service.client.state, service.is_alive
+    body = {"status": state.value, "heartbeat_age_s": round(service.heartbeat_age_s, 3)}
+    return JSONResponse(body, 200 if is_alive else 503)
+
+
+async def ready(service: Service) -> Response:
+    """200 while new requests are served.
+
+    Raises:
+        ApiError: 503, they are not; says why.
+    """
+    service.check_ready()
+    return JSONResponse({"status": State.READY.value})
+
+
+async def version(service: Service) -> Response:
+    """Of this program."""
+    try:
+        found = metadata.version("ridgeline")
+    except metadata.PackageNotFoundError:  # run from its folder
+        found = "clone"
+    return JSONResponse({"version": found})
+
+
+async def show_metrics(service: Service) -> Response:
+    """What was counted, for Prometheus."""
+    return Response(service.metrics.text(), media_type=metrics.CONTENT_TYPE)
+
+
+def _model(service: Service) -> Model:
+    max_context = service.facts.max_context
+    return Model(service.model_name, service.started, max_context)

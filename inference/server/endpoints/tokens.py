@@ -1,0 +1,50 @@
+"""POST /tokenize and /detokenize, GET /tokenizer_info: the tokenizer by itself."""
+
+from starlette.responses import JSONResponse, Response
+
+from inference.server.endpoints.answer import whole
+from inference.server.protocol import logprobs, parse
+from inference.server.protocol.errors import ApiError
+from inference.server.protocol.fields import DetokenizeRequest, TokenizeRequest
+from inference.server.protocol.responses import Detokenized, Tokenized
+from inference.server.service import Service
+
+
+async def tokenize(service: Service, request: TokenizeRequest, client: str) -> Response:
+    """Token ids of a text or a conversation.
+
+    Raises:
+        ApiError: a field is wrong.
+    """
+    parse.check_model(request.model, service.model_name)
+    texts = service.texts
+    if (request.prompt is None) == (request.messages is None):
+        raise ApiError(400, "give either prompt or messages", "prompt", "invalid_value")
+    if request.messages is not None:
+        prompts = request.add_generation_prompt is not False
+        tokens = await texts.encode_chat(request.messages, prompts)
+    else:
+        assert request.prompt is not None
+        add_special = request.add_special_tokens is not False
+        tokens = await texts.encode(request.prompt, "prompt", add_special)
+    spelled = None
+    if request.return_token_strs:
+        spelled = [logprobs.spelled(texts.tokenizer, token) for token in tokens]
+    return whole(Tokenized(len(tokens), service.facts.max_context, tokens, spelled))
+
+
+async def detokenize(service: Service, request: DetokenizeRequest, client: str) -> Response:
+    """The text of token ids.
+
+    Raises:
+        ApiError: a field is wrong.
+    """
+    parse.check_model(request.model, service.model_name)
+    tokens = parse.check_ids(request.tokens, service.facts.vocab_size, "tokens")
+    return whole(Detokenized(await service.texts.decode(tokens)))
+
+
+async def tokenizer_info(service: Service) -> Response:
+    """Its special tokens and its chat template."""
+    tokenizer = service.texts.tokenizer
+    return JSONResponse({**tokenizer.special_tokens, "chat_template": tokenizer.template})

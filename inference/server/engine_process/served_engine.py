@@ -1,0 +1,110 @@
+"""An `Engine` as the loop serves it."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib import metadata
+
+from inference.engine import Engine
+from inference.outputs import RequestOutput
+from inference.request import SamplingParams
+from inference.scheduling.data_shard import DataShard
+from inference.server.frames import Heartbeat, Loaded, TextFacts
+
+_PAUSE_S = 1e-3
+
+
+class ServedEngine:
+    """An `Engine`; what its methods mean, `Served` says."""
+
+    def __init__(self, engine: Engine, name: str, warm_up: Callable[[], object]):
+        """`name`: of the model, for those who ask."""
+        self._engine = engine
+        self._warm_up = warm_up
+        self._name = name
+        self._num_generated = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is unfinished."""
+        return self._engine.scheduler.has_work
+
+    def facts(self) -> Loaded:
+        """What those who ask have to know."""
+        config, tokenizer = self._engine.config, self._engine.tokenizer
+        return Loaded(
+            model=self._name,
+            fingerprint=_fingerprint(asdict(config)),
+            max_context=config.max_context,
+            max_seqs=config.engine.max_seqs,
+            max_top_logprobs=config.engine.top_logprobs,
+            accepts_seeds=config.engine.acceptance == "coupled",
+            accepts_grammars=config.engine.grammars and tokenizer is not None,
+            vocab_size=config.model.vocab_size,
+            text=None if tokenizer is None else TextFacts.of(tokenizer),
+        )
+
+    def warm_up(self) -> None:
+        """Makes ready what the first requests would wait for."""
+        self._warm_up()
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Does what takes long of a request beforehand, in another thread."""
+        self._engine.input_processor.prepare(params)
+
+    def add(self, tokens: Sequence[int], params: SamplingParams, output: Sequence[int]) -> int:
+        """Queues a prompt, of whose one answer `output` is known; returns its id."""
+        return self._engine.add_request(tokens, params, output)
+
+    def abort(self, id: int) -> None:
+        """Ends a request; an unknown id has no effect."""
+        self._engine.abort(id)
+
+    def step(self) -> list[RequestOutput]:
+        """Advances whatever can run."""
+        counters = self._engine.scheduler.counters
+        num_steps = counters.num_steps
+        outputs = self._engine.step(is_open=True)
+        if not outputs and counters.num_steps == num_steps:  # it waits, for a fuller batch perhaps
+            time.sleep(_PAUSE_S)
+        self._num_generated += sum(len(output.token_ids) for output in outputs)
+        return outputs
+
+    def heartbeat(self) -> Heartbeat:
+        """What is held, and was done so far."""
+        scheduler = self._engine.scheduler
+        counters = scheduler.counters
+        return Heartbeat(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            cache_used=max(map(_cache_used, scheduler.shards)),
+            counters={
+                "steps": counters.num_steps,
+                "prompt_tokens": counters.num_prompt_tokens,
+                "cached_tokens": counters.num_cached_tokens,
+                "generated_tokens": self._num_generated,
+                "preemptions": counters.num_preemptions,
+                "drafts": counters.num_drafts,
+                "accepted_drafts": counters.num_accepted,
+                "late_compiles": self._engine.model_runner.num_late_compiles,
+            },
+        )
+
+
+def _cache_used(shard: DataShard) -> float:
+    """Share of the pages of its fullest group that cannot be allocated."""
+    usable = shard.pages.pool.num_usable_pages
+    free = shard.pages.prefix_cache.num_available_pages
+    return max((1 - n / most for n, most in zip(free, usable, strict=True) if most), default=0.0)
+
+
+def _fingerprint(config: object) -> str:
+    """Names the version of this program and all that was configured."""
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    try:
+        version = metadata.version("ridgeline")
+    except metadata.PackageNotFoundError:  # run from its folder
+        version = "clone"
+    return f"ridgeline-{version}-{digest.hexdigest()[:12]}"

@@ -1,0 +1,177 @@
+"""What the two processes of a server tell each other: frames of msgpack, each behind its length.
+
+Both sides decode into declared types: what is none of these is an error and nothing else.
+"""
+
+import json
+import struct
+from typing import TypeVar
+
+import msgspec
+
+from inference.outputs import RequestOutput
+from inference.request import SamplingParams
+from inference.text.tokenizer import Tokenizer
+
+MAX_FRAME_BYTES = 256 << 20  # the largest is a tokenizer with its vocabulary
+_LENGTH = struct.Struct("!I")
+HEADER_BYTES = _LENGTH.size
+
+
+class ConnectionClosed(Exception):
+    """The other process has gone, or closed its end."""
+
+
+class Message(msgspec.Struct, tag=True, array_like=True):
+    """A frame's content; its class is part of it."""
+
+
+# --- to the engine --------------------------------------------------------------------------------
+
+
+class Add(Message):
+    """A prompt to continue, or to score (`max_new_tokens=0`).
+
+    Attributes:
+        id: names it from here on; the other side chooses it.
+        num_top_logprobs: alternatives of each token that are sent back; None: no log-probabilities.
+        output: tokens that the one answer begins with.
+    """
+
+    id: int
+    tokens: list[int]
+    params: SamplingParams
+    num_top_logprobs: int | None = None
+    output: list[int] = []
+
+
+class Abort(Message):
+    """Nobody waits for a request any more; an unknown id has no effect."""
+
+    id: int
+
+
+class Stop(Message):
+    """Ends the engine's process."""
+
+
+# --- from the engine ------------------------------------------------------------------------------
+
+
+class TextFacts(msgspec.Struct):
+    """A tokenizer as data (`Tokenizer`): what it takes to make another of it.
+
+    Attributes:
+        backend: a `tokenizer.json`.
+        vocab_size, special_tokens, template, templates: as `Tokenizer` has them.
+    """
+
+    backend: str
+    vocab_size: int
+    special_tokens: dict[str, str]
+    template: str | None
+    templates: dict[str, str]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "TextFacts":
+        """A tokenizer as data."""
+        return cls(
+            json.dumps(tokenizer.to_json(), ensure_ascii=False), tokenizer.vocab_size,
+            tokenizer.special_tokens, tokenizer.template, tokenizer.templates,
+        )  # fmt: skip
+
+    def tokenizer(self) -> Tokenizer:
+        """Another of it."""
+        import tokenizers  # which takes a while
+
+        return Tokenizer(
+            tokenizers.Tokenizer.from_str(self.backend), self.vocab_size, self.special_tokens,
+            self.template, self.templates,
+        )  # fmt: skip
+
+
+class Loaded(Message):
+    """The weights are there; steps are being compiled until `Ready`.
+
+    Attributes:
+        model: its name.
+        fingerprint: of the code and the configuration: with another one, a seed may give other
+            tokens.
+        max_context: tokens of a prompt and its answer.
+        max_seqs: sequences that run side by side.
+        max_top_logprobs: alternatives of a token that this engine was built to report.
+        accepts_seeds: whether requests may name a seed.
+        accepts_grammars: whether they may have a grammar.
+        text: None: it serves token ids alone.
+        vocab_size: token ids are below it.
+    """
+
+    model: str
+    fingerprint: str
+    max_context: int
+    max_seqs: int
+    max_top_logprobs: int
+    accepts_seeds: bool
+    accepts_grammars: bool
+    vocab_size: int
+    text: TextFacts | None
+
+
+class Ready(Message):
+    """Requests are served from here on."""
+
+
+class Outputs(Message):
+    """What a step brought; ids are those of `Add`."""
+
+    outputs: list[RequestOutput]
+
+
+class Refused(Message):
+    """A request that this engine does not serve, and why, in words for its sender."""
+
+    id: int
+    reason: str
+
+
+class Heartbeat(Message):
+    """The loop is alive, and what its engine holds and has done so far.
+
+    Attributes:
+        num_running, num_waiting: sequences with and without a slot.
+        cache_used: share of the pages that hold something of running sequences.
+        counters: by name; they only grow.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    cache_used: float = 0.0
+    counters: dict[str, float] = {}
+
+
+ToEngine = Add | Abort | Stop
+FromEngine = Loaded | Ready | Outputs | Refused | Heartbeat
+
+_ENCODER = msgspec.msgpack.Encoder()
+TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+FROM_ENGINE: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+
+Frame = TypeVar("Frame", ToEngine, FromEngine)
+
+
+def encode(message: Message) -> bytes:
+    """A message as it is sent."""
+    data = _ENCODER.encode(message)
+    return _LENGTH.pack(len(data)) + data
+
+
+def length(header: bytes | bytearray) -> int:
+    """Bytes that follow a header.
+
+    Raises:
+        ConnectionClosed: no message is as long: the other side does not speak this protocol.
+    """
+    (found,) = _LENGTH.unpack(header)
+    if found > MAX_FRAME_BYTES:
+        raise ConnectionClosed(f"a frame of {found} bytes")
+    return int(found)

@@ -1,0 +1,68 @@
+"""What a client is told that went wrong, in OpenAI's shape."""
+
+import msgspec
+
+
+class ErrorFacts(msgspec.Struct):
+    """What went wrong: for people, of which kind, in which field, and for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct):
+    """The body of every answer that is an error, and a stream's last event but one."""
+
+    error: ErrorFacts
+
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
+RETRY_S = 1
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    Attributes:
+        status: of HTTP.
+        message: for people; holds no path, no address, and no more than a few words of the input.
+        param: the field that is wrong.
+        code: for programs.
+    """
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None
+    ):
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of the answer: when to come again, and not to send the rest of a body."""
+        if self.status in (429, 503):
+            return {"retry-after": str(RETRY_S)}
+        return {"connection": "close"} if self.status in (408, 413) else {}
+
+    def body(self) -> bytes:
+        """As JSON."""
+        kind = _TYPES.get(self.status, "invalid_request_error")
+        return msgspec.json.encode(ErrorBody(ErrorFacts(self.message, kind, self.param, self.code)))
+
+
+def unavailable(why: str) -> ApiError:
+    """The request would be served at another moment."""
+    return ApiError(503, why, code="unavailable")

@@ -1,0 +1,174 @@
+"""Bodies of requests: every field, its type and its range, declared once."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from inference.request import MAX_BIASES, MAX_STOP_IDS
+
+MAX_CHOICES, MAX_PROMPTS, MAX_MESSAGES, MAX_TOP_LOGPROBS = 16, 64, 2048, 20
+_INT64 = 2**63
+
+Tokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+NewTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+TokenIds = Annotated[list[Tokens], Meta(max_length=MAX_STOP_IDS // 2)]
+StopText = Annotated[str, Meta(min_length=1, max_length=256)]
+Short = Annotated[str, Meta(max_length=512)]
+
+
+class StreamOptions(Struct):
+    """Of a stream.
+
+    Attributes:
+        include_usage: one more chunk, the last, counts tokens.
+        continuous_usage_stats: and every other chunk too.
+    """
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class JsonSchema(Struct):
+    """A schema and its name, which have no effect but by the schema."""
+
+    schema: dict[str, Any] | bool
+    name: Short | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct):
+    """What an answer looks like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Struct, forbid_unknown_fields=True):
+    """The same in vLLM's words: one of these."""
+
+    json: dict[str, Any] | str | None = None
+    regex: Annotated[str, Meta(min_length=1)] | None = None
+    choice: Annotated[list[str], Meta(min_length=1, max_length=5000)] | None = None
+    json_object: bool | None = None
+
+
+class Sampling(Struct, kw_only=True):
+    """Fields of both endpoints, named as OpenAI's are, further ones as vLLM's; `speculate` is
+    ours. null stands for the default everywhere.
+
+    Those of the last paragraph have no effect on the answer.
+    """
+
+    model: Short | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    logit_bias: (
+        Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)]
+        | None
+    ) = None
+    allowed_token_ids: Annotated[list[Tokens], Meta(min_length=1, max_length=65536)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: Tokens | None = None
+    min_tokens: Tokens | None = None
+    stop: StopText | Annotated[list[StopText], Meta(max_length=16)] | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    seed: Annotated[int, Meta(ge=-_INT64, le=_INT64 - 1)] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    speculate: bool | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    user: Short | None = None
+    metadata: dict[str, Short] | None = None
+    store: bool | None = None
+    service_tier: Short | None = None
+    safety_identifier: Short | None = None
+    prompt_cache_key: Short | None = None
+
+
+class CompletionRequest(Sampling, kw_only=True):
+    """POST /v1/completions.
+
+    Attributes:
+        prompt: a text, token ids, or a list of one of the two.
+    """
+
+    prompt: Any = None
+    suffix: Short | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    add_special_tokens: bool | None = None
+
+
+class ContentPart(Struct):
+    """A part of a message; text alone is understood."""
+
+    type: Annotated[str, Meta(max_length=64)]
+    text: str | None = None
+
+
+class ChatMessage(Struct):
+    """A message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_MESSAGES)] | None = None
+    name: Short | None = None
+    reasoning_content: str | None = None
+    tool_calls: Annotated[list[dict[str, Any]], Meta(max_length=64)] | None = None
+    tool_call_id: Short | None = None
+
+
+Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class ChatRequest(Sampling, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Messages
+    max_tokens: NewTokens | None = None
+    max_completion_tokens: NewTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=64)] | None = None
+    tool_choice: Any = None
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """POST /tokenize: a prompt, or the messages of a conversation."""
+
+    model: Short | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: list[Tokens]
+    model: Short | None = None
+
+
+# Fields that change what an answer is and that nobody here would obey: ignoring them misleads.
+REFUSED = (
+    *("functions", "function_call", "guided_json", "guided_regex"),
+    *("guided_choice", "guided_grammar", "prompt_embeds", "use_beam_search"),
+    *("chat_template", "chat_template_kwargs", "continue_final_message", "modalities", "audio"),
+    *("web_search_options", "bad_words", "truncate_prompt_tokens"),
+)

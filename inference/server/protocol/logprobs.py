@@ -1,0 +1,99 @@
+"""Log-probabilities of tokens in the two shapes in which clients want them."""
+
+import codecs
+from collections.abc import Sequence
+
+from inference.outputs import Alternatives
+from inference.server.protocol.responses import (
+    Alternative,
+    ChatLogprobs,
+    ChatToken,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+)
+from inference.text.tokenizer import Tokenizer
+
+_LOWEST = -9999.0  # JSON knows no infinity
+
+Token = tuple[int, float | None, Alternatives]  # id, log-probability, alternatives
+
+
+def tokens(
+    ids: Sequence[int], logprobs: Sequence[float | None], tops: Sequence[Alternatives]
+) -> list[Token]:
+    """One by one; without alternatives in an engine that has none."""
+    return list(zip(ids, logprobs, tops or [((), ())] * len(ids), strict=True))
+
+
+def spelled(tokenizer: Tokenizer, id: int) -> str:
+    """A token as text; one that is no whole characters by its bytes, so that no two are alike."""
+    data = tokenizer.token_bytes(id, skip_special=False)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+class CompletionShape:
+    """Those of one text as it grows."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def of(self, each: Sequence[Token]) -> CompletionLogprobs:
+        """Of further tokens."""
+        found = CompletionLogprobs([], [], [], [])
+        for id, logprob, (ids, values) in each:
+            name = spelled(self._tokenizer, id)
+            found.tokens.append(name)
+            found.text_offset.append(self._offset)
+            found.token_logprobs.append(None if logprob is None else max(logprob, _LOWEST))
+            found.top_logprobs.append(None if logprob is None else self._top(ids, values))
+            if logprob is not None:  # another token of the same spelling does not replace it
+                found.top_logprobs[-1][name] = max(logprob, _LOWEST)  # type: ignore[index]
+            self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(id)))
+        return found
+
+    def _top(self, ids: Sequence[int], values: Sequence[float]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for id, value in zip(ids, values, strict=True):
+            found.setdefault(spelled(self._tokenizer, id), max(value, _LOWEST))
+        return found
+
+
+def chat_shape(tokenizer: Tokenizer, each: Sequence[Token]) -> ChatLogprobs:
+    """Those of an answer's tokens."""
+
+    def alternative(id: int, logprob: float) -> tuple[str, float, list[int]]:
+        data = tokenizer.token_bytes(id, skip_special=False)
+        return data.decode(errors="replace"), max(logprob, _LOWEST), list(data)
+
+    return ChatLogprobs(
+        [
+            ChatToken(
+                *alternative(id, _LOWEST if logprob is None else logprob),
+                [Alternative(*alternative(*one)) for one in zip(ids, values, strict=True)],
+            )
+            for id, logprob, (ids, values) in each
+        ]
+    )
+
+
+def prompt_shape(tokenizer: Tokenizer, each: Sequence[Token]) -> PromptLogprobs:
+    """Those of a prompt, as vLLM has them."""
+
+    def found(id: int, logprob: float, rank: int | None) -> PromptLogprob:
+        return PromptLogprob(max(logprob, _LOWEST), rank, spelled(tokenizer, id))
+
+    whole: PromptLogprobs = []
+    for id, logprob, (ids, values) in each:
+        if logprob is None:
+            whole.append(None)
+            continue
+        tops = enumerate(zip(ids, values, strict=True), 1)
+        ranked = {str(other): found(other, value, rank) for rank, (other, value) in tops}
+        whole.append({str(id): found(id, logprob, None)} | ranked)
+    return whole

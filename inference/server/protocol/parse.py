@@ -1,0 +1,144 @@
+"""A body becomes a request, or an error that names the field."""
+
+import re
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from configs.errors import shown
+from inference.server.protocol.errors import ApiError
+from inference.server.protocol.fields import MAX_PROMPTS, REFUSED
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+_PLACE = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<where>.*)`)?", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+_WORDS = {
+    "int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false",
+    "array": "a list", "object": "an object", "null": "null", ">=": "from", "<=": "up to",
+    ">": "above",
+}  # fmt: skip
+_WORD = re.compile(r"`(\w+)`|(>=|<=|>)")
+_MAX_TOKEN_ID = 2**31 - 1
+
+
+class Parsed(NamedTuple):
+    """A request, and the names of fields that nobody reads."""
+
+    request: Any
+    ignored: list[str]
+
+
+def parse(body: bytes, kind: type[Body]) -> Parsed:
+    """Reads a request of this kind.
+
+    Raises:
+        ApiError: 400, which names the field.
+    """
+    try:
+        given = msgspec.json.decode(body)
+    except msgspec.ValidationError as error:  # numbers that nothing here can hold
+        raise ApiError(400, f"the body has a number out of range: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise ApiError(400, "the body is not valid JSON") from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply") from None
+    if not isinstance(given, dict):
+        raise ApiError(400, "the body is not a JSON object")
+    for name in REFUSED:
+        if given.get(name):
+            raise ApiError(400, f"{name} is not supported by this server", name, "unsupported")
+    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    whole = {name: _whole(value) for name, value in given.items() if name in known}
+    try:
+        request = msgspec.convert(whole, kind)
+    except msgspec.ValidationError as error:
+        raise _invalid(error) from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply") from None
+    return Parsed(request, sorted(given.keys() - known - set(REFUSED)))
+
+
+def prompts(value: Any) -> list[str | list[int]]:
+    """Those of a completion's `prompt`: a text, token ids, or a list of one of the two.
+
+    Raises:
+        ApiError: 400, it is neither.
+    """
+    each = [value] if isinstance(value, str) or _are_ids(value) else value
+    if not isinstance(each, list) or not each:
+        raise _invalid_prompt("is a text, token ids, or a list of one of the two, not empty")
+    if len(each) > MAX_PROMPTS:
+        raise _invalid_prompt(f"is a list of at most {MAX_PROMPTS}, not {len(each)}")
+    is_text = isinstance(each[0], str)
+    for one in each:
+        if not (isinstance(one, str) if is_text else _are_ids(one)):
+            raise _invalid_prompt("is a text, token ids, or a list of one of the two")
+        if not one:
+            raise _invalid_prompt("is empty: at least one token is needed")
+    return each
+
+
+def check_ids(ids: list[int], vocab_size: int, param: str) -> list[int]:
+    """The ids themselves.
+
+    Raises:
+        ApiError: 400, one is not in the vocabulary.
+    """
+    if max(ids, default=0) >= vocab_size:
+        raise ApiError(
+            400,
+            f"{param} holds token ids below {vocab_size}, not {max(ids)}",
+            param,
+            "invalid_value",
+        )
+    return ids
+
+
+def _are_ids(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(id) is int and 0 <= id <= _MAX_TOKEN_ID for id in value)
+    )
+
+
+def _invalid_prompt(why: str) -> ApiError:
+    return ApiError(400, f"prompt {why}", "prompt", "invalid_value")
+
+
+def _whole(value: Any) -> Any:
+    """JSON knows one kind of number: 68.0 is 68."""
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**63
+    return int(value) if is_whole else value
+
+
+def _invalid(error: msgspec.ValidationError) -> ApiError:
+    match = _PLACE.fullmatch(str(error))
+    assert match is not None  # it matches anything
+    what, where = match["what"], match["where"] or None
+    if missing := _MISSING.fullmatch(what):
+        where = f"{where}.{missing[1]}" if where else missing[1]
+        return ApiError(400, f"{where} is required", where, "missing_required_parameter")
+    where = where and where.replace("[...]", "")  # a value of a mapping
+    what = _WORD.sub(lambda found: _WORDS.get(found[1] or found[2], found[0]), what)
+    message = f"{where}: {what[0].lower()}{what[1:]}" if where else what
+    return ApiError(400, message.replace("`", ""), where, "invalid_value")
+
+
+def check_model(asked: str | None, served: str) -> None:
+    """Whether the model that is asked for is the one that is served.
+
+    Raises:
+        ApiError: 404, it is not.
+    """
+    if asked is not None and asked != served:
+        raise ApiError(
+            404, f"the model {shown(asked)} is not served here: {served} is", "model",
+            "model_not_found",
+        )  # fmt: skip
+
+
+def as_header(name: str) -> str:
+    """A field's name as a header can hold it."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "_-.") else "?" for c in name[:64])

@@ -1,0 +1,74 @@
+"""What a request says of its answer's form becomes a grammar."""
+
+import json
+from typing import Any
+
+from configs.errors import InputError
+from inference.server.protocol.errors import ApiError
+from inference.server.protocol.fields import Sampling
+from inference.text import grammar
+
+_ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+def read(request: Sampling) -> tuple[str | None, str]:
+    """The grammar, if one is asked for, and the field that does.
+
+    Raises:
+        ApiError: 400, several are, or what one says makes no sense.
+    """
+    found = [asked for asked in (_response_format(request), _structured_outputs(request)) if asked]
+    if len(found) > 1:
+        raise _invalid("structured_outputs", "and response_format exclude each other")
+    if not found:
+        return None, ""
+    ((name, kind, value),) = found
+    try:
+        if kind == "regex":
+            return grammar.of_regex(value), name
+        if kind == "choice":
+            return grammar.of_choices(value), name
+        return grammar.of_json_schema(value), name
+    except InputError as error:
+        raise _invalid(name, str(error)) from None
+
+
+def _response_format(request: Sampling) -> tuple[str, str, Any] | None:
+    asked, name = request.response_format, "response_format"
+    if asked is None or asked.type == "text":
+        return None
+    if asked.type == "json_object":
+        return name, "json", _ANY_OBJECT
+    if asked.json_schema is None:
+        raise _invalid(f"{name}.json_schema", "is required")
+    if not isinstance(asked.json_schema.schema, dict):
+        raise _invalid(f"{name}.json_schema.schema", "is an object")
+    return name, "json", asked.json_schema.schema
+
+
+def _structured_outputs(request: Sampling) -> tuple[str, str, Any] | None:
+    asked, name = request.structured_outputs, "structured_outputs"
+    if asked is None:
+        return None
+    given: dict[str, Any] = {
+        kind: value
+        for kind, value in (("json", asked.json), ("regex", asked.regex), ("choice", asked.choice))
+        if value is not None
+    }
+    if asked.json_object:
+        given["object"] = _ANY_OBJECT
+    if len(given) != 1:
+        raise _invalid(name, "is one of json, regex, choice and json_object=true")
+    ((kind, value),) = given.items()
+    if isinstance(value, str) and kind == "json":
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise _invalid(f"{name}.json", "is a JSON schema")
+    return name, kind, value
+
+
+def _invalid(param: str, why: str) -> ApiError:
+    return ApiError(400, f"{param} {why}", param, "invalid_value")

@@ -1,0 +1,133 @@
+"""What the endpoints share."""
+
+import dataclasses
+import time
+
+from inference.server.client.engine_client import EngineClient, State
+from inference.server.client.launch import Launcher
+from inference.server.frames import Loaded
+from inference.server.metrics import Metrics
+from inference.server.protocol.errors import unavailable
+from inference.server.texts import Texts
+
+_QUEUED_PER_SEQ = 4  # requests that wait, for each that can run
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a client can ask of the process that speaks HTTP; times are seconds.
+
+    Attributes:
+        body_bytes, body_s: of a request's body.
+        head_bytes, head_s: of its head.
+        request_s: from a request to the end of its answer.
+        stall_s: a client that reads nothing for so long is disconnected.
+        idle_s: silence of a stream after which a comment keeps the connection.
+        heartbeat_s: silence of an engine that has work, after which it counts as dead.
+        connections: at a time.
+    """
+
+    body_bytes: int = 4 << 20
+    body_s: float = 30.0
+    head_bytes: int = 32 << 10
+    head_s: float = 10.0
+    request_s: float = 600.0
+    stall_s: float = 30.0
+    idle_s: float = 15.0
+    heartbeat_s: float = 30.0
+    connections: int = 1024
+
+
+class Service:
+    """The engine, its text, and what was counted.
+
+    Attributes:
+        limits: of requests.
+        client: the engine.
+        metrics: what `/metrics` shows.
+        started: seconds since 1970.
+        is_draining: requests that are served go on, and new ones are refused.
+    """
+
+    def __init__(
+        self, launcher: Launcher, limits: Limits = Limits(), served_model_name: str | None = None
+    ):
+        """`served_model_name`: as clients name the model; None: as the engine does."""
+        self.limits = limits
+        self.client = EngineClient(launcher)
+        self.started = int(time.time())
+        self.is_draining = False
+        self.metrics = Metrics(self.client, lambda: self.model_name)
+        self._served_model_name = served_model_name
+        self._texts: Texts | None = None
+
+    @property
+    def model_name(self) -> str:
+        """As clients name the model."""
+        if self._served_model_name is not None:
+            return self._served_model_name
+        return self.client.facts.model if self.client.facts else ""
+
+    @property
+    def facts(self) -> Loaded:
+        """What the engine says of itself.
+
+        Raises:
+            ApiError: 503, it is being loaded.
+        """
+        if self.client.facts is None:
+            raise unavailable("the model is being loaded")
+        return self.client.facts
+
+    @property
+    def texts(self) -> Texts:
+        """Text of the model.
+
+        Raises:
+            ApiError: 503, it is being loaded.
+        """
+        facts = self.facts
+        if self._texts is None:
+            self._texts = Texts(facts.text, facts.max_context)
+        return self._texts
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine's loop was heard of lately, or has no loop yet."""
+        if self.client.state is State.ENDED:
+            return False
+        return (
+            self.client.state is not State.READY or self.heartbeat_age_s < self.limits.heartbeat_s
+        )
+
+    @property
+    def heartbeat_age_s(self) -> float:
+        """Since the engine was heard last."""
+        return time.monotonic() - self.client.heard_at
+
+    def check_ready(self) -> None:
+        """Whether new requests are served.
+
+        Raises:
+            ApiError: 503, says what is under way.
+        """
+        if self.is_draining:
+            raise unavailable("the server is shutting down")
+        if self.client.state is not State.READY:
+            raise unavailable(f"the engine is {self.client.state.value}")
+
+    def check_room(self, num_sequences: int) -> None:
+        """Whether the queue has room for so many.
+
+        Raises:
+            ApiError: 503, it is full.
+        """
+        most = self.facts.max_seqs * (1 + _QUEUED_PER_SEQ)
+        if self.client.num_sequences + num_sequences > most:
+            self.metrics.rejected("queue_full")
+            raise unavailable("too many requests wait for the engine")
+
+    def close(self) -> None:
+        """Ends what was started here."""
+        if self._texts is not None:
+            self._texts.close()

@@ -1,0 +1,140 @@
+"""Text to token ids and back, beside the event loop."""
+
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from configs.errors import InputError
+from inference.server.frames import TextFacts
+from inference.server.protocol import structure
+from inference.server.protocol.errors import ApiError
+from inference.server.protocol.fields import ChatMessage, Sampling
+from inference.text.grammar import Grammars
+from inference.text.tokenizer import Tokenizer
+
+_CHARS_A_TOKEN = 16  # a prompt with more characters for each token of the context is refused unread
+
+T = TypeVar("T")
+
+
+class Texts:
+    """The tokenizer of the engine, and one thread that encodes: a long prompt delays other prompts,
+    and no token of a stream.
+
+    Attributes:
+        tokenizer: for what takes no time.
+    """
+
+    def __init__(self, facts: TextFacts | None, max_context: int):
+        """`facts` are None where the engine serves token ids alone."""
+        self._tokenizer = None if facts is None else facts.tokenizer()
+        self._max_chars = _CHARS_A_TOKEN * max_context
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="texts")
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """It.
+
+        Raises:
+            ApiError: there is none.
+        """
+        if self._tokenizer is None:
+            raise ApiError(400, "this model has no tokenizer: give token ids", code="unsupported")
+        return self._tokenizer
+
+    async def encode(self, text: str, param: str, add_special: bool = True) -> list[int]:
+        """Token ids of a text that a field of this name holds.
+
+        Raises:
+            ApiError: 400, it cannot be encoded.
+        """
+        self._check_length(len(text), param)
+        tokenizer = self.tokenizer
+        return await self._run(param, lambda: tokenizer.encode(text, add_special))
+
+    async def encode_chat(
+        self, messages: Sequence[ChatMessage], add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Token ids of a conversation.
+
+        Raises:
+            ApiError: 400, the messages hold what is not supported, or the template refuses them.
+        """
+        given = [_plain(message, index) for index, message in enumerate(messages)]
+        self._check_length(sum(len(one.get("content") or "") for one in given), "messages")
+        tokenizer = self.tokenizer
+        return await self._run(
+            "messages", lambda: tokenizer.apply_chat_template(given, add_generation_prompt)
+        )
+
+    async def read_structure(self, request: Sampling, accepts: bool) -> str | None:
+        """The grammar that a request's answer has to follow, if it asks for one, which is compiled
+        here first: what takes long delays other prompts, and no step of the engine.
+
+        Raises:
+            ApiError: 400, it cannot be compiled, or grammars are not accepted.
+        """
+        if request.response_format is None and request.structured_outputs is None:
+            return None
+        found, param = structure.read(request)
+        if found is None:
+            return None
+        if not accepts:
+            raise ApiError(400, f"{param} is not supported by this server", param, "unsupported")
+        await self._run(param, lambda: self._grammars.start(found))
+        return found
+
+    @functools.cached_property
+    def _grammars(self) -> Grammars:
+        return Grammars(self.tokenizer, [self.tokenizer.eos_id or 0])
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids."""
+        tokenizer = self.tokenizer
+        return await self._run("tokens", lambda: tokenizer.decode(ids))
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, param: str, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except InputError as error:
+            raise ApiError(400, f"{param}: {error}", param, "invalid_value") from None
+        except RecursionError:
+            raise ApiError(400, f"{param} are nested too deeply", param, "invalid_value") from None
+
+    def _check_length(self, num_chars: int, param: str) -> None:
+        if num_chars > self._max_chars:
+            raise ApiError(
+                400,
+                f"{param}: {num_chars} characters are more than {_CHARS_A_TOKEN} for each token "
+                f"of the context, {self._max_chars}",
+                param,
+                "context_length_exceeded",
+            )
+
+
+def _plain(message: ChatMessage, index: int) -> dict[str, Any]:
+    """A message as templates read it."""
+    content = message.content
+    if isinstance(content, list):
+        for part in content:
+            if part.type != "text" or part.text is None:
+                where = f"messages[{index}].content"
+                raise ApiError(400, f"{where}: parts of type text alone", where, "unsupported")
+        content = "\n".join(part.text or "" for part in content)
+    if content is None and not message.tool_calls:
+        where = f"messages[{index}].content"
+        raise ApiError(400, f"{where} is required", where, "missing_required_parameter")
+    found: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": content or "",
+    }
+    for name in ("name", "reasoning_content", "tool_calls", "tool_call_id"):
+        if (value := getattr(message, name)) is not None:
+            found[name] = value
+    return found

@@ -1,0 +1,124 @@
+"""Who may ask: keys, and the addresses by which a browser may be led here."""
+
+import hashlib
+import hmac
+import ipaddress
+import re
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from configs.errors import InputError, reason
+from inference.server.protocol.errors import ApiError
+
+CLIENT = "ridgeline.client"  # of a request's scope: who asks, by the key; "" where there are none
+OPEN_PATHS = ("/health", "/ready")  # without a key: probes have none
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_MIN_KEY_CHARS = 16
+
+
+class Keys:
+    """Keys of clients, of which only hashes are kept."""
+
+    def __init__(self, keys: Iterable[str]):
+        self._hashes = [_hash(key) for key in keys]
+
+    def name(self, key: str) -> str:
+        """A name for whoever has this key, "" if it is none; takes as long whichever it is."""
+        own, found = _hash(key), False
+        for known in self._hashes:
+            found |= hmac.compare_digest(own, known)
+        return hashlib.sha256(own).hexdigest()[:32] if found else ""
+
+
+def read_keys(label: str, path: str) -> Keys:
+    """The keys of a file, one a line; lines that begin with # are none.
+
+    Raises:
+        InputError: the file cannot be read, or has no key, or a short one.
+    """
+    try:
+        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{label}: {reason(error)}") from None
+    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not keys:
+        raise InputError(f"{label} holds no key: write one a line")
+    if min(map(len, keys)) < _MIN_KEY_CHARS:
+        raise InputError(f"{label}: a key has at least {_MIN_KEY_CHARS} characters")
+    return Keys(keys)
+
+
+class Access:
+    """Passes on what may pass: `Host` is ours where only this machine can ask, `Origin` is none or
+    our own, and a key is right where there are any. Every answer has an id, the client's where it
+    sent one.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Keys | None, is_local: bool):
+        """`is_local`: the server is bound to this machine alone."""
+        self._app = app
+        self._keys = keys
+        self._is_local = is_local
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request, as ASGI has it."""
+        if scope["type"] != "http":
+            return
+        headers = Headers(scope=scope)
+        asked = headers.get("x-request-id", "")
+        id = asked if _REQUEST_ID.fullmatch(asked) else secrets.token_hex(16)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(raw=message.setdefault("headers", []))["x-request-id"] = id
+            await send(message)
+
+        try:
+            scope[CLIENT] = self._check(scope, headers)
+        except ApiError as error:
+            answer = Response(error.body(), error.status, error.headers, "application/json")
+            await answer(scope, receive, send_with_id)
+        else:
+            await self._app(scope, receive, send_with_id)
+
+    def _check(self, scope: Scope, headers: Headers) -> str:
+        """Who asks."""
+        host = headers.get("host", "")
+        if len(headers.getlist("host")) != 1 or (self._is_local and not _is_this_machine(host)):
+            raise ApiError(403, "the header Host names another server")
+        origin = headers.get("origin")
+        if origin is not None and origin != f"{scope['scheme']}://{host}":
+            raise ApiError(403, "requests from pages of other servers are not served")
+        if self._keys is None or scope["path"] in OPEN_PATHS:
+            return ""
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        is_one = len(headers.getlist("authorization")) == 1
+        client = self._keys.name(key.strip())
+        if not (client and is_one and kind.lower() == "bearer"):
+            raise ApiError(
+                401, "the header Authorization holds no key of this server", code="invalid_api_key"
+            )
+        return client
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine can reach what is bound to a host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _is_this_machine(host: str) -> bool:
+    """Of the header, with or without a port."""
+    match = re.fullmatch(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(:[0-9]{1,5})?", host.lower())
+    return match is not None and is_local(match[1].strip("[]"))
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,86 @@
+"""The HTTP application: which path is answered by what."""
+
+import asyncio
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from inference.server.endpoints.answers import told
+from inference.server.protocol import parse
+from inference.server.protocol.errors import ApiError
+from inference.server.service import Service
+from inference.server.web import body
+from inference.server.web.access import CLIENT, Access, Keys
+from inference.server.web.operations import OPERATIONS, Operation
+
+_MAX_NAMED = 16  # fields that were ignored
+
+
+def application(service: Service, keys: Keys | None = None, is_local: bool = True) -> ASGIApp:
+    """The whole of it; `keys` and `is_local` as `Access` takes them."""
+
+    def get(operation: Operation) -> Route:
+        async def answer(request: Request) -> Response:
+            return await operation.work(service, **request.path_params)
+
+        return Route(operation.path, answer, methods=["GET"])
+
+    def post(operation: Operation) -> Route:
+        async def answer(request: Request) -> Response:
+            return await _posted(service, request, operation)
+
+        return Route(operation.path, answer, methods=["POST"])
+
+    routes = [get(each) if each.body is None else post(each) for each in OPERATIONS]
+    handlers: dict[Any, Any] = {
+        ApiError: _failed,
+        HTTPException: _no_such_path,
+        Exception: _failed,
+    }
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return Access(app, keys, is_local)
+
+
+async def _posted(service: Service, request: Request, operation: Operation) -> Response:
+    """Reads a body and answers it, unless the client leaves before."""
+    limits = service.limits
+    try:
+        data = await body.read(request, limits.body_bytes, limits.body_s)
+    except ClientDisconnect:
+        return Response(status_code=499)  # which nobody reads
+    assert operation.body is not None
+    parsed = parse.parse(data, operation.body)
+    working = asyncio.ensure_future(operation.work(service, parsed.request, request.scope[CLIENT]))
+    leaving = asyncio.ensure_future(body.gone(request.receive))
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            service.metrics.disconnected()
+            return Response(status_code=499)
+        response = working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+    if parsed.ignored:
+        names = [parse.as_header(name) for name in parsed.ignored[:_MAX_NAMED]]
+        response.headers["x-ignored-params"] = ", ".join(names)
+        service.metrics.ignored(len(parsed.ignored))
+    return response
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    found = told(error)
+    return Response(found.body(), found.status, found.headers, "application/json")
+
+
+async def _no_such_path(request: Request, error: HTTPException) -> Response:
+    what = "method" if error.status_code == 405 else "path"
+    found = ApiError(error.status_code, f"this server has no such {what}")
+    return Response(found.body(), found.status, error.headers, "application/json")

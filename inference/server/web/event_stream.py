@@ -1,0 +1,95 @@
+"""Server-sent events: an answer as it comes."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from inference.server.web.body import gone
+
+DONE = b"data: [DONE]\n\n"
+_KEEP_ALIVE = b": keep-alive\n\n"
+
+Events = AsyncGenerator[bytes, None]
+
+
+async def primed(events: Events) -> Events:
+    """The same events, once the first is there: whatever prevents it is raised here, while an
+    answer can still be an error.
+    """
+    first = await anext(events)
+
+    async def again() -> Events:
+        try:
+            yield first
+            async for event in events:
+                yield event
+        finally:
+            await events.aclose()
+
+    return again()
+
+
+class EventStream(Response):
+    """Events until they end, or until the client leaves: then they are closed at once. In a
+    silence of `idle_s` a comment keeps the connection.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: Events,
+        idle_s: float,
+        failed: Callable[[Exception], bytes],
+        left: Callable[[], None] = lambda: None,
+    ):
+        """`failed`: the last event of a stream that ends with an error; `left`: called where the
+        client does not wait for the end.
+        """
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._idle_s = idle_s
+        self._failed = failed
+        self._left = left
+        self._sent_at = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request, as ASGI has it."""
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+
+        async def put(data: bytes) -> None:
+            self._sent_at = time.monotonic()
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
+        pump = asyncio.create_task(self._pump(put))
+        others = [asyncio.create_task(self._keep(put)), asyncio.create_task(gone(receive))]
+        try:
+            await asyncio.wait([pump, *others], return_when=asyncio.FIRST_COMPLETED)
+            if not pump.done():
+                self._left()
+        finally:
+            for task in (pump, *others):
+                task.cancel()
+            await asyncio.gather(pump, *others, return_exceptions=True)
+            await self._events.aclose()
+        if not pump.cancelled():
+            pump.result()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _pump(self, put: Callable) -> None:
+        try:
+            async for event in self._events:
+                await put(event)
+        except Exception as error:
+            await put(self._failed(error) + DONE)
+
+    async def _keep(self, put: Callable) -> None:
+        while True:
+            await asyncio.sleep(max(0.0, self._sent_at + self._idle_s - time.monotonic()))
+            if time.monotonic() - self._sent_at >= self._idle_s:
+                await put(_KEEP_ALIVE)

@@ -1,0 +1,95 @@
+"""Connections that end before a request does: heads that are large or slow, and clients that do not
+read. uvicorn limits none of these.
+"""
+
+import asyncio
+import functools
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from inference.server.protocol.errors import ApiError
+from inference.server.service import Limits
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, *args: Any, limits: Limits, **named: Any):
+        super().__init__(*args, **named)
+        self._limits = limits
+        self._in_head = True
+        self._head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client is there."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """It has gone."""
+        self._cancel(self._head_timer)
+        self._cancel(self._stall_timer)
+        super().connection_lost(error)
+
+    def data_received(self, data: bytes) -> None:
+        """It sent something."""
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > self._limits.head_bytes:
+            self._refuse(ApiError(431, "the head of the request is too large"))
+
+    def on_message_begin(self) -> None:
+        """The head of a request begins."""
+        super().on_message_begin()
+        self._in_head = True
+        self._await_head()
+
+    def on_headers_complete(self) -> None:
+        """It is whole."""
+        self._in_head, self._head_bytes = False, 0
+        self._cancel(self._head_timer)
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self._limits.head_bytes:
+            self._refuse(ApiError(431, "the head of the request is too large"))
+            return
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is not HTTP."""
+        self._refuse(ApiError(400, "this is not a valid HTTP request"))
+
+    def pause_writing(self) -> None:
+        """The client does not read."""
+        super().pause_writing()
+        loop = asyncio.get_running_loop()
+        self._stall_timer = loop.call_later(self._limits.stall_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self._cancel(self._stall_timer)
+        super().resume_writing()
+
+    def _await_head(self) -> None:
+        self._cancel(self._head_timer)
+        late = ApiError(408, "the head of the request did not come in time")
+        loop = asyncio.get_running_loop()
+        self._head_timer = loop.call_later(
+            self._limits.head_s, functools.partial(self._refuse, late)
+        )
+
+    def _cancel(self, timer: asyncio.TimerHandle | None) -> None:
+        if timer is not None:
+            timer.cancel()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Says so, and closes the connection."""
+        if self.transport.is_closing():
+            return
+        body = error.body()
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self.transport.write(STATUS_LINE[error.status] + head % len(body) + body)
+        self.transport.close()

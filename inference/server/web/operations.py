@@ -1,0 +1,104 @@
+"""What can be asked here, and its description for programs (OpenAPI 3.1)."""
+
+import dataclasses
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from inference.server.endpoints import generate, status, tokens
+from inference.server.endpoints.answer import whole
+from inference.server.protocol import fields, responses
+from inference.server.protocol.errors import ErrorBody
+from inference.server.service import Service
+
+_REFERENCE = "#/components/schemas/{name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """A path, and what answers it.
+
+    Attributes:
+        path: as Starlette has it.
+        work: takes the service, and what the path holds, or a `body` and who sent it.
+        body: of a POST; None: it is a GET.
+        answer, event: what comes whole, and each event of a stream; None: not JSON of ours.
+    """
+
+    path: str
+    work: Callable[..., Awaitable[Response]]
+    body: type[msgspec.Struct] | None = None
+    answer: type[msgspec.Struct] | None = None
+    event: type[msgspec.Struct] | None = None
+
+
+async def openapi(service: Service) -> Response:
+    """This description."""
+    return whole(describe())
+
+
+OPERATIONS = (
+    Operation("/v1/models", status.models, None, responses.Models),
+    Operation("/v1/models/{id:path}", status.model, None, responses.Model),
+    Operation("/health", status.health),
+    Operation("/ready", status.ready),
+    Operation("/version", status.version),
+    Operation("/metrics", status.show_metrics),
+    Operation("/tokenizer_info", tokens.tokenizer_info),
+    Operation("/openapi.json", openapi),
+    Operation("/tokenize", tokens.tokenize, fields.TokenizeRequest, responses.Tokenized),
+    Operation("/detokenize", tokens.detokenize, fields.DetokenizeRequest, responses.Detokenized),
+    Operation(
+        "/v1/completions", generate.completions, fields.CompletionRequest, responses.Completion,
+        responses.Completion,
+    ),
+    Operation(
+        "/v1/chat/completions", generate.chat, fields.ChatRequest, responses.ChatCompletion,
+        responses.ChatChunk,
+    ),
+)  # fmt: skip
+
+
+def describe() -> dict[str, Any]:
+    """All operations as OpenAPI has them."""
+    kinds = [k for each in OPERATIONS for k in (each.body, each.answer, each.event) if k]
+    kinds = list(dict.fromkeys([*kinds, ErrorBody]))
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
+    by_kind = dict(zip(kinds, schemas, strict=True))
+    paths = {each.path.replace(":path", ""): _described(each, by_kind) for each in OPERATIONS}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Ridgeline", "version": "1"},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+
+
+def _described(operation: Operation, by_kind: dict[type, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    if operation.answer is not None:
+        content["application/json"] = {"schema": by_kind[operation.answer]}
+    if operation.event is not None:
+        schema = {"anyOf": [by_kind[operation.event], by_kind[ErrorBody]]}
+        content["text/event-stream"] = {"schema": schema}  # of what stands behind "data: "
+    failed = {"application/json": {"schema": by_kind[ErrorBody]}}
+    found: dict[str, Any] = {
+        "summary": (operation.work.__doc__ or "").strip().splitlines()[0],
+        "responses": {
+            "200": {"description": "The answer.", "content": content},
+            "default": {"description": "What went wrong.", "content": failed},
+        },
+    }
+    if "{id" in operation.path:
+        name = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+        found["parameters"] = [name]
+    if operation.body is None:
+        return {"get": found}
+    body = {"application/json": {"schema": by_kind[operation.body]}}
+    return {"post": found | {"requestBody": {"required": True, "content": body}}}

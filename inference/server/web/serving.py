@@ -1,0 +1,120 @@
+"""Serves until it is told to stop, or the engine does not stay."""
+
+import asyncio
+import contextlib
+import functools
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from configs.errors import InputError
+from inference.server.service import Service
+from inference.server.web.access import Keys, is_local
+from inference.server.web.app import application
+from inference.server.web.guard import GuardedProtocol
+from inference.server.web.report import report
+
+_KEEP_ALIVE_S = 5
+_REPORT_S = 10.0
+_LEAVE_S = 5  # for connections to close once nothing is served any more
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens there; port 0 takes a free one.
+
+    Raises:
+        InputError: the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        # Connections inherit it: the first token of a stream does not wait for an acknowledgement.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(1024)
+    except (OSError, OverflowError) as error:
+        listening.close()
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise InputError(f"--host={host} --port={port}: {why}") from None
+    return listening
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which ends in two steps: at the first signal new requests are refused and those that
+    are served go on; it ends when none is left, when they had `drain_s`, or at the next signal.
+    """
+
+    def __init__(self, config: uvicorn.Config, service: Service, drain_s: float):
+        super().__init__(config)
+        self._service = service
+        self._drain_s = drain_s
+        self._drained_at: float | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal has come."""
+        if self._service.is_draining:
+            self.should_exit = self.force_exit = True
+        self._service.is_draining = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: whether to end."""
+        if self._service.is_draining and not self.should_exit:
+            now = asyncio.get_running_loop().time()
+            self._drained_at = now + self._drain_s if self._drained_at is None else self._drained_at
+            self.should_exit = not self.server_state.tasks or now > self._drained_at
+        return await super().on_tick(counter)
+
+
+async def serve(
+    service: Service,
+    listening: socket.socket,
+    keys: Keys | None = None,
+    drain_s: float = 30.0,
+    say: Callable[[str], None] | None = None,
+    started: Callable[[Server], None] = lambda server: None,
+) -> None:
+    """Serves on a listening socket until a signal, with an engine of its own.
+
+    Args:
+        service: which is closed in the end.
+        listening: as `bound` returns it.
+        keys: of those who may ask; None: everybody who can.
+        drain_s: seconds for requests that are served when the signal comes.
+        say: told every ten seconds what was served.
+        started: called before anything is answered.
+
+    Raises:
+        EngineFailed: the engine could not be started, or ended too often.
+    """
+    host = listening.getsockname()[0]
+    app = application(service, keys, is_local(host))
+    config = uvicorn.Config(
+        app,
+        http=functools.partial(GuardedProtocol, limits=service.limits),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=service.limits.connections,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_LEAVE_S,
+    )
+    server = Server(config, service, drain_s)
+    engine = asyncio.create_task(service.client.run())
+    engine.add_done_callback(lambda _: server.handle_exit(0, None))
+    started(server)
+    reports = asyncio.create_task(report(service, say, _REPORT_S)) if say else None
+    try:
+        await server.serve(sockets=[listening])
+    finally:
+        if reports is not None:
+            reports.cancel()
+        await service.client.stop()
+        with contextlib.suppress(asyncio.CancelledError):
+            await engine  # raises what made it end
+        service.close()

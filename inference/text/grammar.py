@@ -1,0 +1,193 @@
+"""What a text has to be: JSON of a schema, a match of a regular expression, one of some choices.
+
+A grammar says of each token whether it may come next (llguidance). It is text, as
+`SamplingParams.grammar` holds it; the functions here write it.
+"""
+
+import collections
+import importlib.util
+import json
+import threading
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from configs.errors import InputError, shown
+from inference.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import llguidance
+
+MAX_CHARS = 1 << 16
+_MAX_KEPT = 256  # compiled grammars
+_LIMITS: dict[str, Any] = {  # a fifth of llguidance's own: of what one grammar may cost
+    "initial_lexer_fuel": 200_000,
+    "step_lexer_fuel": 40_000,
+    "step_max_items": 10_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 100_000,
+}
+_SPACE = "[ ]?"  # what JSON may have between its parts: without an end, models find none
+
+
+def is_available() -> bool:
+    """Whether llguidance is installed."""
+    return importlib.util.find_spec("llguidance") is not None
+
+
+def of_json_schema(schema: dict[str, Any]) -> str:
+    """JSON that a schema describes.
+
+    Raises:
+        InputError: it is too long.
+    """
+    import llguidance
+
+    text = json.dumps(schema)
+    _check_length("the schema", text)
+    options: Any = {"whitespace_pattern": _SPACE}
+    return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=options)
+
+
+def of_regex(pattern: str) -> str:
+    """A whole text that matches a regular expression.
+
+    Raises:
+        InputError: it is too long.
+    """
+    import llguidance
+
+    _check_length("the regular expression", pattern)
+    return llguidance.LLMatcher.grammar_from_regex(pattern)
+
+
+def of_choices(choices: Iterable[str]) -> str:
+    """One of some texts.
+
+    Raises:
+        InputError: they are too long, or one is empty.
+    """
+    import llguidance
+
+    each = list(choices)
+    if not each or not all(each):
+        raise InputError("choices are texts, each of at least one character")
+    quoted = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in each)
+    _check_length("the list of choices", quoted)
+    return llguidance.LLMatcher.grammar_from_lark(f"start: {quoted}")
+
+
+class Grammar:
+    """One text as it grows.
+
+    Attributes:
+        has_failed: a token came that it does not permit, or it costs more than it may.
+        is_complete: nothing can follow.
+    """
+
+    def __init__(self, matcher: "llguidance.LLMatcher", num_words: int):
+        self.has_failed = matcher.is_error()
+        self.is_complete = False
+        self._matcher = matcher
+        self._num_words = num_words
+
+    def mask(self) -> np.ndarray:
+        """u32[words], bit v % 32 of word v // 32: token v may be next. No bit is set once it has
+        failed.
+        """
+        found = np.zeros(self._num_words, np.int32)
+        if not self.has_failed:
+            self._matcher.unsafe_compute_mask_ptr(found.ctypes.data, found.nbytes)
+            self.has_failed = self._matcher.is_error()
+        return found.view(np.uint32) * np.uint32(not self.has_failed)
+
+    def accept(self, token: int) -> None:
+        """The next token is this."""
+        if self.has_failed or not self._matcher.consume_token(token):
+            self.has_failed = True
+        else:
+            self.is_complete = self._matcher.is_stopped()
+
+
+class Grammars:
+    """Compiles grammars for a tokenizer, and keeps the latest. Several threads may."""
+
+    def __init__(self, tokenizer: Tokenizer, eos_ids: Iterable[int]):
+        """`eos_ids` end a text that is complete.
+
+        Raises:
+            InputError: llguidance is not installed.
+        """
+        if not is_available():
+            raise InputError("grammars need llguidance: pip install 'ridgeline[serve]'")
+        import llguidance
+
+        self._llguidance = llguidance
+        self._tokenizer = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(_Vocabulary(tokenizer)),
+            n_vocab=tokenizer.vocab_size,
+            eos_token=sorted(eos_ids) or [0],
+        )
+        self._num_words = -(-tokenizer.vocab_size // 32)
+        self._lock = threading.Lock()
+        self._kept: collections.OrderedDict[str, Any] = collections.OrderedDict()
+
+    def start(self, grammar: str, tokens: Sequence[int] = ()) -> Grammar:
+        """The text of a grammar after some tokens.
+
+        Raises:
+            InputError: it cannot be compiled, or does not permit these tokens.
+        """
+        found = Grammar(self._compiled(grammar).deep_copy(), self._num_words)
+        for token in tokens:
+            found.accept(token)
+        if found.has_failed or found.is_complete:
+            raise InputError(f"the grammar permits nothing after {len(tokens)} tokens of an output")
+        return found
+
+    def _compiled(self, grammar: str) -> "llguidance.LLMatcher":
+        with self._lock:
+            if grammar in self._kept:
+                self._kept.move_to_end(grammar)
+                return self._kept[grammar]
+        limits = self._llguidance.LLParserLimits(**_LIMITS)
+        matcher = self._llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise InputError(f"the grammar cannot be compiled: {_reason(matcher.get_error())}")
+        with self._lock:
+            self._kept[grammar] = matcher
+            while len(self._kept) > _MAX_KEPT:
+                self._kept.popitem(last=False)
+        return matcher
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance reads it."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.eos_token_id = tokenizer.eos_id or 0
+        ids = range(tokenizer.vocab_size)
+        self.tokens = [tokenizer.token_bytes(id, skip_special=False) for id in ids]
+        self.special_token_ids = [
+            id for id in ids if self.tokens[id] and not tokenizer.token_bytes(id)
+        ]
+        self._encode = tokenizer.encode
+
+    def __call__(self, text: str) -> list[int]:
+        if not isinstance(text, str):
+            raise TypeError("texts are encoded")
+        return self._encode(text, add_special=False)
+
+
+def _check_length(what: str, text: str) -> None:
+    if len(text) > MAX_CHARS:
+        raise InputError(f"{what} has at most {MAX_CHARS} characters, not {len(text)}")
+
+
+def _reason(error: str) -> str:
+    """The line that says what is wrong, without the trace behind it."""
+    lines = [line for line in error.splitlines() if line.strip()]
+    return shown(lines[0])[1:-1] if lines else "no reason is given"

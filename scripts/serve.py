@@ -1,0 +1,130 @@
+"""Serves a model over HTTP, to OpenAI's clients: python -m scripts.serve --model=smollm2-135m."""
+
+from scripts import interrupts  # noqa: F401
+
+# isort: split
+import functools
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from configs.errors import InputError
+from scripts import common
+from scripts.flags import deployment_flags
+from scripts.flags.host_flags import HOSTS
+
+if TYPE_CHECKING:
+    from inference.server.engine_process.served_engine import ServedEngine
+
+_HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on.")
+_PORT = flags.DEFINE_integer("port", 8000, "Port to listen on; 0 takes a free one.")
+_KEYS = flags.DEFINE_string(
+    "api_key_file", None, "File with a key a line, one of which every request has to bring."
+)
+_MAX_MODEL_LEN = flags.DEFINE_integer(
+    "max_model_len", None, "Tokens of a prompt and its answer (engine.max_context)."
+)
+_MAX_NUM_SEQS = flags.DEFINE_integer(
+    "max_num_seqs", None, "Sequences that run at the same time (engine.max_seqs)."
+)
+_NAME = flags.DEFINE_string("served_model_name", None, "The model's name for clients.")
+_MAX_LOGPROBS = flags.DEFINE_integer(
+    "max_logprobs", 20, "Alternatives of a token that requests may ask for (engine.top_logprobs)."
+)
+_WARM_UP = flags.DEFINE_bool("warm_up", True, "Compile every step before the first request.")
+_REQUEST_S = flags.DEFINE_float("request_timeout", 600.0, "Seconds that an answer may take.")
+_DRAIN_S = flags.DEFINE_float(
+    "drain_timeout", 30.0, "Seconds that answers have at SIGTERM; a second one ends at once."
+)
+_SOCKET = flags.DEFINE_integer(
+    "engine_socket", None, "For serve itself: it starts its engine by this."
+)
+flags.adopt_module_key_flags(deployment_flags)
+
+
+def main(argv: Sequence[str]) -> None:
+    del argv
+    _check_flags()
+    if _SOCKET.value is not None:
+        from inference.server.engine_process import entry
+
+        entry.serve(_SOCKET.value, _load)
+        return
+    from inference.server.client.engine_client import State
+    from inference.server.client.launch import Subprocess
+    from inference.server.service import Limits, Service
+    from inference.server.web import access, serving
+
+    keys = None
+    if _KEYS.value is not None:
+        keys = access.read_keys(f"--api_key_file={_KEYS.value}", _KEYS.value)
+        if Path(_KEYS.value).expanduser().stat().st_mode & 0o077:
+            common.say(f"--api_key_file={_KEYS.value} can be read by other users: chmod 600")
+    if keys is None and not access.is_local(_HOST.value):
+        raise InputError(
+            f"--host={_HOST.value} can be reached by others: give --api_key_file, a key a line"
+        )
+    listening = serving.bound(_HOST.value, _PORT.value)
+    host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
+    url = f"http://{host}:{listening.getsockname()[1]}"
+    launcher = Subprocess([sys.executable, "-m", "scripts.serve", *sys.argv[1:]])
+    service = Service(launcher, Limits(request_s=_REQUEST_S.value), _NAME.value)
+
+    def tell(state: State) -> None:
+        if state is State.READY:
+            common.say(f"{service.model_name} is served at {url}/v1")
+
+    service.client.on_state = tell
+    common.say(f"{url} answers, while the model is loaded")
+    _run(functools.partial(serving.serve, service, listening, keys, _DRAIN_S.value, common.say))
+
+
+def _run(serve: Any) -> None:
+    import uvloop
+
+    uvloop.run(serve())
+
+
+def _check_flags() -> None:
+    if importlib.util.find_spec("starlette") is None:
+        raise InputError("serve needs more packages: pip install 'ridgeline[serve]'")
+    if common.JSON.value:
+        raise InputError("serve answers over HTTP, and prints no JSON")
+    if HOSTS.value > 1:
+        raise InputError("a server has one host: leave --hosts out")
+    if not 0 <= _PORT.value <= 65535:
+        raise InputError(f"--port is between 0 and 65535, not {_PORT.value}")
+    if not 0 <= _MAX_LOGPROBS.value <= 20:
+        raise InputError(f"--max_logprobs is between 0 and 20, not {_MAX_LOGPROBS.value}")
+    for flag in (_REQUEST_S, _DRAIN_S):
+        if not 0 <= flag.value < 1e6:
+            raise InputError(f"--{flag.name} is a number of seconds, not {flag.value}")
+
+
+def _load() -> "ServedEngine":
+    """The engine, in a process of its own."""
+    from inference.server.engine_process.served_engine import ServedEngine
+    from inference.text import grammar
+
+    needs = {
+        "penalties": True, "top_logprobs": _MAX_LOGPROBS.value,
+        "grammars": grammar.is_available(),
+    }  # fmt: skip
+    for name, flag in (("max_context", _MAX_MODEL_LEN), ("max_seqs", _MAX_NUM_SEQS)):
+        if flag.value is not None:
+            needs[name] = flag.value
+    resolved, config = common.resolve_config({}, needs)
+    engine = common.load_engine(common.open_checkpoint(resolved), config)
+    name = common.model_name()
+    if Path(name).exists():  # clients need not know where it lies
+        name = Path(name).resolve().name
+    warm_up = functools.partial(common.warm_up, engine, seals=False)
+    return ServedEngine(engine, name, warm_up if _WARM_UP.value else lambda: None)
+
+
+if __name__ == "__main__":
+    common.run(main)

@@ -1,0 +1,169 @@
+"""An engine whose answers are known beforehand: a token a byte, a fixed text, and some tokens that
+make trouble. What serves it cannot tell it from a real one.
+"""
+
+import dataclasses
+import functools
+import threading
+import time
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models
+
+from configs.errors import InputError
+from inference.outputs import RequestOutput
+from inference.request import SamplingParams
+from inference.scheduling.sequence import derived_seed
+from inference.server.frames import Heartbeat, Loaded, TextFacts
+from inference.text.detokenizer import Detokenizer
+from inference.text.grammar import Grammars
+from inference.text.tokenizer import Tokenizer, byte_alphabet
+
+START, END, REFUSED, CRASHES, HANGS, VOCAB = 256, 257, 258, 259, 260, 270
+MAX_CONTEXT, MAX_SEQS, NUM_TOP = 512, 4, 20
+REPLY = "Grüße, 世界! 🙂 The answer is 42. "
+TEMPLATE = (
+    "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+
+@functools.cache
+def tokenizer() -> Tokenizer:
+    alphabet = byte_alphabet()
+    backend = tokenizers.Tokenizer(models.BPE({alphabet[byte]: byte for byte in range(256)}, []))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
+    backend.decoder = decoders.ByteLevel()
+    names = ("<|start|>", "<|end|>", "<|refused|>", "<|crashes|>", "<|hangs|>")
+    backend.add_special_tokens([AddedToken(name, special=True) for name in names])
+    return Tokenizer(backend, VOCAB, {"eos_token": "<|end|>"}, TEMPLATE)
+
+
+def reply(n: int, seed: int | None = None) -> list[int]:
+    """The first tokens of an answer: greedy requests get the text from its beginning."""
+    start = "" if seed is None else f"{seed % 1000}: "
+    return list((start + REPLY * (1 + n // len(REPLY))).encode()[:n])
+
+
+def walk(state) -> list[int]:
+    """The shortest text that a grammar permits, or nearly so."""
+    tokens: list[int] = []
+    while END not in tokens:
+        words = state.mask()
+        permitted = [v for v in range(VOCAB) if words[v // 32] >> (v % 32) & 1]
+        first = [token for token in (END, *b'"}],:{') if token in permitted]
+        tokens.append((first or permitted)[0])
+        state.accept(tokens[-1])
+    return tokens
+
+
+@dataclasses.dataclass
+class _Sequence:
+    id: int
+    index: int
+    prompt: list[int]
+    params: SamplingParams
+    tokens: list[int]
+    detokenizer: Detokenizer
+    num_told: int = 0
+
+
+class FakeEngine:
+    """As `Served`."""
+
+    def __init__(self, step_s: float = 0.0, has_text: bool = True, warm_up_s: float = 0.0):
+        self.step_s = step_s
+        self.warm_up_s = warm_up_s
+        self.running: list[_Sequence] = []
+        self.aborted: list[int] = []
+        self.num_steps = 0
+        self.params: list[SamplingParams] = []  # of all requests
+        self.prompts: list[list[int]] = []
+        self.may_go_on = threading.Event()  # of a step that hangs
+        self._has_text = has_text
+        self._grammars = Grammars(tokenizer(), [END])
+        self._next_id = 100  # nobody else's ids
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running)
+
+    def facts(self) -> Loaded:
+        text = TextFacts.of(tokenizer()) if self._has_text else None
+        sizes = MAX_CONTEXT, MAX_SEQS, NUM_TOP
+        return Loaded("fake", "fake-1", *sizes, True, self._has_text, VOCAB, text)
+
+    def warm_up(self) -> None:
+        time.sleep(self.warm_up_s)
+
+    def prepare(self, params: SamplingParams) -> None:
+        self._grammars.start(params.grammar)
+
+    def add(self, tokens, params: SamplingParams, output=()) -> int:
+        if REFUSED in tokens:
+            raise InputError("every token is banned: allow one")
+        self._next_id += 100
+        self.params.append(params)
+        self.prompts.append(list(tokens))
+        for index in range(params.n):
+            seed = derived_seed(params.seed, index) if params.temperature else None
+            planned, told = reply(params.max_new_tokens, seed), list(output)
+            if params.grammar is not None:
+                planned = walk(self._grammars.start(params.grammar))
+            assert planned[: len(told)] == told
+            own = Detokenizer(tokenizer(), params.stop, params.min_tokens)
+            own.push(told)
+            sequence = _Sequence(
+                self._next_id, index, list(tokens), params, planned, own, len(told)
+            )
+            self.running.append(sequence)
+        return self._next_id
+
+    def abort(self, id: int) -> None:
+        self.aborted += [id] * any(each.id == id for each in self.running)
+        self.running = [each for each in self.running if each.id != id]
+
+    def step(self) -> list[RequestOutput]:
+        self.num_steps += 1
+        time.sleep(self.step_s)
+        if any(CRASHES in each.prompt for each in self.running):
+            raise RuntimeError("a step failed at 0x7f00 in /some/path")
+        if any(HANGS in each.prompt for each in self.running):
+            self.may_go_on.wait(20)
+        outputs = [self._advance(each) for each in self.running[:MAX_SEQS]]
+        ended = {(each.id, each.index) for each in outputs if each.finish_reason}
+        self.running = [each for each in self.running if (each.id, each.index) not in ended]
+        return outputs
+
+    def heartbeat(self) -> Heartbeat:
+        running, waiting = self.running[:MAX_SEQS], self.running[MAX_SEQS:]
+        return Heartbeat(len(running), len(waiting), 0.25, {"steps": self.num_steps})
+
+    def _advance(self, each: _Sequence) -> RequestOutput:
+        if not each.params.max_new_tokens:
+            values = [-0.5 * (1 + n % 3) for n in range(len(each.prompt) - 1)]
+            tops = [top(id, value) for id, value in zip(each.prompt[1:], values, strict=True)]
+            return RequestOutput(each.id, [], "", "length", 0, (0,), values, tops)
+        token = each.tokens[each.num_told]
+        each.num_told += 1
+        text, reason, stopped = each.detokenizer.push([token]), None, None
+        if each.detokenizer.stopped is not None:
+            reason, stopped = "stop", each.detokenizer.stopped
+        elif token == END:
+            reason = "stop"
+        elif token in each.params.stop_ids:
+            reason, stopped = "stop", token
+        elif each.num_told == each.params.max_new_tokens:
+            reason = "length"
+            text += each.detokenizer.flush()
+        return RequestOutput(
+            each.id, [token], text, reason, each.index, (0,), [-0.25], [top(token, -0.25)], stopped
+        )
+
+
+def top(token: int, logprob: float) -> tuple[list[int], list[float]]:
+    """The token itself, and others that are less likely."""
+    others = [(token + n) % 256 for n in range(1, NUM_TOP)]
+    return [token, *others], [logprob, *(logprob - n for n in range(1, NUM_TOP))]

@@ -1,0 +1,155 @@
+"""Connections that are slow, large, no HTTP at all, or end too early."""
+
+import json
+import socket
+import time
+
+import pytest
+
+from inference.server.service import Limits
+from tests.inference.server.fake_engine import FakeEngine
+from tests.inference.server.running import running, wait_until
+
+BODY = json.dumps({"prompt": "a", "max_tokens": 400}).encode()
+STREAM = json.dumps({"prompt": "a", "max_tokens": 400, "stream": True}).encode()
+SHORT = Limits(
+    body_bytes=2000, body_s=0.3, head_bytes=3000, head_s=0.3, request_s=0.5, stall_s=0.3, idle_s=0.1
+)
+
+
+def request(body: bytes, length: int | None = None, more: str = "") -> bytes:
+    size = len(body) if length is None else length
+    return (
+        f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {size}\r\n{more}\r\n"
+    ).encode() + body
+
+
+def connect(server) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=10)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Until the server closes it."""
+    parts = []
+    while part := connection.recv(65536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+@pytest.fixture(scope="module")
+def short():
+    """With short limits."""
+    with running(limits=SHORT) as server:
+        yield server
+
+
+@pytest.fixture
+def slow():
+    """Of an engine that takes 100 ms a step."""
+    engine = FakeEngine(step_s=0.1)
+    with running(engine) as server:
+        yield engine, server
+
+
+@pytest.mark.parametrize("sent, status", [
+    (b"GET / HTTP/1.1\r\nHost: local", 408),
+    (b"", 408),
+    (request(BODY[:5], length=len(BODY)), 408),
+    (b"GET / HTTP/1.1\r\nX: " + b"a" * 4000, 431),
+    (b"GET / HTTP/1.1\r\n" + b"X: a\r\n" * 1000 + b"\r\n", 431),
+    (b"GET /" + b"a" * 4000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 431),
+    (request(b"a" * 3000), 413),
+    (request(b"", length=10**12), 413),
+    (request(BODY, more="Transfer-Encoding: chunked\r\n"), 400),
+    (request(BODY, more="Content-Length: 3\r\n"), 400),
+    (request(BODY, length=-1), 400),
+    (b"\x16\x03\x01\x02\x00\x01\x00", 400),
+    (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    (b"GET / HTTP/1.1\r\nHost: a\r\nX: a\x00b\r\n\r\n", 400),
+])  # fmt: skip
+def test_requests_that_end_their_connection(short, sent, status):
+    with connect(short) as connection:
+        connection.sendall(sent)
+        answer = read_all(connection)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status), answer
+    assert json.loads(body)["error"]["message"]
+    assert short.http.get("/ready").status_code == 200
+
+
+def test_bodies_in_chunks_have_the_same_limits(short):
+    how = {"content-type": "application/json"}
+
+    def body(size):
+        yield b'{"max_tokens": 1, "prompt": "a"'
+        yield b" " * size
+        yield b"}"
+
+    assert short.http.post("/v1/completions", content=body(9), headers=how).status_code == 200
+    assert short.http.post("/v1/completions", content=body(3000), headers=how).status_code == 413
+
+
+def test_a_connection_serves_one_request_after_the_other(server):
+    ask = request(json.dumps({"prompt": "a", "max_tokens": 1}).encode())
+    with connect(server) as connection:
+        connection.sendall(ask * 20)
+        answers = b""
+        while answers.count(b"HTTP/1.1 200") < 20:
+            part = connection.recv(65536)
+            assert part, answers
+            answers += part
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM])
+def test_who_leaves_frees_the_engine_within_a_step(slow, body):
+    engine, server = slow
+    with connect(server) as connection:
+        connection.sendall(request(body))
+        wait_until(lambda: engine.num_steps > 1)
+        if body is STREAM:
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+    before = engine.num_steps
+    wait_until(lambda: engine.aborted)
+    assert engine.num_steps - before <= 3  # one that ran, and what it takes to notice
+    assert not engine.running and not server.service.client.num_sequences
+    counted = 'ridgeline:client_disconnects_total{model_name="fake"} 1.0'
+    wait_until(lambda: counted in server.http.get("/metrics").text)
+
+
+def test_who_leaves_takes_all_answers_along(slow):
+    engine, server = slow
+    with connect(server) as connection:
+        many = {"prompt": ["a", "b"], "n": 2, "max_tokens": 400, "stream": True}
+        connection.sendall(request(json.dumps(many).encode()))
+        wait_until(lambda: engine.num_steps > 1)
+    wait_until(lambda: not engine.running)
+    assert len(engine.aborted) == 2
+
+
+def test_a_stream_in_which_nothing_happens_is_kept_alive(short):
+    """And an answer that takes too long ends: as an event once the stream has begun."""
+    engine = FakeEngine(step_s=0.25)
+    with running(engine, SHORT) as server:
+        with connect(server) as connection:
+            connection.settimeout(5)
+            connection.sendall(request(STREAM, more="Connection: close\r\n"))
+            answer = read_all(connection)
+        assert b": keep-alive\n\n" in answer and b'"code":"timeout"' in answer
+        assert answer.rstrip(b"\r\n0").endswith(b"data: [DONE]")
+        whole = server.post("/v1/completions", prompt="a", max_tokens=400)
+        assert whole.status_code == 408 and whole.json()["error"]["type"] == "timeout_error"
+        wait_until(lambda: not engine.running)
+
+
+def test_who_does_not_read_is_disconnected():
+    engine = FakeEngine()
+    with running(engine, SHORT) as server, connect(server) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        tokens = {"prompt": ["a" * 100] * 16, "n": 4, "max_tokens": 400, "logprobs": 20}
+        ask = request(json.dumps(tokens | {"stream": True}).encode())
+        for _ in range(3):
+            connection.sendall(ask)
+        start = time.monotonic()
+        assert server.post("/v1/completions", prompt="a", max_tokens=3).status_code == 200
+        assert time.monotonic() - start < 2

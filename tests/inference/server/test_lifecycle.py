@@ -1,0 +1,202 @@
+"""From the first answer to the last: loading, draining, engines that fail."""
+
+import contextlib
+import threading
+import time
+
+import httpx2
+import pytest
+
+from inference.server.client.engine_client import EngineFailed
+from inference.server.client.launch import Thread
+from inference.server.frames import Heartbeat
+from inference.server.service import Limits
+from inference.server.web import report, serving
+from tests.inference.server import events
+from tests.inference.server.fake_engine import CRASHES, HANGS, MAX_SEQS, FakeEngine, reply
+from tests.inference.server.running import running, wait_until
+
+TEXT = "/v1/completions"
+
+
+def test_while_it_loads_it_says_so():
+    may_load, may_serve = threading.Event(), threading.Event()
+
+    class Slow(FakeEngine):
+        def warm_up(self):
+            may_serve.wait(20)
+
+    def load():
+        may_load.wait(20)
+        return Slow()
+
+    with running(Thread(load), waits=False) as server:
+        for event, state in ((may_load, "loading"), (may_serve, "warming up")):
+            wait_until(lambda state=state: server.http.get("/health").json()["status"] == state)
+            assert server.http.get("/health").status_code == 200
+            for response in (server.http.get("/ready"), server.post(TEXT, prompt="a")):
+                assert response.status_code == 503 and response.headers["retry-after"] == "1"
+                assert response.json()["error"]["code"] == "unavailable"
+            assert server.http.get("/metrics").status_code == 200
+            listed = server.http.get("/v1/models").status_code
+            assert listed == (503 if state == "loading" else 200)
+            event.set()
+        server.wait_ready()
+        assert server.post(TEXT, prompt="a").status_code == 200
+
+
+def test_a_first_signal_lets_answers_end():
+    engine, found = FakeEngine(step_s=0.01), {}
+    with running(engine) as server:
+
+        def ask(n):
+            found[n] = server.post(TEXT, prompt="a", max_tokens=50, stream=n % 2 == 0)
+
+        threads = [threading.Thread(target=ask, args=(n,)) for n in range(MAX_SEQS)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(engine.running) == MAX_SEQS)
+        server.stop()
+        for response in (server.http.get("/ready"), server.post(TEXT, prompt="a")):
+            assert response.status_code == 503 and response.headers["retry-after"] == "1"
+        assert server.http.get("/health").status_code == 200
+        for thread in threads:
+            thread.join(20)
+        server.join()
+    for n, response in found.items():
+        assert response.status_code == 200
+        answer = events.read(response.text)[-1] if n % 2 == 0 else response.json()
+        assert answer["choices"][0]["finish_reason"] == "length"
+    assert server.error is None
+
+
+def test_a_second_signal_ends_at_once():
+    with running(FakeEngine(step_s=0.05)) as server:
+        thread = threading.Thread(target=lambda: _ignored(server))
+        thread.start()
+        wait_until(lambda: server.service.client.num_sequences)
+        start = time.monotonic()
+        server.stop()
+        server.stop()
+        server.join()
+        assert time.monotonic() - start < 5
+        thread.join(10)
+
+
+def _ignored(server):
+    try:
+        server.post(TEXT, prompt="a", max_tokens=400)
+    except Exception as error:
+        return error
+
+
+def test_a_request_that_ends_engines_is_found_and_no_other_is_lost():
+    engines, found = [], []
+
+    def load():
+        engines.append(FakeEngine(step_s=0.01))
+        return engines[-1]
+
+    with running(Thread(load)) as server:
+
+        def ask():
+            asked = {"prompt": "a", "max_tokens": 80, "stream": True}
+            found.append(events.read(server.post(TEXT, **asked).text))
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: engines[0].num_steps > 20)
+        crash = server.post(TEXT, prompt=[CRASHES])
+        assert crash.status_code == 503 and crash.headers["retry-after"] == "1"
+        assert "/some" not in crash.text and "0x" not in crash.text
+        for thread in threads:
+            thread.join(10)
+        assert len(engines) == 3  # the second for the request that was to blame
+        for stream in found:
+            text = "".join(choice["text"] for choice in events.choices(stream))
+            assert text == bytes(reply(80)).decode(errors="replace")
+        server.wait_ready()
+        assert server.post(TEXT, prompt="a", max_tokens=3).status_code == 200
+        restarts = 'ridgeline:engine_restarts_total{model_name="fake"} 2.0'
+        assert restarts in server.http.get("/metrics").text
+
+
+def test_an_engine_that_fails_again_and_again_ends_the_server():
+    with running() as server:
+        for _ in range(3):
+            with contextlib.suppress(httpx2.HTTPError):
+                server.wait_ready()
+                server.post(TEXT, prompt=[CRASHES])
+        server.join()
+    assert isinstance(server.error, EngineFailed)
+
+
+def test_an_engine_that_cannot_be_loaded_ends_the_server():
+    def load():
+        raise ValueError("no such model")
+
+    with running(Thread(load), waits=False) as server:
+        server.join()
+    assert isinstance(server.error, EngineFailed)
+
+
+def test_a_step_that_hangs_is_seen():
+    engine = FakeEngine()
+    with running(engine, Limits(heartbeat_s=0.3, request_s=0.5)) as server:
+        assert server.post(TEXT, prompt=[HANGS]).status_code == 408
+        wait_until(lambda: server.http.get("/health").status_code == 503)
+        engine.may_go_on.set()
+        wait_until(lambda: server.http.get("/health").status_code == 200)
+        assert server.post(TEXT, prompt="a").status_code == 200
+
+
+def test_the_queue_is_bounded():
+    engine = FakeEngine(step_s=0.02)
+    with running(engine) as server:
+        asked = {"prompt": "a", "n": MAX_SEQS, "max_tokens": 400}
+        threads = [
+            threading.Thread(target=lambda: server.post(TEXT, **asked | {"max_tokens": 10}))
+            for _ in range(5)
+        ]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: server.service.client.num_sequences == 5 * MAX_SEQS)
+        start = time.monotonic()
+        refused = server.post(TEXT, **asked)
+        assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+        assert time.monotonic() - start < 5
+        for thread in threads:
+            thread.join(20)
+        assert server.post(TEXT, prompt="a", max_tokens=1).status_code == 200
+        assert 'reason="queue_full"} 1.0' in server.http.get("/metrics").text
+
+
+@pytest.mark.parametrize("asked", [{"prompt": ["a"] * 64, "max_tokens": 1}])
+def test_one_request_may_not_fill_the_queue(server, asked):
+    assert server.post(TEXT, **asked).status_code == 503
+
+
+def test_a_line_says_what_was_served(monkeypatch):
+    monkeypatch.setattr(serving, "_REPORT_S", 0.2)
+    with running(FakeEngine(step_s=0.01)) as server:
+        wait_until(lambda: server.service.client.heartbeat.counters)
+        threading.Event().wait(0.5)
+        assert not server.said  # there was nothing
+        server.post(TEXT, prompt="a", max_tokens=60)
+        wait_until(lambda: server.said)
+        names = [part.partition("=")[0] for part in server.said[0].split()]
+        assert names[:5] == ["running", "waiting", "cache", "prompt_tok_s", "output_tok_s"]
+
+
+def test_rates_of_an_engine_that_is_new_count_from_nothing():
+    old = Heartbeat(1, 0, 0.5, {"prompt_tokens": 100, "generated_tokens": 500, "preemptions": 2})
+    now = Heartbeat(2, 1, 0.25, {"prompt_tokens": 40, "cached_tokens": 10, "generated_tokens": 20})
+    assert report.line(old, now, 10.0) == (
+        "running=2 waiting=1 cache=25% prompt_tok_s=4.0 output_tok_s=2.0 cached=25%"
+    )
+    counters = {"drafts": 10, "accepted_drafts": 4, "generated_tokens": 505, "preemptions": 5}
+    more = Heartbeat(0, 0, 0.0, old.counters | counters)
+    assert report.line(old, more, 10.0) == (
+        "running=0 waiting=0 cache=0% prompt_tok_s=0.0 output_tok_s=0.5 accepted=40% preemptions=3"
+    )

@@ -1,0 +1,168 @@
+"""Requests whose text has to follow a grammar, beside others that it does not touch."""
+
+import json
+
+import pytest
+
+from configs.errors import InputError
+from configs.mesh import Mesh
+from inference.request import SamplingParams
+from inference.text import grammar
+from tests import fakes
+from tests.inference.server.fake_engine import END, VOCAB, tokenizer
+
+pytestmark = pytest.mark.quick_code
+
+MODEL = fakes.llama(vocab_size=VOCAB, max_context=256)
+SETTINGS = {
+    "max_seqs": 8, "decode_rows": (8,), "page_tokens": 8, "chunk_tokens": 16, "grammars": True,
+    "prefill_chunks": (3,), "penalties": True,
+}  # fmt: skip
+PROMPTS = fakes.prompts((20, 3, 50, 9, 30), 256)
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "boolean"}, "b": {"enum": ["x", "ü"]},
+                   "c": {"type": "integer", "minimum": 0, "maximum": 999}},
+    "required": ["a", "b", "c"], "additionalProperties": False,
+}  # fmt: skip
+JSON = grammar.of_json_schema(SCHEMA)
+
+
+def make(**settings):
+    settings = SETTINGS | settings
+    return fakes.engine(MODEL, shapes="one", tokenizer=tokenizer(), eos_ids=(END,), **settings)
+
+
+def asked(**more) -> SamplingParams:
+    return SamplingParams(max_new_tokens=120, grammar=JSON, **more)
+
+
+def check(answer) -> None:
+    found = json.loads(answer.text)
+    assert found.keys() == {"a", "b", "c"} and answer.finish_reason == "stop"
+    assert isinstance(found["a"], bool) and found["b"] in ("x", "ü") and 0 <= found["c"] < 1000
+
+
+HOW = [
+    {}, {"temperature": 1.0, "seed": 1}, {"temperature": 2.0, "seed": 2, "top_k": 5},
+    {"temperature": 1.0, "seed": 3, "presence": 1.0}, {"logit_bias": {ord("}"): 50.0}},
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return [make().generate([prompt], asked(**how))[0] for prompt, how in
+            zip(PROMPTS, HOW, strict=True)]  # fmt: skip
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_texts_follow_their_grammars_beside_others(alone, overlap):
+    free = [fakes.greedy(40), SamplingParams(max_new_tokens=40, temperature=1.0, seed=9)]
+    (expected, drawn) = make(grammars=False).generate(PROMPTS[:2], free)
+    engine = make(overlap=overlap)
+    params = [asked(**how) for how in HOW] + free
+    *found, beside, drawn_beside = engine.generate([*PROMPTS, *PROMPTS[:2]], params)
+    for answer, own in zip(found, alone, strict=True):
+        check(answer)
+        assert answer.token_ids == own.token_ids
+    assert beside.token_ids == expected.token_ids and drawn_beside.token_ids == drawn.token_ids
+    assert not engine._requests
+    engine.scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("mesh", [Mesh(data=2, model=2)])
+def test_texts_follow_their_grammars_on_several_chips(mesh):
+    for answer in make(mesh=mesh).generate(PROMPTS, [asked(**how) for how in HOW]):
+        check(answer)
+
+
+def test_whatever_happens_to_the_engine(alone):
+    engine = make(preemption="recompute")
+    outputs: dict[int, list] = {
+        engine.add_request(prompt, asked(**how)): []
+        for prompt, how in zip(PROMPTS, HOW, strict=True)
+    }
+    for n in range(400):
+        if n % 7 == 3 and engine.scheduler.running:
+            engine.scheduler.preempt(engine.scheduler.running[-1])
+        if n % 40 == 30:
+            engine.rebuild()
+        for output in engine.step():
+            outputs[output.id] += output.token_ids
+        engine.scheduler.check_integrity()
+    assert list(outputs.values()) == [answer.token_ids for answer in alone]
+
+
+def test_an_answer_goes_on_within_its_grammar(alone):
+    for prompt, how, whole in zip(PROMPTS, HOW, alone, strict=True):
+        engine, outputs, known = make(), [], len(whole.token_ids) // 2
+        engine.add_request(prompt, asked(**how), whole.token_ids[:known])
+        while engine.scheduler.has_work:
+            outputs += [token for output in engine.step() for token in output.token_ids]
+        assert outputs == whole.token_ids[known:]
+
+
+@pytest.mark.parametrize("settings", [
+    {}, {"num_drafts": 3, "proposer": "ngram", "acceptance": "rejection"},
+])  # fmt: skip
+def test_several_answers_each_follow_it(settings):
+    params = asked(temperature=1.5, n=3, seed=None if "acceptance" in settings else 5)
+    beside = SamplingParams(max_new_tokens=60, ignore_eos=True)
+    first, _ = make(**settings).generate(PROMPTS[:2], [params, beside])
+    texts = [answer.text for answer in (first, *first.others)]
+    for answer in (first, *first.others):
+        check(answer)
+    assert len(set(texts)) > 1
+
+
+def test_forks_follow_their_own():
+    engine = make()
+    id = engine.add_request(PROMPTS[0], fakes.greedy(30))
+    for _ in range(4):
+        engine.step()
+    with pytest.raises(InputError, match="permits nothing after"):
+        engine.fork(id, asked())
+    engine.fork(id, SamplingParams(max_new_tokens=30, grammar=grammar.of_regex("(?s:.*)")))
+    fakes.drain(engine)
+
+
+def test_a_text_that_is_cut_off_has_its_reason():
+    (answer,) = make().generate(PROMPTS[:1], SamplingParams(max_new_tokens=3, grammar=JSON))
+    assert answer.finish_reason == "length" and len(answer.token_ids) == 3
+
+
+def test_a_grammar_that_fails_ends_its_request_alone(monkeypatch):
+    engine, calls = make(), []
+    mask = grammar.Grammar.mask
+
+    def fail(state):
+        calls.append(state)
+        state.has_failed |= calls.count(calls[0]) == 5 and state is calls[0]
+        return mask(state)
+
+    monkeypatch.setattr(grammar.Grammar, "mask", fail)
+    first, second = engine.generate(PROMPTS[:2], asked())
+    assert first.finish_reason == "error"
+    check(second)
+
+
+@pytest.mark.parametrize("params, settings, problem", [
+    ({"grammar": grammar.of_regex("((")}, {}, "the grammar cannot be compiled"),
+    ({"grammar": "start: nothing"}, {}, "the grammar cannot be compiled"),
+    ({"grammar": JSON}, {"grammars": False}, "engine.grammars=true"),
+])  # fmt: skip
+def test_what_is_refused(params, settings, problem):
+    engine = make(**settings)
+    with pytest.raises(InputError, match=problem):
+        engine.add_request(PROMPTS[0], SamplingParams(**params))
+    assert not engine.scheduler.has_work
+
+
+@pytest.mark.parametrize("params, problem", [
+    ({"grammar": ""}, "grammar is a text"), ({"grammar": 3}, "grammar is a text"),
+    ({"grammar": JSON, "ignore_eos": True}, "exclude each other"),
+    ({"grammar": JSON, "beam_width": 2}, "grammar"),
+])  # fmt: skip
+def test_what_makes_no_sense(params, problem):
+    with pytest.raises(InputError, match=problem):
+        SamplingParams(**params)

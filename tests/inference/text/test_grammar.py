@@ -1,0 +1,118 @@
+"""Grammars: what may come next, when a text is whole, and what cannot be compiled."""
+
+import json
+import random
+
+import pytest
+
+from configs.errors import InputError
+from inference.text import grammar
+from inference.text.grammar import Grammars
+from tests.inference.server.fake_engine import END, VOCAB, tokenizer
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0},
+                   "kind": {"enum": ["a", "ü"]}},
+    "required": ["name", "age"], "additionalProperties": False,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def grammars():
+    return Grammars(tokenizer(), [END])
+
+
+def permitted(state) -> list[int]:
+    words = state.mask()
+    assert words.dtype == "uint32" and len(words) == -(-VOCAB // 32)
+    return [v for v in range(VOCAB) if words[v // 32] >> (v % 32) & 1]
+
+
+def follow(state, text: str) -> None:
+    for token in text.encode():
+        assert token in permitted(state), (text, chr(token))
+        state.accept(token)
+    assert not state.has_failed
+
+
+@pytest.mark.parametrize("source, whole, wrong", [
+    (grammar.of_json_schema(PERSON), '{"name": "x", "age": 12, "kind": "ü"}', '{"age"'),
+    (grammar.of_json_schema(PERSON), '{"name":"\\n\\u001f","age":1}', '{"name":"x"}'),
+    (grammar.of_json_schema({"type": "object"}), '{"a": [1, {"b": null}], "c": -1.5e3}', "[1]"),
+    (grammar.of_regex(r"[0-9]{2}x?"), "12", "1x"),
+    (grammar.of_choices(["yes", 'no "\\ \n é']), 'no "\\ \n é', "maybe"),
+])  # fmt: skip
+def test_what_is_permitted_and_nothing_else(grammars, source, whole, wrong):
+    state = grammars.start(source)
+    follow(state, whole)
+    assert END in permitted(state)
+    state.accept(END)
+    assert state.is_complete and not state.has_failed
+    state, tokens = grammars.start(source), list(wrong.encode())
+    at = next(i for i, token in enumerate(tokens) if token not in permitted(state)
+              or state.accept(token))  # fmt: skip
+    assert END not in permitted(state)
+    state.accept(tokens[at])
+    assert state.has_failed and not permitted(state)
+    assert all(token < 256 or token == END for token in permitted(grammars.start(source)))
+
+
+def test_texts_of_one_grammar_are_independent(grammars):
+    source = grammar.of_choices(["ab", "cd"])
+    one, other = grammars.start(source), grammars.start(source)
+    one.accept(ord("a"))
+    assert permitted(one) == [ord("b")] and permitted(other) == [ord("a"), ord("c")]
+    assert permitted(grammars.start(source, b"c")) == [ord("d")]
+    for known in (b"x", b"ab"):
+        with pytest.raises(InputError, match="permits nothing after"):
+            grammars.start(source, known)
+
+
+def test_any_walk_ends_in_json_of_the_schema(grammars):
+    dice = random.Random(0)
+    source = grammar.of_json_schema(PERSON)
+    for _ in range(20):
+        state, tokens = grammars.start(source), []
+        while not state.is_complete and len(tokens) < 4000:
+            choices = permitted(state)
+            end = [id for id in (END, *b'"}:,') if id in choices]
+            token = dice.choice(end if end and dice.random() < 0.5 else choices)
+            state.accept(token)
+            tokens.append(token)
+        found = json.loads(tokenizer().decode(tokens))
+        assert isinstance(found["name"], str) and found["age"] >= 0
+        assert found.keys() <= PERSON["properties"].keys()
+
+
+@pytest.mark.parametrize("write, given, problem", [
+    (grammar.of_json_schema, {"type": "stsring"}, "stsring"),
+    (grammar.of_json_schema, {"$ref": "#/missing"}, "does not exist"),
+    (grammar.of_json_schema, {"$ref": "http://localhost/x"}, "not present"),
+    (grammar.of_json_schema, {"type": "array", "uniqueItems": True}, "uniqueItems"),
+    (grammar.of_json_schema, {"minLength": "x"}, "minLength"),
+    (grammar.of_json_schema, {"enum": ["x" * grammar.MAX_CHARS]}, "at most 65536 characters"),
+    (grammar.of_regex, "((((", "invalid regex"), (grammar.of_regex, "(?<=a)b", "invalid regex"),
+    (grammar.of_regex, "a" * (grammar.MAX_CHARS + 1), "at most 65536 characters"),
+    (grammar.of_choices, [], "at least one character"),
+    (grammar.of_choices, ["a", ""], "at least one character"),
+])  # fmt: skip
+def test_what_cannot_be_compiled_says_why(grammars, write, given, problem):
+    with pytest.raises(InputError, match=problem):
+        grammars.start(write(given))
+
+
+@pytest.mark.parametrize("pattern", ["a{1,1000}{1,1000}{1,1000}", "(a|b)*a(a|b){60}"])
+def test_costly_grammars_end_or_fail(grammars, pattern):
+    state = grammars.start(grammar.of_regex(pattern))
+    for _ in range(200):
+        if state.has_failed or ord("a") not in permitted(state):
+            break
+        state.accept(ord("a"))
+
+
+def test_as_many_are_kept_as_there_is_room_for(grammars, monkeypatch):
+    monkeypatch.setattr(grammar, "_MAX_KEPT", 3)
+    for n in range(6):
+        grammars.start(grammar.of_choices([f"a{n}"]))
+    assert len(grammars._kept) == 3

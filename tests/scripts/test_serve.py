@@ -1,0 +1,46 @@
+"""What `serve` refuses before it loads anything."""
+
+import socket
+
+import pytest
+
+from scripts import serve
+from tests.scripts import apps
+
+
+@pytest.fixture
+def run(monkeypatch, capfd):
+    return lambda *args: apps.call(serve, monkeypatch, capfd, *args)
+
+
+@pytest.mark.parametrize("flags, expected", [
+    (["--port=70000"], "--port is between 0 and 65535, not 70000"),
+    (["--port=-1"], "--port is between 0 and 65535"),
+    (["--host=0.0.0.0"], "can be reached by others: give --api_key_file"),
+    (["--host=::"], "can be reached by others: give --api_key_file"),
+    (["--host=300.1.1.1", "--api_key_file={keys}"], "--host=300.1.1.1 --port=8000: "),
+    (["--api_key_file=missing"], "--api_key_file=missing: No such file"),
+    (["--api_key_file={empty}"], "holds no key"),
+    (["--max_logprobs=21"], "--max_logprobs is between 0 and 20, not 21"),
+    (["--request_timeout=-1"], "--request_timeout is a number of seconds, not -1"),
+    (["--json"], "prints no JSON"),
+    (["--hosts=2"], "leave --hosts out"),
+    (["--port={busy}"], "in use"),
+])  # fmt: skip
+def test_bad_flags(run, tmp_path, monkeypatch, flags, expected):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").touch()
+    (tmp_path / "keys").write_text("0123456789abcdef")
+    (tmp_path / "keys").chmod(0o600)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        names = {"empty": "empty", "keys": "keys", "busy": other.getsockname()[1]}
+        ran = run(*(flag.format(**names) for flag in flags))
+    assert ran.status == 1 and expected in ran.error
+
+
+def test_a_model_that_is_not_there_ends_both_processes(tmp_path):
+    ran = apps.start("serve", "--model=no/such-model", "--port=0", cache=tmp_path / "cache")
+    assert ran.status == 1 and ran.out == "" and "Traceback" not in ran.err
+    *_, cause, last = ran.err.splitlines()
+    assert cause.startswith("error: ") and "no/such-model" in cause
+    assert last == "error: the engine ended with status 1"
