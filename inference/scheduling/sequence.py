@@ -3,15 +3,16 @@
 import dataclasses
 import enum
 from collections.abc import Hashable
-from typing import Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Protocol
 
 from configs.engine import OBSERVED_TOKENS, EngineConfig
 from configs.errors import InputError
 from inference.kv_pages.radix_tree import Node
 from inference.outputs import Alternatives
 from inference.request import MAX_STOP_IDS, SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Status(enum.Enum):
@@ -42,7 +43,7 @@ class Grammar(Protocol):
     has_failed: bool
     is_complete: bool
 
-    def mask(self) -> np.ndarray:
+    def mask(self) -> "np.ndarray":
         """u32[ceil(V / 32)], bit v % 32 of word v // 32: token v may follow."""
 
     def accept(self, token: int) -> None:

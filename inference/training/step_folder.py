@@ -26,6 +26,7 @@ _DIGESTS = "sha256.json"  # of a step's files
 _NAME = re.compile(r"\d{8}")
 _KEPT = 2
 _CLEAR_S = 5.0  # of trying
+_SETTLED_S = 0.3  # in which threads of a save that failed write again
 
 State = TypeVar("State")
 
@@ -96,7 +97,7 @@ class StepFolder:
             with _quiet(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
                 checkpointer.save(self._place(step), args=ocp.args.StandardSave(state))
         except Exception as error:
-            self._clear()
+            self._clear(_SETTLED_S)
             raise InputError(
                 f"cannot write the checkpoint of step {step}: {reason(error)[:300]}; "
                 f"the last good one is {self.newest() or 'none'}"
@@ -126,13 +127,18 @@ class StepFolder:
             return []
         return sorted(int(path.name) for path in self.path.iterdir() if _NAME.fullmatch(path.name))
 
-    def _clear(self) -> None:
-        """Removes what an interrupted or failed save left; its threads may still be writing."""
-        deadline = time.monotonic() + _CLEAR_S
-        while left := list(self.path.glob("*.orbax-checkpoint-tmp*")):
+    def _clear(self, settled_s: float = 0.0) -> None:
+        """Removes what an interrupted or failed save left, until nothing has come for so long: its
+        threads may still be writing.
+        """
+        start = last = time.monotonic()
+        while True:
+            left = list(self.path.glob("*.orbax-checkpoint-tmp*"))
             for path in left:
                 shutil.rmtree(path, ignore_errors=True)
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            last = now if left else last
+            if (not left and now - last >= settled_s) or now - start > _CLEAR_S:
                 return
             time.sleep(0.02)
 

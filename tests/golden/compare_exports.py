@@ -33,6 +33,8 @@ def _worst(made: pathlib.Path, originals: pathlib.Path) -> float:
     model, told = transformers.AutoModelForCausalLM.from_pretrained(
         made, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, **options
     )
+    computed = {name for name, _ in model.named_buffers()}  # of the configuration, MiniMax's decays
+    told["missing_keys"] = told["missing_keys"] - computed
     if any(told.values()):
         raise SystemExit(f"{made.name}: {told}")
     expected, differences = np.load(originals / made.name / "expected.npz"), []

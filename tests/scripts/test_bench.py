@@ -97,7 +97,7 @@ class Instant(Simulator):
     def __init__(self, config, params=None):
         super().__init__(config, Scheduler(config), CHIP)
 
-    def warm_up(self, progress):
+    def warm_up(self, progress, seals):
         progress()
 
     def rebuild(self):

@@ -14,16 +14,17 @@ def test_every_field_of_a_line(tmp_path):
         "allowed_ids": [5, 6], "banned_ids": [6], "min_tokens": 2, "stop": ["a", "b"],
         "stop_ids": [7], "ignore_eos": True, "seed": 2**63, "priority": -1,
         "n": 2, "best_of": 3, "beam_width": 0, "length_penalty": 0.5, "early_stopping": True,
-        "speculate": False, "prompt_budget": 64.0,
+        "speculate": False, "prompt_budget": 64.0, "cache_salt": "a",
     }  # fmt: skip
-    assert set(given) == set(sampling_fields.NAMES)
+    grammar = {"grammar": 'start: "a"'}  # which ends a text, as `ignore_eos` does not
+    assert {*given, *grammar} == {*sampling_fields.NAMES}
     messages = [
         {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]},
         {"role": "tool", "content": ""},
     ]
     lines = [
         {"prompt": "A"} | given,
-        {"prompt": "A", "stop": "x", "seed": None, "allowed_ids": None},
+        {"prompt": "A", "stop": "x", "seed": None, "allowed_ids": None} | grammar,
         {"messages": messages, "tools": [{}], "documents": [], "id": 7},
     ]
     base = SamplingParams(temperature=0.5, seed=3)
@@ -32,7 +33,7 @@ def test_every_field_of_a_line(tmp_path):
     read = prompts.from_file(str(source), base)
     whole = {"max_new_tokens": 7, "logit_bias": {5: -1.5}, "prompt_budget": 64}
     assert read[0].params == SamplingParams(**given | whole)
-    assert read[1].params == SamplingParams(temperature=0.5, stop=("x",))
+    assert read[1].params == SamplingParams(temperature=0.5, stop=("x",), **grammar)
     assert (read[2].params, read[2].id, read[2].tools, read[2].documents) == (base, 7, [{}], [])
     assert read[2].messages == tuple(messages) and read[0].id is None
 
