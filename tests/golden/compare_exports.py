@@ -31,7 +31,12 @@ def _worst(made: pathlib.Path, originals: pathlib.Path) -> float:
         own = transformers.CompressedTensorsConfig(**described | {"dequantize": is_one})
         options = {"quantization_config": own}
     model, told = transformers.AutoModelForCausalLM.from_pretrained(
-        made, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, **options
+        made,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        experts_implementation="eager",
+        output_loading_info=True,
+        **options,
     )
     computed = {name for name, _ in model.named_buffers()}  # of the configuration, MiniMax's decays
     told["missing_keys"] = told["missing_keys"] - computed
