@@ -40,14 +40,19 @@ def of_json_schema(schema: dict[str, Any]) -> str:
     """JSON that a schema describes.
 
     Raises:
-        InputError: it is too long.
+        InputError: it is too long, or nested too deeply.
     """
     import llguidance
 
-    text = json.dumps(schema)
-    _check_length("the schema", text)
     options: Any = {"whitespace_pattern": _SPACE}
-    return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=options)
+    try:
+        text = json.dumps(schema)
+        _check_length("the schema", text)
+        return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=options)
+    except InputError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the schema cannot be read: {_reason(str(error))}") from None
 
 
 def of_regex(pattern: str) -> str:

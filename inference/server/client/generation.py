@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
-from inference.server.client.asked import Asked
 from inference.server.client.engine_client import EngineClient
+from inference.server.client.pending_request import PendingRequest
 
 
 class DeadlinePassed(Exception):
@@ -25,7 +25,7 @@ class Generation:
         self._client = client
         self._limit_s = limit_s
         self._queue: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue()
-        self._asked: list[Asked] = []
+        self._asked: list[PendingRequest] = []
         self._num_due = 0  # answers that have not ended
 
     def __enter__(self) -> "Generation":

@@ -1,10 +1,10 @@
 """Where the engine runs: in a process of its own, or in a thread of this one."""
 
 import asyncio
-import contextlib
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -58,13 +58,12 @@ class Subprocess:
         process = self._process
         if process is None:
             return 0
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                while process.poll() is None:
-                    await asyncio.sleep(_POLL_S)
-        if process.poll() is None:
-            process.kill()
-        return process.wait()
+        until = time.monotonic() + grace_s
+        while (status := process.poll()) is None:
+            if time.monotonic() >= until:
+                process.kill()  # which takes a while where it holds much memory
+            await asyncio.sleep(_POLL_S)
+        return status
 
 
 class Thread:

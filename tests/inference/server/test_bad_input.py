@@ -16,6 +16,9 @@ ASKED = [{"role": "user", "content": "Hi"}]
 BODIES = {TEXT: {"prompt": "Hi"}, CHAT: {"messages": ASKED}}
 PRIVATE = re.compile(r"0x[0-9a-f]{3,}|/[a-z]+/|\.py\b|Traceback", re.IGNORECASE)
 BIG = 2**63
+NESTED: dict = {"type": "object"}
+for _ in range(70):
+    NESTED = {"properties": {"a": NESTED}}
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +73,7 @@ BOTH = {
          {"type": "json_schema", "json_schema": {"schema": False}},
          {"type": "json_schema", "json_schema": {"schema": {"type": "stsring"}}},
          {"type": "json_schema", "json_schema": {"schema": {"$ref": "#/a"}}},
+         {"type": "json_schema", "json_schema": {"schema": NESTED}},
          {"type": "json_schema", "json_schema": {"schema": {"enum": ["a" * 70_000]}}}],
     ),
     "structured_outputs": (

@@ -101,6 +101,20 @@ def test_a_connection_serves_one_request_after_the_other(server):
             answers += part
 
 
+def test_a_failure_leaves_the_connection_to_the_next_request(server, monkeypatch, caplog):
+    monkeypatch.setattr(server.service.metrics, "text", lambda: 1 / 0)
+    with connect(server) as connection:
+        for _ in range(2):
+            connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            answer = b""
+            while not answer.endswith(b"}}"):
+                part = connection.recv(65536)
+                assert part, answer
+                answer += part
+            assert answer.startswith(b"HTTP/1.1 500") and b"the server failed" in answer
+    assert "ZeroDivisionError" in caplog.text
+
+
 @pytest.mark.parametrize("body", [BODY, STREAM])
 def test_who_leaves_frees_the_engine_within_a_step(slow, body):
     engine, server = slow

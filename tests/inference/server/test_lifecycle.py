@@ -7,6 +7,7 @@ import time
 import httpx2
 import pytest
 
+from configs.errors import InputError
 from inference.server.client.engine_client import EngineFailed
 from inference.server.client.launch import Thread
 from inference.server.frames import Heartbeat
@@ -108,7 +109,7 @@ def test_a_request_that_ends_engines_is_found_and_no_other_is_lost():
             thread.start()
         wait_until(lambda: engines[0].num_steps > 20)
         crash = server.post(TEXT, prompt=[CRASHES])
-        assert crash.status_code == 503 and crash.headers["retry-after"] == "1"
+        assert crash.status_code == 500 and crash.headers["x-should-retry"] == "false"
         assert "/some" not in crash.text and "0x" not in crash.text
         for thread in threads:
             thread.join(10)
@@ -120,6 +121,102 @@ def test_a_request_that_ends_engines_is_found_and_no_other_is_lost():
         assert server.post(TEXT, prompt="a", max_tokens=3).status_code == 200
         restarts = 'ridgeline:engine_restarts_total{model_name="fake"} 2.0'
         assert restarts in server.http.get("/metrics").text
+
+
+class Failing(Thread):
+    """Whose first engines fail at their first step, and end with these statuses."""
+
+    def __init__(self, *statuses):
+        self.engines = []
+        self._statuses = statuses
+        super().__init__(self._make)
+
+    def _make(self):
+        self.engines.append(FakeEngine())
+        if len(self.engines) <= len(self._statuses):
+            self.engines[-1].step = lambda: 1 / 0
+        return self.engines[-1]
+
+    async def end(self, grace_s):
+        status = await super().end(grace_s)
+        return self._statuses[len(self.engines) - 1] if status else 0
+
+
+@pytest.mark.parametrize("statuses, status", [((1, 1), 500), ((1, -9), 200), ((-9, -9), 200)])
+def test_a_request_is_not_blamed_where_somebody_killed_the_engine(statuses, status):
+    launcher = Failing(*statuses)
+    with running(launcher) as server:
+        answer = server.post(TEXT, prompt="a", max_tokens=3)
+        assert answer.status_code == status
+        wait_until(lambda: len(launcher.engines) == 3)
+
+
+def test_requests_that_come_while_another_is_tried_wait():
+    engines, may_compile, found = [], threading.Event(), {}
+    may_compile.set()
+
+    class Slow(FakeEngine):
+        def prepare(self, params):
+            may_compile.wait(20)
+
+    def load():
+        engines.append(Slow(step_s=0.02))
+        return engines[-1]
+
+    with running(Thread(load)) as server:
+
+        def ask(prompt, **how):
+            def post():
+                found[str(prompt)] = server.post(TEXT, prompt=prompt, max_tokens=40, **how)
+
+            threads.append(threading.Thread(target=post))
+            threads[-1].start()
+
+        threads = []
+        ask("a", structured_outputs={"regex": "b{39}"})
+        wait_until(lambda: engines[0].num_steps > 3)
+        may_compile.clear()
+        ask([CRASHES])
+        wait_until(lambda: len(engines) == 2)
+        server.wait_ready()
+        ask("new")
+        wait_until(lambda: server.service.client.num_sequences == 3)
+        time.sleep(0.2)
+        assert not engines[1].prompts
+        may_compile.set()
+        for thread in threads:
+            thread.join(20)
+    assert {prompt: answer.status_code for prompt, answer in found.items()} == {
+        "a": 200, "new": 200, str([CRASHES]): 500,
+    }  # fmt: skip
+    assert len(engines) == 3 and list(b"new") not in engines[1].prompts
+
+
+def test_the_other_answers_of_a_request_that_is_refused_are_ended():
+    engines, adds = [], []
+
+    class Picky(FakeEngine):
+        def step(self):
+            if len(engines) == 1 and self.num_steps == 3:
+                raise RuntimeError
+            return super().step()
+
+        def add(self, tokens, params, output=()):
+            if len(engines) == 2 and output:
+                adds.append(tokens)
+                if len(adds) == 2:
+                    raise InputError("no more of these")
+            return super().add(tokens, params, output)
+
+    def load():
+        engines.append(Picky(step_s=0.02))
+        return engines[-1]
+
+    with running(Thread(load)) as server:
+        refused = server.post(TEXT, prompt="a", n=3, max_tokens=400)
+        assert refused.status_code == 400 and len(adds) >= 2
+        wait_until(lambda: not engines[1].running)
+        assert not server.service.client.num_sequences and engines[1].aborted
 
 
 def test_an_engine_that_fails_again_and_again_ends_the_server():
@@ -144,7 +241,8 @@ def test_an_engine_that_cannot_be_loaded_ends_the_server():
 def test_a_step_that_hangs_is_seen():
     engine = FakeEngine()
     with running(engine, Limits(heartbeat_s=0.3, request_s=0.5)) as server:
-        assert server.post(TEXT, prompt=[HANGS]).status_code == 408
+        late = server.post(TEXT, prompt=[HANGS])
+        assert late.status_code == 408 and late.headers["x-should-retry"] == "false"
         wait_until(lambda: server.http.get("/health").status_code == 503)
         engine.may_go_on.set()
         wait_until(lambda: server.http.get("/health").status_code == 200)
