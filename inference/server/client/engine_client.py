@@ -8,7 +8,7 @@ import logging
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
@@ -74,13 +74,15 @@ class EngineClient:
         on_state: called with each new state.
     """
 
-    def __init__(self, launcher: Launcher, on_state: Callable[[State], None] = lambda _: None):
+    def __init__(self, launcher: Launcher, on_loaded: Callable[[Loaded], Awaitable[None]]):
+        """`on_loaded`: what the engine says of itself; it is not ready before this is done."""
         self.state = State.LOADING
         self.facts: Loaded | None = None
         self.heartbeat = Heartbeat()
         self.heard_at = time.monotonic()
         self.num_restarts = 0
-        self.on_state = on_state
+        self.on_state: Callable[[State], None] = lambda _: None
+        self._on_loaded = on_loaded
         self._launcher = launcher
         self._writer: asyncio.StreamWriter | None = None
         self._asked: dict[PendingRequest, None] = {}  # what has not ended, in the order of arrival
@@ -220,7 +222,10 @@ class EngineClient:
             while not self._stopped.is_set():
                 header = await reader.readexactly(frames.HEADER_BYTES)
                 data = await reader.readexactly(frames.length(header))
-                self._take(frames.FROM_ENGINE.decode(data))
+                message = frames.FROM_ENGINE.decode(data)
+                self._take(message)
+                if isinstance(message, Loaded):
+                    await self._on_loaded(message)
                 was_ready |= self.state is State.READY
         except (asyncio.IncompleteReadError, OSError, ConnectionClosed):
             pass  # it has ended

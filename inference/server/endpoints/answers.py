@@ -7,7 +7,7 @@ from typing import NamedTuple
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
 from inference.server.client.engine_client import EngineLost, RequestFailed, RequestRefused
-from inference.server.client.generation import DeadlinePassed, Generation
+from inference.server.client.generation import Deadline, DeadlinePassed, Generation
 from inference.server.protocol import logprobs, sampling
 from inference.server.protocol.errors import ApiError, unavailable
 from inference.server.protocol.logprobs import Token
@@ -61,7 +61,8 @@ class Answers:
         service: Service,
         prompts: Sequence[Prompt],
         num_top_logprobs: int | None,
-        shows_stop: bool = False,
+        shows_stop: bool,
+        deadline: Deadline,
     ):
         """`num_top_logprobs` as `Add` takes it; `shows_stop`: a stop string is part of the text."""
         self.prompts = prompts
@@ -71,6 +72,7 @@ class Answers:
         self._num_top_logprobs = num_top_logprobs
         self._shows_stop = shows_stop
         self._num_each = prompts[0].params.n
+        self._deadline = deadline
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Their pieces; whoever stops reading ends the requests.
@@ -80,16 +82,13 @@ class Answers:
         """
         service, each = self._service, self._num_each
         service.check_ready()
-        service.check_room(sum(prompt.params.num_running for prompt in self.prompts))
-        with Generation(service.client, service.limits.request_s) as generation:
+        service.check_room(len(self.prompts), self.prompts[0].params.num_running)
+        with Generation(service.client, self._deadline) as generation:
             try:
                 for key, (tokens, params) in enumerate(self.prompts):
                     await generation.add(key, tokens, params, self._num_top_logprobs)
-                watches = [
-                    service.metrics.watch(len(prompt.tokens))
-                    for prompt in self.prompts
-                    for _ in range(each)
-                ]
+                    service.metrics.asked(len(tokens))
+                watches = [service.metrics.watch() for _ in self.prompts for _ in range(each)]
                 while generation.is_open:
                     key, output = await generation.next()
                     piece = self._piece(key * each + output.index, output)
@@ -110,7 +109,7 @@ class Answers:
         service = self._service
         service.check_ready()
         service.check_room(len(self.prompts))
-        with Generation(service.client, service.limits.request_s) as generation:
+        with Generation(service.client, self._deadline) as generation:
             try:
                 for key, prompt in enumerate(self.prompts):
                     if len(prompt.tokens) > 1:

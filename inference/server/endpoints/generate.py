@@ -16,12 +16,12 @@ _log = logging.getLogger(__name__)
 
 
 async def completions(service: Service, request: fields.CompletionRequest, client: str) -> Response:
-    """Continues texts, or scores them."""
+    """Create a completion: continue texts, or score them."""
     return await _answer(service, Completions(service, request, client), bool(request.stream))
 
 
 async def chat(service: Service, request: fields.ChatRequest, client: str) -> Response:
-    """Answers a conversation."""
+    """Create a chat completion: the next message of a conversation."""
     return await _answer(service, Chat(service, request, client), bool(request.stream))
 
 

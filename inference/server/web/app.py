@@ -42,11 +42,11 @@ def application(service: Service, keys: Keys | None = None, is_local: bool = Tru
     routes = [get(each) if each.body is None else post(each) for each in OPERATIONS]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such_path})
     app.router.redirect_slashes = False
-    return Access(app, keys, is_local)
+    return Access(app, keys, is_local, service.limits.connections)
 
 
 async def _posted(service: Service, request: Request, operation: Operation) -> Response:
-    """Reads a body and answers it, unless the client leaves before."""
+    """Reads a body and answers it, unless the client disconnects before."""
     limits = service.limits
     try:
         data = await body.read(request, limits.body_bytes, limits.body_s)

@@ -1,6 +1,8 @@
 """From the first answer to the last: loading, draining, engines that fail."""
 
 import contextlib
+import dataclasses
+import re
 import threading
 import time
 
@@ -10,7 +12,7 @@ import pytest
 from configs.errors import InputError
 from inference.server.client.engine_client import EngineFailed
 from inference.server.client.launch import Thread
-from inference.server.frames import Heartbeat
+from inference.server.frames import Heartbeat, TextFacts
 from inference.server.service import Limits
 from inference.server.web import report, serving
 from tests.inference.server import events
@@ -270,9 +272,56 @@ def test_the_queue_is_bounded():
         assert 'reason="queue_full"} 1.0' in server.http.get("/metrics").text
 
 
-@pytest.mark.parametrize("asked", [{"prompt": ["a"] * 64, "max_tokens": 1}])
-def test_one_request_may_not_fill_the_queue(server, asked):
-    assert server.post(TEXT, **asked).status_code == 503
+@pytest.mark.parametrize("asked, numbers", [
+    ({"prompt": ["a"] * 64}, (64, 20)), ({"prompt": ["a"] * 6, "n": 4}, (6, 4, 20)),
+    ({"prompt": ["a"] * 6, "n": 1, "best_of": 4}, (6, 4, 20)),
+    ({"prompt": ["aa"] * 64, "echo": True, "logprobs": 0, "max_tokens": 0}, (64, 20)),
+])  # fmt: skip
+def test_one_request_may_not_fill_the_queue(server, asked, numbers):
+    """And never will: there is no use in another try."""
+    refused = server.post(TEXT, **asked)
+    assert refused.status_code == 400 and "retry-after" not in refused.headers
+    error = refused.json()["error"]
+    assert error["param"] == "prompt"
+    assert [int(found) for found in re.findall(r"[0-9]+", error["message"])] == [*numbers]
+
+
+def test_all_sequences_of_a_request_count():
+    with running(FakeEngine(step_s=0.02)) as server:
+        asked = {"prompt": "a", "best_of": 3, "n": 2, "max_tokens": 30}
+        thread = threading.Thread(target=lambda: server.post(TEXT, **asked))
+        thread.start()
+        wait_until(lambda: server.service.client.num_sequences == 3)
+        thread.join(10)
+        assert not server.service.client.num_sequences
+
+
+def test_an_answer_that_fails_is_not_asked_for_again():
+    class Failing(FakeEngine):
+        def step(self):
+            return [dataclasses.replace(out, finish_reason="error") for out in super().step()]
+
+    with running(Failing()) as server:
+        failed = server.post(TEXT, prompt="a")
+        assert failed.status_code == 500 and failed.headers["x-should-retry"] == "false"
+        assert failed.json()["error"]["message"] == "the answer could not be generated"
+
+
+def test_nothing_waits_for_the_tokenizer(monkeypatch):
+    may_load, make = threading.Event(), TextFacts.tokenizer
+
+    def slow(facts):
+        may_load.wait(20)
+        return make(facts)
+
+    monkeypatch.setattr(TextFacts, "tokenizer", slow)
+    with running(waits=False) as server:
+        wait_until(lambda: server.http.get("/health").json()["status"] == "warming up")
+        for response in (server.post(TEXT, prompt="a"), server.post("/tokenize", prompt="a")):
+            assert response.status_code == 503
+        may_load.set()
+        server.wait_ready()
+        assert server.post(TEXT, prompt="a").status_code == 200
 
 
 def test_a_line_says_what_was_served(monkeypatch):
