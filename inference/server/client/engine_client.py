@@ -86,17 +86,17 @@ class EngineClient:
         self._launcher = launcher
         self._writer: asyncio.StreamWriter | None = None
         self._asked: dict[PendingRequest, None] = {}  # what has not ended, in the order of arrival
-        self._holds = True  # new requests wait, until the engine has those of the last one
         self._open: dict[int, PendingRequest] = {}  # the same by the ids of the engine's requests
+        self._holds = True  # new requests wait, until the engine has those of the last one
         self._alone: PendingRequest | None = None  # what a new engine is tried with
-        self._status = 0  # of the engine that ended last
+        self._status = 0  # with which the last engine ended that had requests
         self._ids = itertools.count(1)
         self._going_on: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
 
     @property
     def num_sequences(self) -> int:
-        """Answers that the engine has not finished."""
+        """Sequences that run, or wait, for answers that are not finished."""
         return sum(asked.num_sequences for asked in self._asked)
 
     async def run(self) -> None:
@@ -113,9 +113,10 @@ class EngineClient:
                 if self._stopped.is_set():
                     await self._launcher.end(_END_S if was_ready else 0)
                     return
-                self._status = status = await self._launcher.end(_END_S)
+                status = await self._launcher.end(_END_S)
                 self._open = {}
-                was_ever_ready |= was_ready
+                if was_ready:
+                    was_ever_ready, self._status = True, status
                 ends.append(time.monotonic())
                 while ends[0] < ends[-1] - _WITHIN_S:
                     ends.popleft()

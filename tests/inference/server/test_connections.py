@@ -117,7 +117,7 @@ def test_a_failure_leaves_the_connection_to_the_next_request(server, monkeypatch
 
 
 @pytest.mark.parametrize("body", [BODY, STREAM])
-def test_who_leaves_frees_the_engine_within_a_step(slow, body):
+def test_a_client_that_disconnects_frees_the_engine_within_a_step(slow, body):
     engine, server = slow
     with connect(server) as connection:
         connection.sendall(request(body))
@@ -132,7 +132,7 @@ def test_who_leaves_frees_the_engine_within_a_step(slow, body):
     wait_until(lambda: counted in server.http.get("/metrics").text)
 
 
-def test_who_leaves_takes_all_answers_along(slow):
+def test_a_client_that_disconnects_takes_all_answers_along(slow):
     engine, server = slow
     with connect(server) as connection:
         many = {"prompt": ["a", "b"], "n": 2, "max_tokens": 400, "stream": True}

@@ -1,5 +1,6 @@
 """Two processes, either of which may die: no stream hangs, and no process stays behind."""
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -120,6 +121,21 @@ def test_a_signal_before_a_restart_ends_the_server(monkeypatch):
         server.join()
         assert launcher.pid == last
     assert server.error is None
+
+
+def test_an_engine_that_does_not_end_is_ended():
+    """Which is no reason to think that somebody else did."""
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+    async def end(signal_first):
+        launcher = Subprocess(command)
+        launcher.start().close()
+        if signal_first:
+            os.kill(launcher.pid, signal.SIGKILL)
+        return await launcher.end(0.2 if not signal_first else 5)
+
+    assert asyncio.run(end(False)) == 1
+    assert asyncio.run(end(True)) == -signal.SIGKILL
 
 
 def test_a_process_whose_parent_has_gone_loads_nothing(monkeypatch):
