@@ -28,6 +28,7 @@ class SequenceGroup(ABC):
         self.ids = ids
         self.sequences = sequences
         self.params = sequences[0].params
+        self._stopped_by: dict[int, str | int | None] = {}  # of each sequence that has ended
 
     @property
     @abstractmethod
@@ -80,7 +81,8 @@ class SequenceGroup(ABC):
                 sequence.params_versions,
                 sequence.logprobs,
                 sequence.top_logprobs,
-                num_cached_tokens=sequence.num_cached_tokens,
+                self._stopped_by.get(sequence.id),
+                sequence.num_cached_tokens,
             )  # fmt: skip
             for index, (sequence, text, _) in enumerate(self._results())
         ]
@@ -105,6 +107,7 @@ class ParallelSampling(SequenceGroup):
         self._texts[output.id] += output.text
         if output.finish_reason is not None:
             self._open.discard(output.id)
+            self._stopped_by[output.id] = output.stopped_by
         if self.params.best_of is None:
             return [dataclasses.replace(output, id=self.id, index=output.id - self.id)]
         return self._outputs() if self.is_finished else []

@@ -87,9 +87,12 @@ class Metrics:
         """A request had so many fields that nobody reads."""
         self._ignored.labels(self._model_name()).inc(num_fields)
 
-    def watch(self, num_prompt_tokens: int) -> "Watch":
-        """The times of an answer that begins now."""
+    def asked(self, num_prompt_tokens: int) -> None:
+        """The engine was asked to go on from a prompt."""
         self._prompt.labels(self._model_name()).observe(num_prompt_tokens)
+
+    def watch(self) -> "Watch":
+        """The times of an answer that begins now."""
         name = self._model_name()
         return Watch(
             self._first.labels(name), self._gap.labels(name), self._whole.labels(name),

@@ -7,7 +7,7 @@ from inference.server.client.engine_client import EngineClient, State
 from inference.server.client.launch import Launcher
 from inference.server.frames import Loaded
 from inference.server.metrics import Metrics
-from inference.server.protocol.errors import unavailable
+from inference.server.protocol.errors import ApiError, unavailable
 from inference.server.texts import Texts
 
 _QUEUED_PER_SEQ = 4  # requests that wait, for each that can run
@@ -24,7 +24,7 @@ class Limits:
         stall_s: a client that reads nothing for so long is disconnected.
         idle_s: silence of a stream after which a comment keeps the connection.
         heartbeat_s: silence of an engine that has work, after which it counts as dead.
-        connections: at a time.
+        connections: on which a request is being answered, at a time.
     """
 
     body_bytes: int = 4 << 20
@@ -54,7 +54,7 @@ class Service:
     ):
         """`served_model_name`: as clients name the model; None: as the engine does."""
         self.limits = limits
-        self.client = EngineClient(launcher)
+        self.client = EngineClient(launcher, on_loaded=self._load_texts)
         self.started = int(time.time())
         self.is_draining = False
         self.metrics = Metrics(self.client, lambda: self.model_name)
@@ -86,9 +86,8 @@ class Service:
         Raises:
             ApiError: 503, it is being loaded.
         """
-        facts = self.facts
         if self._texts is None:
-            self._texts = Texts(facts.text, facts.max_context)
+            raise unavailable("the model is being loaded")
         return self._texts
 
     @property
@@ -116,16 +115,31 @@ class Service:
         if self.client.state is not State.READY:
             raise unavailable(f"the engine is {self.client.state.value}")
 
-    def check_room(self, num_sequences: int) -> None:
-        """Whether the queue has room for so many.
+    def check_room(self, num_prompts: int, num_each: int = 1) -> None:
+        """Whether the queue has room for so many prompts, each with so many sequences.
 
         Raises:
-            ApiError: 503, it is full.
+            ApiError: 400, it never has; 503, it is full.
         """
         most = self.facts.max_seqs * (1 + _QUEUED_PER_SEQ)
+        num_sequences = num_prompts * num_each
+        if num_sequences > most:
+            each = f", each with {num_each} sequences (n, or best_of)" if num_each > 1 else ""
+            raise ApiError(
+                400,
+                f"prompt holds {num_prompts} prompts{each}, and this server takes at most {most} "
+                "sequences in one request",
+                "prompt",
+                "invalid_value",
+            )
         if self.client.num_sequences + num_sequences > most:
             self.metrics.rejected("queue_full")
             raise unavailable("too many requests wait for the engine")
+
+    async def _load_texts(self, facts: Loaded) -> None:
+        """What an engine says that was started again is the same."""
+        if self._texts is None:
+            self._texts = await Texts.load(facts.text, facts.max_context)
 
     def close(self) -> None:
         """Ends what was started here."""

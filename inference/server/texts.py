@@ -27,11 +27,22 @@ class Texts:
         tokenizer: for what takes no time.
     """
 
-    def __init__(self, facts: TextFacts | None, max_context: int):
-        """`facts` are None where the engine serves token ids alone."""
-        self._tokenizer = None if facts is None else facts.tokenizer()
+    def __init__(self, max_context: int):
+        """Without a tokenizer yet."""
+        self._tokenizer: Tokenizer | None = None
         self._max_chars = _CHARS_A_TOKEN * max_context
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="texts")
+
+    @classmethod
+    async def load(cls, facts: TextFacts | None, max_context: int) -> "Texts":
+        """Makes the tokenizer in the thread; `facts` are None where the engine serves token ids
+        alone.
+        """
+        found = cls(max_context)
+        if facts is not None:
+            loop = asyncio.get_running_loop()
+            found._tokenizer = await loop.run_in_executor(found._thread, facts.tokenizer)
+        return found
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -63,7 +74,7 @@ class Texts:
             ApiError: 400, the messages hold what is not supported, or the template refuses them.
         """
         given = [_plain(message, index) for index, message in enumerate(messages)]
-        self._check_length(sum(len(one.get("content") or "") for one in given), "messages")
+        self._check_length(_num_chars(given), "messages")
         tokenizer = self.tokenizer
         return await self._run(
             "messages", lambda: tokenizer.apply_chat_template(given, add_generation_prompt)
@@ -116,6 +127,20 @@ class Texts:
                 param,
                 "context_length_exceeded",
             )
+
+
+def _num_chars(given: Any) -> int:
+    """Of all texts in it, names of fields among them: a template may write each."""
+    num, rest = 0, [given]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, str):
+            num += len(one)
+        elif isinstance(one, dict):
+            rest += [*one, *one.values()]
+        elif isinstance(one, list):
+            rest += one
+    return num
 
 
 def _plain(message: ChatMessage, index: int) -> dict[str, Any]:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     import llguidance
 
 MAX_CHARS = 1 << 16
-_MAX_KEPT = 256  # compiled grammars
+_MAX_KEPT_BYTES = 256 << 20  # of compiled grammars; each takes about so much, and by its text:
+_GRAMMAR_BYTES, _CHAR_BYTES = 32 << 10, 256
 _LIMITS: dict[str, Any] = {  # a fifth of llguidance's own: of what one grammar may cost
     "initial_lexer_fuel": 200_000,
     "step_lexer_fuel": 40_000,
@@ -40,14 +41,19 @@ def of_json_schema(schema: dict[str, Any]) -> str:
     """JSON that a schema describes.
 
     Raises:
-        InputError: it is too long.
+        InputError: it is too long, or nested too deeply.
     """
     import llguidance
 
-    text = json.dumps(schema)
-    _check_length("the schema", text)
     options: Any = {"whitespace_pattern": _SPACE}
-    return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=options)
+    try:
+        text = json.dumps(schema)
+        _check_length("the schema", text)
+        return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=options)
+    except InputError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the schema cannot be read: {_reason(str(error))}") from None
 
 
 def of_regex(pattern: str) -> str:
@@ -132,6 +138,7 @@ class Grammars:
         self._num_words = -(-tokenizer.vocab_size // 32)
         self._lock = threading.Lock()
         self._kept: collections.OrderedDict[str, Any] = collections.OrderedDict()
+        self._kept_bytes = 0
 
     def start(self, grammar: str, tokens: Sequence[int] = ()) -> Grammar:
         """The text of a grammar after some tokens.
@@ -156,9 +163,11 @@ class Grammars:
         if matcher.is_error():
             raise InputError(f"the grammar cannot be compiled: {_reason(matcher.get_error())}")
         with self._lock:
-            self._kept[grammar] = matcher
-            while len(self._kept) > _MAX_KEPT:
-                self._kept.popitem(last=False)
+            if grammar not in self._kept:  # another thread may have been faster
+                self._kept[grammar] = matcher
+                self._kept_bytes += _num_bytes(grammar)
+            while self._kept_bytes > _MAX_KEPT_BYTES:
+                self._kept_bytes -= _num_bytes(self._kept.popitem(last=False)[0])
         return matcher
 
 
@@ -180,6 +189,11 @@ class _Vocabulary:
         if not isinstance(text, str):
             raise TypeError("texts are encoded")
         return self._encode(text, add_special=False)
+
+
+def _num_bytes(grammar: str) -> int:
+    """What a grammar takes once it is compiled, about."""
+    return _GRAMMAR_BYTES + _CHAR_BYTES * len(grammar)
 
 
 def _check_length(what: str, text: str) -> None:

@@ -1,6 +1,7 @@
 """Requests whose text has to follow a grammar, beside others that it does not touch."""
 
 import json
+import re
 
 import pytest
 
@@ -117,13 +118,19 @@ def test_several_answers_each_follow_it(settings):
 
 def test_forks_follow_their_own():
     engine = make()
-    id = engine.add_request(PROMPTS[0], fakes.greedy(30))
+    letters = tuple(range(ord("a"), ord("z") + 1))
+    id = engine.add_request(PROMPTS[0], SamplingParams(max_new_tokens=30, allowed_ids=letters))
+    whole = engine._requests[id].group
     for _ in range(4):
         engine.step()
     with pytest.raises(InputError, match="permits nothing after"):
         engine.fork(id, asked())
-    engine.fork(id, SamplingParams(max_new_tokens=30, grammar=grammar.of_regex("(?s:.*)")))
+    bound = SamplingParams(max_new_tokens=60, grammar=grammar.of_regex("[a-z]{1,20}[0-9]{3}!"))
+    fork = engine._requests[engine.fork(id, bound)].group
     fakes.drain(engine)
+    assert re.fullmatch("[a-z]{30}", whole.completion().text)
+    text = fork.completion().text
+    assert re.fullmatch("[a-z]{1,20}[0-9]{3}!", text) and whole.completion().text[:2] == text[:2]
 
 
 def test_a_text_that_is_cut_off_has_its_reason():

@@ -8,13 +8,13 @@ import logging
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
 from inference.server import frames
-from inference.server.client.asked import Asked, Inbox
 from inference.server.client.launch import Launcher
+from inference.server.client.pending_request import Inbox, PendingRequest
 from inference.server.frames import (
     Abort,
     ConnectionClosed,
@@ -47,7 +47,7 @@ class State(enum.StrEnum):
 
 
 class EngineLost(Exception):
-    """There is no engine, or it ended again and again while it had the request."""
+    """There is no engine."""
 
 
 class EngineFailed(RuntimeError):
@@ -56,6 +56,10 @@ class EngineFailed(RuntimeError):
 
 class RequestRefused(Exception):
     """The engine does not serve a request; the message says why."""
+
+
+class RequestFailed(Exception):
+    """Engines failed while they had the request, the last one when it was the only one tried."""
 
 
 class EngineClient:
@@ -70,27 +74,30 @@ class EngineClient:
         on_state: called with each new state.
     """
 
-    def __init__(self, launcher: Launcher, on_state: Callable[[State], None] = lambda _: None):
+    def __init__(self, launcher: Launcher, on_loaded: Callable[[Loaded], Awaitable[None]]):
+        """`on_loaded`: what the engine says of itself; it is not ready before this is done."""
         self.state = State.LOADING
         self.facts: Loaded | None = None
         self.heartbeat = Heartbeat()
         self.heard_at = time.monotonic()
         self.num_restarts = 0
-        self.on_state = on_state
+        self.on_state: Callable[[State], None] = lambda _: None
+        self._on_loaded = on_loaded
         self._launcher = launcher
         self._writer: asyncio.StreamWriter | None = None
-        self._asked: dict[Asked, None] = {}  # what has not ended, in the order of arrival
-        self._open: dict[int, Asked] = {}  # the same by the ids of the engine's requests
-        self._alone: Asked | None = None  # what a new engine is tried with
-        self._status = 0  # of the engine that ended last
+        self._asked: dict[PendingRequest, None] = {}  # what has not ended, in the order of arrival
+        self._open: dict[int, PendingRequest] = {}  # the same by the ids of the engine's requests
+        self._holds = True  # new requests wait, until the engine has those of the last one
+        self._alone: PendingRequest | None = None  # what a new engine is tried with
+        self._status = 0  # with which the last engine ended that had requests
         self._ids = itertools.count(1)
         self._going_on: asyncio.Task[None] | None = None
-        self._is_stopped = False
+        self._stopped = asyncio.Event()
 
     @property
     def num_sequences(self) -> int:
-        """Answers that the engine has not finished."""
-        return sum(asked.num_answers for asked in self._asked)
+        """Sequences that run, or wait, for answers that are not finished."""
+        return sum(asked.num_sequences for asked in self._asked)
 
     async def run(self) -> None:
         """Keeps an engine until `stop`.
@@ -99,23 +106,28 @@ class EngineClient:
             EngineFailed: it could not be started, or ended too often.
         """
         ends: deque[float] = deque()
+        was_ever_ready = False
         try:
-            while True:
+            while not self._stopped.is_set():
                 was_ready = await self._serve()
-                if self._is_stopped:
+                if self._stopped.is_set():
                     await self._launcher.end(_END_S if was_ready else 0)
                     return
-                self._status = status = await self._launcher.end(_END_S)
+                status = await self._launcher.end(_END_S)
                 self._open = {}
+                if was_ready:
+                    was_ever_ready, self._status = True, status
                 ends.append(time.monotonic())
-                while ends and ends[0] < ends[-1] - _WITHIN_S:
+                while ends[0] < ends[-1] - _WITHIN_S:
                     ends.popleft()
-                if not was_ready or len(ends) > _RESTARTS:
+                if not was_ever_ready or len(ends) > _RESTARTS:
                     raise EngineFailed(f"the engine ended with status {status}")
                 _log.error("the engine ended with status %d: it is started again", status)
                 self.num_restarts += 1
                 self._enter(State.RESTARTING)
-                await asyncio.sleep(_FIRST_PAUSE_S * 2 ** (len(ends) - 1))
+                with contextlib.suppress(TimeoutError):
+                    pause_s = _FIRST_PAUSE_S * 2 ** (len(ends) - 1)
+                    await asyncio.wait_for(self._stopped.wait(), pause_s)
         finally:
             self._enter(State.ENDED)
             for asked in list(self._asked):
@@ -124,11 +136,12 @@ class EngineClient:
 
     async def stop(self) -> None:
         """Ends the engine; `run` returns."""
-        self._is_stopped = True
-        with contextlib.suppress(EngineLost):
-            await self._send(Stop())
+        self._stopped.set()
         if self._writer is not None:
+            self._writer.write(frames.encode(Stop()))
             self._writer.close()
+            # An engine that does not read would keep it open for ever.
+            asyncio.get_running_loop().call_later(_END_S, self._writer.transport.abort)
 
     async def add(
         self,
@@ -136,24 +149,29 @@ class EngineClient:
         tokens: Sequence[int],
         params: SamplingParams,
         num_top_logprobs: int | None = None,
-    ) -> Asked:
-        """Queues a prompt, whose outputs go to `inbox`.
+    ) -> PendingRequest:
+        """Queues a prompt, whose outputs go to `inbox`; a new engine gets it after those that the
+        last one has left.
 
         Raises:
             EngineLost: there is no engine now.
         """
         if self.facts is None or self._writer is None:
             raise EngineLost
-        asked = Asked(inbox, tokens, params, num_top_logprobs, self.facts.accepts_seeds)
+        asked = PendingRequest(inbox, tokens, params, num_top_logprobs, self.facts.accepts_seeds)
         self._asked[asked] = None
+        if self._holds:
+            return asked
         try:
             await self._ask(asked)
+        except EngineLost:
+            pass  # the next one has it, or `run` says that there is none
         except BaseException:
             self.abort(asked)
             raise
         return asked
 
-    def abort(self, asked: Asked) -> None:
+    def abort(self, asked: PendingRequest) -> None:
         """Ends a request; one that has ended, or was lost, stays so."""
         self._asked.pop(asked, None)
         asked.has_news.set()
@@ -161,7 +179,7 @@ class EngineClient:
             if self._open.pop(id, None) is not None and self._writer is not None:
                 self._writer.write(frames.encode(Abort(id)))
 
-    async def _ask(self, asked: Asked) -> None:
+    async def _ask(self, asked: PendingRequest) -> None:
         """Asks the engine that is there for what is missing."""
         messages = asked.messages(self._ids)
         self._open |= dict.fromkeys(asked.ids, asked)
@@ -170,26 +188,31 @@ class EngineClient:
                 await self._send(message)
 
     async def _go_on(self) -> None:
-        """Asks a new engine for what the last one has left.
+        """Asks a new engine for what the last one has left, and then for what came since.
 
-        All at once if somebody killed that one. But if it failed by itself, or did so repeatedly,
-        a request may be why: each is then tried alone until it has a token, and is lost if the
-        engine fails again meanwhile.
+        All at once if somebody killed that one. But if it failed by itself, or engines ended
+        repeatedly, a request may be why: each is then tried alone until it has a token, and has
+        failed if the engine fails again meanwhile.
         """
-        blamed, self._alone = self._alone, None
-        if blamed in self._asked:
-            self._fail(blamed, EngineLost())
+        suspect, self._alone = self._alone, None
         was_killed = self._status in _KILLED
+        if suspect in self._asked and not was_killed:
+            self._fail(suspect, RequestFailed())
         with contextlib.suppress(EngineLost):
-            for asked in list(self._asked):
-                if asked.ids.keys() & self._open.keys() or asked not in self._asked:
-                    continue  # it came since, or has left
-                is_alone = not was_killed or asked.num_engines > 1
-                self._alone = asked if is_alone else None
-                await self._ask(asked)
-                if is_alone:
-                    await asked.has_news.wait()
+            while unsent := [
+                each for each in self._asked if not each.ids.keys() & self._open.keys()
+            ]:
+                for asked in unsent:
+                    if asked not in self._asked:  # it has left
+                        continue
+                    had = asked.num_engines
+                    is_alone = had > 1 or (had == 1 and not was_killed)
+                    self._alone = asked if is_alone else None
+                    await self._ask(asked)
+                    if is_alone:
+                        await asked.has_news.wait()
             self._alone = None
+            self._holds = False
 
     async def _serve(self) -> bool:
         """Serves one engine to its end; says whether it was ready once."""
@@ -197,18 +220,23 @@ class EngineClient:
         reader, self._writer = await asyncio.open_unix_connection(sock=connection)
         was_ready = False
         try:
-            while True:
+            while not self._stopped.is_set():
                 header = await reader.readexactly(frames.HEADER_BYTES)
                 data = await reader.readexactly(frames.length(header))
-                self._take(frames.FROM_ENGINE.decode(data))
+                message = frames.FROM_ENGINE.decode(data)
+                self._take(message)
+                if isinstance(message, Loaded):
+                    await self._on_loaded(message)
                 was_ready |= self.state is State.READY
         except (asyncio.IncompleteReadError, OSError, ConnectionClosed):
-            return was_ready
+            pass  # it has ended
         finally:
+            self._holds = True
             if self._going_on is not None:
                 self._going_on.cancel()
             self._writer.close()
             self._writer = None
+        return was_ready
 
     def _take(self, message: FromEngine) -> None:
         self.heard_at = time.monotonic()
@@ -224,21 +252,24 @@ class EngineClient:
             self._enter(State.READY)
             self._going_on = asyncio.create_task(self._go_on())
         elif isinstance(message, Refused) and (asked := self._open.get(message.id)):
-            self._fail(asked, RequestRefused(message.reason))
+            self.abort(asked)  # and with one answer the others
+            asked.fail(RequestRefused(message.reason))
 
     def _pass_on(self, output: RequestOutput) -> None:
         asked = self._open.get(output.id)
         if asked is None:  # aborted meanwhile
             return
+        if asked is self._alone:
+            self._alone = None
         asked.take(output)
         if not asked.num_answers:
             self._forget(asked)
 
-    def _fail(self, asked: Asked, error: Exception) -> None:
+    def _fail(self, asked: PendingRequest, error: Exception) -> None:
         self._forget(asked)
         asked.fail(error)
 
-    def _forget(self, asked: Asked) -> None:
+    def _forget(self, asked: PendingRequest) -> None:
         self._asked.pop(asked, None)
         for id in asked.ids:
             self._open.pop(id, None)

@@ -5,12 +5,29 @@ from collections.abc import Sequence
 
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
-from inference.server.client.asked import Asked
 from inference.server.client.engine_client import EngineClient
+from inference.server.client.pending_request import PendingRequest
 
 
 class DeadlinePassed(Exception):
     """The answer took longer than it may; says how many seconds that are."""
+
+
+class Deadline:
+    """By when an HTTP request is answered, whatever it asks of the engine.
+
+    Attributes:
+        at: by the event loop's clock.
+    """
+
+    def __init__(self, limit_s: float):
+        """`limit_s`: seconds from now."""
+        self._limit_s = limit_s
+        self.at = asyncio.get_running_loop().time() + limit_s
+
+    def passed(self) -> DeadlinePassed:
+        """What is raised then."""
+        return DeadlinePassed(f"{self._limit_s:g}")
 
 
 class Generation:
@@ -20,19 +37,19 @@ class Generation:
     What waits here is bounded by the tokens asked for.
     """
 
-    def __init__(self, client: EngineClient, limit_s: float):
-        """`limit_s`: seconds from now to the last output."""
+    def __init__(self, client: EngineClient, deadline: Deadline):
+        """`deadline`: of the last output."""
         self._client = client
-        self._limit_s = limit_s
+        self._deadline = deadline
         self._queue: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue()
-        self._asked: list[Asked] = []
+        self._asked: list[PendingRequest] = []
         self._num_due = 0  # answers that have not ended
 
     def __enter__(self) -> "Generation":
         """Nothing is asked yet."""
-        late = -1, DeadlinePassed(f"{self._limit_s:g}")
+        late = -1, self._deadline.passed()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._limit_s, self._queue.put_nowait, late)
+        self._timer = loop.call_at(self._deadline.at, self._queue.put_nowait, late)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -56,13 +73,19 @@ class Generation:
         """Asks for one prompt; `key` is returned with its outputs.
 
         Raises:
+            DeadlinePassed: the engine does not take it in time.
             EngineLost: there is no engine now.
         """
 
         def inbox(output: RequestOutput | Exception) -> None:
             self._queue.put_nowait((key, output))
 
-        self._asked.append(await self._client.add(inbox, tokens, params, num_top_logprobs))
+        try:
+            async with asyncio.timeout_at(self._deadline.at):
+                asked = await self._client.add(inbox, tokens, params, num_top_logprobs)
+        except TimeoutError:
+            raise self._deadline.passed() from None
+        self._asked.append(asked)
         self._num_due += params.n
 
     async def next(self) -> tuple[int, RequestOutput]:

@@ -1,10 +1,10 @@
 """Where the engine runs: in a process of its own, or in a thread of this one."""
 
 import asyncio
-import contextlib
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -54,17 +54,19 @@ class Subprocess:
         return ours
 
     async def end(self, grace_s: float) -> int:
-        """Waits for its end, and brings it about after so many seconds; returns its status."""
+        """Waits for its end, and brings it about after so many seconds; returns its status, or 1
+        where it did not end by itself: it is not one that somebody else killed.
+        """
         process = self._process
         if process is None:
             return 0
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                while process.poll() is None:
-                    await asyncio.sleep(_POLL_S)
-        if process.poll() is None:
-            process.kill()
-        return process.wait()
+        until, is_late = time.monotonic() + grace_s, False
+        while (status := process.poll()) is None:
+            if time.monotonic() >= until:
+                is_late = True
+                process.kill()  # which takes a while where it holds much memory
+            await asyncio.sleep(_POLL_S)
+        return 1 if is_late else status
 
 
 class Thread:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
-from inference.server.client.engine_client import EngineLost, RequestRefused
-from inference.server.client.generation import DeadlinePassed, Generation
+from inference.server.client.engine_client import EngineLost, RequestFailed, RequestRefused
+from inference.server.client.generation import Deadline, DeadlinePassed, Generation
 from inference.server.protocol import logprobs, sampling
 from inference.server.protocol.errors import ApiError, unavailable
 from inference.server.protocol.logprobs import Token
@@ -61,7 +61,8 @@ class Answers:
         service: Service,
         prompts: Sequence[Prompt],
         num_top_logprobs: int | None,
-        shows_stop: bool = False,
+        shows_stop: bool,
+        deadline: Deadline,
     ):
         """`num_top_logprobs` as `Add` takes it; `shows_stop`: a stop string is part of the text."""
         self.prompts = prompts
@@ -71,6 +72,7 @@ class Answers:
         self._num_top_logprobs = num_top_logprobs
         self._shows_stop = shows_stop
         self._num_each = prompts[0].params.n
+        self._deadline = deadline
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Their pieces; whoever stops reading ends the requests.
@@ -80,16 +82,13 @@ class Answers:
         """
         service, each = self._service, self._num_each
         service.check_ready()
-        service.check_room(sum(prompt.params.num_running for prompt in self.prompts))
-        with Generation(service.client, service.limits.request_s) as generation:
+        service.check_room(len(self.prompts), self.prompts[0].params.num_running)
+        with Generation(service.client, self._deadline) as generation:
             try:
                 for key, (tokens, params) in enumerate(self.prompts):
                     await generation.add(key, tokens, params, self._num_top_logprobs)
-                watches = [
-                    service.metrics.watch(len(prompt.tokens))
-                    for prompt in self.prompts
-                    for _ in range(each)
-                ]
+                    service.metrics.asked(len(tokens))
+                watches = [service.metrics.watch() for _ in self.prompts for _ in range(each)]
                 while generation.is_open:
                     key, output = await generation.next()
                     piece = self._piece(key * each + output.index, output)
@@ -97,8 +96,8 @@ class Answers:
                     if piece.finish_reason is not None:
                         watches[piece.index].end(piece.finish_reason)
                     yield piece
-            except (EngineLost, RequestRefused, DeadlinePassed) as error:
-                raise told(error) from None
+            except (EngineLost, RequestFailed, RequestRefused, DeadlinePassed) as error:
+                raise as_api_error(error) from None
 
     async def scores(self, most: int) -> list[list[Token]]:
         """Each prompt's tokens with log-probabilities and so many alternatives; the first has none.
@@ -110,7 +109,7 @@ class Answers:
         service = self._service
         service.check_ready()
         service.check_room(len(self.prompts))
-        with Generation(service.client, service.limits.request_s) as generation:
+        with Generation(service.client, self._deadline) as generation:
             try:
                 for key, prompt in enumerate(self.prompts):
                     if len(prompt.tokens) > 1:
@@ -119,16 +118,16 @@ class Answers:
                         await generation.add(key, prompt.tokens, params, most)
                 while generation.is_open:
                     key, output = await generation.next()
-                    _check_finite(output)
+                    _check_generated(output)
                     rest = self.prompts[key].tokens[1:]
                     if output.finish_reason is not None:
                         found[key][1:] = logprobs.tokens(rest, output.logprobs, output.top_logprobs)
-            except (EngineLost, RequestRefused, DeadlinePassed) as error:
-                raise told(error) from None
+            except (EngineLost, RequestFailed, RequestRefused, DeadlinePassed) as error:
+                raise as_api_error(error) from None
         return found
 
     def _piece(self, index: int, output: RequestOutput) -> Piece:
-        _check_finite(output)
+        _check_generated(output)
         self.usage.completion_tokens += len(output.token_ids)
         self.usage.total_tokens += len(output.token_ids)
         if output.finish_reason is not None and not output.index:
@@ -143,14 +142,18 @@ class Answers:
         return Piece(index, text, output.token_ids, tokens, output.finish_reason, output.stopped_by)
 
 
-def told(error: Exception) -> ApiError:
+def as_api_error(error: Exception) -> ApiError:
     """What a client is told of what the engine's side raised."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestRefused):
         return sampling.invalid(str(error))
     if isinstance(error, DeadlinePassed):
-        return ApiError(408, f"the answer was not finished within {error} s", code="timeout")
+        why = f"the answer was not finished within {error} s"
+        return ApiError(408, why, code="timeout", may_retry=False)
+    if isinstance(error, RequestFailed):
+        why = "the engine failed at this request, more than once: it is not tried any further"
+        return ApiError(500, why, code="engine_error", may_retry=False)
     if isinstance(error, EngineLost):
         return unavailable("the engine ended, and with it the request: send it again")
     return ApiError(500, "the server failed", code="internal_error")
@@ -160,6 +163,7 @@ def _unscored(tokens: Sequence[int]) -> list[Token]:
     return [(id, None, ((), ())) for id in tokens]
 
 
-def _check_finite(output: RequestOutput) -> None:
+def _check_generated(output: RequestOutput) -> None:
     if output.finish_reason == "error":
-        raise ApiError(500, "the model gave numbers that are not finite", code="model_error")
+        why = "the answer could not be generated"
+        raise ApiError(500, why, code="model_error", may_retry=False)

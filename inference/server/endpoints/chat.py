@@ -2,8 +2,10 @@
 
 from contextlib import aclosing
 
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
+from inference.server.client.generation import Deadline
 from inference.server.endpoints.answer import Header, whole
 from inference.server.endpoints.answers import Answers, Piece, Prompt
 from inference.server.protocol import logprobs, parse, sampling
@@ -14,6 +16,7 @@ from inference.server.protocol.responses import (
     ChatDelta,
     ChatLogprobs,
     Delta,
+    PromptLogprobs,
 )
 from inference.server.service import Service
 from inference.server.web.event_stream import DONE, Events
@@ -27,6 +30,7 @@ class Chat:
         self._service = service
         self._request = request
         self._client = client
+        self._deadline = Deadline(service.limits.request_s)
         kinds = "chat.completion", "chat.completion.chunk"
         self._header = Header.new(service, "chatcmpl", kinds[0], request, kinds[1])
 
@@ -43,7 +47,8 @@ class Chat:
         tokens = await service.texts.encode_chat(request.messages)
         prompt = Prompt(tokens, sampling.limit(request, params, len(tokens), service.facts))
         stop = bool(request.include_stop_str_in_output)
-        self._answers = Answers(service, [prompt], sampling.num_top_logprobs(request), stop)
+        most = sampling.num_top_logprobs(request)
+        self._answers = Answers(service, [prompt], most, stop, self._deadline)
 
     async def answer(self) -> Response:
         """The whole of it.
@@ -54,6 +59,10 @@ class Chat:
         choices = [ChatChoice(index, AnswerMessage("")) for index in range(self._request.n or 1)]
         for choice in choices if self._request.logprobs else ():
             choice.logprobs = ChatLogprobs([])
+        prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+        if self._request.prompt_logprobs is not None:
+            (own,) = await self._answers.scores(self._request.prompt_logprobs)
+            prompt_logprobs = logprobs.prompt_shape(self._service.texts.tokenizer, own)
         async for piece in self._answers.pieces():
             choice = choices[piece.index]
             choice.message.content += piece.text
@@ -63,9 +72,7 @@ class Chat:
                 choice.token_ids = [*(choice.token_ids or ()), *piece.token_ids]
             choice.finish_reason, choice.stop_reason = piece.finish_reason, piece.stop_reason
         answer = self._header.answer(choices, self._answers.usage)
-        if self._request.prompt_logprobs is not None:
-            (own,) = await self._answers.scores(self._request.prompt_logprobs)
-            answer.prompt_logprobs = logprobs.prompt_shape(self._service.texts.tokenizer, own)
+        answer.prompt_logprobs = prompt_logprobs
         return whole(answer)
 
     async def events(self) -> Events:

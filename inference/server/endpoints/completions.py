@@ -5,6 +5,7 @@ from contextlib import aclosing
 
 from starlette.responses import Response
 
+from inference.server.client.generation import Deadline
 from inference.server.endpoints.answer import Header, whole
 from inference.server.endpoints.answers import Answers, Piece, Prompt
 from inference.server.protocol import logprobs, parse, sampling
@@ -23,6 +24,7 @@ class Completions:
         self._service = service
         self._request = request
         self._client = client
+        self._deadline = Deadline(service.limits.request_s)
         self._header = Header.new(service, "cmpl", "text_completion", request)
         self._shapes: dict[int, CompletionShape] = {}
 
@@ -49,7 +51,7 @@ class Completions:
             prompts.append(Prompt(tokens, sampling.limit(request, params, len(tokens), facts)))
             self._echoes.append(one if isinstance(one, str) else await self._text(tokens))
         stop = bool(request.include_stop_str_in_output)
-        self._answers = Answers(service, prompts, request.logprobs, stop)
+        self._answers = Answers(service, prompts, request.logprobs, stop, self._deadline)
 
     async def answer(self) -> Response:
         """The whole of it.
@@ -101,20 +103,26 @@ class Completions:
         return choice
 
     async def _pieces(self) -> AsyncGenerator[Piece, None]:
-        """Echoed prompts, then what the engine adds to them."""
+        """Echoed prompts, once the engine has begun, then what it adds to them."""
         request, answers = self._request, self._answers
         scores: list = [() for _ in answers.prompts]
         if request.echo and request.logprobs is not None:
             scores = await answers.scores(request.logprobs)
         is_over = not answers.prompts[0].params.max_new_tokens
+        first = []
         for index in range(self._num_answers if request.echo or is_over else 0):
             nth = index // self._num_each
             text, tokens = (self._echoes[nth], scores[nth]) if request.echo else ("", ())
-            yield Piece(index, text, (), tokens, "length" if is_over else None)
-        if not is_over:
-            async with aclosing(answers.pieces()) as pieces:
-                async for piece in pieces:
-                    yield piece
+            first.append(Piece(index, text, (), tokens, "length" if is_over else None))
+        if is_over:
+            for piece in first:
+                yield piece
+            return
+        async with aclosing(answers.pieces()) as pieces:
+            async for piece in pieces:
+                while first:
+                    yield first.pop(0)
+                yield piece
 
     @property
     def _num_each(self) -> int:

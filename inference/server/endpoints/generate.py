@@ -4,7 +4,7 @@ import logging
 
 from starlette.responses import Response
 
-from inference.server.endpoints.answers import told
+from inference.server.endpoints.answers import as_api_error
 from inference.server.endpoints.chat import Chat
 from inference.server.endpoints.completions import Completions
 from inference.server.protocol import fields
@@ -16,12 +16,12 @@ _log = logging.getLogger(__name__)
 
 
 async def completions(service: Service, request: fields.CompletionRequest, client: str) -> Response:
-    """Continues texts, or scores them."""
+    """Create a completion: continue texts, or score them."""
     return await _answer(service, Completions(service, request, client), bool(request.stream))
 
 
 async def chat(service: Service, request: fields.ChatRequest, client: str) -> Response:
-    """Answers a conversation."""
+    """Create a chat completion: the next message of a conversation."""
     return await _answer(service, Chat(service, request, client), bool(request.stream))
 
 
@@ -38,4 +38,4 @@ async def _answer(service: Service, asked: Completions | Chat, streams: bool) ->
 def _last_event(error: Exception) -> bytes:
     if not isinstance(error, ApiError):
         _log.error("a stream ends with an error", exc_info=error)
-    return b"data: " + told(error).body() + b"\n\n"
+    return b"data: " + as_api_error(error).body() + b"\n\n"

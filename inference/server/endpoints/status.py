@@ -1,10 +1,9 @@
 """What is served, and how it is: models, health, metrics."""
 
-from importlib import metadata
-
 from starlette.responses import JSONResponse, Response
 
 from inference.server import metrics
+from inference.server import version as program
 from inference.server.client.engine_client import State
 from inference.server.endpoints.answer import whole
 from inference.server.protocol import parse
@@ -13,7 +12,7 @@ from inference.server.service import Service
 
 
 async def models(service: Service) -> Response:
-    """The one that is served.
+    """List models: the one that is served.
 
     Raises:
         ApiError: 503, it is being loaded.
@@ -22,7 +21,7 @@ async def models(service: Service) -> Response:
 
 
 async def model(service: Service, id: str) -> Response:
-    """The same by its name.
+    """Retrieve a model by its name.
 
     Raises:
         ApiError: 404, it is another; 503, it is being loaded.
@@ -33,14 +32,14 @@ async def model(service: Service, id: str) -> Response:
 
 
 async def health(service: Service) -> Response:
-    """200 while the engine's loop is alive, or on its way there."""
+    """Check health: 200 while the engine's loop is alive, or on its way there."""
     state, is_alive = service.client.state, service.is_alive
     body = {"status": state.value, "heartbeat_age_s": round(service.heartbeat_age_s, 3)}
     return JSONResponse(body, 200 if is_alive else 503)
 
 
 async def ready(service: Service) -> Response:
-    """200 while new requests are served.
+    """Check readiness: 200 while new requests are served.
 
     Raises:
         ApiError: 503, they are not; says why.
@@ -50,16 +49,12 @@ async def ready(service: Service) -> Response:
 
 
 async def version(service: Service) -> Response:
-    """Of this program."""
-    try:
-        found = metadata.version("ridgeline")
-    except metadata.PackageNotFoundError:  # run from its folder
-        found = "clone"
-    return JSONResponse({"version": found})
+    """Retrieve the version of the server."""
+    return JSONResponse({"version": program.version()})
 
 
 async def show_metrics(service: Service) -> Response:
-    """What was counted, for Prometheus."""
+    """Retrieve metrics, for Prometheus."""
     return Response(service.metrics.text(), media_type=metrics.CONTENT_TYPE)
 
 

@@ -11,7 +11,7 @@ from inference.server.service import Service
 
 
 async def tokenize(service: Service, request: TokenizeRequest, client: str) -> Response:
-    """Token ids of a text or a conversation.
+    """Encode a text or a conversation as token ids.
 
     Raises:
         ApiError: a field is wrong.
@@ -34,7 +34,7 @@ async def tokenize(service: Service, request: TokenizeRequest, client: str) -> R
 
 
 async def detokenize(service: Service, request: DetokenizeRequest, client: str) -> Response:
-    """The text of token ids.
+    """Decode token ids to a text.
 
     Raises:
         ApiError: a field is wrong.
@@ -45,6 +45,6 @@ async def detokenize(service: Service, request: DetokenizeRequest, client: str) 
 
 
 async def tokenizer_info(service: Service) -> Response:
-    """Its special tokens and its chat template."""
+    """Retrieve the tokenizer's special tokens and chat template."""
     tokenizer = service.texts.tokenizer
     return JSONResponse({**tokenizer.special_tokens, "chat_template": tokenizer.template})

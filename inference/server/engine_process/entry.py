@@ -23,12 +23,30 @@ def end_with_parent() -> None:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other side has gone and left nothing to read: it may have ended before
+    `end_with_parent`, which then does nothing.
+    """
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
 def serve(descriptor: int, load: Callable[[], Served]) -> None:
     """Loads an engine and serves the socket behind an inherited descriptor until it is closed.
+    SIGTERM has no effect: whoever sends it to all processes lets the server end its answers.
 
     Raises:
         InputError: as `load` does; or the engine cannot go on, with whatever it raised.
     """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end_with_parent()
-    channel = Channel(socket.socket(fileno=descriptor))
+    connection = socket.socket(fileno=descriptor)
+    if is_closed(connection):
+        connection.close()
+        return
+    channel = Channel(connection)
     EngineLoop(load(), channel).run()

@@ -5,13 +5,13 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from importlib import metadata
 
 from inference.engine import Engine
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
 from inference.scheduling.data_shard import DataShard
 from inference.server.frames import Heartbeat, Loaded, TextFacts
+from inference.server.version import version
 
 _PAUSE_S = 1e-3
 
@@ -103,8 +103,4 @@ def _cache_used(shard: DataShard) -> float:
 def _fingerprint(config: object) -> str:
     """Names the version of this program and all that was configured."""
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    try:
-        version = metadata.version("ridgeline")
-    except metadata.PackageNotFoundError:  # run from its folder
-        version = "clone"
-    return f"ridgeline-{version}-{digest.hexdigest()[:12]}"
+    return f"ridgeline-{version()}-{digest.hexdigest()[:12]}"

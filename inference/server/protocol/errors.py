@@ -39,23 +39,33 @@ class ApiError(Exception):
         message: for people; holds no path, no address, and no more than a few words of the input.
         param: the field that is wrong.
         code: for programs.
+        may_retry: whether a client that sends it again may fare better.
     """
 
     def __init__(
-        self, status: int, message: str, param: str | None = None, code: str | None = None
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        may_retry: bool = True,
     ):
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.code = code
+        self.may_retry = may_retry
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of the answer: when to come again, and not to send the rest of a body."""
+        """Of the answer: when to come again, or that OpenAI's clients should not, and not to send
+        the rest of a body.
+        """
         if self.status in (429, 503):
             return {"retry-after": str(RETRY_S)}
-        return {"connection": "close"} if self.status in (408, 413) else {}
+        found = {"connection": "close"} if self.status in (408, 413) else {}
+        return found if self.may_retry else found | {"x-should-retry": "false"}
 
     def body(self) -> bytes:
         """As JSON."""

@@ -49,8 +49,8 @@ def parse(body: bytes, kind: type[Body]) -> Parsed:
         if given.get(name):
             raise ApiError(400, f"{name} is not supported by this server", name, "unsupported")
     known = {field.encode_name for field in msgspec.structs.fields(kind)}
-    whole = {name: _whole(value) for name, value in given.items() if name in known}
     try:
+        whole = {name: _whole(value) for name, value in given.items() if name in known}
         request = msgspec.convert(whole, kind)
     except msgspec.ValidationError as error:
         raise _invalid(error) from None
@@ -108,7 +108,9 @@ def _invalid_prompt(why: str) -> ApiError:
 
 
 def _whole(value: Any) -> Any:
-    """JSON knows one kind of number: 68.0 is 68."""
+    """JSON knows one kind of number: 68.0 is 68, also in lists."""
+    if isinstance(value, list):
+        return [_whole(each) for each in value]
     is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**63
     return int(value) if is_whole else value
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from configs.errors import InputError, reason
-from inference.server.protocol.errors import ApiError
+from inference.server.protocol.errors import ApiError, unavailable
 
 CLIENT = "ridgeline.client"  # of a request's scope: who asks, by the key; "" where there are none
 OPEN_PATHS = ("/health", "/ready")  # without a key: probes have none
@@ -59,11 +59,15 @@ class Access:
     sent one.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys | None, is_local: bool):
-        """`is_local`: the server is bound to this machine alone."""
+    def __init__(self, app: ASGIApp, keys: Keys | None, is_local: bool, most: int):
+        """`is_local`: the server is bound to this machine alone; `most`: requests at a time, beside
+        those of probes.
+        """
         self._app = app
         self._keys = keys
         self._is_local = is_local
+        self._most = most
+        self._num_open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request, as ASGI has it."""
@@ -83,8 +87,12 @@ class Access:
         except ApiError as error:
             answer = Response(error.body(), error.status, error.headers, "application/json")
             await answer(scope, receive, send_with_id)
-        else:
+            return
+        self._num_open += 1
+        try:
             await self._app(scope, receive, send_with_id)
+        finally:
+            self._num_open -= 1
 
     def _check(self, scope: Scope, headers: Headers) -> str:
         """Who asks."""
@@ -94,7 +102,11 @@ class Access:
         origin = headers.get("origin")
         if origin is not None and origin != f"{scope['scheme']}://{host}":
             raise ApiError(403, "requests from pages of other servers are not served")
-        if self._keys is None or scope["path"] in OPEN_PATHS:
+        if scope["path"] in OPEN_PATHS:
+            return ""
+        if self._num_open >= self._most:
+            raise unavailable(f"{self._most} requests are being answered, the most at a time")
+        if self._keys is None:
             return ""
         kind, _, key = headers.get("authorization", "").partition(" ")
         is_one = len(headers.getlist("authorization")) == 1

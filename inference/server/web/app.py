@@ -1,7 +1,8 @@
 """The HTTP application: which path is answered by what."""
 
 import asyncio
-from typing import Any
+import logging
+from collections.abc import Awaitable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -10,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from inference.server.endpoints.answers import told
+from inference.server.endpoints.answers import as_api_error
 from inference.server.protocol import parse
 from inference.server.protocol.errors import ApiError
 from inference.server.service import Service
@@ -20,35 +21,32 @@ from inference.server.web.operations import OPERATIONS, Operation
 
 _MAX_NAMED = 16  # fields that were ignored
 
+_log = logging.getLogger(__name__)
+
 
 def application(service: Service, keys: Keys | None = None, is_local: bool = True) -> ASGIApp:
     """The whole of it; `keys` and `is_local` as `Access` takes them."""
 
     def get(operation: Operation) -> Route:
         async def answer(request: Request) -> Response:
-            return await operation.work(service, **request.path_params)
+            return await _answered(operation.work(service, **request.path_params))
 
         return Route(operation.path, answer, methods=["GET"])
 
     def post(operation: Operation) -> Route:
         async def answer(request: Request) -> Response:
-            return await _posted(service, request, operation)
+            return await _answered(_posted(service, request, operation))
 
         return Route(operation.path, answer, methods=["POST"])
 
     routes = [get(each) if each.body is None else post(each) for each in OPERATIONS]
-    handlers: dict[Any, Any] = {
-        ApiError: _failed,
-        HTTPException: _no_such_path,
-        Exception: _failed,
-    }
-    app = Starlette(routes=routes, exception_handlers=handlers)
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such_path})
     app.router.redirect_slashes = False
-    return Access(app, keys, is_local)
+    return Access(app, keys, is_local, service.limits.connections)
 
 
 async def _posted(service: Service, request: Request, operation: Operation) -> Response:
-    """Reads a body and answers it, unless the client leaves before."""
+    """Reads a body and answers it, unless the client disconnects before."""
     limits = service.limits
     try:
         data = await body.read(request, limits.body_bytes, limits.body_s)
@@ -75,12 +73,21 @@ async def _posted(service: Service, request: Request, operation: Operation) -> R
     return response
 
 
-async def _failed(request: Request, error: Exception) -> Response:
-    found = told(error)
-    return Response(found.body(), found.status, found.headers, "application/json")
+async def _answered(work: Awaitable[Response]) -> Response:
+    """An answer in any case: what leaves a route closes the connection, and with it the next
+    request of a client that keeps it.
+    """
+    try:
+        return await work
+    except Exception as error:
+        if not isinstance(error, ApiError):
+            _log.exception("a request failed")
+        found = as_api_error(error)
+        return Response(found.body(), found.status, found.headers, "application/json")
 
 
-async def _no_such_path(request: Request, error: HTTPException) -> Response:
+async def _no_such_path(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
     what = "method" if error.status_code == 405 else "path"
     found = ApiError(error.status_code, f"this server has no such {what}")
     return Response(found.body(), found.status, error.headers, "application/json")

@@ -33,7 +33,7 @@ async def primed(events: Events) -> Events:
 
 
 class EventStream(Response):
-    """Events until they end, or until the client leaves: then they are closed at once. In a
+    """Events until they end, or until the client disconnects: then they are closed at once. In a
     silence of `idle_s` a comment keeps the connection.
     """
 

@@ -35,7 +35,7 @@ class Operation:
 
 
 async def openapi(service: Service) -> Response:
-    """This description."""
+    """Retrieve this description (OpenAPI 3.1)."""
     return whole(describe())
 
 

@@ -100,7 +100,6 @@ async def serve(
         log_level="warning",
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=service.limits.connections,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_LEAVE_S,
     )

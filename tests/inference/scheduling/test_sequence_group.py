@@ -130,6 +130,17 @@ def test_best_of_returns_the_most_likely(alone):
     ]
 
 
+def test_the_best_say_what_stopped_them():
+    stops = tuple(range(8))
+    asked = dataclasses.replace(DRAWN, n=3, best_of=6, max_new_tokens=60, stop_ids=stops)
+    outputs = []
+    make().generate([PROMPT], asked, outputs.append)
+    assert any(output.finish_reason == "stop" for output in outputs)
+    for output in outputs:
+        stopped = output.token_ids[-1] if output.finish_reason == "stop" else None
+        assert output.stopped_by == stopped
+
+
 def test_outputs_name_their_sample(alone):
     engine, texts, ends = make(), [""] * 3, set()
     for output in engine.stream(PROMPT, dataclasses.replace(DRAWN, n=3)):

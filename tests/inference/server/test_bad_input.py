@@ -16,6 +16,9 @@ ASKED = [{"role": "user", "content": "Hi"}]
 BODIES = {TEXT: {"prompt": "Hi"}, CHAT: {"messages": ASKED}}
 PRIVATE = re.compile(r"0x[0-9a-f]{3,}|/[a-z]+/|\.py\b|Traceback", re.IGNORECASE)
 BIG = 2**63
+NESTED: dict = {"type": "object"}
+for _ in range(70):
+    NESTED = {"properties": {"a": NESTED}}
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +54,9 @@ BOTH = {
     "n": ([1, MAX_SEQS], [0, -1, MAX_SEQS + 1, 17, 10**9, 1.5, "1", True]),
     "min_tokens": ([0, 1], [-1, 2, 2**31, 1.5]),
     "stop": (["a", ["a"] * 16, "a" * 256], ["", [""], ["a"] * 17, "a" * 257, 3, [3], {}]),
-    "stop_token_ids": ([[], list(range(8)), [VOCAB - 1]], [list(range(9)), [VOCAB], [-1], 3]),
+    "stop_token_ids": (
+        [[], list(range(8)), [VOCAB - 1], [1.0]], [list(range(9)), [VOCAB], [-1], 3],
+    ),
     "ignore_eos": ([True, False], [1, "true"]),
     "seed": ([0, -BIG, BIG - 1], [BIG, -BIG - 1, 1.5, "1", 2**70]),
     "priority": ([-(2**31), 2**31 - 1], [2**31, 2**70, "x"]),
@@ -70,6 +75,7 @@ BOTH = {
          {"type": "json_schema", "json_schema": {"schema": False}},
          {"type": "json_schema", "json_schema": {"schema": {"type": "stsring"}}},
          {"type": "json_schema", "json_schema": {"schema": {"$ref": "#/a"}}},
+         {"type": "json_schema", "json_schema": {"schema": NESTED}},
          {"type": "json_schema", "json_schema": {"schema": {"enum": ["a" * 70_000]}}}],
     ),
     "structured_outputs": (
@@ -89,7 +95,8 @@ BOTH = {
 OWN = {
     TEXT: {
         "prompt": (
-            ["a", ["a"] * 16, [1], [[1]], "a" * (MAX_CONTEXT - 1), [1] * (MAX_CONTEXT - 1)],
+            ["a", ["a"] * 16, [1], [[1]], [1.0], [[1.0]], "a" * (MAX_CONTEXT - 1),
+             [1] * (MAX_CONTEXT - 1)],
             ["", [], [""], [[]], None, 3, True, {}, [1, "a"], ["a", 1], [1.5], [True], [-1],
              [VOCAB], [2**31], [2**63], [["a"]], ["a"] * 65, [1] * MAX_CONTEXT, "a" * MAX_CONTEXT,
              "a" * (16 * MAX_CONTEXT + 1)],
@@ -108,7 +115,9 @@ OWN = {
              [{"role": "user", "content": 3}], [{"role": "user", "content": [{"text": "a"}]}],
              [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
              [{"role": "user", "content": "a" * MAX_CONTEXT}],
-             [{"role": "user", "content": "a" * (16 * MAX_CONTEXT + 1)}], ASKED * 2049],
+             [{"role": "user", "content": "a" * (16 * MAX_CONTEXT + 1)}], ASKED * 2049,
+             [{"role": "user", "content": "a", "reasoning_content": "a" * (16 * MAX_CONTEXT)}],
+             [{"role": "assistant", "tool_calls": [{"a": ["a" * (16 * MAX_CONTEXT)]}]}]],
         ),
         "max_tokens": ([1, 400], [0, -1, MAX_CONTEXT, "x"]),
         "max_completion_tokens": ([1, 400], [0, MAX_CONTEXT]),
@@ -168,7 +177,9 @@ def test_a_context_that_is_exceeded_is_told_in_numbers(server):
     assert "512" in found["message"] and "618" in found["message"]
 
 
-@pytest.mark.parametrize("asked", [{"stream": False}, {"stream": True}])
+@pytest.mark.parametrize("asked", [
+    {"stream": False}, {"stream": True}, {"stream": True, "echo": True},
+])  # fmt: skip
 def test_what_the_engine_refuses_is_an_answer_and_no_stream(server, asked):
     found = error_of(server.post(TEXT, prompt=[1, REFUSED], **asked))
     assert found["message"] == "every token is banned: allow one" and found["param"] is None

@@ -202,7 +202,7 @@ def test_a_seed_gives_the_same_answers(server):
     assert first == second and len({choice["text"] for choice in first}) == MAX_SEQS
 
 
-def test_log_probabilities_of_prompts(server):
+def test_log_probabilities_of_prompts(server, engine):
     asked = {"max_tokens": 2, "prompt_logprobs": 2, "n": 2}
     given = answered(server.post(TEXT, prompt=["Hi", "a"], **asked))
     first, second, third, _ = (choice["prompt_logprobs"] for choice in given["choices"])
@@ -219,3 +219,4 @@ def test_log_probabilities_of_prompts(server):
     messages = [{"role": "user", "content": "Hi"}]
     chat = answered(server.post("/v1/chat/completions", messages=messages, prompt_logprobs=1))
     assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
+    assert [params.max_new_tokens > 0 for params in engine.params[-2:]] == [False, True]

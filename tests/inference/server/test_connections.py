@@ -1,15 +1,16 @@
 """Connections that are slow, large, no HTTP at all, or end too early."""
 
+import contextlib
 import json
 import socket
-import time
 
 import pytest
 
 from inference.server.service import Limits
-from tests.inference.server.fake_engine import FakeEngine
+from tests.inference.server.fake_engine import MAX_SEQS, FakeEngine
 from tests.inference.server.running import running, wait_until
 
+ASKED = [{"role": "user", "content": "a"}]
 BODY = json.dumps({"prompt": "a", "max_tokens": 400}).encode()
 STREAM = json.dumps({"prompt": "a", "max_tokens": 400, "stream": True}).encode()
 SHORT = Limits(
@@ -101,8 +102,22 @@ def test_a_connection_serves_one_request_after_the_other(server):
             answers += part
 
 
+def test_a_failure_leaves_the_connection_to_the_next_request(server, monkeypatch, caplog):
+    monkeypatch.setattr(server.service.metrics, "text", lambda: 1 / 0)
+    with connect(server) as connection:
+        for _ in range(2):
+            connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            answer = b""
+            while not answer.endswith(b"}}"):
+                part = connection.recv(65536)
+                assert part, answer
+                answer += part
+            assert answer.startswith(b"HTTP/1.1 500") and b"the server failed" in answer
+    assert "ZeroDivisionError" in caplog.text
+
+
 @pytest.mark.parametrize("body", [BODY, STREAM])
-def test_who_leaves_frees_the_engine_within_a_step(slow, body):
+def test_a_client_that_disconnects_frees_the_engine_within_a_step(slow, body):
     engine, server = slow
     with connect(server) as connection:
         connection.sendall(request(body))
@@ -117,7 +132,7 @@ def test_who_leaves_frees_the_engine_within_a_step(slow, body):
     wait_until(lambda: counted in server.http.get("/metrics").text)
 
 
-def test_who_leaves_takes_all_answers_along(slow):
+def test_a_client_that_disconnects_takes_all_answers_along(slow):
     engine, server = slow
     with connect(server) as connection:
         many = {"prompt": ["a", "b"], "n": 2, "max_tokens": 400, "stream": True}
@@ -143,13 +158,48 @@ def test_a_stream_in_which_nothing_happens_is_kept_alive(short):
 
 
 def test_who_does_not_read_is_disconnected():
-    engine = FakeEngine()
-    with running(engine, SHORT) as server, connect(server) as connection:
+    """And its request ended, while others are served."""
+    engine = FakeEngine(step_s=0.01)
+    with running(engine, Limits(stall_s=0.3)) as server, socket.socket() as connection:
+        for listening in server.server.servers[0].sockets:  # whose connections inherit it
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        tokens = {"prompt": ["a" * 100] * 16, "n": 4, "max_tokens": 400, "logprobs": 20}
-        ask = request(json.dumps(tokens | {"stream": True}).encode())
-        for _ in range(3):
-            connection.sendall(ask)
-        start = time.monotonic()
+        connection.settimeout(10)
+        connection.connect(("127.0.0.1", server.port))
+        many = {"prompt": ["a" * 100] * 5, "n": MAX_SEQS, "max_tokens": 400, "logprobs": 20}
+        connection.sendall(request(json.dumps(many | {"stream": True}).encode()))
+        wait_until(lambda: engine.running)
+        wait_until(lambda: engine.aborted)
+        wait_until(lambda: not engine.running and not server.service.client.num_sequences)
         assert server.post("/v1/completions", prompt="a", max_tokens=3).status_code == 200
-        assert time.monotonic() - start < 2
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            answer = read_all(connection)
+        assert b"[DONE]" not in answer
+
+
+def test_requests_beyond_the_limit_are_refused_in_the_same_shape():
+    with running(FakeEngine(step_s=0.05), Limits(connections=2)) as server:
+        with connect(server) as first, connect(server) as second:
+            for connection in (first, second):
+                connection.sendall(request(STREAM))
+                assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+            refused = server.post("/v1/completions", prompt="a")
+            assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+            assert refused.json()["error"]["code"] == "unavailable"
+            for path in ("/health", "/ready"):
+                assert server.http.get(path).status_code == 200
+        wait_until(lambda: server.post("/v1/completions", prompt="a").status_code == 200)
+
+
+@pytest.mark.parametrize("path, asked", [
+    ("/v1/completions", {"prompt": "ab", "echo": True, "logprobs": 1}),
+    ("/v1/completions", {"prompt": "ab", "prompt_logprobs": 1}),
+    ("/v1/chat/completions", {"messages": ASKED, "prompt_logprobs": 1}),
+])  # fmt: skip
+def test_all_that_a_request_asks_for_has_one_deadline(path, asked):
+    with running(FakeEngine(step_s=0.9), Limits(request_s=1.5)) as server:
+        server.post("/tokenize", messages=ASKED)  # starts what renders templates
+        generates = {name: asked[name] for name in ("prompt", "messages") if name in asked}
+        assert server.post(path, **generates, max_tokens=1).status_code == 200
+        assert server.post(path, **asked, max_tokens=1).status_code == 408

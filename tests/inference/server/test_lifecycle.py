@@ -1,15 +1,18 @@
 """From the first answer to the last: loading, draining, engines that fail."""
 
 import contextlib
+import dataclasses
+import re
 import threading
 import time
 
 import httpx2
 import pytest
 
+from configs.errors import InputError
 from inference.server.client.engine_client import EngineFailed
 from inference.server.client.launch import Thread
-from inference.server.frames import Heartbeat
+from inference.server.frames import Heartbeat, TextFacts
 from inference.server.service import Limits
 from inference.server.web import report, serving
 from tests.inference.server import events
@@ -108,7 +111,7 @@ def test_a_request_that_ends_engines_is_found_and_no_other_is_lost():
             thread.start()
         wait_until(lambda: engines[0].num_steps > 20)
         crash = server.post(TEXT, prompt=[CRASHES])
-        assert crash.status_code == 503 and crash.headers["retry-after"] == "1"
+        assert crash.status_code == 500 and crash.headers["x-should-retry"] == "false"
         assert "/some" not in crash.text and "0x" not in crash.text
         for thread in threads:
             thread.join(10)
@@ -120,6 +123,102 @@ def test_a_request_that_ends_engines_is_found_and_no_other_is_lost():
         assert server.post(TEXT, prompt="a", max_tokens=3).status_code == 200
         restarts = 'ridgeline:engine_restarts_total{model_name="fake"} 2.0'
         assert restarts in server.http.get("/metrics").text
+
+
+class Failing(Thread):
+    """Whose first engines fail at their first step, and end with these statuses."""
+
+    def __init__(self, *statuses):
+        self.engines = []
+        self._statuses = statuses
+        super().__init__(self._make)
+
+    def _make(self):
+        self.engines.append(FakeEngine())
+        if len(self.engines) <= len(self._statuses):
+            self.engines[-1].step = lambda: 1 / 0
+        return self.engines[-1]
+
+    async def end(self, grace_s):
+        status = await super().end(grace_s)
+        return self._statuses[len(self.engines) - 1] if status else 0
+
+
+@pytest.mark.parametrize("statuses, status", [((1, 1), 500), ((1, -9), 200), ((-9, -9), 200)])
+def test_a_request_is_not_blamed_where_somebody_killed_the_engine(statuses, status):
+    launcher = Failing(*statuses)
+    with running(launcher) as server:
+        answer = server.post(TEXT, prompt="a", max_tokens=3)
+        assert answer.status_code == status
+        wait_until(lambda: len(launcher.engines) == 3)
+
+
+def test_requests_that_come_while_another_is_tried_wait():
+    engines, may_compile, found = [], threading.Event(), {}
+    may_compile.set()
+
+    class Slow(FakeEngine):
+        def prepare(self, params):
+            may_compile.wait(20)
+
+    def load():
+        engines.append(Slow(step_s=0.02))
+        return engines[-1]
+
+    with running(Thread(load)) as server:
+
+        def ask(prompt, **how):
+            def post():
+                found[str(prompt)] = server.post(TEXT, prompt=prompt, max_tokens=40, **how)
+
+            threads.append(threading.Thread(target=post))
+            threads[-1].start()
+
+        threads = []
+        ask("a", structured_outputs={"regex": "b{39}"})
+        wait_until(lambda: engines[0].num_steps > 3)
+        may_compile.clear()
+        ask([CRASHES])
+        wait_until(lambda: len(engines) == 2)
+        server.wait_ready()
+        ask("new")
+        wait_until(lambda: server.service.client.num_sequences == 3)
+        time.sleep(0.2)
+        assert not engines[1].prompts
+        may_compile.set()
+        for thread in threads:
+            thread.join(20)
+    assert {prompt: answer.status_code for prompt, answer in found.items()} == {
+        "a": 200, "new": 200, str([CRASHES]): 500,
+    }  # fmt: skip
+    assert len(engines) == 3 and list(b"new") not in engines[1].prompts
+
+
+def test_the_other_answers_of_a_request_that_is_refused_are_ended():
+    engines, adds = [], []
+
+    class Picky(FakeEngine):
+        def step(self):
+            if len(engines) == 1 and self.num_steps == 3:
+                raise RuntimeError
+            return super().step()
+
+        def add(self, tokens, params, output=()):
+            if len(engines) == 2 and output:
+                adds.append(tokens)
+                if len(adds) == 2:
+                    raise InputError("no more of these")
+            return super().add(tokens, params, output)
+
+    def load():
+        engines.append(Picky(step_s=0.02))
+        return engines[-1]
+
+    with running(Thread(load)) as server:
+        refused = server.post(TEXT, prompt="a", n=3, max_tokens=400)
+        assert refused.status_code == 400 and len(adds) >= 2
+        wait_until(lambda: not engines[1].running)
+        assert not server.service.client.num_sequences and engines[1].aborted
 
 
 def test_an_engine_that_fails_again_and_again_ends_the_server():
@@ -144,7 +243,8 @@ def test_an_engine_that_cannot_be_loaded_ends_the_server():
 def test_a_step_that_hangs_is_seen():
     engine = FakeEngine()
     with running(engine, Limits(heartbeat_s=0.3, request_s=0.5)) as server:
-        assert server.post(TEXT, prompt=[HANGS]).status_code == 408
+        late = server.post(TEXT, prompt=[HANGS])
+        assert late.status_code == 408 and late.headers["x-should-retry"] == "false"
         wait_until(lambda: server.http.get("/health").status_code == 503)
         engine.may_go_on.set()
         wait_until(lambda: server.http.get("/health").status_code == 200)
@@ -172,9 +272,56 @@ def test_the_queue_is_bounded():
         assert 'reason="queue_full"} 1.0' in server.http.get("/metrics").text
 
 
-@pytest.mark.parametrize("asked", [{"prompt": ["a"] * 64, "max_tokens": 1}])
-def test_one_request_may_not_fill_the_queue(server, asked):
-    assert server.post(TEXT, **asked).status_code == 503
+@pytest.mark.parametrize("asked, numbers", [
+    ({"prompt": ["a"] * 64}, (64, 20)), ({"prompt": ["a"] * 6, "n": 4}, (6, 4, 20)),
+    ({"prompt": ["a"] * 6, "n": 1, "best_of": 4}, (6, 4, 20)),
+    ({"prompt": ["aa"] * 64, "echo": True, "logprobs": 0, "max_tokens": 0}, (64, 20)),
+])  # fmt: skip
+def test_one_request_may_not_fill_the_queue(server, asked, numbers):
+    """And never will: there is no use in another try."""
+    refused = server.post(TEXT, **asked)
+    assert refused.status_code == 400 and "retry-after" not in refused.headers
+    error = refused.json()["error"]
+    assert error["param"] == "prompt"
+    assert [int(found) for found in re.findall(r"[0-9]+", error["message"])] == [*numbers]
+
+
+def test_all_sequences_of_a_request_count():
+    with running(FakeEngine(step_s=0.02)) as server:
+        asked = {"prompt": "a", "best_of": 3, "n": 2, "max_tokens": 30}
+        thread = threading.Thread(target=lambda: server.post(TEXT, **asked))
+        thread.start()
+        wait_until(lambda: server.service.client.num_sequences == 3)
+        thread.join(10)
+        assert not server.service.client.num_sequences
+
+
+def test_an_answer_that_fails_is_not_asked_for_again():
+    class Failing(FakeEngine):
+        def step(self):
+            return [dataclasses.replace(out, finish_reason="error") for out in super().step()]
+
+    with running(Failing()) as server:
+        failed = server.post(TEXT, prompt="a")
+        assert failed.status_code == 500 and failed.headers["x-should-retry"] == "false"
+        assert failed.json()["error"]["message"] == "the answer could not be generated"
+
+
+def test_nothing_waits_for_the_tokenizer(monkeypatch):
+    may_load, make = threading.Event(), TextFacts.tokenizer
+
+    def slow(facts):
+        may_load.wait(20)
+        return make(facts)
+
+    monkeypatch.setattr(TextFacts, "tokenizer", slow)
+    with running(waits=False) as server:
+        wait_until(lambda: server.http.get("/health").json()["status"] == "warming up")
+        for response in (server.post(TEXT, prompt="a"), server.post("/tokenize", prompt="a")):
+            assert response.status_code == 503
+        may_load.set()
+        server.wait_ready()
+        assert server.post(TEXT, prompt="a").status_code == 200
 
 
 def test_a_line_says_what_was_served(monkeypatch):

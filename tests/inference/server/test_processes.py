@@ -1,8 +1,10 @@
 """Two processes, either of which may die: no stream hangs, and no process stays behind."""
 
+import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,7 +14,10 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from inference.server.client import engine_client
+from inference.server.client.engine_client import State
 from inference.server.client.launch import Subprocess
+from inference.server.engine_process import entry
 from tests.inference.server import events
 from tests.inference.server.fake_engine import HANGS, REPLY
 from tests.inference.server.fake_process import COMMAND
@@ -93,6 +98,55 @@ def test_streams_go_on_when_the_engine_is_killed():
     assert server.error is None
 
 
+def test_an_engine_that_is_killed_while_it_loads_is_started_again():
+    launcher = Subprocess(COMMAND)
+    with running(launcher) as server:
+        for _ in range(2):
+            last = launcher.pid
+            os.kill(last, signal.SIGKILL)
+            wait_until(lambda last=last: launcher.pid != last)
+        assert server.service.client.state is State.RESTARTING
+        server.wait_ready(20)
+        assert server.post(TEXT, prompt="a", max_tokens=3).status_code == 200
+
+
+def test_a_signal_before_a_restart_ends_the_server(monkeypatch):
+    monkeypatch.setattr(engine_client, "_FIRST_PAUSE_S", 1.0)
+    launcher = Subprocess(COMMAND)
+    with running(launcher) as server:
+        last = launcher.pid
+        os.kill(last, signal.SIGKILL)
+        wait_until(lambda: server.service.client.state is State.RESTARTING)
+        server.stop()
+        server.join()
+        assert launcher.pid == last
+    assert server.error is None
+
+
+def test_an_engine_that_does_not_end_is_ended():
+    """Which is no reason to think that somebody else did."""
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+    async def end(signal_first):
+        launcher = Subprocess(command)
+        launcher.start().close()
+        if signal_first:
+            os.kill(launcher.pid, signal.SIGKILL)
+        return await launcher.end(0.2 if not signal_first else 5)
+
+    assert asyncio.run(end(False)) == 1
+    assert asyncio.run(end(True)) == -signal.SIGKILL
+
+
+def test_a_process_whose_parent_has_gone_loads_nothing(monkeypatch):
+    ours, theirs = socket.socketpair()
+    assert not entry.is_closed(theirs)
+    ours.close()
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(entry, "end_with_parent", lambda: None)
+    entry.serve(theirs.detach(), lambda: pytest.fail("it loads"))
+
+
 @pytest.fixture
 def served():
     """A server as a process of its own: it, its port, and its engine's process."""
@@ -120,7 +174,9 @@ def test_an_engine_does_not_outlive_its_server(served, prompt):
     wait_until(lambda: not is_running(engine), 2)
 
 
-def test_a_signal_ends_it_with_status_0(served):
+@pytest.mark.parametrize("to_all", [False, True])
+def test_a_signal_ends_it_with_status_0(served, to_all):
+    """Also where its engine gets it, too."""
     process, url, engine = served
     found = []
     asked = {"prompt": "a", "max_tokens": 150}
@@ -128,7 +184,8 @@ def test_a_signal_ends_it_with_status_0(served):
     thread.start()
     one = 'vllm:num_requests_running{model_name="fake"} 1.0'
     wait_until(lambda: one in httpx2.get(url + "/metrics").text)
-    process.send_signal(signal.SIGTERM)
+    for pid in [engine, process.pid] if to_all else [process.pid]:
+        os.kill(pid, signal.SIGTERM)
     assert process.wait(10) == 0
     thread.join(10)
     assert found[0].json()["usage"]["completion_tokens"] == 150

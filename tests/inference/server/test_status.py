@@ -89,10 +89,12 @@ def test_metrics_have_the_names_that_dashboards_read(server):
     ended = 'vllm:request_success_total{finished_reason="length",model_name="fake"}'
     first = f"vllm:time_to_first_token_seconds_count{label}"
     gaps = f"vllm:inter_token_latency_seconds_count{label}"
-    before = [value(name) for name in (tokens, ended, first, gaps)]
+    prompts = f"vllm:request_prompt_tokens_count{label}"
+    names = (tokens, ended, first, gaps, prompts)
+    before = [value(name) for name in names]
     server.post("/v1/completions", prompt="a", n=2, max_tokens=5)
-    after = [value(name) for name in (tokens, ended, first, gaps)]
-    assert [b - a for a, b in zip(before, after, strict=True)] == [10, 2, 2, 8]
+    after = [value(name) for name in names]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [10, 2, 2, 8, 1]
     text = server.http.get("/metrics").text
     for name in (
         "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc",
@@ -113,6 +115,8 @@ def test_the_description_is_of_what_is_there(server):
     assert names and names <= described["components"]["schemas"].keys()
     chat = described["components"]["schemas"]["ChatRequest"]["properties"]
     assert chat["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0.0, "maximum": 2.0}
+    summary = described["paths"]["/v1/models"]["get"]["summary"]
+    assert summary.startswith("List models")
     for path in described["paths"].values():
         for operation in path.values():
             assert operation["summary"].endswith(".") and "default" in operation["responses"]

@@ -81,7 +81,7 @@ def test_compiling_stops_no_other_request():
         assert found[0].json()["choices"][0]["text"] == "ab"
 
 
-def test_who_leaves_while_it_is_compiled_is_forgotten():
+def test_a_client_that_disconnects_while_it_is_compiled_is_forgotten():
     may_go_on = threading.Event()
 
     class Slow(FakeEngine):

@@ -18,6 +18,11 @@ PERSON = {
 }  # fmt: skip
 
 
+NESTED: dict = {"type": "object"}
+for _ in range(70):
+    NESTED = {"properties": {"a": NESTED}}
+
+
 @pytest.fixture(scope="module")
 def grammars():
     return Grammars(tokenizer(), [END])
@@ -91,6 +96,7 @@ def test_any_walk_ends_in_json_of_the_schema(grammars):
     (grammar.of_json_schema, {"$ref": "http://localhost/x"}, "not present"),
     (grammar.of_json_schema, {"type": "array", "uniqueItems": True}, "uniqueItems"),
     (grammar.of_json_schema, {"minLength": "x"}, "minLength"),
+    (grammar.of_json_schema, NESTED, "recursion limit"),
     (grammar.of_json_schema, {"enum": ["x" * grammar.MAX_CHARS]}, "at most 65536 characters"),
     (grammar.of_regex, "((((", "invalid regex"), (grammar.of_regex, "(?<=a)b", "invalid regex"),
     (grammar.of_regex, "a" * (grammar.MAX_CHARS + 1), "at most 65536 characters"),
@@ -111,8 +117,18 @@ def test_costly_grammars_end_or_fail(grammars, pattern):
         state.accept(ord("a"))
 
 
-def test_as_many_are_kept_as_there_is_room_for(grammars, monkeypatch):
-    monkeypatch.setattr(grammar, "_MAX_KEPT", 3)
-    for n in range(6):
-        grammars.start(grammar.of_choices([f"a{n}"]))
-    assert len(grammars._kept) == 3
+def test_as_many_are_kept_as_there_is_room_for(monkeypatch):
+    """Long ones need more of it."""
+    own = Grammars(tokenizer(), [END])
+    short = [grammar.of_regex(f"a{{{n}}}") for n in range(10, 20)]
+    room = 3 * grammar._num_bytes(short[0])
+    monkeypatch.setattr(grammar, "_MAX_KEPT_BYTES", room)
+    for _ in range(2):
+        for text in short:
+            own.start(text)
+    assert list(own._kept) == short[-3:] and own._kept_bytes == room
+    own.start(short[-3])
+    long = grammar.of_choices(["b" * 300])
+    own.start(long)
+    assert list(own._kept) == [short[-3], long]
+    assert own._kept_bytes == sum(map(grammar._num_bytes, own._kept)) <= room

@@ -13,8 +13,8 @@ from inference.server.frames import Add
 Inbox = Callable[[RequestOutput | Exception], None]  # takes a request's outputs, or why none come
 
 
-class Asked:
-    """A request to the engine.
+class PendingRequest:
+    """A request to the engine that has not ended.
 
     Attributes:
         ids: of the engine's requests that serve it, and the answer that each begins with.
@@ -45,6 +45,11 @@ class Asked:
     def num_answers(self) -> int:
         """Answers that have not ended."""
         return self._is_done.count(False)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that the engine runs for these."""
+        return self.num_answers + self._params.num_running - self._params.n
 
     def take(self, output: RequestOutput) -> None:
         """Passes an output on."""
