@@ -55,7 +55,9 @@ _SKIP = flags.DEFINE_list(
 )
 flags.adopt_module_key_flags(output_flag)
 
-_UNREAD = ("config", "executables", "speculate", "weights", "cache", "hosts", "host", "coordinator")
+_UNREAD = (
+    "config", "executables", "speculate", "weights", "cache", "hosts", "host_index", "coordinator",
+)  # fmt: skip
 _OWN = "own"
 _WINDOW = 512  # tokens that are read together
 _MAX_BYTES = 64 << 20  # of a text

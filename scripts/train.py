@@ -37,7 +37,9 @@ _OUTPUT, _TEXT = output_flag.OUTPUT, text_flag.TEXT
 flags.adopt_module_key_flags(output_flag)
 flags.adopt_module_key_flags(text_flag)
 
-_UNREAD = ("config", "executables", "speculate", "weights", "cache", "hosts", "host", "coordinator")
+_UNREAD = (
+    "config", "executables", "speculate", "weights", "cache", "hosts", "host_index", "coordinator",
+)  # fmt: skip
 _CHECKPOINTS = ".training"  # how the name of the directory beside the output ends
 _PICTURE = "loss.png"
 

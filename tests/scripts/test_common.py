@@ -15,7 +15,7 @@ from configs.runs import smollm2_laptop
 from inference.engine import Engine
 from inference.planner.calibration import lookup, on_device
 from layers.kernels import device
-from scripts import common
+from scripts import common, quantize, train
 from scripts.flags import speculation_flags
 from tests import compiling, fakes
 from tests.scripts import apps
@@ -165,3 +165,11 @@ def test_a_character_the_terminal_lacks_ends_nothing(tmp_path):
         env=os.environ | {"PYTHONIOENCODING": "ascii", "RIDGELINE_CACHE": str(tmp_path)},
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, b"a \\u2581 b\n"), done.stderr
+
+
+@pytest.mark.parametrize("app", [quantize, train])
+def test_what_an_app_does_not_read_is_not_defined_by_another(app):
+    """Whose flags are there when both are loaded, as here, and not where it runs alone."""
+    for name in app._UNREAD:
+        found = flags.FLAGS.find_module_defining_flag(name)
+        assert found == "scripts.common" or found.startswith("scripts.flags."), (name, found)
