@@ -125,15 +125,16 @@ def _by_group(values_FG: np.ndarray) -> jax.Array:
 
 
 def random(key: jax.Array, shape: tuple[int, ...], format: str, dtype: str) -> Quantized:
-    """A matrix (or a stack) of random elements of about D ** -0.5, drawn where it will lie."""
-    declared = abstract(shape, format, dtype)
+    """A matrix [F, D] (or a stack, [E, F, D]) of random elements of about D ** -0.5, drawn where it
+    will lie; `format` and `dtype` as `Quantized` has them.
+    """
+    declared, middle = abstract(shape, format, dtype), 1 << FORMATS[format].bits - 1
     data = jax.random.bits(key, declared.data.shape, jnp.uint8)
     if _is_fp8(format):
         data &= 0xBF  # below 2, and no NaN
-    size = shape[-1] ** -0.5 / (1 if _is_fp8(format) else 1 << FORMATS[format].bits - 1)
+    size = shape[-1] ** -0.5 / (1 if _is_fp8(format) else middle)
     power = 127 + round(math.log2(size))
     scale = jnp.full_like(declared.scale, power if format == "mxfp4" else size)
-    middle = 1 << FORMATS[format].bits - 1
     return dataclasses.replace(
         declared, data=lax.bitcast_convert_type(data, declared.data.dtype), scale=scale,
         zero=None if declared.zero is None else jnp.full_like(declared.zero, middle),
