@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> None:
     host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
     url = f"http://{host}:{listening.getsockname()[1]}"
     launcher = Subprocess([sys.executable, "-m", "scripts.serve", *sys.argv[1:]])
-    service = Service(launcher, Limits(request_s=_REQUEST_S.value), _NAME.value)
+    service = Service(launcher, Limits(request_s=_REQUEST_S.value), _NAME.value, warms_up=True)
 
     def tell(state: State) -> None:
         if state is State.READY:

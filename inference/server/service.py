@@ -25,6 +25,7 @@ class Limits:
         idle_s: silence of a stream after which a comment keeps the connection.
         heartbeat_s: silence of an engine that has work, after which it counts as dead.
         connections: on which a request is being answered, at a time.
+        workers: processes that encode texts.
     """
 
     body_bytes: int = 4 << 20
@@ -36,6 +37,7 @@ class Limits:
     idle_s: float = 15.0
     heartbeat_s: float = 30.0
     connections: int = 1024
+    workers: int = 2
 
 
 class Service:
@@ -50,15 +52,22 @@ class Service:
     """
 
     def __init__(
-        self, launcher: Launcher, limits: Limits = Limits(), served_model_name: str | None = None
+        self,
+        launcher: Launcher,
+        limits: Limits = Limits(),
+        served_model_name: str | None = None,
+        warms_up: bool = False,
     ):
-        """`served_model_name`: as clients name the model; None: as the engine does."""
+        """`served_model_name`: as clients name the model; None: as the engine does. `warms_up`:
+        what texts need is started with the engine, not when the first one comes.
+        """
         self.limits = limits
         self.client = EngineClient(launcher, on_loaded=self._load_texts)
         self.started = int(time.time())
         self.is_draining = False
         self.metrics = Metrics(self.client, lambda: self.model_name)
         self._served_model_name = served_model_name
+        self._warms_up = warms_up
         self._texts: Texts | None = None
 
     @property
@@ -139,7 +148,10 @@ class Service:
     async def _load_texts(self, facts: Loaded) -> None:
         """What an engine says that was started again is the same."""
         if self._texts is None:
-            self._texts = await Texts.load(facts.text, facts.max_context)
+            texts = await Texts.load(facts.text, facts.max_context, self.limits.workers)
+            if self._warms_up:
+                texts.warm_up()
+            self._texts = texts
 
     def close(self) -> None:
         """Ends what was started here."""

@@ -119,8 +119,13 @@ class Grammar:
 class Grammars:
     """Compiles grammars for a tokenizer, and keeps the latest. Several threads may."""
 
-    def __init__(self, tokenizer: Tokenizer, eos_ids: Iterable[int]):
-        """`eos_ids` end a text that is complete.
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        eos_ids: Iterable[int],
+        max_kept_bytes: int = _MAX_KEPT_BYTES,
+    ):
+        """`eos_ids` end a text that is complete; of compiled grammars so many bytes are kept.
 
         Raises:
             InputError: llguidance is not installed.
@@ -138,7 +143,7 @@ class Grammars:
         self._num_words = -(-tokenizer.vocab_size // 32)
         self._lock = threading.Lock()
         self._kept: collections.OrderedDict[str, Any] = collections.OrderedDict()
-        self._kept_bytes = 0
+        self._kept_bytes, self._max_kept_bytes = 0, max_kept_bytes
 
     def start(self, grammar: str, tokens: Sequence[int] = ()) -> Grammar:
         """The text of a grammar after some tokens.
@@ -166,7 +171,7 @@ class Grammars:
             if grammar not in self._kept:  # another thread may have been faster
                 self._kept[grammar] = matcher
                 self._kept_bytes += _num_bytes(grammar)
-            while self._kept_bytes > _MAX_KEPT_BYTES:
+            while self._kept_bytes > self._max_kept_bytes:
                 self._kept_bytes -= _num_bytes(self._kept.popitem(last=False)[0])
         return matcher
 
