@@ -37,6 +37,9 @@ _MAX_LOGPROBS = flags.DEFINE_integer(
 )
 _WARM_UP = flags.DEFINE_bool("warm_up", True, "Compile every step before the first request.")
 _REQUEST_S = flags.DEFINE_float("request_timeout", 600.0, "Seconds that an answer may take.")
+_QUEUE_S = flags.DEFINE_float(
+    "max_queue_s", 60.0, "Seconds that a request may be expected to wait; others are refused."
+)
 _DRAIN_S = flags.DEFINE_float(
     "drain_timeout", 30.0, "Seconds that answers have at SIGTERM; a second one ends at once."
 )
@@ -72,7 +75,8 @@ def main(argv: Sequence[str]) -> None:
     host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
     url = f"http://{host}:{listening.getsockname()[1]}"
     launcher = Subprocess([sys.executable, "-m", "scripts.serve", *sys.argv[1:]])
-    service = Service(launcher, Limits(request_s=_REQUEST_S.value), _NAME.value, warms_up=True)
+    limits = Limits(request_s=_REQUEST_S.value, queue_s=_QUEUE_S.value)
+    service = Service(launcher, limits, _NAME.value, warms_up=True)
 
     def tell(state: State) -> None:
         if state is State.READY:
@@ -100,7 +104,7 @@ def _check_flags() -> None:
         raise InputError(f"--port is between 0 and 65535, not {_PORT.value}")
     if not 0 <= _MAX_LOGPROBS.value <= 20:
         raise InputError(f"--max_logprobs is between 0 and 20, not {_MAX_LOGPROBS.value}")
-    for flag in (_REQUEST_S, _DRAIN_S):
+    for flag in (_REQUEST_S, _QUEUE_S, _DRAIN_S):
         if not 0 <= flag.value < 1e6:
             raise InputError(f"--{flag.name} is a number of seconds, not {flag.value}")
 

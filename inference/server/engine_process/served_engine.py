@@ -44,6 +44,7 @@ class ServedEngine:
             accepts_grammars=config.engine.grammars and tokenizer is not None,
             vocab_size=config.model.vocab_size,
             text=None if tokenizer is None else TextFacts.of(tokenizer),
+            num_groups=config.mesh.num_groups,
         )
 
     def warm_up(self) -> None:

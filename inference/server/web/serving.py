@@ -99,6 +99,7 @@ async def serve(
         EngineFailed: the engine could not be started, or ended too often.
     """
     host = listening.getsockname()[0]
+    service.num_keys = len(keys or ())
     app = application(service, keys, is_local(host))
     config = uvicorn.Config(
         app,
