@@ -90,12 +90,14 @@ class Server:
             time.sleep(0.3)
 
     def held(self) -> dict[str, float]:
-        """Pages, and descriptors of both processes."""
-        return {
-            "pages": self.metric("vllm:kv_cache_usage_perc"),
-            "http_fds": num_descriptors(self.pid),
-            "engine_fds": num_descriptors(self.engine),
-        }
+        """Pages, and descriptors of both processes, once what is being closed is."""
+        found = []
+        for _ in range(10):
+            found.append((num_descriptors(self.pid), num_descriptors(self.engine)))
+            time.sleep(0.1)
+        http, engine = map(min, zip(*found, strict=True))
+        pages = self.metric("vllm:kv_cache_usage_perc")
+        return {"pages": pages, "http_fds": http, "engine_fds": engine}
 
 
 @contextlib.contextmanager

@@ -81,7 +81,8 @@ def of_choices(choices: Iterable[str]) -> str:
         raise InputError("choices are texts, each of at least one character")
     quoted = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in each)
     _check_length("the list of choices", quoted)
-    return llguidance.LLMatcher.grammar_from_lark(f"start: {quoted}")
+    # As one lexeme: of rules, llguidance follows no more than 2000 side by side.
+    return llguidance.LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {quoted}")
 
 
 class Grammar:

@@ -93,7 +93,10 @@ class Worker:
         if isinstance(job, Decode):
             return tokenizer.decode(job.ids)
         assert isinstance(job, Compile)
-        self._grammars.start(job.grammar)
+        state = self._grammars.start(job.grammar)
+        state.mask()
+        if state.has_failed:
+            raise InputError("the grammar costs more than it may")
         return None
 
     @functools.cached_property
