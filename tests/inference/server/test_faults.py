@@ -51,7 +51,7 @@ def test_clients_that_leave_at_any_time_leave_nothing_behind(monkeypatch):
         wait_until(lambda: not server.server.server_state.connections)
         before = [num_descriptors(pid) for pid in (os.getpid(), launcher.pid)]
         with ThreadPoolExecutor(2 * MAX_SEQS) as clients:
-            list(clients.map(leave, range(80)))
+            list(clients.map(leave, range(48)))
         wait_until(lambda: not server.service.client.num_sequences)
         told = server.service.client
         wait_until(lambda: not (told.heartbeat.num_running or told.heartbeat.num_waiting))
