@@ -61,4 +61,4 @@ def pool(shape: StepShape, batch: Batch, hidden_TD: jax.Array) -> jax.Array:
 def _of_chunks(shape: StepShape, hidden_TD: jax.Array) -> jax.Array:
     """The rows of the prefill rectangle: [T, D] -> [chunks, tokens, D]."""
     first, (chunks, tokens) = shape.decode[0] * shape.decode[1], shape.prefill
-    return hidden_TD[first : first + chunks * tokens].reshape(chunks, tokens, -1)
+    return hidden_TD[first : first + chunks * tokens].reshape(chunks, tokens, hidden_TD.shape[1])
