@@ -9,7 +9,9 @@ from starlette.responses import Response
 
 from inference.server.endpoints import generate, status, tokens
 from inference.server.endpoints.answer import whole
+from inference.server.endpoints.embeddings import embeddings
 from inference.server.protocol import fields, responses
+from inference.server.protocol.embeddings import EmbeddingRequest, Embeddings
 from inference.server.protocol.errors import ErrorBody
 from inference.server.service import Service
 
@@ -58,6 +60,7 @@ OPERATIONS = (
         "/v1/chat/completions", generate.chat, fields.ChatRequest, responses.ChatCompletion,
         responses.ChatChunk,
     ),
+    Operation("/v1/embeddings", embeddings, EmbeddingRequest, Embeddings),
 )  # fmt: skip
 
 
