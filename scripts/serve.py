@@ -14,6 +14,7 @@ from absl import flags
 
 from configs.errors import InputError
 from inference.request import POOLINGS
+from inference.text.tool_calls import formats
 from scripts import common
 from scripts.flags import deployment_flags
 from scripts.flags.host_flags import HOSTS
@@ -33,6 +34,10 @@ _MAX_NUM_SEQS = flags.DEFINE_integer(
     "max_num_seqs", None, "Sequences that run at the same time (engine.max_seqs)."
 )
 _NAME = flags.DEFINE_string("served_model_name", None, "The model's name for clients.")
+_TOOL_CALLS = flags.DEFINE_enum(
+    "tool_call_parser", formats.AUTO, formats.CHOICES,
+    "How the model writes calls of tools; auto: as its chat template tells it to.",
+)  # fmt: skip
 _MAX_LOGPROBS = flags.DEFINE_integer(
     "max_logprobs", 20, "Alternatives of a token that requests may ask for (engine.top_logprobs)."
 )
@@ -76,7 +81,8 @@ def main(argv: Sequence[str]) -> None:
     host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
     url = f"http://{host}:{listening.getsockname()[1]}"
     launcher = Subprocess([sys.executable, "-m", "scripts.serve", *sys.argv[1:]])
-    service = Service(launcher, Limits(request_s=_REQUEST_S.value), _NAME.value)
+    limits = Limits(request_s=_REQUEST_S.value)
+    service = Service(launcher, limits, _NAME.value, _TOOL_CALLS.value)
 
     def tell(state: State) -> None:
         if state is State.READY:

@@ -11,7 +11,8 @@ from inference.server.protocol.fields import MAX_PROMPTS, REFUSED
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
-_PLACE = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<where>.*)`)?", re.DOTALL)
+_KEY = "(?:`?key`? in )?"
+_PLACE = re.compile(rf"(?P<what>.*?)(?: - at {_KEY}`{_KEY}\$\.?(?P<where>.*)`)?", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 _WORDS = {
     "int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false",
