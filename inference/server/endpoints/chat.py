@@ -1,5 +1,6 @@
 """POST /v1/chat/completions: the next message of a conversation."""
 
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from msgspec import UNSET, UnsetType
@@ -19,6 +20,7 @@ from inference.server.protocol.responses import (
     ChatLogprobs,
     Delta,
     PromptLogprobs,
+    Usage,
 )
 from inference.server.service import Service
 from inference.server.web.event_stream import DONE, Events
@@ -77,7 +79,7 @@ class Chat:
             choice = choices[piece.index]
             news = self._readers[piece.index].read(piece)
             messages.add(choice.message, news)
-            if choice.logprobs and (found := self._logprobs(piece)):
+            if choice.logprobs and (found := self.logprobs_of(piece)):
                 choice.logprobs.content += found.content
             if self._request.return_token_ids:
                 choice.token_ids = [*(choice.token_ids or ()), *piece.token_ids]
@@ -113,14 +115,30 @@ class Chat:
     def _delta(self, piece: Piece, news: News) -> ChatDelta:
         has_text = news.content or self._offer is None
         delta = Delta(content=news.content if has_text else UNSET, tool_calls=news.calls or UNSET)
-        found = ChatDelta(piece.index, delta, self._logprobs(piece), news.finish_reason)
+        found = ChatDelta(piece.index, delta, self.logprobs_of(piece), news.finish_reason)
         if piece.finish_reason is not None:
             found.stop_reason = piece.stop_reason
         if self._request.return_token_ids:
             found.token_ids = list(piece.token_ids)
         return found
 
-    def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
+    async def news(self) -> AsyncGenerator[tuple[Piece, News], None]:
+        """What is new of its answers, for who tells of them in other words.
+
+        Raises:
+            ApiError: as `answer`.
+        """
+        async with aclosing(self._answers.pieces()) as pieces:
+            async for piece in pieces:
+                yield piece, self._readers[piece.index].read(piece)
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        return self._answers.usage
+
+    def logprobs_of(self, piece: Piece) -> ChatLogprobs | None:
+        """Those of its tokens, where they are asked for."""
         if not self._request.logprobs:
             return None
         return logprobs.chat_shape(self._service.texts.tokenizer, piece.tokens)
