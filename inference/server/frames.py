@@ -30,7 +30,7 @@ class Message(msgspec.Struct, tag=True, array_like=True):
 
 
 class Add(Message):
-    """A prompt to continue, or to score (`max_new_tokens=0`).
+    """A prompt to continue, or to read (`max_new_tokens=0`).
 
     Attributes:
         id: names it from here on; the other side chooses it.
@@ -104,6 +104,8 @@ class Loaded(Message):
         accepts_grammars: whether they may have a grammar.
         text: None: it serves token ids alone.
         vocab_size: token ids are below it.
+        pooling: how vectors are made of prompts, by `SamplingParams`; None: they are not.
+        embedding_width: numbers of such a vector.
     """
 
     model: str
@@ -115,6 +117,8 @@ class Loaded(Message):
     accepts_grammars: bool
     vocab_size: int
     text: TextFacts | None
+    pooling: str | None = None
+    embedding_width: int = 0
 
 
 class Ready(Message):

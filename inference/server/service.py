@@ -9,6 +9,8 @@ from inference.server.frames import Loaded
 from inference.server.metrics import Metrics
 from inference.server.protocol.errors import ApiError, unavailable
 from inference.server.texts import Texts
+from inference.text.tool_calls import formats
+from inference.text.tool_calls.formats import Format
 
 _QUEUED_PER_SEQ = 4  # requests that wait, for each that can run
 
@@ -50,15 +52,22 @@ class Service:
     """
 
     def __init__(
-        self, launcher: Launcher, limits: Limits = Limits(), served_model_name: str | None = None
+        self,
+        launcher: Launcher,
+        limits: Limits = Limits(),
+        served_model_name: str | None = None,
+        tool_call_parser: str = formats.AUTO,
     ):
-        """`served_model_name`: as clients name the model; None: as the engine does."""
+        """`served_model_name`: as clients name the model; None: as the engine does.
+        `tool_call_parser`: the format of tool calls, by its name.
+        """
         self.limits = limits
         self.client = EngineClient(launcher, on_loaded=self._load_texts)
         self.started = int(time.time())
         self.is_draining = False
         self.metrics = Metrics(self.client, lambda: self.model_name)
         self._served_model_name = served_model_name
+        self._tool_call_parser = tool_call_parser
         self._texts: Texts | None = None
 
     @property
@@ -89,6 +98,17 @@ class Service:
         if self._texts is None:
             raise unavailable("the model is being loaded")
         return self._texts
+
+    @property
+    def tool_format(self) -> Format:
+        """How the model writes calls of tools.
+
+        Raises:
+            ApiError: there is no tokenizer, or not yet.
+        """
+        tokenizer = self.texts.tokenizer
+        template = tokenizer.templates.get("tool_use", tokenizer.template)
+        return formats.named(self._tool_call_parser, template)
 
     @property
     def is_alive(self) -> bool:

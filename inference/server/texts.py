@@ -1,18 +1,26 @@
 """Text to token ids and back, beside the event loop."""
 
 import asyncio
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any, TypeVar
+
+import msgspec
 
 from configs.errors import InputError
 from inference.server.frames import TextFacts
 from inference.server.protocol import structure
 from inference.server.protocol.errors import ApiError
 from inference.server.protocol.fields import ChatMessage, Sampling
+from inference.server.protocol.tools import Offer
+from inference.text import grammar
 from inference.text.grammar import Grammars
 from inference.text.tokenizer import Tokenizer
+from inference.text.tool_calls import constrain, formats, prompting
+from inference.text.tool_calls.formats import Format
 
 _CHARS_A_TOKEN = 16  # a prompt with more characters for each token of the context is refused unread
 
@@ -66,36 +74,86 @@ class Texts:
         return await self._run(param, lambda: tokenizer.encode(text, add_special))
 
     async def encode_chat(
-        self, messages: Sequence[ChatMessage], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[ChatMessage],
+        add_generation_prompt: bool = True,
+        tools: Sequence[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+        continues: bool = False,
     ) -> list[int]:
         """Token ids of a conversation.
+
+        Args:
+            messages: of it.
+            add_generation_prompt: it ends with the start of the assistant's turn.
+            tools: that the model may call.
+            variables: further ones of the chat template.
+            continues: it ends where the last message does, which goes on.
 
         Raises:
             ApiError: 400, the messages hold what is not supported, or the template refuses them.
         """
         given = [_plain(message, index) for index, message in enumerate(messages)]
-        self._check_length(_num_chars(given), "messages")
+        self._check_length(_num_chars([given, tools, dict(variables)]), "messages")
         tokenizer = self.tokenizer
-        return await self._run(
-            "messages", lambda: tokenizer.apply_chat_template(given, add_generation_prompt)
-        )
 
-    async def read_structure(self, request: Sampling, accepts: bool) -> str | None:
+        def encode() -> list[int]:
+            asked, told = prompting.prepare(given, tools, tokenizer.template_for(tools))
+            as_texts = prompting.with_texts(asked)
+            how = (add_generation_prompt, told, None, variables, continues)
+            try:
+                return tokenizer.apply_chat_template(asked, *how)
+            except InputError:
+                if as_texts == asked:
+                    raise
+                with contextlib.suppress(InputError):
+                    return tokenizer.apply_chat_template(as_texts, *how)
+                raise
+
+        return await self._run("messages", encode)
+
+    async def read_structure(
+        self,
+        request: Sampling,
+        accepts: bool,
+        offer: Offer | None = None,
+        format: Format = formats.JSON,
+    ) -> str | None:
         """The grammar that a request's answer has to follow, if it asks for one, which is compiled
         here first: what takes long delays other prompts, and no step of the engine.
 
         Raises:
             ApiError: 400, it cannot be compiled, or grammars are not accepted.
         """
-        if request.response_format is None and request.structured_outputs is None:
-            return None
         found, param = structure.read(request)
-        if found is None:
+        if offer is not None and offer.is_required:
+            if found is not None:
+                why = f"and {param} exclude each other, where a tool has to be called"
+                raise ApiError(400, f"tool_choice {why}", "tool_choice", "invalid_value")
+            param = "tool_choice"
+        elif found is None:
             return None
         if not accepts:
             raise ApiError(400, f"{param} is not supported by this server", param, "unsupported")
-        await self._run(param, lambda: self._grammars.start(found))
-        return found
+        if offer is not None and param != "bad_words":  # which calls may hold no more than texts
+            for name, schema in offer.schemas.items():
+                await self._compile(functools.partial(grammar.of_json_schema, schema),
+                                    offer.places[name])  # fmt: skip
+            how = format, offer.schemas, offer.is_parallel
+            other = found
+            if other is None:
+                return await self._compile(lambda: constrain.of_calls(*how), "tools")
+            return await self._compile(lambda: constrain.of_calls_or(*how, other), "tools")
+        assert found is not None
+        return await self._compile(lambda: found, param)
+
+    async def _compile(self, write: Callable[[], str], param: str) -> str:
+        def compile() -> str:
+            text = write()
+            self._grammars.start(text)
+            return text
+
+        return await self._run(param, compile)
 
     @functools.cached_property
     def _grammars(self) -> Grammars:
@@ -159,7 +217,12 @@ def _plain(message: ChatMessage, index: int) -> dict[str, Any]:
         "role": "system" if message.role == "developer" else message.role,
         "content": content or "",
     }
-    for name in ("name", "reasoning_content", "tool_calls", "tool_call_id"):
+    for name in ("name", "reasoning_content", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             found[name] = value
+    if message.tool_calls:
+        found["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": msgspec.to_builtins(call.function)}
+            for call in message.tool_calls
+        ]
     return found

@@ -7,6 +7,8 @@ from starlette.responses import Response
 from inference.server.endpoints.answers import as_api_error
 from inference.server.endpoints.chat import Chat
 from inference.server.endpoints.completions import Completions
+from inference.server.endpoints.responses.fields import ResponsesRequest
+from inference.server.endpoints.responses.respond import Respond
 from inference.server.protocol import fields
 from inference.server.protocol.errors import ApiError
 from inference.server.service import Service
@@ -25,7 +27,13 @@ async def chat(service: Service, request: fields.ChatRequest, client: str) -> Re
     return await _answer(service, Chat(service, request, client), bool(request.stream))
 
 
-async def _answer(service: Service, asked: Completions | Chat, streams: bool) -> Response:
+async def responses(service: Service, request: ResponsesRequest, client: str) -> Response:
+    """Create a response: an answer to a conversation, of which nothing is stored."""
+    service.check_ready()
+    return await _answer(service, Respond(service, request, client), bool(request.stream))
+
+
+async def _answer(service: Service, asked: Completions | Chat | Respond, streams: bool) -> Response:
     service.check_ready()
     await asked.prepare()
     if not streams:

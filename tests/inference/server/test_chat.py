@@ -44,9 +44,10 @@ def test_an_answer_has_what_clients_read(server):
     ([*ASKED, {"role": "assistant", "content": "Yo"}, 
       {"role": "user", "content": "So?", "name": "x"}],
      [("user", "Hi"), ("assistant", "Yo"), ("user", "So?")]),
-    ([*ASKED, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+    ([*ASKED, {"role": "assistant", "content": None, "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "ü"}'}}]},
       {"role": "tool", "tool_call_id": "1", "content": "4"}],
-     [("user", "Hi"), ("assistant", ""), ("tool", "4")]),
+     [("user", "Hi"), ("assistant", '{"name": "f", "arguments": {"a": "ü"}}'), ("tool", "4")]),
 ])  # fmt: skip
 def test_what_the_model_reads(server, engine, messages, expected):
     answered(server.post(CHAT, messages=messages, max_tokens=1))
