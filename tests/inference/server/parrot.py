@@ -1,5 +1,6 @@
 """A fake engine that says what it is told to, under any chat template."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -15,11 +16,14 @@ CONTEXT = 16_384
 
 
 class Parrot(FakeEngine):
-    """It says `says`, and ends; without that, what every fake engine says."""
+    """It says `says`, and ends; without that, what every fake engine says. After `breaks_at` tokens
+    it fails at an answer.
+    """
 
     def __init__(self, template: str | None = None):
         super().__init__()
         self.says: str | None = None
+        self.breaks_at: int | None = None
         self._template = template
 
     @property
@@ -36,3 +40,9 @@ class Parrot(FakeEngine):
         if self.says is None:
             return super().plan(params, seed)
         return [*self.says.encode(), END]
+
+    def _advance(self, each):
+        output = super()._advance(each)
+        if each.num_told == self.breaks_at:
+            return dataclasses.replace(output, token_ids=[], text="", finish_reason="error")
+        return output
