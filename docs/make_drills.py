@@ -321,6 +321,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="of an answer")
     parser.add_argument("--json", help="file for all figures")
     given, flags = parser.parse_known_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which ends the server, too
     if not any(flag.startswith("--model") for flag in flags):
         flags = ["--model=smollm2-135m", *flags]
     print(f"{processor()}; scripts.serve {' '.join(flags)}", flush=True)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from configs.errors import InputError
+from inference.request import POOLINGS
+from inference.text.tool_calls import formats
 from scripts import common
 from scripts.flags import deployment_flags
 from scripts.flags.host_flags import HOSTS
@@ -32,8 +34,15 @@ _MAX_NUM_SEQS = flags.DEFINE_integer(
     "max_num_seqs", None, "Sequences that run at the same time (engine.max_seqs)."
 )
 _NAME = flags.DEFINE_string("served_model_name", None, "The model's name for clients.")
+_TOOL_CALLS = flags.DEFINE_enum(
+    "tool_call_parser", formats.AUTO, formats.CHOICES,
+    "How the model writes calls of tools; auto: as its chat template tells it to.",
+)  # fmt: skip
 _MAX_LOGPROBS = flags.DEFINE_integer(
     "max_logprobs", 20, "Alternatives of a token that requests may ask for (engine.top_logprobs)."
+)
+_POOLING = flags.DEFINE_enum(
+    "pooling", "last", POOLINGS, "Of hidden states, what embeddings are: the last, or the mean."
 )
 _WARM_UP = flags.DEFINE_bool("warm_up", True, "Compile every step before the first request.")
 _REQUEST_S = flags.DEFINE_float("request_timeout", 600.0, "Seconds that an answer may take.")
@@ -76,7 +85,7 @@ def main(argv: Sequence[str]) -> None:
     url = f"http://{host}:{listening.getsockname()[1]}"
     launcher = Subprocess([sys.executable, "-m", "scripts.serve", *sys.argv[1:]])
     limits = Limits(request_s=_REQUEST_S.value, queue_s=_QUEUE_S.value)
-    service = Service(launcher, limits, _NAME.value, warms_up=True)
+    service = Service(launcher, limits, _NAME.value, _TOOL_CALLS.value, warms_up=True)
 
     def tell(state: State) -> None:
         if state is State.READY:
@@ -116,7 +125,7 @@ def _load() -> "ServedEngine":
 
     needs = {
         "penalties": True, "top_logprobs": _MAX_LOGPROBS.value,
-        "grammars": grammar.is_available(),
+        "grammars": grammar.is_available(), "embeddings": True,
     }  # fmt: skip
     for name, flag in (("max_context", _MAX_MODEL_LEN), ("max_seqs", _MAX_NUM_SEQS)):
         if flag.value is not None:
@@ -127,7 +136,7 @@ def _load() -> "ServedEngine":
     if Path(name).exists():  # clients need not know where it lies
         name = Path(name).resolve().name
     warm_up = functools.partial(common.warm_up, engine, seals=False)
-    return ServedEngine(engine, name, warm_up if _WARM_UP.value else lambda: None)
+    return ServedEngine(engine, name, warm_up if _WARM_UP.value else lambda: None, _POOLING.value)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ class Message(msgspec.Struct, tag=True, array_like=True):
 
 
 class Add(Message):
-    """A prompt to continue, or to score (`max_new_tokens=0`).
+    """A prompt to continue, or to read (`max_new_tokens=0`).
 
     Attributes:
         id: names it from here on; the other side chooses it.
@@ -105,6 +105,8 @@ class Loaded(Message):
         text: None: it serves token ids alone.
         vocab_size: token ids are below it.
         num_groups: of chips that hold all weights.
+        pooling: how vectors are made of prompts, by `SamplingParams`; None: they are not.
+        embedding_width: numbers of such a vector.
     """
 
     model: str
@@ -117,6 +119,8 @@ class Loaded(Message):
     vocab_size: int
     text: TextFacts | None
     num_groups: int = 1
+    pooling: str | None = None
+    embedding_width: int = 0
 
     @property
     def num_slots(self) -> int:

@@ -10,6 +10,8 @@ from inference.server.frames import Loaded
 from inference.server.metrics import Metrics
 from inference.server.protocol.errors import ApiError, unavailable
 from inference.server.texts import Texts
+from inference.text.tool_calls import formats
+from inference.text.tool_calls.formats import Format
 
 _QUEUED_PER_SEQ = 4  # requests that wait, for each that can run
 
@@ -60,10 +62,12 @@ class Service:
         launcher: Launcher,
         limits: Limits = Limits(),
         served_model_name: str | None = None,
+        tool_call_parser: str = formats.AUTO,
         warms_up: bool = False,
     ):
-        """`served_model_name`: as clients name the model; None: as the engine does. `warms_up`:
-        what texts need is started with the engine, not when the first one comes.
+        """`served_model_name`: as clients name the model; None: as the engine does.
+        `tool_call_parser`: the format of tool calls, by its name. `warms_up`: what texts need is
+        started with the engine, not when the first one comes.
         """
         self.limits = limits
         self.client = EngineClient(launcher, on_loaded=self._load_texts)
@@ -72,6 +76,7 @@ class Service:
         self.is_draining = False
         self.metrics = Metrics(self.client, lambda: self.model_name)
         self._served_model_name = served_model_name
+        self._tool_call_parser = tool_call_parser
         self._warms_up = warms_up
         self._texts: Texts | None = None
 
@@ -103,6 +108,17 @@ class Service:
         if self._texts is None:
             raise unavailable("the model is being loaded")
         return self._texts
+
+    @property
+    def tool_format(self) -> Format:
+        """How the model writes calls of tools.
+
+        Raises:
+            ApiError: there is no tokenizer, or not yet.
+        """
+        tokenizer = self.texts.tokenizer
+        template = tokenizer.templates.get("tool_use", tokenizer.template)
+        return formats.named(self._tool_call_parser, template)
 
     @property
     def is_alive(self) -> bool:

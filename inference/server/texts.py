@@ -2,17 +2,25 @@
 
 import asyncio
 import collections
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from configs.errors import InputError
 from inference.server.frames import TextFacts
 from inference.server.protocol import structure
 from inference.server.protocol.errors import ApiError, unavailable
 from inference.server.protocol.fields import ChatMessage, Sampling
+from inference.server.protocol.tools import Offer
 from inference.server.workers.jobs import Compile, Decode, Encode, EncodeChat, Failed, Job
 from inference.server.workers.pool import Pool, WorkerLost
+from inference.text import grammar
 from inference.text.tokenizer import Tokenizer
+from inference.text.tool_calls import constrain, formats
+from inference.text.tool_calls.formats import Format
 
 _CHARS_A_TOKEN = 16  # a prompt with more characters for each token of the context is refused unread
 _INLINE_CHARS, _INLINE_IDS = 1024, 1024  # a fraction of a millisecond: less than a worker's answer
@@ -77,47 +85,82 @@ class Texts:
             raise _invalid(param, str(error)) from None
 
     async def encode_chat(
-        self, messages: Sequence[ChatMessage], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[ChatMessage],
+        add_generation_prompt: bool = True,
+        tools: Sequence[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+        continues: bool = False,
     ) -> list[int]:
         """Token ids of a conversation.
+
+        Args:
+            messages: of it.
+            add_generation_prompt: it ends with the start of the assistant's turn.
+            tools: that the model may call.
+            variables: further ones of the chat template.
+            continues: it ends where the last message does, which goes on.
 
         Raises:
             ApiError: 400, the messages hold what is not supported, the template refuses them, or
                 they take too long.
         """
         given = [_plain(message, index) for index, message in enumerate(messages)]
-        self._check_length(_num_chars(given), "messages")
-        return await self._ask(EncodeChat(given, add_generation_prompt), "messages")
+        self._check_length(_num_chars([given, tools, dict(variables)]), "messages")
+        told = None if tools is None else list(tools)
+        job = EncodeChat(given, add_generation_prompt, told, dict(variables), continues)
+        return await self._ask(job, "messages")
 
-    async def read_structure(self, request: Sampling, accepts: bool) -> str | None:
+    async def read_structure(
+        self,
+        request: Sampling,
+        accepts: bool,
+        offer: Offer | None = None,
+        format: Format = formats.JSON,
+    ) -> str | None:
         """The grammar that a request's answer has to follow, if it asks for one, which was compiled
         before, or is by a worker: what takes long delays other prompts, and no step of the engine.
 
         Raises:
             ApiError: 400, it cannot be compiled, takes too long, or grammars are not accepted.
         """
-        if request.response_format is None and request.structured_outputs is None:
-            return None
         found, param = structure.read(request)
-        if found is None:
+        if offer is not None and offer.is_required:
+            if found is not None:
+                why = f"and {param} exclude each other, where a tool has to be called"
+                raise ApiError(400, f"tool_choice {why}", "tool_choice", "invalid_value")
+            param = "tool_choice"
+        elif found is None:
             return None
         if not accepts:
             raise ApiError(400, f"{param} is not supported by this server", param, "unsupported")
-        await self.check_grammar(found, param)
-        return found
+        if offer is not None and param != "bad_words":  # which calls may hold no more than texts
+            for name, schema in offer.schemas.items():
+                await self._compile(functools.partial(grammar.of_json_schema, schema),
+                                    offer.places[name])  # fmt: skip
+            how = format, offer.schemas, offer.is_parallel
+            other = found
+            if other is None:
+                return await self._compile(lambda: constrain.of_calls(*how), "tools")
+            return await self._compile(lambda: constrain.of_calls_or(*how, other), "tools")
+        assert found is not None
+        return await self._compile(lambda: found, param)
 
-    async def check_grammar(self, grammar: str, param: str) -> None:
-        """Whether a grammar that a field of this name asks for can be compiled.
-
-        Raises:
-            ApiError: 400, it cannot, or takes too long.
-        """
-        if grammar not in self._known:
-            await self._ask(Compile(grammar), param)
-        self._known[grammar] = None
-        self._known.move_to_end(grammar)
+    async def _compile(self, write: Callable[[], str], param: str) -> str:
+        """What is written, which can be compiled."""
+        try:
+            text = write()
+        except InputError as error:
+            raise _invalid(param, str(error)) from None
+        except RecursionError:
+            raise _invalid(param, "it is nested too deeply") from None
+        if text not in self._known:
+            await self._ask(Compile(text), param)
+        self._known[text] = None
+        self._known.move_to_end(text)
         while len(self._known) > _KNOWN_GRAMMARS:
             self._known.popitem(last=False)
+        return text
 
     async def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids.
@@ -195,7 +238,12 @@ def _plain(message: ChatMessage, index: int) -> dict[str, Any]:
         "role": "system" if message.role == "developer" else message.role,
         "content": content or "",
     }
-    for name in ("name", "reasoning_content", "tool_calls", "tool_call_id"):
+    for name in ("name", "reasoning_content", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             found[name] = value
+    if message.tool_calls:
+        found["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": msgspec.to_builtins(call.function)}
+            for call in message.tool_calls
+        ]
     return found

@@ -7,6 +7,8 @@ from starlette.responses import Response
 from inference.server.endpoints.answers import as_api_error
 from inference.server.endpoints.chat import Chat
 from inference.server.endpoints.completions import Completions
+from inference.server.endpoints.responses.fields import ResponsesRequest
+from inference.server.endpoints.responses.respond import Respond
 from inference.server.protocol import fields
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.errors import ApiError
@@ -28,7 +30,13 @@ async def chat(service: Service, request: fields.ChatRequest, caller: Caller) ->
     return await _answer(service, Chat(service, request, caller), bool(request.stream))
 
 
-async def _answer(service: Service, asked: Completions | Chat, streams: bool) -> Response:
+async def responses(service: Service, request: ResponsesRequest, caller: Caller) -> Response:
+    """Create a response: an answer to a conversation, of which nothing is stored."""
+    service.check_ready()
+    return await _answer(service, Respond(service, request, caller), bool(request.stream))
+
+
+async def _answer(service: Service, asked: Completions | Chat | Respond, streams: bool) -> Response:
     service.check_ready()
     asked.check_room()
     await asked.prepare()

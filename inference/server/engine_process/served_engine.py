@@ -19,11 +19,16 @@ _PAUSE_S = 1e-3
 class ServedEngine:
     """An `Engine`; what its methods mean, `Served` says."""
 
-    def __init__(self, engine: Engine, name: str, warm_up: Callable[[], object]):
-        """`name`: of the model, for those who ask."""
+    def __init__(
+        self, engine: Engine, name: str, warm_up: Callable[[], object], pooling: str = "last"
+    ):
+        """`name`: of the model, for those who ask; `pooling`: of embeddings, where the engine is
+        built for them.
+        """
         self._engine = engine
         self._warm_up = warm_up
         self._name = name
+        self._pooling = pooling
         self._num_generated = 0
 
     @property
@@ -45,6 +50,8 @@ class ServedEngine:
             vocab_size=config.model.vocab_size,
             text=None if tokenizer is None else TextFacts.of(tokenizer),
             num_groups=config.mesh.num_groups,
+            pooling=self._pooling if config.engine.embeddings else None,
+            embedding_width=config.model.width,
         )
 
     def warm_up(self) -> None:

@@ -16,7 +16,7 @@ from inference.server.protocol import caller, parse
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.errors import ApiError
 from inference.server.service import Service
-from inference.server.web import body
+from inference.server.web import body, pages
 from inference.server.web.access import CLIENT, Access, Keys
 from inference.server.web.operations import OPERATIONS, Operation
 
@@ -41,9 +41,11 @@ def application(service: Service, keys: Keys | None = None, is_local: bool = Tru
         return Route(operation.path, answer, methods=["POST"])
 
     routes = [get(each) if each.body is None else post(each) for each in OPERATIONS]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such_path})
+    files = pages.routes()
+    app = Starlette(routes=[*routes, *files], exception_handlers={HTTPException: _no_such_path})
     app.router.redirect_slashes = False
-    return Access(app, keys, is_local, service.limits.connections)
+    paths = [file.path for file in files]
+    return Access(app, keys, is_local, service.limits.connections, paths)
 
 
 async def _posted(service: Service, request: Request, operation: Operation) -> Response:

@@ -30,6 +30,7 @@ from inference.server.workers.jobs import (
     ToWorker,
 )
 from inference.text.grammar import Grammars
+from inference.text.tool_calls import prompting
 
 try:
     import resource
@@ -89,7 +90,7 @@ class Worker:
         if isinstance(job, Encode):
             return tokenizer.encode(job.text, job.add_special)
         if isinstance(job, EncodeChat):
-            return tokenizer.apply_chat_template(job.messages, job.add_generation_prompt, job.tools)
+            return self._encode_chat(job)
         if isinstance(job, Decode):
             return tokenizer.decode(job.ids)
         assert isinstance(job, Compile)
@@ -98,6 +99,22 @@ class Worker:
         if state.has_failed:
             raise InputError("the grammar costs more than it may")
         return None
+
+    def _encode_chat(self, job: EncodeChat) -> list[int]:
+        """Of calls' arguments templates read objects or texts; which, one has to try."""
+        tokenizer = self._tokenizer
+        template = tokenizer.template_for(job.tools)
+        asked, told = prompting.prepare(job.messages, job.tools, template)
+        as_texts = prompting.with_texts(asked)
+        how = (job.add_generation_prompt, told, None, job.variables, job.continues)
+        try:
+            return tokenizer.apply_chat_template(asked, *how)
+        except InputError:
+            if as_texts == asked:
+                raise
+            with contextlib.suppress(InputError):
+                return tokenizer.apply_chat_template(as_texts, *how)
+            raise
 
     @functools.cached_property
     def _grammars(self) -> Grammars:

@@ -31,6 +31,8 @@ class EncodeChat(Message):
     messages: list[dict[str, Any]]
     add_generation_prompt: bool
     tools: list[dict[str, Any]] | None = None
+    variables: dict[str, Any] = {}
+    continues: bool = False
 
 
 class Decode(Message):

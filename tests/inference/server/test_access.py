@@ -5,7 +5,7 @@ import re
 import pytest
 
 from configs.errors import InputError
-from inference.server.web import access, app
+from inference.server.web import access, app, pages
 from inference.server.web.access import OPEN_PATHS, Keys
 from tests.inference.server.fake_engine import FakeEngine
 from tests.inference.server.running import running
@@ -20,14 +20,15 @@ def locked():
         yield server
 
 
-def test_everything_but_probes_needs_a_key(locked):
+def test_everything_but_probes_and_pages_needs_a_key(locked):
     routes = app.application(locked.service)._app.routes
     assert len(routes) >= 11
+    opened = {*OPEN_PATHS, *(file.path for file in pages.routes())}
     for route in routes:
         path = route.path.replace("{id:path}", "fake")
         for method in route.methods:
             response = locked.http.request(method, path)
-            if path in OPEN_PATHS:
+            if path in opened:
                 assert response.status_code == 200
                 continue
             assert response.status_code == 401, path

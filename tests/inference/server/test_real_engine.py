@@ -12,6 +12,8 @@ import httpx2
 import numpy as np
 import pytest
 
+from inference.checkpoints import resolve
+from layers import decoder
 from tests import compiling
 from tests.inference.server import events
 from tests.inference.server.running import wait_until
@@ -109,6 +111,18 @@ def test_scores_are_those_of_transformers(served, golden, num_new):
     best = [int(token == expected[at].argmax()) for at, token in enumerate(ids[1:])]
     assert is_best == [*map(bool, best), *[True] * num_new]
     assert found["text_offset"] == sorted(found["text_offset"]) and found["text_offset"][0] == 0
+
+
+def test_embeddings_are_hidden_states_of_transformers(served, golden):
+    """The head makes logits of them, but for their length."""
+    checkpoint = resolve.resolve(str(TINY)).open(None)
+    params = checkpoint.load_params(decoder.param_infos(checkpoint.config), None)
+    head = params["embed" if checkpoint.config.tied else "head"]["table"]
+    texts = [golden[f"tokens_{i}"].tolist() for i in (0, 1)]
+    for i, one in enumerate(served.post("/v1/embeddings", input=texts)["data"]):
+        logits_V, expected_V = np.float32(head) @ one["embedding"], golden[f"logits_{i}"][-1]
+        expected_V = expected_V * (np.linalg.norm(logits_V) / np.linalg.norm(expected_V))
+        np.testing.assert_allclose(logits_V, expected_V, atol=1e-4)
 
 
 def test_answers_are_scored_alike_while_they_are_generated(served):
