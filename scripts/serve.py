@@ -107,6 +107,7 @@ def _check_flags() -> None:
 
 def _load() -> "ServedEngine":
     """The engine, in a process of its own."""
+    from inference.planner.calibration import lookup
     from inference.server.engine_process.served_engine import ServedEngine
     from inference.text import grammar
 
@@ -123,7 +124,8 @@ def _load() -> "ServedEngine":
     if Path(name).exists():  # clients need not know where it lies
         name = Path(name).resolve().name
     warm_up = functools.partial(common.warm_up, engine, seals=False)
-    return ServedEngine(engine, name, warm_up if _WARM_UP.value else lambda: None)
+    machine = lookup.known(config.model, engine.model_runner.implementations)
+    return ServedEngine(engine, name, warm_up if _WARM_UP.value else lambda: None, machine)
 
 
 if __name__ == "__main__":
