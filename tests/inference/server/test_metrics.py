@@ -1,7 +1,12 @@
 """What `/metrics` shows, as Prometheus reads it."""
 
 import dataclasses
+import json
+import re
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -12,6 +17,10 @@ from inference.server.service import Limits
 from tests.inference.server.fake_engine import CRASHES, FakeEngine
 from tests.inference.server.running import running, wait_until
 
+ROOT = Path(__file__).parents[3]
+PROMQL = {
+    "sum", "max", "avg", "by", "rate", "increase", "histogram_quantile", "ignoring", "group_left"
+}  # fmt: skip
 TEXT = "/v1/completions"
 OWN = ("model_name",)
 HTTP = ("handler", "method", "status")
@@ -228,3 +237,35 @@ def test_no_count_falls_when_the_engine_is_started_again():
         )
         for earlier, later in zip(seen, seen[1:], strict=False):
             assert all(later[key] >= value for key, value in earlier.items())
+
+
+def test_the_dashboard_shows_what_there_is(busy):
+    path = ROOT / "docs" / "deploy" / "grafana.json"
+    run = [sys.executable, "-c", "import make_grafana; print(make_grafana.text(), end='')"]
+    written = subprocess.run(run, cwd=path.parent, check=True, capture_output=True, text=True)
+    assert path.read_text("utf-8") == written.stdout, "stale: python docs/deploy/make_grafana.py"
+    there = {sample.name: sample.labels for family in families(busy) for sample in family.samples}
+    panels = json.loads(written.stdout)["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels) > 20
+    taken = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"])
+                 for y in range(at["y"], at["y"] + at["h"])}  # fmt: skip
+        assert not cells & taken and at["x"] + at["w"] <= 24
+        taken |= cells
+    queries = [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    assert len(queries) > 40
+    for query in queries:
+        assert query.count("(") == query.count(")") and query.count("{") == query.count("}")
+        selectors = re.findall(r"([a-z_:][a-z0-9_:]*)\{([^}]*)\}", query)
+        rest = re.sub(r"[a-z_:][a-z0-9_:]*\{[^}]*\}|\[[^]]*\]", "", query)
+        words = set(re.findall(r"[a-z_:][a-z0-9_:]*", rest))
+        grouped = set(re.findall(r"(?:by|ignoring) ?\((\w+)\)", query))
+        assert words - grouped <= PROMQL, query
+        for name, labels in selectors:
+            assert name in there, name
+            assert set(re.findall(r"(\w+)!?=", labels)) <= there[name].keys(), query
+        names = {name for name, _ in selectors}
+        assert grouped <= {label for name in names for label in there[name]}, query
+        assert selectors
