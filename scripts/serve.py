@@ -14,7 +14,7 @@ from absl import flags
 
 from configs.errors import InputError
 from scripts import common
-from scripts.flags import deployment_flags
+from scripts.flags import deployment_flags, shared_flags
 from scripts.flags.host_flags import HOSTS
 
 if TYPE_CHECKING:
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on.")
 _PORT = flags.DEFINE_integer("port", 8000, "Port to listen on; 0 takes a free one.")
-_KEYS = flags.DEFINE_string(
-    "api_key_file", None, "File with a key a line, one of which every request has to bring."
-)
+_KEYS = shared_flags.API_KEY_FILE
 _MAX_MODEL_LEN = flags.DEFINE_integer(
     "max_model_len", None, "Tokens of a prompt and its answer (engine.max_context)."
 )

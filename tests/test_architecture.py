@@ -33,7 +33,7 @@ ROOMS = (
     *("files", "request", "outputs", "text", "kv_pages", "scheduling", "sampling"),
     *("speculation", "runtime", "checkpoints", "new_weights", "planner", "input_processor"),
     *("request_state", "params_versions", "prefill_worker", "device_memory", "engine", "follower"),
-    *("training", "quantize", "benchmark", "server"),
+    *("training", "quantize", "http_client", "benchmark", "server"),
 )
 
 # These receive a sampler as an argument, so that each can be used without an engine.
