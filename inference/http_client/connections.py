@@ -18,6 +18,10 @@ class Unanswered(Exception):
     """There is no answer; says why."""
 
 
+class NoConnection(Unanswered):
+    """The server cannot be reached."""
+
+
 class Answer(NamedTuple):
     """What a server answered.
 
@@ -104,7 +108,7 @@ class Connections:
             _, connection = await opening
         except (OSError, UnicodeError) as error:
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise Unanswered(f"no connection to {address.name}: {why}") from None
+            raise NoConnection(f"no connection to {address.name}: {why}") from None
         return connection, True
 
     def _request(self, method: str, path: str, more: str) -> bytes:

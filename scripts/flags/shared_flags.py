@@ -19,16 +19,6 @@ DEVICE = flags.DEFINE_enum(
 REPEATS = flags.DEFINE_integer("repeats", 3, "Measurements of each; medians are reported.")
 RATE = flags.DEFINE_float("rate", None, "Requests a second (`plan`: to keep --slo for).")
 
-URL = flags.DEFINE_string(
-    "url", None, "A server of OpenAI's interface, instead of a model here: http://HOST:PORT."
-)
-API_KEY_FILE = flags.DEFINE_string(
-    "api_key_file",
-    None,
-    "serve: file with a key a line, one of which every request has to bring. bench, batch: the "
-    "first of a file's lines is sent to --url; else what OPENAI_API_KEY holds.",
-)
-
 
 def whole_numbers(flag: Any) -> list[int]:
     """The numbers of a flag that lists some, separated by commas.

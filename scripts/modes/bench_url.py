@@ -8,7 +8,8 @@ from typing import Any
 from configs.errors import InputError
 from configs.workload import Workload
 from scripts import common
-from scripts.flags import seed_flag, shared_flags, workload_flags
+from scripts.flags import seed_flag, workload_flags
+from scripts.flags.requests import key_flag
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,7 @@ async def _run(asked: Asked, workload: Workload) -> None:
     from scripts.reports import url_text
 
     goodput = None if asked.goodput is None else results.Goodput.parse(asked.goodput)
-    key = read_key(shared_flags.API_KEY_FILE.value)
+    key = read_key(key_flag.API_KEY_FILE.value)
     connections = Connections(Address.parse(f"--url={asked.url}", asked.url, key))
     model = asked.model or await load.first_model(connections)
     requests = await _requests(asked, workload, connections, model)
