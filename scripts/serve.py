@@ -18,26 +18,25 @@ from inference.text.tool_calls import formats
 from scripts import common
 from scripts.flags import deployment_flags
 from scripts.flags.host_flags import HOSTS
+from scripts.flags.requests import key_flag
 
 if TYPE_CHECKING:
     from inference.server.engine_process.served_engine import ServedEngine
 
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on.")
 _PORT = flags.DEFINE_integer("port", 8000, "Port to listen on; 0 takes a free one.")
-_KEYS = flags.DEFINE_string(
-    "api_key_file", None, "File with a key a line, one of which every request has to bring."
-)
+_KEYS = key_flag.API_KEY_FILE
 _MAX_MODEL_LEN = flags.DEFINE_integer(
     "max_model_len", None, "Tokens of a prompt and its answer (engine.max_context)."
 )
 _MAX_NUM_SEQS = flags.DEFINE_integer(
     "max_num_seqs", None, "Sequences that run at the same time (engine.max_seqs)."
 )
-_NAME = flags.DEFINE_string("served_model_name", None, "The model's name for clients.")
 _TOOL_CALLS = flags.DEFINE_enum(
     "tool_call_parser", formats.AUTO, formats.CHOICES,
     "How the model writes calls of tools; auto: as its chat template tells it to.",
 )  # fmt: skip
+SERVED_NAME = flags.DEFINE_string("served_model_name", None, "The model's name for clients.")
 _MAX_LOGPROBS = flags.DEFINE_integer(
     "max_logprobs", 20, "Alternatives of a token that requests may ask for (engine.top_logprobs)."
 )
@@ -91,7 +90,7 @@ def main(argv: Sequence[str]) -> None:
     url = f"http://{host}:{listening.getsockname()[1]}"
     launcher = Subprocess([sys.executable, "-m", "scripts.serve", *sys.argv[1:]])
     limits = Limits(request_s=_REQUEST_S.value)
-    service = Service(launcher, limits, _NAME.value, _TOOL_CALLS.value)
+    service = Service(launcher, limits, SERVED_NAME.value, _TOOL_CALLS.value)
 
     def tell(state: State) -> None:
         if state is State.READY:
