@@ -18,26 +18,25 @@ from inference.text.tool_calls import formats
 from scripts import common
 from scripts.flags import deployment_flags
 from scripts.flags.host_flags import HOSTS
+from scripts.flags.requests import key_flag
 
 if TYPE_CHECKING:
     from inference.server.engine_process.served_engine import ServedEngine
 
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on.")
 _PORT = flags.DEFINE_integer("port", 8000, "Port to listen on; 0 takes a free one.")
-_KEYS = flags.DEFINE_string(
-    "api_key_file", None, "File with a key a line, one of which every request has to bring."
-)
+_KEYS = key_flag.API_KEY_FILE
 _MAX_MODEL_LEN = flags.DEFINE_integer(
     "max_model_len", None, "Tokens of a prompt and its answer (engine.max_context)."
 )
 _MAX_NUM_SEQS = flags.DEFINE_integer(
     "max_num_seqs", None, "Sequences that run at the same time (engine.max_seqs)."
 )
-_NAME = flags.DEFINE_string("served_model_name", None, "The model's name for clients.")
 _TOOL_CALLS = flags.DEFINE_enum(
     "tool_call_parser", formats.AUTO, formats.CHOICES,
     "How the model writes calls of tools; auto: as its chat template tells it to.",
 )  # fmt: skip
+SERVED_NAME = flags.DEFINE_string("served_model_name", None, "The model's name for clients.")
 _MAX_LOGPROBS = flags.DEFINE_integer(
     "max_logprobs", 20, "Alternatives of a token that requests may ask for (engine.top_logprobs)."
 )
@@ -51,6 +50,11 @@ _QUEUE_S = flags.DEFINE_float(
 )
 _DRAIN_S = flags.DEFINE_float(
     "drain_timeout", 30.0, "Seconds that answers have at SIGTERM; a second one ends at once."
+)
+_OTLP = flags.DEFINE_string(
+    "otlp_endpoint",
+    None,
+    "Collector that gets a span of every request, by OTLP over HTTP: http://localhost:4318.",
 )
 _SOCKET = flags.DEFINE_integer(
     "engine_socket", None, "For serve itself: it starts its engine by this."
@@ -69,6 +73,7 @@ def main(argv: Sequence[str]) -> None:
     from inference.server.client.engine_client import State
     from inference.server.client.launch import Subprocess
     from inference.server.service import Limits, Service
+    from inference.server.traces import Traces
     from inference.server.web import access, serving
 
     keys = None
@@ -80,12 +85,15 @@ def main(argv: Sequence[str]) -> None:
         raise InputError(
             f"--host={_HOST.value} can be reached by others: give --api_key_file, a key a line"
         )
+    traces = None
+    if _OTLP.value is not None:
+        traces = Traces.sent_to(f"--otlp_endpoint={_OTLP.value}", _OTLP.value)
     listening = serving.bound(_HOST.value, _PORT.value)
     host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
     url = f"http://{host}:{listening.getsockname()[1]}"
     launcher = Subprocess([sys.executable, "-m", "scripts.serve", *sys.argv[1:]])
     limits = Limits(request_s=_REQUEST_S.value, queue_s=_QUEUE_S.value)
-    service = Service(launcher, limits, _NAME.value, _TOOL_CALLS.value, warms_up=True)
+    service = Service(launcher, limits, SERVED_NAME.value, _TOOL_CALLS.value, warms_up=True)
 
     def tell(state: State) -> None:
         if state is State.READY:
@@ -93,7 +101,8 @@ def main(argv: Sequence[str]) -> None:
 
     service.client.on_state = tell
     common.say(f"{url} answers, while the model is loaded")
-    _run(functools.partial(serving.serve, service, listening, keys, _DRAIN_S.value, common.say))
+    serve = functools.partial(serving.serve, service, listening, keys, _DRAIN_S.value, common.say)
+    _run(functools.partial(serve, traces=traces))
 
 
 def _run(serve: Any) -> None:
@@ -120,6 +129,7 @@ def _check_flags() -> None:
 
 def _load() -> "ServedEngine":
     """The engine, in a process of its own."""
+    from inference.planner.calibration import lookup
     from inference.server.engine_process.served_engine import ServedEngine
     from inference.text import grammar
 
@@ -136,7 +146,10 @@ def _load() -> "ServedEngine":
     if Path(name).exists():  # clients need not know where it lies
         name = Path(name).resolve().name
     warm_up = functools.partial(common.warm_up, engine, seals=False)
-    return ServedEngine(engine, name, warm_up if _WARM_UP.value else lambda: None, _POOLING.value)
+    machine = lookup.known(config.model, engine.model_runner.implementations)
+    return ServedEngine(
+        engine, name, warm_up if _WARM_UP.value else lambda: None, machine, _POOLING.value
+    )
 
 
 if __name__ == "__main__":

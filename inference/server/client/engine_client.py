@@ -14,6 +14,7 @@ from inference.outputs import RequestOutput
 from inference.request import SamplingParams
 from inference.server import frames
 from inference.server.client.fair_queue import FairQueue
+from inference.server.client.history import History
 from inference.server.client.launch import Launcher
 from inference.server.client.pace import Pace
 from inference.server.client.pending_request import Inbox, PendingRequest
@@ -71,7 +72,7 @@ class EngineClient:
     Attributes:
         state: where it stands.
         facts: what the engine said of itself; None until it is loaded.
-        heartbeat: its latest, with what waits here; `heard_at` is when anything was heard last.
+        heard_at: when anything was heard of it last.
         num_restarts: how often it ended and was started again.
         on_state: called with each new state.
     """
@@ -80,7 +81,7 @@ class EngineClient:
         """`on_loaded`: what the engine says of itself; it is not ready before this is done."""
         self.state = State.LOADING
         self.facts: Loaded | None = None
-        self.heartbeat = Heartbeat()
+        self._history = History()
         self.heard_at = time.monotonic()
         self.num_restarts = 0
         self.on_state: Callable[[State], None] = lambda _: None
@@ -101,6 +102,11 @@ class EngineClient:
         self._ids = itertools.count(1)
         self._going_on: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        """What was heard last of what the engine holds, and what all engines have done."""
+        return self._history.heartbeat
 
     @property
     def num_sequences(self) -> int:
@@ -137,6 +143,7 @@ class EngineClient:
                     await self._launcher.end(_END_S if was_ready else 0)
                     return
                 status = await self._launcher.end(_END_S)
+                self._history.end()
                 self._open = {}
                 if was_ready:
                     was_ever_ready, self._status = True, status
@@ -284,7 +291,8 @@ class EngineClient:
                 self._pass_on(output)
         elif isinstance(message, Heartbeat):
             message.num_waiting += self.num_sequences - self._num_sent
-            self.heartbeat = message
+            message.oldest_waiting_s = max(message.oldest_waiting_s, self._waiting.oldest_s)
+            self._history.take(message)
         elif isinstance(message, Loaded):
             self.facts = message
             self._enter(State.WARMING)

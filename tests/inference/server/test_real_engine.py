@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -180,10 +181,22 @@ def test_answers_have_the_form_that_is_asked_for(served):
 def test_a_prompt_is_cached_for_the_next(served):
     prompt = list(range(20, 100))
     for _ in range(2):
-        usage = served.post(TEXT, prompt=prompt, max_tokens=1)["usage"]
+        usage = served.post(TEXT, prompt=prompt, max_tokens=4)["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] >= 64
+
+    def value(name):
+        text = served.http.get("/metrics").text
+        found = re.search(rf"^{name}{{[^}}]*}} (\S+)$", text, re.M)
+        return float(found[1]) if found else 0.0
+
+    wait_until(lambda: value("vllm:prefix_cache_hits_total") >= 64)
+    assert value("vllm:request_queue_time_seconds_sum") > 0
+    assert value("vllm:request_prefill_time_seconds_sum") > 0
+    assert value("ridgeline:step_bytes_total") > 0
+    assert value("vllm:iteration_tokens_total_sum") > 80
     text = served.http.get("/metrics").text
     assert 'vllm:num_requests_running{model_name="llama-tokenizer"}' in text
+    assert re.search(r'^vllm:cache_config_info\{block_size="16",', text, re.M)
 
 
 def test_what_the_engine_refuses_is_told(served):
