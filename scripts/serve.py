@@ -45,6 +45,9 @@ _POOLING = flags.DEFINE_enum(
 )
 _WARM_UP = flags.DEFINE_bool("warm_up", True, "Compile every step before the first request.")
 _REQUEST_S = flags.DEFINE_float("request_timeout", 600.0, "Seconds that an answer may take.")
+_QUEUE_S = flags.DEFINE_float(
+    "max_queue_s", 60.0, "Seconds that a request may be expected to wait; others are refused."
+)
 _DRAIN_S = flags.DEFINE_float(
     "drain_timeout", 30.0, "Seconds that answers have at SIGTERM; a second one ends at once."
 )
@@ -89,8 +92,8 @@ def main(argv: Sequence[str]) -> None:
     host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
     url = f"http://{host}:{listening.getsockname()[1]}"
     launcher = Subprocess([sys.executable, "-m", "scripts.serve", *sys.argv[1:]])
-    limits = Limits(request_s=_REQUEST_S.value)
-    service = Service(launcher, limits, SERVED_NAME.value, _TOOL_CALLS.value)
+    limits = Limits(request_s=_REQUEST_S.value, queue_s=_QUEUE_S.value)
+    service = Service(launcher, limits, SERVED_NAME.value, _TOOL_CALLS.value, warms_up=True)
 
     def tell(state: State) -> None:
         if state is State.READY:
@@ -119,7 +122,7 @@ def _check_flags() -> None:
         raise InputError(f"--port is between 0 and 65535, not {_PORT.value}")
     if not 0 <= _MAX_LOGPROBS.value <= 20:
         raise InputError(f"--max_logprobs is between 0 and 20, not {_MAX_LOGPROBS.value}")
-    for flag in (_REQUEST_S, _DRAIN_S):
+    for flag in (_REQUEST_S, _QUEUE_S, _DRAIN_S):
         if not 0 <= flag.value < 1e6:
             raise InputError(f"--{flag.name} is a number of seconds, not {flag.value}")
 

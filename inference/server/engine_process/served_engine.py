@@ -59,6 +59,7 @@ class ServedEngine:
             accepts_grammars=config.engine.grammars and tokenizer is not None,
             vocab_size=config.model.vocab_size,
             text=None if tokenizer is None else TextFacts.of(tokenizer),
+            num_groups=config.mesh.num_groups,
             pooling=self._pooling if config.engine.embeddings else None,
             embedding_width=config.model.width,
             cache=pages.described(config),

@@ -12,7 +12,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from inference.server.endpoints.answers import as_api_error
-from inference.server.protocol import parse
+from inference.server.protocol import caller, parse
+from inference.server.protocol.caller import Caller
 from inference.server.protocol.errors import ApiError
 from inference.server.service import Service
 from inference.server.web import body, pages
@@ -55,8 +56,10 @@ async def _posted(service: Service, request: Request, operation: Operation) -> R
     except ClientDisconnect:
         return Response(status_code=499)  # which nobody reads
     assert operation.body is not None
+    timeout = request.headers.get(caller.TIMEOUT)
+    own = Caller.of(request.scope[CLIENT], timeout, limits.request_s)
     parsed = parse.parse(data, operation.body)
-    working = asyncio.ensure_future(operation.work(service, parsed.request, request.scope[CLIENT]))
+    working = asyncio.ensure_future(operation.work(service, parsed.request, own))
     leaving = asyncio.ensure_future(body.gone(request.receive))
     try:
         await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)

@@ -103,6 +103,7 @@ async def serve(
         EngineFailed: the engine could not be started, or ended too often.
     """
     host = listening.getsockname()[0]
+    service.num_keys = len(keys or ())
     app = Observed(application(service, keys, is_local(host)), service.metrics.answered, traces)
     config = uvicorn.Config(
         app,
