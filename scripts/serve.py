@@ -19,6 +19,7 @@ from scripts.flags.host_flags import HOSTS
 
 if TYPE_CHECKING:
     from inference.server.engine_process.served_engine import ServedEngine
+    from inference.server.web.access import Keys
 
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on.")
 _PORT = flags.DEFINE_integer("port", 8000, "Port to listen on; 0 takes a free one.")
@@ -57,17 +58,9 @@ def main(argv: Sequence[str]) -> None:
     from inference.server.client.engine_client import State
     from inference.server.client.launch import Subprocess
     from inference.server.service import Limits, Service
-    from inference.server.web import access, serving
+    from inference.server.web import serving
 
-    keys = None
-    if _KEYS.value is not None:
-        keys = access.read_keys(f"--api_key_file={_KEYS.value}", _KEYS.value)
-        if Path(_KEYS.value).expanduser().stat().st_mode & 0o077:
-            common.say(f"--api_key_file={_KEYS.value} can be read by other users: chmod 600")
-    if keys is None and not access.is_local(_HOST.value):
-        raise InputError(
-            f"--host={_HOST.value} can be reached by others: give --api_key_file, a key a line"
-        )
+    keys = read_keys()
     listening = serving.bound(_HOST.value, _PORT.value)
     host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
     url = f"http://{host}:{listening.getsockname()[1]}"
@@ -81,6 +74,26 @@ def main(argv: Sequence[str]) -> None:
     service.client.on_state = tell
     common.say(f"{url} answers, while the model is loaded")
     _run(functools.partial(serving.serve, service, listening, keys, _DRAIN_S.value, common.say))
+
+
+def read_keys() -> "Keys | None":
+    """The keys that requests bring; None where nobody but this machine can ask, and none is asked.
+
+    Raises:
+        InputError: the file is no such file, or others could ask and there is none.
+    """
+    from inference.server.web import access
+
+    keys = None
+    if _KEYS.value is not None:
+        keys = access.read_keys(f"--api_key_file={_KEYS.value}", _KEYS.value)
+        if Path(_KEYS.value).expanduser().stat().st_mode & 0o077:
+            common.say(f"--api_key_file={_KEYS.value} can be read by other users: chmod 600")
+    if keys is None and not access.is_local(_HOST.value):
+        raise InputError(
+            f"--host={_HOST.value} can be reached by others: give --api_key_file, a key a line"
+        )
+    return keys
 
 
 def _run(serve: Any) -> None:

@@ -6,11 +6,13 @@ import functools
 import socket
 from collections.abc import Callable
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from configs.errors import InputError
-from inference.server.service import Service
+from inference.server.service import Limits, Service
 from inference.server.web.access import Keys, is_local
 from inference.server.web.app import application
 from inference.server.web.guard import GuardedProtocol
@@ -42,12 +44,31 @@ def bound(host: str, port: int) -> socket.socket:
     return listening
 
 
+class Drains(Protocol):
+    """What answers requests, and refuses new ones once it is told to."""
+
+    is_draining: bool
+
+
 class Server(uvicorn.Server):
     """uvicorn, which ends in two steps: at the first signal new requests are refused and those that
     are served go on; it ends when none is left, when they had `drain_s`, or at the next signal.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Service, drain_s: float):
+    def __init__(self, app: ASGIApp, service: Drains, limits: Limits, drain_s: float):
+        """`app`: answers requests, and draws on the service; `drain_s`: as `serve` takes it."""
+        config = uvicorn.Config(
+            app,
+            http=functools.partial(GuardedProtocol, limits=limits),  # type: ignore[arg-type]
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_LEAVE_S,
+        )
         super().__init__(config)
         self._service = service
         self._drain_s = drain_s
@@ -100,19 +121,7 @@ async def serve(
     """
     host = listening.getsockname()[0]
     app = application(service, keys, is_local(host))
-    config = uvicorn.Config(
-        app,
-        http=functools.partial(GuardedProtocol, limits=service.limits),  # type: ignore[arg-type]
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_level="warning",
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_LEAVE_S,
-    )
-    server = Server(config, service, drain_s)
+    server = Server(app, service, service.limits, drain_s)
     engine = asyncio.create_task(service.client.run())
     engine.add_done_callback(lambda _: server.handle_exit(0, None))
     started(server)
