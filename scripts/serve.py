@@ -5,6 +5,7 @@ from scripts import interrupts  # noqa: F401
 # isort: split
 import functools
 import importlib.util
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,7 +50,7 @@ flags.adopt_module_key_flags(deployment_flags)
 
 def main(argv: Sequence[str]) -> None:
     del argv
-    _check_flags()
+    check_flags()
     if _SOCKET.value is not None:
         from inference.server.engine_process import entry
 
@@ -62,8 +63,7 @@ def main(argv: Sequence[str]) -> None:
 
     keys = read_keys()
     listening = serving.bound(_HOST.value, _PORT.value)
-    host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
-    url = f"http://{host}:{listening.getsockname()[1]}"
+    url = url_of(listening)
     launcher = Subprocess([sys.executable, "-m", "scripts.serve", *sys.argv[1:]])
     service = Service(launcher, Limits(request_s=_REQUEST_S.value), _NAME.value)
 
@@ -96,13 +96,24 @@ def read_keys() -> "Keys | None":
     return keys
 
 
+def url_of(listening: socket.socket) -> str:
+    """Where clients find what listens."""
+    host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
+    return f"http://{host}:{listening.getsockname()[1]}"
+
+
 def _run(serve: Any) -> None:
     import uvloop
 
     uvloop.run(serve())
 
 
-def _check_flags() -> None:
+def check_flags() -> None:
+    """Whether the flags can be served with.
+
+    Raises:
+        InputError: they cannot.
+    """
     if importlib.util.find_spec("starlette") is None:
         raise InputError("serve needs more packages: pip install 'ridgeline[serve]'")
     if common.JSON.value:
@@ -118,9 +129,8 @@ def _check_flags() -> None:
             raise InputError(f"--{flag.name} is a number of seconds, not {flag.value}")
 
 
-def _load() -> "ServedEngine":
-    """The engine, in a process of its own."""
-    from inference.server.engine_process.served_engine import ServedEngine
+def engine_needs() -> dict[str, Any]:
+    """Fields of an engine that the flags, and requests, ask for."""
     from inference.text import grammar
 
     needs = {
@@ -130,7 +140,14 @@ def _load() -> "ServedEngine":
     for name, flag in (("max_context", _MAX_MODEL_LEN), ("max_seqs", _MAX_NUM_SEQS)):
         if flag.value is not None:
             needs[name] = flag.value
-    resolved, config = common.resolve_config({}, needs)
+    return needs
+
+
+def _load() -> "ServedEngine":
+    """The engine, in a process of its own."""
+    from inference.server.engine_process.served_engine import ServedEngine
+
+    resolved, config = common.resolve_config({}, engine_needs())
     engine = common.load_engine(common.open_checkpoint(resolved), config)
     name = common.model_name()
     if Path(name).exists():  # clients need not know where it lies
