@@ -5,7 +5,7 @@ Both sides decode into declared types: what is none of these is an error and not
 
 import json
 import struct
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -90,6 +90,20 @@ class TextFacts(msgspec.Struct):
         )  # fmt: skip
 
 
+class PlanFacts(msgspec.Struct):
+    """What the planner's page computes with, of what is served.
+
+    Attributes:
+        model: as `render.describe` describes it.
+        machine: as `render.describe_chip` does; None: nothing is known of it.
+        start: settings that the page opens with.
+    """
+
+    model: dict[str, Any]
+    machine: dict[str, Any] | None
+    start: dict[str, str | float]
+
+
 class Loaded(Message):
     """The weights are there; steps are being compiled until `Ready`.
 
@@ -104,6 +118,7 @@ class Loaded(Message):
         accepts_grammars: whether they may have a grammar.
         text: None: it serves token ids alone.
         vocab_size: token ids are below it.
+        plan: None: it cannot be planned.
     """
 
     model: str
@@ -115,6 +130,7 @@ class Loaded(Message):
     accepts_grammars: bool
     vocab_size: int
     text: TextFacts | None
+    plan: PlanFacts | None = None
 
 
 class Ready(Message):

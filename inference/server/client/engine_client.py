@@ -69,7 +69,8 @@ class EngineClient:
     Attributes:
         state: where it stands.
         facts: what the engine said of itself; None until it is loaded.
-        heartbeat: its latest; `heard_at` is when anything was heard last.
+        heartbeat: its latest, which came at `heartbeat_at`; `heard_at` is when anything was heard
+            last.
         num_restarts: how often it ended and was started again.
         on_state: called with each new state.
     """
@@ -79,6 +80,7 @@ class EngineClient:
         self.state = State.LOADING
         self.facts: Loaded | None = None
         self.heartbeat = Heartbeat()
+        self.heartbeat_at = time.monotonic()
         self.heard_at = time.monotonic()
         self.num_restarts = 0
         self.on_state: Callable[[State], None] = lambda _: None
@@ -244,7 +246,7 @@ class EngineClient:
             for output in message.outputs:
                 self._pass_on(output)
         elif isinstance(message, Heartbeat):
-            self.heartbeat = message
+            self.heartbeat, self.heartbeat_at = message, self.heard_at
         elif isinstance(message, Loaded):
             self.facts = message
             self._enter(State.WARMING)

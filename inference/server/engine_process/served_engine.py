@@ -10,6 +10,7 @@ from inference.engine import Engine
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
 from inference.scheduling.data_shard import DataShard
+from inference.server.engine_process.plan_facts import plan_facts
 from inference.server.frames import Heartbeat, Loaded, TextFacts
 from inference.server.version import version
 
@@ -44,6 +45,7 @@ class ServedEngine:
             accepts_grammars=config.engine.grammars and tokenizer is not None,
             vocab_size=config.model.vocab_size,
             text=None if tokenizer is None else TextFacts.of(tokenizer),
+            plan=plan_facts(config),
         )
 
     def warm_up(self) -> None:
