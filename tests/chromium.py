@@ -110,6 +110,11 @@ class Page:
         assert "errorText" not in self.call("Page.navigate", url=url)
         self.wait("document.readyState === 'complete'")
 
+    def reload(self) -> None:
+        self.do("window.isOld = true")
+        self.call("Page.reload")
+        self.wait("!window.isOld && document.readyState === 'complete'")
+
     def close(self) -> None:
         self._browser.call("Target.disposeBrowserContext", browserContextId=self.context)
 
@@ -120,13 +125,12 @@ class Page:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
-    def wait(self, condition: str, seconds: float = 20):
-        """The value of an expression once it is true."""
+    def wait(self, condition: str, seconds: float = 20) -> None:
+        """Returns once an expression is true."""
         deadline = time.monotonic() + seconds
-        while not (found := self.do(condition)):
+        while not self.do(f"!!({condition})"):
             assert time.monotonic() < deadline, f"it did not happen in time: {condition}"
             time.sleep(0.02)
-        return found
 
     def text(self, query: str) -> str:
         return self.do(f"document.querySelector({json.dumps(query)})?.textContent")
@@ -176,6 +180,15 @@ class Page:
     def requests(self) -> list[str]:
         """The addresses that it asked."""
         return [each["request"]["url"] for each in self.events("Network.requestWillBeSent")]
+
+    def forget_problems(self) -> None:
+        """Those that were expected."""
+        kept = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
+        self._browser.events = [
+            each
+            for each in self._browser.events
+            if each.get("sessionId") != self._session or each["method"] not in kept
+        ]
 
     def problems(self) -> list[str]:
         """What stands in its console: errors, warnings, policies that were broken."""

@@ -6,7 +6,7 @@ import { RequestError, ask, events } from "./client.js";
 
 const RETRY_S = [1, 2, 5];
 
-const share = (part, whole) => (whole > 0 ? part / whole : null);
+const ratio = (part, whole) => (whole > 0 ? part / whole : null);
 const latest = (name) => (sample) => sample[name];
 const shown = (value, units) => (value === null ? ["–"] : scaled(value, units));
 
@@ -54,11 +54,14 @@ function sampleOf(before, event, last) {
   const passed = before === null ? 0 : event.at - before.at;
   const begun = isSame ? event.first_tokens - before.first_tokens : 0;
   const first = begun ? (event.first_tokens_s - before.first_tokens_s) / begun : null;
-  const step = share(more("step_s"), more("steps"));
-  const predicted = share(more("predicted_step_s"), more("steps"));
+  const step = ratio(more("decode_step_seconds"), more("decode_steps"));
+  const isPredicted = "predicted_decode_step_seconds" in event.counters;
+  const predicted = isPredicted
+    ? ratio(more("predicted_decode_step_seconds"), more("decode_steps"))
+    : null;
   return {
     t: performance.now() / 1000,
-    rate: share(more("generated_tokens"), passed) ?? 0,
+    rate: ratio(more("generated_tokens"), passed) ?? 0,
     first,
     step,
     predicted,

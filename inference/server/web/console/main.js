@@ -58,6 +58,7 @@ const live = new Live({
     const most = Math.min(4, figures.max_seqs || 1);
     if (at("n").max !== String(most)) at("n").max = most;
     at("send").disabled = !isReady;
+    settings.allowChats(!isReady || figures.has_chats);
   },
   lost() {
     status("lost", "the server does not answer");

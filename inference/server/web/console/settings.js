@@ -39,6 +39,13 @@ function setTheme(theme) {
   sessionStorage.setItem(THEME, theme);
 }
 
+/** A model without a template continues texts alone. */
+export function allowChats(isAllowed) {
+  const chat = document.querySelector('input[name="kind"][value="chat"]');
+  chat.disabled = !isAllowed;
+  if (!isAllowed && chat.checked) document.querySelector('input[name="kind"][value="text"]').click();
+}
+
 /** `onKind`: called when chats become completions, or the other way. */
 export function start(onKind) {
   const theme = sessionStorage.getItem(THEME) ?? "";
