@@ -24,7 +24,8 @@ class Figures(msgspec.Struct):
         state: of the engine.
         model, max_context, max_seqs, max_top_logprobs: as `Loaded` has them.
         has_text, has_chats: whether it has a tokenizer, and that a template.
-        running, waiting, cache_used, counters: as `Heartbeat` has them.
+        running, waiting: sequences, as `Heartbeat` counts them.
+        cache_used, page_waste, page_sharing, counters: as it has them.
         first_tokens, first_tokens_s: how many answers have begun, and the sum of their times.
     """
 
@@ -39,6 +40,8 @@ class Figures(msgspec.Struct):
     running: int
     waiting: int
     cache_used: float
+    page_waste: float
+    page_sharing: float
     counters: dict[str, float]
     first_tokens: float
     first_tokens_s: float
@@ -85,6 +88,8 @@ def now(service: Service) -> Figures:
         running=heartbeat.num_running,
         waiting=heartbeat.num_waiting,
         cache_used=heartbeat.cache_used,
+        page_waste=heartbeat.page_waste,
+        page_sharing=heartbeat.page_sharing,
         counters=heartbeat.counters,
         first_tokens=service.metrics.value("vllm:time_to_first_token_seconds_count"),
         first_tokens_s=service.metrics.value("vllm:time_to_first_token_seconds_sum"),

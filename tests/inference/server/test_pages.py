@@ -7,7 +7,11 @@ import pytest
 from inference.server.web import page_files
 
 PATHS = [route.path for route in page_files.routes()]
-KINDS = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
+KINDS = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
 
 
 @pytest.mark.parametrize("path", PATHS)

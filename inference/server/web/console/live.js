@@ -43,16 +43,15 @@ const LOOKS = {
     lines: [{ of: latest("pages"), classes: "memory", isFilled: true }],
     tick: (value) => `${digits(100 * value)} %`,
     show: ({ pages }) => [digits(100 * pages), "%"],
-    note: () => "of the cache",
+    note: ({ pages, waste }) => (pages ? `${digits(100 * waste)} % of them empty` : "of the cache"),
   },
 };
 
 /** What changed between two of the server's events, as a sample; `before` may be null. */
 function sampleOf(before, event, last) {
-  const isSame = before !== null && (event.counters.steps ?? 0) >= (before.counters.steps ?? 0);
-  const more = (name) => (isSame ? (event.counters[name] ?? 0) - (before.counters[name] ?? 0) : 0);
+  const more = (name) => (before ? (event.counters[name] ?? 0) - (before.counters[name] ?? 0) : 0);
   const passed = before === null ? 0 : event.at - before.at;
-  const begun = isSame ? event.first_tokens - before.first_tokens : 0;
+  const begun = before ? event.first_tokens - before.first_tokens : 0;
   const first = begun ? (event.first_tokens_s - before.first_tokens_s) / begun : null;
   const step = ratio(more("decode_step_seconds"), more("decode_steps"));
   const isPredicted = "predicted_decode_step_seconds" in event.counters;
@@ -69,6 +68,7 @@ function sampleOf(before, event, last) {
     waiting: event.waiting,
     most: event.max_seqs,
     pages: event.cache_used,
+    waste: event.page_waste,
     answers: event.first_tokens,
     lastFirst: first ?? last?.lastFirst ?? null,
     lastStep: step ?? last?.lastStep ?? null,
