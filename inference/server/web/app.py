@@ -16,7 +16,7 @@ from inference.server.protocol import caller, parse
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.errors import ApiError
 from inference.server.service import Limits, Service
-from inference.server.web import body, pages
+from inference.server.web import body, page_files
 from inference.server.web.access import CLIENT, Access, Keys
 from inference.server.web.operations import OPERATIONS, Operation
 
@@ -32,7 +32,7 @@ def application(service: Service, keys: Keys | None = None, is_local: bool = Tru
 
 def guarded(app: ASGIApp, limits: Limits, keys: Keys | None, is_local: bool) -> ASGIApp:
     """What answers those who may ask, pages to anybody."""
-    paths = [file.path for file in pages.routes()]
+    paths = [file.path for file in page_files.routes()]
     return Access(app, keys, is_local, limits.connections, paths)
 
 
@@ -52,7 +52,7 @@ def routed(service: Service) -> ASGIApp:
         return Route(operation.path, answer, methods=["POST"])
 
     routes = [get(each) if each.body is None else post(each) for each in OPERATIONS]
-    routes += pages.routes()
+    routes += page_files.routes()
     app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such_path})
     app.router.redirect_slashes = False
     return app
