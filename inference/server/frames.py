@@ -5,7 +5,7 @@ Both sides decode into declared types: what is none of these is an error and not
 
 import json
 import struct
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -90,6 +90,20 @@ class TextFacts(msgspec.Struct):
         )  # fmt: skip
 
 
+class PlanFacts(msgspec.Struct):
+    """What the planner's page computes with, of what is served.
+
+    Attributes:
+        model: as `render.describe` describes it.
+        machine: as `render.describe_chip` does; None: nothing is known of it.
+        start: settings that the page opens with.
+    """
+
+    model: dict[str, Any]
+    machine: dict[str, Any] | None
+    start: dict[str, str | float]
+
+
 class Loaded(Message):
     """The weights are there; steps are being compiled until `Ready`.
 
@@ -107,6 +121,7 @@ class Loaded(Message):
         num_groups: of chips that hold all weights.
         pooling: how vectors are made of prompts, by `SamplingParams`; None: they are not.
         embedding_width: numbers of such a vector.
+        plan: None: it cannot be planned.
         cache: how its pages are set up, by vLLM's names.
     """
 
@@ -119,9 +134,10 @@ class Loaded(Message):
     accepts_grammars: bool
     vocab_size: int
     text: TextFacts | None
-    num_groups: int = 1
     pooling: str | None = None
     embedding_width: int = 0
+    num_groups: int = 1
+    plan: PlanFacts | None = None
     cache: dict[str, str] = {}
 
     @property

@@ -108,6 +108,11 @@ class Metrics:
         """A request got an answer, or the head of one; `handler`: a path of this server."""
         self._responses.labels(handler, method, f"{status // 100}xx").inc()
 
+    def value(self, name: str) -> float:
+        """What is shown under a name that has no label but the model's; 0 before there is any."""
+        labels = {"model_name": self._model_name()}
+        return self._registry.get_sample_value(name, labels) or 0.0
+
     def rejected(self, reason: str) -> None:
         """A request found no room."""
         self._rejected.labels(self._model_name(), reason).inc()

@@ -72,6 +72,7 @@ class EngineClient:
     Attributes:
         state: where it stands.
         facts: what the engine said of itself; None until it is loaded.
+        heartbeat_at: when the latest heartbeat came.
         heard_at: when anything was heard of it last.
         num_restarts: how often it ended and was started again.
         on_state: called with each new state.
@@ -82,6 +83,7 @@ class EngineClient:
         self.state = State.LOADING
         self.facts: Loaded | None = None
         self._history = History()
+        self.heartbeat_at = time.monotonic()
         self.heard_at = time.monotonic()
         self.num_restarts = 0
         self.on_state: Callable[[State], None] = lambda _: None
@@ -293,6 +295,7 @@ class EngineClient:
             message.num_waiting += self.num_sequences - self._num_sent
             message.oldest_waiting_s = max(message.oldest_waiting_s, self._waiting.oldest_s)
             self._history.take(message)
+            self.heartbeat_at = self.heard_at
         elif isinstance(message, Loaded):
             self.facts = message
             self._enter(State.WARMING)

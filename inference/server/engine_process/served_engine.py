@@ -12,6 +12,7 @@ from inference.outputs import RequestOutput
 from inference.request import SamplingParams
 from inference.scheduling.step_schedule import Counters
 from inference.server.engine_process import pages
+from inference.server.engine_process.plan_facts import plan_facts
 from inference.server.engine_process.step_figures import StepFigures
 from inference.server.frames import Heartbeat, Loaded, TextFacts
 from inference.server.version import version
@@ -39,6 +40,7 @@ class ServedEngine:
         self._name = name
         self._pooling = pooling
         self._num_generated = 0
+        self._hardware = hardware
         self._steps = StepFigures(engine.config, hardware)
 
     @property
@@ -62,6 +64,7 @@ class ServedEngine:
             num_groups=config.mesh.num_groups,
             pooling=self._pooling if config.engine.embeddings else None,
             embedding_width=config.model.width,
+            plan=plan_facts(config, self._hardware),
             cache=pages.described(config),
         )
 

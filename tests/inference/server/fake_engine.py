@@ -101,7 +101,7 @@ class FakeEngine:
         text = TextFacts.of(tokenizer()) if self._has_text else None
         sizes = MAX_CONTEXT, MAX_SEQS, NUM_TOP
         facts = "fake", "fake-1", *sizes, True, self._has_text, VOCAB, text
-        return Loaded(*facts, "last", WIDTH, CACHE)
+        return Loaded(*facts, pooling="last", embedding_width=WIDTH, cache=CACHE)
 
     def warm_up(self) -> None:
         time.sleep(self.warm_up_s)
