@@ -59,6 +59,7 @@ class RequestOutput:
         stopped_by: the request's stop string, or its stop token, that ended it.
         num_cached_tokens: of the prompt, whose pages were there already.
         queued_s: seconds that its sequence waited for a slot.
+        embedding: of the prompt, where it is asked for: D float32 numbers, little-endian.
     """
 
     id: int
@@ -72,6 +73,7 @@ class RequestOutput:
     stopped_by: str | int | None = None
     num_cached_tokens: int = 0
     queued_s: float = 0.0
+    embedding: bytes = b""
 
 
 def alternatives(tops: list[Alternatives]) -> list[dict[int, float]]:

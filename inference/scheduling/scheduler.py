@@ -139,7 +139,7 @@ class Scheduler:
         else:
             self._stop(sequence)
         sequence.status, sequence.finish_reason = Status.FINISHED, reason
-        if reason in (FinishReason.STOP, FinishReason.LENGTH) and not sequence.scores:
+        if reason in (FinishReason.STOP, FinishReason.LENGTH) and not sequence.is_only_read:
             self._lengths.record(sequence.num_output_tokens)
         if not self._engine.prefix_cache:
             for shard in self.shards:
@@ -257,7 +257,8 @@ class Scheduler:
         sequence.status, sequence.drafts = Status.WAITING, ()
         sequence.prompt_logprobs.clear()
         sequence.prompt_top_logprobs.clear()
-        if sequence.scores:
+        sequence.pooled = None
+        if sequence.is_only_read:
             sequence.params_versions = ()
         self.waiting.add(sequence)
 

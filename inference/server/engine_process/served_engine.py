@@ -30,11 +30,15 @@ class ServedEngine:
         name: str,
         warm_up: Callable[[], object],
         hardware: HardwareSpec | None = None,
+        pooling: str = "last",
     ):
-        """`name`: of the model, for those who ask; `hardware`: what is known of this machine."""
+        """`name`: of the model, for those who ask; `hardware`: what is known of this machine;
+        `pooling`: of embeddings, where the engine is built for them.
+        """
         self._engine = engine
         self._warm_up = warm_up
         self._name = name
+        self._pooling = pooling
         self._num_generated = 0
         self._hardware = hardware
         self._steps = StepFigures(engine.config, hardware)
@@ -57,6 +61,9 @@ class ServedEngine:
             accepts_grammars=config.engine.grammars and tokenizer is not None,
             vocab_size=config.model.vocab_size,
             text=None if tokenizer is None else TextFacts.of(tokenizer),
+            num_groups=config.mesh.num_groups,
+            pooling=self._pooling if config.engine.embeddings else None,
+            embedding_width=config.model.width,
             plan=plan_facts(config, self._hardware),
             cache=pages.described(config),
         )

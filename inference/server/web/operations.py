@@ -9,7 +9,11 @@ from starlette.responses import Response
 
 from inference.server.endpoints import console, generate, status, tokens
 from inference.server.endpoints.answer import whole
+from inference.server.endpoints.embeddings import embeddings
+from inference.server.endpoints.responses import bodies
+from inference.server.endpoints.responses.fields import ResponsesRequest
 from inference.server.protocol import fields, responses
+from inference.server.protocol.embeddings import EmbeddingRequest, Embeddings
 from inference.server.protocol.errors import ErrorBody
 from inference.server.service import Service
 
@@ -22,7 +26,7 @@ class Operation:
 
     Attributes:
         path: as Starlette has it.
-        work: takes the service, and what the path holds, or a `body` and who sent it.
+        work: takes the service, and what the path holds, or a `body` and its `Caller`.
         body: of a POST; None: it is a GET.
         answer, event: what comes whole, and each event of a stream; None: not JSON of ours.
     """
@@ -31,7 +35,7 @@ class Operation:
     work: Callable[..., Awaitable[Response]]
     body: type[msgspec.Struct] | None = None
     answer: type[msgspec.Struct] | None = None
-    event: type[msgspec.Struct] | None = None
+    event: Any = None  # such a type, or a union of them
 
 
 async def openapi(service: Service) -> Response:
@@ -60,6 +64,10 @@ OPERATIONS = (
         "/v1/chat/completions", generate.chat, fields.ChatRequest, responses.ChatCompletion,
         responses.ChatChunk,
     ),
+    Operation(
+        "/v1/responses", generate.responses, ResponsesRequest, bodies.ResponseBody, bodies.AnyEvent
+    ),
+    Operation("/v1/embeddings", embeddings, EmbeddingRequest, Embeddings),
 )  # fmt: skip
 
 
