@@ -78,7 +78,7 @@ class RequestState:
         return RequestOutput(
             sequence.id, tokens, text, reason and reason.value, 0, sequence.params_versions,
             logprobs, tops, self._stopped_by(sequence, tokens),
-            min(sequence.num_cached_tokens, sequence.num_prompt_tokens),
+            min(sequence.num_cached_tokens, sequence.num_prompt_tokens), sequence.queued_s,
             _embedding(sequence),
         )  # fmt: skip
 

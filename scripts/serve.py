@@ -49,6 +49,11 @@ _REQUEST_S = flags.DEFINE_float("request_timeout", 600.0, "Seconds that an answe
 _DRAIN_S = flags.DEFINE_float(
     "drain_timeout", 30.0, "Seconds that answers have at SIGTERM; a second one ends at once."
 )
+_OTLP = flags.DEFINE_string(
+    "otlp_endpoint",
+    None,
+    "Collector that gets a span of every request, by OTLP over HTTP: http://localhost:4318.",
+)
 _SOCKET = flags.DEFINE_integer(
     "engine_socket", None, "For serve itself: it starts its engine by this."
 )
@@ -66,6 +71,7 @@ def main(argv: Sequence[str]) -> None:
     from inference.server.client.engine_client import State
     from inference.server.client.launch import Subprocess
     from inference.server.service import Limits, Service
+    from inference.server.traces import Traces
     from inference.server.web import access, serving
 
     keys = None
@@ -77,6 +83,9 @@ def main(argv: Sequence[str]) -> None:
         raise InputError(
             f"--host={_HOST.value} can be reached by others: give --api_key_file, a key a line"
         )
+    traces = None
+    if _OTLP.value is not None:
+        traces = Traces.sent_to(f"--otlp_endpoint={_OTLP.value}", _OTLP.value)
     listening = serving.bound(_HOST.value, _PORT.value)
     host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
     url = f"http://{host}:{listening.getsockname()[1]}"
@@ -90,7 +99,8 @@ def main(argv: Sequence[str]) -> None:
 
     service.client.on_state = tell
     common.say(f"{url} answers, while the model is loaded")
-    _run(functools.partial(serving.serve, service, listening, keys, _DRAIN_S.value, common.say))
+    serve = functools.partial(serving.serve, service, listening, keys, _DRAIN_S.value, common.say)
+    _run(functools.partial(serve, traces=traces))
 
 
 def _run(serve: Any) -> None:
@@ -117,6 +127,7 @@ def _check_flags() -> None:
 
 def _load() -> "ServedEngine":
     """The engine, in a process of its own."""
+    from inference.planner.calibration import lookup
     from inference.server.engine_process.served_engine import ServedEngine
     from inference.text import grammar
 
@@ -133,7 +144,9 @@ def _load() -> "ServedEngine":
     if Path(name).exists():  # clients need not know where it lies
         name = Path(name).resolve().name
     warm_up = functools.partial(common.warm_up, engine, seals=False)
-    return ServedEngine(engine, name, warm_up if _WARM_UP.value else lambda: None, _POOLING.value)
+    machine = lookup.known(config.model, engine.model_runner.implementations)
+    prepare = warm_up if _WARM_UP.value else lambda: None
+    return ServedEngine(engine, name, prepare, machine, _POOLING.value)
 
 
 if __name__ == "__main__":

@@ -183,6 +183,10 @@ class Scheduler:
         if not any(builder.decode or builder.prefill for builder in builders):
             self._make_room()
             return None
+        for shard in self.shards:
+            for admission in shard.admissions:
+                if admission.sequence.started_s is None:
+                    admission.sequence.started_s = now
         return self._finish_schedule(builders)
 
     @property

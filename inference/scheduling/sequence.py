@@ -82,6 +82,7 @@ class Sequence:
         grammar: of the output, where the request has one; it has seen all output tokens.
         needs_commit: what was sampled must be committed before the next tokens are scheduled.
         arrival_s: when it was queued, on the caller's clock.
+        started_s: when its first tokens were scheduled; None: they were not yet.
         num_rows_in_flight: rows of steps that were scheduled and not committed yet.
         num_awaited_tokens: tokens that these rows will sample at most, unknown to the host.
         num_drafts_in_flight: of these, accepted drafts, all of which may be rejected instead.
@@ -137,6 +138,7 @@ class Sequence:
     grammar: Grammar | None = None
     needs_commit: bool = False
     arrival_s: float = 0.0
+    started_s: float | None = None
     num_scheduled_tokens: int = 0
     num_rows_in_flight: int = 0
     num_awaited_tokens: int = 0
@@ -205,6 +207,11 @@ class Sequence:
     def needs_every_token(self) -> bool:
         """Whether its result is one of all prompt tokens, so that none of them may be cached."""
         return self.scores or self.params.pooling == "mean"
+
+    @property
+    def queued_s(self) -> float:
+        """Seconds that it waited for its first slot; 0 where it still does."""
+        return 0.0 if self.started_s is None else self.started_s - self.arrival_s
 
     @property
     def is_whole(self) -> bool:

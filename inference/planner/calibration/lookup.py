@@ -73,6 +73,18 @@ def this_machine_or_none(
         return None
 
 
+def known(model: ModelConfig, implementations: str) -> HardwareSpec | None:
+    """The machine at hand as far as that takes no measuring: as it is calibrated for a model with
+    these implementations, or else with its rates alone; an accelerator's are measured once a
+    process, and before its memory is taken. None: nothing is known.
+    """
+    import jax
+
+    if jax.default_backend() != "cpu":
+        return this_machine_or_none(model.dtype)
+    return store.calibration(model, implementations) or store.read()
+
+
 def rates_now(formats: Iterable[str]) -> tuple[float, float]:
     """Bytes a second that the device at hand reads, and FLOPs a second of its fastest product with
     weights in one of these formats; measured now.

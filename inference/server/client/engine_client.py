@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
 from inference.server import frames
+from inference.server.client.history import History
 from inference.server.client.launch import Launcher
 from inference.server.client.pending_request import Inbox, PendingRequest
 from inference.server.frames import (
@@ -69,7 +70,8 @@ class EngineClient:
     Attributes:
         state: where it stands.
         facts: what the engine said of itself; None until it is loaded.
-        heartbeat: its latest; `heard_at` is when anything was heard last.
+        heartbeat_at: when the latest heartbeat came.
+        heard_at: when anything was heard of it last.
         num_restarts: how often it ended and was started again.
         on_state: called with each new state.
     """
@@ -78,7 +80,8 @@ class EngineClient:
         """`on_loaded`: what the engine says of itself; it is not ready before this is done."""
         self.state = State.LOADING
         self.facts: Loaded | None = None
-        self.heartbeat = Heartbeat()
+        self._history = History()
+        self.heartbeat_at = time.monotonic()
         self.heard_at = time.monotonic()
         self.num_restarts = 0
         self.on_state: Callable[[State], None] = lambda _: None
@@ -93,6 +96,11 @@ class EngineClient:
         self._ids = itertools.count(1)
         self._going_on: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        """What was heard last of what the engine holds, and what all engines have done."""
+        return self._history.heartbeat
 
     @property
     def num_sequences(self) -> int:
@@ -114,6 +122,7 @@ class EngineClient:
                     await self._launcher.end(_END_S if was_ready else 0)
                     return
                 status = await self._launcher.end(_END_S)
+                self._history.end()
                 self._open = {}
                 if was_ready:
                     was_ever_ready, self._status = True, status
@@ -244,7 +253,8 @@ class EngineClient:
             for output in message.outputs:
                 self._pass_on(output)
         elif isinstance(message, Heartbeat):
-            self.heartbeat = message
+            self._history.take(message)
+            self.heartbeat_at = self.heard_at
         elif isinstance(message, Loaded):
             self.facts = message
             self._enter(State.WARMING)

@@ -4,6 +4,7 @@ import logging
 
 from starlette.responses import Response
 
+from inference.server import traces
 from inference.server.endpoints.answers import as_api_error
 from inference.server.endpoints.chat import Chat
 from inference.server.endpoints.completions import Completions
@@ -40,7 +41,13 @@ async def _answer(service: Service, asked: Completions | Chat | Respond, streams
         return await asked.answer()
     events = await primed(asked.events())
     left = service.metrics.disconnected
-    return EventStream(events, service.limits.idle_s, _last_event, left)
+
+    def last_event(error: Exception) -> bytes:
+        service.metrics.stream_failed()
+        traces.current().failed("stream_error")
+        return _last_event(error)
+
+    return EventStream(events, service.limits.idle_s, last_event, left)
 
 
 def _last_event(error: Exception) -> bytes:

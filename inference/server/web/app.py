@@ -15,7 +15,7 @@ from inference.server.endpoints.answers import as_api_error
 from inference.server.protocol import parse
 from inference.server.protocol.errors import ApiError
 from inference.server.service import Service
-from inference.server.web import body, pages
+from inference.server.web import body, page_files
 from inference.server.web.access import CLIENT, Access, Keys
 from inference.server.web.operations import OPERATIONS, Operation
 
@@ -40,7 +40,7 @@ def application(service: Service, keys: Keys | None = None, is_local: bool = Tru
         return Route(operation.path, answer, methods=["POST"])
 
     routes = [get(each) if each.body is None else post(each) for each in OPERATIONS]
-    files = pages.routes()
+    files = page_files.routes()
     app = Starlette(routes=[*routes, *files], exception_handlers={HTTPException: _no_such_path})
     app.router.redirect_slashes = False
     paths = [file.path for file in files]

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from inference.server.endpoints import generate, status, tokens
+from inference.server.endpoints import console, generate, status, tokens
 from inference.server.endpoints.answer import whole
 from inference.server.endpoints.embeddings import embeddings
 from inference.server.endpoints.responses import bodies
@@ -52,6 +52,8 @@ OPERATIONS = (
     Operation("/metrics", status.show_metrics),
     Operation("/tokenizer_info", tokens.tokenizer_info),
     Operation("/openapi.json", openapi),
+    Operation("/console/events", console.figures, event=console.Figures),
+    Operation("/console/plan", console.plan),
     Operation("/tokenize", tokens.tokenize, fields.TokenizeRequest, responses.Tokenized),
     Operation("/detokenize", tokens.detokenize, fields.DetokenizeRequest, responses.Detokenized),
     Operation(

@@ -11,9 +11,11 @@ import uvicorn
 
 from configs.errors import InputError
 from inference.server.service import Service
+from inference.server.traces import Traces
 from inference.server.web.access import Keys, is_local
 from inference.server.web.app import application
 from inference.server.web.guard import GuardedProtocol
+from inference.server.web.observed import Observed
 from inference.server.web.report import report
 
 _KEEP_ALIVE_S = 5
@@ -84,6 +86,7 @@ async def serve(
     drain_s: float = 30.0,
     say: Callable[[str], None] | None = None,
     started: Callable[[Server], None] = lambda server: None,
+    traces: Traces | None = None,
 ) -> None:
     """Serves on a listening socket until a signal, with an engine of its own.
 
@@ -94,15 +97,18 @@ async def serve(
         drain_s: seconds for requests that are served when the signal comes.
         say: told every ten seconds what was served.
         started: called before anything is answered.
+        traces: of requests, which are closed in the end.
 
     Raises:
         EngineFailed: the engine could not be started, or ended too often.
     """
     host = listening.getsockname()[0]
-    app = application(service, keys, is_local(host))
+    app = Observed(application(service, keys, is_local(host)), service.metrics.answered, traces)
     config = uvicorn.Config(
         app,
-        http=functools.partial(GuardedProtocol, limits=service.limits),  # type: ignore[arg-type]
+        http=functools.partial(  # type: ignore[arg-type]
+            GuardedProtocol, limits=service.limits, stalled=service.metrics.stalled
+        ),
         ws="none",
         lifespan="off",
         access_log=False,
@@ -126,3 +132,5 @@ async def serve(
         with contextlib.suppress(asyncio.CancelledError):
             await engine  # raises what made it end
         service.close()
+        if traces is not None:
+            await asyncio.to_thread(traces.close)

@@ -59,6 +59,7 @@ def running(
     keys: Keys | None = None,
     served_model_name: str | None = None,
     waits: bool = True,
+    traces=None,
 ):
     """`engine`: a fake one, or what launches another."""
     launcher = engine
@@ -75,7 +76,8 @@ def running(
 
     def run():
         try:
-            asyncio.run(serving.serve(service, listening, keys, 10, said.append, started))
+            serve = serving.serve(service, listening, keys, 10, said.append, started, traces)
+            asyncio.run(serve)
         except BaseException as error:
             found["error"] = error
 
