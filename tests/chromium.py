@@ -110,6 +110,11 @@ class Page:
         assert "errorText" not in self.call("Page.navigate", url=url)
         self.wait("document.readyState === 'complete'")
 
+    def allow(self, *permissions: str) -> None:
+        self._browser.call(
+            "Browser.grantPermissions", permissions=permissions, browserContextId=self.context
+        )
+
     def reload(self) -> None:
         self.do("window.isOld = true")
         self.call("Page.reload")

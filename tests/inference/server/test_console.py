@@ -146,6 +146,20 @@ def test_answers_stand_side_by_side_and_one_of_them_goes_on(page, engine):
     assert answers[1] in said and answers[0] not in said and answers[2] not in said
 
 
+def test_an_answer_is_copied(page):
+    put(page, temperature=0, max_tokens=39)
+    send(page, "Hi")
+    page.allow("clipboardReadWrite", "clipboardSanitizedWrite")
+    for part, copied in (("question", "Hi"), ("answer", REPLY.rstrip()), ("question", "Hi")):
+        button = f".{part} .under button{':last-child' if part == 'question' else ''}"
+        page.click(button)
+        page.wait(f"document.querySelector('{button}').textContent === 'Copied'")
+        assert page.do("navigator.clipboard.readText()") == copied
+        page.wait(f"document.querySelector('{button}').textContent === 'Copy'")
+        if part == "answer":  # where a page may not write there
+            page.do("navigator.clipboard.writeText = () => Promise.reject(Error('not here'))")
+
+
 def test_a_question_is_edited_and_what_followed_it_goes(page, engine):
     put(page, max_tokens=5)
     for text in ("One", "Two"):

@@ -13,10 +13,24 @@ export const button = (name, work) => {
   return found;
 };
 
-/** Puts a text where it can be pasted from, and says so on the button. */
+/** Puts a text where it can be pasted from; by a selection where a page may not do so itself. */
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const field = make("textarea");
+    field.value = text;
+    document.body.append(field);
+    field.select();
+    document.execCommand("copy");
+    field.remove();
+  }
+}
+
+/** A button that copies what `text` returns, and says that it did. */
 export function copier(text) {
   const found = button("Copy", async () => {
-    await navigator.clipboard.writeText(text());
+    await copy(text());
     found.textContent = "Copied";
     setTimeout(() => (found.textContent = "Copy"), 1500);
   });

@@ -2,8 +2,8 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const WINDOW_S = 60;
-const HEIGHT = 46;
-const TOP = 6;
+const TOP = 6; // pixels above the highest value
+const EDGE = 3; // and beside the newest
 
 function draw(svg, name, attributes) {
   const found = document.createElementNS(SVG, name);
@@ -36,8 +36,9 @@ export class Chart {
   #look;
 
   /**
-   * `look`: { lines: [{ of, classes, isFilled, isDotted }], most(samples), show(sample),
-   * note(sample) }; `of` gives a sample's number, or null where it has none.
+   * `look`: { lines: [{ of, classes, isFilled, isDotted }], show(sample), note(sample), tick(value),
+   * most(sample) }; `of` gives a sample's number, or null where it has none; `most` the end of the
+   * axis, which is else a round number above all.
    */
   constructor(box, look) {
     this.#svg = box.querySelector("svg");
@@ -61,20 +62,20 @@ export class Chart {
 
   #draw(samples, now, marked) {
     const svg = this.#svg;
-    const width = svg.clientWidth;
+    const { clientWidth: width, clientHeight: height } = svg;
     svg.replaceChildren();
     const values = this.#look.lines.flatMap(({ of }) => samples.map(of)).filter((v) => v !== null);
     const highest = Math.max(0, ...values);
-    const most = this.#look.most ?? (highest ? roundUp(highest) : 1);
-    const x = (t) => width - ((now - t) / WINDOW_S) * width;
-    const y = (value) => HEIGHT - 1 - (value / most) * (HEIGHT - 1 - TOP);
-    draw(svg, "line", { x1: 0, x2: width, y1: HEIGHT - 0.5, y2: HEIGHT - 0.5, class: "grid" });
+    const most = this.#look.most?.(samples.at(-1)) || (highest ? roundUp(highest) : 1);
+    const x = (t) => (width - EDGE) * (1 - (now - t) / WINDOW_S);
+    const y = (value) => height - 1 - (value / most) * (height - 1 - TOP);
+    draw(svg, "line", { x1: 0, x2: width, y1: height - 0.5, y2: height - 0.5, class: "grid" });
     draw(svg, "line", { x1: 0, x2: width, y1: TOP - 0.5, y2: TOP - 0.5, class: "grid" });
     for (const line of this.#look.lines) this.#drawLine(line, samples, x, y);
     const label = draw(svg, "text", { x: 0, y: TOP + 11, class: "halo" });
     label.textContent = highest ? this.#look.tick(most) : "";
     if (!marked) return;
-    draw(svg, "line", { x1: x(marked.t), x2: x(marked.t), y1: TOP, y2: HEIGHT, class: "thin" });
+    draw(svg, "line", { x1: x(marked.t), x2: x(marked.t), y1: TOP, y2: height, class: "thin" });
     for (const { of, classes } of this.#look.lines) {
       if (of(marked) !== null)
         draw(svg, "circle", { cx: x(marked.t), cy: y(of(marked)), r: 3, class: `end ${classes}` });

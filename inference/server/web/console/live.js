@@ -15,7 +15,7 @@ const LOOKS = {
     lines: [{ of: latest("rate"), classes: "ink", isFilled: true }],
     tick: digits,
     show: ({ rate }) => [digits(rate)],
-    note: ({ rate, running }) => (running ? `${digits(rate / running)} a sequence` : "idle"),
+    note: ({ rate, running }) => rate ? `${digits(rate / Math.max(1, running))} a sequence` : "idle",
   },
   first: {
     lines: [{ of: latest("first"), classes: "ink", isDotted: true }],
@@ -35,6 +35,7 @@ const LOOKS = {
   },
   batch: {
     lines: [{ of: latest("running"), classes: "ink", isFilled: true }],
+    most: latest("most"),
     tick: digits,
     show: ({ running }) => [digits(running), running === 1 ? "sequence" : "sequences"],
     note: ({ waiting, most }) => (waiting ? `${digits(waiting)} wait` : `of ${digits(most)}`),
@@ -80,6 +81,7 @@ export class Live {
   figures = null; // what the server said last
   #charts = [];
   #samples = [];
+  #before = null; // the event behind the newest sample
   #share = null; // of the width, where the pointer is
   #box = document.getElementById("live");
 
@@ -114,11 +116,12 @@ export class Live {
   }
 
   #hear(event) {
-    if (event.at !== this.figures?.at) {
-      const sample = sampleOf(this.figures, event, this.#samples.at(-1));
-      this.#samples = [...recent(this.#samples, sample.t), sample];
-    }
     this.figures = event;
+    if (event.at !== this.#before?.at) {
+      const sample = sampleOf(this.#before, event, this.#samples.at(-1));
+      this.#samples = [...recent(this.#samples, sample.t), sample];
+      this.#before = event;
+    }
     this.page.heard(event);
     this.#draw();
   }

@@ -169,5 +169,5 @@ at("clear").addEventListener("click", () => {
 tip.watch(at("scroller"));
 settings.start(showKind);
 showKind(settings.kind());
-prompt.focus();
+if (!matchMedia("(pointer: coarse)").matches) prompt.focus(); // or a keyboard covers the page
 live.run();

@@ -86,9 +86,10 @@ export class Text {
     } else if (this.#newlines) this.#block.append("\n".repeat(this.#newlines));
     this.#newlines = 0;
     if (token === null) return this.#block.append(text);
-    const span = make("span", `token p${level(token.logprob)}`, text);
+    const space = text.trim() ? text.length - text.trimStart().length : 0; // between words
+    const span = make("span", `token p${level(token.logprob)}`, text.slice(space));
     tokenOf.set(span, token);
-    this.#block.append(span);
+    this.#block.append(text.slice(0, space), span);
   }
 }
 

@@ -36,11 +36,12 @@ function show(span) {
   if (rank < 0) list.append(row(token, true));
   tip.replaceChildren(list);
   tip.hidden = false;
-  place(span.getClientRects()[0]);
+  place(span);
 }
 
 /** Below the token, or above where there is no room. */
-function place(at) {
+function place(span) {
+  const [at] = span.getClientRects();
   const { width, height } = tip.getBoundingClientRect();
   const left = Math.min(Math.max(8, at.left - 10), innerWidth - width - 8);
   const below = at.bottom + 8 + height < innerHeight;
@@ -67,7 +68,7 @@ export function watch(root) {
   root.addEventListener("pointerleave", hide);
   root.addEventListener("focusin", (event) => spanAt(event) && show(spanAt(event)));
   root.addEventListener("focusout", (event) => spanAt(event) && hide());
-  root.addEventListener("scroll", hide, { capture: true, passive: true });
+  addEventListener("scroll", () => shown && place(shown), { capture: true, passive: true });
   root.addEventListener("keydown", move);
 }
 
