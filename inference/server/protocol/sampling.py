@@ -58,7 +58,7 @@ def read(
             best_of=request.best_of if isinstance(request, CompletionRequest) else None,
             speculate=request.speculate is not False,
             grammar=grammar,
-            cache_salt=_salt(client, request.cache_salt),
+            cache_salt=salt(client, request.cache_salt),
         )
     except InputError as error:
         raise invalid(str(error)) from None
@@ -125,7 +125,8 @@ def invalid(message: str) -> ApiError:
     )
 
 
-def _salt(client: str, asked: str | None) -> str | None:
+def salt(client: str, asked: str | None) -> str | None:
+    """Of a client's cached prefixes; None where there are no keys and nothing is asked for."""
     return f"{client}/{asked or ''}" if client or asked else None
 
 

@@ -60,6 +60,7 @@ def running(
     served_model_name: str | None = None,
     waits: bool = True,
     tool_call_parser: str = "auto",
+    traces=None,
 ):
     """`engine`: a fake one, or what launches another."""
     launcher = engine
@@ -76,7 +77,8 @@ def running(
 
     def run():
         try:
-            asyncio.run(serving.serve(service, listening, keys, 10, said.append, started))
+            serve = serving.serve(service, listening, keys, 10, said.append, started, traces)
+            asyncio.run(serve)
         except BaseException as error:
             found["error"] = error
 

@@ -137,12 +137,11 @@ def test_costly_grammars_end_or_fail(grammars, pattern):
         state.accept(ord("a"))
 
 
-def test_as_many_are_kept_as_there_is_room_for(monkeypatch):
+def test_as_many_are_kept_as_there_is_room_for():
     """Long ones need more of it."""
-    own = Grammars(tokenizer(), [END])
     short = [grammar.of_regex(f"a{{{n}}}") for n in range(10, 20)]
     room = 3 * grammar._num_bytes(short[0])
-    monkeypatch.setattr(grammar, "_MAX_KEPT_BYTES", room)
+    own = Grammars(tokenizer(), [END], room)
     for _ in range(2):
         for text in short:
             own.start(text)
@@ -152,6 +151,18 @@ def test_as_many_are_kept_as_there_is_room_for(monkeypatch):
     own.start(long)
     assert list(own._kept) == [short[-3], long]
     assert own._kept_bytes == sum(map(grammar._num_bytes, own._kept)) <= room
+
+
+@pytest.mark.parametrize("num", [1, 5000])
+def test_choices_may_be_many(grammars, num):
+    """And one may be another's beginning."""
+    choices = [f"c{n}" for n in range(num)]
+    state = grammars.start(grammar.of_choices(choices))
+    follow(state, choices[-1])
+    assert END in permitted(state)
+    both = grammars.start(grammar.of_choices(["a", "ab"]))
+    follow(both, "a")
+    assert permitted(both) == [ord("b"), END]
 
 
 @pytest.mark.parametrize("word", [
