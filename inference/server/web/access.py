@@ -27,6 +27,9 @@ class Keys:
     def __init__(self, keys: Iterable[str]):
         self._hashes = [_hash(key) for key in keys]
 
+    def __len__(self) -> int:
+        return len(self._hashes)
+
     def name(self, key: str) -> str:
         """A name for whoever has this key, "" if it is none; takes as long whichever it is."""
         own, found = _hash(key), False
@@ -59,14 +62,23 @@ class Access:
     sent one.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys | None, is_local: bool, most: int):
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Keys | None,
+        is_local: bool,
+        most: int,
+        pages: Iterable[str] = (),
+    ):
         """`is_local`: the server is bound to this machine alone; `most`: requests at a time, beside
-        those of probes.
+        those of probes; `pages`: paths of files that anybody has, for whom a browser asks without a
+        key.
         """
         self._app = app
         self._keys = keys
         self._is_local = is_local
         self._most = most
+        self._pages = frozenset(pages)
         self._num_open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,7 +118,7 @@ class Access:
             return ""
         if self._num_open >= self._most:
             raise unavailable(f"{self._most} requests are being answered, the most at a time")
-        if self._keys is None:
+        if self._keys is None or scope["path"] in self._pages:
             return ""
         kind, _, key = headers.get("authorization", "").partition(" ")
         is_one = len(headers.getlist("authorization")) == 1
