@@ -145,7 +145,8 @@ def test_where_one_has_no_room_another_may_have():
     with running(first, second) as one, ThreadPoolExecutor(64) as pool:
         asked = {"max_tokens": 30, "n": 4, "temperature": 1}
         found = [pool.submit(one.post, prompt="a", **asked) for _ in range(2 * 5 * MAX_SEQS // 4)]
-        wait_until(lambda: len(first.prompts) + len(second.prompts) == len(found))
+        held = [service.client for service in one.fleet.services]
+        wait_until(lambda: sum(each.num_sequences for each in held) == 2 * 5 * MAX_SEQS)
         full = one.post(prompt="a", **asked)
         assert full.status_code == 503 and full.headers["retry-after"] == "1"
         assert all(each.result().status_code == 200 for each in found)
