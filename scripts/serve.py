@@ -177,9 +177,8 @@ def _load() -> "ServedEngine":
         name = Path(name).resolve().name
     warm_up = functools.partial(common.warm_up, engine, seals=False)
     machine = lookup.known(config.model, engine.model_runner.implementations)
-    return ServedEngine(
-        engine, name, warm_up if _WARM_UP.value else lambda: None, machine, _POOLING.value
-    )
+    prepare = warm_up if _WARM_UP.value else lambda: None
+    return ServedEngine(engine, name, prepare, machine, _POOLING.value)
 
 
 if __name__ == "__main__":

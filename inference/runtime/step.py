@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.engine import MIN_DETERMINISTIC_ROWS, Config
-from inference.runtime import accepted_path, packed_output, prompt_results
+from inference.runtime import accepted_path, packed_output
 from inference.runtime.accepted_path import AcceptedPath
 from inference.runtime.batch import Admissions, Batch
 from inference.runtime.packed_output import PackedOutput
-from inference.sampling import parameters, sampler
+from inference.sampling import parameters, prompt_results, sampler
 from inference.sampling.parameters import SlotSampling
 from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_shapes import StepShape
@@ -184,8 +184,10 @@ def step(
         logprobs=by_row(logprob_Q),
         top_ids=by_row(top_Qn[1]),
         top_logprobs=by_row(top_Qn[0]),
-        **prompt_results.score(logits, shape, batch, hidden_TD, config.engine.top_logprobs),
-        pooled=prompt_results.pool(shape, batch, hidden_TD),
+        **prompt_results.score(
+            logits, shape, hidden_TD, batch.targets_T, config.engine.top_logprobs
+        ),
+        pooled=prompt_results.pool(shape, hidden_TD, batch.is_pooled_YW),
     )
     slots = _advance(slots, shape, batch, output, fed)
     if visits is not None and slots.expert_visits is not None:

@@ -134,9 +134,9 @@ class Loaded(Message):
     accepts_grammars: bool
     vocab_size: int
     text: TextFacts | None
-    num_groups: int = 1
     pooling: str | None = None
     embedding_width: int = 0
+    num_groups: int = 1
     plan: PlanFacts | None = None
     cache: dict[str, str] = {}
 

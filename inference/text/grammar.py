@@ -108,7 +108,7 @@ def of_lark(text: str) -> str:
             text = gbnf_to_lark.any_to_lark(text)
         except RecursionError:
             raise InputError("the grammar is nested too deeply") from None
-        except gbnf_to_lark.GbnfToLarkError as error:
+        except Exception as error:  # it raises that, and what it did not expect
             raise InputError(f"the grammar cannot be read: {_reason(str(error))}") from None
     return llguidance.LLMatcher.grammar_from_lark(text)
 

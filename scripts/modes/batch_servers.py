@@ -114,7 +114,7 @@ async def _by_engine(
     from inference.server.service import Limits, Service
     from inference.server.web import in_process
 
-    limits = dataclasses.replace(Limits(), request_s=_REQUEST_S)
+    limits = dataclasses.replace(Limits(), request_s=_REQUEST_S, queue_s=_REQUEST_S)
     launcher = Subprocess([sys.executable, "-m", "scripts.serve", *engine])
     service = Service(launcher, limits, served_name)
     async with in_process.serving(service) as server:

@@ -59,7 +59,7 @@ async def _run(asked: Asked, workload: Workload) -> None:
     connections = Connections(Address.parse(f"--url={asked.url}", asked.url, key))
     model = asked.model or await load.first_model(connections)
     requests = await _requests(asked, workload, connections, model)
-    await load.check(connections, model, asked.endpoint)
+    await load.check(connections, requests[0], model, asked.endpoint)
     with common.bars() as progress:
         sent = await load.send(
             connections, requests, model, asked.endpoint, workload.concurrency,
@@ -76,7 +76,7 @@ async def _run(asked: Asked, workload: Workload) -> None:
         common.print_plain(found)
     else:
         url_text.show(found)
-    _warn(found, workload)
+    _warn(found, workload, len(requests) - len({each.prompt for each in requests}))
 
 
 def _workload(asked: Asked) -> Workload:
@@ -127,8 +127,10 @@ async def _requests(asked: Asked, workload: Workload, connections: Any, model: s
     return found
 
 
-def _warn(found: dict[str, Any], workload: Workload) -> None:
-    """Of what makes figures mean something else."""
+def _warn(found: dict[str, Any], workload: Workload, num_repeated: int) -> None:
+    """Of what makes figures mean something else: the same prompt twice."""
+    if num_repeated:
+        common.say(f"{num_repeated} of {found['num_prompts']} prompts are those of others again")
     cached, total = found["cached_tokens"], found["total_input_tokens"]
     if cached:
         common.say(

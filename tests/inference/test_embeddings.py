@@ -14,8 +14,8 @@ from configs.prefill import Prefill
 from inference.checkpoints import resolve
 from inference.engine import Engine
 from inference.request import POOLINGS, SamplingParams
-from inference.runtime import prompt_results
 from inference.runtime.batch import build_batch
+from inference.sampling import prompt_results
 from inference.scheduling.step_schedule import ShardSchedule
 from inference.scheduling.step_shapes import enumerate_shapes
 from layers import decoder
@@ -182,7 +182,7 @@ def test_other_steps_stay_as_they_are():
     config = Config(MODELS["llama"], plain)
     batches = [build_batch(shape, ShardSchedule(), config) for shape in shapes]
     assert all(batch.is_pooled_YW is None for batch in batches)
-    assert not prompt_results.pool(shapes[0], batches[0], np.zeros((9, 24))).size
+    assert not prompt_results.pool(shapes[0], np.zeros((9, 24)), None).size
 
 
 def test_bad_requests():

@@ -69,6 +69,7 @@ def test_prompts_of_a_file_and_of_a_trace(run, server, monkeypatch, capfd, tmp_p
     path.write_text('{"prompt": "one"}\n{"prompt": "three", "output_tokens": 3}\n')
     ran = run("--dataset=custom", f"--dataset_path={path}", "--json")
     assert json.loads(ran.out)["total_output_tokens"] == 3 * (8 + 3)
+    assert "4 of 6 prompts are those of others again" in ran.err
     path.write_text('{"arrival_s": 0.01, "prompt": "one", "output_tokens": 3}\n')
     ran = apps.call(
         bench, monkeypatch, capfd, f"--url={server.url}", f"--workload={path}", "--json"

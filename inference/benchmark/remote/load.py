@@ -71,14 +71,16 @@ def body(request: RemoteRequest, model: str, endpoint: str) -> dict[str, Any]:
     }
 
 
-async def check(connections: Connections, model: str, endpoint: str) -> None:
-    """Whether the server answers a short request of the kind that will follow.
+async def check(connections: Connections, like: RemoteRequest, model: str, endpoint: str) -> None:
+    """Whether the server answers a short request like one that will follow, but with another
+    beginning, which it may keep.
 
     Raises:
         InputError: it does not; says what it says.
     """
     stream = Stream(time.perf_counter())
-    short = RemoteRequest(0.0, "Hello", 2)
+    prompt = "Hello" if isinstance(like.prompt, str) else like.prompt[-2:]
+    short = RemoteRequest(0.0, prompt, 2)
     data = msgspec.json.encode(body(short, model, endpoint))
     await stream.run(connections, connections.posted(endpoint, data))
     if not stream.is_ok:

@@ -293,6 +293,7 @@ class EngineClient:
                 self._pass_on(output)
         elif isinstance(message, Heartbeat):
             message.num_waiting += self.num_sequences - self._num_sent
+            message.oldest_waiting_s = max(message.oldest_waiting_s, self._waiting.oldest_s)
             self._history.take(message)
             self.heartbeat_at = self.heard_at
         elif isinstance(message, Loaded):

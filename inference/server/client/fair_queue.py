@@ -8,6 +8,7 @@ back begins where the others are: time without requests is not saved up.
 
 import bisect
 import itertools
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -32,6 +33,12 @@ class FairQueue:
 
     def __contains__(self, asked: PendingRequest) -> bool:
         return asked in self._waiting.get(asked.client, ())
+
+    @property
+    def oldest_s(self) -> float:
+        """Seconds that the one has waited that came first; 0 where none waits."""
+        now = time.monotonic()
+        return max((now - asked.since for asked in self), default=0.0)
 
     def add(self, asked: PendingRequest) -> None:
         """A request that has to wait."""

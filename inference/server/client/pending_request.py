@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from inference.outputs import RequestOutput
@@ -18,6 +19,7 @@ class PendingRequest:
 
     Attributes:
         client: who asks, by the key.
+        since: when, by the monotonic clock.
         ids: of the engine's requests that serve it, and the answer that each begins with.
         num_engines: that it was sent to.
         has_news: set once the last of them brought something, or nothing more comes.
@@ -36,6 +38,7 @@ class PendingRequest:
         if params.seed is None and accepts_seeds and params.temperature:
             params = dataclasses.replace(params, seed=secrets.randbits(63))
         self.client = client
+        self.since = time.monotonic()
         self.ids: dict[int, int] = {}
         self._inbox = inbox
         self._tokens, self._params, self._num_top_logprobs = list(tokens), params, num_top_logprobs

@@ -1,12 +1,12 @@
 """Bodies of POST /v1/embeddings, and vectors as OpenAI's clients read them."""
 
 import base64
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from msgspec import Meta, Struct
 
-from inference.server.protocol.fields import Short
+from inference.server.protocol.fields import Inputs, Short
 
 MAX_INPUTS = 2048
 
@@ -22,7 +22,7 @@ class EmbeddingRequest(Struct, kw_only=True):
         user: has no effect.
     """
 
-    input: Any = None
+    input: Inputs = None
     model: Short | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None

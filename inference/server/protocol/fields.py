@@ -15,6 +15,22 @@ NewTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 TokenIds = Annotated[list[Tokens], Meta(max_length=MAX_STOP_IDS // 2)]
 StopText = Annotated[str, Meta(min_length=1, max_length=256)]
 Short = Annotated[str, Meta(max_length=512)]
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TEXT = {"type": "string", "minLength": 1}
+# Which `parse.prompts` reads: a type would not tell lists of the one from lists of the other.
+Inputs = Annotated[
+    Any,
+    Meta(
+        extra_json_schema={
+            "anyOf": [
+                _TEXT,
+                _IDS,
+                {"type": "array", "items": _TEXT, "minItems": 1},
+                {"type": "array", "items": _IDS, "minItems": 1},
+            ]
+        }
+    ),
+]
 
 
 class StreamOptions(Struct):
@@ -115,7 +131,7 @@ class CompletionRequest(Sampling, kw_only=True):
         prompt: a text, token ids, or a list of one of the two.
     """
 
-    prompt: Any = None
+    prompt: Inputs = None
     suffix: Short | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None

@@ -29,6 +29,7 @@ class Operation:
         work: takes the service, and what the path holds, or a `body` and its `Caller`.
         body: of a POST; None: it is a GET.
         answer, event: what comes whole, and each event of a stream; None: not JSON of ours.
+        example: a body.
     """
 
     path: str
@@ -36,6 +37,7 @@ class Operation:
     body: type[msgspec.Struct] | None = None
     answer: type[msgspec.Struct] | None = None
     event: Any = None  # such a type, or a union of them
+    example: dict[str, Any] | None = None
 
 
 async def openapi(service: Service) -> Response:
@@ -54,20 +56,31 @@ OPERATIONS = (
     Operation("/openapi.json", openapi),
     Operation("/console/events", console.figures, event=console.Figures),
     Operation("/console/plan", console.plan),
-    Operation("/tokenize", tokens.tokenize, fields.TokenizeRequest, responses.Tokenized),
-    Operation("/detokenize", tokens.detokenize, fields.DetokenizeRequest, responses.Detokenized),
-    Operation(
-        "/v1/completions", generate.completions, fields.CompletionRequest, responses.Completion,
-        responses.Completion,
-    ),
     Operation(
         "/v1/chat/completions", generate.chat, fields.ChatRequest, responses.ChatCompletion,
         responses.ChatChunk,
+        {"messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 64},
     ),
     Operation(
-        "/v1/responses", generate.responses, ResponsesRequest, bodies.ResponseBody, bodies.AnyEvent
+        "/v1/responses", generate.responses, ResponsesRequest, bodies.ResponseBody,
+        bodies.AnyEvent, {"input": "Why is the sky blue?", "max_output_tokens": 64},
     ),
-    Operation("/v1/embeddings", embeddings, EmbeddingRequest, Embeddings),
+    Operation(
+        "/v1/completions", generate.completions, fields.CompletionRequest, responses.Completion,
+        responses.Completion, {"prompt": "Once upon a time", "max_tokens": 32},
+    ),
+    Operation(
+        "/v1/embeddings", embeddings, EmbeddingRequest, Embeddings,
+        example={"input": ["A ridge", "where two slopes meet"]},
+    ),
+    Operation(
+        "/tokenize", tokens.tokenize, fields.TokenizeRequest, responses.Tokenized,
+        example={"prompt": "A ridge"},
+    ),
+    Operation(
+        "/detokenize", tokens.detokenize, fields.DetokenizeRequest, responses.Detokenized,
+        example={"tokens": [65, 66]},
+    ),
 )  # fmt: skip
 
 
@@ -110,5 +123,5 @@ def _described(operation: Operation, by_kind: dict[type, Any]) -> dict[str, Any]
         found["parameters"] = [name]
     if operation.body is None:
         return {"get": found}
-    body = {"application/json": {"schema": by_kind[operation.body]}}
+    body = {"application/json": {"schema": by_kind[operation.body], "example": operation.example}}
     return {"post": found | {"requestBody": {"required": True, "content": body}}}

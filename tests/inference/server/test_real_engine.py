@@ -178,6 +178,15 @@ def test_answers_have_the_form_that_is_asked_for(served):
     assert digits["choices"][0]["text"].isdigit() and len(digits["choices"][0]["text"]) == 5
 
 
+def test_words_that_are_banned_do_not_come(served):
+    asked = {"prompt": "Once upon", "temperature": 0, "max_tokens": 40, "min_tokens": 30}
+    text = served.post(TEXT, **asked)["choices"][0]["text"]
+    words = [text[:3], text[8:10]]
+    assert all(word.strip() for word in words)
+    other = served.post(TEXT, **asked, bad_words=words)["choices"][0]["text"]
+    assert not any(word in other for word in words) and len(other) > 10
+
+
 def test_a_prompt_is_cached_for_the_next(served):
     prompt = list(range(20, 100))
     for _ in range(2):

@@ -110,6 +110,8 @@ def test_any_walk_ends_in_json_of_the_schema(grammars):
     (grammar.of_choices, [], "at least one character"),
     (grammar.of_lark, "start: nothing", "unknown name"), (grammar.of_lark, "", "Empty grammar"),
     (grammar.of_lark, 'a: "b"', "no start rule"), (grammar.of_lark, "root ::= (", "cannot be read"),
+    (grammar.of_lark, "root ::= a", "Rule 'a' not found"), 
+    (grammar.of_lark, 'root ::= "\\', "out of range"),
     (grammar.of_lark, "root ::= " + "(" * 5000, "nested too deeply"),
     (grammar.of_lark, "start: " + "(" * 5000, "too deeply nested"),
     (grammar.of_lark, "x" * (grammar.MAX_CHARS + 1), "at most 65536 characters"),

@@ -26,10 +26,10 @@ from inference.server.protocol.tool_fields import (
     EarlierCall,
     Function,
     NamedFunction,
+    NamedTool,
     Tool,
     ToolChoice,
 )
-from inference.server.protocol.tool_fields import NamedTool as NamedChatTool
 
 _TEXTS = ("input_text", "output_text", "text")  # types of parts
 # What fields of a conversation are called here, the longer names first.
@@ -175,7 +175,7 @@ def _choice(choice: Mode | ChosenTool | None) -> Mode | ToolChoice | None:
     if choice.tools is None or choice.mode is None:
         name = "tool_choice.tools" if choice.tools is None else "tool_choice.mode"
         raise _invalid(name, "is required", "missing_required_parameter")
-    tools = [NamedChatTool("function", NamedFunction(tool.name)) for tool in choice.tools]
+    tools = [NamedTool("function", NamedFunction(tool.name)) for tool in choice.tools]
     return ToolChoice("allowed_tools", None, AllowedTools(choice.mode, tools))
 
 

@@ -67,7 +67,7 @@ class FunctionTool(Struct, omit_defaults=True):
     strict: bool | None = None
 
 
-class NamedTool(Struct):
+class AllowedFunction(Struct):
     """A function by its name."""
 
     type: Literal["function"]
@@ -80,7 +80,7 @@ class ChosenTool(Struct, omit_defaults=True):
     type: Literal["function", "allowed_tools"]
     name: _Name | None = None
     mode: Literal["auto", "required"] | None = None
-    tools: Annotated[list[NamedTool], Meta(min_length=1, max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[AllowedFunction], Meta(min_length=1, max_length=MAX_TOOLS)] | None = None
 
 
 class ResponsesRequest(Struct, kw_only=True):

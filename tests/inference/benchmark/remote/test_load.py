@@ -101,7 +101,8 @@ def test_a_server_is_asked_first(server):
     async def run(url, model):
         connections = Connections(Address.parse("--url", url))
         name = await load.first_model(connections)
-        await load.check(connections, model or name, COMPLETIONS)
+        for prompt in ("a text", (65, 66, 67)):
+            await load.check(connections, RemoteRequest(0.0, prompt, 9), model or name, COMPLETIONS)
         connections.close()
         return name
 
