@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from inference.server import metrics
+from inference.server.protocol.caller import TIMEOUT
 from inference.server.protocol.errors import ApiError, unavailable
 from inference.server.replicas import affinity
 from inference.server.replicas.forwarded import (
@@ -24,7 +25,10 @@ from inference.server.web.access import CLIENT
 from inference.server.web.event_stream import DONE
 
 _TRIES = 3  # replicas that a request may be lost with: it may be why
-_KEPT = ("accept", "content-type", "if-none-match", "traceparent", "tracestate", "x-request-id")
+_KEPT = (
+    *("accept", "content-type", "if-none-match", "traceparent", "tracestate", "x-request-id"),
+    TIMEOUT,
+)
 
 
 class Gateway:

@@ -66,7 +66,7 @@ class ModelReplica:
         if plan.shares_cores:
             _take_cores(context.rank.local_rank, plan.max_replicas)
         limits = Limits(request_s=plan.request_s)
-        service = Service(Subprocess(plan.command), limits, plan.name)
+        service = Service(Subprocess(plan.command), limits, plan.name, warms_up=True)
         self._replica = Replica(service, context.replica_id.unique_id)
         await self._replica.start()
 
