@@ -5,6 +5,7 @@ from scripts import interrupts  # noqa: F401
 # isort: split
 import functools
 import importlib.util
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,26 +19,26 @@ from inference.text.tool_calls import formats
 from scripts import common
 from scripts.flags import deployment_flags
 from scripts.flags.host_flags import HOSTS
+from scripts.flags.requests import key_flag
 
 if TYPE_CHECKING:
     from inference.server.engine_process.served_engine import ServedEngine
+    from inference.server.web.access import Keys
 
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on.")
 _PORT = flags.DEFINE_integer("port", 8000, "Port to listen on; 0 takes a free one.")
-_KEYS = flags.DEFINE_string(
-    "api_key_file", None, "File with a key a line, one of which every request has to bring."
-)
+_KEYS = key_flag.API_KEY_FILE
 _MAX_MODEL_LEN = flags.DEFINE_integer(
     "max_model_len", None, "Tokens of a prompt and its answer (engine.max_context)."
 )
 _MAX_NUM_SEQS = flags.DEFINE_integer(
     "max_num_seqs", None, "Sequences that run at the same time (engine.max_seqs)."
 )
-_NAME = flags.DEFINE_string("served_model_name", None, "The model's name for clients.")
 _TOOL_CALLS = flags.DEFINE_enum(
     "tool_call_parser", formats.AUTO, formats.CHOICES,
     "How the model writes calls of tools; auto: as its chat template tells it to.",
 )  # fmt: skip
+SERVED_NAME = flags.DEFINE_string("served_model_name", None, "The model's name for clients.")
 _MAX_LOGPROBS = flags.DEFINE_integer(
     "max_logprobs", 20, "Alternatives of a token that requests may ask for (engine.top_logprobs)."
 )
@@ -46,6 +47,9 @@ _POOLING = flags.DEFINE_enum(
 )
 _WARM_UP = flags.DEFINE_bool("warm_up", True, "Compile every step before the first request.")
 _REQUEST_S = flags.DEFINE_float("request_timeout", 600.0, "Seconds that an answer may take.")
+_QUEUE_S = flags.DEFINE_float(
+    "max_queue_s", 60.0, "Seconds that a request may be expected to wait; others are refused."
+)
 _DRAIN_S = flags.DEFINE_float(
     "drain_timeout", 30.0, "Seconds that answers have at SIGTERM; a second one ends at once."
 )
@@ -62,7 +66,7 @@ flags.adopt_module_key_flags(deployment_flags)
 
 def main(argv: Sequence[str]) -> None:
     del argv
-    _check_flags()
+    check_flags()
     if _SOCKET.value is not None:
         from inference.server.engine_process import entry
 
@@ -72,26 +76,17 @@ def main(argv: Sequence[str]) -> None:
     from inference.server.client.launch import Subprocess
     from inference.server.service import Limits, Service
     from inference.server.traces import Traces
-    from inference.server.web import access, serving
+    from inference.server.web import serving
 
-    keys = None
-    if _KEYS.value is not None:
-        keys = access.read_keys(f"--api_key_file={_KEYS.value}", _KEYS.value)
-        if Path(_KEYS.value).expanduser().stat().st_mode & 0o077:
-            common.say(f"--api_key_file={_KEYS.value} can be read by other users: chmod 600")
-    if keys is None and not access.is_local(_HOST.value):
-        raise InputError(
-            f"--host={_HOST.value} can be reached by others: give --api_key_file, a key a line"
-        )
+    keys = read_keys()
     traces = None
     if _OTLP.value is not None:
         traces = Traces.sent_to(f"--otlp_endpoint={_OTLP.value}", _OTLP.value)
     listening = serving.bound(_HOST.value, _PORT.value)
-    host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
-    url = f"http://{host}:{listening.getsockname()[1]}"
+    url = url_of(listening)
     launcher = Subprocess([sys.executable, "-m", "scripts.serve", *sys.argv[1:]])
-    limits = Limits(request_s=_REQUEST_S.value)
-    service = Service(launcher, limits, _NAME.value, _TOOL_CALLS.value)
+    limits = Limits(request_s=_REQUEST_S.value, queue_s=_QUEUE_S.value)
+    service = Service(launcher, limits, SERVED_NAME.value, _TOOL_CALLS.value, warms_up=True)
 
     def tell(state: State) -> None:
         if state is State.READY:
@@ -103,13 +98,44 @@ def main(argv: Sequence[str]) -> None:
     _run(functools.partial(serve, traces=traces))
 
 
+def read_keys() -> "Keys | None":
+    """The keys that requests bring; None where nobody but this machine can ask, and none is asked.
+
+    Raises:
+        InputError: the file is no such file, or others could ask and there is none.
+    """
+    from inference.server.web import access
+
+    keys = None
+    if _KEYS.value is not None:
+        keys = access.read_keys(f"--api_key_file={_KEYS.value}", _KEYS.value)
+        if Path(_KEYS.value).expanduser().stat().st_mode & 0o077:
+            common.say(f"--api_key_file={_KEYS.value} can be read by other users: chmod 600")
+    if keys is None and not access.is_local(_HOST.value):
+        raise InputError(
+            f"--host={_HOST.value} can be reached by others: give --api_key_file, a key a line"
+        )
+    return keys
+
+
+def url_of(listening: socket.socket) -> str:
+    """Where clients find what listens."""
+    host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
+    return f"http://{host}:{listening.getsockname()[1]}"
+
+
 def _run(serve: Any) -> None:
     import uvloop
 
     uvloop.run(serve())
 
 
-def _check_flags() -> None:
+def check_flags() -> None:
+    """Whether the flags can be served with.
+
+    Raises:
+        InputError: they cannot.
+    """
     if importlib.util.find_spec("starlette") is None:
         raise InputError("serve needs more packages: pip install 'ridgeline[serve]'")
     if common.JSON.value:
@@ -120,15 +146,13 @@ def _check_flags() -> None:
         raise InputError(f"--port is between 0 and 65535, not {_PORT.value}")
     if not 0 <= _MAX_LOGPROBS.value <= 20:
         raise InputError(f"--max_logprobs is between 0 and 20, not {_MAX_LOGPROBS.value}")
-    for flag in (_REQUEST_S, _DRAIN_S):
+    for flag in (_REQUEST_S, _QUEUE_S, _DRAIN_S):
         if not 0 <= flag.value < 1e6:
             raise InputError(f"--{flag.name} is a number of seconds, not {flag.value}")
 
 
-def _load() -> "ServedEngine":
-    """The engine, in a process of its own."""
-    from inference.planner.calibration import lookup
-    from inference.server.engine_process.served_engine import ServedEngine
+def engine_needs() -> dict[str, Any]:
+    """Fields of an engine that the flags, and requests, ask for."""
     from inference.text import grammar
 
     needs = {
@@ -138,7 +162,15 @@ def _load() -> "ServedEngine":
     for name, flag in (("max_context", _MAX_MODEL_LEN), ("max_seqs", _MAX_NUM_SEQS)):
         if flag.value is not None:
             needs[name] = flag.value
-    resolved, config = common.resolve_config({}, needs)
+    return needs
+
+
+def _load() -> "ServedEngine":
+    """The engine, in a process of its own."""
+    from inference.planner.calibration import lookup
+    from inference.server.engine_process.served_engine import ServedEngine
+
+    resolved, config = common.resolve_config({}, engine_needs())
     engine = common.load_engine(common.open_checkpoint(resolved), config)
     name = common.model_name()
     if Path(name).exists():  # clients need not know where it lies

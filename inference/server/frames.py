@@ -112,16 +112,17 @@ class Loaded(Message):
         fingerprint: of the code and the configuration: with another one, a seed may give other
             tokens.
         max_context: tokens of a prompt and its answer.
-        max_seqs: sequences that run side by side.
+        max_seqs: sequences that run side by side on one group of chips.
         max_top_logprobs: alternatives of a token that this engine was built to report.
         accepts_seeds: whether requests may name a seed.
         accepts_grammars: whether they may have a grammar.
         text: None: it serves token ids alone.
         vocab_size: token ids are below it.
-        plan: None: it cannot be planned.
-        cache: how its pages are set up, by vLLM's names.
+        num_groups: of chips that hold all weights.
         pooling: how vectors are made of prompts, by `SamplingParams`; None: they are not.
         embedding_width: numbers of such a vector.
+        plan: None: it cannot be planned.
+        cache: how its pages are set up, by vLLM's names.
     """
 
     model: str
@@ -133,10 +134,16 @@ class Loaded(Message):
     accepts_grammars: bool
     vocab_size: int
     text: TextFacts | None
-    plan: PlanFacts | None = None
-    cache: dict[str, str] = {}
     pooling: str | None = None
     embedding_width: int = 0
+    num_groups: int = 1
+    plan: PlanFacts | None = None
+    cache: dict[str, str] = {}
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences that run side by side."""
+        return self.max_seqs * self.num_groups
 
 
 class Ready(Message):

@@ -1,56 +1,63 @@
 """Text to token ids and back, beside the event loop."""
 
 import asyncio
-import contextlib
+import collections
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from configs.errors import InputError
 from inference.server.frames import TextFacts
 from inference.server.protocol import structure
-from inference.server.protocol.errors import ApiError
+from inference.server.protocol.errors import ApiError, unavailable
 from inference.server.protocol.fields import ChatMessage, Sampling
 from inference.server.protocol.tools import Offer
+from inference.server.workers.jobs import Compile, Decode, Encode, EncodeChat, Failed, Job
+from inference.server.workers.pool import Pool, WorkerLost
 from inference.text import grammar
-from inference.text.grammar import Grammars
 from inference.text.tokenizer import Tokenizer
-from inference.text.tool_calls import constrain, formats, prompting
+from inference.text.tool_calls import constrain, formats
 from inference.text.tool_calls.formats import Format
 
 _CHARS_A_TOKEN = 16  # a prompt with more characters for each token of the context is refused unread
-
-T = TypeVar("T")
+_INLINE_CHARS, _INLINE_IDS = 1024, 1024  # a fraction of a millisecond: less than a worker's answer
+_KNOWN_GRAMMARS = 256
 
 
 class Texts:
-    """The tokenizer of the engine, and one thread that encodes: a long prompt delays other prompts,
-    and no token of a stream.
+    """The tokenizer of the engine, and workers that encode: what takes long delays others of its
+    kind, and no token of a stream; what takes too long or too much memory ends its worker.
 
     Attributes:
         tokenizer: for what takes no time.
     """
 
-    def __init__(self, max_context: int):
-        """Without a tokenizer yet."""
-        self._tokenizer: Tokenizer | None = None
+    def __init__(self, max_context: int, tokenizer: Tokenizer | None, pool: Pool | None):
+        """Without a tokenizer there is no pool, either."""
+        self._tokenizer = tokenizer
+        self._pool = pool
         self._max_chars = _CHARS_A_TOKEN * max_context
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="texts")
+        self._known: collections.OrderedDict[str, None] = collections.OrderedDict()
+        self._starting: asyncio.Task[None] | None = None
 
     @classmethod
-    async def load(cls, facts: TextFacts | None, max_context: int) -> "Texts":
-        """Makes the tokenizer in the thread; `facts` are None where the engine serves token ids
+    async def load(cls, facts: TextFacts | None, max_context: int, num_workers: int) -> "Texts":
+        """Makes the tokenizer in a thread; `facts` are None where the engine serves token ids
         alone.
         """
-        found = cls(max_context)
-        if facts is not None:
-            loop = asyncio.get_running_loop()
-            found._tokenizer = await loop.run_in_executor(found._thread, facts.tokenizer)
-        return found
+        if facts is None:
+            return cls(max_context, None, None)
+        tokenizer = await asyncio.to_thread(facts.tokenizer)
+        pool = await asyncio.to_thread(Pool, facts, num_workers)
+        return cls(max_context, tokenizer, pool)
+
+    def warm_up(self) -> None:
+        """Starts a worker, so that the first request does not wait for it."""
+        if self._pool is not None:
+            self._starting = asyncio.create_task(self._pool.start())
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -67,11 +74,15 @@ class Texts:
         """Token ids of a text that a field of this name holds.
 
         Raises:
-            ApiError: 400, it cannot be encoded.
+            ApiError: 400, it cannot be encoded, or takes too long.
         """
         self._check_length(len(text), param)
-        tokenizer = self.tokenizer
-        return await self._run(param, lambda: tokenizer.encode(text, add_special))
+        if len(text) > _INLINE_CHARS or self.tokenizer.may_panic:
+            return await self._ask(Encode(text, add_special), param)
+        try:
+            return self.tokenizer.encode(text, add_special)
+        except InputError as error:
+            raise _invalid(param, str(error)) from None
 
     async def encode_chat(
         self,
@@ -91,26 +102,14 @@ class Texts:
             continues: it ends where the last message does, which goes on.
 
         Raises:
-            ApiError: 400, the messages hold what is not supported, or the template refuses them.
+            ApiError: 400, the messages hold what is not supported, the template refuses them, or
+                they take too long.
         """
         given = [_plain(message, index) for index, message in enumerate(messages)]
         self._check_length(_num_chars([given, tools, dict(variables)]), "messages")
-        tokenizer = self.tokenizer
-
-        def encode() -> list[int]:
-            asked, told = prompting.prepare(given, tools, tokenizer.template_for(tools))
-            as_texts = prompting.with_texts(asked)
-            how = (add_generation_prompt, told, None, variables, continues)
-            try:
-                return tokenizer.apply_chat_template(asked, *how)
-            except InputError:
-                if as_texts == asked:
-                    raise
-                with contextlib.suppress(InputError):
-                    return tokenizer.apply_chat_template(as_texts, *how)
-                raise
-
-        return await self._run("messages", encode)
+        told = None if tools is None else list(tools)
+        job = EncodeChat(given, add_generation_prompt, told, dict(variables), continues)
+        return await self._ask(job, "messages")
 
     async def read_structure(
         self,
@@ -119,11 +118,11 @@ class Texts:
         offer: Offer | None = None,
         format: Format = formats.JSON,
     ) -> str | None:
-        """The grammar that a request's answer has to follow, if it asks for one, which is compiled
-        here first: what takes long delays other prompts, and no step of the engine.
+        """The grammar that a request's answer has to follow, if it asks for one, which was compiled
+        before, or is by a worker: what takes long delays other prompts, and no step of the engine.
 
         Raises:
-            ApiError: 400, it cannot be compiled, or grammars are not accepted.
+            ApiError: 400, it cannot be compiled, takes too long, or grammars are not accepted.
         """
         found, param = structure.read(request)
         if offer is not None and offer.is_required:
@@ -148,33 +147,51 @@ class Texts:
         return await self._compile(lambda: found, param)
 
     async def _compile(self, write: Callable[[], str], param: str) -> str:
-        def compile() -> str:
+        """What is written, which can be compiled."""
+        try:
             text = write()
-            self._grammars.start(text)
-            return text
-
-        return await self._run(param, compile)
-
-    @functools.cached_property
-    def _grammars(self) -> Grammars:
-        return Grammars(self.tokenizer, [self.tokenizer.eos_id or 0])
+        except InputError as error:
+            raise _invalid(param, str(error)) from None
+        except RecursionError:
+            raise _invalid(param, "it is nested too deeply") from None
+        if text not in self._known:
+            await self._ask(Compile(text), param)
+        self._known[text] = None
+        self._known.move_to_end(text)
+        while len(self._known) > _KNOWN_GRAMMARS:
+            self._known.popitem(last=False)
+        return text
 
     async def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids."""
-        tokenizer = self.tokenizer
-        return await self._run("tokens", lambda: tokenizer.decode(ids))
+        """The text of token ids.
+
+        Raises:
+            ApiError: 400, it takes too long.
+        """
+        if len(ids) <= _INLINE_IDS:
+            return self.tokenizer.decode(ids)
+        found: str = await self._ask(Decode(list(ids)), "tokens")
+        return found
 
     def close(self) -> None:
-        """Ends the thread."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Ends the workers."""
+        if self._pool is not None:
+            self._pool.close()
 
-    async def _run(self, param: str, work: Callable[[], T]) -> T:
+    async def _ask(self, job: Job, param: str) -> Any:
+        assert self.tokenizer and self._pool is not None
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        except InputError as error:
-            raise ApiError(400, f"{param}: {error}", param, "invalid_value") from None
+            reply = await self._pool.ask(job)
+        except UnicodeEncodeError as error:
+            why = f"the text is not valid Unicode: {error.reason}"
+            raise _invalid(param, why) from None
         except RecursionError:
-            raise ApiError(400, f"{param} are nested too deeply", param, "invalid_value") from None
+            raise _invalid(param, "it is nested too deeply") from None
+        except WorkerLost:
+            raise unavailable("the text could not be processed: send it again") from None
+        if isinstance(reply, Failed):
+            raise _invalid(param, reply.reason)
+        return reply.value
 
     def _check_length(self, num_chars: int, param: str) -> None:
         if num_chars > self._max_chars:
@@ -185,6 +202,10 @@ class Texts:
                 param,
                 "context_length_exceeded",
             )
+
+
+def _invalid(param: str, why: str) -> ApiError:
+    return ApiError(400, f"{param}: {why}", param, "invalid_value")
 
 
 def _num_chars(given: Any) -> int:

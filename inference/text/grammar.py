@@ -86,7 +86,8 @@ def of_choices(choices: Iterable[str]) -> str:
         raise InputError("choices are texts, each of at least one character")
     quoted = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in each)
     _check_length("the list of choices", quoted)
-    return llguidance.LLMatcher.grammar_from_lark(f"start: {quoted}")
+    # As one lexeme: of rules, llguidance follows no more than 2000 side by side.
+    return llguidance.LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {quoted}")
 
 
 def of_lark(text: str) -> str:
@@ -107,7 +108,7 @@ def of_lark(text: str) -> str:
             text = gbnf_to_lark.any_to_lark(text)
         except RecursionError:
             raise InputError("the grammar is nested too deeply") from None
-        except gbnf_to_lark.GbnfToLarkError as error:
+        except Exception as error:  # it raises that, and what it did not expect
             raise InputError(f"the grammar cannot be read: {_reason(str(error))}") from None
     return llguidance.LLMatcher.grammar_from_lark(text)
 
@@ -184,8 +185,13 @@ class Grammar:
 class Grammars:
     """Compiles grammars for a tokenizer, and keeps the latest. Several threads may."""
 
-    def __init__(self, tokenizer: Tokenizer, eos_ids: Iterable[int]):
-        """`eos_ids` end a text that is complete.
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        eos_ids: Iterable[int],
+        max_kept_bytes: int = _MAX_KEPT_BYTES,
+    ):
+        """`eos_ids` end a text that is complete; of compiled grammars so many bytes are kept.
 
         Raises:
             InputError: llguidance is not installed.
@@ -203,7 +209,7 @@ class Grammars:
         self._num_words = -(-tokenizer.vocab_size // 32)
         self._lock = threading.Lock()
         self._kept: collections.OrderedDict[str, Any] = collections.OrderedDict()
-        self._kept_bytes = 0
+        self._kept_bytes, self._max_kept_bytes = 0, max_kept_bytes
 
     def start(self, grammar: str, tokens: Sequence[int] = ()) -> Grammar:
         """The text of a grammar after some tokens.
@@ -231,7 +237,7 @@ class Grammars:
             if grammar not in self._kept:  # another thread may have been faster
                 self._kept[grammar] = matcher
                 self._kept_bytes += _num_bytes(grammar)
-            while self._kept_bytes > _MAX_KEPT_BYTES:
+            while self._kept_bytes > self._max_kept_bytes:
                 self._kept_bytes -= _num_bytes(self._kept.popitem(last=False)[0])
         return matcher
 

@@ -36,6 +36,7 @@ class Tokenizer:
         vocab_size: ids are below this, the rows of the model's embedding.
         special_tokens: {"bos_token": "<s>", ...}, as templates see them.
         bos_id, eos_id: the tokenizer's own; None when it has none.
+        may_panic: it fails at some texts in a way that is costly to catch (`panics`).
         strips_first_space: the decoded text loses one leading space (SentencePiece's dummy prefix).
     """
 
@@ -58,7 +59,7 @@ class Tokenizer:
         self._special_ids = {
             token for token, added in backend.get_added_tokens_decoder().items() if added.special
         }
-        self._may_panic = panics.may_panic(backend)
+        self.may_panic = panics.may_panic(backend)
         self._bytes: dict[int, bytes] = {}
         self._quoter: Quoter | None = None  # until a conversation needs it
         self.bos_id = self._id("bos_token")
@@ -114,7 +115,7 @@ class Tokenizer:
         encoding = panics.guard(
             lambda: backend.encode(text, add_special_tokens=add_special),
             "cannot encode text",
-            self._may_panic,
+            self.may_panic,
         )
         ids: list[int] = encoding.ids
         if ids and max(ids) >= self.vocab_size and backend is self._backend:

@@ -75,14 +75,19 @@ def this_machine_or_none(
 
 def known(model: ModelConfig, implementations: str) -> HardwareSpec | None:
     """The machine at hand as far as that takes no measuring: as it is calibrated for a model with
-    these implementations, or else with its rates alone; an accelerator's are measured once a
-    process, and before its memory is taken. None: nothing is known.
+    these implementations, or else with its rates alone, as if no step had been timed; an
+    accelerator's are measured once a process, and before its memory is taken. None: nothing is
+    known.
     """
     import jax
 
     if jax.default_backend() != "cpu":
         return this_machine_or_none(model.dtype)
-    return store.calibration(model, implementations) or store.read()
+    found = store.calibration(model, implementations)
+    kept = store.read()
+    if found is None and kept is not None:  # what steps of others reached is not what these do
+        found = HardwareSpec(kept.name, kept.memory_bytes, kept.read_bandwidth, kept.rates)
+    return found
 
 
 def rates_now(formats: Iterable[str]) -> tuple[float, float]:

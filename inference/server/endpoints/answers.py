@@ -64,8 +64,11 @@ class Answers:
         num_top_logprobs: int | None,
         shows_stop: bool,
         deadline: Deadline,
+        name: str = "",
     ):
-        """`num_top_logprobs` as `Add` takes it; `shows_stop`: a stop string is part of the text."""
+        """`num_top_logprobs` as `Add` takes it; `shows_stop`: a stop string is part of the text;
+        `name`: who asks, by the key.
+        """
         self.prompts = prompts
         num_prompt = sum(len(prompt.tokens) for prompt in prompts)
         self.usage = Usage(num_prompt, 0, num_prompt, PromptTokensDetails())
@@ -73,7 +76,7 @@ class Answers:
         self._num_top_logprobs = num_top_logprobs
         self._shows_stop = shows_stop
         self._num_each = prompts[0].params.n
-        self._deadline = deadline
+        self._deadline, self._name = deadline, name
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Their pieces; whoever stops reading ends the requests.
@@ -82,13 +85,12 @@ class Answers:
             ApiError: the engine does not serve one of them, or could not finish.
         """
         service, each = self._service, self._num_each
-        service.check_ready()
-        service.check_room(len(self.prompts), self.prompts[0].params.num_running)
+        self._check_room(self.prompts[0].params.num_running)
         num_answers, trace = len(self.prompts) * each, traces.current()
         trace.asked(service.model_name, self.prompts[0].params, self.usage)
         with (
             service.metrics.watching(num_answers) as watches,
-            Generation(service.client, self._deadline) as generation,
+            Generation(service.client, self._deadline, self._name) as generation,
         ):
             try:
                 for key, (tokens, params) in enumerate(self.prompts):
@@ -113,9 +115,8 @@ class Answers:
         """
         found = [_unscored(prompt.tokens) for prompt in self.prompts]
         service = self._service
-        service.check_ready()
-        service.check_room(len(self.prompts))
-        with Generation(service.client, self._deadline) as generation:
+        self._check_room(1)
+        with Generation(service.client, self._deadline, self._name) as generation:
             try:
                 for key, prompt in enumerate(self.prompts):
                     if len(prompt.tokens) > 1:
@@ -131,6 +132,12 @@ class Answers:
             except (EngineLost, RequestFailed, RequestRefused, DeadlinePassed) as error:
                 raise as_api_error(error) from None
         return found
+
+    def _check_room(self, num_each: int) -> None:
+        """Whether they can be served now, so many sequences of each prompt."""
+        self._service.check_ready()
+        priority = self.prompts[0].params.priority
+        self._service.check_room(len(self.prompts), num_each, self._deadline, self._name, priority)
 
     def _piece(self, index: int, output: RequestOutput) -> Piece:
         self._check_generated(output)

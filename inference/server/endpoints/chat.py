@@ -12,6 +12,7 @@ from inference.server.endpoints.answer import Header, whole
 from inference.server.endpoints.answers import Answers, Piece, Prompt
 from inference.server.endpoints.messages import MessageReader, News
 from inference.server.protocol import logprobs, parse, sampling, tools
+from inference.server.protocol.caller import Caller
 from inference.server.protocol.fields import ChatRequest
 from inference.server.protocol.responses import (
     AnswerMessage,
@@ -29,14 +30,24 @@ from inference.server.web.event_stream import DONE, Events
 class Chat:
     """One such request."""
 
-    def __init__(self, service: Service, request: ChatRequest, client: str):
-        """`client`: who asks, by the key."""
+    def __init__(self, service: Service, request: ChatRequest, caller: Caller):
         self._service = service
         self._request = request
-        self._client = client
-        self._deadline = Deadline(service.limits.request_s)
+        self._caller = caller
+        self._deadline = Deadline(caller.limit_s)
         kinds = "chat.completion", "chat.completion.chunk"
         self._header = Header.new(service, "chatcmpl", kinds[0], request, kinds[1])
+
+    def check_room(self) -> None:
+        """Whether there is room for what is asked, at least: before any work is done for it.
+
+        Raises:
+            ApiError: 503 or 429, there is none.
+        """
+        priority = -(self._request.priority or 0)
+        self._service.check_room(
+            1, deadline=self._deadline, name=self._caller.name, priority=priority
+        )
 
     async def prepare(self) -> None:
         """Reads the fields and encodes the conversation.
@@ -49,7 +60,7 @@ class Chat:
         self._offer, accepts = tools.read(request), service.facts.accepts_grammars
         how = self._offer, service.tool_format
         grammar = await service.texts.read_structure(request, accepts, *how)
-        params = sampling.read(request, service.facts, grammar, self._client)
+        params = sampling.read(request, service.facts, grammar, self._caller.name)
         begins, continues = tools.check_turn(request)
         variables = request.chat_template_kwargs or {}
         offered = None if self._offer is None else self._offer.tools
@@ -60,7 +71,7 @@ class Chat:
         prompt = Prompt(tokens, sampling.limit(request, params, len(tokens), service.facts))
         stop = bool(request.include_stop_str_in_output)
         most = sampling.num_top_logprobs(request)
-        self._answers = Answers(service, [prompt], most, stop, self._deadline)
+        self._answers = Answers(service, [prompt], most, stop, self._deadline, self._caller.name)
 
     async def answer(self) -> Response:
         """The whole of it.

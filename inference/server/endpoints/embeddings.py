@@ -9,6 +9,7 @@ from inference.server.client.generation import Deadline, DeadlinePassed, Generat
 from inference.server.endpoints.answer import whole
 from inference.server.endpoints.answers import as_api_error
 from inference.server.protocol import parse, sampling
+from inference.server.protocol.caller import Caller
 from inference.server.protocol.embeddings import (
     MAX_INPUTS,
     Embedding,
@@ -21,14 +22,15 @@ from inference.server.protocol.errors import ApiError
 from inference.server.service import Service
 
 
-async def embeddings(service: Service, request: EmbeddingRequest, client: str) -> Response:
+async def embeddings(service: Service, request: EmbeddingRequest, caller: Caller) -> Response:
     """Create embeddings: vectors of texts.
 
     Raises:
         ApiError: a field is wrong, or the engine cannot answer.
     """
     service.check_ready()
-    deadline = Deadline(service.limits.request_s)
+    deadline = Deadline(caller.limit_s)
+    service.check_room(1, 1, deadline, caller.name, -(request.priority or 0))
     parse.check_model(request.model, service.model_name)
     facts = service.facts
     if facts.pooling is None:
@@ -37,8 +39,8 @@ async def embeddings(service: Service, request: EmbeddingRequest, client: str) -
         raise _invalid(f"is at most {facts.embedding_width} for this model", "dimensions")
     given = parse.prompts(request.input, "input", MAX_INPUTS)
     prompts = [await _tokens(service, request, index, one) for index, one in enumerate(given)]
-    params = _params(request, facts.pooling, client)
-    vectors = await _vectors(service, prompts, params, deadline)
+    params = _params(request, facts.pooling, caller.name)
+    vectors = await _vectors(service, prompts, params, deadline, caller.name)
     num_tokens = sum(map(len, prompts))
     data = [
         Embedding(index, vector(one, request.dimensions, request.encoding_format))
@@ -82,13 +84,17 @@ def _params(request: EmbeddingRequest, pooling: str, client: str) -> SamplingPar
 
 
 async def _vectors(
-    service: Service, prompts: list[list[int]], params: SamplingParams, deadline: Deadline
+    service: Service,
+    prompts: list[list[int]],
+    params: SamplingParams,
+    deadline: Deadline,
+    name: str,
 ) -> list[bytes]:
     """The engine has no more of them at a time than it has slots: others get theirs meanwhile."""
     most = min(len(prompts), service.facts.max_seqs)
-    service.check_room(most)
+    service.check_room(most, 1, deadline, name, params.priority)
     found, asked = [b""] * len(prompts), enumerate(prompts)
-    with Generation(service.client, deadline) as generation:
+    with Generation(service.client, deadline, name) as generation:
 
         async def ask() -> None:
             if (one := next(asked, None)) is not None:

@@ -4,13 +4,14 @@ from starlette.responses import JSONResponse, Response
 
 from inference.server.endpoints.answer import whole
 from inference.server.protocol import logprobs, parse, tools
+from inference.server.protocol.caller import Caller
 from inference.server.protocol.errors import ApiError
 from inference.server.protocol.fields import DetokenizeRequest, TokenizeRequest
 from inference.server.protocol.responses import Detokenized, Tokenized
 from inference.server.service import Service
 
 
-async def tokenize(service: Service, request: TokenizeRequest, client: str) -> Response:
+async def tokenize(service: Service, request: TokenizeRequest, caller: Caller) -> Response:
     """Encode a text or a conversation as token ids.
 
     Raises:
@@ -35,7 +36,7 @@ async def tokenize(service: Service, request: TokenizeRequest, client: str) -> R
     return whole(Tokenized(len(tokens), service.facts.max_context, tokens, spelled))
 
 
-async def detokenize(service: Service, request: DetokenizeRequest, client: str) -> Response:
+async def detokenize(service: Service, request: DetokenizeRequest, caller: Caller) -> Response:
     """Decode token ids to a text.
 
     Raises:

@@ -61,10 +61,11 @@ class ServedEngine:
             accepts_grammars=config.engine.grammars and tokenizer is not None,
             vocab_size=config.model.vocab_size,
             text=None if tokenizer is None else TextFacts.of(tokenizer),
-            plan=plan_facts(config, self._hardware),
-            cache=pages.described(config),
+            num_groups=config.mesh.num_groups,
             pooling=self._pooling if config.engine.embeddings else None,
             embedding_width=config.model.width,
+            plan=plan_facts(config, self._hardware),
+            cache=pages.described(config),
         )
 
     def warm_up(self) -> None:

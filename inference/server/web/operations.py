@@ -26,7 +26,7 @@ class Operation:
 
     Attributes:
         path: as Starlette has it.
-        work: takes the service, and what the path holds, or a `body` and who sent it.
+        work: takes the service, and what the path holds, or a `body` and its `Caller`.
         body: of a POST; None: it is a GET.
         answer, event: what comes whole, and each event of a stream; None: not JSON of ours.
         example: a body.

@@ -6,11 +6,13 @@ import functools
 import socket
 from collections.abc import Callable
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from configs.errors import InputError
-from inference.server.service import Service
+from inference.server.service import Limits, Service
 from inference.server.traces import Traces
 from inference.server.web.access import Keys, is_local
 from inference.server.web.app import application
@@ -44,12 +46,41 @@ def bound(host: str, port: int) -> socket.socket:
     return listening
 
 
+class Drains(Protocol):
+    """What answers requests, and refuses new ones once it is told to."""
+
+    is_draining: bool
+
+
 class Server(uvicorn.Server):
     """uvicorn, which ends in two steps: at the first signal new requests are refused and those that
     are served go on; it ends when none is left, when they had `drain_s`, or at the next signal.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Service, drain_s: float):
+    def __init__(
+        self,
+        app: ASGIApp,
+        service: Drains,
+        limits: Limits,
+        drain_s: float,
+        stalled: Callable[[], None] = lambda: None,
+    ):
+        """`app`: answers requests, and draws on the service; `drain_s`: as `serve` takes it;
+        `stalled`: called where a client that reads nothing is disconnected.
+        """
+        guarded = functools.partial(GuardedProtocol, limits=limits, stalled=stalled)
+        config = uvicorn.Config(
+            app,
+            http=guarded,  # type: ignore[arg-type]
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_LEAVE_S,
+        )
         super().__init__(config)
         self._service = service
         self._drain_s = drain_s
@@ -103,22 +134,9 @@ async def serve(
         EngineFailed: the engine could not be started, or ended too often.
     """
     host = listening.getsockname()[0]
+    service.num_keys = len(keys or ())
     app = Observed(application(service, keys, is_local(host)), service.metrics.answered, traces)
-    config = uvicorn.Config(
-        app,
-        http=functools.partial(  # type: ignore[arg-type]
-            GuardedProtocol, limits=service.limits, stalled=service.metrics.stalled
-        ),
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_level="warning",
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_LEAVE_S,
-    )
-    server = Server(config, service, drain_s)
+    server = Server(app, service, service.limits, drain_s, service.metrics.stalled)
     engine = asyncio.create_task(service.client.run())
     engine.add_done_callback(lambda _: server.handle_exit(0, None))
     started(server)

@@ -101,7 +101,7 @@ class FakeEngine:
         text = TextFacts.of(tokenizer()) if self._has_text else None
         sizes = MAX_CONTEXT, MAX_SEQS, NUM_TOP
         facts = "fake", "fake-1", *sizes, True, self._has_text, VOCAB, text
-        return Loaded(*facts, cache=CACHE, pooling="last", embedding_width=WIDTH)
+        return Loaded(*facts, pooling="last", embedding_width=WIDTH, cache=CACHE)
 
     def warm_up(self) -> None:
         time.sleep(self.warm_up_s)
@@ -117,7 +117,7 @@ class FakeEngine:
         self.prompts.append(list(tokens))
         for index in range(params.n):
             seed = derived_seed(params.seed, index) if params.temperature else None
-            planned, told = reply(params.max_new_tokens, seed), list(output)
+            planned, told = self.plan(params, seed), list(output)
             if params.grammar is not None:
                 planned = walk(self._grammars.start(params.grammar))
             assert planned[: len(told)] == told
@@ -128,6 +128,10 @@ class FakeEngine:
             )
             self.running.append(sequence)
         return self._next_id
+
+    def plan(self, params: SamplingParams, seed: int | None) -> list[int]:
+        """The tokens of an answer without a grammar."""
+        return reply(params.max_new_tokens, seed)
 
     def abort(self, id: int) -> None:
         self.aborted += [id] * any(each.id == id for each in self.running)

@@ -59,6 +59,7 @@ def running(
     keys: Keys | None = None,
     served_model_name: str | None = None,
     waits: bool = True,
+    tool_call_parser: str = "auto",
     traces=None,
 ):
     """`engine`: a fake one, or what launches another."""
@@ -67,7 +68,7 @@ def running(
         launcher = Thread(lambda: engine or FakeEngine())
     listening = serving.bound("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    service = Service(launcher, limits, served_model_name)
+    service = Service(launcher, limits, served_model_name, tool_call_parser)
     has_started, found, said = threading.Event(), {}, []
 
     def started(server):

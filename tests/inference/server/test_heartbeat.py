@@ -8,7 +8,9 @@ import pytest
 
 from configs.engine import Config, EngineConfig
 from configs.hardware import catalog
+from configs.hardware.spec import HardwareSpec
 from inference.planner import report
+from inference.planner.calibration import lookup, store
 from inference.planner.simulate import Simulator
 from inference.request import SamplingParams
 from inference.scheduling.scheduler import Scheduler
@@ -105,6 +107,18 @@ def served(max_seqs=2, **settings):
     config = Config(fakes.llama(), EngineConfig(max_seqs=max_seqs, **settings))
     engine = Simulated(config, Scheduler(config), MACHINE, host_s=1e-3)
     return engine, ServedEngine(engine, "tiny", lambda: None)
+
+
+def test_a_calibration_is_of_the_model_and_what_runs_it(monkeypatch, tmp_path):
+    model = fakes.llama()
+    monkeypatch.setattr(store, "path", lambda own=None: tmp_path / ("own" if own else "all"))
+    assert lookup.known(model, "mine") is None
+    rates = HardwareSpec("cpu", 1e9, read_bandwidth=2e10, rates={"float32": 1e10})
+    store.write(dataclasses.replace(rates, gamma=0.5, implementations="others"))
+    assert lookup.known(model, "mine") == rates and not rates.is_calibrated
+    own = dataclasses.replace(rates, gamma=0.25, implementations="mine")
+    store.write(own, model)
+    assert lookup.known(model, "mine") == own and lookup.known(model, "new") == rates
 
 
 def test_waiting_is_told_with_its_time(monkeypatch):

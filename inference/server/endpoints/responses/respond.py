@@ -17,6 +17,7 @@ from inference.server.endpoints.responses import bodies, conversation
 from inference.server.endpoints.responses.bodies import Event, ResponseBody, ResponseUsage
 from inference.server.endpoints.responses.fields import ResponsesRequest, TextConfig, TextFormat
 from inference.server.endpoints.responses.output import Output
+from inference.server.protocol.caller import Caller
 from inference.server.protocol.errors import ApiError
 from inference.server.service import Service
 from inference.server.web.event_stream import Events
@@ -27,13 +28,13 @@ _ENCODER = msgspec.json.Encoder()
 class Respond:
     """One such request."""
 
-    def __init__(self, service: Service, request: ResponsesRequest, client: str):
-        """`client`: who asks, by the key.
+    def __init__(self, service: Service, request: ResponsesRequest, caller: Caller):
+        """Reads it.
 
         Raises:
             ApiError: a field is wrong.
         """
-        self._chat = Chat(service, conversation.read(request), client)
+        self._chat = Chat(service, conversation.read(request), caller)
         self._output = Output()
         self._numbers = itertools.count()
         text = request.text or TextConfig()
@@ -46,6 +47,10 @@ class Respond:
             request.tool_choice or "auto", request.tools or [], request.top_logprobs or 0,
             1.0 if request.top_p is None else request.top_p, request.user,
         )  # fmt: skip
+
+    def check_room(self) -> None:
+        """As `Chat`."""
+        self._chat.check_room()
 
     async def prepare(self) -> None:
         """Encodes the conversation.

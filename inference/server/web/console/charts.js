@@ -36,7 +36,7 @@ export class Chart {
   #look;
 
   /**
-   * `look`: { lines: [{ of, classes, isFilled, isDotted }], show(sample), note(sample), tick(value),
+   * `look`: { lines: [{ of, classes, isFilled, isScattered }], show(sample), note(sample), tick(value),
    * most(sample) }; `of` gives a sample's number, or null where it has none; `most` the end of the
    * axis, which is else a round number above all.
    */
@@ -82,7 +82,7 @@ export class Chart {
     }
   }
 
-  #drawLine({ of, classes, isFilled, isDotted }, samples, x, y) {
+  #drawLine({ of, classes, isFilled, isScattered }, samples, x, y) {
     for (const run of runs(samples, of)) {
       const points = run.map(([t, value]) => `${x(t).toFixed(1)} ${y(value).toFixed(1)}`);
       const path = `M${points.join("L")}`;
@@ -90,8 +90,9 @@ export class Chart {
         const close = `L${x(run.at(-1)[0]).toFixed(1)} ${y(0)}L${x(run[0][0]).toFixed(1)} ${y(0)}Z`;
         draw(this.#svg, "path", { d: path + close, class: `area ${classes}` });
       }
-      if (run.length > 1) draw(this.#svg, "path", { d: path, class: `line ${classes}` });
-      if (isDotted || run.length === 1) {
+      if (run.length > 1 && !isScattered)
+        draw(this.#svg, "path", { d: path, class: `line ${classes}` });
+      else {
         for (const [t, value] of run)
           draw(this.#svg, "circle", { cx: x(t), cy: y(value), r: 2.5, class: `end ${classes}` });
       }

@@ -18,7 +18,7 @@ const LOOKS = {
     note: ({ rate, running }) => rate ? `${digits(rate / Math.max(1, running))} a sequence` : "idle",
   },
   first: {
-    lines: [{ of: latest("first"), classes: "ink", isDotted: true }],
+    lines: [{ of: latest("first"), classes: "ink", isScattered: true }],
     tick: (value) => seconds(value),
     show: ({ lastFirst }) => shown(lastFirst, SECONDS),
     note: ({ answers }) => `${digits(answers)} answer${answers === 1 ? "" : "s"} so far`,

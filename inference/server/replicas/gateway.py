@@ -1,0 +1,197 @@
+"""What stands before several replicas: passes requests on, and tries another where one is lost."""
+
+import asyncio
+import dataclasses
+from contextlib import aclosing
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from inference.server import metrics
+from inference.server.protocol.errors import ApiError, unavailable
+from inference.server.replicas import affinity
+from inference.server.replicas.forwarded import (
+    HttpRequest,
+    HttpStart,
+    ReplicaLost,
+    Replicas,
+)
+from inference.server.replicas.merged_metrics import GatewayMetrics
+from inference.server.service import Limits
+from inference.server.web import body
+from inference.server.web.access import CLIENT
+from inference.server.web.event_stream import DONE
+
+_TRIES = 3  # replicas that a request may be lost with: it may be why
+_KEPT = ("accept", "content-type", "if-none-match", "traceparent", "tracestate", "x-request-id")
+
+
+class Gateway:
+    """An ASGI application. A request is passed on to one replica, and to another one as long as its
+    client was told nothing. All in one event loop.
+
+    Attributes:
+        replicas: None while they are loaded.
+        is_draining: requests that are served go on, and new ones are refused.
+    """
+
+    def __init__(self, limits: Limits, replicas: Replicas | None = None):
+        """`limits`: of requests, as the replicas have them."""
+        self.replicas = replicas
+        self.is_draining = False
+        self._limits = limits
+        self._metrics = GatewayMetrics()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request, as ASGI has it."""
+        own = {"/health": self._health, "/ready": self._ready, "/metrics": self._show_metrics}
+        try:
+            if scope["path"] in own:
+                response = await own[scope["path"]]()
+                await response(scope, receive, send)
+            else:
+                await self._pass_on(scope, receive, send)
+        except ApiError as error:
+            answer = Response(error.body(), error.status, error.headers, "application/json")
+            await answer(scope, receive, send)
+        except ClientDisconnect:
+            pass
+
+    async def _health(self) -> Response:
+        """Of the gateway; who looks after replicas sees to theirs."""
+        return JSONResponse({"status": "ready"})
+
+    async def _ready(self) -> Response:
+        num_ready = await self._served_by().num_ready()
+        if not num_ready:
+            raise unavailable("no replica is ready")
+        return JSONResponse({"status": "ready", "replicas": num_ready})
+
+    async def _show_metrics(self) -> Response:
+        texts = {} if self.replicas is None else await self.replicas.metrics()
+        text = self._metrics.text(texts)
+        return Response(text, media_type=metrics.CONTENT_TYPE)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        replicas = self._served_by()
+        request = await self._read(scope, receive)
+        relay = asyncio.ensure_future(self._relay(replicas, request, send))
+        leaving = asyncio.ensure_future(body.gone(receive))
+        try:
+            await asyncio.wait([relay, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if relay.done():
+                relay.result()
+        finally:
+            for task in (relay, leaving):
+                task.cancel()
+            await asyncio.gather(relay, leaving, return_exceptions=True)
+
+    def _served_by(self) -> Replicas:
+        if self.is_draining:
+            raise unavailable("the server is shutting down")
+        if self.replicas is None:
+            raise unavailable("the model is being loaded")
+        return self.replicas
+
+    async def _read(self, scope: Scope, receive: Receive) -> HttpRequest:
+        request, limits = Request(scope, receive), self._limits
+        data = b""
+        if scope["method"] == "POST":
+            data = await body.read(request, limits.body_bytes, limits.body_s)
+        headers = tuple((k, v) for k, v in scope["headers"] if k.decode("latin-1") in _KEPT)
+        client = scope.get(CLIENT, "")
+        return HttpRequest(
+            scope["method"], scope["path"], scope["query_string"], headers, data, client,
+            affinity.prefixes(data, client),
+        )  # fmt: skip
+
+    async def _relay(self, replicas: Replicas, request: HttpRequest, send: Send) -> None:
+        """Tells a client what a replica answers.
+
+        Raises:
+            ApiError: none answers, and nothing was told.
+        """
+        refused: HttpStart | None = None
+        deadline = asyncio.get_running_loop().time() + self._limits.request_s
+        for _ in range(_TRIES):
+            answer = _Answer(send)
+            try:
+                async with aclosing(replicas.answer(request)) as parts:
+                    async with asyncio.timeout_at(deadline):
+                        start = await anext(parts)
+                    assert isinstance(start, HttpStart)
+                    if start.status == 503 and start.replica not in request.avoid:
+                        refused = start  # another may have room, or an engine
+                        avoid = request.avoid | {start.replica}
+                        request = dataclasses.replace(request, avoid=avoid)
+                        continue
+                    await answer.begin(start)
+                    async for part in parts:
+                        assert isinstance(part, bytes)
+                        await answer.go_on(part)
+                    await answer.end()
+                    return
+            except TimeoutError:
+                raise unavailable("no replica took the request in time") from None
+            except ReplicaLost:
+                if answer.has_begun:
+                    if not answer.is_whole:
+                        self._metrics.lost()
+                    await answer.end()
+                    return
+                self._metrics.retried()
+        if refused is None:
+            why = f"{_TRIES} replicas ended while they had this request: it is not tried again"
+            raise ApiError(500, why, code="replica_lost", may_retry=False)
+        answer = _Answer(send)
+        await answer.begin(refused)
+        await answer.end()
+
+
+class _Answer:
+    """What a client was told so far."""
+
+    def __init__(self, send: Send):
+        self._send = send
+        self._headers: dict[bytes, bytes] | None = None
+        self._num_bytes, self._last = 0, b""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it was told anything."""
+        return self._headers is not None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all, though nobody has said so."""
+        assert self._headers is not None
+        length = self._headers.get(b"content-length")
+        if length is None:
+            return self._last.endswith(DONE)
+        return self._num_bytes == int(length)
+
+    async def begin(self, start: HttpStart) -> None:
+        """Its head, and the first of its body."""
+        self._headers = dict(start.headers)
+        head = {"type": "http.response.start", "status": start.status}
+        await self._send(head | {"headers": list(start.headers)})
+        await self.go_on(start.body)
+
+    async def go_on(self, part: bytes) -> None:
+        """More of its body."""
+        self._num_bytes += len(part)
+        self._last = part
+        await self._send({"type": "http.response.body", "body": part, "more_body": True})
+
+    async def end(self) -> None:
+        """The end, which is an error where something is missing. Of an answer that is no stream the
+        connection is closed: then its client knows.
+        """
+        if not self.is_whole:
+            if self._headers and b"content-length" in self._headers:
+                raise ReplicaLost
+            why = "the replica that generated this answer ended: send the request again"
+            error = ApiError(500, why, code="replica_lost")
+            await self.go_on(b"data: " + error.body() + b"\n\n" + DONE)
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,151 @@
+"""Replicas of a model as deployments of Ray Serve: `model` alone where a process of ours is the
+gateway, and `build` for a cluster whose proxies listen (`import_path` of a Serve configuration).
+"""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import LoggingConfig
+from starlette.types import ASGIApp
+
+from inference.server.client.launch import Subprocess
+from inference.server.replicas.forwarded import HttpRequest, Parts
+from inference.server.replicas.gateway import Gateway
+from inference.server.replicas.ray_replicas import RayReplicas
+from inference.server.replicas.ray_router import PrefixRouter
+from inference.server.replicas.replica import Replica
+from inference.server.service import Limits, Service
+from inference.server.web import access
+from inference.server.web.app import guarded
+
+_CHECK_S, _CHECK_TIMEOUT_S = 2.0, 10.0
+_STARTS = 3  # of a replica that does not start, until its deployment has failed
+_QUEUED_PER_SEQ = 4  # beyond which a replica refuses by itself
+_QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How many replicas there are, and what each is.
+
+    Attributes:
+        command: starts an engine; a socket's descriptor is added as a flag.
+        min_replicas, max_replicas: how many, by what there is to do.
+        num_seqs: sequences that an engine runs side by side; more requests of each replica than so
+            many, on average, ask for another one.
+        resources: of Ray's that a replica takes: `num_gpus`, or `resources`.
+        shares_cores: each replica has an equal part of the machine's cores for itself.
+        request_s, drain_s: seconds of a request, and for the requests of a replica that is ended.
+        name: of the model, for clients.
+    """
+
+    command: Sequence[str]
+    min_replicas: int = 1
+    max_replicas: int = 1
+    num_seqs: int = 32
+    resources: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    shares_cores: bool = False
+    request_s: float = 600.0
+    drain_s: float = 30.0
+    name: str | None = None
+
+
+class ModelReplica:
+    """`Replica`, as Ray Serve starts, asks and ends it."""
+
+    async def __init__(self, plan: Plan):  # type: ignore[misc]
+        context = serve.get_replica_context()
+        if plan.shares_cores:
+            _take_cores(context.rank.local_rank, plan.max_replicas)
+        limits = Limits(request_s=plan.request_s)
+        service = Service(Subprocess(plan.command), limits, plan.name)
+        self._replica = Replica(service, context.replica_id.unique_id)
+        await self._replica.start()
+
+    async def answer(self, request: HttpRequest) -> Parts:
+        """See `Replica`."""
+        async for part in self._replica.answer(request):
+            yield part
+
+    async def check_health(self) -> None:
+        """See `Replica`; Ray replaces one that fails three times."""
+        self._replica.check()
+
+    async def metrics(self) -> tuple[str, str]:
+        """See `Replica`."""
+        return self._replica.metrics()
+
+    async def __del__(self) -> None:
+        await self._replica.close()
+
+
+class Ingress:
+    """The gateway, behind Ray's proxies."""
+
+    def __init__(self, model: DeploymentHandle, plan: Plan, api_key_file: str | None):
+        limits = Limits(request_s=plan.request_s)
+        keys = None if api_key_file is None else access.read_keys("api_key_file", api_key_file)
+        self._app = guarded(Gateway(limits, RayReplicas(model)), limits, keys, is_local=False)
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return self._app
+
+
+def model(plan: Plan) -> Application:
+    """The deployment `model`, whose replicas `RayReplicas` knows."""
+    most = plan.num_seqs * (1 + _QUEUED_PER_SEQ)
+    return serve.deployment(
+        name="model",
+        autoscaling_config=AutoscalingConfig(
+            min_replicas=plan.min_replicas,
+            max_replicas=plan.max_replicas,
+            target_ongoing_requests=plan.num_seqs,
+        ),
+        max_ongoing_requests=2 * most,  # so that it answers those that it refuses
+        ray_actor_options={"num_cpus": 0, **plan.resources},
+        request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
+        health_check_period_s=_CHECK_S,
+        health_check_timeout_s=_CHECK_TIMEOUT_S,
+        graceful_shutdown_timeout_s=plan.drain_s,
+        graceful_shutdown_wait_loop_s=0.5,
+        max_constructor_retry_count=_STARTS,
+        logging_config=_QUIET,
+    )(ModelReplica).bind(plan)
+
+
+def build(args: Mapping[str, Any]) -> Application:
+    """Replicas and a gateway, from the `args` of a Serve configuration.
+
+    Args:
+        args: `flags` of `scripts.serve` for the engines, `api_key_file`, and by the names of
+            `Plan`, numbers of replicas and seconds.
+    """
+    given = dict(args)
+    key_file, flags = given.pop("api_key_file", None), given.pop("flags", [])
+    plan = Plan([sys.executable, "-m", "scripts.serve", *flags], **given)
+    ingress = serve.deployment(
+        name="gateway", max_ongoing_requests=Limits().connections, logging_config=_QUIET,
+        graceful_shutdown_timeout_s=plan.drain_s, ray_actor_options={"num_cpus": 0},
+    )(serve.ingress()(Ingress))  # fmt: skip
+    return ingress.bind(model(plan), plan, key_file)
+
+
+def _take_cores(rank: int, num_replicas: int) -> None:
+    """This process, and the engine that it starts, run on the part of the cores that is its own;
+    on all where there are fewer cores than replicas.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    if share := len(cores) // num_replicas:
+        start = rank % num_replicas * share
+        for thread in Path("/proc/self/task").iterdir():
+            os.sched_setaffinity(int(thread.name), cores[start : start + share])

@@ -1,0 +1,110 @@
+"""Serves replicas of a model on one machine: python -m scripts.serve_ray --replicas=2."""
+
+from scripts import interrupts  # noqa: F401
+
+# isort: split
+import asyncio
+import importlib.util
+import socket
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from configs.errors import InputError
+from scripts import common, serve
+
+if TYPE_CHECKING:
+    from inference.server.replicas.ray_application import Plan
+    from inference.server.replicas.ray_replicas import RayReplicas
+    from inference.server.web.access import Keys
+
+_REPLICAS = flags.DEFINE_integer("replicas", 2, "Servers of the model, each with an engine.")
+_MAX_REPLICAS = flags.DEFINE_integer(
+    "max_replicas", None, "So many while there is work for them; default: --replicas."
+)
+flags.adopt_module_key_flags(serve)
+
+
+def main(argv: Sequence[str]) -> None:
+    if flags.FLAGS.engine_socket is not None:
+        serve.main(argv)
+        return
+    serve.check_flags()
+    if importlib.util.find_spec("ray") is None:
+        raise InputError("serve_ray needs more packages: pip install 'ridgeline[serve,ray]'")
+    most = _REPLICAS.value if _MAX_REPLICAS.value is None else _MAX_REPLICAS.value
+    if not 1 <= _REPLICAS.value <= most:
+        raise InputError(
+            f"--replicas is between 1 and --max_replicas, not {_REPLICAS.value} of {most}"
+        )
+    from inference.server.replicas import ray_cluster
+    from inference.server.web import serving
+
+    keys = serve.read_keys()
+    _, config = common.named_config({}, serve.engine_needs())
+    listening = serving.bound(flags.FLAGS.host, flags.FLAGS.port)
+    with ray_cluster.started():
+        from inference.server.replicas.ray_application import Plan
+
+        plan = Plan(
+            [sys.executable, "-m", "scripts.serve_ray", *sys.argv[1:]],
+            _REPLICAS.value,
+            most,
+            config.engine.max_seqs,
+            ray_cluster.chips(config.num_chips),
+            shares_cores=True,
+            request_s=flags.FLAGS.request_timeout,
+            drain_s=flags.FLAGS.drain_timeout,
+            name=flags.FLAGS.served_model_name,
+        )
+        asyncio.run(_serve(plan, listening, keys))
+
+
+async def _serve(plan: "Plan", listening: socket.socket, keys: "Keys | None") -> None:
+    """Until a signal, or the replicas do not start."""
+    from inference.server.replicas.gateway import Gateway
+    from inference.server.service import Limits
+    from inference.server.web.access import is_local
+    from inference.server.web.app import guarded
+    from inference.server.web.serving import Server
+
+    limits, url = Limits(request_s=plan.request_s), serve.url_of(listening)
+    gateway = Gateway(limits)
+    app = guarded(gateway, limits, keys, is_local(listening.getsockname()[0]))
+    server = Server(app, gateway, limits, plan.drain_s)
+
+    async def deploy() -> None:
+        gateway.replicas = await asyncio.to_thread(_deployed, plan)
+        common.say(f"{plan.min_replicas} replicas serve the model at {url}/v1")
+
+    def ended(deploying: asyncio.Task[None]) -> None:
+        if deploying.cancelled() or deploying.exception():
+            server.handle_exit(0, None)
+
+    common.say(f"{url} answers, while the replicas are loaded")
+    deploying = asyncio.create_task(deploy())
+    deploying.add_done_callback(ended)
+    await server.serve(sockets=[listening])
+    if deploying.done():
+        deploying.result()
+
+
+def _deployed(plan: "Plan") -> "RayReplicas":
+    """The replicas, once they are ready.
+
+    Raises:
+        RuntimeError: they do not start.
+    """
+    from ray import serve as ray_serve
+
+    from inference.server.replicas import ray_application, ray_cluster
+    from inference.server.replicas.ray_replicas import RayReplicas
+
+    model = ray_application.model(plan)
+    return RayReplicas(ray_serve.run(model, name=ray_cluster.APP, route_prefix=None))
+
+
+if __name__ == "__main__":
+    common.run(main)

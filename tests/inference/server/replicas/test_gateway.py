@@ -1,0 +1,238 @@
+"""Requests through a gateway: as without one, and when replicas go."""
+
+import contextlib
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from inference.server.replicas.forwarded import ReplicaLost
+from inference.server.service import Limits
+from inference.server.web.access import Keys
+from tests.inference.server import events
+from tests.inference.server.fake_engine import HANGS, MAX_SEQS, REFUSED, FakeEngine, reply
+from tests.inference.server.replicas.fleet import running
+from tests.inference.server.running import wait_until
+
+RETRIES, LOST = "ridgeline:replica_retries_total", "ridgeline:replica_lost_streams_total"
+LONG = 60
+TEXT = bytes(reply(LONG)).decode(errors="replace")
+KEYS = ["first-key-of-two", "other-key-of-two"]
+
+
+def text_of(response) -> str:
+    assert response.status_code == 200, response.text
+    if not response.headers["content-type"].startswith("text/event-stream"):
+        return response.json()["choices"][0]["text"]
+    return "".join(choice["text"] for choice in events.choices(events.read(response.text)))
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with running(FakeEngine(), FakeEngine()) as one:
+        yield one
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_are_those_of_a_replica(pair, stream):
+    response = pair.post(prompt="a", max_tokens=LONG, stream=stream, nonsense=1)
+    assert text_of(response) == TEXT
+    assert response.headers["x-ignored-params"] == "nonsense"
+    assert len(response.headers.get_list("x-request-id")) == 1
+
+
+def test_a_stream_comes_event_by_event():
+    with running(FakeEngine(step_s=0.02)) as one:
+        asked = {"prompt": "a", "max_tokens": 20, "temperature": 0, "stream": True}
+        with one.http.stream("POST", "/v1/completions", json=asked) as response:
+            chunks = [chunk for chunk in response.iter_raw() if chunk]
+    assert len(chunks) > 10
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/version", "/openapi.json", "/docs"])
+def test_what_is_asked_for_without_a_body_is_passed_on(pair, path):
+    assert pair.http.get(path).status_code == 200
+    assert pair.http.post(path, json={}).status_code == 405
+
+
+@pytest.mark.parametrize("asked, status", [
+    ({"content": b"{}"}, 415), ({"json": {"prompt": 1}}, 400),
+    ({"json": {"prompt": [REFUSED]}}, 400),
+    ({"json": {"prompt": "a", "model": "other"}}, 404), ({"json": {"prompt": "a" * 2000}}, 413),
+])  # fmt: skip
+def test_errors_are_passed_on(asked, status):
+    with running(FakeEngine(), limits=Limits(body_bytes=1000)) as one:
+        response = one.http.post("/v1/completions", **asked)
+        assert response.status_code == status and "message" in response.json()["error"]
+        assert one.http.get("/nothing").status_code == 404
+        assert one.post(prompt="a").status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_without_a_token_goes_to_another_replica(stream):
+    first, second = FakeEngine(), FakeEngine()
+    second.may_go_on.set()
+    with running(first, second) as one, ThreadPoolExecutor() as pool:
+        found = pool.submit(one.post, prompt=[HANGS], max_tokens=LONG, stream=stream)
+        wait_until(lambda: first.prompts)
+        one.lose(0)
+        assert text_of(found.result()) == TEXT
+        assert one.fleet.asked == [0, 1]
+        assert one.metric(RETRIES) == 1 and one.metric(LOST) == 0
+
+
+def test_a_whole_answer_is_tried_again_though_tokens_were_there():
+    """Its client was told none of them."""
+    first = FakeEngine(step_s=0.02)
+    with running(first, FakeEngine()) as one, ThreadPoolExecutor() as pool:
+        found = pool.submit(one.post, prompt="a", max_tokens=LONG)
+        wait_until(lambda: first.num_steps > 5)
+        one.lose(0)
+        assert text_of(found.result()) == TEXT and one.fleet.asked == [0, 1]
+
+
+def test_a_stream_that_has_begun_ends_with_an_error():
+    with running(FakeEngine(step_s=0.02), FakeEngine()) as one:
+        asked = {"prompt": "a", "max_tokens": LONG, "temperature": 0, "stream": True}
+        with one.http.stream("POST", "/v1/completions", json=asked) as response:
+            lines = response.iter_lines()
+            first = next(lines)
+            one.lose(0)
+            rest = [line for line in lines if line]
+        *told, last = events.read("\n\n".join([first, *rest]) + "\n\n")
+        assert last["error"]["code"] == "replica_lost" and last["error"]["type"] == "server_error"
+        text = "".join(choice["text"] for choice in events.choices(told))
+        assert text and TEXT.startswith(text) and text != TEXT
+        assert one.fleet.asked == [0] and one.metric(LOST) == 1
+        assert text_of(one.post(prompt="a", max_tokens=LONG)) == TEXT
+
+
+def test_a_stream_that_is_whole_has_no_error():
+    """Its replica has gone between the last event and the end of the answer."""
+    with running(FakeEngine()) as one:
+
+        async def answer(request, answer=one.fleet.answer):
+            async for part in answer(request):
+                yield part
+            one.fleet.gone[0].set()
+            raise ReplicaLost
+
+        one.fleet.answer = answer
+        assert text_of(one.post(prompt="a", max_tokens=6, stream=True)) == TEXT[:4]
+        one.fleet.gone[0].clear()
+        assert text_of(one.post(prompt="a", max_tokens=6)) == TEXT[:4]
+        assert one.metric(LOST) == 0
+
+
+def test_a_request_that_ends_its_replicas_is_given_up():
+    engines = [FakeEngine() for _ in range(4)]
+    with running(*engines) as one, ThreadPoolExecutor() as pool:
+        found = pool.submit(one.post, prompt=[HANGS], stream=True)
+        for n, engine in enumerate(engines[:3]):
+            wait_until(lambda engine=engine: engine.prompts)
+            one.lose(n)
+        response = found.result()
+        assert response.status_code == 500 and response.headers["x-should-retry"] == "false"
+        assert response.json()["error"]["code"] == "replica_lost"
+        assert one.fleet.asked == [0, 1, 2] and not engines[3].prompts
+
+
+def test_where_one_has_no_room_another_may_have():
+    first, second = FakeEngine(step_s=0.01), FakeEngine(step_s=0.01)
+    with running(first, second) as one, ThreadPoolExecutor(64) as pool:
+        asked = {"max_tokens": 30, "n": 4, "temperature": 1}
+        found = [pool.submit(one.post, prompt="a", **asked) for _ in range(2 * 5 * MAX_SEQS // 4)]
+        wait_until(lambda: len(first.prompts) + len(second.prompts) == len(found))
+        full = one.post(prompt="a", **asked)
+        assert full.status_code == 503 and full.headers["retry-after"] == "1"
+        assert all(each.result().status_code == 200 for each in found)
+        assert {0, 1} == {*one.fleet.asked}
+
+
+def test_without_a_replica_a_request_is_not_kept_for_ever():
+    with running(FakeEngine(), limits=Limits(request_s=0.2)) as one:
+        one.lose(0)
+        wait_until(lambda: one.http.get("/ready").status_code == 503)
+        response = one.post(prompt="a")
+        assert response.status_code == 503 and response.json()["error"]["code"] == "unavailable"
+        assert one.http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_ends_its_request(stream):
+    engine = FakeEngine(step_s=0.01)
+    with running(engine) as one:
+        asked = {"prompt": "a", "max_tokens": 400, "temperature": 0, "stream": stream}
+        with (
+            contextlib.suppress(httpx2.ReadTimeout),
+            one.http.stream("POST", "/v1/completions", json=asked, timeout=0.3) as response,
+        ):
+            next(response.iter_lines())
+        wait_until(lambda: engine.aborted and not engine.running)
+        service = one.fleet.services[0]
+        wait_until(lambda: not service.client.num_sequences)
+        (line,) = [
+            line
+            for line in service.metrics.text().decode().splitlines()
+            if line.startswith("ridgeline:client_disconnects_total{")
+        ]
+        assert line.endswith(" 1.0")
+
+
+def test_metrics_of_all_replicas_are_one_text(pair):
+    pair.post(prompt="a", max_tokens=3)
+    text = pair.http.get("/metrics").text
+    names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(names) == len(set(names))
+    found = {family.name: family for family in text_string_to_metric_families(text)}
+    labels = [sample.labels["replica"] for sample in found["vllm:num_requests_running"].samples]
+    assert labels == ["0", "1"]
+    latency = found["vllm:e2e_request_latency_seconds"]
+    assert latency.type == "histogram" and {s.labels["replica"] for s in latency.samples} >= {"0"}
+    ended = {s.labels["finished_reason"]: s.value for s in found["vllm:request_success"].samples}
+    assert ended["length"] >= 1
+
+
+def test_a_key_is_known_to_the_replicas_by_its_name_alone():
+    engine = FakeEngine()
+    with running(engine, keys=Keys(KEYS)) as one:
+        for key in (*KEYS, KEYS[0]):
+            header = {"authorization": f"Bearer {key}"}
+            response = one.http.post("/v1/completions", json={"prompt": "a" * 300}, headers=header)
+            assert response.status_code == 200
+        assert one.post(prompt="a").status_code == 401
+        assert one.http.get("/metrics").status_code == 401
+        assert one.http.get("/ready").status_code == one.http.get("/docs").status_code == 200
+        salts = [params.cache_salt for params in engine.params]
+        assert salts[0] == salts[2] != salts[1]
+        seen = one.fleet.requests
+        assert not any(key.encode() in repr(each).encode() for each in seen for key in KEYS)
+        assert seen[0].prefixes == seen[2].prefixes != seen[1].prefixes
+
+
+def test_while_it_drains_nothing_new_is_served():
+    engine = FakeEngine(step_s=0.02)
+    with running(engine) as one, ThreadPoolExecutor() as pool:
+        found = pool.submit(one.post, prompt="a", max_tokens=LONG, stream=True)
+        wait_until(lambda: engine.prompts)
+        one.gateway.is_draining = True
+        assert one.http.get("/ready").status_code == 503
+        refused = one.post(prompt="a")
+        assert refused.status_code == 503 and "shutting down" in refused.text
+        assert text_of(found.result()) == TEXT
+
+
+def test_nothing_stays_behind():
+    engine = FakeEngine()
+    with running(engine, engine) as one:
+        before = threading.active_count()
+        for n in range(20):
+            body = json.dumps({"prompt": "a", "max_tokens": 2, "stream": n % 2 == 0})
+            one.http.post(
+                "/v1/completions", content=body, headers={"content-type": "application/json"}
+            )
+        assert threading.active_count() <= before + 1
+        assert not any(service.client.num_sequences for service in one.fleet.services)

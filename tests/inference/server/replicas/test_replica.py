@@ -1,0 +1,128 @@
+"""One replica, and which one is preferred."""
+
+import asyncio
+import json
+
+import pytest
+
+from configs.errors import InputError
+from inference.server.client.engine_client import EngineFailed
+from inference.server.client.launch import Thread
+from inference.server.replicas import affinity
+from inference.server.replicas.affinity import Affinity, prefixes
+from inference.server.replicas.forwarded import HttpRequest
+from inference.server.replicas.replica import Replica, Unhealthy
+from inference.server.service import Limits, Service
+from tests.inference.server.fake_engine import HANGS, FakeEngine
+
+HEADERS = ((b"content-type", b"application/json"),)
+
+
+def run(engine: FakeEngine, work, limits: Limits = Limits(heartbeat_s=0.7)):  # noqa: B008
+    async def main():
+        replica = Replica(Service(Thread(lambda: engine), limits), "one")
+        await replica.start()
+        try:
+            await work(replica)
+        finally:
+            engine.may_go_on.set()
+            await replica.close()
+
+    asyncio.run(main())
+
+
+def completion(**asked) -> HttpRequest:
+    body = json.dumps({"temperature": 0} | asked).encode()
+    return HttpRequest("POST", "/v1/completions", b"", HEADERS, body)
+
+
+def test_it_is_unhealthy_when_its_engine_hangs():
+    async def work(replica):
+        replica.check()
+        asked = asyncio.ensure_future(anext(replica.answer(completion(prompt=[HANGS]))))
+        await asyncio.sleep(1.2)
+        with pytest.raises(Unhealthy, match="not heard of"):
+            replica.check()
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+
+    run(FakeEngine(), work)
+
+
+def test_whoever_stops_reading_ends_the_request():
+    engine = FakeEngine(step_s=0.01)
+
+    async def work(replica):
+        parts = replica.answer(completion(prompt="a", max_tokens=400, stream=True))
+        first, second = await anext(parts), await anext(parts)
+        assert first.replica == "one" and first.status == 200
+        assert first.body.startswith(b"data: ") and second.startswith(b"data: ")
+        await parts.aclose()
+        for _ in range(100):
+            await asyncio.sleep(0.01)
+            if not engine.running:
+                break
+        assert engine.aborted and not engine.running
+
+    run(engine, work)
+
+
+def test_an_engine_that_does_not_start_ends_the_start():
+    def load():
+        raise InputError("no such model")
+
+    async def main():
+        replica = Replica(Service(Thread(load), Limits()), "one")
+        with pytest.raises(EngineFailed):
+            await replica.start()
+        with pytest.raises(Unhealthy):
+            replica.check()
+
+    asyncio.run(main())
+
+
+# --- which one is preferred -----------------------------------------------------------------------
+
+
+def chat(*contents: str) -> bytes:
+    messages = [{"role": "user", "content": content} for content in contents]
+    return json.dumps({"model": "m", "temperature": 0.5, "messages": messages}).encode()
+
+
+def test_prompts_share_the_digests_of_what_they_share():
+    system = "x" * 1500
+    first, second = prefixes(chat(system, "a" * 900), ""), prefixes(chat(system, "b" * 900), "")
+    assert len(first) == len(second) == 4  # 256, 512, 1024 and 2048 bytes
+    assert first[:3] == second[:3] and first[3] != second[3]
+    assert not set(first) & set(prefixes(chat(system, "a" * 900), "other"))
+    assert prefixes(json.dumps({"prompt": "x" * 300}).encode(), "")
+    assert len(prefixes(chat("x" * 10**6), "")) == 9
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b'{"prompt": "short"}', b'{"other": 1}', b"\xff"]
+)
+def test_where_there_is_no_long_prompt_there_is_no_digest(body):
+    assert prefixes(body, "") == []
+
+
+def test_the_longest_beginning_decides_unless_its_replica_is_busy():
+    known = Affinity()
+    known.note([b"1", b"2"], "a")
+    known.note([b"1"], "b")
+    assert known.preferred([b"1", b"2", b"3"], {"a": 0, "b": 0}) == "a"
+    assert known.preferred([b"1", b"4"], {"a": 0, "b": 0}) == "b"
+    assert known.preferred([b"5"], {"a": 0, "b": 0}) is None
+    assert known.preferred([], {"a": 0, "b": 0}) is None
+    assert known.preferred([b"1", b"2"], {"a": 4, "b": 0}) == "a"
+    assert known.preferred([b"1", b"2"], {"a": 5, "b": 0}) is None
+    assert known.preferred([b"1", b"2"], {"b": 0, "c": 0}) == "b"  # the other one has gone
+    assert known.preferred([b"1", b"2"], {"c": 0}) is None
+
+
+def test_what_is_remembered_is_bounded(monkeypatch):
+    monkeypatch.setattr(affinity, "_MOST", 3)
+    known = Affinity()
+    for name in (b"1", b"2", b"3", b"1", b"4"):
+        known.note([name], "a")
+    assert [bool(known.preferred([n], {"a": 0})) for n in (b"1", b"2", b"3", b"4")] == [1, 0, 1, 1]
