@@ -17,6 +17,7 @@ from tests.inference.server.test_bad_input import error_of
 
 KINDS = {each.path: each.body for each in OPERATIONS if each.body is not None}
 ASKED = {"messages": [{"role": "user", "content": "a"}]}
+TOOL = {"type": "function", "function": {"name": "x"}}
 VALID = {
     "/v1/completions": {"prompt": "a", "max_tokens": 1},
     "/v1/chat/completions": ASKED | {"max_tokens": 1},
@@ -32,7 +33,7 @@ EXAMPLES = {
 # What a field needs beside it.
 BESIDE = {
     "stream_options": {"stream": True}, "top_logprobs": {"logprobs": True},
-    "messages": {"prompt": None}, "min_tokens": {"max_tokens": 1},
+    "messages": {"prompt": None}, "tool_choice": {"tools": [TOOL]}, "min_tokens": {"max_tokens": 1},
 }  # fmt: skip
 # Fields whose values within the declared limits the server, or another field, may refuse.
 NARROWER = {
@@ -41,13 +42,15 @@ NARROWER = {
     "prompt": "prompts of one kind", "suffix": "none is served", "stop_token_ids": "the vocabulary",
     "allowed_token_ids": "the vocabulary", "logit_bias": "the vocabulary",
     "tokens": "the vocabulary", "response_format": "what can be compiled",
-    "structured_outputs": "one of several", "tools": "none are served",
+    "structured_outputs": "one of several", "tools": "names differ",
+    "tool_choice": "the tools",
 }  # fmt: skip
 # Fields without a declared limit, and what limits them.
 UNLIMITED = {
     "prompt": "16 characters a token of the context, 64 prompts", "messages": "the same",
     "tokens": "the body", "response_format": "64 KiB of schema", "metadata": "the body",
-    "structured_outputs": "64 KiB of grammar", "tools": "the body", "tool_choice": "the body",
+    "structured_outputs": "64 KiB of grammar", "tools": "the context, 64 KiB of schema",
+    "chat_template_kwargs": "what numbers there are",
 }  # fmt: skip
 
 
