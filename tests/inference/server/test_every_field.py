@@ -23,6 +23,8 @@ VALID = {
     "/v1/chat/completions": ASKED | {"max_tokens": 1},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [1]},
+    "/v1/embeddings": {"input": "a"},
+    "/v1/responses": {"input": "a", "max_output_tokens": 1},
 }
 EXAMPLES = {
     fields.ChatMessage: ASKED["messages"][0],
@@ -42,15 +44,22 @@ NARROWER = {
     "prompt": "prompts of one kind", "suffix": "none is served", "stop_token_ids": "the vocabulary",
     "allowed_token_ids": "the vocabulary", "logit_bias": "the vocabulary",
     "tokens": "the vocabulary", "response_format": "what can be compiled",
-    "structured_outputs": "one of several", "tools": "names differ",
-    "tool_choice": "the tools",
+    "structured_outputs": "one of several", "tool_choice": "tools that are given",
+    "tools": "names that differ, what can be compiled",
+    "input": "inputs of one kind, the context", "dimensions": "the model's width",
+    "max_output_tokens": "the context", "text": "what can be compiled", "truncation": "none",
+    "background": "none is stored", "conversation": "none is stored",
+    "previous_response_id": "none is stored", "continue_final_message": "an answer that has begun",
+    "bad_words": "what can be compiled", "add_generation_prompt": "continue_final_message",
 }  # fmt: skip
 # Fields without a declared limit, and what limits them.
 UNLIMITED = {
     "prompt": "16 characters a token of the context, 64 prompts", "messages": "the same",
     "tokens": "the body", "response_format": "64 KiB of schema", "metadata": "the body",
-    "structured_outputs": "64 KiB of grammar", "tools": "the context, 64 KiB of schema",
-    "chat_template_kwargs": "what numbers there are",
+    "structured_outputs": "64 KiB of grammar", "tools": "the body", "tool_choice": "the body",
+    "chat_template_kwargs": "16 characters a token of the context", "input": "the same",
+    "instructions": "the same", "text": "64 KiB of schema", "background": "none is stored",
+    "conversation": "none is stored", "previous_response_id": "none is stored",
 }  # fmt: skip
 
 

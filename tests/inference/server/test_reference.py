@@ -22,15 +22,21 @@ def browser():
         yield one
 
 
-def open_page(browser, server, **size):
-    page = browser.page(**size)
-    page.open(f"{server.url}/docs")
-    return page
-
-
 def check_quiet(page, server):
     assert page.problems() == []
     assert all(each.startswith(f"{server.url}/") for each in page.requests())
+
+
+@pytest.fixture(scope="module")
+def page(browser, server):
+    """It, shown; afterwards nothing was wrong, and nobody else was asked."""
+    one = browser.page()
+    one.allow("clipboardReadWrite", "clipboardSanitizedWrite")
+    one.open(f"{server.url}/docs")
+    one.wait(SHOWN)
+    yield one
+    check_quiet(one, server)
+    one.close()
 
 
 @pytest.mark.parametrize("operation", POSTS, ids=lambda each: each.path)
@@ -44,9 +50,7 @@ def test_examples_are_answered_as_described(server, operation):
 
 
 @chromium.needs_browser
-def test_the_page_shows_every_operation_and_object(browser, server):
-    page = open_page(browser, server)
-    page.wait(SHOWN)
+def test_the_page_shows_every_operation_and_object(page, server):
     described = server.http.get("/openapi.json").json()
     found = page.do("[...document.querySelectorAll('section h2')].map((each) => each.textContent)")
     named = [
@@ -58,14 +62,10 @@ def test_the_page_shows_every_operation_and_object(browser, server):
         ".filter((each) => each.startsWith('#') && !document.getElementById(each.slice(1)))"
     )
     assert links == []
-    check_quiet(page, server)
-    page.close()
 
 
 @chromium.needs_browser
-def test_fields_have_types_ranges_and_words(browser, server):
-    page = open_page(browser, server)
-    page.wait(SHOWN)
+def test_fields_have_types_ranges_and_words(page, server):
 
     def row(section, field):
         return page.do(
@@ -82,15 +82,10 @@ def test_fields_have_types_ranges_and_words(browser, server):
     assert "comes back with the answer" in row("post-v1-responses", "metadata")
     events = page.text('[id="post-v1-responses"]')
     assert "Each event of a stream" in events and "TextDelta" in events
-    check_quiet(page, server)
-    page.close()
 
 
 @chromium.needs_browser
-def test_examples_are_commands(browser, server):
-    page = open_page(browser, server)
-    page.allow("clipboardReadWrite", "clipboardSanitizedWrite")
-    page.wait(SHOWN)
+def test_examples_are_commands(page, server):
     page.click('[id="post-v1-embeddings"] button')
     page.wait(
         "document.querySelector('[id=\"post-v1-embeddings\"] button').textContent == 'Copied'"
@@ -100,14 +95,13 @@ def test_examples_are_commands(browser, server):
     (body,) = re.findall(r"-d '(.*)'", command, re.DOTALL)
     example = next(each.example for each in POSTS if each.path == "/v1/embeddings")
     assert json.loads(body) == example
-    check_quiet(page, server)
-    page.close()
 
 
 @chromium.needs_browser
 def test_a_key_opens_it(browser):
     with running(keys=Keys([KEY])) as server:
-        page = open_page(browser, server)
+        page = browser.page()
+        page.open(f"{server.url}/docs")
         page.wait("!document.getElementById('problem').hidden")
         assert "no key of this server" in page.text("#problem") and page.text("main") == ""
         page.forget_problems()
@@ -122,10 +116,7 @@ def test_a_key_opens_it(browser):
 
 
 @chromium.needs_browser
-@pytest.mark.parametrize("size", [{"width": 390, "height": 800}, {"width": 1280, "height": 860}])
-def test_it_fits_the_width(browser, server, size):
-    page = open_page(browser, server, **size)
-    page.wait(SHOWN)
-    assert page.do("document.documentElement.scrollWidth") <= size["width"]
-    check_quiet(page, server)
-    page.close()
+@pytest.mark.parametrize("width", [390, 1280])
+def test_it_fits_the_width(page, width):
+    page.resize(width, 800)
+    assert page.do("document.documentElement.scrollWidth") <= width

@@ -107,7 +107,7 @@ function fields(schema) {
 
 // --- operations -----------------------------------------------------------------------------------
 
-function curl(path, method, operation, needsKey) {
+function command(path, method, operation, needsKey) {
   const url = new URL(path.replace("{id}", "MODEL"), location.href).href;
   const parts = [`curl ${url}`];
   if (needsKey) parts.push('-H "Authorization: Bearer $KEY"');
@@ -146,7 +146,7 @@ function section(path, method, operation, schemas, needsKey) {
   const link = element("a", { href: `#${id}` }, element("span", { className: `method ${method}` }, method.toUpperCase()), path);
   const body = element(
     "section", { id }, heading, element("p", {}, operation.summary),
-    copyable(curl(path, method, operation, needsKey)),
+    copyable(command(path, method, operation, needsKey)),
     ...content("Fields", operation.requestBody?.content, schemas),
     ...content("Answer", operation.responses["200"].content, schemas),
   );
