@@ -94,20 +94,20 @@ class Server:
     def replicas(self) -> list[int]:
         """Process ids of the replicas."""
         found = []
-        for pid in _below(self.process.pid):
+        for pid in below(self.process.pid):
             with contextlib.suppress(OSError):
                 if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::ServeReplica"):
                     found.append(pid)
         return found
 
 
-def _below(pid: int) -> Iterator[int]:
+def below(pid: int) -> Iterator[int]:
     """A process's children, and theirs."""
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             for child in map(int, (thread / "children").read_text().split()):
                 yield child
-                yield from _below(child)
+                yield from below(child)
 
 
 @contextlib.contextmanager
