@@ -117,11 +117,11 @@ def serving(num: int, flags: Sequence[str]) -> Iterator[Server]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
-            for line in process.stderr:
-                if line.startswith("http://"):
-                    break
-            else:
-                raise SystemExit(f"the server ended with status {process.wait()}")
+            line, before = process.stderr.readline(), ""
+            while not line.startswith("http://"):
+                if not line:
+                    raise SystemExit(f"{before}the server ended with status {process.wait()}")
+                before, line = before + line, process.stderr.readline()
             url = line.split()[0]
             rest = threading.Thread(target=_drop, args=(process.stderr,), daemon=True)
             rest.start()

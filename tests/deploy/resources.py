@@ -1,9 +1,9 @@
 """Kinds of Kubernetes resources as models that refuse unknown fields.
 
-Pods, Services, autoscalers and JobSets are those of `kubeflow-trainer-api`. What it lacks is declared
-here, with the fields that `docs/deploy` uses: apps/v1 of Kubernetes 1.34, ray.io/v1 of KubeRay 1.6,
-leaderworkerset.x-k8s.io/v1 of LeaderWorkerSet 0.7, monitoring.coreos.com/v1 of Prometheus Operator
-0.86.
+Pods, Services, autoscalers and JobSets are those of `kubeflow-trainer-api`. What it lacks is
+declared here, with the fields that `docs/deploy` uses: apps/v1 of Kubernetes 1.34, ray.io/v1 of
+KubeRay 1.6, leaderworkerset.x-k8s.io/v1 of LeaderWorkerSet 0.7, and monitoring.coreos.com/v1 of
+Prometheus Operator 0.86.
 """
 
 from typing import Annotated, Any, Literal
