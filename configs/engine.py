@@ -67,6 +67,7 @@ class EngineConfig:
         prompt_budgets: requests may ask for it that only some pages of their prompts stay cached.
         penalties: tokens are counted, which repetition, presence and frequency penalties need.
         grammars: requests may say by a grammar which tokens may follow which.
+        embeddings: requests may ask for a vector of their prompts instead of tokens.
         policy: when waiting requests may start. 'continuous': as soon as a slot and pages are free;
             'static': when a full batch waits, which then runs to its end; 'dynamic': the same, or
             when the first of them has waited `max_wait_s`.
@@ -125,6 +126,7 @@ class EngineConfig:
     prompt_budgets: bool = False
     penalties: bool = False
     grammars: bool = False
+    embeddings: bool = False
     policy: str = "continuous"
     max_wait_s: float = 0.05
     chunked_prefill: bool = True
@@ -179,13 +181,9 @@ class EngineConfig:
                     f"engine.{name} is one of {', '.join(known)} or None, not {value!r}"
                 )
         for name, least in (
-            ("prefill_budget", self.chunk_tokens),
-            ("max_prefill_seqs", 1),
-            ("page_tokens", 1),
-            ("expected_tokens", 1),
-            ("snapshots", 0),
-            ("snapshot_tokens", 1),
-        ):
+            ("prefill_budget", self.chunk_tokens), ("max_prefill_seqs", 1), ("page_tokens", 1),
+            ("expected_tokens", 1), ("snapshots", 0), ("snapshot_tokens", 1),
+        ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"engine.{name} is at least {least}, not {value}")

@@ -146,11 +146,14 @@ class Workload:
             says).
         num_requests: how many; of a trace, the first as many, None for all.
         rate: requests a second of 'poisson'.
+        burstiness: of 'poisson': the times between requests have a gamma law of this shape; 1 is
+            Poisson's, less comes in bursts, more is regular.
         concurrency: of 'closed'; None: all at once.
         prompt: lengths of prompts, besides the shared prefix.
         output: tokens to generate.
         prefix_tokens: length of a prefix that some prompts share.
         prefix_share: the share of requests that begin with it.
+        num_prefixes: different ones, which these requests have in turn.
         trace: path of the JSONL file of 'trace'.
         seed: of everything drawn.
     """
@@ -158,11 +161,13 @@ class Workload:
     kind: str = "closed"
     num_requests: int | None = 64
     rate: float | None = None
+    burstiness: float = 1.0
     concurrency: int | None = None
     prompt: Lengths = SHAREGPT_PROMPT
     output: Lengths = SHAREGPT_OUTPUT
     prefix_tokens: int = 0
     prefix_share: float = 0.0
+    num_prefixes: int = 1
     trace: str | None = None
     seed: int = 0
 
@@ -174,7 +179,7 @@ class Workload:
         self._check_belongs("trace", "trace", is_needed=True)
         if self.num_requests is None and self.kind != "trace":
             raise InputError(f"workload.num_requests is needed where kind is {self.kind!r}")
-        for name in ("num_requests", "concurrency"):
+        for name in ("num_requests", "concurrency", "num_prefixes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"workload.{name} is at least 1, not {value}")
@@ -182,6 +187,12 @@ class Workload:
             raise InputError(
                 f"workload.rate is a number of requests a second above 0, not {self.rate}"
             )
+        if self.burstiness != 1 and self.kind != "poisson":
+            raise InputError(
+                f"workload.burstiness goes with kind 'poisson', not with {self.kind!r}"
+            )
+        if not 0.001 <= self.burstiness <= 1000:
+            raise InputError(f"workload.burstiness is from 0.001 to 1000, not {self.burstiness}")
         if not 0 <= self.prefix_tokens <= MOST_TOKENS:
             raise InputError(
                 f"workload.prefix_tokens is from 0 to {MOST_TOKENS}, not {self.prefix_tokens}"

@@ -1,45 +1,168 @@
-"""Takes a picture of the planner's page: python docs/screenshot.py docs/plan.png [SETTINGS]
-[WIDTH] [HEIGHT] [light|dark].
+"""Takes pictures of the pages, with what `pip install '.[serve,test]'` brings and a Chromium.
 
-SETTINGS are what follows # in the page's address, such as model=llama3-70b&hardware=h100&chips=4.
+    python docs/screenshot.py docs/plan.png [SETTINGS] [WIDTH] [HEIGHT] [light|dark]
+    python docs/screenshot.py console
+
+The first is the planner's; SETTINGS are what follows # in the page's address, such as
+model=llama3-70b&hardware=h100&chips=4. The second writes docs/console*.png: the console of a server
+that it starts, before SmolLM2-135M.
 """
 
+import contextlib
+import json
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
 from inference.planner.page import render  # noqa: E402
+from tests import chromium  # noqa: E402
 
 _SETTINGS = "model=llama3-70b&hardware=h100&batch=64&context=2048&new_tokens=256&chips=4&price=2.5"
+_SERVE = ("scripts.serve", "--model=smollm2-135m", "--port=0", "--max_num_seqs=8")
+# Of other clients, while the page is watched: when they begin, and how many tokens they get.
+_OTHERS = ((0, 140), (3, 200), (9, 220), (10, 160), (13, 90), (24, 260), (26, 90), (40, 300))
+_WATCHED_S = 45
+_IS_READY = "document.getElementById('lamp').className === 'ready'"
+_IS_DONE = "document.querySelector('.answer') && !document.querySelector('.waits')"
 
 
-def main(
+def plan(
     target: str, settings: str = _SETTINGS, width: str = "1280", height: str = "1030",
     scheme: str = "light",
 ) -> None:  # fmt: skip
-    """Renders the page and writes what a browser shows of it to `target`."""
-    browser = next(filter(None, map(shutil.which, render.BROWSERS)), None)
-    if browser is None:
-        sys.exit(f"error: no browser found; tried {', '.join(render.BROWSERS)}")
-    with tempfile.TemporaryDirectory() as folder:
+    """Writes what a browser shows of the planner's page to `target`."""
+    with tempfile.TemporaryDirectory() as folder, chromium.browser() as browser:
         file = Path(folder) / "plan.html"
         file.write_text(render.render(), encoding="utf-8")
-        scheme_flag = f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}"
-        done = subprocess.run(
-            [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-             "--disable-background-networking", "--disable-component-update", "--disable-sync",
-             "--no-first-run", f"--user-data-dir={folder}/profile", scheme_flag,
-             "--virtual-time-budget=2000", f"--window-size={width},{height}",
-             f"--screenshot={Path(target).resolve()}", f"{file.as_uri()}#{settings}"],
-            capture_output=True, text=True,
-        )  # fmt: skip
-        if done.returncode:
-            sys.exit(f"error: {browser}: {done.stderr.strip()}")
+        page = browser.page(width=int(width), height=int(height))
+        page.prefer(color_scheme=scheme)
+        page.open(f"{file.as_uri()}#{settings}")
+        _take(page, Path(target))
+
+
+def console() -> None:
+    """Writes the console's pictures."""
+    with _served() as url, chromium.browser() as browser:
+        page = browser.page(width=1280, height=1030)
+        page.open(url)
+        page.wait(_IS_READY)
+        others = _others(url)
+        time.sleep(_WATCHED_S)
+        _set(page, n=3, max_tokens=110, seed=5)
+        _view_probabilities(page)
+        _ask(page, "Why is the sky blue?")
+        page.wait("document.querySelectorAll('.token').length > 200", 300)
+        page.do("document.querySelectorAll('.answer:nth-child(2) .p4')[2].id = 'here'")
+        page.point("#here")
+        _take(page, ROOT / "docs" / "console.png")
+        page.close()
+        for thread in others:
+            thread.join()
+
+        page = browser.page(width=1280, height=860)
+        page.prefer(color_scheme="dark")
+        page.open(url)
+        page.wait(_IS_READY)
+        _set(page, max_tokens=130, temperature=0.2, seed=1)
+        _ask(page, "Write a Python function that adds two numbers.")
+        page.wait(_IS_DONE, 300)
+        _take(page, ROOT / "docs" / "console-dark.png")
+        page.close()
+
+        page = browser.page()
+        page.resize(375, 812, 2, is_phone=True)
+        page.open(url)
+        page.wait(_IS_READY)
+        _set(page, max_tokens=60, seed=2)
+        _view_probabilities(page)
+        _ask(page, "Why is the sky blue?")
+        page.wait(_IS_DONE, 300)
+        _take(page, ROOT / "docs" / "console-phone.png")
+
+
+@contextlib.contextmanager
+def _served() -> Iterator[str]:
+    """The address of a server that ends with this."""
+    with subprocess.Popen(
+        [sys.executable, "-m", *_SERVE], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        url = process.stderr.readline().split()[0]
+        lines = threading.Thread(target=process.stderr.read)  # so that it never waits to write
+        lines.start()
+        try:
+            while not _is_ready(url):
+                time.sleep(0.5)
+            yield url
+        finally:
+            process.terminate()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return urllib.request.urlopen(f"{url}/ready").status == 200
+    except OSError:
+        return False
+
+
+def _others(url: str) -> list[threading.Thread]:
+    """Other clients, so that there is something to be seen."""
+
+    def ask(start: float, num_tokens: int) -> None:
+        time.sleep(start)
+        message = {"role": "user", "content": f"Tell me about the number {num_tokens}."}
+        body = {"messages": [message], "max_tokens": num_tokens, "ignore_eos": True, "seed": 0}
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(
+            f"{url}/v1/chat/completions", json.dumps(body).encode(), headers
+        )
+        urllib.request.urlopen(request).read()
+
+    threads = [threading.Thread(target=ask, args=each) for each in _OTHERS]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def _take(page: chromium.Page, target: Path) -> None:
+    """A picture; of 256 colours where ImageMagick is there, which halves it."""
+    page.picture(target)
+    if shutil.which("convert"):
+        small = ["convert", target, "+dither", "-colors", "256", f"PNG8:{target}"]
+        subprocess.run(small, check=True)
+
+
+def _set(page: chromium.Page, **values: float) -> None:
+    for id, value in values.items():
+        page.do(
+            f"(() => {{ const found = document.getElementById('{id}'); found.value = {value};"
+            "found.dispatchEvent(new Event('input', { bubbles: true })); })()"
+        )
+
+
+def _view_probabilities(page: chromium.Page) -> None:
+    page.do("document.querySelector('input[value=tinted]').click()")
+
+
+def _ask(page: chromium.Page, text: str) -> None:
+    page.do("document.getElementById('prompt').focus()")
+    page.type(text)
+    page.press("Enter")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if chromium.BROWSER is None:
+        sys.exit(f"error: no browser found; tried {', '.join(render.BROWSERS)}")
+    if sys.argv[1:] == ["console"]:
+        console()
+    else:
+        plan(*sys.argv[1:])

@@ -9,11 +9,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from configs import overrides
 from configs.engine import Config, EngineConfig
@@ -29,6 +29,7 @@ from inference.params_versions import ParamsVersions
 from inference.planner import cache_policy
 from inference.prefill_worker import PrefillWorker
 from inference.request import SamplingParams
+from inference.request_batch import Prompt, RequestBatch
 from inference.request_state import RequestState
 from inference.runtime.model_runner import ModelRunner, for_this_device
 from inference.runtime.steps_in_flight import StepsInFlight
@@ -40,7 +41,6 @@ from inference.text.tokenizer import MissingTokenizer, Tokenizer
 from layers.params import Params
 from sharding import hosts
 
-Prompt = str | Items[int]  # a text or token ids
 _MAX_FAILED_STEPS = 2  # in a row: then the failure is not a passing one
 
 
@@ -182,7 +182,7 @@ class Engine:
         self._check_awake()
         hosts.current().tell("fork", id, dataclasses.asdict(params))
         parent = self._requests[id].group.sequences[0] if id in self._requests else None
-        if parent is None or parent.scores:
+        if parent is None or parent.is_only_read:
             raise InputError(f"request {id} is not generating: there is nothing to fork")
         if any(asked.num_running > 1 or asked.beam_width for asked in (parent.params, params)):
             raise InputError("a fork and what it is forked from have one answer each: leave n=1")
@@ -208,19 +208,19 @@ class Engine:
         in flight: with `engine.overlap` that is the one before it, which the device runs while the
         next is scheduled. A step whose executable is not compiled yet starts in the next call.
 
-        What `generate`, `stream` and `score` have queued is served too, but read there; they keep
-        the outputs of other requests for the next call of this.
+        What `generate`, `stream`, `score` and `embed` have queued is served too, but read there;
+        they keep the outputs of other requests for the next call of this.
 
         Args:
             is_open: more requests will come, which a policy of whole batches may wait for.
         """
-        self._run_step(is_open)
+        self.run_step(is_open)
         outputs = list(self._outputs)
         self._outputs.clear()
         return outputs
 
-    def _run_step(self, is_open: bool = False) -> None:
-        """As `step`; the outputs wait where they are read."""
+    def run_step(self, is_open: bool = False) -> None:
+        """As `step`; outputs wait where they are read."""
         self._check_awake()
         hosts.current().tell("step", is_open)
         self._steps.note_done(self._returned_at)
@@ -395,16 +395,8 @@ class Engine:
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise InputError(f"{len(prompts)} prompts do not go with {len(each)} SamplingParams")
-        with self._added(prompts, each) as (requests, unread):
-            unfinished = {request.group.id: index for index, request in enumerate(requests)}
-            while unfinished:
-                while unread:
-                    on_output(unread.popleft())
-                ended = [id for id in unfinished if id not in self._requests]
-                for index in [unfinished.pop(id) for id in ended]:
-                    yield index, requests[index].group.completion()
-                if unfinished and not ended:
-                    self._run_step()
+        with RequestBatch(self, prompts, each) as batch:
+            yield from batch.completions(on_output)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams = SamplingParams()
@@ -412,12 +404,8 @@ class Engine:
         """Continues one prompt, yielding its outputs; leaving the loop early aborts it. Several
         streams may be read in turn.
         """
-        with self._added([prompt], [params]) as ([request], unread):
-            while unread or request.group.id in self._requests:
-                if not unread:
-                    self._run_step()
-                while unread:
-                    yield unread.popleft()
+        with RequestBatch(self, [prompt], [params]) as batch:
+            yield from batch.outputs()
 
     def score(self, texts: Items[Prompt]) -> list[Score]:
         """Log-probability of every token of each text, computed in blocks: never all logits at
@@ -426,37 +414,38 @@ class Engine:
         Raises:
             InputError: as `add_request`, or the model gave non-finite logits.
         """
-        params = [SamplingParams(max_new_tokens=0)] * len(texts)
-        with self._added(texts, params) as (requests, _):
-            while any(request.group.id in self._requests for request in requests):
-                self._run_step()
-        scores = []
-        for index, s in enumerate(request.group.sequences[0] for request in requests):
-            if s.finish_reason is FinishReason.ERROR:
-                raise InputError(f"the model gave non-finite logits for text {index}")
-            top = alternatives(s.prompt_top_logprobs)
-            scores.append(Score(list(s.tokens), s.prompt_logprobs, top, s.params_versions))
-        return scores
+        with RequestBatch(self, texts, [SamplingParams(max_new_tokens=0)] * len(texts)) as batch:
+            return [
+                Score(
+                    list(s.tokens), s.prompt_logprobs, alternatives(s.prompt_top_logprobs),
+                    s.params_versions,
+                )
+                for s in batch.read()
+            ]  # fmt: skip
 
-    @contextmanager
-    def _added(
-        self, prompts: Items[Prompt], params: Items[SamplingParams]
-    ) -> Iterator[tuple[list[RequestState], deque[RequestOutput]]]:
-        """Queues all of them or none; none outlives the block. With them comes where their outputs
-        are read.
+    def embed(self, texts: Items[Prompt], pooling: str = "last") -> list[np.ndarray]:
+        """A vector of each text, f32[D]: the hidden states behind the last norm of its 'last'
+        token, or their 'mean' over all its tokens, of whatever length.
+
+        Raises:
+            InputError: as `add_request` (the engine is built with `engine.embeddings`), or the
+                model gave non-finite logits.
         """
-        if isinstance(prompts, str):
-            raise InputError("one text is given where a list of them is expected")
-        ids: list[int] = []
-        unread: deque[RequestOutput] = deque()
-        try:
-            for prompt, own in zip(prompts, params, strict=True):
-                ids.append(self.add_request(prompt, own))
-                self._requests[ids[-1]].unread = unread
-            yield [self._requests[id] for id in ids], unread
-        finally:
-            for id in ids:
-                self.abort(id)
+        params = SamplingParams(max_new_tokens=0, pooling=pooling)
+        with RequestBatch(self, texts, [params] * len(texts)) as batch:
+            return [sequence.embedding for sequence in batch.read()]
+
+    def queue(
+        self, prompt: Prompt, params: SamplingParams, unread: deque[RequestOutput]
+    ) -> RequestState:
+        """As `add_request`; outputs are read in `unread`, and `step` does not return them."""
+        request = self._requests[self.add_request(prompt, params)]
+        request.unread = unread
+        return request
+
+    def is_open(self, request: RequestState) -> bool:
+        """Whether outputs of a request are to come."""
+        return request.group.id in self._requests
 
     def _process(self, is_due: bool) -> None:
         """Commits the oldest step in flight, if that is due, and makes outputs of what was
@@ -466,7 +455,7 @@ class Engine:
         if is_due:
             step, output = self._steps.fetch()
             for _, chunk in step.schedule.rows:
-                if chunk.emits or chunk.sequence.scores:
+                if chunk.emits or chunk.sequence.is_only_read:
                     has_read = chunk.sequence.num_cached_tokens > 0 or self._prefill is not None
                     self._versions.note(chunk.sequence, has_read)
             self._committed.extend(self.scheduler.commit(step.schedule, output))

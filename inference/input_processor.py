@@ -55,7 +55,7 @@ class InputProcessor:
         vocab, limit = self._config.model.vocab_size, self._config.max_context
         if not tokens:
             raise InputError("the prompt is empty: at least one token is needed")
-        if len(tokens) == 1 and not params.max_new_tokens:
+        if len(tokens) == 1 and not params.max_new_tokens and params.pooling is None:
             raise InputError("a single token has no score: at least two tokens are needed")
         if len(tokens) > limit - (params.max_new_tokens > 0):
             raise InputError(f"the prompt has {len(tokens)} tokens, the context holds {limit}")
@@ -73,6 +73,8 @@ class InputProcessor:
             raise InputError(f"at most {MAX_BIASES} logit biases, not {len(params.logit_bias)}")
         if params.needs_counts and not self._config.engine.penalties:
             raise InputError("penalties need an engine built with engine.penalties=true")
+        if params.pooling is not None and not self._config.engine.embeddings:
+            raise InputError("pooling needs an engine built with engine.embeddings=true")
         if params.prompt_budget is not None and not self._config.engine.prompt_budgets:
             raise InputError("prompt_budget needs an engine built with engine.prompt_budgets=true")
         if params.stop and self._tokenizer is None:

@@ -58,6 +58,8 @@ class RequestOutput:
             tokens after the first. The latter are empty in an engine without `top_logprobs`.
         stopped_by: the request's stop string, or its stop token, that ended it.
         num_cached_tokens: of the prompt, whose pages were there already.
+        queued_s: seconds that its sequence waited for a slot.
+        embedding: of the prompt, where it is asked for: D float32 numbers, little-endian.
     """
 
     id: int
@@ -70,6 +72,8 @@ class RequestOutput:
     top_logprobs: Sequence[Alternatives] = ()
     stopped_by: str | int | None = None
     num_cached_tokens: int = 0
+    queued_s: float = 0.0
+    embedding: bytes = b""
 
 
 def alternatives(tops: list[Alternatives]) -> list[dict[int, float]]:

@@ -122,8 +122,8 @@ class PrefillWorker:
 
     def commit(self, waits: bool) -> Iterator[tuple[Sequence, FinishReason]]:
         """Commits the steps that are done, and the oldest one even if it `waits` for it. Yields the
-        sequences that end with their prompts, which were scored or gave non-finite logits, before
-        the next step, which may fail, is fetched.
+        sequences that end with their prompts, which were only read or gave non-finite logits,
+        before the next step, which may fail, is fetched.
         """
         while len(self._steps) and (waits or self._steps.is_done):
             waits = False
@@ -132,6 +132,7 @@ class PrefillWorker:
                 sequence = self._led.pop(leader)
                 sequence.prompt_logprobs = leader.prompt_logprobs
                 sequence.prompt_top_logprobs = leader.prompt_top_logprobs
+                sequence.pooled = leader.pooled
                 yield sequence, leader.finish_reason or FinishReason.ERROR
             self._steps.record(step)
 

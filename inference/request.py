@@ -11,6 +11,7 @@ from configs.errors import InputError, shown
 
 MAX_STOP_IDS = 16
 MAX_BIASES = 32  # entries of a logit bias
+POOLINGS = ("last", "mean")
 
 _Reader = Callable[[str, Any], Any]  # (name, value) of a field -> the value as it is kept
 
@@ -70,6 +71,12 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
+def _pooling(name: str, value: Any) -> str:
+    if value not in POOLINGS:
+        raise InputError(f"{name} is one of {', '.join(POOLINGS)}, not {shown(value)}")
+    return str(value)
+
+
 def _ids(name: str, value: Any) -> tuple[int, ...]:
     try:
         ids = _items(value)
@@ -125,6 +132,7 @@ _READERS: dict[str, _Reader] = {
     "prompt_budget": _or(None, _number(int, 1)),
     "grammar": _or(None, _text),
     "cache_salt": _or(None, _text),
+    "pooling": _or(None, _pooling),
 }
 
 
@@ -136,7 +144,8 @@ class SamplingParams:
     valid is an InputError that names its field.
 
     Attributes:
-        max_new_tokens: tokens to generate at most; 0 scores the prompt instead.
+        max_new_tokens: tokens to generate at most; 0 reads the prompt instead: it is scored, or
+            `pooling` makes a vector of it.
         temperature: 0 is greedy.
         top_k, top_p, min_p: kept candidates: the k most likely, the smallest set of mass p, those
             at least min_p times as likely as the best. 0, 1 and 0 keep all.
@@ -167,6 +176,8 @@ class SamplingParams:
         grammar: what the whole text has to be, as `inference/text/grammar.py` writes it.
         cache_salt: only requests of the same find each other's cached prefixes, which a shorter
             time to the first token would give away.
+        pooling: of the final hidden states of a prompt, those of the 'last' token or the 'mean' of
+            all; goes with max_new_tokens=0. None scores the prompt.
     """
 
     max_new_tokens: int = 128
@@ -195,6 +206,7 @@ class SamplingParams:
     prompt_budget: int | None = None
     grammar: str | None = None
     cache_salt: str | None = None
+    pooling: str | None = None
 
     def __post_init__(self) -> None:
         for name, read in _READERS.items():
@@ -223,11 +235,18 @@ class SamplingParams:
         elif self.n > self.num_samples:
             raise InputError(f"n is at most best_of={self.best_of}, not {shown(self.n)}")
         if not self.max_new_tokens and (self.beam_width or self.num_samples > 1):
-            raise InputError("a prompt that is scored (max_new_tokens=0) has no answers: leave n=1")
+            raise InputError(
+                "a prompt that is only read (max_new_tokens=0) has no answers: leave n=1"
+            )
+        if self.pooling is not None and self.max_new_tokens:
+            raise InputError(
+                f"pooling makes a vector of a prompt: give max_new_tokens=0, not "
+                f"{self.max_new_tokens}"
+            )
         if self.grammar is not None and self.ignore_eos:
             raise InputError("ignore_eos and a grammar, which ends a text, exclude each other")
         if not self.max_new_tokens and self.prompt_budget is not None:
-            raise InputError("a prompt that is scored is read whole: leave prompt_budget out")
+            raise InputError("a prompt that is only read is read whole: leave prompt_budget out")
 
     @property
     def num_samples(self) -> int:

@@ -78,7 +78,8 @@ class RequestState:
         return RequestOutput(
             sequence.id, tokens, text, reason and reason.value, 0, sequence.params_versions,
             logprobs, tops, self._stopped_by(sequence, tokens),
-            min(sequence.num_cached_tokens, sequence.num_prompt_tokens),
+            min(sequence.num_cached_tokens, sequence.num_prompt_tokens), sequence.queued_s,
+            _embedding(sequence),
         )  # fmt: skip
 
     def _stopped_by(self, sequence: Sequence, tokens: list[int]) -> str | int | None:
@@ -114,3 +115,9 @@ class RequestState:
 def _without_end(sequence: Sequence, tokens: list[int]) -> list[int]:
     """New tokens but for one that ends the sequence, which is no text."""
     return tokens[:-1] if tokens and sequence.is_end(tokens[-1]) else tokens
+
+
+def _embedding(sequence: Sequence) -> bytes:
+    """The vector of a prompt, as `RequestOutput` has it."""
+    is_there = sequence.pools and sequence.finish_reason is FinishReason.LENGTH
+    return sequence.embedding.astype("<f4").tobytes() if is_there else b""

@@ -381,8 +381,12 @@ class bars:  # noqa: N801
 
 def print_json(result: dict[str, Any], config: Any) -> None:
     """One JSON object on stdout: the result, and the configuration it was obtained with."""
-    whole = {**result, "config": dataclasses.asdict(config)}
-    print(json.dumps(whole, ensure_ascii=False), flush=True)
+    print_plain({**result, "config": dataclasses.asdict(config)})
+
+
+def print_plain(result: Mapping[str, Any]) -> None:
+    """One JSON object on stdout."""
+    print(json.dumps(result, ensure_ascii=False), flush=True)
 
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:

@@ -23,17 +23,14 @@ from inference.text import prompts
 from inference.text.prompts import Prompt
 from scripts import common
 from scripts.flags import host_flags, output_flag, sampling_flags
+from scripts.flags.requests import input_flags
 from scripts.reports import costs
 from scripts.reports.batch_progress import BatchProgress
 
 _PROMPT = flags.DEFINE_multi_string("prompt", [], "Text to continue (repeatable).")
-_INPUT = flags.DEFINE_string(
-    "input", None, "JSONL with a 'prompt' or 'messages' a line, and sampling of its own."
-)
+_INPUT = input_flags.INPUT
 _OUTPUT = output_flag.OUTPUT
-_OVERWRITE = flags.DEFINE_bool(
-    "overwrite", False, "Start over where an earlier run of --output was cut off."
-)
+_OVERWRITE = input_flags.OVERWRITE
 _CHAT = flags.DEFINE_bool("chat", False, "A prompt is a user's message: apply the chat template.")
 _NAIVE = flags.DEFINE_bool("naive", False, "Decode without a cache: slow, and an oracle.")
 _JSON_SCHEMA = flags.DEFINE_string(
@@ -42,6 +39,7 @@ _JSON_SCHEMA = flags.DEFINE_string(
 _LOGPROBS = flags.DEFINE_integer("logprobs", None, "Report log-probabilities and K alternatives.")
 flags.adopt_module_key_flags(host_flags)
 flags.adopt_module_key_flags(output_flag)
+flags.adopt_module_key_flags(input_flags)
 flags.adopt_module_key_flags(sampling_flags)
 
 Results = dict[str, dict[str, Any]]  # by key of the request

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from configs.errors import InputError
+from inference.request import POOLINGS
+from inference.text.tool_calls import formats
 from scripts import common
 from scripts.flags import deployment_flags
 from scripts.flags.host_flags import HOSTS
+from scripts.flags.requests import key_flag
 
 if TYPE_CHECKING:
     from inference.server.engine_process.served_engine import ServedEngine
@@ -24,23 +27,36 @@ if TYPE_CHECKING:
 
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on.")
 _PORT = flags.DEFINE_integer("port", 8000, "Port to listen on; 0 takes a free one.")
-_KEYS = flags.DEFINE_string(
-    "api_key_file", None, "File with a key a line, one of which every request has to bring."
-)
+_KEYS = key_flag.API_KEY_FILE
 _MAX_MODEL_LEN = flags.DEFINE_integer(
     "max_model_len", None, "Tokens of a prompt and its answer (engine.max_context)."
 )
 _MAX_NUM_SEQS = flags.DEFINE_integer(
     "max_num_seqs", None, "Sequences that run at the same time (engine.max_seqs)."
 )
-_NAME = flags.DEFINE_string("served_model_name", None, "The model's name for clients.")
+_TOOL_CALLS = flags.DEFINE_enum(
+    "tool_call_parser", formats.AUTO, formats.CHOICES,
+    "How the model writes calls of tools; auto: as its chat template tells it to.",
+)  # fmt: skip
+SERVED_NAME = flags.DEFINE_string("served_model_name", None, "The model's name for clients.")
 _MAX_LOGPROBS = flags.DEFINE_integer(
     "max_logprobs", 20, "Alternatives of a token that requests may ask for (engine.top_logprobs)."
 )
+_POOLING = flags.DEFINE_enum(
+    "pooling", "last", POOLINGS, "Of hidden states, what embeddings are: the last, or the mean."
+)
 _WARM_UP = flags.DEFINE_bool("warm_up", True, "Compile every step before the first request.")
 _REQUEST_S = flags.DEFINE_float("request_timeout", 600.0, "Seconds that an answer may take.")
+_QUEUE_S = flags.DEFINE_float(
+    "max_queue_s", 60.0, "Seconds that a request may be expected to wait; others are refused."
+)
 _DRAIN_S = flags.DEFINE_float(
     "drain_timeout", 30.0, "Seconds that answers have at SIGTERM; a second one ends at once."
+)
+_OTLP = flags.DEFINE_string(
+    "otlp_endpoint",
+    None,
+    "Collector that gets a span of every request, by OTLP over HTTP: http://localhost:4318.",
 )
 _SOCKET = flags.DEFINE_integer(
     "engine_socket", None, "For serve itself: it starts its engine by this."
@@ -59,13 +75,18 @@ def main(argv: Sequence[str]) -> None:
     from inference.server.client.engine_client import State
     from inference.server.client.launch import Subprocess
     from inference.server.service import Limits, Service
+    from inference.server.traces import Traces
     from inference.server.web import serving
 
     keys = read_keys()
+    traces = None
+    if _OTLP.value is not None:
+        traces = Traces.sent_to(f"--otlp_endpoint={_OTLP.value}", _OTLP.value)
     listening = serving.bound(_HOST.value, _PORT.value)
     url = url_of(listening)
     launcher = Subprocess([sys.executable, "-m", "scripts.serve", *sys.argv[1:]])
-    service = Service(launcher, Limits(request_s=_REQUEST_S.value), _NAME.value)
+    limits = Limits(request_s=_REQUEST_S.value, queue_s=_QUEUE_S.value)
+    service = Service(launcher, limits, SERVED_NAME.value, _TOOL_CALLS.value, warms_up=True)
 
     def tell(state: State) -> None:
         if state is State.READY:
@@ -73,7 +94,8 @@ def main(argv: Sequence[str]) -> None:
 
     service.client.on_state = tell
     common.say(f"{url} answers, while the model is loaded")
-    _run(functools.partial(serving.serve, service, listening, keys, _DRAIN_S.value, common.say))
+    serve = functools.partial(serving.serve, service, listening, keys, _DRAIN_S.value, common.say)
+    _run(functools.partial(serve, traces=traces))
 
 
 def read_keys() -> "Keys | None":
@@ -124,7 +146,7 @@ def check_flags() -> None:
         raise InputError(f"--port is between 0 and 65535, not {_PORT.value}")
     if not 0 <= _MAX_LOGPROBS.value <= 20:
         raise InputError(f"--max_logprobs is between 0 and 20, not {_MAX_LOGPROBS.value}")
-    for flag in (_REQUEST_S, _DRAIN_S):
+    for flag in (_REQUEST_S, _QUEUE_S, _DRAIN_S):
         if not 0 <= flag.value < 1e6:
             raise InputError(f"--{flag.name} is a number of seconds, not {flag.value}")
 
@@ -135,7 +157,7 @@ def engine_needs() -> dict[str, Any]:
 
     needs = {
         "penalties": True, "top_logprobs": _MAX_LOGPROBS.value,
-        "grammars": grammar.is_available(),
+        "grammars": grammar.is_available(), "embeddings": True,
     }  # fmt: skip
     for name, flag in (("max_context", _MAX_MODEL_LEN), ("max_seqs", _MAX_NUM_SEQS)):
         if flag.value is not None:
@@ -145,6 +167,7 @@ def engine_needs() -> dict[str, Any]:
 
 def _load() -> "ServedEngine":
     """The engine, in a process of its own."""
+    from inference.planner.calibration import lookup
     from inference.server.engine_process.served_engine import ServedEngine
 
     resolved, config = common.resolve_config({}, engine_needs())
@@ -153,7 +176,9 @@ def _load() -> "ServedEngine":
     if Path(name).exists():  # clients need not know where it lies
         name = Path(name).resolve().name
     warm_up = functools.partial(common.warm_up, engine, seals=False)
-    return ServedEngine(engine, name, warm_up if _WARM_UP.value else lambda: None)
+    machine = lookup.known(config.model, engine.model_runner.implementations)
+    prepare = warm_up if _WARM_UP.value else lambda: None
+    return ServedEngine(engine, name, prepare, machine, _POOLING.value)
 
 
 if __name__ == "__main__":

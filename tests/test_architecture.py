@@ -32,8 +32,16 @@ SCHEDULER_NEVER = {
 ROOMS = (
     *("files", "request", "outputs", "text", "kv_pages", "scheduling", "sampling"),
     *("speculation", "runtime", "checkpoints", "new_weights", "planner", "input_processor"),
-    *("request_state", "params_versions", "prefill_worker", "device_memory", "engine", "follower"),
-    *("training", "quantize", "benchmark", "server"),
+    *(
+        "request_state",
+        "request_batch",
+        "params_versions",
+        "prefill_worker",
+        "device_memory",
+        "engine",
+        "follower",
+    ),
+    *("training", "quantize", "http_client", "benchmark", "server"),
 )
 
 # These receive a sampler as an argument, so that each can be used without an engine.

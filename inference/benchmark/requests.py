@@ -48,17 +48,28 @@ def generate(workload: Workload, vocab_size: int, max_context: int) -> list[Time
     shared = [workload.prefix_tokens if n in shares else 0 for n in range(count)]
     for (num_prompt, num_new), num_shared in zip(lengths, shared, strict=True):
         _check_fits(num_shared + num_prompt, num_new, max_context)
-    prefix = random_tokens(workload.prefix_tokens, vocab_size, rng)
+    prefixes = [
+        random_tokens(workload.prefix_tokens, vocab_size, rng) for _ in range(workload.num_prefixes)
+    ]
     requests, arrival_s = [], 0.0
     for n, (num_prompt, num_new) in enumerate(lengths):
         own = random_tokens(num_prompt, vocab_size, rng)
-        requests.append(TimedRequest(0.0, (*prefix, *own) if n in shares else own, num_new))
+        prefix = prefixes[n % len(prefixes)] if n in shares else ()
+        requests.append(TimedRequest(0.0, (*prefix, *own), num_new))
     if workload.rate is None:
         return requests
     for n, request in enumerate(requests):
         requests[n] = dataclasses.replace(request, arrival_s=arrival_s)
-        arrival_s += rng.expovariate(workload.rate)
+        arrival_s += _wait(workload, rng)
     return requests
+
+
+def _wait(workload: Workload, rng: random.Random) -> float:
+    """Seconds to the next request."""
+    assert workload.rate is not None
+    if workload.burstiness == 1:
+        return rng.expovariate(workload.rate)
+    return rng.gammavariate(workload.burstiness, 1 / (workload.rate * workload.burstiness))
 
 
 @dataclasses.dataclass(frozen=True)

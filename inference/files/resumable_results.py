@@ -141,6 +141,11 @@ class ResumableResults:
         except OSError as error:
             raise InputError(f"cannot write {self.path}: {error.strerror}") from None
 
+    def sync(self) -> None:
+        """Has what was added outlive a power cut, too."""
+        with contextlib.suppress(OSError):  # a file system that cannot
+            os.fsync(self._file.fileno())
+
     def close(self, finished: bool) -> None:
         """Closes the file; deletes it if it is of no more use."""
         if finished or not self.results:

@@ -45,7 +45,7 @@ def simulated_output(schedule: StepSchedule) -> StepOutput[np.ndarray]:
     tokens = np.zeros((num_rows, width), np.int32)
     return StepOutput(
         tokens, num_emitted, np.zeros(0, np.int32), np.zeros(0, np.int32), np.ones(num_rows, bool),
-        tokens.astype(np.float32), none.astype(np.int32), none, none, none, none,
+        tokens.astype(np.float32), none.astype(np.int32), none, none, none, none, none,
     )  # fmt: skip
 
 

@@ -32,6 +32,8 @@ class Batch:
     targets_T: Array  # i32[chunks, tokens] next tokens to score; [0, 0] where nothing is scored
     num_dropped_Y: Array | None = None  # i32[Y] `Rectangle`'s; None without `engine.prompt_budgets`
     mask_QX: Array | None = None  # u32[Q, ceil(V / 32)] grammars'; None without `engine.grammars`
+    # bool[chunks, tokens] whose hidden states are summed; None without `engine.embeddings`
+    is_pooled_YW: Array | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -115,9 +117,11 @@ def build_batch(shape: StepShape, schedule: ShardSchedule, config: Config) -> Ba
     tokens_T = np.concatenate([decode_YW.ravel(), chunk_YW.ravel()])
     expanded = tuple(device_pages(table, config)[:, : config.page_columns] for table in tables)
     mask_QX = _masks(shape, schedule, config.model.vocab_size) if config.engine.grammars else None
+    is_pooled_YW = _pooled(shape, schedule) if config.engine.embeddings else None
     return Batch(
-        tokens_T, slot_Y, start_Y, length_Y, emits_Y, expanded, targets, dropped_Y, mask_QX
-    )
+        tokens_T, slot_Y, start_Y, length_Y, emits_Y, expanded, targets, dropped_Y, mask_QX,
+        is_pooled_YW,
+    )  # fmt: skip
 
 
 def _masks(shape: StepShape, schedule: ShardSchedule, vocab_size: int) -> np.ndarray:
@@ -129,6 +133,18 @@ def _masks(shape: StepShape, schedule: ShardSchedule, vocab_size: int) -> np.nda
         if row.emits and row.sequence.grammar is not None:
             mask_QX[q] = row.sequence.grammar.mask()
     return mask_QX
+
+
+def _pooled(shape: StepShape, schedule: ShardSchedule) -> np.ndarray:
+    """Which tokens of chunks the vectors of their prompts are made of."""
+    is_pooled_YW = np.zeros(shape.prefill, bool)
+    for r, row in enumerate(schedule.prefill):
+        pooling, end = row.sequence.params.pooling, row.start + row.length
+        if pooling == "mean":
+            is_pooled_YW[r, : row.length] = True
+        elif pooling == "last" and end == row.sequence.num_prompt_tokens:
+            is_pooled_YW[r, row.length - 1] = True
+    return is_pooled_YW
 
 
 def device_pages(pages: np.ndarray, config: Config, group: int = 0) -> np.ndarray:

@@ -19,7 +19,7 @@ from inference.runtime import accepted_path, packed_output
 from inference.runtime.accepted_path import AcceptedPath
 from inference.runtime.batch import Admissions, Batch
 from inference.runtime.packed_output import PackedOutput
-from inference.sampling import parameters, sampler
+from inference.sampling import parameters, prompt_results, sampler
 from inference.sampling.parameters import SlotSampling
 from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_shapes import StepShape
@@ -153,7 +153,8 @@ def step(
     rows, width = shape.decode
     logit_Q = jnp.concatenate([jnp.arange(rows * width), _last_of_chunks(shape, batch)])
     logit_Q = jnp.pad(logit_Q, (0, fill(shape.num_logits)))
-    logits_QV = _logits(params, config, hidden_TD[logit_Q])
+    logits = functools.partial(_logits, params, config)
+    logits_QV = logits(hidden_TD[logit_Q])
     fed = _fed_counts(slots, tokens_T, slot_T, ragged, shape)
     with jax.named_scope("sample"):
         summary = topk.summarize(logits_QV)
@@ -183,7 +184,10 @@ def step(
         logprobs=by_row(logprob_Q),
         top_ids=by_row(top_Qn[1]),
         top_logprobs=by_row(top_Qn[0]),
-        **_score(params, config, shape, batch, hidden_TD),
+        **prompt_results.score(
+            logits, shape, hidden_TD, batch.targets_T, config.engine.top_logprobs
+        ),
+        pooled=prompt_results.pool(shape, hidden_TD, batch.is_pooled_YW),
     )
     slots = _advance(slots, shape, batch, output, fed)
     if visits is not None and slots.expert_visits is not None:
@@ -468,28 +472,3 @@ def _num_kept(shape: StepShape, batch: Batch, output: StepOutput[jax.Array]) -> 
     """
     is_decode_Y = jnp.arange(shape.num_rows) < shape.decode[0]
     return jnp.where(is_decode_Y, output.num_emitted, batch.query_length_Y)
-
-
-def _score(
-    params: Params, config: Config, shape: StepShape, batch: Batch, hidden_TD: jax.Array
-) -> dict[str, jax.Array]:
-    """Log-probabilities of the targets of every prefill token, a chunk of logits at a time."""
-    n, (chunks, tokens) = config.engine.top_logprobs, shape.prefill
-    if not shape.scored:
-        chunks, tokens = 0, 0
-        targets = jnp.zeros((0, 0)), jnp.zeros((0, 0, n), jnp.int32), jnp.zeros((0, 0, n))
-    else:
-        first = shape.decode[0] * shape.decode[1]
-        hidden_TD = hidden_TD[first : first + chunks * tokens]
-        hidden_YWD = hidden_TD.reshape(chunks, tokens, -1)
-
-        def score_chunk(rows: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
-            logits_QV = _logits(params, config, rows[0])
-            summary = topk.summarize(logits_QV)
-            values, ids = sampler.top_log_probs(logits_QV, summary, n)
-            return sampler.log_probs(logits_QV, summary, rows[1])[0], ids, values
-
-        targets = jax.lax.map(score_chunk, (hidden_YWD, batch.targets_T))
-    return dict(
-        zip(("target_logprobs", "target_top_ids", "target_top_logprobs"), targets, strict=True)
-    )

@@ -37,11 +37,13 @@ class PageManager:
         self._copy_sources: list[list[int]] = [[] for _ in specs]
 
     def match_prefix(self, sequence: Sequence) -> Match:
-        """The cached prefix of a waiting sequence; none for a prompt that is scored, which needs
-        the logits of all its tokens. Of a prompt that gives up pages, no more than is needed whole:
-        windows then keep what the tokens see that choose, and others' answers are not its own.
+        """The cached prefix of a waiting sequence; none for a prompt that is scored, or made a mean
+        of, which needs what is computed of all its tokens. Of a prompt that gives up pages, no more
+        than is needed whole: windows then keep what the tokens see that choose, and others' answers
+        are not its own.
         """
-        known = () if sequence.scores or sequence.cache_key is None else sequence.tokens
+        is_known = not sequence.needs_every_token and sequence.cache_key is not None
+        known = sequence.tokens if is_known else ()
         limit = sequence.num_unobserved_tokens if sequence.num_excess_tokens else None
         return self.prefix_cache.match_prefix(known, sequence.cache_key, limit)
 
@@ -84,7 +86,7 @@ class PageManager:
         """Where to make snapshots of a sequence that starts: behind the last page that it will fill
         but for its newest token, where it parts from what is cached, and in regular distances.
         """
-        if not self._has_states or sequence.cache_key is None or sequence.scores:
+        if not self._has_states or sequence.cache_key is None or sequence.needs_every_token:
             return []
         last = (len(sequence.tokens) - 1) // self._page * self._page
         each = self._snapshot_tokens or last + 1

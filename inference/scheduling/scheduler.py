@@ -139,7 +139,7 @@ class Scheduler:
         else:
             self._stop(sequence)
         sequence.status, sequence.finish_reason = Status.FINISHED, reason
-        if reason in (FinishReason.STOP, FinishReason.LENGTH) and not sequence.scores:
+        if reason in (FinishReason.STOP, FinishReason.LENGTH) and not sequence.is_only_read:
             self._lengths.record(sequence.num_output_tokens)
         if not self._engine.prefix_cache:
             for shard in self.shards:
@@ -183,6 +183,10 @@ class Scheduler:
         if not any(builder.decode or builder.prefill for builder in builders):
             self._make_room()
             return None
+        for shard in self.shards:
+            for admission in shard.admissions:
+                if admission.sequence.started_s is None:
+                    admission.sequence.started_s = now
         return self._finish_schedule(builders)
 
     @property
@@ -253,7 +257,8 @@ class Scheduler:
         sequence.status, sequence.drafts = Status.WAITING, ()
         sequence.prompt_logprobs.clear()
         sequence.prompt_top_logprobs.clear()
-        if sequence.scores:
+        sequence.pooled = None
+        if sequence.is_only_read:
             sequence.params_versions = ()
         self.waiting.add(sequence)
 

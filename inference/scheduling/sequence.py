@@ -71,6 +71,7 @@ class Sequence:
         logprobs: of each output token, the model's own.
         top_logprobs: alternatives of each output token as (ids, log-probabilities).
         prompt_logprobs: of each prompt token after the first, for requests that score.
+        pooled: sum of the final hidden states that were pooled so far, f64[D].
         drafts: tokens proposed for the next step, to be verified.
         speculates: whether the device proposes drafts, which the host never sees.
         leader: computes the prompt for this one too, which is then forked from it; or computes it
@@ -81,6 +82,7 @@ class Sequence:
         grammar: of the output, where the request has one; it has seen all output tokens.
         needs_commit: what was sampled must be committed before the next tokens are scheduled.
         arrival_s: when it was queued, on the caller's clock.
+        started_s: when its first tokens were scheduled; None: they were not yet.
         num_rows_in_flight: rows of steps that were scheduled and not committed yet.
         num_awaited_tokens: tokens that these rows will sample at most, unknown to the host.
         num_drafts_in_flight: of these, accepted drafts, all of which may be rejected instead.
@@ -103,6 +105,7 @@ class Sequence:
         max_positions: of the cache that it can fill, those of a tree's nodes that lie behind its
             last token included; a scheduler says how many there are.
         scores: whether the prompt is scored instead of continued.
+        pools: whether a vector is made of the prompt instead.
         keeps_last: whether the newest token is not to be fed: a scored prompt's predicts nothing, a
             leader's waits until the others are forked.
 
@@ -126,6 +129,7 @@ class Sequence:
     top_logprobs: list[Alternatives] = dataclasses.field(default_factory=list)
     prompt_logprobs: list[float] = dataclasses.field(default_factory=list)
     prompt_top_logprobs: list[Alternatives] = dataclasses.field(default_factory=list)
+    pooled: "np.ndarray | None" = None
     drafts: tuple[int, ...] = ()
     speculates: bool = False
     leader: "Sequence | None" = None
@@ -134,6 +138,7 @@ class Sequence:
     grammar: Grammar | None = None
     needs_commit: bool = False
     arrival_s: float = 0.0
+    started_s: float | None = None
     num_scheduled_tokens: int = 0
     num_rows_in_flight: int = 0
     num_awaited_tokens: int = 0
@@ -152,13 +157,15 @@ class Sequence:
     max_length: int = dataclasses.field(init=False)
     max_positions: int = dataclasses.field(init=False)
     scores: bool = dataclasses.field(init=False)
+    pools: bool = dataclasses.field(init=False)
     keeps_last: bool = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         self.max_length = self.num_prompt_tokens + self.params.max_new_tokens
         self.max_positions = self.max_length
-        self.scores = self.keeps_last = self.params.max_new_tokens == 0
-        self.keeps_last |= self.sends_pages
+        self.pools = self.params.pooling is not None
+        self.scores = self.keeps_last = self.params.max_new_tokens == 0 and not self.pools
+        self.keeps_last |= self.sends_pages and not self.pools
         if len(self.end_ids) > MAX_STOP_IDS:
             raise InputError(
                 f"at most {MAX_STOP_IDS} tokens end a sequence, the model's own and stop_ids "
@@ -189,12 +196,34 @@ class Sequence:
     @property
     def is_prefilling(self) -> bool:
         """Whether more than the newest token is still to be fed, or the prompt to be shortened."""
-        return self.keeps_last or self.num_pending_tokens > 1 or self.is_whole
+        return self.is_only_read or self.keeps_last or self.num_pending_tokens > 1 or self.is_whole
+
+    @property
+    def is_only_read(self) -> bool:
+        """Whether nothing is generated: the prompt is scored, or pooled."""
+        return self.scores or self.pools
+
+    @property
+    def needs_every_token(self) -> bool:
+        """Whether its result is one of all prompt tokens, so that none of them may be cached."""
+        return self.scores or self.params.pooling == "mean"
+
+    @property
+    def queued_s(self) -> float:
+        """Seconds that it waited for its first slot; 0 where it still does."""
+        return 0.0 if self.started_s is None else self.started_s - self.arrival_s
 
     @property
     def is_whole(self) -> bool:
         """Whether pages of its prompt are still to be given up."""
         return self.num_dropped_tokens < self.num_excess_tokens
+
+    @property
+    def embedding(self) -> "np.ndarray":
+        """The vector of a prompt that has ended with one, f32[D]."""
+        assert self.pooled is not None
+        count = self.num_prompt_tokens if self.params.pooling == "mean" else 1
+        return (self.pooled / count).astype("float32")
 
     @property
     def num_unobserved_tokens(self) -> int:

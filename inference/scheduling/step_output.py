@@ -30,6 +30,7 @@ class StepOutput(Generic[Array]):
     target_logprobs: Array  # f32[chunks, tokens] scored steps only
     target_top_ids: Array  # i32[chunks, tokens, n]
     target_top_logprobs: Array  # f32[chunks, tokens, n]
+    pooled: Array  # f32[chunks, D] sums of final hidden states; [0, 0] without engine.embeddings
 
 
 class StepResults:
@@ -69,9 +70,10 @@ class StepResults:
             sequence.num_computed_tokens += num_kept
             sequence.num_scheduled_tokens -= chunk.most_kept - num_kept  # rejected drafts
             sequence.drafts = ()
-            if sequence.scores:
+            if sequence.is_only_read:
                 index = nth_shard * self._shape.prefill[0] + nth_chunk
-                return [], self._commit_scores(index, chunk)
+                commit = self._commit_scores if sequence.scores else self._commit_pooled
+                return [], commit(index, chunk)
         if num_emitted and sequence.params.beam_width:  # the search chooses, not the device
             sequence.candidates = self._alternatives(row, 0)
             return [], None
@@ -108,9 +110,22 @@ class StepResults:
         if self._has_alternatives:
             ids, values = output.target_top_ids[index, fed], output.target_top_logprobs[index, fed]
             sequence.prompt_top_logprobs += zip(ids.tolist(), values.tolist(), strict=True)
-        is_done = not sequence.num_pending_tokens and not sequence.num_rows_in_flight
-        return FinishReason.LENGTH if is_done else None
+        return _end_of_prompt(sequence)
+
+    def _commit_pooled(self, index: int, chunk: ScheduledChunk) -> FinishReason | None:
+        """Adds what a chunk of a prompt adds to its vector; says whether it was the last."""
+        sequence, pooled_D = chunk.sequence, self._output.pooled[index].astype(np.float64)
+        if not np.isfinite(pooled_D).all():
+            return FinishReason.ERROR
+        sequence.pooled = pooled_D if sequence.pooled is None else sequence.pooled + pooled_D
+        return _end_of_prompt(sequence)
 
     def _alternatives(self, row: int, w: int) -> tuple[list[int], list[float]]:
         """(ids, log-probabilities) of the most likely tokens at one position."""
         return self._output.top_ids[row, w].tolist(), self._output.top_logprobs[row, w].tolist()
+
+
+def _end_of_prompt(sequence: Sequence) -> FinishReason | None:
+    """Why a prompt that is only read ends, once all of it is committed."""
+    is_done = not sequence.num_pending_tokens and not sequence.num_rows_in_flight
+    return FinishReason.LENGTH if is_done else None

@@ -204,7 +204,8 @@ class ShardBuilder:
             )
             return
         size = self._engine.chunk_tokens
-        is_last = num_tokens == sequence.num_pending_tokens and not sequence.keeps_last
+        is_last = num_tokens == sequence.num_pending_tokens
+        is_last &= not (sequence.keeps_last or sequence.is_only_read)
         for at in range(0, num_tokens, size):
             emits = is_last and at + size >= num_tokens
             length = min(size, num_tokens - at)

@@ -5,7 +5,7 @@ Both sides decode into declared types: what is none of these is an error and not
 
 import json
 import struct
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -30,7 +30,7 @@ class Message(msgspec.Struct, tag=True, array_like=True):
 
 
 class Add(Message):
-    """A prompt to continue, or to score (`max_new_tokens=0`).
+    """A prompt to continue, or to read (`max_new_tokens=0`).
 
     Attributes:
         id: names it from here on; the other side chooses it.
@@ -90,6 +90,20 @@ class TextFacts(msgspec.Struct):
         )  # fmt: skip
 
 
+class PlanFacts(msgspec.Struct):
+    """What the planner's page computes with, of what is served.
+
+    Attributes:
+        model: as `render.describe` describes it.
+        machine: as `render.describe_chip` does; None: nothing is known of it.
+        start: settings that the page opens with.
+    """
+
+    model: dict[str, Any]
+    machine: dict[str, Any] | None
+    start: dict[str, str | float]
+
+
 class Loaded(Message):
     """The weights are there; steps are being compiled until `Ready`.
 
@@ -98,12 +112,17 @@ class Loaded(Message):
         fingerprint: of the code and the configuration: with another one, a seed may give other
             tokens.
         max_context: tokens of a prompt and its answer.
-        max_seqs: sequences that run side by side.
+        max_seqs: sequences that run side by side on one group of chips.
         max_top_logprobs: alternatives of a token that this engine was built to report.
         accepts_seeds: whether requests may name a seed.
         accepts_grammars: whether they may have a grammar.
         text: None: it serves token ids alone.
         vocab_size: token ids are below it.
+        num_groups: of chips that hold all weights.
+        pooling: how vectors are made of prompts, by `SamplingParams`; None: they are not.
+        embedding_width: numbers of such a vector.
+        plan: None: it cannot be planned.
+        cache: how its pages are set up, by vLLM's names.
     """
 
     model: str
@@ -115,6 +134,16 @@ class Loaded(Message):
     accepts_grammars: bool
     vocab_size: int
     text: TextFacts | None
+    pooling: str | None = None
+    embedding_width: int = 0
+    num_groups: int = 1
+    plan: PlanFacts | None = None
+    cache: dict[str, str] = {}
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences that run side by side."""
+        return self.max_seqs * self.num_groups
 
 
 class Ready(Message):
@@ -134,19 +163,43 @@ class Refused(Message):
     reason: str
 
 
+# Tokens of a step up to which it is counted in one of `Heartbeat.iteration_tokens`.
+ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
 class Heartbeat(Message):
     """The loop is alive, and what its engine holds and has done so far.
+
+    Of counters, steps that only decode have `decode_steps`, `decode_step_seconds` and
+    `decode_step_bytes`, those with prompts `prefill_steps` and `prefill_step_seconds`; what cannot
+    be told is absent: bytes where several chips divide them, `predicted_decode_step_seconds` where
+    this machine was never calibrated. Those counted in both are the same steps.
 
     Attributes:
         num_running, num_waiting: sequences with and without a slot.
         cache_used: share of the pages that hold something of running sequences.
         counters: by name; they only grow.
+        num_deferred: of those that wait, the ones that do not wait for room.
+        oldest_waiting_s: since the first of those came that never ran.
+        page_waste: share of the tokens that these pages have room for that are not there yet.
+        page_sharing: share of the pages that the running sequences would need more, had each its
+            own.
+        read_bandwidth: bytes a second that the machine reads; None: unknown.
+        iteration_tokens: steps by their tokens, up to each of `ITERATION_TOKENS`, and beyond.
+        accepted_per_position: how often the first, second, ... draft was accepted.
     """
 
     num_running: int = 0
     num_waiting: int = 0
     cache_used: float = 0.0
     counters: dict[str, float] = {}
+    num_deferred: int = 0
+    oldest_waiting_s: float = 0.0
+    page_waste: float = 0.0
+    page_sharing: float = 0.0
+    read_bandwidth: float | None = None
+    iteration_tokens: list[int] = []
+    accepted_per_position: list[int] = []
 
 
 ToEngine = Add | Abort | Stop

@@ -3,38 +3,29 @@ no label holds what a client sent.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Histogram,
+    ProcessCollector,
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
+from inference.request import SamplingParams
 from inference.server.client.engine_client import EngineClient
+from inference.server.engine_metrics import EngineCollector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+REASONS = ("stop", "length", "abort", "error")  # why answers end
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5)
-
-# Of the engine's heartbeat: its name there, the name here, what it is.
-_COUNTERS = (
-    ("prompt_tokens", "vllm:prompt_tokens", "Tokens of prompts that were started."),
-    ("generated_tokens", "vllm:generation_tokens", "Tokens generated."),
-    ("prompt_tokens", "vllm:prefix_cache_queries", "Tokens looked up in the prefix cache."),
-    ("cached_tokens", "vllm:prefix_cache_hits", "Tokens found in the prefix cache."),
-    ("preemptions", "vllm:num_preemptions", "Sequences that gave up their pages."),
-    ("drafts", "vllm:spec_decode_num_draft_tokens", "Drafts that were verified."),
-    ("accepted_drafts", "vllm:spec_decode_num_accepted_tokens", "Drafts that were accepted."),
-    ("steps", "ridgeline:steps", "Steps of the engine."),
-    ("late_compiles", "ridgeline:late_compiles", "Compilations after warm-up."),
-)
+_SOME = (1, 2, 5, 10, 20)
 
 
 class Metrics:
@@ -44,9 +35,13 @@ class Metrics:
         disable_created_metrics()  # a line for each of the others, which nobody reads
         self._model_name = model_name
         self._registry = CollectorRegistry()
-        self._registry.register(_Engine(client, model_name))
+        self._registry.register(EngineCollector(client, model_name))
+        ProcessCollector(registry=self._registry)
         self._success = self._counter(
             "vllm:request_success", "Answers that ended.", "finished_reason"
+        )
+        self._corrupted = self._counter(
+            "vllm:corrupted_requests", "Answers that the model could not go on with: NaN, say."
         )
         self._rejected = self._counter(
             "vllm:admission_rejections", "Requests that were refused for lack of room.", "reason"
@@ -54,50 +49,117 @@ class Metrics:
         self._disconnects = self._counter(
             "ridgeline:client_disconnects", "Clients that left before the end of their answer."
         )
+        self._stalls = self._counter(
+            "ridgeline:stream_stalls", "Clients that were disconnected since they did not read."
+        )
+        self._stream_errors = self._counter(
+            "ridgeline:stream_errors", "Streams that ended with an error."
+        )
         self._ignored = self._counter(
             "ridgeline:ignored_params", "Fields of requests that nobody reads."
         )
+        self._responses = Counter(
+            "http_requests", "Requests that were answered.", ("handler", "method", "status"),
+            registry=self._registry,
+        )  # fmt: skip
         self._first = self._histogram(
             "vllm:time_to_first_token_seconds", "From a request to its first token.", _SECONDS
         )
         self._gap = self._histogram(
             "vllm:inter_token_latency_seconds", "Between two tokens of an answer.", _GAPS
         )
+        self._mean_gap = self._histogram(
+            "vllm:request_time_per_output_token_seconds", "The same, the mean of an answer.", _GAPS
+        )
         self._whole = self._histogram(
             "vllm:e2e_request_latency_seconds", "From a request to its end.", _SECONDS
+        )
+        self._queue = self._histogram(
+            "vllm:request_queue_time_seconds", "Until its first tokens were scheduled.", _SECONDS
+        )
+        self._prefill = self._histogram(
+            "vllm:request_prefill_time_seconds", "From then to its first token.", _SECONDS
+        )
+        self._decode = self._histogram(
+            "vllm:request_decode_time_seconds", "From its first token to its last.", _SECONDS
+        )
+        self._inference = self._histogram(
+            "vllm:request_inference_time_seconds", "Both of these.", _SECONDS
         )
         self._prompt = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
         self._answer = self._histogram(
             "vllm:request_generation_tokens", "Tokens of an answer.", _TOKENS
         )
+        self._most = self._histogram(
+            "vllm:request_params_max_tokens", "Tokens that an answer may have.", _TOKENS
+        )
+        self._n = self._histogram("vllm:request_params_n", "Answers asked for.", _SOME)
 
     def text(self) -> bytes:
         """All of it, as Prometheus reads it."""
+        if name := self._model_name():
+            for reason in REASONS:  # a counter that appears with its first event has no rate
+                self._success.labels(name, reason)
+            for counter in (self._corrupted, self._disconnects, self._stalls, self._stream_errors):
+                counter.labels(name)
         return generate_latest(self._registry)
+
+    def answered(self, handler: str, method: str, status: int) -> None:
+        """A request got an answer, or the head of one; `handler`: a path of this server."""
+        self._responses.labels(handler, method, f"{status // 100}xx").inc()
+
+    def value(self, name: str) -> float:
+        """What is shown under a name that has no label but the model's; 0 before there is any."""
+        labels = {"model_name": self._model_name()}
+        return self._registry.get_sample_value(name, labels) or 0.0
 
     def rejected(self, reason: str) -> None:
         """A request found no room."""
         self._rejected.labels(self._model_name(), reason).inc()
 
+    def corrupted(self) -> None:
+        """An answer could not be generated."""
+        self._corrupted.labels(self._model_name()).inc()
+
     def disconnected(self) -> None:
         """A client left."""
         self._disconnects.labels(self._model_name()).inc()
+
+    def stalled(self) -> None:
+        """A client did not read, and was disconnected."""
+        self._stalls.labels(self._model_name()).inc()
+
+    def stream_failed(self) -> None:
+        """A stream ended with an error."""
+        self._stream_errors.labels(self._model_name()).inc()
 
     def ignored(self, num_fields: int) -> None:
         """A request had so many fields that nobody reads."""
         self._ignored.labels(self._model_name()).inc(num_fields)
 
-    def asked(self, num_prompt_tokens: int) -> None:
-        """The engine was asked to go on from a prompt."""
-        self._prompt.labels(self._model_name()).observe(num_prompt_tokens)
-
-    def watch(self) -> "Watch":
-        """The times of an answer that begins now."""
+    def asked(self, num_prompt_tokens: int, params: SamplingParams | None = None) -> None:
+        """The engine was asked to go on from a prompt, so."""
         name = self._model_name()
-        return Watch(
-            self._first.labels(name), self._gap.labels(name), self._whole.labels(name),
-            self._answer.labels(name), lambda reason: self._success.labels(name, reason).inc(),
-        )  # fmt: skip
+        self._prompt.labels(name).observe(num_prompt_tokens)
+        if params is not None:
+            self._n.labels(name).observe(params.n)
+            self._most.labels(name).observe(params.max_new_tokens)
+
+    @contextmanager
+    def watching(self, num_answers: int) -> Iterator[list["Watch"]]:
+        """The times of answers that begin now; those that have not ended at the end of the block
+        were given up, or failed.
+        """
+        watches, reason = [Watch(self) for _ in range(num_answers)], "abort"
+        try:
+            yield watches
+        except Exception:
+            reason = "error"
+            raise
+        finally:
+            for watch in watches:
+                if not watch.has_ended:
+                    self._success.labels(self._model_name(), reason).inc()
 
     def _counter(self, name: str, about: str, *labels: str) -> Counter:
         return Counter(name, about, ("model_name", *labels), registry=self._registry)
@@ -107,27 +169,31 @@ class Metrics:
 
 
 class Watch:
-    """When the tokens of one answer came."""
+    """When the tokens of one answer came.
 
-    def __init__(
-        self,
-        first: Histogram,
-        gap: Histogram,
-        whole: Histogram,
-        answer: Histogram,
-        success: Callable[[str], None],
-    ):
-        self._first, self._gap, self._whole, self._answer = first, gap, whole, answer
-        self._success = success
+    Attributes:
+        has_ended: whether it is whole.
+        queued_s, first_s: seconds until it was scheduled, and had a token; None: not yet.
+    """
+
+    def __init__(self, metrics: Metrics):
+        """It begins now."""
+        name = metrics._model_name()
+        self._metrics, self._name = metrics, name
+        self._gap, self._first = metrics._gap.labels(name), metrics._first.labels(name)
         self._started = time.perf_counter()
-        self._last: float | None = None
+        self._last = 0.0
         self._num_tokens = 0
+        self.has_ended = False
+        self.queued_s: float | None = None
+        self.first_s: float | None = None
 
-    def note(self, num_tokens: int) -> None:
-        """So many have come."""
-        now = time.perf_counter()
-        if self._last is None:
-            self._first.observe(now - self._started)
+    def note(self, num_tokens: int, queued_s: float = 0.0) -> None:
+        """So many have come; the engine let it wait for so long."""
+        now = time.perf_counter() - self._started
+        if self.first_s is None:
+            self.first_s, self.queued_s = now, min(queued_s, now)
+            self._first.observe(now)
         elif num_tokens:
             self._gap.observe((now - self._last) / num_tokens)
         self._last = now
@@ -135,39 +201,17 @@ class Watch:
 
     def end(self, reason: str) -> None:
         """The answer is whole."""
-        self._whole.observe(time.perf_counter() - self._started)
-        self._answer.observe(self._num_tokens)
-        self._success(reason)
-
-
-class _Engine(Collector):
-    """What the engine said last."""
-
-    def __init__(self, client: EngineClient, model_name: Callable[[], str]):
-        self._client, self._model_name = client, model_name
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing beforehand: the registry would ask an engine that is not there."""
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
-        """Its figures now."""
-        heartbeat = self._client.heartbeat
-        gauges = (
-            ("vllm:num_requests_running", "Sequences that run.", heartbeat.num_running),
-            ("vllm:num_requests_waiting", "Sequences that wait.", heartbeat.num_waiting),
-            ("vllm:kv_cache_usage_perc", "Share of pages in use; 1 is all.", heartbeat.cache_used),
-        )
-        for name, about, value in gauges:
-            gauge = GaugeMetricFamily(name, about, labels=("model_name",))
-            gauge.add_metric((self._model_name(),), value)
-            yield gauge
-        for key, name, about in _COUNTERS:
-            yield self._counter(name, about, heartbeat.counters.get(key, 0))
-        about = "Times the engine ended and was started again."
-        yield self._counter("ridgeline:engine_restarts", about, self._client.num_restarts)
-
-    def _counter(self, name: str, about: str, value: float) -> Metric:
-        counter = CounterMetricFamily(name, about, labels=("model_name",))
-        counter.add_metric((self._model_name(),), value)
-        return counter
+        self.has_ended = True
+        metrics, name = self._metrics, self._name
+        metrics._whole.labels(name).observe(time.perf_counter() - self._started)
+        metrics._answer.labels(name).observe(self._num_tokens)
+        metrics._success.labels(name, reason).inc()
+        if self.first_s is None or self.queued_s is None:
+            return
+        decode_s = self._last - self.first_s
+        metrics._queue.labels(name).observe(self.queued_s)
+        metrics._prefill.labels(name).observe(self.first_s - self.queued_s)
+        metrics._decode.labels(name).observe(decode_s)
+        metrics._inference.labels(name).observe(self._last - self.queued_s)
+        if self._num_tokens > 1:
+            metrics._mean_gap.labels(name).observe(decode_s / (self._num_tokens - 1))

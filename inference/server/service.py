@@ -4,11 +4,14 @@ import dataclasses
 import time
 
 from inference.server.client.engine_client import EngineClient, State
+from inference.server.client.generation import Deadline
 from inference.server.client.launch import Launcher
 from inference.server.frames import Loaded
 from inference.server.metrics import Metrics
 from inference.server.protocol.errors import ApiError, unavailable
 from inference.server.texts import Texts
+from inference.text.tool_calls import formats
+from inference.text.tool_calls.formats import Format
 
 _QUEUED_PER_SEQ = 4  # requests that wait, for each that can run
 
@@ -20,11 +23,13 @@ class Limits:
     Attributes:
         body_bytes, body_s: of a request's body.
         head_bytes, head_s: of its head.
-        request_s: from a request to the end of its answer.
+        request_s: from a request to the end of its answer; it may ask for less.
+        queue_s: that a request is expected to wait for a slot; those that would longer are refused.
         stall_s: a client that reads nothing for so long is disconnected.
         idle_s: silence of a stream after which a comment keeps the connection.
         heartbeat_s: silence of an engine that has work, after which it counts as dead.
         connections: on which a request is being answered, at a time.
+        workers: processes that encode texts.
     """
 
     body_bytes: int = 4 << 20
@@ -32,10 +37,12 @@ class Limits:
     head_bytes: int = 32 << 10
     head_s: float = 10.0
     request_s: float = 600.0
+    queue_s: float = 60.0
     stall_s: float = 30.0
     idle_s: float = 15.0
     heartbeat_s: float = 30.0
     connections: int = 1024
+    workers: int = 2
 
 
 class Service:
@@ -46,19 +53,31 @@ class Service:
         client: the engine.
         metrics: what `/metrics` shows.
         started: seconds since 1970.
+        num_keys: of clients; where there are several, none of them may fill the queue.
         is_draining: requests that are served go on, and new ones are refused.
     """
 
     def __init__(
-        self, launcher: Launcher, limits: Limits = Limits(), served_model_name: str | None = None
+        self,
+        launcher: Launcher,
+        limits: Limits = Limits(),
+        served_model_name: str | None = None,
+        tool_call_parser: str = formats.AUTO,
+        warms_up: bool = False,
     ):
-        """`served_model_name`: as clients name the model; None: as the engine does."""
+        """`served_model_name`: as clients name the model; None: as the engine does.
+        `tool_call_parser`: the format of tool calls, by its name. `warms_up`: what texts need is
+        started with the engine, not when the first one comes.
+        """
         self.limits = limits
         self.client = EngineClient(launcher, on_loaded=self._load_texts)
         self.started = int(time.time())
+        self.num_keys = 0
         self.is_draining = False
         self.metrics = Metrics(self.client, lambda: self.model_name)
         self._served_model_name = served_model_name
+        self._tool_call_parser = tool_call_parser
+        self._warms_up = warms_up
         self._texts: Texts | None = None
 
     @property
@@ -91,6 +110,17 @@ class Service:
         return self._texts
 
     @property
+    def tool_format(self) -> Format:
+        """How the model writes calls of tools.
+
+        Raises:
+            ApiError: there is no tokenizer, or not yet.
+        """
+        tokenizer = self.texts.tokenizer
+        template = tokenizer.templates.get("tool_use", tokenizer.template)
+        return formats.named(self._tool_call_parser, template)
+
+    @property
     def is_alive(self) -> bool:
         """Whether the engine's loop was heard of lately, or has no loop yet."""
         if self.client.state is State.ENDED:
@@ -115,13 +145,28 @@ class Service:
         if self.client.state is not State.READY:
             raise unavailable(f"the engine is {self.client.state.value}")
 
-    def check_room(self, num_prompts: int, num_each: int = 1) -> None:
-        """Whether the queue has room for so many prompts, each with so many sequences.
+    def check_room(
+        self,
+        num_prompts: int,
+        num_each: int = 1,
+        deadline: Deadline | None = None,
+        name: str = "",
+        priority: int = 0,
+    ) -> None:
+        """Whether the queue has room for so many prompts, each with so many sequences, and whether
+        they would start in time.
+
+        Args:
+            num_prompts, num_each: their numbers.
+            deadline: of the answers.
+            name: who asks, by the key.
+            priority: the higher goes first.
 
         Raises:
-            ApiError: 400, it never has; 503, it is full.
+            ApiError: 400, it never has; 429, this client has its share; 503, it is full.
         """
-        most = self.facts.max_seqs * (1 + _QUEUED_PER_SEQ)
+        client, num_slots = self.client, self.facts.num_slots
+        most = num_slots * (1 + _QUEUED_PER_SEQ)
         num_sequences = num_prompts * num_each
         if num_sequences > most:
             each = f", each with {num_each} sequences (n, or best_of)" if num_each > 1 else ""
@@ -132,14 +177,36 @@ class Service:
                 "prompt",
                 "invalid_value",
             )
-        if self.client.num_sequences + num_sequences > most:
+        num_left = most - client.num_sequences - num_sequences
+        if num_left < 0:
             self.metrics.rejected("queue_full")
-            raise unavailable("too many requests wait for the engine")
+            raise unavailable("too many requests wait for the engine", client.end_s(-num_left))
+        # Who has as many as are left has its share: half of the places, where others have none
+        # (Choudhury and Hahne 1998, dynamic thresholds).
+        num_held = client.num_held(name)
+        if self.num_keys > 1 and num_held > num_left:
+            self.metrics.rejected("key_share")
+            why = f"{num_held} sequences of this key run or wait, which is its share: wait for them"
+            retry_s = client.end_s(num_held - num_left)
+            raise ApiError(429, why, code="rate_limit_exceeded", retry_s=retry_s)
+        wait_s = client.expected_wait_s(1, name, priority)
+        begins = f"the request would begin in {wait_s:.0f} s"
+        if deadline is not None and wait_s > deadline.left_s:
+            self.metrics.rejected("deadline")
+            why = f"{begins}, and its deadline is in {deadline.left_s:.0f} s"
+            raise unavailable(why, wait_s - deadline.left_s)
+        if wait_s > self.limits.queue_s:
+            self.metrics.rejected("queue_time")
+            why = f"{begins}, and here none waits longer than {self.limits.queue_s:g} s"
+            raise unavailable(why, wait_s - self.limits.queue_s)
 
     async def _load_texts(self, facts: Loaded) -> None:
         """What an engine says that was started again is the same."""
         if self._texts is None:
-            self._texts = await Texts.load(facts.text, facts.max_context)
+            texts = await Texts.load(facts.text, facts.max_context, self.limits.workers)
+            if self._warms_up:
+                texts.warm_up()
+            self._texts = texts
 
     def close(self) -> None:
         """Ends what was started here."""

@@ -1,48 +1,63 @@
 """Text to token ids and back, beside the event loop."""
 
 import asyncio
+import collections
 import functools
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
 
 from configs.errors import InputError
 from inference.server.frames import TextFacts
 from inference.server.protocol import structure
-from inference.server.protocol.errors import ApiError
+from inference.server.protocol.errors import ApiError, unavailable
 from inference.server.protocol.fields import ChatMessage, Sampling
-from inference.text.grammar import Grammars
+from inference.server.protocol.tools import Offer
+from inference.server.workers.jobs import Compile, Decode, Encode, EncodeChat, Failed, Job
+from inference.server.workers.pool import Pool, WorkerLost
+from inference.text import grammar
 from inference.text.tokenizer import Tokenizer
+from inference.text.tool_calls import constrain, formats
+from inference.text.tool_calls.formats import Format
 
 _CHARS_A_TOKEN = 16  # a prompt with more characters for each token of the context is refused unread
-
-T = TypeVar("T")
+_INLINE_CHARS, _INLINE_IDS = 1024, 1024  # a fraction of a millisecond: less than a worker's answer
+_KNOWN_GRAMMARS = 256
 
 
 class Texts:
-    """The tokenizer of the engine, and one thread that encodes: a long prompt delays other prompts,
-    and no token of a stream.
+    """The tokenizer of the engine, and workers that encode: what takes long delays others of its
+    kind, and no token of a stream; what takes too long or too much memory ends its worker.
 
     Attributes:
         tokenizer: for what takes no time.
     """
 
-    def __init__(self, max_context: int):
-        """Without a tokenizer yet."""
-        self._tokenizer: Tokenizer | None = None
+    def __init__(self, max_context: int, tokenizer: Tokenizer | None, pool: Pool | None):
+        """Without a tokenizer there is no pool, either."""
+        self._tokenizer = tokenizer
+        self._pool = pool
         self._max_chars = _CHARS_A_TOKEN * max_context
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="texts")
+        self._known: collections.OrderedDict[str, None] = collections.OrderedDict()
+        self._starting: asyncio.Task[None] | None = None
 
     @classmethod
-    async def load(cls, facts: TextFacts | None, max_context: int) -> "Texts":
-        """Makes the tokenizer in the thread; `facts` are None where the engine serves token ids
+    async def load(cls, facts: TextFacts | None, max_context: int, num_workers: int) -> "Texts":
+        """Makes the tokenizer in a thread; `facts` are None where the engine serves token ids
         alone.
         """
-        found = cls(max_context)
-        if facts is not None:
-            loop = asyncio.get_running_loop()
-            found._tokenizer = await loop.run_in_executor(found._thread, facts.tokenizer)
-        return found
+        if facts is None:
+            return cls(max_context, None, None)
+        tokenizer = await asyncio.to_thread(facts.tokenizer)
+        pool = await asyncio.to_thread(Pool, facts, num_workers)
+        return cls(max_context, tokenizer, pool)
+
+    def warm_up(self) -> None:
+        """Starts a worker, so that the first request does not wait for it."""
+        if self._pool is not None:
+            self._starting = asyncio.create_task(self._pool.start())
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -59,64 +74,124 @@ class Texts:
         """Token ids of a text that a field of this name holds.
 
         Raises:
-            ApiError: 400, it cannot be encoded.
+            ApiError: 400, it cannot be encoded, or takes too long.
         """
         self._check_length(len(text), param)
-        tokenizer = self.tokenizer
-        return await self._run(param, lambda: tokenizer.encode(text, add_special))
+        if len(text) > _INLINE_CHARS or self.tokenizer.may_panic:
+            return await self._ask(Encode(text, add_special), param)
+        try:
+            return self.tokenizer.encode(text, add_special)
+        except InputError as error:
+            raise _invalid(param, str(error)) from None
 
     async def encode_chat(
-        self, messages: Sequence[ChatMessage], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[ChatMessage],
+        add_generation_prompt: bool = True,
+        tools: Sequence[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+        continues: bool = False,
     ) -> list[int]:
         """Token ids of a conversation.
 
+        Args:
+            messages: of it.
+            add_generation_prompt: it ends with the start of the assistant's turn.
+            tools: that the model may call.
+            variables: further ones of the chat template.
+            continues: it ends where the last message does, which goes on.
+
         Raises:
-            ApiError: 400, the messages hold what is not supported, or the template refuses them.
+            ApiError: 400, the messages hold what is not supported, the template refuses them, or
+                they take too long.
         """
         given = [_plain(message, index) for index, message in enumerate(messages)]
-        self._check_length(_num_chars(given), "messages")
-        tokenizer = self.tokenizer
-        return await self._run(
-            "messages", lambda: tokenizer.apply_chat_template(given, add_generation_prompt)
-        )
+        self._check_length(_num_chars([given, tools, dict(variables)]), "messages")
+        told = None if tools is None else list(tools)
+        job = EncodeChat(given, add_generation_prompt, told, dict(variables), continues)
+        return await self._ask(job, "messages")
 
-    async def read_structure(self, request: Sampling, accepts: bool) -> str | None:
-        """The grammar that a request's answer has to follow, if it asks for one, which is compiled
-        here first: what takes long delays other prompts, and no step of the engine.
+    async def read_structure(
+        self,
+        request: Sampling,
+        accepts: bool,
+        offer: Offer | None = None,
+        format: Format = formats.JSON,
+    ) -> str | None:
+        """The grammar that a request's answer has to follow, if it asks for one, which was compiled
+        before, or is by a worker: what takes long delays other prompts, and no step of the engine.
 
         Raises:
-            ApiError: 400, it cannot be compiled, or grammars are not accepted.
+            ApiError: 400, it cannot be compiled, takes too long, or grammars are not accepted.
         """
-        if request.response_format is None and request.structured_outputs is None:
-            return None
         found, param = structure.read(request)
-        if found is None:
+        if offer is not None and offer.is_required:
+            if found is not None:
+                why = f"and {param} exclude each other, where a tool has to be called"
+                raise ApiError(400, f"tool_choice {why}", "tool_choice", "invalid_value")
+            param = "tool_choice"
+        elif found is None:
             return None
         if not accepts:
             raise ApiError(400, f"{param} is not supported by this server", param, "unsupported")
-        await self._run(param, lambda: self._grammars.start(found))
-        return found
+        if offer is not None and param != "bad_words":  # which calls may hold no more than texts
+            for name, schema in offer.schemas.items():
+                await self._compile(functools.partial(grammar.of_json_schema, schema),
+                                    offer.places[name])  # fmt: skip
+            how = format, offer.schemas, offer.is_parallel
+            other = found
+            if other is None:
+                return await self._compile(lambda: constrain.of_calls(*how), "tools")
+            return await self._compile(lambda: constrain.of_calls_or(*how, other), "tools")
+        assert found is not None
+        return await self._compile(lambda: found, param)
 
-    @functools.cached_property
-    def _grammars(self) -> Grammars:
-        return Grammars(self.tokenizer, [self.tokenizer.eos_id or 0])
+    async def _compile(self, write: Callable[[], str], param: str) -> str:
+        """What is written, which can be compiled."""
+        try:
+            text = write()
+        except InputError as error:
+            raise _invalid(param, str(error)) from None
+        except RecursionError:
+            raise _invalid(param, "it is nested too deeply") from None
+        if text not in self._known:
+            await self._ask(Compile(text), param)
+        self._known[text] = None
+        self._known.move_to_end(text)
+        while len(self._known) > _KNOWN_GRAMMARS:
+            self._known.popitem(last=False)
+        return text
 
     async def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids."""
-        tokenizer = self.tokenizer
-        return await self._run("tokens", lambda: tokenizer.decode(ids))
+        """The text of token ids.
+
+        Raises:
+            ApiError: 400, it takes too long.
+        """
+        if len(ids) <= _INLINE_IDS:
+            return self.tokenizer.decode(ids)
+        found: str = await self._ask(Decode(list(ids)), "tokens")
+        return found
 
     def close(self) -> None:
-        """Ends the thread."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Ends the workers."""
+        if self._pool is not None:
+            self._pool.close()
 
-    async def _run(self, param: str, work: Callable[[], T]) -> T:
+    async def _ask(self, job: Job, param: str) -> Any:
+        assert self.tokenizer and self._pool is not None
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        except InputError as error:
-            raise ApiError(400, f"{param}: {error}", param, "invalid_value") from None
+            reply = await self._pool.ask(job)
+        except UnicodeEncodeError as error:
+            why = f"the text is not valid Unicode: {error.reason}"
+            raise _invalid(param, why) from None
         except RecursionError:
-            raise ApiError(400, f"{param} are nested too deeply", param, "invalid_value") from None
+            raise _invalid(param, "it is nested too deeply") from None
+        except WorkerLost:
+            raise unavailable("the text could not be processed: send it again") from None
+        if isinstance(reply, Failed):
+            raise _invalid(param, reply.reason)
+        return reply.value
 
     def _check_length(self, num_chars: int, param: str) -> None:
         if num_chars > self._max_chars:
@@ -127,6 +202,10 @@ class Texts:
                 param,
                 "context_length_exceeded",
             )
+
+
+def _invalid(param: str, why: str) -> ApiError:
+    return ApiError(400, f"{param}: {why}", param, "invalid_value")
 
 
 def _num_chars(given: Any) -> int:
@@ -159,7 +238,12 @@ def _plain(message: ChatMessage, index: int) -> dict[str, Any]:
         "role": "system" if message.role == "developer" else message.role,
         "content": content or "",
     }
-    for name in ("name", "reasoning_content", "tool_calls", "tool_call_id"):
+    for name in ("name", "reasoning_content", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             found[name] = value
+    if message.tool_calls:
+        found["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": msgspec.to_builtins(call.function)}
+            for call in message.tool_calls
+        ]
     return found

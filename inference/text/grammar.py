@@ -1,4 +1,5 @@
-"""What a text has to be: JSON of a schema, a match of a regular expression, one of some choices.
+"""What a text has to be: JSON of a schema, a match of a regular expression, one of some choices, a
+text of a grammar, or one without some words.
 
 A grammar says of each token whether it may come next (llguidance). It is text, as
 `SamplingParams.grammar` holds it; the functions here write it.
@@ -7,6 +8,7 @@ A grammar says of each token whether it may come next (llguidance). It is text, 
 import collections
 import importlib.util
 import json
+import re
 import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     import llguidance
 
 MAX_CHARS = 1 << 16
+_MAX_RULES = 512  # llguidance follows them by recursion
+_RULE = re.compile(r"\w(?:\.-?\d+|\[[^\]\n]*\]|\{[^}\n]*\})?\s*(?::|::=)")
 _MAX_KEPT_BYTES = 256 << 20  # of compiled grammars; each takes about so much, and by its text:
 _GRAMMAR_BYTES, _CHAR_BYTES = 32 << 10, 256
 _LIMITS: dict[str, Any] = {  # a fifth of llguidance's own: of what one grammar may cost
@@ -29,6 +33,7 @@ _LIMITS: dict[str, Any] = {  # a fifth of llguidance's own: of what one grammar 
     "max_lexer_states": 50_000,
     "max_grammar_size": 100_000,
 }
+_SIGNS = frozenset("\\.+*?()|[]{}^$#&-~/\"'<>!@%")  # of regular expressions
 _SPACE = "[ ]?"  # what JSON may have between its parts: without an end, models find none
 
 
@@ -81,7 +86,68 @@ def of_choices(choices: Iterable[str]) -> str:
         raise InputError("choices are texts, each of at least one character")
     quoted = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in each)
     _check_length("the list of choices", quoted)
-    return llguidance.LLMatcher.grammar_from_lark(f"start: {quoted}")
+    # As one lexeme: of rules, llguidance follows no more than 2000 side by side.
+    return llguidance.LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {quoted}")
+
+
+def of_lark(text: str) -> str:
+    """A text of a grammar: Lark as llguidance has it, or llama.cpp's GBNF.
+
+    Raises:
+        InputError: it is too long, has too many rules, or is neither.
+    """
+    import llguidance
+    from llguidance import gbnf_to_lark
+
+    _check_length("the grammar", text)
+    num_rules = len(_RULE.findall(text))
+    if num_rules > _MAX_RULES:
+        raise InputError(f"the grammar has at most {_MAX_RULES} rules, not {num_rules}")
+    if "::=" in text:
+        try:
+            text = gbnf_to_lark.any_to_lark(text)
+        except RecursionError:
+            raise InputError("the grammar is nested too deeply") from None
+        except Exception as error:  # it raises that, and what it did not expect
+            raise InputError(f"the grammar cannot be read: {_reason(str(error))}") from None
+    return llguidance.LLMatcher.grammar_from_lark(text)
+
+
+def without(words: Iterable[str]) -> str:
+    """Any text that holds none of these, however its tokens divide it.
+
+    Raises:
+        InputError: they are too long, or one is empty.
+    """
+    import llguidance
+
+    each = list(words)
+    if not each or not all(each):
+        raise InputError("the words are texts, each of at least one character")
+    listed = "|".join(map(_literal, each))
+    _check_length("the list of words", listed)
+    return llguidance.LLMatcher.grammar_from_lark(
+        f"start: TEXT\nTEXT: /(?s:.*)/ & ~/(?s:.*)({listed})(?s:.*)/"
+    )
+
+
+def either(rules: str, name: str, other: str) -> str:
+    """What the rule of this name describes in Lark, or another grammar, as the functions above
+    write it.
+    """
+    found = json.loads(other)["grammars"][0] if other.startswith("{") else {"lark_grammar": other}
+    first = {"lark_grammar": f"start: {name} | @other\n{rules}"}
+    return json.dumps({"grammars": [first, {**found, "name": "other"}]})
+
+
+def json_rule(schema: dict[str, Any]) -> str:
+    """A rule's text in Lark: JSON of a schema, as `of_json_schema` has it."""
+    return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": _SPACE}})
+
+
+def _literal(text: str) -> str:
+    """A text as a part of a regular expression within slashes."""
+    return "".join(f"\\x{{{ord(c):x}}}" if c in _SIGNS or c < " " else c for c in text)
 
 
 class Grammar:
@@ -119,8 +185,13 @@ class Grammar:
 class Grammars:
     """Compiles grammars for a tokenizer, and keeps the latest. Several threads may."""
 
-    def __init__(self, tokenizer: Tokenizer, eos_ids: Iterable[int]):
-        """`eos_ids` end a text that is complete.
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        eos_ids: Iterable[int],
+        max_kept_bytes: int = _MAX_KEPT_BYTES,
+    ):
+        """`eos_ids` end a text that is complete; of compiled grammars so many bytes are kept.
 
         Raises:
             InputError: llguidance is not installed.
@@ -138,7 +209,7 @@ class Grammars:
         self._num_words = -(-tokenizer.vocab_size // 32)
         self._lock = threading.Lock()
         self._kept: collections.OrderedDict[str, Any] = collections.OrderedDict()
-        self._kept_bytes = 0
+        self._kept_bytes, self._max_kept_bytes = 0, max_kept_bytes
 
     def start(self, grammar: str, tokens: Sequence[int] = ()) -> Grammar:
         """The text of a grammar after some tokens.
@@ -166,7 +237,7 @@ class Grammars:
             if grammar not in self._kept:  # another thread may have been faster
                 self._kept[grammar] = matcher
                 self._kept_bytes += _num_bytes(grammar)
-            while self._kept_bytes > _MAX_KEPT_BYTES:
+            while self._kept_bytes > self._max_kept_bytes:
                 self._kept_bytes -= _num_bytes(self._kept.popitem(last=False)[0])
         return matcher
 

@@ -55,16 +55,18 @@ class Quoter:
         messages: Sequence[Message],
         tools: Sequence[Message] | None,
         documents: Sequence[Message] | None,
+        variables: Mapping[str, Any],
         mark: str,
-    ) -> tuple[list[Message], list[Message] | None, list[Message] | None]:
-        """Messages, tools and documents with marks in their texts; equal to the arguments where
-        these hold no control token.
+    ) -> tuple[list[Message], list[Message] | None, list[Message] | None, dict[str, Any]]:
+        """Messages, tools, documents and variables with marks in their texts; equal to the
+        arguments where these hold no control token.
         """
         marked = [
             (self._special if message.get("role") == "assistant" else self._all).mark(message, mark)
             for message in messages
         ]
-        return marked, self._all.mark(tools, mark), self._all.mark(documents, mark)
+        rest = tools, documents, variables
+        return marked, *(self._all.mark(each, mark) for each in rest)
 
     def has_quoted(self, rendered: str, marked: str, mark: str) -> bool:
         """Whether the marked rendering has control tokens that are text.

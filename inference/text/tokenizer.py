@@ -36,6 +36,7 @@ class Tokenizer:
         vocab_size: ids are below this, the rows of the model's embedding.
         special_tokens: {"bos_token": "<s>", ...}, as templates see them.
         bos_id, eos_id: the tokenizer's own; None when it has none.
+        may_panic: it fails at some texts in a way that is costly to catch (`panics`).
         strips_first_space: the decoded text loses one leading space (SentencePiece's dummy prefix).
     """
 
@@ -58,7 +59,7 @@ class Tokenizer:
         self._special_ids = {
             token for token, added in backend.get_added_tokens_decoder().items() if added.special
         }
-        self._may_panic = panics.may_panic(backend)
+        self.may_panic = panics.may_panic(backend)
         self._bytes: dict[int, bytes] = {}
         self._quoter: Quoter | None = None  # until a conversation needs it
         self.bos_id = self._id("bos_token")
@@ -114,7 +115,7 @@ class Tokenizer:
         encoding = panics.guard(
             lambda: backend.encode(text, add_special_tokens=add_special),
             "cannot encode text",
-            self._may_panic,
+            self.may_panic,
         )
         ids: list[int] = encoding.ids
         if ids and max(ids) >= self.vocab_size and backend is self._backend:
@@ -160,21 +161,27 @@ class Tokenizer:
         chosen.template, chosen.templates = named[name], {}
         return chosen
 
+    def template_for(self, tools: "Sequence[Message] | None") -> str | None:
+        """The template of a conversation with or without tools."""
+        return self.templates.get("tool_use", self.template) if tools else self.template
+
     def chat_text(
         self,
         messages: Sequence["Message"],
         add_generation_prompt: bool = True,
         tools: "Sequence[Message] | None" = None,
         documents: "Sequence[Message] | None" = None,
+        variables: Mapping[str, Any] = types.MappingProxyType({}),
     ) -> str:
-        """A conversation as the checkpoint's template writes it.
+        """A conversation as the checkpoint's template writes it; `variables` are further ones of
+        the template.
 
         Raises:
             InputError: there is no template, or as `chat_template.render`.
         """
         from inference.text import chat_template  # an engine of token ids needs no jinja2
 
-        template = self.templates.get("tool_use", self.template) if tools else self.template
+        template = self.template_for(tools)
         if template is None:
             named = f" but {', '.join(self.templates)}" if self.templates else ""
             raise InputError(f"this checkpoint has no chat template{named}; give it a plain prompt")
@@ -185,6 +192,7 @@ class Tokenizer:
             documents=documents,
             add_generation_prompt=add_generation_prompt,
             special_tokens=self.special_tokens,
+            variables=variables,
         )
 
     def apply_chat_template(
@@ -193,29 +201,56 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: "Sequence[Message] | None" = None,
         documents: "Sequence[Message] | None" = None,
+        variables: Mapping[str, Any] = types.MappingProxyType({}),
+        continues: bool = False,
     ) -> list[int]:
         """Token ids of a conversation. Special tokens that the template writes are tokens; those in
-        messages, tools or documents are text.
+        messages, tools, documents or variables are text. With `continues` they end with the last
+        message's content, which is to go on; `add_generation_prompt` is false then.
 
         Raises:
             InputError: as `chat_text` and `encode`, or the two cannot be told apart.
         """
         from inference.text import quoting
 
-        text = self.chat_text(messages, add_generation_prompt, tools, documents)
+        def write(messages: Any, tools: Any, documents: Any, variables: Any) -> str:
+            if not continues:
+                return self.chat_text(messages, add_generation_prompt, tools, documents, variables)
+            opened = _with_end(messages)
+            text = self.chat_text(opened, add_generation_prompt, tools, documents, variables)
+            return _until_end(text)
+
+        given = list(map(dict, messages)), tools, documents, dict(variables)
+        text = write(*given)
         if self._quoter is None:
             sources = filter(None, (self.template, *self.templates.values()))
             self._quoter = quoting.Quoter(self._backend, sources)
-        given = list(map(dict, messages))
         mark = quoting.unused_mark(text)
-        marked = self._quoter.mark(given, tools, documents, mark)
-        if marked != (given, tools, documents):
-            again = self.chat_text(marked[0], add_generation_prompt, marked[1], marked[2])
+        marked = self._quoter.mark(*given, mark)
+        if marked != given:
+            again = write(*marked)
             if self._quoter.has_quoted(text, again, mark):
                 return self._quoter.encode(again, mark, self._encode)
         if self._backend.encode_special_tokens:  # in texts they are text, in the template tokens
             return self._quoter.encode(text, mark, self._encode)
         return self._encode(self._backend, text)
+
+
+_END = "\ue0f3\ue0e4"  # private use: where the content of an open message ends
+
+
+def _with_end(messages: Sequence["Message"]) -> "list[Message]":
+    *before, last = messages
+    if not isinstance(last.get("content"), str):
+        raise InputError("a message that is to go on has content")
+    return [*before, {**last, "content": last["content"] + _END}]
+
+
+def _until_end(text: str) -> str:
+    before, end, _ = text.rpartition(_END)
+    if not end:
+        raise InputError("the chat template does not write the last message: it cannot go on")
+    return before
 
 
 def _byte_decoder(backend: "tokenizers.Tokenizer") -> tuple[Callable[[str], bytes], bool]:

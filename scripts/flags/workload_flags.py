@@ -27,6 +27,10 @@ _OUTPUT_LENGTHS = flags.DEFINE_string(
 )
 _PREFIX_TOKENS = flags.DEFINE_integer("prefix_tokens", None, "Tokens that some prompts share.")
 _PREFIX_SHARE = flags.DEFINE_float("prefix_share", None, "Share of the prompts that begin so.")
+_PREFIXES = flags.DEFINE_integer("prefixes", None, "Different ones of --prefix_tokens, in turn.")
+_BURSTINESS = flags.DEFINE_float(
+    "burstiness", None, "poisson: shape of a gamma law; below 1 requests come in bursts."
+)
 _SLO_TTFT_S = flags.DEFINE_float("slo_ttft_s", None, "Goodput: seconds to the first token.")
 _SLO_ITL_S = flags.DEFINE_float("slo_itl_s", None, "Goodput: seconds between tokens (p99).")
 for _module in (shared_flags, seed_flag):
@@ -34,7 +38,7 @@ for _module in (shared_flags, seed_flag):
 
 _DRAWN = (  # what a trace fixes by itself
     *(_PROMPT_TOKENS, _NEW_TOKENS, _PREFIX_TOKENS),
-    *(_PROMPT_LENGTHS, _OUTPUT_LENGTHS, _PREFIX_SHARE),
+    *(_PROMPT_LENGTHS, _OUTPUT_LENGTHS, _PREFIX_SHARE, _PREFIXES, _BURSTINESS),
 )
 
 
@@ -72,6 +76,8 @@ def read(concurrency: int | None = None, kind: str | None = None, **defaults: An
         "output": _lengths(_OUTPUT_LENGTHS, _NEW_TOKENS),
         "prefix_tokens": _PREFIX_TOKENS.value,
         "prefix_share": _PREFIX_SHARE.value,
+        "num_prefixes": _PREFIXES.value,
+        "burstiness": _BURSTINESS.value,
     }
     fields = {"num_requests": concurrency or 64} | defaults
     fields |= {field: value for field, value in given.items() if value is not None}

@@ -3,7 +3,7 @@
 _EVERY = ("model", "config", "set", "cache", "json")
 _LOAD = (  # requests, drawn
     *("requests", "rate", "seed", "prompt_tokens", "new_tokens", "prompt_lengths"),
-    *("output_lengths", "prefix_tokens", "prefix_share"),
+    *("output_lengths", "prefix_tokens", "prefix_share", "prefixes", "burstiness"),
 )
 _SERVING = (
     *_EVERY,
@@ -24,4 +24,9 @@ READ = {
     "--host_cost": (*_EVERY, "host_cost"),
     "--decode": (*_EVERY, "weights", "decode", "gap", "repeats", "random_weights", "json_lines"),
 }
+URL = "--url"
+READ[URL] = (
+    *("url", "api_key_file", "model", "json", "workload", "concurrency", *_LOAD),
+    *("endpoint", "dataset", "dataset_path", "as_text", "vocab_size", "goodput"),
+)
 CLOSED, OPEN = list(READ)[:2]

@@ -312,7 +312,7 @@ def test_what_goes_without_a_budget():
         engine.fork(id, asked(None, 100))
     with pytest.raises(InputError, match="prompt_budget is a whole number from 1 on, not 0"):
         asked(0)
-    with pytest.raises(InputError, match="a prompt that is scored is read whole"):
+    with pytest.raises(InputError, match="a prompt that is only read is read whole"):
         asked(80, 0)
 
 

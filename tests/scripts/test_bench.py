@@ -220,7 +220,7 @@ REFUSED = {
     ),
     "ablation of a few": (
         ["--ablation", "--concurrency=4"],
-        "error: --ablation does not read --concurrency: it goes with --workload=closed\n",
+        "error: --ablation does not read --concurrency: it goes with --workload=closed or --url\n",
     ),
     "picture of decoding": (
         ["--decode=1x64", "--plot=x.png"],

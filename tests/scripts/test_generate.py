@@ -244,7 +244,7 @@ def test_the_first_token_is_no_update_without_one(run, monkeypatch):
 
 
 def test_an_interrupt_does_not_wait_for_answers_that_are_ranked_in_the_end(run, monkeypatch):
-    steps, run_step = [], Engine._run_step
+    steps, run_step = [], Engine.run_step
 
     def interrupted(engine):
         steps.append(engine)
@@ -252,7 +252,7 @@ def test_an_interrupt_does_not_wait_for_answers_that_are_ranked_in_the_end(run, 
             signal.raise_signal(signal.SIGINT)
         run_step(engine)
 
-    monkeypatch.setattr(Engine, "_run_step", interrupted)
+    monkeypatch.setattr(Engine, "run_step", interrupted)
     ran = run("--prompt=A", "--best_of=2", "--temperature=1", "--max_new_tokens=40")
     assert (ran.status, len(steps)) == (1, 3) and ran.err.endswith("error: interrupted\n")
 

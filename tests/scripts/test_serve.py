@@ -26,6 +26,7 @@ def run(monkeypatch, capfd):
     (["--json"], "prints no JSON"),
     (["--hosts=2"], "leave --hosts out"),
     (["--port={busy}"], "in use"),
+    (["--otlp_endpoint=localhost:4318"], "localhost:4318 is the address of a collector"),
 ])  # fmt: skip
 def test_bad_flags(run, tmp_path, monkeypatch, flags, expected):
     monkeypatch.chdir(tmp_path)

@@ -73,6 +73,23 @@ def this_machine_or_none(
         return None
 
 
+def known(model: ModelConfig, implementations: str) -> HardwareSpec | None:
+    """The machine at hand as far as that takes no measuring: as it is calibrated for a model with
+    these implementations, or else with its rates alone, as if no step had been timed; an
+    accelerator's are measured once a process, and before its memory is taken. None: nothing is
+    known.
+    """
+    import jax
+
+    if jax.default_backend() != "cpu":
+        return this_machine_or_none(model.dtype)
+    found = store.calibration(model, implementations)
+    kept = store.read()
+    if found is None and kept is not None:  # what steps of others reached is not what these do
+        found = HardwareSpec(kept.name, kept.memory_bytes, kept.read_bandwidth, kept.rates)
+    return found
+
+
 def rates_now(formats: Iterable[str]) -> tuple[float, float]:
     """Bytes a second that the device at hand reads, and FLOPs a second of its fastest product with
     weights in one of these formats; measured now.

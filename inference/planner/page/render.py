@@ -1,4 +1,5 @@
-"""The planner as one HTML file that needs no network: sliders, memory, roofline, latency.
+"""The planner as one HTML file that needs no network: sliders, memory, roofline, latency; or as
+files that a server sends.
 
 `assets/plan.js` computes the figures of `inference.planner.deployment` from what `describe` says of
 a model; a test compares the two in a browser.
@@ -8,7 +9,7 @@ import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,14 @@ from inference.planner.parallel import collectives
 # Programs that can show the page, for pictures and tests.
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
-_ASSETS = Path(__file__).parent / "assets"
-_INLINED = ("page.css", "plan.js", "format.js", "draw.js", "controls.js", "page.js")
+ASSETS = Path(__file__).parent / "assets"
+STYLES = ("base.css", "page.css")
+SCRIPTS = ("plan.js", "format.js", "draw.js", "controls.js", "page.js")
+
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
+    "base-uri 'none'; form-action 'none'"
+)
 _PRESETS = presets.NAMES | presets.PLANNED
 _START = {"model": "llama3-8b", "hardware": "h100"}
 
@@ -43,23 +50,62 @@ def render(
         hardware: likewise, chips.
         start: settings that the page opens with, by the names that its address gives them.
     """
+    # '<' would end the element that the data stand in; no number or key needs it.
+    data = json.dumps(catalog_of(models, hardware, start), separators=(",", ":"), allow_nan=False)
+    head = [f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">']
+    head += [
+        '<link rel="icon" href="data:,">',
+        *(f"<style>\n{_read(name)}</style>" for name in STYLES),
+    ]
+    scripts = [_catalog(data.replace("<", "\\u003c"))]
+    scripts += [f"<script>\n{_read(name)}</script>" for name in SCRIPTS]
+    return _page(head, scripts)
+
+
+def shell(folder: str, icon: str, start: str) -> str:
+    """The page without data: a script fetches them, and then the other files.
+
+    Args:
+        folder: address of the folder that serves `STYLES` and `SCRIPTS`.
+        icon, start: addresses of a picture and of that script, a module.
+    """
+    links = [f'<link rel="stylesheet" href="{folder}/{name}">' for name in STYLES]
+    module = f'<script type="module" src="{start}"></script>'
+    return _page([f'<link rel="icon" href="{icon}">', *links], [_catalog(""), module])
+
+
+def catalog_of(
+    models: Mapping[str, ModelConfig] | None = None,
+    hardware: Mapping[str, HardwareSpec] | None = None,
+    start: Mapping[str, str | float] = _START,
+) -> dict[str, Any]:
+    """The page's data, as `render` takes them."""
     if models is None:
         models = {name: preset.config for name, preset in _PRESETS.items()}
     if hardware is None:
         hardware = catalog.NAMES
-    data: dict[str, Any] = {
+    return {
         "models": {name: describe(config) for name, config in models.items()},
-        "hardware": {name: _describe_chip(spec) for name, spec in hardware.items()},
+        "hardware": {name: describe_chip(spec) for name, spec in hardware.items()},
         "formats": {name: dataclasses.asdict(FORMATS[name]) for name in PLANNED},
         "cache_formats": {name: dataclasses.asdict(form) for name, form in CACHE_FORMATS.items()},
+        "start": dict(start),
     }
-    data["start"] = dict(start)
-    page = (_ASSETS / "page.html").read_text(encoding="utf-8")
-    for name in _INLINED:
-        page = page.replace(f"{{{{ {name} }}}}", (_ASSETS / name).read_text(encoding="utf-8"))
-    # '<' would end the element that the data stand in; no number or key needs it.
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return page.replace("{{ data }}", text)
+
+
+def _page(head: Sequence[str], scripts: Sequence[str]) -> str:
+    page = _read("page.html")
+    for name, lines in (("head", head), ("scripts", scripts)):
+        page = page.replace(f"{{{{ {name} }}}}", "\n".join(lines))
+    return page
+
+
+def _catalog(data: str) -> str:
+    return f'<script type="application/json" id="catalog">{data}</script>'
+
+
+def _read(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")
 
 
 def describe(config: ModelConfig) -> dict[str, Any]:
@@ -140,7 +186,7 @@ def _between(few: Any, many: Any, start: int, stop: int) -> Any:
     return {"base": few - per_head * start, "per_head": per_head}
 
 
-def _describe_chip(spec: HardwareSpec) -> dict[str, Any]:
+def describe_chip(spec: HardwareSpec) -> dict[str, Any]:
     """A chip, without what nobody knows or bounds."""
     rates = {name: rate for name, rate in spec.rates.items() if math.isfinite(rate)}
     fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}

@@ -7,13 +7,16 @@ import itertools
 import logging
 import signal
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
 from inference.server import frames
+from inference.server.client.fair_queue import FairQueue
+from inference.server.client.history import History
 from inference.server.client.launch import Launcher
+from inference.server.client.pace import Pace
 from inference.server.client.pending_request import Inbox, PendingRequest
 from inference.server.frames import (
     Abort,
@@ -21,7 +24,6 @@ from inference.server.frames import (
     FromEngine,
     Heartbeat,
     Loaded,
-    Message,
     Outputs,
     Ready,
     Refused,
@@ -32,6 +34,7 @@ _RESTARTS, _WITHIN_S = 5, 600.0
 _FIRST_PAUSE_S = 0.05  # before a restart; doubled for each further one
 _KILLED = (0, -signal.SIGKILL, -signal.SIGTERM)  # 0: nothing ended yet
 _END_S = 10.0  # for the process to end by itself
+_AHEAD = 4  # for so many slots, a request lies ready in the engine's own queue
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +72,8 @@ class EngineClient:
     Attributes:
         state: where it stands.
         facts: what the engine said of itself; None until it is loaded.
-        heartbeat: its latest; `heard_at` is when anything was heard last.
+        heartbeat_at: when the latest heartbeat came.
+        heard_at: when anything was heard of it last.
         num_restarts: how often it ended and was started again.
         on_state: called with each new state.
     """
@@ -78,15 +82,22 @@ class EngineClient:
         """`on_loaded`: what the engine says of itself; it is not ready before this is done."""
         self.state = State.LOADING
         self.facts: Loaded | None = None
-        self.heartbeat = Heartbeat()
+        self._history = History()
+        self.heartbeat_at = time.monotonic()
         self.heard_at = time.monotonic()
         self.num_restarts = 0
         self.on_state: Callable[[State], None] = lambda _: None
         self._on_loaded = on_loaded
         self._launcher = launcher
         self._writer: asyncio.StreamWriter | None = None
-        self._asked: dict[PendingRequest, None] = {}  # what has not ended, in the order of arrival
-        self._open: dict[int, PendingRequest] = {}  # the same by the ids of the engine's requests
+        self._waiting = FairQueue()  # for the engine, which gets what it can run and little more
+        self._sent: dict[PendingRequest, None] = {}  # what it has got, and has not ended
+        self._num_sent = 0  # sequences of these
+        self._held: Counter[str] = Counter()  # sequences of each client, sent or waiting
+        self._pace = Pace()
+        self._open: dict[
+            int, PendingRequest
+        ] = {}  # of those sent, by the ids of the engine's requests
         self._holds = True  # new requests wait, until the engine has those of the last one
         self._alone: PendingRequest | None = None  # what a new engine is tried with
         self._status = 0  # with which the last engine ended that had requests
@@ -95,9 +106,29 @@ class EngineClient:
         self._stopped = asyncio.Event()
 
     @property
+    def heartbeat(self) -> Heartbeat:
+        """What was heard last of what the engine holds, and what all engines have done."""
+        return self._history.heartbeat
+
+    @property
     def num_sequences(self) -> int:
         """Sequences that run, or wait, for answers that are not finished."""
-        return sum(asked.num_sequences for asked in self._asked)
+        return self._held.total()
+
+    def num_held(self, client: str) -> int:
+        """Those of one client."""
+        return self._held[client]
+
+    def expected_wait_s(self, num_sequences: int, client: str = "", priority: int = 0) -> float:
+        """Seconds until so many more sequences of a client have slots; 0 where nothing is known."""
+        if self.facts is None:
+            return 0.0
+        num_ahead = self._num_sent + self._waiting.num_ahead(client, priority)
+        return self._pace.wait_s(num_ahead + num_sequences - self.facts.num_slots)
+
+    def end_s(self, num_sequences: int) -> float:
+        """Seconds until so many have ended; 0 where nothing is known."""
+        return self._pace.wait_s(num_sequences)
 
     async def run(self) -> None:
         """Keeps an engine until `stop`.
@@ -114,6 +145,7 @@ class EngineClient:
                     await self._launcher.end(_END_S if was_ready else 0)
                     return
                 status = await self._launcher.end(_END_S)
+                self._history.end()
                 self._open = {}
                 if was_ready:
                     was_ever_ready, self._status = True, status
@@ -130,7 +162,7 @@ class EngineClient:
                     await asyncio.wait_for(self._stopped.wait(), pause_s)
         finally:
             self._enter(State.ENDED)
-            for asked in list(self._asked):
+            for asked in [*self._sent, *self._waiting]:
                 self._fail(asked, EngineLost())
             await self._launcher.end(0)
 
@@ -149,22 +181,26 @@ class EngineClient:
         tokens: Sequence[int],
         params: SamplingParams,
         num_top_logprobs: int | None = None,
+        client: str = "",
     ) -> PendingRequest:
-        """Queues a prompt, whose outputs go to `inbox`; a new engine gets it after those that the
-        last one has left.
+        """Queues a prompt, whose outputs go to `inbox`: the engine gets it when it is this client's
+        turn, and a new one after what the last one has left.
 
         Raises:
             EngineLost: there is no engine now.
         """
         if self.facts is None or self._writer is None:
             raise EngineLost
-        asked = PendingRequest(inbox, tokens, params, num_top_logprobs, self.facts.accepts_seeds)
-        self._asked[asked] = None
-        if self._holds:
-            return asked
+        asked = PendingRequest(
+            inbox, tokens, params, num_top_logprobs, self.facts.accepts_seeds, client
+        )
+        self._waiting.add(asked)
+        self._held[client] += asked.num_sequences
+        self._release()
         try:
-            await self._ask(asked)
-        except EngineLost:
+            if self._writer is not None:  # once the engine has read enough of the earlier ones
+                await self._writer.drain()
+        except OSError:
             pass  # the next one has it, or `run` says that there is none
         except BaseException:
             self.abort(asked)
@@ -173,19 +209,32 @@ class EngineClient:
 
     def abort(self, asked: PendingRequest) -> None:
         """Ends a request; one that has ended, or was lost, stays so."""
-        self._asked.pop(asked, None)
         asked.has_news.set()
-        for id in asked.ids:
-            if self._open.pop(id, None) is not None and self._writer is not None:
-                self._writer.write(frames.encode(Abort(id)))
+        if self._writer is not None:
+            for id in asked.ids:
+                if id in self._open:
+                    self._writer.write(frames.encode(Abort(id)))
+        self._forget(asked)
 
-    async def _ask(self, asked: PendingRequest) -> None:
+    def _release(self) -> None:
+        """Gives the engine what it has room for."""
+        if self._holds or self._writer is None or self.facts is None:
+            return
+        most = self.facts.num_slots + max(1, self.facts.num_slots // _AHEAD)
+        while self._waiting and self._num_sent < most:
+            asked = self._waiting.pop()
+            self._sent[asked] = None
+            self._num_sent += asked.num_sequences
+            self._ask(asked)
+        self._pace.note(0, bool(self._waiting))
+
+    def _ask(self, asked: PendingRequest) -> None:
         """Asks the engine that is there for what is missing."""
+        assert self._writer is not None
         messages = asked.messages(self._ids)
         self._open |= dict.fromkeys(asked.ids, asked)
         for message in messages:
-            if message.id in self._open:  # nobody left meanwhile
-                await self._send(message)
+            self._writer.write(frames.encode(message))
 
     async def _go_on(self) -> None:
         """Asks a new engine for what the last one has left, and then for what came since.
@@ -196,23 +245,21 @@ class EngineClient:
         """
         suspect, self._alone = self._alone, None
         was_killed = self._status in _KILLED
-        if suspect in self._asked and not was_killed:
+        if suspect in self._sent and not was_killed:
             self._fail(suspect, RequestFailed())
-        with contextlib.suppress(EngineLost):
-            while unsent := [
-                each for each in self._asked if not each.ids.keys() & self._open.keys()
-            ]:
-                for asked in unsent:
-                    if asked not in self._asked:  # it has left
-                        continue
-                    had = asked.num_engines
-                    is_alone = had > 1 or (had == 1 and not was_killed)
-                    self._alone = asked if is_alone else None
-                    await self._ask(asked)
-                    if is_alone:
-                        await asked.has_news.wait()
-            self._alone = None
-            self._holds = False
+        for asked in list(self._sent):
+            if asked not in self._sent:  # it has left
+                continue
+            if self._writer is None:
+                return
+            is_alone = asked.num_engines > 1 or not was_killed
+            self._alone = asked if is_alone else None
+            self._ask(asked)
+            if is_alone:
+                await asked.has_news.wait()
+        self._alone = None
+        self._holds = False
+        self._release()
 
     async def _serve(self) -> bool:
         """Serves one engine to its end; says whether it was ready once."""
@@ -232,6 +279,7 @@ class EngineClient:
             pass  # it has ended
         finally:
             self._holds = True
+            self._pace.note(0, others_wait=False)
             if self._going_on is not None:
                 self._going_on.cancel()
             self._writer.close()
@@ -244,7 +292,10 @@ class EngineClient:
             for output in message.outputs:
                 self._pass_on(output)
         elif isinstance(message, Heartbeat):
-            self.heartbeat = message
+            message.num_waiting += self.num_sequences - self._num_sent
+            message.oldest_waiting_s = max(message.oldest_waiting_s, self._waiting.oldest_s)
+            self._history.take(message)
+            self.heartbeat_at = self.heard_at
         elif isinstance(message, Loaded):
             self.facts = message
             self._enter(State.WARMING)
@@ -261,30 +312,37 @@ class EngineClient:
             return
         if asked is self._alone:
             self._alone = None
+        num_before = asked.num_sequences
         asked.take(output)
-        if not asked.num_answers:
-            self._forget(asked)
+        self._waiting.served(asked.client, len(output.token_ids))
+        if output.finish_reason is not None:
+            self._ended(asked, num_before - asked.num_sequences)
+            if not asked.num_answers:
+                self._forget(asked)
+            self._release()
 
     def _fail(self, asked: PendingRequest, error: Exception) -> None:
         self._forget(asked)
         asked.fail(error)
 
     def _forget(self, asked: PendingRequest) -> None:
-        self._asked.pop(asked, None)
+        """Of a request, sent or waiting, or neither any more."""
+        if asked in self._sent:
+            self._ended(asked, asked.num_sequences)
+            del self._sent[asked]
+        elif asked in self._waiting:
+            self._waiting.discard(asked)
+            self._held[asked.client] -= asked.num_sequences
         for id in asked.ids:
             self._open.pop(id, None)
+        self._release()
+
+    def _ended(self, asked: PendingRequest, num_sequences: int) -> None:
+        """So many sequences of a request that was sent have."""
+        self._held[asked.client] -= num_sequences
+        self._num_sent -= num_sequences
+        self._pace.note(num_sequences, bool(self._waiting))
 
     def _enter(self, state: State) -> None:
         self.state = state
         self.on_state(state)
-
-    async def _send(self, message: Message) -> None:
-        """Sends a message, once the engine has read enough of the earlier ones."""
-        writer = self._writer
-        if writer is None:
-            raise EngineLost
-        writer.write(frames.encode(message))
-        try:
-            await writer.drain()
-        except OSError:
-            raise EngineLost from None

@@ -25,6 +25,11 @@ class Deadline:
         self._limit_s = limit_s
         self.at = asyncio.get_running_loop().time() + limit_s
 
+    @property
+    def left_s(self) -> float:
+        """Seconds from now."""
+        return self.at - asyncio.get_running_loop().time()
+
     def passed(self) -> DeadlinePassed:
         """What is raised then."""
         return DeadlinePassed(f"{self._limit_s:g}")
@@ -37,9 +42,10 @@ class Generation:
     What waits here is bounded by the tokens asked for.
     """
 
-    def __init__(self, client: EngineClient, deadline: Deadline):
-        """`deadline`: of the last output."""
+    def __init__(self, client: EngineClient, deadline: Deadline, name: str = ""):
+        """`deadline`: of the last output; `name`: who asks, by the key."""
         self._client = client
+        self._name = name
         self._deadline = deadline
         self._queue: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue()
         self._asked: list[PendingRequest] = []
@@ -82,7 +88,7 @@ class Generation:
 
         try:
             async with asyncio.timeout_at(self._deadline.at):
-                asked = await self._client.add(inbox, tokens, params, num_top_logprobs)
+                asked = await self._client.add(inbox, tokens, params, num_top_logprobs, self._name)
         except TimeoutError:
             raise self._deadline.passed() from None
         self._asked.append(asked)

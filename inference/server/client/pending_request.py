@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from inference.outputs import RequestOutput
@@ -17,6 +18,8 @@ class PendingRequest:
     """A request to the engine that has not ended.
 
     Attributes:
+        client: who asks, by the key.
+        since: when, by the monotonic clock.
         ids: of the engine's requests that serve it, and the answer that each begins with.
         num_engines: that it was sent to.
         has_news: set once the last of them brought something, or nothing more comes.
@@ -29,10 +32,13 @@ class PendingRequest:
         params: SamplingParams,
         num_top_logprobs: int | None,
         accepts_seeds: bool,
+        client: str = "",
     ):
         """`accepts_seeds`: what is drawn gets a seed, with which another engine draws alike."""
         if params.seed is None and accepts_seeds and params.temperature:
             params = dataclasses.replace(params, seed=secrets.randbits(63))
+        self.client = client
+        self.since = time.monotonic()
         self.ids: dict[int, int] = {}
         self._inbox = inbox
         self._tokens, self._params, self._num_top_logprobs = list(tokens), params, num_top_logprobs
@@ -40,6 +46,16 @@ class PendingRequest:
         self._is_done = [False] * params.n
         self.num_engines = 0
         self.has_news = asyncio.Event()
+
+    @property
+    def priority(self) -> int:
+        """The higher goes first."""
+        return self._params.priority
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self._tokens)
 
     @property
     def num_answers(self) -> int:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import secrets
+import string
 import time
 from typing import Any
 
@@ -13,6 +14,8 @@ from inference.server.protocol.fields import Sampling, StreamOptions
 from inference.server.protocol.responses import Answer, Usage
 from inference.server.service import Service
 
+_OBFUSCATED_BYTES = 128  # what is new takes a multiple of it where lengths are hidden
+_LETTERS = string.ascii_letters + string.digits
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -73,8 +76,11 @@ class Header:
         return self._event([], usage) if self.options.include_usage else b""
 
     def _event(self, choices: list[Any], usage: Usage | None | UnsetType) -> bytes:
-        data = _ENCODER.encode(self._answer(self.chunk_kind, choices, usage))
-        return b"data: " + data + b"\n\n"
+        answer = self._answer(self.chunk_kind, choices, usage)
+        if self.options.include_obfuscation and choices:
+            num_missing = -len(_ENCODER.encode(choices)) % _OBFUSCATED_BYTES
+            answer.obfuscation = "".join(secrets.choice(_LETTERS) for _ in range(num_missing))
+        return b"data: " + _ENCODER.encode(answer) + b"\n\n"
 
     def _answer(self, kind: str, choices: list[Any], usage: Usage | None | UnsetType) -> Answer:
         return Answer(self.id, kind, self.created, self.model, choices, usage, self.fingerprint)

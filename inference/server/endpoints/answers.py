@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
+from inference.server import traces
 from inference.server.client.engine_client import EngineLost, RequestFailed, RequestRefused
 from inference.server.client.generation import Deadline, DeadlinePassed, Generation
 from inference.server.protocol import logprobs, sampling
@@ -63,8 +64,11 @@ class Answers:
         num_top_logprobs: int | None,
         shows_stop: bool,
         deadline: Deadline,
+        name: str = "",
     ):
-        """`num_top_logprobs` as `Add` takes it; `shows_stop`: a stop string is part of the text."""
+        """`num_top_logprobs` as `Add` takes it; `shows_stop`: a stop string is part of the text;
+        `name`: who asks, by the key.
+        """
         self.prompts = prompts
         num_prompt = sum(len(prompt.tokens) for prompt in prompts)
         self.usage = Usage(num_prompt, 0, num_prompt, PromptTokensDetails())
@@ -72,7 +76,7 @@ class Answers:
         self._num_top_logprobs = num_top_logprobs
         self._shows_stop = shows_stop
         self._num_each = prompts[0].params.n
-        self._deadline = deadline
+        self._deadline, self._name = deadline, name
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Their pieces; whoever stops reading ends the requests.
@@ -81,18 +85,22 @@ class Answers:
             ApiError: the engine does not serve one of them, or could not finish.
         """
         service, each = self._service, self._num_each
-        service.check_ready()
-        service.check_room(len(self.prompts), self.prompts[0].params.num_running)
-        with Generation(service.client, self._deadline) as generation:
+        self._check_room(self.prompts[0].params.num_running)
+        num_answers, trace = len(self.prompts) * each, traces.current()
+        trace.asked(service.model_name, self.prompts[0].params, self.usage)
+        with (
+            service.metrics.watching(num_answers) as watches,
+            Generation(service.client, self._deadline, self._name) as generation,
+        ):
             try:
                 for key, (tokens, params) in enumerate(self.prompts):
                     await generation.add(key, tokens, params, self._num_top_logprobs)
-                    service.metrics.asked(len(tokens))
-                watches = [service.metrics.watch() for _ in self.prompts for _ in range(each)]
+                    service.metrics.asked(len(tokens), params)
                 while generation.is_open:
                     key, output = await generation.next()
                     piece = self._piece(key * each + output.index, output)
-                    watches[piece.index].note(len(piece.token_ids))
+                    watches[piece.index].note(len(piece.token_ids), output.queued_s)
+                    trace.note(piece.finish_reason, output.queued_s)
                     if piece.finish_reason is not None:
                         watches[piece.index].end(piece.finish_reason)
                     yield piece
@@ -107,9 +115,8 @@ class Answers:
         """
         found = [_unscored(prompt.tokens) for prompt in self.prompts]
         service = self._service
-        service.check_ready()
-        service.check_room(len(self.prompts))
-        with Generation(service.client, self._deadline) as generation:
+        self._check_room(1)
+        with Generation(service.client, self._deadline, self._name) as generation:
             try:
                 for key, prompt in enumerate(self.prompts):
                     if len(prompt.tokens) > 1:
@@ -118,7 +125,7 @@ class Answers:
                         await generation.add(key, prompt.tokens, params, most)
                 while generation.is_open:
                     key, output = await generation.next()
-                    _check_generated(output)
+                    self._check_generated(output)
                     rest = self.prompts[key].tokens[1:]
                     if output.finish_reason is not None:
                         found[key][1:] = logprobs.tokens(rest, output.logprobs, output.top_logprobs)
@@ -126,8 +133,14 @@ class Answers:
                 raise as_api_error(error) from None
         return found
 
+    def _check_room(self, num_each: int) -> None:
+        """Whether they can be served now, so many sequences of each prompt."""
+        self._service.check_ready()
+        priority = self.prompts[0].params.priority
+        self._service.check_room(len(self.prompts), num_each, self._deadline, self._name, priority)
+
     def _piece(self, index: int, output: RequestOutput) -> Piece:
-        _check_generated(output)
+        self._check_generated(output)
         self.usage.completion_tokens += len(output.token_ids)
         self.usage.total_tokens += len(output.token_ids)
         if output.finish_reason is not None and not output.index:
@@ -140,6 +153,12 @@ class Answers:
         if self._num_top_logprobs is not None:
             tokens = logprobs.tokens(output.token_ids, output.logprobs, output.top_logprobs)
         return Piece(index, text, output.token_ids, tokens, output.finish_reason, output.stopped_by)
+
+    def _check_generated(self, output: RequestOutput) -> None:
+        if output.finish_reason == "error":
+            self._service.metrics.corrupted()
+            why = "the answer could not be generated"
+            raise ApiError(500, why, code="model_error", may_retry=False)
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -161,9 +180,3 @@ def as_api_error(error: Exception) -> ApiError:
 
 def _unscored(tokens: Sequence[int]) -> list[Token]:
     return [(id, None, ((), ())) for id in tokens]
-
-
-def _check_generated(output: RequestOutput) -> None:
-    if output.finish_reason == "error":
-        why = "the answer could not be generated"
-        raise ApiError(500, why, code="model_error", may_retry=False)

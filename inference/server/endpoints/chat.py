@@ -1,14 +1,18 @@
 """POST /v1/chat/completions: the next message of a conversation."""
 
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from inference.server.client.generation import Deadline
+from inference.server.endpoints import messages
 from inference.server.endpoints.answer import Header, whole
 from inference.server.endpoints.answers import Answers, Piece, Prompt
-from inference.server.protocol import logprobs, parse, sampling
+from inference.server.endpoints.messages import MessageReader, News
+from inference.server.protocol import logprobs, parse, sampling, tools
+from inference.server.protocol.caller import Caller
 from inference.server.protocol.fields import ChatRequest
 from inference.server.protocol.responses import (
     AnswerMessage,
@@ -17,6 +21,7 @@ from inference.server.protocol.responses import (
     ChatLogprobs,
     Delta,
     PromptLogprobs,
+    Usage,
 )
 from inference.server.service import Service
 from inference.server.web.event_stream import DONE, Events
@@ -25,14 +30,24 @@ from inference.server.web.event_stream import DONE, Events
 class Chat:
     """One such request."""
 
-    def __init__(self, service: Service, request: ChatRequest, client: str):
-        """`client`: who asks, by the key."""
+    def __init__(self, service: Service, request: ChatRequest, caller: Caller):
         self._service = service
         self._request = request
-        self._client = client
-        self._deadline = Deadline(service.limits.request_s)
+        self._caller = caller
+        self._deadline = Deadline(caller.limit_s)
         kinds = "chat.completion", "chat.completion.chunk"
         self._header = Header.new(service, "chatcmpl", kinds[0], request, kinds[1])
+
+    def check_room(self) -> None:
+        """Whether there is room for what is asked, at least: before any work is done for it.
+
+        Raises:
+            ApiError: 503 or 429, there is none.
+        """
+        priority = -(self._request.priority or 0)
+        self._service.check_room(
+            1, deadline=self._deadline, name=self._caller.name, priority=priority
+        )
 
     async def prepare(self) -> None:
         """Reads the fields and encodes the conversation.
@@ -42,13 +57,21 @@ class Chat:
         """
         request, service = self._request, self._service
         parse.check_model(request.model, service.model_name)
-        grammar = await service.texts.read_structure(request, service.facts.accepts_grammars)
-        params = sampling.read(request, service.facts, grammar, self._client)
-        tokens = await service.texts.encode_chat(request.messages)
+        self._offer, accepts = tools.read(request), service.facts.accepts_grammars
+        how = self._offer, service.tool_format
+        grammar = await service.texts.read_structure(request, accepts, *how)
+        params = sampling.read(request, service.facts, grammar, self._caller.name)
+        begins, continues = tools.check_turn(request)
+        variables = request.chat_template_kwargs or {}
+        offered = None if self._offer is None else self._offer.tools
+        tokens = await service.texts.encode_chat(
+            request.messages, begins, offered, variables, continues
+        )
+        self._readers = [MessageReader(*how) for _ in range(request.n or 1)]
         prompt = Prompt(tokens, sampling.limit(request, params, len(tokens), service.facts))
         stop = bool(request.include_stop_str_in_output)
         most = sampling.num_top_logprobs(request)
-        self._answers = Answers(service, [prompt], most, stop, self._deadline)
+        self._answers = Answers(service, [prompt], most, stop, self._deadline, self._caller.name)
 
     async def answer(self) -> Response:
         """The whole of it.
@@ -56,7 +79,7 @@ class Chat:
         Raises:
             ApiError: the engine cannot answer.
         """
-        choices = [ChatChoice(index, AnswerMessage("")) for index in range(self._request.n or 1)]
+        choices = [ChatChoice(index, AnswerMessage("")) for index, _ in enumerate(self._readers)]
         for choice in choices if self._request.logprobs else ():
             choice.logprobs = ChatLogprobs([])
         prompt_logprobs: PromptLogprobs | UnsetType = UNSET
@@ -65,12 +88,13 @@ class Chat:
             prompt_logprobs = logprobs.prompt_shape(self._service.texts.tokenizer, own)
         async for piece in self._answers.pieces():
             choice = choices[piece.index]
-            choice.message.content += piece.text
-            if choice.logprobs and (found := self._logprobs(piece)):
+            news = self._readers[piece.index].read(piece)
+            messages.add(choice.message, news)
+            if choice.logprobs and (found := self.logprobs_of(piece)):
                 choice.logprobs.content += found.content
             if self._request.return_token_ids:
                 choice.token_ids = [*(choice.token_ids or ()), *piece.token_ids]
-            choice.finish_reason, choice.stop_reason = piece.finish_reason, piece.stop_reason
+            choice.finish_reason, choice.stop_reason = news.finish_reason, piece.stop_reason
         answer = self._header.answer(choices, self._answers.usage)
         answer.prompt_logprobs = prompt_logprobs
         return whole(answer)
@@ -88,25 +112,44 @@ class Chat:
                 event = b""
                 if piece.index not in begun:
                     begun.add(piece.index)
-                    role = ChatDelta(piece.index, Delta("assistant", ""))
+                    content = "" if self._offer is None else None  # it may have calls alone
+                    role = ChatDelta(piece.index, Delta("assistant", content))
                     event = self._header.chunk([role], usage)
-                if piece.is_told or self._request.return_token_ids:
-                    event += self._header.chunk([self._delta(piece)], usage)
+                news = self._readers[piece.index].read(piece)
+                is_told = news.content or news.calls or piece.tokens or piece.finish_reason
+                if is_told or self._request.return_token_ids:
+                    event += self._header.chunk([self._delta(piece, news)], usage)
                 if event:
                     yield event
         yield self._header.last(usage) + DONE
 
-    def _delta(self, piece: Piece) -> ChatDelta:
-        found = ChatDelta(
-            piece.index, Delta(content=piece.text), self._logprobs(piece), piece.finish_reason
-        )
+    def _delta(self, piece: Piece, news: News) -> ChatDelta:
+        has_text = news.content or self._offer is None
+        delta = Delta(content=news.content if has_text else UNSET, tool_calls=news.calls or UNSET)
+        found = ChatDelta(piece.index, delta, self.logprobs_of(piece), news.finish_reason)
         if piece.finish_reason is not None:
             found.stop_reason = piece.stop_reason
         if self._request.return_token_ids:
             found.token_ids = list(piece.token_ids)
         return found
 
-    def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
+    async def news(self) -> AsyncGenerator[tuple[Piece, News], None]:
+        """What is new of its answers, for who tells of them in other words.
+
+        Raises:
+            ApiError: as `answer`.
+        """
+        async with aclosing(self._answers.pieces()) as pieces:
+            async for piece in pieces:
+                yield piece, self._readers[piece.index].read(piece)
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        return self._answers.usage
+
+    def logprobs_of(self, piece: Piece) -> ChatLogprobs | None:
+        """Those of its tokens, where they are asked for."""
         if not self._request.logprobs:
             return None
         return logprobs.chat_shape(self._service.texts.tokenizer, piece.tokens)

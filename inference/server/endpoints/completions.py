@@ -9,6 +9,7 @@ from inference.server.client.generation import Deadline
 from inference.server.endpoints.answer import Header, whole
 from inference.server.endpoints.answers import Answers, Piece, Prompt
 from inference.server.protocol import logprobs, parse, sampling
+from inference.server.protocol.caller import Caller
 from inference.server.protocol.fields import CompletionRequest
 from inference.server.protocol.logprobs import CompletionShape
 from inference.server.protocol.responses import CompletionChoice
@@ -19,14 +20,24 @@ from inference.server.web.event_stream import DONE, Events
 class Completions:
     """One such request."""
 
-    def __init__(self, service: Service, request: CompletionRequest, client: str):
-        """`client`: who asks, by the key."""
+    def __init__(self, service: Service, request: CompletionRequest, caller: Caller):
         self._service = service
         self._request = request
-        self._client = client
-        self._deadline = Deadline(service.limits.request_s)
+        self._caller = caller
+        self._deadline = Deadline(caller.limit_s)
         self._header = Header.new(service, "cmpl", "text_completion", request)
         self._shapes: dict[int, CompletionShape] = {}
+
+    def check_room(self) -> None:
+        """Whether there is room for what is asked, at least: before any work is done for it.
+
+        Raises:
+            ApiError: 503 or 429, there is none.
+        """
+        priority = -(self._request.priority or 0)
+        self._service.check_room(
+            1, deadline=self._deadline, name=self._caller.name, priority=priority
+        )
 
     async def prepare(self) -> None:
         """Reads the fields and encodes the prompts.
@@ -39,7 +50,7 @@ class Completions:
         parse.check_model(request.model, service.model_name)
         given = parse.prompts(request.prompt)
         grammar = await service.texts.read_structure(request, facts.accepts_grammars)
-        params = sampling.read(request, facts, grammar, self._client)
+        params = sampling.read(request, facts, grammar, self._caller.name)
         prompts = []
         self._echoes = []
         add_special = request.add_special_tokens is not False
@@ -51,7 +62,9 @@ class Completions:
             prompts.append(Prompt(tokens, sampling.limit(request, params, len(tokens), facts)))
             self._echoes.append(one if isinstance(one, str) else await self._text(tokens))
         stop = bool(request.include_stop_str_in_output)
-        self._answers = Answers(service, prompts, request.logprobs, stop, self._deadline)
+        self._answers = Answers(
+            service, prompts, request.logprobs, stop, self._deadline, self._caller.name
+        )
 
     async def answer(self) -> Response:
         """The whole of it.

@@ -3,14 +3,15 @@
 from starlette.responses import JSONResponse, Response
 
 from inference.server.endpoints.answer import whole
-from inference.server.protocol import logprobs, parse
+from inference.server.protocol import logprobs, parse, tools
+from inference.server.protocol.caller import Caller
 from inference.server.protocol.errors import ApiError
 from inference.server.protocol.fields import DetokenizeRequest, TokenizeRequest
 from inference.server.protocol.responses import Detokenized, Tokenized
 from inference.server.service import Service
 
 
-async def tokenize(service: Service, request: TokenizeRequest, client: str) -> Response:
+async def tokenize(service: Service, request: TokenizeRequest, caller: Caller) -> Response:
     """Encode a text or a conversation as token ids.
 
     Raises:
@@ -21,8 +22,10 @@ async def tokenize(service: Service, request: TokenizeRequest, client: str) -> R
     if (request.prompt is None) == (request.messages is None):
         raise ApiError(400, "give either prompt or messages", "prompt", "invalid_value")
     if request.messages is not None:
-        prompts = request.add_generation_prompt is not False
-        tokens = await texts.encode_chat(request.messages, prompts)
+        begins, continues = tools.check_turn(request)
+        offer, variables = tools.read(request), request.chat_template_kwargs or {}
+        offered = None if offer is None else offer.tools
+        tokens = await texts.encode_chat(request.messages, begins, offered, variables, continues)
     else:
         assert request.prompt is not None
         add_special = request.add_special_tokens is not False
@@ -33,7 +36,7 @@ async def tokenize(service: Service, request: TokenizeRequest, client: str) -> R
     return whole(Tokenized(len(tokens), service.facts.max_context, tokens, spelled))
 
 
-async def detokenize(service: Service, request: DetokenizeRequest, client: str) -> Response:
+async def detokenize(service: Service, request: DetokenizeRequest, caller: Caller) -> Response:
     """Decode token ids to a text.
 
     Raises:

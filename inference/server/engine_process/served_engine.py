@@ -6,12 +6,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
+from configs.hardware.spec import HardwareSpec
 from inference.engine import Engine
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
-from inference.scheduling.data_shard import DataShard
+from inference.scheduling.step_schedule import Counters
+from inference.server.engine_process import pages
+from inference.server.engine_process.plan_facts import plan_facts
+from inference.server.engine_process.step_figures import StepFigures
 from inference.server.frames import Heartbeat, Loaded, TextFacts
 from inference.server.version import version
+from sharding import hosts
 
 _PAUSE_S = 1e-3
 
@@ -19,12 +24,24 @@ _PAUSE_S = 1e-3
 class ServedEngine:
     """An `Engine`; what its methods mean, `Served` says."""
 
-    def __init__(self, engine: Engine, name: str, warm_up: Callable[[], object]):
-        """`name`: of the model, for those who ask."""
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        warm_up: Callable[[], object],
+        hardware: HardwareSpec | None = None,
+        pooling: str = "last",
+    ):
+        """`name`: of the model, for those who ask; `hardware`: what is known of this machine;
+        `pooling`: of embeddings, where the engine is built for them.
+        """
         self._engine = engine
         self._warm_up = warm_up
         self._name = name
+        self._pooling = pooling
         self._num_generated = 0
+        self._hardware = hardware
+        self._steps = StepFigures(engine.config, hardware)
 
     @property
     def has_work(self) -> bool:
@@ -44,11 +61,17 @@ class ServedEngine:
             accepts_grammars=config.engine.grammars and tokenizer is not None,
             vocab_size=config.model.vocab_size,
             text=None if tokenizer is None else TextFacts.of(tokenizer),
+            num_groups=config.mesh.num_groups,
+            pooling=self._pooling if config.engine.embeddings else None,
+            embedding_width=config.model.width,
+            plan=plan_facts(config, self._hardware),
+            cache=pages.described(config),
         )
 
     def warm_up(self) -> None:
         """Makes ready what the first requests would wait for."""
         self._warm_up()
+        self._steps.prepare(self._engine.model_runner.shapes)
 
     def prepare(self, params: SamplingParams) -> None:
         """Does what takes long of a request beforehand, in another thread."""
@@ -75,11 +98,21 @@ class ServedEngine:
     def heartbeat(self) -> Heartbeat:
         """What is held, and was done so far."""
         scheduler = self._engine.scheduler
-        counters = scheduler.counters
+        counters, waiting = scheduler.counters, list(scheduler.waiting)
+        new = [sequence.arrival_s for sequence in waiting if sequence.started_s is None]
+        held = pages.held(scheduler.shards, self._engine.config)
+        self._steps.read(self._engine.records)
         return Heartbeat(
             num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
-            cache_used=max(map(_cache_used, scheduler.shards)),
+            num_waiting=len(waiting),
+            cache_used=held.used,
+            num_deferred=sum(sequence.leader is not None for sequence in waiting),
+            oldest_waiting_s=hosts.current().now() - min(new) if new else 0.0,
+            page_waste=held.waste,
+            page_sharing=held.sharing,
+            read_bandwidth=self._steps.read_bandwidth,
+            iteration_tokens=list(self._steps.iteration_tokens),
+            accepted_per_position=_accepted(counters, self._engine.config.engine.draft_levels),
             counters={
                 "steps": counters.num_steps,
                 "prompt_tokens": counters.num_prompt_tokens,
@@ -88,16 +121,20 @@ class ServedEngine:
                 "preemptions": counters.num_preemptions,
                 "drafts": counters.num_drafts,
                 "accepted_drafts": counters.num_accepted,
+                "draft_rounds": counters.verified.total(),
                 "late_compiles": self._engine.model_runner.num_late_compiles,
+                "compile_seconds": self._engine.compile_s,
+                **self._steps.counters,
             },
         )
 
 
-def _cache_used(shard: DataShard) -> float:
-    """Share of the pages of its fullest group that cannot be allocated."""
-    usable = shard.pages.pool.num_usable_pages
-    free = shard.pages.prefix_cache.num_available_pages
-    return max((1 - n / most for n, most in zip(free, usable, strict=True) if most), default=0.0)
+def _accepted(counters: Counters, levels: int) -> list[int]:
+    """How often the first, second, ... draft was accepted."""
+    return [
+        sum(count for (_, accepted), count in counters.verified.items() if accepted > n)
+        for n in range(levels)
+    ]
 
 
 def _fingerprint(config: object) -> str:

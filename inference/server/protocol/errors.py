@@ -1,5 +1,7 @@
 """What a client is told that went wrong, in OpenAI's shape."""
 
+import math
+
 import msgspec
 
 
@@ -28,7 +30,8 @@ _TYPES = {
     500: "server_error",
     503: "service_unavailable_error",
 }
-RETRY_S = 1
+_RETRY_S = 1.0
+_MAX_RETRY_S = 600
 
 
 class ApiError(Exception):
@@ -40,6 +43,7 @@ class ApiError(Exception):
         param: the field that is wrong.
         code: for programs.
         may_retry: whether a client that sends it again may fare better.
+        retry_s: seconds after which one may that was refused for lack of room.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         may_retry: bool = True,
+        retry_s: float = _RETRY_S,
     ):
         super().__init__(message)
         self.status = status
@@ -56,6 +61,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.may_retry = may_retry
+        self.retry_s = retry_s
 
     @property
     def headers(self) -> dict[str, str]:
@@ -63,7 +69,7 @@ class ApiError(Exception):
         the rest of a body.
         """
         if self.status in (429, 503):
-            return {"retry-after": str(RETRY_S)}
+            return {"retry-after": str(min(max(math.ceil(self.retry_s), 1), _MAX_RETRY_S))}
         found = {"connection": "close"} if self.status in (408, 413) else {}
         return found if self.may_retry else found | {"x-should-retry": "false"}
 
@@ -73,6 +79,6 @@ class ApiError(Exception):
         return msgspec.json.encode(ErrorBody(ErrorFacts(self.message, kind, self.param, self.code)))
 
 
-def unavailable(why: str) -> ApiError:
-    """The request would be served at another moment."""
-    return ApiError(503, why, code="unavailable")
+def unavailable(why: str, retry_s: float = _RETRY_S) -> ApiError:
+    """The request would be served at another moment, after so many seconds perhaps."""
+    return ApiError(503, why, code="unavailable", retry_s=retry_s)

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from inference.request import MAX_BIASES, MAX_STOP_IDS
+from inference.server.protocol.tool_fields import Choice, EarlierCall, Tools, Variables
 
 MAX_CHOICES, MAX_PROMPTS, MAX_MESSAGES, MAX_TOP_LOGPROBS = 16, 64, 2048, 20
 _INT64 = 2**63
@@ -14,6 +15,22 @@ NewTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 TokenIds = Annotated[list[Tokens], Meta(max_length=MAX_STOP_IDS // 2)]
 StopText = Annotated[str, Meta(min_length=1, max_length=256)]
 Short = Annotated[str, Meta(max_length=512)]
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TEXT = {"type": "string", "minLength": 1}
+# Which `parse.prompts` reads: a type would not tell lists of the one from lists of the other.
+Inputs = Annotated[
+    Any,
+    Meta(
+        extra_json_schema={
+            "anyOf": [
+                _TEXT,
+                _IDS,
+                {"type": "array", "items": _TEXT, "minItems": 1},
+                {"type": "array", "items": _IDS, "minItems": 1},
+            ]
+        }
+    ),
+]
 
 
 class StreamOptions(Struct):
@@ -22,10 +39,13 @@ class StreamOptions(Struct):
     Attributes:
         include_usage: one more chunk, the last, counts tokens.
         continuous_usage_stats: and every other chunk too.
+        include_obfuscation: chunks have a field of random letters, by which those with short texts
+            are equally long.
     """
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class JsonSchema(Struct):
@@ -51,6 +71,7 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
     regex: Annotated[str, Meta(min_length=1)] | None = None
     choice: Annotated[list[str], Meta(min_length=1, max_length=5000)] | None = None
     json_object: bool | None = None
+    grammar: Annotated[str, Meta(min_length=1)] | None = None
 
 
 class Sampling(Struct, kw_only=True):
@@ -90,6 +111,10 @@ class Sampling(Struct, kw_only=True):
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    bad_words: (
+        Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=64)]
+        | None
+    ) = None
 
     user: Short | None = None
     metadata: dict[str, Short] | None = None
@@ -106,7 +131,7 @@ class CompletionRequest(Sampling, kw_only=True):
         prompt: a text, token ids, or a list of one of the two.
     """
 
-    prompt: Any = None
+    prompt: Inputs = None
     suffix: Short | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -128,7 +153,7 @@ class ChatMessage(Struct):
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_MESSAGES)] | None = None
     name: Short | None = None
     reasoning_content: str | None = None
-    tool_calls: Annotated[list[dict[str, Any]], Meta(max_length=64)] | None = None
+    tool_calls: Annotated[list[EarlierCall], Meta(max_length=64)] | None = None
     tool_call_id: Short | None = None
 
 
@@ -136,26 +161,40 @@ Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAG
 
 
 class ChatRequest(Sampling, kw_only=True):
-    """POST /v1/chat/completions."""
+    """POST /v1/chat/completions.
+
+    Attributes:
+        chat_template_kwargs: further variables of the template.
+        add_generation_prompt: the assistant's turn begins; unless the last message goes on.
+        continue_final_message: the last message goes on where it ends.
+    """
 
     messages: Messages
     max_tokens: NewTokens | None = None
     max_completion_tokens: NewTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=64)] | None = None
-    tool_choice: Any = None
+    tools: Tools | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: Variables | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class TokenizeRequest(Struct, kw_only=True):
-    """POST /tokenize: a prompt, or the messages of a conversation."""
+    """POST /tokenize: a prompt, or the messages of a conversation, with what a chat has."""
 
     model: Short | None = None
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
+    tools: Tools | None = None
+    tool_choice: Choice | None = None
+    chat_template_kwargs: Variables | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class DetokenizeRequest(Struct, kw_only=True):
@@ -169,6 +208,5 @@ class DetokenizeRequest(Struct, kw_only=True):
 REFUSED = (
     *("functions", "function_call", "guided_json", "guided_regex"),
     *("guided_choice", "guided_grammar", "prompt_embeds", "use_beam_search"),
-    *("chat_template", "chat_template_kwargs", "continue_final_message", "modalities", "audio"),
-    *("web_search_options", "bad_words", "truncate_prompt_tokens"),
+    *("chat_template", "modalities", "audio", "web_search_options", "truncate_prompt_tokens"),
 )

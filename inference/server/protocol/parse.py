@@ -11,7 +11,8 @@ from inference.server.protocol.fields import MAX_PROMPTS, REFUSED
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
-_PLACE = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<where>.*)`)?", re.DOTALL)
+_KEY = "(?:`?key`? in )?"
+_PLACE = re.compile(rf"(?P<what>.*?)(?: - at {_KEY}`{_KEY}\$\.?(?P<where>.*)`)?", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 _WORDS = {
     "int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false",
@@ -59,23 +60,28 @@ def parse(body: bytes, kind: type[Body]) -> Parsed:
     return Parsed(request, sorted(given.keys() - known - set(REFUSED)))
 
 
-def prompts(value: Any) -> list[str | list[int]]:
-    """Those of a completion's `prompt`: a text, token ids, or a list of one of the two.
+def prompts(value: Any, param: str = "prompt", most: int = MAX_PROMPTS) -> list[str | list[int]]:
+    """Those of a field that holds a text, token ids, or a list of at most so many of one of the
+    two.
 
     Raises:
-        ApiError: 400, it is neither.
+        ApiError: 400, it does not.
     """
+
+    def invalid(why: str) -> ApiError:
+        return ApiError(400, f"{param} {why}", param, "invalid_value")
+
     each = [value] if isinstance(value, str) or _are_ids(value) else value
     if not isinstance(each, list) or not each:
-        raise _invalid_prompt("is a text, token ids, or a list of one of the two, not empty")
-    if len(each) > MAX_PROMPTS:
-        raise _invalid_prompt(f"is a list of at most {MAX_PROMPTS}, not {len(each)}")
+        raise invalid("is a text, token ids, or a list of one of the two, not empty")
+    if len(each) > most:
+        raise invalid(f"is a list of at most {most}, not {len(each)}")
     is_text = isinstance(each[0], str)
     for one in each:
         if not (isinstance(one, str) if is_text else _are_ids(one)):
-            raise _invalid_prompt("is a text, token ids, or a list of one of the two")
+            raise invalid("is a text, token ids, or a list of one of the two")
         if not one:
-            raise _invalid_prompt("is empty: at least one token is needed")
+            raise invalid("is empty: at least one token is needed")
     return each
 
 
@@ -101,10 +107,6 @@ def _are_ids(value: Any) -> bool:
         and bool(value)
         and all(type(id) is int and 0 <= id <= _MAX_TOKEN_ID for id in value)
     )
-
-
-def _invalid_prompt(why: str) -> ApiError:
-    return ApiError(400, f"prompt {why}", "prompt", "invalid_value")
 
 
 def _whole(value: Any) -> Any:

@@ -77,19 +77,57 @@ class ChatLogprobs(Struct):
     refusal: None = None
 
 
-class AnswerMessage(Struct):
-    """What the assistant says."""
+class FunctionCall(Struct):
+    """What is called; `arguments` are JSON, as the model wrote it."""
 
-    content: str
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct):
+    """A call of a tool."""
+
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
+class FunctionDelta(Struct):
+    """What is new of a call; the name comes once."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class CallDelta(Struct):
+    """What is new of a call: the id comes once."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+    def whole(self) -> ToolCall:
+        """The call that begins with this."""
+        assert self.id is not UNSET and self.function.name is not UNSET
+        return ToolCall(self.id, FunctionCall(self.function.name, self.function.arguments))
+
+
+class AnswerMessage(Struct):
+    """What the assistant says, and calls: text is null where there is none beside calls."""
+
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class Delta(Struct):
     """What is new of what the assistant says."""
 
     role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | None | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -127,6 +165,7 @@ class Answer(Struct):
     usage: Usage | None | UnsetType = UNSET
     system_fingerprint: str | None = None
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET  # of chats; completions have them by choice
+    obfuscation: str | UnsetType = UNSET  # of chunks, where a client asks for it
 
 
 class Completion(Answer):

@@ -58,7 +58,7 @@ def read(
             best_of=request.best_of if isinstance(request, CompletionRequest) else None,
             speculate=request.speculate is not False,
             grammar=grammar,
-            cache_salt=_salt(client, request.cache_salt),
+            cache_salt=salt(client, request.cache_salt),
         )
     except InputError as error:
         raise invalid(str(error)) from None
@@ -125,7 +125,8 @@ def invalid(message: str) -> ApiError:
     )
 
 
-def _salt(client: str, asked: str | None) -> str | None:
+def salt(client: str, asked: str | None) -> str | None:
+    """Of a client's cached prefixes; None where there are no keys and nothing is asked for."""
     return f"{client}/{asked or ''}" if client or asked else None
 
 
@@ -186,11 +187,10 @@ def _check(request: Sampling, facts: Loaded) -> None:
             refuse("best_of", "cannot be streamed")
         if request.best_of is not None and request.best_of > facts.max_seqs:
             refuse("best_of", f"is at most {facts.max_seqs} on this server")
-    elif isinstance(request, ChatRequest):
-        if request.top_logprobs is not None and not request.logprobs:
+    elif isinstance(request, ChatRequest) and not request.logprobs:
+        tops = request.top_logprobs
+        if tops is not None:
             refuse("top_logprobs", "goes with logprobs=true")
-        if request.tools and request.tool_choice != "none":
-            refuse("tools", 'are not supported by this server: leave them, or tool_choice="none"')
     if (num_top_logprobs(request) or 0) > facts.max_top_logprobs:
         param = "logprobs" if isinstance(request, CompletionRequest) else "top_logprobs"
         refuse(param, f"is at most {facts.max_top_logprobs} on this server")

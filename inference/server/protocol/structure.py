@@ -17,9 +17,10 @@ def read(request: Sampling) -> tuple[str | None, str]:
     Raises:
         ApiError: 400, several are, or what one says makes no sense.
     """
-    found = [asked for asked in (_response_format(request), _structured_outputs(request)) if asked]
+    each = _response_format(request), _structured_outputs(request), _bad_words(request)
+    found = [asked for asked in each if asked]
     if len(found) > 1:
-        raise _invalid("structured_outputs", "and response_format exclude each other")
+        raise _invalid(found[1][0], f"and {found[0][0]} exclude each other")
     if not found:
         return None, ""
     ((name, kind, value),) = found
@@ -28,6 +29,10 @@ def read(request: Sampling) -> tuple[str | None, str]:
             return grammar.of_regex(value), name
         if kind == "choice":
             return grammar.of_choices(value), name
+        if kind == "grammar":
+            return grammar.of_lark(value), name
+        if kind == "words":
+            return grammar.without(value), name
         return grammar.of_json_schema(value), name
     except InputError as error:
         raise _invalid(name, str(error)) from None
@@ -52,13 +57,13 @@ def _structured_outputs(request: Sampling) -> tuple[str, str, Any] | None:
         return None
     given: dict[str, Any] = {
         kind: value
-        for kind, value in (("json", asked.json), ("regex", asked.regex), ("choice", asked.choice))
-        if value is not None
+        for kind in ("json", "regex", "choice", "grammar")
+        if (value := getattr(asked, kind)) is not None
     }
     if asked.json_object:
         given["object"] = _ANY_OBJECT
     if len(given) != 1:
-        raise _invalid(name, "is one of json, regex, choice and json_object=true")
+        raise _invalid(name, "is one of json, regex, choice, grammar and json_object=true")
     ((kind, value),) = given.items()
     if isinstance(value, str) and kind == "json":
         try:
@@ -68,6 +73,10 @@ def _structured_outputs(request: Sampling) -> tuple[str, str, Any] | None:
         if not isinstance(value, dict):
             raise _invalid(f"{name}.json", "is a JSON schema")
     return name, kind, value
+
+
+def _bad_words(request: Sampling) -> tuple[str, str, Any] | None:
+    return ("bad_words", "words", request.bad_words) if request.bad_words else None
 
 
 def _invalid(param: str, why: str) -> ApiError:

@@ -27,6 +27,9 @@ class Keys:
     def __init__(self, keys: Iterable[str]):
         self._hashes = [_hash(key) for key in keys]
 
+    def __len__(self) -> int:
+        return len(self._hashes)
+
     def name(self, key: str) -> str:
         """A name for whoever has this key, "" if it is none; takes as long whichever it is."""
         own, found = _hash(key), False

@@ -12,10 +12,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from inference.server.endpoints.answers import as_api_error
-from inference.server.protocol import parse
+from inference.server.protocol import caller, parse
+from inference.server.protocol.caller import Caller
 from inference.server.protocol.errors import ApiError
 from inference.server.service import Limits, Service
-from inference.server.web import body, pages
+from inference.server.web import body, page_files
 from inference.server.web.access import CLIENT, Access, Keys
 from inference.server.web.operations import OPERATIONS, Operation
 
@@ -31,7 +32,7 @@ def application(service: Service, keys: Keys | None = None, is_local: bool = Tru
 
 def guarded(app: ASGIApp, limits: Limits, keys: Keys | None, is_local: bool) -> ASGIApp:
     """What answers those who may ask, pages to anybody."""
-    paths = [file.path for file in pages.routes()]
+    paths = [file.path for file in page_files.routes()]
     return Access(app, keys, is_local, limits.connections, paths)
 
 
@@ -51,7 +52,7 @@ def routed(service: Service) -> ASGIApp:
         return Route(operation.path, answer, methods=["POST"])
 
     routes = [get(each) if each.body is None else post(each) for each in OPERATIONS]
-    routes += pages.routes()
+    routes += page_files.routes()
     app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such_path})
     app.router.redirect_slashes = False
     return app
@@ -65,8 +66,10 @@ async def _posted(service: Service, request: Request, operation: Operation) -> R
     except ClientDisconnect:
         return Response(status_code=499)  # which nobody reads
     assert operation.body is not None
+    timeout = request.headers.get(caller.TIMEOUT)
+    own = Caller.of(request.scope[CLIENT], timeout, limits.request_s)
     parsed = parse.parse(data, operation.body)
-    working = asyncio.ensure_future(operation.work(service, parsed.request, request.scope[CLIENT]))
+    working = asyncio.ensure_future(operation.work(service, parsed.request, own))
     leaving = asyncio.ensure_future(body.gone(request.receive))
     try:
         await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)

@@ -4,6 +4,7 @@ read. uvicorn limits none of these.
 
 import asyncio
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -15,9 +16,17 @@ from inference.server.service import Limits
 class GuardedProtocol(HttpToolsProtocol):
     """One connection."""
 
-    def __init__(self, *args: Any, limits: Limits, **named: Any):
+    def __init__(
+        self,
+        *args: Any,
+        limits: Limits,
+        stalled: Callable[[], None] = lambda: None,
+        **named: Any,
+    ):
+        """`stalled`: called before a client is disconnected that does not read."""
         super().__init__(*args, **named)
         self._limits = limits
+        self._stalled = stalled
         self._in_head = True
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
@@ -66,12 +75,16 @@ class GuardedProtocol(HttpToolsProtocol):
         """The client does not read."""
         super().pause_writing()
         loop = asyncio.get_running_loop()
-        self._stall_timer = loop.call_later(self._limits.stall_s, self.transport.abort)
+        self._stall_timer = loop.call_later(self._limits.stall_s, self._disconnect)
 
     def resume_writing(self) -> None:
         """It does again."""
         self._cancel(self._stall_timer)
         super().resume_writing()
+
+    def _disconnect(self) -> None:
+        self._stalled()
+        self.transport.abort()
 
     def _await_head(self) -> None:
         self._cancel(self._head_timer)

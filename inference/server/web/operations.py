@@ -7,9 +7,13 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from inference.server.endpoints import generate, status, tokens
+from inference.server.endpoints import console, generate, status, tokens
 from inference.server.endpoints.answer import whole
+from inference.server.endpoints.embeddings import embeddings
+from inference.server.endpoints.responses import bodies
+from inference.server.endpoints.responses.fields import ResponsesRequest
 from inference.server.protocol import fields, responses
+from inference.server.protocol.embeddings import EmbeddingRequest, Embeddings
 from inference.server.protocol.errors import ErrorBody
 from inference.server.service import Service
 
@@ -22,16 +26,18 @@ class Operation:
 
     Attributes:
         path: as Starlette has it.
-        work: takes the service, and what the path holds, or a `body` and who sent it.
+        work: takes the service, and what the path holds, or a `body` and its `Caller`.
         body: of a POST; None: it is a GET.
         answer, event: what comes whole, and each event of a stream; None: not JSON of ours.
+        example: a body.
     """
 
     path: str
     work: Callable[..., Awaitable[Response]]
     body: type[msgspec.Struct] | None = None
     answer: type[msgspec.Struct] | None = None
-    event: type[msgspec.Struct] | None = None
+    event: Any = None  # such a type, or a union of them
+    example: dict[str, Any] | None = None
 
 
 async def openapi(service: Service) -> Response:
@@ -48,15 +54,32 @@ OPERATIONS = (
     Operation("/metrics", status.show_metrics),
     Operation("/tokenizer_info", tokens.tokenizer_info),
     Operation("/openapi.json", openapi),
-    Operation("/tokenize", tokens.tokenize, fields.TokenizeRequest, responses.Tokenized),
-    Operation("/detokenize", tokens.detokenize, fields.DetokenizeRequest, responses.Detokenized),
-    Operation(
-        "/v1/completions", generate.completions, fields.CompletionRequest, responses.Completion,
-        responses.Completion,
-    ),
+    Operation("/console/events", console.figures, event=console.Figures),
+    Operation("/console/plan", console.plan),
     Operation(
         "/v1/chat/completions", generate.chat, fields.ChatRequest, responses.ChatCompletion,
         responses.ChatChunk,
+        {"messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 64},
+    ),
+    Operation(
+        "/v1/responses", generate.responses, ResponsesRequest, bodies.ResponseBody,
+        bodies.AnyEvent, {"input": "Why is the sky blue?", "max_output_tokens": 64},
+    ),
+    Operation(
+        "/v1/completions", generate.completions, fields.CompletionRequest, responses.Completion,
+        responses.Completion, {"prompt": "Once upon a time", "max_tokens": 32},
+    ),
+    Operation(
+        "/v1/embeddings", embeddings, EmbeddingRequest, Embeddings,
+        example={"input": ["A ridge", "where two slopes meet"]},
+    ),
+    Operation(
+        "/tokenize", tokens.tokenize, fields.TokenizeRequest, responses.Tokenized,
+        example={"prompt": "A ridge"},
+    ),
+    Operation(
+        "/detokenize", tokens.detokenize, fields.DetokenizeRequest, responses.Detokenized,
+        example={"tokens": [65, 66]},
     ),
 )  # fmt: skip
 
@@ -100,5 +123,5 @@ def _described(operation: Operation, by_kind: dict[type, Any]) -> dict[str, Any]
         found["parameters"] = [name]
     if operation.body is None:
         return {"get": found}
-    body = {"application/json": {"schema": by_kind[operation.body]}}
+    body = {"application/json": {"schema": by_kind[operation.body], "example": operation.example}}
     return {"post": found | {"requestBody": {"required": True, "content": body}}}

@@ -27,11 +27,12 @@ async def report(service: Service, say: Callable[[str], None], every_s: float) -
 
 
 def line(before: Heartbeat, now: Heartbeat, seconds: float) -> str:
-    """What happened between two heartbeats, as name=value; an engine that is new counts from 0."""
+    """What happened between two heartbeats, and what is there in the end, as name=value: `step_ms`
+    is the mean of steps that only decode, and `predicted_ms` what they should have taken.
+    """
 
     def more(name: str) -> float:
-        count = now.counters.get(name, 0) - before.counters.get(name, 0)
-        return count if count >= 0 else now.counters.get(name, 0)
+        return now.counters.get(name, 0) - before.counters.get(name, 0)
 
     found: list[tuple[str, object]] = [
         ("running", now.num_running),
@@ -43,5 +44,17 @@ def line(before: Heartbeat, now: Heartbeat, seconds: float) -> str:
         found.append(("cached", f"{more('cached_tokens') / asked:.0%}"))
     if drafts := more("drafts"):
         found.append(("accepted", f"{more('accepted_drafts') / drafts:.0%}"))
+    if steps := more("decode_steps"):
+        step_s, predicted_s = more("decode_step_seconds"), more("predicted_decode_step_seconds")
+        found.append(("step_ms", f"{1000 * step_s / steps:.2f}"))
+        if predicted_s:
+            found.append(("predicted_ms", f"{1000 * predicted_s / steps:.2f}"))
+        if now.read_bandwidth and step_s:
+            share = more("decode_step_bytes") / step_s / now.read_bandwidth
+            found.append(("roofline", f"{share:.0%}"))
+    if now.num_running:
+        found += [("waste", f"{now.page_waste:.0%}"), ("shared", f"{now.page_sharing:.0%}")]
+    if now.oldest_waiting_s:
+        found.append(("waited_s", f"{now.oldest_waiting_s:.1f}"))
     found += [(name, f"{more(name):g}") for name in _COUNTS if more(name)]
     return " ".join(f"{name}={value}" for name, value in found)

@@ -13,9 +13,11 @@ from starlette.types import ASGIApp
 
 from configs.errors import InputError
 from inference.server.service import Limits, Service
+from inference.server.traces import Traces
 from inference.server.web.access import Keys, is_local
 from inference.server.web.app import application
 from inference.server.web.guard import GuardedProtocol
+from inference.server.web.observed import Observed
 from inference.server.web.report import report
 
 _KEEP_ALIVE_S = 5
@@ -55,11 +57,21 @@ class Server(uvicorn.Server):
     are served go on; it ends when none is left, when they had `drain_s`, or at the next signal.
     """
 
-    def __init__(self, app: ASGIApp, service: Drains, limits: Limits, drain_s: float):
-        """`app`: answers requests, and draws on the service; `drain_s`: as `serve` takes it."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        service: Drains,
+        limits: Limits,
+        drain_s: float,
+        stalled: Callable[[], None] = lambda: None,
+    ):
+        """`app`: answers requests, and draws on the service; `drain_s`: as `serve` takes it;
+        `stalled`: called where a client that reads nothing is disconnected.
+        """
+        guarded = functools.partial(GuardedProtocol, limits=limits, stalled=stalled)
         config = uvicorn.Config(
             app,
-            http=functools.partial(GuardedProtocol, limits=limits),  # type: ignore[arg-type]
+            http=guarded,  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             access_log=False,
@@ -105,6 +117,7 @@ async def serve(
     drain_s: float = 30.0,
     say: Callable[[str], None] | None = None,
     started: Callable[[Server], None] = lambda server: None,
+    traces: Traces | None = None,
 ) -> None:
     """Serves on a listening socket until a signal, with an engine of its own.
 
@@ -115,13 +128,15 @@ async def serve(
         drain_s: seconds for requests that are served when the signal comes.
         say: told every ten seconds what was served.
         started: called before anything is answered.
+        traces: of requests, which are closed in the end.
 
     Raises:
         EngineFailed: the engine could not be started, or ended too often.
     """
     host = listening.getsockname()[0]
-    app = application(service, keys, is_local(host))
-    server = Server(app, service, service.limits, drain_s)
+    service.num_keys = len(keys or ())
+    app = Observed(application(service, keys, is_local(host)), service.metrics.answered, traces)
+    server = Server(app, service, service.limits, drain_s, service.metrics.stalled)
     engine = asyncio.create_task(service.client.run())
     engine.add_done_callback(lambda _: server.handle_exit(0, None))
     started(server)
@@ -135,3 +150,5 @@ async def serve(
         with contextlib.suppress(asyncio.CancelledError):
             await engine  # raises what made it end
         service.close()
+        if traces is not None:
+            await asyncio.to_thread(traces.close)

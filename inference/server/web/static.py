@@ -36,11 +36,13 @@ def routes(folder: Path, names: Mapping[str, str]) -> list[Route]:
         folder: where they lie.
         names: of the files in it, by the paths under which they are served.
     """
-    return [_route(path, folder / name) for path, name in names.items()]
+    return [
+        route(path, (folder / name).read_bytes(), Path(name).suffix) for path, name in names.items()
+    ]
 
 
-def _route(path: str, file: Path) -> Route:
-    content = file.read_bytes()
+def route(path: str, content: bytes, suffix: str) -> Route:
+    """Likewise, of one file: what it holds, and what its name ends with."""
     tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     headers = _HEADERS | {"etag": tag}
 
@@ -48,6 +50,6 @@ def _route(path: str, file: Path) -> Route:
         known = request.headers.get("if-none-match", "")
         if tag in (each.strip().removeprefix("W/") for each in known.split(",")):
             return Response(status_code=304, headers=headers)
-        return Response(content, headers=headers, media_type=_KINDS[file.suffix])
+        return Response(content, headers=headers, media_type=_KINDS[suffix])
 
     return Route(path, answer, methods=["GET"])

@@ -21,6 +21,7 @@ def test_every_field_comes_back_bit_for_bit():
         rng.integers(0, 9, (3, 2, 4), np.int32),
         rng.normal(size=(3, 2, 4)).astype(np.float32), np.zeros((0, 0), np.float32),
         np.zeros((0, 0, 4), np.int32), -np.zeros((0, 0, 4), np.float32),
+        rng.normal(size=(2, 5)).astype(np.float32),
     )  # fmt: skip
     values = [getattr(output, field.name) for field in dataclasses.fields(output)]
 

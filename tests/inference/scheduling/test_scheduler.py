@@ -81,7 +81,13 @@ def fake_output(schedule, token=lambda row, w: 1, is_finite=lambda row: True):
     tokens = np.zeros((num_rows, width), int)
     num_emitted, finite = np.zeros(num_rows, int), np.ones(num_rows, bool)
     chunks = (num_shards * shape.prefill[0], shape.prefill[1]) if shape.scored else (0, 0)
+    pooled = np.zeros((num_shards * shape.prefill[0], 1), np.float32)
     for where, row in schedule.rows:
+        if (pooling := row.sequence.params.pooling) is not None:
+            is_last = row.start + row.length == row.sequence.num_prompt_tokens
+            index, nth = divmod(where, shape.num_rows)
+            index = index * shape.prefill[0] + nth - shape.decode[0]
+            pooled[index] = row.length if pooling == "mean" else is_last
         finite[where] = is_finite(row)
         tokens[where] = [token(row, w) for w in range(width)]
         drafts = (1,) * row.most_accepted
@@ -97,7 +103,7 @@ def fake_output(schedule, token=lambda row, w: 1, is_finite=lambda row: True):
         logprobs=np.zeros(tokens.shape),
         top_ids=np.zeros((*tokens.shape, 0), int), top_logprobs=np.zeros((*tokens.shape, 0)),
         target_logprobs=np.zeros(chunks), target_top_ids=np.zeros((*chunks, 0), int),
-        target_top_logprobs=np.zeros((*chunks, 0)),
+        target_top_logprobs=np.zeros((*chunks, 0)), pooled=pooled,
     )  # fmt: skip
 
 
@@ -186,10 +192,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         temperature=st.sampled_from([0.0, 1.0]),
         ignore_eos=st.booleans(),
         budget=st.one_of(st.none(), st.integers(36, CONTEXT)),
+        pooling=st.sampled_from([None, "last", "mean"]),
     )
-    def add(self, length, n, temperature, ignore_eos, budget):
-        prompt, n = [1] * length, max(n, int(length == 1))  # a single token has no score
-        params = SamplingParams(max_new_tokens=n, temperature=temperature)
+    def add(self, length, n, temperature, ignore_eos, budget, pooling):
+        if n:
+            pooling = None
+        elif pooling is None:
+            n = int(length == 1)  # a single token has no score
+        prompt = [1] * length
+        params = SamplingParams(max_new_tokens=n, temperature=temperature, pooling=pooling)
         new = self.sequence(params, prompt, len(prompt), frozenset({0} - {0 * ignore_eos}))
         if self.config.engine.prompt_budgets and n:
             with contextlib.suppress(InputError):
@@ -283,7 +294,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), more=st.integers(1, 20))
     def fork(self, data, more):
-        parents = [s for s in self.unfinished() if not s.scores and not s.is_whole]
+        parents = [s for s in self.unfinished() if not s.is_only_read and not s.is_whole]
         if not parents:
             return
         parent = data.draw(st.sampled_from(parents))
@@ -327,6 +338,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert s.tokens[-1] == 0 and 0 in s.eos_ids
             if s.finish_reason is FinishReason.LENGTH and not s.scores:
                 assert len(s.tokens) == min(s.max_length, CONTEXT)
+            if s.finish_reason is FinishReason.LENGTH and s.pools:  # each token once
+                num = s.num_prompt_tokens if s.params.pooling == "mean" else 1
+                assert s.pooled == num and s.embedding == 1
             if s.finish_reason is FinishReason.LENGTH and s.scores:
                 assert len(s.prompt_logprobs) == s.num_prompt_tokens - 1
 

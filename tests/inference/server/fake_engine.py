@@ -7,6 +7,7 @@ import functools
 import threading
 import time
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders, models
 
@@ -14,13 +15,19 @@ from configs.errors import InputError
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
 from inference.scheduling.sequence import derived_seed
-from inference.server.frames import Heartbeat, Loaded, TextFacts
+from inference.server.frames import ITERATION_TOKENS, Heartbeat, Loaded, TextFacts
 from inference.text.detokenizer import Detokenizer
 from inference.text.grammar import Grammars
 from inference.text.tokenizer import Tokenizer, byte_alphabet
 
 START, END, REFUSED, CRASHES, HANGS, VOCAB = 256, 257, 258, 259, 260, 270
-MAX_CONTEXT, MAX_SEQS, NUM_TOP = 512, 4, 20
+MAX_CONTEXT, MAX_SEQS, NUM_TOP, WIDTH = 512, 4, 20, 8
+COUNTED = (
+    "decode_steps", "decode_step_seconds", "predicted_decode_step_seconds", "decode_step_bytes",
+    "prefill_steps", "prefill_step_seconds", "step_tokens", "host_seconds",
+)  # fmt: skip
+CACHE = {"block_size": "16", "num_gpu_blocks": "99", "cache_dtype": "bfloat16",
+         "enable_prefix_caching": "True"}  # fmt: skip
 REPLY = "Grüße, 世界! 🙂 The answer is 42. "
 TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}"
@@ -93,7 +100,8 @@ class FakeEngine:
     def facts(self) -> Loaded:
         text = TextFacts.of(tokenizer()) if self._has_text else None
         sizes = MAX_CONTEXT, MAX_SEQS, NUM_TOP
-        return Loaded("fake", "fake-1", *sizes, True, self._has_text, VOCAB, text)
+        facts = "fake", "fake-1", *sizes, True, self._has_text, VOCAB, text
+        return Loaded(*facts, pooling="last", embedding_width=WIDTH, cache=CACHE)
 
     def warm_up(self) -> None:
         time.sleep(self.warm_up_s)
@@ -109,7 +117,7 @@ class FakeEngine:
         self.prompts.append(list(tokens))
         for index in range(params.n):
             seed = derived_seed(params.seed, index) if params.temperature else None
-            planned, told = reply(params.max_new_tokens, seed), list(output)
+            planned, told = self.plan(params, seed), list(output)
             if params.grammar is not None:
                 planned = walk(self._grammars.start(params.grammar))
             assert planned[: len(told)] == told
@@ -120,6 +128,10 @@ class FakeEngine:
             )
             self.running.append(sequence)
         return self._next_id
+
+    def plan(self, params: SamplingParams, seed: int | None) -> list[int]:
+        """The tokens of an answer without a grammar."""
+        return reply(params.max_new_tokens, seed)
 
     def abort(self, id: int) -> None:
         self.aborted += [id] * any(each.id == id for each in self.running)
@@ -139,9 +151,16 @@ class FakeEngine:
 
     def heartbeat(self) -> Heartbeat:
         running, waiting = self.running[:MAX_SEQS], self.running[MAX_SEQS:]
-        return Heartbeat(len(running), len(waiting), 0.25, {"steps": self.num_steps})
+        counters = dict.fromkeys(COUNTED, self.num_steps / 10) | {"steps": self.num_steps}
+        return Heartbeat(
+            len(running), len(waiting), 0.25, counters, len(waiting) // 2, 0.5, 0.1, 0.2, 3e10,
+            [self.num_steps] + [0] * len(ITERATION_TOKENS), [2 * self.num_steps, self.num_steps],
+        )  # fmt: skip
 
     def _advance(self, each: _Sequence) -> RequestOutput:
+        if each.params.pooling is not None:
+            data = vector(each.prompt).astype("<f4").tobytes()
+            return RequestOutput(each.id, [], "", "length", embedding=data)
         if not each.params.max_new_tokens:
             values = [-0.5 * (1 + n % 3) for n in range(len(each.prompt) - 1)]
             tops = [top(id, value) for id, value in zip(each.prompt[1:], values, strict=True)]
@@ -161,6 +180,11 @@ class FakeEngine:
         return RequestOutput(
             each.id, [token], text, reason, each.index, (0,), [-0.25], [top(token, -0.25)], stopped
         )
+
+
+def vector(tokens: list[int]) -> np.ndarray:
+    """What stands for the hidden state of a prompt."""
+    return np.random.default_rng(tokens).normal(size=WIDTH).astype(np.float32)
 
 
 def top(token: int, logprob: float) -> tuple[list[int], list[float]]:

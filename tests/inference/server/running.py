@@ -59,6 +59,8 @@ def running(
     keys: Keys | None = None,
     served_model_name: str | None = None,
     waits: bool = True,
+    tool_call_parser: str = "auto",
+    traces=None,
 ):
     """`engine`: a fake one, or what launches another."""
     launcher = engine
@@ -66,7 +68,7 @@ def running(
         launcher = Thread(lambda: engine or FakeEngine())
     listening = serving.bound("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    service = Service(launcher, limits, served_model_name)
+    service = Service(launcher, limits, served_model_name, tool_call_parser)
     has_started, found, said = threading.Event(), {}, []
 
     def started(server):
@@ -75,7 +77,8 @@ def running(
 
     def run():
         try:
-            asyncio.run(serving.serve(service, listening, keys, 10, said.append, started))
+            serve = serving.serve(service, listening, keys, 10, said.append, started, traces)
+            asyncio.run(serve)
         except BaseException as error:
             found["error"] = error
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from configs.errors import InputError
-from inference.server.web import access, app, pages
+from inference.server.web import access, app, page_files
 from inference.server.web.access import OPEN_PATHS, Keys
 from tests.inference.server.fake_engine import FakeEngine
 from tests.inference.server.running import running
@@ -23,7 +23,7 @@ def locked():
 def test_everything_but_probes_and_pages_needs_a_key(locked):
     routes = app.application(locked.service)._app.routes
     assert len(routes) >= 11
-    opened = {*OPEN_PATHS, *(file.path for file in pages.routes())}
+    opened = {*OPEN_PATHS, *(file.path for file in page_files.routes())}
     for route in routes:
         path = route.path.replace("{id:path}", "fake")
         for method in route.methods:
@@ -34,7 +34,8 @@ def test_everything_but_probes_and_pages_needs_a_key(locked):
             assert response.status_code == 401, path
             if method != "HEAD":
                 assert response.json()["error"]["code"] == "invalid_api_key"
-    for path in ("/nothing", "//health", "/health/", "/v1/%2e%2e/health", "/%68ealth/x"):
+    assert locked.http.get("//health").text == locked.http.get("/").text  # a host, and no path
+    for path in ("/nothing", "/health/", "/v1/%2e%2e/health", "/%68ealth/x"):
         assert locked.http.get(path).status_code == 401
 
 

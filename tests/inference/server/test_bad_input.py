@@ -16,9 +16,19 @@ ASKED = [{"role": "user", "content": "Hi"}]
 BODIES = {TEXT: {"prompt": "Hi"}, CHAT: {"messages": ASKED}}
 PRIVATE = re.compile(r"0x[0-9a-f]{3,}|/[a-z]+/|\.py\b|Traceback", re.IGNORECASE)
 BIG = 2**63
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+NAMED = {"type": "function", "function": {"name": "f"}}
 NESTED: dict = {"type": "object"}
 for _ in range(70):
     NESTED = {"properties": {"a": NESTED}}
+
+
+def tool(name, parameters=SCHEMA):
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOL = tool("f")
 
 
 @pytest.fixture(autouse=True)
@@ -80,17 +90,26 @@ BOTH = {
     ),
     "structured_outputs": (
         [{"json": {}}, {"json": '{"type": "null"}'}, {"regex": "a+"}, {"choice": ["a"]},
-         {"json_object": True}],
+         {"json_object": True}, {"grammar": 'start: "a"'}, {"grammar": 'root ::= "a" | [0-9]+'},
+         {"grammar": 'start: "a"\n' + "".join(f"r{n}: start\n" for n in range(511))}],
         [{}, {"regex": ""}, {"regex": "(("}, {"choice": []}, {"choice": [""]}, {"choice": "a"},
          {"json": "x"}, {"json": "[1]"}, {"json": 3}, {"json": {}, "regex": "a"}, {"grammar": "a"},
-         {"json": {"type": "array", "uniqueItems": True}}, {"regex": "a" * 70_000}],
+         {"json": {"type": "array", "uniqueItems": True}}, {"regex": "a" * 70_000},
+         {"grammar": ""}, {"grammar": 3}, {"grammar": "root ::= ("}, {"grammar": "start: b"},
+         {"grammar": "root ::= " + "(" * 5000}, {"grammar": "start: " + "(" * 5000},
+         {"grammar": 'start: "' + "a" * 70_000 + '"'}, {"grammar": 'start: "a"', "regex": "a"},
+         {"grammar": 'start: "a"\n' + "".join(f"r{n}: start\n" for n in range(512))},
+         {"grammar": '%import "x"'}],
     ),
     "return_token_ids": ([True], ["x"]),
     "prompt_logprobs": ([0, 20, None], [-1, 21, "x", True]),
     "include_stop_str_in_output": ([True], [0]),
     "chat_template": ([None, ""], ["{{ x }}"]),
     "guided_json": ([None], [{"type": "object"}]),
-    "bad_words": ([[]], [["a"]]),
+    "bad_words": (
+        [[], ["a"], ["a" * 256], [f"w{n}" for n in range(64)], ["(?i).*\\ \n", "🙂"]],
+        [[""], ["a" * 257], ["a"] * 65, "a", [3], {}],
+    ),
 }  # fmt: skip
 OWN = {
     TEXT: {
@@ -109,7 +128,10 @@ OWN = {
     },
     CHAT: {
         "messages": (
-            [ASKED * 20],
+            [ASKED * 20, [{"role": "assistant", "tool_calls": [CALL]}],
+             [{"role": "assistant", "content": "a", "tool_calls": [
+                 {"function": {"name": "n" * 256, "arguments": {}}},
+                 {"function": {"name": "f", "arguments": "[1"}}]}]],
             [None, [], "Hi", [3], [{}], [{"role": "user"}], [{"role": "user", "content": None}],
              [{"role": "robot", "content": "a"}], [{"role": None, "content": "a"}],
              [{"role": "user", "content": 3}], [{"role": "user", "content": [{"text": "a"}]}],
@@ -117,13 +139,39 @@ OWN = {
              [{"role": "user", "content": "a" * MAX_CONTEXT}],
              [{"role": "user", "content": "a" * (16 * MAX_CONTEXT + 1)}], ASKED * 2049,
              [{"role": "user", "content": "a", "reasoning_content": "a" * (16 * MAX_CONTEXT)}],
-             [{"role": "assistant", "tool_calls": [{"a": ["a" * (16 * MAX_CONTEXT)]}]}]],
+             [{"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments":
+                                                                     "a" * (16 * MAX_CONTEXT)}}]}],
+             *([{"role": "assistant", "tool_calls": [call]}] for call in (
+                 {}, {"id": "1"}, {"function": {}}, {"function": {"name": "f"}}, CALL | {"id": 3},
+                 CALL | {"id": "a" * 513}, CALL | {"type": "x"},
+                 {"function": {"name": "", "arguments": ""}},
+                 {"function": {"name": "a" * 257, "arguments": ""}},
+                 {"function": {"name": "f", "arguments": 3}})),
+             [{"role": "assistant", "tool_calls": [CALL] * 65}]],
         ),
         "max_tokens": ([1, 400], [0, -1, MAX_CONTEXT, "x"]),
         "max_completion_tokens": ([1, 400], [0, MAX_CONTEXT]),
         "logprobs": ([True, False], [1, "x"]),
         "top_logprobs": ([], [1, 21, -1]),
-        "tools": ([None], [[], [{"type": "function"}], "x"]),
+        "tools": (
+            [None, [TOOL], [tool("n" * 64)],
+             [tool("aZ_-9", None)], [tool("f", {})], [TOOL, tool("g", SCHEMA)]],
+            [[], [{"type": "function"}], "x", [{"type": "custom", "custom": {"name": "f"}}],
+             [tool("")], [tool("n" * 65)], [tool("a b")], [tool("ü")], [tool("f\n")], [TOOL, TOOL],
+             [tool(f"f{n}") for n in range(65)], [tool("f", [])], [tool("f", {"type": "array"})],
+             [TOOL | {"function": {"name": "f", "description": 3}}]],
+        ),
+        "tool_choice": ([None, "none"], ["auto", "required", "x", 3, ["none"], {}, NAMED]),
+        "parallel_tool_calls": ([True, False, None], ["x", 1]),
+        "chat_template_kwargs": (
+            [{}, {"v" * 64: "x" * 512}, {f"n{n}": n for n in range(16)},
+             {"a": True, "b": None, "c": 0.5, "d": -BIG}],
+            [{"v" * 65: 1}, {"_a": 1}, {"a b": 1}, {"a": "x" * 513}, {"a": []}, {"a": {"b": 1}},
+             {f"n{n}": n for n in range(17)}, {"messages": "x"}, {"tools": 1}, {"": 1}, [], "x",
+             {"chat_template": "{{ 1 }}"}, {"add_generation_prompt": False}],
+        ),
+        "add_generation_prompt": ([True, False, None], ["x"]),
+        "continue_final_message": ([True, False, None], ["x", 1]),
     },
 }  # fmt: skip
 GOOD = [(path, name, value) for path in BODIES
@@ -194,6 +242,61 @@ def test_some_fields_go_together(server):
         ({"min_tokens": 3, "max_tokens": 3, "stop": "a"}, "stop"),
     ]:
         assert error_of(server.post(TEXT, **{"prompt": "a"} | asked))["param"] == param
+
+
+SCHEMAS = [
+    {"type": "stsring"}, {"$ref": "#/a"}, {"type": "array", "uniqueItems": True}, NESTED,
+    {"enum": ["a" * 70_000]}, {"pattern": "(("}, {"type": "string", "format": "nope"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "g"}}])
+def test_schemas_of_tools_that_cannot_be_compiled_are_told_with_their_place(server, choice):
+    for schema in SCHEMAS:
+        asked = {"messages": ASKED, "max_tokens": 1, "tool_choice": choice}
+        tools = [TOOL, tool("g", {"properties": {"a": schema}})]
+        found = error_of(server.post(CHAT, **asked, tools=tools))
+        assert found["param"] == "tools[1].function.parameters", (schema, found)
+        assert found["message"].startswith("tools[1].function.parameters: ")
+        auto = server.post(CHAT, **asked | {"tool_choice": "auto"}, tools=tools[1:])
+        is_short = "a" * 70_000 not in str(schema) and schema is not NESTED
+        assert auto.status_code == 200 or not is_short, auto.text
+
+
+def test_as_many_tools_as_there_may_be(server):
+    tools = [tool(f"f{n}") for n in range(64)]
+    asked = {"messages": ASKED, "tools": tools, "max_tokens": 1}
+    assert server.post(CHAT, **asked, tool_choice="none").status_code == 200
+    found = error_of(server.post(CHAT, **asked))
+    assert found["param"] == "messages" and found["code"] == "context_length_exceeded"
+
+
+def test_places_of_what_is_wrong_with_tools(server):
+    function = {"type": "function", "function": {"name": "g"}}
+    allowed = {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "auto", "tools": [NAMED, function]},
+    }
+    for asked, param in [
+        ({"tools": [TOOL, {"type": "x"}]}, "tools[1].type"),
+        ({"tools": [TOOL, tool("a b")]}, "tools[1].function.name"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].function.name"),
+        ({"tools": [tool("f", {"type": "null"})]}, "tools[0].function.parameters.type"),
+        ({"tools": [TOOL], "tool_choice": function}, "tool_choice.function.name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tools": [TOOL], "tool_choice": allowed},
+         "tool_choice.allowed_tools.tools[1].function.name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+        ({"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
+         "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "required", "bad_words": ["a"]}, "tool_choice"),
+        ({"bad_words": ["a"], "structured_outputs": {"regex": "a"}}, "bad_words"),
+        ({"bad_words": ["a"], "ignore_eos": True}, "ignore_eos"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"chat_template_kwargs": {"_a": 1}}, "chat_template_kwargs"),
+    ]:  # fmt: skip
+        found = error_of(server.post(CHAT, **{"messages": ASKED, "max_tokens": 1} | asked))
+        assert found["param"] == param and param in found["message"], (asked, found)
 
 
 def test_unknown_fields_are_accepted_counted_and_named(server):

@@ -44,9 +44,10 @@ def test_an_answer_has_what_clients_read(server):
     ([*ASKED, {"role": "assistant", "content": "Yo"}, 
       {"role": "user", "content": "So?", "name": "x"}],
      [("user", "Hi"), ("assistant", "Yo"), ("user", "So?")]),
-    ([*ASKED, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+    ([*ASKED, {"role": "assistant", "content": None, "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "ü"}'}}]},
       {"role": "tool", "tool_call_id": "1", "content": "4"}],
-     [("user", "Hi"), ("assistant", ""), ("tool", "4")]),
+     [("user", "Hi"), ("assistant", '{"name": "f", "arguments": {"a": "ü"}}'), ("tool", "4")]),
 ])  # fmt: skip
 def test_what_the_model_reads(server, engine, messages, expected):
     answered(server.post(CHAT, messages=messages, max_tokens=1))
@@ -120,3 +121,24 @@ def test_the_role_comes_with_the_first_token(engine, server):
     with server.http.stream("POST", CHAT, json={"messages": ASKED, "stream": True}) as response:
         assert next(response.iter_lines()).startswith("data: ")
         assert engine.num_steps > before
+
+
+@pytest.mark.parametrize("path, asked", [
+    (CHAT, {"messages": ASKED}), ("/v1/completions", {"prompt": "Hi"}),
+])  # fmt: skip
+def test_lengths_of_events_tell_nothing_where_that_is_asked_for(server, path, asked):
+    how = {"stream": True, "max_tokens": 60} | asked
+    sizes = {}
+    for hides in (False, True):
+        options = {"include_obfuscation": hides, "include_usage": True}
+        text = server.post(path, **how, stream_options=options).text
+        found = events.read(text)
+        *chunks, last = found
+        assert "obfuscation" not in last and last["usage"]["completion_tokens"] == 60
+        told = [chunk for chunk in chunks if chunk["choices"][0]["finish_reason"] is None]
+        assert all(("obfuscation" in chunk) == hides for chunk in chunks)
+        lines = [line for line in text.split("\n\n") if '"finish_reason":null' in line]
+        assert len(lines) == len(told) > 20
+        sizes[hides] = {len(line.encode()) for line in lines}
+    assert len(sizes[False]) > 2 and len(sizes[True]) == 1
+    assert len({chunk["obfuscation"] for chunk in told}) > 20  # it is not the same each time

@@ -172,6 +172,8 @@ def test_who_does_not_read_is_disconnected():
         wait_until(lambda: engine.aborted)
         wait_until(lambda: not engine.running and not server.service.client.num_sequences)
         assert server.post("/v1/completions", prompt="a", max_tokens=3).status_code == 200
+        stalls = 'ridgeline:stream_stalls_total{model_name="fake"} 1.0\n'
+        assert stalls in server.http.get("/metrics").text
         answer = b""
         with contextlib.suppress(ConnectionResetError):
             answer = read_all(connection)

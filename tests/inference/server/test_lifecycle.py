@@ -7,6 +7,7 @@ import threading
 import time
 
 import httpx2
+import msgspec
 import pytest
 
 from configs.errors import InputError
@@ -336,12 +337,23 @@ def test_a_line_says_what_was_served(monkeypatch):
         assert names[:5] == ["running", "waiting", "cache", "prompt_tok_s", "output_tok_s"]
 
 
-def test_rates_of_an_engine_that_is_new_count_from_nothing():
+def test_a_line_says_what_happened_between_two_heartbeats():
     old = Heartbeat(1, 0, 0.5, {"prompt_tokens": 100, "generated_tokens": 500, "preemptions": 2})
-    now = Heartbeat(2, 1, 0.25, {"prompt_tokens": 40, "cached_tokens": 10, "generated_tokens": 20})
+    counters = {"prompt_tokens": 140, "cached_tokens": 10, "generated_tokens": 520}
+    now = Heartbeat(0, 1, 0.25, old.counters | counters)
     assert report.line(old, now, 10.0) == (
-        "running=2 waiting=1 cache=25% prompt_tok_s=4.0 output_tok_s=2.0 cached=25%"
+        "running=0 waiting=1 cache=25% prompt_tok_s=4.0 output_tok_s=2.0 cached=25%"
     )
+    steps = {"decode_steps": 8, "decode_step_seconds": 0.1, "decode_step_bytes": 2e9}
+    held = Heartbeat(2, 1, 0.25, old.counters | steps, 0, 1.25, 0.0625, 0.5)
+    assert report.line(old, held, 10.0) == (
+        "running=2 waiting=1 cache=25% prompt_tok_s=0.0 output_tok_s=0.0 step_ms=12.50 waste=6% "
+        "shared=50% waited_s=1.2"
+    )
+    known = msgspec.structs.replace(
+        held, read_bandwidth=4e10, counters=held.counters | {"predicted_decode_step_seconds": 0.08}
+    )
+    assert "step_ms=12.50 predicted_ms=10.00 roofline=50% waste" in report.line(old, known, 10.0)
     counters = {"drafts": 10, "accepted_drafts": 4, "generated_tokens": 505, "preemptions": 5}
     more = Heartbeat(0, 0, 0.0, old.counters | counters)
     assert report.line(old, more, 10.0) == (

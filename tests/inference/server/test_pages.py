@@ -4,10 +4,14 @@ import re
 
 import pytest
 
-from inference.server.web import pages
+from inference.server.web import page_files
 
-PATHS = [route.path for route in pages.routes()]
-KINDS = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
+PATHS = [route.path for route in page_files.routes()]
+KINDS = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -37,4 +41,4 @@ def test_nothing_beside_them_is_sent(server):
 def test_pages_ask_nobody_else(server, path):
     text = server.http.get(path).text
     assert not re.search(r"(?:src|href)=[\"']?(?:https?:)?//|@import|url\(|<style| style=", text)
-    assert not re.search(r"<script(?![^>]*\bsrc=)|\son\w+=", text)
+    assert not re.search(r"<script(?![^>]*(?:\bsrc=|.application/json))|\son\w+=", text)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import httpx2
 import numpy as np
 import pytest
 
+from inference.checkpoints import resolve
+from layers import decoder
 from tests import compiling
 from tests.inference.server import events
 from tests.inference.server.running import wait_until
@@ -111,6 +114,18 @@ def test_scores_are_those_of_transformers(served, golden, num_new):
     assert found["text_offset"] == sorted(found["text_offset"]) and found["text_offset"][0] == 0
 
 
+def test_embeddings_are_hidden_states_of_transformers(served, golden):
+    """The head makes logits of them, but for their length."""
+    checkpoint = resolve.resolve(str(TINY)).open(None)
+    params = checkpoint.load_params(decoder.param_infos(checkpoint.config), None)
+    head = params["embed" if checkpoint.config.tied else "head"]["table"]
+    texts = [golden[f"tokens_{i}"].tolist() for i in (0, 1)]
+    for i, one in enumerate(served.post("/v1/embeddings", input=texts)["data"]):
+        logits_V, expected_V = np.float32(head) @ one["embedding"], golden[f"logits_{i}"][-1]
+        expected_V = expected_V * (np.linalg.norm(logits_V) / np.linalg.norm(expected_V))
+        np.testing.assert_allclose(logits_V, expected_V, atol=1e-4)
+
+
 def test_answers_are_scored_alike_while_they_are_generated(served):
     asked = {"prompt": "Once upon", "temperature": 0, "logprobs": 3, "return_token_ids": True}
     (choice,) = served.post(TEXT, max_tokens=12, **asked)["choices"]
@@ -163,13 +178,34 @@ def test_answers_have_the_form_that_is_asked_for(served):
     assert digits["choices"][0]["text"].isdigit() and len(digits["choices"][0]["text"]) == 5
 
 
+def test_words_that_are_banned_do_not_come(served):
+    asked = {"prompt": "Once upon", "temperature": 0, "max_tokens": 40, "min_tokens": 30}
+    text = served.post(TEXT, **asked)["choices"][0]["text"]
+    words = [text[:3], text[8:10]]
+    assert all(word.strip() for word in words)
+    other = served.post(TEXT, **asked, bad_words=words)["choices"][0]["text"]
+    assert not any(word in other for word in words) and len(other) > 10
+
+
 def test_a_prompt_is_cached_for_the_next(served):
     prompt = list(range(20, 100))
     for _ in range(2):
-        usage = served.post(TEXT, prompt=prompt, max_tokens=1)["usage"]
+        usage = served.post(TEXT, prompt=prompt, max_tokens=4)["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] >= 64
+
+    def value(name):
+        text = served.http.get("/metrics").text
+        found = re.search(rf"^{name}{{[^}}]*}} (\S+)$", text, re.M)
+        return float(found[1]) if found else 0.0
+
+    wait_until(lambda: value("vllm:prefix_cache_hits_total") >= 64)
+    assert value("vllm:request_queue_time_seconds_sum") > 0
+    assert value("vllm:request_prefill_time_seconds_sum") > 0
+    assert value("ridgeline:step_bytes_total") > 0
+    assert value("vllm:iteration_tokens_total_sum") > 80
     text = served.http.get("/metrics").text
     assert 'vllm:num_requests_running{model_name="llama-tokenizer"}' in text
+    assert re.search(r'^vllm:cache_config_info\{block_size="16",', text, re.M)
 
 
 def test_what_the_engine_refuses_is_told(served):

@@ -32,6 +32,8 @@ def is_of_schema(text: str) -> bool:
     ({"structured_outputs": {"regex": "[0-9]{3}"}}, lambda text: text.isdigit() and len(text) == 3),
     ({"structured_outputs": {"choice": ["ja", "nein"]}}, lambda text: text in ("ja", "nein")),
     ({"structured_outputs": {"json_object": True}}, lambda text: text[0] == "{"),
+    ({"structured_outputs": {"grammar": 'start: "a" "b"~3'}}, lambda text: text == "abbb"),
+    ({"structured_outputs": {"grammar": 'root ::= "a" [0-9] | "b"'}}, lambda text: text == "a0"),
 ])  # fmt: skip
 def test_answers_have_the_form(server, asked, is_right):
     given = server.post(TEXT, prompt="a", max_tokens=200, **asked).json()
@@ -98,3 +100,17 @@ def test_a_client_that_disconnects_while_it_is_compiled_is_forgotten():
         may_go_on.set()
         assert server.post(TEXT, prompt="a", max_tokens=2).status_code == 200
         assert len(engine.prompts) == 1
+
+
+def test_words_that_are_banned():
+    """What the engine would say otherwise holds one."""
+    form = {"regex": "Gr.{1,3}e|Hallo"}
+    with running() as server:
+        (choice,) = server.post(TEXT, prompt="a", max_tokens=30).json()["choices"]
+        assert "Grüße" in choice["text"]
+        for words in (["Grüße"], ["x", "ü"]):
+            for path, asked in ((TEXT, {"prompt": "a"}), (CHAT, ASKED)):
+                response = server.post(path, max_tokens=30, bad_words=words, **asked)
+                assert response.status_code == 200 and "ü" not in response.text
+        both = server.post(TEXT, prompt="a", bad_words=["a"], structured_outputs=form)
+        assert both.status_code == 400 and both.json()["error"]["param"] == "bad_words"

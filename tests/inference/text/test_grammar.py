@@ -9,6 +9,7 @@ from configs.errors import InputError
 from inference.text import grammar
 from inference.text.grammar import Grammars
 from tests.inference.server.fake_engine import END, VOCAB, tokenizer
+from tests.inference.text import test_quoting
 
 PERSON = {
     "type": "object",
@@ -21,6 +22,9 @@ PERSON = {
 NESTED: dict = {"type": "object"}
 for _ in range(70):
     NESTED = {"properties": {"a": NESTED}}
+
+
+CHAIN = "start: a0\n" + "".join(f"a{n}: a{n + 1}\n" for n in range(3000))
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +51,9 @@ def follow(state, text: str) -> None:
     (grammar.of_json_schema({"type": "object"}), '{"a": [1, {"b": null}], "c": -1.5e3}', "[1]"),
     (grammar.of_regex(r"[0-9]{2}x?"), "12", "1x"),
     (grammar.of_choices(["yes", 'no "\\ \n é']), 'no "\\ \n é', "maybe"),
+    (grammar.of_lark('start: item ("," item)*\nitem: /[a-z]+/ | "é"'), "ab,é,c", ","),
+    (grammar.of_lark('root ::= item ("," item)*\nitem ::= [a-z]+ | "é"'), "ab,é,c", ","),
+    (grammar.of_lark('%import common.INT\nstart: INT %json {"type": "null"}'), "12null", "x"),
 ])  # fmt: skip
 def test_what_is_permitted_and_nothing_else(grammars, source, whole, wrong):
     state = grammars.start(source)
@@ -101,6 +108,19 @@ def test_any_walk_ends_in_json_of_the_schema(grammars):
     (grammar.of_regex, "((((", "invalid regex"), (grammar.of_regex, "(?<=a)b", "invalid regex"),
     (grammar.of_regex, "a" * (grammar.MAX_CHARS + 1), "at most 65536 characters"),
     (grammar.of_choices, [], "at least one character"),
+    (grammar.of_lark, "start: nothing", "unknown name"), (grammar.of_lark, "", "Empty grammar"),
+    (grammar.of_lark, 'a: "b"', "no start rule"), (grammar.of_lark, "root ::= (", "cannot be read"),
+    (grammar.of_lark, "root ::= a", "Rule 'a' not found"), 
+    (grammar.of_lark, 'root ::= "\\', "out of range"),
+    (grammar.of_lark, "root ::= " + "(" * 5000, "nested too deeply"),
+    (grammar.of_lark, "start: " + "(" * 5000, "too deeply nested"),
+    (grammar.of_lark, "x" * (grammar.MAX_CHARS + 1), "at most 65536 characters"),
+    (grammar.of_lark, CHAIN, "at most 512 rules, not 3001"),
+    (grammar.of_lark, CHAIN.replace("a", "A"), "at most 512 rules, not 3001"),
+    (grammar.of_lark, CHAIN.replace(":", "[lazy]:"), "at most 512 rules, not 3001"),
+    (grammar.of_lark, CHAIN.replace(":", ".1:"), "at most 512 rules, not 3001"),
+    (grammar.without, [], "at least one character"), (grammar.without, ["a", ""], "at least one"),
+    (grammar.without, ["a" * 70_000], "at most 65536 characters"),
     (grammar.of_choices, ["a", ""], "at least one character"),
 ])  # fmt: skip
 def test_what_cannot_be_compiled_says_why(grammars, write, given, problem):
@@ -117,12 +137,11 @@ def test_costly_grammars_end_or_fail(grammars, pattern):
         state.accept(ord("a"))
 
 
-def test_as_many_are_kept_as_there_is_room_for(monkeypatch):
+def test_as_many_are_kept_as_there_is_room_for():
     """Long ones need more of it."""
-    own = Grammars(tokenizer(), [END])
     short = [grammar.of_regex(f"a{{{n}}}") for n in range(10, 20)]
     room = 3 * grammar._num_bytes(short[0])
-    monkeypatch.setattr(grammar, "_MAX_KEPT_BYTES", room)
+    own = Grammars(tokenizer(), [END], room)
     for _ in range(2):
         for text in short:
             own.start(text)
@@ -132,3 +151,47 @@ def test_as_many_are_kept_as_there_is_room_for(monkeypatch):
     own.start(long)
     assert list(own._kept) == [short[-3], long]
     assert own._kept_bytes == sum(map(grammar._num_bytes, own._kept)) <= room
+
+
+@pytest.mark.parametrize("num", [1, 5000])
+def test_choices_may_be_many(grammars, num):
+    """And one may be another's beginning."""
+    choices = [f"c{n}" for n in range(num)]
+    state = grammars.start(grammar.of_choices(choices))
+    follow(state, choices[-1])
+    assert END in permitted(state)
+    both = grammars.start(grammar.of_choices(["a", "ab"]))
+    follow(both, "a")
+    assert permitted(both) == [ord("b"), END]
+
+
+@pytest.mark.parametrize("word", [
+    "bad", "a.b", 'x"y', "a/b", "a\nb", "[^a]", "a\\b", "{2}", "(?i)q", "#c", "\x00z", "it's",
+    "<|end|>", "a-b&~c", "$^", "ö",
+])  # fmt: skip
+def test_texts_without_a_word(grammars, word):
+    for before in ("", "Grüße, 世界! 🙂 ", word[:-1] + " "):
+        state, (*start, last) = grammars.start(grammar.without(["other", word])), word.encode()
+        for token in [*before.encode(), *start]:
+            assert token in permitted(state)
+            state.accept(token)
+        assert last not in permitted(state) and not state.has_failed
+    state = grammars.start(grammar.without([word]))
+    follow(state, "Any other text.\n\nAt all, 世界! ~&^$ (x) [y] {z}\t")
+    assert END in permitted(state) and len(permitted(state)) > 100
+
+
+def test_a_word_is_banned_however_tokens_divide_it():
+    """Also where one token ends it and says more."""
+    own = test_quoting.tiny()
+    state = Grammars(own, [own.eos_id]).start(grammar.without(["the"]))
+    for start in ("", "t", "th", "oh, t"):
+        for token in own.encode(start, add_special=False):
+            state.accept(token)
+        words = state.mask()
+        for token in range(own.vocab_size):
+            data = own.token_bytes(token)
+            if data.isascii() and data:
+                is_permitted = bool(words[token // 32] >> (token % 32) & 1)
+                assert is_permitted == (b"the" not in start.encode() + data), (start, data)
+        state = Grammars(own, [own.eos_id]).start(grammar.without(["the"]))

@@ -1,0 +1,97 @@
+"""What grammars cost a token, and whether answers of a real model to random schemas are valid.
+
+    PYTHONPATH=. python docs/measure_grammars.py --schemas=1000
+
+prints one line each. 16 sequences decode side by side, with a grammar and without, in turn.
+"""
+
+import json
+import random
+import statistics
+import time
+
+import jsonschema
+from absl import app, flags
+
+from inference.engine import Engine
+from inference.request import SamplingParams
+from inference.text import grammar
+from tests import schemas
+
+_MODEL = flags.DEFINE_string("model", "smollm2-135m", "As --model of the scripts.")
+_SCHEMAS = flags.DEFINE_integer("schemas", 1000, "How many of them.")
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "Of each kind.")
+
+_STREAMS, _PROMPT, _TOKENS, _MAX_TOKENS = 16, 64, 48, 400
+_LONG = {  # no text of it ends within the tokens that are timed
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "minLength": 20, "maxLength": 40},
+        "scores": {"type": "array", "items": {"type": "integer"}, "minItems": 200},
+    },
+    "required": ["title", "scores"],
+    "additionalProperties": False,
+}
+
+
+def main(argv: list[str]) -> None:
+    """Prints both."""
+    del argv
+    engine = Engine.from_model(
+        _MODEL.value, max_seqs=_STREAMS, grammars=True, top_logprobs=0, max_context=1024
+    )
+    engine.warm_up()
+    free = SamplingParams(max_new_tokens=_TOKENS, ignore_eos=True)
+    bound = SamplingParams(max_new_tokens=_TOKENS, grammar=grammar.of_json_schema(_LONG))
+    for params in (free, bound):
+        _step_s(engine, params)
+    pairs = [(_step_s(engine, free), _step_s(engine, bound)) for _ in range(_ROUNDS.value)]
+    ratio = statistics.median(with_it / without for without, with_it in pairs)
+    free_ms, bound_ms = (1e3 * statistics.median(each) for each in zip(*pairs, strict=True))
+    print(
+        f"a step of {_STREAMS} sequences: {free_ms:.1f} ms without grammars, "
+        f"{bound_ms:.1f} ms with, {ratio:.3f} x"
+    )
+    if _SCHEMAS.value:
+        print(_answers(engine, _SCHEMAS.value))
+
+
+def _step_s(engine: Engine, params: SamplingParams) -> float:
+    """Median seconds between two tokens of a sequence while all decode."""
+    dice = random.Random(0)
+    prompts = [[dice.randrange(100, 40_000) for _ in range(_PROMPT)] for _ in range(_STREAMS)]
+    for prompt in prompts:
+        engine.add_request(prompt, params)
+    times = []
+    while engine.scheduler.has_work:
+        if len(engine.step()) == _STREAMS:
+            times.append(time.perf_counter())
+    return statistics.median(b - a for a, b in zip(times[1:], times[2:], strict=False))
+
+
+def _answers(engine: Engine, num: int) -> str:
+    dice = random.Random(num)
+    asked = [schemas.random_schema(dice) for _ in range(num)]
+    params = [
+        SamplingParams(
+            max_new_tokens=_MAX_TOKENS, temperature=1.0, seed=n,
+            grammar=grammar.of_json_schema(schema),
+        )
+        for n, schema in enumerate(asked)
+    ]  # fmt: skip
+    prompts = [f"Some JSON of {json.dumps(schema)}:\n" for schema in asked]
+    num_valid = num_cut = num_tokens = 0
+    for index, answer in engine.as_completed(prompts, params):
+        num_tokens += len(answer.token_ids)
+        num_cut += answer.finish_reason == "length"
+        check = jsonschema.Draft202012Validator(asked[index])
+        if answer.finish_reason == "stop" and check.is_valid(json.loads(answer.text)):
+            num_valid += 1
+    return (
+        f"{num} schemas: {num_valid} valid, {num_cut} cut off at {_MAX_TOKENS} tokens; "
+        f"{num_tokens} tokens"
+    )
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,88 @@
+"""Where a server of OpenAI's interface is, and the key that it wants."""
+
+import dataclasses
+import os
+import re
+import urllib.parse
+from pathlib import Path
+
+from configs.errors import InputError, reason
+
+KEY_VARIABLE = "OPENAI_API_KEY"  # as OpenAI's own client has it
+
+_WANTED = "http://HOST:PORT, or https://"
+_KEY = re.compile(r"[!-~]+")  # what a header can hold
+
+
+@dataclasses.dataclass(frozen=True)
+class Address:
+    """A server.
+
+    Attributes:
+        host, port: it listens there.
+        is_tls: it speaks https.
+        prefix: of all its paths, before /v1.
+        key: None: it wants none.
+    """
+
+    host: str
+    port: int
+    is_tls: bool = False
+    prefix: str = ""
+    key: str | None = dataclasses.field(default=None, repr=False)
+
+    @classmethod
+    def parse(cls, label: str, url: str, key: str | None = None) -> "Address":
+        """Of a URL as OpenAI's clients take it, with or without its /v1.
+
+        Args:
+            label: of the URL in errors, such as "--url=x".
+            url: as it was given.
+            key: of the server.
+
+        Raises:
+            InputError: it is no such URL.
+        """
+        try:
+            parts = urllib.parse.urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise InputError(f"{label[:200]} is no URL: {error}; give {_WANTED}") from None
+        is_tls = parts.scheme == "https"
+        has_more = parts.query or parts.fragment or "@" in parts.netloc
+        is_plain = url.isascii() and url.isprintable() and " " not in url
+        if parts.scheme not in ("http", "https") or not parts.hostname or has_more or not is_plain:
+            raise InputError(f"{label[:200]} is no URL of a server: give {_WANTED}")
+        prefix = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+        return cls(parts.hostname, port or (443 if is_tls else 80), is_tls, prefix, key)
+
+    @property
+    def name(self) -> str:
+        """As the header Host has it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def read_key(path: str | None) -> str | None:
+    """The first key of the file that --api_key_file names, else what OPENAI_API_KEY holds, if
+    anything.
+
+    Raises:
+        InputError: the file cannot be read, or holds no key, or what is there is none.
+    """
+    if path is None:
+        label, lines = KEY_VARIABLE, [os.environ.get(KEY_VARIABLE, "")]
+    else:
+        label = f"--api_key_file={path}"
+        try:
+            lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise InputError(f"{label}: {reason(error)}") from None
+    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not keys:
+        if path is None:
+            return None
+        raise InputError(f"{label} holds no key: write one a line")
+    if not _KEY.fullmatch(keys[0]):
+        raise InputError(f"{label}: a key is printable ASCII without spaces")
+    return keys[0]

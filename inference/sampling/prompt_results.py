@@ -1,0 +1,65 @@
+"""What a step computes of the tokens of prompts that are only read: their log-probabilities, and
+the sums that vectors of prompts are made of.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from inference.sampling import sampler
+from inference.sampling.parameters import Array
+from inference.scheduling.step_shapes import StepShape
+from layers import topk
+
+
+def score(
+    logits: Callable[[jax.Array], jax.Array],
+    shape: StepShape,
+    hidden_TD: jax.Array,
+    targets_YW: Array,
+    num_top: int,
+) -> dict[str, jax.Array]:
+    """Log-probabilities of the targets of every prefill token, a chunk of logits at a time.
+
+    Args:
+        logits: float32 [Q, V] of hidden states [Q, D].
+        shape: of the step.
+        hidden_TD: its final hidden states.
+        targets_YW: the token behind each of its prefill tokens, i32[chunks, tokens].
+        num_top: alternatives of each target.
+
+    Returns:
+        Fields of `StepOutput`.
+    """
+    if not shape.scored:
+        none = jnp.zeros((0, 0, num_top))
+        targets = jnp.zeros((0, 0)), none.astype(jnp.int32), none
+    else:
+
+        def score_chunk(rows: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+            logits_QV = logits(rows[0])
+            summary = topk.summarize(logits_QV)
+            values, ids = sampler.top_log_probs(logits_QV, summary, num_top)
+            return sampler.log_probs(logits_QV, summary, rows[1])[0], ids, values
+
+        targets = jax.lax.map(score_chunk, (_of_chunks(shape, hidden_TD), targets_YW))
+    return dict(
+        zip(("target_logprobs", "target_top_ids", "target_top_logprobs"), targets, strict=True)
+    )
+
+
+def pool(shape: StepShape, hidden_TD: jax.Array, is_pooled_YW: Array | None) -> jax.Array:
+    """Sums of the hidden states of each chunk's pooled tokens, f32[chunks, D]; [0, 0] in an engine
+    without embeddings. A sum, not a product: that of one token has its bits on every device.
+    """
+    if is_pooled_YW is None:
+        return jnp.zeros((0, 0))
+    is_pooled_YW1 = is_pooled_YW[:, :, None]
+    return jnp.where(is_pooled_YW1, _of_chunks(shape, hidden_TD), 0.0).sum(1, dtype=jnp.float32)
+
+
+def _of_chunks(shape: StepShape, hidden_TD: jax.Array) -> jax.Array:
+    """The rows of the prefill rectangle: [T, D] -> [chunks, tokens, D]."""
+    first, (chunks, tokens) = shape.decode[0] * shape.decode[1], shape.prefill
+    return hidden_TD[first : first + chunks * tokens].reshape(chunks, tokens, hidden_TD.shape[1])

@@ -1,0 +1,114 @@
+"""Files of OpenAI's batches: a request a line, each with an id of its own."""
+
+import re
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from configs.errors import InputError, reason, shown
+
+WANTED = '{"custom_id": text, "method": "POST", "url": "/v1/...", "body": {...}}'
+
+_MAX_BYTES = 4 << 20  # of a line, as of a body over HTTP
+_SHOWN = 200
+_URL = re.compile(r"/v1/[!-~]+")
+
+
+class Line(NamedTuple):
+    """A request: the number of its line, its id, a path, and a body as the file has it."""
+
+    number: int
+    custom_id: str
+    url: str
+    body: bytes
+
+
+class BadLine(NamedTuple):
+    """A line that is no request, and why."""
+
+    number: int
+    custom_id: str | None
+    why: str
+
+
+class _Given(msgspec.Struct):
+    custom_id: str
+    url: str
+    body: msgspec.Raw
+    method: Literal["POST"] = "POST"
+
+
+class _Named(msgspec.Struct):
+    custom_id: str | None = None
+
+
+class _Body(msgspec.Struct):
+    stream: bool | None = None
+
+
+_GIVEN = msgspec.json.Decoder(_Given)
+_NAMED = msgspec.json.Decoder(_Named)
+_BODY = msgspec.json.Decoder(_Body)
+
+
+def read(name: str) -> list[Line | BadLine]:
+    """Every line but blank ones.
+
+    Raises:
+        InputError: the file cannot be read, or has no line.
+    """
+    found: list[Line | BadLine] = []
+    numbers: dict[str, int] = {}
+    for number, data in enumerate(_read(name), 1):
+        if not data.strip():
+            continue
+        line = _line(number, data)
+        if isinstance(line, Line):
+            first = numbers.setdefault(line.custom_id, number)
+            if first != number:
+                why = f"custom_id {shown(line.custom_id)} is that of line {first}, too"
+                line = BadLine(number, line.custom_id, why)
+        found.append(line)
+    if not found:
+        raise InputError(f"{name}: no line holds a request; each is {WANTED}")
+    return found
+
+
+def _read(name: str) -> Iterator[bytes]:
+    try:
+        with open(name, "rb") as file:
+            while data := file.readline(_MAX_BYTES + 2):
+                yield data
+                while not data.endswith(b"\n") and len(data) > _MAX_BYTES:
+                    data = file.readline(_MAX_BYTES + 2)  # the rest of it
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {name}: {reason(error)}") from None
+
+
+def _line(number: int, data: bytes) -> Line | BadLine:
+    if len(data) > _MAX_BYTES:
+        return BadLine(number, None, f"it is longer than {_MAX_BYTES >> 20} MiB")
+    try:
+        given = _GIVEN.decode(data.strip().removeprefix(b"\xef\xbb\xbf"))
+        body = bytes(given.body)
+        streams = _BODY.decode(body).stream
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return BadLine(number, _custom_id(data), f"it is not {WANTED}: {error}"[:_SHOWN])
+    why = ""
+    if not given.custom_id:
+        why = "its custom_id is empty"
+    elif not _URL.fullmatch(given.url):
+        why = f"its url is a path such as /v1/chat/completions, not {shown(given.url)}"
+    elif streams:
+        why = "an answer in a file is no stream: leave stream out"
+    if why:
+        return BadLine(number, given.custom_id or None, why)
+    return Line(number, given.custom_id, given.url, body)
+
+
+def _custom_id(data: bytes) -> str | None:
+    try:
+        return _NAMED.decode(data).custom_id
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None

@@ -1,0 +1,102 @@
+"""Results of a batch, a line each as OpenAI has them, and which of them are kept."""
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from configs.errors import InputError, reason
+from inference.http_client.connections import Answer
+from inference.server.batches.lines import BadLine, Line
+
+Record = dict[str, Any]
+
+_NO_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_FOR_A_WHILE = (408, 429)  # and from 500 on: another attempt may succeed
+
+
+def answered(line: Line, answer: Answer) -> Record:
+    """What the server said, be it an error."""
+    try:
+        body = msgspec.json.decode(answer.body)
+    except _NO_JSON:
+        return failed(line, "invalid_answer", f"status {answer.status} without JSON")
+    response = {
+        "status_code": answer.status,
+        "request_id": answer.headers.get("x-request-id", ""),
+        "body": body,
+    }
+    return _record(line.custom_id, response, None)
+
+
+def failed(line: Line | BadLine, code: str, why: str) -> Record:
+    """Of a request that has no answer."""
+    return _record(line.custom_id, None, {"code": code, "message": why})
+
+
+def bad(line: BadLine) -> Record:
+    """Of a line that is no request."""
+    return failed(line, "invalid_line", f"line {line.number}: {line.why}")
+
+
+def is_final(record: Mapping[str, Any]) -> bool:
+    """Whether asking again would change nothing: there is an answer, or a refusal for good."""
+    response = record.get("response")
+    if not isinstance(response, dict):
+        return False
+    status = response.get("status_code")
+    return isinstance(status, int) and status < 500 and status not in _FOR_A_WHILE
+
+
+def is_good(record: Mapping[str, Any]) -> bool:
+    """Whether there is an answer that is no error."""
+    response = record.get("response")
+    return isinstance(response, dict) and response.get("status_code") == 200
+
+
+def num_tokens(record: Mapping[str, Any]) -> int:
+    """Tokens of an answer, as far as it says."""
+    try:
+        count = record["response"]["body"]["usage"]["completion_tokens"]
+    except (LookupError, TypeError):
+        return 0
+    return count if isinstance(count, int) else 0
+
+
+def read(path: Path) -> list[Record]:
+    """Results that an earlier run has written; a last line that is cut off is none.
+
+    Raises:
+        InputError: the file cannot be read, or another line is none.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {reason(error)}") from None
+    *lines, last = data.split(b"\n")
+    found = []
+    for number, line in enumerate([*lines, last], 1):
+        if not line.strip():
+            continue
+        try:
+            record = msgspec.json.decode(line)
+            if not isinstance(record, dict) or "custom_id" not in record:
+                raise ValueError
+        except (ValueError, *_NO_JSON):
+            if number > len(lines):
+                break
+            raise InputError(
+                f"{path} line {number} is no result of a batch: give another --output, or "
+                "--overwrite to start over"
+            ) from None
+        found.append(record)
+    return found
+
+
+def _record(custom_id: str | None, response: Record | None, error: Record | None) -> Record:
+    id = f"batch_req_{secrets.token_hex(12)}"
+    return {"id": id, "custom_id": custom_id, "response": response, "error": error}

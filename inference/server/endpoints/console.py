@@ -1,0 +1,112 @@
+"""What the page at / shows beside answers: the engine's figures as they change, and a plan."""
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from inference.planner.page import render
+from inference.server.protocol.errors import ApiError
+from inference.server.service import Service
+from inference.server.web.event_stream import Events, EventStream
+
+_EVERY_S = 1.0
+_ENCODER = msgspec.json.Encoder()
+
+
+class Figures(msgspec.Struct):
+    """The server at a moment; of a model that is being loaded, little.
+
+    Attributes:
+        at: seconds, by a clock of the server, at which the engine said so.
+        state: of the engine.
+        model, max_context, max_seqs, max_top_logprobs: as `Loaded` has them.
+        has_text, has_chats: whether it has a tokenizer, and that a template.
+        running, waiting: sequences, as `Heartbeat` counts them.
+        cache_used, page_waste, page_sharing, counters: as it has them.
+        first_tokens, first_tokens_s: how many answers have begun, and the sum of their times.
+    """
+
+    at: float
+    state: str
+    model: str
+    max_context: int
+    max_seqs: int
+    max_top_logprobs: int
+    has_text: bool
+    has_chats: bool
+    running: int
+    waiting: int
+    cache_used: float
+    page_waste: float
+    page_sharing: float
+    counters: dict[str, float]
+    first_tokens: float
+    first_tokens_s: float
+
+
+async def figures(service: Service) -> Response:
+    """Watch the engine's figures, once a second."""
+    return EventStream(_events(service), service.limits.idle_s, lambda error: b"")
+
+
+async def plan(service: Service) -> Response:
+    """Retrieve what the planner's page computes with: the model, its machine, and others.
+
+    Raises:
+        ApiError: 503, the model is being loaded; 404, it cannot be planned.
+    """
+    if service.facts.plan is None:
+        raise ApiError(404, "there is no plan of this model")
+    body = await asyncio.to_thread(_catalog, service)
+    return Response(body, media_type="application/json")
+
+
+async def _events(service: Service) -> Events:
+    """None once the server ends, which waits for what it still sends."""
+    while not service.is_draining:
+        yield b"data: " + _ENCODER.encode(now(service)) + b"\n\n"
+        await asyncio.sleep(_EVERY_S)
+
+
+def now(service: Service) -> Figures:
+    """The figures at this moment."""
+    client, facts = service.client, service.client.facts
+    heartbeat = client.heartbeat
+    text = facts.text if facts is not None else None
+    return Figures(
+        at=client.heartbeat_at,
+        state=client.state.value,
+        model=service.model_name,
+        max_context=facts.max_context if facts else 0,
+        max_seqs=facts.max_seqs if facts else 0,
+        max_top_logprobs=facts.max_top_logprobs if facts else 0,
+        has_text=text is not None,
+        has_chats=text is not None and text.template is not None,
+        running=heartbeat.num_running,
+        waiting=heartbeat.num_waiting,
+        cache_used=heartbeat.cache_used,
+        page_waste=heartbeat.page_waste,
+        page_sharing=heartbeat.page_sharing,
+        counters=heartbeat.counters,
+        first_tokens=service.metrics.value("vllm:time_to_first_token_seconds_count"),
+        first_tokens_s=service.metrics.value("vllm:time_to_first_token_seconds_sum"),
+    )
+
+
+def _catalog(service: Service) -> bytes:
+    """The planner's presets, and before them what is served."""
+    own = service.facts.plan
+    assert own is not None
+    found: dict[str, Any] = render.catalog_of()
+    name, machine = service.model_name, "this machine"
+    found["models"] = {name: own.model} | {
+        other: model for other, model in found["models"].items() if other != name
+    }
+    found["start"] = {"model": name} | own.start
+    if own.machine is not None:
+        found["hardware"] = {machine: own.machine} | found["hardware"]
+        found["start"]["hardware"] = machine
+    return json.dumps(found, separators=(",", ":"), allow_nan=False).encode()

@@ -1,0 +1,121 @@
+"""POST /v1/embeddings: vectors of texts, or of token ids."""
+
+from starlette.responses import Response
+
+from configs.errors import InputError
+from inference.request import SamplingParams
+from inference.server.client.engine_client import EngineLost, RequestFailed, RequestRefused
+from inference.server.client.generation import Deadline, DeadlinePassed, Generation
+from inference.server.endpoints.answer import whole
+from inference.server.endpoints.answers import as_api_error
+from inference.server.protocol import parse, sampling
+from inference.server.protocol.caller import Caller
+from inference.server.protocol.embeddings import (
+    MAX_INPUTS,
+    Embedding,
+    EmbeddingRequest,
+    Embeddings,
+    EmbeddingUsage,
+    vector,
+)
+from inference.server.protocol.errors import ApiError
+from inference.server.service import Service
+
+
+async def embeddings(service: Service, request: EmbeddingRequest, caller: Caller) -> Response:
+    """Create embeddings: vectors of texts.
+
+    Raises:
+        ApiError: a field is wrong, or the engine cannot answer.
+    """
+    service.check_ready()
+    deadline = Deadline(caller.limit_s)
+    service.check_room(1, 1, deadline, caller.name, -(request.priority or 0))
+    parse.check_model(request.model, service.model_name)
+    facts = service.facts
+    if facts.pooling is None:
+        raise ApiError(400, "this server makes no embeddings", code="unsupported")
+    if (request.dimensions or 0) > facts.embedding_width:
+        raise _invalid(f"is at most {facts.embedding_width} for this model", "dimensions")
+    given = parse.prompts(request.input, "input", MAX_INPUTS)
+    prompts = [await _tokens(service, request, index, one) for index, one in enumerate(given)]
+    params = _params(request, facts.pooling, caller.name)
+    vectors = await _vectors(service, prompts, params, deadline, caller.name)
+    num_tokens = sum(map(len, prompts))
+    data = [
+        Embedding(index, vector(one, request.dimensions, request.encoding_format))
+        for index, one in enumerate(vectors)
+    ]
+    return whole(Embeddings(data, service.model_name, EmbeddingUsage(num_tokens, num_tokens)))
+
+
+async def _tokens(
+    service: Service, request: EmbeddingRequest, index: int, one: str | list[int]
+) -> list[int]:
+    """Of one input."""
+    facts = service.facts
+    if isinstance(one, str):
+        add_special = request.add_special_tokens is not False
+        tokens = await service.texts.encode(one, "input", add_special)
+    else:
+        tokens = parse.check_ids(one, facts.vocab_size, "input")
+    if not tokens:
+        raise _invalid("is empty: at least one token is needed", "input")
+    if len(tokens) > facts.max_context:
+        raise ApiError(
+            400,
+            f"input: the context of this model is {facts.max_context} tokens, and input {index} "
+            f"has {len(tokens)}",
+            "input",
+            "context_length_exceeded",
+        )
+    return tokens
+
+
+def _params(request: EmbeddingRequest, pooling: str, client: str) -> SamplingParams:
+    try:
+        return SamplingParams(
+            max_new_tokens=0, pooling=pooling,
+            priority=-(request.priority or 0),  # lower ones go first there
+            cache_salt=sampling.salt(client, request.cache_salt),
+        )  # fmt: skip
+    except InputError as error:
+        raise sampling.invalid(str(error)) from None
+
+
+async def _vectors(
+    service: Service,
+    prompts: list[list[int]],
+    params: SamplingParams,
+    deadline: Deadline,
+    name: str,
+) -> list[bytes]:
+    """The engine has no more of them at a time than it has slots: others get theirs meanwhile."""
+    most = min(len(prompts), service.facts.max_seqs)
+    service.check_room(most, 1, deadline, name, params.priority)
+    found, asked = [b""] * len(prompts), enumerate(prompts)
+    with Generation(service.client, deadline, name) as generation:
+
+        async def ask() -> None:
+            if (one := next(asked, None)) is not None:
+                await generation.add(*one, params)
+                service.metrics.asked(len(one[1]))
+
+        try:
+            for _ in range(most):
+                await ask()
+            while generation.is_open:
+                key, output = await generation.next()
+                if output.finish_reason == "error":
+                    why = "the model gave no finite numbers"
+                    raise ApiError(500, why, code="model_error", may_retry=False)
+                if output.finish_reason is not None:
+                    found[key] = output.embedding
+                    await ask()
+        except (EngineLost, RequestFailed, RequestRefused, DeadlinePassed) as error:
+            raise as_api_error(error) from None
+    return found
+
+
+def _invalid(why: str, param: str) -> ApiError:
+    return ApiError(400, f"{param} {why}", param, "invalid_value")

@@ -1,0 +1,67 @@
+"""The message that an answer is: text, and calls of tools."""
+
+import secrets
+from typing import NamedTuple
+
+from inference.server.endpoints.answers import Piece
+from inference.server.protocol.responses import AnswerMessage, CallDelta, FunctionDelta
+from inference.server.protocol.tools import Offer
+from inference.text.tool_calls.formats import Format
+from inference.text.tool_calls.parser import Parser, Part
+
+
+class News(NamedTuple):
+    """What is new of a message."""
+
+    content: str
+    calls: list[CallDelta]
+    finish_reason: str | None
+
+
+class MessageReader:
+    """Reads the pieces of one answer."""
+
+    def __init__(self, offer: Offer | None, format: Format):
+        """`offer`: None: calls are text."""
+        self._parser = Parser(format, offer.schemas) if offer is not None else None
+        self._most = 1 if offer is not None and not offer.is_parallel else None
+        self._has_calls = False
+
+    def read(self, piece: Piece) -> News:
+        """What is new with the next one."""
+        if self._parser is None:
+            return News(piece.text, [], piece.finish_reason)
+        parts = self._parser.push(piece.text)
+        if piece.finish_reason is not None:
+            parts += self._parser.finish()
+        content = "".join(part.text for part in parts if part.index is None)
+        calls: dict[int, CallDelta] = {}
+        for part in parts:
+            if part.index is not None and (self._most is None or part.index < self._most):
+                _add(calls, part.index, part)
+        self._has_calls |= bool(calls)
+        is_call = self._has_calls and piece.finish_reason == "stop"
+        return News(content, [*calls.values()], "tool_calls" if is_call else piece.finish_reason)
+
+
+def add(message: AnswerMessage, news: News) -> None:
+    """A message grows by this."""
+    message.content = (message.content or "") + news.content
+    for delta in news.calls:
+        calls = message.tool_calls = message.tool_calls or []
+        if delta.index == len(calls):
+            calls.append(delta.whole())
+        else:
+            calls[delta.index].function.arguments += delta.function.arguments
+    if message.tool_calls and not message.content:
+        message.content = None
+
+
+def _add(calls: dict[int, CallDelta], index: int, part: Part) -> None:
+    if part.name is not None:
+        function = FunctionDelta(part.text, part.name)
+        calls[index] = CallDelta(index, function, f"call_{secrets.token_hex(12)}", "function")
+    elif index in calls:
+        calls[index].function.arguments += part.text
+    else:
+        calls[index] = CallDelta(index, FunctionDelta(part.text))

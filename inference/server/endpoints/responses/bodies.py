@@ -1,0 +1,229 @@
+"""A response, and the events by which it is told as it comes, as OpenAI's clients read them."""
+
+from typing import Any, Literal
+
+from msgspec import Struct, field
+
+from inference.server.endpoints.responses.fields import ChosenTool, FunctionTool, TextConfig
+from inference.server.protocol.responses import ChatToken
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(Struct, tag_field="type", tag="output_text"):
+    """Text of a message; `logprobs` where they are asked for."""
+
+    text: str = ""
+    annotations: list[Any] = []
+    logprobs: list[ChatToken] = []
+
+
+class OutputMessage(Struct, tag_field="type", tag="message"):
+    """What the assistant says."""
+
+    id: str
+    status: Status = "in_progress"
+    content: list[OutputText] = []
+    role: Literal["assistant"] = "assistant"
+
+
+class OutputCall(Struct, tag_field="type", tag="function_call"):
+    """A function that is to be called; `arguments` are JSON."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str = ""
+    status: Status = "in_progress"
+
+
+Item = OutputMessage | OutputCall
+
+
+class InputDetails(Struct):
+    """Input tokens whose pages were there already."""
+
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+
+
+class OutputDetails(Struct):
+    """Nothing that is hidden is generated."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(Struct):
+    """Tokens of the conversation and of the answer."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens_details: OutputDetails = field(default_factory=OutputDetails)
+
+
+class Incomplete(Struct):
+    """Why an answer was cut."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class Failure(Struct):
+    """What went wrong while the answer was generated."""
+
+    code: str
+    message: str
+
+
+class Reasoning(Struct):
+    """What models that reason apart would be asked."""
+
+    effort: None = None
+    summary: None = None
+
+
+class ResponseBody(Struct):
+    """An answer, and what was asked."""
+
+    id: str
+    created_at: int
+    model: str
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    output: list[Item]
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    temperature: float
+    text: TextConfig
+    tool_choice: str | ChosenTool
+    tools: list[FunctionTool]
+    top_logprobs: int
+    top_p: float
+    user: str | None = None
+    completed_at: int | None = None
+    error: Failure | None = None
+    incomplete_details: Incomplete | None = None
+    usage: ResponseUsage | None = None
+    background: bool = False
+    previous_response_id: None = None
+    reasoning: Reasoning = field(default_factory=Reasoning)
+    service_tier: str = "default"
+    store: bool = False
+    truncation: str = "disabled"
+    object: Literal["response"] = "response"
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+class Event(Struct, tag_field="type", kw_only=True):
+    """One event; they are numbered from 0."""
+
+    sequence_number: int = 0
+
+
+class Created(Event, tag="response.created"):
+    """The first."""
+
+    response: ResponseBody
+
+
+class InProgress(Event, tag="response.in_progress"):
+    """The answer begins."""
+
+    response: ResponseBody
+
+
+class ItemAdded(Event, tag="response.output_item.added"):
+    """An item begins."""
+
+    output_index: int
+    item: Item
+
+
+class PartAdded(Event, tag="response.content_part.added"):
+    """The text of a message begins."""
+
+    item_id: str
+    output_index: int
+    part: OutputText
+    content_index: int = 0
+
+
+class TextDelta(Event, tag="response.output_text.delta"):
+    """What is new of it."""
+
+    item_id: str
+    output_index: int
+    delta: str
+    logprobs: list[ChatToken]
+    content_index: int = 0
+
+
+class TextDone(Event, tag="response.output_text.done"):
+    """The whole text."""
+
+    item_id: str
+    output_index: int
+    text: str
+    logprobs: list[ChatToken]
+    content_index: int = 0
+
+
+class PartDone(Event, tag="response.content_part.done"):
+    """The same as a part of its message."""
+
+    item_id: str
+    output_index: int
+    part: OutputText
+    content_index: int = 0
+
+
+class ArgumentsDelta(Event, tag="response.function_call_arguments.delta"):
+    """What is new of a call's arguments."""
+
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class ArgumentsDone(Event, tag="response.function_call_arguments.done"):
+    """All of them."""
+
+    item_id: str
+    output_index: int
+    name: str
+    arguments: str
+
+
+class ItemDone(Event, tag="response.output_item.done"):
+    """The whole item."""
+
+    output_index: int
+    item: Item
+
+
+class Completed(Event, tag="response.completed"):
+    """The last: the whole answer."""
+
+    response: ResponseBody
+
+
+class Cut(Event, tag="response.incomplete"):
+    """The last: the answer as far as it could come."""
+
+    response: ResponseBody
+
+
+class Failed(Event, tag="response.failed"):
+    """The last: the answer until something went wrong, and what."""
+
+    response: ResponseBody
+
+
+AnyEvent = (
+    Created | InProgress | ItemAdded | PartAdded | TextDelta | TextDone | PartDone | ArgumentsDelta
+    | ArgumentsDone | ItemDone | Completed | Cut | Failed
+)  # fmt: skip

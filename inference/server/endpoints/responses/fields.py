@@ -1,0 +1,146 @@
+"""The body of POST /v1/responses: every field, its type and its range."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from inference.server.protocol.fields import MAX_MESSAGES, MAX_TOP_LOGPROBS, NewTokens, Short
+from inference.server.protocol.tool_fields import MAX_TOOLS
+
+_MAX_LABELS = 16
+_Name = Annotated[str, Meta(pattern=r"\A[a-zA-Z0-9_-]{1,64}\Z", max_length=64)]
+Mode = Literal["none", "auto", "required"]
+LOGPROBS = "message.output_text.logprobs"
+
+
+class InputPart(Struct):
+    """A part of a message, or of what a function returned; text alone is understood."""
+
+    type: Annotated[str, Meta(max_length=64)]
+    text: str | None = None
+    refusal: str | None = None
+
+
+Content = str | Annotated[list[InputPart], Meta(max_length=MAX_MESSAGES)]
+
+
+class InputItem(Struct):
+    """A message (`role`, `content`), a call of a function (`call_id`, `name`, `arguments`), or what
+    it returned (`call_id`, `output`). Items of earlier answers are sent as they came.
+    """
+
+    type: Literal["message", "function_call", "function_call_output"] | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: Content | None = None
+    call_id: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
+    name: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    arguments: str | None = None
+    output: Content | None = None
+    id: Short | None = None
+    status: Short | None = None
+
+
+class TextFormat(Struct, omit_defaults=True):
+    """What the text of an answer looks like; `schema` goes with json_schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Short | None = None
+    schema: dict[str, Any] | bool | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(Struct, omit_defaults=True):
+    """Of the text; `verbosity` has no effect."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class FunctionTool(Struct, omit_defaults=True):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: _Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class AllowedFunction(Struct):
+    """A function by its name."""
+
+    type: Literal["function"]
+    name: _Name
+
+
+class ChosenTool(Struct, omit_defaults=True):
+    """The one function that is called, or (`allowed_tools`) those among which the model chooses."""
+
+    type: Literal["function", "allowed_tools"]
+    name: _Name | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: Annotated[list[AllowedFunction], Meta(min_length=1, max_length=MAX_TOOLS)] | None = None
+
+
+class ResponsesRequest(Struct, kw_only=True):
+    """POST /v1/responses. null stands for the default everywhere. Nothing is stored, whatever
+    `store` says: a conversation goes on with all of its items as `input`.
+
+    Attributes:
+        input: a text of the user, or items.
+        instructions: of the system, before them.
+        include: log-probabilities, by `message.output_text.logprobs`; others have no effect.
+        top_k, min_p, seed, ...: as in chat completions, where vLLM has them.
+        parallel_tool_calls: an answer may call several functions.
+        metadata: comes back with the answer.
+    """
+
+    input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    model: Short | None = None
+    instructions: str | None = None
+    max_output_tokens: NewTokens | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    text: TextConfig | None = None
+    tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Mode | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+    include: Annotated[list[Short], Meta(max_length=_MAX_LABELS)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    stream: bool | None = None
+
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    ignore_eos: bool | None = None
+    speculate: bool | None = None
+
+    metadata: (
+        Annotated[dict[Annotated[str, Meta(max_length=64)], Short], Meta(max_length=_MAX_LABELS)]
+        | None
+    ) = None
+    store: bool | None = None
+    user: Short | None = None
+    safety_identifier: Short | None = None
+    prompt_cache_key: Short | None = None
+    service_tier: Short | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+    background: Any = None
+    conversation: Any = None
+    previous_response_id: Any = None
+    prompt: Any = None
+
+
+# As they are in a chat completion.
+SAME = (
+    *("model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "seed", "priority", "cache_salt", "ignore_eos", "speculate", "stream"),
+    *("parallel_tool_calls", "top_logprobs"),
+)

@@ -1,0 +1,130 @@
+"""POST /v1/responses: an answer to a conversation, of which nothing is stored."""
+
+import copy
+import itertools
+import secrets
+import time
+from contextlib import aclosing
+
+import msgspec
+from starlette.responses import Response
+
+from inference.server.endpoints.answer import whole
+from inference.server.endpoints.answers import Piece, as_api_error
+from inference.server.endpoints.chat import Chat
+from inference.server.endpoints.messages import News
+from inference.server.endpoints.responses import bodies, conversation
+from inference.server.endpoints.responses.bodies import Event, ResponseBody, ResponseUsage
+from inference.server.endpoints.responses.fields import ResponsesRequest, TextConfig, TextFormat
+from inference.server.endpoints.responses.output import Output
+from inference.server.protocol.caller import Caller
+from inference.server.protocol.errors import ApiError
+from inference.server.service import Service
+from inference.server.web.event_stream import Events
+
+_ENCODER = msgspec.json.Encoder()
+
+
+class Respond:
+    """One such request."""
+
+    def __init__(self, service: Service, request: ResponsesRequest, caller: Caller):
+        """Reads it.
+
+        Raises:
+            ApiError: a field is wrong.
+        """
+        self._chat = Chat(service, conversation.read(request), caller)
+        self._output = Output()
+        self._numbers = itertools.count()
+        text = request.text or TextConfig()
+        text.format = text.format or TextFormat("text")
+        self._body = ResponseBody(
+            f"resp_{secrets.token_hex(14)}", int(time.time()), service.model_name, "in_progress",
+            [], request.instructions, request.max_output_tokens, request.metadata or {},
+            request.parallel_tool_calls is not False,
+            1.0 if request.temperature is None else request.temperature, text,
+            request.tool_choice or "auto", request.tools or [], request.top_logprobs or 0,
+            1.0 if request.top_p is None else request.top_p, request.user,
+        )  # fmt: skip
+
+    def check_room(self) -> None:
+        """As `Chat`."""
+        self._chat.check_room()
+
+    async def prepare(self) -> None:
+        """Encodes the conversation.
+
+        Raises:
+            ApiError: a field is wrong.
+        """
+        try:
+            await self._chat.prepare()
+        except ApiError as error:
+            raise conversation.renamed(error) from None
+
+    async def answer(self) -> Response:
+        """The whole of it.
+
+        Raises:
+            ApiError: the engine cannot answer.
+        """
+        async with aclosing(self._chat.news()) as each:
+            async for piece, news in each:
+                self._take(piece, news)
+        return whole(self._body)
+
+    async def events(self) -> Events:
+        """The same as it comes, from its first token on.
+
+        Raises:
+            ApiError: the engine cannot begin.
+        """
+        begun = False
+        try:
+            async with aclosing(self._chat.news()) as each:
+                async for piece, news in each:
+                    told = [] if begun else self._begin()
+                    begun = True
+                    told += self._take(piece, news)
+                    if told:
+                        yield b"".join(map(self._encoded, told))
+        except Exception as error:
+            if not begun:
+                raise
+            told = self._output.close("incomplete")
+            self._body.error = bodies.Failure("server_error", as_api_error(error).message)
+            self._body.output, self._body.status = self._output.items, "failed"
+            told.append(bodies.Failed(response=self._body))
+            yield b"".join(map(self._encoded, told))
+
+    def _begin(self) -> list[Event]:
+        empty = copy.copy(self._body)
+        return [bodies.Created(response=empty), bodies.InProgress(response=empty)]
+
+    def _take(self, piece: Piece, news: News) -> list[Event]:
+        found = self._chat.logprobs_of(piece)
+        told = self._output.take(news, found.content if found else [])
+        return told if news.finish_reason is None else told + self._end(news.finish_reason)
+
+    def _end(self, reason: str) -> list[Event]:
+        is_cut = reason == "length"
+        told = self._output.close("incomplete" if is_cut else "completed")
+        body, usage = self._body, self._chat.usage
+        body.output, body.status = self._output.items, "incomplete" if is_cut else "completed"
+        if is_cut:
+            body.incomplete_details = bodies.Incomplete("max_output_tokens")
+        else:
+            body.completed_at = int(time.time())
+        cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else 0
+        body.usage = ResponseUsage(
+            usage.prompt_tokens, usage.completion_tokens, usage.total_tokens,
+            bodies.InputDetails(cached),
+        )  # fmt: skip
+        last = bodies.Cut(response=body) if is_cut else bodies.Completed(response=body)
+        return [*told, last]
+
+    def _encoded(self, event: Event) -> bytes:
+        event.sequence_number = next(self._numbers)
+        name = type(event).__struct_config__.tag
+        return f"event: {name}\ndata: ".encode() + _ENCODER.encode(event) + b"\n\n"

@@ -1,0 +1,144 @@
+"""What `/metrics` shows of the engine: its last heartbeat, when somebody asks."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from inference.server.client.engine_client import EngineClient, State
+from inference.server.frames import ITERATION_TOKENS, Heartbeat
+
+# The heartbeat's counter, the name here, what it is; labels behind those of all.
+_Row = tuple[str, str, str, Mapping[str, str]]
+_COUNTERS: tuple[_Row, ...] = (
+    ("prompt_tokens", "vllm:prompt_tokens", "Tokens of prompts that were started.", {}),
+    ("cached_tokens", "vllm:prompt_tokens_cached", "Those of them that were cached.", {}),
+    ("generated_tokens", "vllm:generation_tokens", "Tokens generated.", {}),
+    ("prompt_tokens", "vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", {}),
+    ("cached_tokens", "vllm:prefix_cache_hits", "Tokens found in the prefix cache.", {}),
+    ("preemptions", "vllm:num_preemptions", "Sequences that gave up their pages.", {}),
+    ("draft_rounds", "vllm:spec_decode_num_drafts", "Times that drafts were verified.", {}),
+    ("drafts", "vllm:spec_decode_num_draft_tokens", "Drafts that were verified.", {}),
+    ("accepted_drafts", "vllm:spec_decode_num_accepted_tokens", "Drafts that were accepted.", {}),
+    ("steps", "ridgeline:steps", "Steps of the engine.", {}),
+    ("late_compiles", "ridgeline:late_compiles", "Compilations after warm-up.", {}),
+    ("compile_seconds", "ridgeline:compile_seconds", "Seconds of steps spent compiling.", {}),
+    ("host_seconds", "ridgeline:host_seconds", "Seconds of the host's work for steps.", {}),
+)
+_TIMED, _TOOK = "Steps that were timed.", "Seconds that steps took."
+_SHOULD = "Seconds that the same steps should have taken, where the machine is calibrated."
+_MOVED = "Bytes that they had to move."
+_STEPS: tuple[_Row, ...] = (
+    ("decode_steps", "ridgeline:timed_steps", _TIMED, {"kind": "decode"}),
+    ("prefill_steps", "ridgeline:timed_steps", _TIMED, {"kind": "prefill"}),
+    ("decode_step_seconds", "ridgeline:step_seconds", _TOOK, {"kind": "decode"}),
+    ("prefill_step_seconds", "ridgeline:step_seconds", _TOOK, {"kind": "prefill"}),
+    ("predicted_decode_step_seconds", "ridgeline:predicted_step_seconds", _SHOULD,
+     {"kind": "decode"}),
+    ("decode_step_bytes", "ridgeline:step_bytes", _MOVED, {"kind": "decode"}),
+)  # fmt: skip
+
+
+class EngineCollector(Collector):
+    """What the engine said last."""
+
+    def __init__(self, client: EngineClient, model_name: Callable[[], str]):
+        self._client, self._model_name = client, model_name
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing beforehand: the registry would ask an engine that is not there."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Its figures now; those that are not known are absent."""
+        heartbeat, client = self._client.heartbeat, self._client
+        yield from self._gauges(heartbeat)
+        yield self._waiting(heartbeat)
+        yield from self._counters(heartbeat.counters)
+        yield self._iterations(heartbeat)
+        if heartbeat.accepted_per_position:
+            yield self._positions(heartbeat.accepted_per_position)
+        yield self._counter(
+            "ridgeline:engine_restarts",
+            "Times the engine ended and was started again.",
+            [({}, client.num_restarts)],
+        )
+        if client.facts is not None and client.facts.cache:
+            labels = client.facts.cache | {"engine": "0"}
+            about = "How the pages are set up."
+            info = GaugeMetricFamily("vllm:cache_config_info", about, labels=list(labels))
+            info.add_metric(list(labels.values()), 1)
+            yield info
+
+    def _gauges(self, heartbeat: Heartbeat) -> Iterator[Metric]:
+        is_ready = self._client.state is State.READY
+        found: list[tuple[str, str, float | None]] = [
+            ("vllm:num_requests_running", "Sequences that run.", heartbeat.num_running),
+            ("vllm:num_requests_waiting", "Sequences that wait.", heartbeat.num_waiting),
+            ("vllm:kv_cache_usage_perc", "Share of pages in use; 1 is all.", heartbeat.cache_used),
+            ("ridgeline:oldest_waiting_seconds", "Since the first of those came that never ran.",
+             heartbeat.oldest_waiting_s),
+            ("ridgeline:page_waste", "Share of the pages' room without a token.",
+             heartbeat.page_waste),
+            ("ridgeline:page_sharing", "Share of pages that sharing saves.",
+             heartbeat.page_sharing),
+            ("ridgeline:read_bandwidth_bytes", "Bytes a second that the machine reads.",
+             heartbeat.read_bandwidth),
+            ("ridgeline:engine_ready", "Whether the engine serves; 1 if so.", is_ready),
+        ]  # fmt: skip
+        for name, about, value in found:
+            if value is not None:
+                gauge = GaugeMetricFamily(name, about, labels=("model_name",))
+                gauge.add_metric((self._model_name(),), value)
+                yield gauge
+
+    def _waiting(self, heartbeat: Heartbeat) -> Metric:
+        """Some wait for others of their request, not for room."""
+        name, about = "vllm:num_requests_waiting_by_reason", "Sequences that wait, and for what."
+        gauge = GaugeMetricFamily(name, about, labels=("model_name", "reason"))
+        deferred = heartbeat.num_deferred
+        reasons = {"capacity": heartbeat.num_waiting - deferred, "deferred": deferred}
+        for reason, count in reasons.items():
+            gauge.add_metric((self._model_name(), reason), count)
+        return gauge
+
+    def _counters(self, counters: Mapping[str, float]) -> Iterator[Metric]:
+        for key, name, about, labels in _COUNTERS:
+            yield self._counter(name, about, [(labels, counters.get(key, 0))])
+        for name in dict.fromkeys(name for _, name, _, _ in _STEPS):
+            rows = [row for row in _STEPS if row[1] == name and row[0] in counters]
+            if rows:
+                values = [(labels, counters[key]) for key, _, _, labels in rows]
+                yield self._counter(name, rows[0][2], values)
+
+    def _iterations(self, heartbeat: Heartbeat) -> Metric:
+        name, about = "vllm:iteration_tokens_total", "Tokens that a step computed."
+        found = HistogramMetricFamily(name, about, labels=("model_name",))
+        bounds, total, buckets = [*map(str, ITERATION_TOKENS), "+Inf"], 0, []
+        counts = heartbeat.iteration_tokens or [0] * len(bounds)
+        for bound, count in zip(bounds, counts, strict=True):
+            total += count
+            buckets.append((f"{bound}.0" if bound != "+Inf" else bound, total))
+        num_tokens = heartbeat.counters.get("step_tokens", 0)
+        found.add_metric((self._model_name(),), buckets, num_tokens)
+        return found
+
+    def _positions(self, accepted: list[int]) -> Metric:
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+        values = [({"position": str(n)}, float(count)) for n, count in enumerate(accepted)]
+        return self._counter(name, "Drafts that were accepted, by their position.", values)
+
+    def _counter(
+        self, name: str, about: str, values: Iterable[tuple[Mapping[str, str], float]]
+    ) -> Metric:
+        """A counter with a value for each set of labels."""
+        rows = list(values)
+        counter = CounterMetricFamily(name, about, labels=("model_name", *rows[0][0]))
+        for labels, value in rows:
+            counter.add_metric((self._model_name(), *labels.values()), value)
+        return counter

@@ -1,0 +1,70 @@
+"""Bodies of POST /v1/embeddings, and vectors as OpenAI's clients read them."""
+
+import base64
+from typing import Annotated, Literal
+
+import numpy as np
+from msgspec import Meta, Struct
+
+from inference.server.protocol.fields import Inputs, Short
+
+MAX_INPUTS = 2048
+
+
+class EmbeddingRequest(Struct, kw_only=True):
+    """POST /v1/embeddings. null stands for the default everywhere.
+
+    Attributes:
+        input: a text, token ids, or a list of one of the two.
+        encoding_format: of vectors: lists of numbers, or the base64 of little-endian float32s.
+        dimensions: vectors are cut after so many numbers, and have length 1 again.
+        priority, cache_salt, add_special_tokens: as vLLM has them.
+        user: has no effect.
+    """
+
+    input: Inputs = None
+    model: Short | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    add_special_tokens: bool | None = None
+    user: Short | None = None
+
+
+class Embedding(Struct):
+    """The vector of one input."""
+
+    index: int
+    embedding: list[float] | str
+    object: str = "embedding"
+
+
+class EmbeddingUsage(Struct):
+    """Tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(Struct):
+    """Vectors, in the order of the inputs."""
+
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    object: str = "list"
+
+
+def vector(data: bytes, dimensions: int | None, encoding: str | None) -> list[float] | str:
+    """A vector of length 1, as it is sent.
+
+    Args:
+        data: the numbers as `RequestOutput.embedding` has them.
+        dimensions, encoding: what the request asks for.
+    """
+    found_D = np.frombuffer(data, "<f4")[:dimensions].astype(np.float64)
+    found_D = (found_D / (np.linalg.norm(found_D) or 1.0)).astype("<f4")
+    if encoding == "base64":
+        return base64.b64encode(found_D.tobytes()).decode()
+    return found_D.tolist()

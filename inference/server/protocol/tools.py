@@ -1,0 +1,129 @@
+"""What a request says of tools, and of the chat template, checked."""
+
+import dataclasses
+from typing import Any
+
+from inference.server.protocol.errors import ApiError
+from inference.server.protocol.fields import ChatRequest, TokenizeRequest
+from inference.server.protocol.tool_fields import AllowedTools, Tool, ToolChoice
+
+Asked = ChatRequest | TokenizeRequest
+
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+_OWN_VARIABLES = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message",
+     "chat_template", "tokenize")
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """Tools that the model may call, or has to.
+
+    Attributes:
+        tools: all of them, as chat templates read them.
+        schemas: of the arguments of each function that may be called, by its name.
+        places: where a request has these schemas.
+        is_required: whether the answer is a call.
+        is_parallel: whether it may be several.
+    """
+
+    tools: list[dict[str, Any]]
+    schemas: dict[str, dict[str, Any]]
+    places: dict[str, str]
+    is_required: bool
+    is_parallel: bool
+
+
+def read(request: Asked) -> Offer | None:
+    """What a request offers; None: nothing, or the model may call nothing.
+
+    Raises:
+        ApiError: 400, which names the field.
+    """
+    choice = request.tool_choice
+    if not request.tools:
+        if choice is not None and choice != "none":
+            raise _invalid("tool_choice", "goes with tools")
+        return None
+    schemas = _schemas(request.tools)
+    places = {tool.function.name: _place(n) for n, tool in enumerate(request.tools)}
+    if choice == "none":
+        return None
+    names, is_required, is_parallel = list(schemas), choice == "required", True
+    if isinstance(choice, ToolChoice) and choice.type == "function":
+        if choice.function is None:
+            raise _invalid("tool_choice.function", "is required")
+        names, is_required, is_parallel = [choice.function.name], True, False
+        _check_known("tool_choice.function.name", names[0], schemas)
+    elif isinstance(choice, ToolChoice):
+        names, is_required = _allowed(choice.allowed_tools, schemas)
+    if isinstance(request, ChatRequest) and request.parallel_tool_calls is False:
+        is_parallel = False
+    return Offer(
+        [_plain(tool) for tool in request.tools], {name: schemas[name] for name in names}, places,
+        is_required, is_parallel,
+    )  # fmt: skip
+
+
+def check_turn(request: Asked) -> tuple[bool, bool]:
+    """Whether the prompt ends with the start of the assistant's turn, and whether it ends where the
+    last message does.
+
+    Raises:
+        ApiError: 400, both are asked for, or a variable of the template is not the request's.
+    """
+    continues = bool(request.continue_final_message)
+    if continues and request.add_generation_prompt:
+        raise _invalid("continue_final_message", "and add_generation_prompt exclude each other")
+    for name in request.chat_template_kwargs or ():
+        if name in _OWN_VARIABLES:
+            raise _invalid("chat_template_kwargs", f"may not hold {name}")
+    return not continues and request.add_generation_prompt is not False, continues
+
+
+def _schemas(tools: list[Tool]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for n, tool in enumerate(tools):
+        function = tool.function
+        if function.name in found:
+            raise _invalid(f"tools[{n}].function.name", f"is that of another tool: {function.name}")
+        schema = _NO_PARAMETERS if function.parameters is None else function.parameters
+        if schema.get("type", "object") != "object":
+            raise _invalid(f"{_place(n)}.type", 'is "object"')
+        found[function.name] = {**schema, "type": "object"}
+    return found
+
+
+def _allowed(
+    allowed: AllowedTools | None, schemas: dict[str, dict[str, Any]]
+) -> tuple[list[str], bool]:
+    if allowed is None:
+        raise _invalid("tool_choice.allowed_tools", "is required")
+    names = list(dict.fromkeys(tool.function.name for tool in allowed.tools))
+    for n, name in enumerate(names):
+        _check_known(f"tool_choice.allowed_tools.tools[{n}].function.name", name, schemas)
+    return names, allowed.mode == "required"
+
+
+def _check_known(where: str, name: str, schemas: dict[str, dict[str, Any]]) -> None:
+    if name not in schemas:
+        raise _invalid(where, f"is that of a tool, and {name} is none of these")
+
+
+def _plain(tool: Tool) -> dict[str, Any]:
+    """A tool as templates read it."""
+    function: dict[str, Any] = {"name": tool.function.name}
+    if tool.function.description is not None:
+        function["description"] = tool.function.description
+    given = tool.function.parameters
+    function["parameters"] = {"type": "object", "properties": {}} if given is None else given
+    return {"type": "function", "function": function}
+
+
+def _place(n: int) -> str:
+    return f"tools[{n}].function.parameters"
+
+
+def _invalid(param: str, why: str) -> ApiError:
+    return ApiError(400, f"{param} {why}", param, "invalid_value")

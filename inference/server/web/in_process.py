@@ -1,0 +1,92 @@
+"""The application without a port: its answers to what this process asks."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from inference.http_client.connections import Answer, Unanswered
+from inference.server.client.engine_client import State
+from inference.server.service import Service
+from inference.server.web.app import application
+
+
+class InProcess:
+    """Posts to an application as a client would over HTTP."""
+
+    def __init__(self, app: ASGIApp, engine: "asyncio.Task[None]"):
+        """`engine`: what keeps the engine that answers."""
+        self._app = app
+        self._engine = engine
+
+    async def post(self, path: str, body: bytes) -> Answer:
+        """The answer to JSON that is posted.
+
+        Raises:
+            EngineFailed: there is no engine any more.
+            Unanswered: there is no answer.
+        """
+        if self._engine.done():
+            self._engine.result()
+        headers = {
+            b"host": b"localhost",
+            b"content-type": b"application/json",
+            b"content-length": str(len(body)).encode(),
+        }
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
+            "scheme": "http", "path": path, "raw_path": path.encode(), "query_string": b"",
+            "root_path": "", "headers": list(headers.items()), "client": None, "server": None,
+        }  # fmt: skip
+        request = [{"type": "http.request", "body": body, "more_body": False}]
+        start: dict[str, Any] = {}
+        parts: list[bytes] = []
+
+        async def receive() -> Any:
+            if request:
+                return request.pop()
+            await asyncio.Event().wait()  # this client stays until it is cancelled
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                start.update(message)
+            else:
+                parts.append(message.get("body", b""))
+
+        await self._app(scope, receive, send)
+        if not start:
+            raise Unanswered("the application has no answer")
+        found = {name.decode("latin-1").lower(): value.decode("latin-1")
+                 for name, value in start["headers"]}  # fmt: skip
+        return Answer(start["status"], found, b"".join(parts))
+
+
+@contextlib.asynccontextmanager
+async def serving(service: Service) -> AsyncIterator[InProcess]:
+    """The application of a service whose engine is ready, until the end of the context.
+
+    Raises:
+        EngineFailed: the engine could not be started.
+    """
+    ready = asyncio.Event()
+
+    def note(state: State) -> None:
+        if state is State.READY:
+            ready.set()
+
+    service.client.on_state = note
+    engine = asyncio.create_task(service.client.run())
+    waiting = asyncio.create_task(ready.wait())
+    try:
+        await asyncio.wait([engine, waiting], return_when=asyncio.FIRST_COMPLETED)
+        if engine.done():
+            engine.result()
+        yield InProcess(application(service), engine)
+    finally:
+        waiting.cancel()
+        await service.client.stop()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(engine, return_exceptions=True)
+        service.close()

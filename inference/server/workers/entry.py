@@ -1,0 +1,143 @@
+"""A process that encodes texts, renders conversations and compiles grammars, one job at a time, and
+loads no JAX. What takes too long ends it by a signal, what takes too much memory by an exception.
+"""
+
+import contextlib
+import functools
+import re
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from configs.errors import InputError
+from inference.server import frames
+from inference.server.engine_process.entry import end_with_parent, is_closed
+from inference.server.frames import ConnectionClosed
+from inference.server.workers import jobs
+from inference.server.workers.jobs import (
+    Compile,
+    Decode,
+    Done,
+    Encode,
+    EncodeChat,
+    Failed,
+    FromWorker,
+    Job,
+    Load,
+    ToWorker,
+)
+from inference.text.grammar import Grammars
+from inference.text.tool_calls import prompting
+
+try:
+    import resource
+except ImportError:  # not a POSIX system: the other side limits time, nothing limits memory
+    resource = None  # type: ignore[assignment]
+
+_DATA = re.compile(r"^VmData:\s+(\d+) kB", re.MULTILINE)
+
+
+def main() -> None:
+    """Serves the socket behind an inherited descriptor until it is closed."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as the engine's process: see there
+    end_with_parent()
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    if is_closed(connection):
+        return
+    with connection, connection.makefile("rb") as incoming:
+        worker: Worker | None = None
+        for message, num_bytes in _received(incoming):
+            reply: FromWorker = Done()
+            if isinstance(message, Load):
+                worker = Worker(message)
+            else:
+                assert worker is not None
+                reply = worker.reply(message, num_bytes)
+            connection.sendall(frames.encode(reply))
+            if isinstance(reply, Failed) and reply.is_last:
+                return
+
+
+class Worker:
+    """A tokenizer, and what is done with it."""
+
+    def __init__(self, facts: Load):
+        self._tokenizer = facts.text.tokenizer()
+        if self._tokenizer.template is not None:  # the first conversation does not wait for it
+            with contextlib.suppress(InputError):
+                self._tokenizer.apply_chat_template([{"role": "user", "content": "a"}])
+
+    def reply(self, job: Job, num_bytes: int) -> FromWorker:
+        """What comes of a job of so many bytes, unless it ends this process."""
+        signal.setitimer(signal.ITIMER_PROF, jobs.limit_s(job, num_bytes))
+        _limit_memory(jobs.limit_bytes(num_bytes))
+        try:
+            return Done(self._work(job))
+        except InputError as error:
+            return Failed(str(error))
+        except RecursionError:
+            return Failed("it is nested too deeply")
+        except MemoryError:
+            return jobs.too_large(jobs.limit_bytes(num_bytes))
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+    def _work(self, job: Job) -> list[int] | str | None:
+        tokenizer = self._tokenizer
+        if isinstance(job, Encode):
+            return tokenizer.encode(job.text, job.add_special)
+        if isinstance(job, EncodeChat):
+            return self._encode_chat(job)
+        if isinstance(job, Decode):
+            return tokenizer.decode(job.ids)
+        assert isinstance(job, Compile)
+        state = self._grammars.start(job.grammar)
+        state.mask()
+        if state.has_failed:
+            raise InputError("the grammar costs more than it may")
+        return None
+
+    def _encode_chat(self, job: EncodeChat) -> list[int]:
+        """Of calls' arguments templates read objects or texts; which, one has to try."""
+        tokenizer = self._tokenizer
+        template = tokenizer.template_for(job.tools)
+        asked, told = prompting.prepare(job.messages, job.tools, template)
+        as_texts = prompting.with_texts(asked)
+        how = (job.add_generation_prompt, told, None, job.variables, job.continues)
+        try:
+            return tokenizer.apply_chat_template(asked, *how)
+        except InputError:
+            if as_texts == asked:
+                raise
+            with contextlib.suppress(InputError):
+                return tokenizer.apply_chat_template(as_texts, *how)
+            raise
+
+    @functools.cached_property
+    def _grammars(self) -> Grammars:
+        """Of which none is kept: the other side remembers what can be compiled."""
+        return Grammars(self._tokenizer, [self._tokenizer.eos_id or 0], max_kept_bytes=0)
+
+
+def _limit_memory(num_bytes: int) -> None:
+    """Beside what there is already."""
+    with contextlib.suppress(OSError, ValueError):  # a system without this limit
+        found = _DATA.search(Path("/proc/self/status").read_text(encoding="ascii"))
+        if found is not None:
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            resource.setrlimit(resource.RLIMIT_DATA, ((int(found[1]) << 10) + num_bytes, hard))
+
+
+def _received(incoming: BinaryIO) -> Iterator[tuple[ToWorker, int]]:
+    """Messages and their sizes, until the other side has gone."""
+    with contextlib.suppress(OSError, ConnectionClosed):
+        while len(header := incoming.read(frames.HEADER_BYTES)) == frames.HEADER_BYTES:
+            data = incoming.read(frames.length(header))
+            yield jobs.TO_WORKER.decode(data), len(data)
+
+
+if __name__ == "__main__":
+    main()

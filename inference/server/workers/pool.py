@@ -1,0 +1,176 @@
+"""Workers as the process that speaks HTTP sees them: started when needed, ended when a job takes
+more than it may, and started again.
+"""
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from inference.server import frames
+from inference.server.frames import ConnectionClosed, TextFacts
+from inference.server.workers import entry, jobs
+from inference.server.workers.jobs import Failed, FromWorker, Job, Load
+
+_COMMAND = [sys.executable, "-m", entry.__name__]
+_ROOT = Path(entry.__file__).parents[3]  # where Python finds the module
+_START_S = 120.0
+_END_S = 5.0  # for one to end that has closed its end
+_WALL = 4  # seconds on the clock for each of processor time: a worker may have to wait for that
+_KILLED = (-signal.SIGKILL, -signal.SIGTERM)
+_TRIES = 3  # of a job whose worker somebody else ended
+
+
+class WorkerLost(Exception):
+    """A worker could not be started, or was ended by somebody else, repeatedly."""
+
+
+class Pool:
+    """A few workers. A job has one to itself, and waits where all are busy."""
+
+    def __init__(self, facts: TextFacts, size: int):
+        """`size`: workers at most; the second is started when the first is busy."""
+        load = frames.encode(Load(facts))
+        self._workers = [_Worker(load) for _ in range(size)]
+        self._free: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
+        for worker in reversed(self._workers):
+            self._free.put_nowait(worker)
+        self._running: set[asyncio.Task[FromWorker | None]] = set()
+
+    async def start(self) -> None:
+        """Starts one worker, so that the first job does not wait for it."""
+        worker = await self._free.get()
+        await self._run(worker, None)
+
+    async def ask(self, job: Job) -> FromWorker:
+        """What comes of a job.
+
+        Raises:
+            WorkerLost: nothing, for no fault of the job.
+        """
+        worker = await self._free.get()
+        # Whoever asked may leave; the worker is busy until the job is done.
+        found = await asyncio.shield(self._run(worker, job))
+        assert found is not None
+        return found
+
+    def _run(self, worker: "_Worker", job: Job | None) -> "asyncio.Task[FromWorker | None]":
+        async def run() -> FromWorker | None:
+            try:
+                if job is not None:
+                    return await worker.ask(job)
+                await worker.start()
+                return None
+            finally:
+                self._free.put_nowait(worker)
+
+        task = asyncio.create_task(run())
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[FromWorker | None]") -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # which nobody may wait for
+
+    def close(self) -> None:
+        """Ends them."""
+        for task in self._running:
+            task.cancel()
+        for worker in self._workers:
+            worker.kill()
+
+
+class _Worker:
+    """One process after the other."""
+
+    def __init__(self, load: bytes):
+        self._load = load
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, job: Job) -> FromWorker:
+        data = frames.encode(job)
+        size = len(data) - frames.HEADER_BYTES
+        limit_s = jobs.limit_s(job, size)
+        for _ in range(_TRIES):
+            try:
+                await self.start()
+                async with asyncio.timeout(_WALL * limit_s):
+                    reply = await self._exchange(data)
+            except WorkerLost:
+                continue
+            except TimeoutError:
+                await self._end()
+                return jobs.too_long(limit_s)
+            except (asyncio.IncompleteReadError, OSError, ConnectionClosed):
+                status = await self._end()
+                if status == -signal.SIGPROF:
+                    return jobs.too_long(limit_s)
+                if status < 0 and status not in _KILLED:  # it crashed for want of memory
+                    return jobs.too_large(jobs.limit_bytes(size))
+            else:
+                if isinstance(reply, Failed) and reply.is_last:
+                    await self._end()
+                return reply
+        raise WorkerLost
+
+    async def start(self) -> None:
+        """Starts the process, unless it runs.
+
+        Raises:
+            WorkerLost: it ended before it was ready.
+        """
+        if self._process is not None:
+            if self._process.poll() is None:
+                return
+            self.kill()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [*_COMMAND, str(theirs.fileno())],
+                cwd=_ROOT,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C at the terminal does not reach it
+            )
+        self._connection = await asyncio.open_unix_connection(sock=ours)
+        try:
+            async with asyncio.timeout(_START_S):
+                await self._exchange(self._load)
+        except (TimeoutError, asyncio.IncompleteReadError, OSError, ConnectionClosed):
+            await self._end()
+            raise WorkerLost from None
+
+    async def _exchange(self, data: bytes) -> FromWorker:
+        assert self._connection is not None
+        reader, writer = self._connection
+        writer.write(data)
+        await writer.drain()
+        header = await reader.readexactly(frames.HEADER_BYTES)
+        return jobs.FROM_WORKER.decode(await reader.readexactly(frames.length(header)))
+
+    async def _end(self) -> int:
+        """Ends the process; returns its status, or 1 where it did not end by itself."""
+        process = self._process
+        assert process is not None
+        try:
+            is_ending = self._connection is not None and self._connection[0].at_eof()
+            return await asyncio.to_thread(process.wait, _END_S if is_ending else 0)
+        except subprocess.TimeoutExpired:
+            return 1
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """Ends the process, if there is one."""
+        process, self._process = self._process, None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection[1].close()
+        if process is not None:
+            process.kill()
+            process.wait()

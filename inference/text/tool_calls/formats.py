@@ -1,0 +1,73 @@
+"""The ways in which models write calls of tools, as text."""
+
+import dataclasses
+import re
+
+from configs.errors import InputError, shown
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """One of them: JSON objects with a name and arguments, and what stands around them.
+
+    Attributes:
+        name: of the format.
+        opening: before a call, or several; "": nothing does.
+        closing: behind them.
+        brackets: with one of these a line may begin that is a call, or a list of them, without the
+            opening.
+        key: of the arguments, as the grammar of such calls has it; both keys are understood.
+    """
+
+    name: str
+    opening: str = ""
+    closing: str = ""
+    brackets: str = ""
+    key: str = "arguments"
+
+
+HERMES = Format("hermes", "<tool_call>", "</tool_call>")
+LLAMA3_JSON = Format("llama3_json", "<|python_tag|>", brackets="{", key="parameters")
+JSON = Format("json", brackets="{[")
+FORMATS = {each.name: each for each in (HERMES, LLAMA3_JSON, JSON)}
+AUTO = "auto"
+CHOICES = (AUTO, *FORMATS)
+
+_TOOLS = re.compile(r"\btools\b")
+_PARAMETERS = re.compile(r'"name"[^{}]{1,60}"parameters"')
+
+
+def named(name: str, template: str | None) -> Format:
+    """The format of this name; "auto": that of a chat template.
+
+    Raises:
+        InputError: there is no such format; lists those there are.
+    """
+    if name not in CHOICES:
+        raise InputError(
+            f"a format of tool calls is one of {', '.join(CHOICES)}, not {shown(name)}"
+        )
+    return of_template(template) if name == AUTO else FORMATS[name]
+
+
+def of_template(template: str | None) -> Format:
+    """What a chat template tells the model to write; plain JSON where it does not say."""
+    source = template or ""
+    if not knows_tools(source):
+        return JSON
+    if HERMES.opening in source:
+        return HERMES
+    plain = source.replace('\\"', '"')  # in a string of Jinja
+    if LLAMA3_JSON.opening in source or _PARAMETERS.search(plain):
+        return LLAMA3_JSON
+    return JSON
+
+
+def knows_tools(template: str | None) -> bool:
+    """Whether a chat template shows tools to the model."""
+    return _TOOLS.search(template or "") is not None
+
+
+def knows_calls(template: str | None) -> bool:
+    """Whether a chat template writes the calls of earlier messages."""
+    return "tool_calls" in (template or "")

@@ -1,0 +1,299 @@
+"""Calls of tools in a text as it streams: what is one, and what only looks like it."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Collection, Generator
+
+from inference.text.tool_calls.formats import Format
+
+_SPACE = " \t\r\n"
+_BARE = frozenset(_SPACE + '{}[]:,"+-.0123456789truefalsnE')  # in JSON, outside of strings
+_ARGUMENTS = ("arguments", "parameters")
+_IGNORED = ("id", "type")  # texts that some models write beside a name
+_MAX_NAME_CHARS = 512  # of a key or a name as JSON may spell it
+
+_Reader = Generator[None, str, str]
+_Judge = Generator[None, str, bool]
+
+
+@dataclasses.dataclass
+class Part:
+    """What is new of an answer: text, or a part of a call.
+
+    Attributes:
+        text: of the answer, or of the call's arguments, which are JSON.
+        index: of the call; None: the text is the answer's.
+        name: of the function, with the first part of a call.
+    """
+
+    text: str
+    index: int | None = None
+    name: str | None = None
+
+
+class Parser:
+    """Reads one answer. The parts are the same wherever its text is cut.
+
+    A call is told as soon as its name is known and its arguments begin; from there on it is one,
+    whatever follows. Until then it may turn out to be none (JSON of another shape, a function that
+    nobody offered), and is told as text. Blanks before a call belong to it.
+
+    Nothing is evaluated: names, and arguments that come before a name, are read as JSON.
+    """
+
+    def __init__(self, format: Format, names: Collection[str]):
+        """`names`: of the functions that may be called."""
+        self._format = format
+        self._names = names
+        self._parts: list[Part] = []
+        self._held: list[str] = []  # may be a call, or the blanks before one
+        self._back = ""  # a character that is read again
+        self._num_calls = 0
+        self._has_text = self._follows_call = False
+        self._is_line_start = True
+        self._machine = self._read_all()
+        next(self._machine)
+
+    def push(self, text: str) -> list[Part]:
+        """What is certain with further text."""
+        for character in text:
+            self._machine.send(character)
+        return self._take()
+
+    def finish(self) -> list[Part]:
+        """What remains at the end."""
+        self._tell("".join(self._held))
+        self._held = []
+        return self._take()
+
+    def _take(self) -> list[Part]:
+        parts, self._parts = self._parts, []
+        return parts
+
+    # --- text -------------------------------------------------------------------------------------
+
+    def _read_all(self) -> Generator[None, str, None]:
+        opening, brackets = self._format.opening, self._format.brackets
+        while True:
+            held = "".join(self._held)
+            if opening and held.endswith(opening):
+                self._keep(held, len(opening))
+                yield from self._read_block("")
+            elif held and held[-1] in brackets and self._begins_line(held[:-1]):
+                self._keep(held, 1)
+                yield from self._read_block(held[-1])
+            else:
+                size = _overlap(held, opening)
+                self._keep(held, size)
+                c = yield from self._hold()
+                while not size and c in _SPACE:  # there may be many
+                    c = yield from self._hold()
+
+    def _keep(self, held: str, num_last: int) -> None:
+        """Holds so many last characters and the blanks before them, and tells the rest."""
+        end = len(held[: len(held) - num_last].rstrip(_SPACE))
+        self._tell(held[:end])
+        self._held = [held[end:]]
+
+    def _begins_line(self, before: str) -> bool:
+        """Whether a line begins behind what is held."""
+        _, newline, line = before.rpartition("\n")
+        return not line.strip(_SPACE) and (self._is_line_start or bool(newline))
+
+    def _tell(self, text: str) -> None:
+        """Text of the answer."""
+        if self._follows_call and not (self._has_text and text.strip(_SPACE)):
+            text = text.lstrip(_SPACE)
+        if not text:
+            return
+        self._has_text = True
+        self._is_line_start = self._begins_line(text)
+        self._follows_call = False
+        if self._parts and self._parts[-1].index is None:
+            self._parts[-1].text += text
+        else:
+            self._parts.append(Part(text))
+
+    def _drop(self) -> None:
+        """What is held belongs to a call."""
+        self._held = []
+        self._follows_call = self._is_line_start = True
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    def _read_block(self, first: str) -> Generator[None, str, None]:
+        """Calls one behind the other, from `first` on, which is held; it ends with what they end
+        with, or with what cannot belong to them: this is held.
+        """
+        closing, is_list, begins_call, num = self._format.closing, False, True, 0
+        c = first or (yield from self._hold())
+        while True:
+            if c == "{":
+                if not (yield from self._read_call()):
+                    return
+                num, begins_call = num + 1, False
+            elif c == "[" and not (num or is_list):
+                is_list = True
+            elif c == "]" and is_list and num:
+                is_list = False
+                self._drop()
+            elif c in ",;" and num and not begins_call:
+                begins_call = True
+            elif closing and c == closing[0]:
+                if (yield from self._matches(closing)) and num:
+                    self._drop()
+                return
+            elif c not in _SPACE:
+                return
+            c = yield from self._hold()
+
+    def _read_call(self) -> _Judge:
+        """An object behind its bracket, and whether it is a call, which then is told."""
+        name, arguments = None, None
+        c = yield from self._hold_word()
+        while c == '"':
+            key = yield from self._hold_string(_MAX_NAME_CHARS)
+            if (yield from self._hold_word()) != ":":
+                return False
+            c = yield from self._hold_word()
+            if key in _ARGUMENTS and arguments is None:
+                if c == "{" and name is not None:
+                    yield from self._tell_arguments(name)
+                    return True
+                arguments = yield from self._hold_arguments(c)
+                if not arguments:
+                    return False
+            elif c == '"' and (key in _IGNORED or (key == "name" and name is None)):
+                value = yield from self._hold_string(_MAX_NAME_CHARS)
+                if key == "name":
+                    name = value
+                    if name not in self._names:
+                        return False
+            else:
+                return False
+            c = yield from self._hold_word()
+            if c == ",":
+                c = yield from self._hold_word()
+                if c != '"':
+                    return False
+            elif c != "}":
+                return False
+        if c != "}" or name is None:
+            return False
+        self._begin_call(name, arguments or "{}")
+        self._drop()
+        return True
+
+    def _begin_call(self, name: str, arguments: str) -> None:
+        self._parts.append(Part(arguments, self._num_calls, name))
+        self._num_calls += 1
+
+    def _tell_arguments(self, name: str) -> Generator[None, str, None]:
+        """Of a call, from their bracket on, which is held, and what follows in its object."""
+        self._begin_call(name, "{")
+        self._drop()
+        index = self._num_calls - 1
+
+        def tell(c: str) -> None:
+            if not self._parts:
+                self._parts.append(Part("", index))
+            self._parts[-1].text += c
+
+        if (yield from self._scan_object(self._next, tell)):
+            yield from self._scan_object(self._next, lambda c: None)
+
+    def _hold_arguments(self, first: str) -> _Reader:
+        """Those that begin with this character, as JSON; "" where they are none."""
+        if first == '"':  # JSON within JSON
+            found = yield from self._hold_string(None)
+        elif first == "{":
+            read = [first]
+            if not (yield from self._scan_object(self._hold, read.append)):
+                self._back = ""  # it is held
+                return ""
+            found = "".join(read)
+        else:
+            return "{}" if first == "n" and (yield from self._matches("null")) else ""
+        return found if _is_object(found) else ""
+
+    def _scan_object(self, read: Callable[[], _Reader], take: Callable[[str], None]) -> _Judge:
+        """An object behind its bracket; `take` gets its characters. False where one comes that no
+        JSON has there: it is read again.
+        """
+        depth, in_string = 1, False
+        while depth:
+            c = yield from read()
+            if not in_string and c not in _BARE:
+                self._back = c
+                return False
+            take(c)
+            if c == '"':
+                in_string = not in_string
+            elif in_string:
+                if c == "\\":
+                    take((yield from read()))
+            else:
+                depth += (c in "{[") - (c in "}]")
+        return True
+
+    # --- characters -------------------------------------------------------------------------------
+
+    def _next(self) -> _Reader:
+        """The next character."""
+        c, self._back = self._back, ""
+        if not c:
+            c = yield
+        return c
+
+    def _hold(self) -> _Reader:
+        """The same, held."""
+        c = yield from self._next()
+        self._held.append(c)
+        return c
+
+    def _hold_word(self) -> _Reader:
+        """The next one that is no blank."""
+        c = yield from self._hold()
+        while c in _SPACE:
+            c = yield from self._hold()
+        return c
+
+    def _hold_string(self, most: int | None) -> _Reader:
+        """A text of JSON behind its quote; "" where it is none, or longer than that."""
+        read = ['"']
+        while most is None or len(read) < most:
+            c = yield from self._hold()
+            read.append(c)
+            if c == "\\":
+                read.append((yield from self._hold()))
+            elif c == '"':
+                break
+        try:
+            return str(json.loads("".join(read)))
+        except ValueError:
+            return ""
+
+    def _matches(self, word: str) -> _Judge:
+        """Whether the next characters are those of a word whose first one was read."""
+        for expected in word[1:]:
+            if (yield from self._hold()) != expected:
+                return False
+        return True
+
+
+def _is_object(text: str) -> bool:
+    try:
+        text.encode()
+        return isinstance(json.loads(text, parse_constant=_refuse), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _overlap(text: str, word: str) -> int:
+    """Length of the longest end of a text that is the beginning of a word, and not all of it."""
+    sizes = range(min(len(text), len(word) - 1), 0, -1)
+    return next((size for size in sizes if text.endswith(word[:size])), 0)

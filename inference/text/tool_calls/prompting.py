@@ -1,0 +1,87 @@
+"""Tools, and calls of earlier messages, as chat templates read them."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from inference.text.tool_calls import formats
+
+_SYSTEM = """You can call functions:
+{tools}
+
+To call one, answer with JSON alone: {{"name": the function's name, "arguments": an object}}.
+To call several, answer with a list of such objects. Otherwise answer as usual."""
+
+
+def prepare(
+    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, template: str | None
+) -> tuple[list[dict[str, Any]], Sequence[dict[str, Any]] | None]:
+    """Messages and tools for this template.
+
+    Arguments of calls, which clients send as JSON, become objects. A template that knows no tools
+    gets a system message about them instead, one that knows no calls gets these as text.
+    """
+    found = [_with_objects(message) for message in messages]
+    if not formats.knows_calls(template):
+        found = [_as_text(message) for message in found]
+    if tools and not formats.knows_tools(template):
+        return _with_system(found, tools), None
+    return found, tools
+
+
+def with_texts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same messages with arguments as JSON again, which some templates want."""
+    return [_with_arguments(message, _dumps) for message in messages]
+
+
+def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
+    return _with_arguments(message, _loads)
+
+
+def _with_arguments(message: dict[str, Any], convert: Any) -> dict[str, Any]:
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = convert(call["function"]["arguments"])
+        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+    return {**message, "tool_calls": calls}
+
+
+def _loads(arguments: Any) -> Any:
+    """An object; a text that is none, as a model may have written it, stays."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        found = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return found if isinstance(found, dict) else arguments
+
+
+def _dumps(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _as_text(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose calls are written as `_SYSTEM` wants them."""
+    if not message.get("tool_calls"):
+        return message
+    calls = [call["function"] for call in message["tool_calls"]]
+    plain = [{name: call[name] for name in ("name", "arguments")} for call in calls]
+    text = json.dumps(plain[0] if len(plain) == 1 else plain, ensure_ascii=False)
+    rest = {name: value for name, value in message.items() if name != "tool_calls"}
+    content = message.get("content")
+    return {**rest, "content": f"{content}\n{text}" if content else text}
+
+
+def _with_system(
+    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """With a system message that describes the tools, behind what the user's own says."""
+    functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    own = _SYSTEM.format(tools=functions)
+    first, *rest = messages
+    if first["role"] != "system":
+        return [{"role": "system", "content": own}, *messages]
+    return [{**first, "content": f"{first['content']}\n\n{own}"}, *rest]

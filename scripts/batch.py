@@ -1,0 +1,106 @@
+"""Answers a file of OpenAI's batches: python -m scripts.batch --input=FILE --output=FILE.
+
+--url=http://127.0.0.1:8000                    by a server, whosever it is
+--model=smollm2-135m                           by an engine of its own, as scripts.serve has it
+"""
+
+from scripts import interrupts  # noqa: F401
+
+# isort: split
+import importlib.util
+import json
+from collections.abc import Sequence
+
+from absl import flags
+
+from configs.errors import InputError
+from inference.files import resumable_results, user_files
+from inference.files.resumable_results import ResumableResults
+from scripts import common, serve
+from scripts.flags import output_flag, shared_flags
+from scripts.flags.requests import input_flags, server_flags
+
+_INPUT, _OUTPUT = input_flags.INPUT, output_flag.OUTPUT
+_OVERWRITE = input_flags.OVERWRITE
+_URL, _CONCURRENCY = server_flags.URL, server_flags.CONCURRENCY
+for _module in (input_flags, output_flag, server_flags, serve):
+    flags.adopt_module_key_flags(_module)
+
+_OWN = ("input", "output", "overwrite", "concurrency")
+_ENGINE = (
+    *("model", "config", "set", "weights", "cache", "mesh", "speculate", "executables"),
+    *("max_model_len", "max_num_seqs", "max_logprobs", "warm_up"),
+)
+_READ = {
+    "batch --url": (*_OWN, "url", "api_key_file"),
+    "batch": (*_OWN, *_ENGINE, "served_model_name"),
+}
+
+
+def main(argv: Sequence[str]) -> None:
+    del argv
+    common.check_flags("batch" if _URL.value is None else "batch --url", _READ)
+    for name in ("httptools", "msgspec", "starlette", "uvloop"):
+        if importlib.util.find_spec(name) is None:
+            raise InputError("batch needs more packages: pip install 'ridgeline[serve]'")
+    if _INPUT.value is None or _OUTPUT.value is None:
+        raise InputError("give --input and --output")
+    at_a_time = shared_flags.whole_numbers(_CONCURRENCY) if _CONCURRENCY.present else []
+    if len(at_a_time) > 1:
+        raise InputError("--concurrency is one number here")
+    label = f"--output={_OUTPUT.value}"
+    target = resumable_results.check_target(label, _OUTPUT.value, _INPUT.value)
+    from inference.server.batches import lines, records
+    from inference.server.batches.lines import BadLine, Line
+    from scripts.modes import batch_servers
+
+    found = lines.read(_INPUT.value)
+    asked = [line for line in found if isinstance(line, Line)]
+    bad = [records.bad(line) for line in found if isinstance(line, BadLine)]
+    ids = {line.custom_id for line in asked}
+    earlier = [] if _OVERWRITE.value else records.read(target)
+    results = {each["custom_id"]: each for each in earlier if records.is_final(each)}
+    saved = ResumableResults(target, {"kind": "batch"}, ids, _OVERWRITE.value)
+    finished = False
+    try:
+        results |= saved.results
+        todo = [line for line in asked if not records.is_final(results.get(line.custom_id, {}))]
+        if kept := len(asked) - len(todo):
+            common.say(f"{kept} of {len(asked)} results are there already")
+        if todo:
+            url, most = _URL.value, at_a_time[0] if at_a_time else None
+            engine = _engine_flags() if url is None else []
+            batch_servers.answer(todo, url, engine, serve.SERVED_NAME.value, most, saved)
+            results |= saved.results
+        others = [each for name, each in results.items() if name not in ids]
+        ours = [*(results[line.custom_id] for line in asked), *bad]
+        text = "".join(f"{json.dumps(each, ensure_ascii=False)}\n" for each in [*others, *ours])
+        user_files.write({target: text.encode()})
+        finished = True
+    except KeyboardInterrupt:
+        raise InputError(
+            f"interrupted: {len(saved.results)} results are in {saved.path}; the same command goes "
+            "on from there"
+        ) from None
+    finally:
+        saved.close(finished)
+    failed = sum(each["error"] is not None for each in ours)
+    refused = sum(each["error"] is None and not records.is_good(each) for each in ours)
+    common.say(
+        f"{len(ours) - failed - refused} answers in {_OUTPUT.value}, {refused} refused, "
+        f"{failed} without an answer"
+    )
+
+
+def _engine_flags() -> list[str]:
+    """Those that are given and that the engine's process reads."""
+    found = ["--nowarm_up"]  # it compiles what comes
+    for name in _ENGINE:
+        flag = flags.FLAGS[name]
+        values = flag.value if isinstance(flag.value, list) else [flag.value]
+        found += [f"--{name}={value}" for value in values if flag.present]
+    return found
+
+
+if __name__ == "__main__":
+    common.run(main)

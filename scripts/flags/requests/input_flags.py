@@ -1,0 +1,13 @@
+"""Flags of the apps that answer files of requests: `generate` and `batch`."""
+
+from absl import flags
+
+INPUT = flags.DEFINE_string(
+    "input",
+    None,
+    "generate: JSONL with a 'prompt' or 'messages' a line, and sampling of its own. batch: JSONL "
+    "of OpenAI's batches.",
+)
+OVERWRITE = flags.DEFINE_bool(
+    "overwrite", False, "Start over where an earlier run of --output was cut off."
+)

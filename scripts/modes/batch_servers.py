@@ -1,0 +1,143 @@
+"""Whoever answers a batch: a server at a URL, or an engine of one's own behind the server's own
+application.
+"""
+
+import asyncio
+import dataclasses
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import uvloop
+
+from configs.errors import InputError
+from inference.files.resumable_results import ResumableResults
+from inference.http_client.address import Address, read_key
+from inference.http_client.connections import Connections, NoConnection, Unanswered
+from inference.server.batches import records, run
+from inference.server.batches.lines import Line
+from inference.server.batches.records import Record
+from scripts import common, interrupts
+from scripts.flags.requests import key_flag
+
+_AT_A_TIME = 16  # at a URL
+_SYNC_EVERY, _SAY_EVERY_S, _LOOK_EVERY_S = 16, 30.0, 0.1
+_REQUEST_S = 24 * 3600.0  # nobody waits for one answer
+
+OnResult = Callable[[Line, Record], None]
+
+
+def answer(
+    lines: Sequence[Line],
+    url: str | None,
+    engine: Sequence[str],
+    served_name: str | None,
+    at_a_time: int | None,
+    saved: ResumableResults,
+) -> None:
+    """Adds a result for each line, as it comes.
+
+    Args:
+        lines: what is asked.
+        url: of a server; None: an engine is started.
+        engine: flags of its process.
+        served_name: of its model.
+        at_a_time: requests; None: what fits.
+        saved: takes the results.
+
+    Raises:
+        InputError: the server cannot be reached, at first or for too long.
+        KeyboardInterrupt: at Ctrl-C, once what had come was added.
+    """
+    with interrupts.Deferred() as interrupt, common.bars() as bar:
+        progress = _Progress(len(lines), bar)
+
+        def add(line: Line, record: Record) -> None:
+            saved.add(line.custom_id, record)
+            if progress.add(record) % _SYNC_EVERY == 0:
+                saved.sync()
+
+        if url is None:
+            working = _by_engine(lines, engine, served_name, at_a_time, add)
+        else:
+            address = Address.parse(f"--url={url}", url, read_key(key_flag.API_KEY_FILE.value))
+            working = _by_server(lines, address, at_a_time or _AT_A_TIME, add)
+        try:
+            is_whole = uvloop.run(_until(working, lambda: interrupt.asked))
+        except NoConnection as error:
+            raise InputError(
+                f"{error}; {len(saved.results)} results are in {saved.path}, and the same command "
+                "goes on from there"
+            ) from None
+        finally:
+            saved.sync()
+    if not is_whole:
+        raise KeyboardInterrupt
+
+
+async def _until(working: Awaitable[None], has_enough: Callable[[], bool]) -> bool:
+    """Whether the work was done before that."""
+    task = asyncio.ensure_future(working)
+    while not task.done():
+        await asyncio.wait([task], timeout=_LOOK_EVERY_S)
+        if has_enough() and not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return False
+    task.result()
+    return True
+
+
+async def _by_server(
+    lines: Sequence[Line], address: Address, at_a_time: int, add: OnResult
+) -> None:
+    connections = Connections(address)
+    try:
+        await connections.get("/v1/models")
+        await run.run(connections, lines, at_a_time, add)
+    except NoConnection:
+        raise
+    except Unanswered as error:
+        raise InputError(f"{address.name}: {error}") from None
+    finally:
+        connections.close()
+
+
+async def _by_engine(
+    lines: Sequence[Line],
+    engine: Sequence[str],
+    served_name: str | None,
+    at_a_time: int | None,
+    add: OnResult,
+) -> None:
+    from inference.server.client.launch import Subprocess
+    from inference.server.service import Limits, Service
+    from inference.server.web import in_process
+
+    limits = dataclasses.replace(Limits(), request_s=_REQUEST_S, queue_s=_REQUEST_S)
+    launcher = Subprocess([sys.executable, "-m", "scripts.serve", *engine])
+    service = Service(launcher, limits, served_name)
+    async with in_process.serving(service) as server:
+        await run.run(server, lines, at_a_time or 2 * service.facts.max_seqs, add)
+
+
+class _Progress:
+    """A bar on a terminal, else a line now and then."""
+
+    def __init__(self, total: int, bar: Callable[..., None]):
+        self._total, self._bar = total, bar
+        self._done, self._tokens = 0, 0
+        self._start = self._said = time.monotonic()
+
+    def add(self, record: Record) -> int:
+        """Counts a result; returns how many there are."""
+        self._done += 1
+        self._tokens += records.num_tokens(record)
+        now = time.monotonic()
+        rate = self._tokens / max(now - self._start, 1e-9)
+        text = f"{self._done} of {self._total} answers, {rate:.1f} tokens/s"
+        self._bar(self._done, self._total, "answering", text)
+        if now - self._said >= _SAY_EVERY_S and not common.console.is_terminal:
+            self._said = now
+            common.say(text)
+        return self._done

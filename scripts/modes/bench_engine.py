@@ -1,0 +1,210 @@
+"""`bench` with an engine of its own: closed and open loads, beside what was predicted."""
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from configs.engine import Config
+from configs.errors import InputError
+from configs.hardware.spec import HardwareSpec
+from configs.workload import Fixed, Workload
+from inference.benchmark import first_start, measure, requests
+from inference.benchmark.drive import GREEDY, Run
+from inference.benchmark.metrics import SloTargets
+from inference.benchmark.requests import TimedRequest
+from inference.checkpoints import mapped
+from inference.planner import cache_policy, report
+from inference.planner.calibration import lookup
+from inference.request import SamplingParams
+from scripts import common
+from scripts.flags import file_flags, workload_flags
+from scripts.reports import bench_text
+from scripts.reports.plots import bench_plot
+
+_DRAWN = dataclasses.replace(GREEDY, temperature=0.8, top_p=0.95, top_k=50)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What flags say beside the workload.
+
+    Attributes:
+        start_s: when the process began, as `time.time` counts.
+        open_: a resolved model -> its checkpoint, or None.
+        is_random: that it is None.
+        repeats: medians are reported.
+        plot: file of a picture, or None.
+    """
+
+    start_s: float
+    open_: Callable[[Any], Any]
+    is_random: bool
+    repeats: int
+    plot: str | None
+
+
+@dataclasses.dataclass
+class _Bench:
+    """A warm engine, and the hardware that predictions are made for."""
+
+    engine: Any
+    machine: HardwareSpec
+    slo: SloTargets
+    repeats: int
+    first_token_s: float
+    warm_up_s: float
+
+    def __post_init__(self) -> None:
+        self._num_compiles = measure.count_compiles()
+
+    @classmethod
+    def of(
+        cls,
+        checkpoint: Any,
+        config: Config,
+        slo: SloTargets,
+        first: TimedRequest,
+        options: Options,
+    ) -> "_Bench":
+        """Serves `first`, compiling what that needs, before it compiles the rest."""
+        engine = common.load_engine(checkpoint, config)
+        measure.measure(engine, [first], 1)
+        first_token_s = time.time() - options.start_s
+        warm_up_s = common.warm_up(engine)
+        machine = first_start.calibration(engine, anew=True, say=common.say)
+        machine = machine or lookup.this_machine(config.model.dtype)
+        return cls(engine, machine, slo, options.repeats, first_token_s, warm_up_s)
+
+    def serve(
+        self, load: Sequence[TimedRequest], concurrency: int | None, params: SamplingParams
+    ) -> tuple[dict[str, Any], list[Run]]:
+        """A row of medians beside what was predicted before the runs; and the runs."""
+        config = self.engine.config
+        expected = measure.predict(config, load, self.machine, 0.0, concurrency, params)
+        predicted = measure.figures([expected], self.slo)
+        before = self._num_compiles()
+        with common.bars() as progress:
+            runs = measure.measure(
+                self.engine, load, self.repeats, concurrency, params,
+                lambda done: progress(done, len(load), "serving"),
+            )  # fmt: skip
+        row: dict[str, Any] = {"concurrency": concurrency, "requests": len(load)}
+        row |= measure.figures(runs, self.slo)
+        row |= {"compiles": self._num_compiles() - before, "predicted": predicted}
+        row |= {"snapshots": config.num_snapshots, "snapshot_bytes": config.state_bytes(0)}
+        return row | {"predicted_output_tok_s": predicted["output_tok_s"]}, runs
+
+    def result(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """What every workload prints."""
+        return {
+            "rows": rows,
+            "first_token_s": self.first_token_s,
+            "warm_up_s": self.warm_up_s,
+            "shapes": len(self.engine.scheduler.shapes),
+            "predicted_by": report.predicted_by(self.machine),
+            "page_groups": [
+                group.spec.sight for group in self.engine.config.cached_model.page_groups
+            ],
+            "snapshot_tokens": cache_policy.snapshot_tokens(self.engine.config),
+        }
+
+
+def run_closed(sizes: list[int], prefill_tokens: int, beside: str | None, options: Options) -> None:
+    """One row for each number of requests at a time.
+
+    Args:
+        sizes: these numbers.
+        prefill_tokens: of each prompt that measures prefill.
+        beside: file of another engine's figures.
+        options: the rest.
+    """
+    slo = workload_flags.slo()
+    if prefill_tokens < 1:
+        raise InputError(f"--prefill_tokens is at least 1, not {prefill_tokens}")
+    peer = _read_beside(beside)
+    expected = workload_flags.read(max(sizes)).expected_tokens
+    resolved, config = common.resolve_config({"max_seqs": max(sizes), "expected_tokens": expected})
+    common.check_together(config, "bench")
+    most = config.mesh.num_groups * config.engine.max_seqs
+    if max(sizes) > most:
+        each = "" if most == config.engine.max_seqs else f" on each of {config.mesh}"
+        raise InputError(
+            f"--concurrency={max(sizes)} is above engine.max_seqs={config.engine.max_seqs}{each}"
+        )
+    drawn, length = (config.model.vocab_size, config.max_context), prefill_tokens
+    loads = {size: requests.generate(workload_flags.read(size), *drawn) for size in sizes}
+    if length >= config.max_context:
+        raise InputError(f"--prefill_tokens is below the context of {drawn[1]}, not {length}")
+    alone = Workload("closed", 4, prompt=Fixed(length), output=Fixed(1))
+    prefill = requests.generate(alone, *drawn)
+    checkpoint = options.open_(resolved)
+    shortest = dataclasses.replace(loads[sizes[0]][0], num_new_tokens=1)
+    bench = _Bench.of(checkpoint, config, slo, shortest, options)
+    served = {size: bench.serve(loads[size], size, GREEDY) for size in sizes}
+    rows = {size: row for size, (row, _) in served.items()}
+    decoded = [record for run in served[min(sizes)][1] for record in run.records]
+    largest = max(sizes)
+    sampled, _ = bench.serve(loads[largest], largest, _DRAWN)
+    runs = measure.measure(bench.engine, prefill, options.repeats)
+    prefill_tok_s = 4 * length / statistics.median(run.seconds for run in runs)
+    model = bench.engine.config.model
+    rates = lookup.rates_now(report.product_formats(model))
+    result = bench.result([rows[size] for size in sizes]) | {
+        "sampled": sampled,
+        "sampled_share": sampled["output_tok_s"] / rows[largest]["output_tok_s"],
+        "prefill_tok_s": prefill_tok_s,
+        **dataclasses.asdict(
+            report.shares(bench.engine.config, decoded, length, prefill_tok_s, rates)
+        ),
+    }
+    if common.JSON.value:
+        common.print_json(result, config)
+    else:
+        bench_text.show_closed(result, peer)
+    if options.plot is not None:
+        file_flags.write(options.plot, bench_plot.closed(result["rows"], config.model.name))
+
+
+def run_open(options: Options) -> None:
+    """One row of requests that arrive at times of their own."""
+    workload, slo = workload_flags.read(), workload_flags.slo()
+    lines = requests.read_trace(workload.trace, workload.num_requests) if workload.trace else []
+    if lines and options.is_random:
+        raise InputError("a trace holds text: leave --random_weights out")
+    resolved, config = common.resolve_config({"expected_tokens": workload.expected_tokens})
+    common.check_together(config, "bench")
+    checkpoint = options.open_(resolved)
+    drawn = config.model.vocab_size, config.max_context
+    if lines:
+        load = requests.from_trace(
+            lines, *drawn, lambda text: checkpoint.load_tokenizer().encode(text), workload.seed
+        )
+    else:
+        load = requests.generate(workload, *drawn)
+    first = dataclasses.replace(load[0], arrival_s=0.0, num_new_tokens=1)
+    bench = _Bench.of(checkpoint, config, slo, first, options)
+    row, runs = bench.serve(load, None, GREEDY)
+    result = bench.result([row | {"workload": workload.kind, "rate": workload.rate}])
+    if common.JSON.value:
+        common.print_json(result, config)
+    else:
+        bench_text.show_open(result)
+    if options.plot is not None:
+        file_flags.write(options.plot, bench_plot.latencies(runs, config.model.name))
+
+
+def _read_beside(path: str | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    figures = mapped.read_json(Path(path))
+    for name, value in figures.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name == "peer" and not isinstance(value, str):
+            raise InputError(f"--beside={path}: 'peer' is a name, not {value!r:.80}")
+        if name != "peer" and not (is_number and 0 < value < math.inf):
+            raise InputError(f"--beside={path}: {name!r} is a positive number, not {value!r:.80}")
+    return figures

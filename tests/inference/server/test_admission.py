@@ -1,0 +1,238 @@
+"""Who waits for whom, and who is told at once that there is no use in waiting."""
+
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import pytest
+
+from inference.request import SamplingParams
+from inference.server import service
+from inference.server.client.fair_queue import FairQueue
+from inference.server.client.pace import Pace
+from inference.server.client.pending_request import PendingRequest
+from inference.server.service import Limits
+from inference.server.web.access import Keys
+from tests.inference.server.fake_engine import MAX_SEQS, FakeEngine
+from tests.inference.server.running import running, wait_until
+
+TEXT = "/v1/completions"
+NAMES = "greedy", "modest", "third"
+KEYS = {name: name.ljust(20, "-") for name in NAMES}
+
+
+def post(server, name: str, timeout: str | None = None, **asked):
+    headers = {"authorization": f"Bearer {KEYS[name]}"}
+    headers |= {} if timeout is None else {"x-request-timeout": timeout}
+    asked = {"temperature": 0, "max_tokens": 10} | asked
+    return server.http.post(TEXT, json=asked, headers=headers)
+
+
+@pytest.fixture
+def engine():
+    return FakeEngine(step_s=0.01)
+
+
+@pytest.fixture
+def keyed(engine):
+    with running(engine, keys=Keys(KEYS.values()), waits=False) as server:
+        wait_until(lambda: server.http.get("/ready").status_code == 200)
+        yield server
+
+
+def asked(client: str, priority: int = 0, num_tokens: int = 1) -> PendingRequest:
+    params = SamplingParams(max_new_tokens=9, priority=priority)
+    return PendingRequest(lambda _: None, [1] * num_tokens, params, None, True, client)
+
+
+def order(queue: FairQueue, tokens: dict[str, int]) -> str:
+    """Who goes one after the other, each served so many tokens at once."""
+    found = ""
+    while queue:
+        client = queue.pop().client
+        queue.served(client, tokens.get(client, 5))
+        found += client
+    return found
+
+
+def filled(*clients: str, num_tokens: int = 1) -> FairQueue:
+    queue = FairQueue()
+    for client in clients:
+        queue.add(asked(client, num_tokens=num_tokens))
+    return queue
+
+
+def test_clients_take_turns():
+    assert order(filled(*"aaaabbc"), {}) == "abcabaa"
+    assert order(filled(*"aaaaabbbbb"), {"a": 10}) == "abbabbabaa"[:10]
+    assert order(filled("a"), {}) == "a"
+
+
+def test_one_who_comes_back_has_saved_nothing_up():
+    queue = filled(*"ab")
+    order(queue, {})
+    for _ in range(20):
+        queue.add(asked("a"))
+        order(queue, {})
+    for client in "aaabbb":
+        queue.add(asked(client))
+    assert order(queue, {})[:4] in ("abab", "baba")
+
+
+def test_a_priority_goes_first_and_within_it_there_are_turns():
+    queue = filled(*"aaa")
+    for client, priority in (("a", 1), ("b", -1), ("b", 1), ("a", 1)):
+        queue.add(asked(client, priority))
+    assert queue.num_ahead("c", 2) == 0 and queue.num_ahead("c", 1) == 2
+    assert queue.num_ahead("c", 0) == 4 and queue.num_ahead("a", 0) == 6
+    assert queue.num_ahead("c", -1) == 7
+    first = [queue.pop().client for _ in range(3)]
+    assert sorted(first) == ["a", "a", "b"] and first[0] != first[1]
+    assert order(queue, {}) == "aaab"
+
+
+def test_prompts_count_too():
+    queue = filled(*"aaa", num_tokens=100)
+    for _ in range(3):
+        queue.add(asked("b"))
+    assert order(queue, {"a": 0, "b": 0}) == "abbbaa"
+
+
+def test_what_leaves_the_queue_is_gone():
+    queue = filled(*"ab")
+    (first, second) = queue
+    queue.discard(first)
+    assert first not in queue and second in queue and len(queue) == 1
+    assert queue.pop() is second and not queue and second not in queue
+
+
+def test_the_pace_is_that_of_the_seconds_in_which_others_wait():
+    now = [0.0]
+    pace = Pace(lambda: now[0])
+    pace.note(8, others_wait=False)
+    assert pace.wait_s(10) == 0  # nobody waited
+    pace.note(0, others_wait=True)
+    for _ in range(10):
+        now[0] += 0.5
+        pace.note(1, others_wait=True)
+    assert pace.wait_s(6) == pytest.approx(3) and pace.wait_s(0) == 0 == pace.wait_s(-3)
+    pace.note(0, others_wait=False)
+    now[0] += 1000
+    assert pace.wait_s(6) == pytest.approx(3)
+    pace.note(0, others_wait=True)
+    now[0] += 5  # in which none ended
+    assert pace.wait_s(6) == pytest.approx(6)
+    for _ in range(1000):
+        now[0] += 0.1
+        pace.note(1, others_wait=True)
+    assert pace.wait_s(10) == pytest.approx(1, rel=0.2)  # what was long ago counts little
+
+
+def test_a_greedy_client_does_not_hold_up_another(keyed, engine, monkeypatch):
+    """One that has a hundred requests, of which all but four wait."""
+    monkeypatch.setattr(service, "_QUEUED_PER_SEQ", 100)
+    with ThreadPoolExecutor(3) as threads:
+        greedy = [threads.submit(post, keyed, "greedy", prompt=["a"] * 50) for _ in range(2)]
+        wait_until(lambda: keyed.service.client.num_sequences > 90)
+        num_before = len(engine.prompts)
+        assert post(keyed, "modest", prompt="mine").status_code == 200
+        at = engine.prompts.index(list(b"mine"))
+        assert at <= num_before + MAX_SEQS  # as many as end while one is served
+        assert keyed.service.client.num_sequences > 60  # of the others
+        assert all(found.result(30).status_code == 200 for found in greedy)
+
+
+def test_a_priority_overtakes_those_that_wait(engine):
+    with running(engine) as server, ThreadPoolExecutor(1) as threads:
+        many = threads.submit(server.post, TEXT, prompt=["a"] * 4 * MAX_SEQS, max_tokens=20)
+        wait_until(lambda: server.service.client.num_sequences == 4 * MAX_SEQS)
+        server.post(TEXT, prompt="mine", priority=-1, max_tokens=1)
+        assert engine.prompts.index(list(b"mine")) < 3 * MAX_SEQS
+        assert many.result(20).status_code == 200
+        assert server.http.get("/metrics").status_code == 200
+
+
+def _ended(server, body):
+    with contextlib.suppress(httpx2.HTTPError):  # the server ends before it is answered
+        server.post(TEXT, **body)
+
+
+def test_what_waits_here_is_told_as_waiting(engine):
+    with running(engine) as server:
+        many = {"prompt": ["a"] * 20, "max_tokens": 120}
+        threading.Thread(target=lambda: _ended(server, many), daemon=True).start()
+        told = 'vllm:num_requests_waiting{model_name="fake"} 16.0'
+        wait_until(lambda: told in server.http.get("/metrics").text)
+
+
+def test_a_client_has_its_share_of_the_queue(keyed):
+    most = 5 * MAX_SEQS
+    with ThreadPoolExecutor(3) as threads:
+        half = {"prompt": ["a"] * (most // 2), "max_tokens": 30}
+        first = threads.submit(post, keyed, "greedy", **half)
+        wait_until(lambda: keyed.service.client.num_sequences == most // 2)
+        refused = post(keyed, "greedy", prompt="a")
+        assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+        error = refused.json()["error"]
+        assert error["type"] == "rate_limit_error" and error["code"] == "rate_limit_exceeded"
+        others = [
+            threads.submit(post, keyed, name, prompt=["a"] * n)
+            for name, n in (("modest", 6), ("third", 4))
+        ]
+        wait_until(lambda: keyed.service.client.num_sequences == most)
+        full = post(keyed, "third", prompt="a")
+        assert full.status_code == 503 and int(full.headers["retry-after"]) >= 1
+        assert [found.result(30).status_code for found in (first, *others)] == [200] * 3
+        assert post(keyed, "greedy", prompt="a").status_code == 200
+        text = keyed.http.get("/metrics", headers={"authorization": f"Bearer {KEYS['third']}"}).text
+        assert 'reason="key_share"} 1.0' in text and 'reason="queue_full"} 1.0' in text
+
+
+@pytest.mark.parametrize("limits, timeout, reason", [
+    (Limits(queue_s=0.05), None, "queue_time"), (Limits(), "0.05", "deadline"),
+])  # fmt: skip
+def test_who_would_wait_too_long_is_told_at_once(engine, limits, timeout, reason):
+    with running(engine, limits) as server, ThreadPoolExecutor(1) as threads:
+        many = threads.submit(server.post, TEXT, prompt=["a"] * 20, max_tokens=20)
+        wait_until(lambda: server.service.client.expected_wait_s(1) > 0.2)
+        headers = {} if timeout is None else {"x-request-timeout": timeout}
+        refused = server.http.post(TEXT, json={"prompt": "a"}, headers=headers)
+        assert not many.done()
+        assert refused.status_code == 503 and 1 <= int(refused.headers["retry-after"]) < 10
+        assert "the request would begin in" in refused.json()["error"]["message"]
+        assert f'reason="{reason}"}} 1.0' in server.http.get("/metrics").text
+        assert many.result(20).status_code == 200
+        assert server.post(TEXT, prompt="a", max_tokens=1).status_code == 200
+
+
+def test_a_request_names_its_own_deadline():
+    """And none later than the server permits."""
+    bad = ("0", "0.0", "-1", "nan", "inf", "1e3", "", "1 s", "9" * 20, "٣")
+    cases = [("0.1", 408), ("30", 200), ("999999999", 200), *((each, 400) for each in bad)]
+    with running(FakeEngine(step_s=0.02), Limits(request_s=1)) as server:
+        for timeout, status in cases:
+            headers = {"x-request-timeout": timeout.encode()}
+            found = server.http.post(TEXT, json={"prompt": "a", "max_tokens": 16}, headers=headers)
+            assert found.status_code == status, timeout
+            if status == 400:
+                error = found.json()["error"]
+                assert error["param"] == "x-request-timeout"
+                assert "x-request-timeout" in error["message"]
+        long = {"prompt": "a", "max_tokens": 400}
+        late = server.http.post(TEXT, json=long, headers={"x-request-timeout": "60"})
+        assert late.status_code == 408
+
+
+def test_who_leaves_the_queue_makes_room(engine):
+    with running(engine) as server:
+        many = {"prompt": ["a"] * MAX_SEQS, "max_tokens": 30}
+        threading.Thread(target=lambda: _ended(server, many), daemon=True).start()
+        wait_until(lambda: server.service.client.num_sequences == MAX_SEQS)
+        for _ in range(3):
+            with pytest.raises(Exception, match="timed out"):
+                server.http.post(TEXT, json={"prompt": ["b"] * 9, "n": 1}, timeout=0.05)
+        wait_until(lambda: server.service.client.num_sequences <= MAX_SEQS)
+        wait_until(lambda: not server.service.client.num_sequences)
+        assert not server.service.client._sent and not server.service.client._num_sent
+        assert not len(server.service.client._waiting)

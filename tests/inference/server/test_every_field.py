@@ -1,0 +1,97 @@
+"""Every field of every body at its declared limits and past them: a new field is tried as it is,
+and one without a limit fails here until it has one, or a reason.
+"""
+
+import json
+
+import msgspec
+import pytest
+
+from inference.server.protocol import fields
+from inference.server.protocol.parse import _whole
+from inference.server.web.operations import OPERATIONS
+from tests.inference.server import declared
+from tests.inference.server.fake_engine import FakeEngine
+from tests.inference.server.running import running
+from tests.inference.server.test_bad_input import error_of
+
+KINDS = {each.path: each.body for each in OPERATIONS if each.body is not None}
+ASKED = {"messages": [{"role": "user", "content": "a"}]}
+VALID = {
+    "/v1/completions": {"prompt": "a", "max_tokens": 1},
+    "/v1/chat/completions": ASKED | {"max_tokens": 1},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [1]},
+}
+EXAMPLES = {
+    fields.ChatMessage: ASKED["messages"][0],
+    fields.ContentPart: {"type": "text", "text": "a"},
+    fields.ResponseFormat: {"type": "json_schema", "json_schema": {"schema": {}}},
+    fields.JsonSchema: {"schema": {}},
+}
+# What a field needs beside it.
+BESIDE = {
+    "stream_options": {"stream": True}, "top_logprobs": {"logprobs": True},
+    "messages": {"prompt": None}, "min_tokens": {"max_tokens": 1},
+}  # fmt: skip
+# Fields whose values within the declared limits the server, or another field, may refuse.
+NARROWER = {
+    "model": "it is another", "n": "slots", "best_of": "slots", "max_tokens": "the context",
+    "max_completion_tokens": "the context", "min_tokens": "max_tokens", "messages": "the context",
+    "prompt": "prompts of one kind", "suffix": "none is served", "stop_token_ids": "the vocabulary",
+    "allowed_token_ids": "the vocabulary", "logit_bias": "the vocabulary",
+    "tokens": "the vocabulary", "response_format": "what can be compiled",
+    "structured_outputs": "one of several", "tools": "none are served",
+}  # fmt: skip
+# Fields without a declared limit, and what limits them.
+UNLIMITED = {
+    "prompt": "16 characters a token of the context, 64 prompts", "messages": "the same",
+    "tokens": "the body", "response_format": "64 KiB of schema", "metadata": "the body",
+    "structured_outputs": "64 KiB of grammar", "tools": "the body", "tool_choice": "the body",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running(FakeEngine()) as one:
+        yield one
+        assert one.post("/v1/completions", prompt="a", max_tokens=1).status_code == 200
+
+
+@pytest.mark.parametrize("path", KINDS)
+def test_a_field_without_a_limit_has_a_reason(path):
+    assert declared.unlimited(KINDS[path]) <= set(UNLIMITED)
+
+
+def bodies(path: str):
+    kind = KINDS[path]
+    names = {field.encode_name for field in msgspec.structs.fields(kind)}
+    for case in declared.cases(kind, EXAMPLES):
+        start = VALID[path] | {n: v for n, v in BESIDE.get(case.name, {}).items() if n in names}
+        body = declared.with_value(start, case, EXAMPLES, kind)
+        try:
+            msgspec.convert({name: _whole(value) for name, value in body.items()}, kind)
+            is_valid = True
+        except msgspec.ValidationError:
+            is_valid = False
+        assert not (is_valid and case.is_past), (case.path, str(case.value)[:80])
+        yield case, body, is_valid
+
+
+@pytest.mark.parametrize("path", KINDS)
+def test_every_field_at_its_limits_and_past_them(server, path):
+    num_seen = {True: 0, False: 0}
+    for case, body, is_valid in bodies(path):
+        num_seen[is_valid] += 1
+        data, how = json.dumps(body).encode(), {"content-type": "application/json"}
+        response = server.http.post(path, content=data, headers=how)
+        where = case.path, str(case.value)[:80], response.text[:300]
+        if is_valid and response.status_code == 200:
+            assert "x-ignored-params" not in response.headers, where
+            continue
+        is_other = response.status_code == 404 and case.name == "model"
+        error = error_of(response, 404 if is_other else 400)
+        assert not is_valid or case.name in NARROWER, where
+        named = (error["param"] or "").replace("[", ".").split(".")[0]
+        assert named == case.name and case.name in error["message"], where
+    assert num_seen[True] and num_seen[False]

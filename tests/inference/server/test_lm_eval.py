@@ -1,0 +1,194 @@
+"""lm-eval's own clients against `scripts.serve`, and the same tasks scored in this process.
+
+LM_EVAL_PYTHON names a Python that has lm-eval (`pip install 'lm-eval[api]'`), LM_EVAL_MODEL another
+model than a tiny one with random weights.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from inference.engine import Engine
+from inference.request import SamplingParams
+from tests.inference.server.running import wait_until
+
+ROOT = Path(__file__).resolve().parents[3]
+PYTHON = Path(os.environ.get("LM_EVAL_PYTHON", ROOT / ".venv-lm-eval" / "bin" / "python"))
+MODEL = os.environ.get("LM_EVAL_MODEL", str(ROOT / "tests" / "golden" / "llama-tokenizer"))
+STOP = ("\n", ".", ",", "!", "?")  # and the end token: more than vLLM takes unasked
+NUM_NEW = 12
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(
+        not PYTHON.exists(),
+        reason="lm-eval is missing: pip install 'lm-eval[api]', LM_EVAL_PYTHON=",
+    ),
+]
+
+CAPITALS = {
+    "France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Germany": "Berlin", "Japan": "Tokyo",
+    "China": "Beijing", "Russia": "Moscow", "Egypt": "Cairo", "Greece": "Athens", "Cuba": "Havana",
+    "Kenya": "Nairobi", "Peru": "Lima", "Norway": "Oslo", "Austria": "Vienna", "Chile": "Santiago",
+    "Canada": "Ottawa", "Iran": "Tehran", "Iraq": "Baghdad", "Poland": "Warsaw", "Latvia": "Riga",
+}  # fmt: skip
+TASK = """\
+task: {name}
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {data}
+test_split: test
+num_fewshot: 0
+output_type: {kind}
+target_delimiter: ""
+doc_to_text: "{{{{text}}}}"
+"""
+CHOICE = """\
+doc_to_choice: "{{choices}}"
+doc_to_target: "{{label}}"
+metric_list:
+  - metric: acc
+  - metric: acc_norm
+"""
+UNTIL = f"""\
+doc_to_target: "{{{{target}}}}"
+generation_kwargs:
+  until: {json.dumps(STOP)}
+  max_gen_toks: {NUM_NEW}
+metric_list:
+  - metric: exact_match
+    ignore_case: false
+"""
+
+
+def documents() -> list[dict]:
+    names, found = list(CAPITALS.values()), []
+    for n, country in enumerate(CAPITALS):
+        choices = [f" {names[(n + 3 * k) % len(names)]}" for k in range(4)]
+        label = n % 4
+        choices[0], choices[label] = choices[label], choices[0]
+        found.append({"text": f"The capital of {country} is", "choices": choices, "label": label})
+    return found
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return Engine.from_model(
+        MODEL, dtype="float32", deterministic=True, max_seqs=8, top_logprobs=20, penalties=True
+    )
+
+
+@contextlib.contextmanager
+def serving():
+    command = [
+        *(sys.executable, "-m", "scripts.serve", f"--model={MODEL}", "--port=0", "--nowarm_up"),
+        *("--set=model.dtype=float32", "--set=engine.deterministic=true", "--max_num_seqs=8"),
+        "--served_model_name=it",
+    ]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        url = process.stderr.readline().split()[0]
+        try:
+            wait_until(lambda: httpx2.get(f"{url}/ready").status_code == 200, 240)
+            yield url
+        finally:
+            process.terminate()
+            process.communicate(timeout=60)
+
+
+def evaluated(model: str, url: str, folder: Path, *tasks: str, chat: bool = False):
+    """What lm-eval found, and each document's answers."""
+    command = [
+        *(str(PYTHON), "-m", "lm_eval", "run", "--model", model, "--tasks", ",".join(tasks)),
+        *("--include_path", str(folder), "--output_path", str(folder / model), "--log_samples"),
+        *("--model_args", f"model=it,base_url={url},num_concurrent=4,max_retries=3,max_length=256"),
+        *(["--apply_chat_template"] if chat else []),
+    ]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    environment |= {"HF_HOME": str(folder / "hub"), "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (whole,) = (folder / model).rglob("results_*.json")
+    samples = {}
+    for task in tasks:
+        (path,) = (folder / model).rglob(f"samples_{task}_*.jsonl")
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        samples[task] = sorted(lines, key=lambda each: each["doc_id"])
+    return json.loads(whole.read_text())["results"], samples
+
+
+def scores(engine, document: dict) -> list[tuple[float, bool]]:
+    """Of each choice behind the text: its log-probability, and whether greedy decoding gives it."""
+    found = []
+    for choice in document["choices"]:
+        context = engine.tokenizer.encode(document["text"], False)
+        whole = engine.tokenizer.encode(document["text"] + choice, False)
+        assert whole[: len(context)] == context
+        (score,) = engine.score([whole])
+        own = score.logprobs[len(context) - 1 :]
+        tops = score.top_logprobs[len(context) - 1 :]
+        greedy = [max(top, key=top.get) for top in tops] == whole[len(context) :]
+        found.append((sum(own), greedy))
+    return found
+
+
+def generated(engine, prompts: list[list[int]], stop) -> list[str]:
+    params = SamplingParams(max_new_tokens=NUM_NEW, stop=tuple(stop))
+    return [answer.text for answer in engine.generate(prompts, params)]
+
+
+def test_scores_are_those_of_this_process(engine, tmp_path):
+    given = documents()
+    texts = [each["text"] for each in given]
+    end = engine.tokenizer.special_tokens["eos_token"]
+    plain = generated(
+        engine, [engine.tokenizer.encode(text, False) for text in texts], (*STOP, end)
+    )
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    told = [engine.tokenizer.apply_chat_template(one, True) for one in chats]
+    answered = generated(engine, told, STOP[:4])
+    for name, answers in (("plain", plain), ("told", answered)):
+        # Every third document wants something else, so a score says which ones were met.
+        lines = [
+            document | {"target": "another" if n % 3 == 0 else answer}
+            for n, (document, answer) in enumerate(zip(given, answers, strict=True))
+        ]
+        data = tmp_path / f"{name}.jsonl"
+        data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        for kind, more in (("multiple_choice", CHOICE), ("generate_until", UNTIL)):
+            task = f"{name}_{kind}"
+            head = TASK.format(name=task, data=data, kind=kind)
+            (tmp_path / f"{task}.yaml").write_text(head + more)
+    with serving() as url:
+        tasks = "plain_multiple_choice", "plain_generate_until"
+        found, samples = evaluated("local-completions", f"{url}/v1/completions", tmp_path, *tasks)
+        chat = "told_generate_until"
+        other, chat_samples = evaluated(
+            "local-chat-completions", f"{url}/v1/chat/completions", tmp_path, chat, chat=True
+        )
+    own = [scores(engine, document) for document in given]
+    for sample, mine in zip(samples[tasks[0]], own, strict=True):
+        theirs = [(float(one[0]), str(one[1]) == "True") for (one,) in sample["resps"]]
+        assert theirs == mine, "to the last bit"
+    picked = [max(range(4), key=lambda k, one=one: one[k][0]) for one in own]
+    right = [pick == document["label"] for pick, document in zip(picked, given, strict=True)]
+    assert found[tasks[0]]["acc,none"] == sum(right) / len(right)
+    per_byte = [
+        max(range(4), key=lambda k: one[k][0] / len(document["choices"][k]))  # noqa: B023
+        for one, document in zip(own, given, strict=True)
+    ]
+    normed = [pick == document["label"] for pick, document in zip(per_byte, given, strict=True)]
+    assert found[tasks[0]]["acc_norm,none"] == sum(normed) / len(normed)
+    for each, task, answers in ((samples, tasks[1], plain), (chat_samples, chat, answered)):
+        assert [sample["resps"][0][0] for sample in each[task]] == answers
+    share = sum(n % 3 != 0 for n in range(len(given))) / len(given)
+    assert found[tasks[1]]["exact_match,none"] == other[chat]["exact_match,none"] == share
+    print(f"acc {found[tasks[0]]['acc,none']}, acc_norm {found[tasks[0]]['acc_norm,none']}, "
+          f"exact_match {share} and {share}: as scored here")  # fmt: skip

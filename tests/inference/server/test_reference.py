@@ -1,0 +1,131 @@
+"""The description of what is served, and the page at /docs that shows it, in a real browser."""
+
+import json
+import re
+
+import pytest
+
+from inference.server.web.access import Keys
+from inference.server.web.operations import OPERATIONS, describe
+from tests import chromium
+from tests.inference.server.described import validator
+from tests.inference.server.running import running
+
+KEY = "key-0123456789abcdef"
+POSTS = [each for each in OPERATIONS if each.body is not None]
+SHOWN = "document.querySelectorAll('section').length > 20"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium.browser() as one:
+        yield one
+
+
+def open_page(browser, server, **size):
+    page = browser.page(**size)
+    page.open(f"{server.url}/docs")
+    return page
+
+
+def check_quiet(page, server):
+    assert page.problems() == []
+    assert all(each.startswith(f"{server.url}/") for each in page.requests())
+
+
+@pytest.mark.parametrize("operation", POSTS, ids=lambda each: each.path)
+def test_examples_are_answered_as_described(server, operation):
+    response = server.http.post(operation.path, json=operation.example)
+    assert response.status_code == 200, response.text
+    assert "x-ignored-params" not in response.headers
+    validator(server, operation.path).validate(response.json())
+    body = describe()["paths"][operation.path]["post"]["requestBody"]["content"]
+    assert body["application/json"]["example"] == operation.example
+
+
+@chromium.needs_browser
+def test_the_page_shows_every_operation_and_object(browser, server):
+    page = open_page(browser, server)
+    page.wait(SHOWN)
+    described = server.http.get("/openapi.json").json()
+    found = page.do("[...document.querySelectorAll('section h2')].map((each) => each.textContent)")
+    named = [
+        f"{method.upper()}{path}" for path, own in described["paths"].items() for method in own
+    ]
+    assert sorted(found) == sorted([*named, *described["components"]["schemas"]])
+    links = page.do(
+        "[...document.querySelectorAll('nav a, main a')].map((each) => each.getAttribute('href'))"
+        ".filter((each) => each.startsWith('#') && !document.getElementById(each.slice(1)))"
+    )
+    assert links == []
+    check_quiet(page, server)
+    page.close()
+
+
+@chromium.needs_browser
+def test_fields_have_types_ranges_and_words(browser, server):
+    page = open_page(browser, server)
+    page.wait(SHOWN)
+
+    def row(section, field):
+        return page.do(
+            f"[...document.querySelectorAll('[id=\"{section}\"] tbody tr')].find((row) => "
+            f"row.querySelector('code').textContent === '{field}')?.innerText"
+        )
+
+    assert "number, 0 to 2" in row("post-v1-chat-completions", "temperature")
+    assert "required" in row("post-v1-chat-completions", "messages")
+    assert "vectors are cut after so many numbers" in row("post-v1-embeddings", "dimensions")
+    assert "whole number, from 1" in row("post-v1-embeddings", "dimensions")
+    assert '"base64", "float"' in row("post-v1-embeddings", "encoding_format")
+    assert "text, not empty or list of whole numbers" in row("post-v1-embeddings", "input")
+    assert "comes back with the answer" in row("post-v1-responses", "metadata")
+    events = page.text('[id="post-v1-responses"]')
+    assert "Each event of a stream" in events and "TextDelta" in events
+    check_quiet(page, server)
+    page.close()
+
+
+@chromium.needs_browser
+def test_examples_are_commands(browser, server):
+    page = open_page(browser, server)
+    page.allow("clipboardReadWrite", "clipboardSanitizedWrite")
+    page.wait(SHOWN)
+    page.click('[id="post-v1-embeddings"] button')
+    page.wait(
+        "document.querySelector('[id=\"post-v1-embeddings\"] button').textContent == 'Copied'"
+    )
+    command = page.do("navigator.clipboard.readText()")
+    assert command.startswith(f"curl {server.url}/v1/embeddings")
+    (body,) = re.findall(r"-d '(.*)'", command, re.DOTALL)
+    example = next(each.example for each in POSTS if each.path == "/v1/embeddings")
+    assert json.loads(body) == example
+    check_quiet(page, server)
+    page.close()
+
+
+@chromium.needs_browser
+def test_a_key_opens_it(browser):
+    with running(keys=Keys([KEY])) as server:
+        page = open_page(browser, server)
+        page.wait("!document.getElementById('problem').hidden")
+        assert "no key of this server" in page.text("#problem") and page.text("main") == ""
+        page.forget_problems()
+        page.do("document.querySelector('#key input').focus()")
+        page.type(KEY)
+        page.press("Enter")
+        page.wait(SHOWN)
+        assert "Authorization: Bearer $KEY" in page.text('[id="post-v1-responses"] pre')
+        assert KEY not in page.text("main")
+        check_quiet(page, server)
+        page.close()
+
+
+@chromium.needs_browser
+@pytest.mark.parametrize("size", [{"width": 390, "height": 800}, {"width": 1280, "height": 860}])
+def test_it_fits_the_width(browser, server, size):
+    page = open_page(browser, server, **size)
+    page.wait(SHOWN)
+    assert page.do("document.documentElement.scrollWidth") <= size["width"]
+    check_quiet(page, server)
+    page.close()

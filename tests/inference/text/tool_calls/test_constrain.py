@@ -1,0 +1,88 @@
+"""Grammars of calls: what they permit, and that what they permit is read as these calls."""
+
+import json
+import random
+
+import jsonschema
+import pytest
+
+from inference.text import grammar
+from inference.text.grammar import Grammars
+from inference.text.tool_calls import constrain
+from inference.text.tool_calls.formats import FORMATS
+from inference.text.tool_calls.parser import Parser
+from tests.inference.server.fake_engine import END, tokenizer
+from tests.inference.text.test_grammar import follow, permitted
+from tests.inference.text.tool_calls.test_parser import whole
+
+SCHEMAS = {
+    "f": {"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "required": ["a"],
+          "additionalProperties": False, "$defs": {"n": {"type": "integer", "maximum": 99}}},
+    "g-1": {"type": "object", "properties": {"s": {"enum": ["x\"}\n", "</tool_call>"]},
+                                             "t": {"type": "array", "items": {"type": "null"}}},
+            "additionalProperties": False, "required": ["s"]},
+}  # fmt: skip
+ONE, OTHER = '{"name": "f", "KEY": {"a": 7}}', '{"name": "g-1", "KEY": {"s":"</tool_call>"}}'
+WRITTEN = {
+    "hermes": (f"<tool_call>\n{ONE}\n</tool_call>", f"\n<tool_call>\n{OTHER}\n</tool_call>"),
+    "llama3_json": (ONE, f"; {OTHER}"),
+    "json": (f"[{ONE}", f", {OTHER}]"),
+}
+
+
+@pytest.fixture(scope="module")
+def grammars():
+    return Grammars(tokenizer(), [END])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_one_call_or_several(grammars, name):
+    format = FORMATS[name]
+    first, more = (text.replace("KEY", format.key) for text in WRITTEN[name])
+    state = grammars.start(constrain.of_calls(format, SCHEMAS, True))
+    follow(state, first)
+    assert (END in permitted(state)) == (name != "json")
+    follow(state, more)
+    assert END in permitted(state)
+    alone = first.strip("[")
+    state = grammars.start(constrain.of_calls(format, SCHEMAS, False))
+    follow(state, alone)
+    assert state.is_complete or permitted(state) == [END]
+    for wrong in ("Well", " ", alone.replace('"f"', '"g"'), alone.replace("7", "700")):
+        state = grammars.start(constrain.of_calls(format, SCHEMAS, False))
+        with pytest.raises(AssertionError):
+            follow(state, wrong)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("other, text", [
+    (grammar.of_json_schema({"type": "array"}), "[1, null]"), (grammar.of_regex("[0-9]+"), "123"),
+    (grammar.of_choices(["ja", "nein"]), "ja"), (grammar.of_lark('start: "a" start?'), "aa"),
+])  # fmt: skip
+def test_calls_or_something_else(grammars, name, other, text):
+    format = FORMATS[name]
+    source = constrain.of_calls_or(format, SCHEMAS, True, other)
+    for asked in ("".join(WRITTEN[name]).replace("KEY", format.key), text):
+        state = grammars.start(source)
+        follow(state, asked)
+        assert END in permitted(state)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("is_parallel", [False, True])
+def test_any_walk_is_read_as_calls_of_the_schemas(grammars, name, is_parallel):
+    dice, format = random.Random(name), FORMATS[name]
+    source = constrain.of_calls(format, SCHEMAS, is_parallel)
+    for _ in range(8):
+        state, tokens = grammars.start(source), []
+        while not state.is_complete and len(tokens) < 4000:
+            choices = permitted(state)
+            ends = [token for token in (END, *b'"]') if token in choices]
+            tokens.append(dice.choice(ends if ends and dice.random() < 0.5 else choices))
+            state.accept(tokens[-1])
+        parser = Parser(format, SCHEMAS)
+        text = tokenizer().decode(tokens)
+        told, calls = whole(parser.push(text) + parser.finish())
+        assert told == "" and len(calls) >= 1 and (is_parallel or len(calls) == 1), text
+        for called, arguments in calls:
+            jsonschema.validate(json.loads(arguments), SCHEMAS[called])

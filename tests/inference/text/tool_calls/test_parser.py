@@ -1,0 +1,164 @@
+"""Calls of tools in texts: three formats, and what only looks like a call."""
+
+import json
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inference.text.tool_calls.formats import FORMATS
+from inference.text.tool_calls.parser import Parser, Part
+
+NAMES = ("f", "get_weather")
+F = '{"name": "f", "arguments": {"a": [1, {"b": "}\\""}]}}'
+W = '{"name": "get_weather", "arguments": {"city": "Zürich 🙂"}}'
+CALLED_F, CALLED_W = ("f", '{"a": [1, {"b": "}\\""}]}'), ("get_weather", '{"city": "Zürich 🙂"}')
+
+
+def read(format: str, *pieces: str) -> list[Part]:
+    parser = Parser(FORMATS[format], NAMES)
+    found = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
+    assert all(part.text or part.name is not None for part in found)
+    return found
+
+
+def whole(parts: list[Part]) -> tuple[str, list[tuple[str, str]]]:
+    """The text, and name and arguments of each call, whose index says which it is."""
+    text, calls = "", []
+    for part in parts:
+        if part.index is None:
+            text += part.text
+        elif part.name is not None:
+            assert part.index == len(calls)
+            calls.append((part.name, part.text))
+        else:
+            assert part.index == len(calls) - 1
+            calls[-1] = calls[-1][0], calls[-1][1] + part.text
+    return text, calls
+
+
+@pytest.mark.parametrize("format, text, told, calls", [
+    ("hermes", f"<tool_call>\n{F}\n</tool_call>", "", [CALLED_F]),
+    ("hermes", f"Well.\n\n<tool_call>{F}</tool_call>\n<tool_call>\n{W}\n</tool_call>\n", "Well.",
+     [CALLED_F, CALLED_W]),
+    ("hermes", f"<tool_call>[{F}, {W}]</tool_call> Done.", "Done.", [CALLED_F, CALLED_W]),
+    ("hermes", f"<tool_call>\n{F}\n{W}", "", [CALLED_F, CALLED_W]),
+    ("hermes", f"<tool_call><tool_call>{F}</tool_call>", "<tool_call>", [CALLED_F]),
+    ("hermes", f"a </tool_call> <tool_ <tool_call>{F}", "a </tool_call> <tool_", [CALLED_F]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1', "", [("f", '{"a": 1')]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": [}</tool_call> x', "x",
+     [("f", '{"a": [}')]),
+    ("hermes", '<tool_call>{"id": "7", "type": "function", "name": "f", "parameters": {}, "x": 1}',
+     "", [("f", "{}")]),
+    ("hermes", '<tool_call>{"arguments": {"name": "g"}, "name": "f"}</tool_call>', "",
+     [("f", '{"name": "g"}')]),
+    ("hermes", '<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"ü\\"}"}</tool_call>', "",
+     [("f", '{"a": "ü"}')]),
+    ("llama3_json", '{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
+    ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {}}; {"name": "f"}', "",
+     [("f", "{}")] * 2),
+    ("llama3_json", f"I shall.\n {F}\n\nSo.", "I shall.\n\nSo.", [CALLED_F]),
+    ("llama3_json", f"[{F}]", f"[{F}]", []),
+    ("json", F, "", [CALLED_F]), ("json", f"[{F},\n{W}]\n", "", [CALLED_F, CALLED_W]),
+    ("json", f"[{F}]\n[{W}]", "", [CALLED_F, CALLED_W]),
+    ("json", f"[\n{F}\nand so on", "and so on", [CALLED_F]),
+])  # fmt: skip
+def test_calls(format, text, told, calls):
+    assert whole(read(format, text)) == (told, calls)
+    assert whole(read(format, *text)) == (told, calls)
+
+
+@pytest.mark.parametrize("format, text", [
+    *((format, text) for format in FORMATS for text in (
+        "", " ", "\n\n a", "Plain.\n", "{", "[", "{}", "[]", "[1, 2]", '{"name": "g"}', '{"name"}',
+        '{"a": 1, "name": "f"}', '{"name": "f", "name": "f"}', '{"name": "f",}', '{"name": 3}',
+        '{"name": "f", "arguments": 3}', '{"name": "f", "arguments": [1]}', '{"arguments": {}}',
+        '{"arguments": {"a": }, "name": "f"}', '{"arguments": {x}, "name": "f"}',
+        '{"name": "f", "arguments": "no"}', '{"name": "f", "arguments": "{\\"a\\": NaN}"}',
+        '{"name": "f", "arguments": "{\\"a\\": \\"\\ud800\\"}"}', '{"name": "\\ud800"}',
+        '{"' + "a" * 600 + "<tool_call>", '{"name": "f"', '{"name": "f", "arguments": nulL}',
+        'if (a) { return "name"; }\n', "def f(x):\n    return {\n        'name': x}\n\n",
+        '{"name": "f", "arguments": {"' [:20], '{"na', 'see {"name": "f", "arguments": {}}',
+    )),
+    ("hermes", F), ("hermes", "<tool_call>"), ("hermes", "<tool_call></tool_call>"),
+    ("hermes", "<tool_call>\n<function=f>\n</function>\n</tool_call>"), ("hermes", "a <tool_cal"),
+    ("hermes", '<tool_call>{"name": "<tool_call>"}</tool_call>'), ("json", f"<tool_call>{F}"),
+    ("llama3_json", "<|python_tag|>print(1)"), ("json", "{\n[\n{\n" * 20),
+])  # fmt: skip
+def test_what_is_no_call_is_told_as_it_is(format, text):
+    assert whole(read(format, text)) == (text, [])
+    assert whole(read(format, *text)) == (text, [])
+
+
+def test_a_call_is_told_while_it_is_written():
+    parser = Parser(FORMATS["hermes"], NAMES)
+    assert parser.push('Yes. <tool_call>{"name": "f", "arguments": ') == [Part("Yes.")]
+    assert parser.push('{"a') == [Part('{"a', 0, "f")]
+    assert parser.push('": 1') == [Part('": 1', 0)]
+    assert parser.push('}}</tool_call>\n<tool_call>{"name": "f"}') == [
+        Part("}", 0), Part("{}", 1, "f")
+    ]  # fmt: skip
+    assert parser.finish() == []
+
+
+def test_text_waits_for_nothing_but_what_may_begin_a_call():
+    parser = Parser(FORMATS["hermes"], NAMES)
+    told = [parser.push(piece) for piece in ("a", " b", " <", "too", "l", "s>", "\n")]
+    assert [[part.text for part in parts] for parts in told] == [
+        ["a"], [" b"], [], [], [], [" <tools>"], []
+    ]  # fmt: skip
+    assert parser.finish() == [Part("\n")]
+
+
+PIECES = st.sampled_from([
+    F, W, "<tool_call>", "</tool_call>", "<|python_tag|>", "\n", " ", "{", "}", "[", "]", ",", ";",
+    '{"name": "f", "arguments": ', '{"a": 1}', '"name": ', '"f"', '"arguments": ', "Text", "<", '"',
+    '{"arguments": {"x": null}, ', '"name": "f"}', "\\", "null", ":", "1",
+])  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(list(FORMATS)), st.lists(PIECES, max_size=12).map("".join), st.data())
+def test_however_a_text_is_cut(format, text, data):
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    bounds = [0, *cuts, len(text)]
+    pieces = [text[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    told, calls = found = whole(read(format, *pieces))
+    assert found == whole(read(format, text)) == whole(read(format, *text))
+    assert all(name in NAMES for name, _ in calls)
+    for _, arguments in calls:
+        assert arguments == "{}" or arguments in text or json.loads(arguments) is not None
+    if not calls:
+        assert told == text
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(list(FORMATS)), st.text(max_size=20).map(lambda text: text.replace("{", "")),
+       st.dictionaries(st.text(max_size=5), st.recursive(
+           st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+           lambda each: st.lists(each, max_size=3) | st.dictionaries(st.text(max_size=3), each,
+                                                                     max_size=3),
+           max_leaves=6), max_size=3), st.booleans(), st.sampled_from([None, 2]))  # fmt: skip
+def test_any_arguments_come_back(format, before, arguments, ascii, indent):
+    one = FORMATS[format]
+    body = {"name": "f", one.key: arguments}
+    call = f"\n{one.opening}{json.dumps(body, ensure_ascii=ascii, indent=indent)}{one.closing}"
+    told, ((name, found),) = whole(read(format, before + call))
+    assert name == "f" and json.loads(found) == arguments
+    assert told == before.rstrip(" \t\r\n")
+
+
+@pytest.mark.parametrize("unit", ["\n", '{"arguments":\n', "[", "<", '"', "a b"])
+@pytest.mark.parametrize("start", ["", '<tool_call>\n{"arguments": {"'])
+def test_a_long_answer_is_read_in_time_that_grows_with_it(unit, start):
+    def seconds(size):
+        text, since = start + unit * (size // len(unit)), time.process_time()
+        told, calls = whole(read("hermes", *text))
+        assert told == text and not calls
+        return time.process_time() - since
+
+    seconds(1000)
+    assert seconds(20_000) < 60 * seconds(1000)  # 400 times, if each character cost all before it

@@ -1,0 +1,71 @@
+"""Tools and calls as templates read them, and which format a template asks for."""
+
+import pytest
+
+from configs.errors import InputError
+from inference.text.tool_calls import formats, prompting
+from tests.inference.server.parrot import TEMPLATES
+
+USER = {"role": "user", "content": "Hi"}
+TOOL = {"type": "function", "function": {"name": "f", "description": "{x}", "parameters": {}}}
+LLAMA31 = (
+    '{%- if tools is not none %}{{- \'Respond in the format {"name": function name, '
+    '"parameters": dictionary of argument name and its value}.\' }}{%- endif %}'
+)
+
+
+def calling(arguments, **more):
+    function = {"name": "f", "arguments": arguments}
+    return {"role": "assistant", "tool_calls": [{"id": "1", "function": function}], **more}
+
+
+@pytest.mark.parametrize("template, name", [
+    (None, "json"), ("", "json"), *((TEMPLATES[family], name) for family, name in {
+        "qwen": "hermes", "llama3": "llama3_json", "smollm2": "json", "mistral": "json",
+        "gemma": "json"}.items()),
+    (LLAMA31, "llama3_json"), ("{{ tools }}<|python_tag|>", "llama3_json"),
+    ("<tool_call>", "json"), ("{{ tools }} <tool_call>", "hermes"),
+])  # fmt: skip
+def test_the_format_of_a_template(template, name):
+    assert formats.named("auto", template).name == name
+    assert formats.named("hermes", template).name == "hermes"
+    with pytest.raises(InputError, match="one of auto, hermes, llama3_json, json, not 'pythonic'"):
+        formats.named("pythonic", template)
+
+
+@pytest.mark.parametrize("given, read", [
+    ('{"a": [1, "ü"]}', {"a": [1, "ü"]}), ("", {}), ({"a": 1}, {"a": 1}), ("{}", {}),
+    ("[1]", "[1]"), ('{"a": ', '{"a": '), ("[" * 100_000, "[" * 100_000),
+])  # fmt: skip
+def test_arguments_are_objects_where_they_can_be(given, read):
+    asked = [USER, calling(given)]
+    found, tools = prompting.prepare(asked, None, TEMPLATES["qwen"])
+    assert found == [USER, calling(read)] and tools is None
+    assert asked == [USER, calling(given)]  # as it was
+    (_, again) = prompting.with_texts(found)
+    text = again["tool_calls"][0]["function"]["arguments"]
+    assert isinstance(text, str) and (text == given or read == {} or isinstance(given, dict))
+
+
+def test_a_template_that_knows_tools_gets_them():
+    assert prompting.prepare([USER], [TOOL], TEMPLATES["qwen"]) == ([USER], [TOOL])
+
+
+def test_one_that_does_not_gets_a_message():
+    found, tools = prompting.prepare([USER], [TOOL], TEMPLATES["smollm2"])
+    assert tools is None and found[1:] == [USER] and found[0]["role"] == "system"
+    assert '{"name": "f", "description": "{x}", "parameters": {}}' in found[0]["content"]
+    own = {"role": "system", "content": "Be brief."}
+    again, _ = prompting.prepare([own, USER], [TOOL], TEMPLATES["smollm2"])
+    assert again == [own | {"content": f"Be brief.\n\n{found[0]['content']}"}, USER]
+
+
+def test_calls_are_text_where_the_template_knows_none():
+    twice = calling('{"a": 1}', content="Well")
+    twice["tool_calls"] *= 2
+    found, _ = prompting.prepare([calling("{}"), twice], None, TEMPLATES["smollm2"])
+    one = '{"name": "f", "arguments": {"a": 1}}'
+    assert found == [
+        {"role": "assistant", "content": '{"name": "f", "arguments": {}}'},
+        {"role": "assistant", "content": f"Well\n[{one}, {one}]"},
+    ]
