@@ -4,12 +4,14 @@ import asyncio
 import dataclasses
 from contextlib import aclosing
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from inference.server import metrics
-from inference.server.protocol.caller import TIMEOUT
+from inference.server.protocol import caller
+from inference.server.protocol.caller import Caller
 from inference.server.protocol.errors import ApiError, unavailable
 from inference.server.replicas import affinity
 from inference.server.replicas.forwarded import (
@@ -25,9 +27,10 @@ from inference.server.web.access import CLIENT
 from inference.server.web.event_stream import DONE
 
 _TRIES = 3  # replicas that a request may be lost with: it may be why
-_KEPT = (
+_GRACE_S = 1.0  # a replica that has a request says itself that it was late
+_KEPT = (  # headers that replicas read
     *("accept", "content-type", "if-none-match", "traceparent", "tracestate", "x-request-id"),
-    TIMEOUT,
+    caller.TIMEOUT,
 )
 
 
@@ -80,7 +83,9 @@ class Gateway:
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         replicas = self._served_by()
         request = await self._read(scope, receive)
-        relay = asyncio.ensure_future(self._relay(replicas, request, send))
+        timeout = Headers(scope=scope).get(caller.TIMEOUT)
+        own = Caller.of(request.client, timeout, self._limits.request_s)
+        relay = asyncio.ensure_future(self._relay(replicas, request, send, own.limit_s))
         leaving = asyncio.ensure_future(body.gone(receive))
         try:
             await asyncio.wait([relay, leaving], return_when=asyncio.FIRST_COMPLETED)
@@ -110,14 +115,16 @@ class Gateway:
             affinity.prefixes(data, client),
         )  # fmt: skip
 
-    async def _relay(self, replicas: Replicas, request: HttpRequest, send: Send) -> None:
-        """Tells a client what a replica answers.
+    async def _relay(
+        self, replicas: Replicas, request: HttpRequest, send: Send, limit_s: float
+    ) -> None:
+        """Tells a client what a replica answers; `limit_s`: seconds until one takes the request.
 
         Raises:
             ApiError: none answers, and nothing was told.
         """
         refused: HttpStart | None = None
-        deadline = asyncio.get_running_loop().time() + self._limits.request_s
+        deadline = asyncio.get_running_loop().time() + limit_s + _GRACE_S
         for _ in range(_TRIES):
             answer = _Answer(send)
             try:

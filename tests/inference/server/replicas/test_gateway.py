@@ -145,8 +145,8 @@ def test_where_one_has_no_room_another_may_have():
     with running(first, second) as one, ThreadPoolExecutor(64) as pool:
         asked = {"max_tokens": 30, "n": 4, "temperature": 1}
         found = [pool.submit(one.post, prompt="a", **asked) for _ in range(2 * 5 * MAX_SEQS // 4)]
-        held = [service.client for service in one.fleet.services]
-        wait_until(lambda: sum(each.num_sequences for each in held) == 2 * 5 * MAX_SEQS)
+        clients = [service.client for service in one.fleet.services]
+        wait_until(lambda: sum(each.num_sequences for each in clients) == 4 * len(found))
         full = one.post(prompt="a", **asked)
         assert full.status_code == 503 and full.headers["retry-after"] == "1"
         assert all(each.result().status_code == 200 for each in found)
@@ -160,6 +160,15 @@ def test_without_a_replica_a_request_is_not_kept_for_ever():
         response = one.post(prompt="a")
         assert response.status_code == 503 and response.json()["error"]["code"] == "unavailable"
         assert one.http.get("/health").status_code == 200
+
+
+def test_a_client_says_how_long_it_waits():
+    with running(FakeEngine(step_s=0.02)) as one:
+        asked = {"prompt": "a", "max_tokens": 400}
+        for value, status, code in (("0.3", 408, "timeout"), ("none", 400, "invalid_value")):
+            headers = {"x-request-timeout": value}
+            response = one.http.post("/v1/completions", json=asked, headers=headers)
+            assert response.status_code == status and response.json()["error"]["code"] == code
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -193,8 +202,8 @@ def test_metrics_of_all_replicas_are_one_text(pair):
     assert labels == ["0", "1"]
     latency = found["vllm:e2e_request_latency_seconds"]
     assert latency.type == "histogram" and {s.labels["replica"] for s in latency.samples} >= {"0"}
-    ended = [(s.labels["finished_reason"], s.value) for s in found["vllm:request_success"].samples]
-    assert sum(value for reason, value in ended if reason == "length") >= 1
+    ended = found["vllm:request_success"].samples
+    assert sum(s.value for s in ended if s.labels["finished_reason"] == "length") >= 1
 
 
 def test_a_key_is_known_to_the_replicas_by_its_name_alone():
