@@ -38,7 +38,7 @@ def test_clients_that_leave_at_any_time_leave_nothing_behind(monkeypatch):
                 connection.sendall(
                     f"{head}{len(body)}{kind}".encode() + body[: -(n % 5 == 0) or None]
                 )
-                connection.settimeout((0.001, 0.05, 0.3, 5)[n % 4])
+                connection.settimeout((0.001, 0.02, 0.1, 2)[n % 4])
                 try:
                     for _ in range(dice.randint(0, 10)):
                         if not connection.recv(400):
