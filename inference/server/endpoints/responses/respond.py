@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import logging
 import secrets
 import time
 from contextlib import aclosing
@@ -9,6 +10,7 @@ from contextlib import aclosing
 import msgspec
 from starlette.responses import Response
 
+from inference.server import traces
 from inference.server.endpoints.answer import whole
 from inference.server.endpoints.answers import Piece, as_api_error
 from inference.server.endpoints.chat import Chat
@@ -22,6 +24,7 @@ from inference.server.protocol.errors import ApiError
 from inference.server.service import Service
 from inference.server.web.event_stream import Events
 
+_log = logging.getLogger(__name__)
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -35,6 +38,7 @@ class Respond:
             ApiError: a field is wrong.
         """
         self._chat = Chat(service, conversation.read(request), caller)
+        self._service = service
         self._output = Output()
         self._numbers = itertools.count()
         text = request.text or TextConfig()
@@ -92,6 +96,10 @@ class Respond:
         except Exception as error:
             if not begun:
                 raise
+            if not isinstance(error, ApiError):
+                _log.error("a stream ends with an error", exc_info=error)
+            self._service.metrics.stream_failed()
+            traces.current().failed("stream_error")
             told = self._output.close("incomplete")
             self._body.error = bodies.Failure("server_error", as_api_error(error).message)
             self._body.output, self._body.status = self._output.items, "failed"
