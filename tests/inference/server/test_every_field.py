@@ -37,6 +37,7 @@ BESIDE = {
     "stream_options": {"stream": True}, "top_logprobs": {"logprobs": True},
     "messages": {"prompt": None}, "tool_choice": {"tools": [TOOL]}, "min_tokens": {"max_tokens": 1},
 }  # fmt: skip
+BESIDE_IN_RESPONSES = {"tool_choice": {"tools": [{"type": "function", "name": "x"}]}}
 # Fields whose values within the declared limits the server, or another field, may refuse.
 NARROWER = {
     "model": "it is another", "n": "slots", "best_of": "slots", "max_tokens": "the context",
@@ -79,7 +80,8 @@ def bodies(path: str):
     kind = KINDS[path]
     names = {field.encode_name for field in msgspec.structs.fields(kind)}
     for case in declared.cases(kind, EXAMPLES):
-        start = VALID[path] | {n: v for n, v in BESIDE.get(case.name, {}).items() if n in names}
+        beside = BESIDE | (BESIDE_IN_RESPONSES if path == "/v1/responses" else {})
+        start = VALID[path] | {n: v for n, v in beside.get(case.name, {}).items() if n in names}
         body = declared.with_value(start, case, EXAMPLES, kind)
         try:
             msgspec.convert({name: _whole(value) for name, value in body.items()}, kind)
