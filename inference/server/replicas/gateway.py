@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from inference.server import metrics
+from inference.server.endpoints.responses.bodies import Completed, Cut, Failed
 from inference.server.protocol import caller
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.errors import ApiError, unavailable
@@ -28,6 +29,9 @@ from inference.server.web.event_stream import DONE
 
 _TRIES = 3  # replicas that a request may be lost with: it may be why
 _GRACE_S = 1.0  # a replica that has a request says itself that it was late
+_LAST = tuple(  # of the events of a response: they have no other end
+    f"event: {kind.__struct_config__.tag}\n".encode() for kind in (Completed, Cut, Failed)
+)
 _KEPT = (  # headers that replicas read
     *("accept", "content-type", "if-none-match", "traceparent", "tracestate", "x-request-id"),
     caller.TIMEOUT,
@@ -149,6 +153,7 @@ class Gateway:
                 if answer.has_begun:
                     if not answer.is_whole:
                         self._metrics.lost()
+                        await answer.break_off()
                     await answer.end()
                     return
                 self._metrics.retried()
@@ -179,7 +184,7 @@ class _Answer:
         assert self._headers is not None
         length = self._headers.get(b"content-length")
         if length is None:
-            return self._last.endswith(DONE)
+            return self._last.endswith(DONE) or any(each in self._last for each in _LAST)
         return self._num_bytes == int(length)
 
     async def begin(self, start: HttpStart) -> None:
@@ -195,14 +200,19 @@ class _Answer:
         self._last = part
         await self._send({"type": "http.response.body", "body": part, "more_body": True})
 
-    async def end(self) -> None:
-        """The end, which is an error where something is missing. Of an answer that is no stream the
-        connection is closed: then its client knows.
+    async def break_off(self) -> None:
+        """Says in a stream that something is missing. Of another answer the connection is closed:
+        then its client knows.
+
+        Raises:
+            ReplicaLost: it is no stream.
         """
-        if not self.is_whole:
-            if self._headers and b"content-length" in self._headers:
-                raise ReplicaLost
-            why = "the replica that generated this answer ended: send the request again"
-            error = ApiError(500, why, code="replica_lost")
-            await self.go_on(b"data: " + error.body() + b"\n\n" + DONE)
+        if self._headers and b"content-length" in self._headers:
+            raise ReplicaLost
+        why = "the replica that generated this answer ended: send the request again"
+        error = ApiError(500, why, code="replica_lost")
+        await self.go_on(b"data: " + error.body() + b"\n\n" + DONE)
+
+    async def end(self) -> None:
+        """Nothing more comes."""
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})

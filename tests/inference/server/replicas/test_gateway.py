@@ -44,6 +44,32 @@ def test_answers_are_those_of_a_replica(pair, stream):
     assert len(response.headers.get_list("x-request-id")) == 1
 
 
+def response_to(one, **asked) -> list[str]:
+    """Types of the events by which an answer is told, and a line of any other kind as it is."""
+    lines = one.post("/v1/responses", input="a", stream=True, **asked).text.splitlines()
+    plain = 'data: {"type":"response.'
+    return [line.removeprefix("event: ") for line in lines if line and not line.startswith(plain)]
+
+
+@pytest.mark.parametrize("most, last", [(6, "response.incomplete"), (None, "response.completed")])
+def test_a_response_ends_with_its_last_event(pair, most, last):
+    form = {"format": {"type": "json_object"}}
+    told = response_to(pair, max_output_tokens=most, text=None if most else form)
+    assert told[0] == "response.created" and told[-1] == last
+    assert all(each.startswith("response.") for each in told)
+
+
+def test_a_response_that_is_cut_ends_with_an_error():
+    with running(FakeEngine(step_s=0.02), FakeEngine()) as one:
+        asked = {"input": "a", "max_output_tokens": LONG, "stream": True}
+        with one.http.stream("POST", "/v1/responses", json=asked) as response:
+            lines = response.iter_lines()
+            assert next(lines) == "event: response.created"
+            one.lose(0)
+            *_, error, last = [line for line in lines if line]
+        assert '"replica_lost"' in error and last == "data: [DONE]" and one.metric(LOST) == 1
+
+
 def test_a_stream_comes_event_by_event():
     with running(FakeEngine(step_s=0.02)) as one:
         asked = {"prompt": "a", "max_tokens": 20, "temperature": 0, "stream": True}
@@ -124,6 +150,9 @@ def test_a_stream_that_is_whole_has_no_error():
         assert text_of(one.post(prompt="a", max_tokens=6, stream=True)) == TEXT[:4]
         one.fleet.gone[0].clear()
         assert text_of(one.post(prompt="a", max_tokens=6)) == TEXT[:4]
+        wait_until(one.fleet.gone[0].is_set)
+        one.fleet.gone[0].clear()
+        assert response_to(one, max_output_tokens=6)[-1] == "response.incomplete"
         assert one.metric(LOST) == 0
 
 
