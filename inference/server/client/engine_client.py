@@ -123,7 +123,8 @@ class EngineClient:
         """Seconds until so many more sequences of a client have slots; 0 where nothing is known."""
         if self.facts is None:
             return 0.0
-        num_ahead = self._num_sent + self._waiting.num_ahead(client, priority)
+        num_each = (self.num_sequences - self._num_sent) / max(1, len(self._waiting))
+        num_ahead = self._num_sent + num_each * self._waiting.num_ahead(client, priority)
         return self._pace.wait_s(num_ahead + num_sequences - self.facts.num_slots)
 
     def end_s(self, num_sequences: int) -> float:

@@ -26,7 +26,7 @@ class Pace:
             self._num_ended, self._seconds = kept * self._num_ended, kept * self._seconds
         self._since = now if others_wait else None
 
-    def wait_s(self, num_ahead: int) -> float:
+    def wait_s(self, num_ahead: float) -> float:
         """Seconds until so many have ended; 0 where nothing is known."""
         if num_ahead <= 0 or self._num_ended < _MIN_ENDS:
             return 0.0
