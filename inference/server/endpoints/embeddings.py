@@ -40,7 +40,8 @@ async def embeddings(service: Service, request: EmbeddingRequest, caller: Caller
     if (request.dimensions or 0) > facts.embedding_width:
         raise _invalid(f"is at most {facts.embedding_width} for this model", "dimensions")
     given = parse.prompts(request.input, "input", MAX_INPUTS)
-    prompts = [await _tokens(service, request, index, one) for index, one in enumerate(given)]
+    async with deadline.kept():
+        prompts = [await _tokens(service, request, index, one) for index, one in enumerate(given)]
     params = _params(request, facts.pooling, caller.name)
     vectors = await _vectors(service, prompts, params, deadline, caller.name)
     num_tokens = sum(map(len, prompts))

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import logging
 import secrets
 import time
 from contextlib import aclosing
@@ -10,9 +9,9 @@ from contextlib import aclosing
 import msgspec
 from starlette.responses import Response
 
-from inference.server import traces
+from inference.server.client.generation import Deadline
 from inference.server.endpoints.answer import whole
-from inference.server.endpoints.answers import Piece, as_api_error
+from inference.server.endpoints.answers import Piece, stream_failed
 from inference.server.endpoints.chat import Chat
 from inference.server.endpoints.messages import News
 from inference.server.endpoints.responses import bodies, conversation
@@ -24,7 +23,6 @@ from inference.server.protocol.errors import ApiError
 from inference.server.service import Service
 from inference.server.web.event_stream import Events
 
-_log = logging.getLogger(__name__)
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -52,9 +50,10 @@ class Respond:
             1.0 if request.top_p is None else request.top_p, request.user,
         )  # fmt: skip
 
-    def check_room(self) -> None:
-        """As `Chat`."""
-        self._chat.check_room()
+    @property
+    def deadline(self) -> Deadline:
+        """By when it is answered."""
+        return self._chat.deadline
 
     async def prepare(self) -> None:
         """Encodes the conversation.
@@ -96,12 +95,9 @@ class Respond:
         except Exception as error:
             if not begun:
                 raise
-            if not isinstance(error, ApiError):
-                _log.error("a stream ends with an error", exc_info=error)
-            self._service.metrics.stream_failed()
-            traces.current().failed("stream_error")
+            failure = stream_failed(self._service, error)
             told = self._output.close("incomplete")
-            self._body.error = bodies.Failure("server_error", as_api_error(error).message)
+            self._body.error = bodies.Failure("server_error", failure.message)
             self._body.output, self._body.status = self._output.items, "failed"
             told.append(bodies.Failed(response=self._body))
             yield b"".join(map(self._encoded, told))
