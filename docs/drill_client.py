@@ -52,9 +52,9 @@ async def _answer(asked: Asked, reader: asyncio.StreamReader, start: float) -> N
     kind, most = asked.given.get("leave") or (None, 0)
     head = await reader.readuntil(b"\r\n\r\n")
     asked.status = int(head.split()[1])
-    for line in head.decode().lower().splitlines():
-        if line.startswith("retry-after:"):
-            asked.retry_after = line.partition(":")[2].strip()
+    for field in head.decode().lower().splitlines():
+        if field.startswith("retry-after:"):
+            asked.retry_after = field.partition(":")[2].strip()
     if asked.status != 200:
         return
     async for line in _lines(reader):

@@ -10,7 +10,6 @@ that it starts, before SmolLM2-135M.
 
 import contextlib
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -46,7 +45,7 @@ def plan(
         page = browser.page(width=int(width), height=int(height))
         page.prefer(color_scheme=scheme)
         page.open(f"{file.as_uri()}#{settings}")
-        _take(page, Path(target))
+        page.picture(Path(target))
 
 
 def console() -> None:
@@ -60,10 +59,10 @@ def console() -> None:
         _set(page, n=3, max_tokens=110, seed=5)
         _view_probabilities(page)
         _ask(page, "Why is the sky blue?")
-        page.wait("document.querySelectorAll('.token').length > 200", 300)
+        page.wait("document.querySelectorAll('.token').length > 160", 300)
         page.do("document.querySelectorAll('.answer:nth-child(2) .p4')[2].id = 'here'")
         page.point("#here")
-        _take(page, ROOT / "docs" / "console.png")
+        page.picture(ROOT / "docs" / "console.png")
         page.close()
         for thread in others:
             thread.join()
@@ -75,7 +74,7 @@ def console() -> None:
         _set(page, max_tokens=130, temperature=0.2, seed=1)
         _ask(page, "Write a Python function that adds two numbers.")
         page.wait(_IS_DONE, 300)
-        _take(page, ROOT / "docs" / "console-dark.png")
+        page.picture(ROOT / "docs" / "console-dark.png")
         page.close()
 
         page = browser.page()
@@ -86,7 +85,7 @@ def console() -> None:
         _view_probabilities(page)
         _ask(page, "Why is the sky blue?")
         page.wait(_IS_DONE, 300)
-        _take(page, ROOT / "docs" / "console-phone.png")
+        page.picture(ROOT / "docs" / "console-phone.png")
 
 
 @contextlib.contextmanager
@@ -131,14 +130,6 @@ def _others(url: str) -> list[threading.Thread]:
     for thread in threads:
         thread.start()
     return threads
-
-
-def _take(page: chromium.Page, target: Path) -> None:
-    """A picture; of 256 colours where ImageMagick is there, which halves it."""
-    page.picture(target)
-    if shutil.which("convert"):
-        small = ["convert", target, "+dither", "-colors", "256", f"PNG8:{target}"]
-        subprocess.run(small, check=True)
 
 
 def _set(page: chromium.Page, **values: float) -> None:

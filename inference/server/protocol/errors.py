@@ -30,7 +30,7 @@ _TYPES = {
     500: "server_error",
     503: "service_unavailable_error",
 }
-_RETRY_S = 1.0
+RETRY_S = 1
 _MAX_RETRY_S = 600
 
 
@@ -43,7 +43,7 @@ class ApiError(Exception):
         param: the field that is wrong.
         code: for programs.
         may_retry: whether a client that sends it again may fare better.
-        retry_s: seconds after which one may that was refused for lack of room.
+        retry_s: seconds after which one may that was refused for lack of room; None: nobody knows.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         may_retry: bool = True,
-        retry_s: float = _RETRY_S,
+        retry_s: float | None = None,
     ):
         super().__init__(message)
         self.status = status
@@ -69,6 +69,8 @@ class ApiError(Exception):
         the rest of a body.
         """
         if self.status in (429, 503):
+            if self.retry_s is None:
+                return {"retry-after": str(RETRY_S)}
             return {"retry-after": str(min(max(math.ceil(self.retry_s), 1), _MAX_RETRY_S))}
         found = {"connection": "close"} if self.status in (408, 413) else {}
         return found if self.may_retry else found | {"x-should-retry": "false"}
@@ -79,6 +81,6 @@ class ApiError(Exception):
         return msgspec.json.encode(ErrorBody(ErrorFacts(self.message, kind, self.param, self.code)))
 
 
-def unavailable(why: str, retry_s: float = _RETRY_S) -> ApiError:
+def unavailable(why: str, retry_s: float | None = None) -> ApiError:
     """The request would be served at another moment, after so many seconds perhaps."""
     return ApiError(503, why, code="unavailable", retry_s=retry_s)

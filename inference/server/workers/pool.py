@@ -3,6 +3,7 @@ more than it may, and started again.
 """
 
 import asyncio
+import contextlib
 import signal
 import socket
 import subprocess
@@ -40,9 +41,12 @@ class Pool:
         self._running: set[asyncio.Task[FromWorker | None]] = set()
 
     async def start(self) -> None:
-        """Starts one worker, so that the first job does not wait for it."""
+        """Starts one worker, so that the first job does not wait for it; if that fails, the job
+        tries it again.
+        """
         worker = await self._free.get()
-        await self._run(worker, None)
+        with contextlib.suppress(WorkerLost):
+            await self._run(worker, None)
 
     async def ask(self, job: Job) -> FromWorker:
         """What comes of a job.

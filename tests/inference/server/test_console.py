@@ -3,7 +3,11 @@ by pointer and by keys, and asks nobody else.
 """
 
 import json
+import subprocess
+import sys
+import threading
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -469,3 +473,43 @@ def test_the_planner_opens_with_what_is_served(browser):
 
 def test_a_model_without_a_plan(server):
     assert server.http.get("/console/plan").status_code == 404
+
+
+@pytest.mark.long
+def test_a_real_model(browser):
+    """The console and the planner before the model that the README starts."""
+    command = [sys.executable, "-m", "scripts.serve", "--model=smollm2-135m", "--port=0"]
+    root = Path(__file__).resolve().parents[3]
+    with subprocess.Popen(
+        [*command, "--nowarm_up", "--max_num_seqs=4"], cwd=root, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            url = process.stderr.readline().split()[0]
+            threading.Thread(target=process.stderr.read, daemon=True).start()
+            page = browser.page()
+            page.open(url + "/")
+            page.wait("document.getElementById('lamp').className === 'ready'", 240)
+            put(page, temperature=0, max_tokens=24)
+            send(page, "What is the capital of France?", waits=False)
+            page.wait(DONE, 120)
+            assert "Paris" in texts(page)[0]
+            chances = page.do("""(async () => {
+                const { tokenOf } = await import('/console/text.js');
+                return [...document.querySelectorAll('.token')].map((each) => tokenOf.get(each))
+                  .map(({ text, logprob, top }) => [text === top[0].text, Math.exp(logprob),
+                    top.reduce((sum, each) => sum + Math.exp(each.logprob), 0)]); })()""")
+            assert len(chances) > 4  # greedy: each is the most likely, of what is not all
+            assert all(is_top and 0.05 < p <= whole <= 1.001 for is_top, p, whole in chances)
+            put(page, n=3, temperature=1, seed=1, max_tokens=40)
+            send(page, "Why?", waits=False)
+            page.wait(f"document.querySelectorAll('.turn').length === 2 && {DONE}", 120)
+            assert len(set(texts(page))) == 3
+            assert page.text("[data-chart=step] data") != "–"
+            page.open(url + "/plan")
+            page.wait("document.getElementById('model')?.value === 'smollm2-135m'")
+            assert page.do("plan(CATALOG, state).parameters") == 134515008
+            assert page.do("state.batch") == 4 and page.problems() == []
+            assert all(each.startswith(url + "/") for each in page.requests())
+            page.close()
+        finally:
+            process.terminate()

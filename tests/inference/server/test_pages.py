@@ -1,6 +1,8 @@
 """Pages and their files, as browsers get them."""
 
 import re
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -40,5 +42,20 @@ def test_nothing_beside_them_is_sent(server):
 @pytest.mark.parametrize("path", PATHS)
 def test_pages_ask_nobody_else(server, path):
     text = server.http.get(path).text
-    assert not re.search(r"(?:src|href)=[\"']?(?:https?:)?//|@import|url\(|<style| style=", text)
+    assert not re.search(r"(?:src|href)=[\"']?(?:https?:)?//|@import|\burl\(|<style| style=", text)
     assert not re.search(r"<script(?![^>]*(?:\bsrc=|.application/json))|\son\w+=", text)
+
+
+@pytest.mark.parametrize("folder, served", [
+    ("console", page_files._CONSOLE), ("pages", page_files._DOCS),
+])  # fmt: skip
+def test_every_file_of_a_page_is_served_and_packed(folder, served):
+    there = Path(page_files.__file__).parent / folder
+    names = {file.name for file in there.iterdir()} - {"__init__.py", "__pycache__"}
+    assert names == set(served.values())
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]
+    packed = set(there.parent.glob(patterns["inference.server.web"][0]))
+    packed |= {file for pattern in patterns["inference.server.web.pages"]
+               for file in (there.parent / "pages").glob(pattern)}  # fmt: skip
+    assert {there / name for name in names} <= packed
