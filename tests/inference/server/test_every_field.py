@@ -17,8 +17,7 @@ from tests.inference.server.test_bad_input import error_of
 
 KINDS = {each.path: each.body for each in OPERATIONS if each.body is not None}
 ASKED = {"messages": [{"role": "user", "content": "a"}]}
-# As a chat has tools, and as a response has them.
-TOOL = {"type": "function", "name": "x", "function": {"name": "x"}}
+TOOL = {"type": "function", "function": {"name": "x"}, "name": "x"}  # of chats and responses
 VALID = {
     "/v1/completions": {"prompt": "a", "max_tokens": 1},
     "/v1/chat/completions": ASKED | {"max_tokens": 1},
@@ -38,7 +37,6 @@ BESIDE = {
     "stream_options": {"stream": True}, "top_logprobs": {"logprobs": True},
     "messages": {"prompt": None}, "tool_choice": {"tools": [TOOL]}, "min_tokens": {"max_tokens": 1},
 }  # fmt: skip
-BESIDE_IN_RESPONSES = {"tool_choice": {"tools": [{"type": "function", "name": "x"}]}}
 # Fields whose values within the declared limits the server, or another field, may refuse.
 NARROWER = {
     "model": "it is another", "n": "slots", "best_of": "slots", "max_tokens": "the context",
@@ -81,8 +79,7 @@ def bodies(path: str):
     kind = KINDS[path]
     names = {field.encode_name for field in msgspec.structs.fields(kind)}
     for case in declared.cases(kind, EXAMPLES):
-        beside = BESIDE | (BESIDE_IN_RESPONSES if path == "/v1/responses" else {})
-        start = VALID[path] | {n: v for n, v in beside.get(case.name, {}).items() if n in names}
+        start = VALID[path] | {n: v for n, v in BESIDE.get(case.name, {}).items() if n in names}
         body = declared.with_value(start, case, EXAMPLES, kind)
         try:
             msgspec.convert({name: _whole(value) for name, value in body.items()}, kind)
