@@ -94,20 +94,20 @@ class Server:
     def replicas(self) -> list[int]:
         """Process ids of the replicas."""
         found = []
-        for pid in _below(self.process.pid):
+        for pid in below(self.process.pid):
             with contextlib.suppress(OSError):
                 if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::ServeReplica"):
                     found.append(pid)
         return found
 
 
-def _below(pid: int) -> Iterator[int]:
+def below(pid: int) -> Iterator[int]:
     """A process's children, and theirs."""
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             for child in map(int, (thread / "children").read_text().split()):
                 yield child
-                yield from _below(child)
+                yield from below(child)
 
 
 @contextlib.contextmanager
@@ -117,11 +117,11 @@ def serving(num: int, flags: Sequence[str]) -> Iterator[Server]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
-            for line in process.stderr:
-                if line.startswith("http://"):
-                    break
-            else:
-                raise SystemExit(f"the server ended with status {process.wait()}")
+            line, before = process.stderr.readline(), ""
+            while not line.startswith("http://"):
+                if not line:
+                    raise SystemExit(f"{before}the server ended with status {process.wait()}")
+                before, line = before + line, process.stderr.readline()
             url = line.split()[0]
             rest = threading.Thread(target=_drop, args=(process.stderr,), daemon=True)
             rest.start()

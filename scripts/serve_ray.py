@@ -16,7 +16,7 @@ from configs.errors import InputError
 from scripts import common, serve
 
 if TYPE_CHECKING:
-    from inference.server.replicas.ray_application import Plan
+    from inference.server.replicas.plan import Plan
     from inference.server.replicas.ray_replicas import RayReplicas
     from inference.server.web.access import Keys
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
     _, config = common.named_config({}, serve.engine_needs())
     listening = serving.bound(flags.FLAGS.host, flags.FLAGS.port)
     with ray_cluster.started():
-        from inference.server.replicas.ray_application import Plan
+        from inference.server.replicas.plan import Plan
 
         plan = Plan(
             [sys.executable, "-m", "scripts.serve_ray", *sys.argv[1:]],

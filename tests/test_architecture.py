@@ -425,6 +425,7 @@ def normalized(requirement: str) -> str:
     [
         ("requirements.lock", ()),
         ("requirements-serve.lock", ("serve",)),
+        ("requirements-ray.lock", ("serve", "ray")),
         ("requirements-test.lock", ("serve", "test")),
     ],
 )

@@ -2,10 +2,9 @@
 gateway, and `build` for a cluster whose proxies listen (`import_path` of a Serve configuration).
 """
 
-import dataclasses
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from starlette.types import ASGIApp
 from inference.server.client.launch import Subprocess
 from inference.server.replicas.forwarded import HttpRequest, Parts
 from inference.server.replicas.gateway import Gateway
+from inference.server.replicas.plan import Plan
 from inference.server.replicas.ray_replicas import RayReplicas
 from inference.server.replicas.ray_router import PrefixRouter
 from inference.server.replicas.replica import Replica
@@ -30,32 +30,6 @@ _CHECK_S, _CHECK_TIMEOUT_S = 2.0, 10.0
 _STARTS = 3  # of a replica that does not start, until its deployment has failed
 _QUEUED_PER_SEQ = 4  # beyond which a replica refuses by itself
 _QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """How many replicas there are, and what each is.
-
-    Attributes:
-        command: starts an engine; a socket's descriptor is added as a flag.
-        min_replicas, max_replicas: how many, by what there is to do.
-        num_seqs: sequences that an engine runs side by side; more requests of each replica than so
-            many, on average, ask for another one.
-        resources: of Ray's that a replica takes: `num_gpus`, or `resources`.
-        shares_cores: each replica has an equal part of the machine's cores for itself.
-        request_s, drain_s: seconds of a request, and for the requests of a replica that is ended.
-        name: of the model, for clients.
-    """
-
-    command: Sequence[str]
-    min_replicas: int = 1
-    max_replicas: int = 1
-    num_seqs: int = 32
-    resources: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    shares_cores: bool = False
-    request_s: float = 600.0
-    drain_s: float = 30.0
-    name: str | None = None
 
 
 class ModelReplica:

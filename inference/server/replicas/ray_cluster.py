@@ -42,7 +42,6 @@ def started() -> Iterator[None]:
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
         yield
     finally:
-        serve.shutdown()
         ray.shutdown()
 
 

@@ -17,6 +17,7 @@ from tests.inference.server.test_bad_input import error_of
 
 KINDS = {each.path: each.body for each in OPERATIONS if each.body is not None}
 ASKED = {"messages": [{"role": "user", "content": "a"}]}
+TOOL = {"type": "function", "function": {"name": "x"}}
 VALID = {
     "/v1/completions": {"prompt": "a", "max_tokens": 1},
     "/v1/chat/completions": ASKED | {"max_tokens": 1},
@@ -34,7 +35,7 @@ EXAMPLES = {
 # What a field needs beside it.
 BESIDE = {
     "stream_options": {"stream": True}, "top_logprobs": {"logprobs": True},
-    "messages": {"prompt": None}, "min_tokens": {"max_tokens": 1},
+    "messages": {"prompt": None}, "tool_choice": {"tools": [TOOL]}, "min_tokens": {"max_tokens": 1},
 }  # fmt: skip
 # Fields whose values within the declared limits the server, or another field, may refuse.
 NARROWER = {

@@ -124,19 +124,20 @@ def evaluated(model: str, url: str, folder: Path, *tasks: str, chat: bool = Fals
     return json.loads(whole.read_text())["results"], samples
 
 
-def scores(engine, document: dict) -> list[tuple[float, bool]]:
-    """Of each choice behind the text: its log-probability, and whether greedy decoding gives it."""
+def scores(engine, given: list[dict]) -> list[list[tuple[float, bool]]]:
+    """Of each document's choices: the log-probability behind its text, and whether greedy decoding
+    gives it.
+    """
+    encode = engine.tokenizer.encode
+    contexts = [encode(each["text"], False) for each in given for _ in each["choices"]]
+    texts = [encode(each["text"] + one, False) for each in given for one in each["choices"]]
     found = []
-    for choice in document["choices"]:
-        context = engine.tokenizer.encode(document["text"], False)
-        whole = engine.tokenizer.encode(document["text"] + choice, False)
+    for context, whole, score in zip(contexts, texts, engine.score(texts), strict=True):
         assert whole[: len(context)] == context
-        (score,) = engine.score([whole])
-        own = score.logprobs[len(context) - 1 :]
         tops = score.top_logprobs[len(context) - 1 :]
         greedy = [max(top, key=top.get) for top in tops] == whole[len(context) :]
-        found.append((sum(own), greedy))
-    return found
+        found.append((sum(score.logprobs[len(context) - 1 :]), greedy))
+    return [found[n : n + 4] for n in range(0, len(found), 4)]
 
 
 def generated(engine, prompts: list[list[int]], stop) -> list[str]:
@@ -173,7 +174,7 @@ def test_scores_are_those_of_this_process(engine, tmp_path):
         other, chat_samples = evaluated(
             "local-chat-completions", f"{url}/v1/chat/completions", tmp_path, chat, chat=True
         )
-    own = [scores(engine, document) for document in given]
+    own = scores(engine, given)
     for sample, mine in zip(samples[tasks[0]], own, strict=True):
         theirs = [(float(one[0]), str(one[1]) == "True") for (one,) in sample["resps"]]
         assert theirs == mine, "to the last bit"

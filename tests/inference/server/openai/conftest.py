@@ -8,22 +8,30 @@ from tests.inference.server.running import running
 
 
 @pytest.fixture(scope="module")
-def engine():
+def bird():
     return Parrot(TEMPLATES["qwen"])
 
 
 @pytest.fixture(scope="module")
-def server(engine):
-    with running(engine) as one:
+def perch(bird):
+    """The server before it."""
+    with running(bird) as one:
         yield one
 
 
-@pytest.fixture(autouse=True)
-def as_at_first(engine):
-    engine.says = engine.breaks_at = None
+@pytest.fixture
+def parrot(bird):
+    """It, as it was at first."""
+    bird.says = bird.breaks_at = None
+    return bird
 
 
 @pytest.fixture(scope="module")
-def client(server):
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as one:
+def module_client(perch):
+    with openai.OpenAI(base_url=f"{perch.url}/v1", api_key="none", max_retries=0) as one:
         yield one
+
+
+@pytest.fixture
+def client(module_client, parrot):
+    return module_client

@@ -12,10 +12,10 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
 @pytest.fixture
-def run(server):
+def run(perch):
     def work(ask):
         async def whole():
-            how = {"base_url": f"{server.url}/v1", "api_key": "none", "max_retries": 0}
+            how = {"base_url": f"{perch.url}/v1", "api_key": "none", "max_retries": 0}
             async with openai.AsyncOpenAI(**how) as client:
                 return await ask(client)
 
@@ -48,7 +48,7 @@ def test_many_streams_at_a_time(run):
     assert run(ask) == [bytes(reply(n)).decode(errors="replace") for n in (5, 10, 30, 60)]
 
 
-def test_streams_that_are_left(run, engine):
+def test_streams_that_are_left(run, parrot):
     async def ask(client):
         stream = await client.chat.completions.create(**HOW, stream=True)
         async for _ in stream:
@@ -59,8 +59,8 @@ def test_streams_that_are_left(run, engine):
     assert run(ask).choices
 
 
-def test_calls_and_helpers(run, engine):
-    engine.says = CALL
+def test_calls_and_helpers(run, parrot):
+    parrot.says = CALL
     tools = [{"type": "function", "function": {"name": "f"}}]
 
     async def ask(client):

@@ -47,8 +47,8 @@ def test_usage_adds_up(create):
     assert usage.prompt_tokens_details.cached_tokens == 0
 
 
-def test_an_answer_that_ends_by_itself(create, engine):
-    engine.says = "Grüße 🙂"
+def test_an_answer_that_ends_by_itself(create, parrot):
+    parrot.says = "Grüße 🙂"
     (choice,) = create().choices
     assert choice.message.content == "Grüße 🙂" and choice.finish_reason == "stop"
 
@@ -86,7 +86,7 @@ def test_a_stream_can_hide_lengths(create):
     assert all(isinstance(chunk.obfuscation, str) for chunk in chunks)
 
 
-def test_a_stream_can_be_left(create, server):
+def test_a_stream_can_be_left(create):
     with create(stream=True) as stream:
         next(stream)
     assert create(max_tokens=1).choices  # the next is served
@@ -132,32 +132,32 @@ def test_log_probabilities(create):
     assert sum(told, []) == found
 
 
-def test_biases_and_penalties_are_taken(create, engine):
+def test_biases_and_penalties_are_taken(create, parrot):
     create(
         max_tokens=1, logit_bias={"65": -100}, presence_penalty=1, frequency_penalty=-1, top_p=0.5
     )
-    params = engine.params[-1]
+    params = parrot.params[-1]
     assert params.logit_bias == ((65, -100.0),) and params.top_p == 0.5
     assert (params.presence, params.frequency) == (1, -1)
 
 
-def test_fields_of_others_go_as_extra_body(create, engine):
+def test_fields_of_others_go_as_extra_body(create, parrot):
     create(
         max_tokens=9,
         extra_body={"top_k": 3, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 2},
     )
-    params = engine.params[-1]
+    params = parrot.params[-1]
     assert (params.top_k, params.min_p, params.repetition, params.min_tokens) == (3, 0.1, 1.1, 2)
 
 
-def test_roles_and_parts_reach_the_model(create, engine):
+def test_roles_and_parts_reach_the_model(create, parrot):
     parts = [{"type": "text", "text": "One"}, {"type": "text", "text": "two"}]
     create(max_tokens=1, messages=[
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": parts},
         {"role": "assistant", "content": "Three"}, {"role": "user", "content": "Four?"},
     ])  # fmt: skip
-    assert engine.prompt == (
+    assert parrot.prompt == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nOne\ntwo<|im_end|>\n"
         "<|im_start|>assistant\nThree<|im_end|>\n<|im_start|>user\nFour?<|im_end|>\n"
         "<|im_start|>assistant\n"
@@ -191,26 +191,26 @@ def test_responses_that_are_read_as_they_come(client):
     assert lines[-1] == "data: [DONE]" and all(line.startswith("data: ") for line in lines)
 
 
-def test_the_helper_for_streams(client, engine):
-    engine.says = "Grüße, 世界!"
+def test_the_helper_for_streams(client, parrot):
+    parrot.says = "Grüße, 世界!"
     with client.chat.completions.stream(**HOW) as stream:
         kinds, text = [], ""
         for event in stream:
             kinds.append(event.type)
             text += event.delta if event.type == "content.delta" else ""
         final = stream.get_final_completion()
-    assert text == engine.says == final.choices[0].message.content
+    assert text == parrot.says == final.choices[0].message.content
     assert "chunk" in kinds and kinds.count("content.done") == 1
     assert final.choices[0].finish_reason == "stop"
 
 
-def test_a_prefix_of_the_answer(create, engine):
-    engine.says = "42."
+def test_a_prefix_of_the_answer(create, parrot):
+    parrot.says = "42."
     messages = [*ASKED, {"role": "assistant", "content": "It is "}]
     found = create(messages=messages, extra_body={"continue_final_message": True})
-    assert found.choices[0].message.content == "42." and engine.prompt.endswith("It is ")
+    assert found.choices[0].message.content == "42." and parrot.prompt.endswith("It is ")
 
 
-def test_variables_of_the_template(create, engine):
+def test_variables_of_the_template(create, parrot):
     create(max_tokens=1, extra_body={"chat_template_kwargs": {"enable_thinking": False}})
-    assert engine.prompt.endswith("<think>\n\n</think>\n\n")
+    assert parrot.prompt.endswith("<think>\n\n</think>\n\n")

@@ -50,8 +50,8 @@ def create(client):
     return ask
 
 
-def test_a_call(create, engine):
-    engine.says = CALL
+def test_a_call(create, parrot):
+    parrot.says = CALL
     (choice,) = create().choices
     assert choice.finish_reason == "tool_calls" and choice.message.content is None
     (call,) = choice.message.tool_calls
@@ -59,8 +59,8 @@ def test_a_call(create, engine):
     assert call.function.name == "weather" and call.function.arguments == ARGUMENTS
 
 
-def test_text_and_several_calls(create, engine):
-    engine.says = f"Let me see.\n{CALL}\n{NOW}"
+def test_text_and_several_calls(create, parrot):
+    parrot.says = f"Let me see.\n{CALL}\n{NOW}"
     message = create().choices[0].message
     assert message.content == "Let me see."
     assert [call.function.name for call in message.tool_calls] == ["weather", "now"]
@@ -68,18 +68,18 @@ def test_text_and_several_calls(create, engine):
     assert len(create(parallel_tool_calls=False).choices[0].message.tool_calls) == 1
 
 
-def test_no_call(create, engine):
-    engine.says = "It is cold."
+def test_no_call(create, parrot):
+    parrot.says = "It is cold."
     (choice,) = create(tool_choice="auto").choices
     assert choice.message.content == "It is cold." and choice.message.tool_calls is None
     assert choice.finish_reason == "stop"
-    engine.says = CALL
+    parrot.says = CALL
     (choice,) = create(tool_choice="none").choices
     assert choice.message.content == CALL and choice.message.tool_calls is None
 
 
-def test_a_streamed_call(create, engine):
-    engine.says = f"Well. {CALL}\n{NOW}"
+def test_a_streamed_call(create, parrot):
+    parrot.says = f"Well. {CALL}\n{NOW}"
     calls, text, reason = {}, "", None
     for chunk in create(stream=True):
         (choice,) = chunk.choices
@@ -94,8 +94,8 @@ def test_a_streamed_call(create, engine):
     assert [call[1:] for call in calls.values()] == [["weather", ARGUMENTS], ["now", "{}"]]
 
 
-def test_several_answers_call_each(create, engine):
-    engine.says = CALL
+def test_several_answers_call_each(create, parrot):
+    parrot.says = CALL
     found = create(n=2)
     assert len({choice.message.tool_calls[0].id for choice in found.choices}) == 2
     indices = [
@@ -130,9 +130,9 @@ def test_arguments_are_parsed(client):
     assert isinstance(parsed, Weather) and parsed.unit in Unit
 
 
-def test_arguments_are_parsed_from_a_stream(client, engine):
+def test_arguments_are_parsed_from_a_stream(client, parrot):
     given = Weather(city="Zürich", days=2, unit=Unit.K, more=["a", "b"])
-    engine.says = (
+    parrot.says = (
         f'<tool_call>{{"name": "Weather", "arguments": {given.model_dump_json()}}}</tool_call>'
     )
     tool, deltas, done = openai.pydantic_function_tool(Weather), [], []
@@ -147,16 +147,16 @@ def test_arguments_are_parsed_from_a_stream(client, engine):
     assert final.choices[0].message.tool_calls[0].function.parsed_arguments == given
 
 
-def test_a_conversation_with_a_tool(client, create, engine):
-    engine.says = CALL
+def test_a_conversation_with_a_tool(client, create, parrot):
+    parrot.says = CALL
     message = create().choices[0].message
     call = message.tool_calls[0]
     result = {"role": "tool", "tool_call_id": call.id, "content": "4 degrees"}
-    engine.says = "It is 4 degrees."
+    parrot.says = "It is 4 degrees."
     found = create(messages=[*ASKED, message, result])
     assert found.choices[0].message.content == "It is 4 degrees."
-    assert CALL in engine.prompt
-    assert "<tool_response>\n4 degrees\n</tool_response>" in engine.prompt
+    assert CALL in parrot.prompt
+    assert "<tool_response>\n4 degrees\n</tool_response>" in parrot.prompt
 
 
 def test_an_answer_is_parsed(client):

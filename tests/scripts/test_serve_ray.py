@@ -1,0 +1,42 @@
+"""What `serve_ray` refuses before it loads anything."""
+
+import importlib.util
+
+import pytest
+
+from scripts import serve_ray
+from tests.scripts import apps
+
+
+@pytest.fixture
+def run(monkeypatch, capfd):
+    return lambda *args: apps.call(serve_ray, monkeypatch, capfd, *args)
+
+
+@pytest.mark.parametrize("flags, expected", [
+    (["--replicas=0"], "--replicas is between 1 and --max_replicas, not 0 of 0"),
+    (["--replicas=3", "--max_replicas=2"], "between 1 and --max_replicas, not 3 of 2"),
+    (["--port=70000"], "--port is between 0 and 65535, not 70000"),
+    (["--host=0.0.0.0"], "can be reached by others: give --api_key_file"),
+    (["--json"], "prints no JSON"),
+    (["--hosts=2"], "leave --hosts out"),
+    (["--model=no/such-model"], "no/such-model"),
+])  # fmt: skip
+def test_bad_flags(run, tmp_path, monkeypatch, flags, expected):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    ran = run(*flags)
+    assert ran.status == 1 and expected in ran.error
+
+
+def test_without_ray_it_says_what_to_install(run, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "ray" else found(name)
+    )
+    assert "pip install 'ridgeline[serve,ray]'" in run().error
+
+
+def test_another_cluster_is_not_joined(run, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert "RAY_ADDRESS names a cluster" in run("--port=0").error
