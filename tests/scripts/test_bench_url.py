@@ -24,7 +24,7 @@ _VLLM = {
     *("total_input_tokens", "total_output_tokens", "request_throughput", "request_goodput"),
     *("output_throughput", "total_token_throughput", "input_lens", "output_lens", "ttfts", "itls"),
     *("latencies", "start_times", "queue_times", "errors", "max_output_tokens_per_s"),
-    "max_concurrent_requests",
+    *("max_concurrent_requests", "rtfx"),
 }
 _OURS = {"dataset", "seed", "failures", "cached_tokens", "client_cpu_us_per_event"}
 
