@@ -40,6 +40,8 @@ def main(argv: Sequence[str]) -> None:
         raise InputError(
             f"--replicas is between 1 and --max_replicas, not {_REPLICAS.value} of {most}"
         )
+    import uvloop
+
     from inference.server.replicas import ray_cluster
     from inference.server.web import serving
 
@@ -64,7 +66,7 @@ def main(argv: Sequence[str]) -> None:
             tool_call_parser=given.tool_call_parser,
             num_keys=len(keys or ()),
         )
-        asyncio.run(_serve(plan, listening, keys, traces))
+        uvloop.run(_serve(plan, listening, keys, traces))
 
 
 async def _serve(
@@ -84,7 +86,7 @@ async def _serve(
 
     async def deploy() -> None:
         gateway.replicas = await asyncio.to_thread(_deployed, plan)
-        common.say(f"{plan.min_replicas} replicas serve the model at {url}/v1")
+        common.say(f"the model is served at {url}/v1; replicas: {plan.min_replicas}")
 
     def ended(deploying: asyncio.Task[None]) -> None:
         if deploying.cancelled() or deploying.exception():
