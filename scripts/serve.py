@@ -23,6 +23,7 @@ from scripts.flags.requests import key_flag
 
 if TYPE_CHECKING:
     from inference.server.engine_process.served_engine import ServedEngine
+    from inference.server.traces import Traces
     from inference.server.web.access import Keys
 
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on.")
@@ -75,13 +76,9 @@ def main(argv: Sequence[str]) -> None:
     from inference.server.client.engine_client import State
     from inference.server.client.launch import Subprocess
     from inference.server.service import Limits, Service
-    from inference.server.traces import Traces
     from inference.server.web import serving
 
-    keys = read_keys()
-    traces = None
-    if _OTLP.value is not None:
-        traces = Traces.sent_to(f"--otlp_endpoint={_OTLP.value}", _OTLP.value)
+    keys, traces = read_keys(), read_traces()
     listening = serving.bound(_HOST.value, _PORT.value)
     url = url_of(listening)
     launcher = Subprocess([sys.executable, "-m", "scripts.serve", *sys.argv[1:]])
@@ -116,6 +113,19 @@ def read_keys() -> "Keys | None":
             f"--host={_HOST.value} can be reached by others: give --api_key_file, a key a line"
         )
     return keys
+
+
+def read_traces() -> "Traces | None":
+    """What takes spans; None where none are asked for.
+
+    Raises:
+        InputError: they cannot be sent there.
+    """
+    if _OTLP.value is None:
+        return None
+    from inference.server.traces import Traces
+
+    return Traces.sent_to(f"--otlp_endpoint={_OTLP.value}", _OTLP.value)
 
 
 def url_of(listening: socket.socket) -> str:

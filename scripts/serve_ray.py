@@ -18,6 +18,7 @@ from scripts import common, serve
 if TYPE_CHECKING:
     from inference.server.replicas.plan import Plan
     from inference.server.replicas.ray_replicas import RayReplicas
+    from inference.server.traces import Traces
     from inference.server.web.access import Keys
 
 _REPLICAS = flags.DEFINE_integer("replicas", 2, "Servers of the model, each with an engine.")
@@ -39,15 +40,18 @@ def main(argv: Sequence[str]) -> None:
         raise InputError(
             f"--replicas is between 1 and --max_replicas, not {_REPLICAS.value} of {most}"
         )
+    import uvloop
+
     from inference.server.replicas import ray_cluster
     from inference.server.web import serving
 
-    keys = serve.read_keys()
+    keys, traces = serve.read_keys(), serve.read_traces()
     _, config = common.named_config({}, serve.engine_needs())
     listening = serving.bound(flags.FLAGS.host, flags.FLAGS.port)
     with ray_cluster.started():
         from inference.server.replicas.plan import Plan
 
+        given = flags.FLAGS
         plan = Plan(
             [sys.executable, "-m", "scripts.serve_ray", *sys.argv[1:]],
             _REPLICAS.value,
@@ -55,29 +59,34 @@ def main(argv: Sequence[str]) -> None:
             config.engine.max_seqs,
             ray_cluster.chips(config.num_chips),
             shares_cores=True,
-            request_s=flags.FLAGS.request_timeout,
-            drain_s=flags.FLAGS.drain_timeout,
-            name=flags.FLAGS.served_model_name,
+            request_s=given.request_timeout,
+            queue_s=given.max_queue_s,
+            drain_s=given.drain_timeout,
+            name=given.served_model_name,
+            tool_call_parser=given.tool_call_parser,
+            num_keys=len(keys or ()),
         )
-        asyncio.run(_serve(plan, listening, keys))
+        uvloop.run(_serve(plan, listening, keys, traces))
 
 
-async def _serve(plan: "Plan", listening: socket.socket, keys: "Keys | None") -> None:
+async def _serve(
+    plan: "Plan", listening: socket.socket, keys: "Keys | None", traces: "Traces | None"
+) -> None:
     """Until a signal, or the replicas do not start."""
     from inference.server.replicas.gateway import Gateway
-    from inference.server.service import Limits
     from inference.server.web.access import is_local
     from inference.server.web.app import guarded
+    from inference.server.web.observed import Observed
     from inference.server.web.serving import Server
 
-    limits, url = Limits(request_s=plan.request_s), serve.url_of(listening)
-    gateway = Gateway(limits)
-    app = guarded(gateway, limits, keys, is_local(listening.getsockname()[0]))
-    server = Server(app, gateway, limits, plan.drain_s)
+    url, gateway = serve.url_of(listening), Gateway(plan.limits)
+    app = guarded(gateway, plan.limits, keys, is_local(listening.getsockname()[0]))
+    seen = Observed(app, lambda *_: None, traces)  # replicas count what is asked
+    server = Server(seen, gateway, plan.limits, plan.drain_s)
 
     async def deploy() -> None:
         gateway.replicas = await asyncio.to_thread(_deployed, plan)
-        common.say(f"{plan.min_replicas} replicas serve the model at {url}/v1")
+        common.say(f"the model is served at {url}/v1; replicas: {plan.min_replicas}")
 
     def ended(deploying: asyncio.Task[None]) -> None:
         if deploying.cancelled() or deploying.exception():
@@ -87,6 +96,8 @@ async def _serve(plan: "Plan", listening: socket.socket, keys: "Keys | None") ->
     deploying = asyncio.create_task(deploy())
     deploying.add_done_callback(ended)
     await server.serve(sockets=[listening])
+    if traces is not None:
+        await asyncio.to_thread(traces.close)
     if deploying.done():
         deploying.result()
 

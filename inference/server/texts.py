@@ -15,7 +15,7 @@ from inference.server.protocol import structure
 from inference.server.protocol.errors import ApiError, unavailable
 from inference.server.protocol.fields import ChatMessage, Sampling
 from inference.server.protocol.tools import Offer
-from inference.server.workers.jobs import Compile, Decode, Encode, EncodeChat, Failed, Job
+from inference.server.workers.jobs import Compile, Convert, Decode, Encode, EncodeChat, Failed, Job
 from inference.server.workers.pool import Pool, WorkerLost
 from inference.text import grammar
 from inference.text.tokenizer import Tokenizer
@@ -124,6 +124,9 @@ class Texts:
         Raises:
             ApiError: 400, it cannot be compiled, takes too long, or grammars are not accepted.
         """
+        asked = request.structured_outputs
+        if asked is not None and asked.grammar is not None and grammar.is_gbnf(asked.grammar):
+            asked.grammar = await self._ask(Convert(asked.grammar), "structured_outputs")
         found, param = structure.read(request)
         if offer is not None and offer.is_required:
             if found is not None:

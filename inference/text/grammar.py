@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     import llguidance
 
 MAX_CHARS = 1 << 16
-_MAX_RULES = 512  # llguidance follows them by recursion
-_RULE = re.compile(r"\w(?:\.-?\d+|\[[^\]\n]*\]|\{[^}\n]*\})?\s*(?::|::=)")
+_MAX_RULES = 512  # llguidance follows them by recursion; longer ones than these are as few
+_RULE = re.compile(r"\w(?:\.-?\d+|\[[^\]\n]{0,120}\]|\{[^}\n]{0,120}\})?\s*:")
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 _MAX_KEPT_BYTES = 256 << 20  # of compiled grammars; each takes about so much, and by its text:
 _GRAMMAR_BYTES, _CHAR_BYTES = 32 << 10, 256
 _LIMITS: dict[str, Any] = {  # a fifth of llguidance's own: of what one grammar may cost
@@ -91,26 +92,39 @@ def of_choices(choices: Iterable[str]) -> str:
 
 
 def of_lark(text: str) -> str:
-    """A text of a grammar: Lark as llguidance has it, or llama.cpp's GBNF.
+    """A text of a grammar in Lark, as llguidance has it.
 
     Raises:
-        InputError: it is too long, has too many rules, or is neither.
+        InputError: it is too long, or has too many rules.
     """
     import llguidance
+
+    _check_rules(text)
+    return llguidance.LLMatcher.grammar_from_lark(text)
+
+
+def is_gbnf(text: str) -> bool:
+    """Whether a grammar is written as llama.cpp has it."""
+    return _GBNF_RULE.search(text) is not None
+
+
+def of_gbnf(text: str) -> str:
+    """The same in llama.cpp's GBNF; a long one takes half a second.
+
+    Raises:
+        InputError: it is too long, has too many rules, or cannot be read.
+    """
     from llguidance import gbnf_to_lark
 
-    _check_length("the grammar", text)
-    num_rules = len(_RULE.findall(text))
-    if num_rules > _MAX_RULES:
-        raise InputError(f"the grammar has at most {_MAX_RULES} rules, not {num_rules}")
-    if "::=" in text:
-        try:
-            text = gbnf_to_lark.any_to_lark(text)
-        except RecursionError:
-            raise InputError("the grammar is nested too deeply") from None
-        except Exception as error:  # it raises that, and what it did not expect
-            raise InputError(f"the grammar cannot be read: {_reason(str(error))}") from None
-    return llguidance.LLMatcher.grammar_from_lark(text)
+    _check_rules(text)
+    try:
+        return of_lark(gbnf_to_lark.gbnf_to_lark(text))
+    except InputError:
+        raise
+    except RecursionError:
+        raise InputError("the grammar is nested too deeply") from None
+    except Exception as error:  # it raises plain ones
+        raise InputError(f"the grammar cannot be read: {_reason(str(error))}") from None
 
 
 def without(words: Iterable[str]) -> str:
@@ -143,6 +157,13 @@ def either(rules: str, name: str, other: str) -> str:
 def json_rule(schema: dict[str, Any]) -> str:
     """A rule's text in Lark: JSON of a schema, as `of_json_schema` has it."""
     return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": _SPACE}})
+
+
+def _check_rules(text: str) -> None:
+    _check_length("the grammar", text)
+    num_rules = len(_RULE.findall(text))
+    if num_rules > _MAX_RULES:
+        raise InputError(f"the grammar has at most {_MAX_RULES} rules, not {num_rules}")
 
 
 def _literal(text: str) -> str:

@@ -2,16 +2,14 @@
 application.
 """
 
-import asyncio
 import dataclasses
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
-
-import uvloop
+from collections.abc import Callable, Sequence
 
 from configs.errors import InputError
 from inference.files.resumable_results import ResumableResults
+from inference.http_client import until
 from inference.http_client.address import Address, read_key
 from inference.http_client.connections import Connections, NoConnection, Unanswered
 from inference.server.batches import records, run
@@ -21,7 +19,7 @@ from scripts import common, interrupts
 from scripts.flags.requests import key_flag
 
 _AT_A_TIME = 16  # at a URL
-_SYNC_EVERY, _SAY_EVERY_S, _LOOK_EVERY_S = 16, 30.0, 0.1
+_SYNC_EVERY, _SAY_EVERY_S = 16, 30.0
 _REQUEST_S = 24 * 3600.0  # nobody waits for one answer
 
 OnResult = Callable[[Line, Record], None]
@@ -63,7 +61,7 @@ def answer(
             address = Address.parse(f"--url={url}", url, read_key(key_flag.API_KEY_FILE.value))
             working = _by_server(lines, address, at_a_time or _AT_A_TIME, add)
         try:
-            is_whole = uvloop.run(_until(working, lambda: interrupt.asked))
+            is_whole = until.run(working, lambda: interrupt.asked)
         except NoConnection as error:
             raise InputError(
                 f"{error}; {len(saved.results)} results are in {saved.path}, and the same command "
@@ -73,19 +71,6 @@ def answer(
             saved.sync()
     if not is_whole:
         raise KeyboardInterrupt
-
-
-async def _until(working: Awaitable[None], has_enough: Callable[[], bool]) -> bool:
-    """Whether the work was done before that."""
-    task = asyncio.ensure_future(working)
-    while not task.done():
-        await asyncio.wait([task], timeout=_LOOK_EVERY_S)
-        if has_enough() and not task.done():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            return False
-    task.result()
-    return True
 
 
 async def _by_server(

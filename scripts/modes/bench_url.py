@@ -7,7 +7,7 @@ from typing import Any
 
 from configs.errors import InputError
 from configs.workload import Workload
-from scripts import common
+from scripts import common, interrupts
 from scripts.flags import seed_flag, workload_flags
 from scripts.flags.requests import key_flag
 
@@ -43,9 +43,12 @@ def run(asked: Asked) -> None:
     for name in ("httptools", "msgspec", "uvloop"):
         if importlib.util.find_spec(name) is None:
             raise InputError("--url needs more packages: pip install 'ridgeline[serve]'")
-    import uvloop
+    from inference.http_client import until
 
-    uvloop.run(_run(asked, _workload(asked)))
+    workload = _workload(asked)
+    with interrupts.Deferred() as interrupt:
+        if not until.run(_run(asked, workload), lambda: interrupt.asked):
+            raise KeyboardInterrupt
 
 
 async def _run(asked: Asked, workload: Workload) -> None:

@@ -101,7 +101,7 @@ def test_the_serve_configuration_is_what_the_application_takes():
     source = Path(importlib.util.find_spec(module).origin).read_text()
     assert f"\ndef {function}(" in source
     args = application["args"]
-    known = {field.name for field in dataclasses.fields(plans.Plan)} - {"command"}
+    known = {field.name for field in dataclasses.fields(plans.Plan)} - {"command", "num_keys"}
     assert args.keys() <= known | {"flags", "api_key_file"}
     assert f"--max_num_seqs={args['num_seqs']}" in args["flags"]
     (workers,) = spec["rayClusterConfig"]["workerGroupSpecs"]

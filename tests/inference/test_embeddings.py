@@ -18,6 +18,7 @@ from inference.runtime.batch import build_batch
 from inference.sampling import prompt_results
 from inference.scheduling.step_schedule import ShardSchedule
 from inference.scheduling.step_shapes import enumerate_shapes
+from inference.server.engine_process.served_engine import ServedEngine
 from layers import decoder
 from layers.ragged import contiguous
 from tests import compiling, fakes
@@ -184,6 +185,13 @@ def test_other_steps_stay_as_they_are():
     batches = [build_batch(shape, ShardSchedule(), config) for shape in shapes]
     assert all(batch.is_pooled_YW is None for batch in batches)
     assert not prompt_results.pool(shapes[0], np.zeros((9, 24)), None).size
+
+
+def test_a_server_says_how_vectors_are_made():
+    for embeddings, pooling in ((True, "mean"), (False, None)):
+        engine = make(MODELS["llama"], embeddings=embeddings)
+        facts = ServedEngine(engine, "tiny", lambda: None, pooling="mean").facts()
+        assert (facts.pooling, facts.embedding_width) == (pooling, 24)
 
 
 def test_bad_requests():

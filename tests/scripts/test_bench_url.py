@@ -1,14 +1,16 @@
 """`python -m scripts.bench --url`: figures of a server, under the names of others' tools."""
 
 import json
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from scripts import bench
+from tests import compiling
 from tests.inference.server.fake_engine import FakeEngine
-from tests.inference.server.running import running
+from tests.inference.server.running import running, wait_until
 from tests.scripts import apps
 
 _SHORT = ("--requests=6", "--new_tokens=8", "--prompt_tokens=5", "--vocab_size=256")
@@ -22,7 +24,7 @@ _VLLM = {
     *("total_input_tokens", "total_output_tokens", "request_throughput", "request_goodput"),
     *("output_throughput", "total_token_throughput", "input_lens", "output_lens", "ttfts", "itls"),
     *("latencies", "start_times", "queue_times", "errors", "max_output_tokens_per_s"),
-    "max_concurrent_requests",
+    *("max_concurrent_requests", "rtfx"),
 }
 _OURS = {"dataset", "seed", "failures", "cached_tokens", "client_cpu_us_per_event"}
 
@@ -103,6 +105,20 @@ def test_refused(run, case):
 def test_no_url(monkeypatch, capfd):
     for url in ("nonsense", "http://127.0.0.1:1"):
         assert apps.call(bench, monkeypatch, capfd, f"--url={url}").error
+
+
+def test_ctrl_c_ends_it(tmp_path):
+    engine = FakeEngine(step_s=0.001)
+    with running(engine) as one:
+        command = [sys.executable, "-m", "scripts.bench", f"--url={one.url}", "--requests=9999",
+                   "--concurrency=2", "--vocab_size=256", "--seed=1"]  # fmt: skip
+        environment = compiling.environment(tmp_path / "cache")
+        how = {"cwd": apps.ROOT, "env": environment, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, **how) as process:
+            wait_until(lambda: len(engine.prompts) > 5, 30)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=10)
+        assert (process.returncode, said) == (1, "error: interrupted\n")
 
 
 def test_the_client_loads_no_jax():

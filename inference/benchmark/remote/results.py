@@ -74,6 +74,7 @@ def figures(sent: Sent, goodput: Goodput | None = None) -> dict[str, Any]:
         "total_token_throughput": (num_input + num_output) / seconds,
         **_each(sent),
         **_peaks(answered),
+        "rtfx": 0.0,  # of audio
         **_latencies(answered),
         "failures": failures(sent.streams),
         "cached_tokens": sum(each.num_cached_tokens for each in answered),

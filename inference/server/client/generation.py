@@ -1,7 +1,8 @@
 """What one HTTP request asks of the engine, and the outputs in the order in which they come."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
@@ -33,6 +34,19 @@ class Deadline:
     def passed(self) -> DeadlinePassed:
         """What is raised then."""
         return DeadlinePassed(f"{self._limit_s:g}")
+
+    @asynccontextmanager
+    async def kept(self) -> AsyncIterator[None]:
+        """The block ends by then.
+
+        Raises:
+            DeadlinePassed: it did not.
+        """
+        try:
+            async with asyncio.timeout_at(self.at):
+                yield
+        except TimeoutError:
+            raise self.passed() from None
 
 
 class Generation:
@@ -86,11 +100,8 @@ class Generation:
         def inbox(output: RequestOutput | Exception) -> None:
             self._queue.put_nowait((key, output))
 
-        try:
-            async with asyncio.timeout_at(self._deadline.at):
-                asked = await self._client.add(inbox, tokens, params, num_top_logprobs, self._name)
-        except TimeoutError:
-            raise self._deadline.passed() from None
+        async with self._deadline.kept():
+            asked = await self._client.add(inbox, tokens, params, num_top_logprobs, self._name)
         self._asked.append(asked)
         self._num_due += params.n
 

@@ -1,6 +1,7 @@
 """The answers to the prompts of one request, told as they come."""
 
 import dataclasses
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ from inference.server.protocol.errors import ApiError, unavailable
 from inference.server.protocol.logprobs import Token
 from inference.server.protocol.responses import PromptTokensDetails, Usage
 from inference.server.service import Service
+
+_log = logging.getLogger(__name__)
 
 
 class Prompt(NamedTuple):
@@ -176,6 +179,15 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, EngineLost):
         return unavailable("the engine ended, and with it the request: send it again")
     return ApiError(500, "the server failed", code="internal_error")
+
+
+def stream_failed(service: Service, error: Exception) -> ApiError:
+    """Counts a stream that ends with an error; returns what its client is told."""
+    if not isinstance(error, ApiError):
+        _log.error("a stream ends with an error", exc_info=error)
+    service.metrics.stream_failed()
+    traces.current().failed("stream_error")
+    return as_api_error(error)
 
 
 def _unscored(tokens: Sequence[int]) -> list[Token]:

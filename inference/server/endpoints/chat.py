@@ -28,26 +28,19 @@ from inference.server.web.event_stream import DONE, Events
 
 
 class Chat:
-    """One such request."""
+    """One such request.
+
+    Attributes:
+        deadline: of its answer.
+    """
 
     def __init__(self, service: Service, request: ChatRequest, caller: Caller):
         self._service = service
         self._request = request
         self._caller = caller
-        self._deadline = Deadline(caller.limit_s)
+        self.deadline = Deadline(caller.limit_s)
         kinds = "chat.completion", "chat.completion.chunk"
         self._header = Header.new(service, "chatcmpl", kinds[0], request, kinds[1])
-
-    def check_room(self) -> None:
-        """Whether there is room for what is asked, at least: before any work is done for it.
-
-        Raises:
-            ApiError: 503 or 429, there is none.
-        """
-        priority = -(self._request.priority or 0)
-        self._service.check_room(
-            1, deadline=self._deadline, name=self._caller.name, priority=priority
-        )
 
     async def prepare(self) -> None:
         """Reads the fields and encodes the conversation.
@@ -71,7 +64,7 @@ class Chat:
         prompt = Prompt(tokens, sampling.limit(request, params, len(tokens), service.facts))
         stop = bool(request.include_stop_str_in_output)
         most = sampling.num_top_logprobs(request)
-        self._answers = Answers(service, [prompt], most, stop, self._deadline, self._caller.name)
+        self._answers = Answers(service, [prompt], most, stop, self.deadline, self._caller.name)
 
     async def answer(self) -> Response:
         """The whole of it.

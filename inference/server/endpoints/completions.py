@@ -18,26 +18,19 @@ from inference.server.web.event_stream import DONE, Events
 
 
 class Completions:
-    """One such request."""
+    """One such request.
+
+    Attributes:
+        deadline: of its answer.
+    """
 
     def __init__(self, service: Service, request: CompletionRequest, caller: Caller):
         self._service = service
         self._request = request
         self._caller = caller
-        self._deadline = Deadline(caller.limit_s)
+        self.deadline = Deadline(caller.limit_s)
         self._header = Header.new(service, "cmpl", "text_completion", request)
         self._shapes: dict[int, CompletionShape] = {}
-
-    def check_room(self) -> None:
-        """Whether there is room for what is asked, at least: before any work is done for it.
-
-        Raises:
-            ApiError: 503 or 429, there is none.
-        """
-        priority = -(self._request.priority or 0)
-        self._service.check_room(
-            1, deadline=self._deadline, name=self._caller.name, priority=priority
-        )
 
     async def prepare(self) -> None:
         """Reads the fields and encodes the prompts.
@@ -63,7 +56,7 @@ class Completions:
             self._echoes.append(one if isinstance(one, str) else await self._text(tokens))
         stop = bool(request.include_stop_str_in_output)
         self._answers = Answers(
-            service, prompts, request.logprobs, stop, self._deadline, self._caller.name
+            service, prompts, request.logprobs, stop, self.deadline, self._caller.name
         )
 
     async def answer(self) -> Response:

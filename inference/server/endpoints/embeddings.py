@@ -4,6 +4,7 @@ from starlette.responses import Response
 
 from configs.errors import InputError
 from inference.request import SamplingParams
+from inference.server import traces
 from inference.server.client.engine_client import EngineLost, RequestFailed, RequestRefused
 from inference.server.client.generation import Deadline, DeadlinePassed, Generation
 from inference.server.endpoints.answer import whole
@@ -19,6 +20,7 @@ from inference.server.protocol.embeddings import (
     vector,
 )
 from inference.server.protocol.errors import ApiError
+from inference.server.protocol.responses import Usage
 from inference.server.service import Service
 
 
@@ -38,7 +40,8 @@ async def embeddings(service: Service, request: EmbeddingRequest, caller: Caller
     if (request.dimensions or 0) > facts.embedding_width:
         raise _invalid(f"is at most {facts.embedding_width} for this model", "dimensions")
     given = parse.prompts(request.input, "input", MAX_INPUTS)
-    prompts = [await _tokens(service, request, index, one) for index, one in enumerate(given)]
+    async with deadline.kept():
+        prompts = [await _tokens(service, request, index, one) for index, one in enumerate(given)]
     params = _params(request, facts.pooling, caller.name)
     vectors = await _vectors(service, prompts, params, deadline, caller.name)
     num_tokens = sum(map(len, prompts))
@@ -91,8 +94,10 @@ async def _vectors(
     name: str,
 ) -> list[bytes]:
     """The engine has no more of them at a time than it has slots: others get theirs meanwhile."""
-    most = min(len(prompts), service.facts.max_seqs)
+    most = min(len(prompts), service.facts.num_slots)
     service.check_room(most, 1, deadline, name, params.priority)
+    num_tokens = sum(map(len, prompts))
+    traces.current().asked(service.model_name, params, Usage(num_tokens, 0, num_tokens))
     found, asked = [b""] * len(prompts), enumerate(prompts)
     with Generation(service.client, deadline, name) as generation:
 
@@ -107,6 +112,7 @@ async def _vectors(
             while generation.is_open:
                 key, output = await generation.next()
                 if output.finish_reason == "error":
+                    service.metrics.corrupted()
                     why = "the model gave no finite numbers"
                     raise ApiError(500, why, code="model_error", may_retry=False)
                 if output.finish_reason is not None:

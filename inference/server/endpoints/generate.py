@@ -1,60 +1,49 @@
-"""Completions and chats, whole or as a stream."""
-
-import logging
+"""Completions, chats and responses, whole or as a stream."""
 
 from starlette.responses import Response
 
-from inference.server import traces
-from inference.server.endpoints.answers import as_api_error
+from inference.server.endpoints.answers import stream_failed
 from inference.server.endpoints.chat import Chat
 from inference.server.endpoints.completions import Completions
 from inference.server.endpoints.responses.fields import ResponsesRequest
 from inference.server.endpoints.responses.respond import Respond
-from inference.server.protocol import fields
 from inference.server.protocol.caller import Caller
-from inference.server.protocol.errors import ApiError
+from inference.server.protocol.fields import ChatRequest, CompletionRequest
 from inference.server.service import Service
 from inference.server.web.event_stream import EventStream, primed
 
-_log = logging.getLogger(__name__)
+_Request = CompletionRequest | ChatRequest | ResponsesRequest
 
 
-async def completions(
-    service: Service, request: fields.CompletionRequest, caller: Caller
-) -> Response:
+async def completions(service: Service, request: CompletionRequest, caller: Caller) -> Response:
     """Create a completion: continue texts, or score them."""
-    return await _answer(service, Completions(service, request, caller), bool(request.stream))
+    return await _answer(service, Completions(service, request, caller), request, caller)
 
 
-async def chat(service: Service, request: fields.ChatRequest, caller: Caller) -> Response:
+async def chat(service: Service, request: ChatRequest, caller: Caller) -> Response:
     """Create a chat completion: the next message of a conversation."""
-    return await _answer(service, Chat(service, request, caller), bool(request.stream))
+    return await _answer(service, Chat(service, request, caller), request, caller)
 
 
 async def responses(service: Service, request: ResponsesRequest, caller: Caller) -> Response:
     """Create a response: an answer to a conversation, of which nothing is stored."""
     service.check_ready()
-    return await _answer(service, Respond(service, request, caller), bool(request.stream))
+    return await _answer(service, Respond(service, request, caller), request, caller)
 
 
-async def _answer(service: Service, asked: Completions | Chat | Respond, streams: bool) -> Response:
+async def _answer(
+    service: Service, asked: Completions | Chat | Respond, request: _Request, caller: Caller
+) -> Response:
+    """Refused before any work is done for it, where there is no room for what is the least."""
     service.check_ready()
-    asked.check_room()
-    await asked.prepare()
-    if not streams:
+    service.check_room(1, 1, asked.deadline, caller.name, -(request.priority or 0))
+    async with asked.deadline.kept():
+        await asked.prepare()
+    if not request.stream:
         return await asked.answer()
     events = await primed(asked.events())
-    left = service.metrics.disconnected
 
     def last_event(error: Exception) -> bytes:
-        service.metrics.stream_failed()
-        traces.current().failed("stream_error")
-        return _last_event(error)
+        return b"data: " + stream_failed(service, error).body() + b"\n\n"
 
-    return EventStream(events, service.limits.idle_s, last_event, left)
-
-
-def _last_event(error: Exception) -> bytes:
-    if not isinstance(error, ApiError):
-        _log.error("a stream ends with an error", exc_info=error)
-    return b"data: " + as_api_error(error).body() + b"\n\n"
+    return EventStream(events, service.limits.idle_s, last_event, service.metrics.disconnected)

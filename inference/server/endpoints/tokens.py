@@ -2,6 +2,7 @@
 
 from starlette.responses import JSONResponse, Response
 
+from inference.server.client.generation import Deadline
 from inference.server.endpoints.answer import whole
 from inference.server.protocol import logprobs, parse, tools
 from inference.server.protocol.caller import Caller
@@ -9,6 +10,7 @@ from inference.server.protocol.errors import ApiError
 from inference.server.protocol.fields import DetokenizeRequest, TokenizeRequest
 from inference.server.protocol.responses import Detokenized, Tokenized
 from inference.server.service import Service
+from inference.server.texts import Texts
 
 
 async def tokenize(service: Service, request: TokenizeRequest, caller: Caller) -> Response:
@@ -16,24 +18,27 @@ async def tokenize(service: Service, request: TokenizeRequest, caller: Caller) -
 
     Raises:
         ApiError: a field is wrong.
+        DeadlinePassed: it takes too long.
     """
     parse.check_model(request.model, service.model_name)
-    texts = service.texts
+    async with Deadline(caller.limit_s).kept():
+        tokens = await _tokens(service.texts, request)
+    spelled = None
+    if request.return_token_strs:
+        spelled = [logprobs.spelled(service.texts.tokenizer, token) for token in tokens]
+    return whole(Tokenized(len(tokens), service.facts.max_context, tokens, spelled))
+
+
+async def _tokens(texts: Texts, request: TokenizeRequest) -> list[int]:
     if (request.prompt is None) == (request.messages is None):
         raise ApiError(400, "give either prompt or messages", "prompt", "invalid_value")
     if request.messages is not None:
         begins, continues = tools.check_turn(request)
         offer, variables = tools.read(request), request.chat_template_kwargs or {}
         offered = None if offer is None else offer.tools
-        tokens = await texts.encode_chat(request.messages, begins, offered, variables, continues)
-    else:
-        assert request.prompt is not None
-        add_special = request.add_special_tokens is not False
-        tokens = await texts.encode(request.prompt, "prompt", add_special)
-    spelled = None
-    if request.return_token_strs:
-        spelled = [logprobs.spelled(texts.tokenizer, token) for token in tokens]
-    return whole(Tokenized(len(tokens), service.facts.max_context, tokens, spelled))
+        return await texts.encode_chat(request.messages, begins, offered, variables, continues)
+    assert request.prompt is not None
+    return await texts.encode(request.prompt, "prompt", request.add_special_tokens is not False)
 
 
 async def detokenize(service: Service, request: DetokenizeRequest, caller: Caller) -> Response:
@@ -41,10 +46,12 @@ async def detokenize(service: Service, request: DetokenizeRequest, caller: Calle
 
     Raises:
         ApiError: a field is wrong.
+        DeadlinePassed: it takes too long.
     """
     parse.check_model(request.model, service.model_name)
     tokens = parse.check_ids(request.tokens, service.facts.vocab_size, "tokens")
-    return whole(Detokenized(await service.texts.decode(tokens)))
+    async with Deadline(caller.limit_s).kept():
+        return whole(Detokenized(await service.texts.decode(tokens)))
 
 
 async def tokenizer_info(service: Service) -> Response:

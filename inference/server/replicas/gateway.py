@@ -4,12 +4,15 @@ import asyncio
 import dataclasses
 from contextlib import aclosing
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from inference.server import metrics
-from inference.server.protocol.caller import TIMEOUT
+from inference.server.endpoints.responses.bodies import Completed, Cut, Failed
+from inference.server.protocol import caller
+from inference.server.protocol.caller import Caller
 from inference.server.protocol.errors import ApiError, unavailable
 from inference.server.replicas import affinity
 from inference.server.replicas.forwarded import (
@@ -25,9 +28,13 @@ from inference.server.web.access import CLIENT
 from inference.server.web.event_stream import DONE
 
 _TRIES = 3  # replicas that a request may be lost with: it may be why
-_KEPT = (
+_GRACE_S = 1.0  # a replica that has a request says itself that it was late
+_LAST = tuple(  # of the events of a response: they have no other end
+    f"event: {kind.__struct_config__.tag}\n".encode() for kind in (Completed, Cut, Failed)
+)
+_KEPT = (  # headers that replicas read
     *("accept", "content-type", "if-none-match", "traceparent", "tracestate", "x-request-id"),
-    TIMEOUT,
+    caller.TIMEOUT,
 )
 
 
@@ -80,7 +87,9 @@ class Gateway:
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         replicas = self._served_by()
         request = await self._read(scope, receive)
-        relay = asyncio.ensure_future(self._relay(replicas, request, send))
+        timeout = Headers(scope=scope).get(caller.TIMEOUT)
+        own = Caller.of(request.client, timeout, self._limits.request_s)
+        relay = asyncio.ensure_future(self._relay(replicas, request, send, own.limit_s))
         leaving = asyncio.ensure_future(body.gone(receive))
         try:
             await asyncio.wait([relay, leaving], return_when=asyncio.FIRST_COMPLETED)
@@ -110,14 +119,16 @@ class Gateway:
             affinity.prefixes(data, client),
         )  # fmt: skip
 
-    async def _relay(self, replicas: Replicas, request: HttpRequest, send: Send) -> None:
-        """Tells a client what a replica answers.
+    async def _relay(
+        self, replicas: Replicas, request: HttpRequest, send: Send, limit_s: float
+    ) -> None:
+        """Tells a client what a replica answers; `limit_s`: seconds until one takes the request.
 
         Raises:
             ApiError: none answers, and nothing was told.
         """
         refused: HttpStart | None = None
-        deadline = asyncio.get_running_loop().time() + self._limits.request_s
+        deadline = asyncio.get_running_loop().time() + limit_s + _GRACE_S
         for _ in range(_TRIES):
             answer = _Answer(send)
             try:
@@ -142,6 +153,7 @@ class Gateway:
                 if answer.has_begun:
                     if not answer.is_whole:
                         self._metrics.lost()
+                        await answer.break_off()
                     await answer.end()
                     return
                 self._metrics.retried()
@@ -172,7 +184,7 @@ class _Answer:
         assert self._headers is not None
         length = self._headers.get(b"content-length")
         if length is None:
-            return self._last.endswith(DONE)
+            return self._last.endswith(DONE) or any(each in self._last for each in _LAST)
         return self._num_bytes == int(length)
 
     async def begin(self, start: HttpStart) -> None:
@@ -188,14 +200,19 @@ class _Answer:
         self._last = part
         await self._send({"type": "http.response.body", "body": part, "more_body": True})
 
-    async def end(self) -> None:
-        """The end, which is an error where something is missing. Of an answer that is no stream the
-        connection is closed: then its client knows.
+    async def break_off(self) -> None:
+        """Says in a stream that something is missing. Of another answer the connection is closed:
+        then its client knows.
+
+        Raises:
+            ReplicaLost: it is no stream.
         """
-        if not self.is_whole:
-            if self._headers and b"content-length" in self._headers:
-                raise ReplicaLost
-            why = "the replica that generated this answer ended: send the request again"
-            error = ApiError(500, why, code="replica_lost")
-            await self.go_on(b"data: " + error.body() + b"\n\n" + DONE)
+        if self._headers and b"content-length" in self._headers:
+            raise ReplicaLost
+        why = "the replica that generated this answer ended: send the request again"
+        error = ApiError(500, why, code="replica_lost")
+        await self.go_on(b"data: " + error.body() + b"\n\n" + DONE)
+
+    async def end(self) -> None:
+        """Nothing more comes."""
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -15,15 +15,16 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 from starlette.types import ASGIApp
 
-from inference.server.client.launch import Subprocess
+from configs.errors import InputError
 from inference.server.replicas.forwarded import HttpRequest, Parts
 from inference.server.replicas.gateway import Gateway
 from inference.server.replicas.plan import Plan
 from inference.server.replicas.ray_replicas import RayReplicas
 from inference.server.replicas.ray_router import PrefixRouter
 from inference.server.replicas.replica import Replica
-from inference.server.service import Limits, Service
+from inference.server.service import Limits
 from inference.server.web import access
+from inference.server.web.access import Keys
 from inference.server.web.app import guarded
 
 _CHECK_S, _CHECK_TIMEOUT_S = 2.0, 10.0
@@ -39,9 +40,7 @@ class ModelReplica:
         context = serve.get_replica_context()
         if plan.shares_cores:
             _take_cores(context.rank.local_rank, plan.max_replicas)
-        limits = Limits(request_s=plan.request_s)
-        service = Service(Subprocess(plan.command), limits, plan.name, warms_up=True)
-        self._replica = Replica(service, context.replica_id.unique_id)
+        self._replica = Replica(plan.service(), context.replica_id.unique_id)
         await self._replica.start()
 
     async def answer(self, request: HttpRequest) -> Parts:
@@ -64,10 +63,9 @@ class ModelReplica:
 class Ingress:
     """The gateway, behind Ray's proxies."""
 
-    def __init__(self, model: DeploymentHandle, plan: Plan, api_key_file: str | None):
-        limits = Limits(request_s=plan.request_s)
-        keys = None if api_key_file is None else access.read_keys("api_key_file", api_key_file)
-        self._app = guarded(Gateway(limits, RayReplicas(model)), limits, keys, is_local=False)
+    def __init__(self, model: DeploymentHandle, plan: Plan, keys: Keys):
+        gateway = Gateway(plan.limits, RayReplicas(model))
+        self._app = guarded(gateway, plan.limits, keys, is_local=False)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._app
@@ -101,15 +99,21 @@ def build(args: Mapping[str, Any]) -> Application:
     Args:
         args: `flags` of `scripts.serve` for the engines, `api_key_file`, and by the names of
             `Plan`, numbers of replicas and seconds.
+
+    Raises:
+        InputError: there is no key file: proxies listen to everybody.
     """
     given = dict(args)
-    key_file, flags = given.pop("api_key_file", None), given.pop("flags", [])
-    plan = Plan([sys.executable, "-m", "scripts.serve", *flags], **given)
+    if "api_key_file" not in given:
+        raise InputError("args name no api_key_file: a file with a key a line")
+    keys = access.read_keys("api_key_file", given.pop("api_key_file"))
+    command = [sys.executable, "-m", "scripts.serve", *given.pop("flags", [])]
+    plan = Plan(command, num_keys=len(keys), **given)
     ingress = serve.deployment(
         name="gateway", max_ongoing_requests=Limits().connections, logging_config=_QUIET,
         graceful_shutdown_timeout_s=plan.drain_s, ray_actor_options={"num_cpus": 0},
     )(serve.ingress()(Ingress))  # fmt: skip
-    return ingress.bind(model(plan), plan, key_file)
+    return ingress.bind(model(plan), plan, keys)
 
 
 def _take_cores(rank: int, num_replicas: int) -> None:

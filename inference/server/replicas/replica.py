@@ -11,6 +11,7 @@ from inference.server.replicas.forwarded import HttpRequest, HttpStart, Parts
 from inference.server.service import Service
 from inference.server.web.access import CLIENT
 from inference.server.web.app import routed
+from inference.server.web.observed import Observed
 
 _LEAVE_S = 1.0  # for what served a client that has left to end by itself
 
@@ -25,7 +26,7 @@ class Replica:
     def __init__(self, service: Service, id: str):
         """`id`: names it among the others."""
         self._service = service
-        self._app = routed(service)
+        self._app = Observed(routed(service), service.metrics.answered)
         self._id = id
         self._engine: asyncio.Task[None] | None = None
 

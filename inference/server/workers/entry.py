@@ -19,6 +19,7 @@ from inference.server.frames import ConnectionClosed
 from inference.server.workers import jobs
 from inference.server.workers.jobs import (
     Compile,
+    Convert,
     Decode,
     Done,
     Encode,
@@ -29,6 +30,7 @@ from inference.server.workers.jobs import (
     Load,
     ToWorker,
 )
+from inference.text import grammar
 from inference.text.grammar import Grammars
 from inference.text.tool_calls import prompting
 
@@ -93,6 +95,8 @@ class Worker:
             return self._encode_chat(job)
         if isinstance(job, Decode):
             return tokenizer.decode(job.ids)
+        if isinstance(job, Convert):
+            return grammar.of_gbnf(job.grammar)
         assert isinstance(job, Compile)
         state = self._grammars.start(job.grammar)
         state.mask()

@@ -47,6 +47,12 @@ class Compile(Message):
     grammar: str
 
 
+class Convert(Message):
+    """A grammar of llama.cpp's in Lark, as `grammar.of_gbnf`."""
+
+    grammar: str
+
+
 class Done(Message):
     """What came of a job: token ids, a text, or nothing."""
 
@@ -60,7 +66,7 @@ class Failed(Message):
     is_last: bool = False
 
 
-Job = Encode | EncodeChat | Decode | Compile
+Job = Encode | EncodeChat | Decode | Compile | Convert
 ToWorker = Load | Job
 FromWorker = Done | Failed
 

@@ -7,6 +7,9 @@ from typing import Any
 from inference.text import grammar
 from inference.text.tool_calls.formats import Format
 
+MAX_CALLS = 32  # of one answer: there are models that would not end
+_MORE = f"{{0,{MAX_CALLS - 1}}}"
+
 Schemas = Mapping[str, dict[str, Any]]  # of the arguments, by names of functions
 
 
@@ -42,9 +45,9 @@ def _sequence(format: Format, is_parallel: bool) -> str:
     """Of calls, in Lark."""
     if format.closing:
         one = f"{json.dumps(format.opening + chr(10))} call {json.dumps(chr(10) + format.closing)}"
-        return f'{one} ("\\n" {one})*' if is_parallel else one
+        return f'{one} ("\\n" {one}){_MORE}' if is_parallel else one
     if not is_parallel:
         return "call"
     if "[" in format.brackets:
-        return '"[" call (", " call)* "]"'
-    return 'call ("; " call)*'
+        return f'call | "[" call (", " call){_MORE} "]"'
+    return f'call ("; " call){_MORE}'

@@ -1,6 +1,7 @@
 """The ways in which models write calls of tools, as text."""
 
 import dataclasses
+import functools
 import re
 
 from configs.errors import InputError, shown
@@ -50,6 +51,7 @@ def named(name: str, template: str | None) -> Format:
     return of_template(template) if name == AUTO else FORMATS[name]
 
 
+@functools.lru_cache(maxsize=8)
 def of_template(template: str | None) -> Format:
     """What a chat template tells the model to write; plain JSON where it does not say."""
     source = template or ""

@@ -1,4 +1,4 @@
-"""Batches: lines that are none, servers that are busy or away, an application without a port."""
+"""Batches: lines that are none, servers busy or away, and the application without a port."""
 
 import asyncio
 import dataclasses

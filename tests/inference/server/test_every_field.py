@@ -17,7 +17,7 @@ from tests.inference.server.test_bad_input import error_of
 
 KINDS = {each.path: each.body for each in OPERATIONS if each.body is not None}
 ASKED = {"messages": [{"role": "user", "content": "a"}]}
-TOOL = {"type": "function", "function": {"name": "x"}}
+TOOL = {"type": "function", "function": {"name": "x"}, "name": "x"}  # of chats and responses
 VALID = {
     "/v1/completions": {"prompt": "a", "max_tokens": 1},
     "/v1/chat/completions": ASKED | {"max_tokens": 1},

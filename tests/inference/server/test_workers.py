@@ -56,6 +56,22 @@ def test_a_text_that_takes_too_long_ends_its_worker_and_no_other_request(server)
         assert {found.result(20).json()["count"] for found in good} == {odd_worker.LONG}
 
 
+@pytest.mark.parametrize("path, field", [
+    ("/tokenize", "prompt"), ("/v1/completions", "prompt"), ("/v1/embeddings", "input"),
+])  # fmt: skip
+def test_a_request_waits_for_a_worker_as_long_as_it_may(server, path, field):
+    """Both workers are at work; what they do goes on."""
+    assert tokenize(server, "a").status_code == 200  # there is one
+    with ThreadPoolExecutor(2) as threads:
+        busy = [threads.submit(tokenize, server, "waits") for _ in range(2)]
+        pool = server.service.texts._pool
+        wait_until(lambda: len(pool._running) == 2)
+        how = {"x-request-timeout": "0.05"}
+        late = server.http.post(path, json={field: text("a")}, headers=how)
+        assert late.status_code == 408 and late.json()["error"]["code"] == "timeout"
+        assert {found.result(20).json()["count"] for found in busy} == {odd_worker.LONG}
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="no limit of memory")
 @pytest.mark.parametrize("what", ["grows", "aborts"])
 def test_a_text_that_takes_too_much_memory_ends_its_worker(server, what):

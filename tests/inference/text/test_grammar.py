@@ -1,7 +1,9 @@
 """Grammars: what may come next, when a text is whole, and what cannot be compiled."""
 
+import contextlib
 import json
 import random
+import time
 
 import pytest
 
@@ -52,7 +54,7 @@ def follow(state, text: str) -> None:
     (grammar.of_regex(r"[0-9]{2}x?"), "12", "1x"),
     (grammar.of_choices(["yes", 'no "\\ \n é']), 'no "\\ \n é', "maybe"),
     (grammar.of_lark('start: item ("," item)*\nitem: /[a-z]+/ | "é"'), "ab,é,c", ","),
-    (grammar.of_lark('root ::= item ("," item)*\nitem ::= [a-z]+ | "é"'), "ab,é,c", ","),
+    (grammar.of_gbnf('root ::= item ("," item)*\nitem ::= [a-z]+ | "é"'), "ab,é,c", ","),
     (grammar.of_lark('%import common.INT\nstart: INT %json {"type": "null"}'), "12null", "x"),
 ])  # fmt: skip
 def test_what_is_permitted_and_nothing_else(grammars, source, whole, wrong):
@@ -109,10 +111,10 @@ def test_any_walk_ends_in_json_of_the_schema(grammars):
     (grammar.of_regex, "a" * (grammar.MAX_CHARS + 1), "at most 65536 characters"),
     (grammar.of_choices, [], "at least one character"),
     (grammar.of_lark, "start: nothing", "unknown name"), (grammar.of_lark, "", "Empty grammar"),
-    (grammar.of_lark, 'a: "b"', "no start rule"), (grammar.of_lark, "root ::= (", "cannot be read"),
-    (grammar.of_lark, "root ::= a", "Rule 'a' not found"), 
-    (grammar.of_lark, 'root ::= "\\', "out of range"),
-    (grammar.of_lark, "root ::= " + "(" * 5000, "nested too deeply"),
+    (grammar.of_lark, 'a: "b"', "no start rule"), (grammar.of_gbnf, "root ::= (", "cannot be read"),
+    (grammar.of_gbnf, "root ::= a", "Rule 'a' not found"), 
+    (grammar.of_gbnf, 'root ::= "\\', "out of range"),
+    (grammar.of_gbnf, "root ::= " + "(" * 5000, "nested too deeply"),
     (grammar.of_lark, "start: " + "(" * 5000, "too deeply nested"),
     (grammar.of_lark, "x" * (grammar.MAX_CHARS + 1), "at most 65536 characters"),
     (grammar.of_lark, CHAIN, "at most 512 rules, not 3001"),
@@ -195,3 +197,22 @@ def test_a_word_is_banned_however_tokens_divide_it():
                 is_permitted = bool(words[token // 32] >> (token % 32) & 1)
                 assert is_permitted == (b"the" not in start.encode() + data), (start, data)
         state = Grammars(own, [own.eos_id]).start(grammar.without(["the"]))
+
+
+@pytest.mark.parametrize("unit", ["a[", "a{", "a ", "a\n", "a.", "a-", ":", "(", '"'])
+def test_no_long_text_takes_long_to_look_at(unit):
+    """It is looked at beside streams."""
+    since = time.process_time()
+    for write in (grammar.is_gbnf, grammar.of_lark):
+        with contextlib.suppress(InputError):
+            write(unit * (grammar.MAX_CHARS // len(unit)))
+    assert time.process_time() - since < 0.2
+
+
+@pytest.mark.parametrize("text, is_one", [
+    ('root ::= "a"', True), ('  a-b ::=\n"x"', True), ("", False), ('start: "::="', False),
+    ("x" * 60_000, False), ("\n" * 60_000 + "a ::= b", True),
+    (" " * 60_000, False),
+])  # fmt: skip
+def test_which_of_two_languages_a_grammar_is_in(text, is_one):
+    assert grammar.is_gbnf(text) == is_one

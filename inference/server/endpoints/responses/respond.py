@@ -9,8 +9,9 @@ from contextlib import aclosing
 import msgspec
 from starlette.responses import Response
 
+from inference.server.client.generation import Deadline
 from inference.server.endpoints.answer import whole
-from inference.server.endpoints.answers import Piece, as_api_error
+from inference.server.endpoints.answers import Piece, stream_failed
 from inference.server.endpoints.chat import Chat
 from inference.server.endpoints.messages import News
 from inference.server.endpoints.responses import bodies, conversation
@@ -35,6 +36,7 @@ class Respond:
             ApiError: a field is wrong.
         """
         self._chat = Chat(service, conversation.read(request), caller)
+        self._service = service
         self._output = Output()
         self._numbers = itertools.count()
         text = request.text or TextConfig()
@@ -48,9 +50,10 @@ class Respond:
             1.0 if request.top_p is None else request.top_p, request.user,
         )  # fmt: skip
 
-    def check_room(self) -> None:
-        """As `Chat`."""
-        self._chat.check_room()
+    @property
+    def deadline(self) -> Deadline:
+        """By when it is answered."""
+        return self._chat.deadline
 
     async def prepare(self) -> None:
         """Encodes the conversation.
@@ -92,8 +95,9 @@ class Respond:
         except Exception as error:
             if not begun:
                 raise
+            failure = stream_failed(self._service, error)
             told = self._output.close("incomplete")
-            self._body.error = bodies.Failure("server_error", as_api_error(error).message)
+            self._body.error = bodies.Failure("server_error", failure.message)
             self._body.output, self._body.status = self._output.items, "failed"
             told.append(bodies.Failed(response=self._body))
             yield b"".join(map(self._encoded, told))

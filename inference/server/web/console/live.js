@@ -44,7 +44,7 @@ const LOOKS = {
     lines: [{ of: latest("pages"), classes: "memory", isFilled: true }],
     tick: (value) => `${digits(100 * value)} %`,
     show: ({ pages }) => [digits(100 * pages), "%"],
-    note: ({ pages, waste }) => (pages ? `${digits(100 * waste)} % of them empty` : "of the cache"),
+    note: ({ pages, waste }) => (pages ? `${digits(100 * waste)} % empty` : "of the cache"),
   },
 };
 

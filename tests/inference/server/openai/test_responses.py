@@ -1,6 +1,5 @@
 """POST /v1/responses, as OpenAI's client asks and otherwise."""
 
-import dataclasses
 import json
 
 import openai
@@ -10,6 +9,7 @@ import pytest
 from tests.inference.server import fake_engine
 from tests.inference.server.described import validator
 from tests.inference.server.fake_engine import END, MAX_CONTEXT, REPLY, START, FakeEngine
+from tests.inference.server.parrot import TEMPLATES, Parrot
 from tests.inference.server.running import running
 
 PATH = "/v1/responses"
@@ -48,6 +48,14 @@ def server(engine):
 def client(server):
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as one:
         yield one
+
+
+@pytest.fixture
+def talking():
+    """An engine that says what it is told to, and its server."""
+    engine = Parrot(TEMPLATES["qwen"])
+    with running(engine) as engine.server:
+        yield engine
 
 
 def greedy(**body):
@@ -238,6 +246,31 @@ def test_functions_that_may_not_be_called_are_text(client):
     assert found.output[0].type == "message" and found.tool_choice == "none"
 
 
+SAYS = '<tool_call>\n{"name": "weather", "arguments": {"rain": true}}\n</tool_call>'
+
+
+def test_a_text_and_calls_are_items_in_their_order(talking):
+    """As the model says them, where it may choose."""
+    talking.says = f"Let me look.\n{SAYS}\n{SAYS}"
+    asked = greedy(input="a", tools=[WEATHER])
+    with openai.OpenAI(base_url=f"{talking.server.url}/v1", api_key="none") as client:
+        found = client.responses.create(**asked)
+        events = list(client.responses.create(**asked, stream=True))
+    assert found.status == "completed" and found.output_text == "Let me look."
+    assert [item.type for item in found.output] == ["message", "function_call", "function_call"]
+    assert [json.loads(item.arguments) for item in found.output[1:]] == [{"rain": True}] * 2
+    assert found.output[1].call_id != found.output[2].call_id
+    opened = [(e.output_index, e.item.type) for e in events if e.type.endswith("item.added")]
+    assert opened == [(0, "message"), (1, "function_call"), (2, "function_call")]
+    closed = [e.output_index for e in events if e.type == "response.output_item.done"]
+    assert closed == [0, 1, 2]
+    for index, item in enumerate(events[-1].response.output):
+        told = [e for e in events if getattr(e, "output_index", None) == index]
+        assert {getattr(e, "item_id", item.id) for e in told} == {item.id}
+        whole = item.content[0].text if item.type == "message" else item.arguments
+        assert "".join(e.delta for e in told if e.type.endswith(".delta")) == whole
+
+
 # --- trouble --------------------------------------------------------------------------------------
 
 
@@ -307,33 +340,18 @@ def test_limits_are_reached(client, server):
     assert more.headers["x-ignored-params"] == "reasoning"
 
 
-class FailsAfter(FakeEngine):
-    """Gives up an answer once it has so many tokens."""
-
-    def __init__(self, num_tokens):
-        super().__init__()
-        self.num_tokens = num_tokens
-
-    def step(self):
-        failing = [each.num_told == self.num_tokens for each in self.running]
-        return [
-            dataclasses.replace(output, finish_reason="error") if fails else output
-            for output, fails in zip(super().step(), failing, strict=True)
-        ]
+def test_a_failure_before_the_first_token_is_an_error(talking):
+    talking.breaks_at = 1
+    for streams in (False, True):
+        response = talking.server.post(PATH, input="a", stream=streams)
+        assert response.status_code == 500 and response.headers["x-should-retry"] == "false"
+        assert response.json()["error"]["type"] == "server_error"
 
 
-def test_a_failure_before_the_first_token_is_an_error():
-    with running(FailsAfter(0)) as own:
-        for streams in (False, True):
-            response = own.post(PATH, input="a", stream=streams)
-            assert response.status_code == 500 and response.headers["x-should-retry"] == "false"
-            assert response.json()["error"]["type"] == "server_error"
-
-
-def test_a_stream_that_fails_ends_with_what_went_wrong():
-    with running(FailsAfter(9)) as own:
-        assert own.post(PATH, input="a").status_code == 500
-        text = own.post(PATH, input="a", stream=True, temperature=0).text
+def test_a_stream_that_fails_ends_with_what_went_wrong(talking):
+    talking.breaks_at = 10
+    assert talking.server.post(PATH, input="a").status_code == 500
+    text = talking.server.post(PATH, input="a", stream=True, temperature=0).text
     name, last = events_of(text)[-1]
     assert name == last["type"] == "response.failed" and last["response"]["status"] == "failed"
     error = {"code": "server_error", "message": "the answer could not be generated"}

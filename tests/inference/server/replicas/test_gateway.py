@@ -44,6 +44,32 @@ def test_answers_are_those_of_a_replica(pair, stream):
     assert len(response.headers.get_list("x-request-id")) == 1
 
 
+def response_to(one, **asked) -> list[str]:
+    """Types of the events by which an answer is told, and a line of any other kind as it is."""
+    lines = one.post("/v1/responses", input="a", stream=True, **asked).text.splitlines()
+    plain = 'data: {"type":"response.'
+    return [line.removeprefix("event: ") for line in lines if line and not line.startswith(plain)]
+
+
+@pytest.mark.parametrize("most, last", [(6, "response.incomplete"), (None, "response.completed")])
+def test_a_response_ends_with_its_last_event(pair, most, last):
+    form = {"format": {"type": "json_object"}}
+    told = response_to(pair, max_output_tokens=most, text=None if most else form)
+    assert told[0] == "response.created" and told[-1] == last
+    assert all(each.startswith("response.") for each in told)
+
+
+def test_a_response_that_is_cut_ends_with_an_error():
+    with running(FakeEngine(step_s=0.02), FakeEngine()) as one:
+        asked = {"input": "a", "max_output_tokens": LONG, "stream": True}
+        with one.http.stream("POST", "/v1/responses", json=asked) as response:
+            lines = response.iter_lines()
+            assert next(lines) == "event: response.created"
+            one.lose(0)
+            *_, error, last = [line for line in lines if line]
+        assert '"replica_lost"' in error and last == "data: [DONE]" and one.metric(LOST) == 1
+
+
 def test_a_stream_comes_event_by_event():
     with running(FakeEngine(step_s=0.02)) as one:
         asked = {"prompt": "a", "max_tokens": 20, "temperature": 0, "stream": True}
@@ -124,6 +150,9 @@ def test_a_stream_that_is_whole_has_no_error():
         assert text_of(one.post(prompt="a", max_tokens=6, stream=True)) == TEXT[:4]
         one.fleet.gone[0].clear()
         assert text_of(one.post(prompt="a", max_tokens=6)) == TEXT[:4]
+        wait_until(one.fleet.gone[0].is_set)
+        one.fleet.gone[0].clear()
+        assert response_to(one, max_output_tokens=6)[-1] == "response.incomplete"
         assert one.metric(LOST) == 0
 
 
@@ -145,8 +174,8 @@ def test_where_one_has_no_room_another_may_have():
     with running(first, second) as one, ThreadPoolExecutor(64) as pool:
         asked = {"max_tokens": 30, "n": 4, "temperature": 1}
         found = [pool.submit(one.post, prompt="a", **asked) for _ in range(2 * 5 * MAX_SEQS // 4)]
-        held = [service.client for service in one.fleet.services]
-        wait_until(lambda: sum(each.num_sequences for each in held) == 2 * 5 * MAX_SEQS)
+        clients = [service.client for service in one.fleet.services]
+        wait_until(lambda: sum(each.num_sequences for each in clients) == 4 * len(found))
         full = one.post(prompt="a", **asked)
         assert full.status_code == 503 and full.headers["retry-after"] == "1"
         assert all(each.result().status_code == 200 for each in found)
@@ -160,6 +189,15 @@ def test_without_a_replica_a_request_is_not_kept_for_ever():
         response = one.post(prompt="a")
         assert response.status_code == 503 and response.json()["error"]["code"] == "unavailable"
         assert one.http.get("/health").status_code == 200
+
+
+def test_a_client_says_how_long_it_waits():
+    with running(FakeEngine(step_s=0.02)) as one:
+        asked = {"prompt": "a", "max_tokens": 400}
+        for value, status, code in (("0.3", 408, "timeout"), ("none", 400, "invalid_value")):
+            headers = {"x-request-timeout": value}
+            response = one.http.post("/v1/completions", json=asked, headers=headers)
+            assert response.status_code == status and response.json()["error"]["code"] == code
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -193,8 +231,8 @@ def test_metrics_of_all_replicas_are_one_text(pair):
     assert labels == ["0", "1"]
     latency = found["vllm:e2e_request_latency_seconds"]
     assert latency.type == "histogram" and {s.labels["replica"] for s in latency.samples} >= {"0"}
-    ended = [(s.labels["finished_reason"], s.value) for s in found["vllm:request_success"].samples]
-    assert sum(value for reason, value in ended if reason == "length") >= 1
+    ended = found["vllm:request_success"].samples
+    assert sum(s.value for s in ended if s.labels["finished_reason"] == "length") >= 1
 
 
 def test_a_key_is_known_to_the_replicas_by_its_name_alone():

@@ -1,5 +1,6 @@
 """Replicas as Ray runs them; skipped where Ray is not installed."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -71,13 +72,39 @@ def test_clients_that_leave_signals_and_what_stays_behind():
     wait_until(lambda: not any(map(is_running, below)), 20)
 
 
+def prompts_of(server) -> dict[str, float]:
+    """Tokens of prompts, by replica."""
+    found = {}
+    for line in httpx2.get(f"{server.url}/metrics", timeout=30).text.splitlines():
+        if line.startswith("vllm:prompt_tokens_total{"):
+            found[line.partition('replica="')[2].partition('"')[0]] = float(line.split()[-1])
+    return found
+
+
+def test_prompts_go_where_their_beginning_is_and_others_where_there_is_least_to_do():
+    with drill.serving(2, FLAGS) as server:
+        url, asked = f"{server.url}/v1/completions", {"max_tokens": 2, "temperature": 0}
+        before = prompts_of(server)
+        assert len(before) == 2
+        body = {**asked, "prompt": list(range(20, 110))}  # some 360 bytes
+        for _ in range(6):
+            assert httpx2.post(url, json=body, timeout=120).status_code == 200
+        wait_until(lambda: sum(prompts_of(server).values()) == sum(before.values()) + 6 * 90, 20)
+        after = prompts_of(server)
+        assert sorted(after[name] - before[name] for name in before) == [0, 540]
+        streams, _ = asyncio.run(drill.ask(server.url, 16, 50))
+        assert all(stream.is_whole for stream in streams)
+        time.sleep(1.5)  # until heartbeats have told it
+        assert all(prompts_of(server)[name] > after[name] for name in before)
+
+
 def test_nothing_outlives_the_process_that_is_killed():
     with drill.serving(1, FLAGS) as server:
         below = list(drill.below(server.process.pid))
         (replica,) = server.replicas()
-        (engine,) = drill.below(replica)
+        own = [replica, *drill.below(replica)]  # an engine, and workers for its texts
         server.process.kill()
-        wait_until(lambda: not is_running(replica) and not is_running(engine), 30)
+        wait_until(lambda: not any(map(is_running, own)), 30)
         wait_until(lambda: not any(map(is_running, below)), 120)  # two of Ray's take a minute
 
 

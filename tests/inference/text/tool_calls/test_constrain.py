@@ -45,6 +45,7 @@ def test_one_call_or_several(grammars, name):
     follow(state, more)
     assert END in permitted(state)
     alone = first.strip("[")
+    follow(grammars.start(constrain.of_calls(format, SCHEMAS, True)), alone)
     state = grammars.start(constrain.of_calls(format, SCHEMAS, False))
     follow(state, alone)
     assert state.is_complete or permitted(state) == [END]
@@ -52,6 +53,16 @@ def test_one_call_or_several(grammars, name):
         state = grammars.start(constrain.of_calls(format, SCHEMAS, False))
         with pytest.raises(AssertionError):
             follow(state, wrong)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_there_are_not_too_many_calls(grammars, name):
+    format = FORMATS[name]
+    first, more = (text.replace("KEY", format.key).rstrip("]") for text in WRITTEN[name])
+    state = grammars.start(constrain.of_calls(format, SCHEMAS, True))
+    follow(state, first + more * (constrain.MAX_CALLS - 1))
+    with pytest.raises(AssertionError):
+        follow(state, more)
 
 
 @pytest.mark.parametrize("name", FORMATS)
