@@ -152,7 +152,10 @@ class Clients:
         self._thread.join(self._most_s + 60)
         self._process.kill()
         self._process.wait()
-        return json.loads(self._found[0])
+        found: dict[str, Any] = json.loads(self._found[0])
+        if any(one["status"] == 400 for one in found["answers"]):
+            raise SystemExit("requests are refused: the context is too short for --tokens")
+        return found
 
 
 def ask(server: Server, requests: Sequence[dict[str, Any]], most_s: float, **how: Any) -> Any:
