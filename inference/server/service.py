@@ -13,7 +13,7 @@ from inference.server.texts import Texts
 from inference.text.tool_calls import formats
 from inference.text.tool_calls.formats import Format
 
-_QUEUED_PER_SEQ = 4  # requests that wait, for each that can run
+QUEUED_PER_SEQ = 4  # requests that wait, for each that can run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Service:
             ApiError: 400, it never has; 429, this client has its share; 503, it is full.
         """
         client, num_slots = self.client, self.facts.num_slots
-        most = num_slots * (1 + _QUEUED_PER_SEQ)
+        most = num_slots * (1 + QUEUED_PER_SEQ)
         num_sequences = num_prompts * num_each
         if num_sequences > most:
             each = f", each with {num_each} sequences (n, or best_of)" if num_each > 1 else ""

@@ -22,14 +22,13 @@ from inference.server.replicas.plan import Plan
 from inference.server.replicas.ray_replicas import RayReplicas
 from inference.server.replicas.ray_router import PrefixRouter
 from inference.server.replicas.replica import Replica
-from inference.server.service import Limits
+from inference.server.service import QUEUED_PER_SEQ, Limits
 from inference.server.web import access
 from inference.server.web.access import Keys
 from inference.server.web.app import guarded
 
 _CHECK_S, _CHECK_TIMEOUT_S = 2.0, 10.0
 _STARTS = 3  # of a replica that does not start, until its deployment has failed
-_QUEUED_PER_SEQ = 4  # beyond which a replica refuses by itself
 _QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
 
@@ -73,7 +72,7 @@ class Ingress:
 
 def model(plan: Plan) -> Application:
     """The deployment `model`, whose replicas `RayReplicas` knows."""
-    most = plan.num_seqs * (1 + _QUEUED_PER_SEQ)
+    most = plan.num_seqs * (1 + QUEUED_PER_SEQ)
     return serve.deployment(
         name="model",
         autoscaling_config=AutoscalingConfig(

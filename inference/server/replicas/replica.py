@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from starlette.types import Message
 
-from inference.server.client.engine_client import EngineFailed, State
+from inference.server.client.start import start
 from inference.server.replicas.forwarded import HttpRequest, HttpStart, Parts
 from inference.server.service import Service
 from inference.server.web.access import CLIENT
@@ -36,15 +36,7 @@ class Replica:
         Raises:
             EngineFailed: it could not be started.
         """
-        client, is_ready = self._service.client, asyncio.Event()
-        client.on_state = lambda state: is_ready.set() if state is State.READY else None
-        self._engine = asyncio.create_task(client.run())
-        waiting = asyncio.create_task(is_ready.wait())
-        await asyncio.wait([self._engine, waiting], return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        if self._engine.done():
-            self._engine.result()
-            raise EngineFailed("the engine ended before it was ready")
+        self._engine = await start(self._service.client)
 
     async def answer(self, request: HttpRequest) -> Parts:
         """The answer to a request; whoever stops reading ends it."""

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from inference.http_client.connections import Answer, Unanswered
-from inference.server.client.engine_client import State
+from inference.server.client.start import start
 from inference.server.service import Service
 from inference.server.web.app import application
 
@@ -70,23 +70,12 @@ async def serving(service: Service) -> AsyncIterator[InProcess]:
     Raises:
         EngineFailed: the engine could not be started.
     """
-    ready = asyncio.Event()
-
-    def note(state: State) -> None:
-        if state is State.READY:
-            ready.set()
-
-    service.client.on_state = note
-    engine = asyncio.create_task(service.client.run())
-    waiting = asyncio.create_task(ready.wait())
     try:
-        await asyncio.wait([engine, waiting], return_when=asyncio.FIRST_COMPLETED)
-        if engine.done():
-            engine.result()
-        yield InProcess(application(service), engine)
-    finally:
-        waiting.cancel()
-        await service.client.stop()
-        with contextlib.suppress(asyncio.CancelledError):
+        engine = await start(service.client)
+        try:
+            yield InProcess(application(service), engine)
+        finally:
+            await service.client.stop()
             await asyncio.gather(engine, return_exceptions=True)
+    finally:
         service.close()

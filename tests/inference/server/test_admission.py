@@ -131,7 +131,7 @@ def test_the_pace_is_that_of_the_seconds_in_which_others_wait():
 
 def test_a_greedy_client_does_not_hold_up_another(keyed, engine, monkeypatch):
     """One that has a hundred requests, of which all but four wait."""
-    monkeypatch.setattr(service, "_QUEUED_PER_SEQ", 100)
+    monkeypatch.setattr(service, "QUEUED_PER_SEQ", 100)
     with ThreadPoolExecutor(3) as threads:
         greedy = [threads.submit(post, keyed, "greedy", prompt=["a"] * 50) for _ in range(2)]
         wait_until(lambda: keyed.service.client.num_sequences > 90)
