@@ -32,6 +32,7 @@ from scripts.flags import (
     file_flags,
     output_flag,
     placement_flags,
+    replicas_flag,
     shared_flags,
     speculation_flags,
 )
@@ -40,9 +41,9 @@ from scripts.reports import plan_text
 _HARDWARE = flags.DEFINE_string("hardware", "h100", f"{', '.join(catalog.NAMES)} or cpu.")
 _BATCH, _CONTEXT = placement_flags.BATCH, placement_flags.CONTEXT
 _NEW_TOKENS = shared_flags.NEW_TOKENS
-_REPLICAS = flags.DEFINE_integer("replicas", 1, "Copies of the mesh.")
 _WEIGHTS, _CACHE = deployment_flags.WEIGHTS, deployment_flags.CACHE
 _MESH = deployment_flags.MESH
+_REPLICAS = replicas_flag.REPLICAS
 _SPECULATE = speculation_flags.SPECULATE
 _PRICE = flags.DEFINE_float("price", None, "Dollars an hour of one chip.")
 _ACCOUNTING = flags.DEFINE_string("accounting", "exact", f"{' or '.join(ACCOUNTINGS)}.")
@@ -57,7 +58,10 @@ _VERIFY = flags.DEFINE_bool(
     "verify", False, "Time the engine's steps on this machine, calibrate it, show both."
 )
 _OUTPUT = output_flag.OUTPUT
-_shared = (common, file_flags, output_flag, placement_flags, shared_flags, deployment_flags)
+_shared = (
+    *(common, file_flags, output_flag, placement_flags, replicas_flag, shared_flags),
+    deployment_flags,
+)
 for _module in _shared:  # --help shows theirs too
     flags.adopt_module_key_flags(_module)
 
@@ -237,8 +241,9 @@ def _deployment(config: Config) -> Deployment:
     chip = lookup.get(_HARDWARE.value, config.model)  # last: this machine is measured
     if price is not None:
         chip = dataclasses.replace(chip, price_per_hour=price)
+    replicas = 1 if _REPLICAS.value is None else _REPLICAS.value
     return Deployment(
-        config.model, chip, formats, config.mesh, _REPLICAS.value, speculation, _ACCOUNTING.value,
+        config.model, chip, formats, config.mesh, replicas, speculation, _ACCOUNTING.value,
         snapshots=config.engine.snapshots if config.num_snapshots > 1 else 0,
     )  # fmt: skip
 
@@ -302,7 +307,7 @@ def _check_questions() -> None:
     for flag in (_CHIPS, _GOAL):
         if flag.present and not _ADVISE.value:
             raise InputError(f"--{flag.name} needs --advise")
-    if asked and (_MESH.value or _REPLICAS.present):
+    if asked and (_MESH.value or _REPLICAS.value is not None):
         raise InputError("--slo and --advise find the mesh and the replicas: leave both out")
 
 

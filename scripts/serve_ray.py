@@ -14,6 +14,7 @@ from absl import flags
 
 from configs.errors import InputError
 from scripts import common, serve
+from scripts.flags import replicas_flag
 
 if TYPE_CHECKING:
     from inference.server.replicas.plan import Plan
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
     from inference.server.traces import Traces
     from inference.server.web.access import Keys
 
-_REPLICAS = flags.DEFINE_integer("replicas", 2, "Servers of the model, each with an engine.")
 _MAX_REPLICAS = flags.DEFINE_integer(
     "max_replicas", None, "So many while there is work for them; default: --replicas."
 )
 flags.adopt_module_key_flags(serve)
+flags.adopt_module_key_flags(replicas_flag)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -35,11 +36,10 @@ def main(argv: Sequence[str]) -> None:
     serve.check_flags()
     if importlib.util.find_spec("ray") is None:
         raise InputError("serve_ray needs more packages: pip install 'ridgeline[serve,ray]'")
-    most = _REPLICAS.value if _MAX_REPLICAS.value is None else _MAX_REPLICAS.value
-    if not 1 <= _REPLICAS.value <= most:
-        raise InputError(
-            f"--replicas is between 1 and --max_replicas, not {_REPLICAS.value} of {most}"
-        )
+    least = 2 if replicas_flag.REPLICAS.value is None else replicas_flag.REPLICAS.value
+    most = least if _MAX_REPLICAS.value is None else _MAX_REPLICAS.value
+    if not 1 <= least <= most:
+        raise InputError(f"--replicas is between 1 and --max_replicas, not {least} of {most}")
     import uvloop
 
     from inference.server.replicas import ray_cluster
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> None:
         given = flags.FLAGS
         plan = Plan(
             [sys.executable, "-m", "scripts.serve_ray", *sys.argv[1:]],
-            _REPLICAS.value,
+            least,
             most,
             config.engine.max_seqs,
             ray_cluster.chips(config.num_chips),
