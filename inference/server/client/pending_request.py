@@ -39,6 +39,7 @@ class PendingRequest:
             params = dataclasses.replace(params, seed=secrets.randbits(63))
         self.client = client
         self.since = time.monotonic()
+        self._waited_s = 0.0  # until an engine was asked first
         self.ids: dict[int, int] = {}
         self._inbox = inbox
         self._tokens, self._params, self._num_top_logprobs = list(tokens), params, num_top_logprobs
@@ -73,7 +74,8 @@ class PendingRequest:
         index = self.ids[output.id] + output.index
         self._told[index] += output.token_ids
         self._is_done[index] |= output.finish_reason is not None
-        self._inbox(dataclasses.replace(output, index=index))
+        queued_s = self._waited_s + output.queued_s
+        self._inbox(dataclasses.replace(output, index=index, queued_s=queued_s))
 
     def fail(self, error: Exception) -> None:
         """Nothing more comes, and why."""
@@ -86,6 +88,8 @@ class PendingRequest:
         An answer that has begun goes on from its tokens. Those of which nothing was told are asked
         for as in the beginning.
         """
+        if not self.num_engines:
+            self._waited_s = time.monotonic() - self.since
         self.num_engines += 1
         self.has_news.clear()
         self.ids = {}

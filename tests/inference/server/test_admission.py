@@ -1,12 +1,14 @@
 """Who waits for whom, and who is told at once that there is no use in waiting."""
 
 import contextlib
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
 
+from inference.outputs import RequestOutput
 from inference.request import SamplingParams
 from inference.server import service
 from inference.server.client.fair_queue import FairQueue
@@ -97,6 +99,15 @@ def test_prompts_count_too():
     for _ in range(3):
         queue.add(asked("b"))
     assert order(queue, {"a": 0, "b": 0}) == "abbbaa"
+
+
+def test_the_time_in_the_queue_is_told_as_such():
+    found = []
+    one = PendingRequest(found.append, [1], SamplingParams(max_new_tokens=9), None, True)
+    one.since -= 5
+    (add,) = one.messages(itertools.count(1))
+    one.take(RequestOutput(add.id, [7], "", None, queued_s=0.25))
+    assert found[0].queued_s == pytest.approx(5.25, abs=0.5)
 
 
 def test_what_leaves_the_queue_is_gone():
