@@ -50,7 +50,7 @@ class PendingRequest:
 
     @property
     def priority(self) -> int:
-        """The higher goes first."""
+        """Among its client's: the higher goes first."""
         return self._params.priority
 
     @property
@@ -94,6 +94,8 @@ class PendingRequest:
         self.has_news.clear()
         self.ids = {}
         params, most = self._params, self._num_top_logprobs
+        if self.client:  # whose priorities are among its own, and the queue has seen to them
+            params = dataclasses.replace(params, priority=0)
         if not any(self._told):
             self.ids[id := next(ids)] = 0
             return [Add(id, self._tokens, params, most)]
