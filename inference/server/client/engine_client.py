@@ -242,12 +242,14 @@ class EngineClient:
 
         All at once if somebody killed that one. But if it failed by itself, or engines ended
         repeatedly, a request may be why: each is then tried alone until it has a token, and has
-        failed if the engine fails again meanwhile.
+        failed if the engine fails again meanwhile, or is killed twice: for want of memory, perhaps.
         """
         suspect, self._alone = self._alone, None
         was_killed = self._status in _KILLED
-        if suspect in self._sent and not was_killed:
-            self._fail(suspect, RequestFailed())
+        if suspect in self._sent:
+            suspect.num_blamed += 1
+            if not was_killed or suspect.num_blamed > 1:
+                self._fail(suspect, RequestFailed())
         for asked in list(self._sent):
             if asked not in self._sent:  # it has left
                 continue

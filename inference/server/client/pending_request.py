@@ -22,6 +22,7 @@ class PendingRequest:
         since: when, by the monotonic clock.
         ids: of the engine's requests that serve it, and the answer that each begins with.
         num_engines: that it was sent to.
+        num_blamed: of these, the ones that ended while it was tried alone.
         has_news: set once the last of them brought something, or nothing more comes.
     """
 
@@ -46,6 +47,7 @@ class PendingRequest:
         self._told: list[list[int]] = [[] for _ in range(params.n)]  # tokens of each answer
         self._is_done = [False] * params.n
         self.num_engines = 0
+        self.num_blamed = 0
         self.has_news = asyncio.Event()
 
     @property

@@ -154,6 +154,15 @@ def test_a_request_is_not_blamed_where_somebody_killed_the_engine(statuses, stat
         wait_until(lambda: len(launcher.engines) == 3)
 
 
+def test_a_request_that_gets_engines_killed_does_not_end_the_server():
+    launcher = Failing(*[-9] * 9)
+    with running(launcher) as server:
+        answer = server.post(TEXT, prompt="a", max_tokens=3)
+        assert answer.status_code == 500 and answer.headers["x-should-retry"] == "false"
+        server.wait_ready(20)
+        assert len(launcher.engines) == 5
+
+
 def test_requests_that_come_while_another_is_tried_wait():
     engines, may_compile, found = [], threading.Event(), {}
     may_compile.set()
